@@ -34,17 +34,17 @@ thread_local! {
 }
 
 /// The previous mode, restored on drop, also during a panic.
-struct RestoreMark(bool);
+struct RestoreMode(bool);
 
-impl RestoreMark {
+impl RestoreMode {
     fn set(forbidden: bool) -> Self {
-        Self(NON_BLOCKING.with(|mark| mark.replace(forbidden)))
+        Self(NON_BLOCKING.with(|mode| mode.replace(forbidden)))
     }
 }
 
-impl Drop for RestoreMark {
+impl Drop for RestoreMode {
     fn drop(&mut self) {
-        NON_BLOCKING.with(|mark| mark.set(self.0));
+        NON_BLOCKING.with(|mode| mode.set(self.0));
     }
 }
 
@@ -67,14 +67,14 @@ impl Drop for RestoreMark {
 /// The mode does not apply to callbacks that `f` registers. Calls nest, also with
 /// [`blocking_allowed`]. such as several changes in one transaction.
 pub fn non_blocking<R>(f: impl FnOnce() -> R) -> R {
-    let _before = RestoreMark::set(true);
+    let _before = RestoreMode::set(true);
     f()
 }
 
 /// Runs `f` in blocking mode, inside a [`non_blocking`] call. For operations that must not stop
 /// half-way, such as several changes in one transaction.
 pub fn blocking_allowed<R>(f: impl FnOnce() -> R) -> R {
-    let _before = RestoreMark::set(false);
+    let _before = RestoreMode::set(false);
     f()
 }
 

@@ -73,7 +73,7 @@ pub(crate) fn create(
         let size_bytes = usable_bytes(&*opened.device);
         members.push(Member::new(number as u16, new_guid(&mut rng), size_bytes, opened)?);
     }
-    check_twice(&members)?;
+    check_duplicates(&members)?;
     let config = Config {
         pool_guid,
         pool_name: options.name.clone(),
@@ -118,7 +118,7 @@ fn check_new(opened: &Opened, force: bool, memory: &BlockCache) -> Result<()> {
 }
 
 /// Checks that no path is given twice.
-fn check_twice(members: &[Member]) -> Result<()> {
+fn check_duplicates(members: &[Member]) -> Result<()> {
     for (at, member) in members.iter().enumerate() {
         if members[..at].iter().any(|other| other.name() == member.name()) {
             let text = format!("{}: is given twice", member.name());
@@ -165,12 +165,12 @@ pub(crate) fn add(
         let text = format!("{name}: has sectors of {sector} bytes, larger than the pool's {has}");
         return Err(Error::new(ErrorKind::Invalid, text));
     }
-    let mut wider = config.clone();
-    wider.devices.push(device_config(&member));
-    wider.generation += 1;
-    label::format(&[&member], &wider, memory)?;
+    let mut extended = config.clone();
+    extended.devices.push(device_config(&member));
+    extended.generation += 1;
+    label::format(&[&member], &extended, memory)?;
     devices.add(member)?;
-    *config = wider;
+    *config = extended;
     label::update_config(devices, config, memory)?;
     Ok(count as u16)
 }
@@ -235,7 +235,7 @@ pub(crate) fn newest_config(labelled: &[(Opened, Label)]) -> Result<Config> {
             let (a, b) = (&first.device.info().name, &other.device.info().name);
             let (pool, another) = (&pool.pool_name, &label.config.pool_name);
             let text = format!(
-                "{a} is of pool {pool:?}, but {b} is of pool {another:?}; import them separately"
+                "{a} is of pool {pool:?}, {b} of another one ({another:?}); import each alone"
             );
             return Err(Error::new(ErrorKind::NotAPool, text));
         }
@@ -277,13 +277,13 @@ fn size_of_device(one: &Opened, labelled: &[(Opened, Label)], config: &Config) -
 fn select(labelled: Vec<(Opened, Label)>, config: &Config) -> Result<Vec<Member>> {
     let pool = &config.pool_name;
     let mut slots: Vec<Option<Opened>> = config.devices.iter().map(|_| None).collect();
-    let mut passed_over = Vec::new();
+    let mut skipped = Vec::new();
     for (one, label) in labelled {
         let guid = label.config.devices[usize::from(label.number)].guid;
         let name = one.device.info().name.clone();
         match config.devices.iter().position(|device| device.guid == guid) {
             // It was being added, but no txg committed with it.
-            None => passed_over.push(format!("{name} is not a member")),
+            None => skipped.push(format!("{name} is not a member")),
             Some(number) => {
                 if let Some(other) = &slots[number] {
                     let other = &other.device.info().name;
@@ -305,7 +305,7 @@ fn select(labelled: Vec<(Opened, Label)>, config: &Config) -> Result<Vec<Member>
         .collect();
     if !missing.is_empty() {
         let found = slots.iter().flatten().map(|one| one.device.info().name.to_string());
-        let found: Vec<_> = found.chain(passed_over).collect();
+        let found: Vec<_> = found.chain(skipped).collect();
         let (missing, found) = (missing.join(", "), found.join(", "));
         let text = format!("pool {pool:?}: {missing} missing; found: {found}");
         return Err(Error::new(ErrorKind::NotAPool, text));

@@ -37,23 +37,23 @@ pub struct SpaceRootPhys {
     pub index_levels: u8,
     /// Number of used pointers in `index`.
     pub index_pointers: u8,
-    /// Index in `root_places` of the newest root block.
-    pub root_turn: u8,
-    /// Size of a root block; 0 if `root_places` is unused.
+    /// Index in `root_slots` of the newest root block.
+    pub root_slot: u8,
+    /// Size of a root block; 0 if `root_slots` is unused.
     pub root_bytes: U32,
     /// Newest block of the log.
     pub log: BlockPtrPhys,
     /// The topmost blocks of the index, a tree whose leaves are arrays of [`MetaslabPhys`].
     pub index: [BlockPtrPhys; SPACE_ROOT_POINTERS],
     /// Addresses of root blocks, two copies each, used in rotation.
-    pub root_places: [[DvaPhys; 2]; SpaceRootPhys::ROOT_PLACES],
+    pub root_slots: [[DvaPhys; 2]; SpaceRootPhys::ROOT_SLOTS],
 }
 
 const _: () = assert!(size_of::<SpaceRootPhys>() == 688);
 
 impl SpaceRootPhys {
     /// Number of addresses for root blocks.
-    pub const ROOT_PLACES: usize = 4;
+    pub const ROOT_SLOTS: usize = 4;
 }
 
 /// A metaslab: an extent of a device with its own space map.

@@ -104,7 +104,7 @@ impl Inspector {
             .collect();
         let uberblocks = label::best_uberblocks(&sized, config.pool_guid, &self.cache)?;
         let sector_bytes = u64::from(config.sector_bytes);
-        let devices = Arc::new(put_together(wanted, sector_bytes, &mut notices)?);
+        let devices = Arc::new(build_devices(wanted, sector_bytes, &mut notices)?);
         Ok(AssembledPool { devices, uberblocks, notices, sectors_guessed: false })
     }
 
@@ -144,12 +144,12 @@ impl Inspector {
             size_bytes: usable_bytes(&**device).max(2 * LABEL_BYTES),
             device: Some(Arc::clone(device)),
         });
-        let devices = Arc::new(put_together(wanted.collect(), sector, &mut notices)?);
+        let devices = Arc::new(build_devices(wanted.collect(), sector, &mut notices)?);
         Ok(AssembledPool { devices, uberblocks, notices, sectors_guessed: sector_bytes.is_none() })
     }
 }
 
-fn put_together(
+fn build_devices(
     wanted: Vec<WantedDevice>,
     sector_bytes: u64,
     notices: &mut Vec<String>,
@@ -159,7 +159,7 @@ fn put_together(
             Some(device) => device,
             None => {
                 notices.push(format!("device {number} ({:016x}) is missing", one.guid));
-                absent(number)?
+                missing_device(number)?
             }
         };
         let info = device.info();
@@ -173,7 +173,7 @@ fn put_together(
 }
 
 /// Returns a device without any block.
-fn absent(number: usize) -> Result<Arc<dyn Device>> {
+fn missing_device(number: usize) -> Result<Arc<dyn Device>> {
     let options =
         MemoryOptions { submission_queues: 1, sector_bytes: 512, ..MemoryOptions::default() };
     let name = format!("device {number}, which is missing");

@@ -66,7 +66,7 @@ impl Inspector {
         (block, level): (u64, u8),
         txg: Option<u64>,
     ) -> Result<Inspected<BlockInfo>> {
-        self.see(txg, |view| {
+        self.inspect_as_of(txg, |view| {
             let found = view.set(set)?;
             let tree = match of {
                 BlockOwner::Dnodes => found.tree,

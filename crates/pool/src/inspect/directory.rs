@@ -40,7 +40,7 @@ impl Inspector {
         number: u64,
         txg: Option<u64>,
     ) -> Result<Inspected<DirectoryInfo>> {
-        self.see(txg, |view| {
+        self.inspect_as_of(txg, |view| {
             let dnode = view.set(set)?.dnode(number)?;
             if dnode.object_kind() != Some(ObjectKind::Zap) {
                 let text = format!("{set}: object {number} is no directory");

@@ -124,7 +124,7 @@ pub struct UberblocksInfo {
 impl Inspector {
     /// Returns the labels of each device, valid or not.
     pub fn labels(&self) -> Vec<DeviceLabelsInfo> {
-        self.devices.iter().map(|device| look_at(device, &self.cache)).collect()
+        self.devices.iter().map(|device| read_labels(device, &self.cache)).collect()
     }
 
     /// Returns all uberblocks, of any pool.
@@ -234,7 +234,7 @@ pub(super) fn label_places(device: &dyn Device, memory: &BlockCache) -> Vec<u64>
     places
 }
 
-fn look_at(device: &Arc<dyn Device>, memory: &BlockCache) -> DeviceLabelsInfo {
+fn read_labels(device: &Arc<dyn Device>, memory: &BlockCache) -> DeviceLabelsInfo {
     let info = device.info();
     let places = label_places(&**device, memory);
     let label = |place| (place, label_at(&**device, place, memory));

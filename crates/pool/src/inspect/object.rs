@@ -77,7 +77,7 @@ impl Inspector {
         number: u64,
         txg: Option<u64>,
     ) -> Result<Inspected<DnodeInfo>> {
-        self.see(txg, |view| {
+        self.inspect_as_of(txg, |view| {
             let dnode = view.set(set)?.dnode(number)?;
             let mut info = DnodeInfo::of(number, &dnode);
             match DataFields::of(&dnode) {

@@ -44,13 +44,13 @@ impl BlockPtrInfo {
             physical_bytes: ptr.physical_bytes.get(),
             compression: compression.map_or_else(
                 || unknown(ptr.compression),
-                |compression| packing(compression).into(),
+                |compression| compression_name(compression).into(),
             ),
             gang: ptr.is_gang(),
             birth_txg: ptr.birth_txg.get(),
             fill: ptr.fill.get(),
             checksum: ptr.checksum.iter().map(|byte| format!("{byte:02x}")).collect(),
-            objection: if ptr.is_hole() { None } else { codec::objection(ptr) },
+            objection: if ptr.is_hole() { None } else { codec::pointer_defect(ptr) },
         }
     }
 
@@ -72,7 +72,7 @@ fn name_of(kind: BlockKind) -> &'static str {
     }
 }
 
-pub(super) fn packing(compression: Compression) -> &'static str {
+pub(super) fn compression_name(compression: Compression) -> &'static str {
     match compression {
         Compression::Off => "off",
         Compression::Lz4 => "lz4",

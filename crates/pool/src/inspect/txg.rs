@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::pointer::{BlockPtrInfo, packing};
+use super::pointer::{BlockPtrInfo, compression_name};
 use super::view::TxgView;
 use super::{Damage, Inspected, Inspector};
 use crate::error::Result;
@@ -123,7 +123,7 @@ impl Inspector {
     /// [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt),
     /// [`ErrorKind::Device`](crate::ErrorKind::Device).
     pub fn txg(&self, txg: Option<u64>) -> Result<Inspected<TxgInfo>> {
-        self.see(txg, |view| {
+        self.inspect_as_of(txg, |view| {
             let info = TxgInfo::of(view);
             let damaged = !info.damage.is_empty();
             Ok((info, damaged))
@@ -212,7 +212,7 @@ impl DatasetInfo {
         let unknown = |raw: u8| format!("unknown ({raw})");
         let compression = |raw: u8| {
             Compression::from_raw(raw)
-                .map_or_else(|| unknown(raw), |known| packing(known).to_owned())
+                .map_or_else(|| unknown(raw), |known| compression_name(known).to_owned())
         };
         let mode = |raw: u8| match CacheMode::from_raw(raw) {
             Some(CacheMode::All) => "all".to_owned(),

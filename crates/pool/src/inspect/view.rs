@@ -53,7 +53,7 @@ impl Inspector {
     /// Calls `inspect` with a view of the pool as of a txg or the newest one. `inspect` returns
     /// whether it met damage. If so, and there is a newer txg by then, it starts over with that
     /// one.
-    pub(super) fn see<T>(
+    pub(super) fn inspect_as_of<T>(
         &self,
         txg: Option<u64>,
         inspect: impl Fn(&TxgView) -> Result<(T, bool)>,
@@ -224,7 +224,7 @@ impl TxgView {
         let mut entries = inline.entries;
         if inline.is_fat {
             let tree = DataFields::tree_of(&dnode).map_err(doing)?;
-            for (ptr, block) in self.lowest(&tree, damage) {
+            for (ptr, block) in self.data_pointers(&tree, damage) {
                 let leaf = self.store.read(&ptr, Attributes::METADATA.once());
                 match leaf.and_then(|leaf| leaf_entries(&leaf)) {
                     Ok(found) => entries.extend(found),
@@ -302,7 +302,7 @@ impl TxgView {
     }
 
     /// Returns the pointers of all data blocks of a small tree.
-    fn lowest(&self, tree: &Tree, damage: &mut Damage) -> Vec<(BlockPtrPhys, u64)> {
+    fn data_pointers(&self, tree: &Tree, damage: &mut Damage) -> Vec<(BlockPtrPhys, u64)> {
         let mut found = Vec::new();
         self.walk(tree, damage, &mut |ptr, block| {
             if ptr.level == 0 {

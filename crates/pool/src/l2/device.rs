@@ -258,8 +258,8 @@ impl SecondLevel<BlockKey, Buffer> for OpenL2Device {
         self.l2.would_write(key, class)
     }
 
-    fn load(&self, filler: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
-        self.l2.load(filler)
+    fn load(&self, load_guard: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
+        self.l2.load(load_guard)
     }
 
     fn forget(&self, key: &BlockKey) {

@@ -66,7 +66,7 @@ pub(crate) trait L2Host: Send + Sync {
     fn store_list(&self, entries: &mut dyn FnMut(u64) -> Vec<L2DevicePhys>) -> Result<()>;
 
     /// Replaces the stored list in the open txg. Waits neither for the commit nor for free space.
-    fn store_list_without_waiting(&self, entries: &[L2DevicePhys]) -> Result<()>;
+    fn store_list_non_blocking(&self, entries: &[L2DevicePhys]) -> Result<()>;
 
     /// Omits the list from root blocks until it is stored again.
     fn omit_list(&self);
@@ -324,13 +324,13 @@ impl L2Devices {
         };
         let slots: Vec<L2Slot> = entries.into_iter().map(open).collect();
         self.state.lock().slots = slots;
-        let noted =
-            host.store_list_without_waiting(&self.entries()).and_then(|()| self.watch(host));
-        if let Err(error) = noted {
+        let recorded =
+            host.store_list_non_blocking(&self.entries()).and_then(|()| self.watch(host));
+        if let Err(error) = recorded {
             // Without the recorded txg, the next import would trust these devices up to its own
             // txg. So root blocks must not name them.
             host.omit_list();
-            self.close(&**host, &format!("their trusted txg cannot be recorded: {error}"));
+            self.close(&**host, &format!("their trusted txg cannot be noted: {error}"));
             return;
         }
         for l2 in self.in_use() {
@@ -347,7 +347,7 @@ impl L2Devices {
             let rebuilt: Vec<_> = l2.collect();
             // On failure nothing is written to the devices, and the next import finds them as this
             // one did.
-            let _ = host.l2_devices().note_rebuilt(&*host, &rebuilt);
+            let _ = host.l2_devices().record_rebuilt(&*host, &rebuilt);
         });
         let watcher = watcher.map_err(|error| {
             Error::new(ErrorKind::NoMemory, "the system gives no thread for L2 devices")
@@ -358,7 +358,7 @@ impl L2Devices {
     }
 
     /// Records the rebuilt devices as trusted, and then allows writes to them.
-    fn note_rebuilt(&self, host: &dyn L2Host, rebuilt: &[Arc<OpenL2Device>]) -> Result<()> {
+    fn record_rebuilt(&self, host: &dyn L2Host, rebuilt: &[Arc<OpenL2Device>]) -> Result<()> {
         if rebuilt.is_empty() {
             return Ok(());
         }
@@ -396,9 +396,9 @@ impl L2Devices {
         }
         let L2Context { clock, l2, cache, .. } = host.context();
         let begun = clock.now_ns();
-        let mut goes_on = true;
+        let mut continues = true;
         cache.offer_all(FILL_BATCH, |blocks| {
-            goes_on = goes_on
+            continues = continues
                 && clock.now_ns().saturating_sub(begun) < allowed_ns
                 && l2.write_all(blocks);
         });
@@ -406,9 +406,9 @@ impl L2Devices {
 
     /// Starts the warm-up of all L2 devices, in the background.
     pub(crate) fn warm_up(&self, host: &Arc<dyn L2Host>) {
-        let opens = Arc::new(HostDatasetOpener::new(host));
+        let opener = Arc::new(HostDatasetOpener::new(host));
         let context = host.context();
-        context.l2.open_by(opens);
+        context.l2.set_dataset_opener(opener);
         for l2 in self.in_use() {
             l2.warm_up(context.cache.spare_room());
         }
@@ -469,7 +469,7 @@ fn find(phys: &L2DevicePhys, given: &mut Vec<Opened>, search: bool) -> Result<Op
         return Ok(given.swap_remove(at));
     }
     if !search {
-        return Err("the pool was imported without searching for L2 devices".to_owned());
+        return Err("this import does without L2 devices".to_owned());
     }
     device::open_path(&phys.path()).map_err(|error| error.to_string())
 }

@@ -20,7 +20,7 @@ use crate::format::CacheMode;
 
 /// The L2 devices of a pool, and the admission of its blocks.
 pub(crate) struct PoolL2 {
-    mux: Arc<L2Router>,
+    router: Arc<L2Router>,
     /// The newest durable txg.
     durable: AtomicU64,
     modes: Mutex<HashMap<OwnerId, CacheMode>>,
@@ -29,9 +29,9 @@ pub(crate) struct PoolL2 {
 }
 
 impl PoolL2 {
-    pub(crate) fn new(mux: &Arc<L2Router>) -> Arc<Self> {
+    pub(crate) fn new(router: &Arc<L2Router>) -> Arc<Self> {
         Arc::new(Self {
-            mux: Arc::clone(mux),
+            router: Arc::clone(router),
             durable: AtomicU64::new(0),
             modes: Mutex::named("pool-l2-modes", HashMap::new()),
             numbers: DatasetOwners::new(),
@@ -42,12 +42,12 @@ impl PoolL2 {
     /// Registers `owner` for this pool. `mode` selects the blocks that may go to L2 devices.
     pub(crate) fn add_owner(self: &Arc<Self>, owner: OwnerId, mode: CacheMode) {
         self.set_mode(owner, mode);
-        drop(self.mux.shard(owner).lock().insert(owner, Arc::clone(self)));
+        drop(self.router.shard(owner).lock().insert(owner, Arc::clone(self)));
     }
 
     /// Unregisters `owner`.
     pub(crate) fn remove_owner(&self, owner: OwnerId) {
-        drop(self.mux.shard(owner).lock().remove(&owner));
+        drop(self.router.shard(owner).lock().remove(&owner));
         self.modes.lock().remove(&owner);
         self.numbers.remove(owner);
     }
@@ -69,8 +69,8 @@ impl PoolL2 {
     }
 
     /// Sets how datasets with blocks on an L2 are opened.
-    pub(crate) fn open_by(&self, opens: Arc<dyn DatasetOpener>) {
-        self.numbers.open_by(opens);
+    pub(crate) fn set_dataset_opener(&self, opener: Arc<dyn DatasetOpener>) {
+        self.numbers.set_dataset_opener(opener);
     }
 
     /// Sets which of an owner's blocks may go to L2 devices.
@@ -104,12 +104,12 @@ impl PoolL2 {
 
     /// Uses an L2 from now on.
     pub(crate) fn attach(&self, l2: Arc<dyn L2Cache>) {
-        self.mux.everywhere.lock().push(Arc::clone(&l2));
+        self.router.all_attached.lock().push(Arc::clone(&l2));
         {
             let mut attached = self.attached.lock();
             *attached = attached.iter().cloned().chain([l2]).collect();
         }
-        self.mux.attached.fetch_add(1, Ordering::Relaxed);
+        self.router.attached.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Stops using an L2. Its running operations may continue. Returns false if it is not attached.
@@ -123,8 +123,8 @@ impl PoolL2 {
             }
             *attached = rest;
         }
-        self.mux.attached.fetch_sub(1, Ordering::Relaxed);
-        self.mux.everywhere.lock().retain(|other| !Arc::ptr_eq(other, l2));
+        self.router.attached.fetch_sub(1, Ordering::Relaxed);
+        self.router.all_attached.lock().retain(|other| !Arc::ptr_eq(other, l2));
         true
     }
 
@@ -133,7 +133,7 @@ impl PoolL2 {
     pub(crate) fn write_all(&self, mut blocks: Blocks) -> bool {
         blocks.retain(|block| self.has(block.key().owner()));
         let mut writes = blocks.is_empty();
-        self.mux.hand_out(blocks, |l2, batch| writes |= l2.write_all(batch));
+        self.router.distribute(blocks, |l2, batch| writes |= l2.write_all(batch));
         writes
     }
 

@@ -45,7 +45,7 @@ pub(crate) struct L2Router {
     pub(super) attached: AtomicUsize,
     owners: [CachePadded<Mutex<Owners>>; SHARDS],
     /// The L2s of all pools.
-    pub(super) everywhere: Mutex<Vec<Arc<dyn L2Cache>>>,
+    pub(super) all_attached: Mutex<Vec<Arc<dyn L2Cache>>>,
 }
 
 impl L2Router {
@@ -54,7 +54,7 @@ impl L2Router {
         Arc::new(Self {
             attached: AtomicUsize::new(0),
             owners: std::array::from_fn(owners),
-            everywhere: Mutex::named("pool-l2-attached", Vec::new()),
+            all_attached: Mutex::named("pool-l2-attached", Vec::new()),
         })
     }
 
@@ -68,7 +68,7 @@ impl L2Router {
     }
 
     /// Distributes blocks: calls `each` with an L2 and its blocks.
-    pub(super) fn hand_out(&self, blocks: Blocks, mut each: impl FnMut(&dyn L2Cache, Blocks)) {
+    pub(super) fn distribute(&self, blocks: Blocks, mut each: impl FnMut(&dyn L2Cache, Blocks)) {
         // Blocks of one owner often come together, and there are few owners.
         let mut by_owner: Vec<(OwnerId, Option<Attached>)> = Vec::new();
         let mut batches: Vec<(Arc<dyn L2Cache>, Blocks)> = Vec::new();
@@ -96,14 +96,14 @@ impl L2Router {
         if self.attached.load(Ordering::Relaxed) == 0 {
             return 0;
         }
-        let attached = self.everywhere.lock().clone();
+        let attached = self.all_attached.lock().clone();
         attached.iter().map(|l2| l2.memory_bytes()).sum()
     }
 }
 
 impl SecondLevel<BlockKey, Buffer> for L2Router {
     fn offer(&self, candidates: Blocks) {
-        self.hand_out(candidates, |l2, batch| l2.offer(batch));
+        self.distribute(candidates, |l2, batch| l2.offer(batch));
     }
 
     fn evicted(&self, keys: &[BlockKey]) {
@@ -121,16 +121,19 @@ impl SecondLevel<BlockKey, Buffer> for L2Router {
         attached.is_some_and(|all| all.iter().all(|l2| l2.would_write(key, class)))
     }
 
-    fn load(&self, mut filler: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
-        let owner = filler.key().owner();
-        let Some(attached) = self.of(owner) else { return Err(filler) };
+    fn load(
+        &self,
+        mut load_guard: Filler<BlockKey, Buffer>,
+    ) -> Result<(), Filler<BlockKey, Buffer>> {
+        let owner = load_guard.key().owner();
+        let Some(attached) = self.of(owner) else { return Err(load_guard) };
         for l2 in attached.iter() {
-            match l2.load(filler) {
+            match l2.load(load_guard) {
                 Ok(()) => return Ok(()),
-                Err(back) => filler = back,
+                Err(back) => load_guard = back,
             }
         }
-        Err(filler)
+        Err(load_guard)
     }
 
     fn forget(&self, key: &BlockKey) {

@@ -31,7 +31,7 @@ pub(crate) trait Fetch {
     ///
     /// # Errors
     /// If the pool is suspended or closed; `f` was not run.
-    fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()>;
+    fn run_quiesced(&self, f: &mut dyn FnMut()) -> Result<()>;
 
     /// Fills `out` with an object's content from `offset` on. Holes and the range past the end read
     /// as zeros.
@@ -57,8 +57,8 @@ struct TakenObject {
     dataset: u64,
     object: u64,
     changes: ObjectChanges,
-    /// [`Objects::cuts`](super::objects::Objects::cuts) when they were taken.
-    cuts: u64,
+    /// [`Objects::invalidations`](super::objects::Objects::invalidations) when they were taken.
+    invalidations: u64,
 }
 
 /// Maximum number of attempts to read content that is truncated meanwhile.
@@ -98,7 +98,7 @@ struct Batch {
 
 struct CommitQueue {
     /// Whether there is a leader.
-    led: bool,
+    has_leader: bool,
     /// The batch that new commits join.
     batch: Arc<Batch>,
     /// Objects of that batch: dataset and number.
@@ -107,14 +107,14 @@ struct CommitQueue {
 
 /// The leader and the waiters.
 pub(super) struct Commits {
-    waiting: Mutex<CommitQueue>,
+    queue: Mutex<CommitQueue>,
     ended: Condvar,
 }
 
 impl Commits {
     pub(super) fn new() -> Self {
-        let waiting = CommitQueue { led: false, batch: Arc::default(), objects: Vec::new() };
-        Self { waiting: Mutex::named("log-commit", waiting), ended: Condvar::new() }
+        let queue = CommitQueue { has_leader: false, batch: Arc::default(), objects: Vec::new() };
+        Self { queue: Mutex::named("log-commit", queue), ended: Condvar::new() }
     }
 }
 
@@ -125,7 +125,7 @@ enum BatchItem<'a> {
     /// A write whose content is read now.
     Write { entry: LogEntry<'static>, offset: u64, len: usize },
     /// Encoded for this batch.
-    Made { txg: u64, bytes: Vec<u8> },
+    Owned { txg: u64, bytes: Vec<u8> },
 }
 
 impl BatchItem<'_> {
@@ -133,13 +133,13 @@ impl BatchItem<'_> {
         match self {
             Self::Encoded { bytes, .. } => bytes.len(),
             Self::Write { len, .. } => LOG_RECORD_HEAD_BYTES + len,
-            Self::Made { bytes, .. } => bytes.len(),
+            Self::Owned { bytes, .. } => bytes.len(),
         }
     }
 
     fn txg(&self) -> u64 {
         match self {
-            Self::Encoded { txg, .. } | Self::Made { txg, .. } => *txg,
+            Self::Encoded { txg, .. } | Self::Owned { txg, .. } => *txg,
             Self::Write { entry, .. } => entry.txg,
         }
     }
@@ -154,17 +154,17 @@ impl IntentLog {
         if let Err(cause) = self.check(object) {
             return self.to_txg(cause);
         }
-        let mut waiting = self.commits.waiting.lock();
-        waiting.objects.extend(object);
-        let batch = Arc::clone(&waiting.batch);
-        while waiting.led && batch.ended.load(Ordering::Relaxed) == 0 {
-            self.commits.ended.wait(&mut waiting);
+        let mut queue = self.commits.queue.lock();
+        queue.objects.extend(object);
+        let batch = Arc::clone(&queue.batch);
+        while queue.has_leader && batch.ended.load(Ordering::Relaxed) == 0 {
+            self.commits.ended.wait(&mut queue);
         }
         if batch.ended.load(Ordering::Relaxed) == 0 {
-            waiting.led = true;
-            waiting.batch = Arc::default();
-            let objects = std::mem::take(&mut waiting.objects);
-            drop(waiting);
+            queue.has_leader = true;
+            queue.batch = Arc::default();
+            let objects = std::mem::take(&mut queue.objects);
+            drop(queue);
             // The guard ends the batch if `fetch` panics, so that no waiter waits forever.
             let leader = Leader { log: self, batch: &batch };
             let outcome = self.write_batch(objects, fetch);
@@ -174,7 +174,7 @@ impl IntentLog {
                 Err(cause) => self.to_txg(cause),
             };
         }
-        drop(waiting);
+        drop(queue);
         self.counters.add(LogCounters::JOINED, 0, 1);
         match batch.ended.load(Ordering::Relaxed) {
             1 => Committed::Durable,
@@ -218,15 +218,15 @@ impl IntentLog {
         for object in &objects {
             self.check(Some(*object))?;
         }
-        let asked = objects.len() as u64;
+        let requested = objects.len() as u64;
         let mut batch_changes = BatchChanges::default();
         let mut lost = UnwrittenGuard { log: self, txg_high: 0, kept: false };
         fetch
-            .at_rest(&mut || self.take(&mut objects, &mut batch_changes))
+            .run_quiesced(&mut || self.take(&mut objects, &mut batch_changes))
             .or(Err(FallbackCause::Failed))?;
         for _ in 0..FETCHES_MAX {
             lost.txg_high = batch_changes.txg_high();
-            self.check_taken(&batch_changes, asked)?;
+            self.check_taken(&batch_changes, requested)?;
             let items = items(&batch_changes.records, &batch_changes.touched)?;
             // Read after the changes were taken: changes dropped before or meanwhile are of this
             // txg or older.
@@ -255,7 +255,7 @@ impl IntentLog {
     /// it adds to `objects`. Must run while no transaction is open.
     fn take(&self, objects: &mut Vec<(u64, u64)>, batch_changes: &mut BatchChanges) {
         batch_changes.synced = self.synced.load(Ordering::SeqCst);
-        batch_changes.records.extend(self.pending.take_below(self.pending.cut()));
+        batch_changes.records.extend(self.pending.take_below(self.pending.cutoff()));
         // After the records: an object is bound before the names that depend on it are recorded.
         let before = objects.len();
         self.objects.take_bound(batch_changes.synced, objects);
@@ -268,17 +268,21 @@ impl IntentLog {
             dataset,
             object,
             changes: self.objects.take(dataset, object),
-            cuts: 0,
+            invalidations: 0,
         };
         let taken = objects.iter().map(of).filter(|taken| !taken.changes.is_empty());
         batch_changes.touched.extend(taken);
         for taken in &mut batch_changes.touched {
-            taken.cuts = self.objects.cuts(taken.dataset, taken.object);
+            taken.invalidations = self.objects.invalidations(taken.dataset, taken.object);
         }
     }
 
     /// Checks whether the taken changes may be written.
-    fn check_taken(&self, batch_changes: &BatchChanges, asked: u64) -> Result<(), FallbackCause> {
+    fn check_taken(
+        &self,
+        batch_changes: &BatchChanges,
+        requested: u64,
+    ) -> Result<(), FallbackCause> {
         let changes = || batch_changes.touched.iter().map(|taken| &taken.changes);
         // Checked again: since the first check, other threads may have exceeded the limit of an
         // object.
@@ -287,7 +291,7 @@ impl IntentLog {
         }
         // The limit applies per commit, plus once for all bound objects.
         let bytes = changes().map(ObjectChanges::bytes).fold(0, u64::saturating_add);
-        match bytes > self.tunables.log_commit_max_bytes().saturating_mul(asked + 1) {
+        match bytes > self.tunables.log_commit_max_bytes().saturating_mul(requested + 1) {
             true => Err(FallbackCause::Large),
             false => Ok(()),
         }
@@ -304,15 +308,16 @@ impl IntentLog {
     ) -> Result<bool, FallbackCause> {
         let mut whole = true;
         // While no transaction is open, every truncation is recorded.
-        let rested = fetch.at_rest(&mut || {
-            let is_same =
-                |taken: &TakenObject| self.objects.cuts(taken.dataset, taken.object) == taken.cuts;
+        let quiesced = fetch.run_quiesced(&mut || {
+            let is_same = |taken: &TakenObject| {
+                self.objects.invalidations(taken.dataset, taken.object) == taken.invalidations
+            };
             whole = batch_changes.touched.iter().all(is_same);
             if !whole {
                 self.take(objects, batch_changes);
             }
         });
-        rested.map(|()| whole).or(Err(FallbackCause::Failed))
+        quiesced.map(|()| whole).or(Err(FallbackCause::Failed))
     }
 
     fn fill_blocks(&self, items: &[BatchItem<'_>], fetch: &dyn Fetch) -> Result<Vec<FilledBlock>> {
@@ -445,11 +450,11 @@ impl Leader<'_> {
 
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
-        let mut waiting = self.log.commits.waiting.lock();
+        let mut queue = self.log.commits.queue.lock();
         if self.batch.ended.load(Ordering::Relaxed) == 0 {
             self.batch.ended.store(2, Ordering::Relaxed);
         }
-        waiting.led = false;
+        queue.has_leader = false;
         self.log.commits.ended.notify_all();
     }
 }
@@ -511,7 +516,7 @@ fn item(
 fn made(entry: LogEntry<'_>) -> Result<BatchItem<'static>, FallbackCause> {
     let mut bytes = Vec::new();
     match entry.encode(&mut bytes) {
-        true => Ok(BatchItem::Made { txg: entry.txg, bytes }),
+        true => Ok(BatchItem::Owned { txg: entry.txg, bytes }),
         false => Err(FallbackCause::Large),
     }
 }
@@ -559,7 +564,7 @@ fn fill(items: &[BatchItem<'_>], out: &mut [u8], fetch: &dyn Fetch) -> Result<us
         let out = &mut out[at..end];
         match item {
             BatchItem::Encoded { bytes, .. } => out.copy_from_slice(bytes),
-            BatchItem::Made { bytes, .. } => out.copy_from_slice(bytes),
+            BatchItem::Owned { bytes, .. } => out.copy_from_slice(bytes),
             BatchItem::Write { entry, offset, .. } => fill_write(entry, *offset, out, fetch)?,
         }
         at = end;

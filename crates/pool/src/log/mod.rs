@@ -255,9 +255,9 @@ impl IntentLog {
     }
 
     /// Calls `report` for each extent of the ring.
-    pub(crate) fn for_each_extent(&self, tell: &mut dyn FnMut(Dva, u64)) {
+    pub(crate) fn for_each_extent(&self, report: &mut dyn FnMut(Dva, u64)) {
         for (dva, bytes) in self.extents.places(0, self.extents.bytes()) {
-            tell(dva, bytes);
+            report(dva, bytes);
         }
     }
 

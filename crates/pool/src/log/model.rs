@@ -49,7 +49,7 @@ impl LogStorage for Memory {
 struct ObjectNumbers;
 
 impl Fetch for ObjectNumbers {
-    fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()> {
+    fn run_quiesced(&self, f: &mut dyn FnMut()) -> Result<()> {
         f();
         Ok(())
     }
@@ -75,8 +75,8 @@ impl ModelLog {
         let storage = Arc::new(Memory { arena, content });
         let place = DvaPhys::new(Dva { device: 0, offset: SECTOR_BYTES });
         let extents = [Extent { place, bytes: RING_BYTES }];
-        let dyn_medium: Arc<dyn LogStorage> = storage.clone();
-        let log = IntentLog::create(&extents, 1, 1, dyn_medium, Arc::default());
+        let dyn_storage: Arc<dyn LogStorage> = storage.clone();
+        let log = IntentLog::create(&extents, 1, 1, dyn_storage, Arc::default());
         let log = log.expect("a sound ring");
         log.root_for(1);
         log.synced(1);

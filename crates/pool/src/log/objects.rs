@@ -96,7 +96,7 @@ pub(super) struct Objects {
     shards: Box<[CachePadded<Mutex<ObjectShard>>]>,
     /// Per shard: number of truncates, punches and destroys of its objects. Changed under the
     /// shard's lock.
-    cuts: Box<[AtomicU64]>,
+    invalidations: Box<[AtomicU64]>,
     /// Number of entries in all lists of bound objects. Changed under the shard's lock.
     bound: AtomicU64,
     /// The newest txg in which all objects were bound and not yet taken by a commit; 0 if none.
@@ -113,10 +113,10 @@ fn hash(dataset: u64, object: u64) -> u64 {
 impl Objects {
     pub(super) fn new() -> Self {
         let shard = |_| CachePadded::new(Mutex::named("log-objects", ObjectShard::default()));
-        let cuts = (0..SHARDS).map(|_| AtomicU64::new(0)).collect();
+        let invalidations = (0..SHARDS).map(|_| AtomicU64::new(0)).collect();
         Self {
             shards: (0..SHARDS).map(shard).collect(),
-            cuts,
+            invalidations,
             bound: AtomicU64::new(0),
             all_bound_txg: AtomicU64::new(0),
         }
@@ -128,12 +128,12 @@ impl Objects {
 
     /// A number that changes when the object is truncated, punched or destroyed. It may also change
     /// for other objects.
-    pub(super) fn cuts(&self, dataset: u64, object: u64) -> u64 {
-        self.cuts_of(hash(dataset, object)).load(Ordering::SeqCst)
+    pub(super) fn invalidations(&self, dataset: u64, object: u64) -> u64 {
+        self.invalidations_of(hash(dataset, object)).load(Ordering::SeqCst)
     }
 
-    fn cuts_of(&self, hash: u64) -> &AtomicU64 {
-        &self.cuts[(hash >> 32) as usize % SHARDS]
+    fn invalidations_of(&self, hash: u64) -> &AtomicU64 {
+        &self.invalidations[(hash >> 32) as usize % SHARDS]
     }
 
     /// Records a change. Calls `serial` under the lock.
@@ -147,7 +147,7 @@ impl Objects {
         let hash = hash(dataset, object);
         let mut shard = self.shard(hash).lock();
         if matches!(touch, Touch::Truncate { .. } | Touch::Punch { .. }) {
-            self.cuts_of(hash).fetch_add(1, Ordering::SeqCst);
+            self.invalidations_of(hash).fetch_add(1, Ordering::SeqCst);
         }
         object_in(&mut shard.logs, hash, (dataset, object)).note(txg, touch, max_bytes, serial);
     }
@@ -187,7 +187,7 @@ impl Objects {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
         let mut shard = self.shard(hash).lock();
-        self.cuts_of(hash).fetch_add(1, Ordering::SeqCst);
+        self.invalidations_of(hash).fetch_add(1, Ordering::SeqCst);
         if let Ok(found) = shard.logs.find_entry(hash, same) {
             found.remove();
         }

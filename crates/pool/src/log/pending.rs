@@ -34,8 +34,8 @@ pub(super) struct Records {
 
 impl Records {
     /// Takes the records with serial numbers below `cutoff`.
-    fn take_below(&mut self, cut: u64) -> Self {
-        let count = self.index.partition_point(|(serial, _)| *serial < cut);
+    fn take_below(&mut self, cutoff: u64) -> Self {
+        let count = self.index.partition_point(|(serial, _)| *serial < cutoff);
         if count == self.index.len() {
             return std::mem::take(self);
         }
@@ -96,7 +96,7 @@ impl Pending {
 
     /// Returns a number above the serial numbers of all changes that were recorded before this
     /// call.
-    pub(super) fn cut(&self) -> u64 {
+    pub(super) fn cutoff(&self) -> u64 {
         self.serial.load(Ordering::SeqCst)
     }
 
@@ -133,17 +133,17 @@ impl Pending {
     }
 
     /// Takes all records with serial numbers below `cutoff`.
-    pub(super) fn take_below(&self, cut: u64) -> Vec<Records> {
+    pub(super) fn take_below(&self, cutoff: u64) -> Vec<Records> {
         let mut taken = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock();
             for slot in 0..2 {
-                let records = shard.slots[slot].take_below(cut);
+                let records = shard.slots[slot].take_below(cutoff);
                 if !records.index.is_empty() {
                     taken.push(records);
                 }
             }
-            self.tell(&mut shard);
+            self.report(&mut shard);
         }
         taken
     }
@@ -153,11 +153,11 @@ impl Pending {
         for shard in &self.shards {
             let mut shard = shard.lock();
             shard.slots[slot_of(txg)] = Records::default();
-            self.tell(&mut shard);
+            self.report(&mut shard);
         }
     }
 
-    fn tell(&self, shard: &mut PendingShard) {
+    fn report(&self, shard: &mut PendingShard) {
         let more = shard.bytes() - shard.reported;
         shard.reported += more;
         if more != 0 {

@@ -73,7 +73,7 @@ impl<'a> Replay<'a> {
         {
             // Verifying the batch may have replaced the window.
             let found = if head.following.get() == 0 { Some((at, head)) } else { self.locate()? };
-            self.enter(found.ok_or_else(|| self.went_bad())?);
+            self.enter(found.ok_or_else(|| self.changed_on_reread())?);
             return Ok(true);
         }
         self.ended = true;
@@ -92,12 +92,12 @@ impl<'a> Replay<'a> {
             if self.records.is_empty() {
                 let Some(following) = self.following.checked_sub(1) else { return Ok(None) };
                 let found = self.locate()?.filter(|(_, head)| head.following.get() == following);
-                self.enter(found.ok_or_else(|| self.went_bad())?);
+                self.enter(found.ok_or_else(|| self.changed_on_reread())?);
                 continue;
             }
             let range = self.records.clone();
             let mut rest = &self.window[range.clone()];
-            let parsed = LogEntry::parse(&mut rest).map_err(|error| self.naming(error))?;
+            let parsed = LogEntry::parse(&mut rest).map_err(|error| self.in_block(error))?;
             self.records.start = range.end - rest.len();
             let Some(entry) = parsed else { continue };
             if entry.txg <= self.root.txg.get() {
@@ -112,11 +112,11 @@ impl<'a> Replay<'a> {
         }
     }
 
-    fn naming(&self, error: Error) -> Error {
+    fn in_block(&self, error: Error) -> Error {
         error.doing(format_args!("replay of block {}", self.next.sequence.saturating_sub(1)))
     }
 
-    fn went_bad(&self) -> Error {
+    fn changed_on_reread(&self) -> Error {
         let block = self.next.sequence;
         let text = format!("log: block {block} was valid, but not when it was read again");
         Error::new(ErrorKind::Corrupt, text)

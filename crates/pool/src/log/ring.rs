@@ -146,7 +146,7 @@ pub(super) struct Ring {
     runs: VecDeque<Run>,
     /// Whether writing waits for a new generation to become durable.
     closed: bool,
-    made: Option<IssuedRoot>,
+    issued: Option<IssuedRoot>,
     /// Head of the newest durable root.
     durable: u64,
     /// Head of the root before it. Space from here on must not be overwritten.
@@ -191,7 +191,7 @@ impl Ring {
             next: head,
             runs: VecDeque::new(),
             closed: true,
-            made: None,
+            issued: None,
             durable: head.offset,
             tail,
             replaying: Some(replaying),
@@ -223,8 +223,8 @@ impl Ring {
     pub(super) fn fail(&mut self) {
         self.closed = true;
         // A root that was to reopen the ring may have been issued before blocks were reserved.
-        if let Some(made) = &mut self.made {
-            made.opens = false;
+        if let Some(issued) = &mut self.issued {
+            issued.opens = false;
         }
     }
 
@@ -234,7 +234,7 @@ impl Ring {
         let unfinished = self.replaying.as_mut().and_then(|replaying| replaying.root_for(txg));
         if let Some(root) = unfinished {
             let head = BlockPosition { offset: self.durable, sequence: root.head_sequence.get() };
-            self.made = Some(IssuedRoot { txg, head, opens: false, ends_replay: false });
+            self.issued = Some(IssuedRoot { txg, head, opens: false, ends_replay: false });
             return root;
         }
         let first = self.runs.iter().find(|run| run.txg_high > txg);
@@ -243,7 +243,7 @@ impl Ring {
         if opens {
             self.generation += 1;
         }
-        self.made = Some(IssuedRoot { txg, head, opens, ends_replay: true });
+        self.issued = Some(IssuedRoot { txg, head, opens, ends_replay: true });
         LogRootPhys {
             magic: LOG_ROOT_MAGIC.into(),
             guid: self.guid.into(),
@@ -261,16 +261,16 @@ impl Ring {
 
     /// The root of `txg`, with the result of [`root_for`](Self::root_for), is durable.
     pub(super) fn synced(&mut self, txg: u64) {
-        let Some(made) = self.made.take_if(|made| made.txg == txg) else { return };
+        let Some(issued) = self.issued.take_if(|issued| issued.txg == txg) else { return };
         self.tail = self.durable;
-        self.durable = made.head.offset;
+        self.durable = issued.head.offset;
         while self.runs.front().is_some_and(|run| run.txg_high <= txg) {
             self.runs.pop_front();
         }
-        if made.opens {
+        if issued.opens {
             self.closed = false;
         }
-        if made.ends_replay {
+        if issued.ends_replay {
             self.replaying = None;
         }
     }

@@ -97,7 +97,8 @@ pub fn destroy(devices: &[Opened], force: bool, memory: &BlockCache) -> Result<(
     numbers.dedup();
     let one_pool = labels.iter().all(|label| label.pool_guid == first.pool_guid);
     if !one_pool || numbers.len() != labels.len() {
-        let text = "the devices belong to several pools, or one is given twice; give each device once";
+        let text =
+            "the devices belong to several pools, or one is given twice; give each device once";
         return Err(Error::new(ErrorKind::NotAPool, text));
     }
     let count = labels.iter().map(|label| label.device_count).max().unwrap_or(0);

@@ -138,7 +138,7 @@ impl PoolInner {
             progress,
         };
         let complete = is_complete(self.walk_all(&mut space, &mut checker))?;
-        space.spare_root_places(|dva, bytes| checker.walked.mark(dva, bytes));
+        space.spare_root_slots(|dva, bytes| checker.walked.mark(dva, bytes));
         self.log.for_each_extent(&mut |dva, bytes| checker.walked.mark(dva, bytes));
         let Checker { walked, mut report, .. } = checker;
         report.complete = complete;

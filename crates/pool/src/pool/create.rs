@@ -119,9 +119,9 @@ impl PoolParts {
     /// Opens a store with a new cache owner.
     pub(super) fn store(&self, devices: &Arc<Devices>) -> Result<Store> {
         let owner = open_owner(&self.cache, OwnerCaching::All)?;
-        let flight = self.tunables.store().in_flight_bytes();
+        let in_flight = self.tunables.store().in_flight_bytes();
         let devices = Arc::clone(devices);
-        Ok(Store::new(devices, Arc::clone(&self.cache), owner, self.read_only, flight))
+        Ok(Store::new(devices, Arc::clone(&self.cache), owner, self.read_only, in_flight))
     }
 }
 
@@ -254,7 +254,7 @@ impl FoundPool {
             tunables: parts.tunables,
             rng: Mutex::named("pool-rng", forebay_base::rng::SmallRng::from_seed(parts.seed)),
         });
-        inner.note_free(&inner.space.lock());
+        inner.update_free(&inner.space.lock());
         Ok(Pool { inner, thread: Mutex::named("pool-thread", None) })
     }
 }

@@ -82,13 +82,13 @@ impl Pool {
 impl PoolInner {
     pub(super) fn dataset_names(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
-        self.each_entry(|entry| names.push(String::from_utf8_lossy(&entry.name).into_owned()))?;
+        self.for_each_entry(|entry| names.push(String::from_utf8_lossy(&entry.name).into_owned()))?;
         names.sort_unstable();
         Ok(names)
     }
 
     /// Calls `found` for each entry of the directory of datasets.
-    fn each_entry(&self, mut found: impl FnMut(&Entry)) -> Result<()> {
+    fn for_each_entry(&self, mut found: impl FnMut(&Entry)) -> Result<()> {
         let mut from = Cookie::START;
         let mut count = 0;
         loop {
@@ -175,7 +175,7 @@ impl PoolInner {
     /// Returns the names of all datasets by object number. Opens none of them.
     pub(super) fn names_by_number(&self) -> Result<HashMap<u64, String>> {
         let mut names = HashMap::new();
-        self.each_entry(|entry| {
+        self.for_each_entry(|entry| {
             // Skips entries whose number or name is invalid. Opening such a dataset by name reports
             // the error.
             if let (Ok(number), Ok(name)) =

@@ -58,7 +58,7 @@ impl Pool {
 
 impl PoolInner {
     /// Extends the space maps to ranges that devices have gained. Must run within a txg.
-    pub(super) fn fit_space(&self, space: &mut Space) -> Result<()> {
+    pub(super) fn extend_space(&self, space: &mut Space) -> Result<()> {
         let spans: Vec<DeviceSpan> = self.devices.spans();
         let mut known = self.spans.lock();
         if *known == spans {

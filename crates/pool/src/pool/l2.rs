@@ -281,7 +281,7 @@ impl L2Host for PoolInner {
         Ok(())
     }
 
-    fn store_list_without_waiting(&self, entries: &[L2DevicePhys]) -> Result<()> {
+    fn store_list_non_blocking(&self, entries: &[L2DevicePhys]) -> Result<()> {
         // Begun without a reservation: during an import, waiting for free space could mean waiting
         // for the sync thread, which has not started yet.
         let tx = Transaction::new(self.txgs.begin()?, None);

@@ -55,8 +55,8 @@ impl LogStorage for LogDevices {
 }
 
 impl Fetch for PoolInner {
-    fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()> {
-        self.txgs.at_rest(f)
+    fn run_quiesced(&self, f: &mut dyn FnMut()) -> Result<()> {
+        self.txgs.run_quiesced(f)
     }
 
     fn content(&self, dataset: u64, object: u64, offset: u64, out: &mut [u8]) -> Result<()> {

@@ -73,7 +73,7 @@ impl PoolInner {
         self.store.readers().quiesce();
         let mut space = self.space.lock();
         space.begin(txg);
-        self.fit_space(&mut space)?;
+        self.extend_space(&mut space)?;
         self.finish_txg(txg, space)
     }
 
@@ -104,7 +104,7 @@ impl PoolInner {
         *self.root.lock() = root;
         self.store.l2().note_durable(txg);
         self.log.synced(txg);
-        self.note_free(space);
+        self.update_free(space);
         Ok(())
     }
 
@@ -129,7 +129,7 @@ impl PoolInner {
     }
 
     /// Updates the free-space statistics and the reservations.
-    pub(super) fn note_free(&self, space: &Space) {
+    pub(super) fn update_free(&self, space: &Space) {
         let reserve = self.reserve_bytes();
         let space_stats = space.stats();
         // The sync thread itself may use the other half of the reserve.

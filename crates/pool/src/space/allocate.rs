@@ -17,7 +17,7 @@ use super::{Space, SpaceCounters};
 /// Bytes allocated on a device before the rotor moves on, if all devices have equal free space.
 const CHUNK_BYTES: u64 = 1 << 20;
 /// Second copies keep this fraction of the device away from first copies, if possible.
-const APART: u64 = 8;
+const COPY_DISTANCE: u64 = 8;
 /// Fraction of the pool that only its own structures may use.
 const RESERVE: u64 = 64;
 const RESERVE_MIN_UNITS: u64 = (256 << 10) / SECTOR_UNIT;
@@ -169,18 +169,18 @@ impl Space {
         no_space(u64::from(units) * SECTOR_UNIT, "no free range is long enough")
     }
 
-    fn account(&mut self, spot: Allocated, units: u32, copy: usize) -> DvaPhys {
-        self.devices[spot.device].free_units -= u64::from(units);
+    fn account(&mut self, allocated: Allocated, units: u32, copy: usize) -> DvaPhys {
+        self.devices[allocated.device].free_units -= u64::from(units);
         self.free_units -= u64::from(units);
         let shard = self.counters.shard();
         shard.add(SpaceCounters::ALLOCATIONS, copy, 1);
         shard.add(SpaceCounters::ALLOCATED_BYTES, copy, u64::from(units) * SECTOR_UNIT);
-        DvaPhys::new(self.metaslabs[spot.metaslab as usize].dva(spot.start))
+        DvaPhys::new(self.metaslabs[allocated.metaslab as usize].dva(allocated.start))
     }
 
-    fn undo(&mut self, spot: Allocated, units: u32) -> Result<()> {
-        self.metaslabs[spot.metaslab as usize].undo(Run::new(spot.start, units))?;
-        self.devices[spot.device].free_units += u64::from(units);
+    fn undo(&mut self, allocated: Allocated, units: u32) -> Result<()> {
+        self.metaslabs[allocated.metaslab as usize].undo(Run::new(allocated.start, units))?;
+        self.devices[allocated.device].free_units += u64::from(units);
         self.free_units += u64::from(units);
         Ok(())
     }
@@ -192,9 +192,9 @@ impl Space {
         let devices = self.devices.len();
         for step in 0..devices {
             let device = (self.rotor.device + step) % devices;
-            if let Some(spot) = self.on_device(device, 0, units, None)? {
+            if let Some(allocated) = self.on_device(device, 0, units, None)? {
                 self.rotor.left = self.rotor.left.saturating_sub(u64::from(units));
-                return Ok(Some(spot));
+                return Ok(Some(allocated));
             }
         }
         Ok(None)
@@ -204,8 +204,8 @@ impl Space {
         let devices = self.devices.len();
         for step in 1..devices {
             let device = (first.device + step) % devices;
-            if let Some(spot) = self.on_device(device, 1, units, None)? {
-                return Ok(Some(spot));
+            if let Some(allocated) = self.on_device(device, 1, units, None)? {
+                return Ok(Some(allocated));
             }
         }
         self.on_device(first.device, 1, units, Some(first.metaslab))
@@ -231,15 +231,15 @@ impl Space {
         other: Option<u32>,
     ) -> Result<Option<Allocated>> {
         if let Some(id) = self.devices[device].cursors[copy]
-            && self.keeps(device, id, other, Distance::Far)
-            && let Some(spot) = self.hand_out(device, id, units)
+            && self.keeps_distance(device, id, other, Distance::Far)
+            && let Some(allocated) = self.allocate_in(device, id, units)
         {
-            return Ok(Some(spot));
+            return Ok(Some(allocated));
         }
-        self.on_device_slowly(device, copy, units, other)
+        self.on_device_slow(device, copy, units, other)
     }
 
-    fn on_device_slowly(
+    fn on_device_slow(
         &mut self,
         device: usize,
         copy: usize,
@@ -253,38 +253,38 @@ impl Space {
         let avoid = other.or(state.cursors[1 - copy]);
         let long = units.max(RUN_UNITS);
         if !state.no_runs[copy] {
-            if let Some(id) = self.pick(device, copy, long, avoid, Distance::Far)? {
-                return self.switch(device, copy, id, units);
+            if let Some(id) = self.pick_metaslab(device, copy, long, avoid, Distance::Far)? {
+                return self.switch_cursor(device, copy, id, units);
             }
             if other.is_none()
-                && let Some(id) = self.pick(device, copy, long, avoid, Distance::Other)?
+                && let Some(id) = self.pick_metaslab(device, copy, long, avoid, Distance::Other)?
             {
-                return self.switch(device, copy, id, units);
+                return self.switch_cursor(device, copy, id, units);
             }
             self.devices[device].no_runs[copy] = true;
         }
         let distances = [Distance::Far, Distance::Other, Distance::Any];
         // Without another copy on this device, there is no distance to keep.
         for &distance in &distances[..if other.is_some() { 3 } else { 1 }] {
-            if let Some(id) = self.pick(device, copy, units, other, distance)? {
+            if let Some(id) = self.pick_metaslab(device, copy, units, other, distance)? {
                 if !matches!(distance, Distance::Far) {
                     self.counters.add(SpaceCounters::COPIES_NEAR, 0, 1);
                 }
-                return self.switch(device, copy, id, units);
+                return self.switch_cursor(device, copy, id, units);
             }
         }
         self.devices[device].failed_units = units;
         Ok(None)
     }
 
-    fn hand_out(&mut self, device: usize, id: u32, units: u32) -> Option<Allocated> {
+    fn allocate_in(&mut self, device: usize, id: u32, units: u32) -> Option<Allocated> {
         let (start, new) = self.metaslabs[id as usize].allocate_from_run(units)?;
         self.pending_entries += u64::from(new);
         Some(Allocated { device, metaslab: id, start })
     }
 
     /// Makes a metaslab with enough space the cursor, and allocates from it.
-    fn switch(
+    fn switch_cursor(
         &mut self,
         device: usize,
         copy: usize,
@@ -295,19 +295,19 @@ impl Space {
         if old != Some(id) {
             self.counters.add(SpaceCounters::METASLAB_SWITCHES, 0, 1);
         }
-        if let Some(spot) = self.hand_out(device, id, units) {
-            return Ok(Some(spot));
+        if let Some(allocated) = self.allocate_in(device, id, units) {
+            return Ok(Some(allocated));
         }
         let metaslab = &mut self.metaslabs[id as usize];
         if !metaslab.next_run(units)? {
             return Err(metaslab.corrupt("has lost its longest range"));
         }
-        Ok(self.hand_out(device, id, units))
+        Ok(self.allocate_in(device, id, units))
     }
 
     /// Returns a metaslab with a range of at least `units`: the cursor, or the one with the longest
     /// range.
-    fn pick(
+    fn pick_metaslab(
         &mut self,
         device: usize,
         copy: usize,
@@ -316,7 +316,7 @@ impl Space {
         distance: Distance,
     ) -> Result<Option<u32>> {
         if let Some(id) = self.devices[device].cursors[copy]
-            && self.keeps(device, id, avoid, distance)
+            && self.keeps_distance(device, id, avoid, distance)
             && self.metaslabs[id as usize].largest_units() >= units
         {
             return Ok(Some(id));
@@ -346,7 +346,7 @@ impl Space {
         for &id in early.iter().chain(late) {
             let metaslab = &self.metaslabs[id as usize];
             let largest = metaslab.largest_units();
-            if largest < units || !self.keeps(device, id, avoid, distance) {
+            if largest < units || !self.keeps_distance(device, id, avoid, distance) {
                 continue;
             }
             // A loaded metaslab needs no read.
@@ -360,7 +360,13 @@ impl Space {
 
     /// Whether a metaslab keeps `distance` from `avoid`, on the same device.
     #[inline]
-    fn keeps(&self, device: usize, id: u32, avoid: Option<u32>, distance: Distance) -> bool {
+    fn keeps_distance(
+        &self,
+        device: usize,
+        id: u32,
+        avoid: Option<u32>,
+        distance: Distance,
+    ) -> bool {
         let Some(avoid) = avoid else { return true };
         match distance {
             Distance::Any => true,
@@ -371,7 +377,7 @@ impl Space {
                     .extent
                     .start
                     .abs_diff(self.metaslabs[avoid as usize].extent.start);
-                between >= (device.end - device.start) / APART + (1 << device.shift)
+                between >= (device.end - device.start) / COPY_DISTANCE + (1 << device.shift)
             }
         }
     }

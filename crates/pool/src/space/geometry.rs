@@ -13,7 +13,7 @@ use super::range_set::{MAX_UNITS, Run};
 /// Log2 of the minimum size of a metaslab.
 const MIN_SHIFT: u32 = 20;
 /// Metaslabs are halved as long as a device has at most this many.
-const MANY: u64 = 256;
+const METASLABS_MAX: u64 = 256;
 /// Maximum number of metaslabs of all devices.
 pub(super) const MAX_METASLABS: usize = 1 << 20;
 
@@ -163,7 +163,7 @@ impl Geometry {
 
 /// Returns log2 of the metaslab size for a device of `bytes`.
 pub(super) fn shift_for(bytes: u64) -> u8 {
-    let size = bytes.div_ceil(MANY).next_power_of_two();
+    let size = bytes.div_ceil(METASLABS_MAX).next_power_of_two();
     let most = (u64::from(MAX_UNITS) * SECTOR_UNIT).ilog2();
     size.ilog2().clamp(MIN_SHIFT, most) as u8
 }

@@ -50,7 +50,7 @@ impl Space {
         let mut space = Self::empty(sector, reader).map_err(|_| corrupt("invalid sector size"))?;
         space.synced = root.txg.get();
         space.load_index(root, spans)?;
-        space.load_root_places(root)?;
+        space.load_root_slots(root)?;
         let replayed = space.load_log(root)?;
         space.replay(replayed)?;
         let used = space.total_units.checked_sub(space.free_units + space.deferred_units);
@@ -287,9 +287,9 @@ impl Space {
         }
         metaslab.free_units -= units;
         if let FreeMap::Unloaded(changes) = &mut metaslab.map {
-            changes.push(MetaslabChange::Take(run));
+            changes.push(MetaslabChange::Allocate(run));
         }
-        self.took(id, run.units);
+        self.subtract_free(id, run.units);
         Ok(())
     }
 

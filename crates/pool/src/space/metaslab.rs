@@ -25,15 +25,15 @@ use super::range_set::{RangeSet, Run, normalize, note, overlapped};
 pub(super) const RUN_UNITS: u32 = (128 << 10) / SECTOR_UNIT as u32;
 
 /// Holes should be this many times longer than the allocation, as long as there are any.
-const ROOMY: u32 = 4;
+const SLACK_FACTOR: u32 = 4;
 
 /// A change that loading applies to the base.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MetaslabChange {
     /// An allocation.
-    Take(Run),
+    Allocate(Run),
     /// A free that has matured.
-    Give(Run),
+    Free(Run),
 }
 
 /// The free ranges.
@@ -168,13 +168,13 @@ impl Metaslab {
         }
         for change in changes {
             match *change {
-                MetaslabChange::Take(run) if !free.remove(run) => {
+                MetaslabChange::Allocate(run) if !free.remove(run) => {
                     return Err(self.corrupt_at(run, "were allocated but not free"));
                 }
-                MetaslabChange::Give(run) if !free.insert(run) => {
+                MetaslabChange::Free(run) if !free.insert(run) => {
                     return Err(self.corrupt_at(run, "were freed twice"));
                 }
-                MetaslabChange::Take(_) | MetaslabChange::Give(_) => {}
+                MetaslabChange::Allocate(_) | MetaslabChange::Free(_) => {}
             }
         }
         let mut waiting = self.deferred.iter().flat_map(|(_, runs)| runs);
@@ -189,7 +189,7 @@ impl Metaslab {
     }
 
     /// Returns the rest of the run to the free set.
-    pub(super) fn settle(&mut self) -> Result<()> {
+    pub(super) fn return_run(&mut self) -> Result<()> {
         if let FreeMap::Loaded { free, run } = &mut self.map
             && run.units > 0
         {
@@ -218,15 +218,15 @@ impl Metaslab {
     /// Takes a new run of at least `units`: the longest range, or the best fit if no range is long.
     /// Returns whether there is one.
     pub(super) fn next_run(&mut self, units: u32) -> Result<bool> {
-        self.settle()?;
+        self.return_run()?;
         let FreeMap::Loaded { free, run } = &mut self.map else { return Ok(false) };
         let largest = free.largest().map_or(0, |largest| largest.units);
         let found = if largest >= units.max(RUN_UNITS) {
             free.take_largest()
         } else {
             // Not the tightest fit, so that not every allocation has to search for a hole.
-            let roomy = units.saturating_mul(ROOMY);
-            free.take_best_fit(if largest >= roomy { roomy } else { units })
+            let with_slack = units.saturating_mul(SLACK_FACTOR);
+            free.take_best_fit(if largest >= with_slack { with_slack } else { units })
         };
         *run = found.unwrap_or_default();
         Ok(run.units >= units)
@@ -251,7 +251,7 @@ impl Metaslab {
                 *first = Run::new(at.end(), first.units - at.units);
             }
         }
-        self.give(at)?;
+        self.add_free(at)?;
         self.free_units += u64::from(at.units);
         Ok(())
     }
@@ -262,7 +262,7 @@ impl Metaslab {
         self.extent.units += added.units;
         self.free_units += u64::from(added.units);
         self.must_flush = true;
-        self.give(added)
+        self.add_free(added)
     }
 
     /// Frees the ranges that txgs up to `txg` freed. Returns the number of units.
@@ -273,7 +273,7 @@ impl Metaslab {
             units += runs.iter().map(|run| u64::from(run.units)).sum::<u64>();
             match &mut self.map {
                 FreeMap::Unloaded(changes) => {
-                    changes.extend(runs.into_iter().map(MetaslabChange::Give))
+                    changes.extend(runs.into_iter().map(MetaslabChange::Free))
                 }
                 FreeMap::Loaded { free, run } => {
                     if overlapped(&runs, *run) || !free.insert_ascending(&runs) {
@@ -289,7 +289,7 @@ impl Metaslab {
     /// Returns the free and deferred ranges, sorted: everything that no block of the newest txg
     /// uses. The metaslab must be loaded.
     pub(super) fn unused(&mut self) -> Result<Vec<Run>> {
-        self.settle()?;
+        self.return_run()?;
         let FreeMap::Loaded { free, .. } = &self.map else { return Ok(Vec::new()) };
         let mut runs = free.to_vec();
         runs.extend(self.deferred.iter().flat_map(|(_, runs)| runs).copied());
@@ -324,10 +324,10 @@ impl Metaslab {
         Ok(())
     }
 
-    fn give(&mut self, run: Run) -> Result<()> {
+    fn add_free(&mut self, run: Run) -> Result<()> {
         let clean = match &mut self.map {
             FreeMap::Unloaded(changes) => {
-                changes.push(MetaslabChange::Give(run));
+                changes.push(MetaslabChange::Free(run));
                 true
             }
             FreeMap::Loaded { free, run: ahead } => !ahead.overlaps(run) && free.insert(run),

@@ -68,7 +68,7 @@ use allocate::{DeviceRotor, DeviceState};
 use geometry::{Geometry, MAX_METASLABS, MetaslabExtent, metaslab_extents, shift_for};
 use metaslab::{Base, Metaslab};
 use range_set::{Run, note};
-use root_placement::RootPlaces;
+use root_placement::RootSlots;
 use sync_metaslabs::SpaceMapEntry;
 
 pub(crate) use crate::devices::DeviceSpan;
@@ -112,7 +112,7 @@ pub(crate) struct Space {
     metaslabs: Vec<Metaslab>,
     devices: Vec<DeviceState>,
     rotor: DeviceRotor,
-    roots: RootPlaces,
+    roots: RootSlots,
     /// The log, oldest record first.
     records: VecDeque<Record>,
     /// Blocks of the index by level, leaves first. The root stores the pointers of the last level.
@@ -169,7 +169,7 @@ impl Space {
             metaslabs: Vec::new(),
             devices: Vec::new(),
             rotor: DeviceRotor::default(),
-            roots: RootPlaces::default(),
+            roots: RootSlots::default(),
             records: VecDeque::new(),
             index: vec![Vec::new()],
             dirty_leaves: BTreeSet::new(),
@@ -293,7 +293,7 @@ impl Space {
         let added = Run::new(metaslab.extent.units, (bytes / SECTOR_UNIT) as u32);
         metaslab.extend(added)?;
         self.geometry.devices[device].end += bytes;
-        self.gained(device, added.units.into());
+        self.add_capacity(device, added.units.into());
         self.free_units += u64::from(added.units);
         self.dirty_leaves.insert(self.leaf_of(id));
         Ok(())
@@ -332,14 +332,14 @@ impl Space {
         Ok(())
     }
 
-    fn gained(&mut self, device: usize, units: u64) {
+    fn add_capacity(&mut self, device: usize, units: u64) {
         self.devices[device].units += units;
         self.devices[device].free_units += units;
         self.total_units += units;
     }
 
     /// Subtracts allocated units from the free units.
-    fn took(&mut self, id: u32, units: u32) {
+    fn subtract_free(&mut self, id: u32, units: u32) {
         let number = self.metaslabs[id as usize].extent.device;
         let device = self.geometry.device_at(number).unwrap_or_default();
         self.devices[device].free_units -= u64::from(units);

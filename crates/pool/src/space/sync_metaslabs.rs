@@ -72,7 +72,7 @@ impl Space {
         let places = self.place_record()?;
         self.collect_allocated(SpaceChange::AllocatedLate)?;
         self.collect_freed(txg)?;
-        self.note_needed(txg);
+        self.mark_needed(txg);
 
         for flush in flushes {
             self.write_base(txg, flush, writer)?;
@@ -94,7 +94,7 @@ impl Space {
         for id in self.due() {
             self.load_metaslab(id)?;
             let metaslab = &mut self.metaslabs[id as usize];
-            metaslab.settle()?;
+            metaslab.return_run()?;
             let must = metaslab.must_flush;
             let ranges = metaslab.range_count().unwrap_or_default();
             let units = self.flush_units(ranges);
@@ -253,7 +253,7 @@ impl Space {
     }
 
     /// Marks the metaslabs that need the current txg's record.
-    fn note_needed(&mut self, txg: u64) {
+    fn mark_needed(&mut self, txg: u64) {
         for entry in &self.entries {
             let metaslab = &mut self.metaslabs[entry.metaslab as usize];
             let in_base =
@@ -376,11 +376,11 @@ impl Space {
             sector_shift: self.geometry.sector_bytes.ilog2() as u8,
             index_levels: self.index.len() as u8,
             index_pointers: top.len() as u8,
-            root_turn: 0,
+            root_slot: 0,
             root_bytes: U32::ZERO,
             log: log.copied().unwrap_or(BlockPtrPhys::HOLE),
             index,
-            root_places: Default::default(),
+            root_slots: Default::default(),
         };
         self.roots.store(&mut root);
         root

@@ -73,16 +73,16 @@ impl Store {
         attributes: Attributes,
         on_done: ReadCallback,
     ) {
-        self.begin_to_read(bp, attributes, ReadCause::Prefetch, on_done);
+        self.start_read(bp, attributes, ReadCause::Prefetch, on_done);
     }
 
     /// As [`prefetch`](Self::prefetch), for a block that is needed now. The read has the priority
     /// of a blocking read; a prefetch of the block in flight is raised to it.
     pub(crate) fn fetch(&self, bp: &BlockPtrPhys, attributes: Attributes, on_done: ReadCallback) {
-        self.begin_to_read(bp, attributes, ReadCause::Miss, on_done);
+        self.start_read(bp, attributes, ReadCause::Miss, on_done);
     }
 
-    fn begin_to_read(
+    fn start_read(
         &self,
         bp: &BlockPtrPhys,
         attributes: Attributes,
@@ -103,8 +103,8 @@ impl Store {
         };
         let key = self.key(bp);
         let bytes = bp.allocated_bytes(self.sector_bytes());
-        let on_its_way = self.shared.writing.get(&key).is_some();
-        if on_its_way || !self.devices.holds(dva, bytes) {
+        let is_being_written = self.shared.writing.get(&key).is_some();
+        if is_being_written || !self.devices.holds(dva, bytes) {
             return declined(on_done);
         }
         let cache = self.cache.cache();
@@ -115,34 +115,34 @@ impl Store {
         }
         let begin = pin!(cache.begin_async(key, u64::from(bp.logical_bytes.get()), attributes));
         match begin.poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(Begin::Vacant(filler))) if filler.refusal().is_none() => {
-                self.begin_load(bp, (dva, cause), filler, on_done);
+            Poll::Ready(Ok(Begin::Vacant(load_guard))) if load_guard.refusal().is_none() => {
+                self.start_load(bp, (dva, cause), load_guard, on_done);
             }
             Poll::Ready(Ok(Begin::Hit(_))) => {
                 count(StoreCounters::PREFETCHES_NEEDLESS);
                 on_done(true);
             }
-            Poll::Ready(Ok(Begin::InFlight(flight))) => {
+            Poll::Ready(Ok(Begin::InFlight(waiter))) => {
                 count(StoreCounters::PREFETCHES_NEEDLESS);
                 if cause == ReadCause::Miss && self.shared.prefetches.raise_priority(&key) {
                     self.count(StoreCounters::PREFETCHES_JOINED, 1);
                 }
-                flight.on_ready(move |landed| on_done(landed.is_ok()));
+                waiter.on_ready(move |landed| on_done(landed.is_ok()));
             }
             _ => declined(on_done),
         }
     }
 
-    fn begin_load(
+    fn start_load(
         &self,
         bp: &BlockPtrPhys,
         (dva, cause): (Dva, ReadCause),
-        filler: Filler<BlockKey, Buffer>,
+        load_guard: Filler<BlockKey, Buffer>,
         on_done: ReadCallback,
     ) {
         let bytes = bp.allocated_bytes(self.sector_bytes());
         let Ok(buffer) = self.cache.try_alloc(bytes as usize) else {
-            drop(filler);
+            drop(load_guard);
             if cause == ReadCause::Prefetch {
                 self.count(StoreCounters::PREFETCHES_DECLINED, 1);
             }
@@ -154,9 +154,15 @@ impl Store {
         }
         counters.add(StoreCounters::READS, cause as usize, 1);
         counters.add(StoreCounters::READ_BYTES, cause as usize, bytes);
-        let key = *filler.key();
-        let job =
-            AsyncRead { shared: Arc::clone(&self.shared), bp: *bp, key, cause, filler, on_done };
+        let key = *load_guard.key();
+        let job = AsyncRead {
+            shared: Arc::clone(&self.shared),
+            bp: *bp,
+            key,
+            cause,
+            load_guard,
+            on_done,
+        };
         let shard = self.shared.prefetches.shard(&key);
         let note = |handle| {
             // Urgent reads need no priority handle.
@@ -176,20 +182,20 @@ struct AsyncRead {
     bp: BlockPtrPhys,
     key: BlockKey,
     cause: ReadCause,
-    filler: Filler<BlockKey, Buffer>,
+    load_guard: Filler<BlockKey, Buffer>,
     on_done: ReadCallback,
 }
 
 impl AsyncRead {
     /// Publishes the block. Runs in the I/O callback.
     fn end(self, read: Read) {
-        let Self { shared, bp, key, cause, filler, on_done } = self;
+        let Self { shared, bp, key, cause, load_guard, on_done } = self;
         if cause == ReadCause::Prefetch {
             drop(shared.prefetches.shard(&key).lock().remove(&key));
         }
         let published = match unpack(&shared, &bp, cause, read) {
             Ok(content) => {
-                drop(filler.publish(content));
+                drop(load_guard.publish(content));
                 true
             }
             Err(_) => {
@@ -197,7 +203,7 @@ impl AsyncRead {
                     shared.counters.add(StoreCounters::PREFETCHES_FAILED, 0, 1);
                 }
                 // Waiters start over and try the other copy.
-                drop(filler);
+                drop(load_guard);
                 false
             }
         };

@@ -114,7 +114,7 @@ struct CompressScratch {
 }
 
 thread_local! {
-    static WORKSHOP: RefCell<CompressScratch> = RefCell::new(CompressScratch::default());
+    static SCRATCH: RefCell<CompressScratch> = RefCell::new(CompressScratch::default());
 }
 
 /// Compresses `content`, and calls `use_it` with the result if it has at most `most` bytes.
@@ -124,14 +124,14 @@ fn with_compressed<T>(
     most: usize,
     use_it: impl FnOnce(&[u8]) -> T,
 ) -> Option<T> {
-    WORKSHOP.with(|workshop| {
-        let mut workshop = workshop.borrow_mut();
-        let used = workshop.compress(content, compression, most).map(|len| {
-            let compressed = &workshop.scratch[..len];
+    SCRATCH.with(|thread_scratch| {
+        let mut thread_scratch = thread_scratch.borrow_mut();
+        let used = thread_scratch.compress(content, compression, most).map(|len| {
+            let compressed = &thread_scratch.scratch[..len];
             use_it(compressed)
         });
-        if workshop.scratch.len() > SCRATCH_KEPT_BYTES {
-            workshop.scratch = Vec::new();
+        if thread_scratch.scratch.len() > SCRATCH_KEPT_BYTES {
+            thread_scratch.scratch = Vec::new();
         }
         used
     })
@@ -181,7 +181,7 @@ impl CompressScratch {
 }
 
 /// Returns why a pointer is invalid, or `None`.
-pub(crate) fn objection(bp: &BlockPtrPhys) -> Option<&'static str> {
+pub(crate) fn pointer_defect(bp: &BlockPtrPhys) -> Option<&'static str> {
     let (logical, physical) = (bp.logical_bytes.get() as usize, bp.physical_bytes.get() as usize);
     if bp.is_hole() {
         return Some("it is a hole");
@@ -240,9 +240,9 @@ pub(crate) fn open(bp: &BlockPtrPhys, physical: &[u8], out: &mut [u8]) -> Result
             }
             fits
         }
-        Some(compression) => {
-            WORKSHOP.with(|workshop| workshop.borrow_mut().decompress(packed, compression, out))
-        }
+        Some(compression) => SCRATCH.with(|thread_scratch| {
+            thread_scratch.borrow_mut().decompress(packed, compression, out)
+        }),
     };
     if opened { Ok(()) } else { Err(corrupt()) }
 }

@@ -237,7 +237,7 @@ impl Store {
         for copy in copies {
             match self.gang_copy(bp, copy, n.is_some()) {
                 Ok((sector, pieces)) => {
-                    if self.heals {
+                    if self.can_heal {
                         // A failure is counted.
                         (first..copy).for_each(|bad| drop(self.rewrite_bytes(bp, bad, &sector)));
                     }
@@ -298,23 +298,23 @@ impl Store {
     pub(crate) fn for_each_piece(
         &self,
         bp: &BlockPtrPhys,
-        tell: &mut dyn FnMut(Dva, u64),
+        report: &mut dyn FnMut(Dva, u64),
     ) -> Result<()> {
-        self.tell_pieces(bp, 1, tell)
+        self.report_pieces(bp, 1, report)
     }
 
-    fn tell_pieces(
+    fn report_pieces(
         &self,
         bp: &BlockPtrPhys,
         depth: usize,
-        tell: &mut dyn FnMut(Dva, u64),
+        report: &mut dyn FnMut(Dva, u64),
     ) -> Result<()> {
         let sector = self.sector_bytes();
         let bytes = if bp.is_gang() { sector } else { bp.allocated_bytes(sector) };
-        bp.dvas().for_each(|dva| tell(dva, bytes));
+        bp.dvas().for_each(|dva| report(dva, bytes));
         if bp.is_gang() {
             for piece in self.pieces(bp, None, depth)? {
-                self.tell_pieces(&piece, depth + 1, tell)?;
+                self.report_pieces(&piece, depth + 1, report)?;
             }
         }
         Ok(())

@@ -144,7 +144,7 @@ pub(crate) struct Store {
     l2: Arc<PoolL2>,
     packers: Arc<WorkerPool<write::MaybePacked>>,
     /// Whether bad copies are rewritten.
-    heals: bool,
+    can_heal: bool,
 }
 
 /// Maximum number of threads that pack blocks besides the writing thread.
@@ -177,7 +177,7 @@ impl Store {
         let helpers = forebay_base::memory::cpus().saturating_sub(1).min(PACKERS_MAX);
         let ahead = (cache.bound_bytes() / 32).min(PACKED_AHEAD_BYTES) as usize;
         let packers = Arc::new(WorkerPool::new(helpers, ahead));
-        Self { cache, owner, _owner: hold, devices, shared, l2, packers, heals: !read_only }
+        Self { cache, owner, _owner: hold, devices, shared, l2, packers, can_heal: !read_only }
     }
 
     /// Returns a store over the same devices whose keys carry another owner, which it closes.

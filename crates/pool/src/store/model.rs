@@ -61,25 +61,25 @@ fn two_may_quiesce() {
 #[test]
 fn writes_come_and_go() {
     let body = || {
-        let flight = Arc::new(InFlightWrites::new(10));
+        let in_flight = Arc::new(InFlightWrites::new(10));
         let writers: Vec<_> = (0..2)
             .map(|_| {
-                let flight = Arc::clone(&flight);
+                let in_flight = Arc::clone(&in_flight);
                 let write = move || {
                     for bytes in [6, 12] {
-                        flight.begin(bytes);
+                        in_flight.begin(bytes);
                         let error = Error::new(ErrorKind::Device, "it failed");
-                        flight.end(bytes, if bytes == 12 { Err(error) } else { Ok(()) });
+                        in_flight.end(bytes, if bytes == 12 { Err(error) } else { Ok(()) });
                     }
                 };
                 spawn_named("writer", write).unwrap()
             })
             .collect();
-        let early = flight.finish().is_err();
+        let early = in_flight.finish().is_err();
         writers.into_iter().for_each(|thread| thread.join().unwrap());
-        assert!(flight.finish().is_err() || early);
-        assert!(flight.finish().is_ok());
-        assert_eq!(flight.bytes(), 0);
+        assert!(in_flight.finish().is_err() || early);
+        assert!(in_flight.finish().is_ok());
+        assert_eq!(in_flight.bytes(), 0);
     };
     shuttle::check_pct(body, SCHEDULES, 4);
 }
@@ -96,7 +96,7 @@ fn results_come_in_order() {
                 let held = Arc::clone(&held);
                 Job { bytes, work: Box::new(move || (n, held)) }
             });
-            let mut results = workers.give(jobs.collect());
+            let mut results = workers.submit(jobs.collect());
             for n in 0..taken {
                 assert_eq!(results.next().map(|(n, _)| n), Some(n));
             }

@@ -20,7 +20,7 @@ use crate::format::BlockPtrPhys;
 /// Attempts to start a read again after the load that it waited for was abandoned.
 const ATTEMPTS: usize = 8;
 /// Number of attempts that ask the L2, which may be the cause of abandoned loads.
-const SECOND_ASKED: usize = 4;
+const SECONDARY_ATTEMPTS: usize = 4;
 
 /// Why a copy is read. In the order of the counter labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,12 +96,12 @@ impl Store {
     /// is not cached; its read has then started if possible.
     pub(crate) fn read(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
         match blocking::is_non_blocking() {
-            false => self.read_waiting(bp, attributes),
-            true => self.read_without_waiting(bp, attributes),
+            false => self.read_blocking(bp, attributes),
+            true => self.read_non_blocking(bp, attributes),
         }
     }
 
-    fn read_without_waiting(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
+    fn read_non_blocking(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
         if let Some(block) = self.peek(bp) {
             return Ok(block);
         }
@@ -110,23 +110,23 @@ impl Store {
         self.peek(bp).ok_or_else(|| blocking::would_block("a block that is not in memory"))
     }
 
-    fn read_waiting(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
+    fn read_blocking(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
         let key = self.key(bp);
         for attempt in 0..ATTEMPTS {
             // The size is capped until the pointer has been verified, below.
             let weight = u64::from(bp.logical_bytes.get()).min(codec::MAX_LOGICAL_BYTES as u64);
             let cache = self.cache.cache();
-            let begun = match attempt < SECOND_ASKED {
+            let begun = match attempt < SECONDARY_ATTEMPTS {
                 true => cache.begin(key, weight, attributes),
                 false => cache.begin_past_second(key, weight, attributes),
             };
             match begun {
                 Ok(Begin::Hit(block)) => return Ok(block.into_owned()),
-                Ok(Begin::InFlight(flight)) => {
+                Ok(Begin::InFlight(waiter)) => {
                     if self.shared.prefetches.raise_priority(&key) {
                         self.count(StoreCounters::PREFETCHES_JOINED, 1);
                     }
-                    match flight.wait() {
+                    match waiter.wait() {
                         Ok(block) => return Ok(block),
                         // A failed prefetch has tried only one copy, and the L2 may have lost the
                         // block. Start over.
@@ -134,11 +134,11 @@ impl Store {
                         Err(error) => return Err(load_failed(bp, error)),
                     }
                 }
-                Ok(Begin::Vacant(filler)) => {
+                Ok(Begin::Vacant(load_guard)) => {
                     return match self.load(bp) {
-                        Ok(content) => Ok(filler.publish(content)),
+                        Ok(content) => Ok(load_guard.publish(content)),
                         Err(error) => {
-                            filler.fail(LoadError::failed(SharedCause::of(&error)));
+                            load_guard.fail(LoadError::failed(SharedCause::of(&error)));
                             Err(error)
                         }
                     };
@@ -168,8 +168,9 @@ impl Store {
         let (mut places, mut reads) = (Vec::new(), Vec::new());
         for (at, bp) in pointers.iter().enumerate() {
             check(bp)?;
-            let on_its_way = self.shared.writing.get(&self.key(bp)).is_some();
-            if let (Some(dva), false, false) = (bp.copies[0].get(), bp.is_gang(), on_its_way) {
+            let is_being_written = self.shared.writing.get(&self.key(bp)).is_some();
+            if let (Some(dva), false, false) = (bp.copies[0].get(), bp.is_gang(), is_being_written)
+            {
                 let bytes = bp.allocated_bytes(self.sector_bytes());
                 reads.push((dva, self.cache.alloc(bytes as usize)?));
                 places.push(at);
@@ -214,7 +215,7 @@ impl Store {
     /// [`ErrorKind::ReadOnly`].
     pub(crate) fn heal(&self, bp: &BlockPtrPhys, n: usize) -> Result<()> {
         check(bp)?;
-        if !self.heals {
+        if !self.can_heal {
             return Err(Error::new(ErrorKind::ReadOnly, "the pool is imported for reading only"));
         }
         if bp.is_gang() {
@@ -258,7 +259,7 @@ impl Store {
         for n in (0..copies).chain(0..copies) {
             match self.load_copy(bp, n, ReadCause::Miss) {
                 Ok(good) => {
-                    if self.heals && !bp.is_gang() {
+                    if self.can_heal && !bp.is_gang() {
                         // A failure is counted. The next reader tries again.
                         (0..n).for_each(|bad| drop(self.rewrite(bp, bad, &good)));
                     }
@@ -351,7 +352,7 @@ impl Store {
 
 /// Checks that a pointer is valid.
 pub(super) fn check(bp: &BlockPtrPhys) -> Result<()> {
-    match codec::objection(bp) {
+    match codec::pointer_defect(bp) {
         None => Ok(()),
         Some(what) => Err(Error::new(ErrorKind::Corrupt, format!("a pointer ({bp:?}): {what}"))),
     }

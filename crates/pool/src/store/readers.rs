@@ -32,7 +32,7 @@ pub(crate) struct Readers {
 }
 
 /// An active reader. Space that its pointers refer to is not reused until this is dropped.
-pub(crate) struct Reading<'a> {
+pub(crate) struct ReaderGuard<'a> {
     readers: &'a Readers,
     count: &'a AtomicU64,
 }
@@ -52,13 +52,13 @@ impl Readers {
 
     /// Enters. Take pointers only after this call.
     #[inline]
-    pub(crate) fn enter(&self) -> Reading<'_> {
+    pub(crate) fn enter(&self) -> ReaderGuard<'_> {
         let cell = &self.cells[thread_slot().index(self.cells.len())];
         loop {
             let generation = self.generation.load(Ordering::SeqCst);
             let count = &cell[(generation & 1) as usize];
             count.fetch_add(1, Ordering::SeqCst);
-            let reading = Reading { readers: self, count };
+            let reading = ReaderGuard { readers: self, count };
             // If the generation changed, a quiesce may have missed the increment. Happens at most
             // once per quiesce.
             if self.generation.load(Ordering::SeqCst) == generation {
@@ -83,7 +83,7 @@ impl Readers {
     }
 }
 
-impl Drop for Reading<'_> {
+impl Drop for ReaderGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         let before = self.count.fetch_sub(1, Ordering::SeqCst);

@@ -56,11 +56,11 @@ struct WorkerState<T> {
     done: VecDeque<(usize, Option<T>)>,
     /// Bytes of `done`, and their limit.
     done_bytes: usize,
-    most_bytes: usize,
+    max_bytes: usize,
     /// Unclaimed jobs. They follow those in `done`.
     jobs: VecDeque<Job<T>>,
     idle: usize,
-    taker_waits: bool,
+    consumer_waits: bool,
     stopping: bool,
     /// Whether a job panicked on a helper.
     panicked: bool,
@@ -70,7 +70,7 @@ impl<T> WorkerState<T> {
     /// Claims a job, unless too many results wait to be taken.
     fn claim(&mut self) -> Option<(u64, Job<T>)> {
         let next = self.jobs.front()?.bytes;
-        let full = self.done.len() >= RESULTS_MAX || self.done_bytes + next > self.most_bytes;
+        let full = self.done.len() >= RESULTS_MAX || self.done_bytes + next > self.max_bytes;
         if full && !self.done.is_empty() {
             return None;
         }
@@ -83,7 +83,7 @@ impl<T> WorkerState<T> {
 
     /// Stores a result, or returns it if its batch was dropped. Returns whether it is the next
     /// result.
-    fn settle(&mut self, number: u64, result: T) -> Result<bool, T> {
+    fn complete(&mut self, number: u64, result: T) -> Result<bool, T> {
         let at = number.checked_sub(self.first).and_then(|at| self.done.get_mut(at as usize));
         match at {
             Some((_, slot)) => {
@@ -111,23 +111,23 @@ impl<T> WorkerState<T> {
     /// Whether to wake helpers. Hysteresis avoids a wake-up per result.
     fn wants_help(&self) -> bool {
         let has_capacity =
-            self.done.len() <= RESULTS_MAX / 2 && self.done_bytes <= self.most_bytes / 2;
+            self.done.len() <= RESULTS_MAX / 2 && self.done_bytes <= self.max_bytes / 2;
         has_capacity && self.idle > 0 && self.jobs.len() >= WAKE_JOBS_MIN
     }
 }
 
 impl<T: Send + 'static> WorkerPool<T> {
-    /// Creates a pool with up to `helpers` threads that run at most `most_bytes` bytes of jobs
+    /// Creates a pool with up to `helpers` threads that run at most `max_bytes` bytes of jobs
     /// ahead.
-    pub(crate) fn new(helpers: usize, most_bytes: usize) -> Self {
+    pub(crate) fn new(helpers: usize, max_bytes: usize) -> Self {
         let state = WorkerState {
             first: 0,
             done: VecDeque::new(),
             done_bytes: 0,
-            most_bytes,
+            max_bytes,
             jobs: VecDeque::new(),
             idle: 0,
-            taker_waits: false,
+            consumer_waits: false,
             stopping: false,
             panicked: false,
         };
@@ -138,7 +138,7 @@ impl<T: Send + 'static> WorkerPool<T> {
     }
 
     /// Starts a batch. Waits while another batch is being consumed.
-    pub(crate) fn give(&self, jobs: Vec<Job<T>>) -> OrderedResults<'_, T> {
+    pub(crate) fn submit(&self, jobs: Vec<Job<T>>) -> OrderedResults<'_, T> {
         let batch_lock = self.batch_lock.lock();
         if jobs.len() >= WAKE_JOBS_MIN {
             self.start();
@@ -158,7 +158,9 @@ impl<T: Send + 'static> WorkerPool<T> {
             let shared = Arc::clone(&self.shared);
             let name = format!("forebay-pack-{}", threads.len());
             // If the system refuses a thread, the pool works with fewer.
-            let Ok(thread) = thread::spawn_named(&name, move || help(&shared)) else { return };
+            let Ok(thread) = thread::spawn_named(&name, move || run_helper(&shared)) else {
+                return;
+            };
             threads.push(thread);
         }
     }
@@ -200,14 +202,14 @@ impl<T> OrderedResults<'_, T> {
                 drop(state);
                 let result = (job.work)();
                 state = self.shared.state.lock();
-                let settled = state.settle(number, result);
-                debug_assert!(settled.is_ok(), "the taker is here");
+                let completed = state.complete(number, result);
+                debug_assert!(completed.is_ok(), "the consumer holds the batch");
             } else if state.done.is_empty() {
                 return None;
             } else {
-                state.taker_waits = true;
+                state.consumer_waits = true;
                 self.shared.ready.wait(&mut state);
-                state.taker_waits = false;
+                state.consumer_waits = false;
             }
         }
     }
@@ -225,7 +227,7 @@ impl<T> Drop for OrderedResults<'_, T> {
 }
 
 /// The main loop of a helper.
-fn help<T>(shared: &WorkerShared<T>) {
+fn run_helper<T>(shared: &WorkerShared<T>) {
     let mut state = shared.state.lock();
     while !state.stopping {
         let Some((number, job)) = state.claim() else {
@@ -239,9 +241,9 @@ fn help<T>(shared: &WorkerShared<T>) {
         let result = (job.work)();
         std::mem::forget(guard);
         state = shared.state.lock();
-        match state.settle(number, result) {
+        match state.complete(number, result) {
             Ok(is_next) => {
-                if is_next && state.taker_waits {
+                if is_next && state.consumer_waits {
                     shared.ready.notify_one();
                 }
             }

@@ -144,7 +144,7 @@ impl Store {
 
     /// Packs blocks on several threads. Returns them in order.
     pub(crate) fn pack(&self, jobs: Vec<PackJob>) -> Packing<'_> {
-        self.packers.give(jobs)
+        self.packers.submit(jobs)
     }
 
     /// Allocates space for a sealed block: one extent per copy, or a gang if there is none.

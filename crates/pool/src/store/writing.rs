@@ -122,8 +122,8 @@ impl Store {
         // The L2 cannot have a new block.
         let weight = content.footprint() as u64;
         match self.cache.cache().begin_past_second(key, weight, attributes) {
-            Ok(Begin::Vacant(filler)) if filler.refusal().is_none() => {
-                return HeldBytes::Cached(filler.publish(content));
+            Ok(Begin::Vacant(load_guard)) if load_guard.refusal().is_none() => {
+                return HeldBytes::Cached(load_guard.publish(content));
             }
             // The key is new, so nothing can be cached under it. Remove it if there is something
             // nevertheless.

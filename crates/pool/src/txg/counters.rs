@@ -3,7 +3,7 @@
 forebay_base::counters! {
     /// Counters of transaction groups, since import.
     pub table TxgCounters;
-    labels cause = ["timeout", "dirty", "asked"];
+    labels cause = ["timeout", "dirty", "requested"];
 
     /// Commits that the sync thread started, by cause.
     woken: cause;

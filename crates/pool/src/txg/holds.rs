@@ -43,12 +43,12 @@ pub(super) struct CellState {
     /// Whether `open` is closing: changes wait for the next txg. Equal in all cells, like `open`.
     pub(super) closing: bool,
     /// Whether the txgs are suspended or closed.
-    pub(super) refuses: bool,
+    pub(super) stopped: bool,
 }
 
 impl HoldCell {
     pub(super) fn new(open: u64) -> CachePadded<Self> {
-        let state = CellState { open, holds: [0; 2], closing: false, refuses: false };
+        let state = CellState { open, holds: [0; 2], closing: false, stopped: false };
         CachePadded::new(Self {
             state: Mutex::named("txg-cell", state),
             dirty: [AtomicI64::new(0), AtomicI64::new(0)],
@@ -63,7 +63,7 @@ impl HoldCell {
     #[inline]
     pub(super) fn enter(&self) -> EnterOutcome {
         let mut state = self.state.lock();
-        if state.refuses {
+        if state.stopped {
             return EnterOutcome::Refused;
         }
         if state.closing {
@@ -86,7 +86,7 @@ impl HoldCell {
 
     /// Adds `bytes`. Returns the number of bytes to add to the sum: 0 most of the time.
     #[inline]
-    pub(super) fn note_dirty(&self, slot: usize, bytes: i64, batch: i64) -> i64 {
+    pub(super) fn add_dirty(&self, slot: usize, bytes: i64, batch: i64) -> i64 {
         let now = self.dirty[slot].fetch_add(bytes, Ordering::Relaxed) + bytes;
         if now < batch { 0 } else { self.take_dirty(slot) }
     }

@@ -63,7 +63,7 @@ pub enum Wake {
     /// The open txg has too many dirty bytes.
     Dirty,
     /// A thread waits for the open txg.
-    Asked,
+    Requested,
     /// The txgs are closed or suspended: the sync thread must exit.
     Ended,
 }
@@ -92,9 +92,9 @@ struct TxgState {
     /// Number of throttled changes.
     throttled: usize,
     /// Clock time at which the last assigned delay ends.
-    turn_ns: u64,
+    delay_end_ns: u64,
     /// Number of commits. Each commit cancels all delays assigned before it.
-    era: u64,
+    delay_epoch: u64,
 }
 
 impl TxgState {
@@ -112,8 +112,8 @@ impl TxgState {
 
     /// Assigns a delay. Returns its epoch and its end time.
     fn take_delay_slot(&mut self, now_ns: u64, delay_ns: u64) -> (u64, u64) {
-        self.turn_ns = self.turn_ns.max(now_ns).saturating_add(delay_ns);
-        (self.era, self.turn_ns)
+        self.delay_end_ns = self.delay_end_ns.max(now_ns).saturating_add(delay_ns);
+        (self.delay_epoch, self.delay_end_ns)
     }
 }
 
@@ -153,8 +153,8 @@ impl Txgs {
             cells_left: 0,
             stop: None,
             throttled: 0,
-            turn_ns: 0,
-            era: 0,
+            delay_end_ns: 0,
+            delay_epoch: 0,
         };
         Self {
             cells: (0..cells).map(|_| HoldCell::new(open)).collect(),
@@ -191,7 +191,7 @@ impl Txgs {
         if !blocking::is_non_blocking() {
             holds::check_not_nested(self);
         }
-        if self.is_pressed() {
+        if self.needs_throttle() {
             self.throttle().inspect_err(|_| self.count_refused())?;
         }
         loop {
@@ -254,7 +254,7 @@ impl Txgs {
 
     fn due(&self, state: &TxgState) -> Option<(Wake, usize)> {
         if state.wanted >= state.open {
-            return Some((Wake::Asked, 2));
+            return Some((Wake::Requested, 2));
         }
         let dirty = self.dirty_of(state.open);
         if dirty >= self.sync_at_bytes() {
@@ -311,7 +311,7 @@ impl Txgs {
     ///
     /// # Errors
     /// `Suspended` or `Closed`; `f` was not run.
-    pub fn at_rest(&self, f: impl FnOnce()) -> Result<()> {
+    pub fn run_quiesced(&self, f: impl FnOnce()) -> Result<()> {
         holds::check_not_nested(self);
         let mut state = self.state.lock();
         state.check_running()?;
@@ -376,8 +376,8 @@ impl Txgs {
         assert_eq!(txg + 1, state.open, "txg {txg} was not closed");
         self.dirty.clear(slot_of(txg));
         state.synced = txg;
-        state.era += 1;
-        state.turn_ns = 0;
+        state.delay_epoch += 1;
+        state.delay_end_ns = 0;
         self.durable.notify_all();
         self.dirty_space.notify_all();
         drop(state);
@@ -454,7 +454,7 @@ impl Txgs {
             state.stop = Some(stop);
         }
         for cell in &self.cells {
-            cell.lock().refuses = true;
+            cell.lock().stopped = true;
         }
         self.work.notify_all();
         self.opened.notify_all();

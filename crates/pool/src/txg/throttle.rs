@@ -95,7 +95,7 @@ pub(super) fn share(bytes: u64, percent: u32) -> u64 {
 impl Txgs {
     /// Whether changes must be throttled.
     #[inline]
-    pub(super) fn is_pressed(&self) -> bool {
+    pub(super) fn needs_throttle(&self) -> bool {
         self.dirty.total() > ThrottleBounds::of(&self.tunables).start
     }
 
@@ -118,7 +118,7 @@ impl Txgs {
                     counted_full = true;
                     self.counters.add(TxgCounters::FULL, 0, 1);
                 }
-                self.ask_locked(&mut state);
+                self.request_commit(&mut state);
                 if let Err(error) = blocking::check("free space for dirty data") {
                     break Err(error);
                 }
@@ -132,9 +132,9 @@ impl Txgs {
                 // No delay is assigned: the retry on another thread gets its own.
                 break Err(error);
             }
-            let (era, due_ns) =
+            let (delay_epoch, due_ns) =
                 *delay_slot.get_or_insert_with(|| state.take_delay_slot(now_ns, delay_ns));
-            if delay_ns == 0 || era != state.era || now_ns >= due_ns {
+            if delay_ns == 0 || delay_epoch != state.delay_epoch || now_ns >= due_ns {
                 break Ok(());
             }
             self.dirty_space.wait_timeout(&mut state, Duration::from_nanos(due_ns - now_ns));
@@ -147,7 +147,7 @@ impl Txgs {
     }
 
     /// Requests a commit of the open txg.
-    fn ask_locked(&self, state: &mut TxgState) {
+    fn request_commit(&self, state: &mut TxgState) {
         if state.wanted < state.open {
             state.wanted = state.open;
             self.work.notify_all();
@@ -158,13 +158,13 @@ impl Txgs {
     #[inline]
     pub(super) fn note(&self, cell: usize, txg: u64, bytes: i64) {
         let slot = slot_of(txg);
-        let sum = self.cells[cell].note_dirty(slot, bytes, BATCH_BYTES);
+        let sum = self.cells[cell].add_dirty(slot, bytes, BATCH_BYTES);
         if sum != 0 {
-            self.note_sum(txg, sum);
+            self.add_to_sum(txg, sum);
         }
     }
 
-    fn note_sum(&self, txg: u64, bytes: i64) {
+    fn add_to_sum(&self, txg: u64, bytes: i64) {
         let now = self.dirty.add(slot_of(txg), bytes);
         if now < self.sync_at_bytes() || self.dirty_woken.load(Ordering::Relaxed) >= txg {
             return;
