@@ -7,15 +7,15 @@ use forebay_cache::{Key, OwnerId};
 
 use crate::format::BlockPtrPhys;
 
-/// Bits of the birth txg, beside the owner.
+/// Number of bits of a key's birth txg; the owner takes the rest.
 const BIRTH_BITS: u32 = 48;
-/// Limit of birth txgs. At a thousand txgs per second it lasts for 8,900 years.
+/// Upper bound of birth txgs. Lasts 8,900 years at a thousand txgs per second.
 pub(crate) const BIRTH_END: u64 = 1 << BIRTH_BITS;
 
 /// Identifies the content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockKey {
-    /// Address of the first copy, in its on-disk encoding.
+    /// Address of the first copy, in on-disk form.
     dva: u64,
     /// Owner in the upper bits, birth txg in the lower bits.
     owner_and_birth: u64,
@@ -24,7 +24,7 @@ pub struct BlockKey {
 const _: () = assert!(size_of::<BlockKey>() == 16);
 
 impl BlockKey {
-    /// The key of the block that `bp` points to and `owner` owns.
+    /// Returns the key of the block that `bp` points to, for `owner`.
     #[inline]
     pub(crate) fn new(owner: OwnerId, bp: &BlockPtrPhys) -> Self {
         let birth = bp.birth_txg.get() & (BIRTH_END - 1);
@@ -32,13 +32,13 @@ impl BlockKey {
         Self { dva: bp.copies[0].raw(), owner_and_birth }
     }
 
-    /// The key of the block at this address with this birth txg, which is below [`BIRTH_END`].
+    /// Returns the key of the block at `dva`, born in txg `birth`, which is below [`BIRTH_END`].
     pub(crate) fn of_parts(owner: OwnerId, dva: u64, birth: u64) -> Self {
         debug_assert!(birth < BIRTH_END);
         Self { dva, owner_and_birth: u64::from(owner.get()) << BIRTH_BITS | birth }
     }
 
-    /// Address of the first copy, in its on-disk encoding.
+    /// Address of the first copy, in on-disk form.
     pub(crate) fn dva(&self) -> u64 {
         self.dva
     }
@@ -48,7 +48,7 @@ impl BlockKey {
         self.owner_and_birth & (BIRTH_END - 1)
     }
 
-    /// A hash for choosing among L2 devices.
+    /// Returns a hash of the key.
     pub(crate) fn hash(&self) -> u64 {
         (self.dva ^ self.owner_and_birth.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
     }

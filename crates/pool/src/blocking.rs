@@ -1,26 +1,24 @@
-//! Non-blocking mode of a thread: an operation that would wait for a device or a transaction group
-//! fails instead.
+//! Non-blocking mode: on a thread in this mode, an operation that would wait for a device or a
+//! transaction group fails instead.
 //!
-//! A thread that serves many requests, such as those of a file system, first runs an operation in
-//! non-blocking mode. If that fails, it passes the operation to a thread that may block. The mode
-//! is a thread-local flag. Only code that is about to wait reads it, so an operation that finds
-//! everything in memory does not.
+//! A thread that serves many requests first tries an operation in non-blocking mode, and hands it
+//! to a thread that may block if that fails. The mode is thread-local and checked only right before
+//! waiting. Operations that find everything in memory never check it.
 //!
 //! # Invariants
 //!
 //! - An operation that fails with [`ErrorKind::WouldBlock`] has changed nothing. A change of
-//!   several steps has everything it needs in memory before the first step, and may block from then
-//!   on.
+//!   several steps first loads everything into memory, and allows blocking from the first step on.
 //!
 //! # Locking
 //!
-//! No lock of its own. Locks that are held during device I/O are taken with [`lock`], which gives
-//! up after a bounded number of attempts in non-blocking mode.
+//! None of its own. [`lock`] takes locks that other threads hold while they wait for devices. In
+//! non-blocking mode it gives up after a bounded number of attempts.
 //!
 //! # What it does not do
 //!
-//! It does not cover waits for memory: they are bounded and rare, and another thread would have to
-//! wait too. It does not cover locks that are never held during I/O.
+//! It does not cover waits for memory, which are bounded (0.1 s) and rare, nor waits for locks that
+//! are not held during I/O.
 
 use std::cell::Cell;
 
@@ -28,19 +26,19 @@ use forebay_base::sync::{Mutex, MutexGuard, hint, thread_local};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Attempts to take a held lock: about as long as a holder that does not wait keeps it.
+/// Attempts to take a held lock. Covers the time for which a thread holds it without I/O.
 const LOCK_TRIES: usize = 128;
 
 thread_local! {
     static NON_BLOCKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Restores the previous mode when dropped, also during a panic.
+/// The previous mode, restored on drop, also during a panic.
 struct RestoreMode(bool);
 
 impl RestoreMode {
-    fn set(non_blocking: bool) -> Self {
-        Self(NON_BLOCKING.with(|mode| mode.replace(non_blocking)))
+    fn set(forbidden: bool) -> Self {
+        Self(NON_BLOCKING.with(|mode| mode.replace(forbidden)))
     }
 }
 
@@ -51,10 +49,8 @@ impl Drop for RestoreMode {
 }
 
 /// Runs `f` in non-blocking mode: an operation that would wait for a device or a transaction group
-/// fails with [`ErrorKind::WouldBlock`] and has changed nothing.
-///
-/// If the operation needs a block that is not in memory, its read has been started where that is
-/// possible without waiting. A repetition on a thread that may block joins this read.
+/// fails with [`ErrorKind::WouldBlock`] and has changed nothing. If a block is not in memory, its
+/// read is started if possible; a retry that may block joins that read.
 ///
 /// ```
 /// # use forebay_pool::{ErrorKind, Object, non_blocking};
@@ -68,15 +64,15 @@ impl Drop for RestoreMode {
 /// }
 /// ```
 ///
-/// The mode does not apply to callbacks that outlive `f`. Calls nest, also with
-/// [`blocking_allowed`].
+/// The mode does not apply to callbacks that `f` registers. Calls nest, also with
+/// [`blocking_allowed`]. such as several changes in one transaction.
 pub fn non_blocking<R>(f: impl FnOnce() -> R) -> R {
     let _before = RestoreMode::set(true);
     f()
 }
 
-/// Runs `f` in blocking mode within [`non_blocking`], for work that must not stop halfway, such as
-/// several changes of one transaction.
+/// Runs `f` in blocking mode, inside a [`non_blocking`] call. For operations that must not stop
+/// half-way, such as several changes in one transaction.
 pub fn blocking_allowed<R>(f: impl FnOnce() -> R) -> R {
     let _before = RestoreMode::set(false);
     f()
@@ -88,7 +84,7 @@ pub(crate) fn is_non_blocking() -> bool {
     NON_BLOCKING.with(Cell::get)
 }
 
-/// Checks whether this thread may block. Call it before waiting for `what`.
+/// Call before waiting for `what`.
 ///
 /// # Errors
 /// [`ErrorKind::WouldBlock`] in non-blocking mode.
@@ -97,21 +93,20 @@ pub fn check(what: &'static str) -> Result<()> {
     if is_non_blocking() { Err(would_block(what)) } else { Ok(()) }
 }
 
-/// The error of an operation that would wait for `what` in non-blocking mode.
+/// Returns the error for `what`, which is not available without waiting.
 #[cold]
 pub(crate) fn would_block(what: &'static str) -> Error {
-    let text =
-        format!("waiting for {what} would block: repeat the operation on a thread that may block");
+    let text = format!("would wait for {what}: retry on a thread that may block");
     Error::new(ErrorKind::WouldBlock, text)
 }
 
-/// Whether the result is a [`ErrorKind::WouldBlock`] error.
+/// Whether a result is [`ErrorKind::WouldBlock`].
 #[inline]
 pub(crate) fn is_would_block<T>(result: &Result<T>) -> bool {
     result.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
-/// Takes a lock that others may hold during device I/O.
+/// Takes a lock that other threads may hold while they wait for devices.
 ///
 /// # Errors
 /// [`ErrorKind::WouldBlock`] in non-blocking mode, if another thread holds the lock.

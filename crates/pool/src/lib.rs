@@ -1,10 +1,11 @@
 //! A copy-on-write storage pool.
 //!
-//! * [`Pool`]: a set of devices, to import, export, check and scrub;
-//! * [`Dataset`]: a named set of objects with settings;
-//! * [`Object`]: bytes in records; [`Directory`]: names of up to 255 bytes with short values;
-//! * [`Transaction`]: changes that become durable together;
-//! * [`BlockCache`]: memory for blocks, which several pools can share.
+//! * [`Pool`]: a set of devices; can be created, imported, exported, checked and scrubbed.
+//! * [`Dataset`]: a named set of objects with settings.
+//! * [`Object`]: bytes in records. [`Directory`]: names of up to 255 bytes, each with a short
+//!   value.
+//! * [`Transaction`]: changes that become durable together.
+//! * [`BlockCache`]: block memory that several pools can share.
 //!
 //! ```
 //! use std::ops::ControlFlow;
@@ -25,14 +26,14 @@
 //! let pool = Pool::create(vec![open_path(path, &file)?], &options)?;
 //! let data = pool.create_dataset("data", &DatasetSettings::default())?;
 //!
-//! // The changes of a transaction become durable together.
+//! // All changes of a transaction become durable together.
 //! let tx = pool.begin()?;
 //! let top = data.create_directory(&tx, &[])?;
 //! let number = data.create_object(&tx, b"attributes are yours")?;
 //! data.object(number)?.write(&tx, 0, b"content")?;
 //! data.directory(top)?.insert(&tx, b"name", &number.to_le_bytes())?;
 //! drop(tx);
-//! data.fsync(number)?; // Durable now, through the intent log.
+//! data.fsync(number)?; // The intent log makes it durable.
 //! drop(data);
 //! pool.export()?;
 //!
@@ -54,20 +55,20 @@
 //!
 //! - Blocks are never overwritten in place. At any instant the devices hold a complete pool: that
 //!   of the newest durable transaction group.
-//! - Every block is verified by its checksum when it is read. Its content is validated even then.
-//! - Only the pool's sync thread allocates, frees and writes blocks. Other threads write the intent
-//!   log only.
+//! - Nothing is parsed before its checksum has been verified. Parsed fields are still checked.
+//! - Only the sync thread allocates, frees and writes blocks. The intent log's ring is the
+//!   exception.
 //!
 //! # Locking
 //!
-//! `docs/locking.md` has every lock and the order. Reading and changing objects never waits for a
-//! transaction group. Beginning a transaction may, so a thread that has a transaction must not
-//! begin another one.
+//! `docs/locking.md` lists every lock and the lock order. Reading and changing objects never waits
+//! for a transaction group. Beginning a transaction may wait, so a thread holds at most one
+//! transaction.
 //!
 //! # What it does not do
 //!
-//! It knows nothing of POSIX, and has no snapshots, mirrors or volumes. It runs on Linux only. The
-//! on-disk format is in `docs/format.md`.
+//! The pool does not know POSIX. It has no snapshots, mirrors or volumes. It runs on Linux only.
+//! `docs/format.md` describes the on-disk format.
 
 mod block_cache;
 mod block_key;

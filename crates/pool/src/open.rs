@@ -1,7 +1,7 @@
-//! Opening files and block devices by path, with their locks, and the identity of this host.
+//! Opens files and block devices by path and locks them. Also identifies this host.
 //!
-//! The lock of a device ([`FileLock`]) excludes other processes of this host only. Use by other
-//! hosts is recorded in the label.
+//! A device lock ([`FileLock`]) works between processes of one host. The label protects against
+//! other hosts.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -14,22 +14,21 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::MIN_DEVICE_BYTES;
 
-/// Locks that are held until this is dropped.
+/// Locks held until drop.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     _file: Option<FileLock>,
     kept: Vec<OwnedFd>,
 }
 
-/// A device that was opened for a pool.
+/// A device opened for a pool.
 pub struct Opened {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) lock: Option<Locks>,
 }
 
 impl Opened {
-    /// Keeps `lock`, any lock of the caller, until the device's own lock is released, when the pool
-    /// is closed.
+    /// Keeps `lock` until the device's own lock is released, which is when the pool is closed.
     #[must_use]
     pub fn keep(mut self, lock: OwnedFd) -> Self {
         self.lock.get_or_insert_default().kept.push(lock);
@@ -45,28 +44,28 @@ impl fmt::Debug for Opened {
 }
 
 impl From<Arc<dyn Device>> for Opened {
-    /// A device that nobody else can open.
+    /// A device that no other process can open.
     fn from(device: Arc<dyn Device>) -> Self {
         Self { device, lock: None }
     }
 }
 
-/// Opens and locks the file or block device at `path`. With `read_only`, the lock is shared with
-/// other readers.
+/// Opens and locks the file or block device at `path`. With `read_only`, other readers are allowed.
 ///
 /// # Errors
-/// [`ErrorKind::InUse`] if another process has it open, [`ErrorKind::NotFound`] if it does not
-/// exist, [`ErrorKind::Invalid`] if it is not suitable as a device, [`ErrorKind::Device`]
-/// otherwise.
+/// [`ErrorKind::InUse`] if another process has locked it, [`ErrorKind::NotFound`] if the path does
+/// not exist, [`ErrorKind::Invalid`] if it is not a usable device, [`ErrorKind::Device`] for other
+/// failures.
 pub fn open_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
     let options = OpenOptions { min_bytes: MIN_DEVICE_BYTES, ..options.clone() };
     let device = FileDevice::open(path, &options).map_err(refused)?;
-    // The pool releases the lock at export, even if the device is still referenced.
+    // The pool releases the lock when it is exported, even if the device object is still
+    // referenced.
     let lock = Some(Locks { _file: device.take_lock(), kept: Vec::new() });
     Ok(Opened { device: Arc::new(device), lock })
 }
 
-/// Maps the cause of a failed open to an error of the pool.
+/// Converts an error of opening a device.
 pub(crate) fn refused(error: OpenError) -> Error {
     let kind = match &error {
         OpenError::Missing { .. } => ErrorKind::NotFound,
@@ -81,21 +80,21 @@ pub(crate) fn refused(error: OpenError) -> Error {
 /// Identity of a host, as stored in labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostId {
-    /// Identifies the host; 0 if unknown.
+    /// Identifier of the host; 0 if unknown.
     pub id: u64,
-    /// Name for messages.
+    /// Host name for messages.
     pub name: String,
 }
 
 impl HostId {
-    /// This host, by `/etc/machine-id` and the host name of the kernel.
+    /// Returns the identity of this host, from `/etc/machine-id` and the kernel's host name.
     pub fn of_this_host() -> Self {
         let text = |path| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let name = text("/proc/sys/kernel/hostname");
         let machine = text("/etc/machine-id");
-        // Without a machine id, use the host name.
-        let identity = if machine.is_empty() { &name } else { &machine };
-        let id = if identity.is_empty() { 0 } else { xxh3_64(identity.as_bytes()).max(1) };
+        // Without a machine id, the host name has to identify the host.
+        let named = if machine.is_empty() { &name } else { &machine };
+        let id = if named.is_empty() { 0 } else { xxh3_64(named.as_bytes()).max(1) };
         Self { id, name }
     }
 }

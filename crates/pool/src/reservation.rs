@@ -22,51 +22,51 @@ use forebay_base::sync::{Arc, thread_slot};
 use crate::space::SpaceStats;
 use crate::txg::Txgs;
 
-/// Shards of the count of first reservations; a power of two.
+/// Number of shards of the first reservations; a power of two.
 const SHARDS: usize = 16;
-/// First reservation of a transaction: enough for any single change.
+/// First reservation of a transaction: enough for a change of any kind.
 pub(crate) const FIRST_BYTES: u64 = 512 << 10;
-/// Minimum increment of a reservation.
+/// Minimum step by which a reservation grows.
 const GROW_BYTES: u64 = 1 << 20;
-/// With this much free space, first reservations are not summed: 2000 concurrent transactions
-/// reserve less than this.
+/// With at least this much space left, first reservations are not summed: 2000 concurrent
+/// transactions reserve less.
 const PLENTY_BYTES: u64 = 1 << 30;
 
-/// Effect of a transaction on free space.
+/// How a transaction affects free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
     /// It may use more space.
     Use,
-    /// It will free space: it may begin when the pool is full.
+    /// It frees space in the end, so it may begin in a full pool.
     Free,
 }
 
-/// The free space of a pool.
+/// Free space of a pool and its reservations.
 pub(crate) struct ReservableSpace {
     txgs: Arc<Txgs>,
-    /// Free bytes in the newest written txg.
+    /// Free bytes as of the newest committed txg.
     free: AtomicU64,
-    /// Free bytes plus freed bytes that become reusable some txgs later.
+    /// Free bytes plus bytes that become reusable some txgs later.
     free_later: AtomicU64,
-    /// Free bytes that transactions must not use, by intent.
-    withheld: [AtomicU64; 2],
-    /// Reservations beyond the first reservations.
+    /// Bytes of `free` that transactions must leave free, by intent.
+    kept: [AtomicU64; 2],
+    /// Bytes that transactions reserved beyond their first reservations.
     grown: AtomicU64,
-    /// First reservations.
+    /// Bytes of first reservations.
     first: [CachePadded<AtomicU64>; SHARDS],
 }
 
-/// A shard. A transaction holds a reference to it, whose count lies on a cache line with few
-/// writers.
+/// A shard of [`ReservableSpace`]. A transaction holds a reference to it; few threads share the
+/// count's cache line.
 pub(crate) struct ReservationShard {
     space: Arc<ReservableSpace>,
     index: usize,
 }
 
-/// The shards of a pool's free space.
+/// The reservations of a pool.
 pub(crate) struct Reservations([Arc<CachePadded<ReservationShard>>; SHARDS]);
 
-/// Reserved space of a transaction. Released when dropped.
+/// Space reserved by a transaction. Dropping it releases the space.
 pub(crate) struct Reservation {
     shard: Arc<CachePadded<ReservationShard>>,
     intent: Intent,
@@ -89,9 +89,9 @@ impl Reservations {
         }))
     }
 
-    /// Sets the free space, and the parts of it that transactions with intent `Use` and `Free` must
-    /// not use.
-    pub(crate) fn set(&self, space: &SpaceStats, withheld_from_use: u64, withheld_from_free: u64) {
+    /// Sets the free space, and how much of it transactions that use and that free space must leave
+    /// free.
+    pub(crate) fn set(&self, space: &SpaceStats, kept_from_use: u64, kept_from_free: u64) {
         let reservable = &self.0[0].space;
         reservable.withheld[Intent::Use as usize].store(withheld_from_use, Ordering::Relaxed);
         reservable.withheld[Intent::Free as usize].store(withheld_from_free, Ordering::Relaxed);
@@ -99,20 +99,21 @@ impl Reservations {
         reservable.free.store(space.free_bytes, Ordering::SeqCst);
     }
 
-    /// Bytes that transactions with intent `Use` can still use, if they wait for freed space. Less
-    /// than a first reservation counts as nothing.
+    /// Returns the bytes that further changes can use, if they wait for freed space. Returns 0 if
+    /// less than a first reservation is left.
     pub(crate) fn available(&self) -> u64 {
         let reservable = &self.0[0].space;
         let left = reservable.left_of(&reservable.free_later, Intent::Use, true);
         left.filter(|left| *left >= FIRST_BYTES).unwrap_or(0)
     }
 
-    /// A first reservation; `None` if there is not enough space.
+    /// Makes a first reservation; `None` if there is no space.
     pub(crate) fn reserve(&self, intent: Intent) -> Option<Reservation> {
         self.reserve_bytes(intent, FIRST_BYTES)
     }
 
-    /// A smaller first reservation for intent `Free`, for when waiting yields no more space.
+    /// Makes a smaller first reservation, for a transaction that frees space when waiting yields no
+    /// more.
     pub(crate) fn reserve_less(&self, intent: Intent) -> Option<Reservation> {
         let left = self.0[0].space.left(intent, true).unwrap_or(0);
         let bytes = left.min(FIRST_BYTES) / 2;
@@ -132,15 +133,14 @@ impl Reservations {
 }
 
 impl ReservableSpace {
-    /// Bytes that are not reserved; `None` if more is reserved than is free. First reservations,
-    /// and dirty bytes that are still in the txgs' per-thread counts, are included if `exact`.
+    /// Returns the unreserved bytes, or `None` if more is reserved than free. First reservations
+    /// and dirty bytes in txg cells count only if `exact`.
     fn left(&self, intent: Intent, exact: bool) -> Option<u64> {
         self.left_of(&self.free, intent, exact)
     }
 
     fn left_of(&self, free: &AtomicU64, intent: Intent, exact: bool) -> Option<u64> {
-        // In the order in which a byte passes through the counts, from reservation to use, so that
-        // none is missed.
+        // In the order in which a byte moves from reservation to use, so that no byte is missed.
         let first: u64 = match exact {
             true => self.first.iter().map(|shard| shard.load(Ordering::SeqCst)).sum(),
             false => 0,
@@ -155,8 +155,8 @@ impl ReservableSpace {
         free.checked_sub(withheld)?.checked_sub(dirty)?.checked_sub(grown)?.checked_sub(first)
     }
 
-    /// Adds first, then checks: of two threads that reserve the last space, at least one sees the
-    /// other.
+    /// Adds first, then checks: of two threads that compete for the last space, at least one sees
+    /// the other.
     fn reserve_first(&self, index: usize, intent: Intent, bytes: u64) -> bool {
         self.first[index].fetch_add(bytes, Ordering::SeqCst);
         let plenty = self.left(intent, false).is_some_and(|left| left >= PLENTY_BYTES);
@@ -178,7 +178,7 @@ impl ReservableSpace {
 }
 
 impl Reservation {
-    /// Whether the reservation covers so many bytes. Reserves more if necessary.
+    /// Whether the reservation covers `bytes`; grows it if necessary.
     #[inline]
     pub(crate) fn covers(&self, bytes: u64) -> bool {
         let missing = bytes.saturating_sub(self.first + self.grown.get());
@@ -223,7 +223,7 @@ mod tests {
             shards.set(&space, 33 * MIB, 16 * MIB);
             shards.available()
         };
-        // Transactions that free space may use some of the withheld space.
+        // Transactions that free space may use part of the reserve.
         assert_eq!(available(20 * MIB, 10 * MIB), 0);
         assert_eq!(available(20 * MIB, 15 * MIB), 2 * MIB);
         assert_eq!(available(40 * MIB, 15 * MIB), 22 * MIB);

@@ -1,5 +1,5 @@
-//! Context of the sync of a txg: the store to write to, the space allocator, and the balance of
-//! allocated bytes.
+//! State of the sync of a transaction group: the store, the allocator, and the change of allocated
+//! bytes.
 
 use forebay_base::arena::Buffer;
 
@@ -8,8 +8,7 @@ use crate::format::BlockPtrPhys;
 use crate::store::codec::Sealed;
 use crate::store::{Allocate, Store, WriteProps};
 
-/// The only way to allocate, write and free blocks of a txg. There is one at a time, on the sync
-/// thread.
+/// Allocates, writes and frees blocks. There is one at a time, on the sync thread.
 pub(crate) struct SyncContext<'a> {
     pub(crate) store: &'a Store,
     pub(crate) space: &'a mut dyn Allocate,
@@ -23,12 +22,13 @@ impl<'a> SyncContext<'a> {
         Self { store, space, txg, allocated: 0 }
     }
 
-    /// A context of the same txg for blocks of another owner, see [`Store::with_owner`].
+    /// Returns a context of the same txg for the blocks of another store, see
+    /// [`Store::with_owner`].
     pub(crate) fn with_store<'b>(&'b mut self, store: &'b Store) -> SyncContext<'b> {
         SyncContext { store, space: &mut *self.space, txg: self.txg, allocated: 0 }
     }
 
-    /// Writes a block, and keeps it in the cache if `props` says so.
+    /// Writes a block, and caches it if `props` says so.
     pub(crate) fn write_new(
         &mut self,
         content: Buffer,
@@ -39,7 +39,7 @@ impl<'a> SyncContext<'a> {
         Ok(ptr)
     }
 
-    /// Like [`write_new`](Self::write_new), for a block that is sealed already.
+    /// As [`write_new`](Self::write_new), for a block that is already sealed.
     pub(crate) fn write_sealed(
         &mut self,
         content: Buffer,
@@ -51,7 +51,7 @@ impl<'a> SyncContext<'a> {
         Ok(ptr)
     }
 
-    /// Counts a block that was placed without [`write_new`](Self::write_new).
+    /// Counts the space of a block that was written by other means.
     pub(crate) fn born(&mut self, ptr: &BlockPtrPhys) {
         self.allocated += self.cost(ptr);
     }
@@ -62,7 +62,7 @@ impl<'a> SyncContext<'a> {
         self.store.free(ptr, self.space)
     }
 
-    /// Counts blocks that cannot be freed because their tree cannot be read. Their space is lost.
+    /// Counts an unreadable tree, or part of one, that cannot be freed: its space is leaked.
     pub(crate) fn leak(&self) {
         self.store.note_leak();
     }

@@ -1,7 +1,7 @@
-//! What a label says, as a value, and its bytes.
+//! The configuration of a pool, and its encoding in labels.
 //!
-//! A label that is sound may still say what cannot be: who reads one checks every number before it
-//! is used.
+//! A label with a correct checksum may still be invalid, so every field is checked before it is
+//! used.
 
 use forebay_base::rng::SmallRng;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -13,10 +13,10 @@ use crate::format::label::{
 };
 use crate::open::HostId;
 
-/// Features that this code knows. A label that names another one is refused.
+/// Features that this version supports. Labels with other features are rejected.
 pub(crate) const FEATURES: [&str; 0] = [];
 
-/// A device as the configuration knows it; its number is its place in the list.
+/// A device of the configuration. Its number is its index in the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceConfig {
     pub(crate) guid: u64,
@@ -29,28 +29,28 @@ pub(crate) struct DeviceConfig {
 pub(crate) struct Config {
     pub(crate) pool_guid: u64,
     pub(crate) pool_name: String,
-    /// Grows with each change.
+    /// Incremented with each change.
     pub(crate) generation: u64,
-    /// A transaction group that was durable when it was written.
+    /// The newest durable txg when the configuration was written.
     pub(crate) txg: u64,
     /// Whether a host has the pool imported.
     pub(crate) active: bool,
-    /// The host that has it, or had it last.
+    /// The host that has the pool imported, or had it last.
     pub(crate) host: HostId,
     pub(crate) sector_bytes: u32,
     pub(crate) features: Vec<String>,
     pub(crate) devices: Vec<DeviceConfig>,
 }
 
-/// A configuration, and whose it was.
+/// A configuration, and the number of the device that stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Label {
     pub(crate) config: Config,
-    /// Number of the device.
+    /// The number of the device.
     pub(crate) number: u16,
 }
 
-/// A number that names something for ever.
+/// Returns a new GUID.
 pub(crate) fn new_guid(rng: &mut SmallRng) -> u64 {
     rng.next_u64().max(1)
 }
@@ -58,7 +58,7 @@ pub(crate) fn new_guid(rng: &mut SmallRng) -> u64 {
 /// Checks the name of a pool.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] says what is wrong.
+/// [`ErrorKind::Invalid`] with the reason.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let wrong = if name.is_empty() {
         "is empty"
@@ -69,11 +69,11 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(Error::new(ErrorKind::Invalid, format!("the pool's name {name:?} {wrong}")))
+    Err(Error::new(ErrorKind::Invalid, format!("invalid pool name {name:?}: it {wrong}")))
 }
 
 impl Config {
-    /// The label of the device of that number, which is one of the configuration's.
+    /// Encodes the label of device `number`.
     pub(crate) fn encode(&self, number: u16) -> LabelPhys {
         assert!(self.devices.len() <= MAX_DEVICES, "more devices than a pool can have");
         assert!(self.features.len() <= MAX_FEATURES, "more features than a label can name");
@@ -110,11 +110,11 @@ impl Config {
 }
 
 impl Label {
-    /// What `label`, found on the device called `name`, says; `None` if it is not sound.
+    /// Decodes a label found on device `name`; `None` if its checksum is wrong.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if a newer version wrote it or needs to be known,
-    /// [`ErrorKind::Corrupt`] if it says what cannot be.
+    /// [`ErrorKind::Unsupported`] for a newer version or unknown feature, [`ErrorKind::Corrupt`] if
+    /// the content is invalid.
     pub(crate) fn decode(label: &LabelPhys, name: &str) -> Result<Option<Self>> {
         if !label.is_sound() {
             return Ok(None);
@@ -130,18 +130,18 @@ impl Label {
         let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
         let sector_bytes = label.sector_bytes.get();
         if !sector_bytes.is_power_of_two() || !(512..=4096).contains(&sector_bytes) {
-            return corrupt(format!("sectors of {sector_bytes} bytes"));
+            return corrupt(format!("invalid sector size of {sector_bytes} bytes"));
         }
         let devices = decode_nodes(label)?;
         let number = label.device_number.get();
         match devices.get(usize::from(number)) {
             Some(device) if device.guid == label.device_guid.get() => {}
-            _ => return corrupt(format!("device {number} is not among its devices")),
+            _ => return corrupt(format!("does not list its own device {number}")),
         }
         let active = match label.state {
             STATE_EXPORTED => false,
             STATE_ACTIVE => true,
-            other => return corrupt(format!("state {other}")),
+            other => return corrupt(format!("unknown state {other}")),
         };
         let host = HostId { id: label.host_id.get(), name: text_of(&label.host_name) };
         let named = label.features.iter().take(usize::from(label.feature_count.get()));
@@ -165,7 +165,7 @@ fn check_versions(label: &LabelPhys, name: &str) -> Result<()> {
     let (pool, version) = (text_of(&label.pool_name), label.version.get());
     if version != VERSION {
         return unsupported(format!(
-            "{name}: pool {pool:?} has version {version}, this code knows {VERSION}; import it with a newer one"
+            "{name}: pool {pool:?} has version {version}, this build supports {VERSION}; use another build"
         ));
     }
     let count = usize::from(label.feature_count.get()).min(MAX_FEATURES);
@@ -176,30 +176,30 @@ fn check_versions(label: &LabelPhys, name: &str) -> Result<()> {
     }
     let unknown = unknown.join(", ");
     unsupported(format!(
-        "{name}: pool {pool:?} uses what this code does not know ({unknown}); import it with a newer one"
+        "{name}: pool {pool:?} has features this build does not support ({unknown}); use a newer build"
     ))
 }
 
-/// The devices by number, from the tree.
+/// Decodes the devices, ordered by number.
 fn decode_nodes(label: &LabelPhys) -> Result<Vec<DeviceConfig>> {
     let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
     let (count, nodes) = (usize::from(label.device_count.get()), label.node_count.get());
     if count == 0 || count > MAX_DEVICES || usize::from(nodes) > MAX_NODES {
-        return corrupt(format!("{count} devices in {nodes} nodes"));
+        return corrupt(format!("invalid counts: {count} devices in {nodes} nodes"));
     }
     let mut devices: Vec<Option<DeviceConfig>> = vec![None; count];
     for (at, node) in label.nodes[..usize::from(nodes)].iter().enumerate() {
         let Some(kind) = NodeKind::from_raw(node.kind) else {
-            let text = format!("node {at} is of kind {}, which this code does not know", node.kind);
+            let text = format!("node {at} has the unknown kind {}", node.kind);
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
-        // One stripe, and disks under it: nothing else is written by this version.
+        // This version writes only one stripe with disks under it.
         let fits = match kind {
             NodeKind::Stripe => at == 0 && node.parent.get() == NO_PARENT,
             NodeKind::Disk => at > 0 && node.parent.get() == 0,
         };
         if !fits {
-            return corrupt(format!("node {at} ({node:?}) is out of place"));
+            return corrupt(format!("node {at} ({node:?}) is misplaced"));
         }
         if kind == NodeKind::Disk {
             place_device(&mut devices, node)?;
@@ -207,7 +207,7 @@ fn decode_nodes(label: &LabelPhys) -> Result<Vec<DeviceConfig>> {
     }
     let devices: Vec<_> = devices.into_iter().flatten().collect();
     if devices.len() != count {
-        return corrupt(format!("{count} devices, of which {} are described", devices.len()));
+        return corrupt(format!("has {count} devices but describes {}", devices.len()));
     }
     Ok(devices)
 }
@@ -215,22 +215,22 @@ fn decode_nodes(label: &LabelPhys) -> Result<Vec<DeviceConfig>> {
 fn place_device(devices: &mut [Option<DeviceConfig>], node: &NodePhys) -> Result<()> {
     let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
     let (guid, size_bytes) = (node.guid.get(), node.size_bytes.get());
-    // Addresses reach this far.
+    // Limit of block addresses.
     let most = 1 << 57;
     if size_bytes % LABEL_BYTES != 0 || !(MIN_DEVICE_BYTES..most).contains(&size_bytes) {
-        return corrupt(format!("a device of {size_bytes} bytes"));
+        return corrupt(format!("invalid device size of {size_bytes} bytes"));
     }
     if devices.iter().flatten().any(|other| other.guid == guid) {
-        return corrupt(format!("two devices {guid:#x}"));
+        return corrupt(format!("two devices have the guid {guid:#x}"));
     }
     match devices.get_mut(usize::from(node.number.get())) {
         Some(slot @ None) => *slot = Some(DeviceConfig { guid, size_bytes }),
-        _ => return corrupt(format!("device number {} out of place", node.number)),
+        _ => return corrupt(format!("device number {} is invalid or used twice", node.number)),
     }
     Ok(())
 }
 
-/// Writes a text, cut at a character if it is too long, and zeros after it.
+/// Stores a text, truncated at a character boundary and zero-padded.
 fn put_text(to: &mut [u8], text: &str) {
     let mut len = text.len().min(to.len());
     while !text.is_char_boundary(len) {
@@ -240,7 +240,7 @@ fn put_text(to: &mut [u8], text: &str) {
     to[..len].copy_from_slice(&text.as_bytes()[..len]);
 }
 
-/// The text up to the first zero; what is no text is replaced.
+/// Returns the text up to the first zero. Replaces invalid UTF-8.
 pub(crate) fn text_of(bytes: &[u8]) -> String {
     let len = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..len]).into_owned()

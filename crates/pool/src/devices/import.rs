@@ -1,9 +1,9 @@
-//! From opened devices to the devices of a pool: making a new pool's labels, and finding out
-//! whether what is there is a pool, whole, and this host's to have.
+//! Creates and imports the devices of a pool. An import checks that the opened devices form one
+//! complete pool and that this host may import it.
 //!
-//! Which devices a pool has is said by its newest uberblock (how many) and its newest configuration
-//! (which). So a device that was being added when the power went is a member if and only if a txg
-//! was committed with it.
+//! The newest uberblock states how many devices the pool has, the newest configuration which ones.
+//! So a device that was being added during a crash is a member if and only if a txg committed with
+//! it.
 
 use forebay_base::rng::SmallRng;
 
@@ -16,44 +16,43 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::{MAX_DEVICES, MIN_DEVICE_BYTES};
 use crate::open::{HostId, Opened};
 
-/// Txgs of pools that are imported have smaller numbers: as many are left before births of blocks cannot be told
-/// any more.
+/// Limit of the txg of an imported pool. Leaves as many txgs again before birth txgs overflow.
 const TXG_END: u64 = BIRTH_END / 2;
 
-/// What a new pool is to be.
+/// Options for creating a pool.
 #[derive(Clone, Debug)]
 pub(crate) struct CreateOptions {
     pub(crate) name: String,
     pub(crate) host: HostId,
-    /// For the numbers that name pool and devices for ever.
+    /// Seed of the GUIDs.
     pub(crate) seed: u64,
-    /// Whether devices that hold a pool may be used all the same.
+    /// Whether to overwrite devices that hold a pool.
     pub(crate) force: bool,
 }
 
-/// How to import.
+/// Options for importing a pool.
 #[derive(Clone, Debug)]
 pub(crate) struct ImportOptions {
     pub(crate) host: HostId,
-    /// Whether to take a pool that another host may have.
+    /// Whether to import a pool that another host may have imported.
     pub(crate) force: bool,
 }
 
-/// The devices of a pool, and what their labels say.
+/// The devices of a pool, and the content of their labels.
 #[derive(Debug)]
 pub(crate) struct Imported {
     pub(crate) config: Config,
     pub(crate) devices: Devices,
-    /// The newest first; none for a new pool.
+    /// Newest first; empty for a new pool.
     pub(crate) uberblocks: Vec<Uberblock>,
 }
 
-/// Writes the labels of a new pool over these devices, numbered in their order. The pool is active,
-/// and exists once an uberblock is written.
+/// Writes the labels of a new pool to these devices, numbered in the given order. The pool is
+/// active. It exists once an uberblock is written.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for a name, device or number of devices that cannot be;
-/// [`ErrorKind::Exists`] if a device holds a pool; [`ErrorKind::Device`]; [`ErrorKind::NoMemory`].
+/// [`ErrorKind::Invalid`] for an invalid name, device or number of devices; [`ErrorKind::Exists`]
+/// if a device holds a pool; [`ErrorKind::Device`]; [`ErrorKind::NoMemory`].
 pub(crate) fn create(
     opened: Vec<Opened>,
     options: &CreateOptions,
@@ -61,7 +60,7 @@ pub(crate) fn create(
 ) -> Result<Imported> {
     check_name(&options.name)?;
     if opened.is_empty() || opened.len() > MAX_DEVICES {
-        let text = format!("{} devices; a pool has 1 to {MAX_DEVICES}", opened.len());
+        let text = format!("{} devices given; a pool has 1 to {MAX_DEVICES}", opened.len());
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     let mut rng = SmallRng::from_seed(options.seed);
@@ -74,7 +73,7 @@ pub(crate) fn create(
         let size_bytes = usable_bytes(&*opened.device);
         members.push(Member::new(number as u16, new_guid(&mut rng), size_bytes, opened)?);
     }
-    check_twice(&members)?;
+    check_duplicates(&members)?;
     let config = Config {
         pool_guid,
         pool_name: options.name.clone(),
@@ -95,31 +94,31 @@ fn device_config(member: &Member) -> DeviceConfig {
     DeviceConfig { guid: member.guid(), size_bytes: member.size_bytes() }
 }
 
-/// Checks that a device may get new labels.
+/// Checks that new labels may be written to a device.
 fn check_new(opened: &Opened, force: bool, memory: &BlockCache) -> Result<()> {
     let info = opened.device.info();
     if usable_bytes(&*opened.device) < MIN_DEVICE_BYTES {
         return Err(too_small(&info.name, info.size_bytes, MIN_DEVICE_BYTES));
     }
     if info.read_only {
-        return Err(Error::new(ErrorKind::ReadOnly, format!("{}: is read-only", info.name)));
+        return Err(Error::new(ErrorKind::ReadOnly, format!("{} is read-only", info.name)));
     }
     let found = if force { Ok(None) } else { label::read(&*opened.device, memory) };
     let what = match found {
         Ok(None) => return Ok(()),
         Ok(Some(label)) => format!("pool {:?}", label.config.pool_name),
-        // A label that this code cannot read is somebody's all the same.
+        // An unreadable label may belong to a pool of another version.
         Err(error) => match error.kind() {
             ErrorKind::Unsupported | ErrorKind::Corrupt => error.to_string(),
             _ => return Err(error),
         },
     };
-    let text = format!("{}: holds {what}; destroy that, or force it", info.name);
+    let text = format!("{}: holds {what}; destroy that pool first, or use force", info.name);
     Err(Error::new(ErrorKind::Exists, text))
 }
 
 /// Checks that no path is given twice.
-fn check_twice(members: &[Member]) -> Result<()> {
+fn check_duplicates(members: &[Member]) -> Result<()> {
     for (at, member) in members.iter().enumerate() {
         if members[..at].iter().any(|other| other.name() == member.name()) {
             let text = format!("{}: is given twice", member.name());
@@ -129,11 +128,11 @@ fn check_twice(members: &[Member]) -> Result<()> {
     Ok(())
 }
 
-/// Adds a device to an imported pool: its labels first, then those of the others. It is a member
-/// once an uberblock that counts it is durable. Returns its number.
+/// Adds a device to an imported pool. Writes its labels first, then those of the other devices. It
+/// is a member once an uberblock that counts it is durable. Returns its number.
 ///
 /// # Errors
-/// As [`create`]; the configuration is as it was then.
+/// As [`create`]; the configuration is unchanged.
 pub(crate) fn add(
     devices: &Devices,
     opened: Opened,
@@ -153,33 +152,37 @@ pub(crate) fn add(
     }
     let guid = new_guid(&mut SmallRng::from_seed(options.seed));
     if config.devices.iter().any(|device| device.guid == guid) {
-        return Err(Error::new(ErrorKind::Invalid, format!("a device {guid:#x} is there already")));
+        return Err(Error::new(
+            ErrorKind::Invalid,
+            format!("the pool already has a device with the guid {guid:#x}"),
+        ));
     }
     let size_bytes = usable_bytes(&*opened.device);
     let member = Member::new(count as u16, guid, size_bytes, opened)?;
     let sector = u64::from(member.device().info().sector_bytes);
     if sector > devices.sector_bytes() {
         let (name, has) = (member.name(), devices.sector_bytes());
-        let text = format!("{name}: sectors of {sector} bytes, the pool's have {has}");
+        let text = format!("{name}: has sectors of {sector} bytes, larger than the pool's {has}");
         return Err(Error::new(ErrorKind::Invalid, text));
     }
-    let mut wider = config.clone();
-    wider.devices.push(device_config(&member));
-    wider.generation += 1;
-    label::format(&[&member], &wider, memory)?;
+    let mut extended = config.clone();
+    extended.devices.push(device_config(&member));
+    extended.generation += 1;
+    label::format(&[&member], &extended, memory)?;
     devices.add(member)?;
-    *config = wider;
+    *config = extended;
     label::update_config(devices, config, memory)?;
     Ok(count as u16)
 }
 
-/// Finds out which pool these devices are, whether it is whole, and whether this host may have it.
-/// Writes nothing: the caller marks it active with [`label::update_config`].
+/// Identifies the pool of these devices, and checks that it is complete and that this host may
+/// import it. Writes nothing; the caller marks the pool active with [`label::update_config`].
 ///
 /// # Errors
-/// [`ErrorKind::NotAPool`] if there is no pool, or not all of one, or several; [`ErrorKind::InUse`]
-/// if another host may have it; [`ErrorKind::Unsupported`] if a newer version wrote it;
-/// [`ErrorKind::Invalid`], [`ErrorKind::Corrupt`], [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
+/// [`ErrorKind::NotAPool`] if the devices hold no pool, an incomplete one, or several;
+/// [`ErrorKind::InUse`] if another host may have it imported; [`ErrorKind::Unsupported`] if a newer
+/// version wrote it; [`ErrorKind::Invalid`], [`ErrorKind::Corrupt`], [`ErrorKind::Device`],
+/// [`ErrorKind::NoMemory`].
 pub(crate) fn import(
     opened: Vec<Opened>,
     options: &ImportOptions,
@@ -201,18 +204,18 @@ pub(crate) fn import(
         .collect();
     let uberblocks = label::best_uberblocks(&sized, config.pool_guid, memory)?;
     let Some(newest) = uberblocks.first() else {
-        let text = format!("pool {:?}: no uberblock is left on its devices", config.pool_name);
+        let text = format!("pool {:?}: its devices hold no uberblock", config.pool_name);
         return Err(Error::new(ErrorKind::NotAPool, text));
     };
     if newest.txg >= TXG_END {
         let (name, txg) = (&config.pool_name, newest.txg);
-        let text = format!("pool {name:?}: its uberblock is of txg {txg}, which cannot be");
+        let text = format!("pool {name:?}: its uberblock has the invalid txg {txg}");
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     let count = usize::from(newest.device_count);
     if count == 0 || count > config.devices.len() {
         let (name, has) = (&config.pool_name, config.devices.len());
-        let text = format!("pool {name:?}: {count} devices by its uberblock, {has} by its labels");
+        let text = format!("pool {name:?}: its uberblock counts {count} devices, its labels {has}");
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     config.devices.truncate(count);
@@ -221,22 +224,24 @@ pub(crate) fn import(
     Ok(Imported { config, devices, uberblocks })
 }
 
-/// The configuration of the newest label, if all are of one pool.
+/// Returns the configuration of the newest label. Fails if the labels belong to several pools.
 pub(crate) fn newest_config(labelled: &[(Opened, Label)]) -> Result<Config> {
     let Some((first, label)) = labelled.first() else {
-        return Err(Error::new(ErrorKind::Invalid, "no devices are given to import a pool from"));
+        return Err(Error::new(ErrorKind::Invalid, "cannot import a pool: no devices were given"));
     };
     let pool = &label.config;
     for (other, label) in labelled {
         if label.config.pool_guid != pool.pool_guid {
             let (a, b) = (&first.device.info().name, &other.device.info().name);
             let (pool, another) = (&pool.pool_name, &label.config.pool_name);
-            let text = format!("{a} is of pool {pool:?}, {b} of another one, {another:?}");
+            let text = format!(
+                "{a} is of pool {pool:?}, {b} of another one ({another:?}); import each alone"
+            );
             return Err(Error::new(ErrorKind::NotAPool, text));
         }
     }
-    // If two say different things as of the same generation, a device was being added: the older
-    // devices know.
+    // Two labels differ in the same generation if a device was being added. The older devices are
+    // right.
     let key = |label: &Label| {
         let number = std::cmp::Reverse(label.number);
         (label.config.generation, label.config.txg, number)
@@ -257,7 +262,7 @@ fn check_host(config: &Config, options: &ImportOptions) -> Result<()> {
     Err(Error::new(ErrorKind::InUse, text))
 }
 
-/// Bytes of a device that the pool uses, for finding its back label.
+/// Bytes of a device that the pool uses. They determine the position of its back label.
 fn size_of_device(one: &Opened, labelled: &[(Opened, Label)], config: &Config) -> u64 {
     let has_bytes = usable_bytes(&*one.device);
     let guid = labelled
@@ -268,17 +273,17 @@ fn size_of_device(one: &Opened, labelled: &[(Opened, Label)], config: &Config) -
     known.map_or(has_bytes, |device| device.size_bytes.min(has_bytes))
 }
 
-/// The members among what was opened, in the order of their numbers.
+/// Selects the members among the opened devices, ordered by number.
 fn select(labelled: Vec<(Opened, Label)>, config: &Config) -> Result<Vec<Member>> {
     let pool = &config.pool_name;
     let mut slots: Vec<Option<Opened>> = config.devices.iter().map(|_| None).collect();
-    let mut passed_over = Vec::new();
+    let mut skipped = Vec::new();
     for (one, label) in labelled {
         let guid = label.config.devices[usize::from(label.number)].guid;
         let name = one.device.info().name.clone();
         match config.devices.iter().position(|device| device.guid == guid) {
-            // It was being added, and no txg was committed with it.
-            None => passed_over.push(format!("{name} is not a member")),
+            // It was being added, but no txg committed with it.
+            None => skipped.push(format!("{name} is not a member")),
             Some(number) => {
                 if let Some(other) = &slots[number] {
                     let other = &other.device.info().name;
@@ -300,7 +305,7 @@ fn select(labelled: Vec<(Opened, Label)>, config: &Config) -> Result<Vec<Member>
         .collect();
     if !missing.is_empty() {
         let found = slots.iter().flatten().map(|one| one.device.info().name.to_string());
-        let found: Vec<_> = found.chain(passed_over).collect();
+        let found: Vec<_> = found.chain(skipped).collect();
         let (missing, found) = (missing.join(", "), found.join(", "));
         let text = format!("pool {pool:?}: {missing} missing; found: {found}");
         return Err(Error::new(ErrorKind::NotAPool, text));
@@ -311,7 +316,7 @@ fn select(labelled: Vec<(Opened, Label)>, config: &Config) -> Result<Vec<Member>
         if device.size_bytes > info.size_bytes {
             let (name, has, had) = (&info.name, info.size_bytes, device.size_bytes);
             let text = format!(
-                "{name}: has {has} bytes, and had {had} as device {number} of {pool:?}: it was cut short"
+                "{name}: has {has} bytes; device {number} of {pool:?} had {had}: it was truncated"
             );
             return Err(Error::new(ErrorKind::NotAPool, text));
         }

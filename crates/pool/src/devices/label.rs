@@ -1,17 +1,16 @@
-//! Reading and writing of labels and uberblocks.
+//! Reads and writes labels and uberblocks.
 //!
 //! # Invariants
 //!
-//! - A change of the configuration reaches all front labels, durably, before the first back label
-//!   is touched. So each device always has a sound label, the older or the newer.
-//! - An uberblock is written to its slot in both labels of all devices, which held the one of
-//!   [`RING_SLOTS`] txgs before.
+//! - A change of the configuration is durable in all front labels before the first back label is
+//!   written. So each device always has a valid label, the older or the newer one.
+//! - An uberblock is written to its slot in both labels of all devices. It replaces the uberblock
+//!   of [`RING_SLOTS`] txgs before.
 //!
 //! # What it does not do
 //!
-//! It does not look for a back label elsewhere than at the device's end, and where a sound front
-//! label says that the device ended: if a device has grown and its front label is lost, so is the
-//! device.
+//! It searches for a back label only at the device's end, and at the end that a valid front label
+//! states. If a device has grown and its front label is lost, the device is lost.
 
 use forebay_base::arena::Buffer;
 use forebay_io::{Device, Priority, Request};
@@ -27,14 +26,14 @@ use crate::format::label::{
     LABEL_BYTES, LabelPhys, RING_OFFSET, RING_SLOTS, SLOT_BYTES, UberblockPhys, VERSION,
 };
 
-/// A root of the pool: as of one transaction group.
+/// An uberblock: the root of the pool as of one txg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Uberblock {
     pub(crate) txg: u64,
-    /// When it was written, by the clock of whoever did, in nanoseconds; for people.
+    /// Wall-clock time of the write in nanoseconds, for information.
     pub(crate) time_ns: u64,
     pub(crate) root: BlockPtrPhys,
-    /// Devices that the pool had.
+    /// Number of devices of the pool.
     pub(crate) device_count: u16,
 }
 
@@ -42,7 +41,7 @@ fn back_of(size_bytes: u64) -> u64 {
     size_bytes - LABEL_BYTES
 }
 
-/// Submits a request to each device at once, waits for all, and returns the first failure.
+/// Submits one request per device concurrently, waits for all, and returns the first failure.
 fn run_all<'a>(requests: impl Iterator<Item = (&'a dyn Device, Request)>) -> Result<()> {
     let pending: Vec<_> = requests
         .map(|(device, request)| {
@@ -52,14 +51,14 @@ fn run_all<'a>(requests: impl Iterator<Item = (&'a dyn Device, Request)>) -> Res
         })
         .collect();
     let ends = pending.into_iter().map(|(device, pending)| pending.wait(device).result);
-    // All are waited for, whichever failed.
+    // Waits for all, even if one failed.
     let ends: Vec<_> = ends.collect();
     ends.into_iter().collect::<Result<(), _>>().map_err(Error::from)
 }
 
-/// Makes durable what has been written to these devices.
+/// Makes completed writes to these devices durable.
 pub(super) fn flush(members: &[&Member]) -> Result<()> {
-    // The last is executed by this thread, which has nothing else to do.
+    // This thread executes the last flush itself, because it has to wait anyway.
     let last = members.len().saturating_sub(1);
     run_all(members.iter().enumerate().map(|(at, member)| {
         let flush = Request::flush();
@@ -67,7 +66,7 @@ pub(super) fn flush(members: &[&Member]) -> Result<()> {
     }))
 }
 
-/// Writes the label of each device, without flushing: at its front, or at its back.
+/// Writes the front or the back label of each device, without flushing.
 fn write_configs(
     members: &[&Member],
     config: &Config,
@@ -85,8 +84,7 @@ fn write_configs(
     run_all(requests.into_iter())
 }
 
-/// Clears both labels of new devices, and writes the configuration into them. Durable when it
-/// returns.
+/// Clears both labels of new devices and writes the configuration to them, durably.
 ///
 /// # Errors
 /// [`ErrorKind::Device`] if a device fails, [`ErrorKind::NoMemory`].
@@ -95,7 +93,7 @@ pub(crate) fn format(members: &[&Member], config: &Config, memory: &BlockCache) 
         clear(member, 0, memory)?;
         clear(member, back_of(member.size_bytes()), memory)?;
     }
-    // An older pool's labels are gone before the first new one is there.
+    // The labels of an older pool must be gone before the first new label is written.
     flush(members)?;
     write_configs(members, config, false, memory)?;
     write_configs(members, config, true, memory)?;
@@ -108,8 +106,8 @@ fn clear(member: &Member, offset: u64, memory: &BlockCache) -> Result<()> {
     Ok(member.device().run(request).result?)
 }
 
-/// Erases the labels of a device: at its front, at its back, and where it ended when its label was written. Durable
-/// when it returns.
+/// Erases the labels of a device, durably: at its front, at its back, and at its end as of its
+/// label.
 ///
 /// # Errors
 /// [`ErrorKind::Device`] if the device fails, [`ErrorKind::NoMemory`].
@@ -127,12 +125,10 @@ pub(crate) fn erase(device: &dyn Device, known_bytes: u64, memory: &BlockCache) 
     Ok(device.run(Request::flush()).result?)
 }
 
-/// Writes a changed configuration to all devices, with the next generation. Durable when it
-/// returns.
+/// Writes a changed configuration to all devices, with the next generation, durably.
 ///
 /// # Errors
-/// [`ErrorKind::Device`] if a device fails: some labels are the older, some the newer ones.
-/// [`ErrorKind::NoMemory`].
+/// [`ErrorKind::Device`] if a device fails: some labels are old, some new. [`ErrorKind::NoMemory`].
 pub(crate) fn update_config(
     devices: &Devices,
     config: &mut Config,
@@ -148,8 +144,8 @@ pub(crate) fn update_config(
     Ok(())
 }
 
-/// Lets the pool use a device that has grown to its end: clears the place of its new back label,
-/// and updates the configuration. Returns the new size; the same if it has not grown.
+/// Extends a device that has grown: clears the position of its new back label and updates the
+/// configuration. Returns the new size; the same if it has not grown.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] if there is no such device; [`ErrorKind::Device`];
@@ -166,7 +162,7 @@ pub(crate) fn expand(
     if size_bytes <= member.size_bytes() {
         return Ok(member.size_bytes());
     }
-    // Whatever lies there may look like a label of long ago.
+    // The new position may hold a stale label.
     clear(member, back_of(size_bytes), memory)?;
     flush(&[member])?;
     let size_bytes = devices.expand(number)?;
@@ -175,11 +171,11 @@ pub(crate) fn expand(
     Ok(size_bytes)
 }
 
-/// The newest label of a device: of its front or its back; `None` if neither is sound.
+/// Returns the newest valid label of a device, front or back; `None` if there is none.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] if a newer version wrote it; [`ErrorKind::Corrupt`] if it says what
-/// cannot be, and the other one does not help; [`ErrorKind::Device`] if the device cannot be read;
+/// [`ErrorKind::Unsupported`] if a newer version wrote it; [`ErrorKind::Corrupt`] if it is invalid
+/// and there is no other one; [`ErrorKind::Device`] if the device cannot be read;
 /// [`ErrorKind::NoMemory`].
 pub(crate) fn read(device: &dyn Device, memory: &BlockCache) -> Result<Option<Label>> {
     let size_bytes = usable_bytes(device);
@@ -189,7 +185,7 @@ pub(crate) fn read(device: &dyn Device, memory: &BlockCache) -> Result<Option<La
     let front = read_one(device, 0, memory);
     let back = read_one(device, back_of(size_bytes), memory);
     let mut found = vec![front, back];
-    // A device that has grown: its back label is where it ended.
+    // If the device has grown, its back label is at its previous end.
     if let Ok(Some(label)) = &found[0] {
         let ended = label.config.devices[usize::from(label.number)].size_bytes;
         if ended < size_bytes {
@@ -200,7 +196,7 @@ pub(crate) fn read(device: &dyn Device, memory: &BlockCache) -> Result<Option<La
     if let Some(newest) = sound.max_by_key(|label| label.config.generation) {
         return Ok(Some(newest.clone()));
     }
-    // No sound one: the first reason, if there is one.
+    // No valid label: return the first error, if any.
     found.into_iter().find(Result::is_err).unwrap_or(Ok(None))
 }
 
@@ -217,11 +213,10 @@ fn read_at(device: &dyn Device, offset: u64, len: usize, memory: &BlockCache) ->
     Ok(device.run(request).into_buffer()?)
 }
 
-/// Writes the uberblock of a transaction group to both labels of all devices, all at once. Durable
-/// when it returns.
+/// Writes the uberblock of a txg to both labels of all devices concurrently, and flushes them.
 ///
 /// # Errors
-/// [`ErrorKind::Device`] if a device fails: the uberblock is on some, all or none of them.
+/// [`ErrorKind::Device`] if a device fails: the uberblock is on some, all or no devices.
 /// [`ErrorKind::NoMemory`].
 pub(crate) fn write_uberblock(
     devices: &Devices,
@@ -251,8 +246,9 @@ pub(crate) fn write_uberblock(
     flush(&members)
 }
 
-/// All sound uberblocks of a pool, from all labels of devices of these sizes: the newest first, each once. What cannot be
-/// read is passed over, as is a device without room for a label: other labels have the same.
+/// Returns all valid uberblocks of a pool from all labels of these devices, newest first, without
+/// duplicates. Unreadable labels and devices that are too small are skipped: other labels have
+/// copies.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] if a newer version wrote one; [`ErrorKind::NoMemory`].
@@ -286,7 +282,7 @@ fn read_ring(ring: &[u8], pool_guid: u64, name: &str, found: &mut Vec<Uberblock>
         let version = phys.version.get();
         if version != VERSION {
             let text = format!(
-                "{name}: an uberblock of version {version}, this code knows {VERSION}; use a newer one"
+                "{name}: an uberblock has version {version}, this build supports {VERSION}; use another build"
             );
             return Err(Error::new(ErrorKind::Unsupported, text));
         }

@@ -1,27 +1,28 @@
-//! The devices of a pool: addresses become requests, and labels say what belongs together.
+//! The devices of a pool: block I/O by address, labels, and membership.
 //!
-//! * [`Devices`]: the set, by number; reads, writes, flushes, bounds;
-//! * [`config`]: what a label says, as a value;
-//! * [`label`]: reading and writing labels and uberblocks;
-//! * [`import`]: from opened devices to a set: which pool, is it whole, may this host have it;
-//! * [`open`]: files and block devices by their paths, with a lock against other processes.
+//! * [`Devices`]: the devices by number; reads, writes, flushes, address checks.
+//! * [`config`]: the configuration that a label stores.
+//! * [`label`]: reads and writes labels and uberblocks.
+//! * [`import`]: turns opened devices into the devices of a pool, and checks that the pool is
+//!   complete and that this host may import it.
+//! * [`open`](crate::open): opens files and block devices by path and locks them.
 //!
 //! # Invariants
 //!
-//! - No request leaves a device's usable span, which lies between its labels; only [`label`] goes
-//!   elsewhere.
-//! - The number of a device never changes, and no device leaves the set while it exists. So a slot,
-//!   once filled, stays as it is, and looking one up takes no lock.
+//! - Requests stay within a device's usable span, which lies between its labels. Only [`label`]
+//!   accesses the rest.
+//! - A device's number never changes, and devices are never removed. So a slot never changes once
+//!   it is filled, and reading it takes no lock.
 //!
 //! # Locking
 //!
-//! `pool-devices`: adding a device, one at a time. `pool-device-lock`: giving up a file's lock. No
-//! request is made under either.
+//! `pool-devices` serialises adding devices. `pool-device-lock` protects a device's file lock until
+//! the pool is closed. No request is made under either.
 //!
 //! # What it does not do
 //!
-//! No choice of devices (space does that), no redundancy, no retries: a request that fails has
-//! failed.
+//! It does not choose devices (the space maps do), has no redundancy, and does not retry failed
+//! requests.
 
 pub(crate) mod config;
 pub(crate) mod import;
@@ -42,13 +43,13 @@ use crate::format::Dva;
 use crate::format::label::{LABEL_BYTES, MAX_DEVICES, MIN_DEVICE_BYTES};
 use crate::open::{Locks, Opened};
 
-/// Where blocks can lie on a device.
+/// The range of a device that can hold blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceSpan {
     pub(crate) device: u16,
     /// The first byte.
     pub(crate) start: u64,
-    /// One past the last.
+    /// The end, exclusive.
     pub(crate) end: u64,
 }
 
@@ -58,9 +59,9 @@ pub(crate) struct Member {
     guid: u64,
     device: Arc<dyn Device>,
     roots: Roots,
-    /// Bytes that the pool uses, labels included: whole labels' sizes.
+    /// Bytes that the pool uses, labels included; a multiple of the label size.
     size_bytes: AtomicU64,
-    /// Held until the set is closed.
+    /// Held until the pool is closed.
     lock: Mutex<Option<Locks>>,
 }
 
@@ -79,7 +80,8 @@ impl Member {
         Ok(Self { number, guid, device, roots, size_bytes, lock })
     }
 
-    /// A device to be looked at, however many bytes are left of the `size_bytes` that it had: what is not there cannot be read.
+    /// Creates a member for inspection. The device may be shorter than `size_bytes`; the missing
+    /// part cannot be read.
     pub(crate) fn for_inspection(
         (number, guid): (u16, u64),
         size_bytes: u64,
@@ -96,17 +98,17 @@ impl Member {
         self.number
     }
 
-    /// The device's name for ever.
+    /// The GUID of the device.
     pub(crate) fn guid(&self) -> u64 {
         self.guid
     }
 
-    /// The device itself.
+    /// The device.
     pub(crate) fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
-    /// The device's path.
+    /// The path of the device.
     pub(crate) fn name(&self) -> &str {
         &self.device.info().name
     }
@@ -116,31 +118,31 @@ impl Member {
         self.size_bytes.load(Ordering::Acquire)
     }
 
-    /// Runs a request, and waits for its end. Refused once the set is closed.
+    /// Executes a request and waits for it. Fails once the pool is closed.
     fn run(&self, request: Request) -> Completion {
         let (request, pending) = request.pending();
         self.roots.submit(request);
         pending.wait(&*self.device)
     }
 
-    /// Where blocks can lie.
+    /// The range that can hold blocks.
     pub(crate) fn span(&self) -> DeviceSpan {
         let (start, end) = (LABEL_BYTES, self.size_bytes() - LABEL_BYTES);
         DeviceSpan { device: self.number, start, end }
     }
 }
 
-/// Bytes of a device that a pool would use: whole labels' sizes.
+/// Bytes of a device that a pool can use; a multiple of the label size.
 pub(crate) fn usable_bytes(device: &dyn Device) -> u64 {
     device.info().size_bytes / LABEL_BYTES * LABEL_BYTES
 }
 
 fn too_small(name: &str, has_bytes: u64, needs_bytes: u64) -> Error {
-    let text = format!("{name}: has {has_bytes} bytes, at least {needs_bytes} are needed");
+    let text = format!("{name}: has {has_bytes} bytes; a pool device needs at least {needs_bytes}");
     Error::new(ErrorKind::Invalid, text)
 }
 
-/// A request has failed: of the device, or because the set is closed.
+/// Converts the error of a request: a device error, or the pool is closed.
 pub(crate) fn failed(error: forebay_io::Error) -> Error {
     match error.kind() {
         forebay_io::ErrorKind::Closed => {
@@ -150,24 +152,24 @@ pub(crate) fn failed(error: forebay_io::Error) -> Error {
     }
 }
 
-/// What a request's callback is told: the buffer that was read.
+/// Result of an asynchronous read.
 pub(crate) type Read = Result<Buffer, forebay_io::Error>;
 
 /// The devices of a pool, by number.
 pub(crate) struct Devices {
     slots: [AtomicPtr<Member>; MAX_DEVICES],
-    /// Slots that are filled, from the front.
+    /// Number of filled slots.
     count: AtomicUsize,
     adding: Mutex<()>,
     sector_bytes: u64,
 }
 
 impl Devices {
-    /// `members` in the order of their numbers.
+    /// Creates the set; `members` are ordered by number.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if there are none, too many, or they are not numbered from 0, or the
-    /// sector of one is larger than the pool's.
+    /// [`ErrorKind::Invalid`] if there are no members or too many, if they are not numbered from 0,
+    /// or if a member's sectors are larger than the pool's.
     pub(crate) fn new(members: Vec<Member>, sector_bytes: u64) -> Result<Self> {
         if members.is_empty() {
             return Err(Error::new(ErrorKind::Invalid, "a pool needs at least one device"));
@@ -182,7 +184,7 @@ impl Devices {
         Ok(devices)
     }
 
-    /// Adds a device, whose labels are written already. It has the next number.
+    /// Adds a device with the next number. Its labels must be written before.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -200,7 +202,9 @@ impl Devices {
         }
         if sector > self.sector_bytes {
             let (name, has) = (member.name(), self.sector_bytes);
-            return invalid(format!("{name}: sectors of {sector} bytes, the pool's have {has}"));
+            return invalid(format!(
+                "{name}: has sectors of {sector} bytes, larger than the pool's {has}"
+            ));
         }
         let member = Box::into_raw(Box::new(member));
         self.slots[at].store(member, Ordering::Release);
@@ -208,49 +212,50 @@ impl Devices {
         Ok(())
     }
 
-    /// How many there are.
+    /// Number of devices.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Size of the pool's sectors: what addresses and lengths are multiples of.
+    /// The pool's sector size in bytes. Addresses and lengths are multiples of it.
     #[inline]
     pub(crate) fn sector_bytes(&self) -> u64 {
         self.sector_bytes
     }
 
-    /// The device of that number.
+    /// Returns the device with this number.
     #[inline]
     pub(crate) fn get(&self, number: u16) -> Option<&Member> {
         let member = self.slots.get(usize::from(number))?.load(Ordering::Acquire);
-        // SAFETY: null, or a box that `add` leaked for this slot; it is freed when the set is
-        // dropped, which this borrow precedes.
+        // SAFETY: null, or a box that `add` leaked for this slot. It is freed when the set is
+        // dropped, after this borrow has ended.
         unsafe { member.as_ref() }
     }
 
-    /// All of them.
+    /// Returns all devices.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Member> {
         (0..self.count()).filter_map(|number| self.get(number as u16))
     }
 
-    /// Where blocks can lie.
+    /// Returns the ranges that can hold blocks.
     pub(crate) fn spans(&self) -> Vec<DeviceSpan> {
         self.iter().map(Member::span).collect()
     }
 
-    /// The device of `dva`, if `len` bytes there are within its span and whole sectors.
+    /// Returns the device of `dva`. Checks that `len` bytes from there are whole sectors within its
+    /// span.
     fn place(&self, dva: Dva, len: u64) -> Result<&Member> {
         let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
         let Some(member) = self.get(dva.device) else {
             let count = self.count();
-            return corrupt(format!("{len} bytes at {dva}: the pool has {count} devices only"));
+            return corrupt(format!("{len} bytes at {dva}: the pool has only {count} devices"));
         };
         let span = member.span();
         let end = dva.offset.checked_add(len);
         if len == 0 || dva.offset < span.start || end.is_none_or(|end| end > span.end) {
             let (name, DeviceSpan { start, end, .. }) = (member.name(), span);
             return corrupt(format!(
-                "{len} bytes at {dva}: outside of {start:#x} to {end:#x}, where {name} holds blocks"
+                "{len} bytes at {dva}: outside the block range {start:#x} to {end:#x} of {name}"
             ));
         }
         let sector = self.sector_bytes;
@@ -260,26 +265,27 @@ impl Devices {
         Ok(member)
     }
 
-    /// Whether a block of `len` bytes can lie at `dva`.
+    /// Whether `len` bytes at `dva` are a valid block address.
     pub(crate) fn holds(&self, dva: Dva, len: u64) -> bool {
         self.place(dva, len).is_ok()
     }
 
-    /// Fills `buffer` from `dva`, and waits for that.
+    /// Reads from `dva` into `buffer` and waits.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if no block can lie there, [`ErrorKind::Device`] if the device fails.
+    /// [`ErrorKind::Corrupt`] for an invalid address, [`ErrorKind::Device`] if the device fails.
     pub(crate) fn read(&self, dva: Dva, buffer: Buffer, priority: Priority) -> Result<Buffer> {
         let member = self.place(dva, buffer.len() as u64)?;
         let request = Request::read(dva.offset, buffer).with_priority(priority);
         member.run(request).into_buffer().map_err(failed)
     }
 
-    /// Begins to fill `buffer` from `dva`. `done` runs once, on whatever thread, and must not
-    /// block. `handle` gets what can raise the priority of the read before it begins.
+    /// Starts to read from `dva` into `buffer`. `done` runs exactly once, on any thread, and must
+    /// not block. `handle` receives a handle that can raise the priority of the read until it
+    /// starts.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if no block can lie there; then `done` is dropped without being run.
+    /// [`ErrorKind::Corrupt`] for an invalid address; `done` is dropped and does not run.
     pub(crate) fn read_async(
         &self,
         dva: Dva,
@@ -296,11 +302,11 @@ impl Devices {
         Ok(())
     }
 
-    /// Begins to write `payload` to `dva`. `done` runs once, on whatever thread, after the payload
-    /// is dropped, and must not block.
+    /// Starts to write `payload` to `dva`. `done` runs exactly once, on any thread, after the
+    /// payload is dropped. It must not block.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if no block can lie there; then `done` is dropped without being run.
+    /// [`ErrorKind::Corrupt`] for an invalid address; `done` is dropped and does not run.
     pub(crate) fn write_async(
         &self,
         dva: Dva,
@@ -317,7 +323,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Writes `buffer` to `dva`, and waits for that. It is durable after a flush.
+    /// Writes `buffer` to `dva` and waits. The data is durable after a flush.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -327,17 +333,16 @@ impl Devices {
         member.run(request).result.map_err(failed)
     }
 
-    /// Writes all of these at once, in any order, and waits for them. They are durable after a
-    /// flush.
+    /// Writes all buffers concurrently, in any order, and waits. The data is durable after a flush.
     ///
     /// # Errors
-    /// As [`read`](Self::read): the first failure; others may have been written.
+    /// As [`read`](Self::read): the first failure. Other writes may have succeeded.
     pub(crate) fn write_all(&self, writes: Vec<(Dva, Buffer)>, priority: Priority) -> Result<()> {
         let checked = writes.into_iter().map(|(dva, buffer)| {
             let member = self.place(dva, buffer.len() as u64)?;
             Ok((member, Request::write(dva.offset, buffer).with_priority(priority)))
         });
-        // Nothing is written if one cannot be.
+        // Nothing is written if an address is invalid.
         let checked: Vec<_> = checked.collect::<Result<_>>()?;
         let submit = |(member, request): (&'_ Member, Request)| {
             let (request, pending) = request.pending();
@@ -346,12 +351,12 @@ impl Devices {
         };
         let pending: Vec<_> = checked.into_iter().map(submit).collect();
         let ends = pending.into_iter().map(|(device, pending)| pending.wait(&*device).result);
-        // All are waited for, whichever failed.
+        // Waits for all, even if one failed.
         let ends: Vec<_> = ends.collect();
         ends.into_iter().collect::<Result<(), _>>().map_err(failed)
     }
 
-    /// Fills all of these at once, and waits for them. Each has its own end.
+    /// Reads all buffers concurrently and waits. Returns the result of each read.
     pub(crate) fn read_all(
         &self,
         reads: Vec<(Dva, Buffer)>,
@@ -372,7 +377,7 @@ impl Devices {
         pending.into_iter().map(wait).collect()
     }
 
-    /// Makes durable what has been written, on all devices at once.
+    /// Makes completed writes durable, on all devices concurrently.
     ///
     /// # Errors
     /// [`ErrorKind::Device`]: the first failure.
@@ -381,7 +386,7 @@ impl Devices {
         label::flush(&members)
     }
 
-    /// Waits until all that was submitted before has ended, its callbacks included.
+    /// Waits until all requests submitted before have ended, including their callbacks.
     pub(crate) fn drain(&self) {
         for member in self.iter() {
             let drained = member.roots.drain();
@@ -389,8 +394,8 @@ impl Devices {
         }
     }
 
-    /// Lets a device that has grown be used to its end. Its labels must be written anew by
-    /// [`label::update_config`] before a block lies there. Returns the new size; the same if it has
+    /// Extends the usable span of a device that has grown to its end. [`label::update_config`] must
+    /// rewrite its labels before a block is placed there. Returns the new size; the same if it has
     /// not grown.
     ///
     /// # Errors
@@ -403,9 +408,8 @@ impl Devices {
         Ok(member.size_bytes())
     }
 
-    /// Refuses what comes from now on, returns once all that was accepted has ended, and gives up
-    /// the locks on files, even if somebody keeps the set. The devices themselves stay open.
-    /// Idempotent.
+    /// Rejects new requests, waits for accepted ones, and releases the file locks, even if the set
+    /// is still referenced. The devices stay open. Idempotent.
     pub(crate) fn close(&self) {
         for member in self.iter() {
             member.roots.close();
@@ -422,7 +426,7 @@ impl Drop for Devices {
         for slot in &self.slots {
             let member = slot.swap(ptr::null_mut(), Ordering::AcqRel);
             if !member.is_null() {
-                // SAFETY: a box that `add` leaked for this slot, taken out of it here.
+                // SAFETY: a box that `add` leaked for this slot, removed from the slot here.
                 drop(unsafe { Box::from_raw(member) });
             }
         }

@@ -58,18 +58,22 @@ fn commit(pool: &Imported, txg: u64, memory: &BlockCache) {
 }
 
 /// A pool of so many devices, with one uberblock.
-fn pool(media: &[Arc<MemoryDevice>], memory: &BlockCache) -> Imported {
-    let pool = create(opened(media), &options(1), memory).unwrap();
+fn pool(memory_devices: &[Arc<MemoryDevice>], memory: &BlockCache) -> Imported {
+    let pool = create(opened(memory_devices), &options(1), memory).unwrap();
     commit(&pool, 1, memory);
     pool
 }
 
-fn import_as(media: &[Arc<MemoryDevice>], id: u64, memory: &BlockCache) -> Result<Imported, Error> {
-    import(opened(media), &ImportOptions { host: host(id), force: false }, memory)
+fn import_as(
+    memory_devices: &[Arc<MemoryDevice>],
+    id: u64,
+    memory: &BlockCache,
+) -> Result<Imported, Error> {
+    import(opened(memory_devices), &ImportOptions { host: host(id), force: false }, memory)
 }
 
-fn refused(media: &[Arc<MemoryDevice>], memory: &BlockCache) -> (ErrorKind, String) {
-    let error = import_as(media, 1, memory).map(drop).unwrap_err();
+fn refused(memory_devices: &[Arc<MemoryDevice>], memory: &BlockCache) -> (ErrorKind, String) {
+    let error = import_as(memory_devices, 1, memory).map(drop).unwrap_err();
     (error.kind(), error.to_string())
 }
 
@@ -88,15 +92,15 @@ fn write_bytes(device: &MemoryDevice, at: u64, bytes: &[u8], memory: &BlockCache
 
 #[test]
 fn a_pool_is_found_again_in_any_order() {
-    let (memory, mut media) = (memory(), devices(3));
-    let mut made = pool(&media, &memory);
+    let (memory, mut memory_devices) = (memory(), devices(3));
+    let mut made = pool(&memory_devices, &memory);
     for txg in 2..100 {
         commit(&made, txg, &memory);
     }
     made.config.active = false;
     label::update_config(&made.devices, &mut made.config, &memory).unwrap();
-    media.rotate_left(1);
-    let found = import_as(&media, 2, &memory).unwrap();
+    memory_devices.rotate_left(1);
+    let found = import_as(&memory_devices, 2, &memory).unwrap();
     assert_eq!(found.config, made.config);
     let names: Vec<_> = found.devices.iter().map(|member| member.name().to_owned()).collect();
     assert_eq!(names, ["disk0", "disk1", "disk2"]);
@@ -109,22 +113,22 @@ fn a_pool_is_found_again_in_any_order() {
 
 #[test]
 fn what_cannot_be_imported_says_why() {
-    let (memory, media) = (memory(), devices(3));
+    let (memory, memory_devices) = (memory(), devices(3));
     let empty = devices(1);
     assert_eq!(refused(&empty, &memory), (ErrorKind::NotAPool, "disk0: holds no pool".to_owned()));
-    let made = pool(&media, &memory);
-    let (kind, text) = refused(&media[..2], &memory);
+    let made = pool(&memory_devices, &memory);
+    let (kind, text) = refused(&memory_devices[..2], &memory);
     assert_eq!(kind, ErrorKind::NotAPool);
     let guid = format!("{:#x}", made.config.devices[2].guid);
     assert!(text.contains("device 2") && text.contains(&guid) && text.contains("disk1"), "{text}");
-    let twice = [media.clone(), media[1..2].to_vec()].concat();
+    let twice = [memory_devices.clone(), memory_devices[1..2].to_vec()].concat();
     let (kind, text) = refused(&twice, &memory);
     assert_eq!(kind, ErrorKind::Invalid);
     assert!(text.contains("given twice"), "{text}");
     let other = [device_of("stranger", SIZE, 512)];
     create(opened(&other), &CreateOptions { name: "other".to_owned(), ..options(2) }, &memory)
         .unwrap();
-    let (kind, text) = refused(&[media.clone(), other.to_vec()].concat(), &memory);
+    let (kind, text) = refused(&[memory_devices.clone(), other.to_vec()].concat(), &memory);
     assert_eq!(kind, ErrorKind::NotAPool);
     assert!(text.contains("stranger") && text.contains("\"other\""), "{text}");
     // Created, and no txg committed.
@@ -136,16 +140,17 @@ fn what_cannot_be_imported_says_why() {
 
 #[test]
 fn another_hosts_pool_is_in_use_unless_forced_or_exported() {
-    let (memory, media) = (memory(), devices(1));
-    let mut made = pool(&media, &memory);
-    import_as(&media, 1, &memory).unwrap();
-    let error = import_as(&media, 2, &memory).map(drop).unwrap_err();
+    let (memory, memory_devices) = (memory(), devices(1));
+    let mut made = pool(&memory_devices, &memory);
+    import_as(&memory_devices, 1, &memory).unwrap();
+    let error = import_as(&memory_devices, 2, &memory).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse);
     assert!(error.to_string().contains("host1"), "{error}");
-    import(opened(&media), &ImportOptions { host: host(2), force: true }, &memory).unwrap();
+    import(opened(&memory_devices), &ImportOptions { host: host(2), force: true }, &memory)
+        .unwrap();
     made.config.active = false;
     label::update_config(&made.devices, &mut made.config, &memory).unwrap();
-    import_as(&media, 2, &memory).unwrap();
+    import_as(&memory_devices, 2, &memory).unwrap();
 }
 
 #[test]
@@ -155,50 +160,50 @@ fn devices_that_cannot_be_are_refused() {
     let error = create(opened(&small), &options(1), &memory).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("16777216"), "{error}");
-    let media = devices(1);
-    let twice = [media.clone(), media.clone()].concat();
+    let memory_devices = devices(1);
+    let twice = [memory_devices.clone(), memory_devices.clone()].concat();
     let error = create(opened(&twice), &options(1), &memory).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(create(Vec::new(), &options(1), &memory).is_err());
     for name in ["", "a/b", "a\nb", &"x".repeat(65)] {
         let options = CreateOptions { name: name.to_owned(), ..options(1) };
-        let error = create(opened(&media), &options, &memory).map(drop).unwrap_err();
+        let error = create(opened(&memory_devices), &options, &memory).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
     }
-    pool(&media, &memory);
-    let error = create(opened(&media), &options(2), &memory).map(drop).unwrap_err();
+    pool(&memory_devices, &memory);
+    let error = create(opened(&memory_devices), &options(2), &memory).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exists);
     assert!(error.to_string().contains("\"tank\""), "{error}");
     let forced = CreateOptions { force: true, ..options(2) };
-    create(opened(&media), &forced, &memory).unwrap();
+    create(opened(&memory_devices), &forced, &memory).unwrap();
     // The older pool's uberblocks are gone.
-    assert!(refused(&media, &memory).1.contains("no uberblock"));
+    assert!(refused(&memory_devices, &memory).1.contains("no uberblock"));
 }
 
 #[test]
 fn either_label_is_enough() {
-    let (memory, media) = (memory(), devices(2));
-    let made = pool(&media, &memory);
+    let (memory, memory_devices) = (memory(), devices(2));
+    let made = pool(&memory_devices, &memory);
     for at in [0, SIZE - LABEL_BYTES] {
-        let before = read_bytes(&media[1], at, LABEL_BYTES as usize, &memory);
-        write_bytes(&media[1], at, &vec![0xa5; LABEL_BYTES as usize], &memory);
-        assert_eq!(import_as(&media, 1, &memory).unwrap().config, made.config);
-        write_bytes(&media[1], at, &before, &memory);
+        let before = read_bytes(&memory_devices[1], at, LABEL_BYTES as usize, &memory);
+        write_bytes(&memory_devices[1], at, &vec![0xa5; LABEL_BYTES as usize], &memory);
+        assert_eq!(import_as(&memory_devices, 1, &memory).unwrap().config, made.config);
+        write_bytes(&memory_devices[1], at, &before, &memory);
     }
     for at in [0, SIZE - LABEL_BYTES] {
-        write_bytes(&media[1], at, &vec![0xa5; LABEL_BYTES as usize], &memory);
+        write_bytes(&memory_devices[1], at, &vec![0xa5; LABEL_BYTES as usize], &memory);
     }
-    assert_eq!(refused(&media, &memory).0, ErrorKind::NotAPool);
+    assert_eq!(refused(&memory_devices, &memory).0, ErrorKind::NotAPool);
 }
 
 #[test]
 fn sectors_are_the_largest_ones() {
     let memory = memory();
-    let media = [device_of("fine", SIZE, 512), device_of("coarse", SIZE, 4096)];
-    let made = pool(&media, &memory);
+    let memory_devices = [device_of("fine", SIZE, 512), device_of("coarse", SIZE, 4096)];
+    let made = pool(&memory_devices, &memory);
     assert_eq!((made.config.sector_bytes, made.devices.sector_bytes()), (4096, 4096));
     let fine = pool(&devices(1), &memory);
-    let coarse = (Arc::clone(&media[1]) as Arc<dyn Device>).into();
+    let coarse = (Arc::clone(&memory_devices[1]) as Arc<dyn Device>).into();
     let options = CreateOptions { force: true, ..options(9) };
     let mut config = fine.config.clone();
     let error = add(&fine.devices, coarse, &options, &mut config, &memory).unwrap_err();
@@ -217,9 +222,9 @@ fn resized(from: &MemoryDevice, size_bytes: u64, memory: &BlockCache) -> Arc<Mem
 
 #[test]
 fn a_device_that_grew_is_found_and_expanded() {
-    let (memory, media) = (memory(), devices(1));
-    let made = pool(&media, &memory);
-    let grown = [resized(&media[0], SIZE + (5 << 20) + 4096, &memory)];
+    let (memory, memory_devices) = (memory(), devices(1));
+    let made = pool(&memory_devices, &memory);
+    let grown = [resized(&memory_devices[0], SIZE + (5 << 20) + 4096, &memory)];
     let mut found = import_as(&grown, 1, &memory).unwrap();
     assert_eq!(found.devices.spans(), made.devices.spans());
     // The front is lost, the back is where the device ended, and nobody knows where that was: not
@@ -242,68 +247,69 @@ fn a_device_that_grew_is_found_and_expanded() {
 #[test]
 fn a_device_that_was_cut_short_says_so() {
     let memory = memory();
-    let media = [device_of("long", 2 * SIZE, 512)];
-    pool(&media, &memory);
-    let (kind, text) = refused(&[resized(&media[0], SIZE, &memory)], &memory);
+    let memory_devices = [device_of("long", 2 * SIZE, 512)];
+    pool(&memory_devices, &memory);
+    let (kind, text) = refused(&[resized(&memory_devices[0], SIZE, &memory)], &memory);
     assert_eq!(kind, ErrorKind::NotAPool);
-    assert!(text.contains("cut short") && text.contains(&(2 * SIZE).to_string()), "{text}");
+    assert!(text.contains("was truncated") && text.contains(&(2 * SIZE).to_string()), "{text}");
 }
 
 #[test]
 fn an_added_device_is_a_member_once_a_txg_says_so() {
-    let (memory, media) = (memory(), devices(3));
-    let mut made = pool(&media[..2], &memory);
-    let before: Vec<_> = media[..2].iter().map(|one| resized(one, SIZE, &memory)).collect();
-    let new = || (Arc::clone(&media[2]) as Arc<dyn Device>).into();
+    let (memory, memory_devices) = (memory(), devices(3));
+    let mut made = pool(&memory_devices[..2], &memory);
+    let before: Vec<_> =
+        memory_devices[..2].iter().map(|one| resized(one, SIZE, &memory)).collect();
+    let new = || (Arc::clone(&memory_devices[2]) as Arc<dyn Device>).into();
     assert_eq!(add(&made.devices, new(), &options(5), &mut made.config, &memory).unwrap(), 2);
     assert_eq!(made.devices.count(), 3);
     // No txg yet: with it or without it, the pool is what it was.
-    assert_eq!(import_as(&media, 1, &memory).unwrap().devices.count(), 2);
-    assert_eq!(import_as(&media[..2], 1, &memory).unwrap().devices.count(), 2);
+    assert_eq!(import_as(&memory_devices, 1, &memory).unwrap().devices.count(), 2);
+    assert_eq!(import_as(&memory_devices[..2], 1, &memory).unwrap().devices.count(), 2);
     // Not even the others' labels.
-    let with_new = [before.clone(), media[2..].to_vec()].concat();
+    let with_new = [before.clone(), memory_devices[2..].to_vec()].concat();
     let found = import_as(&with_new, 1, &memory).unwrap();
     assert_eq!(found.devices.count(), 2);
     commit(&made, 2, &memory);
-    assert_eq!(import_as(&media, 1, &memory).unwrap().devices.count(), 3);
-    assert!(refused(&media[..2], &memory).1.contains("device 2"));
+    assert_eq!(import_as(&memory_devices, 1, &memory).unwrap().devices.count(), 3);
+    assert!(refused(&memory_devices[..2], &memory).1.contains("device 2"));
     let error = add(&made.devices, new(), &options(6), &mut made.config, &memory).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exists);
 }
 
 #[test]
 fn newer_versions_and_unknown_features_are_named() {
-    let (memory, media) = (memory(), devices(1));
-    let made = pool(&media, &memory);
+    let (memory, memory_devices) = (memory(), devices(1));
+    let made = pool(&memory_devices, &memory);
     let put = |label: &mut LabelPhys| {
         label.seal();
         for at in [0, SIZE - LABEL_BYTES] {
-            write_bytes(&media[0], at, label.as_bytes(), &memory);
+            write_bytes(&memory_devices[0], at, label.as_bytes(), &memory);
         }
     };
     let mut newer = made.config.encode(0);
     newer.version = U32::new(2);
     put(&mut newer);
-    let (kind, text) = refused(&media, &memory);
+    let (kind, text) = refused(&memory_devices, &memory);
     assert_eq!(kind, ErrorKind::Unsupported);
     assert!(text.contains("version 2") && text.contains("\"tank\""), "{text}");
     let features = vec!["org.example:mirrors".to_owned()];
     put(&mut Config { features, ..made.config.clone() }.encode(0));
-    let (kind, text) = refused(&media, &memory);
+    let (kind, text) = refused(&memory_devices, &memory);
     assert_eq!(kind, ErrorKind::Unsupported);
     assert!(text.contains("org.example:mirrors"), "{text}");
     let mut mirrored = made.config.encode(0);
     mirrored.nodes[0].kind = 3;
     put(&mut mirrored);
-    assert_eq!(refused(&media, &memory).0, ErrorKind::Unsupported);
+    assert_eq!(refused(&memory_devices, &memory).0, ErrorKind::Unsupported);
     put(&mut made.config.encode(0));
     let mut newer = UberblockPhys::empty();
     newer.version = U32::new(7);
     newer.pool_guid = U64::new(made.config.pool_guid);
     newer.txg = U64::new(2);
     newer.seal();
-    write_bytes(&media[0], RING_OFFSET + 2 * SLOT_BYTES as u64, newer.as_bytes(), &memory);
-    let (kind, text) = refused(&media, &memory);
+    write_bytes(&memory_devices[0], RING_OFFSET + 2 * SLOT_BYTES as u64, newer.as_bytes(), &memory);
+    let (kind, text) = refused(&memory_devices, &memory);
     assert_eq!(kind, ErrorKind::Unsupported);
     assert!(text.contains("version 7"), "{text}");
 }
@@ -311,8 +317,8 @@ fn newer_versions_and_unknown_features_are_named() {
 /// Labels that are sound and say anything at all: an error or a value, and no panic.
 #[test]
 fn hostile_labels_do_not_harm() {
-    let (memory, media) = (memory(), devices(3));
-    let made = pool(&media, &memory);
+    let (memory, memory_devices) = (memory(), devices(3));
+    let made = pool(&memory_devices, &memory);
     let seed = 17;
     println!("seed {seed}");
     let mut rng = SmallRng::from_seed(seed);
@@ -351,8 +357,8 @@ fn hostile_labels_do_not_harm() {
 
 #[test]
 fn damaged_labels_are_no_labels() {
-    let (memory, media) = (memory(), devices(1));
-    let made = pool(&media, &memory);
+    let (memory, memory_devices) = (memory(), devices(1));
+    let made = pool(&memory_devices, &memory);
     let mut rng = SmallRng::from_seed(23);
     for _ in 0..5000 {
         let mut label = made.config.encode(0);
@@ -364,8 +370,8 @@ fn damaged_labels_are_no_labels() {
 
 #[test]
 fn hostile_uberblocks_do_not_harm() {
-    let (memory, media) = (memory(), devices(1));
-    let made = pool(&media, &memory);
+    let (memory, memory_devices) = (memory(), devices(1));
+    let made = pool(&memory_devices, &memory);
     let seed = 29;
     println!("seed {seed}");
     let mut rng = SmallRng::from_seed(seed);
@@ -381,13 +387,18 @@ fn hostile_uberblocks_do_not_harm() {
         if round % 3 != 0 {
             phys.seal();
         }
-        write_bytes(&media[0], RING_OFFSET + slot * SLOT_BYTES as u64, phys.as_bytes(), &memory);
-        match import_as(&media, 1, &memory) {
+        write_bytes(
+            &memory_devices[0],
+            RING_OFFSET + slot * SLOT_BYTES as u64,
+            phys.as_bytes(),
+            &memory,
+        );
+        match import_as(&memory_devices, 1, &memory) {
             Ok(found) => assert_eq!(found.devices.count(), 1),
             Err(error) => {
                 assert!(matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported));
                 write_bytes(
-                    &media[0],
+                    &memory_devices[0],
                     RING_OFFSET + slot * SLOT_BYTES as u64,
                     &[0; SLOT_BYTES],
                     &memory,
@@ -402,9 +413,11 @@ fn hostile_uberblocks_do_not_harm() {
 #[test]
 fn a_crash_leaves_the_older_or_the_newer() {
     let memory = memory();
-    let media = devices(1);
-    let record =
-        RecordDevice::new(Arc::clone(&media[0]) as Arc<dyn Device>, RecordOptions::default());
+    let memory_devices = devices(1);
+    let record = RecordDevice::new(
+        Arc::clone(&memory_devices[0]) as Arc<dyn Device>,
+        RecordOptions::default(),
+    );
     let record = Arc::new(record);
     let as_device = || vec![(Arc::clone(&record) as Arc<dyn Device>).into()];
     let mut made = create(as_device(), &options(1), &memory).unwrap();
@@ -439,8 +452,8 @@ fn a_crash_leaves_the_older_or_the_newer() {
 
 #[test]
 fn requests_stay_between_the_labels() {
-    let (memory, media) = (memory(), devices(2));
-    let made = pool(&media, &memory);
+    let (memory, memory_devices) = (memory(), devices(2));
+    let made = pool(&memory_devices, &memory);
     let read = |device, offset, len| {
         let buffer = memory.alloc(len).unwrap();
         made.devices.read(Dva { device, offset }, buffer, Priority::SyncRead)
@@ -476,7 +489,7 @@ fn requests_stay_between_the_labels() {
     let error = made.devices.read(at, buffer, Priority::SyncRead).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
     // The device itself is its owner's.
-    read_bytes(&media[0], 0, 512, &memory);
+    read_bytes(&memory_devices[0], 0, 512, &memory);
 }
 
 #[test]
@@ -521,12 +534,12 @@ fn this_host_has_an_id() {
 fn an_uberblock_of_a_txg_that_cannot_be_is_refused() {
     let memory = memory();
     for txg in [1 << 47, 1 << 48, u64::MAX] {
-        let media = devices(1);
-        let pool = pool(&media, &memory);
+        let memory_devices = devices(1);
+        let pool = pool(&memory_devices, &memory);
         let far = Uberblock { txg, ..uberblock(2, 1) };
         label::write_uberblock(&pool.devices, pool.config.pool_guid, &far, &memory).unwrap();
         drop(pool);
-        let failed = import_as(&media, 1, &memory).unwrap_err();
+        let failed = import_as(&memory_devices, 1, &memory).unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::Corrupt, "{txg}: {failed}");
     }
 }

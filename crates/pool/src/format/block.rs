@@ -1,11 +1,11 @@
-//! Block pointers: where a block is, how to know that it is right, and how to unpack it.
+//! Block pointers: address, checksum and encoding of a block.
 
 use std::fmt;
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Addresses on devices count units of this many bytes, whatever the device's sector is.
+/// Unit of device addresses in bytes, independent of the sector size.
 pub const SECTOR_UNIT: u64 = 512;
 
 const DEVICE_SHIFT: u32 = 48;
@@ -16,7 +16,7 @@ const UNIT_MASK: u64 = (1 << DEVICE_SHIFT) - 1;
 pub struct Dva {
     /// Number of the device in the pool.
     pub device: u16,
-    /// Bytes from the device's beginning; a multiple of [`SECTOR_UNIT`].
+    /// Offset in bytes; a multiple of [`SECTOR_UNIT`].
     pub offset: u64,
 }
 
@@ -32,8 +32,8 @@ impl fmt::Display for Dva {
     }
 }
 
-/// A [`Dva`] in eight bytes: device in the upper 16 bits, offset in units of [`SECTOR_UNIT`] below.
-/// Zero is no address, since a label lies there.
+/// On-disk form of a [`Dva`]: the device in the upper 16 bits, the offset in units of
+/// [`SECTOR_UNIT`] below. Zero is no address, because a label lies there.
 #[derive(
     Clone,
     Copy,
@@ -57,7 +57,7 @@ impl DvaPhys {
     pub const NONE: Self = Self(U64::ZERO);
 
     /// # Panics
-    /// If the offset is no multiple of [`SECTOR_UNIT`] or past what 48 bits of units can say.
+    /// If the offset is not a multiple of [`SECTOR_UNIT`], or does not fit 48 bits of units.
     pub fn new(dva: Dva) -> Self {
         assert!(dva.offset.is_multiple_of(SECTOR_UNIT), "{dva} is not aligned");
         let units = dva.offset / SECTOR_UNIT;
@@ -65,7 +65,7 @@ impl DvaPhys {
         Self(U64::new(u64::from(dva.device) << DEVICE_SHIFT | units))
     }
 
-    /// The address, if there is one.
+    /// Returns the address, if there is one.
     pub fn get(self) -> Option<Dva> {
         let raw = self.0.get();
         (raw != 0).then(|| Dva {
@@ -74,7 +74,7 @@ impl DvaPhys {
         })
     }
 
-    /// As it is stored.
+    /// The on-disk value.
     pub fn raw(self) -> u64 {
         self.0.get()
     }
@@ -89,21 +89,21 @@ impl fmt::Debug for DvaPhys {
     }
 }
 
-/// How a block's bytes are packed.
+/// Compression of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Compression {
-    /// As they are.
+    /// Uncompressed.
     #[default]
     Off = 0,
-    /// LZ4, block format, without a size in front.
+    /// LZ4 block format, without a size prefix.
     Lz4 = 1,
-    /// Zstandard, one frame.
+    /// One Zstandard frame.
     Zstd = 2,
 }
 
 impl Compression {
-    /// From its number on disk.
+    /// Decodes the on-disk number.
     pub fn from_raw(raw: u8) -> Option<Self> {
         Some(match raw {
             0 => Self::Off,
@@ -114,7 +114,7 @@ impl Compression {
     }
 }
 
-/// How a block is verified.
+/// Checksum of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Checksum {
@@ -124,17 +124,17 @@ pub enum Checksum {
 }
 
 impl Checksum {
-    /// From its number on disk.
+    /// Decodes the on-disk number.
     pub fn from_raw(raw: u8) -> Option<Self> {
         (raw == 0).then_some(Self::Xxh3)
     }
 }
 
-/// What a block holds.
+/// Content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum BlockKind {
-    /// Bytes of an object.
+    /// Data of an object.
     Data = 0,
     /// Block pointers.
     Indirect = 1,
@@ -142,16 +142,16 @@ pub enum BlockKind {
     Dnode = 2,
     /// A leaf of a directory.
     ZapLeaf = 3,
-    /// Of the space maps: index, bases, log.
+    /// Part of the space maps: index, bases, log.
     Space = 4,
     /// The root block of a transaction group.
     Root = 5,
-    /// Pointers to the pieces of a block for which no room was found in one place.
+    /// Pointers to the pieces of a block that did not fit any contiguous free range.
     Gang = 6,
 }
 
 impl BlockKind {
-    /// From its number on disk.
+    /// Decodes the on-disk number.
     pub fn from_raw(raw: u8) -> Option<Self> {
         Some(match raw {
             0 => Self::Data,
@@ -165,41 +165,41 @@ impl BlockKind {
         })
     }
 
-    /// Whether it leads to other blocks.
+    /// Whether it is not user data.
     pub fn is_metadata(self) -> bool {
         self != Self::Data
     }
 }
 
-/// A block pointer. All zeros is a hole: a block that reads as zeros and lies nowhere.
+/// A block pointer. All zeros is a hole: a block of zeros that is not stored.
 #[derive(
     Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct BlockPtrPhys {
-    /// Where its copies are; a copy that does not exist is [`DvaPhys::NONE`], and comes last.
+    /// Addresses of its copies. A missing copy is [`DvaPhys::NONE`] and comes last.
     pub copies: [DvaPhys; 2],
     /// Checksum of the first `physical_bytes` bytes of each copy, see [`Checksum`].
     pub checksum: [u8; 16],
-    /// The transaction group that wrote it.
+    /// The txg that wrote it.
     pub birth_txg: U64,
-    /// Bytes once unpacked; may be fewer than the object's records have, and the rest is zeros.
+    /// Size after decompression. May be less than the object's record size; the rest is zeros.
     pub logical_bytes: U32,
-    /// Bytes on a device, before rounding up to its sectors.
+    /// Size on a device, before rounding up to sectors.
     pub physical_bytes: U32,
     /// A [`Compression`].
     pub compression: u8,
     /// A [`Checksum`].
     pub checksum_kind: u8,
-    /// Height above the blocks that hold what users stored: 0 for these.
+    /// Height in the block tree; 0 for data.
     pub level: u8,
-    /// A [`BlockKind`]: what the unpacked bytes are.
+    /// A [`BlockKind`] of the decompressed content.
     pub kind: u8,
     /// Bit 0: the copies are gang blocks, see `docs/format.md`. Other bits are zero.
     pub flags: u8,
     /// Zeros.
     pub reserved: [u8; 3],
-    /// Level 0: 1, or for a block of dnodes how many of them are in use. Above: the sum of what it points to.
+    /// Level 0: 1, or the number of dnodes in use. Above: the sum over its children.
     pub fill: U64,
 }
 
@@ -222,21 +222,21 @@ impl BlockPtrPhys {
         fill: U64::ZERO,
     };
 
-    /// The bit of `flags` that says that the copies are gang blocks.
+    /// Bit of `flags`: the copies are gang blocks.
     pub const GANG: u8 = 1;
 
-    /// Whether it points nowhere.
+    /// Whether it is a hole.
     #[inline]
     pub fn is_hole(&self) -> bool {
         self.copies[0] == DvaPhys::NONE
     }
 
-    /// Its addresses.
+    /// Returns its addresses.
     pub fn dvas(&self) -> impl Iterator<Item = Dva> + use<> {
         self.copies.into_iter().filter_map(DvaPhys::get)
     }
 
-    /// The addresses' number.
+    /// Number of copies.
     pub fn copy_count(&self) -> usize {
         self.copies.iter().filter(|copy| **copy != DvaPhys::NONE).count()
     }
@@ -246,12 +246,12 @@ impl BlockPtrPhys {
         self.flags & Self::GANG != 0
     }
 
-    /// What it holds, if that is known.
+    /// Its block kind, if known.
     pub fn block_kind(&self) -> Option<BlockKind> {
         BlockKind::from_raw(self.kind)
     }
 
-    /// Bytes that each copy takes on a device with sectors of `sector_bytes`.
+    /// Bytes of each copy on a device with sectors of `sector_bytes`.
     #[inline]
     pub fn allocated_bytes(&self, sector_bytes: u64) -> u64 {
         u64::from(self.physical_bytes.get()).next_multiple_of(sector_bytes)

@@ -1,4 +1,4 @@
-//! Dnodes: what is known of an object, in 512 bytes.
+//! Dnodes: the metadata of an object, in 512 bytes.
 
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -9,21 +9,21 @@ use super::block::BlockPtrPhys;
 pub const DNODE_BYTES: usize = 512;
 /// Size of a block of dnodes.
 pub const DNODE_BLOCK_BYTES: usize = 16 << 10;
-/// Dnodes in such a block.
+/// Number of dnodes in a block.
 pub const DNODES_PER_BLOCK: usize = DNODE_BLOCK_BYTES / DNODE_BYTES;
-/// Room for attributes (from the front) and inline content (from the end).
+/// Space for attributes (from the front) and inline content (from the end).
 pub const TAIL_BYTES: usize = 384;
-/// Attributes of at most this many bytes fit whatever an object's inline content does; a larger directory
-/// needs the rest of the tail.
+/// Maximum size of attributes. The rest of the tail is enough for the inline content of any fat
+/// directory.
 pub const ATTRIBUTES_MAX: usize = 224;
 
-/// What an object is.
+/// Kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ObjectKind {
-    /// Nothing: the dnode is free.
+    /// The dnode is free.
     Free = 0,
-    /// Bytes.
+    /// Data.
     Data = 1,
     /// A directory of names.
     Zap = 2,
@@ -32,7 +32,7 @@ pub enum ObjectKind {
 }
 
 impl ObjectKind {
-    /// From its number on disk.
+    /// Decodes the on-disk number.
     pub fn from_raw(raw: u8) -> Option<Self> {
         Some(match raw {
             0 => Self::Free,
@@ -46,9 +46,9 @@ impl ObjectKind {
 
 /// A dnode. All zeros is a free one.
 ///
-/// Two parties write it, and a transaction group puts their parts together: who creates an object or changes
-/// attributes or inline content (*attribute fields*), and the sync of the object's blocks (*data fields*, and the count of
-/// entries in the inline content of a fat directory).
+/// It has two writers, and a txg merges their parts. *Attribute fields* are set when an object is
+/// created or its attributes or inline content change. *Data fields* are set by the sync of the
+/// object's blocks; they include the entry count in the inline content of a fat directory.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DnodePhys {
@@ -66,15 +66,15 @@ pub struct DnodePhys {
     pub inline_bytes: U16,
     /// Length of the object in bytes. Data field.
     pub size_bytes: U64,
-    /// Blocks that lie before the end: one more than the last one's number. Data field.
+    /// Number of blocks before the end: one more than the last block's number. Data field.
     pub blocks: U64,
     /// Bytes allocated on devices, all copies and indirect blocks. Data field.
     pub allocated_bytes: U64,
-    /// The transaction group that created it. Attribute field.
+    /// The txg that created it. Attribute field.
     pub created_txg: U64,
     /// Zeros.
     pub reserved: [u8; 24],
-    /// The tree's root. Data field.
+    /// Root of the block tree. Data field.
     pub root: BlockPtrPhys,
     /// Attributes from the front, inline content to the end.
     pub tail: [u8; TAIL_BYTES],
@@ -100,34 +100,34 @@ impl DnodePhys {
         tail: [0; TAIL_BYTES],
     };
 
-    /// What it is, if that is known.
+    /// Its object kind, if known.
     pub fn object_kind(&self) -> Option<ObjectKind> {
         ObjectKind::from_raw(self.kind)
     }
 
-    /// Its attributes; empty if their length makes no sense.
+    /// Its attributes; empty if their length is invalid.
     pub fn attributes(&self) -> &[u8] {
         self.tail.get(..usize::from(self.attribute_bytes.get())).unwrap_or_default()
     }
 
-    /// Its inline content; empty if its length makes no sense.
+    /// Its inline content; empty if its length is invalid.
     pub fn inline(&self) -> &[u8] {
         let bytes = usize::from(self.inline_bytes.get());
         TAIL_BYTES.checked_sub(bytes).map_or(&[], |start| &self.tail[start..])
     }
 
-    /// The same, to change; its length stays.
+    /// As [`inline`](Self::inline), mutable. The length stays.
     pub fn inline_mut(&mut self) -> &mut [u8] {
         let bytes = usize::from(self.inline_bytes.get());
         TAIL_BYTES.checked_sub(bytes).map_or(&mut [], |start| &mut self.tail[start..])
     }
 
-    /// Bytes that inline content could have beside the attributes.
+    /// Maximum size of inline content beside the attributes.
     pub fn inline_capacity(&self) -> usize {
         TAIL_BYTES.saturating_sub(usize::from(self.attribute_bytes.get()))
     }
 
-    /// Sets the attributes, and says whether they fit beside the inline content.
+    /// Sets the attributes. Returns whether they fit beside the inline content.
     #[must_use]
     pub fn set_attributes(&mut self, attributes: &[u8]) -> bool {
         let capacity = TAIL_BYTES.saturating_sub(usize::from(self.inline_bytes.get()));
@@ -141,7 +141,7 @@ impl DnodePhys {
         true
     }
 
-    /// Sets the inline content, and says whether it fits beside the attributes.
+    /// Sets the inline content. Returns whether it fits beside the attributes.
     #[must_use]
     pub fn set_inline(&mut self, inline: &[u8]) -> bool {
         if inline.len() > self.inline_capacity() {

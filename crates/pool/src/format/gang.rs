@@ -1,8 +1,8 @@
-//! Gang blocks: a block for which there was no room in one place, in pieces.
+//! Gang blocks: the pieces of a block that did not fit any contiguous free range.
 //!
-//! A gang block takes one sector of the pool: a [`GangPhys`], pointers to the pieces in the order
-//! of their bytes, zeros. Its pieces together are the bytes that the pointer to it describes; a
-//! piece may be a gang again, at most [`GANG_DEPTH`] deep.
+//! A gang block is one sector: a [`GangPhys`], pointers to the pieces in byte order, zeros. The
+//! pieces concatenated are the bytes that the pointer to the gang block describes. A piece may be a
+//! gang, at most [`GANG_DEPTH`] deep.
 
 use xxhash_rust::xxh3::xxh3_128;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -12,35 +12,35 @@ use super::block::BlockPtrPhys;
 
 /// First bytes of a gang block: "gang".
 pub const GANG_MAGIC: u32 = u32::from_le_bytes(*b"gang");
-/// Gangs in gangs, at most.
+/// Maximum nesting depth of gangs.
 pub const GANG_DEPTH: usize = 8;
 
-/// Head of a gang block.
+/// Header of a gang block.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct GangPhys {
-    /// XXH3, 128 bits, of the sector's bytes after these.
+    /// XXH3, 128 bits, of the following bytes of the sector.
     pub checksum: [u8; 16],
     /// [`GANG_MAGIC`].
     pub magic: U32,
-    /// Pieces.
+    /// Number of pieces.
     pub count: U16,
     /// Zero.
     pub reserved: U16,
-    /// The transaction group that wrote it, as in the pointer to it.
+    /// The txg that wrote it, as in the pointer to it.
     pub birth_txg: U64,
-    /// Checksum of the pieces' bytes, as in the pointer to it.
+    /// Checksum of the concatenated pieces, as in the pointer to it.
     pub whole: [u8; 16],
 }
 
 const _: () = assert!(size_of::<GangPhys>() == 48);
 
-/// Pieces of a gang block of `sector_bytes`, at most.
+/// Maximum number of pieces of a gang block in a sector of `sector_bytes`.
 pub const fn gang_capacity(sector_bytes: usize) -> usize {
     (sector_bytes - size_of::<GangPhys>()) / size_of::<BlockPtrPhys>()
 }
 
-/// Writes a gang block into `sector`, which has room for the pieces.
+/// Writes a gang block into `sector`.
 pub fn write_gang(sector: &mut [u8], mut head: GangPhys, pieces: &[BlockPtrPhys]) {
     assert!(pieces.len() <= gang_capacity(sector.len()), "too many pieces");
     sector.fill(0);
@@ -53,8 +53,8 @@ pub fn write_gang(sector: &mut [u8], mut head: GangPhys, pieces: &[BlockPtrPhys]
     sector[..16].copy_from_slice(&checksum);
 }
 
-/// The pieces of the gang block in `sector`, if it is one, and the one that `head` (birth and
-/// checksum of the whole) describes.
+/// Decodes the gang block in `sector`. Returns its pieces, or `None` if it is invalid or does not
+/// have this birth txg and this checksum of the whole.
 pub fn read_gang(sector: &[u8], birth_txg: u64, whole: &[u8; 16]) -> Option<Vec<BlockPtrPhys>> {
     let (head, rest) = GangPhys::ref_from_prefix(sector).ok()?;
     let sound = head.magic.get() == GANG_MAGIC

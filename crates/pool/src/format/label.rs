@@ -1,7 +1,7 @@
-//! Labels: how a device says which pool it belongs to, and where the pool's newest root is.
+//! Labels: they identify a device and its pool, and point to the pool's newest root.
 //!
-//! A label lies at both ends of a device, [`LABEL_BYTES`] each: a configuration block at its
-//! beginning and a ring of uberblocks at [`RING_OFFSET`]. The rest is zeros.
+//! A label of [`LABEL_BYTES`] lies at each end of a device: a configuration block at its start and
+//! a ring of uberblocks at [`RING_OFFSET`]. The rest is zeros.
 
 use xxhash_rust::xxh3::xxh3_128;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -9,55 +9,54 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::block::BlockPtrPhys;
 
-/// Size of a label, and what its place is a multiple of.
+/// Size and alignment of a label.
 pub const LABEL_BYTES: u64 = 256 << 10;
-/// Size of the configuration block and of an uberblock's slot.
+/// Size of the configuration block and of an uberblock slot.
 pub const SLOT_BYTES: usize = 4096;
-/// Where in a label the ring of uberblocks begins.
+/// Offset of the uberblock ring in a label.
 pub const RING_OFFSET: u64 = 128 << 10;
-/// Slots of the ring: the uberblock of a transaction group lies in the one that its number, modulo
-/// this, says.
+/// Number of ring slots. The uberblock of a txg lies in slot `txg % RING_SLOTS`.
 pub const RING_SLOTS: u64 = 32;
-/// The smallest device.
+/// Minimum size of a device.
 pub const MIN_DEVICE_BYTES: u64 = 16 << 20;
-/// Bytes of a name of a pool or host, at most.
+/// Maximum length of a pool or host name.
 pub const NAME_BYTES: usize = 64;
-/// Devices of a pool, at most.
+/// Maximum number of devices of a pool.
 pub const MAX_DEVICES: usize = 64;
-/// Features that a label can name.
+/// Maximum number of features of a label.
 pub const MAX_FEATURES: usize = 16;
-/// Bytes of a feature's name, at most.
+/// Maximum length of a feature's name.
 pub const FEATURE_BYTES: usize = 32;
-/// Nodes of the tree of devices: the devices, the stripe over them, and room for groups between
-/// them.
+/// Maximum number of nodes of the device tree: the devices, the stripe over them, and space for
+/// nodes between them.
 pub const MAX_NODES: usize = 80;
-/// The version that this code writes, and the newest that it reads.
+/// The only version that this code writes and reads.
 pub const VERSION: u32 = 1;
-/// First bytes of a configuration block: "forebay" and a one.
+/// First bytes of a configuration block: "forebay" and the byte 1.
 pub const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"forebay\x01");
 /// First bytes of an uberblock: "foreuber".
 pub const UBERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"foreuber");
-/// Parent of the tree's root.
+/// Parent of the root node.
 pub const NO_PARENT: u16 = u16::MAX;
-/// [`LabelPhys::state`] of a pool that was exported.
+/// [`LabelPhys::state`] of an exported pool.
 pub const STATE_EXPORTED: u8 = 0;
-/// [`LabelPhys::state`] of a pool that a host has imported.
+/// [`LabelPhys::state`] of an imported pool.
 pub const STATE_ACTIVE: u8 = 1;
 
 const _: () = assert!(RING_OFFSET + RING_SLOTS * SLOT_BYTES as u64 <= LABEL_BYTES);
 
-/// What a node of the tree of devices is.
+/// Kind of a node of the device tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum NodeKind {
-    /// Blocks lie on one or another of its children.
+    /// Blocks are striped over its children.
     Stripe = 1,
     /// A device.
     Disk = 2,
 }
 
 impl NodeKind {
-    /// From its number on disk.
+    /// Decodes the on-disk number.
     pub fn from_raw(raw: u8) -> Option<Self> {
         [Self::Stripe, Self::Disk].into_iter().find(|kind| *kind as u8 == raw)
     }
@@ -67,15 +66,15 @@ impl NodeKind {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct NodePhys {
-    /// Names it for ever.
+    /// The GUID of the node.
     pub guid: U64,
-    /// Bytes of the device that the pool uses, labels included; 0 if it is none.
+    /// Bytes of the device that the pool uses, labels included; 0 for other nodes.
     pub size_bytes: U64,
-    /// Place of its parent among the nodes, which comes before it; [`NO_PARENT`] for the first.
+    /// Index of its parent among the nodes, which precedes it; [`NO_PARENT`] for the first.
     pub parent: U16,
-    /// Number of the device in the pool, as addresses say it.
+    /// Number of the device in the pool, as in addresses.
     pub number: U16,
-    /// A [`NodeKind`]; 0 in places that are not used.
+    /// A [`NodeKind`]; 0 for unused nodes.
     pub kind: u8,
     /// Zeros.
     pub reserved: [u8; 11],
@@ -83,87 +82,87 @@ pub struct NodePhys {
 
 const _: () = assert!(size_of::<NodePhys>() == 32);
 
-/// The configuration block: what a device says of the pool and of itself.
+/// The configuration block: the pool's configuration and the device's identity.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LabelPhys {
     /// [`LABEL_MAGIC`].
     pub magic: U64,
-    /// [`VERSION`] of who wrote it.
+    /// Format version, [`VERSION`].
     pub version: U32,
-    /// Size of the pool's sectors.
+    /// The pool's sector size in bytes.
     pub sector_bytes: U32,
-    /// Names the pool for ever.
+    /// The GUID of the pool.
     pub pool_guid: U64,
-    /// Names this device for ever.
+    /// The GUID of this device.
     pub device_guid: U64,
-    /// Grows with each change of the configuration.
+    /// Incremented with each change of the configuration.
     pub generation: U64,
-    /// A transaction group that was durable when this was written.
+    /// The newest durable txg when it was written.
     pub txg: U64,
-    /// Names the host that has the pool imported, or had it last.
+    /// The id of the host that has the pool imported, or had it last.
     pub host_id: U64,
     /// Number of this device in the pool.
     pub device_number: U16,
-    /// Devices of the pool.
+    /// Number of devices of the pool.
     pub device_count: U16,
-    /// Nodes that are used, from the front.
+    /// Number of used nodes.
     pub node_count: U16,
-    /// Features that are named, from the front.
+    /// Number of used features.
     pub feature_count: U16,
     /// [`STATE_EXPORTED`] or [`STATE_ACTIVE`].
     pub state: u8,
     /// Zeros.
     pub reserved: [u8; 63],
-    /// Name of the pool, zeros after it.
+    /// Name of the pool, zero-padded.
     pub pool_name: [u8; NAME_BYTES],
-    /// Name of the host, zeros after it.
+    /// Name of the host, zero-padded.
     pub host_name: [u8; NAME_BYTES],
-    /// Names of features that a reader must know, zeros after each.
+    /// Names of features that a reader must support, zero-padded.
     pub features: [[u8; FEATURE_BYTES]; MAX_FEATURES],
-    /// The tree of devices; the first is its root.
+    /// The device tree, root first.
     pub nodes: [NodePhys; MAX_NODES],
     /// Zeros.
     pub unused: [u8; 752],
-    /// XXH3, 128 bits, of all before it.
+    /// XXH3, 128 bits, of all bytes before it.
     pub checksum: [u8; 16],
 }
 
 const _: () = assert!(size_of::<LabelPhys>() == SLOT_BYTES);
 
-/// An uberblock: the root of the pool as of one transaction group.
+/// An uberblock: the root of the pool as of one txg.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct UberblockPhys {
     /// [`UBERBLOCK_MAGIC`].
     pub magic: U64,
-    /// [`VERSION`] of who wrote it.
+    /// Format version, [`VERSION`].
     pub version: U32,
-    /// Devices that the pool had: those with smaller numbers.
+    /// Number of devices of the pool: those with smaller numbers.
     pub device_count: U32,
-    /// The pool's.
+    /// The GUID of the pool.
     pub pool_guid: U64,
-    /// The transaction group.
+    /// The txg.
     pub txg: U64,
-    /// When it was written, by the clock of whoever did; for people.
+    /// Time of the write, by the clock of the writer; for information.
     pub time_ns: U64,
     /// The root block.
     pub root: BlockPtrPhys,
     /// Zeros.
     pub reserved: [u8; 3976],
-    /// XXH3, 128 bits, of all before it.
+    /// XXH3, 128 bits, of all bytes before it.
     pub checksum: [u8; 16],
 }
 
 const _: () = assert!(size_of::<UberblockPhys>() == SLOT_BYTES);
 
-/// The checksum of a slot: of all but its own bytes, which are the last.
+/// Checksum of a slot: of all bytes before the checksum field.
 fn slot_checksum(slot: &[u8]) -> [u8; 16] {
     xxh3_128(&slot[..slot.len() - 16]).to_le_bytes()
 }
 
 impl LabelPhys {
-    /// All zeros but for magic and version.
+    /// All zeros except magic and version.
     pub fn empty() -> Self {
         let zeros = [0_u8; SLOT_BYTES];
         let mut label: Self = zerocopy::transmute!(zeros);
@@ -172,19 +171,19 @@ impl LabelPhys {
         label
     }
 
-    /// Sets the checksum to what it must be.
+    /// Sets the checksum.
     pub fn seal(&mut self) {
         self.checksum = slot_checksum(self.as_bytes());
     }
 
-    /// Whether magic and checksum are right.
+    /// Whether magic and checksum are correct.
     pub fn is_sound(&self) -> bool {
         self.magic.get() == LABEL_MAGIC && self.checksum == slot_checksum(self.as_bytes())
     }
 }
 
 impl UberblockPhys {
-    /// All zeros but for magic and version.
+    /// All zeros except magic and version.
     pub fn empty() -> Self {
         let zeros = [0_u8; SLOT_BYTES];
         let mut uberblock: Self = zerocopy::transmute!(zeros);
@@ -193,12 +192,12 @@ impl UberblockPhys {
         uberblock
     }
 
-    /// Sets the checksum to what it must be.
+    /// Sets the checksum.
     pub fn seal(&mut self) {
         self.checksum = slot_checksum(self.as_bytes());
     }
 
-    /// Whether magic and checksum are right.
+    /// Whether magic and checksum are correct.
     pub fn is_sound(&self) -> bool {
         self.magic.get() == UBERBLOCK_MAGIC && self.checksum == slot_checksum(self.as_bytes())
     }

@@ -1,8 +1,8 @@
-//! The intent log: its root, its blocks with their checksum, and its records with their encoding.
+//! The intent log: its root, its blocks with their checksums, and the encoding of its records.
 //!
-//! [`LogEntry::parse`] and [`LogBlockPhys::read`] take hostile bytes: they return an error or
-//! `None`, and never panic. A block that passes [`LogBlockPhys::is_sound`] is still compared with
-//! the block that replay expects, see `log::replay`.
+//! [`LogEntry::parse`] and [`LogBlockPhys::read`] accept untrusted bytes: they return an error or
+//! `None`, and never panic. A block that passes [`LogBlockPhys::is_sound`] must still match the
+//! block that replay expects, see `log::replay`.
 
 use xxhash_rust::xxh3::xxh3_128;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -12,111 +12,109 @@ use super::block::DvaPhys;
 use super::dnode::ObjectKind;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Most extents of a log.
+/// Maximum number of extents of a log.
 pub const LOG_EXTENTS_MAX: usize = 32;
-/// Most bytes of a block of the log, head and padding included.
+/// Maximum size of a log block, header and padding included.
 pub const LOG_BLOCK_MAX_BYTES: usize = 256 << 10;
-/// Most bytes of name and body of a record. Larger writes are several records.
+/// Maximum size of name and body of a record. A larger write is split into several records.
 pub const LOG_RECORD_MAX_BYTES: usize = 128 << 10;
-/// Begins a log's root: "FBlogrt1".
+/// First bytes of a log root: "FBlogrt1".
 pub const LOG_ROOT_MAGIC: u64 = u64::from_le_bytes(*b"FBlogrt1");
-/// Begins, after its checksum, a block of the log: "FBlogbk1".
+/// First bytes of a log block after its checksum: "FBlogbk1".
 pub const LOG_BLOCK_MAGIC: u64 = u64::from_le_bytes(*b"FBlogbk1");
 
-/// A part of the log's ring.
+/// An extent of the log's ring.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LogExtentPhys {
-    /// Where it begins.
+    /// Its address.
     pub start: DvaPhys,
-    /// How long it is.
+    /// Its length in bytes.
     pub bytes: U64,
 }
 
 const _: () = assert!(size_of::<LogExtentPhys>() == 16);
 
-/// The log as a root block names it: where its ring is, and where replay starts.
+/// The intent log's part of a root block: the extents of its ring, and the start of a replay.
 ///
-/// An *offset* counts all bytes that were ever written to the log, padding included: it never goes
-/// back. It lies in the ring at the remainder by the ring's size, the extents put one after
-/// another.
+/// An *offset* counts all bytes ever written to the log, padding included, and never decreases. Its
+/// position in the ring, the concatenated extents, is the remainder by the ring's size.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LogRootPhys {
     /// [`LOG_ROOT_MAGIC`].
     pub magic: U64,
-    /// Names the log for ever.
+    /// The GUID of the log.
     pub guid: U64,
-    /// Blocks of other generations are not of this log's present life.
+    /// Current generation. Blocks of other generations are invalid.
     pub generation: U64,
-    /// Records of this transaction group and older ones are not replayed.
+    /// Records of this txg and older ones are not replayed.
     pub txg: U64,
     /// Offset of the first block to replay.
     pub head_offset: U64,
     /// Sequence number of that block.
     pub head_sequence: U64,
-    /// Offset of the oldest block that the root before this one would replay.
+    /// Head of the previous root. Blocks from here on must not be overwritten.
     pub tail_offset: U64,
-    /// Records to be replayed, counted from the head, whose changes are in this root's txg already:
-    /// not zero only if a replay took several txgs.
+    /// Number of records from the head on whose changes this root's txg includes. Not zero only
+    /// while a replay spans several txgs.
     pub replayed: U64,
-    /// Extents in use.
+    /// Number of extents in use.
     pub extent_count: U32,
     /// Zeros.
     pub reserved: [U32; 3],
-    /// The ring; unused ones are zero.
+    /// The ring; unused extents are zero.
     pub extents: [LogExtentPhys; LOG_EXTENTS_MAX],
 }
 
 const _: () = assert!(size_of::<LogRootPhys>() == 592);
 
-/// Head of a block of the log. Records follow, then zeros to the end of the block.
+/// Header of a log block. Records follow, then zeros to the end of the block.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LogBlockPhys {
-    /// XXH3, 128 bits, of the rest of the head and the records.
+    /// XXH3, 128 bits, of the rest of the header and the records.
     pub checksum: [u8; 16],
     /// [`LOG_BLOCK_MAGIC`].
     pub magic: U64,
-    /// The log's.
+    /// The GUID of the log.
     pub guid: U64,
-    /// The log's, when it was written.
+    /// Generation of the log when the block was written.
     pub generation: U64,
-    /// One more than the block before.
+    /// One more than in the previous block.
     pub sequence: U64,
-    /// Where it begins, see [`LogRootPhys`].
+    /// Offset of the block, see [`LogRootPhys`].
     pub offset: U64,
-    /// It follows from a pool in which this transaction group is durable: a replay from an older
-    /// one ends here.
+    /// A replay from a root with an older txg ends before this block.
     pub needs_txg: U64,
-    /// The oldest transaction group of its records.
+    /// The oldest txg of its records.
     pub txg_low: U64,
-    /// The newest one.
+    /// The newest txg of its records.
     pub txg_high: U64,
-    /// Bytes from its beginning to the next block's.
+    /// Size of the block.
     pub block_bytes: U32,
     /// Bytes of its records.
     pub payload_bytes: U32,
     /// Number of its records.
     pub records: U32,
-    /// Blocks of its batch that follow it: one less from block to block, 0 in the last one. A batch
-    /// is replayed whole or not at all.
+    /// Number of blocks of the same batch that follow: one less from block to block, 0 in the last
+    /// one. A batch is replayed completely or not at all.
     pub following: U32,
 }
 
 const _: () = assert!(size_of::<LogBlockPhys>() == 96);
 
-/// Bytes of a block's head.
+/// Size of a block's header.
 pub(crate) const LOG_BLOCK_HEAD_BYTES: usize = size_of::<LogBlockPhys>();
 
 impl LogBlockPhys {
-    /// The head at the beginning of `bytes`, unchecked; `None` if they are too few.
+    /// Reads the header at the start of `bytes`, unchecked; `None` if they are too short.
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         Self::read_from_prefix(bytes).ok().map(|(head, _)| head)
     }
 
-    /// Writes the head, with the checksum of head and records, to the beginning of `block`, which
-    /// has the records already.
+    /// Writes the header, with the checksum of header and records, to the start of `block`. The
+    /// records must be in place.
     pub(crate) fn seal(&self, block: &mut [u8]) {
         block[..LOG_BLOCK_HEAD_BYTES].copy_from_slice(self.as_bytes());
         let used = LOG_BLOCK_HEAD_BYTES + self.payload_bytes.get() as usize;
@@ -124,7 +122,7 @@ impl LogBlockPhys {
         block[..sum.len()].copy_from_slice(&sum);
     }
 
-    /// Whether the checksum is that of the head and records at the beginning of `block`.
+    /// Whether the checksum matches the header and the records at the start of `block`.
     pub(crate) fn is_sound(&self, block: &[u8]) -> bool {
         let used = LOG_BLOCK_HEAD_BYTES.checked_add(self.payload_bytes.get() as usize);
         let covered = used.and_then(|used| block.get(..used));
@@ -132,77 +130,76 @@ impl LogBlockPhys {
     }
 }
 
-/// The checksum of a block: XXH3, 128 bits, of everything behind the checksum's own field, to the
-/// end of the records.
+/// Checksum of a block: of all bytes after the checksum field, to the end of the records.
 fn log_checksum(head_and_records: &[u8]) -> [u8; 16] {
     let covered = head_and_records.get(size_of::<[u8; 16]>()..).unwrap_or_default();
     xxh3_128(covered).to_le_bytes()
 }
 
-/// Head of a record. Its name follows, then its body.
+/// Header of a record. Its name follows, then its body.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LogRecordPhys {
-    /// The transaction group of the change.
+    /// The txg of the change.
     pub txg: U64,
-    /// Guid of the dataset.
+    /// The GUID of the dataset.
     pub dataset: U64,
     /// Number of the object.
     pub object: U64,
-    /// Order among the changes since the pool was imported.
+    /// Order among all changes since the import.
     pub serial: U64,
-    /// By kind: an offset, a size, the shift of a record size; or zero.
+    /// Depends on the kind: an offset, a size, the shift of a record size, or zero.
     pub argument: U64,
     /// A [`LogRecordKind`].
     pub kind: u8,
-    /// The kind of a created object; or zero.
+    /// The kind of a created object, or zero.
     pub object_kind: u8,
-    /// Bytes of the name.
+    /// Length of the name.
     pub name_bytes: U16,
-    /// Bytes of the body.
+    /// Length of the body.
     pub body_bytes: U32,
 }
 
 const _: () = assert!(size_of::<LogRecordPhys>() == 48);
 
-/// Bytes of a record's head.
+/// Size of a record's header.
 pub(crate) const LOG_RECORD_HEAD_BYTES: usize = size_of::<LogRecordPhys>();
 
 impl LogRecordPhys {
-    /// The transaction group of the record at the beginning of `bytes`; 0 if they are too few.
+    /// Returns the txg of the record at the start of `bytes`; 0 if they are too short.
     pub(crate) fn txg_of(bytes: &[u8]) -> u64 {
         Self::read_from_prefix(bytes).map_or(0, |(head, _)| head.txg.get())
     }
 }
 
-/// What a record is.
+/// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum LogRecordKind {
-    /// Nothing: something that was gone by the time the block was written. The body means nothing.
+    /// No change: the object was destroyed before the block was written. Ignore the body.
     Void = 0,
-    /// An object came into being. Argument: log2 of its record size; body: its attributes.
+    /// An object was created. Argument: log2 of its record size; body: its attributes.
     Create = 1,
     /// An object was destroyed.
     Destroy = 2,
     /// Body: the object's attributes.
     SetAttributes = 3,
-    /// Argument: offset; body: what was written there.
+    /// Argument: offset; body: the data written.
     Write = 4,
     /// Argument: the object's new size.
     Truncate = 5,
-    /// Argument: offset; body: eight bytes, how many bytes became zero.
+    /// Argument: offset; body: eight bytes, the length of the zeroed range.
     Punch = 6,
-    /// Name, and body: the value. The name was not there.
+    /// Name; body: the value. The name was new.
     ZapInsert = 7,
-    /// Name, and body: the value.
+    /// Name; body: the value.
     ZapUpdate = 8,
     /// Name.
     ZapRemove = 9,
 }
 
 impl LogRecordKind {
-    /// From its number on disk.
+    /// Decodes the on-disk number.
     pub fn from_raw(raw: u8) -> Option<Self> {
         Some(match raw {
             0 => Self::Void,
@@ -223,17 +220,17 @@ impl LogRecordKind {
 /// A change of one object, as it is stored and replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogRecord<'a> {
-    /// It came into being.
+    /// The object was created.
     Create { kind: ObjectKind, record_shift: u8, attributes: &'a [u8] },
-    /// It was destroyed.
+    /// The object was destroyed.
     Destroy,
-    /// It has these attributes now.
+    /// The object has new attributes.
     SetAttributes { attributes: &'a [u8] },
-    /// These bytes were written to it.
+    /// Bytes were written.
     Write { offset: u64, bytes: &'a [u8] },
-    /// It was cut or extended to this size.
+    /// The object was truncated or extended to this size.
     Truncate { size: u64 },
-    /// A range of it became zero.
+    /// A range was zeroed.
     Punch { offset: u64, len: u64 },
     /// A name was added.
     ZapInsert { name: &'a [u8], value: &'a [u8] },
@@ -243,22 +240,22 @@ pub(crate) enum LogRecord<'a> {
     ZapRemove { name: &'a [u8] },
 }
 
-/// A record with what it is about.
+/// A record with its object, txg and serial number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LogEntry<'a> {
-    /// The transaction group of the change.
+    /// The txg of the change.
     pub(crate) txg: u64,
-    /// Guid of the dataset.
+    /// The GUID of the dataset.
     pub(crate) dataset: u64,
     /// Number of the object.
     pub(crate) object: u64,
-    /// Order among the changes of one life of the pool.
+    /// Order among all changes since the import.
     pub(crate) serial: u64,
     /// The change.
     pub(crate) record: LogRecord<'a>,
 }
 
-/// What of a record its head does not say.
+/// The parts of a record that depend on its kind.
 struct RecordParts<'a> {
     kind: LogRecordKind,
     object_kind: u8,
@@ -268,7 +265,7 @@ struct RecordParts<'a> {
 }
 
 impl<'a> LogRecord<'a> {
-    /// `len` is where a punch's body is kept while it is encoded.
+    /// Returns the parts. `len` holds the body of a punch while it is encoded.
     fn parts(&self, len: &'a mut [u8; 8]) -> RecordParts<'a> {
         let parts = |kind, argument, name, body| {
             let object_kind = 0;
@@ -297,8 +294,8 @@ impl<'a> LogRecord<'a> {
 }
 
 impl<'a> LogEntry<'a> {
-    /// Writes to `head` the head of a [`Write`](LogRecordKind::Write) of `len` bytes at `offset` of
-    /// this entry's object, or of a [`Void`](LogRecordKind::Void) that takes its place.
+    /// Writes the header of a [`Write`](LogRecordKind::Write) of `len` bytes at `offset` of this
+    /// entry's object, or of a [`Void`](LogRecordKind::Void) that replaces it.
     pub(crate) fn encode_write_head(
         &self,
         kind: LogRecordKind,
@@ -325,7 +322,7 @@ impl<'a> LogEntry<'a> {
         }
     }
 
-    /// Appends the record to `out`. False, and nothing appended, if it is too large.
+    /// Appends the record to `out`. Returns false and appends nothing if it is too large.
     #[must_use]
     pub(crate) fn encode(&self, out: &mut Vec<u8>) -> bool {
         let mut len = [0; 8];
@@ -343,18 +340,18 @@ impl<'a> LogEntry<'a> {
         true
     }
 
-    /// Takes the first record from `bytes`: `None` in its place if it is void.
+    /// Removes the first record from `bytes` and returns it; `None` for a void record.
     ///
     /// # Errors
-    /// `Corrupt`, if that is none.
+    /// `Corrupt` for an invalid record.
     pub(crate) fn parse(bytes: &mut &'a [u8]) -> Result<Option<Self>> {
         let corrupt = |what: &str| Error::new(ErrorKind::Corrupt, format!("log record: {what}"));
         let (head, rest) =
-            LogRecordPhys::read_from_prefix(bytes).map_err(|_| corrupt("its head is cut off"))?;
+            LogRecordPhys::read_from_prefix(bytes).map_err(|_| corrupt("truncated header"))?;
         let name_bytes = usize::from(head.name_bytes.get());
         let body_bytes = head.body_bytes.get() as usize;
         if name_bytes + body_bytes > rest.len() {
-            return Err(corrupt("it is longer than its block"));
+            return Err(corrupt("it exceeds its block"));
         }
         let (content, rest) = rest.split_at(name_bytes + body_bytes);
         let (name, body) = content.split_at(name_bytes);
@@ -365,22 +362,24 @@ impl<'a> LogEntry<'a> {
             LogRecordKind::Void => return Ok(None),
             LogRecordKind::Create => LogRecord::Create {
                 kind: ObjectKind::from_raw(head.object_kind)
-                    .ok_or_else(|| corrupt("unknown kind of object"))?,
-                record_shift: u8::try_from(argument).map_err(|_| corrupt("bad record size"))?,
+                    .ok_or_else(|| corrupt("unknown object kind"))?,
+                record_shift: u8::try_from(argument).map_err(|_| corrupt("invalid record size"))?,
                 attributes: body,
             },
             LogRecordKind::Destroy => LogRecord::Destroy,
             LogRecordKind::SetAttributes => LogRecord::SetAttributes { attributes: body },
             LogRecordKind::Write => {
                 let end = argument.checked_add(body.len() as u64);
-                end.ok_or_else(|| corrupt("a write past all ends"))?;
+                end.ok_or_else(|| corrupt("a write exceeds the maximum size"))?;
                 LogRecord::Write { offset: argument, bytes: body }
             }
             LogRecordKind::Truncate => LogRecord::Truncate { size: argument },
             LogRecordKind::Punch => {
-                let len = body.try_into().map_err(|_| corrupt("a punch without length"))?;
+                let len = body.try_into().map_err(|_| corrupt("a punch has no length"))?;
                 let len = u64::from_le_bytes(len);
-                argument.checked_add(len).ok_or_else(|| corrupt("a punch past all ends"))?;
+                argument
+                    .checked_add(len)
+                    .ok_or_else(|| corrupt("a punch exceeds the maximum size"))?;
                 LogRecord::Punch { offset: argument, len }
             }
             LogRecordKind::ZapInsert => LogRecord::ZapInsert { name, value: body },

@@ -1,8 +1,8 @@
-//! What lies on the devices: every byte layout of the pool, and nothing else.
+//! The on-disk format: every byte layout of the pool, and nothing else.
 //!
-//! Types here end in `Phys`, are little-endian and unaligned, and are turned from and into bytes by
-//! `zerocopy` alone. Whoever reads one treats it as hostile: checksums say that a block is what was written, not
-//! that what was written makes sense. `docs/format.md` has every byte.
+//! Types here end in `Phys` and are little-endian and unaligned. Only `zerocopy` converts them from
+//! and to bytes. Readers must treat them as untrusted: a correct checksum does not make the content
+//! valid. `docs/format.md` describes every byte.
 
 mod block;
 mod dnode;

@@ -1,13 +1,13 @@
-//! The root block: where a transaction group's view of the pool begins.
+//! The root block: the root of the pool as of one txg.
 
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{LogRootPhys, ObjsetPhys, SpaceRootPhys};
 
-/// Bytes of a root block.
+/// Size of a root block.
 pub const ROOT_BYTES: usize = 4096;
-/// How a root block begins.
+/// First bytes of a root block.
 pub const ROOT_MAGIC: u64 = u64::from_le_bytes(*b"FBROOT\x00\x01");
 
 /// A root block. An uberblock points to it.
@@ -16,11 +16,11 @@ pub const ROOT_MAGIC: u64 = u64::from_le_bytes(*b"FBROOT\x00\x01");
 pub struct RootPhys {
     /// [`ROOT_MAGIC`].
     pub magic: U64,
-    /// The transaction group.
+    /// The txg.
     pub txg: U64,
-    /// Number of the directory of datasets among the pool's own objects.
+    /// Object number of the directory of datasets, among the pool's own objects.
     pub datasets: U64,
-    /// Number of the object among the pool's own that lists its L2 devices; 0 if there is none.
+    /// Object number of the list of L2 devices, among the pool's own objects; 0 if there is none.
     pub l2_devices: U64,
     /// Zeros.
     pub reserved: [u8; 32],
@@ -28,9 +28,9 @@ pub struct RootPhys {
     pub mos: ObjsetPhys,
     /// Zeros.
     pub reserved_1: [u8; 96],
-    /// Where space is known to be free.
+    /// The space maps.
     pub space: SpaceRootPhys,
-    /// Where the intent log is.
+    /// The intent log.
     pub log: LogRootPhys,
     /// Zeros.
     pub reserved_2: [u8; ROOT_BYTES - 256 - size_of::<SpaceRootPhys>() - size_of::<LogRootPhys>()],

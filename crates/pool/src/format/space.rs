@@ -1,6 +1,7 @@
-//! Space maps: which bytes of the devices are free, and the log of what changed since.
+//! Space maps: the free ranges of the devices, and the log of changes.
 //!
-//! Ranges inside a metaslab count units of [`SECTOR_UNIT`](super::SECTOR_UNIT) from the metaslab's start.
+//! Ranges within a metaslab count units of [`SECTOR_UNIT`](super::SECTOR_UNIT) from the metaslab's
+//! start.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -11,75 +12,76 @@ use super::block::{BlockPtrPhys, DvaPhys};
 pub const SPACE_ROOT_MAGIC: u64 = u64::from_le_bytes(*b"FBspace1");
 /// First bytes of a [`SpaceBlockPhys`]: `FBsb`.
 pub const SPACE_BLOCK_MAGIC: u32 = u32::from_le_bytes(*b"FBsb");
-/// Pointers to the index that the root has room for.
+/// Number of index pointers in the root.
 pub const SPACE_ROOT_POINTERS: usize = 8;
 
-/// Where the space maps are. It lies in the root block of its transaction group.
+/// Root of the space maps, in the root block of its txg.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SpaceRootPhys {
     /// [`SPACE_ROOT_MAGIC`].
     pub magic: U64,
-    /// The transaction group that wrote it.
+    /// The txg that wrote it.
     pub txg: U64,
-    /// Bytes that are in use: neither free nor freed by this or an earlier txg.
+    /// Allocated bytes: neither free nor deferred.
     pub allocated_bytes: U64,
-    /// Entries in all blocks of the log.
+    /// Number of entries in the log.
     pub log_entries: U64,
-    /// Blocks of the log, from `log` backwards; what lies behind them is forgotten.
+    /// Number of blocks of the log, from `log` backwards. Older blocks are not part of it.
     pub log_blocks: U32,
-    /// Metaslabs in the index.
+    /// Number of metaslabs.
     pub metaslabs: U32,
-    /// Log2 of the pool's sector in bytes.
+    /// Log2 of the pool's sector size in bytes.
     pub sector_shift: u8,
-    /// Levels of the index below the root: 1 if `index` points to blocks of metaslabs.
+    /// Number of index levels below the root: 1 if `index` points to leaves.
     pub index_levels: u8,
-    /// Pointers of `index` that are used, from the first.
+    /// Number of used pointers in `index`.
     pub index_pointers: u8,
-    /// Which of `root_places` the newest root block has.
-    pub root_turn: u8,
-    /// Bytes of a root block; 0 if there are no places for them.
+    /// Index in `root_slots` of the newest root block.
+    pub root_slot: u8,
+    /// Size of a root block; 0 if `root_slots` is unused.
     pub root_bytes: U32,
     /// Newest block of the log.
     pub log: BlockPtrPhys,
-    /// The index: the topmost blocks of a tree whose leaves are arrays of [`MetaslabPhys`].
+    /// The topmost blocks of the index, a tree whose leaves are arrays of [`MetaslabPhys`].
     pub index: [BlockPtrPhys; SPACE_ROOT_POINTERS],
-    /// Places of root blocks, two copies each, which take turns.
-    pub root_places: [[DvaPhys; 2]; SpaceRootPhys::ROOT_PLACES],
+    /// Addresses of root blocks, two copies each, used in rotation.
+    pub root_slots: [[DvaPhys; 2]; SpaceRootPhys::ROOT_SLOTS],
 }
 
 const _: () = assert!(size_of::<SpaceRootPhys>() == 688);
 
 impl SpaceRootPhys {
-    /// Places for root blocks that a pool has.
-    pub const ROOT_PLACES: usize = 4;
+    /// Number of addresses for root blocks.
+    pub const ROOT_SLOTS: usize = 4;
 }
 
-/// A metaslab: a stretch of a device with a space map of its own.
+/// A metaslab: an extent of a device with its own space map.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct MetaslabPhys {
-    /// Last block of the base, the ranges that were free when it was written. A hole if all was.
+    /// Last block of the base, the ranges that were free when it was written. A hole if all of it
+    /// was free.
     pub base: BlockPtrPhys,
-    /// Where it begins, in bytes from the device's beginning.
+    /// Start on the device, in bytes.
     pub start_bytes: U64,
-    /// Its length.
+    /// Length in bytes.
     pub length_bytes: U64,
-    /// The transaction group that wrote the base: earlier allocations are in it.
+    /// The txg that wrote the base, which includes all earlier allocations.
     pub flushed_txg: U64,
-    /// What this transaction group and earlier ones freed is free in the base.
+    /// The base includes the frees of this txg and of earlier ones.
     pub freed_txg: U64,
-    /// Bytes that are free in the base.
+    /// Free bytes in the base.
     pub free_bytes: U64,
-    /// Ranges in the base.
+    /// Number of ranges in the base.
     pub ranges: U32,
-    /// Units of the longest of them: a hint where to look for room.
+    /// Length of the longest range in units; a hint for the allocator.
     pub largest_units: U32,
-    /// Blocks of the base.
+    /// Number of blocks of the base.
     pub blocks: U32,
     /// Number of the device.
     pub device: U16,
-    /// Log2 of the size of the device's metaslabs; only the last may be shorter.
+    /// Log2 of the size of the device's metaslabs. Only the last one may be shorter.
     pub shift: u8,
     /// Zeros.
     pub reserved: [u8; 9],
@@ -87,7 +89,7 @@ pub struct MetaslabPhys {
 
 const _: () = assert!(size_of::<MetaslabPhys>() == 128);
 
-/// What a chain of blocks holds.
+/// Content of a chain of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SpaceChain {
@@ -97,7 +99,7 @@ pub enum SpaceChain {
     Base = 2,
 }
 
-/// Head of a block of the log or of a base. Entries follow, then zeros to the block's end.
+/// Header of a block of the log or of a base. Entries follow, then zeros to the end of the block.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SpaceBlockPhys {
@@ -107,27 +109,27 @@ pub struct SpaceBlockPhys {
     pub chain: u8,
     /// Zeros.
     pub reserved_0: [u8; 3],
-    /// The transaction group that wrote it.
+    /// The txg that wrote it.
     pub txg: U64,
-    /// Its number among the blocks of the same record or base, from 0.
+    /// Its index among the blocks of its record or base.
     pub part: U32,
-    /// Entries in this block.
+    /// Number of entries in this block.
     pub entries: U32,
-    /// Of a base: the metaslab's place in the index. Else zero.
+    /// Of a base: the metaslab's number. Otherwise zero.
     pub metaslab: U32,
     /// Zeros.
     pub reserved_1: U32,
-    /// The block before this one: the part before, or in the log the last part of the record before.
+    /// The previous block: the previous part, or in the log the last part of the previous record.
     pub previous: BlockPtrPhys,
 }
 
 const _: () = assert!(size_of::<SpaceBlockPhys>() == 96);
 
-/// What an entry of the log says.
+/// Kind of an entry of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum SpaceChange {
-    /// Allocated, before the bases of the same transaction group were taken.
+    /// Allocated before the bases of the same txg were copied.
     Allocated = 1,
     /// Allocated for the space maps themselves, after that.
     AllocatedLate = 2,
@@ -136,7 +138,7 @@ pub enum SpaceChange {
 }
 
 impl SpaceChange {
-    /// From its number on disk.
+    /// Decodes the on-disk number.
     pub fn from_raw(raw: u8) -> Option<Self> {
         [Self::Allocated, Self::AllocatedLate, Self::Freed]
             .into_iter()
@@ -144,11 +146,11 @@ impl SpaceChange {
     }
 }
 
-/// An entry of the log: a range, all in one metaslab, and what became of it.
+/// An entry of the log: a range within one metaslab, and its change.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SpaceEntryPhys {
-    /// Where the range begins.
+    /// Start of the range.
     pub place: DvaPhys,
     /// Its length in units.
     pub units: U32,
@@ -160,11 +162,11 @@ pub struct SpaceEntryPhys {
 
 const _: () = assert!(size_of::<SpaceEntryPhys>() == 16);
 
-/// A free range in a base; these ascend, and never touch.
+/// A free range of a base. Ranges are sorted and do not adjoin.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SpaceRangePhys {
-    /// Where it begins, in units from the metaslab's start.
+    /// Start in units, from the metaslab's start.
     pub start: U32,
     /// Its length in units.
     pub units: U32,

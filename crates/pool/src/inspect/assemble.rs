@@ -1,8 +1,9 @@
-//! From opened devices to the pool's: by their labels as an import does, but with whatever is left.
+//! Assembles a pool from opened devices: by their labels, as an import does, but with missing
+//! devices.
 //!
-//! A device that is missing is replaced by one that holds nothing, so that what lies elsewhere can be read. A device without a
-//! sound label takes the place of the one that is missing, if no other could be meant. Without any label at all, the devices are numbered
-//! as they were given, and uberblocks say the rest.
+//! A missing device is replaced by an empty one, so that blocks on the other devices can be read. A
+//! single device without a valid label replaces a single missing one. Without any label, the
+//! devices are numbered in the given order, and the uberblocks supply the rest.
 
 use forebay_base::sync::Arc;
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
@@ -18,17 +19,17 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::{LABEL_BYTES, RING_OFFSET, RING_SLOTS, SLOT_BYTES, UberblockPhys};
 use crate::open::Opened;
 
-/// The devices of a pool, as far as they are there.
+/// The devices of a pool, as far as they are present.
 pub(super) struct AssembledPool {
     pub(super) devices: Arc<Devices>,
-    /// The newest first.
+    /// Newest first.
     pub(super) uberblocks: Vec<Uberblock>,
     pub(super) notices: Vec<String>,
-    /// Whether the size of sectors is a guess.
+    /// Whether the sector size is a guess.
     pub(super) sectors_guessed: bool,
 }
 
-/// What is to be a device of the pool.
+/// A device that the pool should have.
 struct WantedDevice {
     guid: u64,
     size_bytes: u64,
@@ -36,7 +37,7 @@ struct WantedDevice {
 }
 
 impl Inspector {
-    /// The pool that the devices hold. `sector_bytes` counts if no label says it.
+    /// Assembles the pool. Without labels it uses sectors of `sector_bytes`.
     pub(super) fn assemble(&self, sector_bytes: Option<u64>) -> Result<AssembledPool> {
         let mut notices = Vec::new();
         let (mut labelled, mut others) = (Vec::new(), Vec::new());
@@ -47,7 +48,7 @@ impl Inspector {
                     labelled.push((Opened::from(Arc::clone(device)), label));
                     continue;
                 }
-                Ok(None) => "it has no sound label".to_owned(),
+                Ok(None) => "it has no valid label".to_owned(),
                 Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
                 Err(error) => error.to_string(),
             };
@@ -83,7 +84,7 @@ impl Inspector {
                 None => {
                     let name = &opened.device.info().name;
                     notices.push(format!(
-                        "{name}: is left out: it is no device of the pool, or one twice"
+                        "{name} is ignored: it is not a device of the pool, or is given twice"
                     ));
                 }
             }
@@ -103,11 +104,11 @@ impl Inspector {
             .collect();
         let uberblocks = label::best_uberblocks(&sized, config.pool_guid, &self.cache)?;
         let sector_bytes = u64::from(config.sector_bytes);
-        let devices = Arc::new(put_together(wanted, sector_bytes, &mut notices)?);
+        let devices = Arc::new(build_devices(wanted, sector_bytes, &mut notices)?);
         Ok(AssembledPool { devices, uberblocks, notices, sectors_guessed: false })
     }
 
-    /// Without labels: the newest uberblock says which pool it is.
+    /// Assembles a pool without labels: the newest uberblock identifies the pool.
     fn by_uberblocks(
         &self,
         sector_bytes: Option<u64>,
@@ -139,16 +140,16 @@ impl Inspector {
         let sector = sector_bytes.unwrap_or(0).max(largest.unwrap_or(512));
         let wanted = self.devices.iter().map(|device| WantedDevice {
             guid: 0,
-            // A shorter one has no place for blocks.
+            // A shorter device has no space for blocks.
             size_bytes: usable_bytes(&**device).max(2 * LABEL_BYTES),
             device: Some(Arc::clone(device)),
         });
-        let devices = Arc::new(put_together(wanted.collect(), sector, &mut notices)?);
+        let devices = Arc::new(build_devices(wanted.collect(), sector, &mut notices)?);
         Ok(AssembledPool { devices, uberblocks, notices, sectors_guessed: sector_bytes.is_none() })
     }
 }
 
-fn put_together(
+fn build_devices(
     wanted: Vec<WantedDevice>,
     sector_bytes: u64,
     notices: &mut Vec<String>,
@@ -158,7 +159,7 @@ fn put_together(
             Some(device) => device,
             None => {
                 notices.push(format!("device {number} ({:016x}) is missing", one.guid));
-                absent(number)?
+                missing_device(number)?
             }
         };
         let info = device.info();
@@ -171,8 +172,8 @@ fn put_together(
     Devices::new(members.collect::<Result<_>>()?, sector_bytes)
 }
 
-/// A device that has nothing where blocks could lie.
-fn absent(number: usize) -> Result<Arc<dyn Device>> {
+/// Returns a device without any block.
+fn missing_device(number: usize) -> Result<Arc<dyn Device>> {
     let options =
         MemoryOptions { submission_queues: 1, sector_bytes: 512, ..MemoryOptions::default() };
     let name = format!("device {number}, which is missing");

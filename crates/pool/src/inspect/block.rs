@@ -1,4 +1,4 @@
-//! A block, by the object it belongs to or by where it lies.
+//! Shows a block, addressed by object or by device address.
 
 use std::fmt;
 
@@ -21,40 +21,41 @@ use crate::store::codec::MAX_LOGICAL_BYTES;
 pub struct CopyInfo {
     /// Number of the device.
     pub device: u16,
-    /// Offset on it in bytes.
+    /// Offset on the device in bytes.
     pub offset: u64,
-    /// Why it is not what was written, if it is not.
+    /// Why the copy is bad, or `None`.
     pub problem: Option<String>,
 }
 
-/// A block that an object or a set leads to.
+/// A block of an object or of an object set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockInfo {
-    /// Its number.
+    /// Block number.
     pub block: u64,
-    /// What leads to it.
+    /// The pointer to the block.
     pub pointer: BlockPtrInfo,
-    /// Its copies. None if it is a hole.
+    /// Its copies; empty for a hole.
     pub copies: Vec<CopyInfo>,
-    /// What it holds, unpacked, if a copy is good.
+    /// Its decompressed content, if a copy is good.
     pub content: Option<Vec<u8>>,
 }
 
 /// Bytes of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceBytes {
-    /// The device's path.
+    /// The path of the device.
     pub device: String,
-    /// Offset on it.
+    /// Offset on the device in bytes.
     pub offset: u64,
-    /// What they seem to be, by how they begin.
+    /// The probable type of the bytes, judged by their magic.
     pub seems: Option<String>,
-    /// They.
+    /// The bytes.
     pub bytes: Vec<u8>,
 }
 
 impl Inspector {
-    /// A block of an object or of a set itself, as of a txg, or of the newest: at `level`, the one that leads to `block`.
+    /// Returns a block of an object, or of an object set itself, as of a txg or the newest one.
+    /// `level` selects the block at that level that leads to `block`.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] if there is no such object, block or level; as [`txg`](Self::txg).
@@ -65,7 +66,7 @@ impl Inspector {
         (block, level): (u64, u8),
         txg: Option<u64>,
     ) -> Result<Inspected<BlockInfo>> {
-        self.see(txg, |view| {
+        self.inspect_as_of(txg, |view| {
             let found = view.set(set)?;
             let tree = match of {
                 BlockOwner::Dnodes => found.tree,
@@ -92,12 +93,12 @@ impl Inspector {
         })
     }
 
-    /// Bytes of a device, which has that number in the pool, or among the devices that were given if there is no pool to be
-    /// seen.
+    /// Returns bytes of a device. `device` is its number in the pool, or its index among the given
+    /// devices if no pool can be assembled.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if there is no such device, [`ErrorKind::Invalid`] for a range that is empty, too long or not on the
-    /// device, [`ErrorKind::Device`].
+    /// [`ErrorKind::NotFound`] if there is no such device, [`ErrorKind::Invalid`] if the range is
+    /// empty, too long or not on the device, [`ErrorKind::Device`].
     pub fn bytes(&self, device: u16, offset: u64, len: u64) -> Result<DeviceBytes> {
         let member = match self.assemble(None) {
             Ok(assembled) => assembled.devices.get(device).map(|member| member.device().clone()),
@@ -111,7 +112,7 @@ impl Inspector {
         let end = offset.checked_add(len).filter(|end| *end <= info.size_bytes);
         if len == 0 || len > MAX_LOGICAL_BYTES as u64 || end.is_none() {
             let text = format!(
-                "{len} bytes at {offset:#x}: take 1 to {MAX_LOGICAL_BYTES} within the {} bytes of {}",
+                "{len} bytes at {offset:#x}: use 1 to {MAX_LOGICAL_BYTES} bytes within the {} bytes of {}",
                 info.size_bytes, info.name
             );
             return Err(Error::new(ErrorKind::Invalid, text));
@@ -139,13 +140,13 @@ fn check_place(tree: &Tree, block: u64, level: u8) -> Result<()> {
     Err(Error::new(ErrorKind::NotFound, text))
 }
 
-/// What bytes seem to be.
+/// Guesses the type of bytes.
 fn seems(bytes: &[u8]) -> Option<String> {
     let at = |from: usize| bytes.get(from..from + 8)?.try_into().ok().map(u64::from_le_bytes);
     let sum = |sound: Option<bool>| match sound {
         Some(true) => "whose checksum is right",
         Some(false) => "WHOSE CHECKSUM IS WRONG",
-        None => "of which there is too little here to check it",
+        None => "too short to check its checksum",
     };
     let slot = bytes.get(..SLOT_BYTES);
     match (at(0), at(16)) {
@@ -180,7 +181,7 @@ impl fmt::Display for BlockInfo {
         match &self.content {
             Some(bytes) => write!(f, "{}", Hexdump { offset: 0, bytes }),
             None if self.pointer.is_hole() => Ok(()),
-            None => writeln!(f, "no copy is good"),
+            None => writeln!(f, "no good copy"),
         }
     }
 }

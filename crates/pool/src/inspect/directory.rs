@@ -1,4 +1,4 @@
-//! A directory: counts and histograms of its leaves, read one by one, with those left out that are damaged.
+//! Shows a directory: counts and histograms of its leaves, without damaged ones.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -17,28 +17,30 @@ use crate::zap::inspect::{InlineInfo, count_leaf};
 pub struct DirectoryInfo {
     /// Number of its object.
     pub number: u64,
-    /// Bytes on devices, all copies and indirect blocks, as its dnode has it.
+    /// Bytes on devices, all copies and indirect blocks, as stored in its dnode.
     pub allocated_bytes: u64,
-    /// What its leaves hold, those that are damaged left out.
+    /// Statistics of its leaves, without damaged ones.
     pub stats: ZapStats,
-    /// Entries and leaves that its header counts; for a small directory, those that are there.
+    /// Entries and leaves that its header counts; for a micro directory, the actual numbers.
     pub header: (u64, u64),
-    /// Leaves that cannot be read or make no sense, and what contradicts the header.
+    /// Unreadable or invalid leaves, and contradictions to the header.
     pub damage: Damage,
 }
 
 impl Inspector {
-    /// A directory, as of a txg, or of the newest. Every entry of every leaf is read and checked.
+    /// Returns a directory as of a txg or the newest one. Reads and checks every entry of every
+    /// leaf.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], [`ErrorKind::Invalid`] if the object is no directory; as [`txg`](Self::txg).
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if the object is not a directory; as
+    /// [`txg`](Self::txg).
     pub fn directory(
         &self,
         set: ObjsetName<'_>,
         number: u64,
         txg: Option<u64>,
     ) -> Result<Inspected<DirectoryInfo>> {
-        self.see(txg, |view| {
+        self.inspect_as_of(txg, |view| {
             let dnode = view.set(set)?.dnode(number)?;
             if dnode.object_kind() != Some(ObjectKind::Zap) {
                 let text = format!("{set}: object {number} is no directory");
@@ -73,7 +75,9 @@ impl Inspector {
                 damage.count += leaves.count;
                 damage.listed.append(&mut leaves.listed);
                 if stats.by_depth != said || stats.entries != info.header.0 {
-                    damage.note("its header counts other entries or leaves than are there");
+                    damage.note(
+                        "its header and its leaves disagree about the number of entries or leaves",
+                    );
                 }
                 (info.stats, info.damage) = (stats, damage);
             }

@@ -1,4 +1,4 @@
-//! Labels and rings of uberblocks, as they lie on each device.
+//! Shows the labels and uberblock rings of each device.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,49 +19,49 @@ use crate::format::label::{
     STATE_ACTIVE, STATE_EXPORTED, UBERBLOCK_MAGIC, UberblockPhys, VERSION,
 };
 
-/// What a label says.
+/// The content of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelCopyInfo {
-    /// Version of who wrote it.
+    /// Format version.
     pub version: u32,
-    /// Names the pool for ever.
+    /// The GUID of the pool.
     pub pool_guid: u64,
     /// The pool's name.
     pub pool_name: String,
-    /// Names the device for ever.
+    /// The GUID of the device.
     pub device_guid: u64,
-    /// Its number in the pool.
+    /// The device's number in the pool.
     pub device_number: u16,
-    /// Devices of the pool.
+    /// Number of devices in the pool.
     pub device_count: u16,
-    /// Grows with each change of the configuration.
+    /// Incremented with each change of the configuration.
     pub generation: u64,
-    /// A txg that was durable when it was written.
+    /// The newest durable txg when the label was written.
     pub txg: u64,
-    /// "active", "exported", or a number that nobody knows.
+    /// "active", "exported", or an unknown number.
     pub state: String,
-    /// Names the host that has the pool imported, or had it last.
+    /// The id of the host that has the pool imported, or had it last.
     pub host_id: u64,
-    /// That host's name.
+    /// The name of that host.
     pub host_name: String,
-    /// Size of the pool's sectors.
+    /// The pool's sector size in bytes.
     pub sector_bytes: u32,
-    /// Features that a reader must know.
+    /// Features that a reader must support.
     pub features: Vec<String>,
-    /// Guid and size in bytes of each device of the pool, if they can be told.
+    /// GUID and size in bytes of each device of the pool, if they can be decoded.
     pub devices: Vec<(u64, u64)>,
-    /// Why it would be refused, if it would.
+    /// Why an import would reject the label, or `None`.
     pub objection: Option<String>,
 }
 
-/// A place where a label should be.
+/// State of a label position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LabelState {
-    /// Magic and checksum are right.
+    /// Magic and checksum are correct.
     Sound(Box<LabelCopyInfo>),
-    /// There is something, or nothing, that is none: why.
+    /// There is no valid label, with the reason.
     Damaged(String),
-    /// The device has failed.
+    /// The device failed.
     Unreadable(String),
 }
 
@@ -70,63 +70,64 @@ pub enum LabelState {
 pub struct DeviceLabelsInfo {
     /// Its path.
     pub name: String,
-    /// Bytes that it has now.
+    /// Its current size in bytes.
     pub size_bytes: u64,
-    /// Where labels should be, and what is there: at the front, at the end, and where the front label says that the device ended, if that is elsewhere.
+    /// Offsets and states of the label positions: front, end, and the end that the front label
+    /// states, if that differs.
     pub labels: Vec<(u64, LabelState)>,
-    /// If it is no device of a pool, but one's L2 device: which, of which pool, and how large. Then it has no such labels, and that is right.
+    /// Describes the L2 on the device, if it is an L2 device. Such a device has no labels.
     pub l2_device: Option<String>,
 }
 
-/// A place of a ring where an uberblock is not sound.
+/// A ring slot with an invalid uberblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnsoundSlotInfo {
-    /// The device's path.
+    /// The path of the device.
     pub device: String,
-    /// Offset on it in bytes.
+    /// Offset on the device in bytes.
     pub offset: u64,
-    /// What is wrong.
+    /// The reason.
     pub problem: String,
 }
 
 /// An uberblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UberblockInfo {
-    /// Its transaction group.
+    /// Its txg.
     pub txg: u64,
-    /// When it was written, by the clock of whoever did, in nanoseconds: since that process opened the pool.
+    /// Time of the write in nanoseconds, by the clock of the process that had the pool imported.
     pub time_ns: u64,
-    /// Names the pool for ever.
+    /// The GUID of the pool.
     pub pool_guid: u64,
-    /// Devices that the pool had.
+    /// Number of devices in the pool.
     pub device_count: u32,
     /// Its root block.
     pub root: BlockPtrInfo,
-    /// Rings that have it.
+    /// Number of rings that hold it.
     pub rings: u32,
-    /// Why its root block cannot be read, if it cannot. Root blocks are overwritten after a few txgs, so that of old ones
-    /// none is left.
+    /// Why its root block is unreadable, or `None`. Root blocks are overwritten after a few txgs,
+    /// so old uberblocks have none.
     pub root_problem: Option<String>,
 }
 
-/// The rings of uberblocks.
+/// The uberblock rings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UberblocksInfo {
-    /// Rings that could be read: two a device.
+    /// Number of readable rings: two per device.
     pub rings: u32,
-    /// The newest first.
+    /// Newest first.
     pub found: Vec<UberblockInfo>,
-    /// What is not sound, though something was written there.
+    /// Slots that are written but invalid.
     pub damaged: Vec<UnsoundSlotInfo>,
 }
 
 impl Inspector {
-    /// The labels of each device, sound or not.
+    /// Returns the labels of each device, valid or not.
     pub fn labels(&self) -> Vec<DeviceLabelsInfo> {
-        self.devices.iter().map(|device| look_at(device, &self.cache)).collect()
+        self.devices.iter().map(|device| read_labels(device, &self.cache)).collect()
     }
 
-    /// All uberblocks, of whatever pool.
+    /// Returns all uberblocks, of any pool.
     ///
     /// # Errors
     /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory).
@@ -152,7 +153,7 @@ impl Inspector {
             let known = readable.iter().find(|(txg, root, _)| (*txg, root) == (one.txg, &one.root));
             one.root_problem = match known {
                 Some((.., problem)) => problem.clone(),
-                None => Some("it is not of the pool that the labels name".to_owned()),
+                None => Some("it belongs to another pool than the labels".to_owned()),
             };
         }
         Ok(info)
@@ -184,7 +185,7 @@ impl UberblocksInfo {
                         problem: problem.to_owned(),
                     });
                 }
-                // Nothing was written yet.
+                // Not written yet.
                 Some(_) => {}
             }
         }
@@ -207,16 +208,16 @@ impl UberblockInfo {
 
 fn slot_problem(slot: u64, bytes: &[u8]) -> Option<&'static str> {
     match UberblockPhys::ref_from_bytes(bytes) {
-        Err(_) => Some("it is cut off"),
-        Ok(phys) if phys.magic.get() != UBERBLOCK_MAGIC => Some("it is no uberblock"),
-        Ok(phys) if !phys.is_sound() => Some("its checksum is wrong: torn, or rotten"),
+        Err(_) => Some("it is truncated"),
+        Ok(phys) if phys.magic.get() != UBERBLOCK_MAGIC => Some("it is not an uberblock"),
+        Ok(phys) if !phys.is_sound() => Some("its checksum is wrong: torn write or corruption"),
         Ok(phys) if phys.version.get() != VERSION => Some("another version wrote it"),
         Ok(phys) if phys.txg.get() % RING_SLOTS != slot => Some("it belongs to another slot"),
         Ok(_) => None,
     }
 }
 
-/// Where labels of a device should be.
+/// Returns the label positions of a device.
 pub(super) fn label_places(device: &dyn Device, memory: &BlockCache) -> Vec<u64> {
     let size_bytes = usable_bytes(device);
     if size_bytes < 2 * LABEL_BYTES {
@@ -233,7 +234,7 @@ pub(super) fn label_places(device: &dyn Device, memory: &BlockCache) -> Vec<u64>
     places
 }
 
-fn look_at(device: &Arc<dyn Device>, memory: &BlockCache) -> DeviceLabelsInfo {
+fn read_labels(device: &Arc<dyn Device>, memory: &BlockCache) -> DeviceLabelsInfo {
     let info = device.info();
     let places = label_places(&**device, memory);
     let label = |place| (place, label_at(&**device, place, memory));
@@ -253,10 +254,10 @@ fn label_at(device: &dyn Device, offset: u64, memory: &BlockCache) -> LabelState
     };
     let damaged = |what: &str| LabelState::Damaged(what.to_owned());
     match LabelPhys::ref_from_bytes(&bytes) {
-        Err(_) => damaged("it is cut off"),
-        Ok(_) if bytes.iter().all(|byte| *byte == 0) => damaged("there is nothing but zeros"),
-        Ok(phys) if phys.magic.get() != LABEL_MAGIC => damaged("it is no label"),
-        Ok(phys) if !phys.is_sound() => damaged("its checksum is wrong: torn, or rotten"),
+        Err(_) => damaged("it is truncated"),
+        Ok(_) if bytes.iter().all(|byte| *byte == 0) => damaged("it is all zeros"),
+        Ok(phys) if phys.magic.get() != LABEL_MAGIC => damaged("it is not a label"),
+        Ok(phys) if !phys.is_sound() => damaged("its checksum is wrong: torn write or corruption"),
         Ok(phys) => LabelState::Sound(Box::new(LabelCopyInfo::of(phys, &device.info().name))),
     }
 }
@@ -363,7 +364,7 @@ impl fmt::Display for UberblocksInfo {
         for one in &self.found {
             let seconds = one.time_ns as f64 / 1e9;
             let root = match &one.root_problem {
-                None => "its root block is there".to_owned(),
+                None => "its root block is readable".to_owned(),
                 Some(problem) => format!("its root block cannot be read: {problem}"),
             };
             writeln!(

@@ -1,20 +1,23 @@
-//! Looking at pools without touching them: labels, uberblocks, txgs, datasets, objects, directories, blocks.
+//! Inspects pools read-only: labels, uberblocks, txgs, datasets, objects, directories, blocks.
 //!
-//! An [`Inspector`] opens devices for reading and takes no lock, so that it can look at a pool that somebody has
-//! imported, and at one that nobody can import any more. What it returns are plain values, each with its one printer ([`Display`](std::fmt::Display)).
+//! An [`Inspector`] opens devices read-only and takes no lock, so it can inspect a pool that is
+//! imported, and a damaged pool that cannot be imported. It returns plain values, each with one
+//! printer ([`Display`](std::fmt::Display)).
 //!
-//! * `labels`: labels and rings of uberblocks, device by device, sound or not;
-//! * `assemble`: from opened devices to the pool's, with what is missing left out;
-//! * `view`: a pool as of one txg, and how to find objects in it;
-//! * `txg`, `object`, `directory`, `block`: what is shown of each;
-//! * `pointer`: block pointers and bytes, to be read by people.
+//! * `labels`: labels and uberblock rings of each device, valid or not.
+//! * `assemble`: turns opened devices into a pool, with devices missing.
+//! * `view`: a pool as of one txg, and its objects.
+//! * `txg`, `object`, `directory`, `block`: the values to show.
+//! * `pointer`: prints block pointers and bytes.
 //!
 //! # Invariants
 //!
-//! - Nothing is written, to no device, and no lock is taken.
-//! - What devices return is hostile: an error or a note of what is damaged, never a panic, nor memory sized by what was not checked.
-//! - A pool in use goes on while it is looked at, and what a txg freed is used again a few txgs later. So each look is as
-//!   of one txg; one that meets damage is repeated if there is a newer txg by then, and what is told says as of which txg it is.
+//! - It writes to no device and takes no device lock.
+//! - All data read is untrusted: damage yields an error or a damage record, never a panic, and
+//!   never an allocation of unchecked size.
+//! - An imported pool changes meanwhile, and space that a txg freed is reused a few txgs later. So
+//!   each view is as of one txg. If it meets damage and there is a newer txg by then, it is
+//!   repeated. Results name their txg.
 //!
 //! # Locking
 //!
@@ -22,8 +25,9 @@
 //!
 //! # What it does not do
 //!
-//! It sees what is on devices: not what is in the memory of who has the pool imported, nor what only the intent log has. It heals
-//! nothing, and does not compare space: that is [`Pool::check`](crate::Pool::check).
+//! It sees only data on devices: neither dirty data of an imported pool, nor changes that only the
+//! intent log has. It does not heal, and does not compare space:
+//! [`Pool::check`](crate::Pool::check) does.
 
 mod assemble;
 mod block;
@@ -53,60 +57,62 @@ pub use object::{DnodeInfo, TreeLevelInfo};
 pub use pointer::{BlockPtrInfo, Hexdump};
 pub use txg::{DatasetInfo, LogInfo, ObjsetInfo, SpaceInfo, TxgInfo};
 
-/// Memory for blocks that are looked at.
+/// Size of the block cache for an inspection.
 const CACHE_BYTES: u64 = 48 << 20;
-/// What is damaged is listed up to this many times; more is only counted.
+/// Maximum number of damage records listed. Further ones are only counted.
 const LISTED: usize = 64;
 
-/// Devices that are looked at.
+/// Inspects devices.
 pub struct Inspector {
     devices: Vec<Arc<dyn Device>>,
     cache: Arc<BlockCache>,
 }
 
-/// What was found, and as of when.
+/// A result, and the txg of which it is.
 #[derive(Clone, Debug)]
 pub struct Inspected<T> {
-    /// The transaction group as of which it is.
+    /// The txg of the result.
     pub txg: u64,
-    /// What one should know of it: devices that are missing, an older txg, a pool that changed meanwhile.
+    /// Notices about the result: missing devices, an older txg, a pool that changed meanwhile.
     pub notices: Vec<String>,
-    /// What was found.
+    /// The result.
     pub found: T,
 }
 
-/// Which set of objects is meant.
+/// Selects an object set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjsetName<'a> {
-    /// The pool's own: datasets and their names.
+    /// The pool's own objects: datasets and their names.
     Own,
-    /// A dataset's.
+    /// The objects of a dataset.
     Dataset(&'a str),
 }
 
-/// Which objects' blocks are meant.
+/// Selects whose blocks to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockOwner {
-    /// Those of the object of this number.
+    /// The blocks of the object with this number.
     Object(u64),
-    /// Those of the set itself: blocks of dnodes.
+    /// The dnode blocks of the set itself.
     Dnodes,
 }
 
-/// What could not be read or makes no sense.
+/// Unreadable or invalid parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Damage {
-    /// The first of it.
+    /// The first records.
     pub listed: Vec<String>,
-    /// How much there is.
+    /// Number of records.
     pub count: u64,
 }
 
 impl Inspector {
-    /// Opens files and block devices for reading, in any order. No lock is taken: somebody may have the pool imported.
+    /// Opens files and block devices read-only, in any order. Takes no lock: the pool may be
+    /// imported.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] without any path, or for what cannot be a device; [`ErrorKind::NotFound`]; [`ErrorKind::Device`].
+    /// [`ErrorKind::Invalid`] without paths, or for an unusable device; [`ErrorKind::NotFound`];
+    /// [`ErrorKind::Device`].
     pub fn open(paths: &[impl AsRef<Path>]) -> Result<Self> {
         let locking = Locking::None;
         let options = OpenOptions {
@@ -123,13 +129,16 @@ impl Inspector {
         Self::new(paths.iter().map(open).collect::<Result<_>>()?)
     }
 
-    /// Looks at devices that are open already.
+    /// Creates an inspector for open devices.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if there are none, or one is given twice; [`ErrorKind::NoMemory`].
     pub fn new(devices: Vec<Arc<dyn Device>>) -> Result<Self> {
         if devices.is_empty() {
-            return Err(Error::new(ErrorKind::Invalid, "no device to look at is given"));
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                "cannot inspect a pool: no devices were given",
+            ));
         }
         for (at, device) in devices.iter().enumerate() {
             let name = &device.info().name;
@@ -150,7 +159,7 @@ impl Damage {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there is no damage.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }

@@ -1,4 +1,4 @@
-//! An object: its dnode, and its tree by levels.
+//! Shows an object: its dnode, and the levels of its block tree.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -9,27 +9,27 @@ use crate::error::Result;
 use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind};
 use crate::object::DataFields;
 
-/// Pointers of the bottom of a tree that are shown.
+/// Maximum number of data block pointers shown.
 const SHOWN: usize = 16;
 
-/// The blocks of one level of a tree.
+/// The blocks of a tree level.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TreeLevelInfo {
-    /// 0 for the blocks that hold what users stored.
+    /// 0 for data blocks.
     pub level: u8,
-    /// Blocks that are no holes.
+    /// Number of blocks, without holes.
     pub blocks: u64,
-    /// Bytes in them once unpacked.
+    /// Their logical bytes.
     pub logical_bytes: u64,
-    /// Bytes of one copy of them on devices, before rounding up to sectors.
+    /// Bytes of one copy of each on devices, before rounding up to sectors.
     pub physical_bytes: u64,
-    /// Bytes of all copies, whole sectors. A block in pieces takes a little more.
+    /// Bytes of all copies, in whole sectors. A gang takes a little more.
     pub allocated_bytes: u64,
-    /// Blocks that are packed.
+    /// Number of compressed blocks.
     pub packed: u64,
-    /// Blocks in pieces.
+    /// Number of gangs.
     pub gangs: u64,
-    /// The oldest and the newest txg that wrote one of them.
+    /// The oldest and the newest birth txg.
     pub births: (u64, u64),
 }
 
@@ -38,36 +38,36 @@ pub struct TreeLevelInfo {
 pub struct DnodeInfo {
     /// Its number.
     pub number: u64,
-    /// "bytes", "directory", "dataset", or a number that nobody knows.
+    /// "bytes", "directory", "dataset", or an unknown number.
     pub kind: String,
     /// Its length in bytes.
     pub size_bytes: u64,
-    /// Size of a record in bytes; 0 if it makes no sense.
+    /// Record size in bytes; 0 if it is invalid.
     pub record_bytes: u64,
-    /// Blocks before its end.
+    /// Number of blocks before its end.
     pub blocks: u64,
-    /// Bytes on devices, all copies and indirect blocks, as its dnode has it.
+    /// Bytes on devices, all copies and indirect blocks, as stored in its dnode.
     pub allocated_bytes: u64,
     /// The txg that created it.
     pub created_txg: u64,
-    /// Its user's attributes.
+    /// Its attributes.
     pub attributes: Vec<u8>,
-    /// Content in its dnode.
+    /// Its inline content.
     pub inline: Vec<u8>,
-    /// Height of its tree.
+    /// Height of its block tree.
     pub tree_levels: u8,
-    /// Its root.
+    /// The root of its block tree.
     pub root: BlockPtrInfo,
-    /// What its tree has, the topmost level first.
+    /// The levels of its block tree, topmost first.
     pub levels: Vec<TreeLevelInfo>,
-    /// The first blocks that are no holes, with their numbers.
+    /// The first data blocks that are not holes, with their numbers.
     pub first: Vec<(u64, BlockPtrInfo)>,
-    /// What cannot be read of the tree. Blocks at its bottom are not read.
+    /// Unreadable parts of the tree. Data blocks are not read.
     pub damage: Damage,
 }
 
 impl Inspector {
-    /// An object, as of a txg, or of the newest.
+    /// Returns an object as of a txg or the newest one.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound); as [`txg`](Self::txg).
@@ -77,7 +77,7 @@ impl Inspector {
         number: u64,
         txg: Option<u64>,
     ) -> Result<Inspected<DnodeInfo>> {
-        self.see(txg, |view| {
+        self.inspect_as_of(txg, |view| {
             let dnode = view.set(set)?.dnode(number)?;
             let mut info = DnodeInfo::of(number, &dnode);
             match DataFields::of(&dnode) {

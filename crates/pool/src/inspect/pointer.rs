@@ -1,4 +1,4 @@
-//! Block pointers, and bytes, to be read by people.
+//! Prints block pointers and bytes.
 
 use std::fmt;
 
@@ -8,27 +8,27 @@ use crate::store::codec;
 /// A block pointer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockPtrInfo {
-    /// Number of the device and offset on it in bytes, of each copy. None: a hole.
+    /// Device number and offset in bytes of each copy; empty for a hole.
     pub copies: Vec<(u16, u64)>,
-    /// What the block holds; a number that nobody knows is told as such.
+    /// The block kind, or an unknown number.
     pub kind: String,
-    /// Height above the blocks that hold what users stored.
+    /// Height in the block tree; 0 for data.
     pub level: u8,
-    /// Bytes once unpacked.
+    /// Logical bytes.
     pub logical_bytes: u32,
     /// Bytes on a device, before rounding up to sectors.
     pub physical_bytes: u32,
-    /// How it is packed.
+    /// The compression, or an unknown number.
     pub compression: String,
-    /// Whether it lies in pieces.
+    /// Whether it is a gang.
     pub gang: bool,
-    /// The txg that wrote it.
+    /// The birth txg.
     pub birth_txg: u64,
-    /// Objects or blocks that it leads to.
+    /// Number of objects or blocks below it.
     pub fill: u64,
-    /// In hexadecimal digits.
+    /// The checksum in hexadecimal digits.
     pub checksum: String,
-    /// Why it cannot be right, if it cannot.
+    /// Why the pointer is invalid, or `None`.
     pub objection: Option<&'static str>,
 }
 
@@ -44,17 +44,17 @@ impl BlockPtrInfo {
             physical_bytes: ptr.physical_bytes.get(),
             compression: compression.map_or_else(
                 || unknown(ptr.compression),
-                |compression| packing(compression).into(),
+                |compression| compression_name(compression).into(),
             ),
             gang: ptr.is_gang(),
             birth_txg: ptr.birth_txg.get(),
             fill: ptr.fill.get(),
             checksum: ptr.checksum.iter().map(|byte| format!("{byte:02x}")).collect(),
-            objection: if ptr.is_hole() { None } else { codec::objection(ptr) },
+            objection: if ptr.is_hole() { None } else { codec::pointer_defect(ptr) },
         }
     }
 
-    /// Whether it points nowhere.
+    /// Whether it is a hole.
     pub fn is_hole(&self) -> bool {
         self.copies.is_empty()
     }
@@ -72,7 +72,7 @@ fn name_of(kind: BlockKind) -> &'static str {
     }
 }
 
-pub(super) fn packing(compression: Compression) -> &'static str {
+pub(super) fn compression_name(compression: Compression) -> &'static str {
     match compression {
         Compression::Off => "off",
         Compression::Lz4 => "lz4",
@@ -101,13 +101,13 @@ impl fmt::Display for BlockPtrInfo {
             self.checksum
         )?;
         match self.objection {
-            Some(objection) => write!(f, " (cannot be: {objection})"),
+            Some(objection) => write!(f, " (invalid: {objection})"),
             None => Ok(()),
         }
     }
 }
 
-/// Prints bytes as a dump of 16 a line, with the offset of the first; equal lines in a row are one star.
+/// Prints bytes as a hex dump of 16 bytes per line. A star stands for repeated lines.
 #[derive(Clone, Copy, Debug)]
 pub struct Hexdump<'a> {
     /// Offset of the first byte.

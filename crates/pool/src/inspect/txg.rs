@@ -1,61 +1,61 @@
-//! A transaction group: its root block, and datasets.
+//! Shows a txg: its root block and its datasets.
 
 use std::fmt;
 
-use super::pointer::{BlockPtrInfo, packing};
+use super::pointer::{BlockPtrInfo, compression_name};
 use super::view::TxgView;
 use super::{Damage, Inspected, Inspector};
 use crate::error::Result;
 use crate::format::{CacheMode, Compression, DatasetPhys, LOG_EXTENTS_MAX, ObjsetPhys, SyncMode};
 
-/// A set of objects.
+/// An object set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjsetInfo {
     /// Objects in use.
     pub objects: u64,
     /// Bytes on devices, all copies.
     pub allocated_bytes: u64,
-    /// Blocks of dnodes before the end.
+    /// Number of dnode blocks before the end.
     pub dnode_blocks: u64,
     /// Height of their tree.
     pub levels: u8,
-    /// Its root.
+    /// The root of their tree.
     pub root: BlockPtrInfo,
 }
 
-/// What a root block says of space.
+/// The space maps, as the root block describes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpaceInfo {
-    /// Bytes in use.
+    /// Allocated bytes.
     pub allocated_bytes: u64,
-    /// Bytes of a sector.
+    /// Sector size in bytes.
     pub sector_bytes: u64,
-    /// Metaslabs.
+    /// Number of metaslabs.
     pub metaslabs: u32,
-    /// Blocks of the log of changes.
+    /// Number of blocks of the space log.
     pub log_blocks: u32,
-    /// Entries in them.
+    /// Number of entries in the space log.
     pub log_entries: u64,
-    /// The newest block of that log.
+    /// The newest block of the space log.
     pub log: BlockPtrInfo,
-    /// The topmost blocks of the index of metaslabs.
+    /// The topmost blocks of the metaslab index.
     pub index: Vec<BlockPtrInfo>,
 }
 
-/// What a root block says of the intent log.
+/// The intent log, as the root block describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogInfo {
-    /// Names it for ever.
+    /// The GUID of the log.
     pub guid: u64,
-    /// Its present life.
+    /// Its current generation.
     pub generation: u64,
     /// Records of this txg and older ones are not replayed.
     pub txg: u64,
-    /// Where replay begins, in bytes ever written.
+    /// Offset at which replay begins, in bytes ever written.
     pub head_offset: u64,
     /// Sequence number of the block there.
     pub head_sequence: u64,
-    /// Device, offset and bytes of each part of the ring.
+    /// Device, offset and bytes of each extent of the ring.
     pub extents: Vec<(u16, u64, u64)>,
 }
 
@@ -64,25 +64,25 @@ pub struct LogInfo {
 pub struct DatasetInfo {
     /// Its name.
     pub name: String,
-    /// Number of its object among the pool's own.
+    /// Object number among the pool's own objects.
     pub number: u64,
-    /// Names it for ever.
+    /// The GUID of the dataset.
     pub guid: u64,
     /// The txg that created it.
     pub created_txg: u64,
-    /// The object that its user starts from; 0 if there is none.
+    /// Number of its root object; 0 if there is none.
     pub root_object: u64,
-    /// Kind of user; 0 is none.
+    /// Kind of its user; 0 for none.
     pub flavour: u32,
-    /// Size of records of new objects in bytes; 0 if it makes no sense.
+    /// Record size of new objects in bytes; 0 if it is invalid.
     pub record_bytes: u32,
     /// Compression and copies of data.
     pub data: (String, u8),
     /// Compression and copies of metadata.
     pub metadata: (String, u8),
-    /// What RAM caches of it.
+    /// Blocks that RAM caches.
     pub cache: String,
-    /// What L2 devices hold of it.
+    /// Blocks that L2 devices hold.
     pub l2: String,
     /// When an fsync returns.
     pub sync: String,
@@ -90,38 +90,40 @@ pub struct DatasetInfo {
     pub set: ObjsetInfo,
 }
 
-/// A transaction group.
+/// A txg.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TxgInfo {
     /// Its number.
     pub txg: u64,
-    /// When its uberblock was written, by the clock of whoever did, in nanoseconds.
+    /// Time of its uberblock in nanoseconds, by the clock of the process that had the pool
+    /// imported.
     pub time_ns: u64,
     /// Its root block.
     pub root: BlockPtrInfo,
     /// The pool's own objects.
     pub own: ObjsetInfo,
-    /// Number of the directory of datasets among them.
+    /// Object number of the directory of datasets.
     pub directory: u64,
-    /// Space.
+    /// The space maps.
     pub space: SpaceInfo,
     /// The intent log.
     pub log: LogInfo,
-    /// Datasets by name.
+    /// Datasets, sorted by name.
     pub datasets: Vec<DatasetInfo>,
-    /// What of them cannot be read.
+    /// Unreadable datasets.
     pub damage: Damage,
 }
 
 impl Inspector {
-    /// The newest txg, or the one of that number.
+    /// Returns the newest txg, or the one with this number.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if there is no uberblock of it;
-    /// [`ErrorKind::NotAPool`](crate::ErrorKind::NotAPool), [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt),
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if it has no uberblock;
+    /// [`ErrorKind::NotAPool`](crate::ErrorKind::NotAPool),
+    /// [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt),
     /// [`ErrorKind::Device`](crate::ErrorKind::Device).
     pub fn txg(&self, txg: Option<u64>) -> Result<Inspected<TxgInfo>> {
-        self.see(txg, |view| {
+        self.inspect_as_of(txg, |view| {
             let info = TxgInfo::of(view);
             let damaged = !info.damage.is_empty();
             Ok((info, damaged))
@@ -210,7 +212,7 @@ impl DatasetInfo {
         let unknown = |raw: u8| format!("unknown ({raw})");
         let compression = |raw: u8| {
             Compression::from_raw(raw)
-                .map_or_else(|| unknown(raw), |known| packing(known).to_owned())
+                .map_or_else(|| unknown(raw), |known| compression_name(known).to_owned())
         };
         let mode = |raw: u8| match CacheMode::from_raw(raw) {
             Some(CacheMode::All) => "all".to_owned(),
@@ -304,7 +306,7 @@ impl fmt::Display for TxgInfo {
         writeln!(f, "intent log ({:016x}), generation {}:", log.guid, log.generation)?;
         writeln!(
             f,
-            "    replay behind txg {}, from byte {} and block {} on",
+            "    replay of records after txg {}, from offset {}, block {}",
             log.txg, log.head_offset, log.head_sequence
         )?;
         for (device, offset, bytes) in &log.extents {

@@ -1,4 +1,4 @@
-//! A pool as of one txg, and the objects in it.
+//! A pool as of one txg, and its objects.
 
 use std::ops::ControlFlow;
 
@@ -21,15 +21,15 @@ use crate::pool::{open_owner, read_root};
 use crate::store::Store;
 use crate::zap::inspect::{InlineInfo, leaf_entries};
 
-/// How often a look is repeated because the pool has changed meanwhile.
+/// Maximum number of repetitions for a pool that changes meanwhile.
 const ATTEMPTS: u32 = 6;
-/// Root blocks that are tried, the newest first.
+/// Number of root blocks tried, newest first.
 const ROOTS_TRIED: usize = 4;
-/// A pool has at most this many datasets.
+/// Maximum number of datasets of a pool.
 const DATASETS_MAX: usize = 4096;
-/// Blocks of one object that are looked at, at most: forged pointers can lead in circles without end.
+/// Maximum number of blocks read per object: forged pointers can form cycles.
 const BLOCKS_MAX: u64 = 1 << 27;
-/// Bytes in flight to devices: there is nothing to write.
+/// In-flight limit of the store, which writes nothing.
 const IN_FLIGHT_BYTES: u64 = 1 << 20;
 
 /// A pool as of one txg.
@@ -38,11 +38,11 @@ pub(super) struct TxgView {
     pub(super) root: RootPhys,
     pub(super) uberblock: Uberblock,
     notices: Vec<String>,
-    /// The newest txg that was there.
+    /// The newest txg found.
     newest: u64,
 }
 
-/// A set of objects.
+/// An object set.
 pub(super) struct OpenObjset {
     store: Store,
     pub(super) tree: Tree,
@@ -50,9 +50,10 @@ pub(super) struct OpenObjset {
 }
 
 impl Inspector {
-    /// Looks at the pool as of a txg, or of the newest. `inspect` says whether it met damage: if there is a newer
-    /// txg by then, that is looked at instead.
-    pub(super) fn see<T>(
+    /// Calls `inspect` with a view of the pool as of a txg or the newest one. `inspect` returns
+    /// whether it met damage. If so, and there is a newer txg by then, it starts over with that
+    /// one.
+    pub(super) fn inspect_as_of<T>(
         &self,
         txg: Option<u64>,
         inspect: impl Fn(&TxgView) -> Result<(T, bool)>,
@@ -73,18 +74,18 @@ impl Inspector {
             let TxgView { mut notices, uberblock, newest, .. } = view;
             if again > 0 {
                 notices.push(format!(
-                    "the pool is in use: what was met as damaged at first was used again, and was looked at {again} times more"
+                    "the pool is in use: space of the first view was reused; repeated {again} times"
                 ));
             }
             if changed {
                 notices.push(
-                    "the pool changes while it is looked at: what is damaged here may be that"
+                    "the pool changes while it is inspected: this damage may be reused space"
                         .to_owned(),
                 );
             }
             if uberblock.txg != newest {
                 notices.push(format!(
-                    "the newest txg is {newest}; what was freed since {} may be used again",
+                    "the newest txg is {newest}; space freed since txg {} may be reused",
                     uberblock.txg
                 ));
             }
@@ -104,7 +105,7 @@ impl Inspector {
         Ok(assembled.uberblocks.first().map_or(0, |newest| newest.txg))
     }
 
-    /// The pool as of that txg, or of the newest whose root block can be read.
+    /// Returns a view of the pool as of a txg, or of the newest txg with a readable root block.
     fn view(&self, txg: Option<u64>) -> Result<TxgView> {
         let mut assembled = self.assemble(None)?;
         for _ in 0..ATTEMPTS {
@@ -161,7 +162,7 @@ impl Inspector {
         Ok(Store::new(devices, cache, owner, true, IN_FLIGHT_BYTES))
     }
 
-    /// The store with the sectors that the root block says, if they were a guess.
+    /// If the sector size was a guess, reopens the store with the one in the root block.
     fn with_sectors_of(&self, root: &RootPhys, was: &AssembledPool, store: Store) -> Result<Store> {
         let shift = root.space.sector_shift;
         if !was.sectors_guessed || !(9..=12).contains(&shift) || store.sector_bytes() == 1 << shift
@@ -171,7 +172,7 @@ impl Inspector {
         self.store(&self.assemble(Some(1 << shift))?)
     }
 
-    /// Which uberblocks there are, and why their root blocks cannot be read, if so.
+    /// Returns all uberblocks of the pool, with the errors of reading their root blocks.
     pub(super) fn readable_roots(&self) -> Result<Vec<(u64, BlockPtrInfo, Option<String>)>> {
         let assembled = match self.assemble(None) {
             Ok(assembled) => assembled,
@@ -188,12 +189,12 @@ impl Inspector {
 }
 
 fn newest_of(assembled: &AssembledPool) -> Result<u64> {
-    let none = || Error::new(ErrorKind::NotAPool, "no uberblock is left on these devices");
+    let none = || Error::new(ErrorKind::NotAPool, "the devices hold no uberblock");
     assembled.uberblocks.first().map(|newest| newest.txg).ok_or_else(none)
 }
 
 impl TxgView {
-    /// A set of objects, by its name.
+    /// Returns an object set by name.
     pub(super) fn set(&self, name: ObjsetName<'_>) -> Result<OpenObjset> {
         match name {
             ObjsetName::Own => self.own(),
@@ -204,7 +205,7 @@ impl TxgView {
         }
     }
 
-    /// The pool's own objects.
+    /// Returns the pool's own objects.
     pub(super) fn own(&self) -> Result<OpenObjset> {
         self.set_of(&self.root.mos, ObjsetName::Own.to_string())
     }
@@ -214,7 +215,7 @@ impl TxgView {
         Ok(OpenObjset { store: self.store.clone(), tree, what })
     }
 
-    /// Names of datasets, and the numbers of their objects.
+    /// Returns the names of all datasets and their object numbers.
     pub(super) fn dataset_names(&self, damage: &mut Damage) -> Result<Vec<(String, u64)>> {
         let number = self.root.datasets.get();
         let doing = |error: Error| error.doing("the directory of datasets");
@@ -223,14 +224,14 @@ impl TxgView {
         let mut entries = inline.entries;
         if inline.is_fat {
             let tree = DataFields::tree_of(&dnode).map_err(doing)?;
-            for (ptr, block) in self.lowest(&tree, damage) {
+            for (ptr, block) in self.data_pointers(&tree, damage) {
                 let leaf = self.store.read(&ptr, Attributes::METADATA.once());
                 match leaf.and_then(|leaf| leaf_entries(&leaf)) {
                     Ok(found) => entries.extend(found),
                     Err(error) => damage.note(error.doing(format_args!("leaf {block}"))),
                 }
                 if entries.len() > DATASETS_MAX {
-                    let text = format!("more than {DATASETS_MAX} datasets");
+                    let text = format!("has more than {DATASETS_MAX} datasets");
                     return Err(doing(Error::new(ErrorKind::Corrupt, text)));
                 }
             }
@@ -240,20 +241,20 @@ impl TxgView {
             let name = String::from_utf8_lossy(&name).into_owned();
             match <[u8; 8]>::try_from(&*value) {
                 Ok(number) => names.push((name, u64::from_le_bytes(number))),
-                Err(_) => damage.note(format_args!("dataset {name}: has an odd number")),
+                Err(_) => damage.note(format_args!("dataset {name}: has an invalid object number")),
             }
         }
         names.sort_unstable();
         Ok(names)
     }
 
-    /// A dataset, and the number of its object.
+    /// Returns a dataset and its object number.
     pub(super) fn dataset(&self, name: &str) -> Result<(u64, DatasetPhys)> {
         let mut damage = Damage::default();
         let names = self.dataset_names(&mut damage)?;
         let Some((_, number)) = names.iter().find(|(known, _)| known == name) else {
             let known: Vec<&str> = names.iter().map(|(name, _)| &**name).collect();
-            // With damage it may have been there.
+            // The dataset may be in a damaged part.
             let (kind, damage) = match damage.listed.first() {
                 None => (ErrorKind::NotFound, String::new()),
                 Some(first) => (ErrorKind::Corrupt, format!("; but {first}")),
@@ -271,12 +272,12 @@ impl TxgView {
         let phys = DatasetPhys::read_from_bytes(dnode.attributes()).ok();
         let phys = phys.filter(|_| dnode.object_kind() == Some(ObjectKind::Dataset));
         phys.ok_or_else(|| {
-            let text = format!("object {number} is none");
+            let text = format!("object {number} is not a dataset");
             doing(Error::new(ErrorKind::Corrupt, text))
         })
     }
 
-    /// Visits all pointers of a tree that are no holes, parents first.
+    /// Visits all pointers of a tree except holes, parents first.
     pub(super) fn walk(
         &self,
         tree: &Tree,
@@ -296,12 +297,12 @@ impl TxgView {
         };
         let walked = tree::walk(&self.store, &tree.root, 0, &mut bounded, &mut damaged);
         if walked == Err(true) {
-            damage.note(format_args!("more than {BLOCKS_MAX} blocks: the rest was not looked at"));
+            damage.note(format_args!("more than {BLOCKS_MAX} blocks: the rest was not read"));
         }
     }
 
-    /// The pointers of all blocks at the bottom of a small tree.
-    fn lowest(&self, tree: &Tree, damage: &mut Damage) -> Vec<(BlockPtrPhys, u64)> {
+    /// Returns the pointers of all data blocks of a small tree.
+    fn data_pointers(&self, tree: &Tree, damage: &mut Damage) -> Vec<(BlockPtrPhys, u64)> {
         let mut found = Vec::new();
         self.walk(tree, damage, &mut |ptr, block| {
             if ptr.level == 0 {
@@ -317,7 +318,7 @@ impl TxgView {
 }
 
 impl OpenObjset {
-    /// The dnode of an object that is in use.
+    /// Returns the dnode of an object in use.
     pub(super) fn dnode(&self, number: u64) -> Result<DnodePhys> {
         let doing = |error: Error| error.doing(&self.what);
         let block = number / DNODES_PER_BLOCK as u64;

@@ -1,6 +1,7 @@
-//! Blocks as L2 caches write them: by address and birth, the content as it is in memory. Beside the
-//! key lies the number of the dataset that the block is of, by which it gets its owner again when
-//! it is put back into memory.
+//! Codec of pool blocks on L2 devices.
+//!
+//! A key is address and birth txg, a value the content in memory. Each block has a note with the
+//! number of its dataset, from which a warm-up finds the block's owner.
 
 use forebay_base::arena::{Arena, Buffer};
 use forebay_base::sync::Arc;
@@ -14,21 +15,21 @@ use crate::block_key::{BIRTH_END, BlockKey};
 /// Bytes of a block's key on an L2.
 const KEY_BYTES: usize = 16;
 
-/// Bytes of a block's note: the number of its dataset.
+/// Bytes of a block's note: its dataset number.
 const NOTE_BYTES: usize = 8;
-/// The note of a block whose owner's number nobody knew any more.
+/// Note of a block with an unknown dataset number.
 const UNKNOWN: u64 = u64::MAX;
 
-/// The codec of a pool's L2.
+/// The codec of a pool's L2 devices.
 pub(crate) struct BlockCodec {
     l2: Arc<PoolL2>,
     arena: Arc<Arena>,
-    /// Whether anything may be written.
+    /// Whether writes are admitted.
     open: AtomicBool,
 }
 
 impl BlockCodec {
-    /// Admits nothing yet.
+    /// Creates a codec that does not admit writes yet.
     pub(crate) fn new(l2: Arc<PoolL2>, arena: Arc<Arena>) -> Self {
         Self { l2, arena, open: AtomicBool::new(false) }
     }
@@ -37,7 +38,7 @@ impl BlockCodec {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Admits what may be admitted from now on.
+    /// Admits writes from now on.
     pub(crate) fn open(&self) {
         self.open.store(true, Ordering::Relaxed);
     }
@@ -67,7 +68,7 @@ impl Codec<BlockKey, Buffer> for BlockCodec {
     }
 
     fn decode_key(&self, key: &[u8], note: &[u8]) -> Option<BlockKey> {
-        // Whatever the bytes are: a key that names no block of the pool is never asked for.
+        // The bytes need no validation: a key of no block of the pool is never looked up.
         let (dva, birth) = key.split_first_chunk()?;
         let (dva, birth) = (u64::from_le_bytes(*dva), u64::from_le_bytes(birth.try_into().ok()?));
         let number = u64::from_le_bytes(note.try_into().ok()?);
@@ -90,8 +91,8 @@ impl Codec<BlockKey, Buffer> for BlockCodec {
     }
 
     fn decode(&self, _key: &BlockKey, bytes: &[u8]) -> Option<Buffer> {
-        // In a request's callback: what has no memory at once is read from the pool's devices, by
-        // who may wait.
+        // Runs in an I/O callback, so it must not wait for memory. On failure, the reader uses the
+        // pool's devices.
         let mut block = self.arena.alloc(bytes.len()).ok()?;
         block.copy_from_slice(bytes);
         Some(block)

@@ -1,7 +1,7 @@
-//! One L2 device in use: an L2 of `forebay-l2` with the codec of a pool's blocks.
+//! An L2 device in use: an L2 of `forebay-l2` with the codec of the pool's blocks.
 //!
-//! The label of an L2 names its pool as the owner. This module also reads that label where no L2 is
-//! opened.
+//! The label of an L2 names its pool as the owner. This module also reads labels without opening an
+//! L2.
 
 use std::path::Path;
 
@@ -19,10 +19,10 @@ use crate::block_key::BlockKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::open::{self, Opened};
 
-/// What the owner's mark of a pool's L2 caches begins with.
+/// Prefix of the owner field of a pool's L2 labels.
 const OWNER_MAGIC: [u8; 8] = *b"fbpool\0\x01";
 
-/// The parts of a pool that its L2 caches use.
+/// The parts of a pool that its L2 devices use.
 pub(crate) struct L2Context<'a> {
     pub(crate) pool_name: &'a str,
     pub(crate) pool_guid: u64,
@@ -47,7 +47,7 @@ impl L2Context<'_> {
     }
 }
 
-/// The owner's mark of a pool.
+/// Returns the owner field of a pool.
 fn owner_of(guid: u64) -> [u8; 16] {
     let mut owner = [0; 16];
     owner[..8].copy_from_slice(&OWNER_MAGIC);
@@ -55,47 +55,47 @@ fn owner_of(guid: u64) -> [u8; 16] {
     owner
 }
 
-/// What an L2 on an L2 device says of itself, since it was opened.
+/// Statistics of an L2 device, since it was opened.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct L2DeviceStats {
     /// Bytes of the ring, all segments.
     pub capacity_bytes: u64,
-    /// Bytes of segments that have been used: all, once the ring has come round.
+    /// Bytes of used segments. Equals the capacity once the ring has wrapped.
     pub used_bytes: u64,
-    /// Blocks that can be found there.
+    /// Number of live records.
     pub records: u64,
-    /// Loads that it answered.
+    /// Loads served.
     pub hits: u64,
-    /// Loads that it was asked for.
+    /// Loads requested.
     pub lookups: u64,
-    /// Bytes written to the device, of all kinds.
+    /// Bytes written to the device, all kinds.
     pub written_bytes: u64,
-    /// Bytes of RAM that its index takes.
+    /// Bytes of RAM that the index takes.
     pub memory_bytes: u64,
-    /// How far it knows what it has.
+    /// Progress of the index rebuild.
     pub rebuild: L2Rebuild,
     /// Name, label (empty if the counter has none) and value of each counter.
     pub counters: Vec<(&'static str, &'static str, u64)>,
 }
 
-/// How far an L2 knows what it has, after it was opened.
+/// Progress of an L2's index rebuild after opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct L2Rebuild {
-    /// Whether it knows all.
+    /// Whether the rebuild has finished.
     pub done: bool,
-    /// Segments that were looked at.
+    /// Segments read.
     pub segments: u64,
-    /// Segments to look at.
+    /// Segments to read.
     pub segments_total: u64,
-    /// Records that were found.
+    /// Records found.
     pub records: u64,
-    /// How long it has taken.
+    /// Elapsed time in nanoseconds.
     pub elapsed_ns: u64,
 }
 
-/// An L2 on a device.
+/// An open L2 device.
 pub(crate) struct OpenL2Device {
     l2: Arc<Level<BlockKey, Buffer>>,
     codec: Arc<BlockCodec>,
@@ -103,10 +103,10 @@ pub(crate) struct OpenL2Device {
 }
 
 impl OpenL2Device {
-    /// Makes one. Nothing is written to it before [`admit`](Self::admit).
+    /// Creates an L2 on a device. Nothing is written to it before [`admit`](Self::admit).
     ///
     /// # Errors
-    /// [`ErrorKind::Exists`] if the device holds something and it is not forced;
+    /// [`ErrorKind::Exists`] if the device holds data and `force` is not set;
     /// [`ErrorKind::Invalid`] if it is too small; [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
     pub(crate) fn create(
         device: Arc<dyn Device>,
@@ -119,13 +119,13 @@ impl OpenL2Device {
         Ok(Arc::new(Self { l2, codec, device }))
     }
 
-    /// Opens the pool's L2 on a device. What it has of births above `trusted` is not this pool's:
-    /// if there is such, it is emptied, and so it is if it is another one than `guid`, or none of
-    /// `marks` is on it: another copy of the pool had it then.
+    /// Opens the pool's L2 on a device. Empties it if it is not the L2 `guid`, if its mark is not
+    /// in `marks` (another copy of the pool has used it), or if it has blocks born after txg
+    /// `trusted`.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if it holds none, [`ErrorKind::Exists`] if it is another's; as
-    /// [`create`](Self::create).
+    /// [`ErrorKind::NotFound`] if the device holds no L2, [`ErrorKind::Exists`] if the L2 belongs
+    /// to another owner; otherwise as [`create`](Self::create).
     pub(crate) fn open(
         device: Arc<dyn Device>,
         (context, seed): (&L2Context<'_>, u64),
@@ -142,75 +142,75 @@ impl OpenL2Device {
         Ok(Arc::new(Self { l2, codec, device }))
     }
 
-    /// Names the L2.
+    /// The GUID of the L2.
     pub(crate) fn guid(&self) -> u64 {
         self.l2.label().guid
     }
 
-    /// What is on it as the pool's mark.
+    /// The pool's mark on the device.
     pub(crate) fn mark(&self) -> u64 {
         self.l2.label().user_mark
     }
 
-    /// Marks it as used by who has this number in its list.
+    /// Writes the mark of the pool's list to the device.
     ///
     /// # Errors
-    /// Why that cannot be written.
+    /// The error of writing the mark.
     pub(crate) fn set_mark(&self, mark: u64) -> Result<()> {
         self.l2.set_user_mark(mark).map_err(refused)
     }
 
-    /// The device's name.
+    /// The path of the device.
     pub(crate) fn name(&self) -> &str {
         &self.device.info().name
     }
 
-    /// Waits until it knows what it has. False if that will not be: it has failed, or was closed.
+    /// Waits until the index is rebuilt. Returns false if the L2 failed or was closed.
     pub(crate) fn wait_rebuilt(&self) -> bool {
         self.l2.wait_rebuilt() && self.failure().is_none()
     }
 
-    /// Puts blocks back into memory, in the background.
+    /// Loads blocks into memory, in the background.
     pub(crate) fn warm_up(&self, target: SpareRoom<BlockKey, Buffer>) {
         self.l2.warm_up(target);
     }
 
-    /// Waits until it has done so, if it does.
+    /// Waits until the warm-up has ended.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn wait_warm(&self) {
         self.l2.wait_warm();
     }
 
-    /// Whether what is offered may be written.
+    /// Whether offered blocks may be written.
     pub(crate) fn admits(&self) -> bool {
         self.codec.is_open()
     }
 
-    /// What is offered may be written from now on.
+    /// Allows writing offered blocks.
     pub(crate) fn admit(&self) {
         self.codec.open();
     }
 
-    /// Writes what waits to be written, and makes it durable; not if it has failed.
+    /// Writes queued blocks and flushes the device; does nothing if the L2 has failed.
     pub(crate) fn flush(&self) {
-        // It is told by the L2's state.
+        // The state of the L2 reports the error.
         let _ = self.l2.flush();
     }
 
-    /// Writes what waits to be written, and lets go of the device.
+    /// Writes queued blocks and closes the device.
     pub(crate) fn close(&self) {
         self.l2.close();
     }
 
-    /// Lets go of the device, which holds no L2 any more.
+    /// Removes the L2 from the device and closes it.
     ///
     /// # Errors
-    /// Why the device could not be told.
+    /// The error of erasing its label.
     pub(crate) fn remove(&self) -> Result<()> {
         self.l2.remove().map_err(refused)
     }
 
-    /// Why it answers nothing any more, if so.
+    /// Why the L2 has failed, or `None`.
     pub(crate) fn failure(&self) -> Option<String> {
         match self.l2.health() {
             Health::Failed { why, .. } => Some(why),
@@ -258,8 +258,8 @@ impl SecondLevel<BlockKey, Buffer> for OpenL2Device {
         self.l2.would_write(key, class)
     }
 
-    fn load(&self, filler: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
-        self.l2.load(filler)
+    fn load(&self, load_guard: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
+        self.l2.load(load_guard)
     }
 
     fn forget(&self, key: &BlockKey) {
@@ -277,12 +277,12 @@ impl L2Cache for OpenL2Device {
     }
 }
 
-/// What is on a device that is an L2 device, in words; nothing if it is none.
+/// Describes the L2 on a device; `None` if there is none.
 pub(crate) fn describe(device: &Arc<dyn Device>) -> Option<String> {
     let label = match forebay_l2::read_label(device) {
         Ok(label) => label,
         Err(error) if error.kind() == forebay_l2::ErrorKind::Unsupported => {
-            return Some(format!("an L2 device that is not readable here: {error}"));
+            return Some(format!("an L2 device that this version cannot read: {error}"));
         }
         Err(_) => return None,
     };
@@ -297,18 +297,18 @@ pub(crate) fn describe(device: &Arc<dyn Device>) -> Option<String> {
     Some(format!("an L2 device ({guid:016x}) {whose}: {segments} segments of {bytes} bytes"))
 }
 
-/// Which L2 a device holds, if it is one's.
+/// Returns the GUID of the L2 on a device, if there is one.
 pub(crate) fn guid_of(device: &Arc<dyn Device>) -> Option<u64> {
     forebay_l2::read_label(device).ok().map(|label| label.guid)
 }
 
-/// Whether the L2 of that number lies at that path, for the pool `pool`; why not.
+/// Checks that `path` holds the L2 `guid` of pool `pool`. Fails with the reason if not.
 pub(crate) fn check_path(path: &str, guid: u64, pool: u64) -> Result<(), String> {
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
     let opened = open::open_path(Path::new(path), &options).map_err(|error| error.to_string())?;
     let label = forebay_l2::read_label(&opened.device).map_err(|error| error.to_string())?;
     if label.owner != owner_of(pool) {
-        return Err(format!("{path} holds the L2 of another"));
+        return Err(format!("{path} holds an L2 device of another owner"));
     }
     match label.guid == guid {
         true => Ok(()),
@@ -319,7 +319,7 @@ pub(crate) fn check_path(path: &str, guid: u64, pool: u64) -> Result<(), String>
     }
 }
 
-/// Opens the file or block device of an L2, locked.
+/// Opens and locks the file or block device of an L2.
 ///
 /// # Errors
 /// As [`open_path`](crate::open_path).
@@ -327,7 +327,7 @@ pub(crate) fn open_path(path: &str) -> Result<Opened> {
     open::open_path(Path::new(path), &OpenOptions::default())
 }
 
-/// In the words of the pool.
+/// Converts an error of `forebay-l2`.
 fn refused(error: forebay_l2::Error) -> Error {
     use forebay_l2::ErrorKind as Kind;
     let kind = match error.kind() {

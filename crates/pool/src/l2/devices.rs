@@ -1,29 +1,29 @@
-//! The L2 devices of a pool: adding, removing, opening, trusting and closing them.
+//! The L2 devices of a pool: adds, removes, opens and closes them, and decides which to trust.
 //!
-//! The pool stores a list of them with their paths, see [`L2Host`]. An import opens those that it
-//! finds. A device that is missing, damaged or foreign is reported and otherwise ignored. A
+//! The pool stores a list of the devices with their paths, see [`L2Host`]. An import opens the
+//! devices that it finds. A missing, damaged or foreign device is reported and otherwise ignored. A
 //! read-only import uses none.
 //!
 //! # Trust
 //!
-//! A key names content for good only while the pool has one history. If the pool's devices are set
-//! back to an older txg, or to an older copy of themselves, then txgs and addresses are given out a
-//! second time, and an L2 device that has seen the first ones must not answer for the second. So an
-//! L2 is opened with the newest txg that the pool knows, and one that holds younger blocks is
-//! emptied. That txg (`trusted_txg`) is recorded with the first txg that goes on from there. It
-//! stays until the L2 has rebuilt its index; only then is anything written to the device. If it
-//! cannot be recorded, the following root blocks leave the list out until it can be written.
+//! A key identifies content only while the pool has a single history. If the pool's devices are
+//! reset to an older txg, or to an older copy of themselves, txgs and addresses are used a second
+//! time. An L2 with blocks of the first use must not serve them. So an L2 is opened with the newest
+//! txg that the pool knows, and is emptied if it holds younger blocks. The pool records that txg
+//! (`trusted_txg`) in its first commit after the import. It stays recorded until the L2 has rebuilt
+//! its index; only then is anything written to the device. If it cannot be recorded, root blocks
+//! omit the list until it can be written.
 //!
-//! Two copies of a pool that share an L2 device are two histories as well. So each import writes a
-//! fresh mark into its list, and then on the device before anything else is written there. A device
-//! with another mark than the two newest of the list is emptied.
+//! Two copies of a pool that share an L2 device also have two histories. So each import writes a
+//! fresh mark into its list, and then to the device before anything else is written there. A device
+//! whose mark is not one of the list's two newest is emptied.
 //!
 //! # Locking
 //!
-//! `pool-l2-watcher`: the thread that waits for the rebuild; joined after the L2s are closed.
-//! `pool-l2-changing`: held while a device is added or removed, over I/O and while waiting for
-//! txgs; never taken in a transaction. `pool-l2-devices`: the list in memory; the state of each L2
-//! is read under it.
+//! `pool-l2-watcher`: the thread that waits for rebuilds; joined after the L2s are closed.
+//! `pool-l2-changing`: held while a device is added or removed, also during I/O and while waiting
+//! for a txg; never taken in a transaction. `pool-l2-devices`: the list in memory. The state of
+//! each L2 is read under it.
 
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Mutex};
@@ -37,77 +37,78 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{L2_DEVICES_MAX, L2_PATH_BYTES, L2DevicePhys};
 use crate::open::{Locks, Opened};
 
-/// Blocks that are offered to L2 devices at once when the pool is exported.
+/// Blocks per batch that an export offers to L2 devices.
 const FILL_BATCH: usize = 64;
 
 /// The operations of a pool that its L2 devices need.
 pub(crate) trait L2Host: Send + Sync {
-    /// The parts that each L2 uses.
+    /// The parts of the pool that each L2 uses.
     fn context(&self) -> L2Context<'_>;
 
-    /// The L2 devices themselves.
+    /// The L2 devices.
     fn l2_devices(&self) -> &L2Devices;
 
-    /// A random number from the pool's generator.
+    /// Returns a random number from the pool's generator.
     fn random(&self) -> u64;
 
-    /// Whether the pool was closed.
+    /// Whether the pool is closed.
     fn is_closed(&self) -> bool;
 
-    /// Refuses a device that may not become an L2 device of this pool. `listed`: it is one already.
+    /// Checks that a device may become an L2 device of this pool. `listed` means that it already is
+    /// one.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a device of this pool, [`ErrorKind::Exists`] for one of another
-    /// pool unless `force`.
+    /// [`ErrorKind::Invalid`] for a device of this pool; [`ErrorKind::Exists`] for a device of
+    /// another pool, unless `force` is set.
     fn check_new_device(&self, device: &Arc<dyn Device>, listed: bool, force: bool) -> Result<()>;
 
     /// Replaces the stored list by `entries(txg)`, durably.
     fn store_list(&self, entries: &mut dyn FnMut(u64) -> Vec<L2DevicePhys>) -> Result<()>;
 
-    /// Replaces the stored list in the open txg, without waiting for it or for free space.
-    fn store_list_without_waiting(&self, entries: &[L2DevicePhys]) -> Result<()>;
+    /// Replaces the stored list in the open txg. Waits neither for the commit nor for free space.
+    fn store_list_non_blocking(&self, entries: &[L2DevicePhys]) -> Result<()>;
 
-    /// Leaves the list out of root blocks from now on, until it is stored again.
+    /// Omits the list from root blocks until it is stored again.
     fn omit_list(&self);
 
-    /// The names of all datasets by number.
+    /// Returns the names of all datasets by number.
     fn dataset_names(&self) -> Result<HashMap<u64, String>>;
 
-    /// Opens a dataset, so that its owner is enrolled. Does nothing if it cannot be opened.
+    /// Opens a dataset, which registers its owner. Errors are ignored.
     fn open_dataset(&self, name: &str);
 }
 
-/// An L2 device, as the pool knows it.
+/// An L2 device of a pool.
 #[derive(Clone, Debug)]
 pub struct L2Device {
-    /// Names the L2 on it.
+    /// The GUID of the L2.
     pub guid: u64,
-    /// Where it is, or was last.
+    /// The path, or the last known one.
     pub path: String,
-    /// Bytes that it had when it was added.
+    /// Size of the device in bytes when it was added.
     pub size_bytes: u64,
-    /// How it is.
+    /// State of the device.
     pub state: L2DeviceState,
-    /// What its L2 says of itself, if it is in use.
+    /// Statistics of the L2, if it is in use.
     pub stats: Option<L2DeviceStats>,
 }
 
-/// How an L2 device is.
+/// State of an L2 device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum L2DeviceState {
     /// In use.
     Active,
-    /// In use, and still finding out what it has.
+    /// In use; the index is being rebuilt.
     Rebuilding,
-    /// Its device has failed: it answers nothing any more, and is to be removed. Why.
+    /// The device has failed, with the reason. It serves no blocks and should be removed.
     Failed(String),
-    /// Not in use, and why.
+    /// Not in use, with the reason.
     Unavailable(String),
 }
 
 impl L2DeviceState {
-    /// In a word.
+    /// The state as a word.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Active => "active",
@@ -120,17 +121,17 @@ impl L2DeviceState {
 
 /// The L2 devices of a pool.
 pub(crate) struct L2Devices {
-    /// Held over a change.
+    /// Held while the list changes.
     changing: Mutex<()>,
     state: Mutex<L2DevicesState>,
-    /// Waits until L2 caches know what they have.
+    /// The thread that waits for index rebuilds.
     watcher: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
 struct L2DevicesState {
     slots: Vec<L2Slot>,
-    /// Why the list cannot be read, if so.
+    /// Why the list is unreadable, or `None`.
     damage: Option<String>,
 }
 
@@ -141,7 +142,7 @@ struct L2Slot {
 }
 
 enum L2Availability {
-    /// With the lock on its file.
+    /// With its file lock.
     Open(Arc<OpenL2Device>, Option<Locks>),
     Unavailable(String),
 }
@@ -155,33 +156,33 @@ impl L2Devices {
         }
     }
 
-    /// The devices, in the order in which they were added.
+    /// Returns the devices in the order in which they were added.
     pub(crate) fn info(&self) -> Vec<L2Device> {
         self.state.lock().slots.iter().map(L2Slot::info).collect()
     }
 
-    /// Why the list could not be read, if so.
+    /// Why the list is unreadable, or `None`.
     pub(crate) fn damage(&self) -> Option<String> {
         self.state.lock().damage.clone()
     }
 
-    /// The stored list could not be read: the pool uses no L2 devices.
+    /// Records that the stored list is unreadable. The pool uses no L2 devices.
     pub(crate) fn set_damage(&self, why: String) {
         self.state.lock().damage = Some(why);
     }
 
-    /// Reports the devices of the list as not in use.
+    /// Records the devices of the list as not in use.
     pub(crate) fn set_unused(&self, entries: Vec<L2DevicePhys>, why: &str) {
         let slot = |phys| L2Slot { phys, used: L2Availability::Unavailable(why.to_owned()) };
         self.state.lock().slots = entries.into_iter().map(slot).collect();
     }
 
-    /// The list as it is to be stored.
+    /// Returns the list in its stored form.
     pub(crate) fn entries(&self) -> Vec<L2DevicePhys> {
         self.state.lock().slots.iter().map(|slot| slot.phys).collect()
     }
 
-    /// The L2 devices in use.
+    /// Returns the L2 devices in use.
     pub(crate) fn in_use(&self) -> Vec<Arc<OpenL2Device>> {
         let state = self.state.lock();
         let open = |slot: &L2Slot| match &slot.used {
@@ -200,17 +201,19 @@ impl L2Devices {
         let Opened { device, lock } = device;
         let name = device.info().name.to_string();
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
-        // What is listed there is not there any more: it is replaced.
+        // A device listed with the same path is gone; it is replaced.
         let others = |slot: &&L2Slot| slot.phys.path() != name;
         if self.state.lock().slots.iter().filter(others).count() == L2_DEVICES_MAX {
             return invalid(format!("a pool has at most {L2_DEVICES_MAX} L2 devices"));
         }
         if let Some(why) = &self.state.lock().damage {
-            return invalid(format!("the pool's list of L2 devices cannot be read: {why}"));
+            return invalid(format!(
+                "cannot add an L2 device: the pool's list of them is unreadable: {why}"
+            ));
         }
         if name.len() > L2_PATH_BYTES {
             return invalid(format!(
-                "{name}: an L2 device's path has at most {L2_PATH_BYTES} bytes"
+                "{name}: the path of an L2 device has at most {L2_PATH_BYTES} bytes"
             ));
         }
         host.check_new_device(&device, self.is_listed(&device, &name), force)?;
@@ -219,13 +222,13 @@ impl L2Devices {
         let guid = l2.guid();
         let recorded = self.change_list(host, |txg, entries| {
             entries.retain(|entry| entry.path() != name);
-            // Its path was looked at.
+            // The length of the path was checked above.
             entries.extend(L2DevicePhys::new(guid, size_bytes, txg, &name));
         });
         let entries = match recorded {
             Ok(entries) => entries,
             Err(error) => {
-                // It is in no list: nobody will look for it.
+                // The device is in no list, so no import will open it.
                 let _ = l2.remove();
                 return Err(error);
             }
@@ -273,7 +276,9 @@ impl L2Devices {
         detach(host, &l2);
         let removed = l2.remove();
         removed.map_err(|error| {
-            error.doing(format_args!("{name} is removed from the pool, but not let go of in order"))
+            error.doing(format_args!(
+                "{name} was removed from the pool, but its label could not be erased"
+            ))
         })
     }
 
@@ -291,8 +296,8 @@ impl L2Devices {
         Ok(entries)
     }
 
-    /// Opens the devices of the list. Some of them may be `given`; others are looked for at their
-    /// paths, if `search`.
+    /// Opens the devices of the list. Some may be `given`; with `search` the others are opened at
+    /// their stored paths.
     pub(crate) fn open(
         &self,
         host: &Arc<dyn L2Host>,
@@ -319,13 +324,13 @@ impl L2Devices {
         };
         let slots: Vec<L2Slot> = entries.into_iter().map(open).collect();
         self.state.lock().slots = slots;
-        let noted =
-            host.store_list_without_waiting(&self.entries()).and_then(|()| self.watch(host));
-        if let Err(error) = noted {
-            // The next import would believe them as far as this use of the pool has come: so it is
-            // not to know of them.
+        let recorded =
+            host.store_list_non_blocking(&self.entries()).and_then(|()| self.watch(host));
+        if let Err(error) = recorded {
+            // Without the recorded txg, the next import would trust these devices up to its own
+            // txg. So root blocks must not name them.
             host.omit_list();
-            self.close(&**host, &format!("what is to be noted of them cannot be: {error}"));
+            self.close(&**host, &format!("their trusted txg cannot be noted: {error}"));
             return;
         }
         for l2 in self.in_use() {
@@ -333,16 +338,16 @@ impl L2Devices {
         }
     }
 
-    /// Has a thread wait until the L2 caches know what they have, and note that they may be
-    /// believed again.
+    /// Starts a thread that waits for the index rebuilds and then records that the L2 devices are
+    /// trusted.
     fn watch(&self, host: &Arc<dyn L2Host>) -> Result<()> {
         let host = Arc::clone(host);
         let watcher = thread::spawn_named("forebay-cache-list", move || {
             let l2 = host.l2_devices().in_use().into_iter().filter(|l2| l2.wait_rebuilt());
             let rebuilt: Vec<_> = l2.collect();
-            // If it cannot be noted, nothing is written to them, and the next import finds them as
-            // this one did.
-            let _ = host.l2_devices().note_rebuilt(&*host, &rebuilt);
+            // On failure nothing is written to the devices, and the next import finds them as this
+            // one did.
+            let _ = host.l2_devices().record_rebuilt(&*host, &rebuilt);
         });
         let watcher = watcher.map_err(|error| {
             Error::new(ErrorKind::NoMemory, "the system gives no thread for L2 devices")
@@ -352,9 +357,8 @@ impl L2Devices {
         Ok(())
     }
 
-    /// Notes that devices which have been emptied, or need not be, may be believed; then they may
-    /// be written to.
-    fn note_rebuilt(&self, host: &dyn L2Host, rebuilt: &[Arc<OpenL2Device>]) -> Result<()> {
+    /// Records the rebuilt devices as trusted, and then allows writes to them.
+    fn record_rebuilt(&self, host: &dyn L2Host, rebuilt: &[Arc<OpenL2Device>]) -> Result<()> {
         if rebuilt.is_empty() {
             return Ok(());
         }
@@ -363,10 +367,11 @@ impl L2Devices {
             if let L2Availability::Open(l2, _) = &slot.used
                 && rebuilt.iter().any(|other| Arc::ptr_eq(other, l2))
             {
-                // One that was emptied has another name.
+                // An emptied L2 has a new GUID.
                 slot.phys.guid = l2.guid().into();
                 slot.phys.trusted_txg = 0.into();
-                // First here, then on the device: a crash in between leaves the one before there.
+                // The list is written first, then the device. A crash in between leaves the
+                // previous mark on the device.
                 let before = l2.mark();
                 let fresh = host.random() ^ before.rotate_left(23);
                 (slot.phys.mark_before, slot.phys.mark) = (before.into(), fresh.into());
@@ -375,7 +380,7 @@ impl L2Devices {
         let entries = self.change_list(host, |_, _| {})?;
         for l2 in rebuilt {
             let entry = entries.iter().find(|entry| entry.guid.get() == l2.guid());
-            // What cannot be marked is read, and not written to.
+            // An L2 whose mark cannot be written is only read.
             if entry.is_some_and(|entry| l2.set_mark(entry.mark.get()).is_ok()) {
                 l2.admit();
             }
@@ -383,36 +388,37 @@ impl L2Devices {
         Ok(())
     }
 
-    /// Writes what of the pool is in memory only, for at most `allowed_ns`, so that it is warm when
-    /// it is used again.
+    /// Writes blocks that are in memory only to the L2 devices, for at most `allowed_ns`, so that
+    /// the next import starts warm.
     pub(crate) fn fill(&self, host: &dyn L2Host, allowed_ns: u64) {
         if allowed_ns == 0 || !self.in_use().iter().any(|l2| l2.admits()) {
             return;
         }
         let L2Context { clock, l2, cache, .. } = host.context();
         let begun = clock.now_ns();
-        let mut goes_on = true;
+        let mut continues = true;
         cache.offer_all(FILL_BATCH, |blocks| {
-            goes_on = goes_on
+            continues = continues
                 && clock.now_ns().saturating_sub(begun) < allowed_ns
                 && l2.write_all(blocks);
         });
     }
 
-    /// Loads the blocks of all L2 devices into memory, in the background.
+    /// Starts the warm-up of all L2 devices, in the background.
     pub(crate) fn warm_up(&self, host: &Arc<dyn L2Host>) {
-        let opens = Arc::new(HostDatasetOpener::new(host));
+        let opener = Arc::new(HostDatasetOpener::new(host));
         let context = host.context();
-        context.l2.open_by(opens);
+        context.l2.set_dataset_opener(opener);
         for l2 in self.in_use() {
             l2.warm_up(context.cache.spare_room());
         }
     }
 
-    /// Lets go of all L2 devices, which keep what they have.
+    /// Closes all L2 devices. Their content stays.
     pub(crate) fn close(&self, host: &dyn L2Host, why: &str) {
         {
-            // Who is adding one ends first, and attaches it; who comes later finds the pool closed.
+            // A concurrent `add` finishes first and attaches its device. A later one finds the pool
+            // closed.
             let _changing = self.changing.lock();
             for l2 in self.in_use() {
                 detach(host, &l2);
@@ -420,7 +426,7 @@ impl L2Devices {
             }
         }
         let watcher = self.watcher.lock().take();
-        // A panic of it has been told already.
+        // The panic hook has already reported a panic of the thread.
         watcher.map(JoinHandle::join);
         let mut state = self.state.lock();
         for slot in &mut state.slots {
@@ -441,7 +447,7 @@ fn open_device(
     let holds = device::guid_of(&device);
     if let Some(other) = holds.filter(|holds| *holds != guid && listed.contains(holds)) {
         return Err(format!(
-            "{}: is another L2 device of this pool, {other:016x}; remove {guid:016x}, which is not there any more",
+            "{}: is another L2 device of this pool, {other:016x}; remove {guid:016x}, which is gone",
             device.info().name
         ));
     }
@@ -455,7 +461,7 @@ fn detach(host: &dyn L2Host, l2: &Arc<OpenL2Device>) {
     host.context().l2.detach(&l2);
 }
 
-/// The device of an entry, among those that are `given`, or at its path.
+/// Finds the device of an entry: among `given`, or at its stored path.
 fn find(phys: &L2DevicePhys, given: &mut Vec<Opened>, search: bool) -> Result<Opened, String> {
     let guid = phys.guid.get();
     let wanted = |one: &Opened| device::guid_of(&one.device) == Some(guid);
@@ -463,7 +469,7 @@ fn find(phys: &L2DevicePhys, given: &mut Vec<Opened>, search: bool) -> Result<Op
         return Ok(given.swap_remove(at));
     }
     if !search {
-        return Err("this use of the pool does without L2 devices".to_owned());
+        return Err("this import does without L2 devices".to_owned());
     }
     device::open_path(&phys.path()).map_err(|error| error.to_string())
 }

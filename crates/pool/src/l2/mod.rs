@@ -1,31 +1,30 @@
-//! The L2 caches of pools: which blocks go to them, the devices they are on, and their list.
+//! L2 devices of pools: which blocks go to them, the devices, and their list.
 //!
-//! * [`router`]: leads the calls of the block cache, which several pools share, to the L2 caches of
-//!   a key's pool;
-//! * [`pool_l2`]: the L2 caches of one pool, and which of its blocks may be written to them;
-//! * [`owners`]: which dataset has which owner in the cache, so that blocks can be put back into
-//!   memory;
-//! * [`codec`]: keys and blocks as L2 devices store them;
-//! * [`device`]: one L2 device in use, which is an L2 of `forebay-l2`;
-//! * [`devices`]: the L2 devices of a pool: adding, removing, opening, trusting and closing them;
-//! * [`warm_up`]: loads their blocks into memory after an import.
+//! * [`router`]: routes calls of the block cache, which several pools share, to the L2 devices of a
+//!   key's pool.
+//! * [`pool_l2`]: the L2 devices of one pool, and which of its blocks may be written to them.
+//! * [`owners`]: maps datasets to cache owners, for the warm-up.
+//! * [`codec`]: keys and blocks as L2 devices store them.
+//! * [`device`]: an L2 device in use: an L2 of `forebay-l2`.
+//! * [`devices`]: adds, removes, opens and closes the L2 devices of a pool.
+//! * [`warm_up`]: opens the datasets whose blocks are loaded into memory after an import.
 //!
 //! # Invariants
 //!
-//! - A key names content for good (see [`block_key`](crate::block_key)), so L2 devices can be added
-//!   and removed at any time. On a device a key has no owner: address and birth name a block of the
-//!   pool.
-//! - A pool never needs its L2 devices. A device that is missing, damaged or foreign is reported,
-//!   and never makes an import fail.
+//! - A key identifies content for good (see [`block_key`](crate::block_key)), so L2 devices can be
+//!   added and removed at any time. On a device a key has no owner: address and birth txg identify
+//!   a block of the pool.
+//! - A pool never depends on its L2 devices. A missing, damaged or foreign device is reported, and
+//!   never fails an import.
 //!
 //! # Locking
 //!
-//! The heads of the modules name their locks. No L2 is called under a leaf lock.
+//! The module heads list the locks. No L2 is called under a leaf lock.
 //!
 //! # What it does not do
 //!
-//! It stores no list: the pool does, and gives it as [`L2Host`]. It counts no refusals: each L2
-//! does. A pool without L2 devices refuses nothing.
+//! It does not store the list: the pool does, as [`L2Host`]. It does not count refusals: each L2
+//! does.
 
 mod codec;
 pub(crate) mod device;

@@ -1,32 +1,32 @@
-//! Which dataset has which owner in the cache: L2 caches know datasets by their numbers, which
-//! last; owners are given out anew each time.
+//! Maps datasets to cache owners. L2 devices store dataset numbers, which are permanent; owners are
+//! assigned anew at each open.
 //!
 //! # Invariants
 //!
-//! - What an L2 says of a dataset is believed only as far as memory goes: a block that is put back
-//!   under a wrong owner is never found, since its address and birth name it within the pool, and
-//!   counts against a dataset that is not its own.
-//! - At most [`MOST_UNKNOWN`] numbers are looked for in vain.
+//! - A wrong dataset number on an L2 does little harm: a block loaded under a wrong owner is never
+//!   found, because address and birth txg identify it within the pool. Its memory counts for the
+//!   wrong dataset.
+//! - At most [`UNKNOWN_MAX`] unknown numbers are looked up.
 //!
 //! # Locking
 //!
-//! `pool-l2-datasets`, a leaf lock: a dataset is opened outside of it.
+//! `pool-l2-datasets`, a leaf lock. Datasets are opened outside of it.
 
 use forebay_base::sync::{Arc, Mutex};
 use forebay_cache::OwnerId;
 use hashbrown::{HashMap, HashSet};
 
-/// Numbers that are remembered as no dataset's; more than that, and nothing is opened any more.
-const MOST_UNKNOWN: usize = 4096;
+/// Maximum number of unknown dataset numbers to remember. Beyond it, no dataset is opened.
+const UNKNOWN_MAX: usize = 4096;
 
-/// Opens datasets by their numbers.
+/// Opens datasets by number.
 pub(crate) trait DatasetOpener: Send + Sync {
-    /// Opens the dataset of that number, so that its owner is told, or does nothing. May wait for
+    /// Opens the dataset with this number, which registers its owner, or does nothing. May wait for
     /// the pool's devices.
     fn open(&self, number: u64);
 }
 
-/// Numbers of owners, both ways.
+/// Maps owners to dataset numbers and back.
 pub(super) struct DatasetOwners(Mutex<OwnersState>);
 
 #[derive(Default)]
@@ -34,7 +34,7 @@ struct OwnersState {
     numbers: HashMap<OwnerId, u64>,
     owners: HashMap<u64, OwnerId>,
     unknown: HashSet<u64>,
-    opens: Option<Arc<dyn DatasetOpener>>,
+    opener: Option<Arc<dyn DatasetOpener>>,
 }
 
 impl DatasetOwners {
@@ -63,15 +63,15 @@ impl DatasetOwners {
     }
 
     pub(super) fn owner(&self, number: u64) -> Option<OwnerId> {
-        let opens = {
+        let opener = {
             let state = self.0.lock();
             if let Some(owner) = state.owners.get(&number) {
                 return Some(*owner);
             }
-            let in_vain = state.unknown.contains(&number) || state.unknown.len() >= MOST_UNKNOWN;
-            state.opens.clone().filter(|_| !in_vain)?
+            let in_vain = state.unknown.contains(&number) || state.unknown.len() >= UNKNOWN_MAX;
+            state.opener.clone().filter(|_| !in_vain)?
         };
-        opens.open(number);
+        opener.open(number);
         let mut state = self.0.lock();
         let owner = state.owners.get(&number).copied();
         if owner.is_none() {
@@ -80,8 +80,8 @@ impl DatasetOwners {
         owner
     }
 
-    pub(super) fn open_by(&self, opens: Arc<dyn DatasetOpener>) {
-        self.0.lock().opens = Some(opens);
+    pub(super) fn set_dataset_opener(&self, opener: Arc<dyn DatasetOpener>) {
+        self.0.lock().opener = Some(opener);
     }
 }
 
@@ -91,15 +91,15 @@ mod tests {
 
     use super::*;
 
-    /// Opens even numbers, each as the owner of its half.
+    /// Opens even numbers. The owner is half the number.
     struct Even<'a> {
         numbers: &'a DatasetOwners,
-        asked: &'a AtomicU64,
+        opened: &'a AtomicU64,
     }
 
     impl DatasetOpener for Even<'static> {
         fn open(&self, number: u64) {
-            self.asked.fetch_add(1, Ordering::Relaxed);
+            self.opened.fetch_add(1, Ordering::Relaxed);
             if number.is_multiple_of(2) && number < 1000 {
                 self.numbers.set(OwnerId::from_raw((number / 2) as u16), number);
             }
@@ -109,15 +109,15 @@ mod tests {
     #[test]
     fn datasets_are_opened_once_and_not_for_ever_in_vain() {
         let numbers: &'static DatasetOwners = Box::leak(Box::new(DatasetOwners::new()));
-        let asked: &'static AtomicU64 = Box::leak(Box::default());
+        let opened: &'static AtomicU64 = Box::leak(Box::default());
         assert_eq!(numbers.owner(4), None, "nobody opens any");
-        numbers.open_by(Arc::new(Even { numbers, asked }));
+        numbers.set_dataset_opener(Arc::new(Even { numbers, opened }));
         for _ in 0..3 {
             assert_eq!(numbers.owner(4), Some(OwnerId::from_raw(2)));
             assert_eq!(numbers.owner(5), None);
         }
-        assert_eq!(asked.load(Ordering::Relaxed), 2);
-        // It is made afterwards.
+        assert_eq!(opened.load(Ordering::Relaxed), 2);
+        // The dataset is created later.
         numbers.set(OwnerId::from_raw(9), 5);
         assert_eq!(
             (numbers.owner(5), numbers.of(OwnerId::from_raw(9))),
@@ -125,11 +125,11 @@ mod tests {
         );
         numbers.remove(OwnerId::from_raw(9));
         assert_eq!(numbers.of(OwnerId::from_raw(9)), None);
-        // An L2 that says anything.
+        // An L2 with arbitrary dataset numbers.
         for number in 10_000..20_000u64 {
             assert_eq!(numbers.owner(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1), None);
         }
-        assert!(asked.load(Ordering::Relaxed) <= MOST_UNKNOWN as u64 + 2);
+        assert!(opened.load(Ordering::Relaxed) <= UNKNOWN_MAX as u64 + 2);
         assert_eq!(numbers.owner(4), Some(OwnerId::from_raw(2)), "what is open is still known");
     }
 }

@@ -1,11 +1,11 @@
-//! The L2 caches of one pool, and the rules for blocks that may be written to them.
+//! The L2 devices of one pool, and the rules for blocks that may be written to them.
 //!
 //! # Invariants
 //!
-//! - No block is written before the transaction group that it was born in is durable. A crash could
-//!   give its txg and its address to another block.
-//! - Only owners that are enrolled here belong to the pool. What their blocks may do depends on the
-//!   dataset's setting.
+//! - No block is written before its birth txg is durable. After a crash, its txg and address could
+//!   be used for another block.
+//! - Only owners registered here belong to the pool. The dataset's setting decides about their
+//!   blocks.
 //!
 //! Locking: `pool-l2-modes`, `pool-l2-datasets` and `pool-l2-attached` are leaf locks.
 
@@ -18,10 +18,10 @@ use super::owners::{DatasetOpener, DatasetOwners};
 use super::router::{Attached, Blocks, L2Cache, L2Router};
 use crate::format::CacheMode;
 
-/// A pool's L2 caches, and what of its blocks may go there.
+/// The L2 devices of a pool, and the admission of its blocks.
 pub(crate) struct PoolL2 {
-    mux: Arc<L2Router>,
-    /// The newest durable transaction group.
+    router: Arc<L2Router>,
+    /// The newest durable txg.
     durable: AtomicU64,
     modes: Mutex<HashMap<OwnerId, CacheMode>>,
     numbers: DatasetOwners,
@@ -29,9 +29,9 @@ pub(crate) struct PoolL2 {
 }
 
 impl PoolL2 {
-    pub(crate) fn new(mux: &Arc<L2Router>) -> Arc<Self> {
+    pub(crate) fn new(router: &Arc<L2Router>) -> Arc<Self> {
         Arc::new(Self {
-            mux: Arc::clone(mux),
+            router: Arc::clone(router),
             durable: AtomicU64::new(0),
             modes: Mutex::named("pool-l2-modes", HashMap::new()),
             numbers: DatasetOwners::new(),
@@ -39,52 +39,51 @@ impl PoolL2 {
         })
     }
 
-    /// Blocks with keys of `owner` are this pool's from now on, and may go to its L2 caches as
-    /// `mode` says.
+    /// Registers `owner` for this pool. `mode` selects the blocks that may go to L2 devices.
     pub(crate) fn add_owner(self: &Arc<Self>, owner: OwnerId, mode: CacheMode) {
         self.set_mode(owner, mode);
-        drop(self.mux.shard(owner).lock().insert(owner, Arc::clone(self)));
+        drop(self.router.shard(owner).lock().insert(owner, Arc::clone(self)));
     }
 
-    /// The end of that.
+    /// Unregisters `owner`.
     pub(crate) fn remove_owner(&self, owner: OwnerId) {
-        drop(self.mux.shard(owner).lock().remove(&owner));
+        drop(self.router.shard(owner).lock().remove(&owner));
         self.modes.lock().remove(&owner);
         self.numbers.remove(owner);
     }
 
-    /// `owner` is that of the dataset of this number from now on; 0 is the pool's own objects.
+    /// Sets the dataset number of `owner`; 0 stands for the pool's own objects.
     pub(crate) fn number(&self, owner: OwnerId, number: u64) {
         self.numbers.set(owner, number);
     }
 
-    /// The number of an owner's dataset, if it has been told.
+    /// Returns the dataset number of an owner, if known.
     pub(crate) fn dataset_of_owner(&self, owner: OwnerId) -> Option<u64> {
         self.numbers.of(owner)
     }
 
-    /// The owner of the dataset of that number, which is opened if need be and can be. May wait for
+    /// Returns the owner of a dataset. Opens the dataset if necessary and possible. May wait for
     /// the pool's devices.
     pub(crate) fn owner_of(&self, number: u64) -> Option<OwnerId> {
         self.numbers.owner(number)
     }
 
-    /// How datasets are opened of which an L2 has blocks.
-    pub(crate) fn open_by(&self, opens: Arc<dyn DatasetOpener>) {
-        self.numbers.open_by(opens);
+    /// Sets how datasets with blocks on an L2 are opened.
+    pub(crate) fn set_dataset_opener(&self, opener: Arc<dyn DatasetOpener>) {
+        self.numbers.set_dataset_opener(opener);
     }
 
-    /// What of an owner's blocks goes to L2 caches from now on.
+    /// Sets which of an owner's blocks may go to L2 devices.
     pub(crate) fn set_mode(&self, owner: OwnerId, mode: CacheMode) {
         self.modes.lock().insert(owner, mode);
     }
 
-    /// What of an owner's blocks goes to L2 caches; nothing for one that is none of the pool's.
+    /// Which of an owner's blocks may go to L2 devices; none for an owner of another pool.
     pub(crate) fn mode(&self, owner: OwnerId) -> CacheMode {
         self.modes.lock().get(&owner).copied().unwrap_or(CacheMode::None)
     }
 
-    /// Whether keys of `owner` are this pool's.
+    /// Whether `owner` belongs to this pool.
     pub(crate) fn has(&self, owner: OwnerId) -> bool {
         self.modes.lock().contains_key(&owner)
     }
@@ -105,16 +104,15 @@ impl PoolL2 {
 
     /// Uses an L2 from now on.
     pub(crate) fn attach(&self, l2: Arc<dyn L2Cache>) {
-        self.mux.everywhere.lock().push(Arc::clone(&l2));
+        self.router.all_attached.lock().push(Arc::clone(&l2));
         {
             let mut attached = self.attached.lock();
             *attached = attached.iter().cloned().chain([l2]).collect();
         }
-        self.mux.attached.fetch_add(1, Ordering::Relaxed);
+        self.router.attached.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Offers it nothing more, and asks it for nothing. What it is doing it may still be doing.
-    /// False if it is not here.
+    /// Stops using an L2. Its running operations may continue. Returns false if it is not attached.
     pub(crate) fn detach(&self, l2: &Arc<dyn L2Cache>) -> bool {
         {
             let mut attached = self.attached.lock();
@@ -125,21 +123,21 @@ impl PoolL2 {
             }
             *attached = rest;
         }
-        self.mux.attached.fetch_sub(1, Ordering::Relaxed);
-        self.mux.everywhere.lock().retain(|other| !Arc::ptr_eq(other, l2));
+        self.router.attached.fetch_sub(1, Ordering::Relaxed);
+        self.router.all_attached.lock().retain(|other| !Arc::ptr_eq(other, l2));
         true
     }
 
-    /// Writes those of the blocks that are this pool's to the L2 caches that they are for, as
-    /// [`L2Cache::write_all`]. False if none can write any more.
+    /// Writes the blocks that belong to this pool to their L2 devices, as [`L2Cache::write_all`].
+    /// Returns false if no L2 device can write any more.
     pub(crate) fn write_all(&self, mut blocks: Blocks) -> bool {
         blocks.retain(|block| self.has(block.key().owner()));
         let mut writes = blocks.is_empty();
-        self.mux.hand_out(blocks, |l2, batch| writes |= l2.write_all(batch));
+        self.router.distribute(blocks, |l2, batch| writes |= l2.write_all(batch));
         writes
     }
 
-    /// Whether blocks of this class and owner are wanted on L2 caches.
+    /// Whether L2 devices admit blocks of this owner and class.
     pub(crate) fn admission(&self, owner: OwnerId, class: Class) -> ClassAdmission {
         match (self.mode(owner), class) {
             (CacheMode::All, _) | (CacheMode::Metadata, Class::Metadata) => {
@@ -151,7 +149,7 @@ impl PoolL2 {
     }
 }
 
-/// Whether a class of an owner's blocks may go to L2 caches.
+/// Admission of a class of an owner's blocks to L2 devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClassAdmission {
     Admitted,

@@ -1,12 +1,12 @@
-//! Routes the calls of the shared block cache to the L2 caches of the pool that a key belongs to.
+//! Routes calls of the shared block cache to the L2 devices of a key's pool.
 //!
-//! The cache knows one secondary cache, the [`L2Router`]. A key's owner names the pool, and the
-//! pool lists its L2 caches in the order in which they were attached. The hash of a key selects the
-//! L2 cache that a block is offered to; a load asks all of them, because a block may have been
-//! written while fewer were attached.
+//! The cache knows one secondary cache, the [`L2Router`]. A key's owner identifies the pool, and
+//! the pool lists its L2 devices in the order in which they were attached. The hash of a key
+//! selects the L2 device that a block is offered to. A load asks all of them, because a block may
+//! have been written while fewer were attached.
 //!
 //! Locking: `pool-l2-owners` (sharded) and `pool-l2-attached` are leaf locks. The lists are cloned
-//! out of them before any L2 cache is called.
+//! out of them before an L2 is called.
 
 use crossbeam_utils::CachePadded;
 use forebay_base::arena::Buffer;
@@ -18,34 +18,34 @@ use hashbrown::HashMap;
 use super::pool_l2::PoolL2;
 use crate::block_key::BlockKey;
 
-/// Shards of owners; a power of two.
+/// Number of shards of owners; a power of two.
 const SHARDS: usize = 16;
 
-/// An L2 of a pool, whatever it is made of.
+/// An L2 of a pool. Tests implement it without a device.
 pub(crate) trait L2Cache: SecondLevel<BlockKey, Buffer> {
     /// Bytes of RAM that it takes.
     fn memory_bytes(&self) -> u64;
 
-    /// Writes all of these that may be written at all; waits while it is busy. False if it can
-    /// write no more.
+    /// Writes all admissible blocks; waits while it is busy. Returns false if it cannot write any
+    /// more.
     fn write_all(&self, blocks: Blocks) -> bool;
 }
 
-/// Blocks that may go to an L2.
+/// Blocks offered to an L2.
 pub(super) type Blocks = Vec<Candidate<BlockKey, Buffer>>;
 
-/// Those of a pool, in the order in which they were attached.
+/// The L2s of a pool, in the order in which they were attached.
 pub(super) type Attached = Arc<[Arc<dyn L2Cache>]>;
 
 type Owners = HashMap<OwnerId, Arc<PoolL2>>;
 
-/// Leads owners to the L2 caches of their pools.
+/// Maps owners to the L2s of their pools.
 pub(crate) struct L2Router {
-    /// L2 caches of all pools.
+    /// Number of L2s of all pools.
     pub(super) attached: AtomicUsize,
     owners: [CachePadded<Mutex<Owners>>; SHARDS],
-    /// Those of pools that have some.
-    pub(super) everywhere: Mutex<Vec<Arc<dyn L2Cache>>>,
+    /// The L2s of all pools.
+    pub(super) all_attached: Mutex<Vec<Arc<dyn L2Cache>>>,
 }
 
 impl L2Router {
@@ -54,7 +54,7 @@ impl L2Router {
         Arc::new(Self {
             attached: AtomicUsize::new(0),
             owners: std::array::from_fn(owners),
-            everywhere: Mutex::named("pool-l2-attached", Vec::new()),
+            all_attached: Mutex::named("pool-l2-attached", Vec::new()),
         })
     }
 
@@ -67,9 +67,9 @@ impl L2Router {
         l2.map(|l2| l2.attached()).filter(|attached| !attached.is_empty())
     }
 
-    /// Calls `each` with an L2 and those of the blocks that are for it.
-    pub(super) fn hand_out(&self, blocks: Blocks, mut each: impl FnMut(&dyn L2Cache, Blocks)) {
-        // Those of one owner often come together; there are few owners.
+    /// Distributes blocks: calls `each` with an L2 and its blocks.
+    pub(super) fn distribute(&self, blocks: Blocks, mut each: impl FnMut(&dyn L2Cache, Blocks)) {
+        // Blocks of one owner often come together, and there are few owners.
         let mut by_owner: Vec<(OwnerId, Option<Attached>)> = Vec::new();
         let mut batches: Vec<(Arc<dyn L2Cache>, Blocks)> = Vec::new();
         for block in blocks {
@@ -91,24 +91,24 @@ impl L2Router {
         }
     }
 
-    /// Bytes of RAM that all L2 caches take.
+    /// Bytes of RAM that all L2s take.
     pub(crate) fn memory_bytes(&self) -> u64 {
         if self.attached.load(Ordering::Relaxed) == 0 {
             return 0;
         }
-        let attached = self.everywhere.lock().clone();
+        let attached = self.all_attached.lock().clone();
         attached.iter().map(|l2| l2.memory_bytes()).sum()
     }
 }
 
 impl SecondLevel<BlockKey, Buffer> for L2Router {
     fn offer(&self, candidates: Blocks) {
-        self.hand_out(candidates, |l2, batch| l2.offer(batch));
+        self.distribute(candidates, |l2, batch| l2.offer(batch));
     }
 
     fn evicted(&self, keys: &[BlockKey]) {
         for batch in keys.chunk_by(|a, b| a.owner() == b.owner()) {
-            // One that was written before there were as many may be on any of them.
+            // A block written while fewer L2s were attached may be on any of them.
             for l2 in self.of(batch[0].owner()).iter().flat_map(|all| all.iter()) {
                 l2.evicted(batch);
             }
@@ -116,21 +116,24 @@ impl SecondLevel<BlockKey, Buffer> for L2Router {
     }
 
     fn would_write(&self, key: &BlockKey, class: Class) -> bool {
-        // It may be on any of them.
+        // The block may be on any of them.
         let attached = self.of(key.owner());
         attached.is_some_and(|all| all.iter().all(|l2| l2.would_write(key, class)))
     }
 
-    fn load(&self, mut filler: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
-        let owner = filler.key().owner();
-        let Some(attached) = self.of(owner) else { return Err(filler) };
+    fn load(
+        &self,
+        mut load_guard: Filler<BlockKey, Buffer>,
+    ) -> Result<(), Filler<BlockKey, Buffer>> {
+        let owner = load_guard.key().owner();
+        let Some(attached) = self.of(owner) else { return Err(load_guard) };
         for l2 in attached.iter() {
-            match l2.load(filler) {
+            match l2.load(load_guard) {
                 Ok(()) => return Ok(()),
-                Err(back) => filler = back,
+                Err(back) => load_guard = back,
             }
         }
-        Err(filler)
+        Err(load_guard)
     }
 
     fn forget(&self, key: &BlockKey) {

@@ -1,8 +1,8 @@
 //! Opens the datasets whose blocks L2 devices load into memory after an import.
 //!
-//! An L2 loads its blocks by itself, as far as memory is free. A dataset is opened first, so that
-//! its blocks get their owner and its cache setting holds. This is no different from a user who
-//! opens it.
+//! An L2 loads its blocks by itself, as far as memory is free. Their dataset is opened first, so
+//! that the blocks get their owner and the dataset's cache setting. This is the same as opening it
+//! by a user.
 //!
 //! Locking: `pool-l2-names`, for a lookup. Datasets are opened on a thread of an L2, which holds no
 //! lock. Closing the L2s waits for that thread, and holds no lock that opening a dataset takes.
@@ -13,11 +13,10 @@ use hashbrown::HashMap;
 use super::devices::L2Host;
 use super::owners::DatasetOpener;
 
-/// Opens datasets of which L2 caches have blocks.
+/// Opens datasets with blocks on an L2.
 pub(super) struct HostDatasetOpener {
     host: Weak<dyn L2Host>,
-    /// Of those that there were when the first was looked for, by number: who makes one later has
-    /// it open.
+    /// Dataset names by number, as of the first lookup. A dataset created later is already open.
     names: Mutex<Option<Arc<HashMap<u64, String>>>>,
 }
 
@@ -34,7 +33,8 @@ impl DatasetOpener for HostDatasetOpener {
             return;
         }
         let known = self.names.lock().clone();
-        // If they cannot be read, none is opened here, and why is told to who wants to use one.
+        // If the names cannot be read, no dataset is opened here. Opening a dataset by name reports
+        // the error.
         let names = known.unwrap_or_else(|| Arc::new(host.dataset_names().unwrap_or_default()));
         *self.names.lock() = Some(Arc::clone(&names));
         if let Some(name) = names.get(&number) {

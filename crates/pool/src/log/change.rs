@@ -1,30 +1,29 @@
-//! The changes that callers report to the intent log.
+//! The changes that are recorded in the intent log.
 
 use crate::format::ObjectKind;
 
-/// A change of one object, as it is noted when it is made.
+/// A change of one object, recorded when it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change<'a> {
-    /// The object came into being.
+    /// The object was created.
     Create { kind: ObjectKind, record_shift: u8, attributes: &'a [u8] },
-    /// It was destroyed.
+    /// The object was destroyed.
     Destroy,
-    /// It has these attributes now, and all commits are to know: they change with names. `touched`:
-    /// they may have been noted by the next kind before.
+    /// The object has new attributes, and every commit writes them: they change together with
+    /// names. `touched`: `TouchAttributes` may have recorded older ones before.
     SetAttributes { attributes: &'a [u8], touched: bool },
-    /// It has these attributes now, which matters to commits of this object only: an object's of
-    /// bytes.
+    /// The object, a data object, has new attributes. Only commits of this object write them.
     TouchAttributes { attributes: &'a [u8] },
-    /// A range of it was written.
+    /// A range was written.
     Write { offset: u64, len: u64 },
-    /// It was cut or extended to this size.
+    /// The object was truncated or extended to this size.
     Truncate { size: u64 },
-    /// A range of it became zero.
+    /// A range was zeroed.
     Punch { offset: u64, len: u64 },
-    /// No commit is to write the names that are noted from here on without the content that it has
-    /// by now.
+    /// Commits that write names recorded from here on must also write the content that the object
+    /// has now.
     Bind,
-    /// The same for all objects of the pool.
+    /// As `Bind`, for all objects of the pool.
     BindAll,
     /// A name was added.
     ZapInsert { name: &'a [u8], value: &'a [u8] },

@@ -1,4 +1,5 @@
-//! Commits: taking what an fsync promises and writing it, by one thread for all that wait.
+//! Commits: one leader thread takes the changes that waiting fsyncs need and writes them as one
+//! batch.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicU8, Ordering};
@@ -14,32 +15,34 @@ use crate::format::{
     LOG_RECORD_MAX_BYTES, LogBlockPhys, LogEntry, LogRecord, LogRecordKind, LogRecordPhys,
 };
 
-/// How a commit ended.
+/// Outcome of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Committed {
-    /// All that was asked for is durable.
+    /// The changes are durable.
     Durable,
-    /// It is not, and the log cannot help: the caller waits for the open transaction group.
+    /// The log cannot make them durable: the caller must wait for the open transaction group.
     WaitForTxg,
 }
 
-/// Where a commit gets content from. It is asked without any of the log's locks, by whichever thread leads,
-/// for its own and others' objects; the newest content is right.
+/// Source of content for commits. The leader calls it without any lock of the log, for objects of
+/// all waiters. It must return the newest content.
 pub(crate) trait Fetch {
-    /// Runs `f` at a moment when no transaction is open, so that none is taken in part.
+    /// Runs `f` while no transaction is open, so that none is taken in part.
     ///
     /// # Errors
-    /// If nothing may be committed any more; then `f` was not run.
-    fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()>;
+    /// If the pool is suspended or closed; `f` was not run.
+    fn run_quiesced(&self, f: &mut dyn FnMut()) -> Result<()>;
 
-    /// Fills `out` with an object's content from `offset` on; zeros where it ends or has holes.
+    /// Fills `out` with an object's content from `offset` on. Holes and the range past the end read
+    /// as zeros.
     ///
     /// # Errors
-    /// `NotFound` or `Closed` if the object is gone, which leaves the change out; others fail the commit.
+    /// `NotFound` or `Closed` if the object was destroyed: its record becomes void. Other errors
+    /// fail the commit.
     fn content(&self, dataset: u64, object: u64, offset: u64, out: &mut [u8]) -> Result<()>;
 }
 
-/// Why a batch was not written.
+/// Why a commit falls back to the transaction group.
 #[derive(Clone, Copy)]
 enum FallbackCause {
     Closed = 0,
@@ -49,35 +52,35 @@ enum FallbackCause {
     Failed = 4,
 }
 
-/// What was taken of an object.
+/// Changes taken of one object.
 struct TakenObject {
     dataset: u64,
     object: u64,
     changes: ObjectChanges,
-    /// [`Objects::cuts`](super::objects::Objects::cuts) at that moment.
-    cuts: u64,
+    /// [`Objects::invalidations`](super::objects::Objects::invalidations) when they were taken.
+    invalidations: u64,
 }
 
-/// How often what was cut while it was fetched is fetched again.
+/// Maximum number of attempts to read content that is truncated meanwhile.
 const FETCHES_MAX: usize = 4;
 
-/// All that was taken for a batch.
+/// All changes taken for a batch.
 #[derive(Default)]
 struct BatchChanges {
     records: Vec<Records>,
     touched: Vec<TakenObject>,
-    /// The newest durable txg when the last of it was taken.
+    /// The newest durable txg when the last changes were taken.
     synced: u64,
 }
 
 impl BatchChanges {
-    /// The newest txg of which something was taken.
+    /// The newest txg of the changes.
     fn txg_high(&self) -> u64 {
         newest(&self.records).max(newest_touch(&self.touched))
     }
 }
 
-/// A block with its records, which has no place yet.
+/// An encoded block without an address.
 struct FilledBlock {
     buffer: Buffer,
     payload_bytes: usize,
@@ -89,40 +92,40 @@ struct FilledBlock {
 /// Commits that are written together.
 #[derive(Default)]
 struct Batch {
-    // 0: not ended; 1: durable; 2: to the txg. Written and read under `log-commit`.
+    // 0: in progress. 1: durable. 2: falls back to the txg. Accessed under `log-commit`.
     ended: AtomicU8,
 }
 
 struct CommitQueue {
-    /// Whether somebody leads.
-    led: bool,
-    /// Who comes now is of this batch.
+    /// Whether there is a leader.
+    has_leader: bool,
+    /// The batch that new commits join.
     batch: Arc<Batch>,
-    /// Objects of that batch, dataset and number.
+    /// Objects of that batch: dataset and number.
     objects: Vec<(u64, u64)>,
 }
 
-/// Who leads, and who waits.
+/// The leader and the waiters.
 pub(super) struct Commits {
-    waiting: Mutex<CommitQueue>,
+    queue: Mutex<CommitQueue>,
     ended: Condvar,
 }
 
 impl Commits {
     pub(super) fn new() -> Self {
-        let waiting = CommitQueue { led: false, batch: Arc::default(), objects: Vec::new() };
-        Self { waiting: Mutex::named("log-commit", waiting), ended: Condvar::new() }
+        let queue = CommitQueue { has_leader: false, batch: Arc::default(), objects: Vec::new() };
+        Self { queue: Mutex::named("log-commit", queue), ended: Condvar::new() }
     }
 }
 
-/// A record that goes to a block.
+/// A record of a batch.
 enum BatchItem<'a> {
-    /// Encoded already.
+    /// Already encoded when it was recorded.
     Encoded { txg: u64, bytes: &'a [u8] },
-    /// To be fetched.
+    /// A write whose content is read now.
     Write { entry: LogEntry<'static>, offset: u64, len: usize },
-    /// Made when the batch was put together.
-    Made { txg: u64, bytes: Vec<u8> },
+    /// Encoded for this batch.
+    Owned { txg: u64, bytes: Vec<u8> },
 }
 
 impl BatchItem<'_> {
@@ -130,38 +133,39 @@ impl BatchItem<'_> {
         match self {
             Self::Encoded { bytes, .. } => bytes.len(),
             Self::Write { len, .. } => LOG_RECORD_HEAD_BYTES + len,
-            Self::Made { bytes, .. } => bytes.len(),
+            Self::Owned { bytes, .. } => bytes.len(),
         }
     }
 
     fn txg(&self) -> u64 {
         match self {
-            Self::Encoded { txg, .. } | Self::Made { txg, .. } => *txg,
+            Self::Encoded { txg, .. } | Self::Owned { txg, .. } => *txg,
             Self::Write { entry, .. } => entry.txg,
         }
     }
 }
 
 impl IntentLog {
-    /// Makes durable all changes of existence and names so far, and those of `object` (dataset and number), if one is named.
-    /// The calling thread must have no hold, nor any lock that `fetch` takes.
+    /// Makes durable all changes of existence and names so far, and the changes of `object`
+    /// (dataset and number), if given. The calling thread must not have a hold, nor a lock that
+    /// `fetch` takes.
     pub(crate) fn commit(&self, object: Option<(u64, u64)>, fetch: &dyn Fetch) -> Committed {
         self.counters.add(LogCounters::COMMITS, 0, 1);
         if let Err(cause) = self.check(object) {
             return self.to_txg(cause);
         }
-        let mut waiting = self.commits.waiting.lock();
-        waiting.objects.extend(object);
-        let batch = Arc::clone(&waiting.batch);
-        while waiting.led && batch.ended.load(Ordering::Relaxed) == 0 {
-            self.commits.ended.wait(&mut waiting);
+        let mut queue = self.commits.queue.lock();
+        queue.objects.extend(object);
+        let batch = Arc::clone(&queue.batch);
+        while queue.has_leader && batch.ended.load(Ordering::Relaxed) == 0 {
+            self.commits.ended.wait(&mut queue);
         }
         if batch.ended.load(Ordering::Relaxed) == 0 {
-            waiting.led = true;
-            waiting.batch = Arc::default();
-            let objects = std::mem::take(&mut waiting.objects);
-            drop(waiting);
-            // Ends the batch also if `fetch` panics: those who wait must not wait for ever.
+            queue.has_leader = true;
+            queue.batch = Arc::default();
+            let objects = std::mem::take(&mut queue.objects);
+            drop(queue);
+            // The guard ends the batch if `fetch` panics, so that no waiter waits forever.
             let leader = Leader { log: self, batch: &batch };
             let outcome = self.write_batch(objects, fetch);
             leader.end(outcome.is_ok());
@@ -170,7 +174,7 @@ impl IntentLog {
                 Err(cause) => self.to_txg(cause),
             };
         }
-        drop(waiting);
+        drop(queue);
         self.counters.add(LogCounters::JOINED, 0, 1);
         match batch.ended.load(Ordering::Relaxed) {
             1 => Committed::Durable,
@@ -183,7 +187,7 @@ impl IntentLog {
         Committed::WaitForTxg
     }
 
-    /// Whether the log can take a commit at all.
+    /// Whether the log can take the commit.
     fn check(&self, object: Option<(u64, u64)>) -> Result<(), FallbackCause> {
         if !self.ring.lock().is_open() {
             return Err(FallbackCause::Closed);
@@ -203,7 +207,7 @@ impl IntentLog {
         }
     }
 
-    /// Takes and writes what the commits of `objects` promise.
+    /// Takes and writes the changes that commits of `objects` need.
     fn write_batch(
         &self,
         mut objects: Vec<(u64, u64)>,
@@ -214,17 +218,18 @@ impl IntentLog {
         for object in &objects {
             self.check(Some(*object))?;
         }
-        let asked = objects.len() as u64;
+        let requested = objects.len() as u64;
         let mut batch_changes = BatchChanges::default();
         let mut lost = UnwrittenGuard { log: self, txg_high: 0, kept: false };
         fetch
-            .at_rest(&mut || self.take(&mut objects, &mut batch_changes))
+            .run_quiesced(&mut || self.take(&mut objects, &mut batch_changes))
             .or(Err(FallbackCause::Failed))?;
         for _ in 0..FETCHES_MAX {
             lost.txg_high = batch_changes.txg_high();
-            self.check_taken(&batch_changes, asked)?;
+            self.check_taken(&batch_changes, requested)?;
             let items = items(&batch_changes.records, &batch_changes.touched)?;
-            // After the taking: what was dropped before or meanwhile is of this txg or older.
+            // Read after the changes were taken: changes dropped before or meanwhile are of this
+            // txg or older.
             let needs_txg = self.synced.load(Ordering::SeqCst);
             if self.has_lost() {
                 return Err(FallbackCause::Lost);
@@ -246,12 +251,12 @@ impl IntentLog {
         Err(FallbackCause::Failed)
     }
 
-    /// Takes all changes of names and existence, and those of `objects` and of bound ones, which it adds to them. To be called
-    /// when all transactions are whole.
+    /// Takes all changes of names and existence, and those of `objects` and of bound objects, which
+    /// it adds to `objects`. Must run while no transaction is open.
     fn take(&self, objects: &mut Vec<(u64, u64)>, batch_changes: &mut BatchChanges) {
         batch_changes.synced = self.synced.load(Ordering::SeqCst);
-        batch_changes.records.extend(self.pending.take_below(self.pending.cut()));
-        // After the records: an object is bound before the names are noted that it is bound for.
+        batch_changes.records.extend(self.pending.take_below(self.pending.cutoff()));
+        // After the records: an object is bound before the names that depend on it are recorded.
         let before = objects.len();
         self.objects.take_bound(batch_changes.synced, objects);
         if objects.len() > before {
@@ -263,32 +268,38 @@ impl IntentLog {
             dataset,
             object,
             changes: self.objects.take(dataset, object),
-            cuts: 0,
+            invalidations: 0,
         };
         let taken = objects.iter().map(of).filter(|taken| !taken.changes.is_empty());
         batch_changes.touched.extend(taken);
         for taken in &mut batch_changes.touched {
-            taken.cuts = self.objects.cuts(taken.dataset, taken.object);
+            taken.invalidations = self.objects.invalidations(taken.dataset, taken.object);
         }
     }
 
-    /// Whether what was taken may be written.
-    fn check_taken(&self, batch_changes: &BatchChanges, asked: u64) -> Result<(), FallbackCause> {
+    /// Checks whether the taken changes may be written.
+    fn check_taken(
+        &self,
+        batch_changes: &BatchChanges,
+        requested: u64,
+    ) -> Result<(), FallbackCause> {
         let changes = || batch_changes.touched.iter().map(|taken| &taken.changes);
-        // Only now is it certain: since the look before, others may have changed more of an object than is kept.
+        // Checked again: since the first check, other threads may have exceeded the limit of an
+        // object.
         if changes().any(|changes| changes.lost_txg > batch_changes.synced) {
             return Err(FallbackCause::Lost);
         }
-        // Each commit may write so much, and bound objects together as much again.
+        // The limit applies per commit, plus once for all bound objects.
         let bytes = changes().map(ObjectChanges::bytes).fold(0, u64::saturating_add);
-        match bytes > self.tunables.log_commit_max_bytes().saturating_mul(asked + 1) {
+        match bytes > self.tunables.log_commit_max_bytes().saturating_mul(requested + 1) {
             true => Err(FallbackCause::Large),
             false => Ok(()),
         }
     }
 
-    /// Whether what was fetched is what its objects had: nobody has cut or destroyed one since its changes were
-    /// taken. Otherwise takes what has changed since, so that all of it can be fetched again.
+    /// Whether the content that was read is valid: no object was truncated, punched or destroyed
+    /// since its changes were taken. Otherwise takes the changes made since, so that everything can
+    /// be read again.
     fn is_whole_or_take(
         &self,
         objects: &mut Vec<(u64, u64)>,
@@ -296,16 +307,17 @@ impl IntentLog {
         fetch: &dyn Fetch,
     ) -> Result<bool, FallbackCause> {
         let mut whole = true;
-        // At rest: who has cut something has noted it by then.
-        let rested = fetch.at_rest(&mut || {
-            let is_same =
-                |taken: &TakenObject| self.objects.cuts(taken.dataset, taken.object) == taken.cuts;
+        // While no transaction is open, every truncation is recorded.
+        let quiesced = fetch.run_quiesced(&mut || {
+            let is_same = |taken: &TakenObject| {
+                self.objects.invalidations(taken.dataset, taken.object) == taken.invalidations
+            };
             whole = batch_changes.touched.iter().all(is_same);
             if !whole {
                 self.take(objects, batch_changes);
             }
         });
-        rested.map(|()| whole).or(Err(FallbackCause::Failed))
+        quiesced.map(|()| whole).or(Err(FallbackCause::Failed))
     }
 
     fn fill_blocks(&self, items: &[BatchItem<'_>], fetch: &dyn Fetch) -> Result<Vec<FilledBlock>> {
@@ -384,7 +396,7 @@ impl IntentLog {
         self.storage.flush()
     }
 
-    /// Cuts a block where an extent ends.
+    /// Adds the writes of a block, split at the end of an extent.
     fn place(
         &self,
         offset: u64,
@@ -407,7 +419,7 @@ impl IntentLog {
     }
 }
 
-/// Changes that were taken from memory: lost, unless they were written.
+/// Marks changes that were taken from memory as lost, unless they were written.
 struct UnwrittenGuard<'a> {
     log: &'a IntentLog,
     txg_high: u64,
@@ -422,7 +434,7 @@ impl Drop for UnwrittenGuard<'_> {
     }
 }
 
-/// Who leads a batch.
+/// The leader of a batch.
 struct Leader<'a> {
     log: &'a IntentLog,
     batch: &'a Batch,
@@ -438,11 +450,11 @@ impl Leader<'_> {
 
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
-        let mut waiting = self.log.commits.waiting.lock();
+        let mut queue = self.log.commits.queue.lock();
         if self.batch.ended.load(Ordering::Relaxed) == 0 {
             self.batch.ended.store(2, Ordering::Relaxed);
         }
-        waiting.led = false;
+        queue.has_leader = false;
         self.log.commits.ended.notify_all();
     }
 }
@@ -451,7 +463,7 @@ fn is_gone(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Closed)
 }
 
-/// All that goes into a batch, in order.
+/// Returns all records of a batch, ordered by serial number.
 fn items<'r>(
     records: &'r [Records],
     objects: &[TakenObject],
@@ -471,12 +483,12 @@ fn items<'r>(
             items.push((serial, made(entry)?));
         }
     }
-    // Stable: parts of one write stay in order.
+    // The sort is stable: parts of one write stay in order.
     items.sort_by_key(|(serial, _)| *serial);
     Ok(items.into_iter().map(|(_, item)| item).collect())
 }
 
-/// Adds what a touch of an object comes to. `entry`'s record is replaced.
+/// Adds the records of a touch. Replaces the record of `entry`.
 fn item(
     entry: LogEntry<'static>,
     touch: Touch,
@@ -500,22 +512,22 @@ fn item(
     Ok(())
 }
 
-/// A record, encoded.
+/// Encodes a record.
 fn made(entry: LogEntry<'_>) -> Result<BatchItem<'static>, FallbackCause> {
     let mut bytes = Vec::new();
     match entry.encode(&mut bytes) {
-        true => Ok(BatchItem::Made { txg: entry.txg, bytes }),
+        true => Ok(BatchItem::Owned { txg: entry.txg, bytes }),
         false => Err(FallbackCause::Large),
     }
 }
 
-/// The newest txg of these.
+/// The newest txg of these records.
 fn newest(records: &[Records]) -> u64 {
     let all = records.iter().flat_map(Records::iter);
     all.map(|(_, bytes)| LogRecordPhys::txg_of(bytes)).max().unwrap_or(0)
 }
 
-/// The newest txg of what was taken of these objects.
+/// The newest txg of the changes taken of these objects.
 fn newest_touch(objects: &[TakenObject]) -> u64 {
     let of = |taken: &TakenObject| {
         let touched = taken.changes.touched.iter().map(|touched| touched.txg);
@@ -524,7 +536,7 @@ fn newest_touch(objects: &[TakenObject]) -> u64 {
     objects.iter().filter_map(of).max().unwrap_or(0)
 }
 
-/// Puts records into blocks.
+/// Distributes records to blocks.
 fn pack<'i, 'r>(items: &'i [BatchItem<'r>]) -> Vec<&'i [BatchItem<'r>]> {
     let mut blocks = Vec::new();
     let (mut start, mut bytes) = (0, LOG_BLOCK_HEAD_BYTES);
@@ -544,7 +556,7 @@ fn block_bytes(items: &[BatchItem<'_>], sector: usize) -> usize {
     (LOG_BLOCK_HEAD_BYTES + records).next_multiple_of(sector)
 }
 
-/// Writes records into a block; how many bytes they take. The rest becomes zero.
+/// Encodes records into a block and zeroes the rest. Returns the number of bytes used.
 fn fill(items: &[BatchItem<'_>], out: &mut [u8], fetch: &dyn Fetch) -> Result<usize> {
     let mut at = 0;
     for item in items {
@@ -552,7 +564,7 @@ fn fill(items: &[BatchItem<'_>], out: &mut [u8], fetch: &dyn Fetch) -> Result<us
         let out = &mut out[at..end];
         match item {
             BatchItem::Encoded { bytes, .. } => out.copy_from_slice(bytes),
-            BatchItem::Made { bytes, .. } => out.copy_from_slice(bytes),
+            BatchItem::Owned { bytes, .. } => out.copy_from_slice(bytes),
             BatchItem::Write { entry, offset, .. } => fill_write(entry, *offset, out, fetch)?,
         }
         at = end;

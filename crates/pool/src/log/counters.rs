@@ -1,15 +1,15 @@
-//! The counters of the intent log. `docs/counters.md` is made from this table.
+//! The counters of the intent log. `docs/counters.md` is generated from this table.
 
 forebay_base::counters! {
-    /// What the intent log counts, since import.
+    /// Counters of the intent log, since import.
     pub table LogCounters;
     labels cause = ["closed", "large", "lost", "full", "failed"];
 
-    /// Commits asked for.
+    /// Commits requested.
     commits;
     /// Commits that found everything durable.
     empty;
-    /// Commits that another one's writes made durable.
+    /// Commits that another commit's batch made durable.
     joined;
     /// Batches written, each for one or more commits.
     batches;
@@ -19,14 +19,15 @@ forebay_base::counters! {
     bytes;
     /// Records written.
     records;
-    /// Commits that were sent to the transaction group, by cause: the log is not open yet or a write to it failed
-    /// before, too much at once, changes that were not kept, no space in the ring, a failed read or write.
+    /// Commits that fell back to the transaction group, by cause: `closed` (replay not finished, or
+    /// an earlier write failed), `large` (too much data), `lost` (dropped changes), `full` (no
+    /// space in the ring), `failed` (a read or write failed).
     to_txg: cause;
-    /// Changes of directories that were not kept because too many waited.
+    /// Changes of names that were dropped because too many were pending.
     dropped;
-    /// Objects whose content a commit wrote because a name was changed that needs it.
+    /// Objects whose content was written because a change of names depends on it.
     bound;
-    /// Times that content was fetched again, because an object was cut or destroyed meanwhile.
+    /// Times that content was read again because an object was truncated or destroyed meanwhile.
     refetched;
     /// Records replayed.
     replayed;

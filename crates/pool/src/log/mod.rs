@@ -1,31 +1,32 @@
-//! The intent log: what makes an fsync durable before its transaction group is.
+//! The intent log: makes an fsync durable before its transaction group is.
 //!
-//! Every change is noted in memory when it is made ([`IntentLog::append`]), and forgotten when its txg is durable.
-//! A commit ([`IntentLog::commit`]) writes what an fsync promises, and is not durable yet, to a ring on the
-//! devices. After a crash [`IntentLog::replay`] reads it back.
+//! Every change is recorded in memory when it is made ([`IntentLog::append`]) and dropped when its
+//! txg is durable. A commit ([`IntentLog::commit`]) writes the records that an fsync needs and that
+//! are not durable yet to a ring on the devices. After a crash, [`IntentLog::replay`] reads them
+//! back.
 //!
-//! What a commit writes: all changes of existence and names so far, of all objects ([`pending`]), and
-//! the content of its own object ([`objects`]), fetched as it is by then; also that of *bound* objects, whose
-//! content such a change of names needs ([`Change::Bind`]). So the log is always the beginning of the pool's
-//! history, but for content that nobody asked to be durable.
+//! A commit writes all changes of existence and names so far, of all objects ([`pending`]), and the
+//! content of its own object ([`objects`]), read at the time of the commit. It also writes the
+//! content of *bound* objects, on which a change of names depends ([`Change::Bind`]). So the log is
+//! always a prefix of the pool's history, except for content that was never fsynced.
 //!
 //! # Invariants
 //!
-//! - Between two batches nothing is missing: what a batch should have had and has not (too much of it,
-//!   no memory, a failed read or write) is *lost*, and nothing is written until the txg of what was
-//!   lost is durable. A block says which txg that was, so that a replay from an older one does not go past it.
-//! - The log is written by one thread at a time, the *leader*, who writes for all that wait. A batch is durable
-//!   before the next one is begun: only the last one can be torn.
+//! - No gaps: a change that a batch should contain but cannot (too much data, no memory, a failed
+//!   read or write) is *lost*. Nothing more is written until the txg of the lost change is durable.
+//!   A block stores that txg, so a replay that starts from an older root does not go past it.
+//! - One thread at a time writes the log: the *leader*, for all waiters. A batch is durable before
+//!   the next one begins, so only the last batch can be torn.
 //! - Root and ring: see [`ring`].
 //!
 //! # Locking
 //!
-//! `log-pending`, a shard's list of encoded changes; `log-objects`, a shard of objects; `log-ring`; `log-commit`, who leads
-//! and who waits. None is held while another is taken, and none during I/O.
+//! `log-pending`: a shard of encoded changes. `log-objects`: a shard of objects. `log-ring`: the
+//! ring. `log-commit`: leader and waiters. A thread holds at most one of them, and none during I/O.
 //!
 //! # What it does not do
 //!
-//! It allocates nothing on devices: its ring is there for ever. It applies no records: who replays does.
+//! It allocates no space: the ring never moves. It does not apply records; the pool's replay does.
 
 mod change;
 mod commit;
@@ -61,7 +62,7 @@ use objects::{Objects, Touch};
 use pending::Pending;
 use ring::{Extents, Ring};
 
-/// A part of the ring.
+/// An extent of the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub(crate) place: DvaPhys,
@@ -78,7 +79,7 @@ pub(crate) struct IntentLog {
     guid: u64,
     /// The newest durable txg.
     synced: AtomicU64,
-    /// The newest txg of which a change was lost.
+    /// The newest txg with a lost change.
     lost: AtomicU64,
     storage: Arc<dyn LogStorage>,
     tunables: Arc<LogTunables>,
@@ -86,8 +87,8 @@ pub(crate) struct IntentLog {
 }
 
 impl IntentLog {
-    /// The log of a new pool whose first txg will be `first_txg`, on space that the caller allocated for it. Without
-    /// extents every commit goes to the txg.
+    /// Creates the log of a new pool whose first txg is `first_txg`, on space that the caller
+    /// allocated. Without extents, every commit falls back to the txg.
     ///
     /// # Errors
     /// `Invalid` for too many extents.
@@ -99,7 +100,10 @@ impl IntentLog {
         tunables: Arc<LogTunables>,
     ) -> Result<Self> {
         if extents.len() > LOG_EXTENTS_MAX {
-            let text = format!("{} extents for a log, at most {LOG_EXTENTS_MAX}", extents.len());
+            let text = format!(
+                "an intent log has {} extents; the maximum is {LOG_EXTENTS_MAX}",
+                extents.len()
+            );
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         let mut root = LogRootPhys::new_zeroed();
@@ -115,11 +119,12 @@ impl IntentLog {
         Ok(log)
     }
 
-    /// The log that a root names; `synced` is that root's txg. Before anything is logged, [`replay`](Self::replay) has to be
-    /// brought to its end, or [`discard`](Self::discard) called; until then every commit goes to the txg.
+    /// Opens the log of a root; `synced` is the txg of that root. The caller must finish a
+    /// [`replay`](Self::replay) or call [`discard`](Self::discard). Until then every commit falls
+    /// back to the txg.
     ///
     /// # Errors
-    /// `Corrupt`, if the root makes no sense.
+    /// `Corrupt` if the root is invalid.
     pub(crate) fn open(
         root: &LogRootPhys,
         synced: u64,
@@ -143,8 +148,8 @@ impl IntentLog {
         })
     }
 
-    /// Notes a change, made in txg `txg`, of which the caller has a hold. Whoever changes the same thing in turn
-    /// (under its lock) must note it in that turn.
+    /// Records a change made in `txg`, of which the caller has a hold. If changes of one object are
+    /// made under its lock, they must be recorded under the same lock.
     #[inline]
     pub(crate) fn append(&self, txg: u64, dataset: u64, object: u64, change: Change<'_>) {
         let record = match change {
@@ -172,7 +177,7 @@ impl IntentLog {
             }
             Change::SetAttributes { attributes, touched } => {
                 if touched {
-                    // Older ones are not to come behind these.
+                    // Older attributes must not follow these in the log.
                     self.objects.forget_attributes(dataset, object);
                 }
                 LogRecord::SetAttributes { attributes }
@@ -181,7 +186,7 @@ impl IntentLog {
             Change::ZapUpdate { name, value } => LogRecord::ZapUpdate { name, value },
             Change::ZapRemove { name } => LogRecord::ZapRemove { name },
         };
-        // What would not be written anyway need not be kept.
+        // A lost txg is not written, so its records need not be kept.
         if self.lost.load(Ordering::Relaxed) >= txg {
             return self.counters.add(LogCounters::DROPPED, 0, 1);
         }
@@ -198,13 +203,13 @@ impl IntentLog {
         self.objects.note((txg, dataset, object), touch, max_bytes, || self.pending.next_serial());
     }
 
-    /// Not all changes of txg `txg`, of which the caller has a hold, are noted: nothing more is written before that
-    /// txg is durable.
+    /// Records that not all changes of `txg` are recorded: nothing more is written before that txg
+    /// is durable. The caller has a hold of `txg`.
     pub(crate) fn leave_gap(&self, txg: u64) {
         self.lose(txg);
     }
 
-    /// A change of `txg` was not kept, or taken and not written: nothing is written before that txg is durable.
+    /// Marks a change of `txg` as lost: nothing is written before that txg is durable.
     fn lose(&self, txg: u64) {
         self.lost.fetch_max(txg, Ordering::SeqCst);
     }
@@ -213,47 +218,50 @@ impl IntentLog {
         self.lost.load(Ordering::SeqCst) > self.synced.load(Ordering::SeqCst)
     }
 
-    /// What the root block of `txg` has to hold. For the sync thread, once the txg's holds are gone.
+    /// Returns the log's part of the root block of `txg`. For the sync thread, after the txg's
+    /// holds are gone.
     pub(crate) fn root_for(&self, txg: u64) -> LogRootPhys {
         self.ring.lock().root_for(txg)
     }
 
-    /// The root block with what [`root_for`](Self::root_for) said last is durable. For the sync thread, before it lets
-    /// the next txg quiesce.
+    /// The root block with the last result of [`root_for`](Self::root_for) is durable. For the sync
+    /// thread, before the next txg quiesces.
     pub(crate) fn synced(&self, txg: u64) {
-        // First: who takes changes looks at it afterwards, and learns what may be missing.
+        // First: a thread that takes changes reads `synced` afterwards, and so knows which may be
+        // missing.
         self.synced.store(txg, Ordering::SeqCst);
         self.pending.drop_txg(txg);
         self.objects.drop_txg(txg);
         self.ring.lock().synced(txg);
     }
 
-    /// The records to be replayed.
+    /// Starts a replay from `root`.
     pub(crate) fn replay(&self, root: &LogRootPhys) -> Replay<'_> {
         Replay::new(self, root)
     }
 
-    /// The record that a replay returned last is applied, in txg `txg`, of which the caller has a hold. If the pool
-    /// crashes during a long replay, the next one goes on where the durable txg ended.
+    /// The record that a replay returned last is applied, in `txg`, of which the caller has a hold.
+    /// If the pool crashes during a long replay, the next replay continues after the last durable
+    /// record.
     pub(crate) fn applied(&self, txg: u64) {
         self.counters.add(LogCounters::REPLAYED, 0, 1);
         self.ring.lock().applied(txg);
     }
 
-    /// Gives up what there would be to replay.
+    /// Discards all records that a replay would return.
     pub(crate) fn discard(&self) {
         let mut ring = self.ring.lock();
         ring.discard();
     }
 
-    /// Tells where the ring lies.
-    pub(crate) fn for_each_extent(&self, tell: &mut dyn FnMut(Dva, u64)) {
+    /// Calls `report` for each extent of the ring.
+    pub(crate) fn for_each_extent(&self, report: &mut dyn FnMut(Dva, u64)) {
         for (dva, bytes) in self.extents.places(0, self.extents.bytes()) {
-            tell(dva, bytes);
+            report(dva, bytes);
         }
     }
 
-    /// What was counted.
+    /// The counters.
     pub(crate) fn counters(&self) -> &Arc<LogCounters> {
         &self.counters
     }

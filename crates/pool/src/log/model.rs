@@ -1,4 +1,5 @@
-//! A log on memory for the model checks in `tests/model`: changes are numbers, and replay gives numbers back.
+//! An in-memory intent log for the model checks in `tests/model`. Changes are numbers, which a
+//! replay returns.
 
 use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
 use forebay_base::sync::{Arc, Mutex};
@@ -44,11 +45,11 @@ impl LogStorage for Memory {
     }
 }
 
-/// Content is the object's number.
+/// Reads the object's number as its content.
 struct ObjectNumbers;
 
 impl Fetch for ObjectNumbers {
-    fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()> {
+    fn run_quiesced(&self, f: &mut dyn FnMut()) -> Result<()> {
         f();
         Ok(())
     }
@@ -59,14 +60,14 @@ impl Fetch for ObjectNumbers {
     }
 }
 
-/// A log whose changes are numbers.
+/// An intent log whose changes are numbers.
 pub struct ModelLog {
     log: IntentLog,
     storage: Arc<Memory>,
 }
 
 impl ModelLog {
-    /// A new log; the root of txg 1 is durable.
+    /// Creates a log. The root of txg 1 is durable.
     pub fn new() -> Self {
         let config = ArenaConfig { limit_bytes: 1 << 20, huge_pages: HugePages::Never };
         let arena = Arena::new(config).expect("a megabyte");
@@ -74,20 +75,20 @@ impl ModelLog {
         let storage = Arc::new(Memory { arena, content });
         let place = DvaPhys::new(Dva { device: 0, offset: SECTOR_BYTES });
         let extents = [Extent { place, bytes: RING_BYTES }];
-        let dyn_medium: Arc<dyn LogStorage> = storage.clone();
-        let log = IntentLog::create(&extents, 1, 1, dyn_medium, Arc::default());
+        let dyn_storage: Arc<dyn LogStorage> = storage.clone();
+        let log = IntentLog::create(&extents, 1, 1, dyn_storage, Arc::default());
         let log = log.expect("a sound ring");
         log.root_for(1);
         log.synced(1);
         Self { log, storage }
     }
 
-    /// Notes an ordered change, in one shard or the other.
+    /// Records a change of names; the number selects the shard.
     pub fn append(&self, txg: u64, number: u64) {
         self.log.append(txg, 0, number, Change::ZapRemove { name: &number.to_le_bytes() });
     }
 
-    /// Notes a write of an object.
+    /// Records a write of an object.
     pub fn write(&self, txg: u64, object: u64) {
         self.log.append(txg, 0, object, Change::Write { offset: object, len: 1 });
     }
@@ -97,27 +98,27 @@ impl ModelLog {
         self.log.append(txg, 0, object, Change::Bind);
     }
 
-    /// Notes a write of more of an object than is kept.
+    /// Records a write that exceeds the limit of content.
     pub fn write_too_much(&self, txg: u64, object: u64) {
         self.log.append(txg, 0, object, Change::Write { offset: object, len: 1 << 40 });
     }
 
-    /// Commits; true if the log made it durable.
+    /// Commits. Returns true if the log made the changes durable.
     pub fn commit(&self, object: u64) -> bool {
         self.log.commit(Some((0, object)), &ObjectNumbers) == Committed::Durable
     }
 
-    /// What the root of a txg says.
+    /// Returns the log's part of the root of `txg`.
     pub fn root_for(&self, txg: u64) -> LogRootPhys {
         self.log.root_for(txg)
     }
 
-    /// That root is durable.
+    /// The root of `txg` is durable.
     pub fn synced(&self, txg: u64) {
         self.log.synced(txg);
     }
 
-    /// Numbers that a replay from `root` finds: of ordered changes, and of objects written.
+    /// Replays from `root`. Returns the numbers of changes of names and of written objects.
     pub fn replay(&self, root: &LogRootPhys) -> (Vec<u64>, Vec<u64>) {
         let storage: Arc<dyn LogStorage> = self.storage.clone();
         let tunables = Arc::new(LogTunables::default());

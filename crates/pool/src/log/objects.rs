@@ -1,12 +1,14 @@
-//! Changes that only commits of their own object write: content and touched attributes. What was written is not
-//! kept, only where; it is fetched when a commit wants it. Attributes are kept, as the newest touch left them: those that an
-//! object has when the commit comes to it may be of a transaction that the commit does not take.
+//! Changes that only commits of their own object write: content and touched attributes.
 //!
-//! An object is *bound* when a change of names must not become durable without its content: the next
-//! commit, of whichever object, takes its changes too.
+//! Of content only the range is kept; a commit reads the bytes. Attributes are kept as the last
+//! touch set them: the object's current attributes may belong to a transaction that the commit does
+//! not include.
 //!
-//! Invariant: an object's list of one txg is in the order of its serial numbers. Two writes in a row
-//! that touch are one; it keeps the first one's number, which is right because no other change of the object is
+//! An object is *bound* if a change of names must not become durable without its content. The next
+//! commit, of any object, then takes its changes too.
+//!
+//! Invariant: an object's list of one txg is ordered by serial number. Adjacent writes are merged
+//! and keep the first serial number. This is correct because no other change of the object lies
 //! between them.
 
 use crossbeam_utils::CachePadded;
@@ -16,12 +18,12 @@ use hashbrown::HashTable;
 
 use crate::txg::slot_of;
 
-/// Shards, by object.
+/// Number of shards, by object.
 const SHARDS: usize = if cfg!(forebay_model) { 1 } else { 64 };
-/// Most changes kept of one object and txg: past it its commits go to the txg.
+/// Maximum number of changes kept per object and txg. Beyond it, commits fall back to the txg.
 const CHANGES_MAX: usize = 4096;
 
-/// A change of an object's content or attributes.
+/// A change of an object's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Touch {
     Write { offset: u64, len: u64 },
@@ -29,23 +31,23 @@ pub(super) enum Touch {
     Punch { offset: u64, len: u64 },
 }
 
-/// What is taken of an object.
+/// The changes taken of one object.
 #[derive(Default)]
 pub(super) struct ObjectChanges {
     pub(super) touched: Vec<Touched>,
     pub(super) attributes: Vec<Attributes>,
-    /// The newest txg of which changes were not kept, so that these are not all; 0 if there is none.
+    /// The newest txg of which changes were dropped, so that these are incomplete; 0 if none.
     pub(super) lost_txg: u64,
 }
 
-/// Attributes as a touch left them.
+/// Attributes as set by a touch.
 pub(super) struct Attributes {
     pub(super) txg: u64,
     pub(super) serial: u64,
     pub(super) bytes: Vec<u8>,
 }
 
-/// The same with its txg and its number.
+/// A touch with its txg and serial number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Touched {
     pub(super) txg: u64,
@@ -53,13 +55,13 @@ pub(super) struct Touched {
     pub(super) touch: Touch,
 }
 
-/// What is known of an object in one txg.
+/// Changes of an object in one txg.
 #[derive(Default)]
 struct TxgSlot {
     changes: Vec<Touched>,
-    /// Bytes of content to be fetched.
+    /// Bytes of content to read.
     bytes: u64,
-    /// The newest touch of attributes.
+    /// The last touch of attributes.
     attributes: Option<Attributes>,
 }
 
@@ -67,40 +69,41 @@ struct ObjectLog {
     dataset: u64,
     object: u64,
     slots: [TxgSlot; 2],
-    /// The newest txg of which changes were not kept; 0 if there is none.
+    /// The newest txg of which changes were dropped; 0 if none.
     lost_txg: u64,
-    /// The newest txg in which it was bound, and no commit has taken it since; 0 if there is none.
+    /// The newest txg in which the object was bound and not yet taken by a commit; 0 if none.
     bound_txg: u64,
 }
 
-/// Objects, and which of them are bound (dataset and number).
+/// Objects, and the bound ones among them (dataset and number).
 #[derive(Default)]
 struct ObjectShard {
     logs: HashTable<ObjectLog>,
     bound: Vec<(u64, u64)>,
 }
 
-/// What a commit finds of its object.
+/// Changes that a commit finds for its object.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum CommitLookup {
-    /// This many bytes of content.
+    /// Bytes of content.
     Bytes(u64),
-    /// Changes of this txg were not kept.
+    /// The changes are incomplete: some of this txg were dropped.
     Lost(u64),
 }
 
-/// All objects with such changes.
+/// All objects with content changes or touched attributes.
 pub(super) struct Objects {
     shards: Box<[CachePadded<Mutex<ObjectShard>>]>,
-    /// By shard: how often one of its objects was cut, punched or destroyed. Changed under the shard's lock.
-    cuts: Box<[AtomicU64]>,
-    /// Entries in the shards' lists of bound objects. Changed under the shard's lock.
+    /// Per shard: number of truncates, punches and destroys of its objects. Changed under the
+    /// shard's lock.
+    invalidations: Box<[AtomicU64]>,
+    /// Number of entries in all lists of bound objects. Changed under the shard's lock.
     bound: AtomicU64,
-    /// The newest txg in which all objects were bound, and no commit has taken them since; 0 if there is none.
+    /// The newest txg in which all objects were bound and not yet taken by a commit; 0 if none.
     all_bound_txg: AtomicU64,
 }
 
-/// Spreads numbers of datasets and objects.
+/// Hashes a dataset and an object number.
 #[inline]
 fn hash(dataset: u64, object: u64) -> u64 {
     let mixed = (object ^ dataset.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -110,10 +113,10 @@ fn hash(dataset: u64, object: u64) -> u64 {
 impl Objects {
     pub(super) fn new() -> Self {
         let shard = |_| CachePadded::new(Mutex::named("log-objects", ObjectShard::default()));
-        let cuts = (0..SHARDS).map(|_| AtomicU64::new(0)).collect();
+        let invalidations = (0..SHARDS).map(|_| AtomicU64::new(0)).collect();
         Self {
             shards: (0..SHARDS).map(shard).collect(),
-            cuts,
+            invalidations,
             bound: AtomicU64::new(0),
             all_bound_txg: AtomicU64::new(0),
         }
@@ -123,16 +126,17 @@ impl Objects {
         &self.shards[(hash >> 32) as usize % SHARDS]
     }
 
-    /// A number that changes when the object is cut, punched or destroyed; and perhaps when another one is.
-    pub(super) fn cuts(&self, dataset: u64, object: u64) -> u64 {
-        self.cuts_of(hash(dataset, object)).load(Ordering::SeqCst)
+    /// A number that changes when the object is truncated, punched or destroyed. It may also change
+    /// for other objects.
+    pub(super) fn invalidations(&self, dataset: u64, object: u64) -> u64 {
+        self.invalidations_of(hash(dataset, object)).load(Ordering::SeqCst)
     }
 
-    fn cuts_of(&self, hash: u64) -> &AtomicU64 {
-        &self.cuts[(hash >> 32) as usize % SHARDS]
+    fn invalidations_of(&self, hash: u64) -> &AtomicU64 {
+        &self.invalidations[(hash >> 32) as usize % SHARDS]
     }
 
-    /// Notes a change. `serial` is asked for its number under the lock.
+    /// Records a change. Calls `serial` under the lock.
     pub(super) fn note(
         &self,
         (txg, dataset, object): (u64, u64, u64),
@@ -143,13 +147,13 @@ impl Objects {
         let hash = hash(dataset, object);
         let mut shard = self.shard(hash).lock();
         if matches!(touch, Touch::Truncate { .. } | Touch::Punch { .. }) {
-            self.cuts_of(hash).fetch_add(1, Ordering::SeqCst);
+            self.invalidations_of(hash).fetch_add(1, Ordering::SeqCst);
         }
         object_in(&mut shard.logs, hash, (dataset, object)).note(txg, touch, max_bytes, serial);
     }
 
-    /// Notes attributes, in place of those before. The caller has the object lock. `serial` is asked for their number under
-    /// the lock.
+    /// Records attributes, replacing older ones. The caller has the object lock. Calls `serial`
+    /// under the shard's lock.
     pub(super) fn note_attributes(
         &self,
         (txg, dataset, object): (u64, u64, u64),
@@ -169,7 +173,7 @@ impl Objects {
         slot.attributes = Some(Attributes { txg, serial: serial(), bytes });
     }
 
-    /// Forgets an object's touched attributes: it was given others, of which all commits know.
+    /// Drops an object's touched attributes: newer ones were recorded for all commits.
     pub(super) fn forget_attributes(&self, dataset: u64, object: u64) {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
@@ -178,18 +182,18 @@ impl Objects {
         }
     }
 
-    /// Forgets an object: it was destroyed.
+    /// Drops a destroyed object.
     pub(super) fn forget(&self, dataset: u64, object: u64) {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
         let mut shard = self.shard(hash).lock();
-        self.cuts_of(hash).fetch_add(1, Ordering::SeqCst);
+        self.invalidations_of(hash).fetch_add(1, Ordering::SeqCst);
         if let Ok(found) = shard.logs.find_entry(hash, same) {
             found.remove();
         }
     }
 
-    /// What there is of an object.
+    /// Returns the size of an object's changes.
     pub(super) fn lookup_changes(&self, dataset: u64, object: u64) -> CommitLookup {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
@@ -200,7 +204,7 @@ impl Objects {
         }
     }
 
-    /// Takes an object's changes, those of both txgs one after another; what was lost stays lost.
+    /// Takes an object's changes, ordered within each txg. `lost_txg` stays set.
     pub(super) fn take(&self, dataset: u64, object: u64) -> ObjectChanges {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
@@ -219,8 +223,8 @@ impl Objects {
         }
     }
 
-    /// Binds an object, if a commit would have something to take. The caller has noted the changes before,
-    /// and notes the change of names afterwards.
+    /// Binds an object if it has changes. The caller must record these before the call, and the
+    /// change of names after it.
     pub(super) fn bind(&self, (txg, dataset, object): (u64, u64, u64)) {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
@@ -239,7 +243,7 @@ impl Objects {
         self.all_bound_txg.fetch_max(txg, Ordering::SeqCst);
     }
 
-    /// Adds the bound objects to `objects`; they are not bound any more. What was bound up to txg `synced` is durable.
+    /// Moves the bound objects to `objects`. Objects bound up to txg `synced` are durable.
     pub(super) fn take_bound(&self, synced: u64, objects: &mut Vec<(u64, u64)>) {
         let all = self.all_bound_txg.load(Ordering::SeqCst) != 0
             && self.all_bound_txg.swap(0, Ordering::SeqCst) > synced;
@@ -266,7 +270,7 @@ impl Objects {
         }
     }
 
-    /// Drops the changes of a txg, and objects without any.
+    /// Drops the changes of a txg, and objects without changes.
     pub(super) fn drop_txg(&self, txg: u64) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -285,7 +289,7 @@ impl Objects {
     }
 }
 
-/// What is known of an object, made empty if it was nothing.
+/// Finds an object's entry, or inserts an empty one.
 fn object_in(
     shard: &mut HashTable<ObjectLog>,
     hash: u64,
@@ -301,12 +305,12 @@ fn object_in(
 }
 
 impl ObjectChanges {
-    /// Whether there are none, and none were lost.
+    /// Whether there are no changes and none were dropped.
     pub(super) fn is_empty(&self) -> bool {
         self.touched.is_empty() && self.attributes.is_empty() && self.lost_txg == 0
     }
 
-    /// Bytes of content to be fetched.
+    /// Bytes of content to read.
     pub(super) fn bytes(&self) -> u64 {
         let of = |touched: &Touched| match touched.touch {
             Touch::Write { len, .. } => len,
@@ -317,12 +321,12 @@ impl ObjectChanges {
 }
 
 impl ObjectLog {
-    /// Whether there are no changes, and none were lost.
+    /// Whether there are no changes and none were dropped.
     fn is_empty(&self) -> bool {
         self.slots.iter().all(TxgSlot::is_empty) && self.lost_txg == 0
     }
 
-    /// Forgets what is durable with that txg.
+    /// Drops the changes that are durable with `txg`.
     fn drop_txg(&mut self, txg: u64) {
         self.slots[slot_of(txg)] = TxgSlot::default();
         if self.lost_txg <= txg {
@@ -356,7 +360,7 @@ impl TxgSlot {
         self.changes.is_empty() && self.attributes.is_none()
     }
 
-    /// Makes the last write longer, if `touch` is one that touches it.
+    /// Extends the last write by `touch`, if the two ranges overlap or adjoin.
     fn extend(&mut self, touch: Touch) -> bool {
         let Some(Touched { touch: Touch::Write { offset, len }, .. }) = self.changes.last_mut()
         else {

@@ -1,9 +1,9 @@
-//! Changes whose order among all objects matters: what exists, and under which names. Encoded as they will be
-//! stored, in a list a shard; a number from one counter gives the order.
+//! Changes of existence and names, whose order matters across all objects. Kept encoded, in one
+//! list per shard, ordered by a global serial number.
 //!
-//! Invariant: a shard's list is in the order of its serial numbers, which are given under the shard's lock. So all
-//! records below a number that was read from the counter are in the lists, or gone, once each shard has
-//! been locked after that.
+//! Invariant: a shard's list is ordered by serial number, because numbers are assigned under the
+//! shard's lock. So after reading the counter and then locking each shard once, all records below
+//! that number are in the lists or already dropped.
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -12,29 +12,30 @@ use forebay_base::sync::{Mutex, thread_slot};
 use crate::format::{LogEntry, LogRecord};
 use crate::txg::slot_of;
 
-/// A shard tells the sum of its bytes when it differs by this much.
+/// A shard reports its size to the sum when it differs by this much.
 const BATCH_BYTES: i64 = 64 << 10;
-/// Shards; the model checker wants to see few.
+/// Number of shards. The model checker uses few.
 const SHARDS: usize = if cfg!(forebay_model) { 2 } else { 64 };
 
-/// The shard that the calling thread uses. Threads of the model checker share one slot: there, the object decides.
+/// Returns the shard of the calling thread. Threads of the model checker share one slot; there the
+/// object decides.
 #[inline]
 fn shard_for(object: u64) -> usize {
     if cfg!(forebay_model) { object as usize % SHARDS } else { thread_slot().index(SHARDS) }
 }
 
-/// Encoded records of one transaction group.
+/// Encoded records of one txg.
 #[derive(Default)]
 pub(super) struct Records {
     bytes: Vec<u8>,
-    // Serial number, and where the record begins.
+    // Serial number and start offset of each record.
     index: Vec<(u64, usize)>,
 }
 
 impl Records {
-    /// Takes those with numbers below `cut`.
-    fn take_below(&mut self, cut: u64) -> Self {
-        let count = self.index.partition_point(|(serial, _)| *serial < cut);
+    /// Takes the records with serial numbers below `cutoff`.
+    fn take_below(&mut self, cutoff: u64) -> Self {
+        let count = self.index.partition_point(|(serial, _)| *serial < cutoff);
         if count == self.index.len() {
             return std::mem::take(self);
         }
@@ -44,7 +45,7 @@ impl Records {
         std::mem::replace(self, rest)
     }
 
-    /// Serial numbers and records, in order.
+    /// Iterates over serial numbers and records, in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let ends = self.index.iter().skip(1).map(|(_, start)| *start).chain([self.bytes.len()]);
         self.index.iter().zip(ends).map(|(&(serial, start), end)| (serial, &self.bytes[start..end]))
@@ -54,7 +55,7 @@ impl Records {
 #[derive(Default)]
 struct PendingShard {
     slots: [Records; 2],
-    // What the sum knows of this shard's bytes.
+    // Bytes of this shard that are included in the sum.
     reported: i64,
 }
 
@@ -64,16 +65,16 @@ impl PendingShard {
     }
 }
 
-/// Why a change was not kept.
+/// A change could not be recorded.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ChangeDropped;
 
-/// All shards.
+/// The pending changes of all shards.
 pub(super) struct Pending {
     shards: Box<[CachePadded<Mutex<PendingShard>>]>,
     /// The next serial number.
     serial: CachePadded<AtomicU64>,
-    /// Bytes in memory, but for less than a batch a shard.
+    /// Bytes in memory, accurate to one batch per shard.
     bytes: CachePadded<AtomicI64>,
 }
 
@@ -87,19 +88,20 @@ impl Pending {
         }
     }
 
-    /// A number that is larger than those before.
+    /// Returns the next serial number.
     #[inline]
     pub(super) fn next_serial(&self) -> u64 {
         self.serial.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// A number larger than those of all changes that ended before this call.
-    pub(super) fn cut(&self) -> u64 {
+    /// Returns a number above the serial numbers of all changes that were recorded before this
+    /// call.
+    pub(super) fn cutoff(&self) -> u64 {
         self.serial.load(Ordering::SeqCst)
     }
 
-    /// Notes a change. `refuse` runs under the shard's lock when it is not kept, so that whoever takes a later
-    /// change from any shard can see what it did.
+    /// Records a change. If it is dropped, `refuse` runs under the shard's lock, so that a thread
+    /// that takes a later change sees its effect.
     #[inline]
     pub(super) fn append(
         &self,
@@ -130,18 +132,18 @@ impl Pending {
         Ok(())
     }
 
-    /// Takes all records below `cut`.
-    pub(super) fn take_below(&self, cut: u64) -> Vec<Records> {
+    /// Takes all records with serial numbers below `cutoff`.
+    pub(super) fn take_below(&self, cutoff: u64) -> Vec<Records> {
         let mut taken = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock();
             for slot in 0..2 {
-                let records = shard.slots[slot].take_below(cut);
+                let records = shard.slots[slot].take_below(cutoff);
                 if !records.index.is_empty() {
                     taken.push(records);
                 }
             }
-            self.tell(&mut shard);
+            self.report(&mut shard);
         }
         taken
     }
@@ -151,11 +153,11 @@ impl Pending {
         for shard in &self.shards {
             let mut shard = shard.lock();
             shard.slots[slot_of(txg)] = Records::default();
-            self.tell(&mut shard);
+            self.report(&mut shard);
         }
     }
 
-    fn tell(&self, shard: &mut PendingShard) {
+    fn report(&self, shard: &mut PendingShard) {
         let more = shard.bytes() - shard.reported;
         shard.reported += more;
         if more != 0 {

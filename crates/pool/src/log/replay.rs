@@ -1,12 +1,13 @@
-//! Reading the log back.
+//! Reads the log back.
 //!
-//! Everything read is hostile. A block counts only if it is the one expected next: its place, its sequence
-//! number, its generation, its checksum. The first one that is not is the end; so whatever
-//! older rounds left in the ring is never replayed. A failed read is an error, not an end: what lies there
-//! may have been promised.
+//! All data read is untrusted. A block is valid only if its position, sequence number, generation
+//! and checksum are the expected ones. The first invalid block ends the log, so blocks of older
+//! rounds are never replayed. A failed read is an error, not an end: the unreadable block may have
+//! been fsynced.
 //!
-//! Blocks are written in batches, which hold whole transactions. All blocks of a batch are looked at before the first record is
-//! handed out: of a torn one nothing is replayed. So a batch of several blocks is read twice; nothing is kept but a window.
+//! Blocks are written in batches, which hold whole transactions. All blocks of a batch are verified
+//! before its first record is returned, so nothing of a torn batch is replayed. A batch of several
+//! blocks is therefore read twice; only a window is kept in memory.
 
 use super::IntentLog;
 use super::ring::BlockPosition;
@@ -15,25 +16,26 @@ use crate::format::{
     LOG_BLOCK_HEAD_BYTES, LOG_BLOCK_MAGIC, LOG_BLOCK_MAX_BYTES, LogBlockPhys, LogEntry, LogRootPhys,
 };
 
-/// Bytes read at once: a block and more.
+/// Bytes per read: more than a block.
 const WINDOW_BYTES: usize = 2 * LOG_BLOCK_MAX_BYTES;
 
-/// Records to be replayed, in order, batch by batch. Ask until there are none, else the log stays closed.
+/// Returns the records of a replay, in order, batch by batch. The log stays closed until the caller
+/// has reached the end.
 pub(crate) struct Replay<'a> {
     log: &'a IntentLog,
     root: LogRootPhys,
-    /// The block expected next.
+    /// Position of the next expected block.
     next: BlockPosition,
     /// Bytes of the ring that may still be read: each once.
     left: u64,
-    /// What was read last, and the offset of its first byte.
+    /// The bytes read last, and the offset of the first of them.
     window: Vec<u8>,
     window_offset: u64,
-    /// What is left of the present block's records, within the window.
+    /// The remaining records of the current block, as a range of the window.
     records: std::ops::Range<usize>,
-    /// Blocks of the present batch behind the present one.
+    /// Number of blocks that follow in the current batch.
     following: u32,
-    /// Records seen that are not older than the root.
+    /// Number of records seen that are newer than the root.
     seen: u64,
     ended: bool,
 }
@@ -57,7 +59,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Goes to the next batch, past what is left of this one. False after the last one that is whole.
+    /// Skips to the next batch. Returns false after the last complete batch.
     ///
     /// # Errors
     /// As [`next`](Self::next).
@@ -69,9 +71,9 @@ impl<'a> Replay<'a> {
         if let Some((at, head)) = self.locate()?
             && self.is_whole(&head)?
         {
-            // What was looked at since may have taken the window's place.
+            // Verifying the batch may have replaced the window.
             let found = if head.following.get() == 0 { Some((at, head)) } else { self.locate()? };
-            self.enter(found.ok_or_else(|| self.went_bad())?);
+            self.enter(found.ok_or_else(|| self.changed_on_reread())?);
             return Ok(true);
         }
         self.ended = true;
@@ -79,22 +81,23 @@ impl<'a> Replay<'a> {
         Ok(false)
     }
 
-    /// The next record of the batch; `None` after its last one, and before the first batch.
+    /// Returns the next record of the batch; `None` after its last record and before the first
+    /// batch.
     ///
     /// # Errors
-    /// `Corrupt` for a record that makes no sense in a block that is whole; the device's. What is there cannot be replayed
-    /// further then; [`IntentLog::discard`] gives it up.
+    /// `Corrupt` for an invalid record in a block with a correct checksum, and device errors. The
+    /// replay cannot continue then; [`IntentLog::discard`] gives up the rest.
     pub(crate) fn next(&mut self) -> Result<Option<LogEntry<'_>>> {
         loop {
             if self.records.is_empty() {
                 let Some(following) = self.following.checked_sub(1) else { return Ok(None) };
                 let found = self.locate()?.filter(|(_, head)| head.following.get() == following);
-                self.enter(found.ok_or_else(|| self.went_bad())?);
+                self.enter(found.ok_or_else(|| self.changed_on_reread())?);
                 continue;
             }
             let range = self.records.clone();
             let mut rest = &self.window[range.clone()];
-            let parsed = LogEntry::parse(&mut rest).map_err(|error| self.naming(error))?;
+            let parsed = LogEntry::parse(&mut rest).map_err(|error| self.in_block(error))?;
             self.records.start = range.end - rest.len();
             let Some(entry) = parsed else { continue };
             if entry.txg <= self.root.txg.get() {
@@ -102,24 +105,24 @@ impl<'a> Replay<'a> {
             }
             self.seen += 1;
             if self.seen > self.root.replayed.get() {
-                // Parsed once more: the borrow checker does not let a loop hand out what it may keep.
+                // Parsed twice: the borrow checker rejects returning the borrow from the loop.
                 let mut bytes = &self.window[range];
                 return LogEntry::parse(&mut bytes);
             }
         }
     }
 
-    fn naming(&self, error: Error) -> Error {
+    fn in_block(&self, error: Error) -> Error {
         error.doing(format_args!("replay of block {}", self.next.sequence.saturating_sub(1)))
     }
 
-    fn went_bad(&self) -> Error {
+    fn changed_on_reread(&self) -> Error {
         let block = self.next.sequence;
-        let text = format!("log: block {block} was whole a moment ago, and is not any more");
+        let text = format!("log: block {block} was valid, but not when it was read again");
         Error::new(ErrorKind::Corrupt, text)
     }
 
-    /// Whether all blocks of the batch that begins with the next one are there.
+    /// Whether all blocks of the batch that begins with `first` are valid.
     fn is_whole(&mut self, first: &LogBlockPhys) -> Result<bool> {
         let (next, left) = (self.next, self.left);
         let mut whole = true;
@@ -137,7 +140,7 @@ impl<'a> Replay<'a> {
         Ok(whole)
     }
 
-    /// Begins with the records of the block at this place in the window, which is the next one.
+    /// Starts with the records of the next block, which is at this position of the window.
     fn enter(&mut self, (at, head): (usize, LogBlockPhys)) {
         let start = at + LOG_BLOCK_HEAD_BYTES;
         self.records = start..start + head.payload_bytes.get() as usize;
@@ -152,7 +155,7 @@ impl<'a> Replay<'a> {
         self.next.sequence += 1;
     }
 
-    /// The next block, if there is one: where it is in the window, and its head.
+    /// Returns the next block, if it is valid: its position in the window and its header.
     fn locate(&mut self) -> Result<Option<(usize, LogBlockPhys)>> {
         let whole = |window: &[u8], at: usize| {
             let head = LogBlockPhys::read(window.get(at..)?)?;
@@ -169,14 +172,17 @@ impl<'a> Replay<'a> {
         Ok(self.expected(at).map(|head| (at, head)))
     }
 
-    /// Reads from the next block's place on.
+    /// Reads from the next block's position on.
     fn fill(&mut self) -> Result<()> {
         self.window.clear();
         self.window_offset = self.next.offset;
         let sector = self.log.storage.sector_bytes();
         let len = self.left.min(WINDOW_BYTES as u64) / sector * sector;
         if !self.next.offset.is_multiple_of(sector) {
-            let text = format!("log: a block at {}, no whole sectors", self.next.offset);
+            let text = format!(
+                "log: block offset {} is not a multiple of the sector size",
+                self.next.offset
+            );
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         for (dva, bytes) in self.log.extents.places(self.next.offset, len) {
@@ -190,7 +196,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// The head of the block at `at` in the window, if it is the one expected.
+    /// Returns the header of the block at `at` in the window, if it is the expected one.
     fn expected(&self, at: usize) -> Option<LogBlockPhys> {
         let bytes = self.window.get(at..)?;
         let head = LogBlockPhys::read(bytes)?;

@@ -1,25 +1,27 @@
-//! The ring: where blocks go, which of them a root needs, and what may be written over.
+//! The ring: addresses of blocks, the blocks that a root needs, and the space that may be
+//! overwritten.
 //!
-//! An offset counts all bytes ever written; it lies in the ring at its remainder by the ring's size.
+//! An offset counts all bytes ever written. Its position in the ring is the remainder by the ring's
+//! size.
 //!
-//! # What a root says
+//! # Content of a root
 //!
-//! A block holds records of one or two txgs. The root of txg `T` needs the blocks with a record of a later
-//! txg, and replay reads on from the first of these, skipping records of `T` and older. Blocks that are written
-//! after the root was made come behind, so they need no further thought. A block none of whose
-//! records is newer than all records before it never is the first one; so the ring knows the *runs*: the
-//! first block for each newest txg, at most three at a time.
+//! A block holds records of one or two txgs. The root of txg `T` needs the blocks with a record of
+//! a later txg. Replay starts at the first of these, its *head*, and skips records of `T` and
+//! older. Blocks written after the root was issued follow and need no bookkeeping. A block is a
+//! possible head only if it has a record newer than all records before it. So the ring tracks
+//! *runs*: the first block for each newest txg, at most three at a time.
 //!
-//! # What may be written over
+//! # Overwriting
 //!
-//! What lies before the head of the root before the newest durable one. That root's head stands in the newest
-//! one, as its tail.
+//! The space before the head of the root before the newest durable one may be overwritten. The
+//! newest root stores that head as its tail.
 //!
 //! # Generations
 //!
-//! After an import, and after a failed write, blocks may lie behind the last good one that were written after one that is not
-//! there. A block in its place would make them the next ones again. So nothing is written until a root with a
-//! new generation is durable: blocks of older ones do not count from there on. A root may change the
+//! After an import, and after a failed write, stale blocks may follow the last valid one. A new
+//! block in the gap would make them its successors. So nothing is written until a root with a new
+//! generation is durable; blocks of older generations are then invalid. A root may change the
 //! generation only if it needs no block of the old one.
 
 use std::collections::VecDeque;
@@ -27,12 +29,12 @@ use std::collections::VecDeque;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Dva, LOG_EXTENTS_MAX, LOG_ROOT_MAGIC, LogExtentPhys, LogRootPhys};
 
-/// Sizes and offsets beyond this are no honest log's.
+/// Larger sizes and offsets are corrupt.
 const OFFSET_MAX: u64 = 1 << 62;
-/// Most bytes of a ring.
+/// Maximum size of a ring.
 const RING_BYTES_MAX: u64 = 1 << 40;
 
-/// Where the ring lies.
+/// The extents of the ring.
 #[derive(Clone)]
 pub(super) struct Extents {
     extents: Vec<(Dva, u64)>,
@@ -40,40 +42,43 @@ pub(super) struct Extents {
 }
 
 impl Extents {
-    /// The ring of a root.
+    /// Returns the extents of a root.
     ///
     /// # Errors
-    /// `Corrupt`, if it makes no sense.
+    /// `Corrupt` if they are invalid.
     pub(super) fn of(root: &LogRootPhys, sector_bytes: u64) -> Result<Self> {
         let corrupt = |text: String| Error::new(ErrorKind::Corrupt, format!("log root: {text}"));
         let count = root.extent_count.get() as usize;
         let listed = root.extents.get(..count);
-        let listed = listed.ok_or_else(|| corrupt(format!("{count} extents")))?;
+        let listed = listed.ok_or_else(|| corrupt(format!("has {count} extents")))?;
         let mut extents = Vec::with_capacity(count);
         let mut bytes = 0u64;
         for extent in listed {
-            let start = extent.start.get().ok_or_else(|| corrupt("extent without place".into()))?;
+            let start = extent
+                .start
+                .get()
+                .ok_or_else(|| corrupt("has an extent without an address".into()))?;
             let len = extent.bytes.get();
             let whole =
                 len.is_multiple_of(sector_bytes) && start.offset.is_multiple_of(sector_bytes);
             if len == 0 || len > RING_BYTES_MAX || !whole {
-                return Err(corrupt(format!("extent of {len} bytes at {start}")));
+                return Err(corrupt(format!("has an invalid extent of {len} bytes at {start}")));
             }
             extents.push((start, len));
             bytes += len;
         }
         if bytes > RING_BYTES_MAX {
-            return Err(corrupt(format!("a ring of {bytes} bytes")));
+            return Err(corrupt(format!("has a ring of {bytes} bytes, which is too large")));
         }
         Ok(Self { extents, bytes })
     }
 
-    /// Bytes of the ring.
+    /// Size of the ring in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The places of `len` bytes from `offset` on: where, and how many bytes.
+    /// Maps `len` bytes from `offset` on to device addresses with lengths.
     pub(super) fn places(&self, offset: u64, len: u64) -> Vec<(Dva, u64)> {
         assert!(len <= self.bytes, "more than the ring");
         let mut places = Vec::new();
@@ -94,72 +99,72 @@ impl Extents {
     }
 }
 
-/// The first block for which a txg is the newest.
+/// The first block for which `txg_high` is the newest txg.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     txg_high: u64,
     head: BlockPosition,
 }
 
-/// A block's place in the log.
+/// Position of a block in the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BlockPosition {
     pub(super) offset: u64,
     pub(super) sequence: u64,
 }
 
-/// A root that was made, and may become durable.
+/// A root that was issued and is not durable yet.
 struct IssuedRoot {
     txg: u64,
     head: BlockPosition,
-    /// It begins a generation, in which blocks can be written.
+    /// Whether it begins a generation, in which blocks can be written.
     opens: bool,
-    /// It holds all that was replayed.
+    /// Whether it contains all replayed changes.
     ends_replay: bool,
 }
 
-/// A replay that has not reached the end, or whose last changes are not durable.
+/// A replay that has not ended, or whose last changes are not durable.
 struct Replaying {
-    /// The root that it started from.
+    /// The root from which the replay started.
     root: LogRootPhys,
-    /// Records that were applied, and in which txg the last of them, by slot of the txg.
+    /// Number of records applied, and the txg of the last of them, by txg slot.
     applied: [(u64, u64); 2],
-    /// As the newest root that was made says.
+    /// The number of applied records stored in the newest issued root.
     reported: u64,
     done: bool,
 }
 
-/// What `log-ring` protects.
+/// State protected by `log-ring`.
 pub(super) struct Ring {
     guid: u64,
     generation: u64,
     phys_extents: [LogExtentPhys; LOG_EXTENTS_MAX],
     extent_count: u32,
     bytes: u64,
-    /// Where the next block goes.
+    /// Position of the next block.
     next: BlockPosition,
     runs: VecDeque<Run>,
-    /// No blocks are written: a new generation has to be durable first.
+    /// Whether writing waits for a new generation to become durable.
     closed: bool,
-    made: Option<IssuedRoot>,
+    issued: Option<IssuedRoot>,
     /// Head of the newest durable root.
     durable: u64,
-    /// Head of the one before it: what comes from here on must stay.
+    /// Head of the root before it. Space from here on must not be overwritten.
     tail: u64,
     replaying: Option<Replaying>,
 }
 
-/// Blocks may be written from here on.
+/// Space reserved for blocks.
 pub(super) struct Reserved {
     pub(super) head: BlockPosition,
     pub(super) generation: u64,
 }
 
 impl Ring {
-    /// The ring that a durable root left. Nothing is written to it before a replay has come to its end.
+    /// Opens the ring of a durable root. Nothing is written to it before a replay has ended.
     ///
     /// # Errors
-    /// `Corrupt`, if the root makes no sense.
+    /// `Corrupt` if the root is invalid.
     pub(super) fn open(root: &LogRootPhys, extents: &Extents) -> Result<Self> {
         let head =
             BlockPosition { offset: root.head_offset.get(), sequence: root.head_sequence.get() };
@@ -171,7 +176,7 @@ impl Ring {
             && tail <= head.offset
             && head.offset - tail <= extents.bytes();
         if !sound {
-            let text = format!("log root: blocks from {tail} and {} on", head.offset);
+            let text = format!("log root: invalid head {} or tail {tail}", head.offset);
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         let reported = root.replayed.get();
@@ -186,7 +191,7 @@ impl Ring {
             next: head,
             runs: VecDeque::new(),
             closed: true,
-            made: None,
+            issued: None,
             durable: head.offset,
             tail,
             replaying: Some(replaying),
@@ -198,7 +203,8 @@ impl Ring {
         !self.closed && self.replaying.is_none()
     }
 
-    /// Space for `blocks` blocks of `bytes` in all, of which the newest record is of `txg_high`; `None` if there is none.
+    /// Reserves space for `blocks` blocks of `bytes` bytes in total, with newest txg `txg_high`.
+    /// Returns `None` if the ring is full.
     pub(super) fn reserve(&mut self, bytes: u64, blocks: u64, txg_high: u64) -> Option<Reserved> {
         debug_assert!(self.is_open());
         let end = self.next.offset + bytes;
@@ -213,21 +219,22 @@ impl Ring {
         Some(Reserved { head, generation: self.generation })
     }
 
-    /// A write failed: no more blocks until a new generation is durable.
+    /// Handles a failed write: no block is written until a new generation is durable.
     pub(super) fn fail(&mut self) {
         self.closed = true;
-        // Blocks may have been reserved since a root was made that was to open it.
-        if let Some(made) = &mut self.made {
-            made.opens = false;
+        // A root that was to reopen the ring may have been issued before blocks were reserved.
+        if let Some(issued) = &mut self.issued {
+            issued.opens = false;
         }
     }
 
-    /// What the root of `txg` has to say. For the sync thread, when the txg's holds are gone.
+    /// Returns the log's part of the root of `txg`. For the sync thread, after the txg's holds are
+    /// gone.
     pub(super) fn root_for(&mut self, txg: u64) -> LogRootPhys {
         let unfinished = self.replaying.as_mut().and_then(|replaying| replaying.root_for(txg));
         if let Some(root) = unfinished {
             let head = BlockPosition { offset: self.durable, sequence: root.head_sequence.get() };
-            self.made = Some(IssuedRoot { txg, head, opens: false, ends_replay: false });
+            self.issued = Some(IssuedRoot { txg, head, opens: false, ends_replay: false });
             return root;
         }
         let first = self.runs.iter().find(|run| run.txg_high > txg);
@@ -236,7 +243,7 @@ impl Ring {
         if opens {
             self.generation += 1;
         }
-        self.made = Some(IssuedRoot { txg, head, opens, ends_replay: true });
+        self.issued = Some(IssuedRoot { txg, head, opens, ends_replay: true });
         LogRootPhys {
             magic: LOG_ROOT_MAGIC.into(),
             guid: self.guid.into(),
@@ -252,23 +259,23 @@ impl Ring {
         }
     }
 
-    /// The root of `txg`, and so what [`root_for`](Self::root_for) said, is durable.
+    /// The root of `txg`, with the result of [`root_for`](Self::root_for), is durable.
     pub(super) fn synced(&mut self, txg: u64) {
-        let Some(made) = self.made.take_if(|made| made.txg == txg) else { return };
+        let Some(issued) = self.issued.take_if(|issued| issued.txg == txg) else { return };
         self.tail = self.durable;
-        self.durable = made.head.offset;
+        self.durable = issued.head.offset;
         while self.runs.front().is_some_and(|run| run.txg_high <= txg) {
             self.runs.pop_front();
         }
-        if made.opens {
+        if issued.opens {
             self.closed = false;
         }
-        if made.ends_replay {
+        if issued.ends_replay {
             self.replaying = None;
         }
     }
 
-    /// A record was replayed, its change made in txg `txg`.
+    /// A record was replayed; its change was made in `txg`.
     pub(super) fn applied(&mut self, txg: u64) {
         if let Some(replaying) = &mut self.replaying {
             let before = replaying.applied[0].1.max(replaying.applied[1].1);
@@ -276,7 +283,7 @@ impl Ring {
         }
     }
 
-    /// All records were replayed, and the next block goes to `next`.
+    /// All records were replayed. The next block goes to `next`.
     pub(super) fn replayed(&mut self, next: BlockPosition) {
         if let Some(replaying) = &mut self.replaying {
             replaying.done = true;
@@ -284,14 +291,14 @@ impl Ring {
         }
     }
 
-    /// Nothing is to be replayed: the next block goes where the first one to be replayed would be.
+    /// Skips the replay: the next block overwrites the first one that would be replayed.
     pub(super) fn discard(&mut self) {
         self.replayed(self.next);
     }
 }
 
 impl Replaying {
-    /// Records applied in txgs up to `txg`.
+    /// Number of records applied in txgs up to `txg`.
     fn applied_by(&self, txg: u64) -> u64 {
         let by = self.applied.iter().filter(|(of, _)| *of <= txg).map(|(_, count)| *count);
         by.max().unwrap_or(0).max(self.reported)
@@ -301,7 +308,7 @@ impl Replaying {
         self.done && self.applied.iter().all(|(of, _)| *of <= txg)
     }
 
-    /// The root that a replay under way needs; `None` if it is over with txg `txg`.
+    /// Returns the root of a replay in progress; `None` if the replay ends with `txg`.
     fn root_for(&mut self, txg: u64) -> Option<LogRootPhys> {
         if self.is_over(txg) {
             return None;

@@ -1,36 +1,36 @@
-//! What the log needs of devices.
+//! Interface of the intent log to the devices.
 
 use forebay_base::arena::Buffer;
 
 use crate::error::Result;
 use crate::format::Dva;
 
-/// The devices below the log. All calls wait for their end.
+/// The devices that hold the ring. All calls block until they are done.
 pub(crate) trait LogStorage: Send + Sync {
-    /// Blocks begin at multiples of this.
+    /// Alignment of blocks in bytes.
     fn sector_bytes(&self) -> u64;
 
-    /// Memory for I/O; its content is unspecified.
+    /// Allocates an I/O buffer with unspecified content.
     ///
     /// # Errors
     /// `NoMemory`.
     fn alloc(&self, bytes: usize) -> Result<Buffer>;
 
-    /// Fills `buffer` from `dva`.
+    /// Reads from `dva` into `buffer`.
     ///
     /// # Errors
-    /// The device's, or `Corrupt` if there is no such place.
+    /// Device errors, or `Corrupt` for an invalid address.
     fn read(&self, dva: Dva, buffer: Buffer) -> Result<Buffer>;
 
-    /// Writes all of these, in any order.
+    /// Writes all buffers, in any order.
     ///
     /// # Errors
-    /// The first of the devices'.
+    /// The first device error.
     fn write(&self, writes: Vec<(Dva, Buffer)>) -> Result<()>;
 
-    /// Makes durable what was written before.
+    /// Makes completed writes durable.
     ///
     /// # Errors
-    /// The devices'.
+    /// Device errors.
     fn flush(&self) -> Result<()>;
 }

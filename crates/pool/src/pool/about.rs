@@ -1,5 +1,5 @@
-//! What devices say of the pool that they belong to without importing it, how such a pool is destroyed, and what an
-//! imported pool says of its devices and tunables.
+//! Reads labels of pools that are not imported, destroys such pools, and lists devices and tunables
+//! of an imported pool.
 
 use forebay_base::tunables::TunableRow;
 
@@ -9,49 +9,49 @@ use crate::devices::label;
 use crate::error::{Error, ErrorKind, Result};
 use crate::open::{HostId, Opened};
 
-/// What the newest label of a device says.
+/// Content of the newest label of a device.
 #[derive(Clone, Debug)]
 pub struct LabelInfo {
     /// The pool's name.
     pub pool_name: String,
-    /// The number that names the pool for ever.
+    /// The GUID of the pool.
     pub pool_guid: u64,
     /// The device's number in the pool.
     pub device: u16,
-    /// Devices that the pool has.
+    /// Number of devices in the pool.
     pub device_count: usize,
     /// Bytes of the device that the pool uses.
     pub size_bytes: u64,
-    /// Whether a host has the pool imported, or crashed while it had.
+    /// Whether a host has the pool imported, or crashed while it was imported.
     pub active: bool,
-    /// The last host that imported it.
+    /// The last host that imported the pool.
     pub host: HostId,
-    /// A transaction group that was durable when the label was written.
+    /// The newest durable transaction group when the label was written.
     pub txg: u64,
 }
 
 /// A device of an imported pool.
 #[derive(Clone, Debug)]
 pub struct PoolDevice {
-    /// Its number in the pool.
+    /// The device's number in the pool.
     pub number: u16,
-    /// Its path, as it was opened.
+    /// The path with which the device was opened.
     pub path: String,
-    /// The number that names it for ever.
+    /// The GUID of the device.
     pub guid: u64,
-    /// Bytes that the pool uses.
+    /// Bytes of the device that the pool uses.
     pub size_bytes: u64,
-    /// What executes its requests, in words.
+    /// The I/O engine, as text.
     pub engine: String,
-    /// Whether it goes around the page cache.
+    /// Whether I/O bypasses the page cache.
     pub direct: bool,
 }
 
-/// Reads the label of a device, without importing its pool; nothing if it has none.
+/// Reads the label of a device without importing its pool. Returns `None` if there is no label.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] if a newer version wrote it, [`ErrorKind::Corrupt`] if it makes no sense,
-/// [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
+/// [`ErrorKind::Unsupported`] if a newer version wrote the label, [`ErrorKind::Corrupt`] if its
+/// content is invalid, [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
 pub fn read_label(device: &Opened, memory: &BlockCache) -> Result<Option<LabelInfo>> {
     let found = label::read(&*device.device, memory)?;
     Ok(found.map(|label| {
@@ -69,13 +69,13 @@ pub fn read_label(device: &Opened, memory: &BlockCache) -> Result<Option<LabelIn
     }))
 }
 
-/// Destroys a pool that nobody has imported: erases the labels of its devices, durably. What blocks hold stays
-/// until it is overwritten, and cannot be found any more.
+/// Destroys a pool that is not imported: erases the labels of its devices, durably. The blocks stay
+/// on the devices until they are overwritten, but cannot be found any more.
 ///
 /// # Errors
-/// [`ErrorKind::NotAPool`] if they are not all devices of one pool; [`ErrorKind::InUse`] if another host may have it and
-/// it is not forced; [`ErrorKind::Device`], [`ErrorKind::NoMemory`]. If the last two come in the middle, some labels are
-/// gone already.
+/// [`ErrorKind::NotAPool`] if these are not all devices of one pool; [`ErrorKind::InUse`] if
+/// another host may have it imported and `force` is not set; [`ErrorKind::Device`] and
+/// [`ErrorKind::NoMemory`], after which some labels may already be erased.
 pub fn destroy(devices: &[Opened], force: bool, memory: &BlockCache) -> Result<()> {
     let mut labels = Vec::with_capacity(devices.len());
     for one in devices {
@@ -83,13 +83,13 @@ pub fn destroy(devices: &[Opened], force: bool, memory: &BlockCache) -> Result<(
         let found = read_label(one, memory)?.ok_or_else(|| {
             Error::new(
                 ErrorKind::NotAPool,
-                format!("{name}: holds no pool; there is nothing to destroy"),
+                format!("{name} holds no pool, so there is nothing to destroy"),
             )
         })?;
         labels.push(found);
     }
     let Some(first) = labels.first() else {
-        return Err(Error::new(ErrorKind::Invalid, "no devices are given of a pool to destroy"));
+        return Err(Error::new(ErrorKind::Invalid, "cannot destroy a pool: no devices were given"));
     };
     let name = &first.pool_name;
     let mut numbers: Vec<u16> = labels.iter().map(|label| label.device).collect();
@@ -97,7 +97,8 @@ pub fn destroy(devices: &[Opened], force: bool, memory: &BlockCache) -> Result<(
     numbers.dedup();
     let one_pool = labels.iter().all(|label| label.pool_guid == first.pool_guid);
     if !one_pool || numbers.len() != labels.len() {
-        let text = "these are not devices of one pool, each once; give those of one at a time";
+        let text =
+            "the devices belong to several pools, or one is given twice; give each device once";
         return Err(Error::new(ErrorKind::NotAPool, text));
     }
     let count = labels.iter().map(|label| label.device_count).max().unwrap_or(0);
@@ -124,7 +125,7 @@ pub fn destroy(devices: &[Opened], force: bool, memory: &BlockCache) -> Result<(
 }
 
 impl Pool {
-    /// Its devices, by number.
+    /// Returns the pool's devices, ordered by number.
     pub fn devices(&self) -> Vec<PoolDevice> {
         let describe = |member: &crate::devices::Member| {
             let info = member.device().info();
@@ -140,12 +141,13 @@ impl Pool {
         self.inner.devices.iter().map(describe).collect()
     }
 
-    /// Whether it was imported for reading only.
+    /// Whether the pool was imported read-only.
     pub fn is_read_only(&self) -> bool {
         self.inner.read_only
     }
 
-    /// Its tunables with their values, as [`set_tunable`](Self::set_tunable) takes them.
+    /// Returns all tunables of the pool with their values, in the form that
+    /// [`set_tunable`](Self::set_tunable) takes.
     pub fn tunables(&self) -> Vec<(&'static TunableRow, String)> {
         self.inner.tunables.entries()
     }

@@ -1,5 +1,5 @@
-//! Checking a pool: every block is read and verified, every copy of it, and what the blocks take is compared with
-//! what is known of space.
+//! Checks a pool: reads and verifies every copy of every block, and compares the allocated ranges
+//! with the space maps.
 
 use std::ops::ControlFlow;
 
@@ -11,55 +11,55 @@ use crate::store::Store;
 use super::walk::{BlockLocation, Visitor, WalkEnd, Walking, is_complete};
 use super::{Pool, PoolInner};
 
-/// Problems that a report lists; more are only counted.
+/// Maximum number of problems that a report lists. Further problems are only counted.
 const LISTED: usize = 64;
-/// Progress is told after this many blocks.
+/// Blocks between two calls of the progress callback.
 const PROGRESS_BLOCKS: u64 = 64;
 
-/// How far a check or scrub is.
+/// Progress of a check or scrub.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CheckProgress {
-    /// Blocks looked at.
+    /// Blocks processed.
     pub blocks: u64,
-    /// Bytes looked at, all copies.
+    /// Bytes processed, all copies.
     pub bytes: u64,
-    /// Bytes in use in the pool: what `bytes` comes to, about.
+    /// Allocated bytes of the pool: an estimate of the final value of `bytes`.
     pub total_bytes: u64,
     /// Problems found.
     pub problems: u64,
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
-    /// Whether everything was looked at. If not, it was interrupted: what is listed is what was found until then, and space was
-    /// not compared.
+    /// Whether the walk reached the end. If not, it was interrupted: only the problems found so far
+    /// are listed, and space was not compared.
     pub complete: bool,
-    /// Blocks looked at.
+    /// Blocks processed.
     pub blocks: u64,
-    /// Bytes looked at, all copies.
+    /// Bytes processed, all copies.
     pub bytes: u64,
-    /// What cannot be read or makes no sense: the first of these.
+    /// The first blocks and objects that are unreadable or invalid.
     pub damaged: Vec<String>,
-    /// How many there are.
+    /// Number of unreadable or invalid blocks and objects.
     pub damaged_count: u64,
-    /// Ranges that nothing points to, and that are not free: the first of these, with their bytes.
+    /// The first ranges, with their lengths in bytes, that are allocated but not referenced.
     pub leaked: Vec<(Dva, u64)>,
-    /// Bytes in all of them.
+    /// Bytes in all such ranges.
     pub leaked_bytes: u64,
-    /// Ranges that two blocks claim.
+    /// Ranges that two blocks reference.
     pub double: Vec<(Dva, u64)>,
-    /// Ranges that a block claims though they are free, or no part of the pool.
+    /// Ranges that a block references although they are free or outside the pool.
     pub unmapped: Vec<(Dva, u64)>,
 }
 
 impl CheckReport {
-    /// Whether everything was looked at, and nothing is wrong.
+    /// Whether the check is complete and found no problems.
     pub fn is_clean(&self) -> bool {
         self.complete && !self.has_problems()
     }
 
-    /// Whether something is wrong.
+    /// Whether the check found problems.
     pub fn has_problems(&self) -> bool {
         self.damaged_count > 0
             || !self.leaked.is_empty()
@@ -97,19 +97,22 @@ impl std::fmt::Display for CheckReport {
         let found = if self.has_problems() { "PROBLEMS FOUND" } else { "no problems found" };
         match self.complete {
             true => f.write_str(found),
-            false => write!(f, "{found} until it was interrupted; the rest was not looked at"),
+            false => write!(f, "{found} before it was interrupted; the rest was not checked"),
         }
     }
 }
 
 impl Pool {
-    /// Checks the whole pool, as of the newest txg, which is committed first. Nothing is committed while it runs, so that
-    /// changes wait if there are many. `progress` is called now and then, and interrupts it by returning
-    /// [`ControlFlow::Break`]; it must not ask the pool for anything that waits for a txg or for statistics
-    /// ([`stats`](Self::stats)). What was found until then is returned, and is not [`complete`](CheckReport::complete).
+    /// Commits the open txg, then checks the whole pool as of that txg. Nothing is committed while
+    /// the check runs, so changes wait once too much data is dirty.
+    ///
+    /// `progress` is called periodically and interrupts the check by returning
+    /// [`ControlFlow::Break`]. It must not call pool functions that wait for a txg, nor
+    /// [`stats`](Self::stats). An interrupted check returns a report that is not
+    /// [`complete`](CheckReport::complete).
     ///
     /// # Errors
-    /// Why it could not be carried out; what it found is in the report.
+    /// The error that stopped the check. Problems found are not errors; the report lists them.
     pub fn check(
         &self,
         progress: &mut dyn FnMut(&CheckProgress) -> ControlFlow<()>,
@@ -126,7 +129,7 @@ impl PoolInner {
         &self,
         progress: &mut dyn FnMut(&CheckProgress) -> ControlFlow<()>,
     ) -> Result<CheckReport> {
-        // The sync needs it: what is walked stays as it is.
+        // A commit needs this lock, so the walked tree does not change.
         let mut space = self.space.lock();
         let mut checker = Checker {
             walked: WalkedRanges::new(&space),
@@ -135,7 +138,7 @@ impl PoolInner {
             progress,
         };
         let complete = is_complete(self.walk_all(&mut space, &mut checker))?;
-        space.spare_root_places(|dva, bytes| checker.walked.mark(dva, bytes));
+        space.spare_root_slots(|dva, bytes| checker.walked.mark(dva, bytes));
         self.log.for_each_extent(&mut |dva, bytes| checker.walked.mark(dva, bytes));
         let Checker { walked, mut report, .. } = checker;
         report.complete = complete;

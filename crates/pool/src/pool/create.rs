@@ -1,4 +1,4 @@
-//! Making a pool.
+//! Creates a pool.
 
 use forebay_base::clock::{Clock, SystemClock};
 use forebay_base::rng;
@@ -35,32 +35,32 @@ use super::l2::L2DeviceList;
 use super::log_io::LogDevices;
 use super::{Pool, PoolInner, sync_txg};
 
-/// Changed bytes that may wait for their commit, however small the cache is.
+/// Lower bound of dirty bytes that may wait for a commit, however small the cache is.
 const DIRTY_MIN_BYTES: u64 = 4 << 20;
-/// An intent log is given at least this much.
+/// Minimum size of an intent log.
 const LOG_MIN_BYTES: u64 = 1 << 20;
 
-/// What a new pool is to be.
+/// Options for [`Pool::create`].
 #[derive(Clone)]
 pub struct CreateOptions {
-    /// Its name.
+    /// The name of the pool.
     pub name: String,
-    /// The cache that it shares.
+    /// The cache that the pool shares with others.
     pub cache: Arc<BlockCache>,
-    /// Who makes it.
+    /// The host that creates the pool.
     pub host: HostId,
-    /// Whether devices that hold a pool may be overwritten.
+    /// Whether to overwrite devices that hold a pool.
     pub force: bool,
-    /// The pool's tunables by name, see `docs/tunables.md`.
+    /// Values of pool tunables by name, see `docs/tunables.md`.
     pub tunables: Vec<(String, String)>,
-    /// The clock; the system's by default.
+    /// The clock. Default: the system clock.
     pub clock: Option<Arc<dyn Clock>>,
-    /// Where numbers that name things come from; the system by default.
+    /// Seed for GUIDs and other random numbers. Default: the system's entropy.
     pub seed: Option<u64>,
 }
 
 impl CreateOptions {
-    /// Options for a pool of that name, on this host.
+    /// Returns options for a pool of this name on this host.
     pub fn new(name: &str, cache: Arc<BlockCache>) -> Self {
         Self {
             name: name.to_owned(),
@@ -74,7 +74,7 @@ impl CreateOptions {
     }
 }
 
-/// What a pool is put together from, beside what lies on its devices.
+/// Parts of a pool that do not come from its devices.
 pub(super) struct PoolParts {
     pub(super) cache: Arc<BlockCache>,
     pub(super) clock: Arc<dyn Clock>,
@@ -91,7 +91,8 @@ impl PoolParts {
         tunables: &[(String, String)],
     ) -> Result<Self> {
         let table = PoolTunables::default();
-        // Most of what the cache may use, unless somebody knows better: it is counted in bytes to write, which are more.
+        // Default: three quarters of the cache. The limit counts bytes to write, which exceed the
+        // dirty bytes in memory.
         let dirty = (cache.bound_bytes() / 4 * 3).max(DIRTY_MIN_BYTES);
         table.set("dirty_max_bytes", &dirty.to_string())?;
         for (name, value) in tunables {
@@ -110,21 +111,21 @@ impl PoolParts {
         ReadAhead::new(Arc::clone(self.tunables.prefetch()), Arc::clone(&self.clock))
     }
 
-    /// The devices, for the intent log.
+    /// Returns the devices as storage of the intent log.
     pub(super) fn log_devices(&self, devices: &Arc<Devices>) -> Arc<LogDevices> {
         Arc::new(LogDevices { devices: Arc::clone(devices), cache: Arc::clone(&self.cache) })
     }
 
-    /// A store whose keys are a new owner's.
+    /// Opens a store with a new cache owner.
     pub(super) fn store(&self, devices: &Arc<Devices>) -> Result<Store> {
         let owner = open_owner(&self.cache, OwnerCaching::All)?;
-        let flight = self.tunables.store().in_flight_bytes();
+        let in_flight = self.tunables.store().in_flight_bytes();
         let devices = Arc::clone(devices);
-        Ok(Store::new(devices, Arc::clone(&self.cache), owner, self.read_only, flight))
+        Ok(Store::new(devices, Arc::clone(&self.cache), owner, self.read_only, in_flight))
     }
 }
 
-/// A new owner of keys in the cache; the store that gets it closes it.
+/// Opens a new owner of keys in the cache. The store that receives it closes it.
 pub(crate) fn open_owner(
     cache: &BlockCache,
     caching: OwnerCaching,
@@ -136,11 +137,11 @@ pub(crate) fn open_owner(
 }
 
 impl Pool {
-    /// Makes a pool of these devices, striped, and imports it.
+    /// Creates a striped pool on these devices and imports it.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a name, tunable or device that cannot be, [`ErrorKind::Exists`] if a device holds a pool,
-    /// [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
+    /// [`ErrorKind::Invalid`] for an invalid name, tunable or device, [`ErrorKind::Exists`] if a
+    /// device holds a pool, [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
     pub fn create(devices: Vec<Opened>, options: &CreateOptions) -> Result<Self> {
         let parts = PoolParts::new(
             &options.cache,
@@ -190,22 +191,22 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Starts the pool's thread.
+    /// Starts the sync thread.
     pub(super) fn start(&self) -> Result<()> {
         *self.thread.lock() = Some(sync_txg::start(&self.inner)?);
         Ok(())
     }
 }
 
-/// What was made, or found on the devices.
+/// Pool state that was created, or read from the devices.
 pub(super) struct FoundPool {
     pub(super) config: Config,
     pub(super) space: Space,
     pub(super) log: IntentLog,
     pub(super) mos: Arc<Objset>,
-    /// Number of the directory of datasets.
+    /// Object number of the directory of datasets.
     pub(super) directory: u64,
-    /// Number of the list of L2 devices, or 0.
+    /// Object number of the list of L2 devices, or 0.
     pub(super) l2_list: u64,
     pub(super) root: BlockPtrPhys,
     /// The newest durable txg.
@@ -213,7 +214,7 @@ pub(super) struct FoundPool {
 }
 
 impl FoundPool {
-    /// The pool, without its thread.
+    /// Builds the pool without starting the sync thread.
     pub(super) fn into_pool(
         self,
         parts: PoolParts,
@@ -223,7 +224,7 @@ impl FoundPool {
         let directory = Zap::open(Leaves(self.mos.open(self.directory)?))?;
         let tunables = Arc::clone(parts.tunables.txg());
         let txgs = Arc::new(Txgs::new(self.synced, Arc::clone(&parts.clock), tunables));
-        // What it says has been used.
+        // These values were read above, so they cannot change any more.
         parts.tunables.store().freeze();
         parts.tunables.l2_devices().freeze();
         let inner = Arc::new(PoolInner {
@@ -253,13 +254,13 @@ impl FoundPool {
             tunables: parts.tunables,
             rng: Mutex::named("pool-rng", forebay_base::rng::SmallRng::from_seed(parts.seed)),
         });
-        inner.note_free(&inner.space.lock());
+        inner.update_free(&inner.space.lock());
         Ok(Pool { inner, thread: Mutex::named("pool-thread", None) })
     }
 }
 
-/// Space for the intent log: 1/64 of the pool, from 1 MiB to 256 MiB, in a piece on each device as far as a log may have so
-/// many.
+/// Allocates the intent log: 1/64 of the pool, from 1 MiB to 256 MiB, one extent per device up to
+/// the maximum number of extents.
 fn log_extents(space: &mut Space, devices: &Devices) -> Result<Vec<Extent>> {
     let spans = devices.spans();
     let total: u64 = spans.iter().map(|span| span.end - span.start).sum();
@@ -276,7 +277,7 @@ fn log_extents(space: &mut Space, devices: &Devices) -> Result<Vec<Extent>> {
                 left -= size.min(left);
             }
             Err(error) if size <= 64 << 10 => return Err(error),
-            // In smaller pieces where metaslabs are small.
+            // Metaslabs may be too small for this size.
             Err(_) => size = (size / 2).next_multiple_of(unit),
         }
     }

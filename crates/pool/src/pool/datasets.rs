@@ -1,4 +1,4 @@
-//! The datasets of a pool.
+//! Creates, opens and lists the datasets of a pool.
 
 use forebay_base::sync::Arc;
 use hashbrown::HashMap;
@@ -16,39 +16,39 @@ use crate::zap::{Cookie, Entry};
 use super::create::open_owner;
 use super::{Pool, PoolInner};
 
-/// Names of datasets are at most this long.
+/// Maximum length of a dataset name in bytes.
 const NAME_BYTES: usize = 255;
-/// Names are listed in batches of this many.
+/// Names per batch of a listing.
 const BATCH: usize = 256;
-/// Datasets that a pool has at most.
+/// Maximum number of datasets in a pool.
 const DATASETS_MAX: usize = 4096;
 
 impl Pool {
     /// Creates a dataset, durably.
     ///
     /// # Errors
-    /// [`ErrorKind::Exists`], [`ErrorKind::Invalid`], [`ErrorKind::NoMemory`] if the cache has no space for one more, and as
-    /// [`begin`](Self::begin).
+    /// [`ErrorKind::Exists`], [`ErrorKind::Invalid`], [`ErrorKind::NoMemory`] if the cache has no
+    /// free owner id, and the errors of [`begin`](Self::begin).
     pub fn create_dataset(&self, name: &str, settings: &DatasetSettings) -> Result<Dataset> {
         let inner = &self.inner;
         if name.is_empty() || name.len() > NAME_BYTES {
-            let text =
-                format!("the dataset's name has {} bytes: take 1 to {NAME_BYTES}", name.len());
+            let text = format!("dataset name has {} bytes; use 1 to {NAME_BYTES}", name.len());
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         settings.check()?;
         blocking::check("a transaction group")?;
-        // Before there is a name: a dataset that is there can be opened.
+        // Opened before the name is inserted: every dataset that has a name can be opened.
         let store = inner.dataset_store(settings)?;
         {
             let tx = inner.begin(Intent::Use)?;
             let _one = inner.datasets_changing.lock();
             if inner.directory.lookup(name.as_bytes())?.is_some() {
-                let text = format!("pool {} has a dataset {name} already", inner.name);
+                let text = format!("pool {} already has a dataset {name}", inner.name);
                 return Err(Error::new(ErrorKind::Exists, text));
             }
             if inner.directory.len() >= DATASETS_MAX as u64 {
-                let text = format!("pool {} has {DATASETS_MAX} datasets, the most", inner.name);
+                let text =
+                    format!("pool {} has the maximum of {DATASETS_MAX} datasets", inner.name);
                 return Err(Error::new(ErrorKind::Invalid, text));
             }
             let guid = inner.rng.lock().next_u64().max(1);
@@ -64,16 +64,16 @@ impl Pool {
     /// Opens a dataset.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], or why it cannot be read.
+    /// [`ErrorKind::NotFound`], or the error of reading the dataset.
     pub fn dataset(&self, name: &str) -> Result<Dataset> {
         let inner = self.inner.dataset(name)?;
         Ok(Dataset { pool: Arc::clone(&self.inner), inner })
     }
 
-    /// Names of all datasets.
+    /// Returns the names of all datasets, sorted.
     ///
     /// # Errors
-    /// Why their directory cannot be read.
+    /// The error of reading the directory of datasets.
     pub fn datasets(&self) -> Result<Vec<String>> {
         self.inner.dataset_names()
     }
@@ -82,13 +82,13 @@ impl Pool {
 impl PoolInner {
     pub(super) fn dataset_names(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
-        self.each_entry(|entry| names.push(String::from_utf8_lossy(&entry.name).into_owned()))?;
+        self.for_each_entry(|entry| names.push(String::from_utf8_lossy(&entry.name).into_owned()))?;
         names.sort_unstable();
         Ok(names)
     }
 
-    /// Walks the directory of datasets.
-    fn each_entry(&self, mut found: impl FnMut(&Entry)) -> Result<()> {
+    /// Calls `found` for each entry of the directory of datasets.
+    fn for_each_entry(&self, mut found: impl FnMut(&Entry)) -> Result<()> {
         let mut from = Cookie::START;
         let mut count = 0;
         loop {
@@ -97,7 +97,7 @@ impl PoolInner {
             from = last.next;
             count += batch.len();
             if count > DATASETS_MAX {
-                let text = format!("more than {DATASETS_MAX} datasets");
+                let text = format!("the pool has more than {DATASETS_MAX} datasets");
                 return Err(Error::new(ErrorKind::Corrupt, text));
             }
             batch.iter().for_each(&mut found);
@@ -120,18 +120,18 @@ impl PoolInner {
         self.txgs.sync_now().map(|_| ())
     }
 
-    /// The dataset of that name, open.
+    /// Returns the dataset with this name; opens it if necessary.
     pub(crate) fn dataset(&self, name: &str) -> Result<Arc<dataset::DatasetInner>> {
         self.dataset_with(name, None)
     }
 
-    /// A store for a dataset.
+    /// Opens a store for a dataset.
     fn dataset_store(&self, settings: &DatasetSettings) -> Result<Store> {
         let owner = open_owner(self.store.cache(), settings.caching())?;
         Ok(self.store.with_owner(owner, settings.l2))
     }
 
-    /// As [`dataset`](Self::dataset), with the store that it gets if it is not open yet.
+    /// As [`dataset`](Self::dataset). Uses `store` if the dataset is not open yet.
     fn dataset_with(&self, name: &str, store: Option<Store>) -> Result<Arc<dataset::DatasetInner>> {
         let mut datasets = blocking::lock(&self.datasets, "a dataset that is being opened")?;
         if let Some(dataset) = datasets.get(name) {
@@ -148,34 +148,36 @@ impl PoolInner {
             dnode.attributes(),
             self.rng.lock().next_u64(),
         )?;
-        // Not before it is open: levels would put blocks back for an owner that goes at once.
+        // Only now that the dataset is open: an L2 warm-up must not load blocks for an owner that
+        // an error would close.
         dataset.objset.store.set_number(number);
         datasets.insert(name.to_owned(), Arc::clone(&dataset));
         Ok(dataset)
     }
 
-    /// The object of a dataset, and its number.
+    /// Returns the object number and the dnode of a dataset.
     fn dataset_dnode(&self, name: &str) -> Result<(u64, DnodePhys)> {
         let not_found =
             || Error::new(ErrorKind::NotFound, format!("pool {} has no dataset {name}", self.name));
         let value = self.directory.lookup(name.as_bytes())?.ok_or_else(not_found)?;
         let number: [u8; 8] = (*value).try_into().map_err(|_| {
-            Error::new(ErrorKind::Corrupt, format!("dataset {name} has an odd number"))
+            Error::new(ErrorKind::Corrupt, format!("dataset {name} has an invalid object number"))
         })?;
         let number = u64::from_le_bytes(number);
         let dnode = self.mos.dnode(number)?;
         if dnode.object_kind() != Some(ObjectKind::Dataset) {
-            let text = format!("dataset {name} is object {number}, which is none");
+            let text = format!("dataset {name} is object {number}, which is not a dataset");
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         Ok((number, dnode))
     }
 
-    /// Names of all datasets by their numbers, without opening any.
+    /// Returns the names of all datasets by object number. Opens none of them.
     pub(super) fn names_by_number(&self) -> Result<HashMap<u64, String>> {
         let mut names = HashMap::new();
-        self.each_entry(|entry| {
-            // What has no number, or a name that is none, is no dataset to be opened unasked.
+        self.for_each_entry(|entry| {
+            // Skips entries whose number or name is invalid. Opening such a dataset by name reports
+            // the error.
             if let (Ok(number), Ok(name)) =
                 ((*entry.value).try_into(), std::str::from_utf8(&entry.name))
             {
@@ -185,7 +187,8 @@ impl PoolInner {
         Ok(names)
     }
 
-    /// Names of all datasets by their guids, without opening any; and an error, if not all can be read.
+    /// Returns the names of all datasets by GUID, and an error if some could not be read. Opens
+    /// none of them.
     pub(super) fn names_by_guid(&self) -> Result<(HashMap<u64, String>, Option<Error>)> {
         let (mut names, mut failed) = (HashMap::new(), None);
         for name in self.dataset_names()? {
@@ -202,6 +205,6 @@ impl PoolInner {
 fn guid_of(dnode: &DnodePhys) -> Result<u64> {
     let phys = DatasetPhys::read_from_bytes(dnode.attributes());
     let phys =
-        phys.map_err(|_| Error::new(ErrorKind::Corrupt, "its object has no such attributes"))?;
+        phys.map_err(|_| Error::new(ErrorKind::Corrupt, "its object has invalid attributes"))?;
     Ok(phys.guid.get())
 }

@@ -1,4 +1,4 @@
-//! The end of a pool's use.
+//! Exports a pool.
 
 use forebay_base::sync::atomic::Ordering;
 
@@ -9,17 +9,21 @@ use crate::error::Result;
 use super::{Pool, PoolInner};
 
 impl Pool {
-    /// Commits what is dirty, marks the pool as exported, and closes its devices. Handles of its datasets and objects answer
-    /// with [`ErrorKind::Closed`](crate::ErrorKind::Closed) from then on. Nobody may be reading or changing anything meanwhile on other
-    /// threads with the expectation that it succeeds.
+    /// Commits dirty data, writes the pool's cached blocks to its L2 devices, marks the pool as
+    /// exported, and closes its devices.
+    ///
+    /// Afterwards every handle of the pool fails with
+    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed). Concurrent operations of other threads may
+    /// fail.
     ///
     /// # Errors
-    /// Why the last txg could not be committed; the pool is closed all the same, and what was durable before is.
+    /// The error that kept the last txg from being committed. The pool is closed nevertheless, and
+    /// earlier durable txgs are intact.
     pub fn export(self) -> Result<()> {
         self.end()
     }
 
-    /// Closes the pool without committing anything, as a crash would.
+    /// Closes the pool without a commit, as a crash would.
     #[cfg(any(test, feature = "testing"))]
     pub fn abandon(self) {
         self.inner.closed.store(true, Ordering::Release);
@@ -29,15 +33,15 @@ impl Pool {
         self.inner.close();
     }
 
-    /// As [`export`](Self::export), for a pool that is shared. A second time it does nothing.
+    /// As [`export`](Self::export), for a shared pool. A second call does nothing.
     ///
     /// # Errors
-    /// As there.
+    /// As [`export`](Self::export).
     pub fn close(&self) -> Result<()> {
         self.end()
     }
 
-    /// Waits, on whatever thread: there is nobody left who could do it later.
+    /// Blocks even in non-blocking mode: no later call could finish the export.
     fn end(&self) -> Result<()> {
         blocking_allowed(|| self.end_now())
     }
@@ -64,7 +68,7 @@ impl Pool {
 
     fn join(&self) {
         if let Some(thread) = self.thread.lock().take() {
-            // It catches nothing, and a panic of it has been told already.
+            // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
         }
     }
@@ -78,7 +82,7 @@ impl PoolInner {
         label::update_config(&self.devices, &mut config, self.store.cache())
     }
 
-    /// Lets go of the devices, and of all that the cache holds of them.
+    /// Closes the devices and drops their blocks from the cache.
     fn close(&self) {
         let datasets: Vec<_> = self.datasets.lock().drain().map(|(_, dataset)| dataset).collect();
         for dataset in datasets {
@@ -92,7 +96,7 @@ impl PoolInner {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Whoever wants to know how it ended calls `export`.
+        // Callers that need the result call `export`.
         let _ = self.end();
     }
 }

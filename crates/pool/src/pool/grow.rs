@@ -1,7 +1,7 @@
-//! More space: devices that have grown, and new ones.
+//! Grows a pool: new devices, and devices that have become larger.
 //!
-//! Labels come first. Each txg then fits what is known of space to the devices that there are, so that a crash
-//! in between costs nothing: the next txg after the import does it.
+//! The labels are written first. Each txg then extends the space maps to the ranges that the labels
+//! describe. After a crash in between, the first txg after the import does so.
 
 use crate::blocking;
 use crate::devices::import;
@@ -13,10 +13,12 @@ use crate::space::{DeviceSpan, Space};
 use super::{Pool, PoolInner};
 
 impl Pool {
-    /// Adds a device, striped with the others, durably. Returns its number. `force` takes one that holds a pool.
+    /// Adds a device to the stripe, durably, and returns its number. `force` overwrites a pool that
+    /// the device holds.
     ///
     /// # Errors
-    /// As [`create`](Self::create); [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) also if its sectors are larger than the pool's.
+    /// As [`create`](Self::create). [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) also if the
+    /// device's sectors are larger than the pool's.
     pub fn add_device(&self, device: Opened, force: bool) -> Result<u16> {
         self.inner.check_writable()?;
         blocking::check("a device")?;
@@ -35,11 +37,13 @@ impl Pool {
         Ok(number)
     }
 
-    /// Uses all of a device that has grown since it joined the pool, durably. Returns the bytes of it that the pool uses
-    /// now. A device that has not grown stays as it is.
+    /// Uses the whole of a device that has grown since it joined the pool, durably. Returns the
+    /// number of bytes of the device that the pool now uses. Does nothing if the device has not
+    /// grown.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if there is no such device; why it could not be written.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if there is no such device, and any error
+    /// of writing its labels.
     pub fn expand(&self, number: u16) -> Result<u64> {
         self.inner.check_writable()?;
         blocking::check("a device")?;
@@ -53,8 +57,8 @@ impl Pool {
 }
 
 impl PoolInner {
-    /// Makes space known that devices have and space does not. Within a txg.
-    pub(super) fn fit_space(&self, space: &mut Space) -> Result<()> {
+    /// Extends the space maps to ranges that devices have gained. Must run within a txg.
+    pub(super) fn extend_space(&self, space: &mut Space) -> Result<()> {
         let spans: Vec<DeviceSpan> = self.devices.spans();
         let mut known = self.spans.lock();
         if *known == spans {

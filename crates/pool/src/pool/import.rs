@@ -1,4 +1,4 @@
-//! Taking a pool into use again.
+//! Imports a pool.
 
 use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
@@ -19,36 +19,40 @@ use crate::store::Store;
 use super::Pool;
 use super::create::{FoundPool, PoolParts};
 
-/// Root blocks that an import with [`ImportOptions::rewind`] tries, the newest first, before it gives up.
+/// Root blocks that an import with [`ImportOptions::rewind`] tries, newest first.
 const ROOTS_TRIED: usize = 3;
 
-/// How to import a pool.
+/// Options for [`Pool::import`].
 #[derive(Clone)]
 pub struct ImportOptions {
-    /// The cache that it shares.
+    /// The cache that the pool shares with others.
     pub cache: Arc<BlockCache>,
-    /// Who imports it.
+    /// The host that imports the pool.
     pub host: HostId,
-    /// Whether to take a pool that another host may have in use.
+    /// Whether to import a pool that another host may have imported.
     pub force: bool,
-    /// Whether to write nothing: the intent log is not replayed then, and what was only there is not seen.
+    /// Whether to import without writing anything. The intent log is not replayed, so changes that
+    /// only the log holds are not visible.
     pub read_only: bool,
-    /// Whether to import without replaying the intent log, because it cannot be: what only it has is lost.
+    /// Whether to discard the intent log instead of replaying it. Changes that only the log holds
+    /// are lost.
     pub discard_log: bool,
-    /// Whether to go back to an older root block if the newest is damaged: all that was changed since is lost.
+    /// Whether to fall back to an older root block if the newest is damaged. All later changes are
+    /// lost.
     pub rewind: bool,
-    /// The pool's tunables by name, see `docs/tunables.md`.
+    /// Values of pool tunables by name, see `docs/tunables.md`.
     pub tunables: Vec<(String, String)>,
-    /// The clock; the system's by default.
+    /// The clock. Default: the system clock.
     pub clock: Option<Arc<dyn Clock>>,
-    /// Where numbers that name things come from; the system by default.
+    /// Seed for random numbers. Default: the system's entropy.
     pub seed: Option<u64>,
-    /// Whether L2 devices are looked for at the paths that the pool knows. Without it none is used but those that are given.
+    /// Whether to search for L2 devices at the paths stored in the pool. If not, only L2 devices
+    /// passed to [`Pool::import_with`] are used.
     pub find_l2_devices: bool,
 }
 
 impl ImportOptions {
-    /// Options to import on this host.
+    /// Returns options for an import on this host.
     pub fn new(cache: Arc<BlockCache>) -> Self {
         Self {
             cache,
@@ -66,20 +70,22 @@ impl ImportOptions {
 }
 
 impl Pool {
-    /// Imports the pool that lies on these devices, in any order. After a crash, what was fsynced and not yet in a
-    /// transaction group is replayed from the intent log.
+    /// Imports the pool on these devices, given in any order. Replays the intent log, so fsynced
+    /// changes survive a crash even if no transaction group had committed them.
     ///
     /// # Errors
-    /// [`ErrorKind::NotAPool`] if they are none, or not all devices of one; [`ErrorKind::InUse`]; [`ErrorKind::Unsupported`];
-    /// [`ErrorKind::Corrupt`]; [`ErrorKind::Device`]; [`ErrorKind::NoMemory`].
+    /// [`ErrorKind::NotAPool`] if the devices hold no pool or are not all devices of one pool;
+    /// [`ErrorKind::InUse`]; [`ErrorKind::Unsupported`]; [`ErrorKind::Corrupt`];
+    /// [`ErrorKind::Device`]; [`ErrorKind::NoMemory`].
     pub fn import(devices: Vec<Opened>, options: &ImportOptions) -> Result<Self> {
         Self::import_with(devices, Vec::new(), options)
     }
 
-    /// The same, with L2 devices that are open already; those of the pool among them are used.
+    /// As [`import`](Self::import), with L2 devices that are already open. Devices that do not
+    /// belong to the pool are ignored.
     ///
     /// # Errors
-    /// As [`import`](Self::import). Nothing that is wrong with an L2 device is one, see
+    /// As [`import`](Self::import). A failure of an L2 device is not an error; see
     /// [`l2_devices`](Self::l2_devices).
     pub fn import_with(
         devices: Vec<Opened>,
@@ -121,7 +127,7 @@ impl Pool {
         let log = IntentLog::open(&root.log, txg, log_devices, Arc::clone(parts.tunables.log()))
             .map_err(doing)?;
         let directory = root.datasets.get();
-        // Numbers are never used twice, even if an older root had to do.
+        // Txg numbers are never reused, even after falling back to an older root.
         let synced = uberblocks.first().map_or(txg, |newest| newest.txg.max(txg));
         let l2_list = root.l2_devices.get();
         let found = FoundPool { config, space, log, mos, directory, l2_list, root: ptr, synced };
@@ -137,8 +143,9 @@ impl Pool {
     }
 }
 
-/// The newest root block; an older one only if that is damaged, and it was asked for. A device that does not answer now
-/// may do so later, and then nothing is lost.
+/// Returns the newest root block. Falls back to an older one only if the newest is damaged and
+/// `rewind` is set. A device error does not fall back: the device may recover, and then nothing is
+/// lost.
 fn newest_root(
     store: &Store,
     uberblocks: &[Uberblock],
@@ -159,10 +166,11 @@ fn newest_root(
     Err(first_error.unwrap_or_else(none))
 }
 
-/// The root block that an uberblock points to.
+/// Reads the root block that an uberblock points to.
 ///
 /// # Errors
-/// [`ErrorKind::Corrupt`] if it is none, and as any read.
+/// [`ErrorKind::Corrupt`] if the block is not the root block of that txg, and the errors of any
+/// read.
 pub(crate) fn read_root(store: &Store, uberblock: &Uberblock) -> Result<RootPhys> {
     let ptr = &uberblock.root;
     let corrupt = |what: &str| {
@@ -170,10 +178,10 @@ pub(crate) fn read_root(store: &Store, uberblock: &Uberblock) -> Result<RootPhys
         Error::new(ErrorKind::Corrupt, text)
     };
     if ptr.block_kind() != Some(BlockKind::Root) || ptr.logical_bytes.get() != ROOT_BYTES as u32 {
-        return Err(corrupt("is no such thing"));
+        return Err(corrupt("is a block of another kind or size"));
     }
     let content = store.read_uncached(ptr)?;
-    let root = RootPhys::read_from_bytes(&content).map_err(|_| corrupt("has another size"))?;
+    let root = RootPhys::read_from_bytes(&content).map_err(|_| corrupt("has the wrong size"))?;
     if root.magic.get() != ROOT_MAGIC || root.txg.get() != uberblock.txg {
         return Err(corrupt("is another block"));
     }

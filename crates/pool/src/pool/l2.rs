@@ -32,10 +32,10 @@ const ENTRY_BYTES: usize = size_of::<L2DevicePhys>();
 /// The stored list of L2 devices.
 pub(super) struct L2DeviceList(Mutex<ListObject>);
 
-/// The object of the list.
+/// The object that stores the list.
 #[derive(Clone, Copy)]
 struct ListObject {
-    /// 0 if there is none.
+    /// 0 if there is no such object.
     number: u64,
     /// The first txg whose root block names it; `u64::MAX` while none does, because the stored list
     /// is wrong.
@@ -43,12 +43,12 @@ struct ListObject {
 }
 
 impl L2DeviceList {
-    /// The list in the object of that number; 0 if there is none yet.
+    /// Returns the list stored in object `number`, 0 if there is none yet.
     pub(super) fn new(number: u64) -> Self {
         Self(Mutex::named("pool-l2-list", ListObject { number, since: 0 }))
     }
 
-    /// Number of the list's object for the root block of a txg.
+    /// Object number of the list for the root block of a txg; 0 leaves the list out.
     pub(super) fn number_for(&self, txg: u64) -> u64 {
         let list = *self.0.lock();
         if list.since <= txg { list.number } else { 0 }
@@ -90,66 +90,71 @@ impl L2DeviceList {
             |what: &str| Error::new(ErrorKind::Corrupt, format!("the list of L2 devices {what}"));
         let size = node.size();
         if node.kind != ObjectKind::Data || size % ENTRY_BYTES as u64 != 0 {
-            return Err(corrupt("is another object"));
+            return Err(corrupt("is not a list: object kind or size is wrong"));
         }
         if size > (L2_DEVICES_MAX * ENTRY_BYTES) as u64 {
             return Err(corrupt("is too long"));
         }
         let mut bytes = vec![0; size as usize];
         if node.read(0, &mut bytes)? != bytes.len() {
-            return Err(corrupt("is cut off"));
+            return Err(corrupt("is truncated"));
         }
         let read = |bytes: &[u8]| L2DevicePhys::read_from_bytes(bytes).ok();
-        bytes.chunks_exact(ENTRY_BYTES).map(read).collect::<Option<_>>().ok_or_else(|| corrupt("?"))
+        bytes
+            .chunks_exact(ENTRY_BYTES)
+            .map(read)
+            .collect::<Option<_>>()
+            .ok_or_else(|| corrupt("has an invalid entry"))
     }
 }
 
 impl Pool {
-    /// Makes an L2 on a device, and uses it from now on, durably: what RAM lets go of is kept
-    /// there, and is found there by later imports. Returns the number that names it. `force`
-    /// overwrites what the device holds, but never a device of this pool.
+    /// Creates an L2 on a device and uses it from now on, durably: blocks that memory evicts are
+    /// kept there, and later imports find them. Returns the GUID of the L2 device. `force`
+    /// overwrites the content of the device, but never a device of this pool.
     ///
     /// # Errors
-    /// [`ErrorKind::Exists`] if it holds something, [`ErrorKind::Invalid`] if it is too small, this
-    /// pool's own, or one too many, [`ErrorKind::Device`], and as [`begin`](Self::begin).
+    /// [`ErrorKind::Exists`] if the device holds a pool, [`ErrorKind::Invalid`] if the device is
+    /// too small, belongs to this pool, or exceeds the maximum number; [`ErrorKind::Device`]; the
+    /// errors of [`begin`](Self::begin).
     pub fn add_l2_device(&self, device: Opened, force: bool) -> Result<u64> {
         self.inner.check_writable()?;
         blocking::check("a device")?;
         self.inner.l2_devices.add(&*self.inner, device, force)
     }
 
-    /// Does without an L2 device from now on, durably, also while it is in use. It is named by its
-    /// path or its number in hexadecimal digits. Its content is gone.
+    /// Removes an L2 device, durably, even while it is in use. `name` is its path or its GUID in
+    /// hexadecimal digits. The content of the L2 is lost.
     ///
-    /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::Device`] if it is removed but could not be told so; as
-    /// [`begin`](Self::begin).
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Device`] if it was removed from the pool but its label
+    /// could not be erased; the errors of [`begin`](Self::begin).
     pub fn remove_l2_device(&self, name: &str) -> Result<()> {
         self.inner.check_writable()?;
         blocking::check("a device")?;
         self.inner.l2_devices.remove(&*self.inner, name)
     }
 
-    /// The L2 devices, in the order in which they were added.
+    /// Returns the L2 devices in the order in which they were added.
     pub fn l2_devices(&self) -> Vec<L2Device> {
         self.inner.l2_devices.info()
     }
 
-    /// How an L2 device would be if the pool were taken into use with it: for one that is not in
-    /// use. It is looked for at its path, and only read.
+    /// Returns the state that an unused L2 device would have if the pool were imported with it.
+    /// Opens the device at its stored path and only reads it.
     pub fn probe_l2_device(&self, device: &L2Device) -> L2DeviceState {
         let why = crate::l2::device::check_path(&device.path, device.guid, self.inner.guid);
         L2DeviceState::Unavailable(why.err().unwrap_or_else(|| "the pool is not in use".to_owned()))
     }
 
-    /// Why the list of L2 devices cannot be read, if so: the pool uses none then.
+    /// Returns why the list of L2 devices is unreadable, or `None`. With an unreadable list the
+    /// pool uses no L2 device.
     pub fn l2_devices_damage(&self) -> Option<String> {
         self.inner.l2_devices.damage()
     }
 
-    /// Writes to the L2 devices what of the pool is in memory only and durable, and makes it
-    /// durable there: what a crash leaves is warm then. An export does the same. Ends after the
-    /// time that the tunable `l2_export_ms` says.
+    /// Writes blocks that are durable in the pool but cached in memory only to the L2 devices, and
+    /// flushes those. The cache is then warm after a crash. An export does the same. Ends after
+    /// `l2_export_ms` at the latest.
     pub fn fill_l2_devices(&self) {
         self.inner.fill_l2_devices();
         self.inner.l2_devices.in_use().iter().for_each(|l2| l2.flush());
@@ -163,7 +168,7 @@ impl Pool {
         }
     }
 
-    /// Waits until no L2 device loads blocks into memory any more.
+    /// Waits until no L2 device warms up the cache any more.
     #[cfg(any(test, feature = "testing"))]
     pub fn wait_for_l2_warm_up(&self) {
         for l2 in self.inner.l2_devices.in_use() {
@@ -171,8 +176,8 @@ impl Pool {
         }
     }
 
-    /// Opens the L2 devices of the list, of which some may be `given`; others are looked for at
-    /// their paths, if `search`. Nothing that is wrong with them keeps the pool from being used.
+    /// Opens the L2 devices of the list. Some may be `given`; with `search` the others are opened
+    /// at their stored paths. A failure of an L2 device does not fail the import.
     pub(super) fn attach_l2_devices(&self, given: Vec<Opened>, search: bool, root_txg: u64) {
         let inner = &self.inner;
         let devices = &inner.l2_devices;
@@ -185,7 +190,7 @@ impl Pool {
         }
     }
 
-    /// Has L2 devices put back into memory what they have.
+    /// Starts the warm-up: L2 devices load their blocks back into memory.
     pub(super) fn warm_up(&self) {
         let inner = &self.inner;
         let devices = &inner.l2_devices;
@@ -200,14 +205,14 @@ impl PoolInner {
         Arc::clone(self) as Arc<dyn L2Host>
     }
 
-    /// Writes what of the pool is in memory only, as long as the tunable says, so that it is warm
-    /// when it is used again.
+    /// Writes blocks of the pool that are in memory only to the L2 devices, for at most
+    /// `l2_export_ms`, so that the next import starts warm.
     pub(super) fn fill_l2_devices(&self) {
         let allowed_ms = u64::from(self.tunables.l2_devices().l2_export_ms());
         self.l2_devices.fill(self, allowed_ms * 1_000_000);
     }
 
-    /// Lets go of all L2 devices, which keep what they have.
+    /// Closes all L2 devices. Their content stays.
     pub(super) fn close_l2_devices(&self, why: &str) {
         self.l2_devices.close(self, why);
     }
@@ -243,12 +248,12 @@ impl L2Host for PoolInner {
         let found = label::read(&**device, self.store.cache());
         let holds = found.as_ref().ok().and_then(Option::as_ref);
         if own || holds.is_some_and(|label| label.config.pool_guid == self.guid) {
-            let text = format!("{name}: is a device of this pool; name another one");
+            let text = format!("{name} is a device of this pool; choose another device");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         if listed {
             let text = format!(
-                "{name}: is an L2 device of this pool already; remove it first to make it anew"
+                "{name} is already an L2 device of this pool; remove it first to recreate it"
             );
             return Err(Error::new(ErrorKind::Invalid, text));
         }
@@ -258,7 +263,7 @@ impl L2Host for PoolInner {
             Ok(Some(label)) => Err(Error::new(
                 ErrorKind::Exists,
                 format!(
-                    "{name}: holds pool {:?}; destroy that, or force it",
+                    "{name} holds pool {:?}; destroy that pool first, or use force",
                     label.config.pool_name
                 ),
             )),
@@ -276,7 +281,7 @@ impl L2Host for PoolInner {
         Ok(())
     }
 
-    fn store_list_without_waiting(&self, entries: &[L2DevicePhys]) -> Result<()> {
+    fn store_list_non_blocking(&self, entries: &[L2DevicePhys]) -> Result<()> {
         // Begun without a reservation: during an import, waiting for free space could mean waiting
         // for the sync thread, which has not started yet.
         let tx = Transaction::new(self.txgs.begin()?, None);

@@ -1,4 +1,16 @@
-//! What the intent log needs of the pool: its devices, and the newest content of what is to be made durable.
+//! Connects the intent log to the pool: the log's devices, the content that a log commit reads, and
+//! `fsync`.
+//!
+//! An fsync asks the intent log first. If the log cannot make the changes durable, the fsync waits
+//! for the transaction group instead: the dataset has no log, the data does not fit the ring, or
+//! records were lost.
+//!
+//! If a device fails:
+//!
+//! - A log write or its flush fails: the log counts the records as lost, and the fsync waits for
+//!   the transaction group.
+//! - The transaction group fails too: the pool is suspended and the fsync returns the error. Every
+//!   later fsync fails until the next import, even if the device recovers.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
@@ -14,7 +26,7 @@ use crate::log::{Committed, Fetch, LogStorage};
 
 use super::PoolInner;
 
-/// The devices, as the intent log's medium.
+/// The pool's devices as storage of the intent log.
 pub(super) struct LogDevices {
     pub(super) devices: Arc<Devices>,
     pub(super) cache: Arc<BlockCache>,
@@ -43,8 +55,8 @@ impl LogStorage for LogDevices {
 }
 
 impl Fetch for PoolInner {
-    fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()> {
-        self.txgs.at_rest(f)
+    fn run_quiesced(&self, f: &mut dyn FnMut()) -> Result<()> {
+        self.txgs.run_quiesced(f)
     }
 
     fn content(&self, dataset: u64, object: u64, offset: u64, out: &mut [u8]) -> Result<()> {
@@ -56,7 +68,7 @@ impl Fetch for PoolInner {
 }
 
 impl PoolInner {
-    /// The open dataset of that guid.
+    /// Returns the open dataset with this GUID.
     pub(super) fn dataset_of_guid(&self, guid: u64) -> Result<Arc<dataset::DatasetInner>> {
         let datasets = self.datasets.lock();
         let found = datasets.values().find(|dataset| dataset.guid == guid);
@@ -65,7 +77,8 @@ impl PoolInner {
         })
     }
 
-    /// Makes changes durable: those of names and of objects' existence, and those of one object.
+    /// Makes durable: all changes of names and of objects' existence, and all changes of one
+    /// object. Asks the intent log, then waits for the transaction group.
     pub(crate) fn fsync(&self, dataset: &dataset::DatasetInner, number: u64) -> Result<()> {
         self.check_writable()?;
         self.txgs.check_running()?;

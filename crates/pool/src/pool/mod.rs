@@ -1,7 +1,7 @@
-//! Pools.
+//! The pool: the public handle [`Pool`] and the shared state [`PoolInner`].
 //!
-//! [`Pool`] is what users hold; [`PoolInner`] is what the pool's thread and its datasets share. `create` and
-//! `import` make it, `sync` is what the thread does for a transaction group, `export` ends it.
+//! `create` and `import` construct a pool. `sync_txg` commits transaction groups on the sync
+//! thread. `export` closes the pool.
 
 mod about;
 mod check;
@@ -56,76 +56,77 @@ use l2::L2DeviceList;
 pub use scrub::{ScrubProgress, ScrubReport};
 pub use stats::{Durations, PoolStats, PoolUsage};
 
-/// A pool: devices, and the datasets on them. Dropping it exports it.
+/// A pool: devices and the datasets on them. Dropping it exports it.
 pub struct Pool {
     inner: Arc<PoolInner>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What a pool's parts share.
+/// State shared by the pool handle, its datasets and the sync thread.
 pub(crate) struct PoolInner {
     pub(crate) name: String,
     pub(crate) guid: u64,
     pub(crate) devices: Arc<Devices>,
-    /// Of the pool's own blocks; datasets have stores of their own over the same devices.
+    /// Store of the pool's own blocks. Each dataset has its own store over the same devices.
     pub(crate) store: Store,
     pub(crate) txgs: Arc<Txgs>,
     pub(crate) log: IntentLog,
-    /// The sync's.
+    /// Held by the sync thread for a whole commit.
     space: Mutex<Space>,
-    /// Its statistics, as of the newest txg, for who does not wait for the sync.
+    /// Space statistics as of the newest durable txg; readable without waiting for the sync thread.
     space_stats: Mutex<SpaceStats>,
     space_counters: Arc<SpaceCounters>,
-    /// The pool's own objects.
+    /// The pool's own objects (the meta object set).
     mos: Arc<Objset>,
-    /// Names of datasets.
+    /// Maps dataset names to object numbers.
     directory: Zap<Leaves>,
     directory_number: u64,
     datasets: Mutex<HashMap<String, Arc<dataset::DatasetInner>>>,
     l2_devices: L2Devices,
     l2_list: L2DeviceList,
-    /// Held by who adds a dataset, or changes its settings.
+    /// Serialises dataset creation and changes of dataset settings.
     datasets_changing: Mutex<()>,
     config: Mutex<Config>,
-    /// The devices' space, as space knows it.
+    /// The device ranges that [`Self::space`] covers.
     spans: Mutex<Vec<DeviceSpan>>,
     tunables: Arc<PoolTunables>,
     rng: Mutex<SmallRng>,
-    /// The root block of the newest txg that is durable.
+    /// The root block of the newest durable txg.
     root: Mutex<BlockPtrPhys>,
-    /// What transactions may still have written.
+    /// Space promised to open transactions.
     reservations: Reservations,
     closed: AtomicBool,
     read_only: bool,
     clock: Arc<dyn Clock>,
 }
 
-/// Txgs after which space that was freed can be used again.
+/// Number of txgs after which freed space is reusable.
 const TXGS_TO_REUSE: usize = 3;
 
 impl Pool {
-    /// Begins a transaction. Waits while more is dirty than may be.
+    /// Begins a transaction. Waits while too much data is dirty.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`] if the pool is full, [`ErrorKind::Suspended`] after a failed write, [`ErrorKind::Closed`],
-    /// [`ErrorKind::ReadOnly`].
+    /// [`ErrorKind::NoSpace`] if the pool is full, [`ErrorKind::Suspended`] after a failed write,
+    /// [`ErrorKind::Closed`] after an export, [`ErrorKind::ReadOnly`] after a read-only import.
     pub fn begin(&self) -> Result<Transaction<'_>> {
         self.inner.begin(Intent::Use)
     }
 
-    /// Begins a transaction for deleting: it can begin when the pool is full.
+    /// Begins a transaction that frees space. It may use the reserve, so it can begin in a full
+    /// pool.
     ///
     /// # Errors
-    /// As [`begin`](Self::begin).
+    /// See [`begin`](Self::begin).
     pub fn begin_freeing(&self) -> Result<Transaction<'_>> {
         self.inner.begin(Intent::Free)
     }
 
-    /// Commits the open transaction group, and returns when it is durable. The calling thread must have no
-    /// transaction.
+    /// Commits the open transaction group and returns once it is durable. The calling thread must
+    /// not hold a transaction.
     ///
     /// # Errors
-    /// Why the txg could not be written.
+    /// The error that kept the txg from being written.
     pub fn sync(&self) -> Result<()> {
         self.inner.check_writable()?;
         blocking::check("a transaction group")?;
@@ -137,7 +138,7 @@ impl Pool {
         &self.inner.name
     }
 
-    /// The number that names the pool for ever.
+    /// The GUID of the pool. It never changes.
     pub fn guid(&self) -> u64 {
         self.inner.guid
     }
@@ -152,7 +153,7 @@ impl PoolInner {
                 return Ok(Transaction::new(self.txgs.begin()?, Some(reservation)));
             }
             blocking::check("space that a transaction group gives back")?;
-            // What others have and do not use comes back with it, and what earlier txgs have freed.
+            // A commit returns unused reservations and space that earlier txgs freed.
             self.txgs.sync_now()?;
         }
         let last =

@@ -1,4 +1,5 @@
-//! Replaying the intent log at import: what was fsynced, and is in no transaction group yet, is changed again.
+//! Replays the intent log at import: applies fsynced changes that no transaction group has
+//! committed.
 
 use forebay_base::sync::Arc;
 use hashbrown::HashMap;
@@ -12,11 +13,11 @@ use crate::tx::Transaction;
 use super::{Pool, PoolInner};
 
 impl Pool {
-    /// Applies what the log has, and commits it; or gives it up.
+    /// Applies the records of the log and commits them, or discards the log.
     pub(super) fn replay(&self, root: &LogRootPhys, discard: bool) -> Result<()> {
         let inner = &self.inner;
         if discard {
-            // Not even tried: what is in it may be what suspends the pool.
+            // The log is not read at all: its content may be the reason for the failed import.
             inner.log.discard();
             return inner.txgs.sync_now().map(|_| ());
         }
@@ -25,23 +26,22 @@ impl Pool {
             _ => inner.txgs.sync_now().map(|_| ()),
         });
         replayed.map_err(|error| {
-            error.doing(
-                "its intent log cannot be replayed (import it without, losing what was fsynced last)",
-            )
+            error.doing("cannot replay its intent log (discard_log imports without it)")
         })
     }
 }
 
 impl PoolInner {
-    /// Returns how many changes it applied.
+    /// Applies all records of the log. Returns the number of changes applied.
     fn replay(&self, root: &LogRootPhys) -> Result<u64> {
         let mut replay = self.log.replay(root);
         let mut applied = 0;
         let mut named = LoggedDatasets { inner: self, names: None };
         while replay.next_batch()? {
-            // One txg for all of a batch, which holds whole transactions: should this end half-way, and somebody import the
-            // pool without its log then, no transaction is there in part. But for a batch that dirties more than a txg should
-            // have; the log knows how far it was.
+            // One txg per batch, because a batch holds whole transactions. If the replay fails
+            // half-way and the pool is then imported without its log, no transaction is applied in
+            // part. A batch that dirties more than a txg should hold is split; the log stores how
+            // far the replay came.
             let mut present = None;
             while let Some(entry) = replay.next()? {
                 if present.as_ref().is_some_and(|tx| self.is_large(tx)) {
@@ -62,16 +62,17 @@ impl PoolInner {
         Ok(applied)
     }
 
-    /// Whether a transaction has dirtied as much as a txg should have.
+    /// Whether a transaction has dirtied as many bytes as a txg should hold.
     fn is_large(&self, tx: &Transaction<'_>) -> bool {
         tx.tx().dirty_bytes() >= self.txgs.sync_at_bytes()
     }
 }
 
-/// The datasets that a log names. Others are not opened: what is wrong with them is not the log's.
+/// The datasets that the log names. Other datasets are not opened, so damage in them cannot fail
+/// the replay.
 struct LoggedDatasets<'a> {
     inner: &'a PoolInner,
-    /// All names by guid, and why some are not there, if that had to be asked.
+    /// All dataset names by GUID, and an error if some could not be read. Loaded on first use.
     names: Option<(HashMap<u64, String>, Option<Error>)>,
 }
 
@@ -87,15 +88,16 @@ impl LoggedDatasets<'_> {
         };
         match names.get(&guid) {
             Some(name) => self.inner.dataset(name),
-            // It may be one of those that cannot be read.
+            // It may be one of the datasets that cannot be read.
             None => Err(failed.take().unwrap_or(not_open)),
         }
     }
 }
 
-/// Changes of one thing are noted in the order in which they were made only if their callers took turns; and what a commit
-/// fetched may be of an object that was destroyed by then. So a change of something that is gone, or is there already, is no
-/// error: the newest note wins.
+/// Applies one record. Records of one object are in the order of the changes only if the callers
+/// held the object lock, and a content record may belong to an object that was destroyed meanwhile.
+/// So a change of a missing object, and an insert of an existing name, are not errors: the newest
+/// record wins.
 fn apply(
     dataset: &dataset::DatasetInner,
     transaction: &Transaction<'_>,

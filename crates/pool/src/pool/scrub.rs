@@ -1,4 +1,4 @@
-//! Scrubbing: every copy of every block is read, and one that is bad is written anew from one that is good.
+//! Scrubs a pool: reads every copy of every block and rewrites bad copies from good ones.
 
 use std::ops::ControlFlow;
 
@@ -9,36 +9,37 @@ use crate::store::Store;
 use super::walk::{BlockLocation, Visitor, WalkEnd, Walking, is_complete};
 use super::{CheckProgress, Pool};
 
-/// Problems that a report lists; more are only counted.
+/// Maximum number of problems that a report lists. Further problems are only counted.
 const LISTED: usize = 64;
-/// Progress is told after this many blocks.
+/// Blocks between two calls of the progress callback.
 const PROGRESS_BLOCKS: u64 = 64;
 
-/// How far a scrub is.
+/// Progress of a scrub.
 pub type ScrubProgress = CheckProgress;
 
-/// What a scrub did.
+/// Result of a scrub.
 #[derive(Clone, Debug, Default)]
 pub struct ScrubReport {
-    /// Whether everything was looked at. If not, it was interrupted.
+    /// Whether the walk reached the end. If not, it was interrupted.
     pub complete: bool,
-    /// Blocks looked at.
+    /// Blocks processed.
     pub blocks: u64,
-    /// Copies that were bad and are good again.
+    /// Bad copies that were rewritten.
     pub healed: u64,
-    /// Blocks without any good copy, and what leads nowhere: the first of these.
+    /// The first blocks without a good copy, and the first objects that are invalid.
     pub lost: Vec<String>,
-    /// How many there are.
+    /// Number of such blocks and objects.
     pub lost_count: u64,
 }
 
 impl Pool {
-    /// Reads every copy of every block as of the newest txg, which is committed first, and heals what has another
-    /// good copy. Nothing is committed while it runs. `progress` is called now and then as for
-    /// [`check`](Self::check), and interrupts it in the same way: what was healed until then stays so.
+    /// Commits the open txg, then reads every copy of every block as of that txg and rewrites bad
+    /// copies from good ones. Nothing is committed while the scrub runs. `progress` is called
+    /// periodically and interrupts the scrub as in [`check`](Self::check); copies rewritten so far
+    /// stay.
     ///
     /// # Errors
-    /// Why it could not be carried out; what it found is in the report.
+    /// The error that stopped the scrub. Problems found are not errors; the report lists them.
     pub fn scrub(
         &self,
         progress: &mut dyn FnMut(&ScrubProgress) -> ControlFlow<()>,

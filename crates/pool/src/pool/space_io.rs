@@ -1,4 +1,4 @@
-//! How the space maps read and write their blocks: through the store.
+//! Reads and writes the blocks of space maps through the store.
 
 use forebay_cache::Attributes;
 
@@ -18,8 +18,8 @@ impl SpaceRead for Store {
     }
 }
 
-/// Writes blocks of the space maps and root blocks: to places that they have already, and past the cache, since
-/// nobody reads them before the next import.
+/// Writes space-map blocks and root blocks to preallocated addresses. It bypasses the cache: only
+/// an import reads these blocks.
 pub(super) struct UncachedWriter<'a>(pub(super) &'a Store);
 
 impl UncachedWriter<'_> {

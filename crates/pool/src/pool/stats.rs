@@ -1,4 +1,4 @@
-//! What a pool says of itself.
+//! Statistics of a pool.
 
 use forebay_base::histogram::AtomicHistogram;
 
@@ -6,16 +6,16 @@ use crate::error::Result;
 
 use super::{Pool, PoolInner};
 
-/// How long something took, in nanoseconds, since the pool was imported.
+/// Distribution of a duration in nanoseconds, since the import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Durations {
-    /// How often it was measured.
+    /// Number of samples.
     pub count: u64,
     /// The median.
     pub p50_ns: u64,
-    /// What one in a hundred exceeds.
+    /// The 99th percentile.
     pub p99_ns: u64,
-    /// The longest.
+    /// The maximum.
     pub max_ns: u64,
 }
 
@@ -31,63 +31,64 @@ impl Durations {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolUsage {
-    /// On all devices, as much as blocks can lie in.
+    /// Bytes on all devices that blocks can occupy.
     pub total_bytes: u64,
-    /// In use, all copies.
+    /// Allocated bytes, all copies.
     pub allocated_bytes: u64,
-    /// Freed, and to be used again two txgs later.
+    /// Freed bytes that become reusable two txgs later.
     pub deferred_bytes: u64,
-    /// Not in use.
+    /// Free bytes.
     pub free_bytes: u64,
-    /// What changes can still take, now or by waiting for what was freed: without what is kept for deleting, and without what is
-    /// promised to changes that are not written yet, as if nothing of them could be compressed.
+    /// Bytes that new changes can still take, now or after waiting for freed space. Excludes the
+    /// reserve for deletions, and the space promised to changes that are not written yet, without
+    /// compression.
     pub available_bytes: u64,
 }
 
-/// A pool in numbers.
+/// Statistics of a pool.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PoolStats {
     /// The newest durable transaction group.
     pub synced_txg: u64,
-    /// Memory that waits to be written, of all open txgs.
+    /// Dirty bytes in memory, of all open and syncing txgs.
     pub dirty_bytes: u64,
-    /// Bytes on all devices that blocks can lie in.
+    /// Bytes on all devices that blocks can occupy.
     pub total_bytes: u64,
-    /// Bytes in use.
+    /// Allocated bytes, all copies.
     pub allocated_bytes: u64,
-    /// Bytes that were freed, and can be used again two txgs later.
+    /// Freed bytes that become reusable two txgs later.
     pub deferred_bytes: u64,
-    /// Bytes that can be used.
+    /// Free bytes.
     pub free_bytes: u64,
-    /// As [`PoolUsage::available_bytes`].
+    /// See [`PoolUsage::available_bytes`].
     pub available_bytes: u64,
-    /// Whether nothing can be written any more, and why.
+    /// Why the pool is suspended, or `None`. A suspended pool writes nothing.
     pub suspended: Option<String>,
-    /// How long changes were slowed down, each that was.
+    /// How long throttled transactions were delayed.
     pub throttled: Durations,
-    /// How long closing a txg took: changes that begin meanwhile wait for it.
+    /// How long it took to close a txg. New transactions wait meanwhile.
     pub quiesced: Durations,
-    /// Name, label (empty if the counter has none) and value of each counter of the pool's parts.
+    /// Name, label (empty if there is none) and value of each counter of the pool.
     pub counters: Vec<(&'static str, &'static str, u64)>,
 }
 
 impl Pool {
-    /// The pool in numbers, as of the newest txg. Waits for nothing.
+    /// Returns statistics as of the newest txg. Never blocks on a commit.
     pub fn stats(&self) -> PoolStats {
         self.inner.stats()
     }
 
-    /// Space of the pool, as of the newest txg, but for what is available, which is so now. Waits for nothing, and costs
-    /// little.
+    /// Returns the space of the pool as of the newest txg; `available_bytes` is current. Cheap, and
+    /// never blocks on a commit.
     pub fn usage(&self) -> PoolUsage {
         self.inner.usage()
     }
 
-    /// Sets a tunable of the pool.
+    /// Sets a tunable.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), with what would be right.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), naming the accepted values.
     pub fn set_tunable(&self, name: &str, value: &str) -> Result<()> {
         self.inner.tunables.set(name, value)
     }

@@ -1,8 +1,11 @@
-//! What the pool's thread does: write one transaction group after the other.
+//! Commits transaction groups on the sync thread.
 //!
-//! Datasets come first, then the pool's own objects, which name the datasets, then what is known of space, which includes
-//! all that was allocated for the others, and last the root block. When all of that is durable, uberblocks
-//! point to the root block; when these are durable, the txg is.
+//! The order is: the datasets, the pool's own objects (which name the datasets), the space maps
+//! (which record every allocation of this txg), and the root block. After all of these are flushed,
+//! the uberblocks point to the root block. The txg is durable once the uberblocks are flushed.
+//!
+//! If any step fails, the pool is suspended: every change fails, and reads go on. The devices still
+//! hold the previous txg, or this one if some of its uberblocks were written.
 
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, MutexGuard};
@@ -19,10 +22,10 @@ use crate::txg::{Txgs, Wake};
 use super::PoolInner;
 use super::space_io::UncachedWriter;
 
-/// Space that a txg needs for itself, however little is in it.
+/// Minimum free space that a commit needs for its own blocks.
 const MARGIN_BYTES: u64 = 1 << 20;
 
-/// Starts the thread of a pool.
+/// Starts the sync thread of a pool.
 pub(super) fn start(inner: &Arc<PoolInner>) -> Result<JoinHandle<()>> {
     let inner = Arc::clone(inner);
     thread::spawn_named("forebay-sync", move || run(&inner)).map_err(|error| {
@@ -37,12 +40,12 @@ fn run(inner: &PoolInner) {
     std::mem::forget(guard);
 }
 
-/// Suspends the pool when the thread ends otherwise than it should: nobody waits for it for ever.
+/// Suspends the pool if the sync thread panics, so that no waiter waits forever.
 struct SuspendOnPanic<'a>(&'a Txgs);
 
 impl Drop for SuspendOnPanic<'_> {
     fn drop(&mut self) {
-        // Whatever it was, a message of it stands in the log of panics.
+        // The panic hook has already reported the panic message.
         let text = "the pool's thread has panicked";
         self.0.suspend(&Error::new(ErrorKind::Suspended, text));
     }
@@ -65,15 +68,16 @@ fn run_txgs(inner: &PoolInner) {
 impl PoolInner {
     /// Writes a txg and makes it durable.
     pub(super) fn sync_txg(&self, txg: u64) -> Result<()> {
-        // What earlier txgs have freed may be used again soon: nobody may be on the way there any more.
+        // Blocks that earlier txgs freed become reusable below. First wait for readers that still
+        // use pointers to them.
         self.store.readers().quiesce();
         let mut space = self.space.lock();
         space.begin(txg);
-        self.fit_space(&mut space)?;
+        self.extend_space(&mut space)?;
         self.finish_txg(txg, space)
     }
 
-    /// The rest of that, once the txg has begun for space.
+    /// Completes [`sync_txg`](Self::sync_txg) after `space` has begun the txg.
     pub(super) fn finish_txg(&self, txg: u64, mut space: MutexGuard<'_, Space>) -> Result<()> {
         let space = &mut *space;
         let mos = self.sync_objects(space, txg)?;
@@ -100,11 +104,11 @@ impl PoolInner {
         *self.root.lock() = root;
         self.store.l2().note_durable(txg);
         self.log.synced(txg);
-        self.note_free(space);
+        self.update_free(space);
         Ok(())
     }
 
-    /// Writes the datasets, and then the pool's own objects.
+    /// Writes the datasets, then the pool's own objects.
     fn sync_objects(&self, space: &mut Space, txg: u64) -> Result<ObjsetPhys> {
         let mut ctx = SyncContext::new(&self.store, space, txg);
         let tx = Tx::syncing(txg);
@@ -118,17 +122,17 @@ impl PoolInner {
         Ok(self.mos.phys())
     }
 
-    /// Bytes that are kept free for deleting, and for the pool itself.
+    /// Bytes reserved for deletions and for the commit itself.
     fn reserve_bytes(&self) -> u64 {
         let total: u64 = self.devices.spans().iter().map(|span| span.end - span.start).sum();
         (total / 32).max(2 << 20)
     }
 
-    /// Learns how much is free.
-    pub(super) fn note_free(&self, space: &Space) {
+    /// Updates the free-space statistics and the reservations.
+    pub(super) fn update_free(&self, space: &Space) {
         let reserve = self.reserve_bytes();
         let space_stats = space.stats();
-        // The other half of the reserve is for what the sync itself needs.
+        // The sync thread itself may use the other half of the reserve.
         self.reservations.set(&space_stats, reserve + MARGIN_BYTES, reserve / 2);
         *self.space_stats.lock() = space_stats;
     }

@@ -1,4 +1,4 @@
-//! Walking all blocks of a pool, as of the newest durable txg.
+//! Walks all blocks of a pool as of the newest durable txg.
 
 use crate::dataset;
 use crate::error::{Error, ErrorKind, Result};
@@ -13,14 +13,14 @@ use forebay_cache::Attributes;
 
 use super::PoolInner;
 
-/// Where a block was found.
+/// Location of a block in the pool.
 #[derive(Clone, Debug)]
 pub(super) struct BlockLocation {
-    /// Empty for the pool's own.
+    /// Empty for the pool's own objects.
     pub(super) dataset: Arc<str>,
-    /// Nothing for blocks of dnodes, and what leads to them.
+    /// `None` for dnode blocks and their indirect blocks.
     pub(super) object: Option<u64>,
-    /// The first block of the object that it leads to.
+    /// First data block of the object that this block leads to.
     pub(super) block: u64,
 }
 
@@ -37,11 +37,11 @@ impl std::fmt::Display for BlockLocation {
     }
 }
 
-/// Why a walk ends before it is through.
+/// Reason why a walk ended early.
 pub(super) enum WalkEnd {
-    /// Somebody asked for it.
+    /// A visitor interrupted it.
     Interrupted,
-    /// It cannot go on.
+    /// An error stopped it.
     Failed(Error),
 }
 
@@ -51,10 +51,10 @@ impl From<Error> for WalkEnd {
     }
 }
 
-/// Whether a walk went through.
+/// Whether a walk reached the end.
 ///
 /// # Errors
-/// Why it could not go on.
+/// The error that stopped the walk.
 pub(super) fn is_complete(walked: Walking) -> Result<bool> {
     match walked {
         Ok(()) => Ok(true),
@@ -63,19 +63,19 @@ pub(super) fn is_complete(walked: Walking) -> Result<bool> {
     }
 }
 
-/// What a walk and its visitors return.
+/// Result of a walk and of its visitors.
 pub(super) type Walking = Result<(), WalkEnd>;
 
-/// What a walk tells.
+/// Receives the blocks of a walk.
 pub(super) trait Visitor {
-    /// A block, before what it leads to.
+    /// Called for each block, before the blocks that it leads to.
     fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &BlockLocation) -> Walking;
-    /// What cannot be read, or makes no sense.
+    /// Called for each unreadable or invalid block or object.
     fn damaged(&mut self, place: &BlockLocation, error: Error);
 }
 
 impl PoolInner {
-    /// Walks every block: the root, the pool's own objects, all datasets, and what knows of space.
+    /// Walks every block: the root block, the pool's own objects, all datasets, and the space maps.
     pub(super) fn walk_all(&self, space: &mut Space, visitor: &mut dyn Visitor) -> Walking {
         let place = BlockLocation { dataset: Arc::from(""), object: None, block: 0 };
         let root = *self.root.lock();
@@ -86,14 +86,14 @@ impl PoolInner {
         own.iter().try_for_each(|ptr| visitor.block(&self.store, ptr, &place))
     }
 
-    /// Walks the pool's own objects, and all datasets.
+    /// Walks the pool's own objects and all datasets.
     fn walk(&self, visitor: &mut dyn Visitor) -> Walking {
         walk_objset(&self.mos, &Arc::from(""), visitor)?;
         for name in self.dataset_names()? {
             let place = BlockLocation { dataset: Arc::from(name.as_str()), object: None, block: 0 };
             match self.dataset(&name) {
                 Ok(dataset) => walk_dataset(&dataset, visitor)?,
-                // There is nothing wrong with it.
+                // The dataset is not damaged; the cache has no free owner id.
                 Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error.into()),
                 Err(error) => visitor.damaged(&place, error),
             }

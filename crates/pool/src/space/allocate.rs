@@ -1,9 +1,11 @@
-//! Allocation: which device, which metaslab, which range.
+//! Allocation: chooses a device, a metaslab, and a range.
 //!
-//! First copies go round the devices in chunks, whose size follows the devices' free space; a second copy goes to the next
-//! device that has space, or on a single device at least an eighth of it away. A device has a cursor for each
-//! of the two, a metaslab out of whose run blocks are handed out one after the other. When a metaslab has no
-//! long run any more, the one with the longest is next; once none has any, holes are filled where they fit.
+//! First copies rotate over the devices in chunks whose size follows the devices' free space. A
+//! second copy goes to the next device with space; on a single device it keeps at least an eighth
+//! of the device away. Each device has a cursor for first and one for second copies: a metaslab
+//! from whose current run blocks are allocated front to back. When it has no long run left, the
+//! metaslab with the longest run becomes the cursor. When no metaslab has a long run, smaller holes
+//! are filled.
 
 use crate::format::{DvaPhys, SECTOR_UNIT};
 use crate::{Error, ErrorKind, Result};
@@ -12,28 +14,28 @@ use super::metaslab::RUN_UNITS;
 use super::range_set::Run;
 use super::{Space, SpaceCounters};
 
-/// Bytes that go to a device before the next has its turn, if all have as much free space.
+/// Bytes allocated on a device before the rotor moves on, if all devices have equal free space.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Second copies keep this part of a device's length away from the first, if they can.
-const APART: u64 = 8;
-/// Part of the pool that only its own structures may use.
+/// Second copies keep this fraction of the device away from first copies, if possible.
+const COPY_DISTANCE: u64 = 8;
+/// Fraction of the pool that only its own structures may use.
 const RESERVE: u64 = 64;
 const RESERVE_MIN_UNITS: u64 = (256 << 10) / SECTOR_UNIT;
 const RESERVE_MAX_UNITS: u64 = (32 << 20) / SECTOR_UNIT;
-/// Units that an entry of the log may cost, its share of heads and both copies included: a block of one
-/// 512-byte sector holds 26.
+/// Entries of the log per unit of space, with block headers and both copies included. A block of
+/// one 512-byte sector holds 26 entries.
 const ENTRIES_PER_UNIT: u64 = 13;
 
-/// What allocation knows of a device.
+/// Allocation state of a device.
 #[derive(Debug)]
 pub(super) struct DeviceState {
     pub(super) units: u64,
     pub(super) free_units: u64,
-    /// The metaslabs that first and second copies come from.
+    /// The metaslabs of the cursors for first and second copies.
     cursors: [Option<u32>; 2],
-    /// No metaslab had a long run for a first or second copy, in this txg.
+    /// Whether no metaslab had a long run for a first or second copy, in this txg.
     no_runs: [bool; 2],
-    /// This many units were not to be had at once, in this txg.
+    /// The smallest size that could not be allocated, in this txg.
     failed_units: u32,
 }
 
@@ -50,14 +52,14 @@ impl Default for DeviceState {
 }
 
 impl DeviceState {
-    /// Something may have become free.
+    /// Resets the state: space may have become free.
     pub(super) fn new_txg(&mut self) {
         self.no_runs = [false; 2];
         self.failed_units = u32::MAX;
     }
 }
 
-/// Whose turn it is.
+/// The device whose turn it is.
 #[derive(Debug, Default)]
 pub(super) struct DeviceRotor {
     device: usize,
@@ -65,18 +67,18 @@ pub(super) struct DeviceRotor {
     left: u64,
 }
 
-/// What a metaslab must keep from another one.
+/// Required distance of a metaslab from another one.
 #[derive(Clone, Copy)]
 enum Distance {
     /// An eighth of the device.
     Far,
-    /// To be another one.
+    /// Another metaslab.
     Other,
-    /// Nothing.
+    /// None.
     Any,
 }
 
-/// Where a block went.
+/// An allocated range.
 #[derive(Clone, Copy)]
 struct Allocated {
     device: usize,
@@ -90,12 +92,13 @@ impl Space {
         let enough = u64::from(units) * copies as u64 + self.reserve_units();
         if self.free_units < enough {
             self.counters.add(SpaceCounters::REFUSED, 0, 1);
-            return Err(no_space(bytes, "only what the space maps need is left"));
+            return Err(no_space(bytes, "only the reserve of the space maps is left"));
         }
         self.allocate_units(units, copies)
     }
 
-    /// Space for what a transaction group cannot do without, such as its root block: out of the reserve too.
+    /// Allocates space that the commit cannot do without, such as a root block. May use the
+    /// reserve.
     ///
     /// # Errors
     /// As [`Allocate::allocate`](crate::store::Allocate::allocate).
@@ -104,7 +107,8 @@ impl Space {
         self.allocate_units(units, copies)
     }
 
-    /// Two copies for the space maps themselves: `bytes`, or if no range is that long fewer, down to a sector.
+    /// Allocates two copies for the space maps: `bytes`, or less if no range is long enough, down
+    /// to a sector.
     pub(super) fn allocate_own(&mut self, bytes: u64) -> Result<([DvaPhys; 2], u64)> {
         let sector = self.geometry.sector_bytes;
         let mut bytes = bytes;
@@ -120,13 +124,13 @@ impl Space {
         }
     }
 
-    /// Units that users do not get.
+    /// Units that only the space maps may use.
     pub(super) fn reserve_units(&self) -> u64 {
         let fixed = (self.total_units / RESERVE).clamp(RESERVE_MIN_UNITS, RESERVE_MAX_UNITS);
         fixed + self.log_units()
     }
 
-    /// Units that the record of the txg at hand takes at most, so far.
+    /// Upper bound of the units that the current txg's record takes so far.
     pub(super) fn log_units(&self) -> u64 {
         let sectors = u64::from(self.geometry.sector_units());
         self.pending_entries.div_ceil(ENTRIES_PER_UNIT) + 2 * sectors
@@ -137,7 +141,7 @@ impl Space {
         let units = u32::try_from(bytes / SECTOR_UNIT).unwrap_or(u32::MAX);
         let whole = bytes.is_multiple_of(self.geometry.sector_bytes) && bytes > 0;
         if !whole || !(1..=2).contains(&copies) {
-            let message = format!("{copies} times {bytes} bytes cannot be allocated");
+            let message = format!("cannot allocate {copies} copies of {bytes} bytes");
             return Err(Error::new(ErrorKind::Invalid, message));
         }
         Ok(units)
@@ -162,21 +166,21 @@ impl Space {
     #[cold]
     fn refuse(&mut self, units: u32) -> Error {
         self.counters.add(SpaceCounters::REFUSED, 0, 1);
-        no_space(u64::from(units) * SECTOR_UNIT, "no free range is that long")
+        no_space(u64::from(units) * SECTOR_UNIT, "no free range is long enough")
     }
 
-    fn account(&mut self, spot: Allocated, units: u32, copy: usize) -> DvaPhys {
-        self.devices[spot.device].free_units -= u64::from(units);
+    fn account(&mut self, allocated: Allocated, units: u32, copy: usize) -> DvaPhys {
+        self.devices[allocated.device].free_units -= u64::from(units);
         self.free_units -= u64::from(units);
         let shard = self.counters.shard();
         shard.add(SpaceCounters::ALLOCATIONS, copy, 1);
         shard.add(SpaceCounters::ALLOCATED_BYTES, copy, u64::from(units) * SECTOR_UNIT);
-        DvaPhys::new(self.metaslabs[spot.metaslab as usize].dva(spot.start))
+        DvaPhys::new(self.metaslabs[allocated.metaslab as usize].dva(allocated.start))
     }
 
-    fn undo(&mut self, spot: Allocated, units: u32) -> Result<()> {
-        self.metaslabs[spot.metaslab as usize].undo(Run::new(spot.start, units))?;
-        self.devices[spot.device].free_units += u64::from(units);
+    fn undo(&mut self, allocated: Allocated, units: u32) -> Result<()> {
+        self.metaslabs[allocated.metaslab as usize].undo(Run::new(allocated.start, units))?;
+        self.devices[allocated.device].free_units += u64::from(units);
         self.free_units += u64::from(units);
         Ok(())
     }
@@ -188,9 +192,9 @@ impl Space {
         let devices = self.devices.len();
         for step in 0..devices {
             let device = (self.rotor.device + step) % devices;
-            if let Some(spot) = self.on_device(device, 0, units, None)? {
+            if let Some(allocated) = self.on_device(device, 0, units, None)? {
                 self.rotor.left = self.rotor.left.saturating_sub(u64::from(units));
-                return Ok(Some(spot));
+                return Ok(Some(allocated));
             }
         }
         Ok(None)
@@ -200,14 +204,14 @@ impl Space {
         let devices = self.devices.len();
         for step in 1..devices {
             let device = (first.device + step) % devices;
-            if let Some(spot) = self.on_device(device, 1, units, None)? {
-                return Ok(Some(spot));
+            if let Some(allocated) = self.on_device(device, 1, units, None)? {
+                return Ok(Some(allocated));
             }
         }
         self.on_device(first.device, 1, units, Some(first.metaslab))
     }
 
-    /// Passes the turn on, for a chunk that is the larger the more free space the device has.
+    /// Moves the rotor to the next device. Its chunk is proportional to the device's free space.
     fn next_device(&mut self) {
         let devices = self.devices.len();
         self.rotor.device = (self.rotor.device + 1) % devices;
@@ -217,7 +221,7 @@ impl Space {
         self.rotor.left = share.clamp(chunk / 8, chunk * 8) as u64;
     }
 
-    /// Allocates on a device, away from the metaslab `other` of the other copy if that is there too.
+    /// Allocates on a device. `other` is the metaslab of the other copy, if it is on this device.
     #[inline]
     fn on_device(
         &mut self,
@@ -227,15 +231,15 @@ impl Space {
         other: Option<u32>,
     ) -> Result<Option<Allocated>> {
         if let Some(id) = self.devices[device].cursors[copy]
-            && self.keeps(device, id, other, Distance::Far)
-            && let Some(spot) = self.hand_out(device, id, units)
+            && self.keeps_distance(device, id, other, Distance::Far)
+            && let Some(allocated) = self.allocate_in(device, id, units)
         {
-            return Ok(Some(spot));
+            return Ok(Some(allocated));
         }
-        self.on_device_slowly(device, copy, units, other)
+        self.on_device_slow(device, copy, units, other)
     }
 
-    fn on_device_slowly(
+    fn on_device_slow(
         &mut self,
         device: usize,
         copy: usize,
@@ -249,38 +253,38 @@ impl Space {
         let avoid = other.or(state.cursors[1 - copy]);
         let long = units.max(RUN_UNITS);
         if !state.no_runs[copy] {
-            if let Some(id) = self.pick(device, copy, long, avoid, Distance::Far)? {
-                return self.switch(device, copy, id, units);
+            if let Some(id) = self.pick_metaslab(device, copy, long, avoid, Distance::Far)? {
+                return self.switch_cursor(device, copy, id, units);
             }
             if other.is_none()
-                && let Some(id) = self.pick(device, copy, long, avoid, Distance::Other)?
+                && let Some(id) = self.pick_metaslab(device, copy, long, avoid, Distance::Other)?
             {
-                return self.switch(device, copy, id, units);
+                return self.switch_cursor(device, copy, id, units);
             }
             self.devices[device].no_runs[copy] = true;
         }
         let distances = [Distance::Far, Distance::Other, Distance::Any];
-        // Without another copy here, there is nothing to keep away from.
+        // Without another copy on this device, there is no distance to keep.
         for &distance in &distances[..if other.is_some() { 3 } else { 1 }] {
-            if let Some(id) = self.pick(device, copy, units, other, distance)? {
+            if let Some(id) = self.pick_metaslab(device, copy, units, other, distance)? {
                 if !matches!(distance, Distance::Far) {
                     self.counters.add(SpaceCounters::COPIES_NEAR, 0, 1);
                 }
-                return self.switch(device, copy, id, units);
+                return self.switch_cursor(device, copy, id, units);
             }
         }
         self.devices[device].failed_units = units;
         Ok(None)
     }
 
-    fn hand_out(&mut self, device: usize, id: u32, units: u32) -> Option<Allocated> {
+    fn allocate_in(&mut self, device: usize, id: u32, units: u32) -> Option<Allocated> {
         let (start, new) = self.metaslabs[id as usize].allocate_from_run(units)?;
         self.pending_entries += u64::from(new);
         Some(Allocated { device, metaslab: id, start })
     }
 
-    /// Makes a metaslab that has space the cursor, and allocates in it.
-    fn switch(
+    /// Makes a metaslab with enough space the cursor, and allocates from it.
+    fn switch_cursor(
         &mut self,
         device: usize,
         copy: usize,
@@ -291,18 +295,19 @@ impl Space {
         if old != Some(id) {
             self.counters.add(SpaceCounters::METASLAB_SWITCHES, 0, 1);
         }
-        if let Some(spot) = self.hand_out(device, id, units) {
-            return Ok(Some(spot));
+        if let Some(allocated) = self.allocate_in(device, id, units) {
+            return Ok(Some(allocated));
         }
         let metaslab = &mut self.metaslabs[id as usize];
         if !metaslab.next_run(units)? {
             return Err(metaslab.corrupt("has lost its longest range"));
         }
-        Ok(self.hand_out(device, id, units))
+        Ok(self.allocate_in(device, id, units))
     }
 
-    /// A metaslab with a range of at least `units`: the cursor if it has one, else the one with the longest.
-    fn pick(
+    /// Returns a metaslab with a range of at least `units`: the cursor, or the one with the longest
+    /// range.
+    fn pick_metaslab(
         &mut self,
         device: usize,
         copy: usize,
@@ -311,12 +316,12 @@ impl Space {
         distance: Distance,
     ) -> Result<Option<u32>> {
         if let Some(id) = self.devices[device].cursors[copy]
-            && self.keeps(device, id, avoid, distance)
+            && self.keeps_distance(device, id, avoid, distance)
             && self.metaslabs[id as usize].largest_units() >= units
         {
             return Ok(Some(id));
         }
-        // Each round but the last loads one.
+        // Each iteration but the last loads a metaslab.
         while let Some(id) = self.longest(device, copy, units, avoid, distance) {
             self.load_metaslab(id)?;
             if self.metaslabs[id as usize].largest_units() >= units {
@@ -335,16 +340,16 @@ impl Space {
         distance: Distance,
     ) -> Option<u32> {
         let ids = &self.geometry.devices[device].metaslabs;
-        // Second copies begin in the middle, so that an empty device keeps both kinds apart.
+        // Second copies start in the middle, so that both kinds stay apart on an empty device.
         let (late, early) = ids.split_at(copy * ids.len() / 2);
         let mut best = None;
         for &id in early.iter().chain(late) {
             let metaslab = &self.metaslabs[id as usize];
             let largest = metaslab.largest_units();
-            if largest < units || !self.keeps(device, id, avoid, distance) {
+            if largest < units || !self.keeps_distance(device, id, avoid, distance) {
                 continue;
             }
-            // One that is loaded costs no read.
+            // A loaded metaslab needs no read.
             let score = u64::from(largest) << u32::from(metaslab.is_loaded());
             if best.is_none_or(|(most, _)| score > most) {
                 best = Some((score, id));
@@ -353,9 +358,15 @@ impl Space {
         best.map(|(_, id)| id)
     }
 
-    /// Whether a metaslab keeps its distance from another of the same device.
+    /// Whether a metaslab keeps `distance` from `avoid`, on the same device.
     #[inline]
-    fn keeps(&self, device: usize, id: u32, avoid: Option<u32>, distance: Distance) -> bool {
+    fn keeps_distance(
+        &self,
+        device: usize,
+        id: u32,
+        avoid: Option<u32>,
+        distance: Distance,
+    ) -> bool {
         let Some(avoid) = avoid else { return true };
         match distance {
             Distance::Any => true,
@@ -366,7 +377,7 @@ impl Space {
                     .extent
                     .start
                     .abs_diff(self.metaslabs[avoid as usize].extent.start);
-                between >= (device.end - device.start) / APART + (1 << device.shift)
+                between >= (device.end - device.start) / COPY_DISTANCE + (1 << device.shift)
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Chains of blocks: how the log and the bases are cut into blocks, written and read.
+//! Chains of blocks, in which the log and the bases are stored.
 //!
-//! A chain is read from its last block backwards, since a block's pointer has its checksum, and
-//! so can only be stored in a block that is written later. Everything read is hostile: a reader knows how
-//! many blocks come, and each must carry the number that it expects, so that no chain is endless.
+//! A block's pointer contains its checksum, so only a later block can store it. So a chain is read
+//! from its last block backwards. All data read is untrusted: the reader knows the number of
+//! blocks, and each block must carry the expected part number, so that no chain is endless.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -14,27 +14,27 @@ use crate::{Error, ErrorKind, Result};
 
 use super::{SpaceRead, SpaceWrite};
 
-/// The largest blocks that the space maps write or accept.
+/// Maximum size of a space-map block.
 pub(super) const MAX_BLOCK_BYTES: u64 = 128 << 10;
 
 const HEAD_BYTES: usize = size_of::<SpaceBlockPhys>();
 
-/// Items of `item_bytes` that a block of `bytes` has space for.
+/// Number of items of `item_bytes` that fit a block of `bytes`.
 pub(super) fn items_in(bytes: u64, item_bytes: usize) -> usize {
     (bytes as usize).saturating_sub(HEAD_BYTES) / item_bytes
 }
 
-/// Bytes of a block for `items` items, or of the largest.
+/// Size of a block for `items` items, up to the maximum.
 pub(super) fn block_bytes(items: usize, item_bytes: usize, sector_bytes: u64) -> u64 {
     let bytes =
         (HEAD_BYTES as u64).saturating_add((items as u64).saturating_mul(item_bytes as u64));
     bytes.min(MAX_BLOCK_BYTES).next_multiple_of(sector_bytes)
 }
 
-/// A place for a block, and its size.
+/// The addresses and the size of an allocated block.
 pub(super) type Placement = ([DvaPhys; 2], u64);
 
-/// What all blocks of a chain have in common.
+/// Header fields that all blocks of a chain share.
 #[derive(Clone, Copy)]
 pub(super) struct ChainHead {
     pub(super) chain: SpaceChain,
@@ -42,7 +42,7 @@ pub(super) struct ChainHead {
     pub(super) metaslab: u32,
 }
 
-/// Writes `items` to `places`, and gives the pointers to the blocks, first to last.
+/// Writes `items` to `places`. Returns the block pointers, first to last.
 pub(super) fn write<T: IntoBytes + Immutable>(
     writer: &mut dyn SpaceWrite,
     head: ChainHead,
@@ -73,11 +73,11 @@ pub(super) fn write<T: IntoBytes + Immutable>(
         previous = writer.write_at(*copies, &content, head.txg)?;
         pointers.push(previous);
     }
-    assert!(rest.is_empty(), "places for fewer items than there are");
+    assert!(rest.is_empty(), "the places are too small for the items");
     Ok(pointers)
 }
 
-/// Whether a pointer is one that the space maps write.
+/// Checks that a pointer refers to a space-map block.
 pub(super) fn check_pointer(pointer: &BlockPtrPhys) -> Result<()> {
     let bytes = pointer.logical_bytes.get();
     let plain = pointer.block_kind() == Some(BlockKind::Space)
@@ -86,7 +86,7 @@ pub(super) fn check_pointer(pointer: &BlockPtrPhys) -> Result<()> {
         && u64::from(bytes) <= MAX_BLOCK_BYTES.max(super::MAX_SECTOR_BYTES)
         && !pointer.is_gang();
     if pointer.is_hole() || !plain {
-        return Err(corrupt(pointer, "is no pointer of a space map"));
+        return Err(corrupt(pointer, "is not a space-map block"));
     }
     Ok(())
 }
@@ -95,12 +95,12 @@ fn read_block(reader: &dyn SpaceRead, pointer: &BlockPtrPhys) -> Result<Vec<u8>>
     check_pointer(pointer)?;
     let content = reader.read(pointer)?;
     if content.len() != pointer.logical_bytes.get() as usize {
-        return Err(corrupt(pointer, "came in another length"));
+        return Err(corrupt(pointer, "has the wrong length"));
     }
     Ok(content)
 }
 
-/// A block of a chain, as it was read.
+/// A block of a chain.
 pub(super) struct Link<T> {
     pub(super) header: SpaceBlockPhys,
     pub(super) items: Vec<T>,
@@ -120,18 +120,18 @@ where
         return Err(corrupt(pointer, "is too short"));
     };
     if header.magic.get() != SPACE_BLOCK_MAGIC || header.chain != chain as u8 {
-        return Err(corrupt(pointer, "is no block of this chain"));
+        return Err(corrupt(pointer, "does not belong to this chain"));
     }
     let entries = header.entries.get() as usize;
     let items = match <[T]>::ref_from_prefix_with_elems(rest, entries) {
         Ok((items, _)) => items.to_vec(),
-        Err(_) => return Err(corrupt(pointer, "has more entries than space")),
+        Err(_) => return Err(corrupt(pointer, "has more entries than fit into it")),
     };
     Ok(Link { header, items })
 }
 
-/// Reads a whole chain of `blocks` blocks that one txg wrote. Gives the items in order, and the blocks' pointers
-/// from the last to the first.
+/// Reads a chain of `blocks` blocks that one txg wrote. Returns the items in order, and the block
+/// pointers from last to first.
 pub(super) fn read_all<T>(
     reader: &dyn SpaceRead,
     last: &BlockPtrPhys,
@@ -149,7 +149,7 @@ where
             && link.header.metaslab.get() == head.metaslab
             && link.header.part.get() == part;
         if !ours {
-            return Err(corrupt(&pointer, "belongs to another chain, or elsewhere in this one"));
+            return Err(corrupt(&pointer, "is out of place in its chain"));
         }
         pointers.push(pointer);
         parts.push(link.items);
@@ -159,7 +159,7 @@ where
     Ok((parts.concat(), pointers))
 }
 
-/// An error that names a block of the space maps.
+/// Returns an error that names a space-map block.
 #[cold]
 pub(super) fn corrupt(pointer: &BlockPtrPhys, what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, format!("space maps: block {:?} {what}", pointer.copies))

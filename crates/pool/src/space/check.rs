@@ -1,11 +1,13 @@
-//! Checking: what a walk of the pool found, compared with what the space maps say.
+//! Compares the blocks that a walk of the pool found with the space maps.
 //!
-//! A walk marks each range that it is led to in [`WalkedRanges`], a bitmap a metaslab with a bit a sector,
-//! made when its first range comes: 32 KiB for each GiB of 4 KiB sectors that is in use somewhere. Marking
-//! finds what two pointers claim; [`Space::verify`] finds the rest. What is listed is bounded, what is counted is not.
+//! A walk marks each referenced range in [`WalkedRanges`]: a bitmap per metaslab with a bit per
+//! sector, created on first use. It takes 32 KiB per GiB of 4 KiB sectors. Marking finds ranges
+//! that are referenced twice; [`Space::verify`] finds the rest. Listed ranges are limited, counts
+//! are not.
 //!
-//! Marked must be: all blocks of the trees, the root block, what [`Space::own_blocks`] names, and what was
-//! reserved when the pool was created. The pool must be quiet: no txg with frees or allocations open.
+//! The caller must mark all blocks of the trees, the root block, the blocks of
+//! [`Space::own_blocks`], and the ranges reserved when the pool was created. No txg with frees or
+//! allocations may be open.
 
 use crate::Result;
 use crate::format::{BlockPtrPhys, Dva, SECTOR_UNIT};
@@ -14,17 +16,17 @@ use super::Space;
 use super::geometry::Geometry;
 use super::range_set::Run;
 
-/// Ranges of a kind that are listed; more are only counted.
+/// Maximum number of ranges listed per kind. Further ranges are only counted.
 const LISTED: usize = 64;
 
-/// Ranges of some kind that were found.
+/// Ranges of one kind of problem.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FoundRanges {
     /// The first of them, with their lengths in bytes.
     pub(crate) ranges: Vec<(Dva, u64)>,
-    /// How many there are.
+    /// Number of ranges.
     pub(crate) count: u64,
-    /// Bytes in all of them.
+    /// Bytes in all ranges.
     pub(crate) bytes: u64,
 }
 
@@ -37,45 +39,45 @@ impl FoundRanges {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no ranges.
     #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }
 }
 
-/// What is wrong with the space.
+/// Problems of the space maps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpaceReport {
-    /// Allocated, but nothing points there.
+    /// Allocated, but not referenced.
     pub(crate) leaked: FoundRanges,
-    /// Pointed to twice.
+    /// Referenced twice.
     pub(crate) double: FoundRanges,
-    /// Pointed to, but free, or freed.
+    /// Referenced, but free or deferred.
     pub(crate) unmapped: FoundRanges,
-    /// Pointed to, but in no metaslab.
+    /// Referenced, but not in a metaslab.
     pub(crate) outside: FoundRanges,
 }
 
 impl SpaceReport {
-    /// Whether nothing is.
+    /// Whether there are no problems.
     #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn is_clean(&self) -> bool {
         [&self.leaked, &self.double, &self.unmapped, &self.outside].iter().all(|it| it.is_empty())
     }
 }
 
-/// The ranges that a walk was led to.
+/// The ranges that a walk found.
 pub(crate) struct WalkedRanges {
     geometry: Geometry,
-    /// By metaslab; empty where nothing was marked.
+    /// By metaslab; empty if nothing was marked.
     bitmaps: Vec<Vec<u64>>,
     double: FoundRanges,
     outside: FoundRanges,
 }
 
 impl WalkedRanges {
-    /// Nothing yet.
+    /// Creates a set without marks.
     pub(crate) fn new(space: &Space) -> Self {
         Self {
             geometry: space.geometry.clone(),
@@ -85,19 +87,19 @@ impl WalkedRanges {
         }
     }
 
-    /// Marks the copies of a block. Those of a gang block are its header's, whose size the caller knows.
+    /// Marks the copies of a block, or the root gang block of a gang.
     #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn mark_block(&mut self, pointer: &BlockPtrPhys) {
         let bytes = pointer.allocated_bytes(self.geometry.sector_bytes);
         pointer.dvas().for_each(|dva| self.mark(dva, bytes));
     }
 
-    /// What the marks alone have shown; for a walk that did not get to its end.
+    /// Returns the problems that the marks alone show, for an interrupted walk.
     pub(crate) fn so_far(self) -> SpaceReport {
         SpaceReport { double: self.double, outside: self.outside, ..SpaceReport::default() }
     }
 
-    /// Marks a range, which may cross metaslabs.
+    /// Marks a range, which may span metaslabs.
     pub(crate) fn mark(&mut self, dva: Dva, bytes: u64) {
         let (mut at, mut left) = (dva, bytes);
         while left > 0 {
@@ -117,7 +119,7 @@ impl WalkedRanges {
     }
 }
 
-/// Sets bits of a bitmap, which grows as needed; says whether none was set.
+/// Sets bits of a bitmap, which grows as needed. Returns whether all were clear.
 fn set(bitmap: &mut Vec<u64>, from: u32, to: u32) -> bool {
     if from >= to {
         return true;
@@ -138,13 +140,13 @@ fn set(bitmap: &mut Vec<u64>, from: u32, to: u32) -> bool {
     clear
 }
 
-/// Calls `found` with begin and end of each run of bits that are set.
+/// Calls `found` with start and end of each run of set bits.
 fn set_runs(bitmap: &[u64], mut found: impl FnMut(u32, u32)) {
     let mut open = None;
     for (&word, base) in bitmap.iter().zip((0..).step_by(64)) {
         let mut at = 0;
         while at < 64 {
-            // What begins here if nothing is open, ends here if something is.
+            // Search for the end of the open run, or for the start of the next one.
             let rest = if open.is_some() { !word >> at } else { word >> at };
             at += rest.trailing_zeros();
             if at < 64 {
@@ -161,10 +163,10 @@ fn set_runs(bitmap: &[u64], mut found: impl FnMut(u32, u32)) {
 }
 
 impl Space {
-    /// Calls `each` for every range that is in use: neither free nor freed. Reads all bases.
+    /// Calls `each` for every allocated range. Reads all bases.
     ///
     /// # Errors
-    /// If a base cannot be read, or does not fit the log.
+    /// If a base cannot be read or does not match the log.
     #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn for_each_allocated(&mut self, mut each: impl FnMut(Dva, u64)) -> Result<()> {
         for id in 0..self.metaslabs.len() as u32 {
@@ -176,7 +178,7 @@ impl Space {
         Ok(())
     }
 
-    /// What is in use in a metaslab.
+    /// Returns the allocated ranges of a metaslab.
     fn allocated_in(&mut self, id: u32) -> Result<Vec<Run>> {
         self.load_metaslab(id)?;
         let metaslab = &mut self.metaslabs[id as usize];
@@ -193,10 +195,10 @@ impl Space {
         Ok(runs)
     }
 
-    /// Calls `each` for every block of the space maps themselves. Reads all bases.
+    /// Calls `each` for every block of the space maps. Reads all bases.
     ///
     /// # Errors
-    /// If a base cannot be read, or does not fit the log.
+    /// If a base cannot be read or does not match the log.
     pub(crate) fn own_blocks(&mut self, mut each: impl FnMut(&BlockPtrPhys)) -> Result<()> {
         for id in 0..self.metaslabs.len() as u32 {
             self.load_metaslab(id)?;
@@ -208,10 +210,10 @@ impl Space {
         Ok(())
     }
 
-    /// Compares a whole walk with what is allocated. Reads all bases.
+    /// Compares a complete walk with the allocated ranges. Reads all bases.
     ///
     /// # Errors
-    /// If a base cannot be read, or does not fit the log.
+    /// If a base cannot be read or does not match the log.
     pub(crate) fn verify(&mut self, walked: &WalkedRanges) -> Result<SpaceReport> {
         let mut report = SpaceReport {
             double: walked.double.clone(),

@@ -1,37 +1,37 @@
-//! The counters of the space maps. `docs/counters.md` is made from this table.
+//! The counters of the space maps. `docs/counters.md` is generated from this table.
 
 forebay_base::counters! {
-    /// What the space maps count, since the pool was imported.
+    /// Counters of the space maps, since import.
     pub table SpaceCounters;
     labels copy = ["first", "second"];
 
-    /// Ranges allocated.
+    /// Ranges allocated, by copy.
     allocations: copy;
-    /// Bytes allocated.
+    /// Bytes allocated, by copy.
     allocated_bytes: copy;
     /// Ranges freed.
     frees;
     /// Bytes freed.
     freed_bytes;
-    /// Bytes whose two transaction groups of delay were over, so that they can be allocated again.
+    /// Freed bytes that became allocatable after their delay of two transaction groups.
     matured_bytes;
     /// Allocations refused because no free range was long enough, or only the reserve was left.
     refused;
-    /// Second copies that had to go nearer to the first than an eighth of the device.
+    /// Second copies that were placed closer to the first than an eighth of the device.
     copies_near;
-    /// Times that an allocation moved on to another metaslab.
+    /// Times that an allocation switched to another metaslab.
     metaslab_switches;
-    /// Metaslabs whose base was read.
+    /// Bases read.
     bases_loaded;
     /// Bases written.
     bases_flushed;
-    /// Bases that were due, but for which there was no space.
+    /// Bases that were due but not written for lack of space.
     flushes_skipped;
     /// Entries written to the log.
     log_entries;
     /// Blocks of the log written.
     log_blocks;
-    /// Blocks of the log that no base needed any more.
+    /// Blocks of the log that were freed because no base needed them.
     log_blocks_dropped;
     /// Blocks of the index written.
     index_blocks;

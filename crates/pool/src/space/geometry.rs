@@ -1,7 +1,8 @@
-//! How devices are cut into metaslabs, and which metaslab an address is in.
+//! Geometry: the division of devices into metaslabs, and the metaslab of an address.
 //!
-//! Metaslabs of a device are a power of two in size, fixed when the device joins the pool; only the
-//! last may be shorter. A device that grows gets a longer last one, and more of them behind it.
+//! All metaslabs of a device have the same size, a power of two fixed when the device joins the
+//! pool. Only the last one may be shorter. When a device grows, its last metaslab is extended and
+//! others are added.
 
 use crate::devices::DeviceSpan;
 use crate::format::{Dva, SECTOR_UNIT};
@@ -9,14 +10,14 @@ use crate::{Error, ErrorKind, Result};
 
 use super::range_set::{MAX_UNITS, Run};
 
-/// The smallest metaslabs.
+/// Log2 of the minimum size of a metaslab.
 const MIN_SHIFT: u32 = 20;
-/// Metaslabs are halved as long as a device has no more than this.
-const MANY: u64 = 256;
-/// Metaslabs of all devices together: more are refused, whoever asks for them.
+/// Metaslabs are halved as long as a device has at most this many.
+const METASLABS_MAX: u64 = 256;
+/// Maximum number of metaslabs of all devices.
 pub(super) const MAX_METASLABS: usize = 1 << 20;
 
-/// A metaslab's extent of its device.
+/// The extent of a metaslab on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MetaslabExtent {
     pub(super) device: u16,
@@ -30,56 +31,56 @@ impl MetaslabExtent {
         self.start + u64::from(self.units) * SECTOR_UNIT
     }
 
-    /// The address of a unit of it.
+    /// Returns the address of a unit.
     pub(super) fn dva(&self, unit: u32) -> Dva {
         Dva { device: self.device, offset: self.start + u64::from(unit) * SECTOR_UNIT }
     }
 }
 
-/// One device's metaslabs.
+/// The metaslabs of a device.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceGeometry {
     pub(super) number: u16,
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) shift: u8,
-    /// Numbers of its metaslabs, by place.
+    /// Metaslab numbers, ordered by address.
     pub(super) metaslabs: Vec<u32>,
 }
 
-/// All devices' metaslabs.
+/// The metaslabs of all devices.
 #[derive(Clone, Debug)]
 pub(super) struct Geometry {
     pub(super) sector_bytes: u64,
     pub(super) devices: Vec<DeviceGeometry>,
-    /// Place in `devices` by the device's number.
+    /// Index in `devices` by device number.
     by_number: Vec<Option<u16>>,
 }
 
 impl Geometry {
-    /// No devices yet.
+    /// Creates a geometry without devices.
     pub(super) fn new(sector_bytes: u64) -> Result<Self> {
         let fits = sector_bytes.is_power_of_two()
             && (SECTOR_UNIT..=1 << MIN_SHIFT).contains(&sector_bytes);
         if !fits {
-            let message = format!("sectors of {sector_bytes} bytes are none of a pool");
+            let message = format!("unsupported sector size of {sector_bytes} bytes");
             return Err(Error::new(ErrorKind::Invalid, message));
         }
         Ok(Self { sector_bytes, devices: Vec::new(), by_number: Vec::new() })
     }
 
-    /// Units of a sector.
+    /// Number of units of a sector.
     pub(super) fn sector_units(&self) -> u32 {
         (self.sector_bytes / SECTOR_UNIT) as u32
     }
 
-    /// The place of a device in `devices`.
+    /// Returns the index of a device in `devices`.
     #[inline]
     pub(super) fn device_at(&self, number: u16) -> Option<usize> {
         self.by_number.get(usize::from(number)).copied().flatten().map(usize::from)
     }
 
-    /// Adds a metaslab, the next of its device; says what is wrong if it cannot be.
+    /// Appends a metaslab to its device. Fails with the reason why it is invalid.
     pub(super) fn push(&mut self, id: u32, extent: &MetaslabExtent) -> Result<(), &'static str> {
         let size = 1u64 << extent.shift;
         let bytes = extent.end() - extent.start;
@@ -88,7 +89,7 @@ impl Geometry {
             || bytes == 0
             || bytes > size
         {
-            return Err("has an impossible place or size");
+            return Err("has an invalid address or size");
         }
         let Some(at) = self.device_at(extent.device) else {
             let slot = usize::from(extent.device);
@@ -108,15 +109,15 @@ impl Geometry {
         let device = &mut self.devices[at];
         let place = device.start + device.metaslabs.len() as u64 * size;
         if device.shift != extent.shift || extent.start != place || device.end != place {
-            return Err("does not follow the one before it");
+            return Err("does not follow the previous metaslab");
         }
         device.end = extent.end();
         device.metaslabs.push(id);
         Ok(())
     }
 
-    /// The metaslab of an address, and the range of units in it. Nothing if the range is not
-    /// all in one metaslab, or not made of sectors.
+    /// Returns the metaslab of an address, and the range of units in it. `None` if the range is not
+    /// within one metaslab or not made of whole sectors.
     #[inline]
     pub(super) fn locate(&self, dva: Dva, bytes: u64) -> Option<(u32, Run)> {
         let device = &self.devices[self.device_at(dva.device)?];
@@ -136,7 +137,7 @@ impl Geometry {
         Some((id, Run::new((in_slab / SECTOR_UNIT) as u32, (bytes / SECTOR_UNIT) as u32)))
     }
 
-    /// As much from the front of a range as is in one metaslab.
+    /// As [`locate`](Self::locate), for the front part of a range that lies in one metaslab.
     pub(super) fn locate_front(&self, dva: Dva, bytes: u64) -> Option<(u32, Run)> {
         let device = &self.devices[self.device_at(dva.device)?];
         let size = 1u64 << device.shift;
@@ -144,11 +145,11 @@ impl Geometry {
         self.locate(dva, bytes.min(size - (inside & (size - 1))))
     }
 
-    /// The span of a device, cut to sectors.
+    /// Returns the span of a device, rounded to sectors.
     pub(super) fn usable(&self, span: &DeviceSpan) -> Result<(u64, u64)> {
         let start = span.start.checked_next_multiple_of(self.sector_bytes);
         let end = span.end / self.sector_bytes * self.sector_bytes;
-        // What an address can say.
+        // The limit of the address format.
         let reach = (1u64 << 48) * SECTOR_UNIT;
         match start {
             Some(start) if start < end && end <= reach => Ok((start, end)),
@@ -160,14 +161,14 @@ impl Geometry {
     }
 }
 
-/// Log2 of the size of metaslabs of a device of `bytes`.
+/// Returns log2 of the metaslab size for a device of `bytes`.
 pub(super) fn shift_for(bytes: u64) -> u8 {
-    let size = bytes.div_ceil(MANY).next_power_of_two();
+    let size = bytes.div_ceil(METASLABS_MAX).next_power_of_two();
     let most = (u64::from(MAX_UNITS) * SECTOR_UNIT).ilog2();
     size.ilog2().clamp(MIN_SHIFT, most) as u8
 }
 
-/// The metaslabs of a device from `at` to `end`; `at` is where a metaslab begins.
+/// Returns the metaslabs of a device from `at`, the start of a metaslab, to `end`.
 pub(super) fn metaslab_extents(
     device: u16,
     shift: u8,

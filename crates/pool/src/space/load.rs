@@ -1,7 +1,8 @@
-//! Loading: from a root to what is free, without trusting anything that was read.
+//! Loads the space maps from a root. All data read is untrusted.
 //!
-//! The index and the log are read at once, bases when they are first wanted. What can be checked without a base is
-//! checked here (places, order, sums); that ranges fit together is checked when the base is read.
+//! The index and the log are read at import, bases on first use. Properties that can be checked
+//! without a base are checked here: addresses, order, sums. The ranges are checked when the base is
+//! read.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,22 +21,23 @@ use super::metaslab::{Base, FreeMap, Metaslab, MetaslabChange};
 use super::range_set::Run;
 use super::{MAX_SECTOR_BYTES, Record, Space, SpaceCounters, SpaceRead};
 
-/// Blocks of the index that are asked for at once.
+/// Number of index blocks per batch of reads.
 const BATCH: usize = 64;
-/// Offsets past this cannot be addressed.
+/// Limit of addressable offsets.
 const REACH: u64 = (1 << 48) * SECTOR_UNIT;
 
-/// A record of the log with what it says.
+/// A record of the log with its decoded entries.
 struct ReplayedRecord {
     record: Record,
     entries: Vec<(u32, Run, SpaceChange)>,
 }
 
 impl Space {
-    /// The space that `root` describes. Frees of its txg and the one before wait, as they did then.
+    /// Loads the space maps of `root`. The frees of its txg and of the previous one are deferred
+    /// again.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if it cannot be what was written, or what `reader` says.
+    /// [`ErrorKind::Corrupt`] if the stored data is invalid; errors of `reader`.
     pub(crate) fn load(
         root: &SpaceRootPhys,
         spans: &[DeviceSpan],
@@ -43,23 +45,23 @@ impl Space {
     ) -> Result<Self> {
         let sector = 1u64.checked_shl(root.sector_shift.into()).unwrap_or(0);
         if root.magic.get() != SPACE_ROOT_MAGIC || sector > MAX_SECTOR_BYTES {
-            return Err(corrupt("the root's head makes no sense"));
+            return Err(corrupt("the root has an invalid header"));
         }
-        let mut space = Self::empty(sector, reader).map_err(|_| corrupt("an impossible sector"))?;
+        let mut space = Self::empty(sector, reader).map_err(|_| corrupt("invalid sector size"))?;
         space.synced = root.txg.get();
         space.load_index(root, spans)?;
-        space.load_root_places(root)?;
+        space.load_root_slots(root)?;
         let replayed = space.load_log(root)?;
         space.replay(replayed)?;
         let used = space.total_units.checked_sub(space.free_units + space.deferred_units);
         if used.and_then(|units| units.checked_mul(SECTOR_UNIT)) != Some(root.allocated_bytes.get())
         {
-            return Err(corrupt("index and log do not add up to what the root says"));
+            return Err(corrupt("index and log do not match the root's allocated bytes"));
         }
         Ok(space)
     }
 
-    /// Reads a metaslab's base, if that is not done.
+    /// Reads the base of a metaslab, unless it is loaded.
     pub(super) fn load_metaslab(&mut self, id: u32) -> Result<()> {
         let metaslab = &mut self.metaslabs[id as usize];
         if metaslab.is_loaded() {
@@ -77,7 +79,7 @@ impl Space {
         let runs = to_runs(&ranges, metaslab.extent.units, sector);
         match runs.filter(|runs| runs.len() == metaslab.base.ranges as usize) {
             Some(runs) => metaslab.load(runs)?,
-            None => return Err(metaslab.corrupt("the base has impossible ranges")),
+            None => return Err(metaslab.corrupt("its base has invalid ranges")),
         }
         metaslab.base.chain = blocks;
         self.counters.add(SpaceCounters::BASES_LOADED, 0, 1);
@@ -87,12 +89,12 @@ impl Space {
     fn load_index(&mut self, root: &SpaceRootPhys, spans: &[DeviceSpan]) -> Result<()> {
         let metaslabs = root.metaslabs.get() as usize;
         if metaslabs == 0 || metaslabs > MAX_METASLABS {
-            return Err(corrupt("an impossible number of metaslabs"));
+            return Err(corrupt("invalid number of metaslabs"));
         }
         let shape = self.index_shape(metaslabs);
         let top = usize::from(root.index_pointers);
         if shape.len() != usize::from(root.index_levels) || shape.last() != Some(&top) {
-            return Err(corrupt("the index has another shape"));
+            return Err(corrupt("the index has an invalid shape"));
         }
         self.index = vec![Vec::new(); shape.len()];
         self.index[shape.len() - 1] = root.index[..top.min(SPACE_ROOT_POINTERS)].to_vec();
@@ -119,21 +121,21 @@ impl Space {
         Ok(())
     }
 
-    /// The blocks of a level of the index, each a sector.
+    /// Reads the blocks of an index level, each one sector.
     fn read_nodes(&self, level: usize) -> Result<Vec<Vec<u8>>> {
         let mut contents = Vec::new();
         for batch in self.index[level].chunks(BATCH) {
             for pointer in batch {
                 chain::check_pointer(pointer)?;
                 if u64::from(pointer.logical_bytes.get()) != self.geometry.sector_bytes {
-                    return Err(chain::corrupt(pointer, "of the index has another size"));
+                    return Err(chain::corrupt(pointer, "of the index has the wrong size"));
                 }
             }
             let read = self.reader.read_many(batch)?;
             if read.len() != batch.len()
                 || read.iter().any(|content| content.len() as u64 != self.geometry.sector_bytes)
             {
-                return Err(corrupt("a block of the index came in another length"));
+                return Err(corrupt("a block of the index has the wrong length"));
             }
             contents.extend(read);
         }
@@ -149,9 +151,10 @@ impl Space {
         let bad = |what: &str| corrupt(&format!("metaslab {id}: {what}"));
         let (start, length) = (phys.start_bytes.get(), phys.length_bytes.get());
         if start > REACH || length > 1 << 40 || !(20..=40).contains(&phys.shift) {
-            return Err(bad("an impossible place or size"));
+            return Err(bad("invalid address or size"));
         }
-        let span = spans.get(&phys.device.get()).ok_or_else(|| bad("is of no device there is"))?;
+        let span =
+            spans.get(&phys.device.get()).ok_or_else(|| bad("belongs to an unknown device"))?;
         if start < span.start || start + length > span.end {
             return Err(bad("is not between the device's labels"));
         }
@@ -164,7 +167,7 @@ impl Space {
             || whole != (phys.blocks.get() == 0)
             || (whole && free != length)
         {
-            return Err(bad("its base makes no sense"));
+            return Err(bad("its base is invalid"));
         }
         let extent = MetaslabExtent {
             device: phys.device.get(),
@@ -185,11 +188,11 @@ impl Space {
         self.add_metaslab(extent, base)
     }
 
-    /// Reads the log, newest block first, and gives the records, oldest first.
+    /// Reads the log, newest block first. Returns its records, oldest first.
     fn load_log(&self, root: &SpaceRootPhys) -> Result<VecDeque<ReplayedRecord>> {
         let mut records = VecDeque::<ReplayedRecord>::new();
         let mut pointer = root.log;
-        // What the next block must be: a part of the record at hand, or the last part of an older one.
+        // The expected part of the current record; `None` if an older record must follow.
         let mut next_part = None;
         let mut left = root.log_entries.get();
         for _ in 0..root.log_blocks.get() {
@@ -203,7 +206,7 @@ impl Space {
             };
             let entries = link.items.len() as u64;
             if !fits || entries > left {
-                return Err(chain::corrupt(&pointer, "is not the next of the log"));
+                return Err(chain::corrupt(&pointer, "is not the expected block of the log"));
             }
             left -= entries;
             if next_part.is_none() {
@@ -236,11 +239,11 @@ impl Space {
         let place = entry.place.get().and_then(|dva| self.geometry.locate(dva, bytes));
         match (place, SpaceChange::from_raw(entry.change)) {
             (Some((id, run)), Some(change)) => Ok((id, run, change)),
-            _ => Err(chain::corrupt(pointer, "has an entry about no range there is")),
+            _ => Err(chain::corrupt(pointer, "has an entry with an invalid range")),
         }
     }
 
-    /// Applies the rule at the head of [`super`]; what a base is needed for waits in its metaslab.
+    /// Applies the rule of [`super`]. Changes of an unloaded metaslab are kept until it is loaded.
     fn replay(&mut self, replayed: VecDeque<ReplayedRecord>) -> Result<()> {
         let txg_at = |at: Option<usize>| at.map(|at| replayed[at].record.txg);
         for (at, ReplayedRecord { record, entries }) in replayed.iter().enumerate() {
@@ -280,13 +283,13 @@ impl Space {
             return Ok(());
         }
         if metaslab.free_units < units {
-            return Err(metaslab.corrupt_at(run, "were allocated while not free"));
+            return Err(metaslab.corrupt_at(run, "were allocated but not free"));
         }
         metaslab.free_units -= units;
         if let FreeMap::Unloaded(changes) = &mut metaslab.map {
-            changes.push(MetaslabChange::Take(run));
+            changes.push(MetaslabChange::Allocate(run));
         }
-        self.took(id, run.units);
+        self.subtract_free(id, run.units);
         Ok(())
     }
 
@@ -294,7 +297,7 @@ impl Space {
         for metaslab in &mut self.metaslabs {
             let units = metaslab.mature(txg)?;
             if metaslab.free_units > u64::from(metaslab.extent.units) {
-                return Err(metaslab.corrupt("more is free than there is"));
+                return Err(metaslab.corrupt("more bytes are free than it has"));
             }
             let device = self.geometry.device_at(metaslab.extent.device).unwrap_or_default();
             self.devices[device].free_units += units;
@@ -305,7 +308,8 @@ impl Space {
     }
 }
 
-/// The ranges of a base, if each is made of sectors and in the metaslab.
+/// Decodes the ranges of a base; `None` if one is not made of whole sectors or outside the
+/// metaslab.
 fn to_runs(ranges: &[SpaceRangePhys], units: u32, sector_units: u32) -> Option<Vec<Run>> {
     let fits = |range: &SpaceRangePhys| {
         let run = Run::new(range.start.get(), range.units.get());

@@ -1,16 +1,16 @@
-//! A metaslab: the free ranges of one extent of a device, and what happened to it lately.
+//! A metaslab: the free ranges of an extent of a device, and its recent changes.
 //!
-//! A metaslab is *unloaded* until somebody wants to allocate in it, write its base, or look at all of
-//! it: then what changed since its base waits in a list, in order. Once *loaded* it has the set
-//! of its free ranges, out of which one, the *run*, is taken and handed out from the front: that
-//! is the common case of an allocation.
+//! A metaslab is *unloaded* until it is needed for an allocation, a base write or a check. While it
+//! is unloaded, the changes since its base are kept in a list, in order. Once *loaded*, it has the
+//! set of its free ranges. One range, the *run*, is taken out of the set and allocated front to
+//! back: the common case of an allocation.
 //!
 //! # Invariants
 //!
-//! - The free set, the run, the deferred ranges and what is allocated are disjoint.
-//! - `free_units` counts free set and run; unloaded, it is what both will have.
-//! - Ranges in `deferred` are of txgs that are not mature; of each txg there is at most one list.
-//! - `needed` is the oldest record of the log with an entry that the base does not contain.
+//! - The free set, the run, the deferred ranges and the allocated ranges are disjoint.
+//! - `free_units` counts free set and run. If unloaded, it is the count that loading will yield.
+//! - `deferred` has the frees of txgs that are not mature, at most one list per txg.
+//! - `needed` is the oldest record of the log with an entry that the base lacks.
 
 use std::collections::VecDeque;
 
@@ -20,32 +20,32 @@ use crate::{Error, ErrorKind, Result};
 use super::geometry::MetaslabExtent;
 use super::range_set::{RangeSet, Run, normalize, note, overlapped};
 
-/// Runs at least this long are handed out from the front; when there are none left, another metaslab is
-/// looked for, and only if that has none either, small holes are filled.
+/// Runs of at least this length are allocated front to back. When there are none left, another
+/// metaslab becomes the cursor. Only when no metaslab has one, smaller holes are filled.
 pub(super) const RUN_UNITS: u32 = (128 << 10) / SECTOR_UNIT as u32;
 
-/// Holes are looked for this many times longer than what is to go there, as long as there are any.
-const ROOMY: u32 = 4;
+/// Holes should be this many times longer than the allocation, as long as there are any.
+const SLACK_FACTOR: u32 = 4;
 
-/// A change that an unloaded metaslab will make to its base.
+/// A change that loading applies to the base.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MetaslabChange {
-    /// Free before, allocated after.
-    Take(Run),
-    /// Not free before, free after.
-    Give(Run),
+    /// An allocation.
+    Allocate(Run),
+    /// A free that has matured.
+    Free(Run),
 }
 
-/// What is known of the free ranges.
+/// The free ranges.
 #[derive(Debug)]
 pub(super) enum FreeMap {
-    /// The base has not been read; these changes follow it.
+    /// The base is not read. These changes follow it.
     Unloaded(Vec<MetaslabChange>),
     /// The free set, and the run that was taken out of it.
     Loaded { free: RangeSet, run: Run },
 }
 
-/// The base as it is on the device.
+/// The base as stored on the device.
 #[derive(Clone, Debug)]
 pub(super) struct Base {
     /// Last block of the chain; a hole if everything is free.
@@ -63,7 +63,7 @@ pub(super) struct Base {
 }
 
 impl Base {
-    /// Everything is free, as of `txg`.
+    /// Returns a base with everything free, as of `txg`.
     pub(super) fn all_free(units: u32, txg: u64) -> Self {
         Self {
             head: BlockPtrPhys::HOLE,
@@ -86,19 +86,19 @@ pub(super) struct Metaslab {
     pub(super) map: FreeMap,
     pub(super) base: Base,
     pub(super) free_units: u64,
-    /// What the transaction group at hand allocated, and is not in `Space::entries` yet.
+    /// Allocations of the current txg that are not yet in `Space::entries`.
     pub(super) allocated: Vec<Run>,
-    /// What the transaction group at hand freed.
+    /// Frees of the current txg.
     pub(super) freed: Vec<Run>,
-    /// What earlier txgs freed, by txg, oldest first; each list ascends, and none of its ranges touch.
+    /// Frees of earlier txgs, by txg, oldest first. Each list is sorted; its ranges do not adjoin.
     pub(super) deferred: VecDeque<(u64, Vec<Run>)>,
     pub(super) needed: Option<u64>,
-    /// Its base must be written with this txg, since its size changed.
+    /// Whether its base must be written with this txg, because its size changed.
     pub(super) must_flush: bool,
 }
 
 impl Metaslab {
-    /// A metaslab with this base and nothing behind it.
+    /// Creates a metaslab from its base, without later changes.
     pub(super) fn new(id: u32, extent: MetaslabExtent, base: Base) -> Self {
         Self {
             id,
@@ -114,7 +114,7 @@ impl Metaslab {
         }
     }
 
-    /// An error that names this metaslab.
+    /// Returns an error that names this metaslab.
     #[cold]
     pub(super) fn corrupt(&self, what: &str) -> Error {
         let MetaslabExtent { device, start, .. } = self.extent;
@@ -122,24 +122,24 @@ impl Metaslab {
         Error::new(ErrorKind::Corrupt, message)
     }
 
-    /// An error that names a range of this metaslab.
+    /// Returns an error that names a range of this metaslab.
     #[cold]
     pub(super) fn corrupt_at(&self, run: Run, what: &str) -> Error {
         let bytes = u64::from(run.units) * SECTOR_UNIT;
         self.corrupt(&format!("{bytes} bytes at {} {what}", self.extent.dva(run.start)))
     }
 
-    /// The address of a unit.
+    /// Returns the address of a unit.
     pub(super) fn dva(&self, unit: u32) -> Dva {
         self.extent.dva(unit)
     }
 
-    /// Whether its free ranges are in memory.
+    /// Whether the free ranges are in memory.
     pub(super) fn is_loaded(&self) -> bool {
         matches!(self.map, FreeMap::Loaded { .. })
     }
 
-    /// Its longest free range, in units; if it is not loaded, no less than that.
+    /// Length of the longest free range in units; an upper bound if not loaded.
     pub(super) fn largest_units(&self) -> u32 {
         match &self.map {
             FreeMap::Unloaded(changes) if changes.is_empty() => self.base.largest_units,
@@ -150,7 +150,7 @@ impl Metaslab {
         }
     }
 
-    /// Number of free ranges, if it is loaded.
+    /// Number of free ranges, if loaded.
     pub(super) fn range_count(&self) -> Option<usize> {
         match &self.map {
             FreeMap::Unloaded(_) => None,
@@ -158,38 +158,38 @@ impl Metaslab {
         }
     }
 
-    /// Makes it loaded: `runs` are the base's.
+    /// Loads the metaslab. `runs` are the ranges of its base.
     pub(super) fn load(&mut self, runs: Vec<Run>) -> Result<()> {
         let FreeMap::Unloaded(changes) = &self.map else { return Ok(()) };
         let free = RangeSet::from_ascending(runs);
-        let mut free = free.ok_or_else(|| self.corrupt("the base's ranges do not ascend"))?;
+        let mut free = free.ok_or_else(|| self.corrupt("the ranges of its base are not sorted"))?;
         if free.units() != self.base.free_units {
-            return Err(self.corrupt("the base has not the free bytes that the index says"));
+            return Err(self.corrupt("its base and the index disagree about free bytes"));
         }
         for change in changes {
             match *change {
-                MetaslabChange::Take(run) if !free.remove(run) => {
-                    return Err(self.corrupt_at(run, "were allocated while not free"));
+                MetaslabChange::Allocate(run) if !free.remove(run) => {
+                    return Err(self.corrupt_at(run, "were allocated but not free"));
                 }
-                MetaslabChange::Give(run) if !free.insert(run) => {
-                    return Err(self.corrupt_at(run, "were freed while free"));
+                MetaslabChange::Free(run) if !free.insert(run) => {
+                    return Err(self.corrupt_at(run, "were freed twice"));
                 }
-                MetaslabChange::Take(_) | MetaslabChange::Give(_) => {}
+                MetaslabChange::Allocate(_) | MetaslabChange::Free(_) => {}
             }
         }
         let mut waiting = self.deferred.iter().flat_map(|(_, runs)| runs);
         if let Some(run) = waiting.find(|run| free.overlaps(**run)) {
-            return Err(self.corrupt_at(*run, "were freed while free"));
+            return Err(self.corrupt_at(*run, "were freed twice"));
         }
         if free.units() != self.free_units {
-            return Err(self.corrupt("the log does not add up"));
+            return Err(self.corrupt("its base and the log disagree about free bytes"));
         }
         self.map = FreeMap::Loaded { free, run: Run::default() };
         Ok(())
     }
 
-    /// Puts the run's rest back, so that the free set has everything.
-    pub(super) fn settle(&mut self) -> Result<()> {
+    /// Returns the rest of the run to the free set.
+    pub(super) fn return_run(&mut self) -> Result<()> {
         if let FreeMap::Loaded { free, run } = &mut self.map
             && run.units > 0
         {
@@ -201,8 +201,8 @@ impl Metaslab {
         Ok(())
     }
 
-    /// Hands out `units` from the front of the run, if it is that long. Says where they are, and
-    /// whether another entry of the log will be needed for them.
+    /// Allocates `units` from the front of the run, if it is long enough. Returns the first unit,
+    /// and whether the log needs another entry.
     #[inline]
     pub(super) fn allocate_from_run(&mut self, units: u32) -> Option<(u32, bool)> {
         let FreeMap::Loaded { run, .. } = &mut self.map else { return None };
@@ -215,24 +215,24 @@ impl Metaslab {
         Some((start, note(&mut self.allocated, Run::new(start, units))))
     }
 
-    /// Takes another run of at least `units`: the longest one, or if that is no longer worth it the
-    /// one that fits best. Says whether there is one.
+    /// Takes a new run of at least `units`: the longest range, or the best fit if no range is long.
+    /// Returns whether there is one.
     pub(super) fn next_run(&mut self, units: u32) -> Result<bool> {
-        self.settle()?;
+        self.return_run()?;
         let FreeMap::Loaded { free, run } = &mut self.map else { return Ok(false) };
         let largest = free.largest().map_or(0, |largest| largest.units);
         let found = if largest >= units.max(RUN_UNITS) {
             free.take_largest()
         } else {
-            // Not the tightest fit, so that not every allocation looks for a hole.
-            let roomy = units.saturating_mul(ROOMY);
-            free.take_best_fit(if largest >= roomy { roomy } else { units })
+            // Not the tightest fit, so that not every allocation has to search for a hole.
+            let with_slack = units.saturating_mul(SLACK_FACTOR);
+            free.take_best_fit(if largest >= with_slack { with_slack } else { units })
         };
         *run = found.unwrap_or_default();
         Ok(run.units >= units)
     }
 
-    /// Takes back what was allocated last and not written.
+    /// Undoes the last allocation, which is not written yet.
     pub(super) fn undo(&mut self, at: Run) -> Result<()> {
         let last = self.allocated.last_mut().filter(|last| last.end() == at.end());
         match last {
@@ -242,7 +242,7 @@ impl Metaslab {
                     self.allocated.pop();
                 }
             }
-            // The entry grew at its front.
+            // The entry was extended at its front.
             _ => {
                 let first = self.allocated.last_mut().filter(|last| last.start == at.start);
                 let Some(first) = first else {
@@ -251,21 +251,21 @@ impl Metaslab {
                 *first = Run::new(at.end(), first.units - at.units);
             }
         }
-        self.give(at)?;
+        self.add_free(at)?;
         self.free_units += u64::from(at.units);
         Ok(())
     }
 
-    /// Makes it longer: `added` begins where it ended. Its base has to be written, since the one on the device
-    /// does not know of it.
+    /// Extends the metaslab at its end by `added`. Its base must be written, because the stored one
+    /// does not cover `added`.
     pub(super) fn extend(&mut self, added: Run) -> Result<()> {
         self.extent.units += added.units;
         self.free_units += u64::from(added.units);
         self.must_flush = true;
-        self.give(added)
+        self.add_free(added)
     }
 
-    /// Makes the ranges that txgs up to `txg` freed free, and says how many units they have.
+    /// Frees the ranges that txgs up to `txg` freed. Returns the number of units.
     pub(super) fn mature(&mut self, txg: u64) -> Result<u64> {
         let mut units = 0;
         while self.deferred.front().is_some_and(|(freed, _)| *freed <= txg) {
@@ -273,11 +273,11 @@ impl Metaslab {
             units += runs.iter().map(|run| u64::from(run.units)).sum::<u64>();
             match &mut self.map {
                 FreeMap::Unloaded(changes) => {
-                    changes.extend(runs.into_iter().map(MetaslabChange::Give))
+                    changes.extend(runs.into_iter().map(MetaslabChange::Free))
                 }
                 FreeMap::Loaded { free, run } => {
                     if overlapped(&runs, *run) || !free.insert_ascending(&runs) {
-                        return Err(self.corrupt("something was freed while free"));
+                        return Err(self.corrupt("a deferred range is already free"));
                     }
                 }
             }
@@ -286,10 +286,10 @@ impl Metaslab {
         Ok(units)
     }
 
-    /// What is free and what waits to be, ascending: everything that no block of the newest
-    /// txg uses. The metaslab is loaded.
+    /// Returns the free and deferred ranges, sorted: everything that no block of the newest txg
+    /// uses. The metaslab must be loaded.
     pub(super) fn unused(&mut self) -> Result<Vec<Run>> {
-        self.settle()?;
+        self.return_run()?;
         let FreeMap::Loaded { free, .. } = &self.map else { return Ok(Vec::new()) };
         let mut runs = free.to_vec();
         runs.extend(self.deferred.iter().flat_map(|(_, runs)| runs).copied());
@@ -298,7 +298,8 @@ impl Metaslab {
         Ok(runs)
     }
 
-    /// Whether a range is allocated as far as is known without reading the base, and not freed yet.
+    /// Whether a range may be allocated and not freed yet, as far as known without reading the
+    /// base.
     pub(super) fn may_free(&self, run: Run) -> bool {
         let free = match &self.map {
             FreeMap::Unloaded(_) => false,
@@ -307,8 +308,8 @@ impl Metaslab {
         !free && !self.deferred.iter().any(|(_, runs)| overlapped(runs, run))
     }
 
-    /// Brings what was loaded to wait into order, and makes sure that nothing waits twice, and not more than
-    /// there is.
+    /// Sorts the deferred ranges after a load. Checks that none is deferred twice, and that their
+    /// total fits.
     pub(super) fn check_deferred(&mut self) -> Result<()> {
         for at in 0..self.deferred.len() {
             let clean = normalize(&mut self.deferred[at].1);
@@ -318,19 +319,19 @@ impl Metaslab {
         normalize(&mut runs).map_err(|run| self.corrupt_at(run, "were freed twice"))?;
         let waiting: u64 = runs.iter().map(|run| u64::from(run.units)).sum();
         if self.free_units + waiting > u64::from(self.extent.units) {
-            return Err(self.corrupt("more is free than there is"));
+            return Err(self.corrupt("more bytes are free than it has"));
         }
         Ok(())
     }
 
-    fn give(&mut self, run: Run) -> Result<()> {
+    fn add_free(&mut self, run: Run) -> Result<()> {
         let clean = match &mut self.map {
             FreeMap::Unloaded(changes) => {
-                changes.push(MetaslabChange::Give(run));
+                changes.push(MetaslabChange::Free(run));
                 true
             }
             FreeMap::Loaded { free, run: ahead } => !ahead.overlaps(run) && free.insert(run),
         };
-        clean.then_some(()).ok_or_else(|| self.corrupt_at(run, "were freed while free"))
+        clean.then_some(()).ok_or_else(|| self.corrupt_at(run, "were freed twice"))
     }
 }

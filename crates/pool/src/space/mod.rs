@@ -1,41 +1,45 @@
-//! Space: which bytes of the devices are free, and who gets them.
+//! Space maps: which bytes of the devices are free, and their allocation.
 //!
-//! Each device is cut into *metaslabs*. On the devices, a metaslab has a *base*, the ranges that were
-//! free when it was last written; what changed since is in the *log*, of which every
-//! transaction group writes one *record*. Bases are written in rotation, oldest first, so that the log stays
-//! short; records that no base needs any more are freed. An *index* has the metaslabs.
+//! Each device is divided into *metaslabs*. On disk, a metaslab has a *base*: the ranges that were
+//! free when the base was written. Later changes are in the *log*, to which every transaction group
+//! appends one *record*. Bases are rewritten in rotation, oldest first, so that the log stays
+//! short. Records that no base needs any more are freed. An *index* lists the metaslabs.
 //!
 //! # The rule
 //!
-//! Let the records of the log be r₀ … rₙ, in the order in which they were written; rₙ belongs to the root at hand.
+//! Let the records of the log be r₀ … rₙ, in the order in which they were written. rₙ belongs to
+//! the current root.
 //!
-//! - What rᵢ freed is *mature*, and may be allocated again, in the txg that writes rᵢ₊₃. So once rₙ is
-//!   durable, what rₙ and rₙ₋₁ freed waits, and all else that was freed is free: the roots of rₙ, rₙ₋₁ and rₙ₋₂ are
-//!   whole at any moment until rₙ₊₁ is durable.
-//! - A base with `flushed_txg` F and `freed_txg` P contains the allocations of records before F, of the
-//!   record of F those which it calls [`Allocated`](SpaceChange::Allocated), and the frees of records up to P.
-//!   P is the newest record that was mature when F was written.
-//! - So a metaslab is its base, changed by, for each i in order: first the frees of rᵢ₋₃, if they are newer than
-//!   P; then the allocations of rᵢ if they are newer than F, or of F and late. At the end the frees of
-//!   rₙ₋₂ follow, if newer than P.
-//! - A record may be dropped if neither it nor an older one has an entry that some base does not contain. What is kept is
-//!   always the newest part of the log without a gap, and never lacks a free that is not mature.
+//! - The frees of rᵢ are *mature*, and their space is allocatable, in the txg that writes rᵢ₊₃. So
+//!   once rₙ is durable, the frees of rₙ and rₙ₋₁ are deferred, and all older frees are mature. The
+//!   roots of rₙ, rₙ₋₁ and rₙ₋₂ are intact at any moment until rₙ₊₁ is durable.
+//! - A base with `flushed_txg` F and `freed_txg` P contains: the allocations of records before F;
+//!   those allocations of the record of F that are marked [`Allocated`](SpaceChange::Allocated);
+//!   and the frees of records up to P. P is the newest record that was mature when the base was
+//!   written.
+//! - So the state of a metaslab is its base, changed as follows for each i in order: first the
+//!   frees of rᵢ₋₃, if newer than P; then the allocations of rᵢ, if newer than F, or of F and late.
+//!   At the end follow the frees of rₙ₋₂, if newer than P.
+//! - A record may be dropped if neither it nor an older one has an entry that some base lacks. The
+//!   remaining records are always the newest part of the log without a gap, and include all frees
+//!   that are not mature.
 //!
 //! # Writing
 //!
-//! [`Space::sync`] first decides which bases to write and takes a copy of their ranges; then it allocates
-//! for bases, index and log, and frees what these replace; and only then writes. Those late
-//! allocations are in the record as late ones, so that nothing depends on itself. Its blocks can all be
-//! single sectors, so it needs bytes, not long ranges; [`Allocate::allocate`] leaves it enough.
+//! [`Space::sync`] first chooses the bases to write and copies their ranges. Then it allocates
+//! blocks for bases, index and log, and frees the blocks that these replace. Only then it writes.
+//! Those allocations are recorded as late ones, so no block depends on itself. Its blocks can all
+//! be single sectors, so it needs bytes, not long ranges; [`Allocate::allocate`] leaves enough of
+//! them.
 //!
 //! # Locking
 //!
-//! None: space belongs to the thread that syncs.
+//! None: the sync thread owns the space maps.
 //!
 //! # What it does not do
 //!
-//! It does not know what lies in an allocated range, does not write to it, and does not tell devices
-//! of ranges that became free. A loaded metaslab stays in memory.
+//! It does not know the content of allocated ranges, does not write to them, and does not discard
+//! (TRIM) freed ranges. A loaded metaslab stays in memory.
 
 mod allocate;
 mod chain;
@@ -64,7 +68,7 @@ use allocate::{DeviceRotor, DeviceState};
 use geometry::{Geometry, MAX_METASLABS, MetaslabExtent, metaslab_extents, shift_for};
 use metaslab::{Base, Metaslab};
 use range_set::{Run, note};
-use root_placement::RootPlaces;
+use root_placement::RootSlots;
 use sync_metaslabs::SpaceMapEntry;
 
 pub(crate) use crate::devices::DeviceSpan;
@@ -72,15 +76,15 @@ pub(crate) use check::{SpaceReport, WalkedRanges};
 pub use counters::SpaceCounters;
 pub(crate) use stats::SpaceStats;
 
-/// Sectors larger than this are refused.
+/// Maximum sector size.
 pub(crate) const MAX_SECTOR_BYTES: u64 = 1 << 20;
 
 /// Reads blocks of the space maps.
 pub(crate) trait SpaceRead {
-    /// The content of a block, verified; `logical_bytes` long.
+    /// Returns the verified content of a block, `logical_bytes` long.
     fn read(&self, pointer: &BlockPtrPhys) -> Result<Vec<u8>>;
 
-    /// The same for several blocks, whose pointers are known at once.
+    /// As [`read`](Self::read), for several blocks at once.
     fn read_many(&self, pointers: &[BlockPtrPhys]) -> Result<Vec<Vec<u8>>> {
         pointers.iter().map(|pointer| self.read(pointer)).collect()
     }
@@ -88,12 +92,12 @@ pub(crate) trait SpaceRead {
 
 /// Writes blocks of the space maps.
 pub(crate) trait SpaceWrite {
-    /// Writes `content`, whole sectors, to places that are allocated already, unpacked and of kind `Space`, and gives
-    /// the pointer to it. It need not be written on return.
+    /// Starts to write `content`, whole sectors, uncompressed and of kind `Space`, to allocated
+    /// addresses. Returns the block pointer. The write may complete later.
     fn write_at(&mut self, places: [DvaPhys; 2], content: &[u8], txg: u64) -> Result<BlockPtrPhys>;
 }
 
-/// A record of the log.
+/// A record of the log: the changes of one txg.
 #[derive(Debug)]
 struct Record {
     txg: u64,
@@ -102,46 +106,48 @@ struct Record {
     blocks: Vec<BlockPtrPhys>,
 }
 
-/// The space of a pool.
+/// The space maps of a pool.
 pub(crate) struct Space {
     geometry: Geometry,
     metaslabs: Vec<Metaslab>,
     devices: Vec<DeviceState>,
     rotor: DeviceRotor,
-    roots: RootPlaces,
-    /// The log, oldest first.
+    roots: RootSlots,
+    /// The log, oldest record first.
     records: VecDeque<Record>,
-    /// Blocks of the index by level, leaves first; the last level is in the root. Holes are not written yet.
+    /// Blocks of the index by level, leaves first. The root stores the pointers of the last level.
+    /// Holes are not written yet.
     index: Vec<Vec<BlockPtrPhys>>,
-    /// Leaves of the index that have to be written.
+    /// Leaves of the index to be written.
     dirty_leaves: BTreeSet<usize>,
-    /// The transaction group at hand, between `begin` and `sync`.
+    /// The current txg, between `begin` and `sync`.
     open: Option<u64>,
-    /// The txg synced last, and whether it is durable.
+    /// The newest synced txg, and whether it is durable.
     synced: u64,
     durable: bool,
-    /// What this txg and earlier ones freed is free.
+    /// Frees of this txg and of earlier ones are mature.
     matured_txg: u64,
-    /// What the txg at hand did before its bases were taken, once they are.
+    /// Changes of the current txg, once its bases are copied.
     entries: Vec<SpaceMapEntry>,
-    /// At least as many entries as the record of the txg at hand will have.
+    /// Upper bound of the number of entries in the current txg's record.
     pending_entries: u64,
-    /// Metaslabs that would have been flushed so far, in parts of one.
+    /// Metaslabs that should have been flushed so far, scaled by `ROTATION`.
     flush_credit: u64,
     total_units: u64,
     free_units: u64,
     deferred_units: u64,
-    /// The first thing that was freed and cannot have been allocated.
+    /// The first invalid free, if any.
     fault: Option<Error>,
     reader: Box<dyn SpaceRead + Send>,
     counters: Arc<SpaceCounters>,
 }
 
 impl Space {
-    /// The space of a new pool: all of the spans is free. The first txg may have any number but 0.
+    /// Creates the space maps of a new pool, with all spans free. The first txg may have any number
+    /// but 0.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if the sector or a span makes no sense.
+    /// [`ErrorKind::Invalid`] if the sector size or a span is invalid.
     pub(crate) fn create(
         spans: &[DeviceSpan],
         sector_bytes: u64,
@@ -152,7 +158,7 @@ impl Space {
             space.add_device(span)?;
         }
         if space.metaslabs.is_empty() {
-            return Err(Error::new(ErrorKind::Invalid, "a pool needs a device"));
+            return Err(Error::new(ErrorKind::Invalid, "a pool needs at least one device"));
         }
         Ok(space)
     }
@@ -163,7 +169,7 @@ impl Space {
             metaslabs: Vec::new(),
             devices: Vec::new(),
             rotor: DeviceRotor::default(),
-            roots: RootPlaces::default(),
+            roots: RootSlots::default(),
             records: VecDeque::new(),
             index: vec![Vec::new()],
             dirty_leaves: BTreeSet::new(),
@@ -183,15 +189,15 @@ impl Space {
         })
     }
 
-    /// What was counted.
+    /// The counters.
     pub(crate) fn counters(&self) -> &Arc<SpaceCounters> {
         &self.counters
     }
 
-    /// Begins a transaction group: from here to [`Space::sync`], space can be had and given back.
+    /// Begins a txg. Between this call and [`Space::sync`], space can be allocated and freed.
     ///
     /// # Panics
-    /// If a txg is open, the one before is not durable, or `txg` is not newer than it.
+    /// If a txg is open, the previous txg is not durable, or `txg` is not newer.
     pub(crate) fn begin(&mut self, txg: u64) {
         assert!(self.open.is_none(), "a transaction group is open");
         assert!(self.durable, "the transaction group before is not durable");
@@ -200,17 +206,17 @@ impl Space {
         self.devices.iter_mut().for_each(DeviceState::new_txg);
     }
 
-    /// Tells that the root of txg `txg`, the one synced last, is durable.
+    /// The root of `txg`, the newest synced txg, is durable.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if what was freed two txgs ago turns out to be free already.
+    /// [`ErrorKind::Corrupt`] if a range that was freed two txgs ago is already free.
     ///
     /// # Panics
-    /// If another txg was synced last.
+    /// If `txg` is not the newest synced txg.
     pub(crate) fn committed(&mut self, txg: u64) -> Result<()> {
         assert_eq!(self.synced, txg, "not the txg that was synced last");
         self.durable = true;
-        // Two records stay behind the newest that matures.
+        // The two newest records must not mature.
         let Some(at) = self.records.len().checked_sub(3) else { return Ok(()) };
         self.matured_txg = self.records[at].txg;
         let mut units = 0;
@@ -230,15 +236,15 @@ impl Space {
         Ok(())
     }
 
-    /// Whether a device's space is known.
+    /// Whether the space maps cover a device.
     pub(crate) fn has_device(&self, device: u16) -> bool {
         self.geometry.device_at(device).is_some()
     }
 
-    /// Adds a device to the pool, with the transaction group at hand.
+    /// Adds a device, with the current txg.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if it is there already, or has no space.
+    /// [`ErrorKind::Invalid`] if the device was added before or has no space.
     pub(crate) fn add_span(&mut self, span: &DeviceSpan) -> Result<()> {
         assert!(self.open.is_some(), "no transaction group is open");
         self.add_device(span)
@@ -246,17 +252,17 @@ impl Space {
 
     fn add_device(&mut self, span: &DeviceSpan) -> Result<()> {
         if self.geometry.device_at(span.device).is_some() {
-            let message = format!("device {} is there already", span.device);
+            let message = format!("device {} is already in the pool", span.device);
             return Err(Error::new(ErrorKind::Invalid, message));
         }
         let (start, end) = self.geometry.usable(span)?;
         self.add_metaslabs(metaslab_extents(span.device, shift_for(end - start), start, end))
     }
 
-    /// Gives the pool the rest of a device that grew, with the transaction group at hand.
+    /// Extends the space maps to the end of a device that has grown, with the current txg.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if there is no such device, or if it shrank.
+    /// [`ErrorKind::Invalid`] if there is no such device, or if it has shrunk.
     pub(crate) fn extend_span(&mut self, span: &DeviceSpan) -> Result<()> {
         assert!(self.open.is_some(), "no transaction group is open");
         let invalid =
@@ -287,14 +293,14 @@ impl Space {
         let added = Run::new(metaslab.extent.units, (bytes / SECTOR_UNIT) as u32);
         metaslab.extend(added)?;
         self.geometry.devices[device].end += bytes;
-        self.gained(device, added.units.into());
+        self.add_capacity(device, added.units.into());
         self.free_units += u64::from(added.units);
         self.dirty_leaves.insert(self.leaf_of(id));
         Ok(())
     }
 
     fn add_metaslabs(&mut self, new: impl Iterator<Item = MetaslabExtent>) -> Result<()> {
-        // Nothing of an earlier txg's record is about them.
+        // Records of earlier txgs do not concern these metaslabs.
         let before = self.open.map_or(self.synced, |txg| txg - 1);
         for extent in new {
             let base = Base::all_free(extent.units, before);
@@ -306,12 +312,12 @@ impl Space {
         Ok(())
     }
 
-    /// Adds a metaslab behind the others, with what its base says is free.
+    /// Appends a metaslab, with the free space of its base.
     fn add_metaslab(&mut self, extent: MetaslabExtent, base: Base) -> Result<()> {
         let id = self.metaslabs.len() as u32;
         let metaslab = Metaslab::new(id, extent, base);
         if self.metaslabs.len() == MAX_METASLABS {
-            return Err(metaslab.corrupt("is one metaslab too many"));
+            return Err(metaslab.corrupt("exceeds the maximum number of metaslabs"));
         }
         self.geometry.push(id, &extent).map_err(|what| metaslab.corrupt(what))?;
         let device = self.geometry.device_at(extent.device).unwrap_or_default();
@@ -326,14 +332,14 @@ impl Space {
         Ok(())
     }
 
-    fn gained(&mut self, device: usize, units: u64) {
+    fn add_capacity(&mut self, device: usize, units: u64) {
         self.devices[device].units += units;
         self.devices[device].free_units += units;
         self.total_units += units;
     }
 
-    /// Accounts for units that left the free ones.
-    fn took(&mut self, id: u32, units: u32) {
+    /// Subtracts allocated units from the free units.
+    fn subtract_free(&mut self, id: u32, units: u32) {
         let number = self.metaslabs[id as usize].extent.device;
         let device = self.geometry.device_at(number).unwrap_or_default();
         self.devices[device].free_units -= u64::from(units);
@@ -344,8 +350,7 @@ impl Space {
         assert!(self.open.is_some(), "no transaction group is open");
         let Some((id, run)) = self.geometry.locate(dva, bytes) else {
             self.fault.get_or_insert_with(|| {
-                let message =
-                    format!("{bytes} bytes at {dva} were freed, which cannot be allocated");
+                let message = format!("invalid free of {bytes} bytes at {dva}: not in a metaslab");
                 Error::new(ErrorKind::Corrupt, message)
             });
             return;

@@ -1,4 +1,4 @@
-//! Space for what the space maps write: decided before anything of it is written.
+//! Allocates the blocks of the space maps, before any of them is written.
 
 use crate::Result;
 use crate::format::{BlockPtrPhys, SpaceEntryPhys};
@@ -7,7 +7,7 @@ use super::Space;
 use super::chain::{Placement, block_bytes, items_in};
 
 impl Space {
-    /// Places for a chain of `items` items; at least one.
+    /// Allocates at least one block, for a chain of `items` items.
     pub(super) fn place_chain(
         &mut self,
         items: usize,
@@ -24,7 +24,8 @@ impl Space {
         Ok(places)
     }
 
-    /// Places for the record of the txg at hand, the entries for these places included.
+    /// Allocates blocks for the current txg's record, which includes the entries of these
+    /// allocations.
     pub(super) fn place_record(&mut self) -> Result<Vec<Placement>> {
         let mut places: Vec<Placement> = Vec::new();
         let mut capacity = 0;
@@ -33,7 +34,7 @@ impl Space {
             if capacity >= entries && !places.is_empty() {
                 return Ok(places);
             }
-            // Every block has space for more entries than it makes, so this ends.
+            // Terminates: each block holds more entries than its allocation adds.
             let item_bytes = size_of::<SpaceEntryPhys>();
             let wanted =
                 block_bytes(entries - capacity + 2, item_bytes, self.geometry.sector_bytes);

@@ -1,40 +1,40 @@
-//! Sets of ranges that neither overlap nor touch, found by place and by length.
+//! Sets of disjoint, non-adjacent ranges, indexed by start and by length.
 //!
-//! A set has one of two forms. *Packed*, it is an ascending list: 8 bytes a range, and many ranges are
-//! added in one pass. As *trees*, in both orders, it can be allocated from in logarithmic time. The first
-//! allocation makes the trees, the next large addition packs them again; so of many metaslabs only those that
-//! are being filled cost more. Numbers are units from the start of a metaslab; nobody stores an end
-//! past [`MAX_UNITS`], so that sums fit.
+//! A set has one of two forms. *Packed*, it is a sorted list: 8 bytes per range, and many ranges
+//! can be added in one pass. As *trees*, ordered by start and by length, it supports allocation in
+//! logarithmic time. The first allocation builds the trees; the next large insertion packs the set
+//! again. So only the metaslabs being allocated from use more memory. Positions are units from the
+//! start of a metaslab. No range ends past [`MAX_UNITS`], so sums do not overflow.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most units of a metaslab: a terabyte.
+/// Maximum number of units of a metaslab: a terabyte.
 pub(crate) const MAX_UNITS: u32 = 1 << 31;
 
-/// Ranges are added to trees one by one if they are fewer than one in this many of those there.
+/// Ranges are inserted into trees one by one if they are fewer than this fraction of the set.
 const MERGE_SHARE: usize = 8;
 
 /// A range of units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Run {
-    /// Where it begins.
+    /// First unit.
     pub(crate) start: u32,
-    /// Its length.
+    /// Length in units.
     pub(crate) units: u32,
 }
 
 impl Run {
-    /// A range.
+    /// Creates a range.
     pub(crate) fn new(start: u32, units: u32) -> Self {
         Self { start, units }
     }
 
-    /// Where it ends.
+    /// Returns the end, exclusive.
     pub(crate) fn end(self) -> u32 {
         self.start + self.units
     }
 
-    /// Whether some unit is in both.
+    /// Whether the two ranges overlap.
     pub(crate) fn overlaps(self, other: Self) -> bool {
         self.start.max(other.start) < self.end().min(other.end())
     }
@@ -49,9 +49,9 @@ pub(crate) struct RangeSet {
 
 #[derive(Debug)]
 enum RangeForm {
-    /// Ascending, and the longest of them.
+    /// Sorted ranges, and the longest of them.
     Packed { runs: Vec<Run>, largest: Run },
-    /// For allocation.
+    /// Ordered by start and by length, for allocation.
     Trees { by_start: BTreeMap<u32, u32>, by_units: BTreeSet<(u32, u32)> },
 }
 
@@ -62,7 +62,7 @@ impl Default for RangeSet {
 }
 
 impl RangeSet {
-    /// The set of these ranges, or nothing if they do not ascend or if two touch.
+    /// Builds a set; `None` if the ranges are not sorted, or overlap or adjoin.
     pub(crate) fn from_ascending(runs: Vec<Run>) -> Option<Self> {
         let apart = runs.windows(2).all(|pair| pair[0].end() < pair[1].start);
         (apart && runs.iter().all(|run| run.units > 0)).then(|| Self::pack(runs))
@@ -74,7 +74,7 @@ impl RangeSet {
         Self { form: RangeForm::Packed { runs, largest }, units }
     }
 
-    /// Adds a range; false, and nothing is changed, if part of it is there already.
+    /// Inserts a range. Returns false and changes nothing if a part of it is in the set.
     #[must_use]
     pub(crate) fn insert(&mut self, run: Run) -> bool {
         if self.overlaps(run) {
@@ -99,8 +99,8 @@ impl RangeSet {
         true
     }
 
-    /// Adds ranges that ascend and do not touch; false if part of one is there already, and then
-    /// some may have been added.
+    /// Inserts sorted ranges that do not adjoin. Returns false if a part of one is in the set; some
+    /// may have been inserted then.
     #[must_use]
     pub(crate) fn insert_ascending(&mut self, added: &[Run]) -> bool {
         if matches!(self.form, RangeForm::Trees { .. }) && added.len() * MERGE_SHARE < self.len() {
@@ -118,7 +118,7 @@ impl RangeSet {
         clean
     }
 
-    /// Takes a range out; false, and nothing is changed, if not all of it is there.
+    /// Removes a range. Returns false and changes nothing if a part of it is not in the set.
     #[must_use]
     pub(crate) fn remove(&mut self, run: Run) -> bool {
         let Some(whole) = self.at(run.start).filter(|whole| whole.end() >= run.end()) else {
@@ -134,7 +134,7 @@ impl RangeSet {
         true
     }
 
-    /// Whether some unit of `run` is in the set.
+    /// Whether the set overlaps `run`.
     pub(crate) fn overlaps(&self, run: Run) -> bool {
         match &self.form {
             RangeForm::Packed { runs, .. } => overlapped(runs, run),
@@ -145,7 +145,7 @@ impl RangeSet {
         }
     }
 
-    /// The longest range.
+    /// Returns the longest range.
     pub(crate) fn largest(&self) -> Option<Run> {
         match &self.form {
             RangeForm::Packed { largest, .. } => Some(*largest).filter(|run| run.units > 0),
@@ -155,14 +155,14 @@ impl RangeSet {
         }
     }
 
-    /// Takes out the longest range.
+    /// Removes and returns the longest range.
     pub(crate) fn take_largest(&mut self) -> Option<Run> {
         let run = self.largest()?;
         self.drop_run(run);
         Some(run)
     }
 
-    /// Takes out the shortest range of at least `units`.
+    /// Removes and returns the shortest range of at least `units`.
     pub(crate) fn take_best_fit(&mut self, units: u32) -> Option<Run> {
         let &(found, start) = self.trees().1.range((units, 0)..).next()?;
         let run = Run::new(start, found);
@@ -170,7 +170,7 @@ impl RangeSet {
         Some(run)
     }
 
-    /// All ranges, ascending.
+    /// Returns all ranges, sorted.
     pub(crate) fn to_vec(&self) -> Vec<Run> {
         match &self.form {
             RangeForm::Packed { runs, .. } => runs.clone(),
@@ -188,12 +188,12 @@ impl RangeSet {
         }
     }
 
-    /// Units in all ranges.
+    /// Number of units in all ranges.
     pub(crate) fn units(&self) -> u64 {
         self.units
     }
 
-    /// The range that has the unit `at`.
+    /// Returns the range that contains the unit `at`.
     fn at(&self, at: u32) -> Option<Run> {
         let run = match &self.form {
             RangeForm::Packed { runs, .. } => {
@@ -220,7 +220,7 @@ impl RangeSet {
         self.units -= u64::from(run.units);
     }
 
-    /// The trees, made if they are not there.
+    /// Returns the trees; builds them if necessary.
     fn trees(&mut self) -> (&mut BTreeMap<u32, u32>, &mut BTreeSet<(u32, u32)>) {
         if let RangeForm::Packed { runs, .. } = &self.form {
             let by_start = runs.iter().map(|run| (run.start, run.units)).collect();
@@ -234,13 +234,13 @@ impl RangeSet {
     }
 }
 
-/// Whether some unit of `run` is in ranges that ascend.
+/// Whether a range of the sorted list overlaps `run`.
 pub(crate) fn overlapped(runs: &[Run], run: Run) -> bool {
     let after = runs.partition_point(|it| it.end() <= run.start);
     runs.get(after).is_some_and(|it| it.overlaps(run))
 }
 
-/// Two ascending lists as one, those that touch joined; nothing if they overlap.
+/// Merges two sorted lists and joins adjacent ranges; `None` if ranges overlap.
 pub(crate) fn merge(a: &[Run], b: &[Run]) -> Option<Vec<Run>> {
     let mut merged: Vec<Run> = Vec::with_capacity(a.len() + b.len());
     let (mut a, mut b) = (a.iter().peekable(), b.iter().peekable());
@@ -260,7 +260,7 @@ pub(crate) fn merge(a: &[Run], b: &[Run]) -> Option<Vec<Run>> {
     }
 }
 
-/// Sorts ranges and joins those that touch; the first two that overlap are an error.
+/// Sorts ranges and joins adjacent ones. Fails with a range that overlaps another.
 pub(crate) fn normalize(runs: &mut Vec<Run>) -> Result<(), Run> {
     runs.sort_unstable();
     let mut kept = 0usize;
@@ -279,8 +279,8 @@ pub(crate) fn normalize(runs: &mut Vec<Run>) -> Result<(), Run> {
     Ok(())
 }
 
-/// Notes a range at the end of a list, joined with the one noted last if they touch. Says whether
-/// the list became longer.
+/// Appends a range to a list, or joins it with the last one if they adjoin. Returns whether the
+/// list grew.
 #[inline]
 pub(crate) fn note(runs: &mut Vec<Run>, run: Run) -> bool {
     if let Some(last) = runs.last_mut() {

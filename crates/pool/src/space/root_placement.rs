@@ -1,36 +1,36 @@
-//! Places for root blocks: a few, in turn, allocated once.
+//! Root blocks have a few preallocated addresses, used in rotation.
 //!
-//! A txg cannot end without its root block, which is longer than a sector and cannot be cut. In a full and
-//! fragmented pool no free range might be that long, so root blocks do not depend on one. A place comes round
-//! again after `ROOT_PLACES` txgs: later than anything that a txg frees, so the roots of the last three txgs are
-//! whole at any time.
+//! A txg cannot end without its root block, which is longer than a sector and cannot be a gang. In
+//! a full, fragmented pool no free range might be long enough, so root blocks are preallocated. An
+//! address is reused after `ROOT_SLOTS` txgs, later than any space that a txg frees. So the roots
+//! of the last three txgs are always intact.
 
 use crate::format::{Dva, DvaPhys, SpaceRootPhys};
 use crate::{Error, ErrorKind, Result};
 
 use super::Space;
 
-const ROOT_PLACES: usize = SpaceRootPhys::ROOT_PLACES;
+const ROOT_SLOTS: usize = SpaceRootPhys::ROOT_SLOTS;
 
-/// The places, and whose turn it is.
+/// The addresses, and the current one.
 #[derive(Debug, Default)]
-pub(super) struct RootPlaces {
+pub(super) struct RootSlots {
     places: Vec<[DvaPhys; 2]>,
     bytes: u64,
-    /// The place of the newest root.
+    /// Index of the newest root's address.
     current: usize,
-    /// The txg that has it.
+    /// The txg of that root.
     txg: u64,
 }
 
-impl RootPlaces {
-    /// Writes what has to be known of them.
+impl RootSlots {
+    /// Stores the addresses in a root.
     pub(super) fn store(&self, root: &mut SpaceRootPhys) {
-        for (place, out) in self.places.iter().zip(&mut root.root_places) {
+        for (place, out) in self.places.iter().zip(&mut root.root_slots) {
             *out = *place;
         }
         root.root_bytes = (self.bytes as u32).into();
-        root.root_turn = self.current as u8;
+        root.root_slot = self.current as u8;
     }
 
     fn ranges(&self) -> impl Iterator<Item = Dva> {
@@ -39,22 +39,23 @@ impl RootPlaces {
 }
 
 impl Space {
-    /// Two places for the root block of the txg at hand, of `bytes`, the same number for all txgs of a pool. The first txg
-    /// allocates them; they are never freed.
+    /// Returns the two addresses of the current txg's root block. `bytes` is the same for all txgs
+    /// of a pool. The first txg allocates the addresses; they are never freed.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`] in the first txg, [`ErrorKind::Invalid`] if `bytes` is another number than then.
+    /// [`ErrorKind::NoSpace`] in the first txg, [`ErrorKind::Invalid`] if `bytes` differs from the
+    /// first txg's.
     pub(crate) fn place_root(&mut self, bytes: u64) -> Result<[DvaPhys; 2]> {
         let txg = self.open;
         assert!(txg.is_some(), "no transaction group is open");
         if self.roots.places.is_empty() {
-            for _ in 0..ROOT_PLACES {
+            for _ in 0..ROOT_SLOTS {
                 let place = self.allocate_required(bytes, 2)?;
                 self.roots.places.push(place);
             }
             self.roots.bytes = bytes;
         } else if self.roots.txg != txg.unwrap_or(0) {
-            self.roots.current = (self.roots.current + 1) % ROOT_PLACES;
+            self.roots.current = (self.roots.current + 1) % ROOT_SLOTS;
         }
         if self.roots.bytes != bytes {
             let message = format!("root blocks have {} bytes, not {bytes}", self.roots.bytes);
@@ -64,8 +65,9 @@ impl Space {
         Ok(self.roots.places[self.roots.current])
     }
 
-    /// Calls `each` for the places of roots other than the newest: they are allocated, and hold nothing that counts.
-    pub(crate) fn spare_root_places(&self, mut each: impl FnMut(Dva, u64)) {
+    /// Calls `each` for the addresses of roots other than the newest: they are allocated but not
+    /// referenced.
+    pub(crate) fn spare_root_slots(&self, mut each: impl FnMut(Dva, u64)) {
         for (at, place) in self.roots.places.iter().enumerate() {
             if at != self.roots.current {
                 place.iter().filter_map(|it| it.get()).for_each(|dva| each(dva, self.roots.bytes));
@@ -73,25 +75,25 @@ impl Space {
         }
     }
 
-    /// Takes over what a root says of them; the metaslabs are known.
-    pub(super) fn load_root_places(&mut self, root: &SpaceRootPhys) -> Result<()> {
+    /// Loads the addresses from a root. The metaslabs must be loaded before.
+    pub(super) fn load_root_slots(&mut self, root: &SpaceRootPhys) -> Result<()> {
         let corrupt = || {
-            Error::new(ErrorKind::Corrupt, "space maps: the places of root blocks make no sense")
+            Error::new(ErrorKind::Corrupt, "space maps: the addresses of root blocks are invalid")
         };
         let bytes = u64::from(root.root_bytes.get());
         if bytes == 0 {
             return Ok(());
         }
-        let current = usize::from(root.root_turn);
+        let current = usize::from(root.root_slot);
         let roots =
-            RootPlaces { places: root.root_places.to_vec(), bytes, current, txg: root.txg.get() };
+            RootSlots { places: root.root_slots.to_vec(), bytes, current, txg: root.txg.get() };
         let mut ranges: Vec<Dva> = roots.ranges().collect();
         ranges.sort_unstable();
         let apart = ranges.windows(2).all(|pair| {
             pair[0].device != pair[1].device || pair[0].offset + bytes <= pair[1].offset
         });
         let inside = ranges.iter().all(|dva| self.geometry.locate(*dva, bytes).is_some());
-        if current >= ROOT_PLACES || ranges.len() != 2 * ROOT_PLACES || !apart || !inside {
+        if current >= ROOT_SLOTS || ranges.len() != 2 * ROOT_SLOTS || !apart || !inside {
             return Err(corrupt());
         }
         self.roots = roots;

@@ -1,55 +1,55 @@
-//! What the space maps know, in numbers.
+//! Statistics of the space maps.
 
 use crate::format::SECTOR_UNIT;
 
 use super::Space;
 
-/// The space of a pool.
+/// Space of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpaceStats {
-    /// Bytes between the labels of all devices, cut to sectors.
+    /// Bytes between the labels of all devices, rounded to sectors.
     pub(crate) total_bytes: u64,
-    /// Bytes in use.
+    /// Allocated bytes.
     pub(crate) allocated_bytes: u64,
-    /// Bytes that were freed and wait to be allocatable.
+    /// Freed bytes that are not allocatable yet.
     pub(crate) deferred_bytes: u64,
-    /// Bytes that can be allocated now.
+    /// Free bytes.
     pub(crate) free_bytes: u64,
-    /// The part of these that only the space maps get.
+    /// Part of `free_bytes` that only the space maps may use.
     pub(crate) reserved_bytes: u64,
-    /// Bytes of the longest free range; of metaslabs that are not loaded a guess.
+    /// Length of the longest free range in bytes; an estimate for metaslabs that are not loaded.
     pub(crate) largest_free_bytes: u64,
-    /// Free ranges in the metaslabs that are loaded.
+    /// Number of free ranges in loaded metaslabs.
     pub(crate) loaded_ranges: u64,
-    /// Metaslabs.
+    /// Number of metaslabs.
     pub(crate) metaslabs: u64,
-    /// Metaslabs whose free ranges are in memory.
+    /// Number of metaslabs whose free ranges are in memory.
     pub(crate) metaslabs_loaded: u64,
-    /// Records of the log.
+    /// Number of records in the log.
     pub(crate) log_records: u64,
-    /// Blocks of the log.
+    /// Number of blocks of the log.
     pub(crate) log_blocks: u64,
-    /// Entries of the log.
+    /// Number of entries in the log.
     pub(crate) log_entries: u64,
-    /// Each device.
+    /// The devices.
     pub(crate) devices: Vec<DeviceSpace>,
 }
 
-/// The space of a device.
+/// Space of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeviceSpace {
-    /// Its number in the pool.
+    /// The device's number in the pool.
     pub(crate) device: u16,
-    /// Bytes between its labels, cut to sectors.
+    /// Bytes between its labels, rounded to sectors.
     pub(crate) total_bytes: u64,
-    /// Bytes that can be allocated now.
+    /// Free bytes.
     pub(crate) free_bytes: u64,
-    /// Metaslabs.
+    /// Number of metaslabs.
     pub(crate) metaslabs: u64,
 }
 
 impl Space {
-    /// How much there is of what.
+    /// Returns the statistics.
     pub(crate) fn stats(&self) -> SpaceStats {
         let used = self.total_units.saturating_sub(self.free_units + self.deferred_units);
         let largest = self.metaslabs.iter().map(|metaslab| metaslab.largest_units()).max();

@@ -1,7 +1,7 @@
-//! The end of a transaction group: its record, some bases, the index.
+//! The end of a transaction group: writes its log record, some bases, and the index.
 //!
-//! The order matters, see the head of [`super`]: bases are copied before anything is allocated for
-//! them, and everything is allocated before anything is written.
+//! The order matters, see [`super`]: bases are copied before their blocks are allocated, and all
+//! blocks are allocated before any is written.
 
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -17,18 +17,18 @@ use super::metaslab::{Base, FreeMap, Metaslab};
 use super::range_set::{Run, normalize};
 use super::{Record, Space, SpaceCounters, SpaceWrite};
 
-/// Txgs within which every metaslab that changes is flushed once, as long as as many change.
+/// Number of txgs in which every changed metaslab is flushed once, at a constant rate of changes.
 const ROTATION: u64 = 32;
-/// A record that is older than this many is dropped, whatever it takes.
+/// Maximum number of records. Older ones are dropped by flushing the bases that need them.
 const MAX_RECORDS: usize = 64;
-/// The log may have this many entries however small the pool is.
+/// Number of log entries that are always allowed, however small the pool is.
 const MIN_LOG_ENTRIES: u64 = 16 << 10;
-/// Entries of the log for each metaslab.
+/// Number of log entries allowed per metaslab.
 const LOG_ENTRIES_PER_METASLAB: u64 = 4;
-/// What optional writes leave for those that must be.
+/// Units that optional base writes leave free for required writes.
 const KEPT_UNITS: u64 = (128 << 10) / SECTOR_UNIT;
 
-/// An entry of the record of the txg at hand.
+/// An entry of the current txg's record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpaceMapEntry {
     metaslab: u32,
@@ -36,14 +36,14 @@ pub(super) struct SpaceMapEntry {
     change: SpaceChange,
 }
 
-/// A base on its way to the device.
+/// A base to be written.
 struct BaseFlush {
     metaslab: u32,
     ranges: Vec<SpaceRangePhys>,
     places: Vec<Placement>,
 }
 
-/// A block of the index on its way to the device.
+/// A block of the index to be written.
 struct IndexNode {
     level: usize,
     at: usize,
@@ -51,15 +51,15 @@ struct IndexNode {
 }
 
 impl Space {
-    /// Ends the transaction group: writes what changed, and gives what its root block has to say. All writes
-    /// go through `writer`, and must be durable before the root is.
+    /// Ends the txg: writes the changes and returns the space maps' part of the root block. All
+    /// writes go through `writer`, and must be durable before the root is written.
     ///
     /// # Errors
-    /// What reading or writing says; [`Corrupt`](crate::ErrorKind::Corrupt) if something was freed that was not allocated. The space is
-    /// of no use after an error: load it again.
+    /// Errors of reading or writing; [`Corrupt`](crate::ErrorKind::Corrupt) if a range was freed
+    /// that was not allocated. After an error the space maps are unusable and must be loaded again.
     ///
     /// # Panics
-    /// If the txg is not the one that was begun.
+    /// If `txg` is not the current txg.
     pub(crate) fn sync(&mut self, txg: u64, writer: &mut dyn SpaceWrite) -> Result<SpaceRootPhys> {
         assert_eq!(self.open, Some(txg), "not the txg that was begun");
         let mut flushes = self.take_bases(txg)?;
@@ -72,7 +72,7 @@ impl Space {
         let places = self.place_record()?;
         self.collect_allocated(SpaceChange::AllocatedLate)?;
         self.collect_freed(txg)?;
-        self.note_needed(txg);
+        self.mark_needed(txg);
 
         for flush in flushes {
             self.write_base(txg, flush, writer)?;
@@ -88,13 +88,13 @@ impl Space {
         Ok(self.root(txg))
     }
 
-    /// Copies the bases that are to be written, as they are now.
+    /// Copies the bases to be written, in their current state.
     fn take_bases(&mut self, txg: u64) -> Result<Vec<BaseFlush>> {
         let (mut flushes, mut cost) = (Vec::new(), 0);
         for id in self.due() {
             self.load_metaslab(id)?;
             let metaslab = &mut self.metaslabs[id as usize];
-            metaslab.settle()?;
+            metaslab.return_run()?;
             let must = metaslab.must_flush;
             let ranges = metaslab.range_count().unwrap_or_default();
             let units = self.flush_units(ranges);
@@ -109,7 +109,8 @@ impl Space {
         Ok(flushes)
     }
 
-    /// Metaslabs whose base should be written: those that keep the oldest records alive first.
+    /// Returns the metaslabs whose base should be written. Those that keep the oldest records alive
+    /// come first.
     fn due(&mut self) -> Vec<u32> {
         let mut must = Vec::new();
         let mut due = Vec::new();
@@ -142,14 +143,14 @@ impl Space {
         must
     }
 
-    /// Entries that the log may have: more of them than bases have ranges would not pay.
+    /// Limit of log entries. A log much longer than the bases would cost more than it saves.
     fn log_limit(&self) -> u64 {
         let ranges: u64 = self.metaslabs.iter().map(|it| u64::from(it.base.ranges)).sum();
         let slabs = self.metaslabs.len() as u64 * LOG_ENTRIES_PER_METASLAB;
         MIN_LOG_ENTRIES.max(slabs).max(ranges / 2)
     }
 
-    /// Units that a base of so many ranges may take, its path in the index included.
+    /// Upper bound of the units that a base with `ranges` ranges takes, with its path in the index.
     fn flush_units(&self, ranges: usize) -> u64 {
         let sector = self.geometry.sector_bytes;
         let blocks = block_bytes(0, 1, SECTOR_UNIT).max(SECTOR_UNIT);
@@ -216,7 +217,7 @@ impl Space {
         }
     }
 
-    /// Moves what was allocated to the record.
+    /// Moves the allocations to the record.
     fn collect_allocated(&mut self, change: SpaceChange) -> Result<()> {
         for metaslab in self.metaslabs.iter_mut().filter(|it| !it.allocated.is_empty()) {
             normalize(&mut metaslab.allocated)
@@ -231,7 +232,7 @@ impl Space {
         Ok(())
     }
 
-    /// Moves what was freed to the record, and defers it.
+    /// Moves the frees to the record and defers them.
     fn collect_freed(&mut self, txg: u64) -> Result<()> {
         if let Some(fault) = self.fault.take() {
             return Err(fault);
@@ -251,8 +252,8 @@ impl Space {
         Ok(())
     }
 
-    /// Notes which metaslabs need the record of the txg at hand.
-    fn note_needed(&mut self, txg: u64) {
+    /// Marks the metaslabs that need the current txg's record.
+    fn mark_needed(&mut self, txg: u64) {
         for entry in &self.entries {
             let metaslab = &mut self.metaslabs[entry.metaslab as usize];
             let in_base =
@@ -284,7 +285,7 @@ impl Space {
         Ok(())
     }
 
-    /// Makes the index as large as it must be, and finds places for what changes in it.
+    /// Resizes the index and allocates the blocks of its changed nodes.
     fn place_index(&mut self) -> Result<Vec<IndexNode>> {
         let shape = self.index_shape(self.metaslabs.len());
         self.index.resize(shape.len(), Vec::new());
@@ -305,7 +306,7 @@ impl Space {
         Ok(nodes)
     }
 
-    /// Writes a block of the index; those below it are written.
+    /// Writes a node of the index. Its children are written.
     fn write_node(
         &mut self,
         txg: u64,
@@ -375,32 +376,33 @@ impl Space {
             sector_shift: self.geometry.sector_bytes.ilog2() as u8,
             index_levels: self.index.len() as u8,
             index_pointers: top.len() as u8,
-            root_turn: 0,
+            root_slot: 0,
             root_bytes: U32::ZERO,
             log: log.copied().unwrap_or(BlockPtrPhys::HOLE),
             index,
-            root_places: Default::default(),
+            root_slots: Default::default(),
         };
         self.roots.store(&mut root);
         root
     }
 
-    /// Metaslabs that a leaf of the index has.
+    /// Number of metaslabs in a leaf of the index.
     pub(super) fn metaslabs_in_leaf(&self) -> usize {
         self.geometry.sector_bytes as usize / size_of::<MetaslabPhys>()
     }
 
-    /// Pointers that an inner block of the index has.
+    /// Number of pointers in an inner node of the index.
     pub(super) fn pointers_in_node(&self) -> usize {
         self.geometry.sector_bytes as usize / size_of::<BlockPtrPhys>()
     }
 
-    /// The leaf of the index that has a metaslab.
+    /// Returns the index leaf that contains a metaslab.
     pub(super) fn leaf_of(&self, id: u32) -> usize {
         id as usize / self.metaslabs_in_leaf()
     }
 
-    /// Blocks of the index by level, leaves first; what is above the last fits into the root.
+    /// Returns the number of index blocks by level, leaves first. The root has the pointers of the
+    /// last level.
     pub(super) fn index_shape(&self, metaslabs: usize) -> Vec<usize> {
         let mut shape = vec![metaslabs.div_ceil(self.metaslabs_in_leaf())];
         while let Some(&blocks) = shape.last().filter(|blocks| **blocks > SPACE_ROOT_POINTERS) {
@@ -410,7 +412,7 @@ impl Space {
     }
 }
 
-/// The oldest record that a metaslab would need after its base was written, but for the one at hand.
+/// The oldest record, other than the current one, that a metaslab would need after a flush.
 fn after_flush(metaslab: &Metaslab) -> u64 {
     metaslab.deferred.front().map_or(u64::MAX, |(txg, _)| *txg)
 }

@@ -1,11 +1,12 @@
-//! Reads without waiting: reading ahead, which a reader who comes hastens, and fetching, which is urgent from the start.
+//! Reads that never block their caller: read-ahead, whose priority a waiting reader raises, and
+//! fetches, which are urgent from the start.
 //!
-//! It never blocks the caller: without room or memory at once, or if the block is in pieces, it is
-//! declined. The first copy is tried only, without healing: if it is bad, the load is given up, and
-//! whoever wants the block reads it in the ordinary way. So it is if the L2 takes the load over and then does not have the
-//! block: who is told so asks again, a bounded number of times, and reads in the ordinary way at last.
+//! A read is declined if there is no free capacity or memory at once, or if the block is a gang.
+//! Only the first copy is tried, without healing. If it is bad, the load is abandoned, and readers
+//! of the block use the blocking path. The same happens if the L2 takes over the load and cannot
+//! supply the block: waiters retry a bounded number of times and then use the blocking path.
 //!
-//! Locking: `store-prefetch`, sharded; a handle is taken out before it is used.
+//! Locking: `store-prefetch`, sharded. A handle is cloned out of the map before it is used.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -24,10 +25,10 @@ use crate::devices::Read;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, Dva};
 
-/// What is told when a read ahead has ended: whether the block is cached now.
+/// Called when an asynchronous read has ended. The argument tells whether the block is cached.
 pub(crate) type ReadCallback = Box<dyn FnOnce(bool) + Send>;
 
-/// Reads ahead that are on their way, to be hastened.
+/// Prefetches in flight, with handles to raise their priority.
 pub(super) struct InFlightPrefetches {
     shards: [Mutex<BTreeMap<BlockKey, RaiseHandle>>; 16],
 }
@@ -42,8 +43,8 @@ impl InFlightPrefetches {
         &self.shards[key.hash() as usize % self.shards.len()]
     }
 
-    /// Somebody waits for the block: if it is being read ahead, that is urgent now. Says whether it
-    /// is.
+    /// Raises the priority of the block's prefetch, for a reader that waits for it. Returns whether
+    /// there is one.
     pub(super) fn raise_priority(&self, key: &BlockKey) -> bool {
         let handle = self.shard(key).lock().get(key).cloned();
         match handle {
@@ -57,31 +58,31 @@ impl InFlightPrefetches {
 }
 
 impl Store {
-    /// Whether a block is on its way because somebody reads ahead.
+    /// Whether a prefetch of the block is in flight.
     pub(crate) fn is_read_ahead(&self, bp: &BlockPtrPhys) -> bool {
         let key = self.key(bp);
         self.shared.prefetches.shard(&key).lock().contains_key(&key)
     }
 
-    /// Begins to read a block ahead, unless it is cached or on its way; see the module for when it
-    /// is declined. `on_done` runs once, here or when the read ends, on whatever thread, and must
-    /// not block.
+    /// Starts a prefetch of a block, unless it is cached or being read. See the module for when it
+    /// is declined. `on_done` runs exactly once, in this call or when the read ends, on any thread.
+    /// It must not block.
     pub(crate) fn prefetch(
         &self,
         bp: &BlockPtrPhys,
         attributes: Attributes,
         on_done: ReadCallback,
     ) {
-        self.begin_to_read(bp, attributes, ReadCause::Prefetch, on_done);
+        self.start_read(bp, attributes, ReadCause::Prefetch, on_done);
     }
 
-    /// The same for a block that somebody wants now and does not wait for: the read is as urgent as one that is waited for,
-    /// and so becomes one that is on its way already.
+    /// As [`prefetch`](Self::prefetch), for a block that is needed now. The read has the priority
+    /// of a blocking read; a prefetch of the block in flight is raised to it.
     pub(crate) fn fetch(&self, bp: &BlockPtrPhys, attributes: Attributes, on_done: ReadCallback) {
-        self.begin_to_read(bp, attributes, ReadCause::Miss, on_done);
+        self.start_read(bp, attributes, ReadCause::Miss, on_done);
     }
 
-    fn begin_to_read(
+    fn start_read(
         &self,
         bp: &BlockPtrPhys,
         attributes: Attributes,
@@ -102,46 +103,46 @@ impl Store {
         };
         let key = self.key(bp);
         let bytes = bp.allocated_bytes(self.sector_bytes());
-        let on_its_way = self.shared.writing.get(&key).is_some();
-        if on_its_way || !self.devices.holds(dva, bytes) {
+        let is_being_written = self.shared.writing.get(&key).is_some();
+        if is_being_written || !self.devices.holds(dva, bytes) {
             return declined(on_done);
         }
         let cache = self.cache.cache();
-        // Asked first, because to begin counts as a use.
+        // Checked first, because `begin_async` counts as a use.
         if cache.contains(&key) {
             count(StoreCounters::PREFETCHES_NEEDLESS);
             return on_done(true);
         }
         let begin = pin!(cache.begin_async(key, u64::from(bp.logical_bytes.get()), attributes));
         match begin.poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(Begin::Vacant(filler))) if filler.refusal().is_none() => {
-                self.begin_load(bp, (dva, cause), filler, on_done);
+            Poll::Ready(Ok(Begin::Vacant(load_guard))) if load_guard.refusal().is_none() => {
+                self.start_load(bp, (dva, cause), load_guard, on_done);
             }
             Poll::Ready(Ok(Begin::Hit(_))) => {
                 count(StoreCounters::PREFETCHES_NEEDLESS);
                 on_done(true);
             }
-            Poll::Ready(Ok(Begin::InFlight(flight))) => {
+            Poll::Ready(Ok(Begin::InFlight(waiter))) => {
                 count(StoreCounters::PREFETCHES_NEEDLESS);
                 if cause == ReadCause::Miss && self.shared.prefetches.raise_priority(&key) {
                     self.count(StoreCounters::PREFETCHES_JOINED, 1);
                 }
-                flight.on_ready(move |landed| on_done(landed.is_ok()));
+                waiter.on_ready(move |landed| on_done(landed.is_ok()));
             }
             _ => declined(on_done),
         }
     }
 
-    fn begin_load(
+    fn start_load(
         &self,
         bp: &BlockPtrPhys,
         (dva, cause): (Dva, ReadCause),
-        filler: Filler<BlockKey, Buffer>,
+        load_guard: Filler<BlockKey, Buffer>,
         on_done: ReadCallback,
     ) {
         let bytes = bp.allocated_bytes(self.sector_bytes());
         let Ok(buffer) = self.cache.try_alloc(bytes as usize) else {
-            drop(filler);
+            drop(load_guard);
             if cause == ReadCause::Prefetch {
                 self.count(StoreCounters::PREFETCHES_DECLINED, 1);
             }
@@ -153,12 +154,18 @@ impl Store {
         }
         counters.add(StoreCounters::READS, cause as usize, 1);
         counters.add(StoreCounters::READ_BYTES, cause as usize, bytes);
-        let key = *filler.key();
-        let job =
-            AsyncRead { shared: Arc::clone(&self.shared), bp: *bp, key, cause, filler, on_done };
+        let key = *load_guard.key();
+        let job = AsyncRead {
+            shared: Arc::clone(&self.shared),
+            bp: *bp,
+            key,
+            cause,
+            load_guard,
+            on_done,
+        };
         let shard = self.shared.prefetches.shard(&key);
         let note = |handle| {
-            // What is urgent already need not be hastened.
+            // Urgent reads need no priority handle.
             if cause == ReadCause::Prefetch {
                 drop(shard.lock().insert(key, handle));
             }
@@ -169,34 +176,34 @@ impl Store {
     }
 }
 
-/// A read ahead on its way.
+/// An asynchronous read in flight.
 struct AsyncRead {
     shared: Arc<Shared>,
     bp: BlockPtrPhys,
     key: BlockKey,
     cause: ReadCause,
-    filler: Filler<BlockKey, Buffer>,
+    load_guard: Filler<BlockKey, Buffer>,
     on_done: ReadCallback,
 }
 
 impl AsyncRead {
-    /// Publishes what was read; in the request's callback.
+    /// Publishes the block. Runs in the I/O callback.
     fn end(self, read: Read) {
-        let Self { shared, bp, key, cause, filler, on_done } = self;
+        let Self { shared, bp, key, cause, load_guard, on_done } = self;
         if cause == ReadCause::Prefetch {
             drop(shared.prefetches.shard(&key).lock().remove(&key));
         }
         let published = match unpack(&shared, &bp, cause, read) {
             Ok(content) => {
-                drop(filler.publish(content));
+                drop(load_guard.publish(content));
                 true
             }
             Err(_) => {
                 if cause == ReadCause::Prefetch {
                     shared.counters.add(StoreCounters::PREFETCHES_FAILED, 0, 1);
                 }
-                // Who waits begins anew, and tries the other copy.
-                drop(filler);
+                // Waiters start over and try the other copy.
+                drop(load_guard);
                 false
             }
         };
@@ -212,7 +219,7 @@ fn unpack(shared: &Shared, bp: &BlockPtrPhys, cause: ReadCause, read: Read) -> R
     })?;
     if !codec::verify(bp, &physical) {
         counters.add(StoreCounters::VERIFY_FAILURES, 0, 1);
-        return Err(Error::new(ErrorKind::Corrupt, format!("{bp:?}: is not what was written")));
+        return Err(Error::new(ErrorKind::Corrupt, format!("{bp:?}: checksum mismatch")));
     }
     if codec::is_plain(bp, &physical) {
         return Ok(physical);

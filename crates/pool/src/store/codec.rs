@@ -1,15 +1,14 @@
-//! Packing and unpacking of blocks: compression, checksums, and what a pointer may say of sizes.
+//! Compression and checksums of blocks, and validation of pointers.
 //!
-//! The compressed form is kept only if it saves at least one sector. The checksum is of the bytes
-//! that are on the device, without the zeros that fill their last sector, so that rot is found
-//! before anything is unpacked.
+//! The compressed form is used only if it saves at least one sector. The checksum covers the bytes
+//! on the device without the padding of the last sector, so corruption is found before
+//! decompression.
 //!
-//! Whoever unpacks has checked the checksum, and still trusts nothing: both decompressors write
-//! within the slice that they are given, and the length that comes out must be the one that the
-//! pointer says.
+//! Callers verify the checksum before they decompress. Still, nothing is trusted: both
+//! decompressors write only into the given slice, and the resulting length must match the pointer.
 //!
-//! Compressors, and the memory that they compress into, belong to the thread and are used again. So
-//! the common path allocates the final buffer only.
+//! Compressors and their output buffers are per thread and reused, so the common path allocates
+//! only the final buffer.
 
 use std::cell::RefCell;
 
@@ -22,42 +21,42 @@ use crate::block_key::BIRTH_END;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, Checksum, Compression};
 
-/// The largest block, unpacked.
+/// Maximum logical size of a block.
 pub(crate) const MAX_LOGICAL_BYTES: usize = 16 << 20;
-/// Level of zstd: what it is tuned for.
+/// Compression level of zstd.
 const ZSTD_LEVEL: i32 = 3;
-/// What a thread keeps to compress into, at most; larger blocks are rare.
+/// Maximum size of a thread's scratch buffer to keep. Larger blocks are rare.
 const SCRATCH_KEPT_BYTES: usize = 2 << 20;
 
-/// A block in the form that devices get.
+/// A block in on-device form.
 #[derive(Debug)]
 pub(crate) struct Sealed {
-    /// Its bytes, filled up with zeros to a whole sector; `None` if they are the content itself.
+    /// Its bytes, zero-padded to whole sectors; `None` if the content itself is written.
     pub(crate) packed: Option<Buffer>,
     pub(crate) logical_bytes: u32,
-    /// Without what fills the last sector.
+    /// Without the padding of the last sector.
     pub(crate) physical_bytes: u32,
     pub(crate) compression: Compression,
     pub(crate) checksum: [u8; 16],
 }
 
 impl Sealed {
-    /// The bytes for the device, whole sectors. `content` is what was sealed.
+    /// Returns the bytes for the device, whole sectors. `content` is the content that was sealed.
     pub(crate) fn bytes<'a>(&'a self, content: &'a [u8]) -> &'a [u8] {
         self.packed.as_deref().unwrap_or(content)
     }
 }
 
-/// The checksum of bytes on a device.
+/// Returns the checksum of bytes on a device.
 #[inline]
 pub(crate) fn checksum(bytes: &[u8]) -> [u8; 16] {
     xxh3_128(bytes).to_le_bytes()
 }
 
-/// Packs `content`; `alloc` gives the memory of what comes out.
+/// Compresses `content` and computes its checksum. `alloc` allocates the result.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] if the content is empty or too long; what `alloc` says.
+/// [`ErrorKind::Invalid`] if the content is empty or too long; errors of `alloc`.
 pub(crate) fn seal(
     content: &[u8],
     compression: Compression,
@@ -65,7 +64,7 @@ pub(crate) fn seal(
     alloc: impl Fn(usize) -> Result<Buffer>,
 ) -> Result<Sealed> {
     if content.is_empty() || content.len() > MAX_LOGICAL_BYTES {
-        let text = format!("a block of {} bytes; 1 to {MAX_LOGICAL_BYTES} can be", content.len());
+        let text = format!("block has {} bytes; use 1 to {MAX_LOGICAL_BYTES}", content.len());
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     let sealed = |bytes: &[u8], compression| Sealed {
@@ -75,7 +74,7 @@ pub(crate) fn seal(
         compression,
         checksum: checksum(bytes),
     };
-    // More than this would save no sector.
+    // A longer result would not save a sector.
     let most = content.len().next_multiple_of(sector_bytes) - sector_bytes;
     if compression != Compression::Off && most > 0 {
         let packed = with_compressed(content, compression, most, |bytes| {
@@ -93,7 +92,7 @@ pub(crate) fn seal(
     Ok(Sealed { packed, ..sealed(content, Compression::Off) })
 }
 
-/// A copy of `bytes`, filled up with zeros to whole sectors.
+/// Copies `bytes`, zero-padded to whole sectors.
 fn padded(
     bytes: &[u8],
     sector_bytes: usize,
@@ -106,7 +105,7 @@ fn padded(
     Ok(buffer)
 }
 
-/// What a thread compresses with and into.
+/// A thread's compressors and scratch buffer.
 #[derive(Default)]
 struct CompressScratch {
     scratch: Vec<u8>,
@@ -115,33 +114,33 @@ struct CompressScratch {
 }
 
 thread_local! {
-    static WORKSHOP: RefCell<CompressScratch> = RefCell::new(CompressScratch::default());
+    static SCRATCH: RefCell<CompressScratch> = RefCell::new(CompressScratch::default());
 }
 
-/// Compresses `content`, and gives the result to `use_it` if it has at most `most` bytes.
+/// Compresses `content`, and calls `use_it` with the result if it has at most `most` bytes.
 fn with_compressed<T>(
     content: &[u8],
     compression: Compression,
     most: usize,
     use_it: impl FnOnce(&[u8]) -> T,
 ) -> Option<T> {
-    WORKSHOP.with(|workshop| {
-        let mut workshop = workshop.borrow_mut();
-        let used = workshop.compress(content, compression, most).map(|len| {
-            let compressed = &workshop.scratch[..len];
+    SCRATCH.with(|thread_scratch| {
+        let mut thread_scratch = thread_scratch.borrow_mut();
+        let used = thread_scratch.compress(content, compression, most).map(|len| {
+            let compressed = &thread_scratch.scratch[..len];
             use_it(compressed)
         });
-        if workshop.scratch.len() > SCRATCH_KEPT_BYTES {
-            workshop.scratch = Vec::new();
+        if thread_scratch.scratch.len() > SCRATCH_KEPT_BYTES {
+            thread_scratch.scratch = Vec::new();
         }
         used
     })
 }
 
 impl CompressScratch {
-    /// Compresses into `scratch`, and says how many bytes came out, if they are at most `most`.
+    /// Compresses into `scratch`. Returns the length of the result if it is at most `most`.
     fn compress(&mut self, content: &[u8], compression: Compression, most: usize) -> Option<usize> {
-        // LZ4 wants room for the worst case, Zstandard gives up as soon as it has no more.
+        // LZ4 needs a buffer for the worst case. Zstandard stops when the buffer is full.
         let capacity = match compression {
             Compression::Off => return None,
             Compression::Lz4 => lz4_flex::block::get_maximum_output_size(content.len()),
@@ -163,7 +162,7 @@ impl CompressScratch {
         (len <= most).then_some(len)
     }
 
-    /// Unpacks into `out`, and says whether it filled it.
+    /// Decompresses into `out`. Returns whether the result fills it.
     fn decompress(&mut self, packed: &[u8], compression: Compression, out: &mut [u8]) -> bool {
         let wanted = out.len();
         let len = match compression {
@@ -181,51 +180,53 @@ impl CompressScratch {
     }
 }
 
-/// What is wrong with what a pointer says of its block, if something is.
-pub(crate) fn objection(bp: &BlockPtrPhys) -> Option<&'static str> {
+/// Returns why a pointer is invalid, or `None`.
+pub(crate) fn pointer_defect(bp: &BlockPtrPhys) -> Option<&'static str> {
     let (logical, physical) = (bp.logical_bytes.get() as usize, bp.physical_bytes.get() as usize);
     if bp.is_hole() {
-        return Some("it points nowhere");
+        return Some("it is a hole");
     }
     if bp.block_kind().is_none() {
-        return Some("nobody knows its kind");
+        return Some("unknown block kind");
     }
     if Checksum::from_raw(bp.checksum_kind).is_none() {
-        return Some("nobody knows its checksum");
+        return Some("unknown checksum");
     }
     if logical == 0 || logical > MAX_LOGICAL_BYTES || physical == 0 {
-        return Some("its size cannot be");
+        return Some("invalid size");
     }
     match Compression::from_raw(bp.compression) {
-        None => return Some("nobody knows its compression"),
-        Some(Compression::Off) if physical != logical => return Some("its sizes contradict"),
-        Some(_) if physical > logical => return Some("its sizes contradict"),
+        None => return Some("unknown compression"),
+        Some(Compression::Off) if physical != logical => {
+            return Some("its sizes contradict each other");
+        }
+        Some(_) if physical > logical => return Some("its sizes contradict each other"),
         Some(_) => {}
     }
     if bp.birth_txg.get() >= BIRTH_END {
-        return Some("it was born too late");
+        return Some("its birth txg is too large");
     }
-    (bp.flags & !BlockPtrPhys::GANG != 0).then_some("nobody knows its flags")
+    (bp.flags & !BlockPtrPhys::GANG != 0).then_some("unknown flags")
 }
 
-/// Whether `physical`, whole sectors from a device, begins with what was written.
+/// Whether the checksum of `physical`, whole sectors from a device, is correct.
 pub(crate) fn verify(bp: &BlockPtrPhys, physical: &[u8]) -> bool {
     physical
         .get(..bp.physical_bytes.get() as usize)
         .is_some_and(|bytes| checksum(bytes) == bp.checksum)
 }
 
-/// Whether the bytes of a block that was read and verified are its content as they are.
+/// Whether the verified bytes of a block are its content, without decompression or truncation.
 pub(crate) fn is_plain(bp: &BlockPtrPhys, physical: &[u8]) -> bool {
     bp.compression == Compression::Off as u8 && physical.len() == bp.logical_bytes.get() as usize
 }
 
-/// Unpacks verified bytes into `out`, which has the block's logical size.
+/// Decompresses verified bytes into `out`, which has the block's logical size.
 ///
 /// # Errors
-/// [`ErrorKind::Corrupt`] if that is not what comes out.
+/// [`ErrorKind::Corrupt`] if the result has another length.
 pub(crate) fn open(bp: &BlockPtrPhys, physical: &[u8], out: &mut [u8]) -> Result<()> {
-    let corrupt = || Error::new(ErrorKind::Corrupt, format!("{bp:?}: does not unpack"));
+    let corrupt = || Error::new(ErrorKind::Corrupt, format!("{bp:?}: cannot be decompressed"));
     let packed = physical.get(..bp.physical_bytes.get() as usize).ok_or_else(corrupt)?;
     if out.len() != bp.logical_bytes.get() as usize {
         return Err(corrupt());
@@ -239,9 +240,9 @@ pub(crate) fn open(bp: &BlockPtrPhys, physical: &[u8], out: &mut [u8]) -> Result
             }
             fits
         }
-        Some(compression) => {
-            WORKSHOP.with(|workshop| workshop.borrow_mut().decompress(packed, compression, out))
-        }
+        Some(compression) => SCRATCH.with(|thread_scratch| {
+            thread_scratch.borrow_mut().decompress(packed, compression, out)
+        }),
     };
     if opened { Ok(()) } else { Err(corrupt()) }
 }

@@ -1,51 +1,52 @@
-//! The counters of the block store. `docs/counters.md` is made from this table.
+//! The counters of the block store. `docs/counters.md` is generated from this table.
 
 forebay_base::counters! {
-    /// What a pool's block store counts, since the pool was imported.
+    /// Counters of a pool's block store, since import.
     pub table StoreCounters;
     labels cause = ["miss", "prefetch", "scrub"];
 
-    /// Copies of blocks read from devices, by why.
+    /// Copies read from devices, by cause.
     reads: cause;
-    /// Bytes of such reads.
+    /// Bytes of these reads.
     read_bytes: cause;
     /// Copies that a device could not read.
     read_errors: cause;
-    /// Copies that were not what had been written.
+    /// Copies with a wrong checksum.
     verify_failures: cause;
-    /// Blocks of which no good copy was found.
+    /// Blocks without a good copy.
     blocks_lost;
-    /// Bad copies that were written anew from a good one.
+    /// Bad copies that were rewritten from a good copy.
     healed;
-    /// Bad copies that could not be written anew.
+    /// Bad copies that could not be rewritten.
     heal_failures;
     /// Blocks written.
     blocks_written;
-    /// Their bytes as they are in memory.
+    /// Logical bytes of blocks written.
     logical_bytes;
-    /// Their bytes as they are on a device, each copy, before rounding up to sectors.
+    /// Physical bytes of blocks written, all copies, before rounding up to sectors.
     physical_bytes;
-    /// Writes of copies and gang blocks that were handed to devices.
+    /// Writes of copies and gang blocks that were submitted to devices.
     writes;
     /// Writes that failed.
     write_errors;
-    /// Times that a writer waited because too many bytes were on their way.
+    /// Times that a writer waited because too many bytes were in flight.
     write_waits;
-    /// Blocks written in pieces, because there was no space in one place.
+    /// Blocks written as gangs, because no contiguous free range was large enough.
     gangs;
-    /// Trees of blocks that could not be read when they were freed, or parts of them: their space is lost.
+    /// Block trees, or parts of them, that could not be read when they were freed. Their space is
+    /// leaked.
     trees_leaked;
-    /// Blocks that the cache did not want while they were written.
+    /// Blocks that the cache refused while they were written.
     uncached_writes;
-    /// Reads ahead that were begun.
+    /// Prefetches started.
     prefetches;
-    /// Reads ahead that found the block cached, or on its way.
+    /// Prefetches that found the block cached or being read.
     prefetches_needless;
-    /// Reads ahead that were not begun for want of space or memory, or because the block is in
-    /// pieces.
+    /// Prefetches declined because there was no free capacity or memory, or because the block is a
+    /// gang.
     prefetches_declined;
-    /// Reads ahead that ended without a block.
+    /// Prefetches that failed.
     prefetches_failed;
-    /// Reads that found their block being read ahead, and hastened it.
+    /// Reads that found a prefetch of their block in flight and raised its priority.
     prefetches_joined;
 }

@@ -1,13 +1,13 @@
-//! Blocks in pieces, for when there is space but not in one place.
+//! Gang blocks: blocks stored in several pieces, for when no contiguous free range is large enough.
 //!
-//! The pieces of a gang are whole sectors, and have copies and checksums of their own; the pointer
-//! to the gang has the checksum of all bytes besides. A gang block has a checksum of its own too,
-//! and names what it is of.
+//! The pieces of a gang are whole sectors with their own copies and checksums. The pointer to the
+//! gang has the checksum of all bytes. A gang block also has its own checksum, and identifies the
+//! block that it belongs to.
 //!
-//! Pieces are taken as large as they come, halving what is asked for, and what was given is used:
-//! space that was taken and given back in the same txg would be lost to it. A gang whose pointers
-//! do not reach becomes a tree: each level divides by the number of pointers in a sector, so
-//! [`GANG_DEPTH`] levels are enough for the largest block.
+//! The planner takes the largest pieces available. It halves the requested size on failure and
+//! keeps what it gets: space that is allocated and freed in the same txg would be unusable in that
+//! txg. A gang whose pointers do not suffice becomes a tree. Each level divides by the number of
+//! pointers in a sector, so [`GANG_DEPTH`] levels suffice for the largest block.
 
 use std::ops::Range;
 
@@ -21,17 +21,17 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::gang::{GANG_DEPTH, GangPhys, gang_capacity, read_gang, write_gang};
 use crate::format::{BlockKind, BlockPtrPhys, Compression, Dva, DvaPhys};
 
-/// What is to be written of a block in pieces.
+/// The writes of a gang.
 pub(super) struct GangPlan {
-    /// The gang block that leads to all.
+    /// Address of the root gang block.
     pub(super) head: [DvaPhys; 2],
-    /// Parts of the block's bytes.
+    /// Pieces: addresses and ranges of the block's bytes.
     pub(super) pieces: Vec<([DvaPhys; 2], Range<usize>)>,
-    /// Gang blocks.
+    /// Gang blocks: addresses and content.
     pub(super) sectors: Vec<([DvaPhys; 2], Buffer)>,
 }
 
-/// Finds space for `bytes`, whole sectors that `bp` describes, in pieces.
+/// Allocates pieces for `bytes`, whole sectors that `bp` describes.
 pub(super) fn plan(
     store: &Store,
     bytes: &[u8],
@@ -71,7 +71,7 @@ struct Planner<'a> {
     allocate: &'a mut dyn Allocate,
     pieces: Vec<([DvaPhys; 2], Range<usize>)>,
     sectors: Vec<([DvaPhys; 2], Buffer)>,
-    // All that was allocated, to be given back if there is not enough.
+    // All allocations, to free them if there is not enough space.
     taken: Vec<([DvaPhys; 2], u64)>,
 }
 
@@ -82,7 +82,7 @@ impl Planner<'_> {
         Ok(place)
     }
 
-    /// As [`take`](Self::take), but `None` if there is no such space in one piece.
+    /// As [`take`](Self::take), but returns `None` if no contiguous free range is large enough.
     fn try_take(&mut self, bytes: usize) -> Result<Option<[DvaPhys; 2]>> {
         match self.take(bytes) {
             Ok(place) => Ok(Some(place)),
@@ -91,7 +91,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Places a range that has found no space in one piece, and returns where its gang block is.
+    /// Divides a range into pieces and returns the address of its gang block.
     fn divide(
         &mut self,
         range: Range<usize>,
@@ -100,7 +100,7 @@ impl Planner<'_> {
         depth: usize,
     ) -> Result<[DvaPhys; 2]> {
         if range.len() <= self.sector || depth > GANG_DEPTH {
-            let text = "no space is left on the devices, not even for a sector";
+            let text = "no free sector is left on the devices";
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
         let head = self.take(self.sector)?;
@@ -109,7 +109,7 @@ impl Planner<'_> {
         let mut at = range.start;
         while at < range.end {
             let left = range.end - at;
-            // Smaller ones would not reach to the end.
+            // Smaller pieces would need more pointers than are left.
             let slots = self.capacity - pointers.len();
             let least = (left / self.sector).div_ceil(slots) * self.sector;
             size = size.clamp(least, left);
@@ -129,7 +129,7 @@ impl Planner<'_> {
         Ok(head)
     }
 
-    /// The pointer to a piece: at `place`, or divided again.
+    /// Returns the pointer to a piece: at `place`, or divided again if `place` is `None`.
     fn piece(
         &mut self,
         part: Range<usize>,
@@ -161,8 +161,8 @@ impl Planner<'_> {
 }
 
 impl Store {
-    /// The bytes of a block in pieces, whole sectors: from the `n`-th copies alone, or from
-    /// whichever are good; the others are healed then.
+    /// Reads the bytes of a gang, whole sectors. With `n`, uses only copy `n` of each piece.
+    /// Without, uses the first good copy and heals the others.
     pub(super) fn read_gang(&self, bp: &BlockPtrPhys, n: Option<usize>) -> Result<Buffer> {
         let mut bytes = self.cache.alloc(bp.allocated_bytes(self.sector_bytes()) as usize)?;
         self.read_pieces(bp, n, 1, &mut bytes)?;
@@ -192,7 +192,7 @@ impl Store {
         Ok(())
     }
 
-    /// The pointers in a gang block, checked: together they are as long as what they are of.
+    /// Returns the pointers of a gang block, checked: their sizes add up to the size of the block.
     fn pieces(
         &self,
         bp: &BlockPtrPhys,
@@ -201,7 +201,7 @@ impl Store {
     ) -> Result<Vec<BlockPtrPhys>> {
         let corrupt = |what: &str| Error::new(ErrorKind::Corrupt, format!("gang {bp:?}: {what}"));
         if depth > GANG_DEPTH {
-            return Err(corrupt("is in gangs too deep"));
+            return Err(corrupt("is nested too deeply"));
         }
         let (_, pieces) = self.gang_sector(bp, n)?;
         let sector = self.sector_bytes();
@@ -215,17 +215,17 @@ impl Store {
                 && bytes.is_multiple_of(sector)
                 && bytes <= left;
             if !fits {
-                return Err(corrupt("a piece does not fit"));
+                return Err(corrupt("has an invalid piece"));
             }
             left -= bytes;
         }
         match left {
             0 => Ok(pieces),
-            _ => Err(corrupt("its pieces are too short")),
+            _ => Err(corrupt("its pieces are shorter than the block")),
         }
     }
 
-    /// The gang block itself and its pointers, from the `n`-th copy, or from the first good one.
+    /// Reads a gang block: from copy `n`, or from the first good copy.
     fn gang_sector(
         &self,
         bp: &BlockPtrPhys,
@@ -237,7 +237,7 @@ impl Store {
         for copy in copies {
             match self.gang_copy(bp, copy, n.is_some()) {
                 Ok((sector, pieces)) => {
-                    if self.heals {
+                    if self.can_heal {
                         // A failure is counted.
                         (first..copy).for_each(|bad| drop(self.rewrite_bytes(bp, bad, &sector)));
                     }
@@ -263,13 +263,13 @@ impl Store {
         match read_gang(&sector, bp.birth_txg.get(), &bp.checksum) {
             Some(pieces) => Ok((sector, pieces)),
             None => {
-                let text = format!("copy {n} of gang {bp:?}: is not what was written");
+                let text = format!("copy {n} of gang {bp:?}: checksum mismatch");
                 Err(Error::new(ErrorKind::Corrupt, text))
             }
         }
     }
 
-    /// Writes the `n`-th copies of a gang's blocks and pieces anew where they are bad.
+    /// Rewrites the bad `n`-th copies of a gang's blocks and pieces.
     pub(super) fn heal_gang(&self, bp: &BlockPtrPhys, n: usize) -> Result<()> {
         self.heal_gang_at(bp, n, 1)
     }
@@ -290,31 +290,31 @@ impl Store {
         Ok(())
     }
 
-    /// All places that a block takes: its copies, or the gang blocks and pieces of one in pieces.
+    /// Calls `report` for each extent of a block: its copies, or the gang blocks and pieces of a
+    /// gang.
     ///
     /// # Errors
-    /// If it is in pieces, and what says where they are cannot be read; some places may have been
-    /// told then.
+    /// If a gang block cannot be read. `report` may have been called for some extents.
     pub(crate) fn for_each_piece(
         &self,
         bp: &BlockPtrPhys,
-        tell: &mut dyn FnMut(Dva, u64),
+        report: &mut dyn FnMut(Dva, u64),
     ) -> Result<()> {
-        self.tell_pieces(bp, 1, tell)
+        self.report_pieces(bp, 1, report)
     }
 
-    fn tell_pieces(
+    fn report_pieces(
         &self,
         bp: &BlockPtrPhys,
         depth: usize,
-        tell: &mut dyn FnMut(Dva, u64),
+        report: &mut dyn FnMut(Dva, u64),
     ) -> Result<()> {
         let sector = self.sector_bytes();
         let bytes = if bp.is_gang() { sector } else { bp.allocated_bytes(sector) };
-        bp.dvas().for_each(|dva| tell(dva, bytes));
+        bp.dvas().for_each(|dva| report(dva, bytes));
         if bp.is_gang() {
             for piece in self.pieces(bp, None, depth)? {
-                self.tell_pieces(&piece, depth + 1, tell)?;
+                self.report_pieces(&piece, depth + 1, report)?;
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Writes on their way to devices: a bound on their bytes, and what of them failed.
+//! Limits the bytes of writes in flight, and collects their failures.
 //!
 //! Locking: `store-in-flight`, a leaf lock.
 
@@ -6,7 +6,7 @@ use forebay_base::sync::{Condvar, Mutex};
 
 use crate::error::Error;
 
-/// The writes of a store that have not ended.
+/// The writes of a store that are in flight.
 pub(super) struct InFlightWrites {
     limit_bytes: u64,
     state: Mutex<InFlightState>,
@@ -28,8 +28,8 @@ impl InFlightWrites {
         Self { limit_bytes, state, changed: Condvar::new() }
     }
 
-    /// Counts a write in, after waiting until it is within the bound (one write always is). Says
-    /// whether it waited. In a request's callback it does not wait.
+    /// Counts a write. Waits until it is within the limit; a single write always is. Returns
+    /// whether it waited. In an I/O callback it does not wait.
     pub(super) fn begin(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
         let mut waited = false;
@@ -47,7 +47,7 @@ impl InFlightWrites {
         waited
     }
 
-    /// Counts a write out.
+    /// Removes a write and records its failure.
     pub(super) fn end(&self, bytes: u64, result: Result<(), Error>) {
         let mut state = self.state.lock();
         state.writes -= 1;
@@ -61,7 +61,7 @@ impl InFlightWrites {
         }
     }
 
-    /// Waits until no write is on its way, and returns what failed since the last call.
+    /// Waits until no write is in flight. Returns the failures since the last call.
     pub(super) fn finish(&self) -> Result<(), Error> {
         let mut state = self.state.lock();
         while state.writes > 0 {
@@ -74,13 +74,13 @@ impl InFlightWrites {
             None => Ok(()),
             Some(first) if failed == 1 => Err(first),
             Some(first) => {
-                let text = format!("{first}; {} other writes failed as well", failed - 1);
+                let text = format!("{first}; {} more writes failed", failed - 1);
                 Err(Error::new(first.kind(), text).because(first))
             }
         }
     }
 
-    /// Bytes on their way.
+    /// Bytes of writes in flight.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> u64 {
         self.state.lock().bytes

@@ -1,32 +1,31 @@
-//! The block store: blocks by their pointers, over devices and cache.
+//! The block store: reads and writes blocks by pointer, over devices and the cache.
 //!
-//! * [`codec`]: packing, unpacking, checksums;
-//! * [`read`]: finding a block in the cache or on a device, verifying, healing;
-//! * [`async_read`]: reads that never block their caller, for read-ahead and fetches;
-//! * [`write`](mod@write): sealing, placing and submitting blocks; keeping them in the cache
-//!   meanwhile;
-//! * [`worker_pool`]: packing blocks on several threads, for a writer who takes them in order;
-//! * [`writing`]: the content of blocks that are on their way to devices;
-//! * [`in_flight`]: how many bytes are on their way, and what of them failed;
-//! * [`gang`]: blocks in pieces;
-//! * [`readers`]: who may still follow old pointers.
+//! * [`codec`]: compression and checksums.
+//! * [`read`]: reads from the cache or a device, verification, self-healing.
+//! * [`async_read`]: reads that never block their caller, for read-ahead and fetches.
+//! * [`write`](mod@write): sealing, placing and submitting blocks.
+//! * [`worker_pool`]: an ordered worker pool, which packs blocks on several threads.
+//! * [`writing`]: the content of blocks that are being written.
+//! * [`in_flight`]: a limit on the bytes of writes in flight, and their failures.
+//! * [`gang`]: gang blocks, which are stored in several pieces.
+//! * [`readers`]: readers that may still follow old pointers.
 //!
 //! # Invariants
 //!
-//! - A block that is returned is the one that was written under its pointer: every byte from a
-//!   device has passed the pointer's checksum.
-//! - A block that is being written is found by readers in memory until all its writes have ended,
-//!   whether the cache wants it or not.
-//! - A copy is written in place only to heal it, with the bytes that the pointer describes.
+//! - A returned block is the one that was written under its pointer: every byte from a device has
+//!   passed the pointer's checksum.
+//! - Readers find a block in memory until all its writes have ended, even if the cache refuses it.
+//! - A copy is overwritten only to heal it, with the bytes that the pointer describes.
 //!
 //! # Locking
 //!
-//! `store-in_flight`, `store-readers`, `store-prefetch` and `store-writing` (both sharded) are leaf
-//! locks; nothing is called under them. So is `worker-pool`; `worker-pool-batch` is held while the blocks of a txg are written, and comes right after `space`.
+//! `store-in-flight`, `store-readers`, `store-prefetch` and `store-writing` (both sharded) and
+//! `worker-pool` are leaf locks; no callback runs under them. `worker-pool-batch` is held while the
+//! blocks of a txg are written, and comes right after `space`.
 //!
 //! # What it does not do
 //!
-//! It does not know what blocks mean, find space, or decide when something is durable.
+//! It does not interpret blocks, allocate space, or decide when data is durable.
 
 mod async_read;
 pub(crate) mod codec;
@@ -61,38 +60,39 @@ use worker_pool::WorkerPool;
 pub(crate) use write::{Content, PackJob, Packed, Packer, Packing, WritePayload};
 use writing::Writing;
 
-/// Who gives out space for blocks and takes it back. `bytes` are whole sectors of the pool.
+/// Allocates and frees space for blocks. `bytes` is a multiple of the pool's sector size.
 pub(crate) trait Allocate {
-    /// Space for `copies` (1 or 2) of `bytes` each; the second place is [`DvaPhys::NONE`] if there
-    /// is one copy.
+    /// Allocates `copies` (1 or 2) extents of `bytes` each. With one copy, the second address is
+    /// [`DvaPhys::NONE`].
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace) if there is no such space in one piece.
+    /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace) if no contiguous free range is large
+    /// enough.
     fn allocate(&mut self, bytes: u64, copies: usize) -> Result<[DvaPhys; 2], Error>;
 
-    /// Takes space back, of one copy.
+    /// Frees one copy.
     fn free(&mut self, dva: Dva, bytes: u64);
 }
 
-/// How a block is to be written.
+/// Properties of a block to write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteProps {
     pub(crate) kind: BlockKind,
-    /// Height above what users stored.
+    /// Height in the block tree; 0 for data.
     pub(crate) level: u8,
     pub(crate) compression: Compression,
-    /// 1 or 2.
+    /// Number of copies: 1 or 2.
     pub(crate) copies: usize,
     /// The transaction group that writes it.
     pub(crate) txg: u64,
-    /// What the pointer's `fill` is to be.
+    /// Value of the pointer's `fill` field.
     pub(crate) fill: u64,
-    /// How it is to be cached; `None` if not at all.
+    /// Attributes in the cache; `None` bypasses the cache.
     pub(crate) cache: Option<Attributes>,
 }
 
-/// What all stores of a pool share with requests' callbacks. No devices: a callback may be the last
-/// to drop it, and must not close the device that it runs on.
+/// State that all stores of a pool share with I/O callbacks. It does not own the devices: the
+/// callback that drops it last must not close the device that it runs on.
 struct Shared {
     cache: Arc<BlockCache>,
     counters: StoreCounters,
@@ -102,7 +102,7 @@ struct Shared {
     readers: Readers,
 }
 
-/// An owner of keys in the cache, open as long as this exists.
+/// Keeps an owner of cache keys open.
 struct OwnerHold {
     cache: Arc<BlockCache>,
     l2: Arc<PoolL2>,
@@ -111,13 +111,13 @@ struct OwnerHold {
 
 impl Drop for OwnerHold {
     fn drop(&mut self) {
-        // What its levels are doing for it ends by itself, and closing waits for that.
+        // Work of L2 devices for this owner ends by itself; closing the owner waits for it.
         self.l2.remove_owner(self.id);
         self.cache.cache().close_owner(self.id);
     }
 }
 
-/// Takes over an owner that is open in the cache.
+/// Takes over an open owner of cache keys.
 fn hold(
     cache: &Arc<BlockCache>,
     l2: &Arc<PoolL2>,
@@ -128,14 +128,14 @@ fn hold(
     Arc::new(OwnerHold { cache: Arc::clone(cache), l2: Arc::clone(l2), id })
 }
 
-/// The blocks of a pool, or of a part of it that has an owner of its own in the cache. A clone is
-/// the same store.
+/// Access to the blocks of a pool, or of a dataset with its own cache owner. Clones share
+/// everything.
 ///
-/// With the last clone the owner is closed, which waits until none of its blocks is pinned: whoever
-/// drops it has dropped all [`BlockRef`](crate::block_cache::BlockRef)s before.
+/// Dropping the last clone closes the owner, which waits until none of its blocks is pinned. So the
+/// caller must have dropped all [`BlockRef`](crate::block_cache::BlockRef)s.
 #[derive(Clone)]
 pub(crate) struct Store {
-    // Beside `shared`, so that a hit follows one pointer less.
+    // Also in `shared`; here it saves a hit one pointer dereference.
     cache: Arc<BlockCache>,
     owner: OwnerId,
     _owner: Arc<OwnerHold>,
@@ -143,19 +143,19 @@ pub(crate) struct Store {
     shared: Arc<Shared>,
     l2: Arc<PoolL2>,
     packers: Arc<WorkerPool<write::MaybePacked>>,
-    /// Whether bad copies may be written anew.
-    heals: bool,
+    /// Whether bad copies are rewritten.
+    can_heal: bool,
 }
 
-/// Most threads that pack blocks beside the one that writes them.
+/// Maximum number of threads that pack blocks besides the writing thread.
 const PACKERS_MAX: usize = 7;
-/// Bytes of blocks that they have packed before they are placed, at most; less where the cache is small.
+/// Maximum number of bytes packed ahead of placement; less with a small cache.
 const PACKED_AHEAD_BYTES: u64 = 4 << 20;
 
 impl Store {
-    /// A store over `devices`. Keys carry `owner`, which is open in the cache, and which the store
-    /// closes. `read_only`: nothing is ever written, so nothing is healed. `in_flight_bytes`: bytes on
-    /// their way to devices at most.
+    /// Creates a store over `devices`. Its keys carry `owner`, which is open in the cache; the
+    /// store closes it. With `read_only` the store never writes, so it heals nothing.
+    /// `in_flight_bytes` limits the bytes of writes in flight.
     pub(crate) fn new(
         devices: Arc<Devices>,
         cache: Arc<BlockCache>,
@@ -177,70 +177,71 @@ impl Store {
         let helpers = forebay_base::memory::cpus().saturating_sub(1).min(PACKERS_MAX);
         let ahead = (cache.bound_bytes() / 32).min(PACKED_AHEAD_BYTES) as usize;
         let packers = Arc::new(WorkerPool::new(helpers, ahead));
-        Self { cache, owner, _owner: hold, devices, shared, l2, packers, heals: !read_only }
+        Self { cache, owner, _owner: hold, devices, shared, l2, packers, can_heal: !read_only }
     }
 
-    /// A store over the same devices whose keys carry another owner, which it closes; what L2 devices hold of its
-    /// blocks is said by `l2_mode`. Writes, counters and L2 devices are common to both.
+    /// Returns a store over the same devices whose keys carry another owner, which it closes.
+    /// `l2_mode` selects the blocks that L2 devices may hold. Writes, counters and L2 devices are
+    /// shared.
     pub(crate) fn with_owner(&self, owner: OwnerId, l2_mode: CacheMode) -> Self {
         let hold = hold(&self.cache, &self.l2, owner, l2_mode);
         Self { owner, _owner: hold, ..self.clone() }
     }
 
-    /// The levels on L2 devices.
+    /// The router of blocks to L2 devices.
     pub(crate) fn l2(&self) -> &Arc<PoolL2> {
         &self.l2
     }
 
-    /// What L2 devices hold of its owner's blocks from now on.
+    /// Changes which blocks of this store L2 devices may hold.
     pub(crate) fn set_l2_mode(&self, mode: CacheMode) {
         self.l2.set_mode(self.owner, mode);
     }
 
-    /// Its blocks are those of the dataset of that number.
+    /// Sets the dataset number of this store's blocks.
     pub(crate) fn set_number(&self, number: u64) {
         self.l2.number(self.owner, number);
     }
 
-    /// The cache that it uses.
+    /// The cache.
     pub(crate) fn cache(&self) -> &Arc<BlockCache> {
         &self.cache
     }
 
-    /// The devices that blocks lie on.
+    /// The devices.
     #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn devices(&self) -> &Arc<Devices> {
         &self.devices
     }
 
-    /// Whose keys its blocks have.
+    /// The owner of this store's cache keys.
     pub(crate) fn owner(&self) -> OwnerId {
         self.owner
     }
 
-    /// What it has counted.
+    /// The counters.
     pub(crate) fn counters(&self) -> &StoreCounters {
         &self.shared.counters
     }
 
-    /// Who may still follow pointers of txgs that are past.
+    /// The readers that may follow pointers of past txgs.
     pub(crate) fn readers(&self) -> &Readers {
         &self.shared.readers
     }
 
-    /// The key of a block.
+    /// Returns the cache key of a block.
     #[inline]
     pub(crate) fn key(&self, bp: &BlockPtrPhys) -> BlockKey {
         BlockKey::new(self.owner, bp)
     }
 
-    /// Size of the pool's sectors.
+    /// The sector size of the pool, in bytes.
     #[inline]
     pub(crate) fn sector_bytes(&self) -> u64 {
         self.devices.sector_bytes()
     }
 
-    /// Counts a tree, or a part of one, that could not be freed.
+    /// Counts a tree, or part of one, that could not be freed.
     pub(crate) fn note_leak(&self) {
         self.count(StoreCounters::TREES_LEAKED, 1);
     }

@@ -1,4 +1,4 @@
-//! Readers and those who wait for them, writers that wait for space, and jobs side by side, under many schedules.
+//! Model checks: readers against quiesce, writers against the in-flight limit, and the worker pool.
 
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind};
 
 const SCHEDULES: usize = 50_000;
 
-/// A place that is used again only after a quiesce is never seen changed by who entered before it
-/// took the pointer.
+/// Space that is reused only after a quiesce never changes under a reader that entered before it
+/// read the pointer.
 #[test]
 fn what_a_reader_sees_stays() {
     let body = || {
@@ -57,36 +57,35 @@ fn two_may_quiesce() {
     shuttle::check_pct(body, SCHEDULES, 4);
 }
 
-/// No wake is lost: who waits for space gets it, and who waits for the end hears of each failure
-/// once.
+/// No wake-up is lost: writers that wait for space get it, and `finish` reports each failure once.
 #[test]
 fn writes_come_and_go() {
     let body = || {
-        let flight = Arc::new(InFlightWrites::new(10));
+        let in_flight = Arc::new(InFlightWrites::new(10));
         let writers: Vec<_> = (0..2)
             .map(|_| {
-                let flight = Arc::clone(&flight);
+                let in_flight = Arc::clone(&in_flight);
                 let write = move || {
                     for bytes in [6, 12] {
-                        flight.begin(bytes);
+                        in_flight.begin(bytes);
                         let error = Error::new(ErrorKind::Device, "it failed");
-                        flight.end(bytes, if bytes == 12 { Err(error) } else { Ok(()) });
+                        in_flight.end(bytes, if bytes == 12 { Err(error) } else { Ok(()) });
                     }
                 };
                 spawn_named("writer", write).unwrap()
             })
             .collect();
-        let early = flight.finish().is_err();
+        let early = in_flight.finish().is_err();
         writers.into_iter().for_each(|thread| thread.join().unwrap());
-        assert!(flight.finish().is_err() || early);
-        assert!(flight.finish().is_ok());
-        assert_eq!(flight.bytes(), 0);
+        assert!(in_flight.finish().is_err() || early);
+        assert!(in_flight.finish().is_ok());
+        assert_eq!(in_flight.bytes(), 0);
     };
     shuttle::check_pct(body, SCHEDULES, 4);
 }
 
-/// Whoever does the jobs, and however many may be done ahead: the taker gets each result, in order, and nobody waits for ever; what
-/// it leaves is dropped, also by a helper that comes late.
+/// For any schedule and any limit of jobs done ahead, the consumer gets each result, in order, and
+/// no thread waits forever. Results that it leaves behind are dropped, also those of a late helper.
 #[test]
 fn results_come_in_order() {
     let body = || {
@@ -97,7 +96,7 @@ fn results_come_in_order() {
                 let held = Arc::clone(&held);
                 Job { bytes, work: Box::new(move || (n, held)) }
             });
-            let mut results = workers.give(jobs.collect());
+            let mut results = workers.submit(jobs.collect());
             for n in 0..taken {
                 assert_eq!(results.next().map(|(n, _)| n), Some(n));
             }

@@ -1,9 +1,9 @@
-//! Reading blocks: from the cache, or once from a device however many ask.
+//! Reads blocks from the cache, or once from a device for any number of concurrent readers.
 //!
-//! Copies are tried in their order. If a later one is good, those before it that were not are
-//! written anew in place: whoever reads must keep the block from being freed and its place from
-//! being used again until the read has returned (see [`readers`](super::readers)), or the healing
-//! would destroy what lies there by then.
+//! Copies are tried in order. If a later copy is good, the bad ones before it are rewritten in
+//! place. So a reader must keep the block from being freed and its space from being reused until
+//! the read has returned (see [`readers`](super::readers)). Otherwise healing could overwrite a
+//! newer block.
 
 use forebay_base::arena::Buffer;
 use forebay_cache::{Attributes, Begin, LoadError, Place, Ref};
@@ -17,12 +17,12 @@ use crate::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BlockPtrPhys;
 
-/// How often a read begins anew because somebody else gave up the load that it waited for.
+/// Attempts to start a read again after the load that it waited for was abandoned.
 const ATTEMPTS: usize = 8;
-/// How many of these ask the L2, which may be the one that gives loads up.
-const SECOND_ASKED: usize = 4;
+/// Number of attempts that ask the L2, which may be the cause of abandoned loads.
+const SECONDARY_ATTEMPTS: usize = 4;
 
-/// Why a copy is read; the order of counter labels.
+/// Why a copy is read. In the order of the counter labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadCause {
     Miss = 0,
@@ -43,7 +43,7 @@ impl ReadCause {
 /// A copy that was read and verified.
 pub(super) struct VerifiedCopy {
     pub(super) content: Buffer,
-    /// The bytes on the device, if the content is not just these.
+    /// The bytes on the device, if they differ from the content.
     physical: Option<Buffer>,
 }
 
@@ -54,13 +54,13 @@ impl VerifiedCopy {
 }
 
 impl Store {
-    /// The block, if it is cached.
+    /// Returns the block if it is cached.
     #[inline]
     pub(crate) fn peek(&self, bp: &BlockPtrPhys) -> Option<BlockRef> {
         self.cache.cache().get_owned(&self.key(bp))
     }
 
-    /// The block, if it is cached; looked for at a place first.
+    /// Returns the block if it is cached. Tries the hinted slot first.
     #[inline]
     pub(crate) fn peek_at(
         &self,
@@ -70,7 +70,7 @@ impl Store {
         self.peek_key_at(&self.key(bp), place)
     }
 
-    /// The same, of a block whose key is known.
+    /// As [`peek_at`](Self::peek_at), for a known key.
     #[inline]
     pub(crate) fn peek_key_at(
         &self,
@@ -80,65 +80,65 @@ impl Store {
         self.cache.cache().get_at(place, key)
     }
 
-    /// Has the processor fetch what [`peek_at`](Self::peek_at) will look at.
+    /// Prefetches the memory that [`peek_at`](Self::peek_at) reads.
     #[inline]
     pub(crate) fn prefetch_header(&self, place: Place) {
         self.cache.cache().approach(place);
     }
 
-    /// The block: cached, or read, verified and cached as `attributes` say. If the cache does not
-    /// want it, it is returned all the same, for the caller alone.
+    /// Returns the block from the cache, or reads, verifies and caches it with `attributes`. If the
+    /// cache refuses the block, it is returned for the caller alone.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if no copy is what was written or the pointer makes no sense,
+    /// [`ErrorKind::Corrupt`] if no copy passes its checksum or the pointer is invalid,
     /// [`ErrorKind::Device`] if no copy can be read, [`ErrorKind::NoMemory`], [`ErrorKind::Closed`]
-    /// if the pool is being exported; [`ErrorKind::WouldBlock`] if it is not cached and this thread must not wait: its
-    /// read has begun then, if that could be done without waiting.
+    /// if the pool is being exported. [`ErrorKind::WouldBlock`] in non-blocking mode if the block
+    /// is not cached; its read has then started if possible.
     pub(crate) fn read(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
         match blocking::is_non_blocking() {
-            false => self.read_waiting(bp, attributes),
-            true => self.read_without_waiting(bp, attributes),
+            false => self.read_blocking(bp, attributes),
+            true => self.read_non_blocking(bp, attributes),
         }
     }
 
-    fn read_without_waiting(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
+    fn read_non_blocking(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
         if let Some(block) = self.peek(bp) {
             return Ok(block);
         }
         self.fetch(bp, attributes, Box::new(|_| {}));
-        // It may have landed at once, as on a device in memory.
+        // The read may have completed already, for example on an in-memory device.
         self.peek(bp).ok_or_else(|| blocking::would_block("a block that is not in memory"))
     }
 
-    fn read_waiting(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
+    fn read_blocking(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
         let key = self.key(bp);
         for attempt in 0..ATTEMPTS {
-            // What it says is not trusted with room before it is checked, below.
+            // The size is capped until the pointer has been verified, below.
             let weight = u64::from(bp.logical_bytes.get()).min(codec::MAX_LOGICAL_BYTES as u64);
             let cache = self.cache.cache();
-            let begun = match attempt < SECOND_ASKED {
+            let begun = match attempt < SECONDARY_ATTEMPTS {
                 true => cache.begin(key, weight, attributes),
                 false => cache.begin_past_second(key, weight, attributes),
             };
             match begun {
                 Ok(Begin::Hit(block)) => return Ok(block.into_owned()),
-                Ok(Begin::InFlight(flight)) => {
+                Ok(Begin::InFlight(waiter)) => {
                     if self.shared.prefetches.raise_priority(&key) {
                         self.count(StoreCounters::PREFETCHES_JOINED, 1);
                     }
-                    match flight.wait() {
+                    match waiter.wait() {
                         Ok(block) => return Ok(block),
-                        // A prefetch that failed has not tried all that can be tried, and the L2 may not have
-                        // the block after all.
+                        // A failed prefetch has tried only one copy, and the L2 may have lost the
+                        // block. Start over.
                         Err(LoadError::Abandoned) => {}
                         Err(error) => return Err(load_failed(bp, error)),
                     }
                 }
-                Ok(Begin::Vacant(filler)) => {
+                Ok(Begin::Vacant(load_guard)) => {
                     return match self.load(bp) {
-                        Ok(content) => Ok(filler.publish(content)),
+                        Ok(content) => Ok(load_guard.publish(content)),
                         Err(error) => {
-                            filler.fail(LoadError::failed(SharedCause::of(&error)));
+                            load_guard.fail(LoadError::failed(SharedCause::of(&error)));
                             Err(error)
                         }
                     };
@@ -149,7 +149,7 @@ impl Store {
         Err(load_failed(bp, LoadError::Abandoned))
     }
 
-    /// The block from a device, into memory of the caller's, whatever the cache has.
+    /// Reads a block from the devices into the caller's memory, bypassing the cache.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -157,18 +157,20 @@ impl Store {
         self.load(bp)
     }
 
-    /// Several blocks from devices, all at once. Only the first copies are read together: a block
-    /// of which that one is bad is read as [`read_uncached`](Self::read_uncached) does.
+    /// Reads several blocks from the devices concurrently, bypassing the cache. Only first copies
+    /// are read together; a block with a bad first copy is read as by
+    /// [`read_uncached`](Self::read_uncached).
     ///
     /// # Errors
-    /// As [`read`](Self::read), of the first block that cannot be read.
+    /// As [`read`](Self::read), for the first block that cannot be read.
     pub(crate) fn read_many_uncached(&self, pointers: &[BlockPtrPhys]) -> Result<Vec<Buffer>> {
         let mut found: Vec<Option<Buffer>> = pointers.iter().map(|_| None).collect();
         let (mut places, mut reads) = (Vec::new(), Vec::new());
         for (at, bp) in pointers.iter().enumerate() {
             check(bp)?;
-            let on_its_way = self.shared.writing.get(&self.key(bp)).is_some();
-            if let (Some(dva), false, false) = (bp.copies[0].get(), bp.is_gang(), on_its_way) {
+            let is_being_written = self.shared.writing.get(&self.key(bp)).is_some();
+            if let (Some(dva), false, false) = (bp.copies[0].get(), bp.is_gang(), is_being_written)
+            {
                 let bytes = bp.allocated_bytes(self.sector_bytes());
                 reads.push((dva, self.cache.alloc(bytes as usize)?));
                 places.push(at);
@@ -183,7 +185,7 @@ impl Store {
         let ends = self.devices.read_all(reads, Priority::SyncRead);
         for (at, physical) in places.into_iter().zip(ends) {
             let bp = &pointers[at];
-            // What went wrong is found again, and counted, by who reads it alone.
+            // The single read below repeats a failed read and counts the error.
             if let Some(physical) = physical.ok().filter(|physical| codec::verify(bp, physical)) {
                 found[at] = Some(self.unpack(bp, physical)?.content);
             }
@@ -195,25 +197,25 @@ impl Store {
         found.into_iter().zip(pointers).map(alone).collect()
     }
 
-    /// The `n`-th copy, verified. For a scrub.
+    /// Reads and verifies copy `n`. For a scrub.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if it is not what was written or there is no such copy,
+    /// [`ErrorKind::Corrupt`] if its checksum is wrong or there is no such copy,
     /// [`ErrorKind::Device`] if it cannot be read, [`ErrorKind::NoMemory`].
     pub(crate) fn read_copy(&self, bp: &BlockPtrPhys, n: usize) -> Result<Buffer> {
         check(bp)?;
         self.load_copy(bp, n, ReadCause::Scrub).map(|good| good.content)
     }
 
-    /// Writes the `n`-th copy anew, from another one that is good. For a scrub. The write is
-    /// durable once the devices are flushed. Counted, whether it succeeds or not.
+    /// Rewrites copy `n` from a good copy. For a scrub. The write is durable after the next flush.
+    /// Successes and failures are counted.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if no copy is good; [`ErrorKind::Device`] if it cannot be written;
+    /// [`ErrorKind::Corrupt`] if no copy is good; [`ErrorKind::Device`] if the write fails;
     /// [`ErrorKind::ReadOnly`].
     pub(crate) fn heal(&self, bp: &BlockPtrPhys, n: usize) -> Result<()> {
         check(bp)?;
-        if !self.heals {
+        if !self.can_heal {
             return Err(Error::new(ErrorKind::ReadOnly, "the pool is imported for reading only"));
         }
         if bp.is_gang() {
@@ -230,7 +232,7 @@ impl Store {
         Err(last)
     }
 
-    /// The content of a block that is not cached.
+    /// Loads the content of a block that is not cached.
     fn load(&self, bp: &BlockPtrPhys) -> Result<Buffer> {
         check(bp)?;
         if let Some(content) = self.written(bp)? {
@@ -239,7 +241,7 @@ impl Store {
         self.load_from_devices(bp)
     }
 
-    /// The block, if it is on its way to the devices: what lies there may still be older.
+    /// Returns the block if it is being written: the device may still hold older bytes.
     fn written(&self, bp: &BlockPtrPhys) -> Result<Option<Buffer>> {
         let Some(written) = self.shared.writing.get(&self.key(bp)) else { return Ok(None) };
         let mut content = self.cache.alloc(written.len())?;
@@ -247,18 +249,18 @@ impl Store {
         Ok(Some(content))
     }
 
-    /// The first good copy; the bad ones before it are healed. If none is good, all are tried once more: what a device
-    /// returned wrong may be right where it lies, and somebody may have to suspend the pool, or give room up, for want of
-    /// this block.
+    /// Returns the first good copy and heals the bad ones before it. If no copy is good, all are
+    /// read once more: the device may have returned wrong bytes for correct data, and losing this
+    /// block may suspend the pool or leak space.
     pub(super) fn load_from_devices(&self, bp: &BlockPtrPhys) -> Result<Buffer> {
         let mut errors = Vec::new();
-        // All copies of a gang lead to the same pieces, which look after their copies themselves.
+        // All copies of a gang lead to the same pieces, each of which has its own copies.
         let copies = if bp.is_gang() { 1 } else { bp.copy_count() };
         for n in (0..copies).chain(0..copies) {
             match self.load_copy(bp, n, ReadCause::Miss) {
                 Ok(good) => {
-                    if self.heals && !bp.is_gang() {
-                        // A failure is counted, and the next reader tries again.
+                    if self.can_heal && !bp.is_gang() {
+                        // A failure is counted. The next reader tries again.
                         (0..n).for_each(|bad| drop(self.rewrite(bp, bad, &good)));
                     }
                     return Ok(good.content);
@@ -272,7 +274,7 @@ impl Store {
         Err(lost(bp, errors))
     }
 
-    /// Reads and verifies one copy of a block whose pointer was checked.
+    /// Reads and verifies one copy. The pointer was checked.
     pub(super) fn load_copy(
         &self,
         bp: &BlockPtrPhys,
@@ -282,13 +284,13 @@ impl Store {
         let physical = self.read_physical(bp, n, cause)?;
         if !codec::verify(bp, &physical) {
             self.count(StoreCounters::VERIFY_FAILURES, 1);
-            let text = format!("copy {n} of {bp:?}: is not what was written");
+            let text = format!("copy {n} of {bp:?}: checksum mismatch");
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         self.unpack(bp, physical)
     }
 
-    /// The content of verified bytes.
+    /// Decompresses verified bytes.
     fn unpack(&self, bp: &BlockPtrPhys, physical: Buffer) -> Result<VerifiedCopy> {
         if codec::is_plain(bp, &physical) {
             return Ok(VerifiedCopy { content: physical, physical: None });
@@ -298,7 +300,7 @@ impl Store {
         Ok(VerifiedCopy { content, physical: Some(physical) })
     }
 
-    /// The bytes of one copy as they are, whole sectors.
+    /// Reads the raw bytes of one copy, whole sectors.
     fn read_physical(&self, bp: &BlockPtrPhys, n: usize, cause: ReadCause) -> Result<Buffer> {
         let none = || Error::new(ErrorKind::Corrupt, format!("{bp:?}: has no copy {n}"));
         let dva = bp.copies.get(n).and_then(|copy| copy.get()).ok_or_else(none)?;
@@ -320,12 +322,12 @@ impl Store {
         })
     }
 
-    /// Writes a bad copy anew.
+    /// Rewrites a bad copy.
     fn rewrite(&self, bp: &BlockPtrPhys, n: usize, good: &VerifiedCopy) -> Result<()> {
         self.rewrite_bytes(bp, n, good.physical())
     }
 
-    /// Writes the bytes of a copy anew, whole sectors.
+    /// Rewrites the bytes of a copy, whole sectors.
     pub(super) fn rewrite_bytes(&self, bp: &BlockPtrPhys, n: usize, bytes: &[u8]) -> Result<()> {
         let healed = self.rewrite_uncounted(bp, n, bytes);
         self.count(
@@ -343,20 +345,21 @@ impl Store {
         let dva = bp.copies.get(n).and_then(|copy| copy.get()).ok_or_else(none)?;
         let mut buffer = self.cache.alloc(bytes.len())?;
         buffer.copy_from_slice(bytes);
-        // Somebody waits for the block.
+        // A reader waits for this block.
         self.devices.write(dva, buffer, Priority::SyncWrite)
     }
 }
 
-/// Checks that a pointer can be one.
+/// Checks that a pointer is valid.
 pub(super) fn check(bp: &BlockPtrPhys) -> Result<()> {
-    match codec::objection(bp) {
+    match codec::pointer_defect(bp) {
         None => Ok(()),
         Some(what) => Err(Error::new(ErrorKind::Corrupt, format!("a pointer ({bp:?}): {what}"))),
     }
 }
 
-/// No copy is good. If a device said so of all of them, it may be that they are.
+/// Returns the error for a block without a good copy. If all failures are device errors, the copies
+/// may still be good, so the error is a device error.
 #[cold]
 pub(super) fn lost(bp: &BlockPtrPhys, errors: Vec<Error>) -> Error {
     let devices = !errors.is_empty() && errors.iter().all(|e| e.kind() == ErrorKind::Device);
@@ -369,7 +372,7 @@ pub(super) fn lost(bp: &BlockPtrPhys, errors: Vec<Error>) -> Error {
     }
 }
 
-/// An error on its way to those who wait for the same load: kind and text.
+/// An error that is shared with all waiters of a load: kind and text.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 struct SharedCause {
@@ -383,7 +386,7 @@ impl SharedCause {
     }
 }
 
-/// What a load that somebody else began, or the cache, says.
+/// Converts the error of another thread's load, or of the cache.
 #[cold]
 fn load_failed(bp: &BlockPtrPhys, error: LoadError) -> Error {
     let kind = match &error {

@@ -1,38 +1,38 @@
-//! Who may still follow pointers of txgs that are past.
+//! Tracks readers that may follow pointers of past txgs.
 //!
-//! A reader takes a pointer from a tree, and reads the block. Meanwhile txgs may be committed,
-//! the block freed, and its place used again: the reader would find other bytes, and, if another
-//! copy were still the old one, heal the new block to death. So a reader enters here before it
-//! takes the pointer and leaves when it has the block, and places that were freed are used again
-//! only after [`Readers::quiesce`].
+//! A reader takes a pointer from a tree and then reads the block. Meanwhile txgs may commit, the
+//! block may be freed, and its space reused. The reader would find other bytes. If another copy
+//! still held the old block, it would even overwrite the new block to heal it. So a reader enters
+//! before it takes the pointer and leaves when it has the block. Freed space is reused only after
+//! [`Readers::quiesce`].
 //!
 //! # How it works
 //!
-//! As in sleepable read-copy-update: two counts a cell, of which one is current. Who enters counts
-//! itself into the current one, and looks again whether it still is. A quiesce makes the other one
-//! current, and waits until the old one is zero. A reader writes to its thread's cell only.
+//! As in sleepable RCU: each cell has two counts, one of them current. A reader increments the
+//! current count and checks that it still is the current one. A quiesce makes the other count
+//! current and waits until the old one is zero. A reader writes only to its thread's cell.
 //!
-//! Locking: `store-readers`: held while a quiesce looks at the counts and sleeps; readers take it
-//! only to wake one. `store-quiesce`: one quiesce at a time.
+//! Locking: `store-readers` is held while a quiesce checks the counts and sleeps; readers take it
+//! only to wake a quiesce. `store-quiesce` admits one quiesce at a time.
 
 use crossbeam_utils::CachePadded;
 use forebay_base::memory::cpus;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::{Condvar, Mutex, thread_slot};
 
-/// All readers of a store.
+/// The readers of a store.
 pub(crate) struct Readers {
     cells: Box<[CachePadded<[AtomicU64; 2]>]>,
     generation: AtomicU64,
-    /// Whether somebody sleeps until readers have left.
+    /// Whether a quiesce waits for readers.
     waiting: AtomicBool,
     quiesce: Mutex<()>,
     sleep: Mutex<()>,
     left: Condvar,
 }
 
-/// A reader: what its pointers lead to stays, until this is dropped.
-pub(crate) struct Reading<'a> {
+/// An active reader. Space that its pointers refer to is not reused until this is dropped.
+pub(crate) struct ReaderGuard<'a> {
     readers: &'a Readers,
     count: &'a AtomicU64,
 }
@@ -50,24 +50,25 @@ impl Readers {
         }
     }
 
-    /// Enters. Take pointers after this.
+    /// Enters. Take pointers only after this call.
     #[inline]
-    pub(crate) fn enter(&self) -> Reading<'_> {
+    pub(crate) fn enter(&self) -> ReaderGuard<'_> {
         let cell = &self.cells[thread_slot().index(self.cells.len())];
         loop {
             let generation = self.generation.load(Ordering::SeqCst);
             let count = &cell[(generation & 1) as usize];
             count.fetch_add(1, Ordering::SeqCst);
-            let reading = Reading { readers: self, count };
-            // If not, a quiesce may have seen the count before this reader was in it. At most once
-            // for each quiesce.
+            let reading = ReaderGuard { readers: self, count };
+            // If the generation changed, a quiesce may have missed the increment. Happens at most
+            // once per quiesce.
             if self.generation.load(Ordering::SeqCst) == generation {
                 return reading;
             }
         }
     }
 
-    /// Waits until all who have entered before have left. Never call it while reading.
+    /// Waits until all readers that entered before have left. The calling thread must not be a
+    /// reader.
     pub(crate) fn quiesce(&self) {
         let _one = self.quiesce.lock();
         self.waiting.store(true, Ordering::SeqCst);
@@ -82,7 +83,7 @@ impl Readers {
     }
 }
 
-impl Drop for Reading<'_> {
+impl Drop for ReaderGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         let before = self.count.fetch_sub(1, Ordering::SeqCst);

@@ -1,37 +1,39 @@
-//! Jobs done side by side, whose results are taken in the order in which the jobs were given.
+//! An ordered worker pool: runs jobs on several threads and returns their results in job order.
 //!
-//! Whoever writes a txg finds room for one block after the other, but can have them packed by all processors before that is their
-//! turn. Threads help as long as there are many jobs; they are started for the first such batch. The taker never waits for a job that
-//! nobody has taken up, but does it: without helpers it does them all.
+//! The sync thread places one block after the other. The pool packs blocks on all CPUs before they
+//! are placed. Helper threads are started for the first large batch and idle during small ones. The
+//! consumer never waits for a job that no thread has claimed: it runs the job itself. Without
+//! helpers it runs them all.
 //!
 //! # Invariants
 //!
-//! - Results come in the order of the jobs, each once.
-//! - Results that nobody has taken yet are bounded, in number and in bytes of their jobs; one there may always be. Jobs themselves are not: who
-//!   gives them has what they work on in memory anyway.
-//! - What is left of a batch when its taker goes is dropped, whenever it is done.
+//! - Results are returned in job order, each exactly once.
+//! - Results not yet taken are limited, in number and in bytes of their jobs. At least one is
+//!   always allowed. Jobs are not limited: their input is in memory anyway.
+//! - The rest of a batch is dropped when its consumer is dropped, even if a helper finishes later.
 //!
 //! # Locking
 //!
-//! `worker-pool-batch` for as long as a batch is taken; `worker-pool`, a leaf lock: neither jobs nor results are dropped under it.
+//! `worker-pool-batch` is held while a batch is consumed. `worker-pool` is a leaf lock; neither
+//! jobs nor results are dropped under it.
 
 use std::collections::VecDeque;
 
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// Results that nobody has taken yet, at most.
+/// Maximum number of results that are not yet taken.
 const RESULTS_MAX: usize = 32;
-/// Fewer jobs than this are not worth waking a thread.
+/// Batches with fewer jobs do not wake helpers.
 const WAKE_JOBS_MIN: usize = 8;
 
-/// What is to be done, and how many bytes of memory that is about.
+/// A job, with its memory use in bytes.
 pub(crate) struct Job<T> {
     pub(crate) bytes: usize,
     pub(crate) work: Box<dyn FnOnce() -> T + Send>,
 }
 
-/// A line of jobs, and the threads that help with them.
+/// Runs batches of jobs with the help of threads.
 pub(crate) struct WorkerPool<T: Send + 'static> {
     shared: Arc<WorkerShared<T>>,
     helpers: usize,
@@ -41,34 +43,34 @@ pub(crate) struct WorkerPool<T: Send + 'static> {
 
 struct WorkerShared<T> {
     state: Mutex<WorkerState<T>>,
-    /// For helpers: there is something to do, or no more.
+    /// Wakes helpers: there are jobs, or the pool stops.
     work: Condvar,
-    /// For the taker: the next result is there.
+    /// Wakes the consumer: the next result is ready.
     ready: Condvar,
 }
 
 struct WorkerState<T> {
-    /// The number of the job whose result is taken next.
+    /// Number of the job whose result is taken next.
     first: u64,
-    /// From that one on, jobs that somebody has taken up: their bytes, and their results.
+    /// Claimed jobs from `first` on: their bytes, and their results once they are done.
     done: VecDeque<(usize, Option<T>)>,
-    /// Bytes of those, and how many there may be.
+    /// Bytes of `done`, and their limit.
     done_bytes: usize,
-    most_bytes: usize,
-    /// Jobs that nobody has taken up: the ones after those.
+    max_bytes: usize,
+    /// Unclaimed jobs. They follow those in `done`.
     jobs: VecDeque<Job<T>>,
     idle: usize,
-    taker_waits: bool,
+    consumer_waits: bool,
     stopping: bool,
-    /// A job has panicked on a helper.
+    /// Whether a job panicked on a helper.
     panicked: bool,
 }
 
 impl<T> WorkerState<T> {
-    /// Takes a job up, unless too much is done ahead.
+    /// Claims a job, unless too many results wait to be taken.
     fn claim(&mut self) -> Option<(u64, Job<T>)> {
         let next = self.jobs.front()?.bytes;
-        let full = self.done.len() >= RESULTS_MAX || self.done_bytes + next > self.most_bytes;
+        let full = self.done.len() >= RESULTS_MAX || self.done_bytes + next > self.max_bytes;
         if full && !self.done.is_empty() {
             return None;
         }
@@ -79,8 +81,9 @@ impl<T> WorkerState<T> {
         Some((number, job))
     }
 
-    /// Notes a result, or gives it back if nobody wants it any more. Whether it is the next one.
-    fn settle(&mut self, number: u64, result: T) -> Result<bool, T> {
+    /// Stores a result, or returns it if its batch was dropped. Returns whether it is the next
+    /// result.
+    fn complete(&mut self, number: u64, result: T) -> Result<bool, T> {
         let at = number.checked_sub(self.first).and_then(|at| self.done.get_mut(at as usize));
         match at {
             Some((_, slot)) => {
@@ -105,25 +108,26 @@ impl<T> WorkerState<T> {
         }
     }
 
-    /// Whether to wake helpers: not for each result that is taken.
+    /// Whether to wake helpers. Hysteresis avoids a wake-up per result.
     fn wants_help(&self) -> bool {
         let has_capacity =
-            self.done.len() <= RESULTS_MAX / 2 && self.done_bytes <= self.most_bytes / 2;
+            self.done.len() <= RESULTS_MAX / 2 && self.done_bytes <= self.max_bytes / 2;
         has_capacity && self.idle > 0 && self.jobs.len() >= WAKE_JOBS_MIN
     }
 }
 
 impl<T: Send + 'static> WorkerPool<T> {
-    /// A line with up to so many threads to help, which have up to so many bytes of jobs done before their results are taken.
-    pub(crate) fn new(helpers: usize, most_bytes: usize) -> Self {
+    /// Creates a pool with up to `helpers` threads that run at most `max_bytes` bytes of jobs
+    /// ahead.
+    pub(crate) fn new(helpers: usize, max_bytes: usize) -> Self {
         let state = WorkerState {
             first: 0,
             done: VecDeque::new(),
             done_bytes: 0,
-            most_bytes,
+            max_bytes,
             jobs: VecDeque::new(),
             idle: 0,
-            taker_waits: false,
+            consumer_waits: false,
             stopping: false,
             panicked: false,
         };
@@ -133,8 +137,8 @@ impl<T: Send + 'static> WorkerPool<T> {
         Self { shared, helpers, threads, batch_lock: Mutex::named("worker-pool-batch", ()) }
     }
 
-    /// Has a batch of jobs done. Who comes while another batch is taken waits.
-    pub(crate) fn give(&self, jobs: Vec<Job<T>>) -> OrderedResults<'_, T> {
+    /// Starts a batch. Waits while another batch is being consumed.
+    pub(crate) fn submit(&self, jobs: Vec<Job<T>>) -> OrderedResults<'_, T> {
         let batch_lock = self.batch_lock.lock();
         if jobs.len() >= WAKE_JOBS_MIN {
             self.start();
@@ -153,8 +157,10 @@ impl<T: Send + 'static> WorkerPool<T> {
         while threads.len() < self.helpers {
             let shared = Arc::clone(&self.shared);
             let name = format!("forebay-pack-{}", threads.len());
-            // If the system refuses one, there is less help.
-            let Ok(thread) = thread::spawn_named(&name, move || help(&shared)) else { return };
+            // If the system refuses a thread, the pool works with fewer.
+            let Ok(thread) = thread::spawn_named(&name, move || run_helper(&shared)) else {
+                return;
+            };
             threads.push(thread);
         }
     }
@@ -165,7 +171,7 @@ impl<T: Send + 'static> Drop for WorkerPool<T> {
         self.shared.state.lock().stopping = true;
         self.shared.work.notify_all();
         for thread in std::mem::take(&mut *self.threads.lock()) {
-            // Its panic was told to the taker.
+            // The consumer has already reported a panic of the helper.
             let _ = thread.join();
         }
     }
@@ -178,10 +184,10 @@ pub(crate) struct OrderedResults<'a, T> {
 }
 
 impl<T> OrderedResults<'_, T> {
-    /// The next result; nothing after the last one.
+    /// Returns the next result; `None` after the last one.
     ///
     /// # Panics
-    /// If a job has panicked.
+    /// If a job panicked on a helper.
     pub(crate) fn next(&mut self) -> Option<T> {
         let mut state = self.shared.state.lock();
         loop {
@@ -196,14 +202,14 @@ impl<T> OrderedResults<'_, T> {
                 drop(state);
                 let result = (job.work)();
                 state = self.shared.state.lock();
-                let settled = state.settle(number, result);
-                debug_assert!(settled.is_ok(), "the taker is here");
+                let completed = state.complete(number, result);
+                debug_assert!(completed.is_ok(), "the consumer holds the batch");
             } else if state.done.is_empty() {
                 return None;
             } else {
-                state.taker_waits = true;
+                state.consumer_waits = true;
                 self.shared.ready.wait(&mut state);
-                state.taker_waits = false;
+                state.consumer_waits = false;
             }
         }
     }
@@ -220,8 +226,8 @@ impl<T> Drop for OrderedResults<'_, T> {
     }
 }
 
-/// The life of a helper.
-fn help<T>(shared: &WorkerShared<T>) {
+/// The main loop of a helper.
+fn run_helper<T>(shared: &WorkerShared<T>) {
     let mut state = shared.state.lock();
     while !state.stopping {
         let Some((number, job)) = state.claim() else {
@@ -235,9 +241,9 @@ fn help<T>(shared: &WorkerShared<T>) {
         let result = (job.work)();
         std::mem::forget(guard);
         state = shared.state.lock();
-        match state.settle(number, result) {
+        match state.complete(number, result) {
             Ok(is_next) => {
-                if is_next && state.taker_waits {
+                if is_next && state.consumer_waits {
                     shared.ready.notify_one();
                 }
             }
@@ -250,7 +256,7 @@ fn help<T>(shared: &WorkerShared<T>) {
     }
 }
 
-/// Tells the taker when a job has panicked.
+/// Reports a panic of a job to the consumer.
 struct PanicGuard<'a, T>(&'a WorkerShared<T>);
 
 impl<T> Drop for PanicGuard<'_, T> {

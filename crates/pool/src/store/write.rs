@@ -1,8 +1,8 @@
-//! Writing blocks: sealing, placing, submitting.
+//! Writes blocks: seal, place, hold, submit.
 //!
-//! The steps are apart so that a caller can seal blocks before it is the allocator's turn, and
-//! choose what readers find meanwhile: seal, place, hold ([`writing`](super::writing)), submit.
-//! [`Store::write_new`] does all of them.
+//! The steps are separate, so that callers can seal blocks before they allocate, and choose the
+//! content that readers find meanwhile: seal, place, hold ([`writing`](super::writing)), submit.
+//! [`Store::write_new`] performs all of them.
 
 use std::ops::Range;
 
@@ -21,19 +21,20 @@ use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, Checksum, Compression, DvaPhys};
 
-/// The bytes of a block on their way to a device, and its content, which readers find until then.
+/// The bytes of a block being written, and its content, which readers find until the write has
+/// ended.
 pub(crate) struct WritePayload {
     packed: Option<Buffer>,
     held: Option<HeldContent>,
 }
 
 impl WritePayload {
-    /// What is to be written of a block that was sealed, and held then.
+    /// Returns the payload of a sealed and held block.
     pub(crate) fn new(sealed: Sealed, held: HeldContent) -> Self {
         Self { packed: sealed.packed, held: Some(held) }
     }
 
-    /// Whole sectors of which nobody but their writer knows.
+    /// Returns the payload of whole sectors that readers do not need.
     fn of_sectors(packed: Buffer) -> Self {
         Self { packed: Some(packed), held: None }
     }
@@ -51,7 +52,7 @@ unsafe impl StableBytes for WritePayload {
     }
 }
 
-/// A part of a payload, or all of it, shared by several writes.
+/// All or part of a payload, shared by several writes.
 struct PayloadPart {
     whole: Arc<WritePayload>,
     range: Range<usize>,
@@ -64,29 +65,29 @@ unsafe impl StableBytes for PayloadPart {
     }
 }
 
-/// What a block is to have.
+/// Content of a block to write.
 pub(crate) enum Content {
     Own(Buffer),
-    /// Who changes the object may still look at it.
+    /// Shared with the object's dirty record, which readers still use.
     Shared(Arc<Buffer>),
 }
 
-/// A block that has no place yet.
+/// A sealed block without an address.
 pub(crate) struct Packed {
     pub(crate) content: Content,
     pub(crate) sealed: Sealed,
 }
 
-/// Nothing comes of a block that is all zeros.
+/// `None` for a block of zeros, which is not written.
 pub(super) type MaybePacked = Result<Option<Packed>>;
 
-/// The packing of a block, to be done by whoever has time.
+/// A job that packs a block.
 pub(crate) type PackJob = Job<MaybePacked>;
 
-/// Blocks that are being packed, in order.
+/// Blocks being packed, in order.
 pub(crate) type Packing<'a> = OrderedResults<'a, MaybePacked>;
 
-/// Packs blocks, on whatever thread.
+/// Packs blocks, on any thread.
 #[derive(Clone)]
 pub(crate) struct Packer {
     cache: Arc<BlockCache>,
@@ -95,7 +96,7 @@ pub(crate) struct Packer {
 }
 
 impl Packer {
-    /// Memory for `len` bytes.
+    /// Allocates a buffer of `len` bytes.
     pub(crate) fn alloc(&self, len: usize) -> Result<Buffer> {
         self.cache.alloc(len)
     }
@@ -115,15 +116,15 @@ impl Packer {
     }
 }
 
-/// A block that has its place.
+/// A block with an address.
 pub(crate) struct Placed {
-    /// The pointer to it.
+    /// The pointer to the block.
     pub(crate) bp: BlockPtrPhys,
     pub(super) gang: Option<GangPlan>,
 }
 
 impl Store {
-    /// Packs content as `props` say, and computes its checksum. Any thread may, at any time.
+    /// Compresses content as `props` say and computes its checksum. Callable from any thread.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the content is empty or too long; [`ErrorKind::NoMemory`].
@@ -132,7 +133,7 @@ impl Store {
         codec::seal(content, props.compression, self.sector_bytes() as usize, alloc)
     }
 
-    /// Who packs as `props` say.
+    /// Returns a packer for `props`.
     pub(crate) fn packer(&self, props: &WriteProps) -> Packer {
         Packer {
             cache: Arc::clone(&self.cache),
@@ -141,17 +142,17 @@ impl Store {
         }
     }
 
-    /// Has blocks packed by several threads, for who takes them in order.
+    /// Packs blocks on several threads. Returns them in order.
     pub(crate) fn pack(&self, jobs: Vec<PackJob>) -> Packing<'_> {
-        self.packers.give(jobs)
+        self.packers.submit(jobs)
     }
 
-    /// Finds space for a sealed block: in one place, or in pieces if there is none. `content` is
-    /// what was sealed.
+    /// Allocates space for a sealed block: one extent per copy, or a gang if there is none.
+    /// `content` is the content that was sealed.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`]; whatever else `allocate` says; [`ErrorKind::NoMemory`]. Space that
-    /// was found is given back.
+    /// [`ErrorKind::NoSpace`]; other errors of `allocate`; [`ErrorKind::NoMemory`]. Space allocated
+    /// so far is freed.
     pub(crate) fn place(
         &self,
         sealed: &Sealed,
@@ -180,9 +181,8 @@ impl Store {
         }
     }
 
-    /// Begins to write a block to its place. Waits while too many bytes are on their way; so never
-    /// call it in a request's callback. What fails is told by
-    /// [`finish_writes`](Self::finish_writes).
+    /// Starts the writes of a block. Waits while too many bytes are in flight, so it must not be
+    /// called in an I/O callback. [`finish_writes`](Self::finish_writes) reports failures.
     pub(crate) fn submit(&self, placed: Placed, payload: WritePayload) {
         let Placed { bp, gang } = placed;
         let copies = bp.copy_count() as u64;
@@ -223,7 +223,7 @@ impl Store {
         }
         self.count(StoreCounters::WRITES, 1);
         let Some(dva) = copy.get() else {
-            let error = Error::new(ErrorKind::Invalid, "a block was placed nowhere");
+            let error = Error::new(ErrorKind::Invalid, "cannot write a block without an address");
             return self.shared.in_flight.end(bytes, Err(error));
         };
         let shared = Arc::clone(&self.shared);
@@ -238,7 +238,7 @@ impl Store {
         }
     }
 
-    /// Seals, places, holds and submits a new block. The pointer may be followed at once.
+    /// Seals, places, holds and submits a new block. Its pointer can be followed at once.
     ///
     /// # Errors
     /// As [`seal`](Self::seal) and [`place`](Self::place).
@@ -252,7 +252,7 @@ impl Store {
         self.write_sealed(content, sealed, props, allocate)
     }
 
-    /// The rest of that, for a block that was sealed.
+    /// As [`write_new`](Self::write_new), for a sealed block.
     ///
     /// # Errors
     /// As [`place`](Self::place).
@@ -270,8 +270,8 @@ impl Store {
         Ok(bp)
     }
 
-    /// As [`write_new`](Self::write_new), to places that the caller has already, which take the
-    /// content unpacked: `props.compression` is not looked at.
+    /// As [`write_new`](Self::write_new), to addresses that the caller has allocated for the
+    /// uncompressed content. Ignores `props.compression`.
     ///
     /// # Errors
     /// As [`seal`](Self::seal).
@@ -290,29 +290,29 @@ impl Store {
         Ok(bp)
     }
 
-    /// Waits until all that was submitted has ended, and makes it durable.
+    /// Waits until all submitted writes have ended, then flushes the devices.
     ///
     /// # Errors
-    /// The first failure of a write since the last call, or of a flush: nothing of it may be relied
-    /// on then.
+    /// The first failure of a write since the last call, or of a flush. None of these writes may be
+    /// relied on then.
     pub(crate) fn finish_writes(&self) -> Result<()> {
         self.shared.in_flight.finish()?;
         self.devices.flush_all()
     }
 
-    /// Bytes on their way to devices.
+    /// Bytes of writes in flight.
     #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn in_flight_bytes(&self) -> u64 {
         self.shared.in_flight.bytes()
     }
 
-    /// Gives back the space of a block, all copies and pieces, and removes it from the cache.
+    /// Frees the space of a block, all copies and pieces, and removes it from the cache.
     ///
     /// # Errors
-    /// If it is in pieces, and what says where they are cannot be read: nothing is given back then.
+    /// If it is a gang whose gang blocks cannot be read: nothing is freed.
     pub(crate) fn free(&self, bp: &BlockPtrPhys, allocate: &mut dyn Allocate) -> Result<()> {
         if bp.is_gang() {
-            // Nothing is given back before all is known.
+            // Collects all pieces first, so that an error frees nothing.
             let mut pieces = Vec::new();
             self.for_each_piece(bp, &mut |dva, bytes| pieces.push((dva, bytes)))?;
             pieces.into_iter().for_each(|(dva, bytes)| allocate.free(dva, bytes));
@@ -325,7 +325,7 @@ impl Store {
     }
 }
 
-/// The pointer to a sealed block, without its places.
+/// Returns the pointer of a sealed block, without addresses.
 fn pointer(sealed: &Sealed, props: &WriteProps) -> BlockPtrPhys {
     BlockPtrPhys {
         checksum: sealed.checksum,

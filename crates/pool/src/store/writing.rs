@@ -1,9 +1,8 @@
-//! The content of blocks on their way to devices, so that no reader looks for them there too early.
+//! The content of blocks being written, so that no reader reads them from a device too early.
 //!
-//! That a block is pinned in the cache meanwhile is not enough: the cache may not want it, or be
-//! flushed.
+//! Pinning such blocks in the cache would not suffice: the cache may refuse them or be flushed.
 //!
-//! Locking: `store-writing`, sharded; what is taken out of the map is dropped after the lock.
+//! Locking: `store-writing`, sharded. Removed entries are dropped after the lock is released.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -18,7 +17,7 @@ use crate::block_cache::BlockRef;
 use crate::block_key::BlockKey;
 use crate::format::BlockPtrPhys;
 
-/// The content of a block: in the cache, or not.
+/// The content of a block, cached or not.
 #[derive(Clone)]
 pub(super) enum HeldBytes {
     Cached(BlockRef),
@@ -36,7 +35,7 @@ impl Deref for HeldBytes {
     }
 }
 
-/// Blocks on their way, by key.
+/// Blocks being written, by key.
 pub(super) struct Writing {
     shards: [Mutex<BTreeMap<BlockKey, HeldBytes>>; 16],
 }
@@ -51,20 +50,19 @@ impl Writing {
         &self.shards[key.hash() as usize % self.shards.len()]
     }
 
-    /// The content of a block that is on its way.
+    /// Returns the content of a block that is being written.
     pub(super) fn get(&self, key: &BlockKey) -> Option<HeldBytes> {
         self.shard(key).lock().get(key).cloned()
     }
 
-    /// How many there are.
+    /// Number of blocks being written.
     #[cfg(all(test, not(forebay_model)))]
     pub(super) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 }
 
-/// The content of a block that is to be written: readers of its pointer find it, until this is
-/// dropped.
+/// The content of a block being written. Readers of its pointer find it until this is dropped.
 pub(crate) struct HeldContent {
     content: HeldBytes,
     key: BlockKey,
@@ -87,8 +85,8 @@ impl Drop for HeldContent {
 }
 
 impl Store {
-    /// Makes the content of a new block findable under its pointer, before anybody knows the
-    /// pointer: in the cache, pinned, if `attributes` say so and the cache wants it.
+    /// Makes the content of a new block available to readers, before its pointer is published. With
+    /// `attributes` the content is also cached and pinned, unless the cache refuses it.
     pub(crate) fn hold(
         &self,
         bp: &BlockPtrPhys,
@@ -102,7 +100,7 @@ impl Store {
         self.hold_content(bp, content)
     }
 
-    /// The same for content that others share, and that the cache is not to have.
+    /// As [`hold`](Self::hold), for shared content that is not cached.
     pub(crate) fn hold_shared(&self, bp: &BlockPtrPhys, content: Arc<Buffer>) -> HeldContent {
         self.hold_content(bp, HeldBytes::Uncached(content))
     }
@@ -121,13 +119,14 @@ impl Store {
         attributes: Attributes,
     ) -> HeldBytes {
         let key = self.key(bp);
-        // An L2 cannot have what is only being written.
+        // The L2 cannot have a new block.
         let weight = content.footprint() as u64;
         match self.cache.cache().begin_past_second(key, weight, attributes) {
-            Ok(Begin::Vacant(filler)) if filler.refusal().is_none() => {
-                return HeldBytes::Cached(filler.publish(content));
+            Ok(Begin::Vacant(load_guard)) if load_guard.refusal().is_none() => {
+                return HeldBytes::Cached(load_guard.publish(content));
             }
-            // Nobody can know the key yet. If something is there all the same, it is not to stay.
+            // The key is new, so nothing can be cached under it. Remove it if there is something
+            // nevertheless.
             Ok(Begin::Hit(_) | Begin::InFlight(_)) => {
                 debug_assert!(false, "a new block is cached already");
                 self.cache.cache().remove(&key);

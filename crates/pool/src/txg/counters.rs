@@ -1,22 +1,22 @@
-//! The counters of transaction groups. `docs/counters.md` is made from this table.
+//! The counters of transaction groups. `docs/counters.md` is generated from this table.
 
 forebay_base::counters! {
-    /// What transaction groups count, since import.
+    /// Counters of transaction groups, since import.
     pub table TxgCounters;
-    labels cause = ["timeout", "dirty", "asked"];
+    labels cause = ["timeout", "dirty", "requested"];
 
-    /// Txgs that the sync thread was told to commit, by cause.
+    /// Commits that the sync thread started, by cause.
     woken: cause;
-    /// Txgs that were closed to new changes.
+    /// Txgs that were closed.
     quiesced;
-    /// Changes that waited until a txg was closed and the next one open.
+    /// Changes that waited for a closing txg.
     waited_open;
     /// Txgs that became durable.
     synced;
-    /// Changes that were slowed down because much waits for its commit.
+    /// Changes that were throttled because too much data was dirty.
     delayed;
-    /// Changes that waited for a commit because no more may wait for one.
+    /// Changes that waited for a commit because the limit of dirty bytes was reached.
     full;
-    /// Changes refused because the pool is suspended or closed.
+    /// Changes that failed because the pool was suspended or closed.
     refused;
 }

@@ -1,5 +1,5 @@
-//! Holds: who takes part in which txg. A cell for every few threads, so that beginning a change writes
-//! no line that another CPU writes.
+//! Holds: participation of threads in txgs. Threads are spread over cells, so that beginning a
+//! change writes no cache line that another CPU writes.
 
 use std::marker::PhantomData;
 
@@ -9,46 +9,46 @@ use forebay_base::sync::{Mutex, MutexGuard};
 
 use super::{Txgs, slot_of};
 
-/// Most cells. All of them are locked to close a txg.
+/// Maximum number of cells. Closing a txg locks all of them.
 const MAX_CELLS: usize = 64;
 
-/// How many cells there are for `cpus` CPUs. The model checker wants to see two whoever begins.
+/// Number of cells for `cpus` CPUs. The model checker uses two.
 pub(super) fn cell_count(cpus: usize) -> usize {
     if cfg!(forebay_model) { 2 } else { (2 * cpus).next_power_of_two().clamp(4, MAX_CELLS) }
 }
 
-/// One cell.
+/// Holds and dirty bytes of a few threads.
 pub(super) struct HoldCell {
     state: Mutex<CellState>,
-    // Changed bytes by slot that the sum does not have yet; below a batch in size.
+    // Dirty bytes by slot that are not yet in the sum; less than a batch.
     dirty: [AtomicI64; 2],
 }
 
-/// What became of an attempt to begin.
+/// Outcome of an attempt to begin a change.
 pub(super) enum EnterOutcome {
-    /// A hold of this txg is counted.
+    /// The hold is counted in this txg.
     Open(u64),
     /// The open txg is being closed.
     Closing,
-    /// Nothing begins any more.
+    /// The txgs are suspended or closed.
     Refused,
 }
 
-/// What `txg-cell` protects.
+/// State protected by `txg-cell`.
 pub(super) struct CellState {
-    /// The txg that a change joins. The same in all cells, but for the moment of a change.
+    /// The open txg. Equal in all cells, except while it is being updated.
     pub(super) open: u64,
-    /// Holds of both txgs, by slot.
+    /// Number of holds by txg slot.
     pub(super) holds: [u32; 2],
-    /// `open` is being closed: what begins waits for the next one. The same in all cells, as `open` is.
+    /// Whether `open` is closing: changes wait for the next txg. Equal in all cells, like `open`.
     pub(super) closing: bool,
-    /// Suspended or closed: nothing begins.
-    pub(super) refuses: bool,
+    /// Whether the txgs are suspended or closed.
+    pub(super) stopped: bool,
 }
 
 impl HoldCell {
     pub(super) fn new(open: u64) -> CachePadded<Self> {
-        let state = CellState { open, holds: [0; 2], closing: false, refuses: false };
+        let state = CellState { open, holds: [0; 2], closing: false, stopped: false };
         CachePadded::new(Self {
             state: Mutex::named("txg-cell", state),
             dirty: [AtomicI64::new(0), AtomicI64::new(0)],
@@ -59,11 +59,11 @@ impl HoldCell {
         self.state.lock()
     }
 
-    /// Counts a hold in, if a txg is open.
+    /// Counts a hold in the open txg.
     #[inline]
     pub(super) fn enter(&self) -> EnterOutcome {
         let mut state = self.state.lock();
-        if state.refuses {
+        if state.stopped {
             return EnterOutcome::Refused;
         }
         if state.closing {
@@ -74,38 +74,39 @@ impl HoldCell {
         EnterOutcome::Open(open)
     }
 
-    /// Counts a hold out. True if it was this cell's last of a txg that has been closed.
+    /// Removes a hold. Returns true if it was the cell's last hold of a closing txg.
     #[inline]
     pub(super) fn leave(&self, txg: u64) -> bool {
         let mut state = self.state.lock();
         let holds = &mut state.holds[slot_of(txg)];
-        debug_assert!(*holds > 0, "a hold of txg {txg} that nobody has");
+        debug_assert!(*holds > 0, "a hold of txg {txg} was dropped twice");
         *holds -= 1;
         *holds == 0 && state.closing
     }
 
-    /// Notes `bytes`, and returns what is now to be added to the sum: 0 most of the time.
+    /// Adds `bytes`. Returns the number of bytes to add to the sum: 0 most of the time.
     #[inline]
-    pub(super) fn note_dirty(&self, slot: usize, bytes: i64, batch: i64) -> i64 {
+    pub(super) fn add_dirty(&self, slot: usize, bytes: i64, batch: i64) -> i64 {
         let now = self.dirty[slot].fetch_add(bytes, Ordering::Relaxed) + bytes;
         if now < batch { 0 } else { self.take_dirty(slot) }
     }
 
-    /// Takes all that the sum does not have yet.
+    /// Removes and returns the bytes that are not yet in the sum.
     pub(super) fn take_dirty(&self, slot: usize) -> i64 {
         self.dirty[slot].swap(0, Ordering::Relaxed)
     }
 
-    /// What the sum does not have yet.
+    /// Returns the bytes that are not yet in the sum.
     pub(super) fn peek_dirty(&self, slot: usize) -> i64 {
         self.dirty[slot].load(Ordering::Relaxed)
     }
 }
 
-/// Part in a txg: it does not commit before all its holds are dropped.
+/// Participation in a txg: the txg cannot commit before all its holds are dropped.
 ///
-/// Short-lived: between [`Txgs::begin`] and the drop nothing may wait for a commit, and so nothing may
-/// begin again on the same pool, unless without waiting; debug builds panic at the attempt. It stays on its thread.
+/// A hold must be short-lived. Its thread must not wait for a commit, and so must not begin again
+/// on the same pool, except in non-blocking mode. Debug builds panic on violations. A hold cannot
+/// move to another thread.
 pub struct Hold<'a> {
     txgs: &'a Txgs,
     cell: usize,
@@ -119,13 +120,13 @@ impl<'a> Hold<'a> {
         Self { txgs, cell, txg, _stays: PhantomData }
     }
 
-    /// The txg.
+    /// Returns the txg.
     #[inline]
     pub fn txg(&self) -> u64 {
         self.txg
     }
 
-    /// Notes that `bytes` more wait for the txg's commit.
+    /// Adds `bytes` to the dirty bytes of the txg.
     #[inline]
     pub fn dirty(&self, bytes: u64) {
         self.txgs.note(self.cell, self.txg, bytes as i64);
@@ -142,7 +143,7 @@ impl Drop for Hold<'_> {
     }
 }
 
-/// Catches a thread that begins while it has a hold: it could wait for a commit that waits for it.
+/// Detects a thread that begins while it has a hold: it could wait for a commit that waits for it.
 #[cfg(debug_assertions)]
 mod nested {
     use std::cell::RefCell;
@@ -150,7 +151,7 @@ mod nested {
     use super::Txgs;
 
     forebay_base::sync::thread_local! {
-        // Addresses of the txgs that this thread has holds of, one for each hold.
+        // Addresses of the txgs of this thread's holds, one entry per hold.
         static HELD: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
     }
 
@@ -160,14 +161,14 @@ mod nested {
 
     pub(super) fn check(txgs: &Txgs) {
         let nested = HELD.with(|held| held.borrow().contains(&address(txgs)));
-        assert!(!nested, "a change begins inside a change");
+        assert!(!nested, "a transaction began while its thread had another one");
     }
 
     pub(super) fn enter(txgs: &Txgs) {
         HELD.with(|held| held.borrow_mut().push(address(txgs)));
     }
 
-    /// One hold goes; others of the same txgs, around it, stay known.
+    /// Removes one hold. Outer holds on the same txgs stay.
     pub(super) fn leave(txgs: &Txgs) {
         HELD.with(|held| {
             let mut held = held.borrow_mut();
@@ -178,7 +179,7 @@ mod nested {
     }
 }
 
-/// In release builds nothing is checked.
+/// Release builds do not check.
 #[cfg(not(debug_assertions))]
 mod nested {
     use super::Txgs;
@@ -188,7 +189,7 @@ mod nested {
     pub(super) fn leave(_: &Txgs) {}
 }
 
-/// Debug builds panic if the calling thread has a hold on `txgs`.
+/// Panics in debug builds if the calling thread has a hold on `txgs`.
 #[inline]
 pub(super) fn check_not_nested(txgs: &Txgs) {
     nested::check(txgs);

@@ -1,28 +1,29 @@
-//! Transaction groups: which changes become durable together.
+//! Transaction groups (txgs): which changes become durable together.
 //!
-//! Every change of the pool begins with a [`Hold`] on the open txg. The sync thread, told by
-//! [`Txgs::next`], closes that txg ([`Txgs::quiesce`]): it waits until the txg's holds are gone, opens the
-//! next one, writes the txg out, and says so ([`Txgs::synced`]).
+//! Every change starts with a [`Hold`] on the open txg. [`Txgs::next`] tells the sync thread when
+//! to commit. [`Txgs::quiesce`] closes the txg: it waits until the txg's holds are gone and opens
+//! the next one. The sync thread then writes the txg and reports that with [`Txgs::synced`].
 //!
 //! # Invariants
 //!
-//! - At most two txgs are alive, with numbers in a row: one open, one quiescing or syncing. So whatever
-//!   is kept by txg has two slots, see [`slot_of`].
-//! - No txg has holds while an earlier one has: what begins while a txg is being closed waits. So changes of one thing are
-//!   in the order of their txgs, and a txg never has to take in a change that a later one has built upon. The price
-//!   is that all changes wait for the longest that is under way, once a commit.
-//! - `synced < quiesced + 1 == open` as [`TxgState`] has them, and numbers only grow.
+//! - At most two txgs are alive, with consecutive numbers: one open, the other quiescing or
+//!   syncing. So per-txg state has two slots, see [`slot_of`].
+//! - No txg has holds while an earlier one has: changes wait while a txg is being closed. So
+//!   changes of one object are in txg order, and no txg has to include a change that a later one
+//!   has built upon. The price: once per commit, all changes wait for the longest-running
+//!   transaction.
+//! - `synced < quiesced + 1 == open` in [`TxgState`], and the numbers only grow.
 //! - After [`suspend`](Txgs::suspend) or [`close`](Txgs::close) returned, nothing begins.
 //!
 //! # Locking
 //!
-//! `txg-cell`, one a cell; `txg-state`, which may be held while cells are locked, never the other way. Beginning and
-//! ending a change lock the thread's cell and nothing else, unless the change is throttled or the last of a closed txg.
-//! `throttle.rs` says how changes are slowed down.
+//! `txg-cell`, one per cell, and `txg-state`. A thread may lock cells while it holds `txg-state`,
+//! never the other way round. Beginning and ending a change lock only the thread's cell, unless the
+//! change is throttled or ends the last hold of a closed txg. `throttle.rs` describes throttling.
 //!
 //! # What it does not do
 //!
-//! It knows no blocks and starts no thread: the pool's sync thread asks it what to do.
+//! It knows no blocks and starts no thread.
 
 mod counters;
 mod holds;
@@ -48,52 +49,52 @@ pub use tunables::TxgTunables;
 use crate::blocking;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Which of two slots belongs to a txg.
+/// Returns the slot of a txg's state, 0 or 1.
 #[inline]
 pub(crate) fn slot_of(txg: u64) -> usize {
     (txg & 1) as usize
 }
 
-/// Why the sync thread goes on.
+/// Why [`Txgs::next`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// The open txg has changes and has been open for long.
+    /// The open txg has changes, and its timeout has passed.
     Timeout,
-    /// The open txg has many changed bytes.
+    /// The open txg has too many dirty bytes.
     Dirty,
-    /// Somebody waits for the open txg.
-    Asked,
-    /// The txgs were closed or suspended: there is nothing more to do.
+    /// A thread waits for the open txg.
+    Requested,
+    /// The txgs are closed or suspended: the sync thread must exit.
     Ended,
 }
 
-/// Why nothing begins any more.
+/// Why no change can begin.
 enum TxgStop {
     Closed,
     Suspended(String),
 }
 
-/// What `txg-state` protects.
+/// State protected by `txg-state`.
 struct TxgState {
-    /// The txg that changes join.
+    /// The open txg.
     open: u64,
-    /// When it was opened.
+    /// Clock time at which `open` was opened.
     opened_ns: u64,
-    /// The newest txg that is durable.
+    /// The newest durable txg.
     synced: u64,
-    /// The newest txg that somebody waits for.
+    /// The newest txg that a thread waits for.
     wanted: u64,
-    /// Whether `open` quiesces.
+    /// Whether `open` is quiescing.
     closing: bool,
-    /// Cells with holds of the txg that quiesces.
+    /// Cells that still have holds of the quiescing txg.
     cells_left: usize,
     stop: Option<TxgStop>,
-    /// Changes that are being slowed down.
+    /// Number of throttled changes.
     throttled: usize,
-    /// When the newest delay ends.
-    turn_ns: u64,
-    /// Commits so far: each makes all delays before it void.
-    era: u64,
+    /// Clock time at which the last assigned delay ends.
+    delay_end_ns: u64,
+    /// Number of commits. Each commit cancels all delays assigned before it.
+    delay_epoch: u64,
 }
 
 impl TxgState {
@@ -102,16 +103,17 @@ impl TxgState {
             None => Ok(()),
             Some(TxgStop::Closed) => Err(Error::new(ErrorKind::Closed, "the pool is closed")),
             Some(TxgStop::Suspended(cause)) => {
-                let text = "the pool is suspended: nothing is written until it is imported again";
+                let text =
+                    "the pool is suspended after a failed write: export it and import it again";
                 Err(Error::new(ErrorKind::Suspended, text).because(cause.as_str()))
             }
         }
     }
 
-    /// Gives out a delay: which era it is of, and when it ends.
+    /// Assigns a delay. Returns its epoch and its end time.
     fn take_delay_slot(&mut self, now_ns: u64, delay_ns: u64) -> (u64, u64) {
-        self.turn_ns = self.turn_ns.max(now_ns).saturating_add(delay_ns);
-        (self.era, self.turn_ns)
+        self.delay_end_ns = self.delay_end_ns.max(now_ns).saturating_add(delay_ns);
+        (self.delay_epoch, self.delay_end_ns)
     }
 }
 
@@ -119,16 +121,16 @@ impl TxgState {
 pub struct Txgs {
     cells: Box<[CachePadded<HoldCell>]>,
     state: Mutex<TxgState>,
-    /// For the sync thread: something to do, or the last hold is gone.
+    /// Wakes the sync thread: a commit is due, or the last hold is gone.
     work: Condvar,
-    /// For those who begin while a txg is being closed.
+    /// Wakes changes that wait for the next txg to open.
     opened: Condvar,
-    /// For those who wait for a txg.
+    /// Wakes threads that wait for a txg to become durable.
     durable: Condvar,
-    /// For those who are throttled.
+    /// Wakes throttled changes.
     dirty_space: Condvar,
     dirty: CachePadded<Dirty>,
-    /// The newest txg that the sync thread was woken for because of its changed bytes.
+    /// The newest txg for which the sync thread was woken because of dirty bytes.
     dirty_woken: AtomicU64,
     clock: Arc<dyn Clock>,
     tunables: Arc<TxgTunables>,
@@ -138,7 +140,7 @@ pub struct Txgs {
 }
 
 impl Txgs {
-    /// Txgs of which `synced` is the newest durable one, and the next is open.
+    /// Creates txgs with `synced` as the newest durable txg and the next one open.
     pub fn new(synced: u64, clock: Arc<dyn Clock>, tunables: Arc<TxgTunables>) -> Self {
         let open = synced + 1;
         let cells = holds::cell_count(forebay_base::memory::cpus());
@@ -151,8 +153,8 @@ impl Txgs {
             cells_left: 0,
             stop: None,
             throttled: 0,
-            turn_ns: 0,
-            era: 0,
+            delay_end_ns: 0,
+            delay_epoch: 0,
         };
         Self {
             cells: (0..cells).map(|_| HoldCell::new(open)).collect(),
@@ -171,24 +173,25 @@ impl Txgs {
         }
     }
 
-    /// Joins the open txg. Waits while too many changed bytes wait for a commit. The calling thread must not
-    /// have a hold already, unless it must not wait: an I/O's callback may find itself on a thread that has one.
+    /// Joins the open txg. Waits while too much data is dirty. The calling thread must not have a
+    /// hold, except in non-blocking mode: an I/O callback may run on a thread that has one.
     ///
     /// # Errors
-    /// `Suspended` or `Closed`; `WouldBlock` on a thread that must not wait, if it would have to.
+    /// `Suspended` or `Closed`; `WouldBlock` if the call would wait in non-blocking mode.
     #[inline]
     pub fn begin(&self) -> Result<Hold<'_>> {
         self.begin_at(thread_slot().index(self.cells.len()))
     }
 
-    /// As [`begin`](Self::begin), in a certain cell: for the model checker, whose threads share one slot.
+    /// As [`begin`](Self::begin), in a given cell. For the model checker, whose threads share one
+    /// slot.
     #[doc(hidden)]
     #[inline]
     pub fn begin_at(&self, cell: usize) -> Result<Hold<'_>> {
         if !blocking::is_non_blocking() {
             holds::check_not_nested(self);
         }
-        if self.is_pressed() {
+        if self.needs_throttle() {
             self.throttle().inspect_err(|_| self.count_refused())?;
         }
         loop {
@@ -203,7 +206,7 @@ impl Txgs {
         }
     }
 
-    /// Waits until the txg that is being closed has no holds any more.
+    /// Waits until the closing txg has no holds and the next one is open.
     #[cold]
     fn wait_opened(&self) {
         let mut state = self.state.lock();
@@ -226,7 +229,7 @@ impl Txgs {
         self.counters.add(TxgCounters::REFUSED, 0, 1);
     }
 
-    /// For the sync thread: waits until the open txg is to be committed.
+    /// For the sync thread: waits until a commit of the open txg is due.
     pub fn next(&self) -> Wake {
         let mut state = self.state.lock();
         loop {
@@ -239,7 +242,7 @@ impl Txgs {
             }
             let timeout_ns = self.timeout_ns();
             let passed_ns = self.clock.now_ns() - state.opened_ns;
-            // A txg without changes is looked at again after a whole timeout.
+            // A txg without changes is checked again after a full timeout.
             let wait_ns = timeout_ns.checked_sub(passed_ns).filter(|ns| *ns > 0);
             self.work.wait_timeout(&mut state, Duration::from_nanos(wait_ns.unwrap_or(timeout_ns)));
         }
@@ -251,7 +254,7 @@ impl Txgs {
 
     fn due(&self, state: &TxgState) -> Option<(Wake, usize)> {
         if state.wanted >= state.open {
-            return Some((Wake::Asked, 2));
+            return Some((Wake::Requested, 2));
         }
         let dirty = self.dirty_of(state.open);
         if dirty >= self.sync_at_bytes() {
@@ -261,21 +264,22 @@ impl Txgs {
         (late && dirty > 0).then_some((Wake::Timeout, 0))
     }
 
-    /// For the sync thread: closes the open txg, opens the next one, and returns once the closed txg's
-    /// holds are gone. Works also after [`close`](Self::close), for a last commit.
+    /// For the sync thread: closes the open txg, waits until its holds are gone, opens the next
+    /// one, and returns the closed txg. Works after [`close`](Self::close) too, for the last
+    /// commit.
     ///
     /// # Errors
     /// `Suspended`.
     ///
     /// # Panics
-    /// If the txg before is not durable.
+    /// If the previous txg is not durable.
     pub fn quiesce(&self) -> Result<u64> {
         let began_ns = self.clock.now_ns();
         let mut state = self.state.lock();
         if let Some(TxgStop::Suspended(_)) = &state.stop {
             state.check_running()?;
         }
-        // Somebody may have all at rest for a moment.
+        // `run_quiesced` may have closed the cells for a moment.
         while state.closing {
             self.opened.wait(&mut state);
         }
@@ -301,12 +305,13 @@ impl Txgs {
         Ok(txg)
     }
 
-    /// Runs `f` at a moment when no change is under way: what begins meanwhile waits. `f` must be short, and take no lock
-    /// under which anybody begins. The calling thread has no hold.
+    /// Runs `f` while no change is in progress. Changes that begin meanwhile wait. `f` must be
+    /// short, and must not take a lock under which a thread may begin a change. The calling thread
+    /// must not have a hold.
     ///
     /// # Errors
-    /// `Suspended` or `Closed`; then `f` was not run.
-    pub fn at_rest(&self, f: impl FnOnce()) -> Result<()> {
+    /// `Suspended` or `Closed`; `f` was not run.
+    pub fn run_quiesced(&self, f: impl FnOnce()) -> Result<()> {
         holds::check_not_nested(self);
         let mut state = self.state.lock();
         state.check_running()?;
@@ -327,8 +332,9 @@ impl Txgs {
         Ok(())
     }
 
-    /// Lets nobody join `txg` any more, and says how many cells have holds of it. Who drops the last hold of a cell
-    /// waits for `txg-state`, which the caller has, until the number is known.
+    /// Closes all cells for `txg` and returns the number of cells with holds of it. The caller
+    /// holds `txg-state`, so a thread that drops the last hold of a cell waits until the number is
+    /// known.
     fn close_cells(&self, txg: u64) -> usize {
         let mut cells: Vec<_> = self.cells.iter().map(|cell| cell.lock()).collect();
         for cell in &mut cells {
@@ -339,7 +345,7 @@ impl Txgs {
         cells.iter().filter(|cell| cell.holds[slot_of(txg)] > 0).count()
     }
 
-    /// Opens the next txg.
+    /// Opens `txg` in all cells.
     fn open_cells(&self, txg: u64) {
         for cell in &self.cells {
             let mut cell = cell.lock();
@@ -348,7 +354,7 @@ impl Txgs {
         }
     }
 
-    /// A cell's last hold of the txg that quiesces is gone.
+    /// Called when the last hold of the quiescing txg leaves a cell.
     #[cold]
     fn cell_drained(&self) {
         let mut state = self.state.lock();
@@ -359,10 +365,10 @@ impl Txgs {
         }
     }
 
-    /// For the sync thread: `txg` is durable. Frees its changed bytes and wakes who waits for it.
+    /// For the sync thread: `txg` is durable. Clears its dirty bytes and wakes waiters.
     ///
     /// # Panics
-    /// If another txg than the one that was closed last is meant.
+    /// If `txg` is not the txg that was closed last.
     pub fn synced(&self, txg: u64) {
         self.fold(txg);
         let mut state = self.state.lock();
@@ -370,18 +376,19 @@ impl Txgs {
         assert_eq!(txg + 1, state.open, "txg {txg} was not closed");
         self.dirty.clear(slot_of(txg));
         state.synced = txg;
-        state.era += 1;
-        state.turn_ns = 0;
+        state.delay_epoch += 1;
+        state.delay_end_ns = 0;
         self.durable.notify_all();
         self.dirty_space.notify_all();
         drop(state);
         self.counters.add(TxgCounters::SYNCED, 0, 1);
     }
 
-    /// Waits until `txg` is durable, and asks for its commit. The calling thread must not have a hold.
+    /// Requests a commit of `txg` and waits until it is durable. The calling thread must not have a
+    /// hold.
     ///
     /// # Errors
-    /// `Suspended` or `Closed`, if it is not durable.
+    /// `Suspended` or `Closed`, if `txg` is not durable.
     pub fn wait_synced(&self, txg: u64) -> Result<()> {
         let mut state = self.state.lock();
         debug_assert!(txg <= state.open, "txg {txg} is not open yet");
@@ -400,8 +407,8 @@ impl Txgs {
         }
     }
 
-    /// Waits until everything that was done before the call is durable, and returns the txg that had to be.
-    /// The calling thread must not have a hold.
+    /// Waits until all changes made before the call are durable, and returns their txg. The calling
+    /// thread must not have a hold.
     ///
     /// # Errors
     /// As [`wait_synced`](Self::wait_synced).
@@ -411,7 +418,7 @@ impl Txgs {
         Ok(txg)
     }
 
-    /// The open txg. May be another one by the time the caller looks.
+    /// Returns the open txg, which may be closed before the caller uses the number.
     pub fn open_txg(&self) -> u64 {
         self.state.lock().open
     }
@@ -421,18 +428,19 @@ impl Txgs {
         self.state.lock().synced
     }
 
-    /// Whether the open txg lets nobody join any more.
+    /// Whether the open txg is closing.
     #[cfg(all(test, not(forebay_model)))]
     fn is_closing(&self) -> bool {
         self.state.lock().closing
     }
 
-    /// After a failed write: from now on nothing begins, and who waits learns why. The first cause stays.
+    /// Stops after a failed write: nothing begins any more, and waiters fail with the cause. The
+    /// first cause stays.
     pub fn suspend(&self, cause: &Error) {
         self.stop(TxgStop::Suspended(format!("{cause:?}")));
     }
 
-    /// From now on nothing begins, and who waits learns it. Idempotent.
+    /// Stops: nothing begins any more, and waiters fail. Idempotent.
     pub fn close(&self) {
         self.stop(TxgStop::Closed);
     }
@@ -441,12 +449,12 @@ impl Txgs {
         let mut state = self.state.lock();
         let suspends = matches!(stop, TxgStop::Suspended(_));
         let suspended = matches!(state.stop, Some(TxgStop::Suspended(_)));
-        // A failure during the last commit of a closed pool is still told.
+        // A failure of the last commit of a closed pool is still reported.
         if state.stop.is_none() || (suspends && !suspended) {
             state.stop = Some(stop);
         }
         for cell in &self.cells {
-            cell.lock().refuses = true;
+            cell.lock().stopped = true;
         }
         self.work.notify_all();
         self.opened.notify_all();
@@ -454,7 +462,7 @@ impl Txgs {
         self.dirty_space.notify_all();
     }
 
-    /// Whether nothing begins any more, and why.
+    /// Checks whether changes can begin.
     ///
     /// # Errors
     /// `Suspended` or `Closed`.
@@ -462,17 +470,17 @@ impl Txgs {
         self.state.lock().check_running()
     }
 
-    /// What was counted.
+    /// The counters.
     pub fn counters(&self) -> &Arc<TxgCounters> {
         &self.counters
     }
 
-    /// How long changes were slowed down, in nanoseconds.
+    /// Histogram of throttle delays, in nanoseconds.
     pub fn throttle_ns(&self) -> &AtomicHistogram {
         &self.throttle_ns
     }
 
-    /// How long closing a txg took, in nanoseconds.
+    /// Histogram of the time that closing a txg took, in nanoseconds.
     pub fn quiesce_ns(&self) -> &AtomicHistogram {
         &self.quiesce_ns
     }

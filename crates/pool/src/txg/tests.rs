@@ -90,7 +90,7 @@ fn the_sync_thread_learns_why() {
         let txgs = txgs.clone();
         move || txgs.sync_now().unwrap()
     });
-    assert_eq!(txgs.next(), Wake::Asked);
+    assert_eq!(txgs.next(), Wake::Requested);
     assert_eq!(commit(&txgs), waiter.join().unwrap());
     txgs.begin().unwrap().dirty(1);
     assert_eq!(txgs.next(), Wake::Timeout);
@@ -113,7 +113,7 @@ fn suspension_tells_everybody_why() {
         let txgs = txgs.clone();
         move || txgs.sync_now().unwrap_err()
     });
-    assert_eq!(txgs.next(), Wake::Asked);
+    assert_eq!(txgs.next(), Wake::Requested);
     txgs.suspend(&Error::new(ErrorKind::Device, "disk 7 is gone"));
     txgs.suspend(&Error::new(ErrorKind::Device, "disk 8 is gone"));
     for error in [waiter.join().unwrap(), txgs.begin().err().unwrap(), txgs.quiesce().unwrap_err()]
@@ -190,7 +190,7 @@ fn delays_are_served_in_turn_and_end_with_a_commit() {
         thread::yield_now();
     }
     // Each has the longest delay, one after another.
-    assert_eq!(txgs.state.lock().turn_ns, 300_000_000);
+    assert_eq!(txgs.state.lock().delay_end_ns, 300_000_000);
     let txg = txgs.quiesce().unwrap();
     clock.advance(100_000_000);
     while txgs.state.lock().throttled > 2 {

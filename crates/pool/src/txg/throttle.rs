@@ -1,17 +1,17 @@
-//! How many bytes wait for their commit, and how changes are slowed down while they are many.
+//! Dirty bytes, and the throttle that slows changes down while there are many.
 //!
 //! # The delay
 //!
-//! Let `x` be how far the changed bytes are from where throttling starts (0) to their maximum (1). A change
-//! waits `scale · x² / (1 − x)`. The factor `x / (1 − x)` is the mean queue of a server that is busy a share
-//! `x` of its time (M/M/1): without bound as `x` nears 1, so that no load, however strong, runs into the wall at
-//! full speed. The other `x` makes the curve leave zero flat: a load that just reaches the throttled range
-//! is hardly slowed down, and finds its rate without swinging.
+//! Let `x` be the position of the dirty bytes between the start of throttling (0) and their limit
+//! (1). A change waits `scale · x² / (1 − x)`. The factor `x / (1 − x)` is the mean queue length of
+//! a server with utilisation `x` (M/M/1). It grows without bound as `x` nears 1, so no load hits
+//! the limit at full speed. The other factor `x` makes the curve start flat: a load that just
+//! reaches the throttled range is hardly delayed and settles without oscillation.
 //!
-//! Delays are served one after another, not side by side: a change waits from the end of the one
-//! before it. Otherwise a hundred threads would be slowed down a hundred times less than one.
+//! Delays run one after another, not in parallel: a change's delay starts when the previous one
+//! ends. Otherwise a hundred threads would be slowed down a hundred times less than one.
 //!
-//! A commit ends all delays that were given before it: they were reckoned from what is no longer so.
+//! A commit cancels all delays assigned before it: they were computed from outdated dirty bytes.
 
 use std::time::Duration;
 
@@ -23,13 +23,13 @@ use super::{TxgState, Txgs, slot_of};
 use crate::blocking;
 use crate::error::Error;
 
-/// A cell tells the sum of its changed bytes when they are this many.
+/// A cell adds its dirty bytes to the sum when it has this many.
 pub(super) const BATCH_BYTES: i64 = 64 << 10;
 
-/// Longest delay of one change. Past it only the commit helps, and that ends the delay.
+/// Maximum delay of one change. A longer wait only makes sense for a commit, which ends the delay.
 const MAX_DELAY_NS: u64 = 100_000_000;
 
-/// Changed bytes of both txgs, by slot. Cells have up to a batch each that is not in here.
+/// Dirty bytes of both txgs, by slot. Each cell may hold up to one batch more.
 pub(super) struct Dirty([AtomicI64; 2]);
 
 impl Dirty {
@@ -39,7 +39,7 @@ impl Dirty {
 
     /// Adds to a slot and returns its sum.
     pub(super) fn add(&self, slot: usize, bytes: i64) -> u64 {
-        // Ordered before a look at who waits for room, see `Txgs::clean`.
+        // SeqCst: `Reservation` relies on the order of dirty bytes and reservations.
         let now = self.0[slot].fetch_add(bytes, Ordering::SeqCst) + bytes;
         now.max(0) as u64
     }
@@ -58,7 +58,7 @@ impl Dirty {
     }
 }
 
-/// Where throttling starts and ends, in bytes.
+/// Start and end of throttling, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ThrottleBounds {
     start: u64,
@@ -74,7 +74,8 @@ impl ThrottleBounds {
         Self { start, max, scale_ns: tunables.throttle_scale_ns() }
     }
 
-    /// Delay of one change at `dirty` changed bytes, or `None` if it has to wait for a commit.
+    /// Returns the delay of one change at `dirty` dirty bytes, or `None` if it must wait for a
+    /// commit.
     pub(super) fn delay_ns(self, dirty: u64) -> Option<u64> {
         let left = self.max.checked_sub(dirty).filter(|left| *left > 0)?;
         let over = dirty.saturating_sub(self.start);
@@ -85,20 +86,20 @@ impl ThrottleBounds {
     }
 }
 
-/// A share of `bytes`.
+/// Returns `percent` of `bytes`.
 #[inline]
 pub(super) fn share(bytes: u64, percent: u32) -> u64 {
     bytes / 100 * u64::from(percent)
 }
 
 impl Txgs {
-    /// Whether a change has to be slowed down.
+    /// Whether changes must be throttled.
     #[inline]
-    pub(super) fn is_pressed(&self) -> bool {
+    pub(super) fn needs_throttle(&self) -> bool {
         self.dirty.total() > ThrottleBounds::of(&self.tunables).start
     }
 
-    /// Slows a change down, until its turn or a commit.
+    /// Delays a change until its delay has passed or a commit has ended.
     #[cold]
     pub(super) fn throttle(&self) -> Result<(), Error> {
         let began_ns = self.clock.now_ns();
@@ -117,8 +118,8 @@ impl Txgs {
                     counted_full = true;
                     self.counters.add(TxgCounters::FULL, 0, 1);
                 }
-                self.ask_locked(&mut state);
-                if let Err(error) = blocking::check("space for changed bytes") {
+                self.request_commit(&mut state);
+                if let Err(error) = blocking::check("free space for dirty data") {
                     break Err(error);
                 }
                 delay_slot = None;
@@ -126,14 +127,14 @@ impl Txgs {
                 continue;
             };
             if delay_ns > 0
-                && let Err(error) = blocking::check("the turn of a change")
+                && let Err(error) = blocking::check("the throttle delay of a transaction")
             {
-                // Its turn is not taken: whoever does it on another thread takes one there.
+                // No delay is assigned: the retry on another thread gets its own.
                 break Err(error);
             }
-            let (era, due_ns) =
+            let (delay_epoch, due_ns) =
                 *delay_slot.get_or_insert_with(|| state.take_delay_slot(now_ns, delay_ns));
-            if delay_ns == 0 || era != state.era || now_ns >= due_ns {
+            if delay_ns == 0 || delay_epoch != state.delay_epoch || now_ns >= due_ns {
                 break Ok(());
             }
             self.dirty_space.wait_timeout(&mut state, Duration::from_nanos(due_ns - now_ns));
@@ -145,63 +146,63 @@ impl Txgs {
         result
     }
 
-    /// Asks for a commit of the open txg.
-    fn ask_locked(&self, state: &mut TxgState) {
+    /// Requests a commit of the open txg.
+    fn request_commit(&self, state: &mut TxgState) {
         if state.wanted < state.open {
             state.wanted = state.open;
             self.work.notify_all();
         }
     }
 
-    /// Notes that `bytes` of `txg` more wait for their commit.
+    /// Adds `bytes` to the dirty bytes of `txg`.
     #[inline]
     pub(super) fn note(&self, cell: usize, txg: u64, bytes: i64) {
         let slot = slot_of(txg);
-        let sum = self.cells[cell].note_dirty(slot, bytes, BATCH_BYTES);
+        let sum = self.cells[cell].add_dirty(slot, bytes, BATCH_BYTES);
         if sum != 0 {
-            self.note_sum(txg, sum);
+            self.add_to_sum(txg, sum);
         }
     }
 
-    fn note_sum(&self, txg: u64, bytes: i64) {
+    fn add_to_sum(&self, txg: u64, bytes: i64) {
         let now = self.dirty.add(slot_of(txg), bytes);
         if now < self.sync_at_bytes() || self.dirty_woken.load(Ordering::Relaxed) >= txg {
             return;
         }
-        // One of those who get here takes the lock, once a txg.
+        // One thread per txg takes the lock.
         if self.dirty_woken.fetch_max(txg, Ordering::Relaxed) < txg {
             let _state = self.state.lock();
             self.work.notify_all();
         }
     }
 
-    /// A txg with this many changed bytes is committed.
+    /// Dirty bytes at which a txg is committed.
     #[inline]
     pub(crate) fn sync_at_bytes(&self) -> u64 {
         share(self.tunables.dirty_max_bytes(), self.tunables.dirty_sync_percent()).max(1)
     }
 
-    /// Changed bytes of a txg, cells included.
+    /// Dirty bytes of a txg, including those in cells.
     pub(super) fn dirty_of(&self, txg: u64) -> u64 {
         let slot = slot_of(txg);
         let in_cells: i64 = self.cells.iter().map(|cell| cell.peek_dirty(slot)).sum();
         (self.dirty.of(slot) as i64 + in_cells).max(0) as u64
     }
 
-    /// Changed bytes that wait for a commit, of all txgs, but for less than a batch a cell. Reads two words that
-    /// change rarely, for callers that ask before every change.
+    /// Dirty bytes of all txgs, without those still in cells (less than a batch per cell). Reads
+    /// two words that rarely change, so it is cheap enough to call before every change.
     #[inline]
     pub fn dirty_estimate(&self) -> u64 {
         self.dirty.total()
     }
 
-    /// Changed bytes that wait for a commit, of all txgs. Looks at all cells: for statistics.
+    /// Dirty bytes of all txgs. Reads all cells: for statistics.
     pub fn dirty_bytes(&self) -> u64 {
-        // Txgs are two numbers in a row, whichever they are.
+        // The two txgs have consecutive numbers, so this covers both slots.
         self.dirty_of(0) + self.dirty_of(1)
     }
 
-    /// Brings what cells have of a txg whose holds are gone into the sum.
+    /// Adds the dirty bytes in cells to the sum, for a txg without holds.
     pub(super) fn fold(&self, txg: u64) {
         let slot = slot_of(txg);
         for cell in &self.cells {

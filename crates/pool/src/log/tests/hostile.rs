@@ -26,8 +26,8 @@ fn hostile(seed: u64, arena: &Arc<Arena>) {
         bytes[at] ^= 1 << rng.below(8);
         let bad = zerocopy::FromBytes::read_from_bytes(&bytes[..]).unwrap();
         let tunables = Arc::new(LogTunables::default());
-        let dyn_medium = storage.clone() as Arc<dyn LogStorage>;
-        let Ok(log) = IntentLog::open(&bad, 0, dyn_medium, tunables) else { continue };
+        let dyn_storage = storage.clone() as Arc<dyn LogStorage>;
+        let Ok(log) = IntentLog::open(&bad, 0, dyn_storage, tunables) else { continue };
         let mut replay = log.replay(&bad);
         while let Ok(true) = replay.next_batch() {
             while let Ok(Some(_)) = replay.next() {}

@@ -62,7 +62,7 @@ proptest! {
         }
         prop_assert!(physical[sealed.physical_bytes as usize..].iter().all(|&byte| byte == 0));
         let bp = pointer(&sealed);
-        prop_assert_eq!(codec::objection(&bp), None);
+        prop_assert_eq!(codec::pointer_defect(&bp), None);
         prop_assert!(codec::verify(&bp, physical));
         let mut out = vec![1; len];
         codec::open(&bp, physical, &mut out).unwrap();
@@ -146,10 +146,10 @@ fn objections_to_random_pointers_never_panic() {
             word.copy_from_slice(&rng.next_u64().to_le_bytes());
         });
         let mut bp = BlockPtrPhys::read_from_bytes(&bytes).unwrap();
-        codec::objection(&bp);
+        codec::pointer_defect(&bp);
         bp.logical_bytes = U32::new(bp.logical_bytes.get() % (1 << 24) + 1);
         bp.as_mut_bytes()[48 + 2] &= 3;
-        if codec::objection(&bp).is_none() {
+        if codec::pointer_defect(&bp).is_none() {
             assert!(bp.logical_bytes.get() as usize <= MAX_LOGICAL_BYTES);
         }
     }

@@ -19,7 +19,7 @@ use crate::store::counters::StoreCounters;
 struct MockL2 {
     cache: Arc<BlockCache>,
     stored: Mutex<HashMap<BlockKey, Vec<u8>>>,
-    asked: AtomicU64,
+    loads: AtomicU64,
     /// Loads that it takes over and then gives up.
     withdraws: Mutex<u64>,
 }
@@ -29,13 +29,13 @@ impl MockL2 {
         Arc::new(Self {
             cache: Arc::clone(cache),
             stored: Mutex::named("l2-mock", HashMap::new()),
-            asked: AtomicU64::new(0),
+            loads: AtomicU64::new(0),
             withdraws: Mutex::named("l2-mock-withdraws", 0),
         })
     }
 
-    fn asked(&self) -> u64 {
-        self.asked.load(Ordering::Relaxed)
+    fn loads(&self) -> u64 {
+        self.loads.load(Ordering::Relaxed)
     }
 
     fn gives_up(&self) -> bool {
@@ -61,18 +61,18 @@ impl SecondLevel<BlockKey, Buffer> for MockL2 {
         }
     }
 
-    fn load(&self, filler: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        let Some(content) = self.stored.lock().get(filler.key()).cloned() else {
-            return Err(filler);
+    fn load(&self, load_guard: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
+        self.loads.fetch_add(1, Ordering::Relaxed);
+        let Some(content) = self.stored.lock().get(load_guard.key()).cloned() else {
+            return Err(load_guard);
         };
         if self.gives_up() {
-            filler.withdraw();
+            load_guard.withdraw();
             return Ok(());
         }
         let mut block = self.cache.alloc(content.len()).unwrap();
         block.copy_from_slice(&content);
-        drop(filler.publish(block));
+        drop(load_guard.publish(block));
         Ok(())
     }
 
@@ -123,7 +123,7 @@ fn device_reads(fixture: &Fixture) -> u64 {
 fn what_an_l2_has_is_read_from_there() {
     let (mut fixture, mock) = fixture_with_mock();
     let (bp, content) = cold(&mut fixture, &mock);
-    assert_eq!(mock.asked(), 0, "an L2 cannot have what is only being written");
+    assert_eq!(mock.loads(), 0, "an L2 cannot have what is only being written");
     for device in &fixture.faults {
         device.add(Rule::new(Fault::Error(5)));
     }
@@ -144,11 +144,11 @@ fn a_load_that_an_l2_gives_up_is_read_from_the_device() {
     let (bp, content) = cold(&mut fixture, &mock);
     for times in [1, 3, u64::MAX] {
         *mock.withdraws.lock() = times;
-        let (asked, reads) = (mock.asked(), device_reads(&fixture));
+        let (loads, reads) = (mock.loads(), device_reads(&fixture));
         assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
-        let asked = mock.asked() - asked;
+        let loads = mock.loads() - loads;
         // Once more than it gave up, and then it answered; or it was passed over.
-        assert_eq!(asked, times.saturating_add(1).min(4));
+        assert_eq!(loads, times.saturating_add(1).min(4));
         assert_eq!(device_reads(&fixture) - reads, u64::from(times > 3));
         fixture.store.cache().cache().flush();
     }
@@ -187,8 +187,8 @@ fn what_ram_lets_go_of_is_offered_and_found_again() {
     for (bp, content) in &blocks {
         assert_eq!(fixture.store.read(bp, Attributes::DATA).unwrap()[..], content[..]);
     }
-    let (asked, reads) = (mock.asked(), device_reads(&fixture) - reads);
-    assert!(reads < asked, "{reads} of {asked} misses went to the device");
+    let (loads, reads) = (mock.loads(), device_reads(&fixture) - reads);
+    assert!(reads < loads, "{reads} of {loads} misses went to the device");
     end(fixture, &mock);
     assert_eq!(cache.l2_memory_bytes(), 0);
 }
@@ -204,9 +204,9 @@ fn pools_that_share_a_cache_have_l2s_of_their_own() {
     let (bp, content) = cold(&mut fixtures[0], &doubles[0]);
     // The same address and birth in the other pool, under its own owner.
     fixtures[1].store.read(&bp, Attributes::DATA).map(drop).unwrap_err();
-    assert_eq!((doubles[0].asked(), doubles[1].asked()), (0, 1));
+    assert_eq!((doubles[0].loads(), doubles[1].loads()), (0, 1));
     assert_eq!(fixtures[0].store.read(&bp, Attributes::DATA).unwrap()[..], content);
-    assert_eq!((doubles[0].asked(), doubles[1].asked()), (1, 1));
+    assert_eq!((doubles[0].loads(), doubles[1].loads()), (1, 1));
     // An L2 of a pool is asked when the first has nothing.
     let more = MockL2::new(&cache);
     fixtures[0].store.l2().attach(Arc::clone(&more) as Arc<dyn L2Cache>);

@@ -79,7 +79,7 @@ pub(super) struct Fixture {
     pub(super) store: Store,
     pub(super) space: TestSpace,
     pub(super) faults: Vec<Arc<FaultDevice>>,
-    pub(super) media: Vec<Arc<MemoryDevice>>,
+    pub(super) memory_devices: Vec<Arc<MemoryDevice>>,
     pub(super) rng: SmallRng,
 }
 
@@ -107,11 +107,11 @@ pub(super) fn fixture_with(
         ..MemoryOptions::default()
     };
     let new = |n| MemoryDevice::new(&format!("memory{n}"), DEVICE_BYTES, &options).unwrap();
-    let media: Vec<_> = (0..count).map(|n| Arc::new(new(n))).collect();
+    let memory_devices: Vec<_> = (0..count).map(|n| Arc::new(new(n))).collect();
     let over = |device: &Arc<MemoryDevice>| {
         Arc::new(FaultDevice::new(Arc::clone(device) as Arc<dyn Device>, 7))
     };
-    let faults: Vec<_> = media.iter().map(over).collect();
+    let faults: Vec<_> = memory_devices.iter().map(over).collect();
     let opened = faults.iter().map(|device| (Arc::clone(device) as Arc<dyn Device>).into());
     let options =
         CreateOptions { name: "tank".to_owned(), host: Default::default(), seed: 3, force: false };
@@ -119,7 +119,7 @@ pub(super) fn fixture_with(
     let owner = cache.cache().open_owner(caching).unwrap().into_id();
     let store = Store::new(Arc::new(devices), cache, owner, false, 8 << 20);
     let (space, rng) = (TestSpace::new(count), SmallRng::from_seed(11));
-    Fixture { store, space, faults, media, rng }
+    Fixture { store, space, faults, memory_devices, rng }
 }
 
 pub(super) fn fixture(count: usize) -> Fixture {
@@ -165,14 +165,14 @@ impl Fixture {
 
     /// What lies at an address, past all faults.
     pub(super) fn raw(&self, dva: Dva, bytes: u64) -> Buffer {
-        let device: &dyn Device = &*self.media[usize::from(dva.device)];
+        let device: &dyn Device = &*self.memory_devices[usize::from(dva.device)];
         let buffer = self.store.cache().alloc(bytes as usize).unwrap();
         device.run(Request::read(dva.offset, buffer)).into_buffer().unwrap()
     }
 
     /// Damages what lies at an address.
     pub(super) fn rot(&self, dva: Dva, bytes: u64) {
-        let device: &dyn Device = &*self.media[usize::from(dva.device)];
+        let device: &dyn Device = &*self.memory_devices[usize::from(dva.device)];
         let mut buffer = self.raw(dva, bytes);
         buffer[bytes as usize / 3] ^= 0x10;
         device.run(Request::write(dva.offset, buffer)).result.unwrap();

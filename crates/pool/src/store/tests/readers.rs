@@ -17,10 +17,10 @@ fn a_quiesce_waits_for_who_came_before() {
     readers.quiesce();
     let reading = readers.enter();
     let (other, done) = (Arc::clone(&readers), Arc::new(AtomicU64::new(0)));
-    let told = Arc::clone(&done);
+    let done_in_thread = Arc::clone(&done);
     let waiter = thread::spawn_named("quiesce", move || {
         other.quiesce();
-        told.store(1, Ordering::SeqCst);
+        done_in_thread.store(1, Ordering::SeqCst);
     });
     for _ in 0..1000 {
         // Who comes later is not waited for.

@@ -26,7 +26,7 @@ fn results_come_in_order_whoever_does_the_jobs() {
                     n
                 })
             });
-            let mut results = workers.give(jobs.collect());
+            let mut results = workers.submit(jobs.collect());
             for n in 0..count {
                 assert_eq!(results.next(), Some(n), "{helpers} helpers, {count} jobs");
             }
@@ -46,7 +46,7 @@ fn what_is_done_ahead_is_bounded() {
                 done.fetch_add(1, Ordering::Relaxed);
             })
         };
-        let mut results = workers.give((0..100).map(count).collect());
+        let mut results = workers.submit((0..100).map(count).collect());
         for taken in 0..100 {
             // As much as helpers may do before this one is taken.
             (0..100).for_each(|_| std::thread::yield_now());
@@ -66,13 +66,13 @@ fn what_nobody_takes_is_dropped_and_the_next_batch_is_right() {
             let held = Arc::clone(&held);
             job(1 << 20, move || held)
         };
-        let mut results = workers.give((0..50).map(hold).collect());
+        let mut results = workers.submit((0..50).map(hold).collect());
         for _ in 0..taken {
             assert!(results.next().is_some());
         }
         drop(results);
         let next = (0..50).map(|_| job(1, || Arc::new(())));
-        let mut results = workers.give(next.collect());
+        let mut results = workers.submit(next.collect());
         let others =
             std::iter::from_fn(|| results.next()).filter(|other| !Arc::ptr_eq(other, &held));
         assert_eq!(others.count(), 50);
@@ -86,7 +86,7 @@ fn what_nobody_takes_is_dropped_and_the_next_batch_is_right() {
 fn a_panic_of_a_job_is_its_takers() {
     let workers = WorkerPool::new(0, AHEAD_BYTES);
     let jobs = (0..20).map(|n| job(1, move || assert!(n != 13, "the thirteenth")));
-    let mut results = workers.give(jobs.collect());
+    let mut results = workers.submit(jobs.collect());
     let all = || while results.next().is_some() {};
     assert!(catch_unwind(AssertUnwindSafe(all)).is_err());
 }
@@ -109,7 +109,7 @@ fn a_panic_of_a_helper_is_the_takers_too() {
             }
         })
     });
-    let mut results = workers.give(jobs.collect());
+    let mut results = workers.submit(jobs.collect());
     let all = || while results.next().is_some() {};
     assert!(catch_unwind(AssertUnwindSafe(all)).is_err());
     assert_eq!(panics.load(Ordering::Relaxed), 1);

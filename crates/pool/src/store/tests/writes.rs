@@ -129,8 +129,9 @@ fn what_is_freed_is_all_that_was_taken() {
         (1..20).map(|n| fixture.write(n * 1000, &props(1 + n % 2, Compression::Lz4)).0).collect();
     fixture.store.finish_writes().unwrap();
     let taken = fixture.space.out_bytes();
-    let told: u64 = pointers.iter().flat_map(|bp| fixture.pieces(bp)).map(|piece| piece.1).sum();
-    assert_eq!(told, taken);
+    let reported: u64 =
+        pointers.iter().flat_map(|bp| fixture.pieces(bp)).map(|piece| piece.1).sum();
+    assert_eq!(reported, taken);
     for bp in &pointers {
         fixture.store.free(bp, &mut fixture.space).unwrap();
     }
