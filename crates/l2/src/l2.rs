@@ -15,7 +15,7 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::{JoinHandle, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_base::tunables::TunableError;
-use forebay_cache::{Candidate, Class, Filler, Key, SecondLevel, SpareRoom};
+use forebay_cache::{Candidate, Class, Key, LoadGuard, SecondaryCache, WarmUp};
 use forebay_io::Device;
 
 use crate::codec::{Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES};
@@ -212,7 +212,7 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
     /// first, and uses free capacity only. It runs once; later calls do nothing.
     ///
     /// Close the L2 before the cache is dropped: the warm-up's threads hold references to both.
-    pub fn warm_up(&self, target: SpareRoom<K, V>) {
+    pub fn warm_up(&self, target: WarmUp<K, V>) {
         let shared = &self.shared;
         if !shared.warm_up_state.begin() {
             return;
@@ -320,7 +320,7 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
     }
 
     /// Forgets a key: no block that the L2 holds for it is ever returned again, not even after a
-    /// crash. Unlike [`SecondLevel::forget`], it reports failure.
+    /// crash. Unlike [`SecondaryCache::forget`], it reports failure.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] if the L2 was closed, or if the device has failed and the label could
@@ -431,7 +431,7 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
     }
 }
 
-impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for L2<K, V> {
+impl<K: Key, V: Send + Sync + 'static> SecondaryCache<K, V> for L2<K, V> {
     fn offer(&self, candidates: Vec<Candidate<K, V>>) {
         self.shared.offer(candidates);
     }
@@ -444,7 +444,7 @@ impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for L2<K, V> {
         self.shared.would_write(key, class)
     }
 
-    fn load(&self, guard: Filler<K, V>) -> Result<(), Filler<K, V>> {
+    fn load(&self, guard: LoadGuard<K, V>) -> Result<(), LoadGuard<K, V>> {
         self.shared.load(guard)
     }
 

@@ -21,7 +21,7 @@ use std::time::Duration;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
-use forebay_cache::{Filler, Key};
+use forebay_cache::{Key, LoadGuard};
 use forebay_io::{Completion, Priority, Request};
 
 use crate::counters::L2Counters;
@@ -39,7 +39,7 @@ struct InFlightLoad<K: Key, V: Send + Sync + 'static> {
     hash: KeyHash,
     deadline_ns: u64,
     /// `None` after the load has completed or was given up.
-    guard: Mutex<Option<Filler<K, V>>>,
+    guard: Mutex<Option<LoadGuard<K, V>>>,
 }
 
 /// The loads in flight.
@@ -98,7 +98,7 @@ impl<K: Key, V: Send + Sync + 'static> Loads<K, V> {
         &self,
         hash: KeyHash,
         deadline_ns: u64,
-        guard: Filler<K, V>,
+        guard: LoadGuard<K, V>,
     ) -> Arc<InFlightLoad<K, V>> {
         let guard = Mutex::named("l2-load", Some(guard));
         let load = Arc::new(InFlightLoad { hash, deadline_ns, guard });
@@ -151,7 +151,7 @@ impl<K: Key, V: Send + Sync + 'static> Loads<K, V> {
 
 impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     /// Begins a load. Keeps the load guard if the L2 holds the block, otherwise returns it.
-    pub(crate) fn load(self: &Arc<Self>, guard: Filler<K, V>) -> Result<(), Filler<K, V>> {
+    pub(crate) fn load(self: &Arc<Self>, guard: LoadGuard<K, V>) -> Result<(), LoadGuard<K, V>> {
         let Some(hash) = self.key_hash(guard.key()) else {
             self.counters.add(L2Counters::LOAD_UNDECODABLE, 0, 1);
             return Err(guard);
@@ -247,7 +247,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         self.loads.reads_in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 
-    fn deliver(&self, guard: Filler<K, V>, expected: &ExpectedBlock, buffer: &Buffer) {
+    fn deliver(&self, guard: LoadGuard<K, V>, expected: &ExpectedBlock, buffer: &Buffer) {
         self.counters.add(L2Counters::LOAD_BYTES, 0, buffer.len() as u64);
         let counter = match self.verify(guard.key(), expected, buffer) {
             LoadOutcome::Value(value) => {

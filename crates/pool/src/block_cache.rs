@@ -26,7 +26,7 @@ use forebay_base::arena::{AllocError, Arena, ArenaConfig, Buffer, HugePages};
 use forebay_base::clock::Clock;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
-use forebay_cache::{Cache, OwnedRef, SecondLevel};
+use forebay_cache::{Cache, OwnedRef, SecondaryCache};
 
 use crate::block_key::BlockKey;
 use crate::error::{Error, ErrorKind, Result};
@@ -112,7 +112,7 @@ impl BlockCache {
                 let others = counted.total(free_bytes.saturating_sub(spare_bytes));
                 others.saturating_add(counted_l2.memory_bytes())
             })
-            .second_level(Arc::clone(&l2) as Arc<dyn SecondLevel<BlockKey, Buffer>>)
+            .secondary_cache(Arc::clone(&l2) as Arc<dyn SecondaryCache<BlockKey, Buffer>>)
             .weigher(|_, block: &Buffer| block.footprint() as u64)
             .tunable("correlated_window_permille", WINDOW_PERMILLE);
         for (name, value) in &options.tunables {

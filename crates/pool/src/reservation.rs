@@ -1,17 +1,15 @@
 //! Reservations of free space: a transaction reserves space before it uses it.
 //!
-//! A transaction begins with [`FIRST_BYTES`], enough for any single change, and reserves more when
-//! needed. So concurrent transactions never reserve more space than is free, and a single one may
+//! A transaction begins with [`FIRST_BYTES`], enough for a change of any kind, and reserves more as
+//! it needs more. So concurrent transactions never promise more than there is, and a single one may
 //! use all of it. A transaction reports its dirty bytes to its txg before its reservation ends, so
 //! they are never missing from both.
 //!
-//! First reservations are counted in shards, by thread, and summed only when space is scarce. So
+//! First reservations are counted in shards, by thread, and summed only when space is scarce:
 //! beginning a transaction in a pool with enough free space writes no cache line that another
 //! thread writes.
 //!
-//! # Locking
-//!
-//! None; `docs/locking.md` has the order of the atomics.
+//! Locking: none; `docs/locking.md` has the order of the atomics.
 
 use std::cell::Cell;
 
@@ -80,7 +78,7 @@ impl Reservations {
             txgs: Arc::clone(txgs),
             free: AtomicU64::new(0),
             free_later: AtomicU64::new(0),
-            withheld: [AtomicU64::new(0), AtomicU64::new(0)],
+            kept: [AtomicU64::new(0), AtomicU64::new(0)],
             grown: AtomicU64::new(0),
             first: std::array::from_fn(|_| CachePadded::new(AtomicU64::new(0))),
         });
@@ -93,8 +91,8 @@ impl Reservations {
     /// free.
     pub(crate) fn set(&self, space: &SpaceStats, kept_from_use: u64, kept_from_free: u64) {
         let reservable = &self.0[0].space;
-        reservable.withheld[Intent::Use as usize].store(withheld_from_use, Ordering::Relaxed);
-        reservable.withheld[Intent::Free as usize].store(withheld_from_free, Ordering::Relaxed);
+        reservable.kept[Intent::Use as usize].store(kept_from_use, Ordering::Relaxed);
+        reservable.kept[Intent::Free as usize].store(kept_from_free, Ordering::Relaxed);
         reservable.free_later.store(space.free_bytes + space.deferred_bytes, Ordering::SeqCst);
         reservable.free.store(space.free_bytes, Ordering::SeqCst);
     }
@@ -151,8 +149,8 @@ impl ReservableSpace {
             false => self.txgs.dirty_estimate(),
         };
         let free = free.load(Ordering::SeqCst);
-        let withheld = self.withheld[intent as usize].load(Ordering::Relaxed);
-        free.checked_sub(withheld)?.checked_sub(dirty)?.checked_sub(grown)?.checked_sub(first)
+        let kept = self.kept[intent as usize].load(Ordering::Relaxed);
+        free.checked_sub(kept)?.checked_sub(dirty)?.checked_sub(grown)?.checked_sub(first)
     }
 
     /// Adds first, then checks: of two threads that compete for the last space, at least one sees
@@ -215,7 +213,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn freed_space_first_refills_the_withheld_space() {
+    fn what_was_freed_first_fills_what_is_kept() {
         let txgs = Txgs::new(9, Arc::new(SystemClock::new()), Arc::new(TxgTunables::default()));
         let shards = Reservations::new(&Arc::new(txgs));
         let available = |free_bytes, deferred_bytes| {
@@ -232,6 +230,6 @@ mod tests {
         assert_eq!(available(33 * MIB, FIRST_BYTES), 0);
         drop(reserved);
         assert_eq!(available(33 * MIB, FIRST_BYTES), FIRST_BYTES);
-        assert_eq!(available(33 * MIB, FIRST_BYTES - 1), 0, "less than a first reservation");
+        assert_eq!(available(33 * MIB, FIRST_BYTES - 1), 0, "nothing begins with that");
     }
 }

@@ -15,7 +15,7 @@ use forebay_fuse::MountCounters;
 use forebay_io::counters::IoCounters;
 use forebay_io::fault::FaultCounters;
 use forebay_io::tunables::IoTunables;
-use forebay_l2::{LevelCounters, LevelTunables};
+use forebay_l2::{L2Counters, L2Tunables};
 use forebay_pool::{
     L2DeviceTunables, LogCounters, LogTunables, PrefetchCounters, PrefetchTunables, SpaceCounters,
     StoreCounters, StoreTunables, TxgCounters, TxgTunables,
@@ -49,7 +49,7 @@ fn generate() -> Vec<Generated> {
     let tunables = [
         ("forebay-cache", forebay_base::tunables::markdown(CacheTunables::ROWS)),
         ("forebay-io", forebay_base::tunables::markdown(IoTunables::ROWS)),
-        ("forebay-l2", forebay_base::tunables::markdown(LevelTunables::ROWS)),
+        ("forebay-l2", forebay_base::tunables::markdown(L2Tunables::ROWS)),
         ("forebay-pool: transaction groups", forebay_base::tunables::markdown(TxgTunables::ROWS)),
         ("forebay-pool: intent log", forebay_base::tunables::markdown(LogTunables::ROWS)),
         ("forebay-pool: prefetch", forebay_base::tunables::markdown(PrefetchTunables::ROWS)),
@@ -60,7 +60,7 @@ fn generate() -> Vec<Generated> {
         ("forebay-cache", forebay_base::counters::markdown(CacheCounters::ROWS)),
         ("forebay-io", forebay_base::counters::markdown(IoCounters::ROWS)),
         ("forebay-io: fault injection", forebay_base::counters::markdown(FaultCounters::ROWS)),
-        ("forebay-l2", forebay_base::counters::markdown(LevelCounters::ROWS)),
+        ("forebay-l2", forebay_base::counters::markdown(L2Counters::ROWS)),
         ("forebay-pool: transaction groups", forebay_base::counters::markdown(TxgCounters::ROWS)),
         ("forebay-pool: intent log", forebay_base::counters::markdown(LogCounters::ROWS)),
         ("forebay-pool: prefetch", forebay_base::counters::markdown(PrefetchCounters::ROWS)),
@@ -133,10 +133,10 @@ mod tests {
             + PrefetchTunables::ROWS.len()
             + StoreTunables::ROWS.len()
             + L2DeviceTunables::ROWS.len();
-        let l2 = LevelTunables::ROWS.len();
+        let l2 = L2Tunables::ROWS.len();
         let lower_layers = CacheTunables::ROWS.len() + IoTunables::ROWS.len() + l2;
         assert_eq!(lines(0), lower_layers + pool);
-        let io = IoCounters::ROWS.len() + FaultCounters::ROWS.len() + LevelCounters::ROWS.len();
+        let io = IoCounters::ROWS.len() + FaultCounters::ROWS.len() + L2Counters::ROWS.len();
         let pool = TxgCounters::ROWS.len()
             + LogCounters::ROWS.len()
             + PrefetchCounters::ROWS.len()

@@ -216,7 +216,7 @@ fn storm_figures(common: &Common, bound_bytes: u64, threads: usize) -> Result<Fi
     let stats = cache.stats();
     // Loads that found no memory, and blocks that were handed out uncached.
     let uncached: u64 =
-        ["refused_no_room", "refused_too_heavy", "refused_no_memory", "loads_failed"]
+        ["refused_no_capacity", "refused_too_heavy", "refused_no_memory", "loads_failed"]
             .iter()
             .map(|name| stats.counter(name))
             .sum();

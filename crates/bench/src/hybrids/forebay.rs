@@ -35,7 +35,7 @@ impl Forebay {
             .capacity(plan.memory_bytes)
             .seed(plan.seed)
             // What is measured is the rebuild, and what is looked up.
-            .level_tunable("warm_up", "false")
+            .l2_tunable("warm_up", "false")
             .without_writing_on_close()
             .build()?;
         Ok(Self { cache, value_bytes: plan.value_bytes })
@@ -75,15 +75,15 @@ impl Tiered for Forebay {
     }
 
     fn wait_rebuilt(&self) {
-        assert!(self.cache.level().wait_rebuilt(), "{:?}", self.cache.level());
+        assert!(self.cache.l2().wait_rebuilt(), "{:?}", self.cache.l2());
     }
 
     fn written_bytes(&self) -> u64 {
-        self.cache.stats().level.count("written_bytes")
+        self.cache.stats().l2.count("written_bytes")
     }
 
     fn index_bytes(&self) -> Option<u64> {
-        Some(self.cache.level().memory_bytes())
+        Some(self.cache.l2().memory_bytes())
     }
 }
 

@@ -224,7 +224,7 @@ fn stats(stats: &ZapStats) -> Value {
         "stored_bytes": stats.stored_bytes,
         "full_bytes": stats.full_bytes,
         "fill": stats.fill(),
-        "bytes_an_entry": stats.bytes_an_entry(),
+        "bytes_per_entry": stats.bytes_per_entry(),
         "collisions": stats.collisions,
         "leaves_by_stored_fill_tenths": stats.by_stored_fill,
         "leaves_by_fill_tenths": stats.by_fill,

@@ -93,8 +93,8 @@ fn a_pool_in_use_gets_one_and_loses_it() {
         assert!(told && err.contains(&format!("`forebay cache remove tank {number}`")), "{err}");
     };
     std::fs::write(place.path("fast.img"), vec![1; 32 << 20]).unwrap();
-    assert!(listed(&place, "tank.img")[0]["why"].as_str().unwrap().contains("no second level"));
-    import("holds no second level");
+    assert!(listed(&place, "tank.img")[0]["why"].as_str().unwrap().contains("no L2"));
+    import("holds no L2");
     place.ok(&["export", "tank"]);
     wait_until("the process ends", || place.processes().is_empty());
     std::fs::remove_file(place.path("fast.img")).unwrap();

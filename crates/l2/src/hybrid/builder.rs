@@ -183,7 +183,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         let cache = self.cache(&l2, arena);
         let cache =
             cache.map_err(|error| invalid("the configuration of its memory").because(error))?;
-        l2.warm_up(cache.spare_room());
+        l2.warm_up(cache.warm_up());
         Ok(HybridCache {
             cache,
             l2,
@@ -198,7 +198,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         let weigh = Arc::clone(&self.weigh);
         let mut builder = Cache::builder()
             .weigher(move |key, value| weigh(key, value))
-            .second_level(Arc::new(L2Hook(Arc::clone(l2))));
+            .secondary_cache(Arc::new(L2Hook(Arc::clone(l2))));
         if let Some(bytes) = self.capacity {
             builder = builder.capacity(bytes);
         }

@@ -27,8 +27,8 @@ use std::fmt;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_cache::{
-    Attributes, Begin, Cache, Candidate, Class, Filler, Key, LoadError, OwnedRef, Refused,
-    SecondLevel, Stats,
+    Attributes, Begin, Cache, Candidate, Class, Key, LoadError, LoadGuard, OwnedRef, Refused,
+    SecondaryCache, Stats,
 };
 
 pub use builder::HybridBuilder;
@@ -95,7 +95,7 @@ pub enum InsertError<V> {
 /// The L2 as the cache sees it.
 struct L2Hook<K: Key, V: Send + Sync + 'static>(Arc<L2<K, V>>);
 
-impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for L2Hook<K, V> {
+impl<K: Key, V: Send + Sync + 'static> SecondaryCache<K, V> for L2Hook<K, V> {
     fn offer(&self, candidates: Vec<Candidate<K, V>>) {
         self.0.offer(candidates);
     }
@@ -108,7 +108,7 @@ impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for L2Hook<K, V> {
         self.0.would_write(key, class)
     }
 
-    fn load(&self, guard: Filler<K, V>) -> Result<(), Filler<K, V>> {
+    fn load(&self, guard: LoadGuard<K, V>) -> Result<(), LoadGuard<K, V>> {
         self.0.load(guard)
     }
 
@@ -184,7 +184,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     fn begin(&self, key: &K, attempt: u32) -> Result<Begin<'_, K, V>, LoadError> {
         match attempt < MAX_ABANDONED_LOADS {
             true => self.cache.begin(*key, self.expected_weight(), self.attributes(key)),
-            false => self.cache.begin_past_second(*key, self.expected_weight(), Attributes::DATA),
+            false => {
+                self.cache.begin_without_secondary(*key, self.expected_weight(), Attributes::DATA)
+            }
         }
     }
 

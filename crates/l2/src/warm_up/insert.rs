@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use forebay_base::arena::Buffer;
-use forebay_cache::{Attributes, Hint, Key, NotTaken, SpareRoom};
+use forebay_cache::{Attributes, Hint, Key, WarmUp, WarmUpRefusal};
 
 use super::WarmUpOutcome;
 use super::scan::CurrentBlock;
@@ -80,7 +80,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
     ///
     /// # Errors
     /// The reason to end the warm-up.
-    pub(super) fn run(&self, target: &SpareRoom<K, V>) -> Result<(), WarmUpOutcome> {
+    pub(super) fn run(&self, target: &WarmUp<K, V>) -> Result<(), WarmUpOutcome> {
         let shared = self.shared;
         let ended: Cell<Option<WarmUpOutcome>> = Cell::new(None);
         let goes_on = |_: &&ReadRange| ended.get().is_none() && shared.status.is_open();
@@ -117,7 +117,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
         &self,
         range: &ReadRange,
         buffer: &Buffer,
-        target: &SpareRoom<K, V>,
+        target: &WarmUp<K, V>,
     ) -> Result<(), WarmUpOutcome> {
         let shared = self.shared;
         for one in &self.found[range.blocks.clone()] {
@@ -144,7 +144,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
         &self,
         one: &CurrentBlock,
         bytes: &[u8],
-        target: &SpareRoom<K, V>,
+        target: &WarmUp<K, V>,
     ) -> Result<(), SkipReason> {
         let shared = self.shared;
         let used_again = || shared.ring.seq(one.addr.segment) != one.seq;
@@ -188,11 +188,11 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
                 && shared.status.is_open()
         };
         target.put(key, value, attributes, is_current).map_err(|why| match why {
-            NotTaken::There => SkipReason::Cached,
-            NotTaken::LetGo => SkipReason::Evicted,
-            NotTaken::NoMemory => SkipReason::NoMemory,
-            NotTaken::Unwanted | NotTaken::Closed => SkipReason::Unwanted,
-            NotTaken::Outdated => SkipReason::Outdated,
+            WarmUpRefusal::AlreadyCached => SkipReason::Cached,
+            WarmUpRefusal::EvictedBefore => SkipReason::Evicted,
+            WarmUpRefusal::NoMemory => SkipReason::NoMemory,
+            WarmUpRefusal::ByOwner | WarmUpRefusal::Closed => SkipReason::Unwanted,
+            WarmUpRefusal::Outdated => SkipReason::Outdated,
             _ => SkipReason::NoCapacity,
         })
     }

@@ -2,7 +2,7 @@
 //!
 //! Blocks read in the order of their addresses share reads. Once the rebuild has read a segment and
 //! all newer ones, several threads look up its current blocks, read these in large ranges, and
-//! insert them into the cache's [free capacity](forebay_cache::SpareRoom), newest segment first.
+//! insert them into the cache's [free capacity](forebay_cache::WarmUp), newest segment first.
 //! Values that were only in memory at the close were written last and come first.
 //!
 //! # Invariants
@@ -31,7 +31,7 @@ mod scan;
 
 use forebay_base::sync::thread::{JoinHandle, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex};
-use forebay_cache::{Key, SpareRoom};
+use forebay_cache::{Key, WarmUp};
 
 use crate::counters::L2Counters;
 use crate::device_io::IoError;
@@ -107,7 +107,7 @@ impl WarmUpState {
 
 /// The state that the warm-up's threads share.
 struct WarmUpJob<K: Key, V: Send + Sync + 'static> {
-    target: SpareRoom<K, V>,
+    target: WarmUp<K, V>,
     scan: Mutex<LogScan>,
 }
 
@@ -153,7 +153,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     }
 
     /// The body of the first warm-up thread.
-    pub(crate) fn warm_up(self: &Arc<Self>, target: SpareRoom<K, V>) {
+    pub(crate) fn warm_up(self: &Arc<Self>, target: WarmUp<K, V>) {
         self.enter_thread();
         let mut end_guard = EndGuard(self, WarmUpOutcome::Failed);
         end_guard.1 = match self.rebuild.wait_begun() {
@@ -162,7 +162,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         };
     }
 
-    fn run_warm_up(self: &Arc<Self>, target: SpareRoom<K, V>, newest: u64) -> WarmUpOutcome {
+    fn run_warm_up(self: &Arc<Self>, target: WarmUp<K, V>, newest: u64) -> WarmUpOutcome {
         let scan = Mutex::named("l2-warm-up-scan", LogScan::new(self, newest));
         let job = Arc::new(WarmUpJob { target, scan });
         let helpers = (1..self.tunables.warm_up_threads())

@@ -143,7 +143,7 @@ impl Run {
 
     fn offer(&self) {
         self.fixture.cache.offer_all(64, |candidates| {
-            forebay_cache::SecondLevel::offer(&*self.fixture.l2, candidates);
+            forebay_cache::SecondaryCache::offer(&*self.fixture.l2, candidates);
         });
     }
 

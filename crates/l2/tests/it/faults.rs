@@ -56,7 +56,7 @@ fn work_under(rules: Vec<Rule>, seed: u64) -> Fixture {
                 }
                 6 => {
                     fixture.cache.offer_all(64, |c| {
-                        forebay_cache::SecondLevel::offer(&*fixture.l2, c);
+                        forebay_cache::SecondaryCache::offer(&*fixture.l2, c);
                     });
                     // The flush may fail.
                     let _ = fixture.l2.flush();
@@ -234,7 +234,7 @@ fn a_device_that_hangs_during_reinsertion_fails_the_l2() {
     faults.add(Rule::new(hang).on(Op::Read).at(Priority::AsyncRead));
     (0..250).for_each(|key| fixture.insert(1_000_000 + key, 1, 4000));
     fixture.cache.offer_all(256, |candidates| {
-        forebay_cache::SecondLevel::offer(&*fixture.l2, candidates);
+        forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
     });
     assert!(fixture.l2.flush().is_err());
     assert_eq!(fixture.l2.stats().count("read_errors"), 1, "{:?}", fixture.l2.stats().short());
@@ -254,7 +254,7 @@ fn removal_waits_for_writes_or_reports_a_pending_one() {
         faults.add(Rule::new(hang).on(Op::Write).times(1));
         (0..KEYS).for_each(|key| fixture.insert(key, 1, 1000));
         fixture.cache.offer_all(256, |candidates| {
-            forebay_cache::SecondLevel::offer(&*fixture.l2, candidates);
+            forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
         });
         assert!(fixture.l2.flush().is_err());
         assert!(matches!(fixture.l2.health(), Health::Failed { .. }));

@@ -116,7 +116,7 @@ fn blocks_evicted_while_memory_holds_them_are_written_again() {
     for batch in 1..=20 {
         (0..250).for_each(|key| fixture.insert(1000 * batch + key, 1, 4000));
         fixture.cache.offer_all(256, |candidates| {
-            forebay_cache::SecondLevel::offer(&*fixture.l2, candidates);
+            forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
         });
         fixture.l2.flush().unwrap();
         fixture.cache.flush_where(|key, _| *key >= 1000);
@@ -147,7 +147,7 @@ fn data_is_reinserted_only_after_memory_evicts_it() {
             (0..250).for_each(|key| fixture.insert(1000 * batch + key, 1, 4000));
             fixture.cache.offer_all(256, |mut candidates| {
                 candidates.retain(|candidate| *candidate.key() >= 1000);
-                forebay_cache::SecondLevel::offer(&*fixture.l2, candidates);
+                forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
             });
             fixture.l2.flush().unwrap();
             fixture.cache.flush_where(|key, _| *key >= 1000);
@@ -381,7 +381,7 @@ fn concurrent_threads_see_their_latest_writes_only() {
                             now.remove(&key);
                         }
                         4..6 => fixture.cache.offer_all(16, |candidates| {
-                            forebay_cache::SecondLevel::offer(&*fixture.l2, candidates);
+                            forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
                         }),
                         6 if rng.below(8) == 0 => _ = fixture.cache.flush(),
                         _ => {

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
 
-use forebay_cache::{Attributes, Cache, Candidate, Class, Filler, Reclaim, SecondLevel};
+use forebay_cache::{Attributes, Cache, Candidate, Class, LoadGuard, Reclaim, SecondaryCache};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
 use forebay_l2::{Codec, ErrorKind, Health, L2, L2Options};
@@ -16,14 +16,14 @@ type Slot<V> = Arc<Mutex<Option<Arc<L2<u64, V>>>>>;
 /// An L2 that the cache does not keep alive.
 struct WeakL2(Weak<L2<u64, Value>>);
 
-impl SecondLevel<u64, Value> for WeakL2 {
+impl SecondaryCache<u64, Value> for WeakL2 {
     fn offer(&self, candidates: Vec<Candidate<u64, Value>>) {
         if let Some(l2) = self.0.upgrade() {
             l2.offer(candidates);
         }
     }
 
-    fn load(&self, guard: Filler<u64, Value>) -> Result<(), Filler<u64, Value>> {
+    fn load(&self, guard: LoadGuard<u64, Value>) -> Result<(), LoadGuard<u64, Value>> {
         match self.0.upgrade() {
             Some(l2) => l2.load(guard),
             None => Err(guard),
@@ -80,7 +80,7 @@ fn the_writer_may_drop_the_last_reference() {
         .capacity(1 << 30)
         .weigher(|_, value: &Value| value.bytes.len() as u64)
         .reclaim(Reclaim::Inline)
-        .second_level(hook.clone())
+        .secondary_cache(hook.clone())
         .build()
         .unwrap();
     cache.insert_with(1, Value::new(1, 1, 1000), Attributes::DATA).unwrap();
@@ -153,7 +153,7 @@ fn value_drops_may_call_the_l2() {
     let l2 = L2::create(memory(16 << 20), codec, &options).unwrap();
     level_slot.set(Arc::downgrade(&l2)).unwrap();
     let cache = Cache::builder().capacity(1 << 20).weigher(|_, _: &CallbackValue| 64);
-    let cache = cache.reclaim(Reclaim::Inline).second_level(l2.clone()).build().unwrap();
+    let cache = cache.reclaim(Reclaim::Inline).secondary_cache(l2.clone()).build().unwrap();
     let cache = Arc::new(cache);
     let insert = |key| {
         let gone = Arc::new(AtomicBool::new(false));

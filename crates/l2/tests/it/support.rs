@@ -112,7 +112,7 @@ impl Fixture {
             .capacity(1 << 30)
             .weigher(|_, value: &Value| value.bytes.len() as u64 + 64)
             .reclaim(Reclaim::Inline)
-            .second_level(l2.clone())
+            .secondary_cache(l2.clone())
             .build()
             .unwrap();
         Self { l2, cache }
@@ -131,7 +131,7 @@ impl Fixture {
     /// Writes all values that the L2 lacks, durably, and evicts them from memory.
     pub(crate) fn spill(&self) {
         self.cache.offer_all(256, |candidates| {
-            forebay_cache::SecondLevel::offer(&*self.l2, candidates);
+            forebay_cache::SecondaryCache::offer(&*self.l2, candidates);
         });
         self.l2.flush().unwrap();
         self.cache.flush();

@@ -30,7 +30,7 @@ fn reopen_with(
         .capacity(capacity)
         .weigher(|_, value: &Value| value.bytes.len() as u64 + 64)
         .reclaim(Reclaim::Inline)
-        .second_level(l2.clone())
+        .secondary_cache(l2.clone())
         .build()
         .unwrap();
     Fixture { l2, cache }
@@ -38,7 +38,7 @@ fn reopen_with(
 
 /// Runs the warm-up to its end.
 fn warm(fixture: &Fixture) -> WarmUpOutcome {
-    fixture.l2.warm_up(fixture.cache.spare_room());
+    fixture.l2.warm_up(fixture.cache.warm_up());
     match fixture.l2.wait_warm_up() {
         WarmUpStatus::Ended(end) => end,
         other => panic!("{other:?}"),
@@ -167,7 +167,7 @@ fn warm_up_ends_after_an_eviction_and_keeps_resident_values() {
     filled(&device, std::slice::from_ref(&(0..1000)));
     let fixture = reopen(&device, &options(), 4 * MIB);
     assert!(fixture.l2.wait_rebuilt());
-    let target = fixture.cache.spare_room();
+    let target = fixture.cache.warm_up();
     // A stream of other keys passes through memory. Most of it is free again afterwards.
     (10_000..15_000).for_each(|key| fixture.insert(key, 1, 1024));
     (10_000..15_000).for_each(|key| _ = fixture.cache.remove(&key));
@@ -246,7 +246,7 @@ fn close_and_remove_end_the_warm_up() {
         assert!(fixture.l2.wait_rebuilt());
         let slow = Fault::Delay(Duration::from_millis(30));
         faulty.add(Rule::new(slow).on(Op::Read));
-        fixture.l2.warm_up(fixture.cache.spare_room());
+        fixture.l2.warm_up(fixture.cache.warm_up());
         assert_eq!(fixture.l2.warm_up_status(), WarmUpStatus::Running);
         match removes {
             true => fixture.l2.remove().unwrap(),
@@ -264,7 +264,7 @@ fn warm_up_of_a_dropped_cache_ends_at_once() {
     let device = memory(32 * MIB);
     filled(&device, std::slice::from_ref(&(0..4000)));
     let Fixture { l2, cache } = reopen(&device, &options(), 64 * MIB);
-    let target = cache.spare_room();
+    let target = cache.warm_up();
     drop(cache);
     assert_eq!(target.bytes(), 0);
     l2.warm_up(target);
@@ -449,7 +449,7 @@ fn warm_up_that_panicked_leaves_no_running_threads() {
         .capacity(64 * MIB)
         .weigher(move |_, _: &Value| weighing.weigh())
         .reclaim(Reclaim::Inline)
-        .second_level(l2.clone())
+        .secondary_cache(l2.clone())
         .build()
         .unwrap();
     let fixture = Fixture { l2, cache };

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::ManualClock;
 use forebay_base::sync::Mutex;
-use forebay_cache::{Attributes, Begin, Cache, LoadError, Reclaim, SecondLevel};
+use forebay_cache::{Attributes, Begin, Cache, LoadError, Reclaim, SecondaryCache};
 use forebay_io::Device;
 use forebay_l2::{Codec, L2, L2Options};
 
@@ -101,11 +101,11 @@ fn open(device: shuttle::sync::Arc<PageMapDevice>, fresh: bool, segment_bytes: u
         .capacity(1 << 20)
         .seed(3)
         .reclaim(Reclaim::Inline)
-        .second_level(l2.clone())
+        .secondary_cache(l2.clone())
         .build()
         .unwrap();
     if !fresh {
-        l2.warm_up(cache.spare_room());
+        l2.warm_up(cache.warm_up());
     }
     Fixture { device, l2, cache, known: Mutex::named("known", KnownVersions::default()) }
 }

@@ -7,7 +7,7 @@ use forebay_base::arena::{Arena, Buffer};
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_cache::{Class, Key};
-use forebay_l2::{Codec, Refusal};
+use forebay_l2::{AdmissionRefusal, Codec};
 
 use super::pool_l2::{ClassAdmission, PoolL2};
 use crate::block_key::{BIRTH_END, BlockKey};
@@ -98,18 +98,18 @@ impl Codec<BlockKey, Buffer> for BlockCodec {
         Some(block)
     }
 
-    fn admit(&self, key: &BlockKey, class: Class) -> Result<(), Refusal> {
+    fn admit(&self, key: &BlockKey, class: Class) -> Result<(), AdmissionRefusal> {
         match self.l2.admission(key.owner(), class) {
             ClassAdmission::Admitted => {}
-            ClassAdmission::ClassExcluded => return Err(Refusal::ClassExcluded),
-            ClassAdmission::OwnerExcluded => return Err(Refusal::OwnerExcluded),
+            ClassAdmission::ClassExcluded => return Err(AdmissionRefusal::ClassExcluded),
+            ClassAdmission::OwnerExcluded => return Err(AdmissionRefusal::OwnerExcluded),
         }
         if !self.open.load(Ordering::Relaxed) {
-            return Err(Refusal::Rebuilding);
+            return Err(AdmissionRefusal::Rebuilding);
         }
         match key.birth() <= self.l2.durable() {
             true => Ok(()),
-            false => Err(Refusal::NotDurable),
+            false => Err(AdmissionRefusal::NotDurable),
         }
     }
 }

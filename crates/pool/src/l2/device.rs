@@ -8,9 +8,9 @@ use std::path::Path;
 use forebay_base::arena::{Arena, Buffer};
 use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
-use forebay_cache::{Cache, Candidate, Class, Filler, SecondLevel, SpareRoom};
+use forebay_cache::{Cache, Candidate, Class, LoadGuard, SecondaryCache, WarmUp};
 use forebay_io::{Device, OpenOptions};
-use forebay_l2::{Health, Level, LevelOptions};
+use forebay_l2::{Health, L2, L2Options};
 
 use super::codec::BlockCodec;
 use super::pool_l2::PoolL2;
@@ -33,12 +33,12 @@ pub(crate) struct L2Context<'a> {
 }
 
 impl L2Context<'_> {
-    fn options(&self, seed: u64) -> LevelOptions {
-        LevelOptions {
+    fn options(&self, seed: u64) -> L2Options {
+        L2Options {
             immutable_keys: true,
             clock: Arc::clone(self.clock),
             seed,
-            ..LevelOptions::new(owner_of(self.pool_guid), Arc::clone(self.arena))
+            ..L2Options::new(owner_of(self.pool_guid), Arc::clone(self.arena))
         }
     }
 
@@ -97,7 +97,7 @@ pub struct L2Rebuild {
 
 /// An open L2 device.
 pub(crate) struct OpenL2Device {
-    l2: Arc<Level<BlockKey, Buffer>>,
+    l2: Arc<L2<BlockKey, Buffer>>,
     codec: Arc<BlockCodec>,
     device: Arc<dyn Device>,
 }
@@ -113,9 +113,9 @@ impl OpenL2Device {
         (context, seed): (&L2Context<'_>, u64),
         force: bool,
     ) -> Result<Arc<Self>> {
-        let options = LevelOptions { force, ..context.options(seed) };
+        let options = L2Options { force, ..context.options(seed) };
         let codec = context.codec();
-        let l2 = Level::create(Arc::clone(&device), codec.clone(), &options).map_err(refused)?;
+        let l2 = L2::create(Arc::clone(&device), codec.clone(), &options).map_err(refused)?;
         Ok(Arc::new(Self { l2, codec, device }))
     }
 
@@ -136,9 +136,9 @@ impl OpenL2Device {
         let label = forebay_l2::read_label(&device).map_err(refused)?;
         let ours = label.guid == guid && marks.contains(&label.user_mark);
         let max_stamp = if ours { trusted } else { 0 };
-        let options = LevelOptions { max_stamp, ..context.options(seed) };
+        let options = L2Options { max_stamp, ..context.options(seed) };
         let codec = context.codec();
-        let l2 = Level::open(Arc::clone(&device), codec.clone(), &options).map_err(refused)?;
+        let l2 = L2::open(Arc::clone(&device), codec.clone(), &options).map_err(refused)?;
         Ok(Arc::new(Self { l2, codec, device }))
     }
 
@@ -171,14 +171,14 @@ impl OpenL2Device {
     }
 
     /// Loads blocks into memory, in the background.
-    pub(crate) fn warm_up(&self, target: SpareRoom<BlockKey, Buffer>) {
+    pub(crate) fn warm_up(&self, target: WarmUp<BlockKey, Buffer>) {
         self.l2.warm_up(target);
     }
 
     /// Waits until the warm-up has ended.
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn wait_warm(&self) {
-        self.l2.wait_warm();
+    pub(crate) fn wait_warm_up(&self) {
+        self.l2.wait_warm_up();
     }
 
     /// Whether offered blocks may be written.
@@ -245,7 +245,7 @@ impl OpenL2Device {
     }
 }
 
-impl SecondLevel<BlockKey, Buffer> for OpenL2Device {
+impl SecondaryCache<BlockKey, Buffer> for OpenL2Device {
     fn offer(&self, candidates: Vec<Candidate<BlockKey, Buffer>>) {
         self.l2.offer(candidates);
     }
@@ -258,7 +258,10 @@ impl SecondLevel<BlockKey, Buffer> for OpenL2Device {
         self.l2.would_write(key, class)
     }
 
-    fn load(&self, load_guard: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
+    fn load(
+        &self,
+        load_guard: LoadGuard<BlockKey, Buffer>,
+    ) -> Result<(), LoadGuard<BlockKey, Buffer>> {
         self.l2.load(load_guard)
     }
 
@@ -331,7 +334,7 @@ pub(crate) fn open_path(path: &str) -> Result<Opened> {
 fn refused(error: forebay_l2::Error) -> Error {
     use forebay_l2::ErrorKind as Kind;
     let kind = match error.kind() {
-        Kind::NotALevel => ErrorKind::NotFound,
+        Kind::NotAnL2 => ErrorKind::NotFound,
         Kind::Foreign => ErrorKind::Exists,
         Kind::Unsupported => ErrorKind::Unsupported,
         Kind::Invalid | Kind::TooSmall => ErrorKind::Invalid,

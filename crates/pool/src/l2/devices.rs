@@ -410,7 +410,7 @@ impl L2Devices {
         let context = host.context();
         context.l2.set_dataset_opener(opener);
         for l2 in self.in_use() {
-            l2.warm_up(context.cache.spare_room());
+            l2.warm_up(context.cache.warm_up());
         }
     }
 

@@ -12,7 +12,7 @@ use crossbeam_utils::CachePadded;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Mutex};
-use forebay_cache::{Candidate, Class, Filler, Key, OwnerId, SecondLevel};
+use forebay_cache::{Candidate, Class, Key, LoadGuard, OwnerId, SecondaryCache};
 use hashbrown::HashMap;
 
 use super::pool_l2::PoolL2;
@@ -22,7 +22,7 @@ use crate::block_key::BlockKey;
 const SHARDS: usize = 16;
 
 /// An L2 of a pool. Tests implement it without a device.
-pub(crate) trait L2Cache: SecondLevel<BlockKey, Buffer> {
+pub(crate) trait L2Cache: SecondaryCache<BlockKey, Buffer> {
     /// Bytes of RAM that it takes.
     fn memory_bytes(&self) -> u64;
 
@@ -101,7 +101,7 @@ impl L2Router {
     }
 }
 
-impl SecondLevel<BlockKey, Buffer> for L2Router {
+impl SecondaryCache<BlockKey, Buffer> for L2Router {
     fn offer(&self, candidates: Blocks) {
         self.distribute(candidates, |l2, batch| l2.offer(batch));
     }
@@ -123,8 +123,8 @@ impl SecondLevel<BlockKey, Buffer> for L2Router {
 
     fn load(
         &self,
-        mut load_guard: Filler<BlockKey, Buffer>,
-    ) -> Result<(), Filler<BlockKey, Buffer>> {
+        mut load_guard: LoadGuard<BlockKey, Buffer>,
+    ) -> Result<(), LoadGuard<BlockKey, Buffer>> {
         let owner = load_guard.key().owner();
         let Some(attached) = self.of(owner) else { return Err(load_guard) };
         for l2 in attached.iter() {

@@ -120,8 +120,8 @@ impl LeafStore for Leaves {
         // The header at the start of a leaf is needed first.
         content.into_iter().for_each(hint::prefetch);
         if let Some(leaf) = store.peek_at(&ptr, slot_hint) {
-            if leaf.place() != slot_hint {
-                self.0.lock().pins.set_hint(id, leaf.place(), &leaf);
+            if leaf.slot_hint() != slot_hint {
+                self.0.lock().pins.set_hint(id, leaf.slot_hint(), &leaf);
             }
             return Ok(LeafLookup::Resident(f(&leaf)));
         }

@@ -1,7 +1,7 @@
 //! The level-1 indirect blocks of an open object, pinned in the cache. A read of a cached block
 //! then looks at one of them only.
 
-use forebay_cache::Place;
+use forebay_cache::SlotHint;
 use zerocopy::FromBytes;
 
 use super::tree::{POINTERS, Tree};
@@ -29,7 +29,7 @@ struct Pin {
 #[derive(Clone, Copy, Default)]
 struct SlotHintEntry {
     /// The cache slot.
-    slot_hint: Place,
+    slot_hint: SlotHint,
     /// Offset of the content from the content of the indirect block, in pages of [`PAGE_BYTES`].
     /// Both lie in the same arena.
     pages: i32,
@@ -39,7 +39,7 @@ struct SlotHintEntry {
 const PAGE_BYTES: isize = 4096;
 
 impl SlotHintEntry {
-    fn of(slot_hint: Place, content: &[u8], from: &[u8]) -> Self {
+    fn of(slot_hint: SlotHint, content: &[u8], from: &[u8]) -> Self {
         let bytes = content.as_ptr().addr().wrapping_sub(from.as_ptr().addr()) as isize;
         Self { slot_hint, pages: i32::try_from(bytes.div_euclid(PAGE_BYTES)).unwrap_or(0) }
     }
@@ -54,7 +54,7 @@ impl SlotHintEntry {
 pub(super) struct KnownBlock<'a> {
     pub(super) ptr: &'a BlockPtrPhys,
     /// The cache slot.
-    pub(super) slot_hint: Place,
+    pub(super) slot_hint: SlotHint,
     /// Address of the content. Valid for a prefetch only, never to be dereferenced.
     pub(super) content: *const u8,
 }
@@ -68,7 +68,7 @@ impl Pins {
         let (content, hints) = (pin.content.as_ref()?, pin.hints.as_ref()?);
         let index = block as usize % POINTERS;
         let hint = hints[index];
-        if pin.parent != parent || hint.slot_hint == Place::UNKNOWN {
+        if pin.parent != parent || hint.slot_hint == SlotHint::UNKNOWN {
             return None;
         }
         let at = index * size_of::<BlockPtrPhys>();
@@ -103,18 +103,18 @@ impl Pins {
     /// The cache slot of a block, or `UNKNOWN`, and the address of its content. The address is
     /// valid for a prefetch only, never to be dereferenced.
     #[inline]
-    pub(crate) fn hint(&self, block: u64) -> (Place, Option<*const u8>) {
+    pub(crate) fn hint(&self, block: u64) -> (SlotHint, Option<*const u8>) {
         let parent = Tree::parent_of(block);
         let pin = self.slots.as_ref().and_then(|slots| slots[parent as usize % SLOTS].as_ref());
         let known = pin.filter(|pin| pin.parent == parent);
         let known = known.and_then(|pin| Some((pin.hints.as_ref()?, pin.content.as_ref()?)));
-        let Some((hints, from)) = known else { return (Place::UNKNOWN, None) };
+        let Some((hints, from)) = known else { return (SlotHint::UNKNOWN, None) };
         let hint = hints[block as usize % POINTERS];
-        (hint.slot_hint, (hint.slot_hint != Place::UNKNOWN).then(|| hint.content(from)))
+        (hint.slot_hint, (hint.slot_hint != SlotHint::UNKNOWN).then(|| hint.content(from)))
     }
 
     /// Records the cache slot and the content of a block, if its indirect block is pinned.
-    pub(crate) fn set_hint(&mut self, block: u64, slot_hint: Place, content: &[u8]) {
+    pub(crate) fn set_hint(&mut self, block: u64, slot_hint: SlotHint, content: &[u8]) {
         let parent = Tree::parent_of(block);
         let pin = self.slots.as_mut().and_then(|slots| slots[parent as usize % SLOTS].as_mut());
         let Some(pin) = pin.filter(|pin| pin.parent == parent) else { return };
@@ -133,7 +133,7 @@ impl Pins {
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
-    use super::{PAGE_BYTES, Place, SlotHintEntry};
+    use super::{PAGE_BYTES, SlotHint, SlotHintEntry};
 
     #[test]
     fn a_hint_yields_the_address_of_the_content() {
@@ -142,12 +142,12 @@ mod tests {
         let first = arena.as_ptr().align_offset(page);
         let block = |at: usize| &arena[first + at * page..][..page];
         for (from, content) in [(3, 11), (11, 3), (5, 5), (0, 14)] {
-            let hint = SlotHintEntry::of(Place::UNKNOWN, block(content), block(from));
+            let hint = SlotHintEntry::of(SlotHint::UNKNOWN, block(content), block(from));
             assert_eq!(hint.content(block(from)), block(content).as_ptr());
         }
         // Content smaller than a page yields the address of its page.
         let short = &block(4)[512..1024];
-        let hint = SlotHintEntry::of(Place::UNKNOWN, short, block(9));
+        let hint = SlotHintEntry::of(SlotHint::UNKNOWN, short, block(9));
         assert_eq!(hint.content(block(9)), block(4).as_ptr());
     }
 }

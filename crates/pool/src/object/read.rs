@@ -10,7 +10,7 @@
 //! but its lock. All other reads, and all that a probe cannot serve, take the slow path.
 
 use forebay_base::sync::{MutexGuard, hint};
-use forebay_cache::Place;
+use forebay_cache::SlotHint;
 
 use crate::block_key::BlockKey;
 use crate::error::{ErrorKind, Result};
@@ -30,7 +30,7 @@ enum BlockLookup {
     /// The bytes are copied.
     Done,
     /// The block is stored, and the cache may have it at this slot.
-    Stored(BlockPtrPhys, Place),
+    Stored(BlockPtrPhys, SlotHint),
     /// The block is stored, and the cache does not have it.
     NotCached(BlockPtrPhys),
     /// The indirect block with the pointer is not pinned.
@@ -70,8 +70,8 @@ impl Node {
             return self.read_noted(self.lock(), offset, part.out, Some(key));
         };
         copy_out(&content, &mut part);
-        if content.place() != slot_hint {
-            self.lock().pins.set_hint(part.block, content.place(), &content);
+        if content.slot_hint() != slot_hint {
+            self.lock().pins.set_hint(part.block, content.slot_hint(), &content);
         }
         Ok(part.out.len())
     }
@@ -79,7 +79,12 @@ impl Node {
     /// The key and the slot hint of the block to read, if the read lies in one block and need not
     /// be reported to read-ahead.
     #[inline]
-    fn probe(&self, state: &NodeState, offset: u64, part: &Part<'_>) -> Option<(BlockKey, Place)> {
+    fn probe(
+        &self,
+        state: &NodeState,
+        offset: u64,
+        part: &Part<'_>,
+    ) -> Option<(BlockKey, SlotHint)> {
         if part.out.is_empty() || part.out.len() > self.record_bytes() - part.within {
             return None;
         }
@@ -190,8 +195,8 @@ impl Node {
                 BlockLookup::Stored(ptr, slot_hint) => {
                     if let Some(content) = self.objset.store.peek_at(&ptr, slot_hint) {
                         copy_out(&content, part);
-                        if content.place() != slot_hint {
-                            self.lock().pins.set_hint(part.block, content.place(), &content);
+                        if content.slot_hint() != slot_hint {
+                            self.lock().pins.set_hint(part.block, content.slot_hint(), &content);
                         }
                         return Ok(());
                     }

@@ -172,7 +172,7 @@ impl Pool {
     #[cfg(any(test, feature = "testing"))]
     pub fn wait_for_l2_warm_up(&self) {
         for l2 in self.inner.l2_devices.in_use() {
-            l2.wait_warm();
+            l2.wait_warm_up();
         }
     }
 

@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::{Arc, Mutex};
-use forebay_cache::{Attributes, Begin, Filler};
+use forebay_cache::{Attributes, Begin, LoadGuard};
 use forebay_io::{Priority, RaiseHandle};
 
 use super::counters::StoreCounters;
@@ -137,7 +137,7 @@ impl Store {
         &self,
         bp: &BlockPtrPhys,
         (dva, cause): (Dva, ReadCause),
-        load_guard: Filler<BlockKey, Buffer>,
+        load_guard: LoadGuard<BlockKey, Buffer>,
         on_done: ReadCallback,
     ) {
         let bytes = bp.allocated_bytes(self.sector_bytes());
@@ -182,7 +182,7 @@ struct AsyncRead {
     bp: BlockPtrPhys,
     key: BlockKey,
     cause: ReadCause,
-    load_guard: Filler<BlockKey, Buffer>,
+    load_guard: LoadGuard<BlockKey, Buffer>,
     on_done: ReadCallback,
 }
 

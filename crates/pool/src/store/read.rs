@@ -6,7 +6,7 @@
 //! newer block.
 
 use forebay_base::arena::Buffer;
-use forebay_cache::{Attributes, Begin, LoadError, Place, Ref};
+use forebay_cache::{Attributes, Begin, LoadError, Ref, SlotHint};
 use forebay_io::Priority;
 
 use super::counters::StoreCounters;
@@ -65,7 +65,7 @@ impl Store {
     pub(crate) fn peek_at(
         &self,
         bp: &BlockPtrPhys,
-        place: Place,
+        place: SlotHint,
     ) -> Option<Ref<'_, BlockKey, Buffer>> {
         self.peek_key_at(&self.key(bp), place)
     }
@@ -75,15 +75,15 @@ impl Store {
     pub(crate) fn peek_key_at(
         &self,
         key: &BlockKey,
-        place: Place,
+        place: SlotHint,
     ) -> Option<Ref<'_, BlockKey, Buffer>> {
         self.cache.cache().get_at(place, key)
     }
 
     /// Prefetches the memory that [`peek_at`](Self::peek_at) reads.
     #[inline]
-    pub(crate) fn prefetch_header(&self, place: Place) {
-        self.cache.cache().approach(place);
+    pub(crate) fn prefetch_header(&self, place: SlotHint) {
+        self.cache.cache().prefetch(place);
     }
 
     /// Returns the block from the cache, or reads, verifies and caches it with `attributes`. If the
@@ -118,7 +118,7 @@ impl Store {
             let cache = self.cache.cache();
             let begun = match attempt < SECONDARY_ATTEMPTS {
                 true => cache.begin(key, weight, attributes),
-                false => cache.begin_past_second(key, weight, attributes),
+                false => cache.begin_without_secondary(key, weight, attributes),
             };
             match begun {
                 Ok(Begin::Hit(block)) => return Ok(block.into_owned()),

@@ -121,7 +121,7 @@ impl Store {
         let key = self.key(bp);
         // The L2 cannot have a new block.
         let weight = content.footprint() as u64;
-        match self.cache.cache().begin_past_second(key, weight, attributes) {
+        match self.cache.cache().begin_without_secondary(key, weight, attributes) {
             Ok(Begin::Vacant(load_guard)) if load_guard.refusal().is_none() => {
                 return HeldBytes::Cached(load_guard.publish(content));
             }

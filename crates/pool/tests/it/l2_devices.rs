@@ -184,7 +184,7 @@ fn a_pool_works_without_its_l2_device() {
     // The device is back, and its content is still valid.
     let pool = import(&fixture.device, &[&fixture.caching], &fixture.cache);
     assert!(stats(&pool).records >= RECORDS / 2, "{:?}", stats(&pool));
-    assert_eq!(counter(&pool, "set_back"), 0);
+    assert_eq!(counter(&pool, "rollbacks"), 0);
     let data = pool.dataset("data").unwrap();
     assert_eq!(data.object(other).unwrap().size(), 0);
     read(&data.object(number).unwrap(), 1);
@@ -228,7 +228,7 @@ fn an_l2_device_does_not_serve_blocks_of_another_history() {
         pool.export().unwrap();
         let pool = import(&old, &[&fixture.caching], &fixture.cache);
         assert_eq!(only(&pool).state, L2DeviceState::Active);
-        assert_eq!(counter(&pool, "set_back"), u64::from(!present));
+        assert_eq!(counter(&pool, "rollbacks"), u64::from(!present));
         let data = pool.dataset("data").unwrap();
         let object = data.object(number).unwrap();
         read(&object, 7);
@@ -313,7 +313,7 @@ fn a_failing_l2_device_costs_only_its_hits() {
     // Damaged reads, then failing reads, then no working request at all.
     faults.add(Rule::new(Fault::Rot { bits: 3 }).on(Op::Read));
     read(&object, 1);
-    assert!(counter(&pool, "load_rotten") > 0, "{:?}", stats(&pool));
+    assert!(counter(&pool, "load_corrupt") > 0, "{:?}", stats(&pool));
     faults.clear();
     faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
     read(&object, 1);
@@ -469,7 +469,7 @@ fn a_device_at_the_path_of_a_lost_one_replaces_it() {
     let pool = import();
     assert_eq!(only(&pool).state, L2DeviceState::Active);
     // Its content is not used.
-    assert_eq!(counter(&pool, "set_back"), 1, "{:?}", stats(&pool));
+    assert_eq!(counter(&pool, "rollbacks"), 1, "{:?}", stats(&pool));
     pool.export().unwrap();
 }
 
@@ -564,7 +564,7 @@ fn a_device_whose_use_was_not_recorded_is_not_trusted_later() {
     drop((object, data));
     pool.export().unwrap();
     let pool = import(&old, &[&fixture.caching], &fixture.cache);
-    let trusted = pool.l2_devices().iter().any(|_| counter(&pool, "set_back") == 0);
+    let trusted = pool.l2_devices().iter().any(|_| counter(&pool, "rollbacks") == 0);
     assert!(!trusted, "{:?}", pool.l2_devices());
     let data = pool.dataset("data").unwrap();
     let object = data.object(number).unwrap();
@@ -601,7 +601,7 @@ fn copies_of_a_pool_do_not_read_each_others_blocks() {
     // crash.
     let large = cache(96 * MIB);
     let (pool, data, object) = import(&fixture.device, &large);
-    assert_eq!(counter(&pool, "set_back"), 0);
+    assert_eq!(counter(&pool, "rollbacks"), 0);
     for version in 2..9 {
         write(&pool, &object, version);
     }
@@ -616,7 +616,7 @@ fn copies_of_a_pool_do_not_read_each_others_blocks() {
     let (pool, data, object) = import(&fixture.device, &fixture.cache);
     // The L2 device has another guid, or was emptied.
     let unavailable = only(&pool).stats.is_none();
-    assert!(unavailable || counter(&pool, "set_back") == 1, "{:?}", stats(&pool));
+    assert!(unavailable || counter(&pool, "rollbacks") == 1, "{:?}", stats(&pool));
     read(&object, 8);
     read(&object, 8);
     check(&pool);
@@ -641,7 +641,7 @@ fn a_device_that_could_not_be_marked_keeps_its_content() {
     drop(data);
     pool.export().unwrap();
     let pool = import(&fixture.device, &[&fixture.caching], &fixture.cache);
-    assert_eq!(counter(&pool, "set_back"), 0);
+    assert_eq!(counter(&pool, "rollbacks"), 0);
     assert!(stats(&pool).records >= RECORDS / 2, "{:?}", stats(&pool));
     pool.export().unwrap();
 }

@@ -110,10 +110,10 @@ fn datasets_are_warm_before_they_are_opened() {
         let pool = import(&device, &caching, &ram);
         let found = l2_stats(&pool);
         assert!(counter(&pool, "warmed", "data") >= RECORDS * 9 / 10, "{:?}", found.counters);
-        assert_eq!(counter(&pool, "warm_ended", "done"), 1, "{:?}", found.counters);
+        assert_eq!(counter(&pool, "warm_up_ended", "done"), 1, "{:?}", found.counters);
         // Two datasets exclude their data from the RAM cache.
-        assert!(counter(&pool, "warm_passed", "unwanted") >= 2 * RECORDS * 9 / 10);
-        assert!(counter(&pool, "warm_passed", "unknown_owner") == 0, "{:?}", found.counters);
+        assert!(counter(&pool, "warm_up_skipped", "unwanted") >= 2 * RECORDS * 9 / 10);
+        assert!(counter(&pool, "warm_up_skipped", "unknown_owner") == 0, "{:?}", found.counters);
         let before = (device_reads(&pool), l2_stats(&pool).hits);
         read(&pool, 0, objects[0], 1);
         let after = (device_reads(&pool), l2_stats(&pool).hits);
@@ -145,7 +145,7 @@ fn warm_up_does_not_evict() {
     // The overhead of the cache grows with the number of blocks, so a few may be evicted near the
     // bound.
     assert!(evicted <= warmed / 20, "{evicted} of {warmed} were evicted again");
-    assert_eq!(counter(&pool, "warm_ended", "no_room"), 1, "{:?}", l2_stats(&pool).counters);
+    assert_eq!(counter(&pool, "warm_up_ended", "no_capacity"), 1, "{:?}", l2_stats(&pool).counters);
     assert!(stats.reserved <= stats.capacity, "{} of {}", stats.reserved, stats.capacity);
     read(&pool, 0, objects[0], 1);
     pool.export().unwrap();

@@ -96,7 +96,7 @@ fn rest_races_changes_and_commits() {
                         );
                         rested += 1;
                     };
-                    txgs.at_rest(check_rest).unwrap();
+                    txgs.run_quiesced(check_rest).unwrap();
                 }
                 assert_eq!(rested, 2);
             })

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
-use forebay_cache::{Attributes, Candidate, Class, Filler, OwnerCaching, SecondLevel};
+use forebay_cache::{Attributes, Candidate, Class, LoadGuard, OwnerCaching, SecondaryCache};
 use forebay_io::fault::{Fault, Rule};
 
 use super::{Fixture, block_cache, fixture_over, props};
@@ -50,7 +50,7 @@ impl MockL2 {
     }
 }
 
-impl SecondLevel<BlockKey, Buffer> for MockL2 {
+impl SecondaryCache<BlockKey, Buffer> for MockL2 {
     fn offer(&self, candidates: Vec<Candidate<BlockKey, Buffer>>) {
         for writing in candidates.into_iter().filter_map(Candidate::write) {
             let (key, content) = (*writing.key(), writing.to_vec());
@@ -61,7 +61,10 @@ impl SecondLevel<BlockKey, Buffer> for MockL2 {
         }
     }
 
-    fn load(&self, load_guard: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
+    fn load(
+        &self,
+        load_guard: LoadGuard<BlockKey, Buffer>,
+    ) -> Result<(), LoadGuard<BlockKey, Buffer>> {
         self.loads.fetch_add(1, Ordering::Relaxed);
         let Some(content) = self.stored.lock().get(load_guard.key()).cloned() else {
             return Err(load_guard);
