@@ -53,14 +53,17 @@ pub(crate) enum Command {
     /// Destroy a pool: its devices hold none any more
     Destroy(DestroyArgs),
     /// Read every copy of every block of a pool, and heal what has a good twin
-    Scrub(WorkArgs),
+    Scrub(JobArgs),
     /// Read every copy of every block of a pool, and compare what they take with what is known of space
     Check(CheckArgs),
     /// Look at what lies on devices, whole or damaged, in use or not
     Inspect(crate::inspect::InspectArgs),
-    /// Work on a process's cache
+    /// Work on the block cache of running processes
     #[command(subcommand)]
     Cache(CacheCommand),
+    /// Add, remove and list the L2 devices of a pool
+    #[command(subcommand)]
+    L2(L2Command),
     /// Make and list datasets of a pool
     #[command(subcommand)]
     Dataset(DatasetCommand),
@@ -74,7 +77,7 @@ pub(crate) enum Command {
     /// Print a shell's completions
     Completions(CompletionsArgs),
     /// Serve pools in the background; other commands start it
-    #[command(name = crate::host::spawn::COMMAND, hide = true)]
+    #[command(name = crate::daemon::spawn::COMMAND, hide = true)]
     Serve(ServeArgs),
     /// Mount the null file system, the ceiling of what FUSE can do here
     #[command(hide = true)]
@@ -95,14 +98,14 @@ pub(crate) struct DatasetArgs {
     pub(crate) copies: Option<u8>,
     /// When an fsync returns: with the intent log, or with the whole transaction group
     #[arg(long, value_enum)]
-    pub(crate) sync: Option<SyncName>,
-    /// What the pool's cache devices hold of it (see `forebay cache add`)
+    pub(crate) sync: Option<SyncModeName>,
+    /// What the pool's L2 devices hold of it (see `forebay l2 add`)
     #[arg(long, value_enum)]
-    pub(crate) l2: Option<CacheName>,
+    pub(crate) l2: Option<L2ModeName>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CacheName {
+pub(crate) enum L2ModeName {
     All,
     Metadata,
     None,
@@ -116,9 +119,9 @@ pub(crate) enum CompressionName {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SyncName {
+pub(crate) enum SyncModeName {
     Log,
-    Group,
+    Txg,
 }
 
 #[derive(Debug, Args)]
@@ -161,9 +164,9 @@ pub(crate) struct ImportOptionArgs {
     /// Do not replay the intent log: what only it has is lost
     #[arg(long)]
     pub(crate) discard_log: bool,
-    /// Do without the pool's cache devices this time
+    /// Do without the pool's L2 devices this time
     #[arg(long)]
-    pub(crate) no_cache_devices: bool,
+    pub(crate) no_l2: bool,
     /// Set a tunable of the pool from the start (see `forebay tunable get`); can be given several times
     #[arg(long = "tunable", value_name = "NAME=VALUE", value_parser = pair)]
     pub(crate) tunables: Vec<(String, String)>,
@@ -332,7 +335,7 @@ pub(crate) struct DestroyArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  forebay scrub tank\n  forebay scrub tank.img --json")]
-pub(crate) struct WorkArgs {
+pub(crate) struct JobArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,
     /// For machines
@@ -345,30 +348,34 @@ pub(crate) struct WorkArgs {
     Exit code: 0 if nothing is wrong, 1 if something is, or if it was interrupted.")]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
-    pub(crate) work: WorkArgs,
+    pub(crate) work: JobArgs,
     /// Change nothing, not even by replaying the intent log (for a pool that is not in use)
     #[arg(long, visible_alias = "ro")]
     pub(crate) read_only: bool,
 }
 
 #[derive(Debug, Subcommand)]
-#[command(after_help = "Examples:\n  \
-    forebay cache add tank /dev/nvme0n1p3     keep on a fast device what memory lets go of\n  \
-    forebay cache list                        what each cache device does\n  \
-    forebay cache remove tank /dev/nvme0n1p3\n  \
-    forebay cache flush tank                  throw all blocks out of memory")]
+#[command(after_help = "Examples:\n  forebay cache flush\n  forebay cache flush tank")]
 pub(crate) enum CacheCommand {
-    /// Throw all blocks out of the cache
+    /// Evict all clean blocks from memory
     #[command(after_help = "Examples:\n  forebay cache flush\n  forebay cache flush tank")]
     Flush {
         /// A pool, whose process is meant; else all processes
         pool: Option<String>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:\n  \
+    forebay l2 add tank /dev/nvme0n1p3\n  \
+    forebay l2 list\n  \
+    forebay l2 remove tank /dev/nvme0n1p3")]
+pub(crate) enum L2Command {
     /// Have a pool keep on a fast device what memory lets go of, also over restarts
     #[command(after_help = "Examples:\n  \
-        forebay cache add tank /dev/nvme0n1p3\n  \
-        forebay cache add tank.img cache.img --size 20G\n\n\
-        The pool may be in use. Nothing is ever lost with a cache device: it can be removed at any time, and a pool is\n\
+        forebay l2 add tank /dev/nvme0n1p3\n  \
+        forebay l2 add tank.img cache.img --size 20G\n\n\
+        The pool may be in use. Nothing is ever lost with an L2 device: it can be removed at any time, and a pool is\n\
         mounted without one that is missing. It costs memory: about 24 bytes for each block that it holds.")]
     Add {
         #[arg(help = POOL_HELP)]
@@ -382,18 +389,18 @@ pub(crate) enum CacheCommand {
         #[arg(long)]
         force: bool,
     },
-    /// Do without a cache device; the pool may be in use
+    /// Do without an L2 device; the pool may be in use
     #[command(after_help = "Examples:\n  \
-        forebay cache remove tank /dev/nvme0n1p3\n  \
-        forebay cache remove tank 5f3a9c0e12d4b687     also if its device is gone, by its number in `forebay cache list`")]
+        forebay l2 remove tank /dev/nvme0n1p3\n  \
+        forebay l2 remove tank 5f3a9c0e12d4b687     also if its device is gone, by its number in `forebay l2 list`")]
     Remove {
         #[arg(help = POOL_HELP)]
         pool: String,
         /// Its path, or its number
         device: String,
     },
-    /// List the cache devices of a pool, or of all pools in use
-    #[command(after_help = "Examples:\n  forebay cache list\n  forebay cache list tank --json")]
+    /// List the L2 devices of a pool, or of all pools in use
+    #[command(after_help = "Examples:\n  forebay l2 list\n  forebay l2 list tank --json")]
     List {
         /// A pool; else all that are in use
         pool: Option<String>,
@@ -416,10 +423,8 @@ pub(crate) enum DatasetCommand {
         settings: DatasetArgs,
     },
     /// Change how a dataset keeps what is written from now on, in a pool that is not in use
-    #[command(
-        after_help = "Examples:\n  forebay dataset set tank.img backups --second metadata\n  \
-        forebay dataset set tank.img main --compression lz4 --sync group"
-    )]
+    #[command(after_help = "Examples:\n  forebay dataset set tank.img backups --l2 metadata\n  \
+        forebay dataset set tank.img main --compression lz4 --sync txg")]
     Set {
         #[arg(help = POOL_HELP)]
         pool: String,

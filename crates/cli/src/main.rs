@@ -6,8 +6,8 @@
 //!
 //! # Where things are
 //!
-//! `args` has the command line, `commands` a module for each command, `claims` says who may have a pool, `foreign` what else a device holds, `control` the socket between them and the
-//! processes that have pools, `host` such a process, `pools` the way from what a user calls a pool to the pool.
+//! `args` has the command line, `commands` a module for each command, `pool_locks` says who may have a pool, `device_content` what else a device holds, `control` the socket between them and the
+//! processes that have pools, `daemon` such a process, `pools` the way from what a user calls a pool to the pool.
 //!
 //! # What it does not do
 //!
@@ -17,16 +17,16 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod args;
-mod claims;
 mod commands;
 mod control;
+mod daemon;
+mod device_content;
 mod error;
 mod flags;
-mod foreign;
-mod host;
 mod inspect;
 mod memory;
 mod output;
+mod pool_locks;
 mod pools;
 mod units;
 
@@ -40,7 +40,7 @@ use error::USAGE;
 fn main() -> ExitCode {
     forebay_base::memory::return_large_allocations();
     let arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
-    let arguments = match commands::helper::arguments(&arguments) {
+    let arguments = match commands::mount_helper::arguments(&arguments) {
         Some(Ok(translated)) => translated,
         Some(Err(failure)) => return told(&failure),
         None => arguments,

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::control::views::ProgressView;
+use crate::control::messages::JobProgress;
 use crate::error::{Failure, Result};
 
 /// Prints. If nobody reads it any more, the process ends quietly.
@@ -84,22 +84,22 @@ impl Progress {
     }
 
     /// Shows it.
-    pub(crate) fn show(&self, view: &ProgressView) {
-        self.bar.set_length(view.total_bytes.max(view.bytes));
-        self.bar.set_position(view.bytes);
-        if view.problems > 0 {
-            self.bar.set_message(format!("{} PROBLEMS", view.problems));
+    pub(crate) fn show(&self, info: &JobProgress) {
+        self.bar.set_length(info.total_bytes.max(info.bytes));
+        self.bar.set_position(info.bytes);
+        if info.problems > 0 {
+            self.bar.set_message(format!("{} PROBLEMS", info.problems));
         }
     }
 
     /// Shows so many bytes of so many.
     pub(crate) fn show_bytes(&self, bytes: u64, total_bytes: u64) {
-        self.show(&ProgressView { bytes, total_bytes, ..ProgressView::default() });
+        self.show(&JobProgress { bytes, total_bytes, ..JobProgress::default() });
     }
 
     /// Shows it, and says whether to go on.
-    pub(crate) fn step(&self, view: &ProgressView) -> ControlFlow<()> {
-        self.show(view);
+    pub(crate) fn step(&self, info: &JobProgress) -> ControlFlow<()> {
+        self.show(info);
         if self.is_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 

@@ -14,12 +14,12 @@ use forebay_pool::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
-use crate::{claims, foreign, units};
+use crate::{device_content, pool_locks, units};
 
 /// How to import a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ImportWanted {
+pub(crate) struct ImportRequest {
     /// Its devices; absolute paths if they travel to another process.
     pub(crate) paths: Vec<PathBuf>,
     pub(crate) read_only: bool,
@@ -27,13 +27,13 @@ pub(crate) struct ImportWanted {
     pub(crate) rewind: bool,
     pub(crate) discard_log: bool,
     pub(crate) tunables: Vec<(String, String)>,
-    /// Whether to use its cache devices.
+    /// Whether to use its L2 devices.
     #[serde(default)]
     pub(crate) l2_devices: bool,
 }
 
-impl ImportWanted {
-    /// To look at a pool, or to work on it for a moment, as it is: without its cache devices.
+impl ImportRequest {
+    /// To look at a pool, or to work on it for a moment, as it is: without its L2 devices.
     pub(crate) fn plain(paths: Vec<PathBuf>, read_only: bool) -> Self {
         Self { paths, read_only, ..Self::default() }
     }
@@ -119,10 +119,10 @@ pub(crate) fn open_devices(paths: &[PathBuf], read_only: bool) -> Result<Vec<Ope
     if !read_only {
         paths.iter().try_for_each(|path| refuse_served(path))?;
     }
-    claims::claim(open_unclaimed(paths, read_only)?, paths, read_only)
+    pool_locks::lock_pools(open_without_pool_lock(paths, read_only)?, paths, read_only)
 }
 
-fn open_unclaimed(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
+fn open_without_pool_lock(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
     let options = OpenOptions { read_only, ..OpenOptions::default() };
     paths.iter().map(|path| open_device(path, &options)).collect()
 }
@@ -132,11 +132,11 @@ fn open_unclaimed(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
 ///
 /// # Errors
 /// What it holds.
-pub(crate) fn refuse_foreign(device: &Opened, path: &Path, force: bool) -> Result<()> {
+pub(crate) fn refuse_content(device: &Opened, path: &Path, force: bool) -> Result<()> {
     if force || read_label(device, &*cache(16 << 20)?)?.is_some() {
         return Ok(());
     }
-    foreign::refuse(path)
+    device_content::refuse(path)
 }
 
 fn open_device(path: &Path, options: &OpenOptions) -> Result<Opened> {
@@ -193,25 +193,25 @@ fn in_use(path: &Path) -> Option<Failure> {
 ///
 /// # Errors
 /// Why not, with the option that would help if there is one.
-pub(crate) fn import(wanted: &ImportWanted, cache: &Arc<BlockCache>) -> Result<Pool> {
-    let devices = open_devices(&wanted.paths, wanted.read_only)?;
+pub(crate) fn import(request: &ImportRequest, cache: &Arc<BlockCache>) -> Result<Pool> {
+    let devices = open_devices(&request.paths, request.read_only)?;
     let options = ImportOptions {
-        force: wanted.force,
-        read_only: wanted.read_only,
-        discard_log: wanted.discard_log,
-        rewind: wanted.rewind,
-        tunables: wanted.tunables.clone(),
-        find_l2_devices: wanted.l2_devices,
+        force: request.force,
+        read_only: request.read_only,
+        discard_log: request.discard_log,
+        rewind: request.rewind,
+        tunables: request.tunables.clone(),
+        find_l2_devices: request.l2_devices,
         ..ImportOptions::new(Arc::clone(cache))
     };
     Pool::import(devices, &options).map_err(|error| {
         let text = error.to_string();
         let way_out = match error.kind() {
-            ErrorKind::InUse if !wanted.force => "; --force takes it all the same",
-            ErrorKind::Corrupt if text.contains("log") && !wanted.discard_log => {
+            ErrorKind::InUse if !request.force => "; --force takes it all the same",
+            ErrorKind::Corrupt if text.contains("log") && !request.discard_log => {
                 "; --discard-log imports it without what only the intent log has"
             }
-            ErrorKind::Corrupt if !wanted.rewind => {
+            ErrorKind::Corrupt if !request.rewind => {
                 "; --rewind goes back to an older transaction group"
             }
             ErrorKind::NotAPool if text.contains("missing") => {
@@ -231,7 +231,7 @@ pub(crate) fn import(wanted: &ImportWanted, cache: &Arc<BlockCache>) -> Result<P
 /// Why one cannot be read.
 pub(crate) fn labels(paths: &[PathBuf]) -> Result<Vec<Option<LabelInfo>>> {
     let memory = cache(16 << 20)?;
-    let opened = open_unclaimed(paths, true)?;
+    let opened = open_without_pool_lock(paths, true)?;
     opened.iter().map(|one| Ok(read_label(one, &memory)?)).collect()
 }
 

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use forebay_pool::Pool;
 
-use crate::args::{CheckArgs, WorkArgs};
+use crate::args::{CheckArgs, JobArgs};
 use crate::control::Request;
 use crate::control::client::{self, Target};
-use crate::control::views::CheckView;
+use crate::control::messages::JobReport;
+use crate::daemon::jobs;
 use crate::error::{Failure, Result};
-use crate::host::long;
 use crate::output::{self, Progress};
-use crate::pools::{self, ImportWanted};
+use crate::pools::{self, ImportRequest};
 use crate::units;
 
 /// What a check may cache: indirect blocks, mostly.
@@ -19,20 +19,20 @@ const CACHE_BYTES: u64 = 256 << 20;
 
 pub(crate) fn check(args: &CheckArgs) -> Result<()> {
     let work = Work { what: "check", args: &args.work, read_only: args.read_only };
-    work.run(|guid| Request::Check { pool: guid }, long::check_with_files)
+    work.run(|guid| Request::Check { pool: guid }, jobs::check_with_files)
 }
 
-pub(crate) fn scrub(args: &WorkArgs) -> Result<()> {
+pub(crate) fn scrub(args: &JobArgs) -> Result<()> {
     let work = Work { what: "scrub", args, read_only: false };
     work.run(
         |guid| Request::Scrub { pool: guid },
-        |pool, on_progress| long::scrub(pool, on_progress),
+        |pool, on_progress| jobs::scrub(pool, on_progress),
     )
 }
 
 struct Work<'a> {
     what: &'static str,
-    args: &'a WorkArgs,
+    args: &'a JobArgs,
     read_only: bool,
 }
 
@@ -40,16 +40,16 @@ impl Work<'_> {
     fn run(
         &self,
         request: impl Fn(u64) -> Request,
-        work: impl Fn(&Arc<Pool>, long::OnProgress<'_>) -> Result<CheckView>,
+        work: impl Fn(&Arc<Pool>, jobs::OnProgress<'_>) -> Result<JobReport>,
     ) -> Result<()> {
         let target = client::find(&self.args.pool)?;
         let progress = Progress::begin(self.what)?;
-        let view = match target {
-            Target::Held { process, pool } => {
+        let info = match target {
+            Target::InUse { process, pool } => {
                 let stop = progress.stop_flag();
                 let asked = process.ask_until(
                     &request(pool.guid),
-                    &mut |view| progress.show(view),
+                    &mut |info| progress.show(info),
                     &stop,
                 )?;
                 asked.unwrap_or_default()
@@ -57,41 +57,41 @@ impl Work<'_> {
             Target::Paths(paths) => {
                 let cache = pools::cache(CACHE_BYTES)?;
                 let pool =
-                    Arc::new(pools::import(&ImportWanted::plain(paths, self.read_only), &cache)?);
-                let view = work(&pool, &mut |view| progress.step(view))?;
+                    Arc::new(pools::import(&ImportRequest::plain(paths, self.read_only), &cache)?);
+                let info = work(&pool, &mut |info| progress.step(info))?;
                 pool.close()?;
-                view
+                info
             }
         };
         let stopped = progress.is_stopped();
         drop(progress);
-        self.tell(&view, stopped)
+        self.tell(&info, stopped)
     }
 
-    fn tell(&self, view: &CheckView, stopped: bool) -> Result<()> {
+    fn tell(&self, info: &JobReport, stopped: bool) -> Result<()> {
         if self.args.json {
-            output::json(view)?;
+            output::json(info)?;
         } else {
             let mut text = String::new();
-            for problem in &view.problems {
+            for problem in &info.problems {
                 text.push_str(&format!("{problem}\n"));
             }
-            let more = view.problem_count.saturating_sub(view.problems.len() as u64);
+            let more = info.problem_count.saturating_sub(info.problems.len() as u64);
             if more > 0 {
                 text.push_str(&format!("and {more} more\n"));
             }
-            for note in &view.notes {
+            for note in &info.notes {
                 text.push_str(&format!("{note}\n"));
             }
             text.push_str(&format!(
                 "{} blocks, {} in all copies",
-                view.blocks,
-                units::bytes(view.bytes)
+                info.blocks,
+                units::bytes(info.bytes)
             ));
             if self.what == "scrub" {
-                text.push_str(&format!(", {} copies healed", view.healed));
+                text.push_str(&format!(", {} copies healed", info.healed));
             }
-            text.push_str(match (view.problem_count, view.complete) {
+            text.push_str(match (info.problem_count, info.complete) {
                 (0, true) => "; no problems found\n",
                 (0, false) => "; no problems found until it was interrupted\n",
                 _ => "\n",
@@ -99,7 +99,7 @@ impl Work<'_> {
             output::print(&text);
         }
         let pool = &self.args.pool;
-        match (view.problem_count, view.complete) {
+        match (info.problem_count, info.complete) {
             (0, true) => Ok(()),
             (0, false) if stopped => {
                 Err(Failure::new(format!("{pool}: the {} was interrupted", self.what)))

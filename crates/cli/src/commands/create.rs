@@ -7,11 +7,11 @@ use forebay_io::OpenOptions;
 use forebay_pool::format::{CacheMode, Compression, SyncMode};
 use forebay_pool::{CreateOptions, DatasetSettings, ErrorKind, MIN_DEVICE_BYTES, Pool, open_path};
 
-use crate::args::{CacheName, CompressionName, CreateArgs, DatasetArgs, SyncName};
+use crate::args::{CompressionName, CreateArgs, DatasetArgs, L2ModeName, SyncModeName};
 use crate::control::run_dir;
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
-use crate::{foreign, output, pools, units};
+use crate::{device_content, output, pools, units};
 
 /// Sizes of files are multiples of this, so that every sector size fits.
 const SIZE_UNIT: u64 = 1 << 20;
@@ -117,15 +117,15 @@ pub(crate) fn settings(
     }
     if let Some(sync) = args.sync {
         settings.sync = match sync {
-            SyncName::Log => SyncMode::Log,
-            SyncName::Group => SyncMode::Txg,
+            SyncModeName::Log => SyncMode::Log,
+            SyncModeName::Txg => SyncMode::Txg,
         };
     }
     if let Some(l2) = args.l2 {
         settings.l2 = match l2 {
-            CacheName::All => CacheMode::All,
-            CacheName::Metadata => CacheMode::Metadata,
-            CacheName::None => CacheMode::None,
+            L2ModeName::All => CacheMode::All,
+            L2ModeName::Metadata => CacheMode::Metadata,
+            L2ModeName::None => CacheMode::None,
         };
     }
     Ok(settings)
@@ -166,7 +166,7 @@ fn create_in(new: &New<'_>, made: &mut Vec<PathBuf>) -> Result<Pool> {
             new.name
         )));
     }
-    foreign::refuse_repeated(new.devices, &[])?;
+    device_content::refuse_repeated(new.devices, &[])?;
     // Together, since several may belong to one pool.
     let is_there = |path: &&PathBuf| path.symlink_metadata().is_ok();
     let found: Vec<PathBuf> = new.devices.iter().filter(is_there).cloned().collect();
@@ -183,7 +183,7 @@ fn create_in(new: &New<'_>, made: &mut Vec<PathBuf>) -> Result<Pool> {
             opened.push(open_path(path, &options)?);
         } else {
             if let Some(device) = there.next() {
-                pools::refuse_foreign(&device, path, new.force)?;
+                pools::refuse_content(&device, path, new.force)?;
                 opened.push(device);
             }
         }

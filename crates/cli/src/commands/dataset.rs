@@ -7,12 +7,12 @@ use super::create::settings;
 use crate::args::DatasetArgs;
 use crate::control::Request;
 use crate::control::client::{self, Target};
+use crate::control::messages::PoolStatus;
 use crate::control::run_dir;
-use crate::control::views::PoolStatus;
+use crate::daemon::stats;
 use crate::error::{Failure, Result};
-use crate::host::figures;
 use crate::memory::MemoryPlan;
-use crate::pools::{self, ImportWanted};
+use crate::pools::{self, ImportRequest};
 use crate::{output, units};
 
 pub(crate) fn create(spec: &str, name: &str, args: &DatasetArgs) -> Result<()> {
@@ -45,24 +45,24 @@ pub(crate) fn set(spec: &str, name: &str, args: &DatasetArgs) -> Result<()> {
 /// A pool that nobody has in use, imported; `what` is wanted of it.
 fn unused(spec: &str, what: &str) -> Result<Pool> {
     match client::find(spec)? {
-        Target::Held { process, pool } => Err(Failure::new(format!(
+        Target::InUse { process, pool } => Err(Failure::new(format!(
             "pool {0} is in use by process {1}; `forebay export {0}`, {what}, and mount it again",
-            pool.name, process.view.pid
+            pool.name, process.info.pid
         ))),
         Target::Paths(paths) => {
             let cache = pools::cache(MemoryPlan::small())?;
-            pools::import(&ImportWanted::plain(paths, false), &cache)
+            pools::import(&ImportRequest::plain(paths, false), &cache)
         }
     }
 }
 
 pub(crate) fn list(spec: &str) -> Result<()> {
     let status: PoolStatus = match client::find(spec)? {
-        Target::Held { process, pool } => process.ask(&Request::Status { pool: pool.guid })?,
+        Target::InUse { process, pool } => process.ask(&Request::Status { pool: pool.guid })?,
         Target::Paths(paths) => {
             let cache = pools::cache(MemoryPlan::small())?;
-            let pool = pools::import(&ImportWanted::plain(paths, true), &cache)?;
-            let status = figures::status(&pool, None, "");
+            let pool = pools::import(&ImportRequest::plain(paths, true), &cache)?;
+            let status = stats::pool_status(&pool, None, "");
             pool.export()?;
             status
         }
@@ -84,17 +84,8 @@ pub(crate) fn list(spec: &str) -> Result<()> {
             ]
         })
         .collect();
-    let headings = [
-        "DATASET",
-        ">OBJECTS",
-        ">SIZE",
-        ">RECORDS",
-        "COMPRESSION",
-        ">COPIES",
-        "FSYNC",
-        "CACHE DEVICES",
-        "",
-    ];
+    let headings =
+        ["DATASET", ">OBJECTS", ">SIZE", ">RECORDS", "COMPRESSION", ">COPIES", "FSYNC", "L2", ""];
     output::print(&units::table(&headings, &rows));
     Ok(())
 }

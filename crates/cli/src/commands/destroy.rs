@@ -6,15 +6,15 @@ use crate::args::DestroyArgs;
 use crate::control::client::{self, Target};
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
-use crate::{foreign, output, pools};
+use crate::{device_content, output, pools};
 
 pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
     let paths = match client::find(&args.pool)? {
         Target::Paths(paths) => paths,
-        Target::Held { process, pool } => {
+        Target::InUse { process, pool } => {
             return Err(Failure::new(format!(
                 "pool {0} is in use by process {1}; `forebay export {0}` first",
-                pool.name, process.view.pid
+                pool.name, process.info.pid
             )));
         }
     };
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
     )?;
     // So that they count as empty.
     for path in &paths {
-        foreign::clear(path)?;
+        device_content::clear(path)?;
     }
     drop(opened);
     if args.remove_files {

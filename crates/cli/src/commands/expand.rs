@@ -7,28 +7,30 @@ use super::create::check_size;
 use crate::args::ExpandArgs;
 use crate::control::Request;
 use crate::control::client::{self, Target};
-use crate::control::views::Expanded;
+use crate::control::messages::ExpandReport;
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
-use crate::pools::{self, ImportWanted};
-use crate::{foreign, host, output, units};
+use crate::pools::{self, ImportRequest};
+use crate::{daemon, device_content, output, units};
 
 pub(crate) fn run(args: &ExpandArgs) -> Result<()> {
     let target = client::find(&args.pool)?;
     let has = match &target {
-        Target::Held { pool, .. } => &pool.devices,
+        Target::InUse { pool, .. } => &pool.devices,
         Target::Paths(paths) => paths,
     };
-    foreign::refuse_repeated(&args.add, has)?;
+    device_content::refuse_repeated(&args.add, has)?;
     let mut made = Vec::new();
     let grown = add_paths(args, &mut made).and_then(|add| match &target {
-        Target::Held { process, pool } => {
-            process.ask::<Expanded>(&Request::Expand { pool: pool.guid, add, force: args.force })
-        }
+        Target::InUse { process, pool } => process.ask::<ExpandReport>(&Request::Expand {
+            pool: pool.guid,
+            add,
+            force: args.force,
+        }),
         Target::Paths(paths) => {
             let cache = pools::cache(MemoryPlan::small())?;
-            let pool = pools::import(&ImportWanted::plain(paths.clone(), false), &cache)?;
-            let grown = host::expand_pool(&pool, &add, args.force, &mut |_| {})?;
+            let pool = pools::import(&ImportRequest::plain(paths.clone(), false), &cache)?;
+            let grown = daemon::expand_pool(&pool, &add, args.force, &mut |_| {})?;
             pool.export()?;
             Ok(grown)
         }

@@ -5,10 +5,10 @@ use forebay_pool::{HostId, LabelInfo};
 use crate::args::{ImportArgs, ImportOptionArgs};
 use crate::control::Request;
 use crate::control::client;
-use crate::control::views::PoolView;
+use crate::control::messages::PoolInfo;
+use crate::daemon::spawn;
 use crate::error::{Failure, Result};
-use crate::host::spawn;
-use crate::pools::{self, ImportWanted};
+use crate::pools::{self, ImportRequest};
 use crate::{output, units};
 
 pub(crate) fn run(args: &ImportArgs) -> Result<()> {
@@ -22,33 +22,36 @@ pub(crate) fn run(args: &ImportArgs) -> Result<()> {
             pool.name, pool.name
         )));
     }
-    let import = wanted(&args.options, paths);
+    let import = import_request(&args.options, paths);
     let (process, _) = spawn::find_or_start(args.memory, None)?;
-    let pool: PoolView = process.ask(&Request::Import { import })?;
-    if !args.options.no_cache_devices && !args.options.read_only {
-        super::cache::warn(&process.ask(&Request::Status { pool: pool.guid })?);
+    let pool: PoolInfo = process.ask(&Request::Import { import })?;
+    if !args.options.no_l2 && !args.options.read_only {
+        super::l2::warn(&process.ask(&Request::Status { pool: pool.guid })?);
     }
     output::line(&format!(
         "imported pool {}, {} of {} left for data; process {} has it; `forebay export {}` lets go of it",
         pool.name,
         units::bytes(pool.available_bytes),
         units::bytes(pool.total_bytes),
-        process.view.pid,
+        process.info.pid,
         pool.name
     ));
     Ok(())
 }
 
 /// How to import these devices, by the command line.
-pub(crate) fn wanted(args: &ImportOptionArgs, paths: Vec<std::path::PathBuf>) -> ImportWanted {
-    ImportWanted {
+pub(crate) fn import_request(
+    args: &ImportOptionArgs,
+    paths: Vec<std::path::PathBuf>,
+) -> ImportRequest {
+    ImportRequest {
         paths,
         read_only: args.read_only,
         force: args.force,
         rewind: args.rewind,
         discard_log: args.discard_log,
         tunables: args.tunables.clone(),
-        l2_devices: !args.no_cache_devices,
+        l2_devices: !args.no_l2,
     }
 }
 

@@ -7,24 +7,26 @@ use std::sync::mpsc::channel;
 use forebay_pool::DatasetSettings;
 
 use super::create::{DEFAULT_BYTES, New, create};
-use super::import::wanted;
+use super::import::import_request;
 use crate::args::MountArgs;
 use crate::control::client::{self, Process, Target};
+use crate::control::messages::{MountInfo, PoolInfo, PoolStatus, ProcessInfo};
 use crate::control::run_dir;
-use crate::control::views::{MountView, PoolStatus, PoolView, ProcessView};
 use crate::control::{Request, server};
+use crate::daemon::screen::Screen;
+use crate::daemon::{
+    Daemon, DaemonMode, MountRequest, mount_info, run as daemon_run, spawn, stats,
+};
 use crate::error::{Failure, Result};
-use crate::host::live::Screen;
-use crate::host::{Host, MountWanted, Service, figures, mount_view, run as host_run, spawn};
 use crate::memory::MemoryPlan;
-use crate::pools::{self, ImportWanted};
+use crate::pools::{self, ImportRequest};
 use crate::{output, units};
 
 /// The pool, if none is named.
 const DEFAULT_POOL: &str = "forebay.pool";
 
 pub(crate) fn run(mut args: MountArgs) -> Result<()> {
-    super::helper::take_options(&mut args)?;
+    super::mount_helper::take_options(&mut args)?;
     if args.remount {
         return remount(&args);
     }
@@ -51,7 +53,7 @@ pub(crate) fn run(mut args: MountArgs) -> Result<()> {
 }
 
 fn mount_at(args: &MountArgs, target: Target, at: PathBuf) -> Result<()> {
-    let mount = MountWanted {
+    let mount = MountRequest {
         dataset: args.dataset.clone(),
         at,
         flags: args.flags,
@@ -60,24 +62,24 @@ fn mount_at(args: &MountArgs, target: Target, at: PathBuf) -> Result<()> {
         threads: args.threads.map(usize::from),
     };
     match target {
-        Target::Held { process, pool } if args.daemon && process.view.daemon => {
-            let import = wanted(&args.import, pool.devices);
-            let view = process.ask(&Request::Mount { import, mount })?;
-            tell(&view, &process, false);
+        Target::InUse { process, pool } if args.daemon && process.info.daemon => {
+            let import = import_request(&args.import, pool.devices);
+            let info = process.ask(&Request::Mount { import, mount })?;
+            tell(&info, &process, false);
             Ok(())
         }
-        Target::Held { process, pool } => Err(Failure::new(format!(
+        Target::InUse { process, pool } => Err(Failure::new(format!(
             "pool {0} is in use by process {1}; `forebay export {0}` first{2}",
             pool.name,
-            process.view.pid,
-            if process.view.daemon {
+            process.info.pid,
+            if process.info.daemon {
                 ", or use --daemon to have that process mount another dataset"
             } else {
                 ""
             }
         ))),
         Target::Paths(paths) => {
-            let import = wanted(&args.import, paths);
+            let import = import_request(&args.import, paths);
             if args.daemon {
                 in_background(args, import, mount)
             } else {
@@ -98,9 +100,9 @@ fn remount(args: &MountArgs) -> Result<()> {
             at.display()
         )));
     };
-    let view: MountView = process.ask(&Request::Remount { at, flags: args.flag_names.clone() })?;
-    let mode = if view.read_only { "read-only" } else { "read-write" };
-    output::line(&format!("remounted {}, {mode}", view.at.display()));
+    let info: MountInfo = process.ask(&Request::Remount { at, flags: args.flag_names.clone() })?;
+    let mode = if info.read_only { "read-only" } else { "read-write" };
+    output::line(&format!("remounted {}, {mode}", info.at.display()));
     Ok(())
 }
 
@@ -128,7 +130,7 @@ fn default_pool(args: &MountArgs) -> Result<Target> {
 
 fn default_place(target: &Target) -> PathBuf {
     let name = match target {
-        Target::Held { pool, .. } => pool.name.clone(),
+        Target::InUse { pool, .. } => pool.name.clone(),
         Target::Paths(paths) => {
             paths.first().map_or_else(|| "forebay".to_owned(), |path| pools::name_from(path))
         }
@@ -183,82 +185,82 @@ fn prepare(at: &Path, make: bool) -> Result<PathBuf> {
     pools::canonical(at)
 }
 
-fn in_background(args: &MountArgs, import: ImportWanted, mount: MountWanted) -> Result<()> {
+fn in_background(args: &MountArgs, import: ImportRequest, mount: MountRequest) -> Result<()> {
     let warns = import.l2_devices && !import.read_only;
     let request = Request::Mount { import, mount };
     let threads = args.threads.map(usize::from);
     if !args.separate {
         let (process, started) = spawn::find_or_start(args.memory, threads)?;
-        let has = process.view.memory_bytes;
+        let has = process.info.memory_bytes;
         if !started && args.memory.is_some_and(|wanted| wanted != has) {
             eprintln!(
                 "forebay: process {} has {} of memory, and keeps that; --separate starts another one",
-                process.view.pid,
+                process.info.pid,
                 units::bytes(has)
             );
         }
-        match process.ask::<MountView>(&request) {
+        match process.ask::<MountInfo>(&request) {
             // It was about to end.
             Err(error) if error.message.contains("try again") => {}
-            other => return other.map(|view| tell(&view, &process, warns)),
+            other => return other.map(|info| tell(&info, &process, warns)),
         }
     }
-    let service = if args.separate { Service::Separate } else { Service::Shared };
-    let process = spawn::start(args.memory, threads, service)?;
-    let view = process.ask(&request)?;
-    tell(&view, &process, warns);
+    let mode = if args.separate { DaemonMode::Separate } else { DaemonMode::Shared };
+    let process = spawn::start(args.memory, threads, mode)?;
+    let info = process.ask(&request)?;
+    tell(&info, &process, warns);
     Ok(())
 }
 
-/// Says what was mounted, and, if the pool was imported for it, what cache devices it does without.
-fn tell(view: &MountView, process: &Process, warns: bool) {
-    if warns && let Ok(status) = status_of(view, process) {
-        super::cache::warn(&status);
+/// Says what was mounted, and, if the pool was imported for it, what L2 devices it does without.
+fn tell(info: &MountInfo, process: &Process, warns: bool) {
+    if warns && let Ok(status) = status_of(info, process) {
+        super::l2::warn(&status);
     }
     output::line(&format!(
         "mounted {}/{} at {}; process {} serves it, its log is {}",
-        view.pool,
-        view.dataset,
-        view.at.display(),
-        process.view.pid,
-        spawn::log_of(process.view.pid).display()
+        info.pool,
+        info.dataset,
+        info.at.display(),
+        process.info.pid,
+        spawn::log_of(process.info.pid).display()
     ));
 }
 
 /// How the pool of a mount is.
-fn status_of(view: &MountView, process: &Process) -> Result<PoolStatus> {
-    let now: ProcessView = process.ask(&Request::Hello)?;
-    let has = |pool: &&PoolView| pool.mounts.iter().any(|mount| mount.at == view.at);
+fn status_of(info: &MountInfo, process: &Process) -> Result<PoolStatus> {
+    let now: ProcessInfo = process.ask(&Request::Hello)?;
+    let has = |pool: &&PoolInfo| pool.mounts.iter().any(|mount| mount.at == info.at);
     let pool = now.pools.iter().find(has);
     let pool = pool.ok_or_else(|| Failure::new("it was unmounted meanwhile"))?;
     process.ask(&Request::Status { pool: pool.guid })
 }
 
-fn in_foreground(args: &MountArgs, import: &ImportWanted, wanted: &MountWanted) -> Result<()> {
+fn in_foreground(args: &MountArgs, import: &ImportRequest, request: &MountRequest) -> Result<()> {
     let plan = MemoryPlan::new(args.memory, args.threads.map(usize::from))?;
     let (events, heard) = channel();
     let screen = Arc::new(Screen::foreground());
-    let host = Host::new(plan, Service::Foreground, Arc::clone(&screen), events.clone())?;
-    host_run::hear_signals(events)?;
-    let listening = server::listen(&host);
+    let daemon = Daemon::new(plan, DaemonMode::Foreground, Arc::clone(&screen), events.clone())?;
+    daemon_run::hear_signals(events)?;
+    let listening = server::listen(&daemon);
     if let Err(error) = &listening {
         screen.say(&format!("no control socket, so other commands do not see this mount: {error}"));
     }
-    let view = mount_view(&*host.mount(import, wanted)?);
+    let info = mount_info(&*daemon.mount(import, request)?);
     if import.l2_devices && !import.read_only {
-        for held in host.pools() {
-            let status = figures::status(&held.pool, None, "mounted");
-            super::cache::warnings(&status).iter().for_each(|line| screen.say(line));
+        for imported in daemon.pools() {
+            let status = stats::pool_status(&imported.pool, None, "mounted");
+            super::l2::warnings(&status).iter().for_each(|line| screen.say(line));
         }
     }
     screen.say(&format!(
         "mounted {}/{} at {}, with {} of memory; Ctrl-C or `forebay umount {}` ends it",
-        view.pool,
-        view.dataset,
-        view.at.display(),
+        info.pool,
+        info.dataset,
+        info.at.display(),
         units::bytes(plan.total_bytes),
-        view.at.display()
+        info.at.display()
     ));
-    host_run::notify_ready();
-    host_run::run(&host, &heard, None)
+    daemon_run::notify_ready();
+    daemon_run::run(&daemon, &heard, None)
 }

@@ -5,16 +5,16 @@ use forebay_pool::HostId;
 use crate::args::StatusArgs;
 use crate::control::Request;
 use crate::control::client::{self, Target};
-use crate::control::views::{CacheDeviceView, PoolStatus};
+use crate::control::messages::{L2DeviceInfo, PoolStatus};
+use crate::daemon::stats;
 use crate::error::Result;
-use crate::host::figures;
 use crate::memory::MemoryPlan;
-use crate::pools::{self, ImportWanted};
+use crate::pools::{self, ImportRequest};
 use crate::{output, units};
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let status = match client::find(&args.pool)? {
-        Target::Held { process, pool } => process.ask(&Request::Status { pool: pool.guid })?,
+        Target::InUse { process, pool } => process.ask(&Request::Status { pool: pool.guid })?,
         Target::Paths(paths) => unused(paths)?,
     };
     match args.json {
@@ -37,8 +37,8 @@ fn unused(paths: Vec<std::path::PathBuf>) -> Result<PoolStatus> {
         Some(label) => format!("not exported by host {}: importing it needs --force", label.host),
     };
     let cache = pools::cache(MemoryPlan::small())?;
-    let pool = pools::import(&ImportWanted::plain(paths, true), &cache)?;
-    let status = figures::status(&pool, None, &state);
+    let pool = pools::import(&ImportRequest::plain(paths, true), &cache)?;
+    let status = stats::pool_status(&pool, None, &state);
     pool.export()?;
     Ok(status)
 }
@@ -63,7 +63,7 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
     put(
         "space",
         format!(
-            "{} in all, {} used, {} free, {} freed and free again two groups later; {} for new data",
+            "{} in all, {} used, {} free, {} freed and reusable two txgs later; {} for new data",
             units::bytes(status.total_bytes),
             units::bytes(status.allocated_bytes),
             units::bytes(status.free_bytes),
@@ -72,14 +72,14 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
         ),
     );
     put(
-        "group",
+        "txg",
         format!("{} durable, {} dirty in memory", status.txg, units::bytes(status.dirty_bytes)),
     );
     let log = &status.log;
     put(
         "log",
         format!(
-            "{} commits, {} written, {} left to the group, {} records replayed",
+            "{} commits, {} written, {} left to the txg, {} records replayed",
             log.commits,
             units::bytes(log.bytes),
             log.to_txg,
@@ -107,16 +107,16 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
         lines.push((format!("device {}", device.number), value));
     }
     for device in &status.l2_devices {
-        lines.push(("cache".to_owned(), l2_device(device)));
+        lines.push(("l2".to_owned(), l2_device(device)));
     }
     if let Some(damage) = &status.l2_devices_damage {
-        lines.push(("cache".to_owned(), format!("no cache devices are used: {damage}")));
+        lines.push(("l2".to_owned(), format!("no L2 devices are used: {damage}")));
     }
     for dataset in &status.datasets {
         let value = match &dataset.error {
             Some(error) => format!("{}: {error}", dataset.name),
             None => format!(
-                "{}: {} objects, {}, records of {}, compression {}, {} cop{}, fsync by {}, cache devices hold {}",
+                "{}: {} objects, {}, records of {}, compression {}, {} cop{}, fsync by {}, L2 devices hold {}",
                 dataset.name,
                 dataset.objects,
                 units::bytes(dataset.allocated_bytes),
@@ -144,15 +144,15 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
     lines
 }
 
-/// A cache device, in a line.
-fn l2_device(device: &CacheDeviceView) -> String {
-    let CacheDeviceView { path, size_bytes, .. } = device;
+/// An L2 device, in a line.
+fn l2_device(device: &L2DeviceInfo) -> String {
+    let L2DeviceInfo { path, size_bytes, .. } = device;
     let size = units::bytes(*size_bytes);
     match &device.why {
         Some(why) => format!("{path}, {size}, {}: {why}", device.state),
         None => format!(
             "{path}, {size}, {}: {} blocks of {}, {} of {} loads answered, {} written, {} of memory",
-            super::cache::state(device),
+            super::l2::state(device),
             units::count(device.records as f64),
             units::bytes(device.used_bytes),
             units::count(device.hits as f64),

@@ -45,7 +45,7 @@ pub(crate) fn run(args: &UmountArgs) -> Result<()> {
 
 fn umount_pool(args: &UmountArgs) -> Result<()> {
     match client::find(&args.what)? {
-        Target::Held { process, pool } => {
+        Target::InUse { process, pool } => {
             for mount in &pool.mounts {
                 process.ask::<()>(&Request::Unmount { at: mount.at.clone(), lazy: args.lazy })?;
                 output::line(&format!("unmounted {}", mount.at.display()));

@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_base::sync::thread::spawn_named;
 use serde::de::DeserializeOwned;
 
-use super::views::{PoolView, ProcessView, ProgressView};
+use super::messages::{JobProgress, PoolInfo, ProcessInfo};
 use super::{ANSWER_BYTES_MAX, Answer, Envelope, Request, VERSION, read_line, run_dir};
 use crate::error::{Failure, Result};
 use crate::pools;
@@ -26,14 +26,14 @@ const STOP_PERIOD: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
     socket: PathBuf,
-    pub(crate) view: ProcessView,
+    pub(crate) info: ProcessInfo,
 }
 
 /// All processes of this user that have pools. Sockets that nobody listens on are removed.
 pub(crate) fn processes() -> Vec<Process> {
     let hello = |(pid, socket): (u32, PathBuf)| -> Option<Process> {
-        match ask_at::<ProcessView>(&socket, &Request::Hello, Some(HELLO_TIMEOUT), &mut |_| {}) {
-            Ok(Asked::Answered(view)) => Some(Process { socket, view }),
+        match ask_at::<ProcessInfo>(&socket, &Request::Hello, Some(HELLO_TIMEOUT), &mut |_| {}) {
+            Ok(Asked::Answered(info)) => Some(Process { socket, info }),
             Ok(Asked::NobodyThere) => {
                 // Another process may have the number by now, and be about to listen: only what is surely dead goes.
                 if !Path::new(&format!("/proc/{pid}")).exists() {
@@ -51,27 +51,27 @@ pub(crate) fn processes() -> Vec<Process> {
 }
 
 /// The process that has a device, and the pool.
-pub(crate) fn holder_of(device: &Path) -> Option<(u32, PoolView)> {
+pub(crate) fn holder_of(device: &Path) -> Option<(u32, PoolInfo)> {
     let me = std::process::id();
-    processes().into_iter().filter(|process| process.view.pid != me).find_map(|process| {
-        let has = |pool: &&PoolView| pool.devices.iter().any(|path| path == device);
-        let pool = process.view.pools.iter().find(has)?;
-        Some((process.view.pid, pool.clone()))
+    processes().into_iter().filter(|process| process.info.pid != me).find_map(|process| {
+        let has = |pool: &&PoolInfo| pool.devices.iter().any(|path| path == device);
+        let pool = process.info.pools.iter().find(has)?;
+        Some((process.info.pid, pool.clone()))
     })
 }
 
 /// The process that has the pool of that guid, this one included, and the pool.
-pub(crate) fn holder_of_pool(guid: u64) -> Option<(u32, PoolView)> {
+pub(crate) fn holder_of_pool(guid: u64) -> Option<(u32, PoolInfo)> {
     processes().into_iter().find_map(|process| {
-        let pool = process.view.pools.iter().find(|pool| pool.guid == guid)?;
-        Some((process.view.pid, pool.clone()))
+        let pool = process.info.pools.iter().find(|pool| pool.guid == guid)?;
+        Some((process.info.pid, pool.clone()))
     })
 }
 
 /// A pool that a command is to work on.
 pub(crate) enum Target {
     /// A process has it.
-    Held { process: Process, pool: PoolView },
+    InUse { process: Process, pool: PoolInfo },
     /// Nobody of ours has it: its devices.
     Paths(Vec<PathBuf>),
 }
@@ -82,22 +82,22 @@ pub(crate) enum Target {
 /// If there is none of that name, or several.
 pub(crate) fn find(spec: &str) -> Result<Target> {
     let processes = processes();
-    let held = || {
+    let in_use = || {
         processes
             .iter()
-            .flat_map(|process| process.view.pools.iter().map(move |pool| (process, pool)))
+            .flat_map(|process| process.info.pools.iter().map(move |pool| (process, pool)))
     };
     if let Some(paths) = pools::paths_of(spec) {
         let canonical = pools::absolute(&paths)?;
-        let has = |pool: &PoolView| canonical.iter().any(|path| pool.devices.contains(path));
-        return Ok(match held().find(|(_, pool)| has(pool)) {
-            Some((process, pool)) => Target::Held { process: process.clone(), pool: pool.clone() },
+        let has = |pool: &PoolInfo| canonical.iter().any(|path| pool.devices.contains(path));
+        return Ok(match in_use().find(|(_, pool)| has(pool)) {
+            Some((process, pool)) => Target::InUse { process: process.clone(), pool: pool.clone() },
             None => Target::Paths(canonical),
         });
     }
-    let named: Vec<_> = held().filter(|(_, pool)| pool.name == spec).collect();
+    let named: Vec<_> = in_use().filter(|(_, pool)| pool.name == spec).collect();
     match named[..] {
-        [(process, pool)] => Ok(Target::Held { process: process.clone(), pool: pool.clone() }),
+        [(process, pool)] => Ok(Target::InUse { process: process.clone(), pool: pool.clone() }),
         [] => Err(Failure::new(format!(
             "{spec}: no running forebay has a pool of that name, and there is no such file; `forebay list` shows pools \
              in use, others are named by the path of their device"
@@ -108,11 +108,31 @@ pub(crate) fn find(spec: &str) -> Result<Target> {
     }
 }
 
+/// The process that has a pool, or all.
+///
+/// # Errors
+/// If there is none.
+pub(crate) fn processes_of(pool: Option<&str>) -> Result<Vec<Process>> {
+    let Some(spec) = pool else {
+        let all = processes();
+        return match all.is_empty() {
+            true => Err(Failure::new("no pools are in use; `forebay mount` mounts one")),
+            false => Ok(all),
+        };
+    };
+    match find(spec)? {
+        Target::InUse { process, .. } => Ok(vec![process]),
+        Target::Paths(_) => Err(Failure::new(format!(
+            "{spec}: the pool is not in use; `forebay mount` or `forebay import` it"
+        ))),
+    }
+}
+
 /// The process that serves what is mounted at a place, and the place as that process calls it.
 pub(crate) fn served(at: &Path) -> Option<(Process, PathBuf)> {
     let canonical = at.canonicalize().ok()?;
     let mounted = |process: &Process| {
-        let mut mounts = process.view.pools.iter().flat_map(|pool| &pool.mounts);
+        let mut mounts = process.info.pools.iter().flat_map(|pool| &pool.mounts);
         mounts.any(|mount| mount.at == canonical)
     };
     let process = processes().into_iter().find(mounted)?;
@@ -140,11 +160,11 @@ impl Process {
     pub(crate) fn ask_with<T: DeserializeOwned>(
         &self,
         request: &Request,
-        progress: &mut dyn FnMut(&ProgressView),
+        progress: &mut dyn FnMut(&JobProgress),
     ) -> Result<T> {
         match ask_at(&self.socket, request, None, progress)? {
             Asked::Answered(answer) => Ok(answer),
-            Asked::NobodyThere => Err(gone(self.view.pid)),
+            Asked::NobodyThere => Err(gone(self.info.pid)),
         }
     }
 }
@@ -158,12 +178,12 @@ impl Process {
     pub(crate) fn ask_until<T: DeserializeOwned>(
         &self,
         request: &Request,
-        progress: &mut dyn FnMut(&ProgressView),
+        progress: &mut dyn FnMut(&JobProgress),
         stop: &Arc<AtomicBool>,
     ) -> Result<Option<T>> {
         let stream = match connect(&self.socket, None)? {
             Some(stream) => stream,
-            None => return Err(gone(self.view.pid)),
+            None => return Err(gone(self.info.pid)),
         };
         let over = Arc::new(AtomicBool::new(false));
         if let Ok(to_close) = stream.try_clone() {
@@ -188,7 +208,7 @@ impl Process {
         }
         match asked? {
             Asked::Answered(answer) => Ok(Some(answer)),
-            Asked::NobodyThere => Err(gone(self.view.pid)),
+            Asked::NobodyThere => Err(gone(self.info.pid)),
         }
     }
 }
@@ -201,7 +221,7 @@ fn ask_at<T: DeserializeOwned>(
     socket: &Path,
     request: &Request,
     timeout: Option<Duration>,
-    progress: &mut dyn FnMut(&ProgressView),
+    progress: &mut dyn FnMut(&JobProgress),
 ) -> Result<Asked<T>> {
     match connect(socket, timeout)? {
         Some(stream) => converse(stream, socket, request, progress),
@@ -238,7 +258,7 @@ fn converse<T: DeserializeOwned>(
     mut stream: UnixStream,
     socket: &Path,
     request: &Request,
-    progress: &mut dyn FnMut(&ProgressView),
+    progress: &mut dyn FnMut(&JobProgress),
 ) -> Result<Asked<T>> {
     let envelope = Envelope { version: VERSION, request: request.clone() };
     let mut line =
@@ -259,7 +279,7 @@ fn converse<T: DeserializeOwned>(
             return Ok(Asked::NobodyThere);
         };
         match serde_json::from_str(&line).map_err(odd)? {
-            Answer::Progress(view) => progress(&view),
+            Answer::Progress(info) => progress(&info),
             Answer::Failed(message) => return Err(Failure::new(message)),
             Answer::Done(value) => {
                 return Ok(Asked::Answered(serde_json::from_value(value).map_err(odd)?));

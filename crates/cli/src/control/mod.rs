@@ -11,18 +11,18 @@
 //! has connected, and serves its own user and root only.
 
 pub(crate) mod client;
+pub(crate) mod messages;
 pub(crate) mod run_dir;
 pub(crate) mod server;
-pub(crate) mod views;
 
 use std::io::{BufRead, ErrorKind, Read};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::daemon::MountRequest;
 use crate::error::{Failure, Result};
-use crate::host::MountWanted;
-use crate::pools::ImportWanted;
+use crate::pools::ImportRequest;
 
 /// The version of the protocol. Commands and processes of different versions refuse each other.
 pub(crate) const VERSION: u32 = 1;
@@ -42,37 +42,37 @@ pub(crate) struct Envelope {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
-    /// Who it is, and what pools and mounts it has: [`views::ProcessView`].
+    /// Who it is, and what pools and mounts it has: [`messages::ProcessInfo`].
     Hello,
-    /// Have a pool: [`views::PoolView`].
-    Import { import: ImportWanted },
-    /// Have a pool, if it has it not yet, and mount a dataset of it: [`views::MountView`].
-    Mount { import: ImportWanted, mount: MountWanted },
-    /// Change flags of what is mounted there, named as mount(8) does: [`views::MountView`].
+    /// Have a pool: [`messages::PoolInfo`].
+    Import { import: ImportRequest },
+    /// Have a pool, if it has it not yet, and mount a dataset of it: [`messages::MountInfo`].
+    Mount { import: ImportRequest, mount: MountRequest },
+    /// Change flags of what is mounted there, named as mount(8) does: [`messages::MountInfo`].
     Remount { at: PathBuf, flags: Vec<String> },
     /// Unmount what is mounted there, and export its pool if that was all: nothing.
     Unmount { at: PathBuf, lazy: bool },
     /// Unmount all of a pool, and export it: nothing.
     Export { pool: u64, lazy: bool },
-    /// All that is known of a pool: [`views::PoolStatus`].
+    /// All that is known of a pool: [`messages::PoolStatus`].
     Status { pool: u64 },
-    /// Use what devices have grown by, and add some: [`views::Expanded`].
+    /// Use what devices have grown by, and add some: [`messages::ExpandReport`].
     Expand { pool: u64, add: Vec<PathBuf>, force: bool },
-    /// Read everything and verify it: [`views::CheckView`], with progress.
+    /// Read everything and verify it: [`messages::JobReport`], with progress.
     Check { pool: u64 },
-    /// Read everything and heal it: [`views::CheckView`], with progress.
+    /// Read everything and heal it: [`messages::JobReport`], with progress.
     Scrub { pool: u64 },
-    /// Add a cache device: [`views::CacheDeviceView`].
-    AddCache { pool: u64, device: PathBuf, force: bool },
+    /// Add an L2 device: [`messages::L2DeviceInfo`].
+    AddL2 { pool: u64, device: PathBuf, force: bool },
     /// Remove one, named by path or number: nothing.
-    RemoveCache { pool: u64, device: String },
-    /// Empty the cache: [`views::Flushed`].
+    RemoveL2 { pool: u64, device: String },
+    /// Empty the cache: [`messages::FlushReport`].
     FlushCache,
-    /// Tunables of the cache and of a pool: a list of [`views::TunableView`].
+    /// Tunables of the cache and of a pool: a list of [`messages::TunableInfo`].
     Tunables { pool: u64 },
     /// Set one: nothing.
     SetTunable { pool: u64, name: String, value: String },
-    /// Figures: [`views::StatsView`].
+    /// Figures: [`messages::ProcessStats`].
     Stats,
 }
 
@@ -81,7 +81,7 @@ pub(crate) enum Request {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
     /// It goes on.
-    Progress(views::ProgressView),
+    Progress(messages::JobProgress),
     /// It is done, and this is what came of it.
     Done(serde_json::Value),
     /// It could not be done.

@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use forebay_base::sync::thread::spawn_named;
 
-use super::views::ProgressView;
+use super::messages::JobProgress;
 use super::{Answer, REQUEST_BYTES_MAX, parse_request, read_line, run_dir};
-use crate::claims;
+use crate::daemon::Daemon;
 use crate::error::{Failure, Result};
-use crate::host::Host;
+use crate::pool_locks;
 
 /// Connections served at a time; more are closed at once.
 const CONNECTIONS_MAX: usize = 32;
@@ -37,7 +37,7 @@ impl Drop for Listening {
     fn drop(&mut self) {
         // Who finds it dead removes it as well.
         let _ = std::fs::remove_file(&self.socket);
-        claims::sweep();
+        pool_locks::remove_stale();
     }
 }
 
@@ -45,7 +45,7 @@ impl Drop for Listening {
 ///
 /// # Errors
 /// If there can be no socket.
-pub(crate) fn listen(host: &Arc<Host>) -> Result<Listening> {
+pub(crate) fn listen(daemon: &Arc<Daemon>) -> Result<Listening> {
     let directory = run_dir::made()?;
     let socket = run_dir::socket(&directory, std::process::id());
     // Of a process that had this number before and was killed.
@@ -54,12 +54,12 @@ pub(crate) fn listen(host: &Arc<Host>) -> Result<Listening> {
     let listener = UnixListener::bind(&socket).map_err(failed)?;
     let listening = Listening { socket: socket.clone() };
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
-    let host = Arc::clone(host);
-    spawn_named("forebay-control", move || accept(&host, &listener)).map_err(failed)?;
+    let daemon = Arc::clone(daemon);
+    spawn_named("forebay-control", move || accept(&daemon, &listener)).map_err(failed)?;
     Ok(listening)
 }
 
-fn accept(host: &Arc<Host>, listener: &UnixListener) {
+fn accept(daemon: &Arc<Daemon>, listener: &UnixListener) {
     let serving = Arc::new(AtomicUsize::new(0));
     for connection in listener.incoming() {
         let Ok(stream) = connection else {
@@ -71,10 +71,10 @@ fn accept(host: &Arc<Host>, listener: &UnixListener) {
             continue;
         }
         serving.fetch_add(1, Ordering::Relaxed);
-        let (host, serving_it) = (Arc::clone(host), Arc::clone(&serving));
+        let (daemon, serving_it) = (Arc::clone(daemon), Arc::clone(&serving));
         let serve = move || {
             // It is over for the client as well; there is nobody to tell.
-            let _ = converse(&host, &stream);
+            let _ = converse(&daemon, &stream);
             serving_it.fetch_sub(1, Ordering::Relaxed);
         };
         if spawn_named("forebay-request", serve).is_err() {
@@ -101,26 +101,26 @@ fn may_ask(stream: &UnixStream) -> bool {
     told == 0 && (peer.uid == 0 || peer.uid == run_dir::uid())
 }
 
-fn converse(host: &Arc<Host>, stream: &UnixStream) -> Result<()> {
+fn converse(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
     let broken = |error: std::io::Error| Failure::new(error.to_string());
     stream.set_read_timeout(Some(PATIENCE)).map_err(broken)?;
     stream.set_write_timeout(Some(PATIENCE)).map_err(broken)?;
     let Some(line) = read_line(&mut BufReader::new(stream), REQUEST_BYTES_MAX)? else {
         return Ok(());
     };
-    let _under_way = host.request();
+    let _under_way = daemon.request();
     let mut told = Instant::now();
-    let mut on_progress = |view: &ProgressView| {
+    let mut on_progress = |info: &JobProgress| {
         if told.elapsed() < PROGRESS_PERIOD {
             return ControlFlow::Continue(());
         }
         told = Instant::now();
-        match send(stream, &Answer::Progress(*view)) {
+        match send(stream, &Answer::Progress(*info)) {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
         }
     };
-    let served = parse_request(&line).and_then(|request| host.serve(request, &mut on_progress));
+    let served = parse_request(&line).and_then(|request| daemon.serve(request, &mut on_progress));
     let answer = match served {
         Ok(value) => Answer::Done(value),
         Err(failure) => Answer::Failed(failure.message),

@@ -147,7 +147,7 @@ fn paths(given: &[String]) -> Result<Vec<PathBuf>> {
         match pools::paths_of(one) {
             Some(found) => paths.extend(found),
             None => match client::find(one)? {
-                Target::Held { pool, .. } => paths.extend(pool.devices),
+                Target::InUse { pool, .. } => paths.extend(pool.devices),
                 Target::Paths(found) => paths.extend(found),
             },
         }

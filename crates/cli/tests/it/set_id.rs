@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
-use crate::place::{Place, fuse, mounted, root};
+use crate::fixture::{Fixture, fuse, mounted, root};
 
 const NOBODY: u32 = 65534;
 const BYTES: usize = 8192;
@@ -158,11 +158,11 @@ fn set_id_bits_and_capabilities_do_not_survive_a_change() {
         return;
     }
     for mode in [&[][..], &["--kernel-cache"]] {
-        let place = Place::new();
-        fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
-        place.pool("tank.img");
-        let at = place.folder("at");
-        let _running = mounted(&place, &[&["mount", "tank.img", "at"], mode].concat(), &at);
+        let fixture = Fixture::new();
+        fs::set_permissions(fixture.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+        fixture.pool("tank.img");
+        let at = fixture.folder("at");
+        let _running = mounted(&fixture, &[&["mount", "tank.img", "at"], mode].concat(), &at);
         let (file, other) = (at.join("file"), at.join("other"));
         fs::write(&other, [3; BYTES]).unwrap();
         let fresh = |bits: u32| {

@@ -16,13 +16,13 @@ use forebay_pool::DatasetSettings;
 
 use super::create::{New, create};
 use crate::args::DemoArgs;
+use crate::daemon::screen::Screen;
+use crate::daemon::{Daemon, Event, MountRequest, MountedDataset, jobs, stats};
 use crate::error::{Failure, Result};
 use crate::flags::Flags;
-use crate::host::live::Screen;
-use crate::host::{Event, HeldMount, Host, MountWanted, figures, long};
 use crate::memory::MemoryPlan;
 use crate::output::Progress;
-use crate::pools::ImportWanted;
+use crate::pools::ImportRequest;
 use crate::{output, units};
 use tree::Tree;
 
@@ -120,7 +120,7 @@ impl Demo {
     ) -> Result<()> {
         let progress = Progress::begin(what)?;
         let total: u64 = files.iter().map(|file| self.tree.files[*file].bytes).sum();
-        let (before, started) = (figures::stats(&session.host), Instant::now());
+        let (before, started) = (stats::process(&session.daemon), Instant::now());
         let mut bytes = 0;
         for file in files {
             if progress.is_stopped() {
@@ -129,8 +129,8 @@ impl Demo {
             bytes += each(&self.tree, *file)?;
             progress.show_bytes(bytes, total);
         }
-        let (after, time) = (figures::stats(&session.host), started.elapsed());
-        let memory = after.in_memory(Some(&before));
+        let (after, time) = (stats::process(&session.daemon), started.elapsed());
+        let memory = after.memory_hits(Some(&before));
         self.note(what, files.len(), bytes, time, &units::percent(memory.found, memory.wanted));
         Ok(())
     }
@@ -138,19 +138,19 @@ impl Demo {
     fn check(&mut self, session: &Session) -> Result<()> {
         let progress = Progress::begin("checking")?;
         let started = Instant::now();
-        let pools = session.host.pools();
-        let held = pools.first().ok_or_else(|| Failure::new("the pool is gone"))?;
-        let view = long::check(&held.pool, &mut |view| progress.step(view))?;
-        if view.problem_count > 0 {
+        let pools = session.daemon.pools();
+        let imported = pools.first().ok_or_else(|| Failure::new("the pool is gone"))?;
+        let info = jobs::check(&imported.pool, &mut |info| progress.step(info))?;
+        if info.problem_count > 0 {
             return Err(Failure::new(format!(
                 "the pool has problems: {}",
-                view.problems.join("; ")
+                info.problems.join("; ")
             )));
         }
-        if !view.complete {
+        if !info.complete {
             return Err(Failure::new("the demo was interrupted; its folder is gone"));
         }
-        self.note("every block checked", 0, view.bytes, started.elapsed(), "-");
+        self.note("every block checked", 0, info.bytes, started.elapsed(), "-");
         Ok(())
     }
 
@@ -170,8 +170,8 @@ impl Demo {
 
 /// The pool, mounted by this process.
 struct Session {
-    host: Arc<Host>,
-    mount: Option<Arc<HeldMount>>,
+    daemon: Arc<Daemon>,
+    mount: Option<Arc<MountedDataset>>,
     /// Kept, so that the host has somebody to tell.
     _events: Receiver<Event>,
 }
@@ -179,10 +179,14 @@ struct Session {
 impl Session {
     fn begin(plan: &MemoryPlan, device: &Path, at: &Path) -> Result<Self> {
         let (events, heard) = channel();
-        let host =
-            Host::new(*plan, crate::host::Service::Foreground, Arc::new(Screen::silent()), events)?;
-        let import = ImportWanted::plain(vec![device.to_owned()], false);
-        let wanted = MountWanted {
+        let daemon = Daemon::new(
+            *plan,
+            crate::daemon::DaemonMode::Foreground,
+            Arc::new(Screen::silent()),
+            events,
+        )?;
+        let import = ImportRequest::plain(vec![device.to_owned()], false);
+        let wanted = MountRequest {
             dataset: "main".to_owned(),
             at: at.to_owned(),
             flags: Flags::default(),
@@ -190,13 +194,13 @@ impl Session {
             allow_other: false,
             threads: None,
         };
-        let mount = host.mount(&import, &wanted)?;
-        Ok(Self { host, mount: Some(mount), _events: heard })
+        let mount = daemon.mount(&import, &wanted)?;
+        Ok(Self { daemon, mount: Some(mount), _events: heard })
     }
 
     fn end(mut self) -> Result<()> {
         match self.mount.take() {
-            Some(mount) => self.host.unmount(&mount, false),
+            Some(mount) => self.daemon.unmount(&mount, false),
             None => Ok(()),
         }
     }
@@ -206,7 +210,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         if let Some(mount) = self.mount.take() {
             // Another error is told.
-            let _ = self.host.unmount(&mount, true);
+            let _ = self.daemon.unmount(&mount, true);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_base::sync::Mutex;
 
-use crate::control::views::StatsView;
+use crate::control::messages::ProcessStats;
 use crate::units;
 
 /// The line is written anew so often on a terminal.
@@ -73,15 +73,15 @@ impl Screen {
     }
 
     /// Shows the line of figures.
-    pub(crate) fn show(&self, figures: &str) {
+    pub(crate) fn show(&self, text: &str) {
         if !self.terminal {
             if !self.log {
-                self.say(figures);
+                self.say(text);
             }
             return;
         }
         let mut line = self.line.lock();
-        let fits: String = figures.chars().take(width().saturating_sub(1)).collect();
+        let fits: String = text.chars().take(width().saturating_sub(1)).collect();
         let mut out = std::io::stdout();
         let _ = write!(out, "\r\x1b[K{fits}");
         let _ = out.flush();
@@ -105,21 +105,21 @@ fn now() -> u64 {
 }
 
 /// The line: what happened between two looks, and what is there; in few columns if there is no room for `wide`.
-pub(crate) fn line(before: &StatsView, after: &StatsView, wide: bool) -> String {
+pub(crate) fn line(before: &ProcessStats, after: &ProcessStats, wide: bool) -> String {
     let seconds = after.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
-    let rate = |of: &dyn Fn(&StatsView) -> u64| {
+    let rate = |of: &dyn Fn(&ProcessStats) -> u64| {
         let grown = of(after).saturating_sub(of(before)) as f64;
         if seconds > 0.0 { grown / seconds } else { 0.0 }
     };
-    let operations = rate(&|view| view.mounts.iter().map(|mount| mount.operations).sum());
-    let reads = rate(&|view| view.mounts.iter().map(|mount| mount.read_bytes).sum());
-    let writes = rate(&|view| view.mounts.iter().map(|mount| mount.write_bytes).sum());
-    let memory = after.in_memory(Some(before));
+    let operations = rate(&|info| info.mounts.iter().map(|mount| mount.operations).sum());
+    let reads = rate(&|info| info.mounts.iter().map(|mount| mount.read_bytes).sum());
+    let writes = rate(&|info| info.mounts.iter().map(|mount| mount.write_bytes).sum());
+    let memory = after.memory_hits(Some(before));
     let free: u64 = after.pools.iter().map(|pool| pool.available_bytes).sum();
     let suspended = after.pools.iter().filter(|pool| pool.suspended.is_some());
     let suspended: Vec<&str> = suspended.map(|pool| pool.name.as_str()).collect();
     let cache = &after.cache;
-    let figures = [
+    let values = [
         reads as u64,
         writes as u64,
         cache.data_bytes,
@@ -127,7 +127,7 @@ pub(crate) fn line(before: &StatsView, after: &StatsView, wide: bool) -> String 
         cache.dirty_bytes,
         free,
     ];
-    let [reads, writes, data, metadata, dirty, free] = figures.map(|bytes| match wide {
+    let [reads, writes, data, metadata, dirty, free] = values.map(|bytes| match wide {
         true => units::bytes(bytes),
         false => units::bytes(bytes).replace([' ', 'i', 'B'], ""),
     });
@@ -151,32 +151,28 @@ pub(crate) fn line(before: &StatsView, after: &StatsView, wide: bool) -> String 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::views::{MountFigures, PoolFigures};
+    use crate::control::messages::{MountStats, PoolStats};
 
     #[test]
     fn the_line_has_rates_of_what_happened_between_two_looks() {
-        let mut before = StatsView::default();
-        before.mounts.push(MountFigures { operations: 100, ..MountFigures::default() });
-        let mut after = StatsView { at_ns: 2_000_000_000, ..StatsView::default() };
-        after.mounts.push(MountFigures {
+        let mut before = ProcessStats::default();
+        before.mounts.push(MountStats { operations: 100, ..MountStats::default() });
+        let mut after = ProcessStats { at_ns: 2_000_000_000, ..ProcessStats::default() };
+        after.mounts.push(MountStats {
             operations: 300,
             read_bytes: 4 << 20,
-            ..MountFigures::default()
+            ..MountStats::default()
         });
         after.cache.hits = 7;
         let counters = [("reads.prefetch".to_owned(), 4), ("reads.miss".to_owned(), 1)].into();
-        after.pools.push(PoolFigures { counters, ..PoolFigures::default() });
+        after.pools.push(PoolStats { counters, ..PoolStats::default() });
         let text = line(&before, &after, true);
         assert!(
             text.starts_with("100 op/s | read 2.00 MiB/s write 0 B/s | from memory 37.5% |"),
             "{text}"
         );
         let suspended = Some("a write failed".to_owned());
-        after.pools.push(PoolFigures {
-            name: "tank".to_owned(),
-            suspended,
-            ..PoolFigures::default()
-        });
+        after.pools.push(PoolStats { name: "tank".to_owned(), suspended, ..PoolStats::default() });
         assert!(line(&before, &after, true).starts_with("SUSPENDED: tank "));
         after.pools.clear();
         assert_eq!(

@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use super::live::Screen;
-use super::{Host, Service, run};
-use crate::claims;
+use super::screen::Screen;
+use super::{Daemon, DaemonMode, run};
 use crate::control::client::{self, Process};
 use crate::control::{run_dir, server};
 use crate::error::{Failure, Result, one_line};
 use crate::memory::MemoryPlan;
+use crate::pool_locks;
 
 /// The hidden command.
 pub(crate) const COMMAND: &str = "serve-in-background";
@@ -36,15 +36,15 @@ pub(crate) fn find_or_start(
     memory: Option<u64>,
     threads: Option<usize>,
 ) -> Result<(Process, bool)> {
-    let file = run_dir::made()?.join(format!("start.{}", claims::LOCK_ENDING));
+    let file = run_dir::made()?.join(format!("start.{}", pool_locks::LOCK_ENDING));
     // Until it listens; it ends with this function.
-    let _alone = claims::lock(&file, false, true)?;
+    let _alone = pool_locks::lock(&file, false, true)?;
     match client::processes()
         .into_iter()
-        .find(|process| process.view.daemon && !process.view.separate)
+        .find(|process| process.info.daemon && !process.info.separate)
     {
         Some(process) => Ok((process, false)),
-        None => Ok((start(memory, threads, Service::Shared)?, true)),
+        None => Ok((start(memory, threads, DaemonMode::Shared)?, true)),
     }
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn find_or_start(
 pub(crate) fn start(
     memory: Option<u64>,
     threads: Option<usize>,
-    service: Service,
+    mode: DaemonMode,
 ) -> Result<Process> {
     run_dir::made()?;
     let program = std::env::current_exe()
@@ -68,7 +68,7 @@ pub(crate) fn start(
     if let Some(threads) = threads {
         command.arg(format!("--threads={threads}"));
     }
-    if service == Service::Separate {
+    if mode == DaemonMode::Separate {
         command.arg("--separate");
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -86,7 +86,7 @@ pub(crate) fn start(
         let why = if line.trim().is_empty() { "it ended without a word" } else { line.trim() };
         return Err(Failure::new(why));
     }
-    let found = client::processes().into_iter().find(|process| process.view.pid == pid);
+    let found = client::processes().into_iter().find(|process| process.info.pid == pid);
     found.ok_or_else(|| {
         Failure::new("the background process ended at once; see its log in the run directory")
     })
@@ -102,18 +102,18 @@ pub(crate) fn log_of(pid: u32) -> PathBuf {
 /// # Errors
 /// What went wrong; it is in the log as well.
 pub(crate) fn serve(memory: Option<u64>, threads: Option<usize>, separate: bool) -> Result<()> {
-    let service = if separate { Service::Separate } else { Service::Shared };
+    let mode = if separate { DaemonMode::Separate } else { DaemonMode::Shared };
     let (events, heard) = channel();
     let begun = (|| {
         let log = detach()?;
         let plan = MemoryPlan::new(memory, threads)?;
-        let host = Host::new(plan, service, Arc::new(Screen::background()), events.clone())?;
+        let daemon = Daemon::new(plan, mode, Arc::new(Screen::background()), events.clone())?;
         run::hear_signals(events)?;
-        let listening = server::listen(&host)?;
-        Ok((log, host, listening))
+        let listening = server::listen(&daemon)?;
+        Ok((log, daemon, listening))
     })();
     let mut out = std::io::stdout();
-    let (log, host, listening) = match begun {
+    let (log, daemon, listening) = match begun {
         Ok(begun) => begun,
         Err(failure) => {
             let failure: Failure = failure;
@@ -124,13 +124,13 @@ pub(crate) fn serve(memory: Option<u64>, threads: Option<usize>, separate: bool)
     let _ = writeln!(out, "{READY}");
     let _ = out.flush();
     redirect_stdout()?;
-    let ended = run::run(&host, &heard, Some(IDLE));
+    let ended = run::run(&daemon, &heard, Some(IDLE));
     drop(listening);
     match ended {
         // Nobody needs to read it.
         Ok(()) => drop(std::fs::remove_file(log)),
         Err(failure) => {
-            host.screen.say(&failure.message);
+            daemon.screen.say(&failure.message);
             return Err(failure);
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! Whoever opens a pool's devices holds a lock on a file in the run directory that is named after the pool's guid: alone
 //! to write, with others to read. The lock is the kernel's: it ends with the devices that it was given to, or with the
-//! process. The empty file stays until a process with pools ends and clears them ([`sweep`]): only who has the lock
+//! process. The empty file stays until a process with pools ends and clears them ([`remove_stale`]): only who has the lock
 //! removes it, and who gets the lock of a removed file tries anew.
 //!
 //! It holds among the processes of one run directory. Where there can be none, the locks of devices are all there is.
@@ -16,8 +16,8 @@ use std::path::Path;
 use forebay_pool::{Opened, read_label};
 
 use crate::control::client;
+use crate::control::messages::PoolInfo;
 use crate::control::run_dir;
-use crate::control::views::PoolView;
 use crate::error::{Failure, Result};
 use crate::pools;
 
@@ -30,7 +30,7 @@ pub(crate) const LOCK_ENDING: &str = "lock";
 ///
 /// # Errors
 /// If a pool is in use under another name; who has it.
-pub(crate) fn claim(
+pub(crate) fn lock_pools(
     opened: Vec<Opened>,
     paths: &[impl AsRef<Path>],
     shared: bool,
@@ -92,11 +92,11 @@ pub(crate) fn lock(path: &Path, shared: bool, wait: bool) -> Result<Option<Owned
 }
 
 /// Removes the files of locks that nobody has.
-pub(crate) fn sweep() {
+pub(crate) fn remove_stale() {
     let Ok(entries) = std::fs::read_dir(run_dir::path()) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         if path.extension().is_some_and(|ending| ending == LOCK_ENDING)
-            && let Ok(Some(_held)) = lock(&path, false, false)
+            && let Ok(Some(_lock)) = lock(&path, false, false)
         {
             // What stays does no harm.
             let _ = std::fs::remove_file(&path);
@@ -109,7 +109,7 @@ fn in_use(path: &Path, name: &str, guid: u64) -> Failure {
     match client::holder_of_pool(guid) {
         Some((pid, pool)) => Failure::new(format!(
             "{path}: is pool {name}, which is in use: process {pid} has it {}; `forebay export {name}` first",
-            whereabouts(&pool)
+            location(&pool)
         )),
         None => Failure::new(format!(
             "{path}: is pool {name}, which another command works on under another name; wait for its end"
@@ -118,7 +118,7 @@ fn in_use(path: &Path, name: &str, guid: u64) -> Failure {
 }
 
 /// By which devices a process has a pool, and where it is mounted.
-pub(crate) fn whereabouts(pool: &PoolView) -> String {
+pub(crate) fn location(pool: &PoolInfo) -> String {
     let list = |paths: Vec<String>| paths.join(", ");
     let devices = list(pool.devices.iter().map(|path| path.display().to_string()).collect());
     let mounts = list(pool.mounts.iter().map(|mount| mount.at.display().to_string()).collect());

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_base::sync::Mutex;
 use forebay_fs::{FileSystem, FsOptions, FsStats};
-use forebay_fuse::{Mount, MountError, MountOptions, MountStats};
+use forebay_fuse::{Mount, MountError, MountOptions};
 use forebay_pool::Pool;
 
-use super::MountWanted;
-use crate::control::views::PoolView;
+use super::MountRequest;
+use crate::control::messages::PoolInfo;
 use crate::error::{Failure, Result};
 use crate::flags::Flags;
 use crate::memory::{MAX_WRITE_BYTES, MemoryPlan};
@@ -21,23 +21,23 @@ pub(crate) const DIRTY_TUNABLE: &str = "dirty_max_bytes";
 const WORKERS: usize = 16;
 
 /// A pool that the process has.
-pub(crate) struct Held {
+pub(crate) struct ImportedPool {
     pub(crate) pool: Arc<Pool>,
     /// Paths of its devices, absolute and without links.
     devices: Mutex<Vec<PathBuf>>,
-    mounts: Mutex<Vec<Arc<HeldMount>>>,
+    mounts: Mutex<Vec<Arc<MountedDataset>>>,
     /// Whether it stays without mounts.
     stay: AtomicBool,
     /// Whether the user has said how much may be dirty.
     dirty_set: AtomicBool,
 }
 
-impl Held {
+impl ImportedPool {
     pub(super) fn new(pool: Pool, devices: Vec<PathBuf>, dirty_set: bool) -> Self {
         Self {
             pool: Arc::new(pool),
-            devices: Mutex::named("held-devices", devices),
-            mounts: Mutex::named("held-mounts", Vec::new()),
+            devices: Mutex::named("registry-devices", devices),
+            mounts: Mutex::named("registry-mounts", Vec::new()),
             stay: AtomicBool::new(false),
             dirty_set: AtomicBool::new(dirty_set),
         }
@@ -56,15 +56,15 @@ impl Held {
         self.devices.lock().push(path);
     }
 
-    pub(crate) fn mounts(&self) -> Vec<Arc<HeldMount>> {
+    pub(crate) fn mounts(&self) -> Vec<Arc<MountedDataset>> {
         self.mounts.lock().clone()
     }
 
-    pub(super) fn add_mount(&self, mount: &Arc<HeldMount>) {
+    pub(super) fn add_mount(&self, mount: &Arc<MountedDataset>) {
         self.mounts.lock().push(Arc::clone(mount));
     }
 
-    pub(super) fn remove_mount(&self, mount: &Arc<HeldMount>) {
+    pub(super) fn remove_mount(&self, mount: &Arc<MountedDataset>) {
         self.mounts.lock().retain(|other| !Arc::ptr_eq(other, mount));
     }
 
@@ -100,13 +100,13 @@ impl Held {
         Ok(())
     }
 
-    pub(super) fn view(&self) -> PoolView {
-        super::pool_view(self)
+    pub(super) fn info(&self) -> PoolInfo {
+        super::pool_info(self)
     }
 }
 
 /// A dataset that is mounted.
-pub(crate) struct HeldMount {
+pub(crate) struct MountedDataset {
     pub(crate) pool: String,
     pub(crate) dataset: String,
     pub(crate) kernel_cache: bool,
@@ -119,29 +119,33 @@ pub(crate) struct HeldMount {
     outcome: Mutex<Option<Result<(), String>>>,
 }
 
-impl HeldMount {
+impl MountedDataset {
     /// Opens the dataset's files and mounts them.
     ///
     /// # Errors
     /// Why not.
-    pub(super) fn begin(held: &Held, wanted: &MountWanted, plan: &MemoryPlan) -> Result<Self> {
+    pub(super) fn begin(
+        imported: &ImportedPool,
+        request: &MountRequest,
+        plan: &MemoryPlan,
+    ) -> Result<Self> {
         forebay_fuse::available()?;
-        let pool = held.pool.name().to_owned();
-        let read_only = wanted.flags.read_only || held.pool.is_read_only();
-        let files = open_files(&held.pool, wanted, plan)?;
+        let pool = imported.pool.name().to_owned();
+        let read_only = request.flags.read_only || imported.pool.is_read_only();
+        let files = open_files(&imported.pool, request, plan)?;
         let mut options = MountOptions::default();
-        options.threads = wanted.threads.unwrap_or(plan.threads);
-        options.kernel_cache = wanted.kernel_cache;
-        let flags = Flags { read_only, ..wanted.flags };
+        options.threads = request.threads.unwrap_or(plan.threads);
+        options.kernel_cache = request.kernel_cache;
+        let flags = Flags { read_only, ..request.flags };
         options.flags = flags.for_kernel();
-        options.allow_other = wanted.allow_other;
-        options.fs_name = format!("{pool}/{}", wanted.dataset);
+        options.allow_other = request.allow_other;
+        options.fs_name = format!("{pool}/{}", request.dataset);
         options.max_write_bytes = MAX_WRITE_BYTES;
-        match forebay_fuse::mount(Arc::clone(&files), &wanted.at, &options) {
+        match forebay_fuse::mount(Arc::clone(&files), &request.at, &options) {
             Ok(mount) => Ok(Self {
                 pool,
-                dataset: wanted.dataset.clone(),
-                kernel_cache: wanted.kernel_cache,
+                dataset: request.dataset.clone(),
+                kernel_cache: request.kernel_cache,
                 only_read: read_only,
                 flags: Mutex::named("mount-flags", flags),
                 files,
@@ -172,23 +176,23 @@ impl HeldMount {
     /// the kernel says.
     pub(super) fn remount(&self, names: &[String]) -> Result<()> {
         let mut flags = self.flags.lock();
-        let mut wanted = self.shown(*flags);
-        if let Some(unknown) = names.iter().find(|name| !wanted.take(name)) {
+        let mut changed = self.shown(*flags);
+        if let Some(unknown) = names.iter().find(|name| !changed.take(name)) {
             return Err(Failure::new(format!(
                 "-o {unknown}: no such flag; there are {}",
                 Flags::NAMES
             )));
         }
-        if self.only_read && !wanted.read_only {
+        if self.only_read && !changed.read_only {
             return Err(Failure::new(format!(
                 "{0}: cannot become writable: it was mounted for reading only; `forebay umount {0}`, and \
                  mount it without ro",
                 self.at().display()
             )));
         }
-        self.mount.remount(&wanted.for_kernel())?;
-        self.files.set_atime(wanted.atime_mode(), !wanted.no_dir_atime);
-        *flags = wanted;
+        self.mount.remount(&changed.for_kernel())?;
+        self.files.set_atime(changed.atime_mode(), !changed.no_dir_atime);
+        *flags = changed;
         Ok(())
     }
 
@@ -224,26 +228,26 @@ impl HeldMount {
     }
 
     /// The mount in numbers.
-    pub(crate) fn mount_stats(&self) -> MountStats {
+    pub(crate) fn mount_stats(&self) -> forebay_fuse::MountStats {
         self.mount.stats()
     }
 }
 
 fn open_files(
     pool: &Arc<Pool>,
-    wanted: &MountWanted,
+    request: &MountRequest,
     plan: &MemoryPlan,
 ) -> Result<Arc<FileSystem>> {
     let options = FsOptions {
         memory_bytes: plan.inode_bytes,
-        read_only: wanted.flags.read_only || pool.is_read_only(),
-        atime: wanted.flags.atime_mode(),
-        dir_atime: !wanted.flags.no_dir_atime,
+        read_only: request.flags.read_only || pool.is_read_only(),
+        atime: request.flags.atime_mode(),
+        dir_atime: !request.flags.no_dir_atime,
         workers: WORKERS,
         ..FsOptions::default()
     };
     let names = pool.datasets()?;
-    if !names.contains(&wanted.dataset) {
+    if !names.contains(&request.dataset) {
         let (name, has) = (pool.name(), names.join(", "));
         let way_out = match names.is_empty() {
             true => "it has none; `forebay dataset create` makes one".to_owned(),
@@ -253,10 +257,10 @@ fn open_files(
         };
         return Err(Failure::new(format!(
             "pool {name} has no dataset {}: {way_out}",
-            wanted.dataset
+            request.dataset
         )));
     }
-    Ok(FileSystem::open_in(Arc::clone(pool), &wanted.dataset, &options)?)
+    Ok(FileSystem::open_in(Arc::clone(pool), &request.dataset, &options)?)
 }
 
 impl From<forebay_fs::Error> for Failure {

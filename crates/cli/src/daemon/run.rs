@@ -16,8 +16,8 @@ use forebay_base::sync::thread::spawn_named;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::live::line;
-use super::{Event, Host, figures};
+use super::screen::line;
+use super::{Daemon, Event, stats};
 use crate::error::{Failure, Result};
 
 /// How long what is busy is waited for when nobody can be asked.
@@ -65,24 +65,25 @@ pub(crate) fn hear_signals(events: Sender<Event>) -> Result<()> {
 /// # Errors
 /// If something could not be closed cleanly.
 pub(crate) fn run(
-    host: &Arc<Host>,
+    daemon: &Arc<Daemon>,
     events: &Receiver<Event>,
     idle: Option<Duration>,
 ) -> Result<()> {
     let mut ending: Option<Ending> = None;
-    let mut before = figures::stats(host);
-    let mut show_at = Instant::now() + host.screen.period();
+    let mut before = stats::process(daemon);
+    let mut show_at = Instant::now() + daemon.screen.period();
     let started = Instant::now();
     loop {
         let idle_over =
-            idle.is_some_and(|idle| started.elapsed() > idle && host.pools().is_empty());
-        if host.is_done() || (idle_over && ending.is_none() && host.is_quiet()) {
+            idle.is_some_and(|idle| started.elapsed() > idle && daemon.pools().is_empty());
+        if daemon.is_done() || (idle_over && ending.is_none() && daemon.is_quiet()) {
             break;
         }
         if ending.as_ref().is_some_and(Ending::is_over) {
-            host.screen
+            daemon
+                .screen
                 .say("files are still open; they are closed now, and their users get errors");
-            host.force_end();
+            daemon.force_end();
             break;
         }
         let wait = match &ending {
@@ -90,22 +91,22 @@ pub(crate) fn run(
             None => show_at.saturating_duration_since(Instant::now()).min(Duration::from_secs(1)),
         };
         match events.recv_timeout(wait) {
-            Ok(Event::Signal(signal)) => hear(host, &mut ending, signal)?,
+            Ok(Event::Signal(signal)) => hear(daemon, &mut ending, signal)?,
             Ok(Event::Changed) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
         }
         if let Some(ending) = &mut ending {
             ending.look();
-        } else if Instant::now() >= show_at && !host.daemon {
-            let after = figures::stats(host);
-            host.screen.show(&line(&before, &after, host.screen.is_wide()));
+        } else if Instant::now() >= show_at && !daemon.in_background {
+            let after = stats::process(daemon);
+            daemon.screen.show(&line(&before, &after, daemon.screen.is_wide()));
             before = after;
-            show_at = Instant::now() + host.screen.period();
+            show_at = Instant::now() + daemon.screen.period();
         } else if Instant::now() >= show_at {
-            show_at = Instant::now() + host.screen.period();
+            show_at = Instant::now() + daemon.screen.period();
         }
     }
-    match host.failures().first() {
+    match daemon.failures().first() {
         None if PANICKED.load(Ordering::Relaxed) => Err(Failure::new(
             "a thread of this process panicked, which is a bug: please report what it said; `forebay check` tells whether \
              the pool has suffered",
@@ -115,15 +116,15 @@ pub(crate) fn run(
     }
 }
 
-fn hear(host: &Arc<Host>, ending: &mut Option<Ending>, signal: i32) -> Result<()> {
+fn hear(daemon: &Arc<Daemon>, ending: &mut Option<Ending>, signal: i32) -> Result<()> {
     match ending {
-        Some(ending) => ending.hurry(host),
-        None => *ending = Some(Ending::begin(host, signal)?),
+        Some(ending) => ending.hurry(daemon),
+        None => *ending = Some(Ending::begin(daemon, signal)?),
     }
     Ok(())
 }
 
-impl Host {
+impl Daemon {
     /// Whether nobody wants anything just now.
     fn is_quiet(&self) -> bool {
         self.state.lock().requests == 0
@@ -140,21 +141,21 @@ struct Ending {
 }
 
 impl Ending {
-    fn begin(host: &Arc<Host>, signal: i32) -> Result<Self> {
-        host.screen.say("unmounting and exporting");
+    fn begin(daemon: &Arc<Daemon>, signal: i32) -> Result<Self> {
+        daemon.screen.say("unmounting and exporting");
         let lazily = Arc::new(AtomicBool::new(false));
-        let alone = signal != SIGINT || host.daemon;
-        let (of_thread, wanted) = (Arc::clone(host), Arc::clone(&lazily));
+        let alone = signal != SIGINT || daemon.in_background;
+        let (of_thread, wanted) = (Arc::clone(daemon), Arc::clone(&lazily));
         spawn_named("forebay-ending", move || unmount_all(&of_thread, &wanted, alone))
             .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
         Ok(Self { since: Instant::now(), alone, lazily, lazily_since: None })
     }
 
     /// It was asked for again.
-    fn hurry(&mut self, host: &Host) {
+    fn hurry(&mut self, daemon: &Daemon) {
         if self.lazily_since.is_none() {
-            if !host.mounts().is_empty() {
-                host.screen.say("still busy: unmounting lazily");
+            if !daemon.mounts().is_empty() {
+                daemon.screen.say("still busy: unmounting lazily");
             }
             self.lazily_since = Some(Instant::now());
             self.lazily.store(true, Ordering::Relaxed);
@@ -174,18 +175,18 @@ impl Ending {
 }
 
 /// Unmounts until nothing is mounted. Says once what is in the way.
-fn unmount_all(host: &Host, lazily: &AtomicBool, alone: bool) {
-    host.begin_ending();
+fn unmount_all(daemon: &Daemon, lazily: &AtomicBool, alone: bool) {
+    daemon.begin_ending();
     let mut told = false;
-    while !host.mounts().is_empty() {
+    while !daemon.mounts().is_empty() {
         let lazy = lazily.load(Ordering::Relaxed);
-        for mount in host.mounts() {
+        for mount in daemon.mounts() {
             if let Err(error) = mount.unmount(lazy)
                 && !told
             {
                 told = true;
-                host.screen.say(&Failure::from(error).message);
-                host.screen.say(match alone {
+                daemon.screen.say(&Failure::from(error).message);
+                daemon.screen.say(match alone {
                     true => "it is unmounted lazily in a moment",
                     false => "trying again; Ctrl-C once more unmounts it lazily",
                 });

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// A process that has pools.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct ProcessView {
+pub(crate) struct ProcessInfo {
     pub(crate) pid: u32,
     /// Whether it takes pools that others bring.
     pub(crate) daemon: bool,
@@ -16,17 +16,17 @@ pub(crate) struct ProcessView {
     pub(crate) separate: bool,
     /// What the whole process may use.
     pub(crate) memory_bytes: u64,
-    pub(crate) pools: Vec<PoolView>,
+    pub(crate) pools: Vec<PoolInfo>,
 }
 
 /// A pool that a process has.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct PoolView {
+pub(crate) struct PoolInfo {
     pub(crate) name: String,
     pub(crate) guid: u64,
     pub(crate) read_only: bool,
     pub(crate) devices: Vec<PathBuf>,
-    pub(crate) mounts: Vec<MountView>,
+    pub(crate) mounts: Vec<MountInfo>,
     pub(crate) total_bytes: u64,
     pub(crate) free_bytes: u64,
     #[serde(default)]
@@ -36,7 +36,7 @@ pub(crate) struct PoolView {
 
 /// A mount.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct MountView {
+pub(crate) struct MountInfo {
     pub(crate) pool: String,
     pub(crate) dataset: String,
     pub(crate) at: PathBuf,
@@ -63,22 +63,22 @@ pub(crate) struct PoolStatus {
     #[serde(default)]
     pub(crate) available_bytes: u64,
     pub(crate) dirty_bytes: u64,
-    pub(crate) devices: Vec<DeviceView>,
+    pub(crate) devices: Vec<DeviceInfo>,
     #[serde(default)]
-    pub(crate) l2_devices: Vec<CacheDeviceView>,
-    /// Why the list of cache devices cannot be read, if so.
+    pub(crate) l2_devices: Vec<L2DeviceInfo>,
+    /// Why the list of L2 devices cannot be read, if so.
     #[serde(default)]
     pub(crate) l2_devices_damage: Option<String>,
-    pub(crate) datasets: Vec<DatasetView>,
-    pub(crate) mounts: Vec<MountView>,
+    pub(crate) datasets: Vec<DatasetInfo>,
+    pub(crate) mounts: Vec<MountInfo>,
     /// Since it was imported.
-    pub(crate) errors: ErrorsView,
-    pub(crate) log: LogView,
+    pub(crate) errors: ErrorCounts,
+    pub(crate) log: IntentLogStats,
 }
 
 /// A device of a pool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct DeviceView {
+pub(crate) struct DeviceInfo {
     pub(crate) number: u16,
     pub(crate) path: String,
     pub(crate) size_bytes: u64,
@@ -86,9 +86,9 @@ pub(crate) struct DeviceView {
     pub(crate) direct: bool,
 }
 
-/// A cache device of a pool.
+/// An L2 device of a pool.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct CacheDeviceView {
+pub(crate) struct L2DeviceInfo {
     pub(crate) pool: String,
     /// Names it, in hexadecimal digits.
     pub(crate) number: String,
@@ -115,7 +115,7 @@ pub(crate) struct CacheDeviceView {
 
 /// A dataset of a pool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct DatasetView {
+pub(crate) struct DatasetInfo {
     pub(crate) name: String,
     pub(crate) objects: u64,
     pub(crate) allocated_bytes: u64,
@@ -123,7 +123,7 @@ pub(crate) struct DatasetView {
     pub(crate) compression: String,
     pub(crate) copies: u8,
     pub(crate) sync: String,
-    /// What cache devices hold of it.
+    /// What L2 devices hold of it.
     #[serde(default)]
     pub(crate) l2: String,
     /// Why nothing else is known of it.
@@ -132,7 +132,7 @@ pub(crate) struct DatasetView {
 
 /// Errors that a pool has seen.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct ErrorsView {
+pub(crate) struct ErrorCounts {
     pub(crate) reads: u64,
     pub(crate) checksums: u64,
     pub(crate) writes: u64,
@@ -142,7 +142,7 @@ pub(crate) struct ErrorsView {
 
 /// What the intent log has done.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct LogView {
+pub(crate) struct IntentLogStats {
     pub(crate) commits: u64,
     pub(crate) bytes: u64,
     pub(crate) to_txg: u64,
@@ -151,7 +151,7 @@ pub(crate) struct LogView {
 
 /// What an expansion came to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Expanded {
+pub(crate) struct ExpandReport {
     pub(crate) before_bytes: u64,
     pub(crate) after_bytes: u64,
     pub(crate) added: Vec<PathBuf>,
@@ -162,7 +162,7 @@ pub(crate) struct Expanded {
 
 /// How far long work is.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct ProgressView {
+pub(crate) struct JobProgress {
     pub(crate) blocks: u64,
     pub(crate) bytes: u64,
     pub(crate) total_bytes: u64,
@@ -171,7 +171,7 @@ pub(crate) struct ProgressView {
 
 /// What a check or a scrub found.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct CheckView {
+pub(crate) struct JobReport {
     pub(crate) blocks: u64,
     pub(crate) bytes: u64,
     /// Whether all was looked at.
@@ -186,14 +186,14 @@ pub(crate) struct CheckView {
 
 /// What a flush of the cache threw out.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Flushed {
+pub(crate) struct FlushReport {
     pub(crate) blocks: u64,
     pub(crate) bytes: u64,
 }
 
 /// A tunable.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct TunableView {
+pub(crate) struct TunableInfo {
     /// `cache` or `pool`.
     pub(crate) of: String,
     pub(crate) name: String,
@@ -207,25 +207,25 @@ pub(crate) struct TunableView {
 
 /// Figures of a process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct StatsView {
+pub(crate) struct ProcessStats {
     pub(crate) pid: u32,
     /// When it was taken, since the process began.
     pub(crate) at_ns: u64,
     pub(crate) memory_bytes: u64,
     pub(crate) resident_bytes: u64,
     pub(crate) cache: CacheStats,
-    pub(crate) pools: Vec<PoolFigures>,
-    pub(crate) mounts: Vec<MountFigures>,
+    pub(crate) pools: Vec<PoolStats>,
+    pub(crate) mounts: Vec<MountStats>,
 }
 
 /// Requests for blocks, and how many of the blocks were there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FromMemory {
+pub(crate) struct MemoryHits {
     pub(crate) found: u64,
     pub(crate) wanted: u64,
 }
 
-impl FromMemory {
+impl MemoryHits {
     /// Of `hits` in the cache, blocks `ahead` were read from a device for these very requests before they came, and
     /// blocks `demanded` when they came. So neither counts as found, and a file that is read once is not found at
     /// all, however well it was read ahead.
@@ -235,18 +235,19 @@ impl FromMemory {
     }
 }
 
-impl StatsView {
+impl ProcessStats {
     /// What happened since `before`, or from the beginning.
-    pub(crate) fn in_memory(&self, before: Option<&StatsView>) -> FromMemory {
-        let reads = |view: &StatsView, cause: &str| -> u64 {
+    pub(crate) fn memory_hits(&self, before: Option<&ProcessStats>) -> MemoryHits {
+        let reads = |info: &ProcessStats, cause: &str| -> u64 {
             let key = format!("reads.{cause}");
-            view.pools.iter().filter_map(|pool| pool.counters.get(&key)).sum()
+            info.pools.iter().filter_map(|pool| pool.counters.get(&key)).sum()
         };
-        let grown = |of: &dyn Fn(&StatsView) -> u64| of(self).saturating_sub(before.map_or(0, of));
-        FromMemory::of(
-            grown(&|view| view.cache.hits),
-            grown(&|view| reads(view, "prefetch")),
-            grown(&|view| reads(view, "miss")),
+        let grown =
+            |of: &dyn Fn(&ProcessStats) -> u64| of(self).saturating_sub(before.map_or(0, of));
+        MemoryHits::of(
+            grown(&|info| info.cache.hits),
+            grown(&|info| reads(info, "prefetch")),
+            grown(&|info| reads(info, "miss")),
         )
     }
 }
@@ -263,13 +264,13 @@ pub(crate) struct CacheStats {
     pub(crate) dirty_bytes: u64,
     pub(crate) ghosts: u64,
     pub(crate) metadata_target_bytes: u64,
-    pub(crate) states: Vec<StateFigures>,
+    pub(crate) states: Vec<CacheStateStats>,
     pub(crate) counters: BTreeMap<String, u64>,
 }
 
 /// Figures of one state and class.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct StateFigures {
+pub(crate) struct CacheStateStats {
     pub(crate) state: String,
     pub(crate) class: String,
     pub(crate) bytes: u64,
@@ -278,7 +279,7 @@ pub(crate) struct StateFigures {
 
 /// Figures of a pool.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct PoolFigures {
+pub(crate) struct PoolStats {
     pub(crate) name: String,
     pub(crate) txg: u64,
     pub(crate) total_bytes: u64,
@@ -289,7 +290,7 @@ pub(crate) struct PoolFigures {
     pub(crate) dirty_bytes: u64,
     pub(crate) suspended: Option<String>,
     #[serde(default)]
-    pub(crate) l2_devices: Vec<CacheDeviceView>,
+    pub(crate) l2_devices: Vec<L2DeviceInfo>,
     pub(crate) throttled: u64,
     pub(crate) throttled_p99_ns: u64,
     pub(crate) counters: BTreeMap<String, u64>,
@@ -297,7 +298,7 @@ pub(crate) struct PoolFigures {
 
 /// Figures of a mount.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct MountFigures {
+pub(crate) struct MountStats {
     pub(crate) pool: String,
     pub(crate) dataset: String,
     pub(crate) at: PathBuf,

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use forebay_fs::{ErrorKind, FileSystem, FsOptions};
 use forebay_pool::{CheckProgress, Pool};
 
-use crate::control::views::{CheckView, ProgressView};
+use crate::control::messages::{JobProgress, JobReport};
 use crate::error::Result;
 
 /// Called now and then; interrupts the work by its answer.
-pub(crate) type OnProgress<'a> = &'a mut dyn FnMut(&ProgressView) -> ControlFlow<()>;
+pub(crate) type OnProgress<'a> = &'a mut dyn FnMut(&JobProgress) -> ControlFlow<()>;
 
 /// Problems that are told; more are counted.
 const TOLD: usize = 100;
 
-fn progress_view(progress: &CheckProgress) -> ProgressView {
-    ProgressView {
+fn job_progress(progress: &CheckProgress) -> JobProgress {
+    JobProgress {
         blocks: progress.blocks,
         bytes: progress.bytes,
         total_bytes: progress.total_bytes,
@@ -29,8 +29,8 @@ fn progress_view(progress: &CheckProgress) -> ProgressView {
 ///
 /// # Errors
 /// Why it could not be carried out.
-pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<CheckView> {
-    let report = pool.check(&mut |progress| on_progress(&progress_view(progress)))?;
+pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobReport> {
+    let report = pool.check(&mut |progress| on_progress(&job_progress(progress)))?;
     let mut problems: Vec<String> =
         report.damaged.iter().map(|problem| format!("damaged: {problem}")).collect();
     let spaces = [
@@ -45,7 +45,7 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<CheckVie
             .extend(ranges.iter().map(|(dva, bytes)| format!("{what}: {bytes} bytes at {dva}")));
     }
     problems.truncate(TOLD);
-    Ok(CheckView {
+    Ok(JobReport {
         blocks: report.blocks,
         bytes: report.bytes,
         complete: report.complete,
@@ -61,10 +61,10 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<CheckVie
 ///
 /// # Errors
 /// Why it could not be carried out.
-pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) -> Result<CheckView> {
-    let mut view = check(pool, on_progress)?;
-    if !view.complete {
-        return Ok(view);
+pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) -> Result<JobReport> {
+    let mut info = check(pool, on_progress)?;
+    if !info.complete {
+        return Ok(info);
     }
     for name in pool.datasets()? {
         let options = FsOptions { read_only: pool.is_read_only(), ..FsOptions::default() };
@@ -74,43 +74,43 @@ pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) ->
         });
         match audited {
             Ok(report) => {
-                view.problem_count += report.problem_count;
-                view.problems.extend(
+                info.problem_count += report.problem_count;
+                info.problems.extend(
                     report.problems.iter().map(|problem| format!("dataset {name}: {problem}")),
                 );
-                view.notes.push(format!(
+                info.notes.push(format!(
                     "dataset {name}: {} folders, {} other files, {} names, {} files without names in use or being freed",
                     report.directories, report.others, report.names, report.orphans
                 ));
             }
             Err(error) if error.kind() == ErrorKind::Invalid => {
-                view.notes
+                info.notes
                     .push(format!("dataset {name}: holds no files; its objects were checked"));
             }
             Err(error) => {
-                view.problem_count += 1;
-                view.problems.push(format!("dataset {name}: its files cannot be walked: {error}"));
+                info.problem_count += 1;
+                info.problems.push(format!("dataset {name}: its files cannot be walked: {error}"));
             }
         }
     }
-    view.problems.truncate(TOLD);
-    Ok(view)
+    info.problems.truncate(TOLD);
+    Ok(info)
 }
 
 /// Reads every copy of every block, and writes those anew that are bad and have a good twin.
 ///
 /// # Errors
 /// Why it could not be carried out.
-pub(crate) fn scrub(pool: &Pool, on_progress: OnProgress<'_>) -> Result<CheckView> {
+pub(crate) fn scrub(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobReport> {
     let mut bytes = 0;
     let report = pool.scrub(&mut |progress| {
         bytes = progress.bytes;
-        on_progress(&progress_view(progress))
+        on_progress(&job_progress(progress))
     })?;
     let mut problems: Vec<String> =
         report.lost.iter().map(|problem| format!("lost: {problem}")).collect();
     problems.truncate(TOLD);
-    Ok(CheckView {
+    Ok(JobReport {
         blocks: report.blocks,
         bytes,
         complete: report.complete,

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use forebay_pool::{ErrorKind, Pool, PoolDevice};
 use serde::Serialize;
 
-use super::long::OnProgress;
-use super::{Host, figures, long, mount_view, pool_view};
+use super::jobs::OnProgress;
+use super::{Daemon, jobs, mount_info, pool_info, stats};
 use crate::control::Request;
-use crate::control::views::{CacheDeviceView, Expanded, Flushed, MountView};
+use crate::control::messages::{ExpandReport, FlushReport, L2DeviceInfo, MountInfo};
 use crate::error::{Failure, Result};
 use crate::pools;
 
 /// A device that has grown by less may have nothing to give: labels lie at multiples of less.
 const GROWTH_BYTES: u64 = 1 << 20;
 
-impl Host {
+impl Daemon {
     /// Serves a request.
     ///
     /// # Errors
@@ -28,24 +28,24 @@ impl Host {
         on_progress: OnProgress<'_>,
     ) -> Result<serde_json::Value> {
         match request {
-            Request::Hello => answer(&self.view()),
+            Request::Hello => answer(&self.info()),
             Request::Import { import } => {
                 self.take_pools()?;
-                let held = self.import(&import)?;
-                self.screen.say(&format!("imported pool {}", held.pool.name()));
-                answer(&pool_view(&held))
+                let imported = self.import(&import)?;
+                self.screen.say(&format!("imported pool {}", imported.pool.name()));
+                answer(&pool_info(&imported))
             }
             Request::Mount { import, mount } => {
                 self.take_pools()?;
                 let mount = self.mount(&import, &mount)?;
-                let view = mount_view(&mount);
+                let info = mount_info(&mount);
                 self.screen.say(&format!(
                     "mounted {}/{} at {}",
-                    view.pool,
-                    view.dataset,
-                    view.at.display()
+                    info.pool,
+                    info.dataset,
+                    info.at.display()
                 ));
-                answer(&view)
+                answer(&info)
             }
             Request::Remount { at, flags } => answer(&self.remount(&at, &flags)?),
             Request::Unmount { at, lazy } => {
@@ -53,59 +53,60 @@ impl Host {
             }
             Request::Export { pool, lazy } => answer(&self.export_pool(pool, lazy)?),
             Request::Status { pool } => {
-                let held = self.pool(pool)?;
-                let state = if held.mounts().is_empty() { "imported" } else { "mounted" };
-                answer(&figures::status(&held.pool, Some(&held), state))
+                let imported = self.pool(pool)?;
+                let state = if imported.mounts().is_empty() { "imported" } else { "mounted" };
+                answer(&stats::pool_status(&imported.pool, Some(&imported), state))
             }
             Request::Expand { pool, add, force } => {
-                let held = self.pool(pool)?;
-                let expanded =
-                    expand_pool(&held.pool, &add, force, &mut |path| held.add_device(path))?;
+                let imported = self.pool(pool)?;
+                let expanded = expand_pool(&imported.pool, &add, force, &mut |path| {
+                    imported.add_device(path)
+                })?;
                 answer(&expanded)
             }
             Request::Check { pool } => {
-                let mut view = long::check(&self.pool(pool)?.pool, on_progress)?;
+                let mut info = jobs::check(&self.pool(pool)?.pool, on_progress)?;
                 let text = "names and link counts are compared only while the pool is not in use";
-                view.notes.push(text.to_owned());
-                answer(&view)
+                info.notes.push(text.to_owned());
+                answer(&info)
             }
-            Request::Scrub { pool } => answer(&long::scrub(&self.pool(pool)?.pool, on_progress)?),
-            Request::AddCache { pool, device, force } => {
-                let held = self.pool(pool)?;
-                answer(&add_cache(&held.pool, &device, force)?)
+            Request::Scrub { pool } => answer(&jobs::scrub(&self.pool(pool)?.pool, on_progress)?),
+            Request::AddL2 { pool, device, force } => {
+                let imported = self.pool(pool)?;
+                answer(&add_l2(&imported.pool, &device, force)?)
             }
-            Request::RemoveCache { pool, device } => {
-                answer(&remove_cache(&self.pool(pool)?.pool, &device)?)
+            Request::RemoveL2 { pool, device } => {
+                answer(&remove_l2(&self.pool(pool)?.pool, &device)?)
             }
             Request::FlushCache => answer(&self.flush_cache()),
             Request::Tunables { pool } => {
-                answer(&figures::tunables(&self.cache, &self.pool(pool)?.pool))
+                answer(&stats::tunables(&self.cache, &self.pool(pool)?.pool))
             }
             Request::SetTunable { pool, name, value } => {
                 self.set_tunable(pool, &name, &value)?;
                 answer(&())
             }
-            Request::Stats => answer(&figures::stats(self)),
+            Request::Stats => answer(&stats::process(self)),
         }
     }
 
     fn export_pool(self: &Arc<Self>, pool: u64, lazy: bool) -> Result<()> {
-        let held = self.pool(pool)?;
-        self.export(&held, lazy).map_err(lazily)?;
-        self.screen.say(&format!("exported pool {}", held.pool.name()));
+        let imported = self.pool(pool)?;
+        self.export(&imported, lazy).map_err(lazily)?;
+        self.screen.say(&format!("exported pool {}", imported.pool.name()));
         Ok(())
     }
 
     /// Changes flags of a mount.
-    fn remount(&self, at: &Path, flags: &[String]) -> Result<MountView> {
+    fn remount(&self, at: &Path, flags: &[String]) -> Result<MountInfo> {
         let mount = self.mount_at(at)?;
         mount.remount(flags)?;
         self.screen.say(&format!("remounted {}", at.display()));
-        Ok(mount_view(&mount))
+        Ok(mount_info(&mount))
     }
 
     fn take_pools(&self) -> Result<()> {
-        if !self.daemon {
+        if !self.in_background {
             let text = "this process is a mount in the foreground, and takes no other pools; use --separate";
             return Err(Failure::new(text));
         }
@@ -121,11 +122,11 @@ impl Host {
         cache.set_tunable(name, value).map_err(|error| Failure::new(error.to_string()))
     }
 
-    fn flush_cache(&self) -> Flushed {
+    fn flush_cache(&self) -> FlushReport {
         let before = self.cache.cache().stats().resident_bytes();
         let blocks = self.cache.cache().flush();
         let after = self.cache.cache().stats().resident_bytes();
-        Flushed { blocks, bytes: before.saturating_sub(after) }
+        FlushReport { blocks, bytes: before.saturating_sub(after) }
     }
 }
 
@@ -149,12 +150,12 @@ pub(crate) fn expand_pool(
     add: &[PathBuf],
     force: bool,
     added: &mut dyn FnMut(PathBuf),
-) -> Result<Expanded> {
+) -> Result<ExpandReport> {
     let before_bytes = pool.stats().total_bytes;
     for path in add {
         let opened = pools::open_devices(std::slice::from_ref(path), false)?.pop();
         let Some(opened) = opened else { continue };
-        pools::refuse_foreign(&opened, path, force)?;
+        pools::refuse_content(&opened, path, force)?;
         pool.add_device(opened, force).map_err(|error| {
             let mut failure = Failure::from(error);
             failure.message = failure
@@ -169,7 +170,7 @@ pub(crate) fn expand_pool(
     }
     let devices = pool.devices().into_iter();
     let grown = devices.filter(has_grown).map(|device| device.path.into());
-    Ok(Expanded {
+    Ok(ExpandReport {
         before_bytes,
         after_bytes: pool.stats().total_bytes,
         added: add.to_vec(),
@@ -177,13 +178,13 @@ pub(crate) fn expand_pool(
     })
 }
 
-/// Adds a cache device, and tells how it is.
+/// Adds an L2 device, and tells how it is.
 ///
 /// # Errors
 /// Why not.
-pub(crate) fn add_cache(pool: &Pool, path: &Path, force: bool) -> Result<CacheDeviceView> {
+pub(crate) fn add_l2(pool: &Pool, path: &Path, force: bool) -> Result<L2DeviceInfo> {
     let opened = pools::open_devices(&[path.to_owned()], false)?.pop();
-    let opened = opened.ok_or_else(|| Failure::new("no cache device is named"))?;
+    let opened = opened.ok_or_else(|| Failure::new("no L2 device is named"))?;
     let guid = pool.add_l2_device(opened, force).map_err(|error| {
         let mut failure = Failure::from(error);
         failure.message = failure
@@ -192,20 +193,20 @@ pub(crate) fn add_cache(pool: &Pool, path: &Path, force: bool) -> Result<CacheDe
         failure
     })?;
     let number = format!("{guid:016x}");
-    let added = figures::l2_devices(pool).into_iter().find(|device| device.number == number);
-    added.ok_or_else(|| Failure::new("the cache device was removed meanwhile"))
+    let added = stats::l2_devices(pool).into_iter().find(|device| device.number == number);
+    added.ok_or_else(|| Failure::new("the L2 device was removed meanwhile"))
 }
 
 /// Removes one.
 ///
 /// # Errors
 /// Why not.
-pub(crate) fn remove_cache(pool: &Pool, device: &str) -> Result<()> {
+pub(crate) fn remove_l2(pool: &Pool, device: &str) -> Result<()> {
     pool.remove_l2_device(device).map_err(|error| {
         let not_there = error.kind() == ErrorKind::NotFound;
         let mut failure = Failure::from(error);
         if not_there {
-            failure.message.push_str(&format!("; `forebay cache list {}` lists them", pool.name()));
+            failure.message.push_str(&format!("; `forebay l2 list {}` lists them", pool.name()));
         }
         failure
     })

@@ -6,21 +6,21 @@
 //! # Invariants
 //!
 //! - A dataset is mounted at most once: nothing else would see what one mount's inodes know.
-//! - A mount that ends, by whomever, is closed and forgotten by its own thread ([`Host::retire`]). A pool that came
+//! - A mount that ends, by whomever, is closed and forgotten by its own thread ([`Daemon::retire`]). A pool that came
 //!   only to be mounted is exported with its last mount. The process ends with its last pool.
 //!
 //! # Locking
 //!
-//! `host-changing` is held over every change of what is had (importing, mounting, closing), and may be held for as
-//! long as these take; `host-state` only for a look or a push. The second is taken under the first.
+//! `daemon-changing` is held over every change of what is had (importing, mounting, closing), and may be held for as
+//! long as these take; `daemon-state` only for a look or a push. The second is taken under the first.
 
-pub(crate) mod figures;
-mod held;
-pub(crate) mod live;
-pub(crate) mod long;
+pub(crate) mod jobs;
+mod registry;
 mod requests;
 pub(crate) mod run;
+pub(crate) mod screen;
 pub(crate) mod spawn;
+pub(crate) mod stats;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,14 +32,14 @@ use forebay_fuse::MountError;
 use forebay_pool::{BlockCache, BlockCacheOptions};
 use serde::{Deserialize, Serialize};
 
-use crate::control::views::{MountView, PoolView, ProcessView};
+use crate::control::messages::{MountInfo, PoolInfo, ProcessInfo};
 use crate::error::{Failure, Result};
 use crate::flags::Flags;
 use crate::memory::MemoryPlan;
-use crate::pools::{self, ImportWanted};
-pub(crate) use held::{Held, HeldMount};
-use live::Screen;
-pub(crate) use requests::{add_cache, expand_pool, remove_cache};
+use crate::pools::{self, ImportRequest};
+pub(crate) use registry::{ImportedPool, MountedDataset};
+pub(crate) use requests::{add_l2, expand_pool, remove_l2};
+use screen::Screen;
 
 /// Dirty data of all pools together may take this part of the cache's bound.
 const DIRTY_SHARE: (u64, u64) = (3, 4);
@@ -47,7 +47,7 @@ const DIRTY_SHARE: (u64, u64) = (3, 4);
 /// How to mount a dataset.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct MountWanted {
+pub(crate) struct MountRequest {
     pub(crate) dataset: String,
     /// Where; an absolute path if it travels to another process.
     pub(crate) at: PathBuf,
@@ -70,7 +70,7 @@ pub(crate) enum Event {
 
 /// For whom a process is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Service {
+pub(crate) enum DaemonMode {
     /// Who has started it.
     Foreground,
     /// All of a user's pools, in the background.
@@ -80,22 +80,22 @@ pub(crate) enum Service {
 }
 
 /// A process that has pools.
-pub(crate) struct Host {
+pub(crate) struct Daemon {
     pub(crate) plan: MemoryPlan,
-    pub(crate) daemon: bool,
+    pub(crate) in_background: bool,
     separate: bool,
     pub(crate) cache: Arc<BlockCache>,
     pub(crate) screen: Arc<Screen>,
     pub(crate) started: Instant,
     changing: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<DaemonState>,
     ended: Condvar,
     events: Sender<Event>,
 }
 
 #[derive(Default)]
-struct State {
-    pools: Vec<Arc<Held>>,
+struct DaemonState {
+    pools: Vec<Arc<ImportedPool>>,
     /// Requests under way.
     requests: usize,
     /// Whether there was ever something to do.
@@ -106,27 +106,27 @@ struct State {
     failures: Vec<String>,
 }
 
-impl Host {
+impl Daemon {
     /// A process without pools.
     ///
     /// # Errors
     /// If the system gives no memory.
     pub(crate) fn new(
         plan: MemoryPlan,
-        service: Service,
+        mode: DaemonMode,
         screen: Arc<Screen>,
         events: Sender<Event>,
     ) -> Result<Arc<Self>> {
         let options = BlockCacheOptions { bytes: plan.cache_bytes, ..BlockCacheOptions::default() };
         Ok(Arc::new(Self {
             plan,
-            daemon: service != Service::Foreground,
-            separate: service == Service::Separate,
+            in_background: mode != DaemonMode::Foreground,
+            separate: mode == DaemonMode::Separate,
             cache: BlockCache::new(options)?,
             screen,
             started: Instant::now(),
-            changing: Mutex::named("host-changing", ()),
-            state: Mutex::named("host-state", State::default()),
+            changing: Mutex::named("daemon-changing", ()),
+            state: Mutex::named("daemon-state", DaemonState::default()),
             ended: Condvar::new(),
             events,
         }))
@@ -136,25 +136,27 @@ impl Host {
     ///
     /// # Errors
     /// Why it cannot be imported.
-    pub(crate) fn import(&self, wanted: &ImportWanted) -> Result<Arc<Held>> {
+    pub(crate) fn import(&self, request: &ImportRequest) -> Result<Arc<ImportedPool>> {
         let changing = self.changing.lock();
-        let held = self.import_locked(&changing, wanted)?;
-        held.stay();
-        Ok(held)
+        let imported = self.import_locked(&changing, request)?;
+        imported.stay();
+        Ok(imported)
     }
 
     fn import_locked(
         &self,
         _changing: &MutexGuard<'_, ()>,
-        wanted: &ImportWanted,
-    ) -> Result<Arc<Held>> {
-        let paths = pools::absolute(&wanted.paths)?;
-        if let Some(held) = self.pools().into_iter().find(|held| held.has_device(&paths)) {
-            return match held.pool.is_read_only() && !wanted.read_only {
-                false => Ok(held),
+        request: &ImportRequest,
+    ) -> Result<Arc<ImportedPool>> {
+        let paths = pools::absolute(&request.paths)?;
+        if let Some(imported) =
+            self.pools().into_iter().find(|imported| imported.has_device(&paths))
+        {
+            return match imported.pool.is_read_only() && !request.read_only {
+                false => Ok(imported),
                 true => Err(Failure::new(format!(
                     "pool {} is imported for reading only; export it first, or use --read-only",
-                    held.pool.name()
+                    imported.pool.name()
                 ))),
             };
         }
@@ -164,15 +166,15 @@ impl Host {
         // Even if it is only read: who reads the mount waits for this process, which would wait for the mount.
         paths.iter().try_for_each(|path| pools::refuse_served(path))?;
         let pool =
-            pools::import(&ImportWanted { paths: paths.clone(), ..wanted.clone() }, &self.cache)?;
-        let dirty_set = wanted.tunables.iter().any(|(name, _)| name == held::DIRTY_TUNABLE);
-        let held = Arc::new(Held::new(pool, paths, dirty_set));
+            pools::import(&ImportRequest { paths: paths.clone(), ..request.clone() }, &self.cache)?;
+        let dirty_set = request.tunables.iter().any(|(name, _)| name == registry::DIRTY_TUNABLE);
+        let imported = Arc::new(ImportedPool::new(pool, paths, dirty_set));
         let mut state = self.state.lock();
-        state.pools.push(Arc::clone(&held));
+        state.pools.push(Arc::clone(&imported));
         state.used = true;
         drop(state);
         self.share_dirty();
-        Ok(held)
+        Ok(imported)
     }
 
     /// Several pools may not each have as much dirty as one alone: the cache has it only once.
@@ -180,8 +182,8 @@ impl Host {
         let pools = self.pools();
         let all = self.plan.cache_bytes / DIRTY_SHARE.1 * DIRTY_SHARE.0;
         let each = all / pools.len().max(1) as u64;
-        for held in pools {
-            held.bound_dirty(each);
+        for imported in pools {
+            imported.bound_dirty(each);
         }
     }
 
@@ -191,42 +193,44 @@ impl Host {
     /// Why it cannot be imported or mounted. A pool that was imported for it is exported again.
     pub(crate) fn mount(
         self: &Arc<Self>,
-        import: &ImportWanted,
-        wanted: &MountWanted,
-    ) -> Result<Arc<HeldMount>> {
+        import: &ImportRequest,
+        request: &MountRequest,
+    ) -> Result<Arc<MountedDataset>> {
         let changing = self.changing.lock();
-        let held = self.import_locked(&changing, import)?;
-        let mounted = self.mount_locked(&held, wanted);
+        let imported = self.import_locked(&changing, import)?;
+        let mounted = self.mount_locked(&imported, request);
         if mounted.is_err() {
             // The first error is the one to tell; this one is noted.
-            let _ = self.close_if_unused(&changing, &held);
+            let _ = self.close_if_unused(&changing, &imported);
         }
         mounted
     }
 
     fn mount_locked(
         self: &Arc<Self>,
-        held: &Arc<Held>,
-        wanted: &MountWanted,
-    ) -> Result<Arc<HeldMount>> {
-        if let Some(other) = held.mounts().iter().find(|mount| mount.dataset == wanted.dataset) {
+        imported: &Arc<ImportedPool>,
+        request: &MountRequest,
+    ) -> Result<Arc<MountedDataset>> {
+        if let Some(other) = imported.mounts().iter().find(|mount| mount.dataset == request.dataset)
+        {
             return Err(Failure::new(format!(
                 "dataset {} of pool {} is mounted at {}; `forebay umount` it first",
-                wanted.dataset,
-                held.pool.name(),
+                request.dataset,
+                imported.pool.name(),
                 other.at().display()
             )));
         }
-        let mount = Arc::new(HeldMount::begin(held, wanted, &self.plan)?);
-        held.add_mount(&mount);
-        let (host, of_thread, its_pool) = (Arc::clone(self), Arc::clone(&mount), Arc::clone(held));
+        let mount = Arc::new(MountedDataset::begin(imported, request, &self.plan)?);
+        imported.add_mount(&mount);
+        let (daemon, of_thread, its_pool) =
+            (Arc::clone(self), Arc::clone(&mount), Arc::clone(imported));
         let watch = move || {
             let broke = of_thread.wait();
-            host.retire(&its_pool, &of_thread, broke);
+            daemon.retire(&its_pool, &of_thread, broke);
         };
         let watcher = forebay_base::sync::thread::spawn_named("forebay-mount", watch);
         if let Err(error) = watcher {
-            held.remove_mount(&mount);
+            imported.remove_mount(&mount);
             return Err(Failure::new(format!(
                 "cannot start a thread: {error}; end other programs"
             )));
@@ -236,7 +240,12 @@ impl Host {
     }
 
     /// A mount has ended: closes its files, and its pool if that came for mounts only.
-    fn retire(self: &Arc<Self>, held: &Arc<Held>, mount: &Arc<HeldMount>, broke: Option<String>) {
+    fn retire(
+        self: &Arc<Self>,
+        imported: &Arc<ImportedPool>,
+        mount: &Arc<MountedDataset>,
+        broke: Option<String>,
+    ) {
         // The process does not end before all is said.
         let _under_way = self.request();
         let changing = self.changing.lock();
@@ -244,11 +253,11 @@ impl Host {
         if let Some(why) = broke {
             self.screen.say(&format!("{}: the mount broke: {why}", mount.at().display()));
         }
-        held.remove_mount(mount);
+        imported.remove_mount(mount);
         if let Err(error) = &outcome {
             self.note_failure(format!("{}: {error}", mount.at().display()));
         }
-        let closed = self.close_if_unused(&changing, held);
+        let closed = self.close_if_unused(&changing, imported);
         if outcome.is_ok() {
             outcome = closed;
         }
@@ -258,22 +267,30 @@ impl Host {
         self.changed();
     }
 
-    fn close_if_unused(&self, changing: &MutexGuard<'_, ()>, held: &Arc<Held>) -> Result<()> {
-        match held.stays() || !held.mounts().is_empty() {
+    fn close_if_unused(
+        &self,
+        changing: &MutexGuard<'_, ()>,
+        imported: &Arc<ImportedPool>,
+    ) -> Result<()> {
+        match imported.stays() || !imported.mounts().is_empty() {
             true => Ok(()),
-            false => self.close_pool(changing, held),
+            false => self.close_pool(changing, imported),
         }
     }
 
     /// Exports a pool without mounts, and forgets it.
-    fn close_pool(&self, _changing: &MutexGuard<'_, ()>, held: &Arc<Held>) -> Result<()> {
-        let closed = held.pool.close().map_err(|error| {
+    fn close_pool(
+        &self,
+        _changing: &MutexGuard<'_, ()>,
+        imported: &Arc<ImportedPool>,
+    ) -> Result<()> {
+        let closed = imported.pool.close().map_err(|error| {
             let failure =
-                Failure::from(error).doing(format_args!("exporting pool {}", held.pool.name()));
+                Failure::from(error).doing(format_args!("exporting pool {}", imported.pool.name()));
             self.note_failure(failure.message.clone());
             failure
         });
-        self.state.lock().pools.retain(|other| !Arc::ptr_eq(other, held));
+        self.state.lock().pools.retain(|other| !Arc::ptr_eq(other, imported));
         self.share_dirty();
         self.changed();
         closed
@@ -283,7 +300,7 @@ impl Host {
     ///
     /// # Errors
     /// If it is busy, or closing failed.
-    pub(crate) fn unmount(&self, mount: &Arc<HeldMount>, lazy: bool) -> Result<()> {
+    pub(crate) fn unmount(&self, mount: &Arc<MountedDataset>, lazy: bool) -> Result<()> {
         for round in 1.. {
             match mount.unmount(lazy) {
                 Ok(()) => break,
@@ -313,7 +330,7 @@ impl Host {
     }
 
     /// Waits until a mount is closed, but not for ever.
-    fn wait_for(&self, mount: &HeldMount, patience: Duration) {
+    fn wait_for(&self, mount: &MountedDataset, patience: Duration) {
         let until = Instant::now() + patience;
         let mut state = self.state.lock();
         while mount.outcome().is_none() {
@@ -329,20 +346,20 @@ impl Host {
     ///
     /// # Errors
     /// If a mount is busy, or closing failed.
-    pub(crate) fn export(&self, held: &Arc<Held>, lazy: bool) -> Result<()> {
-        for mount in held.mounts() {
+    pub(crate) fn export(&self, imported: &Arc<ImportedPool>, lazy: bool) -> Result<()> {
+        for mount in imported.mounts() {
             self.unmount(&mount, lazy)?;
         }
         let changing = self.changing.lock();
-        if let Some(mount) = held.mounts().first() {
+        if let Some(mount) = imported.mounts().first() {
             return Err(Failure::new(format!(
                 "pool {}: {} is still in use; it is exported when its last user lets go",
-                held.pool.name(),
+                imported.pool.name(),
                 mount.at().display()
             )));
         }
-        match self.pools().iter().any(|other| Arc::ptr_eq(other, held)) {
-            true => self.close_pool(&changing, held),
+        match self.pools().iter().any(|other| Arc::ptr_eq(other, imported)) {
+            true => self.close_pool(&changing, imported),
             false => Ok(()),
         }
     }
@@ -351,30 +368,30 @@ impl Host {
     pub(crate) fn begin_ending(&self) {
         let changing = self.changing.lock();
         self.state.lock().ending = true;
-        for held in self.pools() {
-            held.go_with_last_mount();
+        for imported in self.pools() {
+            imported.go_with_last_mount();
             // It is noted.
-            let _ = self.close_if_unused(&changing, &held);
+            let _ = self.close_if_unused(&changing, &imported);
         }
     }
 
     /// Closes what is left in spite of its users, who get errors from now on.
     pub(crate) fn force_end(&self) {
         let changing = self.changing.lock();
-        for held in self.pools() {
-            for mount in held.mounts() {
+        for imported in self.pools() {
+            for mount in imported.mounts() {
                 if let Err(error) = mount.close() {
                     self.note_failure(error.message);
                 }
-                held.remove_mount(&mount);
+                imported.remove_mount(&mount);
             }
             // It is noted.
-            let _ = self.close_pool(&changing, &held);
+            let _ = self.close_pool(&changing, &imported);
         }
     }
 
     /// Pools that are here.
-    pub(crate) fn pools(&self) -> Vec<Arc<Held>> {
+    pub(crate) fn pools(&self) -> Vec<Arc<ImportedPool>> {
         self.state.lock().pools.clone()
     }
 
@@ -382,21 +399,21 @@ impl Host {
     ///
     /// # Errors
     /// If it is not here.
-    pub(crate) fn pool(&self, guid: u64) -> Result<Arc<Held>> {
-        let found = self.pools().into_iter().find(|held| held.pool.guid() == guid);
+    pub(crate) fn pool(&self, guid: u64) -> Result<Arc<ImportedPool>> {
+        let found = self.pools().into_iter().find(|imported| imported.pool.guid() == guid);
         found.ok_or_else(|| Failure::new("the pool was exported meanwhile"))
     }
 
     /// All mounts.
-    pub(crate) fn mounts(&self) -> Vec<Arc<HeldMount>> {
-        self.pools().iter().flat_map(|held| held.mounts()).collect()
+    pub(crate) fn mounts(&self) -> Vec<Arc<MountedDataset>> {
+        self.pools().iter().flat_map(|imported| imported.mounts()).collect()
     }
 
     /// The mount at a place.
     ///
     /// # Errors
     /// If there is none of this process.
-    pub(crate) fn mount_at(&self, at: &Path) -> Result<Arc<HeldMount>> {
+    pub(crate) fn mount_at(&self, at: &Path) -> Result<Arc<MountedDataset>> {
         let found = self.mounts().into_iter().find(|mount| mount.at() == at);
         found.ok_or_else(|| Failure::new(format!("{}: is not mounted any more", at.display())))
     }
@@ -435,19 +452,19 @@ impl Host {
         RequestUnderWay(Arc::clone(self))
     }
 
-    /// That somebody has wanted something of this process: from now on it ends when it has no pool.
+    /// That somebody has request something of this process: from now on it ends when it has no pool.
     pub(crate) fn note_used(&self) {
         self.state.lock().used = true;
     }
 
     /// Who it is, and what it has.
-    pub(crate) fn view(&self) -> ProcessView {
-        ProcessView {
+    pub(crate) fn info(&self) -> ProcessInfo {
+        ProcessInfo {
             pid: std::process::id(),
-            daemon: self.daemon,
+            daemon: self.in_background,
             separate: self.separate,
             memory_bytes: self.plan.total_bytes,
-            pools: self.pools().iter().map(|held| held.view()).collect(),
+            pools: self.pools().iter().map(|imported| imported.info()).collect(),
         }
     }
 }
@@ -460,7 +477,7 @@ const BUSY_ROUNDS: u32 = 5;
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A request that is being served.
-pub(crate) struct RequestUnderWay(Arc<Host>);
+pub(crate) struct RequestUnderWay(Arc<Daemon>);
 
 impl Drop for RequestUnderWay {
     fn drop(&mut self) {
@@ -470,14 +487,14 @@ impl Drop for RequestUnderWay {
 }
 
 /// What there is to say of a pool in a list.
-pub(crate) fn pool_view(held: &Held) -> PoolView {
-    let stats = held.pool.stats();
-    PoolView {
-        name: held.pool.name().to_owned(),
-        guid: held.pool.guid(),
-        read_only: held.pool.is_read_only(),
-        devices: held.devices(),
-        mounts: held.mounts().iter().map(|mount| mount_view(mount)).collect(),
+pub(crate) fn pool_info(imported: &ImportedPool) -> PoolInfo {
+    let stats = imported.pool.stats();
+    PoolInfo {
+        name: imported.pool.name().to_owned(),
+        guid: imported.pool.guid(),
+        read_only: imported.pool.is_read_only(),
+        devices: imported.devices(),
+        mounts: imported.mounts().iter().map(|mount| mount_info(mount)).collect(),
         total_bytes: stats.total_bytes,
         free_bytes: stats.free_bytes,
         available_bytes: stats.available_bytes,
@@ -486,8 +503,8 @@ pub(crate) fn pool_view(held: &Held) -> PoolView {
 }
 
 /// What there is to say of a mount.
-pub(crate) fn mount_view(mount: &HeldMount) -> MountView {
-    MountView {
+pub(crate) fn mount_info(mount: &MountedDataset) -> MountInfo {
+    MountInfo {
         pool: mount.pool.clone(),
         dataset: mount.dataset.clone(),
         at: mount.at().to_owned(),
