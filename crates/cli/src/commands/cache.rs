@@ -1,4 +1,4 @@
-//! `forebay cache`: the block cache of running processes.
+//! `forebay cache`: the block cache of daemons.
 
 use crate::control::Request;
 use crate::control::client::processes_of;
@@ -10,7 +10,7 @@ pub(crate) fn flush(pool: Option<&str>) -> Result<()> {
     for process in processes_of(pool)? {
         let flushed: FlushReport = process.ask(&Request::FlushCache)?;
         let (blocks, bytes) = (flushed.blocks, units::bytes(flushed.bytes));
-        output::line(&format!("process {}: {blocks} blocks, {bytes} thrown out", process.info.pid));
+        output::line(&format!("process {}: evicted {blocks} blocks, {bytes}", process.info.pid));
     }
     Ok(())
 }

@@ -14,42 +14,42 @@ use crate::output::{self, Progress};
 use crate::pools::{self, ImportRequest};
 use crate::units;
 
-/// What a check may cache: indirect blocks, mostly.
+/// Cache size of a check, in bytes; it holds mostly indirect blocks.
 const CACHE_BYTES: u64 = 256 << 20;
 
 pub(crate) fn check(args: &CheckArgs) -> Result<()> {
-    let work = Work { what: "check", args: &args.work, read_only: args.read_only };
-    work.run(|guid| Request::Check { pool: guid }, jobs::check_with_files)
+    let job = Job { name: "check", args: &args.work, read_only: args.read_only };
+    job.run(|guid| Request::Check { pool: guid }, jobs::check_with_files)
 }
 
 pub(crate) fn scrub(args: &JobArgs) -> Result<()> {
-    let work = Work { what: "scrub", args, read_only: false };
-    work.run(
+    let job = Job { name: "scrub", args, read_only: false };
+    job.run(
         |guid| Request::Scrub { pool: guid },
         |pool, on_progress| jobs::scrub(pool, on_progress),
     )
 }
 
-struct Work<'a> {
-    what: &'static str,
+struct Job<'a> {
+    name: &'static str,
     args: &'a JobArgs,
     read_only: bool,
 }
 
-impl Work<'_> {
+impl Job<'_> {
     fn run(
         &self,
         request: impl Fn(u64) -> Request,
         work: impl Fn(&Arc<Pool>, jobs::OnProgress<'_>) -> Result<JobReport>,
     ) -> Result<()> {
         let target = client::find(&self.args.pool)?;
-        let progress = Progress::begin(self.what)?;
-        let info = match target {
+        let progress = Progress::begin(self.name)?;
+        let report = match target {
             Target::InUse { process, pool } => {
                 let stop = progress.stop_flag();
                 let asked = process.ask_until(
                     &request(pool.guid),
-                    &mut |info| progress.show(info),
+                    &mut |state| progress.show(state),
                     &stop,
                 )?;
                 asked.unwrap_or_default()
@@ -58,58 +58,59 @@ impl Work<'_> {
                 let cache = pools::cache(CACHE_BYTES)?;
                 let pool =
                     Arc::new(pools::import(&ImportRequest::plain(paths, self.read_only), &cache)?);
-                let info = work(&pool, &mut |info| progress.step(info))?;
+                let report = work(&pool, &mut |state| progress.step(state))?;
                 pool.close()?;
-                info
+                report
             }
         };
         let stopped = progress.is_stopped();
         drop(progress);
-        self.tell(&info, stopped)
+        self.print(&report, stopped)
     }
 
-    fn tell(&self, info: &JobReport, stopped: bool) -> Result<()> {
+    fn print(&self, report: &JobReport, stopped: bool) -> Result<()> {
         if self.args.json {
-            output::json(info)?;
+            output::json(report)?;
         } else {
             let mut text = String::new();
-            for problem in &info.problems {
+            for problem in &report.problems {
                 text.push_str(&format!("{problem}\n"));
             }
-            let more = info.problem_count.saturating_sub(info.problems.len() as u64);
+            let more = report.problem_count.saturating_sub(report.problems.len() as u64);
             if more > 0 {
                 text.push_str(&format!("and {more} more\n"));
             }
-            for note in &info.notes {
+            for note in &report.notes {
                 text.push_str(&format!("{note}\n"));
             }
             text.push_str(&format!(
                 "{} blocks, {} in all copies",
-                info.blocks,
-                units::bytes(info.bytes)
+                report.blocks,
+                units::bytes(report.bytes)
             ));
-            if self.what == "scrub" {
-                text.push_str(&format!(", {} copies healed", info.healed));
+            if self.name == "scrub" {
+                text.push_str(&format!(", {} copies healed", report.healed));
             }
-            text.push_str(match (info.problem_count, info.complete) {
+            text.push_str(match (report.problem_count, report.complete) {
                 (0, true) => "; no problems found\n",
-                (0, false) => "; no problems found until it was interrupted\n",
+                (0, false) => "; no problems found before the interruption\n",
                 _ => "\n",
             });
             output::print(&text);
         }
         let pool = &self.args.pool;
-        match (info.problem_count, info.complete) {
+        match (report.problem_count, report.complete) {
             (0, true) => Ok(()),
-            (0, false) if stopped => {
-                Err(Failure::new(format!("{pool}: the {} was interrupted", self.what)))
-            }
+            (0, false) if stopped => Err(Failure::new(format!(
+                "{pool}: the {} was interrupted; run it again for a full result",
+                self.name
+            ))),
             (0, false) => Err(Failure::new(format!(
-                "{pool}: the {} was not carried out to its end",
-                self.what
+                "{pool}: the {} ended early; export the pool or wait for other jobs, then run it again",
+                self.name
             ))),
             (count, _) => Err(Failure::new(format!(
-                "{pool}: {count} problem{}; restore what is named from a backup, or try `forebay scrub`",
+                "{pool}: {count} problem{}; run `forebay scrub` to repair bad copies, and restore lost files from a backup",
                 if count == 1 { "" } else { "s" }
             ))),
         }

@@ -1,4 +1,4 @@
-//! `forebay dataset`: the datasets of a pool.
+//! `forebay dataset`: creates, changes and lists datasets.
 
 use forebay_fs::{FileSystem, Owner};
 use forebay_pool::{DatasetSettings, Pool};
@@ -17,22 +17,22 @@ use crate::{output, units};
 
 pub(crate) fn create(spec: &str, name: &str, args: &DatasetArgs) -> Result<()> {
     let settings = settings(args, DatasetSettings::default())?;
-    let pool = unused(spec, "make the dataset")?;
+    let pool = open_exported(spec, "create the dataset")?;
     let owner = Owner { uid: run_dir::uid(), gid: run_dir::gid(), mode: 0o755 };
     FileSystem::create_in(&pool, name, &settings, owner)?;
     let pool_name = pool.name().to_owned();
     pool.export()?;
     output::line(&format!(
-        "made dataset {name} in pool {pool_name}; mount it with --dataset {name}"
+        "created dataset {name} in pool {pool_name}; mount it with --dataset {name}"
     ));
     Ok(())
 }
 
 pub(crate) fn set(spec: &str, name: &str, args: &DatasetArgs) -> Result<()> {
     if *args == DatasetArgs::default() {
-        return Err(Failure::usage("say what is to be changed; see `forebay help dataset set`"));
+        return Err(Failure::usage("no setting is given; see `forebay help dataset set`"));
     }
-    let pool = unused(spec, "change the dataset")?;
+    let pool = open_exported(spec, "change the dataset")?;
     let dataset = pool.dataset(name)?;
     dataset.set_settings(&settings(args, dataset.settings()?)?)?;
     drop(dataset);
@@ -42,11 +42,11 @@ pub(crate) fn set(spec: &str, name: &str, args: &DatasetArgs) -> Result<()> {
     Ok(())
 }
 
-/// A pool that nobody has in use, imported; `what` is wanted of it.
-fn unused(spec: &str, what: &str) -> Result<Pool> {
+/// Imports a pool that no daemon has; `operation` names the reason in the error.
+fn open_exported(spec: &str, operation: &str) -> Result<Pool> {
     match client::find(spec)? {
         Target::InUse { process, pool } => Err(Failure::new(format!(
-            "pool {0} is in use by process {1}; `forebay export {0}`, {what}, and mount it again",
+            "pool {0} is in use by process {1}; run `forebay export {0}`, {operation}, and mount it again",
             pool.name, process.info.pid
         ))),
         Target::Paths(paths) => {

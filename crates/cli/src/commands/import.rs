@@ -1,4 +1,4 @@
-//! `forebay import`: what devices hold, and a pool for the background process without a mount.
+//! `forebay import`: imports a pool into the daemon without a mount, or shows labels.
 
 use forebay_pool::{HostId, LabelInfo};
 
@@ -29,17 +29,16 @@ pub(crate) fn run(args: &ImportArgs) -> Result<()> {
         super::l2::warn(&process.ask(&Request::Status { pool: pool.guid })?);
     }
     output::line(&format!(
-        "imported pool {}, {} of {} left for data; process {} has it; `forebay export {}` lets go of it",
+        "imported pool {} into process {3}, {} of {} available; export it with `forebay export {0}`",
         pool.name,
         units::bytes(pool.available_bytes),
         units::bytes(pool.total_bytes),
-        process.info.pid,
-        pool.name
+        process.info.pid
     ));
     Ok(())
 }
 
-/// How to import these devices, by the command line.
+/// Builds the request for these devices from the command line.
 pub(crate) fn import_request(
     args: &ImportOptionArgs,
     paths: Vec<std::path::PathBuf>,
@@ -79,7 +78,9 @@ fn show(args: &ImportArgs) -> Result<()> {
     }
     match missing {
         0 => Ok(()),
-        _ => Err(Failure::new("not every device holds a pool; `forebay create` makes one")),
+        _ => Err(Failure::new(
+            "not every device holds a pool; give the devices of a pool, or create one with `forebay create`",
+        )),
     }
 }
 
@@ -88,11 +89,14 @@ fn describe(path: &str, label: &LabelInfo) -> String {
     let state = match (label.active, label.host.id == this.id) {
         (false, _) => "exported".to_owned(),
         (true, true) => {
-            "not exported: this host had it and crashed, or has it; its intent log is replayed"
+            "not exported: this host uses it or crashed with it; an import replays its intent log"
                 .to_owned()
         }
         (true, false) => {
-            format!("host {} has it or crashed while it had: needs --force", label.host)
+            format!(
+                "not exported: host {} uses it or crashed with it; an import needs --force",
+                label.host
+            )
         }
     };
     format!(

@@ -22,15 +22,16 @@ pub(crate) fn add(spec: &str, device: &Path, size: Option<u64>, force: bool) -> 
     };
     device_content::refuse_repeated(&[device.to_owned()], has)?;
     if let Target::InUse { process, pool } = &target {
-        // This pool's process has it locked: that would be all that is said of it.
+        // Checked first, because the device is locked by that process, and the error would only say
+        // so.
         let status: PoolStatus = process.ask(&Request::Status { pool: pool.guid })?;
-        let used = status.l2_devices.iter().filter(|used| used.state != "away");
+        let used = status.l2_devices.iter().filter(|used| used.state != "unavailable");
         if let Some(used) = used
             .map(|used| &used.path)
             .find(|path| device_content::is_same(device, Path::new(path)))
         {
             return Err(Failure::new(format!(
-                "{}: is an L2 device of this pool already; `forebay l2 remove {spec} {used}` first to make it anew",
+                "{}: is an L2 device of this pool already; to add it empty, run `forebay l2 remove {spec} {used}` first",
                 device.display()
             )));
         }
@@ -38,12 +39,12 @@ pub(crate) fn add(spec: &str, device: &Path, size: Option<u64>, force: bool) -> 
     let made = make_file(device, size)?;
     let added = add_to(&target, device, force).inspect_err(|_| {
         if made {
-            // The error is told.
+            // The error of the command is reported.
             let _ = std::fs::remove_file(device);
         }
     })?;
     output::line(&format!(
-        "{spec}: {} is an L2 device of pool {} now, {}; `forebay l2 list {spec}` shows what it does",
+        "{spec}: added L2 device {} to pool {}, {}; `forebay l2 list {spec}` shows its statistics",
         added.path,
         added.pool,
         units::bytes(added.size_bytes)
@@ -52,7 +53,7 @@ pub(crate) fn add(spec: &str, device: &Path, size: Option<u64>, force: bool) -> 
 }
 
 fn add_to(target: &Target, device: &Path, force: bool) -> Result<L2DeviceInfo> {
-    // Where others find it too.
+    // Absolute, for the daemon and for later imports.
     let device = pools::canonical(device)?;
     pools::refuse_served(&device)?;
     match target {
@@ -70,7 +71,7 @@ fn add_to(target: &Target, device: &Path, force: bool) -> Result<L2DeviceInfo> {
 }
 
 pub(crate) fn remove(spec: &str, device: &str) -> Result<()> {
-    // By the path that the pool knows, however it is written here.
+    // The pool knows canonical paths.
     let known = pools::canonical(Path::new(device)).ok();
     let known = known.and_then(|path| path.to_str().map(str::to_owned));
     let device = known.unwrap_or_else(|| device.to_owned());
@@ -80,14 +81,14 @@ pub(crate) fn remove(spec: &str, device: &str) -> Result<()> {
         }
         Target::Paths(paths) => {
             let cache = pools::cache(MemoryPlan::small())?;
-            // With its L2 devices, so that the one that goes is told.
+            // With L2 devices, so that the removed device is cleared.
             let wanted = ImportRequest { l2_devices: true, ..ImportRequest::plain(paths, false) };
             let pool = pools::import(&wanted, &cache)?;
             daemon::remove_l2(&pool, &device)?;
             pool.export()?;
         }
     }
-    output::line(&format!("{spec}: {device} is no L2 device any more"));
+    output::line(&format!("{spec}: removed L2 device {device}"));
     Ok(())
 }
 
@@ -127,7 +128,7 @@ pub(crate) fn list(pool: Option<&str>, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// L2 devices, one a line.
+/// Formats L2 devices as a table.
 pub(super) fn table(devices: &[L2DeviceInfo]) -> String {
     let row = |device: &L2DeviceInfo| {
         vec![
@@ -153,7 +154,7 @@ pub(super) fn table(devices: &[L2DeviceInfo]) -> String {
         ">USED",
         ">BLOCKS",
         ">HITS",
-        ">OF ASKED",
+        ">HIT RATIO",
         ">WRITTEN",
         ">MEMORY",
     ];
@@ -167,28 +168,28 @@ pub(super) fn table(devices: &[L2DeviceInfo]) -> String {
     out
 }
 
-/// Says of a pool that was just taken into use which of its L2 devices it does without, and what helps.
+/// Prints warnings about the missing L2 devices of a newly imported pool.
 pub(super) fn warn(status: &PoolStatus) {
     warnings(status).iter().for_each(|line| eprintln!("forebay: {line}"));
 }
 
-/// The same, a line a device.
+/// Warnings about missing L2 devices, one line each.
 pub(super) fn warnings(status: &PoolStatus) -> Vec<String> {
     let pool = &status.name;
     let damage = status.l2_devices_damage.iter();
-    let damage = damage.map(|why| format!("pool {pool} does without its L2 devices: {why}"));
+    let damage = damage.map(|why| format!("pool {pool} runs without its L2 devices: {why}"));
     let missing = status.l2_devices.iter().filter_map(|device| {
         let L2DeviceInfo { path, number, .. } = device;
         let why = device.why.as_ref()?;
         Some(format!(
-            "pool {pool} does without its L2 device {path}: {why}; mend that and import the pool again, or \
+            "pool {pool} runs without its L2 device {path}: {why}; repair the device and import the pool again, or run \
              `forebay l2 remove {pool} {number}`"
         ))
     });
     damage.chain(missing).collect()
 }
 
-/// How an L2 device is, in a few words.
+/// The state of an L2 device, with the progress of a rebuild.
 pub(super) fn state(device: &L2DeviceInfo) -> String {
     match device.state.as_str() {
         "rebuilding" => {

@@ -1,4 +1,4 @@
-//! `forebay list`: pools in use, and their mounts.
+//! `forebay list`: lists imported pools and their mounts.
 
 use crate::args::ListArgs;
 use crate::control::client;
@@ -19,7 +19,7 @@ pub(crate) fn run(args: &ListArgs) -> Result<()> {
         }
     }
     match rows.is_empty() {
-        true => output::line("no pools are in use; `forebay mount` mounts one"),
+        true => output::line("no pools are in use; mount one with `forebay mount`"),
         false => output::print(&units::table(
             &["POOL", "DATASET", "MOUNTED AT", "OPTIONS", ">SIZE", ">AVAIL", ">PROCESS", "DEVICES"],
             &rows,

@@ -1,4 +1,4 @@
-//! What each command does.
+//! The commands, one module each.
 
 mod cache;
 mod check;
@@ -27,7 +27,7 @@ use crate::{daemon, inspect};
 /// Runs a command.
 ///
 /// # Errors
-/// What to tell the user.
+/// If the command fails.
 pub(crate) fn run(command: Command) -> Result<()> {
     match command {
         Command::Create(args) => create::run(&args),

@@ -1,4 +1,4 @@
-//! `forebay mount`: a dataset's files at a folder, by this process or by the one in the background.
+//! `forebay mount`: mounts a dataset, in the foreground or by the daemon.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportRequest};
 use crate::{output, units};
 
-/// The pool, if none is named.
+/// Path of the default pool.
 const DEFAULT_POOL: &str = "forebay.pool";
 
 pub(crate) fn run(mut args: MountArgs) -> Result<()> {
@@ -30,7 +30,7 @@ pub(crate) fn run(mut args: MountArgs) -> Result<()> {
     if args.remount {
         return remount(&args);
     }
-    // Before anything is made.
+    // Before anything is created.
     forebay_fuse::available()?;
     let target = match &args.pool {
         Some(spec) => client::find(spec)?,
@@ -38,15 +38,15 @@ pub(crate) fn run(mut args: MountArgs) -> Result<()> {
     };
     let made = match args.at {
         Some(_) => None,
-        None => Some(default_place(&target)).filter(|at| !at.exists()),
+        None => Some(default_mount_point(&target)).filter(|at| !at.exists()),
     };
     let mounted = match &args.at {
         Some(at) => prepare(at, false),
-        None => prepare(&default_place(&target), true),
+        None => prepare(&default_mount_point(&target), true),
     }
     .and_then(|at| mount_at(&args, target, at));
     if let (Err(_), Some(made)) = (&mounted, made) {
-        // The error is told. What is not empty, or has something mounted, stays.
+        // The error of the command is reported. A directory in use is not removed.
         let _ = std::fs::remove_dir(made);
     }
     mounted
@@ -65,11 +65,11 @@ fn mount_at(args: &MountArgs, target: Target, at: PathBuf) -> Result<()> {
         Target::InUse { process, pool } if args.daemon && process.info.daemon => {
             let import = import_request(&args.import, pool.devices);
             let info = process.ask(&Request::Mount { import, mount })?;
-            tell(&info, &process, false);
+            print_mounted(&info, &process, false);
             Ok(())
         }
         Target::InUse { process, pool } => Err(Failure::new(format!(
-            "pool {0} is in use by process {1}; `forebay export {0}` first{2}",
+            "pool {0} is in use by process {1}; run `forebay export {0}` first{2}",
             pool.name,
             process.info.pid,
             if process.info.daemon {
@@ -89,13 +89,14 @@ fn mount_at(args: &MountArgs, target: Target, at: PathBuf) -> Result<()> {
     }
 }
 
-/// Gives what is mounted other flags.
+/// Changes the flags of a mount.
 fn remount(args: &MountArgs) -> Result<()> {
     let at = args.at.as_deref().or(args.pool.as_deref().map(Path::new));
-    let at = at.ok_or_else(|| Failure::usage("-o remount: name the mount point"))?;
+    let at =
+        at.ok_or_else(|| Failure::usage("-o remount: no mount point is given; give its path"))?;
     let Some((process, at)) = client::served(at) else {
         return Err(Failure::new(format!(
-            "{0}: cannot remount: no running forebay of yours has mounted it; `forebay list` shows \
+            "{0}: cannot remount: no daemon of this user has a mount there; `forebay list` shows \
              mounts",
             at.display()
         )));
@@ -106,7 +107,7 @@ fn remount(args: &MountArgs) -> Result<()> {
     Ok(())
 }
 
-/// `./forebay.pool`, made if it is not there.
+/// The default pool, created if it does not exist.
 fn default_pool(args: &MountArgs) -> Result<Target> {
     let path = PathBuf::from(DEFAULT_POOL);
     if !path.exists() && !args.import.read_only {
@@ -120,15 +121,15 @@ fn default_pool(args: &MountArgs) -> Result<Target> {
         };
         create(&new)?.close()?;
         output::line(&format!(
-            "made {DEFAULT_POOL}, a sparse file of {}",
+            "created {DEFAULT_POOL}, a sparse file of {}",
             units::bytes(DEFAULT_BYTES)
         ));
     }
-    // With a slash: a path and no name.
+    // The slash makes it a path, not a name.
     client::find(&format!("./{DEFAULT_POOL}"))
 }
 
-fn default_place(target: &Target) -> PathBuf {
+fn default_mount_point(target: &Target) -> PathBuf {
     let name = match target {
         Target::InUse { pool, .. } => pool.name.clone(),
         Target::Paths(paths) => {
@@ -138,47 +139,50 @@ fn default_place(target: &Target) -> PathBuf {
     PathBuf::from(format!("{name}-mnt"))
 }
 
-/// A mount point that can be used: a folder, empty, with nothing mounted on it. What a killed process of ours left there is
-/// cleared.
+/// Prepares an empty directory as a mount point. A dead Forebay mount there is removed.
 fn prepare(at: &Path, make: bool) -> Result<PathBuf> {
     if let Ok(Some(mounted)) = forebay_fuse::mount_info(at) {
         if mounted.ours && mounted.dead {
             forebay_fuse::unmount_dead(at)?;
             output::line(&format!(
-                "cleared {}, which a process that is gone had left",
+                "cleared {}: removed the dead mount of a killed process",
                 at.display()
             ));
         } else {
-            let way_out = match mounted.ours {
-                true => format!("`forebay umount {}` first", at.display()),
-                false => "name another folder".to_owned(),
+            let hint = match mounted.ours {
+                true => format!("run `forebay umount {}` first", at.display()),
+                false => "use another directory".to_owned(),
             };
             let (at, what) = (at.display(), mounted.source);
-            return Err(Failure::new(format!("{at}: {what} is mounted there; {way_out}")));
+            return Err(Failure::new(format!("{at}: {what} is mounted there; {hint}")));
         }
     }
     let made = make && !at.exists();
     if made {
-        std::fs::create_dir(at).map_err(|error| Failure::about(at, "make the folder", &error))?;
+        std::fs::create_dir(at)
+            .map_err(|error| Failure::about(at, "create the directory", &error))?;
     }
     let found = match std::fs::metadata(at) {
         Ok(found) => found,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Err(Failure::new(format!(
-                "{0}: no such folder; `mkdir {0}` makes it",
+                "{0}: no such directory; create it with `mkdir {0}`",
                 at.display()
             )));
         }
-        Err(error) => return Err(Failure::about(at, "look at the mount point", &error)),
+        Err(error) => return Err(Failure::about(at, "read the mount point", &error)),
     };
     if !found.is_dir() {
-        return Err(Failure::new(format!("{}: is no folder; name one to mount at", at.display())));
+        return Err(Failure::new(format!(
+            "{}: is not a directory; give a directory as the mount point",
+            at.display()
+        )));
     }
-    let mut entries = std::fs::read_dir(at)
-        .map_err(|error| Failure::about(at, "look into the folder", &error))?;
+    let mut entries =
+        std::fs::read_dir(at).map_err(|error| Failure::about(at, "list the directory", &error))?;
     if entries.next().is_some() {
         return Err(Failure::new(format!(
-            "{}: is not empty; name an empty folder, since a mount hides what is in it",
+            "{}: is not empty, and a mount would hide its content; use an empty directory",
             at.display()
         )));
     }
@@ -194,31 +198,31 @@ fn in_background(args: &MountArgs, import: ImportRequest, mount: MountRequest) -
         let has = process.info.memory_bytes;
         if !started && args.memory.is_some_and(|wanted| wanted != has) {
             eprintln!(
-                "forebay: process {} has {} of memory, and keeps that; --separate starts another one",
+                "forebay: process {} keeps its memory limit of {}; use --separate to start another daemon",
                 process.info.pid,
                 units::bytes(has)
             );
         }
         match process.ask::<MountInfo>(&request) {
-            // It was about to end.
+            // The daemon was shutting down.
             Err(error) if error.message.contains("try again") => {}
-            other => return other.map(|info| tell(&info, &process, warns)),
+            other => return other.map(|info| print_mounted(&info, &process, warns)),
         }
     }
     let mode = if args.separate { DaemonMode::Separate } else { DaemonMode::Shared };
     let process = spawn::start(args.memory, threads, mode)?;
     let info = process.ask(&request)?;
-    tell(&info, &process, warns);
+    print_mounted(&info, &process, warns);
     Ok(())
 }
 
-/// Says what was mounted, and, if the pool was imported for it, what L2 devices it does without.
-fn tell(info: &MountInfo, process: &Process, warns: bool) {
+/// Prints the mount and, after an import, warnings about missing L2 devices.
+fn print_mounted(info: &MountInfo, process: &Process, warns: bool) {
     if warns && let Ok(status) = status_of(info, process) {
         super::l2::warn(&status);
     }
     output::line(&format!(
-        "mounted {}/{} at {}; process {} serves it, its log is {}",
+        "mounted {}/{} at {}; served by process {}, log {}",
         info.pool,
         info.dataset,
         info.at.display(),
@@ -227,24 +231,26 @@ fn tell(info: &MountInfo, process: &Process, warns: bool) {
     ));
 }
 
-/// How the pool of a mount is.
+/// Status of the pool of a mount.
 fn status_of(info: &MountInfo, process: &Process) -> Result<PoolStatus> {
     let now: ProcessInfo = process.ask(&Request::Hello)?;
     let has = |pool: &&PoolInfo| pool.mounts.iter().any(|mount| mount.at == info.at);
     let pool = now.pools.iter().find(has);
-    let pool = pool.ok_or_else(|| Failure::new("it was unmounted meanwhile"))?;
+    let pool =
+        pool.ok_or_else(|| Failure::new("the dataset was unmounted meanwhile; mount it again"))?;
     process.ask(&Request::Status { pool: pool.guid })
 }
 
 fn in_foreground(args: &MountArgs, import: &ImportRequest, request: &MountRequest) -> Result<()> {
     let plan = MemoryPlan::new(args.memory, args.threads.map(usize::from))?;
-    let (events, heard) = channel();
+    let (events, receiver) = channel();
     let screen = Arc::new(Screen::foreground());
     let daemon = Daemon::new(plan, DaemonMode::Foreground, Arc::clone(&screen), events.clone())?;
-    daemon_run::hear_signals(events)?;
+    daemon_run::watch_signals(events)?;
     let listening = server::listen(&daemon);
     if let Err(error) = &listening {
-        screen.say(&format!("no control socket, so other commands do not see this mount: {error}"));
+        screen
+            .say(&format!("no control socket, so other commands cannot find this mount: {error}"));
     }
     let info = mount_info(&*daemon.mount(import, request)?);
     if import.l2_devices && !import.read_only {
@@ -254,7 +260,7 @@ fn in_foreground(args: &MountArgs, import: &ImportRequest, request: &MountReques
         }
     }
     screen.say(&format!(
-        "mounted {}/{} at {}, with {} of memory; Ctrl-C or `forebay umount {}` ends it",
+        "mounted {}/{} at {}, memory limit {}; press Ctrl-C or run `forebay umount {}` to unmount",
         info.pool,
         info.dataset,
         info.at.display(),
@@ -262,5 +268,5 @@ fn in_foreground(args: &MountArgs, import: &ImportRequest, request: &MountReques
         info.at.display()
     ));
     daemon_run::notify_ready();
-    daemon_run::run(&daemon, &heard, None)
+    daemon_run::run(&daemon, &receiver, None)
 }

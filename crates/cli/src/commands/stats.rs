@@ -1,4 +1,4 @@
-//! `forebay stats`: figures of the processes that have pools, once or again and again.
+//! `forebay stats`: statistics of daemons, once or repeatedly.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ use crate::control::messages::ProcessStats;
 use crate::error::Result;
 use crate::{output, units};
 
-/// How often it is looked whether to stop.
+/// Interval at which the stop flag is checked.
 const STOP_PERIOD: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(args: &StatsArgs) -> Result<()> {
     let processes = processes_of(args.pool.as_deref())?;
-    let mut before = taken(&processes)?;
+    let mut before = sample(&processes)?;
     let Some(seconds) = args.watch else {
         return show(args, &before, None);
     };
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &StatsArgs) -> Result<()> {
             }
             std::thread::sleep(STOP_PERIOD);
         }
-        let after = taken(&processes)?;
+        let after = sample(&processes)?;
         if std::io::stdout().is_terminal() && !args.json {
             output::print("\x1b[H\x1b[2J");
         }
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &StatsArgs) -> Result<()> {
     }
 }
 
-fn taken(processes: &[Process]) -> Result<Vec<ProcessStats>> {
+fn sample(processes: &[Process]) -> Result<Vec<ProcessStats>> {
     processes.iter().map(|process| process.ask(&Request::Stats)).collect()
 }
 
@@ -65,7 +65,7 @@ fn text(info: &ProcessStats, before: Option<&ProcessStats>) -> String {
     out.push('\n');
     let pools: Vec<Vec<String>> = info.pools.iter().map(pool_row).collect();
     let headings =
-        ["POOL", ">TXG", ">SIZE", ">USED", ">AVAIL", ">DIRTY", ">SLOWED", ">P99", "STATE"];
+        ["POOL", ">TXG", ">SIZE", ">USED", ">AVAIL", ">DIRTY", ">THROTTLED", ">DELAY P99", "STATE"];
     out.push_str(&units::table(&headings, &pools));
     out.push('\n');
     let devices: Vec<_> = info.pools.iter().flat_map(|pool| pool.l2_devices.clone()).collect();
@@ -81,7 +81,7 @@ fn cache_text(info: &ProcessStats, before: Option<&ProcessStats>) -> String {
     let cache = &info.cache;
     let memory = info.memory_hits(before);
     let mut out = format!(
-        "cache: {} bound, {} data, {} metadata (target {}), {} dirty; {} of {} blocks wanted were in memory ({}); {} ghosts\n",
+        "cache: {} bound, {} data, {} metadata (target {}), {} dirty; {} of {} requested blocks were in memory ({}); {} ghosts\n",
         units::bytes(cache.bound_bytes),
         units::bytes(cache.data_bytes),
         units::bytes(cache.metadata_bytes),
@@ -119,11 +119,11 @@ fn pool_row(pool: &crate::control::messages::PoolStats) -> Vec<String> {
         units::bytes(pool.dirty_bytes),
         units::count(pool.throttled as f64),
         units::nanoseconds(pool.throttled_p99_ns),
-        pool.suspended.as_ref().map_or("fine", |_| "SUSPENDED").to_owned(),
+        pool.suspended.as_ref().map_or("ok", |_| "SUSPENDED").to_owned(),
     ]
 }
 
-/// Mounts: what they have done, or with a look before what they do a second.
+/// Formats mounts: totals, or rates since the sample `before`.
 fn mounts_text(info: &ProcessStats, before: Option<&ProcessStats>) -> String {
     let rows: Vec<Vec<String>> = info
         .mounts
@@ -150,8 +150,8 @@ fn mounts_text(info: &ProcessStats, before: Option<&ProcessStats>) -> String {
         })
         .collect();
     let headings = match before {
-        Some(_) => ["MOUNT", "OF", ">OP/S", ">READ/S", ">WRITE/S", ">INODES", ">THEIR MEMORY"],
-        None => ["MOUNT", "OF", ">OPS", ">READ", ">WRITTEN", ">INODES", ">THEIR MEMORY"],
+        Some(_) => ["MOUNT", "OF", ">OP/S", ">READ/S", ">WRITE/S", ">INODES", ">INODE MEM"],
+        None => ["MOUNT", "OF", ">OPS", ">READ", ">WRITTEN", ">INODES", ">INODE MEM"],
     };
     units::table(&headings, &rows)
 }

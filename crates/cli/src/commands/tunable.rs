@@ -1,4 +1,4 @@
-//! `forebay tunable`: looking at and setting the tunables of a pool in use, and of its process's cache.
+//! `forebay tunable`: shows and sets the tunables of an imported pool and of its cache.
 
 use crate::control::Request;
 use crate::control::client::{self, Process, Target};
@@ -56,7 +56,7 @@ fn in_use(spec: &str) -> Result<(Process, PoolInfo)> {
     match client::find(spec)? {
         Target::InUse { process, pool } => Ok((process, pool)),
         Target::Paths(_) => Err(Failure::new(format!(
-            "{spec}: the pool is not in use; tunables are of a running pool: mount it, perhaps with --tunable NAME=VALUE"
+            "{spec}: the pool is not in use, and tunables belong to imported pools; mount it, with --tunable NAME=VALUE to set one"
         ))),
     }
 }

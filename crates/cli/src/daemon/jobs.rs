@@ -1,4 +1,4 @@
-//! Long work on a pool: checks and scrubs, with progress, which can be interrupted.
+//! Jobs on a pool: checks and scrubs, with progress. A job can be interrupted.
 
 use std::ops::ControlFlow;
 
@@ -10,11 +10,11 @@ use forebay_pool::{CheckProgress, Pool};
 use crate::control::messages::{JobProgress, JobReport};
 use crate::error::Result;
 
-/// Called now and then; interrupts the work by its answer.
+/// Called at intervals with the progress of a job; `Break` interrupts the job.
 pub(crate) type OnProgress<'a> = &'a mut dyn FnMut(&JobProgress) -> ControlFlow<()>;
 
-/// Problems that are told; more are counted.
-const TOLD: usize = 100;
+/// Problems listed in a report; more are only counted.
+const PROBLEMS_MAX: usize = 100;
 
 fn job_progress(progress: &CheckProgress) -> JobProgress {
     JobProgress {
@@ -25,10 +25,10 @@ fn job_progress(progress: &CheckProgress) -> JobProgress {
     }
 }
 
-/// Reads every copy of every block, verifies it, and compares what blocks take with what is known of space.
+/// Verifies every copy of every block, and compares allocated blocks with the space maps.
 ///
 /// # Errors
-/// Why it could not be carried out.
+/// If the job cannot run.
 pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobReport> {
     let report = pool.check(&mut |progress| on_progress(&job_progress(progress)))?;
     let mut problems: Vec<String> =
@@ -44,7 +44,7 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
         problems
             .extend(ranges.iter().map(|(dva, bytes)| format!("{what}: {bytes} bytes at {dva}")));
     }
-    problems.truncate(TOLD);
+    problems.truncate(PROBLEMS_MAX);
     Ok(JobReport {
         blocks: report.blocks,
         bytes: report.bytes,
@@ -56,11 +56,11 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
     })
 }
 
-/// As [`check`], of a pool that nobody has in use; then walks the files of each dataset, and compares names, link counts
-/// and objects.
+/// Runs [`check`] on a pool without mounts, then compares the names, link counts and objects of
+/// each dataset.
 ///
 /// # Errors
-/// Why it could not be carried out.
+/// If the job cannot run.
 pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) -> Result<JobReport> {
     let mut info = check(pool, on_progress)?;
     if !info.complete {
@@ -79,28 +79,29 @@ pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) ->
                     report.problems.iter().map(|problem| format!("dataset {name}: {problem}")),
                 );
                 info.notes.push(format!(
-                    "dataset {name}: {} folders, {} other files, {} names, {} files without names in use or being freed",
+                    "dataset {name}: {} directories, {} other files, {} names, {} orphans (unlinked, in use or being freed)",
                     report.directories, report.others, report.names, report.orphans
                 ));
             }
             Err(error) if error.kind() == ErrorKind::Invalid => {
-                info.notes
-                    .push(format!("dataset {name}: holds no files; its objects were checked"));
+                info.notes.push(format!(
+                    "dataset {name}: holds no file system; only its objects were checked"
+                ));
             }
             Err(error) => {
                 info.problem_count += 1;
-                info.problems.push(format!("dataset {name}: its files cannot be walked: {error}"));
+                info.problems.push(format!("dataset {name}: cannot walk its files: {error}"));
             }
         }
     }
-    info.problems.truncate(TOLD);
+    info.problems.truncate(PROBLEMS_MAX);
     Ok(info)
 }
 
-/// Reads every copy of every block, and writes those anew that are bad and have a good twin.
+/// Verifies every copy of every block, and rewrites bad copies from good ones.
 ///
 /// # Errors
-/// Why it could not be carried out.
+/// If the job cannot run.
 pub(crate) fn scrub(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobReport> {
     let mut bytes = 0;
     let report = pool.scrub(&mut |progress| {
@@ -109,7 +110,7 @@ pub(crate) fn scrub(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
     })?;
     let mut problems: Vec<String> =
         report.lost.iter().map(|problem| format!("lost: {problem}")).collect();
-    problems.truncate(TOLD);
+    problems.truncate(PROBLEMS_MAX);
     Ok(JobReport {
         blocks: report.blocks,
         bytes,

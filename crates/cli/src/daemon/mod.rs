@@ -1,18 +1,21 @@
-//! A process that has pools: one cache, the pools on it, their mounts.
+//! The daemon: a process with one cache, the pools imported on it, and their mounts.
 //!
-//! Foreground mounts and daemons are the same thing; they differ in who hears of what happens, and in that only a
-//! daemon takes pools that others bring.
+//! A foreground mount is a daemon that prints to the terminal and accepts no pools from other
+//! commands.
 //!
 //! # Invariants
 //!
-//! - A dataset is mounted at most once: nothing else would see what one mount's inodes know.
-//! - A mount that ends, by whomever, is closed and forgotten by its own thread ([`Daemon::retire`]). A pool that came
-//!   only to be mounted is exported with its last mount. The process ends with its last pool.
+//! - A dataset is mounted at most once, because the inodes of two mounts would not see each other's
+//!   changes.
+//! - A mount that ends for any reason is closed and removed by its own thread ([`Daemon::retire`]).
+//!   A pool imported only for mounts is exported with its last mount. The process ends with its
+//!   last pool.
 //!
 //! # Locking
 //!
-//! `daemon-changing` is held over every change of what is had (importing, mounting, closing), and may be held for as
-//! long as these take; `daemon-state` only for a look or a push. The second is taken under the first.
+//! `daemon-changing` is held for the whole of an import, a mount, an unmount or an export.
+//! `daemon-state` is held for a short read or update. `daemon-state` may be taken under
+//! `daemon-changing`.
 
 pub(crate) mod jobs;
 mod registry;
@@ -41,45 +44,45 @@ pub(crate) use registry::{ImportedPool, MountedDataset};
 pub(crate) use requests::{add_l2, expand_pool, remove_l2};
 use screen::Screen;
 
-/// Dirty data of all pools together may take this part of the cache's bound.
+/// Share of the cache limit that the dirty data of all pools may take, as a fraction.
 const DIRTY_SHARE: (u64, u64) = (3, 4);
 
-/// How to mount a dataset.
+/// A request to mount a dataset.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MountRequest {
     pub(crate) dataset: String,
-    /// Where; an absolute path if it travels to another process.
+    /// Mount point; an absolute path in a request to another process.
     pub(crate) at: PathBuf,
     pub(crate) flags: Flags,
     pub(crate) kernel_cache: bool,
-    /// Root's default is yes, others' no.
+    /// Allow access by other users; the default is true for root, else false.
     pub(crate) allow_other: bool,
-    /// Threads that serve requests; the process's default if nothing is said.
+    /// Threads that serve requests; `None` for the default of the process.
     pub(crate) threads: Option<usize>,
 }
 
-/// What the process's main thread is woken by.
+/// An event that wakes the main thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A pool or mount came or went, or a request ended.
+    /// A pool or mount was added or removed, or a request ended.
     Changed,
-    /// This signal came.
+    /// A signal was received.
     Signal(i32),
 }
 
-/// For whom a process is there.
+/// How a daemon was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DaemonMode {
-    /// Who has started it.
+    /// In the foreground, for one mount.
     Foreground,
-    /// All of a user's pools, in the background.
+    /// In the background, for all pools of a user.
     Shared,
-    /// In the background, but for what it was started for: nobody else's pool is to share its cache unasked.
+    /// In the background with --separate: only the command that started it uses it.
     Separate,
 }
 
-/// A process that has pools.
+/// A process with imported pools.
 pub(crate) struct Daemon {
     pub(crate) plan: MemoryPlan,
     pub(crate) in_background: bool,
@@ -96,21 +99,21 @@ pub(crate) struct Daemon {
 #[derive(Default)]
 struct DaemonState {
     pools: Vec<Arc<ImportedPool>>,
-    /// Requests under way.
+    /// Requests being served.
     requests: usize,
-    /// Whether there was ever something to do.
+    /// True once a pool was requested.
     used: bool,
-    /// Whether nothing may come any more.
-    ending: bool,
-    /// What went wrong when pools and mounts were closed.
+    /// True once the process is shutting down.
+    shutting_down: bool,
+    /// Errors from closing pools and mounts.
     failures: Vec<String>,
 }
 
 impl Daemon {
-    /// A process without pools.
+    /// Creates a daemon without pools.
     ///
     /// # Errors
-    /// If the system gives no memory.
+    /// If the system is out of memory.
     pub(crate) fn new(
         plan: MemoryPlan,
         mode: DaemonMode,
@@ -132,10 +135,10 @@ impl Daemon {
         }))
     }
 
-    /// Imports a pool, to stay until it is exported. One that is here already is the answer.
+    /// Imports a pool until it is exported. Returns the pool if it is imported already.
     ///
     /// # Errors
-    /// Why it cannot be imported.
+    /// If the pool cannot be imported.
     pub(crate) fn import(&self, request: &ImportRequest) -> Result<Arc<ImportedPool>> {
         let changing = self.changing.lock();
         let imported = self.import_locked(&changing, request)?;
@@ -155,15 +158,16 @@ impl Daemon {
             return match imported.pool.is_read_only() && !request.read_only {
                 false => Ok(imported),
                 true => Err(Failure::new(format!(
-                    "pool {} is imported for reading only; export it first, or use --read-only",
+                    "pool {} is imported read-only; run `forebay export {0}` first, or use --read-only",
                     imported.pool.name()
                 ))),
             };
         }
-        if self.state.lock().ending {
-            return Err(Failure::new("the process is ending; try again"));
+        if self.state.lock().shutting_down {
+            return Err(Failure::new("the daemon is shutting down; try again"));
         }
-        // Even if it is only read: who reads the mount waits for this process, which would wait for the mount.
+        // Also for a read-only import: a device on a mount of this process would make the process
+        // wait for itself.
         paths.iter().try_for_each(|path| pools::refuse_served(path))?;
         let pool =
             pools::import(&ImportRequest { paths: paths.clone(), ..request.clone() }, &self.cache)?;
@@ -177,7 +181,7 @@ impl Daemon {
         Ok(imported)
     }
 
-    /// Several pools may not each have as much dirty as one alone: the cache has it only once.
+    /// Divides the limit of dirty data among the pools, because they share one cache.
     fn share_dirty(&self) {
         let pools = self.pools();
         let all = self.plan.cache_bytes / DIRTY_SHARE.1 * DIRTY_SHARE.0;
@@ -187,10 +191,10 @@ impl Daemon {
         }
     }
 
-    /// Mounts a dataset of a pool, which is imported for it if it is not here yet.
+    /// Mounts a dataset, and imports its pool if needed.
     ///
     /// # Errors
-    /// Why it cannot be imported or mounted. A pool that was imported for it is exported again.
+    /// If the import or the mount fails. A pool imported for this mount is exported again.
     pub(crate) fn mount(
         self: &Arc<Self>,
         import: &ImportRequest,
@@ -200,7 +204,7 @@ impl Daemon {
         let imported = self.import_locked(&changing, import)?;
         let mounted = self.mount_locked(&imported, request);
         if mounted.is_err() {
-            // The first error is the one to tell; this one is noted.
+            // `close_pool` records its own error; the mount error is returned.
             let _ = self.close_if_unused(&changing, &imported);
         }
         mounted
@@ -214,7 +218,7 @@ impl Daemon {
         if let Some(other) = imported.mounts().iter().find(|mount| mount.dataset == request.dataset)
         {
             return Err(Failure::new(format!(
-                "dataset {} of pool {} is mounted at {}; `forebay umount` it first",
+                "dataset {} of pool {} is mounted at {}; run `forebay umount {2}` first",
                 request.dataset,
                 imported.pool.name(),
                 other.at().display()
@@ -225,33 +229,35 @@ impl Daemon {
         let (daemon, of_thread, its_pool) =
             (Arc::clone(self), Arc::clone(&mount), Arc::clone(imported));
         let watch = move || {
-            let broke = of_thread.wait();
-            daemon.retire(&its_pool, &of_thread, broke);
+            let failure = of_thread.wait();
+            daemon.retire(&its_pool, &of_thread, failure);
         };
         let watcher = forebay_base::sync::thread::spawn_named("forebay-mount", watch);
         if let Err(error) = watcher {
             imported.remove_mount(&mount);
             return Err(Failure::new(format!(
-                "cannot start a thread: {error}; end other programs"
+                "cannot mount dataset {} of pool {}: no thread for it: {error}; end other programs",
+                request.dataset,
+                imported.pool.name()
             )));
         }
         self.changed();
         Ok(mount)
     }
 
-    /// A mount has ended: closes its files, and its pool if that came for mounts only.
+    /// Closes a mount that has ended, and its pool if it was imported only for mounts.
     fn retire(
         self: &Arc<Self>,
         imported: &Arc<ImportedPool>,
         mount: &Arc<MountedDataset>,
-        broke: Option<String>,
+        failure: Option<String>,
     ) {
-        // The process does not end before all is said.
-        let _under_way = self.request();
+        // Keeps the process from ending before the messages are printed.
+        let _request_guard = self.request();
         let changing = self.changing.lock();
         let mut outcome = mount.close();
-        if let Some(why) = broke {
-            self.screen.say(&format!("{}: the mount broke: {why}", mount.at().display()));
+        if let Some(why) = failure {
+            self.screen.say(&format!("{}: the mount failed: {why}", mount.at().display()));
         }
         imported.remove_mount(mount);
         if let Err(error) = &outcome {
@@ -278,15 +284,15 @@ impl Daemon {
         }
     }
 
-    /// Exports a pool without mounts, and forgets it.
+    /// Exports a pool without mounts, and removes it from the registry.
     fn close_pool(
         &self,
         _changing: &MutexGuard<'_, ()>,
         imported: &Arc<ImportedPool>,
     ) -> Result<()> {
         let closed = imported.pool.close().map_err(|error| {
-            let failure =
-                Failure::from(error).doing(format_args!("exporting pool {}", imported.pool.name()));
+            let failure = Failure::from(error)
+                .doing(format_args!("cannot export pool {} cleanly", imported.pool.name()));
             self.note_failure(failure.message.clone());
             failure
         });
@@ -296,15 +302,15 @@ impl Daemon {
         closed
     }
 
-    /// Unmounts, and returns when all is closed.
+    /// Unmounts a dataset, and waits until it is closed.
     ///
     /// # Errors
-    /// If it is busy, or closing failed.
+    /// If the mount is busy, or closing fails.
     pub(crate) fn unmount(&self, mount: &Arc<MountedDataset>, lazy: bool) -> Result<()> {
         for round in 1.. {
             match mount.unmount(lazy) {
                 Ok(()) => break,
-                // Whoever has closed the last file may not be quite gone yet.
+                // The kernel may still be releasing the last closed file.
                 Err(MountError::Busy { .. }) if round < BUSY_ROUNDS => {
                     std::thread::sleep(BUSY_PAUSE)
                 }
@@ -312,13 +318,14 @@ impl Daemon {
             }
         }
         if lazy {
-            // Its users may keep it for as long as they like.
-            self.wait_for(mount, LAZY_PATIENCE);
+            // Open files keep a detached mount alive without limit.
+            self.wait_for(mount, LAZY_TIMEOUT);
             return match mount.outcome() {
                 Some(outcome) => outcome.map_err(Failure::new),
                 None => {
                     let at = mount.at().display();
-                    self.screen.say(&format!("{at}: detached; it ends when its last user lets go"));
+                    self.screen
+                        .say(&format!("{at}: detached; it ends when its last file is closed"));
                     Ok(())
                 }
             };
@@ -329,9 +336,9 @@ impl Daemon {
         mount.outcome().unwrap_or(Ok(())).map_err(Failure::new)
     }
 
-    /// Waits until a mount is closed, but not for ever.
-    fn wait_for(&self, mount: &MountedDataset, patience: Duration) {
-        let until = Instant::now() + patience;
+    /// Waits until a mount is closed, for at most `timeout`.
+    fn wait_for(&self, mount: &MountedDataset, timeout: Duration) {
+        let until = Instant::now() + timeout;
         let mut state = self.state.lock();
         while mount.outcome().is_none() {
             let left = until.saturating_duration_since(Instant::now());
@@ -342,10 +349,10 @@ impl Daemon {
         }
     }
 
-    /// Unmounts all of a pool, and exports it.
+    /// Unmounts all datasets of a pool, and exports it.
     ///
     /// # Errors
-    /// If a mount is busy, or closing failed.
+    /// If a mount is busy, or closing fails.
     pub(crate) fn export(&self, imported: &Arc<ImportedPool>, lazy: bool) -> Result<()> {
         for mount in imported.mounts() {
             self.unmount(&mount, lazy)?;
@@ -353,7 +360,7 @@ impl Daemon {
         let changing = self.changing.lock();
         if let Some(mount) = imported.mounts().first() {
             return Err(Failure::new(format!(
-                "pool {}: {} is still in use; it is exported when its last user lets go",
+                "pool {}: {} is still in use; the pool is exported when the last file there is closed",
                 imported.pool.name(),
                 mount.at().display()
             )));
@@ -364,18 +371,18 @@ impl Daemon {
         }
     }
 
-    /// From now on nothing comes any more. What is left without mounts is exported, and stays no longer.
-    pub(crate) fn begin_ending(&self) {
+    /// Starts the shutdown: refuses new pools, and exports pools without mounts.
+    pub(crate) fn begin_shutdown(&self) {
         let changing = self.changing.lock();
-        self.state.lock().ending = true;
+        self.state.lock().shutting_down = true;
         for imported in self.pools() {
             imported.go_with_last_mount();
-            // It is noted.
+            // `close_pool` records its own error.
             let _ = self.close_if_unused(&changing, &imported);
         }
     }
 
-    /// Closes what is left in spite of its users, who get errors from now on.
+    /// Closes the remaining mounts and pools. Open files return errors from then on.
     pub(crate) fn force_end(&self) {
         let changing = self.changing.lock();
         for imported in self.pools() {
@@ -385,23 +392,23 @@ impl Daemon {
                 }
                 imported.remove_mount(&mount);
             }
-            // It is noted.
+            // `close_pool` records its own error.
             let _ = self.close_pool(&changing, &imported);
         }
     }
 
-    /// Pools that are here.
+    /// The imported pools.
     pub(crate) fn pools(&self) -> Vec<Arc<ImportedPool>> {
         self.state.lock().pools.clone()
     }
 
-    /// The pool of that guid.
+    /// The imported pool with that guid.
     ///
     /// # Errors
-    /// If it is not here.
+    /// If no such pool is imported.
     pub(crate) fn pool(&self, guid: u64) -> Result<Arc<ImportedPool>> {
         let found = self.pools().into_iter().find(|imported| imported.pool.guid() == guid);
-        found.ok_or_else(|| Failure::new("the pool was exported meanwhile"))
+        found.ok_or_else(|| Failure::new("the pool was exported meanwhile; import it again"))
     }
 
     /// All mounts.
@@ -409,22 +416,27 @@ impl Daemon {
         self.pools().iter().flat_map(|imported| imported.mounts()).collect()
     }
 
-    /// The mount at a place.
+    /// The mount at a path.
     ///
     /// # Errors
-    /// If there is none of this process.
+    /// If this process has no mount there.
     pub(crate) fn mount_at(&self, at: &Path) -> Result<Arc<MountedDataset>> {
         let found = self.mounts().into_iter().find(|mount| mount.at() == at);
-        found.ok_or_else(|| Failure::new(format!("{}: is not mounted any more", at.display())))
+        found.ok_or_else(|| {
+            Failure::new(format!(
+                "{}: is not mounted any more; `forebay list` shows mounts",
+                at.display()
+            ))
+        })
     }
 
-    /// Whether there is nothing left to do: no pools, nobody who brings one.
+    /// True if the process may end: it has no pools and serves no request.
     pub(crate) fn is_done(&self) -> bool {
         let state = self.state.lock();
-        state.pools.is_empty() && state.requests == 0 && (state.used || state.ending)
+        state.pools.is_empty() && state.requests == 0 && (state.used || state.shutting_down)
     }
 
-    /// What went wrong at the end of pools and mounts.
+    /// Errors from closing pools and mounts.
     pub(crate) fn failures(&self) -> Vec<String> {
         self.state.lock().failures.clone()
     }
@@ -436,28 +448,30 @@ impl Daemon {
 
     fn changed(&self) {
         {
-            // With the lock, so that nobody misses it between a look and the wait.
+            // Under the lock, so that a waiter between its check and its wait gets the
+            // notification.
             let _state = self.state.lock();
             self.ended.notify_all();
         }
-        // The main thread has gone only if the process ends.
+        // Fails only if the main thread has ended, and the process with it.
         let _ = self.events.send(Event::Changed);
     }
 
-    /// Counts a request in; it is counted out when the guard is dropped.
-    pub(crate) fn request(self: &Arc<Self>) -> RequestUnderWay {
+    /// Registers a request until the guard is dropped.
+    pub(crate) fn request(self: &Arc<Self>) -> RequestGuard {
         let mut state = self.state.lock();
         state.requests += 1;
         drop(state);
-        RequestUnderWay(Arc::clone(self))
+        RequestGuard(Arc::clone(self))
     }
 
-    /// That somebody has request something of this process: from now on it ends when it has no pool.
+    /// That somebody has request something of this process: from now on it ends when it has no
+    /// pool.
     pub(crate) fn note_used(&self) {
         self.state.lock().used = true;
     }
 
-    /// Who it is, and what it has.
+    /// Describes the daemon, its pools and mounts.
     pub(crate) fn info(&self) -> ProcessInfo {
         ProcessInfo {
             pid: std::process::id(),
@@ -469,24 +483,24 @@ impl Daemon {
     }
 }
 
-/// How long a lazy unmount waits for the end before it leaves the mount to its users.
-const LAZY_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a lazy unmount waits for the end of the mount.
+const LAZY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A busy mount is tried so often, with such pauses, before it is said that it is.
+/// Attempts to unmount a busy mount, and the pause between them.
 const BUSY_ROUNDS: u32 = 5;
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
-/// A request that is being served.
-pub(crate) struct RequestUnderWay(Arc<Daemon>);
+/// Keeps the process alive while a request is served.
+pub(crate) struct RequestGuard(Arc<Daemon>);
 
-impl Drop for RequestUnderWay {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.state.lock().requests -= 1;
         self.0.changed();
     }
 }
 
-/// What there is to say of a pool in a list.
+/// Describes an imported pool.
 pub(crate) fn pool_info(imported: &ImportedPool) -> PoolInfo {
     let stats = imported.pool.stats();
     PoolInfo {
@@ -502,7 +516,7 @@ pub(crate) fn pool_info(imported: &ImportedPool) -> PoolInfo {
     }
 }
 
-/// What there is to say of a mount.
+/// Describes a mount.
 pub(crate) fn mount_info(mount: &MountedDataset) -> MountInfo {
     MountInfo {
         pool: mount.pool.clone(),

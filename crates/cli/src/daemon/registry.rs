@@ -1,4 +1,4 @@
-//! A pool that the process has, and a mount of one of its datasets.
+//! The registry entries of a daemon: imported pools and mounted datasets.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use crate::error::{Failure, Result};
 use crate::flags::Flags;
 use crate::memory::{MAX_WRITE_BYTES, MemoryPlan};
 
-/// The tunable that says how much of a pool may be dirty.
+/// Name of the tunable that limits the dirty data of a pool.
 pub(crate) const DIRTY_TUNABLE: &str = "dirty_max_bytes";
-/// Threads of a mount for what must wait.
+/// Threads of a mount for operations that block.
 const WORKERS: usize = 16;
 
-/// A pool that the process has.
+/// An imported pool.
 pub(crate) struct ImportedPool {
     pub(crate) pool: Arc<Pool>,
-    /// Paths of its devices, absolute and without links.
+    /// Canonical paths of the devices.
     devices: Mutex<Vec<PathBuf>>,
     mounts: Mutex<Vec<Arc<MountedDataset>>>,
-    /// Whether it stays without mounts.
-    stay: AtomicBool,
-    /// Whether the user has said how much may be dirty.
+    /// True if the pool stays imported without mounts.
+    stays: AtomicBool,
+    /// True if the user has set the limit of dirty data.
     dirty_set: AtomicBool,
 }
 
@@ -38,7 +38,7 @@ impl ImportedPool {
             pool: Arc::new(pool),
             devices: Mutex::named("registry-devices", devices),
             mounts: Mutex::named("registry-mounts", Vec::new()),
-            stay: AtomicBool::new(false),
+            stays: AtomicBool::new(false),
             dirty_set: AtomicBool::new(dirty_set),
         }
     }
@@ -51,7 +51,7 @@ impl ImportedPool {
         self.devices.lock().clone()
     }
 
-    /// Another device belongs to it now.
+    /// Adds a device of the pool.
     pub(crate) fn add_device(&self, path: PathBuf) {
         self.devices.lock().push(path);
     }
@@ -69,29 +69,29 @@ impl ImportedPool {
     }
 
     pub(super) fn stay(&self) {
-        self.stay.store(true, Ordering::Relaxed);
+        self.stays.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn go_with_last_mount(&self) {
-        self.stay.store(false, Ordering::Relaxed);
+        self.stays.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn stays(&self) -> bool {
-        self.stay.load(Ordering::Relaxed)
+        self.stays.load(Ordering::Relaxed)
     }
 
-    /// Bounds what may be dirty, unless the user has.
+    /// Limits the dirty data of the pool, unless the user has set the limit.
     pub(super) fn bound_dirty(&self, bytes: u64) {
         if !self.dirty_set.load(Ordering::Relaxed) {
-            // A share that is out of the tunable's range is not needed: the default is within the cache.
+            // A value out of range is refused, and the default, which fits the cache, stays.
             let _ = self.pool.set_tunable(DIRTY_TUNABLE, &bytes.to_string());
         }
     }
 
-    /// Sets a tunable, at the user's wish.
+    /// Sets a tunable on behalf of the user.
     ///
     /// # Errors
-    /// If it cannot be set so.
+    /// If the name or the value is invalid.
     pub(crate) fn set_tunable(&self, name: &str, value: &str) -> Result<()> {
         self.pool.set_tunable(name, value)?;
         if name == DIRTY_TUNABLE {
@@ -105,25 +105,25 @@ impl ImportedPool {
     }
 }
 
-/// A dataset that is mounted.
+/// A mounted dataset.
 pub(crate) struct MountedDataset {
     pub(crate) pool: String,
     pub(crate) dataset: String,
     pub(crate) kernel_cache: bool,
-    /// The files were opened for reading only: no flag changes that.
-    only_read: bool,
+    /// True if the file system was opened read-only, which a remount cannot change.
+    opened_read_only: bool,
     flags: Mutex<Flags>,
     files: Arc<FileSystem>,
     mount: Mount,
-    /// How its end went, once all is closed.
+    /// Result of closing, once the mount is closed.
     outcome: Mutex<Option<Result<(), String>>>,
 }
 
 impl MountedDataset {
-    /// Opens the dataset's files and mounts them.
+    /// Opens the file system of a dataset, and mounts it.
     ///
     /// # Errors
-    /// Why not.
+    /// If the dataset does not exist or cannot be mounted.
     pub(super) fn begin(
         imported: &ImportedPool,
         request: &MountRequest,
@@ -146,47 +146,47 @@ impl MountedDataset {
                 pool,
                 dataset: request.dataset.clone(),
                 kernel_cache: request.kernel_cache,
-                only_read: read_only,
+                opened_read_only: read_only,
                 flags: Mutex::named("mount-flags", flags),
                 files,
                 mount,
                 outcome: Mutex::named("mount-outcome", None),
             }),
             Err(error) => {
-                // The first error is the one to tell.
+                // The mount error is returned; the close error would hide it.
                 let _ = files.close();
                 Err(error.into())
             }
         }
     }
 
-    /// The flags that it has: as the kernel shows them, and as it was told if it is mounted no more.
+    /// The current flags: those of the kernel, or the last ones set if it is not mounted any more.
     pub(crate) fn flags(&self) -> Flags {
-        self.shown(*self.flags.lock())
+        self.current(*self.flags.lock())
     }
 
-    fn shown(&self, told: Flags) -> Flags {
-        self.mount.flags().map_or(told, |shown| told.as_the_kernel_has(&shown))
+    fn current(&self, last: Flags) -> Flags {
+        self.mount.flags().map_or(last, |shown| last.as_the_kernel_has(&shown))
     }
 
-    /// Changes the flags of these names; others stay.
+    /// Changes the named flags; other flags stay.
     ///
     /// # Errors
-    /// If there is none of a name, if it was mounted for reading only and is to be written to, and what
-    /// the kernel says.
+    /// If a name is unknown, if a mount that was opened read-only is to become writable, or if the
+    /// kernel refuses.
     pub(super) fn remount(&self, names: &[String]) -> Result<()> {
         let mut flags = self.flags.lock();
-        let mut changed = self.shown(*flags);
+        let mut changed = self.current(*flags);
         if let Some(unknown) = names.iter().find(|name| !changed.take(name)) {
             return Err(Failure::new(format!(
-                "-o {unknown}: no such flag; there are {}",
+                "-o {unknown}: no such flag; valid flags are {}",
                 Flags::NAMES
             )));
         }
-        if self.only_read && !changed.read_only {
+        if self.opened_read_only && !changed.read_only {
             return Err(Failure::new(format!(
-                "{0}: cannot become writable: it was mounted for reading only; `forebay umount {0}`, and \
-                 mount it without ro",
+                "{0}: cannot become writable: it was mounted read-only; run `forebay umount {0}`, and \
+                 mount it again without ro",
                 self.at().display()
             )));
         }
@@ -200,7 +200,7 @@ impl MountedDataset {
         self.mount.path()
     }
 
-    /// Waits for its end; what broke it, if it was not unmounted.
+    /// Waits until the mount ends. Returns the reason if it was not unmounted.
     pub(super) fn wait(&self) -> Option<String> {
         self.mount.wait()
     }
@@ -209,7 +209,7 @@ impl MountedDataset {
         if lazy { self.mount.unmount_lazily() } else { self.mount.unmount() }
     }
 
-    /// Closes its files.
+    /// Closes the file system.
     pub(super) fn close(&self) -> Result<()> {
         Ok(self.files.close()?)
     }
@@ -222,12 +222,12 @@ impl MountedDataset {
         self.outcome.lock().clone()
     }
 
-    /// Its files in numbers.
+    /// Statistics of the file system.
     pub(crate) fn files_stats(&self) -> FsStats {
         self.files.stats()
     }
 
-    /// The mount in numbers.
+    /// Statistics of the mount.
     pub(crate) fn mount_stats(&self) -> forebay_fuse::MountStats {
         self.mount.stats()
     }
@@ -249,14 +249,14 @@ fn open_files(
     let names = pool.datasets()?;
     if !names.contains(&request.dataset) {
         let (name, has) = (pool.name(), names.join(", "));
-        let way_out = match names.is_empty() {
-            true => "it has none; `forebay dataset create` makes one".to_owned(),
+        let hint = match names.is_empty() {
+            true => "it has none; create one with `forebay dataset create`".to_owned(),
             false => format!(
-                "it has {has}; name one with --dataset, or make it: `forebay dataset create`"
+                "it has {has}; give one of these with --dataset, or create it with `forebay dataset create`"
             ),
         };
         return Err(Failure::new(format!(
-            "pool {name} has no dataset {}: {way_out}",
+            "pool {name} has no dataset {}: {hint}",
             request.dataset
         )));
     }

@@ -1,4 +1,4 @@
-//! What a process with pools answers to what is asked over its control socket.
+//! Serves the requests of the control socket.
 
 use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -14,14 +14,15 @@ use crate::control::messages::{ExpandReport, FlushReport, L2DeviceInfo, MountInf
 use crate::error::{Failure, Result};
 use crate::pools;
 
-/// A device that has grown by less may have nothing to give: labels lie at multiples of less.
+/// Smallest growth of a device that is reported, in bytes. Less may be lost to the alignment of
+/// labels.
 const GROWTH_BYTES: u64 = 1 << 20;
 
 impl Daemon {
     /// Serves a request.
     ///
     /// # Errors
-    /// Why it could not be done.
+    /// If the request fails.
     pub(crate) fn serve(
         self: &Arc<Self>,
         request: Request,
@@ -30,13 +31,13 @@ impl Daemon {
         match request {
             Request::Hello => answer(&self.info()),
             Request::Import { import } => {
-                self.take_pools()?;
+                self.check_accepts_pools()?;
                 let imported = self.import(&import)?;
                 self.screen.say(&format!("imported pool {}", imported.pool.name()));
                 answer(&pool_info(&imported))
             }
             Request::Mount { import, mount } => {
-                self.take_pools()?;
+                self.check_accepts_pools()?;
                 let mount = self.mount(&import, &mount)?;
                 let info = mount_info(&mount);
                 self.screen.say(&format!(
@@ -49,7 +50,7 @@ impl Daemon {
             }
             Request::Remount { at, flags } => answer(&self.remount(&at, &flags)?),
             Request::Unmount { at, lazy } => {
-                answer(&self.unmount(&self.mount_at(&at)?, lazy).map_err(lazily)?)
+                answer(&self.unmount(&self.mount_at(&at)?, lazy).map_err(with_lazy_hint)?)
             }
             Request::Export { pool, lazy } => answer(&self.export_pool(pool, lazy)?),
             Request::Status { pool } => {
@@ -66,7 +67,7 @@ impl Daemon {
             }
             Request::Check { pool } => {
                 let mut info = jobs::check(&self.pool(pool)?.pool, on_progress)?;
-                let text = "names and link counts are compared only while the pool is not in use";
+                let text = "names and link counts were not compared; export the pool and check it again to compare them";
                 info.notes.push(text.to_owned());
                 answer(&info)
             }
@@ -92,12 +93,12 @@ impl Daemon {
 
     fn export_pool(self: &Arc<Self>, pool: u64, lazy: bool) -> Result<()> {
         let imported = self.pool(pool)?;
-        self.export(&imported, lazy).map_err(lazily)?;
+        self.export(&imported, lazy).map_err(with_lazy_hint)?;
         self.screen.say(&format!("exported pool {}", imported.pool.name()));
         Ok(())
     }
 
-    /// Changes flags of a mount.
+    /// Changes the flags of a mount.
     fn remount(&self, at: &Path, flags: &[String]) -> Result<MountInfo> {
         let mount = self.mount_at(at)?;
         mount.remount(flags)?;
@@ -105,9 +106,10 @@ impl Daemon {
         Ok(mount_info(&mount))
     }
 
-    fn take_pools(&self) -> Result<()> {
+    fn check_accepts_pools(&self) -> Result<()> {
         if !self.in_background {
-            let text = "this process is a mount in the foreground, and takes no other pools; use --separate";
+            let text =
+                "this process is a foreground mount and accepts no other pools; use --separate";
             return Err(Failure::new(text));
         }
         self.note_used();
@@ -130,21 +132,21 @@ impl Daemon {
     }
 }
 
-/// A busy mount can be detached lazily: says how.
-fn lazily(mut failure: Failure) -> Failure {
+/// Replaces the hint of the library with the option of the command line.
+fn with_lazy_hint(mut failure: Failure) -> Failure {
     failure.message = failure.message.replace("or detach it lazily", "or use --lazy");
     failure
 }
 
 fn answer(value: &impl Serialize) -> Result<serde_json::Value> {
     serde_json::to_value(value)
-        .map_err(|error| Failure::new(format!("cannot write the answer: {error}")))
+        .map_err(|error| Failure::new(format!("cannot serialise the answer: {error}")))
 }
 
-/// Uses what the pool's devices have grown by, and adds devices, each of which is told when it is a member.
+/// Adds devices, calling `added` for each, and uses the added space of grown devices.
 ///
 /// # Errors
-/// Why not; devices that were added before stay.
+/// If a device cannot be added or expanded; devices added before stay.
 pub(crate) fn expand_pool(
     pool: &Pool,
     add: &[PathBuf],
@@ -178,13 +180,13 @@ pub(crate) fn expand_pool(
     })
 }
 
-/// Adds an L2 device, and tells how it is.
+/// Adds an L2 device, and describes it.
 ///
 /// # Errors
-/// Why not.
+/// If the pool refuses.
 pub(crate) fn add_l2(pool: &Pool, path: &Path, force: bool) -> Result<L2DeviceInfo> {
     let opened = pools::open_devices(&[path.to_owned()], false)?.pop();
-    let opened = opened.ok_or_else(|| Failure::new("no L2 device is named"))?;
+    let opened = opened.ok_or_else(|| Failure::new("no L2 device is given; give its path"))?;
     let guid = pool.add_l2_device(opened, force).map_err(|error| {
         let mut failure = Failure::from(error);
         failure.message = failure
@@ -194,13 +196,13 @@ pub(crate) fn add_l2(pool: &Pool, path: &Path, force: bool) -> Result<L2DeviceIn
     })?;
     let number = format!("{guid:016x}");
     let added = stats::l2_devices(pool).into_iter().find(|device| device.number == number);
-    added.ok_or_else(|| Failure::new("the L2 device was removed meanwhile"))
+    added.ok_or_else(|| Failure::new("the L2 device was removed meanwhile; add it again"))
 }
 
-/// Removes one.
+/// Removes an L2 device.
 ///
 /// # Errors
-/// Why not.
+/// If the pool refuses.
 pub(crate) fn remove_l2(pool: &Pool, device: &str) -> Result<()> {
     pool.remove_l2_device(device).map_err(|error| {
         let not_there = error.kind() == ErrorKind::NotFound;
@@ -212,9 +214,9 @@ pub(crate) fn remove_l2(pool: &Pool, device: &str) -> Result<()> {
     })
 }
 
-/// Whether a device is larger than what the pool can use of it. Its size is settled when it is opened.
+/// True if a device has grown since it was opened.
 fn has_grown(device: &PoolDevice) -> bool {
     let end = || std::fs::File::open(&device.path)?.seek(SeekFrom::End(0));
-    // What is less is no room yet.
+    // Less than this may add no space.
     end().is_ok_and(|bytes: u64| bytes >= device.size_bytes + GROWTH_BYTES)
 }

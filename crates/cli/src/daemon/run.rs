@@ -1,8 +1,9 @@
-//! The life of a process with pools: it shows figures, hears signals, and ends when its last pool has gone.
+//! The main loop of a daemon: status line, signals, and the shutdown.
 //!
-//! The first SIGINT, SIGTERM or SIGHUP asks for the end: all is unmounted and exported, and what is busy is tried again until
-//! it is not. A second one unmounts lazily, and after [`LAST_PATIENCE`] closes the files in spite of their users. SIGTERM and
-//! SIGHUP, behind which nobody may sit who could send a second one, count as two after [`BUSY_PATIENCE`].
+//! The first SIGINT, SIGTERM or SIGHUP starts the shutdown: all datasets are unmounted and all
+//! pools exported. Busy mounts are tried again. A second signal unmounts them lazily, and after
+//! [`DETACHED_TIMEOUT`] closes files that are still open. SIGTERM and SIGHUP may come without a
+//! user at a terminal, so after [`BUSY_TIMEOUT`] they act as two signals.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -20,20 +21,20 @@ use super::screen::line;
 use super::{Daemon, Event, stats};
 use crate::error::{Failure, Result};
 
-/// How long what is busy is waited for when nobody can be asked.
-const BUSY_PATIENCE: Duration = Duration::from_secs(5);
-/// What is busy is tried again after this time.
+/// How long a shutdown without a user waits for busy mounts.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval of attempts to unmount busy mounts.
 const BUSY_PERIOD: Duration = Duration::from_millis(300);
 /// How long a lazily unmounted file system is served before its files are closed.
-const LAST_PATIENCE: Duration = Duration::from_secs(3);
-/// The main thread looks around at least this often while the process ends.
-const ENDING_PERIOD: Duration = Duration::from_millis(100);
+const DETACHED_TIMEOUT: Duration = Duration::from_secs(3);
+/// Interval of the main loop during the shutdown.
+const SHUTDOWN_PERIOD: Duration = Duration::from_millis(100);
 
-/// Whether a thread has panicked. It would not be seen otherwise: the others go on.
+/// True once a thread has panicked. The other threads go on, so the exit code reports it.
 static PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// Has panics noticed, from now on; they are printed as ever.
-fn notice_panics() {
+/// Installs a panic hook that records panics and prints them as before.
+fn record_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         PANICKED.store(true, Ordering::Relaxed);
@@ -41,12 +42,12 @@ fn notice_panics() {
     }));
 }
 
-/// Has signals told to the main thread, and panics noticed, from now on.
+/// Sends signals to the main thread, and records panics, from now on.
 ///
 /// # Errors
-/// If the system refuses.
-pub(crate) fn hear_signals(events: Sender<Event>) -> Result<()> {
-    notice_panics();
+/// If the handlers cannot be installed.
+pub(crate) fn watch_signals(events: Sender<Event>) -> Result<()> {
+    record_panics();
     let refused = |error: std::io::Error| Failure::new(format!("cannot handle signals: {error}"));
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(refused)?;
     let tell = move || {
@@ -60,16 +61,16 @@ pub(crate) fn hear_signals(events: Sender<Event>) -> Result<()> {
     Ok(())
 }
 
-/// Runs until there is nothing left to do.
+/// Runs until the last pool is exported.
 ///
 /// # Errors
-/// If something could not be closed cleanly.
+/// If a pool or mount could not be closed cleanly, or a thread panicked.
 pub(crate) fn run(
     daemon: &Arc<Daemon>,
     events: &Receiver<Event>,
     idle: Option<Duration>,
 ) -> Result<()> {
-    let mut ending: Option<Ending> = None;
+    let mut ending: Option<Shutdown> = None;
     let mut before = stats::process(daemon);
     let mut show_at = Instant::now() + daemon.screen.period();
     let started = Instant::now();
@@ -79,24 +80,24 @@ pub(crate) fn run(
         if daemon.is_done() || (idle_over && ending.is_none() && daemon.is_quiet()) {
             break;
         }
-        if ending.as_ref().is_some_and(Ending::is_over) {
+        if ending.as_ref().is_some_and(Shutdown::is_over) {
             daemon
                 .screen
-                .say("files are still open; they are closed now, and their users get errors");
+                .say("files are still open: closing them now; programs that use them get errors");
             daemon.force_end();
             break;
         }
         let wait = match &ending {
-            Some(_) => ENDING_PERIOD,
+            Some(_) => SHUTDOWN_PERIOD,
             None => show_at.saturating_duration_since(Instant::now()).min(Duration::from_secs(1)),
         };
         match events.recv_timeout(wait) {
-            Ok(Event::Signal(signal)) => hear(daemon, &mut ending, signal)?,
+            Ok(Event::Signal(signal)) => on_signal(daemon, &mut ending, signal)?,
             Ok(Event::Changed) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
         }
         if let Some(ending) = &mut ending {
-            ending.look();
+            ending.tick();
         } else if Instant::now() >= show_at && !daemon.in_background {
             let after = stats::process(daemon);
             daemon.screen.show(&line(&before, &after, daemon.screen.is_wide()));
@@ -108,87 +109,87 @@ pub(crate) fn run(
     }
     match daemon.failures().first() {
         None if PANICKED.load(Ordering::Relaxed) => Err(Failure::new(
-            "a thread of this process panicked, which is a bug: please report what it said; `forebay check` tells whether \
-             the pool has suffered",
+            "a thread of this process panicked, which is a bug; report its message, and run `forebay check` on the pools \
+             that were imported",
         )),
         None => Ok(()),
         Some(first) => Err(Failure::new(first.clone())),
     }
 }
 
-fn hear(daemon: &Arc<Daemon>, ending: &mut Option<Ending>, signal: i32) -> Result<()> {
+fn on_signal(daemon: &Arc<Daemon>, ending: &mut Option<Shutdown>, signal: i32) -> Result<()> {
     match ending {
-        Some(ending) => ending.hurry(daemon),
-        None => *ending = Some(Ending::begin(daemon, signal)?),
+        Some(ending) => ending.unmount_lazily(daemon),
+        None => *ending = Some(Shutdown::begin(daemon, signal)?),
     }
     Ok(())
 }
 
 impl Daemon {
-    /// Whether nobody wants anything just now.
+    /// True if no request is being served.
     fn is_quiet(&self) -> bool {
         self.state.lock().requests == 0
     }
 }
 
-/// The process is ending.
-struct Ending {
+/// The state of a shutdown.
+struct Shutdown {
     since: Instant,
-    /// Whether to go on lazily by itself if it takes long.
-    alone: bool,
+    /// True to unmount lazily after a timeout, without a second signal.
+    unattended: bool,
     lazily: Arc<AtomicBool>,
-    lazily_since: Option<Instant>,
+    lazy_since: Option<Instant>,
 }
 
-impl Ending {
+impl Shutdown {
     fn begin(daemon: &Arc<Daemon>, signal: i32) -> Result<Self> {
         daemon.screen.say("unmounting and exporting");
         let lazily = Arc::new(AtomicBool::new(false));
-        let alone = signal != SIGINT || daemon.in_background;
+        let unattended = signal != SIGINT || daemon.in_background;
         let (of_thread, wanted) = (Arc::clone(daemon), Arc::clone(&lazily));
-        spawn_named("forebay-ending", move || unmount_all(&of_thread, &wanted, alone))
+        spawn_named("forebay-ending", move || unmount_all(&of_thread, &wanted, unattended))
             .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
-        Ok(Self { since: Instant::now(), alone, lazily, lazily_since: None })
+        Ok(Self { since: Instant::now(), unattended, lazily, lazy_since: None })
     }
 
-    /// It was asked for again.
-    fn hurry(&mut self, daemon: &Daemon) {
-        if self.lazily_since.is_none() {
+    /// Unmounts lazily from now on, after another signal.
+    fn unmount_lazily(&mut self, daemon: &Daemon) {
+        if self.lazy_since.is_none() {
             if !daemon.mounts().is_empty() {
                 daemon.screen.say("still busy: unmounting lazily");
             }
-            self.lazily_since = Some(Instant::now());
+            self.lazy_since = Some(Instant::now());
             self.lazily.store(true, Ordering::Relaxed);
         }
     }
 
-    fn look(&mut self) {
-        if self.alone && self.lazily_since.is_none() && self.since.elapsed() > BUSY_PATIENCE {
-            self.lazily_since = Some(Instant::now());
+    fn tick(&mut self) {
+        if self.unattended && self.lazy_since.is_none() && self.since.elapsed() > BUSY_TIMEOUT {
+            self.lazy_since = Some(Instant::now());
             self.lazily.store(true, Ordering::Relaxed);
         }
     }
 
     fn is_over(&self) -> bool {
-        self.lazily_since.is_some_and(|since| since.elapsed() > LAST_PATIENCE)
+        self.lazy_since.is_some_and(|since| since.elapsed() > DETACHED_TIMEOUT)
     }
 }
 
-/// Unmounts until nothing is mounted. Says once what is in the way.
-fn unmount_all(daemon: &Daemon, lazily: &AtomicBool, alone: bool) {
-    daemon.begin_ending();
-    let mut told = false;
+/// Unmounts until nothing is mounted. Prints the first error.
+fn unmount_all(daemon: &Daemon, lazily: &AtomicBool, unattended: bool) {
+    daemon.begin_shutdown();
+    let mut printed = false;
     while !daemon.mounts().is_empty() {
         let lazy = lazily.load(Ordering::Relaxed);
         for mount in daemon.mounts() {
             if let Err(error) = mount.unmount(lazy)
-                && !told
+                && !printed
             {
-                told = true;
+                printed = true;
                 daemon.screen.say(&Failure::from(error).message);
-                daemon.screen.say(match alone {
-                    true => "it is unmounted lazily in a moment",
-                    false => "trying again; Ctrl-C once more unmounts it lazily",
+                daemon.screen.say(match unattended {
+                    true => "it is unmounted lazily after a timeout",
+                    false => "trying again; press Ctrl-C again to unmount it lazily",
                 });
             }
         }
@@ -196,7 +197,7 @@ fn unmount_all(daemon: &Daemon, lazily: &AtomicBool, alone: bool) {
     }
 }
 
-/// Tells the service manager that started this, if one did and wants to know, that all is there.
+/// Notifies the service manager, if `NOTIFY_SOCKET` is set, that the mount is ready.
 pub(crate) fn notify_ready() {
     let Some(place) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let bytes = place.as_bytes();
@@ -204,7 +205,7 @@ pub(crate) fn notify_ready() {
         Some(name) => SocketAddr::from_abstract_name(name),
         None => SocketAddr::from_pathname(&place),
     };
-    // It will notice by itself if it never hears.
+    // The service manager has its own timeout.
     if let (Ok(address), Ok(socket)) = (address, UnixDatagram::unbound()) {
         let _ = socket.send_to_addr(b"READY=1", &address);
     }

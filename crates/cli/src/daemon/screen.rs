@@ -1,6 +1,7 @@
-//! What a process with pools shows: messages, and a line of figures that is always up to date.
+//! Output of a daemon: messages, and a status line.
 //!
-//! On a terminal the line stands below the messages and is written anew each second; elsewhere it is a message now and then.
+//! On a terminal the status line stays below the messages and is redrawn each second. Elsewhere it
+//! is printed as a message every minute.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -10,48 +11,48 @@ use forebay_base::sync::Mutex;
 use crate::control::messages::ProcessStats;
 use crate::units;
 
-/// The line is written anew so often on a terminal.
+/// Interval of the status line on a terminal.
 pub(crate) const TERMINAL_PERIOD: Duration = Duration::from_secs(1);
-/// And elsewhere.
+/// Interval of the status line elsewhere.
 pub(crate) const PLAIN_PERIOD: Duration = Duration::from_secs(60);
 
-/// So many columns are enough for the line in full.
+/// Columns that the full status line needs.
 const WIDE_COLUMNS: usize = 130;
 
-/// Where messages go.
+/// Destination of messages.
 pub(crate) struct Screen {
     terminal: bool,
-    /// Whether this is a log, in which lines have times.
+    /// True if the output is a log with timestamps.
     log: bool,
-    /// Whether to say nothing at all.
+    /// True to print nothing.
     quiet: bool,
-    /// Whether the line of figures stands there now.
+    /// True while the status line is on the screen.
     line: Mutex<bool>,
 }
 
 impl Screen {
-    /// For a process in the foreground: standard output.
+    /// Standard output, for a process in the foreground.
     pub(crate) fn foreground() -> Self {
         let terminal = std::io::stdout().is_terminal();
         Self { terminal, log: false, quiet: false, line: Mutex::named("screen", false) }
     }
 
-    /// For one in the background: standard error, which is its log.
+    /// Standard error, which is the log of a process in the background.
     pub(crate) fn background() -> Self {
         Self { terminal: false, log: true, quiet: false, line: Mutex::named("screen", false) }
     }
 
-    /// For one that nobody is to hear.
+    /// No output.
     pub(crate) fn silent() -> Self {
         Self { quiet: true, ..Self::background() }
     }
 
-    /// How often the line of figures is to be shown.
+    /// Interval of the status line.
     pub(crate) fn period(&self) -> Duration {
         if self.terminal { TERMINAL_PERIOD } else { PLAIN_PERIOD }
     }
 
-    /// Says something. Nobody who listens is no reason to stop.
+    /// Prints a message. Errors are ignored, since a closed output must not stop the daemon.
     pub(crate) fn say(&self, message: &str) {
         if self.quiet {
             return;
@@ -67,12 +68,12 @@ impl Screen {
         let _ = out.flush();
     }
 
-    /// Whether a line may be long.
+    /// True if the full status line fits.
     pub(crate) fn is_wide(&self) -> bool {
         !self.terminal || width() >= WIDE_COLUMNS
     }
 
-    /// Shows the line of figures.
+    /// Shows the status line.
     pub(crate) fn show(&self, text: &str) {
         if !self.terminal {
             if !self.log {
@@ -89,22 +90,22 @@ impl Screen {
     }
 }
 
-/// Columns of the terminal.
+/// Width of the terminal in columns.
 fn width() -> usize {
-    // SAFETY: all zeros are a `winsize`, which is four numbers.
+    // SAFETY: `winsize` consists of integers, for which zero is valid.
     let mut size: libc::winsize = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one `winsize` to where the pointer says, or nothing.
-    let told = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
-    if told == 0 && size.ws_col > 20 { usize::from(size.ws_col) } else { 80 }
+    // SAFETY: the kernel writes at most one `winsize` to `size`.
+    let rc = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    if rc == 0 && size.ws_col > 20 { usize::from(size.ws_col) } else { 80 }
 }
 
-/// The time of day, for logs, in seconds since 1970.
+/// Seconds since 1970, for the log.
 fn now() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }
 
-/// The line: what happened between two looks, and what is there; in few columns if there is no room for `wide`.
+/// Formats the status line from two samples: rates between them and the state of the second.
 pub(crate) fn line(before: &ProcessStats, after: &ProcessStats, wide: bool) -> String {
     let seconds = after.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
     let rate = |of: &dyn Fn(&ProcessStats) -> u64| {
@@ -154,7 +155,7 @@ mod tests {
     use crate::control::messages::{MountStats, PoolStats};
 
     #[test]
-    fn the_line_has_rates_of_what_happened_between_two_looks() {
+    fn the_status_line_has_rates_between_two_samples() {
         let mut before = ProcessStats::default();
         before.mounts.push(MountStats { operations: 100, ..MountStats::default() });
         let mut after = ProcessStats { at_ns: 2_000_000_000, ..ProcessStats::default() };

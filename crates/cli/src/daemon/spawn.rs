@@ -1,8 +1,9 @@
-//! A process with pools in the background: how it is started, and what it does first.
+//! Starts daemons in the background.
 //!
-//! A command starts its own program anew with the hidden command [`COMMAND`], in a session of its own, and reads
-//! one line from it: that it listens, or why it cannot. What is wanted is then asked of it over its control
-//! socket, like of one that ran before. It ends with its last pool, or if nobody brings it one.
+//! A command runs its own program with the hidden command [`COMMAND`], in a new session, and reads
+//! one line from it: [`READY`], or an error. The command then sends its request over the control
+//! socket, as to a daemon that ran before. A daemon ends with its last pool, or after
+//! [`IDLE_TIMEOUT`] without one.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
@@ -21,14 +22,15 @@ use crate::error::{Failure, Result, one_line};
 use crate::memory::MemoryPlan;
 use crate::pool_locks;
 
-/// The hidden command.
+/// Name of the hidden command.
 pub(crate) const COMMAND: &str = "serve-in-background";
-/// The first line of one that listens.
+/// The line that a listening daemon prints.
 const READY: &str = "ready";
-/// It ends if it has no pool after this time.
-const IDLE: Duration = Duration::from_secs(20);
+/// A daemon without a pool ends after this time.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The one of this user that is there for all of its pools, started if there is none, and whether it was. Who asks at the same time gets the same.
+/// Finds the shared daemon of this user, or starts it. Returns true with it if it was started.
+/// Concurrent callers get the same daemon.
 ///
 /// # Errors
 /// As [`start`].
@@ -36,9 +38,9 @@ pub(crate) fn find_or_start(
     memory: Option<u64>,
     threads: Option<usize>,
 ) -> Result<(Process, bool)> {
-    let file = run_dir::made()?.join(format!("start.{}", pool_locks::LOCK_ENDING));
-    // Until it listens; it ends with this function.
-    let _alone = pool_locks::lock(&file, false, true)?;
+    let file = run_dir::create()?.join(format!("start.{}", pool_locks::LOCK_EXTENSION));
+    // Held until the daemon listens.
+    let _start_lock = pool_locks::lock(&file, false, true)?;
     match client::processes()
         .into_iter()
         .find(|process| process.info.daemon && !process.info.separate)
@@ -48,18 +50,18 @@ pub(crate) fn find_or_start(
     }
 }
 
-/// Starts one, and returns when it listens.
+/// Starts a daemon, and waits until it listens.
 ///
 /// # Errors
-/// If it cannot be started, or says why it cannot work.
+/// If the daemon cannot be started, or reports an error.
 pub(crate) fn start(
     memory: Option<u64>,
     threads: Option<usize>,
     mode: DaemonMode,
 ) -> Result<Process> {
-    run_dir::made()?;
+    run_dir::create()?;
     let program = std::env::current_exe()
-        .map_err(|error| Failure::new(format!("cannot find this program itself: {error}")))?;
+        .map_err(|error| Failure::new(format!("cannot find the path of this program: {error}")))?;
     let mut command = Command::new(program);
     command.arg(COMMAND);
     if let Some(memory) = memory {
@@ -72,9 +74,7 @@ pub(crate) fn start(
         command.arg("--separate");
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let failed = |error: std::io::Error| {
-        Failure::new(format!("cannot start the background process: {error}"))
-    };
+    let failed = |error: std::io::Error| Failure::new(format!("cannot start the daemon: {error}"));
     let mut child = command.spawn().map_err(failed)?;
     let pid = child.id();
     let mut line = String::new();
@@ -83,38 +83,37 @@ pub(crate) fn start(
     }
     if line.trim() != READY {
         let _ = child.wait();
-        let why = if line.trim().is_empty() { "it ended without a word" } else { line.trim() };
+        let why =
+            if line.trim().is_empty() { "the daemon ended without a message" } else { line.trim() };
         return Err(Failure::new(why));
     }
     let found = client::processes().into_iter().find(|process| process.info.pid == pid);
-    found.ok_or_else(|| {
-        Failure::new("the background process ended at once; see its log in the run directory")
-    })
+    found.ok_or_else(|| Failure::new("the daemon ended at once; see its log in the run directory"))
 }
 
-/// Where a background process writes what happens.
+/// Path of the log of a daemon.
 pub(crate) fn log_of(pid: u32) -> PathBuf {
     run_dir::path().join(format!("{pid}.log"))
 }
 
-/// The hidden command: serves until there is nothing left to serve.
+/// Runs a daemon until its last pool is exported.
 ///
 /// # Errors
-/// What went wrong; it is in the log as well.
+/// If the start fails, or a pool cannot be closed cleanly; the error is in the log as well.
 pub(crate) fn serve(memory: Option<u64>, threads: Option<usize>, separate: bool) -> Result<()> {
     let mode = if separate { DaemonMode::Separate } else { DaemonMode::Shared };
-    let (events, heard) = channel();
-    let begun = (|| {
+    let (events, receiver) = channel();
+    let started = (|| {
         let log = detach()?;
         let plan = MemoryPlan::new(memory, threads)?;
         let daemon = Daemon::new(plan, mode, Arc::new(Screen::background()), events.clone())?;
-        run::hear_signals(events)?;
+        run::watch_signals(events)?;
         let listening = server::listen(&daemon)?;
         Ok((log, daemon, listening))
     })();
     let mut out = std::io::stdout();
-    let (log, daemon, listening) = match begun {
-        Ok(begun) => begun,
+    let (log, daemon, listening) = match started {
+        Ok(started) => started,
         Err(failure) => {
             let failure: Failure = failure;
             let _ = writeln!(out, "{}", one_line(&failure.message));
@@ -124,10 +123,10 @@ pub(crate) fn serve(memory: Option<u64>, threads: Option<usize>, separate: bool)
     let _ = writeln!(out, "{READY}");
     let _ = out.flush();
     redirect_stdout()?;
-    let ended = run::run(&daemon, &heard, Some(IDLE));
+    let ended = run::run(&daemon, &receiver, Some(IDLE_TIMEOUT));
     drop(listening);
     match ended {
-        // Nobody needs to read it.
+        // A clean end leaves no log.
         Ok(()) => drop(std::fs::remove_file(log)),
         Err(failure) => {
             daemon.screen.say(&failure.message);
@@ -137,11 +136,11 @@ pub(crate) fn serve(memory: Option<u64>, threads: Option<usize>, separate: bool)
     Ok(())
 }
 
-/// Leaves the terminal's session and the working directory, and has standard error go to the log.
+/// Starts a new session in `/`, and redirects standard error to the log.
 fn detach() -> Result<PathBuf> {
     let failed =
-        |error: std::io::Error| Failure::new(format!("cannot go to the background: {error}"));
-    // SAFETY: it takes no pointers. That this process leads a group already makes it fail, which does no harm.
+        |error: std::io::Error| Failure::new(format!("cannot run in the background: {error}"));
+    // SAFETY: setsid takes no pointers. It fails for a process group leader, which does no harm.
     unsafe { libc::setsid() };
     let path = log_of(std::process::id());
     let log = std::fs::OpenOptions::new()
@@ -151,7 +150,7 @@ fn detach() -> Result<PathBuf> {
         .custom_flags(libc::O_NOFOLLOW)
         .open(&path)
         .map_err(|error| Failure::about(&path, "write the log", &error))?;
-    // SAFETY: both descriptors are open; the second is standard error, which nobody owns.
+    // SAFETY: both descriptors are open; no object owns standard error.
     if unsafe { libc::dup2(log.as_raw_fd(), libc::STDERR_FILENO) } < 0 {
         return Err(failed(std::io::Error::last_os_error()));
     }
@@ -159,9 +158,9 @@ fn detach() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Lets go of the pipe to who started it.
+/// Closes the pipe to the command that started the daemon.
 fn redirect_stdout() -> Result<()> {
-    // SAFETY: both descriptors are open; nobody owns either.
+    // SAFETY: both descriptors are open; no object owns them.
     if unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) } < 0 {
         return Err(Failure::new(format!("standard output: {}", std::io::Error::last_os_error())));
     }

@@ -1,4 +1,4 @@
-//! From what the libraries count to what is told of it.
+//! Converts statistics of the libraries to messages.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::control::messages::{
     L2DeviceInfo, MountStats, PoolStats, PoolStatus, ProcessStats, TunableInfo,
 };
 
-/// Figures of the whole process.
+/// Statistics of the whole process.
 pub(crate) fn process(daemon: &Daemon) -> ProcessStats {
     let pools = daemon.pools();
     ProcessStats {
@@ -30,7 +30,7 @@ pub(crate) fn process(daemon: &Daemon) -> ProcessStats {
     }
 }
 
-/// Figures of the cache.
+/// Statistics of the cache.
 pub(crate) fn cache_stats(cache: &BlockCache) -> CacheStats {
     let stats = cache.cache().stats();
     let name = |class| if class == Class::Metadata { "metadata" } else { "data" };
@@ -65,7 +65,7 @@ pub(crate) fn cache_stats(cache: &BlockCache) -> CacheStats {
     }
 }
 
-/// Counters by `name` or `name.label`.
+/// Maps counters by `name` or `name.label`.
 fn named<'a>(counters: impl Iterator<Item = (&'a str, &'a str, u64)>) -> BTreeMap<String, u64> {
     let key = |name: &str, label: &str| {
         if label.is_empty() { name.to_owned() } else { format!("{name}.{label}") }
@@ -95,8 +95,7 @@ fn pool_stats(pool: &Pool) -> PoolStats {
     }
 }
 
-/// The parts of a pool have tables of their own, and some names are in two of them: `prefetches_joined` and the
-/// like are unique, the others are added up.
+/// Merges the counter tables of the parts of a pool. Counters with the same name are added.
 fn pool_counters(stats: &forebay_pool::PoolStats) -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for (name, label, value) in &stats.counters {
@@ -124,7 +123,7 @@ fn mount_stats(mount: &MountedDataset) -> MountStats {
         pool: mount.pool.clone(),
         dataset: mount.dataset.clone(),
         at: mount.at().to_owned(),
-        // Forgotten inodes are counted with the requests, and are no work.
+        // FORGET requests are not operations of users.
         operations: served
             .counters
             .iter()
@@ -139,7 +138,7 @@ fn mount_stats(mount: &MountedDataset) -> MountStats {
     }
 }
 
-/// All that is known of a pool; `imported` if a process has it.
+/// Status of a pool; `imported` if it is in the registry of a daemon.
 pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &str) -> PoolStatus {
     let stats = pool.stats();
     let counters = &stats.counters;
@@ -186,12 +185,12 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
     }
 }
 
-/// The L2 devices of a pool.
+/// Describes the L2 devices of a pool.
 pub(crate) fn l2_devices(pool: &Pool) -> Vec<L2DeviceInfo> {
     pool.l2_devices().into_iter().map(|device| l2_device(pool.name(), device)).collect()
 }
 
-/// An L2 device of the pool of that name.
+/// Describes an L2 device of the pool with that name.
 pub(crate) fn l2_device(pool: &str, device: L2Device) -> L2DeviceInfo {
     let why = match &device.state {
         L2DeviceState::Failed(why) | L2DeviceState::Unavailable(why) => Some(why.clone()),
@@ -269,7 +268,7 @@ fn datasets(pool: &Pool) -> Vec<DatasetInfo> {
     names.into_iter().map(info).collect()
 }
 
-/// Tunables of the cache and of a pool.
+/// Lists the tunables of the cache and of a pool.
 pub(crate) fn tunables(cache: &BlockCache, pool: &Pool) -> Vec<TunableInfo> {
     let of = |of: &'static str| {
         move |(row, value): (&'static forebay_base::tunables::TunableRow, String)| TunableInfo {

@@ -60,7 +60,7 @@ fn things_that_are_not_there() {
     }
     fixture.fails(&["import", "none.img"]);
     let line = fixture.fails(&["create", "no/such/tank.img"]);
-    assert!(line.contains("no such folder"), "{line}");
+    assert!(line.contains("no such directory"), "{line}");
     let line = fixture.fails(&["umount", "nowhere"]);
     assert!(line.contains("nowhere"), "{line}");
     fixture.folder("folder");
@@ -167,7 +167,8 @@ fn what_a_user_may_not_touch() {
     }
 }
 
-/// Runs the program where the file system is as these commands of a shell make it, in a mount namespace of its own.
+/// Runs the program where the file system is as these commands of a shell make it, in a mount
+/// namespace of its own.
 fn in_namespace(fixture: &Fixture, commands: &str, arguments: &[&str]) -> std::process::Output {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c"]);
@@ -224,7 +225,7 @@ fn a_machine_without_fuse() {
         for dev in [bare, other] {
             let line = failed(&in_namespace(&fixture, dev, arguments), 1, arguments);
             assert!(
-                line.contains("/dev/fuse does not exist") && line.contains("modprobe fuse"),
+                line.contains("/dev/fuse is missing") && line.contains("modprobe fuse"),
                 "{line}"
             );
         }

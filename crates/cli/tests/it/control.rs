@@ -79,7 +79,7 @@ fn sockets_of_the_dead_are_removed() {
     let shown = fixture.ok(&["status", "tank.img"]);
     assert!(shown.contains("not exported"), "{shown}");
     let said = fixture.ok(&["export", "tank.img"]);
-    assert!(said.contains("nobody had in use any more"), "{said}");
+    assert!(said.contains("after a crash"), "{said}");
     fixture.ok(&["check", "tank.img"]);
 }
 

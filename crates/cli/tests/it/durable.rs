@@ -13,7 +13,8 @@ const BYTES: usize = 8192;
 
 type Call = fn(&Path) -> io::Result<Vec<u8>>;
 
-/// Ways to write so that the return of the call is a promise. Each returns what its file then holds.
+/// Ways to write so that the return of the call is a promise. Each returns what its file then
+/// holds.
 const CALLS: [(&str, Call); 10] = [
     ("O_DSYNC", |at| written(at, libc::O_DSYNC)),
     ("O_SYNC", |at| written(at, libc::O_SYNC)),
@@ -146,8 +147,8 @@ fn a_mapping_that_finds_no_space_fails_each_fsync_until_it_is_made_good() {
         file.set_len(LEN as u64).unwrap();
         let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         let mut random = fs::File::open("/dev/urandom").unwrap();
-        // SAFETY: a new mapping of a file that is long enough; it is unmapped below, and nothing refers to
-        // it then.
+        // SAFETY: a new mapping of a file that is long enough; it is unmapped below, and nothing
+        // refers to it then.
         unsafe {
             let map = libc::mmap(ptr::null_mut(), LEN, access, shared, file.as_raw_fd(), 0);
             assert!(map != libc::MAP_FAILED, "{}", Error::last_os_error());

@@ -159,7 +159,8 @@ pub(crate) fn texts(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// A failure is one line on standard error that begins with the program's name, with the right exit code.
+/// A failure is one line on standard error that begins with the program's name, with the right exit
+/// code.
 #[track_caller]
 pub(crate) fn failed(output: &Output, code: i32, what: &[&str]) -> String {
     let (out, err) = texts(output);

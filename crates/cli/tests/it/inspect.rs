@@ -1,4 +1,5 @@
-//! `forebay inspect` on pools that are whole, in use, cut short and damaged, and asked for what is not there.
+//! `forebay inspect` on pools that are whole, in use, cut short and damaged, and asked for what is
+//! not there.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -32,7 +33,7 @@ fn a_pool_that_nobody_has_is_shown() {
     assert_eq!(group["found"]["datasets"][0]["name"], "main");
     let older = json(&fixture, &["tank.img", "txg", &(newest - 1).to_string()]);
     assert_eq!(older["found"]["txg"].as_u64(), Some(newest - 1));
-    assert!(older["notices"][0].as_str().expect("a notice").contains("newest group"), "{older}");
+    assert!(older["notices"][0].as_str().expect("a notice").contains("newest txg"), "{older}");
 
     let datasets = json(&fixture, &["tank.img", "datasets"]);
     let root = &datasets["found"]["datasets"][0]["root_object"];

@@ -15,7 +15,7 @@ fn a_pool_is_made_shown_grown_and_destroyed() {
         "--record-size",
         "16K",
     ]);
-    assert!(said.contains("made pool tank, 63.5 MiB in 1 device, with dataset main"), "{said}");
+    assert!(said.contains("created pool tank, 63.5 MiB in 1 device, with dataset main"), "{said}");
     let length = || std::fs::metadata(fixture.path("tank.img")).unwrap().len();
     assert_eq!(length(), 64 << 20);
 

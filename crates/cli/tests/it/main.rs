@@ -1,4 +1,5 @@
-//! The program as users meet it: run as a process, judged by what it prints, its exit code, and what is there afterwards.
+//! The program as users meet it: run as a process, judged by what it prints, its exit code, and
+//! what is there afterwards.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

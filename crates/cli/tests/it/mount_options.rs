@@ -86,13 +86,14 @@ fn unknown_options_are_refused_by_name() {
     fixture.pool("tank.img");
     fixture.folder("at");
     let said = fixture.misused(&["mount", "tank.img", "at", "-o", "nosuid,frobnicate"]);
-    assert!(said.contains("-o frobnicate: no such option; there are ro, rw, nosuid"), "{said}");
+    assert!(said.contains("-o frobnicate: no such option; valid options are ro, rw, nosuid"), "{said}");
     let said = fixture.misused(&["mount", "tank.img", "at", "-o", "dirsync"]);
-    assert!(said.contains("-o dirsync: forebay does not have it; call fsync"), "{said}");
+    assert!(said.contains("-o dirsync: forebay does not support it; call fsync"), "{said}");
     assert!(!is_mounted(&fixture.path("at")));
 }
 
-/// Sets the times of a file so that a read changes its time of access by one rule and not by another.
+/// Sets the times of a file so that a read changes its time of access by one rule and not by
+/// another.
 fn age(path: &Path, atime: i64, mtime: i64) {
     let times = fs::FileTimes::new();
     let time =
@@ -189,6 +190,6 @@ fn a_mount_changes_its_flags() {
 
     let running = mounted(&fixture, &["mount", "tank.img", "at", "-o", "ro"], &at);
     let said = fixture.fails(&["mount", "-o", "remount,rw", "at"]);
-    assert!(said.contains("cannot become writable: it was mounted for reading only"), "{said}");
+    assert!(said.contains("cannot become writable: it was mounted read-only"), "{said}");
     drop(running);
 }

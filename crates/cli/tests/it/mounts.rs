@@ -32,7 +32,7 @@ fn without_arguments_a_pool_is_made_and_mounted_until_a_signal() {
         assert!(shown.contains("; exported"), "{shown}");
     }
     let checked = fixture.ok(&["check", "forebay.pool"]);
-    assert!(checked.contains("1 folders, 1 other files"), "{checked}");
+    assert!(checked.contains("1 directories, 1 other files"), "{checked}");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_busy_mount_is_unmounted_lazily_at_the_second_signal() {
     fs::write(at.join("file"), b"content").unwrap();
     let file = fs::File::open(at.join("file")).unwrap();
     running.signal(libc::SIGINT);
-    let first = running.read_until("Ctrl-C once more");
+    let first = running.read_until("press Ctrl-C again");
     assert!(first.contains("busy"), "{first}");
     assert!(is_mounted(&at), "it is in use");
     running.signal(libc::SIGINT);
@@ -184,7 +184,7 @@ fn what_a_killed_process_leaves_is_cleared() {
     }
     fixture.ok(&["umount", "at"]);
     let checked = fixture.ok(&["check", "tank.img"]);
-    assert!(checked.contains("1 folders, 3 other files"), "{checked}");
+    assert!(checked.contains("1 directories, 3 other files"), "{checked}");
 }
 
 /// Kills the process that serves `at`, and clears the mount.
@@ -240,7 +240,8 @@ fn files_with_new_names_keep_their_content_when_the_process_is_killed() {
     }
 }
 
-/// The kernel's write-back needs the threads that answer requests: more renames wait for it than there are.
+/// The kernel's write-back needs the threads that answer requests: more renames wait for it than
+/// there are.
 #[test]
 fn many_open_files_are_renamed_at_a_time() {
     if !fuse() {
@@ -313,7 +314,7 @@ fn places_that_cannot_be_mounted_on() {
     for daemon in [&[][..], &["--daemon"]] {
         for (at, said) in [
             ("absent", "mkdir absent"),
-            ("file", "is no folder"),
+            ("file", "is not a directory"),
             ("full", "is not empty"),
             ("/proc", "is mounted there"),
         ] {

@@ -1,4 +1,5 @@
-//! What must not be written over: pools that are in use under another name, and what others keep on a device.
+//! What must not be written over: pools that are in use under another name, and what others keep on
+//! a device.
 
 use std::path::Path;
 use std::process::Command;
@@ -133,7 +134,7 @@ fn sizes_and_names_that_cannot_be() {
     }
     std::fs::File::create(fixture.path("old.img")).unwrap().set_len(32 << 20).unwrap();
     let line = fixture.fails(&["create", "old.img", "--size", "64M"]);
-    assert!(line.contains("is there already, with 33554432 bytes"), "{line}");
+    assert!(line.contains("exists with 33554432 bytes"), "{line}");
     for arguments in [&["create", "a:b.img"][..], &["create", "new.img", "--name", "a:b"]] {
         let line = fixture.fails(arguments);
         assert!(line.contains("--name") && line.contains("`:`"), "{line}");

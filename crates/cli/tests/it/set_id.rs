@@ -1,5 +1,5 @@
-//! Set-user-id, set-group-id and file capabilities go when somebody changes a file who may not keep them.
-//! The table is what ext4 does.
+//! Set-user-id, set-group-id and file capabilities go when somebody changes a file who may not keep
+//! them. The table is what ext4 does.
 
 use std::ffi::CString;
 use std::fs;
@@ -16,8 +16,8 @@ const CAPABILITY: &std::ffi::CStr = c"security.capability";
 /// `cap_net_raw=ep`, as `setcap` writes it.
 const NET_RAW: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// What is done to a file by a name; 0 says that it worked. Runs between `fork` and `exec`, so it calls
-/// the system and nothing else.
+/// What is done to a file by a name; 0 says that it worked. Runs between `fork` and `exec`, so it
+/// calls the system and nothing else.
 type Change = fn(&std::ffi::CStr, &std::ffi::CStr, &mut Aligned) -> i32;
 
 #[repr(align(4096))]
