@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::flags::Flags;
+use crate::logging::LogArgs;
 use crate::units::{pair, parse_bytes};
 
 /// How a pool is named, for the help of every command.
@@ -31,6 +32,8 @@ const JSON_HELP: &str = "Print JSON";
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+    #[command(flatten, next_help_heading = "Log options")]
+    pub(crate) log: LogArgs,
 }
 
 #[derive(Debug, Subcommand)]

@@ -12,6 +12,7 @@
 //! | `commands` | one module per command |
 //! | `daemon` | a process with imported pools and mounts, in the background or the foreground |
 //! | `control` | the protocol between commands and daemons |
+//! | `logging` | the log options, and the subscriber of events |
 //! | `pools` | finding, opening and importing pools |
 //! | `pool_locks` | locks that keep a pool from being opened twice |
 //! | `device_content` | protection of devices with foreign content |
@@ -32,6 +33,7 @@ mod device_content;
 mod error;
 mod flags;
 mod inspect;
+mod logging;
 mod memory;
 mod output;
 mod pool_locks;
@@ -57,7 +59,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    match commands::run(cli.command) {
+    match commands::run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => fail(&failure),
     }

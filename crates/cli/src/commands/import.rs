@@ -6,12 +6,13 @@ use crate::args::{ImportArgs, ImportOptionArgs};
 use crate::control::Request;
 use crate::control::client;
 use crate::control::messages::PoolInfo;
-use crate::daemon::spawn;
+use crate::daemon::spawn::{self, DaemonOptions};
 use crate::error::{Failure, Result};
+use crate::logging::LogArgs;
 use crate::pools::{self, ImportRequest};
 use crate::{output, units};
 
-pub(crate) fn run(args: &ImportArgs) -> Result<()> {
+pub(crate) fn run(args: &ImportArgs, log: &LogArgs) -> Result<()> {
     if args.show {
         return show(args);
     }
@@ -23,7 +24,11 @@ pub(crate) fn run(args: &ImportArgs) -> Result<()> {
         )));
     }
     let import = import_request(&args.options, paths);
-    let (process, _) = spawn::find_or_start(args.memory, None)?;
+    let options = DaemonOptions { memory: args.memory, threads: None, log };
+    let (process, started) = spawn::find_or_start(&options)?;
+    if !started {
+        options.warn_ignored(&process);
+    }
     let pool: PoolInfo = process.ask(&Request::Import { import })?;
     if !args.options.no_l2 && !args.options.read_only {
         super::l2::warn(&process.ask(&Request::Status { pool: pool.guid })?);

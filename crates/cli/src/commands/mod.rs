@@ -20,21 +20,26 @@ mod status;
 mod tunable;
 mod umount;
 
-use crate::args::{CacheCommand, Command, DatasetCommand, L2Command, TunableCommand};
+use crate::args::{CacheCommand, Cli, Command, DatasetCommand, L2Command, TunableCommand};
 use crate::error::Result;
+use crate::logging::DefaultLevel;
 use crate::{daemon, inspect};
 
 /// Runs a command.
 ///
 /// # Errors
 /// If the command fails.
-pub(crate) fn run(command: Command) -> Result<()> {
+pub(crate) fn run(cli: Cli) -> Result<()> {
+    let Cli { command, log } = cli;
+    if !matches!(command, Command::Serve(_)) {
+        log.install(DefaultLevel::Off)?;
+    }
     match command {
         Command::Create(args) => create::run(&args),
-        Command::Import(args) => import::run(&args),
+        Command::Import(args) => import::run(&args, &log),
         Command::Export(args) => export::run(&args),
         Command::Expand(args) => expand::run(&args),
-        Command::Mount(args) => mount::run(args),
+        Command::Mount(args) => mount::run(args, &log),
         Command::Umount(args) => umount::run(&args),
         Command::List(args) => list::run(&args),
         Command::Status(args) => status::run(&args),
@@ -64,7 +69,9 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Stats(args) => stats::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => completions::run(&args),
-        Command::Serve(args) => daemon::spawn::serve(args.memory, args.threads, args.separate),
+        Command::Serve(args) => {
+            daemon::spawn::serve(args.memory, args.threads, args.separate, &log)
+        }
         Command::NullMount(args) => null_mount::run(&args),
     }
 }

@@ -14,10 +14,12 @@ use crate::control::messages::{MountInfo, PoolInfo, PoolStatus, ProcessInfo};
 use crate::control::run_dir;
 use crate::control::{Request, server};
 use crate::daemon::screen::Screen;
+use crate::daemon::spawn::DaemonOptions;
 use crate::daemon::{
     Daemon, DaemonMode, MountRequest, mount_info, run as daemon_run, spawn, stats,
 };
 use crate::error::{Failure, Result};
+use crate::logging::LogArgs;
 use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportRequest};
 use crate::{output, units};
@@ -25,7 +27,7 @@ use crate::{output, units};
 /// Path of the default pool.
 const DEFAULT_POOL: &str = "forebay.pool";
 
-pub(crate) fn run(mut args: MountArgs) -> Result<()> {
+pub(crate) fn run(mut args: MountArgs, log: &LogArgs) -> Result<()> {
     super::mount_helper::take_options(&mut args)?;
     if args.remount {
         return remount(&args);
@@ -44,7 +46,7 @@ pub(crate) fn run(mut args: MountArgs) -> Result<()> {
         Some(at) => prepare(at, false),
         None => prepare(&default_mount_point(&target), true),
     }
-    .and_then(|at| mount_at(&args, target, at));
+    .and_then(|at| mount_at(&args, log, target, at));
     if let (Err(_), Some(made)) = (&mounted, made) {
         // The error of the command is reported. A directory in use is not removed.
         let _ = std::fs::remove_dir(made);
@@ -52,7 +54,7 @@ pub(crate) fn run(mut args: MountArgs) -> Result<()> {
     mounted
 }
 
-fn mount_at(args: &MountArgs, target: Target, at: PathBuf) -> Result<()> {
+fn mount_at(args: &MountArgs, log: &LogArgs, target: Target, at: PathBuf) -> Result<()> {
     let mount = MountRequest {
         dataset: args.dataset.clone(),
         at,
@@ -81,7 +83,7 @@ fn mount_at(args: &MountArgs, target: Target, at: PathBuf) -> Result<()> {
         Target::Paths(paths) => {
             let import = import_request(&args.import, paths);
             if args.daemon {
-                in_background(args, import, mount)
+                in_background(args, log, import, mount)
             } else {
                 in_foreground(args, &import, &mount)
             }
@@ -189,19 +191,20 @@ fn prepare(at: &Path, make: bool) -> Result<PathBuf> {
     pools::canonical(at)
 }
 
-fn in_background(args: &MountArgs, import: ImportRequest, mount: MountRequest) -> Result<()> {
+fn in_background(
+    args: &MountArgs,
+    log: &LogArgs,
+    import: ImportRequest,
+    mount: MountRequest,
+) -> Result<()> {
     let warns = import.l2_devices && !import.read_only;
     let request = Request::Mount { import, mount };
-    let threads = args.threads.map(usize::from);
+    let options =
+        DaemonOptions { memory: args.memory, threads: args.threads.map(usize::from), log };
     if !args.separate {
-        let (process, started) = spawn::find_or_start(args.memory, threads)?;
-        let has = process.info.memory_bytes;
-        if !started && args.memory.is_some_and(|wanted| wanted != has) {
-            eprintln!(
-                "forebay: process {} keeps its memory limit of {}; use --separate to start another daemon",
-                process.info.pid,
-                units::bytes(has)
-            );
+        let (process, started) = spawn::find_or_start(&options)?;
+        if !started {
+            options.warn_ignored(&process);
         }
         match process.ask::<MountInfo>(&request) {
             // The daemon was shutting down.
@@ -210,7 +213,7 @@ fn in_background(args: &MountArgs, import: ImportRequest, mount: MountRequest) -
         }
     }
     let mode = if args.separate { DaemonMode::Separate } else { DaemonMode::Shared };
-    let process = spawn::start(args.memory, threads, mode)?;
+    let process = spawn::start(&options, mode)?;
     let info = process.ask(&request)?;
     print_mounted(&info, &process, warns);
     Ok(())
@@ -227,7 +230,7 @@ fn print_mounted(info: &MountInfo, process: &Process, warns: bool) {
         info.dataset,
         info.at.display(),
         process.info.pid,
-        spawn::log_of(process.info.pid).display()
+        process.info.log.display()
     ));
 }
 

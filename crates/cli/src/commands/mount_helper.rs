@@ -157,7 +157,8 @@ mod tests {
     fn parsed(given: &[&str]) -> Result<MountArgs> {
         let given: Vec<OsString> = given.iter().map(OsString::from).collect();
         let translated = arguments(&given).unwrap()?;
-        let Ok(Cli { command: Command::Mount(mut args) }) = Cli::try_parse_from(translated) else {
+        let Ok(Cli { command: Command::Mount(mut args), .. }) = Cli::try_parse_from(translated)
+        else {
             return Err(Failure::usage("not a mount"));
         };
         take_options(&mut args)?;

@@ -15,6 +15,9 @@ pub(crate) struct ProcessInfo {
     /// True if it was started with --separate, so other mounts do not use it.
     #[serde(default)]
     pub(crate) separate: bool,
+    /// Path of the log; empty for a foreground mount.
+    #[serde(default)]
+    pub(crate) log: PathBuf,
     /// Memory limit of the process.
     pub(crate) memory_bytes: u64,
     pub(crate) pools: Vec<PoolInfo>,

@@ -257,7 +257,7 @@ impl Daemon {
         let changing = self.changing.lock();
         let mut outcome = mount.close();
         if let Some(why) = failure {
-            self.screen.say(&format!("{}: the mount failed: {why}", mount.at().display()));
+            self.screen.warn(&format!("{}: the mount failed: {why}", mount.at().display()));
         }
         imported.remove_mount(mount);
         if let Err(error) = &outcome {
@@ -442,7 +442,7 @@ impl Daemon {
     }
 
     fn note_failure(&self, message: String) {
-        self.screen.say(&message);
+        self.screen.warn(&message);
         self.state.lock().failures.push(message);
     }
 
@@ -477,6 +477,7 @@ impl Daemon {
             pid: std::process::id(),
             daemon: self.in_background,
             separate: self.separate,
+            log: self.screen.log().to_owned(),
             memory_bytes: self.plan.total_bytes,
             pools: self.pools().iter().map(|imported| imported.info()).collect(),
         }

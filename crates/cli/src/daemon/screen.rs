@@ -4,6 +4,7 @@
 //! is printed as a message every minute.
 
 use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_base::sync::Mutex;
@@ -20,12 +21,20 @@ pub(crate) const PLAIN_PERIOD: Duration = Duration::from_secs(60);
 const WIDE_COLUMNS: usize = 130;
 
 /// Destination of messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Output {
+    /// Standard output, a terminal.
+    Terminal,
+    /// Standard output, not a terminal.
+    Plain,
+    /// Events of the log at this path.
+    Log(PathBuf),
+    Silent,
+}
+
+/// The output of a daemon.
 pub(crate) struct Screen {
-    terminal: bool,
-    /// True if the output is a log with timestamps.
-    log: bool,
-    /// True to print nothing.
-    quiet: bool,
+    output: Output,
     /// True while the status line is on the screen.
     line: Mutex<bool>,
 }
@@ -34,34 +43,61 @@ impl Screen {
     /// Standard output, for a process in the foreground.
     pub(crate) fn foreground() -> Self {
         let terminal = std::io::stdout().is_terminal();
-        Self { terminal, log: false, quiet: false, line: Mutex::named("screen", false) }
+        Self::new(if terminal { Output::Terminal } else { Output::Plain })
     }
 
-    /// Standard error, which is the log of a process in the background.
-    pub(crate) fn background() -> Self {
-        Self { terminal: false, log: true, quiet: false, line: Mutex::named("screen", false) }
+    /// The log at `path`, for a process in the background.
+    pub(crate) fn background(path: &Path) -> Self {
+        Self::new(Output::Log(path.to_owned()))
     }
 
     /// No output.
     pub(crate) fn silent() -> Self {
-        Self { quiet: true, ..Self::background() }
+        Self::new(Output::Silent)
+    }
+
+    fn new(output: Output) -> Self {
+        Self { output, line: Mutex::named("screen", false) }
+    }
+
+    /// Path of the log; empty without one.
+    pub(crate) fn log(&self) -> &Path {
+        match &self.output {
+            Output::Log(path) => path,
+            _ => Path::new(""),
+        }
+    }
+
+    fn is_terminal(&self) -> bool {
+        self.output == Output::Terminal
     }
 
     /// Interval of the status line.
     pub(crate) fn period(&self) -> Duration {
-        if self.terminal { TERMINAL_PERIOD } else { PLAIN_PERIOD }
+        if self.is_terminal() { TERMINAL_PERIOD } else { PLAIN_PERIOD }
     }
 
     /// Prints a message. Errors are ignored, since a closed output must not stop the daemon.
     pub(crate) fn say(&self, message: &str) {
-        if self.quiet {
+        match &self.output {
+            Output::Log(_) => tracing::info!("{message}"),
+            _ => self.print(message),
+        }
+    }
+
+    /// Prints the message of a failure.
+    pub(crate) fn warn(&self, message: &str) {
+        match &self.output {
+            Output::Log(_) => tracing::error!("{message}"),
+            _ => self.print(message),
+        }
+    }
+
+    fn print(&self, message: &str) {
+        if self.output == Output::Silent {
             return;
         }
         let mut line = self.line.lock();
-        if self.log {
-            let _ = writeln!(std::io::stderr(), "{} {message}", now());
-            return;
-        }
         let clear = if std::mem::take(&mut *line) { "\r\x1b[K" } else { "" };
         let mut out = std::io::stdout();
         let _ = writeln!(out, "{clear}{message}");
@@ -70,15 +106,13 @@ impl Screen {
 
     /// True if the full status line fits.
     pub(crate) fn is_wide(&self) -> bool {
-        !self.terminal || width() >= WIDE_COLUMNS
+        !self.is_terminal() || width() >= WIDE_COLUMNS
     }
 
     /// Shows the status line.
     pub(crate) fn show(&self, text: &str) {
-        if !self.terminal {
-            if !self.log {
-                self.say(text);
-            }
+        if !self.is_terminal() {
+            self.print(text);
             return;
         }
         let mut line = self.line.lock();
@@ -97,12 +131,6 @@ fn width() -> usize {
     // SAFETY: the kernel writes at most one `winsize` to `size`.
     let rc = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
     if rc == 0 && size.ws_col > 20 { usize::from(size.ws_col) } else { 80 }
-}
-
-/// Seconds since 1970, for the log.
-fn now() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }
 
 /// Formats the status line from two samples: rates between them and the state of the second.

@@ -19,8 +19,10 @@ use super::{Daemon, DaemonMode, run};
 use crate::control::client::{self, Process};
 use crate::control::{run_dir, server};
 use crate::error::{Failure, Result, one_line};
+use crate::logging::{DefaultLevel, LogArgs};
 use crate::memory::MemoryPlan;
 use crate::pool_locks;
+use crate::units;
 
 /// Name of the hidden command.
 pub(crate) const COMMAND: &str = "serve-in-background";
@@ -29,15 +31,40 @@ const READY: &str = "ready";
 /// A daemon without a pool ends after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Options of a daemon that a command may start.
+pub(crate) struct DaemonOptions<'a> {
+    /// Memory limit in bytes; `None` for the default.
+    pub(crate) memory: Option<u64>,
+    /// Threads per mount; `None` for the default.
+    pub(crate) threads: Option<usize>,
+    pub(crate) log: &'a LogArgs,
+}
+
+impl DaemonOptions<'_> {
+    /// Prints the options that have no effect, because the daemon `process` runs already.
+    pub(crate) fn warn_ignored(&self, process: &Process) {
+        let (pid, memory) = (process.info.pid, process.info.memory_bytes);
+        if self.memory.is_some_and(|wanted| wanted != memory) {
+            let memory = units::bytes(memory);
+            eprintln!(
+                "forebay: process {pid} keeps its memory limit of {memory}; use --separate to start another daemon"
+            );
+        }
+        if self.log.is_set() {
+            let path = process.info.log.display();
+            eprintln!(
+                "forebay: process {pid} keeps its log {path}; use --separate to start another daemon"
+            );
+        }
+    }
+}
+
 /// Finds the shared daemon of this user, or starts it. Returns true with it if it was started.
 /// Concurrent callers get the same daemon.
 ///
 /// # Errors
 /// As [`start`].
-pub(crate) fn find_or_start(
-    memory: Option<u64>,
-    threads: Option<usize>,
-) -> Result<(Process, bool)> {
+pub(crate) fn find_or_start(options: &DaemonOptions<'_>) -> Result<(Process, bool)> {
     let file = run_dir::create()?.join(format!("start.{}", pool_locks::LOCK_EXTENSION));
     // Held until the daemon listens.
     let _start_lock = pool_locks::lock(&file, false, true)?;
@@ -46,7 +73,7 @@ pub(crate) fn find_or_start(
         .find(|process| process.info.daemon && !process.info.separate)
     {
         Some(process) => Ok((process, false)),
-        None => Ok((start(memory, threads, DaemonMode::Shared)?, true)),
+        None => Ok((start(options, DaemonMode::Shared)?, true)),
     }
 }
 
@@ -54,25 +81,22 @@ pub(crate) fn find_or_start(
 ///
 /// # Errors
 /// If the daemon cannot be started, or reports an error.
-pub(crate) fn start(
-    memory: Option<u64>,
-    threads: Option<usize>,
-    mode: DaemonMode,
-) -> Result<Process> {
+pub(crate) fn start(options: &DaemonOptions<'_>, mode: DaemonMode) -> Result<Process> {
     run_dir::create()?;
     let program = std::env::current_exe()
         .map_err(|error| Failure::new(format!("cannot find the path of this program: {error}")))?;
     let mut command = Command::new(program);
     command.arg(COMMAND);
-    if let Some(memory) = memory {
+    if let Some(memory) = options.memory {
         command.arg(format!("--memory={memory}"));
     }
-    if let Some(threads) = threads {
+    if let Some(threads) = options.threads {
         command.arg(format!("--threads={threads}"));
     }
     if mode == DaemonMode::Separate {
         command.arg("--separate");
     }
+    options.log.pass_on(&mut command)?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let failed = |error: std::io::Error| Failure::new(format!("cannot start the daemon: {error}"));
     let mut child = command.spawn().map_err(failed)?;
@@ -100,13 +124,21 @@ pub(crate) fn log_of(pid: u32) -> PathBuf {
 ///
 /// # Errors
 /// If the start fails, or a pool cannot be closed cleanly; the error is in the log as well.
-pub(crate) fn serve(memory: Option<u64>, threads: Option<usize>, separate: bool) -> Result<()> {
+pub(crate) fn serve(
+    memory: Option<u64>,
+    threads: Option<usize>,
+    separate: bool,
+    logging: &LogArgs,
+) -> Result<()> {
     let mode = if separate { DaemonMode::Separate } else { DaemonMode::Shared };
     let (events, receiver) = channel();
     let started = (|| {
         let log = detach()?;
+        logging.install(DefaultLevel::Info)?;
         let plan = MemoryPlan::new(memory, threads)?;
-        let daemon = Daemon::new(plan, mode, Arc::new(Screen::background()), events.clone())?;
+        let events_log = logging.file().unwrap_or(&log);
+        let screen = Arc::new(Screen::background(events_log));
+        let daemon = Daemon::new(plan, mode, screen, events.clone())?;
         run::watch_signals(events)?;
         let listening = server::listen(&daemon)?;
         Ok((log, daemon, listening))
@@ -129,7 +161,7 @@ pub(crate) fn serve(memory: Option<u64>, threads: Option<usize>, separate: bool)
         // A clean end leaves no log.
         Ok(()) => drop(std::fs::remove_file(log)),
         Err(failure) => {
-            daemon.screen.say(&failure.message);
+            daemon.screen.warn(&failure.message);
             return Err(failure);
         }
     }

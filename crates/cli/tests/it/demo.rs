@@ -18,13 +18,9 @@ fn it_shows_a_tree_and_leaves_nothing() {
     std::os::unix::fs::symlink("folder/1", tree.join("link")).unwrap();
     let temporary = fixture.folder("temporary");
     let said = fixture.ok(&["demo", "tree", "--temporary", "temporary"]);
-    for part in [
-        "copy ",
-        "read and compare",
-        "verify after a remount",
-        "check all blocks",
-        "3.81 MiB",
-    ] {
+    for part in
+        ["copy ", "read and compare", "verify after a remount", "check all blocks", "3.81 MiB"]
+    {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);

@@ -86,7 +86,10 @@ fn unknown_options_are_refused_by_name() {
     fixture.pool("tank.img");
     fixture.folder("at");
     let said = fixture.misused(&["mount", "tank.img", "at", "-o", "nosuid,frobnicate"]);
-    assert!(said.contains("-o frobnicate: no such option; valid options are ro, rw, nosuid"), "{said}");
+    assert!(
+        said.contains("-o frobnicate: no such option; valid options are ro, rw, nosuid"),
+        "{said}"
+    );
     let said = fixture.misused(&["mount", "tank.img", "at", "-o", "dirsync"]);
     assert!(said.contains("-o dirsync: forebay does not support it; call fsync"), "{said}");
     assert!(!is_mounted(&fixture.path("at")));
