@@ -15,6 +15,7 @@ mod holes;
 mod inspect;
 mod l2_devices;
 mod lifecycle;
+mod logging;
 mod mount_options;
 mod mounts;
 mod output;

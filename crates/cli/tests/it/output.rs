@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use crate::fixture::{Fixture, texts};
 
-const COMMANDS: [&[&str]; 23] = [
+const COMMANDS: [&[&str]; 27] = [
     &["inspect"],
     &["create"],
     &["import"],
@@ -19,6 +19,10 @@ const COMMANDS: [&[&str]; 23] = [
     &["check"],
     &["cache"],
     &["cache", "flush"],
+    &["l2"],
+    &["l2", "add"],
+    &["l2", "remove"],
+    &["l2", "list"],
     &["dataset", "create"],
     &["dataset", "list"],
     &["tunable", "get"],

@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use forebay_io::{Device, Op};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::{Device, Op};
 use forebay_pool::{CreateOptions, Pool};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
