@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line: commands, options and their help.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::flags::Flags;
+use crate::logging::LogArgs;
 use crate::units::{pair, parse_bytes};
 
-/// What a pool may be called, for every command's help.
-const POOL_HELP: &str = "The pool: the path of its device, the paths of all its devices joined by `:`, or the name of one in use";
+/// How a pool is named, for the help of every command.
+const POOL_HELP: &str = "Pool: the path of its device, the paths of all its devices joined by `:`, or its name if it is imported";
+/// How JSON output is described, for the help of every command.
+const JSON_HELP: &str = "Print JSON";
 
 /// Forebay: a copy-on-write storage pool behind an adaptive cache.
 #[derive(Debug, Parser)]
@@ -19,9 +22,9 @@ const POOL_HELP: &str = "The pool: the path of its device, the paths of all its 
     about,
     arg_required_else_help = true,
     after_help = "Examples:\n  \
-        forebay mount                       make ./forebay.pool if there is none, and mount it at ./forebay-mnt\n  \
-        forebay demo                        see the cache at work on real files, and clean up\n  \
-        forebay create tank.img --size 20G  make a pool in a sparse file\n  \
+        forebay mount                       create ./forebay.pool if it does not exist, mount it at ./forebay-mnt\n  \
+        forebay demo                        measure the cache on real files, then clean up\n  \
+        forebay create tank.img --size 20G  create a pool in a sparse file\n  \
         forebay mount tank.img /srv/tank --daemon\n  \
         forebay stats --watch\n  \
         forebay umount /srv/tank"
@@ -29,80 +32,87 @@ const POOL_HELP: &str = "The pool: the path of its device, the paths of all its 
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+    #[command(flatten, next_help_heading = "Log options")]
+    pub(crate) log: LogArgs,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Make a pool, with a file system in it
+    /// Create a pool with one dataset
     Create(CreateArgs),
-    /// Have the background process take a pool without mounting it, or show what devices hold
+    /// Import a pool into the daemon without mounting it, or show the labels of devices
     Import(ImportArgs),
-    /// Unmount all of a pool, commit it, and let go of its devices
+    /// Unmount all datasets of a pool, commit its last transaction group, and close its devices
     Export(ExportArgs),
-    /// Use what a pool's devices have grown by, or add devices
+    /// Use the added space of grown devices, or add devices
     Expand(ExpandArgs),
-    /// Mount a pool's files
+    /// Mount a dataset of a pool
     Mount(MountArgs),
-    /// Unmount, or clear what a killed process left mounted
+    /// Unmount a dataset, or remove the dead mount of a killed process
     #[command(alias = "unmount")]
     Umount(UmountArgs),
-    /// List pools in use, and their mounts
+    /// List imported pools and their mounts
     List(ListArgs),
-    /// Show all that is known of a pool
+    /// Show the devices, space, datasets, mounts and errors of a pool
     Status(StatusArgs),
-    /// Destroy a pool: its devices hold none any more
+    /// Destroy a pool; all data on it is lost
     Destroy(DestroyArgs),
-    /// Read every copy of every block of a pool, and heal what has a good twin
-    Scrub(WorkArgs),
-    /// Read every copy of every block of a pool, and compare what they take with what is known of space
+    /// Verify every copy of every block of a pool, and rewrite bad copies from good ones
+    Scrub(JobArgs),
+    /// Verify every copy of every block of a pool, and compare allocated blocks with the space maps
     Check(CheckArgs),
-    /// Look at what lies on devices, whole or damaged, in use or not
+    /// Show on-disk structures, sound or damaged, of imported and exported pools
     Inspect(crate::inspect::InspectArgs),
-    /// Work on a process's cache
+    /// Empty the block cache of a daemon
     #[command(subcommand)]
     Cache(CacheCommand),
-    /// Make and list datasets of a pool
+    /// Add, remove and list the L2 devices of a pool
+    #[command(subcommand)]
+    L2(L2Command),
+    /// Create, change and list the datasets of a pool
     #[command(subcommand)]
     Dataset(DatasetCommand),
-    /// Look at and set tunables of a pool in use, and of its cache
+    /// Show and set tunables of an imported pool and of its cache
     #[command(subcommand)]
     Tunable(TunableCommand),
-    /// Show figures of the processes that have pools
+    /// Show statistics of the daemons: cache, pools and mounts
     Stats(StatsArgs),
-    /// Show on real files what Forebay does, in a temporary place
+    /// Measure the cache on real files in a temporary pool
     Demo(DemoArgs),
-    /// Print a shell's completions
+    /// Print the completion script of a shell
     Completions(CompletionsArgs),
-    /// Serve pools in the background; other commands start it
-    #[command(name = crate::host::spawn::COMMAND, hide = true)]
+    /// Run a daemon; other commands start it
+    #[command(name = crate::daemon::spawn::COMMAND, hide = true)]
     Serve(ServeArgs),
-    /// Mount the null file system, the ceiling of what FUSE can do here
+    /// Mount the null file system, to measure the limit that FUSE sets on this machine
     #[command(hide = true)]
     NullMount(NullMountArgs),
 }
 
-/// How a dataset keeps its data.
+/// Settings of a dataset.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct DatasetArgs {
-    /// Record size of new files: a power of two from 4K to 1M
+    /// Record size of new files: a power of two from 4K to 1M [default of a new dataset: 128K]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) record_size: Option<u64>,
-    /// Compression of data (metadata is always compressed)
+    /// Compression of data; metadata is always compressed [default of a new dataset: off]
     #[arg(long, value_enum)]
     pub(crate) compression: Option<CompressionName>,
-    /// Copies of data: 1 or 2 (metadata has two)
+    /// Copies of data: 1 or 2; metadata has 2 [default of a new dataset: 1]
     #[arg(long, value_name = "N")]
     pub(crate) copies: Option<u8>,
-    /// When an fsync returns: with the intent log, or with the whole transaction group
+    /// What fsync waits for: a write to the intent log, or the whole transaction group [default of
+    /// a new dataset: log]
     #[arg(long, value_enum)]
-    pub(crate) sync: Option<SyncName>,
-    /// What the pool's cache devices hold of it (see `forebay cache add`)
+    pub(crate) sync: Option<SyncModeName>,
+    /// Blocks of the dataset that the L2 devices of the pool may hold; see `forebay l2 add`
+    /// [default of a new dataset: all]
     #[arg(long, value_enum)]
-    pub(crate) l2: Option<CacheName>,
+    pub(crate) l2: Option<L2ModeName>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CacheName {
+pub(crate) enum L2ModeName {
     All,
     Metadata,
     None,
@@ -116,9 +126,9 @@ pub(crate) enum CompressionName {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SyncName {
+pub(crate) enum SyncModeName {
     Log,
-    Group,
+    Txg,
 }
 
 #[derive(Debug, Args)]
@@ -127,63 +137,66 @@ pub(crate) enum SyncName {
     forebay create tank.img --size 100G --compression lz4\n  \
     forebay create --name tank /dev/sdb /dev/sdc   two disks, striped")]
 pub(crate) struct CreateArgs {
-    /// Files or block devices; a file that is not there is made, sparse
+    /// Files or block devices; a file that does not exist is created, sparse
     #[arg(required = true, value_name = "DEVICE")]
     pub(crate) devices: Vec<PathBuf>,
-    /// The pool's name; else that of the first device without its ending
+    /// Name of the pool [default: file name of the first device, without its extension]
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Size of files that are made; 10 GiB if nothing is said
+    /// Size of created files, in bytes or with a suffix K, M, G, T [default: 10G]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
-    /// Name of the dataset for files
+    /// Name of the first dataset
     #[arg(long, default_value = "main")]
     pub(crate) dataset: String,
     #[command(flatten)]
     pub(crate) settings: DatasetArgs,
-    /// Overwrite devices that are not empty: what they hold is lost
+    /// Overwrite devices that are not empty; their content is lost
     #[arg(long)]
     pub(crate) force: bool,
 }
 
-/// How a pool is imported.
+/// Options of an import.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ImportOptionArgs {
-    /// Change nothing; what only the intent log has is not seen
+    /// Import read-only; the intent log is not replayed, so changes that only it holds are not
+    /// visible
     #[arg(long, visible_alias = "ro")]
     pub(crate) read_only: bool,
-    /// Take it even if another host may have it
+    /// Import the pool even if another host may use it
     #[arg(long)]
     pub(crate) force: bool,
-    /// If the newest transaction group is damaged, go back to an older one: what was changed since is lost
+    /// If the newest transaction group is damaged, roll back to an older one; later changes are
+    /// lost
     #[arg(long)]
     pub(crate) rewind: bool,
-    /// Do not replay the intent log: what only it has is lost
+    /// Discard the intent log instead of replaying it; changes that only it holds are lost
     #[arg(long)]
     pub(crate) discard_log: bool,
-    /// Do without the pool's cache devices this time
+    /// Import without the L2 devices of the pool
     #[arg(long)]
-    pub(crate) no_cache_devices: bool,
-    /// Set a tunable of the pool from the start (see `forebay tunable get`); can be given several times
+    pub(crate) no_l2: bool,
+    /// Set a tunable of the pool at import (see `forebay tunable get`); may be repeated
     #[arg(long = "tunable", value_name = "NAME=VALUE", value_parser = pair)]
     pub(crate) tunables: Vec<(String, String)>,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    forebay import --show tank.img      what it holds, and what an import would need\n  \
+    forebay import --show tank.img      print the labels and the options that an import needs\n  \
     forebay import tank.img\n  \
     forebay import /dev/sdb /dev/sdc --force")]
 pub(crate) struct ImportArgs {
     /// All devices of the pool
     #[arg(required = true, value_name = "DEVICE")]
     pub(crate) devices: Vec<PathBuf>,
-    /// Only show what the devices hold
+    /// Print the labels of the devices without importing
     #[arg(long)]
     pub(crate) show: bool,
     #[command(flatten)]
     pub(crate) options: ImportOptionArgs,
-    /// Memory of the background process, if this starts it
+    /// Memory of the daemon in bytes, if this command starts it [default: a quarter of the memory
+    /// or of the cgroup limit]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) memory: Option<u64>,
 }
@@ -193,7 +206,7 @@ pub(crate) struct ImportArgs {
 pub(crate) struct ExportArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,
-    /// Take busy mounts out of sight; the pool is exported when their last user lets go
+    /// Detach busy mounts; the pool is exported when their last file is closed
     #[arg(long)]
     pub(crate) lazy: bool,
 }
@@ -203,29 +216,30 @@ pub(crate) struct ExportArgs {
     truncate --size 40G tank.img && forebay expand tank.img\n  \
     forebay expand tank --add /dev/sdd\n  \
     forebay expand tank --add more.img --size 20G\n\n\
-    Devices are added to a pool in use as well. That a device has grown is seen only when a pool is taken into use:\n\
-    export it first, expand it, and mount it again.")]
+    Devices can be added to an imported pool. The size of a device is read at import: to use the space of a grown\n\
+    device, export the pool, expand it, and mount it again.")]
 pub(crate) struct ExpandArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,
-    /// Add a device; can be given several times. It cannot be taken out again
+    /// Add a device; may be repeated. A device cannot be removed from a pool
     #[arg(long, value_name = "DEVICE")]
     pub(crate) add: Vec<PathBuf>,
-    /// Size of an added file that is not there yet
+    /// Create an added file that does not exist with this size, in bytes or with a suffix K, M, G,
+    /// T
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
-    /// Add devices that are not empty: what they hold is lost
+    /// Add devices that are not empty; their content is lost
     #[arg(long)]
     pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Memory: --memory bounds the whole process. 40 MiB are for the program, 2 MiB for each thread's buffers,\n\
-    a sixteenth for inodes, another for what is kept of objects and transaction groups; of the rest, four fifths less\n\
-    51 MiB are the cache's, dirty data included.\n\n\
+    after_help = "Memory: --memory limits the whole process. 40 MiB are reserved for the program, 2 MiB for the buffers of\n\
+    each thread, one sixteenth for inodes, and one sixteenth for objects, transaction groups and the intent log. The\n\
+    cache, including dirty data, gets four fifths of the rest, less 51 MiB.\n\n\
     Examples:\n  \
-    forebay mount                                    ./forebay.pool at ./forebay-mnt, made if they are not there\n  \
+    forebay mount                                    ./forebay.pool at ./forebay-mnt, both created if missing\n  \
     forebay mount tank.img /srv/tank                 in the foreground; Ctrl-C unmounts\n  \
     forebay mount tank.img /srv/tank --daemon --memory 2G\n  \
     forebay mount /dev/sdb:/dev/sdc /srv/tank --kernel-cache\n  \
@@ -234,48 +248,50 @@ pub(crate) struct ExpandArgs {
 pub(crate) struct MountArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: Option<String>,
-    /// An empty folder; else ./NAME-mnt after the pool's file, which is made
+    /// An empty directory [default: ./NAME-mnt, named after the file of the pool and created]
     #[arg(value_name = "MOUNTPOINT")]
     pub(crate) at: Option<PathBuf>,
-    /// The dataset
+    /// Dataset to mount
     #[arg(long, default_value = "main")]
     pub(crate) dataset: String,
-    /// What the whole process may use; else a quarter of the machine's memory or of the control group's limit
+    /// Memory limit of the whole process, in bytes or with a suffix K, M, G, T; at least 192M
+    /// [default: a quarter of the memory or of the cgroup limit]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) memory: Option<u64>,
-    /// Let the kernel cache file content as well: fast, and memory is used twice
+    /// Also cache file content in the page cache of the kernel; faster, but content may be in
+    /// memory twice
     #[arg(long)]
     pub(crate) kernel_cache: bool,
-    /// Go to the background once it is mounted; one process there serves all pools of a user
+    /// Mount in the background; one daemon serves all pools of a user
     #[arg(long)]
     pub(crate) daemon: bool,
-    /// With --daemon: a process of its own, with a cache of its own
+    /// With --daemon: start a separate daemon with its own cache
     #[arg(long, requires = "daemon")]
     pub(crate) separate: bool,
-    /// Let other users in (root's default)
+    /// Allow access by other users [default for root]
     #[arg(long)]
     pub(crate) allow_other: bool,
-    /// Do not keep times of access (the same as -o noatime)
+    /// Do not update access times; the same as -o noatime
     #[arg(long)]
     pub(crate) no_atime: bool,
-    /// Threads that serve requests
+    /// Threads that serve FUSE requests [default: one per CPU, 2 to 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) threads: Option<u16>,
     #[command(flatten)]
     pub(crate) import: ImportOptionArgs,
-    /// Options as mount(8) writes them, with commas between: ro, nosuid, nodev, noexec, noatime,
-    /// nodiratime, relatime (the default), strictatime and their opposites; remount with any of these for
-    /// what is mounted already; dataset=NAME, memory=BYTES, kernel_cache, allow_other, threads=N, separate,
+    /// Comma-separated options of mount(8): ro, nosuid, nodev, noexec, noatime, nodiratime,
+    /// relatime (default), strictatime and their opposites; remount with any of these, for an
+    /// existing mount; dataset=NAME, memory=BYTES, kernel_cache, allow_other, threads=N, separate,
     /// force, rewind, discard_log, tunable=NAME:VALUE
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub(crate) options: Vec<String>,
-    /// Flags by -o
+    /// Mount flags parsed from -o.
     #[arg(skip)]
     pub(crate) flags: Flags,
-    /// Their names, in order
+    /// Names of the mount flags in the order of -o.
     #[arg(skip)]
     pub(crate) flag_names: Vec<String>,
-    /// -o has said remount
+    /// True if -o contains `remount`.
     #[arg(skip)]
     pub(crate) remount: bool,
 }
@@ -283,13 +299,13 @@ pub(crate) struct MountArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     forebay umount forebay-mnt\n  \
-    forebay umount tank          all mounts of the pool\n  \
-    forebay umount /srv/tank     also if the process that served it was killed")]
+    forebay umount tank          unmount all datasets of the pool\n  \
+    forebay umount /srv/tank     also works if the process that served it was killed")]
 pub(crate) struct UmountArgs {
-    /// A mount point, or a pool
+    /// Mount point, or a pool to unmount all its datasets
     #[arg(value_name = "MOUNTPOINT|POOL")]
-    pub(crate) what: String,
-    /// Take it out of sight even if it is busy; it ends when its last user lets go
+    pub(crate) target: String,
+    /// Detach the mount even if it is busy; it ends when its last file is closed
     #[arg(long, short = 'l')]
     pub(crate) lazy: bool,
 }
@@ -297,8 +313,7 @@ pub(crate) struct UmountArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  forebay list\n  forebay list --json")]
 pub(crate) struct ListArgs {
-    /// For machines
-    #[arg(long)]
+    #[arg(long, help = JSON_HELP)]
     pub(crate) json: bool,
 }
 
@@ -307,8 +322,7 @@ pub(crate) struct ListArgs {
 pub(crate) struct StatusArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,
-    /// For machines
-    #[arg(long)]
+    #[arg(long, help = JSON_HELP)]
     pub(crate) json: bool,
 }
 
@@ -319,116 +333,117 @@ pub(crate) struct StatusArgs {
 pub(crate) struct DestroyArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short = 'y')]
     pub(crate) yes: bool,
-    /// Remove the files that it lay in
+    /// Remove the files of the pool
     #[arg(long)]
     pub(crate) remove_files: bool,
-    /// Even if another host may have it, or devices are missing
+    /// Destroy the pool even if another host may use it, or devices are missing
     #[arg(long)]
     pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  forebay scrub tank\n  forebay scrub tank.img --json")]
-pub(crate) struct WorkArgs {
+pub(crate) struct JobArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,
-    /// For machines
-    #[arg(long)]
+    #[arg(long, help = JSON_HELP)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  forebay check tank\n  forebay check tank.img --read-only\n\n\
-    Exit code: 0 if nothing is wrong, 1 if something is, or if it was interrupted.")]
+    Exit code: 0 if no problems were found, 1 if problems were found or the check was interrupted.")]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
-    pub(crate) work: WorkArgs,
-    /// Change nothing, not even by replaying the intent log (for a pool that is not in use)
+    pub(crate) work: JobArgs,
+    /// Do not write, not even to replay the intent log; for a pool that is not imported
     #[arg(long, visible_alias = "ro")]
     pub(crate) read_only: bool,
 }
 
 #[derive(Debug, Subcommand)]
-#[command(after_help = "Examples:\n  \
-    forebay cache add tank /dev/nvme0n1p3     keep on a fast device what memory lets go of\n  \
-    forebay cache list                        what each cache device does\n  \
-    forebay cache remove tank /dev/nvme0n1p3\n  \
-    forebay cache flush tank                  throw all blocks out of memory")]
+#[command(after_help = "Examples:\n  forebay cache flush\n  forebay cache flush tank")]
 pub(crate) enum CacheCommand {
-    /// Throw all blocks out of the cache
+    /// Evict all blocks from the cache in memory; dirty data is kept
     #[command(after_help = "Examples:\n  forebay cache flush\n  forebay cache flush tank")]
     Flush {
-        /// A pool, whose process is meant; else all processes
+        /// Pool whose daemon is emptied [default: all daemons]
         pool: Option<String>,
     },
-    /// Have a pool keep on a fast device what memory lets go of, also over restarts
+}
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:\n  \
+    forebay l2 add tank /dev/nvme0n1p3\n  \
+    forebay l2 list\n  \
+    forebay l2 remove tank /dev/nvme0n1p3")]
+pub(crate) enum L2Command {
+    /// Add an L2 device: a fast device that keeps blocks evicted from memory, also across restarts
     #[command(after_help = "Examples:\n  \
-        forebay cache add tank /dev/nvme0n1p3\n  \
-        forebay cache add tank.img cache.img --size 20G\n\n\
-        The pool may be in use. Nothing is ever lost with a cache device: it can be removed at any time, and a pool is\n\
-        mounted without one that is missing. It costs memory: about 24 bytes for each block that it holds.")]
+        forebay l2 add tank /dev/nvme0n1p3\n  \
+        forebay l2 add tank.img cache.img --size 20G\n\n\
+        The pool may be imported. An L2 device holds copies only, so no data is lost with it: it can be removed at any\n\
+        time, and a pool is imported without an L2 device that is missing. Its index takes about 24 bytes of memory\n\
+        for each block that it holds.")]
     Add {
         #[arg(help = POOL_HELP)]
         pool: String,
-        /// A file or block device, of 16 MiB at least
+        /// File or block device of at least 16 MiB
         device: PathBuf,
-        /// Size of a file that is not there yet, which is made
+        /// Create a file that does not exist with this size, in bytes or with a suffix K, M, G, T
         #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
         size: Option<u64>,
-        /// Use a device that is not empty: what it holds is lost
+        /// Use a device that is not empty; its content is lost
         #[arg(long)]
         force: bool,
     },
-    /// Do without a cache device; the pool may be in use
+    /// Remove an L2 device; the pool may be imported
     #[command(after_help = "Examples:\n  \
-        forebay cache remove tank /dev/nvme0n1p3\n  \
-        forebay cache remove tank 5f3a9c0e12d4b687     also if its device is gone, by its number in `forebay cache list`")]
+        forebay l2 remove tank /dev/nvme0n1p3\n  \
+        forebay l2 remove tank 5f3a9c0e12d4b687     by its number in `forebay l2 list`, if the device is gone")]
     Remove {
         #[arg(help = POOL_HELP)]
         pool: String,
-        /// Its path, or its number
+        /// Path or number of the L2 device
         device: String,
     },
-    /// List the cache devices of a pool, or of all pools in use
-    #[command(after_help = "Examples:\n  forebay cache list\n  forebay cache list tank --json")]
+    /// List the L2 devices of a pool, or of all imported pools
+    #[command(after_help = "Examples:\n  forebay l2 list\n  forebay l2 list tank --json")]
     List {
-        /// A pool; else all that are in use
+        /// Pool whose L2 devices are listed [default: all imported pools]
         pool: Option<String>,
-        /// For machines
-        #[arg(long)]
+        #[arg(long, help = JSON_HELP)]
         json: bool,
     },
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DatasetCommand {
-    /// Make a dataset with a file system in a pool that is not in use
+    /// Create a dataset in a pool that is not imported
     #[command(after_help = "Examples:\n  forebay dataset create tank.img photos --record-size 1M")]
     Create {
         #[arg(help = POOL_HELP)]
         pool: String,
-        /// Its name
+        /// Name of the dataset
         name: String,
         #[command(flatten)]
         settings: DatasetArgs,
     },
-    /// Change how a dataset keeps what is written from now on, in a pool that is not in use
-    #[command(
-        after_help = "Examples:\n  forebay dataset set tank.img backups --second metadata\n  \
-        forebay dataset set tank.img main --compression lz4 --sync group"
-    )]
+    /// Change the settings of a dataset for future writes, in a pool that is not imported
+    #[command(after_help = "Examples:\n  forebay dataset set tank.img backups --l2 metadata\n  \
+        forebay dataset set tank.img main --compression lz4 --sync txg")]
     Set {
         #[arg(help = POOL_HELP)]
         pool: String,
-        /// Its name
+        /// Name of the dataset
         name: String,
         #[command(flatten)]
         settings: DatasetArgs,
     },
-    /// List a pool's datasets
+    /// List the datasets of a pool
     #[command(after_help = "Examples:\n  forebay dataset list tank")]
     List {
         #[arg(help = POOL_HELP)]
@@ -438,27 +453,26 @@ pub(crate) enum DatasetCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TunableCommand {
-    /// Show tunables
+    /// Show tunables with their values, defaults, ranges and units
     #[command(
         after_help = "Examples:\n  forebay tunable get tank\n  forebay tunable get tank txg_timeout_ms"
     )]
     Get {
-        /// A pool in use
+        /// An imported pool
         pool: String,
-        /// Only this one, with what it does
+        /// Show this tunable only, with its description
         name: Option<String>,
-        /// For machines
-        #[arg(long)]
+        #[arg(long, help = JSON_HELP)]
         json: bool,
     },
-    /// Set a tunable until the pool is exported; `forebay mount --tunable` sets it from the start
+    /// Set a tunable until the pool is exported; `forebay mount --tunable` sets it at import
     #[command(after_help = "Examples:\n  forebay tunable set tank txg_timeout_ms 1000")]
     Set {
-        /// A pool in use
+        /// An imported pool
         pool: String,
-        /// Its name
+        /// Name of the tunable
         name: String,
-        /// Its value
+        /// New value, in the unit of the tunable
         value: String,
     },
 }
@@ -469,13 +483,13 @@ pub(crate) enum TunableCommand {
     forebay stats --json        all counters"
 )]
 pub(crate) struct StatsArgs {
-    /// A pool, whose process is meant; else all processes
+    /// Pool whose daemon is shown [default: all daemons]
     pub(crate) pool: Option<String>,
-    /// Anew every so many seconds, with rates, until Ctrl-C
+    /// Repeat every SECONDS with rates, until Ctrl-C [default: 1 if no value is given]
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
         value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(crate) watch: Option<u32>,
-    /// For machines, with all counters
+    /// Print JSON with all counters
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -483,16 +497,17 @@ pub(crate) struct StatsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  forebay demo\n  forebay demo /usr/share/doc --memory 256M")]
 pub(crate) struct DemoArgs {
-    /// A tree of files to copy; else the libraries and documentation of the Rust toolchain
+    /// Directory tree to copy [default: libraries and documentation of the Rust toolchain]
     pub(crate) tree: Option<PathBuf>,
-    /// What the process may use; the tree is larger than its cache, or it is said
+    /// Memory limit of the process, in bytes or with a suffix K, M, G, T; the tree should exceed
+    /// the cache
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "192MiB")]
     pub(crate) memory: u64,
-    /// At most so much of the tree is copied
+    /// Copy at most this much of the tree, in bytes or with a suffix K, M, G, T
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "512MiB")]
     pub(crate) limit: u64,
-    /// Where the temporary folder is made; else the system's place for that
-    #[arg(long, value_name = "FOLDER")]
+    /// Parent of the temporary directory [default: that of the system]
+    #[arg(long, value_name = "DIRECTORY")]
     pub(crate) temporary: Option<PathBuf>,
 }
 
@@ -502,7 +517,7 @@ pub(crate) struct DemoArgs {
     forebay completions zsh > ~/.zfunc/_forebay\n  \
     forebay completions fish > ~/.config/fish/completions/forebay.fish")]
 pub(crate) struct CompletionsArgs {
-    /// The shell
+    /// Shell that the script is for
     #[arg(value_enum)]
     pub(crate) shell: Shell,
 }

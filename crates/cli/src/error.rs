@@ -1,7 +1,7 @@
-//! What a command says when it fails: one line on standard error, and an exit code.
+//! Failures of commands: a message of one line, and an exit code.
 //!
-//! Messages name the thing and the way out. Errors of the libraries keep their text; what is said of arguments of their
-//! functions is put into the words of the command line here, and nowhere else.
+//! A message names the object, the cause and the next step. Errors of the libraries keep their
+//! text. Only this module replaces names of library arguments with options of the command line.
 
 use std::fmt;
 use std::io;
@@ -9,9 +9,9 @@ use std::path::Path;
 
 use forebay_pool::ErrorKind as PoolErrorKind;
 
-/// Something could not be done.
+/// Exit code of a command that failed.
 pub(crate) const FAILED: u8 = 1;
-/// The command line makes no sense.
+/// Exit code of a wrong command line.
 pub(crate) const USAGE: u8 = 2;
 
 /// Why a command failed.
@@ -32,23 +32,23 @@ impl Failure {
         Self { message: message.into(), code: USAGE }
     }
 
-    /// An error of the system about a path, with the way out that its kind suggests.
+    /// An error of the system on a path, with a hint that depends on its kind.
     pub(crate) fn about(path: &Path, doing: &str, error: &io::Error) -> Self {
-        let way_out = match error.kind() {
+        let hint = match error.kind() {
             io::ErrorKind::NotFound => "; check the path",
-            io::ErrorKind::PermissionDenied => "; run as a user who may, or as root",
+            io::ErrorKind::PermissionDenied => "; run as a user with access, or as root",
             io::ErrorKind::ReadOnlyFilesystem => {
-                "; the file system is read-only: use another place, or --read-only"
+                "; the file system is read-only: use another path, or --read-only"
             }
             io::ErrorKind::StorageFull => {
-                "; the file system is full: make room there, or use another place"
+                "; the file system is full: free space there, or use another path"
             }
             _ => "",
         };
-        Self::new(format!("{}: cannot {doing}: {}{way_out}", path.display(), reason(error)))
+        Self::new(format!("{}: cannot {doing}: {}{hint}", path.display(), reason(error)))
     }
 
-    /// The same, with what was being done in front of it.
+    /// Prefixes the message with the operation that failed.
     #[must_use]
     pub(crate) fn doing(mut self, what: impl fmt::Display) -> Self {
         self.message = format!("{what}: {}", self.message);
@@ -56,7 +56,7 @@ impl Failure {
     }
 }
 
-/// What the system said, without the number.
+/// The text of a system error without its number.
 fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     match text.find(" (os error") {
@@ -78,24 +78,24 @@ impl From<forebay_pool::Error> for Failure {
         let mut message =
             error.to_string().replace("open it with `read_only`", "use --read-only").replace(
                 ", or give `create_bytes` to make a file",
-                ", or make a pool there with `forebay create`",
+                ", or create a pool there with `forebay create`",
             );
-        let way_out = match error.kind() {
+        let hint = match error.kind() {
             PoolErrorKind::Suspended => {
-                "; `forebay export` it, mend the device, and mount it again"
+                "; export the pool with `forebay export`, repair the device, and mount the pool again"
             }
             PoolErrorKind::NoMemory => "; give more with --memory",
             PoolErrorKind::NotAPool if message.ends_with("holds no pool") => {
-                "; `forebay create` makes one"
+                "; create one with `forebay create`"
             }
             _ => "",
         };
-        message.push_str(way_out);
+        message.push_str(hint);
         Self::new(one_line(&message))
     }
 }
 
-/// A message is one line.
+/// Joins the lines of a message.
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -105,17 +105,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_system_speaks_without_numbers_and_with_a_way_out() {
+    fn a_system_error_has_no_number_and_a_hint() {
         let error = io::Error::from_raw_os_error(libc::EACCES);
         let said = Failure::about(Path::new("x/y"), "open it", &error).to_string();
         assert_eq!(
             said,
-            "x/y: cannot open it: permission denied; run as a user who may, or as root"
+            "x/y: cannot open it: permission denied; run as a user with access, or as root"
         );
     }
 
     #[test]
-    fn the_pools_words_become_those_of_the_command_line() {
+    fn a_pool_error_names_options_of_the_command_line() {
         let said = forebay_pool::Error::new(
             PoolErrorKind::ReadOnly,
             "a: the medium is read-only;\n open it with `read_only`",

@@ -1,10 +1,10 @@
-//! Flags of a mount, as mount(8) names them: who may do what there, and when reading changes times.
+//! Mount flags as mount(8) names them.
 
 use forebay_fs::AtimeMode;
 use forebay_fuse::{Atime, MountFlags};
 use serde::{Deserialize, Serialize};
 
-/// When reading changes times of access.
+/// When a read updates the access time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Access {
@@ -14,7 +14,7 @@ pub(crate) enum Access {
     Off,
 }
 
-/// Flags that can be changed while it is mounted.
+/// Mount flags that a remount can change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Flags {
@@ -28,11 +28,11 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
-    /// Names that [`take`](Self::take) knows, for messages.
+    /// Option names that [`take`](Self::take) accepts, for messages.
     pub(crate) const NAMES: &str = "ro, rw, nosuid, suid, nodev, dev, noexec, exec, noatime, atime, relatime, strictatime, \
          nodiratime, diratime, lazytime, nolazytime, defaults";
 
-    /// Takes an option of that name; later ones win. Says whether there is one.
+    /// Applies the option of that name; later options win. Returns false for an unknown name.
     pub(crate) fn take(&mut self, name: &str) -> bool {
         match name {
             "defaults" => {
@@ -54,7 +54,7 @@ impl Flags {
             "diratime" => self.no_dir_atime = false,
             "lazytime" => self.lazy_time = true,
             "nolazytime" => self.lazy_time = false,
-            // mount(8) lets users mount what fstab allows them to, and then means these as well.
+            // mount(8) implies these for mounts by users other than root.
             "user" | "users" => (self.no_suid, self.no_dev, self.no_exec) = (true, true, true),
             "owner" | "group" => (self.no_suid, self.no_dev) = (true, true),
             _ => return false,
@@ -62,7 +62,8 @@ impl Flags {
         true
     }
 
-    /// These, as the kernel has them by now: mount(8) and others can change them without this program.
+    /// These flags with the current state of the kernel, which mount(8) can change without this
+    /// program.
     pub(crate) fn as_the_kernel_has(self, shown: &MountFlags) -> Self {
         Self {
             read_only: shown.read_only,
@@ -79,7 +80,7 @@ impl Flags {
         }
     }
 
-    /// The same for the kernel.
+    /// The flags for the kernel.
     pub(crate) fn for_kernel(self) -> MountFlags {
         let mut flags = MountFlags::default();
         flags.read_only = self.read_only;
@@ -96,7 +97,7 @@ impl Flags {
         flags
     }
 
-    /// The same for the file system, which keeps the times.
+    /// The access time mode for the file system.
     pub(crate) fn atime_mode(self) -> AtimeMode {
         match self.atime {
             Access::Relative => AtimeMode::Relative,

@@ -1,32 +1,42 @@
-//! `forebay`: pools, mounts and figures on the command line.
+//! The command `forebay`: creates, mounts, checks and measures storage pools.
 //!
-//! A command either works on a pool that it opens itself, or asks the process that has it over that process's control
-//! socket. Errors are one line on standard error, `forebay: …`, with the way out; the exit code is then 1, or 2 if the
-//! command line makes no sense.
+//! A command opens a pool itself, or sends a request over the control socket of the process that
+//! has the pool imported. An error is one line on standard error, `forebay: …`, that says how to go
+//! on. The exit code is 1 after a failure and 2 after a wrong command line.
 //!
-//! # Where things are
+//! # Modules
 //!
-//! `args` has the command line, `commands` a module for each command, `claims` says who may have a pool, `foreign` what else a device holds, `control` the socket between them and the
-//! processes that have pools, `host` such a process, `pools` the way from what a user calls a pool to the pool.
+//! | module | content |
+//! |---|---|
+//! | `args` | the command line |
+//! | `commands` | one module per command |
+//! | `daemon` | a process with imported pools and mounts, in the background or the foreground |
+//! | `control` | the protocol between commands and daemons |
+//! | `logging` | the log options, and the subscriber of events |
+//! | `pools` | finding, opening and importing pools |
+//! | `pool_locks` | locks that keep a pool from being opened twice |
+//! | `device_content` | protection of devices with foreign content |
 //!
-//! # What it does not do
+//! # Not here
 //!
-//! It knows no on-disk format, and nothing of FUSE but how to begin and end a mount.
+//! On-disk formats belong to `forebay-pool`, the FUSE protocol to `forebay-fuse`.
 
-// A program: it has threads, watches the time and asks the system itself. Nothing here runs under a model checker.
+// A program: it starts threads, reads the clock and calls the system directly. No model check runs
+// this crate.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod args;
-mod claims;
 mod commands;
 mod control;
+mod daemon;
+mod device_content;
 mod error;
 mod flags;
-mod foreign;
-mod host;
 mod inspect;
+mod logging;
 mod memory;
 mod output;
+mod pool_locks;
 mod pools;
 mod units;
 
@@ -40,27 +50,27 @@ use error::USAGE;
 fn main() -> ExitCode {
     forebay_base::memory::return_large_allocations();
     let arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
-    let arguments = match commands::helper::arguments(&arguments) {
+    let arguments = match commands::mount_helper::arguments(&arguments) {
         Some(Ok(translated)) => translated,
-        Some(Err(failure)) => return told(&failure),
+        Some(Err(failure)) => return fail(&failure),
         None => arguments,
     };
     let cli = match args::Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    match commands::run(cli.command) {
+    match commands::run(cli) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => told(&failure),
+        Err(failure) => fail(&failure),
     }
 }
 
-fn told(failure: &error::Failure) -> ExitCode {
+fn fail(failure: &error::Failure) -> ExitCode {
     eprintln!("forebay: {failure}");
     ExitCode::from(failure.code)
 }
 
-/// What clap says of a wrong command line, in one line; help as it is.
+/// Prints help unchanged, and an error of clap as one line.
 fn usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {

@@ -1,55 +1,56 @@
-//! How the memory that a process may use is split.
+//! Splits the memory limit of a process among its parts.
 //!
-//! `--memory` bounds the whole process. What is fixed comes off first: the program and its threads, [`FIXED_BYTES`], and
-//! the transport's buffers, one a thread. A share is for inodes that the kernel has not forgotten, and another for what is kept
-//! of groups, objects and the intent log outside of the arena. The rest is for
-//! blocks: the arena that they lie in may exceed the cache's bound by a quarter and [`ARENA_MARGIN_BYTES`], for I/O in
-//! flight and copies that are being written, so the cache's bound, which covers dirty data as well, is set so that the arena's
-//! limit is within the rest.
+//! `--memory` limits the whole process. Fixed parts come off first: the program and its threads
+//! ([`FIXED_BYTES`]), and the FUSE buffers of each thread. One share is for inodes that the kernel
+//! has not forgotten, another for objects, transaction groups and the intent log. The rest is the
+//! arena of blocks. It may exceed the limit of the cache by a quarter and [`ARENA_MARGIN_BYTES`],
+//! for I/O in flight and copies being written. The limit of the cache, which includes dirty data,
+//! is set so that the arena fits the rest.
 
 use std::ops::RangeInclusive;
 
 use crate::error::{Failure, Result};
 use crate::units;
 
-/// The program, its stacks, data of writes that wait (16 MiB a mount), the allocator's slack.
+/// Program, stacks, data of waiting writes (16 MiB per mount) and allocator overhead.
 const FIXED_BYTES: u64 = 40 << 20;
-/// What the arena of blocks may have beside the cache's bound and a quarter of it.
+/// Bytes that the arena may use beyond 125% of the cache limit.
 const ARENA_MARGIN_BYTES: u64 = 64 << 20;
-/// The transport's buffers for each thread: a request of the largest size, twice.
+/// FUSE buffers of one thread: two requests of the largest size.
 const THREAD_BYTES: u64 = 2 * (MAX_WRITE_BYTES as u64 + (64 << 10));
-/// The largest write of one request.
+/// The largest write request, in bytes.
 pub(crate) const MAX_WRITE_BYTES: u32 = 1 << 20;
-/// One part in so many is for inodes.
+/// Divisor of the share for inodes.
 const INODE_SHARE: u64 = 16;
-/// And one in so many for what is kept of groups, objects and the log.
-const BOOKS_SHARE: u64 = 16;
-/// A process with less could not cache anything worth it.
+/// Divisor of the share for objects, transaction groups and the intent log.
+const METADATA_SHARE: u64 = 16;
+/// The smallest limit that leaves a useful cache.
 pub(crate) const LEAST_BYTES: u64 = 192 << 20;
-/// Without a word from the user, one part in so many of what the process may have.
+/// Divisor of the default limit, applied to the memory of the machine or the cgroup.
 const DEFAULT_SHARE: u64 = 4;
-/// Threads that serve requests, unless somebody says otherwise: one a processor, within these. With more than processors each request wakes the thread
-/// that has slept longest, and costs twice the time in the kernel; with one, nobody may wait for a flush in place.
+/// Range of the default number of threads, which is one per CPU. With more threads than CPUs each
+/// request wakes the thread that has slept longest, which doubles the time in the kernel. A single
+/// thread may not wait for a flush.
 const THREADS: RangeInclusive<usize> = 2..=16;
 
-/// Who gets what.
+/// The split of a memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryPlan {
-    /// All of it.
+    /// Limit of the whole process.
     pub(crate) total_bytes: u64,
-    /// The cache's bound, dirty data included.
+    /// Limit of the cache, including dirty data.
     pub(crate) cache_bytes: u64,
-    /// Inodes and handles of all mounts.
+    /// Limit for inodes and handles of all mounts.
     pub(crate) inode_bytes: u64,
-    /// Threads that serve requests of one mount.
+    /// Threads that serve the requests of one mount.
     pub(crate) threads: usize,
 }
 
 impl MemoryPlan {
-    /// The split of so many bytes, or of a quarter of what the process may have.
+    /// Splits `wanted` bytes; without it, a quarter of the memory available to the process.
     ///
     /// # Errors
-    /// If it is too little.
+    /// If the limit is too small for the threads.
     pub(crate) fn new(wanted: Option<u64>, threads: Option<usize>) -> Result<Self> {
         let total_bytes = wanted.unwrap_or_else(|| {
             (forebay_base::memory::limit_bytes() / DEFAULT_SHARE).max(LEAST_BYTES)
@@ -57,32 +58,32 @@ impl MemoryPlan {
         let threads = threads.unwrap_or_else(|| {
             forebay_base::memory::cpus().clamp(*THREADS.start(), *THREADS.end())
         });
-        let too_little = |least: u64| {
+        let too_small = |least: u64| {
             Failure::usage(format!(
-                "--memory {}: too little; give at least {} with {threads} threads",
+                "--memory {}: too small; give at least {} for {threads} threads",
                 units::bytes(total_bytes),
                 units::bytes(least)
             ))
         };
         if total_bytes < LEAST_BYTES {
-            return Err(too_little(LEAST_BYTES));
+            return Err(too_small(LEAST_BYTES));
         }
         let inode_bytes = total_bytes / INODE_SHARE;
-        let books_bytes = total_bytes / BOOKS_SHARE;
+        let metadata_bytes = total_bytes / METADATA_SHARE;
         let taken = FIXED_BYTES
             + THREAD_BYTES * threads as u64
             + inode_bytes
-            + books_bytes
+            + metadata_bytes
             + ARENA_MARGIN_BYTES;
         let least_cache = 16 << 20;
         let cache_bytes = total_bytes.saturating_sub(taken) / 5 * 4;
         if cache_bytes < least_cache {
-            return Err(too_little(taken + least_cache / 4 * 5));
+            return Err(too_small(taken + least_cache / 4 * 5));
         }
         Ok(Self { total_bytes, cache_bytes, inode_bytes, threads })
     }
 
-    /// What a command needs that only looks at a pool.
+    /// Cache size of a command that only reads a pool, in bytes.
     pub(crate) fn small() -> u64 {
         64 << 20
     }
@@ -97,14 +98,14 @@ mod tests {
         for total in [LEAST_BYTES, 256 << 20, 1 << 30, 100 << 30] {
             let plan = MemoryPlan::new(Some(total), Some(4)).unwrap();
             let arena = plan.cache_bytes + plan.cache_bytes / 4 + ARENA_MARGIN_BYTES;
-            let others = total / BOOKS_SHARE + plan.inode_bytes + FIXED_BYTES + 4 * THREAD_BYTES;
+            let others = total / METADATA_SHARE + plan.inode_bytes + FIXED_BYTES + 4 * THREAD_BYTES;
             assert!(arena + others <= total, "{plan:?}");
             assert!(plan.cache_bytes >= 16 << 20, "{plan:?}");
         }
     }
 
     #[test]
-    fn too_little_is_said_with_what_would_do() {
+    fn a_small_limit_is_refused_with_the_smallest_that_fits() {
         let said = MemoryPlan::new(Some(1 << 20), Some(4)).unwrap_err();
         assert_eq!(said.code, crate::error::USAGE);
         assert!(said.message.contains("192 MiB"), "{said}");

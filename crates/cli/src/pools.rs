@@ -1,7 +1,7 @@
-//! From what a user calls a pool to the pool: names, paths, opening and importing.
+//! Finds, opens and imports pools that a user names.
 //!
-//! A user names a pool by the path of its device, by the paths of all its devices joined by `:`, or, if a running
-//! process has it, by its name.
+//! A user names a pool by the path of its device, by the paths of all its devices joined by `:`, or
+//! by its name if it is imported.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,32 +14,32 @@ use forebay_pool::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
-use crate::{claims, foreign, units};
+use crate::{device_content, pool_locks, units};
 
-/// How to import a pool.
+/// A request to import a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ImportWanted {
-    /// Its devices; absolute paths if they travel to another process.
+pub(crate) struct ImportRequest {
+    /// Devices of the pool; absolute paths in a request to another process.
     pub(crate) paths: Vec<PathBuf>,
     pub(crate) read_only: bool,
     pub(crate) force: bool,
     pub(crate) rewind: bool,
     pub(crate) discard_log: bool,
     pub(crate) tunables: Vec<(String, String)>,
-    /// Whether to use its cache devices.
+    /// True to use the L2 devices of the pool.
     #[serde(default)]
     pub(crate) l2_devices: bool,
 }
 
-impl ImportWanted {
-    /// To look at a pool, or to work on it for a moment, as it is: without its cache devices.
+impl ImportRequest {
+    /// An import for one command, without L2 devices.
     pub(crate) fn plain(paths: Vec<PathBuf>, read_only: bool) -> Self {
         Self { paths, read_only, ..Self::default() }
     }
 }
 
-/// The paths that `spec` names: one, or several joined by `:`. Nothing if it looks like a name.
+/// The paths in `spec`: one, or several joined by `:`. `None` if it is a name.
 pub(crate) fn paths_of(spec: &str) -> Option<Vec<PathBuf>> {
     let whole = Path::new(spec);
     if whole.exists() {
@@ -53,18 +53,18 @@ pub(crate) fn paths_of(spec: &str) -> Option<Vec<PathBuf>> {
     }
 }
 
-/// The paths that `spec` names, as another process would have to know them.
+/// Makes paths absolute, for a request to another process.
 ///
 /// # Errors
-/// If one is not there.
+/// If a path does not exist.
 pub(crate) fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     paths.iter().map(|path| canonical(path)).collect()
 }
 
-/// The absolute path without links.
+/// Resolves a path to an absolute one without symbolic links.
 ///
 /// # Errors
-/// If it is not there.
+/// If it does not exist.
 pub(crate) fn canonical(path: &Path) -> Result<PathBuf> {
     path.canonicalize().map_err(|error| missing_or(path, &error))
 }
@@ -72,94 +72,95 @@ pub(crate) fn canonical(path: &Path) -> Result<PathBuf> {
 fn missing_or(path: &Path, error: &std::io::Error) -> Failure {
     match error.kind() {
         std::io::ErrorKind::NotFound => Failure::new(format!(
-            "{0}: no such file or device; check the path, or make a pool there: `forebay create {0}`",
+            "{0}: no such file or device; check the path, or create a pool there: `forebay create {0}`",
             path.display()
         )),
-        _ => Failure::about(path, "find it", error),
+        _ => Failure::about(path, "resolve the path", error),
     }
 }
 
-/// A cache of its own for a command that opens a pool itself.
+/// Creates a cache for a command that opens a pool itself.
 ///
 /// # Errors
-/// If the system gives no memory.
+/// If the system is out of memory.
 pub(crate) fn cache(bytes: u64) -> Result<Arc<BlockCache>> {
     Ok(BlockCache::new(BlockCacheOptions { bytes, ..BlockCacheOptions::default() })?)
 }
 
-/// Refuses a file on a mount of ours, whether it is there or is to be made: whoever serves it would wait for itself, and not
-/// even a kill would end that.
+/// Refuses a file on a Forebay mount, existing or not. The process that serves the mount would wait
+/// for itself, and not even SIGKILL would end it.
 ///
 /// # Errors
-/// Where it lies.
+/// If the file is on a Forebay mount; names the mount.
 pub(crate) fn refuse_served(path: &Path) -> Result<()> {
     let full = path.canonicalize().or_else(|_| {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new(".")).canonicalize()?;
         Ok::<_, std::io::Error>(folder.join(path.file_name().unwrap_or_default()))
     });
-    // Whoever opens it or makes it says why there is no such place.
+    // The caller reports a missing directory when it opens or creates the file.
     let Ok(full) = full else { return Ok(()) };
     let served = forebay_fuse::mount_containing(&full);
-    let served = served.map_err(|error| Failure::about(path, "look at the mount of", &error))?;
+    let served =
+        served.map_err(|error| Failure::about(path, "find the mount of the file", &error))?;
     let Some(mount) = served else { return Ok(()) };
     Err(Failure::new(format!(
-        "{}: lies on {}, which Forebay serves itself; name a file on another file system, or a block device",
+        "{}: lies on {}, which Forebay serves itself; use a file on another file system, or a block device",
         path.display(),
         mount.display()
     )))
 }
 
-/// Opens devices that are there, locked, and so are the pools that they belong to.
+/// Opens existing devices, and locks them and the pools that they belong to.
 ///
 /// # Errors
-/// Why one cannot be opened, in the words of the command line.
+/// If a device cannot be opened or its pool is in use.
 pub(crate) fn open_devices(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
-    // Who destroys one can remove the file, and who only looks waits for nobody that waits for it.
+    // A read-only open cannot wait for a process that waits for it.
     if !read_only {
         paths.iter().try_for_each(|path| refuse_served(path))?;
     }
-    claims::claim(open_unclaimed(paths, read_only)?, paths, read_only)
+    pool_locks::lock_pools(open_without_pool_lock(paths, read_only)?, paths, read_only)
 }
 
-fn open_unclaimed(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
+fn open_without_pool_lock(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
     let options = OpenOptions { read_only, ..OpenOptions::default() };
     paths.iter().map(|path| open_device(path, &options)).collect()
 }
 
-/// Refuses a device that holds something else than a pool, unless it is to be overwritten. Whoever takes the device refuses
-/// one that holds a pool.
+/// Refuses a device with content other than a pool, unless `force` is set. The library refuses a
+/// device that holds a pool.
 ///
 /// # Errors
-/// What it holds.
-pub(crate) fn refuse_foreign(device: &Opened, path: &Path, force: bool) -> Result<()> {
+/// Names the content.
+pub(crate) fn refuse_content(device: &Opened, path: &Path, force: bool) -> Result<()> {
     if force || read_label(device, &*cache(16 << 20)?)?.is_some() {
         return Ok(());
     }
-    foreign::refuse(path)
+    device_content::refuse(path)
 }
 
 fn open_device(path: &Path, options: &OpenOptions) -> Result<Opened> {
-    // The system's own words first: they are the plainest.
+    // A plain open first: the error of the system is the clearest.
     let tried = std::fs::OpenOptions::new().read(true).write(!options.read_only).open(path);
     if let Err(error) = tried {
         let plain = match error.kind() {
             std::io::ErrorKind::NotFound => missing_or(path, &error),
             std::io::ErrorKind::IsADirectory => {
                 let text =
-                    format!("{}: is a directory; give a file or a block device", path.display());
+                    format!("{}: is a directory; use a file or a block device", path.display());
                 Failure::new(text)
             }
-            _ => Failure::about(path, "open it for reading and writing", &error),
+            _ => Failure::about(path, "open the device", &error),
         };
         return Err(plain);
     }
-    // The rest of a sector does not count for a device, but for who looks at the file.
+    // The library rounds down to whole sectors; the message has the size of the file.
     if let Some(found) =
         path.metadata().ok().filter(|found| found.is_file() && found.len() < MIN_DEVICE_BYTES)
     {
         return Err(Failure::new(format!(
-            "{}: has {} bytes, at least {} are needed; give a larger one, or make it larger: `truncate --size`",
+            "{}: has {} bytes, but a device needs at least {}; use a larger one, or grow the file with `truncate --size`",
             path.display(),
             found.len(),
             units::whole(MIN_DEVICE_BYTES)
@@ -171,7 +172,7 @@ fn open_device(path: &Path, options: &OpenOptions) -> Result<Opened> {
     })
 }
 
-/// Who has the device, if one of ours does.
+/// The error that names the process using a device, if it is a Forebay process of this user.
 fn in_use(path: &Path) -> Option<Failure> {
     let path = path.canonicalize().ok()?;
     let (pid, pool) = crate::control::client::holder_of(&path)?;
@@ -182,7 +183,7 @@ fn in_use(path: &Path) -> Option<Failure> {
         false => format!(", mounted at {}", mounts.join(", ")),
     };
     Some(Failure::new(format!(
-        "{}: is in use: process {pid} has pool {}{mounts}; `forebay export {}` first",
+        "{}: is in use: process {pid} has pool {}{mounts}; run `forebay export {}` first",
         path.display(),
         pool.name,
         pool.name
@@ -192,27 +193,27 @@ fn in_use(path: &Path) -> Option<Failure> {
 /// Imports a pool.
 ///
 /// # Errors
-/// Why not, with the option that would help if there is one.
-pub(crate) fn import(wanted: &ImportWanted, cache: &Arc<BlockCache>) -> Result<Pool> {
-    let devices = open_devices(&wanted.paths, wanted.read_only)?;
+/// If the pool cannot be imported; names the option that helps, if there is one.
+pub(crate) fn import(request: &ImportRequest, cache: &Arc<BlockCache>) -> Result<Pool> {
+    let devices = open_devices(&request.paths, request.read_only)?;
     let options = ImportOptions {
-        force: wanted.force,
-        read_only: wanted.read_only,
-        discard_log: wanted.discard_log,
-        rewind: wanted.rewind,
-        tunables: wanted.tunables.clone(),
-        find_l2_devices: wanted.l2_devices,
+        force: request.force,
+        read_only: request.read_only,
+        discard_log: request.discard_log,
+        rewind: request.rewind,
+        tunables: request.tunables.clone(),
+        find_l2_devices: request.l2_devices,
         ..ImportOptions::new(Arc::clone(cache))
     };
     Pool::import(devices, &options).map_err(|error| {
         let text = error.to_string();
-        let way_out = match error.kind() {
-            ErrorKind::InUse if !wanted.force => "; --force takes it all the same",
-            ErrorKind::Corrupt if text.contains("log") && !wanted.discard_log => {
-                "; --discard-log imports it without what only the intent log has"
+        let hint = match error.kind() {
+            ErrorKind::InUse if !request.force => "; use --force to import it anyway",
+            ErrorKind::Corrupt if text.contains("log") && !request.discard_log => {
+                "; use --discard-log to import it and lose the changes that only the intent log holds"
             }
-            ErrorKind::Corrupt if !wanted.rewind => {
-                "; --rewind goes back to an older transaction group"
+            ErrorKind::Corrupt if !request.rewind => {
+                "; use --rewind to roll back to an older transaction group"
             }
             ErrorKind::NotAPool if text.contains("missing") => {
                 "; give all of its devices, joined by `:`"
@@ -220,22 +221,22 @@ pub(crate) fn import(wanted: &ImportWanted, cache: &Arc<BlockCache>) -> Result<P
             _ => "",
         };
         let mut failure = Failure::from(error);
-        failure.message.push_str(way_out);
+        failure.message.push_str(hint);
         failure
     })
 }
 
-/// What the label of each device says, in the order of the paths; nothing for a device without one.
+/// The label of each device in the order of the paths; `None` for a device without a label.
 ///
 /// # Errors
-/// Why one cannot be read.
+/// If a device cannot be read.
 pub(crate) fn labels(paths: &[PathBuf]) -> Result<Vec<Option<LabelInfo>>> {
     let memory = cache(16 << 20)?;
-    let opened = open_unclaimed(paths, true)?;
+    let opened = open_without_pool_lock(paths, true)?;
     opened.iter().map(|one| Ok(read_label(one, &memory)?)).collect()
 }
 
-/// The name that a pool gets from its first device's path: the file's name without its ending.
+/// The default name of a pool: the file name of its first device without the extension.
 pub(crate) fn name_from(path: &Path) -> String {
     let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     stem.filter(|stem| !stem.is_empty()).unwrap_or_else(|| "forebay".to_owned())
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_called_like_its_file() {
+    fn a_pool_is_named_after_its_file() {
         assert_eq!(name_from(Path::new("/x/tank.img")), "tank");
         assert_eq!(name_from(Path::new("/dev/sdb")), "sdb");
         assert_eq!(name_from(Path::new("..")), "forebay");

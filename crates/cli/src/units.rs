@@ -1,13 +1,14 @@
-//! Bytes, rates and times as people write and read them.
+//! Parses and formats bytes, counts, times and tables.
 
 use crate::error::{Failure, Result};
 
 const STEPS: [(char, u64); 4] = [('T', 1 << 40), ('G', 1 << 30), ('M', 1 << 20), ('K', 1 << 10)];
 
-/// Reads a number of bytes: digits with an optional `K`, `M`, `G`, `T` (or `KiB`, `KB` and so on, all powers of 1024).
+/// Parses a number of bytes: digits and an optional suffix `K`, `M`, `G`, `T` (or `KiB`, `KB`, …),
+/// all powers of 1024.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong =
-        || format!("`{text}` is no number of bytes: give one such as 4096, 64K, 512MiB or 10G");
+        || format!("`{text}` is no number of bytes; give one such as 4096, 64K, 512MiB or 10G");
     let lower = text.trim().to_ascii_uppercase();
     let digits = lower.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = &lower[digits.len()..];
@@ -24,12 +25,14 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
         }
     };
     let number: u64 = digits.trim().parse().map_err(|_| wrong())?;
-    number.checked_mul(scale).ok_or_else(|| format!("`{text}` is more bytes than there can be"))
+    number
+        .checked_mul(scale)
+        .ok_or_else(|| format!("`{text}` exceeds 64 bits; give a smaller number of bytes"))
 }
 
-/// Bytes in three digits or so.
+/// Formats bytes with about three digits.
 pub(crate) fn bytes(count: u64) -> String {
-    // What would be written as 1024 of one unit is one of the next.
+    // A value that rounds to 1024 of one unit is shown as 1 of the next.
     match STEPS.iter().find(|(_, scale)| count as f64 >= *scale as f64 * 0.9995) {
         None => format!("{count} B"),
         Some((letter, scale)) => {
@@ -46,12 +49,12 @@ pub(crate) fn bytes(count: u64) -> String {
     }
 }
 
-/// A bound in whole MiB, which people are told as it is.
+/// Formats a limit in whole MiB, rounded up.
 pub(crate) fn whole(count: u64) -> String {
     format!("{} MiB", count.div_ceil(1 << 20))
 }
 
-/// A count in three digits or so, by thousands.
+/// Formats a count with about three digits and a suffix k, M, G.
 pub(crate) fn count(number: f64) -> String {
     let steps = [("G", 1e9), ("M", 1e6), ("k", 1e3)];
     match steps.iter().find(|(_, scale)| number >= *scale) {
@@ -61,7 +64,7 @@ pub(crate) fn count(number: f64) -> String {
     }
 }
 
-/// Nanoseconds in three digits or so.
+/// Formats nanoseconds with about three digits.
 pub(crate) fn nanoseconds(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns} ns"),
@@ -71,7 +74,7 @@ pub(crate) fn nanoseconds(ns: u64) -> String {
     }
 }
 
-/// A share as percent; a dash if there is nothing to have a share of.
+/// Formats a ratio as a percentage; a dash if `whole` is 0.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     match whole {
         0 => "-".to_owned(),
@@ -79,15 +82,17 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// As `NAME=VALUE`.
+/// Parses `NAME=VALUE`.
 pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err(format!("`{text}` is not NAME=VALUE")),
+        _ => Err(format!(
+            "`{text}` is not NAME=VALUE; give a tunable and its value, as in txg_timeout_ms=1000"
+        )),
     }
 }
 
-/// A table: left-aligned columns, or right-aligned where the heading begins with `>`.
+/// Formats a table. A column is right-aligned if its heading begins with `>`.
 pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     let right: Vec<bool> = headings.iter().map(|heading| heading.starts_with('>')).collect();
     let headings: Vec<String> =
@@ -113,7 +118,7 @@ pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     out
 }
 
-/// Turns text with an error of its own into a failure of usage.
+/// Turns a parse error into a usage failure.
 pub(crate) fn usage<T>(result: Result<T, String>) -> Result<T> {
     result.map_err(Failure::usage)
 }
@@ -143,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_short() {
+    fn formatted_numbers_are_short() {
         assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes((1 << 30) - 1), "1.00 GiB");

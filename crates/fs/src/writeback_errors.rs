@@ -183,6 +183,7 @@ impl FileSystem {
             }
         };
         let end = offset.saturating_add(data.len() as u64);
+        tracing::error!(inode = ino.0, offset, done, end, error = %failed, "lost write");
         self.writeback_errors().record(self.number(ino)?, offset.saturating_add(done as u64)..end);
         Err(failed)
     }

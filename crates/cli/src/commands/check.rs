@@ -4,52 +4,52 @@ use std::sync::Arc;
 
 use forebay_pool::Pool;
 
-use crate::args::{CheckArgs, WorkArgs};
+use crate::args::{CheckArgs, JobArgs};
 use crate::control::Request;
 use crate::control::client::{self, Target};
-use crate::control::views::CheckView;
+use crate::control::messages::JobReport;
+use crate::daemon::jobs;
 use crate::error::{Failure, Result};
-use crate::host::long;
 use crate::output::{self, Progress};
-use crate::pools::{self, ImportWanted};
+use crate::pools::{self, ImportRequest};
 use crate::units;
 
-/// What a check may cache: indirect blocks, mostly.
+/// Cache size of a check, in bytes; it holds mostly indirect blocks.
 const CACHE_BYTES: u64 = 256 << 20;
 
 pub(crate) fn check(args: &CheckArgs) -> Result<()> {
-    let work = Work { what: "check", args: &args.work, read_only: args.read_only };
-    work.run(|guid| Request::Check { pool: guid }, long::check_with_files)
+    let job = Job { name: "check", args: &args.work, read_only: args.read_only };
+    job.run(|guid| Request::Check { pool: guid }, jobs::check_with_files)
 }
 
-pub(crate) fn scrub(args: &WorkArgs) -> Result<()> {
-    let work = Work { what: "scrub", args, read_only: false };
-    work.run(
+pub(crate) fn scrub(args: &JobArgs) -> Result<()> {
+    let job = Job { name: "scrub", args, read_only: false };
+    job.run(
         |guid| Request::Scrub { pool: guid },
-        |pool, on_progress| long::scrub(pool, on_progress),
+        |pool, on_progress| jobs::scrub(pool, on_progress),
     )
 }
 
-struct Work<'a> {
-    what: &'static str,
-    args: &'a WorkArgs,
+struct Job<'a> {
+    name: &'static str,
+    args: &'a JobArgs,
     read_only: bool,
 }
 
-impl Work<'_> {
+impl Job<'_> {
     fn run(
         &self,
         request: impl Fn(u64) -> Request,
-        work: impl Fn(&Arc<Pool>, long::OnProgress<'_>) -> Result<CheckView>,
+        work: impl Fn(&Arc<Pool>, jobs::OnProgress<'_>) -> Result<JobReport>,
     ) -> Result<()> {
         let target = client::find(&self.args.pool)?;
-        let progress = Progress::begin(self.what)?;
-        let view = match target {
-            Target::Held { process, pool } => {
+        let progress = Progress::begin(self.name)?;
+        let report = match target {
+            Target::InUse { process, pool } => {
                 let stop = progress.stop_flag();
                 let asked = process.ask_until(
                     &request(pool.guid),
-                    &mut |view| progress.show(view),
+                    &mut |state| progress.show(state),
                     &stop,
                 )?;
                 asked.unwrap_or_default()
@@ -57,59 +57,60 @@ impl Work<'_> {
             Target::Paths(paths) => {
                 let cache = pools::cache(CACHE_BYTES)?;
                 let pool =
-                    Arc::new(pools::import(&ImportWanted::plain(paths, self.read_only), &cache)?);
-                let view = work(&pool, &mut |view| progress.step(view))?;
+                    Arc::new(pools::import(&ImportRequest::plain(paths, self.read_only), &cache)?);
+                let report = work(&pool, &mut |state| progress.step(state))?;
                 pool.close()?;
-                view
+                report
             }
         };
         let stopped = progress.is_stopped();
         drop(progress);
-        self.tell(&view, stopped)
+        self.print(&report, stopped)
     }
 
-    fn tell(&self, view: &CheckView, stopped: bool) -> Result<()> {
+    fn print(&self, report: &JobReport, stopped: bool) -> Result<()> {
         if self.args.json {
-            output::json(view)?;
+            output::json(report)?;
         } else {
             let mut text = String::new();
-            for problem in &view.problems {
+            for problem in &report.problems {
                 text.push_str(&format!("{problem}\n"));
             }
-            let more = view.problem_count.saturating_sub(view.problems.len() as u64);
+            let more = report.problem_count.saturating_sub(report.problems.len() as u64);
             if more > 0 {
                 text.push_str(&format!("and {more} more\n"));
             }
-            for note in &view.notes {
+            for note in &report.notes {
                 text.push_str(&format!("{note}\n"));
             }
             text.push_str(&format!(
                 "{} blocks, {} in all copies",
-                view.blocks,
-                units::bytes(view.bytes)
+                report.blocks,
+                units::bytes(report.bytes)
             ));
-            if self.what == "scrub" {
-                text.push_str(&format!(", {} copies healed", view.healed));
+            if self.name == "scrub" {
+                text.push_str(&format!(", {} copies healed", report.healed));
             }
-            text.push_str(match (view.problem_count, view.complete) {
+            text.push_str(match (report.problem_count, report.complete) {
                 (0, true) => "; no problems found\n",
-                (0, false) => "; no problems found until it was interrupted\n",
+                (0, false) => "; no problems found before the interruption\n",
                 _ => "\n",
             });
             output::print(&text);
         }
         let pool = &self.args.pool;
-        match (view.problem_count, view.complete) {
+        match (report.problem_count, report.complete) {
             (0, true) => Ok(()),
-            (0, false) if stopped => {
-                Err(Failure::new(format!("{pool}: the {} was interrupted", self.what)))
-            }
+            (0, false) if stopped => Err(Failure::new(format!(
+                "{pool}: the {} was interrupted; run it again for a full result",
+                self.name
+            ))),
             (0, false) => Err(Failure::new(format!(
-                "{pool}: the {} was not carried out to its end",
-                self.what
+                "{pool}: the {} ended early; export the pool or wait for other jobs, then run it again",
+                self.name
             ))),
             (count, _) => Err(Failure::new(format!(
-                "{pool}: {count} problem{}; restore what is named from a backup, or try `forebay scrub`",
+                "{pool}: {count} problem{}; run `forebay scrub` to repair bad copies, and restore lost files from a backup",
                 if count == 1 { "" } else { "s" }
             ))),
         }

@@ -10,6 +10,9 @@ pub(crate) fn run(args: &CompletionsArgs) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "forebay", &mut script);
     let script = String::from_utf8(script);
-    output::print(&script.map_err(|_| Failure::new("the completions are no text"))?);
+    output::print(
+        &script
+            .map_err(|_| Failure::new("cannot generate completions: the script is not UTF-8"))?,
+    );
     Ok(())
 }

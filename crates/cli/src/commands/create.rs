@@ -1,4 +1,4 @@
-//! `forebay create`: a new pool, with a dataset for files.
+//! `forebay create`: creates a pool with one dataset.
 
 use std::path::{Path, PathBuf};
 
@@ -7,17 +7,17 @@ use forebay_io::OpenOptions;
 use forebay_pool::format::{CacheMode, Compression, SyncMode};
 use forebay_pool::{CreateOptions, DatasetSettings, ErrorKind, MIN_DEVICE_BYTES, Pool, open_path};
 
-use crate::args::{CacheName, CompressionName, CreateArgs, DatasetArgs, SyncName};
+use crate::args::{CompressionName, CreateArgs, DatasetArgs, L2ModeName, SyncModeName};
 use crate::control::run_dir;
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
-use crate::{foreign, output, pools, units};
+use crate::{device_content, output, pools, units};
 
-/// Sizes of files are multiples of this, so that every sector size fits.
+/// Files of a pool have a multiple of this size, so that every sector size fits.
 const SIZE_UNIT: u64 = 1 << 20;
-/// Size of files that are made, unless another is asked for.
+/// Default size of created files.
 pub(crate) const DEFAULT_BYTES: u64 = 10 << 30;
-/// Mode of a new file system's root.
+/// Mode of the root directory of a new file system.
 const ROOT_MODE: u16 = 0o755;
 
 pub(crate) fn run(args: &CreateArgs) -> Result<()> {
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
     pool.close()?;
     let first = args.devices[0].display();
     output::line(&format!(
-        "made pool {name}, {} in {} device{}, with dataset {}; mount it with `forebay mount {}`",
+        "created pool {name}, {} in {} device{}, with dataset {}; mount it with `forebay mount {}`",
         units::bytes(total),
         args.devices.len(),
         if args.devices.len() == 1 { "" } else { "s" },
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
     Ok(())
 }
 
-/// Whether the size that was asked for can be, of files to be made, and of those that are there.
+/// Checks --size against existing files and the smallest device.
 fn check_sizes(args: &CreateArgs) -> Result<()> {
     let Some(size) = args.size else { return Ok(()) };
     for path in &args.devices {
@@ -64,8 +64,8 @@ fn check_sizes(args: &CreateArgs) -> Result<()> {
                     && ![size, size / SIZE_UNIT * SIZE_UNIT].contains(&found.len()) =>
             {
                 return Err(Failure::new(format!(
-                    "{0}: is there already, with {1} bytes, and --size says {size}; leave --size out to use it as it \
-                     is, or remove it, or set its size: `truncate --size {size} {0}`",
+                    "{0}: exists with {1} bytes, but --size is {size}; omit --size to use the file as it is, remove the \
+                     file, or resize it with `truncate --size {size} {0}`",
                     path.display(),
                     found.len()
                 )));
@@ -77,10 +77,10 @@ fn check_sizes(args: &CreateArgs) -> Result<()> {
     Ok(())
 }
 
-/// Whether a file of that size would do.
+/// Checks the size of a file to be created.
 ///
 /// # Errors
-/// If it is too small.
+/// If the size is too small.
 pub(crate) fn check_size(path: &Path, size: u64) -> Result<()> {
     match size < MIN_DEVICE_BYTES {
         false => Ok(()),
@@ -92,17 +92,17 @@ pub(crate) fn check_size(path: &Path, size: u64) -> Result<()> {
     }
 }
 
-/// The settings that were asked for, on top of those that there are.
+/// Applies the options of the command line to settings.
 ///
 /// # Errors
-/// If one cannot be.
+/// If a value is out of range.
 pub(crate) fn settings(
     args: &DatasetArgs,
     mut settings: DatasetSettings,
 ) -> Result<DatasetSettings> {
     if let Some(bytes) = args.record_size {
         settings.record_bytes = u32::try_from(bytes).map_err(|_| {
-            Failure::usage(format!("--record-size {bytes}: take a power of two from 4K to 1M"))
+            Failure::usage(format!("--record-size {bytes}: give a power of two from 4K to 1M"))
         })?;
     }
     if let Some(compression) = args.compression {
@@ -117,57 +117,57 @@ pub(crate) fn settings(
     }
     if let Some(sync) = args.sync {
         settings.sync = match sync {
-            SyncName::Log => SyncMode::Log,
-            SyncName::Group => SyncMode::Txg,
+            SyncModeName::Log => SyncMode::Log,
+            SyncModeName::Txg => SyncMode::Txg,
         };
     }
     if let Some(l2) = args.l2 {
         settings.l2 = match l2 {
-            CacheName::All => CacheMode::All,
-            CacheName::Metadata => CacheMode::Metadata,
-            CacheName::None => CacheMode::None,
+            L2ModeName::All => CacheMode::All,
+            L2ModeName::Metadata => CacheMode::Metadata,
+            L2ModeName::None => CacheMode::None,
         };
     }
     Ok(settings)
 }
 
-/// A pool to be made.
+/// Parameters of a new pool.
 pub(crate) struct New<'a> {
     pub(crate) name: &'a str,
     pub(crate) devices: &'a [PathBuf],
-    /// Of files that are not there.
+    /// Size of files to be created.
     pub(crate) size_bytes: u64,
     pub(crate) dataset: &'a str,
     pub(crate) settings: DatasetSettings,
     pub(crate) force: bool,
 }
 
-/// Makes a pool, with a file system in a dataset. Files that it made are removed if it fails.
+/// Creates a pool and a dataset with a file system. After a failure the created files are removed.
 ///
 /// # Errors
-/// Why not.
+/// If the pool cannot be created.
 pub(crate) fn create(new: &New<'_>) -> Result<Pool> {
-    let mut made = Vec::new();
-    let created = create_in(new, &mut made);
+    let mut created_files = Vec::new();
+    let created = create_in(new, &mut created_files);
     if created.is_err() {
-        for path in &made {
-            // The error is told.
+        for path in &created_files {
+            // The error of the command is reported.
             let _ = std::fs::remove_file(path);
         }
     }
     created
 }
 
-fn create_in(new: &New<'_>, made: &mut Vec<PathBuf>) -> Result<Pool> {
+fn create_in(new: &New<'_>, created_files: &mut Vec<PathBuf>) -> Result<Pool> {
     let cache = pools::cache(MemoryPlan::small())?;
     if new.name.contains(':') {
         return Err(Failure::new(format!(
-            "pool name {:?}: has a `:`, which stands between devices; give another one with --name",
+            "pool name {:?}: contains `:`, which separates devices; give another name with --name",
             new.name
         )));
     }
-    foreign::refuse_repeated(new.devices, &[])?;
-    // Together, since several may belong to one pool.
+    device_content::refuse_repeated(new.devices, &[])?;
+    // Opened together, since several may belong to one pool, which is locked once.
     let is_there = |path: &&PathBuf| path.symlink_metadata().is_ok();
     let found: Vec<PathBuf> = new.devices.iter().filter(is_there).cloned().collect();
     let mut there = pools::open_devices(&found, false)?.into_iter();
@@ -178,12 +178,12 @@ fn create_in(new: &New<'_>, made: &mut Vec<PathBuf>) -> Result<Pool> {
             ..OpenOptions::default()
         };
         if !found.contains(path) {
-            check_folder(path)?;
-            made.push(path.clone());
+            check_directory(path)?;
+            created_files.push(path.clone());
             opened.push(open_path(path, &options)?);
         } else {
             if let Some(device) = there.next() {
-                pools::refuse_foreign(&device, path, new.force)?;
+                pools::refuse_content(&device, path, new.force)?;
                 opened.push(device);
             }
         }
@@ -203,22 +203,21 @@ fn create_in(new: &New<'_>, made: &mut Vec<PathBuf>) -> Result<Pool> {
     Ok(pool)
 }
 
-/// Whether a file can be made there, said plainly.
-fn check_folder(path: &Path) -> Result<()> {
-    let folder = match path.parent() {
+/// Checks that a file can be created, for a clear error.
+fn check_directory(path: &Path) -> Result<()> {
+    let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     pools::refuse_served(path)?;
     let tried = std::fs::OpenOptions::new().write(true).create_new(true).open(path);
     match tried {
-        Ok(_) => {
-            std::fs::remove_file(path).map_err(|error| Failure::about(path, "make it", &error))
-        }
+        Ok(_) => std::fs::remove_file(path)
+            .map_err(|error| Failure::about(path, "create the file", &error)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Failure::new(format!(
-            "{}: no such folder; make it first, or give another path",
-            folder.display()
+            "{}: no such directory; create it first, or give another path",
+            directory.display()
         ))),
-        Err(error) => Err(Failure::about(path, "make it", &error)),
+        Err(error) => Err(Failure::about(path, "create the file", &error)),
     }
 }

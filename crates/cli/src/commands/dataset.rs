@@ -1,4 +1,4 @@
-//! `forebay dataset`: the datasets of a pool.
+//! `forebay dataset`: creates, changes and lists datasets.
 
 use forebay_fs::{FileSystem, Owner};
 use forebay_pool::{DatasetSettings, Pool};
@@ -7,32 +7,32 @@ use super::create::settings;
 use crate::args::DatasetArgs;
 use crate::control::Request;
 use crate::control::client::{self, Target};
+use crate::control::messages::PoolStatus;
 use crate::control::run_dir;
-use crate::control::views::PoolStatus;
+use crate::daemon::stats;
 use crate::error::{Failure, Result};
-use crate::host::figures;
 use crate::memory::MemoryPlan;
-use crate::pools::{self, ImportWanted};
+use crate::pools::{self, ImportRequest};
 use crate::{output, units};
 
 pub(crate) fn create(spec: &str, name: &str, args: &DatasetArgs) -> Result<()> {
     let settings = settings(args, DatasetSettings::default())?;
-    let pool = unused(spec, "make the dataset")?;
+    let pool = open_exported(spec, "create the dataset")?;
     let owner = Owner { uid: run_dir::uid(), gid: run_dir::gid(), mode: 0o755 };
     FileSystem::create_in(&pool, name, &settings, owner)?;
     let pool_name = pool.name().to_owned();
     pool.export()?;
     output::line(&format!(
-        "made dataset {name} in pool {pool_name}; mount it with --dataset {name}"
+        "created dataset {name} in pool {pool_name}; mount it with --dataset {name}"
     ));
     Ok(())
 }
 
 pub(crate) fn set(spec: &str, name: &str, args: &DatasetArgs) -> Result<()> {
     if *args == DatasetArgs::default() {
-        return Err(Failure::usage("say what is to be changed; see `forebay help dataset set`"));
+        return Err(Failure::usage("no setting is given; see `forebay help dataset set`"));
     }
-    let pool = unused(spec, "change the dataset")?;
+    let pool = open_exported(spec, "change the dataset")?;
     let dataset = pool.dataset(name)?;
     dataset.set_settings(&settings(args, dataset.settings()?)?)?;
     drop(dataset);
@@ -42,27 +42,27 @@ pub(crate) fn set(spec: &str, name: &str, args: &DatasetArgs) -> Result<()> {
     Ok(())
 }
 
-/// A pool that nobody has in use, imported; `what` is wanted of it.
-fn unused(spec: &str, what: &str) -> Result<Pool> {
+/// Imports a pool that no daemon has; `operation` names the reason in the error.
+fn open_exported(spec: &str, operation: &str) -> Result<Pool> {
     match client::find(spec)? {
-        Target::Held { process, pool } => Err(Failure::new(format!(
-            "pool {0} is in use by process {1}; `forebay export {0}`, {what}, and mount it again",
-            pool.name, process.view.pid
+        Target::InUse { process, pool } => Err(Failure::new(format!(
+            "pool {0} is in use by process {1}; run `forebay export {0}`, {operation}, and mount it again",
+            pool.name, process.info.pid
         ))),
         Target::Paths(paths) => {
             let cache = pools::cache(MemoryPlan::small())?;
-            pools::import(&ImportWanted::plain(paths, false), &cache)
+            pools::import(&ImportRequest::plain(paths, false), &cache)
         }
     }
 }
 
 pub(crate) fn list(spec: &str) -> Result<()> {
     let status: PoolStatus = match client::find(spec)? {
-        Target::Held { process, pool } => process.ask(&Request::Status { pool: pool.guid })?,
+        Target::InUse { process, pool } => process.ask(&Request::Status { pool: pool.guid })?,
         Target::Paths(paths) => {
             let cache = pools::cache(MemoryPlan::small())?;
-            let pool = pools::import(&ImportWanted::plain(paths, true), &cache)?;
-            let status = figures::status(&pool, None, "");
+            let pool = pools::import(&ImportRequest::plain(paths, true), &cache)?;
+            let status = stats::pool_status(&pool, None, "");
             pool.export()?;
             status
         }
@@ -84,17 +84,8 @@ pub(crate) fn list(spec: &str) -> Result<()> {
             ]
         })
         .collect();
-    let headings = [
-        "DATASET",
-        ">OBJECTS",
-        ">SIZE",
-        ">RECORDS",
-        "COMPRESSION",
-        ">COPIES",
-        "FSYNC",
-        "CACHE DEVICES",
-        "",
-    ];
+    let headings =
+        ["DATASET", ">OBJECTS", ">SIZE", ">RECORDS", "COMPRESSION", ">COPIES", "FSYNC", "L2", ""];
     output::print(&units::table(&headings, &rows));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `forebay destroy`: the end of a pool.
+//! `forebay destroy`: destroys a pool.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -6,15 +6,15 @@ use crate::args::DestroyArgs;
 use crate::control::client::{self, Target};
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
-use crate::{foreign, output, pools};
+use crate::{device_content, output, pools};
 
 pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
     let paths = match client::find(&args.pool)? {
         Target::Paths(paths) => paths,
-        Target::Held { process, pool } => {
+        Target::InUse { process, pool } => {
             return Err(Failure::new(format!(
-                "pool {0} is in use by process {1}; `forebay export {0}` first",
-                pool.name, process.view.pid
+                "pool {0} is in use by process {1}; run `forebay export {0}` first",
+                pool.name, process.info.pid
             )));
         }
     };
@@ -22,12 +22,13 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
     let mut name = None;
     for (path, label) in paths.iter().zip(&labels) {
         let Some(label) = label else {
-            let text = format!("{}: holds no pool; there is nothing to destroy", path.display());
+            let text = format!("{}: holds no pool; give the devices of a pool", path.display());
             return Err(Failure::new(text));
         };
         name = Some(label.pool_name.clone());
     }
-    let name = name.ok_or_else(|| Failure::usage("no devices are given"))?;
+    let name =
+        name.ok_or_else(|| Failure::usage("no devices are given; give the devices of a pool"))?;
     if !args.yes {
         ask(&name, &paths)?;
     }
@@ -39,25 +40,27 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
             failure
         },
     )?;
-    // So that they count as empty.
+    // So that the devices count as empty.
     for path in &paths {
-        foreign::clear(path)?;
+        device_content::clear(path)?;
     }
     drop(opened);
     if args.remove_files {
         for path in paths.iter().filter(|path| path.is_file()) {
             std::fs::remove_file(path)
-                .map_err(|error| Failure::about(path, "remove it", &error))?;
+                .map_err(|error| Failure::about(path, "remove the file", &error))?;
         }
     }
     output::line(&format!("destroyed pool {name}"));
     Ok(())
 }
 
-/// Asks for the pool's name, so that nobody says yes by habit.
+/// Asks for the name of the pool as confirmation.
 fn ask(name: &str, paths: &[std::path::PathBuf]) -> Result<()> {
     if !std::io::stdin().is_terminal() {
-        return Err(Failure::new(format!("destroying pool {name} needs a yes: use --yes")));
+        return Err(Failure::new(format!(
+            "cannot ask before destroying pool {name}: standard input is not a terminal; use --yes"
+        )));
     }
     let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
     let mut err = std::io::stderr();
@@ -72,6 +75,8 @@ fn ask(name: &str, paths: &[std::path::PathBuf]) -> Result<()> {
     read.map_err(|error| Failure::new(format!("cannot read the answer: {error}; use --yes")))?;
     match answer.trim() == name {
         true => Ok(()),
-        false => Err(Failure::new(format!("pool {name} was not destroyed"))),
+        false => {
+            Err(Failure::new(format!("pool {name} was not destroyed: the answer was not its name")))
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! `forebay expand`: more room for a pool.
+//! `forebay expand`: adds devices to a pool, and uses the added space of grown devices.
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -7,43 +7,45 @@ use super::create::check_size;
 use crate::args::ExpandArgs;
 use crate::control::Request;
 use crate::control::client::{self, Target};
-use crate::control::views::Expanded;
+use crate::control::messages::ExpandReport;
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
-use crate::pools::{self, ImportWanted};
-use crate::{foreign, host, output, units};
+use crate::pools::{self, ImportRequest};
+use crate::{daemon, device_content, output, units};
 
 pub(crate) fn run(args: &ExpandArgs) -> Result<()> {
     let target = client::find(&args.pool)?;
     let has = match &target {
-        Target::Held { pool, .. } => &pool.devices,
+        Target::InUse { pool, .. } => &pool.devices,
         Target::Paths(paths) => paths,
     };
-    foreign::refuse_repeated(&args.add, has)?;
+    device_content::refuse_repeated(&args.add, has)?;
     let mut made = Vec::new();
     let grown = add_paths(args, &mut made).and_then(|add| match &target {
-        Target::Held { process, pool } => {
-            process.ask::<Expanded>(&Request::Expand { pool: pool.guid, add, force: args.force })
-        }
+        Target::InUse { process, pool } => process.ask::<ExpandReport>(&Request::Expand {
+            pool: pool.guid,
+            add,
+            force: args.force,
+        }),
         Target::Paths(paths) => {
             let cache = pools::cache(MemoryPlan::small())?;
-            let pool = pools::import(&ImportWanted::plain(paths.clone(), false), &cache)?;
-            let grown = host::expand_pool(&pool, &add, args.force, &mut |_| {})?;
+            let pool = pools::import(&ImportRequest::plain(paths.clone(), false), &cache)?;
+            let grown = daemon::expand_pool(&pool, &add, args.force, &mut |_| {})?;
             pool.export()?;
             Ok(grown)
         }
     });
     if grown.is_err() {
         for path in &made {
-            // The error is told.
+            // The error of the command is reported.
             let _ = std::fs::remove_file(path);
         }
     }
     let grown = grown?;
     if let Some(device) = grown.grown.first() {
         let text = format!(
-            "{0}: {1} has grown while the pool is in use, which is seen when it is taken into use again: `forebay export \
-             {0}`, then `forebay expand {1}`, and mount it again",
+            "{0}: {1} has grown while the pool is in use; to use the added space, run `forebay export {0}`, then `forebay \
+             expand {1}`, and mount the pool again",
             args.pool,
             device.display()
         );
@@ -56,13 +58,13 @@ pub(crate) fn run(args: &ExpandArgs) -> Result<()> {
     output::line(&match grown.after_bytes > grown.before_bytes {
         true => format!("{}: {before} before, {after} now", args.pool),
         false => {
-            format!("{}: {after}, as before: no device has grown, and none was added", args.pool)
+            format!("{}: {after}, as before: no device has grown or was added", args.pool)
         }
     });
     Ok(())
 }
 
-/// The devices to add, absolute; files that are not there are made if a size is given.
+/// Absolute paths of the devices to add. Missing files are created if a size is given.
 fn add_paths(args: &ExpandArgs, made: &mut Vec<PathBuf>) -> Result<Vec<PathBuf>> {
     for path in &args.add {
         if make_file(path, args.size)? {
@@ -72,10 +74,10 @@ fn add_paths(args: &ExpandArgs, made: &mut Vec<PathBuf>) -> Result<Vec<PathBuf>>
     pools::absolute(&args.add)
 }
 
-/// Makes a file if nothing is there; whether it did.
+/// Creates a file if it does not exist. Returns true if it was created.
 ///
 /// # Errors
-/// If no size is given, or one that will not do; why it cannot be made.
+/// If no valid size is given, or the file cannot be created.
 pub(super) fn make_file(path: &Path, size: Option<u64>) -> Result<bool> {
     pools::refuse_served(path)?;
     if path.exists() {
@@ -83,11 +85,11 @@ pub(super) fn make_file(path: &Path, size: Option<u64>) -> Result<bool> {
     }
     let Some(size) = size else {
         let text =
-            format!("{}: no such file or device; --size makes a file of that size", path.display());
+            format!("{}: no such file or device; give --size to create a file", path.display());
         return Err(Failure::new(text));
     };
     check_size(path, size)?;
-    let failed = |error: std::io::Error| Failure::about(path, "make it", &error);
+    let failed = |error: std::io::Error| Failure::about(path, "create the file", &error);
     let file = std::fs::OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -95,7 +97,7 @@ pub(super) fn make_file(path: &Path, size: Option<u64>) -> Result<bool> {
         .open(path)
         .map_err(failed)?;
     file.set_len(size).map_err(|error| {
-        // The error is told.
+        // The error of the command is reported.
         let _ = std::fs::remove_file(path);
         failed(error)
     })?;

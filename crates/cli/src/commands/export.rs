@@ -1,4 +1,4 @@
-//! `forebay export`: all mounts of a pool, then the pool.
+//! `forebay export`: unmounts all datasets of a pool, and exports it.
 
 use crate::args::ExportArgs;
 use crate::control::Request;
@@ -6,11 +6,11 @@ use crate::control::client::{self, Target};
 use crate::error::Result;
 use crate::memory::MemoryPlan;
 use crate::output;
-use crate::pools::{self, ImportWanted};
+use crate::pools::{self, ImportRequest};
 
 pub(crate) fn run(args: &ExportArgs) -> Result<()> {
     match client::find(&args.pool)? {
-        Target::Held { process, pool } => {
+        Target::InUse { process, pool } => {
             process.ask::<()>(&Request::Export { pool: pool.guid, lazy: args.lazy })?;
             output::line(&format!("exported pool {}", pool.name));
         }
@@ -20,12 +20,14 @@ pub(crate) fn run(args: &ExportArgs) -> Result<()> {
                 output::line(&format!("{}: the pool is exported already", args.pool));
                 return Ok(());
             }
-            // What a crash left: its intent log is replayed, and then it is whole.
+            // After a crash: the import replays the intent log.
             let cache = pools::cache(MemoryPlan::small())?;
-            let pool = pools::import(&ImportWanted::plain(paths, false), &cache)?;
+            let pool = pools::import(&ImportRequest::plain(paths, false), &cache)?;
             let name = pool.name().to_owned();
             pool.export()?;
-            output::line(&format!("exported pool {name}, which nobody had in use any more"));
+            output::line(&format!(
+                "exported pool {name} after a crash: its intent log was replayed"
+            ));
         }
     }
     Ok(())

@@ -1,17 +1,18 @@
-//! `forebay import`: what devices hold, and a pool for the background process without a mount.
+//! `forebay import`: imports a pool into the daemon without a mount, or shows labels.
 
 use forebay_pool::{HostId, LabelInfo};
 
 use crate::args::{ImportArgs, ImportOptionArgs};
 use crate::control::Request;
 use crate::control::client;
-use crate::control::views::PoolView;
+use crate::control::messages::PoolInfo;
+use crate::daemon::spawn::{self, DaemonOptions};
 use crate::error::{Failure, Result};
-use crate::host::spawn;
-use crate::pools::{self, ImportWanted};
+use crate::logging::LogArgs;
+use crate::pools::{self, ImportRequest};
 use crate::{output, units};
 
-pub(crate) fn run(args: &ImportArgs) -> Result<()> {
+pub(crate) fn run(args: &ImportArgs, log: &LogArgs) -> Result<()> {
     if args.show {
         return show(args);
     }
@@ -22,33 +23,39 @@ pub(crate) fn run(args: &ImportArgs) -> Result<()> {
             pool.name, pool.name
         )));
     }
-    let import = wanted(&args.options, paths);
-    let (process, _) = spawn::find_or_start(args.memory, None)?;
-    let pool: PoolView = process.ask(&Request::Import { import })?;
-    if !args.options.no_cache_devices && !args.options.read_only {
-        super::cache::warn(&process.ask(&Request::Status { pool: pool.guid })?);
+    let import = import_request(&args.options, paths);
+    let options = DaemonOptions { memory: args.memory, threads: None, log };
+    let (process, started) = spawn::find_or_start(&options)?;
+    if !started {
+        options.warn_ignored(&process);
+    }
+    let pool: PoolInfo = process.ask(&Request::Import { import })?;
+    if !args.options.no_l2 && !args.options.read_only {
+        super::l2::warn(&process.ask(&Request::Status { pool: pool.guid })?);
     }
     output::line(&format!(
-        "imported pool {}, {} of {} left for data; process {} has it; `forebay export {}` lets go of it",
+        "imported pool {} into process {3}, {} of {} available; export it with `forebay export {0}`",
         pool.name,
         units::bytes(pool.available_bytes),
         units::bytes(pool.total_bytes),
-        process.view.pid,
-        pool.name
+        process.info.pid
     ));
     Ok(())
 }
 
-/// How to import these devices, by the command line.
-pub(crate) fn wanted(args: &ImportOptionArgs, paths: Vec<std::path::PathBuf>) -> ImportWanted {
-    ImportWanted {
+/// Builds the request for these devices from the command line.
+pub(crate) fn import_request(
+    args: &ImportOptionArgs,
+    paths: Vec<std::path::PathBuf>,
+) -> ImportRequest {
+    ImportRequest {
         paths,
         read_only: args.read_only,
         force: args.force,
         rewind: args.rewind,
         discard_log: args.discard_log,
         tunables: args.tunables.clone(),
-        l2_devices: !args.no_cache_devices,
+        l2_devices: !args.no_l2,
     }
 }
 
@@ -76,7 +83,9 @@ fn show(args: &ImportArgs) -> Result<()> {
     }
     match missing {
         0 => Ok(()),
-        _ => Err(Failure::new("not every device holds a pool; `forebay create` makes one")),
+        _ => Err(Failure::new(
+            "not every device holds a pool; give the devices of a pool, or create one with `forebay create`",
+        )),
     }
 }
 
@@ -85,11 +94,14 @@ fn describe(path: &str, label: &LabelInfo) -> String {
     let state = match (label.active, label.host.id == this.id) {
         (false, _) => "exported".to_owned(),
         (true, true) => {
-            "not exported: this host had it and crashed, or has it; its intent log is replayed"
+            "not exported: this host uses it or crashed with it; an import replays its intent log"
                 .to_owned()
         }
         (true, false) => {
-            format!("host {} has it or crashed while it had: needs --force", label.host)
+            format!(
+                "not exported: host {} uses it or crashed with it; an import needs --force",
+                label.host
+            )
         }
     };
     format!(

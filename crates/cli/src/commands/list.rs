@@ -1,25 +1,25 @@
-//! `forebay list`: pools in use, and their mounts.
+//! `forebay list`: lists imported pools and their mounts.
 
 use crate::args::ListArgs;
 use crate::control::client;
-use crate::control::views::{PoolView, ProcessView};
+use crate::control::messages::{PoolInfo, ProcessInfo};
 use crate::error::Result;
 use crate::{output, units};
 
 pub(crate) fn run(args: &ListArgs) -> Result<()> {
-    let views: Vec<ProcessView> =
-        client::processes().into_iter().map(|process| process.view).collect();
+    let processes: Vec<ProcessInfo> =
+        client::processes().into_iter().map(|process| process.info).collect();
     if args.json {
-        return output::json(&views);
+        return output::json(&processes);
     }
     let mut rows = Vec::new();
-    for process in &views {
+    for process in &processes {
         for pool in &process.pools {
             rows.extend(rows_of(process, pool));
         }
     }
     match rows.is_empty() {
-        true => output::line("no pools are in use; `forebay mount` mounts one"),
+        true => output::line("no pools are in use; mount one with `forebay mount`"),
         false => output::print(&units::table(
             &["POOL", "DATASET", "MOUNTED AT", "OPTIONS", ">SIZE", ">AVAIL", ">PROCESS", "DEVICES"],
             &rows,
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &ListArgs) -> Result<()> {
     Ok(())
 }
 
-fn rows_of(process: &ProcessView, pool: &PoolView) -> Vec<Vec<String>> {
+fn rows_of(process: &ProcessInfo, pool: &PoolInfo) -> Vec<Vec<String>> {
     let devices: Vec<String> = pool.devices.iter().map(|path| path.display().to_string()).collect();
     let row = |dataset: &str, at: String, options: String| {
         vec![
@@ -46,7 +46,7 @@ fn rows_of(process: &ProcessView, pool: &PoolView) -> Vec<Vec<String>> {
     if pool.mounts.is_empty() {
         return vec![row("-", "-".to_owned(), suspended.unwrap_or("-").to_owned())];
     }
-    let of_mount = |mount: &crate::control::views::MountView| {
+    let of_mount = |mount: &crate::control::messages::MountInfo| {
         let flags = [
             Some(if mount.read_only { "ro" } else { "rw" }),
             mount.kernel_cache.then_some("kernel_cache"),

@@ -1,4 +1,4 @@
-//! What each command does.
+//! The commands, one module each.
 
 mod cache;
 mod check;
@@ -9,31 +9,37 @@ mod demo;
 mod destroy;
 mod expand;
 mod export;
-pub(crate) mod helper;
 mod import;
+mod l2;
 mod list;
 mod mount;
+pub(crate) mod mount_helper;
 mod null_mount;
 mod stats;
 mod status;
 mod tunable;
 mod umount;
 
-use crate::args::{CacheCommand, Command, DatasetCommand, TunableCommand};
+use crate::args::{CacheCommand, Cli, Command, DatasetCommand, L2Command, TunableCommand};
 use crate::error::Result;
-use crate::{host, inspect};
+use crate::logging::DefaultLevel;
+use crate::{daemon, inspect};
 
 /// Runs a command.
 ///
 /// # Errors
-/// What to tell the user.
-pub(crate) fn run(command: Command) -> Result<()> {
+/// If the command fails.
+pub(crate) fn run(cli: Cli) -> Result<()> {
+    let Cli { command, log } = cli;
+    if !matches!(command, Command::Serve(_)) {
+        log.install(DefaultLevel::Off)?;
+    }
     match command {
         Command::Create(args) => create::run(&args),
-        Command::Import(args) => import::run(&args),
+        Command::Import(args) => import::run(&args, &log),
         Command::Export(args) => export::run(&args),
         Command::Expand(args) => expand::run(&args),
-        Command::Mount(args) => mount::run(args),
+        Command::Mount(args) => mount::run(args, &log),
         Command::Umount(args) => umount::run(&args),
         Command::List(args) => list::run(&args),
         Command::Status(args) => status::run(&args),
@@ -42,11 +48,11 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Check(args) => check::check(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Cache(CacheCommand::Flush { pool }) => cache::flush(pool.as_deref()),
-        Command::Cache(CacheCommand::Add { pool, device, size, force }) => {
-            cache::add(&pool, &device, size, force)
+        Command::L2(L2Command::Add { pool, device, size, force }) => {
+            l2::add(&pool, &device, size, force)
         }
-        Command::Cache(CacheCommand::Remove { pool, device }) => cache::remove(&pool, &device),
-        Command::Cache(CacheCommand::List { pool, json }) => cache::list(pool.as_deref(), json),
+        Command::L2(L2Command::Remove { pool, device }) => l2::remove(&pool, &device),
+        Command::L2(L2Command::List { pool, json }) => l2::list(pool.as_deref(), json),
         Command::Dataset(DatasetCommand::Create { pool, name, settings }) => {
             dataset::create(&pool, &name, &settings)
         }
@@ -63,7 +69,9 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Stats(args) => stats::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => completions::run(&args),
-        Command::Serve(args) => host::spawn::serve(args.memory, args.threads, args.separate),
+        Command::Serve(args) => {
+            daemon::spawn::serve(args.memory, args.threads, args.separate, &log)
+        }
         Command::NullMount(args) => null_mount::run(&args),
     }
 }

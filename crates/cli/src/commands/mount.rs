@@ -1,4 +1,4 @@
-//! `forebay mount`: a dataset's files at a folder, by this process or by the one in the background.
+//! `forebay mount`: mounts a dataset, in the foreground or by the daemon.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,28 +7,32 @@ use std::sync::mpsc::channel;
 use forebay_pool::DatasetSettings;
 
 use super::create::{DEFAULT_BYTES, New, create};
-use super::import::wanted;
+use super::import::import_request;
 use crate::args::MountArgs;
 use crate::control::client::{self, Process, Target};
+use crate::control::messages::{MountInfo, PoolInfo, PoolStatus, ProcessInfo};
 use crate::control::run_dir;
-use crate::control::views::{MountView, PoolStatus, PoolView, ProcessView};
 use crate::control::{Request, server};
+use crate::daemon::screen::Screen;
+use crate::daemon::spawn::DaemonOptions;
+use crate::daemon::{
+    Daemon, DaemonMode, MountRequest, mount_info, run as daemon_run, spawn, stats,
+};
 use crate::error::{Failure, Result};
-use crate::host::live::Screen;
-use crate::host::{Host, MountWanted, Service, figures, mount_view, run as host_run, spawn};
+use crate::logging::LogArgs;
 use crate::memory::MemoryPlan;
-use crate::pools::{self, ImportWanted};
+use crate::pools::{self, ImportRequest};
 use crate::{output, units};
 
-/// The pool, if none is named.
+/// Path of the default pool.
 const DEFAULT_POOL: &str = "forebay.pool";
 
-pub(crate) fn run(mut args: MountArgs) -> Result<()> {
-    super::helper::take_options(&mut args)?;
+pub(crate) fn run(mut args: MountArgs, log: &LogArgs) -> Result<()> {
+    super::mount_helper::take_options(&mut args)?;
     if args.remount {
         return remount(&args);
     }
-    // Before anything is made.
+    // Before anything is created.
     forebay_fuse::available()?;
     let target = match &args.pool {
         Some(spec) => client::find(spec)?,
@@ -36,22 +40,22 @@ pub(crate) fn run(mut args: MountArgs) -> Result<()> {
     };
     let made = match args.at {
         Some(_) => None,
-        None => Some(default_place(&target)).filter(|at| !at.exists()),
+        None => Some(default_mount_point(&target)).filter(|at| !at.exists()),
     };
     let mounted = match &args.at {
         Some(at) => prepare(at, false),
-        None => prepare(&default_place(&target), true),
+        None => prepare(&default_mount_point(&target), true),
     }
-    .and_then(|at| mount_at(&args, target, at));
+    .and_then(|at| mount_at(&args, log, target, at));
     if let (Err(_), Some(made)) = (&mounted, made) {
-        // The error is told. What is not empty, or has something mounted, stays.
+        // The error of the command is reported. A directory in use is not removed.
         let _ = std::fs::remove_dir(made);
     }
     mounted
 }
 
-fn mount_at(args: &MountArgs, target: Target, at: PathBuf) -> Result<()> {
-    let mount = MountWanted {
+fn mount_at(args: &MountArgs, log: &LogArgs, target: Target, at: PathBuf) -> Result<()> {
+    let mount = MountRequest {
         dataset: args.dataset.clone(),
         at,
         flags: args.flags,
@@ -60,26 +64,26 @@ fn mount_at(args: &MountArgs, target: Target, at: PathBuf) -> Result<()> {
         threads: args.threads.map(usize::from),
     };
     match target {
-        Target::Held { process, pool } if args.daemon && process.view.daemon => {
-            let import = wanted(&args.import, pool.devices);
-            let view = process.ask(&Request::Mount { import, mount })?;
-            tell(&view, &process, false);
+        Target::InUse { process, pool } if args.daemon && process.info.daemon => {
+            let import = import_request(&args.import, pool.devices);
+            let info = process.ask(&Request::Mount { import, mount })?;
+            print_mounted(&info, &process, false);
             Ok(())
         }
-        Target::Held { process, pool } => Err(Failure::new(format!(
-            "pool {0} is in use by process {1}; `forebay export {0}` first{2}",
+        Target::InUse { process, pool } => Err(Failure::new(format!(
+            "pool {0} is in use by process {1}; run `forebay export {0}` first{2}",
             pool.name,
-            process.view.pid,
-            if process.view.daemon {
+            process.info.pid,
+            if process.info.daemon {
                 ", or use --daemon to have that process mount another dataset"
             } else {
                 ""
             }
         ))),
         Target::Paths(paths) => {
-            let import = wanted(&args.import, paths);
+            let import = import_request(&args.import, paths);
             if args.daemon {
-                in_background(args, import, mount)
+                in_background(args, log, import, mount)
             } else {
                 in_foreground(args, &import, &mount)
             }
@@ -87,24 +91,25 @@ fn mount_at(args: &MountArgs, target: Target, at: PathBuf) -> Result<()> {
     }
 }
 
-/// Gives what is mounted other flags.
+/// Changes the flags of a mount.
 fn remount(args: &MountArgs) -> Result<()> {
     let at = args.at.as_deref().or(args.pool.as_deref().map(Path::new));
-    let at = at.ok_or_else(|| Failure::usage("-o remount: name the mount point"))?;
+    let at =
+        at.ok_or_else(|| Failure::usage("-o remount: no mount point is given; give its path"))?;
     let Some((process, at)) = client::served(at) else {
         return Err(Failure::new(format!(
-            "{0}: cannot remount: no running forebay of yours has mounted it; `forebay list` shows \
+            "{0}: cannot remount: no daemon of this user has a mount there; `forebay list` shows \
              mounts",
             at.display()
         )));
     };
-    let view: MountView = process.ask(&Request::Remount { at, flags: args.flag_names.clone() })?;
-    let mode = if view.read_only { "read-only" } else { "read-write" };
-    output::line(&format!("remounted {}, {mode}", view.at.display()));
+    let info: MountInfo = process.ask(&Request::Remount { at, flags: args.flag_names.clone() })?;
+    let mode = if info.read_only { "read-only" } else { "read-write" };
+    output::line(&format!("remounted {}, {mode}", info.at.display()));
     Ok(())
 }
 
-/// `./forebay.pool`, made if it is not there.
+/// The default pool, created if it does not exist.
 fn default_pool(args: &MountArgs) -> Result<Target> {
     let path = PathBuf::from(DEFAULT_POOL);
     if !path.exists() && !args.import.read_only {
@@ -118,17 +123,17 @@ fn default_pool(args: &MountArgs) -> Result<Target> {
         };
         create(&new)?.close()?;
         output::line(&format!(
-            "made {DEFAULT_POOL}, a sparse file of {}",
+            "created {DEFAULT_POOL}, a sparse file of {}",
             units::bytes(DEFAULT_BYTES)
         ));
     }
-    // With a slash: a path and no name.
+    // The slash makes it a path, not a name.
     client::find(&format!("./{DEFAULT_POOL}"))
 }
 
-fn default_place(target: &Target) -> PathBuf {
+fn default_mount_point(target: &Target) -> PathBuf {
     let name = match target {
-        Target::Held { pool, .. } => pool.name.clone(),
+        Target::InUse { pool, .. } => pool.name.clone(),
         Target::Paths(paths) => {
             paths.first().map_or_else(|| "forebay".to_owned(), |path| pools::name_from(path))
         }
@@ -136,129 +141,135 @@ fn default_place(target: &Target) -> PathBuf {
     PathBuf::from(format!("{name}-mnt"))
 }
 
-/// A mount point that can be used: a folder, empty, with nothing mounted on it. What a killed process of ours left there is
-/// cleared.
+/// Prepares an empty directory as a mount point. A dead Forebay mount there is removed.
 fn prepare(at: &Path, make: bool) -> Result<PathBuf> {
     if let Ok(Some(mounted)) = forebay_fuse::mount_info(at) {
         if mounted.ours && mounted.dead {
             forebay_fuse::unmount_dead(at)?;
             output::line(&format!(
-                "cleared {}, which a process that is gone had left",
+                "cleared {}: removed the dead mount of a killed process",
                 at.display()
             ));
         } else {
-            let way_out = match mounted.ours {
-                true => format!("`forebay umount {}` first", at.display()),
-                false => "name another folder".to_owned(),
+            let hint = match mounted.ours {
+                true => format!("run `forebay umount {}` first", at.display()),
+                false => "use another directory".to_owned(),
             };
             let (at, what) = (at.display(), mounted.source);
-            return Err(Failure::new(format!("{at}: {what} is mounted there; {way_out}")));
+            return Err(Failure::new(format!("{at}: {what} is mounted there; {hint}")));
         }
     }
     let made = make && !at.exists();
     if made {
-        std::fs::create_dir(at).map_err(|error| Failure::about(at, "make the folder", &error))?;
+        std::fs::create_dir(at)
+            .map_err(|error| Failure::about(at, "create the directory", &error))?;
     }
     let found = match std::fs::metadata(at) {
         Ok(found) => found,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Err(Failure::new(format!(
-                "{0}: no such folder; `mkdir {0}` makes it",
+                "{0}: no such directory; create it with `mkdir {0}`",
                 at.display()
             )));
         }
-        Err(error) => return Err(Failure::about(at, "look at the mount point", &error)),
+        Err(error) => return Err(Failure::about(at, "read the mount point", &error)),
     };
     if !found.is_dir() {
-        return Err(Failure::new(format!("{}: is no folder; name one to mount at", at.display())));
+        return Err(Failure::new(format!(
+            "{}: is not a directory; give a directory as the mount point",
+            at.display()
+        )));
     }
-    let mut entries = std::fs::read_dir(at)
-        .map_err(|error| Failure::about(at, "look into the folder", &error))?;
+    let mut entries =
+        std::fs::read_dir(at).map_err(|error| Failure::about(at, "list the directory", &error))?;
     if entries.next().is_some() {
         return Err(Failure::new(format!(
-            "{}: is not empty; name an empty folder, since a mount hides what is in it",
+            "{}: is not empty, and a mount would hide its content; use an empty directory",
             at.display()
         )));
     }
     pools::canonical(at)
 }
 
-fn in_background(args: &MountArgs, import: ImportWanted, mount: MountWanted) -> Result<()> {
+fn in_background(
+    args: &MountArgs,
+    log: &LogArgs,
+    import: ImportRequest,
+    mount: MountRequest,
+) -> Result<()> {
     let warns = import.l2_devices && !import.read_only;
     let request = Request::Mount { import, mount };
-    let threads = args.threads.map(usize::from);
+    let options =
+        DaemonOptions { memory: args.memory, threads: args.threads.map(usize::from), log };
     if !args.separate {
-        let (process, started) = spawn::find_or_start(args.memory, threads)?;
-        let has = process.view.memory_bytes;
-        if !started && args.memory.is_some_and(|wanted| wanted != has) {
-            eprintln!(
-                "forebay: process {} has {} of memory, and keeps that; --separate starts another one",
-                process.view.pid,
-                units::bytes(has)
-            );
+        let (process, started) = spawn::find_or_start(&options)?;
+        if !started {
+            options.warn_ignored(&process);
         }
-        match process.ask::<MountView>(&request) {
-            // It was about to end.
+        match process.ask::<MountInfo>(&request) {
+            // The daemon was shutting down.
             Err(error) if error.message.contains("try again") => {}
-            other => return other.map(|view| tell(&view, &process, warns)),
+            other => return other.map(|info| print_mounted(&info, &process, warns)),
         }
     }
-    let service = if args.separate { Service::Separate } else { Service::Shared };
-    let process = spawn::start(args.memory, threads, service)?;
-    let view = process.ask(&request)?;
-    tell(&view, &process, warns);
+    let mode = if args.separate { DaemonMode::Separate } else { DaemonMode::Shared };
+    let process = spawn::start(&options, mode)?;
+    let info = process.ask(&request)?;
+    print_mounted(&info, &process, warns);
     Ok(())
 }
 
-/// Says what was mounted, and, if the pool was imported for it, what cache devices it does without.
-fn tell(view: &MountView, process: &Process, warns: bool) {
-    if warns && let Ok(status) = status_of(view, process) {
-        super::cache::warn(&status);
+/// Prints the mount and, after an import, warnings about missing L2 devices.
+fn print_mounted(info: &MountInfo, process: &Process, warns: bool) {
+    if warns && let Ok(status) = status_of(info, process) {
+        super::l2::warn(&status);
     }
     output::line(&format!(
-        "mounted {}/{} at {}; process {} serves it, its log is {}",
-        view.pool,
-        view.dataset,
-        view.at.display(),
-        process.view.pid,
-        spawn::log_of(process.view.pid).display()
+        "mounted {}/{} at {}; served by process {}, log {}",
+        info.pool,
+        info.dataset,
+        info.at.display(),
+        process.info.pid,
+        process.info.log.display()
     ));
 }
 
-/// How the pool of a mount is.
-fn status_of(view: &MountView, process: &Process) -> Result<PoolStatus> {
-    let now: ProcessView = process.ask(&Request::Hello)?;
-    let has = |pool: &&PoolView| pool.mounts.iter().any(|mount| mount.at == view.at);
+/// Status of the pool of a mount.
+fn status_of(info: &MountInfo, process: &Process) -> Result<PoolStatus> {
+    let now: ProcessInfo = process.ask(&Request::Hello)?;
+    let has = |pool: &&PoolInfo| pool.mounts.iter().any(|mount| mount.at == info.at);
     let pool = now.pools.iter().find(has);
-    let pool = pool.ok_or_else(|| Failure::new("it was unmounted meanwhile"))?;
+    let pool =
+        pool.ok_or_else(|| Failure::new("the dataset was unmounted meanwhile; mount it again"))?;
     process.ask(&Request::Status { pool: pool.guid })
 }
 
-fn in_foreground(args: &MountArgs, import: &ImportWanted, wanted: &MountWanted) -> Result<()> {
+fn in_foreground(args: &MountArgs, import: &ImportRequest, request: &MountRequest) -> Result<()> {
     let plan = MemoryPlan::new(args.memory, args.threads.map(usize::from))?;
-    let (events, heard) = channel();
+    let (events, receiver) = channel();
     let screen = Arc::new(Screen::foreground());
-    let host = Host::new(plan, Service::Foreground, Arc::clone(&screen), events.clone())?;
-    host_run::hear_signals(events)?;
-    let listening = server::listen(&host);
+    let daemon = Daemon::new(plan, DaemonMode::Foreground, Arc::clone(&screen), events.clone())?;
+    daemon_run::watch_signals(events)?;
+    let listening = server::listen(&daemon);
     if let Err(error) = &listening {
-        screen.say(&format!("no control socket, so other commands do not see this mount: {error}"));
+        screen
+            .say(&format!("no control socket, so other commands cannot find this mount: {error}"));
     }
-    let view = mount_view(&*host.mount(import, wanted)?);
+    let info = mount_info(&*daemon.mount(import, request)?);
     if import.l2_devices && !import.read_only {
-        for held in host.pools() {
-            let status = figures::status(&held.pool, None, "mounted");
-            super::cache::warnings(&status).iter().for_each(|line| screen.say(line));
+        for imported in daemon.pools() {
+            let status = stats::pool_status(&imported.pool, None, "mounted");
+            super::l2::warnings(&status).iter().for_each(|line| screen.say(line));
         }
     }
     screen.say(&format!(
-        "mounted {}/{} at {}, with {} of memory; Ctrl-C or `forebay umount {}` ends it",
-        view.pool,
-        view.dataset,
-        view.at.display(),
+        "mounted {}/{} at {}, memory limit {}; press Ctrl-C or run `forebay umount {}` to unmount",
+        info.pool,
+        info.dataset,
+        info.at.display(),
         units::bytes(plan.total_bytes),
-        view.at.display()
+        info.at.display()
     ));
-    host_run::notify_ready();
-    host_run::run(&host, &heard, None)
+    daemon_run::notify_ready();
+    daemon_run::run(&daemon, &receiver, None)
 }

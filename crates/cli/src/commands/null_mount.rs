@@ -1,4 +1,4 @@
-//! `forebay null-mount`: the ceiling, in the foreground, until it is unmounted.
+//! `forebay null-mount`: mounts the null file system in the foreground until it is unmounted.
 
 use forebay_fuse::MountOptions;
 

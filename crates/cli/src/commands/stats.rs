@@ -1,22 +1,22 @@
-//! `forebay stats`: figures of the processes that have pools, once or again and again.
+//! `forebay stats`: statistics of daemons, once or repeatedly.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use super::cache::of;
 use crate::args::StatsArgs;
 use crate::control::Request;
 use crate::control::client::Process;
-use crate::control::views::StatsView;
+use crate::control::client::processes_of;
+use crate::control::messages::ProcessStats;
 use crate::error::Result;
 use crate::{output, units};
 
-/// How often it is looked whether to stop.
+/// Interval at which the stop flag is checked.
 const STOP_PERIOD: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(args: &StatsArgs) -> Result<()> {
-    let processes = of(args.pool.as_deref())?;
-    let mut before = taken(&processes)?;
+    let processes = processes_of(args.pool.as_deref())?;
+    let mut before = sample(&processes)?;
     let Some(seconds) = args.watch else {
         return show(args, &before, None);
     };
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &StatsArgs) -> Result<()> {
             }
             std::thread::sleep(STOP_PERIOD);
         }
-        let after = taken(&processes)?;
+        let after = sample(&processes)?;
         if std::io::stdout().is_terminal() && !args.json {
             output::print("\x1b[H\x1b[2J");
         }
@@ -39,49 +39,49 @@ pub(crate) fn run(args: &StatsArgs) -> Result<()> {
     }
 }
 
-fn taken(processes: &[Process]) -> Result<Vec<StatsView>> {
+fn sample(processes: &[Process]) -> Result<Vec<ProcessStats>> {
     processes.iter().map(|process| process.ask(&Request::Stats)).collect()
 }
 
-fn show(args: &StatsArgs, now: &[StatsView], before: Option<&[StatsView]>) -> Result<()> {
+fn show(args: &StatsArgs, now: &[ProcessStats], before: Option<&[ProcessStats]>) -> Result<()> {
     if args.json {
         return output::json(&now);
     }
-    for (at, view) in now.iter().enumerate() {
+    for (at, info) in now.iter().enumerate() {
         let before = before.and_then(|before| before.get(at));
-        output::print(&text(view, before));
+        output::print(&text(info, before));
     }
     Ok(())
 }
 
-fn text(view: &StatsView, before: Option<&StatsView>) -> String {
+fn text(info: &ProcessStats, before: Option<&ProcessStats>) -> String {
     let mut out = format!(
         "process {}: {} of {} of memory in use\n",
-        view.pid,
-        units::bytes(view.resident_bytes),
-        units::bytes(view.memory_bytes)
+        info.pid,
+        units::bytes(info.resident_bytes),
+        units::bytes(info.memory_bytes)
     );
-    out.push_str(&cache_text(view, before));
+    out.push_str(&cache_text(info, before));
     out.push('\n');
-    let pools: Vec<Vec<String>> = view.pools.iter().map(pool_row).collect();
+    let pools: Vec<Vec<String>> = info.pools.iter().map(pool_row).collect();
     let headings =
-        ["POOL", ">GROUP", ">SIZE", ">USED", ">AVAIL", ">DIRTY", ">SLOWED", ">P99", "STATE"];
+        ["POOL", ">TXG", ">SIZE", ">USED", ">AVAIL", ">DIRTY", ">THROTTLED", ">DELAY P99", "STATE"];
     out.push_str(&units::table(&headings, &pools));
     out.push('\n');
-    let devices: Vec<_> = view.pools.iter().flat_map(|pool| pool.l2_devices.clone()).collect();
+    let devices: Vec<_> = info.pools.iter().flat_map(|pool| pool.l2_devices.clone()).collect();
     if !devices.is_empty() {
-        out.push_str(&super::cache::table(&devices));
+        out.push_str(&super::l2::table(&devices));
         out.push('\n');
     }
-    out.push_str(&mounts_text(view, before));
+    out.push_str(&mounts_text(info, before));
     out
 }
 
-fn cache_text(view: &StatsView, before: Option<&StatsView>) -> String {
-    let cache = &view.cache;
-    let memory = view.in_memory(before);
+fn cache_text(info: &ProcessStats, before: Option<&ProcessStats>) -> String {
+    let cache = &info.cache;
+    let memory = info.memory_hits(before);
     let mut out = format!(
-        "cache: {} bound, {} data, {} metadata (target {}), {} dirty; {} of {} blocks wanted were in memory ({}); {} ghosts\n",
+        "cache: {} bound, {} data, {} metadata (target {}), {} dirty; {} of {} requested blocks were in memory ({}); {} ghosts\n",
         units::bytes(cache.bound_bytes),
         units::bytes(cache.data_bytes),
         units::bytes(cache.metadata_bytes),
@@ -109,7 +109,7 @@ fn cache_text(view: &StatsView, before: Option<&StatsView>) -> String {
     out
 }
 
-fn pool_row(pool: &crate::control::views::PoolFigures) -> Vec<String> {
+fn pool_row(pool: &crate::control::messages::PoolStats) -> Vec<String> {
     vec![
         pool.name.clone(),
         pool.txg.to_string(),
@@ -119,22 +119,22 @@ fn pool_row(pool: &crate::control::views::PoolFigures) -> Vec<String> {
         units::bytes(pool.dirty_bytes),
         units::count(pool.throttled as f64),
         units::nanoseconds(pool.throttled_p99_ns),
-        pool.suspended.as_ref().map_or("fine", |_| "SUSPENDED").to_owned(),
+        pool.suspended.as_ref().map_or("ok", |_| "SUSPENDED").to_owned(),
     ]
 }
 
-/// Mounts: what they have done, or with a look before what they do a second.
-fn mounts_text(view: &StatsView, before: Option<&StatsView>) -> String {
-    let rows: Vec<Vec<String>> = view
+/// Formats mounts: totals, or rates since the sample `before`.
+fn mounts_text(info: &ProcessStats, before: Option<&ProcessStats>) -> String {
+    let rows: Vec<Vec<String>> = info
         .mounts
         .iter()
         .map(|mount| {
             let earlier = before.and_then(|before| {
                 let earlier = before.mounts.iter().find(|earlier| earlier.at == mount.at)?;
-                let seconds = view.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
+                let seconds = info.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
                 (seconds > 0.0).then_some((earlier, seconds))
             });
-            let shown = |of: &dyn Fn(&crate::control::views::MountFigures) -> u64| match earlier {
+            let shown = |of: &dyn Fn(&crate::control::messages::MountStats) -> u64| match earlier {
                 Some((earlier, seconds)) => of(mount).saturating_sub(of(earlier)) as f64 / seconds,
                 None => of(mount) as f64,
             };
@@ -150,8 +150,8 @@ fn mounts_text(view: &StatsView, before: Option<&StatsView>) -> String {
         })
         .collect();
     let headings = match before {
-        Some(_) => ["MOUNT", "OF", ">OP/S", ">READ/S", ">WRITE/S", ">INODES", ">THEIR MEMORY"],
-        None => ["MOUNT", "OF", ">OPS", ">READ", ">WRITTEN", ">INODES", ">THEIR MEMORY"],
+        Some(_) => ["MOUNT", "OF", ">OP/S", ">READ/S", ">WRITE/S", ">INODES", ">INODE MEM"],
+        None => ["MOUNT", "OF", ">OPS", ">READ", ">WRITTEN", ">INODES", ">INODE MEM"],
     };
     units::table(&headings, &rows)
 }

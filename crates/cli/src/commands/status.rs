@@ -1,21 +1,21 @@
-//! `forebay status`: all that is known of a pool.
+//! `forebay status`: shows the devices, space, datasets, mounts and errors of a pool.
 
 use forebay_pool::HostId;
 
 use crate::args::StatusArgs;
 use crate::control::Request;
 use crate::control::client::{self, Target};
-use crate::control::views::{CacheDeviceView, PoolStatus};
+use crate::control::messages::{L2DeviceInfo, PoolStatus};
+use crate::daemon::stats;
 use crate::error::Result;
-use crate::host::figures;
 use crate::memory::MemoryPlan;
-use crate::pools::{self, ImportWanted};
+use crate::pools::{self, ImportRequest};
 use crate::{output, units};
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let status = match client::find(&args.pool)? {
-        Target::Held { process, pool } => process.ask(&Request::Status { pool: pool.guid })?,
-        Target::Paths(paths) => unused(paths)?,
+        Target::InUse { process, pool } => process.ask(&Request::Status { pool: pool.guid })?,
+        Target::Paths(paths) => exported_status(paths)?,
     };
     match args.json {
         true => output::json(&status)?,
@@ -24,21 +24,21 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     Ok(())
 }
 
-/// Of a pool that nobody has in use: nothing is written.
-fn unused(paths: Vec<std::path::PathBuf>) -> Result<PoolStatus> {
+/// Status of a pool that is not imported, read from its devices.
+fn exported_status(paths: Vec<std::path::PathBuf>) -> Result<PoolStatus> {
     let labels = pools::labels(&paths)?;
     let this = HostId::of_this_host();
     let active = labels.iter().flatten().find(|label| label.active);
     let state = match active {
         None => "exported".to_owned(),
         Some(label) if label.host.id == this.id => {
-            "not exported: whoever had it was killed; what was fsynced since is in the intent log, and is not shown".to_owned()
+            "not exported: the process that had it imported was killed; changes that only the intent log holds are not shown".to_owned()
         }
-        Some(label) => format!("not exported by host {}: importing it needs --force", label.host),
+        Some(label) => format!("not exported by host {}: an import needs --force", label.host),
     };
     let cache = pools::cache(MemoryPlan::small())?;
-    let pool = pools::import(&ImportWanted::plain(paths, true), &cache)?;
-    let status = figures::status(&pool, None, &state);
+    let pool = pools::import(&ImportRequest::plain(paths, true), &cache)?;
+    let status = stats::pool_status(&pool, None, &state);
     pool.export()?;
     Ok(status)
 }
@@ -48,7 +48,7 @@ fn text(status: &PoolStatus) -> String {
     lines.map(|(name, value)| format!("{name:<10} {value}\n")).collect()
 }
 
-/// Of the pool as a whole.
+/// Lines about the whole pool.
 fn general(status: &PoolStatus) -> Vec<(String, String)> {
     let mut lines = Vec::new();
     let mut put = |name: &str, value: String| lines.push((name.to_owned(), value));
@@ -56,14 +56,13 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
     put("pool", format!("{} ({:016x})", status.name, status.guid));
     put("state", format!("{}{read_only}", status.state));
     if let Some(why) = &status.suspended {
-        let way_out =
-            "nothing is written any more: `forebay export` it, mend the device, mount it again";
-        put("SUSPENDED", format!("{why}; {way_out}"));
+        let hint = "the pool accepts no writes; run `forebay export`, repair the device, and mount the pool again";
+        put("SUSPENDED", format!("{why}; {hint}"));
     }
     put(
         "space",
         format!(
-            "{} in all, {} used, {} free, {} freed and free again two groups later; {} for new data",
+            "{} total, {} allocated, {} free, {} freed and reusable two txgs later; {} available for new data",
             units::bytes(status.total_bytes),
             units::bytes(status.allocated_bytes),
             units::bytes(status.free_bytes),
@@ -72,14 +71,14 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
         ),
     );
     put(
-        "group",
+        "txg",
         format!("{} durable, {} dirty in memory", status.txg, units::bytes(status.dirty_bytes)),
     );
     let log = &status.log;
     put(
         "log",
         format!(
-            "{} commits, {} written, {} left to the group, {} records replayed",
+            "{} commits, {} written, {} waited for the txg, {} records replayed",
             log.commits,
             units::bytes(log.bytes),
             log.to_txg,
@@ -97,26 +96,26 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
     lines
 }
 
-/// Of its devices, datasets and mounts.
+/// Lines about devices, datasets and mounts.
 fn parts(status: &PoolStatus) -> Vec<(String, String)> {
     let mut lines = Vec::new();
     for device in &status.devices {
-        let way = if device.direct { "direct" } else { "through the page cache" };
+        let access = if device.direct { "direct" } else { "through the page cache" };
         let size = units::bytes(device.size_bytes);
-        let value = format!("{}, {size}, by {}, {way}", device.path, device.engine);
+        let value = format!("{}, {size}, by {}, {access}", device.path, device.engine);
         lines.push((format!("device {}", device.number), value));
     }
     for device in &status.l2_devices {
-        lines.push(("cache".to_owned(), l2_device(device)));
+        lines.push(("l2".to_owned(), l2_device(device)));
     }
     if let Some(damage) = &status.l2_devices_damage {
-        lines.push(("cache".to_owned(), format!("no cache devices are used: {damage}")));
+        lines.push(("l2".to_owned(), format!("no L2 devices are used: {damage}")));
     }
     for dataset in &status.datasets {
         let value = match &dataset.error {
             Some(error) => format!("{}: {error}", dataset.name),
             None => format!(
-                "{}: {} objects, {}, records of {}, compression {}, {} cop{}, fsync by {}, cache devices hold {}",
+                "{}: {} objects, {}, records of {}, compression {}, {} cop{}, fsync by {}, L2 holds {}",
                 dataset.name,
                 dataset.objects,
                 units::bytes(dataset.allocated_bytes),
@@ -131,7 +130,7 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
         lines.push(("dataset".to_owned(), value));
     }
     for mount in &status.mounts {
-        let cache = if mount.kernel_cache { " with the kernel's cache" } else { "" };
+        let cache = if mount.kernel_cache { " with kernel cache" } else { "" };
         let mode = if mount.read_only { "read-only" } else { "read-write" };
         let value = format!(
             "{} at {} {mode}{cache}, process {}",
@@ -144,15 +143,15 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
     lines
 }
 
-/// A cache device, in a line.
-fn l2_device(device: &CacheDeviceView) -> String {
-    let CacheDeviceView { path, size_bytes, .. } = device;
+/// Describes an L2 device in one line.
+fn l2_device(device: &L2DeviceInfo) -> String {
+    let L2DeviceInfo { path, size_bytes, .. } = device;
     let size = units::bytes(*size_bytes);
     match &device.why {
         Some(why) => format!("{path}, {size}, {}: {why}", device.state),
         None => format!(
-            "{path}, {size}, {}: {} blocks of {}, {} of {} loads answered, {} written, {} of memory",
-            super::cache::state(device),
+            "{path}, {size}, {}: {} blocks of {}, {} of {} lookups hit, {} written, {} of memory",
+            super::l2::state(device),
             units::count(device.records as f64),
             units::bytes(device.used_bytes),
             units::count(device.hits as f64),

@@ -1,14 +1,14 @@
-//! `forebay tunable`: looking at and setting the tunables of a pool in use, and of its process's cache.
+//! `forebay tunable`: shows and sets the tunables of an imported pool and of its cache.
 
 use crate::control::Request;
 use crate::control::client::{self, Process, Target};
-use crate::control::views::{PoolView, TunableView};
+use crate::control::messages::{PoolInfo, TunableInfo};
 use crate::error::{Failure, Result};
 use crate::{output, units};
 
 pub(crate) fn get(spec: &str, name: Option<&str>, json: bool) -> Result<()> {
     let (process, pool) = in_use(spec)?;
-    let mut all: Vec<TunableView> = process.ask(&Request::Tunables { pool: pool.guid })?;
+    let mut all: Vec<TunableInfo> = process.ask(&Request::Tunables { pool: pool.guid })?;
     if let Some(name) = name {
         all.retain(|tunable| tunable.name == name);
         if all.is_empty() {
@@ -52,11 +52,11 @@ pub(crate) fn set(spec: &str, name: &str, value: &str) -> Result<()> {
     Ok(())
 }
 
-fn in_use(spec: &str) -> Result<(Process, PoolView)> {
+fn in_use(spec: &str) -> Result<(Process, PoolInfo)> {
     match client::find(spec)? {
-        Target::Held { process, pool } => Ok((process, pool)),
+        Target::InUse { process, pool } => Ok((process, pool)),
         Target::Paths(_) => Err(Failure::new(format!(
-            "{spec}: the pool is not in use; tunables are of a running pool: mount it, perhaps with --tunable NAME=VALUE"
+            "{spec}: the pool is not in use, and tunables belong to imported pools; mount it, with --tunable NAME=VALUE to set one"
         ))),
     }
 }

@@ -1,4 +1,4 @@
-//! `forebay umount`: the end of a mount, of all mounts of a pool, or of what a killed process left.
+//! `forebay umount`: unmounts a dataset or all datasets of a pool, or removes a dead mount.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::error::{Failure, Result};
 use crate::output;
 
 pub(crate) fn run(args: &UmountArgs) -> Result<()> {
-    let at = Path::new(&args.what);
+    let at = Path::new(&args.target);
     if let Some((process, at)) = client::served(at) {
         process.ask::<()>(&Request::Unmount { at: at.clone(), lazy: args.lazy })?;
         output::line(&format!("unmounted {}", at.display()));
@@ -20,18 +20,18 @@ pub(crate) fn run(args: &UmountArgs) -> Result<()> {
         Ok(Some(mounted)) if mounted.dead => {
             forebay_fuse::unmount_dead(at)?;
             output::line(&format!(
-                "cleared {}, which a process that is gone had left; the pool's intent log is replayed with its next mount",
+                "cleared {}: removed the dead mount of a killed process; the next mount of the pool replays its intent log",
                 mounted.path.display()
             ));
             Ok(())
         }
         Ok(Some(mounted)) if mounted.ours => Err(Failure::new(format!(
-            "{0}: is served by a process that does not answer here (another user's, or with another FOREBAY_RUN_DIR); \
-             `umount {0}` or `fusermount3 -u {0}` ends it",
+            "{0}: is served by a process of another user or with another FOREBAY_RUN_DIR; use `umount {0}` or \
+             `fusermount3 -u {0}`",
             mounted.path.display()
         ))),
         Ok(Some(mounted)) => Err(Failure::new(format!(
-            "{0}: is a mount of {1}, not of a pool; `umount {0}` ends it",
+            "{0}: is a mount of {1}, not of a pool; use `umount {0}`",
             mounted.path.display(),
             mounted.source
         ))),
@@ -44,15 +44,15 @@ pub(crate) fn run(args: &UmountArgs) -> Result<()> {
 }
 
 fn umount_pool(args: &UmountArgs) -> Result<()> {
-    match client::find(&args.what)? {
-        Target::Held { process, pool } => {
+    match client::find(&args.target)? {
+        Target::InUse { process, pool } => {
             for mount in &pool.mounts {
                 process.ask::<()>(&Request::Unmount { at: mount.at.clone(), lazy: args.lazy })?;
                 output::line(&format!("unmounted {}", mount.at.display()));
             }
             if pool.mounts.is_empty() {
                 let text = format!(
-                    "pool {0} is not mounted; `forebay export {0}` lets go of it",
+                    "pool {0} is not mounted; export it with `forebay export {0}`",
                     pool.name
                 );
                 return Err(Failure::new(text));
@@ -61,7 +61,7 @@ fn umount_pool(args: &UmountArgs) -> Result<()> {
         }
         Target::Paths(_) => Err(Failure::new(format!(
             "{}: the pool is not mounted; `forebay list` shows mounts",
-            args.what
+            args.target
         ))),
     }
 }

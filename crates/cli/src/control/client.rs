@@ -1,4 +1,4 @@
-//! The command's side of the control socket.
+//! The client side of the control socket.
 
 use std::io::{BufReader, ErrorKind, Write};
 use std::net::Shutdown;
@@ -11,31 +11,32 @@ use std::time::Duration;
 use forebay_base::sync::thread::spawn_named;
 use serde::de::DeserializeOwned;
 
-use super::views::{PoolView, ProcessView, ProgressView};
+use super::messages::{JobProgress, PoolInfo, ProcessInfo};
 use super::{ANSWER_BYTES_MAX, Answer, Envelope, Request, VERSION, read_line, run_dir};
 use crate::error::{Failure, Result};
 use crate::pools;
 
-/// How long a process may take to say who it is.
+/// Time limit for the answer to [`Request::Hello`].
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a command that waits looks whether it is to stop.
+/// Interval at which a waiting command checks its stop flag.
 const STOP_PERIOD: Duration = Duration::from_millis(50);
 
-/// A process that has pools, as a command sees it.
+/// A daemon as seen by a command.
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
     socket: PathBuf,
-    pub(crate) view: ProcessView,
+    pub(crate) info: ProcessInfo,
 }
 
-/// All processes of this user that have pools. Sockets that nobody listens on are removed.
+/// All daemons of this user. Sockets of dead processes are removed.
 pub(crate) fn processes() -> Vec<Process> {
     let hello = |(pid, socket): (u32, PathBuf)| -> Option<Process> {
-        match ask_at::<ProcessView>(&socket, &Request::Hello, Some(HELLO_TIMEOUT), &mut |_| {}) {
-            Ok(Asked::Answered(view)) => Some(Process { socket, view }),
-            Ok(Asked::NobodyThere) => {
-                // Another process may have the number by now, and be about to listen: only what is surely dead goes.
+        match ask_at::<ProcessInfo>(&socket, &Request::Hello, Some(HELLO_TIMEOUT), &mut |_| {}) {
+            Ok(Outcome::Answer(info)) => Some(Process { socket, info }),
+            Ok(Outcome::NoListener) => {
+                // A new process with the same id may be about to listen: remove the socket only if
+                // no such process exists.
                 if !Path::new(&format!("/proc/{pid}")).exists() {
                     let _ = std::fs::remove_file(&socket);
                 }
@@ -50,120 +51,140 @@ pub(crate) fn processes() -> Vec<Process> {
     run_dir::sockets().into_iter().filter_map(hello).collect()
 }
 
-/// The process that has a device, and the pool.
-pub(crate) fn holder_of(device: &Path) -> Option<(u32, PoolView)> {
+/// The process that has a device open, and its pool.
+pub(crate) fn holder_of(device: &Path) -> Option<(u32, PoolInfo)> {
     let me = std::process::id();
-    processes().into_iter().filter(|process| process.view.pid != me).find_map(|process| {
-        let has = |pool: &&PoolView| pool.devices.iter().any(|path| path == device);
-        let pool = process.view.pools.iter().find(has)?;
-        Some((process.view.pid, pool.clone()))
+    processes().into_iter().filter(|process| process.info.pid != me).find_map(|process| {
+        let has = |pool: &&PoolInfo| pool.devices.iter().any(|path| path == device);
+        let pool = process.info.pools.iter().find(has)?;
+        Some((process.info.pid, pool.clone()))
     })
 }
 
-/// The process that has the pool of that guid, this one included, and the pool.
-pub(crate) fn holder_of_pool(guid: u64) -> Option<(u32, PoolView)> {
+/// The process that has the pool with that guid imported, possibly this one, and the pool.
+pub(crate) fn holder_of_pool(guid: u64) -> Option<(u32, PoolInfo)> {
     processes().into_iter().find_map(|process| {
-        let pool = process.view.pools.iter().find(|pool| pool.guid == guid)?;
-        Some((process.view.pid, pool.clone()))
+        let pool = process.info.pools.iter().find(|pool| pool.guid == guid)?;
+        Some((process.info.pid, pool.clone()))
     })
 }
 
-/// A pool that a command is to work on.
+/// The pool that a command works on.
 pub(crate) enum Target {
-    /// A process has it.
-    Held { process: Process, pool: PoolView },
-    /// Nobody of ours has it: its devices.
+    /// A daemon has the pool imported.
+    InUse { process: Process, pool: PoolInfo },
+    /// No daemon of this user has it: paths of its devices.
     Paths(Vec<PathBuf>),
 }
 
-/// Finds a pool by what a user calls it.
+/// Finds a pool by path or name.
 ///
 /// # Errors
-/// If there is none of that name, or several.
+/// If no imported pool has that name, or several have.
 pub(crate) fn find(spec: &str) -> Result<Target> {
     let processes = processes();
-    let held = || {
+    let in_use = || {
         processes
             .iter()
-            .flat_map(|process| process.view.pools.iter().map(move |pool| (process, pool)))
+            .flat_map(|process| process.info.pools.iter().map(move |pool| (process, pool)))
     };
     if let Some(paths) = pools::paths_of(spec) {
         let canonical = pools::absolute(&paths)?;
-        let has = |pool: &PoolView| canonical.iter().any(|path| pool.devices.contains(path));
-        return Ok(match held().find(|(_, pool)| has(pool)) {
-            Some((process, pool)) => Target::Held { process: process.clone(), pool: pool.clone() },
+        let has = |pool: &PoolInfo| canonical.iter().any(|path| pool.devices.contains(path));
+        return Ok(match in_use().find(|(_, pool)| has(pool)) {
+            Some((process, pool)) => Target::InUse { process: process.clone(), pool: pool.clone() },
             None => Target::Paths(canonical),
         });
     }
-    let named: Vec<_> = held().filter(|(_, pool)| pool.name == spec).collect();
+    let named: Vec<_> = in_use().filter(|(_, pool)| pool.name == spec).collect();
     match named[..] {
-        [(process, pool)] => Ok(Target::Held { process: process.clone(), pool: pool.clone() }),
+        [(process, pool)] => Ok(Target::InUse { process: process.clone(), pool: pool.clone() }),
         [] => Err(Failure::new(format!(
-            "{spec}: no running forebay has a pool of that name, and there is no such file; `forebay list` shows pools \
-             in use, others are named by the path of their device"
+            "{spec}: no running forebay has a pool of that name, and no such file exists; `forebay list` shows imported pools, \
+             other pools are named by the path of their device"
         ))),
         _ => Err(Failure::new(format!(
-            "{spec}: several running pools have that name; name it by the path of its device"
+            "{spec}: several imported pools have that name; give the path of a device instead"
         ))),
     }
 }
 
-/// The process that serves what is mounted at a place, and the place as that process calls it.
+/// The daemon of a pool, or all daemons.
+///
+/// # Errors
+/// If there is no daemon, or the pool is not imported.
+pub(crate) fn processes_of(pool: Option<&str>) -> Result<Vec<Process>> {
+    let Some(spec) = pool else {
+        let all = processes();
+        return match all.is_empty() {
+            true => Err(Failure::new("no pools are in use; mount one with `forebay mount`")),
+            false => Ok(all),
+        };
+    };
+    match find(spec)? {
+        Target::InUse { process, .. } => Ok(vec![process]),
+        Target::Paths(_) => Err(Failure::new(format!(
+            "{spec}: the pool is not in use; run `forebay mount` or `forebay import` first"
+        ))),
+    }
+}
+
+/// The daemon that serves a mount point, and the canonical path of the mount point.
 pub(crate) fn served(at: &Path) -> Option<(Process, PathBuf)> {
     let canonical = at.canonicalize().ok()?;
     let mounted = |process: &Process| {
-        let mut mounts = process.view.pools.iter().flat_map(|pool| &pool.mounts);
+        let mut mounts = process.info.pools.iter().flat_map(|pool| &pool.mounts);
         mounts.any(|mount| mount.at == canonical)
     };
     let process = processes().into_iter().find(mounted)?;
     Some((process, canonical))
 }
 
-enum Asked<T> {
-    Answered(T),
-    NobodyThere,
+enum Outcome<T> {
+    Answer(T),
+    NoListener,
 }
 
 impl Process {
-    /// Asks for something, and waits for the end of it.
+    /// Sends a request, and waits for its answer.
     ///
     /// # Errors
-    /// What the process says, or that it is gone.
+    /// If the request fails, or the daemon has ended.
     pub(crate) fn ask<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
         self.ask_with(request, &mut |_| {})
     }
 
-    /// The same, with progress.
+    /// Sends a request, and passes its progress to `progress`.
     ///
     /// # Errors
-    /// As there.
+    /// As [`ask`](Self::ask).
     pub(crate) fn ask_with<T: DeserializeOwned>(
         &self,
         request: &Request,
-        progress: &mut dyn FnMut(&ProgressView),
+        progress: &mut dyn FnMut(&JobProgress),
     ) -> Result<T> {
         match ask_at(&self.socket, request, None, progress)? {
-            Asked::Answered(answer) => Ok(answer),
-            Asked::NobodyThere => Err(gone(self.view.pid)),
+            Outcome::Answer(answer) => Ok(answer),
+            Outcome::NoListener => Err(gone(self.info.pid)),
         }
     }
 }
 
 impl Process {
-    /// As [`ask_with`](Self::ask_with), until `stop` is raised: then the connection is closed, which interrupts the work, and
-    /// there is no answer.
+    /// Like [`ask_with`](Self::ask_with), but closes the connection when `stop` is set. That
+    /// interrupts the job, and the result is `None`.
     ///
     /// # Errors
-    /// As there.
+    /// As [`ask`](Self::ask).
     pub(crate) fn ask_until<T: DeserializeOwned>(
         &self,
         request: &Request,
-        progress: &mut dyn FnMut(&ProgressView),
+        progress: &mut dyn FnMut(&JobProgress),
         stop: &Arc<AtomicBool>,
     ) -> Result<Option<T>> {
         let stream = match connect(&self.socket, None)? {
             Some(stream) => stream,
-            None => return Err(gone(self.view.pid)),
+            None => return Err(gone(self.info.pid)),
         };
         let over = Arc::new(AtomicBool::new(false));
         if let Ok(to_close) = stream.try_clone() {
@@ -171,24 +192,24 @@ impl Process {
             let watch = move || {
                 while !over.load(Ordering::Relaxed) {
                     if stop.load(Ordering::Relaxed) {
-                        // Then reading ends.
+                        // Unblocks the reader.
                         let _ = to_close.shutdown(Shutdown::Both);
                         return;
                     }
                     std::thread::sleep(STOP_PERIOD);
                 }
             };
-            // Without a thread it cannot be interrupted but by force.
+            // Without the thread only a second signal interrupts the command.
             let _ = spawn_named("forebay-stop", watch);
         }
-        let asked = converse(stream, &self.socket, request, progress);
+        let outcome = converse(stream, &self.socket, request, progress);
         over.store(true, Ordering::Relaxed);
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        match asked? {
-            Asked::Answered(answer) => Ok(Some(answer)),
-            Asked::NobodyThere => Err(gone(self.view.pid)),
+        match outcome? {
+            Outcome::Answer(answer) => Ok(Some(answer)),
+            Outcome::NoListener => Err(gone(self.info.pid)),
         }
     }
 }
@@ -201,24 +222,24 @@ fn ask_at<T: DeserializeOwned>(
     socket: &Path,
     request: &Request,
     timeout: Option<Duration>,
-    progress: &mut dyn FnMut(&ProgressView),
-) -> Result<Asked<T>> {
+    progress: &mut dyn FnMut(&JobProgress),
+) -> Result<Outcome<T>> {
     match connect(socket, timeout)? {
         Some(stream) => converse(stream, socket, request, progress),
-        None => Ok(Asked::NobodyThere),
+        None => Ok(Outcome::NoListener),
     }
 }
 
 fn failed(socket: &Path, error: &std::io::Error) -> Failure {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-            Failure::new("does not answer; is it stopped?")
+            Failure::new("the process does not answer; check whether it is stopped")
         }
-        _ => Failure::about(socket, "talk to it", error),
+        _ => Failure::about(socket, "use the control socket", error),
     }
 }
 
-/// A connection; nothing if nobody listens.
+/// Connects to a socket; `None` if no process listens.
 fn connect(socket: &Path, timeout: Option<Duration>) -> Result<Option<UnixStream>> {
     let stream = match UnixStream::connect(socket) {
         Ok(stream) => stream,
@@ -238,31 +259,34 @@ fn converse<T: DeserializeOwned>(
     mut stream: UnixStream,
     socket: &Path,
     request: &Request,
-    progress: &mut dyn FnMut(&ProgressView),
-) -> Result<Asked<T>> {
+    progress: &mut dyn FnMut(&JobProgress),
+) -> Result<Outcome<T>> {
     let envelope = Envelope { version: VERSION, request: request.clone() };
     let mut line =
         serde_json::to_string(&envelope).map_err(|error| Failure::new(error.to_string()))?;
     line.push('\n');
     if let Err(error) = stream.write_all(line.as_bytes()) {
         return match error.kind() {
-            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(Asked::NobodyThere),
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(Outcome::NoListener),
             _ => Err(failed(socket, &error)),
         };
     }
     let mut answers = BufReader::new(stream);
-    let odd = |error: serde_json::Error| {
-        Failure::new(format!("{}: an odd answer: {error}", socket.display()))
+    let malformed = |error: serde_json::Error| {
+        Failure::new(format!(
+            "{}: malformed answer: {error}; restart that daemon with this version of `forebay`",
+            socket.display()
+        ))
     };
     loop {
         let Some(line) = read_line(&mut answers, ANSWER_BYTES_MAX)? else {
-            return Ok(Asked::NobodyThere);
+            return Ok(Outcome::NoListener);
         };
-        match serde_json::from_str(&line).map_err(odd)? {
-            Answer::Progress(view) => progress(&view),
+        match serde_json::from_str(&line).map_err(malformed)? {
+            Answer::Progress(info) => progress(&info),
             Answer::Failed(message) => return Err(Failure::new(message)),
             Answer::Done(value) => {
-                return Ok(Asked::Answered(serde_json::from_value(value).map_err(odd)?));
+                return Ok(Outcome::Answer(serde_json::from_value(value).map_err(malformed)?));
             }
         }
     }

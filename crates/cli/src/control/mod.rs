@@ -1,78 +1,78 @@
-//! The control socket: how commands talk to processes that have pools.
+//! The control socket: the protocol between commands and daemons.
 //!
-//! A process that has pools listens on a socket of its own, `PID.sock`, in the run directory of its user. A command
-//! asks all sockets there who has a pool. A request is one line of JSON, at most [`REQUEST_BYTES_MAX`] long, with the
-//! protocol's version; the answer is any number of lines with progress and one with the end. A connection serves one request.
-//! Closing it interrupts long work.
+//! Each daemon listens on `PID.sock` in the run directory of its user. A command queries all
+//! sockets there to find the daemon of a pool. A request is one line of JSON with the protocol
+//! version, at most [`REQUEST_BYTES_MAX`] bytes. The answer is any number of progress lines and one
+//! final line. A connection carries one request; closing it interrupts a running job.
 //!
-//! # Who may
+//! # Access
 //!
-//! The directory is its user's alone (mode 0700), and so is the socket (0600); the listener also asks the kernel who
-//! has connected, and serves its own user and root only.
+//! The run directory has mode 0700 and the socket 0600. The listener also checks the credentials of
+//! its peer, and serves its own user and root only.
 
 pub(crate) mod client;
+pub(crate) mod messages;
 pub(crate) mod run_dir;
 pub(crate) mod server;
-pub(crate) mod views;
 
 use std::io::{BufRead, ErrorKind, Read};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::daemon::MountRequest;
 use crate::error::{Failure, Result};
-use crate::host::MountWanted;
-use crate::pools::ImportWanted;
+use crate::pools::ImportRequest;
 
-/// The version of the protocol. Commands and processes of different versions refuse each other.
-pub(crate) const VERSION: u32 = 1;
-/// The longest request.
+/// Version of the protocol. Daemons refuse requests of other versions.
+pub(crate) const VERSION: u32 = 2;
+/// Length limit of a request, in bytes.
 pub(crate) const REQUEST_BYTES_MAX: u64 = 64 << 10;
-/// The longest line of an answer.
+/// Length limit of a line of an answer, in bytes.
 pub(crate) const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
-/// A request as it travels.
+/// A request with the version of the protocol.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Envelope {
     pub(crate) version: u32,
     pub(crate) request: Request,
 }
 
-/// What can be asked of a process that has pools. Pools are named by their guid.
+/// A request to a daemon. Pools are named by guid.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
-    /// Who it is, and what pools and mounts it has: [`views::ProcessView`].
+    /// Describe the daemon, its pools and mounts: [`messages::ProcessInfo`].
     Hello,
-    /// Have a pool: [`views::PoolView`].
-    Import { import: ImportWanted },
-    /// Have a pool, if it has it not yet, and mount a dataset of it: [`views::MountView`].
-    Mount { import: ImportWanted, mount: MountWanted },
-    /// Change flags of what is mounted there, named as mount(8) does: [`views::MountView`].
+    /// Import a pool: [`messages::PoolInfo`].
+    Import { import: ImportRequest },
+    /// Import a pool if it is not imported, and mount one of its datasets: [`messages::MountInfo`].
+    Mount { import: ImportRequest, mount: MountRequest },
+    /// Change the flags of a mount, named as in mount(8): [`messages::MountInfo`].
     Remount { at: PathBuf, flags: Vec<String> },
-    /// Unmount what is mounted there, and export its pool if that was all: nothing.
+    /// Unmount a dataset, and export its pool with the last mount: no content.
     Unmount { at: PathBuf, lazy: bool },
-    /// Unmount all of a pool, and export it: nothing.
+    /// Unmount all datasets of a pool, and export it: no content.
     Export { pool: u64, lazy: bool },
-    /// All that is known of a pool: [`views::PoolStatus`].
+    /// Status of a pool: [`messages::PoolStatus`].
     Status { pool: u64 },
-    /// Use what devices have grown by, and add some: [`views::Expanded`].
+    /// Use the added space of grown devices, and add devices: [`messages::ExpandReport`].
     Expand { pool: u64, add: Vec<PathBuf>, force: bool },
-    /// Read everything and verify it: [`views::CheckView`], with progress.
+    /// Check a pool: [`messages::JobReport`], with progress.
     Check { pool: u64 },
-    /// Read everything and heal it: [`views::CheckView`], with progress.
+    /// Scrub a pool: [`messages::JobReport`], with progress.
     Scrub { pool: u64 },
-    /// Add a cache device: [`views::CacheDeviceView`].
-    AddCache { pool: u64, device: PathBuf, force: bool },
-    /// Remove one, named by path or number: nothing.
-    RemoveCache { pool: u64, device: String },
-    /// Empty the cache: [`views::Flushed`].
+    /// Add an L2 device: [`messages::L2DeviceInfo`].
+    AddL2 { pool: u64, device: PathBuf, force: bool },
+    /// Remove an L2 device, named by path or number: no content.
+    RemoveL2 { pool: u64, device: String },
+    /// Empty the cache in memory: [`messages::FlushReport`].
     FlushCache,
-    /// Tunables of the cache and of a pool: a list of [`views::TunableView`].
+    /// List the tunables of the cache and of a pool: [`messages::TunableInfo`].
     Tunables { pool: u64 },
-    /// Set one: nothing.
+    /// Set a tunable: no content.
     SetTunable { pool: u64, name: String, value: String },
-    /// Figures: [`views::StatsView`].
+    /// Statistics of the daemon: [`messages::ProcessStats`].
     Stats,
 }
 
@@ -80,26 +80,28 @@ pub(crate) enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
-    /// It goes on.
-    Progress(views::ProgressView),
-    /// It is done, and this is what came of it.
+    /// The job is running.
+    Progress(messages::JobProgress),
+    /// The request succeeded, with its result.
     Done(serde_json::Value),
-    /// It could not be done.
+    /// The request failed, with the message.
     Failed(String),
 }
 
-/// Reads one line of at most `limit` bytes; nothing at the end.
+/// Reads one line of at most `limit` bytes; `None` at the end.
 ///
 /// # Errors
-/// If it is longer, is no UTF-8, or cannot be read.
+/// If the line is longer, is not UTF-8, or cannot be read.
 pub(crate) fn read_line(from: &mut impl BufRead, limit: u64) -> Result<Option<String>> {
     let mut line = Vec::new();
     match from.by_ref().take(limit + 1).read_until(b'\n', &mut line) {
         Ok(_) => {}
-        // The other end has gone without reading everything.
+        // The peer closed the connection without reading all data.
         Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(None),
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            return Err(Failure::new("the other end says nothing; is it stopped?"));
+            return Err(Failure::new(
+                "the control socket: timeout; check whether the other process is stopped",
+            ));
         }
         Err(error) => return Err(Failure::new(format!("the control socket: {error}"))),
     }
@@ -107,29 +109,32 @@ pub(crate) fn read_line(from: &mut impl BufRead, limit: u64) -> Result<Option<St
         return Ok(None);
     }
     if line.len() as u64 > limit {
-        return Err(Failure::new(format!("a message of more than {limit} bytes")));
+        return Err(Failure::new(format!("the control socket: a message exceeds {limit} bytes")));
     }
-    let line = String::from_utf8(line).map_err(|_| Failure::new("a message that is no UTF-8"))?;
+    let line = String::from_utf8(line)
+        .map_err(|_| Failure::new("the control socket: a message is not UTF-8"))?;
     Ok(Some(line))
 }
 
-/// Understands a request.
+/// Parses a request.
 ///
 /// # Errors
-/// If it is none, or of another version.
+/// If the line is not a request, or has another version.
 pub(crate) fn parse_request(line: &str) -> Result<Request> {
     #[derive(Deserialize)]
     struct VersionOnly {
         version: u32,
     }
-    let nonsense = |error: serde_json::Error| Failure::new(format!("no request: {error}"));
-    let VersionOnly { version } = serde_json::from_str(line).map_err(nonsense)?;
+    let invalid = |error: serde_json::Error| {
+        Failure::new(format!("the control socket: not a request: {error}"))
+    };
+    let VersionOnly { version } = serde_json::from_str(line).map_err(invalid)?;
     if version != VERSION {
         return Err(Failure::new(format!(
-            "a request of version {version}, this process speaks {VERSION}; use the `forebay` that started it"
+            "the request has version {version}, but this daemon uses version {VERSION}; use the `forebay` that started it"
         )));
     }
-    let Envelope { request, .. } = serde_json::from_str(line).map_err(nonsense)?;
+    let Envelope { request, .. } = serde_json::from_str(line).map_err(invalid)?;
     Ok(request)
 }
 
@@ -138,16 +143,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_travels() {
+    fn a_request_survives_serialisation() {
         let request = Request::Export { pool: u64::MAX, lazy: true };
         let line = serde_json::to_string(&Envelope { version: VERSION, request }).unwrap();
         assert!(matches!(parse_request(&line), Ok(Request::Export { pool: u64::MAX, lazy: true })));
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn malformed_requests_are_refused() {
         let deep = format!("{}{}", "[".repeat(60_000), "]".repeat(10));
-        let other = format!("{{\"version\":{},\"request\":\"who_knows\"}}", VERSION + 1);
+        let other = format!("{{\"version\":{},\"request\":\"unknown\"}}", VERSION + 1);
         for line in
             ["", "{", "null", "{\"version\":1}", "{\"version\":1,\"request\":\"evil\"}", &deep]
         {

@@ -1,8 +1,9 @@
-//! The run directory: where the sockets and logs of a user's processes are.
+//! The run directory: sockets, logs and pool locks of the daemons of one user.
 //!
-//! It is `$FOREBAY_RUN_DIR` if that is set; `/run/forebay` for root, however root came to be, so that what a boot
-//! mounts is found from a shell; else `$XDG_RUNTIME_DIR/forebay`; else `/tmp/forebay-UID`. It must be a directory of
-//! this user's that nobody else may enter: in `/tmp` anybody could have made one of that name before.
+//! The path is `$FOREBAY_RUN_DIR` if set; else `/run/forebay` for root, so that a shell finds the
+//! mounts of the boot; else `$XDG_RUNTIME_DIR/forebay`; else `/tmp/forebay-UID`. The directory must
+//! belong to this user and be closed to others, because any user can create a directory of that
+//! name in `/tmp`.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -11,22 +12,23 @@ use std::sync::OnceLock;
 
 use crate::error::{Failure, Result};
 
-/// Sockets of processes end so.
-const SOCKET_ENDING: &str = "sock";
+/// Extension of sockets.
+const SOCKET_EXTENSION: &str = "sock";
 
-/// Who runs this.
+/// The effective user id.
 pub(crate) fn uid() -> u32 {
-    // SAFETY: it has no preconditions and cannot fail.
+    // SAFETY: geteuid has no preconditions and cannot fail.
     unsafe { libc::geteuid() }
 }
 
-/// Their group.
+/// The effective group id.
 pub(crate) fn gid() -> u32 {
-    // SAFETY: as above.
+    // SAFETY: getegid has no preconditions and cannot fail.
     unsafe { libc::getegid() }
 }
 
-/// Where the directory is, whether it exists or not: as it was when first asked for, whatever the working directory is.
+/// The path of the run directory, which may not exist. The first call fixes it, so a later change
+/// of the working directory has no effect.
 pub(crate) fn path() -> PathBuf {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| std::path::absolute(by_environment()).unwrap_or_else(|_| by_environment()))
@@ -45,53 +47,53 @@ fn by_environment() -> PathBuf {
     }
 }
 
-/// The directory, made if it is not there.
+/// Returns the run directory, and creates it if needed.
 ///
 /// # Errors
-/// If it cannot be made, or is not this user's alone.
-pub(crate) fn made() -> Result<PathBuf> {
+/// If it cannot be created, or other users can access it.
+pub(crate) fn create() -> Result<PathBuf> {
     let path = path();
     let made = DirBuilder::new().mode(0o700).create(&path);
     if let Err(error) = made
         && error.kind() != std::io::ErrorKind::AlreadyExists
     {
-        let failure = Failure::about(&path, "make the run directory", &error);
-        return Err(Failure::new(format!("{failure}; FOREBAY_RUN_DIR names another one")));
+        let failure = Failure::about(&path, "create the run directory", &error);
+        return Err(Failure::new(format!("{failure}; set FOREBAY_RUN_DIR to another directory")));
     }
     check(&path)?;
     Ok(path)
 }
 
-/// Checks that a directory is this user's alone; a mode that lets others in is mended.
+/// Checks that a directory belongs to this user, and closes it to others.
 fn check(path: &Path) -> Result<()> {
     let unsafe_because = |why: String| {
         let path = path.display();
         Failure::new(format!(
-            "{path}: cannot be the run directory: {why}; FOREBAY_RUN_DIR names another one"
+            "{path}: cannot be the run directory: {why}; set FOREBAY_RUN_DIR to another directory"
         ))
     };
-    let found =
-        fs::symlink_metadata(path).map_err(|error| Failure::about(path, "look at it", &error))?;
+    let found = fs::symlink_metadata(path)
+        .map_err(|error| Failure::about(path, "read its attributes", &error))?;
     if !found.is_dir() {
-        return Err(unsafe_because("it is no directory".to_owned()));
+        return Err(unsafe_because("it is not a directory".to_owned()));
     }
     if found.uid() != uid() {
         return Err(unsafe_because(format!("it belongs to user {}", found.uid())));
     }
     if found.mode() & 0o077 != 0 {
         fs::set_permissions(path, fs::Permissions::from_mode(0o700))
-            .map_err(|error| Failure::about(path, "close it to others", &error))?;
+            .map_err(|error| Failure::about(path, "close the directory to others", &error))?;
     }
     Ok(())
 }
 
-/// The socket of a process.
+/// The socket path of a process.
 pub(crate) fn socket(directory: &Path, pid: u32) -> PathBuf {
-    directory.join(format!("{pid}.{SOCKET_ENDING}"))
+    directory.join(format!("{pid}.{SOCKET_EXTENSION}"))
 }
 
-/// Sockets that are there, dead or alive, with the process that their name says. None if the directory is not there,
-/// or is not this user's alone.
+/// All sockets in the run directory with the process ids in their names. Empty if the directory is
+/// missing or accessible to others.
 pub(crate) fn sockets() -> Vec<(u32, PathBuf)> {
     let directory = path();
     if check(&directory).is_err() {
@@ -100,7 +102,7 @@ pub(crate) fn sockets() -> Vec<(u32, PathBuf)> {
     let Ok(entries) = fs::read_dir(&directory) else { return Vec::new() };
     let mut found = Vec::new();
     for path in entries.flatten().map(|entry| entry.path()) {
-        let socket = path.extension().is_some_and(|ending| ending == SOCKET_ENDING);
+        let socket = path.extension().is_some_and(|ending| ending == SOCKET_EXTENSION);
         let pid =
             path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse().ok());
         if let (true, Some(pid)) = (socket, pid) {
@@ -116,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_that_lets_others_in_is_closed_to_them() {
+    fn a_directory_open_to_others_is_closed() {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         check(folder.path()).unwrap();

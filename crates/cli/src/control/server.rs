@@ -1,7 +1,7 @@
-//! The process's side of the control socket: a thread that listens, and one for each connection.
+//! The daemon's side of the control socket: one thread that accepts, and one per connection.
 //!
-//! Bounded are the connections served at a time, the size of a request, and the time that a client may take to send it. Who
-//! breaks off while long work runs for it interrupts that work.
+//! The number of connections, the size of a request and the time to send it are limited. A client
+//! that disconnects interrupts its running job.
 
 use std::io::{BufReader, Write};
 use std::ops::ControlFlow;
@@ -15,81 +15,81 @@ use std::time::{Duration, Instant};
 
 use forebay_base::sync::thread::spawn_named;
 
-use super::views::ProgressView;
+use super::messages::JobProgress;
 use super::{Answer, REQUEST_BYTES_MAX, parse_request, read_line, run_dir};
-use crate::claims;
+use crate::daemon::Daemon;
 use crate::error::{Failure, Result};
-use crate::host::Host;
+use crate::pool_locks;
 
-/// Connections served at a time; more are closed at once.
+/// Limit of concurrent connections; more are closed at once.
 const CONNECTIONS_MAX: usize = 32;
-/// How long a client may take to send its request, or to read a part of the answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Progress is told at most so often, and at least that often a client is looked after.
+/// Time limit for a client to send its request, or to read a part of the answer.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Minimum time between progress lines.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
-/// The socket of this process. It goes when this is dropped.
-pub(crate) struct Listening {
+/// The socket of this process, removed on drop.
+pub(crate) struct ControlSocket {
     pub(crate) socket: PathBuf,
 }
 
-impl Drop for Listening {
+impl Drop for ControlSocket {
     fn drop(&mut self) {
-        // Who finds it dead removes it as well.
+        // Other commands remove the socket of a dead process as well.
         let _ = std::fs::remove_file(&self.socket);
-        claims::sweep();
+        pool_locks::remove_stale();
     }
 }
 
-/// Begins to listen.
+/// Creates the socket and starts to serve it.
 ///
 /// # Errors
-/// If there can be no socket.
-pub(crate) fn listen(host: &Arc<Host>) -> Result<Listening> {
-    let directory = run_dir::made()?;
+/// If the socket or the thread cannot be created.
+pub(crate) fn listen(daemon: &Arc<Daemon>) -> Result<ControlSocket> {
+    let directory = run_dir::create()?;
     let socket = run_dir::socket(&directory, std::process::id());
-    // Of a process that had this number before and was killed.
+    // A killed process with the same id may have left it.
     let _ = std::fs::remove_file(&socket);
-    let failed = |error: std::io::Error| Failure::about(&socket, "listen", &error);
+    let failed = |error: std::io::Error| Failure::about(&socket, "listen on the socket", &error);
     let listener = UnixListener::bind(&socket).map_err(failed)?;
-    let listening = Listening { socket: socket.clone() };
+    let listening = ControlSocket { socket: socket.clone() };
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
-    let host = Arc::clone(host);
-    spawn_named("forebay-control", move || accept(&host, &listener)).map_err(failed)?;
+    let daemon = Arc::clone(daemon);
+    spawn_named("forebay-control", move || accept(&daemon, &listener)).map_err(failed)?;
     Ok(listening)
 }
 
-fn accept(host: &Arc<Host>, listener: &UnixListener) {
-    let serving = Arc::new(AtomicUsize::new(0));
+fn accept(daemon: &Arc<Daemon>, listener: &UnixListener) {
+    let active = Arc::new(AtomicUsize::new(0));
     for connection in listener.incoming() {
         let Ok(stream) = connection else {
-            // Too many files are open: that passes.
+            // Out of file descriptors: a transient error.
             std::thread::sleep(PROGRESS_PERIOD);
             continue;
         };
-        if !may_ask(&stream) || serving.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
+        if !is_allowed(&stream) || active.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
             continue;
         }
-        serving.fetch_add(1, Ordering::Relaxed);
-        let (host, serving_it) = (Arc::clone(host), Arc::clone(&serving));
+        active.fetch_add(1, Ordering::Relaxed);
+        let (daemon, active_of_thread) = (Arc::clone(daemon), Arc::clone(&active));
         let serve = move || {
-            // It is over for the client as well; there is nobody to tell.
-            let _ = converse(&host, &stream);
-            serving_it.fetch_sub(1, Ordering::Relaxed);
+            // The client is gone, so the error has no receiver.
+            let _ = serve_connection(&daemon, &stream);
+            active_of_thread.fetch_sub(1, Ordering::Relaxed);
         };
         if spawn_named("forebay-request", serve).is_err() {
-            serving.fetch_sub(1, Ordering::Relaxed);
+            active.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
-/// Whether the other end is this process's user, or root.
-fn may_ask(stream: &UnixStream) -> bool {
-    // SAFETY: all zeros are a `ucred`, which is three numbers.
+/// True if the peer is the user of this process or root.
+fn is_allowed(stream: &UnixStream) -> bool {
+    // SAFETY: `ucred` consists of integers, for which zero is valid.
     let mut peer: libc::ucred = unsafe { std::mem::zeroed() };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `size` bytes, the size of what the pointer leads to.
-    let told = unsafe {
+    // SAFETY: the kernel writes at most `size` bytes, the size of `peer`.
+    let rc = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),
             libc::SOL_SOCKET,
@@ -98,34 +98,34 @@ fn may_ask(stream: &UnixStream) -> bool {
             &raw mut size,
         )
     };
-    told == 0 && (peer.uid == 0 || peer.uid == run_dir::uid())
+    rc == 0 && (peer.uid == 0 || peer.uid == run_dir::uid())
 }
 
-fn converse(host: &Arc<Host>, stream: &UnixStream) -> Result<()> {
+fn serve_connection(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
     let broken = |error: std::io::Error| Failure::new(error.to_string());
-    stream.set_read_timeout(Some(PATIENCE)).map_err(broken)?;
-    stream.set_write_timeout(Some(PATIENCE)).map_err(broken)?;
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT)).map_err(broken)?;
+    stream.set_write_timeout(Some(CLIENT_TIMEOUT)).map_err(broken)?;
     let Some(line) = read_line(&mut BufReader::new(stream), REQUEST_BYTES_MAX)? else {
         return Ok(());
     };
-    let _under_way = host.request();
-    let mut told = Instant::now();
-    let mut on_progress = |view: &ProgressView| {
-        if told.elapsed() < PROGRESS_PERIOD {
+    let _request_guard = daemon.request();
+    let mut last_sent = Instant::now();
+    let mut on_progress = |info: &JobProgress| {
+        if last_sent.elapsed() < PROGRESS_PERIOD {
             return ControlFlow::Continue(());
         }
-        told = Instant::now();
-        match send(stream, &Answer::Progress(*view)) {
+        last_sent = Instant::now();
+        match send(stream, &Answer::Progress(*info)) {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
         }
     };
-    let served = parse_request(&line).and_then(|request| host.serve(request, &mut on_progress));
+    let served = parse_request(&line).and_then(|request| daemon.serve(request, &mut on_progress));
     let answer = match served {
         Ok(value) => Answer::Done(value),
         Err(failure) => Answer::Failed(failure.message),
     };
-    // While the request counts as under way: the process may end after that.
+    // Before the request guard is dropped, since the process may end after that.
     send(stream, &answer)
 }
 

@@ -1,4 +1,4 @@
-//! What an inspection has found, for machines.
+//! JSON output of `forebay inspect`.
 
 use forebay_pool::ZapStats;
 use forebay_pool::inspect::{
@@ -132,7 +132,7 @@ fn dataset(dataset: &DatasetInfo) -> Value {
         "data": { "compression": dataset.data.0, "copies": dataset.data.1 },
         "metadata": { "compression": dataset.metadata.0, "copies": dataset.metadata.1 },
         "cache": dataset.cache,
-        "second": dataset.l2,
+        "l2": dataset.l2,
         "sync": dataset.sync,
         "set": set(&dataset.set),
     })

@@ -1,7 +1,7 @@
-//! `forebay inspect`: looking at what lies on devices, without importing anything and without any lock.
+//! `forebay inspect`: shows on-disk structures without an import and without locks.
 //!
-//! What is shown comes from `forebay_pool::inspect`, which knows the formats and prints; this module has the command line, and
-//! the same for machines (`json`). It works on a pool in use, on one that nobody has imported, and on one that nobody can import.
+//! `forebay_pool::inspect` reads and formats the structures. This module has the command line, and
+//! `json` the JSON output. The command works on imported, exported and damaged pools.
 
 mod json;
 
@@ -18,9 +18,9 @@ use crate::error::{Failure, Result};
 use crate::output;
 use crate::pools;
 
-/// What datasets' names stand for the pool's own objects.
+/// The dataset name that stands for the pool's own objects.
 const OWN: &str = "-";
-/// What stands in place of an object's number for the blocks of dnodes.
+/// The object number that stands for the blocks of dnodes.
 const DNODES: &str = "dnodes";
 
 #[derive(Debug, Args)]
@@ -28,72 +28,72 @@ const DNODES: &str = "dnodes";
     subcommand_precedence_over_arg = true,
     after_help = "Examples:\n  \
         forebay inspect tank.img label\n  \
-        forebay inspect tank uberblocks              a pool in use, by its name\n  \
+        forebay inspect tank uberblocks              an imported pool, by its name\n  \
         forebay inspect /dev/sdb /dev/sdc txg        the newest transaction group, its datasets and space\n  \
         forebay inspect tank.img object main 1       an object of dataset main\n  \
         forebay inspect tank.img zap main 1          a directory, with histograms of its leaves\n  \
         forebay inspect tank.img block main 7 0      the first block of object 7\n  \
         forebay inspect tank.img block 0:0x40000:512 bytes of device 0\n\n\
-        Nothing is written and no lock is taken. What only the memory of a running process has is not seen.\n\
-        Exit code: 0 if what was asked for is whole, 1 if something of it is damaged or missing."
+        The command writes nothing and takes no lock. Changes that are only in the memory of a daemon are not visible.\n\
+        Exit code: 0 if the structures shown are sound, 1 if one is damaged or missing."
 )]
 pub(crate) struct InspectArgs {
-    /// Devices of a pool in any order (some may be missing), or the name of a pool in use
+    /// Devices of a pool in any order (some may be missing), or the name of an imported pool
     #[arg(required = true, value_name = "DEVICE|POOL")]
     devices: Vec<String>,
     #[command(subcommand)]
-    what: What,
-    /// For machines
+    structure: Structure,
+    /// Print JSON
     #[arg(long, global = true)]
     json: bool,
-    /// As of this transaction group, as far as it is still there, instead of the newest
+    /// Show this transaction group instead of the newest, as far as its blocks still exist
     #[arg(long = "as-of", global = true, value_name = "TXG")]
     as_of: Option<u64>,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    /// The labels of each device, at both ends
+enum Structure {
+    /// Show the labels at both ends of each device
     #[command(alias = "labels")]
     Label,
-    /// The rings of uberblocks, and which root blocks can be read
+    /// Show the uberblock rings, and which root blocks can be read
     #[command(alias = "uberblock")]
     Uberblocks,
-    /// A transaction group: its root block, space, intent log and datasets
+    /// Show a transaction group: its root block, space, intent log and datasets
     Txg {
-        /// Its number; else the newest
+        /// Number of the transaction group [default: newest]
         txg: Option<u64>,
     },
-    /// Datasets, with their settings
+    /// Show the datasets with their settings
     Datasets,
-    /// An object: its dnode, attributes, and tree by levels
+    /// Show an object: its dnode, attributes, and block tree by levels
     Object {
-        /// A dataset's name, or `-` for the pool's own objects
+        /// Name of the dataset, or `-` for the pool's own objects
         dataset: String,
-        /// The object's number
+        /// Number of the object
         number: u64,
     },
-    /// A directory: counts and histograms of its leaves
+    /// Show a directory: counts and histograms of its leaves
     Zap {
-        /// A dataset's name, or `-` for the pool's own objects
+        /// Name of the dataset, or `-` for the pool's own objects
         dataset: String,
-        /// The directory's number
+        /// Number of the directory
         number: u64,
     },
-    /// A block: DATASET OBJECT BLOCK, or DEVICE:OFFSET:BYTES
+    /// Show a block: DATASET OBJECT BLOCK, or DEVICE:OFFSET:BYTES
     Block {
-        /// A dataset's name (`-`: the pool's own objects), or a place such as 0:0x40000:4096
-        #[arg(value_name = "DATASET|PLACE")]
-        place: String,
-        /// The object's number, or `dnodes`
+        /// Name of the dataset (`-`: the pool's own objects), or an extent such as 0:0x40000:4096
+        #[arg(value_name = "DATASET|EXTENT")]
+        extent: String,
+        /// Number of the object, or `dnodes`
         object: Option<String>,
-        /// The block's number
+        /// Number of the block
         #[arg(requires = "object")]
         block: Option<u64>,
-        /// The block of this height that leads to it
+        /// Level of the block in the tree: 0 for data, 1 and up for indirect blocks
         #[arg(long, default_value_t = 0)]
         level: u8,
-        /// Write its bytes alone to standard output
+        /// Write only the bytes of the block to standard output
         #[arg(long, conflicts_with = "json")]
         raw: bool,
     },
@@ -102,52 +102,52 @@ enum What {
 /// Runs the command.
 ///
 /// # Errors
-/// What cannot be looked at; also if it is damaged, once that has been shown.
+/// If the structure cannot be read. A damaged structure is printed first.
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     let inspector = Inspector::open(&paths(&args.devices)?)?;
-    let shown = Shown { args };
-    match &args.what {
-        What::Label => shown.labels(&inspector),
-        What::Uberblocks => shown.uberblocks(&inspector),
-        What::Txg { txg } => {
+    let printer = Printer { args };
+    match &args.structure {
+        Structure::Label => printer.labels(&inspector),
+        Structure::Uberblocks => printer.uberblocks(&inspector),
+        Structure::Txg { txg } => {
             let group = inspector.txg(txg.or(args.as_of))?;
-            shown.seen(&group, json::group(&group.found), !group.found.damage.is_empty())
+            printer.seen(&group, json::group(&group.found), !group.found.damage.is_empty())
         }
-        What::Datasets => shown.datasets(&inspector),
-        What::Object { dataset, number } => {
+        Structure::Datasets => printer.datasets(&inspector),
+        Structure::Object { dataset, number } => {
             let object = inspector.object(set(dataset), *number, args.as_of)?;
-            shown.seen(&object, json::object(&object.found), !object.found.damage.is_empty())
+            printer.seen(&object, json::object(&object.found), !object.found.damage.is_empty())
         }
-        What::Zap { dataset, number } => {
+        Structure::Zap { dataset, number } => {
             let zap = inspector.directory(set(dataset), *number, args.as_of)?;
-            shown.seen(&zap, json::directory(&zap.found), !zap.found.damage.is_empty())
+            printer.seen(&zap, json::directory(&zap.found), !zap.found.damage.is_empty())
         }
-        What::Block { place, object, block, level, raw } => match (object, block) {
-            (None, _) => shown.bytes(&inspector, place, *raw),
+        Structure::Block { extent, object, block, level, raw } => match (object, block) {
+            (None, _) => printer.bytes(&inspector, extent, *raw),
             (Some(object), Some(block)) => {
                 let of = match &**object {
                     DNODES => BlockOwner::Dnodes,
                     number => BlockOwner::Object(parse(number, "an object's number, or `dnodes`")?),
                 };
-                shown.block(&inspector, (set(place), of, *block, *level), *raw)
+                printer.block(&inspector, (set(extent), of, *block, *level), *raw)
             }
             (Some(_), None) => {
                 let text =
-                    "block: give dataset, object and block, or a place such as 0:0x40000:4096";
+                    "block: give dataset, object and block, or an extent such as 0:0x40000:4096";
                 Err(Failure::usage(text))
             }
         },
     }
 }
 
-/// The devices that are meant.
+/// Paths of the devices that the arguments name.
 fn paths(given: &[String]) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for one in given {
         match pools::paths_of(one) {
             Some(found) => paths.extend(found),
             None => match client::find(one)? {
-                Target::Held { pool, .. } => paths.extend(pool.devices),
+                Target::InUse { pool, .. } => paths.extend(pool.devices),
                 Target::Paths(found) => paths.extend(found),
             },
         }
@@ -162,28 +162,32 @@ fn set(name: &str) -> ObjsetName<'_> {
     }
 }
 
-/// A number, in hexadecimal digits after `0x`.
+/// Parses a number, hexadecimal after `0x`.
 fn parse(text: &str, what: &str) -> Result<u64> {
     let number = match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    number.map_err(|_| Failure::usage(format!("`{text}` is not {what}")))
+    number.map_err(|_| {
+        Failure::usage(format!("`{text}` is not {what}; see `forebay inspect --help`"))
+    })
 }
 
-/// Shows things as the command line wants them.
-struct Shown<'a> {
+/// Prints structures in the chosen format.
+struct Printer<'a> {
     args: &'a InspectArgs,
 }
 
-impl Shown<'_> {
+impl Printer<'_> {
     fn show(&self, text: &impl Display, json: &Value, damaged: bool) -> Result<()> {
         match self.args.json {
             true => output::json(json)?,
             false => output::print(&text.to_string()),
         }
         match damaged {
-            true => Err(Failure::new("something of it is damaged or missing, as shown")),
+            true => Err(Failure::new(
+                "a structure shown above is damaged or missing; run `forebay check` or `forebay scrub` on the pool",
+            )),
             false => Ok(()),
         }
     }
@@ -205,7 +209,7 @@ impl Shown<'_> {
 
     fn uberblocks(&self, inspector: &Inspector) -> Result<()> {
         let look = inspector.uberblocks()?;
-        // Roots of old groups are overwritten: that is no damage.
+        // Root blocks of old transaction groups are overwritten, which is not damage.
         let newest = look.found.first();
         let bad = newest.is_none_or(|newest| newest.root_problem.is_some());
         self.show(&look, &json::uberblocks(&look), bad || !look.damaged.is_empty())
@@ -232,18 +236,22 @@ impl Shown<'_> {
     ) -> Result<()> {
         let look = inspector.block(set, of, (block, level), self.args.as_of)?;
         if raw {
-            let none = || Failure::new(format!("block {block}: it is a hole, or no copy is good"));
+            let none = || {
+                Failure::new(format!(
+                    "block {block}: is a hole, or has no good copy; omit --raw for details"
+                ))
+            };
             return write_raw(look.found.content.as_deref().ok_or_else(none)?);
         }
         let damaged = look.found.copies.iter().any(|copy| copy.problem.is_some());
         self.seen(&look, json::block(&look.found), damaged)
     }
 
-    fn bytes(&self, inspector: &Inspector, place: &str, raw: bool) -> Result<()> {
-        let parts: Vec<&str> = place.split(':').collect();
+    fn bytes(&self, inspector: &Inspector, extent: &str, raw: bool) -> Result<()> {
+        let parts: Vec<&str> = extent.split(':').collect();
         let [device, offset, len] = &*parts else {
             let text = format!(
-                "`{place}` is no place such as 0:0x40000:4096; or give dataset, object and block"
+                "`{extent}` is not an extent such as 0:0x40000:4096; give one, or dataset, object and block"
             );
             return Err(Failure::usage(text));
         };
@@ -262,7 +270,7 @@ impl Shown<'_> {
 fn write_raw(bytes: &[u8]) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
-        // Whoever reads it has enough.
+        // The reader closed the pipe.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         written => written.map_err(|error| Failure::new(format!("standard output: {error}"))),
     }

@@ -5,14 +5,14 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::place::{Place, failed, fuse, root};
+use crate::fixture::{Fixture, failed, fuse, root};
 
 /// A user who owns nothing.
 const NOBODY: u32 = 65534;
 
 #[test]
 fn wrong_command_lines() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     for (arguments, said) in [
         (&["frobnicate"][..], "frobnicate"),
         (&["create"], "DEVICE"),
@@ -29,116 +29,116 @@ fn wrong_command_lines() {
     ] {
         // What is shown without a command is help, and more than a line.
         if arguments == ["cache"] {
-            assert_eq!(place.run(arguments).status.code(), Some(2));
+            assert_eq!(fixture.run(arguments).status.code(), Some(2));
             continue;
         }
-        let line = place.misused(arguments);
+        let line = fixture.misused(arguments);
         assert!(line.contains(said), "{arguments:?}: {line}");
     }
-    assert_eq!(place.run(&[]).status.code(), Some(2));
+    assert_eq!(fixture.run(&[]).status.code(), Some(2));
     if fuse() {
-        place.pool("tank.img");
-        place.folder("at");
-        let line = place.misused(&["mount", "tank.img", "at", "--memory", "1M"]);
+        fixture.pool("tank.img");
+        fixture.folder("at");
+        let line = fixture.misused(&["mount", "tank.img", "at", "--memory", "1M"]);
         assert!(line.contains("at least 192 MiB"), "{line}");
-        let line = place.misused(&["mount", "tank.img", "at", "-o", "fast"]);
+        let line = fixture.misused(&["mount", "tank.img", "at", "-o", "fast"]);
         assert!(line.contains("-o fast"), "{line}");
     }
 }
 
 #[test]
 fn things_that_are_not_there() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     for command in ["status", "check", "scrub", "export", "expand", "destroy"] {
-        let line = place.fails(&[command, "./none.img"]);
+        let line = fixture.fails(&[command, "./none.img"]);
         assert!(
             line.contains("none.img: no such file or device") && line.contains("forebay create"),
             "{line}"
         );
-        let line = place.fails(&[command, "nobody"]);
+        let line = fixture.fails(&[command, "nobody"]);
         assert!(line.contains("no running forebay has a pool of that name"), "{line}");
     }
-    place.fails(&["import", "none.img"]);
-    let line = place.fails(&["create", "no/such/tank.img"]);
-    assert!(line.contains("no such folder"), "{line}");
-    let line = place.fails(&["umount", "nowhere"]);
+    fixture.fails(&["import", "none.img"]);
+    let line = fixture.fails(&["create", "no/such/tank.img"]);
+    assert!(line.contains("no such directory"), "{line}");
+    let line = fixture.fails(&["umount", "nowhere"]);
     assert!(line.contains("nowhere"), "{line}");
-    place.folder("folder");
-    let line = place.fails(&["umount", "folder"]);
+    fixture.folder("folder");
+    let line = fixture.fails(&["umount", "folder"]);
     assert!(line.contains("nothing is mounted there"), "{line}");
-    place.pool("tank.img");
-    let line = place.fails(&["umount", "tank.img"]);
+    fixture.pool("tank.img");
+    let line = fixture.fails(&["umount", "tank.img"]);
     assert!(line.contains("not mounted"), "{line}");
-    let line = place.fails(&["tunable", "get", "tank.img"]);
+    let line = fixture.fails(&["tunable", "get", "tank.img"]);
     assert!(line.contains("not in use"), "{line}");
-    place.fails(&["expand", "tank.img", "--add", "none.img"]);
-    place.ok(&["import", "tank.img"]);
-    let line = place.fails(&["tunable", "get", "tank", "speed"]);
+    fixture.fails(&["expand", "tank.img", "--add", "none.img"]);
+    fixture.ok(&["import", "tank.img"]);
+    let line = fixture.fails(&["tunable", "get", "tank", "speed"]);
     assert!(line.contains("no tunable is called speed"), "{line}");
-    place.ok(&["export", "tank"]);
+    fixture.ok(&["export", "tank"]);
 }
 
 #[test]
 fn devices_that_cannot_be() {
-    let place = Place::new();
-    place.folder("folder");
-    let line = place.fails(&["create", "folder"]);
+    let fixture = Fixture::new();
+    fixture.folder("folder");
+    let line = fixture.fails(&["create", "folder"]);
     assert!(line.contains("directory"), "{line}");
-    std::fs::write(place.path("small"), vec![0; 1 << 20]).unwrap();
-    let line = place.fails(&["create", "small"]);
+    std::fs::write(fixture.path("small"), vec![0; 1 << 20]).unwrap();
+    let line = fixture.fails(&["create", "small"]);
     assert!(line.contains("at least"), "{line}");
-    let line = place.fails(&["create", "tiny.img", "--size", "1M"]);
+    let line = fixture.fails(&["create", "tiny.img", "--size", "1M"]);
     assert!(line.contains("tiny.img"), "{line}");
-    assert!(!place.path("tiny.img").exists(), "what was made for nothing is gone");
-    std::fs::write(place.path("noise"), vec![0xa5; 32 << 20]).unwrap();
+    assert!(!fixture.path("tiny.img").exists(), "what was made for nothing is gone");
+    std::fs::write(fixture.path("noise"), vec![0xa5; 32 << 20]).unwrap();
     for command in ["status", "check", "import", "destroy"] {
-        let line = place.fails(&[command, "./noise"]);
+        let line = fixture.fails(&[command, "./noise"]);
         assert!(line.contains("holds no pool"), "{command}: {line}");
     }
-    place.fails(&["import", "--show", "noise"]);
-    place.pool("tank.img");
-    let line = place.fails(&["create", "tank.img"]);
+    fixture.fails(&["import", "--show", "noise"]);
+    fixture.pool("tank.img");
+    let line = fixture.fails(&["create", "tank.img"]);
     assert!(line.contains("holds pool \"tank\"") && line.contains("--force"), "{line}");
-    place.pool("other.img");
-    let line = place.fails(&["expand", "tank.img", "--add", "other.img"]);
+    fixture.pool("other.img");
+    let line = fixture.fails(&["expand", "tank.img", "--add", "other.img"]);
     assert!(line.contains("holds pool \"other\"") && line.contains("--force"), "{line}");
-    let line = place.fails(&["status", "tank.img:other.img"]);
+    let line = fixture.fails(&["status", "tank.img:other.img"]);
     assert!(line.contains("another one"), "{line}");
-    let line = place.fails(&["create", "a.img", "a.img", "--size", "64M"]);
+    let line = fixture.fails(&["create", "a.img", "a.img", "--size", "64M"]);
     assert!(line.contains("a.img"), "{line}");
-    let line = place.fails(&["create", "b.img", "--size", "64M", "--copies", "3"]);
+    let line = fixture.fails(&["create", "b.img", "--size", "64M", "--copies", "3"]);
     assert!(line.contains("1 or 2"), "{line}");
-    let line = place.fails(&["create", "b.img", "--size", "64M", "--record-size", "5000"]);
+    let line = fixture.fails(&["create", "b.img", "--size", "64M", "--record-size", "5000"]);
     assert!(line.contains("power of two"), "{line}");
-    let line = place.fails(&["create", "b.img", "--size", "64M", "--name", &"n".repeat(500)]);
+    let line = fixture.fails(&["create", "b.img", "--size", "64M", "--name", &"n".repeat(500)]);
     assert!(line.contains("name"), "{line}");
-    place.fails(&["create", "b.img", "--size", "64M", "--dataset", ""]);
-    assert!(!place.path("b.img").exists());
-    place.ok(&["check", "tank.img"]);
+    fixture.fails(&["create", "b.img", "--size", "64M", "--dataset", ""]);
+    assert!(!fixture.path("b.img").exists());
+    fixture.ok(&["check", "tank.img"]);
 }
 
 #[test]
 fn a_pool_that_another_process_has_is_left_alone() {
-    let place = Place::new();
-    place.pool("tank.img");
-    place.ok(&["import", "tank.img"]);
-    let line = place.fails(&["create", "tank.img", "--force"]);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.ok(&["import", "tank.img"]);
+    let line = fixture.fails(&["create", "tank.img", "--force"]);
     assert!(line.contains("process") && line.contains("`forebay export tank` first"), "{line}");
     // One that cannot be asked.
-    let elsewhere = place.path("elsewhere");
+    let elsewhere = fixture.path("elsewhere");
     for command in
         [&["status", "tank.img"][..], &["check", "tank.img"], &["destroy", "tank.img", "--yes"]]
     {
-        let output = place.command(command).env("FOREBAY_RUN_DIR", &elsewhere).output().unwrap();
+        let output = fixture.command(command).env("FOREBAY_RUN_DIR", &elsewhere).output().unwrap();
         let line = failed(&output, 1, command);
         assert!(line.contains("is in use: process ") && line.contains("(forebay)"), "{line}");
     }
-    place.ok(&["export", "tank"]);
+    fixture.ok(&["export", "tank"]);
 }
 
 /// The program where everybody may run it.
-fn public_program(place: &Place) -> PathBuf {
-    let program = place.path("forebay");
+fn public_program(fixture: &Fixture) -> PathBuf {
+    let program = fixture.path("forebay");
     std::fs::copy(env!("CARGO_BIN_EXE_forebay"), &program).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     program
@@ -149,14 +149,14 @@ fn what_a_user_may_not_touch() {
     if !root() {
         return;
     }
-    let place = Place::new();
-    std::fs::set_permissions(place.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let program = public_program(&place);
-    place.pool("tank.img");
-    std::fs::set_permissions(place.path("tank.img"), std::fs::Permissions::from_mode(0o600))
+    let fixture = Fixture::new();
+    std::fs::set_permissions(fixture.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = public_program(&fixture);
+    fixture.pool("tank.img");
+    std::fs::set_permissions(fixture.path("tank.img"), std::fs::Permissions::from_mode(0o600))
         .unwrap();
     let as_nobody = |arguments: &[&str]| {
-        let mut command = place.command_of(&program, arguments);
+        let mut command = fixture.command_of(&program, arguments);
         command.uid(NOBODY).gid(NOBODY).env_remove("FOREBAY_RUN_DIR").env_remove("XDG_RUNTIME_DIR");
         failed(&command.output().unwrap(), 1, arguments)
     };
@@ -167,15 +167,16 @@ fn what_a_user_may_not_touch() {
     }
 }
 
-/// Runs the program where the file system is as these commands of a shell make it, in a mount namespace of its own.
-fn in_namespace(place: &Place, commands: &str, arguments: &[&str]) -> std::process::Output {
+/// Runs the program where the file system is as these commands of a shell make it, in a mount
+/// namespace of its own.
+fn in_namespace(fixture: &Fixture, commands: &str, arguments: &[&str]) -> std::process::Output {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c"]);
     command
         .arg(format!("set -e; {commands}; exec \"$@\""))
         .arg("sh")
         .arg(env!("CARGO_BIN_EXE_forebay"));
-    command.args(arguments).current_dir(place.path("")).env("FOREBAY_RUN_DIR", place.run_dir());
+    command.args(arguments).current_dir(fixture.path("")).env("FOREBAY_RUN_DIR", fixture.run_dir());
     command.output().expect("unshare is there")
 }
 
@@ -184,9 +185,9 @@ fn a_medium_that_is_read_only() {
     if !root() {
         return;
     }
-    let place = Place::new();
-    place.folder("medium");
-    place.pool("medium/tank.img");
+    let fixture = Fixture::new();
+    fixture.folder("medium");
+    fixture.pool("medium/tank.img");
     let read_only = "mount --bind medium medium && mount -o remount,bind,ro medium";
     for arguments in [
         &["check", "medium/tank.img"][..],
@@ -194,13 +195,13 @@ fn a_medium_that_is_read_only() {
         &["destroy", "medium/tank.img", "--yes"],
         &["expand", "medium/tank.img"],
     ] {
-        let line = failed(&in_namespace(&place, read_only, arguments), 1, arguments);
+        let line = failed(&in_namespace(&fixture, read_only, arguments), 1, arguments);
         assert!(line.contains("read-only"), "{line}");
     }
     for arguments in
         [&["check", "medium/tank.img", "--read-only"][..], &["status", "medium/tank.img"]]
     {
-        let output = in_namespace(&place, read_only, arguments);
+        let output = in_namespace(&fixture, read_only, arguments);
         assert!(output.status.success(), "{output:?}");
     }
 }
@@ -210,9 +211,9 @@ fn a_machine_without_fuse() {
     if !root() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
-    place.folder("at");
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.folder("at");
     let bare = "mount -t tmpfs none /dev";
     let other = "mount -t tmpfs none /dev; touch /dev/fuse";
     for arguments in [
@@ -222,13 +223,13 @@ fn a_machine_without_fuse() {
         &["demo"],
     ] {
         for dev in [bare, other] {
-            let line = failed(&in_namespace(&place, dev, arguments), 1, arguments);
+            let line = failed(&in_namespace(&fixture, dev, arguments), 1, arguments);
             assert!(
-                line.contains("/dev/fuse does not exist") && line.contains("modprobe fuse"),
+                line.contains("/dev/fuse is missing") && line.contains("modprobe fuse"),
                 "{line}"
             );
         }
     }
-    assert!(!place.path("forebay.pool").exists(), "nothing is made for a mount that cannot be");
-    assert!(in_namespace(&place, bare, &["check", "tank.img"]).status.success());
+    assert!(!fixture.path("forebay.pool").exists(), "nothing is made for a mount that cannot be");
+    assert!(in_namespace(&fixture, bare, &["check", "tank.img"]).status.success());
 }

@@ -5,16 +5,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 
-use crate::place::{Place, signal, wait_until};
+use crate::fixture::{Fixture, signal, wait_until};
 
 /// A place with a pool in the background, and the socket of its process.
-fn with_process() -> (Place, PathBuf) {
-    let place = Place::new();
-    place.pool("tank.img");
-    place.ok(&["import", "tank.img"]);
-    let pid = place.processes()[0]["pid"].as_u64().unwrap();
-    let socket = place.run_dir().join(format!("{pid}.sock"));
-    (place, socket)
+fn with_process() -> (Fixture, PathBuf) {
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.ok(&["import", "tank.img"]);
+    let pid = fixture.processes()[0]["pid"].as_u64().unwrap();
+    let socket = fixture.run_dir().join(format!("{pid}.sock"));
+    (fixture, socket)
 }
 
 /// Sends bytes, and returns what comes until the end.
@@ -30,16 +30,16 @@ fn said_to(socket: &PathBuf, bytes: &[u8]) -> String {
 
 #[test]
 fn only_its_user_can_reach_it() {
-    let (place, socket) = with_process();
+    let (fixture, socket) = with_process();
     let mode = |path: &PathBuf| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&socket), 0o600);
-    assert_eq!(mode(&place.run_dir()), 0o700);
-    place.ok(&["export", "tank"]);
+    assert_eq!(mode(&fixture.run_dir()), 0o700);
+    fixture.ok(&["export", "tank"]);
 }
 
 #[test]
 fn nonsense_is_answered_and_does_no_harm() {
-    let (place, socket) = with_process();
+    let (fixture, socket) = with_process();
     let many_brackets = vec![b'['; 60_000];
     let endless = vec![b'x'; 1 << 20];
     let requests: [&[u8]; 8] = [
@@ -61,49 +61,49 @@ fn nonsense_is_answered_and_does_no_harm() {
     // Many at once, who say nothing: nobody else is kept from it for long.
     let idle: Vec<_> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     drop(idle);
-    wait_until("it answers again", || !place.processes().is_empty());
-    place.ok(&["status", "tank"]);
-    place.ok(&["export", "tank"]);
+    wait_until("it answers again", || !fixture.processes().is_empty());
+    fixture.ok(&["status", "tank"]);
+    fixture.ok(&["export", "tank"]);
 }
 
 #[test]
 fn sockets_of_the_dead_are_removed() {
-    let (place, socket) = with_process();
-    let pid = place.processes()[0]["pid"].as_i64().unwrap() as i32;
+    let (fixture, socket) = with_process();
+    let pid = fixture.processes()[0]["pid"].as_i64().unwrap() as i32;
     signal(pid, libc::SIGKILL);
     wait_until("it is dead", || !std::path::Path::new(&format!("/proc/{pid}")).exists());
     assert!(socket.exists());
-    assert!(place.processes().is_empty());
+    assert!(fixture.processes().is_empty());
     assert!(!socket.exists());
     // What was killed is no export; the next one takes it.
-    let shown = place.ok(&["status", "tank.img"]);
+    let shown = fixture.ok(&["status", "tank.img"]);
     assert!(shown.contains("not exported"), "{shown}");
-    let said = place.ok(&["export", "tank.img"]);
-    assert!(said.contains("nobody had in use any more"), "{said}");
-    place.ok(&["check", "tank.img"]);
+    let said = fixture.ok(&["export", "tank.img"]);
+    assert!(said.contains("after a crash"), "{said}");
+    fixture.ok(&["check", "tank.img"]);
 }
 
 #[test]
 fn a_socket_that_never_answers_stops_nobody() {
-    let (place, _socket) = with_process();
+    let (fixture, _socket) = with_process();
     // Of this test itself, which lives and never accepts.
-    let mute = place.run_dir().join(format!("{}.sock", std::process::id()));
+    let mute = fixture.run_dir().join(format!("{}.sock", std::process::id()));
     let _listener = UnixListener::bind(&mute).unwrap();
-    let listed = place.ok(&["list"]);
+    let listed = fixture.ok(&["list"]);
     assert!(listed.contains("tank"), "{listed}");
     std::fs::remove_file(&mute).unwrap();
-    place.ok(&["export", "tank"]);
+    fixture.ok(&["export", "tank"]);
 }
 
 #[test]
 fn a_run_directory_of_somebody_else_is_refused() {
-    let place = Place::new();
-    place.pool("tank.img");
-    std::fs::write(place.path("no-folder"), b"").unwrap();
-    let output = place
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    std::fs::write(fixture.path("no-folder"), b"").unwrap();
+    let output = fixture
         .command(&["import", "tank.img"])
-        .env("FOREBAY_RUN_DIR", place.path("no-folder"))
+        .env("FOREBAY_RUN_DIR", fixture.path("no-folder"))
         .output();
-    let said = crate::place::failed(&output.unwrap(), 1, &["import"]);
+    let said = crate::fixture::failed(&output.unwrap(), 1, &["import"]);
     assert!(said.contains("FOREBAY_RUN_DIR"), "{said}");
 }

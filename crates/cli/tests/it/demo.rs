@@ -2,29 +2,25 @@
 
 use std::fs;
 
-use crate::place::{Place, fuse, is_mounted, texts};
+use crate::fixture::{Fixture, fuse, is_mounted, texts};
 
 #[test]
 fn it_shows_a_tree_and_leaves_nothing() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    let tree = place.folder("tree");
+    let fixture = Fixture::new();
+    let tree = fixture.folder("tree");
     fs::create_dir(tree.join("folder")).unwrap();
     for file in 0..40u8 {
         fs::write(tree.join(format!("folder/{file}")), vec![file; 100_000]).unwrap();
     }
     std::os::unix::fs::symlink("folder/1", tree.join("link")).unwrap();
-    let temporary = place.folder("temporary");
-    let said = place.ok(&["demo", "tree", "--temporary", "temporary"]);
-    for part in [
-        "copied in",
-        "read and compared",
-        "verified after a remount",
-        "every block checked",
-        "3.81 MiB",
-    ] {
+    let temporary = fixture.folder("temporary");
+    let said = fixture.ok(&["demo", "tree", "--temporary", "temporary"]);
+    for part in
+        ["copy ", "read and compare", "verify after a remount", "check all blocks", "3.81 MiB"]
+    {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);
@@ -42,15 +38,15 @@ fn it_cleans_up_when_it_is_interrupted() {
 
 /// Copies so many files; whether the signal came before it was through.
 fn is_interrupted(files: u32) -> bool {
-    let place = Place::new();
-    let tree = place.folder("tree");
+    let fixture = Fixture::new();
+    let tree = fixture.folder("tree");
     for file in 0..files {
         fs::write(tree.join(file.to_string()), vec![7; 5000]).unwrap();
     }
-    let temporary = place.folder("temporary");
-    let mut running = place.start(&["demo", "tree", "--temporary", "temporary"]);
+    let temporary = fixture.folder("temporary");
+    let mut running = fixture.start(&["demo", "tree", "--temporary", "temporary"]);
     let mut mounted = None;
-    crate::place::wait_until("it copies", || {
+    crate::fixture::wait_until("it copies", || {
         let made = fs::read_dir(&temporary).unwrap().flatten().next();
         mounted = made.map(|made| made.path().join("mnt")).or(mounted.take());
         running.has_ended() || mounted.as_ref().is_some_and(|at| is_mounted(at))
@@ -75,11 +71,11 @@ fn trees_that_cannot_be() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    place.folder("empty");
-    fs::write(place.path("file"), b"x").unwrap();
-    assert!(place.fails(&["demo", "absent"]).contains("absent"));
-    assert!(place.fails(&["demo", "empty"]).contains("nothing that can be read"));
-    assert!(place.fails(&["demo", "file"]).contains("is no folder"));
-    assert!(place.misused(&["demo", "empty", "--memory", "1M"]).contains("at least"));
+    let fixture = Fixture::new();
+    fixture.folder("empty");
+    fs::write(fixture.path("file"), b"x").unwrap();
+    assert!(fixture.fails(&["demo", "absent"]).contains("absent"));
+    assert!(fixture.fails(&["demo", "empty"]).contains("contains no readable files"));
+    assert!(fixture.fails(&["demo", "file"]).contains("is not a directory"));
+    assert!(fixture.misused(&["demo", "empty", "--memory", "1M"]).contains("at least"));
 }

@@ -7,13 +7,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::{io, ptr};
 
-use crate::place::{Place, fuse, mounted};
+use crate::fixture::{Fixture, fuse, mounted};
 
 const BYTES: usize = 8192;
 
 type Call = fn(&Path) -> io::Result<Vec<u8>>;
 
-/// Ways to write so that the return of the call is a promise. Each returns what its file then holds.
+/// Ways to write so that the return of the call is a promise. Each returns what its file then
+/// holds.
 const CALLS: [(&str, Call); 10] = [
     ("O_DSYNC", |at| written(at, libc::O_DSYNC)),
     ("O_SYNC", |at| written(at, libc::O_SYNC)),
@@ -110,19 +111,19 @@ fn synchronous_writes_survive_a_kill() {
     }
     for mode in [&[][..], &["--kernel-cache"]] {
         for (what, call) in CALLS {
-            let place = Place::new();
-            place.pool("tank.img");
-            let at = place.folder("at");
+            let fixture = Fixture::new();
+            fixture.pool("tank.img");
+            let at = fixture.folder("at");
             let arguments = [&["mount", "tank.img", "at"], mode].concat();
             // No transaction group comes in between: only the log can hold the write.
-            let running = mounted(&place, &arguments, &at);
-            place.ok(&["tunable", "set", "tank", "txg_timeout_ms", "600000"]);
+            let running = mounted(&fixture, &arguments, &at);
+            fixture.ok(&["tunable", "set", "tank", "txg_timeout_ms", "600000"]);
             let content = call(&at.join("file"));
             running.signal(libc::SIGKILL);
             running.wait();
-            place.ok(&["umount", "at"]);
+            fixture.ok(&["umount", "at"]);
             let content = content.unwrap_or_else(|error| panic!("{what} {mode:?}: {error}"));
-            let running = mounted(&place, &arguments, &at);
+            let running = mounted(&fixture, &arguments, &at);
             let found = fs::read(at.join("file")).unwrap();
             assert!(found == content, "{what} {mode:?}: {} bytes", found.len());
             drop(running);
@@ -138,16 +139,16 @@ fn a_mapping_that_finds_no_space_fails_each_fsync_until_it_is_made_good() {
     // More than the pool has. Each piece has other content, so that none is packed away.
     const LEN: usize = 96 << 20;
     for mode in [&[][..], &["--kernel-cache"]] {
-        let place = Place::new();
-        place.pool("tank.img");
-        let at = place.folder("at");
-        let _running = mounted(&place, &[&["mount", "tank.img", "at"], mode].concat(), &at);
+        let fixture = Fixture::new();
+        fixture.pool("tank.img");
+        let at = fixture.folder("at");
+        let _running = mounted(&fixture, &[&["mount", "tank.img", "at"], mode].concat(), &at);
         let file = open(&at.join("file"), 0).unwrap();
         file.set_len(LEN as u64).unwrap();
         let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         let mut random = fs::File::open("/dev/urandom").unwrap();
-        // SAFETY: a new mapping of a file that is long enough; it is unmapped below, and nothing refers to
-        // it then.
+        // SAFETY: a new mapping of a file that is long enough; it is unmapped below, and nothing
+        // refers to it then.
         unsafe {
             let map = libc::mmap(ptr::null_mut(), LEN, access, shared, file.as_raw_fd(), 0);
             assert!(map != libc::MAP_FAILED, "{}", Error::last_os_error());

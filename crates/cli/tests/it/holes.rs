@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::ptr;
 
-use crate::place::{Place, fuse, mounted};
+use crate::fixture::{Fixture, fuse, mounted};
 
 const MIB: u64 = 1 << 20;
 const LEN: u64 = 8 * MIB;
@@ -72,10 +72,10 @@ fn data_that_the_kernel_holds_back_is_no_hole() {
     let changes: [(&str, Change); 2] = [("write", by_write), ("mapping", by_mapping)];
     for mode in [&[][..], &["--kernel-cache"]] {
         for (what, change) in changes {
-            let place = Place::new();
-            place.pool("tank.img");
-            let at = place.folder("at");
-            let _running = mounted(&place, &[&["mount", "tank.img", "at"], mode].concat(), &at);
+            let fixture = Fixture::new();
+            fixture.pool("tank.img");
+            let at = fixture.folder("at");
+            let _running = mounted(&fixture, &[&["mount", "tank.img", "at"], mode].concat(), &at);
             let file = File::options();
             let file = file.clone().read(true).write(true).create(true).open(at.join("a")).unwrap();
             file.set_len(LEN).unwrap();
@@ -107,10 +107,10 @@ fn many_may_ask_at_a_time_while_others_write() {
         return;
     }
     for mode in [&[][..], &["--kernel-cache"]] {
-        let place = Place::new();
-        place.pool("tank.img");
-        let at = place.folder("at");
-        let _running = mounted(&place, &[&["mount", "tank.img", "at"], mode].concat(), &at);
+        let fixture = Fixture::new();
+        fixture.pool("tank.img");
+        let at = fixture.folder("at");
+        let _running = mounted(&fixture, &[&["mount", "tank.img", "at"], mode].concat(), &at);
         std::thread::scope(|scope| {
             for n in 0..16 {
                 let path = at.join(format!("file {}", n % 4));

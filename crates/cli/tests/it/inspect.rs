@@ -1,23 +1,24 @@
-//! `forebay inspect` on pools that are whole, in use, cut short and damaged, and asked for what is not there.
+//! `forebay inspect` on pools that are whole, in use, cut short and damaged, and asked for what is
+//! not there.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
 use serde_json::Value;
 
-use crate::place::{Place, fuse, texts};
+use crate::fixture::{Fixture, fuse, texts};
 
 #[track_caller]
-fn json(place: &Place, arguments: &[&str]) -> Value {
-    let text = place.ok(&[&["inspect"], arguments, &["--json"]].concat());
+fn json(fixture: &Fixture, arguments: &[&str]) -> Value {
+    let text = fixture.ok(&[&["inspect"], arguments, &["--json"]].concat());
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
 #[test]
 fn a_pool_that_nobody_has_is_shown() {
-    let place = Place::new();
-    place.pool("tank.img");
-    let labels = json(&place, &["tank.img", "label"]);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let labels = json(&fixture, &["tank.img", "label"]);
     assert_eq!(labels[0]["labels"].as_array().map(Vec::len), Some(2));
     for label in labels[0]["labels"].as_array().expect("two") {
         assert_eq!(
@@ -25,45 +26,45 @@ fn a_pool_that_nobody_has_is_shown() {
             (&"sound".into(), &"tank".into())
         );
     }
-    let uberblocks = json(&place, &["tank.img", "uberblocks"]);
+    let uberblocks = json(&fixture, &["tank.img", "uberblocks"]);
     let newest = uberblocks["found"][0]["txg"].as_u64().expect("a group");
-    let group = json(&place, &["tank.img", "txg"]);
+    let group = json(&fixture, &["tank.img", "txg"]);
     assert_eq!(group["as_of_txg"].as_u64(), Some(newest));
     assert_eq!(group["found"]["datasets"][0]["name"], "main");
-    let older = json(&place, &["tank.img", "txg", &(newest - 1).to_string()]);
+    let older = json(&fixture, &["tank.img", "txg", &(newest - 1).to_string()]);
     assert_eq!(older["found"]["txg"].as_u64(), Some(newest - 1));
-    assert!(older["notices"][0].as_str().expect("a notice").contains("newest group"), "{older}");
+    assert!(older["notices"][0].as_str().expect("a notice").contains("newest txg"), "{older}");
 
-    let datasets = json(&place, &["tank.img", "datasets"]);
+    let datasets = json(&fixture, &["tank.img", "datasets"]);
     let root = &datasets["found"]["datasets"][0]["root_object"];
     let root = root.as_u64().expect("the root of its files").to_string();
-    let object = json(&place, &["tank.img", "object", "main", &root]);
+    let object = json(&fixture, &["tank.img", "object", "main", &root]);
     assert_eq!(object["found"]["kind"], "directory");
-    assert!(place.ok(&["inspect", "tank.img", "zap", "main", &root]).contains("micro: "));
-    assert!(place.ok(&["inspect", "tank.img", "datasets"]).contains("dataset \"main\""));
-    let block = place.ok(&["inspect", "tank.img", "block", "main", "dnodes", "0"]);
+    assert!(fixture.ok(&["inspect", "tank.img", "zap", "main", &root]).contains("micro: "));
+    assert!(fixture.ok(&["inspect", "tank.img", "datasets"]).contains("dataset \"main\""));
+    let block = fixture.ok(&["inspect", "tank.img", "block", "main", "dnodes", "0"]);
     assert!(block.contains("checksum right") && block.contains("00000200  02 "), "{block}");
     let directory = group["found"]["directory"].as_u64().expect("a number").to_string();
-    assert!(place.ok(&["inspect", "tank.img", "zap", "-", &directory]).contains("1 entries"));
+    assert!(fixture.ok(&["inspect", "tank.img", "zap", "-", &directory]).contains("1 entries"));
 
-    let bytes = place.ok(&["inspect", "tank.img", "block", "0:0x0:4096"]);
+    let bytes = fixture.ok(&["inspect", "tank.img", "block", "0:0x0:4096"]);
     assert!(bytes.contains("a label, whose checksum is right"), "{bytes}");
-    let raw = place.run(&["inspect", "tank.img", "block", "0:0:7", "--raw"]);
+    let raw = fixture.run(&["inspect", "tank.img", "block", "0:0:7", "--raw"]);
     assert_eq!(raw.stdout, b"forebay");
 }
 
 #[test]
 fn a_pool_in_use_is_shown_by_its_name_and_stays_in_use() {
-    let place = Place::new();
-    place.pool("tank.img");
-    place.ok(&["import", "tank.img"]);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.ok(&["import", "tank.img"]);
     for pool in ["tank", "tank.img"] {
-        let labels = json(&place, &[pool, "label"]);
+        let labels = json(&fixture, &[pool, "label"]);
         assert_eq!(labels[0]["labels"][0]["label"]["state"], "active");
-        assert!(place.ok(&["inspect", pool, "txg"]).contains("dataset \"main\""));
+        assert!(fixture.ok(&["inspect", pool, "txg"]).contains("dataset \"main\""));
     }
-    assert!(place.ok(&["check", "tank"]).contains("no problems found"));
-    place.ok(&["export", "tank"]);
+    assert!(fixture.ok(&["check", "tank"]).contains("no problems found"));
+    fixture.ok(&["export", "tank"]);
 }
 
 #[test]
@@ -71,27 +72,32 @@ fn files_of_a_mount_are_found_on_the_device() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
-    place.folder("mnt");
-    place.ok(&["mount", "tank.img", "mnt", "--daemon"]);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.folder("mnt");
+    fixture.ok(&["mount", "tank.img", "mnt", "--daemon"]);
     let names = 2000;
     for number in 0..names {
-        fs::write(place.path("mnt").join(format!("{number}")), b"").expect("a file");
+        fs::write(fixture.path("mnt").join(format!("{number}")), b"").expect("a file");
     }
     let content = vec![42; 300_000];
-    fs::write(place.path("mnt/content"), &content).expect("a file");
-    OpenOptions::new().read(true).open(place.path("mnt")).expect("it").sync_all().expect("synced");
+    fs::write(fixture.path("mnt/content"), &content).expect("a file");
+    OpenOptions::new()
+        .read(true)
+        .open(fixture.path("mnt"))
+        .expect("it")
+        .sync_all()
+        .expect("synced");
     // What is synced may be in the intent log alone: with the export it is in a group.
-    place.ok(&["export", "tank"]);
-    let datasets = json(&place, &["tank.img", "datasets"]);
+    fixture.ok(&["export", "tank"]);
+    let datasets = json(&fixture, &["tank.img", "datasets"]);
     let dataset = &datasets["found"]["datasets"][0];
     assert!(dataset["set"]["objects"].as_u64().expect("objects") > names);
     let root = dataset["root_object"].as_u64().expect("a root").to_string();
-    let zap = json(&place, &["tank.img", "zap", "main", &root]);
+    let zap = json(&fixture, &["tank.img", "zap", "main", &root]);
     let stats = &zap["found"]["stats"];
     assert_eq!(stats["entries"].as_u64(), Some(names + 1));
-    let text = place.ok(&["inspect", "tank.img", "zap", "main", &root]);
+    let text = fixture.ok(&["inspect", "tank.img", "zap", "main", &root]);
     for title in [
         "leaves by how full they are",
         "leaves by entries",
@@ -105,27 +111,27 @@ fn files_of_a_mount_are_found_on_the_device() {
     let numbers = 0..names + 100;
     let found = numbers.rev().find_map(|number| {
         let number = number.to_string();
-        let output = place.run(&["inspect", "tank.img", "object", "main", &number, "--json"]);
+        let output = fixture.run(&["inspect", "tank.img", "object", "main", &number, "--json"]);
         let object: Value = serde_json::from_slice(&output.stdout).ok()?;
         let size = object["found"]["size_bytes"].as_u64();
         (size == Some(content.len() as u64)).then_some(number)
     });
     let number = found.expect("it is there");
-    let raw = place.run(&["inspect", "tank.img", "block", "main", &number, "0", "--raw"]);
+    let raw = fixture.run(&["inspect", "tank.img", "block", "main", &number, "0", "--raw"]);
     assert!(raw.stdout.len() >= 65536 && raw.stdout.iter().all(|byte| *byte == 42));
 }
 
 #[test]
 fn what_is_damaged_or_cut_short_is_shown_with_exit_code_1() {
-    let place = Place::new();
-    place.pool("tank.img");
-    let path = place.path("tank.img");
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let path = fixture.path("tank.img");
     let file = OpenOptions::new().read(true).write(true).open(&path).expect("it");
     let mut byte = [0];
     file.read_exact_at(&mut byte, 100).expect("a byte");
     file.write_all_at(&[byte[0] ^ 1], 100).expect("flipped");
     let damaged = |arguments: &[&str]| {
-        let output = place.run(arguments);
+        let output = fixture.run(arguments);
         let (out, err) = texts(&output);
         assert_eq!(output.status.code(), Some(1), "{out}{err}");
         assert_eq!(err.lines().count(), 1, "{err}");
@@ -134,27 +140,27 @@ fn what_is_damaged_or_cut_short_is_shown_with_exit_code_1() {
     let labels = damaged(&["inspect", "tank.img", "label"]);
     assert!(labels.contains("NOT SOUND: its checksum is wrong"), "{labels}");
     assert!(labels.contains("sound\n    pool:       \"tank\""), "the other one is: {labels}");
-    place.ok(&["inspect", "tank.img", "txg"]);
+    fixture.ok(&["inspect", "tank.img", "txg"]);
 
     file.set_len(8 << 20).expect("cut");
     let labels = damaged(&["inspect", "tank.img", "label"]);
     assert!(!labels.contains("sound\n    pool"), "{labels}");
-    let group = place.ok(&["inspect", "tank.img", "txg"]);
+    let group = fixture.ok(&["inspect", "tank.img", "txg"]);
     assert!(group.contains("note: no label is left"), "{group}");
     assert!(group.contains("dataset \"main\""), "what is left is shown: {group}");
 
     file.write_all_at(&vec![0; 1 << 20], 0).expect("wiped");
-    let said = place.fails(&["inspect", "tank.img", "txg"]);
+    let said = fixture.fails(&["inspect", "tank.img", "txg"]);
     assert!(said.contains("neither label nor uberblock is left"), "{said}");
-    let said = place.fails(&["inspect", "tank.img", "object", "main", "1"]);
+    let said = fixture.fails(&["inspect", "tank.img", "object", "main", "1"]);
     assert!(said.contains("neither label nor uberblock is left"), "{said}");
 }
 
 #[test]
 fn what_is_not_there_is_told() {
-    let place = Place::new();
-    place.pool("tank.img");
-    place.folder("folder");
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.folder("folder");
     for (arguments, told) in [
         (&["nothing.img", "label"][..], "nothing.img"),
         (&["folder", "label"], "folder"),
@@ -167,7 +173,7 @@ fn what_is_not_there_is_told() {
         (&["tank.img", "block", "7:0:512"], "no device 7"),
         (&["tank.img", "block", "0:0x10000000000:512"], "within the"),
     ] {
-        let said = place.fails(&[&["inspect"], arguments].concat());
+        let said = fixture.fails(&[&["inspect"], arguments].concat());
         assert!(said.contains(told), "{said}");
     }
     for arguments in [
@@ -178,6 +184,6 @@ fn what_is_not_there_is_told() {
         &["tank.img", "block", "main", "one", "0"],
         &["tank.img", "object", "main", "x"],
     ] {
-        place.misused(&[&["inspect"], arguments].concat());
+        fixture.misused(&[&["inspect"], arguments].concat());
     }
 }

@@ -1,4 +1,5 @@
-//! The program as users meet it: run as a process, judged by what it prints, its exit code, and what is there afterwards.
+//! The program as users meet it: run as a process, judged by what it prints, its exit code, and
+//! what is there afterwards.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -9,13 +10,14 @@ mod bad_input;
 mod control;
 mod demo;
 mod durable;
+mod fixture;
 mod holes;
 mod inspect;
 mod l2_devices;
-mod life;
+mod lifecycle;
+mod logging;
 mod mount_options;
 mod mounts;
+mod output;
 mod overwrite;
-mod place;
 mod set_id;
-mod shown;

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::place::{Place, fuse, is_mounted, mounted, root, texts};
+use crate::fixture::{Fixture, fuse, is_mounted, mounted, root, texts};
 
 /// Options of the mount at a place, as the kernel shows them.
 fn shown(at: &Path) -> Vec<String> {
@@ -20,20 +20,20 @@ fn has(at: &Path, option: &str) -> bool {
 }
 
 /// A pool with a program, a set-id program and a device node in it.
-fn furnished() -> (Place, PathBuf) {
-    let place = Place::new();
-    place.pool("tank.img");
-    let at = place.folder("at");
-    let running = mounted(&place, &["mount", "tank.img", "at"], &at);
+fn furnished() -> (Fixture, PathBuf) {
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
+    let running = mounted(&fixture, &["mount", "tank.img", "at"], &at);
     fs::copy("/usr/bin/id", at.join("id")).unwrap();
     fs::set_permissions(at.join("id"), fs::Permissions::from_mode(0o4755)).unwrap();
     fs::set_permissions(&at, fs::Permissions::from_mode(0o755)).unwrap();
-    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(fixture.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     let made = Command::new("mknod").arg(at.join("zero")).args(["c", "1", "5"]).status().unwrap();
     assert!(made.success());
     fs::write(at.join("file"), "content").unwrap();
     drop(running);
-    (place, at)
+    (fixture, at)
 }
 
 fn runs(at: &Path) -> bool {
@@ -56,7 +56,7 @@ fn what_options_forbid_is_forbidden() {
     if !fuse() || !root() {
         return;
     }
-    let (place, at) = furnished();
+    let (fixture, at) = furnished();
     for (options, exec, suid, dev) in [
         ("rw", true, true, true),
         ("noexec", false, true, true),
@@ -65,7 +65,7 @@ fn what_options_forbid_is_forbidden() {
         ("nosuid,nodev,noexec,nofail,x-systemd.automount", false, false, false),
         ("user,exec", true, false, false),
     ] {
-        let running = mounted(&place, &["mount", "tank.img", "at", "-o", options], &at);
+        let running = mounted(&fixture, &["mount", "tank.img", "at", "-o", options], &at);
         assert_eq!(runs(&at), exec, "{options}");
         assert_eq!(has(&at, "noexec"), !exec, "{options}");
         if exec {
@@ -82,17 +82,21 @@ fn unknown_options_are_refused_by_name() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
-    place.folder("at");
-    let said = place.misused(&["mount", "tank.img", "at", "-o", "nosuid,frobnicate"]);
-    assert!(said.contains("-o frobnicate: no such option; there are ro, rw, nosuid"), "{said}");
-    let said = place.misused(&["mount", "tank.img", "at", "-o", "dirsync"]);
-    assert!(said.contains("-o dirsync: forebay does not have it; call fsync"), "{said}");
-    assert!(!is_mounted(&place.path("at")));
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.folder("at");
+    let said = fixture.misused(&["mount", "tank.img", "at", "-o", "nosuid,frobnicate"]);
+    assert!(
+        said.contains("-o frobnicate: no such option; valid options are ro, rw, nosuid"),
+        "{said}"
+    );
+    let said = fixture.misused(&["mount", "tank.img", "at", "-o", "dirsync"]);
+    assert!(said.contains("-o dirsync: forebay does not support it; call fsync"), "{said}");
+    assert!(!is_mounted(&fixture.path("at")));
 }
 
-/// Sets the times of a file so that a read changes its time of access by one rule and not by another.
+/// Sets the times of a file so that a read changes its time of access by one rule and not by
+/// another.
 fn age(path: &Path, atime: i64, mtime: i64) {
     let times = fs::FileTimes::new();
     let time =
@@ -127,10 +131,10 @@ fn times_of_access_follow_the_options() {
         ("noatime", false, false, false),
         ("nodiratime", true, false, false),
     ] {
-        let place = Place::new();
-        place.pool("tank.img");
-        let at = place.folder("at");
-        let _running = mounted(&place, &["mount", "tank.img", "at", "-o", options], &at);
+        let fixture = Fixture::new();
+        fixture.pool("tank.img");
+        let at = fixture.folder("at");
+        let _running = mounted(&fixture, &["mount", "tank.img", "at", "-o", options], &at);
         let (file, folder) = (at.join("file"), at.join("folder"));
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("name"), "").unwrap();
@@ -149,30 +153,30 @@ fn a_mount_changes_its_flags() {
     if !fuse() || !root() {
         return;
     }
-    let (place, at) = furnished();
-    let running = mounted(&place, &["mount", "tank.img", "at", "-o", "nosuid"], &at);
+    let (fixture, at) = furnished();
+    let running = mounted(&fixture, &["mount", "tank.img", "at", "-o", "nosuid"], &at);
     let held = File::options().append(true).open(at.join("file")).unwrap();
-    let said = place.fails(&["mount", "-o", "remount,ro", "at"]);
+    let said = fixture.fails(&["mount", "-o", "remount,ro", "at"]);
     assert!(said.contains("cannot become read-only: files there are open for writing"), "{said}");
     drop(held);
-    place.ok(&["mount", "-o", "remount,ro", "at"]);
+    fixture.ok(&["mount", "-o", "remount,ro", "at"]);
     let refused = fs::write(at.join("file"), "more").unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
     assert!(has(&at, "ro") && has(&at, "nosuid"), "others stay: {:?}", shown(&at));
-    assert!(place.ok(&["list"]).contains("ro"));
-    place.ok(&["mount", "-o", "remount,rw,noexec,strictatime", "at"]);
+    assert!(fixture.ok(&["list"]).contains("ro"));
+    fixture.ok(&["mount", "-o", "remount,rw,noexec,strictatime", "at"]);
     fs::write(at.join("file"), "more").unwrap();
     assert!(!runs(&at) && has(&at, "nosuid"));
     age(&at.join("file"), 8_000_000_000, 1_000_000);
     assert!(touches(&at.join("file")));
 
     // As mount(8) calls the helper for what is mounted: by the type that the kernel shows.
-    let helper = place.path("mount.fuse.forebay");
+    let helper = fixture.path("mount.fuse.forebay");
     symlink(env!("CARGO_BIN_EXE_forebay"), &helper).unwrap();
     let options =
         "rw,exec,relatime,user_id=0,group_id=0,default_permissions,allow_other,remount,noatime";
     let arguments = ["tank/main", at.to_str().unwrap(), "-o", options];
-    let output = place.command_of(&helper, &arguments).output().unwrap();
+    let output = fixture.command_of(&helper, &arguments).output().unwrap();
     assert!(output.status.success(), "{:?}", texts(&output));
     assert!(runs(&at) && has(&at, "noatime") && has(&at, "nosuid"));
     age(&at.join("file"), 1_000_000, 2_000_000);
@@ -180,15 +184,15 @@ fn a_mount_changes_its_flags() {
     // The kernel's flags can be changed without the program; they stay as well.
     let alone = ["-i", "-o", "remount,ro,nodev,noexec", at.to_str().unwrap()];
     assert!(Command::new("mount").args(alone).status().unwrap().success());
-    assert_eq!(place.processes()[0]["pools"][0]["mounts"][0]["read_only"], true);
-    place.ok(&["mount", "-o", "remount,relatime", "at"]);
+    assert_eq!(fixture.processes()[0]["pools"][0]["mounts"][0]["read_only"], true);
+    fixture.ok(&["mount", "-o", "remount,relatime", "at"]);
     for option in ["ro", "nosuid", "nodev", "noexec", "relatime"] {
         assert!(has(&at, option), "{option}: {:?}", shown(&at));
     }
     drop(running);
 
-    let running = mounted(&place, &["mount", "tank.img", "at", "-o", "ro"], &at);
-    let said = place.fails(&["mount", "-o", "remount,rw", "at"]);
-    assert!(said.contains("cannot become writable: it was mounted for reading only"), "{said}");
+    let running = mounted(&fixture, &["mount", "tank.img", "at", "-o", "ro"], &at);
+    let said = fixture.fails(&["mount", "-o", "remount,rw", "at"]);
+    assert!(said.contains("cannot become writable: it was mounted read-only"), "{said}");
     drop(running);
 }

@@ -5,18 +5,18 @@ use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-use crate::place::{Place, failed, fuse, is_mounted, mounted, root, signal, texts, wait_until};
+use crate::fixture::{Fixture, failed, fuse, is_mounted, mounted, root, signal, texts, wait_until};
 
 #[test]
 fn without_arguments_a_pool_is_made_and_mounted_until_a_signal() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    let at = place.path("forebay-mnt");
+    let fixture = Fixture::new();
+    let at = fixture.path("forebay-mnt");
     for (round, number) in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().enumerate() {
-        let running = mounted(&place, &["mount"], &at);
-        assert_eq!(fs::metadata(place.path("forebay.pool")).unwrap().len(), 10 << 30);
+        let running = mounted(&fixture, &["mount"], &at);
+        assert_eq!(fs::metadata(fixture.path("forebay.pool")).unwrap().len(), 10 << 30);
         if round > 0 {
             assert_eq!(fs::read(at.join("file")).unwrap(), vec![round as u8 - 1; 100_000]);
         }
@@ -28,11 +28,11 @@ fn without_arguments_a_pool_is_made_and_mounted_until_a_signal() {
         assert!(out.contains("mounted forebay/main at"), "{out}");
         assert!(out.contains("unmounted "), "{out}");
         assert!(!is_mounted(&at));
-        let shown = place.ok(&["import", "--show", "forebay.pool"]);
+        let shown = fixture.ok(&["import", "--show", "forebay.pool"]);
         assert!(shown.contains("; exported"), "{shown}");
     }
-    let checked = place.ok(&["check", "forebay.pool"]);
-    assert!(checked.contains("1 folders, 1 other files"), "{checked}");
+    let checked = fixture.ok(&["check", "forebay.pool"]);
+    assert!(checked.contains("1 directories, 1 other files"), "{checked}");
 }
 
 #[test]
@@ -40,17 +40,17 @@ fn it_ends_when_somebody_else_unmounts_it() {
     if !fuse() || !root() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
-    let at = place.folder("at");
-    let running = mounted(&place, &["mount", "tank.img", "at"], &at);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
+    let running = mounted(&fixture, &["mount", "tank.img", "at"], &at);
     assert!(Command::new("umount").arg(&at).status().unwrap().success());
     assert!(running.wait().status.success());
-    let running = mounted(&place, &["mount", "tank.img", "at"], &at);
-    place.ok(&["umount", "at"]);
+    let running = mounted(&fixture, &["mount", "tank.img", "at"], &at);
+    fixture.ok(&["umount", "at"]);
     assert!(running.wait().status.success());
-    let running = mounted(&place, &["mount", "tank.img", "at"], &at);
-    place.ok(&["export", "tank"]);
+    let running = mounted(&fixture, &["mount", "tank.img", "at"], &at);
+    fixture.ok(&["export", "tank"]);
     assert!(running.wait().status.success());
 }
 
@@ -59,62 +59,71 @@ fn one_process_in_the_background_has_several_pools() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    let places = [place.folder("a"), place.folder("b"), place.folder("c")];
-    place.pool("one.img");
-    place.pool("two.img");
-    let said = place.ok(&["mount", "one.img", "a", "--daemon", "--memory", "256M"]);
+    let fixture = Fixture::new();
+    let places = [fixture.folder("a"), fixture.folder("b"), fixture.folder("c")];
+    fixture.pool("one.img");
+    fixture.pool("two.img");
+    let said = fixture.ok(&["mount", "one.img", "a", "--daemon", "--memory", "256M"]);
     assert!(said.contains("mounted one/main at"), "{said}");
     fs::write(places[0].join("file"), b"one").unwrap();
-    place.ok(&["mount", "two.img", "b", "--daemon", "--kernel-cache"]);
+    fixture.ok(&["mount", "two.img", "b", "--daemon", "--kernel-cache"]);
     fs::write(places[1].join("file"), b"two").unwrap();
-    let twice = place.fails(&["mount", "one.img", "c", "--daemon"]);
+    let twice = fixture.fails(&["mount", "one.img", "c", "--daemon"]);
     assert!(twice.contains("is mounted at") && twice.contains("forebay umount"), "{twice}");
-    let foreground = place.fails(&["mount", "one.img", "c"]);
+    let foreground = fixture.fails(&["mount", "one.img", "c"]);
     assert!(
         foreground.contains("in use by process") && foreground.contains("--daemon"),
         "{foreground}"
     );
-    let missing = place.fails(&["mount", "one", "c", "--daemon", "--dataset", "nothing"]);
+    let missing = fixture.fails(&["mount", "one", "c", "--daemon", "--dataset", "nothing"]);
     assert!(missing.contains("has no dataset nothing") && missing.contains("main"), "{missing}");
 
-    let processes = place.processes();
+    let processes = fixture.processes();
     assert_eq!(processes.len(), 1);
     assert_eq!(processes[0]["memory_bytes"], 256 << 20);
-    let listed = place.ok(&["list"]);
+    let listed = fixture.ok(&["list"]);
     assert!(listed.contains("kernel_cache") && listed.contains("rw,daemon"), "{listed}");
-    let stats: serde_json::Value = serde_json::from_str(&place.ok(&["stats", "--json"])).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&fixture.ok(&["stats", "--json"])).unwrap();
     assert!(stats[0]["mounts"][0]["operations"].as_u64().unwrap() > 0, "{stats}");
-    place.ok(&["cache", "flush", "one"]);
+    fixture.ok(&["cache", "flush", "one"]);
     assert_eq!(fs::read(places[0].join("file")).unwrap(), b"one");
-    place.ok(&["check", "one"]);
+    fixture.ok(&["check", "one"]);
 
-    place.ok(&["umount", "one"]);
+    fixture.ok(&["umount", "one"]);
     assert!(!is_mounted(&places[0]) && is_mounted(&places[1]));
     // One that is in use: its file, then its folder.
     let file = fs::File::open(places[1].join("file")).unwrap();
-    let busy = place.fails(&["umount", "b"]);
+    let busy = fixture.fails(&["umount", "b"]);
     assert!(busy.contains("busy") && busy.contains("--lazy"), "{busy}");
-    place.ok(&["umount", "b", "--lazy"]);
+    fixture.ok(&["umount", "b", "--lazy"]);
     assert!(!is_mounted(&places[1]));
     drop(file);
-    wait_until("the process ends", || place.processes().is_empty());
+    wait_until("the process ends", || fixture.processes().is_empty());
 
     for (pool, at, content) in [("two.img", "c", "two"), ("one.img", "b", "one")] {
-        place.ok(&["mount", pool, at, "--daemon", "--separate", "--memory", "192M", "--read-only"]);
-        assert_eq!(fs::read(place.path(at).join("file")).unwrap(), content.as_bytes());
-        let refused = fs::write(place.path(at).join("other"), b"").unwrap_err();
+        fixture.ok(&[
+            "mount",
+            pool,
+            at,
+            "--daemon",
+            "--separate",
+            "--memory",
+            "192M",
+            "--read-only",
+        ]);
+        assert_eq!(fs::read(fixture.path(at).join("file")).unwrap(), content.as_bytes());
+        let refused = fs::write(fixture.path(at).join("other"), b"").unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     }
-    assert_eq!(place.processes().len(), 2);
+    assert_eq!(fixture.processes().len(), 2);
     // Nobody joins those unasked.
-    place.pool("three.img");
-    fs::create_dir_all(place.path("d")).unwrap();
-    place.ok(&["mount", "three.img", "d", "--daemon", "--memory", "192M"]);
-    assert_eq!(place.processes().len(), 3);
-    place.ok(&["umount", "d"]);
-    place.ok(&["umount", "b"]);
-    place.ok(&["export", "two"]);
+    fixture.pool("three.img");
+    fs::create_dir_all(fixture.path("d")).unwrap();
+    fixture.ok(&["mount", "three.img", "d", "--daemon", "--memory", "192M"]);
+    assert_eq!(fixture.processes().len(), 3);
+    fixture.ok(&["umount", "d"]);
+    fixture.ok(&["umount", "b"]);
+    fixture.ok(&["export", "two"]);
 }
 
 #[test]
@@ -122,14 +131,14 @@ fn a_busy_mount_is_unmounted_lazily_at_the_second_signal() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
-    let at = place.folder("at");
-    let mut running = mounted(&place, &["mount", "tank.img", "at"], &at);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
+    let mut running = mounted(&fixture, &["mount", "tank.img", "at"], &at);
     fs::write(at.join("file"), b"content").unwrap();
     let file = fs::File::open(at.join("file")).unwrap();
     running.signal(libc::SIGINT);
-    let first = running.read_until("Ctrl-C once more");
+    let first = running.read_until("press Ctrl-C again");
     assert!(first.contains("busy"), "{first}");
     assert!(is_mounted(&at), "it is in use");
     running.signal(libc::SIGINT);
@@ -139,7 +148,7 @@ fn a_busy_mount_is_unmounted_lazily_at_the_second_signal() {
     assert!(out.contains("unmounting lazily"), "{out}");
     assert!(!is_mounted(&at));
     drop(file);
-    place.ok(&["check", "tank.img"]);
+    fixture.ok(&["check", "tank.img"]);
 }
 
 #[test]
@@ -147,23 +156,23 @@ fn what_a_killed_process_leaves_is_cleared() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
-    let at = place.folder("at");
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
     let by_umount: &dyn Fn() = &|| {
-        let said = place.ok(&["umount", "at"]);
+        let said = fixture.ok(&["umount", "at"]);
         assert!(said.contains("cleared"), "{said}");
     };
     // A mount clears it as well.
     let by_mount: &dyn Fn() = &|| {};
     for (round, clear) in [by_umount, by_mount, by_mount].into_iter().enumerate() {
-        place.ok(&["mount", "tank.img", "at", "--daemon"]);
+        fixture.ok(&["mount", "tank.img", "at", "--daemon"]);
         let names = fs::read_dir(&at).unwrap().count();
         assert_eq!(names, round);
         let file = fs::File::create(at.join(format!("file {round}"))).unwrap();
         file.sync_all().unwrap();
         fs::File::open(&at).unwrap().sync_all().unwrap();
-        let pid = place.processes()[0]["pid"].as_i64().unwrap() as i32;
+        let pid = fixture.processes()[0]["pid"].as_i64().unwrap() as i32;
         signal(pid, libc::SIGKILL);
         drop(file);
         wait_until("the mount is dead", || {
@@ -173,20 +182,20 @@ fn what_a_killed_process_leaves_is_cleared() {
         });
         clear();
     }
-    place.ok(&["umount", "at"]);
-    let checked = place.ok(&["check", "tank.img"]);
-    assert!(checked.contains("1 folders, 3 other files"), "{checked}");
+    fixture.ok(&["umount", "at"]);
+    let checked = fixture.ok(&["check", "tank.img"]);
+    assert!(checked.contains("1 directories, 3 other files"), "{checked}");
 }
 
 /// Kills the process that serves `at`, and clears the mount.
-fn kill(place: &Place, at: &std::path::Path) {
-    let pid = place.processes()[0]["pid"].as_i64().unwrap() as i32;
+fn kill(fixture: &Fixture, at: &std::path::Path) {
+    let pid = fixture.processes()[0]["pid"].as_i64().unwrap() as i32;
     signal(pid, libc::SIGKILL);
     wait_until("the mount is dead", || {
         let error = fs::metadata(at).err();
         error.is_some_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
     });
-    place.ok(&["umount", "at"]);
+    fixture.ok(&["umount", "at"]);
 }
 
 #[test]
@@ -195,12 +204,12 @@ fn files_with_new_names_keep_their_content_when_the_process_is_killed() {
         return;
     }
     for (kernel_cache, open) in [(false, false), (false, true), (true, false), (true, true)] {
-        let place = Place::new();
-        place.pool("tank.img");
-        let at = place.folder("at");
+        let fixture = Fixture::new();
+        fixture.pool("tank.img");
+        let at = fixture.folder("at");
         let option = if kernel_cache { "--kernel-cache" } else { "--separate" };
         let mount = ["mount", "tank.img", "at", "--daemon", "--memory", "192M", option];
-        place.ok(&mount);
+        fixture.ok(&mount);
         fs::write(at.join("config"), b"old").unwrap();
         fs::File::open(at.join("config")).unwrap().sync_all().unwrap();
         let content = |n: u8| vec![n; 300_000];
@@ -218,29 +227,30 @@ fn files_with_new_names_keep_their_content_when_the_process_is_killed() {
         let mut other = fs::File::create(at.join("other")).unwrap();
         other.write_all(b"other").unwrap();
         other.sync_all().unwrap();
-        kill(&place, &at);
+        kill(&fixture, &at);
         drop((files, other));
-        place.ok(&mount);
+        fixture.ok(&mount);
         for (n, name) in [(1, "config"), (2, "link"), (3, "to")] {
             let found = fs::read(at.join(name)).unwrap();
             let said = format!("{name}: {} bytes, kernel_cache {kernel_cache}", found.len());
             assert!(found == content(n), "{said}, open {open}");
         }
         assert!(!at.join("linked").exists());
-        place.ok(&["umount", "at"]);
+        fixture.ok(&["umount", "at"]);
     }
 }
 
-/// The kernel's write-back needs the threads that answer requests: more renames wait for it than there are.
+/// The kernel's write-back needs the threads that answer requests: more renames wait for it than
+/// there are.
 #[test]
 fn many_open_files_are_renamed_at_a_time() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    place.ok(&["create", "tank.img", "--size", "512M"]);
-    let at = place.folder("at");
-    place.ok(&["mount", "tank.img", "at", "--daemon", "--memory", "192M", "--kernel-cache"]);
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "tank.img", "--size", "512M"]);
+    let at = fixture.folder("at");
+    fixture.ok(&["mount", "tank.img", "at", "--daemon", "--memory", "192M", "--kernel-cache"]);
     let rename = |thread: u8| {
         for round in 0..20 {
             let (tmp, to) = (at.join(format!("tmp {thread}")), at.join(format!("{thread}")));
@@ -259,8 +269,8 @@ fn many_open_files_are_renamed_at_a_time() {
             scope.spawn(move || rename(thread));
         }
     });
-    place.ok(&["umount", "at"]);
-    place.ok(&["check", "tank.img"]);
+    fixture.ok(&["umount", "at"]);
+    fixture.ok(&["check", "tank.img"]);
 }
 
 #[test]
@@ -268,10 +278,10 @@ fn a_lost_write_fails_each_fsync_until_it_is_made_good() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
-    let at = place.folder("at");
-    place.ok(&["mount", "tank.img", "at", "--daemon", "--memory", "192M", "--kernel-cache"]);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
+    fixture.ok(&["mount", "tank.img", "at", "--daemon", "--memory", "192M", "--kernel-cache"]);
     let mut file = fs::File::create(at.join("lost")).unwrap();
     // More than the pool has. The kernel may say so in a write, or later.
     let wrote = (0..100).try_for_each(|n| file.write_all(&vec![n; 1 << 20]));
@@ -288,7 +298,7 @@ fn a_lost_write_fails_each_fsync_until_it_is_made_good() {
     file.set_len(0).unwrap();
     file.sync_all().unwrap();
     drop(file);
-    place.ok(&["umount", "at"]);
+    fixture.ok(&["umount", "at"]);
 }
 
 #[test]
@@ -296,40 +306,40 @@ fn places_that_cannot_be_mounted_on() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
-    place.folder("full");
-    fs::write(place.path("full/file"), b"").unwrap();
-    fs::write(place.path("file"), b"").unwrap();
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.folder("full");
+    fs::write(fixture.path("full/file"), b"").unwrap();
+    fs::write(fixture.path("file"), b"").unwrap();
     for daemon in [&[][..], &["--daemon"]] {
         for (at, said) in [
             ("absent", "mkdir absent"),
-            ("file", "is no folder"),
+            ("file", "is not a directory"),
             ("full", "is not empty"),
             ("/proc", "is mounted there"),
         ] {
-            let line = place.fails(&[&["mount", "tank.img", at], daemon].concat());
+            let line = fixture.fails(&[&["mount", "tank.img", at], daemon].concat());
             assert!(line.contains(said), "{at}: {line}");
         }
     }
-    let at = place.folder("at");
-    let running = mounted(&place, &["mount", "tank.img", "at"], &at);
-    place.pool("other.img");
-    let line = place.fails(&["mount", "other.img", "at"]);
+    let at = fixture.folder("at");
+    let running = mounted(&fixture, &["mount", "tank.img", "at"], &at);
+    fixture.pool("other.img");
+    let line = fixture.fails(&["mount", "other.img", "at"]);
     assert!(
         line.contains("tank/main is mounted there") && line.contains("forebay umount"),
         "{line}"
     );
-    let line = place.fails(&["mount", "tank.img", "full"]);
+    let line = fixture.fails(&["mount", "tank.img", "full"]);
     assert!(line.contains("not empty"), "{line}");
-    place.folder("free");
-    let line = place.fails(&["mount", "tank.img", "free"]);
+    fixture.folder("free");
+    let line = fixture.fails(&["mount", "tank.img", "free"]);
     assert!(line.contains("pool tank is in use by process"), "{line}");
-    let line = place.fails(&["umount", "/proc"]);
+    let line = fixture.fails(&["umount", "/proc"]);
     assert!(line.contains("not of a pool"), "{line}");
     running.signal(libc::SIGTERM);
     assert!(running.wait().status.success());
-    assert!(place.processes().is_empty());
+    assert!(fixture.processes().is_empty());
 }
 
 #[test]
@@ -337,10 +347,10 @@ fn many_small_files_are_read_back_while_others_are_made() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    place.ok(&["create", "tank.img", "--size", "512M"]);
-    let at = place.folder("at");
-    place.ok(&["mount", "tank.img", "at", "--daemon", "--memory", "192M"]);
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "tank.img", "--size", "512M"]);
+    let at = fixture.folder("at");
+    fixture.ok(&["mount", "tank.img", "at", "--daemon", "--memory", "192M"]);
     let path = &|folder: usize, file: usize| at.join(format!("{folder}/{file}"));
     for folder in 0..4 {
         fs::create_dir(at.join(folder.to_string())).unwrap();
@@ -353,7 +363,7 @@ fn many_small_files_are_read_back_while_others_are_made() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while done.load(std::sync::atomic::Ordering::Relaxed) < 4 {
-                place.ok(&["cache", "flush"]);
+                fixture.ok(&["cache", "flush"]);
             }
         });
         for folder in 0..4 {
@@ -367,8 +377,8 @@ fn many_small_files_are_read_back_while_others_are_made() {
             });
         }
     });
-    place.ok(&["umount", "at"]);
-    place.ok(&["check", "tank.img"]);
+    fixture.ok(&["umount", "at"]);
+    fixture.ok(&["check", "tank.img"]);
 }
 
 #[test]
@@ -376,10 +386,10 @@ fn a_full_pool_says_so_and_can_be_emptied() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
-    let at = place.folder("at");
-    place.ok(&["mount", "tank.img", "at", "--daemon"]);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
+    fixture.ok(&["mount", "tank.img", "at", "--daemon"]);
     let piece = vec![7; 1 << 20];
     let mut written = 0;
     let error = loop {
@@ -397,8 +407,8 @@ fn a_full_pool_says_so_and_can_be_emptied() {
         fs::remove_file(&path).unwrap();
     }
     fs::write(at.join("again"), &piece).unwrap();
-    place.ok(&["umount", "at"]);
-    place.ok(&["check", "tank.img"]);
+    fixture.ok(&["umount", "at"]);
+    fixture.ok(&["check", "tank.img"]);
 }
 
 #[test]
@@ -406,19 +416,19 @@ fn mount_calls_it_by_another_name() {
     if !fuse() || !root() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
-    let at = place.folder("at");
-    let helper = place.path("mount.forebay");
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
+    let helper = fixture.path("mount.forebay");
     symlink(env!("CARGO_BIN_EXE_forebay"), &helper).unwrap();
-    let pool = place.path("tank.img");
+    let pool = fixture.path("tank.img");
     let arguments =
         [pool.to_str().unwrap(), at.to_str().unwrap(), "-n", "-o", "rw,noatime,nofail,memory=192M"];
-    let output = place.command_of(&helper, &arguments).output().unwrap();
+    let output = fixture.command_of(&helper, &arguments).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert!(is_mounted(&at));
-    place.ok(&["umount", "at"]);
-    let output = place.command_of(&helper, &[pool.to_str().unwrap()]).output().unwrap();
+    fixture.ok(&["umount", "at"]);
+    let output = fixture.command_of(&helper, &[pool.to_str().unwrap()]).output().unwrap();
     let line = failed(&output, 2, &["mount.forebay"]);
     assert!(line.contains("SOURCE TARGET"), "{line}");
 }
@@ -428,13 +438,13 @@ fn a_service_manager_hears_that_it_is_mounted() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
-    let at = place.folder("at");
-    let socket = std::os::unix::net::UnixDatagram::bind(place.path("notify")).unwrap();
-    let mut command = place.command(&["mount", "tank.img", "at"]);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
+    let socket = std::os::unix::net::UnixDatagram::bind(fixture.path("notify")).unwrap();
+    let mut command = fixture.command(&["mount", "tank.img", "at"]);
     let mut child = command
-        .env("NOTIFY_SOCKET", place.path("notify"))
+        .env("NOTIFY_SOCKET", fixture.path("notify"))
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
@@ -451,29 +461,29 @@ fn no_pool_lies_on_a_mount_of_ours() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
-    place.pool("other.img");
-    let (at, other) = (place.folder("at"), place.folder("other-at"));
-    place.ok(&["mount", "--daemon", "tank.img", "at"]);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.pool("other.img");
+    let (at, other) = (fixture.folder("at"), fixture.folder("other-at"));
+    fixture.ok(&["mount", "--daemon", "tank.img", "at"]);
     let refused = |arguments: &[&str]| {
-        let said = place.fails(arguments);
+        let said = fixture.fails(arguments);
         assert!(said.contains("lies on ") && said.contains("Forebay serves itself"), "{said}");
     };
     refused(&["create", "at/new.img", "--size", "64M"]);
     refused(&["expand", "other.img", "--add", "at/new.img", "--size", "64M"]);
-    refused(&["cache", "add", "other.img", "at/new.img", "--size", "64M"]);
+    refused(&["l2", "add", "other.img", "at/new.img", "--size", "64M"]);
     assert!(!at.join("new.img").exists());
-    fs::copy(place.path("other.img"), at.join("inner.img")).unwrap();
-    symlink(at.join("inner.img"), place.path("inner.img")).unwrap();
+    fs::copy(fixture.path("other.img"), at.join("inner.img")).unwrap();
+    symlink(at.join("inner.img"), fixture.path("inner.img")).unwrap();
     for path in ["at/inner.img", "inner.img"] {
         refused(&["import", path]);
         refused(&["mount", "--daemon", path, "other-at"]);
         refused(&["mount", "--daemon", "--read-only", path, "other-at"]);
         refused(&["create", path, "--force"]);
     }
-    assert!(!is_mounted(&other) && place.processes().len() == 1);
+    assert!(!is_mounted(&other) && fixture.processes().len() == 1);
     // It may be looked at.
-    place.ok(&["import", "--show", "at/inner.img"]);
-    place.ok(&["umount", "at"]);
+    fixture.ok(&["import", "--show", "at/inner.img"]);
+    fixture.ok(&["umount", "at"]);
 }

@@ -1,9 +1,10 @@
-//! What must not be written over: pools that are in use under another name, and what others keep on a device.
+//! What must not be written over: pools that are in use under another name, and what others keep on
+//! a device.
 
 use std::path::Path;
 use std::process::Command;
 
-use crate::place::{Place, fuse, is_mounted, root};
+use crate::fixture::{Fixture, fuse, is_mounted, root};
 
 /// A loop device over a file; it goes when this is dropped.
 struct Loop(String);
@@ -27,8 +28,8 @@ impl Drop for Loop {
 }
 
 /// Every command that would write to a pool that is in use as `tank.img`, under another name.
-fn refuses_all(place: &Place, alias: &str, said: &str) {
-    place.folder("elsewhere");
+fn refuses_all(fixture: &Fixture, alias: &str, said: &str) {
+    fixture.folder("elsewhere");
     for arguments in [
         &["mount", alias, "elsewhere"][..],
         &["mount", alias, "elsewhere", "--daemon"],
@@ -43,27 +44,27 @@ fn refuses_all(place: &Place, alias: &str, said: &str) {
         if arguments[0] == "mount" && !fuse() {
             continue;
         }
-        let line = place.fails(arguments);
+        let line = fixture.fails(arguments);
         assert!(line.contains("is in use: process") && line.contains("tank.img"), "{line}");
         assert!(line.contains(said) && line.contains("`forebay export tank`"), "{line}");
-        assert!(!is_mounted(&place.path("elsewhere")));
+        assert!(!is_mounted(&fixture.path("elsewhere")));
     }
 }
 
 #[test]
 fn a_pool_in_use_is_not_taken_under_another_name() {
-    let place = Place::new();
-    place.pool("tank.img");
-    std::fs::copy(place.path("tank.img"), place.path("copy.img")).unwrap();
-    place.ok(&["import", "tank.img"]);
-    refuses_all(&place, "copy.img", "as ");
-    place.ok(&["export", "tank"]);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    std::fs::copy(fixture.path("tank.img"), fixture.path("copy.img")).unwrap();
+    fixture.ok(&["import", "tank.img"]);
+    refuses_all(&fixture, "copy.img", "as ");
+    fixture.ok(&["export", "tank"]);
     // Reading only, beside others that do.
-    place.ok(&["import", "tank.img", "--read-only"]);
-    place.ok(&["check", "copy.img", "--read-only"]);
-    place.ok(&["export", "tank"]);
-    place.ok(&["check", "copy.img"]);
-    place.ok(&["check", "tank.img"]);
+    fixture.ok(&["import", "tank.img", "--read-only"]);
+    fixture.ok(&["check", "copy.img", "--read-only"]);
+    fixture.ok(&["export", "tank"]);
+    fixture.ok(&["check", "copy.img"]);
+    fixture.ok(&["check", "tank.img"]);
 }
 
 #[test]
@@ -71,109 +72,109 @@ fn a_pool_that_a_foreground_mount_has_is_not_taken_by_a_loop_device() {
     if !fuse() || !root() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
-    let at = place.folder("at");
-    let Some(alias) = Loop::new(&place.path("tank.img")) else { return };
-    let running = place.start(&["mount", "tank.img", "at"]);
-    crate::place::wait_until("it is mounted", || is_mounted(&at));
-    refuses_all(&place, &alias.0, "mounted at");
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
+    let Some(alias) = Loop::new(&fixture.path("tank.img")) else { return };
+    let running = fixture.start(&["mount", "tank.img", "at"]);
+    crate::fixture::wait_until("it is mounted", || is_mounted(&at));
+    refuses_all(&fixture, &alias.0, "mounted at");
     std::fs::write(at.join("file"), b"kept").unwrap();
     running.signal(libc::SIGTERM);
     assert!(running.wait().status.success());
-    place.ok(&["check", &alias.0]);
+    fixture.ok(&["check", &alias.0]);
 }
 
 #[test]
 fn what_is_not_empty_is_not_overwritten_unasked() {
-    let place = Place::new();
-    place.pool("tank.img");
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
     for (place_of, bytes, said) in [
         (1080, &[0x53, 0xef][..], "ext4"),
         (257, b"ustar", "tar archive"),
         (510, &[0x55, 0xaa], "partition table"),
         ((64 << 20) - 1, b"x", "at byte 67108863"),
     ] {
-        let file = place.path("foreign.img");
+        let file = fixture.path("foreign.img");
         let mut content = vec![0; 64 << 20];
         content[place_of..place_of + bytes.len()].copy_from_slice(bytes);
         std::fs::write(&file, &content).unwrap();
         for arguments in
             [&["create", "foreign.img"][..], &["expand", "tank.img", "--add", "foreign.img"]]
         {
-            let line = place.fails(arguments);
+            let line = fixture.fails(arguments);
             assert!(line.contains("foreign.img: is not empty") && line.contains(said), "{line}");
             assert!(line.contains("--force"), "{line}");
             assert!(std::fs::read(&file).unwrap() == content, "{arguments:?} has changed it");
         }
     }
-    place.ok(&["create", "foreign.img", "--force"]);
+    fixture.ok(&["create", "foreign.img", "--force"]);
     // What was destroyed is empty.
-    place.ok(&["destroy", "foreign.img", "--yes"]);
-    place.ok(&["create", "foreign.img"]);
-    place.ok(&["destroy", "foreign.img", "--yes"]);
-    place.ok(&["import", "tank.img"]);
-    place.ok(&["expand", "tank", "--add", "foreign.img"]);
-    place.ok(&["export", "tank"]);
-    place.ok(&["check", "tank.img:foreign.img"]);
+    fixture.ok(&["destroy", "foreign.img", "--yes"]);
+    fixture.ok(&["create", "foreign.img"]);
+    fixture.ok(&["destroy", "foreign.img", "--yes"]);
+    fixture.ok(&["import", "tank.img"]);
+    fixture.ok(&["expand", "tank", "--add", "foreign.img"]);
+    fixture.ok(&["export", "tank"]);
+    fixture.ok(&["check", "tank.img:foreign.img"]);
 }
 
 #[test]
 fn sizes_and_names_that_cannot_be() {
-    let place = Place::new();
-    place.pool("tank.img");
-    std::fs::write(place.path("three"), b"abc").unwrap();
-    let line = place.fails(&["create", "three"]);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    std::fs::write(fixture.path("three"), b"abc").unwrap();
+    let line = fixture.fails(&["create", "three"]);
     assert!(line.contains("has 3 bytes") && line.contains("at least 16 MiB"), "{line}");
     for size in ["0", "1M"] {
-        let line = place.fails(&["create", "new.img", "--size", size]);
+        let line = fixture.fails(&["create", "new.img", "--size", size]);
         assert!(line.contains("new.img") && line.contains("at least 16 MiB"), "{line}");
-        let line = place.fails(&["expand", "tank.img", "--add", "new.img", "--size", size]);
+        let line = fixture.fails(&["expand", "tank.img", "--add", "new.img", "--size", size]);
         assert!(line.contains("at least 16 MiB"), "{line}");
     }
-    std::fs::File::create(place.path("old.img")).unwrap().set_len(32 << 20).unwrap();
-    let line = place.fails(&["create", "old.img", "--size", "64M"]);
-    assert!(line.contains("is there already, with 33554432 bytes"), "{line}");
+    std::fs::File::create(fixture.path("old.img")).unwrap().set_len(32 << 20).unwrap();
+    let line = fixture.fails(&["create", "old.img", "--size", "64M"]);
+    assert!(line.contains("exists with 33554432 bytes"), "{line}");
     for arguments in [&["create", "a:b.img"][..], &["create", "new.img", "--name", "a:b"]] {
-        let line = place.fails(arguments);
+        let line = fixture.fails(arguments);
         assert!(line.contains("--name") && line.contains("`:`"), "{line}");
     }
-    let line = place.fails(&["create", "old.img", "./old.img"]);
+    let line = fixture.fails(&["create", "old.img", "./old.img"]);
     assert!(line.contains("same device"), "{line}");
-    let line = place.fails(&["create", "new.img", "new.img"]);
+    let line = fixture.fails(&["create", "new.img", "new.img"]);
     assert!(line.contains("is named twice"), "{line}");
-    let line = place.fails(&["expand", "tank.img", "--add", "tank.img"]);
+    let line = fixture.fails(&["expand", "tank.img", "--add", "tank.img"]);
     assert!(line.contains("of this pool already"), "{line}");
-    assert!(!place.path("new.img").exists());
-    place.ok(&["create", "old.img", "--size", "32M"]);
+    assert!(!fixture.path("new.img").exists());
+    fixture.ok(&["create", "old.img", "--size", "32M"]);
 }
 
 #[test]
 fn files_that_are_added_are_their_owners_alone() {
     use std::os::unix::fs::PermissionsExt;
-    let place = Place::new();
-    place.pool("tank.img");
-    place.ok(&["expand", "tank.img", "--add", "more.img", "--size", "64M"]);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.ok(&["expand", "tank.img", "--add", "more.img", "--size", "64M"]);
     for file in ["tank.img", "more.img"] {
-        let mode = std::fs::metadata(place.path(file)).unwrap().permissions().mode();
+        let mode = std::fs::metadata(fixture.path(file)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{file}");
     }
 }
 
 #[test]
 fn growth_under_a_pool_in_use_is_told() {
-    let place = Place::new();
-    place.pool("tank.img");
-    place.ok(&["import", "tank.img"]);
-    let file = std::fs::File::options().write(true).open(place.path("tank.img")).unwrap();
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.ok(&["import", "tank.img"]);
+    let file = std::fs::File::options().write(true).open(fixture.path("tank.img")).unwrap();
     file.set_len(128 << 20).unwrap();
-    let line = place.fails(&["expand", "tank"]);
+    let line = fixture.fails(&["expand", "tank"]);
     assert!(line.contains("has grown while the pool is in use"), "{line}");
     assert!(line.contains("`forebay export tank`"), "{line}");
-    place.ok(&["export", "tank"]);
-    let out = place.ok(&["expand", "tank.img"]);
+    fixture.ok(&["export", "tank"]);
+    let out = fixture.ok(&["expand", "tank.img"]);
     assert!(out.contains("now"), "{out}");
-    place.ok(&["check", "tank.img"]);
+    fixture.ok(&["check", "tank.img"]);
 }
 
 #[test]
@@ -181,21 +182,21 @@ fn mounts_that_begin_at_once_share_a_process() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
+    let fixture = Fixture::new();
     let names = ["a", "b", "c", "d"];
     for name in names {
-        place.pool(&format!("{name}.img"));
-        place.folder(name);
+        fixture.pool(&format!("{name}.img"));
+        fixture.folder(name);
     }
     let mounting = names
-        .map(|name| place.start(&["mount", &format!("{name}.img"), name, "--daemon"]))
+        .map(|name| fixture.start(&["mount", &format!("{name}.img"), name, "--daemon"]))
         .map(|running| running.wait());
     for output in mounting {
         assert!(output.status.success(), "{output:?}");
     }
-    assert_eq!(place.processes().len(), 1);
+    assert_eq!(fixture.processes().len(), 1);
     for name in names {
-        place.ok(&["umount", name]);
+        fixture.ok(&["umount", name]);
     }
 }
 
@@ -204,10 +205,10 @@ fn a_mount_that_fails_takes_its_folder_along() {
     if !fuse() {
         return;
     }
-    let place = Place::new();
-    place.pool("tank.img");
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
     for more in [&["--dataset", "none"][..], &["--dataset", "none", "--daemon"]] {
-        place.fails(&[&["mount", "tank.img"][..], more].concat());
-        assert!(!place.path("tank-mnt").exists());
+        fixture.fails(&[&["mount", "tank.img"][..], more].concat());
+        assert!(!fixture.path("tank-mnt").exists());
     }
 }

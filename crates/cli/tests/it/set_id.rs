@@ -1,5 +1,5 @@
-//! Set-user-id, set-group-id and file capabilities go when somebody changes a file who may not keep them.
-//! The table is what ext4 does.
+//! Set-user-id, set-group-id and file capabilities go when somebody changes a file who may not keep
+//! them. The table is what ext4 does.
 
 use std::ffi::CString;
 use std::fs;
@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
-use crate::place::{Place, fuse, mounted, root};
+use crate::fixture::{Fixture, fuse, mounted, root};
 
 const NOBODY: u32 = 65534;
 const BYTES: usize = 8192;
@@ -16,8 +16,8 @@ const CAPABILITY: &std::ffi::CStr = c"security.capability";
 /// `cap_net_raw=ep`, as `setcap` writes it.
 const NET_RAW: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// What is done to a file by a name; 0 says that it worked. Runs between `fork` and `exec`, so it calls
-/// the system and nothing else.
+/// What is done to a file by a name; 0 says that it worked. Runs between `fork` and `exec`, so it
+/// calls the system and nothing else.
 type Change = fn(&std::ffi::CStr, &std::ffi::CStr, &mut Aligned) -> i32;
 
 #[repr(align(4096))]
@@ -158,11 +158,11 @@ fn set_id_bits_and_capabilities_do_not_survive_a_change() {
         return;
     }
     for mode in [&[][..], &["--kernel-cache"]] {
-        let place = Place::new();
-        fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
-        place.pool("tank.img");
-        let at = place.folder("at");
-        let _running = mounted(&place, &[&["mount", "tank.img", "at"], mode].concat(), &at);
+        let fixture = Fixture::new();
+        fs::set_permissions(fixture.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+        fixture.pool("tank.img");
+        let at = fixture.folder("at");
+        let _running = mounted(&fixture, &[&["mount", "tank.img", "at"], mode].concat(), &at);
         let (file, other) = (at.join("file"), at.join("other"));
         fs::write(&other, [3; BYTES]).unwrap();
         let fresh = |bits: u32| {

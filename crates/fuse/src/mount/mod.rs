@@ -80,6 +80,7 @@ pub(crate) fn serve<S: Server>(
     if let Some(device) = shared.device {
         tune_bdi(device, &options);
     }
+    tracing::info!(at = %path.display(), fs = options.fs_name, "mounted");
     Ok(Mount {
         shared,
         metrics,
@@ -129,6 +130,10 @@ impl MountShared {
         if self.is_attached() {
             let _ = detach::detach(&self.path, true);
         }
+        match &end {
+            Ok(()) => tracing::info!(at = %self.path.display(), "unmounted"),
+            Err(error) => tracing::error!(at = %self.path.display(), %error, "lost mount"),
+        }
         *self.ended.lock() = Some(end.map_err(|error| error.to_string()));
         self.end.notify_all();
     }
@@ -169,7 +174,9 @@ impl Mount {
     /// The process may not mount, or files are open for writing and the mount would become
     /// read-only.
     pub fn remount(&self, flags: &MountFlags) -> Result<(), MountError> {
-        attach::remount(&self.shared.path, flags, self.trusted)
+        attach::remount(&self.shared.path, flags, self.trusted)?;
+        tracing::info!(at = %self.path().display(), ?flags, "remounted");
+        Ok(())
     }
 
     /// Waits until the mount has ended. Returns an error message if the session broke.

@@ -69,7 +69,13 @@ pub(crate) fn start(fd: OwnedFd, mut info: DeviceInfo, setup: &Setup) -> io::Res
                 Ok(queued) => return Ok(FileEngine::Uring(queued)),
                 Err((error, _)) if setup.choice == EngineChoice::IoUring => return Err(error),
                 Err((error, fd)) => {
-                    info.engine = Engine::Threads { why: probe::explain(&error) };
+                    let why = probe::explain(&error);
+                    tracing::warn!(
+                        device = &*info.name,
+                        reason = why,
+                        "using threads instead of io_uring"
+                    );
+                    info.engine = Engine::Threads { why };
                     return threads::start(fd, info, setup).map(FileEngine::Threads);
                 }
             }
@@ -80,6 +86,7 @@ pub(crate) fn start(fd: OwnedFd, mut info: DeviceInfo, setup: &Setup) -> io::Res
         probe::Verdict::Refused(error) => probe::explain(&error),
         probe::Verdict::NotWanted => "requested".to_owned(),
     };
+    tracing::info!(device = &*info.name, reason = why, "using threads instead of io_uring");
     info.engine = Engine::Threads { why };
     threads::start(fd, info, setup).map(FileEngine::Threads)
 }

@@ -148,7 +148,10 @@ pub(crate) fn failed(error: forebay_io::Error) -> Error {
         forebay_io::ErrorKind::Closed => {
             Error::new(ErrorKind::Closed, "the pool is exported").because(error)
         }
-        _ => Error::from(error),
+        _ => {
+            tracing::warn!(%error, "device error");
+            Error::from(error)
+        }
     }
 }
 

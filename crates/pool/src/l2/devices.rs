@@ -318,7 +318,11 @@ impl L2Devices {
             phys.trusted_txg = trusted.into();
             let used = match open_device(&**host, &phys, &guids, &mut given, search) {
                 Ok((l2, lock)) => L2Availability::Open(l2, lock),
-                Err(why) => L2Availability::Unavailable(why),
+                Err(why) => {
+                    let pool = &*host.context().pool_name;
+                    tracing::warn!(pool, device = phys.path(), error = why, "lost L2 device");
+                    L2Availability::Unavailable(why)
+                }
             };
             L2Slot { phys, used }
         };

@@ -63,7 +63,13 @@ impl Pool {
             _ => Ok(()),
         };
         self.inner.close();
-        synced.and(marked)
+        let ended = synced.and(marked);
+        let (pool, txg) = (self.name(), self.inner.txgs.synced_txg());
+        match &ended {
+            Ok(()) => tracing::info!(pool, txg, "exported pool"),
+            Err(error) => tracing::error!(pool, txg, %error, "closed pool without a clean export"),
+        }
+        ended
     }
 
     fn join(&self) {

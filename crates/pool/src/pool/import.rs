@@ -139,6 +139,7 @@ impl Pool {
             pool.replay(&root.log, options.discard_log).map_err(doing)?;
             pool.warm_up();
         }
+        tracing::info!(pool = pool.name(), txg, read_only = options.read_only, "imported pool");
         Ok(pool)
     }
 }

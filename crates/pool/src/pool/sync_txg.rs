@@ -47,6 +47,7 @@ impl Drop for SuspendOnPanic<'_> {
     fn drop(&mut self) {
         // The panic hook has already reported the panic message.
         let text = "the pool's thread has panicked";
+        tracing::error!(error = text, "suspended pool");
         self.0.suspend(&Error::new(ErrorKind::Suspended, text));
     }
 }
@@ -58,6 +59,7 @@ fn run_txgs(inner: &PoolInner) {
         }
         let Ok(txg) = inner.txgs.quiesce() else { return };
         if let Err(error) = inner.sync_txg(txg) {
+            tracing::error!(pool = &*inner.name, txg, %error, "suspended pool");
             inner.txgs.suspend(&error);
             return;
         }

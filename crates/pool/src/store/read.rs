@@ -271,7 +271,9 @@ impl Store {
         }
         errors.truncate(copies);
         self.count(StoreCounters::BLOCKS_LOST, 1);
-        Err(lost(bp, errors))
+        let error = lost(bp, errors);
+        tracing::error!(%error, "lost block");
+        Err(error)
     }
 
     /// Reads and verifies one copy. The pointer was checked.
@@ -337,6 +339,10 @@ impl Store {
             },
             1,
         );
+        match (&healed, bp.copies.get(n).and_then(|copy| copy.get())) {
+            (Ok(()), dva) => tracing::info!(?dva, copy = n, "healed block"),
+            (Err(error), dva) => tracing::warn!(?dva, copy = n, %error, "cannot heal block"),
+        }
         healed
     }
 

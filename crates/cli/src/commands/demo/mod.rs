@@ -1,9 +1,10 @@
-//! `forebay demo`: what Forebay does, on real files, in a temporary place that is gone afterwards.
+//! `forebay demo`: measures the cache on real files in a temporary pool.
 //!
-//! A pool in a file, a cache smaller than the data, a mount by this process. A tree of files is copied in, read back and
-//! compared; some of it, less than the cache, is then read again and again beside a scan of everything, which shows
-//! whether the cache keeps what is in use; the pool is exported, imported and mounted again, and all is verified once more;
-//! and at last every block is checked.
+//! The demo creates a pool in a file, mounts it with a cache smaller than the data, copies a
+//! directory tree into it, and compares the copy. It then reads a working set smaller than the
+//! cache before and after a scan of all files, which shows whether the cache keeps the working set.
+//! It exports the pool, mounts it again, verifies all files, and checks every block. The temporary
+//! directory is removed at the end.
 
 mod tree;
 
@@ -16,56 +17,60 @@ use forebay_pool::DatasetSettings;
 
 use super::create::{New, create};
 use crate::args::DemoArgs;
+use crate::daemon::screen::Screen;
+use crate::daemon::{Daemon, Event, MountRequest, MountedDataset, jobs, stats};
 use crate::error::{Failure, Result};
 use crate::flags::Flags;
-use crate::host::live::Screen;
-use crate::host::{Event, HeldMount, Host, MountWanted, figures, long};
 use crate::memory::MemoryPlan;
 use crate::output::Progress;
-use crate::pools::ImportWanted;
+use crate::pools::ImportRequest;
 use crate::{output, units};
 use tree::Tree;
 
-/// Room for the data twice over: what is copied is not compressed.
+/// Free space of the pool beyond twice the size of the data.
 const SPARE_BYTES: u64 = 1 << 30;
-/// The files in use come to this part of the cache.
-const HOT_SHARE: u64 = 4;
+/// Divisor of the cache size that gives the size of the working set.
+const WORKING_SET_SHARE: u64 = 4;
 
 pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     forebay_fuse::available().map_err(|error| {
-        Failure::from(error).doing("the demo mounts a pool through FUSE, which does not work here")
+        Failure::from(error).doing("cannot run the demo: it mounts a pool through FUSE")
     })?;
     let plan = MemoryPlan::new(Some(args.memory), None)?;
-    let progress = Progress::begin("looking around")?;
+    let progress = Progress::begin("listing files")?;
     let tree = Tree::find(args.tree.as_deref(), args.limit, &|| progress.is_stopped())?;
     drop(progress);
-    let folder = temporary(args.temporary.as_deref())?;
+    let directory = temporary(args.temporary.as_deref())?;
     output::line(&format!(
-        "{}: {} files, {}; the cache has {}; all of it is in {}, and gone afterwards",
+        "{}: {} files, {}; cache size {}; temporary directory {}",
         tree.root.display(),
         tree.files.len(),
         units::bytes(tree.bytes),
         units::bytes(plan.cache_bytes),
-        folder.path.display()
+        directory.path.display()
     ));
     if tree.bytes <= plan.cache_bytes {
-        output::line("the tree fits the cache: a larger one, or less --memory, shows more");
+        output::line(
+            "the tree fits in the cache; use a larger tree or a smaller --memory to see evictions",
+        );
     }
-    let mut demo = Demo { folder, plan, tree, rows: Vec::new() };
+    let mut demo = Demo { directory, plan, tree, rows: Vec::new() };
     let ended = demo.show();
     output::print(&units::table(
         &["STEP", ">FILES", ">BYTES", ">TIME", ">RATE", ">FROM MEMORY"],
         &demo.rows,
     ));
-    let Demo { folder, .. } = demo;
-    folder.remove()?;
+    let Demo { directory, .. } = demo;
+    directory.remove()?;
     ended?;
-    output::line("every file was the same every time, and the pool is sound; the folder is gone");
+    output::line(
+        "all files were read back unchanged, and the pool has no problems; the temporary directory is removed",
+    );
     Ok(())
 }
 
 struct Demo {
-    folder: Folder,
+    directory: TemporaryDirectory,
     plan: MemoryPlan,
     tree: Tree,
     rows: Vec<Vec<String>>,
@@ -73,7 +78,7 @@ struct Demo {
 
 impl Demo {
     fn show(&mut self) -> Result<()> {
-        let device = self.folder.path.join("demo.pool");
+        let device = self.directory.path.join("demo.pool");
         let new = New {
             name: "demo",
             devices: std::slice::from_ref(&device),
@@ -83,34 +88,40 @@ impl Demo {
             force: false,
         };
         create(&new)?.close()?;
-        let at = self.folder.path.join("mnt");
-        std::fs::create_dir(&at).map_err(|error| Failure::about(&at, "make the folder", &error))?;
-        let (all, hot) = (self.tree.all(), self.tree.hot(self.plan.cache_bytes / HOT_SHARE));
+        let at = self.directory.path.join("mnt");
+        std::fs::create_dir(&at)
+            .map_err(|error| Failure::about(&at, "create the directory", &error))?;
+        let (all, hot) =
+            (self.tree.all(), self.tree.hot(self.plan.cache_bytes / WORKING_SET_SHARE));
         {
             let session = Session::begin(&self.plan, &device, &at)?;
-            self.step(&session, "copied in", &all, &mut |tree, file| tree.copy(file, &at))?;
-            self.step(&session, "read and compared", &all, &mut |tree, file| {
+            self.step(&session, "copy", &all, &mut |tree, file| tree.copy(file, &at))?;
+            self.step(&session, "read and compare", &all, &mut |tree, file| {
                 tree.compare(file, &at)
             })?;
-            self.step(&session, "some of it", &hot, &mut |tree, file| tree.compare(file, &at))?;
-            self.step(&session, "the same again", &hot, &mut |tree, file| tree.compare(file, &at))?;
-            self.step(&session, "everything (a scan)", &all, &mut |tree, file| {
+            self.step(&session, "working set, first read", &hot, &mut |tree, file| {
                 tree.compare(file, &at)
             })?;
-            self.step(&session, "the same after it", &hot, &mut |tree, file| {
+            self.step(&session, "working set, again", &hot, &mut |tree, file| {
+                tree.compare(file, &at)
+            })?;
+            self.step(&session, "all files (scan)", &all, &mut |tree, file| {
+                tree.compare(file, &at)
+            })?;
+            self.step(&session, "working set, after the scan", &hot, &mut |tree, file| {
                 tree.compare(file, &at)
             })?;
             session.end()?;
         }
         let session = Session::begin(&self.plan, &device, &at)?;
-        self.step(&session, "verified after a remount", &all, &mut |tree, file| {
+        self.step(&session, "verify after a remount", &all, &mut |tree, file| {
             tree.compare(file, &at)
         })?;
         self.check(&session)?;
         session.end()
     }
 
-    /// Does something to each of these files, and notes what it took.
+    /// Runs an operation on each file, and records its time.
     fn step(
         &mut self,
         session: &Session,
@@ -120,37 +131,43 @@ impl Demo {
     ) -> Result<()> {
         let progress = Progress::begin(what)?;
         let total: u64 = files.iter().map(|file| self.tree.files[*file].bytes).sum();
-        let (before, started) = (figures::stats(&session.host), Instant::now());
+        let (before, started) = (stats::process(&session.daemon), Instant::now());
         let mut bytes = 0;
         for file in files {
             if progress.is_stopped() {
-                return Err(Failure::new("the demo was interrupted; its folder is gone"));
+                return Err(Failure::new(
+                    "the demo was interrupted; its temporary directory is removed",
+                ));
             }
             bytes += each(&self.tree, *file)?;
             progress.show_bytes(bytes, total);
         }
-        let (after, time) = (figures::stats(&session.host), started.elapsed());
-        let memory = after.in_memory(Some(&before));
+        let (after, time) = (stats::process(&session.daemon), started.elapsed());
+        let memory = after.memory_hits(Some(&before));
         self.note(what, files.len(), bytes, time, &units::percent(memory.found, memory.wanted));
         Ok(())
     }
 
     fn check(&mut self, session: &Session) -> Result<()> {
-        let progress = Progress::begin("checking")?;
+        let progress = Progress::begin("check")?;
         let started = Instant::now();
-        let pools = session.host.pools();
-        let held = pools.first().ok_or_else(|| Failure::new("the pool is gone"))?;
-        let view = long::check(&held.pool, &mut |view| progress.step(view))?;
-        if view.problem_count > 0 {
+        let pools = session.daemon.pools();
+        let imported = pools
+            .first()
+            .ok_or_else(|| Failure::new("the pool of the demo was exported by another command"))?;
+        let report = jobs::check(&imported.pool, &mut |state| progress.step(state))?;
+        if report.problem_count > 0 {
             return Err(Failure::new(format!(
-                "the pool has problems: {}",
-                view.problems.join("; ")
+                "the check of the demo pool found problems: {}; please report this as a bug",
+                report.problems.join("; ")
             )));
         }
-        if !view.complete {
-            return Err(Failure::new("the demo was interrupted; its folder is gone"));
+        if !report.complete {
+            return Err(Failure::new(
+                "the demo was interrupted; its temporary directory is removed",
+            ));
         }
-        self.note("every block checked", 0, view.bytes, started.elapsed(), "-");
+        self.note("check all blocks", 0, report.bytes, started.elapsed(), "-");
         Ok(())
     }
 
@@ -168,21 +185,25 @@ impl Demo {
     }
 }
 
-/// The pool, mounted by this process.
+/// The demo pool, mounted by this process.
 struct Session {
-    host: Arc<Host>,
-    mount: Option<Arc<HeldMount>>,
+    daemon: Arc<Daemon>,
+    mount: Option<Arc<MountedDataset>>,
     /// Kept, so that the host has somebody to tell.
     _events: Receiver<Event>,
 }
 
 impl Session {
     fn begin(plan: &MemoryPlan, device: &Path, at: &Path) -> Result<Self> {
-        let (events, heard) = channel();
-        let host =
-            Host::new(*plan, crate::host::Service::Foreground, Arc::new(Screen::silent()), events)?;
-        let import = ImportWanted::plain(vec![device.to_owned()], false);
-        let wanted = MountWanted {
+        let (events, receiver) = channel();
+        let daemon = Daemon::new(
+            *plan,
+            crate::daemon::DaemonMode::Foreground,
+            Arc::new(Screen::silent()),
+            events,
+        )?;
+        let import = ImportRequest::plain(vec![device.to_owned()], false);
+        let wanted = MountRequest {
             dataset: "main".to_owned(),
             at: at.to_owned(),
             flags: Flags::default(),
@@ -190,13 +211,13 @@ impl Session {
             allow_other: false,
             threads: None,
         };
-        let mount = host.mount(&import, &wanted)?;
-        Ok(Self { host, mount: Some(mount), _events: heard })
+        let mount = daemon.mount(&import, &wanted)?;
+        Ok(Self { daemon, mount: Some(mount), _events: receiver })
     }
 
     fn end(mut self) -> Result<()> {
         match self.mount.take() {
-            Some(mount) => self.host.unmount(&mount, false),
+            Some(mount) => self.daemon.unmount(&mount, false),
             None => Ok(()),
         }
     }
@@ -205,39 +226,39 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if let Some(mount) = self.mount.take() {
-            // Another error is told.
-            let _ = self.host.unmount(&mount, true);
+            // An earlier error is reported.
+            let _ = self.daemon.unmount(&mount, true);
         }
     }
 }
 
-/// A folder that is removed when it goes.
-struct Folder {
+/// A temporary directory, removed on drop.
+struct TemporaryDirectory {
     path: PathBuf,
-    there: bool,
+    exists: bool,
 }
 
-fn temporary(parent: Option<&Path>) -> Result<Folder> {
+fn temporary(parent: Option<&Path>) -> Result<TemporaryDirectory> {
     let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
     let seed = forebay_base::rng::seed_from_system();
     let path = parent.join(format!("forebay-demo-{seed:016x}"));
     std::fs::create_dir(&path)
-        .map_err(|error| Failure::about(&path, "make the temporary folder", &error))?;
-    Ok(Folder { path, there: true })
+        .map_err(|error| Failure::about(&path, "create the temporary directory", &error))?;
+    Ok(TemporaryDirectory { path, exists: true })
 }
 
-impl Folder {
+impl TemporaryDirectory {
     fn remove(mut self) -> Result<()> {
-        self.there = false;
+        self.exists = false;
         std::fs::remove_dir_all(&self.path)
-            .map_err(|error| Failure::about(&self.path, "remove the temporary folder", &error))
+            .map_err(|error| Failure::about(&self.path, "remove the temporary directory", &error))
     }
 }
 
-impl Drop for Folder {
+impl Drop for TemporaryDirectory {
     fn drop(&mut self) {
-        if self.there {
-            // Another error is told.
+        if self.exists {
+            // An earlier error is reported.
             let _ = std::fs::remove_dir_all(&self.path);
         }
     }

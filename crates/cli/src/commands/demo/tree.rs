@@ -1,4 +1,4 @@
-//! The tree of files that the demo copies.
+//! The directory tree that the demo copies.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -8,28 +8,28 @@ use std::process::Command;
 
 use crate::error::{Failure, Result};
 
-/// Files are copied and compared in pieces of this size.
-const PIECE_BYTES: usize = 256 << 10;
-/// Files looked at, at most.
+/// Buffer size for copies and comparisons.
+const BUFFER_BYTES: usize = 256 << 10;
+/// Limit of files in the tree.
 const FILES_MAX: usize = 200_000;
 
-/// What a file is.
-enum Kind {
-    Folder,
+/// Type of an entry.
+enum EntryKind {
+    Directory,
     File,
     Link(PathBuf),
 }
 
-/// A file of the tree.
+/// A file, directory or symbolic link of the tree.
 pub(super) struct Entry {
-    /// From the tree's root.
+    /// Path relative to the root of the tree.
     path: PathBuf,
-    kind: Kind,
+    kind: EntryKind,
     mode: u32,
     pub(super) bytes: u64,
 }
 
-/// A tree of files, folders before what is in them.
+/// A directory tree. Directories come before their content.
 pub(super) struct Tree {
     pub(super) root: PathBuf,
     pub(super) files: Vec<Entry>,
@@ -37,10 +37,10 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// The files below `root`, or of the Rust toolchain, up to `limit` bytes.
+    /// Lists the files below `root`, or of the Rust toolchain, up to `limit` bytes.
     ///
     /// # Errors
-    /// If there is no such tree, or nothing in it.
+    /// If the tree does not exist or is empty.
     pub(super) fn find(
         root: Option<&Path>,
         limit: u64,
@@ -54,66 +54,66 @@ impl Tree {
             fs::metadata(&root).map_err(|error| Failure::about(&root, "read the tree", &error))?;
         if !found.is_dir() {
             return Err(Failure::new(format!(
-                "{}: is no folder; name a tree of files",
+                "{}: is not a directory; give a directory tree",
                 root.display()
             )));
         }
         let mut tree = Self { root, files: Vec::new(), bytes: 0 };
-        let mut folders = vec![PathBuf::new()];
-        while let Some(folder) = folders.pop() {
+        let mut directories = vec![PathBuf::new()];
+        while let Some(directory) = directories.pop() {
             if is_stopped() {
-                return Err(Failure::new("the demo was interrupted before it began"));
+                return Err(Failure::new("the demo was interrupted before its first step"));
             }
-            tree.take_folder(&folder, limit, &mut folders);
+            tree.add_directory(&directory, limit, &mut directories);
         }
         match tree.bytes {
             0 => Err(Failure::new(format!(
-                "{}: nothing that can be read is in it; name another tree",
+                "{}: contains no readable files; give another directory tree",
                 tree.root.display()
             ))),
             _ => Ok(tree),
         }
     }
 
-    /// Takes what is in a folder; what cannot be read is passed over.
-    fn take_folder(&mut self, folder: &Path, limit: u64, folders: &mut Vec<PathBuf>) {
-        let Ok(entries) = fs::read_dir(self.root.join(folder)) else { return };
+    /// Adds the content of a directory. Unreadable entries are skipped.
+    fn add_directory(&mut self, directory: &Path, limit: u64, directories: &mut Vec<PathBuf>) {
+        let Ok(entries) = fs::read_dir(self.root.join(directory)) else { return };
         let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
         names.sort_unstable();
         for name in names {
-            let path = folder.join(name);
+            let path = directory.join(name);
             let full = self.root.join(&path);
             let Ok(found) = full.symlink_metadata() else { continue };
             let (kind, bytes) = if found.is_dir() {
-                (Kind::Folder, 0)
+                (EntryKind::Directory, 0)
             } else if found.is_symlink() {
                 let Ok(target) = fs::read_link(&full) else { continue };
-                (Kind::Link(target), 0)
+                (EntryKind::Link(target), 0)
             } else if found.is_file() && File::open(&full).is_ok() {
-                (Kind::File, found.len())
+                (EntryKind::File, found.len())
             } else {
                 continue;
             };
             if self.bytes + bytes > limit || self.files.len() >= FILES_MAX {
                 continue;
             }
-            if matches!(kind, Kind::Folder) {
-                folders.push(path.clone());
+            if matches!(kind, EntryKind::Directory) {
+                directories.push(path.clone());
             }
             self.bytes += bytes;
             self.files.push(Entry { path, kind, mode: found.permissions().mode() & 0o777, bytes });
         }
     }
 
-    /// All files.
+    /// Indices of all entries.
     pub(super) fn all(&self) -> Vec<usize> {
         (0..self.files.len()).collect()
     }
 
-    /// Some of the files, spread over the tree, of at most so many bytes together; at least one.
+    /// Indices of files spread over the tree, with at most `bytes` in total; at least one file.
     pub(super) fn hot(&self, bytes: u64) -> Vec<usize> {
         let small = |entry: &Entry| {
-            matches!(entry.kind, Kind::File) && (1..=bytes / 4).contains(&entry.bytes)
+            matches!(entry.kind, EntryKind::File) && (1..=bytes / 4).contains(&entry.bytes)
         };
         let candidates: Vec<usize> =
             (0..self.files.len()).filter(|file| small(&self.files[*file])).collect();
@@ -133,33 +133,33 @@ impl Tree {
         taken
     }
 
-    /// Copies a file to the tree below `to`, and returns its bytes.
+    /// Copies an entry to the tree below `to`, and returns its size.
     ///
     /// # Errors
-    /// If it cannot be read, or not be written.
+    /// If the entry cannot be read or written.
     pub(super) fn copy(&self, file: usize, to: &Path) -> Result<u64> {
         let entry = &self.files[file];
         let (from, to) = (self.root.join(&entry.path), to.join(&entry.path));
         let failed = |error: std::io::Error| Failure::about(&to, "write the copy", &error);
         match &entry.kind {
-            Kind::Folder => fs::create_dir(&to).map_err(failed)?,
-            Kind::Link(target) => symlink(target, &to).map_err(failed)?,
-            Kind::File => {
+            EntryKind::Directory => fs::create_dir(&to).map_err(failed)?,
+            EntryKind::Link(target) => symlink(target, &to).map_err(failed)?,
+            EntryKind::File => {
                 let mut from = open(&from)?;
                 let mut to = File::create(&to).map_err(failed)?;
-                let mut piece = vec![0; PIECE_BYTES];
+                let mut buffer = vec![0; BUFFER_BYTES];
                 let mut left = entry.bytes;
-                // As much as was found: it may be growing.
+                // Only the bytes found in the listing: the file may be growing.
                 while left > 0 {
-                    let wanted = piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-                    let count = read_some(&mut from, &mut piece[..wanted]).map_err(failed)?;
+                    let wanted = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                    let count = read_some(&mut from, &mut buffer[..wanted]).map_err(failed)?;
                     if count == 0 {
                         return Err(Failure::new(format!(
-                            "{}: became shorter while it was read",
+                            "{}: was truncated while it was read; use a tree that does not change",
                             entry.path.display()
                         )));
                     }
-                    to.write_all(&piece[..count]).map_err(failed)?;
+                    to.write_all(&buffer[..count]).map_err(failed)?;
                     left -= count as u64;
                 }
                 to.set_permissions(fs::Permissions::from_mode(entry.mode | 0o200))
@@ -169,42 +169,48 @@ impl Tree {
         Ok(entry.bytes)
     }
 
-    /// Compares a file with its copy in the tree below `with`, and returns its bytes.
+    /// Compares an entry with its copy in the tree below `with`, and returns its size.
     ///
     /// # Errors
-    /// If they differ, or cannot be read.
+    /// If they differ or cannot be read.
     pub(super) fn compare(&self, file: usize, with: &Path) -> Result<u64> {
         let entry = &self.files[file];
         let (original, copy) = (self.root.join(&entry.path), with.join(&entry.path));
         let failed = |error: std::io::Error| Failure::about(&copy, "read the copy", &error);
         let differs = |how: String| Err(Failure::new(format!("{}: {how}", entry.path.display())));
         match &entry.kind {
-            Kind::Folder => match copy.symlink_metadata().map_err(failed)?.is_dir() {
+            EntryKind::Directory => match copy.symlink_metadata().map_err(failed)?.is_dir() {
                 true => {}
-                false => return differs("is no folder any more".to_owned()),
+                false => return differs("the copy is not a directory".to_owned()),
             },
-            Kind::Link(target) => match fs::read_link(&copy).map_err(failed)? == *target {
+            EntryKind::Link(target) => match fs::read_link(&copy).map_err(failed)? == *target {
                 true => {}
-                false => return differs("leads elsewhere".to_owned()),
+                false => return differs("the copy has another link target".to_owned()),
             },
-            Kind::File => {
+            EntryKind::File => {
                 let length = copy.symlink_metadata().map_err(failed)?.len();
                 if length != entry.bytes {
-                    return differs(format!("has {length} bytes instead of {}", entry.bytes));
+                    return differs(format!(
+                        "the copy has {length} bytes instead of {}",
+                        entry.bytes
+                    ));
                 }
                 let (mut one, mut other) = (open(&original)?, open(&copy)?);
-                let (mut a, mut b) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
+                let (mut a, mut b) = (vec![0; BUFFER_BYTES], vec![0; BUFFER_BYTES]);
                 let mut at = 0;
                 while at < entry.bytes {
                     let wanted =
                         a.len().min(usize::try_from(entry.bytes - at).unwrap_or(usize::MAX));
                     let count = read_some(&mut one, &mut a[..wanted]).map_err(failed)?;
                     if count == 0 {
-                        return differs("the original became shorter".to_owned());
+                        return differs(
+                            "the original was truncated; use a tree that does not change"
+                                .to_owned(),
+                        );
                     }
                     other.read_exact(&mut b[..count]).map_err(failed)?;
                     if a[..count] != b[..count] {
-                        return differs(format!("differs from byte {at} on, or a little after"));
+                        return differs(format!("the copy differs in the 256 KiB at byte {at}"));
                     }
                     at += count as u64;
                 }
@@ -215,7 +221,7 @@ impl Tree {
 }
 
 fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|error| Failure::about(path, "open it", &error))
+    File::open(path).map_err(|error| Failure::about(path, "open the file", &error))
 }
 
 fn read_some(from: &mut File, into: &mut [u8]) -> std::io::Result<usize> {
@@ -227,7 +233,7 @@ fn read_some(from: &mut File, into: &mut [u8]) -> std::io::Result<usize> {
     }
 }
 
-/// The folder of the Rust toolchain; without one, documentation and programs of the system.
+/// The library directory of the Rust toolchain; without one, a directory of the system.
 fn toolchain() -> Result<PathBuf> {
     let asked = Command::new("rustc").args(["--print", "sysroot"]).output();
     let sysroot = asked.ok().filter(|output| output.status.success());
@@ -236,7 +242,7 @@ fn toolchain() -> Result<PathBuf> {
     let others = ["/usr/share", "/usr/lib"].map(PathBuf::from);
     places.into_iter().chain(others).find(|place| place.is_dir()).ok_or_else(|| {
         Failure::usage(
-            "no Rust toolchain is found here; name a tree of files: `forebay demo FOLDER`",
+            "no Rust toolchain was found; give a directory tree: `forebay demo DIRECTORY`",
         )
     })
 }
@@ -246,21 +252,21 @@ mod tests {
     use super::*;
 
     fn tree() -> (tempfile::TempDir, Tree) {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path().join("from");
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("from");
         fs::create_dir_all(root.join("a/b")).unwrap();
         for (name, len) in [("a/one", 10), ("a/b/two", 600_000), ("three", 1)] {
             fs::write(root.join(name), vec![7; len]).unwrap();
         }
         symlink("a/one", root.join("link")).unwrap();
         let tree = Tree::find(Some(&root), 1 << 20, &|| false).unwrap();
-        (folder, tree)
+        (directory, tree)
     }
 
     #[test]
-    fn a_copy_is_the_same_until_it_is_changed() {
-        let (folder, tree) = tree();
-        let to = folder.path().join("to");
+    fn a_changed_copy_is_detected() {
+        let (directory, tree) = tree();
+        let to = directory.path().join("to");
         fs::create_dir(&to).unwrap();
         assert_eq!(tree.bytes, 600_011);
         for file in tree.all() {
@@ -280,8 +286,8 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_the_limit_is_taken() {
-        let (_folder, tree) = tree();
+    fn the_limit_bounds_the_tree() {
+        let (_directory, tree) = tree();
         let small = Tree::find(Some(&tree.root), 11, &|| false).unwrap();
         assert_eq!(small.bytes, 11);
         assert!(Tree::find(Some(&tree.root), 0, &|| false).is_err());

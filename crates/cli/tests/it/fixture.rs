@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 /// What is waited for comes within this time, however slow the machine is.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-pub(crate) struct Place {
+pub(crate) struct Fixture {
     folder: tempfile::TempDir,
 }
 
-impl Place {
+impl Fixture {
     pub(crate) fn new() -> Self {
         Self { folder: tempfile::tempdir().expect("a folder") }
     }
@@ -101,7 +101,7 @@ fn assert_no_panics(run_dir: &Path) {
     }
 }
 
-impl Drop for Place {
+impl Drop for Fixture {
     fn drop(&mut self) {
         self.stop_all();
         if !std::thread::panicking() {
@@ -110,7 +110,7 @@ impl Drop for Place {
     }
 }
 
-impl Place {
+impl Fixture {
     fn stop_all(&self) {
         // What a failed test leaves running.
         let Ok(entries) = std::fs::read_dir(self.run_dir()) else { return };
@@ -159,7 +159,8 @@ pub(crate) fn texts(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// A failure is one line on standard error that begins with the program's name, with the right exit code.
+/// A failure is one line on standard error that begins with the program's name, with the right exit
+/// code.
 #[track_caller]
 pub(crate) fn failed(output: &Output, code: i32, what: &[&str]) -> String {
     let (out, err) = texts(output);
@@ -250,8 +251,8 @@ pub(crate) fn root() -> bool {
 }
 
 /// Starts a mount in the foreground, and waits until it is there.
-pub(crate) fn mounted(place: &Place, arguments: &[&str], at: &Path) -> Running {
-    let mut running = place.start(arguments);
+pub(crate) fn mounted(fixture: &Fixture, arguments: &[&str], at: &Path) -> Running {
+    let mut running = fixture.start(arguments);
     wait_until("it is mounted", || {
         assert!(!running.has_ended(), "it has ended");
         is_mounted(at)

@@ -1,12 +1,20 @@
-//! Which pools are in use, by their guid: the same pool may be there under several names, such as a file and a loop device
-//! over it, and the locks of these know nothing of each other.
+//! Pool locks: one lock file per pool guid, which keeps a pool from being opened twice under
+//! different paths.
 //!
-//! Whoever opens a pool's devices holds a lock on a file in the run directory that is named after the pool's guid: alone
-//! to write, with others to read. The lock is the kernel's: it ends with the devices that it was given to, or with the
-//! process. The empty file stays until a process with pools ends and clears them ([`sweep`]): only who has the lock
-//! removes it, and who gets the lock of a removed file tries anew.
+//! A file and a loop device over it can be opened at the same time, because their device locks are
+//! independent. So a process that opens the devices of a pool also locks a file in the run
+//! directory, named after the guid of the pool: exclusively to write, shared to read. The kernel
+//! drops the lock when the devices are closed or the process ends.
 //!
-//! It holds among the processes of one run directory. Where there can be none, the locks of devices are all there is.
+//! # Invariants
+//!
+//! The empty lock file stays until a daemon ends and calls [`remove_stale`]. Only the holder of a
+//! lock removes its file. A process that locks a removed file tries again.
+//!
+//! # Not here
+//!
+//! Pool locks work among the processes of one run directory. Without a run directory, only device
+//! locks protect a pool.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,37 +24,38 @@ use std::path::Path;
 use forebay_pool::{Opened, read_label};
 
 use crate::control::client;
+use crate::control::messages::PoolInfo;
 use crate::control::run_dir;
-use crate::control::views::PoolView;
 use crate::error::{Failure, Result};
 use crate::pools;
 
-/// Memory to read labels with.
+/// Cache size for reading labels, in bytes.
 const LABEL_BYTES: u64 = 16 << 20;
-/// Files of locks end so.
-pub(crate) const LOCK_ENDING: &str = "lock";
+/// Extension of lock files.
+pub(crate) const LOCK_EXTENSION: &str = "lock";
 
-/// Takes a lock on each pool that these devices say they belong to, and lets the first device of each keep it.
+/// Locks each pool that the labels of these devices name. The first device of each pool keeps the
+/// lock.
 ///
 /// # Errors
-/// If a pool is in use under another name; who has it.
-pub(crate) fn claim(
+/// If a pool is in use under another path; names the process.
+pub(crate) fn lock_pools(
     opened: Vec<Opened>,
     paths: &[impl AsRef<Path>],
     shared: bool,
 ) -> Result<Vec<Opened>> {
-    let Ok(directory) = run_dir::made() else { return Ok(opened) };
+    let Ok(directory) = run_dir::create() else { return Ok(opened) };
     let memory = pools::cache(LABEL_BYTES)?;
     let mut claimed = Vec::new();
     let mut kept = Vec::new();
     for (device, path) in opened.into_iter().zip(paths) {
-        // Whoever uses the device says what is wrong with its label.
+        // A bad label is reported later, by the user of the device.
         let label = read_label(&device, &memory).ok().flatten();
         let Some(label) = label.filter(|label| !claimed.contains(&label.pool_guid)) else {
             kept.push(device);
             continue;
         };
-        let file = directory.join(format!("pool-{:016x}.{LOCK_ENDING}", label.pool_guid));
+        let file = directory.join(format!("pool-{:016x}.{LOCK_EXTENSION}", label.pool_guid));
         let Some(lock) = lock(&file, shared, false)? else {
             return Err(in_use(path.as_ref(), &label.pool_name, label.pool_guid));
         };
@@ -56,11 +65,11 @@ pub(crate) fn claim(
     Ok(kept)
 }
 
-/// A lock on a file of the run directory, which is made if it is not there. Nothing if somebody else has it, unless
-/// this is to `wait`.
+/// Locks a file of the run directory, and creates it if needed. Returns `None` if another process
+/// holds the lock and `wait` is false.
 ///
 /// # Errors
-/// If the system refuses.
+/// If the file cannot be opened or locked.
 pub(crate) fn lock(path: &Path, shared: bool, wait: bool) -> Result<Option<OwnedFd>> {
     let failed = |error: std::io::Error| Failure::about(path, "lock it", &error);
     let kind = if shared { libc::LOCK_SH } else { libc::LOCK_EX };
@@ -74,10 +83,10 @@ pub(crate) fn lock(path: &Path, shared: bool, wait: bool) -> Result<Option<Owned
             .custom_flags(libc::O_NOFOLLOW)
             .open(path)
             .map_err(failed)?;
-        // SAFETY: the descriptor is open, and it takes no pointers.
+        // SAFETY: the descriptor is open, and flock takes no pointers.
         if unsafe { libc::flock(file.as_raw_fd(), how) } == 0 {
             match file.metadata().map_err(failed)?.nlink() {
-                // It was removed meanwhile.
+                // Another process removed the file meanwhile.
                 0 => continue,
                 _ => return Ok(Some(file.into())),
             }
@@ -91,14 +100,14 @@ pub(crate) fn lock(path: &Path, shared: bool, wait: bool) -> Result<Option<Owned
     }
 }
 
-/// Removes the files of locks that nobody has.
-pub(crate) fn sweep() {
+/// Removes lock files that no process holds.
+pub(crate) fn remove_stale() {
     let Ok(entries) = std::fs::read_dir(run_dir::path()) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
-        if path.extension().is_some_and(|ending| ending == LOCK_ENDING)
-            && let Ok(Some(_held)) = lock(&path, false, false)
+        if path.extension().is_some_and(|ending| ending == LOCK_EXTENSION)
+            && let Ok(Some(_lock)) = lock(&path, false, false)
         {
-            // What stays does no harm.
+            // A file that stays does no harm.
             let _ = std::fs::remove_file(&path);
         }
     }
@@ -108,17 +117,17 @@ fn in_use(path: &Path, name: &str, guid: u64) -> Failure {
     let path = path.display();
     match client::holder_of_pool(guid) {
         Some((pid, pool)) => Failure::new(format!(
-            "{path}: is pool {name}, which is in use: process {pid} has it {}; `forebay export {name}` first",
-            whereabouts(&pool)
+            "{path}: is pool {name}, which is in use: process {pid} has it {}; run `forebay export {name}` first",
+            location(&pool)
         )),
         None => Failure::new(format!(
-            "{path}: is pool {name}, which another command works on under another name; wait for its end"
+            "{path}: is pool {name}, which another command uses under another path; wait until that command ends"
         )),
     }
 }
 
-/// By which devices a process has a pool, and where it is mounted.
-pub(crate) fn whereabouts(pool: &PoolView) -> String {
+/// The devices and mount points of a pool, for messages.
+pub(crate) fn location(pool: &PoolInfo) -> String {
     let list = |paths: Vec<String>| paths.join(", ");
     let devices = list(pool.devices.iter().map(|path| path.display().to_string()).collect());
     let mounts = list(pool.mounts.iter().map(|mount| mount.at.display().to_string()).collect());

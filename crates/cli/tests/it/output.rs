@@ -2,9 +2,9 @@
 
 use std::process::Stdio;
 
-use crate::place::{Place, texts};
+use crate::fixture::{Fixture, texts};
 
-const COMMANDS: [&[&str]; 23] = [
+const COMMANDS: [&[&str]; 27] = [
     &["inspect"],
     &["create"],
     &["import"],
@@ -19,6 +19,10 @@ const COMMANDS: [&[&str]; 23] = [
     &["check"],
     &["cache"],
     &["cache", "flush"],
+    &["l2"],
+    &["l2", "add"],
+    &["l2", "remove"],
+    &["l2", "list"],
     &["dataset", "create"],
     &["dataset", "list"],
     &["tunable", "get"],
@@ -32,31 +36,31 @@ const COMMANDS: [&[&str]; 23] = [
 
 #[test]
 fn every_commands_help_has_examples() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     for command in COMMANDS {
-        let help = place.ok(&[command, &["--help"]].concat());
+        let help = fixture.ok(&[command, &["--help"]].concat());
         assert!(help.contains("Examples:\n  "), "{command:?}: {help}");
         assert!(help.contains("Usage: forebay"), "{command:?}: {help}");
     }
-    assert!(place.ok(&["--version"]).starts_with("forebay "));
+    assert!(fixture.ok(&["--version"]).starts_with("forebay "));
 }
 
 #[test]
 fn completions_know_the_commands() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     for shell in ["bash", "zsh", "fish"] {
-        let script = place.ok(&["completions", shell]);
+        let script = fixture.ok(&["completions", shell]);
         for word in ["umount", "kernel-cache", "discard-log"] {
             assert!(script.contains(word), "{shell} does not know {word}");
         }
     }
-    place.misused(&["completions", "tcsh-or-what"]);
+    fixture.misused(&["completions", "tcsh-or-what"]);
 }
 
 #[test]
 fn a_reader_that_leaves_is_no_error() {
-    let place = Place::new();
-    let mut child = place
+    let fixture = Fixture::new();
+    let mut child = fixture
         .command(&["completions", "bash"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -70,33 +74,33 @@ fn a_reader_that_leaves_is_no_error() {
 
 #[test]
 fn figures_are_for_people_and_machines() {
-    let place = Place::new();
-    assert!(place.ok(&["list"]).contains("no pools are in use"));
-    assert!(place.fails(&["stats"]).contains("no pools are in use"));
-    place.pool("tank.img");
-    place.ok(&["import", "tank.img"]);
-    let text = place.ok(&["stats", "tank"]);
+    let fixture = Fixture::new();
+    assert!(fixture.ok(&["list"]).contains("no pools are in use"));
+    assert!(fixture.fails(&["stats"]).contains("no pools are in use"));
+    fixture.pool("tank.img");
+    fixture.ok(&["import", "tank.img"]);
+    let text = fixture.ok(&["stats", "tank"]);
     assert!(text.contains("cache: ") && text.contains("tank "), "{text}");
-    let stats: serde_json::Value = serde_json::from_str(&place.ok(&["stats", "--json"])).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&fixture.ok(&["stats", "--json"])).unwrap();
     let view = &stats[0];
     assert!(view["resident_bytes"].as_u64() <= view["memory_bytes"].as_u64(), "{view}");
     assert!(view["cache"]["counters"]["hits_mru.metadata"].is_u64(), "{view}");
     assert!(view["pools"][0]["counters"]["reads.miss"].is_u64(), "{view}");
     let status: serde_json::Value =
-        serde_json::from_str(&place.ok(&["status", "tank", "--json"])).unwrap();
+        serde_json::from_str(&fixture.ok(&["status", "tank", "--json"])).unwrap();
     assert_eq!(status["datasets"][0]["name"], "main");
     let check: serde_json::Value =
-        serde_json::from_str(&place.ok(&["check", "tank", "--json"])).unwrap();
+        serde_json::from_str(&fixture.ok(&["check", "tank", "--json"])).unwrap();
     assert_eq!((&check["complete"], &check["problem_count"]), (&true.into(), &0.into()));
-    place.ok(&["export", "tank"]);
+    fixture.ok(&["export", "tank"]);
 }
 
 #[test]
 fn figures_are_shown_again_and_again_until_they_are_not_wanted() {
-    let place = Place::new();
-    place.pool("tank.img");
-    place.ok(&["import", "tank.img"]);
-    let mut watching = place.start(&["stats", "--watch"]);
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.ok(&["import", "tank.img"]);
+    let mut watching = fixture.start(&["stats", "--watch"]);
     // It would go on for ever.
     let mut out = watching.read_until("cache: ");
     out += &watching.read_until("cache: ");

@@ -1,36 +1,36 @@
-//! From what the libraries count to what is told of it.
+//! Converts statistics of the libraries to messages.
 
 use std::collections::BTreeMap;
 
 use forebay_cache::Class;
 use forebay_pool::format::{CacheMode, Compression, SyncMode};
-use forebay_pool::{BlockCache, L2Device, L2DeviceState, Pool, PoolStats};
+use forebay_pool::{BlockCache, L2Device, L2DeviceState, Pool};
 
-use super::{Held, HeldMount, Host, mount_view};
-use crate::control::views::{
-    CacheDeviceView, CacheStats, DatasetView, DeviceView, ErrorsView, LogView, MountFigures,
-    PoolFigures, PoolStatus, StateFigures, StatsView, TunableView,
+use super::{Daemon, ImportedPool, MountedDataset, mount_info};
+use crate::control::messages::{
+    CacheStateStats, CacheStats, DatasetInfo, DeviceInfo, ErrorCounts, IntentLogStats,
+    L2DeviceInfo, MountStats, PoolStats, PoolStatus, ProcessStats, TunableInfo,
 };
 
-/// Figures of the whole process.
-pub(crate) fn stats(host: &Host) -> StatsView {
-    let pools = host.pools();
-    StatsView {
+/// Statistics of the whole process.
+pub(crate) fn process(daemon: &Daemon) -> ProcessStats {
+    let pools = daemon.pools();
+    ProcessStats {
         pid: std::process::id(),
-        at_ns: u64::try_from(host.started.elapsed().as_nanos()).unwrap_or(u64::MAX),
-        memory_bytes: host.plan.total_bytes,
+        at_ns: u64::try_from(daemon.started.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        memory_bytes: daemon.plan.total_bytes,
         resident_bytes: forebay_base::memory::rss_bytes().unwrap_or(0),
-        cache: cache_stats(&host.cache),
-        pools: pools.iter().map(|held| pool_figures(&held.pool)).collect(),
+        cache: cache_stats(&daemon.cache),
+        pools: pools.iter().map(|imported| pool_stats(&imported.pool)).collect(),
         mounts: pools
             .iter()
-            .flat_map(|held| held.mounts())
-            .map(|mount| mount_figures(&mount))
+            .flat_map(|imported| imported.mounts())
+            .map(|mount| mount_stats(&mount))
             .collect(),
     }
 }
 
-/// Figures of the cache.
+/// Statistics of the cache.
 pub(crate) fn cache_stats(cache: &BlockCache) -> CacheStats {
     let stats = cache.cache().stats();
     let name = |class| if class == Class::Metadata { "metadata" } else { "data" };
@@ -52,7 +52,7 @@ pub(crate) fn cache_stats(cache: &BlockCache) -> CacheStats {
         states: stats
             .states
             .iter()
-            .map(|s| StateFigures {
+            .map(|s| CacheStateStats {
                 state: s.state.to_owned(),
                 class: name(s.class).to_owned(),
                 bytes: s.bytes,
@@ -65,7 +65,7 @@ pub(crate) fn cache_stats(cache: &BlockCache) -> CacheStats {
     }
 }
 
-/// Counters by `name` or `name.label`.
+/// Maps counters by `name` or `name.label`.
 fn named<'a>(counters: impl Iterator<Item = (&'a str, &'a str, u64)>) -> BTreeMap<String, u64> {
     let key = |name: &str, label: &str| {
         if label.is_empty() { name.to_owned() } else { format!("{name}.{label}") }
@@ -77,9 +77,9 @@ fn sum(counters: &[(&'static str, &'static str, u64)], wanted: &str) -> u64 {
     counters.iter().filter(|(name, ..)| *name == wanted).map(|(.., value)| value).sum()
 }
 
-fn pool_figures(pool: &Pool) -> PoolFigures {
+fn pool_stats(pool: &Pool) -> PoolStats {
     let stats = pool.stats();
-    PoolFigures {
+    PoolStats {
         name: pool.name().to_owned(),
         txg: stats.synced_txg,
         total_bytes: stats.total_bytes,
@@ -95,9 +95,8 @@ fn pool_figures(pool: &Pool) -> PoolFigures {
     }
 }
 
-/// The parts of a pool have tables of their own, and some names are in two of them: `prefetches_joined` and the
-/// like are unique, the others are added up.
-fn pool_counters(stats: &PoolStats) -> BTreeMap<String, u64> {
+/// Merges the counter tables of the parts of a pool. Counters with the same name are added.
+fn pool_counters(stats: &forebay_pool::PoolStats) -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for (name, label, value) in &stats.counters {
         let key = if label.is_empty() { (*name).to_owned() } else { format!("{name}.{label}") };
@@ -106,7 +105,7 @@ fn pool_counters(stats: &PoolStats) -> BTreeMap<String, u64> {
     all
 }
 
-fn mount_figures(mount: &HeldMount) -> MountFigures {
+fn mount_stats(mount: &MountedDataset) -> MountStats {
     let (files, served) = (mount.files_stats(), mount.mount_stats());
     let total =
         |wanted: &str| served.counters.iter().filter(|c| c.name == wanted).map(|c| c.value).sum();
@@ -120,11 +119,11 @@ fn mount_figures(mount: &HeldMount) -> MountFigures {
         };
         counters.insert(key, *value);
     }
-    MountFigures {
+    MountStats {
         pool: mount.pool.clone(),
         dataset: mount.dataset.clone(),
         at: mount.at().to_owned(),
-        // Forgotten inodes are counted with the requests, and are no work.
+        // FORGET requests are not operations of users.
         operations: served
             .counters
             .iter()
@@ -139,11 +138,11 @@ fn mount_figures(mount: &HeldMount) -> MountFigures {
     }
 }
 
-/// All that is known of a pool; `held` if a process has it.
-pub(crate) fn status(pool: &Pool, held: Option<&Held>, state: &str) -> PoolStatus {
+/// Status of a pool; `imported` if it is in the registry of a daemon.
+pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &str) -> PoolStatus {
     let stats = pool.stats();
     let counters = &stats.counters;
-    let device = |device: forebay_pool::PoolDevice| DeviceView {
+    let device = |device: forebay_pool::PoolDevice| DeviceInfo {
         number: device.number,
         path: device.path,
         size_bytes: device.size_bytes,
@@ -167,17 +166,17 @@ pub(crate) fn status(pool: &Pool, held: Option<&Held>, state: &str) -> PoolStatu
         l2_devices: l2_devices(pool),
         l2_devices_damage: pool.l2_devices_damage(),
         datasets: datasets(pool),
-        mounts: held
-            .map(|held| held.mounts().iter().map(|mount| mount_view(mount)).collect())
+        mounts: imported
+            .map(|imported| imported.mounts().iter().map(|mount| mount_info(mount)).collect())
             .unwrap_or_default(),
-        errors: ErrorsView {
+        errors: ErrorCounts {
             reads: sum(counters, "read_errors"),
             checksums: sum(counters, "verify_failures"),
             writes: sum(counters, "write_errors"),
             healed: sum(counters, "healed"),
             lost: sum(counters, "blocks_lost"),
         },
-        log: LogView {
+        log: IntentLogStats {
             commits: sum(counters, "commits"),
             bytes: sum(counters, "bytes"),
             to_txg: sum(counters, "to_txg"),
@@ -186,19 +185,19 @@ pub(crate) fn status(pool: &Pool, held: Option<&Held>, state: &str) -> PoolStatu
     }
 }
 
-/// The cache devices of a pool.
-pub(crate) fn l2_devices(pool: &Pool) -> Vec<CacheDeviceView> {
+/// Describes the L2 devices of a pool.
+pub(crate) fn l2_devices(pool: &Pool) -> Vec<L2DeviceInfo> {
     pool.l2_devices().into_iter().map(|device| l2_device(pool.name(), device)).collect()
 }
 
-/// A cache device of the pool of that name.
-pub(crate) fn l2_device(pool: &str, device: L2Device) -> CacheDeviceView {
+/// Describes an L2 device of the pool with that name.
+pub(crate) fn l2_device(pool: &str, device: L2Device) -> L2DeviceInfo {
     let why = match &device.state {
         L2DeviceState::Failed(why) | L2DeviceState::Unavailable(why) => Some(why.clone()),
         _ => None,
     };
     let stats = device.stats.unwrap_or_default();
-    CacheDeviceView {
+    L2DeviceInfo {
         pool: pool.to_owned(),
         number: format!("{:016x}", device.guid),
         path: device.path,
@@ -219,8 +218,8 @@ pub(crate) fn l2_device(pool: &str, device: L2Device) -> CacheDeviceView {
     }
 }
 
-fn datasets(pool: &Pool) -> Vec<DatasetView> {
-    let unknown = |name: &str, error: String| DatasetView {
+fn datasets(pool: &Pool) -> Vec<DatasetInfo> {
+    let unknown = |name: &str, error: String| DatasetInfo {
         name: name.to_owned(),
         objects: 0,
         allocated_bytes: 0,
@@ -235,11 +234,11 @@ fn datasets(pool: &Pool) -> Vec<DatasetView> {
         Ok(names) => names,
         Err(error) => return vec![unknown("(all)", error.to_string())],
     };
-    let view = |name: String| -> DatasetView {
+    let info = |name: String| -> DatasetInfo {
         let known = pool.dataset(&name).and_then(|dataset| Ok((dataset.settings()?, dataset)));
         match known {
             Err(error) => unknown(&name, error.to_string()),
-            Ok((settings, dataset)) => DatasetView {
+            Ok((settings, dataset)) => DatasetInfo {
                 objects: dataset.object_count(),
                 allocated_bytes: dataset.allocated_bytes(),
                 record_bytes: settings.record_bytes,
@@ -252,7 +251,7 @@ fn datasets(pool: &Pool) -> Vec<DatasetView> {
                 copies: settings.data_copies,
                 sync: match settings.sync {
                     SyncMode::Log => "log",
-                    SyncMode::Txg => "group",
+                    SyncMode::Txg => "txg",
                 }
                 .to_owned(),
                 l2: match settings.l2 {
@@ -266,13 +265,13 @@ fn datasets(pool: &Pool) -> Vec<DatasetView> {
             },
         }
     };
-    names.into_iter().map(view).collect()
+    names.into_iter().map(info).collect()
 }
 
-/// Tunables of the cache and of a pool.
-pub(crate) fn tunables(cache: &BlockCache, pool: &Pool) -> Vec<TunableView> {
+/// Lists the tunables of the cache and of a pool.
+pub(crate) fn tunables(cache: &BlockCache, pool: &Pool) -> Vec<TunableInfo> {
     let of = |of: &'static str| {
-        move |(row, value): (&'static forebay_base::tunables::TunableRow, String)| TunableView {
+        move |(row, value): (&'static forebay_base::tunables::TunableRow, String)| TunableInfo {
             of: of.to_owned(),
             name: row.name.to_owned(),
             value,

@@ -1,7 +1,8 @@
-//! The way of mount(8): the program under the name `mount.forebay`, and options in its form.
+//! The helper of mount(8), and the options of `-o`.
 //!
-//! `mount -t forebay SOURCE TARGET -o …` runs `mount.forebay SOURCE TARGET [-sfnv] [-o …]`. Under that name, whether by a
-//! link or by the script in `packaging/`, this program is `forebay mount SOURCE TARGET --daemon -o …`.
+//! `mount -t forebay SOURCE TARGET -o …` runs `mount.forebay SOURCE TARGET [-sfnv] [-o …]`. Under
+//! that name, by a link or by the script in `packaging/`, this program runs `forebay mount SOURCE
+//! TARGET --daemon -o …`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -11,25 +12,26 @@ use crate::error::{Failure, Result};
 use crate::flags::{Access, Flags};
 use crate::units::{self, parse_bytes};
 
-/// The name by which mount(8) calls it.
+/// Name of the helper for a mount.
 const NAME: &str = "mount.forebay";
-/// The name by which mount(8) calls it for what is mounted, by the type that the table of mounts has.
+/// Name of the helper for a remount, after the type in the mount table.
 const NAME_OF_TYPE: &str = "mount.fuse.forebay";
-/// What mount(8) itself owns, or what changes nothing here.
+/// Options of mount(8) itself, and options without effect here.
 const IGNORED: [&str; 11] = [
     "auto", "noauto", "nouser", "nousers", "noowner", "nogroup", "nofail", "_netdev", "async",
     "silent", "loud",
 ];
-/// What the kernel shows of a mount, and mount(8) repeats when it remounts.
-const SHOWN: [&str; 5] = ["user_id", "group_id", "rootmode", "default_permissions", "max_read"];
-/// Known elsewhere, and not to be had here: name and way out.
+/// Options that the kernel shows for a mount, and mount(8) repeats in a remount.
+const KERNEL_SHOWN: [&str; 5] =
+    ["user_id", "group_id", "rootmode", "default_permissions", "max_read"];
+/// Options that Forebay does not support, with the alternative.
 const REFUSED: [(&str, &str); 3] = [
     ("sync", "open files with O_SYNC, or call fsync"),
     ("dirsync", "call fsync on the directory"),
-    ("mand", "Linux has no mandatory locks any more"),
+    ("mand", "Linux does not support mandatory locks any more"),
 ];
 
-/// The arguments of `forebay mount`, if the program was called as a helper of mount(8).
+/// Translates the arguments if the program was called as the helper of mount(8).
 pub(crate) fn arguments(given: &[OsString]) -> Option<Result<Vec<OsString>>> {
     let name = Path::new(given.first()?).file_name()?;
     (name == OsStr::new(NAME) || name == OsStr::new(NAME_OF_TYPE)).then(|| translate(&given[1..]))
@@ -42,15 +44,16 @@ fn translate(given: &[OsString]) -> Result<Vec<OsString>> {
     while let Some(argument) = given.next() {
         match argument.to_str() {
             Some("-o") => {
-                let options =
-                    given.next().ok_or_else(|| Failure::usage("-o needs options after it"))?;
+                let options = given.next().ok_or_else(|| {
+                    Failure::usage("-o: no options are given; give a list such as ro,noatime")
+                })?;
                 out.push("-o".into());
                 out.push(options.clone());
             }
             Some("-t") => {
                 given.next();
             }
-            // Fake, sloppy, not into mtab, wordy: mount(8) passes them on.
+            // Flags of mount(8): sloppy, fake, no mtab, verbose.
             Some(flags)
                 if flags.len() > 1
                     && flags.starts_with('-')
@@ -70,15 +73,15 @@ fn translate(given: &[OsString]) -> Result<Vec<OsString>> {
     match places {
         2 => Ok(out),
         _ => Err(Failure::usage(format!(
-            "{NAME} needs a pool and a mount point: {NAME} SOURCE TARGET [-o OPTIONS]"
+            "{NAME}: a pool and a mount point are needed: {NAME} SOURCE TARGET [-o OPTIONS]"
         ))),
     }
 }
 
-/// Puts what `-o` says among the other options.
+/// Applies the options of `-o` to the other options.
 ///
 /// # Errors
-/// If it says what cannot be.
+/// If an option is unknown or has a wrong value.
 pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
     let lists = std::mem::take(&mut args.options);
     for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty())
@@ -109,18 +112,18 @@ pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
                 })?;
                 args.import.tunables.push((name.to_owned(), value.to_owned()));
             }
-            // mount(8) may say who: user=NAME.
+            // mount(8) may pass user=NAME.
             (name, of) if (of.is_none() || name == "user") && args.flags.take(name) => {
                 args.flag_names.push(name.to_owned());
             }
-            (name, _) if is_passed_over(name, value) => {}
+            (name, _) if is_ignored(name, value) => {}
             _ => {
-                if let Some((_, way_out)) = REFUSED.iter().find(|row| row.0 == option) {
-                    let text = format!("-o {option}: forebay does not have it; {way_out}");
+                if let Some((_, hint)) = REFUSED.iter().find(|row| row.0 == option) {
+                    let text = format!("-o {option}: forebay does not support it; {hint}");
                     return Err(Failure::usage(text));
                 }
                 return Err(Failure::usage(format!(
-                    "-o {option}: no such option; there are {}, remount, dataset=NAME, memory=BYTES, \
+                    "-o {option}: no such option; valid options are {}, remount, dataset=NAME, memory=BYTES, \
                      kernel_cache, allow_other, threads=N, separate, force, rewind, discard_log, \
                      tunable=NAME:VALUE",
                     Flags::NAMES
@@ -128,7 +131,7 @@ pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
             }
         }
     }
-    // The command line's own options say the same in other words.
+    // Options of the command line with the same meaning.
     if args.no_atime {
         args.flags.atime = Access::Off;
     }
@@ -137,11 +140,11 @@ pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
     Ok(())
 }
 
-/// Whether an option is not for this program.
-fn is_passed_over(name: &str, value: Option<&str>) -> bool {
+/// True if the option is not for this program.
+fn is_ignored(name: &str, value: Option<&str>) -> bool {
     let of_mount = IGNORED.contains(&name) && value.is_none();
     let remark = ["x-", "X-"].iter().any(|start| name.starts_with(start)) || name == "comment";
-    of_mount || remark || SHOWN.contains(&name)
+    of_mount || remark || KERNEL_SHOWN.contains(&name)
 }
 
 #[cfg(test)]
@@ -154,15 +157,16 @@ mod tests {
     fn parsed(given: &[&str]) -> Result<MountArgs> {
         let given: Vec<OsString> = given.iter().map(OsString::from).collect();
         let translated = arguments(&given).unwrap()?;
-        let Ok(Cli { command: Command::Mount(mut args) }) = Cli::try_parse_from(translated) else {
-            return Err(Failure::usage("no mount"));
+        let Ok(Cli { command: Command::Mount(mut args), .. }) = Cli::try_parse_from(translated)
+        else {
+            return Err(Failure::usage("not a mount"));
         };
         take_options(&mut args)?;
         Ok(args)
     }
 
     #[test]
-    fn what_mount_passes_on_is_understood() {
+    fn arguments_of_mount_are_translated() {
         let line = [
             "/sbin/mount.forebay",
             "/dev/sdb",
@@ -182,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn wrong_options_are_refused() {
         for line in [
             &["mount.forebay", "/dev/sdb"][..],
             &["mount.forebay", "/dev/sdb", "/srv", "-o"],

@@ -1,32 +1,36 @@
-//! What is told of processes, pools and mounts: what travels over the control socket, and what `--json` prints.
+//! Messages about daemons, pools and mounts: answers on the control socket, and the output of
+//! `--json`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// A process that has pools.
+/// A daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct ProcessView {
+pub(crate) struct ProcessInfo {
     pub(crate) pid: u32,
-    /// Whether it takes pools that others bring.
+    /// True if it accepts pools from other commands.
     pub(crate) daemon: bool,
-    /// Whether it was started with --separate: other mounts do not join it.
+    /// True if it was started with --separate, so other mounts do not use it.
     #[serde(default)]
     pub(crate) separate: bool,
-    /// What the whole process may use.
+    /// Path of the log; empty for a foreground mount.
+    #[serde(default)]
+    pub(crate) log: PathBuf,
+    /// Memory limit of the process.
     pub(crate) memory_bytes: u64,
-    pub(crate) pools: Vec<PoolView>,
+    pub(crate) pools: Vec<PoolInfo>,
 }
 
-/// A pool that a process has.
+/// An imported pool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct PoolView {
+pub(crate) struct PoolInfo {
     pub(crate) name: String,
     pub(crate) guid: u64,
     pub(crate) read_only: bool,
     pub(crate) devices: Vec<PathBuf>,
-    pub(crate) mounts: Vec<MountView>,
+    pub(crate) mounts: Vec<MountInfo>,
     pub(crate) total_bytes: u64,
     pub(crate) free_bytes: u64,
     #[serde(default)]
@@ -36,22 +40,22 @@ pub(crate) struct PoolView {
 
 /// A mount.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct MountView {
+pub(crate) struct MountInfo {
     pub(crate) pool: String,
     pub(crate) dataset: String,
     pub(crate) at: PathBuf,
     pub(crate) read_only: bool,
     pub(crate) kernel_cache: bool,
-    /// The process that has it.
+    /// Process that serves the mount.
     pub(crate) pid: u32,
 }
 
-/// All that is known of a pool.
+/// Status of a pool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PoolStatus {
     pub(crate) name: String,
     pub(crate) guid: u64,
-    /// `mounted`, `imported`, `exported`, or `not exported` for one that a crash left.
+    /// `mounted`, `imported`, `exported`, or text that begins with `not exported` after a crash.
     pub(crate) state: String,
     pub(crate) read_only: bool,
     pub(crate) suspended: Option<String>,
@@ -63,22 +67,22 @@ pub(crate) struct PoolStatus {
     #[serde(default)]
     pub(crate) available_bytes: u64,
     pub(crate) dirty_bytes: u64,
-    pub(crate) devices: Vec<DeviceView>,
+    pub(crate) devices: Vec<DeviceInfo>,
     #[serde(default)]
-    pub(crate) l2_devices: Vec<CacheDeviceView>,
-    /// Why the list of cache devices cannot be read, if so.
+    pub(crate) l2_devices: Vec<L2DeviceInfo>,
+    /// Why the list of L2 devices cannot be read.
     #[serde(default)]
     pub(crate) l2_devices_damage: Option<String>,
-    pub(crate) datasets: Vec<DatasetView>,
-    pub(crate) mounts: Vec<MountView>,
-    /// Since it was imported.
-    pub(crate) errors: ErrorsView,
-    pub(crate) log: LogView,
+    pub(crate) datasets: Vec<DatasetInfo>,
+    pub(crate) mounts: Vec<MountInfo>,
+    /// Errors since the import.
+    pub(crate) errors: ErrorCounts,
+    pub(crate) log: IntentLogStats,
 }
 
 /// A device of a pool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct DeviceView {
+pub(crate) struct DeviceInfo {
     pub(crate) number: u16,
     pub(crate) path: String,
     pub(crate) size_bytes: u64,
@@ -86,27 +90,27 @@ pub(crate) struct DeviceView {
     pub(crate) direct: bool,
 }
 
-/// A cache device of a pool.
+/// An L2 device of a pool.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct CacheDeviceView {
+pub(crate) struct L2DeviceInfo {
     pub(crate) pool: String,
-    /// Names it, in hexadecimal digits.
+    /// Guid of the device in hexadecimal.
     pub(crate) number: String,
     pub(crate) path: String,
-    /// `active`, `rebuilding`, `failed` or `away`.
+    /// `active`, `rebuilding`, `failed` or `unavailable`.
     pub(crate) state: String,
-    /// Why, if it is failed or away.
+    /// Reason if it is failed or unavailable.
     pub(crate) why: Option<String>,
     pub(crate) size_bytes: u64,
     pub(crate) used_bytes: u64,
     pub(crate) records: u64,
-    /// Of the segments, how many were looked at since it was opened.
+    /// Segments whose index was rebuilt since the device was opened.
     pub(crate) rebuilt_segments: u64,
     pub(crate) segments: u64,
     pub(crate) rebuild_ns: u64,
     pub(crate) hits: u64,
     pub(crate) lookups: u64,
-    /// Hits by lookups.
+    /// Hits divided by lookups.
     pub(crate) hit_ratio: f64,
     pub(crate) written_bytes: u64,
     pub(crate) memory_bytes: u64,
@@ -115,7 +119,7 @@ pub(crate) struct CacheDeviceView {
 
 /// A dataset of a pool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct DatasetView {
+pub(crate) struct DatasetInfo {
     pub(crate) name: String,
     pub(crate) objects: u64,
     pub(crate) allocated_bytes: u64,
@@ -123,16 +127,16 @@ pub(crate) struct DatasetView {
     pub(crate) compression: String,
     pub(crate) copies: u8,
     pub(crate) sync: String,
-    /// What cache devices hold of it.
+    /// Blocks that L2 devices may hold: `all`, `metadata` or `none`.
     #[serde(default)]
     pub(crate) l2: String,
-    /// Why nothing else is known of it.
+    /// Why the dataset cannot be read.
     pub(crate) error: Option<String>,
 }
 
-/// Errors that a pool has seen.
+/// Error counts of a pool since the import.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct ErrorsView {
+pub(crate) struct ErrorCounts {
     pub(crate) reads: u64,
     pub(crate) checksums: u64,
     pub(crate) writes: u64,
@@ -140,60 +144,60 @@ pub(crate) struct ErrorsView {
     pub(crate) lost: u64,
 }
 
-/// What the intent log has done.
+/// Counts of the intent log since the import.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct LogView {
+pub(crate) struct IntentLogStats {
     pub(crate) commits: u64,
     pub(crate) bytes: u64,
     pub(crate) to_txg: u64,
     pub(crate) replayed: u64,
 }
 
-/// What an expansion came to.
+/// Result of an expansion.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Expanded {
+pub(crate) struct ExpandReport {
     pub(crate) before_bytes: u64,
     pub(crate) after_bytes: u64,
     pub(crate) added: Vec<PathBuf>,
-    /// Devices that have grown since the pool was taken into use: more of them is used when it is taken into use again.
+    /// Devices that have grown since the import. Their added space is used after the next import.
     #[serde(default)]
     pub(crate) grown: Vec<PathBuf>,
 }
 
-/// How far long work is.
+/// Progress of a job.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct ProgressView {
+pub(crate) struct JobProgress {
     pub(crate) blocks: u64,
     pub(crate) bytes: u64,
     pub(crate) total_bytes: u64,
     pub(crate) problems: u64,
 }
 
-/// What a check or a scrub found.
+/// Result of a check or a scrub.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct CheckView {
+pub(crate) struct JobReport {
     pub(crate) blocks: u64,
     pub(crate) bytes: u64,
-    /// Whether all was looked at.
+    /// True if the job ran to its end.
     pub(crate) complete: bool,
     pub(crate) healed: u64,
     pub(crate) problem_count: u64,
-    /// The first of them.
+    /// The first problems.
     pub(crate) problems: Vec<String>,
-    /// What else there is to say.
+    /// Remarks.
     pub(crate) notes: Vec<String>,
 }
 
-/// What a flush of the cache threw out.
+/// Blocks evicted by a flush of the cache.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Flushed {
+pub(crate) struct FlushReport {
     pub(crate) blocks: u64,
     pub(crate) bytes: u64,
 }
 
-/// A tunable.
+/// A tunable with its value and its documentation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct TunableView {
+pub(crate) struct TunableInfo {
     /// `cache` or `pool`.
     pub(crate) of: String,
     pub(crate) name: String,
@@ -205,53 +209,54 @@ pub(crate) struct TunableView {
     pub(crate) help: String,
 }
 
-/// Figures of a process.
+/// Statistics of a process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct StatsView {
+pub(crate) struct ProcessStats {
     pub(crate) pid: u32,
-    /// When it was taken, since the process began.
+    /// Time of the sample since the process started.
     pub(crate) at_ns: u64,
     pub(crate) memory_bytes: u64,
     pub(crate) resident_bytes: u64,
     pub(crate) cache: CacheStats,
-    pub(crate) pools: Vec<PoolFigures>,
-    pub(crate) mounts: Vec<MountFigures>,
+    pub(crate) pools: Vec<PoolStats>,
+    pub(crate) mounts: Vec<MountStats>,
 }
 
-/// Requests for blocks, and how many of the blocks were there.
+/// Requests for blocks, and the part served from memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FromMemory {
+pub(crate) struct MemoryHits {
     pub(crate) found: u64,
     pub(crate) wanted: u64,
 }
 
-impl FromMemory {
-    /// Of `hits` in the cache, blocks `ahead` were read from a device for these very requests before they came, and
-    /// blocks `demanded` when they came. So neither counts as found, and a file that is read once is not found at
-    /// all, however well it was read ahead.
-    pub(crate) fn of(hits: u64, ahead: u64, demanded: u64) -> Self {
-        let found = hits.saturating_sub(ahead);
-        Self { found, wanted: found + ahead + demanded }
+impl MemoryHits {
+    /// Computes hits from memory. Of `hits` in the cache, `prefetched` blocks were read from a
+    /// device ahead of the request, and `missed` blocks on request. Neither counts as a hit, so a
+    /// file that is read once has no hits.
+    pub(crate) fn of(hits: u64, prefetched: u64, missed: u64) -> Self {
+        let found = hits.saturating_sub(prefetched);
+        Self { found, wanted: found + prefetched + missed }
     }
 }
 
-impl StatsView {
-    /// What happened since `before`, or from the beginning.
-    pub(crate) fn in_memory(&self, before: Option<&StatsView>) -> FromMemory {
-        let reads = |view: &StatsView, cause: &str| -> u64 {
+impl ProcessStats {
+    /// Hits from memory since `before`, or since the start.
+    pub(crate) fn memory_hits(&self, before: Option<&ProcessStats>) -> MemoryHits {
+        let reads = |info: &ProcessStats, cause: &str| -> u64 {
             let key = format!("reads.{cause}");
-            view.pools.iter().filter_map(|pool| pool.counters.get(&key)).sum()
+            info.pools.iter().filter_map(|pool| pool.counters.get(&key)).sum()
         };
-        let grown = |of: &dyn Fn(&StatsView) -> u64| of(self).saturating_sub(before.map_or(0, of));
-        FromMemory::of(
-            grown(&|view| view.cache.hits),
-            grown(&|view| reads(view, "prefetch")),
-            grown(&|view| reads(view, "miss")),
+        let grown =
+            |of: &dyn Fn(&ProcessStats) -> u64| of(self).saturating_sub(before.map_or(0, of));
+        MemoryHits::of(
+            grown(&|info| info.cache.hits),
+            grown(&|info| reads(info, "prefetch")),
+            grown(&|info| reads(info, "miss")),
         )
     }
 }
 
-/// Figures of the cache.
+/// Statistics of the cache.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct CacheStats {
     pub(crate) bound_bytes: u64,
@@ -263,22 +268,22 @@ pub(crate) struct CacheStats {
     pub(crate) dirty_bytes: u64,
     pub(crate) ghosts: u64,
     pub(crate) metadata_target_bytes: u64,
-    pub(crate) states: Vec<StateFigures>,
+    pub(crate) states: Vec<CacheStateStats>,
     pub(crate) counters: BTreeMap<String, u64>,
 }
 
-/// Figures of one state and class.
+/// Size of one state and class of the cache.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct StateFigures {
+pub(crate) struct CacheStateStats {
     pub(crate) state: String,
     pub(crate) class: String,
     pub(crate) bytes: u64,
     pub(crate) blocks: u64,
 }
 
-/// Figures of a pool.
+/// Statistics of a pool.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct PoolFigures {
+pub(crate) struct PoolStats {
     pub(crate) name: String,
     pub(crate) txg: u64,
     pub(crate) total_bytes: u64,
@@ -289,15 +294,15 @@ pub(crate) struct PoolFigures {
     pub(crate) dirty_bytes: u64,
     pub(crate) suspended: Option<String>,
     #[serde(default)]
-    pub(crate) l2_devices: Vec<CacheDeviceView>,
+    pub(crate) l2_devices: Vec<L2DeviceInfo>,
     pub(crate) throttled: u64,
     pub(crate) throttled_p99_ns: u64,
     pub(crate) counters: BTreeMap<String, u64>,
 }
 
-/// Figures of a mount.
+/// Statistics of a mount.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct MountFigures {
+pub(crate) struct MountStats {
     pub(crate) pool: String,
     pub(crate) dataset: String,
     pub(crate) at: PathBuf,

@@ -1,4 +1,4 @@
-//! What a process with pools answers to what is asked over its control socket.
+//! Serves the requests of the control socket.
 
 use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -7,106 +7,109 @@ use std::sync::Arc;
 use forebay_pool::{ErrorKind, Pool, PoolDevice};
 use serde::Serialize;
 
-use super::long::OnProgress;
-use super::{Host, figures, long, mount_view, pool_view};
+use super::jobs::OnProgress;
+use super::{Daemon, jobs, mount_info, pool_info, stats};
 use crate::control::Request;
-use crate::control::views::{CacheDeviceView, Expanded, Flushed, MountView};
+use crate::control::messages::{ExpandReport, FlushReport, L2DeviceInfo, MountInfo};
 use crate::error::{Failure, Result};
 use crate::pools;
 
-/// A device that has grown by less may have nothing to give: labels lie at multiples of less.
+/// Smallest growth of a device that is reported, in bytes. Less may be lost to the alignment of
+/// labels.
 const GROWTH_BYTES: u64 = 1 << 20;
 
-impl Host {
+impl Daemon {
     /// Serves a request.
     ///
     /// # Errors
-    /// Why it could not be done.
+    /// If the request fails.
     pub(crate) fn serve(
         self: &Arc<Self>,
         request: Request,
         on_progress: OnProgress<'_>,
     ) -> Result<serde_json::Value> {
         match request {
-            Request::Hello => answer(&self.view()),
+            Request::Hello => answer(&self.info()),
             Request::Import { import } => {
-                self.take_pools()?;
-                let held = self.import(&import)?;
-                self.screen.say(&format!("imported pool {}", held.pool.name()));
-                answer(&pool_view(&held))
+                self.check_accepts_pools()?;
+                let imported = self.import(&import)?;
+                self.screen.say(&format!("imported pool {}", imported.pool.name()));
+                answer(&pool_info(&imported))
             }
             Request::Mount { import, mount } => {
-                self.take_pools()?;
+                self.check_accepts_pools()?;
                 let mount = self.mount(&import, &mount)?;
-                let view = mount_view(&mount);
+                let info = mount_info(&mount);
                 self.screen.say(&format!(
                     "mounted {}/{} at {}",
-                    view.pool,
-                    view.dataset,
-                    view.at.display()
+                    info.pool,
+                    info.dataset,
+                    info.at.display()
                 ));
-                answer(&view)
+                answer(&info)
             }
             Request::Remount { at, flags } => answer(&self.remount(&at, &flags)?),
             Request::Unmount { at, lazy } => {
-                answer(&self.unmount(&self.mount_at(&at)?, lazy).map_err(lazily)?)
+                answer(&self.unmount(&self.mount_at(&at)?, lazy).map_err(with_lazy_hint)?)
             }
             Request::Export { pool, lazy } => answer(&self.export_pool(pool, lazy)?),
             Request::Status { pool } => {
-                let held = self.pool(pool)?;
-                let state = if held.mounts().is_empty() { "imported" } else { "mounted" };
-                answer(&figures::status(&held.pool, Some(&held), state))
+                let imported = self.pool(pool)?;
+                let state = if imported.mounts().is_empty() { "imported" } else { "mounted" };
+                answer(&stats::pool_status(&imported.pool, Some(&imported), state))
             }
             Request::Expand { pool, add, force } => {
-                let held = self.pool(pool)?;
-                let expanded =
-                    expand_pool(&held.pool, &add, force, &mut |path| held.add_device(path))?;
+                let imported = self.pool(pool)?;
+                let expanded = expand_pool(&imported.pool, &add, force, &mut |path| {
+                    imported.add_device(path)
+                })?;
                 answer(&expanded)
             }
             Request::Check { pool } => {
-                let mut view = long::check(&self.pool(pool)?.pool, on_progress)?;
-                let text = "names and link counts are compared only while the pool is not in use";
-                view.notes.push(text.to_owned());
-                answer(&view)
+                let mut info = jobs::check(&self.pool(pool)?.pool, on_progress)?;
+                let text = "names and link counts were not compared; export the pool and check it again to compare them";
+                info.notes.push(text.to_owned());
+                answer(&info)
             }
-            Request::Scrub { pool } => answer(&long::scrub(&self.pool(pool)?.pool, on_progress)?),
-            Request::AddCache { pool, device, force } => {
-                let held = self.pool(pool)?;
-                answer(&add_cache(&held.pool, &device, force)?)
+            Request::Scrub { pool } => answer(&jobs::scrub(&self.pool(pool)?.pool, on_progress)?),
+            Request::AddL2 { pool, device, force } => {
+                let imported = self.pool(pool)?;
+                answer(&add_l2(&imported.pool, &device, force)?)
             }
-            Request::RemoveCache { pool, device } => {
-                answer(&remove_cache(&self.pool(pool)?.pool, &device)?)
+            Request::RemoveL2 { pool, device } => {
+                answer(&remove_l2(&self.pool(pool)?.pool, &device)?)
             }
             Request::FlushCache => answer(&self.flush_cache()),
             Request::Tunables { pool } => {
-                answer(&figures::tunables(&self.cache, &self.pool(pool)?.pool))
+                answer(&stats::tunables(&self.cache, &self.pool(pool)?.pool))
             }
             Request::SetTunable { pool, name, value } => {
                 self.set_tunable(pool, &name, &value)?;
                 answer(&())
             }
-            Request::Stats => answer(&figures::stats(self)),
+            Request::Stats => answer(&stats::process(self)),
         }
     }
 
     fn export_pool(self: &Arc<Self>, pool: u64, lazy: bool) -> Result<()> {
-        let held = self.pool(pool)?;
-        self.export(&held, lazy).map_err(lazily)?;
-        self.screen.say(&format!("exported pool {}", held.pool.name()));
+        let imported = self.pool(pool)?;
+        self.export(&imported, lazy).map_err(with_lazy_hint)?;
+        self.screen.say(&format!("exported pool {}", imported.pool.name()));
         Ok(())
     }
 
-    /// Changes flags of a mount.
-    fn remount(&self, at: &Path, flags: &[String]) -> Result<MountView> {
+    /// Changes the flags of a mount.
+    fn remount(&self, at: &Path, flags: &[String]) -> Result<MountInfo> {
         let mount = self.mount_at(at)?;
         mount.remount(flags)?;
         self.screen.say(&format!("remounted {}", at.display()));
-        Ok(mount_view(&mount))
+        Ok(mount_info(&mount))
     }
 
-    fn take_pools(&self) -> Result<()> {
-        if !self.daemon {
-            let text = "this process is a mount in the foreground, and takes no other pools; use --separate";
+    fn check_accepts_pools(&self) -> Result<()> {
+        if !self.in_background {
+            let text =
+                "this process is a foreground mount and accepts no other pools; use --separate";
             return Err(Failure::new(text));
         }
         self.note_used();
@@ -121,40 +124,40 @@ impl Host {
         cache.set_tunable(name, value).map_err(|error| Failure::new(error.to_string()))
     }
 
-    fn flush_cache(&self) -> Flushed {
+    fn flush_cache(&self) -> FlushReport {
         let before = self.cache.cache().stats().resident_bytes();
         let blocks = self.cache.cache().flush();
         let after = self.cache.cache().stats().resident_bytes();
-        Flushed { blocks, bytes: before.saturating_sub(after) }
+        FlushReport { blocks, bytes: before.saturating_sub(after) }
     }
 }
 
-/// A busy mount can be detached lazily: says how.
-fn lazily(mut failure: Failure) -> Failure {
+/// Replaces the hint of the library with the option of the command line.
+fn with_lazy_hint(mut failure: Failure) -> Failure {
     failure.message = failure.message.replace("or detach it lazily", "or use --lazy");
     failure
 }
 
 fn answer(value: &impl Serialize) -> Result<serde_json::Value> {
     serde_json::to_value(value)
-        .map_err(|error| Failure::new(format!("cannot write the answer: {error}")))
+        .map_err(|error| Failure::new(format!("cannot serialise the answer: {error}")))
 }
 
-/// Uses what the pool's devices have grown by, and adds devices, each of which is told when it is a member.
+/// Adds devices, calling `added` for each, and uses the added space of grown devices.
 ///
 /// # Errors
-/// Why not; devices that were added before stay.
+/// If a device cannot be added or expanded; devices added before stay.
 pub(crate) fn expand_pool(
     pool: &Pool,
     add: &[PathBuf],
     force: bool,
     added: &mut dyn FnMut(PathBuf),
-) -> Result<Expanded> {
+) -> Result<ExpandReport> {
     let before_bytes = pool.stats().total_bytes;
     for path in add {
         let opened = pools::open_devices(std::slice::from_ref(path), false)?.pop();
         let Some(opened) = opened else { continue };
-        pools::refuse_foreign(&opened, path, force)?;
+        pools::refuse_content(&opened, path, force)?;
         pool.add_device(opened, force).map_err(|error| {
             let mut failure = Failure::from(error);
             failure.message = failure
@@ -169,7 +172,7 @@ pub(crate) fn expand_pool(
     }
     let devices = pool.devices().into_iter();
     let grown = devices.filter(has_grown).map(|device| device.path.into());
-    Ok(Expanded {
+    Ok(ExpandReport {
         before_bytes,
         after_bytes: pool.stats().total_bytes,
         added: add.to_vec(),
@@ -177,13 +180,13 @@ pub(crate) fn expand_pool(
     })
 }
 
-/// Adds a cache device, and tells how it is.
+/// Adds an L2 device, and describes it.
 ///
 /// # Errors
-/// Why not.
-pub(crate) fn add_cache(pool: &Pool, path: &Path, force: bool) -> Result<CacheDeviceView> {
+/// If the pool refuses.
+pub(crate) fn add_l2(pool: &Pool, path: &Path, force: bool) -> Result<L2DeviceInfo> {
     let opened = pools::open_devices(&[path.to_owned()], false)?.pop();
-    let opened = opened.ok_or_else(|| Failure::new("no cache device is named"))?;
+    let opened = opened.ok_or_else(|| Failure::new("no L2 device is given; give its path"))?;
     let guid = pool.add_l2_device(opened, force).map_err(|error| {
         let mut failure = Failure::from(error);
         failure.message = failure
@@ -192,28 +195,28 @@ pub(crate) fn add_cache(pool: &Pool, path: &Path, force: bool) -> Result<CacheDe
         failure
     })?;
     let number = format!("{guid:016x}");
-    let added = figures::l2_devices(pool).into_iter().find(|device| device.number == number);
-    added.ok_or_else(|| Failure::new("the cache device was removed meanwhile"))
+    let added = stats::l2_devices(pool).into_iter().find(|device| device.number == number);
+    added.ok_or_else(|| Failure::new("the L2 device was removed meanwhile; add it again"))
 }
 
-/// Removes one.
+/// Removes an L2 device.
 ///
 /// # Errors
-/// Why not.
-pub(crate) fn remove_cache(pool: &Pool, device: &str) -> Result<()> {
+/// If the pool refuses.
+pub(crate) fn remove_l2(pool: &Pool, device: &str) -> Result<()> {
     pool.remove_l2_device(device).map_err(|error| {
         let not_there = error.kind() == ErrorKind::NotFound;
         let mut failure = Failure::from(error);
         if not_there {
-            failure.message.push_str(&format!("; `forebay cache list {}` lists them", pool.name()));
+            failure.message.push_str(&format!("; `forebay l2 list {}` lists them", pool.name()));
         }
         failure
     })
 }
 
-/// Whether a device is larger than what the pool can use of it. Its size is settled when it is opened.
+/// True if a device has grown since it was opened.
 fn has_grown(device: &PoolDevice) -> bool {
     let end = || std::fs::File::open(&device.path)?.seek(SeekFrom::End(0));
-    // What is less is no room yet.
+    // Less than this may add no space.
     end().is_ok_and(|bytes: u64| bytes >= device.size_bytes + GROWTH_BYTES)
 }

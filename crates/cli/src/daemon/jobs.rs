@@ -1,4 +1,4 @@
-//! Long work on a pool: checks and scrubs, with progress, which can be interrupted.
+//! Jobs on a pool: checks and scrubs, with progress. A job can be interrupted.
 
 use std::ops::ControlFlow;
 
@@ -7,17 +7,17 @@ use std::sync::Arc;
 use forebay_fs::{ErrorKind, FileSystem, FsOptions};
 use forebay_pool::{CheckProgress, Pool};
 
-use crate::control::views::{CheckView, ProgressView};
+use crate::control::messages::{JobProgress, JobReport};
 use crate::error::Result;
 
-/// Called now and then; interrupts the work by its answer.
-pub(crate) type OnProgress<'a> = &'a mut dyn FnMut(&ProgressView) -> ControlFlow<()>;
+/// Called at intervals with the progress of a job; `Break` interrupts the job.
+pub(crate) type OnProgress<'a> = &'a mut dyn FnMut(&JobProgress) -> ControlFlow<()>;
 
-/// Problems that are told; more are counted.
-const TOLD: usize = 100;
+/// Problems listed in a report; more are only counted.
+const PROBLEMS_MAX: usize = 100;
 
-fn progress_view(progress: &CheckProgress) -> ProgressView {
-    ProgressView {
+fn job_progress(progress: &CheckProgress) -> JobProgress {
+    JobProgress {
         blocks: progress.blocks,
         bytes: progress.bytes,
         total_bytes: progress.total_bytes,
@@ -25,12 +25,12 @@ fn progress_view(progress: &CheckProgress) -> ProgressView {
     }
 }
 
-/// Reads every copy of every block, verifies it, and compares what blocks take with what is known of space.
+/// Verifies every copy of every block, and compares allocated blocks with the space maps.
 ///
 /// # Errors
-/// Why it could not be carried out.
-pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<CheckView> {
-    let report = pool.check(&mut |progress| on_progress(&progress_view(progress)))?;
+/// If the job cannot run.
+pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobReport> {
+    let report = pool.check(&mut |progress| on_progress(&job_progress(progress)))?;
     let mut problems: Vec<String> =
         report.damaged.iter().map(|problem| format!("damaged: {problem}")).collect();
     let spaces = [
@@ -44,8 +44,8 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<CheckVie
         problems
             .extend(ranges.iter().map(|(dva, bytes)| format!("{what}: {bytes} bytes at {dva}")));
     }
-    problems.truncate(TOLD);
-    Ok(CheckView {
+    problems.truncate(PROBLEMS_MAX);
+    Ok(JobReport {
         blocks: report.blocks,
         bytes: report.bytes,
         complete: report.complete,
@@ -56,15 +56,15 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<CheckVie
     })
 }
 
-/// As [`check`], of a pool that nobody has in use; then walks the files of each dataset, and compares names, link counts
-/// and objects.
+/// Runs [`check`] on a pool without mounts, then compares the names, link counts and objects of
+/// each dataset.
 ///
 /// # Errors
-/// Why it could not be carried out.
-pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) -> Result<CheckView> {
-    let mut view = check(pool, on_progress)?;
-    if !view.complete {
-        return Ok(view);
+/// If the job cannot run.
+pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) -> Result<JobReport> {
+    let mut info = check(pool, on_progress)?;
+    if !info.complete {
+        return Ok(info);
     }
     for name in pool.datasets()? {
         let options = FsOptions { read_only: pool.is_read_only(), ..FsOptions::default() };
@@ -74,43 +74,44 @@ pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) ->
         });
         match audited {
             Ok(report) => {
-                view.problem_count += report.problem_count;
-                view.problems.extend(
+                info.problem_count += report.problem_count;
+                info.problems.extend(
                     report.problems.iter().map(|problem| format!("dataset {name}: {problem}")),
                 );
-                view.notes.push(format!(
-                    "dataset {name}: {} folders, {} other files, {} names, {} files without names in use or being freed",
+                info.notes.push(format!(
+                    "dataset {name}: {} directories, {} other files, {} names, {} orphans (unlinked, in use or being freed)",
                     report.directories, report.others, report.names, report.orphans
                 ));
             }
             Err(error) if error.kind() == ErrorKind::Invalid => {
-                view.notes
-                    .push(format!("dataset {name}: holds no files; its objects were checked"));
+                info.notes.push(format!(
+                    "dataset {name}: holds no file system; only its objects were checked"
+                ));
             }
             Err(error) => {
-                view.problem_count += 1;
-                view.problems.push(format!("dataset {name}: its files cannot be walked: {error}"));
+                info.problem_count += 1;
+                info.problems.push(format!("dataset {name}: cannot walk its files: {error}"));
             }
         }
     }
-    view.problems.truncate(TOLD);
-    Ok(view)
+    info.problems.truncate(PROBLEMS_MAX);
+    Ok(info)
 }
 
-/// Reads every copy of every block, and writes those anew that are bad and have a good twin.
+/// Verifies every copy of every block, and rewrites bad copies from good ones.
 ///
 /// # Errors
-/// Why it could not be carried out.
-pub(crate) fn scrub(pool: &Pool, on_progress: OnProgress<'_>) -> Result<CheckView> {
+/// If the job cannot run.
+pub(crate) fn scrub(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobReport> {
     let mut bytes = 0;
     let report = pool.scrub(&mut |progress| {
         bytes = progress.bytes;
-        on_progress(&progress_view(progress))
+        on_progress(&job_progress(progress))
     })?;
     let mut problems: Vec<String> =
         report.lost.iter().map(|problem| format!("lost: {problem}")).collect();
-    problems.truncate(TOLD);
-    Ok(CheckView {
+    problems.truncate(PROBLEMS_MAX);
+    Ok(JobReport {
         blocks: report.blocks,
         bytes,
         complete: report.complete,

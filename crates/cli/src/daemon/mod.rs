@@ -1,0 +1,530 @@
+//! The daemon: a process with one cache, the pools imported on it, and their mounts.
+//!
+//! A foreground mount is a daemon that prints to the terminal and accepts no pools from other
+//! commands.
+//!
+//! # Invariants
+//!
+//! - A dataset is mounted at most once, because the inodes of two mounts would not see each other's
+//!   changes.
+//! - A mount that ends for any reason is closed and removed by its own thread ([`Daemon::retire`]).
+//!   A pool imported only for mounts is exported with its last mount. The process ends with its
+//!   last pool.
+//!
+//! # Locking
+//!
+//! `daemon-changing` is held for the whole of an import, a mount, an unmount or an export.
+//! `daemon-state` is held for a short read or update. `daemon-state` may be taken under
+//! `daemon-changing`.
+
+pub(crate) mod jobs;
+mod registry;
+mod requests;
+pub(crate) mod run;
+pub(crate) mod screen;
+pub(crate) mod spawn;
+pub(crate) mod stats;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use forebay_base::sync::{Condvar, Mutex, MutexGuard};
+use forebay_fuse::MountError;
+use forebay_pool::{BlockCache, BlockCacheOptions};
+use serde::{Deserialize, Serialize};
+
+use crate::control::messages::{MountInfo, PoolInfo, ProcessInfo};
+use crate::error::{Failure, Result};
+use crate::flags::Flags;
+use crate::memory::MemoryPlan;
+use crate::pools::{self, ImportRequest};
+pub(crate) use registry::{ImportedPool, MountedDataset};
+pub(crate) use requests::{add_l2, expand_pool, remove_l2};
+use screen::Screen;
+
+/// Share of the cache limit that the dirty data of all pools may take, as a fraction.
+const DIRTY_SHARE: (u64, u64) = (3, 4);
+
+/// A request to mount a dataset.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MountRequest {
+    pub(crate) dataset: String,
+    /// Mount point; an absolute path in a request to another process.
+    pub(crate) at: PathBuf,
+    pub(crate) flags: Flags,
+    pub(crate) kernel_cache: bool,
+    /// Allow access by other users; the default is true for root, else false.
+    pub(crate) allow_other: bool,
+    /// Threads that serve requests; `None` for the default of the process.
+    pub(crate) threads: Option<usize>,
+}
+
+/// An event that wakes the main thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A pool or mount was added or removed, or a request ended.
+    Changed,
+    /// A signal was received.
+    Signal(i32),
+}
+
+/// How a daemon was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DaemonMode {
+    /// In the foreground, for one mount.
+    Foreground,
+    /// In the background, for all pools of a user.
+    Shared,
+    /// In the background with --separate: only the command that started it uses it.
+    Separate,
+}
+
+/// A process with imported pools.
+pub(crate) struct Daemon {
+    pub(crate) plan: MemoryPlan,
+    pub(crate) in_background: bool,
+    separate: bool,
+    pub(crate) cache: Arc<BlockCache>,
+    pub(crate) screen: Arc<Screen>,
+    pub(crate) started: Instant,
+    changing: Mutex<()>,
+    state: Mutex<DaemonState>,
+    ended: Condvar,
+    events: Sender<Event>,
+}
+
+#[derive(Default)]
+struct DaemonState {
+    pools: Vec<Arc<ImportedPool>>,
+    /// Requests being served.
+    requests: usize,
+    /// True once a pool was requested.
+    used: bool,
+    /// True once the process is shutting down.
+    shutting_down: bool,
+    /// Errors from closing pools and mounts.
+    failures: Vec<String>,
+}
+
+impl Daemon {
+    /// Creates a daemon without pools.
+    ///
+    /// # Errors
+    /// If the system is out of memory.
+    pub(crate) fn new(
+        plan: MemoryPlan,
+        mode: DaemonMode,
+        screen: Arc<Screen>,
+        events: Sender<Event>,
+    ) -> Result<Arc<Self>> {
+        let options = BlockCacheOptions { bytes: plan.cache_bytes, ..BlockCacheOptions::default() };
+        Ok(Arc::new(Self {
+            plan,
+            in_background: mode != DaemonMode::Foreground,
+            separate: mode == DaemonMode::Separate,
+            cache: BlockCache::new(options)?,
+            screen,
+            started: Instant::now(),
+            changing: Mutex::named("daemon-changing", ()),
+            state: Mutex::named("daemon-state", DaemonState::default()),
+            ended: Condvar::new(),
+            events,
+        }))
+    }
+
+    /// Imports a pool until it is exported. Returns the pool if it is imported already.
+    ///
+    /// # Errors
+    /// If the pool cannot be imported.
+    pub(crate) fn import(&self, request: &ImportRequest) -> Result<Arc<ImportedPool>> {
+        let changing = self.changing.lock();
+        let imported = self.import_locked(&changing, request)?;
+        imported.stay();
+        Ok(imported)
+    }
+
+    fn import_locked(
+        &self,
+        _changing: &MutexGuard<'_, ()>,
+        request: &ImportRequest,
+    ) -> Result<Arc<ImportedPool>> {
+        let paths = pools::absolute(&request.paths)?;
+        if let Some(imported) =
+            self.pools().into_iter().find(|imported| imported.has_device(&paths))
+        {
+            return match imported.pool.is_read_only() && !request.read_only {
+                false => Ok(imported),
+                true => Err(Failure::new(format!(
+                    "pool {} is imported read-only; run `forebay export {0}` first, or use --read-only",
+                    imported.pool.name()
+                ))),
+            };
+        }
+        if self.state.lock().shutting_down {
+            return Err(Failure::new("the daemon is shutting down; try again"));
+        }
+        // Also for a read-only import: a device on a mount of this process would make the process
+        // wait for itself.
+        paths.iter().try_for_each(|path| pools::refuse_served(path))?;
+        let pool =
+            pools::import(&ImportRequest { paths: paths.clone(), ..request.clone() }, &self.cache)?;
+        let dirty_set = request.tunables.iter().any(|(name, _)| name == registry::DIRTY_TUNABLE);
+        let imported = Arc::new(ImportedPool::new(pool, paths, dirty_set));
+        let mut state = self.state.lock();
+        state.pools.push(Arc::clone(&imported));
+        state.used = true;
+        drop(state);
+        self.share_dirty();
+        Ok(imported)
+    }
+
+    /// Divides the limit of dirty data among the pools, because they share one cache.
+    fn share_dirty(&self) {
+        let pools = self.pools();
+        let all = self.plan.cache_bytes / DIRTY_SHARE.1 * DIRTY_SHARE.0;
+        let each = all / pools.len().max(1) as u64;
+        for imported in pools {
+            imported.bound_dirty(each);
+        }
+    }
+
+    /// Mounts a dataset, and imports its pool if needed.
+    ///
+    /// # Errors
+    /// If the import or the mount fails. A pool imported for this mount is exported again.
+    pub(crate) fn mount(
+        self: &Arc<Self>,
+        import: &ImportRequest,
+        request: &MountRequest,
+    ) -> Result<Arc<MountedDataset>> {
+        let changing = self.changing.lock();
+        let imported = self.import_locked(&changing, import)?;
+        let mounted = self.mount_locked(&imported, request);
+        if mounted.is_err() {
+            // `close_pool` records its own error; the mount error is returned.
+            let _ = self.close_if_unused(&changing, &imported);
+        }
+        mounted
+    }
+
+    fn mount_locked(
+        self: &Arc<Self>,
+        imported: &Arc<ImportedPool>,
+        request: &MountRequest,
+    ) -> Result<Arc<MountedDataset>> {
+        if let Some(other) = imported.mounts().iter().find(|mount| mount.dataset == request.dataset)
+        {
+            return Err(Failure::new(format!(
+                "dataset {} of pool {} is mounted at {}; run `forebay umount {2}` first",
+                request.dataset,
+                imported.pool.name(),
+                other.at().display()
+            )));
+        }
+        let mount = Arc::new(MountedDataset::begin(imported, request, &self.plan)?);
+        imported.add_mount(&mount);
+        let (daemon, of_thread, its_pool) =
+            (Arc::clone(self), Arc::clone(&mount), Arc::clone(imported));
+        let watch = move || {
+            let failure = of_thread.wait();
+            daemon.retire(&its_pool, &of_thread, failure);
+        };
+        let watcher = forebay_base::sync::thread::spawn_named("forebay-mount", watch);
+        if let Err(error) = watcher {
+            imported.remove_mount(&mount);
+            return Err(Failure::new(format!(
+                "cannot mount dataset {} of pool {}: no thread for it: {error}; end other programs",
+                request.dataset,
+                imported.pool.name()
+            )));
+        }
+        self.changed();
+        Ok(mount)
+    }
+
+    /// Closes a mount that has ended, and its pool if it was imported only for mounts.
+    fn retire(
+        self: &Arc<Self>,
+        imported: &Arc<ImportedPool>,
+        mount: &Arc<MountedDataset>,
+        failure: Option<String>,
+    ) {
+        // Keeps the process from ending before the messages are printed.
+        let _request_guard = self.request();
+        let changing = self.changing.lock();
+        let mut outcome = mount.close();
+        if let Some(why) = failure {
+            self.screen.warn(&format!("{}: the mount failed: {why}", mount.at().display()));
+        }
+        imported.remove_mount(mount);
+        if let Err(error) = &outcome {
+            self.note_failure(format!("{}: {error}", mount.at().display()));
+        }
+        let closed = self.close_if_unused(&changing, imported);
+        if outcome.is_ok() {
+            outcome = closed;
+        }
+        drop(changing);
+        self.screen.say(&format!("unmounted {}", mount.at().display()));
+        mount.set_outcome(outcome.map_err(|error| error.message));
+        self.changed();
+    }
+
+    fn close_if_unused(
+        &self,
+        changing: &MutexGuard<'_, ()>,
+        imported: &Arc<ImportedPool>,
+    ) -> Result<()> {
+        match imported.stays() || !imported.mounts().is_empty() {
+            true => Ok(()),
+            false => self.close_pool(changing, imported),
+        }
+    }
+
+    /// Exports a pool without mounts, and removes it from the registry.
+    fn close_pool(
+        &self,
+        _changing: &MutexGuard<'_, ()>,
+        imported: &Arc<ImportedPool>,
+    ) -> Result<()> {
+        let closed = imported.pool.close().map_err(|error| {
+            let failure = Failure::from(error)
+                .doing(format_args!("cannot export pool {} cleanly", imported.pool.name()));
+            self.note_failure(failure.message.clone());
+            failure
+        });
+        self.state.lock().pools.retain(|other| !Arc::ptr_eq(other, imported));
+        self.share_dirty();
+        self.changed();
+        closed
+    }
+
+    /// Unmounts a dataset, and waits until it is closed.
+    ///
+    /// # Errors
+    /// If the mount is busy, or closing fails.
+    pub(crate) fn unmount(&self, mount: &Arc<MountedDataset>, lazy: bool) -> Result<()> {
+        for round in 1.. {
+            match mount.unmount(lazy) {
+                Ok(()) => break,
+                // The kernel may still be releasing the last closed file.
+                Err(MountError::Busy { .. }) if round < BUSY_ROUNDS => {
+                    std::thread::sleep(BUSY_PAUSE)
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if lazy {
+            // Open files keep a detached mount alive without limit.
+            self.wait_for(mount, LAZY_TIMEOUT);
+            return match mount.outcome() {
+                Some(outcome) => outcome.map_err(Failure::new),
+                None => {
+                    let at = mount.at().display();
+                    self.screen
+                        .say(&format!("{at}: detached; it ends when its last file is closed"));
+                    Ok(())
+                }
+            };
+        }
+        while mount.outcome().is_none() {
+            self.wait_for(mount, Duration::from_secs(1));
+        }
+        mount.outcome().unwrap_or(Ok(())).map_err(Failure::new)
+    }
+
+    /// Waits until a mount is closed, for at most `timeout`.
+    fn wait_for(&self, mount: &MountedDataset, timeout: Duration) {
+        let until = Instant::now() + timeout;
+        let mut state = self.state.lock();
+        while mount.outcome().is_none() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            self.ended.wait_timeout(&mut state, left);
+        }
+    }
+
+    /// Unmounts all datasets of a pool, and exports it.
+    ///
+    /// # Errors
+    /// If a mount is busy, or closing fails.
+    pub(crate) fn export(&self, imported: &Arc<ImportedPool>, lazy: bool) -> Result<()> {
+        for mount in imported.mounts() {
+            self.unmount(&mount, lazy)?;
+        }
+        let changing = self.changing.lock();
+        if let Some(mount) = imported.mounts().first() {
+            return Err(Failure::new(format!(
+                "pool {}: {} is still in use; the pool is exported when the last file there is closed",
+                imported.pool.name(),
+                mount.at().display()
+            )));
+        }
+        match self.pools().iter().any(|other| Arc::ptr_eq(other, imported)) {
+            true => self.close_pool(&changing, imported),
+            false => Ok(()),
+        }
+    }
+
+    /// Starts the shutdown: refuses new pools, and exports pools without mounts.
+    pub(crate) fn begin_shutdown(&self) {
+        let changing = self.changing.lock();
+        self.state.lock().shutting_down = true;
+        for imported in self.pools() {
+            imported.go_with_last_mount();
+            // `close_pool` records its own error.
+            let _ = self.close_if_unused(&changing, &imported);
+        }
+    }
+
+    /// Closes the remaining mounts and pools. Open files return errors from then on.
+    pub(crate) fn force_end(&self) {
+        let changing = self.changing.lock();
+        for imported in self.pools() {
+            for mount in imported.mounts() {
+                if let Err(error) = mount.close() {
+                    self.note_failure(error.message);
+                }
+                imported.remove_mount(&mount);
+            }
+            // `close_pool` records its own error.
+            let _ = self.close_pool(&changing, &imported);
+        }
+    }
+
+    /// The imported pools.
+    pub(crate) fn pools(&self) -> Vec<Arc<ImportedPool>> {
+        self.state.lock().pools.clone()
+    }
+
+    /// The imported pool with that guid.
+    ///
+    /// # Errors
+    /// If no such pool is imported.
+    pub(crate) fn pool(&self, guid: u64) -> Result<Arc<ImportedPool>> {
+        let found = self.pools().into_iter().find(|imported| imported.pool.guid() == guid);
+        found.ok_or_else(|| Failure::new("the pool was exported meanwhile; import it again"))
+    }
+
+    /// All mounts.
+    pub(crate) fn mounts(&self) -> Vec<Arc<MountedDataset>> {
+        self.pools().iter().flat_map(|imported| imported.mounts()).collect()
+    }
+
+    /// The mount at a path.
+    ///
+    /// # Errors
+    /// If this process has no mount there.
+    pub(crate) fn mount_at(&self, at: &Path) -> Result<Arc<MountedDataset>> {
+        let found = self.mounts().into_iter().find(|mount| mount.at() == at);
+        found.ok_or_else(|| {
+            Failure::new(format!(
+                "{}: is not mounted any more; `forebay list` shows mounts",
+                at.display()
+            ))
+        })
+    }
+
+    /// True if the process may end: it has no pools and serves no request.
+    pub(crate) fn is_done(&self) -> bool {
+        let state = self.state.lock();
+        state.pools.is_empty() && state.requests == 0 && (state.used || state.shutting_down)
+    }
+
+    /// Errors from closing pools and mounts.
+    pub(crate) fn failures(&self) -> Vec<String> {
+        self.state.lock().failures.clone()
+    }
+
+    fn note_failure(&self, message: String) {
+        self.screen.warn(&message);
+        self.state.lock().failures.push(message);
+    }
+
+    fn changed(&self) {
+        {
+            // Under the lock, so that a waiter between its check and its wait gets the
+            // notification.
+            let _state = self.state.lock();
+            self.ended.notify_all();
+        }
+        // Fails only if the main thread has ended, and the process with it.
+        let _ = self.events.send(Event::Changed);
+    }
+
+    /// Registers a request until the guard is dropped.
+    pub(crate) fn request(self: &Arc<Self>) -> RequestGuard {
+        let mut state = self.state.lock();
+        state.requests += 1;
+        drop(state);
+        RequestGuard(Arc::clone(self))
+    }
+
+    /// That somebody has request something of this process: from now on it ends when it has no
+    /// pool.
+    pub(crate) fn note_used(&self) {
+        self.state.lock().used = true;
+    }
+
+    /// Describes the daemon, its pools and mounts.
+    pub(crate) fn info(&self) -> ProcessInfo {
+        ProcessInfo {
+            pid: std::process::id(),
+            daemon: self.in_background,
+            separate: self.separate,
+            log: self.screen.log().to_owned(),
+            memory_bytes: self.plan.total_bytes,
+            pools: self.pools().iter().map(|imported| imported.info()).collect(),
+        }
+    }
+}
+
+/// How long a lazy unmount waits for the end of the mount.
+const LAZY_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Attempts to unmount a busy mount, and the pause between them.
+const BUSY_ROUNDS: u32 = 5;
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Keeps the process alive while a request is served.
+pub(crate) struct RequestGuard(Arc<Daemon>);
+
+impl Drop for RequestGuard {
+    fn drop(&mut self) {
+        self.0.state.lock().requests -= 1;
+        self.0.changed();
+    }
+}
+
+/// Describes an imported pool.
+pub(crate) fn pool_info(imported: &ImportedPool) -> PoolInfo {
+    let stats = imported.pool.stats();
+    PoolInfo {
+        name: imported.pool.name().to_owned(),
+        guid: imported.pool.guid(),
+        read_only: imported.pool.is_read_only(),
+        devices: imported.devices(),
+        mounts: imported.mounts().iter().map(|mount| mount_info(mount)).collect(),
+        total_bytes: stats.total_bytes,
+        free_bytes: stats.free_bytes,
+        available_bytes: stats.available_bytes,
+        suspended: stats.suspended,
+    }
+}
+
+/// Describes a mount.
+pub(crate) fn mount_info(mount: &MountedDataset) -> MountInfo {
+    MountInfo {
+        pool: mount.pool.clone(),
+        dataset: mount.dataset.clone(),
+        at: mount.at().to_owned(),
+        read_only: mount.flags().read_only,
+        kernel_cache: mount.kernel_cache,
+        pid: std::process::id(),
+    }
+}

@@ -1,0 +1,276 @@
+//! The registry entries of a daemon: imported pools and mounted datasets.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_base::sync::Mutex;
+use forebay_fs::{FileSystem, FsOptions, FsStats};
+use forebay_fuse::{Mount, MountError, MountOptions};
+use forebay_pool::Pool;
+
+use super::MountRequest;
+use crate::control::messages::PoolInfo;
+use crate::error::{Failure, Result};
+use crate::flags::Flags;
+use crate::memory::{MAX_WRITE_BYTES, MemoryPlan};
+
+/// Name of the tunable that limits the dirty data of a pool.
+pub(crate) const DIRTY_TUNABLE: &str = "dirty_max_bytes";
+/// Threads of a mount for operations that block.
+const WORKERS: usize = 16;
+
+/// An imported pool.
+pub(crate) struct ImportedPool {
+    pub(crate) pool: Arc<Pool>,
+    /// Canonical paths of the devices.
+    devices: Mutex<Vec<PathBuf>>,
+    mounts: Mutex<Vec<Arc<MountedDataset>>>,
+    /// True if the pool stays imported without mounts.
+    stays: AtomicBool,
+    /// True if the user has set the limit of dirty data.
+    dirty_set: AtomicBool,
+}
+
+impl ImportedPool {
+    pub(super) fn new(pool: Pool, devices: Vec<PathBuf>, dirty_set: bool) -> Self {
+        Self {
+            pool: Arc::new(pool),
+            devices: Mutex::named("registry-devices", devices),
+            mounts: Mutex::named("registry-mounts", Vec::new()),
+            stays: AtomicBool::new(false),
+            dirty_set: AtomicBool::new(dirty_set),
+        }
+    }
+
+    pub(super) fn has_device(&self, paths: &[PathBuf]) -> bool {
+        self.devices.lock().iter().any(|device| paths.contains(device))
+    }
+
+    pub(crate) fn devices(&self) -> Vec<PathBuf> {
+        self.devices.lock().clone()
+    }
+
+    /// Adds a device of the pool.
+    pub(crate) fn add_device(&self, path: PathBuf) {
+        self.devices.lock().push(path);
+    }
+
+    pub(crate) fn mounts(&self) -> Vec<Arc<MountedDataset>> {
+        self.mounts.lock().clone()
+    }
+
+    pub(super) fn add_mount(&self, mount: &Arc<MountedDataset>) {
+        self.mounts.lock().push(Arc::clone(mount));
+    }
+
+    pub(super) fn remove_mount(&self, mount: &Arc<MountedDataset>) {
+        self.mounts.lock().retain(|other| !Arc::ptr_eq(other, mount));
+    }
+
+    pub(super) fn stay(&self) {
+        self.stays.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn go_with_last_mount(&self) {
+        self.stays.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn stays(&self) -> bool {
+        self.stays.load(Ordering::Relaxed)
+    }
+
+    /// Limits the dirty data of the pool, unless the user has set the limit.
+    pub(super) fn bound_dirty(&self, bytes: u64) {
+        if !self.dirty_set.load(Ordering::Relaxed) {
+            // A value out of range is refused, and the default, which fits the cache, stays.
+            let _ = self.pool.set_tunable(DIRTY_TUNABLE, &bytes.to_string());
+        }
+    }
+
+    /// Sets a tunable on behalf of the user.
+    ///
+    /// # Errors
+    /// If the name or the value is invalid.
+    pub(crate) fn set_tunable(&self, name: &str, value: &str) -> Result<()> {
+        self.pool.set_tunable(name, value)?;
+        if name == DIRTY_TUNABLE {
+            self.dirty_set.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    pub(super) fn info(&self) -> PoolInfo {
+        super::pool_info(self)
+    }
+}
+
+/// A mounted dataset.
+pub(crate) struct MountedDataset {
+    pub(crate) pool: String,
+    pub(crate) dataset: String,
+    pub(crate) kernel_cache: bool,
+    /// True if the file system was opened read-only, which a remount cannot change.
+    opened_read_only: bool,
+    flags: Mutex<Flags>,
+    files: Arc<FileSystem>,
+    mount: Mount,
+    /// Result of closing, once the mount is closed.
+    outcome: Mutex<Option<Result<(), String>>>,
+}
+
+impl MountedDataset {
+    /// Opens the file system of a dataset, and mounts it.
+    ///
+    /// # Errors
+    /// If the dataset does not exist or cannot be mounted.
+    pub(super) fn begin(
+        imported: &ImportedPool,
+        request: &MountRequest,
+        plan: &MemoryPlan,
+    ) -> Result<Self> {
+        forebay_fuse::available()?;
+        let pool = imported.pool.name().to_owned();
+        let read_only = request.flags.read_only || imported.pool.is_read_only();
+        let files = open_files(&imported.pool, request, plan)?;
+        let mut options = MountOptions::default();
+        options.threads = request.threads.unwrap_or(plan.threads);
+        options.kernel_cache = request.kernel_cache;
+        let flags = Flags { read_only, ..request.flags };
+        options.flags = flags.for_kernel();
+        options.allow_other = request.allow_other;
+        options.fs_name = format!("{pool}/{}", request.dataset);
+        options.max_write_bytes = MAX_WRITE_BYTES;
+        match forebay_fuse::mount(Arc::clone(&files), &request.at, &options) {
+            Ok(mount) => Ok(Self {
+                pool,
+                dataset: request.dataset.clone(),
+                kernel_cache: request.kernel_cache,
+                opened_read_only: read_only,
+                flags: Mutex::named("mount-flags", flags),
+                files,
+                mount,
+                outcome: Mutex::named("mount-outcome", None),
+            }),
+            Err(error) => {
+                // The mount error is returned; the close error would hide it.
+                let _ = files.close();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The current flags: those of the kernel, or the last ones set if it is not mounted any more.
+    pub(crate) fn flags(&self) -> Flags {
+        self.current(*self.flags.lock())
+    }
+
+    fn current(&self, last: Flags) -> Flags {
+        self.mount.flags().map_or(last, |shown| last.as_the_kernel_has(&shown))
+    }
+
+    /// Changes the named flags; other flags stay.
+    ///
+    /// # Errors
+    /// If a name is unknown, if a mount that was opened read-only is to become writable, or if the
+    /// kernel refuses.
+    pub(super) fn remount(&self, names: &[String]) -> Result<()> {
+        let mut flags = self.flags.lock();
+        let mut changed = self.current(*flags);
+        if let Some(unknown) = names.iter().find(|name| !changed.take(name)) {
+            return Err(Failure::new(format!(
+                "-o {unknown}: no such flag; valid flags are {}",
+                Flags::NAMES
+            )));
+        }
+        if self.opened_read_only && !changed.read_only {
+            return Err(Failure::new(format!(
+                "{0}: cannot become writable: it was mounted read-only; run `forebay umount {0}`, and \
+                 mount it again without ro",
+                self.at().display()
+            )));
+        }
+        self.mount.remount(&changed.for_kernel())?;
+        self.files.set_atime(changed.atime_mode(), !changed.no_dir_atime);
+        *flags = changed;
+        Ok(())
+    }
+
+    pub(crate) fn at(&self) -> &Path {
+        self.mount.path()
+    }
+
+    /// Waits until the mount ends. Returns the reason if it was not unmounted.
+    pub(super) fn wait(&self) -> Option<String> {
+        self.mount.wait()
+    }
+
+    pub(super) fn unmount(&self, lazy: bool) -> Result<(), MountError> {
+        if lazy { self.mount.unmount_lazily() } else { self.mount.unmount() }
+    }
+
+    /// Closes the file system.
+    pub(super) fn close(&self) -> Result<()> {
+        Ok(self.files.close()?)
+    }
+
+    pub(super) fn set_outcome(&self, outcome: Result<(), String>) {
+        *self.outcome.lock() = Some(outcome);
+    }
+
+    pub(super) fn outcome(&self) -> Option<Result<(), String>> {
+        self.outcome.lock().clone()
+    }
+
+    /// Statistics of the file system.
+    pub(crate) fn files_stats(&self) -> FsStats {
+        self.files.stats()
+    }
+
+    /// Statistics of the mount.
+    pub(crate) fn mount_stats(&self) -> forebay_fuse::MountStats {
+        self.mount.stats()
+    }
+}
+
+fn open_files(
+    pool: &Arc<Pool>,
+    request: &MountRequest,
+    plan: &MemoryPlan,
+) -> Result<Arc<FileSystem>> {
+    let options = FsOptions {
+        memory_bytes: plan.inode_bytes,
+        read_only: request.flags.read_only || pool.is_read_only(),
+        atime: request.flags.atime_mode(),
+        dir_atime: !request.flags.no_dir_atime,
+        workers: WORKERS,
+        ..FsOptions::default()
+    };
+    let names = pool.datasets()?;
+    if !names.contains(&request.dataset) {
+        let (name, has) = (pool.name(), names.join(", "));
+        let hint = match names.is_empty() {
+            true => "it has none; create one with `forebay dataset create`".to_owned(),
+            false => format!(
+                "it has {has}; give one of these with --dataset, or create it with `forebay dataset create`"
+            ),
+        };
+        return Err(Failure::new(format!(
+            "pool {name} has no dataset {}: {hint}",
+            request.dataset
+        )));
+    }
+    Ok(FileSystem::open_in(Arc::clone(pool), &request.dataset, &options)?)
+}
+
+impl From<forebay_fs::Error> for Failure {
+    fn from(error: forebay_fs::Error) -> Self {
+        Self::new(crate::error::one_line(&error.to_string()))
+    }
+}
+
+impl From<MountError> for Failure {
+    fn from(error: MountError) -> Self {
+        Self::new(crate::error::one_line(&error.to_string()))
+    }
+}

@@ -1,0 +1,200 @@
+//! Starts daemons in the background.
+//!
+//! A command runs its own program with the hidden command [`COMMAND`], in a new session, and reads
+//! one line from it: [`READY`], or an error. The command then sends its request over the control
+//! socket, as to a daemon that ran before. A daemon ends with its last pool, or after
+//! [`IDLE_TIMEOUT`] without one.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use super::screen::Screen;
+use super::{Daemon, DaemonMode, run};
+use crate::control::client::{self, Process};
+use crate::control::{run_dir, server};
+use crate::error::{Failure, Result, one_line};
+use crate::logging::{DefaultLevel, LogArgs};
+use crate::memory::MemoryPlan;
+use crate::pool_locks;
+use crate::units;
+
+/// Name of the hidden command.
+pub(crate) const COMMAND: &str = "serve-in-background";
+/// The line that a listening daemon prints.
+const READY: &str = "ready";
+/// A daemon without a pool ends after this time.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Options of a daemon that a command may start.
+pub(crate) struct DaemonOptions<'a> {
+    /// Memory limit in bytes; `None` for the default.
+    pub(crate) memory: Option<u64>,
+    /// Threads per mount; `None` for the default.
+    pub(crate) threads: Option<usize>,
+    pub(crate) log: &'a LogArgs,
+}
+
+impl DaemonOptions<'_> {
+    /// Prints the options that have no effect, because the daemon `process` runs already.
+    pub(crate) fn warn_ignored(&self, process: &Process) {
+        let (pid, memory) = (process.info.pid, process.info.memory_bytes);
+        if self.memory.is_some_and(|wanted| wanted != memory) {
+            let memory = units::bytes(memory);
+            eprintln!(
+                "forebay: process {pid} keeps its memory limit of {memory}; use --separate to start another daemon"
+            );
+        }
+        if self.log.is_set() {
+            let path = process.info.log.display();
+            eprintln!(
+                "forebay: process {pid} keeps its log {path}; use --separate to start another daemon"
+            );
+        }
+    }
+}
+
+/// Finds the shared daemon of this user, or starts it. Returns true with it if it was started.
+/// Concurrent callers get the same daemon.
+///
+/// # Errors
+/// As [`start`].
+pub(crate) fn find_or_start(options: &DaemonOptions<'_>) -> Result<(Process, bool)> {
+    let file = run_dir::create()?.join(format!("start.{}", pool_locks::LOCK_EXTENSION));
+    // Held until the daemon listens.
+    let _start_lock = pool_locks::lock(&file, false, true)?;
+    match client::processes()
+        .into_iter()
+        .find(|process| process.info.daemon && !process.info.separate)
+    {
+        Some(process) => Ok((process, false)),
+        None => Ok((start(options, DaemonMode::Shared)?, true)),
+    }
+}
+
+/// Starts a daemon, and waits until it listens.
+///
+/// # Errors
+/// If the daemon cannot be started, or reports an error.
+pub(crate) fn start(options: &DaemonOptions<'_>, mode: DaemonMode) -> Result<Process> {
+    run_dir::create()?;
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::new(format!("cannot find the path of this program: {error}")))?;
+    let mut command = Command::new(program);
+    command.arg(COMMAND);
+    if let Some(memory) = options.memory {
+        command.arg(format!("--memory={memory}"));
+    }
+    if let Some(threads) = options.threads {
+        command.arg(format!("--threads={threads}"));
+    }
+    if mode == DaemonMode::Separate {
+        command.arg("--separate");
+    }
+    options.log.pass_on(&mut command)?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let failed = |error: std::io::Error| Failure::new(format!("cannot start the daemon: {error}"));
+    let mut child = command.spawn().map_err(failed)?;
+    let pid = child.id();
+    let mut line = String::new();
+    if let Some(out) = child.stdout.take() {
+        BufReader::new(out).read_line(&mut line).map_err(failed)?;
+    }
+    if line.trim() != READY {
+        let _ = child.wait();
+        let why =
+            if line.trim().is_empty() { "the daemon ended without a message" } else { line.trim() };
+        return Err(Failure::new(why));
+    }
+    let found = client::processes().into_iter().find(|process| process.info.pid == pid);
+    found.ok_or_else(|| Failure::new("the daemon ended at once; see its log in the run directory"))
+}
+
+/// Path of the log of a daemon.
+pub(crate) fn log_of(pid: u32) -> PathBuf {
+    run_dir::path().join(format!("{pid}.log"))
+}
+
+/// Runs a daemon until its last pool is exported.
+///
+/// # Errors
+/// If the start fails, or a pool cannot be closed cleanly; the error is in the log as well.
+pub(crate) fn serve(
+    memory: Option<u64>,
+    threads: Option<usize>,
+    separate: bool,
+    logging: &LogArgs,
+) -> Result<()> {
+    let mode = if separate { DaemonMode::Separate } else { DaemonMode::Shared };
+    let (events, receiver) = channel();
+    let started = (|| {
+        let log = detach()?;
+        logging.install(DefaultLevel::Info)?;
+        let plan = MemoryPlan::new(memory, threads)?;
+        let events_log = logging.file().unwrap_or(&log);
+        let screen = Arc::new(Screen::background(events_log));
+        let daemon = Daemon::new(plan, mode, screen, events.clone())?;
+        run::watch_signals(events)?;
+        let listening = server::listen(&daemon)?;
+        Ok((log, daemon, listening))
+    })();
+    let mut out = std::io::stdout();
+    let (log, daemon, listening) = match started {
+        Ok(started) => started,
+        Err(failure) => {
+            let failure: Failure = failure;
+            let _ = writeln!(out, "{}", one_line(&failure.message));
+            return Err(failure);
+        }
+    };
+    let _ = writeln!(out, "{READY}");
+    let _ = out.flush();
+    redirect_stdout()?;
+    let ended = run::run(&daemon, &receiver, Some(IDLE_TIMEOUT));
+    drop(listening);
+    match ended {
+        // A clean end leaves no log.
+        Ok(()) => drop(std::fs::remove_file(log)),
+        Err(failure) => {
+            daemon.screen.warn(&failure.message);
+            return Err(failure);
+        }
+    }
+    Ok(())
+}
+
+/// Starts a new session in `/`, and redirects standard error to the log.
+fn detach() -> Result<PathBuf> {
+    let failed =
+        |error: std::io::Error| Failure::new(format!("cannot run in the background: {error}"));
+    // SAFETY: setsid takes no pointers. It fails for a process group leader, which does no harm.
+    unsafe { libc::setsid() };
+    let path = log_of(std::process::id());
+    let log = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&path)
+        .map_err(|error| Failure::about(&path, "write the log", &error))?;
+    // SAFETY: both descriptors are open; no object owns standard error.
+    if unsafe { libc::dup2(log.as_raw_fd(), libc::STDERR_FILENO) } < 0 {
+        return Err(failed(std::io::Error::last_os_error()));
+    }
+    std::env::set_current_dir("/").map_err(failed)?;
+    Ok(path)
+}
+
+/// Closes the pipe to the command that started the daemon.
+fn redirect_stdout() -> Result<()> {
+    // SAFETY: both descriptors are open; no object owns them.
+    if unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) } < 0 {
+        return Err(Failure::new(format!("standard output: {}", std::io::Error::last_os_error())));
+    }
+    Ok(())
+}
