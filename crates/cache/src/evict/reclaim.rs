@@ -5,7 +5,7 @@
 //! * The reclaimer maintains memory after every so many evictions, offers blocks to the secondary
 //!   cache, and evicts when inserters free too little.
 //! * Beyond the overflow limit an inserter evicts again, then waits (`capacity::reserve`).
-//! * With [`Reclaim::Inline`](crate::Reclaim::Inline) there is no reclaimer, and inserters do its
+//! * With [`Reclaim::Inline`] there is no reclaimer, and inserters do its
 //!   work.
 //!
 //! Invariant: eviction never waits for a lock that user code can hold. It sees users' blocks
