@@ -1,7 +1,7 @@
 //! Reclaim: which thread evicts, when and how much; and the reclaimer thread.
 //!
 //! * An inserter whose batch of credits exceeds the target evicts the excess and a share more, on
-//!   its own thread. It soon reuses what it frees, so neither moves to another processor.
+//!   its own thread. It soon reuses the memory, which so stays with its processor.
 //! * The reclaimer maintains memory after every so many evictions, offers blocks to the secondary
 //!   cache, and evicts when inserters free too little.
 //! * Beyond the overflow limit an inserter evicts again, then waits (`capacity::reserve`).
@@ -28,8 +28,8 @@ use crate::key::Key;
 const PAUSE: Duration = Duration::from_millis(2);
 /// An inserter beyond the limit evicts at least one part in this many of the overflow.
 const DIRECT_SHARE: u64 = 16;
-/// An inserter beyond the target evicts its excess plus one part in this many of the overflow. What
-/// it frees should still be in its processor's cache when it is reused.
+/// An inserter beyond the target evicts its excess plus one part in this many of the overflow. A
+/// small share, so that the freed memory is still in its processor's cache when it is reused.
 const INSERTERS_SHARE: u64 = 64;
 /// With `Inline`, memory is maintained after this many evictions.
 const MAINTAIN_EVERY: u64 = if cfg!(forebay_model) { 2 } else { 64 };

@@ -103,7 +103,7 @@ pub(crate) struct Contents<K, V> {
     pub(crate) weight: u32,
 }
 
-/// What is left to do after a pin was released.
+/// The work left after a pin was released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unpinned {
     /// Nothing.
