@@ -1,4 +1,4 @@
-//! The examples of README.md: each is a file here, which must be what README.md shows, and runs in a folder of its own.
+//! Runs the examples of README.md. Each is a file here that must equal the text in README.md.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
