@@ -8,19 +8,19 @@
 
 use std::sync::OnceLock;
 
-use forebay_sim::forge::{Choices, Forge, Script};
+use forebay_sim::corrupter::{Choices, Corrupter, Script};
+use forebay_sim::fixture::{self, MIB};
 use forebay_sim::hostile::{originals, try_everything};
-use forebay_sim::rig::{self, MIB};
 use libfuzzer_sys::fuzz_target;
 
 const CACHE_BYTES: u64 = 24 * MIB;
 
 fuzz_target!(|script: &[u8]| {
-    static ORIGINALS: OnceLock<Vec<Forge>> = OnceLock::new();
+    static ORIGINALS: OnceLock<Vec<Corrupter>> = OnceLock::new();
     let originals = ORIGINALS.get_or_init(originals);
     let mut choices = Script::new(script);
-    let mut forge = originals[choices.below(originals.len() as u64) as usize].clone();
-    forge.any(&mut choices);
+    let mut corrupter = originals[choices.below(originals.len() as u64) as usize].clone();
+    corrupter.any(&mut choices);
     // What does not work says so.
-    drop(try_everything(&forge, &rig::cache(CACHE_BYTES), &mut choices));
+    drop(try_everything(&corrupter, &fixture::cache(CACHE_BYTES), &mut choices));
 });

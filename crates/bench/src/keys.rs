@@ -6,13 +6,18 @@
 
 use std::sync::Arc;
 
+use rand::SeedableRng;
+use rand::rngs::Xoshiro256PlusPlus;
+use rand::seq::SliceRandom;
+use rand_distr::{Distribution as _, Zipf};
+
 /// Exponent of the Zipf distribution, the usual one of cache benchmarks.
-const ZIPF_THETA: f64 = 0.99;
+const ZIPF_EXPONENT: f64 = 0.99;
 /// Length of the shared sequence in draws a key, and its bounds. A short sequence would be a loop
 /// that a cache can learn: this one is longer than what a measurement walks.
 const DRAWS_PER_KEY: usize = 256;
-const LEAST_DRAWS: usize = 1 << 16;
-const MOST_DRAWS: usize = 1 << 26;
+const MIN_DRAWS: usize = 1 << 16;
+const MAX_DRAWS: usize = 1 << 26;
 
 /// A small generator for one thread (xorshift64*).
 #[derive(Clone)]
@@ -65,7 +70,9 @@ impl Distribution {
     pub(crate) fn weights(self, keys: usize) -> Vec<f64> {
         match self {
             Distribution::Uniform => vec![1.0; keys],
-            Distribution::Zipf => (1..=keys).map(|rank| (rank as f64).powf(-ZIPF_THETA)).collect(),
+            Distribution::Zipf => {
+                (1..=keys).map(|rank| (rank as f64).powf(-ZIPF_EXPONENT)).collect()
+            }
         }
     }
 
@@ -94,6 +101,11 @@ impl KeySpace {
             Distribution::Zipf => Some(zipf_sequence(keys as usize, seed)),
         };
         Self { keys, sequence }
+    }
+
+    /// The number of keys.
+    pub(crate) fn key_count(&self) -> u64 {
+        self.keys
     }
 
     /// The stream of one of `threads` threads.
@@ -153,48 +165,14 @@ impl KeyStream {
 }
 
 fn zipf_sequence(keys: usize, seed: u64) -> Arc<[u32]> {
-    let table = AliasTable::new(&Distribution::Zipf.weights(keys));
-    let mut rng = XorShift::new(seed);
+    let zipf =
+        Zipf::new(keys as f64, ZIPF_EXPONENT).expect("at least one key, a positive exponent");
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let mut scattered: Vec<u32> = (0..keys as u32).collect();
-    for i in (1..keys).rev() {
-        scattered.swap(i, rng.below(i as u64 + 1) as usize);
-    }
-    let draws = (keys * DRAWS_PER_KEY).clamp(LEAST_DRAWS, MOST_DRAWS);
-    (0..draws).map(|_| scattered[table.sample(&mut rng)]).collect()
-}
-
-/// Walker's alias method in Vose's form: any discrete distribution in constant time.
-struct AliasTable {
-    /// For each column, the share of it that is its own, scaled to 2^32, and whose the rest is.
-    columns: Vec<(u64, u32)>,
-}
-
-impl AliasTable {
-    const WHOLE: f64 = 4_294_967_296.0;
-
-    fn new(weights: &[f64]) -> Self {
-        let n = weights.len();
-        let total: f64 = weights.iter().sum();
-        let mut share: Vec<f64> = weights.iter().map(|w| w * n as f64 / total).collect();
-        let mut columns: Vec<(u64, u32)> = (0..n as u32).map(|i| (1 << 32, i)).collect();
-        let (mut small, mut large): (Vec<usize>, Vec<usize>) =
-            (0..n).partition(|i| share[*i] < 1.0);
-        while let (Some(low), Some(&high)) = (small.pop(), large.last()) {
-            columns[low] = ((share[low] * Self::WHOLE) as u64, high as u32);
-            share[high] -= 1.0 - share[low];
-            if share[high] < 1.0 {
-                large.pop();
-                small.push(high);
-            }
-        }
-        Self { columns }
-    }
-
-    fn sample(&self, rng: &mut XorShift) -> usize {
-        let column = rng.below(self.columns.len() as u64) as usize;
-        let (own, other) = self.columns[column];
-        if rng.next() >> 32 < own { column } else { other as usize }
-    }
+    scattered.shuffle(&mut rng);
+    let draws = (keys * DRAWS_PER_KEY).clamp(MIN_DRAWS, MAX_DRAWS);
+    // Ranks are counted from one.
+    (0..draws).map(|_| scattered[zipf.sample(&mut rng) as usize - 1]).collect()
 }
 
 #[cfg(test)]
@@ -213,7 +191,7 @@ mod tests {
         counts.sort_unstable_by(|a, b| b.cmp(a));
         let total: f64 = Distribution::Zipf.weights(KEYS).iter().sum();
         for rank in [1usize, 2, 10] {
-            let expected = (rank as f64).powf(-ZIPF_THETA) / total * sequence.len() as f64;
+            let expected = (rank as f64).powf(-ZIPF_EXPONENT) / total * sequence.len() as f64;
             let found = counts[rank - 1] as f64;
             assert!((found / expected - 1.0).abs() < 0.05, "rank {rank}: {found} for {expected}");
         }

@@ -242,7 +242,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         if !self.status.leave_open(FAILED) {
             return;
         }
-        tracing::error!(device = &*self.medium.device.info().name, error = why, "L2 failed");
+        tracing::error!(device = &*self.io.device.info().name, error = why, "L2 failed");
         if !self.immutable_keys {
             self.try_void();
         }
@@ -278,7 +278,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         let voided = label::void(&self.io, &self.label).is_ok();
         if voided {
             self.voided.store(true, Ordering::Release);
-            tracing::warn!(device = &*self.medium.device.info().name, "voided L2 label");
+            tracing::warn!(device = &*self.io.device.info().name, "voided L2 label");
         }
         voided
     }

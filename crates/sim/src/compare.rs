@@ -1,4 +1,4 @@
-//! A pool beside its twin.
+//! Reads a pool and compares it with its model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,15 +6,15 @@ use forebay_pool::{Cookie, Dataset, Error, ErrorKind, Result};
 
 use crate::model::{Content, Entry, Key, Model, Names};
 
-/// Names are listed in lots of this many.
-const LOT: usize = 500;
-/// Objects are read in pieces of this many bytes.
+/// Names per call of a directory listing.
+const NAMES_PER_BATCH: usize = 500;
+/// Bytes per read of an object.
 const PIECE_BYTES: usize = 192 << 10;
 
-/// Reads all of `keys` that exist.
+/// Reads those of `keys` that exist.
 ///
 /// # Errors
-/// What reading brings.
+/// The errors of reading.
 pub fn read_all(datasets: &[Dataset], keys: impl Iterator<Item = Key>) -> Result<Model> {
     let keys: BTreeSet<Key> = keys.collect();
     let mut entries = BTreeMap::new();
@@ -33,7 +33,7 @@ pub fn read_all(datasets: &[Dataset], keys: impl Iterator<Item = Key>) -> Result
 /// Reads an object or a directory.
 ///
 /// # Errors
-/// What reading brings; `NotFound`, if it does not exist.
+/// The errors of reading; `NotFound` if it does not exist.
 pub fn read(dataset: &Dataset, number: u64) -> Result<Entry> {
     let attributes = dataset.object_info(number)?.attributes;
     let content = match dataset.object(number) {
@@ -52,19 +52,19 @@ pub fn read(dataset: &Dataset, number: u64) -> Result<Entry> {
     Ok(Entry { attributes, content })
 }
 
-/// All names of a directory: as its walk gives them, its length and a few lookups say the same.
+/// All names of a directory. Asserts that the listing, the length and some lookups agree.
 ///
 /// # Errors
-/// What reading brings.
+/// The errors of reading.
 pub fn names(dataset: &Dataset, number: u64) -> Result<Names> {
     let directory = dataset.directory(number)?;
     let mut names = Names::new();
     let mut from = Cookie::START;
     loop {
-        let lot = directory.entries(from, LOT)?;
-        let Some(last) = lot.last() else { break };
+        let batch = directory.entries(from, NAMES_PER_BATCH)?;
+        let Some(last) = batch.last() else { break };
         from = last.next;
-        for (index, entry) in lot.iter().enumerate() {
+        for (index, entry) in batch.iter().enumerate() {
             let (name, value) = (entry.name.to_vec(), entry.value.to_vec());
             if index % 50 == 0 {
                 let found = directory.lookup(&name)?;
@@ -84,7 +84,7 @@ pub fn names(dataset: &Dataset, number: u64) -> Result<Names> {
     Ok(names)
 }
 
-/// Where two states differ, in words; nothing if they do not.
+/// A description of the difference between two states, or `None`.
 pub fn difference(found: &Model, wanted: &Model) -> Option<String> {
     let keys: BTreeSet<_> = found.entries.keys().chain(wanted.entries.keys()).collect();
     let mut lines = Vec::new();
@@ -92,7 +92,7 @@ pub fn difference(found: &Model, wanted: &Model) -> Option<String> {
         match (found.entries.get(key), wanted.entries.get(key)) {
             (Some(found), Some(wanted)) if found == wanted => {}
             (Some(found), Some(wanted)) => lines.push(entry_difference(*key, found, wanted)),
-            (Some(_), None) => lines.push(format!("{key:?} is there and should not be")),
+            (Some(_), None) => lines.push(format!("{key:?} exists but should not")),
             (None, _) => lines.push(format!("{key:?} is missing")),
         }
         if lines.len() == 12 {
@@ -129,6 +129,6 @@ fn entry_difference(key: Key, found: &Entry, wanted: &Entry) -> String {
                 other.count()
             )
         }
-        _ => format!("{key:?}: a directory instead of bytes, or the other way"),
+        _ => format!("{key:?}: a directory instead of an object, or the reverse"),
     }
 }

@@ -1,6 +1,7 @@
-//! What a hostile device is tried with: all that one does with a pool, once.
+//! Tries every operation of a pool once with a hostile device.
 //!
-//! Whatever lies there, an operation works or returns an error. It never panics, and it ends.
+//! An operation succeeds or returns an error, whatever the device contains. It never panics, and it
+//! terminates.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -9,26 +10,27 @@ use forebay_io::Device;
 use forebay_pool::inspect::{BlockOwner, Inspector, ObjsetName};
 use forebay_pool::{BlockCache, Cookie, Dataset, DatasetSettings, ErrorKind, Pool, Result};
 
-use crate::forge::{Choices, Forge};
-use crate::medium::Medium;
+use crate::corrupter::{Choices, Corrupter};
+use crate::fixture::{self, MIB};
 use crate::model::Model;
-use crate::rig::{self, MIB};
-use crate::workload::{Load, Workload};
+use crate::raw_device::RawDevice;
+use crate::workload::{Workload, WorkloadOptions};
 
 const DEVICE_BYTES: u64 = 24 * MIB;
-/// Objects are looked for up to this number.
+/// Largest object number that is tried.
 const NUMBERS: u64 = 80;
 
-/// A small pool, exported or left as a crash would leave it, with something in its intent log.
+/// The image of a small pool with a filled intent log, exported or as after a crash.
 ///
 /// # Panics
-/// If it cannot be made.
-pub fn original(seed: u64, exported: bool) -> Forge {
-    let device = rig::memory("a", DEVICE_BYTES, 512);
+/// If the pool cannot be made.
+pub fn original(seed: u64, exported: bool) -> Corrupter {
+    let device = fixture::memory("a", DEVICE_BYTES, 512);
     let settings = DatasetSettings { record_bytes: 4096, ..DatasetSettings::default() };
-    let pool =
-        rig::create(&[Arc::clone(&device)], &rig::cache(24 * MIB), &settings).expect("a pool");
-    let load = Load { bytes_max: MIB, objects_max: 20, burst_max: 900, beside: false };
+    let pool = fixture::create(&[Arc::clone(&device)], &fixture::cache(24 * MIB), &settings)
+        .expect("a pool");
+    let load =
+        WorkloadOptions { bytes_max: MIB, objects_max: 20, burst_max: 900, background_sync: false };
     let mut work = Workload::new(pool, Model::default(), load, seed).expect("datasets");
     work.run(120).expect("work");
     let (pool, ..) = work.end().expect("a commit");
@@ -36,48 +38,48 @@ pub fn original(seed: u64, exported: bool) -> Forge {
         true => pool.export().expect("an export"),
         false => pool.abandon(),
     }
-    Forge::new(&Medium::new(&device).image())
+    Corrupter::new(&RawDevice::new(&device).image())
 }
 
-/// Four of them, half of them exported.
+/// Four such images, two of them exported.
 ///
 /// # Panics
 /// As [`original`].
-pub fn originals() -> Vec<Forge> {
+pub fn originals() -> Vec<Corrupter> {
     (0..4).map(|seed| original(seed, seed % 2 == 0)).collect()
 }
 
-fn device_of(forge: &Forge) -> Arc<dyn Device> {
-    let device = rig::memory("a", forge.bytes.len() as u64, 512);
-    let medium = Medium::new(&device);
-    for (at, piece) in forge.bytes.chunks(64 << 10).enumerate() {
+fn device_of(corrupter: &Corrupter) -> Arc<dyn Device> {
+    let device = fixture::memory("a", corrupter.bytes.len() as u64, 512);
+    let raw_device = RawDevice::new(&device);
+    for (at, piece) in corrupter.bytes.chunks(64 << 10).enumerate() {
         if piece.iter().any(|byte| *byte != 0) {
-            medium.write(at as u64 * (64 << 10), piece);
+            raw_device.write(at as u64 * (64 << 10), piece);
         }
     }
     device
 }
 
-/// Does with a device what one does with a pool: looks at it, imports it, checks it, reads, changes, scrubs and exports it.
-/// What is left out or forced is chosen.
+/// Inspects, imports, checks, reads, changes, scrubs and exports a device. `choices` decides the
+/// import options.
 ///
 /// # Errors
-/// The first thing that did not work.
+/// The first error.
 ///
 /// # Panics
-/// Whatever panics there must not.
+/// On any bug that this test is meant to find.
 pub fn try_everything(
-    forge: &Forge,
+    corrupter: &Corrupter,
     cache: &Arc<BlockCache>,
     choices: &mut impl Choices,
 ) -> Result<()> {
-    let device = device_of(forge);
-    // What can be shown says nothing of what can be used.
+    let device = device_of(corrupter);
+    // Whether it can be inspected does not matter for its use.
     drop(inspect(&device));
     use_pool(&device, cache, choices)
 }
 
-/// Looks at a little of everything, without importing it.
+/// Inspects a sample of everything, without an import.
 fn inspect(device: &Arc<dyn Device>) -> Result<()> {
     let inspector = Inspector::new(vec![Arc::clone(device)])?;
     let mut shown: String = inspector.labels().iter().map(ToString::to_string).collect();
@@ -95,7 +97,7 @@ fn inspect(device: &Arc<dyn Device>) -> Result<()> {
                     .block(set, BlockOwner::Object(number), (number, 0), None)
                     .map(|look| look.to_string()),
             ];
-            // What cannot be shown says why.
+            // An object that cannot be shown has an error message.
             shown.extend(shows.map(|show| show.unwrap_or_else(|error| error.to_string())));
         }
     }
@@ -108,14 +110,14 @@ fn use_pool(
     cache: &Arc<BlockCache>,
     choices: &mut impl Choices,
 ) -> Result<()> {
-    let mut options = rig::import_options(cache);
+    let mut options = fixture::import_options(cache);
     options.force = choices.below(2) == 0;
     options.discard_log = choices.below(2) == 0;
     options.read_only = choices.below(4) == 0;
-    let pool = rig::import(std::slice::from_ref(device), &options)?;
+    let pool = fixture::import(std::slice::from_ref(device), &options)?;
     let mut outcome = Ok(());
     for step in [check, read, change, scrub] {
-        // One that fails does not keep the next from being tried.
+        // A failed step does not prevent the next one.
         let result = step(&pool);
         outcome = outcome.and(result);
     }
@@ -130,13 +132,13 @@ fn scrub(pool: &Pool) -> Result<()> {
     pool.scrub(&mut |_| ControlFlow::Continue(())).map(|_| ())
 }
 
-/// Reads a little of everything.
+/// Reads a sample of everything.
 fn read(pool: &Pool) -> Result<()> {
     for name in pool.datasets()? {
         let Ok(dataset) = pool.dataset(&name) else { continue };
         for number in 0..NUMBERS {
             let outcome = read_one(&dataset, number);
-            // Errors name what is wrong; what is read may be wrong where whoever forged it made it so.
+            // An error is fine; corrupted content with a correct checksum is not detectable.
             drop(outcome);
         }
     }
@@ -158,8 +160,8 @@ fn read_one(dataset: &Dataset, number: u64) -> Result<()> {
             let directory = dataset.directory(number)?;
             let mut from = Cookie::START;
             for _ in 0..40 {
-                let lot = directory.entries(from, 100)?;
-                let Some(last) = lot.last() else { break };
+                let batch = directory.entries(from, 100)?;
+                let Some(last) = batch.last() else { break };
                 assert!(last.next > from, "a walk goes on");
                 from = last.next;
                 directory.lookup(&last.name)?;
@@ -171,9 +173,9 @@ fn read_one(dataset: &Dataset, number: u64) -> Result<()> {
     Ok(())
 }
 
-/// Changes something everywhere.
+/// Changes a part of every object.
 fn change(pool: &Pool) -> Result<()> {
-    let dataset = pool.dataset(rig::DATASETS[0])?;
+    let dataset = pool.dataset(fixture::DATASETS[0])?;
     for number in 0..NUMBERS {
         let tx = pool.begin()?;
         if let Ok(object) = dataset.object(number) {

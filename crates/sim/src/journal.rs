@@ -1,50 +1,58 @@
-//! What was done to a pool, in a file, so that it is known after whoever did it was killed.
+//! A file of all changes to a pool, which survives the process that made them.
 //!
-//! A change is written while its transaction lives, so nothing can be durable in a pool that is not in its journal. The file
-//! needs no flush: what is killed is a process, not the machine. A torn record at the end is something that
-//! was about to be told.
+//! A change is written while its transaction is open, so nothing is durable in a pool before it is
+//! in the journal. The file needs no flush, because a process is killed and not the machine. A torn
+//! record at the end is discarded.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::history::{Done, Fsync, History, Now};
+use crate::history::{Fsync, History, ProgressSnapshot, TxgChange};
 use crate::model::{Change, Content, Key, Model};
 
-/// A journal that is written.
+/// A journal open for writing.
 #[derive(Clone)]
 pub struct Journal(Arc<Mutex<File>>);
 
-/// A line of a journal.
-pub(crate) enum Note<'a> {
+/// A record of a journal.
+pub(crate) enum JournalRecord<'a> {
     Change(u64, Key, &'a Change),
     FsyncBegins(Key),
     FsyncDone,
-    /// All groups up to this one are durable.
+    /// All transaction groups up to this one are durable.
     Synced(u64),
 }
 
 impl Journal {
-    /// A new journal that begins with what is durable.
+    /// Creates a journal that starts with the durable state.
     ///
     /// # Errors
-    /// The file's.
+    /// The errors of the file.
     pub fn create(path: &Path, base: &Model) -> io::Result<Self> {
         let journal = Self(Arc::new(Mutex::new(File::create(path)?)));
         for (key, entry) in &base.entries {
             let directory = matches!(entry.content, Content::Names(_));
             let attributes = entry.attributes.clone();
-            journal.note(&Note::Change(0, *key, &Change::Create { directory, attributes }))?;
+            journal.write(&JournalRecord::Change(
+                0,
+                *key,
+                &Change::Create { directory, attributes },
+            ))?;
             match &entry.content {
                 Content::Bytes(bytes) => {
                     let bytes = Arc::new(bytes.clone());
-                    journal.note(&Note::Change(0, *key, &Change::Write { offset: 0, bytes }))?;
+                    journal.write(&JournalRecord::Change(
+                        0,
+                        *key,
+                        &Change::Write { offset: 0, bytes },
+                    ))?;
                 }
                 Content::Names(names) => {
                     for (name, value) in names {
                         let change = Change::Set(name.clone(), value.clone());
-                        journal.note(&Note::Change(0, *key, &change))?;
+                        journal.write(&JournalRecord::Change(0, *key, &change))?;
                     }
                 }
             }
@@ -52,25 +60,25 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Goes on with one that is there.
+    /// Opens an existing journal to append to it.
     ///
     /// # Errors
-    /// The file's.
-    pub fn append(path: &Path) -> io::Result<Self> {
+    /// The errors of the file.
+    pub fn open(path: &Path) -> io::Result<Self> {
         Ok(Self(Arc::new(Mutex::new(OpenOptions::new().append(true).open(path)?))))
     }
 
-    pub(crate) fn note(&self, note: &Note<'_>) -> io::Result<()> {
+    pub(crate) fn write(&self, record: &JournalRecord<'_>) -> io::Result<()> {
         let mut bytes = vec![0; 4];
-        note.encode(&mut bytes);
+        record.encode(&mut bytes);
         let len = (bytes.len() - 4) as u32;
         bytes[..4].copy_from_slice(&len.to_le_bytes());
-        // In one call: who dies has written all of it, or the end is missing.
+        // One call, so a killed process leaves the record whole or with a missing end.
         self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&bytes)
     }
 }
 
-impl Note<'_> {
+impl JournalRecord<'_> {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Change(txg, key, change) => {
@@ -131,13 +139,13 @@ fn encode_change(change: &Change, out: &mut Vec<u8>) {
     }
 }
 
-/// Reads a journal: all that was done, and what was known at its end.
+/// Reads a journal: all changes, and the progress known at its end.
 ///
 /// # Errors
-/// The file's, or that it makes no sense.
-pub fn read(path: &Path) -> io::Result<(History, Now)> {
+/// The errors of the file, or `InvalidData` for a malformed record.
+pub fn read(path: &Path) -> io::Result<(History, ProgressSnapshot)> {
     let bytes = std::fs::read(path)?;
-    let (mut history, mut now) = (History::default(), Now::default());
+    let (mut history, mut snapshot) = (History::default(), ProgressSnapshot::default());
     let mut rest = &bytes[..];
     while let Some((len, behind)) = rest.split_first_chunk::<4>() {
         let Some((record, behind)) = behind.split_at_checked(u32::from_le_bytes(*len) as usize)
@@ -145,15 +153,16 @@ pub fn read(path: &Path) -> io::Result<(History, Now)> {
             break;
         };
         rest = behind;
-        let senseless = || io::Error::new(io::ErrorKind::InvalidData, "a journal without sense");
-        take(record, &mut history, &mut now).ok_or_else(senseless)?;
+        let malformed =
+            || io::Error::new(io::ErrorKind::InvalidData, "malformed record in a journal");
+        take(record, &mut history, &mut snapshot).ok_or_else(malformed)?;
     }
-    // What was being done is in no note: one more change may have begun, which is in no group yet.
-    now.changes_begun = history.changes.len() + 1;
-    Ok((history, now))
+    // A change in progress has no record yet, so one more may have begun.
+    snapshot.changes_begun = history.changes.len() + 1;
+    Ok((history, snapshot))
 }
 
-fn take(record: &[u8], history: &mut History, now: &mut Now) -> Option<()> {
+fn take(record: &[u8], history: &mut History, snapshot: &mut ProgressSnapshot) -> Option<()> {
     let (kind, mut rest) = record.split_first()?;
     let mut number = || {
         let (bytes, behind) = rest.split_first_chunk::<8>()?;
@@ -164,15 +173,15 @@ fn take(record: &[u8], history: &mut History, now: &mut Now) -> Option<()> {
         0 => {
             let txg = number()?;
             let key = (number()? as usize, number()?);
-            history.changes.push(Done { txg, key, change: decode_change(rest)? });
+            history.changes.push(TxgChange { txg, key, change: decode_change(rest)? });
         }
         1 => {
             let key = (number()? as usize, number()?);
             history.fsyncs.push(Fsync { changes: history.changes.len(), key });
-            now.fsyncs_begun += 1;
+            snapshot.fsyncs_begun += 1;
         }
-        2 => now.fsyncs_done = history.fsyncs.len(),
-        3 => now.synced_txg = now.synced_txg.max(number()?),
+        2 => snapshot.fsyncs_done = history.fsyncs.len(),
+        3 => snapshot.synced_txg = snapshot.synced_txg.max(number()?),
         _ => return None,
     }
     Some(())

@@ -1,76 +1,76 @@
-//! The naive twin of a pool's datasets: objects are vectors of bytes, directories are maps.
+//! The reference model of a pool's datasets: objects are byte vectors, directories are maps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// An object's name: the dataset's place in the list of datasets, and the number in it.
+/// An object's key: the index of its dataset, and its number there.
 pub type Key = (usize, u64);
 
-/// Names of a directory, with their values.
+/// A directory's names, with their values.
 pub type Names = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What an object holds.
+/// The content of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Bytes, to the end of the object.
+    /// The object's bytes.
     Bytes(Vec<u8>),
-    /// Names.
+    /// A directory's names.
     Names(Names),
 }
 
 /// An object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its attributes.
+    /// Encoded attributes.
     pub attributes: Vec<u8>,
-    /// What it holds.
+    /// Bytes or names.
     pub content: Content,
 }
 
 /// A change of one object.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// An object came to be: a directory, or bytes.
+    /// An object or a directory is created.
     Create {
         /// Whether it is a directory.
         directory: bool,
-        /// Its attributes.
+        /// Encoded attributes.
         attributes: Vec<u8>,
     },
-    /// It went, with all that was in it.
+    /// The object and its content are destroyed.
     Destroy,
-    /// Its attributes changed.
+    /// The attributes are replaced.
     Attributes {
-        /// Whether it is a directory: its attributes are as durable as its names.
+        /// Whether it is a directory. Attributes of a directory are as durable as its names.
         directory: bool,
-        /// What they are now.
+        /// The new attributes.
         attributes: Vec<u8>,
     },
-    /// Bytes were written.
+    /// Bytes are written.
     Write {
-        /// From here on.
+        /// Offset in bytes.
         offset: u64,
-        /// These.
+        /// The bytes.
         bytes: Arc<Vec<u8>>,
     },
-    /// The object was cut off, or grew by zeros.
+    /// The object is truncated or extended with zeros.
     Truncate(u64),
-    /// Bytes became zeros.
+    /// A range becomes zeros.
     Punch {
-        /// From here on.
+        /// Offset in bytes.
         offset: u64,
-        /// So many.
+        /// Length in bytes.
         len: u64,
     },
-    /// A name got a value.
+    /// A name gets a value.
     Set(Vec<u8>, Vec<u8>),
-    /// A name went.
+    /// A name is removed.
     Remove(Vec<u8>),
 }
 
 impl Change {
-    /// Whether it is one of those that every fsync makes durable, whichever object it is for: what exists, and under which
-    /// names.
+    /// Whether every fsync makes this change durable, whichever object it is for. These are changes
+    /// of existence and of names.
     pub fn is_of_names(&self) -> bool {
         matches!(
             self,
@@ -83,7 +83,7 @@ impl Change {
     }
 }
 
-/// A state of all datasets.
+/// The state of all datasets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Model {
     /// All objects.
@@ -91,7 +91,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Makes a change. What was changed and is gone by now stays gone.
+    /// Applies a change. Changes of destroyed objects are ignored.
     pub fn apply(&mut self, key: Key, change: &Change) {
         match change {
             Change::Create { directory, attributes } => {
@@ -128,7 +128,7 @@ impl Model {
         }
     }
 
-    /// Objects of bytes, or directories.
+    /// Keys of all directories, or of all other objects.
     pub fn keys(&self, directories: bool) -> Vec<Key> {
         let is_wanted = |entry: &Entry| matches!(entry.content, Content::Names(_)) == directories;
         self.entries.iter().filter(|(_, entry)| is_wanted(entry)).map(|(key, _)| *key).collect()

@@ -258,7 +258,9 @@ impl<V: Clone> LockedArc<V> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::baseline::TextbookArc;
+    use forebay_sim::cache::policies::Policy;
+    use forebay_sim::cache::policies::arc::Arc;
+
     use crate::keys::{Distribution, KeySpace};
 
     #[test]
@@ -267,11 +269,11 @@ mod tests {
         let keys = KeySpace::new(Distribution::Zipf, 4 * CAPACITY, 5);
         let mut stream = keys.stream(0, 1, 5);
         let (one, many) = (LockedArc::new(CAPACITY, 1), LockedArc::new(CAPACITY, 8));
-        let mut textbook = TextbookArc::new(CAPACITY);
+        let mut textbook = Arc::new(CAPACITY as usize, 4 * CAPACITY as usize);
         let mut hits = [0u32; 3];
         for _ in 0..200_000 {
             let key = stream.next();
-            hits[0] += u32::from(textbook.request(key));
+            hits[0] += u32::from(textbook.access(key as u32));
             for (i, arc) in [&one, &many].iter().enumerate() {
                 match arc.get(key) {
                     Some(value) => {

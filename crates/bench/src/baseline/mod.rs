@@ -6,11 +6,9 @@
 mod list;
 mod locked_arc;
 mod locked_roots;
-mod textbook;
 
 pub(crate) use locked_arc::LockedArc;
 pub(crate) use locked_roots::LockedRoots;
-pub(crate) use textbook::{TextbookArc, TextbookLru};
 
 /// The hasher that every table of the bench and every peer uses.
 pub(crate) type FastHash = hashbrown::DefaultHashBuilder;

@@ -8,20 +8,21 @@
 //! One thread and no time: the figure is the share of the loop's accesses that hit, after
 //! the passes of the loop that count as warm-up.
 
-use crate::baseline::{TextbookArc, TextbookLru};
+use forebay_sim::cache::policies::Policy;
+use forebay_sim::cache::policies::arc::Arc;
+use forebay_sim::cache::policies::lru::Lru;
+
 use crate::options::{Common, Failure};
 use crate::report::Record;
 use crate::report::plot::{Axis, Panel, Series};
-use crate::subjects::forebay::r5_player;
+use crate::subjects::forebay::r5_cache;
 
 const NAME: &str = "r5";
 const SUBJECTS: [&str; 3] = ["forebay", "textbook-lru", "textbook-arc"];
 /// Share of the cache that the loop is, as a ratio.
 const LOOP_SHARE: (u64, u64) = (2, 5);
 /// Blocks of the stream for each access of the loop.
-const STREAM_A_LOOP: u64 = 4;
-/// Keys of the stream start here.
-const STREAM_START: u64 = 1 << 40;
+const STREAM_PER_LOOP_ACCESS: u64 = 4;
 
 /// What `r5` can be told.
 #[derive(Clone, Debug, clap::Args)]
@@ -35,6 +36,32 @@ pub(crate) struct Args {
     /// Passes of the loop that count as warm-up.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=6))]
     pub(crate) warmup_passes: u64,
+}
+
+impl Args {
+    /// Blocks of the loop.
+    fn loop_blocks(&self) -> u64 {
+        (self.capacity * LOOP_SHARE.0 / LOOP_SHARE.1).max(1)
+    }
+
+    /// Accesses to blocks of the loop.
+    fn loop_accesses(&self) -> u64 {
+        self.capacity * self.factor / STREAM_PER_LOOP_ACCESS
+    }
+
+    /// A textbook policy of the simulator, and the pattern replayed to it.
+    ///
+    /// # Errors
+    /// If the pattern has more keys than the simulator can number.
+    fn replay_textbook<P: Policy>(&self) -> Result<Passes, Failure> {
+        let keys = self.loop_blocks() + self.loop_accesses() * STREAM_PER_LOOP_ACCESS;
+        if keys > u64::from(u32::MAX) {
+            let text = format!("{keys} blocks are too many for a textbook policy");
+            return Err(format!("{text}; lower --capacity or --factor").into());
+        }
+        let mut policy = P::new(self.capacity as usize, keys as usize);
+        Ok(replay(self, |key, _| policy.access(key as u32)))
+    }
 }
 
 /// Whether a block is metadata or data.
@@ -57,16 +84,17 @@ impl Passes {
     }
 }
 
-fn play(args: &Args, mut request: impl FnMut(u64, Kind) -> bool) -> Passes {
-    let in_loop = (args.capacity * LOOP_SHARE.0 / LOOP_SHARE.1).max(1);
-    let accesses = args.capacity * args.factor / STREAM_A_LOOP;
+/// Replays the pattern to a cache.
+fn replay(args: &Args, mut request: impl FnMut(u64, Kind) -> bool) -> Passes {
+    let (in_loop, accesses) = (args.loop_blocks(), args.loop_accesses());
     let mut passes = vec![(0, 0); accesses.div_ceil(in_loop) as usize];
-    let mut stream = STREAM_START;
+    // Keys of the stream follow those of the loop.
+    let mut stream = in_loop;
     for access in 0..accesses {
         let pass = &mut passes[(access / in_loop) as usize];
         pass.0 += u64::from(request(access % in_loop, Kind::Metadata));
         pass.1 += 1;
-        for _ in 0..STREAM_A_LOOP {
+        for _ in 0..STREAM_PER_LOOP_ACCESS {
             let kind = if stream.is_multiple_of(2) { Kind::Metadata } else { Kind::Data };
             request(stream, kind);
             stream += 1;
@@ -81,15 +109,9 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     let mut records = Vec::new();
     for subject in SUBJECTS.into_iter().filter(|s| common.wants(s)) {
         let passes = match subject {
-            "forebay" => play(args, r5_player(args.capacity, common.seed)),
-            "textbook-arc" => {
-                let mut arc = TextbookArc::new(args.capacity);
-                play(args, |key, _| arc.request(key))
-            }
-            _ => {
-                let mut lru = TextbookLru::new(args.capacity);
-                play(args, |key, _| lru.request(key))
-            }
+            "forebay" => replay(args, r5_cache(args.capacity, common.seed)),
+            "textbook-arc" => args.replay_textbook::<Arc>()?,
+            _ => args.replay_textbook::<Lru>()?,
         };
         let mut record = Record::new(NAME, subject, 1)
             .param("capacity_blocks", args.capacity)
@@ -139,9 +161,9 @@ mod tests {
         let args = Args { capacity: 1000, factor: 10, warmup_passes: 2 };
         let (mut looped, mut metadata, mut data) = (0u64, 0u64, 0u64);
         let mut seen = std::collections::HashSet::new();
-        let passes = play(&args, |key, kind| {
-            if key < STREAM_START {
-                assert!(key < 400 && kind == Kind::Metadata);
+        let passes = replay(&args, |key, kind| {
+            if key < 400 {
+                assert!(kind == Kind::Metadata);
                 looped += 1;
                 return true;
             }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use forebay_sim::cache::capacity::Capacity;
 use forebay_sim::cache::read::{Format, read};
-use forebay_sim::cache::run::{Fault, Outcome, PLAYERS, Player};
+use forebay_sim::cache::run::{NamedPolicy, Outcome, POLICIES, SimError};
 use forebay_sim::cache::synthetic::{CAPACITY, SYNTHETIC, Synthetic};
 use forebay_sim::cache::trace::Trace;
 
@@ -53,12 +53,12 @@ pub(crate) struct Args {
 struct Job {
     trace: Arc<Trace>,
     capacity: usize,
-    player: Player,
+    player: NamedPolicy,
 }
 
 /// Simulates every policy on every trace at every capacity.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
-    let players = players(common, args)?;
+    let policies = policies(common, args)?;
     let mut jobs = Vec::new();
     let traces = traces(common, args)?;
     for (trace, own_capacities) in &traces {
@@ -70,7 +70,11 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
             }
         }
         for capacity in capacities {
-            jobs.extend(players.iter().map(|p| Job { trace: trace.clone(), capacity, player: *p }));
+            jobs.extend(policies.iter().map(|p| Job {
+                trace: trace.clone(),
+                capacity,
+                player: *p,
+            }));
         }
     }
     let outcomes = run_all(&jobs, common.seed)?;
@@ -87,14 +91,14 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
 }
 
 /// The policies that are asked for, in the order asked for.
-fn players(common: &Common, args: &Args) -> Result<Vec<Player>, Failure> {
+fn policies(common: &Common, args: &Args) -> Result<Vec<NamedPolicy>, Failure> {
     let asked = if args.policy.is_empty() { &common.subjects } else { &args.policy };
     if asked.is_empty() {
-        return Ok(PLAYERS.to_vec());
+        return Ok(POLICIES.to_vec());
     }
     let find = |name: &String| {
-        Player::named(name).ok_or_else(|| {
-            let known: Vec<&str> = PLAYERS.iter().map(|p| p.name).collect();
+        NamedPolicy::named(name).ok_or_else(|| {
+            let known: Vec<&str> = POLICIES.iter().map(|p| p.name).collect();
             Failure::from(format!("no policy `{name}`; there are {}", known.join(", ")))
         })
     };
@@ -109,8 +113,8 @@ fn traces(common: &Common, args: &Args) -> Result<Vec<(Arc<Trace>, &'static [Cap
         if traces.iter().any(|(other, _)| other.name() == trace.name()) {
             trace.set_name(path.display().to_string());
         }
-        if trace.left_out() > 0 {
-            let lines = trace.left_out();
+        if trace.skipped() > 0 {
+            let lines = trace.skipped();
             eprintln!("forebay-bench: {}: {lines} deletions are no accesses", path.display());
         }
         traces.push((Arc::new(trace), &CAPACITIES));
@@ -137,9 +141,9 @@ fn traces(common: &Common, args: &Args) -> Result<Vec<(Arc<Trace>, &'static [Cap
 }
 
 /// Does all jobs, as many at once as there are processors.
-fn run_all(jobs: &[Job], seed: u64) -> Result<Vec<Outcome>, Fault> {
+fn run_all(jobs: &[Job], seed: u64) -> Result<Vec<Outcome>, SimError> {
     let next = AtomicUsize::new(0);
-    let found: Vec<Mutex<Option<Result<Outcome, Fault>>>> =
+    let found: Vec<Mutex<Option<Result<Outcome, SimError>>>> =
         jobs.iter().map(|_| Mutex::new(None)).collect();
     std::thread::scope(|scope| {
         for _ in 0..cpus().min(jobs.len()) {

@@ -2,8 +2,12 @@
 
 use std::sync::Mutex;
 
-use super::{EvictSubject, Inserter, Loaded, ReadBlocks, ReadSubject, Reader, touch};
-use crate::baseline::{LockedArc, TextbookArc, TextbookLru};
+use forebay_sim::cache::policies::Policy;
+use forebay_sim::cache::policies::arc::Arc;
+use forebay_sim::cache::policies::lru::Lru;
+
+use super::{EvictPlan, EvictSubject, Inserter, Loaded, ReadBlocks, ReadSubject, Reader, touch};
+use crate::baseline::LockedArc;
 use crate::blocks::Handle;
 
 /// R1's default: one sublist a CPU, and at least this many.
@@ -56,24 +60,26 @@ impl<V: Loaded> Inserter for LockedArc<V> {
     }
 }
 
-impl Inserter for Mutex<TextbookArc> {
+/// A textbook policy of the simulator. It caches keys only and runs on one thread.
+struct Textbook<P>(Mutex<P>);
+
+impl<P: Policy + Send + 'static> Inserter for Textbook<P> {
     fn get_or_insert(&self, key: u64) -> bool {
-        self.lock().is_ok_and(|mut arc| arc.request(key))
+        self.0.lock().is_ok_and(|mut policy| policy.access(key as u32))
     }
 
     fn resident(&self) -> u64 {
-        self.lock().map_or(0, |arc| arc.resident())
+        self.0.lock().map_or(0, |policy| policy.resident() as u64)
     }
 }
 
-impl Inserter for Mutex<TextbookLru> {
-    fn get_or_insert(&self, key: u64) -> bool {
-        self.lock().is_ok_and(|mut lru| lru.request(key))
-    }
-
-    fn resident(&self) -> u64 {
-        self.lock().map_or(0, |lru| lru.resident())
-    }
+/// `KeySpace` has fewer than 2^32 keys, so they fit the simulator's.
+fn textbook<P: Policy + Send + 'static>(name: &'static str) -> EvictSubject {
+    let build = |plan: &EvictPlan| {
+        let keys = plan.keys.key_count() as usize;
+        Textbook(Mutex::new(P::new(plan.capacity as usize, keys)))
+    };
+    EvictSubject::single_threaded(name, build)
 }
 
 pub(super) fn inserters<V: Loaded>(cpus: usize) -> Vec<EvictSubject> {
@@ -82,9 +88,7 @@ pub(super) fn inserters<V: Loaded>(cpus: usize) -> Vec<EvictSubject> {
     vec![
         EvictSubject::new("arc-1-lock", "1 sublist", |c| LockedArc::<V>::new(c, 1)),
         EvictSubject::new("arc-n-locks", after, move |c| LockedArc::<V>::new(c, many)),
-        EvictSubject::new("textbook-arc", "", |c| Mutex::new(TextbookArc::new(c)))
-            .single_threaded(),
-        EvictSubject::new("textbook-lru", "", |c| Mutex::new(TextbookLru::new(c)))
-            .single_threaded(),
+        textbook::<Arc>("textbook-arc"),
+        textbook::<Lru>("textbook-lru"),
     ]
 }

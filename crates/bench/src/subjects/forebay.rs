@@ -154,7 +154,7 @@ pub(super) fn inserters(value: Value) -> Vec<EvictSubject> {
 }
 
 /// A cache in which `r5` plays its pattern: one thread evicts as it inserts, and the seed is fixed.
-pub(crate) fn r5_player(capacity: u64, seed: u64) -> impl FnMut(u64, Kind) -> bool {
+pub(crate) fn r5_cache(capacity: u64, seed: u64) -> impl FnMut(u64, Kind) -> bool {
     let builder = Cache::<u64, ()>::builder().capacity(capacity).weigher(|_, ()| 1);
     let cache = built(builder.reclaim(Reclaim::Inline).seed(seed));
     move |key, kind| {

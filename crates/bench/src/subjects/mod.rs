@@ -321,10 +321,13 @@ impl EvictSubject {
         Self { name, config: config.into(), max_threads: usize::MAX, run: Box::new(run) }
     }
 
-    /// The same, for a subject that is not made for threads.
-    pub(crate) fn single_threaded(mut self) -> Self {
-        self.max_threads = 1;
-        self
+    /// A subject that `build` makes for each measurement, and that runs on one thread only.
+    pub(crate) fn single_threaded<S: Inserter>(
+        name: &'static str,
+        build: impl Fn(&EvictPlan) -> S + 'static,
+    ) -> Self {
+        let run = move |plan: &EvictPlan| run_inserter(&build(plan), plan);
+        Self { name, config: String::new(), max_threads: 1, run: Box::new(run) }
     }
 
     /// Measures a fresh cache.

@@ -39,7 +39,7 @@ pub(crate) fn run<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>
         shared.fail(&why);
     }
     shared.rebuild.end(shared.clock.now_ns());
-    tracing::info!(device = &*shared.medium.device.info().name, "ended L2 rebuild");
+    tracing::info!(device = &*shared.io.device.info().name, "ended L2 rebuild");
     shared.index.sweep_tombstones();
 }
 

@@ -1,4 +1,5 @@
-//! `forebay-soak`: six pools on one cache under random work and faults, in a process that is killed again and again.
+//! `forebay-soak`: random work and faults on six pools that share a cache, in a process that is
+//! killed again and again.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "a tool")]
 
@@ -35,7 +36,7 @@ fn main() -> ExitCode {
     });
     match outcome {
         Ok(summary) if summary.files.1 > summary.files.0 => {
-            eprintln!("forebay-soak: files are left open: {summary:#?}");
+            eprintln!("forebay-soak: the parent leaks open files: {summary:#?}");
             ExitCode::FAILURE
         }
         Ok(summary) => {

@@ -1,31 +1,31 @@
-//! How large a simulated cache is: a number of entries, or a share of the keys of its trace.
+//! The capacity of a simulated cache: a number of entries, or a share of the trace's keys.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::trace::Trace;
 
-/// A share comes to no fewer entries than this: below, policies differ by chance.
-pub const LEAST_OF_A_SHARE: usize = 32;
+/// Least number of entries of a share. Below this, policies differ by chance.
+pub const MIN_SHARE_ENTRIES: usize = 32;
 
-/// A capacity as it is asked for.
+/// A requested capacity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Capacity {
     /// Entries.
     Count(usize),
-    /// Percent of the trace's keys, but no fewer than [`LEAST_OF_A_SHARE`].
+    /// Percent of the trace's keys, but no fewer than [`MIN_SHARE_ENTRIES`].
     Percent(f64),
 }
 
 impl Capacity {
-    /// What it comes to for a trace, in entries. At least one.
+    /// The capacity for a trace, in entries, at least one.
     pub fn entries(self, trace: &Trace) -> usize {
         match self {
             Self::Count(count) => count.max(1),
             Self::Percent(percent) => {
-                // A share that comes to a whole number must not lose one of them to a binary fraction.
+                // A binary fraction must not round a whole number down.
                 let share = trace.unique() as f64 * percent / 100.0 + 1e-6;
-                (share as usize).max(LEAST_OF_A_SHARE)
+                (share as usize).max(MIN_SHARE_ENTRIES)
             }
         }
     }
@@ -40,7 +40,7 @@ impl FromStr for Capacity {
         if let Some(number) = text.strip_suffix('%') {
             return match number.parse::<f64>() {
                 Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self::Percent(percent)),
-                Ok(_) => Err("a share is above 0% and at most 100%".to_owned()),
+                Ok(_) => Err("a share must be above 0% and at most 100%".to_owned()),
                 Err(_) => Err(format!("not a share; {WAY_OUT}")),
             };
         }

@@ -1,4 +1,4 @@
-//! One simulation: a policy by its name, on a trace, at a capacity.
+//! One simulation: a policy by its name, a trace, and a capacity.
 
 use std::fmt;
 
@@ -21,73 +21,73 @@ use super::trace::Trace;
 
 /// A policy that can be simulated.
 #[derive(Clone, Copy)]
-pub struct Player {
-    /// What it is called on the command line and in results.
+pub struct NamedPolicy {
+    /// Its name on the command line and in results.
     pub name: &'static str,
-    run: fn(&Trace, usize, u64) -> Result<u64, Fault>,
+    run: fn(&Trace, usize, u64) -> Result<u64, SimError>,
 }
 
-impl fmt::Debug for Player {
+impl fmt::Debug for NamedPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
     }
 }
 
-/// Ours, the textbook's, and the optimum.
-pub const PLAYERS: &[Player] = &[
-    Player { name: "forebay", run: play_forebay },
-    Player { name: "fifo", run: play::<Fifo> },
-    Player { name: "lru", run: play::<Lru> },
-    Player { name: "clock", run: play::<Clock> },
-    Player { name: "sieve", run: play::<Sieve> },
-    Player { name: "2q", run: play::<TwoQ> },
-    Player { name: "arc", run: play::<Arc> },
-    Player { name: "car", run: play::<Car> },
-    Player { name: "s3-fifo", run: play::<S3Fifo> },
-    Player { name: "lirs", run: play::<Lirs> },
-    Player { name: "lfu", run: play::<Lfu> },
-    Player { name: "w-tinylfu", run: play::<WTinyLfu> },
-    Player {
+/// Forebay's cache, the textbook policies, and the optimum.
+pub const POLICIES: &[NamedPolicy] = &[
+    NamedPolicy { name: "forebay", run: replay_forebay },
+    NamedPolicy { name: "fifo", run: replay::<Fifo> },
+    NamedPolicy { name: "lru", run: replay::<Lru> },
+    NamedPolicy { name: "clock", run: replay::<Clock> },
+    NamedPolicy { name: "sieve", run: replay::<Sieve> },
+    NamedPolicy { name: "2q", run: replay::<TwoQ> },
+    NamedPolicy { name: "arc", run: replay::<Arc> },
+    NamedPolicy { name: "car", run: replay::<Car> },
+    NamedPolicy { name: "s3-fifo", run: replay::<S3Fifo> },
+    NamedPolicy { name: "lirs", run: replay::<Lirs> },
+    NamedPolicy { name: "lfu", run: replay::<Lfu> },
+    NamedPolicy { name: "w-tinylfu", run: replay::<WTinyLfu> },
+    NamedPolicy {
         name: "opt",
         run: |trace, capacity, _| Ok(opt::hits(trace.accesses(), trace.unique(), capacity)),
     },
 ];
 
-/// What a simulation found.
+/// The result of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Accesses that hit.
     pub hits: u64,
-    /// All of them.
+    /// All accesses.
     pub accesses: u64,
 }
 
 impl Outcome {
-    /// Hits of all accesses, from the empty cache on.
+    /// Hits over all accesses, including those of the empty cache.
     pub fn hit_ratio(self) -> f64 {
         self.hits as f64 / (self.accesses as f64).max(1.0)
     }
 }
 
-/// The real cache could not be made, or refused an entry.
+/// The real cache could not be built, or refused an entry.
 #[derive(Debug)]
-pub enum Fault {
-    /// It could not be made.
+pub enum SimError {
+    /// It could not be built.
     Build(BuildError),
     /// It refused an entry.
     Refused(Refusal),
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for SimError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Build(error) => write!(f, "no cache to simulate: {error}"),
+            Self::Build(error) => write!(f, "cannot build the cache to simulate: {error}"),
             Self::Refused(reason) => write!(f, "the cache refused an entry: {reason}"),
         }
     }
 }
 
-impl std::error::Error for Fault {
+impl std::error::Error for SimError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Build(error) => Some(error),
@@ -96,36 +96,37 @@ impl std::error::Error for Fault {
     }
 }
 
-impl Player {
-    /// The policy of that name.
+impl NamedPolicy {
+    /// The policy named `name`.
     pub fn named(name: &str) -> Option<Self> {
-        PLAYERS.iter().copied().find(|player| player.name == name)
+        POLICIES.iter().copied().find(|policy| policy.name == name)
     }
 
-    /// Plays a trace from the first access to the last, into an empty cache. The seed is for policies that draw.
+    /// Replays a trace into an empty cache. `seed` is for policies that use randomness.
     ///
     /// # Errors
-    /// When there is no memory for the real cache.
-    pub fn run(self, trace: &Trace, capacity: usize, seed: u64) -> Result<Outcome, Fault> {
-        // More entries than there are keys change nothing, but what a policy keeps for each would have no bound.
+    /// If there is no memory for the real cache.
+    pub fn run(self, trace: &Trace, capacity: usize, seed: u64) -> Result<Outcome, SimError> {
+        // A larger capacity than the number of keys changes nothing, but some policies allocate for
+        // it.
         let capacity = capacity.min(trace.unique()).max(1);
         let hits = (self.run)(trace, capacity, seed)?;
         Ok(Outcome { hits, accesses: trace.accesses().len() as u64 })
     }
 }
 
-fn play<P: Policy>(trace: &Trace, capacity: usize, _seed: u64) -> Result<u64, Fault> {
+fn replay<P: Policy>(trace: &Trace, capacity: usize, _seed: u64) -> Result<u64, SimError> {
     let mut policy = P::new(capacity, trace.unique());
     Ok(trace.accesses().iter().map(|key| u64::from(policy.access(*key))).sum())
 }
 
-fn play_forebay(trace: &Trace, capacity: usize, seed: u64) -> Result<u64, Fault> {
-    let mut cache = Forebay::new(capacity, seed).map_err(Fault::Build)?;
+fn replay_forebay(trace: &Trace, capacity: usize, seed: u64) -> Result<u64, SimError> {
+    let mut cache = Forebay::new(capacity, seed).map_err(SimError::Build)?;
     let mut hits = 0;
     for key in trace.accesses() {
         let metadata = trace.is_metadata(*key);
         let attributes = if metadata { Attributes::METADATA } else { Attributes::DATA };
-        let hit = cache.access(u64::from(*key), attributes).map_err(Fault::Refused)?;
+        let hit = cache.access(u64::from(*key), attributes).map_err(SimError::Refused)?;
         hits += u64::from(hit);
     }
     Ok(hits)

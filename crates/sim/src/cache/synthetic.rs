@@ -1,7 +1,11 @@
-//! Traces made from a seed: each is one kind of load, pure or mixed, that some policy is made for and another fails at.
+//! Synthetic traces from a seed. Each is one kind of load, which suits some policies and defeats
+//! others.
 //!
-//! Each stands in a proportion to a cache of [`CAPACITY`] entries ("the cache" below), and is meant to be simulated
-//! with one of that size; any other works.
+//! Their sizes are relative to a cache of [`CAPACITY`] entries ("the cache" below). They can be
+//! simulated with any capacity.
+//!
+//! A trace is identified by its name and seed, and published figures refer to it. So the sampler of
+//! skewed keys is here and not in a library whose sequences may change with a version.
 
 use std::collections::VecDeque;
 
@@ -9,37 +13,49 @@ use forebay_base::rng::SmallRng;
 
 use super::trace::{Trace, TraceBuilder};
 
-/// The entries of the cache that the traces are made for.
+/// Entries of the cache that the traces are made for.
 pub const CAPACITY: usize = 4000;
 
 /// A kind of load.
 pub struct Synthetic {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
-    /// What it is, in half a sentence.
+    /// A short description.
     pub about: &'static str,
-    make: fn(&mut Load),
+    make: fn(&mut Generator),
 }
 
-/// All there are.
+/// All kinds.
 pub const SYNTHETIC: &[Synthetic] = &[
     Synthetic {
         name: "zipf-0.6",
         about: "20 caches of keys, skewed by an exponent of 0.6",
-        make: |load| zipf(load, 0.6),
+        make: |generator| zipf(generator, 0.6),
     },
-    Synthetic { name: "zipf-0.8", about: "the same with 0.8", make: |load| zipf(load, 0.8) },
-    Synthetic { name: "zipf-1.0", about: "the same with 1.0", make: |load| zipf(load, 1.0) },
-    Synthetic { name: "zipf-1.2", about: "the same with 1.2", make: |load| zipf(load, 1.2) },
+    Synthetic {
+        name: "zipf-0.8",
+        about: "the same with 0.8",
+        make: |generator| zipf(generator, 0.8),
+    },
+    Synthetic {
+        name: "zipf-1.0",
+        about: "the same with 1.0",
+        make: |generator| zipf(generator, 1.0),
+    },
+    Synthetic {
+        name: "zipf-1.2",
+        about: "the same with 1.2",
+        make: |generator| zipf(generator, 1.2),
+    },
     Synthetic {
         name: "loop-1.1",
-        about: "1.1 caches of keys, again and again in the same order",
-        make: |load| round_and_round(load, 1.1),
+        about: "a loop over 1.1 caches of keys",
+        make: |generator| loop_over(generator, 1.1),
     },
     Synthetic {
         name: "loop-2",
         about: "the same with 2 caches",
-        make: |load| round_and_round(load, 2.0),
+        make: |generator| loop_over(generator, 2.0),
     },
     Synthetic {
         name: "scan-zipf",
@@ -48,12 +64,12 @@ pub const SYNTHETIC: &[Synthetic] = &[
     },
     Synthetic {
         name: "phases",
-        about: "skewed, looping and recent keys by turns, each time others",
+        about: "skewed, looping and recent keys in turns, new keys each time",
         make: phases,
     },
     Synthetic {
         name: "correlated",
-        about: "keys used three times within a short time and never again, beside a skewed set",
+        about: "keys used three times in a short time and never again, and a skewed set",
         make: correlated,
     },
     Synthetic {
@@ -64,36 +80,39 @@ pub const SYNTHETIC: &[Synthetic] = &[
 ];
 
 impl Synthetic {
-    /// The kind of that name.
+    /// The kind named `name`.
     pub fn named(name: &str) -> Option<&'static Self> {
         SYNTHETIC.iter().find(|synthetic| synthetic.name == name)
     }
 
-    /// The trace that a seed gives.
+    /// Generates the trace of a seed.
     pub fn trace(&self, seed: u64) -> Trace {
-        let mut load =
-            Load { trace: TraceBuilder::new(), rng: SmallRng::from_seed(seed), fresh: FIRST_FRESH };
-        (self.make)(&mut load);
-        load.trace.build(self.name)
+        let mut generator = Generator {
+            trace: TraceBuilder::new(),
+            rng: SmallRng::from_seed(seed),
+            fresh: FIRST_FRESH,
+        };
+        (self.make)(&mut generator);
+        generator.trace.build(self.name)
     }
 }
 
 const C: u64 = CAPACITY as u64;
-/// Keys that no set of keys contains start here.
+/// First key that is outside all key sets.
 const FIRST_FRESH: u64 = 1 << 40;
 /// Accesses of most kinds.
 const LENGTH: u64 = 500_000;
 
-/// A trace in the making.
-struct Load {
+/// A trace that is being generated.
+struct Generator {
     trace: TraceBuilder,
     rng: SmallRng,
     fresh: u64,
 }
 
-impl Load {
+impl Generator {
     fn data(&mut self, key: u64) {
-        self.trace.classed(key, false);
+        self.trace.push_with_class(key, false);
     }
 
     /// A key that was never used.
@@ -102,14 +121,14 @@ impl Load {
         self.fresh - 1
     }
 
-    /// So many keys of their own, of which the first is returned.
+    /// Reserves `keys` unused keys and returns the first.
     fn set(&mut self, keys: u64) -> u64 {
         self.fresh += keys;
         self.fresh - keys
     }
 }
 
-/// Ranks below a number, of which the first are drawn more often: by Zipf's law, inverting its sums.
+/// Zipf-distributed ranks, by inversion of the cumulative sums.
 struct Zipf {
     sums: Vec<f64>,
 }
@@ -130,53 +149,53 @@ impl Zipf {
     }
 }
 
-fn zipf(load: &mut Load, exponent: f64) {
+fn zipf(generator: &mut Generator, exponent: f64) {
     let zipf = Zipf::new(20 * C, exponent);
     for _ in 0..LENGTH {
-        let key = zipf.draw(&mut load.rng);
-        load.data(key);
+        let key = zipf.draw(&mut generator.rng);
+        generator.data(key);
     }
 }
 
-fn round_and_round(load: &mut Load, caches: f64) {
+fn loop_over(generator: &mut Generator, caches: f64) {
     const ROUNDS: u64 = 50;
     let keys = (C as f64 * caches) as u64;
     for access in 0..ROUNDS * keys {
-        load.data(access % keys);
+        generator.data(access % keys);
     }
 }
 
-fn scans(load: &mut Load) {
+fn scans(generator: &mut Generator) {
     const PERIOD: u64 = 5 * C;
     const SCAN: u64 = 2 * C;
     let zipf = Zipf::new(5 * C, 0.9);
     for access in 0..LENGTH {
         let scanning = access % PERIOD >= PERIOD - SCAN;
-        let key = if scanning { load.fresh() } else { zipf.draw(&mut load.rng) };
-        load.data(key);
+        let key = if scanning { generator.fresh() } else { zipf.draw(&mut generator.rng) };
+        generator.data(key);
     }
 }
 
-fn phases(load: &mut Load) {
+fn phases(generator: &mut Generator) {
     const PHASE: u64 = 15 * C;
     let (skewed, recent) = (Zipf::new(5 * C, 0.9), Zipf::new(C, 0.5));
     for phase in 0..9 {
-        let set = load.set(5 * C);
+        let set = generator.set(5 * C);
         for access in 0..PHASE {
             let key = match phase % 3 {
-                0 => set + skewed.draw(&mut load.rng),
+                0 => set + skewed.draw(&mut generator.rng),
                 1 => set + access % (C + C / 2),
-                // A window that moves on by a key in four accesses, and the newest of it the most.
-                _ => set + (C + access / 4).saturating_sub(recent.draw(&mut load.rng)),
+                // A window that advances by a key every four accesses; newer keys are more popular.
+                _ => set + (C + access / 4).saturating_sub(recent.draw(&mut generator.rng)),
             };
-            load.data(key);
+            generator.data(key);
         }
     }
 }
 
-fn correlated(load: &mut Load) {
+fn correlated(generator: &mut Generator) {
     let zipf = Zipf::new(4 * C, 0.8);
-    // References to come, by the access at which they are due.
+    // Future references, by the access at which they are due.
     let (mut soon, mut later) = (VecDeque::new(), VecDeque::new());
     let mut access = 0;
     while access < LENGTH {
@@ -186,27 +205,27 @@ fn correlated(load: &mut Load) {
         };
         let key = if let Some(key) = due(&mut soon).or_else(|| due(&mut later)) {
             key
-        } else if load.rng.below(2) == 0 {
-            zipf.draw(&mut load.rng)
+        } else if generator.rng.below(2) == 0 {
+            zipf.draw(&mut generator.rng)
         } else {
-            let key = load.fresh();
+            let key = generator.fresh();
             soon.push_back((access + 2, key));
             later.push_back((access + C / 40, key));
             key
         };
-        load.data(key);
+        generator.data(key);
         access += 1;
     }
 }
 
-fn metadata_against_a_stream(load: &mut Load) {
+fn metadata_against_a_stream(generator: &mut Generator) {
     const LOOP: u64 = C * 2 / 5;
     const STREAM_AN_ACCESS: u64 = 4;
     for access in 0..LENGTH / (1 + STREAM_AN_ACCESS) {
-        load.trace.classed(access % LOOP, true);
+        generator.trace.push_with_class(access % LOOP, true);
         for block in 0..STREAM_AN_ACCESS {
-            let key = load.fresh();
-            load.trace.classed(key, block % 2 == 0);
+            let key = generator.fresh();
+            generator.trace.push_with_class(key, block % 2 == 0);
         }
     }
 }
@@ -239,7 +258,7 @@ mod tests {
         let (looped, each) = uses("loop-1.1");
         assert_eq!(looped.unique() as u64, C * 11 / 10);
         assert!(each.iter().all(|n| *n == 50));
-        // The rank of the most popular key is one, its share the inverse of the sum of all ranks'.
+        // The most popular key has rank one. Its share is the inverse of the sum over all ranks.
         let (zipf, each) = uses("zipf-1.0");
         let sum: f64 = (1..=20 * C).map(|rank| 1.0 / rank as f64).sum();
         let share = *each.iter().max().unwrap() as f64 / zipf.accesses().len() as f64;

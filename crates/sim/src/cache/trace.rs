@@ -1,12 +1,12 @@
-//! A trace: which key was asked for, again and again.
+//! A trace: a sequence of accesses to keys.
 //!
-//! Keys are numbered in the order in which they first come, so that a policy can keep what it knows of them in
-//! arrays. Which key had which number is forgotten: no policy may depend on it.
+//! Keys are numbered in the order of their first access, so a policy can keep its state in arrays.
+//! The original keys are forgotten; no policy may depend on them.
 
 use std::collections::HashMap;
 
-/// Accesses that a trace may have: a bound for files that unpack without end.
-pub const MOST_ACCESSES: usize = 1 << 30;
+/// Largest number of accesses of a trace, since a packed file may expand without end.
+pub const MAX_ACCESSES: usize = 1 << 30;
 
 /// A sequence of accesses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,46 +14,46 @@ pub struct Trace {
     name: String,
     accesses: Vec<u32>,
     unique: u32,
-    /// Of each key whether it is metadata; empty if none is.
+    /// Whether each key is metadata; empty if none is.
     metadata: Vec<bool>,
-    /// Lines of the file that are no accesses.
-    left_out: u64,
+    /// Lines of the file that were skipped.
+    skipped: u64,
 }
 
 impl Trace {
-    /// What it is called.
+    /// The trace's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Calls it something else.
+    /// Renames the trace.
     pub fn set_name(&mut self, name: String) {
         self.name = name;
     }
 
-    /// The number of the key of each access; below [`unique`](Self::unique).
+    /// The key number of each access, below [`unique`](Self::unique).
     pub fn accesses(&self) -> &[u32] {
         &self.accesses
     }
 
-    /// How many keys there are.
+    /// The number of different keys.
     pub fn unique(&self) -> usize {
         self.unique as usize
     }
 
-    /// Whether a key is metadata. Traces from files know of none.
+    /// Whether a key is metadata. Traces from files have none.
     #[inline]
     pub fn is_metadata(&self, key: u32) -> bool {
         self.metadata.get(key as usize).copied().unwrap_or(false)
     }
 
-    /// Lines of the file that are no accesses: deletions.
-    pub fn left_out(&self) -> u64 {
-        self.left_out
+    /// Lines of the file that were skipped because they are deletions.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
     }
 }
 
-/// Puts a trace together, access by access.
+/// Builds a trace access by access.
 #[derive(Default)]
 pub struct TraceBuilder {
     accesses: Vec<u32>,
@@ -61,23 +61,23 @@ pub struct TraceBuilder {
     texts: HashMap<u128, u32>,
     unique: u32,
     metadata: Vec<bool>,
-    left_out: u64,
+    skipped: u64,
 }
 
-/// No more accesses, or keys, are taken.
+/// The trace has the maximum number of accesses.
 #[derive(Debug)]
 pub struct TooLong;
 
 impl TraceBuilder {
-    /// A trace without accesses.
+    /// An empty trace.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An access to a key that is a number.
+    /// Adds an access to a numeric key.
     ///
     /// # Errors
-    /// If the trace has as many accesses as it may.
+    /// If the trace has the maximum number of accesses.
     #[inline]
     pub fn number(&mut self, key: u64) -> Result<(), TooLong> {
         let next = self.unique;
@@ -85,18 +85,18 @@ impl TraceBuilder {
         self.push(id)
     }
 
-    /// An access to a key that is a text. It is remembered as 128 bits of a hash.
+    /// Adds an access to a text key, which is identified by a 128-bit hash.
     ///
     /// # Errors
-    /// If the trace has as many accesses as it may.
+    /// If the trace has the maximum number of accesses.
     pub fn text(&mut self, key: &[u8]) -> Result<(), TooLong> {
         let next = self.unique;
         let id = *self.texts.entry(xxhash_rust::xxh3::xxh3_128(key)).or_insert(next);
         self.push(id)
     }
 
-    /// An access to a key that is a number, and of the class metadata if `metadata` says so when it first comes.
-    pub(crate) fn classed(&mut self, key: u64, metadata: bool) {
+    /// Adds an access to a numeric key. The first access to a key decides whether it is metadata.
+    pub(crate) fn push_with_class(&mut self, key: u64, metadata: bool) {
         let before = self.unique;
         self.number(key).expect("synthetic traces are short");
         if self.unique > before {
@@ -104,15 +104,15 @@ impl TraceBuilder {
         }
     }
 
-    /// A line that is no access.
-    pub fn leave_out(&mut self) {
-        self.left_out += 1;
+    /// Counts a skipped line.
+    pub fn skip(&mut self) {
+        self.skipped += 1;
     }
 
     #[inline]
     fn push(&mut self, id: u32) -> Result<(), TooLong> {
-        // Keys are no more than accesses, so that their numbers fit as well.
-        if self.accesses.len() == MOST_ACCESSES {
+        // There are no more keys than accesses, so their numbers fit too.
+        if self.accesses.len() == MAX_ACCESSES {
             return Err(TooLong);
         }
         self.unique += u32::from(id == self.unique);
@@ -120,16 +120,16 @@ impl TraceBuilder {
         Ok(())
     }
 
-    /// Whether there is no access yet.
+    /// Whether there are no accesses yet.
     pub fn is_empty(&self) -> bool {
         self.accesses.is_empty()
     }
 
-    /// The trace.
+    /// Finishes the trace.
     pub fn build(self, name: impl Into<String>) -> Trace {
-        let Self { mut accesses, unique, metadata, left_out, .. } = self;
+        let Self { mut accesses, unique, metadata, skipped, .. } = self;
         accesses.shrink_to_fit();
-        Trace { name: name.into(), accesses, unique, metadata, left_out }
+        Trace { name: name.into(), accesses, unique, metadata, skipped }
     }
 }
 

@@ -1,29 +1,29 @@
-//! Moments at which a crash can be placed, over several devices.
+//! Consistent cuts: moments of a crash over several recorded devices.
 //!
-//! Each device has a recording of its own. A crash is a number of events on each, and these must fit: what a device was asked
-//! because of what another one had done is not there without that. [`CutDevice`] takes such a *cut* whenever a device is
-//! asked for something, before the device is.
+//! A crash is a number of events on each device. These numbers must be consistent: a request that
+//! one device got because another had completed one is not there without it. [`CutDevice`] takes
+//! such a *cut* before each write and flush reaches its device.
 
 use std::sync::{Arc, Mutex};
 
 use forebay_io::record::RecordDevice;
 use forebay_io::{Device, DeviceInfo, DeviceStats, Health, Op, Request, Waiter};
 
-use crate::history::Now;
+use crate::history::ProgressSnapshot;
 use crate::workload::Progress;
 
-/// Positions are read so often, until they hold still.
+/// Attempts to read positions that do not change meanwhile.
 const ATTEMPTS: usize = 100;
 
-/// A moment.
+/// A consistent moment.
 #[derive(Clone, Debug)]
 pub struct Cut {
-    /// Events so far on each device.
+    /// Number of events so far, by device.
     pub positions: Vec<usize>,
     /// Whether a flush was about to begin.
     pub before_flush: bool,
-    /// What was known by then: what was durable, at least, and what had begun, at most.
-    pub now: Now,
+    /// A lower bound of what was durable, and an upper bound of what had begun.
+    pub snapshot: ProgressSnapshot,
 }
 
 /// All cuts of a run.
@@ -35,32 +35,36 @@ pub struct Cuts {
 }
 
 impl Cuts {
-    /// Cuts of these devices.
+    /// No cuts yet of these devices.
     pub fn new(devices: &[Arc<RecordDevice>]) -> Arc<Self> {
         let cuts = Self::default();
         *lock(&cuts.devices) = devices.to_vec();
         Arc::new(cuts)
     }
 
-    /// From now on cuts are taken, and say how far the work is.
+    /// Starts taking cuts, with the progress of this workload.
     pub fn watch(&self, progress: &Arc<Progress>) {
         *lock(&self.progress) = Some(Arc::clone(progress));
     }
 
-    /// No more cuts are taken; these were.
-    pub fn take(&self) -> Vec<Cut> {
+    /// Stops taking cuts and returns them.
+    pub fn stop(&self) -> Vec<Cut> {
         *lock(&self.progress) = None;
         std::mem::take(&mut *lock(&self.cuts))
     }
 
-    /// Takes a cut.
-    pub fn note(&self, before_flush: bool) {
+    /// Takes a cut, if [`watch`](Self::watch) was called.
+    pub fn take_cut(&self, before_flush: bool) {
         let Some(progress) = lock(&self.progress).clone() else { return };
-        let before = progress.now();
+        let before = progress.snapshot();
         let Some(positions) = self.positions() else { return };
-        let after = progress.now();
-        let now = Now { fsyncs_done: before.fsyncs_done, synced_txg: before.synced_txg, ..after };
-        let cut = Cut { positions, before_flush, now };
+        let after = progress.snapshot();
+        let snapshot = ProgressSnapshot {
+            fsyncs_done: before.fsyncs_done,
+            synced_txg: before.synced_txg,
+            ..after
+        };
+        let cut = Cut { positions, before_flush, snapshot };
         lock(&self.cuts).push(cut);
     }
 
@@ -91,7 +95,7 @@ pub struct CutDevice {
 }
 
 impl CutDevice {
-    /// Takes cuts whenever `inner` is asked for something.
+    /// Takes a cut before each request to `inner`, except reads.
     pub fn new(inner: Arc<RecordDevice>, cuts: Arc<Cuts>) -> Self {
         Self { inner, cuts }
     }
@@ -100,7 +104,7 @@ impl CutDevice {
 impl Device for CutDevice {
     fn submit(&self, request: Request) {
         if request.op() != Op::Read {
-            self.cuts.note(request.op() == Op::Flush);
+            self.cuts.take_cut(request.op() == Op::Flush);
         }
         self.inner.submit(request);
     }

@@ -1,4 +1,4 @@
-//! Which image of a crash: the cut, and what survives of what was not flushed.
+//! Crash images: a cut, and what survives of the unflushed writes.
 
 use std::sync::Arc;
 
@@ -7,58 +7,58 @@ use forebay_base::rng::SmallRng;
 use forebay_io::Device;
 use forebay_io::record::{CrashPoint, Image, Recording, Survives, Unflushed};
 
-use super::{Cut, Worked};
-use crate::rig;
+use super::{Cut, RecordedRun};
+use crate::fixture;
 
-/// Buffers to write images with.
+/// Capacity of the buffers for images, in bytes.
 const SCRATCH_BYTES: u64 = 16 << 20;
 
-/// What survives of writes that were not flushed.
+/// What survives of unflushed writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
+pub enum SurvivalMode {
     /// Nothing.
     Least,
     /// Everything.
     Most,
-    /// Each sector or not, or each write up to some byte.
+    /// Each sector or not, or a prefix of each write.
     Sampled,
-    /// Each write wholly or not at all.
+    /// Each write completely or not at all.
     Reordered,
-    /// All, but for one that is torn.
+    /// All but one, which is torn.
     OneTorn,
-    /// All, but for one that is missing.
+    /// All but one, which is missing.
     OneLost,
     /// Nothing, but for one.
     OneKept,
 }
 
-const MANNERS: [Manner; 7] = [
-    Manner::Least,
-    Manner::Most,
-    Manner::Sampled,
-    Manner::Reordered,
-    Manner::OneTorn,
-    Manner::OneLost,
-    Manner::OneKept,
+const SURVIVAL_MODES: [SurvivalMode; 7] = [
+    SurvivalMode::Least,
+    SurvivalMode::Most,
+    SurvivalMode::Sampled,
+    SurvivalMode::Reordered,
+    SurvivalMode::OneTorn,
+    SurvivalMode::OneLost,
+    SurvivalMode::OneKept,
 ];
 
 /// An image of a crash.
 #[derive(Debug)]
-pub struct Picked {
-    /// When.
+pub struct CrashImage {
+    /// The moment of the crash.
     pub cut: Cut,
-    /// How.
-    pub manner: Manner,
+    /// What survives of unflushed writes.
+    pub survival: SurvivalMode,
     seed: u64,
 }
 
-impl Picked {
-    /// One of all images of what was done.
-    pub(crate) fn new(done: &Worked, rng: &mut SmallRng) -> Self {
+impl CrashImage {
+    /// A random image of a run.
+    pub(crate) fn new(done: &RecordedRun, rng: &mut SmallRng) -> Self {
         let cuts = &done.cuts;
         let flushes: Vec<usize> = (0..cuts.len()).filter(|at| cuts[*at].before_flush).collect();
         let one_of = |rng: &mut SmallRng, count: usize| rng.below(count as u64) as usize;
-        // Just before a flush there is most to lose; just behind, one can see what it was for.
+        // Before a flush, most can be lost. After it, its promise can be checked.
         let at = match rng.below(3) {
             0 if !flushes.is_empty() => flushes[one_of(rng, flushes.len())],
             1 if !flushes.is_empty() => {
@@ -66,11 +66,11 @@ impl Picked {
             }
             _ => one_of(rng, cuts.len()),
         };
-        let manner = MANNERS[one_of(rng, MANNERS.len())];
-        Self { cut: cuts[at].clone(), manner, seed: rng.next_u64() }
+        let survival = SURVIVAL_MODES[one_of(rng, SURVIVAL_MODES.len())];
+        Self { cut: cuts[at].clone(), survival, seed: rng.next_u64() }
     }
 
-    /// Devices that hold the image.
+    /// Memory devices that hold the image.
     pub(crate) fn devices(&self, recordings: &[Recording]) -> Vec<Arc<dyn Device>> {
         let mut rng = SmallRng::from_seed(self.seed);
         let config = ArenaConfig { limit_bytes: SCRATCH_BYTES, huge_pages: HugePages::Never };
@@ -79,7 +79,7 @@ impl Picked {
         each.map(|(at, (recording, position))| {
             let image = self.image(&recording.at(*position), &mut rng);
             let device =
-                rig::memory(&format!("image-{at}"), image.size_bytes(), image.sector_bytes());
+                fixture::memory(&format!("image-{at}"), image.size_bytes(), image.sector_bytes());
             image.write_to(&*device, &arena).expect("a device for an image");
             device
         })
@@ -94,23 +94,23 @@ impl Picked {
             at += 1;
             at - 1 == one
         };
-        match self.manner {
-            Manner::Least => point.at_least(),
-            Manner::Most => point.at_most(),
-            Manner::Sampled => point.sampled(rng),
-            Manner::Reordered => point.image(|_| match rng.below(2) {
+        match self.survival {
+            SurvivalMode::Least => point.at_least(),
+            SurvivalMode::Most => point.at_most(),
+            SurvivalMode::Sampled => point.sampled(rng),
+            SurvivalMode::Reordered => point.image(|_| match rng.below(2) {
                 0 => Survives::None,
                 _ => Survives::All,
             }),
-            Manner::OneTorn => point.image(|write| match is_one() {
+            SurvivalMode::OneTorn => point.image(|write| match is_one() {
                 true => torn(write, rng),
                 false => Survives::All,
             }),
-            Manner::OneLost => point.image(|_| match is_one() {
+            SurvivalMode::OneLost => point.image(|_| match is_one() {
                 true => Survives::None,
                 false => Survives::All,
             }),
-            Manner::OneKept => point.image(|_| match is_one() {
+            SurvivalMode::OneKept => point.image(|_| match is_one() {
                 true => Survives::All,
                 false => Survives::None,
             }),

@@ -1,15 +1,16 @@
-//! Crashes at every moment of random work, and what must be true after each.
+//! Crash tests: images of every moment of random work, and their checks.
 //!
-//! A run does work on recorded devices and notes cuts. An image of a crash is a cut, and for each write that was
-//! not flushed by then a decision what of it survived. Of each image it must be true that
+//! A run works on recorded devices and takes cuts. An image is a cut, with a decision for each
+//! unflushed write about what survived. Each image must pass these checks:
 //!
-//! - an import that writes nothing finds exactly the state at the end of one transaction group, of the newest one that was known to
-//!   be durable or a newer one, and a check of it finds nothing wrong;
-//! - an import with a replay of the intent log finds exactly that state with what the first so many fsyncs made durable, all
-//!   that had returned, and a check finds nothing wrong: no leak, no block with two owners;
-//! - work goes on from there, and an export and another import find what was made.
+//! - A read-only import finds exactly the state at the end of one transaction group (txg), which is
+//!   not older than the newest one known to be durable. A check finds nothing wrong.
+//! - An import with a replay of the intent log finds that state with the effects of a prefix of the
+//!   fsyncs, which includes all that had returned. A check finds no leak and no block with two
+//!   owners.
+//! - Work continues from there. An export and another import find its result.
 //!
-//! One thing less is promised: of an fsync that had not returned, a part may be there (`verify.rs`).
+//! An fsync that had not returned may survive in part (`history/allowed.rs`).
 
 mod cuts;
 mod image;
@@ -24,45 +25,45 @@ use forebay_pool::format::Compression;
 use forebay_pool::{BlockCache, DatasetSettings};
 
 pub use cuts::{Cut, CutDevice, Cuts};
-pub use image::{Manner, Picked};
+pub use image::{CrashImage, SurvivalMode};
 
+use crate::fixture;
 use crate::history::History;
 use crate::model::Model;
-use crate::rig;
-use crate::workload::{Load, Workload};
+use crate::workload::{Workload, WorkloadOptions};
 
-/// Bytes that a recording may take.
+/// Largest size of a recording, in bytes.
 const RECORDING_BYTES: u64 = 1 << 30;
-/// Bytes of the caches.
+/// Size of the cache, in bytes.
 const CACHE_BYTES: u64 = 24 << 20;
-/// The same, of runs with a cache device.
+/// Size of the cache with an L2 device, in bytes. It is small, so that L2 gets many blocks.
 const SMALL_CACHE_BYTES: u64 = 6 << 20;
-/// After so many steps all that is durable goes to the cache device.
+/// Steps between two fills of the L2 device.
 const FILL_EVERY: usize = 10;
 
-/// A run of work and its crashes.
+/// A crash test: a run of work and its crashes.
 #[derive(Clone, Copy, Debug)]
-pub struct Run {
-    /// Decides everything.
+pub struct CrashTest {
+    /// Decides everything in the run.
     pub seed: u64,
-    /// Devices of the pool.
+    /// Number of devices of the pool.
     pub devices: usize,
-    /// Bytes of each.
+    /// Size of each device, in bytes.
     pub device_bytes: u64,
-    /// Bytes of a sector.
+    /// Sector size, in bytes.
     pub sector_bytes: u32,
-    /// Steps of work.
+    /// Number of steps of work.
     pub steps: usize,
-    /// Images.
+    /// Number of images.
     pub images: u64,
-    /// What work.
-    pub load: Load,
-    /// Whether the pool has a cache device, which is kept over the crash. Memory is small then, so that much goes there.
-    pub second: bool,
+    /// The kind of work.
+    pub load: WorkloadOptions,
+    /// Whether the pool has an L2 device, which survives the crash.
+    pub l2: bool,
 }
 
-impl Run {
-    /// A run on so many devices.
+impl CrashTest {
+    /// A test on `devices` devices, with the usual size.
     pub fn new(seed: u64, devices: usize) -> Self {
         Self {
             seed,
@@ -71,48 +72,51 @@ impl Run {
             sector_bytes: 512,
             steps: 150,
             images: 25,
-            load: Load::default(),
-            second: false,
+            load: WorkloadOptions::default(),
+            l2: false,
         }
     }
 
-    /// Does the work, and looks at the images: all, or the one that `FOREBAY_IMAGE` names.
+    /// Does the work and verifies all images, or the one that `FOREBAY_IMAGE` names.
     ///
     /// # Panics
-    /// With seed and image, if something is not as it must be.
+    /// With seed and image, if a check fails.
     pub fn execute(&self) {
         println!("{self:?}");
         let done = self.work();
-        assert!(done.recordings.iter().all(Recording::is_complete), "the recording is too short");
+        assert!(
+            done.recordings.iter().all(Recording::is_complete),
+            "the recording exceeds its bound"
+        );
         println!(
-            "{} changes, {} fsyncs, {} groups, {} cuts",
+            "{} changes, {} fsyncs, {} txgs, {} cuts",
             done.history.changes.len(),
             done.history.fsyncs.len(),
             done.history.changes.last().map_or(0, |done| done.txg),
             done.cuts.len(),
         );
-        let only = rig::number("FOREBAY_IMAGE");
-        let cache = rig::cache(self.cache_bytes());
+        let only = fixture::env_number("FOREBAY_IMAGE");
+        let cache = fixture::cache(self.cache_bytes());
         let mut hits = 0;
         for number in only.map_or(0..self.images, |only| only..only + 1) {
-            let told = Told { seed: self.seed, number: Some(number) };
+            let hint = ReproHint { seed: self.seed, number: Some(number) };
             let mut rng = SmallRng::from_seed(self.seed ^ (number + 1).wrapping_mul(0x9e37_79b9));
-            let picked = Picked::new(&done, &mut rng);
+            let crash_image = CrashImage::new(&done, &mut rng);
             if only.is_some() {
-                println!("{picked:?}");
+                println!("{crash_image:?}");
             }
-            hits += verify::verify(self, &done, &picked, &cache, &mut rng);
-            drop(told);
+            hits += verify::verify(self, &done, &crash_image, &cache, &mut rng);
+            drop(hint);
         }
-        // Or nothing was proven.
-        assert!(hits > 0 || !self.second || only.is_some(), "no cache device answered for a block");
+        // Without a hit, L2 was not tested.
+        assert!(hits > 0 || !self.l2 || only.is_some(), "no L2 device supplied a block");
     }
 
     /// Does the work.
-    fn work(&self) -> Worked {
-        let told = Told { seed: self.seed, number: None };
-        // The last one is the cache device.
-        let count = self.devices + usize::from(self.second);
+    fn work(&self) -> RecordedRun {
+        let hint = ReproHint { seed: self.seed, number: None };
+        // The last device is the L2 device.
+        let count = self.devices + usize::from(self.l2);
         let recorded: Vec<_> = (0..count).map(|at| self.record_device(at)).collect();
         let cuts = Cuts::new(&recorded);
         let devices: Vec<Arc<dyn Device>> = recorded
@@ -121,12 +125,12 @@ impl Run {
                 Arc::new(CutDevice::new(Arc::clone(device), Arc::clone(&cuts)))
             })
             .collect();
-        let cache = rig::cache(self.cache_bytes());
+        let cache = fixture::cache(self.cache_bytes());
         let settings = self.settings();
-        let (devices, caches) = devices.split_at(self.devices);
-        let pool = rig::create(devices, &cache, &settings).expect("a pool");
-        for device in caches {
-            pool.add_l2_device(Arc::clone(device).into(), false).expect("a cache device");
+        let (devices, l2_devices) = devices.split_at(self.devices);
+        let pool = fixture::create(devices, &cache, &settings).expect("a pool");
+        for device in l2_devices {
+            pool.add_l2_device(Arc::clone(device).into(), false).expect("an L2 device");
         }
         let mut work =
             Workload::new(pool, Model::default(), self.load, self.seed).expect("datasets");
@@ -135,31 +139,31 @@ impl Run {
             if let Err(error) = work.step() {
                 panic!("the work: {error:?}");
             }
-            if self.second && step % FILL_EVERY == 0 {
+            if self.l2 && step % FILL_EVERY == 0 {
                 work.pool().fill_l2_devices();
             }
-            cuts.note(false);
+            cuts.take_cut(false);
         }
-        let cuts = cuts.take();
+        let cuts = cuts.stop();
         let (pool, _, history) = work.end().expect("the last commit");
-        rig::check(&pool).unwrap_or_else(|problems| panic!("after the work: {problems}"));
+        fixture::check(&pool).unwrap_or_else(|problems| panic!("after the work: {problems}"));
         pool.export().expect("the export");
         let recordings = recorded.iter().map(|device| device.recording()).collect();
-        drop(told);
-        Worked { cuts, history, recordings }
+        drop(hint);
+        RecordedRun { cuts, history, recordings }
     }
 
     fn cache_bytes(&self) -> u64 {
-        if self.second { SMALL_CACHE_BYTES } else { CACHE_BYTES }
+        if self.l2 { SMALL_CACHE_BYTES } else { CACHE_BYTES }
     }
 
     fn record_device(&self, at: usize) -> Arc<RecordDevice> {
-        let memory = rig::memory(&format!("memory-{at}"), self.device_bytes, self.sector_bytes);
+        let memory = fixture::memory(&format!("memory-{at}"), self.device_bytes, self.sector_bytes);
         let options = RecordOptions { max_bytes: RECORDING_BYTES, base: None };
         Arc::new(RecordDevice::new(memory, options))
     }
 
-    /// Settings of the datasets: those of a run differ from those of the next.
+    /// Dataset settings, which vary with the seed.
     fn settings(&self) -> DatasetSettings {
         let compression = [Compression::Off, Compression::Lz4, Compression::Zstd];
         DatasetSettings {
@@ -171,20 +175,20 @@ impl Run {
     }
 }
 
-/// What was done in a run.
-pub(crate) struct Worked {
+/// The result of a run's work.
+pub(crate) struct RecordedRun {
     pub(crate) cuts: Vec<Cut>,
     pub(crate) history: History,
     pub(crate) recordings: Vec<Recording>,
 }
 
-/// Says how to repeat what has panicked.
-struct Told {
+/// Prints how to repeat a test that panics.
+struct ReproHint {
     seed: u64,
     number: Option<u64>,
 }
 
-impl Drop for Told {
+impl Drop for ReproHint {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let image = self.number.map(|number| format!("FOREBAY_IMAGE={number} "));
@@ -193,5 +197,5 @@ impl Drop for Told {
     }
 }
 
-/// A cache for pools of images.
+/// The cache that the pools of all images share.
 pub(crate) type SharedCache = Arc<BlockCache>;

@@ -1,69 +1,70 @@
-//! All changes that were made, in order, and which state a crash may leave.
+//! All changes in order, and the states that a crash may leave.
 //!
-//! What survives a crash is the beginning of the history up to the end of the newest durable transaction group, and, from the
-//! intent log, of what comes after it: all changes of existence, names and directories' attributes up to the newest fsync
-//! that the log has, and the content and attributes of each other object up to its own newest fsync among those. So a state has a name: the group, and how many of the
-//! fsyncs the log has.
+//! After a crash, a pool has the history up to the end of the newest durable transaction group
+//! (txg). The intent log adds two things: all changes of existence, names and directories'
+//! attributes up to its newest fsync, and the content and attributes of each other object up to the
+//! object's own newest fsync. So a state is identified by a txg and the number of fsyncs in the
+//! log.
 
-mod possible;
+mod allowed;
 
 use std::collections::HashMap;
 
 use crate::model::{Change, Key, Model};
 
-/// A change, with its group.
+/// A change, with its txg.
 #[derive(Clone, Debug)]
-pub struct Done {
-    /// The transaction group that it is in.
+pub struct TxgChange {
+    /// The txg that contains it.
     pub txg: u64,
-    /// What was changed.
+    /// The changed object.
     pub key: Key,
-    /// How.
+    /// The change.
     pub change: Change,
 }
 
-/// An fsync.
+/// An fsync of one object.
 #[derive(Clone, Copy, Debug)]
 pub struct Fsync {
-    /// Changes that were made before it.
+    /// Number of changes before it.
     pub changes: usize,
-    /// Of what.
+    /// The synced object.
     pub key: Key,
 }
 
-/// What is known at some moment: what of the work has begun, and what is durable.
+/// Progress at a moment: what may have begun, and what is durable.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Now {
-    /// Changes that may have begun.
+pub struct ProgressSnapshot {
+    /// Number of changes that may have begun.
     pub changes_begun: usize,
-    /// Fsyncs that may have begun.
+    /// Number of fsyncs that may have begun.
     pub fsyncs_begun: usize,
-    /// Fsyncs that have returned.
+    /// Number of fsyncs that have returned.
     pub fsyncs_done: usize,
-    /// This group is durable.
+    /// The newest txg known to be durable.
     pub synced_txg: u64,
 }
 
-/// All that was done.
+/// The history of a pool.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// What it began with, as of `base_txg`.
+    /// The first state, as of `base_txg`.
     pub base: Model,
-    /// The group of that.
+    /// The txg of `base`.
     pub base_txg: u64,
     /// All changes, in order.
-    pub changes: Vec<Done>,
+    pub changes: Vec<TxgChange>,
     /// All fsyncs, in order.
     pub fsyncs: Vec<Fsync>,
 }
 
 impl History {
-    /// Changes of groups up to `txg`. Groups only grow.
+    /// Number of changes of all groups up to `txg`. Their txgs never decrease.
     pub fn end_of(&self, txg: u64) -> usize {
         self.changes.partition_point(|done| done.txg <= txg)
     }
 
-    /// The state with all of the groups up to `txg`, and what the first `fsyncs` fsyncs made durable.
+    /// The state after all groups up to `txg` and the first `fsyncs` fsyncs.
     pub fn state(&self, txg: u64, fsyncs: usize) -> Model {
         let fsyncs = &self.fsyncs[..fsyncs];
         let named = fsyncs.last().map_or(0, |fsync| fsync.changes);
@@ -80,7 +81,7 @@ impl History {
         model
     }
 
-    /// All names that objects ever had.
+    /// Keys of all objects that ever existed. A key may repeat.
     pub fn keys(&self) -> impl Iterator<Item = Key> {
         self.base.entries.keys().copied().chain(self.changes.iter().map(|done| done.key))
     }

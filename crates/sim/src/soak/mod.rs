@@ -1,8 +1,8 @@
-//! Hours of work on six pools that share a cache, in a process that is killed again and again.
+//! A soak test: six pools share a cache in a process that is killed again and again.
 //!
-//! The *child* (`child.rs`) works on all pools at once, under faults, exporting and importing them between rounds, and keeps a
-//! [`journal`](mod@crate::journal) of each. The *parent* starts it, kills it at some moment or lets it end, and then
-//! looks at each pool: what is there must be what the journal says that a crash may leave.
+//! The *child* (`child.rs`) works on all pools at once, under faults, exports and imports them
+//! between rounds, and keeps a [`journal`](mod@crate::journal) of each. The *parent* starts it,
+//! kills it at a random moment or lets it end, and then verifies each pool against its journal.
 
 pub mod child;
 
@@ -18,58 +18,59 @@ use forebay_pool::{BlockCache, DatasetSettings, Pool, Result};
 
 use crate::journal::{self, Journal};
 use crate::model::Model;
-use crate::{compare, rig};
+use crate::{compare, fixture};
 
-/// Pools that work at once.
+/// Pools that the child uses at once.
 pub const POOLS: usize = 6;
-/// Bytes of a device.
+/// Size of a device, in bytes.
 const DEVICE_BYTES: u64 = 64 << 20;
-/// Bytes of each process's cache.
+/// Size of each process's cache, in bytes.
 const CACHE_BYTES: u64 = 48 << 20;
-/// Longest life of a child, in milliseconds.
+/// Longest life of a child that is killed, in milliseconds.
 const LIFE_MS: u64 = 3000;
-/// A child that was not killed ends within this time.
+/// A child that is not killed must end within this time.
 const END: Duration = Duration::from_secs(60);
 
-/// How long, and where.
+/// A soak test.
 #[derive(Clone, Debug)]
 pub struct Soak {
-    /// It begins no new round after this time.
+    /// No round begins after this time.
     pub time: Duration,
     /// An empty folder.
     pub folder: PathBuf,
-    /// Decides what is done; not when the child is killed in what it does.
+    /// Decides the work, but not the moment of a kill.
     pub seed: u64,
 }
 
-/// What came of it.
+/// The result of a soak test.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Summary {
-    /// Children.
+    /// Children started.
     pub rounds: u64,
-    /// Of these, killed.
+    /// Children killed.
     pub kills: u64,
-    /// Changes that were looked for.
+    /// Changes verified.
     pub changes: u64,
-    /// Fsyncs that had returned.
+    /// Fsyncs that returned.
     pub fsyncs: u64,
-    /// Open files of the parent after the first round, and at the end.
+    /// Open files of the parent, after the first round and at the end.
     pub files: (usize, usize),
-    /// Memory of the parent in KiB after the first round, and at the end.
+    /// Resident memory of the parent in KiB, after the first round and at the end.
     pub memory_kib: (u64, u64),
 }
 
 impl Soak {
-    /// Runs it. `child` is the command of the child, which gets the folder and a seed as arguments.
+    /// Runs the test. `child` makes the child's command; the folder and a seed are appended as
+    /// arguments.
     ///
     /// # Errors
-    /// What is wrong, with pool and seed.
+    /// The failure, with pool and seed.
     pub fn run(&self, child: impl Fn() -> Command) -> Result<Summary, String> {
         let begun = Instant::now();
         let mut rng = SmallRng::from_seed(self.seed);
         let mut summary = Summary::default();
         for number in 0..POOLS {
-            Place::new(&self.folder, number).create().map_err(|error| error.to_string())?;
+            PoolFiles::new(&self.folder, number).create().map_err(|error| error.to_string())?;
         }
         while begun.elapsed() < self.time {
             let seed = rng.next_u64();
@@ -77,10 +78,10 @@ impl Soak {
             command.arg(&self.folder).arg(seed.to_string());
             let process = command.spawn().map_err(|error| format!("the child: {error}"))?;
             summary.kills += u64::from(watch(process, &mut rng)?);
-            let cache = rig::cache(CACHE_BYTES);
+            let cache = fixture::cache(CACHE_BYTES);
             for number in 0..POOLS {
-                let place = Place::new(&self.folder, number);
-                place.verify(&cache, &mut summary).map_err(|text| {
+                let pool_files = PoolFiles::new(&self.folder, number);
+                pool_files.verify(&cache, &mut summary).map_err(|text| {
                     format!("pool {number}, round {}, seed {}: {text}", summary.rounds, self.seed)
                 })?;
             }
@@ -97,7 +98,7 @@ impl Soak {
     }
 }
 
-/// Waits for the child's end, or brings it about. Returns whether it was killed.
+/// Waits for the child to end, or kills it. Returns true if it was killed.
 fn watch(mut child: Child, rng: &mut SmallRng) -> Result<bool, String> {
     let failed = |error: std::io::Error| format!("the child: {error}");
     let kills = rng.below(5) > 0;
@@ -131,14 +132,14 @@ fn memory_kib() -> u64 {
     line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
-/// Where a pool and its journal are.
-pub(crate) struct Place {
+/// The files of a pool: its devices and its journal.
+pub(crate) struct PoolFiles {
     number: usize,
     files: Vec<PathBuf>,
     journal: PathBuf,
 }
 
-impl Place {
+impl PoolFiles {
     pub(crate) fn new(folder: &Path, number: usize) -> Self {
         let file = |at| folder.join(format!("pool-{number}-{at}"));
         // Every second pool has two devices.
@@ -150,7 +151,7 @@ impl Place {
         &self.journal
     }
 
-    /// The devices.
+    /// Opens the devices.
     ///
     /// # Panics
     /// If a file cannot be opened.
@@ -166,7 +167,7 @@ impl Place {
     }
 
     fn create(&self) -> Result<(), Box<dyn std::error::Error>> {
-        // With two copies of all, rot in one of them is healed.
+        // Two copies of everything, so rot in one of them is healed.
         let settings = DatasetSettings {
             record_bytes: 4096 << self.number,
             data_copies: 2,
@@ -177,41 +178,43 @@ impl Place {
             },
             ..DatasetSettings::default()
         };
-        let pool = rig::create(&self.devices(), &rig::cache(CACHE_BYTES), &settings)?;
+        let pool = fixture::create(&self.devices(), &fixture::cache(CACHE_BYTES), &settings)?;
         pool.export()?;
         Journal::create(&self.journal, &Model::default())?;
         Ok(())
     }
 
-    /// What the pool holds must be what the journal says. A new journal begins with it.
+    /// Verifies that the journal allows the pool's state, and starts a new journal with it.
     fn verify(&self, cache: &Arc<BlockCache>, summary: &mut Summary) -> Result<(), String> {
-        let told = |what: &str| {
+        let context = |what: &str| {
             let what = what.to_owned();
             move |error: forebay_pool::Error| format!("{what}: {error:?}")
         };
-        let (history, now) = journal::read(&self.journal).map_err(|error| error.to_string())?;
+        let (history, snapshot) =
+            journal::read(&self.journal).map_err(|error| error.to_string())?;
         let devices = self.devices();
-        let mut options = rig::import_options(cache);
+        let mut options = fixture::import_options(cache);
         options.read_only = true;
-        let pool = rig::import(&devices, &options).map_err(told("an import without replay"))?;
+        let pool =
+            fixture::import(&devices, &options).map_err(context("importing without replay"))?;
         let txg = pool.stats().synced_txg;
-        if txg < now.synced_txg {
-            return Err(format!("group {txg}, when {} was durable", now.synced_txg));
+        if txg < snapshot.synced_txg {
+            return Err(format!("found txg {txg}, but {} was durable", snapshot.synced_txg));
         }
-        pool.export().map_err(told("an export"))?;
+        pool.export().map_err(context("an export"))?;
         options.read_only = false;
-        let pool = rig::import(&devices, &options).map_err(told("an import"))?;
-        rig::check(&pool)?;
-        let found = read(&pool, history.keys()).map_err(told("reading"))?;
-        history.explains(txg, &now, &found)?;
-        pool.export().map_err(told("an export"))?;
+        let pool = fixture::import(&devices, &options).map_err(context("importing"))?;
+        fixture::check(&pool)?;
+        let found = read(&pool, history.keys()).map_err(context("reading"))?;
+        history.check_allowed(txg, &snapshot, &found)?;
+        pool.export().map_err(context("an export"))?;
         summary.changes += history.changes.len() as u64;
-        summary.fsyncs += now.fsyncs_done as u64;
+        summary.fsyncs += snapshot.fsyncs_done as u64;
         Journal::create(&self.journal, &found).map_err(|error| error.to_string())?;
         Ok(())
     }
 }
 
 pub(crate) fn read(pool: &Pool, keys: impl Iterator<Item = crate::model::Key>) -> Result<Model> {
-    compare::read_all(&rig::datasets(pool)?, keys)
+    compare::read_all(&fixture::datasets(pool)?, keys)
 }

@@ -1,12 +1,12 @@
-//! Changes of names.
+//! Random changes of directories.
 
 use forebay_pool::{Directory, ErrorKind, Result, Transaction};
 
 use super::Workload;
 use crate::model::{Change, Key};
 
-/// Changes of a burst that share a transaction.
-const BURST_LOT: u64 = 150;
+/// Changes of a burst per transaction.
+const BURST_BATCH: u64 = 150;
 
 impl Workload {
     /// A few changes of a directory, in one transaction.
@@ -41,9 +41,9 @@ impl Workload {
                 names.into_iter().filter(|_| self.rng.below(10) >= keep).collect()
             }
         };
-        for lot in changes.chunks(BURST_LOT as usize) {
+        for batch in changes.chunks(BURST_BATCH as usize) {
             self.transact(|this, tx| {
-                for name in lot {
+                for name in batch {
                     match grows {
                         true => this.set(tx, (key, &directory), name)?,
                         false => this.remove(tx, (key, &directory), name)?,
@@ -71,10 +71,10 @@ impl Workload {
     fn insert(&mut self, tx: &Transaction<'_>, of: (Key, &Directory), name: &[u8]) -> Result<()> {
         let (key, directory) = of;
         let value = self.value();
-        self.begins();
+        self.announce_change();
         let known = self.model.names(key).is_some_and(|names| names.contains_key(name));
         match (directory.insert(tx, name, &value), known) {
-            (Ok(()), false) => self.note(tx.txg(), key, Change::Set(name.to_vec(), value)),
+            (Ok(()), false) => self.record_change(tx.txg(), key, Change::Set(name.to_vec(), value)),
             (Err(error), true) if error.kind() == ErrorKind::Exists => {}
             (Err(error), _) => return Err(error),
             (Ok(()), true) => panic!("{key:?} took {name:?} twice"),
@@ -85,22 +85,22 @@ impl Workload {
     fn set(&mut self, tx: &Transaction<'_>, of: (Key, &Directory), name: &[u8]) -> Result<()> {
         let (key, directory) = of;
         let value = self.value();
-        self.begins();
+        self.announce_change();
         let old = directory.update(tx, name, &value)?;
         let wanted = self.model.names(key).and_then(|names| names.get(name));
         assert_eq!(old.as_deref(), wanted.map(Vec::as_slice), "{key:?}, {name:?}");
-        self.note(tx.txg(), key, Change::Set(name.to_vec(), value));
+        self.record_change(tx.txg(), key, Change::Set(name.to_vec(), value));
         Ok(())
     }
 
     fn remove(&mut self, tx: &Transaction<'_>, of: (Key, &Directory), name: &[u8]) -> Result<()> {
         let (key, directory) = of;
-        self.begins();
+        self.announce_change();
         let wanted = self.model.names(key).and_then(|names| names.get(name)).cloned();
         match (directory.remove(tx, name), wanted) {
             (Ok(old), Some(wanted)) => {
                 assert_eq!(*old, *wanted, "{key:?}, {name:?}");
-                self.note(tx.txg(), key, Change::Remove(name.to_vec()));
+                self.record_change(tx.txg(), key, Change::Remove(name.to_vec()));
             }
             (Err(error), None) if error.kind() == ErrorKind::NotFound => {}
             (Err(error), _) => return Err(error),

@@ -1,7 +1,8 @@
-//! Random work, done on a pool and on its twin at once. A seed decides all of it.
+//! Random work on a pool and on its reference model, decided by a seed.
 //!
-//! What is read is compared at once. Every change is noted in the [`History`]. [`Progress`] says at any moment, to any thread,
-//! what has begun and what is durable: whoever makes an image of the devices takes a copy of it.
+//! Reads are compared at once. Every change is added to the [`History`]. [`Progress`] tells other
+//! threads at any moment what has begun and what is durable, so an image of the devices can be
+//! taken together with a snapshot of it.
 
 mod directories;
 mod objects;
@@ -14,29 +15,29 @@ use forebay_base::rng::SmallRng;
 use forebay_pool::{Dataset, Pool, Result, Transaction};
 
 use crate::compare;
-use crate::history::{Done, Fsync, History, Now};
-use crate::journal::{Journal, Note};
+use crate::fixture;
+use crate::history::{Fsync, History, ProgressSnapshot, TxgChange};
+use crate::journal::{Journal, JournalRecord};
 use crate::model::{Change, Key, Model};
-use crate::rig;
 
-/// How far a workload is. What is done is stored after it ended, what begins before it begins.
+/// The progress of a workload. Completions are stored after the fact, beginnings before it.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Changes that may have begun.
+    /// Number of changes that may have begun.
     pub changes_begun: AtomicUsize,
-    /// Fsyncs that may have begun.
+    /// Number of fsyncs that may have begun.
     pub fsyncs_begun: AtomicUsize,
-    /// Fsyncs that have returned.
+    /// Number of fsyncs that have returned.
     pub fsyncs_done: AtomicUsize,
-    /// This group is durable.
+    /// The newest txg known to be durable.
     pub synced_txg: AtomicU64,
 }
 
 impl Progress {
-    /// All of it.
-    pub fn now(&self) -> Now {
-        Now {
-            // What is done first: it has begun.
+    /// A copy of all counters.
+    pub fn snapshot(&self) -> ProgressSnapshot {
+        ProgressSnapshot {
+            // Completions first: whatever is complete has begun.
             fsyncs_done: self.fsyncs_done.load(Ordering::SeqCst),
             synced_txg: self.synced_txg.load(Ordering::SeqCst),
             fsyncs_begun: self.fsyncs_begun.load(Ordering::SeqCst),
@@ -45,35 +46,36 @@ impl Progress {
     }
 }
 
-/// What kind of work, and how much of it.
+/// The kind and the amount of work.
 #[derive(Clone, Copy, Debug)]
-pub struct Load {
-    /// Bytes of content that all objects together may have.
+pub struct WorkloadOptions {
+    /// Largest content of all objects together, in bytes.
     pub bytes_max: u64,
-    /// Objects, directories included.
+    /// Largest number of objects and directories.
     pub objects_max: usize,
-    /// Names that a burst may add to a directory.
+    /// Largest number of names that a burst adds to a directory.
     pub burst_max: u64,
-    /// Whether groups are committed beside the work, on another thread. What happens then does not depend on the seed alone.
-    pub beside: bool,
+    /// Whether another thread commits groups during the work. The result then does not depend on
+    /// the seed alone.
+    pub background_sync: bool,
 }
 
-impl Default for Load {
+impl Default for WorkloadOptions {
     fn default() -> Self {
-        Self { bytes_max: 6 << 20, objects_max: 40, burst_max: 600, beside: false }
+        Self { bytes_max: 6 << 20, objects_max: 40, burst_max: 600, background_sync: false }
     }
 }
 
-/// A pool, its twin, and what was done to them.
+/// A pool, its model, and their history.
 pub struct Workload {
     pool: Arc<Pool>,
     datasets: Vec<Dataset>,
     model: Model,
     history: History,
     rng: SmallRng,
-    load: Load,
+    load: WorkloadOptions,
     progress: Arc<Progress>,
-    beside: Option<JoinHandle<Result<()>>>,
+    background_sync: Option<JoinHandle<Result<()>>>,
     journal: Option<Journal>,
 }
 
@@ -81,9 +83,9 @@ impl Workload {
     /// Work on a pool that holds `model`, all of it durable.
     ///
     /// # Errors
-    /// What opening the datasets brings.
-    pub fn new(pool: Pool, model: Model, load: Load, seed: u64) -> Result<Self> {
-        let datasets = rig::datasets(&pool)?;
+    /// The errors of opening the datasets.
+    pub fn new(pool: Pool, model: Model, load: WorkloadOptions, seed: u64) -> Result<Self> {
+        let datasets = fixture::datasets(&pool)?;
         let base_txg = pool.stats().synced_txg;
         let history = History { base: model.clone(), base_txg, ..History::default() };
         let progress = Arc::new(Progress::default());
@@ -98,23 +100,23 @@ impl Workload {
             rng,
             load,
             progress,
-            beside: None,
+            background_sync: None,
             journal: None,
         })
     }
 
-    /// From now on all that is done is noted there.
+    /// From now on, writes all changes to a journal.
     pub fn write_journal(&mut self, journal: Journal) {
         self.journal = Some(journal);
     }
 
-    fn journal(&self, note: &Note<'_>) {
+    fn journal(&self, note: &JournalRecord<'_>) {
         if let Some(journal) = &self.journal {
-            journal.note(note).expect("a journal can be written");
+            journal.write(note).expect("a journal can be written");
         }
     }
 
-    /// How far it is.
+    /// The progress.
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
     }
@@ -124,38 +126,38 @@ impl Workload {
         &self.pool
     }
 
-    /// What should be in the pool.
+    /// The expected content of the pool.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// Ends: the pool, what should be in it, and what was done.
+    /// Ends the work. Returns the pool, its expected content, and the history.
     ///
     /// # Errors
-    /// What a commit beside the work brought.
+    /// The error of a background commit.
     ///
     /// # Panics
-    /// If that panicked.
+    /// If a background commit panicked.
     pub fn end(mut self) -> Result<(Pool, Model, History)> {
         self.join()?;
         let Self { pool, datasets, model, history, .. } = self;
         drop(datasets);
-        let pool = Arc::into_inner(pool).expect("nobody else has the pool");
+        let pool = Arc::into_inner(pool).expect("no other reference to the pool");
         Ok((pool, model, history))
     }
 
-    /// Does so many steps.
+    /// Does `steps` steps.
     ///
     /// # Errors
-    /// What a step brings.
+    /// The error of the first step that fails.
     pub fn run(&mut self, steps: usize) -> Result<()> {
         (0..steps).try_for_each(|_| self.step())
     }
 
-    /// One step: a transaction with changes, a read that is compared, an fsync, a commit.
+    /// One step: a transaction with changes, a compared read, an fsync, or a commit.
     ///
     /// # Errors
-    /// What the pool says; what was changed before is in the history.
+    /// The pool's error. Changes before it are in the history.
     pub fn step(&mut self) -> Result<()> {
         if self.is_full() {
             return self.destroy();
@@ -170,7 +172,7 @@ impl Workload {
             68..76 => self.compare(),
             76..92 => self.fsync(),
             92..96 => self.sync(),
-            _ => self.sync_beside(),
+            _ => self.sync_in_background(),
         }
     }
 
@@ -183,7 +185,7 @@ impl Workload {
         self.model.bytes(key).map_or(0, Vec::len)
     }
 
-    /// One of the objects, or of the directories.
+    /// A random object, or a random directory.
     fn pick(&mut self, directory: bool) -> Option<Key> {
         let keys = self.model.keys(directory);
         self.one_of(&keys)
@@ -193,19 +195,19 @@ impl Workload {
         (!all.is_empty()).then(|| all[self.rng.below(all.len() as u64) as usize])
     }
 
-    /// Says that a change is about to be made.
-    fn begins(&self) {
+    /// Announces that a change may begin.
+    fn announce_change(&self) {
         self.progress.changes_begun.store(self.history.changes.len() + 1, Ordering::SeqCst);
     }
 
-    /// Notes a change that was made.
-    fn note(&mut self, txg: u64, key: Key, change: Change) {
-        self.journal(&Note::Change(txg, key, &change));
+    /// Records a change.
+    fn record_change(&mut self, txg: u64, key: Key, change: Change) {
+        self.journal(&JournalRecord::Change(txg, key, &change));
         self.model.apply(key, &change);
-        self.history.changes.push(Done { txg, key, change });
+        self.history.changes.push(TxgChange { txg, key, change });
     }
 
-    /// A transaction for `work`, which does not change the pool otherwise.
+    /// Runs `work` in a transaction.
     fn transact(
         &mut self,
         work: impl FnOnce(&mut Self, &Transaction<'_>) -> Result<()>,
@@ -221,7 +223,7 @@ impl Workload {
             for _ in 0..count {
                 let (at, directory) = (this.rng.below(2) as usize, this.rng.below(4) == 0);
                 let attributes = this.attributes();
-                this.begins();
+                this.announce_change();
                 let dataset = &this.datasets[at];
                 let number = match (directory, this.rng.below(3)) {
                     (true, _) => dataset.create_directory(tx, &attributes)?,
@@ -231,7 +233,11 @@ impl Workload {
                         dataset.create_object_with(tx, record_bytes, &attributes)?
                     }
                 };
-                this.note(tx.txg(), (at, number), Change::Create { directory, attributes });
+                this.record_change(
+                    tx.txg(),
+                    (at, number),
+                    Change::Create { directory, attributes },
+                );
             }
             Ok(())
         })
@@ -242,9 +248,9 @@ impl Workload {
         let Some(key) = self.one_of(&keys) else { return Ok(()) };
         let pool = Arc::clone(&self.pool);
         let tx = pool.begin_freeing()?;
-        self.begins();
+        self.announce_change();
         self.datasets[key.0].destroy(&tx, key.1)?;
-        self.note(tx.txg(), key, Change::Destroy);
+        self.record_change(tx.txg(), key, Change::Destroy);
         Ok(())
     }
 
@@ -253,10 +259,10 @@ impl Workload {
         let Some(key) = self.one_of(&keys) else { return Ok(()) };
         self.transact(|this, tx| {
             let attributes = this.attributes();
-            this.begins();
+            this.announce_change();
             this.datasets[key.0].set_attributes(tx, key.1, &attributes)?;
             let directory = this.model.names(key).is_some();
-            this.note(tx.txg(), key, Change::Attributes { directory, attributes });
+            this.record_change(tx.txg(), key, Change::Attributes { directory, attributes });
             Ok(())
         })
     }
@@ -267,7 +273,7 @@ impl Workload {
         attributes
     }
 
-    /// Reads something and compares it.
+    /// Reads a random object and compares it.
     fn compare(&mut self) -> Result<()> {
         let keys: Vec<Key> = self.model.entries.keys().copied().collect();
         let Some(key) = self.one_of(&keys) else { return Ok(()) };
@@ -275,15 +281,15 @@ impl Workload {
         let wanted = self.model.entries.get(&key).cloned();
         let wanted = Model { entries: wanted.into_iter().map(|entry| (key, entry)).collect() };
         if let Some(difference) = compare::difference(&found, &wanted) {
-            panic!("the pool says something else than was written: {difference}");
+            panic!("the pool differs from the model: {difference}");
         }
         Ok(())
     }
 
-    /// Makes something durable by the intent log.
+    /// Fsyncs a random object.
     fn fsync(&mut self) -> Result<()> {
         let keys: Vec<Key> = self.model.entries.keys().copied().collect();
-        // What was changed last is what one syncs.
+        // Applications usually sync the object that they changed last.
         let last = self.history.changes.last().map(|done| done.key);
         let last = last.filter(|key| self.model.entries.contains_key(key));
         let key = match self.rng.below(2) {
@@ -295,38 +301,38 @@ impl Workload {
         self.history.fsyncs.push(Fsync { changes, key });
         let count = self.history.fsyncs.len();
         self.progress.fsyncs_begun.store(count, Ordering::SeqCst);
-        self.journal(&Note::FsyncBegins(key));
+        self.journal(&JournalRecord::FsyncBegins(key));
         self.datasets[key.0].fsync(key.1)?;
-        self.journal(&Note::FsyncDone);
+        self.journal(&JournalRecord::FsyncDone);
         self.progress.fsyncs_done.store(count, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Commits a group.
+    /// Commits the open txg.
     ///
     /// # Errors
-    /// The commit's.
+    /// The error of the commit.
     pub fn sync(&mut self) -> Result<()> {
         let txg = self.history.changes.last().map_or(0, |done| done.txg);
         self.pool.sync()?;
-        self.journal(&Note::Synced(txg));
+        self.journal(&JournalRecord::Synced(txg));
         self.progress.synced_txg.fetch_max(txg, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Has a group committed while the work goes on.
-    fn sync_beside(&mut self) -> Result<()> {
-        if !self.load.beside {
+    /// Commits the open txg on another thread.
+    fn sync_in_background(&mut self) -> Result<()> {
+        if !self.load.background_sync {
             return self.sync();
         }
         self.join()?;
         let (pool, progress) = (Arc::clone(&self.pool), Arc::clone(&self.progress));
         let journal = self.journal.clone();
         let txg = self.history.changes.last().map_or(0, |done| done.txg);
-        self.beside = Some(std::thread::spawn(move || {
+        self.background_sync = Some(std::thread::spawn(move || {
             pool.sync()?;
             if let Some(journal) = journal {
-                journal.note(&Note::Synced(txg)).expect("a journal can be written");
+                journal.write(&JournalRecord::Synced(txg)).expect("a journal can be written");
             }
             progress.synced_txg.fetch_max(txg, Ordering::SeqCst);
             Ok(())
@@ -335,7 +341,7 @@ impl Workload {
     }
 
     fn join(&mut self) -> Result<()> {
-        match self.beside.take() {
+        match self.background_sync.take() {
             Some(thread) => thread.join().expect("a commit does not panic"),
             None => Ok(()),
         }

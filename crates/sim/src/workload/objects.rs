@@ -1,4 +1,4 @@
-//! Changes of bytes.
+//! Random changes of objects' content.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use forebay_pool::{Result, Transaction};
 use super::Workload;
 use crate::model::{Change, Key};
 
-/// Objects end before this.
+/// Largest size of an object, in bytes.
 const SIZE_MAX: u64 = 1 << 20;
 
 impl Workload {
@@ -45,9 +45,9 @@ impl Workload {
         }
         let offset = offset.min(SIZE_MAX - len);
         let bytes = Arc::new(self.bytes(len as usize));
-        self.begins();
+        self.announce_change();
         self.datasets[key.0].object(key.1)?.write(tx, offset, &bytes)?;
-        self.note(tx.txg(), key, Change::Write { offset, bytes });
+        self.record_change(tx.txg(), key, Change::Write { offset, bytes });
         Ok(())
     }
 
@@ -59,9 +59,9 @@ impl Workload {
             _ => self.rng.below(size + 1),
         };
         let size = size.min(SIZE_MAX);
-        self.begins();
+        self.announce_change();
         self.datasets[key.0].object(key.1)?.truncate(tx, size)?;
-        self.note(tx.txg(), key, Change::Truncate(size));
+        self.record_change(tx.txg(), key, Change::Truncate(size));
         Ok(())
     }
 
@@ -73,13 +73,13 @@ impl Workload {
             1 => self.rng.below(100_000),
             _ => self.rng.below(500),
         };
-        self.begins();
+        self.announce_change();
         self.datasets[key.0].object(key.1)?.punch(tx, offset, len)?;
-        self.note(tx.txg(), key, Change::Punch { offset, len });
+        self.record_change(tx.txg(), key, Change::Punch { offset, len });
         Ok(())
     }
 
-    /// Bytes that cannot be compressed, that can, or zeros.
+    /// Incompressible bytes, compressible bytes, or zeros.
     fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         match self.rng.below(5) {

@@ -1,4 +1,4 @@
-//! Devices that rot, fail, or go away.
+//! Devices that rot, fail, or vanish.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use forebay_io::{Device, Op};
 use forebay_pool::format::label::LABEL_BYTES;
 use forebay_pool::{BlockCache, DatasetSettings, ErrorKind, Pool};
 use forebay_sim::compare;
-use forebay_sim::medium::Medium;
+use forebay_sim::fixture::{self, MIB};
 use forebay_sim::model::Model;
-use forebay_sim::rig::{self, MIB};
-use forebay_sim::workload::{Load, Workload};
+use forebay_sim::raw_device::RawDevice;
+use forebay_sim::workload::{Workload, WorkloadOptions};
 
 const DEVICE_BYTES: u64 = 32 * MIB;
 const EIO: i32 = 5;
 const RECORD: usize = 8192;
 
-/// A memory device, and one over it that can be made to fail.
+/// A memory device, and a fault injector on top of it.
 fn faulty(name: &str) -> (Arc<dyn Device>, Arc<FaultDevice>) {
-    let memory = rig::memory(name, DEVICE_BYTES, 512);
+    let memory = fixture::memory(name, DEVICE_BYTES, 512);
     let faulty = Arc::new(FaultDevice::new(Arc::clone(&memory), 1));
     (memory, faulty)
 }
@@ -30,7 +30,7 @@ fn settings() -> DatasetSettings {
 }
 
 fn import(devices: &[Arc<dyn Device>], cache: &Arc<BlockCache>) -> Pool {
-    rig::import(devices, &rig::import_options(cache)).expect("an import")
+    fixture::import(devices, &fixture::import_options(cache)).expect("an import")
 }
 
 fn counter(pool: &Pool, name: &str) -> u64 {
@@ -38,9 +38,9 @@ fn counter(pool: &Pool, name: &str) -> u64 {
     counters.iter().filter(|(found, _, _)| *found == name).map(|(_, _, value)| value).sum()
 }
 
-/// What is in the pool is what should be.
+/// Asserts that the pool has the expected content.
 fn assert_holds(pool: &Pool, wanted: &Model) {
-    let datasets = rig::datasets(pool).expect("datasets");
+    let datasets = fixture::datasets(pool).expect("datasets");
     let found = compare::read_all(&datasets, wanted.entries.keys().copied()).expect("all is read");
     if let Some(difference) = compare::difference(&found, wanted) {
         panic!("{difference}");
@@ -48,14 +48,15 @@ fn assert_holds(pool: &Pool, wanted: &Model) {
 }
 
 fn assert_clean(pool: &Pool) {
-    rig::check(pool).unwrap_or_else(|problems| panic!("{problems}"));
+    fixture::check(pool).unwrap_or_else(|problems| panic!("{problems}"));
 }
 
-/// A pool with some work done; exported.
+/// Makes a pool, works on it and exports it. Returns its content.
 fn worked(devices: &[Arc<dyn Device>], settings: &DatasetSettings, seed: u64) -> Model {
-    let cache = rig::cache(24 * MIB);
-    let pool = rig::create(devices, &cache, settings).expect("a pool");
-    let mut work = Workload::new(pool, Model::default(), Load::default(), seed).expect("datasets");
+    let cache = fixture::cache(24 * MIB);
+    let pool = fixture::create(devices, &cache, settings).expect("a pool");
+    let mut work =
+        Workload::new(pool, Model::default(), WorkloadOptions::default(), seed).expect("datasets");
     work.run(150).expect("work");
     let (pool, model, _) = work.end().expect("a commit");
     pool.export().expect("an export");
@@ -65,13 +66,14 @@ fn worked(devices: &[Arc<dyn Device>], settings: &DatasetSettings, seed: u64) ->
 #[test]
 fn what_has_two_copies_survives_the_rot_of_one_device() {
     let settings = DatasetSettings { data_copies: 2, ..settings() };
-    let devices = [rig::memory("a", DEVICE_BYTES, 512), rig::memory("b", DEVICE_BYTES, 512)];
+    let devices =
+        [fixture::memory("a", DEVICE_BYTES, 512), fixture::memory("b", DEVICE_BYTES, 512)];
     let model = worked(&devices, &settings, 5);
     let blocks = LABEL_BYTES..DEVICE_BYTES - LABEL_BYTES;
     for rotten in [0, 1, 0] {
         let mut rng = SmallRng::from_seed(9);
-        Medium::new(&devices[rotten]).scramble(blocks.clone(), &mut rng);
-        let cache = rig::cache(24 * MIB);
+        RawDevice::new(&devices[rotten]).scramble(blocks.clone(), &mut rng);
+        let cache = fixture::cache(24 * MIB);
         let pool = import(&devices, &cache);
         assert_holds(&pool, &model);
         assert!(counter(&pool, "healed") > 0, "reading heals");
@@ -87,9 +89,9 @@ fn what_has_two_copies_survives_the_rot_of_one_device() {
 
 #[test]
 fn rot_of_the_only_copy_is_an_error_that_names_object_and_block() {
-    let device = rig::memory("a", DEVICE_BYTES, 512);
-    let cache = rig::cache(24 * MIB);
-    let pool = rig::create(&[Arc::clone(&device)], &cache, &settings()).expect("a pool");
+    let device = fixture::memory("a", DEVICE_BYTES, 512);
+    let cache = fixture::cache(24 * MIB);
+    let pool = fixture::create(&[Arc::clone(&device)], &cache, &settings()).expect("a pool");
     let data = pool.dataset("one").expect("a dataset");
     let mut content = vec![0; 5 * RECORD];
     SmallRng::from_seed(3).fill(&mut content);
@@ -99,12 +101,12 @@ fn rot_of_the_only_copy_is_an_error_that_names_object_and_block() {
     drop((tx, data));
     pool.export().expect("an export");
 
-    let medium = Medium::new(&device);
+    let raw_device = RawDevice::new(&device);
     let block = &content[2 * RECORD..3 * RECORD];
-    let places = medium.find(block);
+    let places = raw_device.find(block);
     assert_eq!(places.len(), 1, "one copy, as it is");
-    medium.flip(places[0] + 1000, 3);
-    let pool = import(std::slice::from_ref(&device), &rig::cache(24 * MIB));
+    raw_device.flip(places[0] + 1000, 3);
+    let pool = import(std::slice::from_ref(&device), &fixture::cache(24 * MIB));
     let data = pool.dataset("one").expect("a dataset");
     let object = data.object(number).expect("it");
     let mut read = vec![0; RECORD];
@@ -126,7 +128,7 @@ fn rot_of_the_only_copy_is_an_error_that_names_object_and_block() {
     assert!(report.leaked.is_empty() && report.double.is_empty(), "{report}");
     let report = pool.scrub(&mut |_| ControlFlow::Continue(())).expect("a scrub");
     assert_eq!((report.healed, report.lost_count), (0, 1), "{report:?}");
-    // Part of a block needs the rest of it; the whole block does not.
+    // A partial write needs the rest of the block, a full write does not.
     let tx = pool.begin().expect("a transaction");
     let partly = object.write(&tx, 2 * RECORD as u64, b"x").expect_err("its rest is gone");
     assert_eq!(partly.kind(), ErrorKind::Corrupt);
@@ -142,9 +144,9 @@ fn rot_of_the_only_copy_is_an_error_that_names_object_and_block() {
 fn rot_while_reading_is_an_error_or_does_not_matter() {
     let (memory, device) = faulty("a");
     let model = worked(&[Arc::clone(&memory)], &settings(), 6);
-    let pool = import(&[Arc::clone(&device) as Arc<dyn Device>], &rig::cache(24 * MIB));
+    let pool = import(&[Arc::clone(&device) as Arc<dyn Device>], &fixture::cache(24 * MIB));
     let rule = Rule::new(Fault::Rot { bits: 2 }).on(Op::Read).with_probability(0.05);
-    let datasets = rig::datasets(&pool).expect("datasets");
+    let datasets = fixture::datasets(&pool).expect("datasets");
     device.add(rule);
     let (mut good, mut bad) = (0, 0);
     for (key, wanted) in &model.entries {
@@ -170,8 +172,8 @@ fn rot_while_reading_is_an_error_or_does_not_matter() {
 fn read_errors_are_passed_on_and_harm_nothing() {
     let (memory, device) = faulty("a");
     let model = worked(&[Arc::clone(&memory)], &settings(), 7);
-    let pool = import(&[Arc::clone(&device) as Arc<dyn Device>], &rig::cache(24 * MIB));
-    let datasets = rig::datasets(&pool).expect("datasets");
+    let pool = import(&[Arc::clone(&device) as Arc<dyn Device>], &fixture::cache(24 * MIB));
+    let datasets = fixture::datasets(&pool).expect("datasets");
     device.add(Rule::new(Fault::Error(EIO)).on(Op::Read).with_probability(0.3));
     let mut failed = 0;
     for (key, wanted) in &model.entries {
@@ -195,7 +197,7 @@ fn a_failed_write_suspends_the_pool_and_reads_go_on() {
     for op in [Op::Write, Op::Flush] {
         let (memory, device) = faulty("a");
         let model = worked(&[Arc::clone(&memory)], &settings(), 8);
-        let pool = import(&[Arc::clone(&device) as Arc<dyn Device>], &rig::cache(24 * MIB));
+        let pool = import(&[Arc::clone(&device) as Arc<dyn Device>], &fixture::cache(24 * MIB));
         let data = pool.dataset("one").expect("a dataset");
         device.add(Rule::new(Fault::Error(EIO)).on(op));
         let tx = pool.begin().expect("a transaction");
@@ -209,7 +211,7 @@ fn a_failed_write_suspends_the_pool_and_reads_go_on() {
         assert_eq!(pool.begin_freeing().expect_err("too").kind(), ErrorKind::Suspended);
         assert_eq!(data.fsync(number).expect_err("too").kind(), ErrorKind::Suspended);
         assert!(pool.stats().suspended.is_some());
-        // What was there, and what was not written.
+        // Old content and unwritten changes can both be read.
         assert_holds(&pool, &model);
         let mut read = [0; 10];
         assert_eq!(object.read(0, &mut read).expect("a read"), 10);
@@ -217,19 +219,20 @@ fn a_failed_write_suspends_the_pool_and_reads_go_on() {
         drop((object, data));
         pool.export().expect_err("the last group was not written");
 
-        let pool = import(&[memory], &rig::cache(24 * MIB));
+        let pool = import(&[memory], &fixture::cache(24 * MIB));
         assert_holds(&pool, &model);
         assert_clean(&pool);
         pool.export().expect("an export");
     }
 }
 
-/// Work until a write fails, the `n`-th one; then what was durable must be there.
+/// Works until the `n`-th write or flush fails. What was durable must be there afterwards.
 fn fail_nth(n: u64, times: u64, op: Op) {
     let (memory, device) = faulty("a");
     let shared = Arc::clone(&device) as Arc<dyn Device>;
-    let pool = rig::create(&[shared], &rig::cache(24 * MIB), &settings()).expect("a pool");
-    let mut work = Workload::new(pool, Model::default(), Load::default(), n).expect("datasets");
+    let pool = fixture::create(&[shared], &fixture::cache(24 * MIB), &settings()).expect("a pool");
+    let mut work =
+        Workload::new(pool, Model::default(), WorkloadOptions::default(), n).expect("datasets");
     device.add(Rule::new(Fault::Error(EIO)).on(op).after(n).times(times));
     let outcome = work.run(80).and_then(|()| work.sync());
     if let Err(error) = &outcome {
@@ -239,29 +242,29 @@ fn fail_nth(n: u64, times: u64, op: Op) {
         );
     }
     let progress = Arc::clone(work.progress());
-    let (pool, _, history) = work.end().expect("nothing ran beside");
+    let (pool, _, history) = work.end().expect("no background commit failed");
     let exported = pool.export();
     assert!(outcome.is_ok() || exported.is_err(), "{op} {n}: exported after {outcome:?}");
     device.clear();
 
-    let cache = rig::cache(24 * MIB);
+    let cache = fixture::cache(24 * MIB);
     let devices = [memory];
-    let mut options = rig::import_options(&cache);
+    let mut options = fixture::import_options(&cache);
     options.read_only = true;
-    let pool = rig::import(&devices, &options).expect("an import");
+    let pool = fixture::import(&devices, &options).expect("an import");
     let txg = pool.stats().synced_txg;
     pool.export().expect("an export");
     let pool = import(&devices, &cache);
     assert_clean(&pool);
-    let datasets = rig::datasets(&pool).expect("datasets");
+    let datasets = fixture::datasets(&pool).expect("datasets");
     let found = compare::read_all(&datasets, history.keys()).expect("all is read");
-    let explained = history.explains(txg, &progress.now(), &found);
-    explained.unwrap_or_else(|problems| panic!("{op} {n}, group {txg}: {problems}"));
+    let allowed = history.check_allowed(txg, &progress.snapshot(), &found);
+    allowed.unwrap_or_else(|problems| panic!("{op} {n}, txg {txg}: {problems}"));
 }
 
 #[test]
 fn whichever_write_fails_nothing_durable_is_lost() {
-    let step = if rig::full() { 1 } else { 9 };
+    let step = if fixture::full() { 1 } else { 9 };
     for n in (0..180).step_by(step) {
         fail_nth(n, u64::MAX, Op::Write);
         fail_nth(n, 1, Op::Write);
@@ -276,13 +279,14 @@ fn a_device_that_vanishes_takes_nothing_with_it_that_was_durable() {
     let (memories, devices): (Vec<_>, Vec<_>) = ["a", "b"].map(faulty).into_iter().unzip();
     let shared: Vec<Arc<dyn Device>> =
         devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
-    let pool = rig::create(&shared, &rig::cache(24 * MIB), &settings()).expect("a pool");
-    let mut work = Workload::new(pool, Model::default(), Load::default(), 11).expect("datasets");
+    let pool = fixture::create(&shared, &fixture::cache(24 * MIB), &settings()).expect("a pool");
+    let mut work =
+        Workload::new(pool, Model::default(), WorkloadOptions::default(), 11).expect("datasets");
     work.run(60).expect("work");
     work.sync().expect("a commit");
     let model = work.model().clone();
     devices[1].crash(Crash::LoseAll).expect("the crash");
-    let (mut suspended, datasets) = (false, rig::datasets(work.pool()).expect("datasets"));
+    let (mut suspended, datasets) = (false, fixture::datasets(work.pool()).expect("datasets"));
     for _ in 0..60 {
         if let Err(error) = work.step() {
             let expected = [ErrorKind::Suspended, ErrorKind::Device, ErrorKind::Closed];
@@ -292,7 +296,7 @@ fn a_device_that_vanishes_takes_nothing_with_it_that_was_durable() {
     }
     assert!(suspended, "a write to it failed");
     for (key, wanted) in &model.entries {
-        // What is cached, or on the other device, or an error: never something else.
+        // Cached content, content of the other device, or an error, but nothing else.
         if let (Ok(found), Some(now)) =
             (compare::read(&datasets[key.0], key.1), work.model().entries.get(key))
         {
@@ -300,9 +304,9 @@ fn a_device_that_vanishes_takes_nothing_with_it_that_was_durable() {
         }
     }
     drop(datasets);
-    let (pool, ..) = work.end().expect("nothing ran beside");
+    let (pool, ..) = work.end().expect("no background commit failed");
     pool.export().expect_err("it cannot be committed");
-    let pool = import(&memories, &rig::cache(24 * MIB));
+    let pool = import(&memories, &fixture::cache(24 * MIB));
     assert_holds(&pool, &model);
     assert_clean(&pool);
 }

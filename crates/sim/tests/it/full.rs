@@ -1,18 +1,18 @@
-//! Pools that are full: an error that says so, room to delete, and the room comes back.
+//! Full pools: `NoSpace`, space for deletions, and space that is freed again.
 
 use std::sync::Arc;
 
 use forebay_base::rng::SmallRng;
 use forebay_io::Device;
 use forebay_pool::{Dataset, DatasetSettings, ErrorKind, Pool, Result};
-use forebay_sim::rig::{self, MIB};
+use forebay_sim::fixture::{self, MIB};
 
 const ROUNDS: usize = 20;
-/// As many where each takes long, unless the long forms were asked for.
+/// Rounds of a slow test, unless `FOREBAY_FULL` is set.
 const ROUNDS_SHORT: usize = 3;
-/// Nothing is filled with more steps than this.
+/// Largest number of steps to fill a pool.
 const STEPS_MAX: u64 = 200_000;
-/// Bytes that a pool may keep for itself from one round to the next: what is known of space, free dnodes.
+/// Bytes that a pool may keep from one round to the next: space records, free dnodes.
 const KEPT_BYTES: u64 = MIB;
 
 /// A small pool and its first dataset.
@@ -20,17 +20,17 @@ fn small(devices: u64) -> (Vec<Arc<dyn Device>>, Pool) {
     let each = 32 * MIB / devices;
     let names = ["a", "b"];
     let devices: Vec<_> =
-        (0..devices as usize).map(|at| rig::memory(names[at], each, 512)).collect();
+        (0..devices as usize).map(|at| fixture::memory(names[at], each, 512)).collect();
     let settings = DatasetSettings { record_bytes: 16 << 10, ..DatasetSettings::default() };
-    let pool = rig::create(&devices, &rig::cache(24 * MIB), &settings).expect("a pool");
+    let pool = fixture::create(&devices, &fixture::cache(24 * MIB), &settings).expect("a pool");
     (devices, pool)
 }
 
-fn clean(pool: &Pool, what: &str) {
-    rig::check(pool).unwrap_or_else(|problems| panic!("{what}: {problems}"));
+fn assert_clean(pool: &Pool, what: &str) {
+    fixture::check(pool).unwrap_or_else(|problems| panic!("{what}: {problems}"));
 }
 
-/// Repeats `step` until the pool is full.
+/// Repeats `step` until the pool is full. Returns the number of steps.
 fn fill(pool: &Pool, mut step: impl FnMut(u64) -> Result<()>) -> u64 {
     for at in 0..STEPS_MAX {
         match step(at) {
@@ -45,7 +45,7 @@ fn fill(pool: &Pool, mut step: impl FnMut(u64) -> Result<()>) -> u64 {
     panic!("the pool was not full after {STEPS_MAX} steps");
 }
 
-/// Bytes in use once all that was freed can be used again.
+/// Allocated bytes after all freed space has matured.
 fn settled_bytes(pool: &Pool) -> u64 {
     for _ in 0..4 {
         pool.sync().expect("a commit");
@@ -54,7 +54,7 @@ fn settled_bytes(pool: &Pool) -> u64 {
     stats.allocated_bytes + stats.deferred_bytes
 }
 
-/// Fills a pool with `fill_once`, empties it with `empty`, and so on; both return how much they did.
+/// Fills a pool with `fill_once`, empties it with `empty`, and repeats.
 fn rounds(
     (devices, rounds): (u64, usize),
     mut fill_once: impl FnMut(&Pool, &Dataset, usize) -> u64,
@@ -73,10 +73,10 @@ fn rounds(
             filled.allocated_bytes,
             filled.total_bytes
         );
-        clean(&pool, "full");
+        assert_clean(&pool, "full");
         empty(&pool, &data);
         let left = settled_bytes(&pool);
-        clean(&pool, "empty");
+        assert_clean(&pool, "empty");
         assert!(left <= base + KEPT_BYTES, "round {round}: {left} bytes in use, {base} at first");
         let first = *first.get_or_insert(steps);
         assert!(steps * 10 >= first * 8, "round {round}: {steps} steps, {first} at first");
@@ -129,9 +129,9 @@ fn a_pool_full_of_empty_objects_can_be_emptied() {
             })
         },
         |pool, data| {
-            for lot in left.borrow_mut().drain(..).collect::<Vec<_>>().chunks(20) {
+            for batch in left.borrow_mut().drain(..).collect::<Vec<_>>().chunks(20) {
                 let tx = pool.begin_freeing().expect("deleting goes on");
-                for number in lot {
+                for number in batch {
                     data.destroy(&tx, *number).expect("a destroy");
                 }
             }
@@ -142,7 +142,7 @@ fn a_pool_full_of_empty_objects_can_be_emptied() {
 #[test]
 fn a_pool_full_of_names_can_be_emptied() {
     let left = std::cell::RefCell::new((0, Vec::new()));
-    let count = if rig::full() { ROUNDS } else { ROUNDS_SHORT };
+    let count = if fixture::full() { ROUNDS } else { ROUNDS_SHORT };
     rounds(
         (1, count),
         |pool, data, round| {
@@ -166,11 +166,11 @@ fn a_pool_full_of_names_can_be_emptied() {
         |pool, data| {
             let (number, names) = std::mem::take(&mut *left.borrow_mut());
             let directory = data.directory(number).expect("it");
-            // Name by name, or with the directory.
+            // Removes name by name, or the whole directory.
             if names.len() % 2 == 0 {
-                for lot in names.chunks(5) {
+                for batch in names.chunks(5) {
                     let tx = pool.begin_freeing().expect("deleting goes on");
-                    for name in lot {
+                    for name in batch {
                         directory.remove(&tx, name).expect("a remove");
                     }
                 }
@@ -205,7 +205,7 @@ fn overwriting_in_a_full_pool_ends_in_an_error_or_works() {
                 Err(error) => assert_eq!(error.kind(), ErrorKind::NoSpace, "{error:?}"),
             }
         }
-        clean(&pool, "overwritten");
+        assert_clean(&pool, "overwritten");
         for _ in 0..30 {
             let at = rng.below(numbers.len() as u64) as usize;
             let tx = pool.begin_freeing().expect("deleting goes on");
@@ -214,8 +214,9 @@ fn overwriting_in_a_full_pool_ends_in_an_error_or_works() {
     }
     drop(data);
     pool.export().expect("an export");
-    let pool = rig::import(&devices, &rig::import_options(&rig::cache(24 * MIB))).expect("it");
-    clean(&pool, "imported");
+    let pool =
+        fixture::import(&devices, &fixture::import_options(&fixture::cache(24 * MIB))).expect("it");
+    assert_clean(&pool, "imported");
 }
 
 #[test]
@@ -236,7 +237,7 @@ fn many_small_changes_in_a_full_pool_end_in_an_error_or_work() {
         Ok(())
     });
     for round in 0..5 {
-        // One object of each block of dnodes, and then the next one.
+        // One object of each dnode block, then the next one.
         for at in (0..32).flat_map(|first| (first..numbers.len()).step_by(32)) {
             let number = numbers[at];
             let mut attributes = [round; 224];
@@ -249,7 +250,7 @@ fn many_small_changes_in_a_full_pool_end_in_an_error_or_work() {
                 Err(error) => assert_eq!(error.kind(), ErrorKind::NoSpace, "{error:?}"),
             }
         }
-        clean(&pool, "changed");
+        assert_clean(&pool, "changed");
         for _ in 0..50 {
             let at = rng.below(numbers.len() as u64) as usize;
             let tx = pool.begin_freeing().expect("deleting goes on");
@@ -274,13 +275,13 @@ fn holes_punched_all_over_a_full_pool_free_it() {
         object.write(&tx, at * piece.len() as u64, &piece)
     });
     let records = pieces * (piece.len() as u64 / 4096);
-    // Neighbours lie in the same indirect block: far ones first.
+    // Neighbours share an indirect block, so far ones first.
     for first in 0..64 {
         for record in (first..records).step_by(64) {
             let tx = pool.begin_freeing().expect("deleting goes on");
             object.punch(&tx, record * 4096, 4096).expect("a punch");
         }
     }
-    clean(&pool, "punched");
+    assert_clean(&pool, "punched");
     assert!(settled_bytes(&pool) < 4 * MIB);
 }

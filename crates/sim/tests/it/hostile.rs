@@ -1,28 +1,28 @@
-//! Devices that hold anything but a pool as it should be: importing, checking and reading returns errors or works. Never a
-//! panic, a hang, or memory by the gigabyte.
+//! Corrupted devices: import, check and reads succeed or return errors, without panic, hang, or
+//! gigabytes of memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_base::rng::SmallRng;
-use forebay_sim::forge::{Forge, Script};
+use forebay_sim::corrupter::{Corrupter, Script};
+use forebay_sim::fixture::{self, MIB};
 use forebay_sim::hostile::{original, originals, try_everything};
-use forebay_sim::rig::{self, MIB};
 
-/// A case takes longer only if it hangs.
+/// A case that takes longer hangs.
 const LONG: Duration = Duration::from_secs(60);
-/// The process takes less memory than this, in KiB.
+/// Largest memory of the process, in KiB.
 const MEMORY_KIB: u64 = 2 << 20;
 
-/// Memory that the process has had at most.
+/// Peak resident memory of the process, in KiB.
 fn peak_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
-/// Ends the process if a case hangs; cases tell that they begin.
+/// Aborts the process if a case hangs. Each case announces itself.
 struct Watch {
     case: AtomicU64,
 }
@@ -52,21 +52,21 @@ impl Watch {
 fn cases(
     name: &'static str,
     count: u64,
-    originals: &[Forge],
-    how: impl Fn(&mut Forge, &mut SmallRng),
+    originals: &[Corrupter],
+    how: impl Fn(&mut Corrupter, &mut SmallRng),
 ) {
     let watch = Watch::start(name);
-    let cache = rig::cache(24 * MIB);
-    let count = if rig::full() { count * 10 } else { count };
+    let cache = fixture::cache(24 * MIB);
+    let count = if fixture::full() { count * 10 } else { count };
     let seeds = forebay_base::testing::requested_seed().map_or(1..count + 1, |seed| seed..seed + 1);
     let (mut worked, mut refused) = (0, 0);
     for seed in seeds {
         watch.case.store(seed, Ordering::Relaxed);
         let mut rng = SmallRng::from_seed(seed);
-        let mut forge = originals[rng.below(originals.len() as u64) as usize].clone();
-        how(&mut forge, &mut rng);
+        let mut corrupter = originals[rng.below(originals.len() as u64) as usize].clone();
+        how(&mut corrupter, &mut rng);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            try_everything(&forge, &cache, &mut rng)
+            try_everything(&corrupter, &cache, &mut rng)
         }));
         match outcome {
             Ok(Ok(())) => worked += 1,
@@ -83,36 +83,36 @@ fn cases(
 
 #[test]
 fn damaged_images_are_imported_or_refused() {
-    cases("damaged", 600, &originals(), |forge, rng| match rng.below(4) {
-        0 => forge.flip(rng),
-        1 => forge.swap(rng),
-        2 => forge.wipe(rng),
-        _ => forge.truncate(rng),
+    cases("damaged", 600, &originals(), |corrupter, rng| match rng.below(4) {
+        0 => corrupter.flip(rng),
+        1 => corrupter.swap(rng),
+        2 => corrupter.wipe(rng),
+        _ => corrupter.truncate(rng),
     });
 }
 
 #[test]
-fn forged_labels_are_imported_or_refused() {
-    cases("labels", 500, &originals(), Forge::slot);
+fn corrupted_labels_are_imported_or_refused() {
+    cases("labels", 500, &originals(), Corrupter::corrupt_slot);
 }
 
 #[test]
-fn forged_blocks_are_survived() {
-    cases("blocks", 1000, &originals(), Forge::deep);
+fn corrupted_blocks_are_survived() {
+    cases("blocks", 1000, &originals(), Corrupter::corrupt_block);
 }
 
 #[test]
-fn forged_logs_are_survived() {
+fn corrupted_logs_are_survived() {
     let originals = [original(1, false), original(3, false), original(5, false)];
-    cases("logs", 400, &originals, Forge::log);
+    cases("logs", 400, &originals, Corrupter::corrupt_log);
 }
 
-/// What `fuzz/` tries, with scripts that nobody chose.
+/// Runs random scripts as `fuzz/` does.
 #[test]
 fn scripts_are_survived() {
-    cases("scripts", 300, &originals(), |forge, rng| {
+    cases("scripts", 300, &originals(), |corrupter, rng| {
         let mut script = [0; 80];
         rng.fill(&mut script);
-        forge.any(&mut Script::new(&script));
+        corrupter.any(&mut Script::new(&script));
     });
 }

@@ -1,4 +1,4 @@
-//! The soak, for a moment: does it run?
+//! A short soak run.
 
 use std::process::Command;
 use std::time::Duration;

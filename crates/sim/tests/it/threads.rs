@@ -1,4 +1,4 @@
-//! Threads that change the same things: the order in the intent log must be the order in which it happened.
+//! Threads that change the same objects: the intent log must have their changes in order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,16 +9,16 @@ use forebay_io::Device;
 use forebay_io::record::{Image, RecordDevice, RecordOptions};
 use forebay_pool::{Dataset, DatasetSettings, ErrorKind, Pool, Result};
 use forebay_sim::compare;
+use forebay_sim::fixture::{self, MIB};
 use forebay_sim::model::Model;
-use forebay_sim::rig::{self, MIB};
 
 const DEVICE_BYTES: u64 = 48 * MIB;
 const THREADS: u64 = 3;
 
-/// What threads do: with the pool, its dataset, random numbers.
+/// A thread's operation on the pool and its dataset, with a random generator.
 type Work<'a> = &'a (dyn Fn(&Pool, &Dataset, &mut SmallRng) -> Result<()> + Sync);
 
-/// What another thread may have come before with.
+/// Ignores errors that are due to other threads.
 fn tolerate(result: Result<()>) {
     if let Err(error) = result {
         let expected = [ErrorKind::Exists, ErrorKind::NotFound, ErrorKind::Closed];
@@ -26,7 +26,7 @@ fn tolerate(result: Result<()>) {
     }
 }
 
-/// A pool whose image is what certainly survives a crash now.
+/// A pool on a recorded device. Its image is what certainly survives a crash.
 struct Recorded {
     device: Arc<RecordDevice>,
     pool: Pool,
@@ -34,12 +34,13 @@ struct Recorded {
 
 impl Recorded {
     fn new() -> Self {
-        let memory = rig::memory("a", DEVICE_BYTES, 512);
+        let memory = fixture::memory("a", DEVICE_BYTES, 512);
         let options = RecordOptions { max_bytes: 1 << 30, base: None };
         let device = Arc::new(RecordDevice::new(memory, options));
         let shared = Arc::clone(&device) as Arc<dyn Device>;
         let settings = DatasetSettings { record_bytes: 4096, ..DatasetSettings::default() };
-        let pool = rig::create(&[shared], &rig::cache(24 * MIB), &settings).expect("a pool");
+        let pool =
+            fixture::create(&[shared], &fixture::cache(24 * MIB), &settings).expect("a pool");
         Self { device, pool }
     }
 
@@ -51,23 +52,23 @@ impl Recorded {
 
 /// Imports an image, checks it, and reads objects up to `numbers`.
 fn read_image(image: &Image, numbers: u64) -> Model {
-    let device = rig::memory("a", DEVICE_BYTES, 512);
+    let device = fixture::memory("a", DEVICE_BYTES, 512);
     let config = ArenaConfig { limit_bytes: 16 * MIB, huge_pages: HugePages::Never };
     image.write_to(&*device, &Arena::new(config).expect("an arena")).expect("an image");
-    let options = rig::import_options(&rig::cache(24 * MIB));
-    let pool = rig::import(&[device], &options).expect("the import");
-    rig::check(&pool).unwrap_or_else(|problems| panic!("{problems}"));
+    let options = fixture::import_options(&fixture::cache(24 * MIB));
+    let pool = fixture::import(&[device], &options).expect("the import");
+    fixture::check(&pool).unwrap_or_else(|problems| panic!("{problems}"));
     read(&pool, numbers)
 }
 
 fn read(pool: &Pool, numbers: u64) -> Model {
-    let datasets = rig::datasets(pool).expect("datasets");
+    let datasets = fixture::datasets(pool).expect("datasets");
     compare::read_all(&datasets, (0..numbers).map(|number| (0, number))).expect("all is read")
 }
 
-/// Threads work; then all that there is is fsynced, and a crash comes.
+/// Runs threads, fsyncs everything, and compares a crash image with the live pool.
 fn race(numbers: u64, prepare: impl Fn(&Pool, &Dataset), work: Work<'_>) {
-    let times = if rig::full() { 10 } else { 1 };
+    let times = if fixture::full() { 10 } else { 1 };
     let seed = forebay_base::testing::seed(1);
     for round in 0..10 * times {
         let recorded = Recorded::new();
@@ -84,7 +85,7 @@ fn race(numbers: u64, prepare: impl Fn(&Pool, &Dataset), work: Work<'_>) {
                 });
             }
         });
-        // An image from the middle of it, as far as the last fsync got.
+        // An image from the middle of the work, up to the last fsync.
         read_image(&recorded.image(), numbers);
         let live = read(&recorded.pool, numbers);
         for key in live.entries.keys() {
@@ -144,7 +145,7 @@ fn bytes_that_threads_fight_for_are_replayed_as_it_happened() {
 
 #[test]
 fn objects_that_threads_create_and_destroy_are_replayed_as_it_happened() {
-    // What was created last is what all want.
+    // All threads use the object that was created last.
     let newest = AtomicU64::new(1);
     race(800, |_, _| newest.store(1, Ordering::Relaxed), &|pool, data, rng| {
         let number = newest.load(Ordering::Relaxed);
@@ -214,5 +215,5 @@ fn a_number_that_is_used_again_is_another_object() {
         old.insert(&tx, b"more", b"3").expect_err("it was destroyed");
         assert_eq!(old_bytes.write(&tx, 0, b"x").expect_err("too").kind(), ErrorKind::Closed);
     }
-    rig::check(&recorded.pool).unwrap_or_else(|problems| panic!("{problems}"));
+    fixture::check(&recorded.pool).unwrap_or_else(|problems| panic!("{problems}"));
 }

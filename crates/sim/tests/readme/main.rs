@@ -1,5 +1,4 @@
-//! Runs the examples of README.md. Each is a file here, must equal its block in README.md, and runs
-//! in a temporary folder.
+//! Runs the examples of README.md. Each is a file here that must equal the text in README.md.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

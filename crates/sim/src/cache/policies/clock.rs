@@ -1,6 +1,7 @@
-//! CLOCK, or second chance, with one bit: Corbató, "A paging experiment with the Multics system" (1968).
+//! CLOCK, or second chance, with one bit: Corbató, "A paging experiment with the Multics system"
+//! (1968).
 //!
-//! The circle is a queue: the hand is at its back, and what it passes goes to the front.
+//! The circle is a queue. The hand is at its back, and passed entries go to the front.
 
 use super::Policy;
 use super::lists::{Links, List};
@@ -10,7 +11,7 @@ pub struct Clock {
     capacity: usize,
     circle: List,
     links: Links,
-    here: Vec<bool>,
+    is_resident: Vec<bool>,
     used: Vec<bool>,
 }
 
@@ -20,13 +21,13 @@ impl Policy for Clock {
             capacity,
             circle: List::new(),
             links: Links::new(keys),
-            here: vec![false; keys],
+            is_resident: vec![false; keys],
             used: vec![false; keys],
         }
     }
 
     fn access(&mut self, key: u32) -> bool {
-        if self.here[key as usize] {
+        if self.is_resident[key as usize] {
             self.used[key as usize] = true;
             return true;
         }
@@ -36,11 +37,11 @@ impl Policy for Clock {
             if std::mem::take(&mut self.used[under_hand as usize]) {
                 self.links.push_front(&mut self.circle, under_hand);
             } else {
-                self.here[under_hand as usize] = false;
+                self.is_resident[under_hand as usize] = false;
             }
         }
         self.links.push_front(&mut self.circle, key);
-        self.here[key as usize] = true;
+        self.is_resident[key as usize] = true;
         false
     }
 

@@ -1,4 +1,4 @@
-//! First in, first out: the entry that came longest ago goes, whether it was used or not.
+//! FIFO: evicts the entry that was inserted first.
 
 use super::Policy;
 use super::lists::{Links, List};
@@ -8,25 +8,30 @@ pub struct Fifo {
     capacity: usize,
     queue: List,
     links: Links,
-    here: Vec<bool>,
+    is_resident: Vec<bool>,
 }
 
 impl Policy for Fifo {
     fn new(capacity: usize, keys: usize) -> Self {
-        Self { capacity, queue: List::new(), links: Links::new(keys), here: vec![false; keys] }
+        Self {
+            capacity,
+            queue: List::new(),
+            links: Links::new(keys),
+            is_resident: vec![false; keys],
+        }
     }
 
     fn access(&mut self, key: u32) -> bool {
-        if self.here[key as usize] {
+        if self.is_resident[key as usize] {
             return true;
         }
         if self.queue.len() == self.capacity
             && let Some(oldest) = self.links.pop_back(&mut self.queue)
         {
-            self.here[oldest as usize] = false;
+            self.is_resident[oldest as usize] = false;
         }
         self.links.push_front(&mut self.queue, key);
-        self.here[key as usize] = true;
+        self.is_resident[key as usize] = true;
         false
     }
 

@@ -1,20 +1,20 @@
-//! Forebay's own cache, the real one: `forebay_cache::Cache` with values of no bytes and a weight of one.
+//! Forebay's own cache: `forebay_cache::Cache` with empty values of weight one.
 //!
-//! What makes a run exact and repeatable is part of the cache's public builder:
+//! The cache's public builder makes a run exact and repeatable:
 //!
-//! * `Reclaim::Inline`: the inserting thread evicts what it displaces, one entry for one, and no thread of the cache runs
-//!   beside it. With one thread that is exact: no insert goes past the capacity, none evicts more than it needs.
-//! * `capacity` counts weights alone; headers, index and ghosts come on top, and take no entry away.
-//! * A seed for the hash and the evictor's draws, and a clock that stands.
+//! * `Reclaim::Inline`: the inserting thread evicts as much as it inserts, and the cache has no
+//!   thread of its own. With one thread, no insert exceeds the capacity and none evicts too much.
+//! * `capacity` counts weights only, not headers, index and ghosts.
+//! * A fixed seed for the hash and the evictor, and a stopped clock.
 //!
-//! `sublists` is 1 so that nothing depends on the number of processors. It changes nothing else: one thread adds to one
-//! sublist of each list, however many there are. Everything else is as users have it.
+//! `sublists` is 1, so that nothing depends on the number of CPUs. It changes nothing else: one
+//! thread adds to one sublist of each list in any case. All other settings are the defaults.
 
 use forebay_base::clock::ManualClock;
 use forebay_base::sync::Arc;
 use forebay_cache::{Attributes, BuildError, Cache, Reclaim, Refusal};
 
-/// The cache, and what it does on an access.
+/// The cache under simulation.
 pub struct Forebay {
     cache: Cache<u64, ()>,
 }
@@ -23,7 +23,7 @@ impl Forebay {
     /// An empty cache of `capacity` entries.
     ///
     /// # Errors
-    /// When the system gives no memory for it.
+    /// If the system has no memory.
     pub fn new(capacity: usize, seed: u64) -> Result<Self, BuildError> {
         let cache = Cache::builder()
             .capacity(capacity as u64)
@@ -36,10 +36,10 @@ impl Forebay {
         Ok(Self { cache })
     }
 
-    /// An access. True if the key was there; if not, it is inserted.
+    /// Accesses a key, and inserts it on a miss. Returns true for a hit.
     ///
     /// # Errors
-    /// When the cache refuses the entry: the system is out of memory.
+    /// If the cache refuses the entry because the system has no memory.
     #[inline]
     pub fn access(&mut self, key: u64, attributes: Attributes) -> Result<bool, Refusal> {
         if self.cache.get(&key).is_some() {
@@ -51,12 +51,12 @@ impl Forebay {
         }
     }
 
-    /// Entries that are there.
+    /// Number of resident entries.
     pub fn resident(&self) -> usize {
         self.cache.stats().resident_blocks() as usize
     }
 
-    /// The cache itself, to look at its counters.
+    /// The cache, for its counters and audits.
     pub fn cache(&self) -> &Cache<u64, ()> {
         &self.cache
     }

@@ -1,5 +1,5 @@
-//! LFU in the cache: the entry goes that was used least often since it came; of several, the one that was used
-//! longest ago. What has left is forgotten.
+//! LFU without history: evicts the entry with the fewest uses since its insertion, and of several
+//! the least recently used one. Evicted keys are forgotten.
 
 use super::Policy;
 use super::lists::{Links, List};
@@ -7,10 +7,10 @@ use super::lists::{Links, List};
 /// LFU.
 pub struct Lfu {
     capacity: usize,
-    /// Entries by the number of their uses, up to the last one that has any.
+    /// Entries by number of uses, up to the largest number in use.
     by_uses: Vec<List>,
     links: Links,
-    /// Uses of each key since it came; zero if it is not there.
+    /// Uses of each key since its insertion; zero if it is not resident.
     uses: Vec<u32>,
     least: usize,
     len: usize,
@@ -44,7 +44,7 @@ impl Policy for Lfu {
         if uses > 0 {
             self.links.remove(&mut self.by_uses[uses], key);
             if uses == self.least && self.by_uses[uses].len() == 0 {
-                // It is the only one with the least, and goes up by one.
+                // It was the only entry with the least number of uses, and gets one more.
                 self.least += 1;
             }
             self.count(key);

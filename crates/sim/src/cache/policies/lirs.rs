@@ -1,35 +1,37 @@
-//! LIRS: Jiang and Zhang, "LIRS: an efficient low inter-reference recency set replacement policy" (SIGMETRICS 2002), with
-//! the paper's names.
+//! LIRS: Jiang and Zhang, "LIRS: an efficient low inter-reference recency set replacement policy"
+//! (SIGMETRICS 2002), with the paper's names.
 //!
-//! Departure: the paper leaves the number of non-resident entries in the stack S unbounded. Here S has at most
-//! `STACK_FACTOR` times as many keys as the cache has entries; past that the oldest non-resident key is forgotten.
+//! Departure from the paper: it leaves the number of non-resident entries in the stack S unbounded.
+//! Here S has at most `STACK_FACTOR` times as many keys as the cache has entries. Beyond that the
+//! oldest non-resident key is forgotten.
 
 use super::Policy;
 use super::lists::{Links, List};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Status {
-    /// Low inter-reference recency: stays.
+    /// Low inter-reference recency: protected.
     Lir,
-    /// High, and there.
+    /// High inter-reference recency, resident.
     Hir,
-    /// High, and remembered in S at most.
+    /// High inter-reference recency, at most remembered in S.
     NonResident,
 }
 
-/// Keys in S, as a multiple of the cache: as many non-resident ones as two caches have entries, and the resident ones.
+/// Largest size of S as a multiple of the cache: its entries, and non-resident keys of two caches.
 const STACK_FACTOR: usize = 3;
-/// Resident HIR entries, if the cache has more: fewer than two leave no choice of a victim.
-const LEAST_HIRS: usize = 2;
+/// Least number of resident HIR entries, if the cache is larger. One entry leaves no choice of
+/// victim.
+const MIN_HIRS: usize = 2;
 
 /// LIRS.
 pub struct Lirs {
-    /// LIR entries that there are meant to be: all but a hundredth of the cache.
+    /// Target number of LIR entries: all but a hundredth of the cache.
     lirs: usize,
-    /// Resident HIR entries that there are meant to be.
+    /// Target number of resident HIR entries.
     hirs: usize,
     lir_count: usize,
-    /// S: by recency, the last use at the front; a LIR entry at the back.
+    /// S: ordered by recency, the most recent at the front, a LIR entry at the back.
     stack: List,
     in_stack: Vec<bool>,
     stack_links: Links,
@@ -37,8 +39,8 @@ pub struct Lirs {
     queue: List,
     queue_links: Links,
     /// Non-resident keys of S, the oldest at the back.
-    gone: List,
-    gone_links: Links,
+    non_resident: List,
+    non_resident_links: Links,
     status: Vec<Status>,
 }
 
@@ -55,19 +57,21 @@ impl Lirs {
         }
     }
 
-    /// Stack pruning: HIR entries go from the bottom of S until a LIR entry is there.
+    /// Stack pruning: removes HIR entries from the bottom of S until a LIR entry is there.
     fn prune(&mut self) {
         while let Some(bottom) = self.stack.back() {
             match self.status[bottom as usize] {
                 Status::Lir => return,
                 Status::Hir => {}
-                Status::NonResident => self.gone_links.remove(&mut self.gone, bottom),
+                Status::NonResident => {
+                    self.non_resident_links.remove(&mut self.non_resident, bottom)
+                }
             }
             self.remove_from_stack(bottom);
         }
     }
 
-    /// The LIR entry at the bottom of S becomes a resident HIR entry.
+    /// Turns the LIR entry at the bottom of S into a resident HIR entry.
     fn demote_bottom(&mut self) {
         let Some(bottom) = self.stack.back() else { return };
         self.remove_from_stack(bottom);
@@ -77,18 +81,18 @@ impl Lirs {
         self.prune();
     }
 
-    /// The resident HIR entry at the end of Q leaves the cache; S may remember it.
+    /// Evicts the resident HIR entry at the end of Q. S may remember it.
     fn evict(&mut self) {
         let Some(victim) = self.queue_links.pop_back(&mut self.queue) else { return };
         self.status[victim as usize] = Status::NonResident;
         if self.in_stack[victim as usize] {
-            self.gone_links.push_front(&mut self.gone, victim);
+            self.non_resident_links.push_front(&mut self.non_resident, victim);
         }
     }
 
     fn bound_stack(&mut self) {
         while self.stack.len() > STACK_FACTOR * (self.lirs + self.hirs)
-            && let Some(oldest) = self.gone_links.pop_back(&mut self.gone)
+            && let Some(oldest) = self.non_resident_links.pop_back(&mut self.non_resident)
         {
             self.remove_from_stack(oldest);
         }
@@ -121,7 +125,7 @@ impl Lirs {
         }
         let remembered = self.in_stack[key as usize];
         if remembered {
-            self.gone_links.remove(&mut self.gone, key);
+            self.non_resident_links.remove(&mut self.non_resident, key);
         }
         self.push_on_stack(key);
         // While the cache fills, the first entries are LIR.
@@ -141,8 +145,9 @@ impl Lirs {
 
 impl Policy for Lirs {
     fn new(capacity: usize, keys: usize) -> Self {
-        // One entry of several is LIR at least; a cache of one has none, and is LRU.
-        let hirs = (capacity / 100).max(LEAST_HIRS).min((capacity - 1).max(1));
+        // A cache of several entries has at least one LIR entry. A cache of one entry has none and
+        // is LRU.
+        let hirs = (capacity / 100).max(MIN_HIRS).min((capacity - 1).max(1));
         Self {
             lirs: capacity - hirs,
             hirs,
@@ -152,8 +157,8 @@ impl Policy for Lirs {
             stack_links: Links::new(keys),
             queue: List::new(),
             queue_links: Links::new(keys),
-            gone: List::new(),
-            gone_links: Links::new(keys),
+            non_resident: List::new(),
+            non_resident_links: Links::new(keys),
             status: vec![Status::NonResident; keys],
         }
     }

@@ -1,5 +1,5 @@
-//! Doubly linked lists of keys. The links of all lists of a policy lie in one array, by key: a key is in at
-//! most one of them at a time.
+//! Doubly linked lists of keys. All lists of a policy share one array of links, indexed by key, so
+//! a key is in at most one list at a time.
 
 const NONE: u32 = u32::MAX;
 
@@ -34,7 +34,7 @@ impl List {
 }
 
 impl Links {
-    /// Of keys below `keys`, none of which is in a list.
+    /// Links for keys below `keys`, none of which is in a list.
     pub(super) fn new(keys: usize) -> Self {
         Self(vec![Link { toward_front: NONE, toward_back: NONE }; keys])
     }
@@ -53,7 +53,7 @@ impl Links {
         list.len += 1;
     }
 
-    /// Takes a key out of the list that it is in, which is `list`.
+    /// Removes a key from `list`, which contains it.
     pub(super) fn remove(&mut self, list: &mut List, key: u32) {
         let Link { toward_front, toward_back } = *self.at(key);
         match toward_front {
@@ -78,7 +78,7 @@ impl Links {
         self.push_front(list, key);
     }
 
-    /// The neighbour of a key on the side of the front.
+    /// The next key towards the front.
     pub(super) fn toward_front(&self, key: u32) -> Option<u32> {
         let other = self.0[key as usize].toward_front;
         (other != NONE).then_some(other)

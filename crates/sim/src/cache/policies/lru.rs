@@ -1,4 +1,4 @@
-//! The entry that was used longest ago goes.
+//! LRU: evicts the entry that was used least recently.
 
 use super::Policy;
 use super::lists::{Links, List};
@@ -8,26 +8,31 @@ pub struct Lru {
     capacity: usize,
     list: List,
     links: Links,
-    here: Vec<bool>,
+    is_resident: Vec<bool>,
 }
 
 impl Policy for Lru {
     fn new(capacity: usize, keys: usize) -> Self {
-        Self { capacity, list: List::new(), links: Links::new(keys), here: vec![false; keys] }
+        Self {
+            capacity,
+            list: List::new(),
+            links: Links::new(keys),
+            is_resident: vec![false; keys],
+        }
     }
 
     fn access(&mut self, key: u32) -> bool {
-        if self.here[key as usize] {
+        if self.is_resident[key as usize] {
             self.links.move_to_front(&mut self.list, key);
             return true;
         }
         if self.list.len() == self.capacity
             && let Some(oldest) = self.links.pop_back(&mut self.list)
         {
-            self.here[oldest as usize] = false;
+            self.is_resident[oldest as usize] = false;
         }
         self.links.push_front(&mut self.list, key);
-        self.here[key as usize] = true;
+        self.is_resident[key as usize] = true;
         false
     }
 

@@ -1,7 +1,7 @@
-//! The policies: Forebay's own cache, the textbook's, and the optimum.
+//! The policies: Forebay's own cache, textbook policies, and the optimum.
 //!
-//! A policy keeps arrays over all keys of its trace, which are small numbers: the code is then as short as the
-//! textbook's pseudocode, and quick. Memory is of no concern here.
+//! Keys are small numbers, so a policy keeps arrays over all keys of its trace. That makes the code
+//! as short as the textbook's pseudocode, and fast. Memory use does not matter here.
 
 mod lists;
 
@@ -19,19 +19,19 @@ pub mod sieve;
 pub mod two_q;
 pub mod w_tiny_lfu;
 
-/// A policy that knows nothing but the accesses so far.
+/// A policy that does not know the future.
 pub trait Policy: Sized {
     /// An empty cache of `capacity` entries, at least one, for keys below `keys`.
     fn new(capacity: usize, keys: usize) -> Self;
 
-    /// An access. True if the key was there; if not, it is brought in, if the policy wishes.
+    /// Accesses a key. Returns true for a hit. On a miss the policy may insert the key.
     fn access(&mut self, key: u32) -> bool;
 
-    /// Entries that are there.
+    /// Number of resident entries.
     fn resident(&self) -> usize;
 }
 
 #[cfg(test)]
-mod tests;
+mod reference_models;
 #[cfg(test)]
-mod twins;
+mod tests;

@@ -1,22 +1,23 @@
-//! The optimum: the most hits that any policy can have that knows the future.
+//! The optimum: the most hits of any policy that knows the future.
 //!
-//! Belady, "A study of replacement algorithms for a virtual-storage computer" (1966), with bypass: of the entries that are
-//! there and the one that comes, the one whose next use is farthest goes, so one that comes need not stay.
+//! Belady, "A study of replacement algorithms for a virtual-storage computer" (1966), with bypass:
+//! of the resident entries and the new one, the one with the farthest next use is evicted or not
+//! inserted.
 //!
-//! Two passes. The first finds for each access when its key is used next. In the second, what is there is a set of the
-//! moments at which entries are used next: each moment is one entry's alone. An access hits if its own moment is in the
-//! set; the farthest one is the largest element.
+//! The first pass finds the next use of each access. The second keeps the resident entries as a set
+//! of their next uses, each of which belongs to one entry only. An access hits if its own position
+//! is in the set. The farthest next use is the largest element.
 
-/// "Never": later than any access.
+/// No next use: later than any access.
 const NEVER: u32 = u32::MAX;
 
-/// The hits of the optimum over the whole trace.
+/// The hits of the optimum over a whole trace.
 pub fn hits(accesses: &[u32], keys: usize, capacity: usize) -> u64 {
     let next = next_uses(accesses, keys);
-    let mut there = Moments::new(accesses.len());
+    let mut resident = NextUseSet::new(accesses.len());
     let (mut len, mut hits) = (0, 0);
     for (now, next) in next.into_iter().enumerate() {
-        if there.remove(now) {
+        if resident.remove(now) {
             hits += 1;
             len -= 1;
         }
@@ -25,18 +26,19 @@ pub fn hits(accesses: &[u32], keys: usize, capacity: usize) -> u64 {
         }
         if len < capacity {
             len += 1;
-        } else if let Some(farthest) = there.largest().filter(|farthest| *farthest > next as usize)
+        } else if let Some(farthest) =
+            resident.largest().filter(|farthest| *farthest > next as usize)
         {
-            there.remove(farthest);
+            resident.remove(farthest);
         } else {
             continue;
         }
-        there.insert(next as usize);
+        resident.insert(next as usize);
     }
     hits
 }
 
-/// Of each access, when its key is used next.
+/// The next use of each access's key.
 fn next_uses(accesses: &[u32], keys: usize) -> Vec<u32> {
     assert!(accesses.len() < NEVER as usize, "traces are shorter");
     let mut upcoming = vec![NEVER; keys];
@@ -47,15 +49,16 @@ fn next_uses(accesses: &[u32], keys: usize) -> Vec<u32> {
     next
 }
 
-/// A set of numbers below a bound: a tree of words, each bit of which says whether the word below it has any.
-struct Moments {
-    /// From the single word at the top to the elements.
+/// A set of positions below a bound: a tree of words, in which each bit says whether the word below
+/// it is not empty.
+struct NextUseSet {
+    /// From the root word to the elements.
     levels: Vec<Vec<u64>>,
 }
 
 const WORD_SHIFT: u32 = u64::BITS.trailing_zeros();
 
-impl Moments {
+impl NextUseSet {
     fn new(bound: usize) -> Self {
         let mut levels = Vec::new();
         let mut words = bound;
@@ -78,7 +81,7 @@ impl Moments {
         }
     }
 
-    /// True if it was there.
+    /// Returns true if the element was in the set.
     fn remove(&mut self, element: usize) -> bool {
         let mut at = element;
         for (height, level) in self.levels.iter_mut().rev().enumerate() {
@@ -112,12 +115,12 @@ mod tests {
 
     use forebay_base::rng::SmallRng;
 
-    use super::{Moments, hits};
+    use super::{NextUseSet, hits};
 
     #[test]
-    fn moments_are_a_set() {
+    fn next_uses_are_a_set() {
         for bound in [1, 64, 65, 5000] {
-            let (mut set, mut naive) = (Moments::new(bound), BTreeSet::new());
+            let (mut set, mut naive) = (NextUseSet::new(bound), BTreeSet::new());
             let mut rng = SmallRng::from_seed(bound as u64);
             for _ in 0..4000 {
                 let element = rng.below(bound as u64) as usize;

@@ -1,24 +1,24 @@
-//! S3-FIFO: Yang, Zhang, Qiu, Yue, Rashmi, "FIFO queues are all you need for cache eviction" (SOSP 2023), algorithm 1,
-//! with the paper's names and sizes.
+//! S3-FIFO: Yang, Zhang, Qiu, Yue, Rashmi, "FIFO queues are all you need for cache eviction" (SOSP
+//! 2023), algorithm 1, with the paper's names and sizes.
 
 use super::Policy;
 use super::lists::{Links, List};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Nowhere,
+enum ListId {
+    NoList,
     Small,
     Main,
     Ghost,
 }
 
 /// Largest count of uses: two bits.
-const MOST_USES: u8 = 3;
+const MAX_USES: u8 = 3;
 
 /// S3-FIFO.
 pub struct S3Fifo {
     capacity: usize,
-    /// Entries that S is meant to have: a tenth of the cache.
+    /// Target size of S: a tenth of the cache.
     small_target: usize,
     /// Keys that G remembers: as many as M has entries.
     ghosts: usize,
@@ -26,7 +26,7 @@ pub struct S3Fifo {
     main: List,
     ghost: List,
     links: Links,
-    place: Vec<Place>,
+    list_of: Vec<ListId>,
     uses: Vec<u8>,
 }
 
@@ -39,30 +39,30 @@ impl S3Fifo {
         }
     }
 
-    /// EVICTS: the oldest of S moves to M if it was used more than once, else to G. The caller looks anew which queue is
-    /// to give one up.
+    /// EVICTS: moves the oldest entry of S to M if it was used more than once, else to G. The
+    /// caller then chooses the queue again.
     fn evict_small(&mut self) {
         let Some(key) = self.links.pop_back(&mut self.small) else { return };
         if self.uses[key as usize] > 1 {
             self.uses[key as usize] = 0;
             self.links.push_front(&mut self.main, key);
-            self.place[key as usize] = Place::Main;
+            self.list_of[key as usize] = ListId::Main;
             return;
         }
         if self.ghost.len() == self.ghosts
             && let Some(forgotten) = self.links.pop_back(&mut self.ghost)
         {
-            self.place[forgotten as usize] = Place::Nowhere;
+            self.list_of[forgotten as usize] = ListId::NoList;
         }
         self.links.push_front(&mut self.ghost, key);
-        self.place[key as usize] = Place::Ghost;
+        self.list_of[key as usize] = ListId::Ghost;
     }
 
-    /// EVICTM: second chances, one for each use that was counted.
+    /// EVICTM: an entry gets a second chance for each counted use.
     fn evict_main(&mut self) {
         while let Some(key) = self.links.pop_back(&mut self.main) {
             if self.uses[key as usize] == 0 {
-                self.place[key as usize] = Place::Nowhere;
+                self.list_of[key as usize] = ListId::NoList;
                 return;
             }
             self.uses[key as usize] -= 1;
@@ -82,31 +82,31 @@ impl Policy for S3Fifo {
             main: List::new(),
             ghost: List::new(),
             links: Links::new(keys),
-            place: vec![Place::Nowhere; keys],
+            list_of: vec![ListId::NoList; keys],
             uses: vec![0; keys],
         }
     }
 
     fn access(&mut self, key: u32) -> bool {
         let uses = &mut self.uses[key as usize];
-        if matches!(self.place[key as usize], Place::Small | Place::Main) {
-            *uses = (*uses + 1).min(MOST_USES);
+        if matches!(self.list_of[key as usize], ListId::Small | ListId::Main) {
+            *uses = (*uses + 1).min(MAX_USES);
             return true;
         }
-        // Before evicting, which might forget it.
-        let remembered = self.place[key as usize] == Place::Ghost;
+        // Removed before the eviction, which might forget it.
+        let remembered = self.list_of[key as usize] == ListId::Ghost;
         if remembered {
             self.links.remove(&mut self.ghost, key);
         }
         while self.resident() >= self.capacity {
             self.evict();
         }
-        let (list, place) = match remembered {
-            true => (&mut self.main, Place::Main),
-            false => (&mut self.small, Place::Small),
+        let (list, id) = match remembered {
+            true => (&mut self.main, ListId::Main),
+            false => (&mut self.small, ListId::Small),
         };
         self.links.push_front(list, key);
-        self.place[key as usize] = place;
+        self.list_of[key as usize] = id;
         self.uses[key as usize] = 0;
         false
     }

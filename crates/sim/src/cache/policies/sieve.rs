@@ -1,7 +1,8 @@
 //! SIEVE: Zhang, Yang, Yue, Vigfusson, Rashmi, "SIEVE is simpler than LRU" (NSDI 2024).
 //!
-//! A queue in which nothing moves. The hand goes from the back to the front, takes marks away, and evicts the first
-//! entry without one; the next search goes on from there. New entries come in at the front, behind the hand's back.
+//! A queue in which entries do not move. The hand goes from the back to the front, clears marks,
+//! and evicts the first unmarked entry. The next search continues there. New entries enter at the
+//! front.
 
 use super::Policy;
 use super::lists::{Links, List};
@@ -11,9 +12,9 @@ pub struct Sieve {
     capacity: usize,
     queue: List,
     links: Links,
-    /// Where the next search begins; the back, if nowhere.
+    /// Start of the next search; the back of the queue if none.
     hand: Option<u32>,
-    here: Vec<bool>,
+    is_resident: Vec<bool>,
     visited: Vec<bool>,
 }
 
@@ -25,7 +26,7 @@ impl Sieve {
         }
         self.hand = self.links.toward_front(at);
         self.links.remove(&mut self.queue, at);
-        self.here[at as usize] = false;
+        self.is_resident[at as usize] = false;
     }
 }
 
@@ -36,13 +37,13 @@ impl Policy for Sieve {
             queue: List::new(),
             links: Links::new(keys),
             hand: None,
-            here: vec![false; keys],
+            is_resident: vec![false; keys],
             visited: vec![false; keys],
         }
     }
 
     fn access(&mut self, key: u32) -> bool {
-        if self.here[key as usize] {
+        if self.is_resident[key as usize] {
             self.visited[key as usize] = true;
             return true;
         }
@@ -50,7 +51,7 @@ impl Policy for Sieve {
             self.evict();
         }
         self.links.push_front(&mut self.queue, key);
-        self.here[key as usize] = true;
+        self.is_resident[key as usize] = true;
         false
     }
 

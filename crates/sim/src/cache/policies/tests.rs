@@ -1,4 +1,4 @@
-//! The policies beside naive twins: the same rules on plain vectors, searched from end to end.
+//! Compares the policies with reference models: the same rules on plain vectors, searched linearly.
 
 use std::collections::HashMap;
 
@@ -12,13 +12,13 @@ use super::forebay::Forebay;
 use super::lru::Lru;
 use super::opt;
 use super::sieve::Sieve;
-use crate::cache::run::PLAYERS;
+use crate::cache::run::POLICIES;
 use crate::cache::trace::{Trace, TraceBuilder};
 
 /// Keys of the random accesses.
 pub(super) const KEYS: usize = 120;
 
-/// Accesses of all kinds, a stretch each: skewed, in a loop, in a sequence, anything.
+/// Accesses of several kinds in turns: skewed, looping, sequential, random.
 pub(super) fn mixed(seed: u64, length: usize) -> Vec<u32> {
     let mut rng = SmallRng::from_seed(seed);
     let mut accesses = Vec::new();
@@ -38,16 +38,16 @@ pub(super) fn mixed(seed: u64, length: usize) -> Vec<u32> {
     accesses
 }
 
-/// Plays accesses to a policy and to its twin, which must agree on each.
+/// Replays accesses to a policy and to its reference model, which must agree on each.
 pub(super) fn agree<P: Policy>(
     name: &str,
-    mut twin: impl FnMut(usize) -> Box<dyn FnMut(u32) -> bool>,
+    mut model: impl FnMut(usize) -> Box<dyn FnMut(u32) -> bool>,
 ) {
     for seed in 0..40 {
         let capacity = [1, 2, 3, 7, 20, 50][seed as usize % 6];
-        let (mut policy, mut twin) = (P::new(capacity, KEYS), twin(capacity));
+        let (mut policy, mut model) = (P::new(capacity, KEYS), model(capacity));
         for (i, key) in mixed(seed, 3000).into_iter().enumerate() {
-            let (ours, theirs) = (policy.access(key), twin(key));
+            let (ours, theirs) = (policy.access(key), model(key));
             assert_eq!(
                 ours, theirs,
                 "{name}, seed {seed}, capacity {capacity}: access {i} of {key}"
@@ -65,7 +65,7 @@ fn position(list: &[u32], key: u32) -> Option<usize> {
 fn fifo_and_lru_are_their_definitions() {
     let naive = |reorder: bool| {
         move |capacity: usize| -> Box<dyn FnMut(u32) -> bool> {
-            // The newest last.
+            // The most recent last.
             let mut list: Vec<u32> = Vec::new();
             Box::new(move |key| {
                 let at = position(&list, key);
@@ -88,7 +88,7 @@ fn fifo_and_lru_are_their_definitions() {
 
 #[test]
 fn clock_is_its_definition() {
-    // A circle of frames and a hand, as Corbató has it.
+    // A circle of frames and a hand, as in Corbató's paper.
     agree::<Clock>("clock", |capacity| {
         let (mut frames, mut hand): (Vec<(u32, bool)>, usize) = (Vec::new(), 0);
         Box::new(move |key| {
@@ -114,7 +114,7 @@ fn clock_is_its_definition() {
 #[test]
 fn sieve_is_its_definition() {
     agree::<Sieve>("sieve", |capacity| {
-        // The oldest first; the hand is an index.
+        // The oldest first. The hand is an index.
         let (mut queue, mut hand): (Vec<u32>, usize) = (Vec::new(), 0);
         let mut visited: HashMap<u32, bool> = HashMap::new();
         Box::new(move |key| {
@@ -128,7 +128,7 @@ fn sieve_is_its_definition() {
                     hand = (hand + 1) % queue.len();
                 }
                 queue.remove(hand);
-                // Past the newest: the search begins at the oldest again, whatever comes meanwhile.
+                // Past the newest entry, the search starts at the oldest again.
                 if hand == queue.len() {
                     hand = 0;
                 }
@@ -153,11 +153,11 @@ fn no_policy_beats_the_optimum_or_hits_more_than_it_can() {
         let trace = trace_of(&accesses);
         for capacity in [1, 2, 5, 17, 60, KEYS] {
             let most = opt::hits(trace.accesses(), trace.unique(), capacity);
-            for player in PLAYERS {
-                let hits = player.run(&trace, capacity, seed).unwrap().hits;
+            for policy in POLICIES {
+                let hits = policy.run(&trace, capacity, seed).unwrap().hits;
                 assert!(
                     hits <= most,
-                    "{player:?}, seed {seed}, capacity {capacity}: {hits} > {most}"
+                    "{policy:?}, seed {seed}, capacity {capacity}: {hits} > {most}"
                 );
             }
         }
@@ -166,13 +166,13 @@ fn no_policy_beats_the_optimum_or_hits_more_than_it_can() {
 
 #[test]
 fn what_fits_is_missed_once() {
-    // The optimum too; admission filters and small first queues must give free room away.
+    // Includes the optimum. Admission filters and small first queues must give unused space away.
     let trace = trace_of(&mixed(3, 5000));
     let all = (trace.accesses().len() - trace.unique()) as u64;
-    for player in PLAYERS {
+    for policy in POLICIES {
         for capacity in [trace.unique(), usize::MAX] {
-            let hits = player.run(&trace, capacity, 1).unwrap().hits;
-            assert_eq!(hits, all, "{player:?} of {capacity}");
+            let hits = policy.run(&trace, capacity, 1).unwrap().hits;
+            assert_eq!(hits, all, "{policy:?} of {capacity}");
         }
     }
 }
@@ -201,15 +201,15 @@ fn the_real_cache_holds_as_many_entries_as_it_is_told() {
 #[test]
 fn the_real_cache_does_the_same_on_any_thread() {
     let trace = trace_of(&mixed(5, 60_000));
-    let play = |seed| {
-        let forebay = PLAYERS.iter().find(|player| player.name == "forebay").unwrap();
+    let replay = |seed| {
+        let forebay = POLICIES.iter().find(|policy| policy.name == "forebay").unwrap();
         forebay.run(&trace, 40, seed).unwrap()
     };
-    let here = play(7);
-    assert_eq!(here, play(7));
-    // Threads that live at once have slots, and so shards, of their own.
+    let here = replay(7);
+    assert_eq!(here, replay(7));
+    // Concurrent threads have different slots, and so different shards.
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| play(7))).collect();
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| replay(7))).collect();
         for thread in threads {
             assert_eq!(thread.join().unwrap(), here);
         }

@@ -1,12 +1,12 @@
-//! 2Q, full version: Johnson and Shasha, "2Q: a low overhead high performance buffer management replacement
-//! algorithm" (VLDB 1994), with the paper's names and its advice for sizes.
+//! 2Q, full version: Johnson and Shasha, "2Q: a low overhead high performance buffer management
+//! replacement algorithm" (VLDB 1994), with the paper's names and recommended sizes.
 
 use super::Policy;
 use super::lists::{Links, List};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Nowhere,
+enum ListId {
+    NoList,
     A1in,
     A1out,
     Am,
@@ -15,20 +15,20 @@ enum Place {
 /// 2Q.
 pub struct TwoQ {
     capacity: usize,
-    /// Entries that A1in is meant to have: a quarter of the cache.
+    /// Target size of A1in: a quarter of the cache.
     kin: usize,
-    /// Keys that A1out remembers: as many as half of the cache has entries.
+    /// Keys that A1out remembers: half as many as the cache has entries.
     kout: usize,
     a1in: List,
     a1out: List,
     am: List,
     links: Links,
-    place: Vec<Place>,
+    list_of: Vec<ListId>,
 }
 
 impl TwoQ {
-    /// The paper's `reclaimfor`, if there is no free slot.
-    fn make_room(&mut self) {
+    /// The paper's `reclaimfor`: frees a slot if there is none.
+    fn reclaim_for(&mut self) {
         if self.resident() < self.capacity {
             return;
         }
@@ -36,15 +36,15 @@ impl TwoQ {
             && let Some(oldest) = self.links.pop_back(&mut self.a1in)
         {
             self.links.push_front(&mut self.a1out, oldest);
-            self.place[oldest as usize] = Place::A1out;
+            self.list_of[oldest as usize] = ListId::A1out;
             if self.a1out.len() > self.kout
                 && let Some(forgotten) = self.links.pop_back(&mut self.a1out)
             {
-                self.place[forgotten as usize] = Place::Nowhere;
+                self.list_of[forgotten as usize] = ListId::NoList;
             }
         } else if let Some(oldest) = self.links.pop_back(&mut self.am) {
-            // Not into A1out: it has not been used for long.
-            self.place[oldest as usize] = Place::Nowhere;
+            // Not into A1out: it has not been used for a long time.
+            self.list_of[oldest as usize] = ListId::NoList;
         }
     }
 }
@@ -59,29 +59,29 @@ impl Policy for TwoQ {
             a1out: List::new(),
             am: List::new(),
             links: Links::new(keys),
-            place: vec![Place::Nowhere; keys],
+            list_of: vec![ListId::NoList; keys],
         }
     }
 
     fn access(&mut self, key: u32) -> bool {
-        match self.place[key as usize] {
-            Place::Am => {
+        match self.list_of[key as usize] {
+            ListId::Am => {
                 self.links.move_to_front(&mut self.am, key);
                 true
             }
-            Place::A1in => true,
-            Place::A1out => {
-                // First, since making room might forget it.
+            ListId::A1in => true,
+            ListId::A1out => {
+                // Removed first, because `reclaim_for` might forget it.
                 self.links.remove(&mut self.a1out, key);
-                self.make_room();
+                self.reclaim_for();
                 self.links.push_front(&mut self.am, key);
-                self.place[key as usize] = Place::Am;
+                self.list_of[key as usize] = ListId::Am;
                 false
             }
-            Place::Nowhere => {
-                self.make_room();
+            ListId::NoList => {
+                self.reclaim_for();
                 self.links.push_front(&mut self.a1in, key);
-                self.place[key as usize] = Place::A1in;
+                self.list_of[key as usize] = ListId::A1in;
                 false
             }
         }

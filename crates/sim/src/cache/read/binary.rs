@@ -1,15 +1,15 @@
-//! Keys of 4 or 8 bytes, little-endian, nothing between them.
+//! Reads little-endian keys of 4 or 8 bytes without separators.
 
 use std::io::BufRead;
 
-use super::What;
+use super::ReadErrorKind;
 use crate::cache::trace::TraceBuilder;
 
 /// Reads keys of `N` bytes to the end.
 pub(super) fn read<const N: usize>(
     input: &mut dyn BufRead,
     builder: &mut TraceBuilder,
-) -> Result<(), What> {
+) -> Result<(), ReadErrorKind> {
     let mut rest = Vec::with_capacity(N);
     loop {
         let mut chunk = input.fill_buf()?;
@@ -17,7 +17,7 @@ pub(super) fn read<const N: usize>(
         if bytes == 0 {
             break;
         }
-        // A key that began in the chunk before.
+        // A key that started in the previous chunk.
         while !rest.is_empty() && rest.len() < N && !chunk.is_empty() {
             rest.push(chunk[0]);
             chunk = &chunk[1..];
@@ -38,8 +38,8 @@ pub(super) fn read<const N: usize>(
     }
     let left = rest.len();
     let other = if N == 8 { "u32" } else { "u64" };
-    Err(What::Whole(format!(
-        "the last key has {left} bytes of {N}: cut off, or in another format (--format {other}, keys, csv)"
+    Err(ReadErrorKind::Whole(format!(
+        "the last key has {left} bytes of {N}; the file is truncated or has another format (--format {other}, keys, csv)"
     )))
 }
 

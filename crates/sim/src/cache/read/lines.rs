@@ -1,44 +1,50 @@
-//! Formats of lines: decimal keys, and comma-separated values.
+//! Line formats: decimal keys, and comma-separated values.
 //!
-//! Values are `timestamp,key,size,operation`, the last two of which may be missing. A first line that
-//! names its columns is taken at its word: then they may stand in any order, with others between them. A key is a
-//! number or any text. A line is one access, whatever its size and its operation, but for deletions (`delete`, `remove`,
-//! …), which are counted and left out.
+//! Values are `timestamp,key,size,operation`; the last two may be missing. If the first line names
+//! its columns, they may be in any order, with others between them. A key is a number or any text.
+//! Each line is one access of any size and operation, except deletions (`delete`, `remove`, ...),
+//! which are counted and skipped.
 
 use std::io::BufRead;
 
-use super::What;
+use super::ReadErrorKind;
 use crate::cache::trace::TraceBuilder;
 
-/// A longer line is an error, so that a file without any cannot take all memory.
-const LONGEST_LINE: usize = 4096;
+/// Longer lines are an error, so that a file without line ends cannot exhaust memory.
+const MAX_LINE_BYTES: usize = 4096;
 const KEY_COLUMN: usize = 1;
 const OPERATION_COLUMN: usize = 3;
-const NO_ACCESS: [&str; 6] = ["delete", "del", "remove", "discard", "trim", "unlink"];
+const DELETIONS: [&str; 6] = ["delete", "del", "remove", "discard", "trim", "unlink"];
 
-/// Reads a decimal key a line. Empty lines are passed over.
-pub(super) fn read_keys(input: &mut dyn BufRead, builder: &mut TraceBuilder) -> Result<(), What> {
+/// Reads a decimal key per line. Empty lines are skipped.
+pub(super) fn read_keys(
+    input: &mut dyn BufRead,
+    builder: &mut TraceBuilder,
+) -> Result<(), ReadErrorKind> {
     each_line(input, |number, line| {
         if line.is_empty() {
             return Ok(());
         }
         let key = decimal(line).ok_or_else(|| {
             let found = shown(line);
-            let text = format!("`{found}` is no decimal key below 2^64; if these are not lines of keys, say --format csv, u32 or u64");
-            What::Line(number, text)
+            let text = format!("`{found}` is not a decimal key below 2^64; if the file has another format, give --format csv, u32 or u64");
+            ReadErrorKind::Line(number, text)
         })?;
         Ok(builder.number(key)?)
     })
 }
 
-/// Where the columns are.
+/// Indices of the columns.
 struct Columns {
     key: usize,
     operation: usize,
 }
 
 /// Reads comma-separated values.
-pub(super) fn read_csv(input: &mut dyn BufRead, builder: &mut TraceBuilder) -> Result<(), What> {
+pub(super) fn read_csv(
+    input: &mut dyn BufRead,
+    builder: &mut TraceBuilder,
+) -> Result<(), ReadErrorKind> {
     let mut columns = Columns { key: KEY_COLUMN, operation: OPERATION_COLUMN };
     let mut first = true;
     each_line(input, |number, line| {
@@ -55,11 +61,11 @@ pub(super) fn read_csv(input: &mut dyn BufRead, builder: &mut TraceBuilder) -> R
             let column = columns.key + 1;
             let text =
                 format!("no key in column {column} (timestamp,key,size,op): `{}`", shown(line));
-            What::Line(number, text)
+            ReadErrorKind::Line(number, text)
         })?;
         let operation = field(line, columns.operation).unwrap_or_default();
-        if NO_ACCESS.iter().any(|name| operation.eq_ignore_ascii_case(name.as_bytes())) {
-            builder.leave_out();
+        if DELETIONS.iter().any(|name| operation.eq_ignore_ascii_case(name.as_bytes())) {
+            builder.skip();
             return Ok(());
         }
         match decimal(key) {
@@ -70,13 +76,13 @@ pub(super) fn read_csv(input: &mut dyn BufRead, builder: &mut TraceBuilder) -> R
     })
 }
 
-/// The columns that a line names, if it is a head line.
+/// The columns that a header line names.
 fn named_columns(line: &[u8]) -> Option<Columns> {
     let named = |names: &[&str]| {
         fields(line).position(|f| names.iter().any(|n| f.eq_ignore_ascii_case(n.as_bytes())))
     };
     let key = named(&["key", "keys", "obj_id", "object", "lba", "block"])?;
-    // Without such a column every line is an access.
+    // Without such a column, every line is an access.
     let operation = named(&["op", "operation", "type"]).unwrap_or(usize::MAX);
     Some(Columns { key, operation })
 }
@@ -100,22 +106,22 @@ fn decimal(text: &[u8]) -> Option<u64> {
     if text.is_empty() { None } else { text.iter().try_fold(0, digit) }
 }
 
-/// The start of a line, for a message.
+/// The start of a line, for messages.
 fn shown(line: &[u8]) -> String {
-    const MOST: usize = 40;
-    let start = String::from_utf8_lossy(&line[..line.len().min(MOST)]);
-    let dots = if line.len() > MOST { "…" } else { "" };
+    const MAX_SHOWN: usize = 40;
+    let start = String::from_utf8_lossy(&line[..line.len().min(MAX_SHOWN)]);
+    let dots = if line.len() > MAX_SHOWN { "…" } else { "" };
     format!("{}{dots}", start.escape_debug())
 }
 
-/// Calls `take` with each line's number, from one, and its bytes without white space around them.
+/// Calls `take` with the number of each line, from one, and its trimmed bytes.
 fn each_line(
     input: &mut dyn BufRead,
-    mut take: impl FnMut(u64, &[u8]) -> Result<(), What>,
-) -> Result<(), What> {
+    mut take: impl FnMut(u64, &[u8]) -> Result<(), ReadErrorKind>,
+) -> Result<(), ReadErrorKind> {
     let mut number = 1;
-    // What has come of a line whose end is not in the buffer.
-    let mut begun: Vec<u8> = Vec::new();
+    // The part of the current line that is not in the buffer any more.
+    let mut partial: Vec<u8> = Vec::new();
     loop {
         let chunk = input.fill_buf()?;
         if chunk.is_empty() {
@@ -123,23 +129,23 @@ fn each_line(
         }
         let end = chunk.iter().position(|b| *b == b'\n');
         let part = &chunk[..end.unwrap_or(chunk.len())];
-        if begun.len() + part.len() > LONGEST_LINE {
+        if partial.len() + part.len() > MAX_LINE_BYTES {
             let text = format!(
-                "longer than {LONGEST_LINE} bytes; if the file is not made of lines, say --format u32 or u64"
+                "longer than {MAX_LINE_BYTES} bytes; if the file is binary, give --format u32 or u64"
             );
-            return Err(What::Line(number, text));
+            return Err(ReadErrorKind::Line(number, text));
         }
-        if end.is_none() || !begun.is_empty() {
-            begun.extend_from_slice(part);
+        if end.is_none() || !partial.is_empty() {
+            partial.extend_from_slice(part);
         }
         let used = part.len() + usize::from(end.is_some());
         if end.is_some() {
-            let line = if begun.is_empty() { part } else { &begun };
+            let line = if partial.is_empty() { part } else { &partial };
             take(number, line.trim_ascii())?;
-            begun.clear();
+            partial.clear();
             number += 1;
         }
         input.consume(used);
     }
-    if begun.is_empty() { Ok(()) } else { take(number, begun.trim_ascii()) }
+    if partial.is_empty() { Ok(()) } else { take(number, partial.trim_ascii()) }
 }

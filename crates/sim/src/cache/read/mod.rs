@@ -1,16 +1,16 @@
-//! Trace files: four formats, each plain or packed.
+//! Reads trace files in four formats, plain or packed.
 //!
-//! | format | what it is | name ending |
-//! |---|---|---|
-//! | `keys` | a decimal key a line | `.keys` |
-//! | `csv` | timestamp, key, size, operation; see `lines.rs` | `.csv` |
-//! | `u32`, `u64` | keys one after the other, little-endian | `.u32`, `.u64` |
+//! | format | content | extension | |---|---|---| | `keys` | a decimal key per line | `.keys` | |
+//! `csv` | timestamp, key, size, operation; see `lines.rs` | `.csv` | | `u32`, `u64` |
+//! little-endian keys | `.u32`, `.u64` |
 //!
-//! After that the name may say how it is packed (`.gz`, `.xz`, `.zst`), but the file's first bytes decide. A name
-//! that says no format is good enough if the content is plainly lines of one or the other kind.
+//! A second extension may name the packing (`.gz`, `.xz`, `.zst`), but the file's first bytes
+//! decide. A file without a known extension is read if its content is plainly lines of keys or of
+//! values.
 //!
-//! A file is hostile: a line has a bound, so have the memory that an unpacker may use and the length of a trace; what
-//! is kept grows only with what has been read. Errors name the file, the place, and the way out.
+//! A file is not trusted. The length of a line, the memory of a decoder and the length of a trace
+//! are bounded, and memory grows only with the bytes read. Errors name the file, the position, and
+//! the way out.
 
 mod binary;
 mod lines;
@@ -22,12 +22,12 @@ use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::trace::{MOST_ACCESSES, TooLong, Trace, TraceBuilder};
+use super::trace::{MAX_ACCESSES, TooLong, Trace, TraceBuilder};
 
-/// What the content of a trace file is, once unpacked.
+/// The format of a trace file's content, once unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// A decimal key a line.
+    /// A decimal key per line.
     Keys,
     /// Timestamp, key, size, operation.
     Csv,
@@ -38,7 +38,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// All of them with their names.
+    /// All formats with their names.
     pub const ALL: [(&'static str, Self); 4] =
         [("keys", Self::Keys), ("csv", Self::Csv), ("u32", Self::U32), ("u64", Self::U64)];
 
@@ -51,7 +51,7 @@ impl FromStr for Format {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::named(text).ok_or_else(|| "a format is one of keys, csv, u32, u64".to_owned())
+        Self::named(text).ok_or_else(|| "unknown format; use keys, csv, u32 or u64".to_owned())
     }
 }
 
@@ -59,29 +59,29 @@ impl FromStr for Format {
 #[derive(Debug)]
 pub struct ReadError {
     path: PathBuf,
-    what: What,
+    kind: ReadErrorKind,
 }
 
-/// What was wrong with it.
+/// The cause of a [`ReadError`].
 #[derive(Debug)]
-pub(crate) enum What {
-    /// The system or an unpacker refused.
+pub(crate) enum ReadErrorKind {
+    /// The system or a decoder failed.
     Io(io::Error),
-    /// Bad content of a line, counted from one.
+    /// A malformed line, counted from one.
     Line(u64, String),
-    /// Bad content as a whole.
+    /// Malformed content of the whole file.
     Whole(String),
-    /// Longer than a trace may be.
+    /// More accesses than a trace may have.
     TooLong,
 }
 
-impl From<io::Error> for What {
+impl From<io::Error> for ReadErrorKind {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
 
-impl From<TooLong> for What {
+impl From<TooLong> for ReadErrorKind {
     fn from(_: TooLong) -> Self {
         Self::TooLong
     }
@@ -90,21 +90,21 @@ impl From<TooLong> for What {
 impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.path.display())?;
-        match &self.what {
-            What::Io(error) if error.raw_os_error().is_some() => write!(f, "{error}"),
-            What::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                write!(f, "ends too early ({error}): it was cut off; fetch it anew")
+        match &self.kind {
+            ReadErrorKind::Io(error) if error.raw_os_error().is_some() => write!(f, "{error}"),
+            ReadErrorKind::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                write!(f, "the file is truncated ({error}); fetch it again")
             }
-            What::Io(error) => {
+            ReadErrorKind::Io(error) => {
                 write!(
                     f,
-                    "cannot be unpacked: {error}; unpack it with its own tool and give the result"
+                    "cannot unpack: {error}; unpack the file with its own tool and pass the result"
                 )
             }
-            What::Line(line, text) => write!(f, "line {line}: {text}"),
-            What::Whole(text) => f.write_str(text),
-            What::TooLong => {
-                write!(f, "more than {MOST_ACCESSES} accesses; give a part of the trace")
+            ReadErrorKind::Line(line, text) => write!(f, "line {line}: {text}"),
+            ReadErrorKind::Whole(text) => f.write_str(text),
+            ReadErrorKind::TooLong => {
+                write!(f, "more than {MAX_ACCESSES} accesses; shorten the trace")
             }
         }
     }
@@ -112,28 +112,31 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match &self.what {
-            What::Io(error) => Some(error),
+        match &self.kind {
+            ReadErrorKind::Io(error) => Some(error),
             _ => None,
         }
     }
 }
 
-/// Reads a trace. The format is what its name or, failing that, its content says, if `format` does not.
+/// Reads a trace. Without `format`, the file's name decides, or its content.
 ///
 /// # Errors
-/// When the file cannot be read or unpacked, or its content is not what the format asks for.
+/// If the file cannot be read or unpacked, or if it does not have the format.
 pub fn read(path: &Path, format: Option<Format>) -> Result<Trace, ReadError> {
     let (name, by_name) = name_and_format(path);
-    let error = |what| ReadError { path: path.to_owned(), what };
-    let file = File::open(path).map_err(|e| error(What::Io(e)))?;
+    let error = |kind| ReadError { path: path.to_owned(), kind };
+    let file = File::open(path).map_err(|e| error(ReadErrorKind::Io(e)))?;
     let trace = read_from(BufReader::with_capacity(BUFFER_BYTES, file), format.or(by_name));
     trace.map(|builder| builder.build(name)).map_err(error)
 }
 
 const BUFFER_BYTES: usize = 1 << 16;
 
-fn read_from(input: impl BufRead + 'static, format: Option<Format>) -> Result<TraceBuilder, What> {
+fn read_from(
+    input: impl BufRead + 'static,
+    format: Option<Format>,
+) -> Result<TraceBuilder, ReadErrorKind> {
     let mut input = packed::unpack(input)?;
     let format = match format {
         Some(format) => format,
@@ -147,25 +150,25 @@ fn read_from(input: impl BufRead + 'static, format: Option<Format>) -> Result<Tr
         Format::U64 => binary::read::<8>(&mut input, &mut builder)?,
     }
     if builder.is_empty() {
-        return Err(What::Whole("no accesses in it".to_owned()));
+        return Err(ReadErrorKind::Whole("the file has no accesses".to_owned()));
     }
     Ok(builder)
 }
 
-/// What a file without a telling name holds, by its first bytes.
-fn sniff(start: &[u8]) -> Result<Format, What> {
+/// Guesses the format from the first bytes of a file.
+fn sniff(start: &[u8]) -> Result<Format, ReadErrorKind> {
     let text = start.iter().all(|b| matches!(b, b'\t' | b'\r' | b'\n' | 0x20..=0x7e | 0x80..));
     if start.iter().all(|b| b.is_ascii_digit() || b.is_ascii_whitespace()) {
         Ok(Format::Keys)
     } else if text && start.contains(&b',') {
         Ok(Format::Csv)
     } else {
-        let text = "neither name nor content says what it is; give --format keys, csv, u32 or u64";
-        Err(What::Whole(text.to_owned()))
+        let text = "unknown format; give --format keys, csv, u32 or u64";
+        Err(ReadErrorKind::Whole(text.to_owned()))
     }
 }
 
-/// The file's name without the endings that are known, and the format that they say.
+/// The file's name without known extensions, and the format that they name.
 fn name_and_format(path: &Path) -> (String, Option<Format>) {
     let mut name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let mut cut = |is_known: &dyn Fn(&str) -> bool| -> Option<String> {

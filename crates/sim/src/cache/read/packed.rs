@@ -1,4 +1,4 @@
-//! Unpacking, by the first bytes of a file. What a file says of the memory that it wants is not believed.
+//! Unpacks files, detected by their first bytes. The memory that a header asks for is bounded.
 
 use std::io::{BufRead, BufReader};
 
@@ -6,19 +6,21 @@ use flate2::bufread::MultiGzDecoder;
 use lzma_rust2::XzReader;
 use zstd::stream::read::Decoder as ZstdDecoder;
 
-use super::What;
+use super::ReadErrorKind;
 
-/// Name endings of packed files.
+/// Extensions of packed files.
 pub(super) const ENDINGS: [&str; 3] = ["gz", "xz", "zst"];
 
-/// Memory for an unpacker's window: what the strongest settings of the usual tools want, and twice that.
+/// Bound of a decoder's window: twice that of the common tools' strongest settings.
 const WINDOW_SHIFT: u32 = 27;
 
 /// The content of a file, unpacked if it is packed.
-pub(super) fn unpack<R: BufRead + 'static>(mut input: R) -> Result<Box<dyn BufRead>, What> {
+pub(super) fn unpack<R: BufRead + 'static>(
+    mut input: R,
+) -> Result<Box<dyn BufRead>, ReadErrorKind> {
     let start = input.fill_buf()?;
     Ok(match start {
-        // Deflate is the only method there is, and three bits of the flags are reserved.
+        // Deflate is the only method, and three bits of the flags are reserved.
         [0x1f, 0x8b, 0x08, flags, ..] if flags & 0xe0 == 0 => {
             Box::new(BufReader::new(MultiGzDecoder::new(input)))
         }

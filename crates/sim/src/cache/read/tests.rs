@@ -1,4 +1,4 @@
-//! Every format, every packing, and what must be refused.
+//! Reads every format in every packing, and rejects malformed files.
 
 use std::io::{Cursor, Write};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ fn zst(bytes: &[u8]) -> Vec<u8> {
 
 fn parse(bytes: &[u8], format: Option<Format>) -> Result<Vec<u32>, String> {
     let read = read_from(Cursor::new(bytes.to_vec()), format);
-    let explained = |what| ReadError { path: PathBuf::from("FILE"), what }.to_string();
+    let explained = |kind| ReadError { path: PathBuf::from("FILE"), kind }.to_string();
     read.map(|builder| builder.build("t").accesses().to_vec()).map_err(explained)
 }
 
@@ -89,7 +89,7 @@ fn what_csv_may_look_like() {
     let error = csv("1,5,0,get\n7,,\n").unwrap_err();
     assert!(error.contains("line 2"), "{error}");
     let builder = read_from(Cursor::new(b"1,5,0,get\n1,5,0,del\n".to_vec()), Some(Format::Csv));
-    assert_eq!(builder.unwrap().build("t").left_out(), 1);
+    assert_eq!(builder.unwrap().build("t").skipped(), 1);
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn cut_and_mutated_files_are_errors_or_traces_and_nothing_else() {
         for _ in 0..150 {
             let cut = 8 + rng.below(packed.len() as u64 - 8) as usize;
             let error = parse(&packed[..cut], Some(Format::Keys)).unwrap_err();
-            let explained = error.contains("cut off") || error.contains("its own tool");
+            let explained = error.contains("truncated") || error.contains("its own tool");
             assert!(explained && error.starts_with("FILE: "), "{error}");
             let mut mutated = packed.clone();
             for _ in 0..=rng.below(4) {

@@ -1,17 +1,22 @@
-//! Which states a crash may leave, of those that the history knows.
+//! The states that a crash may leave.
 
-use super::{History, Now};
+use super::{History, ProgressSnapshot};
 use crate::compare;
 use crate::model::{Content, Model};
 
 impl History {
-    /// Whether a crash may leave `found`, if `now` was known and `txg` is the newest group that survived: its state, with what some
-    /// number of fsyncs made durable.
+    /// Checks that a crash may leave `found`, if `txg` is the newest group that survived and
+    /// `snapshot` was known before the crash.
     ///
     /// # Errors
-    /// How it differs from each state that it may be.
-    pub fn explains(&self, txg: u64, now: &Now, found: &Model) -> Result<(), String> {
-        let (least, most) = (now.fsyncs_done, now.fsyncs_begun);
+    /// The difference to each allowed state.
+    pub fn check_allowed(
+        &self,
+        txg: u64,
+        snapshot: &ProgressSnapshot,
+        found: &Model,
+    ) -> Result<(), String> {
+        let (least, most) = (snapshot.fsyncs_done, snapshot.fsyncs_begun);
         let mut problems = String::new();
         for fsyncs in least..=most {
             match compare::difference(found, &self.state(txg, fsyncs)) {
@@ -21,15 +26,16 @@ impl History {
                 }
             }
         }
-        match most > least && self.explains_partly(txg, (least, most), found) {
+        match most > least && self.allows_partial_fsync(txg, (least, most), found) {
             true => Ok(()),
             false => Err(problems),
         }
     }
 
-    /// An fsync that did not return may have written a part of its records: names as they were at some moment between, and of its
-    /// object's content some of the changes. Content is looked at byte by byte: each is as it was before or after.
-    fn explains_partly(&self, txg: u64, (least, most): (usize, usize), found: &Model) -> bool {
+    /// Whether a partly written fsync explains `found`. An fsync that did not return may leave the
+    /// names of any moment in between, and some of the changes of its object's content. Each byte
+    /// must have its old or its new value.
+    fn allows_partial_fsync(&self, txg: u64, (least, most): (usize, usize), found: &Model) -> bool {
         let mut state = self.state(txg, least);
         let whole = self.state(txg, most);
         let fsync = self.fsyncs[most - 1];
@@ -39,14 +45,14 @@ impl History {
             let (mut found, mut wanted) = (found.clone(), state.clone());
             let partial = found.entries.remove(&fsync.key);
             let known = wanted.entries.remove(&fsync.key);
-            let is_between = match (partial, known) {
+            let in_between = match (partial, known) {
                 (Some(partial), Some(known)) => {
                     let last = whole.entries.get(&fsync.key);
-                    between(&partial.content, &known.content, last.map(|entry| &entry.content))
+                    is_between(&partial.content, &known.content, last.map(|entry| &entry.content))
                 }
                 (partial, known) => partial.is_none() && known.is_none(),
             };
-            is_between && found == wanted
+            in_between && found == wanted
         };
         if matches(&state) {
             return true;
@@ -63,8 +69,8 @@ impl History {
     }
 }
 
-/// Whether each byte is that of one of two states, or zero.
-fn between(found: &Content, before: &Content, after: Option<&Content>) -> bool {
+/// Whether each byte has its old value, its new value, or zero.
+fn is_between(found: &Content, before: &Content, after: Option<&Content>) -> bool {
     let (Content::Bytes(found), Content::Bytes(before)) = (found, before) else {
         return found == before;
     };

@@ -1,5 +1,5 @@
-//! Naive twins of the policies with several lists: the papers' rules once more, on vectors searched from end to end. The
-//! most recent key is the last of its vector.
+//! Reference models of the policies with several lists: the papers' rules on vectors, searched
+//! linearly. The most recent key is the last of its vector.
 
 use super::Policy;
 use super::arc::Arc;
@@ -226,16 +226,16 @@ fn lfu_is_its_definition() {
     });
 }
 
-/// LIRS by its definition: statuses beside one recency order; nothing is kept that could be looked up.
+/// LIRS by its definition: statuses and one recency order, nothing derived is stored.
 struct NaiveLirs {
     capacity: usize,
     hirs: usize,
-    /// S, the bottom first, with what each key is.
+    /// S, the bottom first.
     stack: Vec<u32>,
     lir: Vec<u32>,
     /// Q, the next victim first.
     queue: Vec<u32>,
-    /// Keys in the order in which they left the cache.
+    /// Keys in the order of their evictions.
     left: Vec<u32>,
 }
 
@@ -280,7 +280,7 @@ impl NaiveLirs {
             while self.stack.len() > 3 * self.capacity {
                 let here = |key: &u32| self.lir.contains(key) || self.queue.contains(key);
                 let in_stack = |key: &&u32| self.stack.contains(key) && !here(key);
-                // Who left last may have left several times: its last time counts.
+                // A key may have been evicted several times: its last eviction counts.
                 self.left = {
                     let last = |i: usize| !self.left[i + 1..].contains(&self.left[i]);
                     (0..self.left.len()).filter(|i| last(*i)).map(|i| self.left[i]).collect()

@@ -1,10 +1,10 @@
-//! Images that somebody made wrong, on purpose or not: to be imported without harm.
+//! Corrupts images of pools, which must then be imported or refused without harm.
 //!
-//! A forger who knows checksums can make any block say anything: [`Forge::deep`] goes from an uberblock down to some
-//! block, changes it, and makes all that leads there right again. Pointers are found by looking at every place of a block for what
-//! could be one and whose checksum is right, so nothing of the formats need be known.
+//! [`Corrupter::corrupt_block`] walks from an uberblock down to a block, changes it, and corrects
+//! all checksums on the way up. It finds pointers by testing every position of a block for a
+//! pointer whose checksum verifies, so it needs no knowledge of the formats.
 //!
-//! What is changed is for [`Choices`] to say: a seed, or a [`Script`] of bytes that a fuzzer writes.
+//! [`Choices`] decides what is changed: a seeded generator, or a [`Script`] of bytes from a fuzzer.
 
 use forebay_base::rng::SmallRng;
 use forebay_io::record::Image;
@@ -15,13 +15,13 @@ use forebay_pool::format::{
 use xxhash_rust::xxh3::xxh3_128;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Blocks larger than this are not looked into.
+/// Larger blocks are not read.
 const BLOCK_BYTES_MAX: usize = 1 << 20;
-/// Blocks that lead to a forged one, at most.
+/// Greatest depth of a corrupted block below the uberblock.
 const DEPTH_MAX: usize = 12;
 const SUM_BYTES: usize = 16;
 
-/// Says what is to be changed, where and how.
+/// Decides what is changed, where and how.
 pub trait Choices {
     /// A number below `n`, which is not 0.
     fn below(&mut self, n: u64) -> u64;
@@ -47,12 +47,12 @@ impl Choices for SmallRng {
     }
 }
 
-/// Choices that were written down: each takes as many bytes as it needs, so that a small change of the bytes is a small
-/// change of what is done. Behind the end all are 0.
+/// Choices read from bytes. Each takes as many bytes as it needs, so a small change of the script
+/// is a small change of the corruption. Past the end, all choices are 0.
 pub struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
-    /// The choices that these bytes are.
+    /// Choices from `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
@@ -82,20 +82,20 @@ impl Choices for Script<'_> {
     }
 }
 
-/// A device of a pool with one device, to be changed.
+/// The content of a one-device pool, to be corrupted.
 #[derive(Clone)]
-pub struct Forge {
-    /// What is on it.
+pub struct Corrupter {
+    /// The bytes of the device.
     pub bytes: Vec<u8>,
-    /// Nothing is written from here on.
+    /// Start of the longest unwritten range, where corrupted blocks are placed.
     free: usize,
 }
 
-impl Forge {
-    /// What is on a device now.
+impl Corrupter {
+    /// Copies the image of a device.
     ///
     /// # Panics
-    /// If it has no free stretch for forged blocks.
+    /// If the image has no free range for corrupted blocks.
     pub fn new(image: &Image) -> Self {
         let mut bytes = vec![0; image.size_bytes() as usize];
         let (mut free, mut longest, mut last) = (0, 0, 0);
@@ -110,13 +110,13 @@ impl Forge {
         Self { bytes, free: free.next_multiple_of(SECTOR_UNIT as usize) }
     }
 
-    /// One to three of the changes below, one after the other; at last it is cut off, now and then.
+    /// Makes one to three of the changes below. Sometimes truncates the device at last.
     pub fn any(&mut self, choices: &mut impl Choices) {
         for _ in 0..choices.below(3) + 1 {
             match choices.below(6) {
-                0 => self.deep(choices),
-                1 => self.slot(choices),
-                2 => self.log(choices),
+                0 => self.corrupt_block(choices),
+                1 => self.corrupt_slot(choices),
+                2 => self.corrupt_log(choices),
                 3 => self.flip(choices),
                 4 => self.swap(choices),
                 _ => self.wipe(choices),
@@ -127,7 +127,7 @@ impl Forge {
         }
     }
 
-    /// Flips bits of what was written, anywhere or in the labels.
+    /// Flips bits of written sectors, anywhere or in the labels.
     pub fn flip(&mut self, choices: &mut impl Choices) {
         let labels = choices.below(2) == 0;
         for _ in 0..choices.below(30) + 1 {
@@ -136,7 +136,7 @@ impl Forge {
         }
     }
 
-    /// Moves sectors to where others belong.
+    /// Copies sectors to wrong offsets.
     pub fn swap(&mut self, choices: &mut impl Choices) {
         for _ in 0..choices.below(8) + 1 {
             let len = 512 << choices.below(6);
@@ -151,7 +151,7 @@ impl Forge {
         }
     }
 
-    /// Makes stretches zeros, or noise.
+    /// Overwrites ranges with zeros or noise.
     pub fn wipe(&mut self, choices: &mut impl Choices) {
         for _ in 0..choices.below(4) + 1 {
             let at = self.written(false, choices);
@@ -163,26 +163,26 @@ impl Forge {
         }
     }
 
-    /// Cuts the device off.
+    /// Truncates the device.
     pub fn truncate(&mut self, choices: &mut impl Choices) {
         let sectors = choices.below(self.bytes.len() as u64 / 512) + 1;
         self.bytes.truncate(sectors as usize * 512);
     }
 
-    /// Changes a label or an uberblock and makes its checksum right; its copies too, sometimes.
-    pub fn slot(&mut self, choices: &mut impl Choices) {
+    /// Changes a label or an uberblock and corrects its checksum, sometimes in all its copies.
+    pub fn corrupt_slot(&mut self, choices: &mut impl Choices) {
         let slots = self.slots();
         let Some(&at) = pick(&slots, choices) else { return };
         let old = self.bytes[at..at + SLOT_BYTES].to_vec();
         let mut new = old.clone();
-        // What comes behind is zeros in all of them.
+        // The rest is zeros in all slots.
         let used = if choices.below(3) == 0 { SLOT_BYTES - SUM_BYTES } else { 200 };
         mutate(&mut new[8..used], choices);
         self.replace(&old, &mut new, choices.below(2) == 0);
     }
 
-    /// Changes a block of the intent log and makes its checksum right.
-    pub fn log(&mut self, choices: &mut impl Choices) {
+    /// Changes a block of the intent log and corrects its checksum.
+    pub fn corrupt_log(&mut self, choices: &mut impl Choices) {
         let is_log = |at: &usize| {
             LogBlockPhys::read_from_prefix(&self.bytes[*at..])
                 .is_ok_and(|(head, _)| head.magic.get() == LOG_BLOCK_MAGIC)
@@ -202,8 +202,8 @@ impl Forge {
         block[..SUM_BYTES].copy_from_slice(&sum);
     }
 
-    /// Changes some block that the newest uberblock leads to, and makes all that leads there right.
-    pub fn deep(&mut self, choices: &mut impl Choices) {
+    /// Changes a block reachable from the newest uberblock, and corrects all checksums on the path.
+    pub fn corrupt_block(&mut self, choices: &mut impl Choices) {
         let newest = |at: &usize| {
             let found = UberblockPhys::read_from_prefix(&self.bytes[*at..]).ok();
             found.filter(|(found, _)| found.magic.get() == UBERBLOCK_MAGIC).map(|(found, _)| found)
@@ -214,22 +214,22 @@ impl Forge {
         };
         let mut new = old;
         let depth = choices.below(DEPTH_MAX as u64) as usize;
-        self.forge(&mut new.root, depth, choices);
+        self.corrupt_path(&mut new.root, depth, choices);
         let mut bytes = new.as_bytes().to_vec();
         self.replace(old.as_bytes(), &mut bytes, true);
     }
 
-    fn forge(&mut self, ptr: &mut BlockPtrPhys, depth: usize, choices: &mut impl Choices) {
+    fn corrupt_path(&mut self, ptr: &mut BlockPtrPhys, depth: usize, choices: &mut impl Choices) {
         let Some(mut content) = self.content(ptr) else { return };
         let children = self.pointers(&content);
         match pick(&children, choices) {
             Some(&at) if depth > 0 => {
                 let field = &mut content[at..at + size_of::<BlockPtrPhys>()];
                 let Ok(mut child) = BlockPtrPhys::read_from_bytes(field) else { return };
-                self.forge(&mut child, depth - 1, choices);
+                self.corrupt_path(&mut child, depth - 1, choices);
                 content[at..at + size_of::<BlockPtrPhys>()].copy_from_slice(child.as_bytes());
             }
-            // What a pointer says, where it still leads somewhere.
+            // A field of a pointer that still leads somewhere.
             Some(&at) if choices.below(3) == 0 => {
                 mutate(&mut content[at + 24..at + size_of::<BlockPtrPhys>()], choices);
             }
@@ -249,7 +249,7 @@ impl Forge {
         ptr.physical_bytes = ptr.logical_bytes;
     }
 
-    /// What a pointer points to, if it is one.
+    /// The decompressed block behind a pointer, if its checksum verifies.
     fn content(&self, ptr: &BlockPtrPhys) -> Option<Vec<u8>> {
         let (logical, physical) =
             (ptr.logical_bytes.get() as usize, ptr.physical_bytes.get() as usize);
@@ -270,7 +270,7 @@ impl Forge {
         }
     }
 
-    /// Where pointers are in a block.
+    /// Offsets of valid pointers in a block.
     fn pointers(&self, content: &[u8]) -> Vec<usize> {
         let last = content.len().saturating_sub(size_of::<BlockPtrPhys>() - 1);
         let is_pointer = |at: &usize| {
@@ -280,7 +280,7 @@ impl Forge {
         (0..last).step_by(4).filter(is_pointer).collect()
     }
 
-    /// Labels and uberblocks whose checksum is right.
+    /// Offsets of labels and uberblocks whose checksum verifies.
     fn slots(&self) -> Vec<usize> {
         let label = LABEL_BYTES as usize;
         let back = self.bytes.len().saturating_sub(label);
@@ -295,7 +295,7 @@ impl Forge {
         places.filter(is_slot).collect()
     }
 
-    /// Puts a slot in the place of another one, with the right checksum: of the first, or of all that are the same.
+    /// Replaces a slot and corrects its checksum: the first copy, or all equal ones.
     fn replace(&mut self, old: &[u8], new: &mut [u8], all: bool) {
         let sum = xxh3_128(&new[..SLOT_BYTES - SUM_BYTES]).to_le_bytes();
         new[SLOT_BYTES - SUM_BYTES..].copy_from_slice(&sum);
@@ -309,7 +309,7 @@ impl Forge {
         }
     }
 
-    /// A byte in a sector that is not zero.
+    /// Offset of a byte in a nonzero sector.
     fn written(&self, labels: bool, choices: &mut impl Choices) -> usize {
         let label = LABEL_BYTES;
         let len = self.bytes.len() as u64;
@@ -332,7 +332,7 @@ fn pick<'a, T>(all: &'a [T], choices: &mut impl Choices) -> Option<&'a T> {
     (!all.is_empty()).then(|| &all[choices.below(all.len() as u64) as usize])
 }
 
-/// Changes some bytes: bits, numbers that are at the edge of something, copies of others.
+/// Changes some bytes: flips bits, writes boundary values, copies others.
 fn mutate(bytes: &mut [u8], choices: &mut impl Choices) {
     if bytes.len() < 16 {
         return bytes.fill(choices.below(256) as u8);

@@ -1,4 +1,4 @@
-//! Pools on memory devices.
+//! Fixtures: pools on memory devices, with fixed seeds and a stopped clock.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -13,33 +13,33 @@ use forebay_pool::{
 /// A mebibyte.
 pub const MIB: u64 = 1 << 20;
 
-/// Names of the datasets that pools here have.
+/// Names of the datasets in each pool.
 pub const DATASETS: [&str; 2] = ["one", "two"];
 
-/// A cache of that many bytes.
+/// A block cache of `bytes` bytes.
 ///
 /// # Panics
-/// If the system gives no memory.
+/// If the system has no memory.
 pub fn cache(bytes: u64) -> Arc<BlockCache> {
     let options = BlockCacheOptions { bytes, seed: Some(1), ..BlockCacheOptions::default() };
     BlockCache::new(options).expect("a cache")
 }
 
-/// A memory device. Those of a pool have different names.
+/// A memory device. The devices of a pool need different names.
 ///
 /// # Panics
-/// If the system gives no thread.
+/// If the system cannot start a thread.
 pub fn memory(name: &str, bytes: u64, sector_bytes: u32) -> Arc<dyn Device> {
     let options = MemoryOptions { sector_bytes, submission_queues: 1, ..MemoryOptions::default() };
     Arc::new(MemoryDevice::new(name, bytes, &options).expect("a memory device"))
 }
 
-/// A clock that stands: nothing happens because time has passed.
+/// A stopped clock, so that nothing happens because time has passed.
 pub fn clock() -> Option<Arc<dyn Clock>> {
     Some(Arc::new(ManualClock::new()))
 }
 
-/// Who has the pools.
+/// The host that imports the pools.
 pub fn host() -> HostId {
     HostId { id: 1, name: "sim".to_owned() }
 }
@@ -54,7 +54,7 @@ pub fn create_options(cache: &Arc<BlockCache>) -> CreateOptions {
     }
 }
 
-/// Options to import it.
+/// Options to import a pool.
 pub fn import_options(cache: &Arc<BlockCache>) -> ImportOptions {
     ImportOptions {
         host: host(),
@@ -67,7 +67,7 @@ pub fn import_options(cache: &Arc<BlockCache>) -> ImportOptions {
 /// A new pool with [`DATASETS`].
 ///
 /// # Errors
-/// What creating brings.
+/// The errors of [`Pool::create`].
 pub fn create(
     devices: &[Arc<dyn Device>],
     cache: &Arc<BlockCache>,
@@ -81,18 +81,18 @@ pub fn create(
     Ok(pool)
 }
 
-/// Imports what lies on the devices.
+/// Imports the pool on the devices.
 ///
 /// # Errors
-/// What importing brings.
+/// The errors of [`Pool::import`].
 pub fn import(devices: &[Arc<dyn Device>], options: &ImportOptions) -> Result<Pool> {
     Pool::import(devices.iter().map(|device| Arc::clone(device).into()).collect(), options)
 }
 
-/// Imports what lies on the devices, with these cache devices and no others.
+/// Imports the pool on the devices, with these L2 devices and no others.
 ///
 /// # Errors
-/// What importing brings.
+/// The errors of [`Pool::import_with`].
 pub fn import_with(
     devices: &[Arc<dyn Device>],
     l2_devices: &[Arc<dyn Device>],
@@ -108,7 +108,7 @@ pub fn import_with(
 /// The pool's [`DATASETS`].
 ///
 /// # Errors
-/// What opening brings.
+/// The errors of [`Pool::dataset`].
 pub fn datasets(pool: &Pool) -> Result<Vec<Dataset>> {
     DATASETS.iter().map(|name| pool.dataset(name)).collect()
 }
@@ -116,7 +116,7 @@ pub fn datasets(pool: &Pool) -> Result<Vec<Dataset>> {
 /// Checks a pool.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The report of the check, if it is not clean.
 pub fn check(pool: &Pool) -> Result<(), String> {
     let report = pool
         .check(&mut |_| ControlFlow::Continue(()))
@@ -132,8 +132,8 @@ pub use forebay_base::testing::full;
 /// The number in an environment variable.
 ///
 /// # Panics
-/// If it is none.
-pub fn number(variable: &str) -> Option<u64> {
+/// If the variable is not a number.
+pub fn env_number(variable: &str) -> Option<u64> {
     let value = std::env::var(variable).ok()?;
     Some(value.parse().unwrap_or_else(|_| panic!("{variable} is a number")))
 }
