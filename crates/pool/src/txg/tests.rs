@@ -136,7 +136,7 @@ fn a_closed_pool_can_commit_once_more() {
 
 #[test]
 #[cfg(debug_assertions)]
-#[should_panic(expected = "inside a change")]
+#[should_panic(expected = "its thread had another one")]
 fn a_change_inside_a_change_is_caught() {
     let txgs = txgs(small());
     let _hold = txgs.begin().unwrap();
@@ -145,7 +145,7 @@ fn a_change_inside_a_change_is_caught() {
 
 #[test]
 #[cfg(debug_assertions)]
-#[should_panic(expected = "inside a change")]
+#[should_panic(expected = "its thread had another one")]
 fn a_change_inside_a_change_is_caught_after_one_that_did_not_wait() {
     let txgs = txgs(small());
     let hold = txgs.begin().unwrap();
