@@ -319,7 +319,7 @@ impl L2Devices {
             let used = match open_device(&**host, &phys, &guids, &mut given, search) {
                 Ok((l2, lock)) => L2Availability::Open(l2, lock),
                 Err(why) => {
-                    let pool = &*host.context().pool_name;
+                    let pool = host.context().pool_name;
                     tracing::warn!(pool, device = phys.path(), error = why, "lost L2 device");
                     L2Availability::Unavailable(why)
                 }
