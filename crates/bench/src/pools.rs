@@ -66,12 +66,12 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
 }
 
 /// A file that is removed when it was ours.
-struct BedFile {
+struct FileSetup {
     path: PathBuf,
     ours: bool,
 }
 
-impl Drop for BedFile {
+impl Drop for FileSetup {
     fn drop(&mut self) {
         if self.ours {
             // Nothing depends on it: it lies where its user keeps such things.
@@ -97,7 +97,7 @@ pub(crate) struct Bed {
     seed: u64,
     overwrite: bool,
     // Removed last.
-    _file: Option<BedFile>,
+    _file: Option<FileSetup>,
 }
 
 impl Bed {
@@ -122,8 +122,11 @@ impl Bed {
         Ok(Self { device: device_again, medium: device, sparse, seed, overwrite, _file: file })
     }
 
-    fn file(path: PathBuf, size_bytes: u64) -> Result<(Arc<dyn Device>, Option<BedFile>), Failure> {
-        let file = BedFile { ours: !path.exists(), path };
+    fn file(
+        path: PathBuf,
+        size_bytes: u64,
+    ) -> Result<(Arc<dyn Device>, Option<FileSetup>), Failure> {
+        let file = FileSetup { ours: !path.exists(), path };
         let options = OpenOptions { create_bytes: Some(size_bytes), ..OpenOptions::default() };
         let device: Arc<dyn Device> = Arc::new(FileDevice::open(&file.path, &options)?);
         Ok((device, Some(file)))
@@ -228,7 +231,7 @@ pub(crate) fn resident_by_class(cache: &BlockCache) -> [u64; 2] {
 }
 
 /// Bytes that a cache holds in mru, of both classes.
-pub(crate) fn resident_newcomers(cache: &BlockCache) -> u64 {
+pub(crate) fn resident_candidates(cache: &BlockCache) -> u64 {
     let stats = cache.cache().stats();
     stats.states.iter().filter(|s| s.state == "mru").map(|state| state.bytes).sum()
 }

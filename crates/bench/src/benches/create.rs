@@ -166,7 +166,7 @@ fn whole(
     let stats = pooled.cache.cache().stats();
     record = record.figure("hit_ratio", stats.hit_ratio());
     let pool = pooled.pool.stats();
-    record = record.figure("newest_group", pool.synced_txg as f64);
+    record = record.figure("newest_txg", pool.synced_txg as f64);
     let counters = pool.counters;
     for (name, label, figure) in COUNTERS {
         let counted = counters.iter().filter(|c| (c.0, c.1) == (name, label)).map(|c| c.2);

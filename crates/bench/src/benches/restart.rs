@@ -272,7 +272,7 @@ impl Job<'_> {
             .figure("rebuild_s", found.rebuild.elapsed_ns as f64 / 1e9)
             .figure("found_records", found.rebuild.records as f64)
             .figure("warmed", warmed(&found) as f64)
-            .figure("level_hits", found.hits as f64)
+            .figure("l2_hits", found.hits as f64)
             .figure("device_reads", device_reads as f64))
     }
 }

@@ -28,9 +28,9 @@ const VISITS: f64 = 2.0;
 /// a neighbour.
 const LINES_OF_LIST: f64 = 3.0;
 /// Lanes that a device has at most.
-const MOST_LANES: usize = 16;
+const MAX_QUEUES: usize = 16;
 /// Locks of which a lane has one of its own.
-const LOCKS_OF_LANES: [&str; 2] = ["io-submission-queue", "io-drive"];
+const QUEUE_LOCKS: [&str; 2] = ["io-submission-queue", "io-drive"];
 /// How the names of locks begin at which hardly anybody ever meets: a request's own, and those of
 /// pieces of the device's memory, for every thread reads its own.
 const PRIVATE_LOCKS: [&str; 2] = ["request-", "memory-chunk"];
@@ -126,8 +126,7 @@ impl Operation<'_> {
             None => stations.push(line("root word", cpus as u64, VISITS)),
         }
         let shared = |(name, visits, hold_ns): &(&'static str, f64, f64)| {
-            let copies =
-                if LOCKS_OF_LANES.contains(name) { cpus.min(MOST_LANES) as u64 } else { 1 };
+            let copies = if QUEUE_LOCKS.contains(name) { cpus.min(MAX_QUEUES) as u64 } else { 1 };
             let alone_ns = hold_ns + line_ns;
             let visits = visits / copies as f64;
             Station { name, copies, visits, alone_ns, queued_ns: alone_ns }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::measure::{Sample, cpu_seconds};
 use crate::names::{Fault, Name, Pooled, directory_of, fail};
 use crate::options::Failure;
-use crate::pools::{resident_by_class, resident_newcomers};
+use crate::pools::{resident_by_class, resident_candidates};
 
 /// Bytes of attributes of each object, as in R5's dnodes.
 const ATTRIBUTES: [u8; 144] = [0x5a; 144];
@@ -149,7 +149,7 @@ impl Watch {
             end_s: now.duration_since(self.begun).as_secs_f64(),
             per_s: (all - self.seen) as f64 / elapsed.as_secs_f64(),
             cached: resident_by_class(&pooled.cache),
-            newcomers: resident_newcomers(&pooled.cache),
+            newcomers: resident_candidates(&pooled.cache),
             dirty_bytes: pooled.cache.dirty_bytes(),
             waited_reads: reads - self.reads,
         });
