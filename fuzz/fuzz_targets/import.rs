@@ -1,8 +1,9 @@
-//! Images of pools that a fuzzer changed: each is looked at, imported, checked, read, changed, scrubbed and exported. That
-//! works or says why not; it does not panic, hang, or touch memory that is not its own.
+//! Images of pools that a fuzzer changed: each is looked at, imported, checked, read, changed,
+//! scrubbed and exported. That works or says why not; it does not panic, hang, or touch memory that
+//! is not its own.
 //!
-//! The fuzzer writes a [`Script`]: which pool is changed, where, and how. Blocks that are changed on purpose get the right checksum, so
-//! it comes to what is behind that.
+//! The fuzzer writes a [`Script`]: which pool is changed, where, and how. Blocks that are changed
+//! on purpose get the right checksum, so it comes to what is behind that.
 
 #![no_main]
 

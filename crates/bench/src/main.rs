@@ -62,7 +62,8 @@ enum Command {
     Evict(evict::Args),
     /// Freeing evicted blocks at once or later, over several indexes (R3).
     Freeing(freeing_bench::Args),
-    /// Caches in memory and on a device: hit ratio by level, bytes written, metadata beside a stream.
+    /// Caches in memory and on a device: hit ratio by level, bytes written, metadata beside a
+    /// stream.
     Hybrid(hybrid::Args),
     /// Lookup, memory and slowest insert of indexes as they grow (R4).
     Index(index_bench::Args),
@@ -76,7 +77,8 @@ enum Command {
     R5(r5::Args),
     /// A cache on a device, killed and opened again: what it knows, and how soon (R4).
     Rebuild(rebuild::Args),
-    /// How soon a pool on a slow device is fast again after a restart, with a cache device and without (R1's job).
+    /// How soon a pool on a slow device is fast again after a restart, with a cache device and
+    /// without (R1's job).
     Restart(restart::Args),
     /// Hit ratios of our cache, the textbook's policies and the optimum, on traces.
     Sim(sim::Args),

@@ -1,8 +1,8 @@
 //! The pools that the benches work in: a device that outlives them, a cache, and figures of both.
 //!
-//! A bed is made once for each measurement. Its device can be memory or a file, and its reads can be
-//! made slow after it was filled. A file that was not there before is removed at the end; one that was must
-//! hold no pool.
+//! A bed is made once for each measurement. Its device can be memory or a file, and its reads can
+//! be made slow after it was filled. A file that was not there before is removed at the end; one
+//! that was must hold no pool.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,7 +44,8 @@ impl Medium {
 /// What a pool lies on, as an option of a bench.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct MediumArgs {
-    /// What the pool lies on: `mem`, a folder for a temporary file, or the name of a file or block device.
+    /// What the pool lies on: `mem`, a folder for a temporary file, or the name of a file or block
+    /// device.
     #[arg(long, default_value = "mem", value_name = "mem|PATH", value_parser = Medium::parse)]
     pub(crate) device: Medium,
     /// Size of the device, unless it is there already.
@@ -92,7 +93,8 @@ pub(crate) struct Bed {
     medium: Arc<dyn Device>,
     /// The same, as the next pool gets it.
     device: Arc<dyn Device>,
-    /// It is in memory that is there only once it is written to: too large to have it all from the start.
+    /// It is in memory that is there only once it is written to: too large to have it all from the
+    /// start.
     sparse: bool,
     seed: u64,
     overwrite: bool,
@@ -191,8 +193,8 @@ impl Bed {
         Ok(Pool::import_with(devices, l2_devices, &options)?)
     }
 
-    /// From the next pool on, each read takes `delay` longer, however many there are at once. No delay: as the
-    /// device itself has it.
+    /// From the next pool on, each read takes `delay` longer, however many there are at once. No
+    /// delay: as the device itself has it.
     pub(crate) fn slow_reads(&mut self, delay: Duration) {
         self.device = Arc::clone(&self.medium);
         if !delay.is_zero() {

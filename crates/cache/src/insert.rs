@@ -154,8 +154,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 // reads the slot again.
                 locked.replace(slot_ref, slot);
                 let old = Self::header_at(address);
-                // SAFETY: not freed before its slot was replaced; if retired already, its evictor or
-                // remover finds the slot taken and does the rest.
+                // SAFETY: not freed before its slot was replaced; if retired already, its evictor
+                // or remover finds the slot taken and does the rest.
                 let before = unsafe { old.as_ref() }.retire(cause);
                 Ok(before
                     .map_or(PreviousEntry::Nothing, |before| PreviousEntry::Resident(old, before)))

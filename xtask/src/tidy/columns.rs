@@ -2,9 +2,6 @@
 //!
 //! Prose is Markdown, and comments in Rust. Tables, code blocks and lines that consist of a link
 //! are exempt, because they cannot be broken.
-//!
-//! The rule applies only to paths below [`FINISHED`], because other prose has longer lines. Extend
-//! the constant with each crate whose prose is rewritten. Remove it when all are done.
 
 use crate::source::Source;
 use crate::tree::{Findings, Tree};
@@ -12,16 +9,12 @@ use crate::tree::{Findings, Tree};
 const RULE: &str = "columns";
 /// Columns of a line, one per character.
 const WIDEST: usize = 100;
-/// Prefixes of paths whose prose is rewritten.
-const FINISHED: [&str; 2] = ["crates/base/", "xtask/"];
 
 pub(super) fn check(tree: &Tree, out: &mut Findings) {
-    let is_finished = |path: &str| FINISHED.iter().any(|start| path.starts_with(start));
-    for source in tree.sources.iter().filter(|source| is_finished(&source.path)) {
+    for source in &tree.sources {
         report(&source.path, &wide_comments(source), out);
     }
-    let markdown = |path: &str| path.ends_with(".md") && is_finished(path);
-    for (path, text) in tree.texts.iter().filter(|(path, _)| markdown(path)) {
+    for (path, text) in tree.texts.iter().filter(|(path, _)| path.ends_with(".md")) {
         let mut prose = Prose::default();
         let lines = text.lines().enumerate();
         let wide = lines.filter(|(_, line)| prose.is_prose(line) && columns(line) > WIDEST);
@@ -142,10 +135,8 @@ mod tests {
     }
 
     #[test]
-    fn code_and_unfinished_paths_are_exempt() {
+    fn code_is_exempt() {
         let code = format!("const A: &str = \"{}\";", line("a", 200));
         assert_eq!(found("xtask/src/a.rs", &code), [""; 0]);
-        let wide = line("// ", 200);
-        assert_eq!(found("crates/unfinished/src/a.rs", &wide), [""; 0]);
     }
 }

@@ -13,8 +13,8 @@
 //!
 //! Locking: a root's lock, held for a few stores; nothing is called under it.
 //!
-//! Deliberately absent: refusal after closing, cancellation, generations: [`drain`](LockedRoots::drain)
-//! waits for a moment without any child.
+//! Deliberately absent: refusal after closing, cancellation, generations:
+//! [`drain`](LockedRoots::drain) waits for a moment without any child.
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use forebay_base::sync::{Condvar, Mutex};
@@ -62,7 +62,8 @@ impl Root {
 
 /// Roots under locks.
 pub(crate) struct LockedRoots {
-    /// For the rest of the process, so that a child needs no count to hold its root: a bench makes few.
+    /// For the rest of the process, so that a child needs no count to hold its root: a bench makes
+    /// few.
     roots: &'static [Root],
     /// Whose turn it is; shared by all submitters.
     turn: Turn,

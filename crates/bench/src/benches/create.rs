@@ -1,9 +1,9 @@
-//! `create`: R5's mds-survey. Objects with attributes and their names in 32 directories, through the life of a
-//! cache: as it fills, when it is full, and cold.
+//! `create`: R5's mds-survey. Objects with attributes and their names in 32 directories, through
+//! the life of a cache: as it fills, when it is full, and cold.
 //!
-//! With `--preload`, names are there before; the pool is then exported and imported with the cache and the slow reads that
-//! are asked for. With `--cycle`, iterations of creates and destroys follow that import, and the first ones show how
-//! long a cold cache slows them down.
+//! With `--preload`, names are there before; the pool is then exported and imported with the cache
+//! and the slow reads that are asked for. With `--cycle`, iterations of creates and destroys follow
+//! that import, and the first ones show how long a cold cache slows them down.
 
 use std::time::Duration;
 

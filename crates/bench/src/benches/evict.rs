@@ -1,8 +1,8 @@
 //! `evict`: get or insert, with a working set larger than the cache.
 //!
-//! All subjects get the same number of blocks. With values of one word policy and bookkeeping are what
-//! is measured; with blocks of 8 KiB what a block cache does, memory included. The mean and the largest number of
-//! resident blocks are reported: nobody wins by holding more.
+//! All subjects get the same number of blocks. With values of one word policy and bookkeeping are
+//! what is measured; with blocks of 8 KiB what a block cache does, memory included. The mean and
+//! the largest number of resident blocks are reported: nobody wins by holding more.
 
 use super::{best, chosen, grouped, interleave, panels_over_threads};
 use crate::counted::Counted;

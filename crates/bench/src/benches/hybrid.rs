@@ -1,9 +1,11 @@
-//! `hybrid`: hit ratio of caches in memory and on a device, and what is written to the device for it.
+//! `hybrid`: hit ratio of caches in memory and on a device, and what is written to the device for
+//! it.
 //!
-//! *Zipf*: a set of keys ten times as large as memory, asked for by a Zipf distribution; each miss loads and caches the value. The
-//! rate of operations is bounded, so that the device decides nothing. *Metadata*: a set that is as large as memory and seldom
-//! asked for, beside a stream of data ten times as large as the device, each of which is asked for once: how much of
-//! the set is still there at the end.
+//! *Zipf*: a set of keys ten times as large as memory, asked for by a Zipf distribution; each miss
+//! loads and caches the value. The rate of operations is bounded, so that the device decides
+//! nothing. *Metadata*: a set that is as large as memory and seldom asked for, beside a stream of
+//! data ten times as large as the device, each of which is asked for once: how much of the set is
+//! still there at the end.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! `pool-read`: cached reads of open objects through the pool's API, beside memcpy.
 //!
-//! All threads read all objects, at random records; nothing is missed. The yardstick copies as many bytes from as much
-//! memory, without any cache.
+//! All threads read all objects, at random records; nothing is missed. The yardstick copies as many
+//! bytes from as much memory, without any cache.
 
 use std::hint::black_box;
 use std::sync::Arc;

@@ -1,8 +1,9 @@
-//! `rebuild`: what a cache on a device knows again after it was killed, how soon, and what that costs in memory (R4).
+//! `rebuild`: what a cache on a device knows again after it was killed, how soon, and what that
+//! costs in memory (R4).
 //!
-//! A process of its own fills the device and is killed; another opens it, asks for keys until it gets one, and waits until all is
-//! known. Both subjects' logs go through the page cache, where they are from having been written: what is measured is the
-//! rebuild, not the medium.
+//! A process of its own fills the device and is killed; another opens it, asks for keys until it
+//! gets one, and waits until all is known. Both subjects' logs go through the page cache, where
+//! they are from having been written: what is measured is the rebuild, not the medium.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -18,7 +19,8 @@ use crate::report::plot::{Axis, Panel};
 use crate::report::{Against, Ratio, Record, Value, fold_all};
 
 const NAME: &str = "rebuild";
-/// Weight of the values in memory after it was opened again: next to nothing, so that memory is the index's.
+/// Weight of the values in memory after it was opened again: next to nothing, so that memory is the
+/// index's.
 const OPEN_BYTES: u64 = 1 << 20;
 /// Keys that are looked up at the end.
 const SAMPLE: u64 = 20_000;
@@ -55,8 +57,9 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Weight of the values in memory while the device is filled: all of them, so that none leaves before it was written. What
-    /// nobody asks for again is what a cache lets go of first, and what a device need not take.
+    /// Weight of the values in memory while the device is filled: all of them, so that none leaves
+    /// before it was written. What nobody asks for again is what a cache lets go of first, and what
+    /// a device need not take.
     fn fill_bytes(&self) -> u64 {
         self.entries * (self.value_bytes + 64)
     }

@@ -1,13 +1,15 @@
-//! `restart`: how soon a pool on a slow device is as fast again as before it was exported, with a cache device and
-//! without.
+//! `restart`: how soon a pool on a slow device is as fast again as before it was exported, with a
+//! cache device and without.
 //!
-//! R1's job: each thread reads blocks of an object of its own, at random, all of which fits into memory. In its first life the pool
-//! fills memory and says what it does when it is warm; then it is exported, and imported with an empty cache, each read of its device
-//! taking longer. Time runs from the beginning of the import. The cache device is a file, as fast as it is.
+//! R1's job: each thread reads blocks of an object of its own, at random, all of which fits into
+//! memory. In its first life the pool fills memory and says what it does when it is warm; then it
+//! is exported, and imported with an empty cache, each read of its device taking longer. Time runs
+//! from the beginning of the import. The cache device is a file, as fast as it is.
 //!
-//! The second life goes on until it is warm itself, which is when hardly any read has to leave memory any more, and it is that rate
-//! of which it must have reached a share: what the machine can do changes from one minute to the next, and warm reads are all of
-//! what it can do. What the first life did is told beside it.
+//! The second life goes on until it is warm itself, which is when hardly any read has to leave
+//! memory any more, and it is that rate of which it must have reached a share: what the machine can
+//! do changes from one minute to the next, and warm reads are all of what it can do. What the first
+//! life did is told beside it.
 
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -48,7 +50,8 @@ pub(crate) struct Args {
     /// By how much each read of the pool's device takes longer after the restart, in microseconds.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     pub(crate) delay_us: u64,
-    /// End the first life as a crash would, a while after all was in memory, instead of by an export.
+    /// End the first life as a crash would, a while after all was in memory, instead of by an
+    /// export.
     #[arg(long)]
     pub(crate) crash: bool,
     /// A restart that takes longer is given up.

@@ -1,7 +1,8 @@
 //! `sim`: hit ratios of our cache, of the textbook's policies and of the optimum, on traces.
 //!
-//! What is simulated, and how, is `forebay-sim`'s (see its module `cache`). Simulations of different policies and
-//! capacities run beside each other, one a processor; each is of one thread and of no time, so that its result is exact.
+//! What is simulated, and how, is `forebay-sim`'s (see its module `cache`). Simulations of
+//! different policies and capacities run beside each other, one a processor; each is of one thread
+//! and of no time, so that its result is exact.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,8 +41,8 @@ pub(crate) struct Args {
     /// Traces made from the seed, by name, or `all`.
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) synthetic: Vec<String>,
-    /// Entries, or shares of a trace's keys (at least 32 entries). By default 0.1%,1%,10%,50%, and for synthetic traces
-    /// the capacity that they are made for.
+    /// Entries, or shares of a trace's keys (at least 32 entries). By default 0.1%,1%,10%,50%, and
+    /// for synthetic traces the capacity that they are made for.
     #[arg(long, value_delimiter = ',', value_name = "N|P%,…")]
     pub(crate) capacity: Vec<Capacity>,
     /// Only these policies; `forebay` is ours.
@@ -161,7 +162,8 @@ fn run_all(jobs: &[Job], seed: u64) -> Result<Vec<Outcome>, SimError> {
     taken.map(|outcome| outcome.expect("every job was done")).collect()
 }
 
-/// Of each policy, the mean hit ratio over all traces and capacities; a row each, for the table's end.
+/// Of each policy, the mean hit ratio over all traces and capacities; a row each, for the table's
+/// end.
 pub(crate) fn means(records: &[Record]) -> Vec<Record> {
     let mut sums: Vec<(&str, f64, u64)> = Vec::new();
     for record in records {

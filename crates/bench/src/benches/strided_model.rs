@@ -38,7 +38,8 @@ const PRIVATE_LOCKS: [&str; 2] = ["request-", "memory-chunk"];
 /// Class of lock, visits of an operation, hold time of a visit in nanoseconds.
 pub(crate) type LockUses = Vec<(&'static str, f64, f64)>;
 
-/// Solves the model for what was measured on the memory device. `uses` is empty but in a counting build.
+/// Solves the model for what was measured on the memory device. `uses` is empty but in a counting
+/// build.
 pub(crate) fn run(
     common: &Common,
     measured: &[Record],

@@ -1,7 +1,7 @@
 //! `strided-read` (R2): what roots cost under a load of read-ahead from many threads.
 //!
-//! One device, one queue and one read-ahead for all subjects; only the roots differ. The load itself
-//! is in [`crate::strided`].
+//! One device, one queue and one read-ahead for all subjects; only the roots differ. The load
+//! itself is in [`crate::strided`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ const NAME: &str = "strided-read";
 const THREADS: [usize; 1] = [256];
 /// One queue a CPU.
 const LANES: usize = 0;
-/// So long that nobody ever waits for room in a queue, which would be the queue's cost and not the roots'.
+/// So long that nobody ever waits for room in a queue, which would be the queue's cost and not the
+/// roots'.
 const QUEUE_LIMIT: u32 = 16384;
 
 /// Room for what the other classes have reserved, beside the reads in flight.

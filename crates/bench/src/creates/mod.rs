@@ -1,7 +1,8 @@
 //! Creates: the load of `create`, mds-survey's, and what it saw second by second.
 //!
-//! For each name an object with attributes, and an entry of its number in the name's directory, in one transaction.
-//! Threads take the names in turns. What they have done is looked at from outside, a bucket of time after another.
+//! For each name an object with attributes, and an entry of its number in the name's directory, in
+//! one transaction. Threads take the names in turns. What they have done is looked at from outside,
+//! a bucket of time after another.
 
 use std::ops::Range;
 use std::sync::Barrier;

@@ -1,7 +1,8 @@
-//! Caches in memory and on a device, as the benches `rebuild` and `hybrid` use them: ours, and foyer's.
+//! Caches in memory and on a device, as the benches `rebuild` and `hybrid` use them: ours, and
+//! foyer's.
 //!
-//! Values say whose they are, so that a wrong one is found out. Files of all subjects are in one folder, go through the page
-//! cache, and are removed at the end.
+//! Values say whose they are, so that a wrong one is found out. Files of all subjects are in one
+//! folder, go through the page cache, and are removed at the end.
 
 mod forebay;
 #[cfg(feature = "peers")]

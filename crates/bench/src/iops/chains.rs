@@ -34,7 +34,8 @@ pub(crate) enum Engines {
 /// Reads with one of our engines.
 ///
 /// # Errors
-/// If the file cannot be opened like that, or a read fails, or reads something else than what is there.
+/// If the file cannot be opened like that, or a read fails, or reads something else than what is
+/// there.
 pub(crate) fn ours(plan: &Plan<'_>, engine: Engines, stamp: Stamp) -> Result<Found, Failure> {
     let tunables = Arc::new(IoTunables::default());
     // All of the depth is in flight, none of it waits in the queue.

@@ -1,7 +1,7 @@
 //! fjall, a log-structured merge tree: one keyspace, keys of a directory and a name.
 //!
-//! A lot is a batch, which goes to its journal unsynced; `SyncAll` every second makes it durable. An insert does not look
-//! whether the name is there.
+//! A lot is a batch, which goes to its journal unsynced; `SyncAll` every second makes it durable.
+//! An insert does not look whether the name is there.
 
 use std::ops::Range;
 use std::path::Path;

@@ -59,7 +59,8 @@ impl Pooled {
         Ok(Self { data, directories, pool, cache, bed })
     }
 
-    /// The same pool after an export and an import, with a new, empty cache and reads that take longer by `delay`.
+    /// The same pool after an export and an import, with a new, empty cache and reads that take
+    /// longer by `delay`.
     ///
     /// # Errors
     /// Why one of the two failed.

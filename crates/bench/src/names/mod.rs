@@ -1,8 +1,9 @@
 //! Names in directories: the load of `zap` and `create`, and those who bear it.
 //!
-//! Names are growing decimal numbers; name `n` lies in directory `n % 32`, as mds-survey spreads them. Changes come in
-//! lots of consecutive names, a transaction each, which threads take in turns; all that changed becomes durable
-//! every second and at the end, and that end counts. Lookups are of random names among those that are there.
+//! Names are growing decimal numbers; name `n` lies in directory `n % 32`, as mds-survey spreads
+//! them. Changes come in lots of consecutive names, a transaction each, which threads take in
+//! turns; all that changed becomes durable every second and at the end, and that end counts.
+//! Lookups are of random names among those that are there.
 
 #[cfg(feature = "peers")]
 mod fjall;
@@ -74,7 +75,8 @@ pub(crate) fn directory_of(number: u64) -> usize {
     (number % DIRECTORIES) as usize
 }
 
-/// A name with its directory, for who keeps all directories in one key space: they sort by directory.
+/// A name with its directory, for who keeps all directories in one key space: they sort by
+/// directory.
 #[cfg(feature = "peers")]
 #[inline]
 fn flat_key(number: u64) -> ([u8; 21], usize) {

@@ -1,7 +1,8 @@
 //! redb, a copy-on-write B-tree: one table, keys of a directory and a name.
 //!
-//! Lots commit without durability; an empty transaction with it, every second, makes all before it durable.
-//! It has one writer at a time. A thread looks up in one read transaction, with the table open.
+//! Lots commit without durability; an empty transaction with it, every second, makes all before it
+//! durable. It has one writer at a time. A thread looks up in one read transaction, with the table
+//! open.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

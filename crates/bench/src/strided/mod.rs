@@ -1,9 +1,9 @@
 //! R2's load: many threads, each reading its own region with a stride, with read-ahead that is
 //! issued as asynchronous I/O under roots.
 //!
-//! A [`Reader`] keeps two lots of reads before the block that it wants next. When it comes to a lot,
-//! it raises those of its blocks that are still in flight to reads that somebody waits for, and waits
-//! for them; when it has used a lot up, the next one is read ahead, into the same memory.
+//! A [`Reader`] keeps two lots of reads before the block that it wants next. When it comes to a
+//! lot, it raises those of its blocks that are still in flight to reads that somebody waits for,
+//! and waits for them; when it has used a lot up, the next one is read ahead, into the same memory.
 //!
 //! How a reader sleeps and is woken is the same code whatever the roots are. That it waits by the
 //! lot, for the last block first, also makes the number of times nearly the same: once a lot at
@@ -36,8 +36,8 @@ pub(crate) struct Region {
     pub(crate) blocks: u64,
 }
 
-/// The blocks of a region with a stride: pass after pass, each beginning one block later than the one
-/// before, so that all blocks come before one comes again.
+/// The blocks of a region with a stride: pass after pass, each beginning one block later than the
+/// one before, so that all blocks come before one comes again.
 #[derive(Clone, Debug)]
 struct Strided {
     region: Region,

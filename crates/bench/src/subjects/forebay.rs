@@ -231,7 +231,8 @@ impl Freeing for HeapFreeing {
     }
 }
 
-/// A cache under a hard bound, and the arena of its blocks, which keeps to the same bound by itself.
+/// A cache under a hard bound, and the arena of its blocks, which keeps to the same bound by
+/// itself.
 pub(crate) fn bounded(bound_bytes: u64) -> Result<(Arc<Arena>, Cache<u64, Buffer>), Failure> {
     let config = ArenaConfig { limit_bytes: bound_bytes, huge_pages: HugePages::Auto };
     let arena = Arena::new(config)?;

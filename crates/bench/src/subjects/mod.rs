@@ -132,7 +132,8 @@ impl<S: Reader> Worker for ReadWorker<'_, S> {
     }
 }
 
-/// Runs a load of hits; `worker` makes one of a stream of keys and of what is done with their blocks.
+/// Runs a load of hits; `worker` makes one of a stream of keys and of what is done with their
+/// blocks.
 fn run_readers<W: Worker>(
     plan: &ReadPlan,
     worker: impl Fn(KeyStream, Using) -> W + Sync,

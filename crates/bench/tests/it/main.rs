@@ -47,7 +47,8 @@ fn a_table_has_a_row_a_subject() {
 fn a_trace_is_simulated_and_told() {
     let folder = std::env::temp_dir().join(format!("forebay-bench-sim-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
-    // Twice through 40 keys: who has room for all hits half of the time, LRU with room for 32 never.
+    // Twice through 40 keys: who has room for all hits half of the time, LRU with room for 32
+    // never.
     let keys: String = (0..80).map(|access| format!("{}\n", access % 40)).collect();
     let path = folder.join("twice.keys");
     std::fs::write(&path, keys).expect("a trace");

@@ -390,7 +390,8 @@ fn too_many_changes_wait_for_the_txg_and_take_no_more_memory() {
     assert_eq!(replay_all(&open(&storage, &root), &root).len(), 1);
 }
 
-/// A transaction that is under way when a commit begins, and ends with these changes before all is at rest.
+/// A transaction that is under way when a commit begins, and ends with these changes before all is
+/// at rest.
 struct OpenTransaction<'a> {
     log: &'a IntentLog,
     changes: Cell<&'a [(u64, Change<'a>)]>,

@@ -15,7 +15,8 @@ struct History {
     ordered: Vec<ReplayedEntry>,
     /// Durable roots: position, and what they say.
     roots: Vec<(usize, LogRootPhys)>,
-    /// Commits that were durable: position, ordered changes before it, object and its version by then.
+    /// Commits that were durable: position, ordered changes before it, object and its version by
+    /// then.
     acked: Vec<(usize, usize, Option<(u64, u8, u64)>)>,
 }
 
@@ -118,7 +119,8 @@ impl World {
 }
 
 impl History {
-    /// Checks what a replay from `root` found, of which what had been promised before `position` must be part.
+    /// Checks what a replay from `root` found, of which what had been promised before `position`
+    /// must be part.
     fn check(&self, root: &LogRootPhys, position: usize, found: &[ReplayedEntry]) {
         let txg = root.txg.get();
         let is_note = |seen: &ReplayedEntry| seen.text.starts_with("note");
@@ -177,7 +179,8 @@ fn crash_anywhere(seed: u64, steps: u64, arena: &Arc<Arena>) {
         let (_, root) = &world.history.roots[newest];
         let found = replay_all(&open(&storage, root), root);
         world.history.check(root, position + 1, &found);
-        // The root before it would do as well: what had been promised while it was the newest is there.
+        // The root before it would do as well: what had been promised while it was the newest is
+        // there.
         if newest > 0 {
             let (until, _) = world.history.roots[newest];
             let (_, root) = &world.history.roots[newest - 1];
@@ -196,8 +199,8 @@ proptest! {
     }
 }
 
-/// A pool through several crashes: what its newest root holds and what replay adds must always be the
-/// beginning of what was ever done.
+/// A pool through several crashes: what its newest root holds and what replay adds must always be
+/// the beginning of what was ever done.
 struct Lives {
     /// Everything, in order.
     truth: Vec<String>,
@@ -277,7 +280,8 @@ impl Lives {
         }
     }
 
-    /// The same pool after a crash somewhere in this life, and as much of its replay as there was time for.
+    /// The same pool after a crash somewhere in this life, and as much of its replay as there was
+    /// time for.
     fn crash(self, rng: &mut SmallRng) -> Self {
         let recording = self.record.recording();
         let position = rng.below(recording.len() as u64 + 1) as usize;

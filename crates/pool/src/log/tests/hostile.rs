@@ -6,7 +6,8 @@ use proptest::prelude::*;
 use super::crash::World;
 use super::*;
 
-/// Roots and rings of any content: no panic, no end without end, and nothing from a block that is not whole.
+/// Roots and rings of any content: no panic, no end without end, and nothing from a block that is
+/// not whole.
 fn hostile(seed: u64, arena: &Arc<Arena>) {
     let mut rng = SmallRng::from_seed(seed);
     let mut world = World::new(arena, 10);

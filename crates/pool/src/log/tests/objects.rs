@@ -24,7 +24,8 @@ fn any_touch() -> impl Strategy<Value = Touch> {
 }
 
 proptest! {
-    /// Whatever is merged, all that was written is in the list, in order with what else happened, and nothing else.
+    /// Whatever is merged, all that was written is in the list, in order with what else happened,
+    /// and nothing else.
     #[test]
     fn all_that_was_written_is_taken(
         steps in prop::collection::vec((0u64..3, 10u64..12, any_touch()), 1..60),

@@ -1,4 +1,5 @@
-//! Every root of the last three is whole at any time, whatever happened since; and a pool goes on from it.
+//! Every root of the last three is whole at any time, whatever happened since; and a pool goes on
+//! from it.
 
 use proptest::prelude::*;
 

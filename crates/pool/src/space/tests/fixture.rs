@@ -131,7 +131,8 @@ impl World {
         Ok(())
     }
 
-    /// Notes that a range is used, which must not be used by anything, now or by the last two roots.
+    /// Notes that a range is used, which must not be used by anything, now or by the last two
+    /// roots.
     fn claim(&mut self, dva: Dva, bytes: u64) {
         let span = self.spans.iter().find(|span| span.device == dva.device).expect("a device");
         assert!(dva.offset >= span.start && dva.offset + bytes <= span.end, "{dva} is outside");

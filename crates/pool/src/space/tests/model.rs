@@ -64,7 +64,8 @@ proptest! {
                     taken.into_iter().for_each(|run| naive.set(run, false));
                 }
                 5 => {
-                    // Several at once: what is in the window and not there, or the window if it is clean.
+                    // Several at once: what is in the window and not there, or the window if it is
+                    // clean.
                     let mut gaps = NaiveBitmap(vec![false; UNITS as usize]);
                     (run.start..run.end())
                         .for_each(|at| gaps.set(Run::new(at, 1), at % 7 < 4 && !naive.0[at as usize]));

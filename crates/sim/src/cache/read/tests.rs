@@ -145,7 +145,8 @@ fn memory_that_a_header_asks_for_is_not_given() {
     let frame = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 21 << 3, 0x01, 0x00, 0x00];
     let error = parse(&frame, Some(Format::Keys)).unwrap_err();
     assert!(error.contains("memory") && error.contains("its own tool"), "{error}");
-    // A stream of xz whose dictionary is 4 GiB: in the header of its block, whose checksum is made anew.
+    // A stream of xz whose dictionary is 4 GiB: in the header of its block, whose checksum is made
+    // anew.
     let mut stream = xz(b"1\n2\n");
     let header = 12..12 + (usize::from(stream[12]) + 1) * 4;
     let filter = header.clone().find(|at| stream[*at..].starts_with(&[0x21, 0x01])).unwrap();
