@@ -99,9 +99,9 @@ fn files_of_a_mount_are_found_on_the_device() {
     assert_eq!(stats["entries"].as_u64(), Some(names + 1));
     let text = fixture.ok(&["inspect", "tank.img", "zap", "main", &root]);
     for title in [
-        "leaves by how full they are",
+        "leaves by used share of the stored size",
         "leaves by entries",
-        "leaves by pointers of a table",
+        "leaves by pointers in a table",
         "entries by bytes, slot included",
         "entries by slots between",
     ] {

@@ -150,7 +150,7 @@ fn a_closed_set_refuses() {
     let error = pending.wait(&*device).result.unwrap_err();
     let text = error.to_string();
     assert!(text.starts_with("discard of 512 bytes at 4096 of double: "), "{text}");
-    assert!(text.contains("open it again"), "{text}");
+    assert!(text.contains("open the device again"), "{text}");
     let stats = roots.stats();
     assert_eq!((stats.refused, stats.total_in_flight(), stats.failed), (4, 1, 0));
     assert!(stats.closed);

@@ -113,7 +113,7 @@ fn check_new(opened: &Opened, force: bool, memory: &BlockCache) -> Result<()> {
             _ => return Err(error),
         },
     };
-    let text = format!("{}: holds {what}; destroy that pool first, or use force", info.name);
+    let text = format!("{}: holds {what}; destroy that pool first, or use --force", info.name);
     Err(Error::new(ErrorKind::Exists, text))
 }
 

@@ -263,7 +263,7 @@ impl L2Host for PoolInner {
             Ok(Some(label)) => Err(Error::new(
                 ErrorKind::Exists,
                 format!(
-                    "{name} holds pool {:?}; destroy that pool first, or use force",
+                    "{name} holds pool {:?}; destroy that pool first, or use --force",
                     label.config.pool_name
                 ),
             )),
