@@ -55,7 +55,7 @@ fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from)
 }
 
-/// The steps of [`test`] in their long form, and steps that take minutes.
+/// The steps of [`test()`] in their long form, and steps that take minutes.
 pub(crate) fn full(tree: &Tree) -> Vec<Step> {
     let mut steps = static_checks();
     steps.extend([deny(), advisories()]);
