@@ -160,13 +160,17 @@ impl<K: Copy, V> Header<K, V> {
     pub(crate) fn unpin(&self) -> Unpinned {
         let before = HeaderState(self.state.fetch_sub(PIN, Ordering::Release));
         debug_assert!(before.pins() > 0, "unpinned too often: {before:?}");
-        if before.0 & (RETIRED | SPILLED) == 0 {
-            return Unpinned::Kept;
-        }
+        if before.0 & (RETIRED | SPILLED) == 0 { Unpinned::Kept } else { Self::after_unpin(before) }
+    }
+
+    /// The rest of [`unpin`](Self::unpin), kept out of the code of a hit.
+    #[cold]
+    #[inline(never)]
+    fn after_unpin(before: HeaderState) -> Unpinned {
         if before.is_spilled() {
             if before.pins() == PIN {
-                // Thousands of threads are between the update above and the refill that each owes.
-                // The next one would borrow from other bits.
+                // Thousands of threads are between the update in `unpin` and the refill that each
+                // owes. The next one would borrow from other bits.
                 std::process::abort();
             }
             let sparse = HeaderState(before.0 - PIN).is_sparse();

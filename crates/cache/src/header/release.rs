@@ -31,6 +31,21 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         // SAFETY: by contract.
         match unsafe { header.as_ref() }.unpin() {
             Unpinned::Kept => {}
+            // SAFETY: by contract; the pin is released.
+            unpinned => unsafe { Self::after_unpin(inner, header, unpinned) },
+        }
+    }
+
+    /// The rest of [`unpin`](Self::unpin), kept out of the code of a hit.
+    ///
+    /// # Safety
+    ///
+    /// As for `unpin`, with what the header's `unpin` returned.
+    #[cold]
+    #[inline(never)]
+    unsafe fn after_unpin(inner: NonNull<Self>, header: NonNull<Header<K, V>>, unpinned: Unpinned) {
+        match unpinned {
+            Unpinned::Kept => {}
             // SAFETY: by contract; this thread owns the header now.
             Unpinned::Last => unsafe { inner.as_ref().free(header) },
             // SAFETY: by contract.
