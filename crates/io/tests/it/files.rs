@@ -296,20 +296,25 @@ fn a_device_can_go_with_the_memory_of_its_last_request() {
     let arena = arena();
     for engine in [EngineChoice::Auto, EngineChoice::Threads] {
         let (_folder, path) = folder_with(1 << 16);
+        let options = OpenOptions { engine, submission_queues: 1, threads: 1, ..options() };
+        let mut device = Arc::new(FileDevice::open(&path, &options).unwrap());
         for _ in 0..50 {
-            let options = OpenOptions { engine, submission_queues: 1, threads: 1, ..options() };
-            let device = Arc::new(FileDevice::open(&path, &options).unwrap());
             let memory = Keeps(filled(&arena, 4096, 1), Arc::clone(&device));
             let (request, pending) = Request::write_shared(0, Box::new(memory)).pending();
             drop(pending);
-            let weak = Arc::downgrade(&device);
             device.submit(request);
             drop(device);
+            // The file is locked until the device is gone.
             let begun = std::time::Instant::now();
-            while weak.strong_count() > 0 {
-                assert!(begun.elapsed().as_secs() < 30, "it waits for itself");
-                std::thread::yield_now();
-            }
+            device = loop {
+                match FileDevice::open(&path, &options) {
+                    Err(OpenError::InUse { .. }) => {
+                        assert!(begun.elapsed().as_secs() < 30, "it waits for itself");
+                        std::thread::yield_now();
+                    }
+                    opened => break Arc::new(opened.unwrap()),
+                }
+            };
         }
     }
 }
