@@ -11,22 +11,22 @@
 mod baseline;
 mod benches;
 mod blocks;
-mod counted;
 mod creates;
 mod freeing;
 mod hybrids;
 mod index;
 mod iops;
 mod keys;
+mod lock_counts;
 mod measure;
-mod medium;
 mod model;
 mod names;
 mod options;
-mod pools;
 mod report;
 mod strided;
 mod subjects;
+mod test_file;
+mod testbed;
 
 use std::process::ExitCode;
 

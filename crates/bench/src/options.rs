@@ -61,9 +61,9 @@ impl Common {
     /// # Errors
     /// If one is zero or absurd.
     pub(crate) fn threads_or(&self, own: &[usize]) -> Result<Vec<usize>, Failure> {
-        const MOST_THREADS: usize = 1024;
-        if let Some(wrong) = self.threads.iter().find(|n| !(1..=MOST_THREADS).contains(*n)) {
-            return Err(format!("--threads {wrong}: 1 to {MOST_THREADS} threads").into());
+        const MAX_THREADS: usize = 1024;
+        if let Some(wrong) = self.threads.iter().find(|n| !(1..=MAX_THREADS).contains(*n)) {
+            return Err(format!("--threads {wrong}: 1 to {MAX_THREADS} threads").into());
         }
         Ok(if self.threads.is_empty() { own.to_vec() } else { self.threads.clone() })
     }

@@ -20,7 +20,7 @@ use forebay_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use hashbrown::HashMap;
 
 use super::FastHash;
-use super::list::{List, Slab};
+use super::slab_list::{List, Slab};
 use crate::keys::scramble;
 
 /// Locks of the index: R1's cache had 256 as well.
@@ -45,7 +45,7 @@ struct Entry<V> {
 #[derive(Clone, Copy)]
 struct Header {
     key: u64,
-    place: usize,
+    list: usize,
 }
 
 struct Sublist {
@@ -65,7 +65,7 @@ pub(crate) struct LockedArc<V> {
     /// The share of the capacity that is meant for T1.
     p: Padded<AtomicU64>,
     /// Where the next evictor starts.
-    turn: Padded<AtomicU64>,
+    next_sublist: Padded<AtomicU64>,
 }
 
 impl<V: Clone> LockedArc<V> {
@@ -84,7 +84,7 @@ impl<V: Clone> LockedArc<V> {
                 .collect(),
             sizes: std::array::from_fn(|_| Padded(AtomicU64::new(0))),
             p: Padded(AtomicU64::new(0)),
-            turn: Padded(AtomicU64::new(0)),
+            next_sublist: Padded(AtomicU64::new(0)),
         }
     }
 
@@ -101,8 +101,8 @@ impl<V: Clone> LockedArc<V> {
         &self.sublists[(scramble(key) & 0xffff_ffff) as usize % self.sublists.len()].0
     }
 
-    fn size(&self, place: usize) -> u64 {
-        self.sizes[place].0.load(Relaxed)
+    fn size(&self, list: usize) -> u64 {
+        self.sizes[list].0.load(Relaxed)
     }
 
     /// Blocks resident.
@@ -125,12 +125,12 @@ impl<V: Clone> LockedArc<V> {
             let mut shard = self.shard(key).lock();
             let mut sublist = self.sublist(key).lock();
             if let Some(entry) = shard.get_mut(&key) {
-                self.adapt(sublist.slab.item(entry.node).place);
+                self.adapt(sublist.slab.item(entry.node).list);
                 self.transfer(&mut sublist, entry.node, T2);
                 entry.value = Some(value);
             } else {
                 let Sublist { lists, slab } = &mut *sublist;
-                let node = slab.insert(&mut lists[T1], Header { key, place: T1 });
+                let node = slab.insert(&mut lists[T1], Header { key, list: T1 });
                 self.sizes[T1].0.fetch_add(1, Relaxed);
                 shard.insert(key, Entry { value: Some(value), node });
             }
@@ -165,10 +165,10 @@ impl<V: Clone> LockedArc<V> {
     }
 
     /// ARC's step on a ghost hit; nothing for a resident block.
-    fn adapt(&self, place: usize) {
+    fn adapt(&self, list: usize) {
         let (b1, b2) = (self.size(B1).max(1), self.size(B2).max(1));
         let p = self.p.0.load(Relaxed);
-        match place {
+        match list {
             B1 => self.p.0.store((p + (b2 / b1).max(1)).min(self.capacity), Relaxed),
             B2 => self.p.0.store(p.saturating_sub((b1 / b2).max(1)), Relaxed),
             _ => {}
@@ -177,7 +177,7 @@ impl<V: Clone> LockedArc<V> {
 
     fn transfer(&self, sublist: &mut Sublist, node: u32, to: usize) {
         let Sublist { lists, slab } = sublist;
-        let from = std::mem::replace(&mut slab.item_mut(node).place, to);
+        let from = std::mem::replace(&mut slab.item_mut(node).list, to);
         slab.unlink(&mut lists[from], node);
         slab.link(&mut lists[to], node);
         if from != to {
@@ -214,7 +214,7 @@ impl<V: Clone> LockedArc<V> {
     /// Moves one block from a list to its ghost list, or a ghost out. False if none could be.
     fn evict_one(&self, from: usize, to: Option<usize>) -> bool {
         let count = self.sublists.len();
-        let first = self.turn.0.fetch_add(1, Relaxed) as usize;
+        let first = self.next_sublist.0.fetch_add(1, Relaxed) as usize;
         for i in 0..count {
             let mut sublist = self.sublists[(first + i) % count].0.lock();
             let mut at = sublist.lists[from].tail();
@@ -222,7 +222,7 @@ impl<V: Clone> LockedArc<V> {
                 let Some(node) = at else { break };
                 let key = sublist.slab.item(node).key;
                 if let Some(mut shard) = self.shard(key).try_lock() {
-                    let value = self.leave(&mut shard, &mut sublist, key, node, to);
+                    let value = self.remove_from_list(&mut shard, &mut sublist, key, node, to);
                     drop(shard);
                     drop(sublist);
                     drop(value);
@@ -235,7 +235,7 @@ impl<V: Clone> LockedArc<V> {
     }
 
     /// Takes a block out of its list. Returns its value, to be dropped without locks.
-    fn leave(
+    fn remove_from_list(
         &self,
         shard: &mut IndexShard<V>,
         sublist: &mut Sublist,
@@ -248,7 +248,7 @@ impl<V: Clone> LockedArc<V> {
             return shard.get_mut(&key).and_then(|entry| entry.value.take());
         }
         let Sublist { lists, slab } = sublist;
-        let from = slab.item(node).place;
+        let from = slab.item(node).list;
         slab.remove(&mut lists[from], node);
         self.sizes[from].0.fetch_sub(1, Relaxed);
         shard.remove(&key).and_then(|entry| entry.value)
@@ -311,9 +311,9 @@ mod tests {
         let mut listed = [0u64; 4];
         for sublist in &arc.sublists {
             let sublist = sublist.0.lock();
-            (0..4).for_each(|place| listed[place] += sublist.lists[place].len());
+            (0..4).for_each(|list| listed[list] += sublist.lists[list].len());
         }
-        assert_eq!(listed, [T1, T2, B1, B2].map(|place| arc.size(place)));
+        assert_eq!(listed, [T1, T2, B1, B2].map(|list| arc.size(list)));
         let indexed: usize = arc.index.iter().map(|shard| shard.0.lock().len()).sum();
         assert_eq!(indexed as u64, listed.iter().sum::<u64>());
         assert!(arc.resident() <= 500);

@@ -20,7 +20,7 @@ use forebay_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use forebay_base::sync::{Condvar, Mutex};
 use forebay_io::{Completion, Device, Error, ErrorKind, Request};
 
-use super::list::{List, Slab};
+use super::slab_list::{List, Slab};
 
 struct Children {
     list: List,
@@ -66,11 +66,11 @@ pub(crate) struct LockedRoots {
     /// few.
     roots: &'static [Root],
     /// Whose turn it is; shared by all submitters.
-    turn: Turn,
+    next_root: RoundRobin,
 }
 
 #[repr(align(128))]
-struct Turn(AtomicU64);
+struct RoundRobin(AtomicU64);
 
 impl LockedRoots {
     /// The class of the roots' locks in the counting build.
@@ -85,7 +85,10 @@ impl LockedRoots {
             Root { children: Mutex::named(Self::LOCK, children), empty: Condvar::new() }
         };
         let roots: Vec<Root> = (0..count).map(|_| root()).collect();
-        Self { roots: Box::leak(roots.into_boxed_slice()), turn: Turn(AtomicU64::new(0)) }
+        Self {
+            roots: Box::leak(roots.into_boxed_slice()),
+            next_root: RoundRobin(AtomicU64::new(0)),
+        }
     }
 
     /// Number of roots.
@@ -96,7 +99,7 @@ impl LockedRoots {
     fn next(&self) -> &'static Root {
         match self.roots {
             [only] => only,
-            several => &several[self.turn.0.fetch_add(1, Relaxed) as usize % several.len()],
+            several => &several[self.next_root.0.fetch_add(1, Relaxed) as usize % several.len()],
         }
     }
 

@@ -3,9 +3,9 @@
 //! many (R1's "before" and "after"). And I/O roots that keep their requests in a list under a
 //! lock, one of them or several (R2's "before" and "after").
 
-mod list;
 mod locked_arc;
 mod locked_roots;
+mod slab_list;
 
 pub(crate) use locked_arc::LockedArc;
 pub(crate) use locked_roots::LockedRoots;

@@ -4,10 +4,10 @@
 //! yardstick is memcpy from the same memory. With `--copy false` it reads eight bytes at
 //! a pseudo-random place of the block, so that the cache itself is most of the cost.
 
-use super::{best, chosen, grouped, interleave, model, panels_over_threads};
+use super::{best, cached_read_model, chosen, group_by_name, interleave, panels_over_threads};
 use crate::blocks::BLOCK_BYTES;
-use crate::counted::Counted;
 use crate::keys::{Distribution, KeySpace};
+use crate::lock_counts::LockCounts;
 use crate::options::{Common, Failure, cpus};
 use crate::report::plot::Panel;
 use crate::report::{Against, Ratio, Record, fold_all};
@@ -38,14 +38,14 @@ pub(crate) struct Args {
 /// Measures all subjects.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
     if args.model {
-        return model::run(common, args);
+        return cached_read_model::run(common, args);
     }
     let threads = common.threads_or(&THREADS)?;
     let blocks = ReadBlocks::new(args.blocks as usize)?;
     let candidates = readers(&blocks, cpus());
     common.check_subjects(&candidates.iter().map(|c| c.name).collect::<Vec<_>>())?;
     let wanted = candidates.into_iter().filter(|c| common.wants(c.name)).collect();
-    let groups = grouped(wanted, |c| c.name);
+    let groups = group_by_name(wanted, |c| c.name);
     let mut records = Vec::new();
     for distribution in &args.distribution {
         let keys = KeySpace::new(*distribution, blocks.len() as u64, common.seed);
@@ -89,7 +89,7 @@ fn measure(
     }
     let found = interleave(common.reps, cells.len(), |i, _| {
         let Cell { plan, subject, candidates } = &cells[i];
-        let counted = Counted::start();
+        let counted = LockCounts::start();
         let sample = subject.run(plan);
         let record = Record::new(NAME, subject.name, plan.threads)
             .param("copy", plan.copy)
@@ -114,7 +114,7 @@ fn measure(
 /// Throughput over threads, or what the model says of CPUs.
 pub(crate) fn panels(args: &Args, records: &[Record]) -> Vec<Panel> {
     if args.model {
-        return model::panels(records);
+        return cached_read_model::panels(records);
     }
     panels_over_threads(records, &["distribution", "copy"], "ops_per_s")
 }

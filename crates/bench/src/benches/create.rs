@@ -10,12 +10,12 @@ use std::time::Duration;
 use forebay_pool::DatasetSettings;
 
 use super::{interleave, lines};
-use crate::creates::{self, Bucket, Found};
-use crate::names::{FIRST_NAME, PoolSetting, Pooled};
+use crate::creates::{self, Bucket, CreateResult};
+use crate::names::{FIRST_NAME, PoolConfig, Pooled};
 use crate::options::{Common, Failure};
-use crate::pools::{self, MediumArgs};
 use crate::report::plot::{Axis, Panel};
 use crate::report::{Against, Ratio, Record, fold, fold_all};
+use crate::testbed::{self, BackingArgs};
 
 const NAME: &str = "create";
 const BY_TIME: &str = "create-by-time";
@@ -34,7 +34,7 @@ const DNODE_BYTES: u64 = 512;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    pub(crate) medium: MediumArgs,
+    pub(crate) backing: BackingArgs,
     /// Names that are there before.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
     pub(crate) preload: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) count: u64,
     /// The cache's bound; dirty data counts in it.
-    #[arg(long, default_value = "1GiB", value_parser = pools::bytes)]
+    #[arg(long, default_value = "1GiB", value_parser = testbed::bytes)]
     pub(crate) cache: u64,
     /// The cache's bound as a multiple of the bytes of the leaves that are preloaded, instead.
     #[arg(long)]
@@ -120,7 +120,7 @@ fn one(
     let record = Record::new(NAME, subject, threads)
         .param("preload", args.preload)
         .param("delay_ms", args.delay)
-        .param("config", pooled.bed.config().as_str());
+        .param("config", pooled.testbed.config().as_str());
     let start = FIRST_NAME + args.preload;
     if args.cycle > 0 {
         return Ok((record, cycle(args, &pooled, subject, threads, start)?));
@@ -147,11 +147,11 @@ fn whole(
     record: Record,
     args: &Args,
     pooled: &Pooled,
-    found: &Found,
+    found: &CreateResult,
     (cache_bytes, leaf_bytes): (u64, u64),
 ) -> Result<Record, Failure> {
     let (worst, best) = found.worst_and_best(args.warmup);
-    let [metadata, data] = pools::resident_by_class(&pooled.cache);
+    let [metadata, data] = testbed::resident_by_class(&pooled.cache);
     let mut record = record
         .figure("creates", found.sample.ops as f64)
         .figure("creates_per_s", found.sample.ops_per_s())
@@ -186,7 +186,7 @@ fn row(subject: &str, threads: usize, bucket: &Bucket) -> Record {
         .figure("creates_per_s", bucket.per_s)
         .figure("cached_metadata_bytes", bucket.cached[0] as f64)
         .figure("cached_data_bytes", bucket.cached[1] as f64)
-        .figure("cached_mru_bytes", bucket.newcomers as f64)
+        .figure("cached_mru_bytes", bucket.mru_bytes as f64)
         .figure("dirty_bytes", bucket.dirty_bytes as f64)
         .figure("reads_waited_for", bucket.waited_reads as f64)
 }
@@ -201,8 +201,8 @@ fn prepared(
     let cold = args.preload > 0 || args.cycle > 0;
     let cache_bytes = if cold { args.cache.max(PRELOAD_CACHE_BYTES) } else { args.cache };
     let cache_tunables: &[(&str, &str)] = if subject == "lru" { &LRU } else { &[] };
-    let setting = PoolSetting {
-        medium: &args.medium,
+    let setting = PoolConfig {
+        backing: &args.backing,
         cache_bytes,
         cache_tunables,
         pool_tunables: &args.tunables,
@@ -220,7 +220,7 @@ fn prepared(
     let of_leaves = |times: f64| (times * leaf_bytes as f64) as u64;
     let cache_bytes = args.cache_leaves.map_or(args.cache, of_leaves);
     let delay = Duration::from_millis(args.delay);
-    pooled = pooled.again(&PoolSetting { cache_bytes, ..setting }, delay)?;
+    pooled = pooled.again(&PoolConfig { cache_bytes, ..setting }, delay)?;
     Ok((pooled, leaf_bytes))
 }
 

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use super::{interleave, lines};
-use crate::iops::{Engines, Fio, Found, Plan, ours, theirs};
-use crate::medium::{BLOCK_BYTES, TestFile};
+use crate::iops::{Engines, Fio, IopsPlan, IopsResult, ours, theirs};
 use crate::options::{Common, Failure};
 use crate::report::plot::{Axis, Panel, words};
 use crate::report::{Against, Ratio, Record, Value, fold_all};
+use crate::test_file::{BLOCK_BYTES, TestFile};
 
 const NAME: &str = "device";
 const FIO: &str = "fio";
@@ -28,11 +28,11 @@ pub(crate) struct Args {
     pub(crate) direct: Vec<bool>,
     /// Reads in flight.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,256",
-        value_parser = clap::value_parser!(u64).range(1..=MOST_DEPTH))]
+        value_parser = clap::value_parser!(u64).range(1..=MAX_DEPTH))]
     pub(crate) depths: Vec<u64>,
 }
 
-const MOST_DEPTH: u64 = 4096;
+const MAX_DEPTH: u64 = 4096;
 
 /// A subject.
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ impl Subject {
         }
     }
 
-    fn run(&self, plan: &Plan<'_>, file: &TestFile) -> Result<Found, Failure> {
+    fn run(&self, plan: &IopsPlan<'_>, file: &TestFile) -> Result<IopsResult, Failure> {
         match self {
             Self::Ours(engine) => ours(plan, *engine, file.stamp),
             Self::Fio(fio) => theirs(plan, fio),
@@ -109,7 +109,7 @@ fn measure(
         let (depth, subject) = cells[i];
         let seed = common.seed + rep as u64;
         let path = file.path.as_path();
-        let plan = Plan { path, size_bytes, direct, depth, seconds: common.seconds, seed };
+        let plan = IopsPlan { path, size_bytes, direct, depth, seconds: common.seconds, seed };
         let found = subject.run(&plan, file)?;
         let record = Record::new(NAME, subject.name(), THREADS)
             .param("direct", direct)

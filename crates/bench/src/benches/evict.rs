@@ -4,9 +4,9 @@
 //! what is measured; with blocks of 8 KiB what a block cache does, memory included. The mean and
 //! the largest number of resident blocks are reported: nobody wins by holding more.
 
-use super::{best, chosen, grouped, interleave, panels_over_threads};
-use crate::counted::Counted;
+use super::{best, chosen, group_by_name, interleave, panels_over_threads};
 use crate::keys::{Distribution, KeySpace};
+use crate::lock_counts::LockCounts;
 use crate::options::{Common, Failure, cpus};
 use crate::report::plot::Panel;
 use crate::report::{Against, Ratio, Record, fold_all};
@@ -45,7 +45,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
         // The textbook's hit ratios do not depend on what is cached, and it caches nothing.
         let apt = |c: &EvictSubject| value == Value::Word || !c.name.starts_with("textbook");
         let wanted = candidates.into_iter().filter(|c| common.wants(c.name) && apt(c)).collect();
-        let groups = grouped(wanted, |c: &EvictSubject| c.name);
+        let groups = group_by_name(wanted, |c: &EvictSubject| c.name);
         let keys = KeySpace::new(*distribution, args.capacity * args.factor, common.seed);
         let plan = |threads: &usize| EvictPlan {
             threads: *threads,
@@ -88,7 +88,7 @@ fn measure(
     }
     let found = interleave(common.reps, cells.len(), |i, _| {
         let Cell { plan, subject, candidates } = &cells[i];
-        let counted = Counted::start();
+        let counted = LockCounts::start();
         let result = subject.run(plan);
         let record = Record::new(NAME, subject.name, plan.threads)
             .param("value", value.name())

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::{interleave, panels_over_threads};
 use crate::freeing::{
-    EpochIndex, HashIndex, Index, LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES, Skeleton, TreeIndex,
+    EpochIndex, HashIndex, Index, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, SecondChanceCache, TreeIndex,
 };
 use crate::keys::{Distribution, KeySpace, KeyStream};
 use crate::measure::{self, Limit, Sample, Worker};
@@ -112,9 +112,9 @@ fn child_line(
     let (sample, resident) = match subject {
         "forebay" => load(&ArenaFreeing::new(capacity), common, args, threads),
         "forebay-heap" => load(&HeapFreeing::new(capacity), common, args, threads),
-        "btree-locked" => skeleton::<TreeIndex>(common, args, capacity, threads),
-        "hash-immediate" => skeleton::<HashIndex>(common, args, capacity, threads),
-        "hash-epoch" => skeleton::<EpochIndex>(common, args, capacity, threads),
+        "btree-locked" => second_chance::<TreeIndex>(common, args, capacity, threads),
+        "hash-immediate" => second_chance::<HashIndex>(common, args, capacity, threads),
+        "hash-epoch" => second_chance::<EpochIndex>(common, args, capacity, threads),
         other => return Err(format!("no subject `{other}` in this bench").into()),
     };
     let (speed, hits) = (sample.ops_per_s(), sample.hit_ratio());
@@ -129,13 +129,13 @@ pub(crate) trait Freeing: Send + Sync {
     fn bytes(&self) -> u64;
 }
 
-impl<I: Index> Freeing for Skeleton<I> {
+impl<I: Index> Freeing for SecondChanceCache<I> {
     fn get_or_insert(&self, key: u64) -> bool {
-        Skeleton::get_or_insert(self, key)
+        SecondChanceCache::get_or_insert(self, key)
     }
 
     fn bytes(&self) -> u64 {
-        Skeleton::bytes(self)
+        SecondChanceCache::bytes(self)
     }
 }
 
@@ -152,18 +152,18 @@ impl<S: Freeing> Worker for FreeingWorker<'_, S> {
     }
 }
 
-fn skeleton<I: Index>(
+fn second_chance<I: Index>(
     common: &Common,
     args: &Args,
     capacity: u64,
     threads: usize,
 ) -> (Sample, u64) {
-    load(&Skeleton::<I>::new(capacity), common, args, threads)
+    load(&SecondChanceCache::<I>::new(capacity), common, args, threads)
 }
 
 /// Runs the load on a cache. Returns what it cost and the bytes resident at its end.
 fn load<S: Freeing>(cache: &S, common: &Common, args: &Args, threads: usize) -> (Sample, u64) {
-    let mean_block = (LEAST_BLOCK_BYTES + MOST_BLOCK_BYTES) / 2;
+    let mean_block = (MIN_BLOCK_BYTES + MAX_BLOCK_BYTES) / 2;
     let blocks = (args.capacity_mib << 20) * args.factor / mean_block;
     let keys = KeySpace::new(args.distribution, blocks, common.seed);
     let make = |thread| FreeingWorker { cache, keys: keys.stream(thread, threads, common.seed) };

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use forebay_cache::Class;
 
-use super::{best, chosen, grouped, interleave, lines};
-use crate::hybrids::{Found, Plan, Scratch, Subject, Tiered};
+use super::{best, chosen, group_by_name, interleave, lines};
+use crate::hybrids::{FoundIn, HybridPlan, Scratch, Subject, TieredCache};
 use crate::keys::{Distribution, KeySpace};
 use crate::options::{Common, Failure};
-use crate::pools;
 use crate::report::plot::{Axis, Panel};
 use crate::report::{Record, fold_all};
+use crate::testbed;
 
 const NAME: &str = "hybrid";
 /// The set, as a multiple of memory.
@@ -36,10 +36,10 @@ const PACE: u64 = 64;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Weight of values in memory.
-    #[arg(long, default_value = "32MiB", value_parser = pools::bytes)]
+    #[arg(long, default_value = "32MiB", value_parser = testbed::bytes)]
     pub(crate) memory: u64,
     /// Size of the device.
-    #[arg(long, default_value = "128MiB", value_parser = pools::bytes)]
+    #[arg(long, default_value = "128MiB", value_parser = testbed::bytes)]
     pub(crate) device: u64,
     /// Bytes of a value. (foyer takes whole multiples of 4 KiB of the device, headers included.)
     #[arg(long, default_value_t = 8000, value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
@@ -90,7 +90,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     let all = Subject::all();
     common.check_subjects(&all.iter().map(|subject| subject.name).collect::<Vec<_>>())?;
     let wanted: Vec<Subject> = all.into_iter().filter(|s| common.wants(s.name)).collect();
-    let groups = grouped(wanted, |subject| subject.name);
+    let groups = group_by_name(wanted, |subject| subject.name);
     let keys = KeySpace::new(Distribution::Zipf, args.keys(), common.seed);
     let score = |subject: &Subject| {
         let record = zipf(common, args, subject, &keys, args.rounds);
@@ -115,9 +115,9 @@ fn opened(
     common: &Common,
     args: &Args,
     subject: &Subject,
-) -> Result<(Box<dyn Tiered>, Scratch), Failure> {
+) -> Result<(Box<dyn TieredCache>, Scratch), Failure> {
     let scratch = Scratch::new(&args.folder, subject.name);
-    let cache = subject.open(&Plan {
+    let cache = subject.open(&HybridPlan {
         path: scratch.0.clone(),
         memory_bytes: args.memory,
         device_bytes: args.device,
@@ -161,12 +161,12 @@ fn zipf(
         pacer.step();
     }
     let written = (cache.written_bytes() - written_before) as f64;
-    let ratio = |found: Found| counts[found as usize] as f64 / operations as f64;
-    let inserted = (counts[Found::Nowhere as usize] * args.value_bytes).max(1) as f64;
+    let ratio = |found: FoundIn| counts[found as usize] as f64 / operations as f64;
+    let inserted = (counts[FoundIn::Nowhere as usize] * args.value_bytes).max(1) as f64;
     Ok(blank(args, subject, "zipf")
-        .figure("hit_ratio", 1.0 - ratio(Found::Nowhere))
-        .figure("memory_hit_ratio", ratio(Found::Memory))
-        .figure("device_hit_ratio", ratio(Found::Device))
+        .figure("hit_ratio", 1.0 - ratio(FoundIn::Nowhere))
+        .figure("memory_hit_ratio", ratio(FoundIn::Memory))
+        .figure("device_hit_ratio", ratio(FoundIn::Device))
         .figure("written_bytes", written)
         .figure("written_per_inserted_byte", written / inserted))
 }
@@ -187,7 +187,8 @@ fn metadata(common: &Common, args: &Args, subject: &Subject) -> Result<Record, F
         cache.get_or_load(STREAM + nth, Class::Data);
         pacer.step();
         while touched * stream < nth * touches {
-            hits += u64::from(cache.get_or_load(touched % set, Class::Metadata) != Found::Nowhere);
+            hits +=
+                u64::from(cache.get_or_load(touched % set, Class::Metadata) != FoundIn::Nowhere);
             touched += 1;
             pacer.step();
         }

@@ -20,7 +20,7 @@ const NAME: &str = "memory";
 const SUBJECT: &str = "forebay";
 const ENTRIES: [u64; 5] = [1000, 10_000, 100_000, 1_000_000, 16_000_000];
 const STORM_THREADS: usize = 32;
-const LEAST_STORM_BYTES: u64 = 512;
+const MIN_STORM_BYTES: u64 = 512;
 const STORM_DOUBLINGS: u64 = 11;
 
 /// What `memory` can be told.
@@ -189,10 +189,10 @@ impl Worker for Storming<'_> {
         let key = self.next;
         self.next += self.step;
         // Every doubling from 512 bytes to 1 MiB is equally likely.
-        let base = LEAST_STORM_BYTES << self.rng.below(STORM_DOUBLINGS);
+        let base = MIN_STORM_BYTES << self.rng.below(STORM_DOUBLINGS);
         let bytes = base + self.rng.below(base + 1);
         // What the arena takes for that is at most a quarter more, and whole pages.
-        let weight = (bytes + bytes / 4).next_multiple_of(LEAST_STORM_BYTES);
+        let weight = (bytes + bytes / 4).next_multiple_of(MIN_STORM_BYTES);
         let make = || {
             let mut block = self.arena.alloc(bytes as usize)?;
             fill(&mut block, key);

@@ -1,6 +1,7 @@
 //! The benches, a file each: arguments, the run, and the panels of its plot.
 
 pub(crate) mod cached_read;
+mod cached_read_model;
 pub(crate) mod create;
 pub(crate) mod device;
 pub(crate) mod evict;
@@ -8,7 +9,6 @@ pub(crate) mod freeing;
 pub(crate) mod hybrid;
 pub(crate) mod index;
 pub(crate) mod memory;
-mod model;
 pub(crate) mod overflow;
 pub(crate) mod pool_read;
 pub(crate) mod r5;
@@ -16,8 +16,8 @@ pub(crate) mod rebuild;
 pub(crate) mod restart;
 pub(crate) mod sim;
 pub(crate) mod smoke;
-mod strided_model;
 pub(crate) mod strided_read;
+mod strided_read_model;
 pub(crate) mod zap;
 
 use crate::report::Value;
@@ -100,7 +100,7 @@ fn fold_children<E>(
 }
 
 /// Candidates of each subject, subjects in the order of their first candidate.
-fn grouped<T>(candidates: Vec<T>, name: impl Fn(&T) -> &'static str) -> Vec<Vec<T>> {
+fn group_by_name<T>(candidates: Vec<T>, name: impl Fn(&T) -> &'static str) -> Vec<Vec<T>> {
     let mut groups: Vec<Vec<T>> = Vec::new();
     for candidate in candidates {
         match groups.iter_mut().find(|g| g.first().is_some_and(|c| name(c) == name(&candidate))) {

@@ -27,7 +27,7 @@ const SHIFTS: [u64; 12] = [16, 14, 12, 10, 9, 8, 7, 6, 4, 2, 1, 0];
 /// How much worse than the best of the sweep the choice may be.
 const TOLERANCE: f64 = 0.05;
 /// Longest insert that the histogram can tell, nanoseconds.
-const LONGEST_NS: u64 = 60_000_000_000;
+const MAX_NS: u64 = 60_000_000_000;
 
 /// What `overflow` can be told.
 #[derive(Clone, Debug, clap::Args)]
@@ -148,7 +148,7 @@ fn load<S: Source>(
     threads: usize,
     shift: u64,
 ) -> Result<Record, Failure> {
-    let histogram = || Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3);
+    let histogram = || Histogram::<u64>::new_with_bounds(1, MAX_NS, 3);
     // Full before it is measured: from then on, every insert needs an eviction.
     let capacity = cache.stats().capacity;
     let mut key = 0;

@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use forebay_pool::{DatasetSettings, Object, Pool};
 
-use super::{best, chosen, grouped, interleave, panels_over_threads};
+use super::{best, chosen, group_by_name, interleave, panels_over_threads};
 use crate::blocks::BLOCK_BYTES;
-use crate::counted::Counted;
 use crate::keys::{Distribution, KeySpace, KeyStream};
+use crate::lock_counts::LockCounts;
 use crate::measure::{self, Sample, Worker};
 use crate::options::{Common, Failure};
-use crate::pools::{self, Bed, Medium, MediumArgs};
 use crate::report::plot::Panel;
 use crate::report::{Against, Ratio, Record, fold_all};
 use crate::subjects::{ReadPlan, ReadSubject, memcpy};
+use crate::testbed::{self, Backing, BackingArgs, TestBed};
 
 const NAME: &str = "pool-read";
 const THREADS: [usize; 3] = [1, 2, 32];
@@ -25,16 +25,16 @@ const OBJECTS: u64 = 32;
 /// Written in one transaction while the pool is filled.
 const FILL_BYTES: usize = 1 << 20;
 /// A lock that is taken less often than once in so many operations is not on their way.
-const SELDOM: u64 = 10_000;
+const RARE: u64 = 10_000;
 
 /// What `pool-read` can be told.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Bytes of all objects together.
-    #[arg(long, default_value = "1GiB", value_parser = pools::bytes)]
+    #[arg(long, default_value = "1GiB", value_parser = testbed::bytes)]
     pub(crate) bytes: u64,
     /// Size of a record of the objects.
-    #[arg(long, default_value = "8KiB", value_parser = pools::bytes)]
+    #[arg(long, default_value = "8KiB", value_parser = testbed::bytes)]
     pub(crate) record: u64,
     /// Which blocks are read.
     #[arg(long, value_delimiter = ',', default_value = "uniform")]
@@ -48,7 +48,7 @@ struct Filled {
     blocks_each: u64,
     // Dropped after the objects.
     _pool: Pool,
-    _bed: Bed,
+    _bed: TestBed,
 }
 
 impl Filled {
@@ -58,13 +58,13 @@ impl Filled {
         let all = bytes_each * OBJECTS;
         // Room for copies that are being written, and for all that the bound covers beside blocks.
         let slack = all / 2 + (256 << 20);
-        let medium = MediumArgs {
-            device: Medium::Memory,
+        let backing = BackingArgs {
+            device: Backing::Memory,
             device_size: 2 * all + (1 << 30),
             overwrite: false,
         };
-        let bed = Bed::new(&medium, common.seed)?;
-        let pool = bed.create(&pools::cache(all + slack, &[], common.seed)?, &[])?;
+        let testbed = TestBed::new(&backing, common.seed)?;
+        let pool = testbed.create(&testbed::cache(all + slack, &[], common.seed)?, &[])?;
         let record_bytes = u32::try_from(args.record)?;
         let settings = DatasetSettings { record_bytes, ..DatasetSettings::default() };
         let data = pool.create_dataset("read", &settings)?;
@@ -77,7 +77,7 @@ impl Filled {
             objects.push(object);
         }
         pool.sync()?;
-        Ok(Self { objects, blocks_each, _pool: pool, _bed: bed })
+        Ok(Self { objects, blocks_each, _pool: pool, _bed: testbed })
     }
 
     /// Reads everything once, so that all of it is cached.
@@ -147,7 +147,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     }));
     common.check_subjects(&candidates.iter().map(|c| c.name).collect::<Vec<_>>())?;
     let wanted = candidates.into_iter().filter(|c| common.wants(c.name)).collect();
-    let groups = grouped(wanted, |c| c.name);
+    let groups = group_by_name(wanted, |c| c.name);
     let mut records = Vec::new();
     for distribution in &args.distribution {
         let keys = KeySpace::new(*distribution, blocks, common.seed);
@@ -178,7 +178,7 @@ fn measure(
     }
     let found = interleave(common.reps, cells.len(), |i, _| {
         let (plan, subject, candidates) = cells[i];
-        let counted = Counted::start();
+        let counted = LockCounts::start();
         let sample = subject.run(plan);
         if sample.hits != sample.ops {
             return Err(format!("{} reads failed", sample.ops - sample.hits).into());
@@ -200,11 +200,11 @@ fn measure(
 }
 
 /// The locks that reads took, in a counting build.
-fn taken(counted: &Counted, ops: u64) -> String {
+fn taken(counted: &LockCounts, ops: u64) -> String {
     let locks = counted.locks();
     let often: Vec<String> = locks
         .iter()
-        .filter(|lock| lock.locks > ops / SELDOM)
+        .filter(|lock| lock.locks > ops / RARE)
         .map(|lock| format!("{} {:.3}", lock.name, lock.locks as f64 / ops as f64))
         .collect();
     if often.is_empty() { String::new() } else { format!("; locks a read: {}", often.join(", ")) }

@@ -66,7 +66,7 @@ impl Args {
 
 /// Whether a block is metadata or data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum BlockClass {
     /// Directory leaves, dnodes, indirect blocks.
     Metadata,
     /// What files hold.
@@ -85,17 +85,18 @@ impl Passes {
 }
 
 /// Replays the pattern to a cache.
-fn replay(args: &Args, mut request: impl FnMut(u64, Kind) -> bool) -> Passes {
+fn replay(args: &Args, mut request: impl FnMut(u64, BlockClass) -> bool) -> Passes {
     let (in_loop, accesses) = (args.loop_blocks(), args.loop_accesses());
     let mut passes = vec![(0, 0); accesses.div_ceil(in_loop) as usize];
     // Keys of the stream follow those of the loop.
     let mut stream = in_loop;
     for access in 0..accesses {
         let pass = &mut passes[(access / in_loop) as usize];
-        pass.0 += u64::from(request(access % in_loop, Kind::Metadata));
+        pass.0 += u64::from(request(access % in_loop, BlockClass::Metadata));
         pass.1 += 1;
         for _ in 0..STREAM_PER_LOOP_ACCESS {
-            let kind = if stream.is_multiple_of(2) { Kind::Metadata } else { Kind::Data };
+            let kind =
+                if stream.is_multiple_of(2) { BlockClass::Metadata } else { BlockClass::Data };
             request(stream, kind);
             stream += 1;
         }
@@ -163,13 +164,13 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         let passes = replay(&args, |key, kind| {
             if key < 400 {
-                assert!(kind == Kind::Metadata);
+                assert!(kind == BlockClass::Metadata);
                 looped += 1;
                 return true;
             }
             assert!(seen.insert(key), "the stream passes once");
-            metadata += u64::from(kind == Kind::Metadata);
-            data += u64::from(kind == Kind::Data);
+            metadata += u64::from(kind == BlockClass::Metadata);
+            data += u64::from(kind == BlockClass::Data);
             false
         });
         assert_eq!((looped, metadata, data), (2500, 5000, 5000));

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use super::{interleave, lines};
-use crate::hybrids::{Plan, Scratch, Subject, Tiered};
+use crate::hybrids::{HybridPlan, Scratch, Subject, TieredCache};
 use crate::keys::XorShift;
 use crate::measure::{cpu_seconds, rss_bytes};
 use crate::options::{Common, Failure};
@@ -64,9 +64,9 @@ impl Args {
         self.entries * (self.value_bytes + 64)
     }
 
-    fn plan(&self, common: &Common, subject: &Subject, path: &Path, fill: bool) -> Plan {
+    fn plan(&self, common: &Common, subject: &Subject, path: &Path, fill: bool) -> HybridPlan {
         let value_bytes = self.value_bytes as usize;
-        Plan {
+        HybridPlan {
             path: path.to_owned(),
             memory_bytes: if fill { self.fill_bytes() } else { OPEN_BYTES },
             device_bytes: subject.device_bytes(self.entries, value_bytes),
@@ -150,7 +150,7 @@ fn one(common: &Common, args: &Args, subject: &Subject) -> Result<Record, Failur
 }
 
 /// Fills the device, says so, and waits to be killed.
-fn fill(cache: &dyn Tiered, entries: u64) -> Result<(), Failure> {
+fn fill(cache: &dyn TieredCache, entries: u64) -> Result<(), Failure> {
     for key in 0..entries {
         cache.insert(key);
     }

@@ -24,18 +24,18 @@ use super::interleave;
 use crate::blocks::BLOCK_BYTES;
 use crate::keys::{Distribution, KeySpace};
 use crate::options::{Common, Failure};
-use crate::pools::{self, Bed, MediumArgs};
 use crate::report::{Against, Ratio, Record, fold_all};
+use crate::testbed::{self, BackingArgs, TestBed};
 
 const NAME: &str = "restart";
 const THREADS: [usize; 1] = [32];
-const SUBJECTS: [&str; 2] = ["without", "second-level"];
+const SUBJECTS: [&str; 2] = ["without", "l2"];
 /// Written in one transaction while the pool is filled.
 const FILL_BYTES: usize = 1 << 20;
 /// How often it is looked how fast it is.
 const WINDOW: Duration = Duration::from_millis(100);
 /// As fast again: this share of the warm rate.
-const SHARE: f64 = 0.9;
+const WARM_SHARE: f64 = 0.9;
 /// Windows of which the median is the warm rate.
 const WARM_WINDOWS: usize = 10;
 /// It is warm when at most one in so many reads has left memory in the last so many windows.
@@ -45,7 +45,7 @@ const WARM_READS: f64 = 10_000.0;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// What each thread reads.
-    #[arg(long, default_value = "32MiB", value_parser = pools::bytes)]
+    #[arg(long, default_value = "32MiB", value_parser = testbed::bytes)]
     pub(crate) bytes_each: u64,
     /// By how much each read of the pool's device takes longer after the restart, in microseconds.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
@@ -58,16 +58,16 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 300.0)]
     pub(crate) give_up_s: f64,
     #[command(flatten)]
-    pub(crate) medium: MediumArgs,
+    pub(crate) backing: BackingArgs,
     /// The folder for the cache device, a temporary file.
     #[arg(long, default_value = ".")]
-    pub(crate) cache_folder: PathBuf,
+    pub(crate) l2_folder: PathBuf,
 }
 
 /// The file of a cache device, removed at the end.
-struct CacheFile(PathBuf);
+struct L2File(PathBuf);
 
-impl Drop for CacheFile {
+impl Drop for L2File {
     fn drop(&mut self) {
         // Nothing depends on it.
         let _ = std::fs::remove_file(&self.0);
@@ -75,12 +75,12 @@ impl Drop for CacheFile {
 }
 
 /// How fast the job is over time, from the beginning of a life.
-struct Seen {
+struct RateWindows {
     /// End of each window in seconds, and what was done in it a second.
     windows: Vec<(f64, f64)>,
 }
 
-impl Seen {
+impl RateWindows {
     /// The end of the first window from which on three in a row are as fast as that.
     fn reaches(&self, rate: f64) -> Option<f64> {
         let fast = |window: &[(f64, f64)]| window.iter().all(|(_, ops)| *ops >= rate);
@@ -143,12 +143,12 @@ impl Job<'_> {
         &self,
         begun: Instant,
         objects: &[Object],
-        mut enough: impl FnMut(&Seen) -> bool,
-    ) -> Result<Seen, Failure> {
+        mut enough: impl FnMut(&RateWindows) -> bool,
+    ) -> Result<RateWindows, Failure> {
         let (stop, wrong) = (AtomicBool::new(false), AtomicU64::new(0));
         let done: Vec<AtomicU64> = objects.iter().map(|_| AtomicU64::new(0)).collect();
         let keys = KeySpace::new(Distribution::Uniform, self.blocks_each, self.common.seed);
-        let mut seen = Seen { windows: Vec::new() };
+        let mut seen = RateWindows { windows: Vec::new() };
         std::thread::scope(|scope| {
             for (thread, object) in objects.iter().enumerate() {
                 let mut keys = keys.stream(thread, self.threads, self.common.seed);
@@ -197,8 +197,8 @@ impl Job<'_> {
         Ok(seen.last(WARM_WINDOWS).unwrap_or_default())
     }
 
-    fn l2_device(&self) -> Result<(CacheFile, Arc<dyn Device>), Failure> {
-        let file = CacheFile(pools::temporary_path(&self.args.cache_folder));
+    fn l2_device(&self) -> Result<(L2File, Arc<dyn Device>), Failure> {
+        let file = L2File(testbed::temporary_path(&self.args.l2_folder));
         let bytes = self.bytes_each * self.threads as u64 * 3 / 2 + (64 << 20);
         let options = OpenOptions {
             create_bytes: Some(bytes.next_multiple_of(1 << 20)),
@@ -210,24 +210,24 @@ impl Job<'_> {
 
     fn measure(&self, subject: &'static str) -> Result<Record, Failure> {
         let (args, common) = (self.args, self.common);
-        let mut bed = Bed::new(&args.medium, common.seed)?;
+        let mut testbed = TestBed::new(&args.backing, common.seed)?;
         let all = self.bytes_each * self.threads as u64;
-        let memory = || pools::cache(all + all / 2 + (256 << 20), &[], common.seed);
+        let memory = || testbed::cache(all + all / 2 + (256 << 20), &[], common.seed);
         let numbers = {
-            let pool = bed.create(&memory()?, &[])?;
+            let pool = testbed.create(&memory()?, &[])?;
             let numbers = self.fill(&pool)?;
             pool.export()?;
             numbers
         };
-        let caching = (subject == "second-level").then(|| self.l2_device()).transpose()?;
-        let device = |given: &(CacheFile, Arc<dyn Device>)| Arc::clone(&given.1).into();
+        let l2 = (subject == "l2").then(|| self.l2_device()).transpose()?;
+        let device = |given: &(L2File, Arc<dyn Device>)| Arc::clone(&given.1).into();
         let open = |pool: &Pool| -> Result<Vec<Object>, Failure> {
             let data = pool.dataset("read")?;
             Ok(numbers.iter().map(|number| data.object(*number)).collect::<Result<_, _>>()?)
         };
 
-        let pool = bed.import(&memory()?, &[])?;
-        if let Some(given) = &caching {
+        let pool = testbed.import(&memory()?, &[])?;
+        if let Some(given) = &l2 {
             pool.add_l2_device(device(given), false)?;
         }
         let objects = open(&pool)?;
@@ -240,9 +240,9 @@ impl Job<'_> {
         }
         let end_s = ending.elapsed().as_secs_f64();
 
-        bed.slow_reads(Duration::from_micros(args.delay_us));
+        testbed.slow_reads(Duration::from_micros(args.delay_us));
         let begun = Instant::now();
-        let pool = bed.import_with(&memory()?, caching.iter().map(device).collect(), &[])?;
+        let pool = testbed.import_with(&memory()?, l2.iter().map(device).collect(), &[])?;
         let import_s = begun.elapsed().as_secs_f64();
         let objects = open(&pool)?;
         let device_reads =
@@ -257,7 +257,7 @@ impl Job<'_> {
             warm || begun.elapsed().as_secs_f64() > args.give_up_s
         })?;
         let warm = seen.last(WARM_WINDOWS).unwrap_or_default();
-        let reached = seen.reaches(SHARE * warm);
+        let reached = seen.reaches(WARM_SHARE * warm);
         let found = stats(&pool).unwrap_or_default();
         let device_reads = device_reads();
         drop(objects);

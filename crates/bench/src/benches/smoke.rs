@@ -11,10 +11,10 @@ use super::{
 };
 use crate::keys::Distribution;
 use crate::options::{Common, Failure};
-use crate::pools::{Medium, MediumArgs};
 use crate::report::plot::{self, Panel};
 use crate::report::{self, Record};
 use crate::subjects::Value;
+use crate::testbed::{Backing, BackingArgs};
 
 const SECONDS: f64 = 0.02;
 const BLOCKS: u64 = 256;
@@ -117,7 +117,7 @@ fn of_policies(one: &Common) -> Result<Vec<Part>, Failure> {
 fn of_devices(one: &Common, two: &Common) -> Result<Vec<Part>, Failure> {
     let mut parts = Vec::new();
     let args = strided_read::Args {
-        device: vec![strided_read::Medium::Memory, strided_read::Medium::File],
+        device: vec![strided_read::ReadDevice::Memory, strided_read::ReadDevice::File],
         latency_us: 20,
         read_ahead: 4,
         in_flight: 256,
@@ -148,7 +148,11 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
     const CACHE_BYTES: u64 = 64 << 20;
     let mut parts = Vec::new();
     let args = create::Args {
-        medium: MediumArgs { device: Medium::Memory, device_size: DEVICE_BYTES, overwrite: false },
+        backing: BackingArgs {
+            device: Backing::Memory,
+            device_size: DEVICE_BYTES,
+            overwrite: false,
+        },
         preload: 2000,
         count: 2000,
         cache: CACHE_BYTES,
@@ -170,7 +174,7 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
     parts.push(("create --cycle", records, panels, "changes_per_s"));
     let args = zap::Args {
         count: 20_000,
-        lot: 100,
+        batch: 100,
         folder: std::env::temp_dir(),
         device_size: DEVICE_BYTES,
         cache: CACHE_BYTES,
@@ -190,15 +194,15 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
     let records = pool_read::run(two, &args)?;
     let panels = pool_read::panels(&records);
     parts.push(("pool-read", records, panels, "ops_per_s"));
-    let medium = MediumArgs { device: Medium::Memory, device_size: 64 << 20, overwrite: false };
+    let backing = BackingArgs { device: Backing::Memory, device_size: 64 << 20, overwrite: false };
     let args = restart::Args {
         bytes_each: BLOCKS * 8192,
         delay_us: 100,
         crash: false,
         // It must run, not get anywhere.
         give_up_s: 0.3,
-        medium,
-        cache_folder: std::env::temp_dir(),
+        backing,
+        l2_folder: std::env::temp_dir(),
     };
     parts.push(("restart", restart::run(two, &args)?, Vec::new(), "warm_iops"));
     Ok(parts)

@@ -10,36 +10,36 @@ use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_io::tunables::IoTunables;
 use forebay_io::{Device, FileDevice, MemoryDevice, MemoryOptions, OpenOptions};
 
-use super::{interleave, panels_over_threads, strided_model};
-use crate::counted::{Counted, LockUse};
+use super::{interleave, panels_over_threads, strided_read_model};
+use crate::lock_counts::{LockCounts, LockUse};
 use crate::measure;
-use crate::medium::{BLOCK_BYTES, Stamp, TestFile};
 use crate::options::{Common, Failure};
 use crate::report::plot::Panel;
 use crate::report::{Against, Ratio, Record, fold_all};
-use crate::strided::{Faults, Kind, Reader, Region, STRIDE_BLOCKS, Setting};
+use crate::strided::{ReadErrors, Reader, ReaderContext, Region, RootsKind, STRIDE_BLOCKS};
+use crate::test_file::{BLOCK_BYTES, Stamp, TestFile};
 
 const NAME: &str = "strided-read";
 const THREADS: [usize; 1] = [256];
 /// One queue a CPU.
-const LANES: usize = 0;
+const SUBMISSION_QUEUES: usize = 0;
 /// So long that nobody ever waits for room in a queue, which would be the queue's cost and not the
 /// roots'.
 const QUEUE_LIMIT: u32 = 16384;
 
 /// Room for what the other classes have reserved, beside the reads in flight.
-const LEAST_TOTAL: u32 = 128;
+const MIN_TOTAL: u32 = 128;
 
 /// What is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Medium {
+pub(crate) enum ReadDevice {
     /// Memory that answers after a set time.
     Memory,
     /// A file.
     File,
 }
 
-impl Medium {
+impl ReadDevice {
     fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -53,7 +53,7 @@ impl Medium {
 pub(crate) struct Args {
     /// What is read.
     #[arg(long, value_delimiter = ',', default_value = "memory,file")]
-    pub(crate) device: Vec<Medium>,
+    pub(crate) device: Vec<ReadDevice>,
     /// After how many microseconds the memory device answers.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     pub(crate) latency_us: u64,
@@ -77,7 +77,7 @@ pub(crate) struct Args {
 
 /// A device to read from, and how its regions lie.
 struct Opened {
-    medium: Medium,
+    read_device: ReadDevice,
     device: Arc<dyn Device>,
     stamp: Stamp,
     region_blocks: u64,
@@ -87,46 +87,51 @@ struct Opened {
 
 /// Measures all subjects on all devices.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
-    let names = Kind::ALL.map(Kind::name);
+    let names = RootsKind::ALL.map(RootsKind::name);
     common.check_subjects(&names)?;
     let threads = common.threads_or(&THREADS)?;
     let most = threads.iter().copied().max().unwrap_or(1);
     let mut records = Vec::new();
-    for medium in &args.device {
-        let opened = open(common, args, *medium, most)?;
+    for read_device in &args.device {
+        let opened = open(common, args, *read_device, most)?;
         records.extend(measure(common, args, &opened, &threads)?);
         opened.device.close();
     }
     if args.model {
-        let opened = open(common, args, Medium::Memory, most)?;
+        let opened = open(common, args, ReadDevice::Memory, most)?;
         let mut uses = Vec::new();
-        for kind in Kind::ALL.into_iter().filter(|kind| common.wants(kind.name())) {
+        for kind in RootsKind::ALL.into_iter().filter(|kind| common.wants(kind.name())) {
             uses.push((kind, lock_uses(common, args, &opened, kind, most)?));
         }
-        let found = strided_model::run(common, &records, &uses)?;
+        let found = strided_read_model::run(common, &records, &uses)?;
         records.extend(found);
     }
     Ok(records)
 }
 
-fn open(common: &Common, args: &Args, medium: Medium, threads: usize) -> Result<Opened, Failure> {
+fn open(
+    common: &Common,
+    args: &Args,
+    read_device: ReadDevice,
+    threads: usize,
+) -> Result<Opened, Failure> {
     let block = BLOCK_BYTES as u64;
     let region_blocks = (args.region_kib << 10) / block;
     let size_bytes = region_blocks * block * threads as u64;
     let tunables = Arc::new(IoTunables::default());
     tunables.set_queue_limit(QUEUE_LIMIT)?;
     tunables.set_async_read_max(args.in_flight)?;
-    tunables.set_total_max(2 * args.in_flight.max(LEAST_TOTAL))?;
-    if medium == Medium::Memory {
+    tunables.set_total_max(2 * args.in_flight.max(MIN_TOTAL))?;
+    if read_device == ReadDevice::Memory {
         let options = MemoryOptions {
             sector_bytes: BLOCK_BYTES as u32,
             latency_ns: args.latency_us * 1000,
-            submission_queues: LANES,
+            submission_queues: SUBMISSION_QUEUES,
             tunables,
             ..MemoryOptions::default()
         };
         let device = Arc::new(MemoryDevice::new("strided-read", size_bytes, &options)?);
-        return Ok(Opened { medium, device, stamp: Stamp::Zero, region_blocks, _file: None });
+        return Ok(Opened { read_device, device, stamp: Stamp::Zero, region_blocks, _file: None });
     }
     let file = TestFile::named_or_temporary(args.file.as_deref(), size_bytes, common.seed)?;
     let region_blocks = file.size_bytes / block / threads as u64;
@@ -136,12 +141,12 @@ fn open(common: &Common, args: &Args, medium: Medium, threads: usize) -> Result<
     }
     let options = OpenOptions {
         read_only: true,
-        submission_queues: LANES,
+        submission_queues: SUBMISSION_QUEUES,
         tunables,
         ..OpenOptions::default()
     };
     let device = Arc::new(FileDevice::open(&file.path, &options)?);
-    Ok(Opened { medium, device, stamp: file.stamp, region_blocks, _file: Some(file) })
+    Ok(Opened { read_device, device, stamp: file.stamp, region_blocks, _file: Some(file) })
 }
 
 /// All subjects at all numbers of threads on one device.
@@ -153,24 +158,24 @@ fn measure(
 ) -> Result<Vec<Record>, Failure> {
     let mut cells = Vec::new();
     for threads in threads {
-        let wanted = Kind::ALL.into_iter().filter(|kind| common.wants(kind.name()));
+        let wanted = RootsKind::ALL.into_iter().filter(|kind| common.wants(kind.name()));
         cells.extend(wanted.map(|kind| (*threads, kind)));
     }
     let found = interleave(common.reps, cells.len(), |i, _| {
         let (threads, kind) = cells[i];
         one(common, args, opened, kind, threads)
     })?;
-    let ratio = |name, figure, subject: Kind| Ratio {
+    let ratio = |name, figure, subject: RootsKind| Ratio {
         name,
         figure,
         against: Against::Subject(subject.name()),
     };
     let cpu = "cpu_s_per_million";
     let ratios = [
-        ratio("ratio_to_one_root", "ops_per_s", Kind::OneLocked),
-        ratio("ratio_to_16_roots", "ops_per_s", Kind::SixteenLocked),
-        ratio("cpu_ratio_to_one_root", cpu, Kind::OneLocked),
-        ratio("cpu_ratio_to_16_roots", cpu, Kind::SixteenLocked),
+        ratio("ratio_to_one_root", "ops_per_s", RootsKind::OneLocked),
+        ratio("ratio_to_16_roots", "ops_per_s", RootsKind::SixteenLocked),
+        ratio("cpu_ratio_to_one_root", cpu, RootsKind::OneLocked),
+        ratio("cpu_ratio_to_16_roots", cpu, RootsKind::SixteenLocked),
     ];
     Ok(fold_all(&found, &ratios))
 }
@@ -180,21 +185,21 @@ fn one(
     common: &Common,
     args: &Args,
     opened: &Opened,
-    kind: Kind,
+    kind: RootsKind,
     threads: usize,
 ) -> Result<Record, Failure> {
     let before = device_counts(&*opened.device);
-    let counted = Counted::start();
+    let counted = LockCounts::start();
     let (sample, config) = load(args, opened, kind, (threads, common.limit()), common.seed)?;
     let info = opened.device.info();
     let config = format!("{config}; {}, direct {}", info.engine, info.direct);
     let mut record = Record::new(NAME, kind.name(), threads)
-        .param("device", opened.medium.name())
+        .param("device", opened.read_device.name())
         .param("stride_blocks", STRIDE_BLOCKS)
         .param("read_ahead_blocks", args.read_ahead)
         .param(
             "latency_ns",
-            if opened.medium == Medium::Memory { args.latency_us * 1000 } else { 0 },
+            if opened.read_device == ReadDevice::Memory { args.latency_us * 1000 } else { 0 },
         )
         .param("config", config.as_str())
         .figure("ops_per_s", sample.ops_per_s())
@@ -225,7 +230,7 @@ fn device_counts(device: &dyn Device) -> [u64; DEVICE_FIGURES.len()] {
 fn load(
     args: &Args,
     opened: &Opened,
-    kind: Kind,
+    kind: RootsKind,
     (threads, limit): (usize, measure::Limit),
     seed: u64,
 ) -> Result<(measure::Sample, String), Failure> {
@@ -234,19 +239,23 @@ fn load(
     let limit_bytes = (2 * threads * window * BLOCK_BYTES).max(64 << 20) as u64;
     let arena = Arena::new(ArenaConfig { limit_bytes, huge_pages: HugePages::Never })?;
     let roots = kind.open(&opened.device);
-    let faults = Faults::default();
-    let setting =
-        Setting { device: &*opened.device, roots: &roots, stamp: opened.stamp, faults: &faults };
+    let errors = ReadErrors::default();
+    let context = ReaderContext {
+        device: &*opened.device,
+        roots: &roots,
+        stamp: opened.stamp,
+        errors: &errors,
+    };
     let make = |thread: usize| {
         let blocks = opened.region_blocks;
         let region = Region { first: thread as u64 * blocks, blocks };
         let buffer = |_| arena.alloc(BLOCK_BYTES).expect("the arena has twice the room");
         let buffers = (0..window).map(buffer).collect();
-        Reader::new(&setting, region, seed.wrapping_add(thread as u64), buffers)
+        Reader::new(&context, region, seed.wrapping_add(thread as u64), buffers)
     };
     let sample = measure::run(threads, limit, make, || {});
     let drained = roots.drain();
-    if let Some(summary) = faults.summary() {
+    if let Some(summary) = errors.summary() {
         return Err(format!("{}: {summary}", kind.name()).into());
     }
     drained?;
@@ -260,11 +269,11 @@ fn lock_uses(
     common: &Common,
     args: &Args,
     opened: &Opened,
-    kind: Kind,
+    kind: RootsKind,
     threads: usize,
-) -> Result<strided_model::LockUses, Failure> {
-    let of = |threads| -> Result<strided_model::LockUses, Failure> {
-        let counted = Counted::start();
+) -> Result<strided_read_model::LockUses, Failure> {
+    let of = |threads| -> Result<strided_read_model::LockUses, Failure> {
+        let counted = LockCounts::start();
         let (sample, _) = load(args, opened, kind, (threads, common.tuning_limit()), common.seed)?;
         let ops = sample.ops.max(1) as f64;
         let used = |lock: &LockUse| {
@@ -286,6 +295,6 @@ pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
         records.iter().filter(|r| r.number("predicted_ops_per_s").is_none()).cloned().collect();
     let mut panels = panels_over_threads(&measured, &["device"], "ops_per_s");
     panels.extend(panels_over_threads(&measured, &["device"], "cpu_s_per_million"));
-    panels.extend(strided_model::panels(records));
+    panels.extend(strided_read_model::panels(records));
     panels
 }

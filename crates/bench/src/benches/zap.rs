@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use super::{interleave, panels_over_threads};
-use crate::names::{self, Load, PoolSetting, Pooled};
+use crate::names::{self, Load, PoolConfig, Pooled};
 use crate::options::{Common, Failure};
-use crate::pools::{self, Medium, MediumArgs};
 use crate::report::plot::Panel;
 use crate::report::{Against, Ratio, Record, fold_all};
+use crate::testbed::{self, Backing, BackingArgs};
 
 const NAME: &str = "zap";
 const SHAPE: &str = "zap-shape";
@@ -21,15 +21,15 @@ pub(crate) struct Args {
     pub(crate) count: u64,
     /// Changes a transaction.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100_000))]
-    pub(crate) lot: u64,
+    pub(crate) batch: u64,
     /// Folder for the files of all subjects.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     pub(crate) folder: PathBuf,
     /// Size of our file, and of our memory device.
-    #[arg(long, default_value = "4GiB", value_parser = pools::bytes)]
+    #[arg(long, default_value = "4GiB", value_parser = testbed::bytes)]
     pub(crate) device_size: u64,
     /// Cache of each subject.
-    #[arg(long, default_value = "1GiB", value_parser = pools::bytes)]
+    #[arg(long, default_value = "1GiB", value_parser = testbed::bytes)]
     pub(crate) cache: u64,
     /// Copies of our metadata.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
@@ -41,7 +41,7 @@ pub(crate) struct Args {
 
 /// A subject at a number of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ZapSubject {
     /// Ours, in a file.
     Forebay,
     /// Ours, in memory.
@@ -52,7 +52,7 @@ enum Kind {
     Fjall,
 }
 
-impl Kind {
+impl ZapSubject {
     const ALL: &[Self] = &[
         Self::Forebay,
         Self::ForebayMemory,
@@ -76,19 +76,19 @@ impl Kind {
 
 /// Measures all subjects, then looks at the shape of ours.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
-    common.check_subjects(&Kind::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>())?;
+    common.check_subjects(&ZapSubject::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>())?;
     if args.shape {
         return Ok(vec![shape(common, args)?]);
     }
     let mut cells = Vec::new();
     for threads in common.threads_or(&THREADS)? {
-        let wanted = Kind::ALL.iter().filter(|kind| common.wants(kind.name()));
+        let wanted = ZapSubject::ALL.iter().filter(|kind| common.wants(kind.name()));
         cells.extend(wanted.map(|kind| (threads, *kind)));
     }
     let found =
         interleave(common.reps, cells.len(), |i, _| one(common, args, cells[i].1, cells[i].0))?;
     let mut records = fold_all(&found, &RATIOS);
-    if common.wants(Kind::ForebayMemory.name()) {
+    if common.wants(ZapSubject::ForebayMemory.name()) {
         records.push(shape(common, args)?);
     }
     Ok(records)
@@ -114,41 +114,42 @@ const fn ratio(
 }
 
 /// One measurement of one subject.
-fn one(common: &Common, args: &Args, kind: Kind, threads: usize) -> Result<Record, Failure> {
-    let load = Load { threads, count: args.count, lot: args.lot, seed: common.seed };
-    let record =
-        Record::new(NAME, kind.name(), threads).param("names", args.count).param("lot", args.lot);
+fn one(common: &Common, args: &Args, kind: ZapSubject, threads: usize) -> Result<Record, Failure> {
+    let load = Load { threads, count: args.count, batch: args.batch, seed: common.seed };
+    let record = Record::new(NAME, kind.name(), threads)
+        .param("names", args.count)
+        .param("batch", args.batch);
     match kind {
-        Kind::Forebay | Kind::ForebayMemory => {
-            let medium = medium(args, kind);
-            let pooled = Pooled::new(&setting(common, args, &medium))?;
-            let config = format!("{}, {} copies", pooled.bed.config(), args.copies);
+        ZapSubject::Forebay | ZapSubject::ForebayMemory => {
+            let backing = backing(args, kind);
+            let pooled = Pooled::new(&setting(common, args, &backing))?;
+            let config = format!("{}, {} copies", pooled.testbed.config(), args.copies);
             names::phases(&pooled, &load, record.param("config", config.as_str()))
         }
         #[cfg(feature = "peers")]
-        Kind::Redb => {
+        ZapSubject::Redb => {
             let redb = names::Redb::new(&args.folder, args.cache).map_err(names::fail)?;
             names::phases(&redb, &load, record.param("config", names::Redb::CONFIG))
         }
         #[cfg(feature = "peers")]
-        Kind::Fjall => {
+        ZapSubject::Fjall => {
             let fjall = names::Fjall::new(&args.folder, args.cache).map_err(names::fail)?;
             names::phases(&fjall, &load, record.param("config", names::Fjall::CONFIG))
         }
     }
 }
 
-fn medium(args: &Args, kind: Kind) -> MediumArgs {
+fn backing(args: &Args, kind: ZapSubject) -> BackingArgs {
     let device = match kind {
-        Kind::Forebay => Medium::Temporary(args.folder.clone()),
-        _ => Medium::Memory,
+        ZapSubject::Forebay => Backing::Temporary(args.folder.clone()),
+        _ => Backing::Memory,
     };
-    MediumArgs { device, device_size: args.device_size, overwrite: false }
+    BackingArgs { device, device_size: args.device_size, overwrite: false }
 }
 
-fn setting<'a>(common: &Common, args: &Args, medium: &'a MediumArgs) -> PoolSetting<'a> {
-    PoolSetting {
-        medium,
+fn setting<'a>(common: &Common, args: &Args, backing: &'a BackingArgs) -> PoolConfig<'a> {
+    PoolConfig {
+        backing,
         cache_bytes: args.cache,
         cache_tunables: &[],
         pool_tunables: &[],
@@ -158,9 +159,9 @@ fn setting<'a>(common: &Common, args: &Args, medium: &'a MediumArgs) -> PoolSett
 }
 
 fn shape(common: &Common, args: &Args) -> Result<Record, Failure> {
-    let medium = medium(args, Kind::ForebayMemory);
-    let pooled = Pooled::new(&setting(common, args, &medium))?;
-    let load = Load { threads: 1, count: args.count, lot: args.lot, seed: common.seed };
+    let backing = backing(args, ZapSubject::ForebayMemory);
+    let pooled = Pooled::new(&setting(common, args, &backing))?;
+    let load = Load { threads: 1, count: args.count, batch: args.batch, seed: common.seed };
     let record = Record::new(SHAPE, "forebay", 1).param("names", args.count);
     names::shape(&pooled, &load, record)
 }

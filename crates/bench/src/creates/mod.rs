@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::measure::{Sample, cpu_seconds};
-use crate::names::{Fault, Name, Pooled, directory_of, fail};
+use crate::names::{Name, Pooled, ThreadError, directory_of, fail};
 use crate::options::Failure;
-use crate::pools::{resident_by_class, resident_candidates};
+use crate::testbed::{resident_by_class, resident_in_mru};
 
 /// Bytes of attributes of each object, as in R5's dnodes.
 const ATTRIBUTES: [u8; 144] = [0x5a; 144];
 /// Names that a thread takes at once.
-const TAKEN: u64 = 16;
+const NAMES_PER_TURN: u64 = 16;
 /// Time between two looks whether the load has ended.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+const OBSERVE_EVERY: Duration = Duration::from_millis(2);
 
 /// What was seen at the end of a bucket.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct Bucket {
     /// Cached bytes, metadata and data.
     pub(crate) cached: [u64; 2],
     /// Those of them that are in mru.
-    pub(crate) newcomers: u64,
+    pub(crate) mru_bytes: u64,
     /// Bytes that wait to be written.
     pub(crate) dirty_bytes: u64,
     /// Reads of the pool in it that somebody waited for.
@@ -39,14 +39,14 @@ pub(crate) struct Bucket {
 }
 
 /// What a load found.
-pub(crate) struct Found {
+pub(crate) struct CreateResult {
     /// The whole, until all is durable.
     pub(crate) sample: Sample,
     /// Whole buckets of time, in order.
     pub(crate) buckets: Vec<Bucket>,
 }
 
-impl Found {
+impl CreateResult {
     /// The slowest and the fastest bucket after the first few; the whole, if there are none.
     pub(crate) fn worst_and_best(&self, warmup: usize) -> (f64, f64) {
         let counted = self.buckets.get(warmup..).unwrap_or_default();
@@ -59,7 +59,7 @@ impl Found {
 }
 
 /// Creates an object for a name.
-pub(crate) fn create(pooled: &Pooled, number: u64) -> Result<(), Fault> {
+pub(crate) fn create(pooled: &Pooled, number: u64) -> Result<(), ThreadError> {
     let tx = pooled.pool.begin()?;
     let object = pooled.data.create_object(&tx, &ATTRIBUTES)?;
     let directory = &pooled.directories[directory_of(number)];
@@ -67,7 +67,7 @@ pub(crate) fn create(pooled: &Pooled, number: u64) -> Result<(), Fault> {
 }
 
 /// Destroys the object of a name.
-pub(crate) fn destroy(pooled: &Pooled, number: u64) -> Result<(), Fault> {
+pub(crate) fn destroy(pooled: &Pooled, number: u64) -> Result<(), ThreadError> {
     let tx = pooled.pool.begin_freeing()?;
     let value = pooled.directories[directory_of(number)].remove(&tx, Name::new(number).bytes())?;
     let object = value.first_chunk::<8>().ok_or("a value that is no number of an object")?;
@@ -80,15 +80,15 @@ pub(crate) fn run(
     threads: usize,
     names: Range<u64>,
     bucket: Duration,
-    change: impl Fn(&Pooled, u64) -> Result<(), Fault> + Sync,
-) -> Result<Found, Failure> {
+    change: impl Fn(&Pooled, u64) -> Result<(), ThreadError> + Sync,
+) -> Result<CreateResult, Failure> {
     let (next, done) = (AtomicU64::new(names.start), AtomicU64::new(0));
     let (stop, barrier) = (AtomicBool::new(false), Barrier::new(threads + 1));
     let work = || {
         barrier.wait();
         while !stop.load(Ordering::Relaxed) {
-            let first = next.fetch_add(TAKEN, Ordering::Relaxed);
-            let mine = first..names.end.min(first + TAKEN);
+            let first = next.fetch_add(NAMES_PER_TURN, Ordering::Relaxed);
+            let mine = first..names.end.min(first + NAMES_PER_TURN);
             if mine.is_empty() {
                 break;
             }
@@ -98,17 +98,18 @@ pub(crate) fn run(
             }
             done.fetch_add(many, Ordering::Relaxed);
         }
-        Ok::<(), Fault>(())
+        Ok::<(), ThreadError>(())
     };
     std::thread::scope(|scope| {
         let handles: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         barrier.wait();
         let (cpu_before, begun) = (cpu_seconds(), Instant::now());
         let reads = waited_reads(pooled);
-        let mut watch = Watch { begun, seen: 0, since: begun, reads, buckets: Vec::new() };
+        let mut recorder =
+            BucketRecorder { begun, seen: 0, since: begun, reads, buckets: Vec::new() };
         while !handles.iter().all(|handle| handle.is_finished()) {
-            std::thread::sleep(LOOK_EVERY);
-            watch.look(pooled, bucket, &done);
+            std::thread::sleep(OBSERVE_EVERY);
+            recorder.observe(pooled, bucket, &done);
         }
         for handle in handles {
             let ended = handle.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
@@ -118,12 +119,12 @@ pub(crate) fn run(
         let (elapsed_s, cpu_s) = (begun.elapsed().as_secs_f64(), cpu_seconds() - cpu_before);
         let ops = names.end - names.start;
         let sample = Sample { ops, hits: ops, elapsed_s, cpu_s };
-        Ok(Found { sample, buckets: watch.buckets })
+        Ok(CreateResult { sample, buckets: recorder.buckets })
     })
 }
 
 /// Who looks at a load, bucket by bucket.
-struct Watch {
+struct BucketRecorder {
     begun: Instant,
     seen: u64,
     since: Instant,
@@ -138,8 +139,8 @@ fn waited_reads(pooled: &Pooled) -> u64 {
     waited.map(|c| c.2).sum()
 }
 
-impl Watch {
-    fn look(&mut self, pooled: &Pooled, bucket: Duration, done: &AtomicU64) {
+impl BucketRecorder {
+    fn observe(&mut self, pooled: &Pooled, bucket: Duration, done: &AtomicU64) {
         let now = Instant::now();
         let elapsed = now.duration_since(self.since);
         if elapsed < bucket {
@@ -150,7 +151,7 @@ impl Watch {
             end_s: now.duration_since(self.begun).as_secs_f64(),
             per_s: (all - self.seen) as f64 / elapsed.as_secs_f64(),
             cached: resident_by_class(&pooled.cache),
-            newcomers: resident_candidates(&pooled.cache),
+            mru_bytes: resident_in_mru(&pooled.cache),
             dirty_bytes: pooled.cache.dirty_bytes(),
             waited_reads: reads - self.reads,
         });

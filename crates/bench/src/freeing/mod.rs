@@ -1,15 +1,15 @@
 //! R3's question in one harness: a cache of which only the index, and the moment at which
 //! memory is freed, differ.
 //!
-//! [`Skeleton`] is the common part: a budget of bytes and a second-chance queue in shards.
+//! [`SecondChanceCache`] is the common part: a budget of bytes and a second-chance queue in shards.
 //! An [`Index`] finds blocks and decides when an evicted block's memory is freed:
 //! [`TreeIndex`] and [`HashIndex`] at once, [`EpochIndex`] when no reader can be in it any
 //! more. Blocks are really allocated and written.
 //!
 //! Locking: a queue's lock and an index's lock are never held together.
 
-mod epoch;
-mod locked;
+mod epoch_index;
+mod locked_index;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -19,19 +19,19 @@ use forebay_base::sync::Mutex;
 use crate::blocks::fill;
 use crate::keys::scramble;
 
-pub(crate) use epoch::EpochIndex;
-pub(crate) use locked::{HashIndex, TreeIndex};
+pub(crate) use epoch_index::EpochIndex;
+pub(crate) use locked_index::{HashIndex, TreeIndex};
 
 /// Smallest and largest block: R3's metadata buffers.
-pub(crate) const LEAST_BLOCK_BYTES: u64 = 4096;
-/// See [`LEAST_BLOCK_BYTES`].
-pub(crate) const MOST_BLOCK_BYTES: u64 = 8192;
+pub(crate) const MIN_BLOCK_BYTES: u64 = 4096;
+/// See [`MIN_BLOCK_BYTES`].
+pub(crate) const MAX_BLOCK_BYTES: u64 = 8192;
 
 /// The size of a key's block: a multiple of 512 bytes.
 pub(crate) fn block_bytes(key: u64) -> usize {
     const STEP: u64 = 512;
-    let steps = (MOST_BLOCK_BYTES - LEAST_BLOCK_BYTES) / STEP + 1;
-    (LEAST_BLOCK_BYTES + scramble(key) % steps * STEP) as usize
+    let steps = (MAX_BLOCK_BYTES - MIN_BLOCK_BYTES) / STEP + 1;
+    (MIN_BLOCK_BYTES + scramble(key) % steps * STEP) as usize
 }
 
 /// What a hit does with a block: reads a word of every 512 bytes, as a walk through a
@@ -100,7 +100,7 @@ fn judge(block: &Block) -> Verdict {
 
 const QUEUES: usize = 16;
 /// Second chances that one insert gives before it leaves the rest to the next.
-const QUESTIONS: usize = 64;
+const PROBES_PER_INSERT: usize = 64;
 
 #[repr(align(128))]
 struct Queue(Mutex<VecDeque<u64>>);
@@ -109,17 +109,17 @@ struct Queue(Mutex<VecDeque<u64>>);
 struct Total(AtomicU64);
 
 /// The cache around an index.
-pub(crate) struct Skeleton<I> {
+pub(crate) struct SecondChanceCache<I> {
     index: I,
     capacity_bytes: u64,
     bytes: Total,
     queues: [Queue; QUEUES],
 }
 
-impl<I: Index> Skeleton<I> {
+impl<I: Index> SecondChanceCache<I> {
     /// An empty cache of a number of bytes.
     pub(crate) fn new(capacity_bytes: u64) -> Self {
-        let blocks = capacity_bytes / LEAST_BLOCK_BYTES;
+        let blocks = capacity_bytes / MIN_BLOCK_BYTES;
         Self {
             index: I::with_capacity(blocks as usize),
             capacity_bytes,
@@ -154,7 +154,7 @@ impl<I: Index> Skeleton<I> {
 
     fn evict(&self, first: usize) {
         let mut queue = first;
-        for _ in 0..QUESTIONS {
+        for _ in 0..PROBES_PER_INSERT {
             if self.bytes() <= self.capacity_bytes {
                 break;
             }
@@ -179,9 +179,9 @@ mod tests {
     use super::*;
     use crate::keys::XorShift;
 
-    fn storm<I: Index>() {
+    fn stress<I: Index>() {
         const CAPACITY: u64 = 1 << 20;
-        let cache = Skeleton::<I>::new(CAPACITY);
+        let cache = SecondChanceCache::<I>::new(CAPACITY);
         let hits: u64 = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4)
                 .map(|thread| {
@@ -197,7 +197,7 @@ mod tests {
         assert!(hits > 1000, "{hits} hits");
         let bytes = cache.bytes();
         // Each inserter may leave its last block over the budget.
-        assert!(bytes <= CAPACITY + 4 * MOST_BLOCK_BYTES, "{bytes} bytes");
+        assert!(bytes <= CAPACITY + 4 * MAX_BLOCK_BYTES, "{bytes} bytes");
         let mut listed = 0;
         for queue in &cache.queues {
             for key in queue.0.lock().iter() {
@@ -216,16 +216,16 @@ mod tests {
 
     #[test]
     fn a_tree_keeps_its_books() {
-        storm::<TreeIndex>();
+        stress::<TreeIndex>();
     }
 
     #[test]
     fn a_hash_table_keeps_its_books() {
-        storm::<HashIndex>();
+        stress::<HashIndex>();
     }
 
     #[test]
     fn an_epoch_table_keeps_its_books() {
-        storm::<EpochIndex>();
+        stress::<EpochIndex>();
     }
 }

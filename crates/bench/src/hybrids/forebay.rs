@@ -6,7 +6,7 @@ use forebay_cache::{Attributes, Class, Hint};
 use forebay_io::{Direct, FileDevice, OpenOptions};
 use forebay_l2::HybridCache;
 
-use super::{Found, Plan, Tiered, check, value};
+use super::{FoundIn, HybridPlan, TieredCache, check, value};
 use crate::options::Failure;
 
 pub(super) struct Forebay {
@@ -23,7 +23,7 @@ pub(super) fn entry_bytes(value_bytes: usize) -> u64 {
 }
 
 impl Forebay {
-    pub(super) fn open(plan: &Plan) -> Result<Self, Failure> {
+    pub(super) fn open(plan: &HybridPlan) -> Result<Self, Failure> {
         let options = OpenOptions {
             create_bytes: Some(plan.device_bytes),
             direct: Direct::Never,
@@ -42,11 +42,11 @@ impl Forebay {
     }
 }
 
-impl Tiered for Forebay {
-    fn get_or_load(&self, key: u64, class: Class) -> Found {
+impl TieredCache for Forebay {
+    fn get_or_load(&self, key: u64, class: Class) -> FoundIn {
         if let Some(found) = self.cache.memory().get(&key) {
             check(key, &found);
-            return Found::Memory;
+            return FoundIn::Memory;
         }
         let mut loaded = false;
         let load = || {
@@ -57,7 +57,7 @@ impl Tiered for Forebay {
         let found = self.cache.get_or_load_with(key, attributes, load);
         let found = found.unwrap_or_else(|error| panic!("loading {key}: {error}"));
         check(key, &found);
-        if loaded { Found::Nowhere } else { Found::Device }
+        if loaded { FoundIn::Nowhere } else { FoundIn::Device }
     }
 
     fn get(&self, key: u64) -> bool {

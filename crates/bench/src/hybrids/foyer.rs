@@ -10,7 +10,7 @@ use ::foyer::{
 use forebay_cache::Class;
 use tokio::runtime::Runtime;
 
-use super::{Found, Plan, Tiered, check, value};
+use super::{FoundIn, HybridPlan, TieredCache, check, value};
 use crate::options::Failure;
 
 /// What is tried: when a value is written, and how memory evicts.
@@ -23,7 +23,7 @@ pub(super) const CONFIGS: [&str; 6] = [
     "written on eviction, LFU",
 ];
 /// How many entries go in before one waits for the device: if many more wait, they are dropped.
-const LOT: u64 = 2000;
+const BATCH: u64 = 2000;
 /// It aligns entries to this.
 const PAGE: usize = 4096;
 /// Bytes of an entry beside its value: header, key and lengths, at most.
@@ -52,7 +52,7 @@ fn eviction(nth: usize) -> EvictionConfig {
 }
 
 impl Foyer {
-    pub(super) fn open(plan: &Plan, nth: usize) -> Result<Self, Failure> {
+    pub(super) fn open(plan: &HybridPlan, nth: usize) -> Result<Self, Failure> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let policy = match plan.fill || nth < 3 {
             true => HybridCachePolicy::WriteOnInsertion,
@@ -89,17 +89,17 @@ impl Foyer {
     }
 }
 
-impl Tiered for Foyer {
-    fn get_or_load(&self, key: u64, _class: Class) -> Found {
+impl TieredCache for Foyer {
+    fn get_or_load(&self, key: u64, _class: Class) -> FoundIn {
         let bytes = self.value_bytes;
         let fetch = || async move { Ok::<_, Infallible>(value(key, bytes)) };
         let entry = self.runtime.block_on(self.cache().get_or_fetch(&key, fetch));
         let entry = entry.unwrap_or_else(|error| panic!("loading {key}: {error}"));
         check(key, entry.value());
         match entry.source() {
-            Source::Memory => Found::Memory,
-            Source::Disk => Found::Device,
-            Source::Outer => Found::Nowhere,
+            Source::Memory => FoundIn::Memory,
+            Source::Disk => FoundIn::Device,
+            Source::Outer => FoundIn::Nowhere,
         }
     }
 
@@ -116,7 +116,7 @@ impl Tiered for Foyer {
 
     fn insert(&self, key: u64) {
         drop(self.cache().insert(key, value(key, self.value_bytes)));
-        if self.fill && self.inserted.fetch_add(1, Ordering::Relaxed) % LOT == LOT - 1 {
+        if self.fill && self.inserted.fetch_add(1, Ordering::Relaxed) % BATCH == BATCH - 1 {
             self.wait();
         }
     }

@@ -17,7 +17,7 @@ use crate::options::Failure;
 
 /// How a cache is to be made, or opened again.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct HybridPlan {
     /// Its file, or its folder if it wants several.
     pub(crate) path: PathBuf,
     /// Weight of values in memory.
@@ -32,7 +32,7 @@ pub(crate) struct Plan {
 
 /// Where a value was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum FoundIn {
     Memory,
     Device,
     /// It had to be loaded.
@@ -40,9 +40,9 @@ pub(crate) enum Found {
 }
 
 /// A cache in memory and on a device.
-pub(crate) trait Tiered: Send + Sync {
+pub(crate) trait TieredCache: Send + Sync {
     /// The value of that key, loaded if need be.
-    fn get_or_load(&self, key: u64, class: Class) -> Found;
+    fn get_or_load(&self, key: u64, class: Class) -> FoundIn;
     /// Whether it has that key.
     fn get(&self, key: u64) -> bool;
     /// Puts a value in.
@@ -86,7 +86,7 @@ impl Subject {
     }
 
     /// Makes it, or opens what it has left at its path.
-    pub(crate) fn open(&self, plan: &Plan) -> Result<Box<dyn Tiered>, Failure> {
+    pub(crate) fn open(&self, plan: &HybridPlan) -> Result<Box<dyn TieredCache>, Failure> {
         match self.name {
             #[cfg(feature = "peers")]
             "foyer" => Ok(Box::new(foyer::Foyer::open(plan, self.nth)?)),

@@ -21,12 +21,12 @@ impl ForebayIndex {
 }
 
 impl Table for ForebayIndex {
-    fn insert(&mut self, key: u64, place: u64) {
+    fn insert(&mut self, key: u64, slot: u64) {
         // Places are given in order, as slots of a slab are.
-        debug_assert_eq!(place, self.keys.len() as u64);
+        debug_assert_eq!(slot, self.keys.len() as u64);
         self.keys.push(key);
         let keys = &self.keys;
-        let inserted = self.index.insert(scramble(key), place as usize, |at| scramble(keys[at]));
+        let inserted = self.index.insert(scramble(key), slot as usize, |at| scramble(keys[at]));
         assert!(inserted, "the system has no memory for the index");
     }
 

@@ -11,7 +11,7 @@ pub(crate) use tables::{FixedChains, HashTables};
 /// An index as `index` measures it: one thread, but with the locks that many would need.
 pub(crate) trait Table {
     /// Adds a key that is not there.
-    fn insert(&mut self, key: u64, place: u64);
+    fn insert(&mut self, key: u64, slot: u64);
     /// The place of a key.
     fn lookup(&self, key: u64) -> Option<u64>;
     /// Memory of the index itself: without headers, with what they must hold for its sake.

@@ -11,13 +11,13 @@ use super::Table;
 use crate::keys::scramble;
 
 /// Bytes of memory for which R4's table had one chain.
-const BYTES_A_CHAIN: u64 = 64 << 10;
+const BYTES_PER_CHAIN: u64 = 64 << 10;
 const LOCKS: usize = 256;
 const POINTER_BYTES: u64 = 8;
 
 struct Node {
     key: u64,
-    place: u64,
+    slot: u64,
     next: Option<Box<Node>>,
 }
 
@@ -32,34 +32,34 @@ pub(crate) struct FixedChains {
 impl FixedChains {
     /// The table that R4's code would make on a machine with this much memory.
     pub(crate) fn new(memory_bytes: u64) -> Self {
-        let chains = (memory_bytes / BYTES_A_CHAIN).next_power_of_two().max(LOCKS as u64);
+        let chains = (memory_bytes / BYTES_PER_CHAIN).next_power_of_two().max(LOCKS as u64);
         let group = || (0..chains as usize / LOCKS).map(|_| None).collect();
         let groups = (0..LOCKS).map(|_| Mutex::named("bench fixed chains", group())).collect();
         Self { groups, chains, entries: 0 }
     }
 
-    fn place(&self, key: u64) -> (usize, usize) {
+    fn slot(&self, key: u64) -> (usize, usize) {
         let chain = scramble(key) & (self.chains - 1);
         (chain as usize % LOCKS, chain as usize / LOCKS)
     }
 }
 
 impl Table for FixedChains {
-    fn insert(&mut self, key: u64, place: u64) {
-        let (group, chain) = self.place(key);
+    fn insert(&mut self, key: u64, slot: u64) {
+        let (group, chain) = self.slot(key);
         let mut chains = self.groups[group].lock();
         let next = chains[chain].take();
-        chains[chain] = Some(Box::new(Node { key, place, next }));
+        chains[chain] = Some(Box::new(Node { key, slot, next }));
         self.entries += 1;
     }
 
     fn lookup(&self, key: u64) -> Option<u64> {
-        let (group, chain) = self.place(key);
+        let (group, chain) = self.slot(key);
         let chains = self.groups[group].lock();
         let mut at = chains[chain].as_deref();
         while let Some(node) = at {
             if node.key == key {
-                return Some(node.place);
+                return Some(node.slot);
             }
             at = node.next.as_deref();
         }
@@ -132,9 +132,9 @@ impl HashTables {
 }
 
 impl Table for HashTables {
-    fn insert(&mut self, key: u64, place: u64) {
+    fn insert(&mut self, key: u64, slot: u64) {
         if let Ok(mut shard) = self.shard(key).write() {
-            shard.insert(key, place);
+            shard.insert(key, slot);
         }
     }
 

@@ -8,9 +8,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::{Found, Plan};
-use crate::medium::BLOCK_BYTES;
+use super::{IopsPlan, IopsResult};
 use crate::options::Failure;
+use crate::test_file::BLOCK_BYTES;
 
 /// An installed fio.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ impl Fio {
 ///
 /// # Errors
 /// If fio fails, or says what cannot be understood.
-pub(crate) fn theirs(plan: &Plan<'_>, fio: &Fio) -> Result<Found, Failure> {
+pub(crate) fn theirs(plan: &IopsPlan<'_>, fio: &Fio) -> Result<IopsResult, Failure> {
     let output = Command::new("fio").args(arguments(plan)).output()?;
     let said = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
@@ -47,7 +47,7 @@ pub(crate) fn theirs(plan: &Plan<'_>, fio: &Fio) -> Result<Found, Failure> {
     Ok(found)
 }
 
-fn arguments(plan: &Plan<'_>) -> Vec<String> {
+fn arguments(plan: &IopsPlan<'_>) -> Vec<String> {
     // A colon separates names of files.
     let path = plan.path.to_string_lossy().replace('\\', "\\\\").replace(':', "\\:");
     let direct = u8::from(plan.direct);
@@ -79,7 +79,7 @@ fn arguments(plan: &Plan<'_>) -> Vec<String> {
 }
 
 /// Reads fio's JSON. It may be preceded by lines of warnings.
-fn parse(text: &str) -> Result<Found, Failure> {
+fn parse(text: &str) -> Result<IopsResult, Failure> {
     let json = text.find('{').map_or("", |start| &text[start..]);
     let all: Value =
         serde_json::from_str(json).map_err(|e| format!("fio did not answer in JSON: {e}"))?;
@@ -96,7 +96,7 @@ fn parse(text: &str) -> Result<Found, Failure> {
     let percent = number(&job["usr_cpu"], "usr_cpu")? + number(&job["sys_cpu"], "sys_cpu")?;
     let ran_ms = number(&job["job_runtime"], "job_runtime")?;
     let percentile = |name| number(&read["lat_ns"]["percentile"][name], name);
-    Ok(Found {
+    Ok(IopsResult {
         config: String::new(),
         iops: number(&read["iops"], "iops")?,
         cpu_ns_per_io: percent / 100.0 * ran_ms * 1e6 / ios,

@@ -1,16 +1,16 @@
 //! Raw random reads at a fixed depth, by our engine or by fio.
 
-mod chains;
+mod device;
 mod fio;
 
 use std::path::Path;
 
-pub(crate) use chains::{Engines, ours};
+pub(crate) use device::{Engines, ours};
 pub(crate) use fio::{Fio, theirs};
 
 /// What is read, and how.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan<'a> {
+pub(crate) struct IopsPlan<'a> {
     pub(crate) path: &'a Path,
     /// Reads lie below this.
     pub(crate) size_bytes: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Plan<'a> {
 
 /// What a measurement found.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct IopsResult {
     /// What executed the reads.
     pub(crate) config: String,
     pub(crate) iops: f64,

@@ -107,7 +107,7 @@ pub(crate) fn line_transfer_ns(time: Duration) -> Result<f64, Failure> {
     struct Line(AtomicU64);
     const STOP: u64 = u64::MAX;
     const BATCH_ROUNDS: u64 = 64;
-    const LEAST_BATCHES: usize = 64;
+    const MIN_BATCHES: usize = 64;
     /// Times as long, if the two threads seldom run at the same time.
     const PATIENCE: u32 = 10;
     let line = Line(AtomicU64::new(0));
@@ -129,7 +129,7 @@ pub(crate) fn line_transfer_ns(time: Duration) -> Result<f64, Failure> {
         let mut ball = 0;
         let mut batches = Vec::new();
         let enough = |batches: &Vec<f64>| {
-            let patience = if batches.len() < LEAST_BATCHES { PATIENCE } else { 1 };
+            let patience = if batches.len() < MIN_BATCHES { PATIENCE } else { 1 };
             begun.elapsed() >= time * patience
         };
         while !enough(&batches) {

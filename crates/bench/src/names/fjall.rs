@@ -8,9 +8,9 @@ use std::path::Path;
 
 use ::fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 
-use super::{Directories, Fault, Lookup, flat_key};
-use crate::pools::temporary_path;
+use super::{Directories, Lookup, ThreadError, flat_key};
 use crate::report::Record;
+use crate::testbed::temporary_path;
 
 /// The keyspace in a folder of its own.
 pub(crate) struct Fjall {
@@ -23,7 +23,7 @@ impl Fjall {
     pub(crate) const CONFIG: &'static str = "one keyspace, journal synced every second";
 
     /// An empty keyspace in `folder`.
-    pub(crate) fn new(folder: &Path, cache_bytes: u64) -> Result<Self, Fault> {
+    pub(crate) fn new(folder: &Path, cache_bytes: u64) -> Result<Self, ThreadError> {
         // It removes its folder itself at the end.
         let builder = Database::builder(temporary_path(folder)).temporary(true);
         let database = builder.cache_size(cache_bytes).open()?;
@@ -35,40 +35,40 @@ impl Fjall {
 impl Directories for Fjall {
     type Lookup<'a> = &'a Keyspace;
 
-    fn insert(&self, lot: Range<u64>) -> Result<(), Fault> {
+    fn insert(&self, names: Range<u64>) -> Result<(), ThreadError> {
         let mut batch = self.database.batch();
-        for number in lot {
+        for number in names {
             let (key, len) = flat_key(number);
             batch.insert(&self.names, &key[..len], number.to_le_bytes());
         }
         Ok(batch.commit()?)
     }
 
-    fn remove(&self, lot: Range<u64>) -> Result<(), Fault> {
+    fn remove(&self, names: Range<u64>) -> Result<(), ThreadError> {
         let mut batch = self.database.batch();
-        for number in lot {
+        for number in names {
             let (key, len) = flat_key(number);
             batch.remove(&self.names, &key[..len]);
         }
         Ok(batch.commit()?)
     }
 
-    fn persist(&self) -> Result<(), Fault> {
+    fn persist(&self) -> Result<(), ThreadError> {
         Ok(self.database.persist(PersistMode::SyncAll)?)
     }
 
-    fn lookup(&self) -> Result<&Keyspace, Fault> {
+    fn lookup(&self) -> Result<&Keyspace, ThreadError> {
         Ok(&self.names)
     }
 
-    fn describe(&self, record: Record) -> Result<Record, Fault> {
+    fn describe(&self, record: Record) -> Result<Record, ThreadError> {
         Ok(record.figure("disk_bytes", self.database.disk_space()? as f64))
     }
 }
 
 impl Lookup for &Keyspace {
     #[inline]
-    fn get(&mut self, number: u64) -> Result<Option<u64>, Fault> {
+    fn get(&mut self, number: u64) -> Result<Option<u64>, ThreadError> {
         let (key, len) = flat_key(number);
         let found = Keyspace::get(self, &key[..len])?;
         Ok(found.and_then(|value| value.first_chunk::<8>().map(|v| u64::from_le_bytes(*v))))

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use forebay_pool::{BlockCache, Dataset, DatasetSettings, Directory, Pool};
 
-use super::{DIRECTORIES, Directories, Fault, Lookup, Name, directory_of};
+use super::{DIRECTORIES, Directories, Lookup, Name, ThreadError, directory_of};
 use crate::options::Failure;
-use crate::pools::{self, Bed, MediumArgs};
 use crate::report::Record;
+use crate::testbed::{self, BackingArgs, TestBed};
 
 /// The directories in a pool of their own.
 pub(crate) struct Pooled {
@@ -17,14 +17,14 @@ pub(crate) struct Pooled {
     pub(crate) directories: Vec<Directory>,
     pub(crate) pool: Pool,
     pub(crate) cache: Arc<BlockCache>,
-    pub(crate) bed: Bed,
+    pub(crate) testbed: TestBed,
 }
 
 /// How such a pool is to be.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PoolSetting<'a> {
+pub(crate) struct PoolConfig<'a> {
     /// What it lies on.
-    pub(crate) medium: &'a MediumArgs,
+    pub(crate) backing: &'a BackingArgs,
     /// The cache's bound in bytes.
     pub(crate) cache_bytes: u64,
     /// Tunables of the cache.
@@ -42,10 +42,10 @@ impl Pooled {
     ///
     /// # Errors
     /// Why it cannot be made.
-    pub(crate) fn new(setting: &PoolSetting<'_>) -> Result<Self, Failure> {
-        let bed = Bed::new(setting.medium, setting.seed)?;
-        let cache = pools::cache(setting.cache_bytes, setting.cache_tunables, setting.seed)?;
-        let pool = bed.create(&cache, setting.pool_tunables)?;
+    pub(crate) fn new(setting: &PoolConfig<'_>) -> Result<Self, Failure> {
+        let testbed = TestBed::new(setting.backing, setting.seed)?;
+        let cache = testbed::cache(setting.cache_bytes, setting.cache_tunables, setting.seed)?;
+        let pool = testbed.create(&cache, setting.pool_tunables)?;
         let metadata_copies = setting.copies;
         let settings = DatasetSettings { metadata_copies, ..DatasetSettings::default() };
         let data = pool.create_dataset(DATASET, &settings)?;
@@ -56,7 +56,7 @@ impl Pooled {
         }
         drop(tx);
         pool.sync()?;
-        Ok(Self { data, directories, pool, cache, bed })
+        Ok(Self { data, directories, pool, cache, testbed })
     }
 
     /// The same pool after an export and an import, with a new, empty cache and reads that take
@@ -64,19 +64,19 @@ impl Pooled {
     ///
     /// # Errors
     /// Why one of the two failed.
-    pub(crate) fn again(self, setting: &PoolSetting<'_>, delay: Duration) -> Result<Self, Failure> {
-        let Self { data, directories, pool, cache, mut bed } = self;
+    pub(crate) fn again(self, setting: &PoolConfig<'_>, delay: Duration) -> Result<Self, Failure> {
+        let Self { data, directories, pool, cache, mut testbed } = self;
         let numbers: Vec<u64> = directories.iter().map(Directory::number).collect();
         drop((directories, data));
         pool.export()?;
         drop(cache);
-        bed.slow_reads(delay);
-        let cache = pools::cache(setting.cache_bytes, setting.cache_tunables, setting.seed)?;
-        let pool = bed.import(&cache, setting.pool_tunables)?;
+        testbed.slow_reads(delay);
+        let cache = testbed::cache(setting.cache_bytes, setting.cache_tunables, setting.seed)?;
+        let pool = testbed.import(&cache, setting.pool_tunables)?;
         let data = pool.dataset(DATASET)?;
         let open = |number: u64| data.directory(number);
         let directories = numbers.into_iter().map(open).collect::<Result<_, _>>()?;
-        Ok(Self { data, directories, pool, cache, bed })
+        Ok(Self { data, directories, pool, cache, testbed })
     }
 }
 
@@ -86,32 +86,32 @@ const DATASET: &str = "names";
 impl Directories for Pooled {
     type Lookup<'a> = &'a Pooled;
 
-    fn insert(&self, lot: Range<u64>) -> Result<(), Fault> {
+    fn insert(&self, batch: Range<u64>) -> Result<(), ThreadError> {
         let tx = self.pool.begin()?;
-        for number in lot {
+        for number in batch {
             let directory = &self.directories[directory_of(number)];
             directory.insert(&tx, Name::new(number).bytes(), &number.to_le_bytes())?;
         }
         Ok(())
     }
 
-    fn remove(&self, lot: Range<u64>) -> Result<(), Fault> {
+    fn remove(&self, batch: Range<u64>) -> Result<(), ThreadError> {
         let tx = self.pool.begin_freeing()?;
-        for number in lot {
+        for number in batch {
             self.directories[directory_of(number)].remove(&tx, Name::new(number).bytes())?;
         }
         Ok(())
     }
 
-    fn persist(&self) -> Result<(), Fault> {
+    fn persist(&self) -> Result<(), ThreadError> {
         Ok(self.pool.sync()?)
     }
 
-    fn lookup(&self) -> Result<&Pooled, Fault> {
+    fn lookup(&self) -> Result<&Pooled, ThreadError> {
         Ok(self)
     }
 
-    fn describe(&self, record: Record) -> Result<Record, Fault> {
+    fn describe(&self, record: Record) -> Result<Record, ThreadError> {
         let (mut stored, mut used, mut entries) = (0, 0, 0);
         for directory in &self.directories {
             let stats = directory.stats()?;
@@ -127,7 +127,7 @@ impl Directories for Pooled {
 
 impl Lookup for &Pooled {
     #[inline]
-    fn get(&mut self, number: u64) -> Result<Option<u64>, Fault> {
+    fn get(&mut self, number: u64) -> Result<Option<u64>, ThreadError> {
         let found = self.directories[directory_of(number)].lookup(Name::new(number).bytes())?;
         Ok(found.and_then(|value| value.first_chunk::<8>().map(|v| u64::from_le_bytes(*v))))
     }

@@ -26,7 +26,7 @@ use crate::report::Record;
 pub(crate) use self::fjall::Fjall;
 #[cfg(feature = "peers")]
 pub(crate) use self::redb::Redb;
-pub(crate) use forebay::{PoolSetting, Pooled};
+pub(crate) use forebay::{PoolConfig, Pooled};
 pub(crate) use shape::shape;
 
 /// Directories that names are spread over, as in R5.
@@ -36,10 +36,10 @@ pub(crate) const FIRST_NAME: u64 = 500_000;
 /// How often changes become durable.
 const PERSIST_EVERY: Duration = Duration::from_secs(1);
 /// Time between two looks whether the load has ended.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+const OBSERVE_EVERY: Duration = Duration::from_millis(2);
 
 /// Why a subject failed, on whatever thread.
-pub(crate) type Fault = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type ThreadError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A name as it is written.
 pub(crate) struct Name {
@@ -96,15 +96,15 @@ pub(crate) trait Directories: Sync {
         Self: 'a;
 
     /// Adds names, in one transaction that need not be durable yet.
-    fn insert(&self, lot: Range<u64>) -> Result<(), Fault>;
+    fn insert(&self, batch: Range<u64>) -> Result<(), ThreadError>;
     /// Removes names, in one transaction that need not be durable yet.
-    fn remove(&self, lot: Range<u64>) -> Result<(), Fault>;
+    fn remove(&self, batch: Range<u64>) -> Result<(), ThreadError>;
     /// Makes all changes so far durable.
-    fn persist(&self) -> Result<(), Fault>;
+    fn persist(&self) -> Result<(), ThreadError>;
     /// Prepares a thread for lookups.
-    fn lookup(&self) -> Result<Self::Lookup<'_>, Fault>;
+    fn lookup(&self) -> Result<Self::Lookup<'_>, ThreadError>;
     /// Adds what else is known to a row.
-    fn describe(&self, record: Record) -> Result<Record, Fault> {
+    fn describe(&self, record: Record) -> Result<Record, ThreadError> {
         Ok(record)
     }
 }
@@ -112,7 +112,7 @@ pub(crate) trait Directories: Sync {
 /// Looks names up.
 pub(crate) trait Lookup {
     /// The value of a name, if it is there.
-    fn get(&mut self, number: u64) -> Result<Option<u64>, Fault>;
+    fn get(&mut self, number: u64) -> Result<Option<u64>, ThreadError>;
 }
 
 /// How much, and how.
@@ -123,7 +123,7 @@ pub(crate) struct Load {
     /// Names.
     pub(crate) count: u64,
     /// Changes a transaction.
-    pub(crate) lot: u64,
+    pub(crate) batch: u64,
     /// Of the threads' generators.
     pub(crate) seed: u64,
 }
@@ -141,13 +141,13 @@ pub(crate) fn phases<D: Directories>(
     load: &Load,
     record: Record,
 ) -> Result<Record, Failure> {
-    let inserted = changes(directories, load, |lot| directories.insert(lot))?;
+    let inserted = changes(directories, load, |batch| directories.insert(batch))?;
     let record = add(record, ["insert_per_s", "insert_cpu_ns", "insert_own_cpu_ns"], inserted)
         .figure("insert_persists", inserted.persists as f64);
     let record = directories.describe(record).map_err(fail)?;
     let looked_up = lookups(directories, load)?;
     let record = add(record, ["lookup_per_s", "lookup_cpu_ns", "lookup_own_cpu_ns"], looked_up);
-    let removed = changes(directories, load, |lot| directories.remove(lot))?;
+    let removed = changes(directories, load, |batch| directories.remove(batch))?;
     Ok(add(record, ["remove_per_s", "remove_cpu_ns", "remove_own_cpu_ns"], removed))
 }
 
@@ -169,7 +169,7 @@ fn add(record: Record, [rate, cpu, own_cpu]: [&'static str; 3], phase: Phase) ->
 }
 
 /// A fault as a failure of the bench.
-pub(crate) fn fail(fault: Fault) -> Failure {
+pub(crate) fn fail(fault: ThreadError) -> Failure {
     fault
 }
 
@@ -177,16 +177,16 @@ pub(crate) fn fail(fault: Fault) -> Failure {
 fn changes<D: Directories>(
     directories: &D,
     load: &Load,
-    change: impl Fn(Range<u64>) -> Result<(), Fault> + Sync,
+    change: impl Fn(Range<u64>) -> Result<(), ThreadError> + Sync,
 ) -> Result<Phase, Failure> {
     let (names, next) = (load.names(), AtomicU64::new(load.names().start));
     let work = |_| {
         loop {
-            let first = next.fetch_add(load.lot, Ordering::Relaxed);
+            let first = next.fetch_add(load.batch, Ordering::Relaxed);
             if first >= names.end {
                 return Ok(());
             }
-            change(first..names.end.min(first + load.lot))?;
+            change(first..names.end.min(first + load.batch))?;
         }
     };
     timed(load.threads, load.count, work, || directories.persist())
@@ -213,8 +213,8 @@ fn lookups<D: Directories>(directories: &D, load: &Load) -> Result<Phase, Failur
 fn timed(
     threads: usize,
     ops: u64,
-    work: impl Fn(usize) -> Result<(), Fault> + Sync,
-    persist: impl Fn() -> Result<(), Fault>,
+    work: impl Fn(usize) -> Result<(), ThreadError> + Sync,
+    persist: impl Fn() -> Result<(), ThreadError>,
 ) -> Result<Phase, Failure> {
     let barrier = Barrier::new(threads + 1);
     let failed = AtomicBool::new(false);
@@ -223,7 +223,7 @@ fn timed(
         let body = move |thread| {
             barrier.wait();
             work(thread).inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
-            Ok::<_, Fault>(own_cpu_seconds())
+            Ok::<_, ThreadError>(own_cpu_seconds())
         };
         let handles: Vec<_> = (0..threads).map(|t| scope.spawn(move || body(t))).collect();
         barrier.wait();
@@ -231,7 +231,7 @@ fn timed(
         let mut due = begun + PERSIST_EVERY;
         let (mut persists, mut own_cpu_s) = (1, 0.0);
         while !handles.iter().all(|handle| handle.is_finished()) {
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(OBSERVE_EVERY);
             if Instant::now() >= due && !failed.load(Ordering::Relaxed) {
                 persist().map_err(fail)?;
                 due += PERSIST_EVERY;

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use ::redb::{Database, Durability, ReadOnlyTable, ReadableDatabase, TableDefinition};
 
-use super::{Directories, Fault, Lookup, flat_key};
-use crate::pools::temporary_path;
+use super::{Directories, Lookup, ThreadError, flat_key};
 use crate::report::Record;
+use crate::testbed::temporary_path;
 
 const TABLE: TableDefinition<'static, &[u8], u64> = TableDefinition::new("names");
 
@@ -26,7 +26,7 @@ impl Redb {
     pub(crate) const CONFIG: &'static str = "one table, lots without durability";
 
     /// An empty table in `folder`.
-    pub(crate) fn new(folder: &Path, cache_bytes: u64) -> Result<Self, Fault> {
+    pub(crate) fn new(folder: &Path, cache_bytes: u64) -> Result<Self, ThreadError> {
         let mut made = Self { database: None, path: temporary_path(folder) };
         let mut builder = Database::builder();
         builder.set_cache_size(usize::try_from(cache_bytes)?);
@@ -54,12 +54,12 @@ impl Drop for Redb {
 impl Directories for Redb {
     type Lookup<'a> = ReadOnlyTable<&'static [u8], u64>;
 
-    fn insert(&self, lot: Range<u64>) -> Result<(), Fault> {
+    fn insert(&self, batch: Range<u64>) -> Result<(), ThreadError> {
         let mut begun = self.database().begin_write()?;
         begun.set_durability(Durability::None)?;
         {
             let mut table = begun.open_table(TABLE)?;
-            for number in lot {
+            for number in batch {
                 let (key, len) = flat_key(number);
                 if table.insert(&key[..len], number)?.is_some() {
                     return Err(format!("name {number} is there already").into());
@@ -69,12 +69,12 @@ impl Directories for Redb {
         Ok(begun.commit()?)
     }
 
-    fn remove(&self, lot: Range<u64>) -> Result<(), Fault> {
+    fn remove(&self, batch: Range<u64>) -> Result<(), ThreadError> {
         let mut begun = self.database().begin_write()?;
         begun.set_durability(Durability::None)?;
         {
             let mut table = begun.open_table(TABLE)?;
-            for number in lot {
+            for number in batch {
                 let (key, len) = flat_key(number);
                 if table.remove(&key[..len])?.is_none() {
                     return Err(format!("name {number} is not there").into());
@@ -84,17 +84,17 @@ impl Directories for Redb {
         Ok(begun.commit()?)
     }
 
-    fn persist(&self) -> Result<(), Fault> {
+    fn persist(&self) -> Result<(), ThreadError> {
         let mut begun = self.database().begin_write()?;
         begun.set_durability(Durability::Immediate)?;
         Ok(begun.commit()?)
     }
 
-    fn lookup(&self) -> Result<Self::Lookup<'_>, Fault> {
+    fn lookup(&self) -> Result<Self::Lookup<'_>, ThreadError> {
         Ok(self.database().begin_read()?.open_table(TABLE)?)
     }
 
-    fn describe(&self, record: Record) -> Result<Record, Fault> {
+    fn describe(&self, record: Record) -> Result<Record, ThreadError> {
         use ::redb::ReadableTableMetadata;
         let stats = self.lookup()?.stats()?;
         let leaves = stats.stored_bytes() + stats.metadata_bytes() + stats.fragmented_bytes();
@@ -107,7 +107,7 @@ impl Directories for Redb {
 
 impl Lookup for ReadOnlyTable<&'static [u8], u64> {
     #[inline]
-    fn get(&mut self, number: u64) -> Result<Option<u64>, Fault> {
+    fn get(&mut self, number: u64) -> Result<Option<u64>, ThreadError> {
         use ::redb::ReadableTable;
         let (key, len) = flat_key(number);
         Ok(ReadableTable::get(self, &key[..len])?.map(|value| value.value()))

@@ -18,7 +18,7 @@ pub(crate) fn shape(pooled: &Pooled, load: &Load, record: Record) -> Result<Reco
     let (mut at, mut next_look, mut looks) = (names.start, DIRECTORIES, 0u64);
     let mut least_fill = 1.0f64;
     while at < names.end {
-        let end = names.end.min(at + next_look.min(load.lot));
+        let end = names.end.min(at + next_look.min(load.batch));
         pooled.insert(at..end).map_err(fail)?;
         at = end;
         let there = at - names.start;
@@ -53,9 +53,9 @@ pub(crate) fn shape(pooled: &Pooled, load: &Load, record: Record) -> Result<Reco
 
 fn remove(pooled: &Pooled, load: &Load, goes: impl Fn(u64) -> bool) -> Result<(), Failure> {
     let names = load.names();
-    for first in names.clone().step_by(load.lot as usize) {
+    for first in names.clone().step_by(load.batch as usize) {
         let tx = pooled.pool.begin_freeing()?;
-        for number in (first..names.end.min(first + load.lot)).filter(|n| goes(*n)) {
+        for number in (first..names.end.min(first + load.batch)).filter(|n| goes(*n)) {
             let name = super::Name::new(number);
             pooled.directories[super::directory_of(number)].remove(&tx, name.bytes())?;
         }

@@ -8,7 +8,7 @@ use plotters::coord::ranged1d::ValueFormatter;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
-type Fault = Box<dyn std::error::Error>;
+type PlotError = Box<dyn std::error::Error>;
 
 /// One line of a panel.
 pub(crate) struct Series {
@@ -113,7 +113,7 @@ const FRAME: RGBColor = RGBColor(120, 120, 120);
 const MARKED_POINTS: usize = 24;
 
 /// Writes the panels as one SVG file.
-pub(crate) fn write(path: &Path, panels: &[Panel]) -> Result<(), Fault> {
+pub(crate) fn write(path: &Path, panels: &[Panel]) -> Result<(), PlotError> {
     let columns = panels.len().clamp(1, COLUMNS);
     let rows = panels.len().div_ceil(columns).max(1);
     let size = (PANEL_SIZE.0 * columns as u32, PANEL_SIZE.1 * rows as u32);
@@ -126,7 +126,7 @@ pub(crate) fn write(path: &Path, panels: &[Panel]) -> Result<(), Fault> {
     Ok(())
 }
 
-fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Result<(), Fault> {
+fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Result<(), PlotError> {
     let x = Range::of(panel.x.log_base, panel.series.iter().flat_map(Series::xs));
     let y = Range::of(panel.y.log_base, panel.series.iter().flat_map(Series::ys));
     // Each kind of axis is a type of its own in plotters.
@@ -143,7 +143,7 @@ fn draw_on<X, Y>(
     panel: &Panel,
     x: X,
     y: Y,
-) -> Result<(), Fault>
+) -> Result<(), PlotError>
 where
     X: Ranged<ValueType = f64> + ValueFormatter<f64>,
     Y: Ranged<ValueType = f64> + ValueFormatter<f64>,

@@ -10,7 +10,7 @@
 //! most. A reader that waited block by block would be woken up to once a block, the more often the
 //! sooner it gets a CPU, and that would drown what the roots cost.
 
-mod roots;
+mod compared_roots;
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -22,9 +22,9 @@ use forebay_base::arena::Buffer;
 use forebay_io::{Completion, Device, Payload, Pending, Priority, RaiseHandle, Request};
 
 use crate::measure::Worker;
-use crate::medium::{BLOCK_BYTES, Stamp};
+use crate::test_file::{BLOCK_BYTES, Stamp};
 
-pub(crate) use roots::{AnyRoots, Kind};
+pub(crate) use compared_roots::{AnyRoots, RootsKind};
 
 /// The benchmark of R2 reads every seventeenth record.
 pub(crate) const STRIDE_BLOCKS: u64 = 17;
@@ -67,12 +67,12 @@ impl Strided {
 
 /// What went wrong in a measurement. Anything at all makes it worthless.
 #[derive(Default)]
-pub(crate) struct Faults {
+pub(crate) struct ReadErrors {
     count: AtomicU64,
     first: Mutex<Option<String>>,
 }
 
-impl Faults {
+impl ReadErrors {
     fn add(&self, text: String) {
         self.count.fetch_add(1, Ordering::Relaxed);
         self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
@@ -87,32 +87,32 @@ impl Faults {
 }
 
 /// What all readers of a measurement share.
-pub(crate) struct Setting<'a> {
+pub(crate) struct ReaderContext<'a> {
     pub(crate) device: &'a dyn Device,
     pub(crate) roots: &'a AnyRoots,
     pub(crate) stamp: Stamp,
-    pub(crate) faults: &'a Faults,
+    pub(crate) errors: &'a ReadErrors,
 }
 
 /// Lots in a reader's window.
-const LOTS: usize = 2;
+const BATCHES: usize = 2;
 
 /// A block that was read ahead.
-struct Ahead {
+struct ReadAhead {
     /// Until it has landed.
     pending: Option<Pending>,
     raise: RaiseHandle,
     /// Once it has.
-    landed: Option<Completion>,
+    completed: Option<Completion>,
 }
 
-impl Ahead {
+impl ReadAhead {
     /// Looks whether it has landed.
-    fn look(&mut self) -> bool {
+    fn poll_completed(&mut self) -> bool {
         if let Some(pending) = &mut self.pending {
             match Pin::new(pending).poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(completion) => {
-                    self.landed = Some(completion);
+                    self.completed = Some(completion);
                     self.pending = None;
                 }
                 Poll::Pending => return false,
@@ -124,20 +124,20 @@ impl Ahead {
     /// Waits until it has landed.
     fn wait(&mut self, device: &dyn Device) {
         if let Some(pending) = self.pending.take() {
-            self.landed = Some(pending.wait(device));
+            self.completed = Some(pending.wait(device));
         }
     }
 }
 
 /// One thread of the load.
 pub(crate) struct Reader<'a> {
-    setting: &'a Setting<'a>,
+    context: &'a ReaderContext<'a>,
     blocks: Strided,
     /// The next block first.
-    window: VecDeque<Ahead>,
+    window: VecDeque<ReadAhead>,
     /// Memory of the blocks that were used since the last lot was read ahead.
     used: Vec<Buffer>,
-    lot: usize,
+    batch: usize,
     /// Blocks of the lot at the front that are not used yet.
     left: usize,
     /// Times that it was waited for, and not told of yet.
@@ -147,16 +147,16 @@ pub(crate) struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Begins to read ahead, half of the `buffers` at once.
     pub(crate) fn new(
-        setting: &'a Setting<'a>,
+        context: &'a ReaderContext<'a>,
         region: Region,
         seed: u64,
         buffers: Vec<Buffer>,
     ) -> Self {
         let window = VecDeque::with_capacity(buffers.len());
-        let lot = (buffers.len() / LOTS).max(1);
+        let batch = (buffers.len() / BATCHES).max(1);
         let blocks = Strided::new(region, seed);
-        let used = Vec::with_capacity(lot);
-        let mut reader = Self { setting, blocks, window, used, lot, left: 0, waits: 0 };
+        let used = Vec::with_capacity(batch);
+        let mut reader = Self { context, blocks, window, used, batch, left: 0, waits: 0 };
         buffers.into_iter().for_each(|buffer| reader.give_back(buffer));
         reader
     }
@@ -164,46 +164,46 @@ impl<'a> Reader<'a> {
     /// Takes memory for the next lot, which is read ahead once there is enough.
     fn give_back(&mut self, buffer: Buffer) {
         self.used.push(buffer);
-        if self.used.len() < self.lot {
+        if self.used.len() < self.batch {
             return;
         }
-        let mut requests = Vec::with_capacity(self.lot);
+        let mut requests = Vec::with_capacity(self.batch);
         for buffer in self.used.drain(..) {
             let request = Request::read(self.blocks.next(), buffer);
             let (request, pending) = request.with_priority(Priority::AsyncRead).pending();
             let (request, raise) = request.raisable();
-            self.window.push_back(Ahead { pending: Some(pending), raise, landed: None });
+            self.window.push_back(ReadAhead { pending: Some(pending), raise, completed: None });
             requests.push(request);
         }
-        self.setting.roots.submit_all(requests);
+        self.context.roots.submit_all(requests);
     }
 
     /// Has the next lot in memory.
-    fn land(&mut self) {
-        self.left = self.lot.min(self.window.len());
+    fn complete_batch(&mut self) {
+        self.left = self.batch.min(self.window.len());
         for ahead in self.window.range_mut(..self.left) {
-            if !ahead.look() {
+            if !ahead.poll_completed() {
                 ahead.raise.raise(Priority::SyncRead);
             }
         }
         // When the last has landed, so have most others.
         for ahead in self.window.range_mut(..self.left).rev() {
-            if !ahead.look() {
+            if !ahead.poll_completed() {
                 self.waits += 1;
-                ahead.wait(self.setting.device);
+                ahead.wait(self.context.device);
             }
         }
     }
 
     /// Checks a block and takes its memory back.
     fn check(&self, completion: Completion) -> Option<Buffer> {
-        let Setting { stamp, faults, .. } = self.setting;
+        let ReaderContext { stamp, errors, .. } = self.context;
         let Completion { offset, result, payload, .. } = completion;
         let buffer = payload.and_then(Payload::into_buffer);
         match (&result, &buffer) {
-            (Err(error), _) => faults.add(error.to_string()),
+            (Err(error), _) => errors.add(error.to_string()),
             (Ok(()), Some(block)) if stamp.fits(offset, block) => {}
-            (Ok(()), _) => faults.add(format!("the block at {offset} is not what was written")),
+            (Ok(()), _) => errors.add(format!("the block at {offset} is not what was written")),
         }
         buffer
     }
@@ -216,12 +216,12 @@ impl Worker for Reader<'_> {
     /// Reads a block. Tells by `false` of each time that it waited.
     fn step(&mut self) -> bool {
         if self.left == 0 {
-            self.land();
+            self.complete_batch();
         }
         self.left = self.left.saturating_sub(1);
         // Without a block only if memory was lost, which a fault has told of.
-        let landed = self.window.pop_front().and_then(|ahead| ahead.landed);
-        if let Some(buffer) = landed.and_then(|completion| self.check(completion)) {
+        let completed = self.window.pop_front().and_then(|ahead| ahead.completed);
+        if let Some(buffer) = completed.and_then(|completion| self.check(completion)) {
             self.give_back(buffer);
         }
         let waited = self.waits > 0;
@@ -233,7 +233,7 @@ impl Worker for Reader<'_> {
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
         for ahead in &mut self.window {
-            ahead.wait(self.setting.device);
+            ahead.wait(self.context.device);
         }
     }
 }

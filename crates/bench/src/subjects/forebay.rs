@@ -6,11 +6,11 @@ use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
 use forebay_cache::{Attributes, Builder, Cache, Key, Reclaim, Ref};
 
 use super::{
-    EvictSubject, Inserter, ReadBlocks, ReadPlan, ReadSubject, Reader, Using, Value, run_readers,
-    touch, touch_block,
+    BlockUse, EvictSubject, Inserter, ReadBlocks, ReadPlan, ReadSubject, Reader, Value,
+    run_readers, touch, touch_block,
 };
 use crate::benches::freeing::Freeing;
-use crate::benches::r5::Kind;
+use crate::benches::r5::BlockClass;
 use crate::blocks::{BLOCK_BYTES, fill};
 use crate::freeing::{block_bytes, use_block};
 use crate::keys::KeyStream;
@@ -39,13 +39,13 @@ impl Reader for Arc<Cache<u64, Buffer>> {
 }
 
 /// Keys that a reader of many asks for at once.
-const MANY: usize = 16;
+const KEYS_AT_ONCE: usize = 16;
 
-/// Reads as one who knows the next [`MANY`] keys.
+/// Reads as one who knows the next [`KEYS_AT_ONCE`] keys.
 struct ManyWorker<'a> {
     cache: &'a Cache<u64, Buffer>,
     keys: KeyStream,
-    using: Using,
+    block_use: BlockUse,
     wanted: Vec<u64>,
     found: Vec<Option<Ref<'a, u64, Buffer>>>,
     /// Of `found`, the next to be used.
@@ -53,9 +53,9 @@ struct ManyWorker<'a> {
 }
 
 impl<'a> ManyWorker<'a> {
-    fn new(cache: &'a Cache<u64, Buffer>, keys: KeyStream, using: Using) -> Self {
-        let (wanted, found) = (Vec::with_capacity(MANY), Vec::with_capacity(MANY));
-        Self { cache, keys, using, wanted, found, next: 0 }
+    fn new(cache: &'a Cache<u64, Buffer>, keys: KeyStream, block_use: BlockUse) -> Self {
+        let (wanted, found) = (Vec::with_capacity(KEYS_AT_ONCE), Vec::with_capacity(KEYS_AT_ONCE));
+        Self { cache, keys, block_use, wanted, found, next: 0 }
     }
 }
 
@@ -64,14 +64,14 @@ impl Worker for ManyWorker<'_> {
     fn step(&mut self) -> bool {
         if self.next == self.found.len() {
             self.wanted.clear();
-            self.wanted.extend((0..MANY).map(|_| self.keys.next()));
+            self.wanted.extend((0..KEYS_AT_ONCE).map(|_| self.keys.next()));
             self.cache.get_many(&self.wanted, &mut self.found);
             self.next = 0;
         }
-        let offset = self.using.offset(&mut self.keys);
+        let offset = self.block_use.offset(&mut self.keys);
         let block = self.found[self.next].as_deref();
         self.next += 1;
-        block.map(|block| self.using.block(block, offset)).is_some()
+        block.map(|block| self.block_use.block(block, offset)).is_some()
     }
 }
 
@@ -88,9 +88,9 @@ pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
     let cache = Arc::new(cache);
     let shared = Arc::clone(&cache);
     let many = move |plan: &ReadPlan| {
-        run_readers(plan, |keys, using| ManyWorker::new(&shared, keys, using))
+        run_readers(plan, |keys, block_use| ManyWorker::new(&shared, keys, block_use))
     };
-    let of_many = format!("defaults, arena, {MANY} keys at once");
+    let of_many = format!("defaults, arena, {KEYS_AT_ONCE} keys at once");
     vec![
         ReadSubject::new("forebay", "defaults, arena", cache),
         ReadSubject::measured("forebay-many", of_many, many),
@@ -154,14 +154,14 @@ pub(super) fn inserters(value: Value) -> Vec<EvictSubject> {
 }
 
 /// A cache in which `r5` plays its pattern: one thread evicts as it inserts, and the seed is fixed.
-pub(crate) fn r5_cache(capacity: u64, seed: u64) -> impl FnMut(u64, Kind) -> bool {
+pub(crate) fn r5_cache(capacity: u64, seed: u64) -> impl FnMut(u64, BlockClass) -> bool {
     let builder = Cache::<u64, ()>::builder().capacity(capacity).weigher(|_, ()| 1);
     let cache = built(builder.reclaim(Reclaim::Inline).seed(seed));
     move |key, kind| {
         let hit = cache.get(&key).is_some();
         if !hit {
             let attributes =
-                if kind == Kind::Metadata { Attributes::METADATA } else { Attributes::DATA };
+                if kind == BlockClass::Metadata { Attributes::METADATA } else { Attributes::DATA };
             // As in `Inserter`: a refused block is a miss the next time.
             let _ = cache.insert_with(key, (), attributes);
         }

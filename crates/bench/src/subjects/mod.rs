@@ -5,7 +5,7 @@
 //! only a whole measurement is behind a box. A subject can have several candidates (shard
 //! counts, handles, policies); the benches try them all and keep the best.
 
-mod arcs;
+mod baselines;
 pub(crate) mod forebay;
 #[cfg(feature = "peers")]
 mod foyer;
@@ -17,7 +17,7 @@ mod moka;
 mod quick_cache;
 mod yardsticks;
 
-pub(crate) use arcs::{filled as filled_arc, sublists};
+pub(crate) use baselines::{filled as filled_arc, sublists};
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -81,13 +81,13 @@ impl ReadSubject {
 }
 
 /// What is done with a block that was read.
-pub(crate) struct Using {
+pub(crate) struct BlockUse {
     copy: bool,
     sink: Box<[u8]>,
     sum: u64,
 }
 
-impl Using {
+impl BlockUse {
     fn new(copy: bool) -> Self {
         Self { copy, sink: vec![0u8; BLOCK_BYTES].into_boxed_slice(), sum: 0 }
     }
@@ -111,7 +111,7 @@ impl Using {
     }
 }
 
-impl Drop for Using {
+impl Drop for BlockUse {
     fn drop(&mut self) {
         black_box(self.sum);
     }
@@ -120,15 +120,15 @@ impl Drop for Using {
 struct ReadWorker<'a, S> {
     reader: &'a S,
     keys: KeyStream,
-    using: Using,
+    block_use: BlockUse,
 }
 
 impl<S: Reader> Worker for ReadWorker<'_, S> {
     #[inline]
     fn step(&mut self) -> bool {
         let key = self.keys.next();
-        let offset = self.using.offset(&mut self.keys);
-        self.reader.read(key, |block| self.using.block(block, offset)).is_some()
+        let offset = self.block_use.offset(&mut self.keys);
+        self.reader.read(key, |block| self.block_use.block(block, offset)).is_some()
     }
 }
 
@@ -136,15 +136,15 @@ impl<S: Reader> Worker for ReadWorker<'_, S> {
 /// blocks.
 fn run_readers<W: Worker>(
     plan: &ReadPlan,
-    worker: impl Fn(KeyStream, Using) -> W + Sync,
+    worker: impl Fn(KeyStream, BlockUse) -> W + Sync,
 ) -> Sample {
     let stream = |thread| plan.keys.stream(thread, plan.threads, plan.seed);
-    let make = |thread| worker(stream(thread), Using::new(plan.copy));
+    let make = |thread| worker(stream(thread), BlockUse::new(plan.copy));
     measure::run(plan.threads, plan.limit, make, || {})
 }
 
 fn run_reader<S: Reader>(reader: &S, plan: &ReadPlan) -> Sample {
-    run_readers(plan, |keys, using| ReadWorker { reader, keys, using })
+    run_readers(plan, |keys, block_use| ReadWorker { reader, keys, block_use })
 }
 
 /// What the hit-only subjects are filled with.
@@ -178,7 +178,7 @@ impl ReadBlocks {
 pub(crate) fn readers(blocks: &ReadBlocks, cpus: usize) -> Vec<ReadSubject> {
     let mut all = yardsticks::readers(blocks);
     all.extend(forebay::readers(blocks));
-    all.extend(arcs::readers(blocks, cpus));
+    all.extend(baselines::readers(blocks, cpus));
     #[cfg(feature = "peers")]
     {
         all.extend(quick_cache::readers(blocks));
@@ -358,24 +358,24 @@ fn run_inserter<S: Inserter>(inserter: &S, plan: &EvictPlan) -> EvictSample {
     };
     let each = plan.warmup_operations / plan.threads as u64;
     measure::run(plan.threads, Limit::Operations(each), make(0), || {});
-    let (mut turn, mut looks, mut sum, mut max_resident) = (0u64, 0u64, 0u64, 0u64);
+    let (mut turn, mut samples, mut sum, mut max_resident) = (0u64, 0u64, 0u64, 0u64);
     let sample = measure::run(plan.threads, plan.limit, make(each), || {
         turn += 1;
         // Some subjects walk all their shards to tell.
-        if turn.is_multiple_of(LOOK_EVERY) {
+        if turn.is_multiple_of(OBSERVE_EVERY) {
             let resident = inserter.resident();
-            looks += 1;
+            samples += 1;
             sum += resident;
             max_resident = max_resident.max(resident);
         }
     });
     let last = inserter.resident();
-    let mean_resident = if looks == 0 { last as f64 } else { sum as f64 / looks as f64 };
+    let mean_resident = if samples == 0 { last as f64 } else { sum as f64 / samples as f64 };
     EvictSample { sample, mean_resident, max_resident: max_resident.max(last) }
 }
 
 /// The observer's calls between two looks at the number of resident blocks.
-const LOOK_EVERY: u64 = 5;
+const OBSERVE_EVERY: u64 = 5;
 
 /// Every candidate of every subject of `evict`.
 pub(crate) fn inserters(cpus: usize, value: Value) -> Vec<EvictSubject> {
@@ -387,7 +387,7 @@ pub(crate) fn inserters(cpus: usize, value: Value) -> Vec<EvictSubject> {
 
 fn inserters_of<V: Loaded>(cpus: usize, value: Value) -> Vec<EvictSubject> {
     let mut all = forebay::inserters(value);
-    all.extend(arcs::inserters::<V>(cpus));
+    all.extend(baselines::inserters::<V>(cpus));
     #[cfg(feature = "peers")]
     {
         all.extend(quick_cache::inserters::<V>());

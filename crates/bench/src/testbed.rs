@@ -20,7 +20,7 @@ use crate::options::Failure;
 
 /// What a pool lies on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Medium {
+pub(crate) enum Backing {
     /// Memory.
     Memory,
     /// A file or block device of that name.
@@ -29,7 +29,7 @@ pub(crate) enum Medium {
     Temporary(PathBuf),
 }
 
-impl Medium {
+impl Backing {
     /// As `--device` spells it.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text {
@@ -43,11 +43,11 @@ impl Medium {
 
 /// What a pool lies on, as an option of a bench.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct MediumArgs {
+pub(crate) struct BackingArgs {
     /// What the pool lies on: `mem`, a folder for a temporary file, or the name of a file or block
     /// device.
-    #[arg(long, default_value = "mem", value_name = "mem|PATH", value_parser = Medium::parse)]
-    pub(crate) device: Medium,
+    #[arg(long, default_value = "mem", value_name = "mem|PATH", value_parser = Backing::parse)]
+    pub(crate) device: Backing,
     /// Size of the device, unless it is there already.
     #[arg(long, default_value = "8GiB", value_parser = bytes)]
     pub(crate) device_size: u64,
@@ -67,12 +67,12 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
 }
 
 /// A file that is removed when it was ours.
-struct FileSetup {
+struct TemporaryFile {
     path: PathBuf,
     ours: bool,
 }
 
-impl Drop for FileSetup {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
         if self.ours {
             // Nothing depends on it: it lies where its user keeps such things.
@@ -89,8 +89,8 @@ pub(crate) fn temporary_path(folder: &Path) -> PathBuf {
 }
 
 /// A device for one pool after another.
-pub(crate) struct Bed {
-    medium: Arc<dyn Device>,
+pub(crate) struct TestBed {
+    backing: Arc<dyn Device>,
     /// The same, as the next pool gets it.
     device: Arc<dyn Device>,
     /// It is in memory that is there only once it is written to: too large to have it all from the
@@ -99,36 +99,36 @@ pub(crate) struct Bed {
     seed: u64,
     overwrite: bool,
     // Removed last.
-    _file: Option<FileSetup>,
+    _file: Option<TemporaryFile>,
 }
 
-impl Bed {
+impl TestBed {
     /// The device that the options ask for; a file that is there already keeps its size.
     ///
     /// # Errors
     /// If it cannot be made.
-    pub(crate) fn new(args: &MediumArgs, seed: u64) -> Result<Self, Failure> {
+    pub(crate) fn new(args: &BackingArgs, seed: u64) -> Result<Self, Failure> {
         let size_bytes = args.device_size;
         let mut sparse = false;
         let (device, file): (Arc<dyn Device>, _) = match &args.device {
-            Medium::Memory => {
+            Backing::Memory => {
                 sparse = size_bytes > forebay_base::memory::limit_bytes() / 2;
                 let options = MemoryOptions { populated: !sparse, ..MemoryOptions::default() };
                 (Arc::new(MemoryDevice::new("bench", size_bytes, &options)?), None)
             }
-            Medium::File(path) => Self::file(path.clone(), size_bytes)?,
-            Medium::Temporary(folder) => Self::file(temporary_path(folder), size_bytes)?,
+            Backing::File(path) => Self::file(path.clone(), size_bytes)?,
+            Backing::Temporary(folder) => Self::file(temporary_path(folder), size_bytes)?,
         };
         let overwrite = args.overwrite;
         let device_again = Arc::clone(&device);
-        Ok(Self { device: device_again, medium: device, sparse, seed, overwrite, _file: file })
+        Ok(Self { device: device_again, backing: device, sparse, seed, overwrite, _file: file })
     }
 
     fn file(
         path: PathBuf,
         size_bytes: u64,
-    ) -> Result<(Arc<dyn Device>, Option<FileSetup>), Failure> {
-        let file = FileSetup { ours: !path.exists(), path };
+    ) -> Result<(Arc<dyn Device>, Option<TemporaryFile>), Failure> {
+        let file = TemporaryFile { ours: !path.exists(), path };
         let options = OpenOptions { create_bytes: Some(size_bytes), ..OpenOptions::default() };
         let device: Arc<dyn Device> = Arc::new(FileDevice::open(&file.path, &options)?);
         Ok((device, Some(file)))
@@ -136,7 +136,7 @@ impl Bed {
 
     /// How the device is reached.
     pub(crate) fn config(&self) -> String {
-        let info = self.medium.info();
+        let info = self.backing.info();
         let sparse = if self.sparse { ", sparse" } else { "" };
         format!("{}, direct {}{sparse}", info.engine, info.direct)
     }
@@ -196,9 +196,9 @@ impl Bed {
     /// From the next pool on, each read takes `delay` longer, however many there are at once. No
     /// delay: as the device itself has it.
     pub(crate) fn slow_reads(&mut self, delay: Duration) {
-        self.device = Arc::clone(&self.medium);
+        self.device = Arc::clone(&self.backing);
         if !delay.is_zero() {
-            let slow = FaultDevice::new(Arc::clone(&self.medium), self.seed);
+            let slow = FaultDevice::new(Arc::clone(&self.backing), self.seed);
             slow.add(Rule::new(Fault::Delay(delay)).on(Op::Read));
             self.device = Arc::new(slow);
         }
@@ -233,7 +233,7 @@ pub(crate) fn resident_by_class(cache: &BlockCache) -> [u64; 2] {
 }
 
 /// Bytes that a cache holds in mru, of both classes.
-pub(crate) fn resident_candidates(cache: &BlockCache) -> u64 {
+pub(crate) fn resident_in_mru(cache: &BlockCache) -> u64 {
     let stats = cache.cache().stats();
     stats.states.iter().filter(|s| s.state == "mru").map(|state| state.bytes).sum()
 }

@@ -11,11 +11,11 @@ use crate::baseline::LockedArc;
 use crate::blocks::Handle;
 
 /// R1's default: one sublist a CPU, and at least this many.
-const LEAST_SUBLISTS: usize = 4;
+const MIN_SUBLISTS: usize = 4;
 
 /// Sublists of the baseline "after".
 pub(crate) fn sublists(cpus: usize) -> usize {
-    cpus.max(LEAST_SUBLISTS)
+    cpus.max(MIN_SUBLISTS)
 }
 
 impl<H: Handle> Reader for LockedArc<H> {

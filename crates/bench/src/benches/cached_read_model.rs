@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::cached_read::Args;
 use super::lines;
 use crate::blocks::BLOCK_BYTES;
-use crate::counted::{Counted, LockUse};
 use crate::keys::{Distribution, KeySpace};
+use crate::lock_counts::{LockCounts, LockUse};
 use crate::model::costs::{ArcCosts, LockCost, arc_costs, line_transfer_ns};
 use crate::model::mva::{Station, solve};
 use crate::options::{Common, Failure, cpus};
@@ -120,7 +120,7 @@ fn lock_uses(
 ) -> Vec<(&'static str, f64, f64)> {
     let limit = common.tuning_limit();
     let plan = ReadPlan { threads: 1, limit, keys: keys.clone(), copy, seed: common.seed };
-    let counted = Counted::start();
+    let counted = LockCounts::start();
     let ops = subject.run(&plan).ops.max(1) as f64;
     let used = |lock: &LockUse| {
         (lock.name, lock.locks as f64 / ops, lock.hold_ns as f64 / lock.locks as f64)

@@ -8,11 +8,11 @@ use crate::baseline::LockedRoots;
 use crate::options::Failure;
 
 /// Roots of R2's "after".
-const SEVERAL: usize = 16;
+const MANY_ROOTS: usize = 16;
 
 /// A subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RootsKind {
     /// R2's before.
     OneLocked,
     /// R2's after.
@@ -21,7 +21,7 @@ pub(crate) enum Kind {
     Forebay,
 }
 
-impl Kind {
+impl RootsKind {
     /// All subjects.
     pub(crate) const ALL: [Self; 3] = [Self::OneLocked, Self::SixteenLocked, Self::Forebay];
 
@@ -40,7 +40,7 @@ impl Kind {
             |count| AnyRoots::Locked(Box::new(LockedRoots::new(count)), Arc::clone(device));
         match self {
             Self::OneLocked => locked(1),
-            Self::SixteenLocked => locked(SEVERAL),
+            Self::SixteenLocked => locked(MANY_ROOTS),
             // 0: the default, one a CPU.
             Self::Forebay => AnyRoots::Forebay(Roots::new(Arc::clone(device), 0)),
         }

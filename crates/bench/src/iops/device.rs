@@ -11,16 +11,16 @@ use forebay_io::{
 };
 use hdrhistogram::Histogram;
 
-use super::{Found, Plan};
+use super::{IopsPlan, IopsResult};
 use crate::keys::XorShift;
 use crate::measure::cpu_seconds;
-use crate::medium::{BLOCK_BYTES, Stamp};
 use crate::options::Failure;
+use crate::test_file::{BLOCK_BYTES, Stamp};
 
 /// One queue: the load is one thread's.
-const LANES: usize = 1;
+const SUBMISSION_QUEUES: usize = 1;
 /// Latencies are told apart to a hundredth; longer ones than this count as this.
-const LONGEST_NS: u64 = 60_000_000_000;
+const MAX_NS: u64 = 60_000_000_000;
 
 /// Which of our engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,11 @@ pub(crate) enum Engines {
 /// # Errors
 /// If the file cannot be opened like that, or a read fails, or reads something else than what is
 /// there.
-pub(crate) fn ours(plan: &Plan<'_>, engine: Engines, stamp: Stamp) -> Result<Found, Failure> {
+pub(crate) fn ours(
+    plan: &IopsPlan<'_>,
+    engine: Engines,
+    stamp: Stamp,
+) -> Result<IopsResult, Failure> {
     let tunables = Arc::new(IoTunables::default());
     // All of the depth is in flight, none of it waits in the queue.
     let depth = u32::try_from(plan.depth)?.max(tunables.sync_read_max());
@@ -49,7 +53,7 @@ pub(crate) fn ours(plan: &Plan<'_>, engine: Engines, stamp: Stamp) -> Result<Fou
             Engines::IoUring => EngineChoice::Auto,
             Engines::Threads => EngineChoice::Threads,
         },
-        submission_queues: LANES,
+        submission_queues: SUBMISSION_QUEUES,
         tunables,
         ..OpenOptions::default()
     };
@@ -66,15 +70,15 @@ struct Chains {
     blocks: u64,
     stamp: Stamp,
     deadline: Instant,
-    state: Mutex<State>,
+    state: Mutex<ChainsState>,
 }
 
-struct State {
+struct ChainsState {
     rng: XorShift,
     latency: Histogram<u64>,
     ios: u64,
     running: usize,
-    fault: Option<String>,
+    error: Option<String>,
     /// Never submitted: finishing it tells the helping thread that the last chain has ended.
     last: Option<Request>,
 }
@@ -89,7 +93,7 @@ impl Chains {
         let now = Instant::now();
         let Completion { offset, result, payload, .. } = completion;
         let buffer = payload.and_then(Payload::into_buffer);
-        let fault = match (result, &buffer) {
+        let error = match (result, &buffer) {
             (Err(error), _) => Some(error.to_string()),
             (Ok(()), Some(block)) if self.stamp.fits(offset, block) => None,
             (Ok(()), _) => Some(format!("the block at {offset} is not what was written")),
@@ -99,12 +103,12 @@ impl Chains {
             state.ios += 1;
             let latency_ns = now.duration_since(begun).as_nanos() as u64;
             state.latency.saturating_record(latency_ns.max(1));
-            match (fault, buffer) {
+            match (error, buffer) {
                 (None, Some(buffer)) if now < self.deadline => {
                     (Some((state.rng.below(self.blocks), buffer)), None)
                 }
-                (fault, _) => {
-                    state.fault = state.fault.take().or(fault);
+                (error, _) => {
+                    state.error = state.error.take().or(error);
                     state.running -= 1;
                     (None, if state.running == 0 { state.last.take() } else { None })
                 }
@@ -120,7 +124,7 @@ impl Chains {
     }
 }
 
-fn run(plan: &Plan<'_>, device: &Arc<dyn Device>, stamp: Stamp) -> Result<Found, Failure> {
+fn run(plan: &IopsPlan<'_>, device: &Arc<dyn Device>, stamp: Stamp) -> Result<IopsResult, Failure> {
     let limit_bytes = (2 * plan.depth * BLOCK_BYTES).max(16 << 20) as u64;
     let arena = Arena::new(ArenaConfig { limit_bytes, huge_pages: HugePages::Never })?;
     let blocks = plan.size_bytes / BLOCK_BYTES as u64;
@@ -131,8 +135,9 @@ fn run(plan: &Plan<'_>, device: &Arc<dyn Device>, stamp: Stamp) -> Result<Found,
         starts.push((offset, arena.alloc(BLOCK_BYTES)?));
     }
     let (last, pending) = Request::flush().pending();
-    let latency = Histogram::new_with_bounds(1, LONGEST_NS, 2)?;
-    let state = State { rng, latency, ios: 0, running: plan.depth, fault: None, last: Some(last) };
+    let latency = Histogram::new_with_bounds(1, MAX_NS, 2)?;
+    let state =
+        ChainsState { rng, latency, ios: 0, running: plan.depth, error: None, last: Some(last) };
     let cpu_before = cpu_seconds();
     let begun = Instant::now();
     let chains = Arc::new(Chains {
@@ -149,11 +154,11 @@ fn run(plan: &Plan<'_>, device: &Arc<dyn Device>, stamp: Stamp) -> Result<Found,
     let elapsed_s = begun.elapsed().as_secs_f64();
     let cpu_s = cpu_seconds() - cpu_before;
     let state = chains.state.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(fault) = &state.fault {
-        return Err(fault.clone().into());
+    if let Some(error) = &state.error {
+        return Err(error.clone().into());
     }
     let ios = state.ios.max(1) as f64;
-    Ok(Found {
+    Ok(IopsResult {
         config: device.info().engine.to_string(),
         iops: ios / elapsed_s,
         cpu_ns_per_io: cpu_s * 1e9 / ios,

@@ -14,7 +14,7 @@ use crate::model::mva::{Station, solve};
 use crate::options::{Common, Failure};
 use crate::report::Record;
 use crate::report::plot::{Axis, Panel};
-use crate::strided::Kind;
+use crate::strided::RootsKind;
 
 const NAME: &str = "strided-read-model";
 const CPUS: [usize; 8] = [1, 2, 4, 8, 16, 32, 40, 64];
@@ -43,7 +43,7 @@ pub(crate) type LockUses = Vec<(&'static str, f64, f64)>;
 pub(crate) fn run(
     common: &Common,
     measured: &[Record],
-    uses: &[(Kind, LockUses)],
+    uses: &[(RootsKind, LockUses)],
 ) -> Result<Vec<Record>, Failure> {
     let line_ns = line_transfer_ns(Duration::from_secs_f64(common.seconds.min(1.0)))?;
     let lock = root_costs(common.tuning_limit());
@@ -69,7 +69,7 @@ pub(crate) fn run(
 
 /// What one subject's operation is made of.
 struct Operation<'a> {
-    kind: Kind,
+    kind: RootsKind,
     /// CPU time of all of it, nanoseconds.
     ns: f64,
     /// A visit to a root's lock.
@@ -83,9 +83,9 @@ impl Operation<'_> {
     /// Locked roots; none for ours.
     fn locked_roots(&self) -> Option<u64> {
         match self.kind {
-            Kind::OneLocked => Some(1),
-            Kind::SixteenLocked => Some(16),
-            Kind::Forebay => None,
+            RootsKind::OneLocked => Some(1),
+            RootsKind::SixteenLocked => Some(16),
+            RootsKind::Forebay => None,
         }
     }
 
@@ -120,7 +120,7 @@ impl Operation<'_> {
                 let visits = VISITS / copies as f64;
                 stations.push(Station { name: "root lock", copies, visits, alone_ns, queued_ns });
                 if copies > 1 {
-                    stations.push(line("turn", 1, 1.0));
+                    stations.push(line("round-robin counter", 1, 1.0));
                 }
             }
             // One root a CPU; who ends a request need not be who submitted it.
@@ -169,8 +169,8 @@ impl Operation<'_> {
             .figure("line_transfer_ns", self.line_ns);
         let (r2_cpus, before, after) = R2;
         match self.kind {
-            Kind::OneLocked if cpus == r2_cpus => record.figure("r2_ops_per_s", before),
-            Kind::SixteenLocked if cpus == r2_cpus => record.figure("r2_ops_per_s", after),
+            RootsKind::OneLocked if cpus == r2_cpus => record.figure("r2_ops_per_s", before),
+            RootsKind::SixteenLocked if cpus == r2_cpus => record.figure("r2_ops_per_s", after),
             _ => record,
         }
     }
@@ -205,7 +205,7 @@ mod tests {
             assert!((one - 1.0).abs() < 0.02, "{kind:?}: {one}");
             operation.predict(64).number("predicted_speedup").unwrap_or(0.0)
         };
-        let [one, sixteen, ours] = Kind::ALL.map(speedup);
+        let [one, sixteen, ours] = RootsKind::ALL.map(speedup);
         assert!(one < 15.0, "{one}");
         assert!(sixteen > 2.0 * one, "{sixteen}");
         assert!(ours > 55.0, "{ours}");
@@ -219,7 +219,7 @@ mod tests {
             ("io-x", 1.0, 40.0),
         ];
         let lock = LockCost { alone_ns: 30.0, queued_ns: 60.0 };
-        let kind = Kind::Forebay;
+        let kind = RootsKind::Forebay;
         let operation = Operation { kind, ns: 3000.0, lock, line_ns: 50.0, others: &others };
         let stations = operation.stations(32);
         let names: Vec<_> = stations.iter().map(|s| (s.name, s.copies)).collect();

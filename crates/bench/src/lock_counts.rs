@@ -6,7 +6,7 @@ use forebay_base::sync::count::{self, Counts};
 use crate::report::Record;
 
 /// Counts from here on.
-pub(crate) struct Counted {
+pub(crate) struct LockCounts {
     total: Counts,
     by_lock: Vec<(&'static str, Counts)>,
 }
@@ -22,7 +22,7 @@ pub(crate) struct LockUse {
     pub(crate) hold_ns: u64,
 }
 
-impl Counted {
+impl LockCounts {
     /// Begins to count.
     pub(crate) fn start() -> Self {
         Self { total: count::total(), by_lock: count::by_lock() }
