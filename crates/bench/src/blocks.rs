@@ -1,11 +1,9 @@
-//! The blocks that hit-only subjects serve: one region for all of them, and handles.
+//! Blocks for the hit-only benches: one region for all of them, and handles.
 //!
-//! Peers hold whatever owned handle is cheapest for them: a counted slice of one large
-//! region in huge pages ([`RegionBlock`]), or a heap block of its own (`Arc<[u8]>`).
-//! Both are made once and shared by all peers, so that memory is spent once.
+//! Peers hold the cheapest owned handle for them: a counted slice of one large region in huge pages
+//! ([`RegionBlock`]), or a heap block (`Arc<[u8]>`). All peers share both, to save memory.
 //!
-//! Invariant: the region is written in [`BlockRegion::new`] only; from then on it is
-//! read by anybody.
+//! Invariant: the region is written only in [`BlockRegion::new`].
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -14,7 +12,7 @@ use forebay_base::vm::Region;
 
 use crate::keys::scramble;
 
-/// Bytes of a block in the hit-only benches, as in R1.
+/// Size of a block in the hit-only benches, as in R1.
 pub(crate) const BLOCK_BYTES: usize = 8192;
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
@@ -22,14 +20,14 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 pub(crate) trait Handle: Deref<Target = [u8]> + Clone + Send + Sync + 'static {}
 impl<T: Deref<Target = [u8]> + Clone + Send + Sync + 'static> Handle for T {}
 
-/// Blocks side by side in one range of memory.
+/// Adjacent blocks in one range of memory.
 pub(crate) struct BlockRegion {
     region: Region,
     blocks: usize,
 }
 
 impl BlockRegion {
-    /// `blocks` filled blocks, in huge pages if asked and if the system has them.
+    /// `blocks` filled blocks, in huge pages if requested and available.
     pub(crate) fn new(
         blocks: usize,
         huge_pages: bool,
@@ -37,8 +35,8 @@ impl BlockRegion {
         let bytes = (blocks * BLOCK_BYTES).next_multiple_of(HUGE_PAGE_BYTES);
         let region = Region::reserve(bytes, HUGE_PAGE_BYTES)?;
         region.advise_huge(huge_pages, 0, bytes);
-        // SAFETY: the region is `bytes` long, private and zero-filled, and nobody else
-        // has a reference into it yet.
+        // SAFETY: the region is `bytes` long, private and zero-filled, and there is no other
+        // reference into it yet.
         let all = unsafe { std::slice::from_raw_parts_mut(region.base().as_ptr(), bytes) };
         for (key, block) in all.chunks_exact_mut(BLOCK_BYTES).take(blocks).enumerate() {
             fill(block, key as u64);
@@ -73,13 +71,13 @@ impl BlockRegion {
         (0..self.blocks).map(one).collect()
     }
 
-    /// Copies of all blocks, each allocated by itself, by key.
+    /// Separately allocated copies of all blocks, by key.
     pub(crate) fn heap_handles(&self) -> Vec<Arc<[u8]>> {
         (0..self.blocks).map(|key| Arc::from(self.block(key))).collect()
     }
 }
 
-/// Writes a pattern that depends on the key all over a block.
+/// Fills a block with a pattern that depends on the key.
 pub(crate) fn fill(block: &mut [u8], key: u64) {
     for (i, chunk) in block.chunks_mut(8).enumerate() {
         let word = scramble(key.wrapping_add(i as u64)).to_le_bytes();
@@ -92,7 +90,7 @@ struct Span {
     _region: Arc<BlockRegion>,
 }
 
-// SAFETY: the pointer is into the region that `_region` keeps alive, which nobody writes.
+// SAFETY: the pointer is into the region that `_region` keeps alive, which is never written.
 unsafe impl Send for Span {}
 // SAFETY: as above; sharing a pointer to memory that is only read is sound.
 unsafe impl Sync for Span {}

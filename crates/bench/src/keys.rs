@@ -1,8 +1,8 @@
-//! Which key comes next: uniform or Zipf, cheap enough not to be what is measured.
+//! Streams of uniform or Zipf-distributed keys, cheap compared with the measured operations.
 //!
 //! Uniform keys come from a xorshift generator. Zipf keys are drawn in advance into one long
-//! sequence that all threads walk from different places; ranks are scattered over
-//! the key space by a permutation, so that popular keys are not neighbours.
+//! sequence, which all threads walk from different offsets. A permutation scatters ranks over the
+//! key space, so popular keys are not neighbours.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use rand::rngs::Xoshiro256PlusPlus;
 use rand::seq::SliceRandom;
 use rand_distr::{Distribution as _, Zipf};
 
-/// Exponent of the Zipf distribution, the usual one of cache benchmarks.
+/// Exponent of the Zipf distribution, as usual in cache benchmarks.
 const ZIPF_EXPONENT: f64 = 0.99;
-/// Length of the shared sequence in draws a key, and its bounds. A short sequence would be a loop
-/// that a cache can learn: this one is longer than what a measurement walks.
+/// Length of the shared sequence per key, and its bounds. A short sequence would be a loop that a
+/// policy can learn. This one is longer than a measurement walks.
 const DRAWS_PER_KEY: usize = 256;
 const MIN_DRAWS: usize = 1 << 16;
 const MAX_DRAWS: usize = 1 << 26;
@@ -24,7 +24,7 @@ const MAX_DRAWS: usize = 1 << 26;
 pub(crate) struct XorShift(u64);
 
 impl XorShift {
-    /// A generator whose stream depends on `seed` only.
+    /// A generator whose stream depends only on `seed`.
     pub(crate) fn new(seed: u64) -> Self {
         Self(scramble(seed) | 1)
     }
@@ -56,12 +56,12 @@ pub(crate) fn scramble(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The shape of a load.
+/// A distribution of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Distribution {
-    /// Every key equally often.
+    /// All keys are equally popular.
     Uniform,
-    /// Few keys often.
+    /// Few keys are very popular.
     Zipf,
 }
 
@@ -76,7 +76,7 @@ impl Distribution {
         }
     }
 
-    /// As it is written in results.
+    /// Its name in results.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Distribution::Uniform => "uniform",
@@ -85,7 +85,7 @@ impl Distribution {
     }
 }
 
-/// Keys below a bound, by a distribution; shared by the threads of a measurement.
+/// Keys below a bound with a distribution, shared by the threads of a measurement.
 #[derive(Clone)]
 pub(crate) struct KeySpace {
     keys: u64,
@@ -113,7 +113,7 @@ impl KeySpace {
         self.stream_after(thread, threads, seed, 0)
     }
 
-    /// The same, after it has given `walked` keys already. (Uniform keys go on anywhere else.)
+    /// The same stream after `walked` keys. Uniform keys continue at another point.
     pub(crate) fn stream_after(
         &self,
         thread: usize,
@@ -157,7 +157,7 @@ impl KeyStream {
         }
     }
 
-    /// The thread's generator, for offsets and the like.
+    /// The thread's generator, for other random numbers.
     #[inline]
     pub(crate) fn rng(&mut self) -> &mut XorShift {
         &mut self.rng

@@ -1,34 +1,34 @@
-//! What the counting build counted during a measurement, an operation. In other builds
-//! there are no such figures: what was not counted is left out, it does not read zero.
+//! Locks and atomic updates per operation, as the counting build counts them. Other builds leave
+//! these figures out.
 
 use forebay_base::sync::count::{self, Counts};
 
 use crate::report::Record;
 
-/// Counts from here on.
+/// Counts since a start.
 pub(crate) struct LockCounts {
     total: Counts,
     by_lock: Vec<(&'static str, Counts)>,
 }
 
-/// What one class of lock did.
+/// The use of one lock class.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockUse {
-    /// The class.
+    /// The lock class.
     pub(crate) name: &'static str,
-    /// Times taken.
+    /// Number of acquisitions.
     pub(crate) locks: u64,
-    /// Time held, nanoseconds.
+    /// Total hold time, in nanoseconds.
     pub(crate) hold_ns: u64,
 }
 
 impl LockCounts {
-    /// Begins to count.
+    /// Starts counting.
     pub(crate) fn start() -> Self {
         Self { total: count::total(), by_lock: count::by_lock() }
     }
 
-    /// Adds the counts of each operation since the start to a record.
+    /// Adds the counts per operation since the start to a record.
     pub(crate) fn add_to(&self, record: Record, ops: u64) -> Record {
         if !count::ENABLED || ops == 0 {
             return record;
@@ -44,7 +44,7 @@ impl LockCounts {
             .figure("retries_per_op", each(now.retries, self.total.retries))
     }
 
-    /// Classes of lock that were taken since the start. Empty in builds that do not count.
+    /// Lock classes that were taken since the start. Empty in builds that do not count.
     pub(crate) fn locks(&self) -> Vec<LockUse> {
         let since = |(name, now): &(&'static str, Counts)| {
             let before = self.by_lock.iter().find(|(n, _)| n == name).map(|(_, c)| *c);

@@ -1,11 +1,10 @@
-//! `forebay-bench`: the workloads of Forebay's field reports, beside peers, baselines and
-//! yardsticks. `docs/benchmarks.md` says how to run and read each.
+//! `forebay-bench`: the workloads of Forebay's field reports, with peers, baselines and yardsticks.
 //!
-//! Every bench compares its subjects in one run, interleaved, prints medians, and
-//! states ratios: absolute times are for the reader, ratios are for claims.
+//! Each bench compares its subjects in one run, interleaved, and prints medians and ratios. Claims
+//! are ratios; absolute figures are for the reader. `docs/benchmarks.md` describes each bench.
 
-// A bench measures wall time, starts threads of its own and holds peers that bring their own
-// locks: nothing here is ever run under a model checker.
+// A bench measures wall time, starts threads, and contains peers with their own locks. It never
+// runs under a model checker.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod baseline;
@@ -52,41 +51,39 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// All blocks resident: throughput of hits (R1).
+    /// Throughput of hits when all blocks are resident (R1).
     CachedRead(cached_read::Args),
-    /// Objects and their names in 32 directories, as the cache fills, overflows, and cold (R5).
+    /// Creates of objects and names while the cache fills, when it is full, and cold (R5).
     Create(create::Args),
-    /// Random reads of a file at depths from 1 to 256, beside fio's io_uring engine.
+    /// Random reads of a file at depths from 1 to 256, compared with fio.
     Device(device::Args),
-    /// Get or insert, working set larger than the cache: throughput and hit ratio.
+    /// Get or insert with a working set larger than the cache: throughput and hit ratio.
     Evict(evict::Args),
-    /// Freeing evicted blocks at once or later, over several indexes (R3).
+    /// Freeing of evicted blocks at once or later, over several indexes (R3).
     Freeing(freeing_bench::Args),
-    /// Caches in memory and on a device: hit ratio by level, bytes written, metadata beside a
-    /// stream.
+    /// Caches in memory and on a device: hit ratios and bytes written.
     Hybrid(hybrid::Args),
-    /// Lookup, memory and slowest insert of indexes as they grow (R4).
+    /// Lookup time, memory and slowest insert of growing indexes (R4).
     Index(index_bench::Args),
-    /// What an entry costs, and whether a hard bound holds under a storm of inserts.
+    /// Memory of an entry, and peak memory under a hard bound.
     Memory(memory::Args),
-    /// How far past its target the cache may grow before inserters wait (R1's reviewer).
+    /// Throughput and latency of inserts for each overflow limit (R1's reviewer).
     Overflow(overflow::Args),
-    /// Cached reads of open objects through the pool's API, beside memcpy.
+    /// Cached reads of open objects through the pool's API, compared with memcpy.
     PoolRead(pool_read::Args),
-    /// A metadata loop against a stream read once: hit ratio of the loop (R5).
+    /// Hit ratio of a metadata loop against a stream that is read once (R5).
     R5(r5::Args),
-    /// A cache on a device, killed and opened again: what it knows, and how soon (R4).
+    /// Rebuild of a cache on a device after a kill (R4).
     Rebuild(rebuild::Args),
-    /// How soon a pool on a slow device is fast again after a restart, with a cache device and
-    /// without (R1's job).
+    /// Time until a pool on a slow device is warm after a restart, with and without L2 (R4).
     Restart(restart::Args),
-    /// Hit ratios of our cache, the textbook's policies and the optimum, on traces.
+    /// Hit ratios of Forebay's cache, textbook policies and the optimum on traces.
     Sim(sim::Args),
-    /// Strided reads from 256 threads with read-ahead under I/O roots (R2).
+    /// Strided reads with read-ahead from 256 threads under I/O roots (R2).
     StridedRead(strided_read::Args),
-    /// Names into directories, lookups, and out again, beside redb and fjall (R5).
+    /// Inserts, lookups and removals of names, compared with redb and fjall (R5).
     Zap(zap::Args),
-    /// Every bench with tiny numbers: do they run?
+    /// Runs every bench with tiny numbers.
     Smoke,
 }
 
@@ -132,7 +129,7 @@ fn with_panels(
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = run(&cli).and_then(|(records, panels)| {
-        // A run may have rows of several benches, which have different columns.
+        // A run may have rows of several benches with different columns.
         smoke::print(&records, cli.common.json);
         if matches!(cli.command, Command::Sim(_)) && !cli.common.json {
             report::print(&sim::means(&records), false);

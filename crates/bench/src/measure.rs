@@ -1,7 +1,7 @@
-//! Running a load on threads for a time or a count, and what the system says it cost.
+//! Runs a load on threads for a time or a count, and measures its CPU time and memory.
 //!
-//! Throughput is all threads' operations over the time from the first thread's start
-//! to the last one's end, so that threads that wait for a CPU count as waiting.
+//! Throughput is the operations of all threads over the time from the first start to the last end,
+//! so a thread that waits for a CPU counts as waiting.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,36 +10,36 @@ use std::time::{Duration, Instant};
 /// How long a measurement runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Limit {
-    /// Until this much time has passed.
+    /// For this time.
     Time(Duration),
-    /// Until each thread has done this many operations.
+    /// For this many operations of each thread.
     Operations(u64),
 }
 
-/// One thread's part of a load.
+/// One thread of a load.
 pub(crate) trait Worker {
-    /// Operations between two looks at the stop flag.
+    /// Operations between two checks of the stop flag.
     const BATCH_OPERATIONS: u64 = 64;
 
     /// One operation. Returns true for a hit.
     fn step(&mut self) -> bool;
 }
 
-/// What a measurement found.
+/// The result of a measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
     /// Operations of all threads.
     pub(crate) ops: u64,
-    /// Those that hit.
+    /// Operations that hit.
     pub(crate) hits: u64,
     /// Wall time.
     pub(crate) elapsed_s: f64,
-    /// CPU time of the process, user and system.
+    /// User and system CPU time of the process.
     pub(crate) cpu_s: f64,
 }
 
 impl Sample {
-    /// Throughput.
+    /// Operations per second.
     pub(crate) fn ops_per_s(&self) -> f64 {
         self.ops as f64 / self.elapsed_s.max(1e-9)
     }
@@ -49,16 +49,16 @@ impl Sample {
         self.hits as f64 / (self.ops as f64).max(1.0)
     }
 
-    /// CPU time over operations.
+    /// CPU time per operation, in nanoseconds.
     pub(crate) fn cpu_ns_per_op(&self) -> f64 {
         self.cpu_s * 1e9 / (self.ops as f64).max(1.0)
     }
 }
 
-/// Time between two looks of the observer.
+/// Time between two calls of the observer.
 const OBSERVE_EVERY: Duration = Duration::from_millis(10);
 
-/// Runs `threads` workers and calls `observe` now and then meanwhile.
+/// Runs `threads` workers, and calls `observe` periodically meanwhile.
 pub(crate) fn run<W, M, O>(threads: usize, limit: Limit, make: M, mut observe: O) -> Sample
 where
     W: Worker,
@@ -149,12 +149,12 @@ fn usage(who: libc::c_int) -> libc::rusage {
     usage
 }
 
-/// CPU seconds of this process so far, user and system.
+/// User and system CPU seconds of this process so far.
 pub(crate) fn cpu_seconds() -> f64 {
     seconds_of(&usage(libc::RUSAGE_SELF))
 }
 
-/// CPU seconds of the calling thread so far, user and system.
+/// User and system CPU seconds of the calling thread so far.
 pub(crate) fn own_cpu_seconds() -> f64 {
     seconds_of(&usage(libc::RUSAGE_THREAD))
 }
@@ -164,18 +164,18 @@ fn seconds_of(usage: &libc::rusage) -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
-/// Times that the calling thread was taken off its CPU against its will.
+/// Involuntary context switches of the calling thread.
 pub(crate) fn preemptions() -> i64 {
     usage(libc::RUSAGE_THREAD).ru_nivcsw
 }
 
-/// Largest resident set of this process so far, bytes.
+/// Peak resident memory of this process, in bytes.
 pub(crate) fn peak_rss_bytes() -> u64 {
     // Linux counts `ru_maxrss` in KiB.
     usage(libc::RUSAGE_SELF).ru_maxrss as u64 * 1024
 }
 
-/// Resident set of this process now, bytes; 0 if `/proc` is not there.
+/// Resident memory of this process, in bytes; 0 without `/proc`.
 pub(crate) fn rss_bytes() -> u64 {
     const PAGE_BYTES: u64 = 4096;
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();

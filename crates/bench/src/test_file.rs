@@ -1,8 +1,8 @@
-//! The file that the benches of devices read: one that the user names, or a temporary one.
+//! The file that the device benches read: a named one, or a temporary one.
 //!
-//! A named file or block device is only ever read. A temporary file is written in full, since
-//! file systems answer for holes without asking the medium, with bytes that do not compress,
-//! and removed at the end. Each block begins with a stamp, so that a read can be checked.
+//! A named file or block device is never written. A temporary file is written completely with
+//! incompressible bytes, because file systems answer reads of holes without the device. It is
+//! removed at the end. Each block starts with a stamp, so that reads can be checked.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
@@ -12,23 +12,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::keys::{XorShift, scramble};
 use crate::options::Failure;
 
-/// Bytes of a block in the benches of devices, as in R2.
+/// Size of a block in the device benches, as in R2.
 pub(crate) const BLOCK_BYTES: usize = 4096;
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// What a block's first eight bytes must be.
+/// The expected first eight bytes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stamp {
-    /// Nobody knows.
+    /// Unknown.
     Unknown,
     /// Zero.
     Zero,
-    /// A mix of where it is.
+    /// A hash of the block's offset.
     OfOffset,
 }
 
 impl Stamp {
-    /// Whether a block that was read at `offset` may be the one that is there.
+    /// Whether `block` may be the block at `offset`.
     pub(crate) fn fits(self, offset: u64, block: &[u8]) -> bool {
         let found = block.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes));
         match self {
@@ -39,20 +39,20 @@ impl Stamp {
     }
 }
 
-/// A file to read from.
+/// A file to read.
 pub(crate) struct TestFile {
     pub(crate) path: PathBuf,
-    /// In whole blocks.
+    /// A multiple of the block size.
     pub(crate) size_bytes: u64,
     pub(crate) stamp: Stamp,
     temporary: bool,
 }
 
 impl TestFile {
-    /// The file that was asked for, or a temporary one of `size_bytes`.
+    /// The named file, or a temporary one of `size_bytes`.
     ///
     /// # Errors
-    /// If it cannot be read, or not be made.
+    /// If the file cannot be read, or cannot be created.
     pub(crate) fn named_or_temporary(
         named: Option<&Path>,
         size_bytes: u64,
@@ -66,12 +66,14 @@ impl TestFile {
 
     fn named(path: &Path) -> Result<Self, Failure> {
         let told = |error| format!("--file {}: {error}", path.display());
-        // A block device has no length in its metadata; its end can be sought.
+        // A block device has no length in its metadata, but one can seek to its end.
         let end =
             File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).map_err(told)?;
         let size_bytes = end - end % BLOCK_BYTES as u64;
         if size_bytes == 0 {
-            return Err(format!("--file {}: shorter than a block", path.display()).into());
+            return Err(
+                format!("--file {}: the file is shorter than a block", path.display()).into()
+            );
         }
         let path = path.to_owned();
         Ok(Self { path, size_bytes, stamp: Stamp::Unknown, temporary: false })
@@ -82,13 +84,13 @@ impl TestFile {
         let nth = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("forebay-bench-{}-{nth}.bin", std::process::id());
         let path = std::env::temp_dir().join(name);
-        // From here on it is removed, even if it cannot be filled.
+        // From here on the file is removed, even if filling it fails.
         let made = Self { path, size_bytes, stamp: Stamp::OfOffset, temporary: true };
         let filled = File::create_new(&made.path).and_then(|file| made.fill(file, seed));
         let size_mib = size_bytes >> 20;
         filled.map_err(|error| {
             let path = made.path.display();
-            format!("a temporary file of {size_mib} MiB at {path}: {error} (another: --file)")
+            format!("cannot make a temporary file of {size_mib} MiB at {path}: {error}; name another with --file")
         })?;
         Ok(made)
     }
@@ -116,7 +118,7 @@ impl TestFile {
 impl Drop for TestFile {
     fn drop(&mut self) {
         if self.temporary {
-            // Nothing depends on it: the system's temporary folder is cleaned in any case.
+            // An error has no consequence: this is the system's temporary folder.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -131,14 +133,14 @@ mod tests {
         let size = CHUNK_BYTES as u64 + 8 * BLOCK_BYTES as u64;
         let file = TestFile::temporary(size, 1).expect("the temporary folder takes a MiB");
         let path = file.path.clone();
-        let bytes = std::fs::read(&path).expect("it can be read");
+        let bytes = std::fs::read(&path).expect("a readable file");
         assert_eq!(bytes.len() as u64, size);
         for (nth, block) in bytes.chunks(BLOCK_BYTES).enumerate() {
             assert!(Stamp::OfOffset.fits((nth * BLOCK_BYTES) as u64, block));
         }
         assert!(!Stamp::OfOffset.fits(0, &bytes[BLOCK_BYTES..]));
         assert!(!Stamp::Zero.fits(0, &bytes) && Stamp::Unknown.fits(0, &bytes));
-        let again = TestFile::named(&path).expect("a file that is there");
+        let again = TestFile::named(&path).expect("an existing file");
         assert_eq!((again.size_bytes, again.stamp), (size, Stamp::Unknown));
         drop(again);
         assert!(path.exists());

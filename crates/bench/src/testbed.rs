@@ -1,8 +1,7 @@
-//! The pools that the benches work in: a device that outlives them, a cache, and figures of both.
+//! Testbeds: the devices, caches and pools of the pool benches.
 //!
-//! A bed is made once for each measurement. Its device can be memory or a file, and its reads can
-//! be made slow after it was filled. A file that was not there before is removed at the end; one
-//! that was must hold no pool.
+//! A testbed is made once per measurement. Its device is memory or a file, and its reads can be
+//! slowed down later. A new file is removed at the end. An existing file must not hold a pool.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,22 +17,22 @@ use forebay_pool::{
 
 use crate::options::Failure;
 
-/// What a pool lies on.
+/// What backs a pool's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Backing {
     /// Memory.
     Memory,
-    /// A file or block device of that name.
+    /// A file or block device.
     File(PathBuf),
-    /// A file in that folder, removed at the end.
+    /// A temporary file in a folder.
     Temporary(PathBuf),
 }
 
 impl Backing {
-    /// As `--device` spells it.
+    /// Parses the value of `--device`.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text {
-            "" => Err("`mem`, or the name of a file, a folder or a block device".to_owned()),
+            "" => Err("give `mem`, or the name of a file, a folder or a block device".to_owned()),
             "mem" => Ok(Self::Memory),
             path if Path::new(path).is_dir() => Ok(Self::Temporary(path.into())),
             path => Ok(Self::File(path.into())),
@@ -41,32 +40,31 @@ impl Backing {
     }
 }
 
-/// What a pool lies on, as an option of a bench.
+/// Options for a pool's device.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct BackingArgs {
-    /// What the pool lies on: `mem`, a folder for a temporary file, or the name of a file or block
-    /// device.
+    /// Device of the pool: `mem`, a folder for a temporary file, or a file or block device.
     #[arg(long, default_value = "mem", value_name = "mem|PATH", value_parser = Backing::parse)]
     pub(crate) device: Backing,
-    /// Size of the device, unless it is there already.
+    /// Size of the device, unless it exists.
     #[arg(long, default_value = "8GiB", value_parser = bytes)]
     pub(crate) device_size: u64,
-    /// Overwrite a pool that the device holds.
+    /// Overwrite a pool on the device.
     #[arg(long)]
     pub(crate) overwrite: bool,
 }
 
-/// Reads a count of bytes: digits, and `KiB`, `MiB`, `GiB` or their first letters.
+/// Parses a number of bytes: digits, and `KiB`, `MiB`, `GiB` or their first letters.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     const UNITS: [(&str, u32); 6] =
         [("KiB", 10), ("MiB", 20), ("GiB", 30), ("K", 10), ("M", 20), ("G", 30)];
     let unit = UNITS.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)));
     let (digits, shift) = unit.unwrap_or((text, 0));
     let number = digits.trim_end().parse::<u64>().map_err(|error| error.to_string())?;
-    number.checked_mul(1 << shift).ok_or_else(|| "too many bytes".to_owned())
+    number.checked_mul(1 << shift).ok_or_else(|| "more than 2^64 bytes".to_owned())
 }
 
-/// A file that is removed when it was ours.
+/// A file that is removed at the end if this process created it.
 struct TemporaryFile {
     path: PathBuf,
     ours: bool,
@@ -75,13 +73,13 @@ struct TemporaryFile {
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
         if self.ours {
-            // Nothing depends on it: it lies where its user keeps such things.
+            // An error has no consequence for the measurement.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// A name in `folder` that nobody has.
+/// An unused name in `folder`.
 pub(crate) fn temporary_path(folder: &Path) -> PathBuf {
     static MADE: AtomicU64 = AtomicU64::new(0);
     let nth = MADE.fetch_add(1, Ordering::Relaxed);
@@ -91,22 +89,21 @@ pub(crate) fn temporary_path(folder: &Path) -> PathBuf {
 /// A device for one pool after another.
 pub(crate) struct TestBed {
     backing: Arc<dyn Device>,
-    /// The same, as the next pool gets it.
+    /// The same device, perhaps slowed down, for the next pool.
     device: Arc<dyn Device>,
-    /// It is in memory that is there only once it is written to: too large to have it all from the
-    /// start.
+    /// The memory device is too large to be populated at the start.
     sparse: bool,
     seed: u64,
     overwrite: bool,
-    // Removed last.
+    // Dropped last.
     _file: Option<TemporaryFile>,
 }
 
 impl TestBed {
-    /// The device that the options ask for; a file that is there already keeps its size.
+    /// The device of these options. An existing file keeps its size.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If the device cannot be made.
     pub(crate) fn new(args: &BackingArgs, seed: u64) -> Result<Self, Failure> {
         let size_bytes = args.device_size;
         let mut sparse = false;
@@ -134,17 +131,17 @@ impl TestBed {
         Ok((device, Some(file)))
     }
 
-    /// How the device is reached.
+    /// The device's engine and mode, for the column `config`.
     pub(crate) fn config(&self) -> String {
         let info = self.backing.info();
         let sparse = if self.sparse { ", sparse" } else { "" };
         format!("{}, direct {}{sparse}", info.engine, info.direct)
     }
 
-    /// A new pool.
+    /// Creates a pool.
     ///
     /// # Errors
-    /// If the device holds one, or why it cannot be made.
+    /// If the device holds a pool, or creating fails.
     pub(crate) fn create(
         &self,
         cache: &Arc<BlockCache>,
@@ -160,10 +157,10 @@ impl TestBed {
         Ok(Pool::create(vec![Arc::clone(&self.device).into()], &options)?)
     }
 
-    /// The pool that was exported.
+    /// Imports the exported pool.
     ///
     /// # Errors
-    /// Why it cannot be imported.
+    /// If the import fails.
     pub(crate) fn import(
         &self,
         cache: &Arc<BlockCache>,
@@ -172,7 +169,7 @@ impl TestBed {
         self.import_with(cache, Vec::new(), tunables)
     }
 
-    /// The same, with cache devices.
+    /// Imports the exported pool with L2 devices.
     ///
     /// # Errors
     /// As [`import`](Self::import).
@@ -193,8 +190,8 @@ impl TestBed {
         Ok(Pool::import_with(devices, l2_devices, &options)?)
     }
 
-    /// From the next pool on, each read takes `delay` longer, however many there are at once. No
-    /// delay: as the device itself has it.
+    /// From the next pool on, each read takes `delay` longer, however many are in flight. Zero
+    /// removes the delay.
     pub(crate) fn slow_reads(&mut self, delay: Duration) {
         self.device = Arc::clone(&self.backing);
         if !delay.is_zero() {
@@ -205,7 +202,7 @@ impl TestBed {
     }
 }
 
-/// A cache of that bound.
+/// A cache with a bound of `bytes`.
 ///
 /// # Errors
 /// If the bound is too small, or a tunable is unknown.
@@ -223,7 +220,7 @@ pub(crate) fn cache(
     })?)
 }
 
-/// Bytes that a cache holds, by class: metadata and data.
+/// Cached bytes of metadata and of data.
 pub(crate) fn resident_by_class(cache: &BlockCache) -> [u64; 2] {
     let stats = cache.cache().stats();
     Class::ALL.map(|class| {
@@ -232,7 +229,7 @@ pub(crate) fn resident_by_class(cache: &BlockCache) -> [u64; 2] {
     })
 }
 
-/// Bytes that a cache holds in mru, of both classes.
+/// Cached bytes in mru, of both classes.
 pub(crate) fn resident_in_mru(cache: &BlockCache) -> u64 {
     let stats = cache.cache().stats();
     stats.states.iter().filter(|s| s.state == "mru").map(|state| state.bytes).sum()

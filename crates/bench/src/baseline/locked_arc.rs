@@ -1,19 +1,17 @@
-//! R1's cache, before and after: an ARC whose hits move list entries.
+//! R1's cache before and after: an ARC whose hits move list entries.
 //!
-//! Purpose: the baseline whose list locks R1 measured. With one sublist it is "before",
-//! with many it is "after": a multilist, in which a block always lives in the
-//! sublist that its key hashes to.
+//! With one sublist it is "before"; with many it is "after": a multilist, in which the hash of a
+//! key selects the sublist for the block's lifetime.
 //!
-//! Locking, as in the report's cache: a block's index lock (many, by hash) is held while
-//! its sublist's lock is taken. The evictor comes from the other side: it holds a
-//! sublist's lock and only *tries* the index lock of its victim, and skips the
-//! victim if it cannot have it. One sublist lock is held at a time.
+//! Locking, as in the report's cache: a thread holds a block's index lock (many, by hash) while it
+//! takes the sublist's lock. The evictor holds a sublist's lock and only *tries* the index lock of
+//! its victim; it skips the victim if that fails. A thread holds one sublist lock at a time.
 //!
-//! A sublist's lock covers its piece of all four lists (T1, T2, B1, B2): in a hit-only load
-//! every block is in T2, so this is the lock of R1's MFU list.
+//! A sublist's lock covers its part of all four lists (T1, T2, B1, B2). In a hit-only load every
+//! block is in T2, so this is the lock of R1's MFU list.
 //!
-//! Deliberately absent: a reclaim thread (the inserter evicts), weights (every block
-//! counts one) and classes.
+//! It has no reclaim thread (the inserter evicts), no weights (every block counts one), and no
+//! classes.
 
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -23,9 +21,9 @@ use super::FastHash;
 use super::slab_list::{List, Slab};
 use crate::keys::scramble;
 
-/// Locks of the index: R1's cache had 256 as well.
+/// Locks of the index: as many as in R1's cache.
 const INDEX_LOCKS: usize = 256;
-/// Victims that the evictor looks at in one sublist before it goes to the next.
+/// Victims per sublist before the evictor moves to the next.
 const VICTIMS_TRIED: usize = 4;
 
 const T1: usize = 0;
@@ -55,16 +53,16 @@ struct Sublist {
 
 type IndexShard<V> = HashMap<u64, Entry<V>, FastHash>;
 
-/// An ARC of blocks of size one under an index lock and a list lock a block.
+/// An ARC of blocks of size one, with index locks and list locks.
 pub(crate) struct LockedArc<V> {
     capacity: u64,
     index: Box<[Padded<Mutex<IndexShard<V>>>]>,
     sublists: Box<[Padded<Mutex<Sublist>>]>,
-    /// Blocks of each list over all sublists.
+    /// Length of each list over all sublists.
     sizes: [Padded<AtomicU64>; 4],
-    /// The share of the capacity that is meant for T1.
+    /// The target size of T1.
     p: Padded<AtomicU64>,
-    /// Where the next evictor starts.
+    /// The first sublist of the next eviction.
     next_sublist: Padded<AtomicU64>,
 }
 
@@ -88,9 +86,9 @@ impl<V: Clone> LockedArc<V> {
         }
     }
 
-    /// The class of the index locks in the counting build.
+    /// Lock class of the index locks in the counting build.
     pub(crate) const INDEX_LOCK: &'static str = "baseline index";
-    /// The class of the list locks in the counting build.
+    /// Lock class of the list locks in the counting build.
     pub(crate) const LIST_LOCK: &'static str = "baseline list";
 
     fn shard(&self, key: u64) -> &Mutex<IndexShard<V>> {
@@ -105,12 +103,12 @@ impl<V: Clone> LockedArc<V> {
         self.sizes[list].0.load(Relaxed)
     }
 
-    /// Blocks resident.
+    /// Number of resident blocks.
     pub(crate) fn resident(&self) -> u64 {
         self.size(T1) + self.size(T2)
     }
 
-    /// The block of a key, which moves to the front of T2.
+    /// Looks up a block and moves it to the front of T2.
     pub(crate) fn get(&self, key: u64) -> Option<V> {
         let shard = self.shard(key).lock();
         let entry = shard.get(&key)?;
@@ -119,7 +117,7 @@ impl<V: Clone> LockedArc<V> {
         Some(value)
     }
 
-    /// Puts a block into the cache and evicts what is then too much.
+    /// Inserts a block and evicts the excess.
     pub(crate) fn insert(&self, key: u64, value: V) {
         {
             let mut shard = self.shard(key).lock();
@@ -138,12 +136,12 @@ impl<V: Clone> LockedArc<V> {
         self.trim();
     }
 
-    /// The part of a hit that the list lock covers, alone: for measuring it.
+    /// The part of a hit under the list lock, for measuring it alone.
     pub(crate) fn visit_list(&self, key: u64, node: u32) {
         self.transfer(&mut self.sublist(key).lock(), node, T2);
     }
 
-    /// The part of a hit that only the index lock covers, alone: for measuring it.
+    /// The part of a hit under the index lock only, for measuring it alone.
     pub(crate) fn visit_index(&self, key: u64) -> Option<V> {
         self.shard(key).lock().get(&key)?.value.clone()
     }
@@ -159,12 +157,12 @@ impl<V: Clone> LockedArc<V> {
         all
     }
 
-    /// Locks of the index.
+    /// Number of index locks.
     pub(crate) fn index_locks(&self) -> usize {
         self.index.len()
     }
 
-    /// ARC's step on a ghost hit; nothing for a resident block.
+    /// ARC's adaptation of `p` on a ghost hit.
     fn adapt(&self, list: usize) {
         let (b1, b2) = (self.size(B1).max(1), self.size(B2).max(1));
         let p = self.p.0.load(Relaxed);
@@ -186,8 +184,8 @@ impl<V: Clone> LockedArc<V> {
         }
     }
 
-    /// Brings residents and ghosts back to their bounds. Gives up if all victims are busy;
-    /// the next insert goes on.
+    /// Evicts until residents and ghosts are within their bounds. Gives up if all victims are busy;
+    /// the next insert continues.
     fn trim(&self) {
         while self.resident() > self.capacity {
             let (t1, t2) = (self.size(T1), self.size(T2));
@@ -211,7 +209,7 @@ impl<V: Clone> LockedArc<V> {
         }
     }
 
-    /// Moves one block from a list to its ghost list, or a ghost out. False if none could be.
+    /// Moves one block to its ghost list, or drops a ghost. Returns false if all victims are busy.
     fn evict_one(&self, from: usize, to: Option<usize>) -> bool {
         let count = self.sublists.len();
         let first = self.next_sublist.0.fetch_add(1, Relaxed) as usize;
@@ -234,7 +232,7 @@ impl<V: Clone> LockedArc<V> {
         false
     }
 
-    /// Takes a block out of its list. Returns its value, to be dropped without locks.
+    /// Removes a block from its list. Returns its value, to be dropped without locks.
     fn remove_from_list(
         &self,
         shard: &mut IndexShard<V>,

@@ -1,20 +1,17 @@
-//! R2's I/O roots, before and after: parents that keep their children in a list under a lock.
+//! R2's I/O roots before and after: parents that keep their children in a list under a lock.
 //!
-//! Purpose: the baseline whose lock R2 measured. Every request is a child of a root. The root
-//! links it into a list when it is submitted and takes it out when it has ended, each time under
-//! the root's one lock, where errors are collected too, and who waits for the root is woken
-//! when the list is empty. One root is "before"; sixteen, chosen in turns by a counter that all
-//! submitters share, are "after".
+//! Every request is a child of a root. The root links it at submission and unlinks it at
+//! completion, each time under the root's lock. Errors are collected under it too, and the last
+//! child wakes the thread that drains the root. One root is "before"; sixteen, selected by a shared
+//! round-robin counter, are "after".
 //!
-//! In favour of the baseline: the report's system took the parent's lock twice at the end of a
-//! child (to unlink it, and to count down), this takes it once; requests hold their root by a
-//! plain reference, not by a count that would be one more shared line. As in the report's system,
-//! a link is one small allocation.
+//! The baseline is faster than the report's system, which took the parent's lock twice at
+//! completion and counted references to the root. As there, each link is a small allocation.
 //!
-//! Locking: a root's lock, held for a few stores; nothing is called under it.
+//! Locking: a root's lock is held for a few stores, and nothing is called under it.
 //!
-//! Deliberately absent: refusal after closing, cancellation, generations:
-//! [`drain`](LockedRoots::drain) waits for a moment without any child.
+//! It has no refusal after closing, no cancellation and no generations:
+//! [`drain`](LockedRoots::drain) waits for a moment without children.
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use forebay_base::sync::{Condvar, Mutex};
@@ -24,13 +21,13 @@ use super::slab_list::{List, Slab};
 
 struct Children {
     list: List,
-    /// Of each child where it reads.
+    /// The offset of each child.
     slab: Slab<u64>,
     failed: u64,
     last_error: Option<ErrorKind>,
 }
 
-/// One parent, on lines of its own.
+/// One parent, on its own cache lines.
 #[repr(align(128))]
 struct Root {
     children: Mutex<Children>,
@@ -60,12 +57,11 @@ impl Root {
     }
 }
 
-/// Roots under locks.
+/// Roots with a lock each.
 pub(crate) struct LockedRoots {
-    /// For the rest of the process, so that a child needs no count to hold its root: a bench makes
-    /// few.
+    /// Leaked, so that a child needs no reference count. A bench makes few.
     roots: &'static [Root],
-    /// Whose turn it is; shared by all submitters.
+    /// The next root; shared by all submitters.
     next_root: RoundRobin,
 }
 
@@ -73,7 +69,7 @@ pub(crate) struct LockedRoots {
 struct RoundRobin(AtomicU64);
 
 impl LockedRoots {
-    /// The class of the roots' locks in the counting build.
+    /// Lock class of the roots' locks in the counting build.
     pub(crate) const LOCK: &'static str = "baseline root";
 
     /// `count` roots.
@@ -103,8 +99,8 @@ impl LockedRoots {
         }
     }
 
-    /// Submits requests at once, each as a child of the root whose turn it is. As in the report's
-    /// system, each is linked by itself.
+    /// Submits requests, each as a child of the next root, linked separately as in the report's
+    /// system.
     pub(crate) fn submit_all(&self, device: &dyn Device, requests: Vec<Request>) {
         let child = |request: Request| {
             let root = self.next();
@@ -117,7 +113,7 @@ impl LockedRoots {
         device.submit_all(&mut children);
     }
 
-    /// Waits until each root has been without children.
+    /// Waits until each root had a moment without children.
     pub(crate) fn drain(&self) {
         for root in self.roots {
             let mut children = root.children.lock();
@@ -127,12 +123,12 @@ impl LockedRoots {
         }
     }
 
-    /// Requests that have failed.
+    /// Number of failed requests.
     pub(crate) fn failed(&self) -> u64 {
         self.roots.iter().map(|root| root.children.lock().failed).sum()
     }
 
-    /// What a request costs in the roots alone, two visits of the lock: for measuring it.
+    /// Links and unlinks a child: the cost of a request in the roots, for measuring it alone.
     pub(crate) fn visit(&self, offset: u64) {
         let root = self.next();
         let node = root.link(offset);

@@ -1,7 +1,7 @@
-//! Our own stand-ins: caches that stand for what was before: textbook ARC and LRU as oracles of
-//! the hit ratio, and an ARC that moves list entries on hits, under one list lock or
-//! many (R1's "before" and "after"). And I/O roots that keep their requests in a list under a
-//! lock, one of them or several (R2's "before" and "after").
+//! Baselines: simple implementations of the systems in the reports.
+//!
+//! R1 before and after: an ARC that moves list entries on hits, under one list lock or many. R2
+//! before and after: one or several I/O roots that keep their requests in a list under a lock.
 
 mod locked_arc;
 mod locked_roots;
@@ -10,5 +10,5 @@ mod slab_list;
 pub(crate) use locked_arc::LockedArc;
 pub(crate) use locked_roots::LockedRoots;
 
-/// The hasher that every table of the bench and every peer uses.
+/// The hasher of all tables of the bench and of all peers.
 pub(crate) type FastHash = hashbrown::DefaultHashBuilder;

@@ -1,5 +1,5 @@
-//! Doubly linked lists over one slab of nodes: what "intrusive lists" are in safe code.
-//! A node is on one list at a time; the caller says on which.
+//! Doubly linked lists over one slab of nodes: intrusive lists in safe code. A node is in one list
+//! at a time, which the caller names.
 
 /// No node.
 const NONE: u32 = u32::MAX;
@@ -16,7 +16,7 @@ pub(super) struct Slab<T> {
     free: u32,
 }
 
-/// A list's ends and length; new nodes come to the front.
+/// Ends and length of a list; new nodes enter at the front.
 #[derive(Clone, Copy)]
 pub(super) struct List {
     head: u32,
@@ -52,7 +52,7 @@ impl<T> Slab<T> {
         &mut self.nodes[node as usize].item
     }
 
-    /// The node before this one, towards the front.
+    /// The next node towards the front.
     pub(super) fn newer(&self, node: u32) -> Option<u32> {
         let newer = self.nodes[node as usize].previous;
         (newer != NONE).then_some(newer)
@@ -74,7 +74,7 @@ impl<T> Slab<T> {
         node
     }
 
-    /// Puts a node that is on no list at the front of `list`.
+    /// Inserts a node that is in no list at the front of `list`.
     pub(super) fn link(&mut self, list: &mut List, node: u32) {
         let old = list.head;
         let this = &mut self.nodes[node as usize];
@@ -88,7 +88,7 @@ impl<T> Slab<T> {
         list.len += 1;
     }
 
-    /// Takes a node off `list`, which it is on.
+    /// Removes a node from `list`, which contains it.
     pub(super) fn unlink(&mut self, list: &mut List, node: u32) {
         let (previous, next) = {
             let this = &self.nodes[node as usize];
@@ -107,7 +107,7 @@ impl<T> Slab<T> {
         list.len -= 1;
     }
 
-    /// Takes a node off `list` for good; its number will be used again.
+    /// Removes a node from `list` and frees it.
     pub(super) fn remove(&mut self, list: &mut List, node: u32) {
         self.unlink(list, node);
         self.nodes[node as usize].next = self.free;

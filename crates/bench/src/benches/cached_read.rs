@@ -1,8 +1,8 @@
-//! `cached-read`: all blocks are resident, every read hits. R1's workload in one process.
+//! `cached-read`: all blocks are resident and every read hits. R1's workload in one process.
 //!
-//! With `--copy true` a read copies its block out, as a read system call does; the
-//! yardstick is memcpy from the same memory. With `--copy false` it reads eight bytes at
-//! a pseudo-random place of the block, so that the cache itself is most of the cost.
+//! With `--copy true` a read copies the block, as a read system call does; the yardstick is memcpy
+//! from the same memory. With `--copy false` it reads eight bytes at a random offset, so that the
+//! cache is most of the cost.
 
 use super::{best, cached_read_model, chosen, group_by_name, interleave, panels_over_threads};
 use crate::blocks::BLOCK_BYTES;
@@ -18,19 +18,19 @@ const THREADS: [usize; 5] = [1, 2, 4, 8, 32];
 /// 1 GiB of blocks.
 pub(crate) const BLOCKS: u64 = (1 << 30) / BLOCK_BYTES as u64;
 
-/// What `cached-read` can be told.
+/// Options of `cached-read`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Blocks of 8 KiB.
+    /// Number of blocks of 8 KiB.
     #[arg(long, default_value_t = BLOCKS, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub(crate) blocks: u64,
-    /// Copy blocks out, or read eight bytes of them.
+    /// Copy blocks (true), or read eight bytes of them (false).
     #[arg(long, value_delimiter = ',', default_value = "true,false")]
     pub(crate) copy: Vec<bool>,
-    /// Which blocks are read.
+    /// Distribution of the keys.
     #[arg(long, value_delimiter = ',', default_value = "uniform,zipf")]
     pub(crate) distribution: Vec<Distribution>,
-    /// Predict 1 to 64 CPUs from costs measured here, instead.
+    /// Predict the throughput of 1 to 64 CPUs instead.
     #[arg(long)]
     pub(crate) model: bool,
 }
@@ -71,7 +71,7 @@ struct Cell<'a> {
     candidates: usize,
 }
 
-/// All subjects at all numbers of threads: the best candidate of each, then repetitions.
+/// Selects the best candidate of each subject at each number of threads, then measures them.
 fn measure(
     common: &Common,
     groups: &[Vec<ReadSubject>],
@@ -111,7 +111,7 @@ fn measure(
     Ok(fold_all(&found, &ratios))
 }
 
-/// Throughput over threads, or what the model says of CPUs.
+/// Throughput over threads, or the model's predictions.
 pub(crate) fn panels(args: &Args, records: &[Record]) -> Vec<Panel> {
     if args.model {
         return cached_read_model::panels(records);

@@ -1,6 +1,6 @@
-//! `cached-read --model`: what the measured costs predict for 1 to 64 CPUs.
+//! `cached-read --model`: predicts 1 to 64 CPUs from measured costs.
 //!
-//! A model, reported and never judged. `docs/benchmarks.md` says what it leaves out.
+//! The model is reported, and nothing passes or fails by it. `docs/benchmarks.md` lists its limits.
 
 use std::time::Duration;
 
@@ -28,16 +28,16 @@ const R1: [(usize, f64, f64); 6] = [
     (16, 3854.0, 8939.0),
     (32, 3036.0, 9897.0),
 ];
-/// Lines that a list visit finds on another CPU: the lock with the list's ends, the node, and
+/// Cache lines that a list visit finds on another CPU: the lock with the list's ends, the node, and
 /// a neighbour.
 const LINES_OF_LIST: f64 = 3.0;
-/// Lines that an index visit finds on another CPU: the lock.
+/// Cache lines that an index visit finds on another CPU: the lock.
 const LINES_OF_INDEX: f64 = 1.0;
-/// Popular blocks that get a station each; the others share one kind.
+/// Popular blocks with a station each. The others share one kind of station.
 const POPULAR_BLOCKS: usize = 64;
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// What one subject's operation is made of.
+/// The components of a subject's operation.
 struct Operation {
     name: &'static str,
     config: String,
@@ -46,15 +46,15 @@ struct Operation {
     measured: Vec<(usize, f64)>,
 }
 
-/// A class of lock.
+/// A lock class.
 struct Lock {
     name: &'static str,
-    /// Locks of the class, visited equally often.
+    /// Locks of the class; visits are spread evenly.
     copies: u64,
-    /// Visits of an operation to all of them.
+    /// Visits per operation to all of them.
     visits: f64,
     cost: LockCost,
-    /// Lines that come from another CPU with each visit.
+    /// Cache lines that each visit transfers from another CPU.
     lines: f64,
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     Ok(records)
 }
 
-/// Operations a second on as many threads as there are CPUs here to show: one and two.
+/// Operations per second on one and two threads.
 fn measure(
     common: &Common,
     subject: &ReadSubject,
@@ -110,8 +110,8 @@ fn measure(
     vec![at(1), at(2)]
 }
 
-/// Locks that an operation of one thread takes: (visits an operation, hold time). Only the
-/// counting build knows.
+/// Locks of an operation on one thread: class, visits per operation, hold time. Empty without the
+/// counting build.
 fn lock_uses(
     common: &Common,
     subject: &ReadSubject,
@@ -128,7 +128,7 @@ fn lock_uses(
     counted.locks().iter().map(used).collect()
 }
 
-/// Splits the measured operation of one thread into locks and thinking.
+/// Splits the measured operation of one thread into lock visits and thinking.
 fn dissect(
     subject: &ReadSubject,
     costs: &ArcCosts,
@@ -149,7 +149,7 @@ fn dissect(
         measured,
     };
     if lists == 0 {
-        // Not a baseline: whatever locks were counted are taken for one lock each.
+        // Not a baseline: each counted class is taken for a single lock.
         for (name, visits, hold_ns) in counted {
             let cost = LockCost { alone_ns: *hold_ns, queued_ns: *hold_ns };
             operation.think_ns = (operation.think_ns - visits * hold_ns).max(0.0);
@@ -162,7 +162,7 @@ fn dissect(
             });
         }
         if !counted.is_empty() {
-            operation.config = format!("{}; {} classes of lock", subject.config, counted.len());
+            operation.config = format!("{}; {} lock classes", subject.config, counted.len());
         }
     } else {
         let (list, index) = (costs.list, costs.index);
@@ -191,7 +191,7 @@ fn dissect(
     operation
 }
 
-/// How often each kind of block is visited: (blocks, share of each).
+/// Numbers of equally popular blocks, with the share of each block.
 fn block_shares(distribution: Distribution, blocks: u64) -> Vec<(u64, f64)> {
     let weights = distribution.weights(blocks as usize);
     let total: f64 = weights.iter().sum();
@@ -209,7 +209,7 @@ fn block_shares(distribution: Distribution, blocks: u64) -> Vec<(u64, f64)> {
 fn predict(operation: &Operation, shares: &[(u64, f64)], line_ns: f64) -> Vec<Record> {
     let one_cpu = 1e9 / operation_ns(operation);
     let row = |cpus: usize| {
-        // A line was last on another CPU with this chance.
+        // Probability that a cache line was last on another CPU.
         let elsewhere = (cpus - 1) as f64 / cpus as f64;
         let mut stations: Vec<Station> = operation
             .locks
@@ -221,7 +221,7 @@ fn predict(operation: &Operation, shares: &[(u64, f64)], line_ns: f64) -> Vec<Re
                 Station { name: lock.name, copies: lock.copies, visits, alone_ns, queued_ns }
             })
             .collect();
-        // The line with a block's count (ours: its header) travels with every hit on it.
+        // The line with a block's reference count is transferred with every hit on another CPU.
         stations.extend(shares.iter().map(|(copies, share)| Station {
             name: "block line",
             copies: *copies,
@@ -252,8 +252,7 @@ fn predict(operation: &Operation, shares: &[(u64, f64)], line_ns: f64) -> Vec<Re
     CPUS.into_iter().map(row).collect()
 }
 
-/// Speed over one CPU if an operation took as long as R1's did on one CPU (a read through a
-/// system call and a file system), with the locks as they were measured here.
+/// Speedup if an operation took R1's time on one CPU, with the locks as measured here.
 fn at_r1_cost(operation: &Operation, stations: &[Station], cpus: usize) -> f64 {
     let (_, before, _) = R1[0];
     let r1_operation_ns = 1e9 * BLOCK_BYTES as f64 / (before * MIB);
@@ -266,7 +265,7 @@ fn operation_ns(operation: &Operation) -> f64 {
     operation.think_ns + operation.locks.iter().map(|l| l.visits * l.cost.alone_ns).sum::<f64>()
 }
 
-/// Adds the report's own figures beside the baselines.
+/// Adds the report's published figures to the baselines.
 fn with_r1(record: Record, subject: &str, cpus: usize) -> Record {
     let column = |row: &(usize, f64, f64)| match subject {
         "arc-1-lock" => Some(row.1),
@@ -283,7 +282,7 @@ fn with_r1(record: Record, subject: &str, cpus: usize) -> Record {
     }
 }
 
-/// Predicted throughput over CPUs, and the report's.
+/// Predicted speedup over CPUs, and the report's.
 pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     let uniform: Vec<&Record> = records
         .iter()

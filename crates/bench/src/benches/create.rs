@@ -1,9 +1,9 @@
-//! `create`: R5's mds-survey. Objects with attributes and their names in 32 directories, through
-//! the life of a cache: as it fills, when it is full, and cold.
+//! `create`: R5's mds-survey. Creates objects with attributes and their names in 32 directories
+//! while the cache fills, when it is full, and cold.
 //!
-//! With `--preload`, names are there before; the pool is then exported and imported with the cache
-//! and the slow reads that are asked for. With `--cycle`, iterations of creates and destroys follow
-//! that import, and the first ones show how long a cold cache slows them down.
+//! With `--preload`, names exist before. The pool is then exported, and imported with the requested
+//! cache and slow reads. With `--cycle`, iterations of creates and destroys follow that import. The
+//! first ones show how long a cold cache slows them down.
 
 use std::time::Duration;
 
@@ -21,54 +21,54 @@ const NAME: &str = "create";
 const BY_TIME: &str = "create-by-time";
 const CYCLE: &str = "create-cycle";
 const SUBJECTS: [&str; 2] = ["forebay", "lru"];
-/// The same pool on a cache that is one LRU list.
+/// Tunables of a cache that is one LRU list.
 const LRU: [(&str, &str); 3] =
     [("plain_lru", "true"), ("ghost_percent", "0"), ("correlated_window_permille", "0")];
 const THREADS: [usize; 1] = [2];
-/// Cache while names are preloaded.
+/// Size of the cache during the preload, in bytes.
 const PRELOAD_CACHE_BYTES: u64 = 2 << 30;
-/// Bytes of an object's dnode.
+/// Size of a dnode, in bytes.
 const DNODE_BYTES: u64 = 512;
 
-/// What `create` can be told.
+/// Options of `create`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) backing: BackingArgs,
-    /// Names that are there before.
+    /// Names that are created before the measurement.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
     pub(crate) preload: u64,
-    /// Creates.
+    /// Number of creates.
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) count: u64,
-    /// The cache's bound; dirty data counts in it.
+    /// Bound of the cache, including dirty data.
     #[arg(long, default_value = "1GiB", value_parser = testbed::bytes)]
     pub(crate) cache: u64,
-    /// The cache's bound as a multiple of the bytes of the leaves that are preloaded, instead.
+    /// Bound of the cache as a multiple of the preloaded leaves' bytes, instead of --cache.
     #[arg(long)]
     pub(crate) cache_leaves: Option<f64>,
-    /// As many creates as make dnodes of so many caches, instead.
+    /// Creates until dnodes take so many caches, instead of --count.
     #[arg(long)]
     pub(crate) dnode_caches: Option<f64>,
-    /// Milliseconds that each read takes longer, after the preload.
+    /// Extra time of each read after the preload, in milliseconds.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=10_000))]
     pub(crate) delay: u64,
-    /// Iterations of creates and destroys instead, after an import with a cold cache.
+    /// Iterations of creates and destroys after an import with a cold cache, instead.
     #[arg(long, default_value_t = 0)]
     pub(crate) cycle: u64,
-    /// Creates and destroys of an iteration.
+    /// Creates, and destroys, per iteration.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) iteration: u64,
-    /// Length of a bucket of time, in milliseconds.
+    /// Length of a time bucket, in milliseconds.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub(crate) bucket: u64,
-    /// Buckets at the start that are left out of the best and the worst.
+    /// Buckets at the start that do not count.
     #[arg(long, default_value_t = 1)]
     pub(crate) warmup: usize,
     /// Copies of metadata.
     #[arg(long, default_value_t = DatasetSettings::default().metadata_copies, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) copies: u8,
-    /// A tunable of the pool; can be given again.
+    /// A tunable of the pool; repeatable.
     #[arg(long = "pool-tunable", value_name = "NAME=VALUE", value_parser = tunable)]
     pub(crate) tunables: Vec<(String, String)>,
 }
@@ -101,7 +101,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     Ok(records)
 }
 
-/// Medians of what repetitions saw at the same time, for as long as they all ran.
+/// Medians of the repetitions' buckets, as long as all repetitions ran.
 fn by_time(repetitions: &[Vec<Record>]) -> Vec<Record> {
     let length = repetitions.iter().map(Vec::len).min().unwrap_or(0);
     let at = |i: usize| -> Vec<Record> { repetitions.iter().map(|r| r[i].clone()).collect() };
@@ -133,7 +133,7 @@ fn one(
     Ok((whole(record, args, &pooled, &found, (cache_bytes, leaf_bytes))?, detail))
 }
 
-/// Counters of the pool since its import, and the figures that they become.
+/// Counters of the pool since its import, and their figures.
 const COUNTERS: [(&str, &str, &str); 5] = [
     ("reads", "miss", "reads_waited_for"),
     ("reads", "prefetch", "reads_ahead"),
@@ -191,7 +191,7 @@ fn row(subject: &str, threads: usize, bucket: &Bucket) -> Record {
         .figure("reads_waited_for", bucket.waited_reads as f64)
 }
 
-/// A pool as the load finds it, and the bytes of leaves that are in it.
+/// Prepares a pool for the load. Returns the bytes of its leaves too.
 fn prepared(
     common: &Common,
     args: &Args,
@@ -224,7 +224,7 @@ fn prepared(
     Ok((pooled, leaf_bytes))
 }
 
-/// Bytes that are used in leaves, and bytes of leaves.
+/// Used bytes and stored bytes of all leaves.
 fn leaf_bytes_of(pooled: &Pooled) -> Result<(u64, u64), Failure> {
     let (mut used, mut stored) = (0, 0);
     for directory in &pooled.directories {
@@ -235,7 +235,7 @@ fn leaf_bytes_of(pooled: &Pooled) -> Result<(u64, u64), Failure> {
     Ok((used, stored))
 }
 
-/// Iterations on a cache that begins cold, a row each.
+/// Runs iterations on a cold cache, a row each.
 fn cycle(
     args: &Args,
     pooled: &Pooled,
@@ -270,7 +270,7 @@ fn cycle(
     Ok(rows.into_iter().map(share).collect())
 }
 
-/// Creates over time, the cache over time, changes by iteration; whichever there is.
+/// Creates and cached metadata over time, or changes by iteration.
 pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     let figures = [
         (BY_TIME, "Creates while the cache fills", "creates_per_s", "second"),

@@ -1,4 +1,4 @@
-//! `device`: random reads of 4 KiB at depths from 1 to 256, our engines beside fio's.
+//! `device`: random reads of 4 KiB at depths from 1 to 256, by Forebay's engines and by fio.
 
 use std::path::PathBuf;
 
@@ -11,19 +11,19 @@ use crate::test_file::{BLOCK_BYTES, TestFile};
 
 const NAME: &str = "device";
 const FIO: &str = "fio";
-/// All reads are one thread's.
+/// One thread submits all reads.
 const THREADS: usize = 1;
 
-/// What `device` can be told.
+/// Options of `device`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The file or block device to read; it is never written. Otherwise a temporary file.
+    /// File or block device to read; it is never written. Default: a temporary file.
     #[arg(long)]
     pub(crate) file: Option<PathBuf>,
-    /// Size of the temporary file, or how much of the named one is read at most, in MiB.
+    /// Size of the temporary file, or of the part of the named file that is read, in MiB.
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub(crate) size_mib: u64,
-    /// Whether to go around the page cache.
+    /// Whether to bypass the page cache.
     #[arg(long, value_delimiter = ',', default_value = "true,false")]
     pub(crate) direct: Vec<bool>,
     /// Reads in flight.
@@ -65,7 +65,9 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     match Fio::find() {
         Some(fio) => subjects.push(Subject::Fio(fio)),
         None if common.wants(FIO) => {
-            eprintln!("forebay-bench device: no fio with io_uring is installed: no rows of it");
+            eprintln!(
+                "forebay-bench device: fio with io_uring is not installed; its rows are left out"
+            );
         }
         None => {}
     }
@@ -75,8 +77,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     let mut records = Vec::new();
     let mut refused = None;
     for direct in &args.direct {
-        // Some file systems have no direct I/O; that is for the reader to know, not a failure of
-        // what can be measured.
+        // A file system without direct I/O is reported, and the other rows are measured.
         match measure(common, args, &subjects, &file, *direct) {
             Ok(rows) => records.extend(rows),
             Err(failure) => {
@@ -128,7 +129,7 @@ fn measure(
     Ok(fold_all(&found, &ratios))
 }
 
-/// Reads a second, and latency, over depth.
+/// Reads per second and latency over depth.
 pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     let depth = |r: &Record| match r.get("depth") {
         Some(Value::Integer(depth)) => *depth as f64,

@@ -1,8 +1,8 @@
 //! `evict`: get or insert, with a working set larger than the cache.
 //!
-//! All subjects get the same number of blocks. With values of one word policy and bookkeeping are
-//! what is measured; with blocks of 8 KiB what a block cache does, memory included. The mean and
-//! the largest number of resident blocks are reported: nobody wins by holding more.
+//! Values of one word measure policy and bookkeeping. Blocks of 8 KiB measure a block cache with
+//! its memory. All subjects have the same capacity in blocks, and report the mean and the largest
+//! number of resident blocks, so that none wins by holding more.
 
 use super::{best, chosen, group_by_name, interleave, panels_over_threads};
 use crate::keys::{Distribution, KeySpace};
@@ -17,19 +17,19 @@ const THREADS: [usize; 4] = [1, 2, 8, 32];
 /// Operations before the measurement, as a multiple of the capacity.
 const WARMUP_FACTOR: u64 = 16;
 
-/// What `evict` can be told.
+/// Options of `evict`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Blocks that the cache holds.
+    /// Capacity of the cache, in blocks.
     #[arg(long, default_value_t = 1 << 17, value_parser = clap::value_parser!(u64).range(64..=1 << 28))]
     pub(crate) capacity: u64,
     /// Working set as a multiple of the cache.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub(crate) factor: u64,
-    /// Which blocks are asked for.
+    /// Distribution of the keys.
     #[arg(long, value_delimiter = ',', default_value = "uniform,zipf")]
     pub(crate) distribution: Vec<Distribution>,
-    /// What is cached.
+    /// Values that are cached.
     #[arg(long, value_delimiter = ',', default_value = "word,block")]
     pub(crate) value: Vec<Value>,
 }
@@ -42,7 +42,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     for (value, distribution) in loads {
         let candidates = inserters(cpus(), value);
         common.check_subjects(&candidates.iter().map(|c| c.name).collect::<Vec<_>>())?;
-        // The textbook's hit ratios do not depend on what is cached, and it caches nothing.
+        // Textbook policies cache keys only, so one kind of value is enough.
         let apt = |c: &EvictSubject| value == Value::Word || !c.name.starts_with("textbook");
         let wanted = candidates.into_iter().filter(|c| common.wants(c.name) && apt(c)).collect();
         let groups = group_by_name(wanted, |c: &EvictSubject| c.name);
@@ -69,7 +69,7 @@ struct Cell<'a> {
     candidates: usize,
 }
 
-/// All subjects at all numbers of threads: the best candidate of each, then repetitions.
+/// Selects the best candidate of each subject at each number of threads, then measures them.
 fn measure(
     common: &Common,
     groups: &[Vec<EvictSubject>],
@@ -101,7 +101,7 @@ fn measure(
             .figure("max_resident_blocks", result.max_resident as f64)
             .figure("cpu_ns_per_op", result.sample.cpu_ns_per_op())
             .figure("cpu_s", result.sample.cpu_s);
-        // Warming up is counted as well.
+        // The warm-up is counted as well.
         let operations = result.sample.ops + plan.warmup_operations;
         Ok::<Record, Failure>(counted.add_to(record, operations))
     })?;
@@ -113,7 +113,7 @@ fn measure(
     Ok(fold_all(&found, &ratios))
 }
 
-/// Adds each row's hit ratio minus that of textbook ARC on one thread, at the same load.
+/// Adds each row's hit ratio minus textbook ARC's on one thread.
 fn add_distance_to_textbook(records: &mut [Record]) {
     let textbook: Vec<Record> =
         records.iter().filter(|r| r.subject() == "textbook-arc").cloned().collect();

@@ -1,7 +1,6 @@
-//! `freeing`: a whole insert, lookup and evict load over indexes that free at once or later (R3).
+//! `freeing`: inserts, lookups and evictions over indexes that free memory at once or later (R3).
 //!
-//! Every measurement runs in a process of its own, so that resident memory is its own and no
-//! subject inherits another's heap.
+//! Each measurement runs in its own process, so that resident memory is its own.
 
 use std::process::Command;
 
@@ -21,27 +20,27 @@ const THREADS: [usize; 3] = [1, 2, 8];
 const SUBJECTS: [&str; 5] =
     ["forebay", "forebay-heap", "btree-locked", "hash-immediate", "hash-epoch"];
 
-/// What `freeing` can be told.
+/// Options of `freeing`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Bytes of blocks that the cache holds, in MiB.
+    /// Capacity of the cache, in MiB.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=65536))]
     pub(crate) capacity_mib: u64,
     /// Working set as a multiple of the cache.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=64))]
     pub(crate) factor: u64,
-    /// Operations of all threads in one measurement.
+    /// Operations of all threads per measurement.
     #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(1000..=1 << 40))]
     pub(crate) operations: u64,
-    /// Which blocks are asked for.
+    /// Distribution of the keys.
     #[arg(long, default_value = "zipf")]
     pub(crate) distribution: Distribution,
-    /// Measure this one subject in this process and print its figures.
+    /// Measure this subject in this process and print its figures.
     #[arg(long, hide = true)]
     pub(crate) child: Option<String>,
 }
 
-/// Measures all subjects, each in a process of its own.
+/// Measures all subjects, each in its own process.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
     let threads = common.threads_or(&THREADS)?;
     if let Some(subject) = &args.child {
@@ -84,11 +83,11 @@ fn in_child(
     let text = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("measuring {subject} in a process of its own: {said}").into());
+        return Err(format!("the process that measures {subject} failed: {said}").into());
     }
     let numbers: Result<Vec<f64>, _> = text.split_whitespace().map(str::parse).collect();
     let [ops_per_s, hit_ratio, cpu_s, peak_rss_bytes, resident_bytes] = numbers?[..] else {
-        return Err(format!("measuring {subject}: its process said {text:?}").into());
+        return Err(format!("the process that measures {subject} printed {text:?}").into());
     };
     Ok(Record::new(NAME, subject, threads)
         .param("distribution", args.distribution.name())
@@ -101,7 +100,7 @@ fn in_child(
         .figure("resident_block_bytes", resident_bytes))
 }
 
-/// The figures of one measurement, as `in_child` reads them.
+/// The figures of one measurement, in the order in which `in_child` reads them.
 fn child_line(
     common: &Common,
     args: &Args,
@@ -115,17 +114,17 @@ fn child_line(
         "btree-locked" => second_chance::<TreeIndex>(common, args, capacity, threads),
         "hash-immediate" => second_chance::<HashIndex>(common, args, capacity, threads),
         "hash-epoch" => second_chance::<EpochIndex>(common, args, capacity, threads),
-        other => return Err(format!("no subject `{other}` in this bench").into()),
+        other => return Err(format!("unknown subject `{other}`").into()),
     };
     let (speed, hits) = (sample.ops_per_s(), sample.hit_ratio());
     Ok(format!("{speed} {hits} {} {} {resident}", sample.cpu_s, measure::peak_rss_bytes()))
 }
 
-/// A cache that makes, writes and inserts what it misses.
+/// A cache that makes and inserts missing blocks.
 pub(crate) trait Freeing: Send + Sync {
-    /// Looks a block up; makes, writes and inserts it if it is missing. True for a hit.
+    /// Looks a block up; makes and inserts it on a miss. Returns true for a hit.
     fn get_or_insert(&self, key: u64) -> bool;
-    /// Bytes of blocks resident.
+    /// Bytes of resident blocks.
     fn bytes(&self) -> u64;
 }
 
@@ -161,7 +160,7 @@ fn second_chance<I: Index>(
     load(&SecondChanceCache::<I>::new(capacity), common, args, threads)
 }
 
-/// Runs the load on a cache. Returns what it cost and the bytes resident at its end.
+/// Runs the load on a cache. Returns the sample and the resident bytes at its end.
 fn load<S: Freeing>(cache: &S, common: &Common, args: &Args, threads: usize) -> (Sample, u64) {
     let mean_block = (MIN_BLOCK_BYTES + MAX_BLOCK_BYTES) / 2;
     let blocks = (args.capacity_mib << 20) * args.factor / mean_block;

@@ -1,11 +1,9 @@
-//! `hybrid`: hit ratio of caches in memory and on a device, and what is written to the device for
-//! it.
+//! `hybrid`: hit ratio of caches in memory and on a device, and bytes written to the device.
 //!
-//! *Zipf*: a set of keys ten times as large as memory, asked for by a Zipf distribution; each miss
-//! loads and caches the value. The rate of operations is bounded, so that the device decides
-//! nothing. *Metadata*: a set that is as large as memory and seldom asked for, beside a stream of
-//! data ten times as large as the device, each of which is asked for once: how much of the set is
-//! still there at the end.
+//! *Zipf*: Zipf-distributed keys from a set ten times as large as memory; a miss loads and caches
+//! the value. The rate of operations is bounded, so that the device's speed does not matter.
+//! *Metadata*: a set as large as memory and seldom requested, and a stream of data ten times as
+//! large as the device, requested once. The result is how much of the set is left.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,18 +19,18 @@ use crate::report::{Record, fold_all};
 use crate::testbed;
 
 const NAME: &str = "hybrid";
-/// The set, as a multiple of memory.
+/// Size of the set, as a multiple of memory.
 const SET_FACTOR: u64 = 10;
-/// The stream beside the metadata, as a multiple of the device.
+/// Size of the stream, as a multiple of the device.
 const STREAM_FACTOR: u64 = 10;
-/// How often each block of metadata is asked for during the stream.
+/// Requests of each metadata block during the stream.
 const METADATA_TOUCHES: u64 = 8;
 /// The first key of the stream.
 const STREAM: u64 = 1 << 32;
-/// Operations between two looks at the clock.
+/// Operations between two checks of the clock.
 const PACE: u64 = 64;
 
-/// What `hybrid` can be told.
+/// Options of `hybrid`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Weight of values in memory.
@@ -41,13 +39,13 @@ pub(crate) struct Args {
     /// Size of the device.
     #[arg(long, default_value = "128MiB", value_parser = testbed::bytes)]
     pub(crate) device: u64,
-    /// Bytes of a value. (foyer takes whole multiples of 4 KiB of the device, headers included.)
+    /// Size of a value in bytes. (foyer stores multiples of 4 KiB, headers included.)
     #[arg(long, default_value_t = 8000, value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
     pub(crate) value_bytes: u64,
-    /// Operations that are measured, as a multiple of the keys; half as many go before.
+    /// Measured operations, as a multiple of the keys; half as many run before.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) rounds: u64,
-    /// Operations a second, at most; 0 for no bound.
+    /// Largest number of operations per second; 0 for no bound.
     #[arg(long, default_value_t = 20_000)]
     pub(crate) pace: u64,
     /// Folder for the files of all subjects.
@@ -61,7 +59,7 @@ impl Args {
     }
 }
 
-/// A rate of operations that is not passed.
+/// Bounds the rate of operations.
 struct Pacer {
     start: Instant,
     done: u64,
@@ -85,7 +83,7 @@ impl Pacer {
     }
 }
 
-/// Measures all subjects at both loads: the best configuration of each by its hit ratio.
+/// Measures both loads with the best configuration of each subject, by hit ratio.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
     let all = Subject::all();
     common.check_subjects(&all.iter().map(|subject| subject.name).collect::<Vec<_>>())?;
@@ -137,7 +135,7 @@ fn blank(args: &Args, subject: &Subject, load: &str) -> Record {
         .param("value_bytes", args.value_bytes)
 }
 
-/// `rounds` times as many operations as there are keys, after half as many.
+/// Measures `rounds` times as many operations as keys, after half as many.
 fn zipf(
     common: &Common,
     args: &Args,
@@ -171,7 +169,7 @@ fn zipf(
         .figure("written_per_inserted_byte", written / inserted))
 }
 
-/// Metadata beside a stream.
+/// Measures the metadata load.
 fn metadata(common: &Common, args: &Args, subject: &Subject) -> Result<Record, Failure> {
     let (cache, _scratch) = opened(common, args, subject)?;
     let set = args.memory / args.value_bytes;
@@ -203,7 +201,7 @@ fn metadata(common: &Common, args: &Args, subject: &Subject) -> Result<Record, F
         .figure("written_per_inserted_byte", written / inserted))
 }
 
-/// Adds each row's hit ratio minus foyer's, and bytes written over foyer's, at the same load.
+/// Adds each row's hit ratio minus foyer's, and its bytes written over foyer's, at the same load.
 fn add_distance_to_foyer(records: &mut [Record]) {
     let foyer: Vec<Record> = records.iter().filter(|r| r.subject() == "foyer").cloned().collect();
     for record in records.iter_mut() {
@@ -218,7 +216,7 @@ fn add_distance_to_foyer(records: &mut [Record]) {
     }
 }
 
-/// Hit ratios and bytes written, a bar for each load.
+/// Hit ratios and bytes written by load.
 pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     let loads = ["zipf", "metadata"];
     let of = |record: &Record| {

@@ -1,9 +1,9 @@
-//! `index`: what a lookup costs from no entry to sixteen million, what an entry costs, and
-//! how long the slowest insert takes (R4).
+//! `index`: lookup time, memory per entry and slowest insert from empty to sixteen million entries
+//! (R4).
 //!
-//! An index grows in one go; at each step its lookups are measured. The worst insert since the
-//! last step is the slowest that was slow in *every* repetition: growth comes at the same
-//! insert each time, the machine's own interruptions do not.
+//! An index grows in one run, and its lookups are measured at each step. The worst insert since the
+//! last step is the slowest that was slow in *every* repetition: growth happens at the same insert
+//! each time, interruptions do not.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -26,24 +26,24 @@ const SUBJECTS: &[&str] = &[
     "hashbrown-64-locks",
 ];
 const SHARDS: usize = 64;
-/// Lookups at each step.
+/// Lookups per step.
 const LOOKUPS: u64 = 400_000;
-/// An insert slower than this is remembered, nanoseconds.
+/// Slower inserts are recorded, in nanoseconds.
 const SLOW_INSERT_NS: u64 = 20_000;
 
-/// What `index` can be told.
+/// Options of `index`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Entries at the last step.
     #[arg(long, default_value_t = 16_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub(crate) max_entries: u64,
-    /// Memory for which R4's table is sized, in GiB; this machine's if not given.
+    /// Memory for which R4's table is sized, in GiB. Default: this machine's.
     #[arg(long)]
     pub(crate) memory_gib: Option<u64>,
 }
 
 impl Args {
-    /// Steps: none, a thousand, then fourfold or so up to the last.
+    /// Steps: zero, a thousand, and about fourfold each up to the last.
     fn steps(&self) -> Vec<u64> {
         const STEPS: [u64; 8] =
             [0, 1000, 10_000, 100_000, 1_000_000, 4_000_000, 16_000_000, 64_000_000];
@@ -109,7 +109,7 @@ fn grow_subject(
     rows.into_iter()
 }
 
-/// Inserts that took long, by their number, with their time in nanoseconds.
+/// Slow inserts by number, with their time in nanoseconds.
 type SlowInserts = HashMap<u64, u64>;
 
 /// An index at one step.
@@ -118,8 +118,7 @@ struct Grown {
     slow: SlowInserts,
 }
 
-/// The slowest insert that was slow in every repetition, at its fastest. Indexes grow at the
-/// same inserts each time; interrupts and neighbours come at others.
+/// The slowest insert that was slow in every repetition, at its fastest.
 fn worst_of_all(repetitions: &[SlowInserts]) -> Option<u64> {
     let (first, others) = repetitions.split_first()?;
     let fastest = |(insert, ns): (&u64, &u64)| {
@@ -189,7 +188,7 @@ fn insert_until<T: Table>(table: &mut T, from: u64, to: u64) -> Inserts {
     inserts
 }
 
-/// Mean time of a lookup of a random key that is there; of any key if there is none.
+/// Mean time of a lookup of a random present key, or of a missing one in an empty index.
 fn lookups<T: Table>(table: &T, entries: u64, seed: u64) -> f64 {
     let mut rng = XorShift::new(seed);
     let begun = Instant::now();

@@ -1,6 +1,6 @@
-//! `memory`: what an entry costs, and whether a hard bound holds.
+//! `memory`: memory per entry, and whether a hard bound holds.
 //!
-//! Each measurement runs in a process of its own, so that its resident memory is its own.
+//! Each measurement runs in its own process, so that resident memory is its own.
 
 use std::process::Command;
 
@@ -23,19 +23,19 @@ const STORM_THREADS: usize = 32;
 const MIN_STORM_BYTES: u64 = 512;
 const STORM_DOUBLINGS: u64 = 11;
 
-/// What `memory` can be told.
+/// Options of `memory`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Entries of the largest cache.
     #[arg(long, default_value_t = 16_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub(crate) max_entries: u64,
-    /// Only the storm: inserts from 32 threads under a hard bound.
+    /// Run only the storm: inserts from 32 threads under a hard bound.
     #[arg(long)]
     pub(crate) storm: bool,
-    /// The storm's bound, in MiB.
+    /// Bound of the storm, in MiB.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(16..=65536))]
     pub(crate) bound_mib: u64,
-    /// Measure an entry in a cache of this many, in this process, and print figures.
+    /// Measure a cache of this many entries in this process and print figures.
     #[arg(long, hide = true)]
     pub(crate) child_entries: Option<u64>,
     /// Run the storm in this process and print figures.
@@ -45,7 +45,7 @@ pub(crate) struct Args {
 
 type Figures = Vec<(&'static str, f64)>;
 
-/// Names of what the children print, in order.
+/// Figures that the child processes print, in order.
 const ENTRY_FIGURES: [&str; 10] = [
     "header_bytes_per_block",
     "list_bytes_per_block",
@@ -86,7 +86,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
             let blank =
                 || Record::new(NAME, SUBJECT, 1).param("load", "fill").param("entries", entries);
             let arguments = ["--child-entries".to_owned(), entries.to_string()];
-            // The same every time but for the process's own memory: once is enough.
+            // Deterministic apart from the process's own memory: once is enough.
             records.extend(fold_children(1, || in_child(blank(), &arguments, &ENTRY_FIGURES))?);
         }
     }
@@ -121,7 +121,7 @@ fn in_child(
     let text = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("measuring memory in a process of its own: {said}").into());
+        return Err(format!("the process that measures memory failed: {said}").into());
     }
     for name in names {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -132,8 +132,8 @@ fn in_child(
     Ok(record)
 }
 
-/// Fills a cache with blocks of a word, uses them, pushes twice as many others through it, so that
-/// there are ghosts of both kinds, and empties it.
+/// Fills a cache with words, uses them, inserts twice as many others, which leaves ghosts of both
+/// kinds, and empties it.
 fn entry_figures(entries: u64) -> Figures {
     let rss_before = rss_bytes();
     let builder = Cache::<u64, u64>::builder().capacity(entries).weigher(|_, _| 1);
@@ -141,7 +141,7 @@ fn entry_figures(entries: u64) -> Figures {
     let each = |bytes: u64, n: u64| bytes as f64 / n.max(1) as f64;
     let insert = |range: std::ops::Range<u64>| {
         for key in range {
-            // A block that is refused is missing from the count of blocks.
+            // A refused block is missing from the count.
             let _ = cache.insert(key, key);
         }
     };
@@ -149,7 +149,7 @@ fn entry_figures(entries: u64) -> Figures {
     let full = cache.stats();
     let rss_full = rss_bytes();
     for round in 1..3 {
-        // Only what was used again leaves a ghost beside a full mru.
+        // Only reused blocks leave mfu ghosts.
         for key in (round - 1) * entries..round * entries {
             let _ = cache.get(&key);
         }
@@ -163,7 +163,7 @@ fn entry_figures(entries: u64) -> Figures {
         each(full.overhead.headers, full.resident_blocks()),
         each(full.overhead.lists, full.resident_blocks()),
         each(ghosts.index.resident_bytes, ghosts.index.entries),
-        // Its ring's place, and its slot in the index.
+        // Its slot in the ring and its slot in the index.
         each(ghosts.overhead.ghosts, ghosts.ghosts())
             + each(ghosts.index.resident_bytes, ghosts.index.entries),
         ghosts.overhead.total() as f64,
@@ -191,7 +191,7 @@ impl Worker for Storming<'_> {
         // Every doubling from 512 bytes to 1 MiB is equally likely.
         let base = MIN_STORM_BYTES << self.rng.below(STORM_DOUBLINGS);
         let bytes = base + self.rng.below(base + 1);
-        // What the arena takes for that is at most a quarter more, and whole pages.
+        // Upper bound of the arena's use: a quarter more, in whole pages.
         let weight = (bytes + bytes / 4).next_multiple_of(MIN_STORM_BYTES);
         let make = || {
             let mut block = self.arena.alloc(bytes as usize)?;
@@ -214,7 +214,7 @@ fn storm_figures(common: &Common, bound_bytes: u64, threads: usize) -> Result<Fi
     };
     let sample = measure::run(threads, common.limit(), make, || {});
     let stats = cache.stats();
-    // Loads that found no memory, and blocks that were handed out uncached.
+    // Loads without memory, and blocks that were not cached.
     let uncached: u64 =
         ["refused_no_capacity", "refused_too_heavy", "refused_no_memory", "loads_failed"]
             .iter()

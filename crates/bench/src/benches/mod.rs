@@ -1,4 +1,4 @@
-//! The benches, a file each: arguments, the run, and the panels of its plot.
+//! The benches, one file each: arguments, the run, and the panels of its plot.
 
 pub(crate) mod cached_read;
 mod cached_read_model;
@@ -24,7 +24,7 @@ use crate::report::Value;
 use crate::report::plot::{Axis, Panel, Series};
 use crate::report::{Record, fold};
 
-/// Turns rows into lines: one a subject, through (x, figure).
+/// Makes a line per subject from rows, through (x, figure).
 fn lines(records: &[&Record], x: impl Fn(&Record) -> f64, figure: &str) -> Vec<Series> {
     let mut series: Vec<Series> = Vec::new();
     for record in records {
@@ -41,7 +41,7 @@ fn lines(records: &[&Record], x: impl Fn(&Record) -> f64, figure: &str) -> Vec<S
     series
 }
 
-/// One panel of throughput over threads for each combination of the parameters named.
+/// One panel over threads for each combination of the parameters in `by`.
 fn panels_over_threads(
     records: &[Record],
     by: &[&'static str],
@@ -74,7 +74,7 @@ fn panels_over_threads(
     combinations.into_iter().map(panel).collect()
 }
 
-/// Measures `count` things in turns, `reps` times, beginning with another each time.
+/// Measures `count` cells in turns, `reps` times, each time starting with another cell.
 fn interleave<E>(
     reps: u32,
     count: usize,
@@ -90,7 +90,7 @@ fn interleave<E>(
     Ok(found)
 }
 
-/// Measures one thing several times, each in a process of its own.
+/// Measures one cell several times, each in its own process.
 fn fold_children<E>(
     reps: u32,
     mut measure: impl FnMut() -> Result<Record, E>,
@@ -99,7 +99,7 @@ fn fold_children<E>(
     Ok(found.first().and_then(|repetitions| fold(repetitions)))
 }
 
-/// Candidates of each subject, subjects in the order of their first candidate.
+/// Groups candidates by subject, in the order of the first candidates.
 fn group_by_name<T>(candidates: Vec<T>, name: impl Fn(&T) -> &'static str) -> Vec<Vec<T>> {
     let mut groups: Vec<Vec<T>> = Vec::new();
     for candidate in candidates {
@@ -111,12 +111,12 @@ fn group_by_name<T>(candidates: Vec<T>, name: impl Fn(&T) -> &'static str) -> Ve
     groups
 }
 
-/// How a candidate that won is described.
+/// Describes the selected candidate.
 fn chosen(config: &str, candidates: usize) -> String {
     if candidates > 1 { format!("{config} (best of {candidates})") } else { config.to_owned() }
 }
 
-/// The candidate with the most `score`; the only one is not measured.
+/// The candidate with the highest score. A single candidate is not scored.
 fn best<T>(candidates: &[T], mut score: impl FnMut(&T) -> f64) -> &T {
     if candidates.len() == 1 {
         return &candidates[0];

@@ -1,8 +1,7 @@
-//! `overflow`: how far past its target may the cache grow before inserters have to wait (R1's
-//! reviewer: is there science behind the limit?).
+//! `overflow`: how far past its target may the cache grow before inserters wait (R1's reviewer)?
 //!
-//! Threads insert blocks that were never there. Each value of `overflow_shift` has a cache of its
-//! own; the time of each insert is taken, and how far the cache was past its target.
+//! Threads insert new blocks. Each value of `overflow_shift` has its own cache. The bench records
+//! the time of each insert and the overshoot.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -24,15 +23,15 @@ const NAME: &str = "overflow";
 const THREADS: [usize; 2] = [2, 8];
 const SUBJECTS: [&str; 2] = ["forebay", "forebay-light"];
 const SHIFTS: [u64; 12] = [16, 14, 12, 10, 9, 8, 7, 6, 4, 2, 1, 0];
-/// How much worse than the best of the sweep the choice may be.
+/// Tolerated distance to the best of the sweep.
 const TOLERANCE: f64 = 0.05;
-/// Longest insert that the histogram can tell, nanoseconds.
+/// Longest time that the histogram distinguishes, in nanoseconds.
 const MAX_NS: u64 = 60_000_000_000;
 
-/// What `overflow` can be told.
+/// Options of `overflow`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Weight of blocks that the cache should hold, in MiB.
+    /// Target of the cache, in MiB.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=65536))]
     pub(crate) capacity_mib: u64,
     /// Values of the tunable `overflow_shift`.
@@ -60,7 +59,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     Ok(records)
 }
 
-/// Blocks to insert: real ones, or words that only claim to weigh as much.
+/// Blocks to insert: real ones, or words with the same weight.
 trait Source: Send + Sync {
     type Block: Send + Sync + 'static;
     fn make(&self, key: u64) -> Option<Self::Block>;
@@ -111,7 +110,7 @@ impl<S: Source> Worker for Inserting<'_, S> {
 impl<S: Source> Drop for Inserting<'_, S> {
     fn drop(&mut self) {
         if let Ok(mut all) = self.all.lock() {
-            // Both have the same bounds, so nothing can be out of range.
+            // Both histograms have the same bounds, so this cannot fail.
             let _ = all.add(&self.own);
         }
     }
@@ -127,7 +126,7 @@ fn measure_one(
     let capacity = args.capacity_mib << 20;
     let text = shift.to_string();
     if subject == "forebay" {
-        // Room for twice the target, and for blocks on their way.
+        // Enough for twice the target and for blocks in transit.
         let source = Real(arena(2 * capacity + capacity / 4 + (32 << 20)));
         let builder = Cache::builder().capacity(capacity).tunable("overflow_shift", &text);
         let cache = built(builder.weigher(|_, block: &Buffer| block.len() as u64));
@@ -149,7 +148,7 @@ fn load<S: Source>(
     shift: u64,
 ) -> Result<Record, Failure> {
     let histogram = || Histogram::<u64>::new_with_bounds(1, MAX_NS, 3);
-    // Full before it is measured: from then on, every insert needs an eviction.
+    // The cache is full at the start, so every insert needs an eviction.
     let capacity = cache.stats().capacity;
     let mut key = 0;
     while cache.stats().resident_bytes() < capacity - capacity / 64 {

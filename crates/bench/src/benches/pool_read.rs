@@ -1,7 +1,7 @@
-//! `pool-read`: cached reads of open objects through the pool's API, beside memcpy.
+//! `pool-read`: cached reads of open objects through the pool's API, compared with memcpy.
 //!
-//! All threads read all objects, at random records; nothing is missed. The yardstick copies as many
-//! bytes from as much memory, without any cache.
+//! All threads read all objects at random, and nothing is missed. The yardstick copies as many
+//! bytes from as much memory.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -22,21 +22,21 @@ use crate::testbed::{self, Backing, BackingArgs, TestBed};
 const NAME: &str = "pool-read";
 const THREADS: [usize; 3] = [1, 2, 32];
 const OBJECTS: u64 = 32;
-/// Written in one transaction while the pool is filled.
+/// Bytes per transaction while the pool is filled.
 const FILL_BYTES: usize = 1 << 20;
-/// A lock that is taken less often than once in so many operations is not on their way.
+/// Locks that are taken less than once in so many operations are not listed.
 const RARE: u64 = 10_000;
 
-/// What `pool-read` can be told.
+/// Options of `pool-read`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Bytes of all objects together.
     #[arg(long, default_value = "1GiB", value_parser = testbed::bytes)]
     pub(crate) bytes: u64,
-    /// Size of a record of the objects.
+    /// Record size of the objects.
     #[arg(long, default_value = "8KiB", value_parser = testbed::bytes)]
     pub(crate) record: u64,
-    /// Which blocks are read.
+    /// Distribution of the keys.
     #[arg(long, value_delimiter = ',', default_value = "uniform")]
     pub(crate) distribution: Vec<Distribution>,
 }
@@ -56,7 +56,7 @@ impl Filled {
         let blocks_each = (args.bytes / OBJECTS / BLOCK_BYTES as u64).max(1);
         let bytes_each = blocks_each * BLOCK_BYTES as u64;
         let all = bytes_each * OBJECTS;
-        // Room for copies that are being written, and for all that the bound covers beside blocks.
+        // For copies that are being written, and for the bound's other uses.
         let slack = all / 2 + (256 << 20);
         let backing = BackingArgs {
             device: Backing::Memory,
@@ -80,16 +80,14 @@ impl Filled {
         Ok(Self { objects, blocks_each, _pool: pool, _bed: testbed })
     }
 
-    /// Reads everything once, so that all of it is cached.
+    /// Reads and checks everything once, so that all of it is cached.
     fn warm(&self) -> Result<(), Failure> {
         let mut out = vec![0; BLOCK_BYTES];
         for (number, object) in self.objects.iter().enumerate() {
             for block in 0..self.blocks_each {
                 let read = object.read(block * BLOCK_BYTES as u64, &mut out)?;
                 if read != BLOCK_BYTES || out.iter().any(|byte| *byte != number as u8) {
-                    return Err(
-                        format!("object {number}, block {block}: not what was written").into()
-                    );
+                    return Err(format!("object {number}, block {block}: wrong content").into());
                 }
             }
         }
@@ -133,7 +131,7 @@ impl Worker for PoolWorker<'_> {
     }
 }
 
-/// Measures ours and the yardstick.
+/// Measures the pool and the yardstick.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
     let threads = common.threads_or(&THREADS)?;
     let filled = Arc::new(Filled::new(common, args)?);
@@ -199,7 +197,7 @@ fn measure(
     Ok(fold_all(&found, &ratios))
 }
 
-/// The locks that reads took, in a counting build.
+/// The locks per read, in a counting build.
 fn taken(counted: &LockCounts, ops: u64) -> String {
     let locks = counted.locks();
     let often: Vec<String> = locks
@@ -207,7 +205,7 @@ fn taken(counted: &LockCounts, ops: u64) -> String {
         .filter(|lock| lock.locks > ops / RARE)
         .map(|lock| format!("{} {:.3}", lock.name, lock.locks as f64 / ops as f64))
         .collect();
-    if often.is_empty() { String::new() } else { format!("; locks a read: {}", often.join(", ")) }
+    if often.is_empty() { String::new() } else { format!("; locks per read: {}", often.join(", ")) }
 }
 
 /// Throughput over threads.

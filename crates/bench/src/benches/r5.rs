@@ -1,12 +1,11 @@
 //! `r5`: a metadata working set in a loop against a stream that is read once (R5).
 //!
-//! The loop is 40 % of the cache. For each access of the loop, four blocks of the stream
-//! pass, metadata and data in turns, each seen once; the stream is ten times the cache.
-//! Between two accesses to a block of the loop pass two caches full of other blocks: neither
-//! LRU nor textbook ARC, whose ghosts remember one cache, can keep it.
+//! The loop is 40 % of the cache. For each of its accesses, four blocks of the stream pass,
+//! metadata and data in turns, each once. The stream is ten times the cache. Between two uses of a
+//! block of the loop, two caches full of other blocks pass: neither LRU nor textbook ARC, whose
+//! ghosts remember one cache, can keep it.
 //!
-//! One thread and no time: the figure is the share of the loop's accesses that hit, after
-//! the passes of the loop that count as warm-up.
+//! One thread, no time: the figure is the hit ratio of the loop after the warm-up passes.
 
 use forebay_sim::cache::policies::Policy;
 use forebay_sim::cache::policies::arc::Arc;
@@ -19,15 +18,15 @@ use crate::subjects::forebay::r5_cache;
 
 const NAME: &str = "r5";
 const SUBJECTS: [&str; 3] = ["forebay", "textbook-lru", "textbook-arc"];
-/// Share of the cache that the loop is, as a ratio.
+/// Size of the loop as a share of the cache.
 const LOOP_SHARE: (u64, u64) = (2, 5);
-/// Blocks of the stream for each access of the loop.
+/// Stream blocks per access of the loop.
 const STREAM_PER_LOOP_ACCESS: u64 = 4;
 
-/// What `r5` can be told.
+/// Options of `r5`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Blocks that the cache holds.
+    /// Capacity of the cache, in blocks.
     #[arg(long, default_value_t = 1 << 15, value_parser = clap::value_parser!(u64).range(64..=1 << 28))]
     pub(crate) capacity: u64,
     /// Length of the stream as a multiple of the cache.
@@ -49,10 +48,10 @@ impl Args {
         self.capacity * self.factor / STREAM_PER_LOOP_ACCESS
     }
 
-    /// A textbook policy of the simulator, and the pattern replayed to it.
+    /// Replays the pattern to a textbook policy of the simulator.
     ///
     /// # Errors
-    /// If the pattern has more keys than the simulator can number.
+    /// If the pattern has more keys than the simulator supports.
     fn replay_textbook<P: Policy>(&self) -> Result<Passes, Failure> {
         let keys = self.loop_blocks() + self.loop_accesses() * STREAM_PER_LOOP_ACCESS;
         if keys > u64::from(u32::MAX) {
@@ -69,11 +68,11 @@ impl Args {
 pub(crate) enum BlockClass {
     /// Directory leaves, dnodes, indirect blocks.
     Metadata,
-    /// What files hold.
+    /// Content of files.
     Data,
 }
 
-/// Hits of each pass of the loop.
+/// Hits and accesses of each pass of the loop.
 struct Passes(Vec<(u64, u64)>);
 
 impl Passes {
@@ -104,7 +103,7 @@ fn replay(args: &Args, mut request: impl FnMut(u64, BlockClass) -> bool) -> Pass
     Passes(passes)
 }
 
-/// Plays the pattern to all subjects.
+/// Replays the pattern to all subjects.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
     common.check_subjects(&SUBJECTS)?;
     let mut records = Vec::new();
@@ -125,7 +124,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     Ok(records)
 }
 
-/// Figures of single passes; later ones are only part of the sum.
+/// Figures of the first passes.
 const PASSES: [&str; 7] = [
     "pass_1_hit_ratio",
     "pass_2_hit_ratio",

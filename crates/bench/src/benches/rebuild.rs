@@ -1,9 +1,8 @@
-//! `rebuild`: what a cache on a device knows again after it was killed, how soon, and what that
-//! costs in memory (R4).
+//! `rebuild`: how fast a cache on a device is rebuilt after a kill, and its memory per entry (R4).
 //!
-//! A process of its own fills the device and is killed; another opens it, asks for keys until it
-//! gets one, and waits until all is known. Both subjects' logs go through the page cache, where
-//! they are from having been written: what is measured is the rebuild, not the medium.
+//! A child process fills the device and is killed. Another opens it, asks for keys until one hits,
+//! and waits for the rebuild. The logs are in the page cache, so the rebuild itself is measured and
+//! not the medium.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -19,10 +18,9 @@ use crate::report::plot::{Axis, Panel};
 use crate::report::{Against, Ratio, Record, Value, fold_all};
 
 const NAME: &str = "rebuild";
-/// Weight of the values in memory after it was opened again: next to nothing, so that memory is the
-/// index's.
+/// Weight of values in memory after the reopening. It is tiny, so that memory is the index's.
 const OPEN_BYTES: u64 = 1 << 20;
-/// Keys that are looked up at the end.
+/// Number of lookups at the end.
 const SAMPLE: u64 = 20_000;
 const FILLED: &str = "filled";
 const FIGURES: [&str; 8] = [
@@ -36,30 +34,29 @@ const FIGURES: [&str; 8] = [
     "index_bytes_per_entry",
 ];
 
-/// What `rebuild` can be told.
+/// Options of `rebuild`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Entries on the device.
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..=1_000_000_000))]
     pub(crate) entries: u64,
-    /// Bytes of a value.
+    /// Size of a value, in bytes.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65_536))]
     pub(crate) value_bytes: u64,
     /// Folder for the files of all subjects.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     pub(crate) folder: PathBuf,
-    /// This process fills the device at that path.
+    /// Fill the device at this path in this process.
     #[arg(long, hide = true)]
     pub(crate) child_fill: Option<PathBuf>,
-    /// This process opens it.
+    /// Open the device at this path in this process.
     #[arg(long, hide = true)]
     pub(crate) child_open: Option<PathBuf>,
 }
 
 impl Args {
-    /// Weight of the values in memory while the device is filled: all of them, so that none leaves
-    /// before it was written. What nobody asks for again is what a cache lets go of first, and what
-    /// a device need not take.
+    /// Weight of values in memory while the device is filled: all of them. A cache evicts values
+    /// without a second use first, and L2 need not write them.
     fn fill_bytes(&self) -> u64 {
         self.entries * (self.value_bytes + 64)
     }
@@ -77,7 +74,7 @@ impl Args {
     }
 }
 
-/// Fills, kills and reopens all subjects, by turns.
+/// Fills, kills and reopens all subjects in turns.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
     let mut subjects = Subject::all();
     subjects.dedup_by_key(|subject| subject.name);
@@ -108,7 +105,7 @@ const RATIO: Ratio<'static> = Ratio {
     against: Against::Subject("foyer"),
 };
 
-/// Fills the device in one process, kills that, and opens it in another.
+/// Fills the device in one process, kills it, and opens the device in another.
 fn one(common: &Common, args: &Args, subject: &Subject) -> Result<Record, Failure> {
     let scratch = Scratch::new(&args.folder, subject.name);
     let child = |how: &str| {
@@ -126,15 +123,19 @@ fn one(common: &Common, args: &Args, subject: &Subject) -> Result<Record, Failur
     if let Some(out) = filler.stdout.take() {
         BufReader::new(out).read_line(&mut said)?;
     }
-    // It holds everything open and has not been told to end.
+    // The process still has everything open.
     filler.kill()?;
     filler.wait()?;
     if said.trim() != FILLED {
-        return Err(format!("{} could not be filled, see above", subject.name).into());
+        return Err(
+            format!("cannot fill the device of {}; its error is above", subject.name).into()
+        );
     }
     let output = child("child-open")?.stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
-        return Err(format!("{} could not be opened again, see above", subject.name).into());
+        return Err(
+            format!("cannot reopen the device of {}; its error is above", subject.name).into()
+        );
     }
     let text = String::from_utf8_lossy(&output.stdout);
     let mut record = Record::new(NAME, subject.name, crate::options::cpus())
@@ -149,7 +150,7 @@ fn one(common: &Common, args: &Args, subject: &Subject) -> Result<Record, Failur
     Ok(record)
 }
 
-/// Fills the device, says so, and waits to be killed.
+/// Fills the device, reports it, and waits to be killed.
 fn fill(cache: &dyn TieredCache, entries: u64) -> Result<(), Failure> {
     for key in 0..entries {
         cache.insert(key);
@@ -158,7 +159,7 @@ fn fill(cache: &dyn TieredCache, entries: u64) -> Result<(), Failure> {
     println!("{FILLED}");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
-    Err("nobody killed this process".into())
+    Err("the process that fills the device was not killed".into())
 }
 
 fn reopened(
@@ -171,16 +172,16 @@ fn reopened(
     let mut rng = XorShift::new(common.seed);
     let (rss_before, cpu_before, start) = (rss_bytes(), cpu_seconds(), Instant::now());
     let cache = subject.open(&plan)?;
-    // Keys far apart, since nobody knows which are known first.
+    // Random keys, since the order of the rebuild is unknown.
     let patience = 1000 * SAMPLE;
     let first = (0..patience).find(|_| cache.get(rng.below(args.entries)));
     let first_hit_s = start.elapsed().as_secs_f64();
-    first.ok_or("nothing was found again")?;
+    first.ok_or("no key was found after the reopening")?;
     cache.wait_rebuilt();
     let full_s = start.elapsed().as_secs_f64();
     let cpu_s = cpu_seconds() - cpu_before;
     let found = (0..SAMPLE).filter(|_| cache.get(rng.below(args.entries))).count();
-    // What was needed for the rebuild only has been given back by now, as far as it will be.
+    // Returns the memory that only the rebuild needed.
     forebay_base::memory::return_free_memory();
     let rss = rss_bytes().saturating_sub(rss_before) as f64;
     let entries = args.entries as f64;

@@ -1,15 +1,13 @@
-//! `restart`: how soon a pool on a slow device is as fast again as before it was exported, with a
-//! cache device and without.
+//! `restart`: how soon a pool on a slow device is warm again after a restart, with and without L2.
 //!
-//! R1's job: each thread reads blocks of an object of its own, at random, all of which fits into
-//! memory. In its first life the pool fills memory and says what it does when it is warm; then it
-//! is exported, and imported with an empty cache, each read of its device taking longer. Time runs
-//! from the beginning of the import. The cache device is a file, as fast as it is.
+//! R1's job: each thread reads blocks of its own object at random, and all of it fits into memory.
+//! In its first life the pool fills memory and reports its warm rate. It is then exported, and
+//! imported with an empty cache and a slower device. Time counts from the start of the import. The
+//! L2 device is a file.
 //!
-//! The second life goes on until it is warm itself, which is when hardly any read has to leave
-//! memory any more, and it is that rate of which it must have reached a share: what the machine can
-//! do changes from one minute to the next, and warm reads are all of what it can do. What the first
-//! life did is told beside it.
+//! The second life lasts until hardly any read leaves memory. The measured time is when the rate
+//! first reached a share of that life's own warm rate, because the machine's speed changes from
+//! minute to minute. The first life's rate is reported too.
 
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -30,64 +28,63 @@ use crate::testbed::{self, BackingArgs, TestBed};
 const NAME: &str = "restart";
 const THREADS: [usize; 1] = [32];
 const SUBJECTS: [&str; 2] = ["without", "l2"];
-/// Written in one transaction while the pool is filled.
+/// Bytes per transaction while the pool is filled.
 const FILL_BYTES: usize = 1 << 20;
-/// How often it is looked how fast it is.
+/// Length of a rate window.
 const WINDOW: Duration = Duration::from_millis(100);
-/// As fast again: this share of the warm rate.
+/// The pool is warm again at this share of the warm rate.
 const WARM_SHARE: f64 = 0.9;
-/// Windows of which the median is the warm rate.
+/// The warm rate is the median of so many windows.
 const WARM_WINDOWS: usize = 10;
-/// It is warm when at most one in so many reads has left memory in the last so many windows.
+/// The pool is warm when at most one in so many reads left memory during those windows.
 const WARM_READS: f64 = 10_000.0;
 
-/// What `restart` can be told.
+/// Options of `restart`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What each thread reads.
+    /// Size of each thread's object.
     #[arg(long, default_value = "32MiB", value_parser = testbed::bytes)]
     pub(crate) bytes_each: u64,
-    /// By how much each read of the pool's device takes longer after the restart, in microseconds.
+    /// Extra time of each read of the pool's device after the restart, in microseconds.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     pub(crate) delay_us: u64,
-    /// End the first life as a crash would, a while after all was in memory, instead of by an
-    /// export.
+    /// End the first life like a crash instead of an export.
     #[arg(long)]
     pub(crate) crash: bool,
-    /// A restart that takes longer is given up.
+    /// Give up after this many seconds.
     #[arg(long, default_value_t = 300.0)]
     pub(crate) give_up_s: f64,
     #[command(flatten)]
     pub(crate) backing: BackingArgs,
-    /// The folder for the cache device, a temporary file.
+    /// Folder for the L2 device, a temporary file.
     #[arg(long, default_value = ".")]
     pub(crate) l2_folder: PathBuf,
 }
 
-/// The file of a cache device, removed at the end.
+/// The file of an L2 device, removed at the end.
 struct L2File(PathBuf);
 
 impl Drop for L2File {
     fn drop(&mut self) {
-        // Nothing depends on it.
+        // An error has no consequence for the measurement.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// How fast the job is over time, from the beginning of a life.
+/// Rates of the job over time.
 struct RateWindows {
-    /// End of each window in seconds, and what was done in it a second.
+    /// End of each window in seconds, and its reads per second.
     windows: Vec<(f64, f64)>,
 }
 
 impl RateWindows {
-    /// The end of the first window from which on three in a row are as fast as that.
+    /// The end of the first of three consecutive windows with at least `rate`.
     fn reaches(&self, rate: f64) -> Option<f64> {
         let fast = |window: &[(f64, f64)]| window.iter().all(|(_, ops)| *ops >= rate);
         self.windows.windows(3).find(|window| fast(window)).map(|window| window[0].0)
     }
 
-    /// Reads of the last windows, about.
+    /// Approximate number of reads in the last `count` windows.
     fn reads(&self, count: usize) -> Option<f64> {
         let from = self.windows.len().checked_sub(count)?;
         Some(self.windows[from..].iter().map(|(_, ops)| ops * WINDOW.as_secs_f64()).sum())
@@ -100,7 +97,7 @@ impl RateWindows {
     }
 }
 
-/// What a thread's object is full of: never zeros, which take no room.
+/// Fill byte of a thread's object. Zeros would not be stored.
 fn byte_of(thread: usize) -> u8 {
     (thread % 255) as u8 + 1
 }
@@ -138,7 +135,7 @@ impl Job<'_> {
         Ok(numbers)
     }
 
-    /// Runs the job, looking at it after each window, until `enough` says so.
+    /// Runs the job, and calls `enough` after each window.
     fn run(
         &self,
         begun: Instant,
@@ -180,11 +177,11 @@ impl Job<'_> {
         });
         match wrong.into_inner() {
             0 => Ok(seen),
-            count => Err(format!("{count} reads failed, or read something else").into()),
+            count => Err(format!("{count} reads failed or returned wrong bytes").into()),
         }
     }
 
-    /// Runs it until all is in memory, and says how fast it is then.
+    /// Reads everything once, and returns the warm rate.
     fn warm(&self, objects: &[Object]) -> Result<f64, Failure> {
         let mut block = vec![0; BLOCK_BYTES];
         for object in objects {
@@ -284,12 +281,12 @@ fn stats(pool: &Pool) -> Option<L2DeviceStats> {
     pool.l2_devices().into_iter().next().and_then(|device| device.stats)
 }
 
-/// Blocks that came back unasked.
+/// Blocks that the warm-up read.
 fn warmed(stats: &L2DeviceStats) -> u64 {
     stats.counters.iter().filter(|c| c.0 == "warmed").map(|c| c.2).sum()
 }
 
-/// Measures restarts with and without a cache device, in turns.
+/// Measures restarts with and without L2, in turns.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
     common.check_subjects(&SUBJECTS)?;
     let subjects: Vec<_> = SUBJECTS.into_iter().filter(|name| common.wants(name)).collect();

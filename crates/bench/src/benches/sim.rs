@@ -1,8 +1,7 @@
-//! `sim`: hit ratios of our cache, of the textbook's policies and of the optimum, on traces.
+//! `sim`: hit ratios of Forebay's cache, textbook policies and the optimum on traces.
 //!
-//! What is simulated, and how, is `forebay-sim`'s (see its module `cache`). Simulations of
-//! different policies and capacities run beside each other, one a processor; each is of one thread
-//! and of no time, so that its result is exact.
+//! `forebay_sim::cache` does the simulation. Simulations of different policies and capacities run
+//! in parallel, one per CPU; each uses one thread and no time, so its result is exact.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +19,7 @@ use crate::report::plot::{Axis, Panel};
 use crate::report::{Record, Value};
 
 pub(crate) const NAME: &str = "sim";
-/// Capacities for traces from files, if none are asked for.
+/// Default capacities for traces from files.
 const CAPACITIES: [Capacity; 4] = [
     Capacity::Percent(0.1),
     Capacity::Percent(1.0),
@@ -28,29 +27,29 @@ const CAPACITIES: [Capacity; 4] = [
     Capacity::Percent(50.0),
 ];
 
-/// What `sim` can be told.
+/// Options of `sim`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// A trace file, plain or packed with gz, xz or zst; repeatable.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Vec<PathBuf>,
-    /// What the files hold, if their names do not say: keys (one decimal key a line), csv
+    /// Format of the files, if their names do not say it: keys (one decimal key per line), csv
     /// (timestamp,key,size,op), u32 or u64 (little-endian).
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
-    /// Traces made from the seed, by name, or `all`.
+    /// Synthetic traces by name, or `all`.
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) synthetic: Vec<String>,
-    /// Entries, or shares of a trace's keys (at least 32 entries). By default 0.1%,1%,10%,50%, and
-    /// for synthetic traces the capacity that they are made for.
+    /// Capacities in entries, or as shares of a trace's keys (at least 32 entries). Default:
+    /// 0.1%,1%,10%,50%; for synthetic traces the capacity that they are made for.
     #[arg(long, value_delimiter = ',', value_name = "N|P%,…")]
     pub(crate) capacity: Vec<Capacity>,
-    /// Only these policies; `forebay` is ours.
+    /// Simulate only these policies; `forebay` is Forebay's cache.
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) policy: Vec<String>,
 }
 
-/// One simulation to be done.
+/// One simulation.
 struct Job {
     trace: Arc<Trace>,
     capacity: usize,
@@ -91,7 +90,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     Ok(jobs.iter().zip(outcomes).map(record).collect())
 }
 
-/// The policies that are asked for, in the order asked for.
+/// The requested policies, in the requested order.
 fn policies(common: &Common, args: &Args) -> Result<Vec<NamedPolicy>, Failure> {
     let asked = if args.policy.is_empty() { &common.subjects } else { &args.policy };
     if asked.is_empty() {
@@ -100,13 +99,13 @@ fn policies(common: &Common, args: &Args) -> Result<Vec<NamedPolicy>, Failure> {
     let find = |name: &String| {
         NamedPolicy::named(name).ok_or_else(|| {
             let known: Vec<&str> = POLICIES.iter().map(|p| p.name).collect();
-            Failure::from(format!("no policy `{name}`; there are {}", known.join(", ")))
+            Failure::from(format!("unknown policy `{name}`; known are {}", known.join(", ")))
         })
     };
     asked.iter().map(find).collect()
 }
 
-/// The traces, each with the capacities that it is simulated with if none are asked for.
+/// The traces, each with its default capacities.
 fn traces(common: &Common, args: &Args) -> Result<Vec<(Arc<Trace>, &'static [Capacity])>, Failure> {
     let mut traces: Vec<(Arc<Trace>, &'static [Capacity])> = Vec::new();
     for path in &args.trace {
@@ -116,7 +115,7 @@ fn traces(common: &Common, args: &Args) -> Result<Vec<(Arc<Trace>, &'static [Cap
         }
         if trace.skipped() > 0 {
             let lines = trace.skipped();
-            eprintln!("forebay-bench: {}: {lines} deletions are no accesses", path.display());
+            eprintln!("forebay-bench: {}: skipped {lines} deletions", path.display());
         }
         traces.push((Arc::new(trace), &CAPACITIES));
     }
@@ -126,7 +125,7 @@ fn traces(common: &Common, args: &Args) -> Result<Vec<(Arc<Trace>, &'static [Cap
             Some(synthetic) => vec![synthetic],
             None if name == "all" => SYNTHETIC.iter().collect(),
             None => {
-                let text = format!("no synthetic trace `{name}`; there are all, {}", known());
+                let text = format!("unknown synthetic trace `{name}`; known are all, {}", known());
                 return Err(text.into());
             }
         };
@@ -141,7 +140,7 @@ fn traces(common: &Common, args: &Args) -> Result<Vec<(Arc<Trace>, &'static [Cap
     Ok(traces)
 }
 
-/// Does all jobs, as many at once as there are processors.
+/// Runs all jobs, as many at once as there are CPUs.
 fn run_all(jobs: &[Job], seed: u64) -> Result<Vec<Outcome>, SimError> {
     let next = AtomicUsize::new(0);
     let found: Vec<Mutex<Option<Result<Outcome, SimError>>>> =
@@ -162,8 +161,7 @@ fn run_all(jobs: &[Job], seed: u64) -> Result<Vec<Outcome>, SimError> {
     taken.map(|outcome| outcome.expect("every job was done")).collect()
 }
 
-/// Of each policy, the mean hit ratio over all traces and capacities; a row each, for the table's
-/// end.
+/// A row per policy with its mean hit ratio over all rows, for the end of the table.
 pub(crate) fn means(records: &[Record]) -> Vec<Record> {
     let mut sums: Vec<(&str, f64, u64)> = Vec::new();
     for record in records {
@@ -181,7 +179,7 @@ pub(crate) fn means(records: &[Record]) -> Vec<Record> {
     sums.into_iter().map(row).collect()
 }
 
-/// Hit ratio over capacity, a panel a trace.
+/// Hit ratio over capacity, one panel per trace.
 pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     let mut traces: Vec<Option<&Value>> = Vec::new();
     for record in records {

@@ -1,5 +1,5 @@
-//! `smoke`: every bench with tiny numbers, in a few seconds, so that none of them rots. The
-//! figures mean nothing; that all expected subjects have some does.
+//! `smoke`: runs every bench with tiny numbers in a few seconds. It checks that all expected
+//! subjects have figures, not their values.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ fn small(common: &Common, threads: &[usize]) -> Common {
     Common { reps: 1, seconds: SECONDS, threads: threads.to_vec(), plot: None, ..common.clone() }
 }
 
-/// Runs every bench, checks that it found something, and draws its plot.
+/// Runs every bench, checks its records, and draws its plot.
 pub(crate) fn run(common: &Common) -> Result<Vec<Record>, Failure> {
     let two = small(common, &[2]);
     let one = small(common, &[1]);
@@ -94,10 +94,10 @@ pub(crate) fn run(common: &Common) -> Result<Vec<Record>, Failure> {
     Ok(all)
 }
 
-/// A bench's name, what it found, its plot, and the figure that every row must have.
+/// A bench's name, records and plot, and the figure that every record must have.
 type Part = (&'static str, Vec<Record>, Vec<Panel>, &'static str);
 
-/// The benches of hit ratios, without time.
+/// Benches of hit ratios.
 fn of_policies(one: &Common) -> Result<Vec<Part>, Failure> {
     let args = r5::Args { capacity: 500, factor: 10, warmup_passes: 2 };
     let records = r5::run(one, &args)?;
@@ -113,7 +113,7 @@ fn of_policies(one: &Common) -> Result<Vec<Part>, Failure> {
     Ok(vec![r5, ("sim", records, panels, "hit_ratio")])
 }
 
-/// The benches of devices.
+/// Benches of devices.
 fn of_devices(one: &Common, two: &Common) -> Result<Vec<Part>, Failure> {
     let mut parts = Vec::new();
     let args = strided_read::Args {
@@ -142,7 +142,7 @@ fn of_devices(one: &Common, two: &Common) -> Result<Vec<Part>, Failure> {
     Ok(parts)
 }
 
-/// The benches of pools.
+/// Benches of pools.
 fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
     const DEVICE_BYTES: u64 = 256 << 20;
     const CACHE_BYTES: u64 = 64 << 20;
@@ -199,7 +199,7 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
         bytes_each: BLOCKS * 8192,
         delay_us: 100,
         crash: false,
-        // It must run, not get anywhere.
+        // It need not get warm.
         give_up_s: 0.3,
         backing,
         l2_folder: std::env::temp_dir(),
@@ -210,7 +210,7 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
 
 fn check(bench: &str, records: &[Record], figure: &str) -> Result<(), Failure> {
     if records.is_empty() {
-        return Err(format!("{bench} found nothing").into());
+        return Err(format!("{bench} has no records").into());
     }
     for record in records {
         let found = record.number(figure);
@@ -229,15 +229,15 @@ fn draw(bench: &str, panels: &[Panel]) -> Result<(), Failure> {
     let bytes = std::fs::metadata(&path).map_or(0, |m| m.len());
     remove(&path);
     drawn?;
-    if bytes == 0 { Err(format!("{bench} drew nothing").into()) } else { Ok(()) }
+    if bytes == 0 { Err(format!("the plot of {bench} is empty").into()) } else { Ok(()) }
 }
 
 fn remove(path: &Path) {
-    // Nothing depends on it: the system's temporary folder is cleaned in any case.
+    // An error has no consequence: this is the system's temporary folder.
     let _ = std::fs::remove_file(path);
 }
 
-/// Prints the records bench by bench: their tables have different columns.
+/// Prints the records by bench, since their tables have different columns.
 pub(crate) fn print(records: &[Record], as_json: bool) {
     let mut rest = records;
     while let Some(first) = rest.first() {

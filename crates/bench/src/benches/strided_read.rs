@@ -1,7 +1,7 @@
-//! `strided-read` (R2): what roots cost under a load of read-ahead from many threads.
+//! `strided-read` (R2): the cost of I/O roots under read-ahead from many threads.
 //!
-//! One device, one queue and one read-ahead for all subjects; only the roots differ. The load
-//! itself is in [`crate::strided`].
+//! Device, queue and read-ahead are the same for all subjects; only the roots differ. The load is
+//! in [`crate::strided`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,19 +21,18 @@ use crate::test_file::{BLOCK_BYTES, Stamp, TestFile};
 
 const NAME: &str = "strided-read";
 const THREADS: [usize; 1] = [256];
-/// One queue a CPU.
+/// One submission queue per CPU.
 const SUBMISSION_QUEUES: usize = 0;
-/// So long that nobody ever waits for room in a queue, which would be the queue's cost and not the
-/// roots'.
+/// So long that no submitter waits for the queue, which is not what is measured.
 const QUEUE_LIMIT: u32 = 16384;
 
-/// Room for what the other classes have reserved, beside the reads in flight.
+/// At least the other classes' reservations, besides the reads in flight.
 const MIN_TOTAL: u32 = 128;
 
-/// What is read.
+/// The kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ReadDevice {
-    /// Memory that answers after a set time.
+    /// Memory with a latency.
     Memory,
     /// A file.
     File,
@@ -48,40 +47,40 @@ impl ReadDevice {
     }
 }
 
-/// What `strided-read` can be told.
+/// Options of `strided-read`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What is read.
+    /// Devices to read.
     #[arg(long, value_delimiter = ',', default_value = "memory,file")]
     pub(crate) device: Vec<ReadDevice>,
-    /// After how many microseconds the memory device answers.
+    /// Latency of the memory device, in microseconds.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     pub(crate) latency_us: u64,
-    /// Blocks that each thread reads ahead, in two lots.
+    /// Blocks that each thread reads ahead, in two batches.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub(crate) read_ahead: u64,
-    /// Reads that the device works on at once; more wait in its queue.
+    /// Reads in flight; more wait in the queue.
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) in_flight: u32,
-    /// Each thread's part of the device, in KiB.
+    /// Size of each thread's region of the device, in KiB.
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(4..=1 << 20))]
     pub(crate) region_kib: u64,
-    /// The file or block device to read, with regions as large as it allows; it is never
-    /// written. Otherwise a temporary file.
+    /// File or block device to read, with regions as large as possible; it is never written.
+    /// Default: a temporary file.
     #[arg(long)]
     pub(crate) file: Option<PathBuf>,
-    /// Predict throughput for 1 to 64 CPUs as well.
+    /// Also predict the throughput of 1 to 64 CPUs.
     #[arg(long)]
     pub(crate) model: bool,
 }
 
-/// A device to read from, and how its regions lie.
+/// A device and its regions.
 struct Opened {
     read_device: ReadDevice,
     device: Arc<dyn Device>,
     stamp: Stamp,
     region_blocks: u64,
-    // Removed last.
+    // Dropped last.
     _file: Option<TestFile>,
 }
 
@@ -137,7 +136,7 @@ fn open(
     let region_blocks = file.size_bytes / block / threads as u64;
     if region_blocks == 0 {
         let path = file.path.display();
-        return Err(format!("{path} has less than a block for each of {threads} threads").into());
+        return Err(format!("{path} is too small for a block per thread ({threads}); use a larger file or fewer --threads").into());
     }
     let options = OpenOptions {
         read_only: true,
@@ -180,7 +179,7 @@ fn measure(
     Ok(fold_all(&found, &ratios))
 }
 
-/// One measurement, with roots of its own.
+/// One measurement, with new roots.
 fn one(
     common: &Common,
     args: &Args,
@@ -213,7 +212,7 @@ fn one(
     Ok(counted.add_to(record, sample.ops))
 }
 
-/// Counters of the device, and the figures that come from them.
+/// Counters of the device, and their figures.
 const DEVICE_FIGURES: [(&str, &str); 3] = [
     ("raised", "raised_per_op"),
     ("queue_full", "queue_full_per_op"),
@@ -226,7 +225,7 @@ fn device_counts(device: &dyn Device) -> [u64; DEVICE_FIGURES.len()] {
     DEVICE_FIGURES.map(|(name, _)| sum(name))
 }
 
-/// Runs the load; returns what it took and what the roots were.
+/// Runs the load. Returns the sample and a description of the roots.
 fn load(
     args: &Args,
     opened: &Opened,
@@ -235,7 +234,7 @@ fn load(
     seed: u64,
 ) -> Result<(measure::Sample, String), Failure> {
     let window = args.read_ahead as usize;
-    // As much again: the arena works in whole chunks.
+    // Twice as much, since the arena allocates whole chunks.
     let limit_bytes = (2 * threads * window * BLOCK_BYTES).max(64 << 20) as u64;
     let arena = Arena::new(ArenaConfig { limit_bytes, huge_pages: HugePages::Never })?;
     let roots = kind.open(&opened.device);
@@ -262,9 +261,9 @@ fn load(
     Ok((sample, roots.config()))
 }
 
-/// Locks that a read takes: (class, visits a read under the load, hold time). Only the counting
-/// build knows. Under the load some holders are preempted, which makes the mean hold time longer:
-/// the time of one thread alone counts if it is shorter.
+/// Locks per read: class, visits under the load, hold time. Empty without the counting build.
+/// Preempted holders make the mean hold time longer, so one thread's hold time counts if it is
+/// shorter.
 fn lock_uses(
     common: &Common,
     args: &Args,
@@ -289,7 +288,7 @@ fn lock_uses(
     Ok(loaded)
 }
 
-/// Throughput and CPU time over threads, and what the model predicts.
+/// Throughput and CPU time over threads, and the model's predictions.
 pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     let measured: Vec<Record> =
         records.iter().filter(|r| r.number("predicted_ops_per_s").is_none()).cloned().collect();

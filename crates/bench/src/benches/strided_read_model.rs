@@ -1,9 +1,9 @@
-//! `strided-read --model`: what the measured costs predict for 1 to 64 CPUs.
+//! `strided-read --model`: predicts 1 to 64 CPUs from measured costs.
 //!
-//! A model, reported and never judged; `docs/benchmarks.md` says what it leaves out. CPUs are the
-//! customers, and the stations are what submissions and completions of different CPUs meet at:
-//! the roots' locks, the counter that deals requests out to sixteen of them, our roots' words. The
-//! device is taken to be as fast as it takes.
+//! The model is reported, and nothing passes or fails by it; `docs/benchmarks.md` lists its limits.
+//! CPUs are the customers. Stations are the points where submissions and completions of different
+//! CPUs meet: the roots' locks, the round-robin counter of sixteen roots, and the words of
+//! Forebay's roots. The device has no limit of its own.
 
 use std::time::Duration;
 
@@ -18,27 +18,27 @@ use crate::strided::RootsKind;
 
 const NAME: &str = "strided-read-model";
 const CPUS: [usize; 8] = [1, 2, 4, 8, 16, 32, 40, 64];
-/// R2: CPUs, operations a second before and after.
+/// R2: CPUs, operations per second before and after.
 const R2: (usize, f64, f64) = (40, 150_000.0, 300_000.0);
-/// R2's CPU time of an operation, after: all CPUs busy for 0.6 of the time.
+/// R2's CPU time per operation, after: all CPUs busy for 0.6 of the time.
 const R2_OPERATION_NS: f64 = 40.0 * 0.6 * 1e9 / 300_000.0;
-/// A request meets its root when it is submitted and when it has ended.
+/// A request visits its root at submission and at completion.
 const VISITS: f64 = 2.0;
-/// Lines that a list visit finds on another CPU: the lock with the list's ends, the node, and
+/// Cache lines that a list visit finds on another CPU: the lock with the list's ends, the node, and
 /// a neighbour.
 const LINES_OF_LIST: f64 = 3.0;
-/// Lanes that a device has at most.
+/// Largest number of submission queues of a device.
 const MAX_QUEUES: usize = 16;
-/// Locks of which a lane has one of its own.
+/// Lock classes with one lock per submission queue.
 const QUEUE_LOCKS: [&str; 2] = ["io-submission-queue", "io-drive"];
-/// How the names of locks begin at which hardly anybody ever meets: a request's own, and those of
-/// pieces of the device's memory, for every thread reads its own.
+/// Prefixes of lock classes without contention: a request's own locks, and locks of pieces of the
+/// device's memory, since every thread reads its own.
 const PRIVATE_LOCKS: [&str; 2] = ["request-", "memory-chunk"];
 
-/// Class of lock, visits of an operation, hold time of a visit in nanoseconds.
+/// Lock class, visits per operation, hold time per visit in nanoseconds.
 pub(crate) type LockUses = Vec<(&'static str, f64, f64)>;
 
-/// Solves the model for what was measured on the memory device. `uses` is empty but in a counting
+/// Solves the model for the measurements on the memory device. `uses` is empty without a counting
 /// build.
 pub(crate) fn run(
     common: &Common,
@@ -67,20 +67,20 @@ pub(crate) fn run(
     Ok(records)
 }
 
-/// What one subject's operation is made of.
+/// The components of a subject's operation.
 struct Operation<'a> {
     kind: RootsKind,
-    /// CPU time of all of it, nanoseconds.
+    /// CPU time of the operation, in nanoseconds.
     ns: f64,
-    /// A visit to a root's lock.
+    /// Cost of a visit to a root's lock.
     lock: LockCost,
-    /// A cache line's journey.
+    /// Transfer time of a cache line, in nanoseconds.
     line_ns: f64,
     others: &'a LockUses,
 }
 
 impl Operation<'_> {
-    /// Locked roots; none for ours.
+    /// Number of locked roots; none for Forebay's.
     fn locked_roots(&self) -> Option<u64> {
         match self.kind {
             RootsKind::OneLocked => Some(1),
@@ -103,9 +103,9 @@ impl Operation<'_> {
         }
     }
 
-    /// Where `cpus` CPUs meet.
+    /// The stations for `cpus` CPUs.
     fn stations(&self, cpus: usize) -> Vec<Station> {
-        // A line was last on another CPU with this chance.
+        // Probability that a cache line was last on another CPU.
         let elsewhere = (cpus - 1) as f64 / cpus as f64;
         let line_ns = elsewhere * self.line_ns;
         let line = |name, copies: u64, visits: f64| {
@@ -123,7 +123,7 @@ impl Operation<'_> {
                     stations.push(line("round-robin counter", 1, 1.0));
                 }
             }
-            // One root a CPU; who ends a request need not be who submitted it.
+            // One root per CPU. Another CPU may complete a request.
             None => stations.push(line("root word", cpus as u64, VISITS)),
         }
         let shared = |(name, visits, hold_ns): &(&'static str, f64, f64)| {
@@ -136,14 +136,14 @@ impl Operation<'_> {
         stations
     }
 
-    /// The device's locks at which requests of different CPUs meet.
+    /// The device's locks that several CPUs share.
     fn shared_locks(&self) -> impl Iterator<Item = &(&'static str, f64, f64)> {
         let private = |name: &str| PRIVATE_LOCKS.iter().any(|prefix| name.starts_with(prefix));
         let own = move |name: &str| name == LockedRoots::LOCK || private(name);
         self.others.iter().filter(move |(name, ..)| !own(name))
     }
 
-    /// CPU time of an operation outside of all locks.
+    /// CPU time of an operation outside all locks.
     fn think_ns(&self) -> f64 {
         let roots = self.locked_roots().map_or(0.0, |_| VISITS * self.lock.alone_ns);
         let others: f64 = self.shared_locks().map(|(_, visits, hold_ns)| visits * hold_ns).sum();
@@ -155,7 +155,7 @@ impl Operation<'_> {
         let at = |think_ns: f64| solve(think_ns, &stations, cpus).swap_remove(cpus - 1);
         let solution = at(self.think_ns());
         let per_s = solution.throughput_per_ns * 1e9;
-        // As long as R2's operations took, with the roots as they were measured here.
+        // With R2's CPU time per operation, and the roots as measured here.
         let at_r2_cost = at(self.think_ns() + (R2_OPERATION_NS - self.ns).max(0.0));
         let busy = stations.iter().zip(&solution.utilization);
         let busiest =
@@ -176,7 +176,7 @@ impl Operation<'_> {
     }
 }
 
-/// Predicted speed over CPUs.
+/// Predicted speedup over CPUs.
 pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     let rows: Vec<&Record> =
         records.iter().filter(|r| r.number("predicted_ops_per_s").is_some()).collect();

@@ -1,4 +1,4 @@
-//! `zap`: names into directories, lookups, and out again, beside stores that one would use instead.
+//! `zap`: inserts, lookups and removals of names in directories, compared with other stores.
 
 use std::path::PathBuf;
 
@@ -13,38 +13,38 @@ const NAME: &str = "zap";
 const SHAPE: &str = "zap-shape";
 const THREADS: [usize; 2] = [1, 2];
 
-/// What `zap` can be told.
+/// Options of `zap`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Names.
+    /// Number of names.
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(32..=100_000_000))]
     pub(crate) count: u64,
-    /// Changes a transaction.
+    /// Changes per transaction.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub(crate) batch: u64,
     /// Folder for the files of all subjects.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     pub(crate) folder: PathBuf,
-    /// Size of our file, and of our memory device.
+    /// Size of Forebay's file and memory device.
     #[arg(long, default_value = "4GiB", value_parser = testbed::bytes)]
     pub(crate) device_size: u64,
-    /// Cache of each subject.
+    /// Cache size of each subject.
     #[arg(long, default_value = "1GiB", value_parser = testbed::bytes)]
     pub(crate) cache: u64,
-    /// Copies of our metadata.
+    /// Copies of Forebay's metadata.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) copies: u8,
-    /// Only how full leaves are while directories grow and shrink, nothing timed.
+    /// Only report the fill of leaves while directories grow and shrink, without timing.
     #[arg(long)]
     pub(crate) shape: bool,
 }
 
-/// A subject at a number of threads.
+/// A subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ZapSubject {
-    /// Ours, in a file.
+    /// Forebay in a file.
     Forebay,
-    /// Ours, in memory.
+    /// Forebay in memory.
     ForebayMemory,
     #[cfg(feature = "peers")]
     Redb,
@@ -74,7 +74,7 @@ impl ZapSubject {
     }
 }
 
-/// Measures all subjects, then looks at the shape of ours.
+/// Measures all subjects, then the shape of Forebay's directories.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
     common.check_subjects(&ZapSubject::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>())?;
     if args.shape {
@@ -166,7 +166,7 @@ fn shape(common: &Common, args: &Args) -> Result<Record, Failure> {
     names::shape(&pooled, &load, record)
 }
 
-/// Throughput over threads, a panel each for inserts, lookups and removes.
+/// Throughput over threads, one panel each for inserts, lookups and removals.
 pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     let timed: Vec<Record> =
         records.iter().filter(|r| r.number("insert_per_s").is_some()).cloned().collect();

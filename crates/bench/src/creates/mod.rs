@@ -1,8 +1,7 @@
-//! Creates: the load of `create`, mds-survey's, and what it saw second by second.
+//! The load of `create`, mds-survey's, and its rates over time.
 //!
-//! For each name an object with attributes, and an entry of its number in the name's directory, in
-//! one transaction. Threads take the names in turns. What they have done is looked at from outside,
-//! a bucket of time after another.
+//! Each name gets an object with attributes and a directory entry with its number, in one
+//! transaction. Threads take names in turns. An observer records one bucket of time after another.
 
 use std::ops::Range;
 use std::sync::Barrier;
@@ -14,40 +13,40 @@ use crate::names::{Name, Pooled, ThreadError, directory_of, fail};
 use crate::options::Failure;
 use crate::testbed::{resident_by_class, resident_in_mru};
 
-/// Bytes of attributes of each object, as in R5's dnodes.
+/// Attributes of each object, as large as in R5's dnodes.
 const ATTRIBUTES: [u8; 144] = [0x5a; 144];
-/// Names that a thread takes at once.
+/// Names that a thread takes at a time.
 const NAMES_PER_TURN: u64 = 16;
-/// Time between two looks whether the load has ended.
+/// Time between two observations.
 const OBSERVE_EVERY: Duration = Duration::from_millis(2);
 
-/// What was seen at the end of a bucket.
+/// Observations at the end of a bucket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bucket {
-    /// Since the load began.
+    /// Seconds since the start of the load.
     pub(crate) end_s: f64,
-    /// Operations a second in it.
+    /// Operations per second in the bucket.
     pub(crate) per_s: f64,
     /// Cached bytes, metadata and data.
     pub(crate) cached: [u64; 2],
-    /// Those of them that are in mru.
+    /// Cached bytes in mru.
     pub(crate) mru_bytes: u64,
-    /// Bytes that wait to be written.
+    /// Dirty bytes.
     pub(crate) dirty_bytes: u64,
-    /// Reads of the pool in it that somebody waited for.
+    /// Reads of the pool in the bucket that a thread waited for.
     pub(crate) waited_reads: u64,
 }
 
-/// What a load found.
+/// The result of a load.
 pub(crate) struct CreateResult {
-    /// The whole, until all is durable.
+    /// The whole load, until all of it is durable.
     pub(crate) sample: Sample,
-    /// Whole buckets of time, in order.
+    /// Complete buckets, in order.
     pub(crate) buckets: Vec<Bucket>,
 }
 
 impl CreateResult {
-    /// The slowest and the fastest bucket after the first few; the whole, if there are none.
+    /// Rates of the slowest and the fastest bucket after `warmup` buckets, or of the whole load.
     pub(crate) fn worst_and_best(&self, warmup: usize) -> (f64, f64) {
         let counted = self.buckets.get(warmup..).unwrap_or_default();
         let rates = || counted.iter().map(|bucket| bucket.per_s);
@@ -74,7 +73,7 @@ pub(crate) fn destroy(pooled: &Pooled, number: u64) -> Result<(), ThreadError> {
     Ok(pooled.data.destroy(&tx, u64::from_le_bytes(*object))?)
 }
 
-/// Does `change` to all names on threads, and then makes it durable.
+/// Applies `change` to all names on threads, then makes everything durable.
 pub(crate) fn run(
     pooled: &Pooled,
     threads: usize,
@@ -123,7 +122,7 @@ pub(crate) fn run(
     })
 }
 
-/// Who looks at a load, bucket by bucket.
+/// Records the buckets of a load.
 struct BucketRecorder {
     begun: Instant,
     seen: u64,
@@ -132,7 +131,7 @@ struct BucketRecorder {
     buckets: Vec<Bucket>,
 }
 
-/// Reads of the pool that somebody has waited for.
+/// Reads of the pool that a thread waited for.
 fn waited_reads(pooled: &Pooled) -> u64 {
     let counters = pooled.pool.stats().counters;
     let waited = counters.iter().filter(|c| (c.0, c.1) == ("reads", "miss"));

@@ -1,13 +1,11 @@
-//! A hash table whose lookups take no lock and whose blocks are freed when no reader can be
-//! in them any more (epochs, the user-space kin of RCU): R3's third row.
+//! A hash table with lock-free lookups, whose blocks are freed when no reader can use them any more
+//! (epochs, like RCU in user space): R3's third row.
 //!
-//! A bucket is a chain of nodes. Chains change under a lock that a group of buckets shares;
-//! lookups walk them under an epoch guard and use the block there. A node that
-//! is taken out keeps its `next`, so that a reader on it finds its way on, and is handed to
-//! the epochs with its block.
+//! A bucket is a chain of nodes. A lock per group of buckets protects changes. Lookups walk the
+//! chain and use the block under an epoch guard. An unlinked node keeps its `next`, so readers on
+//! it can continue, and is retired with its block.
 //!
-//! The number of buckets is fixed at one for each block expected: the whole load is what is
-//! measured, and this favours this index.
+//! The number of buckets is fixed at one per expected block, which favours this index.
 
 use crossbeam_epoch::{self as epoch, Atomic, Guard, Owned, Shared};
 use forebay_base::sync::{Mutex, MutexGuard};
@@ -100,8 +98,8 @@ impl Index for EpochIndex {
         let verdict = judge(&node.block);
         if verdict != Verdict::Used {
             link.store(node.next.load(Relaxed, &guard), Release);
-            // SAFETY: under the lock nobody else unlinks, the node was just unlinked from its only
-            // link, and it is destroyed once: readers that came before hold guards.
+            // SAFETY: the lock excludes other unlinks, the node was just unlinked from its only
+            // link, and it is destroyed once. Earlier readers hold guards.
             unsafe { guard.defer_destroy(shared) };
         }
         verdict
@@ -110,12 +108,13 @@ impl Index for EpochIndex {
 
 impl Drop for EpochIndex {
     fn drop(&mut self) {
-        // SAFETY: `&mut self`: nobody reads any more.
+        // SAFETY: `&mut self` excludes readers.
         let guard = unsafe { epoch::unprotected() };
         for bucket in &self.buckets {
             let mut shared = bucket.swap(Shared::null(), Relaxed, guard);
             while !shared.is_null() {
-                // SAFETY: the chain is ours alone, and each node on it is owned once.
+                // SAFETY: no other reference to the chain exists, and each node on it is owned
+                // once.
                 let node = unsafe { shared.into_owned() };
                 shared = node.next.load(Relaxed, guard);
             }

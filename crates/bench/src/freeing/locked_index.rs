@@ -1,8 +1,8 @@
-//! Indexes under locks, which free at once: XFS's red-black tree, here a B-tree, under
-//! one lock a group of blocks; and a hash table in shards with a lock each.
+//! Indexes under locks, which free blocks at once: XFS's red-black tree, here a B-tree, with a lock
+//! per group of blocks; and a sharded hash table.
 //!
-//! A hit takes a counted handle under the lock and uses the block without it. The
-//! memory is freed by whoever drops the last handle, at that moment.
+//! A hit takes a counted handle under the lock and uses the block without it. Dropping the last
+//! handle frees the memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use super::{Block, Index, Verdict, judge};
 use crate::baseline::FastHash;
 use crate::keys::scramble;
 
-/// Groups with a tree each: XFS makes four allocation groups by default.
+/// Groups with a tree each. XFS makes four allocation groups by default.
 const GROUPS: usize = 4;
 const SHARDS: usize = 256;
 
-/// A tree and its lock for each group.
+/// A tree and a lock per group.
 pub(crate) struct TreeIndex([Mutex<BTreeMap<u64, Arc<Block>>>; GROUPS]);
 
 impl TreeIndex {
@@ -54,7 +54,7 @@ impl Index for TreeIndex {
         let verdict = judge(block);
         let out = if verdict == Verdict::Used { None } else { tree.remove(&key) };
         drop(tree);
-        // The memory goes here, without the lock.
+        // Frees the memory without the lock.
         drop(out);
         verdict
     }
@@ -63,7 +63,7 @@ impl Index for TreeIndex {
 #[repr(align(128))]
 struct Shard(Mutex<HashMap<u64, Arc<Block>, FastHash>>);
 
-/// A hash table in shards, grown as needed.
+/// A sharded hash table that grows.
 pub(crate) struct HashIndex(Box<[Shard]>);
 
 impl HashIndex {

@@ -1,10 +1,10 @@
-//! R3's question in one harness: a cache of which only the index, and the moment at which
-//! memory is freed, differ.
+//! A harness for R3: caches that differ only in the index and in the moment at which memory is
+//! freed.
 //!
-//! [`SecondChanceCache`] is the common part: a budget of bytes and a second-chance queue in shards.
-//! An [`Index`] finds blocks and decides when an evicted block's memory is freed:
-//! [`TreeIndex`] and [`HashIndex`] at once, [`EpochIndex`] when no reader can be in it any
-//! more. Blocks are really allocated and written.
+//! [`SecondChanceCache`] is the common part: a budget of bytes and a sharded second-chance queue.
+//! An [`Index`] finds blocks and decides when an evicted block is freed: [`TreeIndex`] and
+//! [`HashIndex`] at once, [`EpochIndex`] when no reader can use it any more. Blocks are really
+//! allocated and written.
 //!
 //! Locking: a queue's lock and an index's lock are never held together.
 
@@ -34,15 +34,14 @@ pub(crate) fn block_bytes(key: u64) -> usize {
     (MIN_BLOCK_BYTES + scramble(key) % steps * STEP) as usize
 }
 
-/// What a hit does with a block: reads a word of every 512 bytes, as a walk through a
-/// metadata buffer does.
+/// Uses a block: reads a byte of every 512, like a walk through a metadata buffer.
 #[inline]
 pub(crate) fn use_block(bytes: &[u8]) -> u64 {
     const STRIDE: usize = 512;
     bytes.iter().step_by(STRIDE).fold(0, |sum, byte| sum + u64::from(*byte))
 }
 
-/// A block with the mark of the second chance.
+/// A block with its second-chance mark.
 pub(crate) struct Block {
     bytes: Box<[u8]>,
     used: AtomicBool,
@@ -56,7 +55,7 @@ impl Block {
         Self { bytes, used: AtomicBool::new(false) }
     }
 
-    /// A hit on it.
+    /// Uses and marks the block.
     #[inline]
     pub(crate) fn touch(&self) -> u64 {
         if !self.used.load(Relaxed) {
@@ -66,30 +65,30 @@ impl Block {
     }
 }
 
-/// What the evictor's question about a block found.
+/// The result of an attempt to evict a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// It was used since: ask again later.
+    /// It was used since the last attempt.
     Used,
-    /// It is out; its bytes.
+    /// It was evicted; its size in bytes.
     Evicted(u64),
-    /// It was not there.
+    /// It was not in the index.
     Gone,
 }
 
-/// How blocks are found, and when the memory of evicted ones is freed.
+/// Finds blocks and decides when evicted ones are freed.
 pub(crate) trait Index: Send + Sync + 'static {
     /// An index for about `blocks` blocks.
     fn with_capacity(blocks: usize) -> Self;
-    /// Touches a block if it is there.
+    /// Uses a block if it is present.
     fn touch(&self, key: u64) -> Option<u64>;
-    /// Adds a block, unless there is one: then false.
+    /// Adds a block. Returns false if the key is present.
     fn insert(&self, key: u64, block: Block) -> bool;
-    /// Takes a block out unless it was used since the last question.
+    /// Evicts a block unless it was used since the last attempt.
     fn evict(&self, key: u64) -> Verdict;
 }
 
-/// Decides about a block that the evictor has found.
+/// Checks and clears the mark of a block.
 fn judge(block: &Block) -> Verdict {
     if block.used.swap(false, Relaxed) {
         Verdict::Used
@@ -99,7 +98,7 @@ fn judge(block: &Block) -> Verdict {
 }
 
 const QUEUES: usize = 16;
-/// Second chances that one insert gives before it leaves the rest to the next.
+/// Blocks that one insert examines at most.
 const PROBES_PER_INSERT: usize = 64;
 
 #[repr(align(128))]
@@ -117,7 +116,7 @@ pub(crate) struct SecondChanceCache<I> {
 }
 
 impl<I: Index> SecondChanceCache<I> {
-    /// An empty cache of a number of bytes.
+    /// An empty cache of `capacity_bytes`.
     pub(crate) fn new(capacity_bytes: u64) -> Self {
         let blocks = capacity_bytes / MIN_BLOCK_BYTES;
         Self {
@@ -128,7 +127,7 @@ impl<I: Index> SecondChanceCache<I> {
         }
     }
 
-    /// Looks a block up; makes, writes and inserts it if it is missing. True for a hit.
+    /// Looks a block up; makes and inserts it on a miss. Returns true for a hit.
     pub(crate) fn get_or_insert(&self, key: u64) -> bool {
         if let Some(sum) = self.index.touch(key) {
             std::hint::black_box(sum);
@@ -196,12 +195,12 @@ mod tests {
         });
         assert!(hits > 1000, "{hits} hits");
         let bytes = cache.bytes();
-        // Each inserter may leave its last block over the budget.
+        // Each inserter may exceed the budget by its last block.
         assert!(bytes <= CAPACITY + 4 * MAX_BLOCK_BYTES, "{bytes} bytes");
         let mut listed = 0;
         for queue in &cache.queues {
             for key in queue.0.lock().iter() {
-                // The first question may find the block used; the second takes it.
+                // The first attempt may find the mark; the second evicts.
                 let verdicts = [cache.index.evict(*key), cache.index.evict(*key)];
                 let evicted = verdicts.iter().find_map(|v| match v {
                     Verdict::Evicted(bytes) => Some(*bytes),

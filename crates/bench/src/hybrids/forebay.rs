@@ -1,4 +1,4 @@
-//! Our cache on a file.
+//! Forebay's hybrid cache on a file.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(super) struct Forebay {
     value_bytes: usize,
 }
 
-/// Bytes of the device that a value takes, at most.
+/// Upper bound of a value's size on the device, in bytes.
 pub(super) fn entry_bytes(value_bytes: usize) -> u64 {
     const HEADER: usize = 64;
     const UNIT: usize = 64;
@@ -34,7 +34,7 @@ impl Forebay {
             .name("forebay-bench")
             .capacity(plan.memory_bytes)
             .seed(plan.seed)
-            // What is measured is the rebuild, and what is looked up.
+            // No warm-up: the rebuild and the lookups are measured.
             .l2_tunable("warm_up", "false")
             .without_writing_on_close()
             .build()?;
@@ -90,7 +90,7 @@ impl TieredCache for Forebay {
 impl Drop for Forebay {
     fn drop(&mut self) {
         if let Err(error) = self.cache.close() {
-            eprintln!("closing our cache: {error}");
+            eprintln!("cannot close the cache: {error}");
         }
     }
 }

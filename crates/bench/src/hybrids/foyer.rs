@@ -1,4 +1,4 @@
-//! foyer's hybrid cache on a folder, with a runtime of its own.
+//! foyer's hybrid cache on a folder, with its own runtime.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use tokio::runtime::Runtime;
 use super::{FoundIn, HybridPlan, TieredCache, check, value};
 use crate::options::Failure;
 
-/// What is tried: when a value is written, and how memory evicts.
+/// Configurations: when a value is written, and how memory evicts.
 pub(super) const CONFIGS: [&str; 6] = [
     "written on insertion, LRU",
     "written on insertion, S3-FIFO",
@@ -22,11 +22,11 @@ pub(super) const CONFIGS: [&str; 6] = [
     "written on eviction, S3-FIFO",
     "written on eviction, LFU",
 ];
-/// How many entries go in before one waits for the device: if many more wait, they are dropped.
+/// Inserts between two waits for the device. foyer drops entries if too many wait.
 const BATCH: u64 = 2000;
-/// It aligns entries to this.
+/// Alignment of entries, in bytes.
 const PAGE: usize = 4096;
-/// Bytes of an entry beside its value: header, key and lengths, at most.
+/// Upper bound of an entry's header, key and lengths, in bytes.
 const HEADER: usize = 64;
 
 pub(super) struct Foyer {
@@ -38,7 +38,7 @@ pub(super) struct Foyer {
     fill: bool,
 }
 
-/// Bytes of the device that a value takes.
+/// Size of a value on the device, in bytes.
 pub(super) fn entry_bytes(value_bytes: usize) -> u64 {
     (value_bytes + HEADER).next_multiple_of(PAGE) as u64
 }
@@ -58,7 +58,7 @@ impl Foyer {
             true => HybridCachePolicy::WriteOnInsertion,
             false => HybridCachePolicy::WriteOnEviction,
         };
-        // Its usual block is 16 MiB: a small device would have few.
+        // The default block of 16 MiB would leave a small device with few blocks.
         let block = (plan.device_bytes / 64).clamp(1 << 20, 16 << 20) as usize;
         let cache = runtime.block_on(async {
             let device = FsDeviceBuilder::new(&plan.path)
@@ -126,7 +126,7 @@ impl TieredCache for Foyer {
         Ok(())
     }
 
-    // It knows all when it has been opened.
+    // Opening includes the rebuild.
     fn wait_rebuilt(&self) {}
 
     fn written_bytes(&self) -> u64 {
@@ -143,7 +143,7 @@ impl Drop for Foyer {
         if let Some(cache) = self.cache.take()
             && let Err(error) = self.runtime.block_on(cache.close())
         {
-            eprintln!("closing foyer: {error}");
+            eprintln!("cannot close foyer: {error}");
         }
     }
 }

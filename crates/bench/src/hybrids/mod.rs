@@ -1,8 +1,7 @@
-//! Caches in memory and on a device, as the benches `rebuild` and `hybrid` use them: ours, and
-//! foyer's.
+//! Caches in memory and on a device for `rebuild` and `hybrid`: Forebay's and foyer's.
 //!
-//! Values say whose they are, so that a wrong one is found out. Files of all subjects are in one
-//! folder, go through the page cache, and are removed at the end.
+//! Values contain their keys, so that wrong values are detected. The files of all subjects are in
+//! one folder, go through the page cache, and are removed at the end.
 
 mod forebay;
 #[cfg(feature = "peers")]
@@ -15,59 +14,59 @@ use forebay_cache::Class;
 
 use crate::options::Failure;
 
-/// How a cache is to be made, or opened again.
+/// Configuration of a cache that is made or reopened.
 #[derive(Clone, Debug)]
 pub(crate) struct HybridPlan {
-    /// Its file, or its folder if it wants several.
+    /// Its file, or its folder.
     pub(crate) path: PathBuf,
     /// Weight of values in memory.
     pub(crate) memory_bytes: u64,
     pub(crate) device_bytes: u64,
     pub(crate) value_bytes: usize,
-    /// Every value is to be written, and none is asked for meanwhile.
+    /// Whether every value is written, and none is requested meanwhile.
     #[cfg_attr(not(feature = "peers"), allow(dead_code, reason = "ours is filled as it is used"))]
     pub(crate) fill: bool,
     pub(crate) seed: u64,
 }
 
-/// Where a value was.
+/// Where a value was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FoundIn {
     Memory,
     Device,
-    /// It had to be loaded.
+    /// Nowhere: it was loaded.
     Nowhere,
 }
 
 /// A cache in memory and on a device.
 pub(crate) trait TieredCache: Send + Sync {
-    /// The value of that key, loaded if need be.
+    /// Looks a key up, and loads its value on a miss.
     fn get_or_load(&self, key: u64, class: Class) -> FoundIn;
-    /// Whether it has that key.
+    /// Looks a key up.
     fn get(&self, key: u64) -> bool;
-    /// Puts a value in.
+    /// Inserts the value of a key.
     fn insert(&self, key: u64);
-    /// Waits until what is to be written is on the device.
+    /// Waits until all pending writes are on the device.
     fn settle(&self) -> Result<(), Failure>;
-    /// Waits until it knows all that the device has.
+    /// Waits for the rebuild.
     fn wait_rebuilt(&self);
     /// Bytes written to the device so far.
     fn written_bytes(&self) -> u64;
-    /// Bytes of memory that it says that its index of the device takes, if it says so.
+    /// Memory of its index of the device in bytes, if it reports that.
     fn index_bytes(&self) -> Option<u64>;
 }
 
-/// A subject, with one way to set it up.
+/// A subject in one configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) name: &'static str,
     pub(crate) config: &'static str,
-    /// Which of the configurations.
+    /// Index of the configuration.
     nth: usize,
 }
 
 impl Subject {
-    /// All subjects, those of a name beside each other, with all that is to be tried.
+    /// All configurations of all subjects, grouped by subject.
     pub(crate) fn all() -> Vec<Self> {
         let ours = ["bounded by weight"].into_iter().enumerate();
         let ours = ours.map(|(nth, config)| Self { name: "forebay", config, nth });
@@ -79,13 +78,13 @@ impl Subject {
         ours.collect()
     }
 
-    /// The one of that name that a child process was told to use.
+    /// The first configuration of a subject, for child processes.
     pub(crate) fn named(name: &str) -> Result<Self, Failure> {
         let found = Self::all().into_iter().find(|subject| subject.name == name);
-        found.ok_or_else(|| format!("no subject `{name}`").into())
+        found.ok_or_else(|| format!("unknown subject `{name}`").into())
     }
 
-    /// Makes it, or opens what it has left at its path.
+    /// Makes the cache, or reopens it.
     pub(crate) fn open(&self, plan: &HybridPlan) -> Result<Box<dyn TieredCache>, Failure> {
         match self.name {
             #[cfg(feature = "peers")]
@@ -94,32 +93,32 @@ impl Subject {
         }
     }
 
-    /// Bytes of a device that holds `entries` values of that size.
+    /// Size of a device for `entries` values, in bytes.
     pub(crate) fn device_bytes(&self, entries: u64, value_bytes: usize) -> u64 {
         let each = match self.name {
             #[cfg(feature = "peers")]
             "foyer" => foyer::entry_bytes(value_bytes),
             _ => forebay::entry_bytes(value_bytes),
         };
-        // Logs, and segments that are not full.
+        // For logs and partly filled segments.
         (entries * each * 5 / 4 + (64 << 20)).next_multiple_of(1 << 20)
     }
 }
 
-/// The value of a key, of so many bytes, eight at least.
+/// The value of a key, of `bytes` bytes but at least eight.
 pub(crate) fn value(key: u64, bytes: usize) -> Vec<u8> {
     let mut value = vec![key as u8; bytes.max(8)];
     value[..8].copy_from_slice(&key.to_le_bytes());
     value
 }
 
-/// Panics if this is not the value of that key.
+/// Panics if `value` is not the value of `key`.
 pub(crate) fn check(key: u64, value: &[u8]) {
     let found = value.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes));
-    assert!(found == Some(key), "the value of {key} is that of {found:?}");
+    assert!(found == Some(key), "the value of key {key} belongs to {found:?}");
 }
 
-/// A path of its own in a folder; what is there is removed when this goes.
+/// A unique path in a folder, removed on drop.
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
@@ -132,7 +131,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Whichever it is; nothing depends on it.
+        // A file or a folder. An error has no consequence for the measurement.
         let _ = std::fs::remove_file(&self.0);
         let _ = std::fs::remove_dir_all(&self.0);
     }

@@ -1,12 +1,12 @@
-//! Forebay's own index, by itself. As in the cache, the index holds tags of hashes and the key is
-//! compared in the header: here, a place in a column of keys stands for it.
+//! Forebay's index alone. As in the cache, the index holds tags of hashes, and keys are compared in
+//! the headers; a column of keys stands for these.
 
 use forebay_cache::bench_internals::BareIndex;
 
 use super::Table;
 use crate::keys::scramble;
 
-/// The index and what stands for the headers.
+/// The index and the column of keys.
 #[derive(Default)]
 pub(crate) struct ForebayIndex {
     index: BareIndex,
@@ -14,7 +14,7 @@ pub(crate) struct ForebayIndex {
 }
 
 impl ForebayIndex {
-    /// An empty index, with room for headers: their growth is not the index's.
+    /// An empty index, with a preallocated column: its growth is not the index's.
     pub(crate) fn new(most_entries: u64) -> Self {
         Self { index: BareIndex::default(), keys: Vec::with_capacity(most_entries as usize) }
     }
@@ -22,7 +22,7 @@ impl ForebayIndex {
 
 impl Table for ForebayIndex {
     fn insert(&mut self, key: u64, slot: u64) {
-        // Places are given in order, as slots of a slab are.
+        // Slots are assigned in order, as in the slab.
         debug_assert_eq!(slot, self.keys.len() as u64);
         self.keys.push(key);
         let keys = &self.keys;

@@ -1,4 +1,4 @@
-//! Indexes that map a block's key to its place, for comparison of growth and lookup.
+//! Indexes that map a block's key to its slot, to compare growth and lookup.
 
 #[cfg(feature = "bench_internals")]
 mod forebay;
@@ -8,14 +8,14 @@ mod tables;
 pub(crate) use forebay::ForebayIndex;
 pub(crate) use tables::{FixedChains, HashTables};
 
-/// An index as `index` measures it: one thread, but with the locks that many would need.
+/// An index with the locks that many threads would need, used by one thread.
 pub(crate) trait Table {
-    /// Adds a key that is not there.
+    /// Adds a missing key.
     fn insert(&mut self, key: u64, slot: u64);
-    /// The place of a key.
+    /// The slot of a key.
     fn lookup(&self, key: u64) -> Option<u64>;
-    /// Memory of the index itself: without headers, with what they must hold for its sake.
+    /// Memory of the index without headers, but with its links in them.
     fn bytes(&self) -> u64;
-    /// Entries on the longest chain, where there are chains.
+    /// Length of the longest chain, if there are chains.
     fn longest_chain(&self) -> Option<u64>;
 }

@@ -1,4 +1,4 @@
-//! The table sized by guess (R4), and hashbrown under one lock or many.
+//! R4's fixed table, and hashbrown under one lock or many.
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::RwLock;
@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use super::Table;
 use crate::keys::scramble;
 
-/// Bytes of memory for which R4's table had one chain.
+/// Memory per chain of R4's table, in bytes.
 const BYTES_PER_CHAIN: u64 = 64 << 10;
 const LOCKS: usize = 256;
 const POINTER_BYTES: u64 = 8;
@@ -21,8 +21,8 @@ struct Node {
     next: Option<Box<Node>>,
 }
 
-/// R4's table: one chain for each 64 KiB of memory, however many blocks there are. Chains go
-/// through the headers, so a block costs the index one pointer beside its share of the table.
+/// R4's table: one chain per 64 KiB of memory. Chains go through the headers, so a block costs the
+/// index one pointer besides its share of the table.
 pub(crate) struct FixedChains {
     groups: Vec<Mutex<Vec<Option<Box<Node>>>>>,
     chains: u64,
@@ -30,7 +30,7 @@ pub(crate) struct FixedChains {
 }
 
 impl FixedChains {
-    /// The table that R4's code would make on a machine with this much memory.
+    /// R4's table on a machine with this much memory.
     pub(crate) fn new(memory_bytes: u64) -> Self {
         let chains = (memory_bytes / BYTES_PER_CHAIN).next_power_of_two().max(LOCKS as u64);
         let group = || (0..chains as usize / LOCKS).map(|_| None).collect();
@@ -84,7 +84,7 @@ impl Table for FixedChains {
 
 impl Drop for FixedChains {
     fn drop(&mut self) {
-        // Node by node: a chain dropped at once would recurse.
+        // Node by node, since dropping a chain at once would recurse.
         for group in &mut self.groups {
             for chain in group.get_mut() {
                 let mut at = chain.take();
@@ -96,7 +96,7 @@ impl Drop for FixedChains {
     }
 }
 
-/// A hash without a random seed: a table grows at the same insert in every repetition.
+/// A hash without a random seed, so that a table grows at the same insert in every repetition.
 #[derive(Default)]
 pub(crate) struct FixedHash(u64);
 
@@ -116,7 +116,7 @@ impl Hasher for FixedHash {
 
 type Map = HashMap<u64, u64, BuildHasherDefault<FixedHash>>;
 
-/// hashbrown's map in shards under reader-writer locks. With one shard its growth is one stall.
+/// Sharded hashbrown maps under reader-writer locks. With one shard, growth is one stall.
 pub(crate) struct HashTables(Vec<RwLock<Map>>);
 
 impl HashTables {

@@ -1,5 +1,5 @@
-//! Our engine at a depth: as many chains of reads, each submitted by the callback of the one
-//! before, and one thread that lends itself to the device until all chains have ended.
+//! Forebay's engines at a depth: as many chains of reads. The callback of each read submits the
+//! next one, and one thread helps the device until all chains have ended.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,32 +17,31 @@ use crate::measure::cpu_seconds;
 use crate::options::Failure;
 use crate::test_file::{BLOCK_BYTES, Stamp};
 
-/// One queue: the load is one thread's.
+/// One queue, because one thread submits.
 const SUBMISSION_QUEUES: usize = 1;
-/// Latencies are told apart to a hundredth; longer ones than this count as this.
+/// Longest latency that the histogram distinguishes, in nanoseconds; its precision is 1 %.
 const MAX_NS: u64 = 60_000_000_000;
 
-/// Which of our engines.
+/// Forebay's engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Engines {
     /// io_uring.
     IoUring,
-    /// The pool of threads.
+    /// The thread pool.
     Threads,
 }
 
-/// Reads with one of our engines.
+/// Reads with one of Forebay's engines.
 ///
 /// # Errors
-/// If the file cannot be opened like that, or a read fails, or reads something else than what is
-/// there.
+/// If the file cannot be opened in this mode, a read fails, or a read returns wrong bytes.
 pub(crate) fn ours(
     plan: &IopsPlan<'_>,
     engine: Engines,
     stamp: Stamp,
 ) -> Result<IopsResult, Failure> {
     let tunables = Arc::new(IoTunables::default());
-    // All of the depth is in flight, none of it waits in the queue.
+    // All reads are in flight; none waits in the queue.
     let depth = u32::try_from(plan.depth)?.max(tunables.sync_read_max());
     tunables.set_sync_read_max(depth)?;
     tunables.set_total_max(2 * depth)?;
@@ -63,8 +62,7 @@ pub(crate) fn ours(
     found
 }
 
-/// What the chains share. The thread that helps runs nearly all callbacks, so nobody waits for
-/// the lock.
+/// State that the chains share. The helping thread runs nearly all callbacks, so the lock is free.
 struct Chains {
     device: Arc<dyn Device>,
     blocks: u64,
@@ -88,7 +86,7 @@ impl Chains {
         Request::read(offset, buffer).on_done(move |completion| self.ended(completion, begun))
     }
 
-    /// A read has ended: on with the next, or the chain ends too.
+    /// Handles a completion: submits the chain's next read, or ends the chain.
     fn ended(self: Arc<Self>, completion: Completion, begun: Instant) {
         let now = Instant::now();
         let Completion { offset, result, payload, .. } = completion;
@@ -96,7 +94,7 @@ impl Chains {
         let error = match (result, &buffer) {
             (Err(error), _) => Some(error.to_string()),
             (Ok(()), Some(block)) if self.stamp.fits(offset, block) => None,
-            (Ok(()), _) => Some(format!("the block at {offset} is not what was written")),
+            (Ok(()), _) => Some(format!("the block at offset {offset} has wrong content")),
         };
         let (next, last) = {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

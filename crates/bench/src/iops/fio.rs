@@ -1,8 +1,7 @@
-//! fio's io_uring engine at a depth, as a child process whose JSON is read.
+//! fio's io_uring engine at a depth, run as a child process whose JSON is parsed.
 //!
-//! The same flags as ours: one thread, one file that is registered with the ring, no registered
-//! buffers, direct or not. Of the times that fio could take of each read it takes those that ours
-//! takes: before submission and at completion.
+//! The flags match Forebay's: one thread, one registered file, no registered buffers, direct or
+//! not. Latency is from before submission to completion.
 
 use std::process::Command;
 
@@ -19,7 +18,7 @@ pub(crate) struct Fio {
 }
 
 impl Fio {
-    /// The fio that is found on the path, if it has the io_uring engine.
+    /// Finds fio on the path, if it has the io_uring engine.
     pub(crate) fn find() -> Option<Self> {
         let said = |arguments: &[&str]| {
             let output = Command::new("fio").args(arguments).output().ok()?;
@@ -34,7 +33,7 @@ impl Fio {
 /// Reads with fio.
 ///
 /// # Errors
-/// If fio fails, or says what cannot be understood.
+/// If fio fails, or its output cannot be parsed.
 pub(crate) fn theirs(plan: &IopsPlan<'_>, fio: &Fio) -> Result<IopsResult, Failure> {
     let output = Command::new("fio").args(arguments(plan)).output()?;
     let said = String::from_utf8_lossy(&output.stdout);
@@ -66,7 +65,7 @@ fn arguments(plan: &IopsPlan<'_>) -> Vec<String> {
         format!("--size={}", plan.size_bytes),
         format!("--iodepth={}", plan.depth),
         format!("--direct={direct}"),
-        // What is in the page cache stays there, as for ours.
+        // Keep the page cache, as for Forebay.
         "--invalidate=0".to_owned(),
         "--time_based".to_owned(),
         format!("--runtime={runtime_ms}ms"),
@@ -78,19 +77,19 @@ fn arguments(plan: &IopsPlan<'_>) -> Vec<String> {
     ]
 }
 
-/// Reads fio's JSON. It may be preceded by lines of warnings.
+/// Parses fio's JSON, which warnings may precede.
 fn parse(text: &str) -> Result<IopsResult, Failure> {
     let json = text.find('{').map_or("", |start| &text[start..]);
     let all: Value =
-        serde_json::from_str(json).map_err(|e| format!("fio did not answer in JSON: {e}"))?;
+        serde_json::from_str(json).map_err(|e| format!("cannot parse fio's JSON: {e}"))?;
     let job = &all["jobs"][0];
     let read = &job["read"];
     let number = |value: &Value, name: &str| {
-        value.as_f64().ok_or_else(|| format!("fio did not tell `{name}`"))
+        value.as_f64().ok_or_else(|| format!("fio's JSON has no `{name}`"))
     };
     let error = number(&job["error"], "error")?;
     if error != 0.0 {
-        return Err(format!("fio's job ended with error {error}").into());
+        return Err(format!("fio's job failed with error {error}").into());
     }
     let ios = number(&read["total_ios"], "total_ios")?.max(1.0);
     let percent = number(&job["usr_cpu"], "usr_cpu")? + number(&job["sys_cpu"], "sys_cpu")?;

@@ -1,4 +1,4 @@
-//! Raw random reads at a fixed depth, by our engine or by fio.
+//! Random reads at a fixed depth, by Forebay's engines or by fio.
 
 mod device;
 mod fio;
@@ -8,11 +8,11 @@ use std::path::Path;
 pub(crate) use device::{Engines, ours};
 pub(crate) use fio::{Fio, theirs};
 
-/// What is read, and how.
+/// What to read, and how.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IopsPlan<'a> {
     pub(crate) path: &'a Path,
-    /// Reads lie below this.
+    /// Reads are below this offset.
     pub(crate) size_bytes: u64,
     pub(crate) direct: bool,
     /// Reads in flight.
@@ -21,15 +21,15 @@ pub(crate) struct IopsPlan<'a> {
     pub(crate) seed: u64,
 }
 
-/// What a measurement found.
+/// The result of a measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct IopsResult {
-    /// What executed the reads.
+    /// The engine that executed the reads.
     pub(crate) config: String,
     pub(crate) iops: f64,
-    /// User and system time of a read.
+    /// User and system CPU time per read.
     pub(crate) cpu_ns_per_io: f64,
-    /// From before a read's submission to its completion.
+    /// Time from before submission to completion.
     pub(crate) p50_ns: f64,
     pub(crate) p99_ns: f64,
 }

@@ -1,5 +1,5 @@
-//! The model's inputs, measured here: what a visit to a lock costs alone and under
-//! contention, and what it costs to bring a cache line from another CPU.
+//! Measures the model's inputs: the cost of a visit to a lock, alone and under contention, and the
+//! transfer of a cache line from another CPU.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,23 +12,23 @@ use crate::measure::{self, Limit, Worker};
 use crate::options::Failure;
 use crate::report::median;
 
-/// What one class of lock costs.
+/// Costs of one lock class.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockCost {
-    /// A visit when nobody else is there, nanoseconds.
+    /// An uncontended visit, in nanoseconds.
     pub(crate) alone_ns: f64,
-    /// A visit when two CPUs do nothing else, nanoseconds of the lock's time.
+    /// A visit when two CPUs do nothing else, in nanoseconds of the lock's time.
     pub(crate) queued_ns: f64,
 }
 
-/// What a hit of an ARC baseline costs in its locks.
+/// Costs of the locks in a hit of an ARC baseline.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ArcCosts {
-    /// A sublist's lock.
+    /// The lock of a sublist.
     pub(crate) list: LockCost,
     /// An index lock, without the list lock that is taken under it.
     pub(crate) index: LockCost,
-    /// Index locks.
+    /// Number of index locks.
     pub(crate) index_locks: usize,
 }
 
@@ -47,8 +47,8 @@ impl<F: Fn(u64, u32)> Worker for Visitor<'_, F> {
     }
 }
 
-/// Time of a visit, nanoseconds; the best of several looks, since a machine that is busy with other
-/// things makes visits longer and never shorter.
+/// Time of a visit in nanoseconds: the best of several runs, because other load only makes visits
+/// longer.
 fn visits<F: Fn(u64, u32) + Sync>(
     nodes: &[(u64, u32)],
     threads: usize,
@@ -59,13 +59,13 @@ fn visits<F: Fn(u64, u32) + Sync>(
     let make = |thread: usize| Visitor { nodes, rng: XorShift::new(thread as u64), visit };
     let look = |_| {
         let sample = measure::run(threads, limit, make, || {});
-        // One thread's cost is its CPU time, whatever else the machine does.
+        // With one thread, CPU time excludes other load.
         if threads == 1 { sample.cpu_ns_per_op() } else { 1e9 / sample.ops_per_s() }
     };
     (0..LOOKS).map(look).fold(f64::INFINITY, f64::min)
 }
 
-/// Measures the locks of a filled baseline that has one list lock.
+/// Measures the locks of a filled baseline with one list lock.
 pub(crate) fn arc_costs<H: Handle>(one_list: &LockedArc<H>, limit: Limit) -> ArcCosts {
     let nodes = one_list.nodes();
     let idle = visits(&nodes, 1, limit, &|key, node| {
@@ -79,13 +79,13 @@ pub(crate) fn arc_costs<H: Handle>(one_list: &LockedArc<H>, limit: Limit) -> Arc
     let index_alone = alone(visits(&nodes, 1, limit, &index));
     ArcCosts {
         list: LockCost { alone_ns: list_alone, queued_ns: list_queued.max(list_alone) },
-        // With hundreds of index locks hardly anybody ever waits for one.
+        // With hundreds of index locks, contention is rare.
         index: LockCost { alone_ns: index_alone, queued_ns: index_alone },
         index_locks: one_list.index_locks(),
     }
 }
 
-/// Measures the lock of a root that keeps its requests in a list: a visit is a link or an unlink.
+/// Measures the lock of a root that keeps requests in a list. A visit is a link or an unlink.
 pub(crate) fn root_costs(limit: Limit) -> LockCost {
     const VISITS: f64 = 2.0;
     let (roots, nodes) = (LockedRoots::new(1), [(0, 0)]);
@@ -98,17 +98,17 @@ pub(crate) fn root_costs(limit: Limit) -> LockCost {
     LockCost { alone_ns, queued_ns: queued_ns.max(alone_ns) }
 }
 
-/// Time to bring a line that another CPU wrote: half a round trip between two threads.
+/// Time to transfer a cache line that another CPU wrote: half a round trip between two threads.
 pub(crate) fn line_transfer_ns(time: Duration) -> Result<f64, Failure> {
     if crate::options::cpus() < 2 {
-        return Err("the model needs two CPUs to measure how a cache line travels".into());
+        return Err("the model needs two CPUs to measure the transfer of a cache line".into());
     }
     #[repr(align(128))]
     struct Line(AtomicU64);
     const STOP: u64 = u64::MAX;
     const BATCH_ROUNDS: u64 = 64;
     const MIN_BATCHES: usize = 64;
-    /// Times as long, if the two threads seldom run at the same time.
+    /// Factor of the time limit if the two threads seldom run at the same time.
     const PATIENCE: u32 = 10;
     let line = Line(AtomicU64::new(0));
     let begun = Instant::now();
@@ -146,8 +146,8 @@ pub(crate) fn line_transfer_ns(time: Duration) -> Result<f64, Failure> {
         line.store(STOP, Ordering::Release);
         batches
     });
-    // A batch in which one of the two had no CPU is long. On a quiet machine these are few; on a
-    // busy one the shorter quarter may still be without.
+    // A batch is long if one thread had no CPU. On a quiet machine these are few. On a busy one,
+    // the shorter quarter may still be free of them.
     let mut batches = batches;
     batches.sort_by(f64::total_cmp);
     Ok(median(&batches[..batches.len().div_ceil(4)]))

@@ -1,42 +1,42 @@
 //! Exact mean value analysis of a closed network with one class of customers.
 //!
-//! Source: M. Reiser and S. S. Lavenberg, "Mean-value analysis of closed multichain
-//! queuing networks", JACM 27(2), 1980; load-dependent stations as in R. Jain, "The Art
-//! of Computer Systems Performance Analysis", chapter 36.
+//! Source: M. Reiser and S. S. Lavenberg, "Mean-value analysis of closed multichain queuing
+//! networks", JACM 27(2), 1980; load-dependent stations as in R. Jain, "The Art of Computer Systems
+//! Performance Analysis", chapter 36.
 //!
-//! Stations serve in order of arrival. A station's rate may depend on whether
-//! somebody waits: a lock that changes hands between CPUs costs more than one
-//! that nobody else wants. Equal stations are solved once and counted `copies` times.
+//! Stations serve in order of arrival. A station's rate may depend on contention: a lock that moves
+//! between CPUs costs more than an uncontended one. Equal stations are solved once and counted
+//! `copies` times.
 
-/// A lock or a cache line, or many equal ones.
+/// A lock or a cache line, or several equal ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Station {
-    /// For explanations.
+    /// Its name in results.
     pub(crate) name: &'static str,
-    /// Equal stations.
+    /// Number of equal stations.
     pub(crate) copies: u64,
-    /// Visits to each of them an operation.
+    /// Visits per operation to each of them.
     pub(crate) visits: f64,
-    /// Time a visit takes when nobody waits, nanoseconds.
+    /// Service time without contention, in nanoseconds.
     pub(crate) alone_ns: f64,
-    /// Time a visit takes when others wait, nanoseconds.
+    /// Service time under contention, in nanoseconds.
     pub(crate) queued_ns: f64,
 }
 
-/// What a number of customers (CPUs) achieves.
+/// The performance with a number of customers (CPUs).
 #[derive(Clone, Debug)]
 pub(crate) struct Solution {
-    /// Operations a nanosecond.
+    /// Operations per nanosecond.
     pub(crate) throughput_per_ns: f64,
-    /// Share of the time that one station of each kind is busy.
+    /// Utilization of one station of each kind.
     pub(crate) utilization: Vec<f64>,
 }
 
 /// State of one representative station between steps of the recursion.
 struct Queue {
-    /// `probability[j]`: that `j` customers are there.
+    /// `probability[j]`: the probability of `j` customers at the station.
     probability: Vec<f64>,
-    /// Their mean number, kept apart so that a fixed rate needs no probabilities.
+    /// Mean number of customers, separate so that a fixed rate needs no probabilities.
     mean: f64,
 }
 
@@ -68,8 +68,8 @@ fn is_fixed(station: &Station) -> bool {
     station.alone_ns == station.queued_ns
 }
 
-/// Time of one visit, waiting included, for a customer who meets the queue as it is with
-/// one customer fewer (the arrival theorem).
+/// Time of a visit including the queue, for a customer who finds the queue of a network with one
+/// customer fewer (the arrival theorem).
 fn residence_ns(station: &Station, queue: &Queue) -> f64 {
     if is_fixed(station) {
         return station.alone_ns * (1.0 + queue.mean);
@@ -85,7 +85,7 @@ fn service_ns(station: &Station, present: usize) -> f64 {
     if present <= 1 { station.alone_ns } else { station.queued_ns }
 }
 
-/// Moves a station to one customer more. Returns its utilization.
+/// Advances a station to one more customer. Returns its utilization.
 fn advance(station: &Station, queue: &mut Queue, throughput_per_ns: f64, residence: f64) -> f64 {
     let arrivals = throughput_per_ns * station.visits;
     queue.mean = arrivals * residence;
@@ -97,8 +97,8 @@ fn advance(station: &Station, queue: &mut Queue, throughput_per_ns: f64, residen
     for j in 1..new.len() {
         new[j] = arrivals * service_ns(station, j) * old[j - 1];
     }
-    // Probabilities sum to one. Rounding can push a saturated station's idle share below zero,
-    // and the recursion would amplify it: it is held at zero and the rest scaled.
+    // Probabilities sum to one. Rounding can make a saturated station's idle share negative, and
+    // the recursion would amplify that. So it is clamped to zero and the rest is scaled.
     let busy: f64 = new.iter().sum();
     if busy >= 1.0 {
         new.iter_mut().for_each(|p| *p /= busy);
@@ -207,7 +207,7 @@ mod tests {
         let solutions = solve(100.0, &[lock], 64);
         assert!((solutions[63].throughput_per_ns * 80.0 - 1.0).abs() < 1e-3);
         assert!(solutions.iter().all(|s| s.throughput_per_ns.is_finite()));
-        // It does better in the middle than at the end: waiting makes the lock slower.
+        // The peak is in the middle: contention makes the lock slower.
         assert!(solutions[2].throughput_per_ns > solutions[63].throughput_per_ns);
     }
 }

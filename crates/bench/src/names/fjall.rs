@@ -1,7 +1,7 @@
-//! fjall, a log-structured merge tree: one keyspace, keys of a directory and a name.
+//! fjall, a log-structured merge tree: one keyspace, with keys of a directory and a name.
 //!
-//! A lot is a batch, which goes to its journal unsynced; `SyncAll` every second makes it durable.
-//! An insert does not look whether the name is there.
+//! A write batch goes to its journal without a sync, and `SyncAll` every second makes it durable.
+//! An insert does not check for an existing name.
 
 use std::ops::Range;
 use std::path::Path;
@@ -12,19 +12,19 @@ use super::{Directories, Lookup, ThreadError, flat_key};
 use crate::report::Record;
 use crate::testbed::temporary_path;
 
-/// The keyspace in a folder of its own.
+/// A keyspace in its own folder.
 pub(crate) struct Fjall {
     database: Database,
     names: Keyspace,
 }
 
 impl Fjall {
-    /// How it is set.
+    /// Its configuration.
     pub(crate) const CONFIG: &'static str = "one keyspace, journal synced every second";
 
     /// An empty keyspace in `folder`.
     pub(crate) fn new(folder: &Path, cache_bytes: u64) -> Result<Self, ThreadError> {
-        // It removes its folder itself at the end.
+        // fjall removes the folder itself.
         let builder = Database::builder(temporary_path(folder)).temporary(true);
         let database = builder.cache_size(cache_bytes).open()?;
         let names = database.keyspace("names", KeyspaceCreateOptions::default)?;

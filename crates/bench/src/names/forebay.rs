@@ -1,4 +1,4 @@
-//! Ours: a directory each, in one dataset of a pool.
+//! Forebay: directories in one dataset of a pool.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::options::Failure;
 use crate::report::Record;
 use crate::testbed::{self, BackingArgs, TestBed};
 
-/// The directories in a pool of their own.
+/// Directories in their own pool.
 pub(crate) struct Pooled {
     pub(crate) data: Dataset,
     pub(crate) directories: Vec<Directory>,
@@ -20,12 +20,12 @@ pub(crate) struct Pooled {
     pub(crate) testbed: TestBed,
 }
 
-/// How such a pool is to be.
+/// Configuration of such a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolConfig<'a> {
-    /// What it lies on.
+    /// The pool's device.
     pub(crate) backing: &'a BackingArgs,
-    /// The cache's bound in bytes.
+    /// Bound of the cache, in bytes.
     pub(crate) cache_bytes: u64,
     /// Tunables of the cache.
     pub(crate) cache_tunables: &'a [(&'a str, &'a str)],
@@ -33,15 +33,15 @@ pub(crate) struct PoolConfig<'a> {
     pub(crate) pool_tunables: &'a [(String, String)],
     /// Copies of metadata.
     pub(crate) copies: u8,
-    /// Of all that is random.
+    /// Seed of all random numbers.
     pub(crate) seed: u64,
 }
 
 impl Pooled {
-    /// Empty directories in a new pool.
+    /// Makes empty directories in a new pool.
     ///
     /// # Errors
-    /// Why it cannot be made.
+    /// If the pool cannot be made.
     pub(crate) fn new(setting: &PoolConfig<'_>) -> Result<Self, Failure> {
         let testbed = TestBed::new(setting.backing, setting.seed)?;
         let cache = testbed::cache(setting.cache_bytes, setting.cache_tunables, setting.seed)?;
@@ -59,11 +59,10 @@ impl Pooled {
         Ok(Self { data, directories, pool, cache, testbed })
     }
 
-    /// The same pool after an export and an import, with a new, empty cache and reads that take
-    /// longer by `delay`.
+    /// Exports and imports the pool, with a new empty cache and reads that take `delay` longer.
     ///
     /// # Errors
-    /// Why one of the two failed.
+    /// If the export or the import fails.
     pub(crate) fn again(self, setting: &PoolConfig<'_>, delay: Duration) -> Result<Self, Failure> {
         let Self { data, directories, pool, cache, mut testbed } = self;
         let numbers: Vec<u64> = directories.iter().map(Directory::number).collect();
@@ -80,7 +79,7 @@ impl Pooled {
     }
 }
 
-/// Name of the one dataset.
+/// Name of the dataset.
 const DATASET: &str = "names";
 
 impl Directories for Pooled {

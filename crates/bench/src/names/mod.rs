@@ -1,9 +1,9 @@
-//! Names in directories: the load of `zap` and `create`, and those who bear it.
+//! Names in directories: the load of `zap` and `create`, and its subjects.
 //!
-//! Names are growing decimal numbers; name `n` lies in directory `n % 32`, as mds-survey spreads
-//! them. Changes come in lots of consecutive names, a transaction each, which threads take in
-//! turns; all that changed becomes durable every second and at the end, and that end counts.
-//! Lookups are of random names among those that are there.
+//! Names are growing decimal numbers. Name `n` is in directory `n % 32`, like in mds-survey.
+//! Threads take batches of consecutive names in turns and change each batch in one transaction.
+//! Everything becomes durable every second and at the end, and that time counts. Lookups are of
+//! random existing names.
 
 #[cfg(feature = "peers")]
 mod fjall;
@@ -29,26 +29,26 @@ pub(crate) use self::redb::Redb;
 pub(crate) use forebay::{PoolConfig, Pooled};
 pub(crate) use shape::shape;
 
-/// Directories that names are spread over, as in R5.
+/// Number of directories, as in R5.
 pub(crate) const DIRECTORIES: u64 = 32;
 /// The first name, as in R5.
 pub(crate) const FIRST_NAME: u64 = 500_000;
-/// How often changes become durable.
+/// Time between two syncs.
 const PERSIST_EVERY: Duration = Duration::from_secs(1);
-/// Time between two looks whether the load has ended.
+/// Time between two checks for the end of the load.
 const OBSERVE_EVERY: Duration = Duration::from_millis(2);
 
-/// Why a subject failed, on whatever thread.
+/// An error of a subject, on any thread.
 pub(crate) type ThreadError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A name as it is written.
+/// The decimal digits of a name.
 pub(crate) struct Name {
     text: [u8; 20],
     start: usize,
 }
 
 impl Name {
-    /// The number in decimal.
+    /// The name of a number.
     #[inline]
     pub(crate) fn new(mut number: u64) -> Self {
         let mut name = Self { text: [0; 20], start: 20 };
@@ -62,21 +62,20 @@ impl Name {
         }
     }
 
-    /// Its bytes.
+    /// The name's bytes.
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.text[self.start..]
     }
 }
 
-/// The directory that a name lies in.
+/// Index of a name's directory.
 #[inline]
 pub(crate) fn directory_of(number: u64) -> usize {
     (number % DIRECTORIES) as usize
 }
 
-/// A name with its directory, for who keeps all directories in one key space: they sort by
-/// directory.
+/// A key for a single key space: the directory, then the name.
 #[cfg(feature = "peers")]
 #[inline]
 fn flat_key(number: u64) -> ([u8; 21], usize) {
@@ -88,22 +87,22 @@ fn flat_key(number: u64) -> ([u8; 21], usize) {
     (key, len)
 }
 
-/// Somebody who keeps names.
+/// A store of names in directories.
 pub(crate) trait Directories: Sync {
-    /// A thread's way to look names up.
+    /// State of a thread for lookups.
     type Lookup<'a>: Lookup
     where
         Self: 'a;
 
-    /// Adds names, in one transaction that need not be durable yet.
+    /// Inserts names in one transaction, which need not be durable yet.
     fn insert(&self, batch: Range<u64>) -> Result<(), ThreadError>;
-    /// Removes names, in one transaction that need not be durable yet.
+    /// Removes names in one transaction, which need not be durable yet.
     fn remove(&self, batch: Range<u64>) -> Result<(), ThreadError>;
     /// Makes all changes so far durable.
     fn persist(&self) -> Result<(), ThreadError>;
     /// Prepares a thread for lookups.
     fn lookup(&self) -> Result<Self::Lookup<'_>, ThreadError>;
-    /// Adds what else is known to a row.
+    /// Adds the store's own figures to a row.
     fn describe(&self, record: Record) -> Result<Record, ThreadError> {
         Ok(record)
     }
@@ -111,20 +110,20 @@ pub(crate) trait Directories: Sync {
 
 /// Looks names up.
 pub(crate) trait Lookup {
-    /// The value of a name, if it is there.
+    /// Looks a name up.
     fn get(&mut self, number: u64) -> Result<Option<u64>, ThreadError>;
 }
 
-/// How much, and how.
+/// The size of a load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
-    /// Threads that work.
+    /// Number of threads.
     pub(crate) threads: usize,
-    /// Names.
+    /// Number of names.
     pub(crate) count: u64,
-    /// Changes a transaction.
+    /// Changes per transaction.
     pub(crate) batch: u64,
-    /// Of the threads' generators.
+    /// Seed of the threads' generators.
     pub(crate) seed: u64,
 }
 
@@ -135,7 +134,7 @@ impl Load {
     }
 }
 
-/// What the whole of a subject's measurement found: insert, look up, remove.
+/// Measures all phases of a subject: inserts, lookups, removals.
 pub(crate) fn phases<D: Directories>(
     directories: &D,
     load: &Load,
@@ -151,13 +150,13 @@ pub(crate) fn phases<D: Directories>(
     Ok(add(record, ["remove_per_s", "remove_cpu_ns", "remove_own_cpu_ns"], removed))
 }
 
-/// What a phase has cost.
+/// The cost of a phase.
 #[derive(Clone, Copy)]
 struct Phase {
     sample: Sample,
-    /// CPU seconds of the threads that bore the load: without those that made it durable.
+    /// CPU seconds of the load's threads only.
     own_cpu_s: f64,
-    /// How often it was made durable.
+    /// Number of syncs.
     persists: u64,
 }
 
@@ -168,12 +167,12 @@ fn add(record: Record, [rate, cpu, own_cpu]: [&'static str; 3], phase: Phase) ->
     record.figure(own_cpu, own_cpu_ns)
 }
 
-/// A fault as a failure of the bench.
+/// Converts an error of a thread.
 pub(crate) fn fail(fault: ThreadError) -> Failure {
     fault
 }
 
-/// Changes all names, lot by lot, and makes that durable.
+/// Changes all names batch by batch, and makes that durable.
 fn changes<D: Directories>(
     directories: &D,
     load: &Load,
@@ -192,7 +191,7 @@ fn changes<D: Directories>(
     timed(load.threads, load.count, work, || directories.persist())
 }
 
-/// Looks random names up, as many as there are.
+/// Looks up as many random names as exist.
 fn lookups<D: Directories>(directories: &D, load: &Load) -> Result<Phase, Failure> {
     let each = load.count / load.threads as u64;
     let work = |thread: usize| {
@@ -201,7 +200,7 @@ fn lookups<D: Directories>(directories: &D, load: &Load) -> Result<Phase, Failur
         for _ in 0..each {
             let number = FIRST_NAME + rng.below(load.count);
             if lookup.get(number)? != Some(number) {
-                return Err(format!("name {number} is not what it was").into());
+                return Err(format!("name {number} has a wrong value or is missing").into());
             }
         }
         Ok(())

@@ -1,8 +1,7 @@
-//! redb, a copy-on-write B-tree: one table, keys of a directory and a name.
+//! redb, a copy-on-write B-tree: one table, with keys of a directory and a name.
 //!
-//! Lots commit without durability; an empty transaction with it, every second, makes all before it
-//! durable. It has one writer at a time. A thread looks up in one read transaction, with the table
-//! open.
+//! Batches commit without durability. Every second an empty durable transaction makes them durable.
+//! It has one writer at a time. A thread looks names up in one read transaction with an open table.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -15,15 +14,15 @@ use crate::testbed::temporary_path;
 
 const TABLE: TableDefinition<'static, &[u8], u64> = TableDefinition::new("names");
 
-/// The table in a file of its own.
+/// A table in its own file.
 pub(crate) struct Redb {
     database: Option<Database>,
     path: PathBuf,
 }
 
 impl Redb {
-    /// How it is set.
-    pub(crate) const CONFIG: &'static str = "one table, lots without durability";
+    /// Its configuration.
+    pub(crate) const CONFIG: &'static str = "one table, batches without durability";
 
     /// An empty table in `folder`.
     pub(crate) fn new(folder: &Path, cache_bytes: u64) -> Result<Self, ThreadError> {
@@ -46,7 +45,7 @@ impl Redb {
 impl Drop for Redb {
     fn drop(&mut self) {
         drop(self.database.take());
-        // Nothing depends on it: it lies where its user keeps such things.
+        // An error has no consequence for the measurement.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -62,7 +61,7 @@ impl Directories for Redb {
             for number in batch {
                 let (key, len) = flat_key(number);
                 if table.insert(&key[..len], number)?.is_some() {
-                    return Err(format!("name {number} is there already").into());
+                    return Err(format!("name {number} exists already").into());
                 }
             }
         }
@@ -77,7 +76,7 @@ impl Directories for Redb {
             for number in batch {
                 let (key, len) = flat_key(number);
                 if table.remove(&key[..len])?.is_none() {
-                    return Err(format!("name {number} is not there").into());
+                    return Err(format!("name {number} is missing").into());
                 }
             }
         }

@@ -1,17 +1,17 @@
-//! What directories look like while they grow and shrink: nothing here is timed.
+//! The fill of directories' leaves while they grow and shrink, without timing.
 
 use super::{DIRECTORIES, Directories, Load, Pooled, fail};
 use crate::options::Failure;
 use crate::report::Record;
 
-/// Directories of no more leaves than this are not judged by their fill.
+/// Directories with at most this many leaves are ignored.
 const FEW_LEAVES: u64 = 16;
-/// Each look comes at so many names more, as a share in percent.
+/// Growth between two checks, in percent.
 const STEP_PERCENT: u64 = 5;
-/// Share of the names that goes first.
+/// Share of the names that is removed first, in percent.
 const FIRST_REMOVED_PERCENT: u64 = 90;
 
-/// Grows, looks, shrinks, looks, and empties.
+/// Grows the directories, shrinks and empties them, and checks their leaves meanwhile.
 pub(crate) fn shape(pooled: &Pooled, load: &Load, record: Record) -> Result<Record, Failure> {
     let names = load.names();
     let empty_bytes = pooled.data.allocated_bytes();
@@ -30,7 +30,7 @@ pub(crate) fn shape(pooled: &Pooled, load: &Load, record: Record) -> Result<Reco
     }
     let full = Fill::of(pooled)?;
     let kept = load.count * (100 - FIRST_REMOVED_PERCENT) / 100;
-    // Not the newest nor the oldest: any tenth stays, in all directories alike.
+    // Every tenth name of each directory stays, independent of age.
     let stays = |number: u64| (number / DIRECTORIES).is_multiple_of(10);
     remove(pooled, load, |number| !stays(number))?;
     let (few, few_least) = (Fill::of(pooled)?, least(pooled)?);
@@ -63,7 +63,7 @@ fn remove(pooled: &Pooled, load: &Load, goes: impl Fn(u64) -> bool) -> Result<()
     Ok(())
 }
 
-/// Leaves of all directories together.
+/// Totals over all directories.
 #[derive(Default)]
 struct Fill {
     entries: u64,
@@ -90,7 +90,7 @@ impl Fill {
     }
 }
 
-/// The emptiest of the directories that have more than a few leaves.
+/// Least fill of the directories with more than a few leaves.
 fn least(pooled: &Pooled) -> Result<f64, Failure> {
     let mut least = 1.0f64;
     for directory in &pooled.directories {

@@ -1,5 +1,5 @@
-//! One flat JSON object a line. Figures that are not finite are left out: JSON has no
-//! word for them, and a missing figure is more honest than a zero.
+//! Prints one flat JSON object per line. Figures that are not finite are left out, since JSON
+//! cannot represent them.
 
 use std::fmt::Write;
 
@@ -25,7 +25,7 @@ pub(super) fn line(record: &Record) -> String {
     for (name, figure) in record.figures.iter().filter(|(_, f)| f.is_finite()) {
         separate(&mut out);
         push_text(&mut out, name);
-        // `{}` of an f64 never uses an exponent and reads back as the same number.
+        // `{}` of an f64 has no exponent and parses to the same number.
         let _ = write!(out, ":{figure}");
     }
     out.push('}');

@@ -1,8 +1,8 @@
-//! What a bench found, and the three ways to say it: JSON lines, a table, a plot.
+//! Results of benches, and their three forms: JSON lines, a table, a plot.
 //!
-//! A [`Record`] is one row: parameters that identify it and figures that were measured.
-//! Repetitions are folded into one record by medians; ratios are figures that are
-//! added afterwards, within rows that share their parameters.
+//! A [`Record`] is one row: parameters that identify it, and measured figures. Repetitions are
+//! folded into one record by medians. Ratios are added afterwards, between rows with the same
+//! parameters.
 
 mod json;
 pub(crate) mod plot;
@@ -39,12 +39,12 @@ impl From<bool> for Value {
     }
 }
 
-/// One row of a bench's result.
+/// A row of a bench's results.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
-    /// What was measured: `bench`, `subject`, `threads` come first.
+    /// Parameters; `bench`, `subject` and `threads` come first.
     pub(crate) params: Vec<(&'static str, Value)>,
-    /// What came out, in base units.
+    /// Figures in base units.
     pub(crate) figures: Vec<(&'static str, f64)>,
 }
 
@@ -97,7 +97,7 @@ impl Record {
         }
     }
 
-    /// True if `other` measured the same thing, apart from the parameters named.
+    /// True if all parameters but those in `apart` are equal.
     fn same_but(&self, other: &Record, apart: &[&str]) -> bool {
         let rest = |r: &Record| -> Vec<(&'static str, Value)> {
             r.params.iter().filter(|(n, _)| !apart.contains(n)).cloned().collect()
@@ -106,7 +106,7 @@ impl Record {
     }
 }
 
-/// The middle of `values`; the mean of the two middle ones if their number is even.
+/// The median of `values`, with the mean of the middle two for an even number.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
     if sorted.is_empty() {
@@ -117,7 +117,7 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
 }
 
-/// Standard deviation of the sample over its mean; 0 for fewer than two values.
+/// Relative standard deviation of the sample; 0 for fewer than two values.
 pub(crate) fn relative_deviation(values: &[f64]) -> f64 {
     if values.len() < 2 {
         return 0.0;
@@ -128,12 +128,11 @@ pub(crate) fn relative_deviation(values: &[f64]) -> f64 {
     if mean == 0.0 { 0.0 } else { deviation / mean }
 }
 
-/// Throughputs, whose deviation is of interest: the name of the figure, and of its deviation.
+/// Figures whose deviation is reported, and the name of that column.
 const DEVIATIONS: [(&str, &str); 2] =
     [("ops_per_s", "ops_per_s_deviation"), ("iops", "iops_deviation")];
 
-/// Folds the repetitions of one measurement: the median of each figure, and the
-/// deviation of its throughput.
+/// Folds repetitions: the median of each figure, and the deviation of throughputs.
 pub(crate) fn fold(repetitions: &[Record]) -> Option<Record> {
     let first = repetitions.first()?;
     let mut folded = Record { params: first.params.clone(), figures: Vec::new() };
@@ -148,11 +147,11 @@ pub(crate) fn fold(repetitions: &[Record]) -> Option<Record> {
     Some(folded)
 }
 
-/// What a ratio column divides by.
+/// The divisor of a ratio column.
 pub(crate) enum Against<'a> {
-    /// The row of this subject with otherwise the same parameters.
+    /// The row of this subject with otherwise equal parameters.
     Subject(&'a str),
-    /// The best of these subjects' rows, by their medians.
+    /// The best of these subjects' rows, by medians.
     Best(&'a [&'a str]),
     /// The same subject at this number of threads.
     Threads(u64),
@@ -160,17 +159,17 @@ pub(crate) enum Against<'a> {
 
 /// A ratio column: `name` is a row's `figure` over that of its counterpart.
 pub(crate) struct Ratio<'a> {
-    /// The column.
+    /// Name of the column.
     pub(crate) name: &'static str,
-    /// What is divided.
+    /// The dividend.
     pub(crate) figure: &'static str,
-    /// By whose.
+    /// The divisor.
     pub(crate) against: Against<'a>,
 }
 
-/// Folds several measurements, each with its repetitions, and adds ratios to those that have
-/// a counterpart. A ratio is the median of the ratios of single repetitions:
-/// what the machine did meanwhile changes both sides of each.
+/// Folds several measurements and adds ratios to rows that have a counterpart. A ratio is the
+/// median of the ratios of single repetitions, because changes of the machine's speed affect both
+/// sides of each.
 pub(crate) fn fold_all(found: &[Vec<Record>], ratios: &[Ratio<'_>]) -> Vec<Record> {
     let found: Vec<&Vec<Record>> = found.iter().filter(|r| !r.is_empty()).collect();
     let medians: Vec<Record> = found.iter().filter_map(|r| fold(r)).collect();
@@ -242,7 +241,7 @@ mod tests {
             ops.iter().map(|o| record().figure("ops_per_s", *o)).collect()
         };
         let found = vec![
-            // The second repetition met a slow machine; the ratio does not change.
+            // The machine was slow during the second repetition; the ratio does not change.
             row("a", 1, true, [10.0, 2.0, 12.0]),
             row("b", 1, true, [5.0, 1.0, 6.0]),
             row("a", 2, true, [15.0, 3.0, 18.0]),

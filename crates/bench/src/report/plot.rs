@@ -1,4 +1,4 @@
-//! Plots as SVG: one panel a combination of parameters, one line a subject.
+//! SVG plots: one panel per combination of parameters, one line per subject.
 
 use std::path::Path;
 
@@ -12,9 +12,9 @@ type PlotError = Box<dyn std::error::Error>;
 
 /// One line of a panel.
 pub(crate) struct Series {
-    /// What the legend calls it.
+    /// Its name in the legend.
     pub(crate) name: String,
-    /// Points by rising x.
+    /// Points in the order of x.
     pub(crate) points: Vec<(f64, f64)>,
 }
 
@@ -31,7 +31,7 @@ impl Series {
 /// One axis of a panel.
 #[derive(Clone, Debug)]
 pub(crate) struct Axis {
-    /// Its title: words, and the unit.
+    /// Its title, with the unit.
     title: String,
     /// The base of a logarithmic scale; a linear one otherwise.
     log_base: Option<f64>,
@@ -59,7 +59,7 @@ impl Axis {
     }
 }
 
-/// The title of an axis for the figure of this name: words, and the unit.
+/// The title of an axis for a figure, with the unit.
 pub(crate) fn words(figure: &str) -> String {
     let known = match figure {
         "ops_per_s" => "operations per second",
@@ -82,9 +82,9 @@ pub(crate) fn words(figure: &str) -> String {
     known.to_owned()
 }
 
-/// One coordinate system with its lines.
+/// A coordinate system with its lines.
 pub(crate) struct Panel {
-    /// Above the panel.
+    /// Its title.
     pub(crate) title: String,
     /// The horizontal axis.
     pub(crate) x: Axis,
@@ -96,8 +96,8 @@ pub(crate) struct Panel {
 
 const PANEL_SIZE: (u32, u32) = (640, 400);
 const COLUMNS: usize = 2;
-/// Okabe and Ito's colours, which people with any kind of colour blindness can tell apart. Yellow
-/// is left out: it is too light on white.
+/// Okabe and Ito's colours, which people with colour blindness can distinguish. Yellow is left out
+/// because it is too light on white.
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -109,7 +109,7 @@ const COLOURS: [RGBColor; 7] = [
 ];
 const GRID: RGBColor = RGBColor(225, 225, 225);
 const FRAME: RGBColor = RGBColor(120, 120, 120);
-/// More points than this are drawn as a line without marks.
+/// Lines with more points have no marks.
 const MARKED_POINTS: usize = 24;
 
 /// Writes the panels as one SVG file.
@@ -129,7 +129,7 @@ pub(crate) fn write(path: &Path, panels: &[Panel]) -> Result<(), PlotError> {
 fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Result<(), PlotError> {
     let x = Range::of(panel.x.log_base, panel.series.iter().flat_map(Series::xs));
     let y = Range::of(panel.y.log_base, panel.series.iter().flat_map(Series::ys));
-    // Each kind of axis is a type of its own in plotters.
+    // Each combination of scales has its own type in plotters.
     match (panel.x.log_base, panel.y.log_base) {
         (None, None) => draw_on(area, panel, x.linear(), y.linear()),
         (Some(base), None) => draw_on(area, panel, x.log(base), y.linear()),
@@ -198,7 +198,7 @@ struct Range {
 }
 
 impl Range {
-    /// Covers the values, with a margin, so that a single point is still a range.
+    /// Covers the values with a margin, so that a single point is a range.
     fn of(log_base: Option<f64>, values: impl Iterator<Item = f64>) -> Self {
         let (mut low, mut high) = (f64::INFINITY, 0.0f64);
         for value in values.filter(|v| v.is_finite() && (*v > 0.0 || log_base.is_none())) {
@@ -211,7 +211,7 @@ impl Range {
         Self { low: low * 0.9, high: high * 1.05 }
     }
 
-    /// From zero.
+    /// A linear axis from zero.
     fn linear(&self) -> RangedCoordf64 {
         (0.0..self.high).into()
     }

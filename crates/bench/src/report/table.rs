@@ -1,9 +1,9 @@
-//! The table for people: parameters on the left, figures on the right, large numbers
-//! with a suffix, absent figures as a dash.
+//! Prints tables: parameters on the left, figures on the right, large numbers with a suffix,
+//! missing figures as a dash.
 
 use super::{Record, Value};
 
-/// Prints one table of all records, which share their bench.
+/// Prints one table of records of the same bench.
 pub(crate) fn print_table(records: &[Record]) {
     for line in lines(records) {
         println!("{line}");
@@ -62,14 +62,14 @@ fn param_cell(record: &Record, name: &str) -> String {
 }
 
 fn figure_cell(record: &Record, name: &str) -> String {
-    // Caches are compared by hundredths of a percent.
+    // Hit ratios differ by hundredths of a percent.
     let say = |value: f64| {
         if name.ends_with("hit_ratio") { format!("{value:.4}") } else { human(value) }
     };
     record.number(name).map_or_else(|| "-".to_owned(), say)
 }
 
-/// A number as people like to read it: at most four digits and a suffix.
+/// A number with at most four digits and a suffix.
 pub(crate) fn human(value: f64) -> String {
     let size = value.abs();
     if value == 0.0 {

@@ -1,4 +1,4 @@
-//! The roots that are compared: R2's before and after, and ours.
+//! The roots under comparison: R2's before and after, and Forebay's.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use forebay_io::{Device, Request, Roots};
 use crate::baseline::LockedRoots;
 use crate::options::Failure;
 
-/// Roots of R2's "after".
+/// Number of roots in R2's "after".
 const MANY_ROOTS: usize = 16;
 
 /// A subject.
@@ -17,7 +17,7 @@ pub(crate) enum RootsKind {
     OneLocked,
     /// R2's after.
     SixteenLocked,
-    /// Ours.
+    /// Forebay's.
     Forebay,
 }
 
@@ -25,7 +25,7 @@ impl RootsKind {
     /// All subjects.
     pub(crate) const ALL: [Self; 3] = [Self::OneLocked, Self::SixteenLocked, Self::Forebay];
 
-    /// As results call it.
+    /// Its name in results.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::OneLocked => "one-root-locked",
@@ -34,14 +34,14 @@ impl RootsKind {
         }
     }
 
-    /// Fresh roots over a device.
+    /// New roots over a device.
     pub(crate) fn open(self, device: &Arc<dyn Device>) -> AnyRoots {
         let locked =
             |count| AnyRoots::Locked(Box::new(LockedRoots::new(count)), Arc::clone(device));
         match self {
             Self::OneLocked => locked(1),
             Self::SixteenLocked => locked(MANY_ROOTS),
-            // 0: the default, one a CPU.
+            // 0 is the default: one per CPU.
             Self::Forebay => AnyRoots::Forebay(Roots::new(Arc::clone(device), 0)),
         }
     }
@@ -49,9 +49,9 @@ impl RootsKind {
 
 /// Roots of either kind.
 pub(crate) enum AnyRoots {
-    /// Lists under locks.
+    /// Lists under locks, and their device.
     Locked(Box<LockedRoots>, Arc<dyn Device>),
-    /// Ours.
+    /// Forebay's.
     Forebay(Roots),
 }
 
@@ -64,7 +64,7 @@ impl AnyRoots {
         }
     }
 
-    /// Waits for all that was submitted.
+    /// Waits for all submitted requests.
     ///
     /// # Errors
     /// If requests failed.
@@ -86,7 +86,7 @@ impl AnyRoots {
         }
     }
 
-    /// What they are, for the column `config`.
+    /// A description for the column `config`.
     pub(crate) fn config(&self) -> String {
         match self {
             Self::Locked(roots, _) => format!("{} under a lock each", roots.len()),

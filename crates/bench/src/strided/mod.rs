@@ -1,14 +1,13 @@
-//! R2's load: many threads, each reading its own region with a stride, with read-ahead that is
-//! issued as asynchronous I/O under roots.
+//! R2's load: many threads, each reading its own region with a stride, with asynchronous read-ahead
+//! under I/O roots.
 //!
-//! A [`Reader`] keeps two lots of reads before the block that it wants next. When it comes to a
-//! lot, it raises those of its blocks that are still in flight to reads that somebody waits for,
-//! and waits for them; when it has used a lot up, the next one is read ahead, into the same memory.
+//! A [`Reader`] keeps two batches of reads ahead of the next block. At a batch it raises the
+//! priority of its blocks that are still in flight, and waits for them. A used batch's buffers are
+//! reused for the next one.
 //!
-//! How a reader sleeps and is woken is the same code whatever the roots are. That it waits by the
-//! lot, for the last block first, also makes the number of times nearly the same: once a lot at
-//! most. A reader that waited block by block would be woken up to once a block, the more often the
-//! sooner it gets a CPU, and that would drown what the roots cost.
+//! All subjects share the code that waits. A reader waits for a batch, the last block first, so it
+//! sleeps at most about once per batch. A reader that waited for each block would wake up to once
+//! per block, more often the sooner it gets a CPU, and that would hide the cost of the roots.
 
 mod compared_roots;
 
@@ -26,18 +25,18 @@ use crate::test_file::{BLOCK_BYTES, Stamp};
 
 pub(crate) use compared_roots::{AnyRoots, RootsKind};
 
-/// The benchmark of R2 reads every seventeenth record.
+/// R2's benchmark reads every seventeenth record.
 pub(crate) const STRIDE_BLOCKS: u64 = 17;
 
-/// A thread's part of the device, in blocks.
+/// A thread's region of the device, in blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     pub(crate) first: u64,
     pub(crate) blocks: u64,
 }
 
-/// The blocks of a region with a stride: pass after pass, each beginning one block later than the
-/// one before, so that all blocks come before one comes again.
+/// The blocks of a region with a stride, pass after pass. Each pass starts one block later, so all
+/// blocks are read before one is repeated.
 #[derive(Clone, Debug)]
 struct Strided {
     region: Region,
@@ -46,14 +45,14 @@ struct Strided {
 }
 
 impl Strided {
-    /// Begins somewhere in the region, by `seed`.
+    /// Starts in the region at an offset given by `seed`.
     fn new(region: Region, seed: u64) -> Self {
         assert!(region.blocks > 0, "a region has a block");
         let at = seed % region.blocks;
         Self { region, at, pass: at % STRIDE_BLOCKS }
     }
 
-    /// Offset of the next block, bytes.
+    /// Offset of the next block, in bytes.
     fn next(&mut self) -> u64 {
         let block = self.region.first + self.at;
         self.at += STRIDE_BLOCKS;
@@ -65,7 +64,7 @@ impl Strided {
     }
 }
 
-/// What went wrong in a measurement. Anything at all makes it worthless.
+/// Errors during a measurement. Any error invalidates it.
 #[derive(Default)]
 pub(crate) struct ReadErrors {
     count: AtomicU64,
@@ -78,7 +77,7 @@ impl ReadErrors {
         self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
     }
 
-    /// How many there were, and the first of them.
+    /// The number of errors, and the first of them.
     pub(crate) fn summary(&self) -> Option<String> {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
         let count = self.count.load(Ordering::Relaxed);
@@ -86,7 +85,7 @@ impl ReadErrors {
     }
 }
 
-/// What all readers of a measurement share.
+/// State that all readers of a measurement share.
 pub(crate) struct ReaderContext<'a> {
     pub(crate) device: &'a dyn Device,
     pub(crate) roots: &'a AnyRoots,
@@ -94,20 +93,20 @@ pub(crate) struct ReaderContext<'a> {
     pub(crate) errors: &'a ReadErrors,
 }
 
-/// Lots in a reader's window.
+/// Batches in a reader's window.
 const BATCHES: usize = 2;
 
-/// A block that was read ahead.
+/// A block that is read ahead.
 struct ReadAhead {
-    /// Until it has landed.
+    /// Set until the read is complete.
     pending: Option<Pending>,
     raise: RaiseHandle,
-    /// Once it has.
+    /// Set once the read is complete.
     completed: Option<Completion>,
 }
 
 impl ReadAhead {
-    /// Looks whether it has landed.
+    /// Polls the read. Returns true if it is complete.
     fn poll_completed(&mut self) -> bool {
         if let Some(pending) = &mut self.pending {
             match Pin::new(pending).poll(&mut Context::from_waker(Waker::noop())) {
@@ -121,7 +120,7 @@ impl ReadAhead {
         true
     }
 
-    /// Waits until it has landed.
+    /// Waits for the read.
     fn wait(&mut self, device: &dyn Device) {
         if let Some(pending) = self.pending.take() {
             self.completed = Some(pending.wait(device));
@@ -133,19 +132,19 @@ impl ReadAhead {
 pub(crate) struct Reader<'a> {
     context: &'a ReaderContext<'a>,
     blocks: Strided,
-    /// The next block first.
+    /// Blocks that are read ahead, in the order of use.
     window: VecDeque<ReadAhead>,
-    /// Memory of the blocks that were used since the last lot was read ahead.
+    /// Buffers of used blocks, for the next batch.
     used: Vec<Buffer>,
     batch: usize,
-    /// Blocks of the lot at the front that are not used yet.
+    /// Unused blocks of the first batch.
     left: usize,
-    /// Times that it was waited for, and not told of yet.
+    /// Waits that were not reported yet.
     waits: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// Begins to read ahead, half of the `buffers` at once.
+    /// Starts the read-ahead with all `buffers`.
     pub(crate) fn new(
         context: &'a ReaderContext<'a>,
         region: Region,
@@ -161,7 +160,7 @@ impl<'a> Reader<'a> {
         reader
     }
 
-    /// Takes memory for the next lot, which is read ahead once there is enough.
+    /// Takes back a buffer. Submits the next batch once there are enough.
     fn give_back(&mut self, buffer: Buffer) {
         self.used.push(buffer);
         if self.used.len() < self.batch {
@@ -178,7 +177,7 @@ impl<'a> Reader<'a> {
         self.context.roots.submit_all(requests);
     }
 
-    /// Has the next lot in memory.
+    /// Waits for the next batch.
     fn complete_batch(&mut self) {
         self.left = self.batch.min(self.window.len());
         for ahead in self.window.range_mut(..self.left) {
@@ -186,7 +185,7 @@ impl<'a> Reader<'a> {
                 ahead.raise.raise(Priority::SyncRead);
             }
         }
-        // When the last has landed, so have most others.
+        // Once the last read is complete, most others are too.
         for ahead in self.window.range_mut(..self.left).rev() {
             if !ahead.poll_completed() {
                 self.waits += 1;
@@ -195,7 +194,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Checks a block and takes its memory back.
+    /// Checks a block and returns its buffer.
     fn check(&self, completion: Completion) -> Option<Buffer> {
         let ReaderContext { stamp, errors, .. } = self.context;
         let Completion { offset, result, payload, .. } = completion;
@@ -203,23 +202,23 @@ impl<'a> Reader<'a> {
         match (&result, &buffer) {
             (Err(error), _) => errors.add(error.to_string()),
             (Ok(()), Some(block)) if stamp.fits(offset, block) => {}
-            (Ok(()), _) => errors.add(format!("the block at {offset} is not what was written")),
+            (Ok(()), _) => errors.add(format!("the block at offset {offset} has wrong content")),
         }
         buffer
     }
 }
 
 impl Worker for Reader<'_> {
-    // A read may take long, and there are many threads: look at the stop flag after each.
+    // A read may take long, so check the stop flag after each.
     const BATCH_OPERATIONS: u64 = 1;
 
-    /// Reads a block. Tells by `false` of each time that it waited.
+    /// Reads a block. Returns false once for each wait.
     fn step(&mut self) -> bool {
         if self.left == 0 {
             self.complete_batch();
         }
         self.left = self.left.saturating_sub(1);
-        // Without a block only if memory was lost, which a fault has told of.
+        // A block is missing only if its buffer was lost, which is a recorded error.
         let completed = self.window.pop_front().and_then(|ahead| ahead.completed);
         if let Some(buffer) = completed.and_then(|completion| self.check(completion)) {
             self.give_back(buffer);

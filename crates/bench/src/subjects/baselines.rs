@@ -1,4 +1,4 @@
-//! The baselines: an ARC under one list lock or many (R1), and the textbook's.
+//! The baselines as subjects: an ARC under one list lock or many (R1), and textbook policies.
 
 use std::sync::Mutex;
 
@@ -10,10 +10,10 @@ use super::{EvictPlan, EvictSubject, Inserter, Loaded, ReadBlocks, ReadSubject, 
 use crate::baseline::LockedArc;
 use crate::blocks::Handle;
 
-/// R1's default: one sublist a CPU, and at least this many.
+/// R1's default: one sublist per CPU, and at least this many.
 const MIN_SUBLISTS: usize = 4;
 
-/// Sublists of the baseline "after".
+/// Number of sublists of the baseline "after".
 pub(crate) fn sublists(cpus: usize) -> usize {
     cpus.max(MIN_SUBLISTS)
 }
@@ -73,7 +73,8 @@ impl<P: Policy + Send + 'static> Inserter for Textbook<P> {
     }
 }
 
-/// `KeySpace` has fewer than 2^32 keys, so they fit the simulator's.
+/// A textbook policy as a subject. A `KeySpace` has fewer than 2^32 keys, as the simulator
+/// requires.
 fn textbook<P: Policy + Send + 'static>(name: &'static str) -> EvictSubject {
     let build = |plan: &EvictPlan| {
         let keys = plan.keys.key_count() as usize;

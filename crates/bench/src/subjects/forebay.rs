@@ -1,4 +1,4 @@
-//! Forebay's own cache, with nothing set but what the load asks for.
+//! Forebay's cache with default settings.
 
 use std::sync::Arc;
 
@@ -17,15 +17,15 @@ use crate::keys::KeyStream;
 use crate::measure::Worker;
 use crate::options::Failure;
 
-/// Why a cache or its arena could be made in vain: the bench cannot go on.
+/// Why a cache or its arena cannot be made, which ends the bench.
 const NO_CACHE: &str = "the system has no memory or no thread for the cache";
 
-/// Builds, or ends the bench.
+/// Builds a cache, or ends the bench.
 pub(crate) fn built<K: Key, V: Send + Sync + 'static>(builder: Builder<K, V>) -> Cache<K, V> {
     builder.build().expect(NO_CACHE)
 }
 
-/// An arena of a number of bytes.
+/// An arena of `limit_bytes`.
 pub(crate) fn arena(limit_bytes: u64) -> Arc<Arena> {
     Arena::new(ArenaConfig { limit_bytes, huge_pages: HugePages::Auto }).expect(NO_CACHE)
 }
@@ -38,17 +38,17 @@ impl Reader for Arc<Cache<u64, Buffer>> {
     }
 }
 
-/// Keys that a reader of many asks for at once.
+/// Keys per `get_many`.
 const KEYS_AT_ONCE: usize = 16;
 
-/// Reads as one who knows the next [`KEYS_AT_ONCE`] keys.
+/// A reader that knows the next [`KEYS_AT_ONCE`] keys.
 struct ManyWorker<'a> {
     cache: &'a Cache<u64, Buffer>,
     keys: KeyStream,
     block_use: BlockUse,
     wanted: Vec<u64>,
     found: Vec<Option<Ref<'a, u64, Buffer>>>,
-    /// Of `found`, the next to be used.
+    /// Index of the next block in `found`.
     next: usize,
 }
 
@@ -77,7 +77,7 @@ impl Worker for ManyWorker<'_> {
 
 pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
     let bytes = (blocks.len() * BLOCK_BYTES) as u64;
-    // Twice the room, as the peers have.
+    // Twice the capacity, as for the peers.
     let arena = arena(2 * bytes);
     let cache = built(Cache::builder().capacity(2 * bytes).weigher(|_, b: &Buffer| b.len() as u64));
     for key in 0..blocks.len() as u64 {
@@ -104,7 +104,7 @@ impl Inserter for Cache<u64, u64> {
             touch(&*value);
             return true;
         }
-        // A refused block is a block not cached: the hit ratio shows it.
+        // A refused block is not cached, which shows in the hit ratio.
         let _ = self.insert(key, key);
         false
     }
@@ -114,7 +114,7 @@ impl Inserter for Cache<u64, u64> {
     }
 }
 
-/// A cache of blocks in its arena.
+/// A cache of blocks in an arena.
 struct Blocks {
     arena: Arc<Arena>,
     cache: Cache<u64, Buffer>,
@@ -143,7 +143,7 @@ impl Inserter for Blocks {
 pub(super) fn inserters(value: Value) -> Vec<EvictSubject> {
     let words = |blocks| built(Cache::<u64, u64>::builder().capacity(blocks).weigher(|_, _| 1));
     let blocks = |blocks| Blocks {
-        // Blocks on their way in or out are beyond the capacity.
+        // Blocks in transit exceed the capacity.
         arena: arena((blocks + blocks / 16 + 1024) * BLOCK_BYTES as u64),
         cache: built(Cache::builder().capacity(blocks).weigher(|_, _| 1)),
     };
@@ -153,7 +153,7 @@ pub(super) fn inserters(value: Value) -> Vec<EvictSubject> {
     }]
 }
 
-/// A cache in which `r5` plays its pattern: one thread evicts as it inserts, and the seed is fixed.
+/// A cache for `r5`: one thread evicts as it inserts, and the seed is fixed.
 pub(crate) fn r5_cache(capacity: u64, seed: u64) -> impl FnMut(u64, BlockClass) -> bool {
     let builder = Cache::<u64, ()>::builder().capacity(capacity).weigher(|_, ()| 1);
     let cache = built(builder.reclaim(Reclaim::Inline).seed(seed));
@@ -162,23 +162,23 @@ pub(crate) fn r5_cache(capacity: u64, seed: u64) -> impl FnMut(u64, BlockClass) 
         if !hit {
             let attributes =
                 if kind == BlockClass::Metadata { Attributes::METADATA } else { Attributes::DATA };
-            // As in `Inserter`: a refused block is a miss the next time.
+            // A refused block is a miss the next time.
             let _ = cache.insert_with(key, (), attributes);
         }
         hit
     }
 }
 
-/// `freeing` with blocks of our arena.
+/// A cache of arena blocks for `freeing`.
 pub(crate) struct ArenaFreeing {
     arena: Arc<Arena>,
     cache: Cache<u64, Buffer>,
 }
 
 impl ArenaFreeing {
-    /// An empty cache of a number of bytes.
+    /// An empty cache of `capacity_bytes`.
     pub(crate) fn new(capacity_bytes: u64) -> Self {
-        // Blocks that are pinned or on their way are outside the capacity.
+        // Pinned blocks and blocks in transit exceed the capacity.
         let arena = arena(capacity_bytes + capacity_bytes / 4 + (8 << 20));
         let builder = Cache::builder().capacity(capacity_bytes);
         Self { arena, cache: built(builder.weigher(|_, b: &Buffer| b.len() as u64)) }
@@ -203,11 +203,11 @@ impl Freeing for ArenaFreeing {
     }
 }
 
-/// `freeing` with blocks of the system's allocator.
+/// A cache of heap blocks for `freeing`.
 pub(crate) struct HeapFreeing(Cache<u64, Box<[u8]>>);
 
 impl HeapFreeing {
-    /// An empty cache of a number of bytes.
+    /// An empty cache of `capacity_bytes`.
     pub(crate) fn new(capacity_bytes: u64) -> Self {
         let builder = Cache::<u64, Box<[u8]>>::builder().capacity(capacity_bytes);
         Self(built(builder.weigher(|_, block| block.len() as u64)))
@@ -231,8 +231,7 @@ impl Freeing for HeapFreeing {
     }
 }
 
-/// A cache under a hard bound, and the arena of its blocks, which keeps to the same bound by
-/// itself.
+/// A cache under a hard bound, and an arena with the same bound.
 pub(crate) fn bounded(bound_bytes: u64) -> Result<(Arc<Arena>, Cache<u64, Buffer>), Failure> {
     let config = ArenaConfig { limit_bytes: bound_bytes, huge_pages: HugePages::Auto };
     let arena = Arena::new(config)?;

@@ -46,7 +46,7 @@ fn settings() -> impl Iterator<Item = (usize, &'static str)> {
 }
 
 pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
-    // An entry of foyer's is counted itself, so the kind of handle makes little difference.
+    // foyer counts references to its entries itself, so the kind of handle makes little difference.
     settings()
         .map(|(shards, policy)| {
             let config = format!("{policy}, {shards} shards, huge pages");

@@ -1,4 +1,4 @@
-//! `Mutex<LruCache>`, what people write first: one shard and 64.
+//! `Mutex<LruCache>`, the usual first implementation, with one shard and 64.
 
 use std::num::NonZeroUsize;
 
@@ -10,7 +10,7 @@ use crate::baseline::FastHash;
 use crate::blocks::Handle;
 use crate::keys::scramble;
 
-/// Shards on lines of their own.
+/// Shards on separate cache lines.
 #[repr(align(128))]
 struct Shard<V>(Mutex<LruCache<u64, V, FastHash>>);
 
@@ -69,12 +69,12 @@ impl<V: Loaded> Inserter for ShardedLru<V> {
             return true;
         }
         if V::IS_WORD {
-            // One visit to the lock does both, as its users write it.
+            // One lock acquisition does both, as users write it.
             shard.put(key, V::load(key));
         } else {
             drop(shard);
             let value = V::load(key);
-            // What had to go is freed outside the lock.
+            // Frees the evicted value outside the lock.
             let gone = self.shard(key).lock().push(key, value);
             drop(gone);
         }

@@ -1,9 +1,8 @@
-//! What is compared: ours, the peers, the baselines and the yardsticks, each in a file of
-//! its own, behind two traits.
+//! The subjects: Forebay, peers, baselines and yardsticks, one file each, behind two traits.
 //!
-//! A subject's operation is called through a generic worker, never through a virtual call:
-//! only a whole measurement is behind a box. A subject can have several candidates (shard
-//! counts, handles, policies); the benches try them all and keep the best.
+//! A subject's operation is called through a generic worker; only a whole measurement is a virtual
+//! call. A subject can have several candidates (shard counts, handles, policies). The benches try
+//! all of them and measure the best.
 
 mod baselines;
 pub(crate) mod forebay;
@@ -26,12 +25,12 @@ use crate::blocks::{BLOCK_BYTES, BlockRegion, RegionBlock};
 use crate::keys::{KeySpace, KeyStream};
 use crate::measure::{self, Limit, Sample, Worker};
 
-/// Names of the subjects that others wrote.
+/// Names of the peers.
 pub(crate) const PEERS: &[&str] = &["quick_cache", "moka", "foyer", "mutex-lru-1", "mutex-lru-64"];
 
 /// A cache in which every block is resident.
 pub(crate) trait Reader: Send + Sync + 'static {
-    /// Calls `touch` with the block's bytes while it holds them. None for a miss.
+    /// Calls `touch` with the block's bytes while it holds them. Returns `None` for a miss.
     fn read<R>(&self, key: u64, touch: impl FnOnce(&[u8]) -> R) -> Option<R>;
 }
 
@@ -39,21 +38,21 @@ pub(crate) trait Reader: Send + Sync + 'static {
 pub(crate) struct ReadPlan {
     /// Threads that read.
     pub(crate) threads: usize,
-    /// For how long.
+    /// Length of the measurement.
     pub(crate) limit: Limit,
-    /// Which keys.
+    /// Keys that are requested.
     pub(crate) keys: KeySpace,
-    /// True: copies the block out. False: reads eight of its bytes.
+    /// Copies the block (true), or reads eight of its bytes (false).
     pub(crate) copy: bool,
-    /// Of the threads' generators.
+    /// Seed of the threads' generators.
     pub(crate) seed: u64,
 }
 
-/// One candidate of a subject of the hit-only benches.
+/// A candidate of a hit-only subject.
 pub(crate) struct ReadSubject {
-    /// The subject.
+    /// The subject's name.
     pub(crate) name: &'static str,
-    /// How it is set.
+    /// The candidate's configuration.
     pub(crate) config: String,
     run: Box<dyn Fn(&ReadPlan) -> Sample>,
 }
@@ -74,13 +73,13 @@ impl ReadSubject {
         Self { name, config: config.into(), run: Box::new(run) }
     }
 
-    /// Measures it.
+    /// Runs a measurement.
     pub(crate) fn run(&self, plan: &ReadPlan) -> Sample {
         (self.run)(plan)
     }
 }
 
-/// What is done with a block that was read.
+/// Uses blocks that were read.
 pub(crate) struct BlockUse {
     copy: bool,
     sink: Box<[u8]>,
@@ -92,7 +91,7 @@ impl BlockUse {
         Self { copy, sink: vec![0u8; BLOCK_BYTES].into_boxed_slice(), sum: 0 }
     }
 
-    /// Where in the next block to look.
+    /// Offset of the bytes to read in the next block.
     #[inline]
     fn offset(&self, keys: &mut KeyStream) -> usize {
         if self.copy { 0 } else { keys.rng().below(BLOCK_BYTES as u64 / 8) as usize * 8 }
@@ -132,8 +131,7 @@ impl<S: Reader> Worker for ReadWorker<'_, S> {
     }
 }
 
-/// Runs a load of hits; `worker` makes one of a stream of keys and of what is done with their
-/// blocks.
+/// Runs a load of hits. `worker` makes a worker from a stream of keys and a block use.
 fn run_readers<W: Worker>(
     plan: &ReadPlan,
     worker: impl Fn(KeyStream, BlockUse) -> W + Sync,
@@ -147,7 +145,7 @@ fn run_reader<S: Reader>(reader: &S, plan: &ReadPlan) -> Sample {
     run_readers(plan, |keys, block_use| ReadWorker { reader, keys, block_use })
 }
 
-/// What the hit-only subjects are filled with.
+/// The blocks of the hit-only subjects.
 pub(crate) struct ReadBlocks {
     /// In huge pages.
     pub(crate) huge: Arc<BlockRegion>,
@@ -174,7 +172,7 @@ impl ReadBlocks {
     }
 }
 
-/// Every candidate of every subject of the hit-only benches.
+/// All candidates of all hit-only subjects.
 pub(crate) fn readers(blocks: &ReadBlocks, cpus: usize) -> Vec<ReadSubject> {
     let mut all = yardsticks::readers(blocks);
     all.extend(forebay::readers(blocks));
@@ -189,31 +187,31 @@ pub(crate) fn readers(blocks: &ReadBlocks, cpus: usize) -> Vec<ReadSubject> {
     all
 }
 
-/// The yardstick alone, over `blocks` blocks.
+/// The memcpy yardstick over `blocks` blocks.
 pub(crate) fn memcpy(blocks: usize) -> Result<Vec<ReadSubject>, forebay_base::vm::Error> {
     let (plain, huge) = (BlockRegion::new(blocks, false)?, BlockRegion::new(blocks, true)?);
     Ok(yardsticks::memcpy(&plain, &huge))
 }
 
-/// A cache that is asked for blocks and keeps what it likes.
+/// A cache that decides which blocks it keeps.
 pub(crate) trait Inserter: Send + Sync + 'static {
-    /// Looks a block up and inserts it if it is missing. Returns true for a hit.
+    /// Looks a block up, and inserts it on a miss. Returns true for a hit.
     fn get_or_insert(&self, key: u64) -> bool;
-    /// Blocks resident now.
+    /// Number of resident blocks.
     fn resident(&self) -> u64;
 }
 
-/// What `evict` caches.
+/// Values of `evict`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Value {
-    /// One word: policy and bookkeeping are all there is to do.
+    /// One word: measures policy and bookkeeping.
     Word,
-    /// A block of 8 KiB, allocated and written when it is missing, as a load does.
+    /// A block of 8 KiB, allocated and written on a miss.
     Block,
 }
 
 impl Value {
-    /// As options and figures spell it.
+    /// Its name in options and results.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Word => "word",
@@ -222,14 +220,14 @@ impl Value {
     }
 }
 
-/// A value that the peers hold: it comes out of the cache as a copy or a counted handle.
+/// A value of the peers, which they return as a copy or a counted handle.
 pub(crate) trait Loaded: Clone + Send + Sync + 'static {
-    /// Whether it is no more than a word.
+    /// Whether the value is one word.
     #[cfg_attr(not(feature = "peers"), allow(dead_code, reason = "only a peer asks"))]
     const IS_WORD: bool;
-    /// What a load brings.
+    /// Loads the value of a key.
     fn load(key: u64) -> Self;
-    /// Something of it.
+    /// Reads a part of the value.
     fn look(&self) -> u64;
 }
 
@@ -261,58 +259,58 @@ impl Loaded for Arc<[u8]> {
     }
 }
 
-/// Uses a value that was found.
+/// Uses a value.
 #[inline]
 pub(crate) fn touch<V: Loaded>(value: &V) {
     std::hint::black_box(value.look());
 }
 
-/// Uses a block that was found, as `touch` does.
+/// Uses a block, like `touch`.
 #[inline]
 pub(crate) fn touch_block(block: &[u8]) {
     std::hint::black_box(u64::from(block[0]) + u64::from(block[BLOCK_BYTES / 2]));
 }
 
-/// A measurement of a cache that is too small for its load.
+/// A measurement of a cache that is smaller than its working set.
 pub(crate) struct EvictPlan {
-    /// Threads that ask.
+    /// Threads that request keys.
     pub(crate) threads: usize,
-    /// For how long, after warming up.
+    /// Length of the measurement after the warm-up.
     pub(crate) limit: Limit,
-    /// Operations of all threads before that.
+    /// Warm-up operations of all threads.
     pub(crate) warmup_operations: u64,
-    /// Which keys.
+    /// Keys that are requested.
     pub(crate) keys: KeySpace,
-    /// Blocks that the cache holds.
+    /// Capacity in blocks.
     pub(crate) capacity: u64,
-    /// Of the threads' generators.
+    /// Seed of the threads' generators.
     pub(crate) seed: u64,
 }
 
-/// What such a measurement found.
+/// The result of such a measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct EvictSample {
     /// Throughput and hits.
     pub(crate) sample: Sample,
     /// Mean number of resident blocks.
     pub(crate) mean_resident: f64,
-    /// Largest number of resident blocks seen.
+    /// Largest observed number of resident blocks.
     pub(crate) max_resident: u64,
 }
 
-/// One candidate of a subject of `evict`.
+/// A candidate of a subject of `evict`.
 pub(crate) struct EvictSubject {
-    /// The subject.
+    /// The subject's name.
     pub(crate) name: &'static str,
-    /// How it is set.
+    /// The candidate's configuration.
     pub(crate) config: String,
-    /// It cannot run on more threads than this.
+    /// Largest number of threads that it supports.
     pub(crate) max_threads: usize,
     run: Box<dyn Fn(&EvictPlan) -> EvictSample>,
 }
 
 impl EvictSubject {
-    /// A subject that `build` makes anew, for a number of blocks, for each measurement.
+    /// A subject that `build` makes for each measurement, from a capacity in blocks.
     pub(crate) fn new<S: Inserter>(
         name: &'static str,
         config: impl Into<String>,
@@ -331,7 +329,7 @@ impl EvictSubject {
         Self { name, config: String::new(), max_threads: 1, run: Box::new(run) }
     }
 
-    /// Measures a fresh cache.
+    /// Measures a new cache.
     pub(crate) fn run(&self, plan: &EvictPlan) -> EvictSample {
         (self.run)(plan)
     }
@@ -351,7 +349,7 @@ impl<S: Inserter> Worker for EvictWorker<'_, S> {
 }
 
 fn run_inserter<S: Inserter>(inserter: &S, plan: &EvictPlan) -> EvictSample {
-    // The measurement goes on in the load where warming up has ended.
+    // The measurement continues where the warm-up stopped.
     let make = |walked| {
         let stream = move |thread| plan.keys.stream_after(thread, plan.threads, plan.seed, walked);
         move |thread| EvictWorker { inserter, keys: stream(thread) }
@@ -361,7 +359,7 @@ fn run_inserter<S: Inserter>(inserter: &S, plan: &EvictPlan) -> EvictSample {
     let (mut turn, mut samples, mut sum, mut max_resident) = (0u64, 0u64, 0u64, 0u64);
     let sample = measure::run(plan.threads, plan.limit, make(each), || {
         turn += 1;
-        // Some subjects walk all their shards to tell.
+        // Some subjects walk all their shards for this.
         if turn.is_multiple_of(OBSERVE_EVERY) {
             let resident = inserter.resident();
             samples += 1;
@@ -374,10 +372,10 @@ fn run_inserter<S: Inserter>(inserter: &S, plan: &EvictPlan) -> EvictSample {
     EvictSample { sample, mean_resident, max_resident: max_resident.max(last) }
 }
 
-/// The observer's calls between two looks at the number of resident blocks.
+/// Observer calls per sample of the resident blocks.
 const OBSERVE_EVERY: u64 = 5;
 
-/// Every candidate of every subject of `evict`.
+/// All candidates of all subjects of `evict`.
 pub(crate) fn inserters(cpus: usize, value: Value) -> Vec<EvictSubject> {
     match value {
         Value::Word => inserters_of::<u64>(cpus, value),

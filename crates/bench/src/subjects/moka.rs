@@ -1,4 +1,4 @@
-//! moka: a lock-free map, policy kept by batches of recorded operations. No shards to set.
+//! moka: a lock-free map; the policy applies batches of recorded operations. It has no shards.
 
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
@@ -20,7 +20,7 @@ fn policies() -> [(&'static str, EvictionPolicy); 2] {
     [("TinyLFU", EvictionPolicy::tiny_lfu()), ("LRU", EvictionPolicy::lru())]
 }
 
-/// A type of ours around theirs, so that a trait of ours with a generic method applies.
+/// A wrapper, so that a local trait with a generic method can be implemented.
 struct Filled<H>(Moka<H>);
 
 impl<H: Handle> Reader for Filled<H> {

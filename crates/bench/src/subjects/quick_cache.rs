@@ -1,4 +1,4 @@
-//! quick_cache: S3-FIFO-like, sharded reader-writer locks.
+//! quick_cache: S3-FIFO-like, with sharded reader-writer locks.
 
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, UnitWeighter};
@@ -31,7 +31,7 @@ impl<H: Handle> Reader for Quick<H> {
 }
 
 fn filled<H: Handle>(handles: &[H], shards: usize) -> Quick<H> {
-    // Twice the room: shards fill unevenly, and here everything must be resident.
+    // Twice the capacity: shards fill unevenly, and every block must be resident.
     let cache = build(2 * handles.len() as u64, shards);
     for (key, handle) in handles.iter().enumerate() {
         cache.insert(key as u64, handle.clone());

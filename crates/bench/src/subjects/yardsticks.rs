@@ -1,4 +1,4 @@
-//! What no cache can beat: memory itself, and a map that never changes.
+//! Yardsticks: plain memory, and an immutable map.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{ReadBlocks, ReadSubject, Reader};
 use crate::baseline::FastHash;
 use crate::blocks::{BlockRegion, Handle};
 
-/// A block's place is its key: nothing but the memory is measured.
+/// A block's index is its key, so only memory is measured.
 struct Memory(Arc<BlockRegion>);
 
 impl Reader for Memory {
@@ -18,7 +18,7 @@ impl Reader for Memory {
     }
 }
 
-/// An immutable map of counted handles: each read clones one and drops it.
+/// An immutable map of counted handles, which each read clones and drops.
 struct Frozen<H>(HashMap<u64, H, FastHash>);
 
 impl<H: Handle> Reader for Frozen<H> {

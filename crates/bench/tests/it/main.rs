@@ -1,4 +1,4 @@
-//! The benches run small under `cargo test`, so that they never rot.
+//! Runs the benches with small numbers under `cargo test`, so that they never rot.
 
 use std::process::{Command, Output};
 
@@ -47,8 +47,8 @@ fn a_table_has_a_row_a_subject() {
 fn a_trace_is_simulated_and_told() {
     let folder = std::env::temp_dir().join(format!("forebay-bench-sim-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
-    // Twice through 40 keys: who has room for all hits half of the time, LRU with room for 32
-    // never.
+    // Twice through 40 keys: with space for all, half of the accesses hit; LRU with space for 32
+    // never hits.
     let keys: String = (0..80).map(|access| format!("{}\n", access % 40)).collect();
     let path = folder.join("twice.keys");
     std::fs::write(&path, keys).expect("a trace");
@@ -61,7 +61,7 @@ fn a_trace_is_simulated_and_told() {
         String::from_utf8(output.stdout).expect("results are UTF-8")
     };
     let lines = run(&["--json", "--capacity", "0.1%,1%,100%"]);
-    assert_eq!(lines.lines().count(), 6, "what comes to 32 entries is simulated once: {lines}");
+    assert_eq!(lines.lines().count(), 6, "equal capacities are simulated once: {lines}");
     let row = |policy: &str, capacity: u64| {
         let head = format!(
             "{{\"bench\":\"sim\",\"subject\":\"{policy}\",\"threads\":1,\"trace\":\"twice\","
@@ -81,7 +81,7 @@ fn a_trace_is_simulated_and_told() {
 #[test]
 fn wrong_input_is_explained() {
     for (args, word) in [
-        (&["evict", "--subjects", "nothing"][..], "no subject `nothing`"),
+        (&["evict", "--subjects", "nothing"][..], "unknown subject `nothing`"),
         (&["evict", "--threads", "0"][..], "--threads 0"),
         (&["evict", "--seconds=-1"][..], "seconds"),
         (&["r5", "--capacity", "0"][..], "capacity"),
@@ -92,7 +92,7 @@ fn wrong_input_is_explained() {
         (&["sim", "--synthetic", "nothing"][..], "zipf-0.8"),
         (&["sim", "--synthetic", "loop-2", "--policy", "nothing"][..], "forebay, "),
         (&["sim", "--synthetic", "loop-2", "--capacity", "0%"][..], "capacity"),
-        (&["strided-read", "--subjects", "fio"][..], "no subject `fio`"),
+        (&["strided-read", "--subjects", "fio"][..], "unknown subject `fio`"),
     ] {
         let output = bench(args);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
