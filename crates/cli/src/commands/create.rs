@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use forebay_fs::{FileSystem, Owner};
 use forebay_io::OpenOptions;
 use forebay_pool::format::{CacheMode, Compression, SyncMode};
-use forebay_pool::{CreateOptions, DatasetSettings, ErrorKind, MIN_DEVICE_BYTES, Pool, open_path};
+use forebay_pool::{CreateOptions, DatasetSettings, MIN_DEVICE_BYTES, Pool, open_path};
 
 use crate::args::{CompressionName, CreateArgs, DatasetArgs, L2ModeName, SyncModeName};
 use crate::control::run_dir;
@@ -189,15 +189,7 @@ fn create_in(new: &New<'_>, created_files: &mut Vec<PathBuf>) -> Result<Pool> {
         }
     }
     let options = CreateOptions { force: new.force, ..CreateOptions::new(new.name, cache) };
-    let pool = Pool::create(opened, &options).map_err(|error| match error.kind() {
-        ErrorKind::Exists => {
-            let text = error
-                .to_string()
-                .replace("destroy that, or force it", "`forebay destroy` it first, or use --force");
-            Failure::new(text)
-        }
-        _ => error.into(),
-    })?;
+    let pool = Pool::create(opened, &options)?;
     let owner = Owner { uid: run_dir::uid(), gid: run_dir::gid(), mode: ROOT_MODE };
     FileSystem::create_in(&pool, new.dataset, &new.settings, owner)?;
     Ok(pool)

@@ -158,13 +158,7 @@ pub(crate) fn expand_pool(
         let opened = pools::open_devices(std::slice::from_ref(path), false)?.pop();
         let Some(opened) = opened else { continue };
         pools::refuse_content(&opened, path, force)?;
-        pool.add_device(opened, force).map_err(|error| {
-            let mut failure = Failure::from(error);
-            failure.message = failure
-                .message
-                .replace("destroy that, or force it", "`forebay destroy` it first, or use --force");
-            failure
-        })?;
+        pool.add_device(opened, force)?;
         added(path.clone());
     }
     for device in pool.devices() {
@@ -187,13 +181,7 @@ pub(crate) fn expand_pool(
 pub(crate) fn add_l2(pool: &Pool, path: &Path, force: bool) -> Result<L2DeviceInfo> {
     let opened = pools::open_devices(&[path.to_owned()], false)?.pop();
     let opened = opened.ok_or_else(|| Failure::new("no L2 device is given; give its path"))?;
-    let guid = pool.add_l2_device(opened, force).map_err(|error| {
-        let mut failure = Failure::from(error);
-        failure.message = failure
-            .message
-            .replace("destroy that, or force it", "`forebay destroy` it first, or use --force");
-        failure
-    })?;
+    let guid = pool.add_l2_device(opened, force)?;
     let number = format!("{guid:016x}");
     let added = stats::l2_devices(pool).into_iter().find(|device| device.number == number);
     added.ok_or_else(|| Failure::new("the L2 device was removed meanwhile; add it again"))
