@@ -86,7 +86,7 @@ impl FileSystem {
     /// # Errors
     /// An error that ends the audit early. Problems of the file system are in the report.
     pub fn audit(&self) -> Result<AuditReport> {
-        self.quiesce();
+        self.wait_for_reclaim();
         if self.check_writable().is_ok() {
             // The object count is updated by transaction groups.
             self.pool().sync()?;

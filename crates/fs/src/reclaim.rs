@@ -115,7 +115,7 @@ impl Reclaim {
     }
 
     /// Retries failed tasks, and waits until no task is left except those that fail again.
-    pub(crate) fn quiesce(&self) {
+    pub(crate) fn wait_for_reclaim(&self) {
         let mut state = self.state.lock();
         if !state.stopped {
             state.retry(usize::MAX);
@@ -206,8 +206,8 @@ struct PreparedOrphan {
 
 impl FileSystem {
     /// Waits until background work is done: orphans are destroyed and pending times are written.
-    pub fn quiesce(&self) {
-        self.reclaim().quiesce();
+    pub fn wait_for_reclaim(&self) {
+        self.reclaim().wait_for_reclaim();
     }
 
     /// Evicts an inode whose last reference is gone, or queues the task that must come first.

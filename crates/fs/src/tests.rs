@@ -62,7 +62,7 @@ impl Fixture {
         let owner = Owner { uid: 0, gid: 0, mode: 0o755 };
         FileSystem::create_in(&pool, "files", &DatasetSettings::default(), owner).unwrap();
         let fs = FileSystem::open_in(Arc::new(pool), "files", &FsOptions::default()).unwrap();
-        fs.quiesce();
+        fs.wait_for_reclaim();
         Self { faults, cache, fs }
     }
 
@@ -71,7 +71,7 @@ impl Fixture {
         self.fs.close().unwrap();
         let pool = Arc::clone(self.fs.pool());
         self.fs = FileSystem::open_in(pool, "files", &FsOptions::default()).unwrap();
-        self.fs.quiesce();
+        self.fs.wait_for_reclaim();
     }
 
     fn counter(&self, name: &str) -> u64 {
@@ -91,7 +91,7 @@ fn file(fs: &FileSystem, name: &[u8]) -> Ino {
     assert_eq!(fs.write(ino, handle, 0, b"content", Default::default()).unwrap(), 7);
     fs.release(handle);
     fs.forget(ino, 1);
-    fs.quiesce();
+    fs.wait_for_reclaim();
     ino
 }
 
@@ -112,14 +112,14 @@ fn an_inode_that_changed_and_left_while_it_was_read_is_read_again() {
         let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
         fs.setattr(found, &set, ME).unwrap();
         fs.forget(found, 2);
-        fs.quiesce();
+        fs.wait_for_reclaim();
     });
     let found = fixture.fs.lookup(Ino::ROOT, b"f").unwrap().attr;
     assert_eq!((found.nlink, found.mode), (2, 0o600));
     assert_eq!(fixture.counter("retries"), retries + 1);
     fixture.fs.unlink(Ino::ROOT, b"f").unwrap();
     fixture.fs.forget(ino, 1);
-    fixture.fs.quiesce();
+    fixture.fs.wait_for_reclaim();
     let left = fixture.fs.lookup(Ino::ROOT, b"g").unwrap().attr;
     assert_eq!(left.nlink, 1);
     let read = |bytes: &[u8]| assert_eq!(bytes, b"content");
@@ -148,7 +148,7 @@ fn an_inode_that_was_destroyed_while_it_was_read_is_gone() {
     let fs = Arc::clone(&fixture.fs);
     next_load_then(move || {
         fs.unlink(Ino::ROOT, b"f").unwrap();
-        fs.quiesce();
+        fs.wait_for_reclaim();
         // Takes the same number if numbers are reused at once.
         file(&fs, b"other");
     });
@@ -156,7 +156,7 @@ fn an_inode_that_was_destroyed_while_it_was_read_is_gone() {
     assert_eq!(found.kind(), crate::ErrorKind::NotFound);
     let after = fixture.fs.getattr(ino).map(|attr| attr.nlink);
     assert!(after.is_err() || fixture.fs.lookup(Ino::ROOT, b"other").unwrap().attr.ino == ino);
-    fixture.fs.quiesce();
+    fixture.fs.wait_for_reclaim();
     assert_eq!(fixture.fs.stats().orphans, 0);
     fixture.audit();
 }
@@ -180,7 +180,7 @@ fn stale_names_in_the_orphan_directory_are_removed() {
         orphans.insert(tx, orphan_name(number).as_bytes(), &[1]).unwrap();
     });
     fixture.fs.unlink(Ino::ROOT, b"alive").unwrap();
-    fixture.fs.quiesce();
+    fixture.fs.wait_for_reclaim();
     assert_eq!(fixture.fs.stats().orphans, 0);
     fixture.audit();
 }
@@ -194,7 +194,7 @@ fn an_orphan_without_its_extras_is_destroyed() {
     let Extras::Spilled { object, .. } = extras else { panic!("they fit") };
     change(&fixture.fs, |tx, _| fixture.fs.dataset().destroy(tx, object).unwrap());
     fixture.fs.unlink(Ino::ROOT, b"f").unwrap();
-    fixture.fs.quiesce();
+    fixture.fs.wait_for_reclaim();
     assert_eq!((fixture.fs.stats().orphans, fixture.counter("orphans_failed")), (0, 0));
     fixture.audit();
 }
@@ -206,7 +206,7 @@ fn a_failed_destroy_blocks_no_other_and_is_retried() {
     let inos: Vec<Ino> = names.iter().map(|name| file(&fixture.fs, name)).collect();
     let handles: Vec<_> = inos.iter().map(|ino| fixture.fs.open(*ino, None).unwrap()).collect();
     names.iter().for_each(|name| fixture.fs.unlink(Ino::ROOT, name).unwrap());
-    fixture.fs.quiesce();
+    fixture.fs.wait_for_reclaim();
     assert_eq!(fixture.fs.stats().orphans, 100);
     // Not in memory, and not readable.
     fixture.fs.pool().sync().unwrap();
@@ -214,13 +214,13 @@ fn a_failed_destroy_blocks_no_other_and_is_retried() {
     fixture.cache.cache().flush();
     fixture.faults.add(Rule::new(Fault::Error(5)).on(IoOp::Read));
     handles.into_iter().for_each(|handle| fixture.fs.release(handle));
-    fixture.fs.quiesce();
+    fixture.fs.wait_for_reclaim();
     let failed = fixture.fs.stats().orphans;
     assert!(failed > 0, "nothing had to be read");
     assert!(fixture.counter("orphans_failed") >= failed);
     assert_eq!(fixture.fs.stats().background_tasks, failed);
     fixture.faults.clear();
-    fixture.fs.quiesce();
+    fixture.fs.wait_for_reclaim();
     assert_eq!((fixture.fs.stats().orphans, fixture.fs.stats().background_tasks), (0, 0));
     assert_eq!(fixture.counter("orphans_destroyed"), 100);
     fixture.audit();
@@ -318,7 +318,7 @@ fn a_listing_follows_concurrent_renames() {
         fs.unlink(Ino::ROOT, b"f").unwrap();
         let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };
         fs.make(Ino::ROOT, b"f", &node, ME).unwrap();
-        fs.quiesce();
+        fs.wait_for_reclaim();
     });
     let mut found = Vec::new();
     fixture

@@ -1,15 +1,18 @@
 //! The evictor's side of admission: a batch of candidates from MRU, each compared with a victim of
 //! MFU.
 //!
-//! `policy::admission` decides which of the two stays. The block that stays is requeued at the warm
-//! end of MFU when the batch ends; the other is retired. Candidates are popped in batches. Victims
-//! are read from the cold end of one MFU sublist as they are needed, and popped together at the end
-//! (`requeue`).
+//! `policy::admission` compares the two. Here is the rest of the decision: a candidate with one use
+//! goes, a lead by one use does not count if the secondary cache would have to write the victim,
+//! and blocks beyond MRU's share move to MFU uncompared. The block that stays is requeued at the
+//! warm end of MFU when the batch ends; the other is retired. Candidates are popped in batches.
+//! Victims are read from the cold end of one MFU sublist as they are needed, and popped together at
+//! the end (`requeue`).
 //!
-//! No lock is held during a comparison. If one of the two blocks is used or removed meanwhile, the
-//! update of its state fails, and the candidate is examined again.
+//! No list is locked during a comparison. If one of the two blocks is used or removed meanwhile,
+//! the update of its state fails, and the candidate is examined again.
 //!
-//! Locking: `sublist`, one at a time, around the comparisons.
+//! Locking: under `evict-scratch`, `sublist`, one at a time: before the comparisons to take the
+//! candidates, after them to requeue.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -47,7 +50,7 @@ struct AdmissionSums {
     /// Retired from MRU.
     mru: Out,
     mfu: Out,
-    /// Moved from MRU to MFU.
+    /// All that left MRU, to MFU or for good.
     moved: Out,
 }
 

@@ -1,8 +1,8 @@
 //! The evictor. Several threads can evict at once; each has its own [`Scratch`].
 //!
 //! 1. Pop a batch off the cold end of one sublist, under its lock.
-//! 2. Judge each block without a lock: requeue it (`requeue`), or retire it. In MRU, admission
-//!    compares candidates with victims of MFU (`admit`).
+//! 2. Judge each block without a list's lock: requeue it (`requeue`), or retire it. In MRU,
+//!    admission compares candidates with victims of MFU (`admit`).
 //! 3. Replace the retired blocks by ghosts and free them, together (`demote`).
 //!
 //! Invariants

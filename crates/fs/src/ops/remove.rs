@@ -2,6 +2,9 @@
 //!
 //! An inode that loses its last name goes to the orphan directory. The background thread destroys
 //! it when nobody uses it any more, which is usually at once.
+//!
+//! Locking: begins a transaction, then takes `fs-inode` of the directory and of the inode, the
+//! smaller number first.
 
 use forebay_pool::Transaction;
 

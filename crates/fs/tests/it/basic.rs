@@ -73,7 +73,7 @@ fn an_unlinked_file_lives_while_it_is_used() {
     fs.forget(ino, 1);
     assert_eq!(read(&fs, ino, 0, 100), b"still here");
     fs.release(handle);
-    fs.quiesce();
+    fs.wait_for_reclaim();
     assert_eq!(fs.stats().orphans, 0);
     assert_eq!(kind(fs.getattr(ino)), ErrorKind::Stale);
     unmount(fs);
@@ -88,7 +88,7 @@ fn a_file_unlinked_while_open_is_destroyed_at_the_next_mount() {
     fs.unlink(ROOT, b"name").unwrap();
     unmount(fs);
     let fs = fixture.mount();
-    fs.quiesce();
+    fs.wait_for_reclaim();
     assert_eq!(fs.stats().orphans, 0);
     unmount(fs);
 }
@@ -235,7 +235,7 @@ fn an_estimate_survives_eviction_of_the_inode() {
     fs.release(handle);
     fs.forget(zeros, 1);
     // Writes its times but not its content.
-    fs.quiesce();
+    fs.wait_for_reclaim();
     let before = counter(&fs, "inodes_loaded");
     let again = fs.lookup(ROOT, b"zeros").unwrap().attr;
     assert_eq!(counter(&fs, "inodes_loaded"), before + 1, "it was read again");
@@ -312,7 +312,7 @@ fn a_full_file_system_says_that_it_is_full() {
     fs.release(handle);
     fs.unlink(ROOT, b"name").unwrap();
     fs.forget(ino, 1);
-    fs.quiesce();
+    fs.wait_for_reclaim();
     for _ in 0..4 {
         fs.pool().sync().unwrap();
     }

@@ -32,7 +32,7 @@ fn a_large_file_is_destroyed_in_steps_and_its_space_is_freed() {
     assert!(used(&fs) > before + 140 * MIB);
     fs.release(handle);
     fs.forget(ino, 1);
-    fs.quiesce();
+    fs.wait_for_reclaim();
     let after = used(&fs);
     assert!(after < before + MIB, "{after} {before}");
     let steps = counter(&fs, "steps_freed");

@@ -29,7 +29,7 @@ fn cold() -> (Arc<FaultDevice>, Fixture, Arc<FileSystem>) {
     mkdir(&fs, ROOT, b"dir");
     unmount(fs);
     let fs = fixture.mount();
-    fs.quiesce();
+    fs.wait_for_reclaim();
     fs.pool().set_tunable("prefetch_max_bytes", "0").unwrap();
     fixture.cache.cache().flush();
     (faults, fixture, fs)

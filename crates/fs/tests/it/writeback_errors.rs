@@ -76,7 +76,7 @@ fn truncating_punching_or_unlinking_clears_a_lost_range() {
     assert_eq!(fsync(&fs, ino), Some(ErrorKind::Io));
     fs.unlink(ROOT, b"name").unwrap();
     fs.forget(ino, 1);
-    fs.quiesce();
+    fs.wait_for_reclaim();
     // A reused number does not inherit the error.
     for n in 0..100u8 {
         let (next, _) = file(&fs, ROOT, format!("n{n}").as_bytes());

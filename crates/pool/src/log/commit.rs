@@ -31,7 +31,7 @@ pub(crate) trait Fetch {
     ///
     /// # Errors
     /// If the pool is suspended or closed; `f` was not run.
-    fn run_quiesced(&self, f: &mut dyn FnMut()) -> Result<()>;
+    fn run_between_transactions(&self, f: &mut dyn FnMut()) -> Result<()>;
 
     /// Fills `out` with an object's content from `offset` on. Holes and the range past the end read
     /// as zeros.
@@ -220,12 +220,12 @@ impl IntentLog {
         }
         let requested = objects.len() as u64;
         let mut batch_changes = BatchChanges::default();
-        let mut lost = UnwrittenGuard { log: self, txg_high: 0, kept: false };
+        let mut unwritten = UnwrittenGuard { log: self, txg_high: 0, written: false };
         fetch
-            .run_quiesced(&mut || self.take(&mut objects, &mut batch_changes))
+            .run_between_transactions(&mut || self.take(&mut objects, &mut batch_changes))
             .or(Err(FallbackCause::Failed))?;
         for _ in 0..FETCHES_MAX {
-            lost.txg_high = batch_changes.txg_high();
+            unwritten.txg_high = batch_changes.txg_high();
             self.check_taken(&batch_changes, requested)?;
             let items = items(&batch_changes.records, &batch_changes.touched)?;
             // Read after the changes were taken: changes dropped before or meanwhile are of this
@@ -235,7 +235,7 @@ impl IntentLog {
                 return Err(FallbackCause::Lost);
             }
             if items.is_empty() {
-                lost.kept = true;
+                unwritten.written = true;
                 self.counters.add(LogCounters::EMPTY, 0, 1);
                 return Ok(());
             }
@@ -243,7 +243,7 @@ impl IntentLog {
             let blocks = self.fill_blocks(&items, fetch).or(Err(FallbackCause::Failed))?;
             if !fetches || self.is_whole_or_take(&mut objects, &mut batch_changes, fetch)? {
                 self.write_blocks(blocks, needs_txg)?;
-                lost.kept = true;
+                unwritten.written = true;
                 return Ok(());
             }
             self.counters.add(LogCounters::REFETCHED, 0, 1);
@@ -308,7 +308,7 @@ impl IntentLog {
     ) -> Result<bool, FallbackCause> {
         let mut whole = true;
         // While no transaction is open, every truncation is recorded.
-        let quiesced = fetch.run_quiesced(&mut || {
+        let quiesced = fetch.run_between_transactions(&mut || {
             let is_same = |taken: &TakenObject| {
                 self.objects.invalidations(taken.dataset, taken.object) == taken.invalidations
             };
@@ -423,12 +423,13 @@ impl IntentLog {
 struct UnwrittenGuard<'a> {
     log: &'a IntentLog,
     txg_high: u64,
-    kept: bool,
+    /// Whether the changes are written, or there were none.
+    written: bool,
 }
 
 impl Drop for UnwrittenGuard<'_> {
     fn drop(&mut self) {
-        if !self.kept {
+        if !self.written {
             self.log.lose(self.txg_high);
         }
     }
@@ -474,13 +475,14 @@ fn items<'r>(
     }
     for &TakenObject { dataset, object, ref changes, .. } in objects {
         for &Touched { txg, serial, touch } in &changes.touched {
+            // A placeholder: `push_touch` sets the record, or only the head of a write is encoded.
             let record = LogRecord::Destroy;
-            item(LogEntry { txg, dataset, object, serial, record }, touch, &mut items)?;
+            push_touch(LogEntry { txg, dataset, object, serial, record }, touch, &mut items)?;
         }
         for &Attributes { txg, serial, ref bytes } in &changes.attributes {
             let record = LogRecord::SetAttributes { attributes: bytes };
             let entry = LogEntry { txg, dataset, object, serial, record };
-            items.push((serial, made(entry)?));
+            items.push((serial, encoded(entry)?));
         }
     }
     // The sort is stable: parts of one write stay in order.
@@ -488,8 +490,8 @@ fn items<'r>(
     Ok(items.into_iter().map(|(_, item)| item).collect())
 }
 
-/// Adds the records of a touch. Replaces the record of `entry`.
-fn item(
+/// Adds the records of a touch, with all fields of `entry` but its record.
+fn push_touch(
     entry: LogEntry<'static>,
     touch: Touch,
     items: &mut Vec<(u64, BatchItem<'_>)>,
@@ -508,12 +510,12 @@ fn item(
         Touch::Truncate { size } => LogRecord::Truncate { size },
         Touch::Punch { offset, len } => LogRecord::Punch { offset, len },
     };
-    items.push((entry.serial, made(LogEntry { record, ..entry })?));
+    items.push((entry.serial, encoded(LogEntry { record, ..entry })?));
     Ok(())
 }
 
 /// Encodes a record.
-fn made(entry: LogEntry<'_>) -> Result<BatchItem<'static>, FallbackCause> {
+fn encoded(entry: LogEntry<'_>) -> Result<BatchItem<'static>, FallbackCause> {
     let mut bytes = Vec::new();
     match entry.encode(&mut bytes) {
         true => Ok(BatchItem::Owned { txg: entry.txg, bytes }),

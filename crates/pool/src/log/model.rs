@@ -49,7 +49,7 @@ impl LogStorage for Memory {
 struct ObjectNumbers;
 
 impl Fetch for ObjectNumbers {
-    fn run_quiesced(&self, f: &mut dyn FnMut()) -> Result<()> {
+    fn run_between_transactions(&self, f: &mut dyn FnMut()) -> Result<()> {
         f();
         Ok(())
     }

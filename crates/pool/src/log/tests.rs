@@ -82,7 +82,7 @@ struct Versions(Mutex2<BTreeMap<u64, u8>>);
 type Mutex2<T> = std::cell::RefCell<T>;
 
 impl Fetch for Versions {
-    fn run_quiesced(&self, f: &mut dyn FnMut()) -> Result<()> {
+    fn run_between_transactions(&self, f: &mut dyn FnMut()) -> Result<()> {
         f();
         Ok(())
     }
@@ -198,7 +198,7 @@ struct Cutting<'a> {
 }
 
 impl Fetch for Cutting<'_> {
-    fn run_quiesced(&self, f: &mut dyn FnMut()) -> Result<()> {
+    fn run_between_transactions(&self, f: &mut dyn FnMut()) -> Result<()> {
         f();
         Ok(())
     }
@@ -398,7 +398,7 @@ struct OpenTransaction<'a> {
 }
 
 impl Fetch for OpenTransaction<'_> {
-    fn run_quiesced(&self, f: &mut dyn FnMut()) -> Result<()> {
+    fn run_between_transactions(&self, f: &mut dyn FnMut()) -> Result<()> {
         for (txg, change) in self.changes.take() {
             self.log.append(*txg, DATASET, 7, *change);
         }
@@ -527,7 +527,7 @@ fn without_a_ring_every_commit_waits_for_the_txg() {
 struct Zeros;
 
 impl Fetch for Zeros {
-    fn run_quiesced(&self, f: &mut dyn FnMut()) -> Result<()> {
+    fn run_between_transactions(&self, f: &mut dyn FnMut()) -> Result<()> {
         f();
         Ok(())
     }

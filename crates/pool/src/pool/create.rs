@@ -185,7 +185,7 @@ impl Pool {
         let found = FoundPool { config, space, log, mos, directory, l2_list, root, synced: 0 };
         let pool = found.into_pool(parts, devices, store)?;
         let txg = pool.inner.txgs.quiesce()?;
-        pool.inner.finish_txg(txg, pool.inner.space.lock())?;
+        pool.inner.write_txg(txg, pool.inner.space.lock())?;
         pool.inner.txgs.synced(txg);
         pool.start()?;
         Ok(pool)

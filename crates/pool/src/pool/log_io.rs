@@ -7,8 +7,9 @@
 //!
 //! If a device fails:
 //!
-//! - A log write or its flush fails: the log counts the records as lost, and the fsync waits for
-//!   the transaction group.
+//! - A log write or its flush fails: the log counts the records as lost and stays closed until the
+//!   next group is durable. The fsync waits for that group. After a failed flush of a file or block
+//!   device the group fails too, because such a device fails all later flushes.
 //! - The transaction group fails too: the pool is suspended and the fsync returns the error. Every
 //!   later fsync fails until the next import, even if the device recovers.
 
@@ -55,8 +56,8 @@ impl LogStorage for LogDevices {
 }
 
 impl Fetch for PoolInner {
-    fn run_quiesced(&self, f: &mut dyn FnMut()) -> Result<()> {
-        self.txgs.run_quiesced(f)
+    fn run_between_transactions(&self, f: &mut dyn FnMut()) -> Result<()> {
+        self.txgs.run_between_transactions(f)
     }
 
     fn content(&self, dataset: u64, object: u64, offset: u64, out: &mut [u8]) -> Result<()> {

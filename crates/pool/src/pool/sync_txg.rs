@@ -4,6 +4,8 @@
 //! (which record every allocation of this txg), and the root block. After all of these are flushed,
 //! the uberblocks point to the root block. The txg is durable once the uberblocks are flushed.
 //!
+//! Locking: `space` during the whole commit; nobody who holds it waits for a commit.
+//!
 //! If any step fails, the pool is suspended: every change fails, and reads go on. The devices still
 //! hold the previous txg, or this one if some of its uberblocks were written.
 
@@ -72,15 +74,16 @@ impl PoolInner {
     pub(super) fn sync_txg(&self, txg: u64) -> Result<()> {
         // Blocks that earlier txgs freed become reusable below. First wait for readers that still
         // use pointers to them.
-        self.store.readers().quiesce();
+        self.store.readers().synchronize();
         let mut space = self.space.lock();
         space.begin(txg);
         self.extend_space(&mut space)?;
-        self.finish_txg(txg, space)
+        self.write_txg(txg, space)
     }
 
-    /// Completes [`sync_txg`](Self::sync_txg) after `space` has begun the txg.
-    pub(super) fn finish_txg(&self, txg: u64, mut space: MutexGuard<'_, Space>) -> Result<()> {
+    /// Writes everything that the txg changed, after `space` has begun it. Two barriers: each waits
+    /// for its writes and flushes all devices.
+    pub(super) fn write_txg(&self, txg: u64, mut space: MutexGuard<'_, Space>) -> Result<()> {
         let space = &mut *space;
         let mos = self.sync_objects(space, txg)?;
         let places = space.place_root(self.devices.sector_bytes().max(ROOT_BYTES as u64))?;
@@ -94,13 +97,15 @@ impl PoolInner {
         root.space = space.sync(txg, &mut writer)?;
         root.log = self.log.root_for(txg);
         let root = writer.write(BlockKind::Root, places, root.as_bytes(), txg)?;
-        self.store.finish_writes()?;
+        // The first barrier: the tree is durable before an uberblock points to it.
+        self.store.wait_and_flush()?;
         let uberblock = Uberblock {
             txg,
             time_ns: self.clock.now_ns(),
             root,
             device_count: self.devices.count() as u16,
         };
+        // The second barrier, inside: the txg is durable when this returns.
         label::write_uberblock(&self.devices, self.guid, &uberblock, self.store.cache())?;
         space.committed(txg)?;
         *self.root.lock() = root;

@@ -34,7 +34,8 @@
 //!
 //! # Locking
 //!
-//! None: the sync thread owns the space maps.
+//! None here. The pool keeps the space maps behind its lock `space`: the sync thread holds it
+//! during a commit.
 //!
 //! # What it does not do
 //!

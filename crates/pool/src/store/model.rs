@@ -1,4 +1,5 @@
-//! Model checks: readers against quiesce, writers against the in-flight limit, and the worker pool.
+//! Model checks: readers against `synchronize`, writers against the in-flight limit,
+//! and the worker pool.
 
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +12,8 @@ use crate::error::{Error, ErrorKind};
 
 const SCHEDULES: usize = 50_000;
 
-/// Space that is reused only after a quiesce never changes under a reader that entered before it
-/// read the pointer.
+/// Space that is reused only after `synchronize` never changes under a reader that entered before
+/// it read the pointer.
 #[test]
 fn what_a_reader_sees_stays() {
     let body = || {
@@ -36,7 +37,7 @@ fn what_a_reader_sees_stays() {
         for at in 1..4 {
             places[(at % 2) as usize].store(at, Ordering::SeqCst);
             pointer.store(at, Ordering::SeqCst);
-            readers.quiesce();
+            readers.synchronize();
         }
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     };
@@ -44,15 +45,15 @@ fn what_a_reader_sees_stays() {
 }
 
 #[test]
-fn two_may_quiesce() {
+fn two_may_synchronize() {
     let body = || {
         let readers = Arc::new(Readers::new());
         let other = Arc::clone(&readers);
-        let quiesce = spawn_named("quiesce", move || other.quiesce()).unwrap();
+        let synchronize = spawn_named("synchronize", move || other.synchronize()).unwrap();
         drop(readers.enter());
-        readers.quiesce();
-        quiesce.join().unwrap();
-        readers.quiesce();
+        readers.synchronize();
+        synchronize.join().unwrap();
+        readers.synchronize();
     };
     shuttle::check_pct(body, SCHEDULES, 4);
 }

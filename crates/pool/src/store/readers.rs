@@ -4,16 +4,16 @@
 //! block may be freed, and its space reused. The reader would find other bytes. If another copy
 //! still held the old block, it would even overwrite the new block to heal it. So a reader enters
 //! before it takes the pointer and leaves when it has the block. Freed space is reused only after
-//! [`Readers::quiesce`].
+//! [`Readers::synchronize`].
 //!
 //! # How it works
 //!
 //! As in sleepable RCU: each cell has two counts, one of them current. A reader increments the
-//! current count and checks that it still is the current one. A quiesce makes the other count
+//! current count and checks that it still is the current one. `synchronize` makes the other count
 //! current and waits until the old one is zero. A reader writes only to its thread's cell.
 //!
-//! Locking: `store-readers` is held while a quiesce checks the counts and sleeps; readers take it
-//! only to wake a quiesce. `store-quiesce` admits one quiesce at a time.
+//! Locking: `store-readers` is held while `synchronize` checks the counts and sleeps; readers take
+//! it only to wake `synchronize`. `store-synchronize` admits one caller at a time.
 
 use crossbeam_utils::CachePadded;
 use forebay_base::memory::cpus;
@@ -24,9 +24,9 @@ use forebay_base::sync::{Condvar, Mutex, thread_slot};
 pub(crate) struct Readers {
     cells: Box<[CachePadded<[AtomicU64; 2]>]>,
     generation: AtomicU64,
-    /// Whether a quiesce waits for readers.
+    /// Whether `synchronize` waits for readers.
     waiting: AtomicBool,
-    quiesce: Mutex<()>,
+    synchronize: Mutex<()>,
     sleep: Mutex<()>,
     left: Condvar,
 }
@@ -44,7 +44,7 @@ impl Readers {
             cells: (0..cells).map(|_| CachePadded::default()).collect(),
             generation: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
-            quiesce: Mutex::named("store-quiesce", ()),
+            synchronize: Mutex::named("store-synchronize", ()),
             sleep: Mutex::named("store-readers", ()),
             left: Condvar::new(),
         }
@@ -59,8 +59,8 @@ impl Readers {
             let count = &cell[(generation & 1) as usize];
             count.fetch_add(1, Ordering::SeqCst);
             let reading = ReaderGuard { readers: self, count };
-            // If the generation changed, a quiesce may have missed the increment. Happens at most
-            // once per quiesce.
+            // If the generation changed, `synchronize` may have missed the increment. Happens at
+            // most once per call of it.
             if self.generation.load(Ordering::SeqCst) == generation {
                 return reading;
             }
@@ -69,8 +69,8 @@ impl Readers {
 
     /// Waits until all readers that entered before have left. The calling thread must not be a
     /// reader.
-    pub(crate) fn quiesce(&self) {
-        let _one = self.quiesce.lock();
+    pub(crate) fn synchronize(&self) {
+        let _one = self.synchronize.lock();
         self.waiting.store(true, Ordering::SeqCst);
         let old = self.generation.fetch_add(1, Ordering::SeqCst);
         let counts = || self.cells.iter().map(|cell| &cell[(old & 1) as usize]);

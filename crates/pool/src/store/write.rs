@@ -182,7 +182,7 @@ impl Store {
     }
 
     /// Starts the writes of a block. Waits while too many bytes are in flight, so it must not be
-    /// called in an I/O callback. [`finish_writes`](Self::finish_writes) reports failures.
+    /// called in an I/O callback. [`wait_and_flush`](Self::wait_and_flush) reports failures.
     pub(crate) fn submit(&self, placed: Placed, payload: WritePayload) {
         let Placed { bp, gang } = placed;
         let copies = bp.copy_count() as u64;
@@ -295,7 +295,7 @@ impl Store {
     /// # Errors
     /// The first failure of a write since the last call, or of a flush. None of these writes may be
     /// relied on then.
-    pub(crate) fn finish_writes(&self) -> Result<()> {
+    pub(crate) fn wait_and_flush(&self) -> Result<()> {
         self.shared.in_flight.finish()?;
         self.devices.flush_all()
     }

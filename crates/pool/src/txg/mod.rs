@@ -12,7 +12,8 @@
 //!   changes of one object are in txg order, and no txg has to include a change that a later one
 //!   has built upon. The price: once per commit, all changes wait for the longest-running
 //!   transaction.
-//! - `synced < quiesced + 1 == open` in [`TxgState`], and the numbers only grow.
+//! - In [`TxgState`], `synced < open`, all txgs below `open` are quiesced, and the numbers only
+//!   grow.
 //! - After [`suspend`](Txgs::suspend) or [`close`](Txgs::close) returned, nothing begins.
 //!
 //! # Locking
@@ -279,7 +280,7 @@ impl Txgs {
         if let Some(TxgStop::Suspended(_)) = &state.stop {
             state.check_running()?;
         }
-        // `run_quiesced` may have closed the cells for a moment.
+        // `run_between_transactions` may have closed the cells for a moment.
         while state.closing {
             self.opened.wait(&mut state);
         }
@@ -311,7 +312,7 @@ impl Txgs {
     ///
     /// # Errors
     /// `Suspended` or `Closed`; `f` was not run.
-    pub fn run_quiesced(&self, f: impl FnOnce()) -> Result<()> {
+    pub fn run_between_transactions(&self, f: impl FnOnce()) -> Result<()> {
         holds::check_not_nested(self);
         let mut state = self.state.lock();
         state.check_running()?;

@@ -96,7 +96,7 @@ fn rest_races_changes_and_commits() {
                         );
                         rested += 1;
                     };
-                    txgs.run_quiesced(check_rest).unwrap();
+                    txgs.run_between_transactions(check_rest).unwrap();
                 }
                 assert_eq!(rested, 2);
             })

@@ -22,7 +22,7 @@ fn pieces_of_all_sizes_come_back() {
                 let len = (sectors * sector - 100) as usize;
                 let (bp, content) = fixture.write(len, &props(copies, Compression::Off));
                 assert_eq!(bp.is_gang(), sectors * sector > largest);
-                fixture.store.finish_writes().unwrap();
+                fixture.store.wait_and_flush().unwrap();
                 fixture.forget(&bp);
                 assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
                 (0..copies).for_each(|n| {
@@ -43,7 +43,7 @@ fn the_largest_block_in_the_smallest_pieces() {
     let mut fixture = fixture_over(block_cache(128 << 20), 2, 512);
     fixture.space.largest = 512;
     let (bp, content) = fixture.write(16 << 20, &props(1, Compression::Off));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     fixture.forget(&bp);
     assert!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..] == content);
     fixture.audit();
@@ -71,7 +71,7 @@ fn rot_anywhere_in_a_gang_is_healed() {
     let mut fixture = fixture_over(block_cache(64 << 20), 2, 512);
     fixture.space.largest = 1024;
     let (bp, content) = fixture.write(64 << 10, &props(2, Compression::Lz4));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     let extents = fixture.pieces(&bp);
     for (dva, bytes) in &extents {
         fixture.forget(&bp);
@@ -97,7 +97,7 @@ fn hostile_gangs_are_errors() {
     println!("seed {seed}");
     let mut rng = SmallRng::from_seed(seed);
     let (bp, content) = fixture.write(6 << 10, &props(1, Compression::Off));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     let at = bp.dvas().next().unwrap();
     let buffer = fixture.store.cache().alloc(512).unwrap();
     let sector = fixture.store.devices().read(at, buffer, forebay_io::Priority::SyncRead).unwrap();

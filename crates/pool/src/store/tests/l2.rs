@@ -112,7 +112,7 @@ fn end(fixture: Fixture, mock: &Arc<MockL2>) {
 /// A block that RAM does not have, and the L2 does.
 fn cold(fixture: &mut Fixture, mock: &MockL2) -> (BlockPtrPhys, Vec<u8>) {
     let (bp, content) = fixture.write(16 << 10, &props(2, Compression::Lz4));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     fixture.forget(&bp);
     mock.put(fixture.store.key(&bp), &content);
     (bp, content)
@@ -183,7 +183,7 @@ fn what_ram_lets_go_of_is_offered_and_found_again() {
     assert_eq!(cache.l2_memory_bytes(), 1 << 20);
     let blocks: Vec<_> =
         (0..150).map(|_| fixture.write(128 << 10, &props(1, Compression::Off))).collect();
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     let stored = mock.stored.lock().len();
     assert!(stored > 50, "{stored} of {} blocks were offered", blocks.len());
     let reads = device_reads(&fixture);

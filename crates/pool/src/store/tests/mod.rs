@@ -191,7 +191,7 @@ impl Fixture {
 
     /// Nothing is on its way, pinned or held any more; the cache's structures agree.
     pub(super) fn audit(self) {
-        self.store.finish_writes().unwrap();
+        self.store.wait_and_flush().unwrap();
         assert_eq!(self.store.shared.writing.len(), 0);
         assert_eq!(self.store.in_flight_bytes(), 0);
         let (cache, owner) = (Arc::clone(self.store.cache()), self.store.owner());

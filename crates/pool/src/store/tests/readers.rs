@@ -12,14 +12,14 @@ use crate::store::readers::Readers;
 use crate::store::{Allocate, WriteProps};
 
 #[test]
-fn a_quiesce_waits_for_who_came_before() {
+fn synchronize_waits_for_earlier_readers() {
     let readers = Arc::new(Readers::new());
-    readers.quiesce();
+    readers.synchronize();
     let reading = readers.enter();
     let (other, done) = (Arc::clone(&readers), Arc::new(AtomicU64::new(0)));
     let done_in_thread = Arc::clone(&done);
-    let waiter = thread::spawn_named("quiesce", move || {
-        other.quiesce();
+    let waiter = thread::spawn_named("synchronize", move || {
+        other.synchronize();
         done_in_thread.store(1, Ordering::SeqCst);
     });
     for _ in 0..1000 {
@@ -60,7 +60,7 @@ fn nothing_is_used_again_under_a_reader() {
     for at in 1..2000 {
         places[(at % 4) as usize].store(at, Ordering::SeqCst);
         pointer.store(at, Ordering::SeqCst);
-        readers.quiesce();
+        readers.synchronize();
     }
     pointer.store(u64::MAX, Ordering::SeqCst);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
@@ -112,10 +112,10 @@ fn healing_never_writes_over_what_came_after() {
         let bytes = content.to_vec();
         let place = places[txg as usize % 2];
         let bp = fixture.store.write_at(place, content, &props(txg)).unwrap();
-        fixture.store.finish_writes().unwrap();
+        fixture.store.wait_and_flush().unwrap();
         *newest.lock() = Some((bp, bytes.clone()));
         // From here on nobody takes the older pointer, and nobody has it when this returns.
-        fixture.store.readers().quiesce();
+        fixture.store.readers().synchronize();
         written.push((bp, bytes));
     }
     ended.store(1, Ordering::SeqCst);

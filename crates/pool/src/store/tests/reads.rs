@@ -17,7 +17,7 @@ fn rot_in_one_copy_is_healed_and_counted() {
     for compression in [Compression::Off, Compression::Lz4] {
         let mut fixture = fixture(2);
         let (bp, content) = fixture.write(32 << 10, &props(2, compression));
-        fixture.store.finish_writes().unwrap();
+        fixture.store.wait_and_flush().unwrap();
         fixture.forget(&bp);
         let first = bp.dvas().next().unwrap();
         fixture.rot(first, bp.allocated_bytes(512));
@@ -39,7 +39,7 @@ fn rot_in_one_copy_is_healed_and_counted() {
 fn rot_in_both_copies_is_an_error() {
     let mut fixture = fixture(2);
     let (bp, content) = fixture.write(32 << 10, &props(2, Compression::Off));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     fixture.forget(&bp);
     bp.dvas().for_each(|dva| fixture.rot(dva, bp.allocated_bytes(512)));
     let error = fixture.store.read(&bp, Attributes::DATA).map(drop).unwrap_err();
@@ -60,7 +60,7 @@ fn rot_in_both_copies_is_an_error() {
 fn a_device_that_fails_is_gone_around() {
     let mut fixture = fixture(2);
     let (bp, content) = fixture.write(8192, &props(2, Compression::Off));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     fixture.forget(&bp);
     let device = usize::from(bp.dvas().next().unwrap().device);
     fixture.faults[device].add(Rule::new(Fault::Error(5)));
@@ -82,7 +82,7 @@ fn rot_on_the_way_never_reaches_a_reader() {
     println!("seed {seed}");
     let blocks: Vec<_> =
         (0..64).map(|_| fixture.write(16 << 10, &props(2, Compression::Lz4))).collect();
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     for device in &fixture.faults {
         device.add(Rule::new(Fault::Rot { bits: 3 }).on(Op::Read).with_probability(0.3));
         device.add(Rule::new(Fault::Error(5)).on(Op::Read).with_probability(0.1));
@@ -109,7 +109,7 @@ fn rot_on_the_way_never_reaches_a_reader() {
 fn rot_that_is_on_the_way_only_is_read_past() {
     let mut fixture = fixture(2);
     let (bp, content) = fixture.write(16 << 10, &props(2, Compression::Lz4));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     fixture.forget(&bp);
     for device in &fixture.faults {
         device.add(Rule::new(Fault::Rot { bits: 3 }).on(Op::Read).times(1));
@@ -126,7 +126,7 @@ fn rot_that_is_on_the_way_only_is_read_past() {
 fn one_read_however_many_ask() {
     let mut fixture = fixture_with(block_cache(64 << 20), 1, 512, OwnerCaching::All, 20_000_000);
     let (bp, content) = fixture.write(64 << 10, &props(1, Compression::Lz4));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     fixture.forget(&bp);
     let readers: Vec<_> = (0..8)
         .map(|_| {
@@ -146,7 +146,7 @@ fn one_read_however_many_ask() {
 fn who_waits_for_a_load_that_fails_hears_why() {
     let mut fixture = fixture_with(block_cache(64 << 20), 1, 512, OwnerCaching::All, 20_000_000);
     let (bp, _) = fixture.write(8192, &props(1, Compression::Off));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     fixture.forget(&bp);
     fixture.rot(bp.dvas().next().unwrap(), 8192);
     let readers: Vec<_> = (0..4)
@@ -168,7 +168,7 @@ fn what_the_cache_refuses_is_read_all_the_same() {
     let cache = block_cache(64 << 20);
     let mut fixture = fixture_with(cache, 1, 512, OwnerCaching::Metadata, 0);
     let (bp, content) = fixture.write(8192, &props(1, Compression::Off));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     for _ in 0..3 {
         assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
         assert!(fixture.store.peek(&bp).is_none());
@@ -208,7 +208,7 @@ fn a_prefetched_block_is_there() {
     let mut fixture = fixture_with(block_cache(64 << 20), 1, 512, OwnerCaching::All, 10_000_000);
     let blocks: Vec<_> =
         (0..16).map(|_| fixture.write(16 << 10, &props(1, Compression::Lz4))).collect();
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     blocks.iter().for_each(|(bp, _)| fixture.forget(bp));
     let done = Arc::new(AtomicU64::new(0));
     for (bp, _) in &blocks {
@@ -235,7 +235,7 @@ fn a_prefetched_block_is_there() {
 fn a_prefetch_that_fails_leaves_the_block_to_readers() {
     let mut fixture = fixture(2);
     let (bp, content) = fixture.write(16 << 10, &props(2, Compression::Lz4));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     fixture.forget(&bp);
     fixture.rot(bp.dvas().next().unwrap(), bp.allocated_bytes(512));
     fixture.store.prefetch(&bp, Attributes::DATA, Box::new(|ok| assert!(!ok)));
@@ -250,7 +250,7 @@ fn a_prefetch_that_fails_leaves_the_block_to_readers() {
 fn readers_raise_the_priority_of_what_is_read_ahead() {
     let mut fixture = fixture(1);
     let (bp, content) = fixture.write(4096, &props(1, Compression::Off));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     fixture.forget(&bp);
     let delay = std::time::Duration::from_millis(100);
     fixture.faults[0].add(Rule::new(Fault::Delay(delay)).on(Op::Read).at(Priority::AsyncRead));
@@ -264,7 +264,7 @@ fn readers_raise_the_priority_of_what_is_read_ahead() {
 fn pointers_that_cannot_be_are_errors() {
     let mut fixture = fixture(1);
     let (good, _) = fixture.write(4096, &props(1, Compression::Lz4));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     let at = |device, offset| [DvaPhys::new(Dva { device, offset }), DvaPhys::NONE];
     let wrong = [
         BlockPtrPhys::HOLE,
@@ -309,7 +309,7 @@ fn many_are_read_at_once() {
         found.iter().zip(&blocks).all(|(found, (_, content))| found[..] == content[..])
     };
     assert!(same(fixture.store.read_many_uncached(&pointers).unwrap()));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     assert!(same(fixture.store.read_many_uncached(&pointers).unwrap()));
     let two = pointers.iter().find(|bp| bp.copy_count() == 2).unwrap();
     fixture.rot(two.dvas().next().unwrap(), two.allocated_bytes(512));

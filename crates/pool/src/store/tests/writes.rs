@@ -22,7 +22,7 @@ fn blocks_come_back_from_cache_and_devices() {
             let (bp, content) = fixture.write(len, &props(copies, compression));
             assert_eq!(bp.copy_count(), copies);
             assert_eq!(fixture.store.peek(&bp).unwrap()[..], content);
-            fixture.store.finish_writes().unwrap();
+            fixture.store.wait_and_flush().unwrap();
             fixture.forget(&bp);
             assert!(fixture.store.peek(&bp).is_none());
             assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
@@ -50,7 +50,7 @@ fn a_block_on_its_way_is_found_whatever_the_cache_wants() {
             fixture.store.cache().cache().flush();
             assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
             assert_eq!(fixture.store.peek(&bp).is_some(), caching == OwnerCaching::All);
-            fixture.store.finish_writes().unwrap();
+            fixture.store.wait_and_flush().unwrap();
             fixture.forget(&bp);
             assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
         }
@@ -64,17 +64,17 @@ fn a_block_on_its_way_is_found_whatever_the_cache_wants() {
 #[test]
 fn a_write_fails_if_one_copy_does() {
     let mut fixture = fixture(2);
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     fixture.faults[1].add(Rule::new(Fault::Error(5)).on(Op::Write).times(1));
     fixture.write(8192, &props(2, Compression::Off));
-    let error = fixture.store.finish_writes().unwrap_err();
+    let error = fixture.store.wait_and_flush().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device);
     assert!(error.to_string().contains("memory1"), "{error}");
     assert_eq!(fixture.counted(StoreCounters::WRITE_ERRORS), 1);
     // It is told once.
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     fixture.faults[0].add(Rule::new(Fault::Error(5)).on(Op::Flush).times(1));
-    assert_eq!(fixture.store.finish_writes().unwrap_err().kind(), ErrorKind::Device);
+    assert_eq!(fixture.store.wait_and_flush().unwrap_err().kind(), ErrorKind::Device);
     fixture.audit();
 }
 
@@ -101,7 +101,7 @@ fn steps_apart_do_the_same() {
     // Not submitted yet.
     assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content[..]);
     fixture.store.submit(placed, crate::store::WritePayload::new(sealed, held));
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     fixture.forget(&bp);
     assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content[..]);
     assert_eq!(Arc::strong_count(&content), 1);
@@ -117,7 +117,7 @@ fn places_that_are_there_already() {
     let bytes = content.to_vec();
     let bp = fixture.store.write_at(places, content, &props(2, Compression::Zstd)).unwrap();
     assert_eq!(bp.copies, places);
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     assert_eq!(fixture.store.read_copy(&bp, 1).unwrap()[..], bytes);
     fixture.audit();
 }
@@ -127,7 +127,7 @@ fn what_is_freed_is_all_that_was_taken() {
     let mut fixture = fixture(2);
     let pointers: Vec<BlockPtrPhys> =
         (1..20).map(|n| fixture.write(n * 1000, &props(1 + n % 2, Compression::Lz4)).0).collect();
-    fixture.store.finish_writes().unwrap();
+    fixture.store.wait_and_flush().unwrap();
     let taken = fixture.space.out_bytes();
     let reported: u64 =
         pointers.iter().flat_map(|bp| fixture.pieces(bp)).map(|piece| piece.1).sum();
