@@ -1,6 +1,7 @@
 //! The engines over a plain file, without decorators.
 #![allow(clippy::disallowed_methods, reason = "tests start threads themselves")]
 
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -9,6 +10,7 @@ use std::path::Path;
 use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
 use forebay_base::sync::atomic::AtomicUsize;
 use forebay_base::sync::{Condvar, Mutex};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 use super::*;
 use crate::{ErrorKind, Op, Priority};
@@ -365,24 +367,11 @@ fn bad_requests_are_refused_by_name() {
 
 /// Makes the kernel refuse `io_uring_enter` to the calling thread from now on.
 fn forbid_enter() {
-    const LOAD_NUMBER: u16 = 0x20;
-    const IF_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
-    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let mut filter = [
-        step(LOAD_NUMBER, 0, 0, 0),
-        step(IF_EQUAL, 0, 1, libc::SYS_io_uring_enter as u32),
-        step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the program is a whole and valid filter, and outlives the call.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        let set = libc::PR_SET_SECCOMP;
-        let result = libc::prctl(set, libc::SECCOMP_MODE_FILTER, &raw const program);
-        assert_eq!(result, 0, "{}", io::Error::last_os_error());
-    }
+    let refuse = SeccompAction::Errno(libc::EPERM as u32);
+    let rules = BTreeMap::from([(libc::SYS_io_uring_enter, Vec::new())]);
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).unwrap();
+    seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
 }
 
 #[test]

@@ -4,11 +4,11 @@
 //! io_uring, as in a container. Then every test of a file runs on the thread pool. The filter is
 //! installed before `main`, so it covers every test and every thread.
 
-use std::ffi::c_long;
-use std::mem::offset_of;
+use std::collections::BTreeMap;
 
 use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
 use forebay_base::sync::Arc;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 /// The variable that requests a run without io_uring.
 const REFUSE: &str = "FOREBAY_TEST_REFUSE_IO_URING";
@@ -48,50 +48,13 @@ extern "C" fn before_main() {
     }
 }
 
-/// A filter instruction that loads the word at `offset` of the system call's data.
-fn load(offset: usize) -> libc::sock_filter {
-    let code = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    libc::sock_filter { code, jt: 0, jf: 0, k: offset as u32 }
-}
-
-/// A filter instruction that continues if the loaded word is `value`, and else skips `skip`
-/// instructions.
-fn unless_equal(value: c_long, skip: u8) -> libc::sock_filter {
-    let code = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    libc::sock_filter { code, jt: 0, jf: skip, k: value as u32 }
-}
-
-fn end(verdict: u32) -> libc::sock_filter {
-    libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: verdict }
-}
-
 /// Makes `io_uring_setup` fail with `EPERM`, from now on and for all threads.
-fn refuse_io_uring() -> std::io::Result<()> {
-    let mut steps = [
-        load(offset_of!(libc::seccomp_data, nr)),
-        unless_equal(libc::SYS_io_uring_setup, 1),
-        end(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-        end(libc::SECCOMP_RET_ALLOW),
-    ];
-    let program =
-        libc::sock_fprog { len: steps.len() as libc::c_ushort, filter: steps.as_mut_ptr() };
-    // SAFETY: the call takes no pointers.
-    let result = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-    if result != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: the program and its instructions outlive the call, which copies them.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_seccomp,
-            libc::SECCOMP_SET_MODE_FILTER,
-            libc::SECCOMP_FILTER_FLAG_TSYNC,
-            &raw const program,
-        )
-    };
-    if result != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
+fn refuse_io_uring() -> Result<(), Box<dyn std::error::Error>> {
+    let refuse = SeccompAction::Errno(libc::EPERM as u32);
+    let rules = BTreeMap::from([(libc::SYS_io_uring_setup, Vec::new())]);
+    let arch = std::env::consts::ARCH.try_into()?;
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?;
+    seccompiler::apply_filter_all_threads(&BpfProgram::try_from(filter)?)?;
     Ok(())
 }
 
