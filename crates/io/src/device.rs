@@ -54,6 +54,47 @@ pub trait Device: Send + Sync {
     fn close(&self);
 }
 
+/// A device in front of another one that sees each request, and otherwise is that device.
+pub trait Decorator: Send + Sync {
+    /// The device below.
+    fn inner(&self) -> &dyn Device;
+
+    /// Returns the request that goes to the device below instead of this one.
+    fn decorate(&self, request: Request) -> Request;
+}
+
+impl<D: Decorator> Device for D {
+    fn submit(&self, request: Request) {
+        self.inner().submit(self.decorate(request));
+    }
+
+    fn submit_all(&self, requests: &mut Vec<Request>) {
+        // This collects into the same allocation.
+        *requests = std::mem::take(requests).into_iter().map(|one| self.decorate(one)).collect();
+        self.inner().submit_all(requests);
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        self.inner().info()
+    }
+
+    fn health(&self) -> Health {
+        self.inner().health()
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.inner().stats()
+    }
+
+    fn help(&self, waiter: &Waiter) {
+        self.inner().help(waiter);
+    }
+
+    fn close(&self) {
+        self.inner().close();
+    }
+}
+
 /// The properties of a device when it was opened.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {

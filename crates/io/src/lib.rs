@@ -57,7 +57,7 @@ pub mod tunables;
 mod waiter;
 
 pub use completion::in_callback;
-pub use device::{Device, DeviceInfo, DeviceStats, Engine, Health};
+pub use device::{Decorator, Device, DeviceInfo, DeviceStats, Engine, Health};
 pub use error::{Error, ErrorKind};
 pub use file::{Direct, EngineChoice, FileDevice, FileLock, Locking, OpenError, OpenOptions};
 pub use memory::{MemoryDevice, MemoryOptions};

@@ -28,10 +28,9 @@ use forebay_base::histogram::{AtomicHistogram, HistogramSnapshot};
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, thread_slot};
 
-use crate::device::{Device, DeviceInfo, DeviceStats, Health};
+use crate::device::{Decorator, Device};
 use crate::priority::Priority;
 use crate::request::{Op, Request};
-use crate::waiter::Waiter;
 
 /// Kinds of requests that are measured separately.
 const KINDS: usize = Op::ALL.len() * Priority::COUNT;
@@ -133,8 +132,14 @@ impl MetricsDevice {
             latency_ns,
         }
     }
+}
 
-    fn measured(&self, request: Request) -> Request {
+impl Decorator for MetricsDevice {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Request {
         let shard = Arc::clone(&self.shards[thread_slot().index(self.shards.len())]);
         let at = kind(request.op(), request.priority());
         let len = request.len();
@@ -150,38 +155,6 @@ impl MetricsDevice {
             };
             cell.ended.fetch_add(1, Ordering::Release);
         })
-    }
-}
-
-impl Device for MetricsDevice {
-    fn submit(&self, request: Request) {
-        self.inner.submit(self.measured(request));
-    }
-
-    fn submit_all(&self, requests: &mut Vec<Request>) {
-        // This collects into the same allocation.
-        *requests = std::mem::take(requests).into_iter().map(|r| self.measured(r)).collect();
-        self.inner.submit_all(requests);
-    }
-
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn health(&self) -> Health {
-        self.inner.health()
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.inner.stats()
-    }
-
-    fn help(&self, waiter: &Waiter) {
-        self.inner.help(waiter);
-    }
-
-    fn close(&self) {
-        self.inner.close();
     }
 }
 

@@ -34,10 +34,9 @@ use forebay_base::sync::{Arc, Mutex};
 pub use image::Image;
 pub use recording::{CrashPoint, Event, Outcome, Recording, Survives, Unflushed};
 
-use crate::device::{Device, DeviceInfo, DeviceStats, Health};
+use crate::device::{Decorator, Device};
 use crate::error::ErrorKind;
 use crate::request::{Op, Request};
-use crate::waiter::Waiter;
 
 /// Assumed memory of an event besides its content, in bytes.
 const EVENT_BYTES: u64 = 64;
@@ -142,29 +141,6 @@ impl RecordDevice {
         Recording::new(self.base.clone(), log.events.clone(), !log.full)
     }
 
-    fn recorded(&self, request: Request) -> Request {
-        let Some(event) = self.event(&request) else {
-            return request;
-        };
-        let Some(begun) = self.log.lock().push(event) else {
-            return request;
-        };
-        let log = Arc::clone(&self.log);
-        request.layered(move |completion| {
-            let outcome = match &completion.result {
-                Ok(()) => Outcome::Done,
-                Err(error) => match error.kind() {
-                    ErrorKind::InvalidRequest
-                    | ErrorKind::ReadOnly
-                    | ErrorKind::Closed
-                    | ErrorKind::Cancelled => Outcome::Refused,
-                    _ => Outcome::Failed,
-                },
-            };
-            log.lock().push(Event::Ended { begun, outcome });
-        })
-    }
-
     /// Returns the event of `request`, if it changes the device and can succeed.
     fn event(&self, request: &Request) -> Option<Event> {
         let info = self.inner.info();
@@ -187,35 +163,32 @@ impl RecordDevice {
     }
 }
 
-impl Device for RecordDevice {
-    fn submit(&self, request: Request) {
-        self.inner.submit(self.recorded(request));
+impl Decorator for RecordDevice {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
     }
 
-    fn submit_all(&self, requests: &mut Vec<Request>) {
-        // This collects into the same allocation.
-        *requests = std::mem::take(requests).into_iter().map(|r| self.recorded(r)).collect();
-        self.inner.submit_all(requests);
-    }
-
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn health(&self) -> Health {
-        self.inner.health()
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.inner.stats()
-    }
-
-    fn help(&self, waiter: &Waiter) {
-        self.inner.help(waiter);
-    }
-
-    fn close(&self) {
-        self.inner.close();
+    fn decorate(&self, request: Request) -> Request {
+        let Some(event) = self.event(&request) else {
+            return request;
+        };
+        let Some(begun) = self.log.lock().push(event) else {
+            return request;
+        };
+        let log = Arc::clone(&self.log);
+        request.layered(move |completion| {
+            let outcome = match &completion.result {
+                Ok(()) => Outcome::Done,
+                Err(error) => match error.kind() {
+                    ErrorKind::InvalidRequest
+                    | ErrorKind::ReadOnly
+                    | ErrorKind::Closed
+                    | ErrorKind::Cancelled => Outcome::Refused,
+                    _ => Outcome::Failed,
+                },
+            };
+            log.lock().push(Event::Ended { begun, outcome });
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{Device, DeviceInfo, DeviceStats, Health, Op, OpenOptions, Request, Waiter};
+use forebay_io::{Decorator, Device, Op, OpenOptions, Request};
 use forebay_pool::format::CacheMode;
 use forebay_pool::{
     BlockCache, CreateOptions, Dataset, DatasetSettings, ErrorKind, ImportOptions, L2Device,
@@ -508,25 +508,14 @@ struct CallOnFirstRequest<F: Fn() + Send + Sync> {
     callback: F,
 }
 
-impl<F: Fn() + Send + Sync> Device for CallOnFirstRequest<F> {
-    fn submit(&self, request: Request) {
+impl<F: Fn() + Send + Sync> Decorator for CallOnFirstRequest<F> {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Request {
         self.called.call_once(&self.callback);
-        self.inner.submit(request);
-    }
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-    fn health(&self) -> Health {
-        self.inner.health()
-    }
-    fn stats(&self) -> DeviceStats {
-        self.inner.stats()
-    }
-    fn help(&self, waiter: &Waiter) {
-        self.inner.help(waiter);
-    }
-    fn close(&self) {
-        self.inner.close();
+        request
     }
 }
 

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex};
 
 use forebay_io::record::RecordDevice;
-use forebay_io::{Device, DeviceInfo, DeviceStats, Health, Op, Request, Waiter};
+use forebay_io::{Decorator, Device, Op, Request};
 
 use crate::history::ProgressSnapshot;
 use crate::workload::Progress;
@@ -101,31 +101,15 @@ impl CutDevice {
     }
 }
 
-impl Device for CutDevice {
-    fn submit(&self, request: Request) {
+impl Decorator for CutDevice {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Request {
         if request.op() != Op::Read {
             self.cuts.take_cut(request.op() == Op::Flush);
         }
-        self.inner.submit(request);
-    }
-
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn health(&self) -> Health {
-        self.inner.health()
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.inner.stats()
-    }
-
-    fn help(&self, waiter: &Waiter) {
-        self.inner.help(waiter);
-    }
-
-    fn close(&self) {
-        self.inner.close();
+        request
     }
 }
