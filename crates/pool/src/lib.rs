@@ -108,8 +108,8 @@ pub use object::ObjectUsage;
 pub use open::{HostId, Opened, open_path};
 pub use pool::{
     CheckProgress, CheckReport, CreateOptions, Dataset, Directory, Durations, ImportOptions,
-    LabelInfo, Object, ObjectInfo, Pool, PoolDevice, PoolStats, PoolUsage, ScrubProgress,
-    ScrubReport, destroy, read_label,
+    LabelInfo, Object, ObjectInfo, Pool, PoolDevice, PoolStats, PoolUsage, ScrubCounters,
+    ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables, destroy, read_label,
 };
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;

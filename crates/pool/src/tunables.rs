@@ -5,6 +5,7 @@ use forebay_base::tunables::{TunableError, TunableRow};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::LogTunables;
+use crate::pool::ScrubTunables;
 use crate::readahead::PrefetchTunables;
 use crate::txg::TxgTunables;
 
@@ -36,6 +37,7 @@ pub struct PoolTunables {
     prefetch: Arc<PrefetchTunables>,
     store: StoreTunables,
     l2_devices: L2DeviceTunables,
+    scrub: ScrubTunables,
 }
 
 impl PoolTunables {
@@ -64,6 +66,11 @@ impl PoolTunables {
         &self.l2_devices
     }
 
+    /// Tunables of scrubs.
+    pub fn scrub(&self) -> &ScrubTunables {
+        &self.scrub
+    }
+
     /// All rows with their values, in the format that [`set`](Self::set) takes.
     pub fn entries(&self) -> Vec<(&'static TunableRow, String)> {
         let tables = [
@@ -72,6 +79,7 @@ impl PoolTunables {
             self.prefetch.entries(),
             self.store.entries(),
             self.l2_devices.entries(),
+            self.scrub.entries(),
         ];
         tables.into_iter().flatten().collect()
     }
@@ -82,12 +90,13 @@ impl PoolTunables {
     /// [`ErrorKind::Invalid`] if the name or the value is wrong, or if the tunable cannot be set at
     /// this time. The message names what is allowed.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
-        let tables: [&dyn Fn() -> Result<(), TunableError>; 5] = [
+        let tables: [&dyn Fn() -> Result<(), TunableError>; 6] = [
             &|| self.txg.set(name, value),
             &|| self.log.set(name, value),
             &|| self.prefetch.set(name, value),
             &|| self.store.set(name, value),
             &|| self.l2_devices.set(name, value),
+            &|| self.scrub.set(name, value),
         ];
         for set in tables {
             match set() {

@@ -17,8 +17,8 @@ use forebay_io::fault::FaultCounters;
 use forebay_io::tunables::IoTunables;
 use forebay_l2::{L2Counters, L2Tunables};
 use forebay_pool::{
-    L2DeviceTunables, LogCounters, LogTunables, PrefetchCounters, PrefetchTunables, SpaceCounters,
-    StoreCounters, StoreTunables, TxgCounters, TxgTunables,
+    L2DeviceTunables, LogCounters, LogTunables, PrefetchCounters, PrefetchTunables, ScrubCounters,
+    ScrubTunables, SpaceCounters, StoreCounters, StoreTunables, TxgCounters, TxgTunables,
 };
 
 /// A generated file.
@@ -55,6 +55,7 @@ fn generate() -> Vec<Generated> {
         ("forebay-pool: prefetch", forebay_base::tunables::markdown(PrefetchTunables::ROWS)),
         ("forebay-pool: block store", forebay_base::tunables::markdown(StoreTunables::ROWS)),
         ("forebay-pool: cache devices", forebay_base::tunables::markdown(L2DeviceTunables::ROWS)),
+        ("forebay-pool: scrub", forebay_base::tunables::markdown(ScrubTunables::ROWS)),
     ];
     let counters = [
         ("forebay-cache", forebay_base::counters::markdown(CacheCounters::ROWS)),
@@ -66,6 +67,7 @@ fn generate() -> Vec<Generated> {
         ("forebay-pool: prefetch", forebay_base::counters::markdown(PrefetchCounters::ROWS)),
         ("forebay-pool: block store", forebay_base::counters::markdown(StoreCounters::ROWS)),
         ("forebay-pool: space", forebay_base::counters::markdown(SpaceCounters::ROWS)),
+        ("forebay-pool: scrub", forebay_base::counters::markdown(ScrubCounters::ROWS)),
         ("forebay-fs", forebay_base::counters::markdown(FsCounters::ROWS)),
         ("forebay-fuse", forebay_base::counters::markdown(MountCounters::ROWS)),
     ];
@@ -132,7 +134,8 @@ mod tests {
             + LogTunables::ROWS.len()
             + PrefetchTunables::ROWS.len()
             + StoreTunables::ROWS.len()
-            + L2DeviceTunables::ROWS.len();
+            + L2DeviceTunables::ROWS.len()
+            + ScrubTunables::ROWS.len();
         let l2 = L2Tunables::ROWS.len();
         let lower_layers = CacheTunables::ROWS.len() + IoTunables::ROWS.len() + l2;
         assert_eq!(lines(0), lower_layers + pool);
@@ -141,7 +144,8 @@ mod tests {
             + LogCounters::ROWS.len()
             + PrefetchCounters::ROWS.len()
             + StoreCounters::ROWS.len()
-            + SpaceCounters::ROWS.len();
+            + SpaceCounters::ROWS.len()
+            + ScrubCounters::ROWS.len();
         let mounts = FsCounters::ROWS.len() + MountCounters::ROWS.len();
         assert_eq!(lines(1), CacheCounters::ROWS.len() + io + pool + mounts);
     }

@@ -14,6 +14,7 @@ use crate::block_cache::{BlockCache, BlockCacheOptions};
 use crate::error::{Error, ErrorKind};
 use crate::format::label::{
     LABEL_BYTES, LabelPhys, MIN_DEVICE_BYTES, RING_OFFSET, RING_SLOTS, SLOT_BYTES, UberblockPhys,
+    VERSION,
 };
 use crate::format::{BlockPtrPhys, Dva, DvaPhys};
 use crate::open::{HostId, Opened, open_path};
@@ -278,7 +279,7 @@ fn an_added_device_is_a_member_once_a_txg_says_so() {
 }
 
 #[test]
-fn newer_versions_and_unknown_features_are_named() {
+fn other_versions_and_unknown_features_are_named() {
     let (memory, memory_devices) = (memory(), devices(1));
     let made = pool(&memory_devices, &memory);
     let put = |label: &mut LabelPhys| {
@@ -287,12 +288,17 @@ fn newer_versions_and_unknown_features_are_named() {
             write_bytes(&memory_devices[0], at, label.as_bytes(), &memory);
         }
     };
-    let mut newer = made.config.encode(0);
-    newer.version = U32::new(2);
-    put(&mut newer);
-    let (kind, text) = refused(&memory_devices, &memory);
-    assert_eq!(kind, ErrorKind::Unsupported);
-    assert!(text.contains("version 2") && text.contains("\"tank\""), "{text}");
+    for version in [VERSION - 1, VERSION + 1] {
+        let mut other = made.config.encode(0);
+        other.version = U32::new(version);
+        put(&mut other);
+        let (kind, text) = refused(&memory_devices, &memory);
+        assert_eq!(kind, ErrorKind::Unsupported);
+        assert!(
+            text.contains(&format!("version {version}")) && text.contains("\"tank\""),
+            "{text}"
+        );
+    }
     let features = vec!["org.example:mirrors".to_owned()];
     put(&mut Config { features, ..made.config.clone() }.encode(0));
     let (kind, text) = refused(&memory_devices, &memory);

@@ -12,6 +12,7 @@ pub mod label;
 mod log;
 mod objset;
 mod root;
+mod scrub;
 mod space;
 mod zap;
 
@@ -24,6 +25,7 @@ pub use l2_device::{L2_DEVICES_MAX, L2_PATH_BYTES, L2DevicePhys};
 pub use log::*;
 pub use objset::{CacheMode, DatasetPhys, ObjsetPhys, SyncMode};
 pub use root::{ROOT_BYTES, ROOT_MAGIC, RootPhys};
+pub use scrub::{ScrubPhys, ScrubState};
 pub use space::{
     MetaslabPhys, SPACE_BLOCK_MAGIC, SPACE_ROOT_MAGIC, SPACE_ROOT_POINTERS, SpaceBlockPhys,
     SpaceChain, SpaceChange, SpaceEntryPhys, SpaceRangePhys, SpaceRootPhys,

@@ -3,7 +3,7 @@
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{LogRootPhys, ObjsetPhys, SpaceRootPhys};
+use super::{LogRootPhys, ObjsetPhys, ScrubPhys, SpaceRootPhys};
 
 /// Size of a root block.
 pub const ROOT_BYTES: usize = 4096;
@@ -32,8 +32,14 @@ pub struct RootPhys {
     pub space: SpaceRootPhys,
     /// The intent log.
     pub log: LogRootPhys,
+    /// The newest scrub.
+    pub scrub: ScrubPhys,
     /// Zeros.
-    pub reserved_2: [u8; ROOT_BYTES - 256 - size_of::<SpaceRootPhys>() - size_of::<LogRootPhys>()],
+    pub reserved_2: [u8; ROOT_BYTES
+        - 256
+        - size_of::<SpaceRootPhys>()
+        - size_of::<LogRootPhys>()
+        - size_of::<ScrubPhys>()],
 }
 
 const _: () = assert!(size_of::<RootPhys>() == ROOT_BYTES);

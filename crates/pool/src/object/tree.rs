@@ -483,10 +483,18 @@ pub(crate) fn walk<E>(
 }
 
 fn read_children(store: &Store, ptr: &BlockPtrPhys) -> Result<Vec<BlockPtrPhys>> {
-    if ptr.level >= LEVELS_MAX {
-        return Err(misplaced(ptr, "a pointer of a lower level"));
-    }
     let content = store.read(ptr, Attributes::METADATA.once())?;
-    let found = pointers(ptr, &content)?;
-    (0..found.len()).map(|index| child(ptr, found, index)).collect()
+    children(ptr, &content)
+}
+
+/// The pointers in the indirect block that `parent` points to, all checked.
+///
+/// # Errors
+/// [`ErrorKind::Corrupt`] if one of them, or `parent`, cannot be where it is.
+pub(crate) fn children(parent: &BlockPtrPhys, content: &[u8]) -> Result<Vec<BlockPtrPhys>> {
+    if parent.level >= LEVELS_MAX {
+        return Err(misplaced(parent, "a pointer of a lower level"));
+    }
+    let found = pointers(parent, content)?;
+    (0..found.len()).map(|index| child(parent, found, index)).collect()
 }

@@ -3,12 +3,13 @@
 
 use std::ops::ControlFlow;
 
-use crate::error::{Error, Result};
-use crate::format::{BlockPtrPhys, Dva};
-use crate::space::{SpaceReport, WalkedRanges};
-use crate::store::Store;
+use forebay_base::sync::atomic::Ordering;
 
-use super::walk::{BlockLocation, Visitor, WalkEnd, Walking, is_complete};
+use crate::error::{Error, Result};
+use crate::format::{BlockKind, Dva};
+use crate::space::{SpaceReport, WalkedRanges};
+
+use super::walk::{BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk};
 use super::{Pool, PoolInner};
 
 /// Maximum number of problems that a report lists. Further problems are only counted.
@@ -103,13 +104,16 @@ impl std::fmt::Display for CheckReport {
 }
 
 impl Pool {
-    /// Commits the open txg, then checks the whole pool as of that txg. Nothing is committed while
-    /// the check runs, so changes wait once too much data is dirty.
+    /// Commits the open txg, then checks the whole pool as of that txg: all blocks that are in use
+    /// during the whole check. Changes and commits go on meanwhile. A second check waits for the
+    /// first.
     ///
     /// `progress` is called periodically and interrupts the check by returning
-    /// [`ControlFlow::Break`]. It must not call pool functions that wait for a txg, nor
-    /// [`stats`](Self::stats). An interrupted check returns a report that is not
-    /// [`complete`](CheckReport::complete).
+    /// [`ControlFlow::Break`]. It must not export the pool. An interrupted check returns a report
+    /// that is not [`complete`](CheckReport::complete); an export interrupts it too.
+    ///
+    /// Space is compared with two bitmaps of what commits allocate and free meanwhile, with a bit
+    /// per sector: at most 64 KiB per GiB of 4 KiB sectors, beside the 32 KiB of the walk.
     ///
     /// # Errors
     /// The error that stopped the check. Problems found are not errors; the report lists them.
@@ -129,25 +133,46 @@ impl PoolInner {
         &self,
         progress: &mut dyn FnMut(&CheckProgress) -> ControlFlow<()>,
     ) -> Result<CheckReport> {
-        // A commit needs this lock, so the walked tree does not change.
-        let mut space = self.space.lock();
+        let _one = self.scrub.one_check();
+        let _job = self.scrub.begin_job(self)?;
+        let (until, walked) = self.look_at_space().begin_audit();
+        let _audit = AuditGuard(self);
         let mut checker = Checker {
-            walked: WalkedRanges::new(&space),
+            pool: self,
+            walked,
             report: CheckReport::default(),
-            total_bytes: space.stats().allocated_bytes,
+            total_bytes: self.space_stats.lock().allocated_bytes,
             progress,
         };
-        let complete = is_complete(self.walk_all(&mut space, &mut checker))?;
-        space.spare_root_slots(|dva, bytes| checker.walked.mark(dva, bytes));
-        self.log.for_each_extent(&mut |dva, bytes| checker.walked.mark(dva, bytes));
-        let Checker { walked, mut report, .. } = checker;
+        let complete = Walk::new(self, until, Bookmark::START, &mut checker).run()?;
+        let Checker { mut walked, mut report, .. } = checker;
         report.complete = complete;
-        report.take_space(if complete { space.verify(&walked)? } else { walked.so_far() });
+        if complete {
+            self.look_at_space().root_slots(|dva, bytes| walked.mark(dva, bytes));
+            self.log.for_each_extent(&mut |dva, bytes| walked.mark(dva, bytes));
+        }
+        let mut found = walked.so_far();
+        if complete {
+            for id in 0..walked.metaslabs() {
+                self.look_at_space().compare(id, &walked, &mut found)?;
+            }
+        }
+        report.take_space(found);
         Ok(report)
     }
 }
 
+/// Ends the recording of allocations and frees.
+struct AuditGuard<'a>(&'a PoolInner);
+
+impl Drop for AuditGuard<'_> {
+    fn drop(&mut self) {
+        self.0.look_at_space().end_audit();
+    }
+}
+
 struct Checker<'a> {
+    pool: &'a PoolInner,
     walked: WalkedRanges,
     report: CheckReport,
     total_bytes: u64,
@@ -155,23 +180,26 @@ struct Checker<'a> {
 }
 
 impl Visitor for Checker<'_> {
-    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &BlockLocation) -> Walking {
-        if ptr.is_hole() {
-            return Ok(());
+    fn proceed(&mut self, _: &Bookmark) -> Step {
+        match self.pool.closed.load(Ordering::Acquire) {
+            true => Err(SliceEnd::Interrupted),
+            false => Ok(()),
         }
-        let Self { walked, report, .. } = self;
-        report.blocks += 1;
-        let pieces = store.for_each_piece(ptr, &mut |dva, bytes| {
-            walked.mark(dva, bytes);
-            report.bytes += bytes;
-        });
-        if let Err(error) = pieces {
-            self.damaged(place, error);
-        }
-        for copy in 0..ptr.copy_count() {
-            if let Err(error) = store.read_copy(ptr, copy) {
-                self.damaged(place, error.doing(format_args!("copy {copy}")));
+    }
+
+    fn block(&mut self, block: VisitedBlock<'_>) -> Step {
+        let VisitedBlock { ptr, location, extents, bad, .. } = block;
+        self.report.blocks += 1;
+        // The places of root blocks are marked as a whole.
+        let is_root = ptr.block_kind() == Some(BlockKind::Root);
+        for &(dva, bytes) in extents {
+            self.report.bytes += bytes;
+            if !is_root {
+                self.walked.mark(dva, bytes);
             }
+        }
+        for (copy, error) in bad {
+            self.damaged(location, error.doing(format_args!("copy {copy}")));
         }
         if self.report.blocks.is_multiple_of(PROGRESS_BLOCKS) {
             let flow = (self.progress)(&CheckProgress {
@@ -181,16 +209,16 @@ impl Visitor for Checker<'_> {
                 problems: self.report.damaged_count,
             });
             if flow.is_break() {
-                return Err(WalkEnd::Interrupted);
+                return Err(SliceEnd::Interrupted);
             }
         }
         Ok(())
     }
 
-    fn damaged(&mut self, place: &BlockLocation, error: Error) {
+    fn damaged(&mut self, location: &BlockLocation, error: Error) {
         self.report.damaged_count += 1;
         if self.report.damaged.len() < LISTED {
-            self.report.damaged.push(format!("{place}: {error}"));
+            self.report.damaged.push(format!("{location}: {error}"));
         }
     }
 }

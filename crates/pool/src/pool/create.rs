@@ -15,7 +15,8 @@ use crate::devices::config::Config;
 use crate::devices::import::{self, Imported};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    BlockPtrPhys, DvaPhys, LOG_EXTENTS_MAX, ObjectKind, ObjsetPhys, SECTOR_UNIT, ZAP_LEAF_BYTES,
+    BlockPtrPhys, DvaPhys, LOG_EXTENTS_MAX, ObjectKind, ObjsetPhys, SECTOR_UNIT, ScrubPhys,
+    ZAP_LEAF_BYTES,
 };
 use crate::l2::L2Devices;
 use crate::log::{Extent, IntentLog};
@@ -33,6 +34,7 @@ use crate::zap::Zap;
 
 use super::l2::L2DeviceList;
 use super::log_io::LogDevices;
+use super::scrub::Scrubs;
 use super::{Pool, PoolInner, sync_txg};
 
 /// Lower bound of dirty bytes that may wait for a commit, however small the cache is.
@@ -182,7 +184,9 @@ impl Pool {
         let directory = mos.create(&tx, ObjectKind::Zap, shift, &[])?;
         let root = BlockPtrPhys::HOLE;
         let l2_list = 0;
-        let found = FoundPool { config, space, log, mos, directory, l2_list, root, synced: 0 };
+        let scrub = ScrubPhys::default();
+        let found =
+            FoundPool { config, space, log, mos, directory, l2_list, root, scrub, synced: 0 };
         let pool = found.into_pool(parts, devices, store)?;
         let txg = pool.inner.txgs.quiesce()?;
         pool.inner.write_txg(txg, pool.inner.space.lock())?;
@@ -209,6 +213,8 @@ pub(super) struct FoundPool {
     /// Object number of the list of L2 devices, or 0.
     pub(super) l2_list: u64,
     pub(super) root: BlockPtrPhys,
+    /// The newest scrub.
+    pub(super) scrub: ScrubPhys,
     /// The newest durable txg.
     pub(super) synced: u64,
 }
@@ -248,6 +254,7 @@ impl FoundPool {
             l2_list: L2DeviceList::new(self.l2_list),
             datasets_changing: Mutex::named("datasets-changing", ()),
             root: Mutex::named("pool-root", self.root),
+            scrub: Scrubs::new(&self.scrub),
             closed: AtomicBool::new(false),
             read_only: parts.read_only,
             clock: parts.clock,

@@ -27,6 +27,7 @@ impl Pool {
     #[cfg(any(test, feature = "testing"))]
     pub fn abandon(self) {
         self.inner.closed.store(true, Ordering::Release);
+        self.inner.scrub.shut_down();
         self.inner.txgs.close();
         self.join();
         self.inner.close_l2_devices("the pool is exported");
@@ -50,6 +51,7 @@ impl Pool {
         if self.inner.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        self.inner.scrub.shut_down();
         let synced = match self.inner.read_only {
             true => Ok(()),
             false => self.inner.txgs.sync_now().map(|_| ()),

@@ -130,7 +130,9 @@ impl Pool {
         // Txg numbers are never reused, even after falling back to an older root.
         let synced = uberblocks.first().map_or(txg, |newest| newest.txg.max(txg));
         let l2_list = root.l2_devices.get();
-        let found = FoundPool { config, space, log, mos, directory, l2_list, root: ptr, synced };
+        let scrub = root.scrub;
+        let found =
+            FoundPool { config, space, log, mos, directory, l2_list, root: ptr, scrub, synced };
         store.l2().note_durable(txg);
         let pool = found.into_pool(parts, devices, store).map_err(doing)?;
         pool.attach_l2_devices(l2_devices, options.find_l2_devices, txg);

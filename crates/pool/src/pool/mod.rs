@@ -38,7 +38,7 @@ use crate::log::IntentLog;
 use crate::object::Leaves;
 use crate::objset::Objset;
 use crate::reservation::{Intent, Reservations};
-use crate::space::{DeviceSpan, Space, SpaceCounters, SpaceStats};
+use crate::space::{DeviceSpan, Space, SpaceCounters, SpaceStats, TXGS_TO_REUSE};
 use crate::store::Store;
 use crate::tunables::PoolTunables;
 use crate::tx::Transaction;
@@ -53,7 +53,8 @@ pub use handles::{Dataset, Directory, Object, ObjectInfo};
 pub use import::ImportOptions;
 pub(crate) use import::read_root;
 use l2::L2DeviceList;
-pub use scrub::{ScrubProgress, ScrubReport};
+use scrub::Scrubs;
+pub use scrub::{ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables};
 pub use stats::{Durations, PoolStats, PoolUsage};
 
 /// A pool: devices and the datasets on them. Dropping it exports it.
@@ -95,13 +96,11 @@ pub(crate) struct PoolInner {
     root: Mutex<BlockPtrPhys>,
     /// Space promised to open transactions.
     reservations: Reservations,
+    scrub: Scrubs,
     closed: AtomicBool,
     read_only: bool,
     clock: Arc<dyn Clock>,
 }
-
-/// Number of txgs after which freed space is reusable.
-const TXGS_TO_REUSE: usize = 3;
 
 impl Pool {
     /// Begins a transaction. Waits while too much data is dirty.

@@ -132,6 +132,7 @@ impl PoolInner {
             self.log.counters().snapshot(),
             self.mos.ahead.counters().snapshot(),
             self.space_counters.snapshot(),
+            self.scrub.counters().snapshot(),
         ];
         for value in snapshots.into_iter().flatten() {
             all.push((value.name, value.label.unwrap_or_default(), value.value));

@@ -75,10 +75,23 @@ impl PoolInner {
         // Blocks that earlier txgs freed become reusable below. First wait for readers that still
         // use pointers to them.
         self.store.readers().synchronize();
-        let mut space = self.space.lock();
+        if self.store.heals().wait_before(txg) {
+            self.scrub.count_wait();
+        }
+        let mut space = self.lock_space();
         space.begin(txg);
         self.extend_space(&mut space)?;
         self.write_txg(txg, space)
+    }
+
+    fn lock_space(&self) -> MutexGuard<'_, Space> {
+        if let Some(space) = self.space.try_lock() {
+            return space;
+        }
+        if self.scrub.is_looking() {
+            self.scrub.count_wait();
+        }
+        self.space.lock()
     }
 
     /// Writes everything that the txg changed, after `space` has begun it. Two barriers: each waits
@@ -96,6 +109,7 @@ impl PoolInner {
         let mut writer = UncachedWriter(&self.store);
         root.space = space.sync(txg, &mut writer)?;
         root.log = self.log.root_for(txg);
+        root.scrub = self.scrub.phys();
         let root = writer.write(BlockKind::Root, places, root.as_bytes(), txg)?;
         // The first barrier: the tree is durable before an uberblock points to it.
         self.store.wait_and_flush()?;

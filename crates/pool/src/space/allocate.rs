@@ -172,6 +172,10 @@ impl Space {
     fn account(&mut self, allocated: Allocated, units: u32, copy: usize) -> DvaPhys {
         self.devices[allocated.device].free_units -= u64::from(units);
         self.free_units -= u64::from(units);
+        if let Some(audit) = &mut self.audit {
+            let run = Run::new(allocated.start, units);
+            audit.note_allocated(allocated.metaslab, run, self.geometry.sector_units());
+        }
         let shard = self.counters.shard();
         shard.add(SpaceCounters::ALLOCATIONS, copy, 1);
         shard.add(SpaceCounters::ALLOCATED_BYTES, copy, u64::from(units) * SECTOR_UNIT);

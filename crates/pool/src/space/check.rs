@@ -5,9 +5,22 @@
 //! that are referenced twice; [`Space::verify`] finds the rest. Listed ranges are limited, counts
 //! are not.
 //!
-//! The caller must mark all blocks of the trees, the root block, the blocks of
-//! [`Space::own_blocks`], and the ranges reserved when the pool was created. No txg with frees or
-//! allocations may be open.
+//! The caller must mark all blocks of the trees, the blocks of [`Space::known_blocks`], the places
+//! of root blocks, and the ranges reserved when the pool was created.
+//!
+//! # Beside commits
+//!
+//! A walk takes longer than a txg. It marks what was born up to its first txg, T, and lives long
+//! enough to be found. [`Space::begin_audit`] records from T on what is allocated and freed, and
+//! after the walk each metaslab is compared on its own, at any later time. Let A be what is
+//! allocated in the metaslab at that time, N and F what was allocated and freed since T, and W what
+//! the walk has marked:
+//!
+//! - A ∖ N is what was allocated at T and still is. It was there during the whole walk, so
+//!   (A ∖ N) ∖ W is leaked.
+//! - (A ∖ N) ∪ F contains all that was allocated at T. So W ∖ (A ∖ N) ∖ F is not mapped.
+//!
+//! N and F take at most as much memory as W.
 
 use crate::Result;
 use crate::format::{BlockPtrPhys, Dva, SECTOR_UNIT};
@@ -67,6 +80,32 @@ impl SpaceReport {
     }
 }
 
+/// What txgs have allocated and freed since a check began: a bitmap per metaslab.
+#[derive(Default)]
+pub(super) struct Audit {
+    allocated: Vec<Vec<u64>>,
+    freed: Vec<Vec<u64>>,
+}
+
+impl Audit {
+    /// Notes an allocation.
+    pub(super) fn note_allocated(&mut self, id: u32, run: Run, sector_units: u32) {
+        note(&mut self.allocated, id, run, sector_units);
+    }
+
+    /// Notes a free.
+    pub(super) fn note_freed(&mut self, id: u32, run: Run, sector_units: u32) {
+        note(&mut self.freed, id, run, sector_units);
+    }
+}
+
+fn note(bitmaps: &mut Vec<Vec<u64>>, id: u32, run: Run, sector_units: u32) {
+    if bitmaps.len() <= id as usize {
+        bitmaps.resize(id as usize + 1, Vec::new());
+    }
+    set(&mut bitmaps[id as usize], run.start / sector_units, run.end() / sector_units);
+}
+
 /// The ranges that a walk found.
 pub(crate) struct WalkedRanges {
     geometry: Geometry,
@@ -94,9 +133,18 @@ impl WalkedRanges {
         pointer.dvas().for_each(|dva| self.mark(dva, bytes));
     }
 
-    /// Returns the problems that the marks alone show, for an interrupted walk.
-    pub(crate) fn so_far(self) -> SpaceReport {
-        SpaceReport { double: self.double, outside: self.outside, ..SpaceReport::default() }
+    /// Returns the problems that the marks alone show.
+    pub(crate) fn so_far(&self) -> SpaceReport {
+        SpaceReport {
+            double: self.double.clone(),
+            outside: self.outside.clone(),
+            ..SpaceReport::default()
+        }
+    }
+
+    /// Number of metaslabs to compare.
+    pub(crate) fn metaslabs(&self) -> u32 {
+        self.bitmaps.len() as u32
     }
 
     /// Marks a range, which may span metaslabs.
@@ -170,6 +218,7 @@ impl Space {
     #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn for_each_allocated(&mut self, mut each: impl FnMut(Dva, u64)) -> Result<()> {
         for id in 0..self.metaslabs.len() as u32 {
+            self.load_metaslab(id)?;
             for run in self.allocated_in(id)? {
                 let dva = self.metaslabs[id as usize].dva(run.start);
                 each(dva, u64::from(run.units) * SECTOR_UNIT);
@@ -178,9 +227,8 @@ impl Space {
         Ok(())
     }
 
-    /// Returns the allocated ranges of a metaslab.
+    /// Returns the allocated ranges of a loaded metaslab.
     fn allocated_in(&mut self, id: u32) -> Result<Vec<Run>> {
-        self.load_metaslab(id)?;
         let metaslab = &mut self.metaslabs[id as usize];
         let unused = metaslab.unused()?;
         let last = Run::new(metaslab.extent.units, 0);
@@ -195,52 +243,95 @@ impl Space {
         Ok(runs)
     }
 
-    /// Calls `each` for every block of the space maps. Reads all bases.
-    ///
-    /// # Errors
-    /// If a base cannot be read or does not match the log.
-    pub(crate) fn own_blocks(&mut self, mut each: impl FnMut(&BlockPtrPhys)) -> Result<()> {
-        for id in 0..self.metaslabs.len() as u32 {
-            self.load_metaslab(id)?;
-        }
+    /// Calls `each` for every block of the space maps, except the bases of metaslabs that are not
+    /// loaded.
+    pub(crate) fn known_blocks(&self, each: impl FnMut(&BlockPtrPhys)) {
         let bases = self.metaslabs.iter().flat_map(|metaslab| &metaslab.base.chain);
         let index = self.index.iter().flatten().filter(|pointer| !pointer.is_hole());
         let log = self.records.iter().flat_map(|record| &record.blocks);
-        bases.chain(index).chain(log).for_each(&mut each);
-        Ok(())
+        bases.chain(index).chain(log).for_each(each);
     }
 
-    /// Compares a complete walk with the allocated ranges. Reads all bases.
+    /// As [`known_blocks`](Self::known_blocks), after reading all bases.
     ///
     /// # Errors
     /// If a base cannot be read or does not match the log.
-    pub(crate) fn verify(&mut self, walked: &WalkedRanges) -> Result<SpaceReport> {
-        let mut report = SpaceReport {
-            double: walked.double.clone(),
-            outside: walked.outside.clone(),
-            ..SpaceReport::default()
-        };
+    #[cfg(all(test, not(forebay_model)))]
+    pub(crate) fn own_blocks(&mut self, each: impl FnMut(&BlockPtrPhys)) -> Result<()> {
+        (0..self.metaslabs.len() as u32).try_for_each(|id| self.load_metaslab(id))?;
+        self.known_blocks(each);
+        Ok(())
+    }
+
+    /// Begins to record allocations and frees for a check. Returns the newest synced txg, which the
+    /// check is about, and an empty set of ranges.
+    pub(crate) fn begin_audit(&mut self) -> (u64, WalkedRanges) {
+        self.audit = Some(Audit::default());
+        (self.synced, WalkedRanges::new(self))
+    }
+
+    /// Ends the recording.
+    pub(crate) fn end_audit(&mut self) {
+        self.audit = None;
+    }
+
+    /// Compares a complete walk with the allocated ranges of a metaslab, and adds the problems to
+    /// `report`. Skips a metaslab that is not loaded: its base is damaged.
+    ///
+    /// # Errors
+    /// If the metaslab contradicts itself.
+    pub(crate) fn compare(
+        &mut self,
+        id: u32,
+        walked: &WalkedRanges,
+        report: &mut SpaceReport,
+    ) -> Result<()> {
+        if !self.metaslabs[id as usize].is_loaded() {
+            return Ok(());
+        }
         let sector = self.geometry.sector_units();
-        for (id, seen) in walked.bitmaps.iter().enumerate() {
-            let runs = self.allocated_in(id as u32)?;
-            let mut allocated = Vec::new();
-            runs.iter().for_each(|run| {
-                set(&mut allocated, run.start / sector, run.end() / sector);
+        let mut old = Vec::new();
+        for run in self.allocated_in(id)? {
+            set(&mut old, run.start / sector, run.end() / sector);
+        }
+        let at = id as usize;
+        let audit = self.audit.as_ref();
+        let of = |bitmaps: &'_ [Vec<u64>]| bitmaps.get(at).cloned().unwrap_or_default();
+        let new = audit.map(|audit| of(&audit.allocated)).unwrap_or_default();
+        let freed = audit.map(|audit| of(&audit.freed)).unwrap_or_default();
+        let old = minus(&old, &new);
+        let seen = &walked.bitmaps[at];
+        let metaslab = &self.metaslabs[at];
+        let note = |found: &mut FoundRanges, only: &[u64]| {
+            set_runs(only, |from, to| {
+                let bytes = u64::from((to - from) * sector) * SECTOR_UNIT;
+                found.push(metaslab.dva(from * sector), bytes);
             });
-            let metaslab = &self.metaslabs[id];
-            let note = |found: &mut FoundRanges, a: &[u64], b: &[u64]| {
-                let other = b.iter().copied().chain(std::iter::repeat(0));
-                let only: Vec<u64> = a.iter().zip(other).map(|(a, b)| a & !b).collect();
-                set_runs(&only, |from, to| {
-                    let bytes = u64::from((to - from) * sector) * SECTOR_UNIT;
-                    found.push(metaslab.dva(from * sector), bytes);
-                });
-            };
-            note(&mut report.leaked, &allocated, seen);
-            note(&mut report.unmapped, seen, &allocated);
+        };
+        note(&mut report.leaked, &minus(&old, seen));
+        note(&mut report.unmapped, &minus(&minus(seen, &old), &freed));
+        Ok(())
+    }
+
+    /// Compares a complete walk with all allocated ranges.
+    ///
+    /// # Errors
+    /// If a base cannot be read or does not match the log.
+    #[cfg(all(test, not(forebay_model)))]
+    pub(crate) fn verify(&mut self, walked: &WalkedRanges) -> Result<SpaceReport> {
+        let mut report = walked.so_far();
+        for id in 0..walked.metaslabs() {
+            self.load_metaslab(id)?;
+            self.compare(id, walked, &mut report)?;
         }
         Ok(report)
     }
+}
+
+/// The bits of `a` that are not in `b`.
+fn minus(a: &[u64], b: &[u64]) -> Vec<u64> {
+    let b = b.iter().copied().chain(std::iter::repeat(0));
+    a.iter().zip(b).map(|(a, b)| a & !b).collect()
 }
 
 #[cfg(test)]

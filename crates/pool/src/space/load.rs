@@ -26,6 +26,49 @@ const BATCH: usize = 64;
 /// Limit of addressable offsets.
 const REACH: u64 = (1 << 48) * SECTOR_UNIT;
 
+/// Where the base of a metaslab is that is not loaded.
+pub(crate) struct UnloadedBase {
+    id: u32,
+    head: BlockPtrPhys,
+    flushed_txg: u64,
+    blocks: u32,
+    ranges: u32,
+    units: u32,
+    sector_units: u32,
+}
+
+/// The content of a base: free ranges, and the blocks that store them.
+pub(crate) struct BaseRuns {
+    runs: Vec<Run>,
+    chain: Vec<BlockPtrPhys>,
+}
+
+impl UnloadedBase {
+    /// Number of the metaslab.
+    pub(crate) fn metaslab(&self) -> u32 {
+        self.id
+    }
+
+    /// Reads the base.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if its content is invalid; errors of `reader`.
+    pub(crate) fn read(&self, reader: &dyn SpaceRead) -> Result<BaseRuns> {
+        let id = self.id;
+        if self.head.is_hole() {
+            let runs = vec![Run::new(0, self.units)];
+            return Ok(BaseRuns { runs, chain: Vec::new() });
+        }
+        let head = ChainHead { chain: SpaceChain::Base, txg: self.flushed_txg, metaslab: id };
+        let (ranges, chain) = chain::read_all(reader, &self.head, head, self.blocks)
+            .map_err(|error| error.doing(format_args!("reading the base of metaslab {id}")))?;
+        let runs = to_runs(&ranges, self.units, self.sector_units);
+        let runs = runs.filter(|runs| runs.len() == self.ranges as usize);
+        let invalid = || corrupt(&format!("metaslab {id}: its base has invalid ranges"));
+        Ok(BaseRuns { runs: runs.ok_or_else(invalid)?, chain })
+    }
+}
+
 /// A record of the log with its decoded entries.
 struct ReplayedRecord {
     record: Record,
@@ -63,26 +106,47 @@ impl Space {
 
     /// Reads the base of a metaslab, unless it is loaded.
     pub(super) fn load_metaslab(&mut self, id: u32) -> Result<()> {
-        let metaslab = &mut self.metaslabs[id as usize];
-        if metaslab.is_loaded() {
+        if self.metaslabs[id as usize].is_loaded() {
             return Ok(());
         }
-        if metaslab.base.head.is_hole() {
-            return metaslab.load(vec![Run::new(0, metaslab.extent.units)]);
+        let Some(base) = self.unloaded_base(id) else { return Ok(()) };
+        let runs = base.read(&*self.reader)?;
+        self.put_base(&base, runs)
+    }
+
+    /// The base of the first metaslab from `from` on that is not loaded.
+    pub(crate) fn unloaded_base(&self, from: u32) -> Option<UnloadedBase> {
+        let rest = self.metaslabs.get(from as usize..)?;
+        let metaslab = rest.iter().find(|metaslab| !metaslab.is_loaded())?;
+        Some(UnloadedBase {
+            id: metaslab.id,
+            head: metaslab.base.head,
+            flushed_txg: metaslab.base.flushed_txg,
+            blocks: metaslab.base.blocks,
+            ranges: metaslab.base.ranges,
+            units: metaslab.extent.units,
+            sector_units: self.geometry.sector_units(),
+        })
+    }
+
+    /// Whether a metaslab still has this base, and is not loaded.
+    pub(crate) fn is_unloaded(&self, base: &UnloadedBase) -> bool {
+        let metaslab = &self.metaslabs[base.id as usize];
+        !metaslab.is_loaded() && metaslab.base.head == base.head
+    }
+
+    /// Loads a metaslab from its base, unless it was loaded meanwhile.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if the base does not match the log.
+    pub(crate) fn put_base(&mut self, base: &UnloadedBase, runs: BaseRuns) -> Result<()> {
+        if !self.is_unloaded(base) {
+            return Ok(());
         }
-        let base = &metaslab.base;
-        let head =
-            ChainHead { chain: SpaceChain::Base, txg: base.flushed_txg, metaslab: metaslab.id };
-        let (ranges, blocks) = chain::read_all(&*self.reader, &base.head, head, base.blocks)
-            .map_err(|error| error.doing(format_args!("reading the base of metaslab {id}")))?;
-        let sector = self.geometry.sector_units();
-        let runs = to_runs(&ranges, metaslab.extent.units, sector);
-        match runs.filter(|runs| runs.len() == metaslab.base.ranges as usize) {
-            Some(runs) => metaslab.load(runs)?,
-            None => return Err(metaslab.corrupt("its base has invalid ranges")),
-        }
-        metaslab.base.chain = blocks;
-        self.counters.add(SpaceCounters::BASES_LOADED, 0, 1);
+        let metaslab = &mut self.metaslabs[base.id as usize];
+        metaslab.load(runs.runs)?;
+        metaslab.base.chain = runs.chain;
+        self.counters.add(SpaceCounters::BASES_LOADED, 0, u64::from(!base.head.is_hole()));
         Ok(())
     }
 

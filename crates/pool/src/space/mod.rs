@@ -73,9 +73,13 @@ use root_placement::RootSlots;
 use sync_metaslabs::SpaceMapEntry;
 
 pub(crate) use crate::devices::DeviceSpan;
+use check::Audit;
 pub(crate) use check::{SpaceReport, WalkedRanges};
 pub use counters::SpaceCounters;
 pub(crate) use stats::SpaceStats;
+
+/// Space that a txg frees is allocatable this many txgs later.
+pub(crate) const TXGS_TO_REUSE: u64 = 3;
 
 /// Maximum sector size.
 pub(crate) const MAX_SECTOR_BYTES: u64 = 1 << 20;
@@ -139,6 +143,8 @@ pub(crate) struct Space {
     deferred_units: u64,
     /// The first invalid free, if any.
     fault: Option<Error>,
+    /// What a running check needs to know.
+    audit: Option<Audit>,
     reader: Box<dyn SpaceRead + Send>,
     counters: Arc<SpaceCounters>,
 }
@@ -185,6 +191,7 @@ impl Space {
             free_units: 0,
             deferred_units: 0,
             fault: None,
+            audit: None,
             reader,
             counters: Arc::new(SpaceCounters::new()),
         })
@@ -359,6 +366,9 @@ impl Space {
         let metaslab = &mut self.metaslabs[id as usize];
         self.pending_entries += u64::from(note(&mut metaslab.freed, run));
         self.deferred_units += u64::from(run.units);
+        if let Some(audit) = &mut self.audit {
+            audit.note_freed(id, run, self.geometry.sector_units());
+        }
         let shard = self.counters.shard();
         shard.add(SpaceCounters::FREES, 0, 1);
         shard.add(SpaceCounters::FREED_BYTES, 0, bytes);

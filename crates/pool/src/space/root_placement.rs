@@ -65,14 +65,9 @@ impl Space {
         Ok(self.roots.places[self.roots.current])
     }
 
-    /// Calls `each` for the addresses of roots other than the newest: they are allocated but not
-    /// referenced.
-    pub(crate) fn spare_root_slots(&self, mut each: impl FnMut(Dva, u64)) {
-        for (at, place) in self.roots.places.iter().enumerate() {
-            if at != self.roots.current {
-                place.iter().filter_map(|it| it.get()).for_each(|dva| each(dva, self.roots.bytes));
-            }
-        }
+    /// Calls `each` for the addresses of root blocks, which are always allocated.
+    pub(crate) fn root_slots(&self, mut each: impl FnMut(Dva, u64)) {
+        self.roots.ranges().for_each(|dva| each(dva, self.roots.bytes));
     }
 
     /// Loads the addresses from a root. The metaslabs must be loaded before.

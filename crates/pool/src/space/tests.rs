@@ -1,5 +1,6 @@
 //! Tests of the space as a whole, against a device in memory and a naive model.
 
+mod audit;
 mod crash;
 mod fixture;
 mod hostile;

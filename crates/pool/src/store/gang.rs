@@ -300,12 +300,34 @@ impl Store {
         bp: &BlockPtrPhys,
         report: &mut dyn FnMut(Dva, u64),
     ) -> Result<()> {
-        self.report_pieces(bp, 1, report)
+        self.report_pieces(bp, None, 1, report)
+    }
+
+    /// The extents of a block, as [`for_each_piece`](Self::for_each_piece) reports them. Reads the
+    /// gang blocks of a gang from one copy after the other and heals none, so the caller need not
+    /// be a reader.
+    ///
+    /// # Errors
+    /// If no copy of a gang block can be read.
+    pub(crate) fn extents(&self, bp: &BlockPtrPhys) -> Result<Vec<(Dva, u64)>> {
+        let copies = if bp.is_gang() { bp.copy_count() } else { 1 };
+        let mut found = Ok(Vec::new());
+        for n in 0..copies.max(1) {
+            let mut extents = Vec::new();
+            let read =
+                self.report_pieces(bp, Some(n), 1, &mut |dva, bytes| extents.push((dva, bytes)));
+            found = read.map(|()| extents);
+            if found.is_ok() {
+                break;
+            }
+        }
+        found
     }
 
     fn report_pieces(
         &self,
         bp: &BlockPtrPhys,
+        n: Option<usize>,
         depth: usize,
         report: &mut dyn FnMut(Dva, u64),
     ) -> Result<()> {
@@ -313,8 +335,8 @@ impl Store {
         let bytes = if bp.is_gang() { sector } else { bp.allocated_bytes(sector) };
         bp.dvas().for_each(|dva| report(dva, bytes));
         if bp.is_gang() {
-            for piece in self.pieces(bp, None, depth)? {
-                self.report_pieces(&piece, depth + 1, report)?;
+            for piece in self.pieces(bp, n, depth)? {
+                self.report_pieces(&piece, n, depth + 1, report)?;
             }
         }
         Ok(())

@@ -9,6 +9,7 @@
 //! * [`in_flight`]: a limit on the bytes of writes in flight, and their failures.
 //! * [`gang`]: gang blocks, which are stored in several pieces.
 //! * [`readers`]: readers that may still follow old pointers.
+//! * [`heals`]: heals of a scrub, which is not a reader.
 //!
 //! # Invariants
 //!
@@ -19,9 +20,9 @@
 //!
 //! # Locking
 //!
-//! `store-in-flight`, `store-readers`, `store-prefetch` and `store-writing` (both sharded) and
-//! `worker-pool` are leaf locks; no callback runs under them. `worker-pool-batch` is held while the
-//! blocks of a txg are written, and comes right after `space`.
+//! `store-in-flight`, `store-readers`, `store-heals`, `store-prefetch` and `store-writing` (both
+//! sharded) and `worker-pool` are leaf locks; no callback runs under them. `worker-pool-batch` is
+//! held while the blocks of a txg are written, and comes right after `space`.
 //!
 //! # What it does not do
 //!
@@ -31,6 +32,7 @@ mod async_read;
 pub(crate) mod codec;
 pub(crate) mod counters;
 pub(crate) mod gang;
+pub(crate) mod heals;
 mod in_flight;
 #[cfg(all(test, forebay_model))]
 mod model;
@@ -54,6 +56,7 @@ use crate::format::{BlockKind, BlockPtrPhys, CacheMode, Compression, Dva, DvaPhy
 use crate::l2::PoolL2;
 use async_read::InFlightPrefetches;
 use counters::StoreCounters;
+use heals::Heals;
 use in_flight::InFlightWrites;
 use readers::Readers;
 use worker_pool::WorkerPool;
@@ -100,6 +103,7 @@ struct Shared {
     writing: Writing,
     in_flight: InFlightWrites,
     readers: Readers,
+    heals: Heals,
 }
 
 /// Keeps an owner of cache keys open.
@@ -170,6 +174,7 @@ impl Store {
             writing: Writing::new(),
             in_flight: InFlightWrites::new(in_flight_bytes),
             readers: Readers::new(),
+            heals: Heals::new(),
         });
         let l2 = PoolL2::new(cache.l2());
         let hold = hold(&cache, &l2, owner, CacheMode::All);
@@ -227,6 +232,11 @@ impl Store {
     /// The readers that may follow pointers of past txgs.
     pub(crate) fn readers(&self) -> &Readers {
         &self.shared.readers
+    }
+
+    /// The heals that a commit may have to wait for.
+    pub(crate) fn heals(&self) -> &Heals {
+        &self.shared.heals
     }
 
     /// Returns the cache key of a block.

@@ -1,14 +1,16 @@
-//! Model checks: readers against `synchronize`, writers against the in-flight limit,
-//! and the worker pool.
+//! Model checks: readers against `synchronize`, heals against commits, writers against the
+//! in-flight limit, and the worker pool.
 
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::thread::spawn_named;
 
+use super::heals::Heals;
 use super::in_flight::InFlightWrites;
 use super::readers::Readers;
 use super::worker_pool::{Job, WorkerPool};
 use crate::error::{Error, ErrorKind};
+use crate::space::TXGS_TO_REUSE;
 
 const SCHEDULES: usize = 50_000;
 
@@ -40,6 +42,48 @@ fn what_a_reader_sees_stays() {
             readers.synchronize();
         }
         threads.into_iter().for_each(|thread| thread.join().unwrap());
+    };
+    shuttle::check_pct(body, SCHEDULES, 4);
+}
+
+/// A heal never overwrites a block that reuses the space of a freed one, and a commit that reuses
+/// nothing of it does not wait.
+#[test]
+fn a_heal_hits_no_newer_block() {
+    const OLD: u64 = 1;
+    const NEW: u64 = 2;
+    let body = || {
+        let heals = Arc::new(Heals::new());
+        // The block that the tree points to, the block at the place, and the durable txg.
+        let [tree, place, synced] = [OLD, OLD, 10].map(|n| Arc::new(AtomicU64::new(n)));
+        let healer = {
+            let (heals, tree) = (Arc::clone(&heals), Arc::clone(&tree));
+            let (place, synced) = (Arc::clone(&place), Arc::clone(&synced));
+            let heal = move || {
+                for _ in 0..2 {
+                    let _heal = heals.enter(synced.load(Ordering::SeqCst));
+                    if tree.load(Ordering::SeqCst) == OLD {
+                        assert_eq!(place.load(Ordering::SeqCst), OLD);
+                        place.store(OLD, Ordering::SeqCst);
+                    }
+                }
+            };
+            spawn_named("healer", heal).unwrap()
+        };
+        let freed = 12;
+        for txg in 11..freed + TXGS_TO_REUSE + 2 {
+            let waited = heals.wait_before(txg);
+            assert!(!waited || txg > 10 + TXGS_TO_REUSE, "a commit waits for no young heal");
+            if txg == freed {
+                tree.store(0, Ordering::SeqCst);
+            }
+            if txg == freed + TXGS_TO_REUSE {
+                place.store(NEW, Ordering::SeqCst);
+            }
+            synced.store(txg, Ordering::SeqCst);
+        }
+        healer.join().unwrap();
+        assert_eq!(place.load(Ordering::SeqCst), NEW);
     };
     shuttle::check_pct(body, SCHEDULES, 4);
 }

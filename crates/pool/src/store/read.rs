@@ -197,6 +197,34 @@ impl Store {
         found.into_iter().zip(pointers).map(alone).collect()
     }
 
+    /// Passes the content of a block to `take`: from memory, or from the first good copy. Heals and
+    /// caches nothing, so the caller need not be a reader: a block that was freed meanwhile fails
+    /// its checksum once its space is reused. For a scrub.
+    ///
+    /// # Errors
+    /// As [`read_copy`](Self::read_copy), of the last copy; and the error of `take`.
+    pub(crate) fn with_content<T>(
+        &self,
+        bp: &BlockPtrPhys,
+        take: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
+        check(bp)?;
+        if let Some(block) = self.peek(bp) {
+            return take(&block);
+        }
+        if let Some(written) = self.shared.writing.get(&self.key(bp)) {
+            return take(&written);
+        }
+        let mut last = lost(bp, Vec::new());
+        for n in 0..bp.copy_count() {
+            match self.load_copy(bp, n, ReadCause::Scrub) {
+                Ok(good) => return take(&good.content),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
     /// Reads and verifies copy `n`. For a scrub.
     ///
     /// # Errors
@@ -207,8 +235,9 @@ impl Store {
         self.load_copy(bp, n, ReadCause::Scrub).map(|good| good.content)
     }
 
-    /// Rewrites copy `n` from a good copy. For a scrub. The write is durable after the next flush.
-    /// Successes and failures are counted.
+    /// Rewrites copy `n` from a good copy. For a scrub. The caller has entered
+    /// [`heals`](Self::heals), or is a reader. The write is durable after the next flush. Successes
+    /// and failures are counted.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] if no copy is good; [`ErrorKind::Device`] if the write fails;

@@ -51,7 +51,7 @@ fn an_interrupted_scrub_keeps_its_repairs() {
     let number = write(&pool);
     pool.export().expect("exported");
 
-    // One copy of the first block read, the root block, is bad.
+    // One copy of the first block read is bad.
     let faulty = Arc::new(FaultDevice::new(device, 1));
     let dynamic: Arc<dyn forebay_io::Device> = faulty.clone();
     let pool = import(&dynamic, &cache(32 * MIB));
@@ -63,6 +63,8 @@ fn an_interrupted_scrub_keeps_its_repairs() {
     assert_eq!((report.healed, report.lost_count), (1, 0), "{:?}", report.lost);
     let report = pool.scrub(&mut |_| ControlFlow::Continue(())).expect("it runs");
     assert!(report.complete);
+    assert_eq!((report.healed, report.lost_count), (1, 0), "it went on: {:?}", report.lost);
+    let report = pool.scrub(&mut |_| ControlFlow::Continue(())).expect("it runs");
     assert_eq!((report.healed, report.lost_count), (0, 0), "{:?}", report.lost);
     let data = pool.dataset("data").expect("the dataset");
     assert_eq!(data.object(number).expect("it").size(), (RECORDS * RECORD) as u64);

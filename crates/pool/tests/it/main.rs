@@ -20,6 +20,7 @@ mod l2_devices;
 mod life;
 mod objects;
 mod readahead;
+mod scrub;
 mod seek;
 mod settings;
 mod warm_up;

@@ -176,8 +176,7 @@ impl World {
         }
         // The four places are used for ever, like any block that nobody frees.
         let mut all = Vec::new();
-        self.space.spare_root_slots(|dva, bytes| all.push((dva, bytes)));
-        all.extend(places.iter().filter_map(|place| place.get()).map(|dva| (dva, 8192)));
+        self.space.root_slots(|dva, bytes| all.push((dva, bytes)));
         assert_eq!(all.len(), 8);
         for (dva, bytes) in all {
             if !self.used.contains_key(&dva) {

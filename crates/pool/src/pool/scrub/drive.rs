@@ -1,0 +1,226 @@
+//! Drives a scrub: walks the pool, heals, and keeps the record, the rate and the requests.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use forebay_base::sync::MutexGuard;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::ScrubState;
+
+use super::super::PoolInner;
+use super::super::walk::{BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk};
+use super::{ScrubProgress, ScrubReport, ScrubRun, Scrubs, WAIT};
+
+/// Maximum number of lost blocks that are listed. Further ones are only counted.
+const LISTED: usize = 64;
+/// Blocks between two calls of the progress callback.
+const PROGRESS_BLOCKS: u64 = 64;
+/// Time between commits that only store the bookmark, if nothing else is committed.
+const COMMIT_NS: u64 = 30_000_000_000;
+/// A scrub runs ahead of its rate by at most this time and one block, so that it does not sleep
+/// after each block.
+const AHEAD_NS: u64 = 10_000_000;
+
+impl PoolInner {
+    /// Drives the scrub to its end, or until something ends it before.
+    pub(super) fn drive_scrub(
+        &self,
+        progress: &mut dyn FnMut(&ScrubProgress) -> ControlFlow<()>,
+    ) -> Result<ScrubReport> {
+        let guard = DriverGuard(&self.scrub);
+        let (status, at) = {
+            let record = &self.scrub.run.lock().record;
+            (record.status, record.at)
+        };
+        tracing::info!(pool = &*self.name, txg = status.txg, blocks = status.blocks, "scrub runs");
+        let now_ns = self.clock.now_ns();
+        let mut driver = Driver {
+            pool: self,
+            progress,
+            block: BlockCounts::default(),
+            clock_ns: now_ns,
+            paid_ns: now_ns,
+            committed: (self.txgs.synced_txg(), now_ns),
+            paused: false,
+        };
+        let walked = Walk::new(self, status.txg, at, &mut driver).run();
+        drop(driver.publish(None));
+        let paused = driver.paused;
+        let state = {
+            let mut run = self.scrub.run.lock();
+            match (&walked, run.request.take()) {
+                (Ok(true), _) => run.end(ScrubState::Finished),
+                (Ok(false), Some(wanted)) => run.end(wanted),
+                (Ok(false), None) if paused => run.end(ScrubState::Paused),
+                // An export, or an error: the scrub can be resumed.
+                _ => {}
+            }
+            run.record.status.state
+        };
+        // Makes the state durable, and what was healed.
+        let synced = match state {
+            ScrubState::Running => Ok(0),
+            _ => self.txgs.sync_now(),
+        };
+        let report = self.scrub.run.lock().report();
+        drop(guard);
+        let (healed, lost) = (report.healed, report.lost_count);
+        tracing::info!(pool = &*self.name, ?state, healed, lost, "scrub ended");
+        walked?;
+        synced?;
+        Ok(report)
+    }
+}
+
+/// Ends the driver, also after a panic.
+struct DriverGuard<'a>(&'a Scrubs);
+
+impl Drop for DriverGuard<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// Counts that are not in the record yet.
+#[derive(Default)]
+struct BlockCounts {
+    blocks: u64,
+    bytes: u64,
+    healed: u64,
+    lost: Vec<String>,
+}
+
+struct Driver<'a> {
+    pool: &'a PoolInner,
+    progress: &'a mut dyn FnMut(&ScrubProgress) -> ControlFlow<()>,
+    /// The block that was read last.
+    block: BlockCounts,
+    /// Until when the time is in the record.
+    clock_ns: u64,
+    /// Time at which the rate allows the next block.
+    paid_ns: u64,
+    /// The newest txg that the driver has seen, and when it saw it first.
+    committed: (u64, u64),
+    /// Whether the progress callback has paused the scrub.
+    paused: bool,
+}
+
+impl<'a> Driver<'a> {
+    /// Adds the last block to the record, and the bookmark after it.
+    fn publish(&mut self, at: Option<&Bookmark>) -> MutexGuard<'a, ScrubRun> {
+        let block = std::mem::take(&mut self.block);
+        let now_ns = self.pool.clock.now_ns();
+        let mut run = self.pool.scrub.run.lock();
+        if let Some(at) = at {
+            run.record.at = *at;
+        }
+        let status = &mut run.record.status;
+        status.blocks += block.blocks;
+        status.bytes += block.bytes;
+        status.healed += block.healed;
+        status.lost += block.lost.len() as u64;
+        status.active_ns += now_ns.saturating_sub(self.clock_ns);
+        self.clock_ns = now_ns;
+        let left = LISTED.saturating_sub(run.lost.len());
+        run.lost.extend(block.lost.into_iter().take(left));
+        run
+    }
+
+    /// Reports progress. An interruption pauses the scrub.
+    fn report(&mut self, now: ScrubProgress) -> Step {
+        if (self.progress)(&now).is_break() {
+            self.paused = true;
+            return Err(SliceEnd::Interrupted);
+        }
+        Ok(())
+    }
+
+    /// Waits until the rate allows the next block.
+    fn wait(&mut self) -> Step {
+        loop {
+            let scrub = &self.pool.scrub;
+            let mut run = scrub.run.lock();
+            if run.closed || run.request.is_some() {
+                return Err(SliceEnd::Interrupted);
+            }
+            let now_ns = self.pool.clock.now_ns();
+            let ahead_ns = self.paid_ns.saturating_sub(now_ns);
+            if ahead_ns <= AHEAD_NS || self.rate(&run) == 0 {
+                return Ok(());
+            }
+            let wait = Duration::from_nanos(ahead_ns - AHEAD_NS).min(WAIT);
+            scrub.changed.wait_timeout(&mut run, wait);
+            let now = run.progress();
+            drop(run);
+            self.report(now)?;
+        }
+    }
+
+    /// The rate in bytes per second; 0 without a limit.
+    fn rate(&self, run: &ScrubRun) -> u64 {
+        match run.record.status.rate_bytes {
+            0 => self.pool.tunables.scrub().scrub_rate_bytes(),
+            own => own,
+        }
+    }
+
+    /// Stores the bookmark if no commit has done so for some time.
+    fn commit(&mut self) -> Step {
+        let synced = self.pool.txgs.synced_txg();
+        let now_ns = self.pool.clock.now_ns();
+        if synced != self.committed.0 {
+            self.committed = (synced, now_ns);
+        } else if now_ns.saturating_sub(self.committed.1) >= COMMIT_NS {
+            self.committed = (self.pool.txgs.sync_now()?, now_ns);
+        }
+        Ok(())
+    }
+}
+
+impl Visitor for Driver<'_> {
+    fn proceed(&mut self, at: &Bookmark) -> Step {
+        let bytes = self.block.bytes;
+        let run = self.publish(Some(at));
+        let (now, ends) = (run.progress(), run.closed || run.request.is_some());
+        let rate = self.rate(&run);
+        drop(run);
+        if rate > 0 {
+            let cost_ns = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
+            self.paid_ns = self.paid_ns.max(self.clock_ns).saturating_add(cost_ns as u64);
+        }
+        if ends {
+            return Err(SliceEnd::Interrupted);
+        }
+        if bytes > 0 && now.blocks.is_multiple_of(PROGRESS_BLOCKS) {
+            self.report(now)?;
+        }
+        self.wait()?;
+        self.commit()
+    }
+
+    fn block(&mut self, block: VisitedBlock<'_>) -> Step {
+        let mut failed = None;
+        for (copy, _) in &block.bad {
+            match self.pool.heal(&block, *copy) {
+                Ok(true) => self.block.healed += 1,
+                Ok(false) => return Err(SliceEnd::Overtaken),
+                Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error.into()),
+                Err(error) => {
+                    failed.get_or_insert(error.doing(format_args!("copy {copy}")));
+                }
+            }
+        }
+        if let Some(error) = failed {
+            self.damaged(block.location, error);
+        }
+        self.block.blocks += 1;
+        self.block.bytes += block.extents.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        Ok(())
+    }
+
+    fn damaged(&mut self, location: &BlockLocation, error: Error) {
+        tracing::error!(%location, %error, "scrub found damage");
+        self.block.lost.push(format!("{location}: {error}"));
+    }
+}

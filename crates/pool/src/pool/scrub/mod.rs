@@ -1,0 +1,420 @@
+//! Scrubs a pool: reads every copy of every block and rewrites bad copies from good ones.
+//!
+//! A pool has one scrub at a time. Its [record](ScrubStatus) with the bookmark is in each root
+//! block, so a scrub goes on after an export or a crash. A thread *drives* it: the caller of
+//! [`Pool::scrub`], or a thread of the pool after [`Pool::start_scrub`]. The record advances with
+//! each block that was read and, if necessary, healed, all in one step. So the bookmark that a
+//! commit stores fits the counts beside it.
+//!
+//! # Locking
+//!
+//! `pool-scrub` protects the record and the requests to the driver, for a look. Threads that wait
+//! for the driver, and a driver that waits for its rate, sleep on it. `pool-scrub-thread` holds the
+//! handle of the pool's thread. `pool-check` admits one check at a time.
+
+mod counters;
+mod drive;
+mod record;
+pub(crate) mod tunables;
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use forebay_base::clock::{SystemWallClock, WallClock};
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_base::sync::thread::{self, JoinHandle};
+use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use crate::blocking;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{ScrubPhys, ScrubState};
+
+use super::walk::Bookmark;
+use super::{CheckProgress, Pool, PoolInner};
+
+pub use counters::ScrubCounters;
+use record::ScrubRecord;
+pub use record::ScrubStatus;
+pub use tunables::ScrubTunables;
+
+/// Interval at which a waiting thread reports progress and looks at the clock.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// Progress of a scrub.
+pub type ScrubProgress = CheckProgress;
+
+/// Result of a scrub, over all the times that it was resumed.
+#[derive(Clone, Debug, Default)]
+pub struct ScrubReport {
+    /// Whether the walk reached the end. If not, it was interrupted.
+    pub complete: bool,
+    /// Blocks processed.
+    pub blocks: u64,
+    /// Bytes processed, all copies.
+    pub bytes: u64,
+    /// Bad copies that were rewritten.
+    pub healed: u64,
+    /// The first blocks without a good copy, and the first objects that are invalid, of those found
+    /// since the import.
+    pub lost: Vec<String>,
+    /// Number of such blocks and objects.
+    pub lost_count: u64,
+}
+
+/// The scrub of a pool, and what scrubs and checks share.
+pub(super) struct Scrubs {
+    run: Mutex<ScrubRun>,
+    /// Wakes threads that wait for a driver, and a driver that waits.
+    changed: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    check: Mutex<()>,
+    /// Whether a scrub or check has locked `space`.
+    looking: AtomicBool,
+    counters: ScrubCounters,
+}
+
+/// Protected by `pool-scrub`.
+struct ScrubRun {
+    record: ScrubRecord,
+    /// Descriptions of the first lost blocks since the import.
+    lost: Vec<String>,
+    /// The state that the driver is asked to leave the scrub in.
+    request: Option<ScrubState>,
+    /// Walks in progress, of the scrub and of checks.
+    jobs: usize,
+    /// Whether no walk may begin any more.
+    closed: bool,
+}
+
+impl Scrubs {
+    pub(super) fn new(phys: &ScrubPhys) -> Self {
+        let run = ScrubRun {
+            record: ScrubRecord::of(phys),
+            lost: Vec::new(),
+            request: None,
+            jobs: 0,
+            closed: false,
+        };
+        Self {
+            run: Mutex::named("pool-scrub", run),
+            changed: Condvar::new(),
+            thread: Mutex::named("pool-scrub-thread", None),
+            check: Mutex::named("pool-check", ()),
+            looking: AtomicBool::new(false),
+            counters: ScrubCounters::new(),
+        }
+    }
+
+    /// The record, for the root block.
+    pub(super) fn phys(&self) -> ScrubPhys {
+        self.run.lock().record.phys()
+    }
+
+    pub(super) fn counters(&self) -> &ScrubCounters {
+        &self.counters
+    }
+
+    pub(super) fn count_slice(&self, overtaken: bool) {
+        self.counters.add(ScrubCounters::SCRUB_SLICES, 0, 1);
+        self.counters.add(ScrubCounters::SCRUB_SLICES_OVERTAKEN, 0, u64::from(overtaken));
+    }
+
+    /// Counts a commit that had to wait.
+    pub(super) fn count_wait(&self) {
+        self.counters.add(ScrubCounters::COMMITS_WAITED_FOR_SCRUB, 0, 1);
+    }
+
+    /// A scrub or check has locked `space`.
+    pub(super) fn begin_look(&self) {
+        self.looking.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn end_look(&self) {
+        self.looking.store(false, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_looking(&self) -> bool {
+        self.looking.load(Ordering::SeqCst)
+    }
+
+    /// Waits until no other check runs.
+    pub(super) fn one_check(&self) -> MutexGuard<'_, ()> {
+        self.check.lock()
+    }
+
+    /// Registers a walk, so that an export waits for its end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`].
+    pub(super) fn begin_job(&self, pool: &PoolInner) -> Result<Job<'_>> {
+        self.run.lock().begin_job(pool)?;
+        Ok(Job(self))
+    }
+
+    /// Lets no walk begin any more, and waits until the running ones have ended. `closed` of the
+    /// pool is set. A scrub stays in its state, so that the next import can resume it.
+    pub(super) fn shut_down(&self) {
+        let mut run = self.run.lock();
+        run.closed = true;
+        self.changed.notify_all();
+        while run.jobs > 0 {
+            self.changed.wait(&mut run);
+        }
+        drop(run);
+        if let Some(thread) = self.thread.lock().take() {
+            // The panic hook has already reported a panic of the thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A walk in progress.
+pub(super) struct Job<'a>(&'a Scrubs);
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        self.0.run.lock().jobs -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Pool {
+    /// Scrubs the pool in the calling thread: goes on with a scrub that was paused or interrupted,
+    /// else commits the open txg and starts a new one, which reads every copy of every block that
+    /// is in use during the whole scrub. Changes and commits go on meanwhile.
+    ///
+    /// `progress` is called periodically, and pauses the scrub by returning
+    /// [`ControlFlow::Break`]. It must not export the pool. [`pause_scrub`](Self::pause_scrub),
+    /// [`stop_scrub`](Self::stop_scrub) and an export end the scrub as well, between two blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`] if the scrub is active already, and the error that stopped it. Problems
+    /// found are not errors; the report lists them.
+    pub fn scrub(
+        &self,
+        progress: &mut dyn FnMut(&ScrubProgress) -> ControlFlow<()>,
+    ) -> Result<ScrubReport> {
+        let inner = &self.inner;
+        inner.begin_scrub()?;
+        inner.drive_scrub(progress)
+    }
+
+    /// As [`scrub`](Self::scrub), in a thread of the pool. Does nothing if the scrub is active.
+    ///
+    /// # Errors
+    /// The error of starting it. An error that stops it later is logged.
+    pub fn start_scrub(&self) -> Result<()> {
+        let inner = &self.inner;
+        match inner.begin_scrub() {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::InUse => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        let driver = Arc::clone(inner);
+        let spawned = thread::spawn_named("forebay-scrub", move || {
+            let driven = driver.drive_scrub(&mut |_| ControlFlow::Continue(()));
+            if let Err(error) = driven {
+                tracing::error!(pool = &*driver.name, %error, "scrub failed");
+            }
+        });
+        let thread = spawned.map_err(|error| {
+            inner.scrub.leave();
+            let text = "the system gives no thread for the scrub";
+            Error::new(ErrorKind::NoMemory, text).because(error)
+        })?;
+        let before = inner.scrub.thread.lock().replace(thread);
+        // Its scrub has ended, so this does not wait for a walk.
+        before.map(JoinHandle::join);
+        Ok(())
+    }
+
+    /// Goes on with a scrub that an export or a crash has interrupted, in a thread of the pool.
+    /// Returns whether there is one.
+    ///
+    /// # Errors
+    /// As [`start_scrub`](Self::start_scrub).
+    pub fn resume_scrub(&self) -> Result<bool> {
+        if self.scrub_status().state != ScrubState::Running {
+            return Ok(false);
+        }
+        self.start_scrub().map(|()| true)
+    }
+
+    /// Pauses the scrub, durably. It ends between two blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if no scrub is running, and the errors of [`sync`](Self::sync).
+    pub fn pause_scrub(&self) -> Result<()> {
+        self.end_scrub(ScrubState::Paused, &[ScrubState::Running])
+    }
+
+    /// Stops the scrub, durably. It ends between two blocks, and cannot be resumed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if no scrub is running or paused, and the errors of
+    /// [`sync`](Self::sync).
+    pub fn stop_scrub(&self) -> Result<()> {
+        self.end_scrub(ScrubState::Stopped, &[ScrubState::Running, ScrubState::Paused])
+    }
+
+    fn end_scrub(&self, wanted: ScrubState, from: &[ScrubState]) -> Result<()> {
+        self.inner.check_writable()?;
+        blocking::check("the end of a scrub")?;
+        let scrub = &self.inner.scrub;
+        let mut run = scrub.run.lock();
+        if !from.contains(&run.record.status.state) {
+            let text = format!("pool {}: no scrub is running", self.inner.name);
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        run.request = Some(wanted);
+        scrub.changed.notify_all();
+        while run.record.status.is_active {
+            scrub.changed.wait(&mut run);
+        }
+        // It may have reached its end meanwhile.
+        if from.contains(&run.record.status.state) {
+            run.end(wanted);
+        }
+        run.request = None;
+        drop(run);
+        self.sync()
+    }
+
+    /// Sets the maximum rate of the scrub in bytes per second, all copies; 0 for the tunable
+    /// `scrub_rate_bytes`. It lasts until the scrub ends.
+    pub fn set_scrub_rate(&self, rate_bytes: u64) {
+        let scrub = &self.inner.scrub;
+        scrub.run.lock().record.status.rate_bytes = rate_bytes;
+        scrub.changed.notify_all();
+    }
+
+    /// State and progress of the newest scrub.
+    pub fn scrub_status(&self) -> ScrubStatus {
+        self.inner.scrub.run.lock().record.status
+    }
+
+    /// Waits until the scrub is not active any more, and returns its result. `progress` is called
+    /// periodically, and ends the wait, but not the scrub, by returning [`ControlFlow::Break`].
+    pub fn wait_scrub(
+        &self,
+        progress: &mut dyn FnMut(&ScrubProgress) -> ControlFlow<()>,
+    ) -> ScrubReport {
+        let scrub = &self.inner.scrub;
+        let mut run = scrub.run.lock();
+        while run.record.status.is_active {
+            scrub.changed.wait_timeout(&mut run, WAIT);
+            let now = run.progress();
+            drop(run);
+            let flow = progress(&now);
+            run = scrub.run.lock();
+            if flow.is_break() {
+                break;
+            }
+        }
+        run.report()
+    }
+}
+
+impl Scrubs {
+    /// The driver has ended, or did not begin.
+    fn leave(&self) {
+        let mut run = self.run.lock();
+        run.record.status.is_active = false;
+        run.jobs -= 1;
+        self.changed.notify_all();
+    }
+}
+
+impl ScrubRun {
+    fn begin_job(&mut self, pool: &PoolInner) -> Result<()> {
+        if self.closed {
+            let text = format!("pool {} was exported; import it again", pool.name);
+            return Err(Error::new(ErrorKind::Closed, text));
+        }
+        self.jobs += 1;
+        Ok(())
+    }
+
+    fn progress(&self) -> ScrubProgress {
+        let status = &self.record.status;
+        ScrubProgress {
+            blocks: status.blocks,
+            bytes: status.bytes,
+            total_bytes: status.total_bytes,
+            problems: status.lost,
+        }
+    }
+
+    fn report(&self) -> ScrubReport {
+        let status = &self.record.status;
+        ScrubReport {
+            complete: status.state == ScrubState::Finished,
+            blocks: status.blocks,
+            bytes: status.bytes,
+            healed: status.healed,
+            lost: self.lost.clone(),
+            lost_count: status.lost,
+        }
+    }
+
+    /// Changes the state of a scrub that is not walking.
+    fn end(&mut self, state: ScrubState) {
+        let status = &mut self.record.status;
+        status.state = state;
+        if matches!(state, ScrubState::Finished | ScrubState::Stopped) {
+            status.ended = unix_seconds();
+            status.rate_bytes = 0;
+        }
+    }
+}
+
+impl PoolInner {
+    /// Makes the calling thread the driver of the scrub, which is new or goes on.
+    fn begin_scrub(&self) -> Result<()> {
+        self.check_writable()?;
+        blocking::check("a scrub")?;
+        let goes_on = {
+            let mut run = self.scrub.run.lock();
+            if run.record.status.is_active {
+                let text = format!("pool {}: a scrub is running already", self.name);
+                return Err(Error::new(ErrorKind::InUse, text));
+            }
+            // `leave` ends the job.
+            run.begin_job(self)?;
+            let status = &mut run.record.status;
+            status.is_active = true;
+            let goes_on = matches!(status.state, ScrubState::Running | ScrubState::Paused);
+            if goes_on {
+                status.state = ScrubState::Running;
+            }
+            run.request = None;
+            goes_on
+        };
+        if goes_on {
+            return Ok(());
+        }
+        self.txgs.sync_now().inspect_err(|_| self.scrub.leave())?;
+        let txg = self.txgs.synced_txg();
+        let total_bytes = self.space_stats.lock().allocated_bytes;
+        let mut run = self.scrub.run.lock();
+        let rate_bytes = run.record.status.rate_bytes;
+        let started = unix_seconds();
+        let (state, is_active) = (ScrubState::Running, true);
+        let new = ScrubStatus {
+            state,
+            is_active,
+            txg,
+            started,
+            total_bytes,
+            rate_bytes,
+            ..Default::default()
+        };
+        run.record = ScrubRecord { status: new, at: Bookmark::START };
+        run.lost.clear();
+        Ok(())
+    }
+}
+
+fn unix_seconds() -> u64 {
+    SystemWallClock.unix_time().seconds.max(0) as u64
+}

@@ -1,0 +1,165 @@
+//! Finds objsets, objects and pointers in the newest trees, without locks and without being a
+//! reader. A block on the path may be freed meanwhile; it then fails its checksum.
+
+use crate::error::Result;
+use crate::format::{BlockPtrPhys, DNODES_PER_BLOCK, DnodePhys, ObjectKind};
+use crate::object::DataFields;
+use crate::object::tree::{self, Tree};
+use crate::objset::{dnode_at, dnode_tree};
+use crate::store::Store;
+
+use super::super::PoolInner;
+use super::{BlockLocation, SPACE_MAPS, SliceEnd, Step, dataset_phys, is_damage};
+
+/// How often a lookup starts over with the newest tree, if a block on the path cannot be read.
+const LOOKUPS_MAX: usize = 3;
+
+/// An objset as of its newest synced txg.
+pub(super) struct Trees {
+    pub(super) store: Store,
+    pub(super) dnodes: Tree,
+}
+
+impl PoolInner {
+    /// The pool's own objects.
+    pub(super) fn own_trees(&self) -> Trees {
+        Trees { store: self.mos.store.clone(), dnodes: self.mos.tree() }
+    }
+
+    /// The objset of a dataset. `attributes` are those of its object, in case the dataset is not
+    /// open. Does not open it.
+    ///
+    /// # Errors
+    /// If the attributes are invalid.
+    pub(super) fn trees_of(&self, number: u64, attributes: &[u8]) -> Result<Trees> {
+        if let Some(open) = self.open_trees(number) {
+            return Ok(open);
+        }
+        let phys = dataset_phys(attributes)?;
+        // Nothing of a closed dataset is being written, so any owner of keys will do.
+        Ok(Trees { store: self.store.clone(), dnodes: dnode_tree(&phys.objset)? })
+    }
+
+    fn open_trees(&self, number: u64) -> Option<Trees> {
+        let datasets = self.datasets.lock();
+        let dataset = datasets.values().find(|dataset| dataset.number == number)?;
+        let objset = &dataset.objset;
+        Some(Trees { store: objset.store.clone(), dnodes: objset.tree() })
+    }
+
+    /// The first dataset whose number is at least `from`, and the dnode of its object. Skips
+    /// damaged blocks of dnodes, which the walk of the pool's own objects reports.
+    ///
+    /// # Errors
+    /// [`SliceEnd::Overtaken`], or an error that is no damage.
+    pub(super) fn dataset_from(&self, from: u64) -> Step<Option<(u64, DnodePhys)>> {
+        let trees = self.own_trees();
+        self.dataset_beneath(&trees.store, &trees.dnodes.root, 0, from)
+    }
+
+    fn dataset_beneath(
+        &self,
+        store: &Store,
+        ptr: &BlockPtrPhys,
+        first: u64,
+        from: u64,
+    ) -> Step<Option<(u64, DnodePhys)>> {
+        let end = first.saturating_add(tree::capacity(ptr.level.saturating_add(1)));
+        if ptr.is_hole() || end <= from / DNODES_PER_BLOCK as u64 {
+            return Ok(None);
+        }
+        let damaged = |error| {
+            let location = BlockLocation { dataset: 0, name: "".into(), object: 0, block: first };
+            match is_damage(&error) {
+                true if self.is_current(&location, ptr) => Ok(None),
+                true => Err(SliceEnd::Overtaken),
+                false => Err(SliceEnd::Failed(error)),
+            }
+        };
+        if ptr.level == 0 {
+            let found = store.with_content(ptr, |content| Ok(dataset_in(content, first, from)));
+            return found.or_else(damaged);
+        }
+        let children = match store.with_content(ptr, |content| tree::children(ptr, content)) {
+            Ok(children) => children,
+            Err(error) => return damaged(error),
+        };
+        for (index, child) in children.iter().enumerate() {
+            let first = first + index as u64 * tree::capacity(ptr.level);
+            let found = self.dataset_beneath(store, child, first, from)?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a pointer of a walk is still part of the newest tree. If a block on the path is
+    /// damaged, the answer is yes.
+    pub(super) fn is_current(&self, location: &BlockLocation, ptr: &BlockPtrPhys) -> bool {
+        if location.dataset == SPACE_MAPS {
+            return self.is_current_own(ptr);
+        }
+        let mut found = (0..LOOKUPS_MAX).map(|_| self.lookup(location, ptr.level));
+        found.find_map(Result::ok).is_none_or(|found| found == *ptr)
+    }
+
+    /// The newest pointer at a location; null if there is none.
+    fn lookup(&self, location: &BlockLocation, level: u8) -> Result<BlockPtrPhys> {
+        let trees = match location.dataset {
+            0 => self.own_trees(),
+            number => match self.open_trees(number) {
+                Some(open) => open,
+                None => {
+                    let dnode = dnode_of(&self.own_trees(), number)?;
+                    if dnode.object_kind() != Some(ObjectKind::Dataset) {
+                        return Ok(BlockPtrPhys::HOLE);
+                    }
+                    self.trees_of(number, dnode.attributes())?
+                }
+            },
+        };
+        let tree = match location.object.checked_sub(1) {
+            None => trees.dnodes,
+            Some(number) => DataFields::of(&dnode_of(&trees, number)?)?.tree,
+        };
+        descend(&trees.store, &tree, location.block, level)
+    }
+}
+
+/// The first dataset in a block of dnodes whose number is at least `from`.
+fn dataset_in(content: &[u8], block: u64, from: u64) -> Option<(u64, DnodePhys)> {
+    let first = block * DNODES_PER_BLOCK as u64;
+    let dnodes = (0..DNODES_PER_BLOCK)
+        .filter_map(|index| Some((first + index as u64, dnode_at(content, index)?)));
+    let mut datasets = dnodes.filter(|(number, dnode)| {
+        *number >= from && dnode.object_kind() == Some(ObjectKind::Dataset)
+    });
+    datasets.next()
+}
+
+/// The stored dnode of an object; a free one if there is none.
+fn dnode_of(trees: &Trees, number: u64) -> Result<DnodePhys> {
+    let (block, index) = (number / DNODES_PER_BLOCK as u64, number % DNODES_PER_BLOCK as u64);
+    let ptr = descend(&trees.store, &trees.dnodes, block, 0)?;
+    if ptr.is_hole() {
+        return Ok(DnodePhys::FREE);
+    }
+    let dnode = trees.store.with_content(&ptr, |content| Ok(dnode_at(content, index as usize)))?;
+    Ok(dnode.unwrap_or(DnodePhys::FREE))
+}
+
+/// As [`tree::descend`], but heals and caches nothing.
+fn descend(store: &Store, tree: &Tree, block: u64, down_to: u8) -> Result<BlockPtrPhys> {
+    if block >= tree::capacity(tree.levels) {
+        return Ok(BlockPtrPhys::HOLE);
+    }
+    let mut ptr = tree.root;
+    while !ptr.is_hole() && ptr.level > down_to {
+        let index = (block / tree::capacity(ptr.level)) as usize % tree::POINTERS;
+        let children = store.with_content(&ptr, |content| tree::children(&ptr, content))?;
+        ptr = children.get(index).copied().unwrap_or(BlockPtrPhys::HOLE);
+    }
+    // A tree that became lower has no block at this level.
+    Ok(if ptr.level == down_to { ptr } else { BlockPtrPhys::HOLE })
+}

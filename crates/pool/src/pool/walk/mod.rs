@@ -1,0 +1,459 @@
+//! Walks all blocks of a pool that are older than the walk, beside commits.
+//!
+//! The walk holds no lock and is no reader. It goes in slices: a slice takes the newest trees,
+//! descends to the [`Bookmark`], and goes on from there. So it never follows pointers that are much
+//! older than the newest transaction group.
+//!
+//! # Order
+//!
+//! The pool's own objects, the datasets by number, then the root block and the space maps. Within
+//! an objset: each block of dnodes, then the objects in it, by number. Within a tree: parents
+//! before children. A slice may end before any block.
+//!
+//! # Invariants
+//!
+//! - Blocks that were born after [`Walk::until`] are not visited, but the walk descends through
+//!   them: they may lead to older blocks. A block is never moved within its tree, so each older
+//!   block that lives during the whole walk is visited exactly once.
+//! - A block counts as damaged only if it is still part of the newest tree after the failed read
+//!   ([`find`]). If not, it was freed and its space was reused; the slice ends, and the next one
+//!   takes the newest tree.
+//! - Only [`PoolInner::heal`] writes, protected by [`Heals`](crate::store::heals::Heals).
+//!
+//! # Locking
+//!
+//! `space` and `datasets` for a look; `space` once for each metaslab, never during I/O.
+
+mod find;
+mod space_maps;
+
+use forebay_base::sync::Arc;
+use hashbrown::HashMap;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{
+    BlockKind, BlockPtrPhys, DNODE_BYTES, DNODES_PER_BLOCK, DatasetPhys, DnodePhys, Dva,
+};
+use crate::object::DataFields;
+use crate::object::tree;
+use crate::objset::dnode_at;
+use crate::store::Store;
+use zerocopy::FromBytes;
+
+use super::PoolInner;
+use find::Trees;
+
+/// [`Bookmark::dataset`] of the root block and the space maps.
+const SPACE_MAPS: u64 = u64::MAX;
+/// [`Bookmark::height`] above every block of a tree.
+const TOP: u8 = u8::MAX;
+
+/// Where a walk goes on. All earlier blocks were visited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bookmark {
+    /// Number of the dataset; 0 for the pool's own objects.
+    pub(crate) dataset: u64,
+    /// 0 in the tree of dnodes, else 1 + the number of an object.
+    pub(crate) object: u64,
+    /// The first data block that the next block to visit leads to. In the space maps, the address
+    /// of the next block, or 0 for the root block.
+    pub(crate) block: u64,
+    /// The highest block to visit among those that lead to `block` first: 1 + its level. 0: the
+    /// block of dnodes was visited, its objects were not.
+    pub(crate) height: u8,
+}
+
+impl Bookmark {
+    /// The beginning.
+    pub(crate) const START: Self = Self { dataset: 0, object: 0, block: 0, height: TOP };
+
+    const fn dataset(dataset: u64) -> Self {
+        Self { dataset, ..Self::START }
+    }
+}
+
+/// Location of a block in the pool.
+#[derive(Clone, Debug)]
+pub(super) struct BlockLocation {
+    /// As in [`Bookmark`].
+    pub(super) dataset: u64,
+    /// Name of the dataset; empty for the pool's own objects.
+    pub(super) name: Arc<str>,
+    /// As in [`Bookmark`].
+    pub(super) object: u64,
+    /// First data block that this block leads to.
+    pub(super) block: u64,
+}
+
+impl std::fmt::Display for BlockLocation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let block = self.block;
+        match (self.dataset, self.object.checked_sub(1)) {
+            (SPACE_MAPS, _) => write!(f, "the root block or the space maps"),
+            (0, None) => write!(f, "the pool's own dnodes, block {block}"),
+            (0, Some(object)) => write!(f, "the pool's own object {object}, block {block}"),
+            (_, None) => write!(f, "dataset {}, dnodes, block {block}", self.name),
+            (_, Some(object)) => {
+                write!(f, "dataset {}, object {object}, block {block}", self.name)
+            }
+        }
+    }
+}
+
+/// A visited block: all its copies were read.
+pub(super) struct VisitedBlock<'a> {
+    pub(super) store: &'a Store,
+    pub(super) ptr: &'a BlockPtrPhys,
+    pub(super) location: &'a BlockLocation,
+    /// The ranges that it occupies, all copies and pieces.
+    pub(super) extents: &'a [(Dva, u64)],
+    /// Copies that cannot be read, with their errors.
+    pub(super) bad: Vec<(usize, Error)>,
+}
+
+/// Why a slice ended early.
+#[derive(Debug)]
+pub(super) enum SliceEnd {
+    /// It has visited as many blocks as a slice may.
+    Full,
+    /// The tree has changed under it.
+    Overtaken,
+    /// The visitor interrupted the walk.
+    Interrupted,
+    /// An error stopped the walk.
+    Failed(Error),
+}
+
+impl From<Error> for SliceEnd {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Result of a step of a walk.
+pub(super) type Step<T = ()> = Result<T, SliceEnd>;
+
+/// Receives the blocks of a walk.
+pub(super) trait Visitor {
+    /// Called before each block. The blocks before `at` were visited. May wait.
+    ///
+    /// # Errors
+    /// [`SliceEnd::Interrupted`] to end the walk, or an error.
+    fn proceed(&mut self, at: &Bookmark) -> Step;
+    /// Called for each block, before the blocks that it leads to.
+    ///
+    /// # Errors
+    /// [`SliceEnd::Overtaken`] if the block was freed meanwhile, or an error that ends the walk.
+    fn block(&mut self, block: VisitedBlock<'_>) -> Step;
+    /// Called for each unreadable or invalid structure that is not a copy of a visited block.
+    fn damaged(&mut self, location: &BlockLocation, error: Error);
+}
+
+/// A walk.
+pub(super) struct Walk<'a> {
+    pool: &'a PoolInner,
+    /// Blocks of later txgs are not visited.
+    until: u64,
+    at: Bookmark,
+    names: HashMap<u64, Arc<str>>,
+    blocks_left: u32,
+    visitor: &'a mut dyn Visitor,
+}
+
+/// A tree in an objset.
+struct WalkedTree<'a> {
+    store: &'a Store,
+    location: BlockLocation,
+}
+
+impl WalkedTree<'_> {
+    fn location(&self, block: u64) -> BlockLocation {
+        BlockLocation { block, ..self.location.clone() }
+    }
+}
+
+impl<'a> Walk<'a> {
+    /// A walk that goes on at `at` and visits blocks of txgs up to `until`, which is durable.
+    pub(super) fn new(
+        pool: &'a PoolInner,
+        until: u64,
+        at: Bookmark,
+        visitor: &'a mut dyn Visitor,
+    ) -> Self {
+        // The names serve messages only; without them, those have numbers.
+        let names = pool.names_by_number().unwrap_or_default();
+        let names = names.into_iter().map(|(number, name)| (number, Arc::from(name))).collect();
+        Self { pool, until, at, names, blocks_left: 0, visitor }
+    }
+
+    /// Walks to the end. Returns whether it was reached; if not, a visitor interrupted the walk.
+    ///
+    /// # Errors
+    /// The error that stopped the walk.
+    pub(super) fn run(&mut self) -> Result<bool> {
+        loop {
+            self.blocks_left = self.pool.tunables.scrub().scrub_slice_blocks();
+            let ended = self.slice();
+            self.pool.scrub.count_slice(matches!(ended, Err(SliceEnd::Overtaken)));
+            match ended {
+                Ok(()) => return Ok(true),
+                Err(SliceEnd::Interrupted) => return Ok(false),
+                Err(SliceEnd::Failed(error)) => return Err(error),
+                Err(SliceEnd::Full | SliceEnd::Overtaken) => {}
+            }
+        }
+    }
+
+    fn slice(&mut self) -> Step {
+        if self.at.dataset == 0 {
+            let trees = self.pool.own_trees();
+            self.objset(&trees, 0)?;
+            self.at = Bookmark::dataset(1);
+        }
+        while self.at.dataset != SPACE_MAPS {
+            let Some((number, phys)) = self.pool.dataset_from(self.at.dataset)? else {
+                self.at = Bookmark { block: 0, ..Bookmark::dataset(SPACE_MAPS) };
+                break;
+            };
+            if number != self.at.dataset {
+                self.at = Bookmark::dataset(number);
+            }
+            match self.pool.trees_of(number, phys.attributes()) {
+                Ok(trees) => self.objset(&trees, number)?,
+                Err(error) => {
+                    let location = self.location(number, 0, 0);
+                    self.visitor.damaged(&location, error);
+                }
+            }
+            self.at = Bookmark::dataset(number + 1);
+        }
+        self.space_maps()
+    }
+
+    fn location(&self, dataset: u64, object: u64, block: u64) -> BlockLocation {
+        let number = || Arc::from(format!("number {dataset}"));
+        let name = match dataset {
+            0 | SPACE_MAPS => Arc::from(""),
+            _ => self.names.get(&dataset).cloned().unwrap_or_else(number),
+        };
+        BlockLocation { dataset, name, object, block }
+    }
+
+    fn objset(&mut self, trees: &Trees, number: u64) -> Step {
+        let of = WalkedTree { store: &trees.store, location: self.location(number, 0, 0) };
+        self.subtree(&of, &trees.dnodes.root, 0)
+    }
+
+    /// Where the walk goes on in a tree: the block and the height of the [`Bookmark`].
+    fn position_in(&self, object: u64) -> (u64, u8) {
+        match (object, self.at.object.checked_sub(1)) {
+            // Within an object: its block of dnodes was visited.
+            (0, Some(number)) => (number / DNODES_PER_BLOCK as u64, 0),
+            _ => (self.at.block, self.at.height),
+        }
+    }
+
+    /// Walks what is left of the blocks beneath a pointer. `first` is the first of them.
+    fn subtree(&mut self, of: &WalkedTree<'_>, ptr: &BlockPtrPhys, first: u64) -> Step {
+        if ptr.is_hole() {
+            return Ok(());
+        }
+        let object = of.location.object;
+        let end = first.saturating_add(tree::capacity(ptr.level.saturating_add(1)));
+        let (block, height) = self.position_in(object);
+        if end <= block {
+            return Ok(());
+        }
+        let is_next = first > block || (first == block && ptr.level < height);
+        let is_old = ptr.birth_txg.get() <= self.until;
+        let here =
+            Bookmark { object, block: first, height: ptr.level.saturating_add(1), ..self.at };
+        let is_leaf = ptr.level == 0;
+        let leads_on = !is_leaf || (object == 0 && ptr.block_kind() == Some(BlockKind::Dnode));
+        if is_next {
+            self.at = here;
+        }
+        let content = match (is_next && is_old, leads_on) {
+            (true, _) => {
+                self.begin_block()?;
+                self.visit(of, ptr, first, leads_on)?
+            }
+            (false, true) => {
+                match is_next {
+                    true => self.begin_block()?,
+                    false => self.visitor.proceed(&self.at)?,
+                }
+                self.descend(of, ptr, first)?
+            }
+            (false, false) => None,
+        };
+        if is_next {
+            self.at = Bookmark { height: ptr.level, ..here };
+        }
+        if let Some(content) = content {
+            match is_leaf {
+                true if leads_on => self.objects(of, &content, first)?,
+                true => {}
+                false => self.children(of, ptr, &content, first)?,
+            }
+        }
+        self.at = Bookmark { object, block: end, height: TOP, ..self.at };
+        Ok(())
+    }
+
+    fn children(
+        &mut self,
+        of: &WalkedTree<'_>,
+        ptr: &BlockPtrPhys,
+        content: &[u8],
+        first: u64,
+    ) -> Step {
+        match tree::children(ptr, content) {
+            Ok(children) => {
+                for (index, child) in children.iter().enumerate() {
+                    let first = first + index as u64 * tree::capacity(ptr.level);
+                    self.subtree(of, child, first)?;
+                }
+            }
+            Err(error) => self.visitor.damaged(&of.location(first), error),
+        }
+        Ok(())
+    }
+
+    /// Walks what is left of the objects in a block of dnodes.
+    fn objects(&mut self, of: &WalkedTree<'_>, content: &[u8], block: u64) -> Step {
+        let dataset = of.location.dataset;
+        for index in 0..content.len() / DNODE_BYTES {
+            let object = block * DNODES_PER_BLOCK as u64 + index as u64 + 1;
+            let dnode = dnode_at(content, index).unwrap_or(DnodePhys::FREE);
+            let is_young = dnode.created_txg.get() > self.until;
+            if dnode.kind == 0 || is_young || self.at.object > object {
+                continue;
+            }
+            if self.at.object != object {
+                self.at = Bookmark { dataset, object, block: 0, height: TOP };
+            }
+            let location = BlockLocation { object, ..of.location(0) };
+            match DataFields::of(&dnode) {
+                Ok(data) => {
+                    let of = WalkedTree { store: of.store, location };
+                    self.subtree(&of, &data.tree.root, 0)?;
+                }
+                Err(error) => self.visitor.damaged(&location, error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads all copies of a block and passes it to the visitor. Returns its content if wanted,
+    /// unless it has no good copy.
+    fn visit(
+        &mut self,
+        of: &WalkedTree<'_>,
+        ptr: &BlockPtrPhys,
+        first: u64,
+        wants_content: bool,
+    ) -> Step<Option<Vec<u8>>> {
+        let mut read = read_copies(of.store, ptr, wants_content)?;
+        let location = of.location(first);
+        if (!read.bad.is_empty() || read.lost_extents.is_some())
+            && !self.pool.is_current(&location, ptr)
+        {
+            return Err(SliceEnd::Overtaken);
+        }
+        if let Some(error) = read.lost_extents.take() {
+            self.visitor.damaged(&location, error);
+        }
+        let (extents, bad) = (&read.extents[..], read.bad);
+        let block = VisitedBlock { store: of.store, ptr, location: &location, extents, bad };
+        self.visitor.block(block)?;
+        Ok(read.content)
+    }
+
+    /// Ends the slice if it is full, or if the visitor wants it.
+    fn begin_block(&mut self) -> Step {
+        if self.blocks_left == 0 {
+            return Err(SliceEnd::Full);
+        }
+        self.blocks_left -= 1;
+        self.visitor.proceed(&self.at)
+    }
+
+    /// Returns the content of a block that leads to the bookmark and was visited, or is too young.
+    /// `None` if it is damaged, which is reported.
+    fn descend(
+        &mut self,
+        of: &WalkedTree<'_>,
+        ptr: &BlockPtrPhys,
+        first: u64,
+    ) -> Step<Option<Vec<u8>>> {
+        match of.store.with_content(ptr, |content| Ok(content.to_vec())) {
+            Ok(content) => Ok(Some(content)),
+            Err(error) if !is_damage(&error) => Err(error.into()),
+            Err(error) => {
+                let location = of.location(first);
+                if !self.pool.is_current(&location, ptr) {
+                    return Err(SliceEnd::Overtaken);
+                }
+                self.visitor.damaged(&location, error);
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl PoolInner {
+    /// Rewrites a bad copy of a visited block from a good one. Returns `false` if the block was
+    /// freed meanwhile. The write is durable after the next flush.
+    ///
+    /// # Errors
+    /// As [`Store::heal`].
+    pub(super) fn heal(&self, block: &VisitedBlock<'_>, copy: usize) -> Result<bool> {
+        let _heal = self.store.heals().enter(self.txgs.synced_txg());
+        if !self.is_current(block.location, block.ptr) {
+            return Ok(false);
+        }
+        block.store.heal(block.ptr, copy).map(|()| true)
+    }
+}
+
+/// The copies of a block.
+struct ReadCopies {
+    content: Option<Vec<u8>>,
+    extents: Vec<(Dva, u64)>,
+    /// Why the pieces of a gang are not known.
+    lost_extents: Option<Error>,
+    bad: Vec<(usize, Error)>,
+}
+
+fn read_copies(store: &Store, ptr: &BlockPtrPhys, wants_content: bool) -> Result<ReadCopies> {
+    let (extents, lost_extents) = match store.extents(ptr) {
+        Ok(extents) => (extents, None),
+        Err(error) if is_damage(&error) => (Vec::new(), Some(error)),
+        Err(error) => return Err(error),
+    };
+    let mut read = ReadCopies { content: None, extents, lost_extents, bad: Vec::new() };
+    for copy in 0..ptr.copy_count() {
+        match store.read_copy(ptr, copy) {
+            Ok(content) if wants_content && read.content.is_none() => {
+                read.content = Some(content.to_vec());
+            }
+            Ok(_) => {}
+            Err(error) if is_damage(&error) => read.bad.push((copy, error)),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(read)
+}
+
+/// Whether an error concerns one block, and not the whole walk.
+fn is_damage(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Device)
+}
+
+/// The attributes of a dataset's object.
+fn dataset_phys(attributes: &[u8]) -> Result<DatasetPhys> {
+    DatasetPhys::read_from_bytes(attributes).map_err(|_| {
+        Error::new(ErrorKind::Corrupt, "the attributes of its object have the wrong length")
+    })
+}

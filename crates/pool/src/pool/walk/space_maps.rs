@@ -1,0 +1,125 @@
+//! The end of a walk: the root block, and the blocks of the space maps.
+//!
+//! The list of these blocks is in memory once all metaslabs are loaded. A base is read without a
+//! lock and handed over under `space`, so that no commit waits for the read.
+
+use forebay_base::sync::MutexGuard;
+
+use crate::error::{Error, Result};
+use crate::format::{BlockPtrPhys, DvaPhys};
+use crate::space::{Space, SpaceRead};
+use crate::store::Store;
+
+use super::super::PoolInner;
+use super::{SPACE_MAPS, Step, Walk, WalkedTree, is_damage};
+
+/// Reads blocks of the space maps without being a reader.
+struct UnprotectedReader<'a>(&'a Store);
+
+impl SpaceRead for UnprotectedReader<'_> {
+    fn read(&self, pointer: &BlockPtrPhys) -> Result<Vec<u8>> {
+        self.0.with_content(pointer, |content| Ok(content.to_vec()))
+    }
+}
+
+impl Walk<'_> {
+    /// Visits what is left of the root block and the space maps.
+    pub(super) fn space_maps(&mut self) -> Step {
+        let pool = self.pool;
+        let of = WalkedTree { store: &pool.store, location: self.location(SPACE_MAPS, 0, 0) };
+        let begins = self.at.block == 0;
+        if begins {
+            let root = *pool.root.lock();
+            self.begin_block()?;
+            self.visit(&of, &root, 0, false)?;
+            self.at.block = 1;
+        }
+        let damaged = pool.load_space_maps()?;
+        if begins {
+            damaged.into_iter().for_each(|error| self.visitor.damaged(&of.location, error));
+        }
+        let mut own = Vec::new();
+        pool.look_at_space().known_blocks(|ptr| own.push(*ptr));
+        own.retain(|ptr| ptr.birth_txg.get() <= self.until);
+        own.sort_unstable_by_key(address);
+        for ptr in own {
+            if address(&ptr) < self.at.block {
+                continue;
+            }
+            self.at.block = address(&ptr);
+            self.begin_block()?;
+            self.visit(&of, &ptr, self.at.block, false)?;
+            self.at.block += 1;
+        }
+        Ok(())
+    }
+}
+
+fn address(ptr: &BlockPtrPhys) -> u64 {
+    let [first, _]: [DvaPhys; 2] = ptr.copies;
+    first.raw()
+}
+
+impl PoolInner {
+    /// Loads all metaslabs. Returns the damage that it finds.
+    ///
+    /// # Errors
+    /// Errors that are no damage.
+    pub(in super::super) fn load_space_maps(&self) -> Result<Vec<Error>> {
+        let mut damage = Vec::new();
+        let mut from = 0;
+        loop {
+            let Some(base) = self.look_at_space().unloaded_base(from) else { return Ok(damage) };
+            from = base.metaslab() + 1;
+            let loaded = base.read(&UnprotectedReader(&self.store));
+            let loaded = loaded.and_then(|runs| self.look_at_space().put_base(&base, runs));
+            match loaded {
+                Ok(()) => {}
+                Err(error) if !is_damage(&error) => return Err(error),
+                // A base that was rewritten meanwhile is loaded.
+                Err(_) if !self.look_at_space().is_unloaded(&base) => {}
+                Err(error) => damage.push(error),
+            }
+        }
+    }
+
+    /// Whether a pointer to the root block, or to a block of the space maps, is still in use.
+    pub(super) fn is_current_own(&self, ptr: &BlockPtrPhys) -> bool {
+        let mut found = *self.root.lock() == *ptr;
+        self.look_at_space().known_blocks(|own| found |= own == ptr);
+        found
+    }
+
+    /// Locks the space maps for a look in memory.
+    pub(in super::super) fn look_at_space(&self) -> LockedSpace<'_> {
+        let space = self.space.lock();
+        self.scrub.begin_look();
+        LockedSpace { pool: self, space }
+    }
+}
+
+/// The space maps, locked by a scrub or a check.
+pub(in super::super) struct LockedSpace<'a> {
+    pool: &'a PoolInner,
+    space: MutexGuard<'a, Space>,
+}
+
+impl std::ops::Deref for LockedSpace<'_> {
+    type Target = Space;
+
+    fn deref(&self) -> &Space {
+        &self.space
+    }
+}
+
+impl std::ops::DerefMut for LockedSpace<'_> {
+    fn deref_mut(&mut self) -> &mut Space {
+        &mut self.space
+    }
+}
+
+impl Drop for LockedSpace<'_> {
+    fn drop(&mut self) {
+        self.pool.scrub.end_look();
+    }
+}
