@@ -58,7 +58,7 @@ pub(crate) enum Command {
     /// Destroy a pool; all data on it is lost
     Destroy(DestroyArgs),
     /// Verify every copy of every block of a pool, and rewrite bad copies from good ones
-    Scrub(JobArgs),
+    Scrub(ScrubArgs),
     /// Verify every copy of every block of a pool, and compare allocated blocks with the space maps
     Check(CheckArgs),
     /// Show on-disk structures, sound or damaged, of imported and exported pools
@@ -345,7 +345,34 @@ pub(crate) struct DestroyArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  forebay scrub tank\n  forebay scrub tank.img --json")]
+#[command(
+    after_help = "Examples:\n  forebay scrub tank\n  forebay scrub tank --rate 100M --no-wait\n  forebay scrub tank --pause\n\n\
+    A scrub goes on where it was paused or interrupted. Ctrl-C stops waiting for the scrub of an imported\n\
+    pool, and pauses that of a pool that is not imported.\n\n\
+    Exit code: 0 if no problems were found, 1 if problems were found or the scrub did not end."
+)]
+pub(crate) struct ScrubArgs {
+    #[command(flatten)]
+    pub(crate) work: JobArgs,
+    /// Pause the running scrub
+    #[arg(long, conflicts_with_all = ["stop", "status", "rate", "no_wait"])]
+    pub(crate) pause: bool,
+    /// Stop the scrub for good: the next one starts from the beginning
+    #[arg(long, conflicts_with_all = ["status", "rate", "no_wait"])]
+    pub(crate) stop: bool,
+    /// Show the running scrub, or the last one
+    #[arg(long, conflicts_with_all = ["rate", "no_wait"])]
+    pub(crate) status: bool,
+    /// Read at most so many bytes per second, until the scrub ends; 0 for the tunable
+    /// `scrub_rate_bytes`
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) rate: Option<u64>,
+    /// Do not wait for the end; for an imported pool
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct JobArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,

@@ -74,6 +74,17 @@ pub(crate) fn nanoseconds(ns: u64) -> String {
     }
 }
 
+/// Formats a duration in seconds, in its largest two units.
+pub(crate) fn seconds(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{minutes} min"),
+        3600..86_400 => format!("{hours} h {} min", minutes % 60),
+        _ => format!("{days} d {} h", hours % 24),
+    }
+}
+
 /// Formats a ratio as a percentage; a dash if `whole` is 0.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     match whole {

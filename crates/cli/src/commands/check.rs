@@ -1,4 +1,4 @@
-//! `forebay check` and `forebay scrub`.
+//! `forebay check`, and the job of `forebay scrub`.
 
 use std::sync::Arc;
 
@@ -18,41 +18,47 @@ use crate::units;
 const CACHE_BYTES: u64 = 256 << 20;
 
 pub(crate) fn check(args: &CheckArgs) -> Result<()> {
-    let job = Job { name: "check", args: &args.work, read_only: args.read_only };
+    let job = Job {
+        name: "check",
+        args: &args.work,
+        read_only: args.read_only,
+        advice: "run `forebay scrub` to repair bad copies, and restore lost files from a backup",
+        interrupted: ["the check was interrupted; run it again for a full result"; 2],
+        early: "the check ended early, because the pool was exported; run it again",
+    };
     job.run(|guid| Request::Check { pool: guid }, jobs::check_with_files)
 }
 
-pub(crate) fn scrub(args: &JobArgs) -> Result<()> {
-    let job = Job { name: "scrub", args, read_only: false };
-    job.run(
-        |guid| Request::Scrub { pool: guid },
-        |pool, on_progress| jobs::scrub(pool, on_progress),
-    )
-}
-
-struct Job<'a> {
-    name: &'static str,
-    args: &'a JobArgs,
-    read_only: bool,
+/// A check or scrub.
+pub(super) struct Job<'a> {
+    pub(super) name: &'static str,
+    pub(super) args: &'a JobArgs,
+    pub(super) read_only: bool,
+    /// What to do about problems.
+    pub(super) advice: &'static str,
+    /// What an interruption by the user means: of an imported pool, and of another one.
+    pub(super) interrupted: [&'static str; 2],
+    /// Why it may end early otherwise.
+    pub(super) early: &'static str,
 }
 
 impl Job<'_> {
-    fn run(
+    /// Runs the job here, or in the daemon that has the pool imported.
+    ///
+    /// # Errors
+    /// If it cannot run, does not end, or finds problems.
+    pub(super) fn run(
         &self,
         request: impl Fn(u64) -> Request,
         work: impl Fn(&Arc<Pool>, jobs::OnProgress<'_>) -> Result<JobReport>,
     ) -> Result<()> {
         let target = client::find(&self.args.pool)?;
         let progress = Progress::begin(self.name)?;
-        let report = match target {
+        let (report, interrupted) = match target {
             Target::InUse { process, pool } => {
                 let stop = progress.stop_flag();
-                let asked = process.ask_until(
-                    &request(pool.guid),
-                    &mut |state| progress.show(state),
-                    &stop,
-                )?;
-                asked.unwrap_or_default()
+                let show = &mut |state: &_| progress.show(state);
+                (process.ask_until(&request(pool.guid), show, &stop)?, self.interrupted[0])
             }
             Target::Paths(paths) => {
                 let cache = pools::cache(CACHE_BYTES)?;
@@ -60,59 +66,55 @@ impl Job<'_> {
                     Arc::new(pools::import(&ImportRequest::plain(paths, self.read_only), &cache)?);
                 let report = work(&pool, &mut |state| progress.step(state))?;
                 pool.close()?;
-                report
+                (report, self.interrupted[1])
             }
         };
-        let stopped = progress.is_stopped();
+        let why = if progress.is_stopped() { interrupted } else { self.early };
         drop(progress);
-        self.print(&report, stopped)
+        self.print(&report, why)
     }
 
-    fn print(&self, report: &JobReport, stopped: bool) -> Result<()> {
-        if self.args.json {
-            output::json(report)?;
-        } else {
-            let mut text = String::new();
-            for problem in &report.problems {
-                text.push_str(&format!("{problem}\n"));
-            }
-            let more = report.problem_count.saturating_sub(report.problems.len() as u64);
-            if more > 0 {
-                text.push_str(&format!("and {more} more\n"));
-            }
-            for note in &report.notes {
-                text.push_str(&format!("{note}\n"));
-            }
-            text.push_str(&format!(
-                "{} blocks, {} in all copies",
-                report.blocks,
-                units::bytes(report.bytes)
-            ));
-            if self.name == "scrub" {
-                text.push_str(&format!(", {} copies healed", report.healed));
-            }
-            text.push_str(match (report.problem_count, report.complete) {
-                (0, true) => "; no problems found\n",
-                (0, false) => "; no problems found before the interruption\n",
-                _ => "\n",
-            });
-            output::print(&text);
+    /// Prints the report. `why` says why it is not complete, if it is not.
+    fn print(&self, report: &JobReport, why: &str) -> Result<()> {
+        match self.args.json {
+            true => output::json(report)?,
+            false => output::print(&self.text(report)),
         }
-        let pool = &self.args.pool;
-        match (report.problem_count, report.complete) {
+        let (pool, count) = (&self.args.pool, report.problem_count);
+        let s = if count == 1 { "" } else { "s" };
+        match (count, report.complete) {
             (0, true) => Ok(()),
-            (0, false) if stopped => Err(Failure::new(format!(
-                "{pool}: the {} was interrupted; run it again for a full result",
-                self.name
-            ))),
-            (0, false) => Err(Failure::new(format!(
-                "{pool}: the {} ended early; export the pool or wait for other jobs, then run it again",
-                self.name
-            ))),
-            (count, _) => Err(Failure::new(format!(
-                "{pool}: {count} problem{}; run `forebay scrub` to repair bad copies, and restore lost files from a backup",
-                if count == 1 { "" } else { "s" }
+            (0, false) => Err(Failure::new(format!("{pool}: {why}"))),
+            (_, true) => Err(Failure::new(format!("{pool}: {count} problem{s}; {}", self.advice))),
+            (_, false) => Err(Failure::new(format!(
+                "{pool}: {count} problem{s} so far; {why}; {}",
+                self.advice
             ))),
         }
+    }
+
+    fn text(&self, report: &JobReport) -> String {
+        let mut text = String::new();
+        for problem in &report.problems {
+            text.push_str(&format!("{problem}\n"));
+        }
+        let more = report.problem_count.saturating_sub(report.problems.len() as u64);
+        if more > 0 {
+            text.push_str(&format!("and {more} more\n"));
+        }
+        for note in &report.notes {
+            text.push_str(&format!("{note}\n"));
+        }
+        let bytes = units::bytes(report.bytes);
+        text.push_str(&format!("{} blocks, {bytes} in all copies", report.blocks));
+        if self.name == "scrub" {
+            text.push_str(&format!(", {} copies healed", report.healed));
+        }
+        text.push_str(match (report.problem_count, report.complete) {
+            (0, true) => "; no problems found\n",
+            (0, false) => "; no problems found so far\n",
+            _ => "\n",
+        });
+        text
     }
 }

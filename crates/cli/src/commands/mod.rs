@@ -15,6 +15,7 @@ mod list;
 mod mount;
 pub(crate) mod mount_helper;
 mod null_mount;
+mod scrub;
 mod stats;
 mod status;
 mod tunable;
@@ -44,7 +45,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::List(args) => list::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Destroy(args) => destroy::run(&args),
-        Command::Scrub(args) => check::scrub(&args),
+        Command::Scrub(args) => scrub::run(&args),
         Command::Check(args) => check::check(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Cache(CacheCommand::Flush { pool }) => cache::flush(pool.as_deref()),

@@ -85,6 +85,7 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
             log.replayed
         ),
     );
+    put("scrub", super::scrub::line(&status.scrub));
     let errors = &status.errors;
     put(
         "errors",

@@ -171,8 +171,8 @@ impl Process {
 }
 
 impl Process {
-    /// Like [`ask_with`](Self::ask_with), but closes the connection when `stop` is set. That
-    /// interrupts the job, and the result is `None`.
+    /// Like [`ask_with`](Self::ask_with), but interrupts the job when `stop` is set. The answer is
+    /// then the result so far.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -181,7 +181,7 @@ impl Process {
         request: &Request,
         progress: &mut dyn FnMut(&JobProgress),
         stop: &Arc<AtomicBool>,
-    ) -> Result<Option<T>> {
+    ) -> Result<T> {
         let stream = match connect(&self.socket, None)? {
             Some(stream) => stream,
             None => return Err(gone(self.info.pid)),
@@ -192,8 +192,8 @@ impl Process {
             let watch = move || {
                 while !over.load(Ordering::Relaxed) {
                     if stop.load(Ordering::Relaxed) {
-                        // Unblocks the reader.
-                        let _ = to_close.shutdown(Shutdown::Both);
+                        // Tells the daemon. It still sends the answer.
+                        let _ = to_close.shutdown(Shutdown::Write);
                         return;
                     }
                     std::thread::sleep(STOP_PERIOD);
@@ -204,11 +204,8 @@ impl Process {
         }
         let outcome = converse(stream, &self.socket, request, progress);
         over.store(true, Ordering::Relaxed);
-        if stop.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
         match outcome? {
-            Outcome::Answer(answer) => Ok(Some(answer)),
+            Outcome::Answer(answer) => Ok(answer),
             Outcome::NoListener => Err(gone(self.info.pid)),
         }
     }

@@ -78,6 +78,8 @@ pub(crate) struct PoolStatus {
     /// Errors since the import.
     pub(crate) errors: ErrorCounts,
     pub(crate) log: IntentLogStats,
+    #[serde(default)]
+    pub(crate) scrub: ScrubInfo,
 }
 
 /// A device of a pool.
@@ -186,6 +188,28 @@ pub(crate) struct JobReport {
     pub(crate) problems: Vec<String>,
     /// Remarks.
     pub(crate) notes: Vec<String>,
+}
+
+/// The newest scrub of a pool.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ScrubInfo {
+    /// `none`, `running`, `interrupted`, `paused`, `finished` or `stopped`.
+    pub(crate) state: String,
+    /// When it started, in seconds since 1970.
+    pub(crate) started: u64,
+    /// When it was finished or stopped, in seconds since 1970; 0 before.
+    pub(crate) ended: u64,
+    pub(crate) blocks: u64,
+    pub(crate) bytes: u64,
+    /// Estimate of the final value of `bytes`.
+    pub(crate) total_bytes: u64,
+    pub(crate) bytes_per_second: u64,
+    /// Estimate of the time left.
+    pub(crate) seconds_left: Option<u64>,
+    /// Its own maximum rate in bytes per second; 0 if it has none.
+    pub(crate) rate_bytes: u64,
+    pub(crate) healed: u64,
+    pub(crate) problem_count: u64,
 }
 
 /// Blocks evicted by a flush of the cache.

@@ -3,7 +3,8 @@
 //! Each daemon listens on `PID.sock` in the run directory of its user. A command queries all
 //! sockets there to find the daemon of a pool. A request is one line of JSON with the protocol
 //! version, at most [`REQUEST_BYTES_MAX`] bytes. The answer is any number of progress lines and one
-//! final line. A connection carries one request; closing it interrupts a running job.
+//! final line. A connection carries one request. A client that ends its side of the connection
+//! interrupts a running job, and still gets the final line.
 //!
 //! # Access
 //!
@@ -25,7 +26,7 @@ use crate::error::{Failure, Result};
 use crate::pools::ImportRequest;
 
 /// Version of the protocol. Daemons refuse requests of other versions.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Length limit of a request, in bytes.
 pub(crate) const REQUEST_BYTES_MAX: u64 = 64 << 10;
 /// Length limit of a line of an answer, in bytes.
@@ -60,8 +61,11 @@ pub(crate) enum Request {
     Expand { pool: u64, add: Vec<PathBuf>, force: bool },
     /// Check a pool: [`messages::JobReport`], with progress.
     Check { pool: u64 },
-    /// Scrub a pool: [`messages::JobReport`], with progress.
-    Scrub { pool: u64 },
+    /// Start the scrub of a pool, or go on with it, at this rate: [`messages::JobReport`], with
+    /// progress. The scrub goes on if the connection is closed.
+    Scrub { pool: u64, rate_bytes: Option<u64>, wait: bool },
+    /// Change the scrub of a pool, or only show it: [`messages::ScrubInfo`].
+    ControlScrub { pool: u64, change: Option<ScrubChange> },
     /// Add an L2 device: [`messages::L2DeviceInfo`].
     AddL2 { pool: u64, device: PathBuf, force: bool },
     /// Remove an L2 device, named by path or number: no content.
@@ -74,6 +78,14 @@ pub(crate) enum Request {
     SetTunable { pool: u64, name: String, value: String },
     /// Statistics of the daemon: [`messages::ProcessStats`].
     Stats,
+}
+
+/// A change of a scrub.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ScrubChange {
+    Pause,
+    Stop,
 }
 
 /// A line of an answer.

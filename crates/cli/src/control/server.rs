@@ -1,7 +1,7 @@
 //! The daemon's side of the control socket: one thread that accepts, and one per connection.
 //!
 //! The number of connections, the size of a request and the time to send it are limited. A client
-//! that disconnects interrupts its running job.
+//! that disconnects, or ends its side of the connection, interrupts its running job.
 
 use std::io::{BufReader, Write};
 use std::ops::ControlFlow;
@@ -101,6 +101,15 @@ fn is_allowed(stream: &UnixStream) -> bool {
     rc == 0 && (peer.uid == 0 || peer.uid == run_dir::uid())
 }
 
+/// Whether the client has ended its side of the connection.
+fn has_ended(stream: &UnixStream) -> bool {
+    let mut byte = 0u8;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: the kernel writes at most 1 byte, the size of `byte`.
+    let got = unsafe { libc::recv(stream.as_raw_fd(), (&raw mut byte).cast(), 1, flags) };
+    got == 0
+}
+
 fn serve_connection(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
     let broken = |error: std::io::Error| Failure::new(error.to_string());
     stream.set_read_timeout(Some(CLIENT_TIMEOUT)).map_err(broken)?;
@@ -116,8 +125,8 @@ fn serve_connection(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
         }
         last_sent = Instant::now();
         match send(stream, &Answer::Progress(*info)) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
+            Ok(()) if !has_ended(stream) => ControlFlow::Continue(()),
+            _ => ControlFlow::Break(()),
         }
     };
     let served = parse_request(&line).and_then(|request| daemon.serve(request, &mut on_progress));

@@ -5,9 +5,11 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use forebay_fs::{ErrorKind, FileSystem, FsOptions};
-use forebay_pool::{CheckProgress, Pool};
+use forebay_pool::format::ScrubState;
+use forebay_pool::{CheckProgress, Pool, ScrubReport, ScrubStatus};
 
-use crate::control::messages::{JobProgress, JobReport};
+use crate::control::ScrubChange;
+use crate::control::messages::{JobProgress, JobReport, ScrubInfo};
 use crate::error::Result;
 
 /// Called at intervals with the progress of a job; `Break` interrupts the job.
@@ -98,26 +100,99 @@ pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) ->
     Ok(info)
 }
 
-/// Verifies every copy of every block, and rewrites bad copies from good ones.
+/// How to start a scrub.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ScrubStart {
+    /// The maximum rate from now on, if it changes.
+    pub(crate) rate_bytes: Option<u64>,
+    /// Whether to wait for the end.
+    pub(crate) wait: bool,
+}
+
+/// Verifies every copy of every block, and rewrites bad copies from good ones. Goes on with a scrub
+/// that was paused or interrupted. `Break` pauses it.
 ///
 /// # Errors
 /// If the job cannot run.
-pub(crate) fn scrub(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobReport> {
-    let mut bytes = 0;
-    let report = pool.scrub(&mut |progress| {
-        bytes = progress.bytes;
-        on_progress(&job_progress(progress))
-    })?;
+pub(crate) fn scrub(
+    pool: &Pool,
+    rate_bytes: Option<u64>,
+    on_progress: OnProgress<'_>,
+) -> Result<JobReport> {
+    if let Some(rate_bytes) = rate_bytes {
+        pool.set_scrub_rate(rate_bytes);
+    }
+    Ok(scrub_report(pool.scrub(&mut |progress| on_progress(&job_progress(progress)))?))
+}
+
+/// As [`scrub`], in the background. `Break` ends the wait; the scrub goes on.
+///
+/// # Errors
+/// If the job cannot start.
+pub(crate) fn start_scrub(
+    pool: &Pool,
+    how: ScrubStart,
+    on_progress: OnProgress<'_>,
+) -> Result<JobReport> {
+    if let Some(rate_bytes) = how.rate_bytes {
+        pool.set_scrub_rate(rate_bytes);
+    }
+    pool.start_scrub()?;
+    Ok(scrub_report(pool.wait_scrub(&mut |progress| match how.wait {
+        true => on_progress(&job_progress(progress)),
+        false => ControlFlow::Break(()),
+    })))
+}
+
+fn scrub_report(report: ScrubReport) -> JobReport {
     let mut problems: Vec<String> =
         report.lost.iter().map(|problem| format!("lost: {problem}")).collect();
     problems.truncate(PROBLEMS_MAX);
-    Ok(JobReport {
+    JobReport {
         blocks: report.blocks,
-        bytes,
+        bytes: report.bytes,
         complete: report.complete,
         healed: report.healed,
         problem_count: report.lost_count,
         problems,
         notes: Vec::new(),
-    })
+    }
+}
+
+/// Changes the scrub, and describes it.
+///
+/// # Errors
+/// If there is no scrub to change.
+pub(crate) fn control_scrub(pool: &Pool, change: Option<ScrubChange>) -> Result<ScrubInfo> {
+    match change {
+        Some(ScrubChange::Pause) => pool.pause_scrub()?,
+        Some(ScrubChange::Stop) => pool.stop_scrub()?,
+        None => {}
+    }
+    Ok(scrub_info(&pool.scrub_status()))
+}
+
+/// Describes a scrub.
+pub(crate) fn scrub_info(status: &ScrubStatus) -> ScrubInfo {
+    let state = match status.state {
+        ScrubState::None => "none",
+        ScrubState::Running if status.is_active => "running",
+        ScrubState::Running => "interrupted",
+        ScrubState::Paused => "paused",
+        ScrubState::Finished => "finished",
+        ScrubState::Stopped => "stopped",
+    };
+    ScrubInfo {
+        state: state.to_owned(),
+        started: status.started,
+        ended: status.ended,
+        blocks: status.blocks,
+        bytes: status.bytes,
+        total_bytes: status.total_bytes,
+        bytes_per_second: status.bytes_per_second(),
+        seconds_left: status.left().map(|left| left.as_secs()),
+        rate_bytes: status.rate_bytes,
+        healed: status.healed,
+        problem_count: status.lost,
+    }
 }

@@ -172,6 +172,11 @@ impl Daemon {
         let pool =
             pools::import(&ImportRequest { paths: paths.clone(), ..request.clone() }, &self.cache)?;
         let dirty_set = request.tunables.iter().any(|(name, _)| name == registry::DIRTY_TUNABLE);
+        if !request.read_only
+            && let Err(error) = pool.resume_scrub()
+        {
+            tracing::warn!(pool = pool.name(), %error, "cannot resume the scrub");
+        }
         let imported = Arc::new(ImportedPool::new(pool, paths, dirty_set));
         let mut state = self.state.lock();
         state.pools.push(Arc::clone(&imported));

@@ -71,7 +71,13 @@ impl Daemon {
                 info.notes.push(text.to_owned());
                 answer(&info)
             }
-            Request::Scrub { pool } => answer(&jobs::scrub(&self.pool(pool)?.pool, on_progress)?),
+            Request::Scrub { pool, rate_bytes, wait } => {
+                let how = jobs::ScrubStart { rate_bytes, wait };
+                answer(&jobs::start_scrub(&self.pool(pool)?.pool, how, on_progress)?)
+            }
+            Request::ControlScrub { pool, change } => {
+                answer(&jobs::control_scrub(&self.pool(pool)?.pool, change)?)
+            }
             Request::AddL2 { pool, device, force } => {
                 let imported = self.pool(pool)?;
                 answer(&add_l2(&imported.pool, &device, force)?)

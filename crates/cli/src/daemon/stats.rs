@@ -6,7 +6,7 @@ use forebay_cache::Class;
 use forebay_pool::format::{CacheMode, Compression, SyncMode};
 use forebay_pool::{BlockCache, L2Device, L2DeviceState, Pool};
 
-use super::{Daemon, ImportedPool, MountedDataset, mount_info};
+use super::{Daemon, ImportedPool, MountedDataset, jobs, mount_info};
 use crate::control::messages::{
     CacheStateStats, CacheStats, DatasetInfo, DeviceInfo, ErrorCounts, IntentLogStats,
     L2DeviceInfo, MountStats, PoolStats, PoolStatus, ProcessStats, TunableInfo,
@@ -182,6 +182,7 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
             to_txg: sum(counters, "to_txg"),
             replayed: sum(counters, "replayed"),
         },
+        scrub: jobs::scrub_info(&pool.scrub_status()),
     }
 }
 

@@ -20,4 +20,5 @@ mod mount_options;
 mod mounts;
 mod output;
 mod overwrite;
+mod scrub;
 mod set_id;
