@@ -163,6 +163,14 @@ pub(super) fn group(group: &TxgInfo) -> Value {
             "log": pointer(&space.log),
             "index": space.index.iter().map(pointer).collect::<Vec<_>>(),
         },
+        "scrub": {
+            "state": format!("{:?}", group.scrub.state).to_lowercase(),
+            "txg": group.scrub.txg,
+            "blocks": group.scrub.blocks,
+            "bytes": group.scrub.bytes,
+            "healed": group.scrub.healed,
+            "lost": group.scrub.lost,
+        },
         "log": {
             "guid": guid(log.guid),
             "generation": log.generation,

@@ -7,6 +7,7 @@ use super::view::TxgView;
 use super::{Damage, Inspected, Inspector};
 use crate::error::Result;
 use crate::format::{CacheMode, Compression, DatasetPhys, LOG_EXTENTS_MAX, ObjsetPhys, SyncMode};
+use crate::pool::ScrubStatus;
 
 /// An object set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +109,8 @@ pub struct TxgInfo {
     pub space: SpaceInfo,
     /// The intent log.
     pub log: LogInfo,
+    /// The newest scrub.
+    pub scrub: ScrubStatus,
     /// Datasets, sorted by name.
     pub datasets: Vec<DatasetInfo>,
     /// Unreadable datasets.
@@ -154,6 +157,7 @@ impl TxgInfo {
             directory: root.datasets.get(),
             space: SpaceInfo::of(view),
             log: LogInfo::of(view),
+            scrub: ScrubStatus::of(&root.scrub),
             datasets,
             damage,
         }
@@ -312,6 +316,12 @@ impl fmt::Display for TxgInfo {
         for (device, offset, bytes) in &log.extents {
             writeln!(f, "    {bytes} bytes at {device}:{offset:#x}")?;
         }
+        let scrub = &self.scrub;
+        writeln!(
+            f,
+            "scrub: {:?}, of blocks up to txg {}: {} blocks of {} bytes read, {} copies healed, {} problems",
+            scrub.state, scrub.txg, scrub.blocks, scrub.bytes, scrub.healed, scrub.lost
+        )?;
         writeln!(f, "the pool's own objects, datasets in object {}:", self.directory)?;
         write!(f, "{}", self.own)?;
         for dataset in &self.datasets {

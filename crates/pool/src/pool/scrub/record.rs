@@ -39,6 +39,24 @@ pub struct ScrubStatus {
 }
 
 impl ScrubStatus {
+    /// Reads the status that a root block stores. An unknown state counts as no scrub.
+    pub(crate) fn of(phys: &ScrubPhys) -> Self {
+        Self {
+            state: ScrubState::from_raw(phys.state).unwrap_or_default(),
+            is_active: false,
+            txg: phys.until_txg.get(),
+            started: phys.started.get(),
+            ended: phys.ended.get(),
+            blocks: phys.blocks.get(),
+            bytes: phys.bytes.get(),
+            total_bytes: phys.total_bytes.get(),
+            healed: phys.healed.get(),
+            lost: phys.lost.get(),
+            rate_bytes: phys.rate_bytes.get(),
+            active_ns: phys.active_ns.get(),
+        }
+    }
+
     /// Average rate so far in bytes per second; 0 if unknown.
     pub fn bytes_per_second(&self) -> u64 {
         let per_second = u128::from(self.bytes) * 1_000_000_000;
@@ -60,29 +78,15 @@ pub(super) struct ScrubRecord {
 }
 
 impl ScrubRecord {
-    /// Reads a record that comes from a device. An unknown state counts as no scrub.
+    /// Reads a record that comes from a device.
     pub(super) fn of(phys: &ScrubPhys) -> Self {
-        let status = ScrubStatus {
-            state: ScrubState::from_raw(phys.state).unwrap_or_default(),
-            is_active: false,
-            txg: phys.until_txg.get(),
-            started: phys.started.get(),
-            ended: phys.ended.get(),
-            blocks: phys.blocks.get(),
-            bytes: phys.bytes.get(),
-            total_bytes: phys.total_bytes.get(),
-            healed: phys.healed.get(),
-            lost: phys.lost.get(),
-            rate_bytes: phys.rate_bytes.get(),
-            active_ns: phys.active_ns.get(),
-        };
         let at = Bookmark {
             dataset: phys.dataset.get(),
             object: phys.object.get(),
             block: phys.block.get(),
             height: phys.height,
         };
-        Self { status, at }
+        Self { status: ScrubStatus::of(phys), at }
     }
 
     pub(super) fn phys(&self) -> ScrubPhys {
