@@ -43,6 +43,9 @@ use zerocopy::FromBytes;
 use super::PoolInner;
 use find::Trees;
 
+/// Slices in a row that may end for want of memory without progress.
+const STARVED_MAX: u32 = 1000;
+
 /// [`Bookmark::dataset`] of the root block and the space maps.
 const SPACE_MAPS: u64 = u64::MAX;
 /// [`Bookmark::height`] above every block of a tree.
@@ -191,13 +194,24 @@ impl<'a> Walk<'a> {
     /// # Errors
     /// The error that stopped the walk.
     pub(super) fn run(&mut self) -> Result<bool> {
+        let mut starved = 0;
         loop {
             self.blocks_left = self.pool.tunables.scrub().scrub_slice_blocks();
+            let began = self.at;
             let ended = self.slice();
+            if self.at != began {
+                starved = 0;
+            }
             self.pool.scrub.count_slice(matches!(ended, Err(SliceEnd::Overtaken)));
             match ended {
                 Ok(()) => return Ok(true),
                 Err(SliceEnd::Interrupted) => return Ok(false),
+                // The allocation has waited for memory.
+                Err(SliceEnd::Failed(error))
+                    if error.kind() == ErrorKind::NoMemory && starved < STARVED_MAX =>
+                {
+                    starved += 1;
+                }
                 Err(SliceEnd::Failed(error)) => return Err(error),
                 Err(SliceEnd::Full | SliceEnd::Overtaken) => {}
             }

@@ -49,7 +49,7 @@ impl Walk<'_> {
             self.at.block = address(&ptr);
             self.begin_block()?;
             self.visit(&of, &ptr, self.at.block, false)?;
-            self.at.block += 1;
+            self.at.block = self.at.block.saturating_add(1);
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ fn check_beside_txgs(seed: u64) -> bool {
     let (leaked, bytes) = world.live.pop().expect("a block");
     let leaked: Vec<(Dva, u64)> =
         leaked.iter().filter_map(|place| Some((place.get()?, bytes))).collect();
-    leaked.iter().for_each(|(dva, _)| drop(left.remove(dva)));
+    left.retain(|dva, _| !leaked.iter().any(|(at, _)| at == dva));
     let metaslab = world.space.metaslabs.last_mut().expect("one");
     let last = *metaslab.unused().expect("it is sound").last().expect("free space");
     let free = metaslab.dva(last.end() - 1);
