@@ -347,8 +347,8 @@ pub(crate) struct DestroyArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  forebay scrub tank\n  forebay scrub tank --rate 100M --no-wait\n  forebay scrub tank --pause\n\n\
-    A scrub goes on where it was paused or interrupted. Ctrl-C stops waiting for the scrub of an imported\n\
-    pool, and pauses that of a pool that is not imported.\n\n\
+    A scrub goes on where it was paused or interrupted. Ctrl-C ends the wait for the scrub of an\n\
+    imported pool, and pauses the scrub of another pool.\n\n\
     Exit code: 0 if no problems were found, 1 if problems were found or the scrub did not end."
 )]
 pub(crate) struct ScrubArgs {
