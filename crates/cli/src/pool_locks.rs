@@ -78,6 +78,8 @@ pub(crate) fn lock(path: &Path, shared: bool, wait: bool) -> Result<Option<Owned
         let file = File::options()
             .create(true)
             .truncate(false)
+            // On NFS a shared lock needs reading, and an exclusive one writing.
+            .read(true)
             .write(true)
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW)

@@ -4,6 +4,14 @@
 //! that ends. Unlike `fcntl` locks it also keeps out a second open by the same process. It holds
 //! among processes of one host only.
 //!
+//! # NFS
+//!
+//! On NFS, Linux turns `flock` into a byte-range lock on the server. An exclusive one needs a
+//! descriptor that is open for writing (otherwise `EBADF`), a shared one a descriptor that is open
+//! for reading. So a file that is locked exclusively is opened for writing too. Where that is
+//! refused, on a read-only medium for example, the file could not be opened for writing either. On
+//! NFS the lock also holds among hosts, unless the mount option `local_lock` says otherwise.
+//!
 //! # What it does not do
 //!
 //! It keeps out nothing that does not lock. For block devices the kernel itself refuses a second
@@ -28,7 +36,7 @@ pub struct FileLock {
 impl FileLock {
     /// Locks the file at `path`: exclusively, or, if `shared`, together with other readers.
     pub(super) fn take(path: &Path, shared: bool, kind: FileKind) -> Result<Self, OpenError> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let flags = access(shared, kind) | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = fs::open(path, flags, Mode::empty())
             .map_err(|errno| refused(path, "open it for locking", errno, kind))?;
         let operation = match shared {
@@ -56,6 +64,16 @@ impl Drop for FileLock {
         // Closing is not enough: a child between fork and exec still has the open file for a
         // moment.
         let _ = fs::flock(&self.fd, FlockOperation::Unlock);
+    }
+}
+
+/// Returns the access that a descriptor needs for its lock, see the module head. On a block device
+/// `flock` is always local and needs none. Closing a block device after an open for writing would
+/// make udev probe it.
+fn access(shared: bool, kind: FileKind) -> OFlags {
+    match kind {
+        FileKind::File if !shared => OFlags::RDWR,
+        FileKind::File | FileKind::Block => OFlags::RDONLY,
     }
 }
 
@@ -146,6 +164,20 @@ mod tests {
 3: FLOCK  ADVISORY  READ  14 08:02:77 0 EOF
 4: FLOCK  ADVISORY  READ  15 00:2a:78 0 EOF
 ";
+
+    #[test]
+    fn an_exclusive_lock_of_a_file_is_on_a_descriptor_open_for_writing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let access_of = |shared, kind| {
+            let lock = FileLock::take(file.path(), shared, kind).unwrap();
+            fs::fcntl_getfl(&lock.fd).unwrap() & OFlags::RWMODE
+        };
+        assert_eq!(access_of(false, FileKind::File), OFlags::RDWR);
+        assert_eq!(access_of(true, FileKind::File), OFlags::RDONLY);
+        for shared in [false, true] {
+            assert_eq!(access_of(shared, FileKind::Block), OFlags::RDONLY, "udev watches it");
+        }
+    }
 
     #[test]
     fn the_list_of_locks_names_the_holder() {
