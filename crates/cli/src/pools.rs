@@ -141,8 +141,11 @@ pub(crate) fn refuse_content(device: &Opened, path: &Path, force: bool) -> Resul
 }
 
 fn open_device(path: &Path, options: &OpenOptions) -> Result<Opened> {
-    // A plain open first: the error of the system is the clearest.
-    let tried = std::fs::OpenOptions::new().read(true).write(!options.read_only).open(path);
+    // A plain open first: the error of the system is the clearest. A block device is opened for
+    // reading: closing it after an open for writing makes udev probe, and lock, it.
+    let is_file = path.metadata().is_ok_and(|found| found.is_file());
+    let write = !options.read_only && is_file;
+    let tried = std::fs::OpenOptions::new().read(true).write(write).open(path);
     if let Err(error) = tried {
         let plain = match error.kind() {
             std::io::ErrorKind::NotFound => missing_or(path, &error),

@@ -12,6 +12,12 @@
 //! refused, on a read-only medium for example, the file could not be opened for writing either. On
 //! NFS the lock also holds among hosts, unless the mount option `local_lock` says otherwise.
 //!
+//! # Short locks of others
+//!
+//! udev takes a shared lock on a block device while it probes it, for some milliseconds after any
+//! process has closed it after writing. So an exclusive lock of a block device is retried for
+//! [`RETRIES`] pauses before the device counts as in use.
+//!
 //! # What it does not do
 //!
 //! It keeps out nothing that does not lock. For block devices the kernel itself refuses a second
@@ -20,12 +26,19 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Duration;
 
+use forebay_base::sync::{Condvar, Mutex};
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::error::OpenError;
 use super::open::{FileKind, refused, system};
+
+/// Most retries of a lock that another process holds for a short time only.
+const RETRIES: u32 = 100;
+/// Pause before each retry.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// A lock on a file or block device, held until it is dropped.
 #[derive(Debug)]
@@ -36,6 +49,17 @@ pub struct FileLock {
 impl FileLock {
     /// Locks the file at `path`: exclusively, or, if `shared`, together with other readers.
     pub(super) fn take(path: &Path, shared: bool, kind: FileKind) -> Result<Self, OpenError> {
+        let mut pauses = 0;
+        Self::take_with(path, shared, kind, &mut || pause(&mut pauses))
+    }
+
+    /// Like [`take`](Self::take). `pause` waits before a retry, and returns false to give up.
+    fn take_with(
+        path: &Path,
+        shared: bool,
+        kind: FileKind,
+        pause: &mut dyn FnMut() -> bool,
+    ) -> Result<Self, OpenError> {
         let flags = access(shared, kind) | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = fs::open(path, flags, Mode::empty())
             .map_err(|errno| refused(path, "open it for locking", errno, kind))?;
@@ -43,13 +67,18 @@ impl FileLock {
             true => FlockOperation::NonBlockingLockShared,
             false => FlockOperation::NonBlockingLockExclusive,
         };
-        match fs::flock(&fd, operation) {
-            Ok(()) => Ok(Self { fd }),
-            Err(Errno::WOULDBLOCK) => {
-                let holder = Holder::of(&fd).unwrap_or(Holder::Unknown).to_string();
-                Err(OpenError::InUse { path: path.to_owned(), holder })
+        let retried = kind == FileKind::Block && !shared;
+        loop {
+            match fs::flock(&fd, operation) {
+                Ok(()) => return Ok(Self { fd }),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if retried && pause() => {}
+                Err(Errno::WOULDBLOCK) => {
+                    let holder = Holder::of(&fd).unwrap_or(Holder::Unknown).to_string();
+                    return Err(OpenError::InUse { path: path.to_owned(), holder });
+                }
+                Err(errno) => return Err(system(path, "lock it", errno)),
             }
-            Err(errno) => Err(system(path, "lock it", errno)),
         }
     }
 
@@ -64,6 +93,16 @@ impl Drop for FileLock {
         // Closing is not enough: a child between fork and exec still has the open file for a
         // moment.
         let _ = fs::flock(&self.fd, FlockOperation::Unlock);
+    }
+}
+
+/// Waits before a retry. Returns false after the last one.
+fn pause(pauses: &mut u32) -> bool {
+    let (nobody, never) = (Mutex::named("io-file-lock-pause", ()), Condvar::new());
+    *pauses += 1;
+    *pauses <= RETRIES && {
+        never.wait_timeout(&mut nobody.lock(), RETRY_PAUSE);
+        true
     }
 }
 
@@ -164,6 +203,46 @@ mod tests {
 3: FLOCK  ADVISORY  READ  14 08:02:77 0 EOF
 4: FLOCK  ADVISORY  READ  15 00:2a:78 0 EOF
 ";
+
+    #[test]
+    fn a_lock_waits_for_a_probe_of_a_block_device_and_for_no_other_holder() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        // As udev does: shared, for a short time.
+        let probe = || {
+            let probe = FileLock::take(file.path(), true, FileKind::Block).unwrap();
+            let mut left = Some(probe);
+            let mut pauses = 0;
+            move |ends_after: u32| {
+                pauses += 1;
+                (pauses == ends_after).then(|| left.take());
+                pauses < 10
+            }
+        };
+        let lock = |shared, kind, ends_after| {
+            let (mut probe, mut pauses) = (probe(), 0);
+            let lock = FileLock::take_with(file.path(), shared, kind, &mut || {
+                pauses += 1;
+                probe(ends_after)
+            });
+            (lock.map(drop).map_err(|error| error.to_string()), pauses)
+        };
+        assert_eq!(lock(false, FileKind::Block, 1), (Ok(()), 1));
+        assert_eq!(lock(false, FileKind::Block, 7), (Ok(()), 7));
+        // It is not a probe.
+        let (refused, pauses) = lock(false, FileKind::Block, u32::MAX);
+        let refused = refused.unwrap_err();
+        assert!(refused.contains("is in use: this process has it open"), "{refused}");
+        assert_eq!(pauses, 10);
+        // Readers do not keep each other out, and nobody probes a file.
+        assert_eq!(lock(true, FileKind::Block, u32::MAX), (Ok(()), 0));
+        let (refused, pauses) = lock(false, FileKind::File, 1);
+        assert!(refused.is_err(), "two users of a file");
+        assert_eq!(pauses, 0);
+        // The default gives up too.
+        let mut pauses = RETRIES - 1;
+        assert!(pause(&mut pauses));
+        assert!(!pause(&mut pauses));
+    }
 
     #[test]
     fn an_exclusive_lock_of_a_file_is_on_a_descriptor_open_for_writing() {

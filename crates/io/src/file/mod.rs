@@ -28,6 +28,7 @@
 //! # Locking
 //!
 //! `io-flush`, see `flush`. `io-file-lock`, while the file's lock is taken over or dropped.
+//! `io-file-lock-pause`, see `lock`.
 //!
 //! It never makes a file larger.
 
