@@ -169,10 +169,16 @@ fn open_device(path: &Path, options: &OpenOptions) -> Result<Opened> {
             units::whole(MIN_DEVICE_BYTES)
         )));
     }
-    open_path(path, options).map_err(|error| match error.kind() {
+    open_path(path, options).map_err(|error| not_opened(path, error))
+}
+
+/// Converts an error of opening a device. Names the pool that uses it, if a process of this user
+/// has it.
+pub(crate) fn not_opened(path: &Path, error: forebay_pool::Error) -> Failure {
+    match error.kind() {
         ErrorKind::InUse => in_use(path).unwrap_or_else(|| error.into()),
         _ => error.into(),
-    })
+    }
 }
 
 /// The error that names the process using a device, if it is a Forebay process of this user.

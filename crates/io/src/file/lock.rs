@@ -12,6 +12,12 @@
 //! refused, on a read-only medium for example, the file could not be opened for writing either. On
 //! NFS the lock also holds among hosts, unless the mount option `local_lock` says otherwise.
 //!
+//! # New files
+//!
+//! The lock of a file that an open creates is on the very descriptor that created it, and comes
+//! before the file gets its size. So another open finds the file locked, or empty and too small. An
+//! open that fails removes only a file that it created itself, and while it holds the lock.
+//!
 //! # Short locks of others
 //!
 //! udev takes a shared lock on a block device while it probes it, for some milliseconds after any
@@ -24,12 +30,13 @@
 //! writer (see [`super::open`]), whether or not that one locks.
 
 use std::fmt;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
 use forebay_base::sync::{Condvar, Mutex};
-use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
+use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
 use super::error::OpenError;
@@ -44,6 +51,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct FileLock {
     fd: OwnedFd,
+    created: bool,
 }
 
 impl FileLock {
@@ -63,22 +71,57 @@ impl FileLock {
         let flags = access(shared, kind) | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = fs::open(path, flags, Mode::empty())
             .map_err(|errno| refused(path, "open it for locking", errno, kind))?;
-        let operation = match shared {
-            true => FlockOperation::NonBlockingLockShared,
-            false => FlockOperation::NonBlockingLockExclusive,
-        };
         let retried = kind == FileKind::Block && !shared;
-        loop {
-            match fs::flock(&fd, operation) {
-                Ok(()) => return Ok(Self { fd }),
-                Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if retried && pause() => {}
-                Err(Errno::WOULDBLOCK) => {
-                    let holder = Holder::of(&fd).unwrap_or(Holder::Unknown).to_string();
-                    return Err(OpenError::InUse { path: path.to_owned(), holder });
-                }
-                Err(errno) => return Err(system(path, "lock it", errno)),
+        lock(&fd, path, shared, &mut || retried && pause())?;
+        Ok(Self { fd, created: false })
+    }
+
+    /// Locks the file that `fd` has just created at `path`, exclusively. `fd` is open for reading
+    /// and writing.
+    ///
+    /// Another open may have locked it already. It refuses the file, which is still empty, and
+    /// releases it.
+    pub(super) fn of_new(fd: OwnedFd, path: &Path) -> Result<Self, OpenError> {
+        let mut pauses = 0;
+        let locked = lock(&fd, path, false, &mut || pause(&mut pauses));
+        let this = Self { fd, created: true };
+        match locked {
+            Ok(()) => Ok(this),
+            Err(error) => {
+                this.discard_new(path);
+                Err(error)
             }
+        }
+    }
+
+    /// The file that is locked.
+    pub(super) fn file(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// Returns whether the open that took this lock created the file.
+    pub fn created(&self) -> bool {
+        self.created
+    }
+
+    /// Removes the file at `path` if it is the locked one. No other user that locks has it open.
+    ///
+    /// # Errors
+    /// The error of the system; [`NotFound`](io::ErrorKind::NotFound) if `path` leads to another
+    /// file.
+    pub fn remove_file(&self, path: &Path) -> io::Result<()> {
+        let found = fs::statx(fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::INO)?;
+        match FileIdentity::of(&self.fd)? == FileIdentity::from(&found) {
+            true => Ok(fs::unlink(path)?),
+            false => Err(Errno::NOENT.into()),
+        }
+    }
+
+    /// Removes the file if the open that took this lock created it, because that open fails.
+    pub(super) fn discard_new(&self, path: &Path) {
+        if self.created {
+            // The error of the open is reported.
+            let _ = self.remove_file(path);
         }
     }
 
@@ -93,6 +136,32 @@ impl Drop for FileLock {
         // Closing is not enough: a child between fork and exec still has the open file for a
         // moment.
         let _ = fs::flock(&self.fd, FlockOperation::Unlock);
+    }
+}
+
+/// Locks the open file `fd`. If another process holds a lock, it is tried again as long as `pause`
+/// returns true.
+fn lock(
+    fd: &OwnedFd,
+    path: &Path,
+    shared: bool,
+    pause: &mut dyn FnMut() -> bool,
+) -> Result<(), OpenError> {
+    let operation = match shared {
+        true => FlockOperation::NonBlockingLockShared,
+        false => FlockOperation::NonBlockingLockExclusive,
+    };
+    loop {
+        match fs::flock(fd, operation) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) if pause() => {}
+            Err(Errno::WOULDBLOCK) => {
+                let holder = Holder::of(fd).unwrap_or(Holder::Unknown).to_string();
+                return Err(OpenError::InUse { path: path.to_owned(), holder });
+            }
+            Err(errno) => return Err(system(path, "lock it", errno)),
+        }
     }
 }
 
@@ -126,8 +195,11 @@ struct FileIdentity {
 
 impl FileIdentity {
     fn of(fd: &OwnedFd) -> Result<Self, Errno> {
-        let stat = fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::INO)?;
-        Ok(Self { device: (stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino })
+        Ok(Self::from(&fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::INO)?))
+    }
+
+    fn from(stat: &Statx) -> Self {
+        Self { device: (stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino }
     }
 
     /// Parses `major:minor:inode` as in `/proc/locks`, the first two in hexadecimal.
