@@ -4,7 +4,6 @@
 //! other hosts.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use forebay_base::sync::Arc;
@@ -18,7 +17,7 @@ use crate::format::label::MIN_DEVICE_BYTES;
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     file: Option<Arc<FileLock>>,
-    kept: Vec<OwnedFd>,
+    kept: Vec<FileLock>,
 }
 
 /// A device opened for a pool.
@@ -37,7 +36,7 @@ impl Opened {
 
     /// Keeps `lock` until the device's own lock is released, which is when the pool is closed.
     #[must_use]
-    pub fn keep(mut self, lock: OwnedFd) -> Self {
+    pub fn keep(mut self, lock: FileLock) -> Self {
         self.lock.get_or_insert_default().kept.push(lock);
         self
     }

@@ -31,7 +31,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -94,9 +94,9 @@ impl FileLock {
         }
     }
 
-    /// The file that is locked.
-    pub(super) fn file(&self) -> &OwnedFd {
-        &self.fd
+    /// Takes over the lock that the caller has on `fd`.
+    pub fn of_locked(fd: OwnedFd) -> Self {
+        Self { fd, created: false }
     }
 
     /// Returns whether the open that took this lock created the file.
@@ -128,6 +128,12 @@ impl FileLock {
     /// Returns whether this lock is on the same file as `other`.
     pub(super) fn is_of(&self, other: &OwnedFd) -> Result<bool, Errno> {
         Ok(FileIdentity::of(&self.fd)? == FileIdentity::of(other)?)
+    }
+}
+
+impl AsFd for FileLock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

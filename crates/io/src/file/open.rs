@@ -283,7 +283,7 @@ fn create(path: &Path, bytes: u64, locking: Locking) -> Result<Option<FileLock>,
         Locking::None => fs::ftruncate(&fd, bytes).map_err(failed).map(|()| None),
         Locking::Auto => {
             let lock = FileLock::of_new(fd, path)?;
-            fs::ftruncate(lock.file(), bytes).map_err(failed)?;
+            fs::ftruncate(&lock, bytes).map_err(failed)?;
             Ok(Some(lock))
         }
     }
