@@ -14,7 +14,7 @@
 //! Locking: none.
 
 use forebay_base::sync::{Arc, Weak};
-use forebay_io::{Device, DeviceInfo, DeviceStats, Error, ErrorKind, Health, Request, Waiter};
+use forebay_io::{Decorator, Device, Error, ErrorKind, Request};
 
 use crate::open::{Locks, Opened};
 
@@ -39,9 +39,13 @@ pub(crate) fn lock(opened: Opened) -> (Arc<dyn Device>, Arc<DeviceLock>) {
     (Arc::new(locked), lock)
 }
 
-impl LockedDevice {
+impl Decorator for LockedDevice {
+    fn inner(&self) -> &dyn Device {
+        &*self.device
+    }
+
     /// Lets a request hold the lock. Finishes the request if the lock was released.
-    fn hold(&self, request: Request) -> Option<Request> {
+    fn decorate(&self, request: Request) -> Option<Request> {
         match self.lock.upgrade() {
             // Dropped before the completion is delivered: its recipient may end the use of the
             // device, and expects it to be unlocked then.
@@ -54,38 +58,5 @@ impl LockedDevice {
                 None
             }
         }
-    }
-}
-
-impl Device for LockedDevice {
-    fn submit(&self, request: Request) {
-        if let Some(request) = self.hold(request) {
-            self.device.submit(request);
-        }
-    }
-
-    fn submit_all(&self, requests: &mut Vec<Request>) {
-        *requests = requests.drain(..).filter_map(|request| self.hold(request)).collect();
-        self.device.submit_all(requests);
-    }
-
-    fn info(&self) -> &DeviceInfo {
-        self.device.info()
-    }
-
-    fn health(&self) -> Health {
-        self.device.health()
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.device.stats()
-    }
-
-    fn help(&self, waiter: &Waiter) {
-        self.device.help(waiter);
-    }
-
-    fn close(&self) {
-        self.device.close();
     }
 }

@@ -7,10 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::ManualClock;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{
-    Decorator, Device, DeviceInfo, DeviceStats, FileDevice, Health, Op, OpenOptions, Request,
-    Waiter,
-};
+use forebay_io::{Decorator, Device, FileDevice, Op, OpenOptions, Request};
 use forebay_pool::format::CacheMode;
 use forebay_pool::{
     BlockCache, CreateOptions, Dataset, DatasetSettings, ErrorKind, ImportOptions, L2Device,
@@ -518,9 +515,9 @@ impl<F: Fn() + Send + Sync> Decorator for CallOnFirstRequest<F> {
         &*self.inner
     }
 
-    fn decorate(&self, request: Request) -> Request {
+    fn decorate(&self, request: Request) -> Option<Request> {
         self.called.call_once(&self.callback);
-        request
+        Some(request)
     }
 }
 
@@ -674,30 +671,18 @@ impl HangingDevice {
     }
 }
 
-impl Device for HangingDevice {
-    fn submit(&self, request: Request) {
-        match request.op() == Op::Write && self.hangs.load(Ordering::SeqCst) {
-            true => {
-                self.pending.lock().unwrap().push(request);
-                self.arrived.notify_all();
-            }
-            false => self.inner.submit(request),
+impl Decorator for HangingDevice {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Option<Request> {
+        if request.op() != Op::Write || !self.hangs.load(Ordering::SeqCst) {
+            return Some(request);
         }
-    }
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-    fn health(&self) -> Health {
-        self.inner.health()
-    }
-    fn stats(&self) -> DeviceStats {
-        self.inner.stats()
-    }
-    fn help(&self, waiter: &Waiter) {
-        self.inner.help(waiter);
-    }
-    fn close(&self) {
-        self.inner.close();
+        self.pending.lock().unwrap().push(request);
+        self.arrived.notify_all();
+        None
     }
 }
 
