@@ -256,9 +256,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Adds a valid, pinned header to its list, and unpins it.
     fn enter(&self, header: NonNull<Header<K, V>>, class: Class, hint: Hint, frequent: bool) {
         let (initial_list, mark) = self.initial_list(class, hint, frequent);
-        let entered = self.enlist(header, class, initial_list, |s| s.with(mark).unpinned());
-        if entered.is_none() {
-            // SAFETY: the pin that the header was occupied with.
+        // In the same update, unless pins are spilled: then a refill may be due.
+        let entered = self.enlist(header, class, initial_list, |s| {
+            let s = s.with(mark);
+            if s.is_spilled() { s } else { s.unpinned() }
+        });
+        if entered.is_none_or(HeaderState::is_spilled) {
+            // SAFETY: the pin that the header was occupied with, not released above.
             unsafe { Self::unpin(NonNull::from(self), header) };
         }
     }
