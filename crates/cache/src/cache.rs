@@ -140,8 +140,9 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// # Errors
     ///
-    /// The value and the reason, if it is not cached. An older block of that key is removed all the
-    /// same.
+    /// The value and the reason, if it is not cached. An older block of that key is outdated, so it
+    /// is removed all the same, also from the secondary cache, and also if the reason is
+    /// [`Refusal::Closed`](crate::Refusal::Closed).
     pub fn insert(&self, key: K, value: V) -> Result<(), Refused<V>> {
         self.insert_with(key, value, Attributes::DATA)
     }

@@ -99,7 +99,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         reason: Refusal,
         class: Class,
     ) -> Refused<V> {
-        // The cached value of this key is outdated now.
+        // The cached value of this key is outdated now. That holds whatever the reason is: the
+        // secondary cache may keep its blocks over a close and return them later.
         self.remove_everywhere(hash, key, Cause::Replaced);
         self.count_refusal(reason, class);
         Refused { reason, value }
