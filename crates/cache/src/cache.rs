@@ -329,14 +329,16 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         }
     }
 
-    /// Checks every structure against every other.
+    /// Checks every structure of the cache against every other: headers, lists, ghosts, index, and
+    /// the capacity in use.
     ///
-    /// For tests. Nothing else may use the cache meanwhile.
+    /// For tests of the cache and of its users. It visits every block and ghost. Nothing else may
+    /// use the cache meanwhile, no block may be pinned, and
+    /// [`drain_callbacks`](Self::drain_callbacks) must have returned.
     ///
     /// # Panics
     ///
-    /// At the first contradiction.
-    #[doc(hidden)]
+    /// At the first contradiction, or if a block is pinned.
     pub fn audit(&self) {
         crate::stats::audit::audit(self.inner());
     }
