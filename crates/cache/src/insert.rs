@@ -276,7 +276,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             (Hint::Once, false) => (List::Once, 0),
             (Hint::Again, false) if self.policy.rule(class).admission => (List::Mfu, 0),
             // With the CLOCK, MFU is evicted first. Mark the block in MRU instead.
-            (Hint::Again, false) => (List::Mru, if self.tunables.plain_lru() { 0 } else { MARK }),
+            (Hint::Again, false) => (List::Mru, if self.policy.is_plain_lru() { 0 } else { MARK }),
         }
     }
 
@@ -293,7 +293,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let h = unsafe { header.as_ref() };
         // Read before the update. After it the header may be reused.
         let (id, weight) = (h.id(), h.weight());
-        let list = if self.tunables.plain_lru() { List::Mru } else { list };
+        let list = if self.policy.is_plain_lru() { List::Mru } else { list };
         let sublist = self.list(list, class).mine();
         let mut ring = sublist.lock();
         let position = sublist.stamp(ring.next_position());
