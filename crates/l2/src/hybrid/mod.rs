@@ -264,8 +264,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// until its removal is durable.
     ///
     /// # Errors
-    /// If the value was not cached, if the device cannot forget the older value, or once the cache
-    /// is being closed.
+    /// If the value was not cached; an older one is removed all the same. If the device cannot
+    /// forget the older value, or once the cache is being closed: then the older value may return
+    /// when the device is opened again.
     pub fn insert(&self, key: K, value: V) -> Result<(), InsertError<V>> {
         self.insert_with(key, value, Attributes::DATA)
     }

@@ -6,6 +6,7 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::spawn_named;
 use forebay_cache::Key;
 
+use super::RebuildStats;
 use super::segment::Reader;
 use crate::counters::L2Counters;
 use crate::device_io::IoError;
@@ -34,13 +35,30 @@ pub(super) struct SegmentHeaders {
 pub(crate) fn run<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>) {
     shared.enter_thread();
     let outcome = rebuild(shared);
-    if let Err(why) = outcome {
+    if let Err(why) = &outcome {
         shared.rebuild.stop();
-        shared.fail(&why);
+        shared.fail(why);
     }
     shared.rebuild.end(shared.clock.now_ns());
-    tracing::info!(device = &*shared.io.device.info().name, "ended L2 rebuild");
+    log_end(shared, outcome.is_err());
     shared.index.sweep_tombstones();
+}
+
+/// Logs how the rebuild ended. The reason of a failure was logged before.
+fn log_end<K: Key, V: Send + Sync + 'static>(shared: &L2Shared<K, V>, failed: bool) {
+    let device = &*shared.io.device.info().name;
+    let RebuildStats { done, records, damaged, .. } = shared.rebuild.stats(shared.clock.now_ns());
+    let outcome = match (failed, done, damaged) {
+        (true, ..) => "failed",
+        (false, false, _) => "stopped",
+        (false, true, 0) => "complete",
+        (false, true, _) => "damaged",
+    };
+    if matches!(outcome, "failed" | "damaged") {
+        tracing::warn!(device, outcome, records, damaged, "ended L2 rebuild");
+    } else {
+        tracing::info!(device, outcome, records, damaged, "ended L2 rebuild");
+    }
 }
 
 /// Ends the rebuild of an L2 that was just created.

@@ -9,6 +9,7 @@ mod close;
 mod codec;
 mod corruption;
 mod crash;
+mod events;
 mod failed_writes;
 mod faults;
 mod hybrid;
