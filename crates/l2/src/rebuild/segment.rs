@@ -39,7 +39,7 @@ pub(super) struct NewestSegment {
     pub(super) floor: (u64, u32),
     /// End of its last batch, in bytes.
     pub(super) end: u64,
-    /// Whether all batches that it lists were read.
+    /// Whether all batches that count were read.
     pub(super) complete: bool,
 }
 
@@ -171,7 +171,8 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
             Some((extents, _)) => _ = self.read_logs(sink, &extents, durable)?,
             None => {
                 let walked = self.walk(sink, batches)?;
-                if walked.contents.extents.len() < durable as usize {
+                // A batch that cannot be read has already been recorded.
+                if walked.complete && walked.contents.extents.len() < durable as usize {
                     self.record_damage((seq, MAX_SEGMENT_UNITS));
                 }
             }
@@ -191,8 +192,8 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         Some((footer.extents().collect(), (header.durable, header.records, header.stamp)))
     }
 
-    /// Reads the log blocks at these extents concurrently. The first `durable` must be valid.
-    /// Returns whether all are.
+    /// Reads the log blocks at these extents concurrently. All must be readable, and the first
+    /// `durable` must be valid. Returns whether all are.
     fn read_logs(
         &self,
         sink: &mut RecordSink<'_, K, V>,
@@ -208,35 +209,40 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         self.shared.io.read_ranges(ranges, |number, read| {
             let extent = extents[number];
             let space = geometry.footer_offset() - extent.offset;
-            let parsed = match &read {
-                Ok(bytes) => LogBlock::parse((guid, seq), bytes, (extent.offset, space))
-                    .filter(|log| log.header.number as usize == number),
+            let (parsed, written) = match &read {
+                // An invalid batch that is not known to be durable was never written.
+                Ok(bytes) => {
+                    let parsed = LogBlock::parse((guid, seq), bytes, (extent.offset, space))
+                        .filter(|log| log.header.number as usize == number);
+                    (parsed, number < durable as usize)
+                }
                 Err(IoError::Stalled(what)) => {
                     outcome = Err(format!("{what} did not complete in time"));
-                    None
+                    (None, false)
                 }
+                // It may hold a batch, and may be readable after the next restart.
                 Err(_) => {
                     self.shared.counters.add(L2Counters::READ_ERRORS, 0, 1);
-                    None
+                    (None, true)
                 }
             };
             all &= parsed.is_some();
             match parsed {
                 Some(log) if outcome.is_ok() => outcome = sink.add_log(log),
                 Some(_) => {}
-                None if number < durable as usize => {
+                None if written => {
                     let end = extents.get(number + 1).map_or(u64::MAX, |next| next.offset);
                     let unit = u32::try_from(end / UNIT_BYTES).unwrap_or(u32::MAX);
                     self.record_damage((seq, unit.min(MAX_SEGMENT_UNITS)));
                 }
-                // The batch may never have been written.
                 None => {}
             }
         });
         outcome.map(|()| all)
     }
 
-    /// Reads batch after batch along the chain, at most `most`.
+    /// Reads batch after batch along the chain, at most `most`. A place that cannot be read may
+    /// hold one of them, and is damage.
     fn walk(&self, sink: &mut RecordSink<'_, K, V>, most: usize) -> Result<NewestSegment, String> {
         let (segment, seq) = (sink.segment, sink.seq);
         let shared = &self.shared;
@@ -246,20 +252,27 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         let mut contents = SegmentContents { seq, chain, ..SegmentContents::default() };
         let (mut offset, mut stamp) = (geometry.first_batch_offset(), header.stamp);
         let most = most.min(geometry.max_batches());
+        let mut complete = true;
         while contents.extents.len() < most && !shared.rebuild.was_incomplete() {
             let space = geometry.footer_offset() - offset;
             let at = geometry.offset(segment) + offset;
             if space < PAGE_BYTES {
                 break;
             }
-            let Some(page) = self.fetch(at, PAGE_BYTES)? else { break };
+            let Some(page) = self.fetch(at, PAGE_BYTES)? else {
+                complete = false;
+                break;
+            };
             let Some((log_bytes, payload)) = BatchHeader::peek((guid, seq), &page, space) else {
                 break;
             };
             let rest = match log_bytes > PAGE_BYTES {
                 true => match self.fetch(at, log_bytes)? {
                     Some(log) => log,
-                    None => break,
+                    None => {
+                        complete = false;
+                        break;
+                    }
                 },
                 false => page,
             };
@@ -278,7 +291,10 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
             contents.extents.push(BatchExtent { offset, log_bytes });
             offset += log_bytes + payload;
         }
-        Ok(NewestSegment { contents, stamp, floor: header.floor, end: offset, complete: true })
+        if !complete {
+            self.record_damage((seq, MAX_SEGMENT_UNITS));
+        }
+        Ok(NewestSegment { contents, stamp, floor: header.floor, end: offset, complete })
     }
 
     /// Reads bytes. Returns `None` if they are unreadable, and an error if the device hangs.
@@ -316,7 +332,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
             }
             None => {
                 let walked = self.walk(&mut sink, usize::MAX).map_err(stalled)?;
-                if !self.shared.immutable_keys {
+                if !self.shared.immutable_keys && walked.complete {
                     self.check_for_hole(segment, seq, &walked);
                 }
                 walked
@@ -352,7 +368,10 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
                 if stopped() {
                     return;
                 }
-                let Ok(log) = self.shared.io.read(base + at, log_bytes) else { continue };
+                let Ok(log) = self.shared.io.read(base + at, log_bytes) else {
+                    self.record_damage((seq, MAX_SEGMENT_UNITS));
+                    return;
+                };
                 let parsed = LogBlock::parse((guid, seq), &log, (at, space));
                 if parsed.is_some_and(|log| log.header.durable > count) {
                     self.record_damage((seq, MAX_SEGMENT_UNITS));
