@@ -18,10 +18,11 @@
 //! - The contents and the end of the newest segment are durable before anything relies on them.
 //! - A segment is not reused while it is read, and not read once it is reused.
 //! - A durable batch that is missing may have held a tombstone. So may any batch that counts and
-//!   that the device fails to read. Everything before it is void. *Damage* is the log position
-//!   before which nothing is valid. It is made durable as the *floor* of the log before the rebuild
-//!   ends. Otherwise a batch that becomes readable later would restore keys that were forgotten
-//!   without a tombstone. With immutable keys none of this matters.
+//!   that the device fails to read. Everything before it is void. So is everything if the footer
+//!   of the newest segment cannot be read, because it may exclude a batch. *Damage* is the log
+//!   position before which nothing is valid. It is made durable as the *floor* of the log before
+//!   the rebuild ends. Otherwise a batch that becomes readable later would restore keys that were
+//!   forgotten without a tombstone. With immutable keys none of this matters.
 //!
 //! Locking: `l2-rebuild`, held to read or change the state, or to wait until a segment has been
 //! read.

@@ -7,7 +7,9 @@ use forebay_cache::Key;
 use super::run::SegmentHeaders;
 use crate::counters::L2Counters;
 use crate::device_io::IoError;
-use crate::format::{BatchExtent, BatchHeader, Footer, LogBlock, LogRecord, PAGE_BYTES};
+use crate::format::{
+    BatchExtent, BatchHeader, Footer, FooterHeader, LogBlock, LogRecord, PAGE_BYTES,
+};
 use crate::record::{BlockAddr, KeyHash, MAX_SEGMENT_UNITS, Record, RecordState, UNIT_BYTES};
 use crate::shared::L2Shared;
 use crate::writer::SegmentContents;
@@ -41,6 +43,16 @@ pub(super) struct NewestSegment {
     pub(super) end: u64,
     /// Whether all batches that count were read.
     pub(super) complete: bool,
+}
+
+/// The footer of a segment.
+enum SegmentFooter {
+    /// With the extents of the batches.
+    Valid(Vec<BatchExtent>, FooterHeader),
+    /// There is none.
+    Missing,
+    /// The device returned an error.
+    Unreadable,
 }
 
 /// Collects records and inserts them into the index.
@@ -166,10 +178,12 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         let (durable, batches) = next.map_or((0, usize::MAX), |(header, _)| {
             (header.previous_durable, header.previous_batches as usize)
         });
-        let footer = self.footer(segment, seq);
-        match footer.filter(|(extents, _)| next.is_none() || extents.len() == batches) {
-            Some((extents, _)) => _ = self.read_logs(sink, &extents, durable)?,
-            None => {
+        match self.footer(segment, seq)? {
+            SegmentFooter::Valid(extents, _) if next.is_none() || extents.len() == batches => {
+                self.read_logs(sink, &extents, durable)?;
+            }
+            // The next header suffices.
+            _ => {
                 let walked = self.walk(sink, batches)?;
                 // A batch that cannot be read has already been recorded.
                 if walked.complete && walked.contents.extents.len() < durable as usize {
@@ -180,16 +194,17 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         Ok(())
     }
 
-    /// The batch extents in a segment's footer, with its durable count, record count and stamp.
-    /// `None` if there is no footer.
-    fn footer(&self, segment: u32, seq: u64) -> Option<(Vec<BatchExtent>, (u32, u64, u64))> {
+    fn footer(&self, segment: u32, seq: u64) -> Result<SegmentFooter, String> {
         let geometry = self.shared.ring.geometry;
         let at = geometry.offset(segment) + geometry.footer_offset();
-        let bytes = self.shared.io.read(at, geometry.footer_bytes()).ok()?;
+        let Some(bytes) = self.fetch(at, geometry.footer_bytes())? else {
+            return Ok(SegmentFooter::Unreadable);
+        };
         let between = (geometry.first_batch_offset(), geometry.footer_offset());
-        let footer = Footer::parse((self.shared.ring.guid(), seq), &bytes, between)?;
-        let header = footer.header;
-        Some((footer.extents().collect(), (header.durable, header.records, header.stamp)))
+        let footer = Footer::parse((self.shared.ring.guid(), seq), &bytes, between);
+        Ok(footer.map_or(SegmentFooter::Missing, |footer| {
+            SegmentFooter::Valid(footer.extents().collect(), footer.header)
+        }))
     }
 
     /// Reads the log blocks at these extents concurrently. All must be readable, and the first
@@ -320,20 +335,26 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
             self.shared.rebuild.adopt_floor(header.floor);
         }
         let mut sink = self.sink(segment, seq);
-        let newest = match self.footer(segment, seq) {
-            Some((extents, (durable, records, stamp))) => {
+        let newest = match self.footer(segment, seq).map_err(stalled)? {
+            SegmentFooter::Valid(extents, footer) => {
+                let (records, durable) = (footer.records, footer.durable);
                 let complete = self.read_logs(&mut sink, &extents, durable).map_err(stalled)?;
-                let stamp = header.stamp.max(stamp);
+                let stamp = header.stamp.max(footer.stamp);
                 let chain = 0;
                 let contents =
                     SegmentContents { seq, extents, records, chain, durable, sealed: true };
                 let end = geometry.footer_offset();
                 NewestSegment { contents, stamp, floor: header.floor, end, complete }
             }
-            None => {
+            footer => {
                 let walked = self.walk(&mut sink, usize::MAX).map_err(stalled)?;
                 if !self.shared.immutable_keys && walked.complete {
-                    self.check_for_hole(segment, seq, &walked);
+                    match footer {
+                        // It may exclude the last batch, and a key in it may have been forgotten
+                        // without a tombstone.
+                        SegmentFooter::Unreadable => self.record_damage((seq, MAX_SEGMENT_UNITS)),
+                        _ => self.check_for_hole(segment, seq, &walked),
+                    }
                 }
                 walked
             }

@@ -168,3 +168,46 @@ fn a_tombstone_that_is_unreadable_once_hides_what_it_removed() {
     assert_eq!(fixture.l2.rebuild().damaged, 1);
     fixture.close();
 }
+
+#[test]
+fn an_unreadable_footer_does_not_readmit_a_failed_batch() {
+    let recorder = Arc::new(RecordDevice::new(memory(DEVICE), RecordOptions::default()));
+    let faults = Arc::new(FaultDevice::new(recorder.clone(), 7));
+    let device: Arc<dyn Device> = faults.clone();
+    let fixture = Fixture::create(&device, &small_segments());
+    fixture.insert(1, 1, 1000);
+    fixture.spill();
+    // The next batch fails but reaches the device.
+    let segment = 64 << 10..(64 << 10) + SEGMENT - PAGE;
+    let rule = Rule::new(Fault::ErrorAfter(5)).on(Op::Write).within(segment).times(1);
+    let rule = faults.add(rule);
+    fixture.insert(2, 1, 1000);
+    fixture.spill();
+    assert_eq!(faults.remove(rule), Some(1));
+    let recording = recorder.recording();
+    fixture.close();
+    // The process ends between the footer, which excludes the batch, and the next header.
+    let crashed = just_after(&recording, b"forelend");
+    assert_eq!(batches(&contents(&crashed)).len(), 2);
+    let fixture = Fixture::open(&crashed, &small_segments());
+    assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.get(1).map(|value| value.version), Some(1));
+    fixture.cache.remove(&2);
+    fixture.l2.forget_checked(&2).unwrap();
+    assert_eq!(fixture.l2.stats().count("tombstones"), 0);
+    let crashed = copy(&crashed);
+    fixture.close();
+    let faults = Arc::new(FaultDevice::new(crashed, 7));
+    faults.add(unreadable(footer_of(64 << 10)));
+    let device: Arc<dyn Device> = faults.clone();
+    // With the fault, and without it.
+    for damaged in [1, 0] {
+        let fixture = Fixture::open(&device, &small_segments());
+        assert!(fixture.l2.wait_rebuilt());
+        assert_eq!(fixture.get(2).map(|value| value.version), None);
+        assert_eq!(fixture.l2.rebuild().damaged, damaged);
+        assert_eq!(fixture.l2.stats().count("read_errors"), damaged);
+        fixture.close();
+        faults.clear();
+    }
+}
