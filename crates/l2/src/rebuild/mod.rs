@@ -23,12 +23,16 @@
 //!   position before which nothing is valid. It is made durable as the *floor* of the log before
 //!   the rebuild ends. Otherwise a batch that becomes readable later would restore keys that were
 //!   forgotten without a tombstone. With immutable keys none of this matters.
+//! - An exhausted arena says nothing about the device. A read waits for memory for a bounded time.
+//!   Then the rebuild ends: the L2 fails, its label and its log stay as they are, and the next open
+//!   finds all blocks. A forget meanwhile voids the label.
 //!
 //! Locking: `l2-rebuild`, held to read or change the state, or to wait until a segment has been
 //! read.
 //!
 //! Not done: blocks are not read. Each is verified when it is loaded.
 
+mod reads;
 mod run;
 mod segment;
 

@@ -4,9 +4,9 @@ use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_cache::Key;
 
+use super::reads::RebuildError;
 use super::run::SegmentHeaders;
 use crate::counters::L2Counters;
-use crate::device_io::IoError;
 use crate::format::{
     BatchExtent, BatchHeader, Footer, FooterHeader, LogBlock, LogRecord, PAGE_BYTES,
 };
@@ -18,8 +18,6 @@ use crate::writer::SegmentContents;
 const INSERT_BATCH_RECORDS: usize = 128 << 10;
 /// The same for the first batch, which is smaller so that recently used blocks are served soon.
 const FIRST_BATCH_RECORDS: usize = 8 << 10;
-/// Read size of the search for batches behind a hole.
-const SEARCH_BYTES: u64 = 1 << 20;
 
 /// The state that the rebuild's threads share.
 pub(super) struct Reader<K: Key, V: Send + Sync + 'static> {
@@ -64,7 +62,7 @@ struct RecordSink<'a, K: Key, V: Send + Sync + 'static> {
 }
 
 impl<K: Key, V: Send + Sync + 'static> RecordSink<'_, K, V> {
-    fn add_log(&mut self, log: LogBlock<'_>) -> Result<(), String> {
+    fn add_log(&mut self, log: LogBlock<'_>) -> Result<(), RebuildError> {
         let (segment, end_unit) = (self.segment, log.end_unit());
         let floor = self.shared.rebuild.damage();
         let (mut blocks, mut tombstones) = (0, 0);
@@ -104,14 +102,15 @@ impl<K: Key, V: Send + Sync + 'static> RecordSink<'_, K, V> {
         if self.records.len() >= INSERT_BATCH_RECORDS { self.insert_all() } else { Ok(()) }
     }
 
-    fn insert_all(&mut self) -> Result<(), String> {
+    fn insert_all(&mut self) -> Result<(), RebuildError> {
         let ring = &self.shared.ring;
         let newer = |old, new| ring.is_newer(old, new);
         let expected = self.shared.rebuild.expected_records();
         let put = self.shared.index.insert_batch(&self.records, newer, expected);
         self.records.clear();
         // The rejected records may include a tombstone.
-        put.map(drop).map_err(|error| format!("the index cannot grow: {error}"))
+        put.map(drop)
+            .map_err(|error| RebuildError::NoMemory(format!("the index cannot grow: {error}")))
     }
 }
 
@@ -129,6 +128,10 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
     }
 
     fn record_damage(&self, at: (u64, u32)) {
+        // A rebuild that was stopped has not read everything.
+        if self.shared.rebuild.was_incomplete() {
+            return;
+        }
         self.shared.counters.add(L2Counters::REBUILD_DAMAGED, 0, 1);
         self.shared.rebuild.record_damage(at);
     }
@@ -143,21 +146,29 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
 
     /// Claims and reads segments until none is left. A segment counts as read once its records are
     /// in the index.
-    pub(super) fn work(&self) -> Result<(), String> {
+    pub(super) fn work(&self) -> Result<(), RebuildError> {
+        // Segments that were read in part never count as read: they may hold tombstones.
+        self.read_claimed().inspect_err(|_| self.shared.rebuild.stop())
+    }
+
+    fn read_claimed(&self) -> Result<(), RebuildError> {
         let mut sink = self.sink(0, 0);
         let (mut read, mut batch_records) = (Vec::new(), FIRST_BATCH_RECORDS);
         loop {
             let claimed = self.shared.rebuild.claim();
-            let mut outcome = claimed.map_or(Ok(()), |seq| {
+            if let Some(seq) = claimed {
                 read.push(seq);
-                self.read(&mut sink, seq)
-            });
-            if outcome.is_err() || claimed.is_none() || sink.records.len() >= batch_records {
-                outcome = outcome.and(sink.insert_all());
+                self.read(&mut sink, seq)?;
+            }
+            if claimed.is_none() || sink.records.len() >= batch_records {
+                sink.insert_all()?;
+                if self.shared.rebuild.was_incomplete() {
+                    // The last segments may have been read in part.
+                    return Ok(());
+                }
                 read.drain(..).for_each(|seq| self.shared.rebuild.finish(seq));
                 batch_records = (2 * batch_records).min(INSERT_BATCH_RECORDS);
             }
-            outcome?;
             if claimed.is_none() {
                 return Ok(());
             }
@@ -165,7 +176,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
     }
 
     /// Reads a segment other than the newest. Its records may stay in the sink.
-    fn read<'a>(&'a self, sink: &mut RecordSink<'a, K, V>, seq: u64) -> Result<(), String> {
+    fn read<'a>(&'a self, sink: &mut RecordSink<'a, K, V>, seq: u64) -> Result<(), RebuildError> {
         let geometry = self.shared.ring.geometry;
         let segment = geometry.segment_of(seq);
         (sink.segment, sink.seq) = (segment, seq);
@@ -194,10 +205,10 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         Ok(())
     }
 
-    fn footer(&self, segment: u32, seq: u64) -> Result<SegmentFooter, String> {
+    fn footer(&self, segment: u32, seq: u64) -> Result<SegmentFooter, RebuildError> {
         let geometry = self.shared.ring.geometry;
         let at = geometry.offset(segment) + geometry.footer_offset();
-        let Some(bytes) = self.fetch(at, geometry.footer_bytes())? else {
+        let Some(bytes) = self.shared.read_one_for_rebuild(at, geometry.footer_bytes())? else {
             return Ok(SegmentFooter::Unreadable);
         };
         let between = (geometry.first_batch_offset(), geometry.footer_offset());
@@ -214,32 +225,25 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         sink: &mut RecordSink<'_, K, V>,
         extents: &[BatchExtent],
         durable: u32,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, RebuildError> {
         let geometry = self.shared.ring.geometry;
         let (segment, seq) = (sink.segment, sink.seq);
         let guid = self.shared.ring.guid();
         let base = geometry.offset(segment);
-        let ranges = extents.iter().map(|extent| (base + extent.offset, extent.log_bytes));
+        let range = |number: usize| (base + extents[number].offset, extents[number].log_bytes);
         let (mut outcome, mut all) = (Ok(()), true);
-        self.shared.io.read_ranges(ranges, |number, read| {
+        let read = self.shared.read_for_rebuild(extents.len(), range, |number, read| {
             let extent = extents[number];
             let space = geometry.footer_offset() - extent.offset;
             let (parsed, written) = match &read {
                 // An invalid batch that is not known to be durable was never written.
-                Ok(bytes) => {
+                Some(bytes) => {
                     let parsed = LogBlock::parse((guid, seq), bytes, (extent.offset, space))
                         .filter(|log| log.header.number as usize == number);
                     (parsed, number < durable as usize)
                 }
-                Err(IoError::Stalled(what)) => {
-                    outcome = Err(format!("{what} did not complete in time"));
-                    (None, false)
-                }
                 // It may hold a batch, and may be readable after the next restart.
-                Err(_) => {
-                    self.shared.counters.add(L2Counters::READ_ERRORS, 0, 1);
-                    (None, true)
-                }
+                None => (None, true),
             };
             all &= parsed.is_some();
             match parsed {
@@ -253,12 +257,16 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
                 None => {}
             }
         });
-        outcome.map(|()| all)
+        read.and(outcome).map(|()| all)
     }
 
     /// Reads batch after batch along the chain, at most `most`. A place that cannot be read may
     /// hold one of them, and is damage.
-    fn walk(&self, sink: &mut RecordSink<'_, K, V>, most: usize) -> Result<NewestSegment, String> {
+    fn walk(
+        &self,
+        sink: &mut RecordSink<'_, K, V>,
+        most: usize,
+    ) -> Result<NewestSegment, RebuildError> {
         let (segment, seq) = (sink.segment, sink.seq);
         let shared = &self.shared;
         let geometry = shared.ring.geometry;
@@ -274,7 +282,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
             if space < PAGE_BYTES {
                 break;
             }
-            let Some(page) = self.fetch(at, PAGE_BYTES)? else {
+            let Some(page) = shared.read_one_for_rebuild(at, PAGE_BYTES)? else {
                 complete = false;
                 break;
             };
@@ -282,7 +290,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
                 break;
             };
             let rest = match log_bytes > PAGE_BYTES {
-                true => match self.fetch(at, log_bytes)? {
+                true => match shared.read_one_for_rebuild(at, log_bytes)? {
                     Some(log) => log,
                     None => {
                         complete = false;
@@ -312,33 +320,20 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         Ok(NewestSegment { contents, stamp, floor: header.floor, end: offset, complete })
     }
 
-    /// Reads bytes. Returns `None` if they are unreadable, and an error if the device hangs.
-    fn fetch(&self, at: u64, bytes: u64) -> Result<Option<forebay_base::arena::Buffer>, String> {
-        match self.shared.io.read(at, bytes) {
-            Ok(buffer) => Ok(Some(buffer)),
-            Err(error @ IoError::Stalled(_)) => Err(error.to_string()),
-            Err(_) => {
-                self.shared.counters.add(L2Counters::READ_ERRORS, 0, 1);
-                Ok(None)
-            }
-        }
-    }
-
     /// Reads the newest segment.
-    pub(super) fn read_newest(&self, seq: u64) -> Result<NewestSegment, IoError> {
+    pub(super) fn read_newest(&self, seq: u64) -> Result<NewestSegment, RebuildError> {
         let geometry = self.shared.ring.geometry;
         let segment = geometry.segment_of(seq);
-        let stalled = |what: String| IoError::Stalled(what);
         let (header, _) = self.headers.get(segment, seq).unwrap_or_default();
         // The log before the floor stays void.
         if header.floor > (0, 0) {
             self.shared.rebuild.adopt_floor(header.floor);
         }
         let mut sink = self.sink(segment, seq);
-        let newest = match self.footer(segment, seq).map_err(stalled)? {
+        let newest = match self.footer(segment, seq)? {
             SegmentFooter::Valid(extents, footer) => {
                 let (records, durable) = (footer.records, footer.durable);
-                let complete = self.read_logs(&mut sink, &extents, durable).map_err(stalled)?;
+                let complete = self.read_logs(&mut sink, &extents, durable)?;
                 let stamp = header.stamp.max(footer.stamp);
                 let chain = 0;
                 let contents =
@@ -347,37 +342,43 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
                 NewestSegment { contents, stamp, floor: header.floor, end, complete }
             }
             footer => {
-                let walked = self.walk(&mut sink, usize::MAX).map_err(stalled)?;
+                let walked = self.walk(&mut sink, usize::MAX)?;
                 if !self.shared.immutable_keys && walked.complete {
                     match footer {
                         // It may exclude the last batch, and a key in it may have been forgotten
                         // without a tombstone.
                         SegmentFooter::Unreadable => self.record_damage((seq, MAX_SEGMENT_UNITS)),
-                        _ => self.check_for_hole(segment, seq, &walked),
+                        _ => self.check_for_hole(segment, seq, &walked)?,
                     }
                 }
                 walked
             }
         };
-        sink.insert_all().map_err(stalled)?;
+        sink.insert_all()?;
         Ok(newest)
     }
 
     /// Searches behind the end of the newest segment's log for a batch that counts a missing batch
     /// as durable. The end is then a hole, and nothing before it is valid.
-    fn check_for_hole(&self, segment: u32, seq: u64, walked: &NewestSegment) {
+    fn check_for_hole(
+        &self,
+        segment: u32,
+        seq: u64,
+        walked: &NewestSegment,
+    ) -> Result<(), RebuildError> {
         let geometry = self.shared.ring.geometry;
         let guid = self.shared.ring.guid();
         let count = walked.contents.extents.len() as u32;
         let base = geometry.offset(segment);
         let mut offset = walked.end;
         let stopped = || self.shared.rebuild.was_incomplete();
+        let search_bytes = self.shared.tunables.batch_bytes();
         while offset < geometry.footer_offset() && !stopped() {
-            let bytes = SEARCH_BYTES.min(geometry.footer_offset() - offset);
-            let Ok(found) = self.shared.io.read(base + offset, bytes) else {
+            let bytes = search_bytes.min(geometry.footer_offset() - offset);
+            let Some(found) = self.shared.read_one_for_rebuild(base + offset, bytes)? else {
                 // If this was durable once, it may have held tombstones.
                 self.record_damage((seq, MAX_SEGMENT_UNITS));
-                return;
+                return Ok(());
             };
             for (number, page) in found.chunks(PAGE_BYTES as usize).enumerate() {
                 let at = offset + number as u64 * PAGE_BYTES;
@@ -387,19 +388,20 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
                 };
                 // Each page may claim a long log, and none is verified yet.
                 if stopped() {
-                    return;
+                    return Ok(());
                 }
-                let Ok(log) = self.shared.io.read(base + at, log_bytes) else {
+                let Some(log) = self.shared.read_one_for_rebuild(base + at, log_bytes)? else {
                     self.record_damage((seq, MAX_SEGMENT_UNITS));
-                    return;
+                    return Ok(());
                 };
                 let parsed = LogBlock::parse((guid, seq), &log, (at, space));
                 if parsed.is_some_and(|log| log.header.durable > count) {
                     self.record_damage((seq, MAX_SEGMENT_UNITS));
-                    return;
+                    return Ok(());
                 }
             }
             offset += bytes;
         }
+        Ok(())
     }
 }

@@ -1,12 +1,14 @@
-//! Parts of the log that one restart cannot read and a later one can.
+//! Parts of the log that one restart cannot read and a later one can, because the device fails or
+//! because no memory is free.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::record::{Event, RecordDevice, RecordOptions, Recording};
-use forebay_io::{Device, Op};
-use forebay_l2::L2Options;
+use forebay_io::{Device, DeviceInfo, DeviceStats, Health as DeviceHealth, Op, Request, Waiter};
+use forebay_l2::{Health, L2Options};
 
 use crate::crash;
 use crate::support::{Fixture, contents, copy, device_with, memory, options};
@@ -210,4 +212,130 @@ fn an_unreadable_footer_does_not_readmit_a_failed_batch() {
         fixture.close();
         faults.clear();
     }
+}
+
+/// Options with an arena of this size.
+fn with_arena(limit_bytes: u64) -> L2Options {
+    let config = ArenaConfig { limit_bytes, huge_pages: HugePages::Never };
+    L2Options { arena: Arena::new(config).unwrap(), ..small_segments() }
+}
+
+/// A closed L2 with several segments, and its number of keys.
+fn several_segments() -> (Vec<u8>, u64) {
+    let device = memory(DEVICE);
+    let fixture = Fixture::create(&device, &small_segments());
+    let mut keys = 0;
+    while fixture.l2.stats().count("segments") < 6 {
+        (keys..keys + 20).for_each(|key| fixture.insert(key, 1, 1000));
+        fixture.spill();
+        keys += 20;
+    }
+    fixture.close();
+    (contents(&device), keys)
+}
+
+fn assert_intact(device: &Arc<dyn Device>, keys: u64) {
+    let fixture = Fixture::open(device, &small_segments());
+    assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.l2.rebuild().damaged, 0);
+    let lost = (0..keys).filter(|key| fixture.get(*key).is_none()).count();
+    assert_eq!(lost, 0, "of {keys}");
+    fixture.close();
+}
+
+#[test]
+fn reads_wait_for_the_memory_of_earlier_ones() {
+    let (closed, keys) = several_segments();
+    let device = device_with(&closed);
+    // The writer's buffer, and fewer pages than segments.
+    let fixture = Fixture::open(&device, &with_arena(48 << 10));
+    assert!(fixture.l2.wait_rebuilt(), "{:?}", fixture.l2.health());
+    assert_eq!(fixture.l2.rebuild().damaged, 0);
+    fixture.close();
+    assert_intact(&device, keys);
+}
+
+/// Takes away all memory when a range is read for the first time.
+struct Exhausting {
+    inner: Arc<dyn Device>,
+    arena: Arc<Arena>,
+    trigger: Range<u64>,
+}
+
+impl Device for Exhausting {
+    fn submit(&self, request: Request) {
+        if request.op() == Op::Read && self.trigger.contains(&request.offset()) {
+            // As if something else took all that this request and the writer do not hold.
+            self.arena.set_limit(1);
+        }
+        self.inner.submit(request);
+    }
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+    fn health(&self) -> DeviceHealth {
+        self.inner.health()
+    }
+    fn stats(&self) -> DeviceStats {
+        self.inner.stats()
+    }
+    fn help(&self, waiter: &Waiter) {
+        self.inner.help(waiter);
+    }
+    fn close(&self) {
+        self.inner.close();
+    }
+}
+
+/// Opens the device and takes away the memory at a read of `trigger`. Nothing may change.
+fn exhaust_at(before: &[u8], trigger: Range<u64>) {
+    let backing = device_with(before);
+    let options = with_arena(4 << 20);
+    let device: Arc<dyn Device> = Arc::new(Exhausting {
+        inner: backing.clone(),
+        arena: options.arena.clone(),
+        trigger: trigger.clone(),
+    });
+    let fixture = Fixture::open(&device, &options);
+    assert!(!fixture.l2.wait_rebuilt(), "{trigger:?}");
+    assert_eq!(fixture.l2.rebuild().damaged, 0);
+    match fixture.l2.health() {
+        Health::Failed { why, voided } => assert!(why.contains("memory") && !voided, "{why}"),
+        health => panic!("{health:?}"),
+    }
+    fixture.close();
+    assert!(contents(&backing) == before, "{trigger:?}");
+}
+
+#[test]
+fn a_rebuild_without_memory_changes_nothing() {
+    let (closed, keys) = several_segments();
+    let device = device_with(&closed);
+    // As a crash leaves a segment that was just begun: without a footer.
+    let fixture = Fixture::open(&device, &small_segments());
+    assert!(fixture.l2.wait_rebuilt());
+    (keys..keys + 5).for_each(|key| fixture.insert(key, 1, 1000));
+    fixture.spill();
+    let crashed = contents(&device);
+    fixture.close();
+    std::thread::scope(|scope| {
+        let exhaust = |before, trigger| _ = scope.spawn(move || exhaust_at(before, trigger));
+        // The read after the trigger finds no memory: another header, the newest footer, the
+        // newest log, and older segments.
+        for (before, newest_footer) in [(&closed, true), (&crashed, false)] {
+            let all = batches(before);
+            let newest = all.last().unwrap();
+            let last = all.iter().find(|batch| batch.seq == newest.seq).unwrap();
+            exhaust(before, 64 << 10..(64 << 10) + PAGE);
+            exhaust(before, last.offset + SEGMENT..last.offset + SEGMENT + PAGE);
+            exhaust(before, footer_of(last.offset));
+            match newest_footer {
+                true => exhaust(before, footer_of(all[0].offset)),
+                // The search behind the end of the log.
+                false => exhaust(before, log_page(newest)),
+            }
+        }
+    });
+    assert_intact(&device_with(&closed), keys);
+    assert_intact(&device_with(&crashed), keys + 5);
 }
