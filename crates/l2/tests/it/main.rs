@@ -17,4 +17,5 @@ mod lifecycle;
 mod own_threads;
 mod rollback;
 mod support;
+mod unreadable;
 mod warm_up;
