@@ -117,7 +117,7 @@ pub use store::counters::StoreCounters;
 pub use tunables::{L2DeviceTunables, PoolTunables, StoreTunables};
 pub use tx::Transaction;
 pub use txg::{TxgCounters, TxgTunables};
-pub use zap::{Cookie, Entry, Value, ZapStats};
+pub use zap::{Cookie, Entry, LeavesByPointers, Value, ZapStats};
 
 /// Protocols that the model checks in `tests/model` run. Not a stable interface.
 #[doc(hidden)]

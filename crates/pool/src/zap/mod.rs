@@ -53,7 +53,7 @@ use crate::{Error, ErrorKind, Result, blocking};
 pub use entry::{Cookie, Entry, Value};
 pub(crate) use fat::{entries_of, put_entries};
 pub(crate) use leaf::pack;
-pub use stats::ZapStats;
+pub use stats::{LeavesByPointers, ZapStats};
 pub(crate) use store::{LeafLookup, LeafStore};
 
 use entry::{check_name, check_value, hash_of};
