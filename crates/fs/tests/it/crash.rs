@@ -211,7 +211,7 @@ fn run(seed: u64) -> usize {
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..2)
             .map(|thread| {
-                let (fs, device, dirs, promises) = (&*fs, &*device, &dirs[..], &promises);
+                let (fs, device, dirs, promises) = (&fs, &*device, &dirs[..], &promises);
                 let rng = SmallRng::from_seed(seed * 2 + thread as u64);
                 let mut work = Work { fs, device, thread, rng, dirs, promises };
                 scope.spawn(move || work.run())
@@ -241,7 +241,7 @@ fn run(seed: u64) -> usize {
 
 /// The file system after `work` and the loss of all unflushed writes. Before `work` the log is open
 /// and there is a durable file `config` with the content `old`.
-fn after_crash(work: impl FnOnce(&FileSystem)) -> Arc<FileSystem> {
+fn after_crash(work: impl FnOnce(&FileSystem)) -> FileSystem {
     let memory = crate::common::memory(96 * MIB);
     let options = RecordOptions { max_bytes: 1 << 30, base: None };
     let device = Arc::new(RecordDevice::new(memory, options));

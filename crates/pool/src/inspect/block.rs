@@ -15,6 +15,7 @@ use crate::format::{LOG_BLOCK_MAGIC, ROOT_MAGIC, SPACE_BLOCK_MAGIC, ZAP_LEAF_MAG
 use crate::object::DataFields;
 use crate::object::tree::{self, Tree};
 use crate::store::codec::MAX_LOGICAL_BYTES;
+use crate::wait::Wait;
 
 /// A copy of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +82,7 @@ impl Inspector {
                 }
             };
             check_place(&tree, block, level)?;
-            let ptr = tree::descend(&view.store, &tree, block, level)?;
+            let ptr = tree::descend(&view.store, &tree, block, level, Wait::Allowed)?;
             let copies = ptr.dvas().enumerate().map(|(copy, dva)| {
                 let problem = view.store.read_copy(&ptr, copy).err().map(|error| error.to_string());
                 CopyInfo { device: dva.device, offset: dva.offset, problem }

@@ -9,6 +9,7 @@ use super::{DirectoryForm, OpStep, Zap};
 use crate::format::{
     ZAP_DEPTH_MAX, ZAP_LEAF_BYTES, ZAP_LEAF_STEP, ZAP_NAME_MAX, ZAP_VALUE_MAX, ZapSlotPhys,
 };
+use crate::wait::Wait;
 use crate::{Error, ErrorKind, Result};
 
 /// Rows of the fill histograms.
@@ -252,7 +253,7 @@ impl<S: LeafStore> Zap<S> {
     /// `Corrupt` with the first defect.
     pub(crate) fn audit(&self) -> Result<ZapStats> {
         let stats = self.walk(Some(self.seed))?;
-        let state = self.lock()?;
+        let state = self.lock(Wait::Allowed)?;
         if let DirectoryForm::Fat(fat) = &state.form {
             let counted = fat.header.leaves_at.map(|leaves| u64::from(leaves.get()));
             if counted != stats.by_depth || fat.header.entries.get() != stats.entries {
@@ -274,19 +275,21 @@ impl<S: LeafStore> Zap<S> {
         let mut hash = Some(0);
         // Every round passes one leaf.
         while let Some(at) = hash {
-            let found = self.run(Some(at), |state, access| match &mut state.form {
-                DirectoryForm::Micro(micro) => {
-                    let empty = ZapStats::default();
-                    let (entries, micro_bytes) = (micro.len() as u64, micro.content().len() as u64);
-                    stats = ZapStats { entries, micro_bytes, ..empty };
-                    Ok(OpStep::Done(None))
-                }
-                DirectoryForm::Fat(fat) => {
-                    stats.depth = fat.header.depth;
-                    stats.table_bytes = fat.table.bytes() as u64;
-                    fat.with_leaf_of(access, at, |leaf| LeafStats::of(leaf, check).map(Some))
-                }
-            })?;
+            let found =
+                self.run(Some(at), Wait::Allowed, |state, access| match &mut state.form {
+                    DirectoryForm::Micro(micro) => {
+                        let empty = ZapStats::default();
+                        let (entries, micro_bytes) =
+                            (micro.len() as u64, micro.content().len() as u64);
+                        stats = ZapStats { entries, micro_bytes, ..empty };
+                        Ok(OpStep::Done(None))
+                    }
+                    DirectoryForm::Fat(fat) => {
+                        stats.depth = fat.header.depth;
+                        stats.table_bytes = fat.table.bytes() as u64;
+                        fat.with_leaf_of(access, at, |leaf| LeafStats::of(leaf, check).map(Some))
+                    }
+                })?;
             let Some(leaf) = found else {
                 break;
             };
