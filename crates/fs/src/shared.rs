@@ -111,7 +111,10 @@ impl FsShared {
             return Ok(());
         }
         self.counters.add(FsCounters::TIMES_FLUSHED, 0, 1);
-        self.change(tx, inode, |_| {})
+        self.change(tx, inode, |_| {})?;
+        // These times may be old: the next change in this transaction group stores its own.
+        inode.state().stored_txg = 0;
+        Ok(())
     }
 }
 

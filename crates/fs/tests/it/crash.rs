@@ -340,6 +340,23 @@ fn a_directory_that_was_renamed_has_the_content_of_its_files() {
 }
 
 #[test]
+fn a_group_has_the_times_of_a_change_after_an_fsync() {
+    let mut mtime = None;
+    let fs = after_crash(|fs| {
+        let config = fs.lookup(ROOT, b"config").unwrap().attr.ino;
+        // The second write leaves a time for the fsync to store.
+        write(fs, config, 0, b"new");
+        write(fs, config, 0, b"newer");
+        fs.fsync(config, false).unwrap();
+        write(fs, config, 0, b"newest");
+        fs.pool().sync().unwrap();
+        mtime = Some(fs.getattr(config).unwrap().mtime);
+    });
+    assert_eq!(content(&fs, ROOT, b"config"), b"newest");
+    assert_eq!(Some(fs.lookup(ROOT, b"config").unwrap().attr.mtime), mtime);
+}
+
+#[test]
 fn only_names_that_were_changed_cost_their_content() {
     let log = |fs: &FileSystem, name: &str| {
         let counters = fs.pool().stats().counters;
