@@ -1,4 +1,4 @@
-//! Seeds, long runs and skips, for the tests of all crates.
+//! Seeds, long runs, skips and recorded log events, for the tests of all crates.
 //!
 //! Only development dependencies enable the feature `testing`.
 //!
@@ -7,8 +7,16 @@
 //! * `FOREBAY_REQUIRE=fuse,uring,loop` makes [`skip`] a failure for these needs.
 //! * `FOREBAY_SKIPS=FILE` collects reports of skipped tests for the table of `cargo xtask test`.
 
+#[allow(
+    clippy::disallowed_types,
+    reason = "the subscriber of a process outlives the executions of a model check"
+)]
+mod events;
+
 use std::fmt::Display;
 use std::io::Write;
+
+pub use events::{events, record_events};
 
 /// Whether this is a long run.
 pub fn full() -> bool {

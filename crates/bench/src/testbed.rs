@@ -202,19 +202,14 @@ impl TestBed {
     }
 }
 
-/// A cache with a bound of `bytes`.
+/// A cache with a bound of `bytes`, or one LRU list.
 ///
 /// # Errors
-/// If the bound is too small, or a tunable is unknown.
-pub(crate) fn cache(
-    bytes: u64,
-    tunables: &[(&str, &str)],
-    seed: u64,
-) -> Result<Arc<BlockCache>, Failure> {
-    let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+/// If the bound is too small.
+pub(crate) fn cache(bytes: u64, plain_lru: bool, seed: u64) -> Result<Arc<BlockCache>, Failure> {
     Ok(BlockCache::new(BlockCacheOptions {
         bytes,
-        tunables: tunables.iter().map(owned).collect(),
+        plain_lru,
         seed: Some(seed),
         ..BlockCacheOptions::default()
     })?)

@@ -30,6 +30,7 @@ pub struct Builder<K: Key, V: Send + Sync + 'static> {
     clock: Option<Arc<dyn Clock>>,
     seed: Option<u64>,
     mode: Reclaim,
+    plain_lru: bool,
     tunables: Vec<(String, String)>,
 }
 
@@ -45,6 +46,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             clock: None,
             seed: None,
             mode: Reclaim::Thread,
+            plain_lru: false,
             tunables: Vec::new(),
         }
     }
@@ -99,6 +101,14 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     pub fn reclaim(mut self, mode: Reclaim) -> Self {
         self.mode = mode;
         self
+    }
+
+    /// Keeps all blocks in one second-chance LRU list, without classes, hints, admission and
+    /// ghosts. For comparisons with the policy of this cache. Sets the tunables `ghost_percent` and
+    /// `correlated_window_permille` to 0.
+    pub fn plain_lru(mut self) -> Self {
+        self.plain_lru = true;
+        self.tunable("ghost_percent", "0").tunable("correlated_window_permille", "0")
     }
 
     /// Sets a tunable, see `docs/tunables.md`. [`build`](Self::build) checks it.
@@ -158,6 +168,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock::default())),
             bound: self.bound.map(|b| Bound { bytes: AtomicU64::new(b), others: self.overhead }),
             mode: self.mode,
+            plain_lru: self.plain_lru,
         })?;
         if let Some(bound) = self.bound {
             inner.refresh_bound();

@@ -140,8 +140,9 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// # Errors
     ///
-    /// The value and the reason, if it is not cached. An older block of that key is removed all the
-    /// same.
+    /// The value and the reason, if it is not cached. An older block of that key is outdated, so it
+    /// is removed all the same, also from the secondary cache, and also if the reason is
+    /// [`Refusal::Closed`](crate::Refusal::Closed).
     pub fn insert(&self, key: K, value: V) -> Result<(), Refused<V>> {
         self.insert_with(key, value, Attributes::DATA)
     }
@@ -328,14 +329,16 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         }
     }
 
-    /// Checks every structure against every other.
+    /// Checks every structure of the cache against every other: headers, lists, ghosts, index, and
+    /// the capacity in use.
     ///
-    /// For tests. Nothing else may use the cache meanwhile.
+    /// For tests of the cache and of its users. It visits every block and ghost. Nothing else may
+    /// use the cache meanwhile, no block may be pinned, and
+    /// [`drain_callbacks`](Self::drain_callbacks) must have returned.
     ///
     /// # Panics
     ///
-    /// At the first contradiction.
-    #[doc(hidden)]
+    /// At the first contradiction, or if a block is pinned.
     pub fn audit(&self) {
         crate::stats::audit::audit(self.inner());
     }

@@ -129,6 +129,7 @@ pub(crate) struct CacheParts<K: Key, V: Send + Sync + 'static> {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) bound: Option<Bound>,
     pub(crate) mode: Reclaim,
+    pub(crate) plain_lru: bool,
 }
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
@@ -140,7 +141,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             slab: Slab::new(forebay_base::vm::PageSize::system(), parts.shards)?,
             resident: [lists(), lists(), lists()],
             ghosts: std::array::from_fn(|_| Ghosts::new(parts.sublists)),
-            policy: Policy::new(parts.target, parts.tunables.plain_lru()),
+            policy: Policy::new(parts.target, parts.plain_lru),
             ghost_hits: GhostHits::new(parts.shards),
             simulations: Simulations::new(parts.shards),
             capacity: Capacity::new(parts.target, parts.limit, parts.shards),
@@ -174,10 +175,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         })
     }
 
-    /// With `plain_lru`, all blocks are treated alike.
+    /// With [`Builder::plain_lru`](crate::Builder::plain_lru), all blocks are treated alike.
     #[inline]
     pub(crate) fn policy_attributes(&self, attributes: Attributes) -> Attributes {
-        if self.tunables.plain_lru() { Attributes::DATA } else { attributes }
+        if self.policy.is_plain_lru() { Attributes::DATA } else { attributes }
     }
 
     #[inline]

@@ -99,7 +99,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         reason: Refusal,
         class: Class,
     ) -> Refused<V> {
-        // The cached value of this key is outdated now.
+        // The cached value of this key is outdated now. That holds whatever the reason is: the
+        // secondary cache may keep its blocks over a close and return them later.
         self.remove_everywhere(hash, key, Cause::Replaced);
         self.count_refusal(reason, class);
         Refused { reason, value }
@@ -256,9 +257,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Adds a valid, pinned header to its list, and unpins it.
     fn enter(&self, header: NonNull<Header<K, V>>, class: Class, hint: Hint, frequent: bool) {
         let (initial_list, mark) = self.initial_list(class, hint, frequent);
-        let entered = self.enlist(header, class, initial_list, |s| s.with(mark).unpinned());
-        if entered.is_none() {
-            // SAFETY: the pin that the header was occupied with.
+        // In the same update, unless pins are spilled: then a refill may be due.
+        let entered = self.enlist(header, class, initial_list, |s| {
+            let s = s.with(mark);
+            if s.is_spilled() { s } else { s.unpinned() }
+        });
+        if entered.is_none_or(HeaderState::is_spilled) {
+            // SAFETY: the pin that the header was occupied with, not released above.
             unsafe { Self::unpin(NonNull::from(self), header) };
         }
     }
@@ -271,7 +276,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             (Hint::Once, false) => (List::Once, 0),
             (Hint::Again, false) if self.policy.rule(class).admission => (List::Mfu, 0),
             // With the CLOCK, MFU is evicted first. Mark the block in MRU instead.
-            (Hint::Again, false) => (List::Mru, if self.tunables.plain_lru() { 0 } else { MARK }),
+            (Hint::Again, false) => (List::Mru, if self.policy.is_plain_lru() { 0 } else { MARK }),
         }
     }
 
@@ -288,7 +293,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let h = unsafe { header.as_ref() };
         // Read before the update. After it the header may be reused.
         let (id, weight) = (h.id(), h.weight());
-        let list = if self.tunables.plain_lru() { List::Mru } else { list };
+        let list = if self.policy.is_plain_lru() { List::Mru } else { list };
         let sublist = self.list(list, class).mine();
         let mut ring = sublist.lock();
         let position = sublist.stamp(ring.next_position());

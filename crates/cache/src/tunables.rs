@@ -36,10 +36,6 @@ forebay_base::tunables! {
     /// reuse. 0 counts all.
     correlated_window_permille: u32 = 0, 0..=900, runtime, "permille";
 
-    /// Keeps all blocks in one LRU list, without classes, hints and admission, for comparisons. Set
-    /// `ghost_percent` to 0 with it.
-    plain_lru: bool = false, false..=true, build, "flag";
-
     /// Evicted blocks that may wait for the user's callback. Beyond that, callbacks are dropped and
     /// counted.
     callback_queue: u32 = 4096, 1..=1048576, runtime, "count";

@@ -7,32 +7,27 @@
 //!
 //! # Invariants
 //!
-//! Each place in the source logs at most [`EVENTS_PER_SECOND`] events per second. A failing device
-//! can return thousands of errors per second, and the run directory with the logs of daemons may be
-//! in memory.
+//! Each place in the source logs a bounded number of events per second (`rate_limit`). A failing
+//! device can return thousands of errors per second, and the run directory with the logs of daemons
+//! may be in memory.
 
-use std::collections::HashMap;
+mod rate_limit;
+
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use forebay_base::sync::Mutex;
-use tracing::callsite::Identifier;
-use tracing::{Event, Metadata};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::layer::{Context, Filter, SubscriberExt};
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt};
 
 use crate::error::{Failure, Result};
-
-/// Limit of events of one place in the source, per second.
-const EVENTS_PER_SECOND: u32 = 20;
+use rate_limit::RateLimited;
 
 /// Options for logging, valid for every command. Their ids are distinct from those of all commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
@@ -144,7 +139,7 @@ impl LogArgs {
                     Failure::new(format!("cannot log to the journal: {error}; give --log-file"))
                 })?;
                 tracing_subscriber::registry()
-                    .with(journal.with_filter(RateLimit::new()).with_filter(level))
+                    .with(RateLimited::new(journal).with_filter(level))
                     .init();
             }
             None => self.install_writer(level, std::io::stderr),
@@ -159,52 +154,12 @@ impl LogArgs {
         let layer = fmt::layer().with_ansi(false).with_writer(writer);
         match self.format {
             LogFormat::Text => tracing_subscriber::registry()
-                .with(layer.with_filter(RateLimit::new()).with_filter(level))
+                .with(RateLimited::new(layer).with_filter(level))
                 .init(),
             LogFormat::Json => tracing_subscriber::registry()
-                .with(
-                    layer
-                        .json()
-                        .flatten_event(true)
-                        .with_filter(RateLimit::new())
-                        .with_filter(level),
-                )
+                .with(RateLimited::new(layer.json().flatten_event(true)).with_filter(level))
                 .init(),
         }
-    }
-}
-
-/// A filter that drops events beyond [`EVENTS_PER_SECOND`] of one place in the source.
-struct RateLimit {
-    started: Instant,
-    /// For each place, the second of its last event and the number of events in that second.
-    places: Mutex<HashMap<Identifier, (u64, u32)>>,
-}
-
-impl RateLimit {
-    fn new() -> Self {
-        Self { started: Instant::now(), places: Mutex::named("log-places", HashMap::new()) }
-    }
-
-    /// True if an event of this place in this second is within the limit.
-    fn admits(&self, place: Identifier, second: u64) -> bool {
-        let mut places = self.places.lock();
-        let (last, count) = places.entry(place).or_insert((second, 0));
-        if *last != second {
-            (*last, *count) = (second, 0);
-        }
-        *count += 1;
-        *count <= EVENTS_PER_SECOND
-    }
-}
-
-impl<S> Filter<S> for RateLimit {
-    fn enabled(&self, _metadata: &Metadata<'_>, _context: &Context<'_, S>) -> bool {
-        true
-    }
-
-    fn event_enabled(&self, event: &Event<'_>, _context: &Context<'_, S>) -> bool {
-        self.admits(event.metadata().callsite(), self.started.elapsed().as_secs())
     }
 }
 
@@ -246,22 +201,5 @@ mod tests {
         let passed: Vec<_> =
             command.get_args().map(|arg| arg.to_string_lossy().into_owned()).collect();
         assert_eq!(passed, ["--log=warn", "--log-file", "/x/log", "--log-format=json"]);
-    }
-
-    #[test]
-    fn a_place_logs_a_bounded_number_of_events_per_second() {
-        struct Place;
-        impl tracing::Callsite for Place {
-            fn set_interest(&self, _interest: tracing::subscriber::Interest) {}
-            fn metadata(&self) -> &Metadata<'_> {
-                unreachable!("only its address is used")
-            }
-        }
-        static PLACE: Place = Place;
-        let limit = RateLimit::new();
-        let admitted =
-            |second| (0..1000).filter(|_| limit.admits(Identifier(&PLACE), second)).count();
-        assert_eq!(admitted(1), EVENTS_PER_SECOND as usize);
-        assert_eq!(admitted(2), EVENTS_PER_SECOND as usize);
     }
 }

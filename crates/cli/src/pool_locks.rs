@@ -3,8 +3,8 @@
 //!
 //! A file and a loop device over it can be opened at the same time, because their device locks are
 //! independent. So a process that opens the devices of a pool also locks a file in the run
-//! directory, named after the guid of the pool: exclusively to write, shared to read. The kernel
-//! drops the lock when the devices are closed or the process ends.
+//! directory, named after the guid of the pool: exclusively to write, shared to read. The lock is
+//! released when the devices are closed or the process ends.
 //!
 //! # Invariants
 //!
@@ -17,10 +17,11 @@
 //! locks protect a pool.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use forebay_io::FileLock;
 use forebay_pool::{Opened, read_label};
 
 use crate::control::client;
@@ -70,7 +71,7 @@ pub(crate) fn lock_pools(
 ///
 /// # Errors
 /// If the file cannot be opened or locked.
-pub(crate) fn lock(path: &Path, shared: bool, wait: bool) -> Result<Option<OwnedFd>> {
+pub(crate) fn lock(path: &Path, shared: bool, wait: bool) -> Result<Option<FileLock>> {
     let failed = |error: std::io::Error| Failure::about(path, "lock it", &error);
     let kind = if shared { libc::LOCK_SH } else { libc::LOCK_EX };
     let how = if wait { kind } else { kind | libc::LOCK_NB };
@@ -78,6 +79,8 @@ pub(crate) fn lock(path: &Path, shared: bool, wait: bool) -> Result<Option<Owned
         let file = File::options()
             .create(true)
             .truncate(false)
+            // On NFS a shared lock needs reading, and an exclusive one writing.
+            .read(true)
             .write(true)
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW)
@@ -88,7 +91,7 @@ pub(crate) fn lock(path: &Path, shared: bool, wait: bool) -> Result<Option<Owned
             match file.metadata().map_err(failed)?.nlink() {
                 // Another process removed the file meanwhile.
                 0 => continue,
-                _ => return Ok(Some(file.into())),
+                _ => return Ok(Some(FileLock::of_locked(file.into()))),
             }
         }
         let error = std::io::Error::last_os_error();
@@ -134,5 +137,25 @@ pub(crate) fn location(pool: &PoolInfo) -> String {
     match mounts.is_empty() {
         true => format!("as {devices}"),
         false => format!("as {devices}, mounted at {mounts}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_child_that_inherited_a_lock_does_not_keep_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pool.lock");
+        let held = lock(&path, false, false).unwrap().unwrap();
+        assert!(lock(&path, true, false).unwrap().is_none(), "it is exclusive");
+        // A child between fork and exec has the same open file.
+        let inherited = held.as_fd().try_clone_to_owned().unwrap();
+        drop(held);
+        assert!(lock(&path, false, false).unwrap().is_some(), "it outlives its owner");
+        drop(inherited);
     }
 }

@@ -141,8 +141,11 @@ pub(crate) fn refuse_content(device: &Opened, path: &Path, force: bool) -> Resul
 }
 
 fn open_device(path: &Path, options: &OpenOptions) -> Result<Opened> {
-    // A plain open first: the error of the system is the clearest.
-    let tried = std::fs::OpenOptions::new().read(true).write(!options.read_only).open(path);
+    // A plain open first: the error of the system is the clearest. A block device is opened for
+    // reading: closing it after an open for writing makes udev probe, and lock, it.
+    let is_file = path.metadata().is_ok_and(|found| found.is_file());
+    let write = !options.read_only && is_file;
+    let tried = std::fs::OpenOptions::new().read(true).write(write).open(path);
     if let Err(error) = tried {
         let plain = match error.kind() {
             std::io::ErrorKind::NotFound => missing_or(path, &error),
@@ -166,10 +169,16 @@ fn open_device(path: &Path, options: &OpenOptions) -> Result<Opened> {
             units::whole(MIN_DEVICE_BYTES)
         )));
     }
-    open_path(path, options).map_err(|error| match error.kind() {
+    open_path(path, options).map_err(|error| not_opened(path, error))
+}
+
+/// Converts an error of opening a device. Names the pool that uses it, if a process of this user
+/// has it.
+pub(crate) fn not_opened(path: &Path, error: forebay_pool::Error) -> Failure {
+    match error.kind() {
         ErrorKind::InUse => in_use(path).unwrap_or_else(|| error.into()),
         _ => error.into(),
-    })
+    }
 }
 
 /// The error that names the process using a device, if it is a Forebay process of this user.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use forebay_pool::Cookie;
+use forebay_pool::{Cookie, Wait};
 use hashbrown::HashMap;
 
 use crate::attrs::{Dirent, Extras, Meta};
@@ -208,7 +208,7 @@ impl Audit<'_> {
         {
             self.problem(format_args!("inode {number} shares its extras with another inode"));
         }
-        extras::read(self.fs.dataset(), &meta.extras).map_err(doing)?;
+        extras::read(self.fs.dataset(), &meta.extras, Wait::Allowed).map_err(doing)?;
         Ok(meta)
     }
 

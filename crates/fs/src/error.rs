@@ -55,7 +55,7 @@ pub enum ErrorKind {
     Suspended,
     /// The file system is closed, or its pool exported.
     Closed,
-    /// The operation would block, and the thread is non-blocking.
+    /// The operation would block, and is in non-blocking mode.
     WouldBlock,
 }
 

@@ -5,7 +5,7 @@
 //! makes names durable, so the extras are there whenever the inode is. A spill never changes: a new
 //! one replaces it.
 
-use forebay_pool::{Cookie, Dataset, Transaction};
+use forebay_pool::{Cookie, Dataset, Transaction, Wait};
 use zerocopy::{FromBytes, IntoBytes};
 
 pub(crate) use crate::attrs::Extras;
@@ -96,20 +96,21 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<Item>> {
 ///
 /// # Errors
 /// [`Corrupt`](ErrorKind::Corrupt), or a read error.
-pub(crate) fn read(dataset: &Dataset, extras: &Extras) -> Result<Vec<Item>> {
+pub(crate) fn read(dataset: &Dataset, extras: &Extras, wait: Wait) -> Result<Vec<Item>> {
     match extras {
         Extras::Inline(bytes) => decode(bytes),
-        Extras::Spilled { object, bytes } => decode(&read_spill(dataset, *object, *bytes)?),
+        Extras::Spilled { object, bytes } => decode(&read_spill(dataset, *object, *bytes, wait)?),
     }
 }
 
-fn read_spill(dataset: &Dataset, object: u64, bytes: u32) -> Result<Vec<u8>> {
+fn read_spill(dataset: &Dataset, object: u64, bytes: u32, wait: Wait) -> Result<Vec<u8>> {
     let doing = |error: Error| error.doing(format_args!("object {object} with extras of an inode"));
     let bytes = bytes as usize;
     let count = bytes.div_ceil(SPILL_PIECE);
-    let directory = dataset.directory(object).map_err(|error| doing(error.into()))?;
-    let entries =
-        directory.entries(Cookie::START, count + 1).map_err(|error| doing(error.into()))?;
+    let directory =
+        dataset.with_wait(wait).directory(object).map_err(|error| doing(error.into()))?;
+    let entries = directory.with_wait(wait).entries(Cookie::START, count + 1);
+    let entries = entries.map_err(|error| doing(error.into()))?;
     let mut pieces: Vec<&[u8]> = entries.iter().map(|entry| &*entry.name).collect();
     pieces.sort_unstable();
     let mut whole = Vec::with_capacity(bytes.min(EXTRAS_MAX));
@@ -135,7 +136,7 @@ pub(crate) fn store(dataset: &Dataset, tx: &Transaction<'_>, bytes: Vec<u8>) -> 
     }
     let object = dataset.create_directory(tx, &[])?;
     let fill = || {
-        let directory = dataset.directory(object)?;
+        let directory = dataset.with_wait(tx.wait()).directory(object)?;
         for (at, piece) in bytes.chunks(SPILL_PIECE).enumerate() {
             let mut name = (at as u16).to_be_bytes().to_vec();
             name.extend_from_slice(piece);

@@ -4,17 +4,19 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use forebay_base::sync::thread::spawn_named;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_pool::format::ObjectKind;
-use forebay_pool::{Dataset, DatasetSettings, Directory, ErrorKind as PoolKind, Pool, Transaction};
+use forebay_pool::{
+    Dataset, DatasetSettings, Directory, ErrorKind as PoolKind, Pool, Transaction, Wait,
+};
 
 use crate::attrs::Meta;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FLAVOUR;
 use crate::inode::{Inode, SizeInfo};
 use crate::inode_table::{CacheLookup, InodeTable};
-use crate::ops::privileges::Client;
 use crate::ops::{RETRIES_MAX, retries_exhausted};
 use crate::options::{AtimeMode, FsOptions};
 use crate::reclaim::Reclaim;
+use crate::shared::FsShared;
 use crate::stats::{FsCounters, FsStats, Op};
 use crate::types::{Attr, Entry, FileKind, Ino, Owner, Time};
 use crate::workers::{Dispatch, Workers};
@@ -25,33 +27,19 @@ const BLOCK_BYTES: u64 = 512;
 /// Preferred I/O size of inodes that have no content of their own.
 const PREFERRED_BYTES: u32 = 4096;
 
-/// A file system on a dataset. Any number of threads may share it.
+/// A file system on a dataset. Clones are handles of the same file system; any number of threads
+/// may share them. Dropping the last one closes the file system; to see errors, call
+/// [`close`](Self::close) first.
 ///
-/// Operations may block on devices and transaction groups. Within
-/// [`non_blocking`](forebay_pool::non_blocking) an operation that would block fails with
+/// Operations may block on devices and transaction groups. With a handle of
+/// [`non_blocking`](Self::non_blocking) an operation that would block fails with
 /// [`WouldBlock`](ErrorKind::WouldBlock) and changes nothing. An inode number stays valid while the
 /// inode has a lookup or a handle.
+#[derive(Clone)]
 pub struct FileSystem {
-    pool: Arc<Pool>,
-    dataset: Dataset,
-    /// Object number of the root directory.
-    root: u64,
-    orphans: Directory,
-    table: InodeTable,
-    pub(crate) workers: Workers,
-    reclaim: Arc<Reclaim>,
-    writeback_errors: WritebackErrors,
-    /// Held by a thread that moves a directory to another parent, so that the ancestors do not
-    /// change while it checks for loops.
-    pub(crate) rename_mutex: Mutex<()>,
-    pub(crate) options: FsOptions,
-    /// When reads update access times, encoded by [`set_atime`](Self::set_atime).
-    atime: AtomicU8,
-    pub(crate) client: Mutex<Option<Arc<dyn Client>>>,
-    counters: FsCounters,
-    /// Transaction group of the most recent transaction.
-    last_txg: AtomicU64,
-    closed: AtomicBool,
+    pub(crate) shared: Arc<FsShared>,
+    /// Whether operations may wait. Those with a transaction have its mode instead.
+    pub(crate) wait: Wait,
 }
 
 /// Two bits for the mode, one for directories.
@@ -137,7 +125,7 @@ impl FileSystem {
     /// [`NotFound`](ErrorKind::NotFound) if the dataset does not exist,
     /// [`Invalid`](ErrorKind::Invalid) if it holds no files, [`Corrupt`](ErrorKind::Corrupt), or an
     /// error of the pool.
-    pub fn open_in(pool: Arc<Pool>, dataset: &str, options: &FsOptions) -> Result<Arc<Self>> {
+    pub fn open_in(pool: Arc<Pool>, dataset: &str, options: &FsOptions) -> Result<Self> {
         let name = dataset;
         let doing = |error: Error| error.doing(format_args!("file system of dataset {name}"));
         let dataset = pool.dataset(name).map_err(|error| match error.kind() {
@@ -157,7 +145,7 @@ impl FileSystem {
         let orphans = dataset.directory(meta.orphans).map_err(|error| doing(error.into()))?;
         let mut options = options.clone();
         options.read_only |= pool.is_read_only();
-        let fs = Arc::new(Self {
+        let shared = Arc::new(FsShared {
             pool,
             dataset,
             root,
@@ -174,10 +162,31 @@ impl FileSystem {
             last_txg: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
+        let fs = Self::of(shared);
         // The root stays in memory without a lookup.
         fs.inode(root)?.add_ref();
-        fs.reclaim.start(Arc::downgrade(&fs))?;
+        fs.shared.reclaim.start(Arc::downgrade(&fs.shared))?;
         Ok(fs)
+    }
+
+    /// A handle whose operations may block.
+    pub(crate) fn of(shared: Arc<FsShared>) -> Self {
+        Self { shared, wait: Wait::Allowed }
+    }
+
+    /// A handle of this file system whose operations may block.
+    pub(crate) fn blocking(&self) -> Self {
+        Self::of(Arc::clone(&self.shared))
+    }
+
+    /// A handle of this file system in non-blocking mode: an operation that would wait for a device
+    /// or a transaction group fails with [`WouldBlock`](ErrorKind::WouldBlock) and has changed
+    /// nothing. What is not in memory is being read by then, if possible.
+    ///
+    /// [`close`](Self::close), [`audit`](Self::audit) and
+    /// [`wait_for_reclaim`](Self::wait_for_reclaim) always block.
+    pub fn non_blocking(&self) -> Self {
+        Self { wait: Wait::Refused, ..self.blocking() }
     }
 
     /// Ends background work, writes pending times, and makes everything durable. Later calls fail.
@@ -186,58 +195,39 @@ impl FileSystem {
     /// # Errors
     /// The reason why something is not durable. The file system is closed anyway.
     pub fn close(&self) -> Result<()> {
-        let writable = self.check_writable().is_ok();
-        // From here on, jobs and callbacks find the file system closed and start nothing.
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        self.reclaim.stop();
-        self.workers.close();
-        let mut failed = None;
-        self.table.for_each(|inode| {
-            if writable && inode.state().times_pending {
-                let begun = self.pool.begin_freeing().map_err(Error::from);
-                let written = begun.and_then(|tx| self.write_times(&tx, inode));
-                failed = failed.take().or(written.err());
-            }
-            true
-        });
-        if writable {
-            self.pool.sync()?;
-        }
-        failed.map_or(Ok(()), Err)
+        self.shared.close()
     }
 
     /// Sets when reads update access times, and whether they do so for directories.
     pub fn set_atime(&self, mode: AtimeMode, directories: bool) {
-        self.atime.store(encode_atime(mode, directories), Ordering::Relaxed);
+        self.shared.atime.store(encode_atime(mode, directories), Ordering::Relaxed);
     }
 
     /// When a read of an inode of this kind updates its access time.
     pub(crate) fn atime_of(&self, kind: FileKind) -> AtimeMode {
-        let (mode, directories) = decode_atime(self.atime.load(Ordering::Relaxed));
+        let (mode, directories) = decode_atime(self.shared.atime.load(Ordering::Relaxed));
         if directories || kind != FileKind::Directory { mode } else { AtimeMode::Off }
     }
 
     /// The pool.
     pub fn pool(&self) -> &Arc<Pool> {
-        &self.pool
+        &self.shared.pool
     }
 
     /// The name of the dataset.
     pub fn name(&self) -> &str {
-        self.dataset.name()
+        self.shared.dataset.name()
     }
 
     /// Statistics of the file system.
     pub fn stats(&self) -> FsStats {
-        let (workers_busy, jobs_queued) = self.workers.load();
-        let counters = self.counters.snapshot().into_iter();
+        let (workers_busy, jobs_queued) = self.shared.workers.load();
+        let counters = self.shared.counters.snapshot().into_iter();
         FsStats {
-            inodes: self.table.len(),
-            inode_bytes: self.table.bytes(),
-            orphans: self.orphans.len(),
-            background_tasks: self.reclaim.len(),
+            inodes: self.shared.table.len(),
+            inode_bytes: self.shared.table.bytes(),
+            orphans: self.shared.orphans.len(),
+            background_tasks: self.shared.reclaim.len(),
             workers_busy,
             jobs_queued,
             counters: counters
@@ -250,11 +240,11 @@ impl FileSystem {
     /// pairs of directory and name. Directories are not included. Empty while inodes use at most
     /// [`FsOptions::memory_bytes`]. Successive calls look at different inodes.
     pub fn reclaimable(&self, most: usize) -> Vec<(Ino, Vec<u8>)> {
-        if self.table.bytes() <= self.options.memory_bytes {
+        if self.shared.table.bytes() <= self.shared.options.memory_bytes {
             return Vec::new();
         }
         let mut names = Vec::new();
-        self.table.for_each_round_robin(|inode| {
+        self.shared.table.for_each_round_robin(|inode| {
             let state = inode.state();
             // A directory may be a process's working directory. Forgetting it would break that
             // process.
@@ -267,15 +257,16 @@ impl FileSystem {
         names
     }
 
-    /// Runs `job` on a thread that may block. If the queue is full, runs it on this thread.
-    pub fn spawn(self: &Arc<Self>, job: Box<dyn FnOnce(&Arc<Self>) + Send>) {
-        let fs = Arc::clone(self);
-        let back = self.workers.push(Box::new(move |_| job(&fs)), false);
+    /// Runs `job` on a thread that may block, with a handle that may block. If the queue is full,
+    /// runs it on this thread.
+    pub fn spawn(&self, job: Box<dyn FnOnce(&Self) + Send>) {
+        let fs = self.blocking();
+        let back = self.shared.workers.push(Box::new(move |_| job(&fs)), false);
         let row = match back.is_some() {
             true => FsCounters::JOBS_INLINE,
             false => FsCounters::JOBS,
         };
-        self.counters.add(row, 0, 1);
+        self.shared.counters.add(row, 0, 1);
         if let Some(job) = back {
             job(Dispatch::Run);
         }
@@ -283,20 +274,19 @@ impl FileSystem {
 
     /// As [`spawn`](Self::spawn), for a thread that must not block. Without a worker thread, `job`
     /// is called here with [`Dispatch::Cancelled`].
-    pub(crate) fn spawn_from_callback(
-        self: &Arc<Self>,
-        job: Box<dyn FnOnce(&Arc<Self>, Dispatch) + Send>,
-    ) {
-        let fs = Arc::clone(self);
-        self.counters.add(FsCounters::JOBS, 0, 1);
-        if let Some(job) = self.workers.push(Box::new(move |dispatch| job(&fs, dispatch)), true) {
+    pub(crate) fn spawn_from_callback(&self, job: Box<dyn FnOnce(&Self, Dispatch) + Send>) {
+        let fs = self.blocking();
+        self.shared.counters.add(FsCounters::JOBS, 0, 1);
+        if let Some(job) =
+            self.shared.workers.push(Box::new(move |dispatch| job(&fs, dispatch)), true)
+        {
             job(Dispatch::Cancelled);
         }
     }
 
     /// The error of a cancelled job.
     pub(crate) fn no_worker_error(&self) -> Error {
-        match self.check_open() {
+        match self.shared.check_open() {
             Err(error) => error,
             Ok(()) => Error::new(
                 ErrorKind::NoMemory,
@@ -305,10 +295,10 @@ impl FileSystem {
         }
     }
 
-    /// Drops a reference in a callback that must not block. Dropping the last one closes the file
+    /// Drops a handle in a callback that must not block. Dropping the last one closes the file
     /// system, which blocks.
-    pub(crate) fn drop_in_background(self: Arc<Self>) {
-        if let Some(last) = Arc::into_inner(self) {
+    pub(crate) fn drop_in_background(self) {
+        if let Some(last) = Arc::into_inner(self.shared) {
             // Without a thread it is closed here.
             let _ = spawn_named("fs-close", move || drop(last));
         }
@@ -317,72 +307,66 @@ impl FileSystem {
 
 impl FileSystem {
     pub(crate) fn dataset(&self) -> &Dataset {
-        &self.dataset
+        &self.shared.dataset
     }
 
     pub(crate) fn orphans(&self) -> &Directory {
-        &self.orphans
+        &self.shared.orphans
     }
 
     pub(crate) fn table(&self) -> &InodeTable {
-        &self.table
+        &self.shared.table
     }
 
     pub(crate) fn reclaim(&self) -> &Reclaim {
-        &self.reclaim
+        &self.shared.reclaim
     }
 
     pub(crate) fn writeback_errors(&self) -> &WritebackErrors {
-        &self.writeback_errors
+        &self.shared.writeback_errors
     }
 
     pub(crate) fn counters(&self) -> &FsCounters {
-        &self.counters
+        &self.shared.counters
     }
 
     pub(crate) fn root(&self) -> u64 {
-        self.root
+        self.shared.root
     }
 
     /// Counts an operation. Fails if the file system is closed.
     pub(crate) fn enter(&self, op: Op) -> Result<()> {
-        self.counters.add(FsCounters::OPERATIONS, op as usize, 1);
-        self.check_open()
-    }
-
-    fn check_open(&self) -> Result<()> {
-        match self.closed.load(Ordering::Acquire) {
-            false => Ok(()),
-            true => Err(Error::new(ErrorKind::Closed, "the file system is closed")),
-        }
+        self.shared.counters.add(FsCounters::OPERATIONS, op as usize, 1);
+        self.shared.check_open()
     }
 
     /// # Errors
     /// [`ReadOnly`](ErrorKind::ReadOnly), [`Closed`](ErrorKind::Closed).
     pub(crate) fn check_writable(&self) -> Result<()> {
-        self.check_open()?;
-        match self.options.read_only {
-            false => Ok(()),
-            true => Err(Error::new(ErrorKind::ReadOnly, "the file system is read-only")),
-        }
+        self.shared.check_writable()
     }
 
     /// Begins a transaction. The thread holds no inode lock and no other transaction.
     pub(crate) fn begin(&self) -> Result<Transaction<'_>> {
+        self.begin_with(self.wait)
+    }
+
+    /// As [`begin`](Self::begin), in another mode.
+    pub(crate) fn begin_with(&self, wait: Wait) -> Result<Transaction<'_>> {
         self.check_writable()?;
-        Ok(self.begun(self.pool.begin()?))
+        Ok(self.begun(self.shared.pool.with_wait(wait).begin()?))
     }
 
     /// As [`begin`](Self::begin), for operations that free space.
     pub(crate) fn begin_freeing(&self) -> Result<Transaction<'_>> {
         self.check_writable()?;
-        Ok(self.begun(self.pool.begin_freeing()?))
+        Ok(self.begun(self.shared.pool.with_wait(self.wait).begin_freeing()?))
     }
 
     fn begun<'a>(&self, tx: Transaction<'a>) -> Transaction<'a> {
         // Store once per transaction group, so that threads do not contend for the cache line.
-        if self.last_txg.load(Ordering::Relaxed) != tx.txg() {
-            self.last_txg.store(tx.txg(), Ordering::Relaxed);
+        if self.shared.last_txg.load(Ordering::Relaxed) != tx.txg() {
+            self.shared.last_txg.store(tx.txg(), Ordering::Relaxed);
         }
         tx
     }
@@ -390,19 +374,19 @@ impl FileSystem {
     /// Loads the dnode that a change of the inode's attributes needs, so that the change itself
     /// does not block. After a change in the open transaction group it is in memory already.
     pub(crate) fn warm(&self, inode: &Inode) -> Result<()> {
-        let last = self.last_txg.load(Ordering::Relaxed);
+        let last = self.shared.last_txg.load(Ordering::Relaxed);
         if last > 0 && inode.state().stored_txg >= last {
             return Ok(());
         }
-        Ok(self.dataset.object_info(inode.number).map(drop)?)
+        Ok(self.shared.dataset.with_wait(self.wait).object_info(inode.number).map(drop)?)
     }
 
     pub(crate) fn now(&self) -> Time {
-        self.options.clock.unix_time()
+        self.shared.options.clock.unix_time()
     }
 
     pub(crate) fn ino(&self, number: u64) -> Ino {
-        match number == self.root {
+        match number == self.shared.root {
             true => Ino::ROOT,
             // Numbers from a device were checked. A saturated number belongs to no other inode.
             false => Ino(number.saturating_add(2)),
@@ -412,14 +396,14 @@ impl FileSystem {
     /// The object number of an inode.
     pub(crate) fn number(&self, ino: Ino) -> Result<u64> {
         match ino {
-            Ino::ROOT => Ok(self.root),
+            Ino::ROOT => Ok(self.shared.root),
             Ino(ino) => ino.checked_sub(2).filter(|number| *number > 0).ok_or_else(stale),
         }
     }
 
     /// Returns the inode if it is in memory.
     pub(crate) fn cached(&self, number: u64) -> Option<InodeRef<'_>> {
-        Some(InodeRef { fs: self, inode: self.table.get(number)? })
+        Some(InodeRef { fs: self, inode: self.shared.table.get(number)? })
     }
 
     /// Returns the inode with this number, loaded from the dataset if necessary.
@@ -428,7 +412,7 @@ impl FileSystem {
     /// [`Stale`](ErrorKind::Stale) if it does not exist, or a read error.
     pub(crate) fn inode(&self, number: u64) -> Result<InodeRef<'_>> {
         for _ in 0..RETRIES_MAX {
-            let guard = match self.table.get_or_load(number) {
+            let guard = match self.shared.table.get_or_load(number) {
                 CacheLookup::Hit(inode) => return Ok(InodeRef { fs: self, inode }),
                 CacheLookup::Miss(guard) => guard,
             };
@@ -445,7 +429,7 @@ impl FileSystem {
                 Err(_) => {}
             }
             // The inode was in memory during the load.
-            self.counters.add(FsCounters::RETRIES, 0, 1);
+            self.shared.counters.add(FsCounters::RETRIES, 0, 1);
         }
         Err(retries_exhausted())
     }
@@ -464,15 +448,15 @@ impl FileSystem {
 
     /// Enters a new inode into the table, before it has a name.
     pub(crate) fn add(&self, inode: Inode) -> InodeRef<'_> {
-        InodeRef { fs: self, inode: self.table.add(inode) }
+        InodeRef { fs: self, inode: self.shared.table.add(inode) }
     }
 
     fn load(&self, number: u64) -> Result<Inode> {
         let doing = |error: Error| error.doing(format_args!("inode {number}"));
-        if number == self.orphans.number() {
+        if number == self.shared.orphans.number() {
             return Err(stale());
         }
-        let info = match self.dataset.object_info(number) {
+        let info = match self.shared.dataset.with_wait(self.wait).object_info(number) {
             Ok(info) => info,
             Err(error) if error.kind() == PoolKind::NotFound => return Err(stale()),
             Err(error) => return Err(doing(error.into())),
@@ -488,7 +472,7 @@ impl FileSystem {
         if meta.nlink == 0 {
             return Err(stale());
         }
-        self.counters.add(FsCounters::INODES_LOADED, 0, 1);
+        self.shared.counters.add(FsCounters::INODES_LOADED, 0, 1);
         let size = match meta.kind {
             FileKind::Symlink => self.target(&meta).map_err(doing)?.len() as u64,
             _ => info.usage.size_bytes,
@@ -499,8 +483,12 @@ impl FileSystem {
         if info.usage.is_estimate {
             // The object is in memory and will have the final size.
             match inode.kind {
-                FileKind::File => inode.file(&self.dataset).map(drop).map_err(doing)?,
-                FileKind::Directory => inode.directory(&self.dataset).map(drop).map_err(doing)?,
+                FileKind::File => {
+                    inode.file(&self.shared.dataset, self.wait).map(drop).map_err(doing)?
+                }
+                FileKind::Directory => {
+                    inode.directory(&self.shared.dataset, self.wait).map(drop).map_err(doing)?
+                }
                 _ => {}
             }
         }
@@ -546,11 +534,6 @@ impl FileSystem {
         }
     }
 
-    /// Stores attributes. They become durable together with the names that the transaction changes.
-    fn store(&self, tx: &Transaction<'_>, number: u64, meta: &Meta) -> Result<()> {
-        Ok(self.dataset.set_attributes_with_names(tx, number, &meta.encode())?)
-    }
-
     /// Changes an inode's attributes, in memory and in its object. The caller holds the inode lock.
     pub(crate) fn change(
         &self,
@@ -558,15 +541,7 @@ impl FileSystem {
         inode: &Inode,
         change: impl FnOnce(&mut Meta),
     ) -> Result<()> {
-        let mut meta = inode.meta();
-        change(&mut meta);
-        self.store(tx, inode.number, &meta)?;
-        inode.set_atime_fresh_until(0);
-        let mut state = inode.state();
-        state.meta = meta;
-        state.times_pending = false;
-        state.stored_txg = tx.txg();
-        Ok(())
+        self.shared.change(tx, inode, change)
     }
 
     /// Changes an inode's times. Stores them in the object once per transaction group; later
@@ -596,16 +571,7 @@ impl FileSystem {
             return Ok(());
         }
         let tx = self.begin_freeing()?;
-        self.write_times(&tx, inode)
-    }
-
-    fn write_times(&self, tx: &Transaction<'_>, inode: &Inode) -> Result<()> {
-        let _lock = inode.lock()?;
-        if !inode.state().times_pending {
-            return Ok(());
-        }
-        self.counters.add(FsCounters::TIMES_FLUSHED, 0, 1);
-        self.change(tx, inode, |_| {})
+        self.shared.write_times(&tx, inode)
     }
 }
 
@@ -625,7 +591,7 @@ impl InodeRef<'_> {
     /// Counts a lookup by this name.
     pub(crate) fn count_lookup(&self, parent: u64, name: &[u8]) {
         self.add_ref();
-        self.fs.table.count_lookup(&self.inode);
+        self.fs.shared.table.count_lookup(&self.inode);
         let mut state = self.state();
         let same =
             state.dentry.as_ref().is_some_and(|dentry| dentry.0 == parent && *dentry.1 == *name);
@@ -640,15 +606,8 @@ pub(crate) fn stale() -> Error {
     Error::new(ErrorKind::Stale, "the inode no longer exists")
 }
 
-impl Drop for FileSystem {
-    fn drop(&mut self) {
-        // To see errors, call `close` first.
-        let _ = self.close();
-    }
-}
-
 impl std::fmt::Debug for FileSystem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "file system of dataset {} of {:?}", self.dataset.name(), self.pool)
+        write!(f, "file system of dataset {} of {:?}", self.shared.dataset.name(), self.shared.pool)
     }
 }

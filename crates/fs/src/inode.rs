@@ -8,7 +8,7 @@
 
 use forebay_base::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex, MutexGuard};
-use forebay_pool::{Dataset, Directory, Object, lock_or_would_block};
+use forebay_pool::{Dataset, Directory, Object, Transaction, Wait};
 
 use crate::attrs::{Extras, Meta};
 use crate::error::{Error, ErrorKind, Result};
@@ -103,14 +103,14 @@ impl Inode {
         }
     }
 
-    /// Takes the inode lock. The thread holds a transaction. To lock several inodes, use
+    /// Takes the inode lock, within the thread's transaction. To lock several inodes, use
     /// [`InodeLocks`](crate::inode_lock::InodeLocks).
     ///
     /// # Errors
-    /// [`WouldBlock`](ErrorKind::WouldBlock) on a non-blocking thread if another thread holds the
-    /// lock, which it may do during device I/O.
-    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, ()>> {
-        Ok(lock_or_would_block(&self.lock, "an inode lock")?)
+    /// [`WouldBlock`](ErrorKind::WouldBlock) if the transaction may not wait, and another thread
+    /// holds the lock, which it may do during device I/O.
+    pub(crate) fn lock(&self, tx: &Transaction<'_>) -> Result<MutexGuard<'_, ()>> {
+        Ok(tx.wait().lock(&self.lock, "an inode lock")?)
     }
 
     /// Takes the inode lock if it is free.
@@ -133,7 +133,7 @@ impl Inode {
     /// # Errors
     /// [`IsADirectory`](ErrorKind::IsADirectory), [`Invalid`](ErrorKind::Invalid), or an error of
     /// the pool.
-    pub(crate) fn file(&self, dataset: &Dataset) -> Result<Arc<Object>> {
+    pub(crate) fn file(&self, dataset: &Dataset, wait: Wait) -> Result<Arc<Object>> {
         if let Content::File(object) = &*self.content.lock() {
             return Ok(Arc::clone(object));
         }
@@ -144,7 +144,7 @@ impl Inode {
             }
             _ => return Err(Error::new(ErrorKind::Invalid, "the inode is not a regular file")),
         }
-        let object = Arc::new(dataset.object(self.number)?);
+        let object = Arc::new(dataset.with_wait(wait).object(self.number)?);
         let mut content = self.content.lock();
         if let Content::File(object) = &*content {
             return Ok(Arc::clone(object));
@@ -157,12 +157,12 @@ impl Inode {
     ///
     /// # Errors
     /// [`NotADirectory`](ErrorKind::NotADirectory), or an error of the pool.
-    pub(crate) fn directory(&self, dataset: &Dataset) -> Result<Arc<Directory>> {
+    pub(crate) fn directory(&self, dataset: &Dataset, wait: Wait) -> Result<Arc<Directory>> {
         if let Content::Directory(directory) = &*self.content.lock() {
             return Ok(Arc::clone(directory));
         }
         self.check_directory()?;
-        let directory = Arc::new(dataset.directory(self.number)?);
+        let directory = Arc::new(dataset.with_wait(wait).directory(self.number)?);
         let mut content = self.content.lock();
         if let Content::Directory(directory) = &*content {
             return Ok(Arc::clone(directory));

@@ -5,6 +5,7 @@
 //! holds an inode lock never begins a transaction.
 
 use forebay_base::sync::MutexGuard;
+use forebay_pool::Transaction;
 
 use crate::error::Result;
 use crate::inode::Inode;
@@ -18,12 +19,12 @@ pub(crate) struct InodeLocks<'a> {
 }
 
 impl<'a> InodeLocks<'a> {
-    /// Locks all of them. An inode may occur more than once.
+    /// Locks all of them, within the thread's transaction. An inode may occur more than once.
     ///
     /// # Errors
-    /// [`WouldBlock`](crate::ErrorKind::WouldBlock) on a non-blocking thread if another thread
-    /// holds one of the locks.
-    pub(crate) fn of<const N: usize>(inodes: [&'a Inode; N]) -> Result<Self> {
+    /// [`WouldBlock`](crate::ErrorKind::WouldBlock) if the transaction may not wait, and another
+    /// thread holds one of the locks.
+    pub(crate) fn of<const N: usize>(tx: &Transaction<'_>, inodes: [&'a Inode; N]) -> Result<Self> {
         const { assert!(N <= LOCKS_MAX) };
         let mut sorted = inodes;
         sorted.sort_unstable_by_key(|inode| inode.number);
@@ -31,7 +32,7 @@ impl<'a> InodeLocks<'a> {
         let mut last = None;
         for (guard, inode) in guards.iter_mut().zip(sorted) {
             if last != Some(inode.number) {
-                *guard = Some(inode.lock()?);
+                *guard = Some(inode.lock(tx)?);
             }
             last = Some(inode.number);
         }

@@ -63,6 +63,7 @@ mod inode_table;
 mod ops;
 mod options;
 mod reclaim;
+mod shared;
 mod stats;
 #[cfg(test)]
 #[allow(

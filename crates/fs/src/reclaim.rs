@@ -16,14 +16,14 @@ use std::time::Duration;
 
 use forebay_base::sync::thread::{JoinHandle, current_id, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex, Weak};
-use forebay_pool::{Cookie, ErrorKind as PoolKind, Object, Transaction, check_blocking};
+use forebay_pool::{Cookie, ErrorKind as PoolKind, Object, Transaction};
 
 use crate::attrs::{Extras, Meta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::extras;
 use crate::fs::FileSystem;
-use crate::inode::Inode;
 use crate::inode_table::Eviction;
+use crate::shared::FsShared;
 use crate::stats::FsCounters;
 use crate::types::FileKind;
 
@@ -81,7 +81,7 @@ impl Reclaim {
     ///
     /// # Errors
     /// If the system cannot create a thread.
-    pub(crate) fn start(self: &Arc<Self>, fs: Weak<FileSystem>) -> Result<()> {
+    pub(crate) fn start(self: &Arc<Self>, fs: Weak<FsShared>) -> Result<()> {
         let reclaim = Arc::clone(self);
         let thread = spawn_named("fs-reclaim", move || reclaim.run(&fs));
         let thread = thread.map_err(|error| {
@@ -147,9 +147,9 @@ impl Reclaim {
         self.state.lock().stopped
     }
 
-    fn run(&self, fs: &Weak<FileSystem>) {
+    fn run(&self, fs: &Weak<FsShared>) {
         if let Some(fs) = fs.upgrade() {
-            fs.destroy_leftovers(self);
+            FileSystem::of(fs).destroy_leftovers(self);
         }
         loop {
             let batch: Vec<ReclaimTask> = {
@@ -171,7 +171,7 @@ impl Reclaim {
                 state.tasks.drain(..count).collect()
             };
             match fs.upgrade() {
-                Some(fs) if !self.is_stopped() => fs.run_tasks(self, &batch),
+                Some(fs) if !self.is_stopped() => FileSystem::of(fs).run_tasks(self, &batch),
                 _ => return,
             }
         }
@@ -340,7 +340,7 @@ impl FileSystem {
             Err(error) => return Err(error),
         };
         let tx = self.begin_freeing()?;
-        let _lock = inode.as_deref().map(Inode::lock).transpose()?;
+        let _lock = inode.as_deref().map(|inode| inode.lock(&tx)).transpose()?;
         let is_orphan = match &inode {
             Some(inode) => inode.state().meta.nlink == 0,
             None => match self.dataset().object_info(number) {
@@ -399,7 +399,7 @@ impl FileSystem {
         if object.usage().allocated_bytes <= step_bytes {
             return Ok(true);
         }
-        while let Some(data) = object.next_data(at)?
+        while let Some(data) = object.with_wait(self.wait).next_data(at)?
             && data < end
             && end - data > step_bytes
         {
@@ -407,7 +407,7 @@ impl FileSystem {
                 return Ok(false);
             }
             // A completed step cannot be rolled back.
-            check_blocking("freeing a file in steps")?;
+            self.wait.check("freeing a file in steps")?;
             // Steps are aligned to records.
             let next = (data / step_bytes + 1) * step_bytes;
             let tx = self.begin_freeing()?;

@@ -10,7 +10,7 @@ use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Op as IoOp};
 use forebay_pool::{
     BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, Directory, Pool, Transaction,
-    non_blocking,
+    Wait,
 };
 
 use crate::attrs::Dirent;
@@ -47,7 +47,7 @@ fn next_load_then(event: impl FnOnce() + 'static) {
 struct Fixture {
     faults: Arc<FaultDevice>,
     cache: Arc<BlockCache>,
-    fs: Arc<FileSystem>,
+    fs: FileSystem,
 }
 
 impl Fixture {
@@ -105,7 +105,7 @@ fn an_inode_that_changed_and_left_while_it_was_read_is_read_again() {
     let fixture = Fixture::new();
     let ino = file(&fixture.fs, b"f");
     let retries = fixture.counter("retries");
-    let fs = Arc::clone(&fixture.fs);
+    let fs = fixture.fs.clone();
     next_load_then(move || {
         let found = fs.lookup(Ino::ROOT, b"f").unwrap().attr.ino;
         fs.link(found, Ino::ROOT, b"g").unwrap();
@@ -131,7 +131,7 @@ fn an_inode_that_changed_and_left_while_it_was_read_is_read_again() {
 fn a_concurrently_loaded_inode_is_shared() {
     let fixture = Fixture::new();
     let ino = file(&fixture.fs, b"f");
-    let fs = Arc::clone(&fixture.fs);
+    let fs = fixture.fs.clone();
     next_load_then(move || {
         let found = fs.lookup(Ino::ROOT, b"f").unwrap().attr.ino;
         fs.link(found, Ino::ROOT, b"g").unwrap();
@@ -145,7 +145,7 @@ fn a_concurrently_loaded_inode_is_shared() {
 fn an_inode_that_was_destroyed_while_it_was_read_is_gone() {
     let fixture = Fixture::new();
     let ino = file(&fixture.fs, b"f");
-    let fs = Arc::clone(&fixture.fs);
+    let fs = fixture.fs.clone();
     next_load_then(move || {
         fs.unlink(Ino::ROOT, b"f").unwrap();
         fs.wait_for_reclaim();
@@ -227,23 +227,24 @@ fn a_failed_destroy_blocks_no_other_and_is_retried() {
 }
 
 #[test]
-fn a_non_blocking_thread_waits_for_no_inode_lock() {
+fn a_non_blocking_operation_waits_for_no_inode_lock() {
     let fixture = Fixture::new();
     let ino = file(&fixture.fs, b"f");
     fixture.fs.lookup(Ino::ROOT, b"f").unwrap();
     let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     let inode = fixture.fs.inode_of(ino).unwrap();
-    let lock = inode.lock().unwrap();
-    let fs = &fixture.fs;
+    let tx = fixture.fs.begin().unwrap();
+    let lock = inode.lock(&tx).unwrap();
+    let fs = &fixture.fs.non_blocking();
     let refused = |f: &(dyn Fn() -> Result<(), crate::Error> + Sync)| {
-        let tried = scope(|scope| scope.spawn(|| non_blocking(f)).join().unwrap());
+        let tried = scope(|scope| scope.spawn(f).join().unwrap());
         assert_eq!(tried.unwrap_err().kind(), crate::ErrorKind::WouldBlock);
     };
     refused(&|| fs.setattr(ino, &set, ME).map(drop));
     refused(&|| fs.write(ino, Handle(ino.0), 0, b"x", Default::default()).map(drop));
     refused(&|| fs.unlink(Ino::ROOT, b"f"));
     refused(&|| fs.rename(Ino::ROOT, b"f", Ino::ROOT, b"g", crate::RenameMode::Replace));
-    drop(lock);
+    drop((lock, tx));
     let zero = FallocateMode::Zero { keep_size: true };
     refused(&|| fs.fallocate(ino, Handle(ino.0), 0, 3, zero, ME));
     drop(inode);
@@ -282,7 +283,7 @@ fn corrupt_entries_are_skipped_in_listings() {
     }
     let corrupt_entry = |number: u64| Dirent { number, kind: FileKind::File }.encode();
     let root = fixture.fs.inode_of(Ino::ROOT).unwrap();
-    let root = root.directory(fixture.fs.dataset()).unwrap();
+    let root = root.directory(fixture.fs.dataset(), Wait::Allowed).unwrap();
     change(&fixture.fs, |tx, _| {
         for (at, number) in [0, u64::MAX, u64::MAX - 1].into_iter().enumerate() {
             root.insert(tx, format!("x{at}").as_bytes(), &corrupt_entry(number)).unwrap();
@@ -313,7 +314,7 @@ fn corrupt_entries_are_skipped_in_listings() {
 fn a_listing_follows_concurrent_renames() {
     let fixture = Fixture::new();
     let ino = file(&fixture.fs, b"f");
-    let fs = Arc::clone(&fixture.fs);
+    let fs = fixture.fs.clone();
     next_load_then(move || {
         fs.unlink(Ino::ROOT, b"f").unwrap();
         let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };

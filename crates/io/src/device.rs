@@ -59,18 +59,22 @@ pub trait Decorator: Send + Sync {
     /// The device below.
     fn inner(&self) -> &dyn Device;
 
-    /// Returns the request that goes to the device below instead of this one.
-    fn decorate(&self, request: Request) -> Request;
+    /// Returns the request that goes to the device below instead of this one, or `None` if this one
+    /// was taken: then the decorator finishes it.
+    fn decorate(&self, request: Request) -> Option<Request>;
 }
 
 impl<D: Decorator> Device for D {
     fn submit(&self, request: Request) {
-        self.inner().submit(self.decorate(request));
+        if let Some(request) = self.decorate(request) {
+            self.inner().submit(request);
+        }
     }
 
     fn submit_all(&self, requests: &mut Vec<Request>) {
         // This collects into the same allocation.
-        *requests = std::mem::take(requests).into_iter().map(|one| self.decorate(one)).collect();
+        let taken = std::mem::take(requests).into_iter();
+        *requests = taken.filter_map(|request| self.decorate(request)).collect();
         self.inner().submit_all(requests);
     }
 

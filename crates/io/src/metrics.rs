@@ -139,13 +139,13 @@ impl Decorator for MetricsDevice {
         &*self.inner
     }
 
-    fn decorate(&self, request: Request) -> Request {
+    fn decorate(&self, request: Request) -> Option<Request> {
         let shard = Arc::clone(&self.shards[thread_slot().index(self.shards.len())]);
         let at = kind(request.op(), request.priority());
         let len = request.len();
         shard.cells[at].begun.fetch_add(1, Ordering::Relaxed);
         let began_ns = shard.clock.now_ns();
-        request.layered(move |completion| {
+        Some(request.layered(move |completion| {
             let cell = &shard.cells[at];
             let latency_ns = shard.clock.now_ns().saturating_sub(began_ns);
             cell.latency_ns.get_or_init(AtomicHistogram::new).record(latency_ns);
@@ -154,7 +154,7 @@ impl Decorator for MetricsDevice {
                 Err(_) => cell.failed.fetch_add(1, Ordering::Relaxed),
             };
             cell.ended.fetch_add(1, Ordering::Release);
-        })
+        }))
     }
 }
 

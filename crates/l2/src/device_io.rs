@@ -17,6 +17,10 @@ use crate::tunables::L2Tunables;
 
 /// How often a waiting thread checks the clock.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// How often a thread waits for memory before it gives up.
+pub(crate) const MEMORY_WAITS: u32 = 40;
+/// Duration of one wait for memory.
+const MEMORY_WAIT: Duration = Duration::from_millis(50);
 /// Maximum requests of one thread in flight.
 const MAX_IN_FLIGHT: usize = 32;
 
@@ -62,6 +66,12 @@ impl DeviceIo {
     pub(crate) fn alloc(&self, bytes: u64) -> Result<Buffer, IoError> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         self.arena.alloc(len).map_err(|error| IoError::NoMemory(error.to_string()))
+    }
+
+    /// Waits for other threads to release memory.
+    pub(crate) fn wait_for_memory(&self) {
+        let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());
+        condition.wait_timeout(&mut nobody.lock(), MEMORY_WAIT);
     }
 
     /// Submits a request and waits for its completion.

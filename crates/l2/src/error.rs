@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use forebay_base::sync::Arc;
+
 /// The kind of an error. Each kind says what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -31,12 +33,15 @@ pub enum ErrorKind {
 }
 
 /// An error: its kind, a message, and the source.
+#[derive(Clone)]
 pub struct Error(Box<ErrorRepr>);
 
+#[derive(Clone)]
 struct ErrorRepr {
     kind: ErrorKind,
     message: String,
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    /// Shared, so that an error can be cloned.
+    source: Option<Arc<Box<dyn std::error::Error + Send + Sync>>>,
 }
 
 /// The result of operations on an L2.
@@ -55,7 +60,7 @@ impl Error {
         mut self,
         source: impl Into<Box<dyn std::error::Error + Send + Sync + 'static>>,
     ) -> Self {
-        self.0.source = Some(source.into());
+        self.0.source = Some(Arc::new(source.into()));
         self
     }
 
@@ -83,7 +88,7 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source.as_ref().map(|source| &**source as &(dyn std::error::Error + 'static))
+        self.0.source.as_ref().map(|source| &***source as &(dyn std::error::Error + 'static))
     }
 }
 

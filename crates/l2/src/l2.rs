@@ -461,7 +461,7 @@ fn shut_down<K: Key, V: Send + Sync + 'static>(shared: &L2Shared<K, V>, threads:
     end_threads(shared, threads);
     // The last chance to keep blocks that could not be forgotten from returning.
     let failed = matches!(shared.health(), Health::Failed { voided: false, .. });
-    if failed && !shared.immutable_keys {
+    if failed && shared.void_tried_ns.load(Ordering::Acquire) != 0 {
         shared.void_now();
     }
 }

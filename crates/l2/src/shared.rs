@@ -33,7 +33,8 @@ use crate::write_queue::{AdmissionPolicy, FrequencySketch, WriteQueue, WriteRate
 pub enum Health {
     /// The L2 reads and writes.
     Healthy,
-    /// The device failed. The L2 does no I/O until it is opened again.
+    /// The device failed, or the rebuild found no memory. The L2 does no I/O until it is opened
+    /// again.
     Failed {
         /// The reason.
         why: String,
@@ -238,12 +239,21 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
 
     /// Fails the L2. With mutable keys the label is voided, so that no old block can return.
     pub(crate) fn fail(&self, why: &str) {
+        self.fail_with(why, !self.immutable_keys);
+    }
+
+    /// Fails an L2 whose log is intact. The label stays until a key is forgotten.
+    pub(crate) fn fail_intact(&self, why: &str) {
+        self.fail_with(why, false);
+    }
+
+    fn fail_with(&self, why: &str, voids: bool) {
         *self.failure.lock() = Some(why.to_owned());
         if !self.status.leave_open(FAILED) {
             return;
         }
         tracing::error!(device = &*self.io.device.info().name, error = why, "L2 failed");
-        if !self.immutable_keys {
+        if voids {
             self.try_void();
         }
         self.rebuild.stop();

@@ -58,6 +58,9 @@ pub struct BlockCacheOptions {
     pub huge_pages: HugePages,
     /// Tunables of the cache as pairs of name and value, see `docs/tunables.md`.
     pub tunables: Vec<(String, String)>,
+    /// Whether the cache is one LRU list, for comparisons. See
+    /// [`plain_lru`](forebay_cache::Builder::plain_lru).
+    pub plain_lru: bool,
     /// Clock for timeouts; the system clock by default.
     pub clock: Option<Arc<dyn Clock>>,
     /// Seed of the cache's hash; random by default.
@@ -115,6 +118,9 @@ impl BlockCache {
             .secondary_cache(Arc::clone(&l2) as Arc<dyn SecondaryCache<BlockKey, Buffer>>)
             .weigher(|_, block: &Buffer| block.footprint() as u64)
             .tunable("correlated_window_permille", WINDOW_PERMILLE);
+        if options.plain_lru {
+            builder = builder.plain_lru();
+        }
         for (name, value) in &options.tunables {
             builder = builder.tunable(name, value);
         }

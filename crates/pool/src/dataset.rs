@@ -5,7 +5,6 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_cache::OwnerCaching;
 use zerocopy::{FromBytes, FromZeros};
 
-use crate::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{CacheMode, Compression, DatasetPhys, ObjectKind, SyncMode, TAIL_BYTES};
 use crate::log::IntentLog;
@@ -16,6 +15,7 @@ use crate::store::Store;
 use crate::sync_context::SyncContext;
 use crate::tx::Tx;
 use crate::txg::slot_of;
+use crate::wait::Wait;
 use crate::zap::Zap;
 
 /// Minimum record size of objects, in bytes.
@@ -280,28 +280,28 @@ impl DatasetInner {
     /// its space.
     pub(crate) fn set_attributes(&self, tx: &Tx, number: u64, attributes: &[u8]) -> Result<()> {
         check_attributes(attributes)?;
-        let dnode = self.objset.dnode(number)?;
+        let dnode = self.objset.dnode(number, tx.wait())?;
         let grow = attributes.len() > dnode.attributes().len();
         if grow && dnode.object_kind() == Some(ObjectKind::Zap) {
-            self.directory(number)?.limit_inline(tx, TAIL_BYTES - attributes.len())?;
+            self.directory(number, tx.wait())?.limit_inline(tx, TAIL_BYTES - attributes.len())?;
         }
         self.objset.set_attributes(tx, number, attributes)
     }
 
     /// Opens a directory. All handles share one in-memory state.
-    pub(crate) fn directory(&self, number: u64) -> Result<Arc<Zap<Leaves>>> {
-        let node = self.objset.open(number)?;
+    pub(crate) fn directory(&self, number: u64, wait: Wait) -> Result<Arc<Zap<Leaves>>> {
+        let node = self.objset.open(number, wait)?;
         if node.kind != ObjectKind::Zap {
             let text = format!("object {number} is not a directory");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         // Held during the read, so that no other thread creates, changes and drops another state of
         // the directory meanwhile.
-        let mut open = blocking::lock(&node.directory, "a directory that is being opened")?;
+        let mut open = wait.lock(&node.directory, "a directory that is being opened")?;
         if let Some(zap) = open.upgrade() {
             return Ok(zap);
         }
-        let zap = Arc::new(Zap::open(Leaves(Arc::clone(&node)))?);
+        let zap = Arc::new(Zap::open(Leaves(Arc::clone(&node)), wait)?);
         *open = Arc::downgrade(&zap);
         drop(open);
         Ok(zap)

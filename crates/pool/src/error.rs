@@ -32,8 +32,8 @@ pub enum ErrorKind {
     ReadOnly,
     /// The pool was exported, or the object was destroyed: open it again.
     Closed,
-    /// The operation would block in non-blocking mode, see [`non_blocking`](crate::non_blocking):
-    /// repeat it on a thread that may block.
+    /// The operation would block in non-blocking mode, see [`Wait`](crate::Wait): repeat it
+    /// on a thread that may block.
     WouldBlock,
 }
 

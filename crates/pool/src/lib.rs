@@ -5,6 +5,7 @@
 //! * [`Object`]: bytes in records. [`Directory`]: names of up to 255 bytes, each with a short
 //!   value.
 //! * [`Transaction`]: changes that become durable together.
+//! * [`Wait`], [`HandleView`]: calls that fail instead of waiting.
 //! * [`BlockCache`]: block memory that several pools can share.
 //!
 //! ```
@@ -72,7 +73,6 @@
 
 mod block_cache;
 mod block_key;
-mod blocking;
 mod dataset;
 mod devices;
 mod error;
@@ -92,13 +92,11 @@ mod sync_context;
 mod tunables;
 mod tx;
 mod txg;
+mod wait;
 mod zap;
 
 pub use block_cache::{BlockCache, BlockCacheOptions};
 pub use block_key::BlockKey;
-pub use blocking::{
-    blocking_allowed, check as check_blocking, lock as lock_or_would_block, non_blocking,
-};
 pub use dataset::{DatasetSettings, RECORD_BYTES_MAX, RECORD_BYTES_MIN};
 pub use error::{Error, ErrorKind, Result};
 pub use format::label::MIN_DEVICE_BYTES;
@@ -107,9 +105,9 @@ pub use log::{LogCounters, LogTunables};
 pub use object::ObjectUsage;
 pub use open::{HostId, Opened, open_path};
 pub use pool::{
-    CheckProgress, CheckReport, CreateOptions, Dataset, Directory, Durations, ImportOptions,
-    LabelInfo, Object, ObjectInfo, Pool, PoolDevice, PoolStats, PoolUsage, ScrubCounters,
-    ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables, destroy, read_label,
+    CheckProgress, CheckReport, CreateOptions, Dataset, Directory, Durations, HandleView,
+    ImportOptions, LabelInfo, Object, ObjectInfo, Pool, PoolDevice, PoolStats, PoolUsage,
+    ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables, destroy, read_label,
 };
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;
@@ -117,7 +115,8 @@ pub use store::counters::StoreCounters;
 pub use tunables::{L2DeviceTunables, PoolTunables, StoreTunables};
 pub use tx::Transaction;
 pub use txg::{TxgCounters, TxgTunables};
-pub use zap::{Cookie, Entry, Value, ZapStats};
+pub use wait::Wait;
+pub use zap::{Cookie, Entry, LeavesByPointers, Value, ZapStats};
 
 /// Protocols that the model checks in `tests/model` run. Not a stable interface.
 #[doc(hidden)]

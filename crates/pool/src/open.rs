@@ -4,7 +4,6 @@
 //! other hosts.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use forebay_base::sync::Arc;
@@ -17,8 +16,8 @@ use crate::format::label::MIN_DEVICE_BYTES;
 /// Locks held until drop.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    _file: Option<FileLock>,
-    kept: Vec<OwnedFd>,
+    file: Option<Arc<FileLock>>,
+    kept: Vec<FileLock>,
 }
 
 /// A device opened for a pool.
@@ -28,9 +27,16 @@ pub struct Opened {
 }
 
 impl Opened {
+    /// Returns the lock of the file if [`open_path`] created the file. The file stays locked while
+    /// this is held. To remove it after a failure, call [`FileLock::remove_file`]: no other process
+    /// can have begun to use it.
+    pub fn lock_of_created(&self) -> Option<Arc<FileLock>> {
+        self.lock.as_ref()?.file.as_ref().filter(|lock| lock.created()).map(Arc::clone)
+    }
+
     /// Keeps `lock` until the device's own lock is released, which is when the pool is closed.
     #[must_use]
-    pub fn keep(mut self, lock: OwnedFd) -> Self {
+    pub fn keep(mut self, lock: FileLock) -> Self {
         self.lock.get_or_insert_default().kept.push(lock);
         self
     }
@@ -61,7 +67,7 @@ pub fn open_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
     let device = FileDevice::open(path, &options).map_err(refused)?;
     // The pool releases the lock when it is exported, even if the device object is still
     // referenced.
-    let lock = Some(Locks { _file: device.take_lock(), kept: Vec::new() });
+    let lock = Some(Locks { file: device.take_lock().map(Arc::new), kept: Vec::new() });
     Ok(Opened { device: Arc::new(device), lock })
 }
 

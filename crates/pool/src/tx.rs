@@ -5,6 +5,7 @@ use std::cell::Cell;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reservation::Reservation;
 use crate::txg::Hold;
+use crate::wait::Wait;
 
 /// A transaction: all changes made with it become durable together, with its transaction group.
 ///
@@ -13,6 +14,10 @@ use crate::txg::Hold;
 ///
 /// A txg cannot be committed while a transaction of it lives. Keep transactions short, and do not
 /// begin a second one on a thread that has one.
+///
+/// A transaction has the mode in which it began. In non-blocking mode, a change that would wait
+/// fails with [`ErrorKind::WouldBlock`] and has changed nothing. After a first change, the others
+/// must not stop half-way: see [`allow_wait`](Self::allow_wait).
 pub struct Transaction<'p> {
     tx: Tx,
     hold: Hold<'p>,
@@ -26,18 +31,31 @@ pub(crate) struct Tx {
     dirty_bytes: Cell<u64>,
     /// Space reserved for these bytes; `None` means without limit.
     reservation: Option<Reservation>,
+    wait: Cell<Wait>,
 }
 
 impl<'p> Transaction<'p> {
     /// A transaction with this reservation, or without limit.
-    pub(crate) fn new(hold: Hold<'p>, reservation: Option<Reservation>) -> Self {
-        let tx = Tx { reservation, ..Tx::syncing(hold.txg()) };
+    pub(crate) fn new(hold: Hold<'p>, reservation: Option<Reservation>, wait: Wait) -> Self {
+        let tx = Tx { reservation, wait: Cell::new(wait), ..Tx::syncing(hold.txg()) };
         Self { tx, hold }
     }
 
     /// The transaction group of the transaction.
     pub fn txg(&self) -> u64 {
         self.tx.txg
+    }
+
+    /// Whether changes with this transaction may wait.
+    #[inline]
+    pub fn wait(&self) -> Wait {
+        self.tx.wait()
+    }
+
+    /// From now on, changes with this transaction may wait. For operations of several changes: once
+    /// the first is made, the others must not fail with [`ErrorKind::WouldBlock`].
+    pub fn allow_wait(&self) {
+        self.tx.wait.set(Wait::Allowed);
     }
 
     pub(crate) fn tx(&self) -> &Tx {
@@ -54,11 +72,17 @@ impl Drop for Transaction<'_> {
 impl Tx {
     /// For changes by the sync, in the txg that is syncing.
     pub(crate) fn syncing(txg: u64) -> Self {
-        Self { txg, dirty_bytes: Cell::new(0), reservation: None }
+        Self { txg, dirty_bytes: Cell::new(0), reservation: None, wait: Cell::new(Wait::Allowed) }
     }
 
     pub(crate) fn txg(&self) -> u64 {
         self.txg
+    }
+
+    /// Whether changes with it may wait.
+    #[inline]
+    pub(crate) fn wait(&self) -> Wait {
+        self.wait.get()
     }
 
     /// Bytes counted so far.

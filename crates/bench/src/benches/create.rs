@@ -21,9 +21,6 @@ const NAME: &str = "create";
 const BY_TIME: &str = "create-by-time";
 const CYCLE: &str = "create-cycle";
 const SUBJECTS: [&str; 2] = ["forebay", "lru"];
-/// Tunables of a cache that is one LRU list.
-const LRU: [(&str, &str); 3] =
-    [("plain_lru", "true"), ("ghost_percent", "0"), ("correlated_window_permille", "0")];
 const THREADS: [usize; 1] = [2];
 /// Size of the cache during the preload, in bytes.
 const PRELOAD_CACHE_BYTES: u64 = 2 << 30;
@@ -200,11 +197,10 @@ fn prepared(
 ) -> Result<(Pooled, u64), Failure> {
     let cold = args.preload > 0 || args.cycle > 0;
     let cache_bytes = if cold { args.cache.max(PRELOAD_CACHE_BYTES) } else { args.cache };
-    let cache_tunables: &[(&str, &str)] = if subject == "lru" { &LRU } else { &[] };
     let setting = PoolConfig {
         backing: &args.backing,
         cache_bytes,
-        cache_tunables,
+        plain_lru: subject == "lru",
         pool_tunables: &args.tunables,
         copies: args.copies,
         seed: common.seed,

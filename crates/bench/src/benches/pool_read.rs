@@ -64,7 +64,7 @@ impl Filled {
             overwrite: false,
         };
         let testbed = TestBed::new(&backing, common.seed)?;
-        let pool = testbed.create(&testbed::cache(all + slack, &[], common.seed)?, &[])?;
+        let pool = testbed.create(&testbed::cache(all + slack, false, common.seed)?, &[])?;
         let record_bytes = u32::try_from(args.record)?;
         let settings = DatasetSettings { record_bytes, ..DatasetSettings::default() };
         let data = pool.create_dataset("read", &settings)?;

@@ -209,7 +209,7 @@ impl Job<'_> {
         let (args, common) = (self.args, self.common);
         let mut testbed = TestBed::new(&args.backing, common.seed)?;
         let all = self.bytes_each * self.threads as u64;
-        let memory = || testbed::cache(all + all / 2 + (256 << 20), &[], common.seed);
+        let memory = || testbed::cache(all + all / 2 + (256 << 20), false, common.seed);
         let numbers = {
             let pool = testbed.create(&memory()?, &[])?;
             let numbers = self.fill(&pool)?;

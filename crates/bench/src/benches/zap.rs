@@ -151,7 +151,7 @@ fn setting<'a>(common: &Common, args: &Args, backing: &'a BackingArgs) -> PoolCo
     PoolConfig {
         backing,
         cache_bytes: args.cache,
-        cache_tunables: &[],
+        plain_lru: false,
         pool_tunables: &[],
         copies: args.copies,
         seed: common.seed,

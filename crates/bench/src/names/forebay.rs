@@ -27,8 +27,8 @@ pub(crate) struct PoolConfig<'a> {
     pub(crate) backing: &'a BackingArgs,
     /// Bound of the cache, in bytes.
     pub(crate) cache_bytes: u64,
-    /// Tunables of the cache.
-    pub(crate) cache_tunables: &'a [(&'a str, &'a str)],
+    /// Whether the cache is one LRU list.
+    pub(crate) plain_lru: bool,
     /// Tunables of the pool.
     pub(crate) pool_tunables: &'a [(String, String)],
     /// Copies of metadata.
@@ -44,7 +44,7 @@ impl Pooled {
     /// If the pool cannot be made.
     pub(crate) fn new(setting: &PoolConfig<'_>) -> Result<Self, Failure> {
         let testbed = TestBed::new(setting.backing, setting.seed)?;
-        let cache = testbed::cache(setting.cache_bytes, setting.cache_tunables, setting.seed)?;
+        let cache = testbed::cache(setting.cache_bytes, setting.plain_lru, setting.seed)?;
         let pool = testbed.create(&cache, setting.pool_tunables)?;
         let metadata_copies = setting.copies;
         let settings = DatasetSettings { metadata_copies, ..DatasetSettings::default() };
@@ -70,7 +70,7 @@ impl Pooled {
         pool.export()?;
         drop(cache);
         testbed.slow_reads(delay);
-        let cache = testbed::cache(setting.cache_bytes, setting.cache_tunables, setting.seed)?;
+        let cache = testbed::cache(setting.cache_bytes, setting.plain_lru, setting.seed)?;
         let pool = testbed.import(&cache, setting.pool_tunables)?;
         let data = pool.dataset(DATASET)?;
         let open = |number: u64| data.directory(number);

@@ -10,9 +10,10 @@
 //!
 //! * A header has an entry here exactly while its word has `SPILLED`. Both change under the lock.
 //!   So a header with an entry has pins and is in use.
-//! * The word of such a header has pins. Each thread that leaves it sparse refills it before it
-//!   does anything else. The word could reach zero only if half as many threads as a crowded word
-//!   has pins were between these two steps at once. `Header::unpin` then ends the process.
+//! * The word of such a header has pins. Pins of a spilled word are released by `CacheInner::unpin`
+//!   only, and a thread that leaves it sparse refills it before it does anything else. The word
+//!   could reach zero only if half as many threads as a crowded word has pins were between these
+//!   two steps at once. `Header::unpin` then ends the process.
 //!
 //! Locking: `spilled-pins`, a leaf lock.
 
@@ -126,5 +127,56 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         } else {
             *entry.get_mut() -= 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_base::sync::{Arc, Mutex};
+
+    use crate::cache::Cache;
+    use crate::guard::OwnedRef;
+    use crate::header::state::CROWDED;
+
+    type Guards = Arc<Mutex<Vec<OwnedRef<u64, Value>>>>;
+
+    /// A value that calls a function when it is dropped.
+    struct Value(Option<Box<dyn FnOnce() + Send + Sync>>);
+
+    impl Drop for Value {
+        fn drop(&mut self) {
+            self.0.take().into_iter().for_each(|run| run());
+        }
+    }
+
+    /// Pins the block until its word spills, and drops guards until one pin less is sparse.
+    fn pin_to_the_edge(cache: &Cache<u64, Value>, guards: &Guards) {
+        let mut taken = vec![cache.get_owned(&1).expect("its insert has announced it")];
+        while !taken[0].header().state().is_spilled() {
+            taken.push(taken[0].clone());
+        }
+        while taken[0].header().state().pins() > CROWDED / 2 {
+            taken.pop();
+        }
+        guards.lock().extend(taken);
+    }
+
+    /// While an insert drops the value that it replaces, lookups find its block already. The insert
+    /// still has a pin on it then, and must refill the word if releasing that leaves it sparse.
+    #[test]
+    fn an_insert_refills_the_word_that_it_leaves_sparse() {
+        let cache = Cache::builder().capacity(10).weigher(|_, _| 1).build();
+        let cache = Arc::new(cache.expect("a small cache"));
+        let guards: Guards = Arc::new(Mutex::named("test-guards", Vec::new()));
+        let (inside, kept) = (cache.clone(), guards.clone());
+        let old = Value(Some(Box::new(move || pin_to_the_edge(&inside, &kept))));
+        assert!(cache.insert(1, old).is_ok());
+        assert!(cache.insert(1, Value(None)).is_ok());
+        let guards = std::mem::take(&mut *guards.lock());
+        let state = guards[0].header().state();
+        assert!(!state.is_sparse(), "{state:?}");
+        assert!(guards[0].is_cached());
+        drop(guards);
+        cache.audit();
     }
 }

@@ -193,6 +193,11 @@ impl Policy {
         }
     }
 
+    #[inline]
+    pub(crate) fn is_plain_lru(&self) -> bool {
+        self.plain_lru
+    }
+
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity.load(Ordering::Relaxed)
     }

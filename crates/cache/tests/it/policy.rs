@@ -390,3 +390,21 @@ fn loops_and_scans_are_no_worse_than_with_textbook_arc() {
     let (ours, theirs) = against_textbook("shifting zipf", 500, shifts, 200_000);
     assert!(ours >= theirs - 0.02, "{ours:.4} against {theirs:.4}");
 }
+
+#[test]
+fn a_plain_lru_has_one_list_without_classes_and_ghosts() {
+    let cache = inline(10, |_, _: &u64| 1).plain_lru().build().unwrap();
+    let attributes = [Attributes::DATA, Attributes::METADATA, Attributes::DATA.again()];
+    for key in 0..30 {
+        cache.insert_with(key, key, attributes[key as usize % 3]).unwrap();
+    }
+    let stats = cache.stats();
+    let resident: Vec<_> = stats.states.iter().filter(|s| s.blocks > 0).collect();
+    assert_eq!(resident.len(), 1, "{stats}");
+    assert_eq!(
+        (resident[0].state, resident[0].class, resident[0].blocks),
+        ("mru", Class::Data, 10)
+    );
+    assert!((0..20).all(|key| !cache.contains(&key)) && (20..30).all(|key| cache.contains(&key)));
+    audit(&cache);
+}

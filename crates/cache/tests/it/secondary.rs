@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use forebay_cache::{
-    Attributes, Begin, Cache, Candidate, Class, Hint, LoadError, LoadGuard, Reclaim,
+    Attributes, Begin, Cache, Candidate, Class, Hint, LoadError, LoadGuard, Reclaim, Refusal,
     SecondaryCache, Writing,
 };
 
@@ -406,6 +406,21 @@ fn a_write_that_an_overwrite_or_removal_met_is_outdated() {
     let stored = double.stored.lock().unwrap().clone();
     assert!(!stored.contains_key(&1) && !stored.contains_key(&2), "{stored:?}");
     assert_eq!(stored.len(), 8);
+    audit(&cache);
+}
+
+/// The secondary cache keeps its blocks over a close. If it kept the older value, it would return
+/// it to the next cache in front of it.
+#[test]
+fn an_insert_that_is_refused_as_closed_removes_the_older_value() {
+    let (cache, double) = with_double(10, 10);
+    cache.insert(1, 1).unwrap();
+    double.stored.lock().unwrap().extend([(1, 1), (2, 2)]);
+    cache.close();
+    for key in [1, 2] {
+        assert_eq!(cache.insert(key, 1000 + key).unwrap_err().reason, Refusal::Closed);
+    }
+    assert!(double.stored.lock().unwrap().is_empty(), "an old value may come back");
     audit(&cache);
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_base::sync::Mutex;
-use forebay_cache::{Candidate, LoadGuard, Reclaim, SecondaryCache, Writing};
+use forebay_cache::{Candidate, LoadGuard, Reclaim, Refusal, SecondaryCache, Writing};
 
 use crate::harness::{Block, Ledger, World};
 use forebay_base::model::{below, check, join, spawn};
@@ -157,6 +157,32 @@ fn what_is_being_written_stays() {
             assert_eq!(block.stored(), i > 0, "whether what was written is outdated");
         }
         join(threads);
+        double.stop();
+        World::end(world);
+    });
+}
+
+/// An insert over an older value races the close of the cache. Cached or refused, once it has
+/// returned, neither the cache nor the secondary cache returns the older value.
+#[test]
+fn an_insert_that_meets_a_close_leaves_no_older_value() {
+    const KEY: u64 = 1;
+    check(6000, || {
+        let double = Double::new();
+        let world = world(&double);
+        world.insert(KEY);
+        double.stored.lock().insert(KEY, 0);
+        let closer = {
+            let world = world.clone();
+            spawn(move || world.cache().close())
+        };
+        if let Err(refused) = world.cache().insert(KEY, world.block(KEY, 1)) {
+            assert_eq!(refused.reason, Refusal::Closed);
+        }
+        let found = world.cache().get(&KEY).map(|block| block.version);
+        assert!(found.is_none_or(|version| version == 1), "the cache returns the older value");
+        assert!(!double.stored.lock().contains_key(&KEY), "the older value is stored");
+        join([closer]);
         double.stop();
         World::end(world);
     });

@@ -1,11 +1,12 @@
 //! `forebay create`: creates a pool with one dataset.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use forebay_fs::{FileSystem, Owner};
-use forebay_io::OpenOptions;
+use forebay_io::{FileLock, OpenOptions};
 use forebay_pool::format::{CacheMode, Compression, SyncMode};
-use forebay_pool::{CreateOptions, DatasetSettings, MIN_DEVICE_BYTES, Pool, open_path};
+use forebay_pool::{CreateOptions, DatasetSettings, MIN_DEVICE_BYTES, Opened, Pool, open_path};
 
 use crate::args::{CompressionName, CreateArgs, DatasetArgs, L2ModeName, SyncModeName};
 use crate::control::run_dir;
@@ -142,23 +143,27 @@ pub(crate) struct New<'a> {
     pub(crate) force: bool,
 }
 
+/// Files that a command created, with their locks. While they are locked, no other process can
+/// have begun to use them.
+type CreatedFiles = Vec<(PathBuf, Arc<FileLock>)>;
+
 /// Creates a pool and a dataset with a file system. After a failure the created files are removed.
 ///
 /// # Errors
 /// If the pool cannot be created.
 pub(crate) fn create(new: &New<'_>) -> Result<Pool> {
-    let mut created_files = Vec::new();
+    let mut created_files = CreatedFiles::new();
     let created = create_in(new, &mut created_files);
     if created.is_err() {
-        for path in &created_files {
+        for (path, lock) in &created_files {
             // The error of the command is reported.
-            let _ = std::fs::remove_file(path);
+            let _ = lock.remove_file(path);
         }
     }
     created
 }
 
-fn create_in(new: &New<'_>, created_files: &mut Vec<PathBuf>) -> Result<Pool> {
+fn create_in(new: &New<'_>, created_files: &mut CreatedFiles) -> Result<Pool> {
     let cache = pools::cache(MemoryPlan::small())?;
     if new.name.contains(':') {
         return Err(Failure::new(format!(
@@ -173,14 +178,8 @@ fn create_in(new: &New<'_>, created_files: &mut Vec<PathBuf>) -> Result<Pool> {
     let mut there = pools::open_devices(&found, false)?.into_iter();
     let mut opened = Vec::new();
     for path in new.devices {
-        let options = OpenOptions {
-            create_bytes: Some(new.size_bytes / SIZE_UNIT * SIZE_UNIT),
-            ..OpenOptions::default()
-        };
         if !found.contains(path) {
-            check_directory(path)?;
-            created_files.push(path.clone());
-            opened.push(open_path(path, &options)?);
+            opened.push(create_file(path, new.size_bytes, created_files)?);
         } else {
             if let Some(device) = there.next() {
                 pools::refuse_content(&device, path, new.force)?;
@@ -195,21 +194,78 @@ fn create_in(new: &New<'_>, created_files: &mut Vec<PathBuf>) -> Result<Pool> {
     Ok(pool)
 }
 
-/// Checks that a file can be created, for a clear error.
-fn check_directory(path: &Path) -> Result<()> {
+/// Creates a file and opens it as a device.
+fn create_file(path: &Path, size_bytes: u64, created_files: &mut CreatedFiles) -> Result<Opened> {
+    pools::refuse_served(path)?;
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    pools::refuse_served(path)?;
-    let tried = std::fs::OpenOptions::new().write(true).create_new(true).open(path);
-    match tried {
-        Ok(_) => std::fs::remove_file(path)
-            .map_err(|error| Failure::about(path, "create the file", &error)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Failure::new(format!(
+    if !directory.exists() {
+        return Err(Failure::new(format!(
             "{}: no such directory; create it first, or give another path",
             directory.display()
-        ))),
-        Err(error) => Err(Failure::about(path, "create the file", &error)),
+        )));
+    }
+    let create_bytes = Some(size_bytes / SIZE_UNIT * SIZE_UNIT);
+    let options = OpenOptions { create_bytes, ..OpenOptions::default() };
+    let opened = open_path(path, &options).map_err(|error| not_created(path, error))?;
+    let Some(lock) = opened.lock_of_created() else {
+        // Its content was not checked.
+        return Err(Failure::new(format!(
+            "{0}: another process has just created it; give another path, or repeat the command to use the file as it is",
+            path.display()
+        )));
+    };
+    created_files.push((path.to_owned(), lock));
+    Ok(opened)
+}
+
+/// The error of creating a file. The error of the system, if there is one, is the clearest.
+fn not_created(path: &Path, error: forebay_pool::Error) -> Failure {
+    let mut cause = std::error::Error::source(&error);
+    while let Some(found) = cause {
+        if let Some(system) = found.downcast_ref::<std::io::Error>() {
+            return Failure::about(path, "create the file", system);
+        }
+        cause = found.source();
+    }
+    pools::not_opened(path, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_another_process_has_just_created_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tank.img");
+        let size_bytes = 64 << 20;
+        // Both have found that there is no such file.
+        let (mut ours, mut theirs) = (CreatedFiles::new(), CreatedFiles::new());
+        let opened = create_file(&path, size_bytes, &mut theirs).unwrap();
+        let refused = create_file(&path, size_bytes, &mut ours).unwrap_err().message;
+        assert!(refused.contains("tank.img: is in use"), "{refused}");
+        // The other one has ended meanwhile.
+        drop((opened, std::mem::take(&mut theirs)));
+        let refused = create_file(&path, size_bytes, &mut ours).unwrap_err().message;
+        assert!(refused.contains("another process has just created it"), "{refused}");
+        assert!(ours.is_empty(), "they would be removed");
+        assert_eq!(path.metadata().unwrap().len(), size_bytes);
+    }
+
+    #[test]
+    fn a_created_file_stays_locked_until_it_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tank.img");
+        let mut created = CreatedFiles::new();
+        let opened = create_file(&path, 64 << 20, &mut created).unwrap();
+        // A failed creation of the pool drops its devices.
+        drop(opened);
+        let refused = open_path(&path, &OpenOptions::default()).map(drop).unwrap_err();
+        assert_eq!(refused.kind(), forebay_pool::ErrorKind::InUse, "{refused}");
+        created[0].1.remove_file(&path).unwrap();
+        assert!(!path.exists());
     }
 }

@@ -3,6 +3,9 @@
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use forebay_io::OpenOptions;
+use forebay_pool::open_path;
+
 use super::create::check_size;
 use crate::args::ExpandArgs;
 use crate::control::Request;
@@ -36,10 +39,7 @@ pub(crate) fn run(args: &ExpandArgs) -> Result<()> {
         }
     });
     if grown.is_err() {
-        for path in &made {
-            // The error of the command is reported.
-            let _ = std::fs::remove_file(path);
-        }
+        made.iter().for_each(|path| remove_unused(path));
     }
     let grown = grown?;
     if let Some(device) = grown.grown.first() {
@@ -102,4 +102,40 @@ pub(super) fn make_file(path: &Path, size: Option<u64>) -> Result<bool> {
         failed(error)
     })?;
     Ok(true)
+}
+
+/// Removes a file that [`make_file`] created, after a failure. It was not locked since, so it stays
+/// if another process uses it, or has used it.
+pub(super) fn remove_unused(path: &Path) {
+    let Ok(_locked) = open_path(path, &OpenOptions::default()) else { return };
+    if device_content::refuse(path).is_ok() {
+        // The error of the command is reported.
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_created_file_that_another_process_uses_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("more.img");
+        assert!(make_file(&path, Some(64 << 20)).unwrap());
+        let used = open_path(&path, &OpenOptions::default()).unwrap();
+        remove_unused(&path);
+        assert!(path.exists(), "it was locked");
+        drop(used);
+        let content = |bytes: &[u8]| {
+            let file = std::fs::File::options().write(true).open(&path).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&file, bytes, 4096).unwrap();
+        };
+        content(b"a pool");
+        remove_unused(&path);
+        assert!(path.exists(), "it was not empty");
+        content(&[0; 6]);
+        remove_unused(&path);
+        assert!(!path.exists());
+    }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forebay_pool::L2Device;
 
-use super::expand::make_file;
+use super::expand::{make_file, remove_unused};
 use crate::control::Request;
 use crate::control::client::{self, Target, processes_of};
 use crate::control::messages::{L2DeviceInfo, PoolStatus, ProcessStats};
@@ -39,8 +39,7 @@ pub(crate) fn add(spec: &str, device: &Path, size: Option<u64>, force: bool) -> 
     let made = make_file(device, size)?;
     let added = add_to(&target, device, force).inspect_err(|_| {
         if made {
-            // The error of the command is reported.
-            let _ = std::fs::remove_file(device);
+            remove_unused(device);
         }
     })?;
     output::line(&format!(

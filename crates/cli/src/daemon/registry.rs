@@ -113,7 +113,7 @@ pub(crate) struct MountedDataset {
     /// True if the file system was opened read-only, which a remount cannot change.
     opened_read_only: bool,
     flags: Mutex<Flags>,
-    files: Arc<FileSystem>,
+    files: FileSystem,
     mount: Mount,
     /// Result of closing, once the mount is closed.
     outcome: Mutex<Option<Result<(), String>>>,
@@ -141,7 +141,7 @@ impl MountedDataset {
         options.allow_other = request.allow_other;
         options.fs_name = format!("{pool}/{}", request.dataset);
         options.max_write_bytes = MAX_WRITE_BYTES;
-        match forebay_fuse::mount(Arc::clone(&files), &request.at, &options) {
+        match forebay_fuse::mount(files.clone(), &request.at, &options) {
             Ok(mount) => Ok(Self {
                 pool,
                 dataset: request.dataset.clone(),
@@ -233,11 +233,7 @@ impl MountedDataset {
     }
 }
 
-fn open_files(
-    pool: &Arc<Pool>,
-    request: &MountRequest,
-    plan: &MemoryPlan,
-) -> Result<Arc<FileSystem>> {
+fn open_files(pool: &Arc<Pool>, request: &MountRequest, plan: &MemoryPlan) -> Result<FileSystem> {
     let options = FsOptions {
         memory_bytes: plan.inode_bytes,
         read_only: request.flags.read_only || pool.is_read_only(),

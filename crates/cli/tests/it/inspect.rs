@@ -97,6 +97,20 @@ fn files_of_a_mount_are_found_on_the_device() {
     let zap = json(&fixture, &["tank.img", "zap", "main", &root]);
     let stats = &zap["found"]["stats"];
     assert_eq!(stats["entries"].as_u64(), Some(names + 1));
+    let rows = stats["leaves_by_pointers"].as_array().expect("rows").iter();
+    let leaves: u64 =
+        rows.filter_map(|row| row["pointers"].as_u64().and(row["leaves"].as_u64())).sum();
+    assert_eq!(Some(leaves), stats["leaves"].as_u64());
+    let root_object = json(&fixture, &["tank.img", "object", "main", &root]);
+    let first = &root_object["found"]["first"][0];
+    assert!(first["block"].is_u64() && first["pointer"]["checksum"].is_string(), "{first}");
+    let level = &root_object["found"]["levels"][0];
+    for key in ["level", "blocks", "logical_bytes", "physical_bytes", "allocated_bytes"] {
+        assert!(level[key].is_u64(), "{key}: {level}");
+    }
+    for key in ["compressed", "gangs", "oldest_birth", "newest_birth"] {
+        assert!(level[key].is_u64(), "{key}: {level}");
+    }
     let text = fixture.ok(&["inspect", "tank.img", "zap", "main", &root]);
     for title in [
         "leaves by used share of the stored size",

@@ -13,6 +13,7 @@ mod durable;
 mod fixture;
 mod holes;
 mod inspect;
+mod inspect_json;
 mod l2_devices;
 mod lifecycle;
 mod logging;

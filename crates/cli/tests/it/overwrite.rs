@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::fixture::{Fixture, fuse, is_mounted, root};
+use crate::fixture::{Fixture, failed, fuse, is_mounted, root};
 
 /// A loop device over a file; it goes when this is dropped.
 struct Loop(String);
@@ -158,6 +158,26 @@ fn files_that_are_added_are_their_owners_alone() {
     for file in ["tank.img", "more.img"] {
         let mode = std::fs::metadata(fixture.path(file)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{file}");
+    }
+}
+
+#[test]
+fn creates_of_one_file_at_once_leave_the_pool_of_the_first() {
+    let rounds = if forebay_base::testing::full() { 500 } else { 50 };
+    let fixture = Fixture::new();
+    for round in 0..rounds {
+        let file = format!("tank{round}.img");
+        let creating = [0; 4].map(|_| fixture.start(&["create", &file, "--size", "64M"]));
+        let creating = creating.map(|running| running.wait());
+        let done = creating.iter().filter(|output| output.status.success()).count();
+        assert!(done <= 1, "{creating:?}");
+        for refused in creating.iter().filter(|output| !output.status.success()) {
+            failed(refused, 1, &["create", &file]);
+        }
+        assert_eq!(fixture.path(&file).exists(), done == 1, "{creating:?}");
+        if done == 1 {
+            fixture.ok(&["check", &file]);
+        }
     }
 }
 

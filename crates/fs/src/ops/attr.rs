@@ -1,7 +1,6 @@
 //! Attributes, and usage of the file system.
 
-use forebay_base::sync::Arc;
-use forebay_pool::non_blocking;
+use forebay_pool::Wait;
 
 use crate::attrs::{MODE_BITS, Meta};
 use crate::error::{Error, ErrorKind, Result};
@@ -12,8 +11,6 @@ use crate::inode::Inode;
 use crate::options::AtimeMode;
 use crate::stats::Op;
 use crate::types::{Attr, Caller, FileKind, FsUsage, Ino, SetAttr, SetTime, Time};
-
-use super::apply;
 
 /// Block size of [`FsUsage`] in bytes.
 const USAGE_BYTES: u64 = 4096;
@@ -54,7 +51,7 @@ impl FileSystem {
         let shrinks = set.size.is_some_and(|size| size < inode.size_info().0.size);
         {
             let tx = if shrinks { self.begin_freeing()? } else { self.begin()? };
-            let _lock = inode.lock()?;
+            let _lock = inode.lock(&tx)?;
             let now = self.now();
             let is_owner_change = set.uid.is_some() || set.gid.is_some();
             let is_content_change = set.size.is_some() || changes_nothing(set);
@@ -62,16 +59,13 @@ impl FileSystem {
                 is_owner_change || is_content_change && !self.keeps_set_id_of(&inode, caller);
             let member = drops && self.may_keep_sgid(&inode, caller);
             let dropped = drops.then_some(member);
-            let change = || self.change(&tx, &inode, |meta| set_meta(meta, set, dropped, now));
-            // The first change may report that it would block. Later changes may block.
-            match set.size {
-                Some(size) => {
-                    inode.file(self.dataset())?.truncate(&tx, size)?;
-                    self.writeback_errors().clear(inode.number, size..u64::MAX);
-                    apply(change)?;
-                }
-                None => change()?,
+            if let Some(size) = set.size {
+                inode.file(self.dataset(), tx.wait())?.truncate(&tx, size)?;
+                self.writeback_errors().clear(inode.number, size..u64::MAX);
+                // Only the first change may report that it would block.
+                tx.allow_wait();
             }
+            self.change(&tx, &inode, |meta| set_meta(meta, set, dropped, now))?;
         }
         Ok(self.attr(&inode))
     }
@@ -103,7 +97,7 @@ impl FileSystem {
 
     /// Returns the target from a symlink's attributes.
     pub(crate) fn target(&self, meta: &Meta) -> Result<Vec<u8>> {
-        let items = extras::read(self.dataset(), &meta.extras)?;
+        let items = extras::read(self.dataset(), &meta.extras, self.wait)?;
         let target = items.into_iter().find(|item| item.kind == EXTRA_TARGET);
         let target = target.ok_or_else(|| Error::corrupt("symlink without a target"))?;
         Ok(target.value)
@@ -140,15 +134,15 @@ impl FileSystem {
     /// As [`touch_atime`](Self::touch_atime), on a worker thread. For threads that may hold a
     /// transaction: a thread that waits for a device runs callbacks of other requests meanwhile. If
     /// the queue is full, the time is not updated.
-    pub(crate) fn touch_atime_later(self: &Arc<Self>, ino: Ino) {
-        let fs = Arc::clone(self);
+    pub(crate) fn touch_atime_later(&self, ino: Ino) {
+        let fs = self.blocking();
         let touch = move |_| {
             if let Ok(inode) = fs.inode_of(ino) {
                 fs.touch_atime(&inode);
             }
         };
         // A job that comes back is dropped.
-        let _ = self.workers.push(Box::new(touch), false);
+        let _ = self.shared.workers.push(Box::new(touch), false);
     }
 
     /// Updates the access time after a read, if necessary. Never blocks: if it would, the time is
@@ -167,12 +161,12 @@ impl FileSystem {
             inode.set_atime_fresh_until(until);
             return;
         }
-        let noted = non_blocking(|| -> Result<()> {
-            let tx = self.begin()?;
+        let note = || -> Result<()> {
+            let tx = self.begin_with(Wait::Refused)?;
             let Some(_lock) = inode.try_lock() else { return Ok(()) };
             self.touch(&tx, inode, |meta| meta.atime = now)
-        });
-        if noted.is_ok() {
+        };
+        if note().is_ok() {
             inode.set_atime_fresh_until(fresh_until(&inode.state().meta));
         }
     }

@@ -167,11 +167,11 @@ impl FileSystem {
                 return Ok(());
             }
         }
-        let directory = inode.directory(self.dataset())?;
+        let directory = inode.directory(self.dataset(), self.wait)?;
         let mut from = Cookie::from_raw(cookie.saturating_sub(FIRST_COOKIE));
         while !from.is_end() {
             let removals = inode.removals();
-            let entries = directory.entries(from, BATCH)?;
+            let entries = directory.with_wait(self.wait).entries(from, BATCH)?;
             for entry in &entries {
                 let Ok(dirent) = Dirent::decode(&entry.value) else {
                     self.counters().add(FsCounters::ENTRIES_SKIPPED, 0, 1);

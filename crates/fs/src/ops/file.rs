@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use forebay_base::sync::{Arc, thread_local};
-use forebay_pool::{Object, non_blocking};
+use forebay_pool::{Object, Wait};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{FileSystem, InodeRef, stale};
@@ -12,7 +12,6 @@ use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, FileKind, Handle, Ino, Write};
 use crate::workers::Dispatch;
 
-use super::apply;
 use super::privileges::KillPriv;
 
 /// Largest number of bytes written in one transaction.
@@ -114,8 +113,8 @@ impl FileSystem {
     ) -> Result<InodeRef<'_>> {
         self.enter(Op::Read)?;
         let inode = self.inode_of(ino)?;
-        let object = inode.file(self.dataset())?;
-        read_object(&object, offset, len, with)?;
+        let object = inode.file(self.dataset(), self.wait)?;
+        read_object(&object, offset, len, self.wait, with)?;
         Ok(inode)
     }
 
@@ -123,7 +122,7 @@ impl FileSystem {
     /// otherwise later on an I/O callback or a worker thread. `done` must not block. The inode must
     /// stay open or looked up until then.
     pub fn read_async(
-        self: &Arc<Self>,
+        &self,
         ino: Ino,
         handle: Handle,
         offset: u64,
@@ -131,26 +130,23 @@ impl FileSystem {
         done: ReadCallback,
     ) {
         let _ = handle;
-        self.try_read(AsyncRead { ino, offset, len, rounds: 0, done });
+        self.non_blocking().try_read(AsyncRead { ino, offset, len, rounds: 0, done });
     }
 
-    fn try_read(self: &Arc<Self>, mut read: AsyncRead) {
+    /// The handle is in non-blocking mode.
+    fn try_read(&self, read: AsyncRead) {
         // Later rounds run on other threads, which may hold a transaction.
         let own_thread = read.rounds == 0;
-        let tried = non_blocking(|| self.try_complete(read, own_thread));
-        read = match tried {
-            Some(read) => read,
-            None => return,
-        };
+        let Some(mut read) = self.try_complete(read, own_thread) else { return };
         read.rounds += 1;
         let object = match read.rounds <= FETCHES_MAX {
-            true => non_blocking(|| self.inode_of(read.ino)?.file(self.dataset())).ok(),
+            true => self.file_of(read.ino).ok(),
             false => None,
         };
         if let Some(object) = object {
             self.counters().add(FsCounters::READS_FETCHED, 0, 1);
             let (offset, len) = (read.offset, read.len.min(READ_MAX) as u64);
-            let fs = Arc::clone(self);
+            let fs = self.clone();
             let again = move || {
                 fs.try_read(read);
                 fs.drop_in_background();
@@ -158,7 +154,7 @@ impl FileSystem {
             return object.fetch(offset, len, Box::new(again));
         }
         self.counters().add(FsCounters::READS_OFFLOADED, 0, 1);
-        let finish = move |fs: &Arc<Self>, dispatch| {
+        let finish = move |fs: &Self, dispatch| {
             if dispatch == Dispatch::Cancelled {
                 return (read.done)(Err(fs.no_worker_error()));
             }
@@ -173,9 +169,13 @@ impl FileSystem {
         self.spawn_from_callback(Box::new(finish));
     }
 
+    fn file_of(&self, ino: Ino) -> Result<Arc<Object>> {
+        self.inode_of(ino)?.file(self.dataset(), self.wait)
+    }
+
     /// Reads and completes the request. Returns it if it would block. `own_thread` says that the
     /// thread holds no transaction.
-    fn try_complete(self: &Arc<Self>, read: AsyncRead, own_thread: bool) -> Option<AsyncRead> {
+    fn try_complete(&self, read: AsyncRead, own_thread: bool) -> Option<AsyncRead> {
         let AsyncRead { ino, offset, len, .. } = read;
         let mut left = Some(read);
         let tried = self.read_content(ino, offset, len, &mut |bytes| {
@@ -220,7 +220,7 @@ impl FileSystem {
         self.enter(Op::Write)?;
         let _ = handle;
         let inode = self.inode_of(ino)?;
-        let object = inode.file(self.dataset())?;
+        let object = inode.file(self.dataset(), self.wait)?;
         let mut done = 0;
         while done < data.len() {
             let piece = &data[done..data.len().min(done + PIECE_BYTES)];
@@ -250,20 +250,21 @@ impl FileSystem {
     ) -> Result<usize> {
         let at = if how.append { object.size() } else { offset };
         check_end(at, piece.len() as u64)?;
-        warm(object, at, piece.len() as u64)?;
+        warm(object, at, piece.len() as u64, self.wait)?;
         self.warm(inode)?;
         let tx = self.begin()?;
-        let _lock = inode.lock()?;
+        let _lock = inode.lock(&tx)?;
         let at = if how.append { object.size() } else { offset };
         check_end(at, piece.len() as u64)?;
-        // The first change may report that it would block. Later changes may block.
+        // Only the first change may report that it would block.
         let (written, failed) = object.write_some(&tx, at, piece);
         if written == 0 {
             return failed.map(|()| 0).map_err(Error::from);
         }
         self.writeback_errors().clear(inode.number, at..at + written);
         let kill_priv = KillPriv { set_id: how.clear_suid, capability: how.clear_capability };
-        apply(|| self.content_changed(&tx, inode, kill_priv))?;
+        tx.allow_wait();
+        self.content_changed(&tx, inode, kill_priv)?;
         Ok(written as usize)
     }
 
@@ -276,11 +277,12 @@ impl FileSystem {
     pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         self.enter(Op::Fsync)?;
         let inode = self.inode_of(ino)?;
-        if self.options.read_only {
+        if self.shared.options.read_only {
             // As on Linux: there is nothing to write.
             return Ok(());
         }
         self.writeback_errors().check(inode.number)?;
+        self.wait.check("what is to be durable")?;
         if !data_only {
             self.flush_times(&inode)?;
         }
@@ -299,11 +301,11 @@ impl FileSystem {
     /// Prepares a change of size: checks it, reads the records at the edge, and frees what exceeds
     /// one transaction.
     pub(crate) fn prepare_resize(&self, inode: &Inode, size: u64) -> Result<()> {
-        let object = inode.file(self.dataset())?;
+        let object = inode.file(self.dataset(), self.wait)?;
         check_end(size, 0)?;
         let old = object.size();
         if size < old {
-            warm(&object, size, 0)?;
+            warm(&object, size, 0, self.wait)?;
             self.free_in_steps(&object, size, old, &mut || true)?;
         }
         Ok(())
@@ -323,20 +325,20 @@ pub(super) fn check_end(offset: u64, len: u64) -> Result<()> {
 }
 
 /// Reads the records at the edges of a range, which a write replaces only in part.
-pub(super) fn warm(object: &Object, offset: u64, len: u64) -> Result<()> {
+pub(super) fn warm(object: &Object, offset: u64, len: u64, wait: Wait) -> Result<()> {
     let record = u64::from(object.record_bytes());
     let size = object.size();
     let end = offset.saturating_add(len);
     let mut byte = [0];
     if !offset.is_multiple_of(record) && offset - offset % record < size {
-        object.read(offset - offset % record, &mut byte)?;
+        object.with_wait(wait).read(offset - offset % record, &mut byte)?;
     }
     let last = end - end % record;
     // The last record is not needed if the write replaces all of it, or if it is also the first
     // one.
     if !end.is_multiple_of(record) && end < size && (last > offset || offset.is_multiple_of(record))
     {
-        object.read(last, &mut byte)?;
+        object.with_wait(wait).read(last, &mut byte)?;
     }
     Ok(())
 }
@@ -346,6 +348,7 @@ fn read_object(
     object: &Object,
     offset: u64,
     len: usize,
+    wait: Wait,
     with: &mut dyn FnMut(&[u8]),
 ) -> Result<()> {
     let there = object.size().saturating_sub(offset);
@@ -355,7 +358,7 @@ fn read_object(
     if buffer.len() < len {
         buffer.resize(len, 0);
     }
-    let read = object.read(offset, &mut buffer[..len]);
+    let read = object.with_wait(wait).read(offset, &mut buffer[..len]);
     if let Ok(read) = read {
         with(&buffer[..read]);
     }

@@ -6,7 +6,8 @@
 //!    block, without having changed anything.
 //! 2. Begin a transaction and take the inode locks.
 //! 3. Check again what may have changed. If it has, start over.
-//! 4. Apply the changes. This phase may block on devices, but rarely does.
+//! 4. Apply the changes. This phase must not stop half-way, so it may block on devices in any mode
+//!    ([`Transaction::allow_wait`](forebay_pool::Transaction::allow_wait)). It rarely does.
 //!
 //! If the last phase fails for lack of memory or space, it is rolled back: names first, because
 //! they may need space, then attributes.
@@ -26,12 +27,6 @@ use crate::format::NAME_MAX;
 
 /// Largest number of restarts because of concurrent changes.
 pub(crate) const RETRIES_MAX: usize = 1000;
-
-/// Runs the part of an operation that must not stop half-way: it may block even on a non-blocking
-/// thread.
-pub(crate) fn apply<R>(f: impl FnOnce() -> R) -> R {
-    forebay_pool::blocking_allowed(f)
-}
 
 /// # Errors
 /// [`NameTooLong`](ErrorKind::NameTooLong), or [`Invalid`](ErrorKind::Invalid) if it cannot name an

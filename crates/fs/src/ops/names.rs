@@ -12,7 +12,7 @@ use crate::inode_lock::InodeLocks;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, Entry, FileKind, Handle, Ino, NewNode};
 
-use super::{RETRIES_MAX, apply, check_name, exists, not_found, retries_exhausted};
+use super::{RETRIES_MAX, check_name, exists, not_found, retries_exhausted};
 
 impl FileSystem {
     /// Looks up a name, and adds one to the lookup count of its inode.
@@ -89,34 +89,33 @@ impl FileSystem {
         if inode.kind == FileKind::Directory {
             return Err(Error::new(ErrorKind::NotPermitted, "a directory cannot have hard links"));
         }
-        let names = parent.directory(self.dataset())?;
-        if names.lookup(name)?.is_some() {
+        let names = parent.directory(self.dataset(), self.wait)?;
+        if names.with_wait(self.wait).lookup(name)?.is_some() {
             return Err(exists());
         }
         self.warm(&parent)?;
         self.warm(&inode)?;
         {
             let tx = self.begin()?;
-            let _locks = InodeLocks::of([&*parent, &*inode])?;
-            apply(|| -> Result<()> {
-                check_linked(&parent)?;
-                check_linked(&inode)?;
-                check_nlink(&inode)?;
-                let now = self.now();
-                self.order_content(&tx, &inode);
-                // First, because nothing may fail after the link is made.
-                self.touch(&tx, &parent, |meta| meta.changed(now))?;
-                let dirent = Dirent { number: inode.number, kind: inode.kind };
-                names.insert(&tx, name, &dirent.encode())?;
-                let counted = self.change(&tx, &inode, |meta| {
-                    meta.nlink += 1;
-                    meta.ctime = now;
-                });
-                counted.or_else(|error| {
-                    let removed = names.remove(&tx, name);
-                    parent.note_removal();
-                    removed.map_err(Error::from).and(Err(error))
-                })
+            let _locks = InodeLocks::of(&tx, [&*parent, &*inode])?;
+            tx.allow_wait();
+            check_linked(&parent)?;
+            check_linked(&inode)?;
+            check_nlink(&inode)?;
+            let now = self.now();
+            self.order_content(&tx, &inode);
+            // First, because nothing may fail after the link is made.
+            self.touch(&tx, &parent, |meta| meta.changed(now))?;
+            let dirent = Dirent { number: inode.number, kind: inode.kind };
+            names.insert(&tx, name, &dirent.encode())?;
+            let counted = self.change(&tx, &inode, |meta| {
+                meta.nlink += 1;
+                meta.ctime = now;
+            });
+            counted.or_else(|error| {
+                let removed = names.remove(&tx, name);
+                parent.note_removal();
+                removed.map_err(Error::from).and(Err(error))
             })?;
         }
         Ok(inode.into_entry(parent.number, name))
@@ -163,7 +162,8 @@ impl FileSystem {
 
     /// Reads a directory entry.
     pub(crate) fn find(&self, parent: &Inode, name: &[u8]) -> Result<Option<Dirent>> {
-        let value = parent.directory(self.dataset())?.lookup(name)?;
+        let value =
+            parent.directory(self.dataset(), self.wait)?.with_wait(self.wait).lookup(name)?;
         value.map(|value| Dirent::decode(&value)).transpose()
     }
 
@@ -176,31 +176,31 @@ impl FileSystem {
     ) -> Result<InodeRef<'_>> {
         check_name(name)?;
         let target = check_node(node)?;
-        if parent.directory(self.dataset())?.lookup(name)?.is_some() {
+        let names = parent.directory(self.dataset(), self.wait)?;
+        if names.with_wait(self.wait).lookup(name)?.is_some() {
             return Err(exists());
         }
         self.warm(parent)?;
         let record = self.dataset().settings()?.record_bytes;
         let tx = self.begin()?;
-        let _lock = parent.lock()?;
-        apply(|| {
-            check_linked(parent)?;
-            if node.kind == FileKind::Directory {
-                check_nlink(parent)?;
-            }
-            let mut meta = self.new_meta(parent, node, caller);
-            if let Some(target) = target {
-                let items = extras::encode(&[Item::target(target)])?;
-                meta.extras = extras::store(self.dataset(), &tx, items)?;
-            }
-            let size = target.map_or(0, |target| target.len() as u64);
-            let size_info = SizeInfo { size, allocated: 0, record };
-            let made = self.create_inode(&tx, parent, name, &meta, size_info);
-            if made.is_err() {
-                extras::discard(self.dataset(), &tx, &meta.extras)?;
-            }
-            made
-        })
+        let _lock = parent.lock(&tx)?;
+        tx.allow_wait();
+        check_linked(parent)?;
+        if node.kind == FileKind::Directory {
+            check_nlink(parent)?;
+        }
+        let mut meta = self.new_meta(parent, node, caller);
+        if let Some(target) = target {
+            let items = extras::encode(&[Item::target(target)])?;
+            meta.extras = extras::store(self.dataset(), &tx, items)?;
+        }
+        let size = target.map_or(0, |target| target.len() as u64);
+        let size_info = SizeInfo { size, allocated: 0, record };
+        let made = self.create_inode(&tx, parent, name, &meta, size_info);
+        if made.is_err() {
+            extras::discard(self.dataset(), &tx, &meta.extras)?;
+        }
+        made
     }
 
     /// Creates an object and its name.
@@ -214,7 +214,7 @@ impl FileSystem {
     ) -> Result<InodeRef<'_>> {
         let dataset = self.dataset();
         let is_directory = meta.kind == FileKind::Directory;
-        let names = parent.directory(dataset)?;
+        let names = parent.directory(dataset, tx.wait())?;
         let attributes = meta.encode();
         let number = match is_directory {
             true => dataset.create_directory(tx, &attributes)?,

@@ -3,7 +3,7 @@
 //! The [`Client`] tells a kernel that caches attributes, because the reply to a write has none.
 
 use forebay_base::sync::Arc;
-use forebay_pool::Transaction;
+use forebay_pool::{Transaction, Wait};
 
 use crate::attrs::{SGID, SUID};
 use crate::error::Result;
@@ -41,11 +41,11 @@ pub trait Client: Send + Sync {
 impl FileSystem {
     /// Sets the client, or removes it.
     pub fn set_client(&self, client: Option<Arc<dyn Client>>) {
-        *self.client.lock() = client;
+        *self.shared.client.lock() = client;
     }
 
     fn client(&self) -> Option<Arc<dyn Client>> {
-        self.client.lock().clone()
+        self.shared.client.lock().clone()
     }
 
     /// Tells the client that an inode's mode has changed.
@@ -95,7 +95,7 @@ impl FileSystem {
         kill_priv: KillPriv,
     ) -> Result<()> {
         let now = self.now();
-        if kill_priv.capability && self.has_capability(inode)? {
+        if kill_priv.capability && self.has_capability(inode, tx.wait())? {
             self.replace_extras(tx, inode, |items| {
                 items.retain(|item| !is_capability(item));
                 Ok(())
@@ -115,7 +115,7 @@ impl FileSystem {
     }
 
     /// Whether the inode has file capabilities. Most inodes have no extended attributes at all.
-    fn has_capability(&self, inode: &Inode) -> Result<bool> {
+    fn has_capability(&self, inode: &Inode, wait: Wait) -> Result<bool> {
         let before = {
             let state = inode.state();
             match (&state.meta.extras, state.capability) {
@@ -124,7 +124,7 @@ impl FileSystem {
                 (extras, None) => extras.clone(),
             }
         };
-        let has = extras::read(self.dataset(), &before)?.iter().any(is_capability);
+        let has = extras::read(self.dataset(), &before, wait)?.iter().any(is_capability);
         let mut state = inode.state();
         if state.meta.extras == before {
             state.capability = Some(has);

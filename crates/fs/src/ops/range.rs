@@ -1,6 +1,6 @@
 //! Ranges of files: allocation, holes and copies.
 
-use forebay_pool::{Object, check_blocking};
+use forebay_pool::Object;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::FileSystem;
@@ -8,7 +8,6 @@ use crate::inode::Inode;
 use crate::stats::Op;
 use crate::types::{Caller, FallocateMode, Handle, Ino, Seek, Write};
 
-use super::apply;
 use super::file::{check_end, warm};
 
 /// Bytes copied at once.
@@ -43,7 +42,7 @@ impl FileSystem {
         self.enter(Op::Fallocate)?;
         let _ = handle;
         let inode = self.inode_of(ino)?;
-        let object = inode.file(self.dataset())?;
+        let object = inode.file(self.dataset(), self.wait)?;
         if len == 0 {
             return Err(Error::new(ErrorKind::Invalid, "the range is empty"));
         }
@@ -58,7 +57,7 @@ impl FileSystem {
             FallocateMode::Punch => self.punch(&range),
             FallocateMode::Zero { keep_size } => {
                 // Zeroing takes two transactions. The first cannot be rolled back.
-                check_blocking("zeroing a range")?;
+                self.wait.check("zeroing a range")?;
                 self.punch(&range)?;
                 self.extend(&range, keep_size)
             }
@@ -74,7 +73,7 @@ impl FileSystem {
             return Ok(());
         }
         // Unwritten changes reserve more space than they will use.
-        check_blocking("space freed by a transaction group")?;
+        self.wait.check("space freed by a transaction group")?;
         self.pool().sync()?;
         if has_space() {
             return Ok(());
@@ -87,26 +86,27 @@ impl FileSystem {
         let Range { inode, object, end, caller, .. } = *range;
         self.warm(inode)?;
         let tx = self.begin()?;
-        let _lock = inode.lock()?;
-        // The first change may report that it would block. Later changes may block.
-        if keep_size || end <= object.size() {
-            return self.content_changed(&tx, inode, self.kill_priv_by(inode, caller));
+        let _lock = inode.lock(&tx)?;
+        if !keep_size && end > object.size() {
+            object.truncate(&tx, end)?;
+            // Only the first change may report that it would block.
+            tx.allow_wait();
         }
-        object.truncate(&tx, end)?;
-        apply(|| self.content_changed(&tx, inode, self.kill_priv_by(inode, caller)))
+        self.content_changed(&tx, inode, self.kill_priv_by(inode, caller))
     }
 
     fn punch(&self, range: &Range<'_>) -> Result<()> {
         let Range { inode, object, offset, end, caller } = *range;
-        warm(object, offset, end - offset)?;
+        warm(object, offset, end - offset, self.wait)?;
         // All but one transaction's worth.
         self.free_in_steps(object, offset, end, &mut || true)?;
         self.warm(inode)?;
         let tx = self.begin_freeing()?;
-        let _lock = inode.lock()?;
+        let _lock = inode.lock(&tx)?;
         object.punch(&tx, offset, end - offset)?;
         self.writeback_errors().clear(inode.number, offset..end);
-        apply(|| self.content_changed(&tx, inode, self.kill_priv_by(inode, caller)))
+        tx.allow_wait();
+        self.content_changed(&tx, inode, self.kill_priv_by(inode, caller))
     }
 
     /// Returns the first offset at or after `offset` with data, or in a hole.
@@ -117,7 +117,8 @@ impl FileSystem {
         self.enter(Op::Seek)?;
         let _ = handle;
         let inode = self.inode_of(ino)?;
-        let object = inode.file(self.dataset())?;
+        let object = inode.file(self.dataset(), self.wait)?;
+        let object = object.with_wait(self.wait);
         let found = match what {
             Seek::Data => object.next_data(offset)?,
             Seek::Hole => object.next_hole(offset)?,
@@ -143,7 +144,7 @@ impl FileSystem {
         caller: Caller,
     ) -> Result<u64> {
         self.enter(Op::CopyRange)?;
-        let source = self.inode_of(ino_in)?.file(self.dataset())?;
+        let source = self.inode_of(ino_in)?.file(self.dataset(), self.wait)?;
         let len = len.min(source.size().saturating_sub(offset_in));
         let apart = offset_in.abs_diff(offset_out) >= len;
         if ino_in == ino_out && !apart {
@@ -156,7 +157,7 @@ impl FileSystem {
         let mut done = 0;
         while done < len {
             let part = buffer.len().min((len - done) as usize);
-            let copied = source.read(offset_in + done, &mut buffer[..part]);
+            let copied = source.with_wait(self.wait).read(offset_in + done, &mut buffer[..part]);
             let copied = copied.map_err(Error::from).and_then(|read| {
                 let (bytes, to) = (&buffer[..read], offset_out.saturating_add(done));
                 self.write(ino_out, Handle(ino_out.0), to, bytes, how)

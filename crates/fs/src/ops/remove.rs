@@ -18,7 +18,7 @@ use crate::stats::{FsCounters, Op};
 use crate::types::{FileKind, Ino, Time};
 
 use super::names::check_linked;
-use super::{RETRIES_MAX, apply, check_name, not_found, retries_exhausted};
+use super::{RETRIES_MAX, check_name, not_found, retries_exhausted};
 
 impl FileSystem {
     /// Removes a name of an inode that is no directory.
@@ -54,14 +54,15 @@ impl FileSystem {
             self.warm(parent)?;
             self.warm_removal(&child)?;
             let tx = self.begin_freeing()?;
-            let _locks = InodeLocks::of([parent, &child])?;
+            let _locks = InodeLocks::of(&tx, [parent, &child])?;
             check_linked(parent)?;
             if self.find(parent, name)?.map(|dirent| dirent.number) != Some(child.number) {
                 self.counters().add(FsCounters::RETRIES, 0, 1);
                 continue;
             }
             self.check_removable(&child, directory)?;
-            return apply(|| self.remove_now(&tx, parent, name, &child));
+            tx.allow_wait();
+            return self.remove_now(&tx, parent, name, &child);
         }
         Err(retries_exhausted())
     }
@@ -72,7 +73,7 @@ impl FileSystem {
             (false, true) => Err(Error::new(ErrorKind::NotADirectory, "not a directory")),
             (true, false) => Err(Error::new(ErrorKind::IsADirectory, "is a directory")),
             (false, false) => Ok(()),
-            (true, true) => match child.directory(self.dataset())?.is_empty() {
+            (true, true) => match child.directory(self.dataset(), self.wait)?.is_empty() {
                 true => Ok(()),
                 false => Err(not_empty()),
             },
@@ -81,7 +82,7 @@ impl FileSystem {
 
     /// Loads what [`drop_link`](Self::drop_link) needs.
     pub(super) fn warm_removal(&self, child: &Inode) -> Result<()> {
-        self.orphans().lookup(orphan_name(child.number).as_bytes())?;
+        self.orphans().with_wait(self.wait).lookup(orphan_name(child.number).as_bytes())?;
         self.warm(child)
     }
 
@@ -92,7 +93,7 @@ impl FileSystem {
         name: &[u8],
         child: &Inode,
     ) -> Result<()> {
-        let names = parent.directory(self.dataset())?;
+        let names = parent.directory(self.dataset(), tx.wait())?;
         let now = self.now();
         let meta = child.meta();
         let value = names.remove(tx, name)?;

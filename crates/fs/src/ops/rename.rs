@@ -4,7 +4,7 @@
 //! directory do not change during the check for loops. That lock comes after the transaction and
 //! before the inode locks.
 
-use forebay_pool::{Transaction, lock_or_would_block};
+use forebay_pool::Transaction;
 
 use crate::attrs::{Dirent, Meta};
 use crate::error::{Error, ErrorKind, Result};
@@ -15,7 +15,7 @@ use crate::stats::{FsCounters, Op};
 use crate::types::{FileKind, Ino, RenameMode, Time};
 
 use super::names::{check_linked, check_nlink};
-use super::{RETRIES_MAX, apply, check_name, exists, not_found, retries_exhausted};
+use super::{RETRIES_MAX, check_name, exists, not_found, retries_exhausted};
 
 /// Largest depth of a directory. A deeper one is in a loop.
 const DEPTH_MAX: usize = 1 << 20;
@@ -71,9 +71,9 @@ impl FileSystem {
                 self.warm_removal(target)?;
             }
             let tx = self.begin_renaming(&rename)?;
-            let rename_lock = || lock_or_would_block(&self.rename_mutex, "the rename lock");
+            let rename_lock = || tx.wait().lock(&self.shared.rename_mutex, "the rename lock");
             let _rename_lock = moves.then(rename_lock).transpose()?;
-            let _locks = InodeLocks::of([&from, &to, &source, target.unwrap_or(&source)])?;
+            let _locks = InodeLocks::of(&tx, [&from, &to, &source, target.unwrap_or(&source)])?;
             if !self.is_unchanged(&rename)? {
                 self.counters().add(FsCounters::RETRIES, 0, 1);
                 continue;
@@ -84,7 +84,8 @@ impl FileSystem {
             if moves {
                 self.check_loops(&rename)?;
             }
-            return apply(|| self.rename_now(&tx, &rename));
+            tx.allow_wait();
+            return self.rename_now(&tx, &rename);
         }
         Err(retries_exhausted())
     }
@@ -205,8 +206,8 @@ impl FileSystem {
     }
 
     fn swap_names(&self, tx: &Transaction<'_>, rename: &Rename<'_>) -> Result<()> {
-        let from = rename.from.directory(self.dataset())?;
-        let to = rename.to.directory(self.dataset())?;
+        let from = rename.from.directory(self.dataset(), tx.wait())?;
+        let to = rename.to.directory(self.dataset(), tx.wait())?;
         match rename.target {
             Some(_) => drop(to.replace(tx, rename.new_name, &value_of(rename.source))?),
             None => to.insert(tx, rename.new_name, &value_of(rename.source))?,
@@ -228,8 +229,8 @@ impl FileSystem {
     }
 
     fn swap_names_back(&self, tx: &Transaction<'_>, rename: &Rename<'_>) -> Result<()> {
-        let from = rename.from.directory(self.dataset())?;
-        let to = rename.to.directory(self.dataset())?;
+        let from = rename.from.directory(self.dataset(), tx.wait())?;
+        let to = rename.to.directory(self.dataset(), tx.wait())?;
         from.update(tx, rename.name, &value_of(rename.source))?;
         match rename.target {
             Some(target) => drop(to.replace(tx, rename.new_name, &value_of(target))?),

@@ -1,6 +1,6 @@
 //! Extended attributes.
 
-use forebay_pool::Transaction;
+use forebay_pool::{Transaction, Wait};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::extras::{self, Item};
@@ -9,8 +9,6 @@ use crate::fs::FileSystem;
 use crate::inode::Inode;
 use crate::stats::Op;
 use crate::types::{Ino, XattrMode};
-
-use super::apply;
 
 /// Prefixes of valid names.
 const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
@@ -25,7 +23,7 @@ impl FileSystem {
         self.enter(Op::Getxattr)?;
         let inode = self.inode_of(ino)?;
         check_xattr_name(name)?;
-        let items = self.extras(&inode)?;
+        let items = self.extras(&inode, self.wait)?;
         let item = items.into_iter().find(|item| item.is_xattr() && item.name == name);
         item.map(|item| item.value).ok_or_else(no_attribute)
     }
@@ -87,15 +85,15 @@ impl FileSystem {
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
         self.enter(Op::Listxattr)?;
         let inode = self.inode_of(ino)?;
-        let items = self.extras(&inode)?;
+        let items = self.extras(&inode, self.wait)?;
         Ok(items.into_iter().filter(Item::is_xattr).map(|item| item.name).collect())
     }
 
     /// Reads all extras of an inode.
-    fn extras(&self, inode: &Inode) -> Result<Vec<Item>> {
+    fn extras(&self, inode: &Inode, wait: Wait) -> Result<Vec<Item>> {
         for _ in 0..super::RETRIES_MAX {
             let before = inode.meta().extras;
-            let items = extras::read(self.dataset(), &before);
+            let items = extras::read(self.dataset(), &before, wait);
             // If another thread has replaced the spill, its object may be gone or reused.
             if items.is_ok() && matches!(before, extras::Extras::Inline(_))
                 || inode.state().meta.extras == before
@@ -112,13 +110,14 @@ impl FileSystem {
         mut edit: impl FnMut(&mut Vec<Item>) -> Result<()>,
     ) -> Result<()> {
         // Fail before the transaction begins.
-        edit(&mut self.extras(inode)?)?;
+        edit(&mut self.extras(inode, self.wait)?)?;
         self.warm(inode)?;
         let tx = self.begin()?;
-        let _lock = inode.lock()?;
-        let mut items = self.extras(inode)?;
+        let _lock = inode.lock(&tx)?;
+        let mut items = self.extras(inode, tx.wait())?;
         edit(&mut items)?;
-        apply(|| self.store_extras(&tx, inode, &items))
+        tx.allow_wait();
+        self.store_extras(&tx, inode, &items)
     }
 
     /// Edits the extras within a transaction. The caller holds the inode lock.
@@ -128,7 +127,7 @@ impl FileSystem {
         inode: &Inode,
         edit: impl FnOnce(&mut Vec<Item>) -> Result<()>,
     ) -> Result<()> {
-        let mut items = self.extras(inode)?;
+        let mut items = self.extras(inode, tx.wait())?;
         edit(&mut items)?;
         self.store_extras(tx, inode, &items)
     }

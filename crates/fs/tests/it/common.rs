@@ -62,17 +62,17 @@ impl Fixture {
         Pool::import(vec![Arc::clone(&self.device).into()], &options).expect("the pool")
     }
 
-    pub(crate) fn mount(&self) -> Arc<FileSystem> {
+    pub(crate) fn mount(&self) -> FileSystem {
         self.mount_with(&FsOptions::default())
     }
 
     /// Mounts a pool that is imported read-only.
-    pub(crate) fn mount_read_only(&self) -> Arc<FileSystem> {
+    pub(crate) fn mount_read_only(&self) -> FileSystem {
         let pool = Arc::new(self.pool_with(true));
         FileSystem::open_in(pool, NAME, &FsOptions::default()).expect("the file system")
     }
 
-    pub(crate) fn mount_with(&self, options: &FsOptions) -> Arc<FileSystem> {
+    pub(crate) fn mount_with(&self, options: &FsOptions) -> FileSystem {
         FileSystem::open_in(Arc::new(self.pool()), NAME, options).expect("the file system")
     }
 }
@@ -90,7 +90,7 @@ fn host() -> HostId {
 }
 
 /// Closes the file system, checks the pool, and exports it.
-pub(crate) fn unmount(fs: Arc<FileSystem>) {
+pub(crate) fn unmount(fs: FileSystem) {
     audit(&fs);
     fs.close().expect("closes");
     let report = fs.pool().check(&mut |_| std::ops::ControlFlow::Continue(())).expect("a check");

@@ -211,7 +211,7 @@ fn run(seed: u64) -> usize {
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..2)
             .map(|thread| {
-                let (fs, device, dirs, promises) = (&*fs, &*device, &dirs[..], &promises);
+                let (fs, device, dirs, promises) = (&fs, &*device, &dirs[..], &promises);
                 let rng = SmallRng::from_seed(seed * 2 + thread as u64);
                 let mut work = Work { fs, device, thread, rng, dirs, promises };
                 scope.spawn(move || work.run())
@@ -241,7 +241,7 @@ fn run(seed: u64) -> usize {
 
 /// The file system after `work` and the loss of all unflushed writes. Before `work` the log is open
 /// and there is a durable file `config` with the content `old`.
-fn after_crash(work: impl FnOnce(&FileSystem)) -> Arc<FileSystem> {
+fn after_crash(work: impl FnOnce(&FileSystem)) -> FileSystem {
     let memory = crate::common::memory(96 * MIB);
     let options = RecordOptions { max_bytes: 1 << 30, base: None };
     let device = Arc::new(RecordDevice::new(memory, options));
@@ -337,6 +337,23 @@ fn a_directory_that_was_renamed_has_the_content_of_its_files() {
     });
     let dir = fs.lookup(ROOT, b"current").unwrap().attr.ino;
     assert_eq!(content(&fs, dir, b"file"), b"new");
+}
+
+#[test]
+fn a_group_has_the_times_of_a_change_after_an_fsync() {
+    let mut mtime = None;
+    let fs = after_crash(|fs| {
+        let config = fs.lookup(ROOT, b"config").unwrap().attr.ino;
+        // The second write leaves a time for the fsync to store.
+        write(fs, config, 0, b"new");
+        write(fs, config, 0, b"newer");
+        fs.fsync(config, false).unwrap();
+        write(fs, config, 0, b"newest");
+        fs.pool().sync().unwrap();
+        mtime = Some(fs.getattr(config).unwrap().mtime);
+    });
+    assert_eq!(content(&fs, ROOT, b"config"), b"newest");
+    assert_eq!(Some(fs.lookup(ROOT, b"config").unwrap().attr.mtime), mtime);
 }
 
 #[test]

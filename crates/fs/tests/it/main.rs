@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "plain threads in tests")]
 
+mod ace;
 mod basic;
 mod common;
 mod crash;

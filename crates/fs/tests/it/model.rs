@@ -26,6 +26,7 @@ pub(crate) struct Node {
 }
 
 /// The tree. Nodes are identified by index; the root is 0.
+#[derive(Clone)]
 pub(crate) struct Model {
     pub(crate) nodes: Vec<Node>,
 }

@@ -1,22 +1,22 @@
-//! Non-blocking threads on a slow device.
+//! Non-blocking mode on a slow device.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use forebay_fs::{
-    ErrorKind, FallocateMode, FileKind, FileSystem, Handle, NewNode, RenameMode, SetAttr, XattrMode,
+    ErrorKind, FallocateMode, FileKind, FileSystem, Handle, NewNode, RenameMode, Seek, SetAttr,
+    XattrMode,
 };
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
-use forebay_pool::non_blocking;
 
 use crate::common::{Fixture, ME, MIB, ROOT, audit, file, memory, mkdir, read, unmount, write};
 
 const NAMES: u32 = 3000;
 
 /// A file system with nothing but its root in memory.
-fn cold() -> (Arc<FaultDevice>, Fixture, Arc<FileSystem>) {
+fn cold() -> (Arc<FaultDevice>, Fixture, FileSystem) {
     let faults = Arc::new(FaultDevice::new(memory(256 * MIB), 1));
     let fixture = Fixture::on(Arc::clone(&faults) as Arc<dyn Device>);
     let fs = fixture.mount();
@@ -56,24 +56,25 @@ fn operations_that_would_block_change_nothing() {
     let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };
     let size = SetAttr { size: Some(3), ..SetAttr::default() };
     let mode = SetAttr { mode: Some(0o777), ..SetAttr::default() };
-    non_blocking(|| {
-        would_block(fs.lookup(ROOT, b"file 8"));
-        would_block(fs.make(ROOT, b"new dir", &node, ME));
-        would_block(fs.create(ROOT, b"new", 0o644, ME));
-        would_block(fs.link(ino, ROOT, b"link"));
-        would_block(fs.unlink(ROOT, b"file 7"));
-        would_block(fs.rmdir(ROOT, b"dir"));
-        would_block(fs.rename(ROOT, b"file 7", ROOT, b"other", RenameMode::Replace));
-        would_block(fs.setattr(ino, &size, ME));
-        would_block(fs.setattr(ino, &mode, ME));
-        would_block(fs.setxattr(ino, b"user.x", b"1", XattrMode::Either));
-        would_block(fs.write(ino, handle, 10, b"abc", Default::default()));
-        would_block(fs.read(ino, handle, 0, 100, &mut |_| panic!("nothing is there")));
-        would_block(fs.fallocate(ino, handle, 5, 50, FallocateMode::Punch, ME));
-        would_block(fs.readdir(ROOT, Handle(1), 2, &mut |_| panic!("nothing is there")));
-        // Attributes are in memory.
-        assert_eq!(fs.getattr(ino).unwrap().nlink, 1);
-    });
+    let tried = fs.non_blocking();
+    would_block(tried.lookup(ROOT, b"file 8"));
+    would_block(tried.make(ROOT, b"new dir", &node, ME));
+    would_block(tried.create(ROOT, b"new", 0o644, ME));
+    would_block(tried.link(ino, ROOT, b"link"));
+    would_block(tried.unlink(ROOT, b"file 7"));
+    would_block(tried.rmdir(ROOT, b"dir"));
+    would_block(tried.rename(ROOT, b"file 7", ROOT, b"other", RenameMode::Replace));
+    would_block(tried.setattr(ino, &size, ME));
+    would_block(tried.setattr(ino, &mode, ME));
+    would_block(tried.setxattr(ino, b"user.x", b"1", XattrMode::Either));
+    would_block(tried.write(ino, handle, 10, b"abc", Default::default()));
+    would_block(tried.read(ino, handle, 0, 100, &mut |_| panic!("nothing is there")));
+    would_block(tried.fallocate(ino, handle, 5, 50, FallocateMode::Punch, ME));
+    would_block(tried.readdir(ROOT, Handle(1), 2, &mut |_| panic!("nothing is there")));
+    would_block(tried.fsync(ino, false));
+    // Attributes are in memory.
+    assert_eq!(tried.getattr(ino).unwrap().nlink, 1);
+    drop(tried);
     faults.clear();
     audit(&fs);
     assert_eq!(read(&fs, ino, 0, 30_000), 8u32.to_le_bytes().repeat(5000));
@@ -82,6 +83,35 @@ fn operations_that_would_block_change_nothing() {
     for name in [&b"new"[..], b"new dir", b"link", b"other"] {
         assert_eq!(fs.lookup(ROOT, name).unwrap_err().kind(), ErrorKind::NotFound);
     }
+    unmount(fs);
+}
+
+#[test]
+fn lookups_of_metadata_would_block() {
+    let (faults, fixture, fs) = cold();
+    let (ino, handle) = file(&fs, ROOT, b"sparse");
+    for offset in [0, 100 * MIB] {
+        write(&fs, ino, offset, b"x");
+    }
+    // Too large for the inode.
+    fs.setxattr(ino, b"user.large", &[7; 3000], XattrMode::Either).unwrap();
+    fs.pool().sync().unwrap();
+    fs.pool().sync().unwrap();
+    // The file is open. Only the indirect block of the second half is pinned.
+    assert_eq!(read(&fs, ino, 100 * MIB, 10), b"x");
+    fixture.cache.cache().flush();
+    stall(&faults);
+    let tried = fs.non_blocking();
+    would_block(tried.seek(ino, handle, 0, Seek::Hole));
+    would_block(tried.getxattr(ino, b"user.large"));
+    would_block(tried.listxattr(ino));
+    would_block(tried.removexattr(ino, b"user.large"));
+    would_block(tried.peek(ROOT, b"file 8"));
+    would_block(tried.readdirplus(ROOT, Handle(1), 2, &mut |_, _| panic!("nothing is there")));
+    would_block(tried.copy_range(ino, 0, ino, 200 * MIB, 1, ME));
+    drop(tried);
+    faults.clear();
+    assert_eq!(fs.getxattr(ino, b"user.large").unwrap(), [7; 3000]);
     unmount(fs);
 }
 

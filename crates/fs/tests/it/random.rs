@@ -16,7 +16,7 @@ type Step = (u8, u32, u32, u32);
 
 struct Work {
     fixture: Fixture,
-    fs: Arc<FileSystem>,
+    fs: FileSystem,
     model: Model,
     /// Open files: node and handle.
     open: Vec<(usize, Handle)>,

@@ -1,7 +1,5 @@
 //! Several threads in the same directories.
 
-use std::sync::Arc;
-
 use forebay_base::rng::SmallRng;
 use forebay_fs::{
     ErrorKind, FileKind, FileSystem, FsOptions, Handle, Ino, NewNode, RenameMode, SetAttr,
@@ -114,7 +112,7 @@ fn change_content(fs: &FileSystem, rng: &mut SmallRng, ino: Ino) -> Result<(), f
     Ok(())
 }
 
-fn work(fs: &Arc<FileSystem>, seed: u64, dirs: &[Ino]) {
+fn work(fs: &FileSystem, seed: u64, dirs: &[Ino]) {
     let mut rng = SmallRng::from_seed(seed);
     let mut mine = Mine::default();
     for _ in 0..STEPS {

@@ -86,7 +86,7 @@ fn truncating_punching_or_unlinking_clears_a_lost_range() {
 }
 
 /// A file system on a device with fault injection, with a file whose content is not durable.
-fn failing() -> (Arc<dyn Device>, Arc<FaultDevice>, Arc<FileSystem>, Ino) {
+fn failing() -> (Arc<dyn Device>, Arc<FaultDevice>, FileSystem, Ino) {
     let device = memory(96 * MIB);
     let faults = Arc::new(FaultDevice::new(Arc::clone(&device), 5));
     let fs = Fixture::on(Arc::clone(&faults) as Arc<dyn Device>).mount();

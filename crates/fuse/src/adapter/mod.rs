@@ -57,13 +57,14 @@ use crate::transport::Reply;
 ///
 /// As [`available`](crate::available), or if `at` is not a directory or is already a mount point,
 /// or a system call fails.
-pub fn mount(fs: Arc<FileSystem>, at: &Path, options: &MountOptions) -> Result<Mount, MountError> {
+pub fn mount(fs: FileSystem, at: &Path, options: &MountOptions) -> Result<Mount, MountError> {
     let kernel_cache = options.kernel_cache;
     let blocking_limit = BlockingLimit::for_threads(options.clamped().threads);
     let write_buffers = WriteBuffers::default();
     let shrinker = Shrinker::default();
     let (writers, write_back) = (Writers::default(), WriteBack::default());
     let server = |metrics| Adapter {
+        non_blocking: fs.non_blocking(),
         fs,
         kernel_cache,
         metrics,
@@ -78,7 +79,9 @@ pub fn mount(fs: Arc<FileSystem>, at: &Path, options: &MountOptions) -> Result<M
 
 /// The server for a file system.
 struct Adapter {
-    fs: Arc<FileSystem>,
+    fs: FileSystem,
+    /// The same file system in non-blocking mode, for the first attempt of an operation.
+    non_blocking: FileSystem,
     kernel_cache: bool,
     metrics: Arc<MountMetrics>,
     shrinker: Shrinker,
@@ -91,11 +94,7 @@ struct Adapter {
 impl Adapter {
     /// Runs a job that blocks: on this thread if enough others receive requests, otherwise on a
     /// worker.
-    fn run_blocking(
-        &self,
-        op: Op,
-        job: impl FnOnce(&Arc<FileSystem>, &MountMetrics) + Send + 'static,
-    ) {
+    fn run_blocking(&self, op: Op, job: impl FnOnce(&FileSystem, &MountMetrics) + Send + 'static) {
         match self.blocking_limit.try_acquire() {
             Some(_permit) => job(&self.fs, &self.metrics),
             None => self.defer(op, job),
@@ -103,7 +102,7 @@ impl Adapter {
     }
 
     /// Runs `job` on a worker thread.
-    fn defer(&self, op: Op, job: impl FnOnce(&Arc<FileSystem>, &MountMetrics) + Send + 'static) {
+    fn defer(&self, op: Op, job: impl FnOnce(&FileSystem, &MountMetrics) + Send + 'static) {
         self.metrics.counters.add(MountCounters::WOULD_BLOCK, op as usize, 1);
         let metrics = self.metrics.clone();
         self.fs.spawn(Box::new(move |fs| job(fs, &metrics)));

@@ -5,9 +5,7 @@
 //! close flushes them. So these pages are flushed first. Without the kernel cache only mappings
 //! have dirty pages, and those need `msync`.
 
-use forebay_base::sync::Arc;
 use forebay_fs::{Error, FileSystem, Ino};
-use forebay_pool::non_blocking;
 
 use super::Adapter;
 use super::handles::Writers;
@@ -41,7 +39,7 @@ impl RenamedFiles {
 impl Adapter {
     /// Whether the kernel may have dirty pages of these files.
     pub(super) fn may_be_dirty(&self, files: &RenamedFiles) -> bool {
-        let maybe_dirty = non_blocking(|| files.maybe_dirty(&self.fs, &self.writers));
+        let maybe_dirty = files.maybe_dirty(&self.non_blocking, &self.writers);
         !maybe_dirty.is_ok_and(|maybe_dirty| maybe_dirty.is_empty())
     }
 
@@ -50,7 +48,7 @@ impl Adapter {
         &self,
         op: Op,
         files: RenamedFiles,
-        job: impl FnOnce(&Arc<FileSystem>, &MountMetrics) + Send + 'static,
+        job: impl FnOnce(&FileSystem, &MountMetrics) + Send + 'static,
     ) {
         let writers = self.writers.clone();
         let (write_back, metrics) = (self.write_back.clone(), self.metrics.clone());
@@ -60,7 +58,7 @@ impl Adapter {
             let Some((last, others)) = maybe_dirty.split_last() else { return job(fs, &metrics) };
             // The write-back thread runs its jobs in order.
             others.iter().for_each(|ino| write_back.run_after(*ino, Box::new(|| {})));
-            let fs = Arc::clone(fs);
+            let fs = fs.clone();
             let job = move || fs.spawn(Box::new(move |fs| job(fs, &metrics)));
             write_back.run_after(*last, Box::new(job));
         });

@@ -2,7 +2,6 @@
 
 use forebay_base::sync::Arc;
 use forebay_fs::{Error, FileSystem, Handle, Ino, NewNode, RenameMode, Seek, Write};
-use forebay_pool::non_blocking;
 
 use super::client::Client;
 use super::rename_order::RenamedFiles;
@@ -21,10 +20,10 @@ const COPY_BYTES: u64 = 64 << 20;
 /// and repeats it on a worker thread.
 macro_rules! attempt {
     ($this:ident, $op:expr, [$($kept:ident),*], |$fs:ident| $operation:expr, |$metrics:ident, $result:ident| $end:expr) => {{
-        let $result = non_blocking(|| {
-            let $fs = &*$this.fs;
+        let $result = {
+            let $fs = &$this.non_blocking;
             $operation
-        });
+        };
         if would_block(&$result) {
             $(let $kept = $kept.to_vec();)*
             $this.defer($op, move |$fs, $metrics| {
@@ -121,7 +120,7 @@ fn rename_mode(flags: u32) -> Option<RenameMode> {
 
 impl Adapter {
     fn list(&self, what: Listing, mut reply: DirReply) {
-        let result = non_blocking(|| list(&self.fs, what, &mut reply));
+        let result = list(&self.non_blocking, what, &mut reply);
         if would_block(&result) && reply.is_empty() {
             self.defer(Op::Readdir, move |fs, metrics| {
                 let result = list(fs, what, &mut reply);
@@ -298,12 +297,11 @@ impl Server for Adapter {
 
     fn read(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply) {
         let mut reply = Some(reply);
-        let result = non_blocking(|| {
-            self.fs.read(Ino(ino), handles::handle(handle), offset, len as usize, &mut |data| {
-                if let Some(reply) = reply.take() {
-                    reply.data(data);
-                }
-            })
+        let opened = handles::handle(handle);
+        let result = self.non_blocking.read(Ino(ino), opened, offset, len as usize, &mut |data| {
+            if let Some(reply) = reply.take() {
+                reply.data(data);
+            }
         });
         // The reply is sent. A later error does not matter.
         let Some(reply) = reply else { return };
@@ -341,7 +339,7 @@ impl Server for Adapter {
             let result = result.and_then(|written| sync_change(fs, ino, sync_mode, written));
             finish(metrics, reply, result);
         };
-        let result = non_blocking(|| write(&self.fs, write_request.data));
+        let result = write(&self.non_blocking, write_request.data);
         match (result, sync_mode) {
             (result, SyncMode::None) if !would_block(&result) => {
                 end(&self.fs, &self.metrics, result)

@@ -52,7 +52,7 @@ impl Shrinker {
     /// pressure.
     pub(super) fn start(
         &self,
-        fs: Arc<FileSystem>,
+        fs: FileSystem,
         metrics: Arc<MountMetrics>,
         notifier: KernelNotifier,
     ) {

@@ -26,7 +26,7 @@ struct Fixture {
 
 /// A mounted pool.
 struct Mounted {
-    fs: Arc<FileSystem>,
+    fs: FileSystem,
     mount: Mount,
 }
 

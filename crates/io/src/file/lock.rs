@@ -4,44 +4,124 @@
 //! that ends. Unlike `fcntl` locks it also keeps out a second open by the same process. It holds
 //! among processes of one host only.
 //!
+//! # NFS
+//!
+//! On NFS, Linux turns `flock` into a byte-range lock on the server. An exclusive one needs a
+//! descriptor that is open for writing (otherwise `EBADF`), a shared one a descriptor that is open
+//! for reading. So a file that is locked exclusively is opened for writing too. Where that is
+//! refused, on a read-only medium for example, the file could not be opened for writing either. On
+//! NFS the lock also holds among hosts, unless the mount option `local_lock` says otherwise.
+//!
+//! # New files
+//!
+//! The lock of a file that an open creates is on the very descriptor that created it, and comes
+//! before the file gets its size. So another open finds the file locked, or empty and too small. An
+//! open that fails removes only a file that it created itself, and while it holds the lock.
+//!
+//! # Short locks of others
+//!
+//! udev takes a shared lock on a block device while it probes it, for some milliseconds after any
+//! process has closed it after writing. So an exclusive lock of a block device is retried for
+//! [`RETRIES`] pauses before the device counts as in use.
+//!
 //! # What it does not do
 //!
 //! It keeps out nothing that does not lock. For block devices the kernel itself refuses a second
 //! writer (see [`super::open`]), whether or not that one locks.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
-use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
+use forebay_base::sync::{Condvar, Mutex};
+use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
 use super::error::OpenError;
 use super::open::{FileKind, refused, system};
 
+/// Most retries of a lock that another process holds for a short time only.
+const RETRIES: u32 = 100;
+/// Pause before each retry.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
 /// A lock on a file or block device, held until it is dropped.
 #[derive(Debug)]
 pub struct FileLock {
     fd: OwnedFd,
+    created: bool,
 }
 
 impl FileLock {
     /// Locks the file at `path`: exclusively, or, if `shared`, together with other readers.
     pub(super) fn take(path: &Path, shared: bool, kind: FileKind) -> Result<Self, OpenError> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let mut pauses = 0;
+        Self::take_with(path, shared, kind, &mut || pause(&mut pauses))
+    }
+
+    /// Like [`take`](Self::take). `pause` waits before a retry, and returns false to give up.
+    fn take_with(
+        path: &Path,
+        shared: bool,
+        kind: FileKind,
+        pause: &mut dyn FnMut() -> bool,
+    ) -> Result<Self, OpenError> {
+        let flags = access(shared, kind) | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = fs::open(path, flags, Mode::empty())
             .map_err(|errno| refused(path, "open it for locking", errno, kind))?;
-        let operation = match shared {
-            true => FlockOperation::NonBlockingLockShared,
-            false => FlockOperation::NonBlockingLockExclusive,
-        };
-        match fs::flock(&fd, operation) {
-            Ok(()) => Ok(Self { fd }),
-            Err(Errno::WOULDBLOCK) => {
-                let holder = Holder::of(&fd).unwrap_or(Holder::Unknown).to_string();
-                Err(OpenError::InUse { path: path.to_owned(), holder })
+        let retried = kind == FileKind::Block && !shared;
+        lock(&fd, path, shared, &mut || retried && pause())?;
+        Ok(Self { fd, created: false })
+    }
+
+    /// Locks the file that `fd` has just created at `path`, exclusively. `fd` is open for reading
+    /// and writing.
+    ///
+    /// Another open may have locked it already. It refuses the file, which is still empty, and
+    /// releases it.
+    pub(super) fn of_new(fd: OwnedFd, path: &Path) -> Result<Self, OpenError> {
+        let mut pauses = 0;
+        let locked = lock(&fd, path, false, &mut || pause(&mut pauses));
+        let this = Self { fd, created: true };
+        match locked {
+            Ok(()) => Ok(this),
+            Err(error) => {
+                this.discard_new(path);
+                Err(error)
             }
-            Err(errno) => Err(system(path, "lock it", errno)),
+        }
+    }
+
+    /// Takes over the lock that the caller has on `fd`.
+    pub fn of_locked(fd: OwnedFd) -> Self {
+        Self { fd, created: false }
+    }
+
+    /// Returns whether the open that took this lock created the file.
+    pub fn created(&self) -> bool {
+        self.created
+    }
+
+    /// Removes the file at `path` if it is the locked one. No other user that locks has it open.
+    ///
+    /// # Errors
+    /// The error of the system; [`NotFound`](io::ErrorKind::NotFound) if `path` leads to another
+    /// file.
+    pub fn remove_file(&self, path: &Path) -> io::Result<()> {
+        let found = fs::statx(fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::INO)?;
+        match FileIdentity::of(&self.fd)? == FileIdentity::from(&found) {
+            true => Ok(fs::unlink(path)?),
+            false => Err(Errno::NOENT.into()),
+        }
+    }
+
+    /// Removes the file if the open that took this lock created it, because that open fails.
+    pub(super) fn discard_new(&self, path: &Path) {
+        if self.created {
+            // The error of the open is reported.
+            let _ = self.remove_file(path);
         }
     }
 
@@ -51,11 +131,63 @@ impl FileLock {
     }
 }
 
+impl AsFd for FileLock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 impl Drop for FileLock {
     fn drop(&mut self) {
         // Closing is not enough: a child between fork and exec still has the open file for a
         // moment.
         let _ = fs::flock(&self.fd, FlockOperation::Unlock);
+    }
+}
+
+/// Locks the open file `fd`. If another process holds a lock, it is tried again as long as `pause`
+/// returns true.
+fn lock(
+    fd: &OwnedFd,
+    path: &Path,
+    shared: bool,
+    pause: &mut dyn FnMut() -> bool,
+) -> Result<(), OpenError> {
+    let operation = match shared {
+        true => FlockOperation::NonBlockingLockShared,
+        false => FlockOperation::NonBlockingLockExclusive,
+    };
+    loop {
+        match fs::flock(fd, operation) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) if pause() => {}
+            Err(Errno::WOULDBLOCK) => {
+                let holder = Holder::of(fd).unwrap_or(Holder::Unknown).to_string();
+                return Err(OpenError::InUse { path: path.to_owned(), holder });
+            }
+            Err(errno) => return Err(system(path, "lock it", errno)),
+        }
+    }
+}
+
+/// Waits before a retry. Returns false after the last one.
+fn pause(pauses: &mut u32) -> bool {
+    let (nobody, never) = (Mutex::named("io-file-lock-pause", ()), Condvar::new());
+    *pauses += 1;
+    *pauses <= RETRIES && {
+        never.wait_timeout(&mut nobody.lock(), RETRY_PAUSE);
+        true
+    }
+}
+
+/// Returns the access that a descriptor needs for its lock, see the module head. On a block device
+/// `flock` is always local and needs none. Closing a block device after an open for writing would
+/// make udev probe it.
+fn access(shared: bool, kind: FileKind) -> OFlags {
+    match kind {
+        FileKind::File if !shared => OFlags::RDWR,
+        FileKind::File | FileKind::Block => OFlags::RDONLY,
     }
 }
 
@@ -69,8 +201,11 @@ struct FileIdentity {
 
 impl FileIdentity {
     fn of(fd: &OwnedFd) -> Result<Self, Errno> {
-        let stat = fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::INO)?;
-        Ok(Self { device: (stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino })
+        Ok(Self::from(&fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::INO)?))
+    }
+
+    fn from(stat: &Statx) -> Self {
+        Self { device: (stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino }
     }
 
     /// Parses `major:minor:inode` as in `/proc/locks`, the first two in hexadecimal.
@@ -146,6 +281,60 @@ mod tests {
 3: FLOCK  ADVISORY  READ  14 08:02:77 0 EOF
 4: FLOCK  ADVISORY  READ  15 00:2a:78 0 EOF
 ";
+
+    #[test]
+    fn a_lock_waits_for_a_probe_of_a_block_device_and_for_no_other_holder() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        // As udev does: shared, for a short time.
+        let probe = || {
+            let probe = FileLock::take(file.path(), true, FileKind::Block).unwrap();
+            let mut left = Some(probe);
+            let mut pauses = 0;
+            move |ends_after: u32| {
+                pauses += 1;
+                (pauses == ends_after).then(|| left.take());
+                pauses < 10
+            }
+        };
+        let lock = |shared, kind, ends_after| {
+            let (mut probe, mut pauses) = (probe(), 0);
+            let lock = FileLock::take_with(file.path(), shared, kind, &mut || {
+                pauses += 1;
+                probe(ends_after)
+            });
+            (lock.map(drop).map_err(|error| error.to_string()), pauses)
+        };
+        assert_eq!(lock(false, FileKind::Block, 1), (Ok(()), 1));
+        assert_eq!(lock(false, FileKind::Block, 7), (Ok(()), 7));
+        // It is not a probe.
+        let (refused, pauses) = lock(false, FileKind::Block, u32::MAX);
+        let refused = refused.unwrap_err();
+        assert!(refused.contains("is in use: this process has it open"), "{refused}");
+        assert_eq!(pauses, 10);
+        // Readers do not keep each other out, and nobody probes a file.
+        assert_eq!(lock(true, FileKind::Block, u32::MAX), (Ok(()), 0));
+        let (refused, pauses) = lock(false, FileKind::File, 1);
+        assert!(refused.is_err(), "two users of a file");
+        assert_eq!(pauses, 0);
+        // The default gives up too.
+        let mut pauses = RETRIES - 1;
+        assert!(pause(&mut pauses));
+        assert!(!pause(&mut pauses));
+    }
+
+    #[test]
+    fn an_exclusive_lock_of_a_file_is_on_a_descriptor_open_for_writing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let access_of = |shared, kind| {
+            let lock = FileLock::take(file.path(), shared, kind).unwrap();
+            fs::fcntl_getfl(&lock.fd).unwrap() & OFlags::RWMODE
+        };
+        assert_eq!(access_of(false, FileKind::File), OFlags::RDWR);
+        assert_eq!(access_of(true, FileKind::File), OFlags::RDONLY);
+        for shared in [false, true] {
+            assert_eq!(access_of(shared, FileKind::Block), OFlags::RDONLY, "udev watches it");
+        }
+    }
 
     #[test]
     fn the_list_of_locks_names_the_holder() {

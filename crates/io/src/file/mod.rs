@@ -28,6 +28,7 @@
 //! # Locking
 //!
 //! `io-flush`, see `flush`. `io-file-lock`, while the file's lock is taken over or dropped.
+//! `io-file-lock-pause`, see `lock`.
 //!
 //! It never makes a file larger.
 
@@ -84,7 +85,28 @@ impl FileDevice {
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, OpenError> {
         let path = path.as_ref();
         let mut opened = OpenedFile::open(path, options)?;
-        let lock = Mutex::named("io-file-lock", opened.lock.take());
+        let lock = opened.lock.take();
+        match Self::start(path, options, opened) {
+            Ok((engine, file)) => {
+                let weak: Weak<FileEngine> = Arc::downgrade(&engine);
+                let flushes = FlushQueue::new(weak, &engine.info().name);
+                let (shrunk, errors) = (AtomicBool::new(false), AtomicU64::new(0));
+                let lock = Mutex::named("io-file-lock", lock);
+                Ok(Self { engine, flushes, file, shrunk, errors, lock })
+            }
+            Err(error) => {
+                lock.inspect(|lock| lock.discard_new(path));
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts the engine of an opened file. Returns it with a duplicate of its file.
+    fn start(
+        path: &Path,
+        options: &OpenOptions,
+        opened: OpenedFile,
+    ) -> Result<(Arc<FileEngine>, OwnedFd), OpenError> {
         let info = DeviceInfo {
             name: path.to_string_lossy().into(),
             size_bytes: opened.size_bytes,
@@ -111,11 +133,7 @@ impl FileDevice {
                 _ => OpenError::System { path, doing: "start the engine", source },
             }
         })?;
-        let engine = Arc::new(engine);
-        let weak: Weak<FileEngine> = Arc::downgrade(&engine);
-        let flushes = FlushQueue::new(weak, &engine.info().name);
-        let (shrunk, errors) = (AtomicBool::new(false), AtomicU64::new(0));
-        Ok(Self { engine, flushes, file, shrunk, errors, lock })
+        Ok((Arc::new(engine), file))
     }
 
     /// Takes over the lock of the file, to release it at another time than the close. Returns

@@ -43,33 +43,67 @@ impl OpenedFile {
     /// Opens the file or block device at `path`.
     pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
         check_options(path, options)?;
-        let kind = match stat_path(path) {
-            Ok(stat) => kind_of(path, &stat)?,
-            Err(errno) => match options.create_bytes {
-                Some(bytes) if errno == Errno::NOENT => create(path, bytes)?,
-                _ => return Err(refused(path, "stat", errno, FileKind::File)),
-            },
+        let (kind, new) = find_or_create(path, options)?;
+        let lock = match (new, options.locking) {
+            (Some(new), _) => Some(new),
+            (None, Locking::Auto) => Some(FileLock::take(path, options.read_only, kind)?),
+            (None, Locking::None) => None,
         };
-        let lock = match options.locking {
-            Locking::Auto => Some(FileLock::take(path, options.read_only, kind)?),
-            Locking::None => None,
-        };
-        let wanted_direct = options.direct != Direct::Never;
-        let mut opened = match open_as(path, options, kind, wanted_direct)? {
-            Opened::Done(opened) => opened,
-            Opened::NotDirect(error) if options.direct == Direct::Always => return Err(error),
-            Opened::NotDirect(_) => match open_as(path, options, kind, false)? {
-                Opened::Done(opened) => opened,
-                Opened::NotDirect(error) => return Err(error),
-            },
-        };
-        let is_of = |lock: &FileLock| lock.is_of(&opened.fd);
-        let same = lock.as_ref().map_or(Ok(true), is_of).map_err(|e| system(path, "stat", e))?;
-        if !same {
-            return Err(system(path, REPLACED, Errno::STALE));
+        match open_locked(path, options, kind, lock.as_ref()) {
+            Ok(opened) => Ok(Self { lock, ..opened }),
+            Err(error) => {
+                lock.inspect(|lock| lock.discard_new(path));
+                Err(error)
+            }
         }
-        opened.lock = lock;
-        Ok(opened)
+    }
+}
+
+/// Returns the type of the file at `path`. Creates the file if it does not exist and the options
+/// say so, and returns its lock if they ask for one.
+fn find_or_create(
+    path: &Path,
+    options: &OpenOptions,
+) -> Result<(FileKind, Option<FileLock>), OpenError> {
+    let errno = match stat_path(path) {
+        Ok(stat) => return Ok((kind_of(path, &stat)?, None)),
+        Err(errno) => errno,
+    };
+    if let Some(bytes) = options.create_bytes.filter(|_| errno == Errno::NOENT) {
+        match create(path, bytes, options.locking) {
+            // Another process was faster.
+            Err(OpenError::System { source, .. })
+                if source.kind() == io::ErrorKind::AlreadyExists => {}
+            created => return Ok((FileKind::File, created?)),
+        }
+    }
+    match stat_path(path) {
+        Ok(stat) => Ok((kind_of(path, &stat)?, None)),
+        Err(errno) => Err(refused(path, "stat", errno, FileKind::File)),
+    }
+}
+
+/// Opens the file at `path`, which must be the one that is locked, if one is.
+fn open_locked(
+    path: &Path,
+    options: &OpenOptions,
+    kind: FileKind,
+    lock: Option<&FileLock>,
+) -> Result<OpenedFile, OpenError> {
+    let wanted_direct = options.direct != Direct::Never;
+    let opened = match open_as(path, options, kind, wanted_direct)? {
+        Opened::Done(opened) => opened,
+        Opened::NotDirect(error) if options.direct == Direct::Always => return Err(error),
+        Opened::NotDirect(_) => match open_as(path, options, kind, false)? {
+            Opened::Done(opened) => opened,
+            Opened::NotDirect(error) => return Err(error),
+        },
+    };
+    let is_of = |lock: &FileLock| lock.is_of(&opened.fd);
+    let same = lock.map_or(Ok(true), is_of).map_err(|e| system(path, "stat", e))?;
+    match same {
+        true => Ok(opened),
+        false => Err(system(path, REPLACED, Errno::STALE)),
     }
 }
 
@@ -234,18 +268,25 @@ fn open_plain(
     fs::open(path, flags, Mode::empty()).map_err(|errno| refused(path, "open", errno, kind))
 }
 
-/// Creates a file of `bytes` zeros. Not combined with the open for use, because an `open` that is
-/// refused for its flags may leave an empty file.
-fn create(path: &Path, bytes: u64) -> Result<FileKind, OpenError> {
-    let flags = OFlags::CLOEXEC | OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+/// Creates a file of `bytes` zeros and locks it, if it is to be locked. Not combined with the open
+/// for use, because an `open` that is refused for its flags may leave an empty file.
+fn create(path: &Path, bytes: u64, locking: Locking) -> Result<Option<FileLock>, OpenError> {
+    let flags = OFlags::CLOEXEC | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
     let fd = fs::open(path, flags, Mode::RUSR | Mode::WUSR)
         .map_err(|errno| refused(path, "create", errno, FileKind::File))?;
-    fs::ftruncate(&fd, bytes).map_err(|errno| {
+    let failed = |errno| {
         // The file is new and empty. The next attempt must not use it as a device.
         let _ = fs::unlink(path);
         system(path, "set the size of the new file", errno)
-    })?;
-    Ok(FileKind::File)
+    };
+    match locking {
+        Locking::None => fs::ftruncate(&fd, bytes).map_err(failed).map(|()| None),
+        Locking::Auto => {
+            let lock = FileLock::of_new(fd, path)?;
+            fs::ftruncate(&lock, bytes).map_err(failed)?;
+            Ok(Some(lock))
+        }
+    }
 }
 
 pub(super) fn refused(path: &Path, doing: &'static str, errno: Errno, kind: FileKind) -> OpenError {

@@ -168,15 +168,15 @@ impl Decorator for RecordDevice {
         &*self.inner
     }
 
-    fn decorate(&self, request: Request) -> Request {
+    fn decorate(&self, request: Request) -> Option<Request> {
         let Some(event) = self.event(&request) else {
-            return request;
+            return Some(request);
         };
         let Some(begun) = self.log.lock().push(event) else {
-            return request;
+            return Some(request);
         };
         let log = Arc::clone(&self.log);
-        request.layered(move |completion| {
+        Some(request.layered(move |completion| {
             let outcome = match &completion.result {
                 Ok(()) => Outcome::Done,
                 Err(error) => match error.kind() {
@@ -188,7 +188,7 @@ impl Decorator for RecordDevice {
                 },
             };
             log.lock().push(Event::Ended { begun, outcome });
-        })
+        }))
     }
 }
 

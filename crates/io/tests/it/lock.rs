@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Barrier;
 
 use forebay_io::{Device, EngineChoice, FileDevice, Locking, OpenError, OpenOptions};
 
@@ -115,6 +116,64 @@ fn a_file_has_one_user_in_a_process() {
     assert_eq!(holder(&path, &options()), "this process");
     drop(lock);
     FileDevice::open(&path, &options()).unwrap();
+}
+
+#[test]
+fn a_file_is_removed_only_by_the_open_that_created_it() {
+    setup();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("medium");
+    let device = FileDevice::open(&path, &options()).unwrap();
+    let lock = device.take_lock().unwrap();
+    assert!(lock.created());
+    // A refused open leaves the file, and so does one that fails for its size.
+    assert_eq!(holder(&path, &options()), "this process");
+    drop((device, lock));
+    let larger = OpenOptions { min_bytes: 1 << 20, create_bytes: Some(1 << 20), ..options() };
+    let error = FileDevice::open(&path, &larger).unwrap_err();
+    assert!(matches!(error, OpenError::TooSmall { .. }), "{error}");
+    let lock = FileDevice::open(&path, &options()).unwrap().take_lock().unwrap();
+    assert!(!lock.created());
+    // Not another file at this path.
+    let kept = folder.path().join("kept");
+    std::fs::rename(&path, &kept).unwrap();
+    std::fs::write(&path, b"another").unwrap();
+    let error = lock.remove_file(&path).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+    assert_eq!(std::fs::read(&path).unwrap(), b"another");
+    lock.remove_file(&kept).unwrap();
+    assert!(!kept.exists());
+}
+
+#[test]
+fn of_opens_that_create_a_file_at_once_one_creates_it_and_none_removes_it() {
+    setup();
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..if forebay_base::testing::full() { 500 } else { 20 } {
+        let path = folder.path().join(format!("medium {round}"));
+        let barrier = Barrier::new(4);
+        let opened: Vec<_> = std::thread::scope(|scope| {
+            let open = || {
+                barrier.wait();
+                FileDevice::open(&path, &options())
+            };
+            let threads = [0; 4].map(|_| scope.spawn(open));
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let devices: Vec<_> = opened.iter().flatten().collect();
+        match devices[..] {
+            [device] => assert!(device.take_lock().unwrap().created(), "it was empty"),
+            // Another thread has slept with its lock on the empty file.
+            [] => assert!(!path.exists(), "{opened:?}"),
+            _ => panic!("{opened:?}"),
+        }
+        for error in opened.iter().filter_map(|opened| opened.as_ref().err()) {
+            let refused = matches!(error, OpenError::InUse { .. } | OpenError::TooSmall { .. });
+            assert!(refused, "{error}");
+        }
+        let len = std::fs::metadata(&path).map(|found| found.len());
+        assert!(devices.is_empty() || len.is_ok_and(|len| len == 1 << 16), "it was removed");
+    }
 }
 
 #[test]

@@ -71,6 +71,7 @@ fn io_uring_runs_where_it_is_asked_for_or_the_device_does_not_open() {
         Err(error) => {
             assert!(!is_granted());
             assert!(matches!(error, OpenError::EngineRefused { .. }), "{error:?}");
+            assert!(!folder.path().join("medium").exists(), "it was created for nothing");
             let text = error.to_string();
             assert!(text.contains(&*folder.path().to_string_lossy()), "{text}");
             assert!(text.contains("EngineChoice::Auto"), "{text}");

@@ -3,10 +3,11 @@
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
-use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
+use forebay_base::sync::atomic::AtomicU64;
 use forebay_cache::{BuildError, Cache, Key};
 use forebay_io::Device;
 
+use super::closing::Closing;
 use super::values::ValueCodec;
 use super::{HybridCache, L2Hook, L2Key, L2Value};
 use crate::codec::Codec;
@@ -190,7 +191,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             mean_weight: AtomicU64::new(INITIAL_WEIGHT),
             weigh: self.weigh,
             writes_on_close: self.writes_on_close,
-            closing: AtomicBool::new(false),
+            closing: Closing::new(),
         })
     }
 

@@ -8,16 +8,19 @@
 //! that opens the device after a crash. A crash may lose the new value: this is a cache. If the
 //! device fails, reads miss and are counted.
 //!
-//! Close: changes are refused first (`closing`). Then values that are only in memory are written.
-//! Then the cache is closed, which waits for changes in progress, and last the L2. So a change that
-//! succeeds never finds the L2 closed, a late one is refused, and the device keeps its values.
+//! Close: changes are refused first, and those in progress end (`closing`). Then values that are
+//! only in memory are written. Then the cache is closed, and last the L2. So a change that succeeds
+//! is written and never finds the L2 closed. A late one is refused, and the device keeps its
+//! values.
 //!
-//! Locking: no locks of its own. A thread-local variable passes the error of a failed forget from
-//! the L2 to the caller, because the cache calls the L2 on the thread that inserts or removes.
+//! Locking: `hybrid-close`, see `closing`. A thread-local variable passes the error of a failed
+//! forget from the L2 to the caller, because the cache calls the L2 on the thread that inserts or
+//! removes.
 //!
 //! Not done: expiry, iteration, and owners of keys. The device would not learn of an owner's end.
 
 mod builder;
+mod closing;
 mod memory;
 mod values;
 
@@ -25,7 +28,7 @@ use std::cell::RefCell;
 use std::fmt;
 
 use forebay_base::sync::Arc;
-use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_cache::{
     Attributes, Begin, Cache, Candidate, Class, Key, LoadError, LoadGuard, OwnedRef, Refused,
     SecondaryCache, Stats,
@@ -38,6 +41,7 @@ pub use values::{L2Key, L2Value};
 use crate::error::{Error, ErrorKind, Result};
 use crate::l2::L2;
 use crate::stats::L2Stats;
+use closing::Closing;
 
 /// Abandoned loads of a key after which a lookup bypasses the L2.
 const MAX_ABANDONED_LOADS: u32 = 4;
@@ -58,8 +62,7 @@ pub struct HybridCache<K: Key, V: Send + Sync + 'static> {
     mean_weight: AtomicU64,
     weigh: Arc<dyn Fn(&K, &V) -> u64 + Send + Sync>,
     writes_on_close: bool,
-    /// Whether changes are refused.
-    closing: AtomicBool,
+    closing: Closing,
 }
 
 /// Statistics of a hybrid cache.
@@ -125,6 +128,11 @@ fn capture_forget_error<T>(change: impl FnOnce() -> T) -> (T, Option<Error>) {
     LAST_FORGET_ERROR.with(|slot| slot.borrow_mut().take());
     let outcome = change();
     (outcome, LAST_FORGET_ERROR.with(|slot| slot.borrow_mut().take()))
+}
+
+fn closed_error() -> Error {
+    let text = "the cache is closed, and nothing was changed; build it again on its device";
+    Error::new(ErrorKind::Closed, text)
 }
 
 impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
@@ -264,8 +272,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// until its removal is durable.
     ///
     /// # Errors
-    /// If the value was not cached, if the device cannot forget the older value, or once the cache
-    /// is being closed.
+    /// If the value was not cached; an older one is removed all the same. If the device cannot
+    /// forget the older value, or once the cache is being closed: then the older value may return
+    /// when the device is opened again.
     pub fn insert(&self, key: K, value: V) -> Result<(), InsertError<V>> {
         self.insert_with(key, value, Attributes::DATA)
     }
@@ -280,10 +289,10 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         value: V,
         attributes: Attributes,
     ) -> Result<(), InsertError<V>> {
-        if self.is_closing() {
+        let Some(_change) = self.closing.begin_change() else {
             let reason = forebay_cache::Refusal::Closed;
             return Err(InsertError::Refused(Refused { reason, value }));
-        }
+        };
         self.update_mean_weight(&key, &value);
         match capture_forget_error(|| self.cache.insert_with(key, value, attributes)) {
             (Ok(()), None) => Ok(()),
@@ -303,7 +312,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// again, but not in this process. [`ErrorKind::Closed`] once the cache is being closed; then
     /// nothing is removed.
     pub fn remove(&self, key: &K) -> Result<bool> {
-        self.check_open()?;
+        let _change = self.closing.begin_change().ok_or_else(closed_error)?;
         match capture_forget_error(|| self.cache.remove(key)) {
             (was_cached, None) => Ok(was_cached),
             (_, Some(error)) => Err(error),
@@ -317,7 +326,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// # Errors
     /// If the device fails; [`ErrorKind::Closed`] once the cache is being closed.
     pub fn flush_to_device(&self) -> Result<()> {
-        self.check_open()?;
+        if self.closing.is_set() {
+            return Err(closed_error());
+        }
         self.write_all()
     }
 
@@ -347,35 +358,28 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         &self.l2
     }
 
-    fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Acquire)
-    }
-
-    fn check_open(&self) -> Result<()> {
-        if !self.is_closing() {
-            return Ok(());
-        }
-        let text = "the cache is closed, and nothing was changed; build it again on its device";
-        Err(Error::new(ErrorKind::Closed, text))
-    }
-
     /// Closes the cache: writes values that are only in memory, unless that was disabled, and
     /// closes memory and device. Inserts and removals are refused from the beginning. Lookups find
     /// nothing afterwards. The device keeps its values.
     ///
-    /// The close waits until no value of the cache is held. Never call it on a thread that holds
-    /// one: it would wait for itself. A file or block device stays open and locked until both the
-    /// cache and its device are dropped.
+    /// The close waits for inserts and removals in progress, and until no value of the cache is
+    /// held. Never call it on a thread that holds a value, or in a value's drop, a codec or a
+    /// weigher that runs during a change: it would wait for itself. A file or block device stays
+    /// open and locked until both the cache and its device are dropped.
     ///
     /// The close cancels a running rebuild. Values that are only in memory are then not written. To
-    /// write them, call [`flush_to_device`](Self::flush_to_device) before.
+    /// write them, call [`flush_to_device`](Self::flush_to_device) before. Values that are loaded
+    /// during the close may not be written.
     ///
     /// # Errors
-    /// If not all values could be written. The cache is closed anyway. A second call writes
-    /// nothing.
+    /// If not all values could be written. The cache is closed anyway. A second call, also a
+    /// concurrent one, waits for the first and returns its result.
     pub fn close(&self) -> Result<()> {
-        let first = !self.closing.swap(true, Ordering::AcqRel);
-        let written = match self.writes_on_close && first {
+        self.closing.close(!self.l2.is_own_thread(), || self.close_once())
+    }
+
+    fn close_once(&self) -> Result<()> {
+        let written = match self.writes_on_close {
             true if self.l2.is_own_thread() => {
                 Err(self.l2.unwritten_error("one of its own threads closed it"))
             }
@@ -394,7 +398,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             true => self.write_all(),
             false => Ok(()),
         };
-        // Waits for changes in progress and for queued blocks, while the L2 still runs.
+        // Waits for loads in progress and for queued blocks, while the L2 still runs.
         self.cache.close();
         self.l2.close();
         written

@@ -17,17 +17,22 @@
 //!   next header and a tombstone, so none returned after a failed batch at the end.
 //! - The contents and the end of the newest segment are durable before anything relies on them.
 //! - A segment is not reused while it is read, and not read once it is reused.
-//! - A durable batch that cannot be read may have held a tombstone. Everything before it is void.
-//!   *Damage* is the log position before which nothing is valid. It is made durable as the *floor*
-//!   of the log before the rebuild ends. Otherwise a batch that becomes readable later would
-//!   restore keys that were forgotten without a tombstone. With immutable keys none of this
-//!   matters.
+//! - A durable batch that is missing may have held a tombstone. So may any batch that counts and
+//!   that the device fails to read. Everything before it is void. So is everything if the footer
+//!   of the newest segment cannot be read, because it may exclude a batch. *Damage* is the log
+//!   position before which nothing is valid. It is made durable as the *floor* of the log before
+//!   the rebuild ends. Otherwise a batch that becomes readable later would restore keys that were
+//!   forgotten without a tombstone. With immutable keys none of this matters.
+//! - An exhausted arena says nothing about the device. A read waits for memory for a bounded time.
+//!   Then the rebuild ends: the L2 fails, its label and its log stay as they are, and the next open
+//!   finds all blocks. A forget meanwhile voids the label.
 //!
 //! Locking: `l2-rebuild`, held to read or change the state, or to wait until a segment has been
 //! read.
 //!
 //! Not done: blocks are not read. Each is verified when it is loaded.
 
+mod reads;
 mod run;
 mod segment;
 

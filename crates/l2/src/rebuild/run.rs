@@ -6,6 +6,8 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::spawn_named;
 use forebay_cache::Key;
 
+use super::RebuildStats;
+use super::reads::RebuildError;
 use super::segment::Reader;
 use crate::counters::L2Counters;
 use crate::device_io::IoError;
@@ -34,13 +36,39 @@ pub(super) struct SegmentHeaders {
 pub(crate) fn run<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>) {
     shared.enter_thread();
     let outcome = rebuild(shared);
-    if let Err(why) = outcome {
-        shared.rebuild.stop();
-        shared.fail(&why);
+    match &outcome {
+        Ok(()) => {}
+        Err(RebuildError::Failed(why)) => {
+            shared.rebuild.stop();
+            shared.fail(why);
+        }
+        Err(RebuildError::NoMemory(why)) => {
+            shared.rebuild.stop();
+            shared.fail_intact(&format!(
+                "the rebuild found no free memory ({why}); raise the limit and open the L2 again"
+            ));
+        }
     }
     shared.rebuild.end(shared.clock.now_ns());
-    tracing::info!(device = &*shared.io.device.info().name, "ended L2 rebuild");
+    log_end(shared, outcome.is_err());
     shared.index.sweep_tombstones();
+}
+
+/// Logs how the rebuild ended. The reason of a failure was logged before.
+fn log_end<K: Key, V: Send + Sync + 'static>(shared: &L2Shared<K, V>, failed: bool) {
+    let device = &*shared.io.device.info().name;
+    let RebuildStats { done, records, damaged, .. } = shared.rebuild.stats(shared.clock.now_ns());
+    let outcome = match (failed, done, damaged) {
+        (true, ..) => "failed",
+        (false, false, _) => "stopped",
+        (false, true, 0) => "complete",
+        (false, true, _) => "damaged",
+    };
+    if matches!(outcome, "failed" | "damaged") {
+        tracing::warn!(device, outcome, records, damaged, "ended L2 rebuild");
+    } else {
+        tracing::info!(device, outcome, records, damaged, "ended L2 rebuild");
+    }
 }
 
 /// Ends the rebuild of an L2 that was just created.
@@ -50,11 +78,12 @@ pub(crate) fn finish_empty<K: Key, V: Send + Sync + 'static>(shared: &L2Shared<K
     shared.rebuild.end(shared.clock.now_ns());
 }
 
-fn rebuild<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>) -> Result<(), String> {
-    let say = |error: IoError| error.to_string();
+fn rebuild<K: Key, V: Send + Sync + 'static>(
+    shared: &Arc<L2Shared<K, V>>,
+) -> Result<(), RebuildError> {
     let geometry = shared.ring.geometry;
-    let mut headers = read_headers(shared).map_err(say)?;
-    let lost_newest = find_newest(shared, &mut headers);
+    let mut headers = read_headers(shared)?;
+    let lost_newest = find_newest(shared, &mut headers)?;
     for seq in headers.oldest..=headers.newest {
         if headers.newest > 0 && headers.get(geometry.segment_of(seq), seq).is_some() {
             shared.ring.set_seq(geometry.segment_of(seq), seq);
@@ -64,7 +93,7 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>) -> Re
     if headers.newest == 0 {
         if headers.unread.contains(&true) {
             // The sequence numbers of unreadable segments must not be used again.
-            return Err("no segment header can be read".to_owned());
+            return Err(RebuildError::Failed("no segment header can be read".to_owned()));
         }
         start.next_seq = geometry.first_seq();
         shared.write_queue.start(start);
@@ -88,7 +117,7 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>) -> Re
         start.floor = known().map(|(header, _)| header.floor).max().unwrap_or_default();
         shared.ring.set_head(newest, geometry.footer_offset());
     } else {
-        let read = reader.read_newest(newest).map_err(say)?;
+        let read = reader.read_newest(newest)?;
         if shared.rebuild.was_incomplete() {
             // The segment may have been read in part. That must not become durable.
             return Ok(());
@@ -102,8 +131,7 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>) -> Re
             return reset_after_rollback(shared, &reader.headers);
         }
     }
-    let persisted =
-        shared.immutable_keys || persist_newest(shared, &mut start, complete).map_err(say)?;
+    let persisted = shared.immutable_keys || persist_newest(shared, &mut start, complete)?;
     shared.rebuild.begin(reader.headers.oldest, newest, shared.clock.now_ns());
     reader.note_missing();
     shared.write_queue.start(start);
@@ -114,14 +142,14 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>) -> Re
 /// Reads all headers. Invalid ones are `None`.
 fn read_headers<K: Key, V: Send + Sync + 'static>(
     shared: &Arc<L2Shared<K, V>>,
-) -> Result<SegmentHeaders, IoError> {
+) -> Result<SegmentHeaders, RebuildError> {
     let geometry = shared.ring.geometry;
     let mut headers: Vec<HeaderEntry> = vec![None; geometry.segments as usize];
-    let (mut stalled, mut unread) = (None, vec![false; geometry.segments as usize]);
+    let mut unread = vec![false; geometry.segments as usize];
     let guid = shared.ring.guid();
-    let ranges = (0..geometry.segments).map(|segment| (geometry.offset(segment), PAGE_BYTES));
-    shared.io.read_ranges(ranges, |segment, read| match read {
-        Ok(page) => {
+    let range = |segment: usize| (geometry.offset(segment as u32), PAGE_BYTES);
+    shared.read_for_rebuild(geometry.segments as usize, range, |segment, read| match read {
+        Some(page) => {
             let fits = |(header, _): &(SegmentHeader, u64)| {
                 geometry.segment_of(header.seq) as usize == segment
                     && header.seq >= geometry.first_seq()
@@ -130,14 +158,8 @@ fn read_headers<K: Key, V: Send + Sync + 'static>(
             };
             headers[segment] = SegmentHeader::parse(guid, &page).filter(fits);
         }
-        Err(error @ IoError::Stalled(_)) => stalled = Some(error),
-        Err(_) => unread[segment] = true,
-    });
-    let errors = unread.iter().filter(|unread| **unread).count();
-    shared.counters.add(L2Counters::READ_ERRORS, 0, errors as u64);
-    if let Some(error) = stalled {
-        return Err(error);
-    }
+        None => unread[segment] = true,
+    })?;
     let newest = headers.iter().flatten().map(|(header, _)| header.seq).max().unwrap_or(0);
     Ok(SegmentHeaders { headers, newest, oldest: 0, unread })
 }
@@ -148,7 +170,7 @@ fn read_headers<K: Key, V: Send + Sync + 'static>(
 fn find_newest<K: Key, V: Send + Sync + 'static>(
     shared: &Arc<L2Shared<K, V>>,
     headers: &mut SegmentHeaders,
-) -> bool {
+) -> Result<bool, RebuildError> {
     let geometry = shared.ring.geometry;
     let next = (headers.newest + 1).max(geometry.first_seq());
     let unread = headers.unread.contains(&true);
@@ -160,10 +182,10 @@ fn find_newest<K: Key, V: Send + Sync + 'static>(
         }
         // A header is durable before any batch, so a batch proves that there was a header.
         let at = geometry.offset(segment) + geometry.first_batch_offset();
-        let used = match shared.io.read(at, PAGE_BYTES) {
-            Ok(page) => BatchHeader::claimed_seq(shared.ring.guid(), &page) == Some(seq),
+        let used = match shared.read_one_for_rebuild(at, PAGE_BYTES)? {
+            Some(page) => BatchHeader::claimed_seq(shared.ring.guid(), &page) == Some(seq),
             // If its header could not be read either, there may have been one.
-            Err(_) => unread,
+            None => unread,
         };
         if used {
             lost = Some(seq);
@@ -174,14 +196,14 @@ fn find_newest<K: Key, V: Send + Sync + 'static>(
     headers.newest = lost.unwrap_or(headers.newest);
     let round = u64::from(geometry.segments) - 1;
     headers.oldest = headers.newest.saturating_sub(round).max(geometry.first_seq());
-    lost.is_some()
+    Ok(lost.is_some())
 }
 
 /// Empties the L2 after a rollback of its user: its blocks may belong to an abandoned history.
 fn reset_after_rollback<K: Key, V: Send + Sync + 'static>(
     shared: &Arc<L2Shared<K, V>>,
     headers: &SegmentHeaders,
-) -> Result<(), String> {
+) -> Result<(), RebuildError> {
     shared.counters.add(L2Counters::ROLLBACKS, 0, 1);
     shared.index.clear();
     // The guids and chain values on the device go into the new guid, so that it never repeats,
@@ -192,7 +214,7 @@ fn reset_after_rollback<K: Key, V: Send + Sync + 'static>(
     });
     let guid = SmallRng::from_seed(mixed).next_u64();
     let label = LabelInfo { guid, ..shared.label };
-    label::write(&shared.io, &label).map_err(|error| error.to_string())?;
+    label::write(&shared.io, &label).map_err(|error| RebuildError::Failed(error.to_string()))?;
     shared.ring.reset(guid);
     shared.has_wrapped.store(false, Ordering::Relaxed);
     let next_seq = shared.ring.geometry.first_seq();
@@ -203,7 +225,7 @@ fn reset_after_rollback<K: Key, V: Send + Sync + 'static>(
 /// Reads all other segments on several threads.
 fn read_remaining<K: Key, V: Send + Sync + 'static>(
     reader: &Arc<Reader<K, V>>,
-) -> Result<(), String> {
+) -> Result<(), RebuildError> {
     let shared = reader.shared();
     let helpers: Vec<_> = (1..shared.tunables.threads())
         .map_while(|number| {
@@ -217,8 +239,8 @@ fn read_remaining<K: Key, V: Send + Sync + 'static>(
         .collect();
     let mut outcome = reader.work();
     for helper in helpers {
-        let ended = helper.join().unwrap_or_else(|_| Err("a rebuild thread panicked".to_owned()));
-        outcome = outcome.and(ended);
+        let panicked = |_| Err(RebuildError::Failed("a rebuild thread panicked".to_owned()));
+        outcome = outcome.and(helper.join().unwrap_or_else(panicked));
     }
     outcome
 }
@@ -260,7 +282,7 @@ fn persist_newest<K: Key, V: Send + Sync + 'static>(
 fn persist_damage<K: Key, V: Send + Sync + 'static>(
     shared: &Arc<L2Shared<K, V>>,
     persisted: bool,
-) -> Result<(), String> {
+) -> Result<(), RebuildError> {
     if shared.rebuild.was_incomplete() {
         return Ok(());
     }
@@ -281,7 +303,7 @@ fn persist_damage<K: Key, V: Send + Sync + 'static>(
     }
     match shared.write_queue.raise_floor(damage) {
         true => Ok(()),
-        false => Err("the log's floor could not be raised".to_owned()),
+        false => Err(RebuildError::Failed("the log's floor could not be raised".to_owned())),
     }
 }
 

@@ -4,10 +4,12 @@ use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_cache::Key;
 
+use super::reads::RebuildError;
 use super::run::SegmentHeaders;
 use crate::counters::L2Counters;
-use crate::device_io::IoError;
-use crate::format::{BatchExtent, BatchHeader, Footer, LogBlock, LogRecord, PAGE_BYTES};
+use crate::format::{
+    BatchExtent, BatchHeader, Footer, FooterHeader, LogBlock, LogRecord, PAGE_BYTES,
+};
 use crate::record::{BlockAddr, KeyHash, MAX_SEGMENT_UNITS, Record, RecordState, UNIT_BYTES};
 use crate::shared::L2Shared;
 use crate::writer::SegmentContents;
@@ -16,8 +18,6 @@ use crate::writer::SegmentContents;
 const INSERT_BATCH_RECORDS: usize = 128 << 10;
 /// The same for the first batch, which is smaller so that recently used blocks are served soon.
 const FIRST_BATCH_RECORDS: usize = 8 << 10;
-/// Read size of the search for batches behind a hole.
-const SEARCH_BYTES: u64 = 1 << 20;
 
 /// The state that the rebuild's threads share.
 pub(super) struct Reader<K: Key, V: Send + Sync + 'static> {
@@ -39,8 +39,18 @@ pub(super) struct NewestSegment {
     pub(super) floor: (u64, u32),
     /// End of its last batch, in bytes.
     pub(super) end: u64,
-    /// Whether all batches that it lists were read.
+    /// Whether all batches that count were read.
     pub(super) complete: bool,
+}
+
+/// The footer of a segment.
+enum SegmentFooter {
+    /// With the extents of the batches.
+    Valid(Vec<BatchExtent>, FooterHeader),
+    /// There is none.
+    Missing,
+    /// The device returned an error.
+    Unreadable,
 }
 
 /// Collects records and inserts them into the index.
@@ -52,7 +62,7 @@ struct RecordSink<'a, K: Key, V: Send + Sync + 'static> {
 }
 
 impl<K: Key, V: Send + Sync + 'static> RecordSink<'_, K, V> {
-    fn add_log(&mut self, log: LogBlock<'_>) -> Result<(), String> {
+    fn add_log(&mut self, log: LogBlock<'_>) -> Result<(), RebuildError> {
         let (segment, end_unit) = (self.segment, log.end_unit());
         let floor = self.shared.rebuild.damage();
         let (mut blocks, mut tombstones) = (0, 0);
@@ -92,14 +102,15 @@ impl<K: Key, V: Send + Sync + 'static> RecordSink<'_, K, V> {
         if self.records.len() >= INSERT_BATCH_RECORDS { self.insert_all() } else { Ok(()) }
     }
 
-    fn insert_all(&mut self) -> Result<(), String> {
+    fn insert_all(&mut self) -> Result<(), RebuildError> {
         let ring = &self.shared.ring;
         let newer = |old, new| ring.is_newer(old, new);
         let expected = self.shared.rebuild.expected_records();
         let put = self.shared.index.insert_batch(&self.records, newer, expected);
         self.records.clear();
         // The rejected records may include a tombstone.
-        put.map(drop).map_err(|error| format!("the index cannot grow: {error}"))
+        put.map(drop)
+            .map_err(|error| RebuildError::NoMemory(format!("the index cannot grow: {error}")))
     }
 }
 
@@ -117,6 +128,10 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
     }
 
     fn record_damage(&self, at: (u64, u32)) {
+        // A rebuild that was stopped has not read everything.
+        if self.shared.rebuild.was_incomplete() {
+            return;
+        }
         self.shared.counters.add(L2Counters::REBUILD_DAMAGED, 0, 1);
         self.shared.rebuild.record_damage(at);
     }
@@ -131,21 +146,29 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
 
     /// Claims and reads segments until none is left. A segment counts as read once its records are
     /// in the index.
-    pub(super) fn work(&self) -> Result<(), String> {
+    pub(super) fn work(&self) -> Result<(), RebuildError> {
+        // Segments that were read in part never count as read: they may hold tombstones.
+        self.read_claimed().inspect_err(|_| self.shared.rebuild.stop())
+    }
+
+    fn read_claimed(&self) -> Result<(), RebuildError> {
         let mut sink = self.sink(0, 0);
         let (mut read, mut batch_records) = (Vec::new(), FIRST_BATCH_RECORDS);
         loop {
             let claimed = self.shared.rebuild.claim();
-            let mut outcome = claimed.map_or(Ok(()), |seq| {
+            if let Some(seq) = claimed {
                 read.push(seq);
-                self.read(&mut sink, seq)
-            });
-            if outcome.is_err() || claimed.is_none() || sink.records.len() >= batch_records {
-                outcome = outcome.and(sink.insert_all());
+                self.read(&mut sink, seq)?;
+            }
+            if claimed.is_none() || sink.records.len() >= batch_records {
+                sink.insert_all()?;
+                if self.shared.rebuild.was_incomplete() {
+                    // The last segments may have been read in part.
+                    return Ok(());
+                }
                 read.drain(..).for_each(|seq| self.shared.rebuild.finish(seq));
                 batch_records = (2 * batch_records).min(INSERT_BATCH_RECORDS);
             }
-            outcome?;
             if claimed.is_none() {
                 return Ok(());
             }
@@ -153,7 +176,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
     }
 
     /// Reads a segment other than the newest. Its records may stay in the sink.
-    fn read<'a>(&'a self, sink: &mut RecordSink<'a, K, V>, seq: u64) -> Result<(), String> {
+    fn read<'a>(&'a self, sink: &mut RecordSink<'a, K, V>, seq: u64) -> Result<(), RebuildError> {
         let geometry = self.shared.ring.geometry;
         let segment = geometry.segment_of(seq);
         (sink.segment, sink.seq) = (segment, seq);
@@ -166,12 +189,15 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         let (durable, batches) = next.map_or((0, usize::MAX), |(header, _)| {
             (header.previous_durable, header.previous_batches as usize)
         });
-        let footer = self.footer(segment, seq);
-        match footer.filter(|(extents, _)| next.is_none() || extents.len() == batches) {
-            Some((extents, _)) => _ = self.read_logs(sink, &extents, durable)?,
-            None => {
+        match self.footer(segment, seq)? {
+            SegmentFooter::Valid(extents, _) if next.is_none() || extents.len() == batches => {
+                self.read_logs(sink, &extents, durable)?;
+            }
+            // The next header suffices.
+            _ => {
                 let walked = self.walk(sink, batches)?;
-                if walked.contents.extents.len() < durable as usize {
+                // A batch that cannot be read has already been recorded.
+                if walked.complete && walked.contents.extents.len() < durable as usize {
                     self.record_damage((seq, MAX_SEGMENT_UNITS));
                 }
             }
@@ -179,65 +205,68 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         Ok(())
     }
 
-    /// The batch extents in a segment's footer, with its durable count, record count and stamp.
-    /// `None` if there is no footer.
-    fn footer(&self, segment: u32, seq: u64) -> Option<(Vec<BatchExtent>, (u32, u64, u64))> {
+    fn footer(&self, segment: u32, seq: u64) -> Result<SegmentFooter, RebuildError> {
         let geometry = self.shared.ring.geometry;
         let at = geometry.offset(segment) + geometry.footer_offset();
-        let bytes = self.shared.io.read(at, geometry.footer_bytes()).ok()?;
+        let Some(bytes) = self.shared.read_one_for_rebuild(at, geometry.footer_bytes())? else {
+            return Ok(SegmentFooter::Unreadable);
+        };
         let between = (geometry.first_batch_offset(), geometry.footer_offset());
-        let footer = Footer::parse((self.shared.ring.guid(), seq), &bytes, between)?;
-        let header = footer.header;
-        Some((footer.extents().collect(), (header.durable, header.records, header.stamp)))
+        let footer = Footer::parse((self.shared.ring.guid(), seq), &bytes, between);
+        Ok(footer.map_or(SegmentFooter::Missing, |footer| {
+            SegmentFooter::Valid(footer.extents().collect(), footer.header)
+        }))
     }
 
-    /// Reads the log blocks at these extents concurrently. The first `durable` must be valid.
-    /// Returns whether all are.
+    /// Reads the log blocks at these extents concurrently. All must be readable, and the first
+    /// `durable` must be valid. Returns whether all are.
     fn read_logs(
         &self,
         sink: &mut RecordSink<'_, K, V>,
         extents: &[BatchExtent],
         durable: u32,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, RebuildError> {
         let geometry = self.shared.ring.geometry;
         let (segment, seq) = (sink.segment, sink.seq);
         let guid = self.shared.ring.guid();
         let base = geometry.offset(segment);
-        let ranges = extents.iter().map(|extent| (base + extent.offset, extent.log_bytes));
+        let range = |number: usize| (base + extents[number].offset, extents[number].log_bytes);
         let (mut outcome, mut all) = (Ok(()), true);
-        self.shared.io.read_ranges(ranges, |number, read| {
+        let read = self.shared.read_for_rebuild(extents.len(), range, |number, read| {
             let extent = extents[number];
             let space = geometry.footer_offset() - extent.offset;
-            let parsed = match &read {
-                Ok(bytes) => LogBlock::parse((guid, seq), bytes, (extent.offset, space))
-                    .filter(|log| log.header.number as usize == number),
-                Err(IoError::Stalled(what)) => {
-                    outcome = Err(format!("{what} did not complete in time"));
-                    None
+            let (parsed, written) = match &read {
+                // An invalid batch that is not known to be durable was never written.
+                Some(bytes) => {
+                    let parsed = LogBlock::parse((guid, seq), bytes, (extent.offset, space))
+                        .filter(|log| log.header.number as usize == number);
+                    (parsed, number < durable as usize)
                 }
-                Err(_) => {
-                    self.shared.counters.add(L2Counters::READ_ERRORS, 0, 1);
-                    None
-                }
+                // It may hold a batch, and may be readable after the next restart.
+                None => (None, true),
             };
             all &= parsed.is_some();
             match parsed {
                 Some(log) if outcome.is_ok() => outcome = sink.add_log(log),
                 Some(_) => {}
-                None if number < durable as usize => {
+                None if written => {
                     let end = extents.get(number + 1).map_or(u64::MAX, |next| next.offset);
                     let unit = u32::try_from(end / UNIT_BYTES).unwrap_or(u32::MAX);
                     self.record_damage((seq, unit.min(MAX_SEGMENT_UNITS)));
                 }
-                // The batch may never have been written.
                 None => {}
             }
         });
-        outcome.map(|()| all)
+        read.and(outcome).map(|()| all)
     }
 
-    /// Reads batch after batch along the chain, at most `most`.
-    fn walk(&self, sink: &mut RecordSink<'_, K, V>, most: usize) -> Result<NewestSegment, String> {
+    /// Reads batch after batch along the chain, at most `most`. A place that cannot be read may
+    /// hold one of them, and is damage.
+    fn walk(
+        &self,
+        sink: &mut RecordSink<'_, K, V>,
+        most: usize,
+    ) -> Result<NewestSegment, RebuildError> {
         let (segment, seq) = (sink.segment, sink.seq);
         let shared = &self.shared;
         let geometry = shared.ring.geometry;
@@ -246,20 +275,27 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         let mut contents = SegmentContents { seq, chain, ..SegmentContents::default() };
         let (mut offset, mut stamp) = (geometry.first_batch_offset(), header.stamp);
         let most = most.min(geometry.max_batches());
+        let mut complete = true;
         while contents.extents.len() < most && !shared.rebuild.was_incomplete() {
             let space = geometry.footer_offset() - offset;
             let at = geometry.offset(segment) + offset;
             if space < PAGE_BYTES {
                 break;
             }
-            let Some(page) = self.fetch(at, PAGE_BYTES)? else { break };
+            let Some(page) = shared.read_one_for_rebuild(at, PAGE_BYTES)? else {
+                complete = false;
+                break;
+            };
             let Some((log_bytes, payload)) = BatchHeader::peek((guid, seq), &page, space) else {
                 break;
             };
             let rest = match log_bytes > PAGE_BYTES {
-                true => match self.fetch(at, log_bytes)? {
+                true => match shared.read_one_for_rebuild(at, log_bytes)? {
                     Some(log) => log,
-                    None => break,
+                    None => {
+                        complete = false;
+                        break;
+                    }
                 },
                 false => page,
             };
@@ -278,69 +314,71 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
             contents.extents.push(BatchExtent { offset, log_bytes });
             offset += log_bytes + payload;
         }
-        Ok(NewestSegment { contents, stamp, floor: header.floor, end: offset, complete: true })
-    }
-
-    /// Reads bytes. Returns `None` if they are unreadable, and an error if the device hangs.
-    fn fetch(&self, at: u64, bytes: u64) -> Result<Option<forebay_base::arena::Buffer>, String> {
-        match self.shared.io.read(at, bytes) {
-            Ok(buffer) => Ok(Some(buffer)),
-            Err(error @ IoError::Stalled(_)) => Err(error.to_string()),
-            Err(_) => {
-                self.shared.counters.add(L2Counters::READ_ERRORS, 0, 1);
-                Ok(None)
-            }
+        if !complete {
+            self.record_damage((seq, MAX_SEGMENT_UNITS));
         }
+        Ok(NewestSegment { contents, stamp, floor: header.floor, end: offset, complete })
     }
 
     /// Reads the newest segment.
-    pub(super) fn read_newest(&self, seq: u64) -> Result<NewestSegment, IoError> {
+    pub(super) fn read_newest(&self, seq: u64) -> Result<NewestSegment, RebuildError> {
         let geometry = self.shared.ring.geometry;
         let segment = geometry.segment_of(seq);
-        let stalled = |what: String| IoError::Stalled(what);
         let (header, _) = self.headers.get(segment, seq).unwrap_or_default();
         // The log before the floor stays void.
         if header.floor > (0, 0) {
             self.shared.rebuild.adopt_floor(header.floor);
         }
         let mut sink = self.sink(segment, seq);
-        let newest = match self.footer(segment, seq) {
-            Some((extents, (durable, records, stamp))) => {
-                let complete = self.read_logs(&mut sink, &extents, durable).map_err(stalled)?;
-                let stamp = header.stamp.max(stamp);
+        let newest = match self.footer(segment, seq)? {
+            SegmentFooter::Valid(extents, footer) => {
+                let (records, durable) = (footer.records, footer.durable);
+                let complete = self.read_logs(&mut sink, &extents, durable)?;
+                let stamp = header.stamp.max(footer.stamp);
                 let chain = 0;
                 let contents =
                     SegmentContents { seq, extents, records, chain, durable, sealed: true };
                 let end = geometry.footer_offset();
                 NewestSegment { contents, stamp, floor: header.floor, end, complete }
             }
-            None => {
-                let walked = self.walk(&mut sink, usize::MAX).map_err(stalled)?;
-                if !self.shared.immutable_keys {
-                    self.check_for_hole(segment, seq, &walked);
+            footer => {
+                let walked = self.walk(&mut sink, usize::MAX)?;
+                if !self.shared.immutable_keys && walked.complete {
+                    match footer {
+                        // It may exclude the last batch, and a key in it may have been forgotten
+                        // without a tombstone.
+                        SegmentFooter::Unreadable => self.record_damage((seq, MAX_SEGMENT_UNITS)),
+                        _ => self.check_for_hole(segment, seq, &walked)?,
+                    }
                 }
                 walked
             }
         };
-        sink.insert_all().map_err(stalled)?;
+        sink.insert_all()?;
         Ok(newest)
     }
 
     /// Searches behind the end of the newest segment's log for a batch that counts a missing batch
     /// as durable. The end is then a hole, and nothing before it is valid.
-    fn check_for_hole(&self, segment: u32, seq: u64, walked: &NewestSegment) {
+    fn check_for_hole(
+        &self,
+        segment: u32,
+        seq: u64,
+        walked: &NewestSegment,
+    ) -> Result<(), RebuildError> {
         let geometry = self.shared.ring.geometry;
         let guid = self.shared.ring.guid();
         let count = walked.contents.extents.len() as u32;
         let base = geometry.offset(segment);
         let mut offset = walked.end;
         let stopped = || self.shared.rebuild.was_incomplete();
+        let search_bytes = self.shared.tunables.batch_bytes();
         while offset < geometry.footer_offset() && !stopped() {
-            let bytes = SEARCH_BYTES.min(geometry.footer_offset() - offset);
-            let Ok(found) = self.shared.io.read(base + offset, bytes) else {
+            let bytes = search_bytes.min(geometry.footer_offset() - offset);
+            let Some(found) = self.shared.read_one_for_rebuild(base + offset, bytes)? else {
                 // If this was durable once, it may have held tombstones.
                 self.record_damage((seq, MAX_SEGMENT_UNITS));
-                return;
+                return Ok(());
             };
             for (number, page) in found.chunks(PAGE_BYTES as usize).enumerate() {
                 let at = offset + number as u64 * PAGE_BYTES;
@@ -350,16 +388,20 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
                 };
                 // Each page may claim a long log, and none is verified yet.
                 if stopped() {
-                    return;
+                    return Ok(());
                 }
-                let Ok(log) = self.shared.io.read(base + at, log_bytes) else { continue };
+                let Some(log) = self.shared.read_one_for_rebuild(base + at, log_bytes)? else {
+                    self.record_damage((seq, MAX_SEGMENT_UNITS));
+                    return Ok(());
+                };
                 let parsed = LogBlock::parse((guid, seq), &log, (at, space));
                 if parsed.is_some_and(|log| log.header.durable > count) {
                     self.record_damage((seq, MAX_SEGMENT_UNITS));
-                    return;
+                    return Ok(());
                 }
             }
             offset += bytes;
         }
+        Ok(())
     }
 }

@@ -26,15 +26,14 @@ mod segment;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use forebay_base::arena::Buffer;
-use forebay_base::sync::{Arc, Condvar, Mutex};
+use forebay_base::sync::Arc;
 use forebay_cache::Key;
 use forebay_io::{Request, StableBytes};
 
 use crate::counters::L2Counters;
-use crate::device_io::IoError;
+use crate::device_io::{IoError, MEMORY_WAITS};
 use crate::format::{BatchExtent, BlockSeed, PAGE_BYTES};
 use crate::record::KeyHash;
 use crate::shared::L2Shared;
@@ -47,9 +46,6 @@ const MAX_FAILURES: u32 = 3;
 const MIN_BATCHES: u64 = 2;
 /// Minimum size of a batch buffer.
 const MIN_BATCH_BYTES: u64 = 16 << 10;
-/// Additional attempts when memory is exhausted, and the pause before each.
-const MEMORY_WAITS: u32 = 40;
-const MEMORY_WAIT: Duration = Duration::from_millis(50);
 
 /// The end of the log, where the writer starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -203,7 +199,11 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             let last = work.last;
             if let Err(error) = self.work(work) {
                 self.abandon_writes();
-                shared.fail(&error.to_string());
+                match error {
+                    // All that was confirmed is in the log.
+                    IoError::NoMemory(_) => shared.fail_intact(&error.to_string()),
+                    IoError::Device(_) | IoError::Stalled(_) => shared.fail(&error.to_string()),
+                }
                 break;
             }
             if last {
@@ -259,7 +259,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                     // An exhausted arena says nothing about the device.
                     let limit = match error {
                         IoError::NoMemory(_) => {
-                            self.wait_for_memory();
+                            self.shared.io.wait_for_memory();
                             MAX_FAILURES + MEMORY_WAITS
                         }
                         _ => MAX_FAILURES,
@@ -270,12 +270,6 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 }
             }
         }
-    }
-
-    /// Waits for other threads to release memory.
-    fn wait_for_memory(&self) {
-        let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());
-        condition.wait_timeout(&mut nobody.lock(), MEMORY_WAIT);
     }
 
     /// Makes all written batches durable.

@@ -10,7 +10,7 @@ use forebay_io::{Device, Op, Request};
 use forebay_l2::L2Options;
 
 use crate::crash;
-use crate::support::{Fixture, arena, memory, options};
+use crate::support::{Fixture, arena, copy, memory, options};
 
 const DEVICE: u64 = 4 << 20;
 const SEGMENT: u64 = 64 << 10;
@@ -41,17 +41,6 @@ fn fill(fixture: &Fixture, first: u64, segments: u64, class: Class) -> u64 {
         next += BATCH;
     }
     next
-}
-
-/// The image of a crash on a device that has all writes.
-fn copy(device: &Arc<dyn Device>) -> Arc<dyn Device> {
-    let copy = memory(DEVICE);
-    for offset in (0..DEVICE).step_by(1 << 20) {
-        let read = device.run(Request::read(offset, arena().alloc(1 << 20).unwrap()));
-        let written = copy.run(Request::write(offset, read.into_buffer().unwrap()));
-        written.result.unwrap();
-    }
-    copy
 }
 
 #[test]

@@ -9,7 +9,7 @@ use forebay_io::fault::{Fault, FaultCounters, FaultDevice, Rule};
 use forebay_io::{Device, Op, Priority, Request};
 use forebay_l2::{ErrorKind, Health, L2, L2Options};
 
-use crate::support::{Fixture, NumberCodec, arena, memory, options};
+use crate::support::{Fixture, NumberCodec, arena, copy, memory, options};
 
 const KEYS: u64 = 150;
 
@@ -308,12 +308,7 @@ fn numbers_of_segments_whose_headers_cannot_be_read_are_not_used_again() {
     fixture.spill();
     // As a crash would leave the device, with all of it readable.
     faults.clear();
-    let after = memory(16 << 20);
-    for offset in (0..16 << 20).step_by(1 << 20) {
-        let read = device.run(Request::read(offset, arena().alloc(1 << 20).unwrap()));
-        let written = after.run(Request::write(offset, read.into_buffer().unwrap()));
-        written.result.unwrap();
-    }
+    let after = copy(&device);
     fixture.close();
     let fixture = Fixture::open(&after, &small());
     assert!(fixture.l2.wait_rebuilt());

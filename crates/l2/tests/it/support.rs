@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::rng::SmallRng;
 use forebay_cache::{Attributes, Begin, Cache, Class, LoadError, Reclaim};
-use forebay_io::{Device, MemoryDevice, MemoryOptions};
+use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
 use forebay_l2::{Codec, L2, L2Options};
 
 /// The owner of the tests' L2s.
@@ -89,6 +89,32 @@ pub(crate) fn options() -> L2Options {
 pub(crate) fn memory(bytes: u64) -> Arc<dyn Device> {
     let options = MemoryOptions { sector_bytes: 4096, ..MemoryOptions::default() };
     Arc::new(MemoryDevice::new("memory", bytes, &options).unwrap())
+}
+
+/// The contents of a device, as a crash leaves them if it has all writes.
+pub(crate) fn contents(device: &Arc<dyn Device>) -> Vec<u8> {
+    let mut contents = Vec::new();
+    while contents.len() as u64 != device.info().size_bytes {
+        let read = Request::read(contents.len() as u64, arena().alloc(1 << 20).unwrap());
+        contents.extend_from_slice(&device.run(read).into_buffer().unwrap());
+    }
+    contents
+}
+
+/// A device with these contents.
+pub(crate) fn device_with(contents: &[u8]) -> Arc<dyn Device> {
+    let device = memory(contents.len() as u64);
+    for (number, bytes) in contents.chunks(1 << 20).enumerate() {
+        let mut buffer = arena().alloc(bytes.len()).unwrap();
+        buffer.copy_from_slice(bytes);
+        device.run(Request::write((number as u64) << 20, buffer)).result.unwrap();
+    }
+    device
+}
+
+/// A copy of a device, as a crash leaves it if it has all writes.
+pub(crate) fn copy(device: &Arc<dyn Device>) -> Arc<dyn Device> {
+    device_with(&contents(device))
 }
 
 /// A cache with an L2.

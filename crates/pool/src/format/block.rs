@@ -13,6 +13,7 @@ const UNIT_MASK: u64 = (1 << DEVICE_SHIFT) - 1;
 
 /// A device address: the number of a device and an offset on it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Dva {
     /// Number of the device in the pool.
     pub device: u16,

@@ -15,9 +15,11 @@ use crate::format::{LOG_BLOCK_MAGIC, ROOT_MAGIC, SPACE_BLOCK_MAGIC, ZAP_LEAF_MAG
 use crate::object::DataFields;
 use crate::object::tree::{self, Tree};
 use crate::store::codec::MAX_LOGICAL_BYTES;
+use crate::wait::Wait;
 
 /// A copy of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct CopyInfo {
     /// Number of the device.
     pub device: u16,
@@ -29,6 +31,7 @@ pub struct CopyInfo {
 
 /// A block of an object or of an object set.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct BlockInfo {
     /// Block number.
     pub block: u64,
@@ -37,11 +40,13 @@ pub struct BlockInfo {
     /// Its copies; empty for a hole.
     pub copies: Vec<CopyInfo>,
     /// Its decompressed content, if a copy is good.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::hex_if_any"))]
     pub content: Option<Vec<u8>>,
 }
 
 /// Bytes of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct DeviceBytes {
     /// The path of the device.
     pub device: String,
@@ -50,6 +55,7 @@ pub struct DeviceBytes {
     /// The probable type of the bytes, judged by their magic.
     pub seems: Option<String>,
     /// The bytes.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::hex"))]
     pub bytes: Vec<u8>,
 }
 
@@ -76,7 +82,7 @@ impl Inspector {
                 }
             };
             check_place(&tree, block, level)?;
-            let ptr = tree::descend(&view.store, &tree, block, level)?;
+            let ptr = tree::descend(&view.store, &tree, block, level, Wait::Allowed)?;
             let copies = ptr.dvas().enumerate().map(|(copy, dva)| {
                 let problem = view.store.read_copy(&ptr, copy).err().map(|error| error.to_string());
                 CopyInfo { device: dva.device, offset: dva.offset, problem }

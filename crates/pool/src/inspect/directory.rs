@@ -14,15 +14,19 @@ use crate::zap::inspect::{InlineInfo, count_leaf};
 
 /// A directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct DirectoryInfo {
     /// Number of its object.
     pub number: u64,
     /// Bytes on devices, all copies and indirect blocks, as stored in its dnode.
     pub allocated_bytes: u64,
     /// Statistics of its leaves, without damaged ones.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::directory_stats"))]
     pub stats: ZapStats,
-    /// Entries and leaves that its header counts; for a micro directory, the actual numbers.
-    pub header: (u64, u64),
+    /// Entries that its header counts; for a micro directory, their actual number.
+    pub header_entries: u64,
+    /// Leaves that its header counts; for a micro directory, 0.
+    pub header_leaves: u64,
     /// Unreadable or invalid leaves, and contradictions to the header.
     pub damage: Damage,
 }
@@ -52,7 +56,8 @@ impl Inspector {
             let mut info = DirectoryInfo {
                 number,
                 allocated_bytes: data.allocated,
-                header: (inline.stats.entries, inline.stats.by_depth.iter().sum()),
+                header_entries: inline.stats.entries,
+                header_leaves: inline.stats.by_depth.iter().sum(),
                 stats: inline.stats,
                 damage: Damage::default(),
             };
@@ -74,7 +79,7 @@ impl Inspector {
                 });
                 damage.count += leaves.count;
                 damage.listed.append(&mut leaves.listed);
-                if stats.by_depth != said || stats.entries != info.header.0 {
+                if stats.by_depth != said || stats.entries != info.header_entries {
                     damage.note(
                         "its header and its leaves disagree about the number of entries or leaves",
                     );
@@ -92,7 +97,7 @@ impl fmt::Display for DirectoryInfo {
         writeln!(f, "directory {}: {} bytes on devices", self.number, self.allocated_bytes)?;
         write!(f, "{}", self.stats)?;
         if !self.damage.is_empty() {
-            let (entries, leaves) = self.header;
+            let (entries, leaves) = (self.header_entries, self.header_leaves);
             writeln!(f, "its header counts {entries} entries in {leaves} leaves")?;
         }
         write!(f, "{}", self.damage)

@@ -21,14 +21,17 @@ use crate::format::label::{
 
 /// The content of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct LabelCopyInfo {
     /// Format version.
     pub version: u32,
     /// The GUID of the pool.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::guid"))]
     pub pool_guid: u64,
     /// The pool's name.
     pub pool_name: String,
     /// The GUID of the device.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::guid"))]
     pub device_guid: u64,
     /// The device's number in the pool.
     pub device_number: u16,
@@ -41,6 +44,7 @@ pub struct LabelCopyInfo {
     /// "active", "exported", or an unknown number.
     pub state: String,
     /// The id of the host that has the pool imported, or had it last.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::guid"))]
     pub host_id: u64,
     /// The name of that host.
     pub host_name: String,
@@ -48,39 +52,73 @@ pub struct LabelCopyInfo {
     pub sector_bytes: u32,
     /// Features that a reader must support.
     pub features: Vec<String>,
-    /// GUID and size in bytes of each device of the pool, if they can be decoded.
-    pub devices: Vec<(u64, u64)>,
+    /// The devices of the pool, if they can be decoded.
+    pub devices: Vec<LabelDeviceInfo>,
     /// Why an import would reject the label, or `None`.
     pub objection: Option<String>,
 }
 
+/// A device of the pool, as a label describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct LabelDeviceInfo {
+    /// The GUID of the device.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::guid"))]
+    pub guid: u64,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+}
+
+/// A label position of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct LabelPositionInfo {
+    /// Offset on the device in bytes.
+    pub offset: u64,
+    /// Its state.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub state: LabelState,
+}
+
 /// State of a label position.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(tag = "state", rename_all = "lowercase"))]
 pub enum LabelState {
     /// Magic and checksum are correct.
-    Sound(Box<LabelCopyInfo>),
-    /// There is no valid label, with the reason.
-    Damaged(String),
+    Sound {
+        /// The content of the label.
+        label: Box<LabelCopyInfo>,
+    },
+    /// There is no valid label.
+    Damaged {
+        /// The reason.
+        why: String,
+    },
     /// The device failed.
-    Unreadable(String),
+    Unreadable {
+        /// The error.
+        why: String,
+    },
 }
 
 /// The labels of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct DeviceLabelsInfo {
-    /// Its path.
-    pub name: String,
+    /// The path of the device.
+    pub device: String,
     /// Its current size in bytes.
     pub size_bytes: u64,
-    /// Offsets and states of the label positions: front, end, and the end that the front label
-    /// states, if that differs.
-    pub labels: Vec<(u64, LabelState)>,
+    /// The label positions: front, end, and the end that the front label states, if that differs.
+    pub labels: Vec<LabelPositionInfo>,
     /// Describes the L2 on the device, if it is an L2 device. Such a device has no labels.
     pub l2_device: Option<String>,
 }
 
 /// A ring slot with an invalid uberblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct UnsoundSlotInfo {
     /// The path of the device.
     pub device: String,
@@ -92,12 +130,14 @@ pub struct UnsoundSlotInfo {
 
 /// An uberblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct UberblockInfo {
     /// Its txg.
     pub txg: u64,
     /// Time of the write in nanoseconds, by the clock of the process that had the pool imported.
     pub time_ns: u64,
     /// The GUID of the pool.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::guid"))]
     pub pool_guid: u64,
     /// Number of devices in the pool.
     pub device_count: u32,
@@ -112,6 +152,7 @@ pub struct UberblockInfo {
 
 /// The uberblock rings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct UberblocksInfo {
     /// Number of readable rings: two per device.
     pub rings: u32,
@@ -224,10 +265,10 @@ pub(super) fn label_places(device: &dyn Device, memory: &BlockCache) -> Vec<u64>
         return if size_bytes == 0 { Vec::new() } else { vec![0] };
     }
     let mut places = vec![0, size_bytes - LABEL_BYTES];
-    if let LabelState::Sound(label) = label_at(device, 0, memory)
-        && let Some((_, ended)) = label.devices.get(usize::from(label.device_number))
-        && *ended < size_bytes
-        && let Some(back) = ended.checked_sub(LABEL_BYTES).filter(|back| *back > 0)
+    if let LabelState::Sound { label } = label_at(device, 0, memory)
+        && let Some(own) = label.devices.get(usize::from(label.device_number))
+        && own.size_bytes < size_bytes
+        && let Some(back) = own.size_bytes.checked_sub(LABEL_BYTES).filter(|back| *back > 0)
     {
         places.push(back);
     }
@@ -237,28 +278,37 @@ pub(super) fn label_places(device: &dyn Device, memory: &BlockCache) -> Vec<u64>
 fn read_labels(device: &Arc<dyn Device>, memory: &BlockCache) -> DeviceLabelsInfo {
     let info = device.info();
     let places = label_places(&**device, memory);
-    let label = |place| (place, label_at(&**device, place, memory));
-    let mut labels: Vec<_> = places.into_iter().map(label).collect();
-    let sound = labels.iter().any(|(_, state)| matches!(state, LabelState::Sound(_)));
+    let position =
+        |offset| LabelPositionInfo { offset, state: label_at(&**device, offset, memory) };
+    let mut labels: Vec<_> = places.into_iter().map(position).collect();
+    let sound = labels.iter().any(|label| matches!(label.state, LabelState::Sound { .. }));
     let l2_device = if sound { None } else { crate::l2::device::describe(device) };
     if l2_device.is_some() {
         labels.clear();
     }
-    DeviceLabelsInfo { name: info.name.to_string(), size_bytes: info.size_bytes, labels, l2_device }
+    DeviceLabelsInfo {
+        device: info.name.to_string(),
+        size_bytes: info.size_bytes,
+        labels,
+        l2_device,
+    }
 }
 
 fn label_at(device: &dyn Device, offset: u64, memory: &BlockCache) -> LabelState {
     let bytes = match read_at(device, offset, SLOT_BYTES, memory) {
         Ok(bytes) => bytes,
-        Err(problem) => return LabelState::Unreadable(problem),
+        Err(why) => return LabelState::Unreadable { why },
     };
-    let damaged = |what: &str| LabelState::Damaged(what.to_owned());
+    let damaged = |what: &str| LabelState::Damaged { why: what.to_owned() };
     match LabelPhys::ref_from_bytes(&bytes) {
         Err(_) => damaged("it is truncated"),
         Ok(_) if bytes.iter().all(|byte| *byte == 0) => damaged("it is all zeros"),
         Ok(phys) if phys.magic.get() != LABEL_MAGIC => damaged("it is not a label"),
         Ok(phys) if !phys.is_sound() => damaged("its checksum is wrong: torn write or corruption"),
-        Ok(phys) => LabelState::Sound(Box::new(LabelCopyInfo::of(phys, &device.info().name))),
+        Ok(phys) => {
+            let label = Box::new(LabelCopyInfo::of(phys, &device.info().name));
+            LabelState::Sound { label }
+        }
     }
 }
 
@@ -277,8 +327,11 @@ impl LabelCopyInfo {
         let decoded = Label::decode(phys, name);
         let (devices, objection) = match decoded {
             Ok(Some(label)) => {
-                let devices = label.config.devices.iter();
-                (devices.map(|device| (device.guid, device.size_bytes)).collect(), None)
+                let devices = label.config.devices.iter().map(|device| LabelDeviceInfo {
+                    guid: device.guid,
+                    size_bytes: device.size_bytes,
+                });
+                (devices.collect(), None)
             }
             Ok(None) => (Vec::new(), Some("its checksum is wrong".to_owned())),
             Err(error) => (Vec::new(), Some(error.to_string())),
@@ -320,8 +373,9 @@ impl fmt::Display for LabelCopyInfo {
         if !self.features.is_empty() {
             writeln!(f, "features:   {}", self.features.join(", "))?;
         }
-        for (number, (guid, bytes)) in self.devices.iter().enumerate() {
-            writeln!(f, "device {number}:   {bytes} bytes ({guid:016x})")?;
+        for (number, device) in self.devices.iter().enumerate() {
+            let LabelDeviceInfo { guid, size_bytes } = device;
+            writeln!(f, "device {number}:   {size_bytes} bytes ({guid:016x})")?;
         }
         match &self.objection {
             Some(objection) => writeln!(f, "refused:    {objection}"),
@@ -332,25 +386,25 @@ impl fmt::Display for LabelCopyInfo {
 
 impl fmt::Display for DeviceLabelsInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}: {} bytes", self.name, self.size_bytes)?;
+        writeln!(f, "{}: {} bytes", self.device, self.size_bytes)?;
         if let Some(what) = &self.l2_device {
             return writeln!(f, "  is {what}");
         }
         if self.labels.is_empty() {
             writeln!(f, "  is too small for a label")?;
         }
-        for (offset, state) in &self.labels {
+        for LabelPositionInfo { offset, state } in &self.labels {
             match state {
-                LabelState::Sound(label) => {
+                LabelState::Sound { label } => {
                     writeln!(f, "  label at {offset:#x}: sound")?;
                     for line in label.to_string().lines() {
                         writeln!(f, "    {line}")?;
                     }
                 }
-                LabelState::Damaged(what) => {
-                    writeln!(f, "  label at {offset:#x}: NOT SOUND: {what}")?;
+                LabelState::Damaged { why } => {
+                    writeln!(f, "  label at {offset:#x}: NOT SOUND: {why}")?;
                 }
-                LabelState::Unreadable(why) => {
+                LabelState::Unreadable { why } => {
                     writeln!(f, "  label at {offset:#x}: CANNOT BE READ: {why}")?;
                 }
             }

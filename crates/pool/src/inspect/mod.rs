@@ -9,6 +9,7 @@
 //! * `view`: a pool as of one txg, and its objects.
 //! * `txg`, `object`, `directory`, `block`: the values to show.
 //! * `pointer`: prints block pointers and bytes.
+//! * `serialize`: with the feature `serde`, the parts of `Serialize` that no derive writes.
 //!
 //! # Invariants
 //!
@@ -35,6 +36,8 @@ mod directory;
 mod labels;
 mod object;
 mod pointer;
+#[cfg(feature = "serde")]
+mod serialize;
 mod txg;
 mod view;
 
@@ -51,11 +54,14 @@ use crate::open::refused;
 pub use block::{BlockInfo, CopyInfo, DeviceBytes};
 pub use directory::DirectoryInfo;
 pub use labels::{
-    DeviceLabelsInfo, LabelCopyInfo, LabelState, UberblockInfo, UberblocksInfo, UnsoundSlotInfo,
+    DeviceLabelsInfo, LabelCopyInfo, LabelDeviceInfo, LabelPositionInfo, LabelState, UberblockInfo,
+    UberblocksInfo, UnsoundSlotInfo,
 };
-pub use object::{DnodeInfo, TreeLevelInfo};
+pub use object::{DnodeInfo, FirstBlockInfo, TreeLevelInfo};
 pub use pointer::{BlockPtrInfo, Hexdump};
-pub use txg::{DatasetInfo, LogInfo, ObjsetInfo, SpaceInfo, TxgInfo};
+pub use txg::{
+    DatasetInfo, LogExtentInfo, LogInfo, ObjsetInfo, SpaceInfo, TxgInfo, WritePropsInfo,
+};
 
 /// Size of the block cache for an inspection.
 const CACHE_BYTES: u64 = 48 << 20;
@@ -70,8 +76,10 @@ pub struct Inspector {
 
 /// A result, and the txg of which it is.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Inspected<T> {
     /// The txg of the result.
+    #[cfg_attr(feature = "serde", serde(rename = "as_of_txg"))]
     pub txg: u64,
     /// Notices about the result: missing devices, an older txg, a pool that changed meanwhile.
     pub notices: Vec<String>,
@@ -99,6 +107,7 @@ pub enum BlockOwner {
 
 /// Unreadable or invalid parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Damage {
     /// The first records.
     pub listed: Vec<String>,

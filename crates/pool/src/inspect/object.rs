@@ -14,6 +14,7 @@ const SHOWN: usize = 16;
 
 /// The blocks of a tree level.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TreeLevelInfo {
     /// 0 for data blocks.
     pub level: u8,
@@ -26,15 +27,28 @@ pub struct TreeLevelInfo {
     /// Bytes of all copies, in whole sectors. A gang takes a little more.
     pub allocated_bytes: u64,
     /// Number of compressed blocks.
-    pub packed: u64,
+    pub compressed: u64,
     /// Number of gangs.
     pub gangs: u64,
-    /// The oldest and the newest birth txg.
-    pub births: (u64, u64),
+    /// The oldest birth txg.
+    pub oldest_birth: u64,
+    /// The newest birth txg.
+    pub newest_birth: u64,
+}
+
+/// A data block that is not a hole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct FirstBlockInfo {
+    /// Block number.
+    pub block: u64,
+    /// The pointer to the block.
+    pub pointer: BlockPtrInfo,
 }
 
 /// An object.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct DnodeInfo {
     /// Its number.
     pub number: u64,
@@ -51,8 +65,10 @@ pub struct DnodeInfo {
     /// The txg that created it.
     pub created_txg: u64,
     /// Its attributes.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::hex"))]
     pub attributes: Vec<u8>,
     /// Its inline content.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::hex"))]
     pub inline: Vec<u8>,
     /// Height of its block tree.
     pub tree_levels: u8,
@@ -60,8 +76,8 @@ pub struct DnodeInfo {
     pub root: BlockPtrInfo,
     /// The levels of its block tree, topmost first.
     pub levels: Vec<TreeLevelInfo>,
-    /// The first data blocks that are not holes, with their numbers.
-    pub first: Vec<(u64, BlockPtrInfo)>,
+    /// The first data blocks that are not holes.
+    pub first: Vec<FirstBlockInfo>,
     /// Unreadable parts of the tree. Data blocks are not read.
     pub damage: Damage,
 }
@@ -131,7 +147,7 @@ impl DnodeInfo {
             let level = self.levels.len() as u8;
             self.levels.push(TreeLevelInfo {
                 level,
-                births: (u64::MAX, 0),
+                oldest_birth: u64::MAX,
                 ..TreeLevelInfo::default()
             });
         }
@@ -140,29 +156,31 @@ impl DnodeInfo {
         sums.logical_bytes += u64::from(ptr.logical_bytes.get());
         sums.physical_bytes += u64::from(ptr.physical_bytes.get());
         sums.allocated_bytes += ptr.allocated_bytes(sector) * ptr.copy_count() as u64;
-        sums.packed += u64::from(ptr.compression != 0);
+        sums.compressed += u64::from(ptr.compression != 0);
         sums.gangs += u64::from(ptr.is_gang());
         let birth = ptr.birth_txg.get();
-        sums.births = (sums.births.0.min(birth), sums.births.1.max(birth));
+        sums.oldest_birth = sums.oldest_birth.min(birth);
+        sums.newest_birth = sums.newest_birth.max(birth);
         if level == 0 && self.first.len() < SHOWN {
-            self.first.push((block, BlockPtrInfo::of(ptr)));
+            self.first.push(FirstBlockInfo { block, pointer: BlockPtrInfo::of(ptr) });
         }
     }
 }
 
 impl fmt::Display for TreeLevelInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (oldest, newest) = self.births;
         write!(
             f,
-            "level {}: {} blocks, {} bytes ({} packed), {} on devices in all copies, {} compressed, {} in pieces, born in {oldest} to {newest}",
+            "level {}: {} blocks, {} bytes ({} packed), {} on devices in all copies, {} compressed, {} in pieces, born in {} to {}",
             self.level,
             self.blocks,
             self.logical_bytes,
             self.physical_bytes,
             self.allocated_bytes,
-            self.packed,
-            self.gangs
+            self.compressed,
+            self.gangs,
+            self.oldest_birth,
+            self.newest_birth
         )
     }
 }
@@ -185,8 +203,8 @@ impl fmt::Display for DnodeInfo {
         for level in &self.levels {
             writeln!(f, "    {level}")?;
         }
-        for (block, ptr) in &self.first {
-            writeln!(f, "    block {block}: {ptr}")?;
+        for FirstBlockInfo { block, pointer } in &self.first {
+            writeln!(f, "    block {block}: {pointer}")?;
         }
         write!(f, "{}", self.damage)
     }

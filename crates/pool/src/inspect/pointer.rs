@@ -2,14 +2,17 @@
 
 use std::fmt;
 
-use crate::format::{BlockKind, BlockPtrPhys, Compression};
+use crate::format::{BlockKind, BlockPtrPhys, Compression, Dva};
 use crate::store::codec;
 
 /// A block pointer.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+// `serialize` makes a hole null, and calls what this derives for other pointers.
+#[cfg_attr(feature = "serde", serde(remote = "Self"))]
 pub struct BlockPtrInfo {
-    /// Device number and offset in bytes of each copy; empty for a hole.
-    pub copies: Vec<(u16, u64)>,
+    /// The address of each copy; empty for a hole.
+    pub copies: Vec<Dva>,
     /// The block kind, or an unknown number.
     pub kind: String,
     /// Height in the block tree; 0 for data.
@@ -37,7 +40,7 @@ impl BlockPtrInfo {
         let unknown = |raw: u8| format!("unknown ({raw})");
         let compression = Compression::from_raw(ptr.compression);
         Self {
-            copies: ptr.dvas().map(|dva| (dva.device, dva.offset)).collect(),
+            copies: ptr.dvas().collect(),
             kind: ptr.block_kind().map_or_else(|| unknown(ptr.kind), |kind| name_of(kind).into()),
             level: ptr.level,
             logical_bytes: ptr.logical_bytes.get(),
@@ -86,7 +89,7 @@ impl fmt::Display for BlockPtrInfo {
             return f.write_str("hole");
         }
         write!(f, "{} level {}", self.kind, self.level)?;
-        for (at, (device, offset)) in self.copies.iter().enumerate() {
+        for (at, Dva { device, offset }) in self.copies.iter().enumerate() {
             write!(f, "{}{device}:{offset:#x}", if at == 0 { " at " } else { " and " })?;
         }
         let gang = if self.gang { " in pieces" } else { "" };

@@ -6,11 +6,14 @@ use super::pointer::{BlockPtrInfo, compression_name};
 use super::view::TxgView;
 use super::{Damage, Inspected, Inspector};
 use crate::error::Result;
-use crate::format::{CacheMode, Compression, DatasetPhys, LOG_EXTENTS_MAX, ObjsetPhys, SyncMode};
+use crate::format::{
+    CacheMode, Compression, DatasetPhys, Dva, LOG_EXTENTS_MAX, ObjsetPhys, SyncMode,
+};
 use crate::pool::ScrubStatus;
 
 /// An object set.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct ObjsetInfo {
     /// Objects in use.
     pub objects: u64,
@@ -26,6 +29,7 @@ pub struct ObjsetInfo {
 
 /// The space maps, as the root block describes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct SpaceInfo {
     /// Allocated bytes.
     pub allocated_bytes: u64,
@@ -45,8 +49,10 @@ pub struct SpaceInfo {
 
 /// The intent log, as the root block describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct LogInfo {
     /// The GUID of the log.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::guid"))]
     pub guid: u64,
     /// Its current generation.
     pub generation: u64,
@@ -56,18 +62,42 @@ pub struct LogInfo {
     pub head_offset: u64,
     /// Sequence number of the block there.
     pub head_sequence: u64,
-    /// Device, offset and bytes of each extent of the ring.
-    pub extents: Vec<(u16, u64, u64)>,
+    /// The extents of the ring.
+    pub extents: Vec<LogExtentInfo>,
+}
+
+/// An extent of the intent log's ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct LogExtentInfo {
+    /// Number of the device.
+    pub device: u16,
+    /// Offset on the device in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+/// How blocks of a dataset are written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct WritePropsInfo {
+    /// The compression, or an unknown number.
+    pub compression: String,
+    /// Number of copies.
+    pub copies: u8,
 }
 
 /// A dataset.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct DatasetInfo {
     /// Its name.
     pub name: String,
     /// Object number among the pool's own objects.
     pub number: u64,
     /// The GUID of the dataset.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::guid"))]
     pub guid: u64,
     /// The txg that created it.
     pub created_txg: u64,
@@ -77,10 +107,10 @@ pub struct DatasetInfo {
     pub flavour: u32,
     /// Record size of new objects in bytes; 0 if it is invalid.
     pub record_bytes: u32,
-    /// Compression and copies of data.
-    pub data: (String, u8),
-    /// Compression and copies of metadata.
-    pub metadata: (String, u8),
+    /// How data is written.
+    pub data: WritePropsInfo,
+    /// How metadata is written.
+    pub metadata: WritePropsInfo,
     /// Blocks that RAM caches.
     pub cache: String,
     /// Blocks that L2 devices hold.
@@ -93,6 +123,7 @@ pub struct DatasetInfo {
 
 /// A txg.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TxgInfo {
     /// Its number.
     pub txg: u64,
@@ -197,8 +228,8 @@ impl LogInfo {
         let log = &view.root.log;
         let count = (log.extent_count.get() as usize).min(LOG_EXTENTS_MAX);
         let extents = log.extents[..count].iter().filter_map(|extent| {
-            let start = extent.start.get()?;
-            Some((start.device, start.offset, extent.bytes.get()))
+            let Dva { device, offset } = extent.start.get()?;
+            Some(LogExtentInfo { device, offset, bytes: extent.bytes.get() })
         });
         Self {
             guid: log.guid.get(),
@@ -214,9 +245,10 @@ impl LogInfo {
 impl DatasetInfo {
     fn of(name: String, number: u64, phys: &DatasetPhys) -> Self {
         let unknown = |raw: u8| format!("unknown ({raw})");
-        let compression = |raw: u8| {
-            Compression::from_raw(raw)
-                .map_or_else(|| unknown(raw), |known| compression_name(known).to_owned())
+        let write_props = |raw: u8, copies| {
+            let compression = Compression::from_raw(raw)
+                .map_or_else(|| unknown(raw), |known| compression_name(known).to_owned());
+            WritePropsInfo { compression, copies }
         };
         let mode = |raw: u8| match CacheMode::from_raw(raw) {
             Some(CacheMode::All) => "all".to_owned(),
@@ -237,8 +269,8 @@ impl DatasetInfo {
             root_object: phys.root_object.get(),
             flavour: phys.flavour.get(),
             record_bytes: 1u32.checked_shl(u32::from(phys.record_shift)).unwrap_or(0),
-            data: (compression(phys.data_compression), phys.data_copies),
-            metadata: (compression(phys.metadata_compression), phys.metadata_copies),
+            data: write_props(phys.data_compression, phys.data_copies),
+            metadata: write_props(phys.metadata_compression, phys.metadata_copies),
             cache: mode(phys.cache),
             l2: mode(phys.l2),
             sync,
@@ -269,10 +301,10 @@ impl fmt::Display for DatasetInfo {
             f,
             "    records of {} bytes; data {} in {} copies, metadata {} in {}; cache {}, L2 {}, sync {}",
             self.record_bytes,
-            self.data.0,
-            self.data.1,
-            self.metadata.0,
-            self.metadata.1,
+            self.data.compression,
+            self.data.copies,
+            self.metadata.compression,
+            self.metadata.copies,
             self.cache,
             self.l2,
             self.sync
@@ -313,7 +345,7 @@ impl fmt::Display for TxgInfo {
             "    replay of records after txg {}, from offset {}, block {}",
             log.txg, log.head_offset, log.head_sequence
         )?;
-        for (device, offset, bytes) in &log.extents {
+        for LogExtentInfo { device, offset, bytes } in &log.extents {
             writeln!(f, "    {bytes} bytes at {device}:{offset:#x}")?;
         }
         let scrub = &self.scrub;

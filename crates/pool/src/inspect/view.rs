@@ -19,6 +19,7 @@ use crate::object::tree::{self, Tree};
 use crate::objset::{dnode_at, dnode_tree};
 use crate::pool::{open_owner, read_root};
 use crate::store::Store;
+use crate::wait::Wait;
 use crate::zap::inspect::{InlineInfo, leaf_entries};
 
 /// Maximum number of repetitions for a pool that changes meanwhile.
@@ -322,7 +323,7 @@ impl OpenObjset {
     pub(super) fn dnode(&self, number: u64) -> Result<DnodePhys> {
         let doing = |error: Error| error.doing(&self.what);
         let block = number / DNODES_PER_BLOCK as u64;
-        let ptr = tree::lookup(&self.store, &self.tree, block).map_err(doing)?;
+        let ptr = tree::lookup(&self.store, &self.tree, block, Wait::Allowed).map_err(doing)?;
         let mut dnode = None;
         if !ptr.is_hole() {
             let content = self.store.read(&ptr, Attributes::METADATA.once()).map_err(doing)?;

@@ -25,17 +25,20 @@
 //! for a txg; never taken in a transaction. `pool-l2-devices`: the list in memory. The state of
 //! each L2 is read under it.
 
+use std::mem;
+
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_io::Device;
 use hashbrown::HashMap;
 
 use super::device::{self, L2Context, L2DeviceStats, OpenL2Device};
+use super::locked_device::{self, DeviceLock};
 use super::router::L2Cache;
 use super::warm_up::HostDatasetOpener;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{L2_DEVICES_MAX, L2_PATH_BYTES, L2DevicePhys};
-use crate::open::{Locks, Opened};
+use crate::open::Opened;
 
 /// Blocks per batch that an export offers to L2 devices.
 const FILL_BATCH: usize = 64;
@@ -142,8 +145,8 @@ struct L2Slot {
 }
 
 enum L2Availability {
-    /// With its file lock.
-    Open(Arc<OpenL2Device>, Option<Locks>),
+    /// With its lock, which requests in flight hold too.
+    Open(Arc<OpenL2Device>, Arc<DeviceLock>),
     Unavailable(String),
 }
 
@@ -198,8 +201,7 @@ impl L2Devices {
         if host.is_closed() {
             return Err(Error::new(ErrorKind::Closed, "the pool is closed; import it again"));
         }
-        let Opened { device, lock } = device;
-        let name = device.info().name.to_string();
+        let name = device.device.info().name.to_string();
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
         // A device listed with the same path is gone; it is replaced.
         let others = |slot: &&L2Slot| slot.phys.path() != name;
@@ -216,7 +218,9 @@ impl L2Devices {
                 "{name}: the path of an L2 device has at most {L2_PATH_BYTES} bytes"
             ));
         }
-        host.check_new_device(&device, self.is_listed(&device, &name), force)?;
+        let listed = self.is_listed(&device.device, &name);
+        host.check_new_device(&device.device, listed, force)?;
+        let (device, lock) = locked_device::lock(device);
         let size_bytes = device.info().size_bytes;
         let l2 = OpenL2Device::create(device, (&host.context(), host.random()), force)?;
         let guid = l2.guid();
@@ -432,10 +436,13 @@ impl L2Devices {
         let watcher = self.watcher.lock().take();
         // The panic hook has already reported a panic of the thread.
         watcher.map(JoinHandle::join);
-        let mut state = self.state.lock();
-        for slot in &mut state.slots {
-            slot.used = L2Availability::Unavailable(why.to_owned());
-        }
+        let closed: Vec<_> = {
+            let mut state = self.state.lock();
+            let unused = || L2Availability::Unavailable(why.to_owned());
+            state.slots.iter_mut().map(|slot| mem::replace(&mut slot.used, unused())).collect()
+        };
+        // Closes the devices, but for those with requests that hang.
+        drop(closed);
     }
 }
 
@@ -445,8 +452,8 @@ fn open_device(
     listed: &[u64],
     given: &mut Vec<Opened>,
     search: bool,
-) -> Result<(Arc<OpenL2Device>, Option<Locks>), String> {
-    let Opened { device, lock } = find(phys, given, search)?;
+) -> Result<(Arc<OpenL2Device>, Arc<DeviceLock>), String> {
+    let (device, lock) = locked_device::lock(find(phys, given, search)?);
     let (guid, trusted) = (phys.guid.get(), phys.trusted_txg.get());
     let holds = device::guid_of(&device);
     if let Some(other) = holds.filter(|holds| *holds != guid && listed.contains(holds)) {

@@ -29,6 +29,7 @@
 mod codec;
 pub(crate) mod device;
 mod devices;
+mod locked_device;
 mod owners;
 mod pool_l2;
 mod router;

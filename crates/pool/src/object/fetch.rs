@@ -3,8 +3,8 @@
 use forebay_base::sync::Arc;
 use forebay_cache::Attributes;
 
-use crate::blocking::non_blocking;
 use crate::format::BlockPtrPhys;
+use crate::wait::Wait;
 
 use super::node::{BlockState, Node};
 use super::tree::{self, POINTERS_SHIFT, Tree};
@@ -45,7 +45,7 @@ impl Node {
         let (mut block, last) = (offset >> self.record_shift, (end - 1) >> self.record_shift);
         while block <= last {
             let mut found = self.locate(block);
-            if found.is_none() && non_blocking(|| self.pin(block)).is_ok() {
+            if found.is_none() && self.pin(block, Wait::Refused).is_ok() {
                 found = self.locate(block);
             }
             match found {

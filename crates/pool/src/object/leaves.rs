@@ -6,6 +6,7 @@ use forebay_cache::Attributes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, ZAP_LEAF_BYTES};
 use crate::tx::Tx;
+use crate::wait::Wait;
 use crate::zap::{LeafLookup, LeafStore, entries_of, put_entries};
 
 use super::node::{BlockState, Fetched, Node};
@@ -42,22 +43,26 @@ impl LeafStore for Leaves {
         format!("directory {}", self.0.number)
     }
 
-    fn inline(&self) -> Result<Vec<u8>> {
+    fn wait_of(tx: &Tx) -> Wait {
+        tx.wait()
+    }
+
+    fn inline(&self, wait: Wait) -> Result<Vec<u8>> {
         let entries = {
             let state = self.0.lock();
             self.0.check_alive(&state)?;
             state.entries()
         };
-        let mut inline = self.0.objset.inline(self.0.number)?;
+        let mut inline = self.0.objset.inline(self.0.number, wait)?;
         if let Some(entries) = entries {
             put_entries(&mut inline, entries);
         }
         Ok(inline)
     }
 
-    fn inline_capacity(&self) -> Result<usize> {
+    fn inline_capacity(&self, tx: &Tx) -> Result<usize> {
         self.check_alive()?;
-        Ok(self.0.objset.dnode(self.0.number)?.inline_capacity())
+        Ok(self.0.objset.dnode(self.0.number, tx.wait())?.inline_capacity())
     }
 
     fn seed(&self) -> u64 {
@@ -156,7 +161,7 @@ impl LeafStore for Leaves {
     }
 
     fn new_leaf<R>(&self, tx: &Tx, id: u64, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
-        if !self.0.is_hole(id)? {
+        if !self.0.is_hole(id, tx.wait())? {
             let text = format!(
                 "{}: leaf {id} exists, but the directory has it as unused; run a check of the pool",
                 self.describe()
@@ -164,7 +169,7 @@ impl LeafStore for Leaves {
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         let whole = WantedBytes { whole: true, on_hole: HoleAction::Create, ..WHOLE_LEAF };
-        let new = self.0.modify(tx, id, whole, |leaf| {
+        let new = self.0.modify(tx, id, whole, tx.wait(), |leaf| {
             leaf.fill(0);
             f(leaf)
         })?;
@@ -178,10 +183,10 @@ impl LeafStore for Leaves {
         self.0.free_blocks(tx, id..id + 1)
     }
 
-    fn fetch(&self, ticket: FetchTicket) -> Result<Option<Fetched>> {
+    fn fetch(&self, ticket: FetchTicket, wait: Wait) -> Result<Option<Fetched>> {
         match ticket {
-            FetchTicket::Pointer(block) => self.0.pin(block).map(|()| None),
-            FetchTicket::Block(block, ptr) => self.0.fetch(block, &ptr),
+            FetchTicket::Pointer(block) => self.0.pin(block, wait).map(|()| None),
+            FetchTicket::Block(block, ptr) => self.0.fetch(block, &ptr, wait),
         }
     }
 

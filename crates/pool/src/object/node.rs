@@ -16,11 +16,11 @@ use forebay_base::sync::{Arc, Mutex, MutexGuard, Weak};
 use forebay_cache::Attributes;
 
 use crate::block_cache::BlockRef;
-use crate::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind, ZAP_LEAF_BYTES};
 use crate::objset::Objset;
 use crate::readahead::ObjectReadahead;
+use crate::wait::Wait;
 use crate::zap::{self, Zap};
 
 use super::leaves::Leaves;
@@ -280,8 +280,8 @@ impl Node {
     ///
     /// # Errors
     /// `WouldBlock` in non-blocking mode, if another thread holds the lock.
-    pub(crate) fn lock_object(&self) -> Result<MutexGuard<'_, ()>> {
-        blocking::lock(&self.locked.object_lock, "another change of the object")
+    pub(crate) fn lock_object(&self, wait: Wait) -> Result<MutexGuard<'_, ()>> {
+        wait.lock(&self.locked.object_lock, "another change of the object")
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, NodeState> {
@@ -336,7 +336,7 @@ impl Node {
 
     /// Pins the indirect block that has the pointer of `block`. Call it without the state lock,
     /// after [`BlockState::Unknown`].
-    pub(crate) fn pin(&self, block: u64) -> Result<()> {
+    pub(crate) fn pin(&self, block: u64, wait: Wait) -> Result<()> {
         let store = &self.objset.store;
         let _reading = store.readers().enter();
         self.objset.check_open()?;
@@ -346,10 +346,11 @@ impl Node {
             return Ok(());
         }
         let block_error = |error| self.block_error(block, error);
-        let parent = tree::lowest_indirect(store, &tree, block).map_err(block_error)?;
+        let parent = tree::lowest_indirect(store, &tree, block, wait).map_err(block_error)?;
         let mut content = None;
         if !parent.is_hole() {
-            let found = store.read(&parent, Attributes::METADATA).map_err(block_error)?;
+            let found =
+                store.read_with(&parent, Attributes::METADATA, wait).map_err(block_error)?;
             let pointers = tree::pointers(&parent, &found)?;
             if let Some(wrong_level) = pointers.iter().find(|ptr| ptr.level != 0) {
                 let text =
@@ -367,14 +368,19 @@ impl Node {
 
     /// Reads a block into memory, for use after the state lock is taken again. Returns `None` if
     /// `ptr` is no longer the newest version of the block.
-    pub(crate) fn fetch(&self, block: u64, ptr: &BlockPtrPhys) -> Result<Option<Fetched>> {
+    pub(crate) fn fetch(
+        &self,
+        block: u64,
+        ptr: &BlockPtrPhys,
+        wait: Wait,
+    ) -> Result<Option<Fetched>> {
         let store = &self.objset.store;
         let _reading = store.readers().enter();
         match self.lock().find(block) {
             BlockState::Stored(now) if now == *ptr => {}
             _ => return Ok(None),
         }
-        match store.read(ptr, self.attributes()) {
+        match store.read_with(ptr, self.attributes(), wait) {
             Ok(content) => Ok(Some(Fetched { ptr: *ptr, content })),
             Err(error) => Err(self.block_error(block, error)),
         }

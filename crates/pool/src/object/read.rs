@@ -16,6 +16,7 @@ use crate::block_key::BlockKey;
 use crate::error::{ErrorKind, Result};
 use crate::format::BlockPtrPhys;
 use crate::readahead;
+use crate::wait::Wait;
 
 use super::RETRIES_MAX;
 use super::node::{BlockState, Node, NodeState};
@@ -58,16 +59,16 @@ impl Part<'_> {
 impl Node {
     /// Reads into `out` from `offset` on. Returns the number of bytes before the end of the object.
     #[inline]
-    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8], wait: Wait) -> Result<usize> {
         let within = offset as usize & (self.record_bytes() - 1);
         let mut part = Part { block: offset >> self.record_shift, within, out };
         let state = self.lock();
         let Some((key, slot_hint)) = self.probe(&state, offset, &part) else {
-            return self.read_noted(state, offset, part.out, None);
+            return self.read_noted(state, offset, part.out, None, wait);
         };
         drop(state);
         let Some(content) = self.objset.store.peek_key_at(&key, slot_hint) else {
-            return self.read_noted(self.lock(), offset, part.out, Some(key));
+            return self.read_noted(self.lock(), offset, part.out, Some(key), wait);
         };
         copy_out(&content, &mut part);
         if content.slot_hint() != slot_hint {
@@ -106,6 +107,7 @@ impl Node {
         offset: u64,
         out: &mut [u8],
         not_cached: Option<BlockKey>,
+        wait: Wait,
     ) -> Result<usize> {
         let len = (out.len() as u64).min(state.size.saturating_sub(offset)) as usize;
         if len == 0 {
@@ -129,15 +131,15 @@ impl Node {
         };
         drop(state);
         for plan in [postponed, plan].into_iter().flatten() {
-            self.read_ahead(plan);
+            self.read_ahead(plan, wait);
         }
         let finished = || {
             if let Some(part) = &mut first {
-                self.finish(found, part, is_retry)?;
+                self.finish(found, part, is_retry, wait)?;
             }
             parts.try_for_each(|mut part| {
                 let found = self.lookup_block(&self.lock(), &mut part);
-                self.finish(found, &mut part, is_retry)
+                self.finish(found, &mut part, is_retry, wait)
             })
         };
         match finished() {
@@ -187,11 +189,17 @@ impl Node {
 
     /// Repeats lookup and fetch until the bytes are copied. `is_retry`: the read was reported to
     /// read-ahead before.
-    fn finish(&self, mut found: BlockLookup, part: &mut Part<'_>, is_retry: bool) -> Result<()> {
+    fn finish(
+        &self,
+        mut found: BlockLookup,
+        part: &mut Part<'_>,
+        is_retry: bool,
+        wait: Wait,
+    ) -> Result<()> {
         for _ in 0..RETRIES_MAX {
             match found {
                 BlockLookup::Done => return Ok(()),
-                BlockLookup::Unknown => self.pin(part.block)?,
+                BlockLookup::Unknown => self.pin(part.block, wait)?,
                 BlockLookup::Stored(ptr, slot_hint) => {
                     if let Some(content) = self.objset.store.peek_at(&ptr, slot_hint) {
                         copy_out(&content, part);
@@ -211,7 +219,7 @@ impl Node {
                         };
                         self.lock().readahead.set_found(found);
                     }
-                    if let Some(fetched) = self.fetch(part.block, &ptr)? {
+                    if let Some(fetched) = self.fetch(part.block, &ptr, wait)? {
                         copy_out(&fetched.content, part);
                         return Ok(());
                     }

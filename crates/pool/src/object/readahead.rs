@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::blocking;
 use crate::readahead::Plan;
+use crate::wait::{Wait, is_would_block};
 
 use super::node::{Node, NodeState};
 
@@ -15,8 +15,8 @@ impl Node {
         state.readahead.on_read(&self.objset.ahead, blocks, end, record_bytes)
     }
 
-    /// Starts to read the blocks of a plan.
-    pub(super) fn read_ahead(&self, plan: Plan) {
+    /// Starts to read the blocks of a plan. May wait for an indirect block.
+    pub(super) fn read_ahead(&self, plan: Plan, wait: Wait) {
         let _reading = self.objset.store.readers().enter();
         // Read at most one missing indirect block per plan. The reader needs it soon in any case.
         let mut may_pin = true;
@@ -24,8 +24,8 @@ impl Node {
             let mut found = self.locate(block);
             if found.is_none() && may_pin {
                 may_pin = false;
-                let pinned = self.pin(block);
-                if blocking::is_would_block(&pinned) {
+                let pinned = self.pin(block, wait);
+                if is_would_block(&pinned) {
                     // The read of the indirect block has started. The next read of the object
                     // issues the plan.
                     self.lock().readahead.postpone(plan);

@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use crate::error::Result;
+use crate::wait::Wait;
 
 use super::node::{Node, NodeState};
 use super::pending::{DirtySlot, Pending};
@@ -87,7 +88,7 @@ impl ObjectSnapshot {
 impl Node {
     /// The next offset from `from` on with data or with a hole. The end of the object counts as a
     /// hole. Returns `None` if nothing is found, or if `from` is not before the end.
-    pub(crate) fn seek(&self, from: u64, wanted: SeekTarget) -> Result<Option<u64>> {
+    pub(crate) fn seek(&self, from: u64, wanted: SeekTarget, wait: Wait) -> Result<Option<u64>> {
         let store = &self.objset.store;
         let _reading = store.readers().enter();
         let mut block = from >> self.record_shift;
@@ -102,7 +103,7 @@ impl Node {
             let hit = match data {
                 Some(data) => (data == (wanted == SeekTarget::Data)).then_some(block),
                 None => {
-                    let hit = tree::seek(store, &snapshot.tree, block..next.min(end), wanted);
+                    let hit = tree::seek(store, &snapshot.tree, block..next.min(end), wanted, wait);
                     hit.map_err(|error| self.block_error(block, error))?
                 }
             };

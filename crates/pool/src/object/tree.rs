@@ -20,6 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockKind, BlockPtrPhys};
 use crate::store::{Store, WriteProps};
 use crate::sync_context::SyncContext;
+use crate::wait::Wait;
 
 /// Bytes of a full indirect block.
 pub(crate) const INDIRECT_BYTES: usize = 32 << 10;
@@ -121,24 +122,35 @@ fn child(parent: &BlockPtrPhys, pointers: &[BlockPtrPhys], index: usize) -> Resu
 
 /// The pointer of the level-1 indirect block above `block`; null if there is none. The tree has two
 /// levels or more. Reads the indirect blocks above the result.
-pub(crate) fn lowest_indirect(store: &Store, tree: &Tree, block: u64) -> Result<BlockPtrPhys> {
-    descend(store, tree, block, 1)
+pub(crate) fn lowest_indirect(
+    store: &Store,
+    tree: &Tree,
+    block: u64,
+    wait: Wait,
+) -> Result<BlockPtrPhys> {
+    descend(store, tree, block, 1, wait)
 }
 
 /// The pointer of `block`; null if it is a hole. Reads all indirect blocks on the path.
-pub(crate) fn lookup(store: &Store, tree: &Tree, block: u64) -> Result<BlockPtrPhys> {
-    descend(store, tree, block, 0)
+pub(crate) fn lookup(store: &Store, tree: &Tree, block: u64, wait: Wait) -> Result<BlockPtrPhys> {
+    descend(store, tree, block, 0, wait)
 }
 
 /// The pointer at level `down_to` on the path to `block`; null if there is none. Reads all indirect
 /// blocks above it.
-pub(crate) fn descend(store: &Store, tree: &Tree, block: u64, down_to: u8) -> Result<BlockPtrPhys> {
+pub(crate) fn descend(
+    store: &Store,
+    tree: &Tree,
+    block: u64,
+    down_to: u8,
+    wait: Wait,
+) -> Result<BlockPtrPhys> {
     if block >= capacity(tree.levels) {
         return Ok(BlockPtrPhys::HOLE);
     }
     let mut ptr = tree.root;
     while !ptr.is_hole() && ptr.level > down_to {
-        let content = store.read(&ptr, Attributes::METADATA)?;
+        let content = store.read_with(&ptr, Attributes::METADATA, wait)?;
         let index = (block / span(ptr.level)) as usize % POINTERS;
         ptr = child(&ptr, pointers(&ptr, &content)?, index)?;
     }
@@ -177,11 +189,12 @@ pub(crate) fn seek(
     tree: &Tree,
     range: Range<u64>,
     wanted: SeekTarget,
+    wait: Wait,
 ) -> Result<Option<u64>> {
     let capacity = capacity(tree.levels);
     if range.start < range.end.min(capacity) {
         let inside = range.start..range.end.min(capacity);
-        let found = seek_beneath(store, &tree.root, (tree.levels - 1, 0), &inside, wanted)?;
+        let found = seek_beneath(store, &tree.root, (tree.levels - 1, 0), &inside, wanted, wait)?;
         if found.is_some() {
             return Ok(found);
         }
@@ -197,6 +210,7 @@ fn seek_beneath(
     (level, first): (u8, u64),
     range: &Range<u64>,
     wanted: SeekTarget,
+    wait: Wait,
 ) -> Result<Option<u64>> {
     if ptr.is_hole() || level == 0 {
         let is_hole = ptr.is_hole();
@@ -205,7 +219,7 @@ fn seek_beneath(
     if wanted == SeekTarget::Hole && ptr.fill.get() == capacity(level + 1) {
         return Ok(None);
     }
-    let content = store.read(ptr, Attributes::METADATA)?;
+    let content = store.read_with(ptr, Attributes::METADATA, wait)?;
     let found = pointers(ptr, &content)?;
     let from = (range.start.saturating_sub(first) / span(level)) as usize;
     for index in from..POINTERS {
@@ -214,7 +228,7 @@ fn seek_beneath(
             break;
         }
         let below = child(ptr, found, index)?;
-        let hit = seek_beneath(store, &below, (level - 1, first), range, wanted)?;
+        let hit = seek_beneath(store, &below, (level - 1, first), range, wanted, wait)?;
         if hit.is_some() {
             return Ok(hit);
         }

@@ -6,10 +6,10 @@ use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
 
 use crate::block_cache::BlockRef;
-use crate::blocking::{self, blocking_allowed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::ObjectKind;
 use crate::tx::Tx;
+use crate::wait::Wait;
 
 use super::RETRIES_MAX;
 use super::node::{BlockState, Fetched, Node, NodeState, size_max};
@@ -63,14 +63,15 @@ impl Node {
         offset: u64,
         data: &[u8],
     ) -> (u64, Result<()>) {
-        if blocking::is_non_blocking() {
-            // Everything that the write would wait for is in memory before the first change, and
-            // stays there while `_held` lives.
-            return match self.load_edges(tx, offset, data.len() as u64) {
-                Ok(_held) => blocking_allowed(|| self.write_some(tx, offset, data)),
-                Err(error) => (0, Err(error)),
-            };
-        }
+        // In non-blocking mode, everything that the write would wait for is in memory before the
+        // first change, and stays there while `_held` lives.
+        let _held = match tx.wait() {
+            Wait::Allowed => Vec::new(),
+            Wait::Refused => match self.load_edges(tx, offset, data.len() as u64) {
+                Ok(held) => held,
+                Err(error) => return (0, Err(error)),
+            },
+        };
         let mut done = 0;
         let written = self.write_records(tx, offset, data, &mut done);
         if done == 0 {
@@ -83,7 +84,7 @@ impl Node {
     }
 
     /// Loads what a write of a range needs: the indirect blocks above it, and the blocks that it
-    /// overwrites in part.
+    /// overwrites in part. Does not wait.
     fn load_edges(&self, tx: &Tx, offset: u64, len: u64) -> Result<Vec<BlockRef>> {
         let end = self.check_range(offset, len)?;
         let (shift, record) = (self.record_shift, self.record_bytes() as u64);
@@ -103,10 +104,10 @@ impl Node {
                     }
                 };
                 let Some(ptr) = missing else {
-                    self.pin(block)?;
+                    self.pin(block, Wait::Refused)?;
                     continue;
                 };
-                if let Some(fetched) = self.fetch(block, &ptr)? {
+                if let Some(fetched) = self.fetch(block, &ptr, Wait::Refused)? {
                     held.push(fetched.content);
                     break;
                 }
@@ -125,6 +126,7 @@ impl Node {
         }
     }
 
+    /// May wait whatever the mode of `tx` is.
     fn write_records(
         self: &Arc<Self>,
         tx: &Tx,
@@ -143,7 +145,8 @@ impl Node {
                 whole: part == self.record_bytes(),
                 on_hole: HoleAction::Create,
             };
-            self.modify(tx, at >> self.record_shift, wanted, |buffer| {
+            // Must not stop half-way.
+            self.modify(tx, at >> self.record_shift, wanted, Wait::Allowed, |buffer| {
                 buffer[within..within + part].copy_from_slice(&data[done..done + part]);
             })?;
             *done_bytes += part;
@@ -216,7 +219,7 @@ impl Node {
 
     fn zero(self: &Arc<Self>, tx: &Tx, block: u64, range: Range<usize>) -> Result<()> {
         let wanted = WantedBytes { bytes: 0, whole: false, on_hole: HoleAction::Leave };
-        self.modify(tx, block, wanted, |buffer| {
+        self.modify(tx, block, wanted, tx.wait(), |buffer| {
             let end = range.end.min(buffer.len());
             if let Some(bytes) = buffer.get_mut(range.start..end) {
                 bytes.fill(0);
@@ -257,11 +260,11 @@ impl Node {
             state.tree
         };
         if !paths::covers(range, 1, Tree::parent_of(end)) {
-            return self.pin(end);
+            return self.pin(end, tx.wait());
         }
         let store = &self.objset.store;
         let _reading = store.readers().enter();
-        let read = tree::lowest_indirect(store, &tree, end);
+        let read = tree::lowest_indirect(store, &tree, end, tx.wait());
         read.map(|_| ()).map_err(|error| self.block_error(end, error))
     }
 
@@ -300,6 +303,7 @@ impl Node {
         tx: &Tx,
         block: u64,
         wanted: WantedBytes,
+        wait: Wait,
         f: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<ModifyOutcome<R>> {
         let mut fetched: Option<Fetched> = None;
@@ -318,16 +322,16 @@ impl Node {
                 }
             };
             match missing {
-                Some(ptr) => fetched = self.fetch(block, &ptr)?,
-                None => self.pin(block)?,
+                Some(ptr) => fetched = self.fetch(block, &ptr, wait)?,
+                None => self.pin(block, wait)?,
             }
         }
         Err(self.too_many_retries(block))
     }
 
-    /// Whether a block is a hole, both in the tree and in the txgs. Blocks if an indirect block
-    /// must be read.
-    pub(crate) fn is_hole(&self, block: u64) -> Result<bool> {
+    /// Whether a block is a hole, both in the tree and in the txgs. May have to read an
+    /// indirect block.
+    pub(crate) fn is_hole(&self, block: u64, wait: Wait) -> Result<bool> {
         for _ in 0..RETRIES_MAX {
             {
                 let state = self.lock();
@@ -338,7 +342,7 @@ impl Node {
                     BlockState::Unknown => {}
                 }
             }
-            self.pin(block)?;
+            self.pin(block, wait)?;
         }
         Err(self.too_many_retries(block))
     }

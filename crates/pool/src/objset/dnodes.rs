@@ -22,6 +22,7 @@ use crate::format::{
 };
 use crate::object::tree;
 use crate::tx::Tx;
+use crate::wait::Wait;
 
 use super::{Objset, SHARDS};
 
@@ -216,7 +217,7 @@ impl Objset {
                         drop(shard);
                         let _reading = self.store.readers().enter();
                         let tree = self.tree();
-                        stored = Some((tree.root, self.stored_block_of(&tree, block)?));
+                        stored = Some((tree.root, self.stored_block_of(&tree, block, tx.wait())?));
                         continue;
                     }
                 },
@@ -277,10 +278,10 @@ impl Objset {
     }
 
     /// The dnode in the newest synced txg.
-    pub(super) fn stored_dnode(&self, number: u64) -> Result<DnodePhys> {
+    pub(super) fn stored_dnode(&self, number: u64, wait: Wait) -> Result<DnodePhys> {
         let (block, index) = position_of(number);
         let _reading = self.store.readers().enter();
-        let content = self.stored_block_of(&self.tree(), block)?;
+        let content = self.stored_block_of(&self.tree(), block, wait)?;
         Ok(content.and_then(|content| dnode_at(&content, index)).unwrap_or(DnodePhys::FREE))
     }
 
@@ -290,16 +291,17 @@ impl Objset {
         &self,
         tree: &tree::Tree,
         block: u64,
+        wait: Wait,
     ) -> Result<Option<BlockRef>> {
         if block >= tree.blocks {
             return Ok(None);
         }
         let in_block = |error: Error| error.doing(format_args!("block {block} of dnodes"));
-        let ptr = tree::lookup(&self.store, tree, block).map_err(in_block)?;
+        let ptr = tree::lookup(&self.store, tree, block, wait).map_err(in_block)?;
         if ptr.is_hole() {
             return Ok(None);
         }
-        let content = self.store.read(&ptr, Attributes::METADATA).map_err(in_block)?;
+        let content = self.store.read_with(&ptr, Attributes::METADATA, wait).map_err(in_block)?;
         if ptr.block_kind() != Some(BlockKind::Dnode) || content.len() != DNODE_BLOCK_BYTES {
             let text = format!("block {block} of dnodes has another kind or length: {ptr:?}");
             return Err(Error::new(ErrorKind::Corrupt, text));

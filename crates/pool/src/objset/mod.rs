@@ -27,6 +27,7 @@ use crate::object::{DataFields, Node, ObjectUsage};
 use crate::readahead::ReadAhead;
 use crate::store::Store;
 use crate::tx::Tx;
+use crate::wait::Wait;
 use crate::zap;
 
 pub(crate) use dnodes::dnode_at;
@@ -158,7 +159,7 @@ impl Objset {
     ) -> Result<u64> {
         let dnode = new_dnode(tx, kind, record_shift, attributes)?;
         loop {
-            let number = self.next_number()?;
+            let number = self.next_number(tx.wait())?;
             if self.put_if_free(tx, number, &dnode)? {
                 return Ok(number);
             }
@@ -212,8 +213,8 @@ impl Objset {
         number: u64,
         note: impl FnOnce(),
     ) -> Result<()> {
-        let node = self.open(number)?;
-        let _lock = node.lock_object()?;
+        let node = self.open(number, tx.wait())?;
+        let _lock = node.lock_object(tx.wait())?;
         {
             let mut state = node.lock();
             if state.destroyed.is_some() {
@@ -263,22 +264,22 @@ impl Objset {
 
     /// The inline content of an object. For a directory it contains the entry count as of the
     /// newest sync: the caller replaces the count if it changed since the directory was opened.
-    pub(crate) fn inline(&self, number: u64) -> Result<Vec<u8>> {
+    pub(crate) fn inline(&self, number: u64, wait: Wait) -> Result<Vec<u8>> {
         let newest = self.dnodes.newest(number);
         let stale = matches!(newest, NewestDnode::Dirty(_, false));
-        let (mut dnode, _) = self.resolve(number, newest)?;
+        let (mut dnode, _) = self.resolve(number, newest, wait)?;
         if dnode.kind == 0 {
             return Err(self.no_object(number));
         }
         if stale && zap::entries_of(dnode.inline()).is_some() {
             // The dirty dnode may be older than the entry count of the stored one.
-            DataFields::copy_unchecked(&self.stored_dnode(number)?, &mut dnode);
+            DataFields::copy_unchecked(&self.stored_dnode(number, wait)?, &mut dnode);
         }
         Ok(dnode.inline().to_vec())
     }
 
     /// Opens the object with this number.
-    pub(crate) fn open(self: &Arc<Self>, number: u64) -> Result<Arc<Node>> {
+    pub(crate) fn open(self: &Arc<Self>, number: u64, wait: Wait) -> Result<Arc<Node>> {
         let shard = &self.nodes[shard_of(number)];
         loop {
             let tree = self.tree();
@@ -288,18 +289,18 @@ impl Objset {
                     return Ok(node);
                 }
                 // Destruction holds the object lock until the node is gone from the table.
-                drop(node.lock_object()?);
+                drop(node.lock_object(wait)?);
                 continue;
             }
             let newest = self.dnodes.newest(number);
             let is_dirty = matches!(newest, NewestDnode::Dirty(..));
-            let (dnode, reset) = self.resolve(number, newest)?;
+            let (dnode, reset) = self.resolve(number, newest, wait)?;
             if dnode.kind == 0 {
                 return Err(self.no_object(number));
             }
             let data = match reset {
                 true => DataFields::EMPTY,
-                false => DataFields::of(&self.stored_dnode(number)?)
+                false => DataFields::of(&self.stored_dnode(number, wait)?)
                     .map_err(|error| error.doing(format_args!("object {number}")))?,
             };
             let node = Node::new(self, number, &dnode, data)?;
@@ -326,13 +327,13 @@ impl Objset {
     }
 
     /// The newest attribute fields of an object.
-    pub(crate) fn dnode(&self, number: u64) -> Result<DnodePhys> {
-        let (dnode, _) = self.newest_dnode(number)?;
+    pub(crate) fn dnode(&self, number: u64, wait: Wait) -> Result<DnodePhys> {
+        let (dnode, _) = self.newest_dnode(number, wait)?;
         if dnode.kind == 0 { Err(self.no_object(number)) } else { Ok(dnode) }
     }
 
     /// Length and allocated space of an object. `number` is in use.
-    pub(crate) fn usage(&self, number: u64) -> Result<ObjectUsage> {
+    pub(crate) fn usage(&self, number: u64, wait: Wait) -> Result<ObjectUsage> {
         // An object with changes that are not synced is open.
         let node = self.nodes[shard_of(number)].lock().get(&number).and_then(Weak::upgrade);
         if let Some(node) = node {
@@ -341,7 +342,7 @@ impl Objset {
         match self.dnodes.newest(number) {
             NewestDnode::Dirty(_, true) => Ok(ObjectUsage::default()),
             _ => {
-                let data = DataFields::of(&self.stored_dnode(number)?)
+                let data = DataFields::of(&self.stored_dnode(number, wait)?)
                     .map_err(|error| error.doing(format_args!("object {number}")))?;
                 let (size_bytes, allocated_bytes) = (data.size, data.allocated);
                 Ok(ObjectUsage { size_bytes, allocated_bytes, is_estimate: false })
@@ -349,14 +350,14 @@ impl Objset {
         }
     }
 
-    fn newest_dnode(&self, number: u64) -> Result<(DnodePhys, bool)> {
-        self.resolve(number, self.dnodes.newest(number))
+    fn newest_dnode(&self, number: u64, wait: Wait) -> Result<(DnodePhys, bool)> {
+        self.resolve(number, self.dnodes.newest(number), wait)
     }
 
-    fn resolve(&self, number: u64, newest: NewestDnode) -> Result<(DnodePhys, bool)> {
+    fn resolve(&self, number: u64, newest: NewestDnode, wait: Wait) -> Result<(DnodePhys, bool)> {
         match newest {
             NewestDnode::Dirty(dnode, reset) => Ok((*dnode, reset)),
-            NewestDnode::Stored => Ok((self.stored_dnode(number)?, false)),
+            NewestDnode::Stored => Ok((self.stored_dnode(number, wait)?, false)),
         }
     }
 

@@ -14,10 +14,10 @@ use forebay_base::sync::{Mutex, thread_slot};
 use forebay_cache::Attributes;
 use hashbrown::HashSet;
 
-use crate::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::DNODES_PER_BLOCK;
 use crate::object::tree::{self, POINTERS, Tree};
+use crate::wait::{Wait, is_would_block};
 
 use super::{DNODE_BLOCKS_MAX, Objset};
 
@@ -76,11 +76,11 @@ impl FreeNumbers {
 
 impl Objset {
     /// Returns a number that was free a moment ago. The caller checks under the lock of the dnode.
-    pub(super) fn next_number(&self) -> Result<u64> {
+    pub(super) fn next_number(&self, wait: Wait) -> Result<u64> {
         let chunk = &self.numbers.chunks[thread_slot().index(CHUNKS)];
-        let mut chunk = blocking::lock(chunk, "an object number")?;
+        let mut chunk = wait.lock(chunk, "an object number")?;
         while chunk.free == 0 {
-            *chunk = match self.reuse()? {
+            *chunk = match self.reuse(wait)? {
                 Some(chunk) => chunk,
                 None => {
                     let block = self.numbers.fresh.load(Ordering::Relaxed);
@@ -101,7 +101,7 @@ impl Objset {
     }
 
     /// The free numbers of a reusable block, if one is in memory.
-    fn reuse(&self) -> Result<Option<Chunk>> {
+    fn reuse(&self, wait: Wait) -> Result<Option<Chunk>> {
         let _reading = self.store.readers().enter();
         let tree = self.tree();
         let block = {
@@ -117,8 +117,8 @@ impl Objset {
                     reusable.scan_next = (from / POINTERS as u64 + 1) * POINTERS as u64;
                     drop(reusable);
                     if from < end {
-                        let scanned = self.scan(&tree, from, end);
-                        if blocking::is_would_block(&scanned) {
+                        let scanned = self.scan(&tree, from, end, wait);
+                        if is_would_block(&scanned) {
                             let mut reusable = self.numbers.reusable.lock();
                             reusable.scan_next = reusable.scan_next.min(from);
                         }
@@ -128,7 +128,7 @@ impl Objset {
                 }
             }
         };
-        let ptr = match tree::lookup(&self.store, &tree, block) {
+        let ptr = match tree::lookup(&self.store, &tree, block, wait) {
             Ok(ptr) => ptr,
             Err(error) => {
                 if error.kind() == ErrorKind::WouldBlock {
@@ -158,14 +158,14 @@ impl Objset {
 
     /// Turns `WouldBlock` into `None`: the caller uses a fresh block instead.
     fn none_if_would_block(&self, found: Result<Option<Chunk>>) -> Result<Option<Chunk>> {
-        if blocking::is_would_block(&found) { Ok(None) } else { found }
+        if is_would_block(&found) { Ok(None) } else { found }
     }
 
     /// Finds blocks with free dnodes from `from` up to the next indirect block, and before `end`.
-    fn scan(&self, tree: &Tree, from: u64, end: u64) -> Result<()> {
+    fn scan(&self, tree: &Tree, from: u64, end: u64, wait: Wait) -> Result<()> {
         let end = end.min((from / POINTERS as u64 + 1) * POINTERS as u64);
         for block in from..end {
-            let ptr = tree::lookup(&self.store, tree, block)?;
+            let ptr = tree::lookup(&self.store, tree, block, wait)?;
             if ptr.fill.get() < DNODES_PER_BLOCK as u64 - u64::from(block == 0) {
                 self.numbers.note_free(block);
             }

@@ -13,6 +13,7 @@ use crate::object::tree::{self, PointerChange, TreeChanges};
 use crate::object::{DataFields, Node};
 use crate::store::WriteProps;
 use crate::sync_context::SyncContext;
+use crate::wait::Wait;
 
 use super::dnodes::{DirtyDnodeSnapshot, dnode_at, position_of, put_dnode};
 use super::{Objset, WriteSettings};
@@ -128,7 +129,7 @@ impl Objset {
     fn read_ahead(&self, dirty_blocks: &[DirtyDnodeSnapshot]) -> Result<()> {
         let tree = self.tree();
         for dirty in dirty_blocks.iter().filter(|dirty| dirty.changed != u32::MAX) {
-            let ptr = tree::lookup(&self.store, &tree, dirty.block)?;
+            let ptr = tree::lookup(&self.store, &tree, dirty.block, Wait::Allowed)?;
             if !ptr.is_hole() {
                 self.store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
             }
@@ -146,7 +147,7 @@ impl Objset {
         props: &WriteProps,
     ) -> Result<(BlockPtrPhys, i64)> {
         let mut block = self.store.cache().alloc(DNODE_BLOCK_BYTES)?;
-        match self.stored_block_of(tree, dirty.block)? {
+        match self.stored_block_of(tree, dirty.block, Wait::Allowed)? {
             Some(stored) => block.copy_from_slice(&stored),
             None => block.fill(0),
         }

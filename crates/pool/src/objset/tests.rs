@@ -8,6 +8,7 @@ use forebay_io::{Device, MemoryDevice, MemoryOptions};
 use super::DNODE_BLOCKS_MAX;
 use crate::format::{DNODES_PER_BLOCK, ObjectKind, ObjsetPhys};
 use crate::tx::Tx;
+use crate::wait::Wait;
 use crate::zap::LeafStore;
 use crate::{
     BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, ErrorKind, Pool,
@@ -71,7 +72,7 @@ fn a_new_leaf_does_not_overwrite_an_existing_one() {
     for name in 0..2000u64 {
         directory.insert(&tx, &name.to_le_bytes(), b"value").expect("space");
     }
-    let zap = data.inner.directory(number).expect("it");
+    let zap = data.inner.directory(number, Wait::Allowed).expect("it");
     // A split would do so if the leaf's stored depth were too small.
     let refused = |tx: &Transaction<'_>| {
         let created = zap.store().new_leaf(tx.tx(), 1, |_| unreachable!("it is there"));
@@ -170,7 +171,7 @@ fn the_last_number_is_allocated_once() {
     let tx = pool.begin().expect("space");
     data.inner.objset.numbers.skip_to(DNODE_BLOCKS_MAX - 1);
     let error = (0..100_000)
-        .find_map(|_| data.inner.objset.next_number().err())
+        .find_map(|_| data.inner.objset.next_number(Wait::Allowed).err())
         .expect("numbers have an end");
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
     drop(tx);
@@ -184,7 +185,7 @@ fn a_length_that_no_object_can_have_is_corrupt_and_suspends_nothing() {
     let object = data.object(number).expect("it");
     object.write(&tx, 0, b"content").expect("space");
     {
-        let node = data.inner.objset.open(number).expect("it");
+        let node = data.inner.objset.open(number, Wait::Allowed).expect("it");
         let mut state = node.lock();
         state.size = u64::MAX;
         state.pending_mut(tx.txg()).size = Some(u64::MAX);

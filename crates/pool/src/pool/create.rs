@@ -30,6 +30,7 @@ use crate::store::{Allocate, Store};
 use crate::tunables::PoolTunables;
 use crate::tx::Tx;
 use crate::txg::Txgs;
+use crate::wait::Wait;
 use crate::zap::Zap;
 
 use super::l2::L2DeviceList;
@@ -227,7 +228,8 @@ impl FoundPool {
         devices: Arc<Devices>,
         store: Store,
     ) -> Result<Pool> {
-        let directory = Zap::open(Leaves(self.mos.open(self.directory)?))?;
+        let directory =
+            Zap::open(Leaves(self.mos.open(self.directory, Wait::Allowed)?), Wait::Allowed)?;
         let tunables = Arc::clone(parts.tunables.txg());
         let txgs = Arc::new(Txgs::new(self.synced, Arc::clone(&parts.clock), tunables));
         // These values were read above, so they cannot change any more.

@@ -5,12 +5,12 @@ use hashbrown::HashMap;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::handles::Dataset;
-use crate::blocking;
 use crate::dataset::{self, DatasetSettings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{DatasetPhys, DnodePhys, ObjectKind};
 use crate::reservation::Intent;
 use crate::store::Store;
+use crate::wait::Wait;
 use crate::zap::{Cookie, Entry};
 
 use super::create::open_owner;
@@ -36,13 +36,12 @@ impl Pool {
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         settings.check()?;
-        blocking::check("a transaction group")?;
         // Opened before the name is inserted: every dataset that has a name can be opened.
         let store = inner.dataset_store(settings)?;
         {
-            let tx = inner.begin(Intent::Use)?;
+            let tx = inner.begin(Intent::Use, Wait::Allowed)?;
             let _one = inner.datasets_changing.lock();
-            if inner.directory.lookup(name.as_bytes())?.is_some() {
+            if inner.directory.lookup(name.as_bytes(), Wait::Allowed)?.is_some() {
                 let text = format!("pool {} already has a dataset {name}", inner.name);
                 return Err(Error::new(ErrorKind::Exists, text));
             }
@@ -92,7 +91,7 @@ impl PoolInner {
         let mut from = Cookie::START;
         let mut count = 0;
         loop {
-            let batch = self.directory.entries(from, BATCH)?;
+            let batch = self.directory.entries(from, BATCH, Wait::Allowed)?;
             let Some(last) = batch.last() else { return Ok(()) };
             from = last.next;
             count += batch.len();
@@ -111,9 +110,8 @@ impl PoolInner {
         settings: &DatasetSettings,
     ) -> Result<()> {
         settings.check()?;
-        blocking::check("a transaction group")?;
         {
-            let tx = self.begin(Intent::Free)?;
+            let tx = self.begin(Intent::Free, Wait::Allowed)?;
             let _one = self.datasets_changing.lock();
             dataset.set_settings(tx.tx(), &self.log, settings);
         }
@@ -133,7 +131,7 @@ impl PoolInner {
 
     /// As [`dataset`](Self::dataset). Uses `store` if the dataset is not open yet.
     fn dataset_with(&self, name: &str, store: Option<Store>) -> Result<Arc<dataset::DatasetInner>> {
-        let mut datasets = blocking::lock(&self.datasets, "a dataset that is being opened")?;
+        let mut datasets = self.datasets.lock();
         if let Some(dataset) = datasets.get(name) {
             return Ok(Arc::clone(dataset));
         }
@@ -159,12 +157,12 @@ impl PoolInner {
     fn dataset_dnode(&self, name: &str) -> Result<(u64, DnodePhys)> {
         let not_found =
             || Error::new(ErrorKind::NotFound, format!("pool {} has no dataset {name}", self.name));
-        let value = self.directory.lookup(name.as_bytes())?.ok_or_else(not_found)?;
+        let value = self.directory.lookup(name.as_bytes(), Wait::Allowed)?.ok_or_else(not_found)?;
         let number: [u8; 8] = (*value).try_into().map_err(|_| {
             Error::new(ErrorKind::Corrupt, format!("dataset {name} has an invalid object number"))
         })?;
         let number = u64::from_le_bytes(number);
-        let dnode = self.mos.dnode(number)?;
+        let dnode = self.mos.dnode(number, Wait::Allowed)?;
         if dnode.object_kind() != Some(ObjectKind::Dataset) {
             let text = format!("dataset {name} is object {number}, which is not a dataset");
             return Err(Error::new(ErrorKind::Corrupt, text));

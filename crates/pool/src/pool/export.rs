@@ -2,7 +2,6 @@
 
 use forebay_base::sync::atomic::Ordering;
 
-use crate::blocking::blocking_allowed;
 use crate::devices::label;
 use crate::error::Result;
 
@@ -42,12 +41,7 @@ impl Pool {
         self.end()
     }
 
-    /// Blocks even in non-blocking mode: no later call could finish the export.
     fn end(&self) -> Result<()> {
-        blocking_allowed(|| self.end_now())
-    }
-
-    fn end_now(&self) -> Result<()> {
         if self.inner.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }

@@ -3,7 +3,6 @@
 //! The labels are written first. Each txg then extends the space maps to the ranges that the labels
 //! describe. After a crash in between, the first txg after the import does so.
 
-use crate::blocking;
 use crate::devices::import;
 use crate::devices::label;
 use crate::error::Result;
@@ -21,7 +20,6 @@ impl Pool {
     /// device's sectors are larger than the pool's.
     pub fn add_device(&self, device: Opened, force: bool) -> Result<u16> {
         self.inner.check_writable()?;
-        blocking::check("a device")?;
         let inner = &self.inner;
         let number = {
             let mut config = inner.config.lock();
@@ -46,7 +44,6 @@ impl Pool {
     /// of writing its labels.
     pub fn expand(&self, number: u16) -> Result<u64> {
         self.inner.check_writable()?;
-        blocking::check("a device")?;
         let bytes = {
             let mut config = self.inner.config.lock();
             label::expand(&self.inner.devices, number, &mut config, self.inner.store.cache())?

@@ -11,6 +11,7 @@ use crate::format::{ObjectKind, ZAP_LEAF_BYTES};
 use crate::log::Change;
 use crate::object::{Leaves, Node, ObjectUsage, SeekTarget};
 use crate::tx::Transaction;
+use crate::wait::Wait;
 use crate::zap::{Cookie, Entry, Value, Zap, ZapStats};
 
 /// A dataset: a set of objects with settings and a name in its pool.
@@ -24,7 +25,7 @@ pub struct Dataset {
 #[derive(Clone)]
 pub struct Object {
     dataset: Dataset,
-    node: Arc<Node>,
+    pub(super) node: Arc<Node>,
 }
 
 /// An open directory: names of 1 to 255 bytes with values of 1 to 32 bytes.
@@ -32,7 +33,7 @@ pub struct Object {
 pub struct Directory {
     dataset: Dataset,
     number: u64,
-    zap: Arc<Zap<Leaves>>,
+    pub(super) zap: Arc<Zap<Leaves>>,
 }
 
 /// Properties of an object.
@@ -93,7 +94,7 @@ impl Dataset {
     /// [`ErrorKind::NotFound`] if the object does not exist.
     pub fn set_root(&self, tx: &Transaction<'_>, root_object: u64, flavour: u32) -> Result<()> {
         if root_object != 0 {
-            self.inner.objset.dnode(root_object)?;
+            self.inner.objset.dnode(root_object, tx.wait())?;
         }
         self.inner.set_root(tx.tx(), root_object, flavour);
         Ok(())
@@ -168,15 +169,7 @@ impl Dataset {
     /// # Errors
     /// [`ErrorKind::NotFound`], or the failure to read its dnode.
     pub fn object_info(&self, number: u64) -> Result<ObjectInfo> {
-        let dnode = self.inner.objset.dnode(number)?;
-        let kind = dnode.object_kind().unwrap_or(ObjectKind::Free);
-        Ok(ObjectInfo {
-            kind,
-            record_bytes: 1u32.checked_shl(u32::from(dnode.record_shift)).unwrap_or(0),
-            created_txg: dnode.created_txg.get(),
-            attributes: dnode.attributes().to_vec(),
-            usage: self.inner.objset.usage(number)?,
-        })
+        self.info_of(number, Wait::Allowed)
     }
 
     /// Changes the attributes of an object. Those of a directory become durable with any fsync in
@@ -226,8 +219,8 @@ impl Dataset {
             return self.inner.set_attributes(tx.tx(), number, attributes);
         }
         // The object lock makes the order of notes that of the changes.
-        let node = self.inner.objset.open(number)?;
-        let _lock = node.lock_object()?;
+        let node = self.inner.objset.open(number, tx.wait())?;
+        let _lock = node.lock_object(tx.wait())?;
         self.inner.set_attributes(tx.tx(), number, attributes)?;
         self.log(tx, number, || change(node.kind));
         Ok(())
@@ -238,12 +231,7 @@ impl Dataset {
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] for a directory.
     pub fn object(&self, number: u64) -> Result<Object> {
-        let node = self.inner.objset.open(number)?;
-        if node.kind != ObjectKind::Data {
-            let text = format!("object {number} is a directory");
-            return Err(Error::new(ErrorKind::Invalid, text));
-        }
-        Ok(Object { dataset: self.clone(), node })
+        self.open_object(number, Wait::Allowed)
     }
 
     /// Opens a directory.
@@ -251,7 +239,32 @@ impl Dataset {
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if it is not a directory.
     pub fn directory(&self, number: u64) -> Result<Directory> {
-        let zap = self.inner.directory(number)?;
+        self.open_directory(number, Wait::Allowed)
+    }
+
+    pub(super) fn info_of(&self, number: u64, wait: Wait) -> Result<ObjectInfo> {
+        let dnode = self.inner.objset.dnode(number, wait)?;
+        let kind = dnode.object_kind().unwrap_or(ObjectKind::Free);
+        Ok(ObjectInfo {
+            kind,
+            record_bytes: 1u32.checked_shl(u32::from(dnode.record_shift)).unwrap_or(0),
+            created_txg: dnode.created_txg.get(),
+            attributes: dnode.attributes().to_vec(),
+            usage: self.inner.objset.usage(number, wait)?,
+        })
+    }
+
+    pub(super) fn open_object(&self, number: u64, wait: Wait) -> Result<Object> {
+        let node = self.inner.objset.open(number, wait)?;
+        if node.kind != ObjectKind::Data {
+            let text = format!("object {number} is a directory");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        Ok(Object { dataset: self.clone(), node })
+    }
+
+    pub(super) fn open_directory(&self, number: u64, wait: Wait) -> Result<Directory> {
+        let zap = self.inner.directory(number, wait)?;
         Ok(Directory { dataset: self.clone(), number, zap })
     }
 
@@ -306,7 +319,7 @@ impl Object {
     /// # Errors
     /// [`ErrorKind::Corrupt`] and [`ErrorKind::Device`], with object and block.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        self.node.read(offset, out)
+        self.node.read(offset, out, Wait::Allowed)
     }
 
     /// Starts to load the blocks that a read of this range needs, and calls `done` once all started
@@ -315,7 +328,7 @@ impl Object {
     /// `done` runs in an I/O callback on any thread, where it must not block, or on this thread
     /// before the call returns if there is nothing to load.
     ///
-    /// After `done`, a read in [`non_blocking`](crate::non_blocking) mode usually succeeds. It may
+    /// After `done`, a read in [`non_blocking`](Self::non_blocking) mode usually succeeds. It may
     /// fail if a loaded block was evicted again, was an indirect block, could not be read, or is
     /// not cacheable. Fetch again a few times, then read on a thread that may block.
     pub fn fetch(&self, offset: u64, len: u64, done: Box<dyn FnOnce() + Send>) {
@@ -328,7 +341,7 @@ impl Object {
     /// # Errors
     /// The failure to read an indirect block.
     pub fn next_data(&self, from: u64) -> Result<Option<u64>> {
-        self.node.seek(from, SeekTarget::Data)
+        self.node.seek(from, SeekTarget::Data, Wait::Allowed)
     }
 
     /// The next offset from `from` on in a hole, at the granularity of records. The end of the
@@ -337,7 +350,7 @@ impl Object {
     /// # Errors
     /// As [`next_data`](Self::next_data).
     pub fn next_hole(&self, from: u64) -> Result<Option<u64>> {
-        self.node.seek(from, SeekTarget::Hole)
+        self.node.seek(from, SeekTarget::Hole, Wait::Allowed)
     }
 
     /// Length and allocated space.
@@ -360,7 +373,9 @@ impl Object {
     /// success, a prefix on failure, possibly empty. For callers that keep state in step with the
     /// content.
     pub fn write_some(&self, tx: &Transaction<'_>, offset: u64, data: &[u8]) -> (u64, Result<()>) {
-        let _lock = match self.lock_object() {
+        // Held over a change and its note, so that the log has the changes of an object in the
+        // order in which they were made.
+        let _lock = match self.node.lock_object(tx.wait()) {
             Ok(guard) => guard,
             Err(error) => return (0, Err(error)),
         };
@@ -377,7 +392,7 @@ impl Object {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn truncate(&self, tx: &Transaction<'_>, size: u64) -> Result<()> {
-        let _lock = self.lock_object()?;
+        let _lock = self.node.lock_object(tx.wait())?;
         self.node.truncate(tx.tx(), size)?;
         self.dataset.log(tx, self.node.number, || Change::Truncate { size });
         Ok(())
@@ -388,16 +403,10 @@ impl Object {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn punch(&self, tx: &Transaction<'_>, offset: u64, len: u64) -> Result<()> {
-        let _lock = self.lock_object()?;
+        let _lock = self.node.lock_object(tx.wait())?;
         self.node.punch(tx.tx(), offset, len)?;
         self.dataset.log(tx, self.node.number, || Change::Punch { offset, len });
         Ok(())
-    }
-
-    /// Held over a change and its note, so that the log has the changes of an object in the order
-    /// in which they were made.
-    fn lock_object(&self) -> Result<MutexGuard<'_, ()>> {
-        self.node.lock_object()
     }
 
     /// As [`Dataset::fsync`], for this object.
@@ -420,7 +429,7 @@ impl Directory {
     /// # Errors
     /// [`ErrorKind::Exists`]; [`ErrorKind::Invalid`] for a name or value that is empty or too long.
     pub fn insert(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<()> {
-        let _lock = self.lock_object()?;
+        let _lock = self.lock_object(tx)?;
         self.zap.insert(tx.tx(), name, value)?;
         self.dataset.log(tx, self.number, || Change::ZapInsert { name, value });
         Ok(())
@@ -431,7 +440,7 @@ impl Directory {
     /// # Errors
     /// As [`insert`](Self::insert), except [`ErrorKind::Exists`].
     pub fn update(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<Option<Value>> {
-        let _lock = self.lock_object()?;
+        let _lock = self.lock_object(tx)?;
         let old = self.zap.upsert(tx.tx(), name, value)?;
         self.dataset.log(tx, self.number, || Change::ZapUpdate { name, value });
         Ok(old)
@@ -443,7 +452,7 @@ impl Directory {
     /// [`ErrorKind::NotFound`]; otherwise as [`insert`](Self::insert), except
     /// [`ErrorKind::Exists`].
     pub fn replace(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<Value> {
-        let _lock = self.lock_object()?;
+        let _lock = self.lock_object(tx)?;
         let old = self.zap.replace(tx.tx(), name, value)?;
         self.dataset.log(tx, self.number, || Change::ZapUpdate { name, value });
         Ok(old)
@@ -454,7 +463,7 @@ impl Directory {
     /// # Errors
     /// The failure to read the leaf of the name.
     pub fn lookup(&self, name: &[u8]) -> Result<Option<Value>> {
-        self.zap.lookup(name)
+        self.zap.lookup(name, Wait::Allowed)
     }
 
     /// Removes a name, and returns its value.
@@ -462,7 +471,7 @@ impl Directory {
     /// # Errors
     /// [`ErrorKind::NotFound`].
     pub fn remove(&self, tx: &Transaction<'_>, name: &[u8]) -> Result<Value> {
-        let _lock = self.lock_object()?;
+        let _lock = self.lock_object(tx)?;
         let old = self.zap.remove(tx.tx(), name)?;
         self.dataset.log(tx, self.number, || Change::ZapRemove { name });
         Ok(old)
@@ -474,14 +483,14 @@ impl Directory {
     /// # Errors
     /// The failure to read a leaf.
     pub fn entries(&self, from: Cookie, limit: usize) -> Result<Vec<Entry>> {
-        self.zap.entries(from, limit)
+        self.zap.entries(from, limit, Wait::Allowed)
     }
 
     /// Iterates over all entries, in the directory's own order. An entry that exists throughout is
     /// returned exactly once; an entry that is added or removed meanwhile may be returned or not.
     /// The failure to read a leaf ends the iteration with an error.
     pub fn iter(&self) -> impl Iterator<Item = Result<Entry>> + '_ {
-        self.zap.cursor(Cookie::START)
+        self.zap.cursor(Cookie::START, Wait::Allowed)
     }
 
     /// Number of names.
@@ -518,9 +527,9 @@ impl Directory {
 
     /// As for objects, but only if the dataset has an intent log: a change of a directory is a
     /// single step.
-    fn lock_object(&self) -> Result<Option<MutexGuard<'_, ()>>> {
+    fn lock_object(&self, tx: &Transaction<'_>) -> Result<Option<MutexGuard<'_, ()>>> {
         let node = &self.zap.store().0;
-        self.dataset.inner.logs().then(|| node.lock_object()).transpose()
+        self.dataset.inner.logs().then(|| node.lock_object(tx.wait())).transpose()
     }
 
     /// As [`Dataset::fsync`], for this directory.

@@ -12,7 +12,6 @@ use forebay_io::Device;
 use hashbrown::HashMap;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::blocking;
 use crate::devices::label;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{L2_DEVICES_MAX, L2DevicePhys, ObjectKind};
@@ -21,6 +20,7 @@ use crate::objset::Objset;
 use crate::open::Opened;
 use crate::reservation::Intent;
 use crate::tx::{Transaction, Tx};
+use crate::wait::Wait;
 
 use super::{Pool, PoolInner};
 
@@ -69,8 +69,8 @@ impl L2DeviceList {
             }
             number => number,
         };
-        let node = mos.open(number)?;
-        let _lock = node.lock_object()?;
+        let node = mos.open(number, tx.wait())?;
+        let _lock = node.lock_object(tx.wait())?;
         node.write(tx, 0, entries.as_bytes())?;
         node.truncate(tx, size_of_val(entries) as u64)?;
         let mut list = self.0.lock();
@@ -85,7 +85,7 @@ impl L2DeviceList {
         if number == 0 {
             return Ok(Vec::new());
         }
-        let node = mos.open(number)?;
+        let node = mos.open(number, Wait::Allowed)?;
         let corrupt =
             |what: &str| Error::new(ErrorKind::Corrupt, format!("the list of L2 devices {what}"));
         let size = node.size();
@@ -96,7 +96,7 @@ impl L2DeviceList {
             return Err(corrupt("is too long"));
         }
         let mut bytes = vec![0; size as usize];
-        if node.read(0, &mut bytes)? != bytes.len() {
+        if node.read(0, &mut bytes, Wait::Allowed)? != bytes.len() {
             return Err(corrupt("is truncated"));
         }
         let read = |bytes: &[u8]| L2DevicePhys::read_from_bytes(bytes).ok();
@@ -119,7 +119,6 @@ impl Pool {
     /// errors of [`begin`](Self::begin).
     pub fn add_l2_device(&self, device: Opened, force: bool) -> Result<u64> {
         self.inner.check_writable()?;
-        blocking::check("a device")?;
         self.inner.l2_devices.add(&*self.inner, device, force)
     }
 
@@ -130,7 +129,6 @@ impl Pool {
     /// could not be erased; the errors of [`begin`](Self::begin).
     pub fn remove_l2_device(&self, name: &str) -> Result<()> {
         self.inner.check_writable()?;
-        blocking::check("a device")?;
         self.inner.l2_devices.remove(&*self.inner, name)
     }
 
@@ -273,7 +271,7 @@ impl L2Host for PoolInner {
 
     fn store_list(&self, entries: &mut dyn FnMut(u64) -> Vec<L2DevicePhys>) -> Result<()> {
         let txg = {
-            let tx = self.begin(Intent::Free)?;
+            let tx = self.begin(Intent::Free, Wait::Allowed)?;
             self.l2_list.write(&self.mos, tx.tx(), &entries(tx.txg()))?;
             tx.txg()
         };
@@ -284,7 +282,7 @@ impl L2Host for PoolInner {
     fn store_list_non_blocking(&self, entries: &[L2DevicePhys]) -> Result<()> {
         // Begun without a reservation: during an import, waiting for free space could mean waiting
         // for the sync thread, which has not started yet.
-        let tx = Transaction::new(self.txgs.begin()?, None);
+        let tx = Transaction::new(self.txgs.begin()?, None, Wait::Allowed);
         self.l2_list.write(&self.mos, tx.tx(), entries)
     }
 

@@ -18,12 +18,12 @@ use forebay_base::sync::Arc;
 use forebay_io::Priority;
 
 use crate::block_cache::BlockCache;
-use crate::blocking;
 use crate::dataset;
 use crate::devices::Devices;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
 use crate::log::{Committed, Fetch, LogStorage};
+use crate::wait::Wait;
 
 use super::PoolInner;
 
@@ -61,8 +61,8 @@ impl Fetch for PoolInner {
     }
 
     fn content(&self, dataset: u64, object: u64, offset: u64, out: &mut [u8]) -> Result<()> {
-        let node = self.dataset_of_guid(dataset)?.objset.open(object)?;
-        let there = node.read(offset, out)?;
+        let node = self.dataset_of_guid(dataset)?.objset.open(object, Wait::Allowed)?;
+        let there = node.read(offset, out, Wait::Allowed)?;
         out[there..].fill(0);
         Ok(())
     }
@@ -83,7 +83,6 @@ impl PoolInner {
     pub(crate) fn fsync(&self, dataset: &dataset::DatasetInner, number: u64) -> Result<()> {
         self.check_writable()?;
         self.txgs.check_running()?;
-        blocking::check("what is to be durable")?;
         if dataset.logs()
             && self.log.commit(Some((dataset.guid, number)), self) == Committed::Durable
         {

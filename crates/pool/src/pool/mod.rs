@@ -9,6 +9,7 @@ mod create;
 mod datasets;
 mod export;
 mod grow;
+mod handle_view;
 mod handles;
 mod import;
 mod l2;
@@ -27,7 +28,6 @@ use forebay_base::sync::thread::JoinHandle;
 use forebay_base::sync::{Arc, Mutex};
 use hashbrown::HashMap;
 
-use crate::blocking;
 use crate::dataset;
 use crate::devices::Devices;
 use crate::devices::config::Config;
@@ -43,12 +43,14 @@ use crate::store::Store;
 use crate::tunables::PoolTunables;
 use crate::tx::Transaction;
 use crate::txg::Txgs;
+use crate::wait::Wait;
 use crate::zap::Zap;
 
 pub use about::{LabelInfo, PoolDevice, destroy, read_label};
 pub use check::{CheckProgress, CheckReport};
 pub use create::CreateOptions;
 pub(crate) use create::open_owner;
+pub use handle_view::HandleView;
 pub use handles::{Dataset, Directory, Object, ObjectInfo};
 pub use import::ImportOptions;
 pub(crate) use import::read_root;
@@ -109,7 +111,7 @@ impl Pool {
     /// [`ErrorKind::NoSpace`] if the pool is full, [`ErrorKind::Suspended`] after a failed write,
     /// [`ErrorKind::Closed`] after an export, [`ErrorKind::ReadOnly`] after a read-only import.
     pub fn begin(&self) -> Result<Transaction<'_>> {
-        self.inner.begin(Intent::Use)
+        self.inner.begin(Intent::Use, Wait::Allowed)
     }
 
     /// Begins a transaction that frees space. It may use the reserve, so it can begin in a full
@@ -118,7 +120,7 @@ impl Pool {
     /// # Errors
     /// See [`begin`](Self::begin).
     pub fn begin_freeing(&self) -> Result<Transaction<'_>> {
-        self.inner.begin(Intent::Free)
+        self.inner.begin(Intent::Free, Wait::Allowed)
     }
 
     /// Commits the open transaction group and returns once it is durable. The calling thread must
@@ -128,7 +130,6 @@ impl Pool {
     /// The error that kept the txg from being written.
     pub fn sync(&self) -> Result<()> {
         self.inner.check_writable()?;
-        blocking::check("a transaction group")?;
         self.inner.txgs.sync_now().map(|_| ())
     }
 
@@ -145,20 +146,20 @@ impl Pool {
 
 impl PoolInner {
     /// Begins a transaction.
-    pub(crate) fn begin(&self, intent: Intent) -> Result<Transaction<'_>> {
+    pub(crate) fn begin(&self, intent: Intent, wait: Wait) -> Result<Transaction<'_>> {
         self.check_writable()?;
         for _ in 0..TXGS_TO_REUSE {
             if let Some(reservation) = self.reservations.reserve(intent) {
-                return Ok(Transaction::new(self.txgs.begin()?, Some(reservation)));
+                return Ok(Transaction::new(self.txgs.begin_with(wait)?, Some(reservation), wait));
             }
-            blocking::check("space that a transaction group gives back")?;
+            wait.check("space that a transaction group gives back")?;
             // A commit returns unused reservations and space that earlier txgs freed.
             self.txgs.sync_now()?;
         }
         let last =
             self.reservations.reserve(intent).or_else(|| self.reservations.reserve_less(intent));
         let reservation = last.ok_or_else(|| self.full())?;
-        Ok(Transaction::new(self.txgs.begin()?, Some(reservation)))
+        Ok(Transaction::new(self.txgs.begin_with(wait)?, Some(reservation), wait))
     }
 
     fn full(&self) -> Error {

@@ -9,6 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{LogEntry, LogRecord, LogRootPhys};
 
 use crate::tx::Transaction;
+use crate::wait::Wait;
 
 use super::{Pool, PoolInner};
 
@@ -49,7 +50,9 @@ impl PoolInner {
                 }
                 let tx = match &present {
                     Some(tx) => tx,
-                    None => &*present.insert(Transaction::new(self.txgs.begin()?, None)),
+                    None => {
+                        &*present.insert(Transaction::new(self.txgs.begin()?, None, Wait::Allowed))
+                    }
                 };
                 let dataset = named.dataset(entry.dataset)?;
                 apply(&dataset, tx, &entry).map_err(|error| {
@@ -112,7 +115,7 @@ fn apply(
             Ok(())
         }
         (Err(error), LogRecord::ZapInsert { name, value }) if error.kind() == ErrorKind::Exists => {
-            let directory = dataset.directory(entry.object)?;
+            let directory = dataset.directory(entry.object, transaction.wait())?;
             directory.upsert(transaction.tx(), name, value).map(|_| ())
         }
         (applied, _) => applied,
@@ -131,13 +134,19 @@ fn apply_strictly(
         }
         LogRecord::Destroy => objset.destroy(tx, number, || {}),
         LogRecord::SetAttributes { attributes } => dataset.set_attributes(tx, number, attributes),
-        LogRecord::Write { offset, bytes } => objset.open(number)?.write(tx, offset, bytes),
-        LogRecord::Truncate { size } => objset.open(number)?.truncate(tx, size),
-        LogRecord::Punch { offset, len } => objset.open(number)?.punch(tx, offset, len),
-        LogRecord::ZapInsert { name, value } => dataset.directory(number)?.insert(tx, name, value),
-        LogRecord::ZapUpdate { name, value } => {
-            dataset.directory(number)?.upsert(tx, name, value).map(|_| ())
+        LogRecord::Write { offset, bytes } => {
+            objset.open(number, tx.wait())?.write(tx, offset, bytes)
         }
-        LogRecord::ZapRemove { name } => dataset.directory(number)?.remove(tx, name).map(|_| ()),
+        LogRecord::Truncate { size } => objset.open(number, tx.wait())?.truncate(tx, size),
+        LogRecord::Punch { offset, len } => objset.open(number, tx.wait())?.punch(tx, offset, len),
+        LogRecord::ZapInsert { name, value } => {
+            dataset.directory(number, tx.wait())?.insert(tx, name, value)
+        }
+        LogRecord::ZapUpdate { name, value } => {
+            dataset.directory(number, tx.wait())?.upsert(tx, name, value).map(|_| ())
+        }
+        LogRecord::ZapRemove { name } => {
+            dataset.directory(number, tx.wait())?.remove(tx, name).map(|_| ())
+        }
     }
 }

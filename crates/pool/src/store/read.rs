@@ -13,9 +13,9 @@ use super::counters::StoreCounters;
 use super::{Store, codec};
 use crate::block_cache::BlockRef;
 use crate::block_key::BlockKey;
-use crate::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BlockPtrPhys;
+use crate::wait::{Wait, would_block};
 
 /// Attempts to start a read again after the load that it waited for was abandoned.
 const ATTEMPTS: usize = 8;
@@ -86,18 +86,20 @@ impl Store {
         self.cache.cache().prefetch(place);
     }
 
-    /// Returns the block from the cache, or reads, verifies and caches it with `attributes`. If the
-    /// cache refuses the block, it is returned for the caller alone.
+    /// As [`read`](Self::read), but waits for a device only if it may.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if no copy passes its checksum or the pointer is invalid,
-    /// [`ErrorKind::Device`] if no copy can be read, [`ErrorKind::NoMemory`], [`ErrorKind::Closed`]
-    /// if the pool is being exported. [`ErrorKind::WouldBlock`] in non-blocking mode if the block
-    /// is not cached; its read has then started if possible.
-    pub(crate) fn read(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
-        match blocking::is_non_blocking() {
-            false => self.read_blocking(bp, attributes),
-            true => self.read_non_blocking(bp, attributes),
+    /// As [`read`](Self::read). [`ErrorKind::WouldBlock`] in non-blocking mode if the block is not
+    /// cached; its read has then started if possible.
+    pub(crate) fn read_with(
+        &self,
+        bp: &BlockPtrPhys,
+        attributes: Attributes,
+        wait: Wait,
+    ) -> Result<BlockRef> {
+        match wait {
+            Wait::Allowed => self.read(bp, attributes),
+            Wait::Refused => self.read_non_blocking(bp, attributes),
         }
     }
 
@@ -107,10 +109,17 @@ impl Store {
         }
         self.fetch(bp, attributes, Box::new(|_| {}));
         // The read may have completed already, for example on an in-memory device.
-        self.peek(bp).ok_or_else(|| blocking::would_block("a block that is not in memory"))
+        self.peek(bp).ok_or_else(|| would_block("a block that is not in memory"))
     }
 
-    fn read_blocking(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
+    /// Returns the block from the cache, or reads, verifies and caches it with `attributes`. If the
+    /// cache refuses the block, it is returned for the caller alone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if no copy passes its checksum or the pointer is invalid,
+    /// [`ErrorKind::Device`] if no copy can be read, [`ErrorKind::NoMemory`], [`ErrorKind::Closed`]
+    /// if the pool is being exported.
+    pub(crate) fn read(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
         let key = self.key(bp);
         for attempt in 0..ATTEMPTS {
             // The size is capped until the pointer has been verified, below.

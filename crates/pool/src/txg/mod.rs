@@ -47,8 +47,8 @@ use holds::{EnterOutcome, HoldCell};
 use throttle::Dirty;
 pub use tunables::TxgTunables;
 
-use crate::blocking;
 use crate::error::{Error, ErrorKind, Result};
+use crate::wait::Wait;
 
 /// Returns the slot of a txg's state, 0 or 1.
 #[inline]
@@ -175,31 +175,45 @@ impl Txgs {
     }
 
     /// Joins the open txg. Waits while too much data is dirty. The calling thread must not have a
-    /// hold, except in non-blocking mode: an I/O callback may run on a thread that has one.
+    /// hold.
     ///
     /// # Errors
-    /// `Suspended` or `Closed`; `WouldBlock` if the call would wait in non-blocking mode.
+    /// `Suspended` or `Closed`.
     #[inline]
     pub fn begin(&self) -> Result<Hold<'_>> {
-        self.begin_at(thread_slot().index(self.cells.len()))
+        self.begin_with(Wait::Allowed)
+    }
+
+    /// As [`begin`](Self::begin), but waits only if it may. In non-blocking mode the calling thread
+    /// may have a hold: it may run an I/O callback.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin), and `WouldBlock`.
+    #[inline]
+    pub fn begin_with(&self, wait: Wait) -> Result<Hold<'_>> {
+        self.join(thread_slot().index(self.cells.len()), wait)
     }
 
     /// As [`begin`](Self::begin), in a given cell. For the model checker, whose threads share one
     /// slot.
     #[doc(hidden)]
-    #[inline]
     pub fn begin_at(&self, cell: usize) -> Result<Hold<'_>> {
-        if !blocking::is_non_blocking() {
+        self.join(cell, Wait::Allowed)
+    }
+
+    #[inline]
+    fn join(&self, cell: usize, wait: Wait) -> Result<Hold<'_>> {
+        if wait == Wait::Allowed {
             holds::check_not_nested(self);
         }
         if self.needs_throttle() {
-            self.throttle().inspect_err(|_| self.count_refused())?;
+            self.throttle(wait).inspect_err(|_| self.count_refused())?;
         }
         loop {
             match self.cells[cell].enter() {
                 EnterOutcome::Open(txg) => return Ok(Hold::new(self, cell, txg)),
                 EnterOutcome::Closing => {
-                    blocking::check("the next transaction group")?;
+                    wait.check("the next transaction group")?;
                     self.wait_opened();
                 }
                 EnterOutcome::Refused => return Err(self.refusal()),
@@ -399,7 +413,6 @@ impl Txgs {
             }
             state.check_running()?;
             holds::check_not_nested(self);
-            blocking::check("a transaction group")?;
             if state.wanted < txg {
                 state.wanted = txg;
                 self.work.notify_all();

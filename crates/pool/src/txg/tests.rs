@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::throttle::ThrottleBounds;
 use super::{TxgCounters, TxgTunables, Txgs, Wake};
 use crate::error::{Error, ErrorKind};
+use crate::wait::Wait;
 
 fn txgs(tunables: TxgTunables) -> Arc<Txgs> {
     Arc::new(Txgs::new(9, Arc::new(SystemClock::new()), Arc::new(tunables)))
@@ -149,7 +150,7 @@ fn a_change_inside_a_change_is_caught() {
 fn a_change_inside_a_change_is_caught_after_one_that_did_not_wait() {
     let txgs = txgs(small());
     let hold = txgs.begin().unwrap();
-    let inner = crate::non_blocking(|| txgs.begin()).expect("it would not have to wait");
+    let inner = txgs.begin_with(Wait::Refused).expect("it would not have to wait");
     assert_eq!(inner.txg(), hold.txg());
     drop(inner);
     let _ = txgs.begin();
@@ -211,7 +212,7 @@ fn the_end_of_a_change_inside_a_change_does_not_hide_the_outer_one() {
     };
     let outer = txgs.begin().unwrap();
     // As in the callback of a read that ends inside of it.
-    let inner = crate::non_blocking(|| txgs.begin()).unwrap();
+    let inner = txgs.begin_with(Wait::Refused).unwrap();
     assert_eq!(inner.txg(), outer.txg());
     drop(inner);
     assert!(would_nest(&txgs), "the outer one is forgotten");

@@ -20,8 +20,8 @@ use forebay_base::sync::atomic::{AtomicI64, Ordering};
 use super::counters::TxgCounters;
 use super::tunables::TxgTunables;
 use super::{TxgState, Txgs, slot_of};
-use crate::blocking;
 use crate::error::Error;
+use crate::wait::Wait;
 
 /// A cell adds its dirty bytes to the sum when it has this many.
 pub(super) const BATCH_BYTES: i64 = 64 << 10;
@@ -101,7 +101,7 @@ impl Txgs {
 
     /// Delays a change until its delay has passed or a commit has ended.
     #[cold]
-    pub(super) fn throttle(&self) -> Result<(), Error> {
+    pub(super) fn throttle(&self, wait: Wait) -> Result<(), Error> {
         let began_ns = self.clock.now_ns();
         let mut state = self.state.lock();
         state.throttled += 1;
@@ -119,7 +119,7 @@ impl Txgs {
                     self.counters.add(TxgCounters::FULL, 0, 1);
                 }
                 self.request_commit(&mut state);
-                if let Err(error) = blocking::check("free space for dirty data") {
+                if let Err(error) = wait.check("free space for dirty data") {
                     break Err(error);
                 }
                 delay_slot = None;
@@ -127,7 +127,7 @@ impl Txgs {
                 continue;
             };
             if delay_ns > 0
-                && let Err(error) = blocking::check("the throttle delay of a transaction")
+                && let Err(error) = wait.check("the throttle delay of a transaction")
             {
                 // No delay is assigned: the retry on another thread gets its own.
                 break Err(error);

@@ -9,6 +9,7 @@ use super::micro::Micro;
 use super::store::LeafStore;
 use super::{DirectoryForm, OpStep, Zap};
 use crate::Result;
+use crate::wait::Wait;
 
 /// Entries that [`Cursor`] fetches at once.
 const BATCH: usize = 128;
@@ -20,6 +21,7 @@ pub(crate) struct Cursor<'a, S: LeafStore> {
     zap: &'a Zap<S>,
     from: Cookie,
     batch: VecDeque<Entry>,
+    wait: Wait,
 }
 
 impl<S: LeafStore> Iterator for Cursor<'_, S> {
@@ -27,7 +29,7 @@ impl<S: LeafStore> Iterator for Cursor<'_, S> {
 
     fn next(&mut self) -> Option<Result<Entry>> {
         if self.batch.is_empty() && !self.from.is_end() {
-            match self.zap.batch(self.from, BATCH) {
+            match self.zap.batch(self.from, BATCH, self.wait) {
                 Ok((entries, next)) => {
                     self.batch = entries.into();
                     self.from = next;
@@ -46,26 +48,31 @@ impl<S: LeafStore> Zap<S> {
     /// Iterates over the entries from `from` on. An entry that exists during the whole walk is
     /// returned exactly once. An entry that is added or removed meanwhile may be returned or not.
     /// An error ends the walk.
-    pub(crate) fn cursor(&self, from: Cookie) -> Cursor<'_, S> {
-        Cursor { zap: self, from, batch: VecDeque::new() }
+    pub(crate) fn cursor(&self, from: Cookie, wait: Wait) -> Cursor<'_, S> {
+        Cursor { zap: self, from, batch: VecDeque::new(), wait }
     }
 
     /// At most `max` entries from `from` on; fewer only at the end. A walk continues at the `next`
     /// of the last entry.
-    pub(crate) fn entries(&self, from: Cookie, max: usize) -> Result<Vec<Entry>> {
-        Ok(self.batch(from, max)?.0)
+    pub(crate) fn entries(&self, from: Cookie, max: usize, wait: Wait) -> Result<Vec<Entry>> {
+        Ok(self.batch(from, max, wait)?.0)
     }
 
     /// Like [`entries`](Self::entries), but also returns where to continue. That is the end as soon
     /// as no entry can follow.
-    pub(crate) fn batch(&self, from: Cookie, max: usize) -> Result<(Vec<Entry>, Cookie)> {
+    pub(crate) fn batch(
+        &self,
+        from: Cookie,
+        max: usize,
+        wait: Wait,
+    ) -> Result<(Vec<Entry>, Cookie)> {
         let mut entries = Vec::new();
         let mut from = from;
         // Every round passes one leaf.
         while !from.is_end() && entries.len() < max {
             let remaining = max - entries.len();
             let (mut more, next) =
-                self.run(Some(hash_at(from.raw())), |state, access| match &mut state.form {
+                self.run(Some(hash_at(from.raw())), wait, |state, access| match &mut state.form {
                     DirectoryForm::Micro(micro) => {
                         Ok(OpStep::Done(micro_entries(micro, from, remaining)))
                     }

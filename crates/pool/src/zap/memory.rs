@@ -8,6 +8,7 @@ use forebay_base::sync::{Arc, Mutex};
 use super::store::{LeafLookup, LeafStore};
 use super::{pack, put_entries};
 use crate::format::{TAIL_BYTES, ZAP_LEAF_BYTES};
+use crate::wait::Wait;
 use crate::{Error, ErrorKind, Result};
 
 /// A leaf and its state.
@@ -129,11 +130,15 @@ impl LeafStore for MemoryStore {
         "a directory in memory".into()
     }
 
-    fn inline(&self) -> Result<Vec<u8>> {
+    fn wait_of(_: &()) -> Wait {
+        Wait::Allowed
+    }
+
+    fn inline(&self, _: Wait) -> Result<Vec<u8>> {
         Ok(self.state.lock().inline.clone())
     }
 
-    fn inline_capacity(&self) -> Result<usize> {
+    fn inline_capacity(&self, _: &()) -> Result<usize> {
         Ok(self.capacity)
     }
 
@@ -210,7 +215,7 @@ impl LeafStore for MemoryStore {
         Ok(())
     }
 
-    fn fetch(&self, Ticket(id): Ticket) -> Result<Fetched> {
+    fn fetch(&self, Ticket(id): Ticket, _: Wait) -> Result<Fetched> {
         let mut state = self.state.lock();
         state.fetches += 1;
         let uncached = state.uncached;

@@ -115,7 +115,7 @@ fn to_micro<S: LeafStore>(
 ) -> Result<OpStep<Option<Micro>, S::Ticket>> {
     let store = access.store;
     let mut micro = Micro::new(fat.header.head.seed.get());
-    let capacity = store.inline_capacity()? / 2;
+    let capacity = store.inline_capacity(tx)? / 2;
     let fits = fat.edit(access, tx, 0, |leaf: &mut LeafMut<'_>| {
         micro = Micro::new(micro.seed());
         for entry in leaf.leaf()?.entries_from(0) {

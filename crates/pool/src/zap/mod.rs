@@ -48,12 +48,13 @@ use zerocopy::FromBytes;
 
 use crate::format::{ZAP_DEPTH_MAX, ZAP_FAT, ZAP_MICRO, ZapFatPhys, ZapHeadPhys};
 use crate::readahead::{DirectoryReadahead, LEAF_BATCH};
-use crate::{Error, ErrorKind, Result, blocking};
+use crate::wait::Wait;
+use crate::{Error, ErrorKind, Result};
 
 pub use entry::{Cookie, Entry, Value};
 pub(crate) use fat::{entries_of, put_entries};
 pub(crate) use leaf::pack;
-pub use stats::ZapStats;
+pub use stats::{LeavesByPointers, ZapStats};
 pub(crate) use store::{LeafLookup, LeafStore};
 
 use entry::{check_name, check_value, hash_of};
@@ -128,8 +129,8 @@ impl<S: LeafStore> Zap<S> {
     ///
     /// # Errors
     /// `Corrupt` if the content is not a directory's; otherwise as the read of the content.
-    pub(crate) fn open(store: S) -> Result<Self> {
-        let content = store.inline()?;
+    pub(crate) fn open(store: S, wait: Wait) -> Result<Self> {
+        let content = store.inline(wait)?;
         if content.is_empty() {
             let seed = store.seed();
             return Ok(Self::with(store, seed, DirectoryForm::Micro(Micro::new(seed))));
@@ -171,14 +172,14 @@ impl<S: LeafStore> Zap<S> {
     ///
     /// # Errors
     /// `Invalid` for an impossible name; `Corrupt`; otherwise as the fetch of a leaf.
-    pub(crate) fn lookup(&self, name: &[u8]) -> Result<Option<Value>> {
+    pub(crate) fn lookup(&self, name: &[u8], wait: Wait) -> Result<Option<Value>> {
         check_name(name)?;
         let hash = hash_of(self.seed, name);
         self.write_state.operations.count(hash);
         if let Some(found) = self.probe(hash, name)? {
             return Ok(found);
         }
-        self.run(None, |state, access| match &mut state.form {
+        self.run(None, wait, |state, access| match &mut state.form {
             DirectoryForm::Micro(micro) => Ok(OpStep::Done(micro.find(name))),
             DirectoryForm::Fat(fat) => fat.with_leaf_of(access, hash, |leaf| {
                 self.hints.set(hash, leaf.depth());
@@ -236,7 +237,7 @@ impl<S: LeafStore> Zap<S> {
     /// Limits inline content to `capacity` bytes, so that the attributes can grow. `capacity` is at
     /// least the size of the header of a fat directory.
     pub(crate) fn limit_inline(&self, tx: &S::Tx, capacity: usize) -> Result<()> {
-        let mut state = self.lock()?;
+        let mut state = self.lock(S::wait_of(tx))?;
         match &state.form {
             DirectoryForm::Micro(micro) if micro.content().len() > capacity => {
                 state.form = DirectoryForm::Fat(self.convert_to_fat(tx, micro)?);
@@ -251,7 +252,7 @@ impl<S: LeafStore> Zap<S> {
         check_value(value)?;
         let request = ChangeRequest { kind, hash: hash_of(self.seed, name), name, value };
         self.write_state.operations.count(request.hash);
-        let changed = self.run(None, |state, access| {
+        let changed = self.run(None, S::wait_of(tx), |state, access| {
             let changed = self.change_once(state, access, tx, &request);
             self.write_state.entries.store(state.len(), Ordering::Release);
             changed
@@ -273,7 +274,7 @@ impl<S: LeafStore> Zap<S> {
         request: &ChangeRequest<'_>,
     ) -> Result<OpStep<Changed, S::Ticket>> {
         if let DirectoryForm::Micro(micro) = &mut state.form {
-            let capacity = self.store.inline_capacity()?;
+            let capacity = self.store.inline_capacity(tx)?;
             match micro.change(request.kind, request.name, request.value, capacity) {
                 (Change::Full, _) => {
                     state.form = DirectoryForm::Fat(self.convert_to_fat(tx, micro)?)
@@ -297,7 +298,7 @@ impl<S: LeafStore> Zap<S> {
     fn merge_leaves(&self, tx: &S::Tx, hash: u32) -> Result<()> {
         // Each round makes the leaf of this hash shallower.
         for _ in 0..ZAP_DEPTH_MAX {
-            let merged = self.run(None, |state, access| {
+            let merged = self.run(None, S::wait_of(tx), |state, access| {
                 let merged = merge::try_merge(&mut state.form, access, tx, hash);
                 if let DirectoryForm::Micro(_) = state.form {
                     self.hints.clear();
@@ -329,19 +330,22 @@ impl<S: LeafStore> Zap<S> {
     fn run<R>(
         &self,
         walk_at: Option<u32>,
+        wait: Wait,
         mut step: impl FnMut(&mut DirectoryState, LeafAccess<'_, S>) -> Result<OpStep<R, S::Ticket>>,
     ) -> Result<R> {
         let mut fetched = Vec::new();
         for _ in 0..RETRIES_MAX {
-            let mut state = self.lock()?;
+            let mut state = self.lock(wait)?;
             match step(&mut state, LeafAccess { store: &self.store, fetched: &fetched })? {
                 OpStep::Done(result) => {
                     if !fetched.is_empty() && walk_at.is_none() {
-                        self.read_ahead(state, fetched.iter().any(S::has_leaf));
+                        self.read_ahead(state, fetched.iter().any(S::has_leaf), wait);
                     }
                     return Ok(result);
                 }
-                OpStep::NotResident(ticket) => self.fetch(state, walk_at, ticket, &mut fetched)?,
+                OpStep::NotResident(ticket) => {
+                    self.fetch(state, walk_at, ticket, wait, &mut fetched)?
+                }
             }
         }
         Err(Error::new(
@@ -355,14 +359,19 @@ impl<S: LeafStore> Zap<S> {
 
     /// Takes the lock. Dnodes and indirect blocks may be read under it.
     #[inline]
-    fn lock(&self) -> Result<MutexGuard<'_, DirectoryState>> {
-        blocking::lock(&self.write_state.state, "another operation of the directory")
+    fn lock(&self, wait: Wait) -> Result<MutexGuard<'_, DirectoryState>> {
+        wait.lock(&self.write_state.state, "another operation of the directory")
     }
 
     /// Runs after an operation that had to fetch a leaf or an indirect block. By now the store
     /// knows where the leaves are.
     #[cold]
-    fn read_ahead<'a>(&'a self, mut state: MutexGuard<'a, DirectoryState>, missed: bool) {
+    fn read_ahead<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, DirectoryState>,
+        missed: bool,
+        wait: Wait,
+    ) {
         let (mut not_resident, mut visited) = (0, 0);
         loop {
             let DirectoryState { form, ahead } = &mut *state;
@@ -382,7 +391,7 @@ impl<S: LeafStore> Zap<S> {
             visited += ids.len();
             not_resident += self.store.prefetch(&ids);
             let is_enough = not_resident as u64 >= LEAF_BATCH || visited >= READAHEAD_LEAVES_MAX;
-            let Ok(relocked) = self.lock() else { return };
+            let Ok(relocked) = self.lock(wait) else { return };
             state = relocked;
             if not_resident > 0 {
                 state.ahead.on_prefetched();
@@ -399,6 +408,7 @@ impl<S: LeafStore> Zap<S> {
         state: MutexGuard<'_, DirectoryState>,
         walk_at: Option<u32>,
         ticket: S::Ticket,
+        wait: Wait,
         fetched: &mut Vec<S::Fetched>,
     ) -> Result<()> {
         let ids = match (&state.form, walk_at) {
@@ -409,7 +419,7 @@ impl<S: LeafStore> Zap<S> {
         if !ids.is_empty() {
             self.store.prefetch(&ids);
         }
-        let block = self.store.fetch(ticket)?;
+        let block = self.store.fetch(ticket, wait)?;
         if fetched.len() == FETCHED_MAX {
             fetched.remove(0);
         }

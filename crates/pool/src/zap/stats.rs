@@ -9,6 +9,7 @@ use super::{DirectoryForm, OpStep, Zap};
 use crate::format::{
     ZAP_DEPTH_MAX, ZAP_LEAF_BYTES, ZAP_LEAF_STEP, ZAP_NAME_MAX, ZAP_VALUE_MAX, ZapSlotPhys,
 };
+use crate::wait::Wait;
 use crate::{Error, ErrorKind, Result};
 
 /// Rows of the fill histograms.
@@ -25,6 +26,7 @@ const DISTANCES: usize = SIZES;
 
 /// Statistics of a directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct ZapStats {
     /// Number of entries.
     pub entries: u64,
@@ -34,7 +36,8 @@ pub struct ZapStats {
     pub leaves: u64,
     /// Depth of the deepest leaf.
     pub depth: u8,
-    /// Bytes of the in-memory table of leaf depths.
+    /// Bytes of the in-memory table of leaf depths; 0 from the inspector, and not serialised.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub table_bytes: u64,
     /// Bytes used by entries and leaf headers.
     pub used_bytes: u64,
@@ -45,18 +48,34 @@ pub struct ZapStats {
     /// Entries with the same hash as the entry before.
     pub collisions: u64,
     /// Leaves by used share of the stored size, in tenths.
+    #[cfg_attr(feature = "serde", serde(rename = "leaves_by_stored_fill_tenths"))]
     pub by_stored_fill: [u64; TENTHS],
     /// Leaves by used share of the full size, in tenths.
+    #[cfg_attr(feature = "serde", serde(rename = "leaves_by_fill_tenths"))]
     pub by_fill: [u64; TENTHS],
     /// Leaves by depth.
+    #[cfg_attr(feature = "serde", serde(rename = "leaves_by_depth"))]
     pub by_depth: [u64; ZAP_DEPTH_MAX as usize + 1],
     /// Leaves by number of entries: 0, 1, 2–3, 4–7 and so on.
+    #[cfg_attr(feature = "serde", serde(rename = "leaves_by_entries_log2"))]
     pub by_entries: [u64; SIZES],
     /// Entries of leaves by size with their slot: up to 24 bytes, up to 48 bytes and so on.
+    #[cfg_attr(feature = "serde", serde(rename = "entries_by_24_bytes"))]
     pub entries_by_bytes: [u64; ENTRY_STEPS],
     /// Entries of leaves by number of slots between the start of a lookup and the entry: 0, 1, 2–3,
     /// 4–7 and so on. Leaves have no hash chains; this is the length of a search.
+    #[cfg_attr(feature = "serde", serde(rename = "entries_by_distance_log2"))]
     pub entries_by_distance: [u64; DISTANCES],
+}
+
+/// The leaves that a pointer table would have equally many pointers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct LeavesByPointers {
+    /// Number of pointers to each of these leaves.
+    pub pointers: u64,
+    /// Number of these leaves.
+    pub leaves: u64,
 }
 
 impl ZapStats {
@@ -72,11 +91,11 @@ impl ZapStats {
 
     /// Leaves by the number of pointers that a pointer table of 2^depth entries would have to them,
     /// fewest first. Devices store no such table: a leaf lies at the block of its first pointer.
-    pub fn by_pointers(&self) -> Vec<(u64, u64)> {
+    pub fn by_pointers(&self) -> Vec<LeavesByPointers> {
         let deepest = self.by_depth.iter().rposition(|leaves| *leaves > 0).unwrap_or(0);
         let rows = self.by_depth[..=deepest].iter().enumerate().rev();
         rows.filter(|(_, leaves)| **leaves > 0)
-            .map(|(depth, leaves)| (1 << (deepest - depth), *leaves))
+            .map(|(depth, &leaves)| LeavesByPointers { pointers: 1 << (deepest - depth), leaves })
             .collect()
     }
 
@@ -124,9 +143,9 @@ impl fmt::Display for ZapStats {
         rows(f, "leaves by used share of the full size", &self.by_fill, tenths)?;
         rows(f, "leaves by depth", &self.by_depth, |depth| depth.to_string())?;
         let pointers = self.by_pointers();
-        let counts: Vec<u64> = pointers.iter().map(|(_, leaves)| *leaves).collect();
+        let counts: Vec<u64> = pointers.iter().map(|row| row.leaves).collect();
         let title = format!("leaves by pointers in a table of {}", 1u64 << self.depth.min(63));
-        rows(f, &title, &counts, |row| pointers[row].0.to_string())?;
+        rows(f, &title, &counts, |row| pointers[row].pointers.to_string())?;
         rows(f, "leaves by entries", &self.by_entries, powers)?;
         rows(f, "entries by bytes, slot included", &self.entries_by_bytes, |step| {
             format!("{}-{}", step * ENTRY_STEP + 1, (step + 1) * ENTRY_STEP)
@@ -234,7 +253,7 @@ impl<S: LeafStore> Zap<S> {
     /// `Corrupt` with the first defect.
     pub(crate) fn audit(&self) -> Result<ZapStats> {
         let stats = self.walk(Some(self.seed))?;
-        let state = self.lock()?;
+        let state = self.lock(Wait::Allowed)?;
         if let DirectoryForm::Fat(fat) = &state.form {
             let counted = fat.header.leaves_at.map(|leaves| u64::from(leaves.get()));
             if counted != stats.by_depth || fat.header.entries.get() != stats.entries {
@@ -256,19 +275,21 @@ impl<S: LeafStore> Zap<S> {
         let mut hash = Some(0);
         // Every round passes one leaf.
         while let Some(at) = hash {
-            let found = self.run(Some(at), |state, access| match &mut state.form {
-                DirectoryForm::Micro(micro) => {
-                    let empty = ZapStats::default();
-                    let (entries, micro_bytes) = (micro.len() as u64, micro.content().len() as u64);
-                    stats = ZapStats { entries, micro_bytes, ..empty };
-                    Ok(OpStep::Done(None))
-                }
-                DirectoryForm::Fat(fat) => {
-                    stats.depth = fat.header.depth;
-                    stats.table_bytes = fat.table.bytes() as u64;
-                    fat.with_leaf_of(access, at, |leaf| LeafStats::of(leaf, check).map(Some))
-                }
-            })?;
+            let found =
+                self.run(Some(at), Wait::Allowed, |state, access| match &mut state.form {
+                    DirectoryForm::Micro(micro) => {
+                        let empty = ZapStats::default();
+                        let (entries, micro_bytes) =
+                            (micro.len() as u64, micro.content().len() as u64);
+                        stats = ZapStats { entries, micro_bytes, ..empty };
+                        Ok(OpStep::Done(None))
+                    }
+                    DirectoryForm::Fat(fat) => {
+                        stats.depth = fat.header.depth;
+                        stats.table_bytes = fat.table.bytes() as u64;
+                        fat.with_leaf_of(access, at, |leaf| LeafStats::of(leaf, check).map(Some))
+                    }
+                })?;
             let Some(leaf) = found else {
                 break;
             };

@@ -1,6 +1,7 @@
 //! The interface between a directory and the object that stores it.
 
 use crate::Result;
+use crate::wait::Wait;
 
 /// Result of a leaf lookup.
 pub(crate) enum LeafLookup<R, T> {
@@ -15,7 +16,7 @@ pub(crate) enum LeafLookup<R, T> {
 
 /// The object of a directory: inline content, and leaves by block number.
 ///
-/// Only [`fetch`](Self::fetch) may block on a device. All other methods are called under the
+/// Only [`fetch`](Self::fetch) reads leaves from a device. All other methods are called under the
 /// directory's lock; [`with_leaf`](Self::with_leaf) is called without the lock too. Changes of a
 /// directory come in the order of their txgs.
 ///
@@ -33,11 +34,14 @@ pub(crate) trait LeafStore {
     /// Name of the directory, for error messages.
     fn describe(&self) -> String;
 
+    /// Whether the methods that get this transaction may wait.
+    fn wait_of(tx: &Self::Tx) -> Wait;
+
     /// A copy of the inline content. An empty directory has none.
-    fn inline(&self) -> Result<Vec<u8>>;
+    fn inline(&self, wait: Wait) -> Result<Vec<u8>>;
 
     /// Maximum bytes of inline content beside the attributes.
-    fn inline_capacity(&self) -> Result<usize>;
+    fn inline_capacity(&self, tx: &Self::Tx) -> Result<usize>;
 
     /// A random number: the seed of the name hash for a new directory.
     fn seed(&self) -> u64;
@@ -81,8 +85,8 @@ pub(crate) trait LeafStore {
     /// Frees a leaf.
     fn free_leaf(&self, tx: &Self::Tx, id: u64) -> Result<()>;
 
-    /// Reads a block that was not resident. Blocks.
-    fn fetch(&self, ticket: Self::Ticket) -> Result<Self::Fetched>;
+    /// Reads a block that was not resident.
+    fn fetch(&self, ticket: Self::Ticket, wait: Wait) -> Result<Self::Fetched>;
 
     /// Whether the fetched block is a leaf, not an indirect block.
     fn has_leaf(_fetched: &Self::Fetched) -> bool {

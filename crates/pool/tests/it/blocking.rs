@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
-use forebay_pool::{
-    BlockCache, Dataset, ErrorKind, Object, Pool, Result, blocking_allowed, non_blocking,
-};
+use forebay_pool::{BlockCache, Dataset, ErrorKind, Object, Pool, Result, Wait};
 
 use crate::common::{MIB, cache, check, create, dataset, import, memory};
 
@@ -84,8 +82,17 @@ fn fetched(object: &Object, offset: u64, len: u64) -> Receiver<()> {
 }
 
 fn read(object: &Object, block: u64) -> Result<u64> {
+    read_with(object, block, Wait::Allowed)
+}
+
+/// Reads in non-blocking mode.
+fn try_read(object: &Object, block: u64) -> Result<u64> {
+    read_with(object, block, Wait::Refused)
+}
+
+fn read_with(object: &Object, block: u64, wait: Wait) -> Result<u64> {
     let mut out = [0; 8];
-    object.read(block * RECORD, &mut out)?;
+    object.with_wait(wait).read(block * RECORD, &mut out)?;
     Ok(u64::from_le_bytes(out))
 }
 
@@ -93,21 +100,18 @@ fn read(object: &Object, block: u64) -> Result<u64> {
 fn operations_that_need_a_device_return_would_block() {
     let fixture = cold();
     fixture.stall();
-    non_blocking(|| {
-        would_block(fixture.data.object(fixture.number));
-        would_block(fixture.data.directory(fixture.directory));
-        would_block(fixture.data.object_info(fixture.number));
-        would_block(fixture.pool.sync());
-        would_block(fixture.data.fsync(fixture.number));
-        would_block(fixture.pool.create_dataset("other", &Default::default()));
-        would_block(fixture.data.set_settings(&Default::default()));
-        let tx = fixture.pool.begin().unwrap();
-        would_block(fixture.data.set_attributes(&tx, fixture.number, b"other"));
-        would_block(fixture.data.set_attributes_with_names(&tx, fixture.number, b"other"));
-        would_block(fixture.data.destroy(&tx, fixture.number));
-        // A new object number needs no read.
-        assert!(fixture.data.create_object(&tx, &[]).unwrap() > fixture.number);
-    });
+    let data = fixture.data.non_blocking();
+    would_block(data.object(fixture.number));
+    would_block(data.directory(fixture.directory));
+    would_block(data.object_info(fixture.number));
+    let tx = fixture.pool.non_blocking().begin().unwrap();
+    would_block(fixture.data.set_attributes(&tx, fixture.number, b"other"));
+    would_block(fixture.data.set_attributes_with_names(&tx, fixture.number, b"other"));
+    would_block(fixture.data.destroy(&tx, fixture.number));
+    would_block(fixture.data.set_root(&tx, fixture.number, 1));
+    // A new object number needs no read.
+    assert!(fixture.data.create_object(&tx, &[]).unwrap() > fixture.number);
+    drop(tx);
     fixture.faults.clear();
 }
 
@@ -117,22 +121,21 @@ fn an_operation_that_would_block_changes_nothing() {
     let object = fixture.object();
     let names = fixture.data.directory(fixture.directory).unwrap();
     fixture.stall();
-    non_blocking(|| {
-        let tx = fixture.pool.begin().unwrap();
-        would_block(read(&object, 7));
-        would_block(object.write(&tx, 3 * RECORD + 5, b"not whole"));
-        // Whole records except for the last byte.
-        would_block(object.write(&tx, 3 * RECORD, &vec![1; 5 * RECORD as usize + 1]));
-        would_block(object.truncate(&tx, 5 * RECORD + 1));
-        would_block(object.punch(&tx, RECORD + 1, 7 * RECORD));
-        would_block(object.next_hole(0));
-        would_block(names.lookup(b"a name 5"));
-        would_block(names.insert(&tx, b"another name", b"1"));
-        would_block(names.remove(&tx, b"a name 5"));
-        would_block(names.update(&tx, b"a name 5", b"1"));
-        would_block(names.entries(forebay_pool::Cookie::START, 10));
-        assert_eq!(names.len(), 3000);
-    });
+    let tx = fixture.pool.non_blocking().begin().unwrap();
+    would_block(try_read(&object, 7));
+    would_block(object.write(&tx, 3 * RECORD + 5, b"not whole"));
+    // Whole records except for the last byte.
+    would_block(object.write(&tx, 3 * RECORD, &vec![1; 5 * RECORD as usize + 1]));
+    would_block(object.truncate(&tx, 5 * RECORD + 1));
+    would_block(object.punch(&tx, RECORD + 1, 7 * RECORD));
+    would_block(object.non_blocking().next_hole(0));
+    would_block(names.non_blocking().lookup(b"a name 5"));
+    would_block(names.insert(&tx, b"another name", b"1"));
+    would_block(names.remove(&tx, b"a name 5"));
+    would_block(names.update(&tx, b"a name 5", b"1"));
+    would_block(names.non_blocking().entries(forebay_pool::Cookie::START, 10));
+    assert_eq!(names.len(), 3000);
+    drop(tx);
     fixture.faults.clear();
     assert_eq!(object.size(), (BLOCKS - 1) * RECORD + 8);
     for block in 0..BLOCKS {
@@ -159,30 +162,36 @@ fn operations_in_memory_succeed_without_blocking() {
     }
     assert_eq!(names.iter().count(), 3000);
     let reads = fixture.counter("reads");
-    non_blocking(|| {
-        let tx = fixture.pool.begin().unwrap();
-        assert_eq!(read(&object, 9).unwrap(), 10);
-        object.write(&tx, 9 * RECORD, &77u64.to_le_bytes()).unwrap();
-        assert_eq!(read(&object, 9).unwrap(), 77);
-        object.punch(&tx, 11 * RECORD + 1, 5 * RECORD).unwrap();
-        object.truncate(&tx, 700 * RECORD + 1).unwrap();
-        names.insert(&tx, b"another name", b"1").unwrap();
-        names.remove(&tx, b"a name 5").unwrap();
-        assert_eq!(names.len(), 3000);
-        assert_eq!(names.iter().count(), 3000);
-        fixture.data.destroy(&tx, fixture.number).unwrap();
-    });
+    let tx = fixture.pool.non_blocking().begin().unwrap();
+    assert_eq!(try_read(&object, 9).unwrap(), 10);
+    object.write(&tx, 9 * RECORD, &77u64.to_le_bytes()).unwrap();
+    assert_eq!(try_read(&object, 9).unwrap(), 77);
+    object.punch(&tx, 11 * RECORD + 1, 5 * RECORD).unwrap();
+    object.truncate(&tx, 700 * RECORD + 1).unwrap();
+    names.insert(&tx, b"another name", b"1").unwrap();
+    names.remove(&tx, b"a name 5").unwrap();
+    assert_eq!(names.len(), 3000);
+    assert_eq!(names.non_blocking().iter().count(), 3000);
+    fixture.data.destroy(&tx, fixture.number).unwrap();
+    drop(tx);
     assert_eq!(fixture.counter("reads"), reads);
 }
 
 #[test]
-fn blocking_mode_nests_in_non_blocking_mode() {
+fn a_transaction_waits_once_it_may() {
     let fixture = cold();
     let object = fixture.object();
-    non_blocking(|| {
-        assert_eq!(blocking_allowed(|| read(&object, 5)).unwrap(), 6);
-        blocking_allowed(|| fixture.pool.sync()).unwrap();
-    });
+    read(&object, 3).unwrap();
+    fixture.stall();
+    let tx = fixture.pool.non_blocking().begin().unwrap();
+    assert_eq!(tx.wait(), Wait::Refused);
+    would_block(object.write(&tx, 5 * RECORD + 8, b"not whole"));
+    tx.allow_wait();
+    assert_eq!(tx.wait(), Wait::Allowed);
+    object.write(&tx, 7 * RECORD + 8, b"not whole").unwrap();
+    drop(tx);
+    fixture.faults.clear();
+    assert_eq!(read(&object, 7).unwrap(), 8);
 }
 
 #[test]
@@ -190,19 +199,17 @@ fn a_fetch_loads_the_blocks_that_a_read_needs() {
     let fixture = cold();
     let object = fixture.object();
     let fetch = |block, blocks| fetched(&object, block * RECORD, blocks * RECORD).recv().unwrap();
-    non_blocking(|| {
-        // The first fetches load indirect blocks, the last one the data.
-        for _ in 0..3 {
-            fetch(600, 4);
-        }
-        for block in 600..604 {
-            assert_eq!(read(&object, block).unwrap(), block + 1);
-        }
-        // Nothing to read: the fetch is done before the call returns.
-        for (offset, len) in [(600 * RECORD, RECORD), (u64::MAX, 1), (0, 0)] {
-            assert!(fetched(&object, offset, len).try_recv().is_ok());
-        }
-    });
+    // The first fetches load indirect blocks, the last one the data.
+    for _ in 0..3 {
+        fetch(600, 4);
+    }
+    for block in 600..604 {
+        assert_eq!(try_read(&object, block).unwrap(), block + 1);
+    }
+    // Nothing to read: the fetch is done before the call returns.
+    for (offset, len) in [(600 * RECORD, RECORD), (u64::MAX, 1), (0, 0)] {
+        assert!(fetched(&object, offset, len).try_recv().is_ok());
+    }
 }
 
 #[test]
@@ -216,7 +223,7 @@ fn a_fetch_does_not_block_and_ends_after_its_last_read() {
     let fetches: Vec<_> = (0..4).map(|_| fetched(&object, 0, 8 * RECORD)).collect();
     assert!(fetches.iter().all(|fetch| fetch.try_recv().is_err()), "50 ms have not passed");
     fetches.iter().for_each(|fetch| fetch.recv().unwrap());
-    non_blocking(|| (0..8).for_each(|block| assert_eq!(read(&object, block).unwrap(), block + 1)));
+    (0..8).for_each(|block| assert_eq!(try_read(&object, block).unwrap(), block + 1));
     // Each missing block is read once, however many fetches need it.
     assert_eq!(fixture.counter("reads") - reads, 7);
 }
@@ -228,7 +235,7 @@ fn a_fetch_of_unreadable_blocks_ends_too() {
     read(&object, 3).unwrap();
     fixture.faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
     fetched(&object, 0, 8 * RECORD).recv().unwrap();
-    would_block(non_blocking(|| read(&object, 5)));
+    would_block(try_read(&object, 5));
     assert_eq!(read(&object, 5).unwrap_err().kind(), ErrorKind::Device);
     fixture.faults.clear();
     assert_eq!(read(&object, 5).unwrap(), 6);
@@ -244,14 +251,14 @@ fn retried_reads_are_reported_to_read_ahead_once() {
     for block in 0..BLOCKS - 1 {
         // Like a server: try without blocking, fetch, try again, and block in the end.
         let at = block * RECORD;
-        let mut read = non_blocking(|| object.read(at, &mut out));
+        let mut read = object.non_blocking().read(at, &mut out);
         for _ in 0..3 {
             if read.is_ok() {
                 break;
             }
             tries += 1;
             fetched(&object, at, RECORD).recv().unwrap();
-            read = non_blocking(|| object.read(at, &mut out));
+            read = object.non_blocking().read(at, &mut out);
         }
         assert_eq!(read.unwrap(), out.len());
         assert_eq!(out[..8], (block + 1).to_le_bytes());
@@ -274,7 +281,7 @@ fn many_non_blocking_threads_with_blocking_retries() {
                 let mut rng = forebay_base::rng::SmallRng::from_seed(thread);
                 for step in 0..300 {
                     let block = rng.below(BLOCKS);
-                    let value = non_blocking(|| read(object, block)).or_else(|error| {
+                    let value = try_read(object, block).or_else(|error| {
                         assert_eq!(error.kind(), ErrorKind::WouldBlock);
                         retried.fetch_add(1, Ordering::Relaxed);
                         read(object, block)

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_base::rng::SmallRng;
 use forebay_io::{Device, OpenOptions};
+use forebay_pool::format::Dva;
 use forebay_pool::format::label::{LABEL_BYTES, VERSION};
 use forebay_pool::inspect::{BlockOwner, Inspector, LabelState, ObjsetName};
 use forebay_pool::{DatasetSettings, ErrorKind, Pool, ZapStats, open_path};
@@ -91,8 +92,8 @@ fn a_sound_pool_is_shown() {
     assert_eq!(labels.len(), 2);
     for (number, device) in labels.iter().enumerate() {
         assert_eq!(device.labels.len(), 2, "{device}");
-        for (_, state) in &device.labels {
-            let LabelState::Sound(label) = state else { panic!("{device}") };
+        for position in &device.labels {
+            let LabelState::Sound { label } = &position.state else { panic!("{device}") };
             assert_eq!((&*label.pool_name, usize::from(label.device_number)), ("tank", number));
             assert_eq!((&*label.state, label.devices.len()), ("exported", 2));
             assert_eq!(label.objection, None);
@@ -127,7 +128,7 @@ fn a_sound_pool_is_shown() {
     assert_eq!(stats, expected.stats);
     assert_eq!(stats.entries_by_bytes.iter().sum::<u64>(), NAMES);
     assert_eq!(stats.entries_by_distance.iter().sum::<u64>(), NAMES);
-    assert_eq!(stats.by_pointers().iter().map(|(_, leaves)| leaves).sum::<u64>(), stats.leaves);
+    assert_eq!(stats.by_pointers().iter().map(|row| row.leaves).sum::<u64>(), stats.leaves);
     let error = inspector.directory(DATA, expected.object, None).expect_err("it is none");
     assert_eq!(error.kind(), ErrorKind::Invalid);
     let error = inspector.object(ObjsetName::Dataset("no"), 1, None).expect_err("it is none");
@@ -143,7 +144,7 @@ fn blocks_are_shown_by_object_and_by_address() {
     assert!(block.content.as_ref().expect("it is good").iter().all(|byte| *byte == 8), "{block}");
     assert_eq!(block.copies.len(), 1);
     assert_eq!(block.copies[0].problem, None);
-    let (device, offset) = block.pointer.copies[0];
+    let Dva { device, offset } = block.pointer.copies[0];
     let bytes = inspector.bytes(device, offset, RECORD as u64).expect("they").bytes;
     assert_eq!(Some(&bytes), block.content.as_ref());
     let above = inspector.block(DATA, of, (7, 1), None).expect("it").found;

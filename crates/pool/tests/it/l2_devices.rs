@@ -1,15 +1,17 @@
 //! L2 devices: adding, use, failures and removal.
 
-use std::sync::{Arc, Once};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Once};
 use std::time::{Duration, Instant};
 
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
+use forebay_base::clock::ManualClock;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{Decorator, Device, Op, OpenOptions, Request};
+use forebay_io::{Decorator, Device, FileDevice, Op, OpenOptions, Request};
 use forebay_pool::format::CacheMode;
 use forebay_pool::{
     BlockCache, CreateOptions, Dataset, DatasetSettings, ErrorKind, ImportOptions, L2Device,
-    L2DeviceState, L2DeviceStats, Object, Pool,
+    L2DeviceState, L2DeviceStats, Object, Opened, Pool,
 };
 
 use crate::common::{MIB, cache, check, create, create_options, dataset, import_options, memory};
@@ -513,9 +515,9 @@ impl<F: Fn() + Send + Sync> Decorator for CallOnFirstRequest<F> {
         &*self.inner
     }
 
-    fn decorate(&self, request: Request) -> Request {
+    fn decorate(&self, request: Request) -> Option<Request> {
         self.called.call_once(&self.callback);
-        request
+        Some(request)
     }
 }
 
@@ -632,5 +634,116 @@ fn a_device_that_could_not_be_marked_keeps_its_content() {
     let pool = import(&fixture.device, &[&fixture.caching], &fixture.cache);
     assert_eq!(counter(&pool, "rollbacks"), 0);
     assert!(stats(&pool).records >= RECORDS / 2, "{:?}", stats(&pool));
+    pool.export().unwrap();
+}
+
+/// A device that keeps its writes while it hangs.
+struct HangingDevice {
+    inner: Arc<dyn Device>,
+    hangs: AtomicBool,
+    pending: Mutex<Vec<Request>>,
+    arrived: Condvar,
+}
+
+impl HangingDevice {
+    fn new(inner: Arc<dyn Device>) -> Arc<Self> {
+        let (hangs, pending) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+        Arc::new(Self { inner, hangs, pending, arrived: Condvar::new() })
+    }
+
+    fn hang(&self) {
+        self.hangs.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits until a write is pending.
+    fn wait(&self) {
+        let pending = self.pending.lock().unwrap();
+        drop(self.arrived.wait_while(pending, |pending| pending.is_empty()).unwrap());
+    }
+
+    /// Executes the pending writes. Returns their number.
+    fn end(&self) -> usize {
+        self.hangs.store(false, Ordering::SeqCst);
+        let pending = std::mem::take(&mut *self.pending.lock().unwrap());
+        let count = pending.len();
+        pending.into_iter().for_each(|request| request.finish(Ok(())));
+        count
+    }
+}
+
+impl Decorator for HangingDevice {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Option<Request> {
+        if request.op() != Op::Write || !self.hangs.load(Ordering::SeqCst) {
+            return Some(request);
+        }
+        self.pending.lock().unwrap().push(request);
+        self.arrived.notify_all();
+        None
+    }
+}
+
+/// Runs `f` while the time passes, so that waits for a hanging device end.
+fn with_time<T>(clock: &ManualClock, f: impl FnOnce() -> T) -> T {
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::SeqCst) {
+                clock.advance(1_000_000_000);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let result = f();
+        ended.store(true, Ordering::SeqCst);
+        result
+    })
+}
+
+#[test]
+fn an_l2_device_stays_locked_while_a_write_hangs() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lock");
+    let options = OpenOptions { create_bytes: Some(MIB), ..OpenOptions::default() };
+    let try_lock = || FileDevice::open(&path, &options).map(|file| file.take_lock().unwrap());
+    let (device, l2, cache) =
+        (memory(128 * MIB), HangingDevice::new(memory(64 * MIB)), cache(8 * MIB));
+    let opened =
+        || Opened::from(Arc::clone(&l2) as Arc<dyn Device>).keep(try_lock().expect("unlocked"));
+    let clock = Arc::new(ManualClock::new());
+    let options = CreateOptions { clock: Some(clock.clone()), ..create_options(&cache) };
+    let pool = Pool::create(vec![Arc::clone(&device).into()], &options).unwrap();
+    pool.add_l2_device(opened(), false).unwrap();
+    assert!(try_lock().is_err());
+    pool.export().unwrap();
+    drop(try_lock().expect("an export without pending requests unlocks at once"));
+
+    // After the import, the mark on the device is written.
+    let options = ImportOptions {
+        clock: Some(clock.clone()),
+        find_l2_devices: false,
+        ..import_options(&cache)
+    };
+    let given = vec![opened()];
+    l2.hang();
+    let pool = Pool::import_with(vec![Arc::clone(&device).into()], given, &options).unwrap();
+    l2.wait();
+    with_time(&clock, || pool.export()).unwrap();
+    assert!(try_lock().is_err(), "a write is pending, and another pool could use the device");
+    assert!(l2.end() > 0);
+    drop(try_lock().expect("the last write has ended"));
+
+    let pool = Pool::import_with(vec![Arc::clone(&device).into()], vec![opened()], &options);
+    let pool = pool.unwrap();
+    pool.wait_for_l2_rebuild();
+    l2.hang();
+    let name = format!("{:016x}", only(&pool).guid);
+    with_time(&clock, || pool.remove_l2_device(&name)).unwrap_err();
+    assert!(pool.l2_devices().is_empty());
+    assert!(try_lock().is_err(), "a write is pending, and another pool could use the device");
+    assert!(l2.end() > 0);
+    drop(try_lock().expect("the last write has ended"));
     pool.export().unwrap();
 }

@@ -106,10 +106,10 @@ impl Decorator for CutDevice {
         &*self.inner
     }
 
-    fn decorate(&self, request: Request) -> Request {
+    fn decorate(&self, request: Request) -> Option<Request> {
         if request.op() != Op::Read {
             self.cuts.take_cut(request.op() == Op::Flush);
         }
-        request
+        Some(request)
     }
 }

@@ -8,6 +8,7 @@ use super::super::walk::Bookmark;
 
 /// State and progress of the newest scrub of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ScrubStatus {
     /// Its state.

@@ -11,10 +11,10 @@ use forebay_io::fault::{Fault, Rule};
 use super::{Fixture, block_cache, fixture_over, props};
 use crate::block_cache::BlockCache;
 use crate::block_key::BlockKey;
-use crate::blocking::non_blocking;
 use crate::format::{BlockPtrPhys, CacheMode, Compression};
 use crate::l2::{ClassAdmission, L2Cache};
 use crate::store::counters::StoreCounters;
+use crate::wait::Wait;
 
 struct MockL2 {
     cache: Arc<BlockCache>,
@@ -134,7 +134,7 @@ fn what_an_l2_has_is_read_from_there() {
     assert_eq!(device_reads(&fixture), 0);
     // Without waiting too.
     fixture.store.cache().cache().flush();
-    let found = non_blocking(|| fixture.store.read(&bp, Attributes::DATA)).unwrap();
+    let found = fixture.store.read_with(&bp, Attributes::DATA, Wait::Refused).unwrap();
     assert_eq!(found[..], content);
     drop(found);
     fixture.faults.iter().for_each(|device| device.clear());

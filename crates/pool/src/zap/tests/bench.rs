@@ -8,6 +8,7 @@ use forebay_base::sync::{Arc, thread};
 use super::super::Zap;
 use super::super::memory::MemoryStore;
 use super::new;
+use crate::wait::Wait;
 
 const NAMES: u32 = 1_000_000;
 const DIRECTORIES: u32 = 32;
@@ -41,7 +42,7 @@ fn zap_costs() {
         zap.insert(&(), name, &[7; 9]).expect("it is new");
     };
     let lookup = |zap: &Zap<MemoryStore>, name: &[u8]| {
-        assert!(zap.lookup(name).expect("it is possible").is_some());
+        assert!(zap.lookup(name, Wait::Allowed).expect("it is possible").is_some());
     };
     let remove = |zap: &Zap<MemoryStore>, name: &[u8]| {
         zap.remove(&(), name).expect("it is there");

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::super::Cookie;
 use super::new;
+use crate::wait::Wait;
 
 fn name(number: u64) -> Vec<u8> {
     format!("{number:0>40}").into_bytes()
@@ -34,7 +35,7 @@ proptest! {
         let mut from = Cookie::START;
         let grows = rng.below(2) == 0;
         while !from.is_end() {
-            let entries = zap.entries(from, batch).expect("it is possible");
+            let entries = zap.entries(from, batch, Wait::Allowed).expect("it is possible");
             let next = entries.last().map_or(Cookie::END, |entry| entry.next);
             prop_assert!(next > from);
             from = Cookie::from_raw(next.raw());
@@ -79,7 +80,9 @@ fn many_threads_share_a_directory() {
                     zap.store().evict(&mut SmallRng::from_seed(number), 2);
                 }
             }
-            let seen = zap.cursor(Cookie::START).filter(|entry| entry.is_ok()).count() as u64;
+            let seen =
+                zap.cursor(Cookie::START, Wait::Allowed).filter(|entry| entry.is_ok()).count()
+                    as u64;
             assert!(seen >= EACH);
             for number in first..first + EACH - 10 {
                 zap.remove(&(), &name(number)).expect("it is there");
@@ -109,9 +112,11 @@ fn lookups_find_kept_entries_while_leaves_split_and_merge() {
             let mut rounds = 0;
             while !done.load(Ordering::Relaxed) || rounds == 0 {
                 for number in 0..KEPT {
-                    let found = zap.lookup(&name(number)).expect("it is possible");
+                    let found = zap.lookup(&name(number), Wait::Allowed).expect("it is possible");
                     assert_eq!(found.as_deref(), Some(&number.to_le_bytes()[..]));
-                    let absent = zap.lookup(&name(number + (1 << 40))).expect("it is possible");
+                    let absent = zap
+                        .lookup(&name(number + (1 << 40)), Wait::Allowed)
+                        .expect("it is possible");
                     assert_eq!(absent, None);
                 }
                 rounds += 1;

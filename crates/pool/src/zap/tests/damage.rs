@@ -7,17 +7,18 @@ use super::super::memory::MemoryStore;
 use super::super::{Cookie, Zap};
 use super::new;
 use crate::ErrorKind;
+use crate::wait::Wait;
 
 /// Calls all operations. Errors are expected; panics are failures.
 fn use_all(store: MemoryStore, rng: &mut SmallRng) {
-    let Ok(zap) = Zap::open(store) else {
+    let Ok(zap) = Zap::open(store, Wait::Allowed) else {
         return;
     };
     let _ = zap.audit();
-    let _ = zap.cursor(Cookie::START).take(5000).filter(Result::is_ok).count();
+    let _ = zap.cursor(Cookie::START, Wait::Allowed).take(5000).filter(Result::is_ok).count();
     for _ in 0..50 {
         let name = rng.below(3000).to_string();
-        let _ = zap.lookup(name.as_bytes());
+        let _ = zap.lookup(name.as_bytes(), Wait::Allowed);
         let _ = zap.insert(&(), format!("{name:0>100}").as_bytes(), b"v");
         let _ = zap.upsert(&(), name.as_bytes(), &[2; 20]);
         let _ = zap.remove(&(), name.as_bytes());
@@ -84,9 +85,9 @@ fn misplaced_leaves_are_reported() {
         let two = state.leaves.insert(2, one).expect("it is there");
         state.leaves.insert(1, two);
     }
-    let zap = Zap::open(zap.store().clone()).expect("the header is right");
+    let zap = Zap::open(zap.store().clone(), Wait::Allowed).expect("the header is right");
     let errors = (0..5000)
-        .filter_map(|number| zap.lookup(number.to_string().as_bytes()).err())
+        .filter_map(|number| zap.lookup(number.to_string().as_bytes(), Wait::Allowed).err())
         .map(|error| (error.kind(), error.to_string()));
     let errors: Vec<_> = errors.collect();
     assert!(!errors.is_empty());
@@ -104,6 +105,6 @@ fn a_header_that_does_not_cover_all_hashes_is_rejected() {
     }
     let store = zap.store().clone();
     store.state.lock().inline[24] ^= 1;
-    let error = Zap::open(store).err().expect("it is wrong");
+    let error = Zap::open(store, Wait::Allowed).err().expect("it is wrong");
     assert_eq!(error.kind(), ErrorKind::Corrupt);
 }

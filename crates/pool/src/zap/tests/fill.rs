@@ -5,6 +5,7 @@ use forebay_base::rng::SmallRng;
 use super::super::memory::MemoryStore;
 use super::super::{Zap, ZapStats};
 use super::{is_micro, new};
+use crate::wait::Wait;
 
 /// As long as an object number and a type.
 const VALUE: [u8; 9] = [7; 9];
@@ -115,7 +116,7 @@ fn the_first_miss_of_a_directory_in_use_prefetches_all_evicted_leaves() {
     let (zap, store) = in_use();
     store.evict(&mut SmallRng::from_seed(1), 10);
     for number in 0..60_000u32 {
-        zap.lookup(number.to_string().as_bytes()).expect("it is possible");
+        zap.lookup(number.to_string().as_bytes(), Wait::Allowed).expect("it is possible");
     }
     let state = store.state.lock();
     assert!(state.read_ahead > 4, "{} were not resident", state.read_ahead);
@@ -128,7 +129,7 @@ fn one_miss_prefetches_about_one_batch() {
     store.evict(&mut SmallRng::from_seed(1), 2);
     let mut number = 0u32;
     while store.state.lock().fetches == 0 {
-        zap.lookup(number.to_string().as_bytes()).expect("it is possible");
+        zap.lookup(number.to_string().as_bytes(), Wait::Allowed).expect("it is possible");
         number += 1;
     }
     let read_ahead = store.state.lock().read_ahead;
@@ -144,9 +145,9 @@ fn leaves_of_cold_directories_are_prefetched() {
     let store = zap.store().clone();
     store.commit();
     store.evict(&mut SmallRng::from_seed(1), 1);
-    let zap = Zap::open(store.clone()).expect("it is valid");
+    let zap = Zap::open(store.clone(), Wait::Allowed).expect("it is valid");
     for number in 0..60_000u32 {
-        zap.lookup(number.to_string().as_bytes()).expect("it is possible");
+        zap.lookup(number.to_string().as_bytes(), Wait::Allowed).expect("it is possible");
     }
     let fetches = store.state.lock().fetches;
     assert!(fetches <= 6, "{fetches} of {} leaves were fetched synchronously", store.leaf_count());

@@ -8,9 +8,10 @@ mod model;
 
 use super::memory::MemoryStore;
 use super::{DirectoryForm, Zap};
+use crate::wait::Wait;
 
 fn new(seed: u64) -> Zap<MemoryStore> {
-    Zap::open(MemoryStore::with_seed(seed)).expect("nothing fails in memory")
+    Zap::open(MemoryStore::with_seed(seed), Wait::Allowed).expect("nothing fails in memory")
 }
 
 fn is_micro(zap: &Zap<MemoryStore>) -> bool {

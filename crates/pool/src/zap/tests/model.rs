@@ -10,6 +10,7 @@ use super::super::fat::ChangeRequest;
 use super::super::memory::MemoryStore;
 use super::super::{Change, Cookie, DirectoryForm, NameChange, Zap};
 use super::{is_micro, new};
+use crate::wait::Wait;
 use crate::{Error, ErrorKind};
 
 /// Whether an error is the expected one or an injected one.
@@ -46,7 +47,7 @@ impl Pair {
                 Err(error) => assert!(failed(&error, ErrorKind::NoMemory, true)),
             },
             7 => {
-                let found = zap.lookup(&name).expect("it is possible");
+                let found = zap.lookup(&name, Wait::Allowed).expect("it is possible");
                 assert_eq!(found.as_deref(), old.as_deref());
             }
             _ => match zap.insert(&(), &name, &value) {
@@ -61,7 +62,7 @@ impl Pair {
         assert_eq!(self.zap.len(), self.model.len() as u64);
         let mut seen = BTreeMap::new();
         let mut before = Cookie::START;
-        for entry in self.zap.cursor(Cookie::START) {
+        for entry in self.zap.cursor(Cookie::START, Wait::Allowed) {
             let entry = entry.expect("it is valid");
             assert!(entry.next > before, "a walk advances");
             before = entry.next;
@@ -79,7 +80,7 @@ impl Pair {
             _ => {}
         }
         if self.rng.below(4) == 0 {
-            self.zap = Zap::open(store).expect("it is valid");
+            self.zap = Zap::open(store, Wait::Allowed).expect("it is valid");
         }
     }
 }
@@ -148,7 +149,7 @@ fn names_with_equal_hashes_coexist() {
     assert_eq!(zap.audit().expect("it is valid").collisions, models.len() as u64);
     for (one, other) in &models {
         assert_eq!(&*zap.remove(&(), one.as_bytes()).expect("it is there"), b"one");
-        let found = zap.lookup(other.as_bytes()).expect("it is possible");
+        let found = zap.lookup(other.as_bytes(), Wait::Allowed).expect("it is possible");
         assert_eq!(found.as_deref(), Some(&b"other"[..]));
     }
 }
@@ -161,7 +162,7 @@ fn a_leaf_that_cannot_split_is_full() {
     }
     let insert = |hash: u32, name: &[u8]| {
         let request = ChangeRequest { kind: NameChange::Insert, hash, name, value: b"v" };
-        zap.run(None, |state, access| match &mut state.form {
+        zap.run(None, Wait::Allowed, |state, access| match &mut state.form {
             DirectoryForm::Fat(fat) => fat.change(access, &(), &request),
             DirectoryForm::Micro(_) => unreachable!("it is fat"),
         })
@@ -197,7 +198,7 @@ fn invalid_names_and_values_are_rejected() {
     invalid(zap.insert(&(), &[b'n'; 256], b"v"));
     invalid(zap.insert(&(), b"n", b""));
     invalid(zap.insert(&(), b"n", &[1; 33]));
-    invalid(zap.lookup(b"").map(|_| ()));
+    invalid(zap.lookup(b"", Wait::Allowed).map(|_| ()));
     zap.insert(&(), &[b'n'; 255], &[1; 32]).expect("the longest are possible");
 }
 

@@ -1,17 +1,18 @@
 //! `forebay inspect`: shows on-disk structures without an import and without locks.
 //!
-//! `forebay_pool::inspect` reads and formats the structures. This module has the command line, and
-//! `json` the JSON output. The command works on imported, exported and damaged pools.
+//! `forebay_pool::inspect` reads the structures, and formats them as text and as JSON. This module
+//! has the command line. The command works on imported, exported and damaged pools.
 
-mod json;
-
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use forebay_pool::inspect::{BlockOwner, Inspected, Inspector, LabelState, ObjsetName};
-use serde_json::Value;
+use forebay_pool::inspect::{
+    BlockOwner, Damage, DatasetInfo, DeviceLabelsInfo, Inspected, Inspector, LabelState,
+    ObjsetName, TxgInfo,
+};
+use serde::Serialize;
 
 use crate::control::client::{self, Target};
 use crate::error::{Failure, Result};
@@ -111,16 +112,16 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
         Structure::Uberblocks => printer.uberblocks(&inspector),
         Structure::Txg { txg } => {
             let group = inspector.txg(txg.or(args.as_of))?;
-            printer.seen(&group, json::group(&group.found), !group.found.damage.is_empty())
+            printer.show(&group, !group.found.damage.is_empty())
         }
         Structure::Datasets => printer.datasets(&inspector),
         Structure::Object { dataset, number } => {
             let object = inspector.object(set(dataset), *number, args.as_of)?;
-            printer.seen(&object, json::object(&object.found), !object.found.damage.is_empty())
+            printer.show(&object, !object.found.damage.is_empty())
         }
         Structure::Zap { dataset, number } => {
             let zap = inspector.directory(set(dataset), *number, args.as_of)?;
-            printer.seen(&zap, json::directory(&zap.found), !zap.found.damage.is_empty())
+            printer.show(&zap, !zap.found.damage.is_empty())
         }
         Structure::Block { extent, object, block, level, raw } => match (object, block) {
             (None, _) => printer.bytes(&inspector, extent, *raw),
@@ -173,16 +174,40 @@ fn parse(text: &str, what: &str) -> Result<u64> {
     })
 }
 
+/// The labels of all devices.
+#[derive(Serialize)]
+struct Labels(Vec<DeviceLabelsInfo>);
+
+impl Display for Labels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|device| write!(f, "{device}"))
+    }
+}
+
+/// The datasets of a txg.
+#[derive(Serialize)]
+struct Datasets {
+    datasets: Vec<DatasetInfo>,
+    damage: Damage,
+}
+
+impl Display for Datasets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.datasets.iter().try_for_each(|dataset| write!(f, "{dataset}"))?;
+        write!(f, "{}", self.damage)
+    }
+}
+
 /// Prints structures in the chosen format.
 struct Printer<'a> {
     args: &'a InspectArgs,
 }
 
 impl Printer<'_> {
-    fn show(&self, text: &impl Display, json: &Value, damaged: bool) -> Result<()> {
+    fn show(&self, shown: &(impl Display + Serialize), damaged: bool) -> Result<()> {
         match self.args.json {
-            true => output::json(json)?,
-            false => output::print(&text.to_string()),
+            true => output::json(shown)?,
+            false => output::print(&shown.to_string()),
         }
         match damaged {
             true => Err(Failure::new(
@@ -192,19 +217,14 @@ impl Printer<'_> {
         }
     }
 
-    fn seen<T: Display>(&self, seen: &Inspected<T>, found: Value, damaged: bool) -> Result<()> {
-        self.show(seen, &json::seen(seen, found), damaged)
-    }
-
     fn labels(&self, inspector: &Inspector) -> Result<()> {
         let devices = inspector.labels();
         let damaged = devices.iter().any(|device| {
-            let mut states = device.labels.iter();
+            let mut positions = device.labels.iter();
             device.labels.is_empty() && device.l2_device.is_none()
-                || states.any(|(_, state)| !matches!(state, LabelState::Sound(label) if label.objection.is_none()))
+                || positions.any(|position| !matches!(&position.state, LabelState::Sound { label } if label.objection.is_none()))
         });
-        let text: String = devices.iter().map(ToString::to_string).collect();
-        self.show(&text, &json::labels(&devices), damaged)
+        self.show(&Labels(devices), damaged)
     }
 
     fn uberblocks(&self, inspector: &Inspector) -> Result<()> {
@@ -212,20 +232,15 @@ impl Printer<'_> {
         // Root blocks of old transaction groups are overwritten, which is not damage.
         let newest = look.found.first();
         let bad = newest.is_none_or(|newest| newest.root_problem.is_some());
-        self.show(&look, &json::uberblocks(&look), bad || !look.damaged.is_empty())
+        self.show(&look, bad || !look.damaged.is_empty())
     }
 
     fn datasets(&self, inspector: &Inspector) -> Result<()> {
         let group = inspector.txg(self.args.as_of)?;
-        let Inspected { txg, notices, found } = group;
-        let text: String = found.datasets.iter().map(ToString::to_string).collect();
-        let damaged = !found.damage.is_empty();
-        let json = json::datasets(&found);
-        self.seen(
-            &Inspected { txg, notices, found: format!("{text}{}", found.damage) },
-            json,
-            damaged,
-        )
+        let Inspected { txg, notices, found: TxgInfo { datasets, damage, .. } } = group;
+        let damaged = !damage.is_empty();
+        let datasets = Inspected { txg, notices, found: Datasets { datasets, damage } };
+        self.show(&datasets, damaged)
     }
 
     fn block(
@@ -244,7 +259,7 @@ impl Printer<'_> {
             return write_raw(look.found.content.as_deref().ok_or_else(none)?);
         }
         let damaged = look.found.copies.iter().any(|copy| copy.problem.is_some());
-        self.seen(&look, json::block(&look.found), damaged)
+        self.show(&look, damaged)
     }
 
     fn bytes(&self, inspector: &Inspector, extent: &str, raw: bool) -> Result<()> {
@@ -262,7 +277,7 @@ impl Printer<'_> {
         let look = inspector.bytes(device, offset, len)?;
         match raw {
             true => write_raw(&look.bytes),
-            false => self.show(&look, &json::bytes(&look), false),
+            false => self.show(&look, false),
         }
     }
 }

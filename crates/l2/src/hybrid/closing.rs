@@ -1,0 +1,128 @@
+//! The close of a hybrid cache: one thread closes it, while no change is in progress.
+//!
+//! A change counts itself and then checks the mark. The close sets the mark and then waits until no
+//! change is counted. So either the change sees the mark and is refused, or the close waits for it.
+//! The counts are spread over cache lines, because every insert changes one.
+//!
+//! Invariants: the mark is never reset. Once every count was zero after the mark was set, no change
+//! is in progress any more.
+//!
+//! Locking: `hybrid-close`, a leaf lock, to read or set the state of the close. Threads that wait
+//! for changes or for another thread's close sleep on it.
+
+use crossbeam_utils::CachePadded;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use forebay_base::sync::thread::{ThreadId, current_id};
+use forebay_base::sync::{Condvar, Mutex, thread_slot};
+
+use crate::error::{Error, ErrorKind, Result};
+
+#[cfg(all(test, forebay_model))]
+mod model;
+
+const SHARDS: usize = if cfg!(forebay_model) { 2 } else { 16 };
+
+/// Changes in progress, and the state of the close.
+pub(super) struct Closing {
+    changes: [CachePadded<AtomicU64>; SHARDS],
+    /// The mark: later changes are refused.
+    is_set: AtomicBool,
+    state: Mutex<CloseState>,
+    progress: Condvar,
+}
+
+enum CloseState {
+    Open,
+    InProgress(ThreadId),
+    Done(Result<()>),
+}
+
+/// A change in progress.
+pub(super) struct Change<'a> {
+    closing: &'a Closing,
+    count: &'a AtomicU64,
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::SeqCst);
+        if self.closing.is_set() {
+            self.closing.notify();
+        }
+    }
+}
+
+/// Ends the close, also if user code panics in it.
+struct CloseInProgress<'a> {
+    closing: &'a Closing,
+    result: Result<()>,
+}
+
+impl Drop for CloseInProgress<'_> {
+    fn drop(&mut self) {
+        let result = std::mem::replace(&mut self.result, Ok(()));
+        *self.closing.state.lock() = CloseState::Done(result);
+        self.closing.progress.notify_all();
+    }
+}
+
+impl Closing {
+    pub(super) fn new() -> Self {
+        Self {
+            changes: std::array::from_fn(|_| CachePadded::new(AtomicU64::new(0))),
+            is_set: AtomicBool::new(false),
+            state: Mutex::named("hybrid-close", CloseState::Open),
+            progress: Condvar::new(),
+        }
+    }
+
+    /// Whether changes are refused.
+    pub(super) fn is_set(&self) -> bool {
+        self.is_set.load(Ordering::SeqCst)
+    }
+
+    /// Begins a change. Returns `None` if changes are refused.
+    pub(super) fn begin_change(&self) -> Option<Change<'_>> {
+        let count = &*self.changes[thread_slot().index(SHARDS)];
+        count.fetch_add(1, Ordering::SeqCst);
+        let change = Change { closing: self, count };
+        // Dropping a refused change wakes a close that has seen its count.
+        (!self.is_set()).then_some(change)
+    }
+
+    fn notify(&self) {
+        // With the lock, so that a close that is about to sleep is woken.
+        let _state = self.state.lock();
+        self.progress.notify_all();
+    }
+
+    /// Refuses changes from now on, waits for those in progress, and calls `close`. Later calls
+    /// wait for the first one and return its result. Unless the caller `may_wait`, it waits for no
+    /// other thread.
+    pub(super) fn close(&self, may_wait: bool, close: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.is_set.store(true, Ordering::SeqCst);
+        let mut state = self.state.lock();
+        loop {
+            match &*state {
+                CloseState::Open => break,
+                CloseState::Done(result) => return result.clone(),
+                CloseState::InProgress(by) if !may_wait || *by == current_id() => {
+                    let text = "the cache is being closed, and this thread cannot wait for it; close it on another thread to get the result";
+                    return Err(Error::new(ErrorKind::Closed, text));
+                }
+                CloseState::InProgress(_) => self.progress.wait(&mut state),
+            }
+        }
+        *state = CloseState::InProgress(current_id());
+        let changes = || self.changes.iter().any(|count| count.load(Ordering::SeqCst) > 0);
+        while may_wait && changes() {
+            self.progress.wait(&mut state);
+        }
+        drop(state);
+        let text = "user code panicked in the close; some values may not have been written";
+        let result = Err(Error::new(ErrorKind::Closed, text));
+        let mut in_progress = CloseInProgress { closing: self, result };
+        in_progress.result = close();
+        in_progress.result.clone()
+    }
+}

@@ -1,0 +1,62 @@
+//! The device of an L2, locked until its last request has ended.
+//!
+//! An L2 gives up on a device that hangs: its close and its removal return although requests are
+//! pending. The kernel may still execute them. So the file lock must not be released with the L2.
+//!
+//! # Invariants
+//!
+//! - Each request in flight holds the [`DeviceLock`], and so does the pool's list while it uses the
+//!   device. The last of them releases the lock.
+//! - No request is submitted after that.
+//! - If a pending request is last, it closes the device in its completion. So nobody waits for a
+//!   hanging device.
+//!
+//! Locking: none.
+
+use forebay_base::sync::{Arc, Weak};
+use forebay_io::{Decorator, Device, Error, ErrorKind, Request};
+
+use crate::open::{Locks, Opened};
+
+/// Keeps a device open and locked.
+pub(crate) struct DeviceLock {
+    // Dropped in this order: closed, then unlocked.
+    _device: Arc<dyn Device>,
+    _locks: Option<Locks>,
+}
+
+/// A device that keeps its lock until its last request has ended.
+struct LockedDevice {
+    device: Arc<dyn Device>,
+    lock: Weak<DeviceLock>,
+}
+
+/// Returns the device with its lock. Once the lock is dropped, the device refuses requests.
+pub(crate) fn lock(opened: Opened) -> (Arc<dyn Device>, Arc<DeviceLock>) {
+    let Opened { device, lock } = opened;
+    let lock = Arc::new(DeviceLock { _device: Arc::clone(&device), _locks: lock });
+    let locked = LockedDevice { device, lock: Arc::downgrade(&lock) };
+    (Arc::new(locked), lock)
+}
+
+impl Decorator for LockedDevice {
+    fn inner(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    /// Lets a request hold the lock. Finishes the request if the lock was released.
+    fn decorate(&self, request: Request) -> Option<Request> {
+        match self.lock.upgrade() {
+            // Dropped before the completion is delivered: its recipient may end the use of the
+            // device, and expects it to be unlocked then.
+            Some(lock) => Some(request.layered(move |_| drop(lock))),
+            None => {
+                let range = (request.offset(), request.len());
+                let text = "the L2 device is no longer in use; add it to the pool again";
+                let (name, op) = (&self.device.info().name, request.op());
+                request.finish(Err(Error::new(ErrorKind::Closed, op, name, range, text)));
+                None
+            }
+        }
+    }
+}
