@@ -144,8 +144,8 @@ impl Decorator for GateDevice {
         &*self.inner
     }
 
-    fn decorate(&self, request: Request) -> Request {
+    fn decorate(&self, request: Request) -> Option<Request> {
         self.pass();
-        request
+        Some(request)
     }
 }

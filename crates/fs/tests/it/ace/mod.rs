@@ -93,7 +93,7 @@ impl Medium {
         Arc::new(ImageDevice::new(image))
     }
 
-    fn mount(&self, device: Arc<dyn Device>) -> Arc<FileSystem> {
+    fn mount(&self, device: Arc<dyn Device>) -> FileSystem {
         self.mount_with(device, false, &[])
     }
 
@@ -102,7 +102,7 @@ impl Medium {
         device: Arc<dyn Device>,
         read_only: bool,
         tunables: &[(&str, &str)],
-    ) -> Arc<FileSystem> {
+    ) -> FileSystem {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let options = ImportOptions {
             host: HostId { id: 1, name: "test".to_owned() },
@@ -122,7 +122,7 @@ impl Medium {
     }
 
     /// Ends a file system, without an export.
-    fn unmount(fs: Arc<FileSystem>) {
+    fn unmount(fs: FileSystem) {
         // Ends its threads.
         fs.close().expect("closes");
         let pool = Arc::clone(fs.pool());
