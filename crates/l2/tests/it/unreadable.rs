@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::record::{Event, RecordDevice, RecordOptions, Recording};
-use forebay_io::{Device, DeviceInfo, DeviceStats, Health as DeviceHealth, Op, Request, Waiter};
+use forebay_io::{Decorator, Device, Op, Request};
 use forebay_l2::{Health, L2Options};
 
 use crate::crash;
@@ -262,28 +262,17 @@ struct Exhausting {
     trigger: Range<u64>,
 }
 
-impl Device for Exhausting {
-    fn submit(&self, request: Request) {
+impl Decorator for Exhausting {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Option<Request> {
         if request.op() == Op::Read && self.trigger.contains(&request.offset()) {
             // As if something else took all that this request and the writer do not hold.
             self.arena.set_limit(1);
         }
-        self.inner.submit(request);
-    }
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-    fn health(&self) -> DeviceHealth {
-        self.inner.health()
-    }
-    fn stats(&self) -> DeviceStats {
-        self.inner.stats()
-    }
-    fn help(&self, waiter: &Waiter) {
-        self.inner.help(waiter);
-    }
-    fn close(&self) {
-        self.inner.close();
+        Some(request)
     }
 }
 
