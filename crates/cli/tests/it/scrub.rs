@@ -86,7 +86,7 @@ fn damaged_pool(fixture: &Fixture) {
     for record in 0..RECORDS {
         let owner = BlockOwner::Object(number);
         let block = inspector.block(ObjsetName::Dataset("data"), owner, (record, 0), None);
-        let (_, offset) = block.expect("it").found.pointer.copies[0];
+        let offset = block.expect("it").found.pointer.copies[0].offset;
         file.write_all_at(&[0xa5; 512], offset).expect("it is written");
     }
 }

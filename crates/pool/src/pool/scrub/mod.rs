@@ -25,7 +25,6 @@ use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use crate::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{ScrubPhys, ScrubState};
 
@@ -259,7 +258,6 @@ impl Pool {
 
     fn end_scrub(&self, wanted: ScrubState, from: &[ScrubState]) -> Result<()> {
         self.inner.check_writable()?;
-        blocking::check("the end of a scrub")?;
         let scrub = &self.inner.scrub;
         let mut run = scrub.run.lock();
         if !from.contains(&run.record.status.state) {
@@ -372,7 +370,6 @@ impl PoolInner {
     /// Makes the calling thread the driver of the scrub, which is new or goes on.
     fn begin_scrub(&self) -> Result<()> {
         self.check_writable()?;
-        blocking::check("a scrub")?;
         let goes_on = {
             let mut run = self.scrub.run.lock();
             if run.record.status.is_active {
