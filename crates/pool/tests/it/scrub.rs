@@ -145,7 +145,7 @@ fn scrub(pool: &Pool) -> ScrubReport {
 /// Offsets of both copies of a record.
 fn copies(inspector: &Inspector, object: u64, record: u64) -> Vec<u64> {
     let found = inspector.block(DATA, BlockOwner::Object(object), (record, 0), None);
-    found.expect("it").found.pointer.copies.iter().map(|(_, offset)| *offset).collect()
+    found.expect("it").found.pointer.copies.iter().map(|copy| copy.offset).collect()
 }
 
 fn arena() -> Arc<Arena> {
