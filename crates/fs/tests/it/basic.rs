@@ -205,6 +205,46 @@ fn ranges_can_be_punched_copied_and_extended() {
 }
 
 #[test]
+fn a_fallocated_range_counts_whole_blocks_until_it_is_written_or_freed() {
+    let fixture = Fixture::new(256 * MIB);
+    let fs = fixture.mount();
+    let (ino, handle) = file(&fs, ROOT, b"edge");
+    let mode = FallocateMode::Allocate { keep_size: false };
+    fs.fallocate(ino, handle, 4095, 2, mode, ME).unwrap();
+    let before = fs.getattr(ino).unwrap();
+    assert_eq!((before.size, before.blocks), (4097, 16), "both blocks of 4 KiB");
+    write(&fs, ino, 4095, b"cd");
+    assert!(fs.getattr(ino).unwrap().blocks <= before.blocks);
+    fs.pool().sync().unwrap();
+    assert!(fs.getattr(ino).unwrap().blocks <= before.blocks);
+
+    let (ino, handle) = file(&fs, ROOT, b"large");
+    fs.fallocate(ino, handle, 0, 100 * MIB, mode, ME).unwrap();
+    assert_eq!(fs.getattr(ino).unwrap().blocks, 100 * MIB / 512);
+    fs.fallocate(ino, handle, 0, 100 * MIB, mode, ME).unwrap();
+    assert_eq!(fs.getattr(ino).unwrap().blocks, 100 * MIB / 512, "nothing counts twice");
+    let set = SetAttr { size: Some(80 * MIB), ..SetAttr::default() };
+    for synced in [false, true] {
+        let attr = fs.setattr(ino, &set, ME).unwrap();
+        assert!(attr.blocks.abs_diff(80 * MIB / 512) < 80 * MIB / 512 / 100, "{synced}: {attr:?}");
+        fs.pool().sync().unwrap();
+    }
+    fs.fallocate(ino, handle, 0, 40 * MIB, FallocateMode::Punch, ME).unwrap();
+    let blocks = fs.getattr(ino).unwrap().blocks;
+    assert!(blocks.abs_diff(40 * MIB / 512) < 1000, "{blocks}");
+    let keep = FallocateMode::Allocate { keep_size: true };
+    fs.fallocate(ino, handle, 80 * MIB, 20 * MIB, keep, ME).unwrap();
+    let attr = fs.getattr(ino).unwrap();
+    assert_eq!(attr.size, 80 * MIB);
+    assert!(attr.blocks.abs_diff(60 * MIB / 512) < 1000, "behind the end: {attr:?}");
+    fs.setattr(ino, &set, ME).unwrap();
+    let blocks = fs.getattr(ino).unwrap().blocks;
+    assert!(blocks.abs_diff(40 * MIB / 512) < 1000, "freed with the same size: {blocks}");
+    assert_eq!(read(&fs, ino, 50 * MIB, 100), [0; 100]);
+    unmount(fs);
+}
+
+#[test]
 fn block_count_is_an_estimate_until_written() {
     let fixture = Fixture::new(64 * MIB);
     let fs = fixture.mount();

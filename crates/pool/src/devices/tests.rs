@@ -14,6 +14,7 @@ use crate::block_cache::{BlockCache, BlockCacheOptions};
 use crate::error::{Error, ErrorKind};
 use crate::format::label::{
     LABEL_BYTES, LabelPhys, MIN_DEVICE_BYTES, RING_OFFSET, RING_SLOTS, SLOT_BYTES, UberblockPhys,
+    VERSION,
 };
 use crate::format::{BlockPtrPhys, Dva, DvaPhys};
 use crate::open::{HostId, Opened, open_path};
@@ -288,11 +289,12 @@ fn newer_versions_and_unknown_features_are_named() {
         }
     };
     let mut newer = made.config.encode(0);
-    newer.version = U32::new(2);
+    newer.version = U32::new(VERSION + 1);
     put(&mut newer);
     let (kind, text) = refused(&memory_devices, &memory);
     assert_eq!(kind, ErrorKind::Unsupported);
-    assert!(text.contains("version 2") && text.contains("\"tank\""), "{text}");
+    let version = format!("version {}", VERSION + 1);
+    assert!(text.contains(&version) && text.contains("\"tank\""), "{text}");
     let features = vec!["org.example:mirrors".to_owned()];
     put(&mut Config { features, ..made.config.clone() }.encode(0));
     let (kind, text) = refused(&memory_devices, &memory);

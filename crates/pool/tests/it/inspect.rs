@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::rng::SmallRng;
 use forebay_io::{Device, OpenOptions};
 use forebay_pool::format::Dva;
-use forebay_pool::format::label::LABEL_BYTES;
+use forebay_pool::format::label::{LABEL_BYTES, VERSION};
 use forebay_pool::inspect::{BlockOwner, Inspector, LabelState, ObjsetName};
 use forebay_pool::{DatasetSettings, ErrorKind, Pool, ZapStats, open_path};
 use tempfile::TempDir;
@@ -155,7 +155,7 @@ fn blocks_are_shown_by_object_and_by_address() {
     }
     // An unaligned part of a label.
     let label = inspector.bytes(0, 3, 10).expect("they");
-    assert_eq!(label.bytes, [b"ebay\x01", &[1, 0, 0, 0, 0][..]].concat());
+    assert_eq!(label.bytes, [b"ebay\x01", &[VERSION as u8, 0, 0, 0, 0][..]].concat());
     let seems = inspector.bytes(0, 0, 4096).expect("they").seems;
     assert_eq!(seems.as_deref(), Some("a label, whose checksum is right"));
     for (offset, len) in [(0, 0), (24 * MIB - 1, 2), (u64::MAX, 1), (0, u64::MAX)] {
