@@ -10,7 +10,7 @@ use crate::output;
 
 pub(crate) fn run(args: &UmountArgs) -> Result<()> {
     let at = Path::new(&args.target);
-    if let Some((process, at)) = client::served(at) {
+    if let Some((process, at)) = client::served(at)? {
         process.ask::<()>(&Request::Unmount { at: at.clone(), lazy: args.lazy })?;
         output::line(&format!("unmounted {}", at.display()));
         return Ok(());
