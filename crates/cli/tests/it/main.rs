@@ -22,3 +22,4 @@ mod mounts;
 mod output;
 mod overwrite;
 mod set_id;
+mod umount;
