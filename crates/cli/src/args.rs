@@ -308,6 +308,12 @@ pub(crate) struct UmountArgs {
     /// Detach the mount even if it is busy; it ends when its last file is closed
     #[arg(long, short = 'l')]
     pub(crate) lazy: bool,
+    /// Called by umount(8): print nothing, and leave mounts of other processes to umount(8)
+    #[arg(long, hide = true)]
+    pub(crate) helper: bool,
+    /// As `umount -f`
+    #[arg(long, hide = true, requires = "helper")]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]

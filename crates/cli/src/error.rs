@@ -14,6 +14,13 @@ pub(crate) const FAILED: u8 = 1;
 /// Exit code of a wrong command line.
 pub(crate) const USAGE: u8 = 2;
 
+/// Advice to use `--read-only`, and what replaces it in commands without that option.
+const READ_ONLY_ADVICE: [(&str, &str); 3] = [
+    (", or use --read-only if only writing is not allowed", ""),
+    (", or use --read-only", ""),
+    ("; use --read-only", "; make it writable, or use another one"),
+];
+
 /// Why a command failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -38,7 +45,7 @@ impl Failure {
             io::ErrorKind::NotFound => "; check the path",
             io::ErrorKind::PermissionDenied => "; run as a user with access, or as root",
             io::ErrorKind::ReadOnlyFilesystem => {
-                "; the file system is read-only: use another path, or --read-only"
+                "; the file system is read-only: use another path, or use --read-only"
             }
             io::ErrorKind::StorageFull => {
                 "; the file system is full: free space there, or use another path"
@@ -46,6 +53,15 @@ impl Failure {
             _ => "",
         };
         Self::new(format!("{}: cannot {doing}: {}{hint}", path.display(), reason(error)))
+    }
+
+    /// Without the advice to use `--read-only`, for a command that has no such option.
+    #[must_use]
+    pub(crate) fn without_read_only(mut self) -> Self {
+        for (advice, instead) in READ_ONLY_ADVICE {
+            self.message = self.message.replace(advice, instead);
+        }
+        self
     }
 
     /// Prefixes the message with the operation that failed.
@@ -86,7 +102,7 @@ impl From<forebay_pool::Error> for Failure {
             }
             PoolErrorKind::NoMemory => "; give more with --memory",
             PoolErrorKind::NotAPool if message.ends_with("holds no pool") => {
-                "; create one with `forebay create`"
+                "; check the path, or look at its labels with `forebay inspect DEVICE label`: a damaged pool has none that can be read"
             }
             _ => "",
         };
@@ -112,6 +128,23 @@ mod tests {
             said,
             "x/y: cannot open it: permission denied; run as a user with access, or as root"
         );
+    }
+
+    #[test]
+    fn without_read_only_no_advice_names_it() {
+        for (text, wanted) in [
+            (
+                "a: the medium is read-only; use --read-only",
+                "a: the medium is read-only; make it writable, or use another one",
+            ),
+            ("a: busy; unmount it, or use --read-only", "a: busy; unmount it"),
+            (
+                "a: denied; give access, or use --read-only if only writing is not allowed",
+                "a: denied; give access",
+            ),
+        ] {
+            assert_eq!(Failure::new(text).without_read_only().message, wanted);
+        }
     }
 
     #[test]

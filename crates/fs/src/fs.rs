@@ -357,6 +357,12 @@ impl FileSystem {
         Ok(self.begun(self.shared.pool.with_wait(wait).begin()?))
     }
 
+    /// As [`begin`](Self::begin), for changes of attributes and names, also in a full pool.
+    pub(crate) fn begin_update(&self) -> Result<Transaction<'_>> {
+        self.check_writable()?;
+        Ok(self.begun(self.shared.pool.with_wait(self.wait).begin_update()?))
+    }
+
     /// As [`begin`](Self::begin), for operations that free space.
     pub(crate) fn begin_freeing(&self) -> Result<Transaction<'_>> {
         self.check_writable()?;

@@ -16,7 +16,8 @@ pub struct MountOptions {
     pub threads: usize,
     /// Lets the kernel cache file content and write it back later. Without it, every read and write
     /// is sent to the server (`mmap` still works), and content uses memory once, in the pool's
-    /// cache.
+    /// cache. Before Linux 6.6 the kernel caches content in any case, so that shared mappings work;
+    /// writes are sent to the server at once.
     pub kernel_cache: bool,
     /// Mount flags.
     pub flags: MountFlags,
@@ -35,6 +36,9 @@ pub struct MountOptions {
     /// Largest number of background requests (read-ahead, write-back, asynchronous direct I/O) in
     /// flight.
     pub max_background: u16,
+    /// Features of the kernel to leave unused, as bits of the flags of `FUSE_INIT`. The mount then
+    /// behaves as on a kernel without them.
+    pub ignored_features: u64,
 }
 
 /// Mount flags. [`Mount::remount`](crate::Mount::remount) changes them on a live mount.
@@ -104,6 +108,7 @@ impl Default for MountOptions {
             max_write_bytes: MAX_WRITE_BYTES,
             read_ahead_bytes: 1 << 20,
             max_background: 512,
+            ignored_features: 0,
         }
     }
 }

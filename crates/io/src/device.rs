@@ -50,7 +50,8 @@ pub trait Device: Send + Sync {
     /// its own may return at once.
     fn help(&self, waiter: &Waiter);
 
-    /// Refuses new requests, and returns once all accepted ones have completed. Idempotent.
+    /// Refuses new requests, and returns once all accepted ones have completed and the file is
+    /// closed. In a callback it only refuses, and the file is closed later. Idempotent.
     fn close(&self);
 }
 

@@ -35,6 +35,9 @@ const PLENTY_BYTES: u64 = 1 << 30;
 pub(crate) enum Intent {
     /// It may use more space.
     Use,
+    /// It changes attributes or names, which uses little more space. It may begin in a full pool,
+    /// but leaves enough for transactions that free space.
+    Update,
     /// It frees space in the end, so it may begin in a full pool.
     Free,
 }
@@ -47,7 +50,7 @@ pub(crate) struct ReservableSpace {
     /// Free bytes plus bytes that become reusable some txgs later.
     free_later: AtomicU64,
     /// Bytes of `free` that transactions must leave free, by intent.
-    kept: [AtomicU64; 2],
+    kept: [AtomicU64; 3],
     /// Bytes that transactions reserved beyond their first reservations.
     grown: AtomicU64,
     /// Bytes of first reservations.
@@ -78,7 +81,7 @@ impl Reservations {
             txgs: Arc::clone(txgs),
             free: AtomicU64::new(0),
             free_later: AtomicU64::new(0),
-            kept: [AtomicU64::new(0), AtomicU64::new(0)],
+            kept: std::array::from_fn(|_| AtomicU64::new(0)),
             grown: AtomicU64::new(0),
             first: std::array::from_fn(|_| CachePadded::new(AtomicU64::new(0))),
         });
@@ -87,12 +90,12 @@ impl Reservations {
         }))
     }
 
-    /// Sets the free space, and how much of it transactions that use and that free space must leave
-    /// free.
-    pub(crate) fn set(&self, space: &SpaceStats, kept_from_use: u64, kept_from_free: u64) {
+    /// Sets the free space, and how much of it transactions must leave free, by intent.
+    pub(crate) fn set(&self, space: &SpaceStats, kept: impl Fn(Intent) -> u64) {
         let reservable = &self.0[0].space;
-        reservable.kept[Intent::Use as usize].store(kept_from_use, Ordering::Relaxed);
-        reservable.kept[Intent::Free as usize].store(kept_from_free, Ordering::Relaxed);
+        for intent in [Intent::Use, Intent::Update, Intent::Free] {
+            reservable.kept[intent as usize].store(kept(intent), Ordering::Relaxed);
+        }
         reservable.free_later.store(space.free_bytes + space.deferred_bytes, Ordering::SeqCst);
         reservable.free.store(space.free_bytes, Ordering::SeqCst);
     }
@@ -103,6 +106,13 @@ impl Reservations {
         let reservable = &self.0[0].space;
         let left = reservable.left_of(&reservable.free_later, Intent::Use, true);
         left.filter(|left| *left >= FIRST_BYTES).unwrap_or(0)
+    }
+
+    /// Whether a first reservation may succeed once all freed space is reusable.
+    pub(crate) fn may_succeed_later(&self, intent: Intent) -> bool {
+        let reservable = &self.0[0].space;
+        let left = reservable.left_of(&reservable.free_later, intent, true);
+        left.is_some_and(|left| left >= FIRST_BYTES)
     }
 
     /// Makes a first reservation; `None` if there is no space.
@@ -218,7 +228,8 @@ mod tests {
         let shards = Reservations::new(&Arc::new(txgs));
         let available = |free_bytes, deferred_bytes| {
             let space = SpaceStats { free_bytes, deferred_bytes, ..SpaceStats::default() };
-            shards.set(&space, 33 * MIB, 16 * MIB);
+            let kept = |intent| if intent == Intent::Use { 33 * MIB } else { 16 * MIB };
+            shards.set(&space, kept);
             shards.available()
         };
         // Transactions that free space may use part of the reserve.

@@ -5,6 +5,7 @@ use forebay_base::arena::Buffer;
 
 use crate::error::Result;
 use crate::format::BlockPtrPhys;
+use crate::object::tree;
 use crate::store::codec::Sealed;
 use crate::store::{Allocate, Store, WriteProps};
 
@@ -53,12 +54,21 @@ impl<'a> SyncContext<'a> {
 
     /// Counts the space of a block that was written by other means.
     pub(crate) fn born(&mut self, ptr: &BlockPtrPhys) {
-        self.allocated += self.cost(ptr);
+        self.allocated = self.allocated.saturating_add(self.cost(ptr));
     }
 
-    /// Frees a block. Its space is reusable two txgs later.
+    /// Counts the space of preallocated holes.
+    pub(crate) fn preallocate(&mut self, ptr: &BlockPtrPhys) {
+        self.allocated = self.allocated.saturating_add(tree::preallocated_bytes(ptr));
+    }
+
+    /// Frees a block, or preallocated holes. Its space is reusable two txgs later.
     pub(crate) fn free(&mut self, ptr: &BlockPtrPhys) -> Result<()> {
-        self.allocated -= self.cost(ptr);
+        if ptr.is_preallocated() {
+            self.allocated = self.allocated.saturating_sub(tree::preallocated_bytes(ptr));
+            return Ok(());
+        }
+        self.allocated = self.allocated.saturating_sub(self.cost(ptr));
         self.store.free(ptr, self.space)
     }
 

@@ -84,7 +84,8 @@ fn show(args: &ImportArgs) -> Result<()> {
     match missing {
         0 => Ok(()),
         _ => Err(Failure::new(
-            "not every device holds a pool; give the devices of a pool, or create one with `forebay create`",
+            "not every device holds a pool that can be read; give the devices of a pool, or look at the labels with \
+             `forebay inspect DEVICE label`",
         )),
     }
 }

@@ -7,8 +7,14 @@ use crate::error::Result;
 use crate::{output, units};
 
 pub(crate) fn run(args: &ListArgs) -> Result<()> {
+    let daemons = client::daemons();
     let processes: Vec<ProcessInfo> =
-        client::processes().into_iter().map(|process| process.info).collect();
+        daemons.answering.iter().map(|process| process.info.clone()).collect();
+    if processes.is_empty() {
+        daemons.check_all_answer()?;
+    } else {
+        daemons.silent.iter().for_each(|failure| eprintln!("forebay: {failure}"));
+    }
     if args.json {
         return output::json(&processes);
     }

@@ -23,7 +23,7 @@ mod umount;
 
 use crate::args::{CacheCommand, Cli, Command, DatasetCommand, L2Command, TunableCommand};
 use crate::error::Result;
-use crate::logging::DefaultLevel;
+use crate::logging::{DefaultLevel, LogArgs};
 use crate::{daemon, inspect};
 
 /// Runs a command.
@@ -35,12 +35,21 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
     if !matches!(command, Command::Serve(_)) {
         log.install(DefaultLevel::Off)?;
     }
+    let has_read_only =
+        matches!(command, Command::Import(_) | Command::Mount(_) | Command::Check(_));
+    dispatch(command, &log).map_err(|failure| match has_read_only {
+        true => failure,
+        false => failure.without_read_only(),
+    })
+}
+
+fn dispatch(command: Command, log: &LogArgs) -> Result<()> {
     match command {
         Command::Create(args) => create::run(&args),
-        Command::Import(args) => import::run(&args, &log),
+        Command::Import(args) => import::run(&args, log),
         Command::Export(args) => export::run(&args),
         Command::Expand(args) => expand::run(&args),
-        Command::Mount(args) => mount::run(args, &log),
+        Command::Mount(args) => mount::run(args, log),
         Command::Umount(args) => umount::run(&args),
         Command::List(args) => list::run(&args),
         Command::Status(args) => status::run(&args),
@@ -70,9 +79,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Stats(args) => stats::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => completions::run(&args),
-        Command::Serve(args) => {
-            daemon::spawn::serve(args.memory, args.threads, args.separate, &log)
-        }
+        Command::Serve(args) => daemon::spawn::serve(args.memory, args.threads, args.separate, log),
         Command::NullMount(args) => null_mount::run(&args),
     }
 }

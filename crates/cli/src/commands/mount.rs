@@ -96,7 +96,7 @@ fn remount(args: &MountArgs) -> Result<()> {
     let at = args.at.as_deref().or(args.pool.as_deref().map(Path::new));
     let at =
         at.ok_or_else(|| Failure::usage("-o remount: no mount point is given; give its path"))?;
-    let Some((process, at)) = client::served(at) else {
+    let Some((process, at)) = client::served(at)? else {
         return Err(Failure::new(format!(
             "{0}: cannot remount: no daemon of this user has a mount there; `forebay list` shows \
              mounts",

@@ -1,8 +1,9 @@
-//! The helper of mount(8), and the options of `-o`.
+//! The helpers of mount(8) and umount(8), and the options of `-o`.
 //!
 //! `mount -t forebay SOURCE TARGET -o …` runs `mount.forebay SOURCE TARGET [-sfnv] [-o …]`. Under
 //! that name, by a link or by the script in `packaging/`, this program runs `forebay mount SOURCE
-//! TARGET --daemon -o …`.
+//! TARGET --daemon -o …`. `umount TARGET` runs `umount.fuse.forebay TARGET [-nlfvr]`: the kernel
+//! does not wait for a FUSE server, and the helper does.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -16,6 +17,9 @@ use crate::units::{self, parse_bytes};
 const NAME: &str = "mount.forebay";
 /// Name of the helper for a remount, after the type in the mount table.
 const NAME_OF_TYPE: &str = "mount.fuse.forebay";
+/// Names of the helper for an unmount: by the type in the mount table, and as mount(8) would name
+/// it.
+const NAMES_OF_UMOUNT: [&str; 2] = ["umount.fuse.forebay", "umount.forebay"];
 /// Options of mount(8) itself, and options without effect here.
 const IGNORED: [&str; 11] = [
     "auto", "noauto", "nouser", "nousers", "noowner", "nogroup", "nofail", "_netdev", "async",
@@ -31,9 +35,12 @@ const REFUSED: [(&str, &str); 3] = [
     ("mand", "Linux does not support mandatory locks any more"),
 ];
 
-/// Translates the arguments if the program was called as the helper of mount(8).
+/// Translates the arguments if the program was called as a helper of mount(8) or umount(8).
 pub(crate) fn arguments(given: &[OsString]) -> Option<Result<Vec<OsString>>> {
     let name = Path::new(given.first()?).file_name()?;
+    if NAMES_OF_UMOUNT.iter().any(|of_umount| name == OsStr::new(of_umount)) {
+        return Some(translate_umount(&given[1..]));
+    }
     (name == OsStr::new(NAME) || name == OsStr::new(NAME_OF_TYPE)).then(|| translate(&given[1..]))
 }
 
@@ -74,6 +81,40 @@ fn translate(given: &[OsString]) -> Result<Vec<OsString>> {
         2 => Ok(out),
         _ => Err(Failure::usage(format!(
             "{NAME}: a pool and a mount point are needed: {NAME} SOURCE TARGET [-o OPTIONS]"
+        ))),
+    }
+}
+
+/// The arguments of umount(8): the mount point, and flags of one letter. `-t` and `-N` have a
+/// value.
+fn translate_umount(given: &[OsString]) -> Result<Vec<OsString>> {
+    let mut out: Vec<OsString> = ["forebay", "umount", "--helper"].map(OsString::from).to_vec();
+    let mut places = 0;
+    let mut given = given.iter();
+    while let Some(argument) = given.next() {
+        match argument.to_str() {
+            Some("-t") => {
+                given.next();
+            }
+            Some("-N") => {
+                return Err(Failure::usage("-N: not supported; use `umount -i -N`"));
+            }
+            Some(flags) if flags.len() > 1 && flags.starts_with('-') => {
+                let known = [('l', "--lazy"), ('f', "--force")];
+                let known = known.into_iter().filter(|(flag, _)| flags.contains(*flag));
+                out.extend(known.map(|(_, option)| OsString::from(option)));
+            }
+            _ => {
+                places += 1;
+                out.push(argument.clone());
+            }
+        }
+    }
+    match places {
+        1 => Ok(out),
+        _ => Err(Failure::usage(format!(
+            "{}: a mount point is needed: {0} MOUNTPOINT [-lf]",
+            NAMES_OF_UMOUNT[0]
         ))),
     }
 }
@@ -163,6 +204,18 @@ mod tests {
         };
         take_options(&mut args)?;
         Ok(args)
+    }
+
+    #[test]
+    fn arguments_of_umount_are_translated() {
+        let translated = |line: &[&str]| {
+            let given: Vec<OsString> = line.iter().map(OsString::from).collect();
+            arguments(&given).unwrap().map_err(|failure| failure.message)
+        };
+        let line = ["/sbin/umount.fuse.forebay", "/srv", "-n", "-l", "-v", "-t", "fuse.forebay"];
+        assert_eq!(translated(&line).unwrap(), ["forebay", "umount", "--helper", "/srv", "--lazy"]);
+        assert!(translated(&["umount.forebay", "-l"]).unwrap_err().contains("mount point"));
+        assert!(translated(&["umount.forebay", "/srv", "-N", "1"]).unwrap_err().contains("-i"));
     }
 
     #[test]

@@ -1,19 +1,30 @@
 //! `forebay umount`: unmounts a dataset or all datasets of a pool, or removes a dead mount.
+//!
+//! It returns when everything is committed. With the last mount of a pool that was imported for
+//! mounts, the pool is exported and its devices are closed. As the helper of umount(8) it does the
+//! same for that command.
 
-use std::path::Path;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::args::UmountArgs;
 use crate::control::Request;
-use crate::control::client::{self, Target};
+use crate::control::client::{self, Process, Target};
 use crate::error::{Failure, Result};
 use crate::output;
 
 pub(crate) fn run(args: &UmountArgs) -> Result<()> {
     let at = Path::new(&args.target);
-    if let Some((process, at)) = client::served(at) {
+    if let Some((process, at)) = served(args)? {
         process.ask::<()>(&Request::Unmount { at: at.clone(), lazy: args.lazy })?;
-        output::line(&format!("unmounted {}", at.display()));
+        if !args.helper {
+            output::line(&format!("unmounted {}", at.display()));
+        }
         return Ok(());
+    }
+    if args.helper {
+        return Err(unmount_without_helper(args));
     }
     let looked = forebay_fuse::mount_info(at);
     match looked {
@@ -41,6 +52,27 @@ pub(crate) fn run(args: &UmountArgs) -> Result<()> {
         ))),
         Ok(None) | Err(_) => umount_pool(args),
     }
+}
+
+/// The daemon that serves the mount point, unless the unmount is forced.
+fn served(args: &UmountArgs) -> Result<Option<(Process, PathBuf)>> {
+    match args.force {
+        true => Ok(None),
+        false => client::served(Path::new(&args.target)),
+    }
+}
+
+/// Replaces this process by umount(8), which then calls no helper. Returns the error if it cannot.
+fn unmount_without_helper(args: &UmountArgs) -> Failure {
+    let mut command = Command::new("umount");
+    command.arg("-i");
+    for (chosen, flag) in [(args.lazy, "-l"), (args.force, "-f")] {
+        if chosen {
+            command.arg(flag);
+        }
+    }
+    let error = command.arg("--").arg(&args.target).exec();
+    Failure::about(Path::new(&args.target), "run umount -i", &error)
 }
 
 fn umount_pool(args: &UmountArgs) -> Result<()> {

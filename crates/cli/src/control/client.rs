@@ -29,26 +29,50 @@ pub(crate) struct Process {
     pub(crate) info: ProcessInfo,
 }
 
-/// All daemons of this user. Sockets of dead processes are removed.
-pub(crate) fn processes() -> Vec<Process> {
-    let hello = |(pid, socket): (u32, PathBuf)| -> Option<Process> {
-        match ask_at::<ProcessInfo>(&socket, &Request::Hello, Some(HELLO_TIMEOUT), &mut |_| {}) {
-            Ok(Outcome::Answer(info)) => Some(Process { socket, info }),
-            Ok(Outcome::NoListener) => {
-                // A new process with the same id may be about to listen: remove the socket only if
-                // no such process exists.
-                if !Path::new(&format!("/proc/{pid}")).exists() {
-                    let _ = std::fs::remove_file(&socket);
-                }
-                None
-            }
-            Err(error) => {
-                eprintln!("forebay: {}: {error}", socket.display());
-                None
-            }
+/// The daemons of this user.
+#[derive(Default)]
+pub(crate) struct Daemons {
+    pub(crate) answering: Vec<Process>,
+    /// Why others do not answer. Their pools are not known.
+    pub(crate) silent: Vec<Failure>,
+}
+
+impl Daemons {
+    /// # Errors
+    /// If a daemon does not answer: it may have what was not found.
+    pub(crate) fn check_all_answer(mut self) -> Result<()> {
+        match self.silent.is_empty() {
+            true => Ok(()),
+            false => Err(self.silent.swap_remove(0)),
         }
+    }
+}
+
+/// All daemons of this user. Sockets of dead processes are removed.
+pub(crate) fn daemons() -> Daemons {
+    let mut found = Daemons::default();
+    let sockets = match run_dir::sockets() {
+        Ok(sockets) => sockets,
+        Err(error) => return Daemons { silent: vec![error], ..found },
     };
-    run_dir::sockets().into_iter().filter_map(hello).collect()
+    for (pid, socket) in sockets {
+        match ask_at::<ProcessInfo>(&socket, &Request::Hello, Some(HELLO_TIMEOUT), &mut |_| {}) {
+            Ok(Outcome::Answer(info)) => found.answering.push(Process { socket, info }),
+            // A new process with the same id may be about to listen: remove the socket only if no
+            // such process exists.
+            Ok(Outcome::NoListener) if !Path::new(&format!("/proc/{pid}")).exists() => {
+                let _ = std::fs::remove_file(&socket);
+            }
+            Ok(Outcome::NoListener) => {}
+            Err(error) => found.silent.push(error.doing(format_args!("daemon {pid}"))),
+        }
+    }
+    found
+}
+
+/// The daemons of this user that answer.
+pub(crate) fn processes() -> Vec<Process> {
+    daemons().answering
 }
 
 /// The process that has a device open, and its pool.
@@ -80,11 +104,13 @@ pub(crate) enum Target {
 /// Finds a pool by path or name.
 ///
 /// # Errors
-/// If no imported pool has that name, or several have.
+/// If no imported pool has that name, or several have; for a name also if a daemon that may have
+/// the pool does not answer.
 pub(crate) fn find(spec: &str) -> Result<Target> {
-    let processes = processes();
+    let daemons = daemons();
     let in_use = || {
-        processes
+        daemons
+            .answering
             .iter()
             .flat_map(|process| process.info.pools.iter().map(move |pool| (process, pool)))
     };
@@ -99,6 +125,7 @@ pub(crate) fn find(spec: &str) -> Result<Target> {
     let named: Vec<_> = in_use().filter(|(_, pool)| pool.name == spec).collect();
     match named[..] {
         [(process, pool)] => Ok(Target::InUse { process: process.clone(), pool: pool.clone() }),
+        [] if !daemons.silent.is_empty() => Err(not_answering(daemons, spec)),
         [] => Err(Failure::new(format!(
             "{spec}: no running forebay has a pool of that name, and no such file exists; `forebay list` shows imported pools, \
              other pools are named by the path of their device"
@@ -115,11 +142,12 @@ pub(crate) fn find(spec: &str) -> Result<Target> {
 /// If there is no daemon, or the pool is not imported.
 pub(crate) fn processes_of(pool: Option<&str>) -> Result<Vec<Process>> {
     let Some(spec) = pool else {
-        let all = processes();
-        return match all.is_empty() {
-            true => Err(Failure::new("no pools are in use; mount one with `forebay mount`")),
-            false => Ok(all),
-        };
+        let daemons = daemons();
+        if !daemons.answering.is_empty() {
+            return Ok(daemons.answering);
+        }
+        daemons.check_all_answer()?;
+        return Err(Failure::new("no pools are in use; mount one with `forebay mount`"));
     };
     match find(spec)? {
         Target::InUse { process, .. } => Ok(vec![process]),
@@ -129,15 +157,38 @@ pub(crate) fn processes_of(pool: Option<&str>) -> Result<Vec<Process>> {
     }
 }
 
-/// The daemon that serves a mount point, and the canonical path of the mount point.
-pub(crate) fn served(at: &Path) -> Option<(Process, PathBuf)> {
-    let canonical = at.canonicalize().ok()?;
-    let mounted = |process: &Process| {
+/// The error of a daemon that does not answer and may have what `sought` names.
+fn not_answering(daemons: Daemons, sought: &str) -> Failure {
+    let silent = daemons.check_all_answer().err();
+    silent.unwrap_or_else(|| Failure::new("not found")).doing(sought)
+}
+
+/// The daemon that serves a mount point, and the canonical path of the mount point; `None` if
+/// nothing of this user is mounted there.
+///
+/// # Errors
+/// If a mount of Forebay is there, and a daemon that may serve it does not answer.
+pub(crate) fn served(at: &Path) -> Result<Option<(Process, PathBuf)>> {
+    let daemons = daemons();
+    // A mount whose daemon hangs cannot be resolved.
+    let silent = !daemons.silent.is_empty();
+    let canonical = match silent {
+        true => std::path::absolute(at).ok(),
+        false => at.canonicalize().ok(),
+    };
+    let Some(canonical) = canonical else { return Ok(None) };
+    let mounted = |process: &&Process| {
         let mut mounts = process.info.pools.iter().flat_map(|pool| &pool.mounts);
         mounts.any(|mount| mount.at == canonical)
     };
-    let process = processes().into_iter().find(mounted)?;
-    Some((process, canonical))
+    if let Some(process) = daemons.answering.iter().find(mounted) {
+        return Ok(Some((process.clone(), canonical)));
+    }
+    let is_mount = || forebay_fuse::mount_containing(&canonical);
+    match silent && is_mount().is_ok_and(|found| found.as_ref() == Some(&canonical)) {
+        true => Err(not_answering(daemons, &canonical.display().to_string())),
+        false => Ok(None),
+    }
 }
 
 enum Outcome<T> {
@@ -229,9 +280,9 @@ fn ask_at<T: DeserializeOwned>(
 
 fn failed(socket: &Path, error: &std::io::Error) -> Failure {
     match error.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-            Failure::new("the process does not answer; check whether it is stopped")
-        }
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => Failure::new(
+            "does not answer; check whether it is stopped (`kill -CONT` continues it), or waits for a device",
+        ),
         _ => Failure::about(socket, "use the control socket", error),
     }
 }

@@ -6,7 +6,7 @@
 //! name in `/tmp`.
 
 use std::fs::{self, DirBuilder};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -64,12 +64,13 @@ pub(crate) fn create() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Checks that a directory belongs to this user, and closes it to others.
+/// Checks that a directory belongs to this user and is closed to others. It may have another
+/// purpose, so its mode is never changed.
 fn check(path: &Path) -> Result<()> {
     let unsafe_because = |why: String| {
         let path = path.display();
         Failure::new(format!(
-            "{path}: cannot be the run directory: {why}; set FOREBAY_RUN_DIR to another directory"
+            "{path}: cannot be the run directory: {why}; set FOREBAY_RUN_DIR to a directory of your own"
         ))
     };
     let found = fs::symlink_metadata(path)
@@ -80,11 +81,11 @@ fn check(path: &Path) -> Result<()> {
     if found.uid() != uid() {
         return Err(unsafe_because(format!("it belongs to user {}", found.uid())));
     }
-    if found.mode() & 0o077 != 0 {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o700))
-            .map_err(|error| Failure::about(path, "close the directory to others", &error))?;
+    let mode = found.mode() & 0o777;
+    match mode & 0o077 {
+        0 => Ok(()),
+        _ => Err(unsafe_because(format!("its mode {mode:o} admits other users; it needs 700"))),
     }
-    Ok(())
 }
 
 /// The socket path of a process.
@@ -93,13 +94,18 @@ pub(crate) fn socket(directory: &Path, pid: u32) -> PathBuf {
 }
 
 /// All sockets in the run directory with the process ids in their names. Empty if the directory is
-/// missing or accessible to others.
-pub(crate) fn sockets() -> Vec<(u32, PathBuf)> {
+/// missing.
+///
+/// # Errors
+/// If it cannot be read, or other users can access it.
+pub(crate) fn sockets() -> Result<Vec<(u32, PathBuf)>> {
     let directory = path();
-    if check(&directory).is_err() {
-        return Vec::new();
+    if fs::symlink_metadata(&directory).is_err() {
+        return Ok(Vec::new());
     }
-    let Ok(entries) = fs::read_dir(&directory) else { return Vec::new() };
+    check(&directory)?;
+    let entries = fs::read_dir(&directory)
+        .map_err(|error| Failure::about(&directory, "read the run directory", &error))?;
     let mut found = Vec::new();
     for path in entries.flatten().map(|entry| entry.path()) {
         let socket = path.extension().is_some_and(|ending| ending == SOCKET_EXTENSION);
@@ -110,19 +116,26 @@ pub(crate) fn sockets() -> Vec<(u32, PathBuf)> {
         }
     }
     found.sort_unstable();
-    found
+    Ok(found)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
-    fn a_directory_open_to_others_is_closed() {
+    fn a_directory_open_to_others_is_refused_and_not_changed() {
         let folder = tempfile::tempdir().unwrap();
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        for mode in [0o755, 0o710, 0o777] {
+            fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let refused = check(folder.path()).unwrap_err().message;
+            assert!(refused.contains(&format!("{mode:o}")), "{refused}");
+            assert_eq!(fs::metadata(folder.path()).unwrap().mode() & 0o777, mode);
+        }
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
         check(folder.path()).unwrap();
-        assert_eq!(fs::metadata(folder.path()).unwrap().mode() & 0o777, 0o700);
     }
 
     #[test]

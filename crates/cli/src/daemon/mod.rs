@@ -295,7 +295,7 @@ impl Daemon {
         _changing: &MutexGuard<'_, ()>,
         imported: &Arc<ImportedPool>,
     ) -> Result<()> {
-        let closed = imported.pool.close().map_err(|error| {
+        let closed = imported.pool.close_with_devices().map_err(|error| {
             let failure = Failure::from(error)
                 .doing(format_args!("cannot export pool {} cleanly", imported.pool.name()));
             self.note_failure(failure.message.clone());

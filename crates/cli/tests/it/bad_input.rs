@@ -181,6 +181,30 @@ fn in_namespace(fixture: &Fixture, commands: &str, arguments: &[&str]) -> std::p
 }
 
 #[test]
+fn a_device_without_labels_may_be_a_damaged_pool() {
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let device = std::fs::OpenOptions::new().write(true).open(fixture.path("tank.img")).unwrap();
+    let (zeros, end) = (vec![0; 1 << 20], device.metadata().unwrap().len());
+    for at in [0, end - (1 << 20)] {
+        std::os::unix::fs::FileExt::write_all_at(&device, &zeros, at).unwrap();
+    }
+    for arguments in [
+        &["import", "tank.img"][..],
+        &["import", "--show", "tank.img"],
+        &["check", "tank.img"],
+        &["scrub", "tank.img"],
+        &["status", "tank.img"],
+        &["destroy", "tank.img", "--yes"],
+    ] {
+        let output = fixture.run(arguments);
+        let (_, line) = crate::fixture::texts(&output);
+        assert!(!output.status.success() && line.contains("pool"), "{line}");
+        assert!(!line.contains("forebay create"), "{line}");
+    }
+}
+
+#[test]
 fn a_medium_that_is_read_only() {
     if !root() {
         return;
@@ -194,9 +218,12 @@ fn a_medium_that_is_read_only() {
         &["create", "medium/new.img"],
         &["destroy", "medium/tank.img", "--yes"],
         &["expand", "medium/tank.img"],
+        &["scrub", "medium/tank.img"],
     ] {
         let line = failed(&in_namespace(&fixture, read_only, arguments), 1, arguments);
         assert!(line.contains("read-only"), "{line}");
+        // Only where the option exists.
+        assert_eq!(line.contains("--read-only"), arguments[0] == "check", "{line}");
     }
     for arguments in
         [&["check", "medium/tank.img", "--read-only"][..], &["status", "medium/tank.img"]]

@@ -96,6 +96,36 @@ fn a_socket_that_never_answers_stops_nobody() {
 }
 
 #[test]
+fn a_daemon_that_does_not_answer_is_named() {
+    let (fixture, _socket) = with_process();
+    let pid = fixture.processes()[0]["pid"].as_i64().unwrap() as i32;
+    signal(pid, libc::SIGSTOP);
+    for arguments in [&["list"][..], &["list", "--json"], &["stats"], &["status", "tank"]] {
+        let said = fixture.fails(arguments);
+        assert!(said.contains(&format!("daemon {pid}: does not answer")), "{arguments:?}: {said}");
+    }
+    signal(pid, libc::SIGCONT);
+    fixture.ok(&["export", "tank"]);
+}
+
+#[test]
+fn a_run_directory_open_to_others_is_refused_and_stays_as_it_is() {
+    let (fixture, _socket) = with_process();
+    let mode = |mode| {
+        std::fs::set_permissions(fixture.run_dir(), PermissionsExt::from_mode(mode)).unwrap();
+    };
+    mode(0o755);
+    for arguments in [&["list"][..], &["import", "tank.img"], &["status", "tank"]] {
+        let said = fixture.fails(arguments);
+        assert!(said.contains("mode 755") && said.contains("FOREBAY_RUN_DIR"), "{said}");
+        let found = std::fs::metadata(fixture.run_dir()).unwrap().permissions().mode();
+        assert_eq!(found & 0o777, 0o755, "{arguments:?}");
+    }
+    mode(0o700);
+    fixture.ok(&["export", "tank"]);
+}
+
+#[test]
 fn a_run_directory_of_somebody_else_is_refused() {
     let fixture = Fixture::new();
     fixture.pool("tank.img");

@@ -23,3 +23,4 @@ mod output;
 mod overwrite;
 mod scrub;
 mod set_id;
+mod umount;

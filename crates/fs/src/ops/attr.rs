@@ -50,7 +50,7 @@ impl FileSystem {
         self.warm(&inode)?;
         let shrinks = set.size.is_some_and(|size| size < inode.size_info().0.size);
         {
-            let tx = if shrinks { self.begin_freeing()? } else { self.begin()? };
+            let tx = if shrinks { self.begin_freeing()? } else { self.begin_update()? };
             let _lock = inode.lock(&tx)?;
             let now = self.now();
             let is_owner_change = set.uid.is_some() || set.gid.is_some();

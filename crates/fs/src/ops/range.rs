@@ -12,6 +12,8 @@ use super::file::{check_end, warm};
 
 /// Bytes copied at once.
 const COPY_BYTES: usize = 1 << 20;
+/// Records preallocated in one transaction. Each 512 of them may change one indirect block.
+const PREALLOCATED_RECORDS: u64 = 1 << 17;
 
 /// A range of a file, and the caller of the operation.
 struct Range<'a> {
@@ -23,7 +25,7 @@ struct Range<'a> {
 }
 
 impl FileSystem {
-    /// Allocates, punches or zeroes a range; see [`FallocateMode`]. A large range is punched in
+    /// Allocates, punches or zeroes a range; see [`FallocateMode`]. A large range is changed in
     /// steps. Unless the caller has `CAP_FSETID`, clears set-user-id, and set-group-id of a
     /// group-executable file.
     ///
@@ -83,14 +85,24 @@ impl FileSystem {
     }
 
     fn extend(&self, range: &Range<'_>, keep_size: bool) -> Result<()> {
-        let Range { inode, object, end, caller, .. } = *range;
+        let Range { inode, object, offset, end, caller } = *range;
+        let step_bytes = PREALLOCATED_RECORDS * u64::from(object.record_bytes());
+        let mut at = offset;
+        while end - at > step_bytes {
+            // A completed step cannot be rolled back.
+            self.wait.check("preallocating a file in steps")?;
+            let next = (at / step_bytes + 1) * step_bytes;
+            object.preallocate(&self.begin()?, at, next - at)?;
+            at = next;
+        }
         self.warm(inode)?;
         let tx = self.begin()?;
         let _lock = inode.lock(&tx)?;
+        object.preallocate(&tx, at, end - at)?;
+        // Only the first change may report that it would block.
+        tx.allow_wait();
         if !keep_size && end > object.size() {
             object.truncate(&tx, end)?;
-            // Only the first change may report that it would block.
-            tx.allow_wait();
         }
         self.content_changed(&tx, inode, self.kill_priv_by(inode, caller))
     }

@@ -113,11 +113,11 @@ impl FileSystem {
             && still(rename.to, rename.new_name, rename.target)?)
     }
 
-    /// In a full pool, a rename is possible if it removes an inode.
+    /// A rename that removes an inode frees space. Any other adds at most a name.
     fn begin_renaming(&self, rename: &Rename<'_>) -> Result<Transaction<'_>> {
         match rename.target.is_some() {
             true => self.begin_freeing(),
-            false => self.begin(),
+            false => self.begin_update(),
         }
     }
 

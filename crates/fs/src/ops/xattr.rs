@@ -42,7 +42,7 @@ impl FileSystem {
             let text = format!("value of {} bytes is too large: at most {VALUE_MAX}", value.len());
             return Err(Error::new(ErrorKind::TooBig, text));
         }
-        self.edit(&inode, |items| {
+        self.edit(&inode, Self::begin, |items| {
             let known = items.iter_mut().find(|item| item.is_xattr() && item.name == name);
             match (known, mode) {
                 (Some(_), XattrMode::Create) => {
@@ -71,7 +71,7 @@ impl FileSystem {
         self.enter(Op::Removexattr)?;
         let inode = self.inode_of(ino)?;
         check_xattr_name(name)?;
-        self.edit(&inode, |items| {
+        self.edit(&inode, Self::begin_update, |items| {
             let before = items.len();
             items.retain(|item| !(item.is_xattr() && item.name == name));
             if items.len() == before { Err(no_attribute()) } else { Ok(()) }
@@ -107,12 +107,13 @@ impl FileSystem {
     fn edit(
         &self,
         inode: &Inode,
+        begin: for<'a> fn(&'a Self) -> Result<Transaction<'a>>,
         mut edit: impl FnMut(&mut Vec<Item>) -> Result<()>,
     ) -> Result<()> {
         // Fail before the transaction begins.
         edit(&mut self.extras(inode, self.wait)?)?;
         self.warm(inode)?;
-        let tx = self.begin()?;
+        let tx = begin(self)?;
         let _lock = inode.lock(&tx)?;
         let mut items = self.extras(inode, tx.wait())?;
         edit(&mut items)?;

@@ -1,7 +1,8 @@
 //! Single-threaded tests of each operation.
 
 use forebay_fs::{
-    Caller, ErrorKind, FallocateMode, FileKind, NewNode, RenameMode, SetAttr, XattrMode,
+    Caller, ErrorKind, FallocateMode, FileKind, FileSystem, Handle, Ino, NewNode, RenameMode,
+    SetAttr, XattrMode,
 };
 
 use crate::common::{
@@ -205,6 +206,46 @@ fn ranges_can_be_punched_copied_and_extended() {
 }
 
 #[test]
+fn a_fallocated_range_counts_whole_blocks_until_it_is_written_or_freed() {
+    let fixture = Fixture::new(256 * MIB);
+    let fs = fixture.mount();
+    let (ino, handle) = file(&fs, ROOT, b"edge");
+    let mode = FallocateMode::Allocate { keep_size: false };
+    fs.fallocate(ino, handle, 4095, 2, mode, ME).unwrap();
+    let before = fs.getattr(ino).unwrap();
+    assert_eq!((before.size, before.blocks), (4097, 16), "both blocks of 4 KiB");
+    write(&fs, ino, 4095, b"cd");
+    assert!(fs.getattr(ino).unwrap().blocks <= before.blocks);
+    fs.pool().sync().unwrap();
+    assert!(fs.getattr(ino).unwrap().blocks <= before.blocks);
+
+    let (ino, handle) = file(&fs, ROOT, b"large");
+    fs.fallocate(ino, handle, 0, 100 * MIB, mode, ME).unwrap();
+    assert_eq!(fs.getattr(ino).unwrap().blocks, 100 * MIB / 512);
+    fs.fallocate(ino, handle, 0, 100 * MIB, mode, ME).unwrap();
+    assert_eq!(fs.getattr(ino).unwrap().blocks, 100 * MIB / 512, "nothing counts twice");
+    let set = SetAttr { size: Some(80 * MIB), ..SetAttr::default() };
+    for synced in [false, true] {
+        let attr = fs.setattr(ino, &set, ME).unwrap();
+        assert!(attr.blocks.abs_diff(80 * MIB / 512) < 80 * MIB / 512 / 100, "{synced}: {attr:?}");
+        fs.pool().sync().unwrap();
+    }
+    fs.fallocate(ino, handle, 0, 40 * MIB, FallocateMode::Punch, ME).unwrap();
+    let blocks = fs.getattr(ino).unwrap().blocks;
+    assert!(blocks.abs_diff(40 * MIB / 512) < 1000, "{blocks}");
+    let keep = FallocateMode::Allocate { keep_size: true };
+    fs.fallocate(ino, handle, 80 * MIB, 20 * MIB, keep, ME).unwrap();
+    let attr = fs.getattr(ino).unwrap();
+    assert_eq!(attr.size, 80 * MIB);
+    assert!(attr.blocks.abs_diff(60 * MIB / 512) < 1000, "behind the end: {attr:?}");
+    fs.setattr(ino, &set, ME).unwrap();
+    let blocks = fs.getattr(ino).unwrap().blocks;
+    assert!(blocks.abs_diff(40 * MIB / 512) < 1000, "freed with the same size: {blocks}");
+    assert_eq!(read(&fs, ino, 50 * MIB, 100), [0; 100]);
+    unmount(fs);
+}
+
+#[test]
 fn block_count_is_an_estimate_until_written() {
     let fixture = Fixture::new(64 * MIB);
     let fs = fixture.mount();
@@ -318,6 +359,80 @@ fn a_full_file_system_says_that_it_is_full() {
     }
     let after = fs.statfs().unwrap();
     assert!(after.available > empty.available / 10 * 9, "{after:?}, before {empty:?}");
+    unmount(fs);
+}
+
+/// Fills a file system until neither data nor names fit.
+fn fill(fs: &FileSystem) -> Ino {
+    // No timer commits a transaction group.
+    fs.pool().set_tunable("txg_timeout_ms", "600000").unwrap();
+    let (ino, handle) = file(fs, ROOT, b"filler");
+    let mut end = 0;
+    for bytes in [100_000, 4096] {
+        while fs.write(ino, handle, end, &vec![7; bytes], Default::default()).is_ok() {
+            end += bytes as u64;
+        }
+    }
+    let refused = (0..100_000).find_map(|n| {
+        fs.create(ROOT, format!("small {n}").as_bytes(), 0o644, ME).err().map(|error| error.kind())
+    });
+    assert_eq!(refused, Some(ErrorKind::NoSpace));
+    ino
+}
+
+#[test]
+fn a_full_file_system_can_be_changed_and_tidied_up() {
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
+    let (ino, _) = file(&fs, ROOT, b"name");
+    write(&fs, ino, 0, &[1; 50_000]);
+    fs.setxattr(ino, b"user.one", &[3; 2000], XattrMode::Either).unwrap();
+    let dir = mkdir(&fs, ROOT, b"dir");
+    let filler = fill(&fs);
+    let full = kind(fs.setxattr(ino, b"user.two", &[3; 2000], XattrMode::Either));
+    assert_eq!(full, ErrorKind::NoSpace, "new content is refused");
+    let size = |bytes| SetAttr { size: Some(bytes), ..SetAttr::default() };
+    // Many, with commits in between: none of this wears out the reserve.
+    for round in 0..100u64 {
+        let mode = SetAttr { mode: Some(0o600 + (round % 8) as u16), ..SetAttr::default() };
+        fs.setattr(ino, &mode, ME).unwrap();
+        let (old, new) = (format!("name {round}"), format!("name {}", round + 1));
+        let old = if round == 0 { "name" } else { &*old };
+        let (from, to) = if round % 2 == 0 { (ROOT, dir) } else { (dir, ROOT) };
+        fs.rename(from, old.as_bytes(), to, new.as_bytes(), RenameMode::Replace).unwrap();
+        fs.setattr(ino, &size(49_999 - round * 100), ME).unwrap();
+        fs.setattr(ino, &size(60_000), ME).unwrap();
+        if round % 10 == 0 {
+            fs.pool().sync().unwrap();
+        }
+    }
+    fs.removexattr(ino, b"user.one").unwrap();
+    fs.unlink(ROOT, b"name 100").unwrap();
+    fs.setattr(filler, &size(0), ME).unwrap();
+    let (ino, _) = file(&fs, ROOT, b"new");
+    write(&fs, ino, 0, &[1; 50_000]);
+    unmount(fs);
+}
+
+#[test]
+fn a_refusal_in_a_full_file_system_commits_one_group_at_most() {
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
+    let filler = fill(&fs);
+    let txg = || fs.pool().stats().synced_txg;
+    for round in 0..20 {
+        let before = txg();
+        let refused = match round % 2 {
+            0 => kind(fs.write(filler, Handle(filler.0), 0, &[1; 100_000], Default::default())),
+            _ => kind(fs.create(ROOT, b"another", 0o644, ME)),
+        };
+        assert_eq!(refused, ErrorKind::NoSpace);
+        assert!(txg() <= before + 1, "{} groups for a refusal", txg() - before);
+    }
+    // What is freed is found, although it is reusable only some groups later.
+    let set = SetAttr { size: Some(0), ..SetAttr::default() };
+    fs.setattr(filler, &set, ME).unwrap();
+    write(&fs, filler, 0, &[1; 100_000]);
     unmount(fs);
 }
 

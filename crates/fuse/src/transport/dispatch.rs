@@ -24,7 +24,7 @@ use fuser::{
 };
 
 use super::convert::{kind_of_mode, permissions, set_time, time_of};
-use super::replies::{DataReply, DirOpened, DirReply, FileOpened, XattrReply};
+use super::replies::{DataReply, DirOpened, DirReply, FileCreated, FileOpened, XattrReply};
 use super::{
     Caller, CopyRange, Kind, NewNode, OpenHow, Server, SetAttributes, SyncMode, WriteRequest,
 };
@@ -35,6 +35,8 @@ pub(super) struct Dispatcher<S> {
     pub(super) server: Arc<S>,
     pub(super) metrics: Arc<MountMetrics>,
     pub(super) options: MountOptions,
+    /// The kernel caches the content of open files.
+    pub(super) page_cache: bool,
 }
 
 impl<S> Dispatcher<S> {
@@ -65,6 +67,24 @@ fn init_flags(options: &MountOptions) -> InitFlags {
     flags
 }
 
+/// What the handshake settles.
+#[derive(Debug, PartialEq, Eq)]
+struct Negotiated {
+    flags: InitFlags,
+    /// See [`Dispatcher::page_cache`].
+    page_cache: bool,
+}
+
+/// Chooses among the features that the kernel offers. Before Linux 6.6 it refuses shared mappings
+/// of files with direct I/O. Then content goes through the kernel's page cache, and each write
+/// still reaches the server before it returns.
+fn negotiate(options: &MountOptions, offered: InitFlags) -> Negotiated {
+    let usable = offered & !InitFlags::from_bits_retain(options.ignored_features);
+    let flags = init_flags(options) & usable;
+    let direct_mmap = flags.contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
+    Negotiated { flags, page_cache: options.kernel_cache || !direct_mmap }
+}
+
 /// The sync mode of a file that is open with these flags.
 fn sync_mode(flags: i32) -> SyncMode {
     // `O_SYNC` is `O_DSYNC` plus one bit.
@@ -87,9 +107,17 @@ fn caller(request: &Request) -> Caller {
 #[allow(clippy::too_many_arguments, reason = "the trait of fuser has them")]
 impl<S: Server> fuser::Filesystem for Dispatcher<S> {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let supported = config.capabilities();
+        let Negotiated { flags, page_cache } = negotiate(&self.options, config.capabilities());
+        self.page_cache = page_cache;
+        if page_cache && !self.options.kernel_cache {
+            tracing::warn!(
+                fs = self.options.fs_name,
+                "this kernel has no shared mappings of files with direct I/O (Linux 6.6 has): content is \
+                 also cached by the kernel, which takes memory"
+            );
+        }
         // Requesting offered capabilities cannot fail.
-        let _ = config.add_capabilities(init_flags(&self.options) & supported);
+        let _ = config.add_capabilities(flags);
         let _ = config.set_max_write(self.options.max_write_bytes);
         // The kernel's offer is its default; `tune_bdi` raises the limit after the mount.
         if let Err(most) = config.set_max_readahead(self.options.read_ahead_bytes) {
@@ -251,12 +279,14 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
     ) {
         self.count(Op::Create);
         let (name, mode, how) = (name.as_bytes(), permissions(mode), open_how(flags));
+        let reply = FileCreated { reply, page_cache: self.page_cache };
         self.server.create(caller(request), parent.0, name, mode, how, reply);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: fuser::ReplyOpen) {
         self.count(Op::Open);
-        self.server.open(caller(request), ino.0, open_how(flags.0), FileOpened(reply));
+        let reply = FileOpened { reply, page_cache: self.page_cache };
+        self.server.open(caller(request), ino.0, open_how(flags.0), reply);
     }
 
     fn release(
@@ -530,5 +560,27 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         reply: fuser::ReplyIoctl,
     ) {
         reply.error(Errno::ENOTTY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_without_direct_mappings_caches_content() {
+        let (all, options) = (InitFlags::all(), MountOptions::default());
+        let direct = InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+        let new = negotiate(&options, all);
+        assert!(new.flags.contains(direct) && !new.page_cache);
+        let old = negotiate(&options, all - direct);
+        assert_eq!(old, Negotiated { flags: new.flags - direct, page_cache: true });
+        // Writes do not wait in the kernel.
+        assert!(!old.flags.contains(InitFlags::FUSE_WRITEBACK_CACHE));
+        let ignoring = MountOptions { ignored_features: direct.bits(), ..MountOptions::default() };
+        assert_eq!(negotiate(&ignoring, all), old);
+        let cached = MountOptions { kernel_cache: true, ..MountOptions::default() };
+        assert!(negotiate(&cached, all).page_cache);
+        assert_eq!(negotiate(&options, InitFlags::empty()).flags, InitFlags::empty());
     }
 }

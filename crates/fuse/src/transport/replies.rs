@@ -14,8 +14,9 @@ use super::{
     Written,
 };
 
-fn open_flags(opened: Opened) -> FopenFlags {
-    if opened.cached {
+/// With `page_cache`, the kernel caches content even if the server does not ask for it.
+fn open_flags(opened: Opened, page_cache: bool) -> FopenFlags {
+    if opened.cached || page_cache {
         FopenFlags::FOPEN_KEEP_CACHE
     } else {
         FopenFlags::FOPEN_DIRECT_IO
@@ -48,13 +49,6 @@ replies! {
             this.entry_with_ttls(&it.valid(), &VALID, &attributes_of(&it), Generation(it.generation)),
         Dentry::Negative => this.entry(&VALID, &attributes_of(&NEGATIVE), Generation(0)),
     };
-    ReplyCreate, Created, |this, it| this.created(
-        &it.attributes.valid(),
-        &attributes_of(&it.attributes),
-        Generation(it.attributes.generation),
-        FileHandle(it.opened.handle),
-        open_flags(it.opened),
-    );
     ReplyWrite, Written, |this, it| this.written(it.0);
     ReplyLseek, Position, |this, it| this.offset(i64::try_from(it.0).unwrap_or(i64::MAX));
     ReplyStatfs, Usage, |this, it| this.statfs(
@@ -81,15 +75,43 @@ const NEGATIVE: Attributes = Attributes {
     generation: 0,
 };
 
+/// Replies to `create`.
+pub(super) struct FileCreated {
+    pub(super) reply: fuser::ReplyCreate,
+    /// See [`open_flags`].
+    pub(super) page_cache: bool,
+}
+
+impl Reply<Created> for FileCreated {
+    fn ok(self, it: Created) {
+        self.reply.created(
+            &it.attributes.valid(),
+            &attributes_of(&it.attributes),
+            Generation(it.attributes.generation),
+            FileHandle(it.opened.handle),
+            open_flags(it.opened, self.page_cache),
+        );
+    }
+
+    fn error(self, errno: i32) {
+        self.reply.error(Errno::from_i32(errno));
+    }
+}
+
 /// Replies to `open`.
-pub(super) struct FileOpened(pub(super) fuser::ReplyOpen);
+pub(super) struct FileOpened {
+    pub(super) reply: fuser::ReplyOpen,
+    /// See [`open_flags`].
+    pub(super) page_cache: bool,
+}
 
 impl Reply<Opened> for FileOpened {
     fn ok(self, it: Opened) {
-        self.0.opened(FileHandle(it.handle), open_flags(it));
+        self.reply.opened(FileHandle(it.handle), open_flags(it, self.page_cache));
     }
+
     fn error(self, errno: i32) {
-        self.0.error(Errno::from_i32(errno));
+        self.reply.error(Errno::from_i32(errno));
     }
 }
 

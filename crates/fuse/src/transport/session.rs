@@ -31,7 +31,12 @@ pub(crate) fn start<S: Server>(
     config.n_threads = Some(options.threads);
     config.clone_fd = options.threads > 1;
     // The kernel enforces `allow_other`, so `fuser` need not check it again.
-    let dispatcher = Dispatcher { server: server.clone(), metrics, options: options.clone() };
+    let dispatcher = Dispatcher {
+        server: server.clone(),
+        metrics,
+        options: options.clone(),
+        page_cache: options.kernel_cache,
+    };
     let inner = fuser::Session::from_fd(dispatcher, device, SessionACL::All, config)?;
     Ok(Session { inner, server })
 }

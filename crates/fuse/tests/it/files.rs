@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_fs::{FileSystem, FsOptions, Owner};
-use forebay_fuse::{Mount, mount_info};
+use forebay_fuse::{Mount, MountOptions, mount_info};
 use forebay_io::OpenOptions as DeviceOptions;
 use forebay_pool::{
     BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, ImportOptions, Pool, open_path,
@@ -63,11 +63,14 @@ impl Fixture {
     }
 
     fn mount_with(&self, kernel_cache: bool, files: &FsOptions) -> Mounted {
+        self.mount_as(&options(kernel_cache), files)
+    }
+
+    fn mount_as(&self, options: &MountOptions, files: &FsOptions) -> Mounted {
         let device = open_path(&self.device(), &DeviceOptions::default()).expect("the device");
         let pool = Pool::import(vec![device], &ImportOptions::new(self.cache())).expect("the pool");
         let fs = FileSystem::open_in(Arc::new(pool), "main", files).expect("files");
-        let mount =
-            forebay_fuse::mount(fs.clone(), &self.at(), &options(kernel_cache)).expect("a mount");
+        let mount = forebay_fuse::mount(fs.clone(), &self.at(), options).expect("a mount");
         Mounted { fs, mount }
     }
 }
@@ -89,6 +92,68 @@ impl Mounted {
         self.fs.close().expect("it is closed");
         drop(self.fs);
         Arc::into_inner(pool).expect("the last reference").export().expect("it is exported");
+    }
+}
+
+/// `FUSE_DIRECT_IO_ALLOW_MMAP`, which kernels before Linux 6.6 do not offer.
+const DIRECT_MMAP: u64 = 1 << 36;
+
+/// Writes `content` through a shared mapping of a file of at least that length, and syncs it.
+fn write_mapped(file: &File, content: &[u8]) -> std::io::Result<()> {
+    let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+    // SAFETY: a new mapping of a file that is long enough; it is unmapped below.
+    unsafe {
+        let null = std::ptr::null_mut();
+        let map = libc::mmap(null, content.len(), access, shared, file.as_raw_fd(), 0);
+        if map == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        map.cast::<u8>().copy_from_nonoverlapping(content.as_ptr(), content.len());
+        let synced = libc::msync(map, content.len(), libc::MS_SYNC);
+        libc::munmap(map, content.len());
+        if synced == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    }
+}
+
+#[test]
+fn shared_mappings_work_on_kernels_without_direct_mappings() {
+    if !permitted() {
+        return;
+    }
+    for ignored_features in [0, DIRECT_MMAP] {
+        let fixture = Fixture::new();
+        let at = fixture.at();
+        let mut options = options(false);
+        options.ignored_features = ignored_features;
+        let mounted = fixture.mount_as(&options, &FsOptions::default());
+        // One file is created here, and the other one opened.
+        let path = at.join("file");
+        fs::write(&path, pattern(0, 200_000)).expect("a file");
+        let made = OpenOptions::new().read(true).write(true).create_new(true).open(at.join("new"));
+        let opened = OpenOptions::new().read(true).write(true).open(&path);
+        for file in [made.expect("a file"), opened.expect("the file")] {
+            file.set_len(200_000).expect("its length");
+            write_mapped(&file, &[9; 10_000]).expect("a shared mapping");
+            // A write of the file and one through the mapping do not undo each other.
+            file.write_all_at(&[8; 5000], 8000).expect("a write");
+            let mut found = vec![0; 13_000];
+            file.read_exact_at(&mut found, 0).expect("its content");
+            assert_eq!(found, [vec![9; 8000], vec![8; 5000]].concat());
+            // The server has the write, not only the kernel.
+            let ino = file.metadata().expect("its number").ino();
+            let mut server = Vec::new();
+            let (number, handle) = (forebay_fs::Ino(ino), forebay_fs::Handle(ino));
+            let read =
+                mounted.fs.read(number, handle, 0, 13_000, &mut |bytes| server = bytes.to_vec());
+            read.expect("a read");
+            assert_eq!(server, found);
+        }
+        mounted.end();
+        let mounted = fixture.mount(false);
+        let mut wanted = pattern(0, 200_000);
+        wanted[..13_000].copy_from_slice(&[vec![9; 8000], vec![8; 5000]].concat());
+        assert!(fs::read(&path).expect("the file") == wanted, "{ignored_features}");
+        mounted.end();
     }
 }
 

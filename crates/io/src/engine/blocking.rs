@@ -25,6 +25,11 @@ impl BlockingFile {
         Self { device_file: DeviceFile::new(file, info) }
     }
 
+    /// Closes the file. No transfer is executed any more.
+    pub(super) fn close(&self) {
+        crate::file::close_early(self.device_file.file());
+    }
+
     /// Executes the rest of `transfer`, in as many calls as needed.
     pub(super) fn execute(&self, mut transfer: Transfer, counters: &IoCounters) -> EndedOperation {
         loop {

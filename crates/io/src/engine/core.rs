@@ -99,6 +99,9 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
 
     /// Ends the backend's threads. Nothing is in flight, and no request will come.
     fn stop(core: &Core<Self>);
+
+    /// Closes the file, if there is one. The threads have ended.
+    fn close_file(_core: &Core<Self>) {}
 }
 
 /// A queued device: the data that all of its threads share.

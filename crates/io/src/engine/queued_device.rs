@@ -1,7 +1,7 @@
 //! A queued device with its owner: closing it, and dropping it.
 //!
-//! Closing refuses new requests, waits until every queue is idle, and joins the backend's threads.
-//! In a callback it only refuses, because it would wait for that callback.
+//! Closing refuses new requests, waits until every queue is idle, joins the backend's threads, and
+//! closes the file. In a callback it only refuses, because it would wait for that callback.
 //!
 //! Locking: `io-submission-queue`, one after another; `io-threads` briefly.
 
@@ -41,6 +41,7 @@ impl<B: Backend> Core<B> {
             // The panic hook has reported any panic.
             let _ = thread.join();
         }
+        B::close_file(self);
     }
 }
 

@@ -315,12 +315,20 @@ impl InFlight {
     }
 }
 
+impl Ring {
+    /// Drops the ring's reference to the file. Nothing is in flight, and nothing is pushed later.
+    ///
+    /// The kernel destroys a closed ring later, in the background. A thread that opens a block
+    /// device exclusively right after the close must not find it busy.
+    pub(super) fn unregister_file(&self) {
+        // It fails if the file is not registered any more.
+        let _ = self.uring.submitter().unregister_files();
+    }
+}
+
 impl Drop for Ring {
     fn drop(&mut self) {
-        // The kernel destroys a closed ring later, in the background. Unregister the file now: a
-        // thread that opens a block device exclusively right after this close must not find it
-        // busy.
-        let _ = self.uring.submitter().unregister_files();
+        self.unregister_file();
     }
 }
 

@@ -182,4 +182,8 @@ impl Backend for Threads {
             core.backend.work[queue].notify_all();
         }
     }
+
+    fn close_file(core: &Core<Self>) {
+        core.backend.blocking.close();
+    }
 }

@@ -435,4 +435,9 @@ impl Backend for Uring {
             ring.raise_event();
         }
     }
+
+    fn close_file(core: &Core<Self>) {
+        core.backend.rings.iter().for_each(Ring::unregister_file);
+        core.backend.blocking.close();
+    }
 }

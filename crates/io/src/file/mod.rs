@@ -7,7 +7,8 @@
 //! - Size, sector size and direct I/O are fixed at the open. Once a shrunken or lost medium is
 //!   noticed ([`ErrorKind::Gone`]), no request succeeds until it is opened again.
 //! - A successful flush was executed neither beside nor after a failed one (`flush`).
-//! - Dropping the device closes it.
+//! - Dropping the device closes it. [`FileDevice::close`](Device::close) closes the file even while
+//!   the device is referenced.
 //! - No other user that locks too has the medium open (`lock`), from the open until the close, or
 //!   until the owner of a [taken lock](FileDevice::take_lock) drops it.
 //!
@@ -49,9 +50,10 @@ pub use error::OpenError;
 use flush::FlushQueue;
 pub use lock::FileLock;
 use open::OpenedFile;
-pub(crate) use open::size_bytes_of;
+pub(crate) use open::{close_early, size_bytes_of};
 pub use options::{Direct, EngineChoice, Locking, OpenOptions};
 
+use crate::completion::in_callback;
 use crate::device::{Device, DeviceInfo, DeviceStats, Engine, Health};
 use crate::engine::{self, FileEngine, Setup};
 use crate::error::{Error, ErrorKind};
@@ -228,6 +230,9 @@ impl Device for FileDevice {
     fn close(&self) {
         self.flushes.close();
         self.engine.close();
+        if !in_callback() {
+            close_early(&self.file);
+        }
         drop(self.take_lock());
     }
 }

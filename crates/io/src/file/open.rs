@@ -11,11 +11,13 @@
 //! It does not support partitions within a device.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, SeekFrom, Statx, StatxFlags};
-use rustix::io::Errno;
+use rustix::io::{DupFlags, Errno, dup3};
 
 use super::error::OpenError;
 use super::lock::FileLock;
@@ -105,6 +107,18 @@ fn open_locked(
         true => Ok(opened),
         false => Err(system(path, REPLACED, Errno::STALE)),
     }
+}
+
+/// Closes the file behind a descriptor whose owner lives on. From then on the descriptor refers to
+/// an event, with which no transfer works. Without a free descriptor the file stays open until the
+/// owner is dropped.
+pub(crate) fn close_early(file: &OwnedFd) {
+    let Ok(event) = eventfd(0, EventfdFlags::CLOEXEC) else { return };
+    // SAFETY: `file` owns the descriptor, and outlives `same`, which closes nothing. `dup3` leaves
+    // the descriptor open.
+    let mut same = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(file.as_raw_fd()) });
+    // It fails only if another thread opens a file at this moment. Then the drop closes the file.
+    let _ = dup3(event, &mut same, DupFlags::CLOEXEC);
 }
 
 /// Returns the current size of a file or block device in bytes.

@@ -46,6 +46,35 @@ fn write(device: &FileDevice, arena: &Arena, offset: u64, len: usize, fill: u8) 
     device.run(Request::write(offset, filled(arena, len, fill))).result.unwrap();
 }
 
+/// Descriptors of this process that refer to a file.
+fn descriptors_of(path: &Path) -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    links.filter(|link| std::fs::read_link(link.path()).is_ok_and(|target| target == path)).count()
+}
+
+#[test]
+fn a_closed_device_has_no_open_file_while_it_is_referenced() {
+    let arena = arena();
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        let (_folder, path) = folder_with(1 << 20);
+        let path = path.canonicalize().unwrap();
+        let device = FileDevice::open(&path, &OpenOptions { engine, ..options() }).unwrap();
+        write(&device, &arena, 0, 4096, 3);
+        assert!(descriptors_of(&path) > 0);
+        device.close();
+        assert_eq!(descriptors_of(&path), 0, "{engine:?}");
+        // Requests are refused, also those that look at the file first.
+        let refused = &device as &dyn Device;
+        for offset in [0, (1 << 20) - 4096] {
+            let request = Request::write(offset, filled(&arena, 4096, 4));
+            assert_eq!(refused.run(request).result.unwrap_err().kind(), ErrorKind::Closed);
+        }
+        device.close();
+        let again = FileDevice::open(&path, &options()).unwrap();
+        assert_eq!(read(&again, &arena, 0, 4096), [3; 4096]);
+    }
+}
+
 #[test]
 fn written_data_is_read_back_with_all_options() {
     let arena = arena();

@@ -172,7 +172,8 @@ impl BlockKind {
     }
 }
 
-/// A block pointer. All zeros is a hole: a block of zeros that is not stored.
+/// A block pointer. All zeros is a hole: a block of zeros that is not stored. A preallocated
+/// pointer is also a hole, but its blocks count as allocated space of their object.
 #[derive(
     Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -184,7 +185,8 @@ pub struct BlockPtrPhys {
     pub checksum: [u8; 16],
     /// The txg that wrote it.
     pub birth_txg: U64,
-    /// Size after decompression. May be less than the object's record size; the rest is zeros.
+    /// Size after decompression. May be less than the object's record size; the rest is zeros. In a
+    /// preallocated pointer, the bytes that each block of level 0 beneath it counts.
     pub logical_bytes: U32,
     /// Size on a device, before rounding up to sectors.
     pub physical_bytes: U32,
@@ -196,7 +198,8 @@ pub struct BlockPtrPhys {
     pub level: u8,
     /// A [`BlockKind`] of the decompressed content.
     pub kind: u8,
-    /// Bit 0: the copies are gang blocks, see `docs/format.md`. Other bits are zero.
+    /// Bit 0: the copies are gang blocks, see `docs/format.md`. Bit 1: all blocks beneath are
+    /// preallocated holes. Other bits are zero.
     pub flags: u8,
     /// Zeros.
     pub reserved: [u8; 3],
@@ -226,7 +229,28 @@ impl BlockPtrPhys {
     /// Bit of `flags`: the copies are gang blocks.
     pub const GANG: u8 = 1;
 
-    /// Whether it is a hole.
+    /// Bit of `flags`: there are no copies, and all blocks beneath are preallocated holes.
+    pub const PREALLOCATED: u8 = 2;
+
+    /// A pointer at `level` to preallocated holes. Each block of level 0 beneath it counts as
+    /// `bytes` allocated bytes.
+    pub fn preallocated(level: u8, bytes: u32) -> Self {
+        Self { level, flags: Self::PREALLOCATED, logical_bytes: U32::new(bytes), ..Self::HOLE }
+    }
+
+    /// Whether it is a hole whose blocks are preallocated.
+    #[inline]
+    pub fn is_preallocated(&self) -> bool {
+        self.is_hole() && self.flags & Self::PREALLOCATED != 0
+    }
+
+    /// Whether it is a hole without preallocated blocks.
+    #[inline]
+    pub fn is_null(&self) -> bool {
+        self.is_hole() && !self.is_preallocated()
+    }
+
+    /// Whether it is a hole, preallocated or not.
     #[inline]
     pub fn is_hole(&self) -> bool {
         self.copies[0] == DvaPhys::NONE
@@ -261,6 +285,9 @@ impl BlockPtrPhys {
 
 impl fmt::Debug for BlockPtrPhys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_preallocated() {
+            return write!(f, "preallocated L{} of {} bytes", self.level, self.logical_bytes);
+        }
         if self.is_hole() {
             return f.write_str("hole");
         }

@@ -196,6 +196,8 @@ pub enum LogRecordKind {
     ZapUpdate = 8,
     /// Name.
     ZapRemove = 9,
+    /// Argument: offset; body: eight bytes, the length of the preallocated range.
+    Preallocate = 10,
 }
 
 impl LogRecordKind {
@@ -212,6 +214,7 @@ impl LogRecordKind {
             7 => Self::ZapInsert,
             8 => Self::ZapUpdate,
             9 => Self::ZapRemove,
+            10 => Self::Preallocate,
             _ => return None,
         })
     }
@@ -232,6 +235,8 @@ pub(crate) enum LogRecord<'a> {
     Truncate { size: u64 },
     /// A range was zeroed.
     Punch { offset: u64, len: u64 },
+    /// Holes in a range were preallocated.
+    Preallocate { offset: u64, len: u64 },
     /// A name was added.
     ZapInsert { name: &'a [u8], value: &'a [u8] },
     /// A name was added, or its value changed.
@@ -265,7 +270,7 @@ struct RecordParts<'a> {
 }
 
 impl<'a> LogRecord<'a> {
-    /// Returns the parts. `len` holds the body of a punch while it is encoded.
+    /// Returns the parts. `len` holds a body that is a length while it is encoded.
     fn parts(&self, len: &'a mut [u8; 8]) -> RecordParts<'a> {
         let parts = |kind, argument, name, body| {
             let object_kind = 0;
@@ -285,6 +290,10 @@ impl<'a> LogRecord<'a> {
             Self::Punch { offset, len: bytes } => {
                 *len = bytes.to_le_bytes();
                 parts(LogRecordKind::Punch, offset, &[], len)
+            }
+            Self::Preallocate { offset, len: bytes } => {
+                *len = bytes.to_le_bytes();
+                parts(LogRecordKind::Preallocate, offset, &[], len)
             }
             Self::ZapInsert { name, value } => parts(LogRecordKind::ZapInsert, 0, name, value),
             Self::ZapUpdate { name, value } => parts(LogRecordKind::ZapUpdate, 0, name, value),
@@ -374,13 +383,16 @@ impl<'a> LogEntry<'a> {
                 LogRecord::Write { offset: argument, bytes: body }
             }
             LogRecordKind::Truncate => LogRecord::Truncate { size: argument },
-            LogRecordKind::Punch => {
-                let len = body.try_into().map_err(|_| corrupt("a punch has no length"))?;
+            LogRecordKind::Punch | LogRecordKind::Preallocate => {
+                let len = body.try_into().map_err(|_| corrupt("a range has no length"))?;
                 let len = u64::from_le_bytes(len);
                 argument
                     .checked_add(len)
-                    .ok_or_else(|| corrupt("a punch exceeds the maximum size"))?;
-                LogRecord::Punch { offset: argument, len }
+                    .ok_or_else(|| corrupt("a range exceeds the maximum size"))?;
+                match kind {
+                    LogRecordKind::Punch => LogRecord::Punch { offset: argument, len },
+                    _ => LogRecord::Preallocate { offset: argument, len },
+                }
             }
             LogRecordKind::ZapInsert => LogRecord::ZapInsert { name, value: body },
             LogRecordKind::ZapUpdate => LogRecord::ZapUpdate { name, value: body },

@@ -31,6 +31,8 @@ pub struct BlockPtrInfo {
     pub fill: u64,
     /// The checksum in hexadecimal digits.
     pub checksum: String,
+    /// Whether it is a hole whose blocks count as allocated, `logical_bytes` each.
+    pub preallocated: bool,
     /// Why the pointer is invalid, or `None`.
     pub objection: Option<&'static str>,
 }
@@ -53,6 +55,7 @@ impl BlockPtrInfo {
             birth_txg: ptr.birth_txg.get(),
             fill: ptr.fill.get(),
             checksum: ptr.checksum.iter().map(|byte| format!("{byte:02x}")).collect(),
+            preallocated: ptr.is_preallocated(),
             objection: if ptr.is_hole() { None } else { codec::pointer_defect(ptr) },
         }
     }
@@ -85,6 +88,9 @@ pub(super) fn compression_name(compression: Compression) -> &'static str {
 
 impl fmt::Display for BlockPtrInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.preallocated {
+            return write!(f, "preallocated hole of {} bytes a block", self.logical_bytes);
+        }
         if self.is_hole() {
             return f.write_str("hole");
         }

@@ -53,7 +53,7 @@ pub(super) fn directory_stats<S: Serializer>(
 
 impl Serialize for BlockPtrInfo {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self.is_hole() {
+        match self.is_hole() && !self.preallocated {
             true => serializer.serialize_none(),
             // The derived function, which `remote` made an inherent one.
             false => Self::serialize(self, serializer),

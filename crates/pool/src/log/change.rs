@@ -20,6 +20,8 @@ pub(crate) enum Change<'a> {
     Truncate { size: u64 },
     /// A range was zeroed.
     Punch { offset: u64, len: u64 },
+    /// Holes in a range were preallocated.
+    Preallocate { offset: u64, len: u64 },
     /// Commits that write names recorded from here on must also write the content that the object
     /// has now.
     Bind,

@@ -509,6 +509,7 @@ fn push_touch(
         }
         Touch::Truncate { size } => LogRecord::Truncate { size },
         Touch::Punch { offset, len } => LogRecord::Punch { offset, len },
+        Touch::Preallocate { offset, len } => LogRecord::Preallocate { offset, len },
     };
     items.push((entry.serial, encoded(LogEntry { record, ..entry })?));
     Ok(())

@@ -162,6 +162,9 @@ impl IntentLog {
             Change::Punch { offset, len } => {
                 return self.touch(txg, dataset, object, Touch::Punch { offset, len });
             }
+            Change::Preallocate { offset, len } => {
+                return self.touch(txg, dataset, object, Touch::Preallocate { offset, len });
+            }
             Change::TouchAttributes { attributes } => {
                 let serial = || self.pending.next_serial();
                 return self.objects.note_attributes((txg, dataset, object), attributes, serial);

@@ -29,6 +29,7 @@ pub(super) enum Touch {
     Write { offset: u64, len: u64 },
     Truncate { size: u64 },
     Punch { offset: u64, len: u64 },
+    Preallocate { offset: u64, len: u64 },
 }
 
 /// The changes taken of one object.

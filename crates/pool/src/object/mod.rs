@@ -20,6 +20,7 @@ mod node;
 mod paths;
 mod pending;
 mod pins;
+mod preallocate;
 mod read;
 mod readahead;
 mod seek;

@@ -37,8 +37,9 @@ const RECORD_SHIFT_MAX: u8 = 24;
 pub struct ObjectUsage {
     /// Length in bytes; 0 for a directory.
     pub size_bytes: u64,
-    /// Bytes on devices, all copies and indirect blocks included, plus an estimate for content that
-    /// is not written yet. 0 for a directory that is stored inline in its dnode.
+    /// Bytes on devices, all copies and indirect blocks included, plus preallocated holes, plus an
+    /// estimate for content that is not written yet. 0 for a directory that is stored inline in its
+    /// dnode.
     pub allocated_bytes: u64,
     /// Whether changed content is not written yet. Until then `allocated_bytes` is an estimate that
     /// ignores compression.
@@ -314,7 +315,10 @@ impl Node {
             if pending.frees_all() {
                 bytes = 0;
             }
-            bytes = bytes.saturating_add(self.objset.cost_of_block(self.kind, pending.new_bytes));
+            bytes = bytes
+                .saturating_add(self.objset.cost_of_block(self.kind, pending.new_bytes))
+                .saturating_add(pending.preallocated_bytes)
+                .saturating_sub(pending.replaced_bytes);
         }
         ObjectUsage {
             size_bytes: state.size,
@@ -361,7 +365,11 @@ impl Node {
         }
         let mut state = self.lock();
         if state.tree.root == tree.root && self.objset.check_open().is_ok() {
-            state.pins.set(Tree::parent_of(block), content);
+            let hole = match parent.is_preallocated() {
+                true => BlockPtrPhys::preallocated(0, parent.logical_bytes.get()),
+                false => BlockPtrPhys::HOLE,
+            };
+            state.pins.set(Tree::parent_of(block), content, hole);
         }
         Ok(())
     }

@@ -49,6 +49,27 @@ impl Paths {
         Ok(())
     }
 
+    /// Charges for preallocating a range of blocks of a tree of `levels`. `changed` are the
+    /// indirect blocks within the tree that change.
+    pub(crate) fn preallocate(
+        &mut self,
+        levels: u8,
+        range: &Range<u64>,
+        changed: Vec<(u8, u64)>,
+        pay: impl FnOnce(usize) -> Result<()>,
+    ) -> Result<()> {
+        let before = self.height.max(levels);
+        let height = before.max(levels_for(range.end - 1));
+        let mut new = changed;
+        if height > before {
+            new.extend(above(0, before.max(1)..height));
+            new.extend(ends(range, u64::MAX).flat_map(|end| above(end, 1..height)));
+        }
+        self.charge(new, pay)?;
+        self.height = height;
+        Ok(())
+    }
+
     /// Charges for freeing a range of blocks of a tree of `levels`. Indirect blocks with children
     /// outside the range change. The others are freed and cost nothing.
     pub(crate) fn free(

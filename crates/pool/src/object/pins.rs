@@ -21,6 +21,8 @@ struct Pin {
     parent: u64,
     /// `None` for a hole.
     content: Option<BlockRef>,
+    /// The pointer of each child of a hole: null or preallocated.
+    hole: BlockPtrPhys,
     /// Hints for the child blocks. Allocated with the first hint.
     hints: Option<Box<[SlotHintEntry; POINTERS]>>,
 }
@@ -87,17 +89,18 @@ impl Pins {
         if pin.parent != parent {
             return None;
         }
-        let Some(content) = &pin.content else { return Some(BlockPtrPhys::HOLE) };
+        let Some(content) = &pin.content else { return Some(pin.hole) };
         let at = block as usize % POINTERS * size_of::<BlockPtrPhys>();
         let bytes = content.get(at..at + size_of::<BlockPtrPhys>());
         let ptr = bytes.and_then(|bytes| BlockPtrPhys::read_from_bytes(bytes).ok());
         Some(ptr.unwrap_or(BlockPtrPhys::HOLE))
     }
 
-    /// Pins a validated indirect block. `None` records a hole.
-    pub(crate) fn set(&mut self, parent: u64, content: Option<BlockRef>) {
+    /// Pins a validated indirect block. `None` records a hole, whose children have the pointer
+    /// `hole`.
+    pub(crate) fn set(&mut self, parent: u64, content: Option<BlockRef>, hole: BlockPtrPhys) {
         let slots = self.slots.get_or_insert_with(|| Box::new([const { None }; SLOTS]));
-        slots[parent as usize % SLOTS] = Some(Pin { parent, content, hints: None });
+        slots[parent as usize % SLOTS] = Some(Pin { parent, content, hole, hints: None });
     }
 
     /// The cache slot of a block, or `UNKNOWN`, and the address of its content. The address is

@@ -19,6 +19,9 @@ const TRIM_BYTES: usize = 512;
 /// Changes of an object in one txg.
 pub(crate) struct DirtyBlocks {
     freed: Vec<std::ops::Range<u64>>,
+    preallocated: Vec<std::ops::Range<u64>>,
+    /// Preallocated blocks that are not written and count fewer bytes than a whole block.
+    parts: Vec<PointerChange>,
     /// Ascending.
     blocks: Vec<u64>,
 }
@@ -51,6 +54,14 @@ impl Node {
             })
             .collect();
         let freed = pending.freed.clone();
+        let preallocated = pending.preallocated.ranges.clone();
+        let parts = pending.preallocated.parts.iter();
+        let parts = parts.filter(|part| !pending.blocks.contains_key(part.0));
+        let part = |(block, bytes): (&u64, &u64)| PointerChange {
+            block: *block,
+            ptr: BlockPtrPhys::preallocated(0, pointer_bytes(*bytes)),
+        };
+        let parts = parts.map(part).collect();
         drop(state);
         contents.sort_unstable_by_key(|(block, _)| *block);
         let blocks = contents.iter().map(|(block, _)| *block).collect();
@@ -59,7 +70,7 @@ impl Node {
             let packer = packer.clone();
             PackJob { bytes: content.len(), work: Box::new(move || pack(&packer, content)) }
         }));
-        Some(DirtyBlocks { freed, blocks })
+        Some(DirtyBlocks { freed, preallocated, parts, blocks })
     }
 
     /// Writes the changes of the txg of `ctx`, and returns the new data fields of the dnode.
@@ -85,7 +96,8 @@ impl Node {
                 WriteProps { kind: BlockKind::Data, level: 0, fill: 1, cache, ..*data }
             }
         };
-        let mut written = Vec::with_capacity(work.blocks.len());
+        let mut written = work.parts;
+        written.reserve(work.blocks.len());
         for block in work.blocks {
             let packed = match packing.next().expect("there is one pack job per block") {
                 // Concurrent pack jobs used up the memory. Pack this block again, alone.
@@ -102,8 +114,15 @@ impl Node {
             self.release_buffer(ctx, block, ptr);
             written.push(PointerChange { block, ptr });
         }
+        written.sort_unstable_by_key(|change| change.block);
         let old = self.lock().tree;
-        let changes = TreeChanges { freed: &work.freed, written: &written };
+        let block_bytes = self.objset.cost_of_block(self.kind, self.record_bytes() as u64);
+        let changes = TreeChanges {
+            freed: &work.freed,
+            preallocated: &work.preallocated,
+            preallocated_bytes: pointer_bytes(block_bytes),
+            written: &written,
+        };
         let tree = tree::update(ctx, &old, changes, metadata)?;
         let cost = ctx.take_allocated();
         let mut state = self.lock();
@@ -196,6 +215,11 @@ impl Node {
             self.objset.store.cache().sub_dirty(bytes);
         }
     }
+}
+
+/// The bytes that a preallocated pointer counts per block.
+fn pointer_bytes(bytes: u64) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 fn pack_leaf(packer: &Packer, content: Arc<Buffer>) -> Result<Option<Packed>> {

@@ -4,7 +4,8 @@
 //! a new tree from an old one and a list of changes. It writes new indirect blocks and frees the
 //! old ones that the new tree does not share.
 //!
-//! An indirect block holds [`POINTERS`] block pointers and is stored without the holes at its end.
+//! An indirect block holds [`POINTERS`] block pointers and is stored without the null pointers at
+//! its end. A hole is a null pointer or a preallocated one, which stands for all blocks beneath it.
 //!
 //! # Locking
 //!
@@ -57,7 +58,7 @@ impl Tree {
     /// [`ErrorKind::Corrupt`] if the fields contradict each other.
     pub(crate) fn from_parts(root: BlockPtrPhys, levels: u8, blocks: u64) -> Result<Self> {
         let height_fits = levels <= LEVELS_MAX && blocks <= capacity(levels);
-        let root_fits = root.is_hole() || (levels > 0 && root.level == levels - 1);
+        let root_fits = root.is_null() || (levels > 0 && root.level == levels - 1);
         if blocks > BLOCKS_MAX || !height_fits || !root_fits {
             let text = format!(
                 "a tree of {levels} levels and {blocks} blocks cannot have the root {root:?}"
@@ -112,9 +113,13 @@ fn misplaced(ptr: &BlockPtrPhys, wanted: &str) -> Error {
 }
 
 /// The pointer at `index`. Fails if it is not of the level below.
-fn child(parent: &BlockPtrPhys, pointers: &[BlockPtrPhys], index: usize) -> Result<BlockPtrPhys> {
+pub(super) fn child(
+    parent: &BlockPtrPhys,
+    pointers: &[BlockPtrPhys],
+    index: usize,
+) -> Result<BlockPtrPhys> {
     let child = pointers.get(index).copied().unwrap_or(BlockPtrPhys::HOLE);
-    if !child.is_hole() && child.level.wrapping_add(1) != parent.level {
+    if !child.is_null() && child.level.wrapping_add(1) != parent.level {
         return Err(misplaced(&child, "a pointer of the level below"));
     }
     Ok(child)
@@ -236,37 +241,94 @@ fn seek_beneath(
     Ok(None)
 }
 
-/// The new pointer of a block; null frees the block.
+/// Bytes that preallocated holes count as allocated.
+pub(crate) fn preallocated_bytes(ptr: &BlockPtrPhys) -> i64 {
+    let blocks = capacity(ptr.level.saturating_add(1));
+    let bytes = blocks.saturating_mul(u64::from(ptr.logical_bytes.get()));
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// The new pointer of a block. Null frees the block, but leaves a preallocated hole. A preallocated
+/// pointer changes holes only.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PointerChange {
     pub(crate) block: u64,
     pub(crate) ptr: BlockPtrPhys,
 }
 
-/// Changes of a tree: `freed` applies first, then `written`. Both are ascending and do not overlap.
+/// Changes of a tree: `freed` applies first, then `preallocated`, then `written`. All are ascending
+/// and do not overlap.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TreeChanges<'a> {
     pub(crate) freed: &'a [Range<u64>],
+    /// Blocks that become preallocated if they are holes.
+    pub(crate) preallocated: &'a [Range<u64>],
+    /// Bytes that each of them counts.
+    pub(crate) preallocated_bytes: u32,
     pub(crate) written: &'a [PointerChange],
 }
 
 impl<'a> TreeChanges<'a> {
+    /// Changes that only write blocks.
+    pub(crate) fn written(written: &'a [PointerChange]) -> Self {
+        Self { freed: &[], preallocated: &[], preallocated_bytes: 0, written }
+    }
+
     fn within(self, range: &Range<u64>) -> Self {
         let first = self.written.partition_point(|change| change.block < range.start);
         let end = self.written.partition_point(|change| change.block < range.end);
-        let from = self.freed.partition_point(|freed| freed.end <= range.start);
-        let to = self.freed.partition_point(|freed| freed.start < range.end);
-        Self { freed: &self.freed[from..to.max(from)], written: &self.written[first..end] }
+        Self {
+            freed: overlapping(self.freed, range),
+            preallocated: overlapping(self.preallocated, range),
+            written: &self.written[first..end],
+            ..self
+        }
     }
 
     fn is_empty(self) -> bool {
-        self.freed.is_empty() && self.written.is_empty()
+        self.freed.is_empty() && self.adds_nothing()
+    }
+
+    /// Whether a null pointer stays null.
+    fn adds_nothing(self) -> bool {
+        self.preallocated.is_empty() && self.written.is_empty()
     }
 
     /// Whether one freed range covers all of `range`.
     fn frees_all_of(self, range: &Range<u64>) -> bool {
-        self.freed.iter().any(|freed| freed.start <= range.start && range.end <= freed.end)
+        covers(self.freed, range)
     }
+
+    /// The pointer of holes at `level` that is the same for all of `range` after the changes, which
+    /// write nothing there; `None` if there is no such pointer.
+    fn uniform(
+        self,
+        old: &BlockPtrPhys,
+        level: u8,
+        range: &Range<u64>,
+        grows: bool,
+    ) -> Option<BlockPtrPhys> {
+        let freed = self.frees_all_of(range);
+        if covers(self.preallocated, range) && (old.is_hole() || freed) {
+            return Some(BlockPtrPhys::preallocated(level, self.preallocated_bytes));
+        }
+        if self.preallocated.is_empty() {
+            return freed.then_some(BlockPtrPhys::HOLE);
+        }
+        (old.is_preallocated() && self.freed.is_empty() && !grows).then_some(*old)
+    }
+}
+
+/// The ranges, ascending, that overlap `range`.
+fn overlapping<'a>(ranges: &'a [Range<u64>], range: &Range<u64>) -> &'a [Range<u64>] {
+    let from = ranges.partition_point(|one| one.end <= range.start);
+    let to = ranges.partition_point(|one| one.start < range.end);
+    &ranges[from..to.max(from)]
+}
+
+/// Whether one of the ranges covers all of `range`.
+fn covers(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
+    ranges.iter().any(|one| one.start <= range.start && range.end <= one.end)
 }
 
 /// The tree after `changes`. `props` has the write properties of its indirect blocks; kind, level
@@ -288,7 +350,7 @@ pub(crate) fn update(
     }
     let old = Subtree { ptr: tree.root, levels: tree.levels };
     let root = rewrite(ctx, old, (levels - 1, 0), changes, props)?;
-    if root.is_hole() {
+    if root.is_null() {
         return Ok(Tree { root, levels: 0, blocks: 0 });
     }
     Ok(Tree { root, levels, blocks })
@@ -302,8 +364,9 @@ fn blocks_after(tree: &Tree, changes: TreeChanges<'_>) -> u64 {
     {
         blocks = blocks.min(freed.start);
     }
-    let last = changes.written.iter().rev().find(|change| !change.ptr.is_hole());
-    blocks.max(last.map_or(0, |change| change.block + 1))
+    let last = changes.written.iter().rev().find(|change| !change.ptr.is_null());
+    let preallocated = changes.preallocated.last().map_or(0, |range| range.end);
+    blocks.max(last.map_or(0, |change| change.block + 1)).max(preallocated)
 }
 
 /// The old subtree at the position of a new block. It may be lower than the new block if the tree
@@ -325,19 +388,22 @@ fn rewrite(
 ) -> Result<BlockPtrPhys> {
     let range = first..first.saturating_add(capacity(level + 1));
     let changes = changes.within(&range);
-    let grows = !old.ptr.is_hole() && old.levels < level + 1;
+    let grows = !old.ptr.is_null() && old.levels < level + 1;
     if changes.is_empty() && !grows {
         return Ok(old.ptr);
     }
-    if old.ptr.is_hole() && changes.written.is_empty() {
+    if old.ptr.is_null() && changes.adds_nothing() {
         return Ok(old.ptr);
     }
     if level == 0 {
         return rewrite_block(ctx, old.ptr, changes, &range);
     }
-    if changes.frees_all_of(&range) && changes.written.is_empty() {
+    if changes.written.is_empty()
+        && let Some(new) = changes.uniform(&old.ptr, level, &range, grows)
+    {
         free_tree(ctx, &old.ptr)?;
-        return Ok(BlockPtrPhys::HOLE);
+        ctx.preallocate(&new);
+        return Ok(new);
     }
     let mut content = load_indirect(ctx.store, old, level)?;
     for index in touched(changes, level, &range, grows) {
@@ -371,20 +437,49 @@ fn rewrite_block(
     changes: TreeChanges<'_>,
     range: &Range<u64>,
 ) -> Result<BlockPtrPhys> {
-    let new = match changes.written.last() {
-        Some(change) => change.ptr,
-        None if changes.frees_all_of(range) => BlockPtrPhys::HOLE,
-        None => return Ok(old),
+    let kept = if changes.frees_all_of(range) { BlockPtrPhys::HOLE } else { old };
+    let kept = match covers(changes.preallocated, range) {
+        true => preallocate(kept, changes.preallocated_bytes),
+        false => kept,
     };
-    if !old.is_hole() {
+    let new = match changes.written.last() {
+        None => kept,
+        Some(change) if change.ptr.is_preallocated() => {
+            preallocate(kept, change.ptr.logical_bytes.get())
+        }
+        // A block of zeros leaves the preallocated hole.
+        Some(change) if change.ptr.is_hole() && kept.is_preallocated() => kept,
+        Some(change) => change.ptr,
+    };
+    if new == old {
+        return Ok(old);
+    }
+    if !old.is_null() {
         ctx.free(&old)?;
     }
+    if new.is_preallocated() {
+        ctx.preallocate(&new);
+    }
     Ok(new)
+}
+
+/// The pointer of a block of level 0 after it was preallocated.
+fn preallocate(ptr: BlockPtrPhys, bytes: u32) -> BlockPtrPhys {
+    match ptr.is_hole() {
+        true => BlockPtrPhys::preallocated(0, bytes.max(ptr.logical_bytes.get())),
+        false => ptr,
+    }
 }
 
 /// A full-length copy of the indirect block.
 fn load_indirect(store: &Store, old: Subtree, level: u8) -> Result<Buffer> {
     let mut content = store.cache().alloc_zeroed(INDIRECT_BYTES)?;
+    if old.ptr.is_preallocated() && old.levels == level + 1 {
+        let each = BlockPtrPhys::preallocated(level - 1, old.ptr.logical_bytes.get());
+        for child in content.chunks_exact_mut(size_of::<BlockPtrPhys>()) {
+            child.copy_from_slice(each.as_bytes());
+        }
+    }
     if !old.ptr.is_hole() && old.levels == level + 1 {
         let block = store.read(&old.ptr, Attributes::METADATA)?;
         let found = pointers(&old.ptr, &block)?;
@@ -401,8 +496,8 @@ fn touched(changes: TreeChanges<'_>, level: u8, range: &Range<u64>, grows: bool)
     let of = |block: u64| ((block - range.start) / span(level)) as usize;
     let mut found: Vec<usize> = changes.written.iter().map(|change| of(change.block)).collect();
     found.dedup();
-    for freed in changes.freed {
-        let (start, end) = (freed.start.max(range.start), freed.end.min(range.end));
+    for each in changes.freed.iter().chain(changes.preallocated) {
+        let (start, end) = (each.start.max(range.start), each.end.min(range.end));
         found.extend(of(start)..=of(end - 1));
     }
     if grows {
@@ -425,7 +520,7 @@ fn store_indirect(
             "the length of an indirect block is not a multiple of a pointer's",
         )
     })?;
-    let Some(last) = children.iter().rposition(|child| !child.is_hole()) else {
+    let Some(last) = children.iter().rposition(|child| !child.is_null()) else {
         return Ok(BlockPtrPhys::HOLE);
     };
     let fill = children.iter().map(|child| child.fill.get()).sum();
@@ -439,10 +534,10 @@ fn store_indirect(
 /// Frees the block that a pointer points to and everything beneath it. Blocks that cannot be read
 /// are leaked and counted: a damaged block must not stop the pool.
 pub(crate) fn free_tree(ctx: &mut SyncContext<'_>, ptr: &BlockPtrPhys) -> Result<()> {
-    if ptr.is_hole() {
+    if ptr.is_null() {
         return Ok(());
     }
-    if ptr.level > 0 {
+    if ptr.level > 0 && !ptr.is_hole() {
         for child in or_leak(ctx, read_children(ctx.store, ptr))?.unwrap_or_default() {
             free_tree(ctx, &child)?;
         }

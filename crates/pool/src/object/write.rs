@@ -158,17 +158,19 @@ impl Node {
     /// zeros. Atomic: a failure leaves the object unchanged.
     pub(crate) fn truncate(self: &Arc<Self>, tx: &Tx, size: u64) -> Result<()> {
         self.check_range(size, 0)?;
-        let old = {
+        let freed = size.div_ceil(self.record_bytes() as u64)..u64::MAX;
+        let (old, blocks_end) = {
             let mut state = self.lock();
             self.check_alive(&state)?;
             self.mark_dirty(&mut state, tx)?;
-            state.size
+            (state.size, state.blocks_end())
         };
-        if size < old {
+        // As on Linux, the old size frees what is preallocated behind it, and a larger one does
+        // not.
+        if size < old || size == old && blocks_end > freed.start {
             let within = size as usize & (self.record_bytes() - 1);
             let edge =
                 (within > 0).then(|| (size >> self.record_shift, within..self.record_bytes()));
-            let freed = size.div_ceil(self.record_bytes() as u64)..u64::MAX;
             self.clear(tx, edge.as_slice(), freed)?;
         }
         let mut state = self.lock();
@@ -180,11 +182,15 @@ impl Node {
     /// leaves the object unchanged.
     pub(crate) fn punch(self: &Arc<Self>, tx: &Tx, offset: u64, len: u64) -> Result<()> {
         self.check_range(offset, 0)?;
-        let end = offset.saturating_add(len).min(self.size());
+        let record = self.record_bytes() as u64;
+        let there = {
+            let state = self.lock();
+            state.size.max(state.blocks_end().saturating_mul(record))
+        };
+        let end = offset.saturating_add(len).min(there);
         if end <= offset {
             return Ok(());
         }
-        let record = self.record_bytes() as u64;
         let (first, last) = (offset.div_ceil(record), end / record);
         let within = |at: u64| (at % record) as usize;
         if first > last {
@@ -241,7 +247,13 @@ impl Node {
         pending
             .paths
             .free(levels, &range, |count| tx.dirty(self.objset.cost_of_indirect(count)))?;
-        let freed = pending.free(range);
+        let block_bytes = self.objset.cost_of_block(self.kind, self.record_bytes() as u64);
+        let freed = pending.free(range.clone(), block_bytes);
+        if !pending.frees_all() {
+            let tree = state.tree;
+            let replaced = self.preallocated_in(&tree, &range);
+            state.pending_mut(tx.txg()).replaced_bytes += replaced;
+        }
         drop(state);
         self.objset.store.cache().sub_dirty(freed);
         Ok(())
@@ -285,7 +297,7 @@ impl Node {
         Ok(())
     }
 
-    fn check_range(&self, offset: u64, len: u64) -> Result<u64> {
+    pub(super) fn check_range(&self, offset: u64, len: u64) -> Result<u64> {
         let limit = size_max(self.record_shift);
         offset.checked_add(len).filter(|end| *end <= limit).ok_or_else(|| {
             let text = format!(
@@ -416,6 +428,8 @@ impl Node {
         let cache = self.objset.store.cache();
         self.mark_dirty(state, tx)?;
         let bytes = new.footprint() as u64;
+        let block_bytes = self.objset.cost_of_block(self.kind, self.record_bytes() as u64);
+        let replaced = if is_hole { state.preallocated_bytes(block, block_bytes) } else { 0 };
         let levels = state.height();
         let pending = state.pending_mut(tx.txg());
         let before = match pending.blocks.get(&block) {
@@ -435,6 +449,7 @@ impl Node {
         pending.dirty_bytes += bytes - before;
         if is_hole || before > 0 {
             pending.new_bytes += bytes - before;
+            pending.replaced_bytes += replaced;
         }
         cache.add_dirty(bytes);
         cache.sub_dirty(before);

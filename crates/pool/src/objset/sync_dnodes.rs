@@ -51,7 +51,7 @@ impl Objset {
             self.dnodes.drop_txg(ctx.txg);
             return Ok(None);
         }
-        let mut cost = 0;
+        let mut cost = 0i64;
         let mut fields = Vec::with_capacity(nodes.len());
         let (data_packer, metadata_packer) = (self.store.packer(data), self.store.packer(metadata));
         let mut jobs = Vec::new();
@@ -69,7 +69,8 @@ impl Objset {
         for (node, work) in work {
             let before = node.lock().allocated;
             let synced = node.sync(ctx, work, &mut packing, (data, metadata))?;
-            cost += synced.allocated as i64 - before as i64;
+            let change = (synced.allocated as i64).saturating_sub(before as i64);
+            cost = cost.saturating_add(change);
             fields.push(Synced {
                 number: node.number,
                 created_txg: node.created_txg,
@@ -91,9 +92,9 @@ impl Objset {
             objects += delta;
             written.push(PointerChange { block: dirty.block, ptr });
         }
-        let changes = TreeChanges { freed: &[], written: &written };
+        let changes = TreeChanges::written(&written);
         let new = tree::update(ctx, &old, changes, metadata)?;
-        cost += ctx.take_allocated();
+        cost = cost.saturating_add(ctx.take_allocated());
         *self.tree.lock() = new;
         let bytes = self.dnodes.drop_txg(ctx.txg);
         self.store.cache().sub_dirty(bytes);

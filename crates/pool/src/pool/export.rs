@@ -41,6 +41,19 @@ impl Pool {
         self.end()
     }
 
+    /// As [`close`](Self::close), and closes the files of all devices before it returns, even while
+    /// handles of the pool are referenced. Nobody else can use the devices afterwards.
+    ///
+    /// # Errors
+    /// As [`export`](Self::export).
+    pub fn close_with_devices(&self) -> Result<()> {
+        let l2_devices = self.inner.l2_devices.in_use();
+        let ended = self.end();
+        self.inner.devices.iter().for_each(|member| member.device().close());
+        l2_devices.iter().for_each(|l2| l2.close_file());
+        ended
+    }
+
     fn end(&self) -> Result<()> {
         if self.inner.closed.swap(true, Ordering::AcqRel) {
             return Ok(());

@@ -73,6 +73,11 @@ impl<'a> HandleView<'a, Pool> {
         self.handle.inner.begin(Intent::Use, self.wait)
     }
 
+    /// As [`Pool::begin_update`]. Changes with the transaction wait as this call does.
+    pub fn begin_update(self) -> Result<Transaction<'a>> {
+        self.handle.inner.begin(Intent::Update, self.wait)
+    }
+
     /// As [`Pool::begin_freeing`]. Changes with the transaction wait as this call does.
     pub fn begin_freeing(self) -> Result<Transaction<'a>> {
         self.handle.inner.begin(Intent::Free, self.wait)

@@ -409,6 +409,19 @@ impl Object {
         Ok(())
     }
 
+    /// Makes the holes in a range count as allocated space, until they are written or freed, also
+    /// behind the end of the object. The length stays, and the range reads as zeros. Space is not
+    /// reserved: a later write may fail with [`ErrorKind::NoSpace`].
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn preallocate(&self, tx: &Transaction<'_>, offset: u64, len: u64) -> Result<()> {
+        let _lock = self.node.lock_object(tx.wait())?;
+        self.node.preallocate(tx.tx(), offset, len)?;
+        self.dataset.log(tx, self.node.number, || Change::Preallocate { offset, len });
+        Ok(())
+    }
+
     /// As [`Dataset::fsync`], for this object.
     ///
     /// # Errors

@@ -114,6 +114,15 @@ impl Pool {
         self.inner.begin(Intent::Use, Wait::Allowed)
     }
 
+    /// Begins a transaction that changes attributes or names and uses little more space. It may use
+    /// a part of the reserve, so it can begin in a full pool.
+    ///
+    /// # Errors
+    /// See [`begin`](Self::begin).
+    pub fn begin_update(&self) -> Result<Transaction<'_>> {
+        self.inner.begin(Intent::Update, Wait::Allowed)
+    }
+
     /// Begins a transaction that frees space. It may use the reserve, so it can begin in a full
     /// pool.
     ///
@@ -148,12 +157,16 @@ impl PoolInner {
     /// Begins a transaction.
     pub(crate) fn begin(&self, intent: Intent, wait: Wait) -> Result<Transaction<'_>> {
         self.check_writable()?;
-        for _ in 0..TXGS_TO_REUSE {
+        for round in 0..TXGS_TO_REUSE {
             if let Some(reservation) = self.reservations.reserve(intent) {
                 return Ok(Transaction::new(self.txgs.begin_with(wait)?, Some(reservation), wait));
             }
+            // The first commit returns unused reservations. Further ones only make space reusable
+            // that is free already.
+            if round > 0 && !self.reservations.may_succeed_later(intent) {
+                break;
+            }
             wait.check("space that a transaction group gives back")?;
-            // A commit returns unused reservations and space that earlier txgs freed.
             self.txgs.sync_now()?;
         }
         let last =

@@ -139,6 +139,9 @@ fn apply_strictly(
         }
         LogRecord::Truncate { size } => objset.open(number, tx.wait())?.truncate(tx, size),
         LogRecord::Punch { offset, len } => objset.open(number, tx.wait())?.punch(tx, offset, len),
+        LogRecord::Preallocate { offset, len } => {
+            objset.open(number, tx.wait())?.preallocate(tx, offset, len)
+        }
         LogRecord::ZapInsert { name, value } => {
             dataset.directory(number, tx.wait())?.insert(tx, name, value)
         }

@@ -16,6 +16,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::devices::label::{self, Uberblock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockKind, ObjsetPhys, ROOT_BYTES, ROOT_MAGIC, RootPhys};
+use crate::reservation::Intent;
 use crate::space::Space;
 use crate::sync_context::SyncContext;
 use crate::tx::Tx;
@@ -153,8 +154,12 @@ impl PoolInner {
     pub(super) fn update_free(&self, space: &Space) {
         let reserve = self.reserve_bytes();
         let space_stats = space.stats();
-        // The sync thread itself may use the other half of the reserve.
-        self.reservations.set(&space_stats, reserve + MARGIN_BYTES, reserve / 2);
+        self.reservations.set(&space_stats, |intent| match intent {
+            Intent::Use => reserve + MARGIN_BYTES,
+            Intent::Update => reserve / 4 * 3,
+            // The sync thread itself may use the rest.
+            Intent::Free => reserve / 2,
+        });
         *self.space_stats.lock() = space_stats;
     }
 }

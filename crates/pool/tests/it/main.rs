@@ -19,6 +19,7 @@ mod interrupt;
 mod l2_devices;
 mod life;
 mod objects;
+mod preallocate;
 mod readahead;
 mod scrub;
 mod seek;

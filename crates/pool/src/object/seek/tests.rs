@@ -26,7 +26,7 @@ fn changes(rng: &mut SmallRng) -> (Pending, Vec<Option<bool>>) {
     for _ in 0..rng.below(8) {
         let start = rng.below(BLOCKS);
         let end = (start + 1 + rng.below(12)).min(BLOCKS);
-        pending.free(start..end);
+        pending.free(start..end, 1);
         model[start as usize..end as usize].fill(Some(false));
         for _ in 0..rng.below(6) {
             let block = rng.below(BLOCKS);

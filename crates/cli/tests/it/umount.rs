@@ -1,0 +1,118 @@
+//! Unmounting waits: for the commit, and for the devices to be closed.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use forebay_base::testing::{full, skip};
+
+use crate::fixture::{Fixture, fuse, is_mounted, root, texts};
+
+const MIB: usize = 1 << 20;
+
+/// Runs a script in a mount namespace of its own, so that no mount of it stays.
+fn in_namespace(fixture: &Fixture, script: &str) -> Output {
+    let mut command = fixture.command_of(Path::new("unshare"), &["--mount", "sh", "-ec", script]);
+    command.env("FOREBAY", env!("CARGO_BIN_EXE_forebay"));
+    command.output().expect("unshare runs")
+}
+
+/// Whether umount(8) and the tools of a script work here. Says that the test is skipped if not.
+fn has(tools: &str) -> bool {
+    let found = Command::new("sh").args(["-c", tools]).output();
+    let works = found.is_ok_and(|output| output.status.success());
+    if !works {
+        skip("tools", format!("`{tools}` fails"));
+    }
+    works
+}
+
+/// After umount(8), the process that served the mount is killed at once.
+#[test]
+fn umount_with_the_helper_is_a_barrier() {
+    if !fuse() || !root() || !has("unshare --mount mount --bind /tmp /tmp") {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "tank.img", "--size", "256M"]);
+    fixture.folder("at");
+    let helpers = fixture.folder("helpers");
+    symlink(env!("CARGO_BIN_EXE_forebay"), helpers.join("umount.fuse.forebay")).unwrap();
+    fs::write(fixture.path("content"), vec![7; 60 * MIB]).unwrap();
+    let script = r#"
+        mount --bind helpers /sbin
+        "$FOREBAY" mount tank.img at --daemon
+        "$FOREBAY" tunable set tank txg_timeout_ms 600000
+        cp content at/content
+        pid=$(basename run/*.sock .sock)
+        umount at
+        kill -9 "$pid" 2>/dev/null || true
+        "$FOREBAY" import --show tank.img
+        "$FOREBAY" mount tank.img at --daemon
+        cmp content at/content
+        # A lazy unmount, and one that passes the helper by.
+        umount -l at
+        "$FOREBAY" mount tank.img at --daemon
+        umount -i at
+    "#;
+    let (out, err) = texts(&in_namespace(&fixture, script));
+    assert!(out.contains("; exported"), "{out}{err}");
+    assert_eq!(err, "", "{out}");
+    assert!(!is_mounted(&fixture.path("at")));
+}
+
+/// The script in `packaging` does the same as the link.
+#[test]
+fn the_script_of_the_helper_unmounts() {
+    if !fuse() || !root() {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/umount.forebay");
+    for options in [&[][..], &["-n", "-l"], &["-t", "fuse.forebay", "-v"]] {
+        fixture.ok(&["mount", "tank.img", "at", "--daemon"]);
+        let arguments = [&[at.to_str().unwrap()], options].concat();
+        let mut command = fixture.command_of(&script, &arguments);
+        let output = command.env("FOREBAY", env!("CARGO_BIN_EXE_forebay")).output().unwrap();
+        let (out, err) = texts(&output);
+        assert!(output.status.success() && out.is_empty(), "{out}{err}");
+        assert!(!is_mounted(&at));
+        let shown = fixture.ok(&["import", "--show", "tank.img"]);
+        assert!(shown.contains("; exported"), "{options:?}: {shown}");
+    }
+}
+
+/// The file system that holds the image of a pool can be unmounted right after the pool.
+#[test]
+fn the_file_system_below_can_be_unmounted_at_once() {
+    let tools = "command -v mkfs.ext4 && command -v losetup && losetup -f";
+    if !fuse() || !root() || !has(tools) {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.folder("below");
+    fixture.folder("at");
+    let rounds = if full() { 30 } else { 6 };
+    let script = format!(
+        r#"
+        truncate -s 256M disk
+        mkfs.ext4 -q disk
+        mount -o loop disk below
+        "$FOREBAY" create below/tank.img --size 128M
+        for round in $(seq {rounds}); do
+            "$FOREBAY" mount below/tank.img at --daemon
+            head -c 20000000 /dev/urandom > at/file
+            "$FOREBAY" umount at
+            umount below
+            mount -o loop disk below
+        done
+        umount below
+        "#
+    );
+    let output = in_namespace(&fixture, &script);
+    let (out, err) = texts(&output);
+    assert!(output.status.success(), "{out}{err}");
+}
