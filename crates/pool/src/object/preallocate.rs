@@ -132,9 +132,9 @@ impl Node {
         let written = state.pending.iter().map(|pending| pending.written_in(&whole));
         let counted = known.chain(written).sum::<u64>().saturating_mul(block_bytes);
         let pending = state.pending_mut(tx.txg());
-        let mut pay = |count| tx.dirty(self.objset.cost_of_indirect(count));
+        let pay = |count| tx.dirty(self.objset.cost_of_indirect(count));
         if !whole.is_empty() {
-            pending.paths.preallocate(levels, &whole, survey.indirect, &mut pay)?;
+            pending.paths.preallocate(levels, &whole, survey.indirect, pay)?;
         }
         let added_bytes = survey.added_bytes.saturating_sub(counted);
         if has_last {
