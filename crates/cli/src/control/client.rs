@@ -281,7 +281,7 @@ fn ask_at<T: DeserializeOwned>(
 fn failed(socket: &Path, error: &std::io::Error) -> Failure {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => Failure::new(
-            "does not answer; check whether it is stopped (`kill -CONT` continues it), or waits for a device",
+            "does not answer in time; check whether it is stopped (`kill -CONT` continues it), or waits for a device",
         ),
         _ => Failure::about(socket, "use the control socket", error),
     }

@@ -112,7 +112,7 @@ pub(crate) fn read_line(from: &mut impl BufRead, limit: u64) -> Result<Option<St
         Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(None),
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
             return Err(Failure::new(
-                "the control socket: timeout; check whether the other process is stopped",
+                "does not answer in time; check whether it is stopped (`kill -CONT` continues it), or waits for a device",
             ));
         }
         Err(error) => return Err(Failure::new(format!("the control socket: {error}"))),

@@ -95,17 +95,31 @@ fn a_socket_that_never_answers_stops_nobody() {
     fixture.ok(&["export", "tank"]);
 }
 
+/// A process that is stopped until this is dropped.
+struct Stopped(i32);
+
+impl Stopped {
+    fn new(pid: i32) -> Self {
+        signal(pid, libc::SIGSTOP);
+        Self(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        signal(self.0, libc::SIGCONT);
+    }
+}
+
 #[test]
 fn a_daemon_that_does_not_answer_is_named() {
     let (fixture, _socket) = with_process();
     let pid = fixture.processes()[0]["pid"].as_i64().unwrap() as i32;
-    signal(pid, libc::SIGSTOP);
+    let _stopped = Stopped::new(pid);
     for arguments in [&["list"][..], &["list", "--json"], &["stats"], &["status", "tank"]] {
         let said = fixture.fails(arguments);
         assert!(said.contains(&format!("daemon {pid}: does not answer")), "{arguments:?}: {said}");
     }
-    signal(pid, libc::SIGCONT);
-    fixture.ok(&["export", "tank"]);
 }
 
 #[test]
