@@ -55,6 +55,7 @@ fn pointer() -> Value {
         "birth_txg": "number",
         "fill": "number",
         "checksum": "hex",
+        "preallocated": "flag",
         "objection": null,
     })
 }
@@ -178,6 +179,20 @@ fn a_txg_and_its_datasets_have_their_keys() {
             "head_offset": "number",
             "head_sequence": "number",
             "extents": [{ "device": "number", "offset": "number", "bytes": "number" }],
+        },
+        "scrub": {
+            "state": "text",
+            "is_active": "flag",
+            "txg": "number",
+            "started": "number",
+            "ended": "number",
+            "blocks": "number",
+            "bytes": "number",
+            "total_bytes": "number",
+            "healed": "number",
+            "lost": "number",
+            "rate_bytes": "number",
+            "active_ns": "number",
         },
         "datasets": [dataset()],
         "damage": undamaged(),

@@ -68,6 +68,8 @@ pub struct FileDevice {
     file: OwnedFd,
     // The file was found to be shorter, here.
     shrunk: AtomicBool,
+    // Whether it was closed. Set before its file is.
+    closed: AtomicBool,
     // Requests that failed here.
     errors: AtomicU64,
     // `None` once the device is closed.
@@ -93,8 +95,9 @@ impl FileDevice {
                 let weak: Weak<FileEngine> = Arc::downgrade(&engine);
                 let flushes = FlushQueue::new(weak, &engine.info().name);
                 let (shrunk, errors) = (AtomicBool::new(false), AtomicU64::new(0));
+                let closed = AtomicBool::new(false);
                 let lock = Mutex::named("io-file-lock", lock);
-                Ok(Self { engine, flushes, file, shrunk, errors, lock })
+                Ok(Self { engine, flushes, file, shrunk, closed, errors, lock })
             }
             Err(error) => {
                 lock.inspect(|lock| lock.discard_new(path));
@@ -162,7 +165,9 @@ impl FileDevice {
         }
         // If the size is unknown, the write itself shows the problem.
         let size_bytes = self.engine.info().size_bytes;
-        if size_bytes_of(&self.file).is_ok_and(|now| now < size_bytes) {
+        let shrunk = size_bytes_of(&self.file).is_ok_and(|now| now < size_bytes);
+        // A closed device has no file any more, and the engine refuses the request.
+        if shrunk && !self.closed.load(Ordering::SeqCst) {
             self.shrunk.store(true, Ordering::Relaxed);
             return self.refuse_gone(request);
         }
@@ -230,6 +235,7 @@ impl Device for FileDevice {
     fn close(&self) {
         self.flushes.close();
         self.engine.close();
+        self.closed.store(true, Ordering::SeqCst);
         if !in_callback() {
             close_early(&self.file);
         }
