@@ -355,7 +355,8 @@ pub(crate) struct DestroyArgs {
     after_help = "Examples:\n  forebay scrub tank\n  forebay scrub tank --rate 100M --no-wait\n  forebay scrub tank --pause\n\n\
     A scrub goes on where it was paused or interrupted. Ctrl-C ends the wait for the scrub of an\n\
     imported pool, and pauses the scrub of another pool.\n\n\
-    Exit code: 0 if no problems were found, 1 if problems were found or the scrub did not end."
+    Exit code of a scrub that is waited for: 0 if no problems were found, 1 if problems were found or\n\
+    it did not end. The other forms exit with 0 if they succeed, whatever the scrub has found."
 )]
 pub(crate) struct ScrubArgs {
     #[command(flatten)]

@@ -42,7 +42,7 @@ fn wait(args: &ScrubArgs) -> Result<()> {
             "the scrub goes on in the background; `forebay scrub --status` shows it, `--pause` pauses it",
             "the scrub was paused; `forebay scrub` goes on with it",
         ],
-        early: "the scrub was paused or stopped; `forebay scrub` goes on with it",
+        early: "the scrub ended early; `forebay scrub --status` and the log say why",
     };
     let rate_bytes = args.rate;
     job.run(

@@ -16,7 +16,9 @@
 //!
 //! The lock of a file that an open creates is on the very descriptor that created it, and comes
 //! before the file gets its size. So another open finds the file locked, or empty and too small. An
-//! open that fails removes only a file that it created itself, and while it holds the lock.
+//! open that fails removes only a file that it created itself, and while it holds the lock. One
+//! exception: if another program locks the new file first and keeps it for all [`RETRIES`], the
+//! file is removed without the lock.
 //!
 //! # Short locks of others
 //!

@@ -8,8 +8,13 @@
 //! - Each request in flight holds the [`DeviceLock`], and so does the pool's list while it uses the
 //!   device. The last of them releases the lock.
 //! - No request is submitted after that.
-//! - If a pending request is last, it closes the device in its completion. So nobody waits for a
+//! - If a pending request is last, it closes the device in its completion. So no drop waits for a
 //!   hanging device.
+//!
+//! # What it does not do
+//!
+//! An export that closes files (`L2Device::close_file`) waits for the requests in flight of a
+//! device that hangs but has not failed.
 //!
 //! Locking: none.
 
