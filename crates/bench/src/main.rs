@@ -20,6 +20,7 @@ mod lock_counts;
 mod measure;
 mod model;
 mod names;
+mod null_mount;
 mod options;
 mod report;
 mod strided;
@@ -69,6 +70,8 @@ enum Command {
     Memory(memory::Args),
     /// Throughput and latency of inserts for each overflow limit (R1's reviewer).
     Overflow(overflow::Args),
+    /// Mount the null file system, to measure the limit that FUSE sets on this machine.
+    NullMount(null_mount::Args),
     /// Cached reads of open objects through the pool's API, compared with memcpy.
     PoolRead(pool_read::Args),
     /// Hit ratio of a metadata loop against a stream that is read once (R5).
@@ -104,6 +107,10 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
         Command::Hybrid(args) => with_panels(hybrid::run(common, args)?, hybrid::panels),
         Command::Index(args) => with_panels(index_bench::run(common, args)?, index_bench::panels),
         Command::Memory(args) => with_panels(memory::run(common, args)?, memory::panels),
+        Command::NullMount(args) => {
+            null_mount::run(args)?;
+            (Vec::new(), Vec::new())
+        }
         Command::Overflow(args) => with_panels(overflow::run(common, args)?, overflow::panels),
         Command::PoolRead(args) => with_panels(pool_read::run(common, args)?, pool_read::panels),
         Command::R5(args) => with_panels(r5::run(common, args)?, r5::panels),

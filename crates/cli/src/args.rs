@@ -84,9 +84,6 @@ pub(crate) enum Command {
     /// Run a daemon; other commands start it
     #[command(name = crate::daemon::spawn::COMMAND, hide = true)]
     Serve(ServeArgs),
-    /// Mount the null file system, to measure the limit that FUSE sets on this machine
-    #[command(hide = true)]
-    NullMount(NullMountArgs),
 }
 
 /// Settings of a dataset.
@@ -564,13 +561,4 @@ pub(crate) struct ServeArgs {
     pub(crate) threads: Option<usize>,
     #[arg(long)]
     pub(crate) separate: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct NullMountArgs {
-    pub(crate) at: PathBuf,
-    #[arg(long)]
-    pub(crate) kernel_cache: bool,
-    #[arg(long)]
-    pub(crate) threads: Option<usize>,
 }

@@ -1,14 +1,14 @@
 //! Mounts file systems through FUSE.
 //!
-//! [`mount`] serves a file system of `forebay-fs` at a directory. [`mount_null`] serves the null
-//! file system, which has names and sizes but no storage, to measure the cost of FUSE itself. A
-//! [`Mount`] can be waited for, unmounted and inspected. [`available`] reports why mounting cannot
-//! work here. [`mount_info`] and [`unmount_dead`] handle mounts whose server was killed.
+//! [`mount`] serves a file system of `forebay-fs` at a directory. A [`Mount`] can be waited for,
+//! unmounted and inspected. [`available`] reports why mounting cannot work here. [`mount_info`] and
+//! [`unmount_dead`] handle mounts whose server was killed.
 //!
 //! # Structure
 //!
 //! `transport` receives requests and sends replies; a `Server` handles them. `adapter` is the
-//! server for a file system, `null` the null file system. `mount` attaches and detaches mounts.
+//! server for a file system, `null` the null file system of tests and benches (feature `testing`).
+//! `mount` attaches and detaches mounts.
 //!
 //! # Invariants
 //!
@@ -35,6 +35,7 @@ mod adapter;
 mod counters;
 mod error;
 mod mount;
+#[cfg(feature = "testing")]
 mod null;
 mod options;
 mod transport;
@@ -43,6 +44,7 @@ pub use adapter::mount;
 pub use counters::{MountCounters, MountStats};
 pub use error::{MountError, MountUser};
 pub use mount::{Mount, MountInfo, available, mount_containing, mount_info, unmount_dead};
+#[cfg(feature = "testing")]
 pub use null::mount_null;
 pub use options::{Atime, MountFlags, MountOptions};
 

@@ -14,7 +14,6 @@ mod l2;
 mod list;
 mod mount;
 pub(crate) mod mount_helper;
-mod null_mount;
 mod scrub;
 mod stats;
 mod status;
@@ -80,6 +79,5 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<()> {
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Serve(args) => daemon::spawn::serve(args.memory, args.threads, args.separate, log),
-        Command::NullMount(args) => null_mount::run(&args),
     }
 }
