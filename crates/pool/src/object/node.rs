@@ -189,6 +189,23 @@ impl NodeState {
         }
     }
 
+    /// Whether the sync of a change of `block` in a txg would read indirect blocks that were not
+    /// read before: call [`Node::pin`] before the change. The pool is suspended if a sync cannot
+    /// read a block. A block behind the end of the tree may have such indirect blocks too.
+    pub(super) fn must_pin(&self, txg: u64, block: u64) -> bool {
+        if self.pending[(txg & 1) as usize].paths.has_charged_parent(block) {
+            return false;
+        }
+        let has_indirect = self.tree.levels >= 2 && block < tree::capacity(self.tree.levels);
+        // A txg that has changed the block has read them, or frees them as a whole.
+        let is_changed = |pending: &Pending| {
+            pending.txg != 0 && (pending.blocks.contains_key(&block) || pending.frees(block))
+        };
+        has_indirect
+            && !self.pending.iter().any(is_changed)
+            && self.pins.find(Tree::parent_of(block), block).is_none()
+    }
+
     /// Whether no txg has changes for the object, and a read of `block` from memory need not be
     /// reported to read-ahead.
     #[inline]

@@ -26,6 +26,16 @@ impl Paths {
         self.charged.contains(&(1, Tree::parent_of(block)))
     }
 
+    /// The charged indirect blocks above blocks of a range.
+    pub(crate) fn changed_in(&self, range: &Range<u64>) -> impl Iterator<Item = (u8, u64)> {
+        let overlaps = |(level, at): &(u8, u64)| {
+            let span = capacity(level + 1);
+            let first = at.saturating_mul(span);
+            first < range.end && range.start < first.saturating_add(span)
+        };
+        self.charged.iter().copied().filter(overlaps)
+    }
+
     /// Charges for a write of a block in a tree of `levels`. `pay` gets the number of indirect
     /// blocks that change and were not charged before.
     pub(crate) fn write(
@@ -50,7 +60,7 @@ impl Paths {
     }
 
     /// Charges for preallocating a range of blocks of a tree of `levels`. `changed` are the
-    /// indirect blocks within the tree that change.
+    /// indirect blocks that change or are new, except those above the old root.
     pub(crate) fn preallocate(
         &mut self,
         levels: u8,
@@ -63,7 +73,6 @@ impl Paths {
         let mut new = changed;
         if height > before {
             new.extend(above(0, before.max(1)..height));
-            new.extend(ends(range, u64::MAX).flat_map(|end| above(end, 1..height)));
         }
         self.charge(new, pay)?;
         self.height = height;

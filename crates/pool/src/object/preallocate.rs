@@ -25,10 +25,14 @@ use super::tree::{self, POINTERS, POINTERS_SHIFT, Tree, capacity};
 /// The last block of a range counts a multiple of this many bytes.
 const UNIT_BYTES: u64 = 4096;
 
-/// What preallocating a range of blocks changes in a tree.
+/// What preallocating a range of blocks changes in a tree. Reads every indirect block that the sync
+/// will read.
 struct Survey<'a> {
     store: &'a Store,
     range: &'a Range<u64>,
+    /// What the unsynced txgs freed. The sync does not read an indirect block that one of these
+    /// ranges covers.
+    freed: Vec<Range<u64>>,
     /// Bytes that each block counts.
     block_bytes: u64,
     /// Bytes that the holes count more than before.
@@ -42,16 +46,22 @@ impl Survey<'_> {
     fn visit(&mut self, ptr: &BlockPtrPhys, (level, first): (u8, u64)) -> Result<()> {
         let end = first.saturating_add(capacity(level + 1));
         let inside = self.range.start.max(first)..self.range.end.min(end);
-        if inside.is_empty() || (ptr.is_preallocated() && level > 0) {
+        if inside.is_empty() {
+            return Ok(());
+        }
+        if self.freed.iter().any(|freed| freed.start <= first && end <= freed.end) {
+            self.hole(&BlockPtrPhys::HOLE, level, &inside);
+            return Ok(());
+        }
+        if ptr.is_preallocated() && level > 0 {
             return Ok(());
         }
         if ptr.is_hole() {
-            let bytes = self.block_bytes.saturating_sub(u64::from(ptr.logical_bytes.get()));
-            self.added_bytes += (inside.end - inside.start).saturating_mul(bytes);
-            self.note_new_indirect(level, &inside);
+            self.hole(ptr, level, &inside);
             return Ok(());
         }
-        if level == 0 || ptr.fill.get() == capacity(level + 1) {
+        let is_freed = self.freed.iter().any(|freed| overlap(freed, &(first..end)) > 0);
+        if level == 0 || (ptr.fill.get() == capacity(level + 1) && !is_freed) {
             return Ok(());
         }
         let content = self.store.read_with(ptr, Attributes::METADATA, self.wait)?;
@@ -68,8 +78,11 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// A null pointer at `level` is replaced by indirect blocks where the range covers it in part.
-    fn note_new_indirect(&mut self, level: u8, inside: &Range<u64>) {
+    /// A part of the range lies in a hole whose pointer is at `level`. New indirect blocks replace
+    /// the pointer where the range covers it in part.
+    fn hole(&mut self, ptr: &BlockPtrPhys, level: u8, inside: &Range<u64>) {
+        let bytes = self.block_bytes.saturating_sub(u64::from(ptr.logical_bytes.get()));
+        self.added_bytes += (inside.end - inside.start).saturating_mul(bytes);
         for block in [inside.start, inside.end - 1] {
             let above =
                 (1..=level).map(|level| (level, block >> (u32::from(level) * POINTERS_SHIFT)));
@@ -122,6 +135,9 @@ impl Node {
         // A record is stored from its start, so what precedes the range counts too.
         let last_bytes = cost(within.next_multiple_of(UNIT_BYTES)).min(block_bytes);
         let has_last = within > 0 && self.is_hole(last, tx.wait())?;
+        if has_last && self.lock().must_pin(tx.txg(), last) {
+            self.pin(last, tx.wait())?;
+        }
         let mut state = self.lock();
         self.check_alive(&state)?;
         self.mark_dirty(&mut state, tx)?;
@@ -131,10 +147,13 @@ impl Node {
         let known = state.pending.iter().map(|pending| pending.preallocated.overlap(&whole));
         let written = state.pending.iter().map(|pending| pending.written_in(&whole));
         let counted = known.chain(written).sum::<u64>().saturating_mul(block_bytes);
+        let mut indirect = survey.indirect;
+        // The survey has not seen what the syncing txg writes.
+        state.pending.iter().for_each(|pending| indirect.extend(pending.paths.changed_in(&whole)));
         let pending = state.pending_mut(tx.txg());
         let pay = |count| tx.dirty(self.objset.cost_of_indirect(count));
         if !whole.is_empty() {
-            pending.paths.preallocate(levels, &whole, survey.indirect, pay)?;
+            pending.paths.preallocate(levels, &whole, indirect, pay)?;
         }
         let added_bytes = survey.added_bytes.saturating_sub(counted);
         if has_last {
@@ -156,19 +175,22 @@ impl Node {
         let store = &self.objset.store;
         let _reading = store.readers().enter();
         self.objset.check_open()?;
-        let tree = {
+        let (tree, height, freed) = {
             let state = self.lock();
-            let freed = state.pending.iter().any(|pending| pending.frees_all());
-            if freed { Tree::EMPTY } else { state.tree }
+            let freed = state.pending.iter().flat_map(|pending| pending.freed.iter().cloned());
+            (state.tree, state.height(), freed.collect())
         };
         let mut survey =
-            Survey { store, range, block_bytes, added_bytes: 0, indirect: Vec::new(), wait };
+            Survey { store, range, freed, block_bytes, added_bytes: 0, indirect: Vec::new(), wait };
         if tree.levels > 0 {
             let visited = survey.visit(&tree.root, (tree.levels - 1, 0));
             visited.map_err(|error| self.block_error(range.start, error))?;
         }
-        let beyond = range.end.saturating_sub(range.start.max(capacity(tree.levels)));
-        survey.added_bytes += beyond.saturating_mul(block_bytes);
+        let beyond = range.start.max(capacity(tree.levels))..range.end;
+        if !beyond.is_empty() {
+            let height = height.max(tree::levels_for(range.end - 1));
+            survey.hole(&BlockPtrPhys::HOLE, height - 1, &beyond);
+        }
         Ok(survey)
     }
 

@@ -286,12 +286,7 @@ impl<'a> TreeChanges<'a> {
     }
 
     fn is_empty(self) -> bool {
-        self.freed.is_empty() && self.adds_nothing()
-    }
-
-    /// Whether a null pointer stays null.
-    fn adds_nothing(self) -> bool {
-        self.preallocated.is_empty() && self.written.is_empty()
+        self.freed.is_empty() && self.preallocated.is_empty() && self.written.is_empty()
     }
 
     /// Whether one freed range covers all of `range`.
@@ -299,23 +294,16 @@ impl<'a> TreeChanges<'a> {
         covers(self.freed, range)
     }
 
-    /// The pointer of holes at `level` that is the same for all of `range` after the changes, which
-    /// write nothing there; `None` if there is no such pointer.
-    fn uniform(
-        self,
-        old: &BlockPtrPhys,
-        level: u8,
-        range: &Range<u64>,
-        grows: bool,
-    ) -> Option<BlockPtrPhys> {
-        let freed = self.frees_all_of(range);
-        if covers(self.preallocated, range) && (old.is_hole() || freed) {
-            return Some(BlockPtrPhys::preallocated(level, self.preallocated_bytes));
-        }
-        if self.preallocated.is_empty() {
-            return freed.then_some(BlockPtrPhys::HOLE);
-        }
-        (old.is_preallocated() && self.freed.is_empty() && !grows).then_some(*old)
+    /// Whether the changes leave a subtree of `blocks` blocks as it is: they only preallocate, and
+    /// all of it is data or preallocated already.
+    fn keeps(self, old: &BlockPtrPhys, blocks: u64, range: &Range<u64>) -> bool {
+        let only_preallocates = self.freed.is_empty() && self.written.is_empty();
+        let has_none = match old.is_preallocated() {
+            // All of it may count more bytes afterwards.
+            true => !covers(self.preallocated, range),
+            false => old.fill.get() == blocks,
+        };
+        only_preallocates && has_none
     }
 }
 
@@ -333,6 +321,10 @@ fn covers(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
 
 /// The tree after `changes`. `props` has the write properties of its indirect blocks; kind, level
 /// and fill are set here.
+///
+/// Reads the old indirect blocks that have both changed and unchanged children. What frees all
+/// blocks beneath an indirect block, and what preallocates where there is no hole, does not read
+/// it.
 pub(crate) fn update(
     ctx: &mut SyncContext<'_>,
     tree: &Tree,
@@ -386,26 +378,32 @@ fn rewrite(
     changes: TreeChanges<'_>,
     props: &WriteProps,
 ) -> Result<BlockPtrPhys> {
-    let range = first..first.saturating_add(capacity(level + 1));
-    let changes = changes.within(&range);
-    let grows = !old.ptr.is_null() && old.levels < level + 1;
-    if changes.is_empty() && !grows {
-        return Ok(old.ptr);
-    }
-    if old.ptr.is_null() && changes.adds_nothing() {
-        return Ok(old.ptr);
-    }
+    let blocks = capacity(level + 1);
+    let range = first..first.saturating_add(blocks);
+    let mut changes = changes.within(&range);
     if level == 0 {
         return rewrite_block(ctx, old.ptr, changes, &range);
     }
-    if changes.written.is_empty()
-        && let Some(new) = changes.uniform(&old.ptr, level, &range, grows)
-    {
+    let mut old = old;
+    if changes.frees_all_of(&range) {
+        free_tree(ctx, &old.ptr)?;
+        old = Subtree { ptr: BlockPtrPhys::HOLE, levels: level + 1 };
+    }
+    if old.ptr.is_null() {
+        changes.freed = &[];
+    }
+    let grows = !old.ptr.is_null() && old.levels < level + 1;
+    if !grows && (changes.is_empty() || changes.keeps(&old.ptr, blocks, &range)) {
+        return Ok(old.ptr);
+    }
+    if changes.written.is_empty() && covers(changes.preallocated, &range) && old.ptr.is_hole() {
+        let new = BlockPtrPhys::preallocated(level, changes.preallocated_bytes);
         free_tree(ctx, &old.ptr)?;
         ctx.preallocate(&new);
         return Ok(new);
     }
     let mut content = load_indirect(ctx.store, old, level)?;
+    let mut changed = grows;
     for index in touched(changes, level, &range, grows) {
         let (children, _) = <[BlockPtrPhys]>::mut_from_prefix_with_elems(&mut content, POINTERS)
             .map_err(|_| misplaced(&old.ptr, "an indirect block"))?;
@@ -419,6 +417,10 @@ fn rewrite(
         let (children, _) = <[BlockPtrPhys]>::mut_from_prefix_with_elems(&mut content, POINTERS)
             .map_err(|_| misplaced(&old.ptr, "an indirect block"))?;
         children[index] = new;
+        changed |= new != below.ptr;
+    }
+    if !changed {
+        return Ok(old.ptr);
     }
     let mut attributes = Attributes::METADATA;
     if !grows && !old.ptr.is_hole() {

@@ -95,11 +95,10 @@ impl Node {
                 let missing = {
                     let state = self.lock();
                     self.check_alive(&state)?;
-                    let parent_charged =
-                        state.pending[(tx.txg() & 1) as usize].paths.has_charged_parent(block);
                     match state.find(block) {
-                        BlockState::Unknown if !whole || !parent_charged => None,
+                        BlockState::Unknown if !whole => None,
                         BlockState::Stored(ptr) if !whole => Some(ptr),
+                        _ if state.must_pin(tx.txg(), block) => None,
                         _ => break,
                     }
                 };
@@ -259,14 +258,12 @@ impl Node {
         Ok(())
     }
 
-    /// Reads the indirect blocks above `end` that also lead to blocks outside `range`. The sync
-    /// needs them, and the pool is suspended if the sync cannot read them.
+    /// Reads the indirect blocks above `end` that also lead to blocks outside `range`: the sync
+    /// needs them.
     fn read_above(&self, tx: &Tx, end: u64, range: &Range<u64>) -> Result<()> {
         let tree = {
             let state = self.lock();
-            let known = state.pending[(tx.txg() & 1) as usize].paths.has_charged_parent(end);
-            if known || end >= state.tree.blocks || !matches!(state.find(end), BlockState::Unknown)
-            {
+            if !state.must_pin(tx.txg(), end) {
                 return Ok(());
             }
             state.tree
@@ -387,15 +384,14 @@ impl Node {
         }
         let store = &self.objset.store;
         // The first change under an indirect block reads that block, even if the old block pointer
-        // is not needed: the sync needs it, and the pool is suspended if the sync cannot read it.
-        let parent_charged = state.pending[slot].paths.has_charged_parent(block);
+        // is not needed.
         let mut stale = None;
         let is_hole = matches!(state.find(block), BlockState::Hole);
         let new = match state.find(block) {
-            BlockState::Unknown if !wanted.whole || !parent_charged => return Ok(ModifyStep::Pin),
+            BlockState::Hole if wanted.on_hole == HoleAction::Leave => return Ok(ModifyStep::Hole),
+            _ if state.must_pin(tx.txg(), block) => return Ok(ModifyStep::Pin),
             _ if wanted.whole => store.cache().alloc(self.record_bytes())?,
             BlockState::Unknown => return Ok(ModifyStep::Pin),
-            BlockState::Hole if wanted.on_hole == HoleAction::Leave => return Ok(ModifyStep::Hole),
             BlockState::Hole => self.buffer_of(&[], wanted.bytes)?,
             BlockState::Dirty(buffer) => self.buffer_of(buffer, wanted.bytes)?,
             BlockState::Stored(ptr) => {

@@ -7,17 +7,21 @@ use std::time::Duration;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
 use forebay_pool::format::Compression;
-use forebay_pool::{BlockCache, Dataset, DatasetSettings, Pool};
+use forebay_pool::{BlockCache, Dataset, DatasetSettings, ErrorKind, Object, Pool, Transaction};
 
-use crate::common::{MIB, cache, create, import, memory};
+use crate::common::{MIB, cache, check, create, import, memory};
 
 const RECORD: u64 = 4096;
+/// Records that fill an indirect block.
+const FULL: u64 = 512;
 
 /// A pool with an object of two levels whose only indirect block is damaged, and another object.
 struct Damaged {
     pool: Pool,
     data: Dataset,
     damaged: u64,
+    /// Records of the damaged object.
+    records: u64,
     other: u64,
     cache: Arc<BlockCache>,
     device: Arc<dyn Device>,
@@ -36,18 +40,22 @@ fn rot(bad: &Range<u64>) -> Rule {
 
 impl Damaged {
     fn new() -> Self {
+        Self::with_records(100)
+    }
+
+    fn with_records(records: u64) -> Self {
         let device = memory(64 * MIB);
-        let (damaged, other) = Self::make(&device);
+        let (damaged, other) = Self::make(&device, records);
         let bad = Self::indirect_of(&device, damaged);
         let (faulty, dynamic) = faulty(&device);
         let cache = cache(32 * MIB);
         let pool = import(&dynamic, &cache);
         let data = pool.dataset("data").expect("the dataset");
         faulty.add(rot(&bad));
-        Self { pool, data, damaged, other, cache, device, faulty, bad }
+        Self { pool, data, damaged, records, other, cache, device, faulty, bad }
     }
 
-    fn make(device: &Arc<dyn Device>) -> (u64, u64) {
+    fn make(device: &Arc<dyn Device>, records: u64) -> (u64, u64) {
         let pool = create(device, &cache(32 * MIB));
         let settings = DatasetSettings {
             record_bytes: RECORD as u32,
@@ -60,7 +68,7 @@ impl Damaged {
         let new = || data.create_object(&tx, &[]).expect("an object");
         let (damaged, other) = (new(), new());
         let object = data.object(damaged).expect("it");
-        object.write(&tx, 0, &vec![5; 100 * RECORD as usize]).expect("space");
+        object.write(&tx, 0, &vec![5; (records * RECORD) as usize]).expect("space");
         data.object(other).expect("it").write(&tx, 0, b"before").expect("space");
         drop((tx, object, data));
         pool.export().expect("exported");
@@ -80,6 +88,27 @@ impl Damaged {
         drop((object, data));
         pool.export().expect("exported");
         at..at + RECORD
+    }
+
+    fn object(&self) -> Object {
+        self.data.object(self.damaged).expect("it")
+    }
+
+    /// Writes the changes of `change` in a txg of their own, and syncs it.
+    fn sync_after(&self, change: impl FnOnce(&Object, &Transaction<'_>)) {
+        let tx = self.pool.begin().expect("space");
+        change(&self.object(), &tx);
+        drop(tx);
+        self.pool.sync().expect("the pool is not suspended");
+    }
+
+    /// Once the indirect block is readable again, the content is unchanged.
+    fn assert_unchanged(&self) {
+        self.faulty.clear();
+        let mut out = vec![0; (self.records * RECORD) as usize];
+        assert_eq!(self.object().read(0, &mut out).expect("it reads"), out.len());
+        assert!(out.iter().all(|byte| *byte == 5));
+        check(&self.pool);
     }
 
     fn write_other(&self) {
@@ -121,6 +150,69 @@ fn a_write_under_an_unreadable_indirect_block_fails_alone() {
     let mut out = vec![0; 100 * RECORD as usize];
     assert_eq!(object.read(0, &mut out).expect("it reads"), out.len());
     assert!(out.iter().all(|byte| *byte == 5));
+}
+
+#[test]
+fn preallocating_where_there_is_data_reads_no_full_indirect_block() {
+    let fixture = Damaged::with_records(FULL);
+    fixture.sync_after(|object, tx| {
+        object.preallocate(tx, 0, FULL * RECORD).expect("nothing is to be read");
+    });
+    // The tree grows. The old indirect block is beneath a new one and stays as it is.
+    fixture.sync_after(|object, tx| {
+        object.preallocate(tx, 10 * RECORD, 3 * FULL * RECORD).expect("nothing is to be read");
+        // This needs the block, which the preallocation has not read.
+        let error = object.write(tx, 5 * RECORD, &[1; RECORD as usize]);
+        assert_eq!(error.expect_err("it is unreadable").kind(), ErrorKind::Corrupt);
+    });
+    fixture.assert_unchanged();
+}
+
+#[test]
+fn changes_after_a_truncation_to_zero_read_no_old_block() {
+    let changes: [fn(&Object, &Transaction<'_>); 4] = [
+        |object, tx| object.write(tx, 3, b"new").expect("space"),
+        |object, tx| object.preallocate(tx, 0, 3 * RECORD).expect("space"),
+        |object, tx| object.preallocate(tx, RECORD, 3 * FULL * RECORD + 1).expect("space"),
+        |object, tx| {
+            object.write(tx, 3 * FULL * RECORD, b"new").expect("space");
+            object.preallocate(tx, 5 * RECORD, 7 * RECORD).expect("space");
+        },
+    ];
+    for (records, change) in [100, FULL].into_iter().flat_map(|n| changes.map(|each| (n, each))) {
+        let fixture = Damaged::with_records(records);
+        fixture.sync_after(|object, tx| {
+            object.truncate(tx, 0).expect("nothing is to be read");
+            change(object, tx);
+        });
+        assert_eq!(fixture.leaks(), 1);
+        let mut out = [5; RECORD as usize];
+        let read = fixture.object().read(0, &mut out).expect("it reads");
+        assert!(!out[..read].contains(&5), "the old content is gone");
+    }
+}
+
+#[test]
+fn changes_behind_the_last_block_fail_alone_if_its_indirect_block_is_unreadable() {
+    let fixture = Damaged::new();
+    fixture.sync_after(|object, tx| {
+        object.truncate(tx, 400 * RECORD).expect("nothing is to be read");
+    });
+    let changes: [fn(&Object, &Transaction<'_>) -> forebay_pool::Result<()>; 6] = [
+        |object, tx| object.write(tx, 100 * RECORD, &[1; RECORD as usize]),
+        |object, tx| object.write(tx, 110 * RECORD, b"part of a record"),
+        |object, tx| object.preallocate(tx, 120 * RECORD, 2 * RECORD),
+        |object, tx| object.preallocate(tx, 130 * RECORD, 7),
+        |object, tx| object.punch(tx, 140 * RECORD, 3 * RECORD),
+        |object, tx| object.truncate(tx, 150 * RECORD),
+    ];
+    for change in changes {
+        fixture.sync_after(|object, tx| {
+            let error = change(object, tx).expect_err("the indirect block is unreadable");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        });
+    }
+    fixture.assert_unchanged();
 }
 
 #[test]
