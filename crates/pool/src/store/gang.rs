@@ -243,6 +243,7 @@ impl Store {
                     }
                     return Ok((sector, pieces));
                 }
+                Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
                 Err(error) => errors.push(error),
             }
         }
@@ -308,7 +309,7 @@ impl Store {
     /// be a reader.
     ///
     /// # Errors
-    /// If no copy of a gang block can be read.
+    /// If no copy of a gang block can be read; [`ErrorKind::NoMemory`].
     pub(crate) fn extents(&self, bp: &BlockPtrPhys) -> Result<Vec<(Dva, u64)>> {
         let copies = if bp.is_gang() { bp.copy_count() } else { 1 };
         let mut found = Ok(Vec::new());
@@ -317,8 +318,9 @@ impl Store {
             let read =
                 self.report_pieces(bp, Some(n), 1, &mut |dva, bytes| extents.push((dva, bytes)));
             found = read.map(|()| extents);
-            if found.is_ok() {
-                break;
+            match &found {
+                Err(error) if error.kind() != ErrorKind::NoMemory => {}
+                _ => break,
             }
         }
         found

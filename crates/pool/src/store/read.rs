@@ -228,6 +228,7 @@ impl Store {
         for n in 0..bp.copy_count() {
             match self.load_copy(bp, n, ReadCause::Scrub) {
                 Ok(good) => return take(&good.content),
+                Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
                 Err(error) => last = error,
             }
         }
@@ -250,7 +251,7 @@ impl Store {
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] if no copy is good; [`ErrorKind::Device`] if the write fails;
-    /// [`ErrorKind::ReadOnly`].
+    /// [`ErrorKind::ReadOnly`]; [`ErrorKind::NoMemory`].
     pub(crate) fn heal(&self, bp: &BlockPtrPhys, n: usize) -> Result<()> {
         check(bp)?;
         if !self.can_heal {
@@ -264,6 +265,7 @@ impl Store {
         for other in others {
             match self.load_copy(bp, other, ReadCause::Scrub) {
                 Ok(good) => return self.rewrite(bp, n, &good),
+                Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
                 Err(error) => last = error,
             }
         }

@@ -11,6 +11,7 @@ use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::{Clock, ManualClock};
 use forebay_base::rng::SmallRng;
 use forebay_base::testing;
+use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, DeviceInfo, DeviceStats, Health, Op, Priority, Request, Waiter};
 use forebay_pool::format::ScrubState;
 use forebay_pool::inspect::{BlockOwner, Inspector, ObjsetName};
@@ -144,7 +145,12 @@ fn scrub(pool: &Pool) -> ScrubReport {
 
 /// Offsets of both copies of a record.
 fn copies(inspector: &Inspector, object: u64, record: u64) -> Vec<u64> {
-    let found = inspector.block(DATA, BlockOwner::Object(object), (record, 0), None);
+    copies_at(inspector, object, (record, 0))
+}
+
+/// Offsets of both copies of the block at a level above a record.
+fn copies_at(inspector: &Inspector, object: u64, at: (u64, u8)) -> Vec<u64> {
+    let found = inspector.block(DATA, BlockOwner::Object(object), at, None);
     found.expect("it").found.pointer.copies.iter().map(|copy| copy.offset).collect()
 }
 
@@ -418,6 +424,41 @@ fn a_check_of_a_changing_pool_finds_no_problems() {
 fn offsets(device: &Arc<dyn Device>, object: u64, records: u64) -> Vec<u64> {
     let inspector = Inspector::new(vec![Arc::clone(device)]).expect("memory");
     (0..records).flat_map(|record| copies(&inspector, object, record)).collect()
+}
+
+#[test]
+fn a_copy_is_healed_only_after_its_pointer_was_found() {
+    const RECORD_NUMBER: u64 = 100;
+    let device = memory(64 * MIB);
+    let pool = create(&device, &cache(32 * MIB));
+    let number = object(&pool, &dataset(&pool), 200, byte);
+    pool.export().expect("exported");
+    let inspector = Inspector::new(vec![Arc::clone(&device)]).expect("memory");
+    let bad = copies(&inspector, number, RECORD_NUMBER)[1];
+    let above = copies_at(&inspector, number, (RECORD_NUMBER, 1));
+    overwrite(&device, bad);
+
+    // The walk reads both copies of the indirect block. All later reads of it fail.
+    let faulty = Arc::new(FaultDevice::new(Arc::clone(&device), 1));
+    for at in above {
+        let rule = Rule::new(Fault::Error(5)).on(Op::Read).within(at..at + 512);
+        faulty.add(rule.at(Priority::Scrub).after(1));
+    }
+    let dynamic: Arc<dyn Device> = faulty.clone();
+    let pool = import(&dynamic, &cache(32 * MIB));
+    let report = scrub(&pool);
+    assert!(!faulty.injected().is_empty(), "the lookup reads the indirect block");
+    assert_eq!((report.complete, report.healed, report.lost_count), (true, 0, 1), "{report:?}");
+    let text = format!("dataset data, object {number}, block {RECORD_NUMBER}: copy 1: it is bad");
+    assert!(report.lost[0].starts_with(&text), "{:?}", report.lost);
+    let read = device.run(Request::read(bad, arena().alloc(RECORD as usize).expect("memory")));
+    let content = read.into_buffer().expect("memory");
+    assert!(content.iter().all(|byte| *byte == GARBAGE), "the copy was left as it is");
+
+    faulty.clear();
+    let report = scrub(&pool);
+    assert_eq!((report.complete, report.healed, report.lost_count), (true, 1, 0), "{report:?}");
+    check(&pool);
 }
 
 #[test]

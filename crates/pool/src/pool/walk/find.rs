@@ -14,6 +14,23 @@ use super::{BlockLocation, SPACE_MAPS, SliceEnd, Step, dataset_phys, is_damage};
 /// How often a lookup starts over with the newest tree, if a block on the path cannot be read.
 const LOOKUPS_MAX: usize = 3;
 
+/// Whether a pointer of a walk is still part of the newest tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Currency {
+    /// A lookup has found it.
+    Current,
+    /// A lookup has found something else, or nothing: the block was freed.
+    Freed,
+    /// A block on the path cannot be read.
+    Unknown,
+}
+
+impl Currency {
+    fn of(is_current: bool) -> Self {
+        if is_current { Self::Current } else { Self::Freed }
+    }
+}
+
 /// An objset as of its newest synced txg.
 pub(super) struct Trees {
     pub(super) store: Store,
@@ -71,8 +88,7 @@ impl PoolInner {
         let damaged = |error| {
             let location = BlockLocation { dataset: 0, name: "".into(), object: 0, block: first };
             match is_damage(&error) {
-                true if self.is_current(&location, ptr) => Ok(None),
-                true => Err(SliceEnd::Overtaken),
+                true => self.check_not_freed(&location, ptr).map(|()| None),
                 false => Err(SliceEnd::Failed(error)),
             }
         };
@@ -94,14 +110,38 @@ impl PoolInner {
         Ok(None)
     }
 
-    /// Whether a pointer of a walk is still part of the newest tree. If a block on the path is
-    /// damaged, the answer is yes.
-    pub(super) fn is_current(&self, location: &BlockLocation, ptr: &BlockPtrPhys) -> bool {
+    /// Whether a pointer of a walk is still part of the newest tree.
+    ///
+    /// # Errors
+    /// Errors that are no damage, such as want of memory.
+    pub(super) fn currency(
+        &self,
+        location: &BlockLocation,
+        ptr: &BlockPtrPhys,
+    ) -> Result<Currency> {
         if location.dataset == SPACE_MAPS {
-            return self.is_current_own(ptr);
+            return Ok(Currency::of(self.is_current_own(ptr)));
         }
-        let mut found = (0..LOOKUPS_MAX).map(|_| self.lookup(location, ptr.level));
-        found.find_map(Result::ok).is_none_or(|found| found == *ptr)
+        for _ in 0..LOOKUPS_MAX {
+            match self.lookup(location, ptr.level) {
+                Ok(found) => return Ok(Currency::of(found == *ptr)),
+                Err(error) if is_damage(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Currency::Unknown)
+    }
+
+    /// Tells a damaged block from one that was freed while it was read. If a block on the path is
+    /// damaged too, the block counts as damaged.
+    ///
+    /// # Errors
+    /// [`SliceEnd::Overtaken`] if the block was freed, or an error that is no damage.
+    pub(super) fn check_not_freed(&self, location: &BlockLocation, ptr: &BlockPtrPhys) -> Step {
+        match self.currency(location, ptr)? {
+            Currency::Current | Currency::Unknown => Ok(()),
+            Currency::Freed => Err(SliceEnd::Overtaken),
+        }
     }
 
     /// The newest pointer at a location; null if there is none.

@@ -41,7 +41,7 @@ use crate::store::Store;
 use zerocopy::FromBytes;
 
 use super::PoolInner;
-use find::Trees;
+use find::{Currency, Trees};
 
 /// Slices in a row that may end for want of memory without progress.
 const STARVED_MAX: u32 = 1000;
@@ -370,10 +370,8 @@ impl<'a> Walk<'a> {
     ) -> Step<Option<Vec<u8>>> {
         let mut read = read_copies(of.store, ptr, wants_content)?;
         let location = of.location(first);
-        if (!read.bad.is_empty() || read.lost_extents.is_some())
-            && !self.pool.is_current(&location, ptr)
-        {
-            return Err(SliceEnd::Overtaken);
+        if !read.bad.is_empty() || read.lost_extents.is_some() {
+            self.pool.check_not_freed(&location, ptr)?;
         }
         if let Some(error) = read.lost_extents.take() {
             self.visitor.damaged(&location, error);
@@ -406,9 +404,7 @@ impl<'a> Walk<'a> {
             Err(error) if !is_damage(&error) => Err(error.into()),
             Err(error) => {
                 let location = of.location(first);
-                if !self.pool.is_current(&location, ptr) {
-                    return Err(SliceEnd::Overtaken);
-                }
+                self.pool.check_not_freed(&location, ptr)?;
                 self.visitor.damaged(&location, error);
                 Ok(None)
             }
@@ -420,14 +416,22 @@ impl PoolInner {
     /// Rewrites a bad copy of a visited block from a good one. Returns `false` if the block was
     /// freed meanwhile. The write is durable after the next flush.
     ///
+    /// Writes only after a lookup has found the pointer in the newest tree. Without one, the copy
+    /// may belong to a newer block by now.
+    ///
     /// # Errors
-    /// As [`Store::heal`].
+    /// As [`Store::heal`]; [`ErrorKind::Corrupt`] if the lookup fails because another block is
+    /// damaged; and errors of the lookup that are no damage.
     pub(super) fn heal(&self, block: &VisitedBlock<'_>, copy: usize) -> Result<bool> {
         let _heal = self.store.heals().enter(self.txgs.synced_txg());
-        if !self.is_current(block.location, block.ptr) {
-            return Ok(false);
+        match self.currency(block.location, block.ptr)? {
+            Currency::Current => block.store.heal(block.ptr, copy).map(|()| true),
+            Currency::Freed => Ok(false),
+            Currency::Unknown => {
+                let text = "it is bad and was left as it is, because a block that leads to it cannot be read; repair that one, then scrub again";
+                Err(Error::new(ErrorKind::Corrupt, text))
+            }
         }
-        block.store.heal(block.ptr, copy).map(|()| true)
     }
 }
 
