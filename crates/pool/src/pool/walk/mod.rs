@@ -26,6 +26,8 @@
 
 mod find;
 mod space_maps;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
 
 use forebay_base::sync::Arc;
 use hashbrown::HashMap;
@@ -59,7 +61,8 @@ pub(crate) struct Bookmark {
     /// 0 in the tree of dnodes, else 1 + the number of an object.
     pub(crate) object: u64,
     /// The first data block that the next block to visit leads to. In the space maps, the address
-    /// of the next block, or 0 for the root block.
+    /// of the next block; 0 before the root block, 1 before the bases are loaded, 2 before the
+    /// first block.
     pub(crate) block: u64,
     /// The highest block to visit among those that lead to `block` first: 1 + its level. 0: the
     /// block of dnodes was visited, its objects were not.

@@ -13,6 +13,14 @@ use crate::store::Store;
 use super::super::PoolInner;
 use super::{SPACE_MAPS, Step, Walk, WalkedTree, is_damage};
 
+/// [`Bookmark::block`](super::Bookmark::block) before the root block.
+const AT_ROOT: u64 = 0;
+/// Before the bases of the metaslabs are loaded and those that are damaged are reported.
+const AT_BASES: u64 = 1;
+/// Before the first block of the space maps. Labels precede all blocks on a device, so the address
+/// of each block is greater.
+const AT_BLOCKS: u64 = 2;
+
 /// Reads blocks of the space maps without being a reader.
 struct UnprotectedReader<'a>(&'a Store);
 
@@ -27,16 +35,18 @@ impl Walk<'_> {
     pub(super) fn space_maps(&mut self) -> Step {
         let pool = self.pool;
         let of = WalkedTree { store: &pool.store, location: self.location(SPACE_MAPS, 0, 0) };
-        let begins = self.at.block == 0;
-        if begins {
+        if self.at.block == AT_ROOT {
             let root = *pool.root.lock();
             self.begin_block()?;
             self.visit(&of, &root, 0, false)?;
-            self.at.block = 1;
+            self.at.block = AT_BASES;
         }
+        // Every slice that comes here loads what is left. A damaged base is left each time, and
+        // reported once.
         let damaged = pool.load_space_maps()?;
-        if begins {
+        if self.at.block == AT_BASES {
             damaged.into_iter().for_each(|error| self.visitor.damaged(&of.location, error));
+            self.at.block = AT_BLOCKS;
         }
         let mut own = Vec::new();
         pool.look_at_space().known_blocks(|ptr| own.push(*ptr));
