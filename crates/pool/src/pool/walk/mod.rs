@@ -382,7 +382,28 @@ impl<'a> Walk<'a> {
         let (extents, bad) = (&read.extents[..], read.bad);
         let block = VisitedBlock { store: of.store, ptr, location: &location, extents, bad };
         self.visitor.block(block)?;
+        if wants_content && read.content.is_none() {
+            return self.healed_content(of, ptr, &location);
+        }
         Ok(read.content)
+    }
+
+    /// The content of a visited block that had no good copy. The visitor may have healed it: a
+    /// gang, of which each copy had another bad piece.
+    fn healed_content(
+        &self,
+        of: &WalkedTree<'_>,
+        ptr: &BlockPtrPhys,
+        location: &BlockLocation,
+    ) -> Step<Option<Vec<u8>>> {
+        match of.store.with_content(ptr, |content| Ok(content.to_vec())) {
+            Ok(content) => Ok(Some(content)),
+            // The visitor has reported it.
+            Err(error) if is_damage(&error) => {
+                self.pool.check_not_freed(location, ptr).map(|()| None)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Ends the slice if it is full, or if the visitor wants it.
