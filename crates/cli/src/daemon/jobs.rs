@@ -128,7 +128,7 @@ pub(crate) fn scrub(
 /// As [`scrub`], in the background. `Break` ends the wait; the scrub goes on.
 ///
 /// # Errors
-/// If the job cannot start.
+/// If the job cannot start, or fails while it is waited for.
 pub(crate) fn start_scrub(
     pool: &Pool,
     how: ScrubStart,
@@ -141,7 +141,7 @@ pub(crate) fn start_scrub(
     Ok(scrub_report(pool.wait_scrub(&mut |progress| match how.wait {
         true => on_progress(&job_progress(progress)),
         false => ControlFlow::Break(()),
-    })))
+    })?))
 }
 
 fn scrub_report(report: ScrubReport) -> JobReport {

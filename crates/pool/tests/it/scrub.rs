@@ -143,6 +143,11 @@ fn scrub(pool: &Pool) -> ScrubReport {
     pool.scrub(&mut |_| ControlFlow::Continue(())).expect("it runs")
 }
 
+/// Waits for the end of a scrub in the background.
+fn wait(pool: &Pool) -> forebay_pool::Result<ScrubReport> {
+    pool.wait_scrub(&mut |_| ControlFlow::Continue(()))
+}
+
 /// Offsets of both copies of a record.
 fn copies(inspector: &Inspector, object: u64, record: u64) -> Vec<u64> {
     copies_at(inspector, object, (record, 0))
@@ -496,7 +501,7 @@ fn a_scrub_goes_on_after_a_crash() {
     assert_eq!((status.blocks, status.bytes), (progress.blocks, progress.bytes));
     assert_eq!(status.healed, 1);
     assert!(pool.resume_scrub().expect("it starts"));
-    let report = pool.wait_scrub(&mut |_| ControlFlow::Continue(()));
+    let report = wait(&pool).expect("it ends");
     assert!(report.complete);
     assert_eq!((report.healed, report.lost_count), (2, 0), "{:?}", report.lost);
     let after = watched.take_reads();
@@ -543,7 +548,7 @@ fn a_scrub_is_paused_resumed_and_stopped() {
     assert_eq!(pool.scrub_status().txg, paused.txg);
     assert!(pool.scrub_status().blocks >= paused.blocks);
     watched.open();
-    let report = pool.wait_scrub(&mut |_| ControlFlow::Continue(()));
+    let report = wait(&pool).expect("it ends");
     assert!(report.complete, "{report:?}");
     assert_eq!(pool.scrub_status().state, ScrubState::Finished);
 
@@ -559,6 +564,28 @@ fn a_scrub_is_paused_resumed_and_stopped() {
     });
     assert_eq!(pool.scrub_status().state, ScrubState::Stopped);
     check(&pool);
+}
+
+#[test]
+fn a_scrub_fails_if_the_commit_of_its_end_fails() {
+    let faulty = Arc::new(FaultDevice::new(memory(64 * MIB), 1));
+    let watched = Watched::new(faulty.clone());
+    let device: Arc<dyn Device> = watched.clone();
+    let pool = create(&device, &cache(32 * MIB));
+    object(&pool, &dataset(&pool), 100, byte);
+    watched.hold_after(20);
+    pool.start_scrub().expect("it starts");
+    watched.wait_held();
+    faulty.add(Rule::new(Fault::Error(5)).on(Op::Write));
+    watched.open();
+    let error = wait(&pool).expect_err("its end is not durable");
+    assert!([ErrorKind::Device, ErrorKind::Suspended].contains(&error.kind()), "{error}");
+    assert!(wait(&pool).is_err(), "the result stays until the next scrub");
+    faulty.clear();
+    pool.abandon();
+    let pool = import(&device, &cache(32 * MIB));
+    assert_ne!(pool.scrub_status().state, ScrubState::Finished);
+    assert!(scrub(&pool).complete);
 }
 
 #[test]
@@ -590,7 +617,7 @@ fn an_export_interrupts_a_scrub_and_a_check() {
     let status = pool.scrub_status();
     assert!([ScrubState::Running, ScrubState::Finished].contains(&status.state));
     pool.resume_scrub().expect("it goes on");
-    let report = pool.wait_scrub(&mut |_| ControlFlow::Continue(()));
+    let report = wait(&pool).expect("it ends");
     assert!(report.complete && report.lost_count == 0, "{report:?}");
 }
 

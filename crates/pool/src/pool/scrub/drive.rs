@@ -10,7 +10,7 @@ use crate::format::ScrubState;
 
 use super::super::PoolInner;
 use super::super::walk::{BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk};
-use super::{ScrubProgress, ScrubReport, ScrubRun, Scrubs, WAIT};
+use super::{Failure, ScrubProgress, ScrubReport, ScrubRun, Scrubs, WAIT, failure_of};
 
 /// Maximum number of lost blocks that are listed. Further ones are only counted.
 const LISTED: usize = 64;
@@ -28,7 +28,7 @@ impl PoolInner {
         &self,
         progress: &mut dyn FnMut(&ScrubProgress) -> ControlFlow<()>,
     ) -> Result<ScrubReport> {
-        let guard = DriverGuard(&self.scrub);
+        let mut guard = DriverGuard { scrubs: &self.scrub, failure: None };
         let (status, at) = {
             let record = &self.scrub.run.lock().record;
             (record.status, record.at)
@@ -49,11 +49,15 @@ impl PoolInner {
         let paused = driver.paused;
         let state = {
             let mut run = self.scrub.run.lock();
-            match (&walked, run.request.take()) {
-                (Ok(true), _) => run.end(ScrubState::Finished),
-                (Ok(false), Some(wanted)) => run.end(wanted),
-                (Ok(false), None) if paused => run.end(ScrubState::Paused),
-                // An export, or an error: the scrub can be resumed.
+            match &walked {
+                Ok(true) => {
+                    run.request = None;
+                    run.end(ScrubState::Finished);
+                }
+                Ok(false) if run.request.is_some() => run.carry_out(),
+                Ok(false) if paused => run.end(ScrubState::Paused),
+                // An export, or an error: the scrub can be resumed. A request is left to the thread
+                // that waits, or to the next driver.
                 _ => {}
             }
             run.record.status.state
@@ -64,21 +68,24 @@ impl PoolInner {
             _ => self.txgs.sync_now(),
         };
         let report = self.scrub.run.lock().report();
-        drop(guard);
         let (healed, lost) = (report.healed, report.lost_count);
         tracing::info!(pool = &*self.name, ?state, healed, lost, "scrub ended");
-        walked?;
-        synced?;
-        Ok(report)
+        let result = walked.and(synced);
+        guard.failure = failure_of(&result);
+        drop(guard);
+        result.map(|_| report)
     }
 }
 
 /// Ends the driver, also after a panic.
-struct DriverGuard<'a>(&'a Scrubs);
+struct DriverGuard<'a> {
+    scrubs: &'a Scrubs,
+    failure: Option<Failure>,
+}
 
 impl Drop for DriverGuard<'_> {
     fn drop(&mut self) {
-        self.0.leave();
+        self.scrubs.leave(self.failure.take());
     }
 }
 

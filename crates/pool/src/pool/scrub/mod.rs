@@ -6,6 +6,9 @@
 //! each block that was read and, if necessary, healed, all in one step. So the bookmark that a
 //! commit stores fits the counts beside it.
 //!
+//! Drivers are numbered. A thread that waits for a driver stops waiting when another one has begun:
+//! the first has ended, and the second has carried out its request before anything else.
+//!
 //! # Locking
 //!
 //! `pool-scrub` protects the record and the requests to the driver, for a look. Threads that wait
@@ -15,6 +18,8 @@
 mod counters;
 mod drive;
 mod record;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
 pub(crate) mod tunables;
 
 use std::ops::ControlFlow;
@@ -45,8 +50,10 @@ pub type ScrubProgress = CheckProgress;
 /// Result of a scrub, over all the times that it was resumed.
 #[derive(Clone, Debug, Default)]
 pub struct ScrubReport {
-    /// Whether the walk reached the end. If not, it was interrupted.
+    /// Whether the walk reached the end.
     pub complete: bool,
+    /// The state that the scrub is in; running if an export has interrupted it.
+    pub state: ScrubState,
     /// Blocks processed.
     pub blocks: u64,
     /// Bytes processed, all copies.
@@ -79,10 +86,38 @@ struct ScrubRun {
     lost: Vec<String>,
     /// The state that the driver is asked to leave the scrub in.
     request: Option<ScrubState>,
+    /// Number of drivers since the import. Tells a thread that waits for a driver whether the
+    /// active one is another.
+    drivers: u64,
+    /// How the newest driver that is not active any more has ended.
+    outcome: Option<Outcome>,
     /// Walks in progress, of the scrub and of checks.
     jobs: usize,
     /// Whether no walk may begin any more.
     closed: bool,
+}
+
+/// How a driver has ended.
+struct Outcome {
+    report: ScrubReport,
+    /// The error that ended it, or that of its last commit: kind and text.
+    failure: Option<Failure>,
+}
+
+/// Kind and text of an error.
+type Failure = (ErrorKind, String);
+
+fn failure_of<T>(result: &Result<T>) -> Option<Failure> {
+    result.as_ref().err().map(|error| (error.kind(), error.to_string()))
+}
+
+impl Outcome {
+    fn result(&self) -> Result<ScrubReport> {
+        match &self.failure {
+            Some((kind, text)) => Err(Error::new(*kind, text.clone())),
+            None => Ok(self.report.clone()),
+        }
+    }
 }
 
 impl Scrubs {
@@ -91,6 +126,8 @@ impl Scrubs {
             record: ScrubRecord::of(phys),
             lost: Vec::new(),
             request: None,
+            drivers: 0,
+            outcome: None,
             jobs: 0,
             closed: false,
         };
@@ -187,8 +224,8 @@ impl Pool {
     /// [`stop_scrub`](Self::stop_scrub) and an export end the scrub as well, between two blocks.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`] if the scrub is active already, and the error that stopped it. Problems
-    /// found are not errors; the report lists them.
+    /// [`ErrorKind::InUse`] if the scrub is active already, the error that stopped it, and that of
+    /// the commit of its result. Problems found are not errors; the report lists them.
     pub fn scrub(
         &self,
         progress: &mut dyn FnMut(&ScrubProgress) -> ControlFlow<()>,
@@ -201,7 +238,8 @@ impl Pool {
     /// As [`scrub`](Self::scrub), in a thread of the pool. Does nothing if the scrub is active.
     ///
     /// # Errors
-    /// The error of starting it. An error that stops it later is logged.
+    /// The error of starting it. An error that stops it later is logged, and returned by
+    /// [`wait_scrub`](Self::wait_scrub).
     pub fn start_scrub(&self) -> Result<()> {
         let inner = &self.inner;
         match inner.begin_scrub() {
@@ -217,8 +255,8 @@ impl Pool {
             }
         });
         let thread = spawned.map_err(|error| {
-            inner.scrub.leave();
             let text = "the system gives no thread for the scrub";
+            inner.scrub.leave(Some((ErrorKind::NoMemory, text.to_owned())));
             Error::new(ErrorKind::NoMemory, text).because(error)
         })?;
         let before = inner.scrub.thread.lock().replace(thread);
@@ -244,7 +282,7 @@ impl Pool {
     /// # Errors
     /// [`ErrorKind::Invalid`] if no scrub is running, and the errors of [`sync`](Self::sync).
     pub fn pause_scrub(&self) -> Result<()> {
-        self.end_scrub(ScrubState::Paused, &[ScrubState::Running])
+        self.end_scrub(ScrubState::Paused)
     }
 
     /// Stops the scrub, durably. It ends between two blocks, and cannot be resumed.
@@ -253,27 +291,30 @@ impl Pool {
     /// [`ErrorKind::Invalid`] if no scrub is running or paused, and the errors of
     /// [`sync`](Self::sync).
     pub fn stop_scrub(&self) -> Result<()> {
-        self.end_scrub(ScrubState::Stopped, &[ScrubState::Running, ScrubState::Paused])
+        self.end_scrub(ScrubState::Stopped)
     }
 
-    fn end_scrub(&self, wanted: ScrubState, from: &[ScrubState]) -> Result<()> {
+    fn end_scrub(&self, wanted: ScrubState) -> Result<()> {
         self.inner.check_writable()?;
         let scrub = &self.inner.scrub;
         let mut run = scrub.run.lock();
-        if !from.contains(&run.record.status.state) {
+        if !run.may_end(wanted) {
             let text = format!("pool {}: no scrub is running", self.inner.name);
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        run.request = Some(wanted);
+        // A pause does not turn the stop of another thread into a pause.
+        if run.request != Some(ScrubState::Stopped) {
+            run.request = Some(wanted);
+        }
         scrub.changed.notify_all();
-        while run.record.status.is_active {
+        let driver = run.drivers;
+        while run.record.status.is_active && run.drivers == driver {
             scrub.changed.wait(&mut run);
         }
-        // It may have reached its end meanwhile.
-        if from.contains(&run.record.status.state) {
-            run.end(wanted);
+        // Another thread may have started the scrub again. It has carried out the request first.
+        if run.drivers == driver {
+            run.carry_out();
         }
-        run.request = None;
         drop(run);
         self.sync()
     }
@@ -291,34 +332,40 @@ impl Pool {
         self.inner.scrub.run.lock().record.status
     }
 
-    /// Waits until the scrub is not active any more, and returns its result. `progress` is called
-    /// periodically, and ends the wait, but not the scrub, by returning [`ControlFlow::Break`].
+    /// Waits until the thread that works on the scrub has ended, and returns the result.
+    /// `progress` is called periodically, and ends the wait, but not the scrub, by returning
+    /// [`ControlFlow::Break`]. Returns the result of the thread before if none works on the scrub.
+    ///
+    /// # Errors
+    /// The error that stopped the scrub, and that of the commit of its result.
     pub fn wait_scrub(
         &self,
         progress: &mut dyn FnMut(&ScrubProgress) -> ControlFlow<()>,
-    ) -> ScrubReport {
+    ) -> Result<ScrubReport> {
         let scrub = &self.inner.scrub;
         let mut run = scrub.run.lock();
-        while run.record.status.is_active {
+        let driver = run.drivers;
+        while run.record.status.is_active && run.drivers == driver {
             scrub.changed.wait_timeout(&mut run, WAIT);
             let now = run.progress();
             drop(run);
             let flow = progress(&now);
             run = scrub.run.lock();
             if flow.is_break() {
-                break;
+                return Ok(run.report());
             }
         }
-        run.report()
+        match &run.outcome {
+            Some(outcome) => outcome.result(),
+            None => Ok(run.report()),
+        }
     }
 }
 
 impl Scrubs {
-    /// The driver has ended, or did not begin.
-    fn leave(&self) {
-        let mut run = self.run.lock();
-        run.record.status.is_active = false;
-        run.jobs -= 1;
+    /// The driver has ended, or could not begin, with this error if it failed.
+    fn leave(&self, failure: Option<Failure>) {
+        self.run.lock().leave(failure);
         self.changed.notify_all();
     }
 }
@@ -331,6 +378,32 @@ impl ScrubRun {
         }
         self.jobs += 1;
         Ok(())
+    }
+
+    /// Begins to drive the scrub. Returns whether it goes on; if not, the driver starts a new one.
+    /// [`leave`](Self::leave) ends this.
+    fn begin_driver(&mut self, pool: &PoolInner) -> Result<bool> {
+        if self.record.status.is_active {
+            let text = format!("pool {}: a scrub is running already", pool.name);
+            return Err(Error::new(ErrorKind::InUse, text));
+        }
+        self.begin_job(pool)?;
+        // The driver before may have failed before it saw a request.
+        self.carry_out();
+        self.drivers += 1;
+        let status = &mut self.record.status;
+        status.is_active = true;
+        let goes_on = matches!(status.state, ScrubState::Running | ScrubState::Paused);
+        if goes_on {
+            status.state = ScrubState::Running;
+        }
+        Ok(goes_on)
+    }
+
+    fn leave(&mut self, failure: Option<Failure>) {
+        self.record.status.is_active = false;
+        self.outcome = Some(Outcome { report: self.report(), failure });
+        self.jobs -= 1;
     }
 
     fn progress(&self) -> ScrubProgress {
@@ -347,11 +420,31 @@ impl ScrubRun {
         let status = &self.record.status;
         ScrubReport {
             complete: status.state == ScrubState::Finished,
+            state: status.state,
             blocks: status.blocks,
             bytes: status.bytes,
             healed: status.healed,
             lost: self.lost.clone(),
             lost_count: status.lost,
+        }
+    }
+
+    /// Whether the scrub is in a state that can be changed to `wanted`.
+    fn may_end(&self, wanted: ScrubState) -> bool {
+        match self.record.status.state {
+            ScrubState::Running => true,
+            ScrubState::Paused => wanted == ScrubState::Stopped,
+            _ => false,
+        }
+    }
+
+    /// Carries out the request, if there is one, unless the scrub has ended meanwhile. It is not
+    /// walking.
+    fn carry_out(&mut self) {
+        if let Some(wanted) = self.request.take()
+            && self.may_end(wanted)
+        {
+            self.end(wanted);
         }
     }
 
@@ -370,27 +463,15 @@ impl PoolInner {
     /// Makes the calling thread the driver of the scrub, which is new or goes on.
     fn begin_scrub(&self) -> Result<()> {
         self.check_writable()?;
-        let goes_on = {
-            let mut run = self.scrub.run.lock();
-            if run.record.status.is_active {
-                let text = format!("pool {}: a scrub is running already", self.name);
-                return Err(Error::new(ErrorKind::InUse, text));
-            }
-            // `leave` ends the job.
-            run.begin_job(self)?;
-            let status = &mut run.record.status;
-            status.is_active = true;
-            let goes_on = matches!(status.state, ScrubState::Running | ScrubState::Paused);
-            if goes_on {
-                status.state = ScrubState::Running;
-            }
-            run.request = None;
-            goes_on
-        };
+        let goes_on = self.scrub.run.lock().begin_driver(self)?;
         if goes_on {
             return Ok(());
         }
-        self.txgs.sync_now().inspect_err(|_| self.scrub.leave())?;
+        let synced = self.txgs.sync_now();
+        if synced.is_err() {
+            self.scrub.leave(failure_of(&synced));
+        }
+        synced?;
         let txg = self.txgs.synced_txg();
         let total_bytes = self.space_stats.lock().allocated_bytes;
         let mut run = self.scrub.run.lock();
