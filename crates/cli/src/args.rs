@@ -353,7 +353,7 @@ pub(crate) struct DestroyArgs {
     A scrub goes on where it was paused or interrupted. Ctrl-C ends the wait for the scrub of an\n\
     imported pool, and pauses the scrub of another pool.\n\n\
     Exit code of a scrub that is waited for: 0 if no problems were found, 1 if problems were found or\n\
-    it did not end. The other forms exit with 0 if they succeed, whatever the scrub has found."
+    it did not end or failed. The other forms exit with 0 if they succeed, whatever the scrub has found."
 )]
 pub(crate) struct ScrubArgs {
     #[command(flatten)]

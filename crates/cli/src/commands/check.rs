@@ -23,8 +23,10 @@ pub(crate) fn check(args: &CheckArgs) -> Result<()> {
         args: &args.work,
         read_only: args.read_only,
         advice: "run `forebay scrub` to repair bad copies, and restore lost files from a backup",
-        interrupted: ["the check was interrupted; run it again for a full result"; 2],
-        early: "the check ended early, because the pool was exported; run it again",
+        why_incomplete: |_, by_user| match by_user {
+            true => "the check was interrupted; run it again for a full result",
+            false => "the check ended early, because the pool was exported; run it again",
+        },
     };
     job.run(|guid| Request::Check { pool: guid }, jobs::check_with_files)
 }
@@ -36,10 +38,8 @@ pub(super) struct Job<'a> {
     pub(super) read_only: bool,
     /// What to do about problems.
     pub(super) advice: &'static str,
-    /// What an interruption by the user means: of an imported pool, and of another one.
-    pub(super) interrupted: [&'static str; 2],
-    /// Why it may end early otherwise.
-    pub(super) early: &'static str,
+    /// Says why it is not complete, from its state and whether the user has interrupted it here.
+    pub(super) why_incomplete: fn(&str, bool) -> &'static str,
 }
 
 impl Job<'_> {
@@ -54,11 +54,11 @@ impl Job<'_> {
     ) -> Result<()> {
         let target = client::find(&self.args.pool)?;
         let progress = Progress::begin(self.name)?;
-        let (report, interrupted) = match target {
+        let report: JobReport = match target {
             Target::InUse { process, pool } => {
                 let stop = progress.stop_flag();
                 let show = &mut |state: &_| progress.show(state);
-                (process.ask_until(&request(pool.guid), show, &stop)?, self.interrupted[0])
+                process.ask_until(&request(pool.guid), show, &stop)?
             }
             Target::Paths(paths) => {
                 let cache = pools::cache(CACHE_BYTES)?;
@@ -66,10 +66,10 @@ impl Job<'_> {
                     Arc::new(pools::import(&ImportRequest::plain(paths, self.read_only), &cache)?);
                 let report = work(&pool, &mut |state| progress.step(state))?;
                 pool.close()?;
-                (report, self.interrupted[1])
+                report
             }
         };
-        let why = if progress.is_stopped() { interrupted } else { self.early };
+        let why = (self.why_incomplete)(&report.state, progress.is_stopped());
         drop(progress);
         self.print(&report, why)
     }

@@ -38,11 +38,16 @@ fn wait(args: &ScrubArgs) -> Result<()> {
         args: &args.work,
         read_only: false,
         advice: "restore lost files from a backup",
-        interrupted: [
-            "the scrub goes on in the background; `forebay scrub --status` shows it, `--pause` pauses it",
-            "the scrub was paused; `forebay scrub` goes on with it",
-        ],
-        early: "the scrub ended early; `forebay scrub --status` and the log say why",
+        why_incomplete: |state, _| match state {
+            "running" => {
+                "the scrub goes on in the background; `forebay scrub --status` shows it, `--pause` pauses it"
+            }
+            "paused" => "the scrub was paused; `forebay scrub` goes on with it",
+            "stopped" => "the scrub was stopped; the next one starts from the beginning",
+            _ => {
+                "the scrub ended early, because the pool was exported; the next mount or `forebay scrub` goes on with it"
+            }
+        },
     };
     let rate_bytes = args.rate;
     job.run(
@@ -61,6 +66,10 @@ fn start(args: &ScrubArgs) -> Result<()> {
     };
     let request = Request::Scrub { pool: pool.guid, rate_bytes: args.rate, wait: false };
     process.ask::<JobReport>(&request)?;
+    if args.work.json {
+        let shown = Request::ControlScrub { pool: pool.guid, change: None };
+        return output::json(&process.ask::<ScrubInfo>(&shown)?);
+    }
     output::line(&format!("scrubbing pool {}", pool.name));
     Ok(())
 }

@@ -182,6 +182,9 @@ pub(crate) struct JobReport {
     pub(crate) bytes: u64,
     /// True if the job ran to its end.
     pub(crate) complete: bool,
+    /// The state of the job: `running`, `interrupted`, `paused`, `finished` or `stopped`. A check
+    /// is `finished` or `interrupted`.
+    pub(crate) state: String,
     pub(crate) healed: u64,
     pub(crate) problem_count: u64,
     /// The first problems.

@@ -51,6 +51,7 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
         blocks: report.blocks,
         bytes: report.bytes,
         complete: report.complete,
+        state: if report.complete { "finished" } else { "interrupted" }.to_owned(),
         healed: 0,
         problem_count,
         problems,
@@ -122,7 +123,7 @@ pub(crate) fn scrub(
     if let Some(rate_bytes) = rate_bytes {
         pool.set_scrub_rate(rate_bytes);
     }
-    Ok(scrub_report(pool.scrub(&mut |progress| on_progress(&job_progress(progress)))?))
+    Ok(scrub_report(pool, pool.scrub(&mut |progress| on_progress(&job_progress(progress)))?))
 }
 
 /// As [`scrub`], in the background. `Break` ends the wait; the scrub goes on.
@@ -138,13 +139,14 @@ pub(crate) fn start_scrub(
         pool.set_scrub_rate(rate_bytes);
     }
     pool.start_scrub()?;
-    Ok(scrub_report(pool.wait_scrub(&mut |progress| match how.wait {
+    let report = pool.wait_scrub(&mut |progress| match how.wait {
         true => on_progress(&job_progress(progress)),
         false => ControlFlow::Break(()),
-    })?))
+    })?;
+    Ok(scrub_report(pool, report))
 }
 
-fn scrub_report(report: ScrubReport) -> JobReport {
+fn scrub_report(pool: &Pool, report: ScrubReport) -> JobReport {
     let mut problems: Vec<String> =
         report.lost.iter().map(|problem| format!("lost: {problem}")).collect();
     problems.truncate(PROBLEMS_MAX);
@@ -152,6 +154,7 @@ fn scrub_report(report: ScrubReport) -> JobReport {
         blocks: report.blocks,
         bytes: report.bytes,
         complete: report.complete,
+        state: scrub_state(report.state, pool.scrub_status().is_active).to_owned(),
         healed: report.healed,
         problem_count: report.lost_count,
         problems,
@@ -172,18 +175,22 @@ pub(crate) fn control_scrub(pool: &Pool, change: Option<ScrubChange>) -> Result<
     Ok(scrub_info(&pool.scrub_status()))
 }
 
-/// Describes a scrub.
-pub(crate) fn scrub_info(status: &ScrubStatus) -> ScrubInfo {
-    let state = match status.state {
+/// The word for the state of a scrub.
+fn scrub_state(state: ScrubState, is_active: bool) -> &'static str {
+    match state {
         ScrubState::None => "none",
-        ScrubState::Running if status.is_active => "running",
+        ScrubState::Running if is_active => "running",
         ScrubState::Running => "interrupted",
         ScrubState::Paused => "paused",
         ScrubState::Finished => "finished",
         ScrubState::Stopped => "stopped",
-    };
+    }
+}
+
+/// Describes a scrub.
+pub(crate) fn scrub_info(status: &ScrubStatus) -> ScrubInfo {
     ScrubInfo {
-        state: state.to_owned(),
+        state: scrub_state(status.state, status.is_active).to_owned(),
         started: status.started,
         ended: status.ended,
         blocks: status.blocks,

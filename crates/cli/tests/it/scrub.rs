@@ -64,6 +64,29 @@ fn a_scrub_is_controlled_and_goes_on_after_an_import() {
     fixture.ok(&["export", "tank"]);
 }
 
+#[test]
+fn a_wait_tells_how_the_scrub_ended() {
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.ok(&["import", "tank.img"]);
+    for (change, says) in [("--pause", "the scrub was paused"), ("--stop", "the scrub was stopped")]
+    {
+        let waiting = fixture.start(&[&["scrub", "tank", "--json"][..], &STALLED].concat());
+        wait_until("it runs", || status(&fixture, "tank")["state"] == "running");
+        fixture.ok(&["scrub", "tank", change]);
+        let output = waiting.wait();
+        let said = failed(&output, 1, &["scrub"]);
+        assert!(said.contains(says), "{change}: {said}");
+        let report: serde_json::Value = serde_json::from_str(&texts(&output).0).expect("JSON");
+        let state = if change == "--pause" { "paused" } else { "stopped" };
+        assert_eq!((&report["state"], &report["complete"]), (&state.into(), &false.into()));
+    }
+    let started = [&["scrub", "tank", "--no-wait", "--json"][..], &STALLED].concat();
+    let shown: serde_json::Value = serde_json::from_str(&fixture.ok(&started)).expect("JSON");
+    assert_eq!(shown["state"], "running");
+    fixture.ok(&["export", "tank"]);
+}
+
 /// A pool in `tank.img` with an object all of whose records are damaged.
 fn damaged_pool(fixture: &Fixture) {
     const RECORDS: u64 = 50;
