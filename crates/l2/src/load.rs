@@ -205,8 +205,12 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         if record.state != RecordState::Live {
             return Err(L2Counters::MISSES_BAD);
         }
-        // With immutable keys, every block on the device is valid.
-        if !self.immutable_keys && self.rebuild.is_hidden(seq) {
+        // With immutable keys, every block on the device is valid, unless the user was rolled back.
+        let is_hidden = match self.immutable_keys {
+            true => !self.rebuild.has_read_newest(),
+            false => self.rebuild.is_hidden(seq),
+        };
+        if is_hidden {
             return Err(L2Counters::MISSES_REBUILDING);
         }
         if self.loads.overdue.load(Ordering::Relaxed) > 0 {

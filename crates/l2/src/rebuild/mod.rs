@@ -12,6 +12,11 @@
 //!
 //! - With mutable keys, a record is served only if all newer segments have been read, because one
 //!   of them may hold a tombstone. The *frontier* is the oldest segment for which that holds.
+//! - With immutable keys, records are served once the newest segment was read. Its stamp tells
+//!   whether the user was rolled back. If so, the index is cleared before anything is served, and
+//!   the label gets a new GUID, which voids the log. If the label cannot be written, the L2 fails
+//!   with an empty index. The log is still there, so the user must open the L2 with the same
+//!   maximum stamp until a rebuild has succeeded.
 //! - Only batches that were written without an error count. The footer and the next header say
 //!   which. If the newest segment has neither, all its complete batches count: a removal needs the
 //!   next header and a tombstone, so none returned after a failed batch at the end.
@@ -150,6 +155,12 @@ impl Rebuild {
     #[inline]
     pub(crate) fn is_hidden(&self, seq: u64) -> bool {
         seq < self.frontier.load(Ordering::Acquire)
+    }
+
+    /// Whether the newest segment was read. Only then it is known whether the user was rolled back.
+    #[inline]
+    pub(crate) fn has_read_newest(&self) -> bool {
+        self.frontier.load(Ordering::Acquire) != u64::MAX
     }
 
     /// Stops the rebuild early.

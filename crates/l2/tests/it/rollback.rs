@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use forebay_io::{Device, Request};
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::{Device, Op, Request};
 use forebay_l2::{Codec, L2, L2Options};
 
 use crate::support::{Fixture, NumberCodec, Value, arena, memory, options};
@@ -91,6 +92,23 @@ fn an_l2_with_stamps_newer_than_its_user_is_emptied() {
     // Permanently.
     let fixture = opened(&device, KEYS);
     assert_eq!((found(&fixture), fixture.l2.stats().count("rollbacks")), (0, 0));
+    fixture.close();
+}
+
+#[test]
+fn an_l2_that_cannot_be_emptied_serves_nothing_and_is_emptied_by_the_next_open() {
+    let written = written();
+    let faulty = Arc::new(FaultDevice::new(Arc::clone(&written), 1));
+    faulty.add(Rule::new(Fault::Error(5)).on(Op::Write));
+    let device: Arc<dyn Device> = faulty.clone();
+    let l2 = L2::open(device, Arc::new(StampCodec), &until(100)).unwrap();
+    assert!(!l2.wait_rebuilt(), "its label cannot be written");
+    let fixture = Fixture::over(l2);
+    assert_eq!((found(&fixture), fixture.l2.stats().count("rollbacks")), (0, 1));
+    fixture.close();
+    // The label and the log are as before.
+    let fixture = opened(&written, 100);
+    assert_eq!((found(&fixture), fixture.l2.stats().count("rollbacks")), (0, 1));
     fixture.close();
 }
 

@@ -22,7 +22,7 @@ use forebay_base::model::check;
 const BYTES: u64 = 4 << 20;
 const KEYS: u64 = 2;
 
-struct VersionCodec;
+pub(crate) struct VersionCodec;
 
 impl Codec<u64, u64> for VersionCodec {
     fn key_bytes(&self) -> usize {
@@ -31,6 +31,10 @@ impl Codec<u64, u64> for VersionCodec {
 
     fn encode_key(&self, key: &u64, out: &mut [u8]) {
         out.copy_from_slice(&key.to_le_bytes());
+    }
+
+    fn stamp(&self, key: &u64) -> u64 {
+        *key
     }
 
     fn decodes_keys(&self) -> bool {
@@ -54,7 +58,7 @@ impl Codec<u64, u64> for VersionCodec {
     }
 }
 
-fn options(segment_bytes: u64) -> L2Options {
+pub(crate) fn options(segment_bytes: u64) -> L2Options {
     let config = ArenaConfig { limit_bytes: 16 << 20, huge_pages: HugePages::Never };
     let mut options = L2Options::new([1; 16], Arena::new(config).unwrap());
     options.clock = shuttle::sync::Arc::new(ManualClock::new());

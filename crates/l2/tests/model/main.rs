@@ -14,3 +14,4 @@
 
 mod forget;
 mod harness;
+mod rollback;
