@@ -297,7 +297,9 @@ pub(crate) struct MountArgs {
 #[command(after_help = "Examples:\n  \
     forebay umount forebay-mnt\n  \
     forebay umount tank          unmount all datasets of the pool\n  \
-    forebay umount /srv/tank     also works if the process that served it was killed")]
+    forebay umount /srv/tank     also works if the process that served it was killed\n\n\
+    While a bind mount or another mount namespace keeps the file system, it fails after ten seconds,\n\
+    and the pool stays in use until that mount is unmounted too.")]
 pub(crate) struct UmountArgs {
     /// Mount point, or a pool to unmount all its datasets
     #[arg(value_name = "MOUNTPOINT|POOL")]
