@@ -68,6 +68,8 @@ pub(crate) enum Request {
     Scrub { pool: u64, rate_bytes: Option<u64>, wait: bool },
     /// Change the scrub of a pool, or only show it: [`messages::ScrubInfo`].
     ControlScrub { pool: u64, change: Option<ScrubChange> },
+    /// Discard the free space of a pool: [`messages::TrimReport`], with progress.
+    Trim { pool: u64 },
     /// Add an L2 device: [`messages::L2DeviceInfo`].
     AddL2 { pool: u64, device: PathBuf, force: bool },
     /// Remove an L2 device, named by path or number: no content.

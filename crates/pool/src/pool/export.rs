@@ -28,6 +28,7 @@ impl Pool {
     pub fn abandon(self) {
         self.inner.closed.store(true, Ordering::Release);
         self.inner.scrub.shut_down();
+        self.inner.trim.shut_down();
         self.inner.txgs.close();
         self.join();
         self.inner.close_l2_devices("the pool is exported");
@@ -61,6 +62,7 @@ impl Pool {
             return Ok(());
         }
         self.inner.scrub.shut_down();
+        self.inner.trim.shut_down();
         let synced = match self.inner.read_only {
             true => Ok(()),
             false => self.inner.txgs.sync_now().map(|_| ()),
