@@ -61,6 +61,8 @@ pub(crate) enum Command {
     Scrub(ScrubArgs),
     /// Verify every copy of every block of a pool, and compare allocated blocks with the space maps
     Check(CheckArgs),
+    /// Give the free space of a pool back to its devices
+    Trim(TrimArgs),
     /// Show on-disk structures, sound or damaged, of imported and exported pools
     Inspect(crate::inspect::InspectArgs),
     /// Empty the block cache of a daemon
@@ -297,7 +299,9 @@ pub(crate) struct MountArgs {
 #[command(after_help = "Examples:\n  \
     forebay umount forebay-mnt\n  \
     forebay umount tank          unmount all datasets of the pool\n  \
-    forebay umount /srv/tank     also works if the process that served it was killed")]
+    forebay umount /srv/tank     also works if the process that served it was killed\n\n\
+    While a bind mount or another mount namespace keeps the file system, it fails after ten seconds,\n\
+    and the pool stays in use until that mount is unmounted too.")]
 pub(crate) struct UmountArgs {
     /// Mount point, or a pool to unmount all its datasets
     #[arg(value_name = "MOUNTPOINT|POOL")]
@@ -393,6 +397,17 @@ pub(crate) struct CheckArgs {
     /// Do not write, not even to replay the intent log; for a pool that is not imported
     #[arg(long, visible_alias = "ro")]
     pub(crate) read_only: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  forebay trim tank\n  forebay trim tank.img --json\n\n\
+    Image files shrink, and SSDs learn what is unused. For files this happens in the background too,\n\
+    see the tunables `trim_*`. Ctrl-C ends the trim.\n\n\
+    Exit code: 0 if all free space was discarded, 1 if it was interrupted, a discard failed, or a\n\
+    device does not support discards.")]
+pub(crate) struct TrimArgs {
+    #[command(flatten)]
+    pub(crate) work: JobArgs,
 }
 
 #[derive(Debug, Subcommand)]

@@ -114,6 +114,8 @@ pub struct DeviceInfo {
     pub read_only: bool,
     /// I/O bypasses the page cache.
     pub direct: bool,
+    /// It is a block device, not a file or memory.
+    pub block_device: bool,
     /// The engine that executes its requests, with the reason.
     pub engine: Engine,
 }

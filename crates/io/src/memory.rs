@@ -109,6 +109,7 @@ impl MemoryDevice {
             sector_bytes,
             read_only: options.read_only,
             direct: false,
+            block_device: false,
             engine: Engine::Memory,
         };
         let data = (0..queues).map(|_| MemoryQueue::default()).collect();

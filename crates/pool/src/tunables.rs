@@ -5,7 +5,7 @@ use forebay_base::tunables::{TunableError, TunableRow};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::LogTunables;
-use crate::pool::ScrubTunables;
+use crate::pool::{ScrubTunables, TrimTunables};
 use crate::readahead::PrefetchTunables;
 use crate::txg::TxgTunables;
 
@@ -38,6 +38,7 @@ pub struct PoolTunables {
     store: StoreTunables,
     l2_devices: L2DeviceTunables,
     scrub: ScrubTunables,
+    trim: TrimTunables,
 }
 
 impl PoolTunables {
@@ -71,6 +72,11 @@ impl PoolTunables {
         &self.scrub
     }
 
+    /// Tunables of discards.
+    pub fn trim(&self) -> &TrimTunables {
+        &self.trim
+    }
+
     /// All rows with their values, in the format that [`set`](Self::set) takes.
     pub fn entries(&self) -> Vec<(&'static TunableRow, String)> {
         let tables = [
@@ -80,6 +86,7 @@ impl PoolTunables {
             self.store.entries(),
             self.l2_devices.entries(),
             self.scrub.entries(),
+            self.trim.entries(),
         ];
         tables.into_iter().flatten().collect()
     }
@@ -90,13 +97,14 @@ impl PoolTunables {
     /// [`ErrorKind::Invalid`] if the name or the value is wrong, or if the tunable cannot be set at
     /// this time. The message names what is allowed.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
-        let tables: [&dyn Fn() -> Result<(), TunableError>; 6] = [
+        let tables: [&dyn Fn() -> Result<(), TunableError>; 7] = [
             &|| self.txg.set(name, value),
             &|| self.log.set(name, value),
             &|| self.prefetch.set(name, value),
             &|| self.store.set(name, value),
             &|| self.l2_devices.set(name, value),
             &|| self.scrub.set(name, value),
+            &|| self.trim.set(name, value),
         ];
         for set in tables {
             match set() {

@@ -64,7 +64,8 @@ pub fn import_options(cache: &Arc<BlockCache>) -> ImportOptions {
     }
 }
 
-/// A new pool with [`DATASETS`].
+/// A new pool with [`DATASETS`]. It discards nothing in the background, so that a run depends on
+/// its seed alone.
 ///
 /// # Errors
 /// The errors of [`Pool::create`].
@@ -75,6 +76,7 @@ pub fn create(
 ) -> Result<Pool> {
     let devices = devices.iter().map(|device| Arc::clone(device).into()).collect();
     let pool = Pool::create(devices, &create_options(cache))?;
+    pool.set_tunable("trim_files", "false")?;
     for name in DATASETS {
         pool.create_dataset(name, settings)?;
     }

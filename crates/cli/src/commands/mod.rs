@@ -17,6 +17,7 @@ pub(crate) mod mount_helper;
 mod scrub;
 mod stats;
 mod status;
+mod trim;
 mod tunable;
 mod umount;
 
@@ -55,6 +56,7 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<()> {
         Command::Destroy(args) => destroy::run(&args),
         Command::Scrub(args) => scrub::run(&args),
         Command::Check(args) => check::check(&args),
+        Command::Trim(args) => trim::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Cache(CacheCommand::Flush { pool }) => cache::flush(pool.as_deref()),
         Command::L2(L2Command::Add { pool, device, size, force }) => {

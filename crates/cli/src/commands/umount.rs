@@ -2,7 +2,8 @@
 //!
 //! It returns when everything is committed. With the last mount of a pool that was imported for
 //! mounts, the pool is exported and its devices are closed. As the helper of umount(8) it does the
-//! same for that command.
+//! same for that command, if the mount is the daemon's own: one in another mount namespace is
+//! a copy, and its unmount must not end the daemon's.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -54,11 +55,16 @@ pub(crate) fn run(args: &UmountArgs) -> Result<()> {
     }
 }
 
-/// The daemon that serves the mount point, unless the unmount is forced.
+/// The daemon to ask for the unmount; `None` if umount(8) is to do without.
 fn served(args: &UmountArgs) -> Result<Option<(Process, PathBuf)>> {
-    match args.force {
-        true => Ok(None),
-        false => client::served(Path::new(&args.target)),
+    if args.force {
+        return Ok(None);
+    }
+    match client::served(Path::new(&args.target)) {
+        Ok(Some((process, _))) if args.helper && !process.shares_mounts() => Ok(None),
+        // A lazy unmount waits for nothing, so it works without the daemon.
+        Err(_) if args.helper && args.lazy => Ok(None),
+        served => served,
     }
 }
 

@@ -12,7 +12,7 @@ use forebay_base::sync::thread::spawn_named;
 use serde::de::DeserializeOwned;
 
 use super::messages::{JobProgress, PoolInfo, ProcessInfo};
-use super::{ANSWER_BYTES_MAX, Answer, Envelope, Request, VERSION, read_line, run_dir};
+use super::{ANSWER_BYTES_MAX, Answer, Envelope, Request, VERSION, peer, read_line, run_dir};
 use crate::error::{Failure, Result};
 use crate::pools;
 
@@ -60,10 +60,11 @@ pub(crate) fn daemons() -> Daemons {
             Ok(Outcome::Answer(info)) => found.answering.push(Process { socket, info }),
             // A new process with the same id may be about to listen: remove the socket only if no
             // such process exists.
-            Ok(Outcome::NoListener) if !Path::new(&format!("/proc/{pid}")).exists() => {
+            Ok(Outcome::NoListener) if !is_alive(pid) => {
                 let _ = std::fs::remove_file(&socket);
             }
-            Ok(Outcome::NoListener) => {}
+            Ok(Outcome::Closed) if is_alive(pid) => found.silent.push(hung_up(pid)),
+            Ok(Outcome::NoListener | Outcome::Closed) => {}
             Err(error) => found.silent.push(error.doing(format_args!("daemon {pid}"))),
         }
     }
@@ -194,6 +195,8 @@ pub(crate) fn served(at: &Path) -> Result<Option<(Process, PathBuf)>> {
 enum Outcome<T> {
     Answer(T),
     NoListener,
+    /// The daemon has closed the connection without an answer.
+    Closed,
 }
 
 impl Process {
@@ -205,6 +208,22 @@ impl Process {
         self.ask_with(request, &mut |_| {})
     }
 
+    /// Whether the daemon has the mounts that this process sees: both are in one mount namespace.
+    /// True if the system does not say.
+    pub(crate) fn shares_mounts(&self) -> bool {
+        let Ok(Some(stream)) = connect(&self.socket, None) else { return true };
+        let Some(daemon) = peer(&stream) else { return true };
+        if daemon.pid == 0 {
+            // It is in another container.
+            return false;
+        }
+        let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+        match (namespace("self"), namespace(&daemon.pid.to_string())) {
+            (Some(ours), Some(theirs)) => ours == theirs,
+            _ => true,
+        }
+    }
+
     /// Sends a request, and passes its progress to `progress`.
     ///
     /// # Errors
@@ -214,9 +233,14 @@ impl Process {
         request: &Request,
         progress: &mut dyn FnMut(&JobProgress),
     ) -> Result<T> {
-        match ask_at(&self.socket, request, None, progress)? {
+        self.answer(ask_at(&self.socket, request, None, progress)?)
+    }
+
+    fn answer<T>(&self, outcome: Outcome<T>) -> Result<T> {
+        match outcome {
             Outcome::Answer(answer) => Ok(answer),
-            Outcome::NoListener => Err(gone(self.info.pid)),
+            Outcome::Closed if is_alive(self.info.pid) => Err(hung_up(self.info.pid)),
+            Outcome::Closed | Outcome::NoListener => Err(gone(self.info.pid)),
         }
     }
 }
@@ -255,11 +279,18 @@ impl Process {
         }
         let outcome = converse(stream, &self.socket, request, progress);
         over.store(true, Ordering::Relaxed);
-        match outcome? {
-            Outcome::Answer(answer) => Ok(answer),
-            Outcome::NoListener => Err(gone(self.info.pid)),
-        }
+        self.answer(outcome?)
     }
+}
+
+fn is_alive(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+fn hung_up(pid: u32) -> Failure {
+    Failure::new(format!(
+        "daemon {pid}: does not answer: it serves too many commands, or is ending; try again"
+    ))
 }
 
 fn gone(pid: u32) -> Failure {
@@ -315,7 +346,7 @@ fn converse<T: DeserializeOwned>(
     line.push('\n');
     if let Err(error) = stream.write_all(line.as_bytes()) {
         return match error.kind() {
-            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(Outcome::NoListener),
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(Outcome::Closed),
             _ => Err(failed(socket, &error)),
         };
     }
@@ -328,7 +359,7 @@ fn converse<T: DeserializeOwned>(
     };
     loop {
         let Some(line) = read_line(&mut answers, ANSWER_BYTES_MAX)? else {
-            return Ok(Outcome::NoListener);
+            return Ok(Outcome::Closed);
         };
         match serde_json::from_str(&line).map_err(malformed)? {
             Answer::Progress(info) => progress(&info),

@@ -193,6 +193,21 @@ pub(crate) struct JobReport {
     pub(crate) notes: Vec<String>,
 }
 
+/// Result of a trim.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct TrimReport {
+    /// True if the trim ran to its end.
+    pub(crate) complete: bool,
+    /// Bytes discarded.
+    pub(crate) bytes: u64,
+    /// Number of discards that failed.
+    pub(crate) error_count: u64,
+    /// The first failure.
+    pub(crate) first_error: Option<String>,
+    /// Devices that do not support discards.
+    pub(crate) unsupported: Vec<String>,
+}
+
 /// The newest scrub of a pool.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ScrubInfo {

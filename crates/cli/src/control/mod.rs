@@ -17,6 +17,8 @@ pub(crate) mod run_dir;
 pub(crate) mod server;
 
 use std::io::{BufRead, ErrorKind, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -66,6 +68,8 @@ pub(crate) enum Request {
     Scrub { pool: u64, rate_bytes: Option<u64>, wait: bool },
     /// Change the scrub of a pool, or only show it: [`messages::ScrubInfo`].
     ControlScrub { pool: u64, change: Option<ScrubChange> },
+    /// Discard the free space of a pool: [`messages::TrimReport`], with progress.
+    Trim { pool: u64 },
     /// Add an L2 device: [`messages::L2DeviceInfo`].
     AddL2 { pool: u64, device: PathBuf, force: bool },
     /// Remove an L2 device, named by path or number: no content.
@@ -98,6 +102,25 @@ pub(crate) enum Answer {
     Done(serde_json::Value),
     /// The request failed, with the message.
     Failed(String),
+}
+
+/// The process at the other end of a connection, with its id in this process's namespace (0 if it
+/// has none there); `None` if the system does not say.
+fn peer(stream: &UnixStream) -> Option<libc::ucred> {
+    // SAFETY: `ucred` consists of integers, for which zero is valid.
+    let mut peer: libc::ucred = unsafe { std::mem::zeroed() };
+    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes, the size of `peer`.
+    let rc = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut size,
+        )
+    };
+    (rc == 0).then_some(peer)
 }
 
 /// Reads one line of at most `limit` bytes; `None` at the end.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use forebay_base::sync::thread::spawn_named;
 
 use super::messages::JobProgress;
-use super::{Answer, REQUEST_BYTES_MAX, parse_request, read_line, run_dir};
+use super::{Answer, REQUEST_BYTES_MAX, parse_request, peer, read_line, run_dir};
 use crate::daemon::Daemon;
 use crate::error::{Failure, Result};
 use crate::pool_locks;
@@ -85,20 +85,7 @@ fn accept(daemon: &Arc<Daemon>, listener: &UnixListener) {
 
 /// True if the peer is the user of this process or root.
 fn is_allowed(stream: &UnixStream) -> bool {
-    // SAFETY: `ucred` consists of integers, for which zero is valid.
-    let mut peer: libc::ucred = unsafe { std::mem::zeroed() };
-    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `size` bytes, the size of `peer`.
-    let rc = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
-            &raw mut size,
-        )
-    };
-    rc == 0 && (peer.uid == 0 || peer.uid == run_dir::uid())
+    peer(stream).is_some_and(|peer| peer.uid == 0 || peer.uid == run_dir::uid())
 }
 
 /// Whether the client has ended its side of the connection.

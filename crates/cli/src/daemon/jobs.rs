@@ -1,4 +1,4 @@
-//! Jobs on a pool: checks and scrubs, with progress. A job can be interrupted.
+//! Jobs on a pool: checks, scrubs and trims, with progress. A job can be interrupted.
 
 use std::ops::ControlFlow;
 
@@ -9,7 +9,7 @@ use forebay_pool::format::ScrubState;
 use forebay_pool::{CheckProgress, Pool, ScrubReport, ScrubStatus};
 
 use crate::control::ScrubChange;
-use crate::control::messages::{JobProgress, JobReport, ScrubInfo};
+use crate::control::messages::{JobProgress, JobReport, ScrubInfo, TrimReport};
 use crate::error::Result;
 
 /// Called at intervals with the progress of a job; `Break` interrupts the job.
@@ -160,6 +160,24 @@ fn scrub_report(pool: &Pool, report: ScrubReport) -> JobReport {
         problems,
         notes: Vec::new(),
     }
+}
+
+/// Discards the free space. `Break` ends it.
+///
+/// # Errors
+/// If the job cannot run.
+pub(crate) fn trim(pool: &Pool, on_progress: OnProgress<'_>) -> Result<TrimReport> {
+    let report = pool.trim(&mut |progress| {
+        let (bytes, total_bytes) = (progress.bytes, progress.total_bytes);
+        on_progress(&JobProgress { bytes, total_bytes, ..JobProgress::default() })
+    })?;
+    Ok(TrimReport {
+        complete: report.complete,
+        bytes: report.bytes,
+        error_count: report.errors,
+        first_error: report.first_error,
+        unsupported: report.unsupported,
+    })
 }
 
 /// Changes the scrub, and describes it.

@@ -23,4 +23,5 @@ mod output;
 mod overwrite;
 mod scrub;
 mod set_id;
+mod trim;
 mod umount;

@@ -1,13 +1,15 @@
 //! Unmounting waits: for the commit, and for the devices to be closed.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output};
 
 use forebay_base::testing::{full, skip};
 
-use crate::fixture::{Fixture, fuse, is_mounted, root, texts};
+use crate::fixture::{Fixture, fuse, is_mounted, root, signal, texts, wait_until};
 
 const MIB: usize = 1 << 20;
 
@@ -60,6 +62,98 @@ fn umount_with_the_helper_is_a_barrier() {
     assert!(out.contains("; exported"), "{out}{err}");
     assert_eq!(err, "", "{out}");
     assert!(!is_mounted(&fixture.path("at")));
+}
+
+/// In another mount namespace, umount(8) ends the copy of the mount there, and nothing else.
+#[test]
+fn umount_in_another_namespace_leaves_the_mount_alone() {
+    if !fuse() || !root() || !has("unshare --mount mount --bind /tmp /tmp") {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "tank.img", "--size", "64M"]);
+    fixture.folder("at");
+    let helpers = fixture.folder("helpers");
+    symlink(env!("CARGO_BIN_EXE_forebay"), helpers.join("umount.fuse.forebay")).unwrap();
+    let script = r#"
+        mount --bind helpers /sbin
+        "$FOREBAY" mount tank.img at --daemon
+        unshare --mount sh -ec 'umount at; if grep "$PWD/at " /proc/self/mounts; then exit 9; fi'
+        grep "$PWD/at " /proc/self/mounts
+        echo content > at/file
+        umount at
+        "$FOREBAY" import --show tank.img
+    "#;
+    let output = in_namespace(&fixture, script);
+    let (out, err) = texts(&output);
+    assert!(output.status.success() && err.is_empty(), "{out}{err}");
+    assert!(out.contains("; exported"), "{out}");
+}
+
+/// A daemon that does not answer: umount(8) says so, since it cannot wait for the commit. A lazy
+/// unmount does not need the daemon.
+#[test]
+fn the_helper_unmounts_lazily_without_the_daemon() {
+    if !fuse() || !root() || !has("command -v umount") {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
+    fixture.ok(&["mount", "tank.img", "at", "--daemon"]);
+    let pid = fixture.processes()[0]["pid"].as_i64().unwrap() as i32;
+    signal(pid, libc::SIGSTOP);
+    let refused = fixture.run(&["umount", "--helper", "at"]);
+    let lazily = fixture.run(&["umount", "--helper", "--lazy", "at"]);
+    let still = is_mounted(&at);
+    signal(pid, libc::SIGCONT);
+    let (_, err) = texts(&refused);
+    assert!(!refused.status.success() && err.contains("does not answer"), "{err}");
+    let (out, err) = texts(&lazily);
+    assert!(lazily.status.success(), "{out}{err}");
+    assert!(!still);
+}
+
+/// A daemon that has too many connections closes new ones at once. It may serve the mount.
+#[test]
+fn the_helper_notices_a_daemon_with_too_many_connections() {
+    if !fuse() || !root() {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
+    fixture.ok(&["mount", "tank.img", "at", "--daemon"]);
+    let pid = fixture.processes()[0]["pid"].as_i64().unwrap();
+    let socket = fixture.run_dir().join(format!("{pid}.sock"));
+    loop {
+        // The daemon closes each after some seconds without a request.
+        let connect = || UnixStream::connect(&socket).unwrap();
+        let connections: Vec<UnixStream> = std::iter::repeat_with(connect).take(40).collect();
+        let open = || {
+            let is_open = |stream: &&UnixStream| {
+                stream.set_nonblocking(true).unwrap();
+                let read = (&**stream).read(&mut [0]);
+                read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+            };
+            connections.iter().filter(is_open).count()
+        };
+        wait_until("the daemon closes connections", || open() <= 32);
+        if open() < 32 {
+            continue;
+        }
+        let output = fixture.run(&["umount", "--helper", "at"]);
+        if open() == 32 {
+            let (_, err) = texts(&output);
+            assert!(!output.status.success() && err.contains("does not answer"), "{err}");
+            assert!(is_mounted(&at));
+            break;
+        }
+        if !is_mounted(&at) {
+            fixture.ok(&["mount", "tank.img", "at", "--daemon"]);
+        }
+    }
+    fixture.ok(&["umount", "at"]);
 }
 
 /// The script in `packaging` does the same as the link.

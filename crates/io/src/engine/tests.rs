@@ -46,6 +46,7 @@ fn engine_over(file: OwnedFd, path: &Path, direct: bool, setup: &Setup) -> FileE
         sector_bytes: SECTOR,
         read_only: false,
         direct,
+        block_device: false,
         engine: Engine::Memory,
     };
     start(file, info, setup).unwrap()

@@ -74,14 +74,15 @@ pub enum OpenError {
     },
     /// Another process, or another device of this process, has it open.
     #[error(
-        "{}: is in use: {holder} has it open; close it there, or give another file or device",
-        path.display()
+        "{}: is in use{}, or give another file or device",
+        path.display(),
+        open_by(holder.as_deref())
     )]
     InUse {
         /// The path.
         path: PathBuf,
-        /// The holder, with process number and program name if known.
-        holder: String,
+        /// The holder, with process number and program name, if it is known.
+        holder: Option<String>,
     },
     /// The requested sector size is smaller than the medium's.
     #[error(
@@ -136,4 +137,11 @@ pub enum OpenError {
         /// The system's error.
         source: io::Error,
     },
+}
+
+fn open_by(holder: Option<&str>) -> String {
+    match holder {
+        Some(holder) => format!(": {holder} has it open; close it there"),
+        None => "; close it first".to_owned(),
+    }
 }

@@ -16,9 +16,9 @@
 //!
 //! The lock of a file that an open creates is on the very descriptor that created it, and comes
 //! before the file gets its size. So another open finds the file locked, or empty and too small. An
-//! open that fails removes only a file that it created itself, and while it holds the lock. One
-//! exception: if another program locks the new file first and keeps it for all [`RETRIES`], the
-//! file is removed without the lock.
+//! open that fails removes only a file that it created itself, and while it holds the lock. If
+//! another program locks the new file first and keeps it for all [`RETRIES`], the file stays and is
+//! empty.
 //!
 //! # Short locks of others
 //!
@@ -82,15 +82,27 @@ impl FileLock {
     /// and writing.
     ///
     /// Another open may have locked it already. It refuses the file, which is still empty, and
-    /// releases it.
+    /// releases it. A program that keeps the lock may use the file, so it is not removed.
     pub(super) fn of_new(fd: OwnedFd, path: &Path) -> Result<Self, OpenError> {
         let mut pauses = 0;
-        let locked = lock(&fd, path, false, &mut || pause(&mut pauses));
+        Self::of_new_with(fd, path, &mut || pause(&mut pauses))
+    }
+
+    /// Like [`of_new`](Self::of_new). `pause` is as for [`take_with`](Self::take_with).
+    fn of_new_with(
+        fd: OwnedFd,
+        path: &Path,
+        pause: &mut dyn FnMut() -> bool,
+    ) -> Result<Self, OpenError> {
+        let locked = lock(&fd, path, false, pause);
         let this = Self { fd, created: true };
         match locked {
             Ok(()) => Ok(this),
             Err(error) => {
-                this.discard_new(path);
+                if !matches!(error, OpenError::InUse { .. }) {
+                    // Files cannot be locked there.
+                    this.discard_new(path);
+                }
                 Err(error)
             }
         }
@@ -165,7 +177,7 @@ fn lock(
             Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) if pause() => {}
             Err(Errno::WOULDBLOCK) => {
-                let holder = Holder::of(fd).unwrap_or(Holder::Unknown).to_string();
+                let holder = Holder::of(fd).map(|holder| holder.to_string());
                 return Err(OpenError::InUse { path: path.to_owned(), holder });
             }
             Err(errno) => return Err(system(path, "lock it", errno)),
@@ -224,10 +236,10 @@ impl FileIdentity {
 enum Holder {
     Ourselves,
     Process { pid: u32, program: Option<String> },
-    Unknown,
 }
 
 impl Holder {
+    /// `None` if the kernel does not list it: it is on another host or in a container.
     fn of(fd: &OwnedFd) -> Option<Self> {
         let file = FileIdentity::of(fd).ok()?;
         let pid = pid_in(&std::fs::read_to_string("/proc/locks").ok()?, file)?;
@@ -245,7 +257,6 @@ impl fmt::Display for Holder {
             Self::Ourselves => f.write_str("this process"),
             Self::Process { pid, program: Some(program) } => write!(f, "process {pid} ({program})"),
             Self::Process { pid, program: None } => write!(f, "process {pid}"),
-            Self::Unknown => f.write_str("another process"),
         }
     }
 }
@@ -322,6 +333,39 @@ mod tests {
         let mut pauses = RETRIES - 1;
         assert!(pause(&mut pauses));
         assert!(!pause(&mut pauses));
+    }
+
+    #[test]
+    fn a_new_file_that_another_program_locks_is_left_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new");
+        let create = || {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            fs::open(&path, flags, Mode::RUSR | Mode::WUSR).unwrap()
+        };
+        let new = create();
+        let faster = FileLock::take(&path, false, FileKind::File).unwrap();
+        let refused = FileLock::of_new_with(new, &path, &mut || false).unwrap_err();
+        assert!(matches!(refused, OpenError::InUse { .. }), "{refused}");
+        faster.remove_file(&path).expect("the file is still there");
+        drop(faster);
+        let lock = FileLock::of_new_with(create(), &path, &mut || false).unwrap();
+        lock.discard_new(&path);
+        assert!(!path.exists(), "an open that fails removes what it created and locked");
+    }
+
+    #[test]
+    fn the_message_names_the_holder_only_if_it_is_known() {
+        let text = |holder: Option<Holder>| {
+            let holder = holder.map(|holder| holder.to_string());
+            OpenError::InUse { path: "disk".into(), holder }.to_string()
+        };
+        let known = Holder::Process { pid: 7, program: Some("dd".to_owned()) };
+        let known = text(Some(known));
+        assert!(known.starts_with("disk: is in use: process 7 (dd) has it open; close"), "{known}");
+        let unknown = text(None);
+        assert!(unknown.starts_with("disk: is in use; close"), "{unknown}");
+        assert!(!unknown.contains("process"), "{unknown}");
     }
 
     #[test]

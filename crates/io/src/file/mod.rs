@@ -33,6 +33,7 @@
 //!
 //! It never makes a file larger.
 
+mod discard;
 mod error;
 mod flush;
 mod lock;
@@ -118,6 +119,7 @@ impl FileDevice {
             sector_bytes: opened.sector_bytes,
             read_only: opened.read_only,
             direct: opened.direct,
+            block_device: opened.block_device,
             // Set by the engine later.
             engine: Engine::IoUring,
         };
@@ -152,7 +154,9 @@ impl FileDevice {
     fn needs_check(&self, request: &Request) -> bool {
         let info = self.engine.info();
         match request.op() {
-            Op::Read | Op::Discard => false,
+            Op::Read => false,
+            // Elsewhere, and inside callbacks, the engine executes it.
+            Op::Discard => info.block_device && request.is_inline_allowed() && !in_callback(),
             Op::Write => request.end() == Some(info.size_bytes),
             // On a read-only device the engine refuses it.
             Op::Flush => !info.read_only,
@@ -160,8 +164,10 @@ impl FileDevice {
     }
 
     fn submit_checked(&self, request: Request) {
-        if request.op() == Op::Flush {
-            return self.flushes.submit(request);
+        match request.op() {
+            Op::Flush => return self.flushes.submit(request),
+            Op::Discard => return self.submit_discard(request),
+            Op::Read | Op::Write => {}
         }
         // If the size is unknown, the write itself shows the problem.
         let size_bytes = self.engine.info().size_bytes;
@@ -178,6 +184,22 @@ impl FileDevice {
     #[inline]
     fn is_gone(&self) -> bool {
         self.shrunk.load(Ordering::Relaxed) || self.engine.health() == Health::Gone
+    }
+
+    fn submit_discard(&self, request: Request) {
+        let info = self.engine.info();
+        // The engine refuses the others.
+        let accepted = !self.closed.load(Ordering::SeqCst) && discard::is_valid(info, &request);
+        match accepted.then(|| discard::block_device(&self.file, &request)) {
+            None | Some(Ok(false)) => self.engine.submit(request),
+            Some(Ok(true)) => request.finish(Ok(())),
+            Some(Err(errno)) => {
+                self.errors.fetch_add(1, Ordering::Relaxed);
+                let (range, text) = ((request.offset(), request.len()), errno.to_string());
+                let error = Error::new(ErrorKind::Device, Op::Discard, &info.name, range, &text);
+                request.finish(Err(error));
+            }
+        }
     }
 
     #[cold]

@@ -38,6 +38,7 @@ pub(crate) struct OpenedFile {
     pub(crate) sector_bytes: u32,
     pub(crate) read_only: bool,
     pub(crate) direct: bool,
+    pub(crate) block_device: bool,
     pub(crate) lock: Option<FileLock>,
 }
 
@@ -246,8 +247,16 @@ fn open_as(
     if size_bytes < min_bytes {
         return Err(OpenError::TooSmall { path: path.to_owned(), size_bytes, min_bytes });
     }
-    let (read_only, lock) = (options.read_only, None);
-    Ok(Opened::Done(OpenedFile { fd, size_bytes, sector_bytes, read_only, direct, lock }))
+    let (read_only, block_device) = (options.read_only, kind == FileKind::Block);
+    Ok(Opened::Done(OpenedFile {
+        fd,
+        size_bytes,
+        sector_bytes,
+        read_only,
+        direct,
+        block_device,
+        lock: None,
+    }))
 }
 
 /// Returns the sector size for direct I/O, or `None` if our buffers do not allow it.

@@ -61,7 +61,7 @@ pub struct OpenOptions {
     pub min_bytes: u64,
     /// Create a file of this many zero bytes if the path does not exist. A multiple of the sector
     /// size. An existing file keeps its size. An open that fails removes the file that it created,
-    /// unless [`locking`](Self::locking) is off.
+    /// unless [`locking`](Self::locking) is off or another program has locked the file meanwhile.
     pub create_bytes: Option<u64>,
     /// Limits of the submission queues. Several devices may share a table.
     pub tunables: Arc<IoTunables>,

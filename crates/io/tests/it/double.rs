@@ -61,6 +61,7 @@ fn info() -> DeviceInfo {
         sector_bytes: 512,
         read_only: false,
         direct: false,
+        block_device: false,
         engine: Engine::Memory,
     }
 }

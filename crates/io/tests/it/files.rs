@@ -477,6 +477,39 @@ fn a_block_device_tells_its_size_and_sector() {
 }
 
 #[test]
+fn a_discard_of_a_block_device_frees_its_space() {
+    use std::os::unix::fs::MetadataExt;
+    let Some(medium) = Loop::new(8 << 20, &[]) else {
+        return;
+    };
+    let arena = arena();
+    let device = FileDevice::open(&medium.path, &options()).unwrap();
+    assert!(device.info().block_device);
+    for at in (0..8 << 20).step_by(1 << 20) {
+        write(&device, &arena, at, 1 << 20, 6);
+    }
+    (&device as &dyn Device).run(Request::flush()).result.unwrap();
+    let kept = || std::fs::metadata(&medium.file).unwrap().blocks() * 512;
+    let before = kept();
+    assert!(before >= 8 << 20);
+    // By the call for block devices, and by the engine.
+    let inline = (&device as &dyn Device).run(Request::discard(0, 3 << 20));
+    inline.result.unwrap();
+    let (request, pending) = Request::discard(4 << 20, 3 << 20).pending();
+    device.submit(request);
+    pending.wait(&device).result.unwrap();
+    if device.stats().counters.iter().any(|it| it.0 == "discards_ignored" && it.2 > 0) {
+        return forebay_base::testing::skip("loop", "the loop device ignores discards");
+    }
+    assert!(kept() + (5 << 20) < before, "{} of {before}", kept());
+    assert_eq!(read(&device, &arena, 3 << 20, 4096), vec![6; 4096]);
+    // The engine refuses what does not fit.
+    for (offset, len) in [(512, 100), (0, 0), (8 << 20, 4096), (u64::MAX - 511, 512)] {
+        (&device as &dyn Device).run(Request::discard(offset, len)).result.unwrap_err();
+    }
+}
+
+#[test]
 fn a_read_only_block_device_opens_only_read_only() {
     let Some(medium) = Loop::new(1 << 20, &["--read-only"]) else {
         return;

@@ -18,6 +18,8 @@ use crate::writer::SegmentContents;
 const INSERT_BATCH_RECORDS: usize = 128 << 10;
 /// The same for the first batch, which is smaller so that recently used blocks are served soon.
 const FIRST_BATCH_RECORDS: usize = 8 << 10;
+/// Most bytes that the search for a hole reads at once.
+const HOLE_SEARCH_BYTES: u64 = 1 << 20;
 
 /// The state that the rebuild's threads share.
 pub(super) struct Reader<K: Key, V: Send + Sync + 'static> {
@@ -372,7 +374,9 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         let base = geometry.offset(segment);
         let mut offset = walked.end;
         let stopped = || self.shared.rebuild.was_incomplete();
-        let search_bytes = self.shared.tunables.batch_bytes();
+        // Batches begin at pages. A read of a part of a sector fails.
+        let search_bytes = self.shared.tunables.batch_bytes().min(HOLE_SEARCH_BYTES);
+        let search_bytes = search_bytes / PAGE_BYTES * PAGE_BYTES;
         while offset < geometry.footer_offset() && !stopped() {
             let bytes = search_bytes.min(geometry.footer_offset() - offset);
             let Some(found) = self.shared.read_one_for_rebuild(base + offset, bytes)? else {

@@ -240,3 +240,52 @@ fn a_hole_in_the_newest_segment_is_not_hidden_by_a_crash_of_the_rebuild() {
         fixture.close();
     }
 }
+
+/// The search behind the log reads whole pages, whatever the size of a batch.
+#[test]
+fn the_search_for_a_hole_reads_whole_pages() {
+    let large = |batch_bytes: &str| {
+        let options = L2Options { segment_bytes: Some(512 << 10), ..options() };
+        options.tunables.set("batch_bytes", batch_bytes).unwrap();
+        options
+    };
+    let recorder = Arc::new(RecordDevice::new(memory(DEVICE), RecordOptions::default()));
+    let device: Arc<dyn Device> = recorder.clone();
+    let fixture = Fixture::create(&device, &large("128K"));
+    (1..3).for_each(|key| fixture.insert(key, 1, 1000));
+    fixture.spill();
+    let intact = copy(&device);
+    let begun = recorder.position();
+    fixture.l2.forget_checked(&1).unwrap();
+    // The next batch begins after the first read of the search ends.
+    fixture.insert(3, 1, 100 << 10);
+    fixture.spill();
+    fixture.insert(4, 1, 1000);
+    fixture.spill();
+    let recording = recorder.recording();
+    fixture.close();
+    // Everything but the last batch is lost.
+    let mut batches = recording.events()[begun..].iter().filter_map(|event| match event {
+        Event::Write { offset, bytes, .. } if bytes.starts_with(b"forelbat") => Some(*offset),
+        _ => None,
+    });
+    let [tombstone, large_batch] = [batches.next().unwrap(), batches.next().unwrap()];
+    assert!(batches.next().unwrap() > tombstone + (64 << 10) + 2 * PAGE);
+    let holed = crash::memory(&recording.prefix(recording.len()));
+    for lost in [tombstone, large_batch] {
+        let mut zeros = arena().alloc(PAGE as usize).unwrap();
+        zeros.fill(0);
+        holed.run(Request::write(lost, zeros)).result.unwrap();
+    }
+    for batch_bytes in ["65537", "66048", "128K", "16M"] {
+        let open = |device: &Arc<dyn Device>| {
+            let fixture = Fixture::open(&copy(device), &large(batch_bytes));
+            assert!(fixture.l2.wait_rebuilt());
+            let outcome = (fixture.get(1).is_some(), fixture.l2.rebuild().damaged);
+            fixture.close();
+            outcome
+        };
+        assert_eq!(open(&intact), (true, 0), "batches of {batch_bytes} bytes");
+        assert_eq!(open(&holed), (false, 1), "batches of {batch_bytes} bytes");
+    }
+}

@@ -25,6 +25,7 @@ impl PageMapDevice {
             sector_bytes: PAGE as u32,
             read_only: false,
             direct: false,
+            block_device: false,
             engine: Engine::Memory,
         };
         Self { info, pages: Mutex::named("plain", pages) }

@@ -202,14 +202,6 @@ impl OpenL2Device {
         self.l2.close();
     }
 
-    /// Closes the file of a closed L2, unless the device has failed: it may hang. Waits for
-    /// requests in flight.
-    pub(crate) fn close_file(&self) {
-        if self.failure().is_none() {
-            self.device.close();
-        }
-    }
-
     /// Removes the L2 from the device and closes it.
     ///
     /// # Errors

@@ -33,7 +33,7 @@ use forebay_io::Device;
 use hashbrown::HashMap;
 
 use super::device::{self, L2Context, L2DeviceStats, OpenL2Device};
-use super::locked_device::{self, DeviceLock};
+use super::locked_device::{self, DeviceCloser, DeviceLock};
 use super::router::L2Cache;
 use super::warm_up::HostDatasetOpener;
 use crate::error::{Error, ErrorKind, Result};
@@ -193,6 +193,16 @@ impl L2Devices {
             L2Availability::Unavailable(_) => None,
         };
         state.slots.iter().filter_map(open).collect()
+    }
+
+    /// Returns what closes the devices in use once their L2s are closed.
+    pub(crate) fn closers(&self) -> Vec<DeviceCloser> {
+        let state = self.state.lock();
+        let closer = |slot: &L2Slot| match &slot.used {
+            L2Availability::Open(_, lock) => Some(lock.closer()),
+            L2Availability::Unavailable(_) => None,
+        };
+        state.slots.iter().filter_map(closer).collect()
     }
 
     /// See [`Pool::add_l2_device`](crate::Pool::add_l2_device).

@@ -9,12 +9,7 @@
 //!   device. The last of them releases the lock.
 //! - No request is submitted after that.
 //! - If a pending request is last, it closes the device in its completion. So no drop waits for a
-//!   hanging device.
-//!
-//! # What it does not do
-//!
-//! An export that closes files (`L2Device::close_file`) waits for the requests in flight of a
-//! device that hangs but has not failed.
+//!   hanging device. Nor does a [`DeviceCloser`].
 //!
 //! Locking: none.
 
@@ -26,8 +21,30 @@ use crate::open::{Locks, Opened};
 /// Keeps a device open and locked.
 pub(crate) struct DeviceLock {
     // Dropped in this order: closed, then unlocked.
-    _device: Arc<dyn Device>,
+    device: Arc<dyn Device>,
     _locks: Option<Locks>,
+}
+
+/// Closes the device of an L2 after the L2.
+pub(crate) struct DeviceCloser {
+    device: Arc<dyn Device>,
+    lock: Weak<DeviceLock>,
+}
+
+impl DeviceLock {
+    pub(crate) fn closer(self: &Arc<Self>) -> DeviceCloser {
+        DeviceCloser { device: Arc::clone(&self.device), lock: Arc::downgrade(self) }
+    }
+}
+
+impl DeviceCloser {
+    /// Closes the device, even while it is referenced. If a request is pending, this returns
+    /// without closing it: the device may hang, and the last request closes it.
+    pub(crate) fn close(self) {
+        if self.lock.upgrade().is_none() {
+            self.device.close();
+        }
+    }
 }
 
 /// A device that keeps its lock until its last request has ended.
@@ -39,7 +56,7 @@ struct LockedDevice {
 /// Returns the device with its lock. Once the lock is dropped, the device refuses requests.
 pub(crate) fn lock(opened: Opened) -> (Arc<dyn Device>, Arc<DeviceLock>) {
     let Opened { device, lock } = opened;
-    let lock = Arc::new(DeviceLock { _device: Arc::clone(&device), _locks: lock });
+    let lock = Arc::new(DeviceLock { device: Arc::clone(&device), _locks: lock });
     let locked = LockedDevice { device, lock: Arc::downgrade(&lock) };
     (Arc::new(locked), lock)
 }

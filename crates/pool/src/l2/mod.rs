@@ -39,6 +39,7 @@ pub(crate) use device::L2Context;
 pub use device::{L2DeviceStats, L2Rebuild};
 pub use devices::{L2Device, L2DeviceState};
 pub(crate) use devices::{L2Devices, L2Host};
+pub(crate) use locked_device::DeviceCloser;
 #[cfg(all(test, not(forebay_model)))]
 pub(crate) use pool_l2::ClassAdmission;
 pub(crate) use pool_l2::PoolL2;

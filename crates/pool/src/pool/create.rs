@@ -36,6 +36,7 @@ use crate::zap::Zap;
 use super::l2::L2DeviceList;
 use super::log_io::LogDevices;
 use super::scrub::Scrubs;
+use super::trim::{self, Trims};
 use super::{Pool, PoolInner, sync_txg};
 
 /// Lower bound of dirty bytes that may wait for a commit, however small the cache is.
@@ -164,7 +165,7 @@ impl Pool {
         let mut space =
             Space::create(&devices.spans(), devices.sector_bytes(), Box::new(store.clone()))?;
         let first = 1;
-        space.begin(first);
+        space.begin(first)?;
         let extents = log_extents(&mut space, &devices)?;
         let log = IntentLog::create(
             &extents,
@@ -196,10 +197,10 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Starts the sync thread.
+    /// Starts the threads of a writable pool.
     pub(super) fn start(&self) -> Result<()> {
         *self.thread.lock() = Some(sync_txg::start(&self.inner)?);
-        Ok(())
+        trim::start(&self.inner)
     }
 }
 
@@ -257,6 +258,7 @@ impl FoundPool {
             datasets_changing: Mutex::named("datasets-changing", ()),
             root: Mutex::named("pool-root", self.root),
             scrub: Scrubs::new(&self.scrub),
+            trim: Trims::new(),
             closed: AtomicBool::new(false),
             read_only: parts.read_only,
             clock: parts.clock,

@@ -4,6 +4,7 @@ use forebay_base::sync::atomic::Ordering;
 
 use crate::devices::label;
 use crate::error::Result;
+use crate::l2::DeviceCloser;
 
 use super::{Pool, PoolInner};
 
@@ -27,6 +28,7 @@ impl Pool {
     pub fn abandon(self) {
         self.inner.closed.store(true, Ordering::Release);
         self.inner.scrub.shut_down();
+        self.inner.trim.shut_down();
         self.inner.txgs.close();
         self.join();
         self.inner.close_l2_devices("the pool is exported");
@@ -42,15 +44,16 @@ impl Pool {
     }
 
     /// As [`close`](Self::close), and closes the files of all devices before it returns, even while
-    /// handles of the pool are referenced. Nobody else can use the devices afterwards.
+    /// handles of the pool are referenced. An L2 device that hangs is closed with its last request.
+    /// Nobody else can use the devices afterwards.
     ///
     /// # Errors
     /// As [`export`](Self::export).
     pub fn close_with_devices(&self) -> Result<()> {
-        let l2_devices = self.inner.l2_devices.in_use();
+        let l2_devices = self.inner.l2_devices.closers();
         let ended = self.end();
         self.inner.devices.iter().for_each(|member| member.device().close());
-        l2_devices.iter().for_each(|l2| l2.close_file());
+        l2_devices.into_iter().for_each(DeviceCloser::close);
         ended
     }
 
@@ -59,6 +62,7 @@ impl Pool {
             return Ok(());
         }
         self.inner.scrub.shut_down();
+        self.inner.trim.shut_down();
         let synced = match self.inner.read_only {
             true => Ok(()),
             false => self.inner.txgs.sync_now().map(|_| ()),

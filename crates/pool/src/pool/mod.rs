@@ -19,6 +19,7 @@ mod scrub;
 mod space_io;
 mod stats;
 mod sync_txg;
+mod trim;
 mod walk;
 
 use forebay_base::clock::Clock;
@@ -58,6 +59,8 @@ use l2::L2DeviceList;
 use scrub::Scrubs;
 pub use scrub::{ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables};
 pub use stats::{Durations, PoolStats, PoolUsage};
+use trim::Trims;
+pub use trim::{TrimCounters, TrimProgress, TrimReport, TrimTunables};
 
 /// A pool: devices and the datasets on them. Dropping it exports it.
 pub struct Pool {
@@ -99,6 +102,7 @@ pub(crate) struct PoolInner {
     /// Space promised to open transactions.
     reservations: Reservations,
     scrub: Scrubs,
+    trim: Trims,
     closed: AtomicBool,
     read_only: bool,
     clock: Arc<dyn Clock>,

@@ -80,7 +80,7 @@ impl PoolInner {
             self.scrub.count_wait();
         }
         let mut space = self.lock_space();
-        space.begin(txg);
+        space.begin(txg)?;
         self.extend_space(&mut space)?;
         self.write_txg(txg, space)
     }
@@ -122,11 +122,15 @@ impl PoolInner {
         };
         // The second barrier, inside: the txg is durable when this returns.
         label::write_uberblock(&self.devices, self.guid, &uberblock, self.store.cache())?;
+        self.note_discards(space);
         space.committed(txg)?;
         *self.root.lock() = root;
         self.store.l2().note_durable(txg);
         self.log.synced(txg);
         self.update_free(space);
+        if space.has_noted() {
+            self.trim.wake();
+        }
         Ok(())
     }
 

@@ -37,6 +37,8 @@ pub(super) struct DeviceState {
     no_runs: [bool; 2],
     /// The smallest size that could not be allocated, in this txg.
     failed_units: u32,
+    /// Whether freed ranges are noted to be discarded.
+    pub(super) notes_discards: bool,
 }
 
 impl Default for DeviceState {
@@ -47,6 +49,7 @@ impl Default for DeviceState {
             cursors: [None; 2],
             no_runs: [false; 2],
             failed_units: u32::MAX,
+            notes_discards: false,
         }
     }
 }
@@ -149,18 +152,35 @@ impl Space {
 
     #[inline]
     fn allocate_units(&mut self, units: u32, copies: usize) -> Result<[DvaPhys; 2]> {
-        let Some(first) = self.first_copy(units)? else {
-            return Err(self.refuse(units));
-        };
+        match self.try_allocate(units, copies)? {
+            Some(places) => Ok(places),
+            None => self.allocate_after_discards(units, copies),
+        }
+    }
+
+    /// Allocates with the space that is held for discards, if there is any.
+    #[cold]
+    fn allocate_after_discards(&mut self, units: u32, copies: usize) -> Result<[DvaPhys; 2]> {
+        if self.release_held(true)?
+            && let Some(places) = self.try_allocate(units, copies)?
+        {
+            return Ok(places);
+        }
+        Err(self.refuse(units))
+    }
+
+    #[inline]
+    fn try_allocate(&mut self, units: u32, copies: usize) -> Result<Option<[DvaPhys; 2]>> {
+        let Some(first) = self.first_copy(units)? else { return Ok(None) };
         let mut places = [self.account(first, units, 0), DvaPhys::NONE];
         if copies == 2 {
             let Some(second) = self.second_copy(units, first)? else {
                 self.undo(first, units)?;
-                return Err(self.refuse(units));
+                return Ok(None);
             };
             places[1] = self.account(second, units, 1);
         }
-        Ok(places)
+        Ok(Some(places))
     }
 
     #[cold]

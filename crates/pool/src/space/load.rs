@@ -359,7 +359,7 @@ impl Space {
 
     fn replay_matured(&mut self, txg: u64) -> Result<()> {
         for metaslab in &mut self.metaslabs {
-            let units = metaslab.mature(txg)?;
+            let units = metaslab.mature(txg, false)?;
             if metaslab.free_units > u64::from(metaslab.extent.units) {
                 return Err(metaslab.corrupt("more bytes are free than it has"));
             }

@@ -7,8 +7,10 @@
 //!
 //! # Invariants
 //!
-//! - The free set, the run, the deferred ranges and the allocated ranges are disjoint.
-//! - `free_units` counts free set and run. If unloaded, it is the count that loading will yield.
+//! - The free set, the run, the held ranges, the deferred ranges and the allocated ranges are
+//!   disjoint.
+//! - `free_units` counts free set, run and held ranges. If unloaded, it is the count that loading
+//!   will yield.
 //! - `deferred` has the frees of txgs that are not mature, at most one list per txg.
 //! - `needed` is the oldest record of the log with an entry that the base lacks.
 
@@ -18,7 +20,7 @@ use crate::format::{BlockPtrPhys, Dva, SECTOR_UNIT};
 use crate::{Error, ErrorKind, Result};
 
 use super::geometry::MetaslabExtent;
-use super::range_set::{RangeSet, Run, normalize, note, overlapped};
+use super::range_set::{RangeSet, Run, merge, normalize, note, overlapped};
 
 /// Runs of at least this length are allocated front to back. When there are none left, another
 /// metaslab becomes the cursor. Only when no metaslab has one, smaller holes are filled.
@@ -92,6 +94,10 @@ pub(super) struct Metaslab {
     pub(super) freed: Vec<Run>,
     /// Frees of earlier txgs, by txg, oldest first. Each list is sorted; its ranges do not adjoin.
     pub(super) deferred: VecDeque<(u64, Vec<Run>)>,
+    /// Free ranges that are being discarded, sorted; see [`super::discard`].
+    pub(super) held: Vec<Run>,
+    /// Ranges that became free and are not discarded yet, sorted. Some may be allocated again.
+    pub(super) to_discard: Vec<Run>,
     pub(super) needed: Option<u64>,
     /// Whether its base must be written with this txg, because its size changed.
     pub(super) must_flush: bool,
@@ -109,6 +115,8 @@ impl Metaslab {
             allocated: Vec::new(),
             freed: Vec::new(),
             deferred: VecDeque::new(),
+            held: Vec::new(),
+            to_discard: Vec::new(),
             needed: None,
             must_flush: false,
         }
@@ -154,7 +162,9 @@ impl Metaslab {
     pub(super) fn range_count(&self) -> Option<usize> {
         match &self.map {
             FreeMap::Unloaded(_) => None,
-            FreeMap::Loaded { free, run } => Some(free.len() + usize::from(run.units > 0)),
+            FreeMap::Loaded { free, run } => {
+                Some(free.len() + usize::from(run.units > 0) + self.held.len())
+            }
         }
     }
 
@@ -199,6 +209,25 @@ impl Metaslab {
             }
         }
         Ok(())
+    }
+
+    /// Returns the held ranges to the free set.
+    pub(super) fn return_held(&mut self) -> Result<()> {
+        let held = std::mem::take(&mut self.held);
+        let FreeMap::Loaded { free, run } = &mut self.map else { return Ok(()) };
+        if overlapped(&held, *run) || !free.insert_ascending(&held) {
+            return Err(self.corrupt("a held range is already free"));
+        }
+        Ok(())
+    }
+
+    /// Returns all free ranges, sorted, without the run. Empty if not loaded.
+    pub(super) fn free_ranges(&self) -> Result<Vec<Run>> {
+        match &self.map {
+            FreeMap::Unloaded(_) => Ok(Vec::new()),
+            FreeMap::Loaded { free, .. } => merge(&free.to_vec(), &self.held)
+                .ok_or_else(|| self.corrupt("a held range is already free")),
+        }
     }
 
     /// Allocates `units` from the front of the run, if it is long enough. Returns the first unit,
@@ -265,18 +294,26 @@ impl Metaslab {
         self.add_free(added)
     }
 
-    /// Frees the ranges that txgs up to `txg` freed. Returns the number of units.
-    pub(super) fn mature(&mut self, txg: u64) -> Result<u64> {
+    /// Frees the ranges that txgs up to `txg` freed, and notes them if they are to be discarded.
+    /// Returns the number of units.
+    pub(super) fn mature(&mut self, txg: u64, notes_discards: bool) -> Result<u64> {
         let mut units = 0;
         while self.deferred.front().is_some_and(|(freed, _)| *freed <= txg) {
             let Some((_, runs)) = self.deferred.pop_front() else { break };
             units += runs.iter().map(|run| u64::from(run.units)).sum::<u64>();
+            if notes_discards {
+                self.note_discards(&runs);
+            }
             match &mut self.map {
                 FreeMap::Unloaded(changes) => {
                     changes.extend(runs.into_iter().map(MetaslabChange::Free))
                 }
                 FreeMap::Loaded { free, run } => {
-                    if overlapped(&runs, *run) || !free.insert_ascending(&runs) {
+                    let is_free = |run: &Run| overlapped(&runs, *run);
+                    if is_free(run)
+                        || self.held.iter().any(is_free)
+                        || !free.insert_ascending(&runs)
+                    {
                         return Err(self.corrupt("a deferred range is already free"));
                     }
                 }
@@ -290,8 +327,10 @@ impl Metaslab {
     /// uses. The metaslab must be loaded.
     pub(super) fn unused(&mut self) -> Result<Vec<Run>> {
         self.return_run()?;
-        let FreeMap::Loaded { free, .. } = &self.map else { return Ok(Vec::new()) };
-        let mut runs = free.to_vec();
+        if !self.is_loaded() {
+            return Ok(Vec::new());
+        }
+        let mut runs = self.free_ranges()?;
         runs.extend(self.deferred.iter().flat_map(|(_, runs)| runs).copied());
         runs.extend(self.freed.iter().copied());
         normalize(&mut runs).map_err(|run| self.corrupt_at(run, "are free twice"))?;
@@ -303,7 +342,9 @@ impl Metaslab {
     pub(super) fn may_free(&self, run: Run) -> bool {
         let free = match &self.map {
             FreeMap::Unloaded(_) => false,
-            FreeMap::Loaded { free, run: ahead } => free.overlaps(run) || ahead.overlaps(run),
+            FreeMap::Loaded { free, run: ahead } => {
+                free.overlaps(run) || ahead.overlaps(run) || overlapped(&self.held, run)
+            }
         };
         !free && !self.deferred.iter().any(|(_, runs)| overlapped(runs, run))
     }

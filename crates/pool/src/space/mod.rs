@@ -24,6 +24,11 @@
 //!   remaining records are always the newest part of the log without a gap, and include all frees
 //!   that are not mature.
 //!
+//! # Discards
+//!
+//! Mature frees may be discarded, which [`discard`] describes. The newest three roots do not reach
+//! them. Older roots may, and do not survive that, as they do not survive the reuse of their space.
+//!
 //! # Writing
 //!
 //! [`Space::sync`] first chooses the bases to write and copies their ranges. Then it allocates
@@ -39,16 +44,19 @@
 //!
 //! # What it does not do
 //!
-//! It does not know the content of allocated ranges, does not write to them, and does not discard
-//! (TRIM) freed ranges. A loaded metaslab stays in memory.
+//! It does not know the content of allocated ranges, and does not write to them. A loaded metaslab
+//! stays in memory.
 
 mod allocate;
 mod chain;
 mod check;
 mod counters;
+mod discard;
 mod geometry;
 mod load;
 mod metaslab;
+#[cfg(all(test, forebay_model))]
+mod model;
 mod plan;
 mod range_set;
 mod root_placement;
@@ -66,6 +74,7 @@ use crate::store::Allocate;
 use crate::{Error, ErrorKind, Result};
 
 use allocate::{DeviceRotor, DeviceState};
+use discard::Held;
 use geometry::{Geometry, MAX_METASLABS, MetaslabExtent, metaslab_extents, shift_for};
 use metaslab::{Base, Metaslab};
 use range_set::{Run, note};
@@ -76,6 +85,7 @@ pub(crate) use crate::devices::DeviceSpan;
 use check::Audit;
 pub(crate) use check::{SpaceReport, WalkedRanges};
 pub use counters::SpaceCounters;
+pub(crate) use discard::{DiscardList, HeldSlice};
 pub(crate) use stats::SpaceStats;
 
 /// Space that a txg frees is allocatable this many txgs later.
@@ -141,6 +151,8 @@ pub(crate) struct Space {
     total_units: u64,
     free_units: u64,
     deferred_units: u64,
+    /// The slice of discards in flight.
+    held: Option<Held>,
     /// The first invalid free, if any.
     fault: Option<Error>,
     /// What a running check needs to know.
@@ -190,6 +202,7 @@ impl Space {
             total_units: 0,
             free_units: 0,
             deferred_units: 0,
+            held: None,
             fault: None,
             audit: None,
             reader,
@@ -204,14 +217,18 @@ impl Space {
 
     /// Begins a txg. Between this call and [`Space::sync`], space can be allocated and freed.
     ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if a range whose discard has ended is free twice.
+    ///
     /// # Panics
     /// If a txg is open, the previous txg is not durable, or `txg` is not newer.
-    pub(crate) fn begin(&mut self, txg: u64) {
+    pub(crate) fn begin(&mut self, txg: u64) -> Result<()> {
         assert!(self.open.is_none(), "a transaction group is open");
         assert!(self.durable, "the transaction group before is not durable");
         assert!(txg > self.synced, "transaction groups only grow");
         self.open = Some(txg);
         self.devices.iter_mut().for_each(DeviceState::new_txg);
+        self.release_held(false).map(drop)
     }
 
     /// The root of `txg`, the newest synced txg, is durable.
@@ -229,19 +246,21 @@ impl Space {
         self.matured_txg = self.records[at].txg;
         let mut units = 0;
         for metaslab in &mut self.metaslabs {
-            let matured = metaslab.mature(self.matured_txg)?;
-            if matured > 0 {
-                units += matured;
-                let device = self.geometry.device_at(metaslab.extent.device);
-                if let Some(device) = device {
-                    self.devices[device].free_units += matured;
-                }
-            }
+            let device = self.geometry.device_at(metaslab.extent.device).unwrap_or_default();
+            let device = &mut self.devices[device];
+            let matured = metaslab.mature(self.matured_txg, device.notes_discards)?;
+            units += matured;
+            device.free_units += matured;
         }
         self.deferred_units -= units;
         self.free_units += units;
         self.counters.add(SpaceCounters::MATURED_BYTES, 0, units * SECTOR_UNIT);
         Ok(())
+    }
+
+    /// The newest synced txg.
+    pub(crate) fn synced_txg(&self) -> u64 {
+        self.synced
     }
 
     /// Whether the space maps cover a device.

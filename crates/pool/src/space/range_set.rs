@@ -134,6 +134,42 @@ impl RangeSet {
         true
     }
 
+    /// Removes sorted ranges. Returns false if a part of one is not in the set; some may have been
+    /// removed then. A packed set stays packed.
+    #[must_use]
+    pub(crate) fn remove_ascending(&mut self, removed: &[Run]) -> bool {
+        let RangeForm::Packed { runs, .. } = &self.form else {
+            return removed.iter().all(|run| self.remove(*run));
+        };
+        let rest = subtract(runs, removed);
+        let clean = rest.is_some();
+        if let Some(rest) = rest {
+            *self = Self::pack(rest);
+        }
+        clean
+    }
+
+    /// Returns the parts of `run` that are in the set, sorted.
+    pub(crate) fn within(&self, run: Run) -> Vec<Run> {
+        let part = |found: Run| {
+            let start = found.start.max(run.start);
+            Run::new(start, found.end().min(run.end()).saturating_sub(start))
+        };
+        match &self.form {
+            RangeForm::Packed { runs, .. } => {
+                let from = runs.partition_point(|found| found.end() <= run.start);
+                let found = runs[from..].iter().take_while(|found| found.start < run.end());
+                found.map(|found| part(*found)).collect()
+            }
+            RangeForm::Trees { by_start, .. } => {
+                let before = by_start.range(..run.start).next_back();
+                let found = before.into_iter().chain(by_start.range(run.start..run.end()));
+                let parts = found.map(|(&start, &units)| part(Run::new(start, units)));
+                parts.filter(|part| part.units > 0).collect()
+            }
+        }
+    }
+
     /// Whether the set overlaps `run`.
     pub(crate) fn overlaps(&self, run: Run) -> bool {
         match &self.form {
@@ -258,6 +294,42 @@ pub(crate) fn merge(a: &[Run], b: &[Run]) -> Option<Vec<Run>> {
             _ => merged.push(run),
         }
     }
+}
+
+/// Removes ranges from a sorted list; `None` if a part of one is not in it.
+fn subtract(runs: &[Run], removed: &[Run]) -> Option<Vec<Run>> {
+    let mut rest = Vec::with_capacity(runs.len() + removed.len());
+    let mut cuts = removed.iter().peekable();
+    for run in runs {
+        let mut start = run.start;
+        while let Some(cut) = cuts.next_if(|cut| cut.start < run.end()) {
+            if cut.start < start || cut.end() > run.end() {
+                return None;
+            }
+            if cut.start > start {
+                rest.push(Run::new(start, cut.start - start));
+            }
+            start = cut.end();
+        }
+        if start < run.end() {
+            rest.push(Run::new(start, run.end() - start));
+        }
+    }
+    cuts.next().is_none().then_some(rest)
+}
+
+/// Unites two sorted lists of disjoint ranges, which may overlap each other.
+pub(crate) fn unite(a: &[Run], b: &[Run]) -> Vec<Run> {
+    let mut all = [a, b].concat();
+    all.sort_unstable();
+    all.dedup_by(|run, last| {
+        let meets = last.end() >= run.start;
+        if meets {
+            last.units = last.units.max(run.end() - last.start);
+        }
+        meets
+    });
+    all
 }
 
 /// Sorts ranges and joins adjacent ones. Fails with a range that overlaps another.

@@ -2,6 +2,7 @@
 
 mod audit;
 mod crash;
+mod discard;
 mod fixture;
 mod hostile;
 mod model;

@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::ManualClock;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{Decorator, Device, FileDevice, Op, OpenOptions, Request};
+use forebay_io::{
+    Decorator, Device, DeviceInfo, DeviceStats, FileDevice, Health, Op, OpenOptions, Request,
+    Waiter,
+};
 use forebay_pool::format::CacheMode;
 use forebay_pool::{
     BlockCache, CreateOptions, Dataset, DatasetSettings, ErrorKind, ImportOptions, L2Device,
@@ -746,4 +749,91 @@ fn an_l2_device_stays_locked_while_a_write_hangs() {
     assert!(l2.end() > 0);
     drop(try_lock().expect("the last write has ended"));
     pool.export().unwrap();
+}
+
+/// A device of which a read hangs, and that notices a close that would wait for it.
+struct HangingReads {
+    inner: Arc<dyn Device>,
+    /// Whether the next read hangs.
+    hangs: AtomicBool,
+    pending: Mutex<Vec<Request>>,
+    closes: Mutex<Vec<usize>>,
+}
+
+impl HangingReads {
+    fn new(inner: &Arc<dyn Device>) -> Self {
+        let (hangs, inner) = (AtomicBool::new(false), Arc::clone(inner));
+        Self { inner, hangs, pending: Mutex::new(Vec::new()), closes: Mutex::new(Vec::new()) }
+    }
+
+    fn take(&self, request: Request) -> Option<Request> {
+        if request.op() != Op::Read || !self.hangs.swap(false, Ordering::SeqCst) {
+            return Some(request);
+        }
+        self.pending.lock().unwrap().push(request);
+        None
+    }
+}
+
+impl Device for HangingReads {
+    fn submit(&self, request: Request) {
+        if let Some(request) = self.take(request) {
+            self.inner.submit(request);
+        }
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn health(&self) -> Health {
+        self.inner.health()
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.inner.stats()
+    }
+
+    fn help(&self, waiter: &Waiter) {
+        self.inner.help(waiter);
+    }
+
+    fn close(&self) {
+        self.closes.lock().unwrap().push(self.pending.lock().unwrap().len());
+    }
+}
+
+/// An export that closes files does not wait for an L2 device that hangs without having failed.
+#[test]
+fn closing_the_files_of_a_pool_does_not_wait_for_a_hanging_read() {
+    let (fixture, pool, data, object) = fixture();
+    let number = object.number();
+    drop((object, data));
+    pool.export().unwrap();
+    let l2 = Arc::new(HangingReads::new(&fixture.caching));
+    let caching: Arc<dyn Device> = l2.clone();
+    // It stays open for the second round.
+    let device: Arc<dyn Device> = Arc::new(HangingReads::new(&fixture.device));
+    for hangs in [true, false] {
+        let pool = import(&device, &[&caching], &fixture.cache);
+        let object = pool.dataset("data").unwrap().object(number).unwrap();
+        l2.hangs.store(hangs, Ordering::SeqCst);
+        let mut bytes = vec![0; RECORD as usize];
+        // A load that hangs gives up, and the pool's own device has the block.
+        let mut record = 0;
+        while hangs && l2.pending.lock().unwrap().is_empty() {
+            object.read(record * RECORD, &mut bytes).unwrap();
+            assert!(bytes == content(record, 1));
+            record += 1;
+        }
+        drop(object);
+        assert_eq!(only(&pool).state, L2DeviceState::Active, "it has not failed");
+        pool.close_with_devices().unwrap();
+        let pending = std::mem::take(&mut *l2.pending.lock().unwrap());
+        assert_eq!(!pending.is_empty(), hangs);
+        pending.into_iter().for_each(|request| request.finish(Ok(())));
+        let expected = if hangs { vec![] } else { vec![0] };
+        assert_eq!(std::mem::take(&mut *l2.closes.lock().unwrap()), expected, "{hangs}");
+        drop(pool);
+    }
 }

@@ -24,4 +24,5 @@ mod readahead;
 mod scrub;
 mod seek;
 mod settings;
+mod trim;
 mod warm_up;

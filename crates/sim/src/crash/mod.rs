@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use forebay_base::rng::SmallRng;
 use forebay_io::Device;
-use forebay_io::record::{RecordDevice, RecordOptions, Recording};
+use forebay_io::record::{Event, RecordDevice, RecordOptions, Recording};
 use forebay_pool::format::Compression;
 use forebay_pool::{BlockCache, DatasetSettings};
 
@@ -60,6 +60,9 @@ pub struct CrashTest {
     pub load: WorkloadOptions,
     /// Whether the pool has an L2 device, which survives the crash.
     pub l2: bool,
+    /// Whether freed space is discarded in the background, down to single blocks. The result then
+    /// does not depend on the seed alone.
+    pub discards: bool,
 }
 
 impl CrashTest {
@@ -74,6 +77,7 @@ impl CrashTest {
             images: 25,
             load: WorkloadOptions::default(),
             l2: false,
+            discards: false,
         }
     }
 
@@ -108,6 +112,9 @@ impl CrashTest {
             hits += verify::verify(self, &done, &crash_image, &cache, &mut rng);
             drop(hint);
         }
+        let is_discard = |event: &Event| matches!(event, Event::Discard { .. });
+        let discards = done.recordings.iter().flat_map(Recording::events).filter(|e| is_discard(e));
+        assert!(discards.count() > 0 || !self.discards, "nothing was discarded");
         // Without a hit, L2 was not tested.
         assert!(hits > 0 || !self.l2 || only.is_some(), "no L2 device supplied a block");
     }
@@ -129,6 +136,13 @@ impl CrashTest {
         let settings = self.settings();
         let (devices, l2_devices) = devices.split_at(self.devices);
         let pool = fixture::create(devices, &cache, &settings).expect("a pool");
+        if self.discards {
+            let tunables =
+                [("trim_files", "true"), ("trim_min_bytes", "4K"), ("trim_rate_bytes", "0")];
+            for (name, value) in tunables {
+                pool.set_tunable(name, value).expect("a tunable");
+            }
+        }
         for device in l2_devices {
             pool.add_l2_device(Arc::clone(device).into(), false).expect("an L2 device");
         }

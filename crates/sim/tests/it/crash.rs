@@ -44,3 +44,12 @@ fn crashes_on_two_devices_while_txgs_are_synced_in_the_background() {
         ..CrashTest::new(seed, 2)
     });
 }
+
+#[test]
+fn crashes_while_freed_space_is_discarded() {
+    runs(500, |seed| CrashTest {
+        discards: true,
+        device_bytes: if seed % 2 == 0 { 48 << 20 } else { 24 << 20 },
+        ..CrashTest::new(seed, 1 + (seed % 2) as usize)
+    });
+}

@@ -30,6 +30,7 @@ impl ImageDevice {
             sector_bytes: image.sector_bytes(),
             read_only: false,
             direct: false,
+            block_device: false,
             engine: Engine::Memory,
         };
         Self { info, bytes: Mutex::new(bytes) }

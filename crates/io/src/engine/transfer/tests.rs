@@ -24,6 +24,7 @@ fn medium_of(file: File) -> DeviceFile {
         sector_bytes: 512,
         read_only: false,
         direct: false,
+        block_device: false,
         engine: Engine::IoUring,
     };
     DeviceFile::new(file.into(), &info)

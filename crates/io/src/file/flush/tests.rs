@@ -67,6 +67,7 @@ impl Fixture {
             sector_bytes: 512,
             read_only: false,
             direct: false,
+            block_device: false,
             engine: Engine::Memory,
         };
         let in_flight = Mutex::named("test-in-flight", Vec::new());

@@ -25,6 +25,14 @@ impl Disk {
         self.0.lock().iter().map(|(dva, bytes)| (*dva, bytes.len())).collect()
     }
 
+    /// Loses what lies in a range.
+    pub(super) fn discard(&self, dva: Dva, bytes: u64) {
+        let end = Dva { offset: dva.offset + bytes, ..dva };
+        self.0.lock().retain(|at, content| {
+            at.device != dva.device || *at >= end || at.offset + content.len() as u64 <= dva.offset
+        });
+    }
+
     /// A disk with the same content.
     pub(super) fn fork(&self) -> Self {
         let copy = self.0.lock().clone();
@@ -118,7 +126,7 @@ impl World {
 
     pub(super) fn begin(&mut self) {
         self.txg += 1 + u64::from(self.rng.below(20) == 0);
-        self.space.begin(self.txg);
+        self.space.begin(self.txg).expect("no held range is free");
     }
 
     pub(super) fn allocate(&mut self, bytes: u64, copies: usize) -> Result<()> {

@@ -41,7 +41,7 @@ fn exercise(root: &SpaceRootPhys, spans: &[DeviceSpan], disk: &Disk) -> Result<(
         if txg == u64::MAX {
             break;
         }
-        space.begin(txg);
+        space.begin(txg).unwrap();
         for bytes in [512, 4096, 131_072] {
             let places = space.allocate(bytes, 2)?;
             places.iter().filter_map(|place| place.get()).for_each(|dva| space.free(dva, bytes));

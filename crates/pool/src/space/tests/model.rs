@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::fixture::{World, span};
 use crate::ErrorKind;
-use crate::space::range_set::{RangeSet, Run, merge, normalize};
+use crate::space::range_set::{RangeSet, Run, merge, normalize, unite};
 
 const UNITS: u32 = 200;
 
@@ -39,7 +39,7 @@ fn longest(runs: &[Run]) -> Option<u32> {
 proptest! {
     #[test]
     fn a_range_set_is_a_bitmap(
-        steps in prop::collection::vec((0u8..7, 0..UNITS, 1u32..30), 1..200),
+        steps in prop::collection::vec((0u8..9, 0..UNITS, 1u32..30), 1..200),
     ) {
         let (mut set, mut naive) = (RangeSet::default(), NaiveBitmap(vec![false; UNITS as usize]));
         for (kind, start, units) in steps {
@@ -58,6 +58,19 @@ proptest! {
                     }
                 }
                 3 => prop_assert_eq!(set.overlaps(run), !naive.all(run, false)),
+                7 => {
+                    // Several at once: what is in the window and there.
+                    let mut cuts = NaiveBitmap(vec![false; UNITS as usize]);
+                    (run.start..run.end())
+                        .for_each(|at| cuts.set(Run::new(at, 1), at % 7 < 4 && naive.0[at as usize]));
+                    prop_assert!(set.remove_ascending(&cuts.runs()));
+                    cuts.runs().into_iter().for_each(|run| naive.set(run, false));
+                }
+                6 => {
+                    let mut window = NaiveBitmap(vec![false; UNITS as usize]);
+                    (run.start..run.end()).for_each(|at| window.set(Run::new(at, 1), naive.0[at as usize]));
+                    prop_assert_eq!(set.within(run), window.runs());
+                }
                 4 => {
                     let taken = set.take_largest();
                     prop_assert_eq!(taken.map(|run| run.units), longest(&naive.runs()));
@@ -108,6 +121,21 @@ proptest! {
         let clean = a.0.iter().zip(&b.0).all(|(a, b)| !(a & b));
         let expected = clean.then(|| both.runs());
         prop_assert_eq!(merge(&a.runs(), &b.runs()), expected);
+    }
+
+    #[test]
+    fn a_union_is_what_a_bitmap_says(
+        units in prop::collection::vec((0..UNITS, any::<bool>(), any::<bool>()), 0..80),
+    ) {
+        let empty = || NaiveBitmap(vec![false; UNITS as usize]);
+        let (mut a, mut b, mut both) = (empty(), empty(), empty());
+        for (at, left, right) in units {
+            let run = Run::new(at, 1);
+            a.set(run, left);
+            b.set(run, right);
+            both.set(run, left || right);
+        }
+        prop_assert_eq!(unite(&a.runs(), &b.runs()), both.runs());
     }
 
     #[test]

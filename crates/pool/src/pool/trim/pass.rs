@@ -1,0 +1,258 @@
+//! Passes over the free space: of what was freed, and of everything.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use forebay_io::{Priority, Request};
+
+use crate::error::Result;
+use crate::format::Dva;
+use crate::space::{DiscardList, HeldSlice, Space, TXGS_TO_REUSE};
+
+use super::super::{Pool, PoolInner};
+use super::{TrimCounters, WAIT};
+
+/// Maximum number of bytes that a slice holds.
+const SLICE_BYTES: u64 = 64 << 20;
+/// Discards begin and end at multiples of this. A file system rewrites the rest of a block of which
+/// a part is discarded, and the rest may be a committed block of the pool.
+const ALIGN_BYTES: u64 = 4096;
+
+/// Progress of [`Pool::trim`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TrimProgress {
+    /// Bytes discarded so far.
+    pub bytes: u64,
+    /// Free bytes of the pool: an upper bound of the final value of `bytes`.
+    pub total_bytes: u64,
+}
+
+/// Result of [`Pool::trim`].
+#[derive(Clone, Debug, Default)]
+pub struct TrimReport {
+    /// Whether it reached the end. If not, it was interrupted.
+    pub complete: bool,
+    /// Bytes discarded.
+    pub bytes: u64,
+    /// Number of discards that failed.
+    pub errors: u64,
+    /// The first failure.
+    pub first_error: Option<String>,
+    /// Paths of the devices that do not support discards.
+    pub unsupported: Vec<String>,
+}
+
+impl Pool {
+    /// Discards all free space, except ranges shorter than the tunable `trim_min_bytes`. First it
+    /// commits the open transaction group and as many others as freed space needs to become
+    /// reusable. Changes and commits go on meanwhile.
+    ///
+    /// `progress` is called after each slice, and interrupts by returning [`ControlFlow::Break`].
+    /// It must not export the pool. An export interrupts it too.
+    ///
+    /// # Errors
+    /// Those of [`sync`](Self::sync), and the error of reading a space map. Discards that fail are
+    /// not errors; the report counts them.
+    pub fn trim(
+        &self,
+        progress: &mut dyn FnMut(&TrimProgress) -> ControlFlow<()>,
+    ) -> Result<TrimReport> {
+        let inner = &self.inner;
+        inner.check_writable()?;
+        let _job = inner.trim.begin_job(&inner.name)?;
+        for _ in 0..TXGS_TO_REUSE {
+            inner.txgs.sync_now()?;
+        }
+        inner.trim_all(progress)
+    }
+}
+
+impl PoolInner {
+    /// Sets which devices note their freed ranges, before the newest frees mature.
+    pub(in super::super) fn note_discards(&self, space: &mut Space) {
+        let tunables = self.tunables.trim();
+        for member in self.devices.iter() {
+            let wanted = match member.device().info().block_device {
+                true => tunables.trim_block_devices(),
+                false => tunables.trim_files(),
+            };
+            let number = member.number();
+            space.note_discards(number, wanted && !self.trim.is_unsupported(number));
+        }
+    }
+
+    /// Discards what was freed. Errors end the pass: the space stays free.
+    pub(super) fn trim_freed(&self) {
+        let _pass = self.trim.pass.lock();
+        if let Err(error) = self.trim_noted() {
+            tracing::warn!(pool = &*self.name, %error, "cannot discard freed space");
+        }
+    }
+
+    fn trim_noted(&self) -> Result<()> {
+        let min_bytes = self.tunables.trim().trim_min_bytes();
+        // Until when the rate allows no further slice.
+        let mut paid_ns = self.clock.now_ns();
+        while !self.trim.thread_yields() {
+            let Some(id) = self.space.lock().most_noted() else { return Ok(()) };
+            let loaded = self.load_metaslab(id);
+            let mut list = self.space.lock().noted_discards(id, min_bytes);
+            loaded?;
+            while let Some(slice) = self.hold(&mut list)? {
+                let bytes = self.discard(&slice, &mut TrimReport::default());
+                self.release(slice)?;
+                paid_ns = paid_ns.max(self.clock.now_ns()).saturating_add(self.cost_ns(bytes));
+                if !self.wait_until(paid_ns) {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn trim_all(
+        &self,
+        progress: &mut dyn FnMut(&TrimProgress) -> ControlFlow<()>,
+    ) -> Result<TrimReport> {
+        let _pass = self.trim.pass.lock();
+        let min_bytes = self.tunables.trim().trim_min_bytes();
+        let total_bytes = self.space_stats.lock().free_bytes;
+        let mut report = TrimReport::default();
+        // The pool may grow meanwhile.
+        for id in 0.. {
+            let Some(device) = self.space.lock().device_of(id) else { break };
+            if self.trim.is_unsupported(device) {
+                continue;
+            }
+            self.load_metaslab(id)?;
+            let mut list = self.space.lock().all_discards(id, min_bytes)?;
+            while let Some(slice) = self.hold(&mut list)? {
+                let bytes = self.discard(&slice, &mut report);
+                report.bytes += bytes;
+                self.release(slice)?;
+                let now = TrimProgress { bytes: report.bytes, total_bytes };
+                if progress(&now).is_break() {
+                    return Ok(report);
+                }
+            }
+        }
+        self.txgs.check_running()?;
+        report.complete = !self.trim.is_closed();
+        let unsupported = self.trim.state.lock().unsupported.clone();
+        let names = unsupported.into_iter().filter_map(|device| self.devices.get(device));
+        report.unsupported = names.map(|member| member.name().to_owned()).collect();
+        Ok(report)
+    }
+
+    /// Reads the base of a metaslab that is not loaded, without a lock.
+    fn load_metaslab(&self, id: u32) -> Result<()> {
+        loop {
+            let base = self.space.lock().unloaded_base(id);
+            let Some(base) = base.filter(|base| base.metaslab() == id) else { return Ok(()) };
+            let runs = base.read(&self.store);
+            let mut space = self.space.lock();
+            // A commit may have loaded it, and freed the base that was read.
+            if space.is_unloaded(&base) {
+                return space.put_base(&base, runs?);
+            }
+        }
+    }
+
+    /// Holds the next slice of the list; `None` at its end, or if the pool is closed or suspended.
+    fn hold(&self, list: &mut DiscardList) -> Result<Option<HeldSlice>> {
+        while !self.trim.is_closed() {
+            let txg = self.txgs.synced_txg();
+            // A scrub may still heal a block that was there: wait as a commit does before it reuses
+            // the space.
+            self.store.heals().wait_before(txg + 1);
+            let mut space = self.space.lock();
+            if self.txgs.check_running().is_err() {
+                return Ok(None);
+            }
+            if space.synced_txg() == txg {
+                return space.hold(list, SLICE_BYTES);
+            }
+            // Another commit has let more space mature.
+        }
+        Ok(None)
+    }
+
+    /// Ends the hold of a slice.
+    fn release(&self, slice: HeldSlice) -> Result<()> {
+        drop(slice);
+        self.space.lock().release_held(false).map(drop)
+    }
+
+    /// Discards the ranges of a slice, one after another. Returns the bytes that a device has
+    /// discarded.
+    fn discard(&self, slice: &HeldSlice, report: &mut TrimReport) -> u64 {
+        let mut bytes = 0;
+        for &(dva, len) in &slice.ranges {
+            bytes += self.discard_range(dva, len, report);
+        }
+        bytes
+    }
+
+    fn discard_range(&self, dva: Dva, len: u64, report: &mut TrimReport) -> u64 {
+        let Some(member) = self.devices.get(dva.device) else { return 0 };
+        let start = dva.offset.next_multiple_of(ALIGN_BYTES);
+        let len = ((dva.offset + len) / ALIGN_BYTES * ALIGN_BYTES).saturating_sub(start);
+        if len == 0 || self.trim.is_unsupported(dva.device) {
+            return 0;
+        }
+        let device = member.device();
+        let is_ignored = || {
+            let counters = device.stats().counters;
+            counters.iter().any(|(name, _, value)| *name == "discards_ignored" && *value > 0)
+        };
+        let request = Request::discard(start, len).with_priority(Priority::Scrub);
+        match device.run(request).result {
+            Ok(()) if is_ignored() => {
+                tracing::info!(
+                    pool = &*self.name,
+                    device = member.name(),
+                    "no support of discards"
+                );
+                self.trim.state.lock().unsupported.push(dva.device);
+                0
+            }
+            Ok(()) => {
+                self.trim.counters.add(TrimCounters::DISCARDED_BYTES, 0, len);
+                self.trim.counters.add(TrimCounters::DISCARDS, 0, 1);
+                len
+            }
+            Err(error) => {
+                self.trim.counters.add(TrimCounters::DISCARD_ERRORS, 0, 1);
+                report.errors += 1;
+                report.first_error.get_or_insert_with(|| error.to_string());
+                if !std::mem::replace(&mut self.trim.state.lock().has_failed, true) {
+                    tracing::warn!(
+                        pool = &*self.name,
+                        %error,
+                        "cannot discard free space; further failures are only counted"
+                    );
+                }
+                0
+            }
+        }
+    }
+
+    /// How long the background rate allows no slice after one of `bytes`.
+    fn cost_ns(&self, bytes: u64) -> u64 {
+        let rate = self.tunables.trim().trim_rate_bytes();
+        let cost_ns = (u128::from(bytes) * 1_000_000_000).checked_div(u128::from(rate));
+        cost_ns.map_or(0, |ns| u64::try_from(ns).unwrap_or(u64::MAX))
+    }
+
+    /// Waits until a time of the pool's clock. Returns false if the pass has to end.
+    fn wait_until(&self, until_ns: u64) -> bool {
+        let mut state = self.trim.state.lock();
+        loop {
+            let ahead_ns = until_ns.saturating_sub(self.clock.now_ns());
+            if state.yields() || ahead_ns == 0 {
+                return !state.yields();
+            }
+            self.trim.changed.wait_timeout(&mut state, WAIT.min(Duration::from_nanos(ahead_ns)));
+        }
+    }
+}
