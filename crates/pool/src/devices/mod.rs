@@ -397,18 +397,12 @@ impl Devices {
         }
     }
 
-    /// Extends the usable span of a device that has grown to its end. [`label::update_config`] must
-    /// rewrite its labels before a block is placed there. Returns the new size; the same if it has
-    /// not grown.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Invalid`] if there is no such device.
-    pub(crate) fn expand(&self, number: u16) -> Result<u64> {
-        let none = || Error::new(ErrorKind::Invalid, format!("the pool has no device {number}"));
-        let member = self.get(number).ok_or_else(none)?;
-        let size_bytes = usable_bytes(&*member.device);
-        member.size_bytes.fetch_max(size_bytes, Ordering::AcqRel);
-        Ok(member.size_bytes())
+    /// Extends the usable span of a device that has grown. Its labels must state the new size,
+    /// durably: from now on blocks may be placed there.
+    pub(crate) fn expand(&self, number: u16, size_bytes: u64) {
+        if let Some(member) = self.get(number) {
+            member.size_bytes.fetch_max(size_bytes, Ordering::AcqRel);
+        }
     }
 
     /// Rejects new requests, waits for accepted ones, and releases the file locks, even if the set
