@@ -107,7 +107,8 @@ pub use open::{HostId, Opened, open_path};
 pub use pool::{
     CheckProgress, CheckReport, CreateOptions, Dataset, Directory, Durations, HandleView,
     ImportOptions, LabelInfo, Object, ObjectInfo, Pool, PoolDevice, PoolStats, PoolUsage,
-    ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables, destroy, read_label,
+    ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables, UnreachableBlocks,
+    destroy, read_label,
 };
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;

@@ -59,6 +59,9 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
         let hint = "the pool accepts no writes; run `forebay export`, repair the device, and mount the pool again";
         put("SUSPENDED", format!("{why}; {hint}"));
     }
+    for note in &status.import_notes {
+        put("import", note.clone());
+    }
     put(
         "space",
         format!(

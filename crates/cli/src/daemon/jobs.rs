@@ -54,7 +54,8 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
         healed: 0,
         problem_count,
         problems,
-        notes: Vec::new(),
+        unreachable: report.unreachable.iter().map(ToString::to_string).collect(),
+        notes: pool.import_notes().to_vec(),
     })
 }
 
@@ -155,6 +156,7 @@ fn scrub_report(report: ScrubReport) -> JobReport {
         healed: report.healed,
         problem_count: report.lost_count,
         problems,
+        unreachable: Vec::new(),
         notes: Vec::new(),
     }
 }

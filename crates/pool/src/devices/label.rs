@@ -30,11 +30,13 @@ use crate::format::label::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Uberblock {
     pub(crate) txg: u64,
-    /// Wall-clock time of the write in nanoseconds, for information.
+    /// Wall-clock time of the write in nanoseconds since 1970, for information.
     pub(crate) time_ns: u64,
     pub(crate) root: BlockPtrPhys,
     /// Number of devices of the pool.
     pub(crate) device_count: u16,
+    /// The txg that this one follows; 0 for the first.
+    pub(crate) previous_txg: u64,
 }
 
 fn back_of(size_bytes: u64) -> u64 {
@@ -248,6 +250,7 @@ pub(crate) fn write_uberblock(
     phys.txg = U64::new(uberblock.txg);
     phys.time_ns = U64::new(uberblock.time_ns);
     phys.root = uberblock.root;
+    phys.previous_txg = U64::new(uberblock.previous_txg);
     phys.seal();
     let slot = RING_OFFSET + uberblock.txg % RING_SLOTS * SLOT_BYTES as u64;
     let members: Vec<&Member> = devices.iter().collect();
@@ -306,7 +309,8 @@ fn read_ring(ring: &[u8], pool_guid: u64, name: &str, found: &mut Vec<Uberblock>
         }
         let Ok(device_count) = u16::try_from(phys.device_count.get()) else { continue };
         let (txg, time_ns) = (phys.txg.get(), phys.time_ns.get());
-        let uberblock = Uberblock { txg, time_ns, root: phys.root, device_count };
+        let (root, previous_txg) = (phys.root, phys.previous_txg.get());
+        let uberblock = Uberblock { txg, time_ns, root, device_count, previous_txg };
         if !found.contains(&uberblock) {
             found.push(uberblock);
         }

@@ -36,7 +36,10 @@ use std::ptr;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Mutex};
-use forebay_io::{Completion, Device, Pending, Priority, RaiseHandle, Request, Roots, StableBytes};
+use forebay_io::{
+    Completion, Device, MemoryDevice, MemoryOptions, Pending, Priority, RaiseHandle, Request,
+    Roots, StableBytes,
+};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
@@ -63,6 +66,8 @@ pub(crate) struct Member {
     size_bytes: AtomicU64,
     /// Held until the pool is closed.
     lock: Mutex<Option<Locks>>,
+    /// Whether the device is not there: no block of it can be read.
+    missing: bool,
 }
 
 impl Member {
@@ -77,20 +82,41 @@ impl Member {
         let roots = Roots::new(Arc::clone(&device), 0);
         let size_bytes = AtomicU64::new(size_bytes);
         let lock = Mutex::named("pool-device-lock", lock);
-        Ok(Self { number, guid, device, roots, size_bytes, lock })
+        Ok(Self { number, guid, device, roots, size_bytes, lock, missing: false })
     }
 
-    /// Creates a member for inspection. The device may be shorter than `size_bytes`; the missing
+    /// Creates a member that is only read. The device may be shorter than `size_bytes`; the missing
     /// part cannot be read.
-    pub(crate) fn for_inspection(
+    pub(crate) fn to_read(
         (number, guid): (u16, u64),
         size_bytes: u64,
-        device: Arc<dyn Device>,
+        Opened { device, lock }: Opened,
     ) -> Self {
         let roots = Roots::new(Arc::clone(&device), 0);
         let size_bytes = AtomicU64::new(size_bytes);
-        let lock = Mutex::named("pool-device-lock", None);
-        Self { number, guid, device, roots, size_bytes, lock }
+        let lock = Mutex::named("pool-device-lock", lock);
+        Self { number, guid, device, roots, size_bytes, lock, missing: false }
+    }
+
+    /// Creates a member without its device, for a pool that is only read.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoMemory`].
+    pub(crate) fn missing((number, guid): (u16, u64), size_bytes: u64) -> Result<Self> {
+        let options =
+            MemoryOptions { submission_queues: 1, sector_bytes: 512, ..MemoryOptions::default() };
+        let name = format!("device {number}, which is missing");
+        let device = MemoryDevice::new(&name, 512, &options).map_err(|error| {
+            Error::new(ErrorKind::NoMemory, format!("{name}: {error}")).because(error)
+        })?;
+        let device: Arc<dyn Device> = Arc::new(device);
+        let member = Self::to_read((number, guid), size_bytes, device.into());
+        Ok(Self { missing: true, ..member })
+    }
+
+    /// Whether the device is not there.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.missing
     }
 
     /// The device's number in the pool.
@@ -246,7 +272,7 @@ impl Devices {
     }
 
     /// Returns the device of `dva`. Checks that `len` bytes from there are whole sectors within its
-    /// span.
+    /// span, and that the device is there.
     fn place(&self, dva: Dva, len: u64) -> Result<&Member> {
         let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
         let Some(member) = self.get(dva.device) else {
@@ -265,10 +291,14 @@ impl Devices {
         if !dva.offset.is_multiple_of(sector) || !len.is_multiple_of(sector) {
             return corrupt(format!("{len} bytes at {dva}: not whole sectors of {sector} bytes"));
         }
+        if member.missing {
+            let text = format!("{len} bytes at {dva}: device {} is missing", member.number);
+            return Err(Error::new(ErrorKind::Device, text));
+        }
         Ok(member)
     }
 
-    /// Whether `len` bytes at `dva` are a valid block address.
+    /// Whether `len` bytes at `dva` are a valid block address on a device that is there.
     pub(crate) fn holds(&self, dva: Dva, len: u64) -> bool {
         self.place(dva, len).is_ok()
     }

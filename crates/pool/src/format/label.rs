@@ -31,7 +31,7 @@ pub const FEATURE_BYTES: usize = 32;
 /// nodes between them.
 pub const MAX_NODES: usize = 80;
 /// The only version that this code writes and reads.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// First bytes of a configuration block: "forebay" and the byte 1.
 pub const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"forebay\x01");
 /// First bytes of an uberblock: "foreuber".
@@ -144,12 +144,15 @@ pub struct UberblockPhys {
     pub pool_guid: U64,
     /// The txg.
     pub txg: U64,
-    /// Time of the write, by the clock of the writer; for information.
+    /// Time of the write in nanoseconds since 1970, by the clock of the writer; for information.
     pub time_ns: U64,
     /// The root block.
     pub root: BlockPtrPhys,
+    /// The txg that this one follows: older than the one before, after an import that went back. 0
+    /// for the first.
+    pub previous_txg: U64,
     /// Zeros.
-    pub reserved: [u8; 3976],
+    pub reserved: [u8; 3968],
     /// XXH3, 128 bits, of all bytes before it.
     pub checksum: [u8; 16],
 }

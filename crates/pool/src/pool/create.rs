@@ -78,6 +78,7 @@ impl CreateOptions {
 }
 
 /// Parts of a pool that do not come from its devices.
+#[derive(Clone)]
 pub(super) struct PoolParts {
     pub(super) cache: Arc<BlockCache>,
     pub(super) clock: Arc<dyn Clock>,
@@ -186,8 +187,20 @@ impl Pool {
         let root = BlockPtrPhys::HOLE;
         let l2_list = 0;
         let scrub = ScrubPhys::default();
-        let found =
-            FoundPool { config, space, log, mos, directory, l2_list, root, scrub, synced: 0 };
+        let (synced, space_maps_lost, notes) = (0, false, Vec::new());
+        let found = FoundPool {
+            config,
+            space,
+            log,
+            mos,
+            directory,
+            l2_list,
+            root,
+            scrub,
+            synced,
+            space_maps_lost,
+            notes,
+        };
         let pool = found.into_pool(parts, devices, store)?;
         let txg = pool.inner.txgs.quiesce()?;
         pool.inner.write_txg(txg, pool.inner.space.lock())?;
@@ -218,6 +231,10 @@ pub(super) struct FoundPool {
     pub(super) scrub: ScrubPhys,
     /// The newest durable txg.
     pub(super) synced: u64,
+    /// Whether the space maps could not be read.
+    pub(super) space_maps_lost: bool,
+    /// See [`Pool::import_notes`].
+    pub(super) notes: Vec<String>,
 }
 
 impl FoundPool {
@@ -257,6 +274,8 @@ impl FoundPool {
             datasets_changing: Mutex::named("datasets-changing", ()),
             root: Mutex::named("pool-root", self.root),
             scrub: Scrubs::new(&self.scrub),
+            space_maps_lost: self.space_maps_lost,
+            import_notes: self.notes,
             closed: AtomicBool::new(false),
             read_only: parts.read_only,
             clock: parts.clock,

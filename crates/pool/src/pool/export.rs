@@ -81,7 +81,7 @@ impl Pool {
         ended
     }
 
-    fn join(&self) {
+    pub(super) fn join(&self) {
         if let Some(thread) = self.thread.lock().take() {
             // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
@@ -99,13 +99,18 @@ impl PoolInner {
 
     /// Closes the devices and drops their blocks from the cache.
     fn close(&self) {
+        self.close_objects();
+        self.devices.close();
+    }
+
+    /// Closes all objects, and waits for the requests in flight.
+    pub(super) fn close_objects(&self) {
         let datasets: Vec<_> = self.datasets.lock().drain().map(|(_, dataset)| dataset).collect();
         for dataset in datasets {
             dataset.objset.close();
         }
         self.mos.close();
         self.devices.drain();
-        self.devices.close();
     }
 }
 

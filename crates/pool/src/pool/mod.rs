@@ -47,7 +47,7 @@ use crate::wait::Wait;
 use crate::zap::Zap;
 
 pub use about::{LabelInfo, PoolDevice, destroy, read_label};
-pub use check::{CheckProgress, CheckReport};
+pub use check::{CheckProgress, CheckReport, UnreachableBlocks};
 pub use create::CreateOptions;
 pub(crate) use create::open_owner;
 pub use handle_view::HandleView;
@@ -99,6 +99,10 @@ pub(crate) struct PoolInner {
     /// Space promised to open transactions.
     reservations: Reservations,
     scrub: Scrubs,
+    /// Whether the space maps could not be read; only after a read-only import.
+    space_maps_lost: bool,
+    /// See [`Pool::import_notes`].
+    import_notes: Vec<String>,
     closed: AtomicBool,
     read_only: bool,
     clock: Arc<dyn Clock>,

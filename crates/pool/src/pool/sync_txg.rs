@@ -9,6 +9,7 @@
 //! If any step fails, the pool is suspended: every change fails, and reads go on. The devices still
 //! hold the previous txg, or this one if some of its uberblocks were written.
 
+use forebay_base::clock::{SystemWallClock, WallClock};
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, MutexGuard};
 use zerocopy::{FromZeros, IntoBytes};
@@ -116,9 +117,10 @@ impl PoolInner {
         self.store.wait_and_flush()?;
         let uberblock = Uberblock {
             txg,
-            time_ns: self.clock.now_ns(),
+            time_ns: unix_ns(),
             root,
             device_count: self.devices.count() as u16,
+            previous_txg: self.root.lock().birth_txg.get(),
         };
         // The second barrier, inside: the txg is durable when this returns.
         label::write_uberblock(&self.devices, self.guid, &uberblock, self.store.cache())?;
@@ -162,4 +164,11 @@ impl PoolInner {
         });
         *self.space_stats.lock() = space_stats;
     }
+}
+
+/// The time in nanoseconds since 1970.
+fn unix_ns() -> u64 {
+    let now = SystemWallClock.unix_time();
+    let seconds = u64::try_from(now.seconds).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(now.nanos.into())
 }

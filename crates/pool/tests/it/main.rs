@@ -21,6 +21,8 @@ mod life;
 mod objects;
 mod preallocate;
 mod readahead;
+
+mod salvage;
 mod scrub;
 mod seek;
 mod settings;
