@@ -160,7 +160,8 @@ pub(crate) struct ImportOptionArgs {
     /// visible
     #[arg(long, visible_alias = "ro")]
     pub(crate) read_only: bool,
-    /// Import the pool even if another host may use it
+    /// Import a pool that another host had last and did not export. A pool that another host uses
+    /// is refused in any case
     #[arg(long)]
     pub(crate) force: bool,
     /// If the newest transaction group is damaged, go back to one of the two before; later changes

@@ -220,7 +220,9 @@ pub(crate) fn import(request: &ImportRequest, cache: &Arc<BlockCache>) -> Result
     Pool::import(devices, &options).map_err(|error| {
         let text = error.to_string();
         let hint = match error.kind() {
-            ErrorKind::InUse if !request.force => "; use --force to import it anyway",
+            ErrorKind::InUse if text.contains("force the import") && !request.force => {
+                "; use --force to import it anyway"
+            }
             ErrorKind::Corrupt if text.contains("discard_log") && !request.discard_log => {
                 "; use --discard-log to import it and lose the changes that only the intent log holds"
             }

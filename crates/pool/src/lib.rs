@@ -113,7 +113,7 @@ pub use pool::{
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;
 pub use store::counters::StoreCounters;
-pub use tunables::{L2DeviceTunables, PoolTunables, StoreTunables};
+pub use tunables::{HeartbeatTunables, L2DeviceTunables, PoolTunables, StoreTunables};
 pub use tx::Transaction;
 pub use txg::{TxgCounters, TxgTunables};
 pub use wait::Wait;

@@ -29,6 +29,16 @@ forebay_base::tunables! {
     l2_warm_up: bool = true, false..=true, build, "flag";
 }
 
+forebay_base::tunables! {
+    /// Tunables of how a pool is protected against other hosts.
+    pub table HeartbeatTunables;
+
+    /// Interval of the heartbeat in the label while the pool is imported. An import of a pool that
+    /// was not exported watches for it. 0: none, so another host that shares the device can import
+    /// the pool, and destroys it.
+    heartbeat_ms: u32 = 1000, 0..=60000, build, "ms";
+}
+
 /// All tunables of a pool.
 #[derive(Default)]
 pub struct PoolTunables {
@@ -38,6 +48,7 @@ pub struct PoolTunables {
     store: StoreTunables,
     l2_devices: L2DeviceTunables,
     scrub: ScrubTunables,
+    heartbeat: HeartbeatTunables,
 }
 
 impl PoolTunables {
@@ -71,6 +82,11 @@ impl PoolTunables {
         &self.scrub
     }
 
+    /// Tunables of how a pool is protected against other hosts.
+    pub fn heartbeat(&self) -> &HeartbeatTunables {
+        &self.heartbeat
+    }
+
     /// All rows with their values, in the format that [`set`](Self::set) takes.
     pub fn entries(&self) -> Vec<(&'static TunableRow, String)> {
         let tables = [
@@ -80,6 +96,7 @@ impl PoolTunables {
             self.store.entries(),
             self.l2_devices.entries(),
             self.scrub.entries(),
+            self.heartbeat.entries(),
         ];
         tables.into_iter().flatten().collect()
     }
@@ -90,13 +107,14 @@ impl PoolTunables {
     /// [`ErrorKind::Invalid`] if the name or the value is wrong, or if the tunable cannot be set at
     /// this time. The message names what is allowed.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
-        let tables: [&dyn Fn() -> Result<(), TunableError>; 6] = [
+        let tables: [&dyn Fn() -> Result<(), TunableError>; 7] = [
             &|| self.txg.set(name, value),
             &|| self.log.set(name, value),
             &|| self.prefetch.set(name, value),
             &|| self.store.set(name, value),
             &|| self.l2_devices.set(name, value),
             &|| self.scrub.set(name, value),
+            &|| self.heartbeat.set(name, value),
         ];
         for set in tables {
             match set() {

@@ -8,6 +8,7 @@
 use forebay_base::rng::SmallRng;
 
 use super::config::{Config, DeviceConfig, Label, check_name, new_guid};
+use super::heartbeat::{self, Heartbeat, Pause};
 use super::label::{self, Uberblock};
 use super::{Devices, Member, too_small, usable_bytes};
 use crate::block_cache::BlockCache;
@@ -28,16 +29,24 @@ pub(crate) struct CreateOptions {
     pub(crate) seed: u64,
     /// Whether to overwrite devices that hold a pool.
     pub(crate) force: bool,
+    /// Milliseconds between heartbeats; 0 for none.
+    pub(crate) heartbeat_ms: u32,
 }
 
 /// Options for importing a pool.
-#[derive(Clone, Debug)]
-pub(crate) struct ImportOptions {
+#[derive(Clone)]
+pub(crate) struct ImportOptions<'a> {
     pub(crate) host: HostId,
     /// Whether to import a pool that another host may have imported.
     pub(crate) force: bool,
     /// Whether the pool will only be read: devices may be missing, and the host is not checked.
     pub(crate) read_only: bool,
+    /// Milliseconds between heartbeats; 0 for none.
+    pub(crate) heartbeat_ms: u32,
+    /// A random number, new for each import.
+    pub(crate) session: u64,
+    /// Waits between two looks at the heartbeat of another host.
+    pub(crate) pause: Pause<'a>,
 }
 
 /// The devices of a pool, and the content of their labels.
@@ -49,6 +58,8 @@ pub(crate) struct Imported {
     pub(crate) uberblocks: Vec<Uberblock>,
     /// What is missing, a sentence each.
     pub(crate) notes: Vec<String>,
+    /// The first heartbeat, if another host may open the devices.
+    pub(crate) claim: Option<Heartbeat>,
 }
 
 /// Writes the labels of a new pool to these devices, numbered in the given order. The pool is
@@ -69,6 +80,8 @@ pub(crate) fn create(
     }
     let mut rng = SmallRng::from_seed(options.seed);
     let pool_guid = new_guid(&mut rng);
+    let session = rng.next_u64();
+    let own = own_heartbeat(&opened[0], &options.host, options.heartbeat_ms, session);
     let mut members = Vec::with_capacity(opened.len());
     let mut sector_bytes = 512;
     for (number, opened) in opened.into_iter().enumerate() {
@@ -90,8 +103,12 @@ pub(crate) fn create(
         devices: members.iter().map(device_config).collect(),
     };
     label::format(&members.iter().collect::<Vec<_>>(), &config, memory)?;
+    if let Some(own) = &own {
+        heartbeat::write(&**members[0].device(), pool_guid, own, memory)?;
+    }
     let devices = Devices::new(members, u64::from(sector_bytes))?;
-    Ok(Imported { config, devices, uberblocks: Vec::new(), notes: Vec::new() })
+    let (uberblocks, notes) = (Vec::new(), Vec::new());
+    Ok(Imported { config, devices, uberblocks, notes, claim: own })
 }
 
 fn device_config(member: &Member) -> DeviceConfig {
@@ -179,8 +196,25 @@ pub(crate) fn add(
     Ok(count as u16)
 }
 
+/// The first heartbeat of this process; `None` if no other host can open the device.
+fn own_heartbeat(
+    device: &Opened,
+    host: &HostId,
+    interval_ms: u32,
+    session: u64,
+) -> Option<Heartbeat> {
+    device.shared.then(|| Heartbeat {
+        session,
+        sequence: 1,
+        interval_ms,
+        host: host.clone(),
+        owner: device.owner(),
+    })
+}
+
 /// Identifies the pool of these devices, and checks that it is complete and that this host may
-/// import it. Writes nothing; the caller marks the pool active with [`label::update_config`].
+/// import it. Writes only a claim, if other hosts may open the devices; the caller marks the pool
+/// active with [`label::update_config`].
 ///
 /// # Errors
 /// [`ErrorKind::NotAPool`] if the devices hold no pool, an incomplete one, or several;
@@ -189,13 +223,14 @@ pub(crate) fn add(
 /// [`ErrorKind::NoMemory`].
 pub(crate) fn import(
     opened: Vec<Opened>,
-    options: &ImportOptions,
+    options: &ImportOptions<'_>,
     memory: &BlockCache,
 ) -> Result<Imported> {
     let mut notes = Vec::new();
-    let labelled = read_labels(opened, options, &mut notes, memory)?;
+    let mut labelled = read_labels(opened, options, &mut notes, memory)?;
     let mut config = newest_config(&labelled)?;
     check_host(&config, options)?;
+    let claim = claim(&mut labelled, &mut config, options, memory)?;
     let sized: Vec<_> = labelled
         .iter()
         .map(|(one, _)| (&*one.device, size_of_device(one, &labelled, &config)))
@@ -219,14 +254,44 @@ pub(crate) fn import(
     config.devices.truncate(count);
     let members = select(labelled, &config, options.read_only, &mut notes)?;
     let devices = Devices::new(members, u64::from(config.sector_bytes))?;
-    Ok(Imported { config, devices, uberblocks, notes })
+    Ok(Imported { config, devices, uberblocks, notes, claim })
+}
+
+/// Claims the pool, if it will be written and other hosts may open device 0. If that took time,
+/// reads the labels again.
+fn claim(
+    labelled: &mut [(Opened, Label)],
+    config: &mut Config,
+    options: &ImportOptions<'_>,
+    memory: &BlockCache,
+) -> Result<Option<Heartbeat>> {
+    let guid_of = |label: &Label| label.config.devices[usize::from(label.number)].guid;
+    let has = |guid| labelled.iter().any(|(_, label)| guid_of(label) == guid);
+    let is_complete = config.devices.iter().all(|device| has(device.guid));
+    let first = labelled.iter().find(|(_, label)| guid_of(label) == config.devices[0].guid);
+    let Some((first, _)) = first.filter(|_| is_complete && !options.read_only) else {
+        // The selection of the devices fails.
+        return Ok(None);
+    };
+    let own = own_heartbeat(first, &options.host, options.heartbeat_ms, options.session);
+    let Some(own) = own else { return Ok(None) };
+    if !heartbeat::claim(&*first.device, config, &own, options.pause, memory)? {
+        return Ok(Some(own));
+    }
+    for (one, label) in labelled.iter_mut() {
+        if let Some(newest) = label::read(&*one.device, memory)? {
+            *label = newest;
+        }
+    }
+    *config = newest_config(labelled)?;
+    Ok(Some(own))
 }
 
 /// Reads the labels. Leaves out devices without a label if the pool will only be read and another
 /// device has one.
 fn read_labels(
     opened: Vec<Opened>,
-    options: &ImportOptions,
+    options: &ImportOptions<'_>,
     notes: &mut Vec<String>,
     memory: &BlockCache,
 ) -> Result<Vec<(Opened, Label)>> {
@@ -280,7 +345,7 @@ pub(crate) fn newest_config(labelled: &[(Opened, Label)]) -> Result<Config> {
     Ok(newest.unwrap_or(label).config.clone())
 }
 
-fn check_host(config: &Config, options: &ImportOptions) -> Result<()> {
+fn check_host(config: &Config, options: &ImportOptions<'_>) -> Result<()> {
     let Config { pool_name, host, active, .. } = config;
     if !active || host.id == options.host.id || options.force || options.read_only {
         return Ok(());

@@ -228,7 +228,12 @@ fn read_one(device: &dyn Device, offset: u64, memory: &BlockCache) -> Result<Opt
     }
 }
 
-fn read_at(device: &dyn Device, offset: u64, len: usize, memory: &BlockCache) -> Result<Buffer> {
+pub(super) fn read_at(
+    device: &dyn Device,
+    offset: u64,
+    len: usize,
+    memory: &BlockCache,
+) -> Result<Buffer> {
     let request = Request::read(offset, memory.alloc(len)?);
     Ok(device.run(request).into_buffer()?)
 }

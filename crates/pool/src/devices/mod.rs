@@ -3,6 +3,7 @@
 //! * [`Devices`]: the devices by number; reads, writes, flushes, address checks.
 //! * [`config`]: the configuration that a label stores.
 //! * [`label`]: reads and writes labels and uberblocks.
+//! * [`heartbeat`]: keeps two hosts from using a pool at once.
 //! * [`import`]: turns opened devices into the devices of a pool, and checks that the pool is
 //!   complete and that this host may import it.
 //! * [`open`](crate::open): opens files and block devices by path and locks them.
@@ -10,7 +11,7 @@
 //! # Invariants
 //!
 //! - Requests stay within a device's usable span, which lies between its labels. Only [`label`]
-//!   accesses the rest.
+//!   and [`heartbeat`] access the rest.
 //! - A device's number never changes, and devices are never removed. So a slot never changes once
 //!   it is filled, and reading it takes no lock.
 //!
@@ -25,6 +26,7 @@
 //! requests.
 
 pub(crate) mod config;
+pub(crate) mod heartbeat;
 pub(crate) mod import;
 pub(crate) mod label;
 #[cfg(all(test, not(forebay_model)))]
@@ -74,7 +76,7 @@ impl Member {
     /// # Errors
     /// [`ErrorKind::Invalid`] if the device is too small, or its sectors too large for labels.
     fn new(number: u16, guid: u64, size_bytes: u64, opened: Opened) -> Result<Self> {
-        let Opened { device, lock } = opened;
+        let Opened { device, lock, .. } = opened;
         let info = device.info();
         if size_bytes < MIN_DEVICE_BYTES || size_bytes > info.size_bytes {
             return Err(too_small(&info.name, info.size_bytes, size_bytes.max(MIN_DEVICE_BYTES)));
@@ -90,7 +92,7 @@ impl Member {
     pub(crate) fn to_read(
         (number, guid): (u16, u64),
         size_bytes: u64,
-        Opened { device, lock }: Opened,
+        Opened { device, lock, .. }: Opened,
     ) -> Self {
         let roots = Roots::new(Arc::clone(&device), 0);
         let size_bytes = AtomicU64::new(size_bytes);

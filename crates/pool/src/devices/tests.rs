@@ -44,7 +44,19 @@ fn host(id: u64) -> HostId {
 }
 
 fn options(seed: u64) -> CreateOptions {
-    CreateOptions { name: "tank".to_owned(), host: host(1), seed, force: false }
+    CreateOptions { name: "tank".to_owned(), host: host(1), seed, force: false, heartbeat_ms: 0 }
+}
+
+fn import_options() -> ImportOptions<'static> {
+    let pause = &|_| panic!("it watches");
+    ImportOptions {
+        host: host(1),
+        force: false,
+        read_only: false,
+        heartbeat_ms: 0,
+        session: 1,
+        pause,
+    }
 }
 
 fn uberblock(txg: u64, device_count: usize) -> Uberblock {
@@ -78,7 +90,7 @@ fn import_as(
 ) -> Result<Imported, Error> {
     import(
         opened(memory_devices),
-        &ImportOptions { host: host(id), force: false, read_only: false },
+        &ImportOptions { host: host(id), force: false, read_only: false, ..import_options() },
         memory,
     )
 }
@@ -159,7 +171,7 @@ fn another_hosts_pool_is_in_use_unless_forced_or_exported() {
     assert!(error.to_string().contains("host1"), "{error}");
     import(
         opened(&memory_devices),
-        &ImportOptions { host: host(2), force: true, read_only: false },
+        &ImportOptions { host: host(2), force: true, read_only: false, ..import_options() },
         &memory,
     )
     .unwrap();
@@ -534,8 +546,12 @@ fn a_file_is_one_process_at_a_time() {
     commit(&made, 1, &memory);
     made.devices.close();
     let found = vec![open_path(&path, &options).unwrap()];
-    import(found, &ImportOptions { host: host(1), force: false, read_only: false }, &memory)
-        .unwrap();
+    import(
+        found,
+        &ImportOptions { host: host(1), force: false, read_only: false, ..import_options() },
+        &memory,
+    )
+    .unwrap();
     let short = folder.path().join("short");
     std::fs::write(&short, [0; 4096]).unwrap();
     assert_eq!(open_path(&short, &options).map(drop).unwrap_err().kind(), ErrorKind::Invalid);

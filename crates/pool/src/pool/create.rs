@@ -12,6 +12,7 @@ use crate::block_cache::BlockCache;
 use crate::dataset::DatasetSettings;
 use crate::devices::Devices;
 use crate::devices::config::Config;
+use crate::devices::heartbeat::Heartbeat;
 use crate::devices::import::{self, Imported};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
@@ -33,6 +34,7 @@ use crate::txg::Txgs;
 use crate::wait::Wait;
 use crate::zap::Zap;
 
+use super::heartbeat::Heartbeats;
 use super::l2::L2DeviceList;
 use super::log_io::LogDevices;
 use super::scrub::Scrubs;
@@ -158,8 +160,10 @@ impl Pool {
             host: options.host.clone(),
             seed: parts.seed,
             force: options.force,
+            heartbeat_ms: parts.tunables.heartbeat().heartbeat_ms(),
         };
-        let Imported { config, devices, .. } = import::create(devices, &wanted, &parts.cache)?;
+        let Imported { config, devices, claim, .. } =
+            import::create(devices, &wanted, &parts.cache)?;
         let devices = Arc::new(devices);
         let store = parts.store(&devices)?;
         let mut space =
@@ -200,6 +204,7 @@ impl Pool {
             synced,
             space_maps_lost,
             notes,
+            claim,
         };
         let pool = found.into_pool(parts, devices, store)?;
         let txg = pool.inner.txgs.quiesce()?;
@@ -209,10 +214,10 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Starts the sync thread.
+    /// Starts the threads.
     pub(super) fn start(&self) -> Result<()> {
         *self.thread.lock() = Some(sync_txg::start(&self.inner)?);
-        Ok(())
+        self.start_heartbeat()
     }
 }
 
@@ -235,6 +240,8 @@ pub(super) struct FoundPool {
     pub(super) space_maps_lost: bool,
     /// See [`Pool::import_notes`].
     pub(super) notes: Vec<String>,
+    /// The first heartbeat, if there is any.
+    pub(super) claim: Option<Heartbeat>,
 }
 
 impl FoundPool {
@@ -252,6 +259,7 @@ impl FoundPool {
         // These values were read above, so they cannot change any more.
         parts.tunables.store().freeze();
         parts.tunables.l2_devices().freeze();
+        parts.tunables.heartbeat().freeze();
         let inner = Arc::new(PoolInner {
             name: self.config.pool_name.clone(),
             guid: self.config.pool_guid,
@@ -276,6 +284,7 @@ impl FoundPool {
             scrub: Scrubs::new(&self.scrub),
             space_maps_lost: self.space_maps_lost,
             import_notes: self.notes,
+            heartbeats: Heartbeats::new(self.claim),
             closed: AtomicBool::new(false),
             read_only: parts.read_only,
             clock: parts.clock,

@@ -91,6 +91,7 @@ impl Pool {
 
 impl PoolInner {
     fn mark_exported(&self) -> Result<()> {
+        self.check_lease()?;
         let mut config = self.config.lock();
         config.active = false;
         config.txg = self.txgs.synced_txg();
@@ -105,6 +106,7 @@ impl PoolInner {
 
     /// Closes all objects, and waits for the requests in flight.
     pub(super) fn close_objects(&self) {
+        self.heartbeats.stop();
         let datasets: Vec<_> = self.datasets.lock().drain().map(|(_, dataset)| dataset).collect();
         for dataset in datasets {
             dataset.objset.close();

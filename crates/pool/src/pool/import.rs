@@ -9,15 +9,19 @@
 
 mod fallback;
 
-use forebay_base::clock::Clock;
-use forebay_base::sync::Arc;
+use std::time::Duration;
+
+use forebay_base::clock::{Clock, SystemClock};
+use forebay_base::rng;
 use forebay_base::sync::atomic::Ordering;
+use forebay_base::sync::{Arc, Condvar, Mutex};
 use zerocopy::FromBytes;
 
 use crate::block_cache::BlockCache;
 use crate::dataset::DatasetSettings;
 use crate::devices::Devices;
 use crate::devices::config::Config;
+use crate::devices::heartbeat::Heartbeat;
 use crate::devices::import::{self, Imported};
 use crate::devices::label::{self, Uberblock};
 use crate::error::{Error, ErrorKind, Result};
@@ -38,7 +42,8 @@ pub struct ImportOptions {
     pub cache: Arc<BlockCache>,
     /// The host that imports the pool.
     pub host: HostId,
-    /// Whether to import a pool that another host may have imported.
+    /// Whether to import a pool that another host had last and did not export. A pool that another
+    /// host uses is refused in any case, by its heartbeat.
     pub force: bool,
     /// Whether to import without writing anything. The intent log is not replayed, so changes that
     /// only the log holds are not visible. Damaged space maps, a damaged intent log and missing
@@ -60,6 +65,8 @@ pub struct ImportOptions {
     pub clock: Option<Arc<dyn Clock>>,
     /// Seed for random numbers. Default: the system's entropy.
     pub seed: Option<u64>,
+    /// Waits between two looks at the heartbeat of a pool that was not exported. Default: sleeps.
+    pub pause: Option<Arc<dyn Fn(Duration) + Send + Sync>>,
     /// Whether to search for L2 devices at the paths stored in the pool. If not, only L2 devices
     /// passed to [`Pool::import_with`] are used.
     pub find_l2_devices: bool,
@@ -79,6 +86,7 @@ impl ImportOptions {
             tunables: Vec::new(),
             clock: None,
             seed: None,
+            pause: None,
             find_l2_devices: true,
         }
     }
@@ -119,12 +127,16 @@ impl Pool {
             host: options.host.clone(),
             force: options.force,
             read_only: options.read_only,
+            heartbeat_ms: parts.tunables.heartbeat().heartbeat_ms(),
+            // Not of the seed, which may be the same for two imports.
+            session: rng::seed_from_system(),
+            pause: options.pause.as_deref().unwrap_or(&sleep),
         };
-        let Imported { config, devices, uberblocks, notes } =
+        let Imported { config, devices, uberblocks, notes, claim } =
             import::import(devices, &wanted, &parts.cache)?;
         let name = config.pool_name.clone();
         let devices = Arc::new(devices);
-        let import = Import { parts, config, devices, uberblocks, notes, options };
+        let import = Import { parts, config, devices, uberblocks, notes, claim, options };
         let (pool, txg) =
             import.open().map_err(|error| error.doing(format_args!("pool {name}")))?;
         pool.attach_l2_devices(l2_devices, options.find_l2_devices, txg);
@@ -161,6 +173,7 @@ struct Import<'a> {
     /// Newest first, at least one.
     uberblocks: Vec<Uberblock>,
     notes: Vec<String>,
+    claim: Option<Heartbeat>,
     options: &'a ImportOptions,
 }
 
@@ -229,6 +242,7 @@ impl Import<'_> {
             synced: self.newest().txg,
             space_maps_lost,
             notes,
+            claim: self.claim.clone(),
         };
         let pool = found.into_pool(self.parts.clone(), Arc::clone(&self.devices), store)?;
         match self.chooses().then(|| pool.inner.names_by_number()) {
@@ -287,6 +301,7 @@ impl Import<'_> {
         if self.options.read_only {
             return Ok(());
         }
+        pool.inner.check_lease()?;
         {
             let mut config = pool.inner.config.lock();
             config.active = true;
@@ -300,6 +315,17 @@ impl Import<'_> {
             true => pool.sync(),
             false => Ok(()),
         }
+    }
+}
+
+fn sleep(time: Duration) {
+    let clock = SystemClock::new();
+    let (never, lock) = (Condvar::new(), Mutex::named("import-pause", ()));
+    let mut held = lock.lock();
+    while let Some(left) = time.checked_sub(Duration::from_nanos(clock.now_ns()))
+        && !left.is_zero()
+    {
+        never.wait_timeout(&mut held, left);
     }
 }
 

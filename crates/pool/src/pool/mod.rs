@@ -11,6 +11,7 @@ mod export;
 mod grow;
 mod handle_view;
 mod handles;
+mod heartbeat;
 mod import;
 mod l2;
 mod log_io;
@@ -52,6 +53,7 @@ pub use create::CreateOptions;
 pub(crate) use create::open_owner;
 pub use handle_view::HandleView;
 pub use handles::{Dataset, Directory, Object, ObjectInfo};
+use heartbeat::Heartbeats;
 pub use import::ImportOptions;
 pub(crate) use import::read_root;
 use l2::L2DeviceList;
@@ -99,6 +101,7 @@ pub(crate) struct PoolInner {
     /// Space promised to open transactions.
     reservations: Reservations,
     scrub: Scrubs,
+    heartbeats: Heartbeats,
     /// Whether the space maps could not be read; only after a read-only import.
     space_maps_lost: bool,
     /// See [`Pool::import_notes`].

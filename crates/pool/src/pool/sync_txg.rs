@@ -74,6 +74,7 @@ fn run_txgs(inner: &PoolInner) {
 impl PoolInner {
     /// Writes a txg and makes it durable.
     pub(super) fn sync_txg(&self, txg: u64) -> Result<()> {
+        self.check_lease()?;
         // Blocks that earlier txgs freed become reusable below. First wait for readers that still
         // use pointers to them.
         self.store.readers().synchronize();
@@ -122,6 +123,7 @@ impl PoolInner {
             device_count: self.devices.count() as u16,
             previous_txg: self.root.lock().birth_txg.get(),
         };
+        self.check_lease()?;
         // The second barrier, inside: the txg is durable when this returns.
         label::write_uberblock(&self.devices, self.guid, &uberblock, self.store.cache())?;
         space.committed(txg)?;

@@ -26,4 +26,5 @@ mod salvage;
 mod scrub;
 mod seek;
 mod settings;
+mod two_hosts;
 mod warm_up;

@@ -430,6 +430,7 @@ impl PoolInner {
     /// # Errors
     /// As [`Store::heal`].
     pub(super) fn heal(&self, block: &VisitedBlock<'_>, copy: usize) -> Result<bool> {
+        self.check_lease()?;
         let _heal = self.store.heals().enter(self.txgs.synced_txg());
         if !self.is_current(block.location, block.ptr) {
             return Ok(false);
