@@ -162,13 +162,18 @@ pub(crate) struct ImportOptionArgs {
     /// visible
     #[arg(long, visible_alias = "ro")]
     pub(crate) read_only: bool,
-    /// Import the pool even if another host may use it
+    /// Import a pool that another host had last and did not export. A pool that another host uses
+    /// is refused in any case
     #[arg(long)]
     pub(crate) force: bool,
-    /// If the newest transaction group is damaged, roll back to an older one; later changes are
-    /// lost
+    /// If the newest transaction group is damaged, go back to one of the two before; later changes
+    /// are lost
     #[arg(long)]
     pub(crate) rewind: bool,
+    /// Go back to this transaction group (see `forebay inspect DEVICE uberblocks`); later changes
+    /// are lost
+    #[arg(long, value_name = "N", conflicts_with = "rewind")]
+    pub(crate) txg: Option<u64>,
     /// Discard the intent log instead of replaying it; changes that only it holds are lost
     #[arg(long)]
     pub(crate) discard_log: bool,
@@ -281,7 +286,7 @@ pub(crate) struct MountArgs {
     /// Comma-separated options of mount(8): ro, nosuid, nodev, noexec, noatime, nodiratime,
     /// relatime (default), strictatime and their opposites; remount with any of these, for an
     /// existing mount; dataset=NAME, memory=BYTES, kernel_cache, allow_other, threads=N, separate,
-    /// force, rewind, discard_log, tunable=NAME:VALUE
+    /// force, rewind, txg=N, discard_log, tunable=NAME:VALUE
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub(crate) options: Vec<String>,
     /// Mount flags parsed from -o.

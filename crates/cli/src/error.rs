@@ -91,11 +91,14 @@ impl std::error::Error for Failure {}
 
 impl From<forebay_pool::Error> for Failure {
     fn from(error: forebay_pool::Error) -> Self {
-        let mut message =
-            error.to_string().replace("open it with `read_only`", "use --read-only").replace(
+        let mut message = error
+            .to_string()
+            .replace("open it with `read_only`", "use --read-only")
+            .replace(
                 ", or give `create_bytes` to make a file",
                 ", or create a pool there with `forebay create`",
-            );
+            )
+            .replace("`rewind` goes back", "--rewind goes back");
         let hint = match error.kind() {
             PoolErrorKind::Suspended => {
                 "; export the pool with `forebay export`, repair the device, and mount the pool again"

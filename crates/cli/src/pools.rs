@@ -25,6 +25,8 @@ pub(crate) struct ImportRequest {
     pub(crate) read_only: bool,
     pub(crate) force: bool,
     pub(crate) rewind: bool,
+    #[serde(default)]
+    pub(crate) txg: Option<u64>,
     pub(crate) discard_log: bool,
     pub(crate) tunables: Vec<(String, String)>,
     /// True to use the L2 devices of the pool.
@@ -210,6 +212,7 @@ pub(crate) fn import(request: &ImportRequest, cache: &Arc<BlockCache>) -> Result
         read_only: request.read_only,
         discard_log: request.discard_log,
         rewind: request.rewind,
+        txg: request.txg,
         tunables: request.tunables.clone(),
         find_l2_devices: request.l2_devices,
         ..ImportOptions::new(Arc::clone(cache))
@@ -217,15 +220,19 @@ pub(crate) fn import(request: &ImportRequest, cache: &Arc<BlockCache>) -> Result
     Pool::import(devices, &options).map_err(|error| {
         let text = error.to_string();
         let hint = match error.kind() {
-            ErrorKind::InUse if !request.force => "; use --force to import it anyway",
-            ErrorKind::Corrupt if text.contains("log") && !request.discard_log => {
+            ErrorKind::InUse if text.contains("force the import") && !request.force => {
+                "; use --force to import it anyway"
+            }
+            ErrorKind::Corrupt if text.contains("discard_log") && !request.discard_log => {
                 "; use --discard-log to import it and lose the changes that only the intent log holds"
             }
-            ErrorKind::Corrupt if !request.rewind => {
-                "; use --rewind to roll back to an older transaction group"
+            ErrorKind::Corrupt if text.contains("`rewind`") => "; --read-only reads what is left",
+            ErrorKind::Corrupt if !request.read_only => {
+                "; use --read-only to read what is left, or --txg to choose a transaction group that \
+                 `forebay inspect DEVICE uberblocks` lists"
             }
             ErrorKind::NotAPool if text.contains("missing") => {
-                "; give all of its devices, joined by `:`"
+                "; give all of its devices, joined by `:`, or use --read-only to read what the others have"
             }
             _ => "",
         };

@@ -108,12 +108,12 @@ pub use pool::{
     CheckProgress, CheckReport, CreateOptions, Dataset, Directory, Durations, HandleView,
     ImportOptions, LabelInfo, Object, ObjectInfo, Pool, PoolDevice, PoolStats, PoolUsage,
     ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables, TrimCounters,
-    TrimProgress, TrimReport, TrimTunables, destroy, read_label,
+    TrimProgress, TrimReport, TrimTunables, UnreachableBlocks, destroy, read_label,
 };
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;
 pub use store::counters::StoreCounters;
-pub use tunables::{L2DeviceTunables, PoolTunables, StoreTunables};
+pub use tunables::{HeartbeatTunables, L2DeviceTunables, PoolTunables, StoreTunables};
 pub use tx::Transaction;
 pub use txg::{TxgCounters, TxgTunables};
 pub use wait::Wait;

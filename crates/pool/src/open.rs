@@ -24,6 +24,8 @@ pub(crate) struct Locks {
 pub struct Opened {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) lock: Option<Locks>,
+    /// Whether another host may have opened it too.
+    pub(crate) shared: bool,
 }
 
 impl Opened {
@@ -32,6 +34,19 @@ impl Opened {
     /// can have begun to use it.
     pub fn lock_of_created(&self) -> Option<Arc<FileLock>> {
         self.lock.as_ref()?.file.as_ref().filter(|lock| lock.created()).map(Arc::clone)
+    }
+
+    /// A device that another host may have opened too: a pool on it has a heartbeat.
+    pub fn shared(device: Arc<dyn Device>) -> Self {
+        Self { device, lock: None, shared: true }
+    }
+
+    /// The owner that locks this device.
+    pub(crate) fn owner(&self) -> Owner {
+        let file = self.lock.as_ref().and_then(|lock| lock.file.as_ref());
+        let identity = file.and_then(|lock| lock.identity().ok());
+        let lock = identity.map_or(0, |identity| xxh3_64(&identity.to_le_bytes()).max(1));
+        Owner { boot: boot(), lock }
     }
 
     /// Keeps `lock` until the device's own lock is released, which is when the pool is closed.
@@ -52,7 +67,7 @@ impl fmt::Debug for Opened {
 impl From<Arc<dyn Device>> for Opened {
     /// A device that no other process can open.
     fn from(device: Arc<dyn Device>) -> Self {
-        Self { device, lock: None }
+        Self { device, lock: None, shared: false }
     }
 }
 
@@ -68,7 +83,7 @@ pub fn open_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
     // The pool releases the lock when it is exported, even if the device object is still
     // referenced.
     let lock = Some(Locks { file: device.take_lock().map(Arc::new), kept: Vec::new() });
-    Ok(Opened { device: Arc::new(device), lock })
+    Ok(Opened { device: Arc::new(device), lock, shared: true })
 }
 
 /// Converts an error of opening a device.
@@ -81,6 +96,30 @@ pub(crate) fn refused(error: OpenError) -> Error {
         _ => ErrorKind::Invalid,
     };
     Error::new(kind, error.to_string()).because(error)
+}
+
+/// Who has a device locked, as stored in heartbeats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    /// Identifies a boot of a kernel; 0 if unknown.
+    pub(crate) boot: u64,
+    /// Identifies the locked file on that host; 0 if it is not locked.
+    pub(crate) lock: u64,
+}
+
+impl Owner {
+    /// Whether this owner is gone, because `now` has the same lock of the same kernel.
+    pub(crate) fn is_gone(&self, now: &Self) -> bool {
+        self == now && self.boot != 0 && self.lock != 0
+    }
+}
+
+/// Identifies this boot of the kernel; 0 if unknown.
+fn boot() -> u64 {
+    match std::fs::read_to_string("/proc/sys/kernel/random/boot_id") {
+        Ok(id) if !id.trim().is_empty() => xxh3_64(id.trim().as_bytes()).max(1),
+        _ => 0,
+    }
 }
 
 /// Identity of a host, as stored in labels.

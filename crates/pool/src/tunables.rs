@@ -29,6 +29,16 @@ forebay_base::tunables! {
     l2_warm_up: bool = true, false..=true, build, "flag";
 }
 
+forebay_base::tunables! {
+    /// Tunables of how a pool is protected against other hosts.
+    pub table HeartbeatTunables;
+
+    /// Interval of the heartbeat in the label while the pool is imported. An import of a pool that
+    /// was not exported watches for it. 0: none, so another host that shares the device can import
+    /// the pool, and destroys it.
+    heartbeat_ms: u32 = 1000, 0..=60000, build, "ms";
+}
+
 /// All tunables of a pool.
 #[derive(Default)]
 pub struct PoolTunables {
@@ -39,6 +49,7 @@ pub struct PoolTunables {
     l2_devices: L2DeviceTunables,
     scrub: ScrubTunables,
     trim: TrimTunables,
+    heartbeat: HeartbeatTunables,
 }
 
 impl PoolTunables {
@@ -77,6 +88,11 @@ impl PoolTunables {
         &self.trim
     }
 
+    /// Tunables of how a pool is protected against other hosts.
+    pub fn heartbeat(&self) -> &HeartbeatTunables {
+        &self.heartbeat
+    }
+
     /// All rows with their values, in the format that [`set`](Self::set) takes.
     pub fn entries(&self) -> Vec<(&'static TunableRow, String)> {
         let tables = [
@@ -87,6 +103,7 @@ impl PoolTunables {
             self.l2_devices.entries(),
             self.scrub.entries(),
             self.trim.entries(),
+            self.heartbeat.entries(),
         ];
         tables.into_iter().flatten().collect()
     }
@@ -97,7 +114,7 @@ impl PoolTunables {
     /// [`ErrorKind::Invalid`] if the name or the value is wrong, or if the tunable cannot be set at
     /// this time. The message names what is allowed.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
-        let tables: [&dyn Fn() -> Result<(), TunableError>; 7] = [
+        let tables: [&dyn Fn() -> Result<(), TunableError>; 8] = [
             &|| self.txg.set(name, value),
             &|| self.log.set(name, value),
             &|| self.prefetch.set(name, value),
@@ -105,6 +122,7 @@ impl PoolTunables {
             &|| self.l2_devices.set(name, value),
             &|| self.scrub.set(name, value),
             &|| self.trim.set(name, value),
+            &|| self.heartbeat.set(name, value),
         ];
         for set in tables {
             match set() {

@@ -17,9 +17,9 @@ use forebay_io::fault::FaultCounters;
 use forebay_io::tunables::IoTunables;
 use forebay_l2::{L2Counters, L2Tunables};
 use forebay_pool::{
-    L2DeviceTunables, LogCounters, LogTunables, PrefetchCounters, PrefetchTunables, ScrubCounters,
-    ScrubTunables, SpaceCounters, StoreCounters, StoreTunables, TrimCounters, TrimTunables,
-    TxgCounters, TxgTunables,
+    HeartbeatTunables, L2DeviceTunables, LogCounters, LogTunables, PrefetchCounters,
+    PrefetchTunables, ScrubCounters, ScrubTunables, SpaceCounters, StoreCounters, StoreTunables,
+    TrimCounters, TrimTunables, TxgCounters, TxgTunables,
 };
 
 /// A generated file.
@@ -58,6 +58,7 @@ fn generate() -> Vec<Generated> {
         ("forebay-pool: cache devices", forebay_base::tunables::markdown(L2DeviceTunables::ROWS)),
         ("forebay-pool: scrub", forebay_base::tunables::markdown(ScrubTunables::ROWS)),
         ("forebay-pool: trim", forebay_base::tunables::markdown(TrimTunables::ROWS)),
+        ("forebay-pool: heartbeat", forebay_base::tunables::markdown(HeartbeatTunables::ROWS)),
     ];
     let counters = [
         ("forebay-cache", forebay_base::counters::markdown(CacheCounters::ROWS)),
@@ -139,7 +140,8 @@ mod tests {
             + StoreTunables::ROWS.len()
             + L2DeviceTunables::ROWS.len()
             + ScrubTunables::ROWS.len()
-            + TrimTunables::ROWS.len();
+            + TrimTunables::ROWS.len()
+            + HeartbeatTunables::ROWS.len();
         let l2 = L2Tunables::ROWS.len();
         let lower_layers = CacheTunables::ROWS.len() + IoTunables::ROWS.len() + l2;
         assert_eq!(lines(0), lower_layers + pool);

@@ -98,9 +98,13 @@ impl Job<'_> {
         for problem in &report.problems {
             text.push_str(&format!("{problem}\n"));
         }
+        // The list of unreachable blocks is complete.
         let more = report.problem_count.saturating_sub(report.problems.len() as u64);
-        if more > 0 {
+        if more > 0 && report.unreachable.is_empty() {
             text.push_str(&format!("and {more} more\n"));
+        }
+        for objects in &report.unreachable {
+            text.push_str(&format!("unreachable: {objects}\n"));
         }
         for note in &report.notes {
             text.push_str(&format!("{note}\n"));

@@ -5,7 +5,7 @@ use forebay_pool::{HostId, LabelInfo};
 use crate::args::{ImportArgs, ImportOptionArgs};
 use crate::control::Request;
 use crate::control::client;
-use crate::control::messages::PoolInfo;
+use crate::control::messages::{PoolInfo, PoolStatus};
 use crate::daemon::spawn::{self, DaemonOptions};
 use crate::error::{Failure, Result};
 use crate::logging::LogArgs;
@@ -30,9 +30,8 @@ pub(crate) fn run(args: &ImportArgs, log: &LogArgs) -> Result<()> {
         options.warn_ignored(&process);
     }
     let pool: PoolInfo = process.ask(&Request::Import { import })?;
-    if !args.options.no_l2 && !args.options.read_only {
-        super::l2::warn(&process.ask(&Request::Status { pool: pool.guid })?);
-    }
+    let status = process.ask(&Request::Status { pool: pool.guid })?;
+    warn(&status, import_has_l2(&args.options));
     output::line(&format!(
         "imported pool {} into process {3}, {} of {} available; export it with `forebay export {0}`",
         pool.name,
@@ -41,6 +40,27 @@ pub(crate) fn run(args: &ImportArgs, log: &LogArgs) -> Result<()> {
         process.info.pid
     ));
     Ok(())
+}
+
+/// Whether the L2 devices of the pool are used.
+fn import_has_l2(args: &ImportOptionArgs) -> bool {
+    !args.no_l2 && !args.read_only
+}
+
+/// Prints what an import gave up or does without.
+pub(super) fn warn(status: &PoolStatus, has_l2: bool) {
+    warnings(status, has_l2).iter().for_each(|line| eprintln!("forebay: {line}"));
+}
+
+/// What an import gave up or does without, a line each.
+pub(super) fn warnings(status: &PoolStatus, has_l2: bool) -> Vec<String> {
+    let notes = status.import_notes.iter();
+    let mut lines: Vec<String> =
+        notes.map(|note| format!("pool {}: {note}", status.name)).collect();
+    if has_l2 {
+        lines.extend(super::l2::warnings(status));
+    }
+    lines
 }
 
 /// Builds the request for these devices from the command line.
@@ -53,6 +73,7 @@ pub(crate) fn import_request(
         read_only: args.read_only,
         force: args.force,
         rewind: args.rewind,
+        txg: args.txg,
         discard_log: args.discard_log,
         tunables: args.tunables.clone(),
         l2_devices: !args.no_l2,

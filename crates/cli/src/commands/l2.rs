@@ -167,11 +167,6 @@ pub(super) fn table(devices: &[L2DeviceInfo]) -> String {
     out
 }
 
-/// Prints warnings about the missing L2 devices of a newly imported pool.
-pub(super) fn warn(status: &PoolStatus) {
-    warnings(status).iter().for_each(|line| eprintln!("forebay: {line}"));
-}
-
 /// Warnings about missing L2 devices, one line each.
 pub(super) fn warnings(status: &PoolStatus) -> Vec<String> {
     let pool = &status.name;

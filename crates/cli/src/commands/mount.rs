@@ -197,7 +197,7 @@ fn in_background(
     import: ImportRequest,
     mount: MountRequest,
 ) -> Result<()> {
-    let warns = import.l2_devices && !import.read_only;
+    let has_l2 = import.l2_devices && !import.read_only;
     let request = Request::Mount { import, mount };
     let options =
         DaemonOptions { memory: args.memory, threads: args.threads.map(usize::from), log };
@@ -209,20 +209,20 @@ fn in_background(
         match process.ask::<MountInfo>(&request) {
             // The daemon was shutting down.
             Err(error) if error.message.contains("try again") => {}
-            other => return other.map(|info| print_mounted(&info, &process, warns)),
+            other => return other.map(|info| print_mounted(&info, &process, has_l2)),
         }
     }
     let mode = if args.separate { DaemonMode::Separate } else { DaemonMode::Shared };
     let process = spawn::start(&options, mode)?;
     let info = process.ask(&request)?;
-    print_mounted(&info, &process, warns);
+    print_mounted(&info, &process, has_l2);
     Ok(())
 }
 
-/// Prints the mount and, after an import, warnings about missing L2 devices.
-fn print_mounted(info: &MountInfo, process: &Process, warns: bool) {
-    if warns && let Ok(status) = status_of(info, process) {
-        super::l2::warn(&status);
+/// Prints the mount, and what the import gave up or does without.
+fn print_mounted(info: &MountInfo, process: &Process, has_l2: bool) {
+    if let Ok(status) = status_of(info, process) {
+        super::import::warn(&status, has_l2);
     }
     output::line(&format!(
         "mounted {}/{} at {}; served by process {}, log {}",
@@ -256,11 +256,10 @@ fn in_foreground(args: &MountArgs, import: &ImportRequest, request: &MountReques
             .say(&format!("no control socket, so other commands cannot find this mount: {error}"));
     }
     let info = mount_info(&*daemon.mount(import, request)?);
-    if import.l2_devices && !import.read_only {
-        for imported in daemon.pools() {
-            let status = stats::pool_status(&imported.pool, None, "mounted");
-            super::l2::warnings(&status).iter().for_each(|line| screen.say(line));
-        }
+    let has_l2 = import.l2_devices && !import.read_only;
+    for imported in daemon.pools() {
+        let status = stats::pool_status(&imported.pool, None, "mounted");
+        super::import::warnings(&status, has_l2).iter().for_each(|line| screen.say(line));
     }
     screen.say(&format!(
         "mounted {}/{} at {}, memory limit {}; press Ctrl-C or run `forebay umount {}` to unmount",

@@ -138,6 +138,10 @@ pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
             ("separate", None) => args.separate = true,
             ("force", None) => args.import.force = true,
             ("rewind", None) => args.import.rewind = true,
+            ("txg", Some(value)) => {
+                let wrong = || Failure::usage(format!("-o txg={value}: give a number"));
+                args.import.txg = Some(value.parse().map_err(|_| wrong())?);
+            }
             ("discard_log", None) => args.import.discard_log = true,
             ("dataset", Some(value)) => value.clone_into(&mut args.dataset),
             ("memory", Some(value)) => args.memory = Some(units::usage(parse_bytes(value))?),
@@ -165,7 +169,7 @@ pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
                 }
                 return Err(Failure::usage(format!(
                     "-o {option}: no such option; valid options are {}, remount, dataset=NAME, memory=BYTES, \
-                     kernel_cache, allow_other, threads=N, separate, force, rewind, discard_log, \
+                     kernel_cache, allow_other, threads=N, separate, force, rewind, txg=N, discard_log, \
                      tunable=NAME:VALUE",
                     Flags::NAMES
                 )));

@@ -7,21 +7,33 @@ use crate::control::Request;
 use crate::control::client::{self, Target};
 use crate::control::messages::{L2DeviceInfo, PoolStatus};
 use crate::daemon::stats;
-use crate::error::Result;
+use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportRequest};
 use crate::{output, units};
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
-    let status = match client::find(&args.pool)? {
-        Target::InUse { process, pool } => process.ask(&Request::Status { pool: pool.guid })?,
-        Target::Paths(paths) => exported_status(paths)?,
+    let (status, is_whole) = match client::find(&args.pool)? {
+        Target::InUse { process, pool } => {
+            (process.ask(&Request::Status { pool: pool.guid })?, true)
+        }
+        Target::Paths(paths) => {
+            let status = exported_status(paths)?;
+            let is_whole = status.import_notes.is_empty();
+            (status, is_whole)
+        }
     };
     match args.json {
         true => output::json(&status)?,
         false => output::print(&text(&status)),
     }
-    Ok(())
+    match is_whole {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "{}: the pool is damaged or a device is missing; give all of its devices, joined by `:`",
+            args.pool
+        ))),
+    }
 }
 
 /// Status of a pool that is not imported, read from its devices.
@@ -58,6 +70,9 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
     if let Some(why) = &status.suspended {
         let hint = "the pool accepts no writes; run `forebay export`, repair the device, and mount the pool again";
         put("SUSPENDED", format!("{why}; {hint}"));
+    }
+    for note in &status.import_notes {
+        put("import", note.clone());
     }
     put(
         "space",

@@ -70,6 +70,9 @@ pub(crate) struct PoolStatus {
     pub(crate) devices: Vec<DeviceInfo>,
     #[serde(default)]
     pub(crate) l2_devices: Vec<L2DeviceInfo>,
+    /// What the import gave up or does without.
+    #[serde(default)]
+    pub(crate) import_notes: Vec<String>,
     /// Why the list of L2 devices cannot be read.
     #[serde(default)]
     pub(crate) l2_devices_damage: Option<String>,
@@ -189,6 +192,9 @@ pub(crate) struct JobReport {
     pub(crate) problem_count: u64,
     /// The first problems.
     pub(crate) problems: Vec<String>,
+    /// Objects with blocks that only missing devices have, all of them.
+    #[serde(default)]
+    pub(crate) unreachable: Vec<String>,
     /// Remarks.
     pub(crate) notes: Vec<String>,
 }

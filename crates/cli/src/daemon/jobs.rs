@@ -55,7 +55,8 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
         healed: 0,
         problem_count,
         problems,
-        notes: Vec::new(),
+        unreachable: report.unreachable.iter().map(ToString::to_string).collect(),
+        notes: pool.import_notes().to_vec(),
     })
 }
 
@@ -158,6 +159,7 @@ fn scrub_report(pool: &Pool, report: ScrubReport) -> JobReport {
         healed: report.healed,
         problem_count: report.lost_count,
         problems,
+        unreachable: Vec::new(),
         notes: Vec::new(),
     }
 }

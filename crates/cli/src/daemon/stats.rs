@@ -164,6 +164,7 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         dirty_bytes: stats.dirty_bytes,
         devices: pool.devices().into_iter().map(device).collect(),
         l2_devices: l2_devices(pool),
+        import_notes: pool.import_notes().to_vec(),
         l2_devices_damage: pool.l2_devices_damage(),
         datasets: datasets(pool),
         mounts: imported

@@ -159,8 +159,9 @@ fn what_is_damaged_or_cut_short_is_shown_with_exit_code_1() {
     file.set_len(8 << 20).expect("cut");
     let labels = damaged(&["inspect", "tank.img", "label"]);
     assert!(!labels.contains("sound\n    pool"), "{labels}");
-    let group = fixture.ok(&["inspect", "tank.img", "txg"]);
+    let group = damaged(&["inspect", "tank.img", "txg"]);
     assert!(group.contains("note: no label is left"), "{group}");
+    assert!(group.contains("damaged: space maps"), "its end is cut off: {group}");
     assert!(group.contains("dataset \"main\""), "what is left is shown: {group}");
 
     file.write_all_at(&vec![0; 1 << 20], 0).expect("wiped");

@@ -140,6 +140,7 @@ fn labels_and_uberblocks_have_their_keys() {
     let uberblocks = shown(&fixture, &["uberblocks"]);
     let newest = json!({
         "txg": "number",
+        "previous_txg": "number",
         "time_ns": "number",
         "pool_guid": "hex",
         "device_count": "number",

@@ -38,6 +38,8 @@ fn a_pool_is_made_shown_grown_and_destroyed() {
     fixture.ok(&["expand", "tank.img", "--add", "more.img", "--size", "64M"]);
     let missing = fixture.fails(&["status", "tank.img"]);
     assert!(missing.contains("give all of its devices, joined by `:`"), "{missing}");
+    let missing = fixture.fails(&["check", "tank.img"]);
+    assert!(missing.contains("give all of its devices, joined by `:`"), "{missing}");
     fixture.ok(&["check", "tank.img:more.img"]);
     fixture.ok(&["scrub", "tank.img:more.img"]);
 

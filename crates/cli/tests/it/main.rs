@@ -21,6 +21,7 @@ mod mount_options;
 mod mounts;
 mod output;
 mod overwrite;
+mod salvage;
 mod scrub;
 mod set_id;
 mod trim;

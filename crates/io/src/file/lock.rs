@@ -113,6 +113,16 @@ impl FileLock {
         Self { fd, created: false }
     }
 
+    /// Returns a number that identifies the locked file or device node on this host until the next
+    /// boot.
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub fn identity(&self) -> io::Result<u128> {
+        let FileIdentity { device: (major, minor), inode } = FileIdentity::of(&self.fd)?;
+        Ok(u128::from(major) << 96 | u128::from(minor) << 64 | u128::from(inode))
+    }
+
     /// Returns whether the open that took this lock created the file.
     pub fn created(&self) -> bool {
         self.created

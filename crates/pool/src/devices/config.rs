@@ -231,7 +231,7 @@ fn place_device(devices: &mut [Option<DeviceConfig>], node: &NodePhys) -> Result
 }
 
 /// Stores a text, truncated at a character boundary and zero-padded.
-fn put_text(to: &mut [u8], text: &str) {
+pub(super) fn put_text(to: &mut [u8], text: &str) {
     let mut len = text.len().min(to.len());
     while !text.is_char_boundary(len) {
         len -= 1;

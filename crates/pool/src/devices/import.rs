@@ -8,6 +8,7 @@
 use forebay_base::rng::SmallRng;
 
 use super::config::{Config, DeviceConfig, Label, check_name, new_guid};
+use super::heartbeat::{self, Heartbeat, Pause};
 use super::label::{self, Uberblock};
 use super::{Devices, Member, too_small, usable_bytes};
 use crate::block_cache::BlockCache;
@@ -28,14 +29,24 @@ pub(crate) struct CreateOptions {
     pub(crate) seed: u64,
     /// Whether to overwrite devices that hold a pool.
     pub(crate) force: bool,
+    /// Milliseconds between heartbeats; 0 for none.
+    pub(crate) heartbeat_ms: u32,
 }
 
 /// Options for importing a pool.
-#[derive(Clone, Debug)]
-pub(crate) struct ImportOptions {
+#[derive(Clone)]
+pub(crate) struct ImportOptions<'a> {
     pub(crate) host: HostId,
     /// Whether to import a pool that another host may have imported.
     pub(crate) force: bool,
+    /// Whether the pool will only be read: devices may be missing, and the host is not checked.
+    pub(crate) read_only: bool,
+    /// Milliseconds between heartbeats; 0 for none.
+    pub(crate) heartbeat_ms: u32,
+    /// A random number, new for each import.
+    pub(crate) session: u64,
+    /// Waits between two looks at the heartbeat of another host.
+    pub(crate) pause: Pause<'a>,
 }
 
 /// The devices of a pool, and the content of their labels.
@@ -45,6 +56,10 @@ pub(crate) struct Imported {
     pub(crate) devices: Devices,
     /// Newest first; empty for a new pool.
     pub(crate) uberblocks: Vec<Uberblock>,
+    /// What is missing, a sentence each.
+    pub(crate) notes: Vec<String>,
+    /// The first heartbeat, if another host may open the devices.
+    pub(crate) claim: Option<Heartbeat>,
 }
 
 /// Writes the labels of a new pool to these devices, numbered in the given order. The pool is
@@ -65,6 +80,8 @@ pub(crate) fn create(
     }
     let mut rng = SmallRng::from_seed(options.seed);
     let pool_guid = new_guid(&mut rng);
+    let session = rng.next_u64();
+    let own = own_heartbeat(&opened[0], &options.host, options.heartbeat_ms, session);
     let mut members = Vec::with_capacity(opened.len());
     let mut sector_bytes = 512;
     for (number, opened) in opened.into_iter().enumerate() {
@@ -86,8 +103,12 @@ pub(crate) fn create(
         devices: members.iter().map(device_config).collect(),
     };
     label::format(&members.iter().collect::<Vec<_>>(), &config, memory)?;
+    if let Some(own) = &own {
+        heartbeat::write(&**members[0].device(), pool_guid, own, memory)?;
+    }
     let devices = Devices::new(members, u64::from(sector_bytes))?;
-    Ok(Imported { config, devices, uberblocks: Vec::new() })
+    let (uberblocks, notes) = (Vec::new(), Vec::new());
+    Ok(Imported { config, devices, uberblocks, notes, claim: own })
 }
 
 fn device_config(member: &Member) -> DeviceConfig {
@@ -175,8 +196,25 @@ pub(crate) fn add(
     Ok(count as u16)
 }
 
+/// The first heartbeat of this process; `None` if no other host can open the device.
+fn own_heartbeat(
+    device: &Opened,
+    host: &HostId,
+    interval_ms: u32,
+    session: u64,
+) -> Option<Heartbeat> {
+    device.shared.then(|| Heartbeat {
+        session,
+        sequence: 1,
+        interval_ms,
+        host: host.clone(),
+        owner: device.owner(),
+    })
+}
+
 /// Identifies the pool of these devices, and checks that it is complete and that this host may
-/// import it. Writes nothing; the caller marks the pool active with [`label::update_config`].
+/// import it. Writes only a claim, if other hosts may open the devices; the caller marks the pool
+/// active with [`label::update_config`].
 ///
 /// # Errors
 /// [`ErrorKind::NotAPool`] if the devices hold no pool, an incomplete one, or several;
@@ -185,19 +223,14 @@ pub(crate) fn add(
 /// [`ErrorKind::NoMemory`].
 pub(crate) fn import(
     opened: Vec<Opened>,
-    options: &ImportOptions,
+    options: &ImportOptions<'_>,
     memory: &BlockCache,
 ) -> Result<Imported> {
-    let mut labelled = Vec::with_capacity(opened.len());
-    for one in opened {
-        let Some(label) = label::read(&*one.device, memory)? else {
-            let text = format!("{}: holds no pool", one.device.info().name);
-            return Err(Error::new(ErrorKind::NotAPool, text));
-        };
-        labelled.push((one, label));
-    }
+    let mut notes = Vec::new();
+    let mut labelled = read_labels(opened, options, &mut notes, memory)?;
     let mut config = newest_config(&labelled)?;
     check_host(&config, options)?;
+    let claim = claim(&mut labelled, &mut config, options, memory)?;
     let sized: Vec<_> = labelled
         .iter()
         .map(|(one, _)| (&*one.device, size_of_device(one, &labelled, &config)))
@@ -219,9 +252,71 @@ pub(crate) fn import(
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     config.devices.truncate(count);
-    let members = select(labelled, &config)?;
+    let members = select(labelled, &config, options.read_only, &mut notes)?;
     let devices = Devices::new(members, u64::from(config.sector_bytes))?;
-    Ok(Imported { config, devices, uberblocks })
+    Ok(Imported { config, devices, uberblocks, notes, claim })
+}
+
+/// Claims the pool, if it will be written and other hosts may open device 0. If that took time,
+/// reads the labels again.
+fn claim(
+    labelled: &mut [(Opened, Label)],
+    config: &mut Config,
+    options: &ImportOptions<'_>,
+    memory: &BlockCache,
+) -> Result<Option<Heartbeat>> {
+    let guid_of = |label: &Label| label.config.devices[usize::from(label.number)].guid;
+    let has = |guid| labelled.iter().any(|(_, label)| guid_of(label) == guid);
+    let is_complete = config.devices.iter().all(|device| has(device.guid));
+    let first = labelled.iter().find(|(_, label)| guid_of(label) == config.devices[0].guid);
+    let Some((first, _)) = first.filter(|_| is_complete && !options.read_only) else {
+        // The selection of the devices fails.
+        return Ok(None);
+    };
+    let own = own_heartbeat(first, &options.host, options.heartbeat_ms, options.session);
+    let Some(own) = own else { return Ok(None) };
+    if !heartbeat::claim(&*first.device, config, &own, options.pause, memory)? {
+        return Ok(Some(own));
+    }
+    for (one, label) in labelled.iter_mut() {
+        if let Some(newest) = label::read(&*one.device, memory)? {
+            *label = newest;
+        }
+    }
+    *config = newest_config(labelled)?;
+    Ok(Some(own))
+}
+
+/// Reads the labels. Leaves out devices without a label if the pool will only be read and another
+/// device has one.
+fn read_labels(
+    opened: Vec<Opened>,
+    options: &ImportOptions<'_>,
+    notes: &mut Vec<String>,
+    memory: &BlockCache,
+) -> Result<Vec<(Opened, Label)>> {
+    let mut labelled = Vec::with_capacity(opened.len());
+    let mut first = None;
+    for one in opened {
+        let name = one.device.info().name.clone();
+        let error = match label::read(&*one.device, memory) {
+            Ok(Some(label)) => {
+                labelled.push((one, label));
+                continue;
+            }
+            Ok(None) => Error::new(ErrorKind::NotAPool, format!("{name}: holds no pool")),
+            Err(error) => error,
+        };
+        if !options.read_only {
+            return Err(error);
+        }
+        notes.push(format!("{name} is not used: {error}"));
+        first.get_or_insert(error);
+    }
+    match first {
+        Some(error) if labelled.is_empty() => Err(error),
+        _ => Ok(labelled),
+    }
 }
 
 /// Returns the configuration of the newest label. Fails if the labels belong to several pools.
@@ -250,9 +345,9 @@ pub(crate) fn newest_config(labelled: &[(Opened, Label)]) -> Result<Config> {
     Ok(newest.unwrap_or(label).config.clone())
 }
 
-fn check_host(config: &Config, options: &ImportOptions) -> Result<()> {
+fn check_host(config: &Config, options: &ImportOptions<'_>) -> Result<()> {
     let Config { pool_name, host, active, .. } = config;
-    if !active || host.id == options.host.id || options.force {
+    if !active || host.id == options.host.id || options.force || options.read_only {
         return Ok(());
     }
     let text = format!(
@@ -273,8 +368,14 @@ fn size_of_device(one: &Opened, labelled: &[(Opened, Label)], config: &Config) -
     known.map_or(has_bytes, |device| device.size_bytes.min(has_bytes))
 }
 
-/// Selects the members among the opened devices, ordered by number.
-fn select(labelled: Vec<(Opened, Label)>, config: &Config) -> Result<Vec<Member>> {
+/// Selects the members among the opened devices, ordered by number. If they are only read, some may
+/// be missing or too short.
+fn select(
+    labelled: Vec<(Opened, Label)>,
+    config: &Config,
+    read_only: bool,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Member>> {
     let pool = &config.pool_name;
     let mut slots: Vec<Option<Opened>> = config.devices.iter().map(|_| None).collect();
     let mut skipped = Vec::new();
@@ -296,6 +397,27 @@ fn select(labelled: Vec<(Opened, Label)>, config: &Config) -> Result<Vec<Member>
             }
         }
     }
+    if !read_only {
+        check_complete(&slots, config, skipped)?;
+    }
+    let mut members = Vec::with_capacity(slots.len());
+    for (number, (slot, device)) in slots.into_iter().zip(&config.devices).enumerate() {
+        let of = (number as u16, device.guid);
+        let Some(one) = slot else {
+            notes.push(format!(
+                "device {number} (guid {:#x}) is missing: blocks without a copy on another device cannot be read",
+                device.guid
+            ));
+            members.push(Member::missing(of, device.size_bytes)?);
+            continue;
+        };
+        members.push(member(one, (of, device.size_bytes), pool, read_only, notes)?);
+    }
+    Ok(members)
+}
+
+/// Fails if a device is missing.
+fn check_complete(slots: &[Option<Opened>], config: &Config, skipped: Vec<String>) -> Result<()> {
     let missing: Vec<String> = slots
         .iter()
         .zip(&config.devices)
@@ -303,24 +425,34 @@ fn select(labelled: Vec<(Opened, Label)>, config: &Config) -> Result<Vec<Member>
         .filter(|(_, (slot, _))| slot.is_none())
         .map(|(number, (_, device))| format!("device {number} (guid {:#x})", device.guid))
         .collect();
-    if !missing.is_empty() {
-        let found = slots.iter().flatten().map(|one| one.device.info().name.to_string());
-        let found: Vec<_> = found.chain(skipped).collect();
-        let (missing, found) = (missing.join(", "), found.join(", "));
-        let text = format!("pool {pool:?}: {missing} missing; found: {found}");
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let found = slots.iter().flatten().map(|one| one.device.info().name.to_string());
+    let found: Vec<_> = found.chain(skipped).collect();
+    let (pool, missing, found) = (&config.pool_name, missing.join(", "), found.join(", "));
+    let text = format!("pool {pool:?}: {missing} missing; found: {found}");
+    Err(Error::new(ErrorKind::NotAPool, text))
+}
+
+fn member(
+    one: Opened,
+    (of, size_bytes): ((u16, u64), u64),
+    pool: &str,
+    read_only: bool,
+    notes: &mut Vec<String>,
+) -> Result<Member> {
+    let info = one.device.info();
+    if size_bytes <= info.size_bytes {
+        return Member::new(of.0, of.1, size_bytes, one);
+    }
+    let (name, has, number) = (&info.name, info.size_bytes, of.0);
+    let text = format!(
+        "{name}: has {has} bytes; device {number} of {pool:?} had {size_bytes}: it was truncated"
+    );
+    if !read_only {
         return Err(Error::new(ErrorKind::NotAPool, text));
     }
-    let known = config.devices.iter().enumerate();
-    let members = slots.into_iter().flatten().zip(known).map(|(one, (number, device))| {
-        let info = one.device.info();
-        if device.size_bytes > info.size_bytes {
-            let (name, has, had) = (&info.name, info.size_bytes, device.size_bytes);
-            let text = format!(
-                "{name}: has {has} bytes; device {number} of {pool:?} had {had}: it was truncated"
-            );
-            return Err(Error::new(ErrorKind::NotAPool, text));
-        }
-        Member::new(number as u16, device.guid, device.size_bytes, one)
-    });
-    members.collect()
+    notes.push(format!("{text}; blocks without a copy elsewhere cannot be read"));
+    Ok(Member::to_read(of, size_bytes, one))
 }

@@ -30,11 +30,13 @@ use crate::format::label::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Uberblock {
     pub(crate) txg: u64,
-    /// Wall-clock time of the write in nanoseconds, for information.
+    /// Wall-clock time of the write in nanoseconds since 1970, for information.
     pub(crate) time_ns: u64,
     pub(crate) root: BlockPtrPhys,
     /// Number of devices of the pool.
     pub(crate) device_count: u16,
+    /// The txg that this one follows; 0 for the first.
+    pub(crate) previous_txg: u64,
 }
 
 fn back_of(size_bytes: u64) -> u64 {
@@ -77,7 +79,9 @@ fn write_configs(
     for member in members {
         let mut buffer = memory.alloc(SLOT_BYTES)?;
         buffer.copy_from_slice(config.encode(member.number()).as_bytes());
-        let offset = if at_back { back_of(member.size_bytes()) } else { 0 };
+        // While a device is being extended, its labels state the new size before the pool uses it.
+        let size_bytes = config.devices[usize::from(member.number())].size_bytes;
+        let offset = if at_back { back_of(size_bytes) } else { 0 };
         let request = Request::write(offset, buffer).with_priority(Priority::SyncWrite);
         requests.push((&**member.device(), request));
     }
@@ -144,12 +148,12 @@ pub(crate) fn update_config(
     Ok(())
 }
 
-/// Extends a device that has grown: clears the position of its new back label and updates the
-/// configuration. Returns the new size; the same if it has not grown.
+/// Extends a device that has grown: writes its new back label and the configuration, durably, and
+/// only then permits blocks past the old end. Returns the new size; the same if it has not grown.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] if there is no such device; [`ErrorKind::Device`];
-/// [`ErrorKind::NoMemory`].
+/// [`ErrorKind::Invalid`] if there is no such device; [`ErrorKind::Device`], after which the pool
+/// uses the device as before, whatever its labels state; [`ErrorKind::NoMemory`].
 pub(crate) fn expand(
     devices: &Devices,
     number: u16,
@@ -162,13 +166,29 @@ pub(crate) fn expand(
     if size_bytes <= member.size_bytes() {
         return Ok(member.size_bytes());
     }
-    // The new position may hold a stale label.
+    // The new position may hold a stale label. Blocks will overwrite the old back label with its
+    // ring.
     clear(member, back_of(size_bytes), memory)?;
+    copy_ring(member, back_of(size_bytes), memory)?;
     flush(&[member])?;
-    let size_bytes = devices.expand(number)?;
-    config.devices[usize::from(number)].size_bytes = size_bytes;
-    update_config(devices, config, memory)?;
+    let mut grown = config.clone();
+    grown.devices[usize::from(number)].size_bytes = size_bytes;
+    let updated = update_config(devices, &mut grown, memory);
+    // Some labels may have this generation, even after a failure.
+    config.generation = grown.generation;
+    updated?;
+    *config = grown;
+    devices.expand(number, size_bytes);
     Ok(size_bytes)
+}
+
+/// Copies the uberblocks of the front label to another label. A slot that is written meanwhile may
+/// be torn in the copy, and is invalid then.
+fn copy_ring(member: &Member, to: u64, memory: &BlockCache) -> Result<()> {
+    let bytes = RING_SLOTS as usize * SLOT_BYTES;
+    let ring = read_at(&**member.device(), RING_OFFSET, bytes, memory)?;
+    let request = Request::write(to + RING_OFFSET, ring).with_priority(Priority::SyncWrite);
+    Ok(member.device().run(request).result?)
 }
 
 /// Returns the newest valid label of a device, front or back; `None` if there is none.
@@ -208,7 +228,12 @@ fn read_one(device: &dyn Device, offset: u64, memory: &BlockCache) -> Result<Opt
     }
 }
 
-fn read_at(device: &dyn Device, offset: u64, len: usize, memory: &BlockCache) -> Result<Buffer> {
+pub(super) fn read_at(
+    device: &dyn Device,
+    offset: u64,
+    len: usize,
+    memory: &BlockCache,
+) -> Result<Buffer> {
     let request = Request::read(offset, memory.alloc(len)?);
     Ok(device.run(request).into_buffer()?)
 }
@@ -230,6 +255,7 @@ pub(crate) fn write_uberblock(
     phys.txg = U64::new(uberblock.txg);
     phys.time_ns = U64::new(uberblock.time_ns);
     phys.root = uberblock.root;
+    phys.previous_txg = U64::new(uberblock.previous_txg);
     phys.seal();
     let slot = RING_OFFSET + uberblock.txg % RING_SLOTS * SLOT_BYTES as u64;
     let members: Vec<&Member> = devices.iter().collect();
@@ -288,7 +314,8 @@ fn read_ring(ring: &[u8], pool_guid: u64, name: &str, found: &mut Vec<Uberblock>
         }
         let Ok(device_count) = u16::try_from(phys.device_count.get()) else { continue };
         let (txg, time_ns) = (phys.txg.get(), phys.time_ns.get());
-        let uberblock = Uberblock { txg, time_ns, root: phys.root, device_count };
+        let (root, previous_txg) = (phys.root, phys.previous_txg.get());
+        let uberblock = Uberblock { txg, time_ns, root, device_count, previous_txg };
         if !found.contains(&uberblock) {
             found.push(uberblock);
         }

@@ -3,6 +3,7 @@
 //! * [`Devices`]: the devices by number; reads, writes, flushes, address checks.
 //! * [`config`]: the configuration that a label stores.
 //! * [`label`]: reads and writes labels and uberblocks.
+//! * [`heartbeat`]: keeps two hosts from using a pool at once.
 //! * [`import`]: turns opened devices into the devices of a pool, and checks that the pool is
 //!   complete and that this host may import it.
 //! * [`open`](crate::open): opens files and block devices by path and locks them.
@@ -10,7 +11,7 @@
 //! # Invariants
 //!
 //! - Requests stay within a device's usable span, which lies between its labels. Only [`label`]
-//!   accesses the rest.
+//!   and [`heartbeat`] access the rest.
 //! - A device's number never changes, and devices are never removed. So a slot never changes once
 //!   it is filled, and reading it takes no lock.
 //!
@@ -25,6 +26,7 @@
 //! requests.
 
 pub(crate) mod config;
+pub(crate) mod heartbeat;
 pub(crate) mod import;
 pub(crate) mod label;
 #[cfg(all(test, not(forebay_model)))]
@@ -36,7 +38,10 @@ use std::ptr;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Mutex};
-use forebay_io::{Completion, Device, Pending, Priority, RaiseHandle, Request, Roots, StableBytes};
+use forebay_io::{
+    Completion, Device, MemoryDevice, MemoryOptions, Pending, Priority, RaiseHandle, Request,
+    Roots, StableBytes,
+};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
@@ -63,13 +68,15 @@ pub(crate) struct Member {
     size_bytes: AtomicU64,
     /// Held until the pool is closed.
     lock: Mutex<Option<Locks>>,
+    /// Whether the device is not there: no block of it can be read.
+    missing: bool,
 }
 
 impl Member {
     /// # Errors
     /// [`ErrorKind::Invalid`] if the device is too small, or its sectors too large for labels.
     fn new(number: u16, guid: u64, size_bytes: u64, opened: Opened) -> Result<Self> {
-        let Opened { device, lock } = opened;
+        let Opened { device, lock, .. } = opened;
         let info = device.info();
         if size_bytes < MIN_DEVICE_BYTES || size_bytes > info.size_bytes {
             return Err(too_small(&info.name, info.size_bytes, size_bytes.max(MIN_DEVICE_BYTES)));
@@ -77,20 +84,41 @@ impl Member {
         let roots = Roots::new(Arc::clone(&device), 0);
         let size_bytes = AtomicU64::new(size_bytes);
         let lock = Mutex::named("pool-device-lock", lock);
-        Ok(Self { number, guid, device, roots, size_bytes, lock })
+        Ok(Self { number, guid, device, roots, size_bytes, lock, missing: false })
     }
 
-    /// Creates a member for inspection. The device may be shorter than `size_bytes`; the missing
+    /// Creates a member that is only read. The device may be shorter than `size_bytes`; the missing
     /// part cannot be read.
-    pub(crate) fn for_inspection(
+    pub(crate) fn to_read(
         (number, guid): (u16, u64),
         size_bytes: u64,
-        device: Arc<dyn Device>,
+        Opened { device, lock, .. }: Opened,
     ) -> Self {
         let roots = Roots::new(Arc::clone(&device), 0);
         let size_bytes = AtomicU64::new(size_bytes);
-        let lock = Mutex::named("pool-device-lock", None);
-        Self { number, guid, device, roots, size_bytes, lock }
+        let lock = Mutex::named("pool-device-lock", lock);
+        Self { number, guid, device, roots, size_bytes, lock, missing: false }
+    }
+
+    /// Creates a member without its device, for a pool that is only read.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoMemory`].
+    pub(crate) fn missing((number, guid): (u16, u64), size_bytes: u64) -> Result<Self> {
+        let options =
+            MemoryOptions { submission_queues: 1, sector_bytes: 512, ..MemoryOptions::default() };
+        let name = format!("device {number}, which is missing");
+        let device = MemoryDevice::new(&name, 512, &options).map_err(|error| {
+            Error::new(ErrorKind::NoMemory, format!("{name}: {error}")).because(error)
+        })?;
+        let device: Arc<dyn Device> = Arc::new(device);
+        let member = Self::to_read((number, guid), size_bytes, device.into());
+        Ok(Self { missing: true, ..member })
+    }
+
+    /// Whether the device is not there.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.missing
     }
 
     /// The device's number in the pool.
@@ -246,7 +274,7 @@ impl Devices {
     }
 
     /// Returns the device of `dva`. Checks that `len` bytes from there are whole sectors within its
-    /// span.
+    /// span, and that the device is there.
     fn place(&self, dva: Dva, len: u64) -> Result<&Member> {
         let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
         let Some(member) = self.get(dva.device) else {
@@ -265,10 +293,14 @@ impl Devices {
         if !dva.offset.is_multiple_of(sector) || !len.is_multiple_of(sector) {
             return corrupt(format!("{len} bytes at {dva}: not whole sectors of {sector} bytes"));
         }
+        if member.missing {
+            let text = format!("{len} bytes at {dva}: device {} is missing", member.number);
+            return Err(Error::new(ErrorKind::Device, text));
+        }
         Ok(member)
     }
 
-    /// Whether `len` bytes at `dva` are a valid block address.
+    /// Whether `len` bytes at `dva` are a valid block address on a device that is there.
     pub(crate) fn holds(&self, dva: Dva, len: u64) -> bool {
         self.place(dva, len).is_ok()
     }
@@ -397,18 +429,12 @@ impl Devices {
         }
     }
 
-    /// Extends the usable span of a device that has grown to its end. [`label::update_config`] must
-    /// rewrite its labels before a block is placed there. Returns the new size; the same if it has
-    /// not grown.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Invalid`] if there is no such device.
-    pub(crate) fn expand(&self, number: u16) -> Result<u64> {
-        let none = || Error::new(ErrorKind::Invalid, format!("the pool has no device {number}"));
-        let member = self.get(number).ok_or_else(none)?;
-        let size_bytes = usable_bytes(&*member.device);
-        member.size_bytes.fetch_max(size_bytes, Ordering::AcqRel);
-        Ok(member.size_bytes())
+    /// Extends the usable span of a device that has grown. Its labels must state the new size,
+    /// durably: from now on blocks may be placed there.
+    pub(crate) fn expand(&self, number: u16, size_bytes: u64) {
+        if let Some(member) = self.get(number) {
+            member.size_bytes.fetch_max(size_bytes, Ordering::AcqRel);
+        }
     }
 
     /// Rejects new requests, waits for accepted ones, and releases the file locks, even if the set

@@ -44,13 +44,31 @@ fn host(id: u64) -> HostId {
 }
 
 fn options(seed: u64) -> CreateOptions {
-    CreateOptions { name: "tank".to_owned(), host: host(1), seed, force: false }
+    CreateOptions { name: "tank".to_owned(), host: host(1), seed, force: false, heartbeat_ms: 0 }
+}
+
+fn import_options() -> ImportOptions<'static> {
+    let pause = &|_| panic!("it watches");
+    ImportOptions {
+        host: host(1),
+        force: false,
+        read_only: false,
+        heartbeat_ms: 0,
+        session: 1,
+        pause,
+    }
 }
 
 fn uberblock(txg: u64, device_count: usize) -> Uberblock {
     let copies = [DvaPhys::new(Dva { device: 0, offset: txg * 512 }), DvaPhys::NONE];
     let root = BlockPtrPhys { copies, birth_txg: U64::new(txg), ..BlockPtrPhys::HOLE };
-    Uberblock { txg, time_ns: txg * 7, root, device_count: device_count as u16 }
+    Uberblock {
+        txg,
+        time_ns: txg * 7,
+        root,
+        device_count: device_count as u16,
+        previous_txg: txg - 1,
+    }
 }
 
 fn commit(pool: &Imported, txg: u64, memory: &BlockCache) {
@@ -70,7 +88,11 @@ fn import_as(
     id: u64,
     memory: &BlockCache,
 ) -> Result<Imported, Error> {
-    import(opened(memory_devices), &ImportOptions { host: host(id), force: false }, memory)
+    import(
+        opened(memory_devices),
+        &ImportOptions { host: host(id), force: false, read_only: false, ..import_options() },
+        memory,
+    )
 }
 
 fn refused(memory_devices: &[Arc<MemoryDevice>], memory: &BlockCache) -> (ErrorKind, String) {
@@ -147,8 +169,12 @@ fn another_hosts_pool_is_in_use_unless_forced_or_exported() {
     let error = import_as(&memory_devices, 2, &memory).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse);
     assert!(error.to_string().contains("host1"), "{error}");
-    import(opened(&memory_devices), &ImportOptions { host: host(2), force: true }, &memory)
-        .unwrap();
+    import(
+        opened(&memory_devices),
+        &ImportOptions { host: host(2), force: true, read_only: false, ..import_options() },
+        &memory,
+    )
+    .unwrap();
     made.config.active = false;
     label::update_config(&made.devices, &mut made.config, &memory).unwrap();
     import_as(&memory_devices, 2, &memory).unwrap();
@@ -520,7 +546,12 @@ fn a_file_is_one_process_at_a_time() {
     commit(&made, 1, &memory);
     made.devices.close();
     let found = vec![open_path(&path, &options).unwrap()];
-    import(found, &ImportOptions { host: host(1), force: false }, &memory).unwrap();
+    import(
+        found,
+        &ImportOptions { host: host(1), force: false, read_only: false, ..import_options() },
+        &memory,
+    )
+    .unwrap();
     let short = folder.path().join("short");
     std::fs::write(&short, [0; 4096]).unwrap();
     assert_eq!(open_path(&short, &options).map(drop).unwrap_err().kind(), ErrorKind::Invalid);

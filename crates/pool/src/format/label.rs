@@ -13,6 +13,8 @@ use super::block::BlockPtrPhys;
 pub const LABEL_BYTES: u64 = 256 << 10;
 /// Size of the configuration block and of an uberblock slot.
 pub const SLOT_BYTES: usize = 4096;
+/// Offset of the heartbeat in the front label of device 0. It has physical sectors of its own.
+pub const HEARTBEAT_OFFSET: u64 = 64 << 10;
 /// Offset of the uberblock ring in a label.
 pub const RING_OFFSET: u64 = 128 << 10;
 /// Number of ring slots. The uberblock of a txg lies in slot `txg % RING_SLOTS`.
@@ -31,9 +33,11 @@ pub const FEATURE_BYTES: usize = 32;
 /// nodes between them.
 pub const MAX_NODES: usize = 80;
 /// The only version that this code writes and reads.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// First bytes of a configuration block: "forebay" and the byte 1.
 pub const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"forebay\x01");
+/// First bytes of a heartbeat: "forebeat".
+pub const HEARTBEAT_MAGIC: u64 = u64::from_le_bytes(*b"forebeat");
 /// First bytes of an uberblock: "foreuber".
 pub const UBERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"foreuber");
 /// Parent of the root node.
@@ -144,17 +148,73 @@ pub struct UberblockPhys {
     pub pool_guid: U64,
     /// The txg.
     pub txg: U64,
-    /// Time of the write, by the clock of the writer; for information.
+    /// Time of the write in nanoseconds since 1970, by the clock of the writer; for information.
     pub time_ns: U64,
     /// The root block.
     pub root: BlockPtrPhys,
+    /// The txg that this one follows: older than the one before, after an import that went back. 0
+    /// for the first.
+    pub previous_txg: U64,
     /// Zeros.
-    pub reserved: [u8; 3976],
+    pub reserved: [u8; 3968],
     /// XXH3, 128 bits, of all bytes before it.
     pub checksum: [u8; 16],
 }
 
 const _: () = assert!(size_of::<UberblockPhys>() == SLOT_BYTES);
+
+/// The heartbeat of the process that has the pool imported.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct HeartbeatPhys {
+    /// [`HEARTBEAT_MAGIC`].
+    pub magic: U64,
+    /// Milliseconds between two heartbeats; 0 if they are off, and only the import wrote this.
+    pub interval_ms: U32,
+    /// Zeros.
+    pub reserved_0: U32,
+    /// The GUID of the pool.
+    pub pool_guid: U64,
+    /// Random, new at each import.
+    pub session: U64,
+    /// Incremented with each heartbeat.
+    pub sequence: U64,
+    /// The host, for messages; 0 if unknown.
+    pub host_id: U64,
+    /// Hash of the boot id of the host's kernel; 0 if unknown.
+    pub boot: U64,
+    /// Hash of the file or block device that the process has locked; 0 if none.
+    pub lock: U64,
+    /// Name of the host, for messages.
+    pub host_name: [u8; NAME_BYTES],
+    /// Zeros.
+    pub reserved: [u8; 3952],
+    /// XXH3, 128 bits, of all bytes before it.
+    pub checksum: [u8; 16],
+}
+
+const _: () = assert!(size_of::<HeartbeatPhys>() == SLOT_BYTES);
+const _: () = assert!(HEARTBEAT_OFFSET + SLOT_BYTES as u64 <= RING_OFFSET);
+
+impl HeartbeatPhys {
+    /// All zeros except the magic.
+    pub fn empty() -> Self {
+        let zeros = [0_u8; SLOT_BYTES];
+        let mut heartbeat: Self = zerocopy::transmute!(zeros);
+        heartbeat.magic = U64::new(HEARTBEAT_MAGIC);
+        heartbeat
+    }
+
+    /// Sets the checksum.
+    pub fn seal(&mut self) {
+        self.checksum = slot_checksum(self.as_bytes());
+    }
+
+    /// Whether magic and checksum are correct.
+    pub fn is_sound(&self) -> bool {
+        self.magic.get() == HEARTBEAT_MAGIC && self.checksum == slot_checksum(self.as_bytes())
+    }
+}
 
 /// Checksum of a slot: of all bytes before the checksum field.
 fn slot_checksum(slot: &[u8]) -> [u8; 16] {

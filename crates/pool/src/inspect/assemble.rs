@@ -6,7 +6,7 @@
 //! devices are numbered in the given order, and the uberblocks supply the rest.
 
 use forebay_base::sync::Arc;
-use forebay_io::{Device, MemoryDevice, MemoryOptions};
+use forebay_io::Device;
 use zerocopy::FromBytes;
 
 use super::Inspector;
@@ -155,30 +155,17 @@ fn build_devices(
     notices: &mut Vec<String>,
 ) -> Result<Devices> {
     let members = wanted.into_iter().enumerate().map(|(number, one)| {
-        let device = match one.device {
-            Some(device) => device,
-            None => {
-                notices.push(format!("device {number} ({:016x}) is missing", one.guid));
-                missing_device(number)?
-            }
+        let of = (number as u16, one.guid);
+        let Some(device) = one.device else {
+            notices.push(format!("device {number} ({:016x}) is missing", one.guid));
+            return Member::missing(of, one.size_bytes);
         };
         let info = device.info();
         if info.size_bytes < one.size_bytes {
             let (name, has, had) = (&info.name, info.size_bytes, one.size_bytes);
             notices.push(format!("{name}: has {has} bytes, and had {had}: it was cut short"));
         }
-        Ok(Member::for_inspection((number as u16, one.guid), one.size_bytes, device))
+        Ok(Member::to_read(of, one.size_bytes, device.into()))
     });
     Devices::new(members.collect::<Result<_>>()?, sector_bytes)
-}
-
-/// Returns a device without any block.
-fn missing_device(number: usize) -> Result<Arc<dyn Device>> {
-    let options =
-        MemoryOptions { submission_queues: 1, sector_bytes: 512, ..MemoryOptions::default() };
-    let name = format!("device {number}, which is missing");
-    match MemoryDevice::new(&name, 512, &options) {
-        Ok(device) => Ok(Arc::new(device)),
-        Err(error) => Err(Error::new(ErrorKind::NoMemory, format!("{name}: {error}"))),
-    }
 }

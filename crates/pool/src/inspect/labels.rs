@@ -134,7 +134,9 @@ pub struct UnsoundSlotInfo {
 pub struct UberblockInfo {
     /// Its txg.
     pub txg: u64,
-    /// Time of the write in nanoseconds, by the clock of the process that had the pool imported.
+    /// The txg that it follows; 0 for the first.
+    pub previous_txg: u64,
+    /// Time of the write in nanoseconds since 1970, by the clock of its host.
     pub time_ns: u64,
     /// The GUID of the pool.
     #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::guid"))]
@@ -237,6 +239,7 @@ impl UberblockInfo {
     fn of(phys: &UberblockPhys) -> Self {
         Self {
             txg: phys.txg.get(),
+            previous_txg: phys.previous_txg.get(),
             time_ns: phys.time_ns.get(),
             pool_guid: phys.pool_guid.get(),
             device_count: phys.device_count.get(),
@@ -423,8 +426,8 @@ impl fmt::Display for UberblocksInfo {
             };
             writeln!(
                 f,
-                "txg {}: in {} of {} rings, written at {seconds:.3} s of its writer's clock, {} devices",
-                one.txg, one.rings, self.rings, one.device_count
+                "txg {} after {}: in {} of {} rings, written {seconds:.3} s after 1970, {} devices",
+                one.txg, one.previous_txg, one.rings, self.rings, one.device_count
             )?;
             writeln!(f, "    {}", one.root)?;
             writeln!(f, "    {root}")?;

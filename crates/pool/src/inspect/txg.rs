@@ -127,8 +127,7 @@ pub struct DatasetInfo {
 pub struct TxgInfo {
     /// Its number.
     pub txg: u64,
-    /// Time of its uberblock in nanoseconds, by the clock of the process that had the pool
-    /// imported.
+    /// Time of its uberblock in nanoseconds since 1970, by the clock of its host.
     pub time_ns: u64,
     /// Its root block.
     pub root: BlockPtrInfo,
@@ -168,6 +167,10 @@ impl Inspector {
 impl TxgInfo {
     fn of(view: &TxgView) -> Self {
         let mut damage = Damage::default();
+        view.unreadable.iter().for_each(|problem| damage.note(problem));
+        if let Err(error) = view.check_space_maps() {
+            damage.note(error);
+        }
         let names = view.dataset_names(&mut damage).unwrap_or_else(|error| {
             damage.note(error);
             Vec::new()
@@ -175,7 +178,12 @@ impl TxgInfo {
         let mut datasets = Vec::with_capacity(names.len());
         for (name, number) in names {
             match view.dataset_at(&name, number) {
-                Ok(phys) => datasets.push(DatasetInfo::of(name, number, &phys)),
+                Ok(phys) => {
+                    if let Err(error) = view.check_objset(&name, &phys.objset) {
+                        damage.note(error);
+                    }
+                    datasets.push(DatasetInfo::of(name, number, &phys));
+                }
                 Err(error) => damage.note(error),
             }
         }
@@ -315,12 +323,7 @@ impl fmt::Display for DatasetInfo {
 
 impl fmt::Display for TxgInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "txg {}, written at {:.3} s of its writer's clock",
-            self.txg,
-            self.time_ns as f64 / 1e9
-        )?;
+        writeln!(f, "txg {}, written {:.3} s after 1970", self.txg, self.time_ns as f64 / 1e9)?;
         writeln!(f, "    root block: {}", self.root)?;
         writeln!(f, "space:")?;
         let space = &self.space;

@@ -9,6 +9,7 @@ use zerocopy::FromBytes;
 use super::assemble::AssembledPool;
 use super::pointer::BlockPtrInfo;
 use super::{Damage, Inspected, Inspector, ObjsetName};
+use crate::devices::DeviceSpan;
 use crate::devices::label::Uberblock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
@@ -18,6 +19,7 @@ use crate::object::DataFields;
 use crate::object::tree::{self, Tree};
 use crate::objset::{dnode_at, dnode_tree};
 use crate::pool::{open_owner, read_root};
+use crate::space::Space;
 use crate::store::Store;
 use crate::wait::Wait;
 use crate::zap::inspect::{InlineInfo, leaf_entries};
@@ -38,6 +40,10 @@ pub(super) struct TxgView {
     pub(super) store: Store,
     pub(super) root: RootPhys,
     pub(super) uberblock: Uberblock,
+    /// The ranges of the devices that hold blocks.
+    pub(super) spans: Vec<DeviceSpan>,
+    /// Why newer txgs are not shown.
+    pub(super) unreadable: Vec<String>,
     notices: Vec<String>,
     /// The newest txg found.
     newest: u64,
@@ -72,7 +78,8 @@ impl Inspector {
                 again += 1;
                 continue;
             }
-            let TxgView { mut notices, uberblock, newest, .. } = view;
+            let TxgView { mut notices, uberblock, newest, unreadable, .. } = view;
+            notices.extend(unreadable);
             if again > 0 {
                 notices.push(format!(
                     "the pool is in use: space of the first view was reused; repeated {again} times"
@@ -132,16 +139,26 @@ impl Inspector {
             Some(txg) => uberblocks.iter().filter(|one| one.txg == txg).collect(),
             None => uberblocks.iter().take(ROOTS_TRIED).collect(),
         };
-        let mut notices = assembled.notices.clone();
+        let notices = assembled.notices.clone();
+        let mut unreadable = Vec::new();
         let mut first = None;
         for uberblock in tried {
             match read_root(&store, uberblock) {
                 Ok(root) => {
                     let store = self.with_sectors_of(&root, assembled, store)?;
-                    return Ok(TxgView { store, root, uberblock: *uberblock, notices, newest });
+                    let (uberblock, spans) = (*uberblock, assembled.devices.spans());
+                    return Ok(TxgView {
+                        store,
+                        root,
+                        uberblock,
+                        spans,
+                        unreadable,
+                        notices,
+                        newest,
+                    });
                 }
                 Err(error) => {
-                    notices.push(error.to_string());
+                    unreadable.push(error.to_string());
                     first.get_or_insert(error);
                 }
             }
@@ -276,6 +293,21 @@ impl TxgView {
             let text = format!("object {number} is not a dataset");
             doing(Error::new(ErrorKind::Corrupt, text))
         })
+    }
+
+    /// Reads all that an import needs of the space maps.
+    pub(super) fn check_space_maps(&self) -> Result<()> {
+        let reader = Box::new(self.store.clone());
+        Space::load(&self.root.space, &self.spans, reader)?.load_metaslabs()
+    }
+
+    /// Reads the topmost block of an object set.
+    pub(super) fn check_objset(&self, name: &str, phys: &ObjsetPhys) -> Result<()> {
+        if phys.root.is_hole() {
+            return Ok(());
+        }
+        let read = self.store.read(&phys.root, Attributes::METADATA.once());
+        read.map(drop).map_err(|error| error.doing(format_args!("dataset {name}: its dnodes")))
     }
 
     /// Visits all pointers of a tree except holes, parents first.

@@ -55,7 +55,7 @@ struct LockedDevice {
 
 /// Returns the device with its lock. Once the lock is dropped, the device refuses requests.
 pub(crate) fn lock(opened: Opened) -> (Arc<dyn Device>, Arc<DeviceLock>) {
-    let Opened { device, lock } = opened;
+    let Opened { device, lock, .. } = opened;
     let lock = Arc::new(DeviceLock { device: Arc::clone(&device), _locks: lock });
     let locked = LockedDevice { device, lock: Arc::downgrade(&lock) };
     (Arc::new(locked), lock)

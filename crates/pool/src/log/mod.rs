@@ -238,6 +238,12 @@ impl IntentLog {
         self.ring.lock().synced(txg);
     }
 
+    /// This many groups after the root were given up: no block of them may follow blocks that are
+    /// written from now on. For a log that was just opened.
+    pub(crate) fn give_up_groups(&self, groups: u64) {
+        self.ring.lock().skip_generations(groups);
+    }
+
     /// Starts a replay from `root`.
     pub(crate) fn replay(&self, root: &LogRootPhys) -> Replay<'_> {
         Replay::new(self, root)

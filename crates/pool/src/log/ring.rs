@@ -198,6 +198,11 @@ impl Ring {
         })
     }
 
+    /// Skips the generations of groups that were given up: each may have begun one.
+    pub(super) fn skip_generations(&mut self, groups: u64) {
+        self.generation = self.generation.saturating_add(groups);
+    }
+
     /// Whether blocks can be written.
     pub(super) fn is_open(&self) -> bool {
         !self.closed && self.replaying.is_none()

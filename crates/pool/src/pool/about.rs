@@ -41,6 +41,8 @@ pub struct PoolDevice {
     pub guid: u64,
     /// Bytes of the device that the pool uses.
     pub size_bytes: u64,
+    /// Whether the device is missing; only after a read-only import.
+    pub missing: bool,
     /// The I/O engine, as text.
     pub engine: String,
     /// Whether I/O bypasses the page cache.
@@ -134,6 +136,7 @@ impl Pool {
                 path: member.name().to_owned(),
                 guid: member.guid(),
                 size_bytes: member.size_bytes(),
+                missing: member.is_missing(),
                 engine: info.engine.to_string(),
                 direct: info.direct,
             }

@@ -1,12 +1,14 @@
 //! Checks a pool: reads and verifies every copy of every block, and compares the allocated ranges
 //! with the space maps.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use forebay_base::sync::atomic::Ordering;
 
+use crate::devices::Member;
 use crate::error::{Error, Result};
-use crate::format::{BlockKind, Dva};
+use crate::format::{BlockKind, BlockPtrPhys, Dva};
+use crate::object::tree;
 use crate::space::{SpaceReport, WalkedRanges};
 
 use super::walk::{BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk};
@@ -14,6 +16,8 @@ use super::{Pool, PoolInner};
 
 /// Maximum number of problems that a report lists. Further problems are only counted.
 const LISTED: usize = 64;
+/// Maximum number of objects that a report lists as unreachable.
+const UNREACHABLE: usize = 1 << 16;
 /// Blocks between two calls of the progress callback.
 const PROGRESS_BLOCKS: u64 = 64;
 
@@ -44,6 +48,11 @@ pub struct CheckReport {
     pub damaged: Vec<String>,
     /// Number of unreadable or invalid blocks and objects.
     pub damaged_count: u64,
+    /// Objects with blocks whose only copies are on missing devices. Such a block counts as
+    /// damaged, and is not listed there.
+    pub unreachable: Vec<UnreachableBlocks>,
+    /// Number of such blocks, indirect blocks included.
+    pub unreachable_count: u64,
     /// The first ranges, with their lengths in bytes, that are allocated but not referenced.
     pub leaked: Vec<(Dva, u64)>,
     /// Bytes in all such ranges.
@@ -52,6 +61,29 @@ pub struct CheckReport {
     pub double: Vec<(Dva, u64)>,
     /// Ranges that a block references although they are free or outside the pool.
     pub unmapped: Vec<(Dva, u64)>,
+}
+
+/// Blocks of an object that only missing devices have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreachableBlocks {
+    /// The object, as text.
+    pub object: String,
+    /// Ranges of data blocks, in order.
+    pub blocks: Vec<Range<u64>>,
+}
+
+impl std::fmt::Display for UnreachableBlocks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ranges: Vec<String> = self
+            .blocks
+            .iter()
+            .map(|range| match range.end.saturating_sub(range.start) {
+                0 | 1 => range.start.to_string(),
+                _ => format!("{}-{}", range.start, range.end - 1),
+            })
+            .collect();
+        write!(f, "{}, blocks {}: on a missing device", self.object, ranges.join(", "))
+    }
 }
 
 impl CheckReport {
@@ -66,6 +98,11 @@ impl CheckReport {
             || !self.leaked.is_empty()
             || !self.double.is_empty()
             || !self.unmapped.is_empty()
+    }
+
+    /// Number of damaged blocks and objects that are listed.
+    fn listed_count(&self) -> u64 {
+        self.damaged.len() as u64 + self.unreachable_count
     }
 
     fn take_space(&mut self, found: SpaceReport) {
@@ -83,8 +120,12 @@ impl std::fmt::Display for CheckReport {
         for problem in &self.damaged {
             writeln!(f, "damaged: {problem}")?;
         }
-        if self.damaged_count > self.damaged.len() as u64 {
-            writeln!(f, "damaged: {} more", self.damaged_count - self.damaged.len() as u64)?;
+        for problem in &self.unreachable {
+            writeln!(f, "unreachable: {problem}")?;
+        }
+        let unlisted = self.damaged_count - self.listed_count();
+        if unlisted > 0 {
+            writeln!(f, "damaged: {unlisted} more")?;
         }
         for (what, ranges) in [
             ("leaked", &self.leaked),
@@ -143,16 +184,21 @@ impl PoolInner {
             report: CheckReport::default(),
             total_bytes: self.space_stats.lock().allocated_bytes,
             progress,
+            is_degraded: self.devices.iter().any(Member::is_missing),
         };
         let complete = Walk::new(self, until, Bookmark::START, &mut checker).run()?;
         let Checker { mut walked, mut report, .. } = checker;
         report.complete = complete;
-        if complete {
+        if complete && !self.space_maps_lost {
             self.look_at_space().root_slots(|dva, bytes| walked.mark(dva, bytes));
             self.log.for_each_extent(&mut |dva, bytes| walked.mark(dva, bytes));
         }
+        if complete && self.space_maps_lost {
+            report.damaged_count += 1;
+            report.damaged.push("the space maps cannot be read: space was not compared".to_owned());
+        }
         let mut found = walked.so_far();
-        if complete {
+        if complete && !self.space_maps_lost {
             for id in 0..walked.metaslabs() {
                 self.look_at_space().compare(id, &walked, &mut found)?;
             }
@@ -177,6 +223,8 @@ struct Checker<'a> {
     report: CheckReport,
     total_bytes: u64,
     progress: &'a mut dyn FnMut(&CheckProgress) -> ControlFlow<()>,
+    /// Whether a device is missing.
+    is_degraded: bool,
 }
 
 impl Visitor for Checker<'_> {
@@ -194,12 +242,18 @@ impl Visitor for Checker<'_> {
         let is_root = ptr.block_kind() == Some(BlockKind::Root);
         for &(dva, bytes) in extents {
             self.report.bytes += bytes;
-            if !is_root {
+            if !is_root && !self.pool.space_maps_lost {
                 self.walked.mark(dva, bytes);
             }
         }
+        let is_unreachable = self.is_degraded && bad.len() == ptr.copy_count();
+        if is_unreachable && bad.iter().any(|(copy, _)| self.is_missing(ptr, *copy)) {
+            self.unreachable(location, ptr.level);
+        }
         for (copy, error) in bad {
-            self.damaged(location, error.doing(format_args!("copy {copy}")));
+            if !self.is_missing(ptr, copy) {
+                self.damaged(location, error.doing(format_args!("copy {copy}")));
+            }
         }
         if self.report.blocks.is_multiple_of(PROGRESS_BLOCKS) {
             let flow = (self.progress)(&CheckProgress {
@@ -219,6 +273,36 @@ impl Visitor for Checker<'_> {
         self.report.damaged_count += 1;
         if self.report.damaged.len() < LISTED {
             self.report.damaged.push(format!("{location}: {error}"));
+        }
+    }
+}
+
+impl Checker<'_> {
+    /// Whether a copy is on a missing device. A copy there is no damage if another one is good.
+    fn is_missing(&self, ptr: &BlockPtrPhys, copy: usize) -> bool {
+        let dva = ptr.copies.get(copy).and_then(|copy| copy.get());
+        let member = dva.and_then(|dva| self.pool.devices.get(dva.device));
+        member.is_some_and(Member::is_missing)
+    }
+
+    /// Lists a block that only missing devices have, with all blocks that it leads to.
+    fn unreachable(&mut self, location: &BlockLocation, level: u8) {
+        self.report.damaged_count += 1;
+        let end = location.block.saturating_add(tree::capacity(level.saturating_add(1)));
+        let range = location.block..end;
+        let object = location.object_name();
+        let listed = &mut self.report.unreachable;
+        if listed.last().is_none_or(|last| last.object != object) {
+            if listed.len() == UNREACHABLE {
+                return;
+            }
+            listed.push(UnreachableBlocks { object, blocks: Vec::new() });
+        }
+        self.report.unreachable_count += 1;
+        let Some(UnreachableBlocks { blocks, .. }) = listed.last_mut() else { return };
+        match blocks.last_mut().filter(|last| last.end == range.start) {
+            Some(last) => last.end = end,
+            None => blocks.push(range),
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::block_cache::BlockCache;
 use crate::dataset::DatasetSettings;
 use crate::devices::Devices;
 use crate::devices::config::Config;
+use crate::devices::heartbeat::Heartbeat;
 use crate::devices::import::{self, Imported};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
@@ -33,6 +34,7 @@ use crate::txg::Txgs;
 use crate::wait::Wait;
 use crate::zap::Zap;
 
+use super::heartbeat::Heartbeats;
 use super::l2::L2DeviceList;
 use super::log_io::LogDevices;
 use super::scrub::Scrubs;
@@ -79,6 +81,7 @@ impl CreateOptions {
 }
 
 /// Parts of a pool that do not come from its devices.
+#[derive(Clone)]
 pub(super) struct PoolParts {
     pub(super) cache: Arc<BlockCache>,
     pub(super) clock: Arc<dyn Clock>,
@@ -158,8 +161,10 @@ impl Pool {
             host: options.host.clone(),
             seed: parts.seed,
             force: options.force,
+            heartbeat_ms: parts.tunables.heartbeat().heartbeat_ms(),
         };
-        let Imported { config, devices, .. } = import::create(devices, &wanted, &parts.cache)?;
+        let Imported { config, devices, claim, .. } =
+            import::create(devices, &wanted, &parts.cache)?;
         let devices = Arc::new(devices);
         let store = parts.store(&devices)?;
         let mut space =
@@ -187,8 +192,21 @@ impl Pool {
         let root = BlockPtrPhys::HOLE;
         let l2_list = 0;
         let scrub = ScrubPhys::default();
-        let found =
-            FoundPool { config, space, log, mos, directory, l2_list, root, scrub, synced: 0 };
+        let (synced, space_maps_lost, notes) = (0, false, Vec::new());
+        let found = FoundPool {
+            config,
+            space,
+            log,
+            mos,
+            directory,
+            l2_list,
+            root,
+            scrub,
+            synced,
+            space_maps_lost,
+            notes,
+            claim,
+        };
         let pool = found.into_pool(parts, devices, store)?;
         let txg = pool.inner.txgs.quiesce()?;
         pool.inner.write_txg(txg, pool.inner.space.lock())?;
@@ -200,7 +218,8 @@ impl Pool {
     /// Starts the threads of a writable pool.
     pub(super) fn start(&self) -> Result<()> {
         *self.thread.lock() = Some(sync_txg::start(&self.inner)?);
-        trim::start(&self.inner)
+        trim::start(&self.inner)?;
+        self.start_heartbeat()
     }
 }
 
@@ -219,6 +238,12 @@ pub(super) struct FoundPool {
     pub(super) scrub: ScrubPhys,
     /// The newest durable txg.
     pub(super) synced: u64,
+    /// Whether the space maps could not be read.
+    pub(super) space_maps_lost: bool,
+    /// See [`Pool::import_notes`].
+    pub(super) notes: Vec<String>,
+    /// The first heartbeat, if there is any.
+    pub(super) claim: Option<Heartbeat>,
 }
 
 impl FoundPool {
@@ -236,6 +261,7 @@ impl FoundPool {
         // These values were read above, so they cannot change any more.
         parts.tunables.store().freeze();
         parts.tunables.l2_devices().freeze();
+        parts.tunables.heartbeat().freeze();
         let inner = Arc::new(PoolInner {
             name: self.config.pool_name.clone(),
             guid: self.config.pool_guid,
@@ -259,6 +285,9 @@ impl FoundPool {
             root: Mutex::named("pool-root", self.root),
             scrub: Scrubs::new(&self.scrub),
             trim: Trims::new(),
+            space_maps_lost: self.space_maps_lost,
+            import_notes: self.notes,
+            heartbeats: Heartbeats::new(self.claim),
             closed: AtomicBool::new(false),
             read_only: parts.read_only,
             clock: parts.clock,

@@ -85,7 +85,7 @@ impl Pool {
         ended
     }
 
-    fn join(&self) {
+    pub(super) fn join(&self) {
         if let Some(thread) = self.thread.lock().take() {
             // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
@@ -95,6 +95,7 @@ impl Pool {
 
 impl PoolInner {
     fn mark_exported(&self) -> Result<()> {
+        self.check_lease()?;
         let mut config = self.config.lock();
         config.active = false;
         config.txg = self.txgs.synced_txg();
@@ -103,13 +104,19 @@ impl PoolInner {
 
     /// Closes the devices and drops their blocks from the cache.
     fn close(&self) {
+        self.close_objects();
+        self.devices.close();
+    }
+
+    /// Closes all objects, and waits for the requests in flight.
+    pub(super) fn close_objects(&self) {
+        self.heartbeats.stop();
         let datasets: Vec<_> = self.datasets.lock().drain().map(|(_, dataset)| dataset).collect();
         for dataset in datasets {
             dataset.objset.close();
         }
         self.mos.close();
         self.devices.drain();
-        self.devices.close();
     }
 }
 

@@ -20,6 +20,7 @@ impl Pool {
     /// device's sectors are larger than the pool's.
     pub fn add_device(&self, device: Opened, force: bool) -> Result<u16> {
         self.inner.check_writable()?;
+        self.inner.check_lease()?;
         let inner = &self.inner;
         let number = {
             let mut config = inner.config.lock();
@@ -28,6 +29,7 @@ impl Pool {
                 host: HostId { id: config.host.id, name: config.host.name.clone() },
                 seed: inner.rng.lock().next_u64(),
                 force,
+                heartbeat_ms: 0,
             };
             import::add(&inner.devices, device, &options, &mut config, inner.store.cache())?
         };
@@ -44,6 +46,7 @@ impl Pool {
     /// of writing its labels.
     pub fn expand(&self, number: u16) -> Result<u64> {
         self.inner.check_writable()?;
+        self.inner.check_lease()?;
         let bytes = {
             let mut config = self.inner.config.lock();
             label::expand(&self.inner.devices, number, &mut config, self.inner.store.cache())?

@@ -1,11 +1,27 @@
 //! Imports a pool.
+//!
+//! An import opens a transaction group: the newest one, or an older one if the options ask for it.
+//! It may try several. Nothing is written before a group is open, and a group counts as open only
+//! once everything that the pool needs of it was read.
+//!
+//! A read-only import needs less: the root block, and the pool's own objects. It goes on without
+//! space maps and intent log, and without devices that are missing.
 
-use forebay_base::clock::Clock;
-use forebay_base::sync::Arc;
+mod fallback;
+
+use std::time::Duration;
+
+use forebay_base::clock::{Clock, SystemClock};
+use forebay_base::rng;
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::sync::{Arc, Condvar, Mutex};
 use zerocopy::FromBytes;
 
 use crate::block_cache::BlockCache;
 use crate::dataset::DatasetSettings;
+use crate::devices::Devices;
+use crate::devices::config::Config;
+use crate::devices::heartbeat::Heartbeat;
 use crate::devices::import::{self, Imported};
 use crate::devices::label::{self, Uberblock};
 use crate::error::{Error, ErrorKind, Result};
@@ -19,9 +35,6 @@ use crate::store::Store;
 use super::Pool;
 use super::create::{FoundPool, PoolParts};
 
-/// Root blocks that an import with [`ImportOptions::rewind`] tries, newest first.
-const ROOTS_TRIED: usize = 3;
-
 /// Options for [`Pool::import`].
 #[derive(Clone)]
 pub struct ImportOptions {
@@ -29,23 +42,31 @@ pub struct ImportOptions {
     pub cache: Arc<BlockCache>,
     /// The host that imports the pool.
     pub host: HostId,
-    /// Whether to import a pool that another host may have imported.
+    /// Whether to import a pool that another host had last and did not export. A pool that another
+    /// host uses is refused in any case, by its heartbeat.
     pub force: bool,
     /// Whether to import without writing anything. The intent log is not replayed, so changes that
-    /// only the log holds are not visible.
+    /// only the log holds are not visible. Damaged space maps, a damaged intent log and missing
+    /// devices do not fail such an import; see [`Pool::import_notes`].
     pub read_only: bool,
     /// Whether to discard the intent log instead of replaying it. Changes that only the log holds
     /// are lost.
     pub discard_log: bool,
-    /// Whether to fall back to an older root block if the newest is damaged. All later changes are
-    /// lost.
+    /// Whether to fall back to one of the two transaction groups before if the newest is damaged in
+    /// anything that the pool needs: its root block, space maps, own objects, or what the intent
+    /// log changes. All later changes are lost; see [`Pool::import_notes`].
     pub rewind: bool,
+    /// The transaction group to import instead of the newest. All later changes are lost. Space
+    /// that was freed three groups after it may be overwritten.
+    pub txg: Option<u64>,
     /// Values of pool tunables by name, see `docs/tunables.md`.
     pub tunables: Vec<(String, String)>,
     /// The clock. Default: the system clock.
     pub clock: Option<Arc<dyn Clock>>,
     /// Seed for random numbers. Default: the system's entropy.
     pub seed: Option<u64>,
+    /// Waits between two looks at the heartbeat of a pool that was not exported. Default: sleeps.
+    pub pause: Option<Arc<dyn Fn(Duration) + Send + Sync>>,
     /// Whether to search for L2 devices at the paths stored in the pool. If not, only L2 devices
     /// passed to [`Pool::import_with`] are used.
     pub find_l2_devices: bool,
@@ -61,9 +82,11 @@ impl ImportOptions {
             read_only: false,
             discard_log: false,
             rewind: false,
+            txg: None,
             tunables: Vec::new(),
             clock: None,
             seed: None,
+            pause: None,
             find_l2_devices: true,
         }
     }
@@ -76,7 +99,8 @@ impl Pool {
     /// # Errors
     /// [`ErrorKind::NotAPool`] if the devices hold no pool or are not all devices of one pool;
     /// [`ErrorKind::InUse`]; [`ErrorKind::Unsupported`]; [`ErrorKind::Corrupt`];
-    /// [`ErrorKind::Device`]; [`ErrorKind::NoMemory`].
+    /// [`ErrorKind::NotFound`] if there is no such transaction group; [`ErrorKind::Device`];
+    /// [`ErrorKind::NoMemory`].
     pub fn import(devices: Vec<Opened>, options: &ImportOptions) -> Result<Self> {
         Self::import_with(devices, Vec::new(), options)
     }
@@ -101,72 +125,213 @@ impl Pool {
         parts.read_only = options.read_only;
         let wanted = import::ImportOptions {
             host: options.host.clone(),
-            force: options.force || options.read_only,
+            force: options.force,
+            read_only: options.read_only,
+            heartbeat_ms: parts.tunables.heartbeat().heartbeat_ms(),
+            // Not of the seed, which may be the same for two imports.
+            session: rng::seed_from_system(),
+            pause: options.pause.as_deref().unwrap_or(&sleep),
         };
-        let Imported { mut config, devices, uberblocks } =
+        let Imported { config, devices, uberblocks, notes, claim } =
             import::import(devices, &wanted, &parts.cache)?;
-        let devices = Arc::new(devices);
-        let store = parts.store(&devices)?;
         let name = config.pool_name.clone();
-        let doing = |error: Error| error.doing(format_args!("pool {name}"));
-        let (ptr, root) = newest_root(&store, &uberblocks, options.rewind).map_err(doing)?;
-        if !options.read_only {
-            config.active = true;
-            config.host = options.host.clone();
-            config.txg = root.txg.get();
-            label::update_config(&devices, &mut config, &parts.cache)?;
-        }
-        let space =
-            Space::load(&root.space, &devices.spans(), Box::new(store.clone())).map_err(doing)?;
-        let metadata = DatasetSettings::default().write_settings();
-        let mos =
-            Objset::new((store.clone(), &parts.read_ahead()), &root.mos, metadata, parts.seed)
-                .map_err(doing)?;
-        let txg = root.txg.get();
-        let log_devices = parts.log_devices(&devices);
-        let log = IntentLog::open(&root.log, txg, log_devices, Arc::clone(parts.tunables.log()))
-            .map_err(doing)?;
-        let directory = root.datasets.get();
-        // Txg numbers are never reused, even after falling back to an older root.
-        let synced = uberblocks.first().map_or(txg, |newest| newest.txg.max(txg));
-        let l2_list = root.l2_devices.get();
-        let scrub = root.scrub;
-        let found =
-            FoundPool { config, space, log, mos, directory, l2_list, root: ptr, scrub, synced };
-        store.l2().note_durable(txg);
-        let pool = found.into_pool(parts, devices, store).map_err(doing)?;
+        let devices = Arc::new(devices);
+        let import = Import { parts, config, devices, uberblocks, notes, claim, options };
+        let (pool, txg) =
+            import.open().map_err(|error| error.doing(format_args!("pool {name}")))?;
         pool.attach_l2_devices(l2_devices, options.find_l2_devices, txg);
         if !options.read_only {
-            pool.start()?;
-            pool.replay(&root.log, options.discard_log).map_err(doing)?;
             pool.warm_up();
         }
         tracing::info!(pool = pool.name(), txg, read_only = options.read_only, "imported pool");
+        for note in pool.import_notes() {
+            tracing::warn!(pool = pool.name(), note, "imported a damaged pool");
+        }
         Ok(pool)
+    }
+
+    /// What is missing or was given up at the import, a sentence each; empty if nothing.
+    pub fn import_notes(&self) -> &[String] {
+        &self.inner.import_notes
+    }
+
+    /// Drops the pool of an import that failed, without a commit. The devices stay open.
+    fn give_up(self) {
+        self.inner.closed.store(true, Ordering::Release);
+        self.inner.scrub.shut_down();
+        self.inner.txgs.close();
+        self.join();
+        self.inner.close_objects();
     }
 }
 
-/// Returns the newest root block. Falls back to an older one only if the newest is damaged and
-/// `rewind` is set. A device error does not fall back: the device may recover, and then nothing is
-/// lost.
-fn newest_root(
-    store: &Store,
-    uberblocks: &[Uberblock],
-    rewind: bool,
-) -> Result<(BlockPtrPhys, RootPhys)> {
-    let mut first_error = None;
-    let tried = if rewind { ROOTS_TRIED } else { 1 };
-    for uberblock in uberblocks.iter().take(tried) {
-        match read_root(store, uberblock) {
-            Ok(root) => return Ok((uberblock.root, root)),
-            Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
+/// An import of identified devices.
+struct Import<'a> {
+    parts: PoolParts,
+    config: Config,
+    devices: Arc<Devices>,
+    /// Newest first, at least one.
+    uberblocks: Vec<Uberblock>,
+    notes: Vec<String>,
+    claim: Option<Heartbeat>,
+    options: &'a ImportOptions,
+}
+
+/// Why a transaction group cannot be imported.
+struct Unusable {
+    error: Error,
+    /// Whether the pool has changed on the devices, so that no older group may be tried.
+    changed: bool,
+}
+
+impl From<Error> for Unusable {
+    fn from(error: Error) -> Self {
+        Self { error, changed: false }
+    }
+}
+
+impl Import<'_> {
+    /// Opens the pool as of a txg, reads what it needs, and replays the intent log. `given_up` says
+    /// what later groups held.
+    fn open_group(&self, from: &Uberblock, given_up: Option<String>) -> Result<Pool, Unusable> {
+        let (pool, root) = self.read_group(from, given_up.clone())?;
+        let began = pool.inner.txgs.synced_txg();
+        match self.begin(&pool, &root, given_up.is_some()) {
+            Ok(()) => Ok(pool),
             Err(error) => {
-                first_error.get_or_insert(error);
+                let changed = pool.inner.txgs.synced_txg() > began;
+                pool.give_up();
+                Err(Unusable { error, changed })
             }
         }
     }
-    let none = || Error::new(ErrorKind::NotAPool, "it has no uberblock");
-    Err(first_error.unwrap_or_else(none))
+
+    /// Opens the pool as of a txg without writing. If the caller may choose among groups, reads all
+    /// that a commit needs.
+    fn read_group(&self, from: &Uberblock, given_up: Option<String>) -> Result<(Pool, RootPhys)> {
+        let store = self.parts.store(&self.devices)?;
+        let root = read_root(&store, from)?;
+        let mut notes = self.notes.clone();
+        notes.extend(given_up);
+        let space = self.space(&root, &store, &mut notes)?;
+        let space_maps_lost = space.is_none();
+        let space = match space {
+            Some(space) => space,
+            None => Space::without_maps(
+                &root.space,
+                &self.devices.spans(),
+                self.devices.sector_bytes(),
+                Box::new(store.clone()),
+            )?,
+        };
+        let metadata = DatasetSettings::default().write_settings();
+        let read_ahead = self.parts.read_ahead();
+        let mos = Objset::new((store.clone(), &read_ahead), &root.mos, metadata, self.parts.seed)?;
+        let log = self.log(&root, &mut notes)?;
+        store.l2().note_durable(from.txg);
+        let found = FoundPool {
+            config: self.config.clone(),
+            space,
+            log,
+            mos,
+            directory: root.datasets.get(),
+            l2_list: root.l2_devices.get(),
+            root: from.root,
+            scrub: root.scrub,
+            // Txg numbers are never reused, even after falling back to an older root.
+            synced: self.newest().txg,
+            space_maps_lost,
+            notes,
+            claim: self.claim.clone(),
+        };
+        let pool = found.into_pool(self.parts.clone(), Arc::clone(&self.devices), store)?;
+        match self.chooses().then(|| pool.inner.names_by_number()) {
+            Some(Err(error)) => {
+                pool.give_up();
+                Err(error.doing("the directory of datasets"))
+            }
+            _ => Ok((pool, root)),
+        }
+    }
+
+    /// Loads the space maps. `None` if they are damaged and not needed.
+    fn space(
+        &self,
+        root: &RootPhys,
+        store: &Store,
+        notes: &mut Vec<String>,
+    ) -> Result<Option<Space>> {
+        let loaded = Space::load(&root.space, &self.devices.spans(), Box::new(store.clone()));
+        let loaded = loaded.and_then(|mut space| {
+            // Otherwise they are loaded when they are used.
+            if self.chooses() && !self.options.read_only {
+                space.load_metaslabs()?;
+            }
+            Ok(space)
+        });
+        match loaded {
+            Err(error) if self.options.read_only && is_damage(&error) => {
+                notes.push(format!("without space maps, so a check cannot compare them: {error}"));
+                Ok(None)
+            }
+            loaded => loaded.map(Some),
+        }
+    }
+
+    fn log(&self, root: &RootPhys, notes: &mut Vec<String>) -> Result<IntentLog> {
+        let txg = root.txg.get();
+        let devices = self.parts.log_devices(&self.devices);
+        let tunables = || Arc::clone(self.parts.tunables.log());
+        match IntentLog::open(&root.log, txg, Arc::clone(&devices) as _, tunables()) {
+            Err(error) if self.options.read_only && is_damage(&error) => {
+                notes.push(format!("without the intent log: {error}"));
+                IntentLog::create(&[], self.config.pool_guid, txg + 1, devices, tunables())
+            }
+            opened => {
+                let log = opened?;
+                log.give_up_groups(self.newest().txg - txg);
+                Ok(log)
+            }
+        }
+    }
+
+    /// Begins to write: marks the pool as imported, and replays the log. With `fell_back` also
+    /// commits, so that the newer groups are never imported again.
+    fn begin(&self, pool: &Pool, root: &RootPhys, fell_back: bool) -> Result<()> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        pool.inner.check_lease()?;
+        {
+            let mut config = pool.inner.config.lock();
+            config.active = true;
+            config.host = self.options.host.clone();
+            config.txg = root.txg.get();
+            label::update_config(&self.devices, &mut config, &self.parts.cache)?;
+        }
+        pool.start()?;
+        pool.replay(&root.log, self.options.discard_log)?;
+        match fell_back {
+            true => pool.sync(),
+            false => Ok(()),
+        }
+    }
+}
+
+fn sleep(time: Duration) {
+    let clock = SystemClock::new();
+    let (never, lock) = (Condvar::new(), Mutex::named("import-pause", ()));
+    let mut held = lock.lock();
+    while let Some(left) = time.checked_sub(Duration::from_nanos(clock.now_ns()))
+        && !left.is_zero()
+    {
+        never.wait_timeout(&mut held, left);
+    }
+}
+
+/// Whether an error concerns a block, and not the whole import.
+fn is_damage(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Device)
 }
 
 /// Reads the root block that an uberblock points to.
@@ -175,7 +340,7 @@ fn newest_root(
 /// [`ErrorKind::Corrupt`] if the block is not the root block of that txg, and the errors of any
 /// read.
 pub(crate) fn read_root(store: &Store, uberblock: &Uberblock) -> Result<RootPhys> {
-    let ptr = &uberblock.root;
+    let ptr: &BlockPtrPhys = &uberblock.root;
     let corrupt = |what: &str| {
         let text = format!("the root block of txg {} {what}", uberblock.txg);
         Error::new(ErrorKind::Corrupt, text)

@@ -83,6 +83,7 @@ impl PoolInner {
     pub(crate) fn fsync(&self, dataset: &dataset::DatasetInner, number: u64) -> Result<()> {
         self.check_writable()?;
         self.txgs.check_running()?;
+        self.check_lease()?;
         if dataset.logs()
             && self.log.commit(Some((dataset.guid, number)), self) == Committed::Durable
         {

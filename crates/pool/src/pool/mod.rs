@@ -11,6 +11,7 @@ mod export;
 mod grow;
 mod handle_view;
 mod handles;
+mod heartbeat;
 mod import;
 mod l2;
 mod log_io;
@@ -48,11 +49,12 @@ use crate::wait::Wait;
 use crate::zap::Zap;
 
 pub use about::{LabelInfo, PoolDevice, destroy, read_label};
-pub use check::{CheckProgress, CheckReport};
+pub use check::{CheckProgress, CheckReport, UnreachableBlocks};
 pub use create::CreateOptions;
 pub(crate) use create::open_owner;
 pub use handle_view::HandleView;
 pub use handles::{Dataset, Directory, Object, ObjectInfo};
+use heartbeat::Heartbeats;
 pub use import::ImportOptions;
 pub(crate) use import::read_root;
 use l2::L2DeviceList;
@@ -103,6 +105,11 @@ pub(crate) struct PoolInner {
     reservations: Reservations,
     scrub: Scrubs,
     trim: Trims,
+    heartbeats: Heartbeats,
+    /// Whether the space maps could not be read; only after a read-only import.
+    space_maps_lost: bool,
+    /// See [`Pool::import_notes`].
+    import_notes: Vec<String>,
     closed: AtomicBool,
     read_only: bool,
     clock: Arc<dyn Clock>,

@@ -9,6 +9,7 @@
 //! If any step fails, the pool is suspended: every change fails, and reads go on. The devices still
 //! hold the previous txg, or this one if some of its uberblocks were written.
 
+use forebay_base::clock::{SystemWallClock, WallClock};
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, MutexGuard};
 use zerocopy::{FromZeros, IntoBytes};
@@ -73,6 +74,7 @@ fn run_txgs(inner: &PoolInner) {
 impl PoolInner {
     /// Writes a txg and makes it durable.
     pub(super) fn sync_txg(&self, txg: u64) -> Result<()> {
+        self.check_lease()?;
         // Blocks that earlier txgs freed become reusable below. First wait for readers that still
         // use pointers to them.
         self.store.readers().synchronize();
@@ -116,10 +118,12 @@ impl PoolInner {
         self.store.wait_and_flush()?;
         let uberblock = Uberblock {
             txg,
-            time_ns: self.clock.now_ns(),
+            time_ns: unix_ns(),
             root,
             device_count: self.devices.count() as u16,
+            previous_txg: self.root.lock().birth_txg.get(),
         };
+        self.check_lease()?;
         // The second barrier, inside: the txg is durable when this returns.
         label::write_uberblock(&self.devices, self.guid, &uberblock, self.store.cache())?;
         self.note_discards(space);
@@ -166,4 +170,11 @@ impl PoolInner {
         });
         *self.space_stats.lock() = space_stats;
     }
+}
+
+/// The time in nanoseconds since 1970.
+fn unix_ns() -> u64 {
+    let now = SystemWallClock.unix_time();
+    let seconds = u64::try_from(now.seconds).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(now.nanos.into())
 }

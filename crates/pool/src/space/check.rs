@@ -258,7 +258,7 @@ impl Space {
     /// If a base cannot be read or does not match the log.
     #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn own_blocks(&mut self, each: impl FnMut(&BlockPtrPhys)) -> Result<()> {
-        (0..self.metaslabs.len() as u32).try_for_each(|id| self.load_metaslab(id))?;
+        self.load_metaslabs()?;
         self.known_blocks(each);
         Ok(())
     }

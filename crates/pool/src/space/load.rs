@@ -104,6 +104,34 @@ impl Space {
         Ok(space)
     }
 
+    /// Creates the space maps of a pool that is only read, without the metaslabs of `root`. Only
+    /// the totals are known, as far as `root` is plausible.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if the sector size is invalid.
+    pub(crate) fn without_maps(
+        root: &SpaceRootPhys,
+        spans: &[DeviceSpan],
+        sector_bytes: u64,
+        reader: Box<dyn SpaceRead + Send>,
+    ) -> Result<Self> {
+        let mut space = Self::empty(sector_bytes, reader)?;
+        space.synced = root.txg.get();
+        let bytes: u64 = spans.iter().map(|span| span.end - span.start).sum();
+        space.total_units = bytes / SECTOR_UNIT;
+        let used = root.allocated_bytes.get() / SECTOR_UNIT;
+        space.free_units = space.total_units.saturating_sub(used);
+        Ok(space)
+    }
+
+    /// Reads the bases of all metaslabs.
+    ///
+    /// # Errors
+    /// If a base cannot be read or does not match the log.
+    pub(crate) fn load_metaslabs(&mut self) -> Result<()> {
+        (0..self.metaslabs.len() as u32).try_for_each(|id| self.load_metaslab(id))
+    }
+
     /// Reads the base of a metaslab, unless it is loaded.
     pub(super) fn load_metaslab(&mut self, id: u32) -> Result<()> {
         if self.metaslabs[id as usize].is_loaded() {

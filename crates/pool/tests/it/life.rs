@@ -1,6 +1,9 @@
 //! The life of a pool: create, fill, export, import, check.
 
-use forebay_io::OpenOptions;
+use std::sync::Arc;
+
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::{Device, FileDevice, Op, OpenOptions};
 use forebay_pool::{ErrorKind, Pool, open_path};
 
 use crate::common::{
@@ -149,6 +152,40 @@ fn a_pool_expands_to_a_grown_file() {
     pool.export().unwrap();
     let opened = open_path(&path, &OpenOptions::default()).unwrap();
     let pool = Pool::import(vec![opened], &import_options(&cache)).unwrap();
+    assert_eq!(pool.stats().total_bytes, before + (32 << 20));
+    check(&pool);
+}
+
+#[test]
+fn nothing_is_placed_past_the_old_end_of_a_device_before_its_labels_state_the_new_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("device");
+    let options = OpenOptions { create_bytes: Some(16 << 20), ..OpenOptions::default() };
+    let cache = cache(32 * MIB);
+    let pool =
+        Pool::create(vec![open_path(&path, &options).unwrap()], &create_options(&cache)).unwrap();
+    dataset(&pool);
+    pool.export().unwrap();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(48 << 20).unwrap();
+    // The front label cannot be written during the call.
+    let file: Arc<dyn Device> = Arc::new(FileDevice::open(&path, &OpenOptions::default()).unwrap());
+    let faulty = Arc::new(FaultDevice::new(file, 1));
+    let device: Arc<dyn Device> = faulty.clone();
+    let pool = import(&device, &cache);
+    let before = pool.stats().total_bytes;
+    faulty.add(Rule::new(Fault::Error(5)).on(Op::Write).within(0..4096));
+    assert_eq!(pool.expand(0).unwrap_err().kind(), ErrorKind::Device);
+    pool.sync().unwrap();
+    assert_eq!((pool.stats().total_bytes, pool.devices()[0].size_bytes), (before, 16 << 20));
+    faulty.clear();
+    pool.abandon();
+    let pool = import(&device, &cache);
+    check(&pool);
+    // And once they can be written, the space is used.
+    assert_eq!(pool.expand(0).unwrap(), 48 << 20);
+    assert_eq!(pool.stats().total_bytes, before + (32 << 20));
+    pool.abandon();
+    let pool = import(&device, &cache);
     assert_eq!(pool.stats().total_bytes, before + (32 << 20));
     check(&pool);
 }

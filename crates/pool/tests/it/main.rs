@@ -21,8 +21,11 @@ mod life;
 mod objects;
 mod preallocate;
 mod readahead;
+
+mod salvage;
 mod scrub;
 mod seek;
 mod settings;
 mod trim;
+mod two_hosts;
 mod warm_up;

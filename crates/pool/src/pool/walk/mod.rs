@@ -91,17 +91,24 @@ pub(super) struct BlockLocation {
     pub(super) block: u64,
 }
 
+impl BlockLocation {
+    /// The object, as text.
+    pub(super) fn object_name(&self) -> String {
+        match (self.dataset, self.object.checked_sub(1)) {
+            (SPACE_MAPS, _) => "the root block or the space maps".to_owned(),
+            (0, None) => "the pool's own dnodes".to_owned(),
+            (0, Some(object)) => format!("the pool's own object {object}"),
+            (_, None) => format!("dataset {}, dnodes", self.name),
+            (_, Some(object)) => format!("dataset {}, object {object}", self.name),
+        }
+    }
+}
+
 impl std::fmt::Display for BlockLocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let block = self.block;
-        match (self.dataset, self.object.checked_sub(1)) {
-            (SPACE_MAPS, _) => write!(f, "the root block or the space maps"),
-            (0, None) => write!(f, "the pool's own dnodes, block {block}"),
-            (0, Some(object)) => write!(f, "the pool's own object {object}, block {block}"),
-            (_, None) => write!(f, "dataset {}, dnodes, block {block}", self.name),
-            (_, Some(object)) => {
-                write!(f, "dataset {}, object {object}, block {block}", self.name)
-            }
+        match self.dataset {
+            SPACE_MAPS => f.write_str(&self.object_name()),
+            _ => write!(f, "{}, block {}", self.object_name(), self.block),
         }
     }
 }
@@ -447,6 +454,7 @@ impl PoolInner {
     /// As [`Store::heal`]; [`ErrorKind::Corrupt`] if the lookup fails because another block is
     /// damaged; and errors of the lookup that are no damage.
     pub(super) fn heal(&self, block: &VisitedBlock<'_>, copy: usize) -> Result<bool> {
+        self.check_lease()?;
         let _heal = self.store.heals().enter(self.txgs.synced_txg());
         match self.currency(block.location, block.ptr)? {
             Currency::Current => block.store.heal(block.ptr, copy).map(|()| true),

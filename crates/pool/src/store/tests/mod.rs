@@ -113,8 +113,13 @@ pub(super) fn fixture_with(
     };
     let faults: Vec<_> = memory_devices.iter().map(over).collect();
     let opened = faults.iter().map(|device| (Arc::clone(device) as Arc<dyn Device>).into());
-    let options =
-        CreateOptions { name: "tank".to_owned(), host: Default::default(), seed: 3, force: false };
+    let options = CreateOptions {
+        name: "tank".to_owned(),
+        host: Default::default(),
+        seed: 3,
+        force: false,
+        heartbeat_ms: 0,
+    };
     let devices: Devices = create(opened.collect(), &options, &cache).unwrap().devices;
     let owner = cache.cache().open_owner(caching).unwrap().into_id();
     let store = Store::new(Arc::new(devices), cache, owner, false, 8 << 20);

@@ -1,0 +1,188 @@
+//! The heartbeat of the process that has a pool imported, and the watch for that of another one.
+//!
+//! A lock keeps two processes of one host from importing a pool. Against another host, which shares
+//! the device, the importing process writes a *heartbeat* at intervals: a block in the front label
+//! of device 0 that nothing else writes. It names a *session*, a random number per import. Host ids
+//! are for messages only, because two hosts may have the same one, or none.
+//!
+//! # Taking over
+//!
+//! An import of a pool that was not exported *watches* the block. If it changes, the pool is in
+//! use. If not, the import *claims* the pool: it writes its own session, and watches once more, for
+//! longer than a *lease* lasts. Only then it reads what the pool holds, and writes.
+//!
+//! A session may write for [`LEASE`] intervals after it has last seen its own session in the block.
+//! So a process that was held up for so long that another one could take over looks before it
+//! writes: it finds the claim, or the new generation of the labels, and stops.
+//!
+//! # Without a watch
+//!
+//! If the heartbeat names this boot of this kernel and a file that this process has locked, the
+//! kernel has released the lock of the former owner: it is gone. And nobody else can open a device
+//! that was not opened by a path.
+
+use std::time::Duration;
+
+use forebay_io::{Device, Priority, Request};
+use xxhash_rust::xxh3::xxh3_64;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::config::{Config, put_text, text_of};
+use super::label::read_at;
+use crate::block_cache::BlockCache;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::label::{HEARTBEAT_OFFSET, HeartbeatPhys, SLOT_BYTES};
+use crate::open::{HostId, Owner};
+
+/// Intervals for which a session may write without another look at the block.
+pub(crate) const LEASE: u32 = 4;
+/// Intervals of the watch before the claim.
+const WATCH: u32 = 5;
+/// Intervals of the watch after the claim: more than a lease, by a request that takes long.
+const CLAIM: u32 = LEASE + 2;
+/// Interval to watch for if the block is not readable.
+const DEFAULT_MS: u32 = 1000;
+/// Longer intervals in a block are not believed.
+const INTERVAL_MS_MAX: u32 = 60_000;
+
+/// The content of the block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Heartbeat {
+    pub(crate) session: u64,
+    pub(crate) sequence: u64,
+    /// Milliseconds between two heartbeats; 0 if only the claim is written.
+    pub(crate) interval_ms: u32,
+    pub(crate) host: HostId,
+    pub(crate) owner: Owner,
+}
+
+/// What a look at the block found.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    /// `None` if there is no valid heartbeat of this pool.
+    pub(crate) heartbeat: Option<Heartbeat>,
+    /// Whether nothing was ever written.
+    is_zero: bool,
+    /// Sum of the bytes, valid or not.
+    sum: u64,
+}
+
+/// Waits between two looks.
+pub(crate) type Pause<'a> = &'a (dyn Fn(Duration) + Send + Sync);
+
+/// Reads the block.
+///
+/// # Errors
+/// [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
+pub(crate) fn read(device: &dyn Device, pool_guid: u64, memory: &BlockCache) -> Result<Seen> {
+    let bytes = read_at(device, HEARTBEAT_OFFSET, SLOT_BYTES, memory)?;
+    let phys = HeartbeatPhys::ref_from_bytes(&bytes).ok();
+    let sound = phys.filter(|phys| phys.is_sound() && phys.pool_guid.get() == pool_guid);
+    let heartbeat = sound.map(|phys| Heartbeat {
+        session: phys.session.get(),
+        sequence: phys.sequence.get(),
+        interval_ms: phys.interval_ms.get().min(INTERVAL_MS_MAX),
+        host: HostId { id: phys.host_id.get(), name: text_of(&phys.host_name) },
+        owner: Owner { boot: phys.boot.get(), lock: phys.lock.get() },
+    });
+    let is_zero = bytes.iter().all(|byte| *byte == 0);
+    Ok(Seen { heartbeat, is_zero, sum: xxh3_64(&bytes) })
+}
+
+/// Writes the block. Another host sees it when this returns.
+///
+/// # Errors
+/// [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
+pub(crate) fn write(
+    device: &dyn Device,
+    pool_guid: u64,
+    heartbeat: &Heartbeat,
+    memory: &BlockCache,
+) -> Result<()> {
+    let mut phys = HeartbeatPhys::empty();
+    phys.pool_guid = U64::new(pool_guid);
+    phys.session = U64::new(heartbeat.session);
+    phys.sequence = U64::new(heartbeat.sequence);
+    phys.interval_ms = U32::new(heartbeat.interval_ms);
+    phys.host_id = U64::new(heartbeat.host.id);
+    phys.boot = U64::new(heartbeat.owner.boot);
+    phys.lock = U64::new(heartbeat.owner.lock);
+    put_text(&mut phys.host_name, &heartbeat.host.name);
+    phys.seal();
+    let mut buffer = memory.alloc(SLOT_BYTES)?;
+    buffer.copy_from_slice(phys.as_bytes());
+    let request = Request::write(HEARTBEAT_OFFSET, buffer).with_priority(Priority::SyncWrite);
+    device.run(request).result?;
+    if !device.info().direct {
+        // It may be in a cache of this host.
+        device.run(Request::flush()).result?;
+    }
+    Ok(())
+}
+
+/// Makes sure that no other session has the pool, and writes the first heartbeat of `own`. Returns
+/// whether it has watched: the pool may have changed before the claim.
+///
+/// # Errors
+/// [`ErrorKind::InUse`] if another session is active; the errors of [`read`] and [`write`].
+pub(crate) fn claim(
+    device: &dyn Device,
+    config: &Config,
+    own: &Heartbeat,
+    pause: Pause<'_>,
+    memory: &BlockCache,
+) -> Result<bool> {
+    let seen = read(device, config.pool_guid, memory)?;
+    let was_off = seen.heartbeat.as_ref().is_some_and(|seen| seen.interval_ms == 0);
+    let is_gone = seen.heartbeat.as_ref().is_some_and(|seen| seen.owner.is_gone(&own.owner));
+    let watches = config.active && !is_gone && !was_off && !seen.is_zero;
+    if !watches {
+        write(device, config.pool_guid, own, memory)?;
+        return Ok(false);
+    }
+    let interval_ms = seen.heartbeat.as_ref().map_or(DEFAULT_MS, |seen| seen.interval_ms);
+    let interval_ms = interval_ms.max(own.interval_ms);
+    let host = seen.heartbeat.as_ref().map_or(&config.host, |seen| &seen.host);
+    tracing::info!(pool = &*config.pool_name, %host, interval_ms, "watching for another host");
+    let watch = Watch { device, config, interval_ms, pause, memory };
+    watch.run(&seen, WATCH)?;
+    write(device, config.pool_guid, own, memory)?;
+    let claimed = read(device, config.pool_guid, memory)?;
+    if claimed.heartbeat.as_ref() != Some(own) {
+        return Err(in_use(config, &claimed));
+    }
+    watch.run(&claimed, CLAIM)?;
+    Ok(true)
+}
+
+struct Watch<'a> {
+    device: &'a dyn Device,
+    config: &'a Config,
+    interval_ms: u32,
+    pause: Pause<'a>,
+    memory: &'a BlockCache,
+}
+
+impl Watch<'_> {
+    /// Fails if the block changes within so many intervals.
+    fn run(&self, from: &Seen, intervals: u32) -> Result<()> {
+        for _ in 0..intervals {
+            (self.pause)(Duration::from_millis(self.interval_ms.into()));
+            let now = read(self.device, self.config.pool_guid, self.memory)?;
+            if now.sum != from.sum {
+                return Err(in_use(self.config, &now));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn in_use(config: &Config, seen: &Seen) -> Error {
+    let host = seen.heartbeat.as_ref().map_or(&config.host, |seen| &seen.host);
+    let text = format!(
+        "pool {:?}: host {host} uses it: its heartbeat in the label of device 0 goes on; export the pool there",
+        config.pool_name
+    );
+    Error::new(ErrorKind::InUse, text)
+}

@@ -1,0 +1,187 @@
+//! The heartbeat of an imported pool: a thread writes it, and writers ask for the lease.
+//!
+//! The protocol is described in [`crate::devices::heartbeat`].
+//!
+//! # Locking
+//!
+//! `pool-heartbeat` is held for a look at the block and the write of the next heartbeat, I/O
+//! included. `pool-heartbeat-thread` protects the stop flag and the thread's handle, for a look.
+
+use std::time::Duration;
+
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::thread::{self, JoinHandle};
+use forebay_base::sync::{Arc, Condvar, Mutex};
+
+use crate::devices::heartbeat::{self, Heartbeat, LEASE};
+use crate::devices::label;
+use crate::error::{Error, ErrorKind, Result};
+
+use super::{Pool, PoolInner};
+
+const NS_PER_MS: u64 = 1_000_000;
+
+/// The heartbeat of a pool; none if no other host can reach its devices, or if it is turned off.
+pub(super) struct Heartbeats {
+    /// The newest heartbeat written.
+    newest: Mutex<Option<Heartbeat>>,
+    /// When the lease ends, by the pool's clock; `u64::MAX` without heartbeats, 0 once another host
+    /// has the pool.
+    lease_end_ns: AtomicU64,
+    running: Mutex<Running>,
+    wake: Condvar,
+}
+
+struct Running {
+    stopped: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Heartbeats {
+    /// Goes on after the claim of the import. The lease has ended: the import took its time.
+    pub(super) fn new(claim: Option<Heartbeat>) -> Self {
+        let beats = claim.filter(|claim| claim.interval_ms > 0);
+        let lease_end_ns = if beats.is_some() { 0 } else { u64::MAX };
+        Self {
+            newest: Mutex::named("pool-heartbeat", beats),
+            lease_end_ns: AtomicU64::new(lease_end_ns),
+            running: Mutex::named(
+                "pool-heartbeat-thread",
+                Running { stopped: false, thread: None },
+            ),
+            wake: Condvar::new(),
+        }
+    }
+
+    /// Ends the thread.
+    pub(super) fn stop(&self) {
+        let thread = {
+            let mut running = self.running.lock();
+            running.stopped = true;
+            self.wake.notify_all();
+            running.thread.take()
+        };
+        // The panic hook has already reported a panic of the thread.
+        thread.map(JoinHandle::join);
+    }
+}
+
+fn lease_ns(heartbeat: &Heartbeat) -> u64 {
+    u64::from(heartbeat.interval_ms) * u64::from(LEASE) * NS_PER_MS
+}
+
+impl Pool {
+    /// Starts the thread that writes heartbeats, if there are any.
+    pub(super) fn start_heartbeat(&self) -> Result<()> {
+        let inner = Arc::clone(&self.inner);
+        let interval_ms = inner.heartbeats.newest.lock().as_ref().map(|newest| newest.interval_ms);
+        let Some(interval_ms) = interval_ms else { return Ok(()) };
+        let every = Duration::from_millis(interval_ms.into());
+        let run = move || inner.run_heartbeat(every);
+        let thread = thread::spawn_named("forebay-heartbeat", run).map_err(|error| {
+            let text = "the system gives no thread for the heartbeat";
+            Error::new(ErrorKind::NoMemory, text).because(error)
+        })?;
+        self.inner.heartbeats.running.lock().thread = Some(thread);
+        Ok(())
+    }
+
+    /// Writes a heartbeat now, as the pool's thread does at intervals.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn heartbeat(&self) {
+        self.inner.beat_or_suspend();
+    }
+}
+
+impl PoolInner {
+    fn run_heartbeat(&self, every: Duration) {
+        loop {
+            {
+                let mut running = self.heartbeats.running.lock();
+                if !running.stopped {
+                    self.heartbeats.wake.wait_timeout(&mut running, every);
+                }
+                if running.stopped {
+                    return;
+                }
+            }
+            self.beat_or_suspend();
+        }
+    }
+
+    /// Writes the next heartbeat. Suspends the pool if another host has it, or if the lease ends
+    /// without one.
+    fn beat_or_suspend(&self) {
+        let Err(error) = self.beat() else { return };
+        tracing::warn!(pool = &*self.name, %error, "cannot write heartbeat");
+        if self.clock.now_ns() >= self.heartbeats.lease_end_ns.load(Ordering::Acquire)
+            && self.txgs.check_running().is_ok()
+        {
+            tracing::error!(pool = &*self.name, %error, "suspended pool");
+            self.txgs.suspend(&error);
+        }
+    }
+
+    /// Makes sure that this process may write to the devices: no other host can have taken the pool
+    /// over. Costs a look at the clock, unless the heartbeat is late.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`] if another host has the pool, and the errors of the heartbeat.
+    pub(super) fn check_lease(&self) -> Result<()> {
+        match self.clock.now_ns() < self.heartbeats.lease_end_ns.load(Ordering::Acquire) {
+            true => Ok(()),
+            false => self.beat(),
+        }
+    }
+
+    /// Looks whether the pool is still this session's, and writes the next heartbeat.
+    fn beat(&self) -> Result<()> {
+        let mut newest = self.heartbeats.newest.lock();
+        let Some(newest) = &mut *newest else { return Ok(()) };
+        let lease_end_ns = &self.heartbeats.lease_end_ns;
+        let ended = lease_end_ns.load(Ordering::Acquire);
+        let Some(first) = self.devices.get(0) else { return Ok(()) };
+        let (device, memory) = (&**first.device(), self.store.cache());
+        let doing = |error: Error| {
+            let interval = newest.interval_ms;
+            error.doing(format_args!(
+                "pool {}: no heartbeat for {LEASE} intervals of {interval} ms, so another host may take the pool over",
+                self.name
+            ))
+        };
+        let began = self.clock.now_ns();
+        let seen = heartbeat::read(device, self.guid, memory).map_err(doing)?;
+        let other = seen.heartbeat.filter(|seen| seen.session != newest.session);
+        if let Some(other) = other {
+            lease_end_ns.store(0, Ordering::Release);
+            return Err(self.taken_over(&format!("host {}", other.host)));
+        }
+        // After the lease, another host may have come and gone.
+        if began >= ended && !self.is_label_ours()? {
+            lease_end_ns.store(0, Ordering::Release);
+            return Err(self.taken_over("another host"));
+        }
+        let next = Heartbeat { sequence: newest.sequence + 1, ..newest.clone() };
+        heartbeat::write(device, self.guid, &next, memory).map_err(doing)?;
+        lease_end_ns.store(began + lease_ns(&next), Ordering::Release);
+        *newest = next;
+        Ok(())
+    }
+
+    /// Whether no other session has written a label after this process.
+    fn is_label_ours(&self) -> Result<bool> {
+        let config = self.config.lock();
+        let Some(first) = self.devices.get(0) else { return Ok(true) };
+        let label = label::read(&**first.device(), self.store.cache())?;
+        Ok(label.is_some_and(|label| label.config.generation <= config.generation))
+    }
+
+    fn taken_over(&self, by: &str) -> Error {
+        let text = format!(
+            "pool {}: {by} has taken it over, because this process was late; nothing is written any more: export \
+             the pool here, and import it where it is needed",
+            self.name
+        );
+        Error::new(ErrorKind::InUse, text)
+    }
+}

@@ -1,0 +1,261 @@
+//! Two hosts that share a device: one of them gets the pool.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use forebay_base::clock::ManualClock;
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::{Device, Op, OpenOptions, Request};
+use forebay_pool::format::label::{HEARTBEAT_OFFSET, SLOT_BYTES};
+use forebay_pool::{
+    CreateOptions, ErrorKind, HostId, ImportOptions, Opened, Pool, Result, open_path,
+};
+
+use crate::common::{MIB, cache, check, create_options, dataset, import_options, memory};
+
+const SIZE: u64 = 64 * MIB;
+/// Looks at the block before and after a claim.
+const WATCHES: u32 = 5;
+const CLAIMS: u32 = 6;
+/// The pool's own thread writes no heartbeat during a test.
+const INTERVAL_MS: u64 = 60_000;
+const NS_PER_MS: u64 = 1_000_000;
+
+fn tunables() -> Vec<(String, String)> {
+    vec![("heartbeat_ms".to_owned(), INTERVAL_MS.to_string())]
+}
+
+/// A host that has the pool imported.
+struct Host {
+    pool: Pool,
+    clock: Arc<ManualClock>,
+}
+
+impl Host {
+    fn create(device: &Arc<dyn Device>) -> Self {
+        let clock = Arc::new(ManualClock::new());
+        let options = CreateOptions {
+            clock: Some(clock.clone()),
+            tunables: tunables(),
+            ..create_options(&cache(32 * MIB))
+        };
+        let pool = Pool::create(vec![Opened::shared(Arc::clone(device))], &options).unwrap();
+        dataset(&pool);
+        Self { pool, clock }
+    }
+
+    /// More time passes than a lease lasts.
+    fn is_held_up(&self) {
+        self.clock.advance(10 * INTERVAL_MS * NS_PER_MS);
+    }
+}
+
+/// Imports the pool on a device that other hosts may have. `during` runs at each look at the
+/// heartbeat, with its number. Returns the number of looks as well.
+fn import_with(
+    device: &Arc<dyn Device>,
+    options: ImportOptions,
+    during: impl Fn(u32) + Send + Sync + 'static,
+) -> (Result<Pool>, u32) {
+    let looks = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&looks);
+    let pause = move |time: Duration| {
+        assert_eq!(time, Duration::from_millis(INTERVAL_MS));
+        during(counted.fetch_add(1, Ordering::SeqCst));
+    };
+    let options = ImportOptions { pause: Some(Arc::new(pause)), tunables: tunables(), ..options };
+    let imported = Pool::import(vec![Opened::shared(Arc::clone(device))], &options);
+    (imported, looks.load(Ordering::SeqCst))
+}
+
+fn options() -> ImportOptions {
+    import_options(&cache(32 * MIB))
+}
+
+fn suspended(pool: &Pool, why: &str) {
+    let stats = pool.stats();
+    let text = stats.suspended.expect("it is suspended");
+    assert!(text.contains(why), "{text}");
+    assert_eq!(pool.begin().unwrap_err().kind(), ErrorKind::Suspended);
+}
+
+#[test]
+fn an_import_refuses_a_pool_whose_heartbeat_goes_on_whatever_the_host_ids_are() {
+    let device = memory(SIZE);
+    let host = Host::create(&device);
+    let pool = Arc::new(host.pool);
+    // The same id, as of a cloned machine; none; and another one with force.
+    let ids = [(1, false), (0, true), (2, true), (1, true)];
+    for (id, force) in ids {
+        let beating = Arc::clone(&pool);
+        let host = HostId { id, name: "other".to_owned() };
+        let options = ImportOptions { host, force, ..options() };
+        let (imported, looks) = import_with(&device, options, move |_| beating.heartbeat());
+        let error = imported.unwrap_err();
+        assert_eq!((error.kind(), looks), (ErrorKind::InUse, 1), "{error}");
+        assert!(error.to_string().contains("host \"test\""), "{error}");
+    }
+    // It was not disturbed.
+    assert_eq!(pool.stats().suspended, None);
+    pool.sync().unwrap();
+    check(&pool);
+}
+
+#[test]
+fn a_pool_whose_owner_is_gone_is_taken_over_after_a_watch() {
+    let device = memory(SIZE);
+    Host::create(&device).pool.abandon();
+    let (imported, looks) = import_with(&device, options(), |_| {});
+    let pool = imported.unwrap();
+    assert_eq!(looks, WATCHES + CLAIMS);
+    assert_eq!(pool.datasets().unwrap(), ["data"]);
+    check(&pool);
+    pool.export().unwrap();
+    // An exported pool needs no watch.
+    let (imported, looks) = import_with(&device, options(), |_| {});
+    imported.unwrap().export().unwrap();
+    assert_eq!(looks, 0);
+}
+
+#[test]
+fn a_process_that_was_held_up_writes_nothing_after_a_takeover() {
+    for beats in [true, false] {
+        let device = memory(SIZE);
+        let late = Host::create(&device);
+        let (imported, _) = import_with(&device, options(), |_| {});
+        let pool = imported.unwrap();
+        late.is_held_up();
+        match beats {
+            true => late.pool.heartbeat(),
+            // Its own commit asks for the lease.
+            false => assert_eq!(late.pool.sync().unwrap_err().kind(), ErrorKind::Suspended),
+        }
+        suspended(&late.pool, "has taken it over");
+        late.pool.export().unwrap_err();
+        pool.sync().unwrap();
+        assert_eq!(pool.stats().suspended, None);
+        check(&pool);
+    }
+}
+
+#[test]
+fn a_process_that_was_held_up_goes_on_if_nobody_came() {
+    let device = memory(SIZE);
+    let host = Host::create(&device);
+    host.is_held_up();
+    host.pool.sync().unwrap();
+    host.is_held_up();
+    host.pool.heartbeat();
+    assert_eq!(host.pool.stats().suspended, None);
+    check(&host.pool);
+    host.pool.export().unwrap();
+}
+
+#[test]
+fn a_process_that_was_held_up_notices_a_host_that_has_come_and_gone() {
+    let device = memory(SIZE);
+    let late = Host::create(&device);
+    // The block as the late process wrote it comes back, as if its write had been under way.
+    let block = read_block(&device);
+    let (imported, _) = import_with(&device, options(), |_| {});
+    imported.unwrap().export().unwrap();
+    write_block(&device, &block);
+    late.is_held_up();
+    assert_eq!(late.pool.sync().unwrap_err().kind(), ErrorKind::Suspended);
+    suspended(&late.pool, "another host has taken it over");
+}
+
+fn read_block(device: &Arc<dyn Device>) -> Vec<u8> {
+    let cache = cache(8 * MIB);
+    let buffer = cache.arena().alloc(SLOT_BYTES).unwrap();
+    let read = device.run(Request::read(HEARTBEAT_OFFSET, buffer));
+    read.into_buffer().unwrap().to_vec()
+}
+
+fn write_block(device: &Arc<dyn Device>, bytes: &[u8]) {
+    let cache = cache(8 * MIB);
+    let mut buffer = cache.arena().alloc(bytes.len()).unwrap();
+    buffer.copy_from_slice(bytes);
+    device.run(Request::write(HEARTBEAT_OFFSET, buffer)).result.unwrap();
+}
+
+#[test]
+fn of_two_imports_at_once_one_gets_the_pool() {
+    // The second import begins in the watch of the first, or in its claim.
+    for at in [WATCHES - 1, WATCHES + CLAIMS - 1] {
+        let device = memory(SIZE);
+        Host::create(&device).pool.abandon();
+        let other = Arc::clone(&device);
+        let (imported, looks) = import_with(&device, options(), move |look| {
+            if look == at {
+                // It sees no change in its watch, because the first one waits for it.
+                let (imported, _) = import_with(&other, options(), |_| {});
+                imported.unwrap().export().unwrap();
+            }
+        });
+        assert_eq!(imported.unwrap_err().kind(), ErrorKind::InUse);
+        assert_eq!(looks, at + 1);
+    }
+}
+
+#[test]
+fn a_pool_whose_heartbeat_cannot_be_written_suspends_itself_after_the_lease() {
+    let device = memory(SIZE);
+    let faulty = Arc::new(FaultDevice::new(device, 1));
+    let dynamic: Arc<dyn Device> = faulty.clone();
+    let host = Host::create(&dynamic);
+    let block = HEARTBEAT_OFFSET..HEARTBEAT_OFFSET + SLOT_BYTES as u64;
+    faulty.add(Rule::new(Fault::Error(5)).on(Op::Write).within(block));
+    host.pool.heartbeat();
+    assert_eq!(host.pool.stats().suspended, None, "one failure is not the end");
+    host.is_held_up();
+    host.pool.heartbeat();
+    suspended(&host.pool, "no heartbeat for 4 intervals");
+}
+
+#[test]
+fn a_lock_of_this_kernel_proves_that_the_owner_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, copy) = (folder.path().join("device"), folder.path().join("copy"));
+    let file = OpenOptions { create_bytes: Some(16 << 20), ..OpenOptions::default() };
+    let options = CreateOptions { tunables: tunables(), ..create_options(&cache(32 * MIB)) };
+    let pool = Pool::create(vec![open_path(&path, &file).unwrap()], &options).unwrap();
+    pool.abandon();
+    std::fs::copy(&path, &copy).unwrap();
+    let import = |path: &std::path::Path| {
+        let looks = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&looks);
+        let pause = move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+        };
+        let options = ImportOptions {
+            pause: Some(Arc::new(pause)),
+            tunables: tunables(),
+            ..import_options(&cache(32 * MIB))
+        };
+        let opened = open_path(path, &OpenOptions::default()).unwrap();
+        let pool = Pool::import(vec![opened], &options).unwrap();
+        check(&pool);
+        pool.abandon();
+        looks.load(Ordering::SeqCst)
+    };
+    assert_eq!(import(&path), 0);
+    // The lock of another file proves nothing.
+    assert_eq!(import(&copy), WATCHES + CLAIMS);
+}
+
+#[test]
+fn without_heartbeats_nothing_is_watched_and_nothing_written() {
+    let device = memory(SIZE);
+    let off = vec![("heartbeat_ms".to_owned(), "0".to_owned())];
+    let options = CreateOptions { tunables: off, ..create_options(&cache(32 * MIB)) };
+    let pool = Pool::create(vec![Opened::shared(Arc::clone(&device))], &options).unwrap();
+    let before = read_block(&device);
+    pool.heartbeat();
+    assert_eq!(read_block(&device), before);
+    pool.abandon();
+    let (imported, looks) = import_with(&device, self::options(), |_| {});
+    check(&imported.unwrap());
+    assert_eq!(looks, 0);
+}
