@@ -6,14 +6,16 @@ use std::ops::ControlFlow;
 use forebay_base::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
-use crate::format::{BlockKind, Dva};
+use crate::error_log::DamagedRange;
+use crate::format::{BlockKind, DamageKind, Dva};
 use crate::space::{SpaceReport, WalkedRanges};
 
-use super::walk::{BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk};
+use super::errors::{FoundDamage, LoggedDamage};
+use super::walk::{
+    BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk, kind_of_invalid,
+};
 use super::{Pool, PoolInner};
 
-/// Maximum number of problems that a report lists. Further problems are only counted.
-const LISTED: usize = 64;
 /// Blocks between two calls of the progress callback.
 const PROGRESS_BLOCKS: u64 = 64;
 
@@ -40,8 +42,8 @@ pub struct CheckReport {
     pub blocks: u64,
     /// Bytes processed, all copies.
     pub bytes: u64,
-    /// The first blocks and objects that are unreadable or invalid.
-    pub damaged: Vec<String>,
+    /// The first blocks and objects that are unreadable or invalid. The error log has them too.
+    pub damaged: Vec<LoggedDamage>,
     /// Number of unreadable or invalid blocks and objects.
     pub damaged_count: u64,
     /// The first ranges, with their lengths in bytes, that are allocated but not referenced.
@@ -141,12 +143,15 @@ impl PoolInner {
             pool: self,
             walked,
             report: CheckReport::default(),
+            found: FoundDamage::default(),
             total_bytes: self.space_stats.lock().allocated_bytes,
             progress,
         };
         let complete = Walk::new(self, until, Bookmark::START, &mut checker).run()?;
-        let Checker { mut walked, mut report, .. } = checker;
+        let Checker { mut walked, mut report, found, .. } = checker;
         report.complete = complete;
+        report.damaged_count = found.count;
+        report.damaged = found.describe(self);
         if complete {
             self.look_at_space().root_slots(|dva, bytes| walked.mark(dva, bytes));
             self.log.for_each_extent(&mut |dva, bytes| walked.mark(dva, bytes));
@@ -175,6 +180,7 @@ struct Checker<'a> {
     pool: &'a PoolInner,
     walked: WalkedRanges,
     report: CheckReport,
+    found: FoundDamage,
     total_bytes: u64,
     progress: &'a mut dyn FnMut(&CheckProgress) -> ControlFlow<()>,
 }
@@ -188,7 +194,13 @@ impl Visitor for Checker<'_> {
     }
 
     fn block(&mut self, block: VisitedBlock<'_>) -> Step {
-        let VisitedBlock { ptr, location, extents, bad, .. } = block;
+        if !block.bad.is_empty() {
+            for (copy, error) in &block.bad {
+                tracing::warn!(location = %block.location, copy, %error, "check found a bad copy");
+            }
+            self.note(block.range(), block.damage());
+        }
+        let VisitedBlock { ptr, extents, .. } = block;
         self.report.blocks += 1;
         // The places of root blocks are marked as a whole.
         let is_root = ptr.block_kind() == Some(BlockKind::Root);
@@ -198,15 +210,12 @@ impl Visitor for Checker<'_> {
                 self.walked.mark(dva, bytes);
             }
         }
-        for (copy, error) in bad {
-            self.damaged(location, error.doing(format_args!("copy {copy}")));
-        }
         if self.report.blocks.is_multiple_of(PROGRESS_BLOCKS) {
             let flow = (self.progress)(&CheckProgress {
                 blocks: self.report.blocks,
                 bytes: self.report.bytes,
                 total_bytes: self.total_bytes,
-                problems: self.report.damaged_count,
+                problems: self.found.count,
             });
             if flow.is_break() {
                 return Err(SliceEnd::Interrupted);
@@ -216,9 +225,14 @@ impl Visitor for Checker<'_> {
     }
 
     fn damaged(&mut self, location: &BlockLocation, error: Error) {
-        self.report.damaged_count += 1;
-        if self.report.damaged.len() < LISTED {
-            self.report.damaged.push(format!("{location}: {error}"));
-        }
+        tracing::warn!(%location, %error, "check found damage");
+        self.note(location.to_the_end(), kind_of_invalid(&error));
+    }
+}
+
+impl Checker<'_> {
+    fn note(&mut self, range: DamagedRange, kind: DamageKind) {
+        self.found.add(range, kind, self.pool.txgs.synced_txg() + 1);
+        self.pool.store.errors().note(range, kind, 0);
     }
 }

@@ -131,10 +131,22 @@ impl Pool {
         let synced = uberblocks.first().map_or(txg, |newest| newest.txg.max(txg));
         let l2_list = root.l2_devices.get();
         let scrub = root.scrub;
-        let found =
-            FoundPool { config, space, log, mos, directory, l2_list, root: ptr, scrub, synced };
+        let errors = root.errors.get();
+        let found = FoundPool {
+            config,
+            space,
+            log,
+            mos,
+            directory,
+            errors,
+            l2_list,
+            root: ptr,
+            scrub,
+            synced,
+        };
         store.l2().note_durable(txg);
         let pool = found.into_pool(parts, devices, store).map_err(doing)?;
+        pool.inner.load_errors();
         pool.attach_l2_devices(l2_devices, options.find_l2_devices, txg);
         if !options.read_only {
             pool.start()?;

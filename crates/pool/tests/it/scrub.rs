@@ -366,7 +366,7 @@ fn scrub_a_changing_pool(seed: u64, slice_blocks: &str) -> u64 {
     }
     for (object, record) in &lost {
         let text = format!("dataset data, object {object}, block {record}:");
-        let found = report.lost.iter().filter(|found| found.starts_with(&text)).count();
+        let found = report.lost.iter().filter(|found| found.to_string().starts_with(&text)).count();
         let listed = report.lost_count > report.lost.len() as u64;
         assert!(found == 1 || (found == 0 && listed), "{text} found {found} times");
     }

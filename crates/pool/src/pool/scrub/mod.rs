@@ -29,7 +29,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{ScrubPhys, ScrubState};
 
 use super::walk::Bookmark;
-use super::{CheckProgress, Pool, PoolInner};
+use super::{CheckProgress, LoggedDamage, Pool, PoolInner};
 
 pub use counters::ScrubCounters;
 use record::ScrubRecord;
@@ -53,9 +53,9 @@ pub struct ScrubReport {
     pub bytes: u64,
     /// Bad copies that were rewritten.
     pub healed: u64,
-    /// The first blocks without a good copy, and the first objects that are invalid, of those found
-    /// since the import.
-    pub lost: Vec<String>,
+    /// Blocks without a good copy, and objects that are invalid, as far as the error log has space
+    /// for them.
+    pub lost: Vec<LoggedDamage>,
     /// Number of such blocks and objects.
     pub lost_count: u64,
 }
@@ -75,8 +75,6 @@ pub(super) struct Scrubs {
 /// Protected by `pool-scrub`.
 struct ScrubRun {
     record: ScrubRecord,
-    /// Descriptions of the first lost blocks since the import.
-    lost: Vec<String>,
     /// The state that the driver is asked to leave the scrub in.
     request: Option<ScrubState>,
     /// Walks in progress, of the scrub and of checks.
@@ -87,13 +85,7 @@ struct ScrubRun {
 
 impl Scrubs {
     pub(super) fn new(phys: &ScrubPhys) -> Self {
-        let run = ScrubRun {
-            record: ScrubRecord::of(phys),
-            lost: Vec::new(),
-            request: None,
-            jobs: 0,
-            closed: false,
-        };
+        let run = ScrubRun { record: ScrubRecord::of(phys), request: None, jobs: 0, closed: false };
         Self {
             run: Mutex::named("pool-scrub", run),
             changed: Condvar::new(),
@@ -309,7 +301,8 @@ impl Pool {
                 break;
             }
         }
-        run.report()
+        drop(run);
+        self.inner.scrub_report()
     }
 }
 
@@ -343,18 +336,6 @@ impl ScrubRun {
         }
     }
 
-    fn report(&self) -> ScrubReport {
-        let status = &self.record.status;
-        ScrubReport {
-            complete: status.state == ScrubState::Finished,
-            blocks: status.blocks,
-            bytes: status.bytes,
-            healed: status.healed,
-            lost: self.lost.clone(),
-            lost_count: status.lost,
-        }
-    }
-
     /// Changes the state of a scrub that is not walking.
     fn end(&mut self, state: ScrubState) {
         let status = &mut self.record.status;
@@ -367,6 +348,19 @@ impl ScrubRun {
 }
 
 impl PoolInner {
+    /// The result of the newest scrub so far.
+    fn scrub_report(&self) -> ScrubReport {
+        let status = self.scrub.run.lock().record.status;
+        ScrubReport {
+            complete: status.state == ScrubState::Finished,
+            blocks: status.blocks,
+            bytes: status.bytes,
+            healed: status.healed,
+            lost: self.damage_of_scrub(status.txg),
+            lost_count: status.lost,
+        }
+    }
+
     /// Makes the calling thread the driver of the scrub, which is new or goes on.
     fn begin_scrub(&self) -> Result<()> {
         self.check_writable()?;
@@ -407,7 +401,6 @@ impl PoolInner {
             ..Default::default()
         };
         run.record = ScrubRecord { status: new, at: Bookmark::START };
-        run.lost.clear();
         Ok(())
     }
 }
