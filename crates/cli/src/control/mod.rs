@@ -66,6 +66,8 @@ pub(crate) enum Request {
     Scrub { pool: u64, rate_bytes: Option<u64>, wait: bool },
     /// Change the scrub of a pool, or only show it: [`messages::ScrubInfo`].
     ControlScrub { pool: u64, change: Option<ScrubChange> },
+    /// Empty the error log of a pool: no content.
+    Clear { pool: u64 },
     /// Add an L2 device: [`messages::L2DeviceInfo`].
     AddL2 { pool: u64, device: PathBuf, force: bool },
     /// Remove an L2 device, named by path or number: no content.

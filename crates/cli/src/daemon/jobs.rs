@@ -8,15 +8,13 @@ use forebay_fs::{ErrorKind, FileSystem, FsOptions};
 use forebay_pool::format::ScrubState;
 use forebay_pool::{CheckProgress, Pool, ScrubReport, ScrubStatus};
 
+use super::health;
 use crate::control::ScrubChange;
 use crate::control::messages::{JobProgress, JobReport, ScrubInfo};
 use crate::error::Result;
 
 /// Called at intervals with the progress of a job; `Break` interrupts the job.
 pub(crate) type OnProgress<'a> = &'a mut dyn FnMut(&JobProgress) -> ControlFlow<()>;
-
-/// Problems listed in a report; more are only counted.
-const PROBLEMS_MAX: usize = 100;
 
 fn job_progress(progress: &CheckProgress) -> JobProgress {
     JobProgress {
@@ -33,8 +31,9 @@ fn job_progress(progress: &CheckProgress) -> JobProgress {
 /// If the job cannot run.
 pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobReport> {
     let report = pool.check(&mut |progress| on_progress(&job_progress(progress)))?;
+    let damage = health::describe(pool, &report.damaged);
     let mut problems: Vec<String> =
-        report.damaged.iter().map(|problem| format!("damaged: {problem}")).collect();
+        damage.iter().map(|one| format!("damaged: {}", one.text)).collect();
     let spaces = [
         ("leaked", &report.leaked),
         ("claimed twice", &report.double),
@@ -46,7 +45,6 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
         problems
             .extend(ranges.iter().map(|(dva, bytes)| format!("{what}: {bytes} bytes at {dva}")));
     }
-    problems.truncate(PROBLEMS_MAX);
     Ok(JobReport {
         blocks: report.blocks,
         bytes: report.bytes,
@@ -54,6 +52,8 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
         healed: 0,
         problem_count,
         problems,
+        unlisted: report.damaged_count.saturating_sub(report.damaged.len() as u64),
+        damage,
         notes: Vec::new(),
     })
 }
@@ -77,6 +77,7 @@ pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) ->
         match audited {
             Ok(report) => {
                 info.problem_count += report.problem_count;
+                info.unlisted += report.problem_count - report.problems.len() as u64;
                 info.problems.extend(
                     report.problems.iter().map(|problem| format!("dataset {name}: {problem}")),
                 );
@@ -96,7 +97,6 @@ pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) ->
             }
         }
     }
-    info.problems.truncate(PROBLEMS_MAX);
     Ok(info)
 }
 
@@ -122,7 +122,8 @@ pub(crate) fn scrub(
     if let Some(rate_bytes) = rate_bytes {
         pool.set_scrub_rate(rate_bytes);
     }
-    Ok(scrub_report(pool.scrub(&mut |progress| on_progress(&job_progress(progress)))?))
+    let report = pool.scrub(&mut |progress| on_progress(&job_progress(progress)))?;
+    Ok(scrub_report(pool, report))
 }
 
 /// As [`scrub`], in the background. `Break` ends the wait; the scrub goes on.
@@ -138,16 +139,16 @@ pub(crate) fn start_scrub(
         pool.set_scrub_rate(rate_bytes);
     }
     pool.start_scrub()?;
-    Ok(scrub_report(pool.wait_scrub(&mut |progress| match how.wait {
+    let report = pool.wait_scrub(&mut |progress| match how.wait {
         true => on_progress(&job_progress(progress)),
         false => ControlFlow::Break(()),
-    })))
+    });
+    Ok(scrub_report(pool, report))
 }
 
-fn scrub_report(report: ScrubReport) -> JobReport {
-    let mut problems: Vec<String> =
-        report.lost.iter().map(|problem| format!("lost: {problem}")).collect();
-    problems.truncate(PROBLEMS_MAX);
+fn scrub_report(pool: &Pool, report: ScrubReport) -> JobReport {
+    let damage = health::describe(pool, &report.lost);
+    let problems = damage.iter().map(|one| format!("lost: {}", one.text)).collect();
     JobReport {
         blocks: report.blocks,
         bytes: report.bytes,
@@ -155,6 +156,8 @@ fn scrub_report(report: ScrubReport) -> JobReport {
         healed: report.healed,
         problem_count: report.lost_count,
         problems,
+        unlisted: report.lost_count.saturating_sub(report.lost.len() as u64),
+        damage,
         notes: Vec::new(),
     }
 }

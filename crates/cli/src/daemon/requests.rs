@@ -78,6 +78,7 @@ impl Daemon {
             Request::ControlScrub { pool, change } => {
                 answer(&jobs::control_scrub(&self.pool(pool)?.pool, change)?)
             }
+            Request::Clear { pool } => answer(&self.pool(pool)?.pool.clear_errors()?),
             Request::AddL2 { pool, device, force } => {
                 let imported = self.pool(pool)?;
                 answer(&add_l2(&imported.pool, &device, force)?)

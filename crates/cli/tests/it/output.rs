@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use crate::fixture::{Fixture, texts};
 
-const COMMANDS: [&[&str]; 27] = [
+const COMMANDS: [&[&str]; 28] = [
     &["inspect"],
     &["create"],
     &["import"],
@@ -17,6 +17,7 @@ const COMMANDS: [&[&str]; 27] = [
     &["destroy"],
     &["scrub"],
     &["check"],
+    &["clear"],
     &["cache"],
     &["cache", "flush"],
     &["l2"],
