@@ -59,6 +59,8 @@ pub(crate) enum Command {
     Destroy(DestroyArgs),
     /// Verify every copy of every block of a pool, and rewrite bad copies from good ones
     Scrub(ScrubArgs),
+    /// Empty the error log of a pool
+    Clear(ClearArgs),
     /// Verify every copy of every block of a pool, and compare allocated blocks with the space maps
     Check(CheckArgs),
     /// Give the free space of a pool back to its devices
@@ -323,19 +325,34 @@ pub(crate) struct UmountArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  forebay list\n  forebay list --json")]
+#[command(after_help = "Examples:\n  forebay list\n  forebay list --json\n\n\
+    Exit code: 0 if all pools in use are online, 1 if one is degraded or damaged, 2 if one is suspended\n\
+    or a daemon does not answer.")]
 pub(crate) struct ListArgs {
     #[arg(long, help = JSON_HELP)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  forebay status tank\n  forebay status tank.img --json")]
+#[command(after_help = "Examples:\n  forebay status tank\n  forebay status tank.img --json\n\n\
+    Health: online; degraded (a device or an L2 device has failed, or a copy is bad); damaged (the error\n\
+    log names lost data); suspended (nothing is written any more).\n\n\
+    Exit code: 0 if the pool is online, 1 if it is degraded or damaged, 2 if it is suspended, cannot be\n\
+    opened or does not answer.")]
 pub(crate) struct StatusArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,
     #[arg(long, help = JSON_HELP)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  forebay clear tank\n  forebay clear tank.img\n\n\
+    The error log keeps damage that reads, scrubs and checks have found, until a scrub finds it no\n\
+    more. Clear it once damaged files are restored; damage that is still there is found again.")]
+pub(crate) struct ClearArgs {
+    #[arg(help = POOL_HELP)]
+    pub(crate) pool: String,
 }
 
 #[derive(Debug, Args)]
@@ -362,7 +379,8 @@ pub(crate) struct DestroyArgs {
     A scrub goes on where it was paused or interrupted. Ctrl-C ends the wait for the scrub of an\n\
     imported pool, and pauses the scrub of another pool.\n\n\
     Exit code of a scrub that is waited for: 0 if no problems were found, 1 if problems were found or\n\
-    it did not end or failed. The other forms exit with 0 if they succeed, whatever the scrub has found."
+    it did not end. The other forms exit with 0 if they succeed, whatever the scrub has found. All\n\
+     exit with 2 if they fail, or if the pool cannot be used or does not answer."
 )]
 pub(crate) struct ScrubArgs {
     #[command(flatten)]
@@ -395,7 +413,8 @@ pub(crate) struct JobArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  forebay check tank\n  forebay check tank.img --read-only\n\n\
-    Exit code: 0 if no problems were found, 1 if problems were found or the check was interrupted.")]
+    Exit code: 0 if no problems were found, 1 if problems were found or the check was interrupted, 2 if\n\
+    the pool cannot be used or does not answer.")]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) work: JobArgs,

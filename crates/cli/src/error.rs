@@ -26,17 +26,24 @@ const READ_ONLY_ADVICE: [(&str, &str); 3] = [
 pub(crate) struct Failure {
     pub(crate) message: String,
     pub(crate) code: u8,
+    /// True if the command did its work, and found problems or was interrupted.
+    pub(crate) found_trouble: bool,
 }
 
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), code: FAILED }
+        Self { message: message.into(), code: FAILED, found_trouble: false }
     }
 
     pub(crate) fn usage(message: impl Into<String>) -> Self {
-        Self { message: message.into(), code: USAGE }
+        Self { code: USAGE, ..Self::new(message) }
+    }
+
+    /// What a check or scrub has found, or that it was interrupted.
+    pub(crate) fn trouble(message: impl Into<String>) -> Self {
+        Self { found_trouble: true, ..Self::new(message) }
     }
 
     /// An error of the system on a path, with a hint that depends on its kind.

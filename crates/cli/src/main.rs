@@ -2,7 +2,9 @@
 //!
 //! A command opens a pool itself, or sends a request over the control socket of the process that
 //! has the pool imported. An error is one line on standard error, `forebay: …`, that says how to go
-//! on. The exit code is 1 after a failure and 2 after a wrong command line.
+//! on. The exit code is 1 after a failure and 2 after a wrong command line. The commands that
+//! monitors call (`list`, `status`, `scrub`, `check`) exit with 0 for a healthy pool, 1 for a
+//! degraded or damaged one, and 2 for one that cannot be used or does not answer.
 //!
 //! # Modules
 //!
@@ -60,7 +62,7 @@ fn main() -> ExitCode {
         Err(error) => return usage(&error),
     };
     match commands::run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(failure) => fail(&failure),
     }
 }

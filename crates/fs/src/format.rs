@@ -64,7 +64,8 @@ pub struct InodePhys {
     pub extras_bytes: U32,
     /// Object number of the spill; 0 if the extras follow this structure.
     pub spill: U64,
-    /// Object number of a directory's parent. The root has its own number, other kinds have 0.
+    /// Object number of a directory's parent. The root has its own number. Other kinds have the
+    /// directory in which they got their newest name; the name may have been removed.
     pub parent: U64,
     /// In the root, the object number of the orphan directory; 0 elsewhere.
     pub orphans: U64,

@@ -62,6 +62,7 @@ mod inode_lock;
 mod inode_table;
 mod ops;
 mod options;
+mod paths;
 mod reclaim;
 mod shared;
 mod stats;
@@ -82,6 +83,7 @@ pub use fs::FileSystem;
 pub use ops::dir::DirEntry;
 pub use ops::privileges::Client;
 pub use options::{AtimeMode, FsOptions};
+pub use paths::{InodePath, paths};
 pub use stats::{FsCounters, FsStats};
 pub use types::{
     Attr, Caller, Entry, FallocateMode, FileKind, FsUsage, Handle, Ino, NewNode, Owner, RenameMode,

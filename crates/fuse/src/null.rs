@@ -26,8 +26,8 @@ use crate::mount::{self, Mount};
 use crate::options::{MAX_WRITE_BYTES, MountOptions};
 use crate::transport::{
     Attributes, Caller, CopyRange, Created, DataReply, Dentry, DirEntry, DirReply, Kind, NewNode,
-    OpenHow, Opened, Position, ROOT, Reply, Server, SetAttributes, Time, Usage, WriteRequest,
-    Written, XattrReply,
+    OpenHow, Opened, Position, Reply, Server, SetAttributes, Time, Usage, WriteRequest, Written,
+    XattrReply,
 };
 
 /// Mounts the null file system at `at`, over the same transport as [`mount`](crate::mount()).
@@ -40,6 +40,8 @@ pub fn mount_null(at: &Path, options: &MountOptions) -> Result<Mount, MountError
 }
 
 const SHARDS: usize = 64;
+/// Inode number of the root directory.
+const ROOT: u64 = 1;
 /// Cookie of the first name, after `.` and `..`.
 const FIRST_SLOT: u64 = 2;
 

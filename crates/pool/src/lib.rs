@@ -76,6 +76,7 @@ mod block_key;
 mod dataset;
 mod devices;
 mod error;
+mod error_log;
 pub mod format;
 pub mod inspect;
 mod l2;
@@ -105,10 +106,11 @@ pub use log::{LogCounters, LogTunables};
 pub use object::ObjectUsage;
 pub use open::{HostId, Opened, open_path};
 pub use pool::{
-    CheckProgress, CheckReport, CreateOptions, Dataset, Directory, Durations, HandleView,
-    ImportOptions, LabelInfo, Object, ObjectInfo, Pool, PoolDevice, PoolStats, PoolUsage,
-    ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables, TrimCounters,
-    TrimProgress, TrimReport, TrimTunables, UnreachableBlocks, destroy, read_label,
+    CheckProgress, CheckReport, CreateOptions, DamageReport, DamagedTree, Dataset, Directory,
+    Durations, HandleView, HealthState, ImportOptions, LabelInfo, LoggedDamage, Object, ObjectInfo,
+    Pool, PoolDevice, PoolHealth, PoolStats, PoolUsage, ScrubCounters, ScrubProgress, ScrubReport,
+    ScrubStatus, ScrubTunables, TrimCounters, TrimProgress, TrimReport, TrimTunables,
+    UnreachableBlocks, destroy, read_label,
 };
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;

@@ -14,6 +14,8 @@ use crate::output::{self, Progress};
 use crate::pools::{self, ImportRequest};
 use crate::units;
 
+/// Problems that are printed; more are in the JSON output.
+const LINES_MAX: usize = 100;
 /// Cache size of a check, in bytes; it holds mostly indirect blocks.
 const CACHE_BYTES: u64 = 256 << 20;
 
@@ -84,9 +86,11 @@ impl Job<'_> {
         let s = if count == 1 { "" } else { "s" };
         match (count, report.complete) {
             (0, true) => Ok(()),
-            (0, false) => Err(Failure::new(format!("{pool}: {why}"))),
-            (_, true) => Err(Failure::new(format!("{pool}: {count} problem{s}; {}", self.advice))),
-            (_, false) => Err(Failure::new(format!(
+            (0, false) => Err(Failure::trouble(format!("{pool}: {why}"))),
+            (_, true) => {
+                Err(Failure::trouble(format!("{pool}: {count} problem{s}; {}", self.advice)))
+            }
+            (_, false) => Err(Failure::trouble(format!(
                 "{pool}: {count} problem{s} so far; {why}; {}",
                 self.advice
             ))),
@@ -95,13 +99,16 @@ impl Job<'_> {
 
     fn text(&self, report: &JobReport) -> String {
         let mut text = String::new();
-        for problem in &report.problems {
+        for problem in report.problems.iter().take(LINES_MAX) {
             text.push_str(&format!("{problem}\n"));
         }
+        let more = report.problems.len().saturating_sub(LINES_MAX);
+        if more > 0 {
+            text.push_str(&format!("and {more} more; --json lists all\n"));
+        }
         // The list of unreachable blocks is complete.
-        let more = report.problem_count.saturating_sub(report.problems.len() as u64);
-        if more > 0 && report.unreachable.is_empty() {
-            text.push_str(&format!("and {more} more\n"));
+        if report.unlisted > 0 && report.unreachable.is_empty() {
+            text.push_str(&format!("{} further problems are only counted\n", report.unlisted));
         }
         for objects in &report.unreachable {
             text.push_str(&format!("unreachable: {objects}\n"));

@@ -3,20 +3,28 @@
 use crate::args::ListArgs;
 use crate::control::client;
 use crate::control::messages::{PoolInfo, ProcessInfo};
+use crate::daemon::health;
 use crate::error::Result;
 use crate::{output, units};
 
-pub(crate) fn run(args: &ListArgs) -> Result<()> {
+/// Prints the pools, and returns the exit code of the worst one.
+pub(crate) fn run(args: &ListArgs) -> Result<u8> {
     let daemons = client::daemons();
     let processes: Vec<ProcessInfo> =
         daemons.answering.iter().map(|process| process.info.clone()).collect();
+    let pools = processes.iter().flat_map(|process| &process.pools);
+    let mut code = pools.map(|pool| health::exit_code(pool.health)).max().unwrap_or(0);
     if processes.is_empty() {
         daemons.check_all_answer()?;
     } else {
-        daemons.silent.iter().for_each(|failure| eprintln!("forebay: {failure}"));
+        for failure in &daemons.silent {
+            eprintln!("forebay: {failure}");
+            code = health::UNUSABLE;
+        }
     }
     if args.json {
-        return output::json(&processes);
+        output::json(&processes)?;
+        return Ok(code);
     }
     let mut rows = Vec::new();
     for process in &processes {
@@ -27,11 +35,21 @@ pub(crate) fn run(args: &ListArgs) -> Result<()> {
     match rows.is_empty() {
         true => output::line("no pools are in use; mount one with `forebay mount`"),
         false => output::print(&units::table(
-            &["POOL", "DATASET", "MOUNTED AT", "OPTIONS", ">SIZE", ">AVAIL", ">PROCESS", "DEVICES"],
+            &[
+                "POOL",
+                "HEALTH",
+                "DATASET",
+                "MOUNTED AT",
+                "OPTIONS",
+                ">SIZE",
+                ">AVAIL",
+                ">PROCESS",
+                "DEVICES",
+            ],
             &rows,
         )),
     }
-    Ok(())
+    Ok(code)
 }
 
 fn rows_of(process: &ProcessInfo, pool: &PoolInfo) -> Vec<Vec<String>> {
@@ -39,6 +57,7 @@ fn rows_of(process: &ProcessInfo, pool: &PoolInfo) -> Vec<Vec<String>> {
     let row = |dataset: &str, at: String, options: String| {
         vec![
             pool.name.clone(),
+            pool.health.to_string(),
             dataset.to_owned(),
             at,
             options,

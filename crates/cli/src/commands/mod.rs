@@ -2,6 +2,7 @@
 
 mod cache;
 mod check;
+mod clear;
 mod completions;
 mod create;
 mod dataset;
@@ -22,41 +23,56 @@ mod tunable;
 mod umount;
 
 use crate::args::{CacheCommand, Cli, Command, DatasetCommand, L2Command, TunableCommand};
-use crate::error::Result;
+use crate::daemon::health;
+use crate::error::{Failure, Result};
 use crate::logging::{DefaultLevel, LogArgs};
 use crate::{daemon, inspect};
 
-/// Runs a command.
+/// Runs a command. Returns its exit code.
 ///
 /// # Errors
-/// If the command fails.
-pub(crate) fn run(cli: Cli) -> Result<()> {
+/// If the command fails. If monitors call the command, the exit code is 2, unless it has found
+/// problems.
+pub(crate) fn run(cli: Cli) -> Result<u8> {
     let Cli { command, log } = cli;
-    if !matches!(command, Command::Serve(_)) {
-        log.install(DefaultLevel::Off)?;
-    }
     let has_read_only =
         matches!(command, Command::Import(_) | Command::Mount(_) | Command::Check(_));
-    dispatch(command, &log).map_err(|failure| match has_read_only {
-        true => failure,
-        false => failure.without_read_only(),
+    let is_monitored = matches!(
+        command,
+        Command::List(_) | Command::Status(_) | Command::Scrub(_) | Command::Check(_)
+    );
+    run_logged(command, &log).map_err(|failure| {
+        let code = match is_monitored && !failure.found_trouble {
+            true => health::UNUSABLE,
+            false => failure.code,
+        };
+        let failure = if has_read_only { failure } else { failure.without_read_only() };
+        Failure { code, ..failure }
     })
 }
 
-fn dispatch(command: Command, log: &LogArgs) -> Result<()> {
-    match command {
+fn run_logged(command: Command, log: &LogArgs) -> Result<u8> {
+    if !matches!(command, Command::Serve(_)) {
+        log.install(DefaultLevel::Off)?;
+    }
+    dispatch(command, log)
+}
+
+fn dispatch(command: Command, log: &LogArgs) -> Result<u8> {
+    let ended = match command {
         Command::Create(args) => create::run(&args),
         Command::Import(args) => import::run(&args, log),
         Command::Export(args) => export::run(&args),
         Command::Expand(args) => expand::run(&args),
         Command::Mount(args) => mount::run(args, log),
         Command::Umount(args) => umount::run(&args),
-        Command::List(args) => list::run(&args),
-        Command::Status(args) => status::run(&args),
-        Command::Destroy(args) => destroy::run(&args),
+        Command::List(args) => return list::run(&args),
+        Command::Status(args) => return status::run(&args),
         Command::Scrub(args) => scrub::run(&args),
         Command::Check(args) => check::check(&args),
         Command::Trim(args) => trim::run(&args),
+        Command::Destroy(args) => destroy::run(&args),
+        Command::Clear(args) => clear::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Cache(CacheCommand::Flush { pool }) => cache::flush(pool.as_deref()),
         Command::L2(L2Command::Add { pool, device, size, force }) => {
@@ -81,5 +97,6 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<()> {
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Serve(args) => daemon::spawn::serve(args.memory, args.threads, args.separate, log),
-    }
+    };
+    ended.map(|()| 0)
 }

@@ -64,8 +64,17 @@ fn text(info: &ProcessStats, before: Option<&ProcessStats>) -> String {
     out.push_str(&cache_text(info, before));
     out.push('\n');
     let pools: Vec<Vec<String>> = info.pools.iter().map(pool_row).collect();
-    let headings =
-        ["POOL", ">TXG", ">SIZE", ">USED", ">AVAIL", ">DIRTY", ">THROTTLED", ">DELAY P99", "STATE"];
+    let headings = [
+        "POOL",
+        ">TXG",
+        ">SIZE",
+        ">USED",
+        ">AVAIL",
+        ">DIRTY",
+        ">THROTTLED",
+        ">DELAY P99",
+        "HEALTH",
+    ];
     out.push_str(&units::table(&headings, &pools));
     out.push('\n');
     let devices: Vec<_> = info.pools.iter().flat_map(|pool| pool.l2_devices.clone()).collect();
@@ -119,7 +128,7 @@ fn pool_row(pool: &crate::control::messages::PoolStats) -> Vec<String> {
         units::bytes(pool.dirty_bytes),
         units::count(pool.throttled as f64),
         units::nanoseconds(pool.throttled_p99_ns),
-        pool.suspended.as_ref().map_or("ok", |_| "SUSPENDED").to_owned(),
+        pool.health.to_string(),
     ]
 }
 

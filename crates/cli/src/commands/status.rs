@@ -6,34 +6,26 @@ use crate::args::StatusArgs;
 use crate::control::Request;
 use crate::control::client::{self, Target};
 use crate::control::messages::{L2DeviceInfo, PoolStatus};
-use crate::daemon::stats;
-use crate::error::{Failure, Result};
+use crate::daemon::{health, stats};
+use crate::error::Result;
 use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportRequest};
 use crate::{output, units};
 
-pub(crate) fn run(args: &StatusArgs) -> Result<()> {
-    let (status, is_whole) = match client::find(&args.pool)? {
-        Target::InUse { process, pool } => {
-            (process.ask(&Request::Status { pool: pool.guid })?, true)
-        }
-        Target::Paths(paths) => {
-            let status = exported_status(paths)?;
-            let is_whole = status.import_notes.is_empty();
-            (status, is_whole)
-        }
+/// Damaged files that are printed; the JSON output has all.
+const DAMAGE_LINES_MAX: usize = 20;
+
+/// Prints the status, and returns the exit code of the pool's health.
+pub(crate) fn run(args: &StatusArgs) -> Result<u8> {
+    let status = match client::find(&args.pool)? {
+        Target::InUse { process, pool } => process.ask(&Request::Status { pool: pool.guid })?,
+        Target::Paths(paths) => exported_status(paths)?,
     };
     match args.json {
         true => output::json(&status)?,
         false => output::print(&text(&status)),
     }
-    match is_whole {
-        true => Ok(()),
-        false => Err(Failure::new(format!(
-            "{}: the pool is damaged or a device is missing; give all of its devices, joined by `:`",
-            args.pool
-        ))),
-    }
+    Ok(health::exit_code(status.health))
 }
 
 /// Status of a pool that is not imported, read from its devices.
@@ -56,7 +48,7 @@ fn exported_status(paths: Vec<std::path::PathBuf>) -> Result<PoolStatus> {
 }
 
 fn text(status: &PoolStatus) -> String {
-    let lines = general(status).into_iter().chain(parts(status));
+    let lines = general(status).into_iter().chain(damage(status)).chain(parts(status));
     lines.map(|(name, value)| format!("{name:<10} {value}\n")).collect()
 }
 
@@ -67,6 +59,7 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
     let read_only = if status.read_only && status.state != "exported" { ", read-only" } else { "" };
     put("pool", format!("{} ({:016x})", status.name, status.guid));
     put("state", format!("{}{read_only}", status.state));
+    put("health", health_line(status));
     if let Some(why) = &status.suspended {
         let hint = "the pool accepts no writes; run `forebay export`, repair the device, and mount the pool again";
         put("SUSPENDED", format!("{why}; {hint}"));
@@ -110,6 +103,32 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
         ),
     );
     lines
+}
+
+fn health_line(status: &PoolStatus) -> String {
+    match status.health_reasons.is_empty() {
+        true => status.health.to_string(),
+        false => format!("{}: {}", status.health, status.health_reasons.join("; ")),
+    }
+}
+
+/// Lines about damaged files and structures.
+fn damage(status: &PoolStatus) -> Vec<(String, String)> {
+    let shown = status.damage.iter().take(DAMAGE_LINES_MAX).map(|one| one.text.clone());
+    let mut lines: Vec<String> = shown.collect();
+    let more = status.damage.len().saturating_sub(DAMAGE_LINES_MAX);
+    if more > 0 {
+        lines.push(format!("and {more} more; --json lists all"));
+    }
+    if status.damage_unlisted > 0 {
+        lines.push(format!("{} further errors are only counted", status.damage_unlisted));
+    }
+    if !lines.is_empty() {
+        lines.push(
+            "restore damaged files from a backup; `forebay scrub` then forgets them".to_owned(),
+        );
+    }
+    lines.into_iter().map(|line| ("damage".to_owned(), line)).collect()
 }
 
 /// Lines about devices, datasets and mounts.

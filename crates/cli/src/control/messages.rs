@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use forebay_pool::HealthState;
 use serde::{Deserialize, Serialize};
 
 /// A daemon.
@@ -36,6 +37,7 @@ pub(crate) struct PoolInfo {
     #[serde(default)]
     pub(crate) available_bytes: u64,
     pub(crate) suspended: Option<String>,
+    pub(crate) health: HealthState,
 }
 
 /// A mount.
@@ -58,6 +60,13 @@ pub(crate) struct PoolStatus {
     /// `mounted`, `imported`, `exported`, or text that begins with `not exported` after a crash.
     pub(crate) state: String,
     pub(crate) read_only: bool,
+    pub(crate) health: HealthState,
+    /// What is wrong, worst first.
+    pub(crate) health_reasons: Vec<String>,
+    /// The error log: damage found since the last scrub that found none.
+    pub(crate) damage: Vec<DamageInfo>,
+    /// Errors that did not fit the error log.
+    pub(crate) damage_unlisted: u64,
     pub(crate) suspended: Option<String>,
     pub(crate) txg: u64,
     pub(crate) total_bytes: u64,
@@ -83,6 +92,35 @@ pub(crate) struct PoolStatus {
     pub(crate) log: IntentLogStats,
     #[serde(default)]
     pub(crate) scrub: ScrubInfo,
+}
+
+/// Damage of a file, or of another structure.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct DamageInfo {
+    /// Name of the dataset; none for structures of the pool.
+    pub(crate) dataset: Option<String>,
+    /// Number of the damaged object.
+    pub(crate) object: Option<u64>,
+    /// Its inode number, if it is a file or directory.
+    pub(crate) inode: Option<u64>,
+    /// Its path in the dataset, if it has one.
+    pub(crate) path: Option<String>,
+    /// The first damaged byte.
+    pub(crate) first_byte: Option<u64>,
+    /// The end of the damaged bytes, exclusive.
+    pub(crate) end_byte: Option<u64>,
+    /// What is wrong with them.
+    pub(crate) problem: String,
+    /// False if the damaged blocks were freed meanwhile.
+    pub(crate) in_use: bool,
+    /// The transaction group that was open when it was found first.
+    pub(crate) first_txg: u64,
+    /// The transaction group that was open when it was found last.
+    pub(crate) last_txg: u64,
+    /// How often it was found.
+    pub(crate) count: u64,
+    /// All of this in a sentence.
+    pub(crate) text: String,
 }
 
 /// A device of a pool.
@@ -190,11 +228,15 @@ pub(crate) struct JobReport {
     pub(crate) state: String,
     pub(crate) healed: u64,
     pub(crate) problem_count: u64,
-    /// The first problems.
+    /// The problems. Neighbouring damaged blocks are one line.
     pub(crate) problems: Vec<String>,
     /// Objects with blocks that only missing devices have, all of them.
     #[serde(default)]
     pub(crate) unreachable: Vec<String>,
+    /// Problems that are counted, but not in the list.
+    pub(crate) unlisted: u64,
+    /// Damaged files and structures among the problems.
+    pub(crate) damage: Vec<DamageInfo>,
     /// Remarks.
     pub(crate) notes: Vec<String>,
 }
@@ -341,6 +383,7 @@ pub(crate) struct PoolStats {
     pub(crate) available_bytes: u64,
     pub(crate) dirty_bytes: u64,
     pub(crate) suspended: Option<String>,
+    pub(crate) health: HealthState,
     #[serde(default)]
     pub(crate) l2_devices: Vec<L2DeviceInfo>,
     pub(crate) throttled: u64,

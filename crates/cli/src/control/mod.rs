@@ -70,6 +70,8 @@ pub(crate) enum Request {
     ControlScrub { pool: u64, change: Option<ScrubChange> },
     /// Discard the free space of a pool: [`messages::TrimReport`], with progress.
     Trim { pool: u64 },
+    /// Empty the error log of a pool: no content.
+    Clear { pool: u64 },
     /// Add an L2 device: [`messages::L2DeviceInfo`].
     AddL2 { pool: u64, device: PathBuf, force: bool },
     /// Remove an L2 device, named by path or number: no content.

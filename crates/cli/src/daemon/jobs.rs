@@ -8,15 +8,13 @@ use forebay_fs::{ErrorKind, FileSystem, FsOptions};
 use forebay_pool::format::ScrubState;
 use forebay_pool::{CheckProgress, Pool, ScrubReport, ScrubStatus};
 
+use super::health;
 use crate::control::ScrubChange;
 use crate::control::messages::{JobProgress, JobReport, ScrubInfo, TrimReport};
 use crate::error::Result;
 
 /// Called at intervals with the progress of a job; `Break` interrupts the job.
 pub(crate) type OnProgress<'a> = &'a mut dyn FnMut(&JobProgress) -> ControlFlow<()>;
-
-/// Problems listed in a report; more are only counted.
-const PROBLEMS_MAX: usize = 100;
 
 fn job_progress(progress: &CheckProgress) -> JobProgress {
     JobProgress {
@@ -33,8 +31,9 @@ fn job_progress(progress: &CheckProgress) -> JobProgress {
 /// If the job cannot run.
 pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobReport> {
     let report = pool.check(&mut |progress| on_progress(&job_progress(progress)))?;
+    let damage = health::describe(pool, &report.damaged);
     let mut problems: Vec<String> =
-        report.damaged.iter().map(|problem| format!("damaged: {problem}")).collect();
+        damage.iter().map(|one| format!("damaged: {}", one.text)).collect();
     let spaces = [
         ("leaked", &report.leaked),
         ("claimed twice", &report.double),
@@ -46,7 +45,6 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
         problems
             .extend(ranges.iter().map(|(dva, bytes)| format!("{what}: {bytes} bytes at {dva}")));
     }
-    problems.truncate(PROBLEMS_MAX);
     Ok(JobReport {
         blocks: report.blocks,
         bytes: report.bytes,
@@ -55,6 +53,8 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
         healed: 0,
         problem_count,
         problems,
+        unlisted: report.damaged_count.saturating_sub(report.damaged.len() as u64),
+        damage,
         unreachable: report.unreachable.iter().map(ToString::to_string).collect(),
         notes: pool.import_notes().to_vec(),
     })
@@ -79,6 +79,7 @@ pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) ->
         match audited {
             Ok(report) => {
                 info.problem_count += report.problem_count;
+                info.unlisted += report.problem_count - report.problems.len() as u64;
                 info.problems.extend(
                     report.problems.iter().map(|problem| format!("dataset {name}: {problem}")),
                 );
@@ -98,7 +99,6 @@ pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) ->
             }
         }
     }
-    info.problems.truncate(PROBLEMS_MAX);
     Ok(info)
 }
 
@@ -124,7 +124,8 @@ pub(crate) fn scrub(
     if let Some(rate_bytes) = rate_bytes {
         pool.set_scrub_rate(rate_bytes);
     }
-    Ok(scrub_report(pool, pool.scrub(&mut |progress| on_progress(&job_progress(progress)))?))
+    let report = pool.scrub(&mut |progress| on_progress(&job_progress(progress)))?;
+    Ok(scrub_report(pool, report))
 }
 
 /// As [`scrub`], in the background. `Break` ends the wait; the scrub goes on.
@@ -148,9 +149,8 @@ pub(crate) fn start_scrub(
 }
 
 fn scrub_report(pool: &Pool, report: ScrubReport) -> JobReport {
-    let mut problems: Vec<String> =
-        report.lost.iter().map(|problem| format!("lost: {problem}")).collect();
-    problems.truncate(PROBLEMS_MAX);
+    let damage = health::describe(pool, &report.lost);
+    let problems = damage.iter().map(|one| format!("lost: {}", one.text)).collect();
     JobReport {
         blocks: report.blocks,
         bytes: report.bytes,
@@ -160,6 +160,8 @@ fn scrub_report(pool: &Pool, report: ScrubReport) -> JobReport {
         problem_count: report.lost_count,
         problems,
         unreachable: Vec::new(),
+        unlisted: report.lost_count.saturating_sub(report.lost.len() as u64),
+        damage,
         notes: Vec::new(),
     }
 }

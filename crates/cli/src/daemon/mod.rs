@@ -17,6 +17,7 @@
 //! `daemon-state` is held for a short read or update. `daemon-state` may be taken under
 //! `daemon-changing`.
 
+pub(crate) mod health;
 pub(crate) mod jobs;
 mod registry;
 mod requests;
@@ -519,6 +520,7 @@ pub(crate) fn pool_info(imported: &ImportedPool) -> PoolInfo {
         free_bytes: stats.free_bytes,
         available_bytes: stats.available_bytes,
         suspended: stats.suspended,
+        health: imported.pool.health().state,
     }
 }
 

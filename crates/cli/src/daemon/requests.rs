@@ -79,6 +79,7 @@ impl Daemon {
                 answer(&jobs::control_scrub(&self.pool(pool)?.pool, change)?)
             }
             Request::Trim { pool } => answer(&jobs::trim(&self.pool(pool)?.pool, on_progress)?),
+            Request::Clear { pool } => answer(&self.pool(pool)?.pool.clear_errors()?),
             Request::AddL2 { pool, device, force } => {
                 let imported = self.pool(pool)?;
                 answer(&add_l2(&imported.pool, &device, force)?)

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_base::sync::Mutex;
+use forebay_pool::HealthState;
 
 use crate::control::messages::ProcessStats;
 use crate::units;
@@ -145,8 +146,10 @@ pub(crate) fn line(before: &ProcessStats, after: &ProcessStats, wide: bool) -> S
     let writes = rate(&|info| info.mounts.iter().map(|mount| mount.write_bytes).sum());
     let memory = after.memory_hits(Some(before));
     let free: u64 = after.pools.iter().map(|pool| pool.available_bytes).sum();
-    let suspended = after.pools.iter().filter(|pool| pool.suspended.is_some());
-    let suspended: Vec<&str> = suspended.map(|pool| pool.name.as_str()).collect();
+    let named = |health: HealthState| {
+        let pools = after.pools.iter().filter(|pool| pool.health == health);
+        pools.map(|pool| pool.name.as_str()).collect::<Vec<_>>().join(", ")
+    };
     let cache = &after.cache;
     let values = [
         reads as u64,
@@ -171,8 +174,12 @@ pub(crate) fn line(before: &ProcessStats, after: &ProcessStats, wide: bool) -> S
             "{operations} op/s r {reads} w {writes} | hits {found} | data {data} meta {metadata} dirty {dirty} | free {free}"
         ),
     };
-    if !suspended.is_empty() {
-        line = format!("SUSPENDED: {} (see `forebay status`) | {line}", suspended.join(", "));
+    for health in [HealthState::Degraded, HealthState::Damaged, HealthState::Suspended] {
+        let pools = named(health);
+        if !pools.is_empty() {
+            let word = health.name().to_uppercase();
+            line = format!("{word}: {pools} (see `forebay status`) | {line}");
+        }
     }
     line
 }
@@ -200,9 +207,14 @@ mod tests {
             text.starts_with("100 op/s | read 2.00 MiB/s write 0 B/s | from memory 37.5% |"),
             "{text}"
         );
-        let suspended = Some("a write failed".to_owned());
-        after.pools.push(PoolStats { name: "tank".to_owned(), suspended, ..PoolStats::default() });
-        assert!(line(&before, &after, true).starts_with("SUSPENDED: tank "));
+        let (suspended, damaged) = (HealthState::Suspended, HealthState::Damaged);
+        for (name, health) in [("tank", suspended), ("a", damaged), ("b", damaged)] {
+            let name = name.to_owned();
+            after.pools.push(PoolStats { name, health, ..PoolStats::default() });
+        }
+        let text = line(&before, &after, true);
+        let expected = "SUSPENDED: tank (see `forebay status`) | DAMAGED: a, b (see ";
+        assert!(text.starts_with(expected), "{text}");
         after.pools.clear();
         assert_eq!(
             line(&before, &after, false),

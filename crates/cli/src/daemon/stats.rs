@@ -6,7 +6,7 @@ use forebay_cache::Class;
 use forebay_pool::format::{CacheMode, Compression, SyncMode};
 use forebay_pool::{BlockCache, L2Device, L2DeviceState, Pool};
 
-use super::{Daemon, ImportedPool, MountedDataset, jobs, mount_info};
+use super::{Daemon, ImportedPool, MountedDataset, health, jobs, mount_info};
 use crate::control::messages::{
     CacheStateStats, CacheStats, DatasetInfo, DeviceInfo, ErrorCounts, IntentLogStats,
     L2DeviceInfo, MountStats, PoolStats, PoolStatus, ProcessStats, TunableInfo,
@@ -88,6 +88,7 @@ fn pool_stats(pool: &Pool) -> PoolStats {
         available_bytes: stats.available_bytes,
         dirty_bytes: stats.dirty_bytes,
         suspended: stats.suspended.clone(),
+        health: pool.health().state,
         l2_devices: l2_devices(pool),
         throttled: stats.throttled.count,
         throttled_p99_ns: stats.throttled.p99_ns,
@@ -142,6 +143,7 @@ fn mount_stats(mount: &MountedDataset) -> MountStats {
 pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &str) -> PoolStatus {
     let stats = pool.stats();
     let counters = &stats.counters;
+    let (health, logged) = (pool.health(), pool.damage());
     let device = |device: forebay_pool::PoolDevice| DeviceInfo {
         number: device.number,
         path: device.path,
@@ -154,6 +156,10 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         guid: pool.guid(),
         state: state.to_owned(),
         read_only: pool.is_read_only(),
+        health: health.state,
+        health_reasons: health.reasons,
+        damage: health::describe(pool, &logged.damage),
+        damage_unlisted: logged.unlisted,
         suspended: stats.suspended.clone(),
         txg: stats.synced_txg,
         total_bytes: stats.total_bytes,

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::fixture::{Fixture, failed, fuse, root};
+use crate::fixture::{Fixture, failed, failure_code, fuse, root};
 
 /// A user who owns nothing.
 const NOBODY: u32 = 65534;
@@ -130,7 +130,7 @@ fn a_pool_that_another_process_has_is_left_alone() {
         [&["status", "tank.img"][..], &["check", "tank.img"], &["destroy", "tank.img", "--yes"]]
     {
         let output = fixture.command(command).env("FOREBAY_RUN_DIR", &elsewhere).output().unwrap();
-        let line = failed(&output, 1, command);
+        let line = failed(&output, failure_code(command), command);
         assert!(line.contains("is in use: process ") && line.contains("(forebay)"), "{line}");
     }
     fixture.ok(&["export", "tank"]);
@@ -158,7 +158,7 @@ fn what_a_user_may_not_touch() {
     let as_nobody = |arguments: &[&str]| {
         let mut command = fixture.command_of(&program, arguments);
         command.uid(NOBODY).gid(NOBODY).env_remove("FOREBAY_RUN_DIR").env_remove("XDG_RUNTIME_DIR");
-        failed(&command.output().unwrap(), 1, arguments)
+        failed(&command.output().unwrap(), failure_code(arguments), arguments)
     };
     for arguments in [&["status", "tank.img"][..], &["check", "tank.img"], &["create", "mine.img"]]
     {
@@ -220,7 +220,8 @@ fn a_medium_that_is_read_only() {
         &["expand", "medium/tank.img"],
         &["scrub", "medium/tank.img"],
     ] {
-        let line = failed(&in_namespace(&fixture, read_only, arguments), 1, arguments);
+        let output = in_namespace(&fixture, read_only, arguments);
+        let line = failed(&output, failure_code(arguments), arguments);
         assert!(line.contains("read-only"), "{line}");
         // Only where the option exists.
         assert_eq!(line.contains("--read-only"), arguments[0] == "check", "{line}");

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 
-use crate::fixture::{Fixture, signal, wait_until};
+use crate::fixture::{Fixture, signal, texts, wait_until};
 
 /// A place with a pool in the background, and the socket of its process.
 fn with_process() -> (Fixture, PathBuf) {
@@ -89,8 +89,12 @@ fn a_socket_that_never_answers_stops_nobody() {
     // Of this test itself, which lives and never accepts.
     let mute = fixture.run_dir().join(format!("{}.sock", std::process::id()));
     let _listener = UnixListener::bind(&mute).unwrap();
-    let listed = fixture.ok(&["list"]);
+    let output = fixture.run(&["list"]);
+    let (listed, said) = texts(&output);
     assert!(listed.contains("tank"), "{listed}");
+    // Monitors learn that not all pools are known.
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("does not answer"), "{said}");
     std::fs::remove_file(&mute).unwrap();
     fixture.ok(&["export", "tank"]);
 }

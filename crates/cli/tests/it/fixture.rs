@@ -54,10 +54,11 @@ impl Fixture {
         out
     }
 
-    /// Runs it, and it must fail as users are promised; what it said.
+    /// Runs it, and it must fail as users are promised; what it said. For commands that monitors
+    /// call, it must fail because the pool cannot be used.
     #[track_caller]
     pub(crate) fn fails(&self, arguments: &[&str]) -> String {
-        failed(&self.run(arguments), 1, arguments)
+        failed(&self.run(arguments), failure_code(arguments), arguments)
     }
 
     /// Runs it, and it must find the command line wrong; what it said.
@@ -151,6 +152,14 @@ pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     while !holds() {
         assert!(Instant::now() < until, "{what}: in vain");
         pause();
+    }
+}
+
+/// The exit code of a command that cannot use the pool, or fails otherwise.
+pub(crate) fn failure_code(arguments: &[&str]) -> i32 {
+    match ["list", "status", "scrub", "check"].contains(&arguments[0]) {
+        true => 2,
+        false => 1,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::fixture::{Fixture, wait_until};
+use crate::fixture::{Fixture, texts, wait_until};
 
 fn listed(fixture: &Fixture, pool: &str) -> Vec<Value> {
     let listed = fixture.ok(&["l2", "list", pool, "--json"]);
@@ -99,7 +99,7 @@ fn a_pool_in_use_gets_one_and_loses_it() {
     wait_until("the process ends", || fixture.processes().is_empty());
     std::fs::remove_file(fixture.path("fast.img")).unwrap();
     import("fast.img");
-    let shown = fixture.ok(&["status", "tank"]);
+    let (shown, _) = texts(&fixture.run(&["status", "tank"]));
     assert!(shown.contains("fast.img, 32.0 MiB, unavailable: "), "{shown}");
     fixture.ok(&["l2", "remove", "tank", &number]);
     assert!(listed(&fixture, "tank").is_empty());

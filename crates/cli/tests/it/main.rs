@@ -11,6 +11,7 @@ mod control;
 mod demo;
 mod durable;
 mod fixture;
+mod health;
 mod holes;
 mod inspect;
 mod inspect_json;

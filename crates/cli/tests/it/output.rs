@@ -18,6 +18,7 @@ const COMMANDS: [&[&str]; 28] = [
     &["scrub"],
     &["check"],
     &["trim"],
+    &["clear"],
     &["cache"],
     &["cache", "flush"],
     &["l2"],

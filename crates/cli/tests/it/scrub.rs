@@ -127,7 +127,7 @@ fn an_interrupted_wait_tells_what_was_found() {
     waiting.signal(libc::SIGINT);
     let output = waiting.wait();
     let (out, _) = texts(&output);
-    assert!(out.contains("lost: dataset data, object"), "{out}");
+    assert!(out.contains("lost: dataset data: object"), "{out}");
     assert!(!out.contains("no problems"), "{out}");
     let said = failed(&output, 1, &["scrub"]);
     assert!(said.contains("so far") && said.contains("goes on in the background"), "{said}");

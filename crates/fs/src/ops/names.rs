@@ -110,6 +110,7 @@ impl FileSystem {
             names.insert(&tx, name, &dirent.encode())?;
             let counted = self.change(&tx, &inode, |meta| {
                 meta.nlink += 1;
+                meta.parent = parent.number;
                 meta.ctime = now;
             });
             counted.or_else(|error| {
@@ -266,9 +267,7 @@ impl FileSystem {
         if matches!(node.kind, FileKind::CharDevice | FileKind::BlockDevice) {
             meta.rdev = node.rdev;
         }
-        if is_directory {
-            meta.parent = parent.number;
-        }
+        meta.parent = parent.number;
         meta
     }
 }

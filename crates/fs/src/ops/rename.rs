@@ -302,9 +302,7 @@ impl<'a> AttrUpdates<'a> {
         }
         let moved = |meta: &mut Meta, to: &Inode| {
             meta.ctime = now;
-            if meta.kind == FileKind::Directory {
-                meta.parent = to.number;
-            }
+            meta.parent = to.number;
         };
         self.update(rename.source, |meta| moved(meta, to))?;
         match (rename.mode, rename.target) {

@@ -9,6 +9,7 @@ mod crash;
 mod large;
 mod model;
 mod non_blocking;
+mod paths;
 mod random;
 mod threads;
 mod writeback_errors;

@@ -37,9 +37,6 @@ pub(crate) const VALID: Duration = Duration::from_secs(365 * 24 * 3600);
 /// this also limits the dentry, because `fuser` has one time for both.
 const VALID_ESTIMATE: Duration = Duration::from_secs(1);
 
-/// Inode number of the root directory.
-pub(crate) const ROOT: u64 = 1;
-
 /// The process that sent a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller {

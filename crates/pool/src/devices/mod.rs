@@ -39,8 +39,8 @@ use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_io::{
-    Completion, Device, MemoryDevice, MemoryOptions, Pending, Priority, RaiseHandle, Request,
-    Roots, StableBytes,
+    Completion, Device, Health, MemoryDevice, MemoryOptions, Pending, Priority, RaiseHandle,
+    Request, Roots, StableBytes,
 };
 
 use crate::error::{Error, ErrorKind, Result};
@@ -66,6 +66,8 @@ pub(crate) struct Member {
     roots: Roots,
     /// Bytes that the pool uses, labels included; a multiple of the label size.
     size_bytes: AtomicU64,
+    /// Failed requests that were forgotten, see [`forget_errors`](Self::forget_errors).
+    forgotten_errors: AtomicU64,
     /// Held until the pool is closed.
     lock: Mutex<Option<Locks>>,
     /// Whether the device is not there: no block of it can be read.
@@ -84,7 +86,9 @@ impl Member {
         let roots = Roots::new(Arc::clone(&device), 0);
         let size_bytes = AtomicU64::new(size_bytes);
         let lock = Mutex::named("pool-device-lock", lock);
-        Ok(Self { number, guid, device, roots, size_bytes, lock, missing: false })
+        let forgotten_errors = AtomicU64::new(0);
+        let missing = false;
+        Ok(Self { number, guid, device, roots, size_bytes, forgotten_errors, lock, missing })
     }
 
     /// Creates a member that is only read. The device may be shorter than `size_bytes`; the missing
@@ -97,7 +101,9 @@ impl Member {
         let roots = Roots::new(Arc::clone(&device), 0);
         let size_bytes = AtomicU64::new(size_bytes);
         let lock = Mutex::named("pool-device-lock", lock);
-        Self { number, guid, device, roots, size_bytes, lock, missing: false }
+        let forgotten_errors = AtomicU64::new(0);
+        let missing = false;
+        Self { number, guid, device, roots, size_bytes, forgotten_errors, lock, missing }
     }
 
     /// Creates a member without its device, for a pool that is only read.
@@ -144,6 +150,26 @@ impl Member {
     /// Bytes that the pool uses, labels included.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.size_bytes.load(Ordering::Acquire)
+    }
+
+    /// What is wrong with the device, or `None`.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        let name = self.name();
+        match self.device.health() {
+            Health::Healthy => None,
+            Health::Gone => Some(format!("device {name} is gone")),
+            Health::Degraded { errors } => {
+                let new = errors.saturating_sub(self.forgotten_errors.load(Ordering::Relaxed));
+                (new > 0).then(|| format!("device {name}: {new} requests failed since the import"))
+            }
+        }
+    }
+
+    /// Does not count the requests that have failed so far as [`trouble`](Self::trouble) any more.
+    pub(crate) fn forget_errors(&self) {
+        if let Health::Degraded { errors } = self.device.health() {
+            self.forgotten_errors.store(errors, Ordering::Relaxed);
+        }
     }
 
     /// Executes a request and waits for it. Fails once the pool is closed.

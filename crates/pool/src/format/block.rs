@@ -166,6 +166,19 @@ impl BlockKind {
         })
     }
 
+    /// The kind in words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+            Self::Indirect => "indirect",
+            Self::Dnode => "dnodes",
+            Self::ZapLeaf => "directory leaf",
+            Self::Space => "space map",
+            Self::Root => "root",
+            Self::Gang => "gang",
+        }
+    }
+
     /// Whether it is not user data.
     pub fn is_metadata(self) -> bool {
         self != Self::Data
@@ -285,23 +298,18 @@ impl BlockPtrPhys {
 
 impl fmt::Debug for BlockPtrPhys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (level, bytes) = (self.level, self.logical_bytes);
         if self.is_preallocated() {
-            return write!(f, "preallocated L{} of {} bytes", self.level, self.logical_bytes);
+            return write!(f, "preallocated hole of level {level}, {bytes} bytes a block");
         }
         if self.is_hole() {
             return f.write_str("hole");
         }
-        write!(
-            f,
-            "L{} {:?} {:?} {}L/{}P birth {} fill {} {:?}",
-            self.level,
-            self.block_kind(),
-            self.copies,
-            self.logical_bytes,
-            self.physical_bytes,
-            self.birth_txg,
-            self.fill,
-            Compression::from_raw(self.compression),
-        )
+        let kind = self.block_kind().map_or("unknown", BlockKind::name);
+        write!(f, "{kind} block of level {level}")?;
+        for (at, dva) in self.dvas().enumerate() {
+            write!(f, "{}{dva}", if at == 0 { " at " } else { " and " })?;
+        }
+        write!(f, ", {bytes} bytes ({} stored) of txg {}", self.physical_bytes, self.birth_txg)
     }
 }

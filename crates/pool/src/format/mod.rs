@@ -6,6 +6,7 @@
 
 mod block;
 mod dnode;
+mod errors;
 pub mod gang;
 mod l2_device;
 pub mod label;
@@ -21,6 +22,7 @@ pub use dnode::{
     ATTRIBUTES_MAX, DNODE_BLOCK_BYTES, DNODE_BYTES, DNODES_PER_BLOCK, DnodePhys, ObjectKind,
     TAIL_BYTES,
 };
+pub use errors::{DamageKind, DamagePhys, ERROR_LOG_MAGIC, ERROR_LOG_MAX, ErrorLogPhys};
 pub use l2_device::{L2_DEVICES_MAX, L2_PATH_BYTES, L2DevicePhys};
 pub use log::*;
 pub use objset::{CacheMode, DatasetPhys, ObjsetPhys, SyncMode};

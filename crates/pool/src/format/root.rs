@@ -22,8 +22,10 @@ pub struct RootPhys {
     pub datasets: U64,
     /// Object number of the list of L2 devices, among the pool's own objects; 0 if there is none.
     pub l2_devices: U64,
+    /// Object number of the error log, among the pool's own objects.
+    pub errors: U64,
     /// Zeros.
-    pub reserved: [u8; 32],
+    pub reserved: [u8; 24],
     /// The pool's own objects.
     pub mos: ObjsetPhys,
     /// Zeros.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::format::{BlockKind, BlockPtrPhys, Compression, Dva};
+use crate::format::{BlockPtrPhys, Compression, Dva};
 use crate::store::codec;
 
 /// A block pointer.
@@ -43,7 +43,7 @@ impl BlockPtrInfo {
         let compression = Compression::from_raw(ptr.compression);
         Self {
             copies: ptr.dvas().collect(),
-            kind: ptr.block_kind().map_or_else(|| unknown(ptr.kind), |kind| name_of(kind).into()),
+            kind: ptr.block_kind().map_or_else(|| unknown(ptr.kind), |kind| kind.name().into()),
             level: ptr.level,
             logical_bytes: ptr.logical_bytes.get(),
             physical_bytes: ptr.physical_bytes.get(),
@@ -63,18 +63,6 @@ impl BlockPtrInfo {
     /// Whether it is a hole.
     pub fn is_hole(&self) -> bool {
         self.copies.is_empty()
-    }
-}
-
-fn name_of(kind: BlockKind) -> &'static str {
-    match kind {
-        BlockKind::Data => "data",
-        BlockKind::Indirect => "indirect",
-        BlockKind::Dnode => "dnodes",
-        BlockKind::ZapLeaf => "directory leaf",
-        BlockKind::Space => "space map",
-        BlockKind::Root => "root",
-        BlockKind::Gang => "gang",
     }
 }
 

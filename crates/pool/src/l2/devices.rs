@@ -136,6 +136,8 @@ struct L2DevicesState {
     slots: Vec<L2Slot>,
     /// Why the list is unreadable, or `None`.
     damage: Option<String>,
+    /// Whether the pool is to be used without L2 devices.
+    unwanted: bool,
 }
 
 /// A device of the list.
@@ -172,6 +174,17 @@ impl L2Devices {
     /// Records that the stored list is unreadable. The pool uses no L2 devices.
     pub(crate) fn set_damage(&self, why: String) {
         self.state.lock().damage = Some(why);
+    }
+
+    /// Records that the pool is to be used without the L2 devices that were not passed to the
+    /// import.
+    pub(crate) fn set_unwanted(&self) {
+        self.state.lock().unwanted = true;
+    }
+
+    /// Whether a device that is not in use is missed.
+    pub(crate) fn are_wanted(&self) -> bool {
+        !self.state.lock().unwanted
     }
 
     /// Records the devices of the list as not in use.

@@ -366,12 +366,11 @@ impl Node {
             // The tree has lost its indirect blocks meanwhile.
             return Ok(());
         }
-        let block_error = |error| self.block_error(block, error);
-        let parent = tree::lowest_indirect(store, &tree, block, wait).map_err(block_error)?;
+        let lost = |error| self.lost_pointers(block, error);
+        let parent = tree::lowest_indirect(store, &tree, block, wait).map_err(lost)?;
         let mut content = None;
         if !parent.is_hole() {
-            let found =
-                store.read_with(&parent, Attributes::METADATA, wait).map_err(block_error)?;
+            let found = store.read_with(&parent, Attributes::METADATA, wait).map_err(lost)?;
             let pointers = tree::pointers(&parent, &found)?;
             if let Some(wrong_level) = pointers.iter().find(|ptr| ptr.level != 0) {
                 let text =
@@ -407,8 +406,19 @@ impl Node {
         }
         match store.read_with(ptr, self.attributes(), wait) {
             Ok(content) => Ok(Some(Fetched { ptr: *ptr, content })),
-            Err(error) => Err(self.block_error(block, error)),
+            Err(error) => {
+                store.note_damage(self.number + 1, block, 1, &error);
+                Err(self.block_error(block, error))
+            }
         }
+    }
+
+    /// Notes that the pointers beside that of `block` cannot be read, and adds object and block to
+    /// the error.
+    pub(super) fn lost_pointers(&self, block: u64, error: Error) -> Error {
+        let (first, blocks) = Tree::siblings_of(block);
+        self.objset.store.note_damage(self.number + 1, first, blocks, &error);
+        self.block_error(block, error)
     }
 
     /// Adds the object and the block to the error.

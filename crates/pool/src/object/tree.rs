@@ -72,6 +72,11 @@ impl Tree {
     pub(crate) fn parent_of(block: u64) -> u64 {
         block >> POINTERS_SHIFT
     }
+
+    /// The blocks whose pointers are beside that of `block`: the first one, and their number.
+    pub(crate) fn siblings_of(block: u64) -> (u64, u64) {
+        (Self::parent_of(block) << POINTERS_SHIFT, POINTERS as u64)
+    }
 }
 
 /// Maximum number of blocks in a tree of this height.

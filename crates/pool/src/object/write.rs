@@ -274,7 +274,7 @@ impl Node {
         let store = &self.objset.store;
         let _reading = store.readers().enter();
         let read = tree::lowest_indirect(store, &tree, end, tx.wait());
-        read.map(|_| ()).map_err(|error| self.block_error(end, error))
+        read.map(|_| ()).map_err(|error| self.lost_pointers(end, error))
     }
 
     fn set_size(self: &Arc<Self>, state: &mut NodeState, tx: &Tx, size: u64) -> Result<()> {

@@ -296,7 +296,10 @@ impl Objset {
         if block >= tree.blocks {
             return Ok(None);
         }
-        let in_block = |error: Error| error.doing(format_args!("block {block} of dnodes"));
+        let in_block = |error: Error| {
+            self.store.note_damage(0, block, 1, &error);
+            error.doing(format_args!("block {block} of dnodes"))
+        };
         let ptr = tree::lookup(&self.store, tree, block, wait).map_err(in_block)?;
         if ptr.is_hole() {
             return Ok(None);

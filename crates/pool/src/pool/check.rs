@@ -7,15 +7,20 @@ use forebay_base::sync::atomic::Ordering;
 
 use crate::devices::Member;
 use crate::error::{Error, Result};
-use crate::format::{BlockKind, BlockPtrPhys, Dva};
-use crate::object::tree;
+use crate::error_log::{DamagedRange, TO_THE_END};
+use crate::format::{BlockKind, BlockPtrPhys, DamageKind, Dva};
 use crate::space::{SpaceReport, WalkedRanges};
 
-use super::walk::{BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk};
+use super::errors::{FoundDamage, LoggedDamage};
+use super::walk::{
+    BlockLocation, Bookmark, SPACE_MAPS, SliceEnd, Step, VisitedBlock, Visitor, Walk,
+    kind_of_invalid,
+};
 use super::{Pool, PoolInner};
 
-/// Maximum number of problems that a report lists. Further problems are only counted.
-const LISTED: usize = 64;
+/// Damage of a pool whose space maps cannot be read, so that space was not compared.
+const SPACE_MAPS_LOST: DamagedRange =
+    DamagedRange { dataset: SPACE_MAPS, object: 0, block: 0, blocks: TO_THE_END };
 /// Maximum number of objects that a report lists as unreachable.
 const UNREACHABLE: usize = 1 << 16;
 /// Blocks between two calls of the progress callback.
@@ -44,8 +49,8 @@ pub struct CheckReport {
     pub blocks: u64,
     /// Bytes processed, all copies.
     pub bytes: u64,
-    /// The first blocks and objects that are unreadable or invalid.
-    pub damaged: Vec<String>,
+    /// The first blocks and objects that are unreadable or invalid. The error log has them too.
+    pub damaged: Vec<LoggedDamage>,
     /// Number of unreadable or invalid blocks and objects.
     pub damaged_count: u64,
     /// Objects with blocks whose only copies are on missing devices. Such a block counts as
@@ -182,20 +187,22 @@ impl PoolInner {
             pool: self,
             walked,
             report: CheckReport::default(),
+            found: FoundDamage::default(),
             total_bytes: self.space_stats.lock().allocated_bytes,
             progress,
             is_degraded: self.devices.iter().any(Member::is_missing),
         };
         let complete = Walk::new(self, until, Bookmark::START, &mut checker).run()?;
-        let Checker { mut walked, mut report, .. } = checker;
+        if complete && self.space_maps_lost {
+            checker.note(SPACE_MAPS_LOST, DamageKind::NoGoodCopy);
+        }
+        let Checker { mut walked, mut report, found, .. } = checker;
         report.complete = complete;
+        report.damaged_count = found.count + report.unreachable_count;
+        report.damaged = found.describe(self);
         if complete && !self.space_maps_lost {
             self.look_at_space().root_slots(|dva, bytes| walked.mark(dva, bytes));
             self.log.for_each_extent(&mut |dva, bytes| walked.mark(dva, bytes));
-        }
-        if complete && self.space_maps_lost {
-            report.damaged_count += 1;
-            report.damaged.push("the space maps cannot be read: space was not compared".to_owned());
         }
         let mut found = walked.so_far();
         if complete && !self.space_maps_lost {
@@ -221,6 +228,7 @@ struct Checker<'a> {
     pool: &'a PoolInner,
     walked: WalkedRanges,
     report: CheckReport,
+    found: FoundDamage,
     total_bytes: u64,
     progress: &'a mut dyn FnMut(&CheckProgress) -> ControlFlow<()>,
     /// Whether a device is missing.
@@ -235,8 +243,20 @@ impl Visitor for Checker<'_> {
         }
     }
 
-    fn block(&mut self, block: VisitedBlock<'_>) -> Step {
-        let VisitedBlock { ptr, location, extents, bad, .. } = block;
+    fn block(&mut self, mut block: VisitedBlock<'_>) -> Step {
+        if self.is_unreachable(&block) {
+            self.unreachable(&block);
+            block.bad.clear();
+        }
+        // A copy on a missing device is no damage if another one is good.
+        block.bad.retain(|(copy, _)| !self.is_missing(block.ptr, *copy));
+        if !block.bad.is_empty() {
+            for (copy, error) in &block.bad {
+                tracing::warn!(location = %block.location, copy, %error, "check found a bad copy");
+            }
+            self.note(block.range(), block.damage());
+        }
+        let VisitedBlock { ptr, extents, .. } = block;
         self.report.blocks += 1;
         // The places of root blocks are marked as a whole.
         let is_root = ptr.block_kind() == Some(BlockKind::Root);
@@ -246,21 +266,12 @@ impl Visitor for Checker<'_> {
                 self.walked.mark(dva, bytes);
             }
         }
-        let is_unreachable = self.is_degraded && bad.len() == ptr.copy_count();
-        if is_unreachable && bad.iter().any(|(copy, _)| self.is_missing(ptr, *copy)) {
-            self.unreachable(location, ptr.level);
-        }
-        for (copy, error) in bad {
-            if !self.is_missing(ptr, copy) {
-                self.damaged(location, error.doing(format_args!("copy {copy}")));
-            }
-        }
         if self.report.blocks.is_multiple_of(PROGRESS_BLOCKS) {
             let flow = (self.progress)(&CheckProgress {
                 blocks: self.report.blocks,
                 bytes: self.report.bytes,
                 total_bytes: self.total_bytes,
-                problems: self.report.damaged_count,
+                problems: self.found.count,
             });
             if flow.is_break() {
                 return Err(SliceEnd::Interrupted);
@@ -270,15 +281,26 @@ impl Visitor for Checker<'_> {
     }
 
     fn damaged(&mut self, location: &BlockLocation, error: Error) {
-        self.report.damaged_count += 1;
-        if self.report.damaged.len() < LISTED {
-            self.report.damaged.push(format!("{location}: {error}"));
-        }
+        tracing::warn!(%location, %error, "check found damage");
+        self.note(location.to_the_end(), kind_of_invalid(&error));
     }
 }
 
 impl Checker<'_> {
-    /// Whether a copy is on a missing device. A copy there is no damage if another one is good.
+    fn note(&mut self, range: DamagedRange, kind: DamageKind) {
+        self.found.add(range, kind, self.pool.txgs.synced_txg() + 1);
+        self.pool.store.errors().note(range, kind, 0);
+    }
+
+    /// Whether a block has no good copy, and one on a missing device.
+    fn is_unreachable(&self, block: &VisitedBlock<'_>) -> bool {
+        let is_missing = |(copy, _): &(usize, Error)| self.is_missing(block.ptr, *copy);
+        self.is_degraded
+            && block.bad.len() == block.ptr.copy_count()
+            && block.bad.iter().any(is_missing)
+    }
+
+    /// Whether a copy is on a missing device.
     fn is_missing(&self, ptr: &BlockPtrPhys, copy: usize) -> bool {
         let dva = ptr.copies.get(copy).and_then(|copy| copy.get());
         let member = dva.and_then(|dva| self.pool.devices.get(dva.device));
@@ -286,11 +308,11 @@ impl Checker<'_> {
     }
 
     /// Lists a block that only missing devices have, with all blocks that it leads to.
-    fn unreachable(&mut self, location: &BlockLocation, level: u8) {
-        self.report.damaged_count += 1;
-        let end = location.block.saturating_add(tree::capacity(level.saturating_add(1)));
-        let range = location.block..end;
-        let object = location.object_name();
+    fn unreachable(&mut self, block: &VisitedBlock<'_>) {
+        self.report.unreachable_count += 1;
+        let DamagedRange { block: first, blocks, .. } = block.range();
+        let range = first..first.saturating_add(blocks);
+        let object = block.location.object_name();
         let listed = &mut self.report.unreachable;
         if listed.last().is_none_or(|last| last.object != object) {
             if listed.len() == UNREACHABLE {
@@ -298,10 +320,9 @@ impl Checker<'_> {
             }
             listed.push(UnreachableBlocks { object, blocks: Vec::new() });
         }
-        self.report.unreachable_count += 1;
         let Some(UnreachableBlocks { blocks, .. }) = listed.last_mut() else { return };
         match blocks.last_mut().filter(|last| last.end == range.start) {
-            Some(last) => last.end = end,
+            Some(last) => last.end = range.end,
             None => blocks.push(range),
         }
     }

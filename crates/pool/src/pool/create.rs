@@ -39,7 +39,7 @@ use super::l2::L2DeviceList;
 use super::log_io::LogDevices;
 use super::scrub::Scrubs;
 use super::trim::{self, Trims};
-use super::{Pool, PoolInner, sync_txg};
+use super::{Pool, PoolInner, errors, sync_txg};
 
 /// Lower bound of dirty bytes that may wait for a commit, however small the cache is.
 const DIRTY_MIN_BYTES: u64 = 4 << 20;
@@ -189,6 +189,7 @@ impl Pool {
         let tx = Tx::syncing(first);
         let shift = ZAP_LEAF_BYTES.trailing_zeros() as u8;
         let directory = mos.create(&tx, ObjectKind::Zap, shift, &[])?;
+        let errors = errors::create(&mos, &tx)?;
         let root = BlockPtrPhys::HOLE;
         let l2_list = 0;
         let scrub = ScrubPhys::default();
@@ -199,6 +200,7 @@ impl Pool {
             log,
             mos,
             directory,
+            errors,
             l2_list,
             root,
             scrub,
@@ -231,6 +233,8 @@ pub(super) struct FoundPool {
     pub(super) mos: Arc<Objset>,
     /// Object number of the directory of datasets.
     pub(super) directory: u64,
+    /// Object number of the error log.
+    pub(super) errors: u64,
     /// Object number of the list of L2 devices, or 0.
     pub(super) l2_list: u64,
     pub(super) root: BlockPtrPhys,
@@ -254,6 +258,7 @@ impl FoundPool {
         devices: Arc<Devices>,
         store: Store,
     ) -> Result<Pool> {
+        store.errors().begin(&self.config.pool_name, self.synced + 1);
         let directory =
             Zap::open(Leaves(self.mos.open(self.directory, Wait::Allowed)?), Wait::Allowed)?;
         let tunables = Arc::clone(parts.tunables.txg());
@@ -278,6 +283,7 @@ impl FoundPool {
             mos: self.mos,
             directory,
             directory_number: self.directory,
+            errors_number: self.errors,
             datasets: Mutex::named("datasets", HashMap::new()),
             l2_devices: L2Devices::new(),
             l2_list: L2DeviceList::new(self.l2_list),

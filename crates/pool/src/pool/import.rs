@@ -235,6 +235,7 @@ impl Import<'_> {
             log,
             mos,
             directory: root.datasets.get(),
+            errors: root.errors.get(),
             l2_list: root.l2_devices.get(),
             root: from.root,
             scrub: root.scrub,
@@ -245,6 +246,7 @@ impl Import<'_> {
             claim: self.claim.clone(),
         };
         let pool = found.into_pool(self.parts.clone(), Arc::clone(&self.devices), store)?;
+        pool.inner.load_errors();
         match self.chooses().then(|| pool.inner.names_by_number()) {
             Some(Err(error)) => {
                 pool.give_up();

@@ -179,6 +179,9 @@ impl Pool {
     pub(super) fn attach_l2_devices(&self, given: Vec<Opened>, search: bool, root_txg: u64) {
         let inner = &self.inner;
         let devices = &inner.l2_devices;
+        if inner.read_only || !search {
+            devices.set_unwanted();
+        }
         match inner.l2_list.read(&inner.mos) {
             Ok(entries) if inner.read_only => {
                 devices.set_unused(entries, "the pool is imported for reading only");

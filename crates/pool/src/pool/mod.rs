@@ -7,10 +7,12 @@ mod about;
 mod check;
 mod create;
 mod datasets;
+mod errors;
 mod export;
 mod grow;
 mod handle_view;
 mod handles;
+mod health;
 mod heartbeat;
 mod import;
 mod l2;
@@ -52,8 +54,10 @@ pub use about::{LabelInfo, PoolDevice, destroy, read_label};
 pub use check::{CheckProgress, CheckReport, UnreachableBlocks};
 pub use create::CreateOptions;
 pub(crate) use create::open_owner;
+pub use errors::{DamageReport, DamagedTree, LoggedDamage};
 pub use handle_view::HandleView;
 pub use handles::{Dataset, Directory, Object, ObjectInfo};
+pub use health::{HealthState, PoolHealth};
 use heartbeat::Heartbeats;
 pub use import::ImportOptions;
 pub(crate) use import::read_root;
@@ -89,6 +93,8 @@ pub(crate) struct PoolInner {
     /// Maps dataset names to object numbers.
     directory: Zap<Leaves>,
     directory_number: u64,
+    /// Number of the object of the error log, among the pool's own objects.
+    errors_number: u64,
     datasets: Mutex<HashMap<String, Arc<dataset::DatasetInner>>>,
     l2_devices: L2Devices,
     l2_list: L2DeviceList,

@@ -101,6 +101,8 @@ impl PoolInner {
     /// for its writes and flushes all devices.
     pub(super) fn write_txg(&self, txg: u64, mut space: MutexGuard<'_, Space>) -> Result<()> {
         let space = &mut *space;
+        // Before the error log is stored: that has all damage that the bookmark has passed.
+        let scrub = self.scrub.phys();
         let mos = self.sync_objects(space, txg)?;
         let places = space.place_root(self.devices.sector_bytes().max(ROOT_BYTES as u64))?;
         let mut root = RootPhys::new_zeroed();
@@ -112,7 +114,8 @@ impl PoolInner {
         let mut writer = UncachedWriter(&self.store);
         root.space = space.sync(txg, &mut writer)?;
         root.log = self.log.root_for(txg);
-        root.scrub = self.scrub.phys();
+        root.scrub = scrub;
+        root.errors = self.errors_number.into();
         let root = writer.write(BlockKind::Root, places, root.as_bytes(), txg)?;
         // The first barrier: the tree is durable before an uberblock points to it.
         self.store.wait_and_flush()?;
@@ -129,6 +132,7 @@ impl PoolInner {
         self.note_discards(space);
         space.committed(txg)?;
         *self.root.lock() = root;
+        self.store.errors().set_txg(txg + 1);
         self.store.l2().note_durable(txg);
         self.log.synced(txg);
         self.update_free(space);
@@ -140,8 +144,9 @@ impl PoolInner {
 
     /// Writes the datasets, then the pool's own objects.
     fn sync_objects(&self, space: &mut Space, txg: u64) -> Result<ObjsetPhys> {
-        let mut ctx = SyncContext::new(&self.store, space, txg);
         let tx = Tx::syncing(txg);
+        self.store_errors(&tx, space);
+        let mut ctx = SyncContext::new(&self.store, space, txg);
         let datasets: Vec<_> = self.datasets.lock().values().cloned().collect();
         for dataset in datasets {
             if let Some(phys) = dataset.sync(&mut ctx)? {

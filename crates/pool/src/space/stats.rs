@@ -50,6 +50,11 @@ pub(crate) struct DeviceSpace {
 
 impl Space {
     /// Returns the statistics.
+    /// Bytes that can be allocated now.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.free_units * SECTOR_UNIT
+    }
+
     pub(crate) fn stats(&self) -> SpaceStats {
         let used = self.total_units.saturating_sub(self.free_units + self.deferred_units);
         let largest = self.metaslabs.iter().map(|metaslab| metaslab.largest_units()).max();

@@ -219,6 +219,7 @@ fn unpack(shared: &Shared, bp: &BlockPtrPhys, cause: ReadCause, read: Read) -> R
     })?;
     if !codec::verify(bp, &physical) {
         counters.add(StoreCounters::VERIFY_FAILURES, 0, 1);
+        tracing::warn!(block = ?bp, copy = 0, "checksum mismatch");
         return Err(Error::new(ErrorKind::Corrupt, format!("{bp:?}: checksum mismatch")));
     }
     if codec::is_plain(bp, &physical) {

@@ -51,8 +51,9 @@ use forebay_cache::{Attributes, OwnerId};
 use crate::block_cache::BlockCache;
 use crate::block_key::BlockKey;
 use crate::devices::Devices;
-use crate::error::Error;
-use crate::format::{BlockKind, BlockPtrPhys, CacheMode, Compression, Dva, DvaPhys};
+use crate::error::{Error, ErrorKind};
+use crate::error_log::{DamagedRange, ErrorLog};
+use crate::format::{BlockKind, BlockPtrPhys, CacheMode, Compression, DamageKind, Dva, DvaPhys};
 use crate::l2::PoolL2;
 use async_read::InFlightPrefetches;
 use counters::StoreCounters;
@@ -104,6 +105,7 @@ struct Shared {
     in_flight: InFlightWrites,
     readers: Readers,
     heals: Heals,
+    errors: ErrorLog,
 }
 
 /// Keeps an owner of cache keys open.
@@ -175,6 +177,7 @@ impl Store {
             in_flight: InFlightWrites::new(in_flight_bytes),
             readers: Readers::new(),
             heals: Heals::new(),
+            errors: ErrorLog::new(),
         });
         let l2 = PoolL2::new(cache.l2());
         let hold = hold(&cache, &l2, owner, CacheMode::All);
@@ -239,6 +242,20 @@ impl Store {
         &self.shared.heals
     }
 
+    /// The error log of the pool.
+    pub(crate) fn errors(&self) -> &ErrorLog {
+        &self.shared.errors
+    }
+
+    /// Notes in the error log that a read of blocks of this store has failed, if the cause is
+    /// damage. `object` is 0 for the tree of dnodes, else 1 + the number of an object.
+    pub(crate) fn note_damage(&self, object: u64, block: u64, blocks: u64, error: &Error) {
+        let Some(kind) = damage_of(error) else { return };
+        if let Some(dataset) = self.l2.dataset_of_owner(self.owner) {
+            self.errors().note(DamagedRange { dataset, object, block, blocks }, kind, 0);
+        }
+    }
+
     /// Returns the cache key of a block.
     #[inline]
     pub(crate) fn key(&self, bp: &BlockPtrPhys) -> BlockKey {
@@ -258,5 +275,14 @@ impl Store {
 
     fn count(&self, counter: Counter, n: u64) {
         self.shared.counters.add(counter, 0, n);
+    }
+}
+
+/// The damage that the error of a read without a good copy means; `None` if it means none.
+pub(crate) fn damage_of(error: &Error) -> Option<DamageKind> {
+    match error.kind() {
+        ErrorKind::Corrupt => Some(DamageKind::NoGoodCopy),
+        ErrorKind::Device => Some(DamageKind::Unreadable),
+        _ => None,
     }
 }

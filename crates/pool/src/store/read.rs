@@ -326,6 +326,10 @@ impl Store {
         let physical = self.read_physical(bp, n, cause)?;
         if !codec::verify(bp, &physical) {
             self.count(StoreCounters::VERIFY_FAILURES, 1);
+            // A scrub reads without being a reader: the block may have been freed meanwhile.
+            if cause != ReadCause::Scrub {
+                tracing::warn!(block = ?bp, copy = n, "checksum mismatch");
+            }
             let text = format!("copy {n} of {bp:?}: checksum mismatch");
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
@@ -380,7 +384,7 @@ impl Store {
             1,
         );
         match (&healed, bp.copies.get(n).and_then(|copy| copy.get())) {
-            (Ok(()), dva) => tracing::info!(?dva, copy = n, "healed block"),
+            (Ok(()), dva) => tracing::warn!(?dva, copy = n, "healed block"),
             (Err(error), dva) => tracing::warn!(?dva, copy = n, %error, "cannot heal block"),
         }
         healed

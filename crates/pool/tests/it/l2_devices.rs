@@ -13,8 +13,8 @@ use forebay_io::{
 };
 use forebay_pool::format::CacheMode;
 use forebay_pool::{
-    BlockCache, CreateOptions, Dataset, DatasetSettings, ErrorKind, ImportOptions, L2Device,
-    L2DeviceState, L2DeviceStats, Object, Opened, Pool,
+    BlockCache, CreateOptions, Dataset, DatasetSettings, ErrorKind, HealthState, ImportOptions,
+    L2Device, L2DeviceState, L2DeviceStats, Object, Opened, Pool,
 };
 
 use crate::common::{MIB, cache, check, create, create_options, dataset, import_options, memory};
@@ -178,6 +178,7 @@ fn a_pool_works_without_its_l2_device() {
     pool.export().unwrap();
     let pool = import(&fixture.device, &[], &fixture.cache);
     assert!(unavailable(&pool).contains("does without"), "{}", unavailable(&pool));
+    assert_eq!(pool.health().state, HealthState::Online, "it is not wanted");
     let data = pool.dataset("data").unwrap();
     read(&data.object(number).unwrap(), 1);
     let tx = pool.begin().unwrap();
@@ -330,6 +331,9 @@ fn a_failing_l2_device_costs_only_its_hits() {
     }
     let state = only(&pool).state;
     assert!(matches!(state, L2DeviceState::Failed(_)), "{state:?} {:?}", stats(&pool));
+    let health = pool.health();
+    assert_eq!(health.state, HealthState::Degraded, "{health:?}");
+    assert!(health.reasons[0].contains(": failed: "), "{health:?}");
     check(&pool);
     drop((object, data));
     // The label cannot be voided, but the device is removed from the pool.

@@ -124,7 +124,10 @@ fn rot_of_the_only_copy_is_an_error_that_names_object_and_block() {
     }
     let report = pool.check(&mut |_| ControlFlow::Continue(())).expect("a check");
     assert_eq!(report.damaged_count, 1, "{report}");
-    assert!(report.damaged[0].contains(&format!("object {number}, block 2")), "{report}");
+    assert!(
+        report.damaged[0].to_string().contains(&format!("object {number}, block 2")),
+        "{report}"
+    );
     assert!(report.leaked.is_empty() && report.double.is_empty(), "{report}");
     let report = pool.scrub(&mut |_| ControlFlow::Continue(())).expect("a scrub");
     assert_eq!((report.healed, report.lost_count), (0, 1), "{report:?}");

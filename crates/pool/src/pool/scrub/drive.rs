@@ -6,14 +6,15 @@ use std::time::Duration;
 use forebay_base::sync::MutexGuard;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::ScrubState;
+use crate::error_log::DamagedRange;
+use crate::format::{DamageKind, ScrubState};
 
 use super::super::PoolInner;
-use super::super::walk::{BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk};
+use super::super::walk::{
+    BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk, kind_of_invalid,
+};
 use super::{Failure, ScrubProgress, ScrubReport, ScrubRun, Scrubs, WAIT, failure_of};
 
-/// Maximum number of lost blocks that are listed. Further ones are only counted.
-const LISTED: usize = 64;
 /// Blocks between two calls of the progress callback.
 const PROGRESS_BLOCKS: u64 = 64;
 /// Time between commits that only store the bookmark, if nothing else is committed.
@@ -38,6 +39,7 @@ impl PoolInner {
         let mut driver = Driver {
             pool: self,
             progress,
+            until_txg: status.txg,
             block: BlockCounts::default(),
             clock_ns: now_ns,
             paid_ns: now_ns,
@@ -53,6 +55,7 @@ impl PoolInner {
                 Ok(true) => {
                     run.request = None;
                     run.end(ScrubState::Finished);
+                    self.store.errors().finish_scrub(status.txg);
                 }
                 Ok(false) if run.request.is_some() => run.carry_out(),
                 Ok(false) if paused => run.end(ScrubState::Paused),
@@ -67,7 +70,8 @@ impl PoolInner {
             ScrubState::Running => Ok(0),
             _ => self.txgs.sync_now(),
         };
-        let report = self.scrub.run.lock().report();
+        let status = self.scrub.run.lock().record.status;
+        let report = self.scrub_report(&status);
         let (healed, lost) = (report.healed, report.lost_count);
         tracing::info!(pool = &*self.name, ?state, healed, lost, "scrub ended");
         let result = walked.and(synced);
@@ -95,12 +99,13 @@ struct BlockCounts {
     blocks: u64,
     bytes: u64,
     healed: u64,
-    lost: Vec<String>,
+    lost: u64,
 }
 
 struct Driver<'a> {
     pool: &'a PoolInner,
     progress: &'a mut dyn FnMut(&ScrubProgress) -> ControlFlow<()>,
+    until_txg: u64,
     /// The block that was read last.
     block: BlockCounts,
     /// Until when the time is in the record.
@@ -126,11 +131,9 @@ impl<'a> Driver<'a> {
         status.blocks += block.blocks;
         status.bytes += block.bytes;
         status.healed += block.healed;
-        status.lost += block.lost.len() as u64;
+        status.lost += block.lost;
         status.active_ns += now_ns.saturating_sub(self.clock_ns);
         self.clock_ns = now_ns;
-        let left = LISTED.saturating_sub(run.lost.len());
-        run.lost.extend(block.lost.into_iter().take(left));
         run
     }
 
@@ -219,7 +222,8 @@ impl Visitor for Driver<'_> {
             }
         }
         if let Some(error) = failed {
-            self.damaged(block.location, error);
+            tracing::error!(location = %block.location, %error, "scrub found damage");
+            self.note(block.range(), block.damage());
         }
         self.block.blocks += 1;
         self.block.bytes += block.extents.iter().map(|(_, bytes)| bytes).sum::<u64>();
@@ -228,6 +232,13 @@ impl Visitor for Driver<'_> {
 
     fn damaged(&mut self, location: &BlockLocation, error: Error) {
         tracing::error!(%location, %error, "scrub found damage");
-        self.block.lost.push(format!("{location}: {error}"));
+        self.note(location.to_the_end(), kind_of_invalid(&error));
+    }
+}
+
+impl Driver<'_> {
+    fn note(&mut self, range: DamagedRange, kind: DamageKind) {
+        self.block.lost += 1;
+        self.pool.store.errors().note(range, kind, self.until_txg);
     }
 }

@@ -34,7 +34,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{ScrubPhys, ScrubState};
 
 use super::walk::Bookmark;
-use super::{CheckProgress, Pool, PoolInner};
+use super::{CheckProgress, LoggedDamage, Pool, PoolInner};
 
 pub use counters::ScrubCounters;
 use record::ScrubRecord;
@@ -60,9 +60,9 @@ pub struct ScrubReport {
     pub bytes: u64,
     /// Bad copies that were rewritten.
     pub healed: u64,
-    /// The first blocks without a good copy, and the first objects that are invalid, of those found
-    /// since the import.
-    pub lost: Vec<String>,
+    /// Blocks without a good copy, and objects that are invalid, as far as the error log has space
+    /// for them.
+    pub lost: Vec<LoggedDamage>,
     /// Number of such blocks and objects.
     pub lost_count: u64,
 }
@@ -82,8 +82,6 @@ pub(super) struct Scrubs {
 /// Protected by `pool-scrub`.
 struct ScrubRun {
     record: ScrubRecord,
-    /// Descriptions of the first lost blocks since the import.
-    lost: Vec<String>,
     /// The state that the driver is asked to leave the scrub in.
     request: Option<ScrubState>,
     /// Number of drivers since the import. Tells a thread that waits for a driver whether the
@@ -99,7 +97,7 @@ struct ScrubRun {
 
 /// How a driver has ended.
 struct Outcome {
-    report: ScrubReport,
+    status: ScrubStatus,
     /// The error that ended it, or that of its last commit: kind and text.
     failure: Option<Failure>,
 }
@@ -111,20 +109,10 @@ fn failure_of<T>(result: &Result<T>) -> Option<Failure> {
     result.as_ref().err().map(|error| (error.kind(), error.to_string()))
 }
 
-impl Outcome {
-    fn result(&self) -> Result<ScrubReport> {
-        match &self.failure {
-            Some((kind, text)) => Err(Error::new(*kind, text.clone())),
-            None => Ok(self.report.clone()),
-        }
-    }
-}
-
 impl Scrubs {
     pub(super) fn new(phys: &ScrubPhys) -> Self {
         let run = ScrubRun {
             record: ScrubRecord::of(phys),
-            lost: Vec::new(),
             request: None,
             drivers: 0,
             outcome: None,
@@ -352,12 +340,19 @@ impl Pool {
             let flow = progress(&now);
             run = scrub.run.lock();
             if flow.is_break() {
-                return Ok(run.report());
+                let status = run.record.status;
+                drop(run);
+                return Ok(self.inner.scrub_report(&status));
             }
         }
-        match &run.outcome {
-            Some(outcome) => outcome.result(),
-            None => Ok(run.report()),
+        let (status, failure) = match &run.outcome {
+            Some(outcome) => (outcome.status, outcome.failure.clone()),
+            None => (run.record.status, None),
+        };
+        drop(run);
+        match failure {
+            Some((kind, text)) => Err(Error::new(kind, text)),
+            None => Ok(self.inner.scrub_report(&status)),
         }
     }
 }
@@ -402,7 +397,7 @@ impl ScrubRun {
 
     fn leave(&mut self, failure: Option<Failure>) {
         self.record.status.is_active = false;
-        self.outcome = Some(Outcome { report: self.report(), failure });
+        self.outcome = Some(Outcome { status: self.record.status, failure });
         self.jobs -= 1;
     }
 
@@ -413,19 +408,6 @@ impl ScrubRun {
             bytes: status.bytes,
             total_bytes: status.total_bytes,
             problems: status.lost,
-        }
-    }
-
-    fn report(&self) -> ScrubReport {
-        let status = &self.record.status;
-        ScrubReport {
-            complete: status.state == ScrubState::Finished,
-            state: status.state,
-            blocks: status.blocks,
-            bytes: status.bytes,
-            healed: status.healed,
-            lost: self.lost.clone(),
-            lost_count: status.lost,
         }
     }
 
@@ -460,6 +442,19 @@ impl ScrubRun {
 }
 
 impl PoolInner {
+    /// The result of the newest scrub so far.
+    fn scrub_report(&self, status: &ScrubStatus) -> ScrubReport {
+        ScrubReport {
+            complete: status.state == ScrubState::Finished,
+            state: status.state,
+            blocks: status.blocks,
+            bytes: status.bytes,
+            healed: status.healed,
+            lost: self.damage_of_scrub(status.txg),
+            lost_count: status.lost,
+        }
+    }
+
     /// Makes the calling thread the driver of the scrub, which is new or goes on.
     fn begin_scrub(&self) -> Result<()> {
         self.check_writable()?;
@@ -488,7 +483,6 @@ impl PoolInner {
             ..Default::default()
         };
         run.record = ScrubRecord { status: new, at: Bookmark::START };
-        run.lost.clear();
         Ok(())
     }
 }

@@ -33,8 +33,9 @@ use forebay_base::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_log::{DamagedRange, TO_THE_END};
 use crate::format::{
-    BlockKind, BlockPtrPhys, DNODE_BYTES, DNODES_PER_BLOCK, DatasetPhys, DnodePhys, Dva,
+    BlockKind, BlockPtrPhys, DNODE_BYTES, DNODES_PER_BLOCK, DamageKind, DatasetPhys, DnodePhys, Dva,
 };
 use crate::object::DataFields;
 use crate::object::tree;
@@ -49,7 +50,7 @@ use find::{Currency, Trees};
 const STARVED_MAX: u32 = 1000;
 
 /// [`Bookmark::dataset`] of the root block and the space maps.
-const SPACE_MAPS: u64 = u64::MAX;
+pub(super) const SPACE_MAPS: u64 = u64::MAX;
 /// [`Bookmark::height`] above every block of a tree.
 const TOP: u8 = u8::MAX;
 
@@ -102,6 +103,12 @@ impl BlockLocation {
             (_, Some(object)) => format!("dataset {}, object {object}", self.name),
         }
     }
+
+    /// The blocks from here on, for damage that has no known end.
+    pub(super) fn to_the_end(&self) -> DamagedRange {
+        let Self { dataset, object, block, .. } = *self;
+        DamagedRange { dataset, object, block, blocks: TO_THE_END }
+    }
 }
 
 impl std::fmt::Display for BlockLocation {
@@ -122,6 +129,24 @@ pub(super) struct VisitedBlock<'a> {
     pub(super) extents: &'a [(Dva, u64)],
     /// Copies that cannot be read, with their errors.
     pub(super) bad: Vec<(usize, Error)>,
+}
+
+impl VisitedBlock<'_> {
+    /// The blocks of the tree that cannot be reached without this one.
+    pub(super) fn range(&self) -> DamagedRange {
+        let blocks = tree::capacity(self.ptr.level.saturating_add(1));
+        DamagedRange { blocks, ..self.location.to_the_end() }
+    }
+
+    /// The damage of a block with bad copies.
+    pub(super) fn damage(&self) -> DamageKind {
+        let device = |(_, error): &(usize, Error)| error.kind() == ErrorKind::Device;
+        match self.bad.len() < self.ptr.copy_count() {
+            true => DamageKind::BadCopy,
+            false if self.bad.iter().all(device) => DamageKind::Unreadable,
+            false => DamageKind::NoGoodCopy,
+        }
+    }
 }
 
 /// Why a slice ended early.
@@ -499,6 +524,14 @@ fn read_copies(store: &Store, ptr: &BlockPtrPhys, wants_content: bool) -> Result
 /// Whether an error concerns one block, and not the whole walk.
 fn is_damage(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Device)
+}
+
+/// The damage of a structure that is not a copy of a visited block.
+pub(super) fn kind_of_invalid(error: &Error) -> DamageKind {
+    match error.kind() {
+        ErrorKind::Device => DamageKind::Unreadable,
+        _ => DamageKind::Invalid,
+    }
 }
 
 /// The attributes of a dataset's object.

@@ -205,6 +205,6 @@ fn a_scrub_goes_on_beneath_a_gang_that_it_healed_from_pieces_of_both_copies() {
     let report = fixture.pool.scrub(&mut |_| ControlFlow::Continue(())).expect("it runs");
     assert_eq!((report.complete, report.healed, report.lost_count), (true, 2, 1), "{report:?}");
     let text = format!("dataset data, object {}, block {}:", fixture.object, fixture.first + 5);
-    assert!(report.lost[0].starts_with(&text), "{:?}", report.lost);
+    assert!(report.lost[0].to_string().starts_with(&text), "{:?}", report.lost);
     store.read_copy(&fixture.gang, 0).expect("it is healed");
 }

@@ -1,0 +1,28 @@
+//! `forebay clear`: empties the error log of a pool.
+
+use crate::args::ClearArgs;
+use crate::control::Request;
+use crate::control::client::{self, Target};
+use crate::error::Result;
+use crate::memory::MemoryPlan;
+use crate::output;
+use crate::pools::{self, ImportRequest};
+
+pub(crate) fn run(args: &ClearArgs) -> Result<()> {
+    let name = match client::find(&args.pool)? {
+        Target::InUse { process, pool } => {
+            process.ask::<()>(&Request::Clear { pool: pool.guid })?;
+            pool.name
+        }
+        Target::Paths(paths) => {
+            let cache = pools::cache(MemoryPlan::small())?;
+            let pool = pools::import(&ImportRequest::plain(paths, false), &cache)?;
+            let name = pool.name().to_owned();
+            pool.clear_errors()?;
+            pool.export()?;
+            name
+        }
+    };
+    output::line(&format!("cleared the errors of pool {name}"));
+    Ok(())
+}

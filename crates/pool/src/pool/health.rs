@@ -1,0 +1,129 @@
+//! The health of a pool, in one word and with its reasons.
+
+use std::fmt;
+
+use crate::error::ErrorKind;
+use crate::l2::L2DeviceState;
+
+use super::{Pool, PoolInner};
+
+/// The health of an imported pool, best first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
+pub enum HealthState {
+    /// Nothing is wrong.
+    #[default]
+    Online,
+    /// No data is known to be lost, but a device has errors, an L2 device cannot be used, or a
+    /// block has a bad copy.
+    Degraded,
+    /// The error log names damage: data or metadata without a good copy. Or the pool is imported
+    /// read-only without a device, or without structures that cannot be read.
+    Damaged,
+    /// Nothing is written any more.
+    Suspended,
+}
+
+impl HealthState {
+    /// The state as a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Online => "online",
+            Self::Degraded => "degraded",
+            Self::Damaged => "damaged",
+            Self::Suspended => "suspended",
+        }
+    }
+}
+
+impl fmt::Display for HealthState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The health of an imported pool.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct PoolHealth {
+    /// The health, of the worst reason.
+    pub state: HealthState,
+    /// What is wrong, worst first.
+    pub reasons: Vec<String>,
+}
+
+impl PoolHealth {
+    fn add(&mut self, state: HealthState, reason: String) {
+        self.state = self.state.max(state);
+        self.reasons.push(reason);
+    }
+}
+
+impl Pool {
+    /// The health of the pool, as far as it is known in memory. Reads nothing from devices.
+    pub fn health(&self) -> PoolHealth {
+        self.inner.health()
+    }
+}
+
+impl PoolInner {
+    fn health(&self) -> PoolHealth {
+        let mut health = PoolHealth::default();
+        if let Err(error) = self.txgs.check_running()
+            && error.kind() == ErrorKind::Suspended
+        {
+            health.add(HealthState::Suspended, format!("suspended: {error}"));
+        }
+        if self.read_only {
+            self.import_notes
+                .iter()
+                .for_each(|note| health.add(HealthState::Damaged, note.clone()));
+        }
+        let errors = self.store.errors().counts();
+        if errors.lost > 0 {
+            let text = format!("{} without a good copy", counted(errors.lost, "range of blocks"));
+            health.add(HealthState::Damaged, text);
+        }
+        if errors.unlisted > 0 {
+            let text = format!("{} did not fit the error log", counted(errors.unlisted, "error"));
+            health.add(HealthState::Damaged, text);
+        }
+        if errors.bad_copies > 0 {
+            let text = format!("{} with a bad copy", counted(errors.bad_copies, "range of blocks"));
+            health.add(HealthState::Degraded, text);
+        }
+        for trouble in self.devices.iter().filter_map(|member| member.trouble()) {
+            health.add(HealthState::Degraded, trouble);
+        }
+        self.add_l2_devices(&mut health);
+        health
+    }
+
+    fn add_l2_devices(&self, health: &mut PoolHealth) {
+        if let Some(why) = self.l2_devices.damage() {
+            health.add(HealthState::Degraded, format!("no L2 device is used: {why}"));
+        }
+        let wanted = self.l2_devices.are_wanted();
+        for device in self.l2_devices.info() {
+            let why = match &device.state {
+                L2DeviceState::Failed(why) => why,
+                L2DeviceState::Unavailable(why) if wanted => why,
+                _ => continue,
+            };
+            let (path, state) = (&device.path, device.state.name());
+            health.add(HealthState::Degraded, format!("L2 device {path}: {state}: {why}"));
+        }
+    }
+}
+
+fn counted(count: u64, one: &str) -> String {
+    match (count, one.split_once(' ')) {
+        (1, _) => format!("1 {one}"),
+        (_, Some((first, rest))) => format!("{count} {first}s {rest}"),
+        (_, None) => format!("{count} {one}s"),
+    }
+}
