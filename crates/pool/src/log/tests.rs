@@ -511,6 +511,26 @@ fn a_torn_batch_is_not_replayed_at_all() {
     assert_eq!(records(0), whole);
 }
 
+/// Group 2 is given up while the log has a record of group 4 after it: group 3 was not durable yet.
+#[test]
+fn records_after_a_group_that_was_given_up_are_not_replayed() {
+    let storage = memory();
+    let versions = Versions::default();
+    let first = sync(&create(&storage, &extents()), 1);
+    let log = open(&storage, &first);
+    assert_eq!(replay_all(&log, &first), []);
+    let second = sync(&log, 2);
+    log.append(4, DATASET, 1, Change::Destroy);
+    assert_eq!(log.commit(Some((DATASET, 1)), &versions), Committed::Durable);
+    assert_eq!(replay_all(&open(&storage, &second), &second).len(), 1);
+
+    let log = open(&storage, &first);
+    log.give_up_groups(1);
+    assert_eq!(replay_all(&log, &first), []);
+    let third = sync(&log, 3);
+    assert_eq!(replay_all(&open(&storage, &third), &third), []);
+}
+
 #[test]
 fn without_a_ring_every_commit_waits_for_the_txg() {
     let storage = memory();

@@ -105,10 +105,21 @@ impl Import<'_> {
     /// The groups after `chosen`, as a number and as a time.
     fn lost_since(&self, chosen: &Uberblock) -> String {
         let newest = self.newest();
-        let newer = self.uberblocks.iter().filter(|one| one.txg > chosen.txg).count();
+        let newer = self.groups_after(chosen);
         let s = if newer == 1 { "" } else { "s" };
         let seconds = newest.time_ns.saturating_sub(chosen.time_ns) as f64 / NS_PER_SECOND;
         format!("{newer} transaction group{s}: the changes of {seconds:.1} s, and later ones")
+    }
+
+    /// Number of groups of the newest history after `chosen`, as far as there are uberblocks.
+    fn groups_after(&self, chosen: &Uberblock) -> u64 {
+        let (mut count, mut next) = (0, Some(self.newest()));
+        while let Some(group) = next.filter(|group| group.txg > chosen.txg) {
+            count += 1;
+            let previous = group.previous_txg.min(group.txg - 1);
+            next = self.uberblocks.iter().find(|one| one.txg == previous);
+        }
+        count
     }
 
     /// Adds to the error of the newest group whether an older one is whole.
