@@ -64,8 +64,11 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
         let hint = "the pool accepts no writes; run `forebay export`, repair the device, and mount the pool again";
         put("SUSPENDED", format!("{why}; {hint}"));
     }
-    for note in &status.import_notes {
-        put("import", note.clone());
+    if !status.read_only {
+        status.import_notes.iter().for_each(|note| put("import", note.clone()));
+    }
+    if status.devices.iter().any(|device| device.missing) {
+        put("hint", "give all of its devices, joined by `:`".to_owned());
     }
     put(
         "space",

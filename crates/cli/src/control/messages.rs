@@ -131,6 +131,9 @@ pub(crate) struct DeviceInfo {
     pub(crate) size_bytes: u64,
     pub(crate) engine: String,
     pub(crate) direct: bool,
+    /// Whether the pool is read without the device.
+    #[serde(default)]
+    pub(crate) missing: bool,
 }
 
 /// An L2 device of a pool.

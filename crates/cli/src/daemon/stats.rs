@@ -150,6 +150,7 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         size_bytes: device.size_bytes,
         engine: device.engine,
         direct: device.direct,
+        missing: device.missing,
     };
     PoolStatus {
         name: pool.name().to_owned(),
