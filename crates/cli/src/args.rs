@@ -44,6 +44,8 @@ pub(crate) enum Command {
     Import(ImportArgs),
     /// Unmount all datasets of a pool, commit its last transaction group, and close its devices
     Export(ExportArgs),
+    /// Resume a suspended pool whose devices work again
+    Clear(ClearArgs),
     /// Use the added space of grown devices, or add devices
     Expand(ExpandArgs),
     /// Mount a dataset of a pool
@@ -206,6 +208,15 @@ pub(crate) struct ExportArgs {
     /// Detach busy mounts; the pool is exported when their last file is closed
     #[arg(long)]
     pub(crate) lazy: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  forebay clear tank\n\n\
+    The daemon repeats the request that failed, and then writes the rest of the transaction group. The command returns\n\
+    once the group is durable, or with the error if a device still fails: then the pool stays suspended.")]
+pub(crate) struct ClearArgs {
+    #[arg(help = POOL_HELP)]
+    pub(crate) pool: String,
 }
 
 #[derive(Debug, Args)]

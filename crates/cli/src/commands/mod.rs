@@ -2,6 +2,7 @@
 
 mod cache;
 mod check;
+mod clear;
 mod completions;
 mod create;
 mod dataset;
@@ -47,6 +48,7 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<()> {
         Command::Create(args) => create::run(&args),
         Command::Import(args) => import::run(&args, log),
         Command::Export(args) => export::run(&args),
+        Command::Clear(args) => clear::run(&args),
         Command::Expand(args) => expand::run(&args),
         Command::Mount(args) => mount::run(args, log),
         Command::Umount(args) => umount::run(&args),

@@ -56,8 +56,7 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
     put("pool", format!("{} ({:016x})", status.name, status.guid));
     put("state", format!("{}{read_only}", status.state));
     if let Some(why) = &status.suspended {
-        let hint = "the pool accepts no writes; run `forebay export`, repair the device, and mount the pool again";
-        put("SUSPENDED", format!("{why}; {hint}"));
+        put("SUSPENDED", format!("the pool accepts no writes: {why}"));
     }
     put(
         "space",

@@ -57,6 +57,8 @@ pub(crate) enum Request {
     Export { pool: u64, lazy: bool },
     /// Status of a pool: [`messages::PoolStatus`].
     Status { pool: u64 },
+    /// Resume a suspended pool: no content.
+    Clear { pool: u64 },
     /// Use the added space of grown devices, and add devices: [`messages::ExpandReport`].
     Expand { pool: u64, add: Vec<PathBuf>, force: bool },
     /// Check a pool: [`messages::JobReport`], with progress.

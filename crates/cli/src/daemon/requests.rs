@@ -58,6 +58,7 @@ impl Daemon {
                 let state = if imported.mounts().is_empty() { "imported" } else { "mounted" };
                 answer(&stats::pool_status(&imported.pool, Some(&imported), state))
             }
+            Request::Clear { pool } => answer(&self.clear_pool(pool)?),
             Request::Expand { pool, add, force } => {
                 let imported = self.pool(pool)?;
                 let expanded = expand_pool(&imported.pool, &add, force, &mut |path| {
@@ -95,6 +96,14 @@ impl Daemon {
             }
             Request::Stats => answer(&stats::process(self)),
         }
+    }
+
+    /// Resumes a suspended pool.
+    fn clear_pool(&self, pool: u64) -> Result<()> {
+        let imported = self.pool(pool)?;
+        imported.pool.clear()?;
+        self.screen.say(&format!("resumed pool {}", imported.pool.name()));
+        Ok(())
     }
 
     fn export_pool(self: &Arc<Self>, pool: u64, lazy: bool) -> Result<()> {

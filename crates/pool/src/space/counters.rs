@@ -17,6 +17,8 @@ forebay_base::counters! {
     matured_bytes;
     /// Allocations refused because no free range was long enough, or only the reserve was left.
     refused;
+    /// Bytes that are not allocated again before the next import, because a write to them failed.
+    avoided_bytes;
     /// Second copies that were placed closer to the first than an eighth of the device.
     copies_near;
     /// Times that an allocation switched to another metaslab.

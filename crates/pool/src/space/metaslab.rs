@@ -7,8 +7,11 @@
 //!
 //! # Invariants
 //!
-//! - The free set, the run, the deferred ranges and the allocated ranges are disjoint.
-//! - `free_units` counts free set and run. If unloaded, it is the count that loading will yield.
+//! - The free set, the run, the withheld, the deferred and the allocated ranges are disjoint.
+//! - `free_units` counts free set, run and withheld ranges. If unloaded, it is the count that
+//!   loading will yield.
+//! - A withheld range is free, but a write to it has failed since the import: it is not allocated.
+//!   On the devices it is a free range like others.
 //! - `deferred` has the frees of txgs that are not mature, at most one list per txg.
 //! - `needed` is the oldest record of the log with an entry that the base lacks.
 
@@ -93,6 +96,10 @@ pub(super) struct Metaslab {
     /// Frees of earlier txgs, by txg, oldest first. Each list is sorted; its ranges do not adjoin.
     pub(super) deferred: VecDeque<(u64, Vec<Run>)>,
     pub(super) needed: Option<u64>,
+    /// Ranges to which a write has failed since the import.
+    bad: Vec<Run>,
+    /// The parts of `bad` that are free.
+    withheld: Vec<Run>,
     /// Whether its base must be written with this txg, because its size changed.
     pub(super) must_flush: bool,
 }
@@ -110,8 +117,45 @@ impl Metaslab {
             freed: Vec::new(),
             deferred: VecDeque::new(),
             needed: None,
+            bad: Vec::new(),
+            withheld: Vec::new(),
             must_flush: false,
         }
+    }
+
+    /// A write to this range, which is in use, has failed. It is not allocated again.
+    pub(super) fn avoid(&mut self, run: Run) {
+        self.bad.push(run);
+    }
+
+    /// Moves the bad parts of ranges that become free to `withheld`. Returns the others.
+    fn withhold(&mut self, runs: Vec<Run>) -> Vec<Run> {
+        let mut good = Vec::with_capacity(runs.len());
+        let mut rest = runs;
+        while let Some(run) = rest.pop() {
+            let Some(bad) = self.bad.iter().find(|bad| bad.overlaps(run)) else {
+                good.push(run);
+                continue;
+            };
+            let (start, end) = (bad.start.max(run.start), bad.end().min(run.end()));
+            self.withheld.push(Run::new(start, end - start));
+            let around = [(run.start, start), (end, run.end())];
+            let around = around.into_iter().filter(|(start, end)| start < end);
+            rest.extend(around.map(|(start, end)| Run::new(start, end - start)));
+        }
+        good.sort_unstable();
+        good
+    }
+
+    /// The free ranges, those that are withheld included; empty if not loaded.
+    pub(super) fn free_runs(&self) -> Result<Vec<Run>> {
+        let FreeMap::Loaded { free, .. } = &self.map else { return Ok(Vec::new()) };
+        let mut runs = free.to_vec();
+        if !self.withheld.is_empty() {
+            runs.extend(&self.withheld);
+            normalize(&mut runs).map_err(|run| self.corrupt_at(run, "are free twice"))?;
+        }
+        Ok(runs)
     }
 
     /// Returns an error that names this metaslab.
@@ -154,7 +198,9 @@ impl Metaslab {
     pub(super) fn range_count(&self) -> Option<usize> {
         match &self.map {
             FreeMap::Unloaded(_) => None,
-            FreeMap::Loaded { free, run } => Some(free.len() + usize::from(run.units > 0)),
+            FreeMap::Loaded { free, run } => {
+                Some(free.len() + usize::from(run.units > 0) + self.withheld.len())
+            }
         }
     }
 
@@ -269,8 +315,11 @@ impl Metaslab {
     pub(super) fn mature(&mut self, txg: u64) -> Result<u64> {
         let mut units = 0;
         while self.deferred.front().is_some_and(|(freed, _)| *freed <= txg) {
-            let Some((_, runs)) = self.deferred.pop_front() else { break };
+            let Some((_, mut runs)) = self.deferred.pop_front() else { break };
             units += runs.iter().map(|run| u64::from(run.units)).sum::<u64>();
+            if !self.bad.is_empty() && self.is_loaded() {
+                runs = self.withhold(runs);
+            }
             match &mut self.map {
                 FreeMap::Unloaded(changes) => {
                     changes.extend(runs.into_iter().map(MetaslabChange::Free))
@@ -290,8 +339,10 @@ impl Metaslab {
     /// uses. The metaslab must be loaded.
     pub(super) fn unused(&mut self) -> Result<Vec<Run>> {
         self.return_run()?;
-        let FreeMap::Loaded { free, .. } = &self.map else { return Ok(Vec::new()) };
-        let mut runs = free.to_vec();
+        if !self.is_loaded() {
+            return Ok(Vec::new());
+        }
+        let mut runs = self.free_runs()?;
         runs.extend(self.deferred.iter().flat_map(|(_, runs)| runs).copied());
         runs.extend(self.freed.iter().copied());
         normalize(&mut runs).map_err(|run| self.corrupt_at(run, "are free twice"))?;
@@ -303,7 +354,11 @@ impl Metaslab {
     pub(super) fn may_free(&self, run: Run) -> bool {
         let free = match &self.map {
             FreeMap::Unloaded(_) => false,
-            FreeMap::Loaded { free, run: ahead } => free.overlaps(run) || ahead.overlaps(run),
+            FreeMap::Loaded { free, run: ahead } => {
+                free.overlaps(run)
+                    || ahead.overlaps(run)
+                    || self.withheld.iter().any(|it| it.overlaps(run))
+            }
         };
         !free && !self.deferred.iter().any(|(_, runs)| overlapped(runs, run))
     }

@@ -13,7 +13,7 @@ use crate::format::{
 };
 
 use super::chain::{self, ChainHead, Placement, block_bytes};
-use super::metaslab::{Base, FreeMap, Metaslab};
+use super::metaslab::{Base, Metaslab};
 use super::range_set::{Run, normalize};
 use super::{Record, Space, SpaceCounters, SpaceWrite};
 
@@ -104,7 +104,7 @@ impl Space {
                 continue;
             }
             cost += units;
-            flushes.push(self.take_base(id, txg));
+            flushes.push(self.take_base(id, txg)?);
         }
         Ok(flushes)
     }
@@ -159,27 +159,21 @@ impl Space {
         2 * (base + sector * (self.index.len() as u64 + 2)) / SECTOR_UNIT
     }
 
-    fn take_base(&mut self, id: u32, txg: u64) -> BaseFlush {
+    fn take_base(&mut self, id: u32, txg: u64) -> Result<BaseFlush> {
         let matured = self.matured_txg;
         let metaslab = &mut self.metaslabs[id as usize];
-        let ranges: Vec<SpaceRangePhys> = match &metaslab.map {
-            FreeMap::Unloaded(_) => Vec::new(),
-            FreeMap::Loaded { free, .. } => free
-                .to_vec()
-                .into_iter()
-                .map(|run| SpaceRangePhys {
-                    start: U32::new(run.start),
-                    units: U32::new(run.units),
-                })
-                .collect(),
-        };
+        let runs = metaslab.free_runs()?;
+        let largest_units = runs.iter().map(|run| run.units).max().unwrap_or(0);
+        let range =
+            |run: Run| SpaceRangePhys { start: U32::new(run.start), units: U32::new(run.units) };
+        let ranges: Vec<SpaceRangePhys> = runs.into_iter().map(range).collect();
         let base = Base {
             head: BlockPtrPhys::HOLE,
             chain: Vec::new(),
             blocks: 0,
             ranges: ranges.len() as u32,
             free_units: metaslab.free_units,
-            largest_units: metaslab.largest_units(),
+            largest_units,
             flushed_txg: txg,
             freed_txg: matured,
         };
@@ -190,7 +184,7 @@ impl Space {
             self.free_own(pointer);
         }
         self.dirty_leaves.insert(self.leaf_of(id));
-        BaseFlush { metaslab: id, ranges, places: Vec::new() }
+        Ok(BaseFlush { metaslab: id, ranges, places: Vec::new() })
     }
 
     fn place_base(&mut self, flush: &mut BaseFlush) -> Result<()> {

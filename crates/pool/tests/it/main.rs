@@ -25,3 +25,4 @@ mod scrub;
 mod seek;
 mod settings;
 mod warm_up;
+mod write_errors;
