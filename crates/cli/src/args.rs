@@ -59,7 +59,7 @@ pub(crate) enum Command {
     Destroy(DestroyArgs),
     /// Verify every copy of every block of a pool, and rewrite bad copies from good ones
     Scrub(ScrubArgs),
-    /// Empty the error log of a pool
+    /// Resume a suspended pool whose devices work again, and empty the error log of a pool
     Clear(ClearArgs),
     /// Verify every copy of every block of a pool, and compare allocated blocks with the space maps
     Check(CheckArgs),
@@ -348,6 +348,8 @@ pub(crate) struct StatusArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  forebay clear tank\n  forebay clear tank.img\n\n\
+    A suspended pool goes on with the request that failed. The command returns once the transaction\n\
+    group is durable, or with the error if a device still fails: then the pool stays suspended.\n\n\
     The error log keeps damage that reads, scrubs and checks have found, until a scrub finds it no\n\
     more. Clear it once damaged files are restored; damage that is still there is found again.")]
 pub(crate) struct ClearArgs {

@@ -107,9 +107,7 @@ impl From<forebay_pool::Error> for Failure {
             )
             .replace("`rewind` goes back", "--rewind goes back");
         let hint = match error.kind() {
-            PoolErrorKind::Suspended => {
-                "; export the pool with `forebay export`, repair the device, and mount the pool again"
-            }
+            PoolErrorKind::Suspended => "; see `forebay status` for the cause, and `forebay clear`",
             PoolErrorKind::NoMemory => "; give more with --memory",
             PoolErrorKind::NotAPool if message.ends_with("holds no pool") => {
                 "; check the path, or look at its labels with `forebay inspect DEVICE label`: a damaged pool has none that can be read"

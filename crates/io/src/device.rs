@@ -50,6 +50,11 @@ pub trait Device: Send + Sync {
     /// its own may return at once.
     fn help(&self, waiter: &Waiter);
 
+    /// Lets flushes be tried again after one that failed. The caller vouches that it trusts no
+    /// write of before that is not covered by an earlier successful flush: it writes all of them
+    /// again. A device that executes each flush anyway does nothing.
+    fn retry_flushes(&self) {}
+
     /// Refuses new requests, and returns once all accepted ones have completed and the file is
     /// closed. In a callback it only refuses, and the file is closed later. Idempotent.
     fn close(&self);
@@ -93,6 +98,10 @@ impl<D: Decorator> Device for D {
 
     fn help(&self, waiter: &Waiter) {
         self.inner().help(waiter);
+    }
+
+    fn retry_flushes(&self) {
+        self.inner().retry_flushes();
     }
 
     fn close(&self) {

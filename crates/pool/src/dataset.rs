@@ -12,6 +12,7 @@ use crate::object::Leaves;
 use crate::objset::{Objset, WriteSettings, check_attributes};
 use crate::readahead::ReadAhead;
 use crate::store::Store;
+use crate::store::barrier::FailedBlocks;
 use crate::sync_context::SyncContext;
 use crate::tx::Tx;
 use crate::txg::slot_of;
@@ -228,6 +229,21 @@ impl DatasetInner {
             stored.phys.objset = objset;
         }
         Ok(changed.then_some(stored.phys))
+    }
+
+    /// Writes blocks of the txg of `ctx` elsewhere, see [`Objset::relocate`]. Returns the new
+    /// attributes of the dataset's object, if they changed.
+    pub(crate) fn relocate(
+        &self,
+        ctx: &mut SyncContext<'_>,
+        failed: &FailedBlocks,
+    ) -> Result<Option<DatasetPhys>> {
+        let objset = self.objset.relocate(ctx, failed);
+        let objset = objset.map_err(|error| error.doing(format_args!("dataset {}", self.name)))?;
+        let Some(objset) = objset else { return Ok(None) };
+        let mut stored = self.stored.lock();
+        stored.phys.objset = objset;
+        Ok(Some(stored.phys))
     }
 
     pub(crate) fn settings(&self) -> Result<DatasetSettings> {

@@ -20,7 +20,8 @@ pub enum ErrorKind {
     Corrupt,
     /// A device failed.
     Device,
-    /// An essential write failed: nothing is written any more until the pool is imported again.
+    /// An essential write failed: nothing is written until the device works and the pool is
+    /// [cleared](crate::Pool::clear), or the pool is imported again.
     Suspended,
     /// The devices hold no pool, or some devices of the pool are missing.
     NotAPool,
@@ -73,6 +74,18 @@ impl Error {
         self
     }
 
+    /// The error of the device's request that caused this error, if a device did.
+    pub(crate) fn device_error(&self) -> Option<&forebay_io::Error> {
+        let mut source = std::error::Error::source(self);
+        while let Some(error) = source {
+            if let Some(io) = error.downcast_ref() {
+                return Some(io);
+            }
+            source = error.source();
+        }
+        None
+    }
+
     /// The kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -103,7 +116,13 @@ impl std::error::Error for Error {
 
 impl From<forebay_io::Error> for Error {
     fn from(error: forebay_io::Error) -> Self {
-        let message = error.to_string();
+        let message = match error.kind() {
+            forebay_io::ErrorKind::NoSpace => format!(
+                "{error}: the file system that holds {} is full; free space on it",
+                error.device()
+            ),
+            _ => error.to_string(),
+        };
         Self::new(ErrorKind::Device, message).because(error)
     }
 }

@@ -117,7 +117,7 @@ pub use space::SpaceCounters;
 pub use store::counters::StoreCounters;
 pub use tunables::{HeartbeatTunables, L2DeviceTunables, PoolTunables, StoreTunables};
 pub use tx::Transaction;
-pub use txg::{TxgCounters, TxgTunables};
+pub use txg::{Suspension, TxgCounters, TxgTunables};
 pub use wait::Wait;
 pub use zap::{Cookie, Entry, LeavesByPointers, Value, ZapStats};
 

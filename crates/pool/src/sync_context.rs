@@ -6,27 +6,45 @@ use forebay_base::arena::Buffer;
 use crate::error::Result;
 use crate::format::BlockPtrPhys;
 use crate::object::tree;
+use crate::store::barrier::Pause;
 use crate::store::codec::Sealed;
-use crate::store::{Allocate, Store, WriteProps};
+use crate::store::{Allocate, Placed, Store, WritePayload, WriteProps};
 
 /// Allocates, writes and frees blocks. There is one at a time, on the sync thread.
 pub(crate) struct SyncContext<'a> {
     pub(crate) store: &'a Store,
     pub(crate) space: &'a mut dyn Allocate,
     pub(crate) txg: u64,
+    pause: &'a dyn Pause,
     /// Bytes allocated minus bytes freed since the last [`take_allocated`](Self::take_allocated).
     allocated: i64,
 }
 
 impl<'a> SyncContext<'a> {
-    pub(crate) fn new(store: &'a Store, space: &'a mut dyn Allocate, txg: u64) -> Self {
-        Self { store, space, txg, allocated: 0 }
+    /// `pause` decides about steps that fail for want of memory, or because of a device.
+    pub(crate) fn new(
+        store: &'a Store,
+        space: &'a mut dyn Allocate,
+        txg: u64,
+        pause: &'a dyn Pause,
+    ) -> Self {
+        Self { store, space, txg, pause, allocated: 0 }
     }
 
     /// Returns a context of the same txg for the blocks of another store, see
     /// [`Store::with_owner`].
     pub(crate) fn with_store<'b>(&'b mut self, store: &'b Store) -> SyncContext<'b> {
-        SyncContext { store, space: &mut *self.space, txg: self.txg, allocated: 0 }
+        let (space, pause) = (&mut *self.space, self.pause);
+        SyncContext { store, space, txg: self.txg, pause, allocated: 0 }
+    }
+
+    /// Runs a step that allocates memory or reads. Repeats it while memory is short, and after the
+    /// pause for a device.
+    ///
+    /// # Errors
+    /// As [`Store::repeat`].
+    pub(crate) fn repeat<T>(&self, step: impl FnMut() -> Result<T>) -> Result<T> {
+        self.store.repeat(self.pause, step)
     }
 
     /// Writes a block, and caches it if `props` says so.
@@ -35,9 +53,8 @@ impl<'a> SyncContext<'a> {
         content: Buffer,
         props: &WriteProps,
     ) -> Result<BlockPtrPhys> {
-        let ptr = self.store.write_new(content, props, self.space)?;
-        self.born(&ptr);
-        Ok(ptr)
+        let sealed = self.repeat(|| self.store.seal(&content, props))?;
+        self.write_sealed(content, sealed, props)
     }
 
     /// As [`write_new`](Self::write_new), for a block that is already sealed.
@@ -47,13 +64,27 @@ impl<'a> SyncContext<'a> {
         sealed: Sealed,
         props: &WriteProps,
     ) -> Result<BlockPtrPhys> {
-        let ptr = self.store.write_sealed(content, sealed, props, self.space)?;
-        self.born(&ptr);
+        let placed = self.place(&sealed, &content, props)?;
+        let ptr = placed.bp;
+        let held = self.store.hold(&ptr, content, props.cache);
+        self.store.submit(placed, WritePayload::new(sealed, held));
         Ok(ptr)
     }
 
-    /// Counts the space of a block that was written by other means.
-    pub(crate) fn born(&mut self, ptr: &BlockPtrPhys) {
+    /// As [`Store::place`]. Counts the space.
+    pub(crate) fn place(
+        &mut self,
+        sealed: &Sealed,
+        content: &[u8],
+        props: &WriteProps,
+    ) -> Result<Placed> {
+        let (store, space) = (self.store, &mut *self.space);
+        let placed = store.repeat(self.pause, || store.place(sealed, content, props, space))?;
+        self.born(&placed.bp);
+        Ok(placed)
+    }
+
+    fn born(&mut self, ptr: &BlockPtrPhys) {
         self.allocated = self.allocated.saturating_add(self.cost(ptr));
     }
 
@@ -80,6 +111,11 @@ impl<'a> SyncContext<'a> {
     /// Returns bytes allocated minus bytes freed since the last call.
     pub(crate) fn take_allocated(&mut self) -> i64 {
         std::mem::take(&mut self.allocated)
+    }
+
+    /// Adds bytes that [`take_allocated`](Self::take_allocated) has returned.
+    pub(crate) fn add_allocated(&mut self, bytes: i64) {
+        self.allocated = self.allocated.saturating_add(bytes);
     }
 
     fn cost(&self, ptr: &BlockPtrPhys) -> i64 {

@@ -1,4 +1,4 @@
-//! `forebay clear`: empties the error log of a pool.
+//! `forebay clear`: resumes a suspended pool, and empties the error log of a pool.
 
 use crate::args::ClearArgs;
 use crate::control::Request;
@@ -12,6 +12,9 @@ pub(crate) fn run(args: &ClearArgs) -> Result<()> {
     let name = match client::find(&args.pool)? {
         Target::InUse { process, pool } => {
             process.ask::<()>(&Request::Clear { pool: pool.guid })?;
+            if pool.suspended.is_some() {
+                output::line(&format!("resumed pool {}: its changes are durable", pool.name));
+            }
             pool.name
         }
         Target::Paths(paths) => {

@@ -49,7 +49,17 @@ pub(crate) fn run(args: &ListArgs) -> Result<u8> {
             &rows,
         )),
     }
+    tell_suspensions(&processes);
     Ok(code)
+}
+
+/// Says why pools are suspended.
+fn tell_suspensions(processes: &[ProcessInfo]) {
+    for pool in processes.iter().flat_map(|process| &process.pools) {
+        if let Some(why) = &pool.suspended {
+            output::line(&format!("{} is SUSPENDED: {why}", pool.name));
+        }
+    }
 }
 
 fn rows_of(process: &ProcessInfo, pool: &PoolInfo) -> Vec<Vec<String>> {

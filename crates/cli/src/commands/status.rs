@@ -61,8 +61,7 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
     put("state", format!("{}{read_only}", status.state));
     put("health", health_line(status));
     if let Some(why) = &status.suspended {
-        let hint = "the pool accepts no writes; run `forebay export`, repair the device, and mount the pool again";
-        put("SUSPENDED", format!("{why}; {hint}"));
+        put("SUSPENDED", format!("the pool accepts no writes: {why}"));
     }
     if !status.read_only {
         status.import_notes.iter().for_each(|note| put("import", note.clone()));

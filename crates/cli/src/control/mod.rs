@@ -70,7 +70,7 @@ pub(crate) enum Request {
     ControlScrub { pool: u64, change: Option<ScrubChange> },
     /// Discard the free space of a pool: [`messages::TrimReport`], with progress.
     Trim { pool: u64 },
-    /// Empty the error log of a pool: no content.
+    /// Resume a pool if it is suspended, and empty its error log: no content.
     Clear { pool: u64 },
     /// Add an L2 device: [`messages::L2DeviceInfo`].
     AddL2 { pool: u64, device: PathBuf, force: bool },

@@ -519,7 +519,7 @@ pub(crate) fn pool_info(imported: &ImportedPool) -> PoolInfo {
         total_bytes: stats.total_bytes,
         free_bytes: stats.free_bytes,
         available_bytes: stats.available_bytes,
-        suspended: stats.suspended,
+        suspended: stats::why_suspended(&imported.pool),
         health: imported.pool.health().state,
     }
 }

@@ -58,6 +58,7 @@ impl Daemon {
                 let state = if imported.mounts().is_empty() { "imported" } else { "mounted" };
                 answer(&stats::pool_status(&imported.pool, Some(&imported), state))
             }
+            Request::Clear { pool } => answer(&self.clear_pool(pool)?),
             Request::Expand { pool, add, force } => {
                 let imported = self.pool(pool)?;
                 let expanded = expand_pool(&imported.pool, &add, force, &mut |path| {
@@ -79,7 +80,6 @@ impl Daemon {
                 answer(&jobs::control_scrub(&self.pool(pool)?.pool, change)?)
             }
             Request::Trim { pool } => answer(&jobs::trim(&self.pool(pool)?.pool, on_progress)?),
-            Request::Clear { pool } => answer(&self.pool(pool)?.pool.clear_errors()?),
             Request::AddL2 { pool, device, force } => {
                 let imported = self.pool(pool)?;
                 answer(&add_l2(&imported.pool, &device, force)?)
@@ -97,6 +97,16 @@ impl Daemon {
             }
             Request::Stats => answer(&stats::process(self)),
         }
+    }
+
+    /// Resumes a pool that is suspended, and empties its error log.
+    fn clear_pool(&self, pool: u64) -> Result<()> {
+        let pool = &self.pool(pool)?.pool;
+        if pool.suspension().is_some() {
+            pool.clear()?;
+            self.screen.say(&format!("resumed pool {}", pool.name()));
+        }
+        Ok(pool.clear_errors()?)
     }
 
     fn export_pool(self: &Arc<Self>, pool: u64, lazy: bool) -> Result<()> {

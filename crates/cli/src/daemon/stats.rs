@@ -77,6 +77,16 @@ fn sum(counters: &[(&'static str, &'static str, u64)], wanted: &str) -> u64 {
     counters.iter().filter(|(name, ..)| *name == wanted).map(|(.., value)| value).sum()
 }
 
+/// Why a pool is suspended, and what to do.
+pub(crate) fn why_suspended(pool: &Pool) -> Option<String> {
+    let suspension = pool.suspension()?;
+    let name = pool.name();
+    Some(match suspension.resumable {
+        true => format!("{suspension}; make the device work, then run `forebay clear {name}`"),
+        false => format!("{suspension}; run `forebay export {name}`, and mount the pool again"),
+    })
+}
+
 fn pool_stats(pool: &Pool) -> PoolStats {
     let stats = pool.stats();
     PoolStats {
@@ -87,7 +97,7 @@ fn pool_stats(pool: &Pool) -> PoolStats {
         free_bytes: stats.free_bytes,
         available_bytes: stats.available_bytes,
         dirty_bytes: stats.dirty_bytes,
-        suspended: stats.suspended.clone(),
+        suspended: why_suspended(pool),
         health: pool.health().state,
         l2_devices: l2_devices(pool),
         throttled: stats.throttled.count,
@@ -161,7 +171,7 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         health_reasons: health.reasons,
         damage: health::describe(pool, &logged.damage),
         damage_unlisted: logged.unlisted,
-        suspended: stats.suspended.clone(),
+        suspended: why_suspended(pool),
         txg: stats.synced_txg,
         total_bytes: stats.total_bytes,
         allocated_bytes: stats.allocated_bytes,

@@ -273,6 +273,10 @@ impl Device for FaultDevice {
         }
     }
 
+    fn retry_flushes(&self) {
+        self.shared.inner.retry_flushes();
+    }
+
     /// Ends delays now.
     fn close(&self) {
         self.shared.state.lock().closed = true;

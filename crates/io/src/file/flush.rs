@@ -9,8 +9,9 @@
 //! - At most one flush is in flight below. Flushes that come meanwhile wait, and are issued
 //!   together as one flush once the result is known. It covers the writes that had completed when
 //!   each of them came, and costs one flush of the medium.
-//! - After a failed flush none is issued: waiting and later flushes fail. So no successful flush
-//!   was executed beside or after a failed one.
+//! - After a failed flush none is issued: waiting and later flushes fail, until
+//!   [`retry`](FlushQueue::retry). So no successful flush was executed beside or after a failed one
+//!   whose writes anybody still trusts.
 //! - A flush that was not executed (cancelled in the queue) has no effect on others.
 //! - Flushes wait only while one is in flight. Its completion handles them.
 //!
@@ -36,7 +37,7 @@ const MAX_WAITING: usize = 1024;
 
 /// The consequence of a failed flush.
 const WRITES_LOST: &str = "writes since the last successful flush may be lost, and no flush will \
-                           succeed until the device is opened again";
+                           succeed until they are written again or the device is opened again";
 
 /// The flushes of a file.
 pub(super) struct FlushQueue {
@@ -96,6 +97,12 @@ impl FlushQueue {
         state.in_flight = true;
         drop(state);
         self.issue(request, Vec::new());
+    }
+
+    /// Issues flushes again after a failed one. The caller trusts no write that completed since the
+    /// last successful flush.
+    pub(super) fn retry(&self) {
+        self.state.lock().failed = None;
     }
 
     /// Refuses new flushes, and waits until all have completed. In a callback it does not wait.

@@ -254,6 +254,10 @@ impl Device for FileDevice {
         self.engine.help(waiter);
     }
 
+    fn retry_flushes(&self) {
+        self.flushes.retry();
+    }
+
     fn close(&self) {
         self.flushes.close();
         self.engine.close();

@@ -239,16 +239,18 @@ pub(super) fn read_at(
 }
 
 /// Writes the uberblock of a txg to both labels of all devices concurrently, and flushes them.
+/// Repeats a write that fails once. One copy suffices: an import looks at all of them. Returns the
+/// number of copies that could not be written.
 ///
 /// # Errors
-/// [`ErrorKind::Device`] if a device fails: the uberblock is on some, all or no devices.
-/// [`ErrorKind::NoMemory`].
+/// [`ErrorKind::Device`] if no copy can be written, or a flush fails: the uberblock is on some, all
+/// or no devices. [`ErrorKind::NoMemory`].
 pub(crate) fn write_uberblock(
     devices: &Devices,
     pool_guid: u64,
     uberblock: &Uberblock,
     memory: &BlockCache,
-) -> Result<()> {
+) -> Result<u64> {
     let mut phys = UberblockPhys::empty();
     phys.device_count = U32::new(u32::from(uberblock.device_count));
     phys.pool_guid = U64::new(pool_guid);
@@ -259,17 +261,54 @@ pub(crate) fn write_uberblock(
     phys.seal();
     let slot = RING_OFFSET + uberblock.txg % RING_SLOTS * SLOT_BYTES as u64;
     let members: Vec<&Member> = devices.iter().collect();
-    let mut requests = Vec::with_capacity(2 * members.len());
-    for member in &members {
-        for label in [0, back_of(member.size_bytes())] {
-            let mut buffer = memory.alloc(SLOT_BYTES)?;
-            buffer.copy_from_slice(phys.as_bytes());
-            let request = Request::write(label + slot, buffer).with_priority(Priority::SyncWrite);
-            requests.push((&**member.device(), request));
-        }
+    let places = members.iter().flat_map(|member| {
+        [0, back_of(member.size_bytes())].map(|label| (&**member.device(), label + slot))
+    });
+    let places: Vec<(&dyn Device, u64)> = places.collect();
+    let copies = places.len();
+    let failed = write_copies(places, phys.as_bytes(), memory)?;
+    let again = failed.into_iter().map(|(place, _)| place).collect();
+    let mut failed = write_copies(again, phys.as_bytes(), memory)?;
+    let missing = failed.len();
+    for (_, error) in &failed {
+        tracing::warn!(%error, "device error");
     }
-    run_all(requests.into_iter())?;
-    flush(&members)
+    if missing == copies
+        && let Some((_, error)) = failed.pop()
+    {
+        return Err(super::failed(error));
+    }
+    flush(&members).inspect_err(|_| devices.note_flush_failure())?;
+    Ok(missing as u64)
+}
+
+/// Where a copy of an uberblock lies.
+type LabelPlace<'a> = (&'a dyn Device, u64);
+
+/// Writes `bytes` to all places concurrently and waits. Returns the places that failed.
+fn write_copies<'a>(
+    places: Vec<LabelPlace<'a>>,
+    bytes: &[u8],
+    memory: &BlockCache,
+) -> Result<Vec<(LabelPlace<'a>, forebay_io::Error)>> {
+    let mut buffers = Vec::with_capacity(places.len());
+    for _ in &places {
+        let mut buffer = memory.alloc(bytes.len())?;
+        buffer.copy_from_slice(bytes);
+        buffers.push(buffer);
+    }
+    let submit = |((device, offset), buffer): (LabelPlace<'a>, Buffer)| {
+        let request = Request::write(offset, buffer).with_priority(Priority::SyncWrite);
+        let (request, pending) = request.pending();
+        device.submit(request);
+        (device, offset, pending)
+    };
+    let pending: Vec<_> = places.into_iter().zip(buffers).map(submit).collect();
+    // Waits for all, even if one failed.
+    let ends = pending.into_iter().map(|(device, offset, pending)| {
+        pending.wait(device).result.err().map(|error| ((device, offset), error))
+    });
+    Ok(ends.flatten().collect())
 }
 
 /// Returns all valid uberblocks of a pool from all labels of these devices, newest first, without

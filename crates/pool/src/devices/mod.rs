@@ -23,7 +23,7 @@
 //! # What it does not do
 //!
 //! It does not choose devices (the space maps do), has no redundancy, and does not retry failed
-//! requests.
+//! requests, except writes of an uberblock ([`label`]).
 
 pub(crate) mod config;
 pub(crate) mod heartbeat;
@@ -219,6 +219,7 @@ pub(crate) struct Devices {
     count: AtomicUsize,
     adding: Mutex<()>,
     sector_bytes: u64,
+    flush_failures: AtomicU64,
 }
 
 impl Devices {
@@ -236,6 +237,7 @@ impl Devices {
             count: AtomicUsize::new(0),
             adding: Mutex::named("pool-devices", ()),
             sector_bytes,
+            flush_failures: AtomicU64::new(0),
         };
         members.into_iter().try_for_each(|member| devices.add(member))?;
         Ok(devices)
@@ -444,7 +446,23 @@ impl Devices {
     /// [`ErrorKind::Device`]: the first failure.
     pub(crate) fn flush_all(&self) -> Result<()> {
         let members: Vec<&Member> = self.iter().collect();
-        label::flush(&members)
+        label::flush(&members).inspect_err(|_| self.note_flush_failure())
+    }
+
+    fn note_flush_failure(&self) {
+        self.flush_failures.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Number of flushes that failed. If it has changed since a write, a later flush proves nothing
+    /// about that write.
+    pub(crate) fn flush_failures(&self) -> u64 {
+        self.flush_failures.load(Ordering::SeqCst)
+    }
+
+    /// Lets flushes be tried again after one that failed. See
+    /// [`Device::retry_flushes`](forebay_io::Device::retry_flushes) for what the caller vouches.
+    pub(crate) fn retry_flushes(&self) {
+        self.iter().for_each(|member| member.device().retry_flushes());
     }
 
     /// Waits until all requests submitted before have ended, including their callbacks.

@@ -392,8 +392,16 @@ impl IntentLog {
             head.offset += bytes as u64;
             head.sequence += 1;
         }
+        let failures = self.storage.flush_failures();
         self.storage.write(writes)?;
-        self.storage.flush()
+        self.storage.flush()?;
+        match self.storage.flush_failures() == failures {
+            true => Ok(()),
+            false => {
+                let text = "another flush failed meanwhile, and may have lost the log's writes";
+                Err(Error::new(ErrorKind::Device, text))
+            }
+        }
     }
 
     /// Adds the writes of a block, split at the end of an extent.

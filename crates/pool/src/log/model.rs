@@ -43,6 +43,10 @@ impl LogStorage for Memory {
     fn flush(&self) -> Result<()> {
         Ok(())
     }
+
+    fn flush_failures(&self) -> u64 {
+        0
+    }
 }
 
 /// Reads the object's number as its content.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
 
 use forebay_base::sync::Arc;
-use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
 
@@ -26,11 +26,16 @@ struct OneDevice {
     arena: Arc<Arena>,
     /// The next write or flush fails.
     fails: AtomicBool,
+    /// During the next write, a flush of others fails.
+    fails_beside: AtomicBool,
+    flush_failures: AtomicU64,
 }
 
 impl OneDevice {
     fn new(device: Arc<dyn Device>, arena: &Arc<Arena>) -> Self {
-        Self { device, arena: arena.clone(), fails: AtomicBool::new(false) }
+        let (fails, fails_beside) = (AtomicBool::new(false), AtomicBool::new(false));
+        let flush_failures = AtomicU64::new(0);
+        Self { device, arena: arena.clone(), fails, fails_beside, flush_failures }
     }
 
     fn fail(&self) -> Result<()> {
@@ -57,6 +62,8 @@ impl LogStorage for OneDevice {
     }
 
     fn write(&self, writes: Vec<(Dva, Buffer)>) -> Result<()> {
+        let beside = self.fails_beside.swap(false, Ordering::SeqCst);
+        self.flush_failures.fetch_add(u64::from(beside), Ordering::SeqCst);
         for (dva, buffer) in writes {
             self.fail()?;
             self.device.run(Request::write(dva.offset, buffer)).result?;
@@ -67,6 +74,10 @@ impl LogStorage for OneDevice {
     fn flush(&self) -> Result<()> {
         self.fail()?;
         Ok(self.device.run(Request::flush()).result?)
+    }
+
+    fn flush_failures(&self) -> u64 {
+        self.flush_failures.load(Ordering::SeqCst)
     }
 }
 
@@ -350,6 +361,23 @@ fn after_a_failed_write_commits_wait_for_the_txg_until_a_root_says_where_to_go_o
     assert_eq!(commit(), Committed::Durable);
     let found = replay_all(&open(&storage, &root), &root);
     assert_eq!((found.len(), found[0].txg), (1, 4));
+}
+
+#[test]
+fn a_flush_proves_nothing_if_another_one_failed_since_the_write() {
+    let storage = memory();
+    let log = create(&storage, &extents());
+    let versions = Versions::default();
+    let insert = |txg| log.append(txg, DATASET, 1, Change::ZapRemove { name: b"n" });
+    sync(&log, 1);
+    insert(3);
+    storage.fails_beside.store(true, Ordering::SeqCst);
+    assert_eq!(log.commit(None, &versions), Committed::WaitForTxg);
+    assert_eq!(log.commit(None, &versions), Committed::WaitForTxg, "the log is closed");
+    sync(&log, 2);
+    sync(&log, 3);
+    insert(4);
+    assert_eq!(log.commit(None, &versions), Committed::Durable);
 }
 
 #[test]

@@ -102,7 +102,7 @@ impl Node {
             let packed = match packing.next().expect("there is one pack job per block") {
                 // Concurrent pack jobs used up the memory. Pack this block again, alone.
                 Err(error) if error.kind() == ErrorKind::NoMemory => {
-                    self.pack_again(ctx.txg, block, &ctx.store.packer(&props), error)
+                    self.pack_again(ctx, block, &ctx.store.packer(&props), error)
                 }
                 packed => packed,
             };
@@ -151,16 +151,16 @@ impl Node {
     /// Packs a block again whose pack job failed with `error`.
     fn pack_again(
         &self,
-        txg: u64,
+        ctx: &SyncContext<'_>,
         block: u64,
         packer: &Packer,
         error: Error,
     ) -> Result<Option<Packed>> {
-        let content = match self.lock().pending[(txg & 1) as usize].blocks.get(&block) {
+        let content = match self.lock().pending[(ctx.txg & 1) as usize].blocks.get(&block) {
             Some(DirtySlot::Dirty(content)) => Arc::clone(content),
             _ => return Err(error),
         };
-        self.pack()(packer, content)
+        ctx.repeat(|| self.pack()(packer, Arc::clone(&content)))
     }
 
     /// Writes a packed block.
@@ -176,9 +176,8 @@ impl Node {
             Content::Own(content) => return ctx.write_sealed(content, sealed, props),
             Content::Shared(content) => content,
         };
-        let placed = ctx.store.place(&sealed, &content, props, ctx.space)?;
+        let placed = ctx.place(&sealed, &content, props)?;
         let ptr = placed.bp;
-        ctx.born(&ptr);
         // The buffer itself goes into the cache. Readers of the block wait for the lock meanwhile.
         let mut state = self.lock();
         let pending = &mut state.pending[(ctx.txg & 1) as usize];

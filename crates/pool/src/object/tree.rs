@@ -407,7 +407,7 @@ fn rewrite(
         ctx.preallocate(&new);
         return Ok(new);
     }
-    let mut content = load_indirect(ctx.store, old, level)?;
+    let mut content = ctx.repeat(|| load_indirect(ctx.store, old, level))?;
     let mut changed = grows;
     for index in touched(changes, level, &range, grows) {
         let (children, _) = <[BlockPtrPhys]>::mut_from_prefix_with_elems(&mut content, POINTERS)
@@ -532,7 +532,7 @@ fn store_indirect(
     };
     let fill = children.iter().map(|child| child.fill.get()).sum();
     let bytes = children[..=last].as_bytes().len().next_multiple_of(TRIM_BYTES);
-    let mut trimmed = ctx.store.cache().alloc(bytes)?;
+    let mut trimmed = ctx.repeat(|| ctx.store.cache().alloc(bytes))?;
     trimmed.copy_from_slice(&content[..bytes]);
     let props = WriteProps { kind: BlockKind::Indirect, level, fill, ..*props };
     ctx.write_new(trimmed, &props)

@@ -7,6 +7,7 @@
 mod cost;
 mod dnodes;
 mod numbers;
+mod relocate;
 mod settings;
 mod sync_dnodes;
 #[cfg(all(test, not(forebay_model)))]

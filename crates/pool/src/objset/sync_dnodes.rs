@@ -79,7 +79,7 @@ impl Objset {
         }
         drop(packing);
         add_blocks_of(&fields, &mut dirty_blocks);
-        self.read_ahead(&dirty_blocks)?;
+        ctx.repeat(|| self.read_ahead(&dirty_blocks))?;
         let old = self.tree();
         let mut written = Vec::with_capacity(dirty_blocks.len());
         let mut objects = 0i64;
@@ -147,8 +147,8 @@ impl Objset {
         fields: &[Synced],
         props: &WriteProps,
     ) -> Result<(BlockPtrPhys, i64)> {
-        let mut block = self.store.cache().alloc(DNODE_BLOCK_BYTES)?;
-        match self.stored_block_of(tree, dirty.block, Wait::Allowed)? {
+        let mut block = ctx.repeat(|| self.store.cache().alloc(DNODE_BLOCK_BYTES))?;
+        match ctx.repeat(|| self.stored_block_of(tree, dirty.block, Wait::Allowed))? {
             Some(stored) => block.copy_from_slice(&stored),
             None => block.fill(0),
         }

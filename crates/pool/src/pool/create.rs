@@ -27,6 +27,7 @@ use crate::open::{HostId, Opened};
 use crate::readahead::ReadAhead;
 use crate::reservation::Reservations;
 use crate::space::{Space, SpaceStats};
+use crate::store::barrier::NoPause;
 use crate::store::{Allocate, Store};
 use crate::tunables::PoolTunables;
 use crate::tx::Tx;
@@ -211,7 +212,9 @@ impl Pool {
         };
         let pool = found.into_pool(parts, devices, store)?;
         let txg = pool.inner.txgs.quiesce()?;
-        pool.inner.write_txg(txg, pool.inner.space.lock())?;
+        let written = pool.inner.write_txg(txg, pool.inner.space.lock(), &NoPause);
+        // The pool has no thread that could end it.
+        written.inspect_err(|error| pool.inner.txgs.suspend(error))?;
         pool.inner.txgs.synced(txg);
         pool.start()?;
         Ok(pool)

@@ -90,6 +90,8 @@ impl Pool {
             // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
         }
+        // Nothing is written any more, and the caches' owners wait for pins.
+        self.inner.store.abandon_writes();
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use crate::error::ErrorKind;
 use crate::l2::L2DeviceState;
 
 use super::{Pool, PoolInner};
@@ -73,10 +72,8 @@ impl Pool {
 impl PoolInner {
     fn health(&self) -> PoolHealth {
         let mut health = PoolHealth::default();
-        if let Err(error) = self.txgs.check_running()
-            && error.kind() == ErrorKind::Suspended
-        {
-            health.add(HealthState::Suspended, format!("suspended: {error}"));
+        if let Some(suspension) = self.txgs.suspension() {
+            health.add(HealthState::Suspended, format!("suspended: {suspension}"));
         }
         if self.read_only {
             self.import_notes

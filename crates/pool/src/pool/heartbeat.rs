@@ -109,14 +109,12 @@ impl PoolInner {
         }
     }
 
-    /// Writes the next heartbeat. Suspends the pool if another host has it, or if the lease ends
-    /// without one.
+    /// Writes the next heartbeat. Suspends the pool if another host has it. Without a lease the next
+    /// commit suspends it, until it is cleared.
     fn beat_or_suspend(&self) {
         let Err(error) = self.beat() else { return };
         tracing::warn!(pool = &*self.name, %error, "cannot write heartbeat");
-        if self.clock.now_ns() >= self.heartbeats.lease_end_ns.load(Ordering::Acquire)
-            && self.txgs.check_running().is_ok()
-        {
+        if error.kind() == ErrorKind::InUse && self.txgs.check_running().is_ok() {
             tracing::error!(pool = &*self.name, %error, "suspended pool");
             self.txgs.suspend(&error);
         }

@@ -53,6 +53,10 @@ impl LogStorage for LogDevices {
     fn flush(&self) -> Result<()> {
         self.devices.flush_all()
     }
+
+    fn flush_failures(&self) -> u64 {
+        self.devices.flush_failures()
+    }
 }
 
 impl Fetch for PoolInner {

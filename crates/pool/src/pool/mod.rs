@@ -46,7 +46,7 @@ use crate::space::{DeviceSpan, Space, SpaceCounters, SpaceStats, TXGS_TO_REUSE};
 use crate::store::Store;
 use crate::tunables::PoolTunables;
 use crate::tx::Transaction;
-use crate::txg::Txgs;
+use crate::txg::{Suspension, Txgs};
 use crate::wait::Wait;
 use crate::zap::Zap;
 
@@ -157,6 +157,31 @@ impl Pool {
     pub fn sync(&self) -> Result<()> {
         self.inner.check_writable()?;
         self.inner.txgs.sync_now().map(|_| ())
+    }
+
+    /// Ends a suspension: repeats the step of the commit that failed, and goes on. Returns once the
+    /// transaction group is durable, with all changes that it had when the pool was suspended. Does
+    /// nothing if the pool is not suspended.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Suspended`] with the new cause if a device still fails, or if the pool was
+    /// suspended for another reason than a device. Then the pool stays suspended.
+    pub fn clear(&self) -> Result<()> {
+        self.inner.txgs.clear()
+    }
+
+    /// Why the pool is suspended, or `None`.
+    pub fn suspension(&self) -> Option<Suspension> {
+        self.inner.txgs.suspension()
+    }
+
+    /// Waits while the pool is suspended and can be [cleared](Self::clear).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Suspended`] if only another import helps, or the pool is exported meanwhile;
+    /// [`ErrorKind::Closed`].
+    pub fn wait_resumed(&self) -> Result<()> {
+        self.inner.txgs.wait_resumed()
     }
 
     /// The pool's name.

@@ -5,6 +5,7 @@ use forebay_cache::Attributes;
 use crate::error::Result;
 use crate::format::{BlockKind, BlockPtrPhys, Compression, DvaPhys};
 use crate::space::{SpaceRead, SpaceWrite};
+use crate::store::barrier::Pause;
 use crate::store::{Store, WriteProps};
 
 impl SpaceRead for Store {
@@ -20,7 +21,10 @@ impl SpaceRead for Store {
 
 /// Writes space-map blocks and root blocks to preallocated addresses. It bypasses the cache: only
 /// an import reads these blocks.
-pub(super) struct UncachedWriter<'a>(pub(super) &'a Store);
+pub(super) struct UncachedWriter<'a> {
+    pub(super) store: &'a Store,
+    pub(super) pause: &'a dyn Pause,
+}
 
 impl UncachedWriter<'_> {
     pub(super) fn write(
@@ -30,7 +34,8 @@ impl UncachedWriter<'_> {
         content: &[u8],
         txg: u64,
     ) -> Result<BlockPtrPhys> {
-        let mut buffer = self.0.cache().alloc(content.len())?;
+        let alloc = || self.store.cache().alloc(content.len());
+        let mut buffer = self.store.repeat(self.pause, alloc)?;
         buffer.copy_from_slice(content);
         let props = WriteProps {
             kind,
@@ -41,7 +46,7 @@ impl UncachedWriter<'_> {
             fill: 1,
             cache: None::<Attributes>,
         };
-        self.0.write_at(places, buffer, &props)
+        self.store.write_at(places, buffer, &props)
     }
 }
 

@@ -3,6 +3,7 @@
 use forebay_base::histogram::AtomicHistogram;
 
 use crate::error::Result;
+use crate::txg::Suspension;
 
 use super::{Pool, PoolInner};
 
@@ -64,7 +65,7 @@ pub struct PoolStats {
     /// See [`PoolUsage::available_bytes`].
     pub available_bytes: u64,
     /// Why the pool is suspended, or `None`. A suspended pool writes nothing.
-    pub suspended: Option<String>,
+    pub suspended: Option<Suspension>,
     /// How long throttled transactions were delayed.
     pub throttled: Durations,
     /// How long it took to close a txg. New transactions wait meanwhile.
@@ -117,7 +118,7 @@ impl PoolInner {
             deferred_bytes: space.deferred_bytes,
             free_bytes: space.free_bytes,
             available_bytes: space.available_bytes,
-            suspended: self.txgs.check_running().err().map(|error| format!("{error:?}")),
+            suspended: self.txgs.suspension(),
             throttled: Durations::of(self.txgs.throttle_ns()),
             quiesced: Durations::of(self.txgs.quiesce_ns()),
             counters: self.counters(),

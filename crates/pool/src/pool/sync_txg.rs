@@ -6,19 +6,25 @@
 //!
 //! Locking: `space` during the whole commit; nobody who holds it waits for a commit.
 //!
-//! If any step fails, the pool is suspended: every change fails, and reads go on. The devices still
-//! hold the previous txg, or this one if some of its uberblocks were written.
+//! A block that cannot be written is written elsewhere, or with one copy instead of two. If that
+//! does not help, or a device fails a flush or a read, the pool is *suspended*: every change fails,
+//! and reads go on. The sync thread waits in the middle of the commit, and repeats the failed step
+//! when the pool is cleared. Want of memory only waits. Any other failure ends the thread, and the
+//! pool stays suspended. The devices still hold the previous txg, or this one if some of its
+//! uberblocks were written. Decision 0115.
 
 use forebay_base::clock::{SystemWallClock, WallClock};
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, MutexGuard};
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::dataset::DatasetInner;
 use crate::devices::label::{self, Uberblock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockKind, ObjsetPhys, ROOT_BYTES, ROOT_MAGIC, RootPhys};
 use crate::reservation::Intent;
 use crate::space::Space;
+use crate::store::barrier::{FailedBlocks, Pause};
 use crate::sync_context::SyncContext;
 use crate::tx::Tx;
 use crate::txg::{Txgs, Wake};
@@ -28,6 +34,44 @@ use super::space_io::UncachedWriter;
 
 /// Minimum free space that a commit needs for its own blocks.
 const MARGIN_BYTES: u64 = 1 << 20;
+/// How often blocks get other places, before the pool is suspended.
+const MOVES_MAX: usize = 2;
+
+/// Suspends the pool if a step of a commit fails that can be repeated.
+struct CommitPause<'a> {
+    inner: &'a PoolInner,
+    txg: u64,
+}
+
+impl Pause for CommitPause<'_> {
+    fn pause(&self, error: Error) -> Result<()> {
+        let txgs = &self.inner.txgs;
+        let again = match error.kind() {
+            // Waiting for memory ends by itself, and each attempt to allocate waits.
+            ErrorKind::NoMemory => !txgs.is_closed(),
+            ErrorKind::Device => {
+                let (pool, txg) = (&*self.inner.name, self.txg);
+                let device = error.device_error().map(|io| io.device().to_owned());
+                tracing::error!(pool, txg, device, %error, "suspended pool");
+                let again = txgs.park(&error, txg);
+                if again {
+                    tracing::info!(pool, txg, "repeating a failed step: the pool was cleared");
+                    self.renew_lease()?;
+                }
+                again
+            }
+            _ => false,
+        };
+        if again { Ok(()) } else { Err(error) }
+    }
+}
+
+impl CommitPause<'_> {
+    /// Another host may have taken the pool over while it was suspended.
+    fn renew_lease(&self) -> Result<()> {
+        self.inner.store.repeat(self, || self.inner.check_lease())
+    }
+}
 
 /// Starts the sync thread of a pool.
 pub(super) fn start(inner: &Arc<PoolInner>) -> Result<JoinHandle<()>> {
@@ -52,7 +96,8 @@ impl Drop for SuspendOnPanic<'_> {
         // The panic hook has already reported the panic message.
         let text = "the pool's thread has panicked";
         tracing::error!(error = text, "suspended pool");
-        self.0.suspend(&Error::new(ErrorKind::Suspended, text));
+        // The clock may be what has panicked.
+        self.0.suspend_at(&Error::new(ErrorKind::Suspended, text), 0);
     }
 }
 
@@ -63,18 +108,26 @@ fn run_txgs(inner: &PoolInner) {
         }
         let Ok(txg) = inner.txgs.quiesce() else { return };
         if let Err(error) = inner.sync_txg(txg) {
-            tracing::error!(pool = &*inner.name, txg, %error, "suspended pool");
+            if inner.txgs.suspension().is_none() {
+                tracing::error!(pool = &*inner.name, txg, %error, "suspended pool");
+            }
             inner.txgs.suspend(&error);
+            inner.store.abandon_writes();
             return;
         }
+        let was_suspended = inner.txgs.suspension().is_some();
         inner.txgs.synced(txg);
+        if was_suspended {
+            tracing::info!(pool = &*inner.name, txg, "resumed pool");
+        }
     }
 }
 
 impl PoolInner {
     /// Writes a txg and makes it durable.
     pub(super) fn sync_txg(&self, txg: u64) -> Result<()> {
-        self.check_lease()?;
+        let pause = CommitPause { inner: self, txg };
+        pause.renew_lease()?;
         // Blocks that earlier txgs freed become reusable below. First wait for readers that still
         // use pointers to them.
         self.store.readers().synchronize();
@@ -84,7 +137,12 @@ impl PoolInner {
         let mut space = self.lock_space();
         space.begin(txg)?;
         self.extend_space(&mut space)?;
-        self.write_txg(txg, space)
+        self.write_txg(txg, space, &pause)?;
+        if self.store.keeps_replaced() {
+            self.store.readers().synchronize();
+            self.store.release_replaced();
+        }
+        Ok(())
     }
 
     fn lock_space(&self) -> MutexGuard<'_, Space> {
@@ -99,11 +157,17 @@ impl PoolInner {
 
     /// Writes everything that the txg changed, after `space` has begun it. Two barriers: each waits
     /// for its writes and flushes all devices.
-    pub(super) fn write_txg(&self, txg: u64, mut space: MutexGuard<'_, Space>) -> Result<()> {
+    pub(super) fn write_txg(
+        &self,
+        txg: u64,
+        mut space: MutexGuard<'_, Space>,
+        pause: &dyn Pause,
+    ) -> Result<()> {
         let space = &mut *space;
         // Before the error log is stored: that has all damage that the bookmark has passed.
         let scrub = self.scrub.phys();
-        let mos = self.sync_objects(space, txg)?;
+        let mos = self.sync_objects(space, txg, pause)?;
+        let mos = self.settle_objects(space, (txg, mos), pause)?;
         let places = space.place_root(self.devices.sector_bytes().max(ROOT_BYTES as u64))?;
         let mut root = RootPhys::new_zeroed();
         root.magic = ROOT_MAGIC.into();
@@ -111,14 +175,16 @@ impl PoolInner {
         root.datasets = self.directory_number.into();
         root.mos = mos;
         root.l2_devices = self.l2_list.number_for(txg).into();
-        let mut writer = UncachedWriter(&self.store);
+        let mut writer = UncachedWriter { store: &self.store, pause };
         root.space = space.sync(txg, &mut writer)?;
         root.log = self.log.root_for(txg);
         root.scrub = scrub;
         root.errors = self.errors_number.into();
         let root = writer.write(BlockKind::Root, places, root.as_bytes(), txg)?;
         // The first barrier: the tree is durable before an uberblock points to it.
-        self.store.wait_and_flush()?;
+        for (dva, bytes) in self.store.commit(pause)? {
+            space.avoid(dva, bytes);
+        }
         let uberblock = Uberblock {
             txg,
             time_ns: unix_ns(),
@@ -126,9 +192,9 @@ impl PoolInner {
             device_count: self.devices.count() as u16,
             previous_txg: self.root.lock().birth_txg.get(),
         };
-        self.check_lease()?;
+        self.store.repeat(pause, || self.check_lease())?;
         // The second barrier, inside: the txg is durable when this returns.
-        label::write_uberblock(&self.devices, self.guid, &uberblock, self.store.cache())?;
+        self.write_uberblock(&uberblock, pause)?;
         self.note_discards(space);
         space.committed(txg)?;
         *self.root.lock() = root;
@@ -142,15 +208,81 @@ impl PoolInner {
         Ok(())
     }
 
+    fn write_uberblock(&self, uberblock: &Uberblock, pause: &dyn Pause) -> Result<()> {
+        let (devices, memory) = (&self.devices, self.store.cache());
+        let written = self.store.repeat(pause, || {
+            let written = label::write_uberblock(devices, self.guid, uberblock, memory);
+            // All that a failed flush may have lost is written again.
+            written.inspect_err(|_| devices.retry_flushes())
+        });
+        self.store.note_missing_uberblocks(written?);
+        Ok(())
+    }
+
+    /// Waits until the blocks of all objects are written. Gives other places to those that cannot
+    /// be written. Returns the pool's own objects as they are then.
+    fn settle_objects(
+        &self,
+        space: &mut Space,
+        (txg, mut mos): (u64, ObjsetPhys),
+        pause: &dyn Pause,
+    ) -> Result<ObjsetPhys> {
+        let mut moves = 0;
+        loop {
+            let failed = self.store.settle()?;
+            if failed.is_empty() {
+                return Ok(mos);
+            }
+            if moves < MOVES_MAX && failed.may_move() {
+                moves += 1;
+                mos = self.relocate(space, txg, failed, pause)?;
+                continue;
+            }
+            let Some((failed, error)) = self.store.accept_missing(failed) else { continue };
+            pause.pause(error)?;
+            self.store.retry(failed);
+            moves = 0;
+        }
+    }
+
+    /// Writes the blocks elsewhere whose writes failed.
+    fn relocate(
+        &self,
+        space: &mut Space,
+        txg: u64,
+        failed: FailedBlocks,
+        pause: &dyn Pause,
+    ) -> Result<ObjsetPhys> {
+        for (dva, bytes) in failed.places() {
+            space.avoid(dva, bytes);
+        }
+        let mut ctx = SyncContext::new(&self.store, space, txg, pause);
+        let tx = Tx::syncing(txg);
+        for dataset in self.all_datasets() {
+            if let Some(phys) = dataset.relocate(&mut ctx, &failed)? {
+                let attributes = phys.as_bytes();
+                ctx.repeat(|| self.mos.set_attributes(&tx, dataset.number, attributes))?;
+            }
+        }
+        self.mos.sync(&mut ctx)?;
+        self.mos.relocate(&mut ctx, &failed)?;
+        self.store.replaced(failed);
+        Ok(self.mos.phys())
+    }
+
+    fn all_datasets(&self) -> Vec<Arc<DatasetInner>> {
+        self.datasets.lock().values().cloned().collect()
+    }
+
     /// Writes the datasets, then the pool's own objects.
-    fn sync_objects(&self, space: &mut Space, txg: u64) -> Result<ObjsetPhys> {
+    fn sync_objects(&self, space: &mut Space, txg: u64, pause: &dyn Pause) -> Result<ObjsetPhys> {
         let tx = Tx::syncing(txg);
         self.store_errors(&tx, space);
-        let mut ctx = SyncContext::new(&self.store, space, txg);
-        let datasets: Vec<_> = self.datasets.lock().values().cloned().collect();
-        for dataset in datasets {
+        let mut ctx = SyncContext::new(&self.store, space, txg, pause);
+        for dataset in self.all_datasets() {
             if let Some(phys) = dataset.sync(&mut ctx)? {
-                self.mos.set_attributes(&tx, dataset.number, phys.as_bytes())?;
+                let attributes = phys.as_bytes();
+                ctx.repeat(|| self.mos.set_attributes(&tx, dataset.number, attributes))?;
             }
         }
         self.mos.sync(&mut ctx)?;

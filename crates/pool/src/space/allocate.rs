@@ -39,6 +39,8 @@ pub(super) struct DeviceState {
     failed_units: u32,
     /// Whether freed ranges are noted to be discarded.
     pub(super) notes_discards: bool,
+    /// Whether a write to it has failed in this txg.
+    pub(super) has_failed: bool,
 }
 
 impl Default for DeviceState {
@@ -50,6 +52,7 @@ impl Default for DeviceState {
             no_runs: [false; 2],
             failed_units: u32::MAX,
             notes_discards: false,
+            has_failed: false,
         }
     }
 }
@@ -59,6 +62,7 @@ impl DeviceState {
     pub(super) fn new_txg(&mut self) {
         self.no_runs = [false; 2];
         self.failed_units = u32::MAX;
+        self.has_failed = false;
     }
 }
 
@@ -214,11 +218,16 @@ impl Space {
             self.next_device();
         }
         let devices = self.devices.len();
-        for step in 0..devices {
-            let device = (self.rotor.device + step) % devices;
-            if let Some(allocated) = self.on_device(device, 0, units, None)? {
-                self.rotor.left = self.rotor.left.saturating_sub(u64::from(units));
-                return Ok(Some(allocated));
+        // Devices to which writes have failed come last.
+        for has_failed in [false, true] {
+            for step in 0..devices {
+                let device = (self.rotor.device + step) % devices;
+                if self.devices[device].has_failed == has_failed
+                    && let Some(allocated) = self.on_device(device, 0, units, None)?
+                {
+                    self.rotor.left = self.rotor.left.saturating_sub(u64::from(units));
+                    return Ok(Some(allocated));
+                }
             }
         }
         Ok(None)
@@ -228,11 +237,25 @@ impl Space {
         let devices = self.devices.len();
         for step in 1..devices {
             let device = (first.device + step) % devices;
-            if let Some(allocated) = self.on_device(device, 1, units, None)? {
+            if !self.devices[device].has_failed
+                && let Some(allocated) = self.on_device(device, 1, units, None)?
+            {
                 return Ok(Some(allocated));
             }
         }
-        self.on_device(first.device, 1, units, Some(first.metaslab))
+        let near = self.on_device(first.device, 1, units, Some(first.metaslab))?;
+        if near.is_some() {
+            return Ok(near);
+        }
+        for step in 1..devices {
+            let device = (first.device + step) % devices;
+            if self.devices[device].has_failed
+                && let Some(allocated) = self.on_device(device, 1, units, None)?
+            {
+                return Ok(Some(allocated));
+            }
+        }
+        Ok(None)
     }
 
     /// Moves the rotor to the next device. Its chunk is proportional to the device's free space.

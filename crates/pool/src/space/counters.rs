@@ -19,6 +19,8 @@ forebay_base::counters! {
     refused;
     /// Allocations that found no space and waited for the end of discards, whose ranges are held.
     waited_for_discards;
+    /// Bytes that are not allocated again before the next import, because a write to them failed.
+    avoided_bytes;
     /// Second copies that were placed closer to the first than an eighth of the device.
     copies_near;
     /// Times that an allocation switched to another metaslab.

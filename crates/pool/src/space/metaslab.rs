@@ -7,10 +7,12 @@
 //!
 //! # Invariants
 //!
-//! - The free set, the run, the held ranges, the deferred ranges and the allocated ranges are
+//! - The free set, the run, the held, the withheld, the deferred and the allocated ranges are
 //!   disjoint.
-//! - `free_units` counts free set, run and held ranges. If unloaded, it is the count that loading
-//!   will yield.
+//! - `free_units` counts free set, run, held and withheld ranges. If unloaded, it is the count that
+//!   loading will yield.
+//! - A withheld range is free, but a write to it has failed since the import: it is not allocated.
+//!   On the devices it is a free range like others.
 //! - `deferred` has the frees of txgs that are not mature, at most one list per txg.
 //! - `needed` is the oldest record of the log with an entry that the base lacks.
 
@@ -99,6 +101,10 @@ pub(super) struct Metaslab {
     /// Ranges that became free and are not discarded yet, sorted. Some may be allocated again.
     pub(super) to_discard: Vec<Run>,
     pub(super) needed: Option<u64>,
+    /// Ranges to which a write has failed since the import.
+    bad: Vec<Run>,
+    /// The parts of `bad` that are free.
+    withheld: Vec<Run>,
     /// Whether its base must be written with this txg, because its size changed.
     pub(super) must_flush: bool,
 }
@@ -118,8 +124,34 @@ impl Metaslab {
             held: Vec::new(),
             to_discard: Vec::new(),
             needed: None,
+            bad: Vec::new(),
+            withheld: Vec::new(),
             must_flush: false,
         }
+    }
+
+    /// A write to this range, which is in use, has failed. It is not allocated again.
+    pub(super) fn avoid(&mut self, run: Run) {
+        self.bad.push(run);
+    }
+
+    /// Moves the bad parts of ranges that become free to `withheld`. Returns the others.
+    fn withhold(&mut self, runs: Vec<Run>) -> Vec<Run> {
+        let mut good = Vec::with_capacity(runs.len());
+        let mut rest = runs;
+        while let Some(run) = rest.pop() {
+            let Some(bad) = self.bad.iter().find(|bad| bad.overlaps(run)) else {
+                good.push(run);
+                continue;
+            };
+            let (start, end) = (bad.start.max(run.start), bad.end().min(run.end()));
+            self.withheld.push(Run::new(start, end - start));
+            let around = [(run.start, start), (end, run.end())];
+            let around = around.into_iter().filter(|(start, end)| start < end);
+            rest.extend(around.map(|(start, end)| Run::new(start, end - start)));
+        }
+        good.sort_unstable();
+        good
     }
 
     /// Returns an error that names this metaslab.
@@ -163,7 +195,8 @@ impl Metaslab {
         match &self.map {
             FreeMap::Unloaded(_) => None,
             FreeMap::Loaded { free, run } => {
-                Some(free.len() + usize::from(run.units > 0) + self.held.len())
+                let others = self.held.len() + self.withheld.len();
+                Some(free.len() + usize::from(run.units > 0) + others)
             }
         }
     }
@@ -221,13 +254,17 @@ impl Metaslab {
         Ok(())
     }
 
-    /// Returns all free ranges, sorted, without the run. Empty if not loaded.
+    /// Returns all free ranges, sorted, also the held and the withheld ones, but without the run.
+    /// Empty if not loaded.
     pub(super) fn free_ranges(&self) -> Result<Vec<Run>> {
-        match &self.map {
-            FreeMap::Unloaded(_) => Ok(Vec::new()),
-            FreeMap::Loaded { free, .. } => merge(&free.to_vec(), &self.held)
-                .ok_or_else(|| self.corrupt("a held range is already free")),
+        let FreeMap::Loaded { free, .. } = &self.map else { return Ok(Vec::new()) };
+        let mut runs = merge(&free.to_vec(), &self.held)
+            .ok_or_else(|| self.corrupt("a held range is already free"))?;
+        if !self.withheld.is_empty() {
+            runs.extend(&self.withheld);
+            normalize(&mut runs).map_err(|run| self.corrupt_at(run, "are free twice"))?;
         }
+        Ok(runs)
     }
 
     /// Allocates `units` from the front of the run, if it is long enough. Returns the first unit,
@@ -299,10 +336,13 @@ impl Metaslab {
     pub(super) fn mature(&mut self, txg: u64, notes_discards: bool) -> Result<u64> {
         let mut units = 0;
         while self.deferred.front().is_some_and(|(freed, _)| *freed <= txg) {
-            let Some((_, runs)) = self.deferred.pop_front() else { break };
+            let Some((_, mut runs)) = self.deferred.pop_front() else { break };
             units += runs.iter().map(|run| u64::from(run.units)).sum::<u64>();
             if notes_discards {
                 self.note_discards(&runs);
+            }
+            if !self.bad.is_empty() && self.is_loaded() {
+                runs = self.withhold(runs);
             }
             match &mut self.map {
                 FreeMap::Unloaded(changes) => {
@@ -343,7 +383,10 @@ impl Metaslab {
         let free = match &self.map {
             FreeMap::Unloaded(_) => false,
             FreeMap::Loaded { free, run: ahead } => {
-                free.overlaps(run) || ahead.overlaps(run) || overlapped(&self.held, run)
+                free.overlaps(run)
+                    || ahead.overlaps(run)
+                    || overlapped(&self.held, run)
+                    || self.withheld.iter().any(|it| it.overlaps(run))
             }
         };
         !free && !self.deferred.iter().any(|(_, runs)| overlapped(runs, run))

@@ -373,6 +373,17 @@ impl Space {
         self.free_units -= u64::from(units);
     }
 
+    /// A write to this range, which is in use, has failed. Until the next import it is not
+    /// allocated again. Until the next txg, the other devices are preferred to this one.
+    pub(crate) fn avoid(&mut self, dva: Dva, bytes: u64) {
+        let Some((id, run)) = self.geometry.locate(dva, bytes) else { return };
+        self.metaslabs[id as usize].avoid(run);
+        if let Some(device) = self.geometry.device_at(dva.device) {
+            self.devices[device].has_failed = true;
+        }
+        self.counters.add(SpaceCounters::AVOIDED_BYTES, 0, bytes);
+    }
+
     fn free_range(&mut self, dva: Dva, bytes: u64) {
         assert!(self.open.is_some(), "no transaction group is open");
         let Some((id, run)) = self.geometry.locate(dva, bytes) else {

@@ -29,6 +29,22 @@ forebay_base::counters! {
     writes;
     /// Writes that failed.
     write_errors;
+    /// Failed writes that were repeated at the same place.
+    write_retries;
+    /// Blocks that got another place, because writes to the first one failed.
+    blocks_moved;
+    /// Copies that could not be written. The other copy of the block was.
+    copies_missing;
+    /// Flushes that failed while a txg was written.
+    flush_failures;
+    /// Writes that were repeated, because a flush after them had failed.
+    writes_repeated;
+    /// Copies of an uberblock that could not be written. Another copy was.
+    uberblocks_missing;
+    /// Flushes in the middle of a commit, to release memory.
+    early_flushes;
+    /// Times that a commit waited for memory.
+    memory_waits;
     /// Times that a writer waited because too many bytes were in flight.
     write_waits;
     /// Blocks written as gangs, because no contiguous free range was large enough.

@@ -1,12 +1,96 @@
-//! Limits the bytes of writes in flight, and collects their failures.
+//! The writes of a txg: a limit on the bytes in flight, the writes that failed, and the payloads of
+//! all writes that no flush has covered yet.
 //!
-//! Locking: `store-in-flight`, a leaf lock.
+//! A device may lose a completed write until a flush succeeds. So a payload stays in memory until
+//! then: if the flush fails, everything is written again ([`barrier`](super::barrier)).
+//!
+//! Locking: `store-in-flight`, a leaf lock. Payloads are dropped after it is released.
 
-use forebay_base::sync::{Condvar, Mutex};
+use std::ops::Range;
 
+use forebay_base::sync::{Arc, Condvar, Mutex};
+use forebay_io::StableBytes;
+
+use super::write::WritePayload;
+use crate::block_cache::BlockCache;
 use crate::error::Error;
+use crate::format::{Dva, DvaPhys};
 
-/// The writes of a store that are in flight.
+/// All or part of a block's bytes, at its places.
+pub(super) struct Part {
+    payload: Arc<WritePayload>,
+    range: Range<usize>,
+    pub(super) copies: [DvaPhys; 2],
+    /// First copy of the block that the part belongs to.
+    pub(super) block: Dva,
+    cache: Arc<BlockCache>,
+}
+
+impl Part {
+    pub(super) fn new(
+        payload: &Arc<WritePayload>,
+        range: Range<usize>,
+        (copies, block): ([DvaPhys; 2], Dva),
+        cache: &Arc<BlockCache>,
+    ) -> Arc<Self> {
+        let (payload, cache) = (Arc::clone(payload), Arc::clone(cache));
+        let part = Self { payload, range, copies, block, cache };
+        part.cache.add_dirty(part.uncached_bytes());
+        Arc::new(part)
+    }
+
+    /// Bytes of memory that the cache does not count.
+    fn uncached_bytes(&self) -> u64 {
+        if self.payload.is_cached() { 0 } else { self.len() }
+    }
+
+    /// Number of bytes of one copy.
+    pub(super) fn len(&self) -> u64 {
+        (self.range.end - self.range.start) as u64
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.payload.bytes()[self.range.clone()]
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.cache.sub_dirty(self.uncached_bytes());
+    }
+}
+
+/// One copy of a part, to be written.
+#[derive(Clone)]
+pub(super) struct Write {
+    pub(super) part: Arc<Part>,
+    /// The copy, 0 or 1.
+    pub(super) copy: usize,
+    /// Whether it has failed before.
+    pub(super) is_retry: bool,
+}
+
+impl Write {
+    pub(super) fn place(&self) -> Option<Dva> {
+        self.part.copies[self.copy].get()
+    }
+}
+
+// SAFETY: the bytes are those of the payload, which the count keeps where it is, and which nobody
+// writes to.
+unsafe impl StableBytes for Write {
+    fn bytes(&self) -> &[u8] {
+        self.part.bytes()
+    }
+}
+
+/// A write that failed.
+pub(super) struct FailedWrite {
+    pub(super) write: Write,
+    pub(super) error: forebay_io::Error,
+}
+
+/// The writes of a store that are in flight or not covered by a flush.
 pub(super) struct InFlightWrites {
     limit_bytes: u64,
     state: Mutex<InFlightState>,
@@ -18,8 +102,15 @@ struct InFlightState {
     writes: u64,
     bytes: u64,
     waiters: u64,
-    failed: u64,
-    first: Option<Error>,
+    done: Vec<Write>,
+    done_bytes: u64,
+    failed: Vec<FailedWrite>,
+    /// An error that is not a device's.
+    invalid: Option<Error>,
+    /// The failure of a flush: no write of `done` counts.
+    flush_error: Option<Error>,
+    /// Payloads of blocks that were written elsewhere, for readers that know the old pointer.
+    replaced: Vec<Write>,
 }
 
 impl InFlightWrites {
@@ -47,37 +138,128 @@ impl InFlightWrites {
         waited
     }
 
-    /// Removes a write and records its failure.
-    pub(super) fn end(&self, bytes: u64, result: Result<(), Error>) {
+    /// A write has ended.
+    pub(super) fn end(&self, write: Write, result: Result<(), forebay_io::Error>) {
+        let bytes = write.part.len();
+        self.ended(bytes, |state| match result {
+            Ok(()) => {
+                state.done_bytes += bytes;
+                state.done.push(write);
+            }
+            Err(error) => state.failed.push(FailedWrite { write, error }),
+        });
+    }
+
+    /// A write was not submitted.
+    pub(super) fn refuse(&self, bytes: u64, error: Error) {
+        self.ended(bytes, |state| state.invalid = Some(error));
+    }
+
+    fn ended(&self, bytes: u64, then: impl FnOnce(&mut InFlightState)) {
         let mut state = self.state.lock();
         state.writes -= 1;
         state.bytes -= bytes;
-        if let Err(error) = result {
-            state.failed += 1;
-            state.first.get_or_insert(error);
-        }
+        then(&mut state);
         if state.waiters > 0 {
             self.changed.notify_all();
         }
     }
 
-    /// Waits until no write is in flight. Returns the failures since the last call.
-    pub(super) fn finish(&self) -> Result<(), Error> {
+    /// Waits until no write is in flight. Returns the writes that have failed since the last call.
+    ///
+    /// # Errors
+    /// If a write was refused.
+    pub(super) fn finish(&self) -> Result<Vec<FailedWrite>, Error> {
         let mut state = self.state.lock();
         while state.writes > 0 {
             state.waiters += 1;
             self.changed.wait(&mut state);
             state.waiters -= 1;
         }
-        let failed = std::mem::take(&mut state.failed);
-        match state.first.take() {
-            None => Ok(()),
-            Some(first) if failed == 1 => Err(first),
-            Some(first) => {
-                let text = format!("{first}; {} more writes failed", failed - 1);
-                Err(Error::new(first.kind(), text).because(first))
-            }
+        match state.invalid.take() {
+            Some(error) => Err(error),
+            None => Ok(std::mem::take(&mut state.failed)),
         }
+    }
+
+    /// Takes back what [`finish`](Self::finish) returned, for a later call of it.
+    pub(super) fn put_back(&self, ended: Result<Vec<FailedWrite>, Error>) {
+        let mut state = self.state.lock();
+        match ended {
+            Ok(failed) => state.failed.extend(failed),
+            Err(error) => state.invalid = Some(error),
+        }
+    }
+
+    /// A flush that began while no write was in flight has succeeded.
+    pub(super) fn flushed(&self) {
+        let mut state = self.state.lock();
+        let done = std::mem::take(&mut state.done);
+        state.done_bytes = 0;
+        drop(state);
+        drop(done);
+    }
+
+    /// A flush has failed that was not the last step of a barrier.
+    pub(super) fn flush_failed(&self, error: Error) {
+        self.state.lock().flush_error = Some(error);
+    }
+
+    /// The failure of such a flush.
+    pub(super) fn take_flush_error(&self) -> Option<Error> {
+        self.state.lock().flush_error.take()
+    }
+
+    /// Takes all completed writes that no flush has covered, to submit them again.
+    pub(super) fn take_unflushed(&self) -> Vec<Write> {
+        let mut state = self.state.lock();
+        state.done_bytes = 0;
+        std::mem::take(&mut state.done)
+    }
+
+    /// Whether completed writes keep so much memory that a flush should release it.
+    pub(super) fn wants_flush(&self, limit_bytes: u64) -> bool {
+        let state = self.state.lock();
+        state.done_bytes > limit_bytes && state.flush_error.is_none()
+    }
+
+    /// Whether any payload is kept until a flush.
+    pub(super) fn keeps_payloads(&self) -> bool {
+        !self.state.lock().done.is_empty()
+    }
+
+    /// Forgets the completed writes of blocks that got another place, but keeps their content and
+    /// that of `failed` until [`release_replaced`](Self::release_replaced).
+    pub(super) fn replace(&self, failed: Vec<FailedWrite>, is_replaced: impl Fn(&Dva) -> bool) {
+        let mut state = self.state.lock();
+        let replaced = failed.into_iter().map(|failed| failed.write);
+        state.replaced.extend(replaced);
+        let of_block = state.done.extract_if(.., |write| is_replaced(&write.part.block));
+        let of_block: Vec<_> = of_block.collect();
+        state.replaced.extend(of_block);
+    }
+
+    /// Whether content is kept for readers that know old pointers.
+    pub(super) fn keeps_replaced(&self) -> bool {
+        !self.state.lock().replaced.is_empty()
+    }
+
+    /// No reader knows the old pointers any more.
+    pub(super) fn release_replaced(&self) {
+        let replaced = std::mem::take(&mut self.state.lock().replaced);
+        drop(replaced);
+    }
+
+    /// Drops all payloads: the pool is closed, or will never write them.
+    pub(super) fn abandon(&self) {
+        let (done, failed) = {
+            let mut state = self.state.lock();
+            state.done_bytes = 0;
+            state.flush_error = None;
+            (std::mem::take(&mut state.done), std::mem::take(&mut state.failed))
+        };
+        drop((done, failed));
+        self.release_replaced();
     }
 
     /// Bytes of writes in flight.

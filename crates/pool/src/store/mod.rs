@@ -6,7 +6,9 @@
 //! * [`write`](mod@write): sealing, placing and submitting blocks.
 //! * [`worker_pool`]: an ordered worker pool, which packs blocks on several threads.
 //! * [`writing`]: the content of blocks that are being written.
-//! * [`in_flight`]: a limit on the bytes of writes in flight, and their failures.
+//! * [`in_flight`]: the writes of a txg: a limit on the bytes in flight, failures, and the payloads
+//!   that no flush has covered.
+//! * [`barrier`]: waits for writes, repeats failed ones, and flushes.
 //! * [`gang`]: gang blocks, which are stored in several pieces.
 //! * [`readers`]: readers that may still follow old pointers.
 //! * [`heals`]: heals of a scrub, which is not a reader.
@@ -15,7 +17,8 @@
 //!
 //! - A returned block is the one that was written under its pointer: every byte from a device has
 //!   passed the pointer's checksum.
-//! - Readers find a block in memory until all its writes have ended, even if the cache refuses it.
+//! - Readers find a block in memory until a flush covers all its writes, even if the cache refuses
+//!   it.
 //! - A copy is overwritten only to heal it, with the bytes that the pointer describes.
 //!
 //! # Locking
@@ -29,6 +32,7 @@
 //! It does not interpret blocks, allocate space, or decide when data is durable.
 
 mod async_read;
+pub(crate) mod barrier;
 pub(crate) mod codec;
 pub(crate) mod counters;
 pub(crate) mod gang;
@@ -61,7 +65,7 @@ use heals::Heals;
 use in_flight::InFlightWrites;
 use readers::Readers;
 use worker_pool::WorkerPool;
-pub(crate) use write::{Content, PackJob, Packed, Packer, Packing, WritePayload};
+pub(crate) use write::{Content, PackJob, Packed, Packer, Packing, Placed, WritePayload};
 use writing::Writing;
 
 /// Allocates and frees space for blocks. `bytes` is a multiple of the pool's sector size.

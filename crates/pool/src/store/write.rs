@@ -2,7 +2,7 @@
 //!
 //! The steps are separate, so that callers can seal blocks before they allocate, and choose the
 //! content that readers find meanwhile: seal, place, hold ([`writing`](super::writing)), submit.
-//! [`Store::write_new`] performs all of them.
+//! [`SyncContext::write_new`](crate::sync_context::SyncContext::write_new) performs all of them.
 
 use std::ops::Range;
 
@@ -14,6 +14,7 @@ use zerocopy::little_endian::{U32, U64};
 use super::codec::{self, Sealed};
 use super::counters::StoreCounters;
 use super::gang::{self, GangPlan};
+use super::in_flight::{Part, Write};
 use super::worker_pool::{Job, OrderedResults};
 use super::writing::HeldContent;
 use super::{Allocate, Store, WriteProps};
@@ -38,6 +39,11 @@ impl WritePayload {
     fn of_sectors(packed: Buffer) -> Self {
         Self { packed: Some(packed), held: None }
     }
+
+    /// Whether the bytes are those of a block in the cache, which counts their memory.
+    pub(super) fn is_cached(&self) -> bool {
+        self.packed.is_none() && self.held.as_ref().is_some_and(HeldContent::is_cached)
+    }
 }
 
 // SAFETY: the bytes are those of a buffer, or of content in a pinned block or shared buffer: both
@@ -49,19 +55,6 @@ unsafe impl StableBytes for WritePayload {
             (None, Some(held)) => held.bytes(),
             (None, None) => &[],
         }
-    }
-}
-
-/// All or part of a payload, shared by several writes.
-struct PayloadPart {
-    whole: Arc<WritePayload>,
-    range: Range<usize>,
-}
-
-// SAFETY: as for the payload, which the count keeps where it is.
-unsafe impl StableBytes for PayloadPart {
-    fn bytes(&self) -> &[u8] {
-        &self.whole.bytes()[self.range.clone()]
     }
 }
 
@@ -182,96 +175,80 @@ impl Store {
     }
 
     /// Starts the writes of a block. Waits while too many bytes are in flight, so it must not be
-    /// called in an I/O callback. [`wait_and_flush`](Self::wait_and_flush) reports failures.
+    /// called in an I/O callback. The next barrier, see [`barrier`](super::barrier), handles
+    /// failures.
     pub(crate) fn submit(&self, placed: Placed, payload: WritePayload) {
         let Placed { bp, gang } = placed;
         let copies = bp.copy_count() as u64;
         self.count(StoreCounters::BLOCKS_WRITTEN, 1);
         self.count(StoreCounters::LOGICAL_BYTES, u64::from(bp.logical_bytes.get()));
         self.count(StoreCounters::PHYSICAL_BYTES, copies * u64::from(bp.physical_bytes.get()));
+        let payload = Arc::new(payload);
+        let block = bp.copies[0];
         match gang {
-            None if copies == 1 => self.submit_one(bp.copies[0], Box::new(payload)),
             None => {
                 let whole = 0..payload.bytes().len();
-                self.submit_part(bp.copies, &Arc::new(payload), whole);
+                self.submit_part((bp.copies, block), &payload, whole);
             }
             Some(plan) => {
-                let payload = Arc::new(payload);
                 for (copies, range) in plan.pieces {
-                    self.submit_part(copies, &payload, range);
+                    self.submit_part((copies, block), &payload, range);
                 }
                 for (copies, sector) in plan.sectors {
                     let whole = 0..sector.len();
                     let sector = Arc::new(WritePayload::of_sectors(sector));
-                    self.submit_part(copies, &sector, whole);
+                    self.submit_part((copies, block), &sector, whole);
                 }
             }
         }
+        drop(payload);
+        self.limit_unflushed();
     }
 
-    fn submit_part(&self, copies: [DvaPhys; 2], whole: &Arc<WritePayload>, range: Range<usize>) {
-        for copy in copies.into_iter().filter(|copy| *copy != DvaPhys::NONE) {
-            let part = PayloadPart { whole: Arc::clone(whole), range: range.clone() };
-            self.submit_one(copy, Box::new(part));
+    /// Writes all copies of a part of a block, whose first copy is at `block`.
+    fn submit_part(
+        &self,
+        (copies, block): ([DvaPhys; 2], DvaPhys),
+        payload: &Arc<WritePayload>,
+        range: Range<usize>,
+    ) {
+        let Some(block) = block.get() else {
+            let error = Error::new(ErrorKind::Invalid, "cannot write a block without an address");
+            self.shared.in_flight.begin(0);
+            return self.shared.in_flight.refuse(0, error);
+        };
+        let part = Part::new(payload, range, (copies, block), &self.cache);
+        for copy in (0..copies.len()).filter(|copy| copies[*copy] != DvaPhys::NONE) {
+            self.submit_write(Write { part: Arc::clone(&part), copy, is_retry: false });
         }
     }
 
-    fn submit_one(&self, copy: DvaPhys, payload: Box<dyn StableBytes>) {
-        let bytes = payload.bytes().len() as u64;
+    pub(super) fn submit_write(&self, write: Write) {
+        let bytes = write.part.len();
         if self.shared.in_flight.begin(bytes) {
             self.count(StoreCounters::WRITE_WAITS, 1);
         }
         self.count(StoreCounters::WRITES, 1);
-        let Some(dva) = copy.get() else {
-            let error = Error::new(ErrorKind::Invalid, "cannot write a block without an address");
-            return self.shared.in_flight.end(bytes, Err(error));
+        let Some(dva) = write.place() else {
+            let error = Error::new(ErrorKind::Invalid, "cannot write a copy without an address");
+            return self.shared.in_flight.refuse(bytes, error);
         };
-        let shared = Arc::clone(&self.shared);
+        let (shared, kept) = (Arc::clone(&self.shared), write.clone());
         let done = move |result: Result<(), forebay_io::Error>| {
-            if result.is_err() {
+            if let Err(error) = &result {
                 shared.counters.add(StoreCounters::WRITE_ERRORS, 0, 1);
+                tracing::warn!(%error, "device error");
             }
-            shared.in_flight.end(bytes, result.map_err(crate::devices::failed));
+            shared.in_flight.end(kept, result);
         };
+        let payload = Box::new(write);
         if let Err(error) = self.devices.write_async(dva, payload, Priority::AsyncWrite, done) {
-            self.shared.in_flight.end(bytes, Err(error));
+            self.shared.in_flight.refuse(bytes, error);
         }
     }
 
-    /// Seals, places, holds and submits a new block. Its pointer can be followed at once.
-    ///
-    /// # Errors
-    /// As [`seal`](Self::seal) and [`place`](Self::place).
-    pub(crate) fn write_new(
-        &self,
-        content: Buffer,
-        props: &WriteProps,
-        allocate: &mut dyn Allocate,
-    ) -> Result<BlockPtrPhys> {
-        let sealed = self.seal(&content, props)?;
-        self.write_sealed(content, sealed, props, allocate)
-    }
-
-    /// As [`write_new`](Self::write_new), for a sealed block.
-    ///
-    /// # Errors
-    /// As [`place`](Self::place).
-    pub(crate) fn write_sealed(
-        &self,
-        content: Buffer,
-        sealed: Sealed,
-        props: &WriteProps,
-        allocate: &mut dyn Allocate,
-    ) -> Result<BlockPtrPhys> {
-        let placed = self.place(&sealed, &content, props, allocate)?;
-        let bp = placed.bp;
-        let held = self.hold(&bp, content, props.cache);
-        self.submit(placed, WritePayload::new(sealed, held));
-        Ok(bp)
-    }
-
-    /// As [`write_new`](Self::write_new), to addresses that the caller has allocated for the
-    /// uncompressed content. Ignores `props.compression`.
+    /// Seals, holds and submits a new block, at addresses that the caller has allocated for the
+    /// uncompressed content. Ignores `props.compression`. Its pointer can be followed at once.
     ///
     /// # Errors
     /// As [`seal`](Self::seal).
@@ -288,16 +265,6 @@ impl Store {
         let held = self.hold(&bp, content, props.cache);
         self.submit(Placed { bp, gang: None }, WritePayload::new(sealed, held));
         Ok(bp)
-    }
-
-    /// Waits until all submitted writes have ended, then flushes the devices.
-    ///
-    /// # Errors
-    /// The first failure of a write since the last call, or of a flush. None of these writes may be
-    /// relied on then.
-    pub(crate) fn wait_and_flush(&self) -> Result<()> {
-        self.shared.in_flight.finish()?;
-        self.devices.flush_all()
     }
 
     /// Bytes of writes in flight.

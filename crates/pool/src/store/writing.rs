@@ -70,6 +70,11 @@ pub(crate) struct HeldContent {
 }
 
 impl HeldContent {
+    /// Whether it is a block in the cache.
+    pub(super) fn is_cached(&self) -> bool {
+        matches!(self.content, HeldBytes::Cached(_))
+    }
+
     /// The content.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.content

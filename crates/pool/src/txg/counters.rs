@@ -17,6 +17,10 @@ forebay_base::counters! {
     delayed;
     /// Changes that waited for a commit because the limit of dirty bytes was reached.
     full;
+    /// Times that the pool was suspended because a txg could not be written.
+    suspended;
+    /// Suspensions that ended: the txg was written after all.
+    resumed;
     /// Changes that failed because the pool was suspended or closed.
     refused;
 }

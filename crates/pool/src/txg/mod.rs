@@ -14,7 +14,8 @@
 //!   transaction.
 //! - In [`TxgState`], `synced < open`, all txgs below `open` are quiesced, and the numbers only
 //!   grow.
-//! - After [`suspend`](Txgs::suspend) or [`close`](Txgs::close) returned, nothing begins.
+//! - After [`suspend`](Txgs::suspend) or [`close`](Txgs::close) returned, nothing begins. A
+//!   suspension of a parked sync thread (`suspension.rs`) ends when its txg is durable.
 //!
 //! # Locking
 //!
@@ -28,6 +29,7 @@
 
 mod counters;
 mod holds;
+mod suspension;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 mod throttle;
@@ -44,6 +46,7 @@ use forebay_base::sync::{Arc, Condvar, Mutex, thread_slot};
 pub use counters::TxgCounters;
 pub use holds::Hold;
 use holds::{EnterOutcome, HoldCell};
+pub use suspension::Suspension;
 use throttle::Dirty;
 pub use tunables::TxgTunables;
 
@@ -72,7 +75,7 @@ pub enum Wake {
 /// Why no change can begin.
 enum TxgStop {
     Closed,
-    Suspended(String),
+    Suspended(Suspension),
 }
 
 /// State protected by `txg-state`.
@@ -90,6 +93,14 @@ struct TxgState {
     /// Cells that still have holds of the quiescing txg.
     cells_left: usize,
     stop: Option<TxgStop>,
+    /// Whether `close` was called, even if a suspension stays as the reason to stop.
+    closed: bool,
+    /// Whether the sync thread waits for `clear`.
+    parked: bool,
+    /// How often it has parked.
+    parks: u64,
+    /// Whether it shall repeat the step that failed.
+    clear_requested: bool,
     /// Number of throttled changes.
     throttled: usize,
     /// Clock time at which the last assigned delay ends.
@@ -99,18 +110,6 @@ struct TxgState {
 }
 
 impl TxgState {
-    fn check_running(&self) -> Result<()> {
-        match &self.stop {
-            None => Ok(()),
-            Some(TxgStop::Closed) => Err(Error::new(ErrorKind::Closed, "the pool is closed")),
-            Some(TxgStop::Suspended(cause)) => {
-                let text =
-                    "the pool is suspended after a failed write: export it and import it again";
-                Err(Error::new(ErrorKind::Suspended, text).because(cause.as_str()))
-            }
-        }
-    }
-
     /// Assigns a delay. Returns its epoch and its end time.
     fn take_delay_slot(&mut self, now_ns: u64, delay_ns: u64) -> (u64, u64) {
         self.delay_end_ns = self.delay_end_ns.max(now_ns).saturating_add(delay_ns);
@@ -153,6 +152,10 @@ impl Txgs {
             closing: false,
             cells_left: 0,
             stop: None,
+            closed: false,
+            parked: false,
+            parks: 0,
+            clear_requested: false,
             throttled: 0,
             delay_end_ns: 0,
             delay_epoch: 0,
@@ -393,6 +396,8 @@ impl Txgs {
         state.synced = txg;
         state.delay_epoch += 1;
         state.delay_end_ns = 0;
+        self.resume(&mut state);
+        self.opened.notify_all();
         self.durable.notify_all();
         self.dirty_space.notify_all();
         drop(state);
@@ -448,32 +453,15 @@ impl Txgs {
         self.state.lock().closing
     }
 
-    /// Stops after a failed write: nothing begins any more, and waiters fail with the cause. The
-    /// first cause stays.
-    pub fn suspend(&self, cause: &Error) {
-        self.stop(TxgStop::Suspended(format!("{cause:?}")));
-    }
-
-    /// Stops: nothing begins any more, and waiters fail. Idempotent.
+    /// Stops: nothing begins any more, and waiters fail. Idempotent. The cause of a suspension
+    /// stays.
     pub fn close(&self) {
-        self.stop(TxgStop::Closed);
-    }
-
-    fn stop(&self, stop: TxgStop) {
         let mut state = self.state.lock();
-        let suspends = matches!(stop, TxgStop::Suspended(_));
-        let suspended = matches!(state.stop, Some(TxgStop::Suspended(_)));
-        // A failure of the last commit of a closed pool is still reported.
-        if state.stop.is_none() || (suspends && !suspended) {
-            state.stop = Some(stop);
+        state.closed = true;
+        if state.stop.is_none() {
+            state.stop = Some(TxgStop::Closed);
         }
-        for cell in &self.cells {
-            cell.lock().stopped = true;
-        }
-        self.work.notify_all();
-        self.opened.notify_all();
-        self.durable.notify_all();
-        self.dirty_space.notify_all();
+        self.stop_all(&mut state);
     }
 
     /// Checks whether changes can begin.

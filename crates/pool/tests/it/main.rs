@@ -30,3 +30,4 @@ mod settings;
 mod trim;
 mod two_hosts;
 mod warm_up;
+mod write_errors;

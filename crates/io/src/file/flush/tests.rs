@@ -229,3 +229,23 @@ fn closing_waits_for_waiting_flushes_and_a_full_list_blocks_submitters() {
     assert_eq!(ends.len(), MAX_WAITING + 2);
     assert!(ends.iter().all(|end| end.1.is_ok()));
 }
+
+#[test]
+fn flushes_are_issued_again_on_request_after_a_failed_one() {
+    let fixture = Fixture::new();
+    fixture.submit(1);
+    fixture.end(Err(lost()));
+    fixture.submit(2);
+    assert_eq!(fixture.ends(), [(1, Err(ErrorKind::Device)), (2, Err(ErrorKind::Device))]);
+    fixture.flushes.retry();
+    fixture.submit(3);
+    assert_eq!(fixture.in_flight(), 1, "it reaches the device");
+    fixture.end(Ok(()));
+    assert_eq!(fixture.ends(), [(3, Ok(()))]);
+    // Another failure counts as the first one did.
+    fixture.submit(4);
+    fixture.end(Err(lost()));
+    fixture.submit(5);
+    assert_eq!(fixture.in_flight(), 0);
+    assert_eq!(fixture.ends(), [(4, Err(ErrorKind::Device)), (5, Err(ErrorKind::Device))]);
+}

@@ -56,10 +56,7 @@ fn without_space_all_is_given_back() {
     for left in (0..=32).map(|n| n * 1024) {
         fixture.space.left = left;
         let content = fixture.content(32 << 10);
-        let error = fixture
-            .store
-            .write_new(content, &props(1, Compression::Off), &mut fixture.space)
-            .unwrap_err();
+        let error = fixture.write_new(content, &props(1, Compression::Off)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoSpace);
         assert_eq!((fixture.space.out_bytes(), fixture.space.left), (0, left));
     }

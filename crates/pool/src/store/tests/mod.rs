@@ -17,7 +17,7 @@ use forebay_cache::{Attributes, OwnerCaching};
 use forebay_io::fault::FaultDevice;
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
 
-use super::{Allocate, Store, WriteProps};
+use super::{Allocate, Store, WritePayload, WriteProps};
 use crate::block_cache::{BlockCache, BlockCacheOptions};
 use crate::devices::Devices;
 use crate::devices::import::{CreateOptions, create};
@@ -144,6 +144,20 @@ pub(super) fn props(copies: usize, compression: Compression) -> WriteProps {
 }
 
 impl Fixture {
+    /// Seals, places, holds and submits a new block.
+    pub(super) fn write_new(
+        &mut self,
+        content: Buffer,
+        props: &WriteProps,
+    ) -> Result<BlockPtrPhys> {
+        let sealed = self.store.seal(&content, props)?;
+        let placed = self.store.place(&sealed, &content, props, &mut self.space)?;
+        let bp = placed.bp;
+        let held = self.store.hold(&bp, content, props.cache);
+        self.store.submit(placed, WritePayload::new(sealed, held));
+        Ok(bp)
+    }
+
     /// Bytes that compress to about a third.
     pub(super) fn content(&mut self, len: usize) -> Buffer {
         let mut buffer = self.store.cache().alloc(len).unwrap();
@@ -160,7 +174,7 @@ impl Fixture {
     pub(super) fn write(&mut self, len: usize, props: &WriteProps) -> (BlockPtrPhys, Vec<u8>) {
         let content = self.content(len);
         let copy = content.to_vec();
-        let bp = self.store.write_new(content, props, &mut self.space).unwrap();
+        let bp = self.write_new(content, props).unwrap();
         (bp, copy)
     }
 

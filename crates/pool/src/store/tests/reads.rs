@@ -195,6 +195,8 @@ fn pools_share_a_cache_and_not_blocks() {
     for (fixture, (bp, content)) in fixtures.iter().zip(&written) {
         assert_eq!(fixture.store.peek(bp).unwrap()[..], content[..]);
     }
+    // Blocks are pinned until a flush.
+    fixtures.iter().for_each(|fixture| fixture.store.wait_and_flush().unwrap());
     let last = fixtures.pop().unwrap();
     last.audit();
     for (fixture, (bp, content)) in fixtures.iter().zip(&written) {

@@ -9,6 +9,7 @@ use super::{block_cache, fixture, fixture_with, props};
 use crate::error::ErrorKind;
 use crate::format::{BlockPtrPhys, Compression};
 use crate::store::WriteProps;
+use crate::store::barrier::NoPause;
 use crate::store::counters::StoreCounters;
 
 #[test]
@@ -62,19 +63,63 @@ fn a_block_on_its_way_is_found_whatever_the_cache_wants() {
 }
 
 #[test]
-fn a_write_fails_if_one_copy_does() {
+fn a_write_that_fails_is_repeated_once() {
     let mut fixture = fixture(2);
     fixture.store.wait_and_flush().unwrap();
     fixture.faults[1].add(Rule::new(Fault::Error(5)).on(Op::Write).times(1));
-    fixture.write(8192, &props(2, Compression::Off));
+    let (bp, content) = fixture.write(8192, &props(2, Compression::Off));
+    fixture.store.wait_and_flush().unwrap();
+    assert_eq!(fixture.counted(StoreCounters::WRITE_ERRORS), 1);
+    assert_eq!(fixture.counted(StoreCounters::WRITE_RETRIES), 1);
+    for copy in 0..2 {
+        assert_eq!(fixture.store.read_copy(&bp, copy).unwrap()[..], content);
+    }
+    fixture.audit();
+}
+
+#[test]
+fn one_copy_of_two_suffices_and_one_of_one_does_not() {
+    let mut fixture = fixture(2);
+    fixture.store.wait_and_flush().unwrap();
+    let broken = fixture.faults[1].add(Rule::new(Fault::Error(5)).on(Op::Write));
+    let (bp, content) = fixture.write(8192, &props(2, Compression::Off));
+    let missing = fixture.store.commit(&NoPause).unwrap();
+    let second = bp.copies.iter().filter_map(|copy| copy.get()).find(|dva| dva.device == 1);
+    assert_eq!(missing, [(second.unwrap(), 8192)]);
+    assert_eq!(fixture.counted(StoreCounters::COPIES_MISSING), 1);
+    fixture.forget(&bp);
+    assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
+    // One of these is on the broken device.
+    fixture.write(8192, &props(1, Compression::Off));
+    fixture.write(8192, &props(1, Compression::Off));
     let error = fixture.store.wait_and_flush().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device);
     assert!(error.to_string().contains("memory1"), "{error}");
-    assert_eq!(fixture.counted(StoreCounters::WRITE_ERRORS), 1);
+    fixture.faults[1].remove(broken);
     // It is told once.
     fixture.store.wait_and_flush().unwrap();
     fixture.faults[0].add(Rule::new(Fault::Error(5)).on(Op::Flush).times(1));
     assert_eq!(fixture.store.wait_and_flush().unwrap_err().kind(), ErrorKind::Device);
+    fixture.audit();
+}
+
+#[test]
+fn payloads_are_kept_until_a_flush_and_are_few() {
+    let mut fixture = fixture_with(block_cache(32 << 20), 1, 512, OwnerCaching::None, 0);
+    let (bp, content) = fixture.write(8192, &props(1, Compression::Lz4));
+    fixture.store.settle().unwrap();
+    // The device has it, but may lose it.
+    let place = bp.copies[0].get().unwrap();
+    fixture.rot(place, 512);
+    assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
+    assert!(fixture.store.cache().dirty_bytes() > 0, "its memory counts");
+    for _ in 0..24 {
+        fixture.write(1 << 20, &props(1, Compression::Off));
+        assert!(fixture.store.cache().dirty_bytes() <= 18 << 20);
+    }
+    assert!(fixture.counted(StoreCounters::EARLY_FLUSHES) > 0);
+    fixture.store.wait_and_flush().unwrap();
+    assert_eq!(fixture.store.cache().dirty_bytes(), 0);
     fixture.audit();
 }
 

@@ -1,0 +1,199 @@
+//! Suspension: a txg that cannot be written, and how it goes on.
+//!
+//! The sync thread [parks](Txgs::park) if a device fails a step of a commit. The txg stays as it
+//! is, in memory and half on the devices. While it is parked, nothing begins and waiters fail.
+//! [`clear`](Txgs::clear) lets the sync thread repeat the failed step. The suspension ends when the
+//! txg is durable. If a step fails again, the thread parks again and `clear` returns the error.
+//!
+//! A failure that is not a device's ends the sync thread ([`suspend`](Txgs::suspend)). That
+//! suspension lasts until the pool is imported again.
+//!
+//! Locking: `txg-state`.
+
+use std::fmt;
+
+use super::counters::TxgCounters;
+use super::{TxgState, TxgStop, Txgs};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Why a pool is suspended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Suspension {
+    /// The device that failed, if a device did.
+    pub device: Option<String>,
+    /// The request that failed: `write`, `flush`, `read`.
+    pub operation: Option<String>,
+    /// The failure, as a sentence for people.
+    pub error: String,
+    /// The transaction group that could not be written.
+    pub txg: u64,
+    /// Wall-clock time of the failure in nanoseconds since 1970; 0 if it is not known.
+    pub time_ns: u64,
+    /// Whether [`Pool::clear`](crate::Pool::clear) can go on. If not, only another import helps.
+    pub resumable: bool,
+}
+
+impl Suspension {
+    /// The suspension by `error` in a txg. It can be resumed if a device failed.
+    pub(crate) fn new(error: &Error, txg: u64, time_ns: u64) -> Self {
+        let io = error.device_error();
+        Self {
+            device: io.map(|io| io.device().to_owned()),
+            operation: io.map(|io| io.op().to_string()),
+            error: error.to_string(),
+            txg,
+            time_ns,
+            resumable: false,
+        }
+    }
+
+    /// The error of a call that this suspension refuses.
+    fn refusal(&self) -> Error {
+        let text = match self.resumable {
+            true => {
+                "the pool is suspended after a failed write: make the device work, then clear the \
+                 pool"
+            }
+            false => "the pool is suspended after a failure: export it and import it again",
+        };
+        Error::new(ErrorKind::Suspended, text).because(self.to_string())
+    }
+}
+
+impl fmt::Display for Suspension {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "transaction group {} cannot be written: {}", self.txg, self.error)
+    }
+}
+
+impl TxgState {
+    pub(super) fn check_running(&self) -> Result<()> {
+        match &self.stop {
+            None => Ok(()),
+            Some(TxgStop::Closed) => Err(Error::new(ErrorKind::Closed, "the pool is closed")),
+            Some(TxgStop::Suspended(suspension)) => Err(suspension.refusal()),
+        }
+    }
+}
+
+impl Txgs {
+    /// Stops for good after a failure: nothing begins any more, and waiters fail with the cause. A
+    /// suspension that is in force stays, but cannot be resumed any more.
+    pub fn suspend(&self, cause: &Error) {
+        self.suspend_at(cause, self.clock.now_ns());
+    }
+
+    /// As [`suspend`](Self::suspend), at a given time. Cannot panic.
+    pub(crate) fn suspend_at(&self, cause: &Error, time_ns: u64) {
+        let mut state = self.state.lock();
+        match &mut state.stop {
+            Some(TxgStop::Suspended(suspension)) => suspension.resumable = false,
+            // A failure of the last commit of a closed pool is still reported.
+            _ => {
+                self.counters.add(TxgCounters::SUSPENDED, 0, 1);
+                let suspension = Suspension::new(cause, state.synced + 1, time_ns);
+                state.stop = Some(TxgStop::Suspended(suspension));
+            }
+        }
+        state.parked = false;
+        self.stop_all(&mut state);
+    }
+
+    /// For the sync thread: suspends because of `cause`, and waits. Returns whether the failed step
+    /// shall be repeated; if not, the txgs are closed.
+    pub(crate) fn park(&self, cause: &Error, txg: u64) -> bool {
+        let mut state = self.state.lock();
+        if state.closed {
+            return false;
+        }
+        self.counters.add(TxgCounters::SUSPENDED, 0, 1);
+        let mut suspension = Suspension::new(cause, txg, self.clock.now_ns());
+        suspension.resumable = true;
+        state.stop = Some(TxgStop::Suspended(suspension));
+        state.parked = true;
+        state.parks += 1;
+        self.stop_all(&mut state);
+        while !state.clear_requested && !state.closed {
+            self.work.wait(&mut state);
+        }
+        state.parked = false;
+        std::mem::take(&mut state.clear_requested) && !state.closed
+    }
+
+    /// Lets the sync thread repeat the step that failed, and waits until its txg is durable. Does
+    /// nothing if the txgs are not suspended.
+    ///
+    /// # Errors
+    /// `Suspended`, with the new cause, if the step or a later one of the same txg fails, or if the
+    /// suspension cannot be resumed. `Closed`.
+    pub fn clear(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        let parks = state.parks;
+        if state.parked {
+            state.clear_requested = true;
+            self.work.notify_all();
+        }
+        loop {
+            match &state.stop {
+                Some(TxgStop::Suspended(now))
+                    if now.resumable && !state.closed && state.parks == parks =>
+                {
+                    self.durable.wait(&mut state);
+                }
+                _ => return state.check_running(),
+            }
+        }
+    }
+
+    /// Waits until the txgs are not suspended, or the suspension cannot be resumed.
+    ///
+    /// # Errors
+    /// `Suspended` or `Closed`.
+    pub fn wait_resumed(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        while let Some(TxgStop::Suspended(now)) = &state.stop
+            && now.resumable
+            && !state.closed
+        {
+            self.durable.wait(&mut state);
+        }
+        state.check_running()
+    }
+
+    /// Ends a suspension: a txg has become durable. Called under `txg-state`.
+    pub(super) fn resume(&self, state: &mut TxgState) {
+        let Some(TxgStop::Suspended(_)) = &state.stop else { return };
+        self.counters.add(TxgCounters::RESUMED, 0, 1);
+        state.stop = state.closed.then_some(TxgStop::Closed);
+        if !state.closed {
+            for cell in &self.cells {
+                cell.lock().stopped = false;
+            }
+        }
+    }
+
+    /// Why the txgs are suspended.
+    pub fn suspension(&self) -> Option<Suspension> {
+        match &self.state.lock().stop {
+            Some(TxgStop::Suspended(suspension)) => Some(suspension.clone()),
+            _ => None,
+        }
+    }
+
+    /// Whether [`close`](Self::close) was called.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+
+    /// Refuses new changes and wakes all waiters. The caller has set the stop.
+    pub(super) fn stop_all(&self, _state: &mut TxgState) {
+        for cell in &self.cells {
+            cell.lock().stopped = true;
+        }
+        self.work.notify_all();
+        self.opened.notify_all();
+        self.durable.notify_all();
+        self.dirty_space.notify_all();
+    }
+}
