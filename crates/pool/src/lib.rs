@@ -116,7 +116,7 @@ pub use tunables::{L2DeviceTunables, PoolTunables, StoreTunables};
 pub use tx::Transaction;
 pub use txg::{TxgCounters, TxgTunables};
 pub use wait::Wait;
-pub use zap::{Cookie, Entry, LeavesByPointers, Value, ZapStats};
+pub use zap::{Cookie, Entry, LeavesByPointers, Value, ZapCounters, ZapStats, ZapTunables};
 
 /// Protocols that the model checks in `tests/model` run. Not a stable interface.
 #[doc(hidden)]

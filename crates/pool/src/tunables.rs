@@ -8,6 +8,7 @@ use crate::log::LogTunables;
 use crate::pool::ScrubTunables;
 use crate::readahead::PrefetchTunables;
 use crate::txg::TxgTunables;
+use crate::zap::ZapTunables;
 
 forebay_base::tunables! {
     /// Tunables of how blocks are written.
@@ -38,6 +39,7 @@ pub struct PoolTunables {
     store: StoreTunables,
     l2_devices: L2DeviceTunables,
     scrub: ScrubTunables,
+    directories: Arc<ZapTunables>,
 }
 
 impl PoolTunables {
@@ -71,6 +73,11 @@ impl PoolTunables {
         &self.scrub
     }
 
+    /// Tunables of directories.
+    pub fn directories(&self) -> &Arc<ZapTunables> {
+        &self.directories
+    }
+
     /// All rows with their values, in the format that [`set`](Self::set) takes.
     pub fn entries(&self) -> Vec<(&'static TunableRow, String)> {
         let tables = [
@@ -80,6 +87,7 @@ impl PoolTunables {
             self.store.entries(),
             self.l2_devices.entries(),
             self.scrub.entries(),
+            self.directories.entries(),
         ];
         tables.into_iter().flatten().collect()
     }
@@ -90,13 +98,14 @@ impl PoolTunables {
     /// [`ErrorKind::Invalid`] if the name or the value is wrong, or if the tunable cannot be set at
     /// this time. The message names what is allowed.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
-        let tables: [&dyn Fn() -> Result<(), TunableError>; 6] = [
+        let tables: [&dyn Fn() -> Result<(), TunableError>; 7] = [
             &|| self.txg.set(name, value),
             &|| self.log.set(name, value),
             &|| self.prefetch.set(name, value),
             &|| self.store.set(name, value),
             &|| self.l2_devices.set(name, value),
             &|| self.scrub.set(name, value),
+            &|| self.directories.set(name, value),
         ];
         for set in tables {
             match set() {

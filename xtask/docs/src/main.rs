@@ -19,6 +19,7 @@ use forebay_l2::{L2Counters, L2Tunables};
 use forebay_pool::{
     L2DeviceTunables, LogCounters, LogTunables, PrefetchCounters, PrefetchTunables, ScrubCounters,
     ScrubTunables, SpaceCounters, StoreCounters, StoreTunables, TxgCounters, TxgTunables,
+    ZapCounters, ZapTunables,
 };
 
 /// A generated file.
@@ -56,6 +57,7 @@ fn generate() -> Vec<Generated> {
         ("forebay-pool: block store", forebay_base::tunables::markdown(StoreTunables::ROWS)),
         ("forebay-pool: cache devices", forebay_base::tunables::markdown(L2DeviceTunables::ROWS)),
         ("forebay-pool: scrub", forebay_base::tunables::markdown(ScrubTunables::ROWS)),
+        ("forebay-pool: directories", forebay_base::tunables::markdown(ZapTunables::ROWS)),
     ];
     let counters = [
         ("forebay-cache", forebay_base::counters::markdown(CacheCounters::ROWS)),
@@ -68,6 +70,7 @@ fn generate() -> Vec<Generated> {
         ("forebay-pool: block store", forebay_base::counters::markdown(StoreCounters::ROWS)),
         ("forebay-pool: space", forebay_base::counters::markdown(SpaceCounters::ROWS)),
         ("forebay-pool: scrub", forebay_base::counters::markdown(ScrubCounters::ROWS)),
+        ("forebay-pool: directories", forebay_base::counters::markdown(ZapCounters::ROWS)),
         ("forebay-fs", forebay_base::counters::markdown(FsCounters::ROWS)),
         ("forebay-fuse", forebay_base::counters::markdown(MountCounters::ROWS)),
     ];
@@ -135,7 +138,8 @@ mod tests {
             + PrefetchTunables::ROWS.len()
             + StoreTunables::ROWS.len()
             + L2DeviceTunables::ROWS.len()
-            + ScrubTunables::ROWS.len();
+            + ScrubTunables::ROWS.len()
+            + ZapTunables::ROWS.len();
         let l2 = L2Tunables::ROWS.len();
         let lower_layers = CacheTunables::ROWS.len() + IoTunables::ROWS.len() + l2;
         assert_eq!(lines(0), lower_layers + pool);
@@ -145,7 +149,8 @@ mod tests {
             + PrefetchCounters::ROWS.len()
             + StoreCounters::ROWS.len()
             + SpaceCounters::ROWS.len()
-            + ScrubCounters::ROWS.len();
+            + ScrubCounters::ROWS.len()
+            + ZapCounters::ROWS.len();
         let mounts = FsCounters::ROWS.len() + MountCounters::ROWS.len();
         assert_eq!(lines(1), CacheCounters::ROWS.len() + io + pool + mounts);
     }

@@ -71,7 +71,7 @@ fn name_of(kind: BlockKind) -> &'static str {
         BlockKind::Data => "data",
         BlockKind::Indirect => "indirect",
         BlockKind::Dnode => "dnodes",
-        BlockKind::ZapLeaf => "directory leaf",
+        BlockKind::ZapLeaf => "directory block",
         BlockKind::Space => "space map",
         BlockKind::Root => "root",
         BlockKind::Gang => "gang",

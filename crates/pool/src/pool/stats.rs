@@ -133,6 +133,7 @@ impl PoolInner {
             self.mos.ahead.counters().snapshot(),
             self.space_counters.snapshot(),
             self.scrub.counters().snapshot(),
+            self.mos.ahead.directories().counters.snapshot(),
         ];
         for value in snapshots.into_iter().flatten() {
             all.push((value.name, value.label.unwrap_or_default(), value.value));

@@ -9,6 +9,7 @@ mod about;
 mod blocking;
 mod common;
 mod damage;
+mod directories;
 mod events;
 mod failures;
 mod free_space;
