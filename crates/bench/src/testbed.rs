@@ -190,13 +190,14 @@ impl TestBed {
         Ok(Pool::import_with(devices, l2_devices, &options)?)
     }
 
-    /// From the next pool on, each read takes `delay` longer, however many are in flight. Zero
-    /// removes the delay.
-    pub(crate) fn slow_reads(&mut self, delay: Duration) {
+    /// From the next pool on, each read takes `delay` longer, and at most `per_s` of them are
+    /// served a second; 0: any number. Zero and 0 remove the delay.
+    pub(crate) fn slow_reads(&mut self, delay: Duration, per_s: u32) {
         self.device = Arc::clone(&self.backing);
-        if !delay.is_zero() {
+        if !delay.is_zero() || per_s > 0 {
             let slow = FaultDevice::new(Arc::clone(&self.backing), self.seed);
-            slow.add(Rule::new(Fault::Delay(delay)).on(Op::Read));
+            let rule = Rule::new(Fault::Delay(delay)).on(Op::Read);
+            slow.add(if per_s > 0 { rule.at_most_per_s(per_s) } else { rule });
             self.device = Arc::new(slow);
         }
     }

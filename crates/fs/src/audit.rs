@@ -134,13 +134,14 @@ impl Audit<'_> {
         problems.into_iter().for_each(|problem| self.problem(problem));
     }
 
-    /// Reads the entries of a directory.
+    /// Reads the entries of a directory, then compares its counts, filters and change buffer with
+    /// its leaves.
     fn directory(&mut self, number: u64) -> Result<()> {
         let directory = self.fs.dataset().directory(number)?;
         let mut from = Cookie::START;
         loop {
             let entries = directory.entries(from, BATCH)?;
-            let Some(last) = entries.last() else { return Ok(()) };
+            let Some(last) = entries.last() else { break };
             from = last.next;
             for entry in &entries {
                 self.report.names += 1;
@@ -159,6 +160,8 @@ impl Audit<'_> {
                 }
             }
         }
+        directory.audit()?;
+        Ok(())
     }
 
     /// Checks the inode that a name refers to.

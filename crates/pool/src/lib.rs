@@ -119,7 +119,7 @@ pub use tunables::{HeartbeatTunables, L2DeviceTunables, PoolTunables, StoreTunab
 pub use tx::Transaction;
 pub use txg::{Suspension, TxgCounters, TxgTunables};
 pub use wait::Wait;
-pub use zap::{Cookie, Entry, LeavesByPointers, Value, ZapStats};
+pub use zap::{Cookie, Entry, LeavesByPointers, Value, ZapCounters, ZapStats, ZapTunables};
 
 /// Protocols that the model checks in `tests/model` run. Not a stable interface.
 #[doc(hidden)]

@@ -23,12 +23,12 @@ use crate::txg::Txgs;
 /// Number of shards of the first reservations; a power of two.
 const SHARDS: usize = 16;
 /// First reservation of a transaction: enough for a change of any kind.
-pub(crate) const FIRST_BYTES: u64 = 512 << 10;
+pub(crate) const FIRST_BYTES: u64 = 1 << 20;
 /// Minimum step by which a reservation grows.
 const GROW_BYTES: u64 = 1 << 20;
 /// With at least this much space left, first reservations are not summed: 2000 concurrent
 /// transactions reserve less.
-const PLENTY_BYTES: u64 = 1 << 30;
+const PLENTY_BYTES: u64 = 2 << 30;
 
 /// How a transaction affects free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use crate::log::LogTunables;
 use crate::pool::{ScrubTunables, TrimTunables};
 use crate::readahead::PrefetchTunables;
 use crate::txg::TxgTunables;
+use crate::zap::ZapTunables;
 
 forebay_base::tunables! {
     /// Tunables of how blocks are written.
@@ -50,6 +51,7 @@ pub struct PoolTunables {
     scrub: ScrubTunables,
     trim: TrimTunables,
     heartbeat: HeartbeatTunables,
+    directories: Arc<ZapTunables>,
 }
 
 impl PoolTunables {
@@ -93,6 +95,11 @@ impl PoolTunables {
         &self.heartbeat
     }
 
+    /// Tunables of directories.
+    pub fn directories(&self) -> &Arc<ZapTunables> {
+        &self.directories
+    }
+
     /// All rows with their values, in the format that [`set`](Self::set) takes.
     pub fn entries(&self) -> Vec<(&'static TunableRow, String)> {
         let tables = [
@@ -104,6 +111,7 @@ impl PoolTunables {
             self.scrub.entries(),
             self.trim.entries(),
             self.heartbeat.entries(),
+            self.directories.entries(),
         ];
         tables.into_iter().flatten().collect()
     }
@@ -114,7 +122,7 @@ impl PoolTunables {
     /// [`ErrorKind::Invalid`] if the name or the value is wrong, or if the tunable cannot be set at
     /// this time. The message names what is allowed.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
-        let tables: [&dyn Fn() -> Result<(), TunableError>; 8] = [
+        let tables: [&dyn Fn() -> Result<(), TunableError>; 9] = [
             &|| self.txg.set(name, value),
             &|| self.log.set(name, value),
             &|| self.prefetch.set(name, value),
@@ -123,6 +131,7 @@ impl PoolTunables {
             &|| self.scrub.set(name, value),
             &|| self.trim.set(name, value),
             &|| self.heartbeat.set(name, value),
+            &|| self.directories.set(name, value),
         ];
         for set in tables {
             match set() {

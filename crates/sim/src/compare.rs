@@ -58,6 +58,7 @@ pub fn read(dataset: &Dataset, number: u64) -> Result<Entry> {
 /// The errors of reading.
 pub fn names(dataset: &Dataset, number: u64) -> Result<Names> {
     let directory = dataset.directory(number)?;
+    directory.audit()?;
     let mut names = Names::new();
     let mut from = Cookie::START;
     loop {

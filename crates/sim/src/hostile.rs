@@ -29,8 +29,12 @@ pub fn original(seed: u64, exported: bool) -> Corrupter {
     let settings = DatasetSettings { record_bytes: 4096, ..DatasetSettings::default() };
     let pool = fixture::create(&[Arc::clone(&device)], &fixture::cache(24 * MIB), &settings)
         .expect("a pool");
-    let load =
-        WorkloadOptions { bytes_max: MIB, objects_max: 20, burst_max: 900, background_sync: false };
+    let load = WorkloadOptions {
+        bytes_max: MIB,
+        objects_max: 20,
+        burst_max: 900,
+        ..WorkloadOptions::default()
+    };
     let mut work = Workload::new(pool, Model::default(), load, seed).expect("datasets");
     work.run(120).expect("work");
     let (pool, ..) = work.end().expect("a commit");

@@ -19,7 +19,7 @@ use forebay_l2::{L2Counters, L2Tunables};
 use forebay_pool::{
     HeartbeatTunables, L2DeviceTunables, LogCounters, LogTunables, PrefetchCounters,
     PrefetchTunables, ScrubCounters, ScrubTunables, SpaceCounters, StoreCounters, StoreTunables,
-    TrimCounters, TrimTunables, TxgCounters, TxgTunables,
+    TrimCounters, TrimTunables, TxgCounters, TxgTunables, ZapCounters, ZapTunables,
 };
 
 /// A generated file.
@@ -59,6 +59,7 @@ fn generate() -> Vec<Generated> {
         ("forebay-pool: scrub", forebay_base::tunables::markdown(ScrubTunables::ROWS)),
         ("forebay-pool: trim", forebay_base::tunables::markdown(TrimTunables::ROWS)),
         ("forebay-pool: heartbeat", forebay_base::tunables::markdown(HeartbeatTunables::ROWS)),
+        ("forebay-pool: directories", forebay_base::tunables::markdown(ZapTunables::ROWS)),
     ];
     let counters = [
         ("forebay-cache", forebay_base::counters::markdown(CacheCounters::ROWS)),
@@ -72,6 +73,7 @@ fn generate() -> Vec<Generated> {
         ("forebay-pool: space", forebay_base::counters::markdown(SpaceCounters::ROWS)),
         ("forebay-pool: scrub", forebay_base::counters::markdown(ScrubCounters::ROWS)),
         ("forebay-pool: trim", forebay_base::counters::markdown(TrimCounters::ROWS)),
+        ("forebay-pool: directories", forebay_base::counters::markdown(ZapCounters::ROWS)),
         ("forebay-fs", forebay_base::counters::markdown(FsCounters::ROWS)),
         ("forebay-fuse", forebay_base::counters::markdown(MountCounters::ROWS)),
     ];
@@ -141,7 +143,8 @@ mod tests {
             + L2DeviceTunables::ROWS.len()
             + ScrubTunables::ROWS.len()
             + TrimTunables::ROWS.len()
-            + HeartbeatTunables::ROWS.len();
+            + HeartbeatTunables::ROWS.len()
+            + ZapTunables::ROWS.len();
         let l2 = L2Tunables::ROWS.len();
         let lower_layers = CacheTunables::ROWS.len() + IoTunables::ROWS.len() + l2;
         assert_eq!(lines(0), lower_layers + pool);
@@ -152,7 +155,8 @@ mod tests {
             + StoreCounters::ROWS.len()
             + SpaceCounters::ROWS.len()
             + ScrubCounters::ROWS.len()
-            + TrimCounters::ROWS.len();
+            + TrimCounters::ROWS.len()
+            + ZapCounters::ROWS.len();
         let mounts = FsCounters::ROWS.len() + MountCounters::ROWS.len();
         assert_eq!(lines(1), CacheCounters::ROWS.len() + io + pool + mounts);
     }

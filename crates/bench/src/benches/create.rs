@@ -5,12 +5,12 @@
 //! cache and slow reads. With `--cycle`, iterations of creates and destroys follow that import. The
 //! first ones show how long a cold cache slows them down.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_pool::DatasetSettings;
 
 use super::{interleave, lines};
-use crate::creates::{self, Bucket, CreateResult};
+use crate::creates::{self, Bucket, CreateOptions, CreateResult, NO_LIMIT};
 use crate::names::{FIRST_NAME, PoolConfig, Pooled};
 use crate::options::{Common, Failure};
 use crate::report::plot::{Axis, Panel};
@@ -20,7 +20,7 @@ use crate::testbed::{self, BackingArgs};
 const NAME: &str = "create";
 const BY_TIME: &str = "create-by-time";
 const CYCLE: &str = "create-cycle";
-const SUBJECTS: [&str; 2] = ["forebay", "lru"];
+const SUBJECTS: [&str; 3] = ["forebay", "no-change-buffer", "lru"];
 const THREADS: [usize; 1] = [2];
 /// Size of the cache during the preload, in bytes.
 const PRELOAD_CACHE_BYTES: u64 = 2 << 30;
@@ -50,6 +50,21 @@ pub(crate) struct Args {
     /// Extra time of each read after the preload, in milliseconds.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=10_000))]
     pub(crate) delay: u64,
+    /// Reads that the device serves per second after the preload; 0: any number.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) reads_per_s: u32,
+    /// Names do not grow.
+    #[arg(long)]
+    pub(crate) random_names: bool,
+    /// Look each name up before it is created, as a kernel does.
+    #[arg(long)]
+    pub(crate) lookup: bool,
+    /// Move all buffered names to their leaves at the end. That time counts.
+    #[arg(long)]
+    pub(crate) merge: bool,
+    /// Seconds after which other subjects than `forebay` stop; 0: never.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) limit: u64,
     /// Iterations of creates and destroys after an import with a cold cache, instead.
     #[arg(long, default_value_t = 0)]
     pub(crate) cycle: u64,
@@ -68,6 +83,12 @@ pub(crate) struct Args {
     /// A tunable of the pool; repeatable.
     #[arg(long = "pool-tunable", value_name = "NAME=VALUE", value_parser = tunable)]
     pub(crate) tunables: Vec<(String, String)>,
+}
+
+impl Args {
+    fn options(&self) -> CreateOptions {
+        CreateOptions { scrambled: self.random_names, lookup: self.lookup }
+    }
 }
 
 fn tunable(text: &str) -> Result<(String, String), String> {
@@ -125,18 +146,35 @@ fn one(
     let of_dnodes = |caches: f64| (caches * cache_bytes as f64) as u64 / DNODE_BYTES;
     let count = args.dnode_caches.map_or(args.count, of_dnodes);
     let bucket = Duration::from_millis(args.bucket);
-    let found = creates::run(&pooled, threads, start..start + count, bucket, creates::create)?;
+    let most = match args.limit {
+        0 => NO_LIMIT,
+        _ if subject == "forebay" => NO_LIMIT,
+        limit => Duration::from_secs(limit),
+    };
+    let options = args.options();
+    let create = |pooled: &Pooled, number| options.create(pooled, number);
+    let mut found = creates::run(&pooled, threads, start..start + count, (bucket, most), create)?;
+    if args.merge {
+        let begun = Instant::now();
+        creates::merge_all(&pooled)?;
+        found.sample.elapsed_s += begun.elapsed().as_secs_f64();
+    }
     let detail = found.buckets.iter().map(|bucket| row(subject, threads, bucket)).collect();
     Ok((whole(record, args, &pooled, &found, (cache_bytes, leaf_bytes))?, detail))
 }
 
 /// Counters of the pool since its import, and their figures.
-const COUNTERS: [(&str, &str, &str); 5] = [
+const COUNTERS: [(&str, &str, &str); 10] = [
     ("reads", "miss", "reads_waited_for"),
     ("reads", "prefetch", "reads_ahead"),
     ("blocks_written", "", "blocks_written"),
     ("logical_bytes", "", "logical_bytes_written"),
     ("physical_bytes", "", "physical_bytes_written"),
+    ("directory_names_buffered", "", "names_buffered"),
+    ("directory_names_merged", "", "names_merged"),
+    ("directory_leaves_merged", "", "leaves_merged"),
+    ("directory_filter_absent", "", "filter_absent"),
+    ("directory_filter_maybe", "", "filter_maybe"),
 ];
 
 /// The figures of a whole load.
@@ -148,6 +186,7 @@ fn whole(
     (cache_bytes, leaf_bytes): (u64, u64),
 ) -> Result<Record, Failure> {
     let (worst, best) = found.worst_and_best(args.warmup);
+    let (slowest, median) = found.worst_and_median(args.warmup);
     let [metadata, data] = testbed::resident_by_class(&pooled.cache);
     let mut record = record
         .figure("creates", found.sample.ops as f64)
@@ -155,6 +194,8 @@ fn whole(
         .figure("best_per_s", best)
         .figure("worst_per_s", worst)
         .figure("worst_to_best", worst / best.max(1.0))
+        .figure("median_per_s", median)
+        .figure("worst_to_median", slowest / median.max(1.0))
         .figure("cpu_ns_per_op", found.sample.cpu_ns_per_op())
         .figure("cache_bytes", cache_bytes as f64)
         .figure("preloaded_leaf_bytes", leaf_bytes as f64)
@@ -205,18 +246,25 @@ fn prepared(
         copies: args.copies,
         seed: common.seed,
     };
+    let mut tunables = args.tunables.clone();
+    if subject == "no-change-buffer" {
+        tunables.push(("directory_buffer".to_owned(), "false".to_owned()));
+    }
+    let setting = PoolConfig { pool_tunables: &tunables, ..setting };
     let mut pooled = Pooled::new(&setting)?;
     if !cold {
         return Ok((pooled, 0));
     }
     let names = FIRST_NAME..FIRST_NAME + args.preload;
     let bucket = Duration::from_millis(args.bucket);
-    creates::run(&pooled, threads, names, bucket, creates::create)?;
+    let options = args.options();
+    let create = |pooled: &Pooled, number| options.create(pooled, number);
+    creates::run(&pooled, threads, names, (bucket, NO_LIMIT), create)?;
     let (_, leaf_bytes) = leaf_bytes_of(&pooled)?;
     let of_leaves = |times: f64| (times * leaf_bytes as f64) as u64;
     let cache_bytes = args.cache_leaves.map_or(args.cache, of_leaves);
     let delay = Duration::from_millis(args.delay);
-    pooled = pooled.again(&PoolConfig { cache_bytes, ..setting }, delay)?;
+    pooled = pooled.again(&PoolConfig { cache_bytes, ..setting }, (delay, args.reads_per_s))?;
     Ok((pooled, leaf_bytes))
 }
 
@@ -244,8 +292,11 @@ fn cycle(
     let mut best = 0.0f64;
     for iteration in 0..args.cycle {
         let names = start + iteration * args.iteration..start + (iteration + 1) * args.iteration;
-        let created = creates::run(pooled, threads, names.clone(), bucket, creates::create)?;
-        let destroyed = creates::run(pooled, threads, names, bucket, creates::destroy)?;
+        let options = args.options();
+        let create = |pooled: &Pooled, number| options.create(pooled, number);
+        let destroy = |pooled: &Pooled, number| options.destroy(pooled, number);
+        let created = creates::run(pooled, threads, names.clone(), (bucket, NO_LIMIT), create)?;
+        let destroyed = creates::run(pooled, threads, names, (bucket, NO_LIMIT), destroy)?;
         let (created, destroyed) = (created.sample, destroyed.sample);
         let elapsed_s = created.elapsed_s + destroyed.elapsed_s;
         let per_s = (created.ops + destroyed.ops) as f64 / elapsed_s;

@@ -237,7 +237,7 @@ impl Job<'_> {
         }
         let end_s = ending.elapsed().as_secs_f64();
 
-        testbed.slow_reads(Duration::from_micros(args.delay_us));
+        testbed.slow_reads(Duration::from_micros(args.delay_us), 0);
         let begun = Instant::now();
         let pool = testbed.import_with(&memory()?, l2.iter().map(device).collect(), &[])?;
         let import_s = begun.elapsed().as_secs_f64();

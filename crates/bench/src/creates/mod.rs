@@ -37,6 +37,9 @@ pub(crate) struct Bucket {
     pub(crate) waited_reads: u64,
 }
 
+/// A load without a time limit.
+pub(crate) const NO_LIMIT: Duration = Duration::MAX;
+
 /// The result of a load.
 pub(crate) struct CreateResult {
     /// The whole load, until all of it is durable.
@@ -57,28 +60,57 @@ impl CreateResult {
     }
 }
 
-/// Creates an object for a name.
-pub(crate) fn create(pooled: &Pooled, number: u64) -> Result<(), ThreadError> {
-    let tx = pooled.pool.begin()?;
-    let object = pooled.data.create_object(&tx, &ATTRIBUTES)?;
-    let directory = &pooled.directories[directory_of(number)];
-    Ok(directory.insert(&tx, Name::new(number).bytes(), &object.to_le_bytes())?)
+/// Which name a number has, and what a create does first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CreateOptions {
+    /// Whether names do not grow with their number.
+    pub(crate) scrambled: bool,
+    /// Whether a create looks the name up first, as a kernel does.
+    pub(crate) lookup: bool,
 }
 
-/// Destroys the object of a name.
-pub(crate) fn destroy(pooled: &Pooled, number: u64) -> Result<(), ThreadError> {
-    let tx = pooled.pool.begin_freeing()?;
-    let value = pooled.directories[directory_of(number)].remove(&tx, Name::new(number).bytes())?;
-    let object = value.first_chunk::<8>().ok_or("a value that is no number of an object")?;
-    Ok(pooled.data.destroy(&tx, u64::from_le_bytes(*object))?)
+impl CreateOptions {
+    fn name(self, number: u64) -> Name {
+        if self.scrambled { Name::scrambled(number) } else { Name::new(number) }
+    }
+
+    /// Creates an object for a name.
+    pub(crate) fn create(self, pooled: &Pooled, number: u64) -> Result<(), ThreadError> {
+        let name = self.name(number);
+        let directory = &pooled.directories[directory_of(number)];
+        if self.lookup && directory.lookup(name.bytes())?.is_some() {
+            return Err("a name that exists already".into());
+        }
+        let tx = pooled.pool.begin()?;
+        let object = pooled.data.create_object(&tx, &ATTRIBUTES)?;
+        Ok(directory.insert(&tx, name.bytes(), &object.to_le_bytes())?)
+    }
+
+    /// Destroys the object of a name.
+    pub(crate) fn destroy(self, pooled: &Pooled, number: u64) -> Result<(), ThreadError> {
+        let tx = pooled.pool.begin_freeing()?;
+        let directory = &pooled.directories[directory_of(number)];
+        let value = directory.remove(&tx, self.name(number).bytes())?;
+        let object = value.first_chunk::<8>().ok_or("a value that is no number of an object")?;
+        Ok(pooled.data.destroy(&tx, u64::from_le_bytes(*object))?)
+    }
 }
 
-/// Applies `change` to all names on threads, then makes everything durable.
+/// Moves all buffered names to their leaves, then makes everything durable.
+pub(crate) fn merge_all(pooled: &Pooled) -> Result<(), Failure> {
+    for directory in &pooled.directories {
+        while directory.merge_buffered(&pooled.pool.begin()?)? > 0 {}
+    }
+    Ok(pooled.pool.sync()?)
+}
+
+/// Applies `change` to all names on threads, then makes everything durable. Ends early after
+/// `most`.
 pub(crate) fn run(
     pooled: &Pooled,
     threads: usize,
     names: Range<u64>,
-    bucket: Duration,
+    (bucket, most): (Duration, Duration),
     change: impl Fn(&Pooled, u64) -> Result<(), ThreadError> + Sync,
 ) -> Result<CreateResult, Failure> {
     let (next, done) = (AtomicU64::new(names.start), AtomicU64::new(0));
@@ -109,6 +141,9 @@ pub(crate) fn run(
         while !handles.iter().all(|handle| handle.is_finished()) {
             std::thread::sleep(OBSERVE_EVERY);
             recorder.observe(pooled, bucket, &done);
+            if begun.elapsed() >= most {
+                stop.store(true, Ordering::Relaxed);
+            }
         }
         for handle in handles {
             let ended = handle.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
@@ -116,10 +151,24 @@ pub(crate) fn run(
         }
         pooled.pool.sync()?;
         let (elapsed_s, cpu_s) = (begun.elapsed().as_secs_f64(), cpu_seconds() - cpu_before);
-        let ops = names.end - names.start;
+        let ops = done.load(Ordering::Relaxed);
         let sample = Sample { ops, hits: ops, elapsed_s, cpu_s };
         Ok(CreateResult { sample, buckets: recorder.buckets })
     })
+}
+
+impl CreateResult {
+    /// Rates of the slowest bucket after `warmup` buckets and of the median one, or of the whole
+    /// load.
+    pub(crate) fn worst_and_median(&self, warmup: usize) -> (f64, f64) {
+        let counted = self.buckets.get(warmup..).unwrap_or_default();
+        let mut rates: Vec<f64> = counted.iter().map(|bucket| bucket.per_s).collect();
+        rates.sort_unstable_by(f64::total_cmp);
+        match (rates.first(), rates.get(rates.len() / 2)) {
+            (Some(worst), Some(median)) => (*worst, *median),
+            _ => (self.sample.ops_per_s(), self.sample.ops_per_s()),
+        }
+    }
 }
 
 /// Records the buckets of a load.

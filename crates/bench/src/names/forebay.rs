@@ -59,17 +59,22 @@ impl Pooled {
         Ok(Self { data, directories, pool, cache, testbed })
     }
 
-    /// Exports and imports the pool, with a new empty cache and reads that take `delay` longer.
+    /// Exports and imports the pool, with a new empty cache and slow reads, see
+    /// [`TestBed::slow_reads`].
     ///
     /// # Errors
     /// If the export or the import fails.
-    pub(crate) fn again(self, setting: &PoolConfig<'_>, delay: Duration) -> Result<Self, Failure> {
+    pub(crate) fn again(
+        self,
+        setting: &PoolConfig<'_>,
+        (delay, reads_per_s): (Duration, u32),
+    ) -> Result<Self, Failure> {
         let Self { data, directories, pool, cache, mut testbed } = self;
         let numbers: Vec<u64> = directories.iter().map(Directory::number).collect();
         drop((directories, data));
         pool.export()?;
         drop(cache);
-        testbed.slow_reads(delay);
+        testbed.slow_reads(delay, reads_per_s);
         let cache = testbed::cache(setting.cache_bytes, setting.plain_lru, setting.seed)?;
         let pool = testbed.import(&cache, setting.pool_tunables)?;
         let data = pool.dataset(DATASET)?;

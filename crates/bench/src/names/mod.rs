@@ -62,6 +62,12 @@ impl Name {
         }
     }
 
+    /// A name that does not grow with its number.
+    #[inline]
+    pub(crate) fn scrambled(number: u64) -> Self {
+        Self::new(scramble(number))
+    }
+
     /// The name's bytes.
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {

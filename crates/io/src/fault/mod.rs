@@ -221,7 +221,7 @@ impl Device for FaultDevice {
             return request.finish(Err(error));
         }
         state.in_flight += 1;
-        let decision = state.rules.decide(&request);
+        let decision = state.rules.decide(&request, self.timer.now_ns());
         drop(state);
         let guard = InFlightGuard { shared: Arc::clone(shared) };
         if decision.delay.is_zero() {

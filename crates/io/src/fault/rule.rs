@@ -79,6 +79,8 @@ pub struct Rule {
     after: u64,
     times: u64,
     probability: f64,
+    /// Shortest time between the ends of two delays.
+    every_ns: u64,
 }
 
 impl Rule {
@@ -86,7 +88,16 @@ impl Rule {
     pub fn new(fault: Fault) -> Self {
         let ops = Op::ALL.map(|op| fault.applies_to(op));
         let (priority, range) = (None, None);
-        Self { fault, ops, priority, range, after: 0, times: u64::MAX, probability: 1.0 }
+        Self {
+            fault,
+            ops,
+            priority,
+            range,
+            after: 0,
+            times: u64::MAX,
+            probability: 1.0,
+            every_ns: 0,
+        }
     }
 
     /// Only for this operation.
@@ -149,6 +160,18 @@ impl Rule {
         self
     }
 
+    /// Delays end at most `n` times a second, as on a device that serves no more requests. Later
+    /// ones queue.
+    ///
+    /// # Panics
+    /// If `n` is 0, or the fault is not a delay.
+    #[must_use]
+    pub fn at_most_per_s(mut self, n: u32) -> Self {
+        assert!(matches!(self.fault, Fault::Delay(_)), "only delays can queue");
+        self.every_ns = 1_000_000_000 / u64::from(n);
+        self
+    }
+
     /// Returns the bytes of the device that the fault may affect, if the rule matches the request.
     fn matches(&self, request: &Request) -> Option<Range<u64>> {
         let fits = self.ops[request.op() as usize]
@@ -204,6 +227,8 @@ struct Active {
     rule: Rule,
     matched: u64,
     fired: u64,
+    /// When the next delay may begin, if delays queue.
+    next_ns: u64,
     rng: SmallRng,
 }
 
@@ -225,7 +250,7 @@ impl Rules {
         self.next += 1;
         // Seeds may be close together: the generator mixes them.
         let rng = SmallRng::from_seed(self.seed.wrapping_add(id.0));
-        self.active.push(Active { id, rule, matched: 0, fired: 0, rng });
+        self.active.push(Active { id, rule, matched: 0, fired: 0, next_ns: 0, rng });
         id
     }
 
@@ -243,9 +268,9 @@ impl Rules {
         self.injected.iter().cloned().collect()
     }
 
-    /// Decides about `request`. Delays add up. Of the other faults the first that fires is
-    /// injected, and later rules do not see the request.
-    pub(super) fn decide(&mut self, request: &Request) -> Decision {
+    /// Decides about `request` at a time in nanoseconds. Delays add up. Of the other faults the
+    /// first that fires is injected, and later rules do not see the request.
+    pub(super) fn decide(&mut self, request: &Request, now_ns: u64) -> Decision {
         let mut decision = Decision { delay: Duration::ZERO, planned: None };
         for active in &mut self.active {
             let Some(range) = active.rule.matches(request) else {
@@ -261,7 +286,8 @@ impl Rules {
             let (op, offset, len) = (request.op(), request.offset(), request.len());
             self.injected.push_back(Injected { rule: active.id, fault, op, offset, len });
             if let Fault::Delay(delay) = fault {
-                decision.delay = decision.delay.saturating_add(delay);
+                let queued = active.queue(now_ns);
+                decision.delay = decision.delay.saturating_add(delay).saturating_add(queued);
                 continue;
             }
             let rng = SmallRng::from_seed(active.rng.next_u64());
@@ -273,6 +299,13 @@ impl Rules {
 }
 
 impl Active {
+    /// How long a delay that is requested now must wait for those before it.
+    fn queue(&mut self, now_ns: u64) -> Duration {
+        let begin_ns = self.next_ns.max(now_ns);
+        self.next_ns = begin_ns.saturating_add(self.rule.every_ns);
+        Duration::from_nanos(begin_ns - now_ns)
+    }
+
     /// Counts a match, and returns whether the fault is injected.
     fn fires(&mut self) -> bool {
         self.matched += 1;

@@ -22,7 +22,7 @@ fn arena() -> Arc<Arena> {
 /// Returns which of `count` reads at `offset` the rules hit.
 fn hits(rules: &mut Rules, offset: u64, count: usize) -> Vec<bool> {
     let arena = arena();
-    (0..count).map(|_| rules.decide(&read(&arena, offset)).planned.is_some()).collect()
+    (0..count).map(|_| rules.decide(&read(&arena, offset), 0).planned.is_some()).collect()
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn a_rule_fires_when_it_says() {
     rules.add(Rule::new(Fault::Error(5)).after(1).times(2).within(512..1024));
     assert_eq!(hits(&mut rules, 0, 3), [false; 3]);
     assert_eq!(hits(&mut rules, 512, 4), [false, true, true, false]);
-    assert!(rules.decide(&Request::flush()).planned.is_none());
+    assert!(rules.decide(&Request::flush(), 0).planned.is_none());
     assert_eq!(rules.injected().len(), 3);
 }
 
@@ -45,11 +45,11 @@ fn a_rule_keeps_to_operations_and_priorities() {
     let mut rules = Rules::new(1);
     rules.add(Rule::new(Fault::Lost));
     rules.add(Rule::new(Fault::Error(5)).at(Priority::Scrub));
-    assert!(rules.decide(&read(&arena, 0)).planned.is_none());
-    assert!(rules.decide(&read(&arena, 0).with_priority(Priority::Scrub)).planned.is_some());
+    assert!(rules.decide(&read(&arena, 0), 0).planned.is_none());
+    assert!(rules.decide(&read(&arena, 0).with_priority(Priority::Scrub), 0).planned.is_some());
     let write = Request::write(0, arena.alloc(512).unwrap());
-    assert_eq!(rules.decide(&write).planned.map(|planned| planned.fault), Some(Fault::Lost));
-    assert!(rules.decide(&Request::discard(0, 512)).planned.is_none());
+    assert_eq!(rules.decide(&write, 0).planned.map(|planned| planned.fault), Some(Fault::Lost));
+    assert!(rules.decide(&Request::discard(0, 512), 0).planned.is_none());
 }
 
 #[test]
@@ -58,10 +58,24 @@ fn delays_add_up_and_another_fault_follows() {
     rules.add(Rule::new(Fault::Delay(Duration::from_millis(2))));
     rules.add(Rule::new(Fault::Error(5)));
     rules.add(Rule::new(Fault::Delay(Duration::from_millis(3))));
-    let decision = rules.decide(&Request::flush());
+    let decision = rules.decide(&Request::flush(), 0);
     // Rules after the fault do not see the request.
     assert_eq!(decision.delay, Duration::from_millis(2));
     assert_eq!(decision.planned.map(|planned| planned.fault), Some(Fault::Error(5)));
+}
+
+#[test]
+fn delays_queue_at_a_rate() {
+    let mut rules = Rules::new(1);
+    let delay = Duration::from_millis(5);
+    rules.add(Rule::new(Fault::Delay(delay)).at_most_per_s(1000));
+    let mut ends_at_ms = |now_ms: u64| {
+        let decision = rules.decide(&Request::flush(), now_ms * 1_000_000);
+        now_ms + decision.delay.as_millis() as u64
+    };
+    assert_eq!([0, 0, 0].map(&mut ends_at_ms), [5, 6, 7]);
+    // One of them has begun meanwhile.
+    assert_eq!([2, 3, 10, 10].map(&mut ends_at_ms), [8, 9, 15, 16]);
 }
 
 #[test]

@@ -63,6 +63,11 @@ impl<T: Send + 'static> Timer<T> {
         Self { shared: Arc::new(shared) }
     }
 
+    /// The time in nanoseconds.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.shared.clock.now_ns()
+    }
+
     /// Schedules `item` after `delay`. Waits for capacity, except in a request's callback.
     pub(super) fn schedule(&self, item: T, delay: Duration) -> Scheduled<T> {
         let shared = &self.shared;

@@ -141,7 +141,7 @@ pub enum BlockKind {
     Indirect = 1,
     /// Dnodes.
     Dnode = 2,
-    /// A leaf of a directory.
+    /// A leaf, buffer page or filter block of a directory.
     ZapLeaf = 3,
     /// Part of the space maps: index, bases, log.
     Space = 4,
@@ -172,7 +172,7 @@ impl BlockKind {
             Self::Data => "data",
             Self::Indirect => "indirect",
             Self::Dnode => "dnodes",
-            Self::ZapLeaf => "directory leaf",
+            Self::ZapLeaf => "directory block",
             Self::Space => "space map",
             Self::Root => "root",
             Self::Gang => "gang",

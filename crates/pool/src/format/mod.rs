@@ -33,7 +33,8 @@ pub use space::{
     SpaceChain, SpaceChange, SpaceEntryPhys, SpaceRangePhys, SpaceRootPhys,
 };
 pub use zap::{
-    ZAP_DEPTH_MAX, ZAP_FAT, ZAP_LEAF_BYTES, ZAP_LEAF_MAGIC, ZAP_LEAF_OPEN, ZAP_LEAF_STEP,
-    ZAP_LEAF_STORED, ZAP_MICRO, ZAP_NAME_MAX, ZAP_VALUE_MAX, ZapFatPhys, ZapHeadPhys, ZapLeafPhys,
-    ZapMicroEntryPhys, ZapSlotPhys,
+    ZAP_ASIDE, ZAP_DEPTH_MAX, ZAP_FAT, ZAP_FILTER_LEAVES, ZAP_FILTER_MAGIC, ZAP_LEAF_BYTES,
+    ZAP_LEAF_MAGIC, ZAP_LEAF_OPEN, ZAP_LEAF_STEP, ZAP_LEAF_STORED, ZAP_MICRO, ZAP_NAME_MAX,
+    ZAP_PAGE_BYTES, ZAP_PAGE_DEPTH_MAX, ZAP_VALUE_MAX, ZapBlock, ZapFatPhys, ZapFilterPhys,
+    ZapFilterSlotPhys, ZapHeadPhys, ZapLeafPhys, ZapMicroEntryPhys, ZapSlotPhys,
 };

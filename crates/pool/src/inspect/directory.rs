@@ -7,10 +7,10 @@ use forebay_cache::Attributes;
 
 use super::{Damage, Inspected, Inspector, ObjsetName};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::ObjectKind;
+use crate::format::{ObjectKind, ZapBlock};
 use crate::object::DataFields;
 use crate::zap::ZapStats;
-use crate::zap::inspect::{InlineInfo, count_leaf};
+use crate::zap::inspect::{InlineInfo, count_block};
 
 /// A directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,19 +67,22 @@ impl Inspector {
                 let (mut damage, mut leaves) = (Damage::default(), Damage::default());
                 view.walk(&data.tree, &mut damage, &mut |ptr, block| {
                     if ptr.level == 0 {
-                        let leaf = view.store.read(ptr, Attributes::METADATA.once());
-                        let seed = inline.seed;
+                        let read = view.store.read(ptr, Attributes::METADATA.once());
+                        let (seed, role) = (inline.seed, ZapBlock::of(block));
                         if let Err(error) =
-                            leaf.and_then(|leaf| count_leaf(&mut stats, &leaf, seed))
+                            read.and_then(|bytes| count_block(&mut stats, role, &bytes, seed))
                         {
-                            leaves.note(error.doing(format_args!("leaf {block}")));
+                            leaves.note(error.doing(role));
                         }
                     }
                     ControlFlow::Continue(())
                 });
                 damage.count += leaves.count;
                 damage.listed.append(&mut leaves.listed);
-                if stats.by_depth != said || stats.entries != info.header_entries {
+                if stats.by_depth != said
+                    || stats.entries != info.header_entries
+                    || (stats.buffered, stats.pages) != (info.stats.buffered, info.stats.pages)
+                {
                     damage.note(
                         "its header and its leaves disagree about the number of entries or leaves",
                     );

@@ -14,6 +14,7 @@ use crate::devices::label::Uberblock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     BlockPtrPhys, DNODES_PER_BLOCK, DatasetPhys, DnodePhys, ObjectKind, ObjsetPhys, RootPhys,
+    ZapBlock,
 };
 use crate::object::DataFields;
 use crate::object::tree::{self, Tree};
@@ -22,7 +23,7 @@ use crate::pool::{open_owner, read_root};
 use crate::space::Space;
 use crate::store::Store;
 use crate::wait::Wait;
-use crate::zap::inspect::{InlineInfo, leaf_entries};
+use crate::zap::inspect::{InlineInfo, block_entries};
 
 /// Maximum number of repetitions for a pool that changes meanwhile.
 const ATTEMPTS: u32 = 6;
@@ -244,9 +245,10 @@ impl TxgView {
             let tree = DataFields::tree_of(&dnode).map_err(doing)?;
             for (ptr, block) in self.data_pointers(&tree, damage) {
                 let leaf = self.store.read(&ptr, Attributes::METADATA.once());
-                match leaf.and_then(|leaf| leaf_entries(&leaf)) {
+                let role = ZapBlock::of(block);
+                match leaf.and_then(|leaf| block_entries(role, &leaf)) {
                     Ok(found) => entries.extend(found),
-                    Err(error) => damage.note(error.doing(format_args!("leaf {block}"))),
+                    Err(error) => damage.note(error.doing(role)),
                 }
                 if entries.len() > DATASETS_MAX {
                     let text = format!("has more than {DATASETS_MAX} datasets");

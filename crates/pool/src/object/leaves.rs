@@ -1,23 +1,24 @@
 //! An object as the leaf store of a directory.
 
+use forebay_base::counters::Counter;
 use forebay_base::sync::{Arc, hint};
 use forebay_cache::Attributes;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BlockPtrPhys, ZAP_LEAF_BYTES};
+use crate::format::{BlockPtrPhys, ZAP_ASIDE, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZapBlock};
 use crate::tx::Tx;
 use crate::wait::Wait;
-use crate::zap::{LeafLookup, LeafStore, entries_of, put_entries};
+use crate::zap::{self, LeafLookup, LeafStore, ZapCounts, counts_of, put_counts};
 
-use super::node::{BlockState, Fetched, Node};
+use super::node::{BlockState, Fetched, Node, NodeState};
 use super::write::{HoleAction, ModifyOutcome, ModifyStep, WantedBytes, dirty_mut, dirty_of};
 
 /// A block or pointer that a directory operation must fetch before it can go on.
 pub(crate) enum FetchTicket {
     /// The block pointer of this block.
-    Pointer(u64),
+    Pointer(ZapBlock),
     /// This block, at this block pointer.
-    Block(u64, BlockPtrPhys),
+    Block(ZapBlock, BlockPtrPhys),
 }
 
 /// The object of a directory.
@@ -25,12 +26,66 @@ pub(crate) struct Leaves(pub(crate) Arc<Node>);
 
 const WHOLE_LEAF: WantedBytes =
     WantedBytes { bytes: ZAP_LEAF_BYTES, whole: false, on_hole: HoleAction::Leave };
+const PAGE: WantedBytes = WantedBytes { bytes: ZAP_PAGE_BYTES, ..WHOLE_LEAF };
+const FILTER_BLOCK: WantedBytes = WantedBytes { on_hole: HoleAction::Create, ..WHOLE_LEAF };
 
 impl Leaves {
     /// Fails if the object was destroyed. Inline content is found by object number, and another
     /// object may have the number by now.
     fn check_alive(&self) -> Result<()> {
         self.0.check_alive(&self.0.lock())
+    }
+
+    /// Ensures that the txg has a buffer of a block.
+    fn open(
+        &self,
+        state: &mut NodeState,
+        tx: &Tx,
+        (id, wanted): (ZapBlock, WantedBytes),
+        fetched: &[Option<Fetched>],
+    ) -> Result<LeafLookup<(), FetchTicket>> {
+        let block = id.block();
+        let known = match state.find(block) {
+            BlockState::Stored(ptr) => found(fetched, &ptr),
+            _ => None,
+        };
+        Ok(match self.0.try_modify(state, tx, block, wanted, known)? {
+            ModifyStep::Ready => LeafLookup::Resident(()),
+            ModifyStep::Hole => LeafLookup::Hole,
+            ModifyStep::Fetch(ptr) => LeafLookup::NotResident(FetchTicket::Block(id, ptr)),
+            ModifyStep::Pin => LeafLookup::NotResident(FetchTicket::Pointer(id)),
+        })
+    }
+
+    /// Whether a change of a block would find its content.
+    fn is_at_hand(&self, state: &NodeState, block: u64, fetched: &[Option<Fetched>]) -> bool {
+        match state.find(block) {
+            BlockState::Dirty(_) => true,
+            BlockState::Stored(ptr) => {
+                let store = &self.0.objset.store;
+                found(fetched, &ptr).is_some() || store.cache().cache().contains(&store.key(&ptr))
+            }
+            BlockState::Hole | BlockState::Unknown => false,
+        }
+    }
+
+    /// Opens the filter block of a leaf, see [`LeafStore::open_filter`].
+    fn open_filter_in(
+        &self,
+        state: &mut NodeState,
+        tx: &Tx,
+        (leaf, seed): (u64, u64),
+        fetched: &[Option<Fetched>],
+    ) -> Result<LeafLookup<(), FetchTicket>> {
+        let id = zap::filter_of(leaf);
+        if dirty_of(state, tx, id.block(), ZAP_LEAF_BYTES).is_some() {
+            return Ok(LeafLookup::Resident(()));
+        }
+        let opened = self.open(state, tx, (id, FILTER_BLOCK), fetched)?;
+        if let LeafLookup::Resident(()) = opened {
+            zap::open_filter(dirty_mut(state, tx, id.block()), seed);
+        }
+        Ok(opened)
     }
 }
 
@@ -48,14 +103,14 @@ impl LeafStore for Leaves {
     }
 
     fn inline(&self, wait: Wait) -> Result<Vec<u8>> {
-        let entries = {
+        let counts = {
             let state = self.0.lock();
             self.0.check_alive(&state)?;
-            state.entries()
+            state.counts()
         };
         let mut inline = self.0.objset.inline(self.0.number, wait)?;
-        if let Some(entries) = entries {
-            put_entries(&mut inline, entries);
+        if let Some(counts) = counts {
+            put_counts(&mut inline, counts);
         }
         Ok(inline)
     }
@@ -70,11 +125,11 @@ impl LeafStore for Leaves {
     }
 
     fn set_inline(&self, tx: &Tx, content: &[u8]) -> Result<()> {
-        let entries = entries_of(content);
+        let counts = counts_of(content);
         {
             let mut state = self.0.lock();
             self.0.check_alive(&state)?;
-            if entries.is_some() {
+            if counts.is_some() {
                 self.0.mark_dirty(&mut state, tx)?;
             }
         }
@@ -86,47 +141,48 @@ impl LeafStore for Leaves {
             );
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
-        if let Some(entries) = entries {
-            self.set_entries(tx, entries);
+        if let Some(counts) = counts {
+            self.set_counts(tx, counts);
         }
         Ok(())
     }
 
     #[inline]
-    fn set_entries(&self, tx: &Tx, entries: u64) {
+    fn set_counts(&self, tx: &Tx, counts: ZapCounts) {
         let mut state = self.0.lock();
         let pending = &mut state.pending[(tx.txg() & 1) as usize];
         debug_assert_eq!(
             pending.txg,
             tx.txg(),
-            "the entry count changes only together with the directory"
+            "the counts change only together with the directory"
         );
-        pending.entries = Some(entries);
+        pending.counts = Some(counts);
     }
 
     fn with_leaf<R>(
         &self,
-        id: u64,
+        id: ZapBlock,
         fetched: &[Option<Fetched>],
         f: impl FnOnce(&[u8]) -> R,
     ) -> Result<LeafLookup<R, FetchTicket>> {
+        let block = id.block();
         let state = self.0.lock();
         self.0.check_alive(&state)?;
-        let ptr = match state.find(id) {
+        let ptr = match state.find(block) {
             BlockState::Dirty(leaf) => return Ok(LeafLookup::Resident(f(leaf))),
             BlockState::Hole => return Ok(LeafLookup::Hole),
             BlockState::Unknown => return Ok(LeafLookup::NotResident(FetchTicket::Pointer(id))),
             BlockState::Stored(ptr) => ptr,
         };
         let store = &self.0.objset.store;
-        let (slot_hint, content) = state.pins.hint(id);
+        let (slot_hint, content) = state.pins.hint(block);
         store.prefetch_header(slot_hint);
         drop(state);
         // The header at the start of a leaf is needed first.
         content.into_iter().for_each(hint::prefetch);
         if let Some(leaf) = store.peek_at(&ptr, slot_hint) {
             if leaf.slot_hint() != slot_hint {
-                self.0.lock().pins.set_hint(id, leaf.slot_hint(), &leaf);
+                self.0.lock().pins.set_hint(block, leaf.slot_hint(), &leaf);
             }
             return Ok(LeafLookup::Resident(f(&leaf)));
         }
@@ -139,37 +195,48 @@ impl LeafStore for Leaves {
     fn with_leaf_mut<R>(
         &self,
         tx: &Tx,
-        id: u64,
+        id: ZapBlock,
+        filter: Option<u64>,
         fetched: &[Option<Fetched>],
         f: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<LeafLookup<R, FetchTicket>> {
+        let block = id.block();
         let mut state = self.0.lock();
         self.0.check_alive(&state)?;
-        if let Some(leaf) = dirty_of(&mut state, tx, id, ZAP_LEAF_BYTES) {
+        let wanted = if let ZapBlock::Page(_) = id { PAGE } else { WHOLE_LEAF };
+        if let Some(leaf) = dirty_of(&mut state, tx, block, wanted.bytes) {
             return Ok(LeafLookup::Resident(f(leaf)));
         }
-        let known = match state.find(id) {
-            BlockState::Stored(ptr) => found(fetched, &ptr),
-            _ => None,
-        };
-        match self.0.try_modify(&mut state, tx, id, WHOLE_LEAF, known)? {
-            ModifyStep::Ready => Ok(LeafLookup::Resident(f(dirty_mut(&mut state, tx, id)))),
-            ModifyStep::Hole => Ok(LeafLookup::Hole),
-            ModifyStep::Fetch(ptr) => Ok(LeafLookup::NotResident(FetchTicket::Block(id, ptr))),
-            ModifyStep::Pin => Ok(LeafLookup::NotResident(FetchTicket::Pointer(id))),
+        if let (Some(seed), ZapBlock::Leaf(leaf)) = (filter, id)
+            && self.is_at_hand(&state, block, fetched)
+            && let LeafLookup::NotResident(ticket) =
+                self.open_filter_in(&mut state, tx, (leaf, seed), fetched)?
+        {
+            return Ok(LeafLookup::NotResident(ticket));
         }
+        Ok(match self.open(&mut state, tx, (id, wanted), fetched)? {
+            LeafLookup::Resident(()) => LeafLookup::Resident(f(dirty_mut(&mut state, tx, block))),
+            LeafLookup::Hole => LeafLookup::Hole,
+            LeafLookup::NotResident(ticket) => LeafLookup::NotResident(ticket),
+        })
     }
 
-    fn new_leaf<R>(&self, tx: &Tx, id: u64, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
-        if !self.0.is_hole(id, tx.wait())? {
+    fn new_leaf<R>(&self, tx: &Tx, id: ZapBlock, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        let block = id.block();
+        if !self.0.is_hole(block, tx.wait())? {
             let text = format!(
-                "{}: leaf {id} exists, but the directory has it as unused; run a check of the pool",
+                "{}: {id} exists, but the directory has it as unused; run a check of the pool",
                 self.describe()
             );
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
-        let whole = WantedBytes { whole: true, on_hole: HoleAction::Create, ..WHOLE_LEAF };
-        let new = self.0.modify(tx, id, whole, tx.wait(), |leaf| {
+        let wanted = match id {
+            // A new buffer of the wanted size, not of a whole record.
+            ZapBlock::Page(_) => PAGE,
+            _ => WantedBytes { whole: true, ..WHOLE_LEAF },
+        };
+        let wanted = WantedBytes { on_hole: HoleAction::Create, ..wanted };
+        let new = self.0.modify(tx, block, wanted, tx.wait(), |leaf| {
             leaf.fill(0);
             f(leaf)
         })?;
@@ -179,36 +246,88 @@ impl LeafStore for Leaves {
         }
     }
 
-    fn free_leaf(&self, tx: &Tx, id: u64) -> Result<()> {
-        self.0.free_blocks(tx, id..id + 1)
+    fn free_leaf(&self, tx: &Tx, id: ZapBlock) -> Result<()> {
+        self.0.free_blocks(tx, id.block()..id.block() + 1)
+    }
+
+    fn open_filter(
+        &self,
+        tx: &Tx,
+        leaf: u64,
+        seed: u64,
+        fetched: &[Option<Fetched>],
+    ) -> Result<LeafLookup<(), FetchTicket>> {
+        let mut state = self.0.lock();
+        self.0.check_alive(&state)?;
+        self.open_filter_in(&mut state, tx, (leaf, seed), fetched)
+    }
+
+    fn free_aside(&self, tx: &Tx) -> Result<()> {
+        self.0.free_blocks(tx, ZAP_ASIDE)
+    }
+
+    fn block_of(ticket: &FetchTicket) -> ZapBlock {
+        match ticket {
+            FetchTicket::Pointer(id) | FetchTicket::Block(id, _) => *id,
+        }
+    }
+
+    fn txg_of(ticket: &FetchTicket) -> Option<u64> {
+        match ticket {
+            FetchTicket::Pointer(_) => None,
+            FetchTicket::Block(_, ptr) => Some(ptr.birth_txg.get()),
+        }
+    }
+
+    fn stored_txg(&self, id: u64) -> Option<u64> {
+        match self.0.lock().find(ZapBlock::Leaf(id).block()) {
+            BlockState::Stored(ptr) => Some(ptr.birth_txg.get()),
+            BlockState::Dirty(_) | BlockState::Hole | BlockState::Unknown => None,
+        }
+    }
+
+    fn aided_leaves(&self) -> u64 {
+        u64::from(self.0.objset.ahead.directories().tunables.directory_buffer_leaves())
+    }
+
+    fn may_buffer(&self) -> bool {
+        self.0.objset.ahead.directories().tunables.directory_buffer()
+    }
+
+    fn count(&self, counter: Counter, amount: u64) {
+        self.0.objset.ahead.directories().counters.add(counter, 0, amount);
     }
 
     fn fetch(&self, ticket: FetchTicket, wait: Wait) -> Result<Option<Fetched>> {
         match ticket {
-            FetchTicket::Pointer(block) => self.0.pin(block, wait).map(|()| None),
-            FetchTicket::Block(block, ptr) => self.0.fetch(block, &ptr, wait),
+            FetchTicket::Pointer(id) => self.0.pin(id.block(), wait).map(|()| None),
+            FetchTicket::Block(id, ptr) => self.0.fetch(id.block(), &ptr, wait),
         }
     }
 
-    fn has_leaf(fetched: &Option<Fetched>) -> bool {
-        fetched.is_some()
-    }
-
-    fn prefetch(&self, ids: &[u64]) -> usize {
+    fn prefetch(&self, ids: &[ZapBlock]) -> usize {
         let store = &self.0.objset.store;
         let _reading = store.readers().enter();
         let mut not_resident = 0;
         for id in ids {
-            let state = self.0.lock();
-            let ptr = match state.find(*id) {
-                BlockState::Stored(ptr) => ptr,
-                BlockState::Unknown => {
+            let block = id.block();
+            let known = |state: &NodeState| match state.find(block) {
+                BlockState::Stored(ptr) => Some(Some(ptr)),
+                BlockState::Unknown => None,
+                BlockState::Dirty(_) | BlockState::Hole => Some(None),
+            };
+            let mut found = known(&self.0.lock());
+            if found.is_none() && self.0.pin(block, Wait::Refused).is_ok() {
+                found = known(&self.0.lock());
+            }
+            let ptr = match found {
+                Some(Some(ptr)) => ptr,
+                Some(None) => continue,
+                None => {
                     not_resident += 1;
                     continue;
                 }
-                BlockState::Dirty(_) | BlockState::Hole => continue,
             };
-            drop(state);
             if !store.cache().cache().contains(&store.key(&ptr)) {
                 not_resident += 1;
                 store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));

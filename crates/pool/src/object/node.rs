@@ -21,7 +21,7 @@ use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind, ZAP_LEAF_BYTES};
 use crate::objset::Objset;
 use crate::readahead::ObjectReadahead;
 use crate::wait::Wait;
-use crate::zap::{self, Zap};
+use crate::zap::{self, Zap, ZapCounts};
 
 use super::leaves::Leaves;
 use super::pending::{DirtySlot, Pending};
@@ -77,9 +77,9 @@ pub(crate) struct NodeState {
     /// Length in the newest txg that has synced the object.
     pub(crate) synced_size: u64,
     pub(crate) allocated: u64,
-    /// Entry count of the directory in the newest txg that synced a change of it since the
-    /// directory was opened.
-    pub(crate) synced_entries: Option<u64>,
+    /// Counts of the directory in the newest txg that synced a change of it since the directory was
+    /// opened.
+    pub(crate) synced_counts: Option<ZapCounts>,
     /// Indexed by the low bit of the txg.
     pub(crate) pending: [Pending; 2],
     pub(crate) pins: Pins,
@@ -92,8 +92,8 @@ pub(crate) struct DataFields {
     pub(crate) tree: Tree,
     pub(crate) size: u64,
     pub(crate) allocated: u64,
-    /// Entry count of the directory, if the txg changed it. It is a field of the inline content.
-    pub(crate) entries: Option<u64>,
+    /// Counts of the directory, if the txg changed it. They are fields of the inline content.
+    pub(crate) counts: Option<ZapCounts>,
 }
 
 /// Maximum length in bytes of an object with this record size. Record sizes above the largest count
@@ -115,7 +115,7 @@ impl DataFields {
             let text = format!("its length is {size} bytes; the limit is {limit} bytes");
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
-        Ok(Self { tree, size, allocated: dnode.allocated_bytes.get(), entries: None })
+        Ok(Self { tree, size, allocated: dnode.allocated_bytes.get(), counts: None })
     }
 
     /// Reads the tree alone and ignores the other fields.
@@ -133,8 +133,8 @@ impl DataFields {
         to.blocks = from.blocks;
         to.size_bytes = from.size_bytes;
         to.allocated_bytes = from.allocated_bytes;
-        if let Some(entries) = zap::entries_of(from.inline()) {
-            zap::put_entries(to.inline_mut(), entries);
+        if let Some(counts) = zap::counts_of(from.inline()) {
+            zap::put_counts(to.inline_mut(), counts);
         }
     }
 
@@ -145,12 +145,12 @@ impl DataFields {
         dnode.blocks = self.tree.blocks.into();
         dnode.size_bytes = self.size.into();
         dnode.allocated_bytes = self.allocated.into();
-        if let Some(entries) = self.entries {
-            zap::put_entries(dnode.inline_mut(), entries);
+        if let Some(counts) = self.counts {
+            zap::put_counts(dnode.inline_mut(), counts);
         }
     }
 
-    pub(crate) const EMPTY: Self = Self { tree: Tree::EMPTY, size: 0, allocated: 0, entries: None };
+    pub(crate) const EMPTY: Self = Self { tree: Tree::EMPTY, size: 0, allocated: 0, counts: None };
 }
 
 /// Where the newest content of a block is.
@@ -220,11 +220,11 @@ impl NodeState {
         pending.fold(self.tree.levels, u8::max)
     }
 
-    /// Entry count of the directory, if it changed since the directory was opened.
-    pub(crate) fn entries(&self) -> Option<u64> {
+    /// Counts of the directory, if it changed since the directory was opened.
+    pub(crate) fn counts(&self) -> Option<ZapCounts> {
         let newer = usize::from(self.pending[1].txg > self.pending[0].txg);
-        let pending = self.pending[newer].entries.or(self.pending[1 - newer].entries);
-        pending.or(self.synced_entries)
+        let pending = self.pending[newer].counts.or(self.pending[1 - newer].counts);
+        pending.or(self.synced_counts)
     }
 
     /// The changes of a txg that has not synced yet. Creates an empty record if there is none.
@@ -275,7 +275,7 @@ impl Node {
             size: data.size,
             synced_size: data.size,
             allocated: data.allocated,
-            synced_entries: None,
+            synced_counts: None,
             pending: Default::default(),
             pins: Pins::default(),
             readahead: ObjectReadahead::new(),

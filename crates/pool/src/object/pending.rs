@@ -8,6 +8,7 @@ use forebay_base::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::format::BlockPtrPhys;
+use crate::zap::ZapCounts;
 
 use super::paths::Paths;
 
@@ -28,9 +29,8 @@ pub(crate) struct Pending {
     pub(crate) txg: u64,
     /// Length of the object, if the txg changed it.
     pub(crate) size: Option<u64>,
-    /// Entry count of the directory after the newest change in this txg, if the object is a
-    /// directory.
-    pub(crate) entries: Option<u64>,
+    /// Counts of the directory after the newest change in this txg, if the object is a directory.
+    pub(crate) counts: Option<ZapCounts>,
     /// Blocks freed before any of `blocks` was written. The ranges are ascending and do not touch.
     pub(crate) freed: Vec<Range<u64>>,
     /// Holes preallocated after `freed` and before any of `blocks` was written.

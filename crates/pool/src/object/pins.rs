@@ -11,10 +11,16 @@ use crate::format::BlockPtrPhys;
 /// A power of two. Bounds the number of blocks that an open object keeps from eviction.
 const SLOTS: usize = 16;
 
+/// Blocks that others have displaced and that stay pinned. An operation of a directory needs
+/// several blocks at once, and all of them may share a slot.
+const DISPLACED: usize = 8;
+
 /// Level-1 indirect blocks in a direct-mapped table, by their index within the level.
 #[derive(Default)]
 pub(crate) struct Pins {
     slots: Option<Box<[Option<Pin>; SLOTS]>>,
+    /// The newest last.
+    displaced: Vec<Pin>,
 }
 
 struct Pin {
@@ -85,10 +91,7 @@ impl Pins {
     /// The pointer of a block, if its indirect block is pinned.
     #[inline]
     pub(crate) fn find(&self, parent: u64, block: u64) -> Option<BlockPtrPhys> {
-        let pin = self.slots.as_ref()?[parent as usize % SLOTS].as_ref()?;
-        if pin.parent != parent {
-            return None;
-        }
+        let pin = self.pin_of(parent)?;
         let Some(content) = &pin.content else { return Some(pin.hole) };
         let at = block as usize % POINTERS * size_of::<BlockPtrPhys>();
         let bytes = content.get(at..at + size_of::<BlockPtrPhys>());
@@ -99,17 +102,38 @@ impl Pins {
     /// Pins a validated indirect block. `None` records a hole, whose children have the pointer
     /// `hole`.
     pub(crate) fn set(&mut self, parent: u64, content: Option<BlockRef>, hole: BlockPtrPhys) {
+        self.displaced.retain(|pin| pin.parent != parent);
         let slots = self.slots.get_or_insert_with(|| Box::new([const { None }; SLOTS]));
-        slots[parent as usize % SLOTS] = Some(Pin { parent, content, hole, hints: None });
+        let new = Pin { parent, content, hole, hints: None };
+        let old = slots[parent as usize % SLOTS].replace(new);
+        if let Some(old) = old.filter(|old| old.parent != parent) {
+            if self.displaced.len() == DISPLACED {
+                self.displaced.remove(0);
+            }
+            self.displaced.push(old);
+        }
+    }
+
+    #[inline]
+    fn pin_of(&self, parent: u64) -> Option<&Pin> {
+        match &self.slots.as_ref()?[parent as usize % SLOTS] {
+            Some(pin) if pin.parent == parent => Some(pin),
+            _ => self.displaced.iter().find(|pin| pin.parent == parent),
+        }
+    }
+
+    fn pin_of_mut(&mut self, parent: u64) -> Option<&mut Pin> {
+        match &mut self.slots.as_mut()?[parent as usize % SLOTS] {
+            Some(pin) if pin.parent == parent => Some(pin),
+            _ => self.displaced.iter_mut().find(|pin| pin.parent == parent),
+        }
     }
 
     /// The cache slot of a block, or `UNKNOWN`, and the address of its content. The address is
     /// valid for a prefetch only, never to be dereferenced.
     #[inline]
     pub(crate) fn hint(&self, block: u64) -> (SlotHint, Option<*const u8>) {
-        let parent = Tree::parent_of(block);
-        let pin = self.slots.as_ref().and_then(|slots| slots[parent as usize % SLOTS].as_ref());
-        let known = pin.filter(|pin| pin.parent == parent);
+        let known = self.pin_of(Tree::parent_of(block));
         let known = known.and_then(|pin| Some((pin.hints.as_ref()?, pin.content.as_ref()?)));
         let Some((hints, from)) = known else { return (SlotHint::UNKNOWN, None) };
         let hint = hints[block as usize % POINTERS];
@@ -118,9 +142,7 @@ impl Pins {
 
     /// Records the cache slot and the content of a block, if its indirect block is pinned.
     pub(crate) fn set_hint(&mut self, block: u64, slot_hint: SlotHint, content: &[u8]) {
-        let parent = Tree::parent_of(block);
-        let pin = self.slots.as_mut().and_then(|slots| slots[parent as usize % SLOTS].as_mut());
-        let Some(pin) = pin.filter(|pin| pin.parent == parent) else { return };
+        let Some(pin) = self.pin_of_mut(Tree::parent_of(block)) else { return };
         if let Some(from) = &pin.content {
             let hints =
                 pin.hints.get_or_insert_with(|| Box::new([SlotHintEntry::default(); POINTERS]));
@@ -131,12 +153,32 @@ impl Pins {
     /// Unpins all blocks: the tree has changed.
     pub(crate) fn clear(&mut self) {
         self.slots = None;
+        self.displaced.clear();
     }
 }
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
-    use super::{PAGE_BYTES, SlotHint, SlotHintEntry};
+    use super::{BlockPtrPhys, DISPLACED, PAGE_BYTES, Pins, SLOTS, SlotHint, SlotHintEntry};
+    use crate::object::tree::POINTERS;
+
+    #[test]
+    fn blocks_that_share_a_slot_stay_pinned_together() {
+        let mut pins = Pins::default();
+        let parents: Vec<u64> = (0..=DISPLACED as u64).map(|at| 3 + at * SLOTS as u64).collect();
+        let found = |pins: &Pins, parent: u64| pins.find(parent, parent * POINTERS as u64);
+        for parent in &parents {
+            pins.set(*parent, None, BlockPtrPhys::HOLE);
+        }
+        assert!(parents.iter().all(|parent| found(&pins, *parent).is_some()));
+        // One more displaces the oldest, and a new version its old one.
+        pins.set(3 + 100 * SLOTS as u64, None, BlockPtrPhys::HOLE);
+        assert!(found(&pins, 3).is_none() && found(&pins, 3 + SLOTS as u64).is_some());
+        pins.set(3 + SLOTS as u64, None, BlockPtrPhys::preallocated(0, 512));
+        assert!(found(&pins, 3 + SLOTS as u64).is_some_and(|ptr| ptr.is_preallocated()));
+        pins.clear();
+        assert!(parents.iter().all(|parent| found(&pins, *parent).is_none()));
+    }
 
     #[test]
     fn a_hint_yields_the_address_of_the_content() {

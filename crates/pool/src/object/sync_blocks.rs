@@ -4,10 +4,10 @@ use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BlockKind, BlockPtrPhys, ObjectKind};
+use crate::format::{BlockKind, BlockPtrPhys, ObjectKind, ZAP_FILTER_LEAVES, ZapBlock};
 use crate::store::{Content, PackJob, Packed, Packer, Packing, WritePayload, WriteProps};
 use crate::sync_context::SyncContext;
-use crate::zap;
+use crate::zap::{self, SlotChange};
 
 use super::node::{DataFields, Node};
 use super::pending::DirtySlot;
@@ -66,10 +66,22 @@ impl Node {
         contents.sort_unstable_by_key(|(block, _)| *block);
         let blocks = contents.iter().map(|(block, _)| *block).collect();
         let pack = self.pack();
-        jobs.extend(contents.into_iter().map(|(_, content)| {
-            let packer = packer.clone();
-            PackJob { bytes: content.len(), work: Box::new(move || pack(&packer, content)) }
-        }));
+        for (block, content) in &contents {
+            let (packer, content) = (packer.clone(), Arc::clone(content));
+            let bytes = content.len();
+            let filter = match ZapBlock::of(*block) {
+                ZapBlock::Filter(index) if self.kind == ObjectKind::Zap => Some(index),
+                _ => None,
+            };
+            let work: Box<dyn FnOnce() -> _ + Send> = match filter {
+                None => Box::new(move || pack(&packer, content)),
+                Some(index) => {
+                    let changes = slot_changes(index, &contents, &freed);
+                    Box::new(move || pack_filter(&packer, txg, &content, changes))
+                }
+            };
+            jobs.push(PackJob { bytes, work });
+        }
         Some(DirtyBlocks { freed, preallocated, parts, blocks })
     }
 
@@ -133,11 +145,11 @@ impl Node {
         // A later txg may have changed the length. This txg's own length belongs to its blocks.
         let size = pending.size.unwrap_or(state.synced_size);
         state.synced_size = size;
-        state.synced_entries = pending.entries.or(state.synced_entries);
-        let (allocated, entries) = (state.allocated, pending.entries);
+        state.synced_counts = pending.counts.or(state.synced_counts);
+        let (allocated, counts) = (state.allocated, pending.counts);
         drop(state);
         self.objset.store.cache().sub_dirty(pending.dirty_bytes);
-        Ok(DataFields { tree, size, allocated, entries })
+        Ok(DataFields { tree, size, allocated, counts })
     }
 
     /// The function that packs the blocks of this object.
@@ -173,7 +185,10 @@ impl Node {
     ) -> Result<BlockPtrPhys> {
         let Packed { content, sealed } = packed;
         let content = match content {
-            Content::Own(content) => return ctx.write_sealed(content, sealed, props),
+            Content::Own(content) => {
+                self.hand_on_filter(ctx.txg, block, &content);
+                return ctx.write_sealed(content, sealed, props);
+            }
             Content::Shared(content) => content,
         };
         let placed = ctx.place(&sealed, &content, props)?;
@@ -198,6 +213,22 @@ impl Node {
         drop(state);
         ctx.store.submit(placed, WritePayload::new(sealed, held));
         Ok(ptr)
+    }
+
+    /// The open txg may have opened the filter block before this txg rewrote it.
+    fn hand_on_filter(&self, txg: u64, block: u64, content: &[u8]) {
+        if self.kind != ObjectKind::Zap || !matches!(ZapBlock::of(block), ZapBlock::Filter(_)) {
+            return;
+        }
+        let mut state = self.lock();
+        let next = &mut state.pending[((txg + 1) & 1) as usize];
+        if next.txg == txg + 1
+            && let Some(DirtySlot::Dirty(buffer)) = next.blocks.get_mut(&block)
+        {
+            let buffer = Arc::get_mut(buffer).expect("an open txg's buffer has one owner");
+            buffer[..content.len()].copy_from_slice(content);
+            buffer[content.len()..].fill(0);
+        }
     }
 
     /// Readers follow the pointer of the written block from now on. Releases the block's buffer now
@@ -229,6 +260,38 @@ fn pack_leaf(packer: &Packer, content: Arc<Buffer>) -> Result<Option<Packed>> {
     let mut leaf = packer.alloc(len)?;
     leaf.copy_from_slice(&full[..len]);
     packer.pack(Content::Own(leaf)).map(Some)
+}
+
+/// What a txg does to the leaves of a filter block. `contents` is what it writes, ascending.
+fn slot_changes(
+    index: u64,
+    contents: &[(u64, Arc<Buffer>)],
+    freed: &[std::ops::Range<u64>],
+) -> Vec<SlotChange<Arc<Buffer>>> {
+    let first = index * ZAP_FILTER_LEAVES as u64;
+    let change = |leaf| {
+        let block = ZapBlock::Leaf(leaf).block();
+        match contents.binary_search_by_key(&block, |(block, _)| *block) {
+            Ok(at) => SlotChange::Leaf(Arc::clone(&contents[at].1)),
+            Err(_) if freed.iter().any(|range| range.contains(&block)) => SlotChange::Drop,
+            Err(_) => SlotChange::Keep,
+        }
+    };
+    (first..first + ZAP_FILTER_LEAVES as u64).map(change).collect()
+}
+
+/// Packs a filter block whose leaves have changed.
+fn pack_filter(
+    packer: &Packer,
+    txg: u64,
+    content: &[u8],
+    changes: Vec<SlotChange<Arc<Buffer>>>,
+) -> Result<Option<Packed>> {
+    let mut changes = changes.into_iter();
+    let new = zap::rebuild_filter(content, txg, |_| changes.next().unwrap_or(SlotChange::Keep));
+    let mut block = packer.alloc(new.len())?;
+    block.copy_from_slice(&new);
+    packer.pack(Content::Own(block)).map(Some)
 }
 
 /// Packs a record without its trailing zeros; `None` if it holds only zeros.

@@ -272,7 +272,7 @@ impl Objset {
         if dnode.kind == 0 {
             return Err(self.no_object(number));
         }
-        if stale && zap::entries_of(dnode.inline()).is_some() {
+        if stale && zap::counts_of(dnode.inline()).is_some() {
             // The dirty dnode may be older than the entry count of the stored one.
             DataFields::copy_unchecked(&self.stored_dnode(number, wait)?, &mut dnode);
         }

@@ -6,7 +6,7 @@ use forebay_base::sync::Arc;
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
 
 use super::DNODE_BLOCKS_MAX;
-use crate::format::{DNODES_PER_BLOCK, ObjectKind, ObjsetPhys};
+use crate::format::{DNODES_PER_BLOCK, ObjectKind, ObjsetPhys, ZapBlock};
 use crate::tx::Tx;
 use crate::wait::Wait;
 use crate::zap::LeafStore;
@@ -75,7 +75,8 @@ fn a_new_leaf_does_not_overwrite_an_existing_one() {
     let zap = data.inner.directory(number, Wait::Allowed).expect("it");
     // A split would do so if the leaf's stored depth were too small.
     let refused = |tx: &Transaction<'_>| {
-        let created = zap.store().new_leaf(tx.tx(), 1, |_| unreachable!("it is there"));
+        let created =
+            zap.store().new_leaf(tx.tx(), ZapBlock::Leaf(1), |_| unreachable!("it is there"));
         created.expect_err("it is there").kind()
     };
     assert_eq!(refused(&tx), ErrorKind::Corrupt);

@@ -116,7 +116,8 @@ impl PoolParts {
     }
 
     pub(super) fn read_ahead(&self) -> Arc<ReadAhead> {
-        ReadAhead::new(Arc::clone(self.tunables.prefetch()), Arc::clone(&self.clock))
+        let (prefetch, directories) = (self.tunables.prefetch(), self.tunables.directories());
+        ReadAhead::new(Arc::clone(prefetch), Arc::clone(directories), Arc::clone(&self.clock))
     }
 
     /// Returns the devices as storage of the intent log.

@@ -516,6 +516,15 @@ impl Directory {
         self.zap.is_empty()
     }
 
+    /// Moves some names of the change buffer to their leaves, and returns how many are left.
+    /// Creates do so themselves; nobody has to call this. Reads some dozens of leaves at a time.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub fn merge_buffered(&self, tx: &Transaction<'_>) -> Result<u64> {
+        self.zap.merge_some(tx.tx())
+    }
+
     /// Allocated space of the directory.
     pub fn usage(&self) -> ObjectUsage {
         self.zap.store().0.usage()

@@ -135,6 +135,7 @@ impl PoolInner {
             self.space_counters.snapshot(),
             self.scrub.counters().snapshot(),
             self.trim.counters().snapshot(),
+            self.mos.ahead.directories().counters.snapshot(),
         ];
         for value in snapshots.into_iter().flatten() {
             all.push((value.name, value.label.unwrap_or_default(), value.value));

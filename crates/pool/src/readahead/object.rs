@@ -15,17 +15,29 @@ use forebay_base::sync::Arc;
 use super::counters::PrefetchCounters;
 use super::detector::{Limits, Plan, ReadOutcome, StreamDetector};
 use super::tunables::PrefetchTunables;
+use crate::zap::{ZapCounters, ZapShared, ZapTunables};
 
 /// The parts of read-ahead that all objects of a pool share.
 pub(crate) struct ReadAhead {
     tunables: Arc<PrefetchTunables>,
     counters: PrefetchCounters,
+    directories: ZapShared,
     clock: Arc<dyn Clock>,
 }
 
 impl ReadAhead {
-    pub(crate) fn new(tunables: Arc<PrefetchTunables>, clock: Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Self { tunables, counters: PrefetchCounters::new(), clock })
+    pub(crate) fn new(
+        tunables: Arc<PrefetchTunables>,
+        directories: Arc<ZapTunables>,
+        clock: Arc<dyn Clock>,
+    ) -> Arc<Self> {
+        let directories = ZapShared { tunables: directories, counters: ZapCounters::new() };
+        Arc::new(Self { tunables, counters: PrefetchCounters::new(), directories, clock })
+    }
+
+    /// What directories share.
+    pub(crate) fn directories(&self) -> &ZapShared {
+        &self.directories
     }
 
     pub(crate) fn counters(&self) -> &PrefetchCounters {

@@ -7,8 +7,9 @@ use super::fat::{Fat, LeafAccess};
 use super::leaf::{LeafDefect, Record};
 use super::micro::Micro;
 use super::store::LeafStore;
-use super::{DirectoryForm, OpStep, Zap};
+use super::{DirectoryForm, OpStep, Zap, corrupt};
 use crate::Result;
+use crate::format::ZapBlock;
 use crate::wait::Wait;
 
 /// Entries that [`Cursor`] fetches at once.
@@ -86,14 +87,14 @@ impl<S: LeafStore> Zap<S> {
 }
 
 /// Blocks of the next leaves in order after the leaf of a hash, as far as the table knows them.
-pub(super) fn leaves_after(fat: &Fat, hash: u32) -> Vec<u64> {
+pub(super) fn leaves_after(fat: &Fat, hash: u32) -> Vec<ZapBlock> {
     let mut ids = Vec::new();
     let mut hash = hash;
     let depth_of = |hash| fat.table.get(hash).unwrap_or(fat.header.depth);
     while ids.len() < PREFETCH_LEAVES
         && let Some(next) = hash_after(hash, depth_of(hash))
     {
-        ids.push(leaf_id(next, depth_of(next)));
+        ids.push(ZapBlock::Leaf(leaf_id(next, depth_of(next))));
         hash = next;
     }
     ids
@@ -113,7 +114,7 @@ fn micro_entries(micro: &Micro, from: Cookie, max: usize) -> (Vec<Entry>, Cookie
     (entries, next)
 }
 
-/// Entries of the leaf at `from`.
+/// Entries of the leaf at `from`, and those that are buffered for it.
 fn leaf_entries<S: LeafStore>(
     fat: &mut Fat,
     access: LeafAccess<'_, S>,
@@ -121,22 +122,44 @@ fn leaf_entries<S: LeafStore>(
     max: usize,
 ) -> Result<OpStep<(Vec<Entry>, Cookie), S::Ticket>> {
     let hash = hash_at(from.raw());
-    fat.with_leaf_of(access, hash, |leaf| {
+    // One more than returned: where the walk goes on.
+    let most = max.saturating_add(1);
+    let found = fat.with_leaf_of(access, hash, |leaf| {
         let mut entries = Vec::new();
-        for found in leaf.entries_from(from.raw()) {
+        for found in leaf.entries_from(from.raw()).take(most) {
             let (position, record) = found?;
             if position < from.raw() {
                 return Err(LeafDefect("its slots are out of order"));
             }
-            if entries.len() == max {
-                return Ok((entries, Cookie::from_raw(position)));
-            }
             entries.push(entry(position, record)?);
         }
-        let next = hash_after(hash, leaf.depth())
-            .map_or(Cookie::END, |hash| Cookie::from_raw(first_position(hash)));
-        Ok((entries, next))
-    })
+        Ok((entries, leaf.depth()))
+    })?;
+    let (mut entries, depth) = match found {
+        OpStep::Done(found) => found,
+        OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+    };
+    match fat.buffered_in(access, from.raw(), hash | !prefix_mask(depth), most)? {
+        OpStep::Done(names) => entries.extend(names.into_iter().map(|buffered| Entry {
+            name: buffered.name,
+            value: buffered.value,
+            next: Cookie::after(buffered.position),
+        })),
+        OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+    }
+    // Both are sorted, and short.
+    entries.sort_by_key(|entry| entry.next);
+    if entries.windows(2).any(|two| two[0].next == two[1].next) {
+        let leaf = ZapBlock::Leaf(leaf_id(hash, depth));
+        return Err(corrupt(access.store, leaf, LeafDefect("two entries have the same position")));
+    }
+    let next = match entries.get(max) {
+        Some(first_left) => Cookie::from_raw(first_left.next.raw() - 1),
+        None => hash_after(hash, depth)
+            .map_or(Cookie::END, |hash| Cookie::from_raw(first_position(hash))),
+    };
+    entries.truncate(max);
+    Ok(OpStep::Done((entries, next)))
 }
 
 fn entry(position: u64, record: Record<'_>) -> Result<Entry, LeafDefect> {

@@ -85,10 +85,37 @@ pub struct Entry {
     pub next: Cookie,
 }
 
-/// Upper half of the hash of a name. It alone determines the leaf of an entry.
+/// A name and where it belongs.
+#[derive(Clone, Copy)]
+pub(super) struct HashedName<'a> {
+    pub(super) name: &'a [u8],
+    /// Position of the name if no other name has taken it: the upper 48 bits of its hash.
+    pub(super) home: u64,
+}
+
+impl<'a> HashedName<'a> {
+    #[inline]
+    pub(super) fn new(seed: u64, name: &'a [u8]) -> Self {
+        Self { name, home: home_of(seed, name) }
+    }
+
+    /// Upper 32 bits of the hash. They alone determine the leaf of an entry.
+    #[inline]
+    pub(super) fn hash(&self) -> u32 {
+        hash_at(self.home)
+    }
+}
+
+/// Upper 48 bits of the hash of a name.
 #[inline]
-pub(super) fn hash_of(seed: u64, name: &[u8]) -> u32 {
-    (xxh3_64_with_seed(name, seed) >> 32) as u32
+pub(super) fn home_of(seed: u64, name: &[u8]) -> u64 {
+    xxh3_64_with_seed(name, seed) >> 16
+}
+
+/// The position that is tried after `position`: it has the same hash.
+#[inline]
+pub(super) fn next_collision(position: u64) -> u64 {
+    position & !0xffff | position.wrapping_add(1) & 0xffff
 }
 
 /// The first position of entries with this hash.

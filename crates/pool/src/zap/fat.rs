@@ -8,6 +8,9 @@
 //! shallower ones. The first that is not a hole is the leaf, because leaves cover every hash
 //! exactly once. [`DepthTable`] remembers the result, so later searches take one step.
 //!
+//! A large directory is *aided*: leaves have filters ([`super::filter`]), and names can be buffered
+//! ([`super::buffer`]).
+//!
 //! # Invariants
 //!
 //! - Leaves cover every hash exactly once: the sum over leaves of 2^-depth is 1.
@@ -16,24 +19,33 @@
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::entry::{leaf_id, prefix_mask};
+use super::entry::{HashedName, Value, leaf_id, prefix_mask};
+use super::filter::{self, Answer};
 use super::leaf::{Change, Leaf, LeafDefect, LeafMut, put_leaf};
-use super::store::{LeafLookup, LeafStore};
+use super::store::{LeafLookup, LeafStore, ZapCounts};
+use super::sweep::Sweep;
 use super::table::DepthTable;
-use super::{NameChange, OpStep, corrupt};
-use crate::format::{ZAP_DEPTH_MAX, ZAP_FAT, ZAP_LEAF_BYTES, ZapFatPhys, ZapHeadPhys};
+use super::{NameChange, OpStep, ZapCounters, corrupt};
+use crate::format::{
+    ZAP_DEPTH_MAX, ZAP_FAT, ZAP_LEAF_BYTES, ZAP_PAGE_DEPTH_MAX, ZapBlock, ZapFatPhys, ZapHeadPhys,
+};
 use crate::{Error, ErrorKind, Result};
 
 /// In-memory state of a fat directory.
 pub(super) struct Fat {
     pub(super) header: ZapFatPhys,
     pub(super) table: DepthTable,
+    /// Depths of the buffer pages.
+    pub(super) pages: DepthTable,
+    pub(super) sweep: Box<Sweep>,
 }
 
 /// The store, and the blocks fetched for the current operation.
 pub(super) struct LeafAccess<'a, S: LeafStore> {
     pub(super) store: &'a S,
     pub(super) fetched: &'a [S::Fetched],
+    /// Whether a filter block could not be read. The operation does without filters.
+    pub(super) no_filter: bool,
 }
 
 impl<S: LeafStore> Clone for LeafAccess<'_, S> {
@@ -49,27 +61,36 @@ pub(super) struct Changed {
     pub(super) change: Change,
     /// Whether the leaf became so empty that a merge should be tried.
     pub(super) merge_due: bool,
+    /// Leaves to prefetch, for names in the change buffer.
+    pub(super) prefetch: Vec<ZapBlock>,
 }
 
 /// A requested change.
 pub(super) struct ChangeRequest<'a> {
     pub(super) kind: NameChange,
-    pub(super) hash: u32,
-    pub(super) name: &'a [u8],
+    pub(super) name: HashedName<'a>,
     pub(super) value: &'a [u8],
+}
+
+impl Changed {
+    pub(super) fn new(change: Change, merge_due: bool) -> Self {
+        Self { change, merge_due, prefetch: Vec::new() }
+    }
 }
 
 impl ChangeRequest<'_> {
     #[inline]
     fn apply(&self, leaf: &mut LeafMut<'_>) -> Result<Change, LeafDefect> {
         match self.kind {
-            NameChange::Insert => leaf.insert(self.hash, self.name, self.value),
-            NameChange::Replace => leaf.replace(self.hash, self.name, self.value),
-            NameChange::Remove => leaf.remove(self.hash, self.name),
-            NameChange::Upsert => match leaf.replace(self.hash, self.name, self.value)? {
-                Change::Missing => leaf.insert(self.hash, self.name, self.value),
-                change => Ok(change),
-            },
+            NameChange::Insert => leaf.insert(self.name, self.value),
+            NameChange::Replace => leaf.replace(self.name.hash(), self.name.name, self.value),
+            NameChange::Remove => leaf.remove(self.name.hash(), self.name.name),
+            NameChange::Upsert => {
+                match leaf.replace(self.name.hash(), self.name.name, self.value)? {
+                    Change::Missing => leaf.insert(self.name, self.value),
+                    change => Ok(change),
+                }
+            }
         }
     }
 }
@@ -88,12 +109,21 @@ impl Fat {
         let mut header = ZapFatPhys {
             head: ZapHeadPhys { form: ZAP_FAT, reserved: [0; 3], seed: seed.into() },
             depth: 0,
-            reserved: [0; 3],
+            aided: 0,
+            page_depth: 0,
+            reserved: 0,
             entries: entries.into(),
+            buffered: 0.into(),
+            pages: 0.into(),
             leaves_at: [0.into(); ZAP_DEPTH_MAX as usize + 1],
         };
         header.leaves_at[0] = 1.into();
-        Self { header, table: DepthTable::new(0) }
+        Self::with(header)
+    }
+
+    fn with(header: ZapFatPhys) -> Self {
+        let (table, pages) = (DepthTable::new(header.depth), DepthTable::new(header.page_depth));
+        Self { header, table, pages, sweep: Box::default() }
     }
 
     /// From a header that comes from a device.
@@ -108,12 +138,101 @@ impl Fat {
         if whole != 1 << ZAP_DEPTH_MAX {
             return Err(LeafDefect("its leaves do not cover every hash exactly once"));
         }
-        Ok(Self { header, table: DepthTable::new(header.depth) })
+        let (entries, buffered) = (header.entries.get(), header.buffered.get());
+        let is_plain = header.aided == 0 && header.pages.get() == 0 && header.page_depth == 0;
+        if header.aided > 1
+            || header.page_depth > ZAP_PAGE_DEPTH_MAX
+            || header.aided == 0 && !is_plain
+            || buffered > entries
+            || buffered > 0 && header.pages.get() == 0
+        {
+            return Err(LeafDefect("its change buffer is invalid"));
+        }
+        Ok(Self::with(header))
+    }
+
+    /// Whether leaves have filters, and names can be buffered.
+    #[inline]
+    pub(super) fn is_aided(&self) -> bool {
+        self.header.aided != 0
+    }
+
+    /// The seed of the directory, if changes of leaves must open filter blocks.
+    #[inline]
+    fn filter_seed<S: LeafStore>(&self, access: LeafAccess<'_, S>) -> Option<u64> {
+        (self.is_aided() && !access.no_filter).then(|| self.header.head.seed.get())
+    }
+
+    /// Looks a name up.
+    pub(super) fn lookup<S: LeafStore>(
+        &mut self,
+        access: LeafAccess<'_, S>,
+        name: HashedName<'_>,
+    ) -> Result<OpStep<(Option<Value>, Option<u8>), S::Ticket>> {
+        let found = self.with_leaf_of(access, name.hash(), |leaf| {
+            let record = leaf.find(name.hash(), name.name)?;
+            Ok((record.map(|record| record.value()).transpose()?, leaf.depth()))
+        })?;
+        let (ticket, depth) = match found {
+            OpStep::Done((Some(value), depth)) => {
+                return Ok(OpStep::Done((Some(value), Some(depth))));
+            }
+            OpStep::Done((None, depth)) => (None, Some(depth)),
+            OpStep::NotResident(ticket) => (Some(ticket), None),
+        };
+        match (self.find_buffered(access, name)?, ticket) {
+            (OpStep::NotResident(page), _) => Ok(OpStep::NotResident(page)),
+            (OpStep::Done(Some(value)), _) => Ok(OpStep::Done((Some(value), depth))),
+            (OpStep::Done(None), None) => Ok(OpStep::Done((None, depth))),
+            (OpStep::Done(None), Some(ticket)) => {
+                Ok(match self.find_filter(access, &ticket, name)? {
+                    OpStep::NotResident(block) => OpStep::NotResident(block),
+                    OpStep::Done(Answer::Absent(_)) => OpStep::Done((None, None)),
+                    OpStep::Done(Answer::Maybe) => OpStep::NotResident(ticket),
+                })
+            }
+        }
+    }
+
+    /// Asks the filter of the leaf of a name, which is not resident: `ticket` leads to it.
+    pub(super) fn find_filter<S: LeafStore>(
+        &mut self,
+        access: LeafAccess<'_, S>,
+        ticket: &S::Ticket,
+        name: HashedName<'_>,
+    ) -> Result<OpStep<Answer, S::Ticket>> {
+        let (ZapBlock::Leaf(id), Some(txg)) = (S::block_of(ticket), S::txg_of(ticket)) else {
+            return Ok(OpStep::Done(Answer::Maybe));
+        };
+        if !self.is_aided() || access.no_filter {
+            return Ok(OpStep::Done(Answer::Maybe));
+        }
+        let found = access.store.with_leaf(filter_of(id), access.fetched, |block| {
+            filter::find(block, id, txg, name.home)
+        })?;
+        let answer = match found {
+            LeafLookup::Resident(answer) => answer,
+            LeafLookup::Hole => Answer::Maybe,
+            LeafLookup::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+        };
+        match answer {
+            Answer::Absent(depth)
+                if depth <= self.header.depth && leaf_id(name.hash(), depth) == id =>
+            {
+                access.store.count(ZapCounters::DIRECTORY_FILTER_ABSENT, 1);
+                self.table.set(name.hash(), depth);
+                Ok(OpStep::Done(answer))
+            }
+            _ => {
+                access.store.count(ZapCounters::DIRECTORY_FILTER_MAYBE, 1);
+                Ok(OpStep::Done(Answer::Maybe))
+            }
+        }
     }
 
     /// Number of leaves.
     pub(super) fn leaves(&self) -> u64 {
-        self.header.leaves_at.iter().map(|leaves| u64::from(leaves.get())).sum()
+        leaves_of(&self.header)
     }
 
     /// Calls `f` with the leaf of a hash.
@@ -126,7 +245,7 @@ impl Fat {
     ) -> Result<OpStep<R, S::Ticket>> {
         let deepest = self.header.depth;
         self.descend(access.store, hash, |id| {
-            access.store.with_leaf(id, access.fetched, |bytes| {
+            access.store.with_leaf(ZapBlock::Leaf(id), access.fetched, |bytes| {
                 let leaf = Leaf::read(bytes)?;
                 check_location(&leaf, id, hash, deepest)?;
                 Ok((leaf.depth(), f(&leaf)?))
@@ -143,9 +262,9 @@ impl Fat {
         hash: u32,
         mut f: impl FnMut(&mut LeafMut<'_>) -> Result<R, LeafDefect>,
     ) -> Result<OpStep<R, S::Ticket>> {
-        let deepest = self.header.depth;
+        let (deepest, seed) = (self.header.depth, self.filter_seed(access));
         self.descend(access.store, hash, |id| {
-            access.store.with_leaf_mut(tx, id, access.fetched, |bytes| {
+            access.store.with_leaf_mut(tx, ZapBlock::Leaf(id), seed, access.fetched, |bytes| {
                 let mut leaf = LeafMut::open(bytes)?;
                 let depth = {
                     let leaf = leaf.leaf()?;
@@ -164,34 +283,47 @@ impl Fat {
         tx: &S::Tx,
         request: &ChangeRequest<'_>,
     ) -> Result<OpStep<Changed, S::Ticket>> {
+        if self.header.buffered.get() > 0
+            && let Some(step) = self.change_buffered(access, tx, request)?
+        {
+            return Ok(step);
+        }
+        match self.change_leaf(access, tx, request)? {
+            OpStep::NotResident(ticket) if self.is_aided() => {
+                self.change_absent(access, tx, request, ticket)
+            }
+            step => Ok(step),
+        }
+    }
+
+    /// Inserts, changes or removes an entry of a leaf.
+    fn change_leaf<S: LeafStore>(
+        &mut self,
+        access: LeafAccess<'_, S>,
+        tx: &S::Tx,
+        request: &ChangeRequest<'_>,
+    ) -> Result<OpStep<Changed, S::Ticket>> {
         // Every round but the last splits the leaf, which becomes deeper.
         for _ in 0..=ZAP_DEPTH_MAX {
             let attempt =
-                match self.edit(access, tx, request.hash, |leaf| attempt(leaf, request))? {
+                match self.edit(access, tx, request.name.hash(), |leaf| attempt(leaf, request))? {
                     OpStep::Done(attempt) => attempt,
                     OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
                 };
             if attempt.change != Change::Full {
                 self.count(access.store, tx, request.kind, attempt.change);
-                return Ok(OpStep::Done(Changed {
-                    change: attempt.change,
-                    merge_due: attempt.merge_due,
-                }));
+                return Ok(OpStep::Done(Changed::new(attempt.change, attempt.merge_due)));
             }
             if !attempt.can_split {
                 break;
             }
             if let OpStep::NotResident(ticket) =
-                self.split(access, tx, request.hash, attempt.depth)?
+                self.split(access, tx, request.name.hash(), attempt.depth)?
             {
                 return Ok(OpStep::NotResident(ticket));
             }
         }
-        let what = access.store.describe();
-        Err(Error::new(
-            ErrorKind::NoSpace,
-            format!("{what}: the leaf is full of names with nearly equal hashes; use another name"),
-        ))
+        Err(full(access.store))
     }
 
     /// Writes the header.
@@ -205,33 +337,18 @@ impl Fat {
         &mut self,
         store: &S,
         hash: u32,
-        mut visit: impl FnMut(u64) -> Result<LeafLookup<Result<(u8, R), LeafDefect>, S::Ticket>>,
+        visit: impl FnMut(u64) -> Result<LeafLookup<Result<(u8, R), LeafDefect>, S::Ticket>>,
     ) -> Result<OpStep<R, S::Ticket>> {
-        let known = self.table.get(hash);
-        let mut id = leaf_id(hash, known.unwrap_or(self.header.depth));
-        loop {
-            match visit(id)? {
-                LeafLookup::Resident(Ok((depth, result))) => {
-                    if known != Some(depth) {
-                        self.table.set(hash, depth);
-                    }
-                    return Ok(OpStep::Done(result));
-                }
-                LeafLookup::Resident(Err(defect)) => return Err(corrupt(store, id, defect)),
-                LeafLookup::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
-                LeafLookup::Hole if id == 0 || known.is_some() => {
-                    return Err(corrupt(store, id, LeafDefect("it is missing")));
-                }
-                // The next shallower leaf at another block: clear the highest bit.
-                LeafLookup::Hole => id &= !(1 << id.ilog2()),
-            }
-        }
+        let deepest = self.header.depth;
+        descend::<S, R>(&mut self.table, (hash, deepest), visit, |id, defect| {
+            corrupt(store, ZapBlock::Leaf(id), defect)
+        })
     }
 
     /// Splits the leaf of a hash. The leaf is open in this transaction.
     #[cold]
     #[inline(never)]
-    fn split<S: LeafStore>(
+    pub(super) fn split<S: LeafStore>(
         &mut self,
         access: LeafAccess<'_, S>,
         tx: &S::Tx,
@@ -248,12 +365,20 @@ impl Fat {
         }
         let low_id = leaf_id(hash, depth);
         let high_id = low_id | 1 << depth;
+        if let Some(seed) = self.filter_seed(access)
+            && let LeafLookup::NotResident(ticket) =
+                store.open_filter(tx, high_id, seed, access.fetched)?
+        {
+            return Ok(OpStep::NotResident(ticket));
+        }
         self.move_leaves(store, tx, depth, depth + 1)?;
-        let created = store.new_leaf(tx, high_id, |bytes| put_leaf(bytes, high)).and_then(|put| {
-            let put = put.map_err(|defect| corrupt(store, high_id, defect));
-            let both = put.and_then(|()| self.rewrite(access, tx, low_id, low));
-            both.or_else(|error| store.free_leaf(tx, high_id).and(Err(error)))
-        });
+        let high_leaf = ZapBlock::Leaf(high_id);
+        let created =
+            store.new_leaf(tx, high_leaf, |bytes| put_leaf(bytes, high)).and_then(|put| {
+                let put = put.map_err(|defect| corrupt(store, high_leaf, defect));
+                let both = put.and_then(|()| self.rewrite(access, tx, low_id, low));
+                both.or_else(|error| store.free_leaf(tx, high_leaf).and(Err(error)))
+            });
         if let Err(error) = created {
             self.move_leaves(store, tx, depth + 1, depth)?;
             return Err(error);
@@ -273,7 +398,9 @@ impl Fat {
         leaf: &[u8],
     ) -> Result<()> {
         let store = access.store;
-        match store.with_leaf_mut(tx, id, access.fetched, |bytes| put_leaf(bytes, leaf))? {
+        let id = ZapBlock::Leaf(id);
+        // The leaf is open, and its filter block too.
+        match store.with_leaf_mut(tx, id, None, access.fetched, |bytes| put_leaf(bytes, leaf))? {
             LeafLookup::Resident(Ok(())) => Ok(()),
             LeafLookup::Resident(Err(defect)) => Err(corrupt(store, id, defect)),
             LeafLookup::Hole | LeafLookup::NotResident(_) => {
@@ -298,6 +425,9 @@ impl Fat {
         leaves_at[usize::from(from)] = left.into();
         leaves_at[usize::from(to)] += more;
         header.depth = leaves_at.iter().rposition(|leaves| leaves.get() > 0).unwrap_or(0) as u8;
+        if leaves_of(&header) >= store.aided_leaves() {
+            header.aided = 1;
+        }
         store.set_inline(tx, header.as_bytes())?;
         if header.depth != self.header.depth {
             self.table.resize(header.depth);
@@ -317,24 +447,85 @@ impl Fat {
             (NameChange::Remove, Change::Done(_)) => before.saturating_sub(1),
             _ => return,
         };
-        self.header.entries = entries.into();
-        store.set_entries(tx, entries);
+        self.set_counts(store, tx, entries, self.header.buffered.get());
+    }
+
+    /// Sets the counts after a change of a leaf or buffer page.
+    #[inline]
+    pub(super) fn set_counts<S: LeafStore>(
+        &mut self,
+        store: &S,
+        tx: &S::Tx,
+        entries: u64,
+        buffered: u64,
+    ) {
+        (self.header.entries, self.header.buffered) = (entries.into(), buffered.into());
+        store.set_counts(tx, ZapCounts { entries, buffered });
     }
 }
 
-/// The entry count in inline content, if it is a fat directory's.
-pub(crate) fn entries_of(inline: &[u8]) -> Option<u64> {
-    let header = ZapFatPhys::ref_from_bytes(inline).ok()?;
-    (header.head.form == ZAP_FAT).then(|| header.entries.get())
+/// The filter block of a leaf.
+pub(crate) fn filter_of(leaf: u64) -> ZapBlock {
+    ZapBlock::Filter(filter::block_of(leaf))
 }
 
-/// Sets the entry count in inline content, if it is a fat directory's.
-pub(crate) fn put_entries(inline: &mut [u8], entries: u64) {
+/// Number of leaves that a header counts.
+fn leaves_of(header: &ZapFatPhys) -> u64 {
+    header.leaves_at.iter().map(|leaves| u64::from(leaves.get())).sum()
+}
+
+/// Finds the leaf or buffer page of a hash, from the deepest possible one, `deepest`, upwards.
+#[inline]
+pub(super) fn descend<S: LeafStore, R>(
+    table: &mut DepthTable,
+    (hash, deepest): (u32, u8),
+    mut visit: impl FnMut(u64) -> Result<LeafLookup<Result<(u8, R), LeafDefect>, S::Ticket>>,
+    corrupt: impl Fn(u64, LeafDefect) -> Error,
+) -> Result<OpStep<R, S::Ticket>> {
+    let known = table.get(hash);
+    let mut id = leaf_id(hash, known.unwrap_or(deepest));
+    loop {
+        match visit(id)? {
+            LeafLookup::Resident(Ok((depth, result))) => {
+                if known != Some(depth) {
+                    table.set(hash, depth);
+                }
+                return Ok(OpStep::Done(result));
+            }
+            LeafLookup::Resident(Err(defect)) => return Err(corrupt(id, defect)),
+            LeafLookup::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+            LeafLookup::Hole if id == 0 || known.is_some() => {
+                return Err(corrupt(id, LeafDefect("it is missing")));
+            }
+            // The next shallower leaf at another block: clear the highest bit.
+            LeafLookup::Hole => id &= !(1 << id.ilog2()),
+        }
+    }
+}
+
+/// The counts in inline content, if it is a fat directory's.
+pub(crate) fn counts_of(inline: &[u8]) -> Option<ZapCounts> {
+    let header = ZapFatPhys::ref_from_bytes(inline).ok()?;
+    let counts = ZapCounts { entries: header.entries.get(), buffered: header.buffered.get() };
+    (header.head.form == ZAP_FAT).then_some(counts)
+}
+
+/// Sets the counts in inline content, if it is a fat directory's.
+pub(crate) fn put_counts(inline: &mut [u8], counts: ZapCounts) {
     if let Ok(header) = ZapFatPhys::mut_from_bytes(inline)
         && header.head.form == ZAP_FAT
     {
-        header.entries = entries.into();
+        (header.entries, header.buffered) = (counts.entries.into(), counts.buffered.into());
     }
+}
+
+#[cold]
+pub(super) fn full<S: LeafStore>(store: &S) -> Error {
+    let what = store.describe();
+    Error::new(
+        ErrorKind::NoSpace,
+        format!("{what}: the leaf is full of names with nearly equal hashes; use another name"),
+    )
 }
 
 /// Tries a change that may need more space than the leaf has.
@@ -343,14 +534,19 @@ fn attempt(leaf: &mut LeafMut<'_>, request: &ChangeRequest<'_>) -> Result<Attemp
     let removes = request.kind == NameChange::Remove;
     let before = if removes { leaf.leaf()?.used_bytes() } else { 0 };
     let change = request.apply(leaf)?;
-    let can_split = change == Change::Full && leaf.can_split(request.hash)?;
+    let can_split = change == Change::Full && leaf.can_split(request.name.hash())?;
     let leaf = leaf.leaf()?;
     let merge_due = removes && super::merge::is_due(&leaf, before);
     Ok(Attempt { change, depth: leaf.depth(), can_split, merge_due })
 }
 
 #[inline]
-fn check_location(leaf: &Leaf<'_>, id: u64, hash: u32, deepest: u8) -> Result<(), LeafDefect> {
+pub(super) fn check_location(
+    leaf: &Leaf<'_>,
+    id: u64,
+    hash: u32,
+    deepest: u8,
+) -> Result<(), LeafDefect> {
     if !leaf.covers(hash) || leaf_id(hash, leaf.depth()) != id || leaf.depth() > deepest {
         return Err(LeafDefect("it belongs to another block"));
     }

@@ -2,17 +2,19 @@
 //! cache.
 
 use super::entry::Value;
+use super::filter;
 use super::leaf::{Leaf, LeafDefect};
 use super::stats::{LeafStats, ZapStats};
 use super::{DirectoryForm, read_form};
+use crate::format::ZapBlock;
 use crate::{Error, ErrorKind, Result};
 
 /// The inline content of a directory.
 pub(crate) struct InlineInfo {
     /// Seed of the name hash.
     pub(crate) seed: u64,
-    /// Statistics without the leaves. For a fat directory, `depth`, `entries` and `by_depth` are
-    /// taken from the header.
+    /// Statistics without the leaves. For a fat directory, `depth`, `entries`, `by_depth`,
+    /// `buffered` and `pages` are taken from the header.
     pub(crate) stats: ZapStats,
     /// The entries of a micro directory.
     pub(crate) entries: Vec<(Box<[u8]>, Value)>,
@@ -48,28 +50,50 @@ impl InlineInfo {
                 let header = &fat.header;
                 let by_depth = header.leaves_at.map(|leaves| u64::from(leaves.get()));
                 let (entries, depth) = (header.entries.get(), header.depth);
-                let stats = ZapStats { entries, depth, by_depth, ..stats };
+                let (buffered, pages) = (header.buffered.get(), u64::from(header.pages.get()));
+                let stats = ZapStats { entries, depth, by_depth, buffered, pages, ..stats };
                 Ok(Self { seed, stats, entries: Vec::new(), is_fat: true })
             }
         }
     }
 }
 
-/// Validates a leaf completely and adds it to the statistics. `seed` is the directory's.
+/// Validates a block of a directory completely and adds it to the statistics. `seed` is the
+/// directory's.
 ///
 /// # Errors
-/// [`ErrorKind::Corrupt`] with the first defect; the leaf is not counted then.
-pub(crate) fn count_leaf(stats: &mut ZapStats, bytes: &[u8], seed: u64) -> Result<()> {
+/// [`ErrorKind::Corrupt`] with the first defect; the block is not counted then.
+pub(crate) fn count_block(
+    stats: &mut ZapStats,
+    block: ZapBlock,
+    bytes: &[u8],
+    seed: u64,
+) -> Result<()> {
+    if let ZapBlock::Filter(_) = block {
+        if !filter::is_block(bytes) {
+            return Err(corrupt("a filter block", LeafDefect("it is not one")));
+        }
+        stats.filter_blocks += 1;
+        stats.filter_bytes += bytes.len() as u64;
+        return Ok(());
+    }
     let counted = Leaf::read(bytes).and_then(|leaf| LeafStats::of(&leaf, Some(seed)));
-    stats.add(&counted.map_err(|defect| corrupt("a leaf", defect))?);
+    let counted = counted.map_err(|defect| corrupt("a leaf", defect))?;
+    match block {
+        ZapBlock::Page(_) => stats.add_page(&counted),
+        _ => stats.add(&counted),
+    }
     Ok(())
 }
 
-/// The entries of a leaf.
+/// The entries of a block of a directory: a filter block has none.
 ///
 /// # Errors
 /// [`ErrorKind::Corrupt`] with the first defect.
-pub(crate) fn leaf_entries(bytes: &[u8]) -> Result<Vec<(Box<[u8]>, Value)>> {
+pub(crate) fn block_entries(block: ZapBlock, bytes: &[u8]) -> Result<Vec<(Box<[u8]>, Value)>> {
+    if let ZapBlock::Filter(_) = block {
+        return Ok(Vec::new());
+    }
     let leaf = Leaf::read(bytes).map_err(|defect| corrupt("a leaf", defect))?;
     let entries = leaf.entries_from(0).map(|entry| {
         let (_, record) = entry?;

@@ -1,13 +1,14 @@
 //! An in-memory [`LeafStore`] for tests. Leaves are packed between txgs, and evicted at random.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
+use forebay_base::counters::Counter;
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::{Arc, Mutex};
 
-use super::store::{LeafLookup, LeafStore};
-use super::{pack, put_entries};
-use crate::format::{TAIL_BYTES, ZAP_LEAF_BYTES};
+use super::store::{LeafLookup, LeafStore, ZapCounts};
+use super::{SlotChange, ZapCounters, filter_of, open_filter, pack, put_counts, rebuild_filter};
+use crate::format::{TAIL_BYTES, ZAP_FILTER_LEAVES, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZapBlock};
 use crate::wait::Wait;
 use crate::{Error, ErrorKind, Result};
 
@@ -17,13 +18,25 @@ pub(super) struct Leaf {
     pub(super) bytes: Vec<u8>,
     dirty: bool,
     not_resident: bool,
+    /// The txg that wrote it.
+    pub(super) txg: u64,
 }
 
 #[derive(Default)]
 pub(super) struct MemoryStoreState {
     pub(super) inline: Vec<u8>,
-    pub(super) leaves: HashMap<u64, Leaf>,
-    pub(super) prefetched: Vec<u64>,
+    /// Leaves, filter blocks and buffer pages.
+    pub(super) leaves: HashMap<ZapBlock, Leaf>,
+    /// The open txg.
+    txg: u64,
+    /// Whether prefetched blocks never arrive.
+    pub(super) prefetches_nothing: bool,
+    /// Whether names are not buffered.
+    pub(super) buffers_nothing: bool,
+    /// Blocks whose read fails.
+    pub(super) unreadable: HashSet<ZapBlock>,
+    pub(super) prefetched: Vec<ZapBlock>,
+    pub(super) counters: Option<Arc<ZapCounters>>,
     pub(super) fetches: u64,
     /// Leaves that were not resident when they were prefetched.
     pub(super) read_ahead: u64,
@@ -40,13 +53,14 @@ pub(super) struct MemoryStore {
     pub(super) state: Arc<Mutex<MemoryStoreState>>,
     capacity: usize,
     seed: u64,
+    aided_leaves: u64,
 }
 
 /// The leaf to fetch.
-pub(super) struct Ticket(u64);
+pub(super) struct Ticket(ZapBlock, u64);
 
 /// A leaf that was fetched.
-pub(super) struct Fetched(u64);
+pub(super) struct Fetched(ZapBlock);
 
 impl MemoryStore {
     pub(super) fn with_seed(seed: u64) -> Self {
@@ -62,14 +76,25 @@ impl MemoryStore {
             state: Arc::new(Mutex::named("test-store", MemoryStoreState::default())),
             capacity,
             seed,
+            aided_leaves: 4,
         }
+    }
+
+    /// Never uses filters and buffer pages.
+    pub(super) fn unaided(mut self) -> Self {
+        self.aided_leaves = u64::MAX;
+        self
     }
 
     /// Ends a txg: packs the dirty leaves.
     pub(super) fn commit(&self) {
         let mut state = self.state.lock();
         state.inline_dirty = false;
-        for leaf in state.leaves.values_mut().filter(|leaf| leaf.dirty) {
+        state.txg += 1;
+        let txg = state.txg;
+        state.rebuild_filters();
+        for (_, leaf) in state.leaves.iter_mut().filter(|(_, leaf)| leaf.dirty) {
+            leaf.txg = txg;
             let len = pack(&mut leaf.bytes);
             assert!(leaf.bytes[len..].iter().all(|byte| *byte == 0), "the rest is zeros");
             leaf.bytes.truncate(len);
@@ -84,6 +109,13 @@ impl MemoryStore {
         }
     }
 
+    /// Evicts some clean blocks.
+    pub(super) fn evict_if(&self, f: impl Fn(ZapBlock) -> bool) {
+        let mut state = self.state.lock();
+        let clean = state.leaves.iter_mut().filter(|(id, leaf)| !leaf.dirty && f(**id));
+        clean.for_each(|(_, leaf)| leaf.evict());
+    }
+
     /// Disables the cache of fetched leaves.
     pub(super) fn without_cache(&self) {
         self.state.lock().uncached = true;
@@ -94,12 +126,20 @@ impl MemoryStore {
         self.state.lock().failures = Some(SmallRng::from_seed(seed));
     }
 
+    /// Number of leaves, filter blocks and buffer pages.
     pub(super) fn leaf_count(&self) -> usize {
         self.state.lock().leaves.len()
     }
 
+    /// The sum of a counter.
+    pub(super) fn counted(&self, counter: Counter) -> u64 {
+        self.state.lock().counters.as_ref().map_or(0, |counters| counters.sum(counter.at(0)))
+    }
+
     pub(super) fn stored_bytes(&self) -> usize {
-        self.state.lock().leaves.values().map(|leaf| leaf.bytes.len()).sum()
+        let state = self.state.lock();
+        let leaves = state.leaves.iter().filter(|(id, _)| matches!(id, ZapBlock::Leaf(_)));
+        leaves.map(|(_, leaf)| leaf.bytes.len()).sum()
     }
 }
 
@@ -110,14 +150,75 @@ impl MemoryStoreState {
         if fails { Err(Error::new(ErrorKind::NoMemory, "injected failure")) } else { Ok(()) }
     }
 
-    fn is_dirty(&self, id: u64) -> bool {
+    /// Rewrites the open filter blocks, as the sync of a txg does.
+    fn rebuild_filters(&mut self) {
+        let txg = self.txg;
+        let open: Vec<u64> = self
+            .leaves
+            .iter()
+            .filter(|(_, block)| block.dirty)
+            .filter_map(|(id, _)| match id {
+                ZapBlock::Filter(index) => Some(*index),
+                _ => None,
+            })
+            .collect();
+        for index in open {
+            let change = |slot: usize| {
+                let id = ZapBlock::Leaf(index * ZAP_FILTER_LEAVES as u64 + slot as u64);
+                match self.leaves.get(&id) {
+                    None => SlotChange::Drop,
+                    Some(leaf) if leaf.dirty => SlotChange::Leaf(&leaf.bytes),
+                    Some(_) => SlotChange::Keep,
+                }
+            };
+            let id = ZapBlock::Filter(index);
+            let new = rebuild_filter(&self.leaves[&id].bytes, txg, change);
+            let block = self.leaves.get_mut(&id).expect("it is there");
+            (block.bytes, block.dirty, block.txg) = (new, false, txg);
+        }
+    }
+
+    fn open_filter(
+        &mut self,
+        leaf: u64,
+        seed: u64,
+        fetched: &[Fetched],
+    ) -> Result<LeafLookup<(), Ticket>> {
+        let id = filter_of(leaf);
+        if self.is_dirty(id) {
+            return Ok(LeafLookup::Resident(()));
+        }
+        self.change(false)?;
+        let empty = || Leaf { bytes: Vec::new(), dirty: false, not_resident: false, txg: 0 };
+        let block = self.leaves.entry(id).or_insert_with(empty);
+        if !block.is_available(id, fetched) {
+            return Ok(LeafLookup::NotResident(Ticket(id, block.txg)));
+        }
+        block.bytes.resize(ZAP_LEAF_BYTES, 0);
+        (block.dirty, block.not_resident) = (true, false);
+        open_filter(&mut block.bytes, seed);
+        Ok(LeafLookup::Resident(()))
+    }
+
+    fn is_dirty(&self, id: ZapBlock) -> bool {
         self.leaves.get(&id).is_some_and(|leaf| leaf.dirty)
     }
 }
 
 impl Leaf {
-    fn is_available(&self, id: u64, fetched: &[Fetched]) -> bool {
+    pub(super) fn evict(&mut self) {
+        self.not_resident = true;
+    }
+
+    fn is_available(&self, id: ZapBlock, fetched: &[Fetched]) -> bool {
         !self.not_resident || fetched.iter().any(|fetched| fetched.0 == id)
+    }
+}
+
+fn open_bytes(id: ZapBlock) -> usize {
+    match id {
+        ZapBlock::Page(_) => ZAP_PAGE_BYTES,
+        _ => ZAP_LEAF_BYTES,
     }
 }
 
@@ -156,68 +257,127 @@ impl LeafStore for MemoryStore {
         Ok(())
     }
 
-    fn set_entries(&self, _: &(), entries: u64) {
-        put_entries(&mut self.state.lock().inline, entries);
+    fn set_counts(&self, _: &(), counts: ZapCounts) {
+        put_counts(&mut self.state.lock().inline, counts);
     }
 
     fn with_leaf<R>(
         &self,
-        id: u64,
+        id: ZapBlock,
         fetched: &[Fetched],
         f: impl FnOnce(&[u8]) -> R,
     ) -> Result<LeafLookup<R, Ticket>> {
         Ok(match self.state.lock().leaves.get(&id) {
             None => LeafLookup::Hole,
             Some(leaf) if leaf.is_available(id, fetched) => LeafLookup::Resident(f(&leaf.bytes)),
-            Some(_) => LeafLookup::NotResident(Ticket(id)),
+            Some(leaf) => LeafLookup::NotResident(Ticket(id, leaf.txg)),
         })
     }
 
     fn with_leaf_mut<R>(
         &self,
         _: &(),
-        id: u64,
+        id: ZapBlock,
+        filter: Option<u64>,
         fetched: &[Fetched],
         f: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<LeafLookup<R, Ticket>> {
         let mut state = self.state.lock();
+        if let (Some(seed), ZapBlock::Leaf(leaf)) = (filter, id)
+            && state
+                .leaves
+                .get(&id)
+                .is_some_and(|leaf| !leaf.dirty && leaf.is_available(id, fetched))
+            && let LeafLookup::NotResident(ticket) = state.open_filter(leaf, seed, fetched)?
+        {
+            return Ok(LeafLookup::NotResident(ticket));
+        }
         let is_dirty = state.is_dirty(id);
         state.change(is_dirty)?;
         Ok(match state.leaves.get_mut(&id) {
             None => LeafLookup::Hole,
             Some(leaf) if leaf.is_available(id, fetched) => {
-                leaf.bytes.resize(ZAP_LEAF_BYTES, 0);
+                leaf.bytes.resize(open_bytes(id).max(leaf.bytes.len()), 0);
                 (leaf.dirty, leaf.not_resident) = (true, false);
                 LeafLookup::Resident(f(&mut leaf.bytes))
             }
-            Some(_) => LeafLookup::NotResident(Ticket(id)),
+            Some(leaf) => LeafLookup::NotResident(Ticket(id, leaf.txg)),
         })
     }
 
-    fn new_leaf<R>(&self, _: &(), id: u64, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
-        let mut bytes = vec![0; ZAP_LEAF_BYTES];
+    fn new_leaf<R>(&self, _: &(), id: ZapBlock, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        let mut bytes = vec![0; open_bytes(id)];
         let mut state = self.state.lock();
         if state.leaves.contains_key(&id) {
-            return Err(Error::new(ErrorKind::Corrupt, format!("leaf {id}: exists already")));
+            return Err(Error::new(ErrorKind::Corrupt, format!("{id}: exists already")));
         }
         state.change(false)?;
         let result = f(&mut bytes);
-        state.leaves.insert(id, Leaf { bytes, dirty: true, not_resident: false });
+        state.leaves.insert(id, Leaf { bytes, dirty: true, not_resident: false, txg: 0 });
         Ok(result)
     }
 
-    fn free_leaf(&self, _: &(), id: u64) -> Result<()> {
+    fn open_filter(
+        &self,
+        _: &(),
+        leaf: u64,
+        seed: u64,
+        fetched: &[Fetched],
+    ) -> Result<LeafLookup<(), Ticket>> {
+        self.state.lock().open_filter(leaf, seed, fetched)
+    }
+
+    fn free_aside(&self, _: &()) -> Result<()> {
+        let mut state = self.state.lock();
+        state.change(false)?;
+        state.leaves.retain(|id, _| matches!(id, ZapBlock::Leaf(_)));
+        Ok(())
+    }
+
+    fn block_of(ticket: &Ticket) -> ZapBlock {
+        ticket.0
+    }
+
+    fn txg_of(ticket: &Ticket) -> Option<u64> {
+        Some(ticket.1)
+    }
+
+    fn stored_txg(&self, id: u64) -> Option<u64> {
+        let state = self.state.lock();
+        state.leaves.get(&ZapBlock::Leaf(id)).filter(|leaf| !leaf.dirty).map(|leaf| leaf.txg)
+    }
+
+    fn aided_leaves(&self) -> u64 {
+        self.aided_leaves
+    }
+
+    fn may_buffer(&self) -> bool {
+        !self.state.lock().buffers_nothing
+    }
+
+    fn count(&self, counter: Counter, amount: u64) {
+        let mut state = self.state.lock();
+        let counters = state.counters.get_or_insert_with(|| Arc::new(ZapCounters::new()));
+        counters.add(counter, 0, amount);
+    }
+
+    fn free_leaf(&self, _: &(), id: ZapBlock) -> Result<()> {
         let mut state = self.state.lock();
         let is_dirty = state.is_dirty(id);
         state.change(is_dirty)?;
         let old = state.leaves.remove(&id);
-        assert!(old.is_some(), "leaf {id} exists");
+        assert!(old.is_some(), "{id} exists");
         Ok(())
     }
 
-    fn fetch(&self, Ticket(id): Ticket, _: Wait) -> Result<Fetched> {
+    fn fetch(&self, Ticket(id, _): Ticket, _: Wait) -> Result<Fetched> {
         let mut state = self.state.lock();
-        state.fetches += 1;
+        if state.unreadable.contains(&id) {
+            return Err(Error::new(ErrorKind::Corrupt, format!("{id}: not readable")));
+        }
+        if let ZapBlock::Leaf(_) = id {
+            state.fetches += 1;
+        }
         let uncached = state.uncached;
         match state.leaves.get_mut(&id) {
             Some(leaf) => {
@@ -228,9 +388,12 @@ impl LeafStore for MemoryStore {
         }
     }
 
-    fn prefetch(&self, ids: &[u64]) -> usize {
+    fn prefetch(&self, ids: &[ZapBlock]) -> usize {
         let mut state = self.state.lock();
         state.prefetched.extend_from_slice(ids);
+        if state.prefetches_nothing {
+            return 0;
+        }
         let mut not_resident = 0;
         for id in ids {
             if let Some(leaf) = state.leaves.get_mut(id) {

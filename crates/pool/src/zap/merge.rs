@@ -11,7 +11,7 @@ use super::micro::Micro;
 use super::store::LeafStore;
 use super::{DirectoryForm, OpStep};
 use crate::Result;
-use crate::format::ZAP_LEAF_BYTES;
+use crate::format::{ZAP_LEAF_BYTES, ZapBlock};
 
 /// Maximum used bytes of a merged leaf. It leaves free space before the next split.
 const MERGED_MAX: usize = ZAP_LEAF_BYTES * 5 / 8;
@@ -46,7 +46,14 @@ pub(super) fn try_merge<S: LeafStore>(
         OpStep::Done(found) => found,
         OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
     };
+    if fat.try_stop_aid(access.store, tx)? {
+        return Ok(OpStep::Done(true));
+    }
     if depth == 0 {
+        if fat.is_aided() {
+            // Its change buffer has names.
+            return Ok(OpStep::Done(false));
+        }
         return Ok(match to_micro(fat, access, tx)? {
             OpStep::Done(Some(micro)) => {
                 *form = DirectoryForm::Micro(micro);
@@ -97,7 +104,7 @@ fn merge<S: LeafStore>(
     }
     let (low_id, high_id) = (leaf_id(low_hash, depth), leaf_id(high_hash, depth));
     fat.move_leaves(store, tx, depth, depth - 1)?;
-    if let Err(error) = store.free_leaf(tx, high_id) {
+    if let Err(error) = store.free_leaf(tx, ZapBlock::Leaf(high_id)) {
         fat.move_leaves(store, tx, depth - 1, depth)?;
         return Err(error);
     }
@@ -134,7 +141,7 @@ fn to_micro<S: LeafStore>(
         OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
     }
     store.set_inline(tx, micro.content())?;
-    if let Err(error) = store.free_leaf(tx, 0) {
+    if let Err(error) = store.free_leaf(tx, ZapBlock::Leaf(0)) {
         fat.put_header(store, tx)?;
         return Err(error);
     }

@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::NameChange;
-use super::entry::{Value, first_position, hash_of};
+use super::entry::{Value, first_position, hash_at, home_of, next_collision};
 use super::leaf::{Builder, Change, LeafDefect, Record};
 use crate::format::{ZAP_MICRO, ZapHeadPhys, ZapMicroEntryPhys};
 
@@ -180,9 +180,9 @@ impl Micro {
 
     /// The first free position for this name.
     fn free_position(&self, name: &[u8]) -> u64 {
-        let mut position = first_position(hash_of(self.seed, name));
+        let mut position = home_of(self.seed, name);
         while self.entries().any(|entry| entry.position == position) {
-            position += 1;
+            position = next_collision(position);
         }
         position
     }
@@ -198,6 +198,7 @@ fn split_entry(bytes: &[u8]) -> Option<(u16, Record<'_>, &[u8])> {
 fn read_entry(bytes: &[u8], seed: u64) -> Result<(u64, Record<'_>, &[u8]), LeafDefect> {
     let (collision, record, rest) =
         split_entry(bytes).ok_or(LeafDefect("an entry is truncated"))?;
-    let position = first_position(hash_of(seed, record.name)) | u64::from(collision);
+    let hash = hash_at(home_of(seed, record.name));
+    let position = first_position(hash) | u64::from(collision);
     Ok((position, record, rest))
 }

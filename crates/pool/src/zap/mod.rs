@@ -3,13 +3,14 @@
 //! A *micro* directory stores its entries inline in the dnode ([`micro`]). A *fat* directory has
 //! leaves ([`fat`], [`leaf`]), which are stored without their free space. A full leaf splits, a
 //! mostly empty one merges with its buddy ([`merge`]), and a small last leaf becomes a micro
-//! directory again. An insert checks for the name and adds it in one descent.
+//! directory again. An insert checks for the name and adds it in one descent. A large directory has
+//! filters ([`filter`]) and a change buffer ([`buffer`]), so that a new name needs no leaf.
 //!
 //! # Invariants
 //!
 //! - The position of an entry in the order of the directory is the hash of its name (upper half)
-//!   and a collision number. It never changes, whatever splits or merges. So a [`Cookie`] stays
-//!   valid, and a walk returns each entry that exists throughout exactly once.
+//!   and a collision number. It never changes, whatever splits, merges or leaves the buffer. So a
+//!   [`Cookie`] stays valid, and a walk returns each entry that exists throughout exactly once.
 //! - When the lock is free, inline content, leaves and in-memory state agree, for each txg. Changes
 //!   of a directory are made in the order of their txgs.
 //! - Content from a device is not trusted: an impossible leaf or header is [`ErrorKind::Corrupt`].
@@ -17,7 +18,7 @@
 //! # Locking
 //!
 //! One lock per directory, `zap`, protects the in-memory state and changes of leaves. Most lookups
-//! in a fat directory do without it ([`probe`]). No leaf is read from a device under the lock: an
+//! in a fat directory do without it ([`probe`]). No block is read from a device under the lock: an
 //! operation whose leaf is not resident releases the lock, fetches the leaf, and starts over with
 //! the fetched leaf, so a cold leaf delays no other name.
 //!
@@ -25,39 +26,49 @@
 //!
 //! It knows nothing of files, block locations and caching: that is the work of the [`LeafStore`].
 
+mod buffer;
 mod cursor;
 mod entry;
 mod fat;
+mod filter;
 pub(crate) mod inspect;
 mod leaf;
-#[cfg(all(test, not(forebay_model)))]
+#[cfg(test)]
+#[cfg_attr(forebay_model, expect(dead_code, reason = "model checks use a part of it"))]
 mod memory;
 mod merge;
 mod micro;
+#[cfg(all(test, forebay_model))]
+mod model;
 mod probe;
 mod stats;
 mod store;
+mod sweep;
 mod table;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
+mod tunables;
 
 use crossbeam_utils::CachePadded;
-use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::{Mutex, MutexGuard};
 use zerocopy::FromBytes;
 
-use crate::format::{ZAP_DEPTH_MAX, ZAP_FAT, ZAP_MICRO, ZapFatPhys, ZapHeadPhys};
+use crate::format::{ZAP_DEPTH_MAX, ZAP_FAT, ZAP_MICRO, ZapBlock, ZapFatPhys, ZapHeadPhys};
 use crate::readahead::{DirectoryReadahead, LEAF_BATCH};
 use crate::wait::Wait;
 use crate::{Error, ErrorKind, Result};
 
 pub use entry::{Cookie, Entry, Value};
-pub(crate) use fat::{entries_of, put_entries};
+pub(crate) use fat::{counts_of, filter_of, put_counts};
+pub(crate) use filter::{SlotChange, open as open_filter, rebuild as rebuild_filter};
 pub(crate) use leaf::pack;
 pub use stats::{LeavesByPointers, ZapStats};
-pub(crate) use store::{LeafLookup, LeafStore};
+pub(crate) use store::{LeafLookup, LeafStore, ZapCounts};
+pub(crate) use tunables::ZapShared;
+pub use tunables::{ZapCounters, ZapTunables};
 
-use entry::{check_name, check_value, hash_of};
+use entry::{HashedName, check_name, check_value};
 use fat::{ChangeRequest, Changed, Fat, LeafAccess};
 use leaf::{Change, LeafDefect};
 use micro::Micro;
@@ -69,7 +80,7 @@ const RETRIES_MAX: usize = 200;
 const READAHEAD_LEAVES_MAX: usize = 1024;
 /// Fetched blocks that an operation keeps; the oldest are dropped. More than any operation uses at
 /// once.
-const FETCHED_MAX: usize = 8;
+const FETCHED_MAX: usize = 16;
 
 /// Kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +96,15 @@ enum OpStep<R, T> {
     Done(R),
     /// This must be fetched first.
     NotResident(T),
+}
+
+/// What an operation had to fetch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum FetchedKind {
+    Nothing,
+    /// No leaf, but another block.
+    Other,
+    Leaf,
 }
 
 /// Representation of a directory.
@@ -103,6 +123,9 @@ pub(crate) struct Zap<S: LeafStore> {
     store: S,
     seed: u64,
     hints: Hints,
+    /// Whether names may be buffered. Set before the first one is, under the lock. Cleared when
+    /// none is.
+    buffers: AtomicBool,
     // Kept off the cache lines that lookups read.
     write_state: CachePadded<WriteState>,
 }
@@ -120,6 +143,13 @@ impl DirectoryState {
         match &self.form {
             DirectoryForm::Micro(micro) => micro.len() as u64,
             DirectoryForm::Fat(fat) => fat.header.entries.get(),
+        }
+    }
+
+    fn buffered(&self) -> u64 {
+        match &self.form {
+            DirectoryForm::Micro(_) => 0,
+            DirectoryForm::Fat(fat) => fat.header.buffered.get(),
         }
     }
 }
@@ -146,11 +176,12 @@ impl<S: LeafStore> Zap<S> {
 
     fn with(store: S, seed: u64, form: DirectoryForm) -> Self {
         let state = DirectoryState { form, ahead: DirectoryReadahead::default() };
+        let buffers = AtomicBool::new(state.buffered() > 0);
         let entries = AtomicU64::new(state.len());
         let state = Mutex::named("zap", state);
         let write_state =
             CachePadded::new(WriteState { state, operations: Operations::new(), entries });
-        Self { store, seed, hints: Hints::new(), write_state }
+        Self { store, seed, hints: Hints::new(), buffers, write_state }
     }
 
     /// The store of the directory.
@@ -174,18 +205,31 @@ impl<S: LeafStore> Zap<S> {
     /// `Invalid` for an impossible name; `Corrupt`; otherwise as the fetch of a leaf.
     pub(crate) fn lookup(&self, name: &[u8], wait: Wait) -> Result<Option<Value>> {
         check_name(name)?;
-        let hash = hash_of(self.seed, name);
-        self.write_state.operations.count(hash);
-        if let Some(found) = self.probe(hash, name)? {
-            return Ok(found);
+        let name = HashedName::new(self.seed, name);
+        self.write_state.operations.count(name.hash());
+        // Read before the leaf: a name never moves from a leaf to the buffer.
+        let buffers = self.buffers.load(Ordering::Acquire);
+        match self.probe(name.hash(), name.name)? {
+            Some(None) if buffers => {}
+            Some(found) => return Ok(found),
+            None => {}
         }
-        self.run(None, wait, |state, access| match &mut state.form {
-            DirectoryForm::Micro(micro) => Ok(OpStep::Done(micro.find(name))),
-            DirectoryForm::Fat(fat) => fat.with_leaf_of(access, hash, |leaf| {
-                self.hints.set(hash, leaf.depth());
-                leaf.find(hash, name)?.map(|record| record.value()).transpose()
-            }),
-        })
+        let (found, fetched) =
+            self.run_alone(None, wait, |state, access| match &mut state.form {
+                DirectoryForm::Micro(micro) => Ok(OpStep::Done(micro.find(name.name))),
+                DirectoryForm::Fat(fat) => Ok(match fat.lookup(access, name)? {
+                    OpStep::NotResident(ticket) => OpStep::NotResident(ticket),
+                    OpStep::Done((found, depth)) => {
+                        depth.into_iter().for_each(|depth| self.hints.set(name.hash(), depth));
+                        OpStep::Done(found)
+                    }
+                }),
+            })?;
+        // New names need no leaves while they are buffered.
+        if found.is_some() || !buffers {
+            self.read_ahead(fetched, wait);
+        }
+        Ok(found)
     }
 
     /// Adds a name.
@@ -234,6 +278,34 @@ impl<S: LeafStore> Zap<S> {
         }
     }
 
+    /// Moves buffered names of the next leaves to them, and reads the leaves if need be, many at a
+    /// time. Returns the number of names that are still buffered.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub(crate) fn merge_some(&self, tx: &S::Tx) -> Result<u64> {
+        let mut hashes = Vec::new();
+        let wait = S::wait_of(tx);
+        let ids = self.run(None, wait, |state, access| match &mut state.form {
+            DirectoryForm::Micro(_) => Ok(OpStep::Done(Vec::new())),
+            DirectoryForm::Fat(fat) => fat.next_to_merge(access, &mut hashes),
+        })?;
+        self.store.prefetch(&ids);
+        let mut left = self.lock(wait)?.buffered();
+        for hash in hashes {
+            left = self.run(None, wait, |state, access| {
+                let DirectoryForm::Fat(fat) = &mut state.form else { return Ok(OpStep::Done(0)) };
+                let merged = fat.merge_names(access, tx, hash);
+                self.publish(state);
+                Ok(match merged? {
+                    OpStep::Done(()) => OpStep::Done(state.buffered()),
+                    OpStep::NotResident(ticket) => OpStep::NotResident(ticket),
+                })
+            })?;
+        }
+        Ok(left)
+    }
+
     /// Limits inline content to `capacity` bytes, so that the attributes can grow. `capacity` is at
     /// least the size of the header of a fat directory.
     pub(crate) fn limit_inline(&self, tx: &S::Tx, capacity: usize) -> Result<()> {
@@ -250,19 +322,37 @@ impl<S: LeafStore> Zap<S> {
     fn change(&self, tx: &S::Tx, kind: NameChange, name: &[u8], value: &[u8]) -> Result<Change> {
         check_name(name)?;
         check_value(value)?;
-        let request = ChangeRequest { kind, hash: hash_of(self.seed, name), name, value };
-        self.write_state.operations.count(request.hash);
-        let changed = self.run(None, S::wait_of(tx), |state, access| {
+        let request = ChangeRequest { kind, name: HashedName::new(self.seed, name), value };
+        let hash = request.name.hash();
+        self.write_state.operations.count(hash);
+        let (changed, fetched) = self.run_alone(None, S::wait_of(tx), |state, access| {
             let changed = self.change_once(state, access, tx, &request);
-            self.write_state.entries.store(state.len(), Ordering::Release);
+            self.publish(state);
             changed
         })?;
+        // New names need no leaves while they are buffered.
+        if !request.adds() || !self.buffers.load(Ordering::Relaxed) {
+            self.read_ahead(fetched, S::wait_of(tx));
+        }
+        if !changed.prefetch.is_empty() {
+            self.store.prefetch(&changed.prefetch);
+        }
         if changed.merge_due {
             // The removal itself has succeeded. If the buddy leaf cannot be read, a later lookup of
             // a name in it reports the error.
-            let _ = self.merge_leaves(tx, request.hash);
+            let _ = self.merge_leaves(tx, hash);
         }
         Ok(changed.change)
+    }
+
+    /// Shows the counts after a change to readers without the lock.
+    #[inline]
+    fn publish(&self, state: &DirectoryState) {
+        self.write_state.entries.store(state.len(), Ordering::Release);
+        let buffers = state.buffered() > 0;
+        if buffers != self.buffers.load(Ordering::Relaxed) {
+            self.buffers.store(buffers, Ordering::Release);
+        }
     }
 
     #[inline]
@@ -275,7 +365,7 @@ impl<S: LeafStore> Zap<S> {
     ) -> Result<OpStep<Changed, S::Ticket>> {
         if let DirectoryForm::Micro(micro) = &mut state.form {
             let capacity = self.store.inline_capacity(tx)?;
-            match micro.change(request.kind, request.name, request.value, capacity) {
+            match micro.change(request.kind, request.name.name, request.value, capacity) {
                 (Change::Full, _) => {
                     state.form = DirectoryForm::Fat(self.convert_to_fat(tx, micro)?)
                 }
@@ -284,7 +374,7 @@ impl<S: LeafStore> Zap<S> {
                         self.store.set_inline(tx, new.content())?;
                         *micro = new;
                     }
-                    return Ok(OpStep::Done(Changed { change, merge_due: false }));
+                    return Ok(OpStep::Done(Changed::new(change, false)));
                 }
             }
         }
@@ -315,36 +405,58 @@ impl<S: LeafStore> Zap<S> {
     /// Moves the entries of a micro directory into a leaf.
     fn convert_to_fat(&self, tx: &S::Tx, micro: &Micro) -> Result<Fat> {
         let fat = Fat::new(self.seed, micro.len() as u64);
-        let filled = self.store.new_leaf(tx, 0, |bytes| micro.fill_leaf(bytes))?;
-        let filled = filled.map_err(|defect| corrupt(&self.store, 0, defect));
+        let filled = self.store.new_leaf(tx, ZapBlock::Leaf(0), |bytes| micro.fill_leaf(bytes))?;
+        let filled = filled.map_err(|defect| corrupt(&self.store, ZapBlock::Leaf(0), defect));
         if let Err(error) = filled.and_then(|()| fat.put_header(&self.store, tx)) {
-            self.store.free_leaf(tx, 0)?;
+            self.store.free_leaf(tx, ZapBlock::Leaf(0))?;
             return Err(error);
         }
         Ok(fat)
     }
 
     /// Repeats `step` until it needs only leaves that are in memory or fetched. `walk_at` is the
-    /// position of an ordered walk.
+    /// position of an ordered walk. Other operations may start a read-ahead.
     #[inline]
     fn run<R>(
         &self,
         walk_at: Option<u32>,
         wait: Wait,
-        mut step: impl FnMut(&mut DirectoryState, LeafAccess<'_, S>) -> Result<OpStep<R, S::Ticket>>,
+        step: impl FnMut(&mut DirectoryState, LeafAccess<'_, S>) -> Result<OpStep<R, S::Ticket>>,
     ) -> Result<R> {
-        let mut fetched = Vec::new();
+        let (result, fetched) = self.run_alone(walk_at, wait, step)?;
+        if walk_at.is_none() {
+            self.read_ahead(fetched, wait);
+        }
+        Ok(result)
+    }
+
+    /// As [`run`](Self::run), without read-ahead. Returns what had to be fetched, too.
+    #[inline]
+    fn run_alone<R>(
+        &self,
+        walk_at: Option<u32>,
+        wait: Wait,
+        mut step: impl FnMut(&mut DirectoryState, LeafAccess<'_, S>) -> Result<OpStep<R, S::Ticket>>,
+    ) -> Result<(R, FetchedKind)> {
+        let (mut fetched, mut kind, mut no_filter) = (Vec::new(), FetchedKind::Nothing, false);
         for _ in 0..RETRIES_MAX {
             let mut state = self.lock(wait)?;
-            match step(&mut state, LeafAccess { store: &self.store, fetched: &fetched })? {
-                OpStep::Done(result) => {
-                    if !fetched.is_empty() && walk_at.is_none() {
-                        self.read_ahead(state, fetched.iter().any(S::has_leaf), wait);
-                    }
-                    return Ok(result);
-                }
+            let access = LeafAccess { store: &self.store, fetched: &fetched, no_filter };
+            match step(&mut state, access)? {
+                OpStep::Done(result) => return Ok((result, kind)),
                 OpStep::NotResident(ticket) => {
-                    self.fetch(state, walk_at, ticket, wait, &mut fetched)?
+                    let block = S::block_of(&ticket);
+                    let is_leaf =
+                        matches!(block, ZapBlock::Leaf(_)) && S::txg_of(&ticket).is_some();
+                    let is_filter = matches!(block, ZapBlock::Filter(_));
+                    kind = if is_leaf { FetchedKind::Leaf } else { kind.max(FetchedKind::Other) };
+                    match self.fetch(state, walk_at, ticket, wait, &mut fetched) {
+                        // Without its filter, a leaf must be read.
+                        Err(error) if is_filter && error.kind() != ErrorKind::WouldBlock => {
+                            no_filter = true;
+                        }
+                        fetched => fetched?,
+                    }
                 }
             }
         }
@@ -365,25 +477,27 @@ impl<S: LeafStore> Zap<S> {
 
     /// Runs after an operation that had to fetch a leaf or an indirect block. By now the store
     /// knows where the leaves are.
+    #[inline]
+    fn read_ahead(&self, fetched: FetchedKind, wait: Wait) {
+        if fetched != FetchedKind::Nothing {
+            self.read_leaves_ahead(fetched == FetchedKind::Leaf, wait);
+        }
+    }
+
     #[cold]
-    fn read_ahead<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, DirectoryState>,
-        missed: bool,
-        wait: Wait,
-    ) {
+    fn read_leaves_ahead(&self, missed: bool, wait: Wait) {
+        let Ok(mut state) = self.lock(wait) else { return };
         let (mut not_resident, mut visited) = (0, 0);
         loop {
             let DirectoryState { form, ahead } = &mut *state;
             let DirectoryForm::Fat(fat) = form else { return };
             let (leaves, end) = (fat.leaves(), 1 << fat.header.depth);
-            let ids: Vec<u64> = match visited {
-                0 if missed => ahead.miss(self.write_state.operations.get(), leaves, end).collect(),
-                0 => {
-                    ahead.check_residency(self.write_state.operations.get(), leaves, end).collect()
-                }
-                _ => ahead.more(leaves, end).collect(),
+            let ids = match visited {
+                0 if missed => ahead.miss(self.write_state.operations.get(), leaves, end),
+                0 => ahead.check_residency(self.write_state.operations.get(), leaves, end),
+                _ => ahead.more(leaves, end),
             };
+            let ids: Vec<ZapBlock> = ids.map(ZapBlock::Leaf).collect();
             drop(state);
             if ids.is_empty() {
                 return;
@@ -405,14 +519,18 @@ impl<S: LeafStore> Zap<S> {
     #[cold]
     fn fetch(
         &self,
-        state: MutexGuard<'_, DirectoryState>,
+        mut state: MutexGuard<'_, DirectoryState>,
         walk_at: Option<u32>,
         ticket: S::Ticket,
         wait: Wait,
         fetched: &mut Vec<S::Fetched>,
     ) -> Result<()> {
-        let ids = match (&state.form, walk_at) {
-            (DirectoryForm::Fat(fat), Some(hash)) => cursor::leaves_after(fat, hash),
+        let block = S::txg_of(&ticket).map(|_| S::block_of(&ticket));
+        let ids = match (&mut state.form, walk_at, block) {
+            (DirectoryForm::Fat(fat), _, Some(ZapBlock::Filter(at) | ZapBlock::Page(at))) => {
+                fat.aside_ahead(at)
+            }
+            (DirectoryForm::Fat(fat), Some(hash), _) => cursor::leaves_after(fat, hash),
             _ => Vec::new(),
         };
         drop(state);
@@ -450,6 +568,6 @@ fn read_form(content: Vec<u8>) -> Result<(u64, DirectoryForm), LeafDefect> {
 }
 
 #[cold]
-fn corrupt<S: LeafStore>(store: &S, id: u64, LeafDefect(defect): LeafDefect) -> Error {
-    Error::new(ErrorKind::Corrupt, format!("{}: leaf {id}: {defect}", store.describe()))
+fn corrupt<S: LeafStore>(store: &S, block: ZapBlock, LeafDefect(defect): LeafDefect) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("{}: {block}: {defect}", store.describe()))
 }

@@ -17,6 +17,7 @@ use super::entry::{Value, leaf_id};
 use super::leaf::{Leaf, LeafDefect};
 use super::store::{LeafLookup, LeafStore};
 use crate::Result;
+use crate::format::ZapBlock;
 
 /// There is one hint for each prefix of this many bits. All hints fit one cache line.
 const HINT_BITS: u32 = 6;
@@ -97,7 +98,8 @@ impl<S: LeafStore> Zap<S> {
         };
         for _ in 0..PROBES_MAX {
             let id = leaf_id(hash, depth);
-            match self.store.with_leaf(id, &[], |bytes| probe_leaf(bytes, id, hash, name))? {
+            let block = ZapBlock::Leaf(id);
+            match self.store.with_leaf(block, &[], |bytes| probe_leaf(bytes, id, hash, name))? {
                 LeafLookup::Resident(Ok(Probe::Leaf(found))) => return Ok(Some(found)),
                 LeafLookup::Resident(Ok(Probe::OtherLeaf(deeper))) if deeper > depth => {
                     depth = deeper

@@ -1,13 +1,17 @@
 //! Statistics of a directory: counts and histograms, their printer, and the audit.
 
+use std::collections::HashSet;
 use std::fmt;
 
-use super::entry::{Value, hash_at, hash_of, prefix_mask};
+use super::entry::{Value, first_position, hash_at, home_of, leaf_id, prefix_mask};
+use super::fat::{Fat, LeafAccess, filter_of};
+use super::filter::{self, Answer};
 use super::leaf::{Leaf, LeafDefect, Record};
-use super::store::LeafStore;
-use super::{DirectoryForm, OpStep, Zap};
+use super::store::{LeafLookup, LeafStore};
+use super::{DirectoryForm, OpStep, Zap, corrupt};
 use crate::format::{
-    ZAP_DEPTH_MAX, ZAP_LEAF_BYTES, ZAP_LEAF_STEP, ZAP_NAME_MAX, ZAP_VALUE_MAX, ZapSlotPhys,
+    ZAP_DEPTH_MAX, ZAP_LEAF_BYTES, ZAP_LEAF_STEP, ZAP_NAME_MAX, ZAP_VALUE_MAX, ZapBlock,
+    ZapSlotPhys,
 };
 use crate::wait::Wait;
 use crate::{Error, ErrorKind, Result};
@@ -39,6 +43,19 @@ pub struct ZapStats {
     /// Bytes of the in-memory table of leaf depths; 0 from the inspector, and not serialised.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub table_bytes: u64,
+    /// Entries in buffer pages; they count in `entries` too.
+    pub buffered: u64,
+    /// Number of buffer pages.
+    pub pages: u64,
+    /// Bytes of stored buffer pages, as `stored_bytes`.
+    pub page_bytes: u64,
+    /// Number of leaves whose filter is valid; 0 from the inspector, and not serialised.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub filters: u64,
+    /// Number of filter blocks; only from the inspector.
+    pub filter_blocks: u64,
+    /// Bytes of stored filter blocks; only from the inspector.
+    pub filter_bytes: u64,
     /// Bytes used by entries and leaf headers.
     pub used_bytes: u64,
     /// Bytes of stored leaves, one copy, before compression and rounding up to device sectors.
@@ -84,9 +101,10 @@ impl ZapStats {
         if self.stored_bytes == 0 { 1.0 } else { self.used_bytes as f64 / self.stored_bytes as f64 }
     }
 
-    /// Stored bytes per entry.
+    /// Stored bytes per entry, with buffer pages, and with filters if their size is known.
     pub fn bytes_per_entry(&self) -> f64 {
-        (self.stored_bytes + self.micro_bytes) as f64 / self.entries.max(1) as f64
+        let beside = self.page_bytes + self.filter_bytes;
+        (self.stored_bytes + self.micro_bytes + beside) as f64 / self.entries.max(1) as f64
     }
 
     /// Leaves by the number of pointers that a pointer table of 2^depth entries would have to them,
@@ -97,6 +115,14 @@ impl ZapStats {
         rows.filter(|(_, leaves)| **leaves > 0)
             .map(|(depth, &leaves)| LeavesByPointers { pointers: 1 << (deepest - depth), leaves })
             .collect()
+    }
+
+    /// Adds a buffer page.
+    pub(super) fn add_page(&mut self, page: &LeafStats) {
+        self.entries += page.entries;
+        self.buffered += page.entries;
+        self.pages += 1;
+        self.page_bytes += page.stored_bytes;
     }
 
     /// Adds a leaf.
@@ -138,6 +164,20 @@ impl fmt::Display for ZapStats {
         writeln!(f, "    depth:            {}", self.depth)?;
         writeln!(f, "    table in memory:  {} bytes", self.table_bytes)?;
         writeln!(f, "    equal hashes:     {}", self.collisions)?;
+        if self.pages > 0 {
+            let (buffered, pages, bytes) = (self.buffered, self.pages, self.page_bytes);
+            writeln!(
+                f,
+                "    buffered:         {buffered} entries in {pages} pages, {bytes} bytes"
+            )?;
+        }
+        if self.filters > 0 {
+            writeln!(f, "    filters:          of {} leaves", self.filters)?;
+        }
+        if self.filter_blocks > 0 {
+            let (blocks, bytes) = (self.filter_blocks, self.filter_bytes);
+            writeln!(f, "    filters:          {bytes} bytes in {blocks} blocks")?;
+        }
         let tenths = |i: usize| format!("{}-{} %", i * 10, i * 10 + 10);
         rows(f, "leaves by used share of the stored size", &self.by_stored_fill, tenths)?;
         rows(f, "leaves by used share of the full size", &self.by_fill, tenths)?;
@@ -232,7 +272,7 @@ fn step_of(record: &Record<'_>) -> usize {
 }
 
 fn check_record(seed: u64, hash: u32, name: &[u8], value: &[u8]) -> Result<(), LeafDefect> {
-    if hash_of(seed, name) != hash {
+    if hash_at(home_of(seed, name)) != hash {
         return Err(LeafDefect("the hash of a name does not match"));
     }
     match Value::new(value) {
@@ -242,12 +282,14 @@ fn check_record(seed: u64, hash: u32, name: &[u8], value: &[u8]) -> Result<(), L
 }
 
 impl<S: LeafStore> Zap<S> {
-    /// Visits every leaf. Entries that change meanwhile may be counted twice or not at all.
+    /// Visits every leaf and buffer page. Entries that change meanwhile may be counted twice or not
+    /// at all.
     pub(crate) fn stats(&self) -> Result<ZapStats> {
         self.walk(None)
     }
 
-    /// Visits and validates every entry of every leaf. Nothing may change meanwhile.
+    /// Visits and validates every entry of every leaf and buffer page, and asks the filters for
+    /// each. Nothing may change meanwhile.
     ///
     /// # Errors
     /// `Corrupt` with the first defect.
@@ -255,14 +297,19 @@ impl<S: LeafStore> Zap<S> {
         let stats = self.walk(Some(self.seed))?;
         let state = self.lock(Wait::Allowed)?;
         if let DirectoryForm::Fat(fat) = &state.form {
-            let counted = fat.header.leaves_at.map(|leaves| u64::from(leaves.get()));
-            if counted != stats.by_depth || fat.header.entries.get() != stats.entries {
+            let header = &fat.header;
+            let counted = header.leaves_at.map(|leaves| u64::from(leaves.get()));
+            if counted != stats.by_depth
+                || header.entries.get() != stats.entries
+                || header.buffered.get() != stats.buffered
+                || u64::from(header.pages.get()) != stats.pages
+            {
                 return Err(Error::new(
                     ErrorKind::Corrupt,
                     format!(
-                        "{}: the counts in its header do not match its leaves: {:?}",
+                        "{}: the counts in its header do not match its leaves and buffer pages: \
+                         {header:?}",
                         self.store.describe(),
-                        fat.header
                     ),
                 ));
             }
@@ -286,17 +333,103 @@ impl<S: LeafStore> Zap<S> {
                     }
                     DirectoryForm::Fat(fat) => {
                         stats.depth = fat.header.depth;
-                        stats.table_bytes = fat.table.bytes() as u64;
-                        fat.with_leaf_of(access, at, |leaf| LeafStats::of(leaf, check).map(Some))
+                        stats.table_bytes = (fat.table.bytes() + fat.pages.bytes()) as u64;
+                        fat.stats_of(access, at, check)
                     }
                 })?;
-            let Some(leaf) = found else {
+            let Some((leaf, has_filter)) = found else {
                 break;
             };
             stats.add(&leaf);
+            stats.filters += u64::from(has_filter);
             hash = (at | !prefix_mask(leaf.depth)).checked_add(1);
         }
+        let mut hash = Some(0);
+        // Every round passes one buffer page.
+        while let Some(at) = hash {
+            let found =
+                self.run(Some(at), Wait::Allowed, |state, access| match &mut state.form {
+                    DirectoryForm::Fat(fat) if fat.header.pages.get() > 0 => {
+                        fat.with_page_of(access, at, |page| LeafStats::of(page, check).map(Some))
+                    }
+                    _ => Ok(OpStep::Done(None)),
+                })?;
+            let Some(page) = found else {
+                break;
+            };
+            stats.add_page(&page);
+            hash = (at | !prefix_mask(page.depth)).checked_add(1);
+        }
         Ok(stats)
+    }
+}
+
+impl Fat {
+    /// Statistics of the leaf of a hash, and whether its filter is valid. With `check`, compares
+    /// the leaf with its filter and with the names buffered for it.
+    fn stats_of<S: LeafStore>(
+        &mut self,
+        access: LeafAccess<'_, S>,
+        at: u32,
+        check: Option<u64>,
+    ) -> Result<OpStep<Option<(LeafStats, bool)>, S::Ticket>> {
+        let mut homes = Vec::new();
+        let found = self.with_leaf_of(access, at, |leaf| {
+            homes.clear();
+            if let Some(seed) = check {
+                for entry in leaf.entries_from(0) {
+                    let (position, record) = entry?;
+                    homes.push((
+                        position,
+                        home_of(seed, record.name),
+                        Box::<[u8]>::from(record.name),
+                    ));
+                }
+            }
+            LeafStats::of(leaf, check)
+        })?;
+        let stats = match found {
+            OpStep::Done(stats) => stats,
+            OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+        };
+        let id = leaf_id(at, stats.depth);
+        let bad = |what| corrupt(access.store, ZapBlock::Leaf(id), LeafDefect(what));
+        let last = at | !prefix_mask(stats.depth);
+        if check.is_some() {
+            let first = first_position(at & prefix_mask(stats.depth));
+            let names = match self.buffered_in(access, first, last, usize::MAX)? {
+                OpStep::Done(names) => names,
+                OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+            };
+            let taken: HashSet<u64> = homes.iter().map(|(position, ..)| *position).collect();
+            let known: HashSet<&[u8]> = homes.iter().map(|(.., name)| &**name).collect();
+            if names
+                .iter()
+                .any(|name| taken.contains(&name.position) || known.contains(&*name.name))
+            {
+                return Err(bad("it has a name or position that is in the change buffer too"));
+            }
+        }
+        let Some(txg) = access.store.stored_txg(id).filter(|_| self.is_aided()) else {
+            return Ok(OpStep::Done(Some((stats, false))));
+        };
+        if access.no_filter {
+            return Ok(OpStep::Done(Some((stats, false))));
+        }
+        let answers = access.store.with_leaf(filter_of(id), access.fetched, |block| {
+            let absent = homes.iter().any(|(position, home, _)| {
+                [*position, *home]
+                    .iter()
+                    .any(|at| filter::find(block, id, txg, *at) != Answer::Maybe)
+            });
+            (absent, filter::is_valid(block, id, txg))
+        })?;
+        match answers {
+            LeafLookup::NotResident(ticket) => Ok(OpStep::NotResident(ticket)),
+            LeafLookup::Hole => Ok(OpStep::Done(Some((stats, false)))),
+            LeafLookup::Resident((true, _)) => Err(bad("its filter lacks one of its names")),
+            LeafLookup::Resident((false, valid)) => Ok(OpStep::Done(Some((stats, valid)))),
+        }
     }
 }
 

@@ -1,7 +1,19 @@
 //! The interface between a directory and the object that stores it.
 
+use forebay_base::counters::Counter;
+
 use crate::Result;
+use crate::format::ZapBlock;
 use crate::wait::Wait;
+
+/// Counts of a fat directory that change with its leaves, not with its inline content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ZapCounts {
+    /// Number of entries.
+    pub(crate) entries: u64,
+    /// Those of them in buffer pages.
+    pub(crate) buffered: u64,
+}
 
 /// Result of a leaf lookup.
 pub(crate) enum LeafLookup<R, T> {
@@ -14,7 +26,9 @@ pub(crate) enum LeafLookup<R, T> {
     NotResident(T),
 }
 
-/// The object of a directory: inline content, and leaves by block number.
+/// The object of a directory: inline content, leaves, filter blocks and buffer pages.
+///
+/// "Leaf" below stands for leaf and buffer page, unless it says otherwise.
 ///
 /// Only [`fetch`](Self::fetch) reads leaves from a device. All other methods are called under the
 /// directory's lock; [`with_leaf`](Self::with_leaf) is called without the lock too. Changes of a
@@ -49,53 +63,86 @@ pub(crate) trait LeafStore {
     /// Replaces the inline content.
     fn set_inline(&self, tx: &Self::Tx, content: &[u8]) -> Result<()>;
 
-    /// Sets the entry count, which overrides the count in the inline content. For fat directories,
-    /// after the change of a leaf in this transaction.
-    fn set_entries(&self, tx: &Self::Tx, entries: u64);
+    /// Sets the counts, which override those in the inline content. For fat directories, after the
+    /// change of a leaf in this transaction.
+    fn set_counts(&self, tx: &Self::Tx, counts: ZapCounts);
 
     /// Calls `f` with a leaf, in stored form or as the last [`with_leaf_mut`](Self::with_leaf_mut)
     /// left it. Searches `fetched` if the cache does not have it.
     fn with_leaf<R>(
         &self,
-        id: u64,
+        id: ZapBlock,
         fetched: &[Self::Fetched],
         f: impl FnOnce(&[u8]) -> R,
     ) -> Result<LeafLookup<R, Self::Ticket>>;
 
-    /// Calls `f` with a leaf to change in this transaction. The buffer has `ZAP_LEAF_BYTES` bytes;
-    /// the first time it holds the stored leaf followed by zeros. `pack` turns it into stored form.
-    /// If the record size of the object is wrong, the buffer may have another length, and the leaf
-    /// is reported as damaged.
+    /// Calls `f` with a leaf to change in this transaction. The buffer has `ZAP_LEAF_BYTES` bytes,
+    /// a page's `ZAP_PAGE_BYTES`; the first time it holds the stored leaf followed by zeros. `pack`
+    /// turns it into stored form. If the record size of the object is wrong, the buffer may have
+    /// another length, and the leaf is reported as damaged.
+    ///
+    /// `filter` is the seed of the directory if a leaf has a filter. Its filter block is then
+    /// opened for this transaction too, see [`open_filter`](Self::open_filter).
     fn with_leaf_mut<R>(
         &self,
         tx: &Self::Tx,
-        id: u64,
+        id: ZapBlock,
+        filter: Option<u64>,
         fetched: &[Self::Fetched],
         f: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<LeafLookup<R, Self::Ticket>>;
 
-    /// Creates a leaf: `f` gets a buffer of `ZAP_LEAF_BYTES` zeros. Readers see neither the leaf
+    /// Creates a leaf: `f` gets a buffer of as many zeros as [`with_leaf_mut`](Self::with_leaf_mut)
+    /// would. Readers see neither the leaf
     /// before `f` returns nor a leaf half changed by [`with_leaf_mut`](Self::with_leaf_mut).
     ///
     /// # Errors
     /// [`Corrupt`](crate::ErrorKind::Corrupt) if the leaf exists, which means that the depth of
     /// another leaf is wrong. The existing leaf is unchanged.
-    fn new_leaf<R>(&self, tx: &Self::Tx, id: u64, f: impl FnOnce(&mut [u8]) -> R) -> Result<R>;
+    fn new_leaf<R>(&self, tx: &Self::Tx, id: ZapBlock, f: impl FnOnce(&mut [u8]) -> R)
+    -> Result<R>;
 
     /// Frees a leaf.
-    fn free_leaf(&self, tx: &Self::Tx, id: u64) -> Result<()>;
+    fn free_leaf(&self, tx: &Self::Tx, id: ZapBlock) -> Result<()>;
+
+    /// Opens the filter block of a leaf in this transaction, whose sync will rewrite the slots of
+    /// the leaves that the txg has changed. Creates the block if need be, with this seed.
+    fn open_filter(
+        &self,
+        tx: &Self::Tx,
+        leaf: u64,
+        seed: u64,
+        fetched: &[Self::Fetched],
+    ) -> Result<LeafLookup<(), Self::Ticket>>;
+
+    /// Frees all filter blocks and buffer pages.
+    fn free_aside(&self, tx: &Self::Tx) -> Result<()>;
+
+    /// The block that a ticket leads to.
+    fn block_of(ticket: &Self::Ticket) -> ZapBlock;
+
+    /// The txg that wrote the leaf that a ticket leads to. `None` if the ticket is for an indirect
+    /// block.
+    fn txg_of(ticket: &Self::Ticket) -> Option<u64>;
+
+    /// The txg that wrote a leaf. `None` if it is not known, or a later txg has changed the leaf.
+    fn stored_txg(&self, id: u64) -> Option<u64>;
+
+    /// A directory with so many leaves gets filters, and names may be buffered.
+    fn aided_leaves(&self) -> u64;
+
+    /// Whether new names may be buffered.
+    fn may_buffer(&self) -> bool;
+
+    /// Adds to a counter of [`ZapCounters`](super::ZapCounters).
+    fn count(&self, counter: Counter, amount: u64);
 
     /// Reads a block that was not resident.
     fn fetch(&self, ticket: Self::Ticket, wait: Wait) -> Result<Self::Fetched>;
 
-    /// Whether the fetched block is a leaf, not an indirect block.
-    fn has_leaf(_fetched: &Self::Fetched) -> bool {
-        true
-    }
-
-    /// Prefetches leaves, as far as they exist. Returns how many of them were not resident or not
+    /// Prefetches blocks, as far as they exist. Returns how many of them were not resident or not
     /// known to be.
-    fn prefetch(&self, _ids: &[u64]) -> usize {
+    fn prefetch(&self, _ids: &[ZapBlock]) -> usize {
         0
     }
 }

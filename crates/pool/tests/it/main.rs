@@ -9,6 +9,7 @@ mod about;
 mod blocking;
 mod common;
 mod damage;
+mod directories;
 mod errors;
 mod events;
 mod failures;

@@ -40,6 +40,8 @@ const CACHE_BYTES: u64 = 24 << 20;
 const SMALL_CACHE_BYTES: u64 = 6 << 20;
 /// Steps between two fills of the L2 device.
 const FILL_EVERY: usize = 10;
+/// Steps between two moments at which the leaves of aided directories leave the cache.
+const FLUSH_EVERY: usize = 3;
 
 /// A crash test: a run of work and its crashes.
 #[derive(Clone, Copy, Debug)]
@@ -156,11 +158,19 @@ impl CrashTest {
             if self.l2 && step % FILL_EVERY == 0 {
                 work.pool().fill_l2_devices();
             }
+            if self.load.aided_directories && step % FLUSH_EVERY == 0 {
+                cache.cache().flush();
+            }
             cuts.take_cut(false);
         }
         let cuts = cuts.stop();
         let (pool, _, history) = work.end().expect("the last commit");
         fixture::check(&pool).unwrap_or_else(|problems| panic!("after the work: {problems}"));
+        if self.load.aided_directories {
+            let counters = pool.stats().counters;
+            let buffered = counters.iter().find(|counter| counter.0 == "directory_names_buffered");
+            assert!(buffered.is_some_and(|counter| counter.2 > 0), "no name was buffered");
+        }
         pool.export().expect("the export");
         let recordings = recorded.iter().map(|device| device.recording()).collect();
         drop(hint);

@@ -55,6 +55,8 @@ pub struct WorkloadOptions {
     pub objects_max: usize,
     /// Largest number of names that a burst adds to a directory.
     pub burst_max: u64,
+    /// Whether directories of few leaves have filters and change buffers, as large ones do.
+    pub aided_directories: bool,
     /// Whether another thread commits groups during the work. The result then does not depend on
     /// the seed alone.
     pub background_sync: bool,
@@ -62,7 +64,13 @@ pub struct WorkloadOptions {
 
 impl Default for WorkloadOptions {
     fn default() -> Self {
-        Self { bytes_max: 6 << 20, objects_max: 40, burst_max: 600, background_sync: false }
+        Self {
+            bytes_max: 6 << 20,
+            objects_max: 40,
+            burst_max: 600,
+            aided_directories: false,
+            background_sync: false,
+        }
     }
 }
 
@@ -85,6 +93,9 @@ impl Workload {
     /// # Errors
     /// The errors of opening the datasets.
     pub fn new(pool: Pool, model: Model, load: WorkloadOptions, seed: u64) -> Result<Self> {
+        if load.aided_directories {
+            pool.set_tunable("directory_buffer_leaves", "4")?;
+        }
         let datasets = fixture::datasets(&pool)?;
         let base_txg = pool.stats().synced_txg;
         let history = History { base: model.clone(), base_txg, ..History::default() };

@@ -31,6 +31,13 @@ fn crashes_while_directories_grow_and_shrink() {
 }
 
 #[test]
+fn crashes_while_names_are_buffered() {
+    let aided = WorkloadOptions { aided_directories: true, ..WorkloadOptions::default() };
+    let load = WorkloadOptions { burst_max: 12_000, objects_max: 6, ..aided };
+    runs(500, |seed| CrashTest { load, steps: 300, ..CrashTest::new(seed, 1) });
+}
+
+#[test]
 fn crashes_with_an_l2_device_that_is_kept() {
     runs(400, |seed| CrashTest { l2: true, ..CrashTest::new(seed, 1) });
 }

@@ -4,13 +4,19 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{HEAD, Leaf, LeafDefect, RECORD_HEAD, Record, SLOT};
 use crate::format::{
-    ZAP_LEAF_BYTES, ZAP_LEAF_MAGIC, ZAP_LEAF_OPEN, ZAP_LEAF_STEP, ZAP_LEAF_STORED, ZapLeafPhys,
-    ZapSlotPhys,
+    ZAP_LEAF_BYTES, ZAP_LEAF_MAGIC, ZAP_LEAF_OPEN, ZAP_LEAF_STEP, ZAP_LEAF_STORED, ZAP_PAGE_BYTES,
+    ZapLeafPhys, ZapSlotPhys,
 };
 
 /// A forged object may have records of any size.
 pub(super) const WRONG_SIZE: LeafDefect = LeafDefect("the record size of its object is wrong");
 const RECORDS_TOO_MANY: LeafDefect = LeafDefect("its records are larger than a leaf");
+
+/// Whether the buffer has the size of an open leaf or page.
+#[inline]
+pub(super) fn has_open_size(bytes: &[u8]) -> bool {
+    bytes.len() == ZAP_LEAF_BYTES || bytes.len() == ZAP_PAGE_BYTES
+}
 
 /// Fills a leaf with a known number of entries, which are pushed in order.
 pub(in crate::zap) struct Builder<'a> {
@@ -22,15 +28,16 @@ pub(in crate::zap) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// Starts an open leaf of `count` entries in `bytes`, which has `ZAP_LEAF_BYTES` bytes.
+    /// Starts an open leaf of `count` entries in `bytes`, which has `ZAP_LEAF_BYTES` bytes, or an
+    /// open page in `ZAP_PAGE_BYTES`.
     pub(in crate::zap) fn new(
         bytes: &'a mut [u8],
         depth: u8,
         prefix: u32,
         count: usize,
     ) -> Result<Self, LeafDefect> {
-        let slots_at = ZAP_LEAF_BYTES.checked_sub(count * SLOT).ok_or(RECORDS_TOO_MANY)?;
-        if bytes.len() != ZAP_LEAF_BYTES {
+        let slots_at = bytes.len().checked_sub(count * SLOT).ok_or(RECORDS_TOO_MANY)?;
+        if !has_open_size(bytes) {
             return Err(WRONG_SIZE);
         }
         let head = ZapLeafPhys {
@@ -53,7 +60,7 @@ impl<'a> Builder<'a> {
         position: u64,
         record: Record<'_>,
     ) -> Result<(), LeafDefect> {
-        if self.records_end + record.bytes() > self.slots_at || self.next_slot == ZAP_LEAF_BYTES {
+        if self.records_end + record.bytes() > self.slots_at || self.next_slot == self.bytes.len() {
             return Err(RECORDS_TOO_MANY);
         }
         let slot = ZapSlotPhys::new(position, self.records_end as u16);
@@ -65,7 +72,7 @@ impl<'a> Builder<'a> {
 
     /// Writes the header.
     pub(in crate::zap) fn finish(mut self) {
-        assert_eq!(self.next_slot, ZAP_LEAF_BYTES, "the number of entries matches");
+        assert_eq!(self.next_slot, self.bytes.len(), "the number of entries matches");
         self.head.records_end = (self.records_end as u16).into();
         self.bytes[..HEAD].copy_from_slice(self.head.as_bytes());
     }
@@ -145,11 +152,12 @@ pub(crate) fn pack(bytes: &mut [u8]) -> usize {
 /// Closes the holes among the records of an open leaf. An invalid leaf stays unchanged.
 pub(super) fn compact(bytes: &mut [u8]) -> bool {
     let mut copy = [0; ZAP_LEAF_BYTES];
+    let Some(copy) = copy.get_mut(..bytes.len()) else { return false };
     let done = Leaf::read(bytes)
-        .and_then(|leaf| join(&[&leaf], leaf.depth(), leaf.prefix(), &mut copy))
+        .and_then(|leaf| join(&[&leaf], leaf.depth(), leaf.prefix(), copy))
         .is_ok();
     if done {
-        bytes.copy_from_slice(&copy);
+        bytes.copy_from_slice(copy);
     }
     done
 }

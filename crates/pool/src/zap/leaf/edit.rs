@@ -2,12 +2,10 @@
 
 use zerocopy::IntoBytes;
 
-use super::build::{WRONG_SIZE, compact, join, put_record};
+use super::build::{WRONG_SIZE, compact, has_open_size, join, put_record};
 use super::{HEAD, Leaf, LeafDefect, Record, SLOT};
-use crate::format::{
-    ZAP_DEPTH_MAX, ZAP_LEAF_BYTES, ZAP_LEAF_OPEN, ZAP_LEAF_STORED, ZapLeafPhys, ZapSlotPhys,
-};
-use crate::zap::entry::{Value, first_position, prefix_mask};
+use crate::format::{ZAP_DEPTH_MAX, ZAP_LEAF_OPEN, ZAP_LEAF_STORED, ZapLeafPhys, ZapSlotPhys};
+use crate::zap::entry::{HashedName, Value, first_position, hash_at, next_collision, prefix_mask};
 
 /// Result of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +20,7 @@ pub(in crate::zap) enum Change {
     Full,
 }
 
-/// A leaf open for changes, in a buffer of `ZAP_LEAF_BYTES`.
+/// A leaf open for changes, in a buffer of `ZAP_LEAF_BYTES`, or a page in one of `ZAP_PAGE_BYTES`.
 pub(in crate::zap) struct LeafMut<'a> {
     bytes: &'a mut [u8],
     head: ZapLeafPhys,
@@ -33,7 +31,7 @@ impl<'a> LeafMut<'a> {
     /// buffer.
     #[inline]
     pub(in crate::zap) fn open(bytes: &'a mut [u8]) -> Result<Self, LeafDefect> {
-        if bytes.len() != ZAP_LEAF_BYTES {
+        if !has_open_size(bytes) {
             return Err(WRONG_SIZE);
         }
         let leaf = Leaf::read(bytes)?;
@@ -42,7 +40,7 @@ impl<'a> LeafMut<'a> {
             return Self::expand(bytes);
         }
         let slots_end = usize::from(head.slots_at.get()) + leaf.slots.len() * SLOT;
-        if slots_end != ZAP_LEAF_BYTES {
+        if slots_end != bytes.len() {
             return Err(LeafDefect("its slots do not end at the end of the buffer"));
         }
         Ok(Self { bytes, head })
@@ -55,7 +53,7 @@ impl<'a> LeafMut<'a> {
         let mut head = *leaf.head;
         let slots_bytes = leaf.slots.len() * SLOT;
         let from = usize::from(head.slots_at.get());
-        let to = ZAP_LEAF_BYTES - slots_bytes;
+        let to = bytes.len() - slots_bytes;
         bytes.copy_within(from..from + slots_bytes, to);
         head.form = ZAP_LEAF_OPEN;
         head.slots_at = (to as u16).into();
@@ -74,35 +72,60 @@ impl<'a> LeafMut<'a> {
     #[inline]
     pub(in crate::zap) fn insert(
         &mut self,
-        hash: u32,
-        name: &[u8],
+        name: HashedName<'_>,
         value: &[u8],
     ) -> Result<Change, LeafDefect> {
         let leaf = self.leaf()?;
-        let mut position = first_position(hash);
-        let mut index = leaf.lower_bound(position);
-        for slot in &leaf.slots[index..] {
-            if slot.hash() != hash {
-                break;
-            }
+        let first = leaf.lower_bound(first_position(name.hash()));
+        let alike = leaf.slots[first..].iter().take_while(|slot| slot.hash() == name.hash());
+        let (mut alike_len, mut index, mut position) = (0, first, name.home);
+        for slot in alike {
             let record = leaf.record(*slot)?;
-            if record.name == name {
+            if record.name == name.name {
                 return Ok(Change::Exists(record.value()?));
             }
-            // Take the first free collision number. Later slots are read for their names only.
-            if slot.position() == position {
-                position += 1;
-                index += 1;
-            }
+            alike_len += 1;
         }
-        let record = Record { name, value };
+        if alike_len > 0 {
+            let alike = &leaf.slots[first..first + alike_len];
+            // A leaf has far fewer slots than there are collision numbers.
+            while alike.iter().any(|slot| slot.position() == position) {
+                position = next_collision(position);
+            }
+            index += alike.partition_point(|slot| slot.position() < position);
+        }
+        Ok(self.append_at(index, position, Record { name: name.name, value }))
+    }
+
+    /// Adds a name at a certain position.
+    ///
+    /// # Errors
+    /// If the leaf has the name, or another name at that position.
+    pub(in crate::zap) fn insert_at(
+        &mut self,
+        position: u64,
+        record: Record<'_>,
+    ) -> Result<Change, LeafDefect> {
+        let leaf = self.leaf()?;
+        if leaf.find(hash_at(position), record.name)?.is_some() {
+            return Err(LeafDefect("it has a name that is in the change buffer too"));
+        }
+        let index = leaf.lower_bound(position);
+        if leaf.has_position(position) {
+            return Err(LeafDefect("it has a name at the position of one in the change buffer"));
+        }
+        Ok(self.append_at(index, position, record))
+    }
+
+    #[inline]
+    fn append_at(&mut self, index: usize, position: u64, record: Record<'_>) -> Change {
         if !self.make_space(SLOT + record.bytes()) {
-            return Ok(Change::Full);
+            return Change::Full;
         }
         let at = self.append(record);
         self.insert_slot(index, ZapSlotPhys::new(position, at));
         self.put_head();
-        Ok(Change::Done(None))
+        Change::Done(None)
     }
 
     /// Replaces the value of a name. The position stays.

@@ -128,6 +128,33 @@ impl<'a> Leaf<'a> {
         hash & prefix_mask(self.head.depth) == self.head.prefix.get()
     }
 
+    /// Whether the leaf is open for changes: a txg that is not synced yet has changed it.
+    pub(super) fn is_open(&self) -> bool {
+        self.head.form == ZAP_LEAF_OPEN
+    }
+
+    /// Whether an entry has this hash.
+    pub(super) fn has_hash(&self, hash: u32) -> bool {
+        self.count_hashes(hash, hash) > 0
+    }
+
+    /// Whether an entry has this position.
+    pub(super) fn has_position(&self, position: u64) -> bool {
+        let index = self.lower_bound(position);
+        self.slots.get(index).is_some_and(|slot| slot.position() == position)
+    }
+
+    /// Number of entries with hashes from `low` to `high`.
+    pub(super) fn count_hashes(&self, low: u32, high: u32) -> usize {
+        let first = self.lower_bound(first_position(low));
+        let end = first_position(high) | 0xffff;
+        let upper = match end == first_position(u32::MAX) | 0xffff {
+            true => self.slots.len(),
+            false => self.lower_bound(end + 1),
+        };
+        upper.saturating_sub(first)
+    }
+
     /// Bytes that the entries use.
     pub(super) fn used_bytes(&self) -> usize {
         let records = self.records_end - HEAD;

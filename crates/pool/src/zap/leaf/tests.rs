@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::{Builder, Change, Leaf, LeafMut, Record, merged, pack};
 use crate::format::{ZAP_LEAF_BYTES, ZAP_LEAF_STEP};
-use crate::zap::entry::{Value, prefix_mask};
+use crate::zap::entry::{HashedName, Value, first_position, prefix_mask};
 
 type Model = BTreeMap<(u32, Vec<u8>), Vec<u8>>;
 
@@ -29,6 +29,12 @@ fn some_name(rng: &mut SmallRng, prefix: u32, depth: u8, names: u64) -> (u32, Ve
     let mut name = some_bytes(&mut named, 60);
     name.extend_from_slice(&number.to_le_bytes());
     (hash, name)
+}
+
+/// Few homes for each hash, some of them the last one.
+fn at(hash: u32, name: &[u8]) -> HashedName<'_> {
+    let collision = u64::from(0xfffeu16.wrapping_add(u16::from(name[0] & 3)));
+    HashedName { name, home: first_position(hash) | collision }
 }
 
 fn check(bytes: &[u8], model: &Model) {
@@ -56,7 +62,7 @@ fn step(rng: &mut SmallRng, bytes: &mut [u8], model: &mut Model, key: (u32, Vec<
     let old = model.get(&key).map(|value| Value::new(value).expect("it has a length"));
     let (hash, name) = (key.0, key.1.clone());
     match rng.below(4) {
-        0 | 1 => match leaf.insert(hash, &name, &value).expect("a valid leaf") {
+        0 | 1 => match leaf.insert(at(hash, &name), &value).expect("a valid leaf") {
             Change::Done(None) => assert!(model.insert(key, value).is_none()),
             Change::Exists(found) => assert_eq!(Some(found), old),
             other => assert!(other == Change::Full && old.is_none()),
@@ -192,7 +198,7 @@ fn use_all(rng: &mut SmallRng, bytes: &[u8]) {
             break;
         };
         let _ = match rng.below(3) {
-            0 => leaf.insert(hash, &name, &value),
+            0 => leaf.insert(at(hash, &name), &value),
             1 => leaf.replace(hash, &name, &value),
             _ => leaf.remove(hash, &name),
         };
@@ -208,7 +214,7 @@ fn an_invalid_stored_leaf_is_rejected() {
     let mut leaf = LeafMut::open(&mut bytes).expect("a valid leaf");
     for number in 0..10u32 {
         let name = number.to_string();
-        let change = leaf.insert(number << 20, name.as_bytes(), b"v").expect("a valid leaf");
+        let change = leaf.insert(at(number << 20, name.as_bytes()), b"v").expect("a valid leaf");
         assert_eq!(change, Change::Done(None));
     }
     pack(&mut bytes);
@@ -221,16 +227,34 @@ fn an_invalid_stored_leaf_is_rejected() {
 fn equal_hashes_get_the_first_free_collision_number() {
     let mut bytes = empty(0, 0);
     let mut leaf = LeafMut::open(&mut bytes).expect("a valid leaf");
+    let at = |name, collision| HashedName { name, home: first_position(5) | collision };
     for name in [b"a", b"b", b"c"] {
-        leaf.insert(5, name, b"v").expect("a valid leaf");
+        leaf.insert(at(name, 0xfffe), b"v").expect("a valid leaf");
     }
     leaf.remove(5, b"b").expect("a valid leaf");
-    leaf.insert(5, b"d", b"v").expect("a valid leaf");
+    leaf.insert(at(b"d", 0xfffe), b"v").expect("a valid leaf");
+    leaf.insert(at(b"e", 7), b"v").expect("a valid leaf");
     let leaf = leaf.leaf().expect("a valid leaf");
     let all: Vec<_> = leaf.entries_from(0).map(|e| e.expect("a valid leaf")).collect();
+    let found: Vec<_> = all.iter().map(|(at, record)| (at & 0xffff, record.name)).collect();
+    // After the last number comes the first.
+    assert_eq!(found, [(0, &b"c"[..]), (7, b"e"), (0xfffe, b"a"), (0xffff, b"d")]);
+}
+
+#[test]
+fn a_name_is_added_at_its_own_position_only_if_it_is_free() {
+    let mut bytes = empty(0, 0);
+    let mut leaf = LeafMut::open(&mut bytes).expect("a valid leaf");
     let record = |name| Record { name, value: b"v" };
-    assert_eq!(
-        all,
-        [(5 << 16, record(b"a")), (5 << 16 | 1, record(b"d")), (5 << 16 | 2, record(b"c"))]
-    );
+    for (position, name) in [(9 << 16, b"a"), (9 << 16 | 5, b"b"), (3 << 16 | 1, b"c")] {
+        let change = leaf.insert_at(position, record(name)).expect("a valid leaf");
+        assert_eq!(change, Change::Done(None));
+    }
+    assert!(leaf.insert_at(9 << 16 | 5, record(b"d")).is_err(), "the position is taken");
+    assert!(leaf.insert_at(9 << 16 | 6, record(b"a")).is_err(), "the name exists");
+    let leaf = leaf.leaf().expect("a valid leaf");
+    assert_eq!((leaf.count_hashes(0, 8), leaf.count_hashes(9, u32::MAX)), (1, 2));
+    assert_eq!((leaf.count_hashes(3, 3), leaf.count_hashes(4, 8)), (1, 0));
+    assert!(leaf.has_hash(9) && !leaf.has_hash(8));
+    assert!(leaf.has_position(9 << 16 | 5) && !leaf.has_position(9 << 16 | 4));
 }

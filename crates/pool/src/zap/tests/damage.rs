@@ -7,6 +7,7 @@ use super::super::memory::MemoryStore;
 use super::super::{Cookie, Zap};
 use super::new;
 use crate::ErrorKind;
+use crate::format::ZapBlock;
 use crate::wait::Wait;
 
 /// Calls all operations. Errors are expected; panics are failures.
@@ -39,8 +40,8 @@ proptest! {
         zap.store().commit();
         {
             let mut state = zap.store().state.lock();
-            let mut ids: Vec<u64> = state.leaves.keys().copied().collect();
-            ids.sort_unstable();
+            let mut ids: Vec<ZapBlock> = state.leaves.keys().copied().collect();
+            ids.sort_unstable_by_key(|id| id.block());
             for _ in 0..flips {
                 let which = rng.below(ids.len() as u64 * 2 + 1) as usize;
                 let bytes = match ids.get(which) {
@@ -81,9 +82,9 @@ fn misplaced_leaves_are_reported() {
     zap.store().commit();
     {
         let mut state = zap.store().state.lock();
-        let one = state.leaves.remove(&1).expect("it is there");
-        let two = state.leaves.insert(2, one).expect("it is there");
-        state.leaves.insert(1, two);
+        let one = state.leaves.remove(&ZapBlock::Leaf(1)).expect("it is there");
+        let two = state.leaves.insert(ZapBlock::Leaf(2), one).expect("it is there");
+        state.leaves.insert(ZapBlock::Leaf(1), two);
     }
     let zap = Zap::open(zap.store().clone(), Wait::Allowed).expect("the header is right");
     let errors = (0..5000)

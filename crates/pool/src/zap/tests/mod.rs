@@ -1,9 +1,11 @@
 //! Tests of whole directories, on an in-memory store.
 
 mod bench;
+mod buffer;
 mod cursor;
 mod damage;
 mod fill;
+mod filter;
 mod model;
 
 use super::memory::MemoryStore;

@@ -1,0 +1,229 @@
+//! Large directories: filters and the change buffer in real pools.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_io::Device;
+use forebay_pool::{BlockCache, Directory, ErrorKind, ImportOptions, Pool};
+
+use crate::common::{MIB, cache, check, create, dataset, import, import_options, memory};
+
+const NAMES: u32 = 40_000;
+
+fn counter(pool: &Pool, name: &str) -> u64 {
+    pool.stats().counters.iter().filter(|(n, ..)| *n == name).map(|(.., value)| value).sum()
+}
+
+fn name(number: u32) -> [u8; 24] {
+    let mut name = [b'n'; 24];
+    name[..10].copy_from_slice(format!("{number:0>10}").as_bytes());
+    name
+}
+
+fn insert(pool: &Pool, directory: &Directory, number: u32) {
+    let tx = pool.begin().expect("space");
+    directory.insert(&tx, &name(number), &number.to_le_bytes()).expect("it is new");
+}
+
+/// A pool on a device, and its directory with [`NAMES`] names, just imported.
+struct Cold {
+    device: Arc<dyn Device>,
+    cache: Arc<BlockCache>,
+    pool: Pool,
+    directory: Directory,
+}
+
+fn cold() -> Cold {
+    let (device, cache) = (memory(256 * MIB), cache(64 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().expect("space");
+    let number = data.create_directory(&tx, &[]).expect("a directory");
+    drop(tx);
+    let directory = data.directory(number).expect("it");
+    for number in 0..NAMES {
+        if number % 10_000 == 0 {
+            // A leaf gets its filter with the first group that changes it in a large directory.
+            pool.sync().expect("a txg");
+        }
+        insert(&pool, &directory, number);
+    }
+    drop((directory, data));
+    pool.export().expect("an export");
+    cache.cache().flush();
+    open(device, cache, number)
+}
+
+fn open(device: Arc<dyn Device>, cache: Arc<BlockCache>, number: u64) -> Cold {
+    let pool = import(&device, &cache);
+    let directory = pool.dataset("data").expect("it").directory(number).expect("it");
+    Cold { device, cache, pool, directory }
+}
+
+impl Cold {
+    /// Exports and imports the pool with an empty cache.
+    fn again(self) -> Self {
+        let Self { device, cache, pool, directory } = self;
+        let number = directory.number();
+        drop(directory);
+        pool.export().expect("an export");
+        cache.cache().flush();
+        open(device, cache, number)
+    }
+
+    /// Inserts names cold: the cache is emptied every now and then.
+    fn insert_cold(&self, numbers: std::ops::Range<u32>) {
+        for number in numbers {
+            if number % 500 == 0 {
+                self.pool.sync().expect("a txg");
+                self.cache.cache().flush();
+            }
+            insert(&self.pool, &self.directory, number);
+        }
+    }
+
+    /// Asserts that the directory has exactly these names, found by a walk and by lookups.
+    fn expect(&self, numbers: std::ops::Range<u32>) {
+        let walked: BTreeSet<_> =
+            self.directory.iter().map(|entry| entry.expect("it is valid").name).collect();
+        let expected: BTreeSet<Box<[u8]>> = numbers.clone().map(|n| name(n).into()).collect();
+        assert!(walked == expected, "{} of {} names", walked.len(), expected.len());
+        assert_eq!(self.directory.len(), u64::from(numbers.end - numbers.start));
+        for number in numbers.step_by(37) {
+            let found = self.directory.lookup(&name(number)).expect("it is possible");
+            assert_eq!(found.as_deref(), Some(&number.to_le_bytes()[..]));
+        }
+    }
+}
+
+#[test]
+fn creates_in_a_cold_directory_read_few_leaves() {
+    let cold = cold();
+    let before = cold.directory.stats().expect("it is valid");
+    assert!(before.leaves >= 128 && before.filters == before.leaves, "{before}");
+    let cold = cold.again();
+    let reads = counter(&cold.pool, "reads");
+    for number in NAMES..NAMES + 300 {
+        assert!(cold.directory.lookup(&name(number)).expect("it is possible").is_none());
+        insert(&cold.pool, &cold.directory, number);
+    }
+    // Indirect blocks, filter blocks, and leaves whose filter cannot tell.
+    let reads = counter(&cold.pool, "reads") - reads;
+    assert!(reads < 60, "{reads} reads for 300 lookups and creates");
+    cold.insert_cold(NAMES + 300..NAMES + 4000);
+    let buffered = counter(&cold.pool, "directory_names_buffered");
+    let (merged, leaves) = (
+        counter(&cold.pool, "directory_names_merged"),
+        counter(&cold.pool, "directory_leaves_merged"),
+    );
+    assert!(buffered > 3000, "{buffered} of 4000 names were buffered");
+    assert!(merged > 4 * leaves, "{merged} names were moved to {leaves} leaves");
+    cold.pool.sync().expect("a txg");
+    let stats = cold.directory.audit().expect("it is valid");
+    assert_eq!(stats.buffered, buffered - merged);
+    check(&cold.pool);
+    let cold = cold.again();
+    cold.expect(0..NAMES + 4000);
+    // Moved all at once.
+    loop {
+        let tx = cold.pool.begin().expect("space");
+        if cold.directory.merge_buffered(&tx).expect("it is possible") == 0 {
+            break;
+        }
+    }
+    cold.pool.sync().expect("a txg");
+    let stats = cold.directory.audit().expect("it is valid");
+    assert_eq!((stats.buffered, stats.filters), (0, stats.leaves));
+    let cold = cold.again();
+    cold.expect(0..NAMES + 4000);
+    check(&cold.pool);
+}
+
+#[test]
+fn a_read_only_import_reads_buffered_names() {
+    let cold = cold();
+    cold.insert_cold(NAMES..NAMES + 1000);
+    cold.pool.sync().expect("a txg");
+    assert!(cold.directory.audit().expect("it is valid").buffered > 100);
+    let (device, cache, number) = (cold.device, cold.cache, cold.directory.number());
+    drop(cold.directory);
+    cold.pool.export().expect("an export");
+    cache.cache().flush();
+    let options = ImportOptions { read_only: true, ..import_options(&cache) };
+    let pool = Pool::import(vec![Arc::clone(&device).into()], &options).expect("the pool");
+    let directory = pool.dataset("data").expect("it").directory(number).expect("it");
+    assert!(directory.audit().expect("it is valid").buffered > 100);
+    Cold { device, cache, pool, directory }.expect(0..NAMES + 1000);
+}
+
+#[test]
+fn names_of_a_full_pool_can_be_removed_from_the_buffer() {
+    let cold = cold();
+    cold.insert_cold(NAMES..NAMES + 1000);
+    let data = cold.pool.dataset("data").expect("it");
+    let tx = cold.pool.begin().expect("space");
+    let object = data.object(data.create_object(&tx, &[]).expect("an object")).expect("it");
+    drop(tx);
+    let mut at = 0;
+    let full = loop {
+        let written =
+            cold.pool.begin().and_then(|tx| object.write(&tx, at, &[at as u8 | 1; 65536]));
+        match written {
+            Ok(()) => at += 65536,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full.kind(), ErrorKind::NoSpace);
+    for number in NAMES..NAMES + 1000 {
+        let tx = cold.pool.begin_freeing().expect("the reserve");
+        cold.directory.remove(&tx, &name(number)).expect("it exists");
+    }
+    cold.pool.sync().expect("a txg");
+    cold.directory.audit().expect("it is valid");
+    cold.expect(0..NAMES);
+}
+
+#[test]
+fn a_destroyed_directory_frees_its_filters_and_pages() {
+    let cold = cold();
+    cold.insert_cold(NAMES..NAMES + 1000);
+    cold.pool.sync().expect("a txg");
+    let data = cold.pool.dataset("data").expect("it");
+    let tx = cold.pool.begin_freeing().expect("space");
+    data.destroy(&tx, cold.directory.number()).expect("it exists");
+    drop(tx);
+    cold.pool.sync().expect("a txg");
+    assert_eq!(data.allocated_bytes() / MIB, 0);
+    check(&cold.pool);
+}
+
+/// A group may open a filter block before the group before it has rewritten it.
+#[test]
+fn filters_stay_valid_while_groups_overlap() {
+    let cold = cold();
+    // Each name changes a leaf.
+    cold.pool.set_tunable("directory_buffer", "false").expect("a tunable");
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let syncs = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                cold.pool.sync().expect("a txg");
+            }
+        });
+        // About one name in each group, while the one before is being synced.
+        for number in NAMES..NAMES + 600 {
+            insert(&cold.pool, &cold.directory, number);
+            let synced = cold.pool.stats().synced_txg;
+            while cold.pool.stats().synced_txg == synced {
+                std::thread::yield_now();
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        syncs.join().expect("it did not panic");
+    });
+    cold.pool.sync().expect("a txg");
+    let stats = cold.directory.audit().expect("it is valid");
+    assert_eq!(stats.filters, stats.leaves, "{stats}");
+    cold.expect(0..NAMES + 600);
+}
