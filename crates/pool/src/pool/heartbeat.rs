@@ -109,8 +109,8 @@ impl PoolInner {
         }
     }
 
-    /// Writes the next heartbeat. Suspends the pool if another host has it. Without a lease the next
-    /// commit suspends it, until it is cleared.
+    /// Writes the next heartbeat. Suspends the pool if another host has it. Without a lease the
+    /// next commit suspends it, until it is cleared.
     fn beat_or_suspend(&self) {
         let Err(error) = self.beat() else { return };
         tracing::warn!(pool = &*self.name, %error, "cannot write heartbeat");
