@@ -21,8 +21,11 @@ use crate::format::Dva;
 
 /// Completed writes may keep this share of the cache's bound until they are flushed.
 const UNFLUSHED_SHARE: u64 = 8;
-/// But this much at least, so that small caches do not flush all the time.
+/// But this much at least, so that small caches do not flush all the time, unless it is more than
+/// [`UNFLUSHED_MAX_SHARE`].
 const UNFLUSHED_MIN_BYTES: u64 = 8 << 20;
+/// And never more than this share: what they keep cannot be evicted.
+const UNFLUSHED_MAX_SHARE: u64 = 4;
 
 /// What a commit does when a step fails.
 pub(crate) trait Pause {
@@ -208,7 +211,9 @@ impl Store {
 
     /// Releases payloads that completed writes keep, if they are many. For the thread that submits.
     pub(super) fn limit_unflushed(&self) {
-        let limit = (self.cache.bound_bytes() / UNFLUSHED_SHARE).max(UNFLUSHED_MIN_BYTES);
+        let bound = self.cache.bound_bytes();
+        let least = UNFLUSHED_MIN_BYTES.min(bound / UNFLUSHED_MAX_SHARE);
+        let limit = (bound / UNFLUSHED_SHARE).max(least);
         if self.shared.in_flight.wants_flush(limit) && !forebay_io::in_callback() {
             self.flush_early();
         }

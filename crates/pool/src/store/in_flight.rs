@@ -52,6 +52,11 @@ impl Part {
     fn bytes(&self) -> &[u8] {
         &self.payload.bytes()[self.range.clone()]
     }
+
+    /// Bytes of memory that the payload keeps.
+    fn kept_bytes(&self) -> u64 {
+        self.payload.kept_bytes()
+    }
 }
 
 impl Drop for Part {
@@ -103,6 +108,7 @@ struct InFlightState {
     bytes: u64,
     waiters: u64,
     done: Vec<Write>,
+    /// Bytes of memory that `done` keeps.
     done_bytes: u64,
     failed: Vec<FailedWrite>,
     /// An error that is not a device's.
@@ -143,7 +149,7 @@ impl InFlightWrites {
         let bytes = write.part.len();
         self.ended(bytes, |state| match result {
             Ok(()) => {
-                state.done_bytes += bytes;
+                state.done_bytes += write.part.kept_bytes();
                 state.done.push(write);
             }
             Err(error) => state.failed.push(FailedWrite { write, error }),

@@ -44,6 +44,12 @@ impl WritePayload {
     pub(super) fn is_cached(&self) -> bool {
         self.packed.is_none() && self.held.as_ref().is_some_and(HeldContent::is_cached)
     }
+
+    /// Bytes of memory that it keeps, of the cache or not.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        let held = self.held.as_ref().map_or(0, |held| held.bytes().len());
+        (held + self.packed.as_ref().map_or(0, |packed| packed.len())) as u64
+    }
 }
 
 // SAFETY: the bytes are those of a buffer, or of content in a pinned block or shared buffer: both
