@@ -80,6 +80,7 @@ mod error_log;
 pub mod format;
 pub mod inspect;
 mod l2;
+mod lease;
 mod log;
 mod object;
 mod objset;

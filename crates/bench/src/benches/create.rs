@@ -247,9 +247,8 @@ fn prepared(
         seed: common.seed,
     };
     let mut tunables = args.tunables.clone();
-    if subject == "no-change-buffer" {
-        tunables.push(("directory_buffer".to_owned(), "false".to_owned()));
-    }
+    let buffers = subject != "no-change-buffer";
+    tunables.push(("directory_buffer".to_owned(), buffers.to_string()));
     let setting = PoolConfig { pool_tunables: &tunables, ..setting };
     let mut pooled = Pooled::new(&setting)?;
     if !cold {

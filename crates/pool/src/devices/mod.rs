@@ -462,6 +462,8 @@ impl Devices {
     /// Lets flushes be tried again after one that failed. See
     /// [`Device::retry_flushes`](forebay_io::Device::retry_flushes) for what the caller vouches.
     pub(crate) fn retry_flushes(&self) {
+        // The failure that this forgets may have been somebody's who did not count it.
+        self.note_flush_failure();
         self.iter().for_each(|member| member.device().retry_flushes());
     }
 

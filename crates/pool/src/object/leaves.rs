@@ -287,7 +287,10 @@ impl LeafStore for Leaves {
     }
 
     fn aided_leaves(&self) -> u64 {
-        u64::from(self.0.objset.ahead.directories().tunables.directory_buffer_leaves())
+        match self.may_buffer() {
+            true => self.0.objset.ahead.directories().tunables.directory_buffer_leaves().into(),
+            false => u64::MAX,
+        }
     }
 
     fn may_buffer(&self) -> bool {

@@ -20,6 +20,7 @@ use crate::format::{
     ZAP_LEAF_BYTES,
 };
 use crate::l2::L2Devices;
+use crate::lease::Lease;
 use crate::log::{Extent, IntentLog};
 use crate::object::Leaves;
 use crate::objset::Objset;
@@ -89,6 +90,7 @@ pub(super) struct PoolParts {
     pub(super) seed: u64,
     pub(super) tunables: Arc<PoolTunables>,
     pub(super) read_only: bool,
+    pub(super) lease: Arc<Lease>,
 }
 
 impl PoolParts {
@@ -106,9 +108,11 @@ impl PoolParts {
         for (name, value) in tunables {
             table.set(name, value)?;
         }
+        let clock = clock.cloned().unwrap_or_else(|| Arc::new(SystemClock::new()));
         Ok(Self {
             cache: Arc::clone(cache),
-            clock: clock.cloned().unwrap_or_else(|| Arc::new(SystemClock::new())),
+            lease: Arc::new(Lease::new(Arc::clone(&clock))),
+            clock,
             seed: seed.unwrap_or_else(rng::seed_from_system),
             tunables: Arc::new(table),
             read_only: false,
@@ -130,7 +134,8 @@ impl PoolParts {
         let owner = open_owner(&self.cache, OwnerCaching::All)?;
         let in_flight = self.tunables.store().in_flight_bytes();
         let devices = Arc::clone(devices);
-        Ok(Store::new(devices, Arc::clone(&self.cache), owner, self.read_only, in_flight))
+        let store = Store::new(devices, Arc::clone(&self.cache), owner, self.read_only, in_flight);
+        Ok(store.with_lease(Arc::clone(&self.lease)))
     }
 }
 
@@ -297,7 +302,7 @@ impl FoundPool {
             trim: Trims::new(),
             space_maps_lost: self.space_maps_lost,
             import_notes: self.notes,
-            heartbeats: Heartbeats::new(self.claim),
+            heartbeats: Heartbeats::new(self.claim, parts.lease),
             closed: AtomicBool::new(false),
             read_only: parts.read_only,
             clock: parts.clock,

@@ -27,6 +27,7 @@ impl Pool {
     #[cfg(any(test, feature = "testing"))]
     pub fn abandon(self) {
         self.inner.closed.store(true, Ordering::Release);
+        self.inner.txgs.end_parks();
         self.inner.scrub.shut_down();
         self.inner.trim.shut_down();
         self.inner.txgs.close();
@@ -61,6 +62,7 @@ impl Pool {
         if self.inner.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        self.inner.txgs.end_parks();
         self.inner.scrub.shut_down();
         self.inner.trim.shut_down();
         let synced = match self.inner.read_only {
@@ -119,6 +121,8 @@ impl PoolInner {
         }
         self.mos.close();
         self.devices.drain();
+        // Of writes that have ended since the sync thread did.
+        self.store.abandon_writes();
     }
 }
 

@@ -9,13 +9,13 @@
 
 use std::time::Duration;
 
-use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
 use crate::devices::heartbeat::{self, Heartbeat, LEASE};
 use crate::devices::label;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lease::Lease;
 
 use super::{Pool, PoolInner};
 
@@ -25,9 +25,7 @@ const NS_PER_MS: u64 = 1_000_000;
 pub(super) struct Heartbeats {
     /// The newest heartbeat written.
     newest: Mutex<Option<Heartbeat>>,
-    /// When the lease ends, by the pool's clock; `u64::MAX` without heartbeats, 0 once another host
-    /// has the pool.
-    lease_end_ns: AtomicU64,
+    lease: Arc<Lease>,
     running: Mutex<Running>,
     wake: Condvar,
 }
@@ -39,12 +37,12 @@ struct Running {
 
 impl Heartbeats {
     /// Goes on after the claim of the import. The lease has ended: the import took its time.
-    pub(super) fn new(claim: Option<Heartbeat>) -> Self {
+    pub(super) fn new(claim: Option<Heartbeat>, lease: Arc<Lease>) -> Self {
         let beats = claim.filter(|claim| claim.interval_ms > 0);
-        let lease_end_ns = if beats.is_some() { 0 } else { u64::MAX };
+        lease.set_end_ns(if beats.is_some() { 0 } else { u64::MAX });
         Self {
             newest: Mutex::named("pool-heartbeat", beats),
-            lease_end_ns: AtomicU64::new(lease_end_ns),
+            lease,
             running: Mutex::named(
                 "pool-heartbeat-thread",
                 Running { stopped: false, thread: None },
@@ -120,13 +118,17 @@ impl PoolInner {
         }
     }
 
+    pub(super) fn lease(&self) -> &Lease {
+        &self.heartbeats.lease
+    }
+
     /// Makes sure that this process may write to the devices: no other host can have taken the pool
     /// over. Costs a look at the clock, unless the heartbeat is late.
     ///
     /// # Errors
     /// [`ErrorKind::InUse`] if another host has the pool, and the errors of the heartbeat.
     pub(super) fn check_lease(&self) -> Result<()> {
-        match self.clock.now_ns() < self.heartbeats.lease_end_ns.load(Ordering::Acquire) {
+        match self.heartbeats.lease.is_valid() {
             true => Ok(()),
             false => self.beat(),
         }
@@ -136,8 +138,8 @@ impl PoolInner {
     fn beat(&self) -> Result<()> {
         let mut newest = self.heartbeats.newest.lock();
         let Some(newest) = &mut *newest else { return Ok(()) };
-        let lease_end_ns = &self.heartbeats.lease_end_ns;
-        let ended = lease_end_ns.load(Ordering::Acquire);
+        let lease = &self.heartbeats.lease;
+        let ended = lease.end_ns();
         let Some(first) = self.devices.get(0) else { return Ok(()) };
         let (device, memory) = (&**first.device(), self.store.cache());
         let doing = |error: Error| {
@@ -151,17 +153,17 @@ impl PoolInner {
         let seen = heartbeat::read(device, self.guid, memory).map_err(doing)?;
         let other = seen.heartbeat.filter(|seen| seen.session != newest.session);
         if let Some(other) = other {
-            lease_end_ns.store(0, Ordering::Release);
+            lease.set_end_ns(0);
             return Err(self.taken_over(&format!("host {}", other.host)));
         }
         // After the lease, another host may have come and gone.
         if began >= ended && !self.is_label_ours()? {
-            lease_end_ns.store(0, Ordering::Release);
+            lease.set_end_ns(0);
             return Err(self.taken_over("another host"));
         }
         let next = Heartbeat { sequence: newest.sequence + 1, ..newest.clone() };
         heartbeat::write(device, self.guid, &next, memory).map_err(doing)?;
-        lease_end_ns.store(began + lease_ns(&next), Ordering::Release);
+        lease.set_end_ns(began + lease_ns(&next));
         *newest = next;
         Ok(())
     }

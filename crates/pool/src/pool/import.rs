@@ -158,7 +158,9 @@ impl Pool {
     /// Drops the pool of an import that failed, without a commit. The devices stay open.
     fn give_up(self) {
         self.inner.closed.store(true, Ordering::Release);
+        self.inner.txgs.end_parks();
         self.inner.scrub.shut_down();
+        self.inner.trim.shut_down();
         self.inner.txgs.close();
         self.join();
         self.inner.close_objects();

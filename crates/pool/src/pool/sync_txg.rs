@@ -34,6 +34,8 @@ use super::space_io::UncachedWriter;
 
 /// Minimum free space that a commit needs for its own blocks.
 const MARGIN_BYTES: u64 = 1 << 20;
+/// Bytes of blocks, with the indirect blocks above them, that get other places at most.
+const MOVED_MAX_BYTES: u64 = 64 << 20;
 /// How often blocks get other places, before the pool is suspended.
 const MOVES_MAX: usize = 2;
 
@@ -56,6 +58,8 @@ impl Pause for CommitPause<'_> {
                 let again = txgs.park(&error, txg);
                 if again {
                     tracing::info!(pool, txg, "repeating a failed step: the pool was cleared");
+                    // A flush may have failed for somebody else meanwhile.
+                    self.inner.store.distrust_writes();
                     self.renew_lease()?;
                 }
                 again
@@ -117,10 +121,17 @@ fn run_txgs(inner: &PoolInner) {
         }
         let was_suspended = inner.txgs.suspension().is_some();
         inner.txgs.synced(txg);
-        if was_suspended {
+        if was_suspended && inner.txgs.suspension().is_none() {
             tracing::info!(pool = &*inner.name, txg, "resumed pool");
         }
     }
+}
+
+/// Whether blocks may be written elsewhere without filling the pool: a commit that runs out of space
+/// cannot go on. So many failures are no bad places either, but a bad device.
+fn has_space_for(failed: &FailedBlocks, space: &Space) -> bool {
+    let bytes = failed.bytes();
+    bytes <= MOVED_MAX_BYTES && space.free_bytes() / 4 >= bytes.saturating_add(MARGIN_BYTES)
 }
 
 impl PoolInner {
@@ -233,7 +244,7 @@ impl PoolInner {
             if failed.is_empty() {
                 return Ok(mos);
             }
-            if moves < MOVES_MAX && failed.may_move() {
+            if moves < MOVES_MAX && failed.may_move() && has_space_for(&failed, space) {
                 moves += 1;
                 mos = self.relocate(space, txg, failed, pause)?;
                 continue;

@@ -27,6 +27,9 @@ const UNFLUSHED_MIN_BYTES: u64 = 8 << 20;
 /// And never more than this share: what they keep cannot be evicted.
 const UNFLUSHED_MAX_SHARE: u64 = 4;
 
+/// Bytes of all indirect blocks and dnodes above a block, both copies, and more.
+const ABOVE_BYTES: u64 = 256 << 10;
+
 /// What a commit does when a step fails.
 pub(crate) trait Pause {
     /// Waits until the step that failed with `error` may succeed.
@@ -72,6 +75,12 @@ impl FailedBlocks {
     /// Whether another place may help: devices refuse single places, and have space.
     pub(crate) fn may_move(&self) -> bool {
         self.writes.iter().all(|failed| failed.error.kind() == forebay_io::ErrorKind::Device)
+    }
+
+    /// An upper bound of the bytes that another place takes, for the blocks and those above them.
+    pub(crate) fn bytes(&self) -> u64 {
+        let writes = self.writes.iter().map(|failed| failed.write.part.len()).sum::<u64>();
+        writes.saturating_add(self.by_block.len() as u64 * ABOVE_BYTES)
     }
 
     /// Places that failed, with their lengths.
@@ -135,13 +144,13 @@ impl Store {
     /// Gives up the missing copies, if each block has a good one. If not, returns all writes and
     /// the error of one that is needed.
     pub(crate) fn accept_missing(&self, blocks: FailedBlocks) -> Option<(FailedBlocks, Error)> {
-        let mut missing: HashMap<*const Part, usize> = HashMap::new();
-        for failed in &blocks.writes {
-            *missing.entry(Arc::as_ptr(&failed.write.part)).or_default() += 1;
+        let mut missing: HashMap<*const Part, u8> = HashMap::new();
+        for FailedWrite { write, .. } in &blocks.writes {
+            *missing.entry(Arc::as_ptr(&write.part)).or_default() |= 1 << write.copy;
         }
         let is_lost = |failed: &&FailedWrite| {
-            let copies = failed.write.part.copies.iter().filter(|copy| copy.get().is_some());
-            missing[&Arc::as_ptr(&failed.write.part)] == copies.count()
+            let part = &failed.write.part;
+            part.is_lost_without(missing[&Arc::as_ptr(part)])
         };
         let mut lost = blocks.writes.iter().filter(is_lost);
         if let Some(first) = lost.next() {
@@ -153,7 +162,8 @@ impl Store {
             return Some((blocks, error));
         }
         self.count(StoreCounters::COPIES_MISSING, blocks.writes.len() as u64);
-        for FailedWrite { error, .. } in &blocks.writes {
+        for FailedWrite { error, write } in &blocks.writes {
+            write.part.give_up(write.copy);
             tracing::warn!(%error, "wrote a block with one copy instead of two");
         }
         None
@@ -179,6 +189,10 @@ impl Store {
                 self.retry(blocks);
                 continue;
             }
+            if self.shared.in_flight.take_distrust() {
+                self.write_again();
+                continue;
+            }
             let early = self.shared.in_flight.take_flush_error();
             let Err(error) = early.map_or_else(|| self.flush(), Err) else { return Ok(bad) };
             if let Err(error) = pause.pause(error) {
@@ -197,6 +211,13 @@ impl Store {
             Err(_) => self.count(StoreCounters::FLUSH_FAILURES, 1),
         }
         flushed
+    }
+
+    /// Somebody's flush may have failed and lost writes of the txg: they are written again before
+    /// the next flush, and flushes are tried again.
+    pub(crate) fn distrust_writes(&self) {
+        self.shared.in_flight.distrust();
+        self.devices.retry_flushes();
     }
 
     /// After a failed flush: writes everything again that no flush has covered.
@@ -221,6 +242,9 @@ impl Store {
 
     /// Flushes what is written, in the middle of a commit. The next barrier handles failures.
     fn flush_early(&self) {
+        if self.shared.in_flight.take_distrust() {
+            self.write_again();
+        }
         let ended = self.shared.in_flight.finish();
         self.shared.in_flight.put_back(ended);
         self.count(StoreCounters::EARLY_FLUSHES, 1);

@@ -237,7 +237,7 @@ impl Store {
         for copy in copies {
             match self.gang_copy(bp, copy, n.is_some()) {
                 Ok((sector, pieces)) => {
-                    if self.can_heal {
+                    if self.may_heal() {
                         // A failure is counted.
                         (first..copy).for_each(|bad| drop(self.rewrite_bytes(bp, bad, &sector)));
                     }

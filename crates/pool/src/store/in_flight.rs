@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_io::StableBytes;
 
@@ -23,6 +24,8 @@ pub(super) struct Part {
     pub(super) copies: [DvaPhys; 2],
     /// First copy of the block that the part belongs to.
     pub(super) block: Dva,
+    /// Copies that were given up, because the other one is good: a bit each.
+    given_up: AtomicU8,
     cache: Arc<BlockCache>,
 }
 
@@ -34,7 +37,7 @@ impl Part {
         cache: &Arc<BlockCache>,
     ) -> Arc<Self> {
         let (payload, cache) = (Arc::clone(payload), Arc::clone(cache));
-        let part = Self { payload, range, copies, block, cache };
+        let part = Self { payload, range, copies, block, given_up: AtomicU8::new(0), cache };
         part.cache.add_dirty(part.uncached_bytes());
         Arc::new(part)
     }
@@ -51,6 +54,18 @@ impl Part {
 
     fn bytes(&self) -> &[u8] {
         &self.payload.bytes()[self.range.clone()]
+    }
+
+    /// Gives up a copy: the other one suffices.
+    pub(super) fn give_up(&self, copy: usize) {
+        self.given_up.fetch_or(1 << copy, Ordering::Relaxed);
+    }
+
+    /// Whether no copy is left without those of `missing`, a bit each, and those given up.
+    pub(super) fn is_lost_without(&self, missing: u8) -> bool {
+        let missing = missing | self.given_up.load(Ordering::Relaxed);
+        let mut copies = self.copies.iter().enumerate().filter(|(_, copy)| copy.get().is_some());
+        copies.all(|(n, _)| missing & (1 << n) != 0)
     }
 
     /// Bytes of memory that the payload keeps.
@@ -115,6 +130,8 @@ struct InFlightState {
     invalid: Option<Error>,
     /// The failure of a flush: no write of `done` counts.
     flush_error: Option<Error>,
+    /// Whether `done` must be written again before the next flush.
+    distrusted: bool,
     /// Payloads of blocks that were written elsewhere, for readers that know the old pointer.
     replaced: Vec<Write>,
 }
@@ -211,6 +228,16 @@ impl InFlightWrites {
         self.state.lock().flush_error = Some(error);
     }
 
+    /// Completed writes may be lost, whatever the next flush says.
+    pub(super) fn distrust(&self) {
+        self.state.lock().distrusted = true;
+    }
+
+    /// Whether completed writes must be written again.
+    pub(super) fn take_distrust(&self) -> bool {
+        std::mem::take(&mut self.state.lock().distrusted)
+    }
+
     /// The failure of such a flush.
     pub(super) fn take_flush_error(&self) -> Option<Error> {
         self.state.lock().flush_error.take()
@@ -272,5 +299,11 @@ impl InFlightWrites {
     #[cfg(test)]
     pub(super) fn bytes(&self) -> u64 {
         self.state.lock().bytes
+    }
+
+    /// Number of threads that wait in [`begin`](Self::begin).
+    #[cfg(all(test, not(forebay_model)))]
+    pub(super) fn waiters(&self) -> u64 {
+        self.state.lock().waiters
     }
 }

@@ -59,6 +59,7 @@ use crate::error::{Error, ErrorKind};
 use crate::error_log::{DamagedRange, ErrorLog};
 use crate::format::{BlockKind, BlockPtrPhys, CacheMode, Compression, DamageKind, Dva, DvaPhys};
 use crate::l2::PoolL2;
+use crate::lease::Lease;
 use async_read::InFlightPrefetches;
 use counters::StoreCounters;
 use heals::Heals;
@@ -155,6 +156,8 @@ pub(crate) struct Store {
     packers: Arc<WorkerPool<write::MaybePacked>>,
     /// Whether bad copies are rewritten.
     can_heal: bool,
+    /// Under which it writes; none if nobody else can reach the devices.
+    lease: Option<Arc<Lease>>,
 }
 
 /// Maximum number of threads that pack blocks besides the writing thread.
@@ -189,7 +192,18 @@ impl Store {
         let helpers = forebay_base::memory::cpus().saturating_sub(1).min(PACKERS_MAX);
         let ahead = (cache.bound_bytes() / 32).min(PACKED_AHEAD_BYTES) as usize;
         let packers = Arc::new(WorkerPool::new(helpers, ahead));
-        Self { cache, owner, _owner: hold, devices, shared, l2, packers, can_heal: !read_only }
+        let (can_heal, lease) = (!read_only, None);
+        Self { cache, owner, _owner: hold, devices, shared, l2, packers, can_heal, lease }
+    }
+
+    /// Returns the store with the lease of its pool: without a valid one, readers heal nothing.
+    pub(crate) fn with_lease(self, lease: Arc<Lease>) -> Self {
+        Self { lease: Some(lease), ..self }
+    }
+
+    /// Whether a reader may rewrite bad copies now.
+    fn may_heal(&self) -> bool {
+        self.can_heal && self.lease.as_ref().is_none_or(|lease| lease.is_valid())
     }
 
     /// Returns a store over the same devices whose keys carry another owner, which it closes.

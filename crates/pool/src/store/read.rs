@@ -299,7 +299,7 @@ impl Store {
         for n in (0..copies).chain(0..copies) {
             match self.load_copy(bp, n, ReadCause::Miss) {
                 Ok(good) => {
-                    if self.can_heal && !bp.is_gang() {
+                    if !bp.is_gang() && self.may_heal() {
                         // A failure is counted. The next reader tries again.
                         (0..n).for_each(|bad| drop(self.rewrite(bp, bad, &good)));
                     }

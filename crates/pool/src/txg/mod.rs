@@ -101,6 +101,8 @@ struct TxgState {
     parks: u64,
     /// Whether it shall repeat the step that failed.
     clear_requested: bool,
+    /// Whether it must not park any more.
+    parks_ended: bool,
     /// Number of throttled changes.
     throttled: usize,
     /// Clock time at which the last assigned delay ends.
@@ -156,6 +158,7 @@ impl Txgs {
             parked: false,
             parks: 0,
             clear_requested: false,
+            parks_ended: false,
             throttled: 0,
             delay_end_ns: 0,
             delay_epoch: 0,

@@ -104,7 +104,8 @@ impl Txgs {
     /// shall be repeated; if not, the txgs are closed.
     pub(crate) fn park(&self, cause: &Error, txg: u64) -> bool {
         let mut state = self.state.lock();
-        if state.closed {
+        let is_final = |stop: &TxgStop| matches!(stop, TxgStop::Suspended(suspension) if !suspension.resumable);
+        if state.closed || state.parks_ended || state.stop.as_ref().is_some_and(is_final) {
             return false;
         }
         self.counters.add(TxgCounters::SUSPENDED, 0, 1);
@@ -114,11 +115,18 @@ impl Txgs {
         state.parked = true;
         state.parks += 1;
         self.stop_all(&mut state);
-        while !state.clear_requested && !state.closed {
+        while !state.clear_requested && !state.closed && !state.parks_ended {
             self.work.wait(&mut state);
         }
         state.parked = false;
-        std::mem::take(&mut state.clear_requested) && !state.closed
+        std::mem::take(&mut state.clear_requested) && !state.closed && !state.parks_ended
+    }
+
+    /// Ends a park without repeating the step, and forbids others: the pool is exported. The sync
+    /// thread then lets go of `space`, which scrubs and discards may wait for.
+    pub(crate) fn end_parks(&self) {
+        self.state.lock().parks_ended = true;
+        self.work.notify_all();
     }
 
     /// Lets the sync thread repeat the step that failed, and waits until its txg is durable. Does
@@ -163,7 +171,10 @@ impl Txgs {
 
     /// Ends a suspension: a txg has become durable. Called under `txg-state`.
     pub(super) fn resume(&self, state: &mut TxgState) {
-        let Some(TxgStop::Suspended(_)) = &state.stop else { return };
+        let Some(TxgStop::Suspended(suspension)) = &state.stop else { return };
+        if !suspension.resumable {
+            return;
+        }
         self.counters.add(TxgCounters::RESUMED, 0, 1);
         state.stop = state.closed.then_some(TxgStop::Closed);
         if !state.closed {

@@ -6,12 +6,12 @@ forebay_base::tunables! {
     /// Tunables of directories.
     pub table ZapTunables;
 
-    /// Whether a new name in a large directory may be added to the change buffer, so that its leaf
-    /// need not be read.
-    directory_buffer: bool = true, false..=true, runtime, "flag";
+    /// Whether large directories get filters, and a change buffer for new names, so that their
+    /// leaves need not be read. Off by default: see the limits in decision 120.
+    directory_buffer: bool = false, false..=true, runtime, "flag";
 
-    /// A directory with so many leaves gets filters, and names may be buffered. With fewer leaves,
-    /// filters and buffer pages would cost more than they save.
+    /// With so many leaves a directory is large. With fewer leaves, filters and buffer pages would
+    /// cost more than they save.
     directory_buffer_leaves: u32 = 64, 4..=1 << 20, runtime, "count";
 }
 

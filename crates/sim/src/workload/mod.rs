@@ -94,6 +94,7 @@ impl Workload {
     /// The errors of opening the datasets.
     pub fn new(pool: Pool, model: Model, load: WorkloadOptions, seed: u64) -> Result<Self> {
         if load.aided_directories {
+            pool.set_tunable("directory_buffer", "true")?;
             pool.set_tunable("directory_buffer_leaves", "4")?;
         }
         let datasets = fixture::datasets(&pool)?;

@@ -165,6 +165,7 @@ impl PoolInner {
             // A scrub may still heal a block that was there: wait as a commit does before it reuses
             // the space.
             self.store.heals().wait_before(txg + 1);
+            self.check_lease()?;
             let mut space = self.space.lock();
             if self.txgs.check_running().is_err() {
                 return Ok(None);
@@ -188,6 +189,10 @@ impl PoolInner {
     fn discard(&self, slice: &HeldSlice, report: &mut TrimReport) -> u64 {
         let mut bytes = 0;
         for &(dva, len) in &slice.ranges {
+            // Another host may have the space.
+            if !self.lease().is_valid() {
+                break;
+            }
             bytes += self.discard_range(dva, len, report);
         }
         bytes

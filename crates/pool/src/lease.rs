@@ -1,0 +1,34 @@
+//! The lease of a process on the devices of a pool: until when no other host can have taken the
+//! pool over. Whoever writes to the devices looks at it before. The heartbeat renews it.
+
+use forebay_base::clock::Clock;
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+
+/// A lease.
+pub(crate) struct Lease {
+    clock: Arc<dyn Clock>,
+    /// When it ends, by the pool's clock; `u64::MAX` if no other host can come, 0 once one has.
+    end_ns: AtomicU64,
+}
+
+impl Lease {
+    /// A lease without an end.
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { clock, end_ns: AtomicU64::new(u64::MAX) }
+    }
+
+    /// Whether no other host can have the pool.
+    pub(crate) fn is_valid(&self) -> bool {
+        self.clock.now_ns() < self.end_ns()
+    }
+
+    pub(crate) fn end_ns(&self) -> u64 {
+        self.end_ns.load(Ordering::Acquire)
+    }
+
+    /// Sets the end; 0 ends it now.
+    pub(crate) fn set_end_ns(&self, end_ns: u64) {
+        self.end_ns.store(end_ns, Ordering::Release);
+    }
+}
