@@ -139,6 +139,11 @@ impl PoolParts {
     }
 }
 
+/// Settings of the pool's own objects: all of them are metadata, with two copies.
+pub(super) fn own_objects() -> DatasetSettings {
+    DatasetSettings { data_copies: 2, ..DatasetSettings::default() }
+}
+
 /// Opens a new owner of keys in the cache. The store that receives it closes it.
 pub(crate) fn open_owner(
     cache: &BlockCache,
@@ -186,7 +191,7 @@ impl Pool {
             parts.log_devices(&devices),
             Arc::clone(parts.tunables.log()),
         )?;
-        let metadata = DatasetSettings::default().write_settings();
+        let metadata = own_objects().write_settings();
         let mos = Objset::new(
             (store.clone(), &parts.read_ahead()),
             &ObjsetPhys::default(),

@@ -18,7 +18,6 @@ use forebay_base::sync::{Arc, Condvar, Mutex};
 use zerocopy::FromBytes;
 
 use crate::block_cache::BlockCache;
-use crate::dataset::DatasetSettings;
 use crate::devices::Devices;
 use crate::devices::config::Config;
 use crate::devices::heartbeat::Heartbeat;
@@ -33,7 +32,7 @@ use crate::space::Space;
 use crate::store::Store;
 
 use super::Pool;
-use super::create::{FoundPool, PoolParts};
+use super::create::{FoundPool, PoolParts, own_objects};
 
 /// Options for [`Pool::import`].
 #[derive(Clone)]
@@ -226,7 +225,7 @@ impl Import<'_> {
                 Box::new(store.clone()),
             )?,
         };
-        let metadata = DatasetSettings::default().write_settings();
+        let metadata = own_objects().write_settings();
         let read_ahead = self.parts.read_ahead();
         let mos = Objset::new((store.clone(), &read_ahead), &root.mos, metadata, self.parts.seed)?;
         let log = self.log(&root, &mut notes)?;

@@ -127,8 +127,8 @@ fn run_txgs(inner: &PoolInner) {
     }
 }
 
-/// Whether blocks may be written elsewhere without filling the pool: a commit that runs out of space
-/// cannot go on. So many failures are no bad places either, but a bad device.
+/// Whether blocks may be written elsewhere without filling the pool: a commit that runs out of
+/// space cannot go on. Very many failures are no bad places, but a bad device.
 fn has_space_for(failed: &FailedBlocks, space: &Space) -> bool {
     let bytes = failed.bytes();
     bytes <= MOVED_MAX_BYTES && space.free_bytes() / 4 >= bytes.saturating_add(MARGIN_BYTES)

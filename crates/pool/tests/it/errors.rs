@@ -305,7 +305,7 @@ fn a_damaged_error_log_is_replaced() {
     };
     let log = (1..100).find(is_log).expect("the error log");
     damage(&device, DATA, number, (3, 0), 0);
-    damage(&device, ObjsetName::Own, log, (0, 0), 0);
+    (0..2).for_each(|copy| damage(&device, ObjsetName::Own, log, (0, 0), copy));
     let cache = cache(32 * MIB);
     let pool = import(&device, &cache);
     let own = format!("the pool's own object {log}, block 0: no good copy");
