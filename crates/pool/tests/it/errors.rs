@@ -49,7 +49,7 @@ fn filled(records: u64, copies: u8) -> (Arc<dyn Device>, u64) {
 }
 
 /// Overwrites a copy of a block with garbage.
-fn damage(
+pub(crate) fn damage(
     device: &Arc<dyn Device>,
     set: ObjsetName<'_>,
     object: u64,

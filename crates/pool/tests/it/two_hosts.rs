@@ -8,11 +8,14 @@ use forebay_base::clock::ManualClock;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, OpenOptions, Request};
 use forebay_pool::format::label::{HEARTBEAT_OFFSET, SLOT_BYTES};
+use forebay_pool::inspect::ObjsetName;
 use forebay_pool::{
-    CreateOptions, ErrorKind, HostId, ImportOptions, Opened, Pool, Result, open_path,
+    CreateOptions, DatasetSettings, ErrorKind, HostId, ImportOptions, Opened, Pool, Result,
+    open_path,
 };
 
 use crate::common::{MIB, cache, check, create_options, dataset, import_options, memory};
+use crate::errors::damage;
 
 const SIZE: u64 = 64 * MIB;
 /// Looks at the block before and after a claim.
@@ -219,6 +222,42 @@ fn a_pool_whose_heartbeat_cannot_be_written_commits_nothing_after_the_lease() {
     host.pool.clear().unwrap();
     host.pool.sync().unwrap();
     assert_eq!(host.pool.stats().suspended, None);
+}
+
+/// Another host may have reused the space of a copy that looks bad.
+#[test]
+fn readers_heal_no_copy_without_a_lease() {
+    let device = memory(SIZE);
+    let (clock, cache) = (Arc::new(ManualClock::new()), cache(32 * MIB));
+    let options = CreateOptions {
+        clock: Some(clock.clone()),
+        tunables: tunables(),
+        ..create_options(&cache)
+    };
+    let pool = Pool::create(vec![Opened::shared(Arc::clone(&device))], &options).unwrap();
+    let host = Host { pool, clock };
+    let settings = DatasetSettings { data_copies: 2, ..DatasetSettings::default() };
+    let data = host.pool.create_dataset("twice", &settings).unwrap();
+    let tx = host.pool.begin().unwrap();
+    let number = data.create_object(&tx, &[]).unwrap();
+    data.object(number).unwrap().write(&tx, 0, &[7; 4096]).unwrap();
+    drop(tx);
+    host.pool.sync().unwrap();
+    damage(&device, ObjsetName::Dataset("twice"), number, (0, 0), 0);
+    let healed_by_a_read = || {
+        cache.cache().flush();
+        let mut found = [0; 4096];
+        data.object(number).unwrap().read(0, &mut found).unwrap();
+        assert_eq!(found, [7; 4096]);
+        let counters = host.pool.stats().counters;
+        counters.iter().find(|(name, ..)| *name == "healed").unwrap().2
+    };
+    host.is_held_up();
+    assert_eq!(healed_by_a_read(), 0);
+    host.pool.heartbeat();
+    assert_eq!(healed_by_a_read(), 1);
+    drop(data);
+    host.pool.export().unwrap();
 }
 
 #[test]

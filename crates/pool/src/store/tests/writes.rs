@@ -1,15 +1,17 @@
 //! Writing, and finding what is being written.
 
-use forebay_base::sync::Arc;
+use std::cell::Cell;
+
+use forebay_base::sync::{Arc, thread};
 use forebay_cache::{Attributes, OwnerCaching};
 use forebay_io::Op;
 use forebay_io::fault::{Fault, Rule};
 
 use super::{block_cache, fixture, fixture_with, props};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, Compression};
 use crate::store::WriteProps;
-use crate::store::barrier::NoPause;
+use crate::store::barrier::{NoPause, Pause};
 use crate::store::counters::StoreCounters;
 use crate::store::in_flight::InFlightWrites;
 
@@ -104,6 +106,37 @@ fn one_copy_of_two_suffices_and_one_of_one_does_not() {
     fixture.audit();
 }
 
+/// One copy is given up, and after a failed flush the other one cannot be written again.
+#[test]
+fn a_block_does_not_lose_its_copies_one_after_the_other() {
+    let mut fixture = fixture(2);
+    fixture.store.wait_and_flush().unwrap();
+    let [first, second] = [&fixture.faults[0], &fixture.faults[1]].map(Arc::clone);
+    let broken = second.add(Rule::new(Fault::Error(5)).on(Op::Write));
+    first.add(Rule::new(Fault::Error(5)).on(Op::Flush).times(1));
+    fixture.write(8192, &props(2, Compression::Off));
+    let pauses = Cell::new(0);
+    let pause = OnPause(|error| {
+        pauses.set(pauses.get() + 1);
+        if pauses.get() == 2 {
+            return Err(error);
+        }
+        second.remove(broken);
+        first.add(Rule::new(Fault::Error(5)).on(Op::Write));
+        Ok(())
+    });
+    let error = fixture.store.commit(&pause).expect_err("the block has no copy");
+    assert_eq!((error.kind(), pauses.get()), (ErrorKind::Device, 2), "{error}");
+}
+
+struct OnPause<F>(F);
+
+impl<F: Fn(Error) -> Result<()>> Pause for OnPause<F> {
+    fn pause(&self, error: Error) -> Result<()> {
+        (self.0)(error)
+    }
+}
+
 #[test]
 fn payloads_are_kept_until_a_flush_and_are_few() {
     let mut fixture = fixture_with(block_cache(32 << 20), 1, 512, OwnerCaching::None, 0);
@@ -136,16 +169,15 @@ fn bytes_on_their_way_are_bounded() {
 
 #[test]
 fn a_write_beyond_the_limit_waits_for_the_end_of_another() {
-    let in_flight = InFlightWrites::new(8);
+    let in_flight = Arc::new(InFlightWrites::new(8));
     assert!(!in_flight.begin(4) && !in_flight.begin(4));
-    std::thread::scope(|scope| {
-        let third = scope.spawn(|| in_flight.begin(4));
-        while in_flight.waiters() == 0 {
-            std::thread::yield_now();
-        }
-        in_flight.refuse(4, Error::new(ErrorKind::Invalid, "it was not submitted"));
-        assert!(third.join().expect("no panic"), "it waited");
-    });
+    let other = Arc::clone(&in_flight);
+    let third = thread::spawn_named("third", move || other.begin(4)).expect("a thread");
+    while in_flight.waiters() == 0 {
+        thread::yield_now();
+    }
+    in_flight.refuse(4, Error::new(ErrorKind::Invalid, "it was not submitted"));
+    assert!(third.join().expect("no panic"), "it waited");
     assert_eq!(in_flight.bytes(), 8);
 }
 
