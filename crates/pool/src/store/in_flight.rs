@@ -173,6 +173,12 @@ impl InFlightWrites {
         });
     }
 
+    /// A write has ended well; without its payload.
+    #[cfg(all(test, forebay_model))]
+    pub(super) fn end_bytes(&self, bytes: u64) {
+        self.ended(bytes, |_| ());
+    }
+
     /// A write was not submitted.
     pub(super) fn refuse(&self, bytes: u64, error: Error) {
         self.ended(bytes, |state| state.invalid = Some(error));

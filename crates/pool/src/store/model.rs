@@ -113,8 +113,12 @@ fn writes_come_and_go() {
                 let write = move || {
                     for bytes in [6, 12] {
                         in_flight.begin(bytes);
-                        let error = Error::new(ErrorKind::Device, "it failed");
-                        in_flight.end(bytes, if bytes == 12 { Err(error) } else { Ok(()) });
+                        match bytes {
+                            12 => {
+                                in_flight.refuse(bytes, Error::new(ErrorKind::Device, "it failed"));
+                            }
+                            _ => in_flight.end_bytes(bytes),
+                        }
                     }
                 };
                 spawn_named("writer", write).unwrap()
