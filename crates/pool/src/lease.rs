@@ -1,5 +1,5 @@
-//! The lease of a process on the devices of a pool: until when no other host can have taken the
-//! pool over. Whoever writes to the devices looks at it before. The heartbeat renews it.
+//! The lease of a process on the devices of a pool: the time until which no other host can take the
+//! pool over. Each writer checks it before it writes. The heartbeat renews it.
 
 use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;

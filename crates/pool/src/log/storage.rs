@@ -34,7 +34,7 @@ pub(crate) trait LogStorage: Send + Sync {
     /// Device errors.
     fn flush(&self) -> Result<()>;
 
-    /// Number of flushes that failed, whoever issued them. If it has changed since a write, a later
+    /// Number of failed flushes of all callers. If it has changed since a write, a later
     /// flush proves nothing about that write.
     fn flush_failures(&self) -> u64;
 }

@@ -26,14 +26,17 @@ impl Pool {
     /// Closes the pool without a commit, as a crash would.
     #[cfg(any(test, feature = "testing"))]
     pub fn abandon(self) {
-        self.inner.closed.store(true, Ordering::Release);
-        self.inner.txgs.end_parks();
-        self.inner.scrub.shut_down();
-        self.inner.trim.shut_down();
-        self.inner.txgs.close();
-        self.join();
+        self.stop();
         self.inner.close_l2_devices("the pool is exported");
         self.inner.close();
+    }
+
+    /// Ends the threads of the pool, without a commit.
+    pub(super) fn stop(&self) {
+        self.inner.closed.store(true, Ordering::Release);
+        self.inner.end_walks();
+        self.inner.txgs.close();
+        self.join();
     }
 
     /// As [`export`](Self::export), for a shared pool. A second call does nothing.
@@ -62,9 +65,7 @@ impl Pool {
         if self.inner.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        self.inner.txgs.end_parks();
-        self.inner.scrub.shut_down();
-        self.inner.trim.shut_down();
+        self.inner.end_walks();
         let synced = match self.inner.read_only {
             true => Ok(()),
             false => self.inner.txgs.sync_now().map(|_| ()),
@@ -98,6 +99,14 @@ impl Pool {
 }
 
 impl PoolInner {
+    /// Ends scrubs, checks and discards. They may wait for `space`, which a commit holds while it
+    /// is parked.
+    fn end_walks(&self) {
+        self.txgs.end_parks();
+        self.scrub.shut_down();
+        self.trim.shut_down();
+    }
+
     fn mark_exported(&self) -> Result<()> {
         self.check_lease()?;
         let mut config = self.config.lock();

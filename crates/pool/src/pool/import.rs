@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use forebay_base::clock::{Clock, SystemClock};
 use forebay_base::rng;
-use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use zerocopy::FromBytes;
 
@@ -156,12 +155,7 @@ impl Pool {
 
     /// Drops the pool of an import that failed, without a commit. The devices stay open.
     fn give_up(self) {
-        self.inner.closed.store(true, Ordering::Release);
-        self.inner.txgs.end_parks();
-        self.inner.scrub.shut_down();
-        self.inner.trim.shut_down();
-        self.inner.txgs.close();
-        self.join();
+        self.stop();
         self.inner.close_objects();
     }
 }

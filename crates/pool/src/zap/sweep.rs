@@ -109,7 +109,7 @@ impl Fat {
                     let is_leaf =
                         matches!(block, ZapBlock::Leaf(_)) && S::txg_of(&ticket).is_some();
                     let is_lost = self.sweep.changes - since > SWEEP_PATIENCE;
-                    // What was in the way of the leaf is requested at once.
+                    // A filter block or an indirect block that the leaf needs is requested at once.
                     ids.extend((!is_leaf || is_lost).then_some(block));
                     let since = if is_lost { self.sweep.changes } else { since };
                     self.sweep.queue.push_back((hash, since));
