@@ -64,7 +64,7 @@ fn unreadable(range: Range<u64>) -> Rule {
 }
 
 /// Writes blocks until several segments are full. No batch is known to be durable, because nothing
-/// is flushed. Returns the number of keys.
+/// is flushed. Nothing is queued or being written at the end. Returns the number of keys.
 fn fill_without_flush(fixture: &Fixture) -> u64 {
     let mut keys = 0;
     while fixture.l2.stats().count("segments") < 4 {
@@ -73,6 +73,13 @@ fn fill_without_flush(fixture: &Fixture) -> u64 {
             forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
         });
         keys += 20;
+        let is_idle = || {
+            let stats = fixture.l2.stats();
+            stats.count("stored") == stats.count("admitted")
+        };
+        while !is_idle() {
+            std::thread::yield_now();
+        }
     }
     keys
 }
