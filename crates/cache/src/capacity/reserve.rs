@@ -43,20 +43,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Beyond the limit: evicts, and if that frees too little, waits behind all earlier waiters.
     #[cold]
     pub(crate) fn reserve_slow(&self, weight: u64) -> bool {
-        self.counters.add(CacheCounters::OVERFLOWS, 0, 1);
-        loop {
-            let evicted = self.reclaim_directly(weight);
-            if self.capacity.reserve(weight) != Reserved::No {
-                return true;
-            }
-            if self.mode == Reclaim::Thread {
-                break;
-            }
-            // Values queued for the eviction callback keep their capacity. Once that queue is full,
-            // evicted values release theirs at once, so evicting again helps.
-            if !evicted || self.callbacks.is_none() {
-                return false;
-            }
+        if self.reserve_by_evicting(weight) {
+            return true;
+        }
+        if self.mode != Reclaim::Thread {
+            return false;
         }
         let start = self.clock.now_ns();
         let ticket = self.queue_for_capacity(weight);
@@ -67,6 +58,23 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             self.counters.add(CacheCounters::THROTTLE_TIMEOUTS, 0, 1);
         }
         granted
+    }
+
+    /// Evicts until the weight fits, as far as this thread can.
+    #[cold]
+    pub(crate) fn reserve_by_evicting(&self, weight: u64) -> bool {
+        self.counters.add(CacheCounters::OVERFLOWS, 0, 1);
+        loop {
+            let evicted = self.reclaim_directly(weight);
+            if self.capacity.reserve(weight) != Reserved::No {
+                return true;
+            }
+            // Values queued for the eviction callback keep their capacity. Once that queue is full,
+            // evicted values release theirs at once, so evicting again helps.
+            if self.mode == Reclaim::Thread || !evicted || self.callbacks.is_none() {
+                return false;
+            }
+        }
     }
 
     /// Queues for capacity and wakes the reclaimer.

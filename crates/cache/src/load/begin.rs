@@ -59,6 +59,32 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         self.begin_blocking(key, weight, attributes, false)
     }
 
+    /// Does the same as [`begin_without_secondary`](Self::begin_without_secondary), and evicts for
+    /// capacity, but never waits for it.
+    ///
+    /// For a caller that holds locks, or pins that only it can release.
+    ///
+    /// # Errors
+    ///
+    /// As for [`begin`](Self::begin).
+    pub fn begin_without_waiting(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+    ) -> Result<Begin<'_, K, V>, LoadError> {
+        let inner = self.inner();
+        let mut reservation = None;
+        loop {
+            match inner.begin(key, weight, attributes, reservation, false)? {
+                Step::Ready(begin) => return Ok(begin),
+                Step::NoCapacity => {
+                    reservation = Some(inner.reserve_by_evicting(weight.max(1)));
+                }
+            }
+        }
+    }
+
     fn begin_blocking(
         &self,
         key: K,

@@ -94,6 +94,29 @@ fn everything_pinned_inline_refuses_at_once_and_gives_the_value_back() {
 }
 
 #[test]
+fn who_must_not_wait_evicts_or_is_refused() {
+    let cache = threaded_blocks(200).tunable("overflow_wait_ms", "60000").build().unwrap();
+    let mut pins = full_of_pins(&cache);
+    let begin = |key| match cache.begin_without_waiting(key, 1, Attributes::DATA).unwrap() {
+        Begin::Vacant(guard) => guard,
+        other => panic!("{other:?}"),
+    };
+    let guard = begin(1 << 40);
+    assert_eq!(guard.refusal(), Some(Refusal::NoCapacity));
+    assert_eq!(*guard.publish(5), 5);
+    assert!(!cache.contains(&(1 << 40)));
+    // What can be evicted makes space.
+    pins.drain(..100);
+    let guard = begin(1 << 41);
+    assert_eq!(guard.refusal(), None);
+    assert_eq!(*guard.publish(6), 6);
+    assert!(cache.contains(&(1 << 41)));
+    assert_eq!(cache.stats().counter("throttle_waits"), 0);
+    drop(pins);
+    audit(&cache);
+}
+
+#[test]
 fn everything_pinned_with_a_thread_ends_in_a_bounded_wait() {
     let cache = threaded_blocks(200).tunable("overflow_wait_ms", "30").build().unwrap();
     let pins = full_of_pins(&cache);

@@ -124,9 +124,10 @@ impl Store {
         attributes: Attributes,
     ) -> HeldBytes {
         let key = self.key(bp);
-        // The L2 cannot have a new block.
+        // The L2 cannot have a new block. Without waiting: the caller may hold an object's lock, and
+        // what keeps the cache full may be blocks that only the caller's next flush releases.
         let weight = content.footprint() as u64;
-        match self.cache.cache().begin_without_secondary(key, weight, attributes) {
+        match self.cache.cache().begin_without_waiting(key, weight, attributes) {
             Ok(Begin::Vacant(load_guard)) if load_guard.refusal().is_none() => {
                 return HeldBytes::Cached(load_guard.publish(content));
             }

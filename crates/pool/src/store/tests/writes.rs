@@ -66,6 +66,21 @@ fn a_block_on_its_way_is_found_whatever_the_cache_wants() {
 }
 
 #[test]
+fn a_commit_does_not_wait_for_a_cache_that_is_full_of_pins() {
+    let mut fixture = fixture_with(block_cache(8 << 20), 1, 512, OwnerCaching::All, 0);
+    let mut pins = Vec::new();
+    while fixture.counted(StoreCounters::UNCACHED_WRITES) == 0 {
+        let (bp, _) = fixture.write(64 << 10, &props(1, Compression::Off));
+        pins.extend(fixture.store.peek(&bp));
+        fixture.store.wait_and_flush().unwrap();
+    }
+    assert!(!pins.is_empty());
+    assert_eq!(fixture.store.cache().cache().stats().counter("throttle_waits"), 0);
+    drop(pins);
+    fixture.audit();
+}
+
+#[test]
 fn a_write_that_fails_is_repeated_once() {
     let mut fixture = fixture(2);
     fixture.store.wait_and_flush().unwrap();
