@@ -20,6 +20,8 @@ use super::table;
 
 /// Number of last lines of a failed step that the end of the run repeats.
 const LAST_LINES: usize = 40;
+/// Test threads, however many cores there are, for tests that wait for other processes.
+const PROCESS_TEST_THREADS: &str = "6";
 /// A command that prints nothing for this long is killed, and its step fails.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(900);
 
@@ -233,6 +235,10 @@ impl Runner {
         command.args(arguments).current_dir(&binary.folder);
         command.env("CARGO_MANIFEST_DIR", &binary.folder);
         command.envs(environment.iter().map(|(key, value)| (key, value)));
+        if binary.package == "cli" && binary.target == "it" {
+            // These tests wait for other processes most of the time.
+            command.env("RUST_TEST_THREADS", PROCESS_TEST_THREADS);
+        }
         let before = done.tests;
         self.run_and_count(command, done)?;
         done.tests.count_binary(before, done.ok);

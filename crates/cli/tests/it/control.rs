@@ -120,10 +120,17 @@ fn a_daemon_that_does_not_answer_is_named() {
     let (fixture, _socket) = with_process();
     let pid = fixture.processes()[0]["pid"].as_i64().unwrap() as i32;
     let _stopped = Stopped::new(pid);
-    for arguments in [&["list"][..], &["list", "--json"], &["stats"], &["status", "tank"]] {
-        let said = fixture.fails(arguments);
-        assert!(said.contains(&format!("daemon {pid}: does not answer")), "{arguments:?}: {said}");
-    }
+    // Each waits some seconds for an answer.
+    std::thread::scope(|scope| {
+        for arguments in [&["list"][..], &["list", "--json"], &["stats"], &["status", "tank"]] {
+            let fixture = &fixture;
+            scope.spawn(move || {
+                let said = fixture.fails(arguments);
+                let expected = format!("daemon {pid}: does not answer");
+                assert!(said.contains(&expected), "{arguments:?}: {said}");
+            });
+        }
+    });
 }
 
 #[test]

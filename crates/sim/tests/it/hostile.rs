@@ -57,7 +57,7 @@ fn cases(
 ) {
     let watch = Watch::start(name);
     let cache = fixture::cache(24 * MIB);
-    let count = if fixture::full() { count * 10 } else { count };
+    let count = if fixture::full() { count * 20 } else { count };
     let seeds = forebay_base::testing::requested_seed().map_or(1..count + 1, |seed| seed..seed + 1);
     let (mut worked, mut refused) = (0, 0);
     for seed in seeds {
@@ -83,7 +83,7 @@ fn cases(
 
 #[test]
 fn damaged_images_are_imported_or_refused() {
-    cases("damaged", 600, &originals(), |corrupter, rng| match rng.below(4) {
+    cases("damaged", 300, &originals(), |corrupter, rng| match rng.below(4) {
         0 => corrupter.flip(rng),
         1 => corrupter.swap(rng),
         2 => corrupter.wipe(rng),
@@ -93,24 +93,24 @@ fn damaged_images_are_imported_or_refused() {
 
 #[test]
 fn corrupted_labels_are_imported_or_refused() {
-    cases("labels", 500, &originals(), Corrupter::corrupt_slot);
+    cases("labels", 250, &originals(), Corrupter::corrupt_slot);
 }
 
 #[test]
 fn corrupted_blocks_are_survived() {
-    cases("blocks", 1000, &originals(), Corrupter::corrupt_block);
+    cases("blocks", 500, &originals(), Corrupter::corrupt_block);
 }
 
 #[test]
 fn corrupted_logs_are_survived() {
     let originals = [original(1, false), original(3, false), original(5, false)];
-    cases("logs", 400, &originals, Corrupter::corrupt_log);
+    cases("logs", 200, &originals, Corrupter::corrupt_log);
 }
 
 /// Runs random scripts as `fuzz/` does.
 #[test]
 fn scripts_are_survived() {
-    cases("scripts", 300, &originals(), |corrupter, rng| {
+    cases("scripts", 150, &originals(), |corrupter, rng| {
         let mut script = [0; 80];
         rng.fill(&mut script);
         corrupter.any(&mut Script::new(&script));
