@@ -31,7 +31,7 @@ pub(super) struct Writer {
 }
 
 /// The SplitMix64 output for `seed`.
-fn mix(seed: u64) -> u64 {
+pub(super) fn mix(seed: u64) -> u64 {
     let mut value = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -10,6 +10,7 @@
 mod fixture;
 mod fsync_load;
 mod kill;
+mod sqlite;
 mod suites;
 mod trees;
 
@@ -38,7 +39,7 @@ struct Check {
 }
 
 /// All checks in the order in which they run. Checks whose failures are most specific come first.
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 9] = [
     Check { name: "pjdfstest", run: suites::pjdfstest },
     Check { name: "fsx", run: suites::fsx },
     Check { name: "fio", run: suites::fio },
@@ -47,6 +48,7 @@ const CHECKS: [Check; 8] = [
     Check { name: "git", run: trees::git },
     Check { name: "cargo", run: trees::cargo },
     Check { name: "kill", run: kill::run },
+    Check { name: "sqlite", run: sqlite::run },
 ];
 
 /// Runs the checks that `arguments` name, or all of them.

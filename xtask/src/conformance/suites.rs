@@ -37,7 +37,7 @@ fn installed(fixture: &Fixture, name: &str, version: &str) -> Result<PathBuf, Fa
 }
 
 /// Whether a program is installed. Tries to install the Debian package if it is missing.
-fn packaged(program: &str, package: &str) -> bool {
+pub(super) fn packaged(program: &str, package: &str) -> bool {
     let there = || {
         let folders = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&folders).any(|folder| folder.join(program).is_file())
