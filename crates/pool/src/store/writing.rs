@@ -124,8 +124,8 @@ impl Store {
         attributes: Attributes,
     ) -> HeldBytes {
         let key = self.key(bp);
-        // The L2 cannot have a new block. Without waiting: the caller may hold an object's lock, and
-        // what keeps the cache full may be blocks that only the caller's next flush releases.
+        // The L2 cannot have a new block. Without waiting: the caller may hold an object's lock,
+        // and blocks that only its next flush releases may fill the cache.
         let weight = content.footprint() as u64;
         match self.cache.cache().begin_without_waiting(key, weight, attributes) {
             Ok(Begin::Vacant(load_guard)) if load_guard.refusal().is_none() => {
