@@ -468,7 +468,7 @@ fn an_export_gives_up_a_suspended_group() {
     let pool = Arc::new(pool);
     let waiter = std::thread::spawn({
         let pool = Arc::clone(&pool);
-        move || pool.wait_resumed()
+        move || pool.wait_resumed(&|| false)
     });
     drop(data);
     assert_eq!(pool.close().expect_err("a group is lost").kind(), ErrorKind::Suspended);
