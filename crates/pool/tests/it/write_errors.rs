@@ -265,6 +265,10 @@ fn a_bad_place_is_not_allocated_again() {
         assert_holds(&data, number, &wanted);
     }
     assert_eq!(places.refused(), 2, "it was allocated again");
+    // It is free, but not for use: it does not count as free.
+    let (stats, bad) = (pool.stats(), places.state.lock().unwrap().bad[0].clone());
+    let counted = stats.allocated_bytes + stats.deferred_bytes + stats.free_bytes;
+    assert_eq!(stats.total_bytes - counted, bad.end - bad.start);
     check(&pool);
     drop(data);
     pool.export().expect("exported");
