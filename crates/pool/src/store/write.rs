@@ -180,9 +180,9 @@ impl Store {
         }
     }
 
-    /// Starts the writes of a block. Waits while too many bytes are in flight, so it must not be
-    /// called in an I/O callback. The next barrier, see [`barrier`](super::barrier), handles
-    /// failures.
+    /// Starts the writes of a block, after [`Pause::before_write`](super::barrier::Pause). Waits
+    /// while too many bytes are in flight, so it must not be called in an I/O callback. The next
+    /// barrier, see [`barrier`](super::barrier), handles failures.
     pub(crate) fn submit(&self, placed: Placed, payload: WritePayload) {
         let Placed { bp, gang } = placed;
         let copies = bp.copy_count() as u64;
@@ -233,6 +233,11 @@ impl Store {
         let bytes = write.part.len();
         if self.shared.in_flight.begin(bytes) {
             self.count(StoreCounters::WRITE_WAITS, 1);
+        }
+        // It may have waited for longer than the lease lasts. The next barrier goes on.
+        if self.lease.as_ref().is_some_and(|lease| !lease.is_valid()) {
+            self.count(StoreCounters::WRITES_HELD_BACK, 1);
+            return self.shared.in_flight.hold_back(write);
         }
         self.count(StoreCounters::WRITES, 1);
         let Some(dva) = write.place() else {
