@@ -233,9 +233,7 @@ impl PoolInner {
         let (devices, memory) = (&self.devices, self.store.cache());
         let written = self.store.repeat(pause, || {
             self.check_lease()?;
-            let written = label::write_uberblock(devices, self.guid, uberblock, memory);
-            // All that a failed flush may have lost is written again.
-            written.inspect_err(|_| devices.retry_flushes())
+            label::write_uberblock(devices, self.guid, uberblock, memory)
         });
         self.store.note_missing_uberblocks(written?);
         Ok(())
