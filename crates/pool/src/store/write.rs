@@ -27,17 +27,20 @@ use crate::format::{BlockPtrPhys, Checksum, Compression, DvaPhys};
 pub(crate) struct WritePayload {
     packed: Option<Buffer>,
     held: Option<HeldContent>,
+    /// Of a gang block: the payload of the block that it belongs to. Without this gang block, the
+    /// block cannot be read from the devices.
+    _whole: Option<Arc<WritePayload>>,
 }
 
 impl WritePayload {
     /// Returns the payload of a sealed and held block.
     pub(crate) fn new(sealed: Sealed, held: HeldContent) -> Self {
-        Self { packed: sealed.packed, held: Some(held) }
+        Self { packed: sealed.packed, held: Some(held), _whole: None }
     }
 
-    /// Returns the payload of whole sectors that readers do not need.
-    fn of_sectors(packed: Buffer) -> Self {
-        Self { packed: Some(packed), held: None }
+    /// Returns the payload of a gang block of the block with the payload `whole`.
+    fn of_gang(packed: Buffer, whole: &Arc<Self>) -> Self {
+        Self { packed: Some(packed), held: None, _whole: Some(Arc::clone(whole)) }
     }
 
     /// Whether the bytes are those of a block in the cache, which counts their memory.
@@ -202,7 +205,7 @@ impl Store {
                 }
                 for (copies, sector) in plan.sectors {
                     let whole = 0..sector.len();
-                    let sector = Arc::new(WritePayload::of_sectors(sector));
+                    let sector = Arc::new(WritePayload::of_gang(sector, &payload));
                     self.submit_part((copies, block), &sector, whole);
                 }
             }
