@@ -133,11 +133,17 @@ impl Txgs {
     }
 
     /// Ends a park without repeating the step, and forbids others: the pool is exported. The sync
-    /// thread then lets go of `space`, which scrubs and discards may wait for.
+    /// thread then lets go of `space`, which scrubs and discards may wait for. A step that is being
+    /// repeated already comes to its end first, so that the export does not give up a txg that
+    /// `clear` saves. On return, a suspension is final.
     pub(crate) fn end_parks(&self) {
-        self.state.lock().parks_ended = true;
+        let mut state = self.state.lock();
+        state.parks_ended = true;
         self.work.notify_all();
         self.durable.notify_all();
+        while matches!(&state.stop, Some(TxgStop::Suspended(now)) if now.resumable) {
+            self.durable.wait(&mut state);
+        }
     }
 
     /// Lets the sync thread repeat the step that failed, and waits until its txg is durable. Does
