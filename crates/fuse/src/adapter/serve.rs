@@ -172,7 +172,7 @@ impl Server for Adapter {
             Op::Lookup,
             [name],
             |fs| fs.lookup(Ino(parent), name),
-            |metrics, result| { end(metrics, result) }
+            |metrics, result| end(metrics, result)
         );
     }
 
@@ -444,7 +444,7 @@ impl Server for Adapter {
             Op::Xattr,
             [name],
             |fs| fs.getxattr(Ino(ino), name),
-            |metrics, result| { reply_xattr(metrics, reply, size, result) }
+            |metrics, result| reply_xattr(metrics, reply, size, result)
         );
     }
 

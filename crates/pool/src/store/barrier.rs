@@ -113,12 +113,12 @@ impl Store {
             let (twice, once): (Vec<_>, Vec<_>) =
                 failed_now.into_iter().partition(|failed| failed.write.is_retry);
             again.extend(twice);
-            let held_back = self.shared.in_flight.take_held_back();
-            if once.is_empty() && held_back.is_empty() {
+            let deferred = self.shared.in_flight.take_deferred();
+            if once.is_empty() && deferred.is_empty() {
                 break;
             }
             pause.before_write()?;
-            held_back.into_iter().for_each(|write| self.submit_write(write));
+            deferred.into_iter().for_each(|write| self.submit_write(write));
             self.count(StoreCounters::WRITE_RETRIES, once.len() as u64);
             for FailedWrite { write, .. } in once {
                 self.submit_write(Write { is_retry: true, ..write });

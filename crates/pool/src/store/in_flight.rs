@@ -127,7 +127,7 @@ struct InFlightState {
     done_bytes: u64,
     failed: Vec<FailedWrite>,
     /// Writes that were not submitted, because the lease had ended.
-    held_back: Vec<Write>,
+    deferred: Vec<Write>,
     /// An error that is not a device's.
     invalid: Option<Error>,
     /// The failure of a flush: no write of `done` counts.
@@ -182,14 +182,14 @@ impl InFlightWrites {
     }
 
     /// A write was not submitted, and is to be later.
-    pub(super) fn hold_back(&self, write: Write) {
+    pub(super) fn defer(&self, write: Write) {
         let bytes = write.part.len();
-        self.ended(bytes, |state| state.held_back.push(write));
+        self.ended(bytes, |state| state.deferred.push(write));
     }
 
     /// Takes the writes that were held back.
-    pub(super) fn take_held_back(&self) -> Vec<Write> {
-        std::mem::take(&mut self.state.lock().held_back)
+    pub(super) fn take_deferred(&self) -> Vec<Write> {
+        std::mem::take(&mut self.state.lock().deferred)
     }
 
     /// A write was not submitted.
@@ -310,7 +310,7 @@ impl InFlightWrites {
             state.flush_error = None;
             let (done, failed) =
                 (std::mem::take(&mut state.done), std::mem::take(&mut state.failed));
-            (done, failed, std::mem::take(&mut state.held_back))
+            (done, failed, std::mem::take(&mut state.deferred))
         };
         drop(dropped);
         self.release_replaced();

@@ -239,8 +239,8 @@ impl Store {
         }
         // It may have waited for longer than the lease lasts. The next barrier goes on.
         if self.lease.as_ref().is_some_and(|lease| !lease.is_valid()) {
-            self.count(StoreCounters::WRITES_HELD_BACK, 1);
-            return self.shared.in_flight.hold_back(write);
+            self.count(StoreCounters::WRITES_DEFERRED, 1);
+            return self.shared.in_flight.defer(write);
         }
         self.count(StoreCounters::WRITES, 1);
         let Some(dva) = write.place() else {

@@ -148,7 +148,7 @@ fn a_block_does_not_lose_its_copies_one_after_the_other() {
 
 /// The lease ends while the commit has a write ahead.
 #[test]
-fn a_write_without_a_lease_is_held_back_until_it_is_renewed() {
+fn a_write_without_a_lease_is_deferred_until_it_is_renewed() {
     struct Renew<'a>(&'a Lease);
     impl Pause for Renew<'_> {
         fn pause(&self, error: Error) -> Result<()> {
