@@ -106,6 +106,11 @@ pub(crate) struct DatasetArgs {
     /// a new dataset: log]
     #[arg(long, value_enum)]
     pub(crate) sync: Option<SyncModeName>,
+    /// What writes and fsyncs do while the pool is suspended, because a device fails: wait until
+    /// `forebay clear`, or fail with EIO at once; reads go on in either case [default of a new
+    /// dataset: wait]
+    #[arg(long, value_enum)]
+    pub(crate) failmode: Option<FailModeName>,
     /// Blocks of the dataset that the L2 devices of the pool may hold; see `forebay l2 add`
     /// [default of a new dataset: all]
     #[arg(long, value_enum)]
@@ -124,6 +129,12 @@ pub(crate) enum CompressionName {
     Off,
     Lz4,
     Zstd,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FailModeName {
+    Wait,
+    Continue,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

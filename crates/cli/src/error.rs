@@ -105,7 +105,8 @@ impl From<forebay_pool::Error> for Failure {
                 ", or give `create_bytes` to make a file",
                 ", or create a pool there with `forebay create`",
             )
-            .replace("`rewind` goes back", "--rewind goes back");
+            .replace("`rewind` goes back", "--rewind goes back")
+            .replace("the option `txg`", "--txg");
         let hint = match error.kind() {
             PoolErrorKind::Suspended => "; see `forebay status` for the cause, and `forebay clear`",
             PoolErrorKind::NoMemory => "; give more with --memory",

@@ -51,8 +51,10 @@ pub enum ErrorKind {
     NoSuchOffset,
     /// The value is too large.
     TooBig,
-    /// The pool is suspended after a failed write: import it again to make changes.
+    /// The pool is suspended after a failed write: clear it, or import it again, to make changes.
     Suspended,
+    /// The process on whose behalf the operation waited was killed.
+    Interrupted,
     /// The file system is closed, or its pool exported.
     Closed,
     /// The operation would block, and is in non-blocking mode.

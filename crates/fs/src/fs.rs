@@ -5,7 +5,7 @@ use forebay_base::sync::thread::spawn_named;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_pool::format::ObjectKind;
 use forebay_pool::{
-    Dataset, DatasetSettings, Directory, ErrorKind as PoolKind, Pool, Transaction, Wait,
+    Dataset, DatasetSettings, Directory, ErrorKind as PoolKind, HandleView, Pool, Transaction, Wait,
 };
 
 use crate::attrs::Meta;
@@ -40,6 +40,9 @@ pub struct FileSystem {
     pub(crate) shared: Arc<FsShared>,
     /// Whether operations may wait. Those with a transaction have its mode instead.
     pub(crate) wait: Wait,
+    /// The process for which it waits while the pool is suspended; 0 if it is not known. `None`
+    /// for background work, which does not wait.
+    pub(crate) process: Option<u32>,
 }
 
 /// Two bits for the mode, one for directories.
@@ -161,6 +164,7 @@ impl FileSystem {
             counters: FsCounters::new(),
             last_txg: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            waits: AtomicBool::new(true),
         });
         let fs = Self::of(shared);
         // The root stays in memory without a lookup.
@@ -171,12 +175,24 @@ impl FileSystem {
 
     /// A handle whose operations may block.
     pub(crate) fn of(shared: Arc<FsShared>) -> Self {
-        Self { shared, wait: Wait::Allowed }
+        Self { shared, wait: Wait::Allowed, process: Some(0) }
     }
 
     /// A handle of this file system whose operations may block.
     pub(crate) fn blocking(&self) -> Self {
-        Self::of(Arc::clone(&self.shared))
+        Self { wait: Wait::Allowed, ..self.clone() }
+    }
+
+    /// A handle for operations of a process, by its number; 0 if it is not known. An operation that
+    /// waits while the pool is suspended ends with [`Interrupted`](ErrorKind::Interrupted) if the
+    /// process is killed.
+    pub fn for_process(&self, process: u32) -> Self {
+        Self { process: Some(process), ..self.clone() }
+    }
+
+    /// A handle for background work: it fails while the pool is suspended, and is tried again.
+    pub(crate) fn for_background(shared: Arc<FsShared>) -> Self {
+        Self { process: None, ..Self::of(shared) }
     }
 
     /// A handle of this file system in non-blocking mode: an operation that would wait for a device
@@ -353,20 +369,28 @@ impl FileSystem {
 
     /// As [`begin`](Self::begin), in another mode.
     pub(crate) fn begin_with(&self, wait: Wait) -> Result<Transaction<'_>> {
-        self.check_writable()?;
-        Ok(self.begun(self.shared.pool.with_wait(wait).begin()?))
+        self.begin_as(wait, HandleView::begin)
     }
 
     /// As [`begin`](Self::begin), for changes of attributes and names, also in a full pool.
     pub(crate) fn begin_update(&self) -> Result<Transaction<'_>> {
-        self.check_writable()?;
-        Ok(self.begun(self.shared.pool.with_wait(self.wait).begin_update()?))
+        self.begin_as(self.wait, HandleView::begin_update)
     }
 
     /// As [`begin`](Self::begin), for operations that free space.
     pub(crate) fn begin_freeing(&self) -> Result<Transaction<'_>> {
-        self.check_writable()?;
-        Ok(self.begun(self.shared.pool.with_wait(self.wait).begin_freeing()?))
+        self.begin_as(self.wait, HandleView::begin_freeing)
+    }
+
+    fn begin_as<'a>(
+        &'a self,
+        wait: Wait,
+        begin: impl Fn(HandleView<'a, Pool>) -> forebay_pool::Result<Transaction<'a>>,
+    ) -> Result<Transaction<'a>> {
+        self.unless_suspended(wait, || {
+            self.check_writable()?;
+            Ok(self.begun(begin(self.shared.pool.with_wait(wait))?))
+        })
     }
 
     fn begun<'a>(&self, tx: Transaction<'a>) -> Transaction<'a> {
@@ -585,6 +609,14 @@ impl InodeRef<'_> {
     /// Adds a reference. The caller drops it with [`put`](FileSystem::put).
     pub(crate) fn add_ref(&self) {
         self.inode.refs.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Drops the reference, but leaves the inode in memory: a task that evicts it waits.
+    pub(crate) fn leave(self) {
+        let inode = Arc::clone(&self.inode);
+        self.add_ref();
+        drop(self);
+        let _ = InodeTable::put(&inode);
     }
 
     /// Turns the reference into the result of a lookup, and counts the lookup.

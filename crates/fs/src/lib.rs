@@ -66,6 +66,7 @@ mod paths;
 mod reclaim;
 mod shared;
 mod stats;
+mod suspension;
 #[cfg(test)]
 #[allow(
     clippy::disallowed_methods,

@@ -5,8 +5,9 @@
 //! freed in steps of one transaction each. Orphans need no other record. Opening a file system
 //! destroys every inode in the orphan directory.
 //!
-//! An orphan that cannot be destroyed, because the pool is full or a device fails, is retried later
-//! by itself. It does not block the others.
+//! An orphan that cannot be destroyed, because the pool is full or suspended or a device fails, is
+//! retried later by itself. It does not block the others. So are times that a suspended pool does
+//! not take.
 //!
 //! One thread does all of this, so only that thread and the rollback of failed operations remove
 //! names from the orphan directory. It also removes names whose inode is no orphan.
@@ -53,8 +54,8 @@ pub(crate) struct Reclaim {
 
 struct ReclaimState {
     tasks: VecDeque<ReclaimTask>,
-    /// Inodes whose destruction failed.
-    failed: VecDeque<u64>,
+    /// Tasks that failed.
+    failed: VecDeque<ReclaimTask>,
     /// Tasks are running, or the orphan directory is being read.
     busy: bool,
     stopped: bool,
@@ -100,11 +101,11 @@ impl Reclaim {
         }
     }
 
-    /// Records that this inode could not be destroyed.
-    fn push_failed(&self, number: u64) {
+    /// Notes a failed task for later.
+    fn push_failed(&self, task: ReclaimTask) {
         let mut state = self.state.lock();
         if !state.stopped {
-            state.failed.push_back(number);
+            state.failed.push_back(task);
         }
     }
 
@@ -149,7 +150,7 @@ impl Reclaim {
 
     fn run(&self, fs: &Weak<FsShared>) {
         if let Some(fs) = fs.upgrade() {
-            FileSystem::of(fs).destroy_leftovers(self);
+            FileSystem::for_background(fs).destroy_leftovers(self);
         }
         loop {
             let batch: Vec<ReclaimTask> = {
@@ -171,7 +172,9 @@ impl Reclaim {
                 state.tasks.drain(..count).collect()
             };
             match fs.upgrade() {
-                Some(fs) if !self.is_stopped() => FileSystem::of(fs).run_tasks(self, &batch),
+                Some(fs) if !self.is_stopped() => {
+                    FileSystem::for_background(fs).run_tasks(self, &batch)
+                }
                 _ => return,
             }
         }
@@ -179,10 +182,10 @@ impl Reclaim {
 }
 
 impl ReclaimState {
-    /// Turns up to `most` failed inodes into tasks.
+    /// Turns up to `most` failed tasks into tasks.
     fn retry(&mut self, most: usize) {
         let count = self.failed.len().min(most);
-        self.tasks.extend(self.failed.drain(..count).map(ReclaimTask::Destroy));
+        self.tasks.extend(self.failed.drain(..count));
     }
 }
 
@@ -246,18 +249,23 @@ impl FileSystem {
         for task in batch {
             match task {
                 ReclaimTask::Destroy(number) => orphans.push(*number),
-                ReclaimTask::FlushTimes(number) => self.flush_times_of(*number),
+                ReclaimTask::FlushTimes(number) => self.flush_times_of(reclaim, *number),
             }
         }
         self.destroy_orphans(reclaim, &orphans);
     }
 
-    fn flush_times_of(&self, number: u64) {
+    fn flush_times_of(&self, reclaim: &Reclaim, number: u64) {
         // Another thread has already evicted it.
         let Some(inode) = self.cached(number) else { return };
-        if self.flush_times(&inode).is_err() {
+        match self.flush_times(&inode) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Suspended => {
+                inode.leave();
+                reclaim.push_failed(ReclaimTask::FlushTimes(number));
+            }
             // The times are lost, as after a crash. Otherwise the inode could never be evicted.
-            inode.state().times_pending = false;
+            Err(_) => inode.state().times_pending = false,
         }
     }
 
@@ -292,11 +300,8 @@ impl FileSystem {
     /// Counts a failed destroy, and queues a retry unless the error is permanent.
     fn destroy_failed(&self, reclaim: &Reclaim, number: u64, error: &Error) {
         self.counters().add(FsCounters::ORPHANS_FAILED, 0, 1);
-        if !matches!(
-            error.kind(),
-            ErrorKind::Corrupt | ErrorKind::Suspended | ErrorKind::Closed | ErrorKind::ReadOnly
-        ) {
-            reclaim.push_failed(number);
+        if !matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Closed | ErrorKind::ReadOnly) {
+            reclaim.push_failed(ReclaimTask::Destroy(number));
         }
     }
 

@@ -38,6 +38,8 @@ pub(crate) struct FsShared {
     /// Transaction group of the most recent transaction.
     pub(crate) last_txg: AtomicU64,
     pub(crate) closed: AtomicBool,
+    /// Whether changes may wait while the pool is suspended, see `suspension.rs`.
+    pub(crate) waits: AtomicBool,
 }
 
 impl FsShared {

@@ -36,6 +36,8 @@ forebay_base::counters! {
     entries_skipped;
     /// Inodes whose times were written after the change itself.
     times_flushed;
+    /// Operations that waited because the pool was suspended.
+    suspension_waits;
 }
 
 /// Operation types, in the order of the labels.

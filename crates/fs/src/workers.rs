@@ -3,15 +3,21 @@
 //! Threads start on demand, up to a limit, and stay until the pool is closed. The queue is bounded:
 //! past the limit, callers run their own jobs. Jobs of I/O callbacks are always queued, because a
 //! callback must not block. There are never more of them than reads in flight.
+//!
+//! Threads that wait for the end of a suspension do not count towards the limit, up to
+//! [`BLOCKED_MAX`]: others start in their place, and end when they have nothing to do.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use forebay_base::sync::thread::{JoinHandle, spawn_named};
+use forebay_base::sync::thread::{JoinHandle, current_id, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
 /// Largest number of queued jobs, not counting those of I/O callbacks.
 const QUEUE_MAX: usize = 1024;
+
+/// Largest number of waiting threads in whose place others start.
+const BLOCKED_MAX: usize = 1024;
 
 /// Tells a job how to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,12 +42,34 @@ struct JobQueue {
     threads: Vec<JoinHandle<()>>,
     idle: usize,
     max_threads: usize,
+    /// Threads that wait for the end of a suspension, of this pool or not.
+    blocked: usize,
     closed: bool,
+}
+
+impl JobQueue {
+    fn thread_limit(&self) -> usize {
+        self.max_threads + self.blocked.min(BLOCKED_MAX)
+    }
+
+    /// Whether another thread would find a job.
+    fn wants_thread(&self, jobs: usize) -> bool {
+        self.idle < jobs && self.threads.len() < self.thread_limit() && !self.closed
+    }
 }
 
 /// The thread pool.
 pub(crate) struct Workers {
     shared: Arc<WorkersShared>,
+}
+
+/// Marks a thread as waiting until it is dropped.
+pub(crate) struct Blocked<'a>(&'a WorkersShared);
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        self.0.queue.lock().blocked -= 1;
+    }
 }
 
 impl Workers {
@@ -52,6 +80,7 @@ impl Workers {
             threads: Vec::new(),
             idle: 0,
             max_threads: max_threads.max(1),
+            blocked: 0,
             closed: false,
         };
         let queue = Mutex::named("fs-workers", queue);
@@ -66,19 +95,35 @@ impl Workers {
         if queue.closed || full {
             return Some(job);
         }
-        if queue.idle <= queue.jobs.len() && queue.threads.len() < queue.max_threads {
-            let shared = Arc::clone(&self.shared);
-            match spawn_named("fs-worker", move || shared.work()) {
-                Ok(thread) => queue.threads.push(thread),
-                // The system has no more threads: the running ones must do.
-                Err(_) if !queue.threads.is_empty() => {}
-                Err(_) => return Some(job),
-            }
+        // If the system has no more threads, the running ones must do.
+        if queue.wants_thread(queue.jobs.len() + 1)
+            && !self.start_thread(&mut queue)
+            && queue.threads.is_empty()
+        {
+            return Some(job);
         }
         queue.jobs.push_back(job);
         drop(queue);
         self.shared.wake.notify_one();
         None
+    }
+
+    fn start_thread(&self, queue: &mut JobQueue) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let thread = spawn_named("fs-worker", move || shared.work());
+        thread.map(|thread| queue.threads.push(thread)).is_ok()
+    }
+
+    /// Marks the calling thread as waiting for the end of a suspension. If it is one of the pool's,
+    /// another one takes its place.
+    pub(crate) fn blocked(&self) -> Blocked<'_> {
+        let mut queue = self.shared.queue.lock();
+        queue.blocked += 1;
+        if queue.wants_thread(queue.jobs.len()) {
+            self.start_thread(&mut queue);
+        }
+        drop(queue);
+        Blocked(&self.shared)
     }
 
     /// Number of busy threads, and of queued jobs.
@@ -96,7 +141,7 @@ impl Workers {
             std::mem::take(&mut queue.threads)
         };
         self.shared.wake.notify_all();
-        let me = forebay_base::sync::thread::current_id();
+        let me = current_id();
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != me) {
             // The threads catch panics.
             let _ = thread.join();
@@ -114,6 +159,11 @@ impl WorkersShared {
                         break job;
                     }
                     if queue.closed {
+                        return;
+                    }
+                    if queue.threads.len() > queue.thread_limit() {
+                        let me = current_id();
+                        queue.threads.retain(|thread| thread.thread().id() != me);
                         return;
                     }
                     queue.idle += 1;

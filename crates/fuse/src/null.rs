@@ -352,7 +352,7 @@ impl Server for NullFs {
         send(reply, made.map(|attributes| Created { attributes, opened: self.opened() }));
     }
 
-    fn link(&self, ino: u64, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
+    fn link(&self, _caller: Caller, ino: u64, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
         let linked = self.with_node(ino, |node| node.kind).and_then(|kind| {
             if !self.with_directory(parent, |directory| Ok(directory.insert(name, ino, kind)))? {
                 return Err(libc::EEXIST);
@@ -363,15 +363,22 @@ impl Server for NullFs {
         send(reply, linked.map(Dentry::Positive));
     }
 
-    fn unlink(&self, parent: u64, name: &[u8], reply: impl Reply<()>) {
+    fn unlink(&self, _caller: Caller, parent: u64, name: &[u8], reply: impl Reply<()>) {
         send(reply, self.remove_name(parent, name, false));
     }
 
-    fn rmdir(&self, parent: u64, name: &[u8], reply: impl Reply<()>) {
+    fn rmdir(&self, _caller: Caller, parent: u64, name: &[u8], reply: impl Reply<()>) {
         send(reply, self.remove_name(parent, name, true));
     }
 
-    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, reply: impl Reply<()>) {
+    fn rename(
+        &self,
+        _caller: Caller,
+        from: (u64, &[u8]),
+        to: (u64, &[u8]),
+        flags: u32,
+        reply: impl Reply<()>,
+    ) {
         if flags != 0 {
             return reply.error(libc::EINVAL);
         }
@@ -399,6 +406,7 @@ impl Server for NullFs {
 
     fn write(
         &self,
+        _caller: Caller,
         ino: u64,
         _handle: u64,
         write_request: WriteRequest<'_>,
@@ -409,7 +417,7 @@ impl Server for NullFs {
         send(reply, done.map(|()| Written(write_request.data.len() as u32)));
     }
 
-    fn fsync(&self, _ino: u64, _data_only: bool, reply: impl Reply<()>) {
+    fn fsync(&self, _caller: Caller, _ino: u64, _data_only: bool, reply: impl Reply<()>) {
         reply.ok(());
     }
 
@@ -429,7 +437,7 @@ impl Server for NullFs {
         reply.ok(());
     }
 
-    fn fsyncdir(&self, _ino: u64, reply: impl Reply<()>) {
+    fn fsyncdir(&self, _caller: Caller, _ino: u64, reply: impl Reply<()>) {
         reply.ok(());
     }
 
@@ -446,7 +454,15 @@ impl Server for NullFs {
         });
     }
 
-    fn setxattr(&self, _ino: u64, _name: &[u8], _value: &[u8], _flags: i32, reply: impl Reply<()>) {
+    fn setxattr(
+        &self,
+        _caller: Caller,
+        _ino: u64,
+        _name: &[u8],
+        _value: &[u8],
+        _flags: i32,
+        reply: impl Reply<()>,
+    ) {
         reply.error(libc::ENOSYS);
     }
 
@@ -458,7 +474,7 @@ impl Server for NullFs {
         reply.error(libc::ENOSYS);
     }
 
-    fn removexattr(&self, _ino: u64, _name: &[u8], reply: impl Reply<()>) {
+    fn removexattr(&self, _caller: Caller, _ino: u64, _name: &[u8], reply: impl Reply<()>) {
         reply.error(libc::ENOSYS);
     }
 

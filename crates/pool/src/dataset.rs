@@ -6,7 +6,9 @@ use forebay_cache::OwnerCaching;
 use zerocopy::{FromBytes, FromZeros};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{CacheMode, Compression, DatasetPhys, ObjectKind, SyncMode, TAIL_BYTES};
+use crate::format::{
+    CacheMode, Compression, DatasetPhys, FailMode, ObjectKind, SyncMode, TAIL_BYTES,
+};
 use crate::log::IntentLog;
 use crate::object::Leaves;
 use crate::objset::{Objset, WriteSettings, check_attributes};
@@ -44,11 +46,17 @@ pub struct DatasetSettings {
     pub l2: CacheMode,
     /// What makes an fsync durable.
     pub sync: SyncMode,
+    /// What changes do while the pool is suspended. For the users of the dataset: a transaction
+    /// that begins meanwhile fails in either mode, and [`Pool::wait_resumed`] waits.
+    ///
+    /// [`Pool::wait_resumed`]: crate::Pool::wait_resumed
+    pub fail_mode: FailMode,
 }
 
 impl Default for DatasetSettings {
     /// Records of 128 KiB in one copy without compression, metadata in two copies with LZ4,
-    /// everything cached in RAM and on L2 devices, fsync through the intent log.
+    /// everything cached in RAM and on L2 devices, fsync through the intent log. Changes wait while
+    /// the pool is suspended.
     fn default() -> Self {
         Self {
             record_bytes: 128 << 10,
@@ -59,6 +67,7 @@ impl Default for DatasetSettings {
             cache: CacheMode::All,
             l2: CacheMode::All,
             sync: SyncMode::Log,
+            fail_mode: FailMode::Wait,
         }
     }
 }
@@ -91,6 +100,7 @@ impl DatasetSettings {
                 cache: CacheMode::from_raw(phys.cache)?,
                 l2: CacheMode::from_raw(phys.l2)?,
                 sync: SyncMode::from_raw(phys.sync)?,
+                fail_mode: FailMode::from_raw(phys.fail_mode)?,
             })
         };
         let settings = parse().filter(|settings| settings.check().is_ok());
@@ -108,6 +118,7 @@ impl DatasetSettings {
         phys.cache = self.cache as u8;
         phys.l2 = self.l2 as u8;
         phys.sync = self.sync as u8;
+        phys.fail_mode = self.fail_mode as u8;
     }
 
     /// The setting `cache` in the terms of the RAM cache.
@@ -248,6 +259,11 @@ impl DatasetInner {
 
     pub(crate) fn settings(&self) -> Result<DatasetSettings> {
         DatasetSettings::of(&self.stored.lock().phys)
+    }
+
+    pub(crate) fn fail_mode(&self) -> FailMode {
+        // `open` has checked the settings.
+        FailMode::from_raw(self.stored.lock().phys.fail_mode).unwrap_or_default()
     }
 
     /// Changes the settings, which were checked before. The next sync writes them. They apply to

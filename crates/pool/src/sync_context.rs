@@ -67,8 +67,15 @@ impl<'a> SyncContext<'a> {
         let placed = self.place(&sealed, &content, props)?;
         let ptr = placed.bp;
         let held = self.store.hold(&ptr, content, props.cache);
-        self.store.submit(placed, WritePayload::new(sealed, held));
+        self.submit(placed, WritePayload::new(sealed, held))?;
         Ok(ptr)
+    }
+
+    /// As [`Store::submit`], if no other host has the pool.
+    pub(crate) fn submit(&self, placed: Placed, payload: WritePayload) -> Result<()> {
+        self.pause.before_write()?;
+        self.store.submit(placed, payload);
+        Ok(())
     }
 
     /// As [`Store::place`]. Counts the space.

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use forebay_fs::{FileSystem, Owner};
 use forebay_io::{FileLock, OpenOptions};
-use forebay_pool::format::{CacheMode, Compression, SyncMode};
+use forebay_pool::format::{CacheMode, Compression, FailMode, SyncMode};
 use forebay_pool::{CreateOptions, DatasetSettings, MIN_DEVICE_BYTES, Opened, Pool, open_path};
 
-use crate::args::{CompressionName, CreateArgs, DatasetArgs, L2ModeName, SyncModeName};
+use crate::args::{
+    CompressionName, CreateArgs, DatasetArgs, FailModeName, L2ModeName, SyncModeName,
+};
 use crate::control::run_dir;
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
@@ -120,6 +122,12 @@ pub(crate) fn settings(
         settings.sync = match sync {
             SyncModeName::Log => SyncMode::Log,
             SyncModeName::Txg => SyncMode::Txg,
+        };
+    }
+    if let Some(failmode) = args.failmode {
+        settings.fail_mode = match failmode {
+            FailModeName::Wait => FailMode::Wait,
+            FailModeName::Continue => FailMode::Continue,
         };
     }
     if let Some(l2) = args.l2 {

@@ -79,13 +79,24 @@ pub(crate) fn list(spec: &str) -> Result<()> {
                 dataset.compression.clone(),
                 dataset.copies.to_string(),
                 dataset.sync.clone(),
+                dataset.failmode.clone(),
                 dataset.l2.clone(),
                 dataset.error.clone().unwrap_or_default(),
             ]
         })
         .collect();
-    let headings =
-        ["DATASET", ">OBJECTS", ">SIZE", ">RECORDS", "COMPRESSION", ">COPIES", "FSYNC", "L2", ""];
+    let headings = [
+        "DATASET",
+        ">OBJECTS",
+        ">SIZE",
+        ">RECORDS",
+        "COMPRESSION",
+        ">COPIES",
+        "FSYNC",
+        "FAILMODE",
+        "L2",
+        "",
+    ];
     output::print(&units::table(&headings, &rows));
     Ok(())
 }

@@ -152,7 +152,7 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
         let value = match &dataset.error {
             Some(error) => format!("{}: {error}", dataset.name),
             None => format!(
-                "{}: {} objects, {}, records of {}, compression {}, {} cop{}, fsync by {}, L2 holds {}",
+                "{}: {} objects, {}, records of {}, compression {}, {} cop{}, fsync by {}, failmode {}, L2 holds {}",
                 dataset.name,
                 dataset.objects,
                 units::bytes(dataset.allocated_bytes),
@@ -161,6 +161,7 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
                 dataset.copies,
                 if dataset.copies == 1 { "y" } else { "ies" },
                 dataset.sync,
+                dataset.failmode,
                 dataset.l2
             ),
         };

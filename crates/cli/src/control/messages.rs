@@ -173,6 +173,9 @@ pub(crate) struct DatasetInfo {
     pub(crate) compression: String,
     pub(crate) copies: u8,
     pub(crate) sync: String,
+    /// What changes do while the pool is suspended: `wait` or `continue`.
+    #[serde(default)]
+    pub(crate) failmode: String,
     /// Blocks that L2 devices may hold: `all`, `metadata` or `none`.
     #[serde(default)]
     pub(crate) l2: String,

@@ -205,8 +205,14 @@ impl MountedDataset {
         self.mount.wait()
     }
 
+    /// Unmounts. From now on nothing waits any more while the pool is suspended, unless the mount
+    /// stays: the kernel writes its pages before the file system goes, and files that are open
+    /// after a lazy unmount would keep it.
     pub(super) fn unmount(&self, lazy: bool) -> Result<(), MountError> {
-        if lazy { self.mount.unmount_lazily() } else { self.mount.unmount() }
+        self.files.set_waiting(false);
+        let ended = if lazy { self.mount.unmount_lazily() } else { self.mount.unmount() };
+        self.files.set_waiting(ended.is_err());
+        ended
     }
 
     /// Closes the file system.

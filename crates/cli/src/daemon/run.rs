@@ -5,6 +5,7 @@
 //! [`DETACHED_TIMEOUT`] closes files that are still open. SIGTERM and SIGHUP may come without a
 //! user at a terminal, so after [`BUSY_TIMEOUT`] they act as two signals.
 
+use std::collections::HashMap;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -74,7 +75,9 @@ pub(crate) fn run(
     let mut before = stats::process(daemon);
     let mut show_at = Instant::now() + daemon.screen.period();
     let started = Instant::now();
+    let mut suspensions = Suspensions::default();
     loop {
+        suspensions.tell(daemon);
         let idle_over =
             idle.is_some_and(|idle| started.elapsed() > idle && daemon.pools().is_empty());
         if daemon.is_done() || (idle_over && ending.is_none() && daemon.is_quiet()) {
@@ -123,6 +126,30 @@ fn on_signal(daemon: &Arc<Daemon>, ending: &mut Option<Shutdown>, signal: i32) -
         None => *ending = Some(Shutdown::begin(daemon, signal)?),
     }
     Ok(())
+}
+
+/// The suspended pools whose cause was printed.
+#[derive(Default)]
+struct Suspensions(HashMap<u64, String>);
+
+impl Suspensions {
+    /// Prints the cause of each suspension, and its end.
+    fn tell(&mut self, daemon: &Daemon) {
+        for imported in daemon.pools() {
+            let pool = &imported.pool;
+            match (stats::why_suspended(pool), self.0.get(&pool.guid())) {
+                (Some(why), told) if told != Some(&why) => {
+                    daemon.screen.alert(&format!("pool {} is suspended: {why}", pool.name()));
+                    self.0.insert(pool.guid(), why);
+                }
+                (None, Some(_)) => {
+                    daemon.screen.alert(&format!("pool {} goes on: it was cleared", pool.name()));
+                    self.0.remove(&pool.guid());
+                }
+                _ => {}
+            }
+        }
+    }
 }
 
 impl Daemon {

@@ -94,14 +94,27 @@ impl Screen {
         }
     }
 
-    fn print(&self, message: &str) {
-        if self.output == Output::Silent {
-            return;
+    /// Prints a message about a pool to standard error. In the background, the log has an event.
+    pub(crate) fn alert(&self, message: &str) {
+        if matches!(self.output, Output::Terminal | Output::Plain) {
+            self.print_to(&mut std::io::stderr(), message);
         }
+    }
+
+    fn print(&self, message: &str) {
+        if self.output != Output::Silent {
+            self.print_to(&mut std::io::stdout(), message);
+        }
+    }
+
+    fn print_to(&self, out: &mut dyn Write, message: &str) {
         let mut line = self.line.lock();
-        let clear = if std::mem::take(&mut *line) { "\r\x1b[K" } else { "" };
-        let mut out = std::io::stdout();
-        let _ = writeln!(out, "{clear}{message}");
+        if std::mem::take(&mut *line) {
+            let mut terminal = std::io::stdout();
+            let _ = write!(terminal, "\r\x1b[K");
+            let _ = terminal.flush();
+        }
+        let _ = writeln!(out, "{message}");
         let _ = out.flush();
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use forebay_cache::Class;
-use forebay_pool::format::{CacheMode, Compression, SyncMode};
+use forebay_pool::format::{CacheMode, Compression, FailMode, SyncMode};
 use forebay_pool::{BlockCache, L2Device, L2DeviceState, Pool};
 
 use super::{Daemon, ImportedPool, MountedDataset, health, jobs, mount_info};
@@ -246,6 +246,7 @@ fn datasets(pool: &Pool) -> Vec<DatasetInfo> {
         compression: "?".to_owned(),
         copies: 0,
         sync: "?".to_owned(),
+        failmode: "?".to_owned(),
         l2: "?".to_owned(),
         error: Some(error),
     };
@@ -271,6 +272,11 @@ fn datasets(pool: &Pool) -> Vec<DatasetInfo> {
                 sync: match settings.sync {
                     SyncMode::Log => "log",
                     SyncMode::Txg => "txg",
+                }
+                .to_owned(),
+                failmode: match settings.fail_mode {
+                    FailMode::Wait => "wait",
+                    FailMode::Continue => "continue",
                 }
                 .to_owned(),
                 l2: match settings.l2 {

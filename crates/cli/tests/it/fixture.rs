@@ -202,6 +202,18 @@ impl Running {
     #[track_caller]
     pub(crate) fn read_until(&mut self, text: &str) -> String {
         let output = self.child.as_mut().and_then(|child| child.stdout.as_mut()).expect("it runs");
+        Self::read_lines(output, text)
+    }
+
+    /// As [`read_until`](Self::read_until), of its standard error.
+    #[track_caller]
+    pub(crate) fn read_error_until(&mut self, text: &str) -> String {
+        let output = self.child.as_mut().and_then(|child| child.stderr.as_mut()).expect("it runs");
+        Self::read_lines(output, text)
+    }
+
+    #[track_caller]
+    fn read_lines(output: &mut impl Read, text: &str) -> String {
         let (mut read, mut byte) = (Vec::new(), [0]);
         // Byte by byte: what follows is for others to read.
         while output.read(&mut byte).expect("its output") > 0 {

@@ -85,6 +85,7 @@ fn dataset() -> Value {
         "cache": "text",
         "l2": "text",
         "sync": "text",
+        "fail_mode": "text",
         "set": set(),
     })
 }

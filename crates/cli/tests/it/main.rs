@@ -25,5 +25,6 @@ mod overwrite;
 mod salvage;
 mod scrub;
 mod set_id;
+mod suspended;
 mod trim;
 mod umount;

@@ -286,7 +286,7 @@ impl FileSystem {
         if !data_only {
             self.flush_times(&inode)?;
         }
-        Ok(self.dataset().fsync(inode.number)?)
+        self.unless_suspended(self.wait, || Ok(self.dataset().fsync(inode.number)?))
     }
 
     /// Makes a directory durable.

@@ -36,6 +36,9 @@ pub trait Client: Send + Sync {
 
     /// Whether a process of user 0 has the capability `CAP_FSETID`. It may have dropped it.
     fn has_fsetid(&self, caller: Caller) -> bool;
+
+    /// Whether a process was killed, and ends as soon as its request has an answer.
+    fn is_killed(&self, process: u32) -> bool;
 }
 
 impl FileSystem {
@@ -44,7 +47,7 @@ impl FileSystem {
         *self.shared.client.lock() = client;
     }
 
-    fn client(&self) -> Option<Arc<dyn Client>> {
+    pub(crate) fn client(&self) -> Option<Arc<dyn Client>> {
         self.shared.client.lock().clone()
     }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_fs::{Caller, FileKind, FileSystem, FsOptions, Handle, Ino, NewNode, Owner};
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
+use forebay_pool::format::FailMode;
 use forebay_pool::{
     BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, HostId, ImportOptions, Pool,
 };
@@ -21,7 +22,7 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    /// An empty file system with records of 8 KiB.
+    /// An empty file system with records of 8 KiB, whose changes fail while the pool is suspended.
     pub(crate) fn new(bytes: u64) -> Self {
         Self::on(memory(bytes))
     }
@@ -35,7 +36,11 @@ impl Fixture {
         };
         let pool =
             Pool::create(vec![Arc::clone(&fixture.device).into()], &options).expect("a pool");
-        let settings = DatasetSettings { record_bytes: 8192, ..DatasetSettings::default() };
+        let settings = DatasetSettings {
+            record_bytes: 8192,
+            fail_mode: FailMode::Continue,
+            ..DatasetSettings::default()
+        };
         let owner = Owner { uid: 0, gid: 0, mode: 0o755 };
         FileSystem::create_in(&pool, NAME, &settings, owner).expect("a file system");
         pool.export().expect("an export");

@@ -6,6 +6,7 @@ mod ace;
 mod basic;
 mod common;
 mod crash;
+mod failmode;
 mod large;
 mod model;
 mod non_blocking;

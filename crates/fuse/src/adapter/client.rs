@@ -14,28 +14,46 @@ impl forebay_fs::Client for Client {
 
     /// Reads the supplementary groups from `/proc`, because a request has only one group.
     fn is_member(&self, caller: Caller, gid: u32) -> bool {
-        caller.gid == gid || status(caller).is_some_and(|status| lists_group(&status, gid))
+        caller.gid == gid || status(caller.pid).is_some_and(|status| lists_group(&status, gid))
     }
 
     /// Reads the capabilities from `/proc`, because requests do not have them. If that fails, the
     /// process has none.
     fn has_fsetid(&self, caller: Caller) -> bool {
-        status(caller).is_some_and(|status| has_capability(&status, FSETID))
+        status(caller.pid).is_some_and(|status| has_capability(&status, FSETID))
+    }
+
+    /// Reads the pending signals from `/proc`, because the crate `fuser` does not pass interrupts
+    /// on. The kernel turns every signal that ends a process into a pending `SIGKILL` of each of
+    /// its threads.
+    fn is_killed(&self, process: u32) -> bool {
+        status(process).is_some_and(|status| has_pending(&status, libc::SIGKILL))
     }
 }
 
 /// Bit of `CAP_FSETID` in the masks of `/proc/PID/status`.
 const FSETID: u32 = 4;
 
-fn status(caller: Caller) -> Option<String> {
-    std::fs::read_to_string(format!("/proc/{}/status", caller.pid)).ok()
+/// The status of a process or thread.
+fn status(pid: u32) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/status")).ok()
 }
 
 /// Whether the effective capabilities in `/proc/PID/status` include this bit.
 fn has_capability(status: &str, bit: u32) -> bool {
-    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask & (1 << bit) != 0)
+    mask(status, "CapEff:").is_some_and(|mask| mask & (1 << bit) != 0)
+}
+
+/// Whether a signal is pending for the thread or its process, in `/proc/PID/status`.
+fn has_pending(status: &str, signal: i32) -> bool {
+    let pending = ["SigPnd:", "ShdPnd:"].into_iter().filter_map(|name| mask(status, name));
+    pending.fold(0, |all, mask| all | mask) & (1 << (signal - 1)) != 0
+}
+
+/// The mask with this name in `/proc/PID/status`.
+fn mask(status: &str, name: &str) -> Option<u64> {
+    let mask = status.lines().find_map(|line| line.strip_prefix(name))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
 }
 
 /// Whether the groups in `/proc/PID/status` include `gid`.
@@ -52,6 +70,16 @@ mod tests {
     fn groups_of_a_process_are_read() {
         let status = "Name:\tcat\nGid:\t7\t7\t7\t7\nGroups:\t4 24 27 \nNStgid:\t9\n";
         assert!(lists_group(status, 24) && !lists_group(status, 7) && !lists_group("", 0));
+    }
+
+    #[test]
+    fn a_pending_kill_is_seen() {
+        let text = |thread, process| format!("SigPnd:\t{thread}\nShdPnd:\t{process}\nSigBlk:\tf\n");
+        let (none, kill) = ("0000000000000000", "0000000000000100");
+        assert!(has_pending(&text(kill, none), libc::SIGKILL));
+        assert!(has_pending(&text(none, kill), libc::SIGKILL));
+        assert!(!has_pending(&text(none, "0000000000004000"), libc::SIGKILL));
+        assert!(!has_pending("", libc::SIGKILL));
     }
 
     #[test]

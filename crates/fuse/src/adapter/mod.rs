@@ -15,6 +15,12 @@
 //!    thread while at most half of those threads block, because a hand-over is expensive. Otherwise
 //!    they run on a worker thread.
 //!
+//! # While the pool is suspended
+//!
+//! Changes and fsyncs of a dataset with `failmode=wait` wait on worker threads, or on receiving
+//! threads as above, until the pool is cleared. A request of a killed process is answered with
+//! `EINTR`.
+//!
 //! # Locking
 //!
 //! `mount-failure`, `mount-shrinker`, `mount-write-back` and `mount-writers` are leaf locks.
@@ -47,7 +53,7 @@ use crate::counters::{MountCounters, MountMetrics, Op};
 use crate::error::MountError;
 use crate::mount::{self, Mount};
 use crate::options::MountOptions;
-use crate::transport::Reply;
+use crate::transport::{Caller, Reply};
 
 /// Mounts `fs` at `at`, an existing directory.
 ///
@@ -94,18 +100,28 @@ struct Adapter {
 impl Adapter {
     /// Runs a job that blocks: on this thread if enough others receive requests, otherwise on a
     /// worker.
-    fn run_blocking(&self, op: Op, job: impl FnOnce(&FileSystem, &MountMetrics) + Send + 'static) {
+    fn run_blocking(
+        &self,
+        caller: Caller,
+        op: Op,
+        job: impl FnOnce(&FileSystem, &MountMetrics) + Send + 'static,
+    ) {
         match self.blocking_limit.try_acquire() {
-            Some(_permit) => job(&self.fs, &self.metrics),
-            None => self.defer(op, job),
+            Some(_permit) => job(&self.fs.for_process(caller.pid), &self.metrics),
+            None => self.defer(caller.pid, op, job),
         }
     }
 
-    /// Runs `job` on a worker thread.
-    fn defer(&self, op: Op, job: impl FnOnce(&FileSystem, &MountMetrics) + Send + 'static) {
+    /// Runs `job` on a worker thread. `pid` is the process that a change is made for, else 0.
+    fn defer(
+        &self,
+        pid: u32,
+        op: Op,
+        job: impl FnOnce(&FileSystem, &MountMetrics) + Send + 'static,
+    ) {
         self.metrics.counters.add(MountCounters::WOULD_BLOCK, op as usize, 1);
         let metrics = self.metrics.clone();
-        self.fs.spawn(Box::new(move |fs| job(fs, &metrics)));
+        self.fs.for_process(pid).spawn(Box::new(move |fs| job(fs, &metrics)));
     }
 }
 
@@ -152,6 +168,7 @@ fn errno(metrics: &MountMetrics, error: &Error) -> i32 {
         ErrorKind::NoSuchOffset => libc::ENXIO,
         ErrorKind::TooBig => libc::E2BIG,
         ErrorKind::Closed => libc::ENODEV,
+        ErrorKind::Interrupted => libc::EINTR,
         // Does not happen on threads that may block. The caller can retry.
         ErrorKind::WouldBlock => libc::EAGAIN,
         _ => libc::EIO,

@@ -10,6 +10,7 @@ use forebay_fs::{Error, FileSystem, Ino};
 use super::Adapter;
 use super::handles::Writers;
 use crate::counters::{MountMetrics, Op};
+use crate::transport::Caller;
 
 /// Files that get another name.
 pub(super) enum RenamedFiles {
@@ -46,13 +47,14 @@ impl Adapter {
     /// Runs `job` after the dirty pages of these files are flushed.
     pub(super) fn after_write_back(
         &self,
+        caller: Caller,
         op: Op,
         files: RenamedFiles,
         job: impl FnOnce(&FileSystem, &MountMetrics) + Send + 'static,
     ) {
         let writers = self.writers.clone();
         let (write_back, metrics) = (self.write_back.clone(), self.metrics.clone());
-        self.defer(op, move |fs, _| {
+        self.defer(caller.pid, op, move |fs, _| {
             // The job itself reports errors of the names.
             let maybe_dirty = files.maybe_dirty(fs, &writers).unwrap_or_default();
             let Some((last, others)) = maybe_dirty.split_last() else { return job(fs, &metrics) };

@@ -19,14 +19,14 @@ const COPY_BYTES: u64 = 64 << 20;
 /// Tries an operation in non-blocking mode. If it would block, copies the listed borrowed arguments
 /// and repeats it on a worker thread.
 macro_rules! attempt {
-    ($this:ident, $op:expr, [$($kept:ident),*], |$fs:ident| $operation:expr, |$metrics:ident, $result:ident| $end:expr) => {{
+    ($this:ident, $pid:expr, $op:expr, [$($kept:ident),*], |$fs:ident| $operation:expr, |$metrics:ident, $result:ident| $end:expr) => {{
         let $result = {
             let $fs = &$this.non_blocking;
             $operation
         };
         if would_block(&$result) {
             $(let $kept = $kept.to_vec();)*
-            $this.defer($op, move |$fs, $metrics| {
+            $this.defer($pid, $op, move |$fs, $metrics| {
                 $(let $kept = &$kept[..];)*
                 let $result = $operation;
                 $end
@@ -38,10 +38,17 @@ macro_rules! attempt {
     }};
 }
 
-/// As `attempt`, for operations whose result is the reply.
+/// As `attempt`, for operations that change nothing and whose result is the reply.
 macro_rules! reply {
     ($this:ident, $op:expr, $reply:ident, [$($kept:ident),*], |$fs:ident| $operation:expr) => {
-        attempt!($this, $op, [$($kept),*], |$fs| $operation, |metrics, result| finish(metrics, $reply, result))
+        attempt!($this, 0, $op, [$($kept),*], |$fs| $operation, |metrics, result| finish(metrics, $reply, result))
+    };
+}
+
+/// As `reply`, for changes on behalf of a caller.
+macro_rules! change {
+    ($this:ident, $caller:ident, $op:expr, $reply:ident, [$($kept:ident),*], |$fs:ident| $operation:expr) => {
+        attempt!($this, $caller.pid, $op, [$($kept),*], |$fs| $operation, |metrics, result| finish(metrics, $reply, result))
     };
 }
 
@@ -122,7 +129,7 @@ impl Adapter {
     fn list(&self, what: Listing, mut reply: DirReply) {
         let result = list(&self.non_blocking, what, &mut reply);
         if would_block(&result) && reply.is_empty() {
-            self.defer(Op::Readdir, move |fs, metrics| {
+            self.defer(0, Op::Readdir, move |fs, metrics| {
                 let result = list(fs, what, &mut reply);
                 finish_listing(metrics, reply, result);
             });
@@ -159,9 +166,14 @@ impl Server for Adapter {
                 result.map(|entry| Dentry::Positive(convert::attributes(&entry.attr))),
             ),
         };
-        attempt!(self, Op::Lookup, [name], |fs| fs.lookup(Ino(parent), name), |metrics, result| {
-            end(metrics, result)
-        });
+        attempt!(
+            self,
+            0,
+            Op::Lookup,
+            [name],
+            |fs| fs.lookup(Ino(parent), name),
+            |metrics, result| end(metrics, result)
+        );
     }
 
     fn forget(&self, ino: u64, count: u64) {
@@ -176,22 +188,18 @@ impl Server for Adapter {
 
     fn setattr(&self, caller: Caller, ino: u64, set: SetAttributes, reply: impl Reply<Attributes>) {
         let (set, caller) = (convert::set(&set), convert::caller(caller));
-        reply!(self, Op::Setattr, reply, [], |fs| fs
+        change!(self, caller, Op::Setattr, reply, [], |fs| fs
             .setattr(Ino(ino), &set, caller)
             .map(|attr| convert::attributes(&attr)));
     }
 
     fn readlink(&self, ino: u64, reply: DataReply) {
-        attempt!(
-            self,
-            Op::Readlink,
-            [],
-            |fs| fs.readlink(Ino(ino)),
-            |metrics, result| match result {
+        attempt!(self, 0, Op::Readlink, [], |fs| fs.readlink(Ino(ino)), |metrics, result| {
+            match result {
                 Ok(path) => reply.data(&path),
                 Err(error) => reply.error(errno(metrics, &error)),
             }
-        );
+        });
     }
 
     fn make(
@@ -205,7 +213,7 @@ impl Server for Adapter {
         let caller = convert::caller(caller);
         let (kind, mode, rdev) = (convert::file_kind(node.kind), node.mode, node.rdev);
         let (has_target, target) = (node.target.is_some(), node.target.unwrap_or_default());
-        reply!(self, Op::Make, reply, [name, target], |fs| {
+        change!(self, caller, Op::Make, reply, [name, target], |fs| {
             let node = NewNode { kind, mode, rdev, target: has_target.then_some(target) };
             let made = fs.make(Ino(parent), name, &node, caller);
             made.map(|entry| Dentry::Positive(convert::attributes(&entry.attr)))
@@ -223,7 +231,7 @@ impl Server for Adapter {
     ) {
         let (caller, cached) = (convert::caller(caller), self.kernel_cache);
         let writers = self.writers.clone();
-        reply!(self, Op::Create, reply, [name], |fs| fs
+        change!(self, caller, Op::Create, reply, [name], |fs| fs
             .create(Ino(parent), name, mode, caller)
             .map(|(entry, handle)| {
                 writers.opened(entry.attr.ino.0, how);
@@ -232,7 +240,7 @@ impl Server for Adapter {
             }));
     }
 
-    fn link(&self, ino: u64, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
+    fn link(&self, caller: Caller, ino: u64, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
         let link = move |fs: &FileSystem, name: &[u8]| {
             let linked = fs.link(Ino(ino), Ino(parent), name);
             linked.map(|entry| Dentry::Positive(convert::attributes(&entry.attr)))
@@ -240,22 +248,29 @@ impl Server for Adapter {
         let files = RenamedFiles::Inode(ino);
         if self.kernel_cache && self.may_be_dirty(&files) {
             let name = name.to_vec();
-            return self.after_write_back(Op::Link, files, move |fs, metrics| {
+            return self.after_write_back(caller, Op::Link, files, move |fs, metrics| {
                 finish(metrics, reply, link(fs, &name));
             });
         }
-        reply!(self, Op::Link, reply, [name], |fs| link(fs, name));
+        change!(self, caller, Op::Link, reply, [name], |fs| link(fs, name));
     }
 
-    fn unlink(&self, parent: u64, name: &[u8], reply: impl Reply<()>) {
-        reply!(self, Op::Unlink, reply, [name], |fs| fs.unlink(Ino(parent), name));
+    fn unlink(&self, caller: Caller, parent: u64, name: &[u8], reply: impl Reply<()>) {
+        change!(self, caller, Op::Unlink, reply, [name], |fs| fs.unlink(Ino(parent), name));
     }
 
-    fn rmdir(&self, parent: u64, name: &[u8], reply: impl Reply<()>) {
-        reply!(self, Op::Rmdir, reply, [name], |fs| fs.rmdir(Ino(parent), name));
+    fn rmdir(&self, caller: Caller, parent: u64, name: &[u8], reply: impl Reply<()>) {
+        change!(self, caller, Op::Rmdir, reply, [name], |fs| fs.rmdir(Ino(parent), name));
     }
 
-    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, reply: impl Reply<()>) {
+    fn rename(
+        &self,
+        caller: Caller,
+        from: (u64, &[u8]),
+        to: (u64, &[u8]),
+        flags: u32,
+        reply: impl Reply<()>,
+    ) {
         let Some(mode) = rename_mode(flags) else { return reply.error(libc::EINVAL) };
         let ((parent, name), (new_parent, new_name)) = (from, to);
         let rename = move |fs: &FileSystem, name: &[u8], new_name: &[u8]| {
@@ -269,22 +284,24 @@ impl Server for Adapter {
             }
             let files = RenamedFiles::Names(names);
             if self.may_be_dirty(&files) {
-                return self.after_write_back(Op::Rename, files, move |fs, metrics| {
+                return self.after_write_back(caller, Op::Rename, files, move |fs, metrics| {
                     finish(metrics, reply, rename(fs, &name, &new_name));
                 });
             }
         }
-        reply!(self, Op::Rename, reply, [name, new_name], |fs| rename(fs, name, new_name));
+        change!(self, caller, Op::Rename, reply, [name, new_name], |fs| rename(fs, name, new_name));
     }
 
     fn open(&self, caller: Caller, ino: u64, how: OpenHow, reply: impl Reply<Opened>) {
         let cached = self.kernel_cache;
         let truncate = how.truncate.then(|| convert::caller(caller));
         let writers = self.writers.clone();
-        reply!(self, Op::Open, reply, [], |fs| fs.open(Ino(ino), truncate).map(|handle| {
-            writers.opened(ino, how);
-            Opened { handle: handles::pack(handle, how), cached }
-        }));
+        change!(self, caller, Op::Open, reply, [], |fs| fs.open(Ino(ino), truncate).map(
+            |handle| {
+                writers.opened(ino, how);
+                Opened { handle: handles::pack(handle, how), cached }
+            }
+        ));
     }
 
     fn release(&self, ino: u64, handle: u64, reply: impl Reply<()>) {
@@ -316,6 +333,7 @@ impl Server for Adapter {
 
     fn write(
         &self,
+        caller: Caller,
         ino: u64,
         handle: u64,
         write_request: WriteRequest<'_>,
@@ -328,6 +346,9 @@ impl Server for Adapter {
             clear_capability: !write_request.is_writeback,
         };
         let (offset, sync_mode) = (write_request.offset, write_request.sync_mode);
+        // The kernel's pages belong to no process.
+        let caller =
+            Caller { pid: if write_request.is_writeback { 0 } else { caller.pid }, ..caller };
         let write = move |fs: &FileSystem, data: &[u8]| {
             let written = match write_request.is_writeback {
                 true => fs.write_back(Ino(ino), handles::handle(handle), offset, data, how),
@@ -346,21 +367,24 @@ impl Server for Adapter {
             }
             // Blocks like an fsync, and joins the same log batches.
             (result, _) if !would_block(&result) => {
-                self.run_blocking(Op::Write, move |fs, metrics| end(fs, metrics, result));
+                self.run_blocking(caller, Op::Write, move |fs, metrics| end(fs, metrics, result));
             }
             _ => match self.write_buffers.try_copy(write_request.data) {
-                Some(copied) => self.defer(Op::Write, move |fs, metrics| {
+                Some(copied) => self.defer(caller.pid, Op::Write, move |fs, metrics| {
                     let result = write(fs, &copied.data);
                     drop(copied);
                     end(fs, metrics, result);
                 }),
-                None => end(&self.fs, &self.metrics, write(&self.fs, write_request.data)),
+                None => {
+                    let fs = self.fs.for_process(caller.pid);
+                    end(&fs, &self.metrics, write(&fs, write_request.data));
+                }
             },
         }
     }
 
-    fn fsync(&self, ino: u64, data_only: bool, reply: impl Reply<()>) {
-        self.run_blocking(Op::Fsync, move |fs, metrics| {
+    fn fsync(&self, caller: Caller, ino: u64, data_only: bool, reply: impl Reply<()>) {
+        self.run_blocking(caller, Op::Fsync, move |fs, metrics| {
             finish(metrics, reply, fs.fsync(Ino(ino), data_only))
         });
     }
@@ -385,8 +409,8 @@ impl Server for Adapter {
         reply.ok(());
     }
 
-    fn fsyncdir(&self, ino: u64, reply: impl Reply<()>) {
-        self.run_blocking(Op::Fsync, move |fs, metrics| {
+    fn fsyncdir(&self, caller: Caller, ino: u64, reply: impl Reply<()>) {
+        self.run_blocking(caller, Op::Fsync, move |fs, metrics| {
             finish(metrics, reply, fs.fsyncdir(Ino(ino)))
         });
     }
@@ -395,9 +419,17 @@ impl Server for Adapter {
         reply!(self, Op::Statfs, reply, [], |fs| fs.statfs().map(|usage| convert::usage(&usage)));
     }
 
-    fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: i32, reply: impl Reply<()>) {
+    fn setxattr(
+        &self,
+        caller: Caller,
+        ino: u64,
+        name: &[u8],
+        value: &[u8],
+        flags: i32,
+        reply: impl Reply<()>,
+    ) {
         let Some(mode) = convert::xattr(flags) else { return reply.error(libc::EINVAL) };
-        reply!(self, Op::Xattr, reply, [name, value], |fs| fs.setxattr(
+        change!(self, caller, Op::Xattr, reply, [name, value], |fs| fs.setxattr(
             Ino(ino),
             name,
             value,
@@ -406,22 +438,24 @@ impl Server for Adapter {
     }
 
     fn getxattr(&self, ino: u64, name: &[u8], size: u32, reply: XattrReply) {
-        attempt!(self, Op::Xattr, [name], |fs| fs.getxattr(Ino(ino), name), |metrics, result| {
-            reply_xattr(metrics, reply, size, result)
-        });
+        attempt!(
+            self,
+            0,
+            Op::Xattr,
+            [name],
+            |fs| fs.getxattr(Ino(ino), name),
+            |metrics, result| reply_xattr(metrics, reply, size, result)
+        );
     }
 
     fn listxattr(&self, ino: u64, size: u32, reply: XattrReply) {
-        attempt!(self, Op::Xattr, [], |fs| fs.listxattr(Ino(ino)), |metrics, result| reply_xattr(
-            metrics,
-            reply,
-            size,
-            result.map(|names| encode_names(&names))
-        ));
+        attempt!(self, 0, Op::Xattr, [], |fs| fs.listxattr(Ino(ino)), |metrics, result| {
+            reply_xattr(metrics, reply, size, result.map(|names| encode_names(&names)))
+        });
     }
 
-    fn removexattr(&self, ino: u64, name: &[u8], reply: impl Reply<()>) {
-        reply!(self, Op::Xattr, reply, [name], |fs| fs.removexattr(Ino(ino), name));
+    fn removexattr(&self, caller: Caller, ino: u64, name: &[u8], reply: impl Reply<()>) {
+        change!(self, caller, Op::Xattr, reply, [name], |fs| fs.removexattr(Ino(ino), name));
     }
 
     fn fallocate(
@@ -440,9 +474,9 @@ impl Server for Adapter {
             fs.fallocate(Ino(ino), handles::handle(handle), offset, len, mode, caller)
         };
         if sync_mode == SyncMode::None {
-            return reply!(self, Op::Fallocate, reply, [], |fs| allocate(fs));
+            return change!(self, caller, Op::Fallocate, reply, [], |fs| allocate(fs));
         }
-        self.defer(Op::Fallocate, move |fs, metrics| {
+        self.defer(caller.pid, Op::Fallocate, move |fs, metrics| {
             let done = allocate(fs).and_then(|()| sync_change(fs, ino, sync_mode, ()));
             finish(metrics, reply, done);
         });
@@ -469,7 +503,7 @@ impl Server for Adapter {
         // rest. Run it on a worker, because it does I/O.
         let CopyRange { from, from_offset, to, to_handle, to_offset, len } = range;
         let (len, sync_mode) = (len.min(COPY_BYTES), handles::sync_mode(to_handle));
-        self.defer(Op::Copy, move |fs, metrics| {
+        self.defer(caller.pid, Op::Copy, move |fs, metrics| {
             let copied = fs.copy_range(
                 Ino(from),
                 from_offset,

@@ -9,7 +9,9 @@
 //! 3. It hides the kill-priv flags of `open` with `O_TRUNC` and of `setattr`
 //!    (`FUSE_HANDLE_KILLPRIV_V2`). The server decides by the caller. For `write` the flag is
 //!    visible.
-//! 4. It answers `interrupt` with `ENOSYS`, so a blocked request cannot be interrupted.
+//! 4. It answers `interrupt` with `ENOSYS`: the kernel then sends no more of them. So a signal does
+//!    not interrupt a request. The adapter looks itself whether the caller of a request that waits
+//!    for a suspended pool was killed.
 
 use std::ffi::OsStr;
 use std::io;
@@ -230,19 +232,19 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         self.server.make(caller(request), parent.0, name.as_bytes(), node, reply);
     }
 
-    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: fuser::ReplyEmpty) {
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: fuser::ReplyEmpty) {
         self.count(Op::Unlink);
-        self.server.unlink(parent.0, name.as_bytes(), reply);
+        self.server.unlink(caller(request), parent.0, name.as_bytes(), reply);
     }
 
-    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: fuser::ReplyEmpty) {
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: fuser::ReplyEmpty) {
         self.count(Op::Rmdir);
-        self.server.rmdir(parent.0, name.as_bytes(), reply);
+        self.server.rmdir(caller(request), parent.0, name.as_bytes(), reply);
     }
 
     fn rename(
         &self,
-        _request: &Request,
+        request: &Request,
         parent: INodeNo,
         name: &OsStr,
         new_parent: INodeNo,
@@ -252,19 +254,19 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
     ) {
         self.count(Op::Rename);
         let (from, to) = ((parent.0, name.as_bytes()), (new_parent.0, new_name.as_bytes()));
-        self.server.rename(from, to, flags.bits(), reply);
+        self.server.rename(caller(request), from, to, flags.bits(), reply);
     }
 
     fn link(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         parent: INodeNo,
         name: &OsStr,
         reply: fuser::ReplyEntry,
     ) {
         self.count(Op::Link);
-        self.server.link(ino.0, parent.0, name.as_bytes(), reply);
+        self.server.link(caller(request), ino.0, parent.0, name.as_bytes(), reply);
     }
 
     fn create(
@@ -356,19 +358,19 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
             is_writeback: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
             sync_mode: sync_mode(flags.0),
         };
-        self.server.write(ino.0, handle.0, write_request, reply);
+        self.server.write(caller(request), ino.0, handle.0, write_request, reply);
     }
 
     fn fsync(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _handle: FileHandle,
         data_only: bool,
         reply: fuser::ReplyEmpty,
     ) {
         self.count(Op::Fsync);
-        self.server.fsync(ino.0, data_only, reply);
+        self.server.fsync(caller(request), ino.0, data_only, reply);
     }
 
     fn opendir(
@@ -420,14 +422,14 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
 
     fn fsyncdir(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _handle: FileHandle,
         _data_only: bool,
         reply: fuser::ReplyEmpty,
     ) {
         self.count(Op::Fsync);
-        self.server.fsyncdir(ino.0, reply);
+        self.server.fsyncdir(caller(request), ino.0, reply);
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: fuser::ReplyStatfs) {
@@ -437,7 +439,7 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
 
     fn setxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -446,7 +448,7 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         reply: fuser::ReplyEmpty,
     ) {
         self.count(Op::Xattr);
-        self.server.setxattr(ino.0, name.as_bytes(), value, flags, reply);
+        self.server.setxattr(caller(request), ino.0, name.as_bytes(), value, flags, reply);
     }
 
     fn getxattr(
@@ -466,15 +468,9 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         self.server.listxattr(ino.0, size, XattrReply(reply));
     }
 
-    fn removexattr(
-        &self,
-        _request: &Request,
-        ino: INodeNo,
-        name: &OsStr,
-        reply: fuser::ReplyEmpty,
-    ) {
+    fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: fuser::ReplyEmpty) {
         self.count(Op::Xattr);
-        self.server.removexattr(ino.0, name.as_bytes(), reply);
+        self.server.removexattr(caller(request), ino.0, name.as_bytes(), reply);
     }
 
     fn access(

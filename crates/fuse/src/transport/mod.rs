@@ -251,35 +251,51 @@ pub(crate) trait Server: Send + Sync + 'static {
         how: OpenHow,
         reply: impl Reply<Created>,
     );
-    fn link(&self, ino: u64, parent: u64, name: &[u8], reply: impl Reply<Dentry>);
-    fn unlink(&self, parent: u64, name: &[u8], reply: impl Reply<()>);
-    fn rmdir(&self, parent: u64, name: &[u8], reply: impl Reply<()>);
+    fn link(&self, caller: Caller, ino: u64, parent: u64, name: &[u8], reply: impl Reply<Dentry>);
+    fn unlink(&self, caller: Caller, parent: u64, name: &[u8], reply: impl Reply<()>);
+    fn rmdir(&self, caller: Caller, parent: u64, name: &[u8], reply: impl Reply<()>);
     /// `flags` are those of `renameat2`.
-    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, reply: impl Reply<()>);
+    fn rename(
+        &self,
+        caller: Caller,
+        from: (u64, &[u8]),
+        to: (u64, &[u8]),
+        flags: u32,
+        reply: impl Reply<()>,
+    );
     fn open(&self, caller: Caller, ino: u64, how: OpenHow, reply: impl Reply<Opened>);
     fn release(&self, ino: u64, handle: u64, reply: impl Reply<()>);
     fn read(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply);
     fn write(
         &self,
+        caller: Caller,
         ino: u64,
         handle: u64,
         write_request: WriteRequest<'_>,
         reply: impl Reply<Written>,
     );
-    fn fsync(&self, ino: u64, data_only: bool, reply: impl Reply<()>);
+    fn fsync(&self, caller: Caller, ino: u64, data_only: bool, reply: impl Reply<()>);
     fn opendir(&self, ino: u64, reply: impl Reply<Opened>);
     fn readdir(&self, ino: u64, handle: u64, from: u64, reply: DirReply);
     fn readdirplus(&self, ino: u64, handle: u64, from: u64, reply: DirReply);
     fn releasedir(&self, ino: u64, handle: u64, reply: impl Reply<()>);
-    fn fsyncdir(&self, ino: u64, reply: impl Reply<()>);
+    fn fsyncdir(&self, caller: Caller, ino: u64, reply: impl Reply<()>);
     fn statfs(&self, reply: impl Reply<Usage>);
     /// `flags` are those of `setxattr`.
-    fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: i32, reply: impl Reply<()>);
+    fn setxattr(
+        &self,
+        caller: Caller,
+        ino: u64,
+        name: &[u8],
+        value: &[u8],
+        flags: i32,
+        reply: impl Reply<()>,
+    );
     /// A `size` of 0 asks for the length of the value.
     fn getxattr(&self, ino: u64, name: &[u8], size: u32, reply: XattrReply);
     /// Replies with NUL-terminated names. A `size` of 0 asks for their length.
     fn listxattr(&self, ino: u64, size: u32, reply: XattrReply);
-    fn removexattr(&self, ino: u64, name: &[u8], reply: impl Reply<()>);
+    fn removexattr(&self, caller: Caller, ino: u64, name: &[u8], reply: impl Reply<()>);
     /// `mode` is that of `fallocate(2)`.
     fn fallocate(
         &self,

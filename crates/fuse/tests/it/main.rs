@@ -8,6 +8,7 @@
 
 mod files;
 mod null;
+mod suspended;
 
 use std::path::Path;
 

@@ -142,8 +142,13 @@ pub(crate) fn update_config(
     let members: Vec<&Member> = devices.iter().collect();
     assert_eq!(members.len(), config.devices.len(), "a configuration of other devices");
     for at_back in [false, true] {
+        let failures = devices.flush_failures();
         write_configs(&members, config, at_back, memory)?;
-        flush(&members)?;
+        devices.flush_all()?;
+        if devices.flush_failures() != failures {
+            let text = "another flush failed meanwhile, and may have lost a label: try again";
+            return Err(Error::new(ErrorKind::Device, text));
+        }
     }
     Ok(())
 }

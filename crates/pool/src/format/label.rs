@@ -33,7 +33,7 @@ pub const FEATURE_BYTES: usize = 32;
 /// nodes between them.
 pub const MAX_NODES: usize = 80;
 /// The only version that this code writes and reads.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// First bytes of a configuration block: "forebay" and the byte 1.
 pub const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"forebay\x01");
 /// First bytes of a heartbeat: "forebeat".

@@ -25,7 +25,7 @@ pub use dnode::{
 pub use errors::{DamageKind, DamagePhys, ERROR_LOG_MAGIC, ERROR_LOG_MAX, ErrorLogPhys};
 pub use l2_device::{L2_DEVICES_MAX, L2_PATH_BYTES, L2DevicePhys};
 pub use log::*;
-pub use objset::{CacheMode, DatasetPhys, ObjsetPhys, SyncMode};
+pub use objset::{CacheMode, DatasetPhys, FailMode, ObjsetPhys, SyncMode};
 pub use root::{ROOT_BYTES, ROOT_MAGIC, RootPhys};
 pub use scrub::{ScrubPhys, ScrubState};
 pub use space::{

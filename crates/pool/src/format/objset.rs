@@ -64,6 +64,24 @@ impl SyncMode {
     }
 }
 
+/// What changes of a dataset do while the pool is suspended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum FailMode {
+    /// They wait until the pool is cleared.
+    #[default]
+    Wait = 0,
+    /// They fail at once.
+    Continue = 1,
+}
+
+impl FailMode {
+    /// Decodes the on-disk number.
+    pub fn from_raw(raw: u8) -> Option<Self> {
+        [Self::Wait, Self::Continue].into_iter().find(|mode| *mode as u8 == raw)
+    }
+}
+
 /// A dataset: the attributes of an object of kind `Dataset` among the pool's own objects.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -94,8 +112,12 @@ pub struct DatasetPhys {
     pub l2: u8,
     /// Kind of its user; 0 for none.
     pub flavour: U32,
+    /// A [`FailMode`].
+    pub fail_mode: u8,
     /// Zeros.
-    pub reserved: [U32; 11],
+    pub reserved: [u8; 3],
+    /// Zeros.
+    pub reserved_words: [U32; 10],
 }
 
 const _: () = assert!(size_of::<DatasetPhys>() == 176);

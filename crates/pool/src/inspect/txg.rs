@@ -7,7 +7,7 @@ use super::view::TxgView;
 use super::{Damage, Inspected, Inspector};
 use crate::error::Result;
 use crate::format::{
-    CacheMode, Compression, DatasetPhys, Dva, LOG_EXTENTS_MAX, ObjsetPhys, SyncMode,
+    CacheMode, Compression, DatasetPhys, Dva, FailMode, LOG_EXTENTS_MAX, ObjsetPhys, SyncMode,
 };
 use crate::pool::ScrubStatus;
 
@@ -117,6 +117,8 @@ pub struct DatasetInfo {
     pub l2: String,
     /// When an fsync returns.
     pub sync: String,
+    /// What changes do while the pool is suspended.
+    pub fail_mode: String,
     /// Its objects.
     pub set: ObjsetInfo,
 }
@@ -269,6 +271,11 @@ impl DatasetInfo {
             Some(SyncMode::Txg) => "txg".to_owned(),
             None => unknown(phys.sync),
         };
+        let fail_mode = match FailMode::from_raw(phys.fail_mode) {
+            Some(FailMode::Wait) => "wait".to_owned(),
+            Some(FailMode::Continue) => "continue".to_owned(),
+            None => unknown(phys.fail_mode),
+        };
         Self {
             name,
             number,
@@ -282,6 +289,7 @@ impl DatasetInfo {
             cache: mode(phys.cache),
             l2: mode(phys.l2),
             sync,
+            fail_mode,
             set: ObjsetInfo::of(&phys.objset),
         }
     }
@@ -307,7 +315,7 @@ impl fmt::Display for DatasetInfo {
         )?;
         writeln!(
             f,
-            "    records of {} bytes; data {} in {} copies, metadata {} in {}; cache {}, L2 {}, sync {}",
+            "    records of {} bytes; data {} in {} copies, metadata {} in {}; cache {}, L2 {}, sync {}, failmode {}",
             self.record_bytes,
             self.data.compression,
             self.data.copies,
@@ -315,7 +323,8 @@ impl fmt::Display for DatasetInfo {
             self.metadata.copies,
             self.cache,
             self.l2,
-            self.sync
+            self.sync,
+            self.fail_mode
         )?;
         write!(f, "{}", self.set)
     }

@@ -211,7 +211,7 @@ impl Node {
         };
         pending.blocks.insert(block, DirtySlot::Written(ptr));
         drop(state);
-        ctx.store.submit(placed, WritePayload::new(sealed, held));
+        ctx.submit(placed, WritePayload::new(sealed, held))?;
         Ok(ptr)
     }
 

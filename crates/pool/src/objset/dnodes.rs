@@ -207,7 +207,6 @@ impl Objset {
             let is_own = own.is_some_and(|dirty| dirty.changed & bit != 0);
             let current = match shard.newest(block, index) {
                 Some((dnode, _)) => dnode,
-                None if block >= tree.blocks => DnodePhys::FREE,
                 None => match &stored {
                     Some((root, content)) if *root == tree.root => content
                         .as_ref()
@@ -217,7 +216,7 @@ impl Objset {
                         drop(shard);
                         let _reading = self.store.readers().enter();
                         let tree = self.tree();
-                        stored = Some((tree.root, self.stored_block_of(&tree, block, tx.wait())?));
+                        stored = Some((tree.root, self.block_to_change(&tree, block, tx.wait())?));
                         continue;
                     }
                 },
@@ -236,6 +235,24 @@ impl Objset {
             dirty.reset = dirty.reset & !bit | u32::from(changed.1) << index;
             return Ok(Some(result));
         }
+    }
+
+    /// The stored block that a change needs; `None` if it is a hole. Reads the blocks above it in
+    /// any case: the sync rewrites them, and must not be the first to find that one is damaged.
+    fn block_to_change(
+        &self,
+        tree: &tree::Tree,
+        block: u64,
+        wait: Wait,
+    ) -> Result<Option<BlockRef>> {
+        if block < tree.blocks {
+            return self.stored_block_of(tree, block, wait);
+        }
+        let above = tree::lookup(&self.store, tree, block, wait);
+        above.map(|_| None).map_err(|error| {
+            self.store.note_damage(0, block, 1, &error);
+            error.doing(format_args!("block {block} of dnodes"))
+        })
     }
 
     fn dirty_block_mut<'a>(

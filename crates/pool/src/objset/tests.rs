@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use forebay_base::sync::Arc;
-use forebay_io::{Device, MemoryDevice, MemoryOptions};
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::{Device, MemoryDevice, MemoryOptions, Op};
 
 use super::DNODE_BLOCKS_MAX;
 use crate::format::{DNODES_PER_BLOCK, ObjectKind, ObjsetPhys, ZapBlock};
@@ -206,4 +207,34 @@ fn a_length_that_no_object_can_have_is_corrupt_and_suspends_nothing() {
         .expect("it");
     drop(tx);
     pool.sync().expect("the pool is not suspended");
+}
+
+/// A change of a dnode in a new block fails if the sync could not read the blocks above it.
+#[test]
+fn a_dnode_in_a_new_block_needs_the_blocks_above_it() {
+    let memory = MemoryDevice::new("memory", 64 << 20, &MemoryOptions::default());
+    let faults = Arc::new(FaultDevice::new(Arc::new(memory.expect("a device")), 1));
+    let cache = BlockCacheOptions { bytes: 32 << 20, ..BlockCacheOptions::default() };
+    let cache = BlockCache::new(cache).expect("a cache");
+    let device = Arc::clone(&faults) as Arc<dyn Device>;
+    let options = CreateOptions::new("tank", Arc::clone(&cache));
+    let pool = Pool::create(vec![device.into()], &options).expect("a pool");
+    let data = pool.create_dataset("data", &DatasetSettings::default()).expect("a dataset");
+    let objset = &data.inner.objset;
+    let create = |block: u64| {
+        let tx = pool.begin().expect("space");
+        let number = block * DNODES_PER_BLOCK as u64 + 1;
+        objset.create_at(tx.tx(), number, (ObjectKind::Data, 12), b"")
+    };
+    // Two blocks of dnodes, beneath one indirect block.
+    (1..3).for_each(|block| create(block).expect("a dnode"));
+    pool.sync().expect("a txg");
+    cache.cache().flush();
+    faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
+    let error = create(7).expect_err("the indirect block cannot be read");
+    assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+    pool.sync().expect("nothing was changed");
+    faults.clear();
+    create(7).expect("a dnode");
+    pool.sync().expect("a txg");
 }

@@ -28,7 +28,6 @@ use crate::open::{HostId, Opened};
 use crate::readahead::ReadAhead;
 use crate::reservation::Reservations;
 use crate::space::{Space, SpaceStats};
-use crate::store::barrier::NoPause;
 use crate::store::{Allocate, Store};
 use crate::tunables::PoolTunables;
 use crate::tx::Tx;
@@ -126,7 +125,8 @@ impl PoolParts {
 
     /// Returns the devices as storage of the intent log.
     pub(super) fn log_devices(&self, devices: &Arc<Devices>) -> Arc<LogDevices> {
-        Arc::new(LogDevices { devices: Arc::clone(devices), cache: Arc::clone(&self.cache) })
+        let (devices, cache) = (Arc::clone(devices), Arc::clone(&self.cache));
+        Arc::new(LogDevices { devices, cache, lease: Arc::clone(&self.lease) })
     }
 
     /// Opens a store with a new cache owner.
@@ -223,7 +223,8 @@ impl Pool {
         };
         let pool = found.into_pool(parts, devices, store)?;
         let txg = pool.inner.txgs.quiesce()?;
-        let written = pool.inner.write_txg(txg, pool.inner.space.lock(), &NoPause);
+        let written =
+            pool.inner.write_txg(txg, pool.inner.space.lock(), &sync_txg::FirstTxg(&pool.inner));
         // The pool has no thread that could end it.
         written.inspect_err(|error| pool.inner.txgs.suspend(error))?;
         pool.inner.txgs.synced(txg);

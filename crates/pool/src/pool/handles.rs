@@ -7,7 +7,7 @@ use forebay_base::sync::{Arc, MutexGuard};
 use super::PoolInner;
 use crate::dataset::{DatasetInner, DatasetSettings};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{ObjectKind, ZAP_LEAF_BYTES};
+use crate::format::{FailMode, ObjectKind, ZAP_LEAF_BYTES};
 use crate::log::Change;
 use crate::object::{Leaves, Node, ObjectUsage, SeekTarget};
 use crate::tx::Transaction;
@@ -75,6 +75,11 @@ impl Dataset {
     /// [`ErrorKind::Invalid`], and as [`Pool::begin`](crate::Pool::begin).
     pub fn set_settings(&self, settings: &DatasetSettings) -> Result<()> {
         self.pool.set_settings(&self.inner, settings)
+    }
+
+    /// What changes do while the pool is suspended, see [`DatasetSettings::fail_mode`].
+    pub fn fail_mode(&self) -> FailMode {
+        self.inner.fail_mode()
     }
 
     /// Number of the root object, which its user starts from; 0 if there is none.

@@ -73,7 +73,7 @@ impl PoolInner {
     fn health(&self) -> PoolHealth {
         let mut health = PoolHealth::default();
         if let Some(suspension) = self.txgs.suspension() {
-            health.add(HealthState::Suspended, format!("suspended: {suspension}"));
+            health.add(HealthState::Suspended, suspension.to_string());
         }
         if self.read_only {
             self.import_notes

@@ -11,7 +11,7 @@
 //!   next group is durable. The fsync waits for that group. After a failed flush of a file or block
 //!   device the group fails too, because such a device fails all later flushes.
 //! - The transaction group fails too: the pool is suspended and the fsync returns the error. Every
-//!   later fsync fails until the next import, even if the device recovers.
+//!   later fsync fails until the pool is cleared and the group is durable, or the next import.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
@@ -22,6 +22,7 @@ use crate::dataset;
 use crate::devices::Devices;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
+use crate::lease::Lease;
 use crate::log::{Committed, Fetch, LogStorage};
 use crate::wait::Wait;
 
@@ -31,6 +32,7 @@ use super::PoolInner;
 pub(super) struct LogDevices {
     pub(super) devices: Arc<Devices>,
     pub(super) cache: Arc<BlockCache>,
+    pub(super) lease: Arc<Lease>,
 }
 
 impl LogStorage for LogDevices {
@@ -47,6 +49,12 @@ impl LogStorage for LogDevices {
     }
 
     fn write(&self, writes: Vec<(Dva, Buffer)>) -> Result<()> {
+        // The fsync may have waited for others. As after a failed write, it asks for a commit.
+        if !self.lease.is_valid() {
+            let text =
+                "the heartbeat is late: the intent log writes nothing before the next commit";
+            return Err(Error::new(ErrorKind::Device, text));
+        }
         self.devices.write_all(writes, Priority::SyncWrite)
     }
 

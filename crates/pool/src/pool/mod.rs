@@ -175,13 +175,14 @@ impl Pool {
         self.inner.txgs.suspension()
     }
 
-    /// Waits while the pool is suspended and can be [cleared](Self::clear).
+    /// Waits while the pool is suspended and can be [cleared](Self::clear). Returns false if
+    /// `give_up` says so, which is asked several times a second.
     ///
     /// # Errors
     /// [`ErrorKind::Suspended`] if only another import helps, or the pool is exported meanwhile;
     /// [`ErrorKind::Closed`].
-    pub fn wait_resumed(&self) -> Result<()> {
-        self.inner.txgs.wait_resumed()
+    pub fn wait_resumed(&self, give_up: &dyn Fn() -> bool) -> Result<bool> {
+        self.inner.txgs.wait_resumed(give_up)
     }
 
     /// The pool's name.

@@ -46,6 +46,7 @@ impl UncachedWriter<'_> {
             fill: 1,
             cache: None::<Attributes>,
         };
+        self.pause.before_write()?;
         self.store.write_at(places, buffer, &props)
     }
 }

@@ -60,7 +60,7 @@ impl Pause for CommitPause<'_> {
                     tracing::info!(pool, txg, "repeating a failed step: the pool was cleared");
                     // A flush may have failed for somebody else meanwhile.
                     self.inner.store.distrust_writes();
-                    self.renew_lease()?;
+                    self.before_write()?;
                 }
                 again
             }
@@ -68,12 +68,23 @@ impl Pause for CommitPause<'_> {
         };
         if again { Ok(()) } else { Err(error) }
     }
+
+    /// Another host may have taken the pool over while it was suspended or held up.
+    fn before_write(&self) -> Result<()> {
+        self.inner.store.repeat(self, || self.inner.check_lease())
+    }
 }
 
-impl CommitPause<'_> {
-    /// Another host may have taken the pool over while it was suspended.
-    fn renew_lease(&self) -> Result<()> {
-        self.inner.store.repeat(self, || self.inner.check_lease())
+/// Fails instead of waiting, for the first txg of a pool: the pool has no sync thread yet.
+pub(super) struct FirstTxg<'a>(pub(super) &'a PoolInner);
+
+impl Pause for FirstTxg<'_> {
+    fn pause(&self, error: Error) -> Result<()> {
+        Err(error)
+    }
+
+    fn before_write(&self) -> Result<()> {
+        self.0.check_lease()
     }
 }
 
@@ -138,7 +149,7 @@ impl PoolInner {
     /// Writes a txg and makes it durable.
     pub(super) fn sync_txg(&self, txg: u64) -> Result<()> {
         let pause = CommitPause { inner: self, txg };
-        pause.renew_lease()?;
+        pause.before_write()?;
         // Blocks that earlier txgs freed become reusable below. First wait for readers that still
         // use pointers to them.
         self.store.readers().synchronize();
@@ -203,7 +214,6 @@ impl PoolInner {
             device_count: self.devices.count() as u16,
             previous_txg: self.root.lock().birth_txg.get(),
         };
-        self.store.repeat(pause, || self.check_lease())?;
         // The second barrier, inside: the txg is durable when this returns.
         self.write_uberblock(&uberblock, pause)?;
         self.note_discards(space);
@@ -222,9 +232,8 @@ impl PoolInner {
     fn write_uberblock(&self, uberblock: &Uberblock, pause: &dyn Pause) -> Result<()> {
         let (devices, memory) = (&self.devices, self.store.cache());
         let written = self.store.repeat(pause, || {
-            let written = label::write_uberblock(devices, self.guid, uberblock, memory);
-            // All that a failed flush may have lost is written again.
-            written.inspect_err(|_| devices.retry_flushes())
+            self.check_lease()?;
+            label::write_uberblock(devices, self.guid, uberblock, memory)
         });
         self.store.note_missing_uberblocks(written?);
         Ok(())
@@ -240,7 +249,7 @@ impl PoolInner {
     ) -> Result<ObjsetPhys> {
         let mut moves = 0;
         loop {
-            let failed = self.store.settle()?;
+            let failed = self.store.settle(pause)?;
             if failed.is_empty() {
                 return Ok(mos);
             }

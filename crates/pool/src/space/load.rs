@@ -174,6 +174,11 @@ impl Space {
         let metaslab = &mut self.metaslabs[base.id as usize];
         metaslab.load(runs.runs)?;
         metaslab.base.chain = runs.chain;
+        let (withheld, device) = (metaslab.withheld_units(), metaslab.extent.device);
+        let device = self.geometry.device_at(device).unwrap_or_default();
+        self.devices[device].free_units -= withheld;
+        self.free_units -= withheld;
+        self.withheld_units += withheld;
         self.counters.add(SpaceCounters::BASES_LOADED, 0, u64::from(!base.head.is_hole()));
         Ok(())
     }

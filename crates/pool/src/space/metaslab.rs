@@ -11,8 +11,9 @@
 //!   disjoint.
 //! - `free_units` counts free set, run, held and withheld ranges. If unloaded, it is the count that
 //!   loading will yield.
-//! - A withheld range is free, but a write to it has failed since the import: it is not allocated.
-//!   On the devices it is a free range like others.
+//! - A withheld range is free, but a write to it has failed since the import: it is not allocated,
+//!   and does not count as free in [`Space`](super::Space). On the devices it is a free range like
+//!   others.
 //! - `deferred` has the frees of txgs that are not mature, at most one list per txg.
 //! - `needed` is the oldest record of the log with an entry that the base lacks.
 
@@ -103,7 +104,7 @@ pub(super) struct Metaslab {
     pub(super) needed: Option<u64>,
     /// Ranges to which a write has failed since the import.
     bad: Vec<Run>,
-    /// The parts of `bad` that are free.
+    /// The parts of `bad` that are free. Only if loaded.
     withheld: Vec<Run>,
     /// Whether its base must be written with this txg, because its size changed.
     pub(super) must_flush: bool,
@@ -133,6 +134,11 @@ impl Metaslab {
     /// A write to this range, which is in use, has failed. It is not allocated again.
     pub(super) fn avoid(&mut self, run: Run) {
         self.bad.push(run);
+    }
+
+    /// Units that are free but not allocated.
+    pub(super) fn withheld_units(&self) -> u64 {
+        self.withheld.iter().map(|run| u64::from(run.units)).sum()
     }
 
     /// Moves the bad parts of ranges that become free to `withheld`. Returns the others.
@@ -226,6 +232,9 @@ impl Metaslab {
         }
         if free.units() != self.free_units {
             return Err(self.corrupt("its base and the log disagree about free bytes"));
+        }
+        if !self.bad.is_empty() {
+            free = RangeSet::from_ascending(self.withhold(free.to_vec())).unwrap_or_default();
         }
         self.map = FreeMap::Loaded { free, run: Run::default() };
         Ok(())

@@ -149,8 +149,11 @@ pub(crate) struct Space {
     /// Metaslabs that should have been flushed so far, scaled by `ROTATION`.
     flush_credit: u64,
     total_units: u64,
+    /// Units that can be allocated.
     free_units: u64,
     deferred_units: u64,
+    /// Free units to which writes have failed. They are not part of `free_units`.
+    withheld_units: u64,
     /// The slice of discards in flight.
     held: Option<Held>,
     /// The first invalid free, if any.
@@ -202,6 +205,7 @@ impl Space {
             total_units: 0,
             free_units: 0,
             deferred_units: 0,
+            withheld_units: 0,
             held: None,
             fault: None,
             audit: None,
@@ -244,16 +248,20 @@ impl Space {
         // The two newest records must not mature.
         let Some(at) = self.records.len().checked_sub(3) else { return Ok(()) };
         self.matured_txg = self.records[at].txg;
-        let mut units = 0;
+        let (mut units, mut withheld_units) = (0, 0);
         for metaslab in &mut self.metaslabs {
             let device = self.geometry.device_at(metaslab.extent.device).unwrap_or_default();
             let device = &mut self.devices[device];
+            let before = metaslab.withheld_units();
             let matured = metaslab.mature(self.matured_txg, device.notes_discards)?;
+            let withheld = metaslab.withheld_units() - before;
             units += matured;
-            device.free_units += matured;
+            withheld_units += withheld;
+            device.free_units += matured - withheld;
         }
         self.deferred_units -= units;
-        self.free_units += units;
+        self.free_units += units - withheld_units;
+        self.withheld_units += withheld_units;
         self.counters.add(SpaceCounters::MATURED_BYTES, 0, units * SECTOR_UNIT);
         Ok(())
     }

@@ -13,7 +13,7 @@ pub(crate) struct SpaceStats {
     pub(crate) allocated_bytes: u64,
     /// Freed bytes that are not allocatable yet.
     pub(crate) deferred_bytes: u64,
-    /// Free bytes.
+    /// Free bytes, without those to which writes have failed.
     pub(crate) free_bytes: u64,
     /// Part of `free_bytes` that only the space maps may use.
     pub(crate) reserved_bytes: u64,
@@ -49,14 +49,20 @@ pub(crate) struct DeviceSpace {
 }
 
 impl Space {
-    /// Returns the statistics.
+    /// Units that the newest txg uses.
+    pub(super) fn used_units(&self) -> u64 {
+        let others = self.free_units + self.deferred_units + self.withheld_units;
+        self.total_units.saturating_sub(others)
+    }
+
     /// Bytes that can be allocated now.
     pub(crate) fn free_bytes(&self) -> u64 {
         self.free_units * SECTOR_UNIT
     }
 
+    /// Returns the statistics.
     pub(crate) fn stats(&self) -> SpaceStats {
-        let used = self.total_units.saturating_sub(self.free_units + self.deferred_units);
+        let used = self.used_units();
         let largest = self.metaslabs.iter().map(|metaslab| metaslab.largest_units()).max();
         let ranges = self.metaslabs.iter().filter_map(|metaslab| metaslab.range_count());
         SpaceStats {

@@ -359,7 +359,7 @@ impl Space {
         index[..top.len()].copy_from_slice(top);
         let blocks: usize = self.records.iter().map(|record| record.blocks.len()).sum();
         let log = self.records.back().and_then(|record| record.blocks.last());
-        let used = self.total_units - self.free_units - self.deferred_units;
+        let used = self.used_units();
         let mut root = SpaceRootPhys {
             magic: U64::new(SPACE_ROOT_MAGIC),
             txg: U64::new(txg),

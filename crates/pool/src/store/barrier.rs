@@ -37,11 +37,22 @@ pub(crate) trait Pause {
     /// # Errors
     /// `error`, if the step must not be repeated.
     fn pause(&self, error: Error) -> Result<()>;
+
+    /// Makes sure, before a write, that no other host has the pool. Renews the lease if it has
+    /// ended: the commit may have been held up in its middle.
+    ///
+    /// # Errors
+    /// If another host has the pool.
+    fn before_write(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
-/// Repeats no step.
+/// Repeats no step. For a store without a lease.
+#[cfg(all(test, not(forebay_model)))]
 pub(crate) struct NoPause;
 
+#[cfg(all(test, not(forebay_model)))]
 impl Pause for NoPause {
     fn pause(&self, error: Error) -> Result<()> {
         Err(error)
@@ -94,17 +105,20 @@ impl Store {
     /// Waits until all writes have ended. Repeats each failed one once. Returns what failed again.
     ///
     /// # Errors
-    /// If a write was refused, or the pool is closed.
-    pub(crate) fn settle(&self) -> Result<FailedBlocks> {
+    /// If a write was refused, the pool is closed, or another host has it.
+    pub(crate) fn settle(&self, pause: &dyn Pause) -> Result<FailedBlocks> {
         let mut again = Vec::new();
         loop {
             let failed_now = self.shared.in_flight.finish()?;
             let (twice, once): (Vec<_>, Vec<_>) =
                 failed_now.into_iter().partition(|failed| failed.write.is_retry);
             again.extend(twice);
-            if once.is_empty() {
+            let deferred = self.shared.in_flight.take_deferred();
+            if once.is_empty() && deferred.is_empty() {
                 break;
             }
+            pause.before_write()?;
+            deferred.into_iter().for_each(|write| self.submit_write(write));
             self.count(StoreCounters::WRITE_RETRIES, once.len() as u64);
             for FailedWrite { write, .. } in once {
                 self.submit_write(Write { is_retry: true, ..write });
@@ -178,7 +192,7 @@ impl Store {
     pub(crate) fn commit(&self, pause: &dyn Pause) -> Result<Vec<(Dva, u64)>> {
         let mut bad = Vec::new();
         loop {
-            let blocks = self.settle()?;
+            let blocks = self.settle(pause)?;
             bad.extend(blocks.places());
             if let Some((blocks, error)) = self.accept_missing(blocks) {
                 bad.clear();

@@ -29,6 +29,8 @@ forebay_base::counters! {
     writes;
     /// Writes that failed.
     write_errors;
+    /// Writes that were submitted later, because the heartbeat was late.
+    writes_deferred;
     /// Failed writes that were repeated at the same place.
     write_retries;
     /// Blocks that got another place, because writes to the first one failed.

@@ -126,6 +126,8 @@ struct InFlightState {
     /// Bytes of memory that `done` keeps.
     done_bytes: u64,
     failed: Vec<FailedWrite>,
+    /// Writes that were not submitted, because the lease had ended.
+    deferred: Vec<Write>,
     /// An error that is not a device's.
     invalid: Option<Error>,
     /// The failure of a flush: no write of `done` counts.
@@ -177,6 +179,17 @@ impl InFlightWrites {
     #[cfg(all(test, forebay_model))]
     pub(super) fn end_bytes(&self, bytes: u64) {
         self.ended(bytes, |_| ());
+    }
+
+    /// A write was not submitted, and is to be later.
+    pub(super) fn defer(&self, write: Write) {
+        let bytes = write.part.len();
+        self.ended(bytes, |state| state.deferred.push(write));
+    }
+
+    /// Takes the writes that were held back.
+    pub(super) fn take_deferred(&self) -> Vec<Write> {
+        std::mem::take(&mut self.state.lock().deferred)
     }
 
     /// A write was not submitted.
@@ -291,13 +304,15 @@ impl InFlightWrites {
 
     /// Drops all payloads: the pool is closed, or will never write them.
     pub(super) fn abandon(&self) {
-        let (done, failed) = {
+        let dropped = {
             let mut state = self.state.lock();
             state.done_bytes = 0;
             state.flush_error = None;
-            (std::mem::take(&mut state.done), std::mem::take(&mut state.failed))
+            let (done, failed) =
+                (std::mem::take(&mut state.done), std::mem::take(&mut state.failed));
+            (done, failed, std::mem::take(&mut state.deferred))
         };
-        drop((done, failed));
+        drop(dropped);
         self.release_replaced();
     }
 

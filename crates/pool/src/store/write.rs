@@ -27,17 +27,20 @@ use crate::format::{BlockPtrPhys, Checksum, Compression, DvaPhys};
 pub(crate) struct WritePayload {
     packed: Option<Buffer>,
     held: Option<HeldContent>,
+    /// Of a gang block: the payload of the block that it belongs to. Without this gang block, the
+    /// block cannot be read from the devices.
+    _whole: Option<Arc<WritePayload>>,
 }
 
 impl WritePayload {
     /// Returns the payload of a sealed and held block.
     pub(crate) fn new(sealed: Sealed, held: HeldContent) -> Self {
-        Self { packed: sealed.packed, held: Some(held) }
+        Self { packed: sealed.packed, held: Some(held), _whole: None }
     }
 
-    /// Returns the payload of whole sectors that readers do not need.
-    fn of_sectors(packed: Buffer) -> Self {
-        Self { packed: Some(packed), held: None }
+    /// Returns the payload of a gang block of the block with the payload `whole`.
+    fn of_gang(packed: Buffer, whole: &Arc<Self>) -> Self {
+        Self { packed: Some(packed), held: None, _whole: Some(Arc::clone(whole)) }
     }
 
     /// Whether the bytes are those of a block in the cache, which counts their memory.
@@ -180,9 +183,9 @@ impl Store {
         }
     }
 
-    /// Starts the writes of a block. Waits while too many bytes are in flight, so it must not be
-    /// called in an I/O callback. The next barrier, see [`barrier`](super::barrier), handles
-    /// failures.
+    /// Starts the writes of a block, after [`Pause::before_write`](super::barrier::Pause). Waits
+    /// while too many bytes are in flight, so it must not be called in an I/O callback. The next
+    /// barrier, see [`barrier`](super::barrier), handles failures.
     pub(crate) fn submit(&self, placed: Placed, payload: WritePayload) {
         let Placed { bp, gang } = placed;
         let copies = bp.copy_count() as u64;
@@ -202,7 +205,7 @@ impl Store {
                 }
                 for (copies, sector) in plan.sectors {
                     let whole = 0..sector.len();
-                    let sector = Arc::new(WritePayload::of_sectors(sector));
+                    let sector = Arc::new(WritePayload::of_gang(sector, &payload));
                     self.submit_part((copies, block), &sector, whole);
                 }
             }
@@ -233,6 +236,11 @@ impl Store {
         let bytes = write.part.len();
         if self.shared.in_flight.begin(bytes) {
             self.count(StoreCounters::WRITE_WAITS, 1);
+        }
+        // It may have waited for longer than the lease lasts. The next barrier goes on.
+        if self.lease.as_ref().is_some_and(|lease| !lease.is_valid()) {
+            self.count(StoreCounters::WRITES_DEFERRED, 1);
+            return self.shared.in_flight.defer(write);
         }
         self.count(StoreCounters::WRITES, 1);
         let Some(dva) = write.place() else {

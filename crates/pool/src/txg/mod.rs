@@ -29,6 +29,8 @@
 
 mod counters;
 mod holds;
+#[cfg(all(test, forebay_model))]
+mod model;
 mod suspension;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;

@@ -11,10 +11,14 @@
 //! Locking: `txg-state`.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::counters::TxgCounters;
 use super::{TxgState, TxgStop, Txgs};
 use crate::error::{Error, ErrorKind, Result};
+
+/// Interval at which a thread that waits for the end of a suspension asks whether to give up.
+const GIVE_UP_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Why a pool is suspended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +72,12 @@ impl fmt::Display for Suspension {
 }
 
 impl TxgState {
+    /// Whether there is a suspension that `clear` can end.
+    fn may_resume(&self) -> bool {
+        let ends = self.closed || self.parks_ended;
+        matches!(&self.stop, Some(TxgStop::Suspended(now)) if now.resumable && !ends)
+    }
+
     pub(super) fn check_running(&self) -> Result<()> {
         match &self.stop {
             None => Ok(()),
@@ -123,10 +133,17 @@ impl Txgs {
     }
 
     /// Ends a park without repeating the step, and forbids others: the pool is exported. The sync
-    /// thread then lets go of `space`, which scrubs and discards may wait for.
+    /// thread then lets go of `space`, which scrubs and discards may wait for. A step that is being
+    /// repeated already comes to its end first, so that the export does not give up a txg that
+    /// `clear` saves. On return, a suspension is final.
     pub(crate) fn end_parks(&self) {
-        self.state.lock().parks_ended = true;
+        let mut state = self.state.lock();
+        state.parks_ended = true;
         self.work.notify_all();
+        self.durable.notify_all();
+        while matches!(&state.stop, Some(TxgStop::Suspended(now)) if now.resumable) {
+            self.durable.wait(&mut state);
+        }
     }
 
     /// Lets the sync thread repeat the step that failed, and waits until its txg is durable. Does
@@ -154,19 +171,22 @@ impl Txgs {
         }
     }
 
-    /// Waits until the txgs are not suspended, or the suspension cannot be resumed.
+    /// Waits while the txgs are suspended and can be cleared. Returns false if `give_up` says so,
+    /// which is asked now and then, without locks.
     ///
     /// # Errors
-    /// `Suspended` or `Closed`.
-    pub fn wait_resumed(&self) -> Result<()> {
-        let mut state = self.state.lock();
-        while let Some(TxgStop::Suspended(now)) = &state.stop
-            && now.resumable
-            && !state.closed
-        {
-            self.durable.wait(&mut state);
+    /// `Suspended` if only another import helps, or the txgs are being closed; `Closed`.
+    pub fn wait_resumed(&self, give_up: &dyn Fn() -> bool) -> Result<bool> {
+        loop {
+            if give_up() {
+                return Ok(false);
+            }
+            let mut state = self.state.lock();
+            if !state.may_resume() {
+                return state.check_running().map(|()| true);
+            }
+            self.durable.wait_timeout(&mut state, GIVE_UP_INTERVAL);
         }
-        state.check_running()
     }
 
     /// Ends a suspension: a txg has become durable. Called under `txg-state`.

@@ -291,7 +291,7 @@ fn a_suspended_pool_says_so() {
     assert!(pool.create_dataset("data", &settings(1)).is_err(), "it is durable when it returns");
     let health = pool.health();
     assert_eq!(health.state, HealthState::Suspended);
-    assert!(health.reasons[0].starts_with("suspended: "), "{health:?}");
+    assert!(health.reasons[0].starts_with("transaction group "), "{health:?}");
     assert!(pool.export().is_err());
 }
 

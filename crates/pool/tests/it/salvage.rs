@@ -177,6 +177,25 @@ fn without_a_whole_group_a_rewind_says_so_and_a_read_only_import_reads() {
     assert_eq!(pool.import_notes().len(), 1, "{:?}", pool.import_notes());
 }
 
+/// An older group may have lost blocks, so it is named but not tried.
+#[test]
+fn a_rewind_past_three_damaged_groups_names_an_older_one() {
+    let device = memory(SIZE);
+    let (number, newest) = changed(&device, 6);
+    let inspector = inspector(&device);
+    for txg in newest - 2..=newest {
+        destroy(&device, &inspector.txg(Some(txg)).unwrap().found.root.copies);
+    }
+    let options = ImportOptions { rewind: true, ..import_options(&cache(32 * MIB)) };
+    let error = with(&device, options.clone()).unwrap_err();
+    let named = format!("the option `txg` {} and give up 3 transaction groups", newest - 3);
+    assert!(error.to_string().contains(&named), "{error}");
+    let chosen = ImportOptions { rewind: false, txg: Some(newest - 3), ..options };
+    let pool = with(&device, chosen).unwrap();
+    assert_eq!(content(&pool, number), 3);
+    check(&pool);
+}
+
 #[test]
 fn damage_that_only_the_replay_meets_leads_to_an_older_group() {
     let device = memory(SIZE);

@@ -1,12 +1,12 @@
 //! Two hosts that share a device: one of them gets the pool.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_base::clock::ManualClock;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{Device, Op, OpenOptions, Request};
+use forebay_io::{Decorator, Device, Op, OpenOptions, Priority, Request};
 use forebay_pool::format::label::{HEARTBEAT_OFFSET, SLOT_BYTES};
 use forebay_pool::inspect::ObjsetName;
 use forebay_pool::{
@@ -222,6 +222,94 @@ fn a_pool_whose_heartbeat_cannot_be_written_commits_nothing_after_the_lease() {
     host.pool.clear().unwrap();
     host.pool.sync().unwrap();
     assert_eq!(host.pool.stats().suspended, None);
+}
+
+/// A device during whose writes of a commit time passes.
+struct SlowWrites {
+    inner: Arc<dyn Device>,
+    clock: Arc<ManualClock>,
+    /// Writes of a commit until the host is held up; none if it is not.
+    left: Mutex<Option<u64>>,
+    /// Writes of commits since it was held up.
+    late: AtomicU32,
+}
+
+impl SlowWrites {
+    fn hold_up_after(&self, writes: u64) {
+        *self.left.lock().unwrap() = Some(writes);
+    }
+}
+
+impl Decorator for SlowWrites {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Option<Request> {
+        if request.op() != Op::Write || request.priority() != Priority::AsyncWrite {
+            return Some(request);
+        }
+        let mut left = self.left.lock().unwrap();
+        match &mut *left {
+            None => {}
+            Some(0) => drop(self.late.fetch_add(1, Ordering::SeqCst)),
+            Some(1) => {
+                *left = Some(0);
+                self.clock.advance(10 * INTERVAL_MS * NS_PER_MS);
+            }
+            Some(more) => *more -= 1,
+        }
+        Some(request)
+    }
+}
+
+/// The commit was held up in its middle, and another host has come meanwhile, or not.
+#[test]
+fn a_commit_that_is_held_up_in_its_middle_writes_nothing_after_a_takeover() {
+    for taken_over in [true, false] {
+        let (memory, clock) = (memory(SIZE), Arc::new(ManualClock::new()));
+        let slow = Arc::new(SlowWrites {
+            inner: Arc::clone(&memory),
+            clock: Arc::clone(&clock),
+            left: Mutex::default(),
+            late: AtomicU32::new(0),
+        });
+        let device: Arc<dyn Device> = Arc::clone(&slow) as Arc<dyn Device>;
+        let options = CreateOptions {
+            clock: Some(clock),
+            tunables: tunables(),
+            ..create_options(&cache(32 * MIB))
+        };
+        let late = Pool::create(vec![Opened::shared(device)], &options).unwrap();
+        let data = dataset(&late);
+        let number = {
+            let tx = late.begin().unwrap();
+            let number = data.create_object(&tx, &[]).unwrap();
+            data.object(number).unwrap().write(&tx, 0, &[7; 40 * 8192]).unwrap();
+            number
+        };
+        let other = taken_over.then(|| import_with(&memory, self::options(), |_| {}).0.unwrap());
+        slow.hold_up_after(3);
+        let synced = late.sync();
+        let late_writes = slow.late.load(Ordering::SeqCst);
+        if let Some(pool) = other {
+            assert_eq!(synced.unwrap_err().kind(), ErrorKind::Suspended);
+            suspended(&late, "has taken it over");
+            assert_eq!(late_writes, 0, "it wrote blocks that may be another host's");
+            drop(data);
+            late.export().unwrap_err();
+            assert_eq!(slow.late.load(Ordering::SeqCst), 0);
+            pool.sync().unwrap();
+            check(&pool);
+        } else {
+            synced.unwrap();
+            assert!(late_writes > 40, "it went on");
+            let mut found = vec![0; 40 * 8192];
+            data.object(number).unwrap().read(0, &mut found).unwrap();
+            assert_eq!(found, [7; 40 * 8192]);
+            check(&late);
+        }
+    }
 }
 
 /// Another host may have reused the space of a copy that looks bad.

@@ -1,12 +1,16 @@
 //! Writes and flushes that fail: other places, suspensions, and how they end.
 
 use std::ops::{ControlFlow, Range};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_base::rng::SmallRng;
 use forebay_base::testing::{full, seed};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{Decorator, Device, Error, MemoryDevice, MemoryOptions, Op, Priority, Request};
+use forebay_io::{
+    Decorator, Device, DeviceInfo, DeviceStats, Error, Health, MemoryDevice, MemoryOptions, Op,
+    Priority, Request, Waiter,
+};
 use forebay_pool::format::label::LABEL_BYTES;
 use forebay_pool::{Dataset, DatasetSettings, ErrorKind, Pool};
 
@@ -183,6 +187,97 @@ impl Decorator for LossyFlushes {
     }
 }
 
+/// A device that, as a file, refuses each flush after a failed one until it may try again.
+struct StickyFlushes {
+    inner: Arc<dyn Device>,
+    /// Good flushes before the one that fails.
+    good: Mutex<Option<u64>>,
+    has_failed: AtomicBool,
+}
+
+impl StickyFlushes {
+    fn fails(&self, request: &Request) -> bool {
+        if request.op() != Op::Flush {
+            return false;
+        }
+        let mut good = self.good.lock().unwrap();
+        match &mut *good {
+            Some(0) => {
+                *good = None;
+                self.has_failed.store(true, Ordering::SeqCst);
+            }
+            Some(more) => *more -= 1,
+            None => {}
+        }
+        self.has_failed.load(Ordering::SeqCst)
+    }
+}
+
+impl Device for StickyFlushes {
+    fn submit(&self, request: Request) {
+        if !self.fails(&request) {
+            return self.inner.submit(request);
+        }
+        let error = Error::system(Op::Flush, &self.inner.info().name, (0, 0), EIO);
+        request.finish(Err(error));
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn health(&self) -> Health {
+        self.inner.health()
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.inner.stats()
+    }
+
+    fn help(&self, waiter: &Waiter) {
+        self.inner.help(waiter);
+    }
+
+    fn close(&self) {
+        self.inner.close();
+    }
+
+    fn retry_flushes(&self) {
+        self.has_failed.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Nobody's flush succeeds after a failed one, before what it may have lost is written again.
+#[test]
+fn a_failed_flush_is_forgotten_only_once_the_pool_is_cleared() {
+    // The flush before the uberblocks, and the one after.
+    for good in [0, 1] {
+        let (memory, cache) = (memory(64 * MIB), cache(32 * MIB));
+        let sticky = Arc::new(StickyFlushes {
+            inner: Arc::clone(&memory),
+            good: Mutex::default(),
+            has_failed: AtomicBool::new(false),
+        });
+        let device: Arc<dyn Device> = Arc::clone(&sticky) as Arc<dyn Device>;
+        let pool = create(&device, &cache);
+        let data = dataset(&pool);
+        let number = write(&pool, &data, &[7; RECORD]);
+        *sticky.good.lock().unwrap() = Some(good);
+        pool.sync().expect_err("a flush fails");
+        assert!(sticky.has_failed.load(Ordering::SeqCst), "flush {good}: others may flush");
+        data.fsync(number).expect_err("suspended");
+        assert!(sticky.has_failed.load(Ordering::SeqCst), "flush {good}: others may flush");
+        pool.clear().expect("the device works");
+        assert!(!sticky.has_failed.load(Ordering::SeqCst));
+        data.fsync(number).expect("durable");
+        drop(data);
+        pool.abandon();
+        let pool = import(&memory, &cache);
+        assert_holds(&pool.dataset("data").expect("it"), number, &[7; RECORD]);
+        check(&pool);
+    }
+}
+
 #[test]
 fn a_write_that_fails_once_is_repeated() {
     let (memory, cache) = (memory(64 * MIB), cache(32 * MIB));
@@ -265,6 +360,10 @@ fn a_bad_place_is_not_allocated_again() {
         assert_holds(&data, number, &wanted);
     }
     assert_eq!(places.refused(), 2, "it was allocated again");
+    // It is free, but not for use: it does not count as free.
+    let (stats, bad) = (pool.stats(), places.state.lock().unwrap().bad[0].clone());
+    let counted = stats.allocated_bytes + stats.deferred_bytes + stats.free_bytes;
+    assert_eq!(stats.total_bytes - counted, bad.end - bad.start);
     check(&pool);
     drop(data);
     pool.export().expect("exported");
@@ -468,7 +567,7 @@ fn an_export_gives_up_a_suspended_group() {
     let pool = Arc::new(pool);
     let waiter = std::thread::spawn({
         let pool = Arc::clone(&pool);
-        move || pool.wait_resumed()
+        move || pool.wait_resumed(&|| false)
     });
     drop(data);
     assert_eq!(pool.close().expect_err("a group is lost").kind(), ErrorKind::Suspended);

@@ -151,9 +151,32 @@ impl Import<'_> {
             return first;
         }
         let text = format!(
-            "no transaction group is whole; import read-only to rescue files. {}",
+            "no transaction group is whole whose blocks are sure to be there; import read-only to rescue files{}. {}",
+            self.older_advice(),
             texts.join("; ")
         );
         Error::new(first.kind(), text).because(first)
+    }
+
+    /// Whether an older ancestor can be opened. It is not tried unasked: its space may have been
+    /// reused since, which shows only when a file is read.
+    fn older_advice(&self) -> String {
+        let mut group = self.ancestors().last().copied();
+        while let Some(last) = group {
+            let previous = last.previous_txg.min(last.txg - 1);
+            group = self.uberblocks.iter().find(|one| one.txg == previous);
+            if let Some(older) = group
+                && let Ok((pool, _)) = self.read_group(older, None)
+            {
+                pool.give_up();
+                return format!(
+                    ", or go back with the option `txg` {} and give up {}: files of that group whose space was \
+                     reused since are damaged, and a check lists them",
+                    older.txg,
+                    self.lost_since(older)
+                );
+            }
+        }
+        String::new()
     }
 }

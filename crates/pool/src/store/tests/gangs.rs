@@ -1,12 +1,17 @@
 //! Blocks in pieces.
 
+use forebay_base::sync::thread;
 use forebay_cache::Attributes;
+use forebay_io::Op;
+use forebay_io::fault::{Fault, Rule};
 
 use super::{block_cache, fixture_over, props};
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::gang::{GangPhys, gang_capacity, read_gang, write_gang};
 use crate::format::{BlockPtrPhys, Compression};
+use crate::store::barrier::Pause;
 use crate::store::counters::StoreCounters;
+use crate::store::{WritePayload, WriteProps};
 use forebay_base::rng::SmallRng;
 use zerocopy::little_endian::U64;
 
@@ -47,6 +52,48 @@ fn the_largest_block_in_the_smallest_pieces() {
     fixture.forget(&bp);
     assert!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..] == content);
     fixture.audit();
+}
+
+/// A gang block that cannot be written keeps the content of its block in memory, past a flush that
+/// covers the pieces: the block must be written elsewhere.
+#[test]
+fn a_failed_gang_block_keeps_the_content_of_its_block() {
+    struct GoOn;
+    impl Pause for GoOn {
+        fn pause(&self, _: Error) -> Result<()> {
+            Ok(())
+        }
+    }
+    let mut fixture = fixture_over(block_cache(64 << 20), 1, 512);
+    fixture.space.largest = 1024;
+    let props = WriteProps { cache: None, ..props(1, Compression::Off) };
+    let content = fixture.content(8192);
+    let bytes = content.to_vec();
+    let sealed = fixture.store.seal(&content, &props).unwrap();
+    let placed = fixture.store.place(&sealed, &content, &props, &mut fixture.space).unwrap();
+    let bp = placed.bp;
+    let head = bp.copies[0].get().unwrap();
+    let place = head.offset..head.offset + 512;
+    fixture.faults[0].add(Rule::new(Fault::Error(5)).on(Op::Write).within(place));
+    let held = fixture.store.hold(&bp, content, None);
+    fixture.store.submit(placed, WritePayload::new(sealed, held));
+    while fixture.store.in_flight_bytes() > 0 {
+        thread::yield_now();
+    }
+    // Memory is short: the commit flushes in its middle.
+    let mut short = true;
+    let step = || match std::mem::take(&mut short) {
+        true => Err(Error::new(ErrorKind::NoMemory, "none")),
+        false => Ok(()),
+    };
+    fixture.store.repeat(&GoOn, step).unwrap();
+    assert_eq!(fixture.counted(StoreCounters::EARLY_FLUSHES), 1);
+    let failed = fixture.store.settle(&GoOn).unwrap();
+    assert!(failed.contains(head));
+    assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], bytes);
+    drop(failed);
+    fixture.store.abandon_writes();
+    assert_eq!(fixture.store.cache().dirty_bytes(), 0);
 }
 
 #[test]

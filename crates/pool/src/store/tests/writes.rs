@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use forebay_base::clock::ManualClock;
 use forebay_base::sync::{Arc, thread};
 use forebay_cache::{Attributes, OwnerCaching};
 use forebay_io::Op;
@@ -10,6 +11,7 @@ use forebay_io::fault::{Fault, Rule};
 use super::{block_cache, fixture, fixture_with, props};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, Compression};
+use crate::lease::Lease;
 use crate::store::WriteProps;
 use crate::store::barrier::{NoPause, Pause};
 use crate::store::counters::StoreCounters;
@@ -144,6 +146,36 @@ fn a_block_does_not_lose_its_copies_one_after_the_other() {
     assert_eq!((error.kind(), pauses.get()), (ErrorKind::Device, 2), "{error}");
 }
 
+/// The lease ends while the commit has a write ahead.
+#[test]
+fn a_write_without_a_lease_is_deferred_until_it_is_renewed() {
+    struct Renew<'a>(&'a Lease);
+    impl Pause for Renew<'_> {
+        fn pause(&self, error: Error) -> Result<()> {
+            Err(error)
+        }
+
+        fn before_write(&self) -> Result<()> {
+            self.0.set_end_ns(u64::MAX);
+            Ok(())
+        }
+    }
+    let mut fixture = fixture(1);
+    let lease = Arc::new(Lease::new(Arc::new(ManualClock::new())));
+    fixture.store = fixture.store.clone().with_lease(Arc::clone(&lease));
+    lease.set_end_ns(0);
+    let (bp, content) = fixture.write(8192, &props(1, Compression::Off));
+    assert_eq!(fixture.counted(StoreCounters::WRITES), 0);
+    assert_eq!(fixture.store.in_flight_bytes(), 0);
+    // Readers find it meanwhile.
+    assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
+    assert!(fixture.store.settle(&Renew(&lease)).unwrap().is_empty());
+    assert_eq!(fixture.counted(StoreCounters::WRITES), 1);
+    fixture.store.wait_and_flush().unwrap();
+    assert_eq!(fixture.store.read_copy(&bp, 0).unwrap()[..], content);
+    fixture.audit();
+}
+
 struct OnPause<F>(F);
 
 impl<F: Fn(Error) -> Result<()>> Pause for OnPause<F> {
@@ -156,7 +188,7 @@ impl<F: Fn(Error) -> Result<()>> Pause for OnPause<F> {
 fn payloads_are_kept_until_a_flush_and_are_few() {
     let mut fixture = fixture_with(block_cache(32 << 20), 1, 512, OwnerCaching::None, 0);
     let (bp, content) = fixture.write(8192, &props(1, Compression::Lz4));
-    fixture.store.settle().unwrap();
+    fixture.store.settle(&NoPause).unwrap();
     // The device has it, but may lose it.
     let place = bp.copies[0].get().unwrap();
     fixture.rot(place, 512);

@@ -1,0 +1,119 @@
+//! A mount whose pool is suspended.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use forebay_fs::{FileSystem, FsOptions, Owner};
+use forebay_fuse::{Mount, MountError};
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::{Device, MemoryDevice, MemoryOptions, Op};
+use forebay_pool::format::FailMode;
+use forebay_pool::{BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, Pool};
+use tempfile::TempDir;
+
+use crate::{options, permitted};
+
+/// A mounted pool whose device can fail.
+struct Mounted {
+    at: TempDir,
+    faults: Arc<FaultDevice>,
+    fs: FileSystem,
+    mount: Mount,
+}
+
+impl Mounted {
+    fn new(fail_mode: FailMode) -> Self {
+        let memory = MemoryDevice::new("memory", 64 << 20, &MemoryOptions::default());
+        let faults = Arc::new(FaultDevice::new(Arc::new(memory.expect("memory")), 1));
+        let cache = BlockCacheOptions { bytes: 32 << 20, ..BlockCacheOptions::default() };
+        let create = CreateOptions::new("test", BlockCache::new(cache).expect("a cache"));
+        let device = Arc::clone(&faults) as Arc<dyn Device>;
+        let pool = Pool::create(vec![device.into()], &create).expect("a pool");
+        let settings = DatasetSettings { fail_mode, ..DatasetSettings::default() };
+        let owner = Owner { uid: 0, gid: 0, mode: 0o755 };
+        FileSystem::create_in(&pool, "main", &settings, owner).expect("files");
+        let fs = FileSystem::open_in(Arc::new(pool), "main", &FsOptions::default());
+        let (fs, at) = (fs.expect("files"), tempfile::tempdir().expect("a directory"));
+        let mount = forebay_fuse::mount(fs.clone(), at.path(), &options(false)).expect("a mount");
+        fs::write(at.path().join("file"), "content").expect("a file");
+        fs.pool().sync().expect("a commit");
+        faults.add(Rule::new(Fault::Error(libc::EIO)).on(Op::Write));
+        fs.pool().sync().expect_err("a device that takes no writes");
+        Self { at, faults, fs, mount }
+    }
+
+    fn read(&self) -> String {
+        fs::read_to_string(self.at.path().join("file")).expect("it reads")
+    }
+
+    /// A process that writes to the file and syncs it.
+    fn writer(&self) -> Child {
+        let to = format!("of={}", self.at.path().join("file").display());
+        let mut writer = Command::new("dd");
+        writer.args(["if=/dev/zero", &to, "bs=1", "count=1", "conv=notrunc,fsync"]);
+        writer.stderr(Stdio::null()).spawn().expect("a process")
+    }
+
+    fn wait_for_waiters(&self, count: u64) {
+        let waits = || {
+            let counters = self.fs.stats().counters;
+            counters.iter().find(|row| row.0 == "suspension_waits").expect("a counter").2
+        };
+        while waits() < count {
+            std::thread::yield_now();
+        }
+    }
+
+    fn end(self) {
+        self.faults.clear();
+        self.fs.pool().clear().expect("the device works");
+        self.mount.unmount().expect("it unmounts");
+        let pool = self.fs.pool().clone();
+        drop(self.mount);
+        self.fs.close().expect("it is closed");
+        drop(self.fs);
+        Arc::into_inner(pool).expect("the last reference").export().expect("it is exported");
+    }
+}
+
+#[test]
+fn a_process_that_waits_for_a_suspended_pool_can_be_killed() {
+    if !permitted() {
+        return;
+    }
+    let mounted = Mounted::new(FailMode::Wait);
+    let (mut killed, mut patient) = (mounted.writer(), mounted.writer());
+    mounted.wait_for_waiters(2);
+    assert_eq!(mounted.read(), "content");
+    // It is in use. Nothing waits for that to change.
+    assert!(matches!(mounted.mount.unmount(), Err(MountError::Busy { .. })));
+    killed.kill().expect("a process");
+    assert_eq!(killed.wait().expect("it ended").signal(), Some(libc::SIGKILL));
+    assert!(patient.try_wait().expect("a process").is_none());
+    mounted.faults.clear();
+    mounted.fs.pool().clear().expect("the device works");
+    assert!(patient.wait().expect("it ended").success());
+    assert_eq!(mounted.read(), "\0ontent");
+    mounted.end();
+}
+
+#[test]
+fn writers_get_an_error_at_once_with_failmode_continue() {
+    if !permitted() {
+        return;
+    }
+    let mounted = Mounted::new(FailMode::Continue);
+    assert!(!mounted.writer().wait().expect("it ended").success());
+    let file = fs::OpenOptions::new().write(true).open(mounted.at.path().join("file"));
+    let file = file.expect("it opens");
+    let errors = [file.write_at(b"x", 0).map(drop), file.sync_all()];
+    for error in errors {
+        assert_eq!(error.expect_err("suspended").raw_os_error(), Some(libc::EIO));
+    }
+    drop(file);
+    assert_eq!(mounted.read(), "content");
+    mounted.end();
+}
