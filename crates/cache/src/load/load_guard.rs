@@ -39,6 +39,24 @@ pub enum Begin<'a, K: Key, V: Send + Sync + 'static> {
     Vacant(LoadGuard<K, V>),
 }
 
+/// The result of [`Cache::get_or_join`](crate::Cache::get_or_join): a block, or the load of it.
+#[derive(Debug)]
+pub enum Present<'a, K: Key, V: Send + Sync + 'static> {
+    /// The block is cached.
+    Hit(Ref<'a, K, V>),
+    /// Another thread is loading the block. Wait for it, poll, or register a callback.
+    InFlight(InFlight<K, V>),
+}
+
+impl<'a, K: Key, V: Send + Sync + 'static> From<Present<'a, K, V>> for Begin<'a, K, V> {
+    fn from(present: Present<'a, K, V>) -> Self {
+        match present {
+            Present::Hit(block) => Self::Hit(block),
+            Present::InFlight(in_flight) => Self::InFlight(in_flight),
+        }
+    }
+}
+
 /// The right and the duty to publish a block. Other requests for the block wait for it.
 ///
 /// Dropping it unpublished abandons the load: waiters get [`LoadError::Abandoned`], or
