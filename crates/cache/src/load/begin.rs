@@ -105,7 +105,9 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         loop {
             match inner.begin(key, weight, attributes, reservation, ask_secondary)? {
                 Step::Ready(begin) => return Ok(begin),
-                Step::NoCapacity => reservation = Some(inner.reserve_slow(weight.max(1))),
+                Step::NoCapacity => {
+                    reservation = Some(inner.reserve_slow(inner.with_structures(weight)));
+                }
             }
         }
     }
@@ -138,7 +140,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
             match inner.begin(key, weight, attributes, reservation, ask_secondary)? {
                 Step::Ready(begin) => return Ok(begin),
                 Step::NoCapacity => {
-                    reservation = Some(match CapacityFuture::new(inner, weight.max(1)) {
+                    let weight = inner.with_structures(weight);
+                    reservation = Some(match CapacityFuture::new(inner, weight) {
                         Ok(waiting) => waiting.await,
                         Err(outcome) => outcome,
                     });

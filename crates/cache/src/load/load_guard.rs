@@ -204,7 +204,7 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
         // SAFETY: the guard's pin keeps the cache alive, and its key readable.
         let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
         // If the user's weigher panics, the guard is dropped and tells the waiters.
-        let weight = (inner.weigher)(self.key(), &value).max(1);
+        let weight = inner.weigh(self.key(), &value);
         let reserved = u64::from(header.weight());
         let refusal = self.refusal.or_else(|| inner.adjust(reserved, weight));
         if refusal.is_some() {

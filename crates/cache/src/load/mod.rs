@@ -70,7 +70,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         ask_secondary: bool,
     ) -> Result<Step<'_, K, V>, LoadError> {
         let hash = self.hash(&key);
-        let weight = weight.max(1);
+        let weight = self.with_structures(weight);
         let attributes = self.policy_attributes(attributes);
         let class = attributes.class;
         loop {
