@@ -10,17 +10,42 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
-/// The bytes of memory that this process may use: the memory of the machine, or the lowest hard
-/// limit of its control groups (version 1 or 2) and their parents.
-///
-/// A limit that cannot be read is ignored. If `/proc` or the control groups are hidden, the result
-/// is the memory of the machine.
+/// What limits the memory of this process, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryLimits {
+    /// The memory of the machine.
+    pub machine: u64,
+    /// The lowest hard limit of the control groups (version 1 or 2) of the process and their
+    /// parents, if it is below the memory of the machine.
+    pub group: Option<u64>,
+}
+
+impl MemoryLimits {
+    /// The limits of this process.
+    ///
+    /// A limit that cannot be read is ignored. If `/proc` or the control groups are hidden, only
+    /// the memory of the machine is known.
+    pub fn of_this_process() -> Self {
+        let machine = machine_bytes();
+        Self { machine, group: group_limit(Path::new("/")).filter(|group| *group < machine) }
+    }
+
+    /// The bytes that this process may use.
+    pub fn bytes(&self) -> u64 {
+        self.group.unwrap_or(self.machine)
+    }
+}
+
+/// The bytes of memory that this process may use; see [`MemoryLimits`].
 pub fn limit_bytes() -> u64 {
+    MemoryLimits::of_this_process().bytes()
+}
+
+fn machine_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     // The fields are `u64` on 64-bit systems, but not on 32-bit systems.
     #[allow(clippy::useless_conversion)]
-    let machine = u64::from(info.totalram).saturating_mul(u64::from(info.mem_unit));
-    group_limit(Path::new("/")).map_or(machine, |group| group.min(machine))
+    u64::from(info.totalram).saturating_mul(u64::from(info.mem_unit))
 }
 
 /// Asks the C allocator to release its free memory to the system, with glibc. It takes long if

@@ -24,7 +24,7 @@ pub struct Builder<K: Key, V: Send + Sync + 'static> {
     capacity: Option<u64>,
     bound: Option<u64>,
     overhead: Option<Overhead>,
-    weigher: Weigher<K, V>,
+    weigher: Option<Weigher<K, V>>,
     on_evict: Option<Box<dyn Fn(Evicted<K, V>) + Send + Sync>>,
     secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
     clock: Option<Arc<dyn Clock>>,
@@ -40,7 +40,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             capacity: None,
             bound: None,
             overhead: None,
-            weigher: Box::new(|_, _| size_of::<V>() as u64),
+            weigher: None,
             on_evict: None,
             secondary: None,
             clock: None,
@@ -60,6 +60,8 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
 
     /// Sets a hard bound in bytes on blocks, headers, index, ghosts, and the bytes that
     /// [`overhead`](Self::overhead) reports. The capacity is the rest, and follows it.
+    ///
+    /// The weight of a block then includes its header, with key and value, and its index entry.
     pub fn bound(mut self, bytes: u64) -> Self {
         self.bound = Some(bytes);
         self
@@ -77,9 +79,10 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     }
 
     /// Sets the function that weighs a block, in bytes; at least 1 is used. The default is the size
-    /// of `V`, which is right only if `V` owns no memory.
+    /// of `V`, which is right only if `V` owns no memory. With a [`bound`](Self::bound) the
+    /// function weighs only what `V` owns, and the default is nothing.
     pub fn weigher(mut self, weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static) -> Self {
-        self.weigher = Box::new(weigh);
+        self.weigher = Some(Box::new(weigh));
         self
     }
 
@@ -162,7 +165,11 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             sublists,
             seed,
             tunables,
-            weigher: self.weigher,
+            weigher: self.weigher.unwrap_or_else(|| {
+                // With a bound, the header that contains the value counts already.
+                let bytes = if self.bound.is_some() { 0 } else { size_of::<V>() as u64 };
+                Box::new(move |_, _| bytes)
+            }),
             callbacks: self.on_evict.map(Callbacks::new),
             secondary: self.secondary,
             clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock::default())),

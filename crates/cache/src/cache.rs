@@ -195,6 +195,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     pub fn trim(&self) {
         let inner = self.inner();
         inner.compact_rings();
+        inner.free_blocks.trim();
+        inner.free_ghosts.trim();
         inner.slab.trim();
         inner.index.trim();
         // The rings' blocks come from the C allocator.

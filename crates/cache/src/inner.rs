@@ -34,7 +34,8 @@ use crate::index::Index;
 use crate::index::line::Slot;
 use crate::key::Key;
 use crate::lists::MultiList;
-use crate::lists::ghosts::{GhostList, Ghosts};
+use crate::lists::ghosts::{Ghost, GhostList, Ghosts};
+use crate::lists::ring::FreeBlocks;
 use crate::load::single_flight::InFlightLoads;
 use crate::owner::Owners;
 use crate::policy::simulation::Simulations;
@@ -64,6 +65,9 @@ pub(crate) struct CacheInner<K: Key, V: Send + Sync + 'static> {
     pub(crate) slab: Slab<K, V>,
     /// By `List as usize - 1` and class.
     pub(crate) resident: [[MultiList; 2]; 3],
+    /// Free memory of the rings of all lists, and of all ghost lists.
+    pub(crate) free_blocks: Arc<FreeBlocks<u32>>,
+    pub(crate) free_ghosts: Arc<FreeBlocks<Ghost>>,
     /// By `GhostList::number`.
     pub(crate) ghosts: [Ghosts; 4],
     pub(crate) policy: Policy,
@@ -132,15 +136,46 @@ pub(crate) struct CacheParts<K: Key, V: Send + Sync + 'static> {
     pub(crate) plain_lru: bool,
 }
 
+/// Bytes of an entry of the index, at least.
+const INDEX_ENTRY_BYTES: u64 = 8;
+
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
+    /// The weight of a block in bytes, at least 1.
+    pub(crate) fn weigh(&self, key: &K, value: &V) -> u64 {
+        self.with_structures((self.weigher)(key, value))
+    }
+
+    /// Adds to a weight what the cache spends on each block: with a hard bound, its header and its
+    /// entry in the index. Otherwise many light blocks would exceed the bound before the overhead
+    /// is checked again.
+    pub(crate) fn with_structures(&self, weight: u64) -> u64 {
+        weight.max(1).saturating_add(self.structure_bytes())
+    }
+
+    /// Bytes of structures in the weight of a block.
+    pub(crate) fn structure_bytes(&self) -> u64 {
+        match self.bound {
+            Some(_) => size_of::<Header<K, V>>() as u64 + INDEX_ENTRY_BYTES,
+            None => 0,
+        }
+    }
+
+    /// Number of cached blocks.
+    pub(crate) fn resident_blocks(&self) -> u64 {
+        self.resident.iter().flatten().map(MultiList::blocks).sum()
+    }
+
     pub(crate) fn new(parts: CacheParts<K, V>) -> Result<Self, forebay_base::vm::Error> {
-        let lists = || std::array::from_fn(|_| MultiList::new(parts.sublists));
+        let (free_blocks, free_ghosts) = (FreeBlocks::new(), FreeBlocks::new());
+        let lists = || std::array::from_fn(|_| MultiList::new(parts.sublists, &free_blocks));
         Ok(Self {
             hasher: foldhash::quality::FixedState::with_seed(parts.seed),
             index: Index::new(),
             slab: Slab::new(forebay_base::vm::PageSize::system(), parts.shards)?,
             resident: [lists(), lists(), lists()],
-            ghosts: std::array::from_fn(|_| Ghosts::new(parts.sublists)),
+            ghosts: std::array::from_fn(|_| Ghosts::new(parts.sublists, &free_ghosts)),
+            free_blocks,
+            free_ghosts,
             policy: Policy::new(parts.target, parts.plain_lru),
             ghost_hits: GhostHits::new(parts.shards),
             simulations: Simulations::new(parts.shards),

@@ -57,7 +57,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let attributes = self.policy_attributes(attributes);
         let class = attributes.class;
         let hash = self.hash(&key);
-        let weight = (self.weigher)(&key, &value).max(1);
+        let weight = self.weigh(&key, &value);
         let refused = (self.refuse(&key, class, weight))
             .or_else(|| (!self.reserve(weight)).then_some(Refusal::NoCapacity));
         if let Some(reason) = refused {

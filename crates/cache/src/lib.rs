@@ -93,7 +93,7 @@ pub use guard::{OwnedRef, Ref, SlotHint};
 pub use index::IndexStats;
 pub use inner::Reclaim;
 pub use key::{Key, OwnerId};
-pub use load::load_guard::{Begin, InFlight, LoadFuture, LoadGuard};
+pub use load::load_guard::{Begin, InFlight, LoadFuture, LoadGuard, Present};
 pub use owner::OwnerCaching;
 pub use secondary::warm_up::{WarmUp, WarmUpRefusal};
 pub use secondary::{Candidate, SecondaryCache, Writing};

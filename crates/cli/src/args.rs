@@ -252,9 +252,10 @@ pub(crate) struct ExpandArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Memory: --memory limits the whole process. 40 MiB are reserved for the program, 2 MiB for the buffers of\n\
-    each thread, one sixteenth for inodes, and one sixteenth for objects, transaction groups and the intent log. The\n\
-    cache, including dirty data, gets four fifths of the rest, less 51 MiB.\n\n\
+    after_help = "Memory: --memory limits the whole process. 24 MiB are reserved for the program, 2 MiB for the buffers of\n\
+    each thread, and one sixteenth each for waiting writes (at most 16 MiB), for inodes, and for objects, transaction\n\
+    groups and the intent log. An eighth (at most 64 MiB) is for I/O in flight. The cache, including dirty data, gets\n\
+    four fifths of the rest. If other parts need more than this, such as the indexes of L2 devices, blocks give way.\n\n\
     Examples:\n  \
     forebay mount                                    ./forebay.pool at ./forebay-mnt, both created if missing\n  \
     forebay mount tank.img /srv/tank                 in the foreground; Ctrl-C unmounts\n  \
@@ -271,8 +272,8 @@ pub(crate) struct MountArgs {
     /// Dataset to mount
     #[arg(long, default_value = "main")]
     pub(crate) dataset: String,
-    /// Memory limit of the whole process, in bytes or with a suffix K, M, G, T; at least 192M
-    /// [default: a quarter of the memory or of the cgroup limit]
+    /// Memory limit of the whole process, in bytes or with a suffix K, M, G, T; at least 64M, at
+    /// most the memory of the machine or of the cgroup [default: a quarter of that]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) memory: Option<u64>,
     /// Also cache file content in the page cache of the kernel; faster, but content may be in

@@ -36,6 +36,10 @@ pub struct MountOptions {
     /// Largest number of background requests (read-ahead, write-back, asynchronous direct I/O) in
     /// flight.
     pub max_background: u16,
+    /// Largest total in bytes of the data of writes that wait for a worker thread, at least
+    /// [`max_write_bytes`](Self::max_write_bytes). Beyond it, a write waits on the thread that
+    /// received it.
+    pub max_waiting_bytes: usize,
     /// Features of the kernel to leave unused, as bits of the flags of `FUSE_INIT`. The mount then
     /// behaves as on a kernel without them.
     pub ignored_features: u64,
@@ -108,6 +112,7 @@ impl Default for MountOptions {
             max_write_bytes: MAX_WRITE_BYTES,
             read_ahead_bytes: 1 << 20,
             max_background: 512,
+            max_waiting_bytes: 16 * MAX_WRITE_BYTES as usize,
             ignored_features: 0,
         }
     }
@@ -121,6 +126,7 @@ impl MountOptions {
         options.max_write_bytes = self.max_write_bytes.clamp(4096, MAX_WRITE_BYTES);
         options.read_ahead_bytes = self.read_ahead_bytes.clamp(4096, 16 << 20);
         options.max_background = self.max_background.max(1);
+        options.max_waiting_bytes = self.max_waiting_bytes.max(options.max_write_bytes as usize);
         options
     }
 }

@@ -341,13 +341,13 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
 
     /// Whether the index has a live block for the key.
     pub(crate) fn has(&self, key: &K) -> bool {
-        self.class_of(key).is_some()
+        let record = self.shared.key_hash(key).and_then(|hash| self.shared.index.find(hash));
+        record.is_some_and(|record| record.state == RecordState::Live)
     }
 
-    /// The class of the live block of the key, if there is one.
-    pub(crate) fn class_of(&self, key: &K) -> Option<Class> {
-        let record = self.shared.index.find(self.shared.key_hash(key)?)?;
-        (record.state == RecordState::Live).then_some(record.class)
+    /// The class of the key's block, if a load would read it from the device. A miss is counted.
+    pub(crate) fn class_to_load(&self, key: &K) -> Option<Class> {
+        self.shared.class_to_load(key)
     }
 
     /// Writes all queued blocks and makes them durable.

@@ -21,7 +21,7 @@ use std::time::Duration;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
-use forebay_cache::{Key, LoadGuard};
+use forebay_cache::{Class, Key, LoadGuard};
 use forebay_io::{Completion, Priority, Request};
 
 use crate::counters::L2Counters;
@@ -188,6 +188,23 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             shared.on_read_done(&load, &expected, completion);
         }));
         Ok(())
+    }
+
+    /// The class of the key's block, if a load would read it from the device. If not, counts the
+    /// miss that the load would have been.
+    pub(crate) fn class_to_load(&self, key: &K) -> Option<Class> {
+        let Some(hash) = self.key_hash(key) else {
+            self.counters.add(L2Counters::LOAD_UNDECODABLE, 0, 1);
+            return None;
+        };
+        match self.locate(hash) {
+            Ok((record, _)) => Some(record.class),
+            Err(counter) => {
+                self.admission.on_load(hash, self.index.len());
+                self.counters.add(counter, 0, 1);
+                None
+            }
+        }
     }
 
     /// Finds the block and the sequence number of its segment, or returns the counter of the miss.

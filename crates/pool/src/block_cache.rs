@@ -15,6 +15,10 @@
 //! allocation, and the allocation waits for memory. The cache takes the share back once enough
 //! memory is free.
 //!
+//! A program that limits the whole process sets the arena's limit
+//! ([`BlockCacheOptions::memory_bytes`]) and [withholds](BlockCache::withhold) from it what the
+//! rest of the process uses beyond its share. The cache then gives up the same share of its bound.
+//!
 //! # Locking
 //!
 //! `block-cache-pressure`, a leaf lock, is taken only when memory has run out.
@@ -54,6 +58,9 @@ pub(crate) type BlockRef = OwnedRef<BlockKey, Buffer>;
 pub struct BlockCacheOptions {
     /// The bound in bytes: blocks, structures of the cache, and dirty data.
     pub bytes: u64,
+    /// The limit of the arena in bytes: blocks, I/O in flight, and copies being written. By default
+    /// the bound, a quarter of it, and 64 MiB. Never less than the bound and a quarter of it.
+    pub memory_bytes: Option<u64>,
     /// When blocks lie in huge pages.
     pub huge_pages: HugePages,
     /// Tunables of the cache as pairs of name and value, see `docs/tunables.md`.
@@ -73,6 +80,8 @@ pub struct BlockCache {
     arena: Arc<Arena>,
     l2: Arc<L2Router>,
     bound: u64,
+    /// Limit of the arena while nothing is withheld.
+    memory_bytes: u64,
     accounts: Arc<CachePadded<CacheAccounts>>,
     pressure: Mutex<()>,
     relief: Condvar,
@@ -84,6 +93,8 @@ struct CacheAccounts {
     dirty_bytes: AtomicU64,
     /// Bytes of the bound that the cache has ceded to failed allocations.
     ceded_bytes: AtomicU64,
+    /// Bytes of the arena's limit that are withheld.
+    withheld_bytes: AtomicU64,
 }
 
 impl BlockCache {
@@ -93,7 +104,9 @@ impl BlockCache {
     /// [`ErrorKind::Invalid`] if the bound is too small or a tunable is wrong,
     /// [`ErrorKind::NoMemory`] if the system refuses memory or a thread.
     pub fn new(options: BlockCacheOptions) -> Result<Arc<Self>> {
-        let limit_bytes = options.bytes + options.bytes / 4 + MEMORY_MARGIN_BYTES;
+        let least_bytes = options.bytes + options.bytes / 4;
+        let limit_bytes = (options.memory_bytes)
+            .map_or(least_bytes + MEMORY_MARGIN_BYTES, |wanted| wanted.max(least_bytes));
         let config = ArenaConfig { limit_bytes, huge_pages: options.huge_pages };
         let no_memory = |text: String| Error::new(ErrorKind::NoMemory, text);
         let arena = Arena::new(config).map_err(|error| {
@@ -113,7 +126,8 @@ impl BlockCache {
             .overhead(move || {
                 let free_bytes = memory.limit_bytes().saturating_sub(memory.used_bytes());
                 let others = counted.total(free_bytes.saturating_sub(spare_bytes));
-                others.saturating_add(counted_l2.memory_bytes())
+                // The indexes of L2 devices are in the memory for which bytes are withheld.
+                others.saturating_add(counted_l2.memory_bytes().max(counted.withheld_from_bound()))
             })
             .secondary_cache(Arc::clone(&l2) as Arc<dyn SecondaryCache<BlockKey, Buffer>>)
             .weigher(|_, block: &Buffer| block.footprint() as u64)
@@ -141,7 +155,8 @@ impl BlockCache {
         })?;
         let pressure = Mutex::named("block-cache-pressure", ());
         let (bound, relief) = (options.bytes, Condvar::new());
-        Ok(Arc::new(Self { cache, arena, l2, bound, accounts, pressure, relief }))
+        let memory_bytes = limit_bytes;
+        Ok(Arc::new(Self { cache, arena, l2, bound, memory_bytes, accounts, pressure, relief }))
     }
 
     /// The underlying cache.
@@ -168,6 +183,28 @@ impl BlockCache {
     /// The bound in bytes.
     pub fn bound_bytes(&self) -> u64 {
         self.bound
+    }
+
+    /// The limit of the arena in bytes while nothing is withheld.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    /// Withholds `bytes` of the arena's limit, but at most half of it, because the rest of the
+    /// process uses them. The cache gives up the same share of its bound. The number replaces the
+    /// one of the last call. Free memory is returned at once, the rest as blocks are evicted.
+    pub fn withhold(&self, bytes: u64) {
+        let bytes = bytes.min(self.memory_bytes / 2);
+        if self.accounts.withheld_bytes.swap(bytes, Ordering::Relaxed) != bytes {
+            self.arena.set_limit(self.memory_bytes - bytes);
+            // Resizing to the same bound makes the reclaimer evaluate it again.
+            self.cache.resize(self.bound);
+        }
+    }
+
+    /// Bytes of the arena's limit that are withheld.
+    pub fn withheld_bytes(&self) -> u64 {
+        self.accounts.withheld_bytes.load(Ordering::Relaxed)
     }
 
     /// Allocates `len` bytes of unspecified content. If there is no memory, evicts blocks and waits
@@ -253,6 +290,11 @@ impl CacheAccounts {
             ceded = 0;
         }
         self.dirty_bytes.load(Ordering::Relaxed).saturating_add(ceded)
+    }
+
+    /// The part of the bound that is withheld. The arena may exceed the bound by a quarter.
+    fn withheld_from_bound(&self) -> u64 {
+        self.withheld_bytes.load(Ordering::Relaxed) / 5 * 4
     }
 
     fn cede(&self, bytes: u64, most: u64) {

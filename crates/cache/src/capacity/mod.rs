@@ -106,6 +106,12 @@ impl Capacity {
         self.wake_at.store(reserved.min(self.target()), Ordering::Relaxed);
     }
 
+    /// Whether `reserved` exceeds the value beyond which the reclaimer is woken, by more than
+    /// `bytes`.
+    pub(crate) fn is_beyond_wake_at(&self, bytes: u64) -> bool {
+        self.reserved() > self.wake_at.load(Ordering::Relaxed).saturating_add(bytes)
+    }
+
     pub(crate) fn target(&self) -> u64 {
         self.target.load(Ordering::Relaxed)
     }

@@ -17,21 +17,24 @@ pub struct Overhead {
     pub lists: u64,
     /// Rings of the ghost lists. Their slots are in `index`.
     pub ghosts: u64,
-    /// Resident but unused memory of headers and index: the rest of huge pages, and memory kept for
-    /// reuse.
+    /// Resident but unused memory of headers, index and rings: the rest of huge pages, and memory
+    /// kept for reuse.
     pub slack: u64,
     /// Counters, locks and tables whose size does not depend on the number of blocks, and the
     /// miniature simulations, which grow with the first few hundred blocks.
     pub fixed: u64,
+    /// Bytes of headers and index that are part of the weight of the cached blocks, with a hard
+    /// bound.
+    pub in_weights: u64,
     /// Bytes that the builder's `overhead` function reports, such as an arena's slack.
     pub others: u64,
 }
 
 impl Overhead {
-    /// The sum of all kinds.
+    /// The sum of all kinds, without what is part of the weight of blocks.
     pub fn total(&self) -> u64 {
         let own = self.headers + self.index + self.lists + self.ghosts + self.slack + self.fixed;
-        own.saturating_add(self.others)
+        own.saturating_sub(self.in_weights).saturating_add(self.others)
     }
 }
 
@@ -41,10 +44,14 @@ pub(crate) fn by_kind<K: Key, V: Send + Sync + 'static>(inner: &CacheInner<K, V>
     Overhead {
         headers: inner.slab.bytes(),
         index: inner.index.used_bytes(),
-        slack: inner.slab.slack_bytes() + inner.index.idle_bytes(),
+        slack: inner.slab.slack_bytes()
+            + inner.index.idle_bytes()
+            + inner.free_blocks.bytes()
+            + inner.free_ghosts.bytes(),
         lists: lists.map(|sublist| sublist.lock().bytes()).sum(),
         ghosts: inner.ghosts.iter().map(|g| g.memory_bytes()).sum(),
         fixed: size_of::<CacheInner<K, V>>() as u64 + FIXED + inner.simulations.memory_bytes(),
+        in_weights: inner.resident_blocks() * inner.structure_bytes(),
         others: others(inner),
     }
 }
@@ -62,7 +69,7 @@ fn others<K: Key, V: Send + Sync + 'static>(inner: &CacheInner<K, V>) -> u64 {
 /// Approximate size of the counters' shards, owners' modes and magazines.
 const FIXED: u64 = 128 << 10;
 
-/// The sum of all kinds.
+/// See [`Overhead::total`].
 pub(crate) fn bytes<K: Key, V: Send + Sync + 'static>(inner: &CacheInner<K, V>) -> u64 {
     by_kind(inner).total()
 }

@@ -1,7 +1,8 @@
 //! The target `c` and the overflow limit: set by the user, or derived from the hard bound.
 //!
-//! With a hard bound, the target is the bound minus the overhead and minus the overflow. It is
-//! refreshed by the reclaimer, and by inserters if there is no reclaimer.
+//! With a hard bound, the target is the bound minus the overhead, minus the ghosts to come, and
+//! minus the overflow. It is refreshed by the reclaimer, and by inserters if there is no reclaimer
+//! or it is late.
 //!
 //! Locking: callers that change the target hold `reclaim`.
 
@@ -10,9 +11,12 @@ use forebay_base::sync::atomic::Ordering;
 use super::overhead;
 use crate::inner::CacheInner;
 use crate::key::Key;
+use crate::lists::ghosts::Ghosts;
 
 /// While a cache with a hard bound fills up, its overhead is checked this many times.
 const BOUND_CHECKS: u64 = 64;
+/// Bytes of a ghost: an entry in its ring and one in the index.
+const GHOST_BYTES: u64 = 32;
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Bytes by which the cache may exceed its target.
@@ -25,10 +29,32 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     pub(crate) fn refresh_bound(&self) {
         let Some(bound) = &self.bound else { return self.set_target(self.capacity.target()) };
         let bytes = bound.bytes.load(Ordering::Relaxed);
-        let used = overhead::bytes(self);
+        let used = overhead::bytes(self).saturating_add(self.ghost_bytes_to_come());
         self.set_target_within(bytes.saturating_sub(used));
         // Overhead grows with the cached blocks, so it is checked again before long.
         self.capacity.set_wake_at(self.capacity.reserved().saturating_add(bytes / BOUND_CHECKS));
+    }
+
+    /// Bytes of the ghosts that the cached blocks will leave. If they were not counted while the
+    /// cache fills, it would have to shrink afterwards, and free headers take long to be returned.
+    fn ghost_bytes_to_come(&self) -> u64 {
+        let percent = u64::from(self.tunables.ghost_percent());
+        let ghosts: u64 = self.ghosts.iter().map(Ghosts::count).sum();
+        (self.resident_blocks() * percent / 100).saturating_sub(ghosts) * GHOST_BYTES
+    }
+
+    /// With a hard bound, refreshes the target on this thread if the reclaimer is late, so that the
+    /// cache never grows far without a check of its overhead. `due` says that it is late for
+    /// another reason.
+    pub(crate) fn refresh_late_bound(&self, due: bool) {
+        let Some(bound) = &self.bound else { return };
+        let step = bound.bytes.load(Ordering::Relaxed) / BOUND_CHECKS;
+        if due || self.capacity.is_beyond_wake_at(step) {
+            let _reclaim = self.reclaim.lock();
+            if due || self.capacity.is_beyond_wake_at(step) {
+                self.refresh_bound();
+            }
+        }
     }
 
     /// Sets the target so that target plus overflow is at most `bytes`.

@@ -55,12 +55,15 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// if maintenance is due, if blocks must be offered to the secondary cache, or if too little
     /// could be evicted.
     fn evict_share(&self) {
+        self.refresh_late_bound(false);
         let share = self.overflow() / INSERTERS_SHARE;
         let over = self.reserved_resident().saturating_sub(self.capacity.target());
         if over == 0 || self.active_secondary().is_some() {
             return self.wake_reclaimer();
         }
         let passed = self.evict(over.min(share) + share.max(1), false);
+        // Evicted blocks leave ghosts, which are overhead.
+        self.refresh_late_bound(passed.maintenance_due);
         if !passed.enough || passed.maintenance_due {
             self.wake_reclaimer();
         }

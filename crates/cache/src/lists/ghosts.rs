@@ -17,11 +17,11 @@
 //! Locking: `ghost-sublist`, a leaf lock.
 
 use crossbeam_utils::CachePadded;
-use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use forebay_base::sync::{Arc, Mutex};
 
 use super::draw;
-use super::ring::Ring;
+use super::ring::{FreeBlocks, Ring};
 use crate::attributes::Class;
 use crate::key::OwnerId;
 
@@ -101,10 +101,10 @@ impl GhostSublist {
 
 impl Ghosts {
     /// Makes `sublists` sublists, or [`MAX_SUBLISTS`] if that is less. Must be a power of two.
-    pub(crate) fn new(sublists: usize) -> Self {
+    pub(crate) fn new(sublists: usize, free: &Arc<FreeBlocks<Ghost>>) -> Self {
         assert!(sublists.is_power_of_two());
         let sublist = || GhostSublist {
-            ring: Mutex::named("ghost-sublist", Ring::new()),
+            ring: Mutex::named("ghost-sublist", Ring::new(free.clone())),
             over: AtomicU64::new(0),
             entries: AtomicU64::new(0),
             oldest: AtomicU32::new(0),

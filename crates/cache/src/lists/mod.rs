@@ -17,9 +17,9 @@ pub(crate) mod ring;
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
-use forebay_base::sync::{Mutex, MutexGuard, thread_slot};
+use forebay_base::sync::{Arc, Mutex, MutexGuard, thread_slot};
 
-use ring::Ring;
+use ring::{FreeBlocks, Ring};
 
 /// The blocks of one state and class.
 pub(crate) struct MultiList {
@@ -44,13 +44,13 @@ struct Tally {
 }
 
 impl MultiList {
-    /// Makes `sublists` sublists, a power of two.
-    pub(crate) fn new(sublists: usize) -> Self {
+    /// Makes `sublists` sublists, a power of two. Lists may share `free`.
+    pub(crate) fn new(sublists: usize, free: &Arc<FreeBlocks<u32>>) -> Self {
         assert!(sublists.is_power_of_two());
         let sublist = |nth: usize| Sublist {
             nth: nth as u32,
             shift: sublists.trailing_zeros(),
-            ring: Mutex::named("sublist", Ring::new()),
+            ring: Mutex::named("sublist", Ring::new(free.clone())),
             added: Tally::default(),
             removed: Tally::default(),
         };

@@ -4,18 +4,58 @@
 //! position while it is in the queue. Memory is allocated and freed in blocks, so a long queue
 //! never moves.
 //!
-//! Locking: none; a sublist wraps it in a mutex.
+//! Rings share [`FreeBlocks`], so blocks that one ring frees serve another. Through the C
+//! allocator, they would stay in the heap of the thread that allocated them, uncounted.
+//!
+//! Locking: a sublist wraps it in a mutex; `ring-blocks` under that.
 
 use std::collections::VecDeque;
 
+use forebay_base::sync::{Arc, Mutex};
+
 /// Entries per block.
 const BLOCK: usize = if cfg!(any(miri, forebay_model)) { 4 } else { 512 };
+
+/// Free blocks kept at most.
+const KEPT_BLOCKS: usize = 32;
+
+/// Blocks that no ring uses.
+pub(crate) struct FreeBlocks<T>(Mutex<Vec<Box<[T; BLOCK]>>>);
+
+impl<T: Copy + Default> FreeBlocks<T> {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::named("ring-blocks", Vec::new())))
+    }
+
+    fn take(&self) -> Box<[T; BLOCK]> {
+        let kept = self.0.lock().pop();
+        kept.unwrap_or_else(|| Box::new([T::default(); BLOCK]))
+    }
+
+    fn give(&self, block: Box<[T; BLOCK]>) {
+        let mut kept = self.0.lock();
+        if kept.len() < KEPT_BLOCKS {
+            kept.push(block);
+        }
+    }
+
+    /// Memory in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.0.lock().len() * size_of::<[T; BLOCK]>()) as u64
+    }
+
+    /// Frees all blocks.
+    pub(crate) fn trim(&self) {
+        *self.0.lock() = Vec::new();
+    }
+}
 
 pub(crate) struct Ring<T> {
     /// The first block has the tail, the last one the head.
     blocks: VecDeque<Box<[T; BLOCK]>>,
     /// A block kept for reuse, so that a queue of constant length does not allocate.
     spare: Option<Box<[T; BLOCK]>>,
+    free: Arc<FreeBlocks<T>>,
     /// Position of the oldest entry.
     tail: u64,
     /// Position of the next entry.
@@ -54,10 +94,11 @@ struct Sweep {
 }
 
 impl<T: Copy + Default> Ring<T> {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(free: Arc<FreeBlocks<T>>) -> Self {
         Self {
             blocks: VecDeque::new(),
             spare: None,
+            free,
             tail: 0,
             head: 0,
             sweep: None,
@@ -94,7 +135,7 @@ impl<T: Copy + Default> Ring<T> {
         let position = self.head;
         let (block, slot) = self.at(position);
         if block == self.blocks.len() {
-            let fresh = self.spare.take().unwrap_or_else(|| Box::new([T::default(); BLOCK]));
+            let fresh = self.spare.take().unwrap_or_else(|| self.free.take());
             self.blocks.push_back(fresh);
         }
         self.blocks[block][slot] = entry;
@@ -151,19 +192,27 @@ impl<T: Copy + Default> Ring<T> {
         let gone = tail / BLOCK as u64 - self.tail / BLOCK as u64;
         self.tail = tail;
         for _ in 0..gone {
-            self.spare = self.blocks.pop_front();
+            let block = self.blocks.pop_front();
+            self.keep(block);
         }
         if self.is_empty() {
             // All entries of the head's block are gone. Positions continue at the start of a block,
             // so that block and position stay aligned.
             while let Some(block) = self.blocks.pop_front() {
-                self.spare = Some(block);
+                self.keep(Some(block));
             }
             let next = self.head.next_multiple_of(BLOCK as u64);
             (self.tail, self.head) = (next, next);
         }
         if self.sweep.is_some_and(|sweep| sweep.read <= self.tail) {
             self.sweep = None;
+        }
+    }
+
+    /// Keeps a block that has become free.
+    fn keep(&mut self, block: Option<Box<[T; BLOCK]>>) {
+        if let Some(before) = std::mem::replace(&mut self.spare, block) {
+            self.free.give(before);
         }
     }
 
@@ -228,9 +277,9 @@ impl<T: Copy + Default> Ring<T> {
             as u64
     }
 
-    /// Frees memory that a long queue has left.
+    /// Gives up memory that a long queue has left.
     pub(crate) fn trim(&mut self) {
-        self.spare = None;
+        self.keep(None);
         self.blocks.shrink_to_fit();
     }
 }
@@ -241,7 +290,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{Hand, Ring};
+    use super::{FreeBlocks, Hand, Ring};
 
     #[derive(Clone, Debug)]
     enum Op {
@@ -270,7 +319,7 @@ mod tests {
         /// The model keeps live entries with the position that the ring last reported.
         #[test]
         fn behaves_as_a_queue_with_positions(ops in ops()) {
-            let mut ring = Ring::<u32>::new();
+            let mut ring = Ring::<u32>::new(FreeBlocks::new());
             let mut model: VecDeque<(u32, u64)> = VecDeque::new();
             let (mut look, mut moved) = (None, false);
             for (i, op) in ops.into_iter().enumerate() {
@@ -330,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_hand_passes_each_entry_once_and_keeps_its_distance() {
-        let mut ring = Ring::<u32>::new();
+        let mut ring = Ring::<u32>::new(FreeBlocks::new());
         (1..=100).for_each(|i| {
             ring.push(i);
         });

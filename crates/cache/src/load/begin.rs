@@ -16,12 +16,20 @@ use crate::error::LoadError;
 use crate::guard::{OwnedRef, Ref};
 use crate::key::Key;
 use crate::load::Step;
-use crate::load::load_guard::Begin;
+use crate::load::load_guard::{Begin, Present};
 
 /// Withdrawn loads of a block after which the secondary cache is bypassed.
 const MAX_SECONDARY_ATTEMPTS: u32 = 4;
 
 impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
+    /// Finds a block or joins its load. Begins no load and does not ask the secondary cache.
+    ///
+    /// If there is neither, the cache is unchanged: the key keeps its ghost, and the policy does
+    /// not count a miss. So it suits requests that load nothing themselves.
+    pub fn get_or_join(&self, key: &K) -> Option<Present<'_, K, V>> {
+        self.inner().get_or_join(key)
+    }
+
     /// Finds a block, joins its load, or begins a load. [`get_or_load`](Self::get_or_load) builds
     /// on it.
     ///
@@ -97,7 +105,9 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         loop {
             match inner.begin(key, weight, attributes, reservation, ask_secondary)? {
                 Step::Ready(begin) => return Ok(begin),
-                Step::NoCapacity => reservation = Some(inner.reserve_slow(weight.max(1))),
+                Step::NoCapacity => {
+                    reservation = Some(inner.reserve_slow(inner.with_structures(weight)));
+                }
             }
         }
     }
@@ -130,7 +140,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
             match inner.begin(key, weight, attributes, reservation, ask_secondary)? {
                 Step::Ready(begin) => return Ok(begin),
                 Step::NoCapacity => {
-                    reservation = Some(match CapacityFuture::new(inner, weight.max(1)) {
+                    let weight = inner.with_structures(weight);
+                    reservation = Some(match CapacityFuture::new(inner, weight) {
                         Ok(waiting) => waiting.await,
                         Err(outcome) => outcome,
                     });

@@ -39,6 +39,24 @@ pub enum Begin<'a, K: Key, V: Send + Sync + 'static> {
     Vacant(LoadGuard<K, V>),
 }
 
+/// The result of [`Cache::get_or_join`](crate::Cache::get_or_join): a block, or the load of it.
+#[derive(Debug)]
+pub enum Present<'a, K: Key, V: Send + Sync + 'static> {
+    /// The block is cached.
+    Hit(Ref<'a, K, V>),
+    /// Another thread is loading the block. Wait for it, poll, or register a callback.
+    InFlight(InFlight<K, V>),
+}
+
+impl<'a, K: Key, V: Send + Sync + 'static> From<Present<'a, K, V>> for Begin<'a, K, V> {
+    fn from(present: Present<'a, K, V>) -> Self {
+        match present {
+            Present::Hit(block) => Self::Hit(block),
+            Present::InFlight(in_flight) => Self::InFlight(in_flight),
+        }
+    }
+}
+
 /// The right and the duty to publish a block. Other requests for the block wait for it.
 ///
 /// Dropping it unpublished abandons the load: waiters get [`LoadError::Abandoned`], or
@@ -186,7 +204,7 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
         // SAFETY: the guard's pin keeps the cache alive, and its key readable.
         let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
         // If the user's weigher panics, the guard is dropped and tells the waiters.
-        let weight = (inner.weigher)(self.key(), &value).max(1);
+        let weight = inner.weigh(self.key(), &value);
         let reserved = u64::from(header.weight());
         let refusal = self.refusal.or_else(|| inner.adjust(reserved, weight));
         if refusal.is_some() {

@@ -32,7 +32,7 @@ use crate::index::{Known, Locked, SlotRef};
 use crate::inner::CacheInner;
 use crate::insert::PreviousEntry;
 use crate::key::Key;
-use crate::load::load_guard::{Begin, InFlight, LoadGuard, LoadingPin};
+use crate::load::load_guard::{Begin, InFlight, LoadGuard, LoadingPin, Present};
 use crate::load::single_flight::LoadOutcome;
 
 /// The answer of the index under the partition's lock.
@@ -70,13 +70,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         ask_secondary: bool,
     ) -> Result<Step<'_, K, V>, LoadError> {
         let hash = self.hash(&key);
-        let weight = weight.max(1);
+        let weight = self.with_structures(weight);
         let attributes = self.policy_attributes(attributes);
         let class = attributes.class;
         loop {
             if let Some((header, before)) = self.pin(hash, &key, MARK) {
                 self.return_reservation(reservation, weight);
-                return Ok(Step::Ready(self.hit(header, before)));
+                return Ok(Step::Ready(self.hit(header, before).into()));
             }
             let refusal = match self.refuse(&key, class, weight) {
                 Some(Refusal::Closed) => {
@@ -90,7 +90,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                     reservation = Some(true);
                 } else if let Some(found) = self.pin_present(hash, &key) {
                     match self.settle(found)? {
-                        Some(begin) => return Ok(Step::Ready(begin)),
+                        Some(present) => return Ok(Step::Ready(present.into())),
                         None => continue,
                     }
                 } else {
@@ -125,16 +125,31 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             if !matches!(settled, Ok(None)) {
                 self.return_reservation(reservation, weight);
             }
-            if let Some(begin) = settled? {
-                return Ok(Step::Ready(begin));
+            if let Some(present) = settled? {
+                return Ok(Step::Ready(present.into()));
             }
         }
     }
 
-    fn hit(&self, header: NonNull<Header<K, V>>, before: HeaderState) -> Begin<'_, K, V> {
+    /// Finds a block or its load in flight. Changes nothing if there is neither.
+    pub(crate) fn get_or_join(&self, key: &K) -> Option<Present<'_, K, V>> {
+        let hash = self.hash(key);
+        if let Some((header, before)) = self.pin(hash, key, MARK) {
+            return Some(self.hit(header, before));
+        }
+        loop {
+            // A load that fails leaves the index before it ends, so it is found once at most.
+            let found = self.pin_present(hash, key)?;
+            if let Some(present) = self.settle(found).ok()? {
+                return Some(present);
+            }
+        }
+    }
+
+    fn hit(&self, header: NonNull<Header<K, V>>, before: HeaderState) -> Present<'_, K, V> {
         self.count_hit(header, before);
         // SAFETY: pinned by the caller, from a state that was valid or is filled.
-        Begin::Hit(unsafe { Ref::from_pin(self, header) })
+        Present::Hit(unsafe { Ref::from_pin(self, header) })
     }
 
     /// Installs `mine` in the index, unless the block is cached or being loaded.
@@ -178,7 +193,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     }
 
     /// Converts a claim to an answer; `None` if the load that was found has failed meanwhile.
-    fn settle(&self, claim: Claim<K, V>) -> Result<Option<Begin<'_, K, V>>, LoadError> {
+    fn settle(&self, claim: Claim<K, V>) -> Result<Option<Present<'_, K, V>>, LoadError> {
         match claim {
             Claim::Hit(header, before) => Ok(Some(self.hit(header, before))),
             Claim::Loading(header) => {
@@ -192,13 +207,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
 
     /// Waits for the load of a pinned header, or returns its block if the load has succeeded
     /// already.
-    fn join(&self, pin: LoadingPin<K, V>) -> Option<Begin<'_, K, V>> {
+    fn join(&self, pin: LoadingPin<K, V>) -> Option<Present<'_, K, V>> {
         // SAFETY: pinned.
         let h = unsafe { pin.header.as_ref() };
         let loading = || h.update(|s| s.has(LOADING).then(|| s.with(WAITERS))).is_some();
         if let Some(waiter) = self.in_flight.join(pin.header.addr().get(), loading) {
             self.counters.add(CacheCounters::IN_FLIGHT_JOINS, h.state().class_index(), 1);
-            return Some(Begin::InFlight(InFlight::new(pin, waiter)));
+            return Some(Present::InFlight(InFlight::new(pin, waiter)));
         }
         let state = h.state();
         if !state.has(FILLED) {

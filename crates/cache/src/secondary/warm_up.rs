@@ -116,7 +116,7 @@ impl<K: Key, V: Send + Sync + 'static> WarmUp<K, V> {
     ) -> Result<(), WarmUpRefusal> {
         let inner = self.inner();
         let attributes = inner.policy_attributes(attributes);
-        let weight = (inner.weigher)(&key, &value).max(1);
+        let weight = inner.weigh(&key, &value);
         inner.check_allowed(&key, attributes.class, weight)?;
         if !inner.reserve_warm_up(weight) {
             return Err(WarmUpRefusal::NoCapacity);

@@ -1,7 +1,10 @@
 //! Memory: the cost of a block, a ghost and an index entry, and the hard bound.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Waker};
 use std::thread;
 
 use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
@@ -157,18 +160,27 @@ fn storm(
 /// In its own process, because resident memory is that of the process, and other tests run at the
 /// same time.
 fn alone(test: &str, body: impl FnOnce()) {
+    alone_with(test, "1", |_| body());
+}
+
+/// As [`alone`], with an argument. Returns what the process has printed; in that process, it exits
+/// after `body`.
+fn alone_with(test: &str, argument: &str, body: impl FnOnce(&str)) -> String {
     const MARK: &str = "FOREBAY_ALONE";
-    if std::env::var_os(MARK).is_some() {
-        return body();
+    if let Ok(argument) = std::env::var(MARK) {
+        body(&argument);
+        std::process::exit(0);
     }
     let this = std::env::current_exe().unwrap();
     let output = std::process::Command::new(this)
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(MARK, "1")
+        .env(MARK, argument)
         .output()
         .unwrap();
-    println!("{}", String::from_utf8_lossy(&output.stdout));
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    println!("{printed}");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    printed
 }
 
 fn within(bound_and_grown: (u64, u64)) {
@@ -224,6 +236,87 @@ fn the_bound_holds_when_sizes_change() {
             }
         }));
     });
+}
+
+/// A line of the process's status, in bytes.
+fn status(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("the system tells");
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
+    let kib: u64 = line.trim_end_matches(" kB").trim().parse().expect("a number");
+    kib << 10
+}
+
+/// The largest resident memory that this process has had, without pages of its code.
+fn most_rss() -> u64 {
+    status("VmHWM:") - status("RssFile:")
+}
+
+/// Inserts values from several threads, three times as many as fit, and gives up some waits for
+/// capacity. Prints by how much resident memory has grown at most.
+fn small_values<const N: usize>(bound: u64) {
+    const THREADS: u64 = 4;
+    let before = rss() - status("RssFile:");
+    let cache = Cache::<u64, [u8; N]>::builder().bound(bound).seed(1).build().unwrap();
+    // A block has a header and an index entry beside its value.
+    let inserts = 3 * bound / (N as u64 + 80) / THREADS;
+    let weight = N as u64;
+    thread::scope(|s| {
+        for t in 0..THREADS {
+            let cache = &cache;
+            s.spawn(move || {
+                for i in 0..inserts {
+                    let key = (t << 40) | i;
+                    drop(cache.insert(key, [t as u8; N]));
+                    if i % 8 == 0 {
+                        // Dropped while it waits for capacity, or with a load guard.
+                        let key = key | 1 << 60;
+                        let mut load = pin!(cache.begin_async(key, weight, Attributes::DATA));
+                        let mut context = Context::from_waker(Waker::noop());
+                        drop(load.as_mut().poll(&mut context));
+                    }
+                }
+            });
+        }
+    });
+    let stats = cache.stats();
+    println!("\ngrown {}", most_rss().saturating_sub(before));
+    println!("{stats}");
+    assert!(stats.resident_bytes() + stats.overhead.total() <= bound + bound / 20, "{stats}");
+    audit(&cache);
+}
+
+/// Runs the storm in two processes, with one bound and with four times as much. Each stays within
+/// its bound, and so does what the larger one has on top.
+fn bound_of_small_values<const N: usize>(test: &str) {
+    let bounds = if full() { [64 << 20, 256 << 20] } else { [24 << 20, 96 << 20] };
+    let grown = bounds.map(|bound: u64| {
+        let printed = alone_with(test, &bound.to_string(), |bound| {
+            small_values::<N>(bound.parse().expect("a number"));
+        });
+        let grown = printed.lines().find_map(|line| line.strip_prefix("grown "));
+        grown.expect("it prints the growth").parse::<u64>().expect("a number")
+    });
+    println!("{N} bytes: {grown:?} under {bounds:?}");
+    let within =
+        |grown: u64, bound: u64| assert!(grown <= bound + bound / 20, "{grown} of {bound}");
+    // The smaller bound shows stacks and the like, which do not grow.
+    within(grown[1], bounds[1]);
+    within(grown[1].saturating_sub(grown[0]), bounds[1] - bounds[0]);
+}
+
+#[test]
+fn the_bound_holds_for_values_of_8_bytes() {
+    bound_of_small_values::<8>("memory::the_bound_holds_for_values_of_8_bytes");
+}
+
+#[test]
+fn the_bound_holds_for_values_of_64_bytes() {
+    bound_of_small_values::<64>("memory::the_bound_holds_for_values_of_64_bytes");
+}
+
+#[test]
+fn the_bound_holds_for_values_of_512_bytes() {
+    bound_of_small_values::<512>("memory::the_bound_holds_for_values_of_512_bytes");
 }
 
 #[test]

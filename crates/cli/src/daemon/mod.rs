@@ -19,6 +19,7 @@
 
 pub(crate) mod health;
 pub(crate) mod jobs;
+mod memory_watch;
 mod registry;
 mod requests;
 pub(crate) mod run;
@@ -121,12 +122,18 @@ impl Daemon {
         screen: Arc<Screen>,
         events: Sender<Event>,
     ) -> Result<Arc<Self>> {
-        let options = BlockCacheOptions { bytes: plan.cache_bytes, ..BlockCacheOptions::default() };
+        let options = BlockCacheOptions {
+            bytes: plan.cache_bytes,
+            memory_bytes: Some(plan.arena_bytes),
+            ..BlockCacheOptions::default()
+        };
+        let cache = BlockCache::new(options)?;
+        memory_watch::start(&plan, &cache)?;
         Ok(Arc::new(Self {
             plan,
             in_background: mode != DaemonMode::Foreground,
             separate: mode == DaemonMode::Separate,
-            cache: BlockCache::new(options)?,
+            cache,
             screen,
             started: Instant::now(),
             changing: Mutex::named("daemon-changing", ()),

@@ -141,6 +141,7 @@ impl MountedDataset {
         options.allow_other = request.allow_other;
         options.fs_name = format!("{pool}/{}", request.dataset);
         options.max_write_bytes = MAX_WRITE_BYTES;
+        options.max_waiting_bytes = plan.waiting_bytes as usize;
         match forebay_fuse::mount(files.clone(), &request.at, &options) {
             Ok(mount) => Ok(Self {
                 pool,

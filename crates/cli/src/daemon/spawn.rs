@@ -82,6 +82,8 @@ pub(crate) fn find_or_start(options: &DaemonOptions<'_>) -> Result<(Process, boo
 /// # Errors
 /// If the daemon cannot be started, or reports an error.
 pub(crate) fn start(options: &DaemonOptions<'_>, mode: DaemonMode) -> Result<Process> {
+    // The daemon would refuse it too, but not as an error of the command line.
+    MemoryPlan::new(options.memory, options.threads)?;
     run_dir::create()?;
     let program = std::env::current_exe()
         .map_err(|error| Failure::new(format!("cannot find the path of this program: {error}")))?;

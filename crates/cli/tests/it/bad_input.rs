@@ -40,7 +40,7 @@ fn wrong_command_lines() {
         fixture.pool("tank.img");
         fixture.folder("at");
         let line = fixture.misused(&["mount", "tank.img", "at", "--memory", "1M"]);
-        assert!(line.contains("at least 192 MiB"), "{line}");
+        assert!(line.contains("at least 64.0 MiB"), "{line}");
         let line = fixture.misused(&["mount", "tank.img", "at", "-o", "fast"]);
         assert!(line.contains("-o fast"), "{line}");
     }

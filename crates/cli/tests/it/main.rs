@@ -18,6 +18,7 @@ mod inspect_json;
 mod l2_devices;
 mod lifecycle;
 mod logging;
+mod memory;
 mod mount_options;
 mod mounts;
 mod output;

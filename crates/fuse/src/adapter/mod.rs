@@ -65,8 +65,9 @@ use crate::transport::{Caller, Reply};
 /// or a system call fails.
 pub fn mount(fs: FileSystem, at: &Path, options: &MountOptions) -> Result<Mount, MountError> {
     let kernel_cache = options.kernel_cache;
-    let blocking_limit = BlockingLimit::for_threads(options.clamped().threads);
-    let write_buffers = WriteBuffers::default();
+    let clamped = options.clamped();
+    let blocking_limit = BlockingLimit::for_threads(clamped.threads);
+    let write_buffers = WriteBuffers::new(clamped.max_waiting_bytes);
     let shrinker = Shrinker::default();
     let (writers, write_back) = (Writers::default(), WriteBack::default());
     let server = |metrics| Adapter {

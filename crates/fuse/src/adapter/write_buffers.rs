@@ -1,18 +1,15 @@
-//! Bounds the data of writes that wait for a worker thread.
+//! Bounds the data of writes that wait for a worker thread: during write-back the kernel would send
+//! hundreds of large writes at once.
 
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::options::MAX_WRITE_BYTES;
-
-/// Largest total in bytes. During write-back the kernel would send hundreds of large writes at
-/// once.
-const BUFFERED_BYTES_MAX: usize = 16 * MAX_WRITE_BYTES as usize;
-
 /// Counts bytes copied out of receive buffers.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct WriteBuffers {
     bytes: Arc<AtomicUsize>,
+    /// Largest total in bytes.
+    max: usize,
 }
 
 /// A copy of the data of a write. Dropping it returns its bytes.
@@ -22,10 +19,14 @@ pub(super) struct BufferedWrite {
 }
 
 impl WriteBuffers {
+    pub(super) fn new(max: usize) -> Self {
+        Self { bytes: Arc::default(), max }
+    }
+
     /// Copies `data`, unless the limit would be exceeded.
     pub(super) fn try_copy(&self, data: &[u8]) -> Option<BufferedWrite> {
         let before = self.bytes.fetch_add(data.len(), Ordering::Relaxed);
-        if before + data.len() > BUFFERED_BYTES_MAX {
+        if before + data.len() > self.max {
             self.bytes.fetch_sub(data.len(), Ordering::Relaxed);
             return None;
         }
@@ -45,14 +46,15 @@ mod tests {
 
     #[test]
     fn copies_are_bounded_until_some_are_dropped() {
-        let write_buffers = WriteBuffers::default();
-        let data = vec![7; BUFFERED_BYTES_MAX / 4 + 1];
+        const MAX: usize = 4 << 20;
+        let write_buffers = WriteBuffers::new(MAX);
+        let data = vec![7; MAX / 4 + 1];
         let mut held: Vec<_> = std::iter::from_fn(|| write_buffers.try_copy(&data)).collect();
         assert_eq!(held.len(), 3);
         assert_eq!(held.pop().map(|copied| copied.data == data), Some(true));
         assert!(write_buffers.try_copy(&data).is_some(), "one was dropped");
         held.clear();
-        assert!(write_buffers.try_copy(&vec![0; BUFFERED_BYTES_MAX]).is_some(), "all were");
-        assert!(write_buffers.try_copy(&vec![0; BUFFERED_BYTES_MAX + 1]).is_none());
+        assert!(write_buffers.try_copy(&vec![0; MAX]).is_some(), "all were");
+        assert!(write_buffers.try_copy(&vec![0; MAX + 1]).is_none());
     }
 }

@@ -30,8 +30,8 @@ use std::fmt;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_cache::{
-    Attributes, Begin, Cache, Candidate, Class, Key, LoadError, LoadGuard, OwnedRef, Refused,
-    SecondaryCache, Stats,
+    Attributes, Begin, Cache, Candidate, Class, InFlight, Key, LoadError, LoadGuard, OwnedRef,
+    Present, Refused, SecondaryCache, Stats,
 };
 
 pub use builder::HybridBuilder;
@@ -43,7 +43,7 @@ use crate::l2::L2;
 use crate::stats::L2Stats;
 use closing::Closing;
 
-/// Abandoned loads of a key after which a lookup bypasses the L2.
+/// Abandoned loads of a key after which a lookup misses.
 const MAX_ABANDONED_LOADS: u32 = 4;
 /// Blocks that are pinned at once while all values are written.
 const OFFER_BATCH: usize = 1024;
@@ -122,6 +122,21 @@ impl<K: Key, V: Send + Sync + 'static> SecondaryCache<K, V> for L2Hook<K, V> {
     }
 }
 
+/// Where a lookup finds a value.
+enum Found<K: Key, V: Send + Sync + 'static> {
+    Value(OwnedRef<K, V>),
+    /// A load in progress provides it.
+    InFlight(InFlight<K, V>),
+    /// The L2 has it, with these attributes.
+    OnDevice(Attributes),
+}
+
+/// Ends a load that the L2 did not take over after all, because it lost the block meanwhile.
+fn withdraw<K: Key, V: Send + Sync + 'static>(guard: LoadGuard<K, V>) -> Option<OwnedRef<K, V>> {
+    guard.withdraw();
+    None
+}
+
 /// Runs a change that makes the L2 forget a key. Also returns the error of the forget, if it
 /// failed.
 fn capture_forget_error<T>(change: impl FnOnce() -> T) -> (T, Option<Error>) {
@@ -138,23 +153,28 @@ fn closed_error() -> Error {
 impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// The value of the key, from memory or from the device. Waits for the device, and for a load
     /// of the key in progress.
+    ///
+    /// If neither has the key, no load begins: the memory remembers what it knows of the key until
+    /// a value is inserted or loaded.
     pub fn get(&self, key: &K) -> Option<OwnedRef<K, V>> {
         if let Some(value) = self.cache.get_owned(key) {
             return Some(value);
         }
-        for attempt in 0.. {
-            match self.begin(key, attempt) {
-                Ok(Begin::Hit(value)) => return Some(value.into_owned()),
-                Ok(Begin::InFlight(flight)) => match flight.wait() {
-                    Ok(value) => return Some(value),
-                    Err(LoadError::Abandoned) => {}
-                    Err(_) => return None,
-                },
-                Ok(Begin::Vacant(guard)) => {
-                    guard.withdraw();
-                    return None;
+        for _ in 0..=MAX_ABANDONED_LOADS {
+            let in_flight = match self.find(key)? {
+                Found::Value(value) => return Some(value),
+                Found::InFlight(in_flight) => in_flight,
+                Found::OnDevice(attributes) => {
+                    match self.cache.begin(*key, self.expected_weight(), attributes).ok()? {
+                        Begin::Hit(value) => return Some(value.into_owned()),
+                        Begin::InFlight(in_flight) => in_flight,
+                        Begin::Vacant(guard) => return withdraw(guard),
+                    }
                 }
-                Err(_) => return None,
+            };
+            match in_flight.wait() {
+                Err(LoadError::Abandoned) => {}
+                outcome => return outcome.ok(),
             }
         }
         None
@@ -165,42 +185,37 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         if let Some(value) = self.cache.get_owned(key) {
             return Some(value);
         }
-        for attempt in 0.. {
-            let begun = match attempt < MAX_ABANDONED_LOADS {
-                true => {
-                    self.cache.begin_async(*key, self.expected_weight(), self.attributes(key)).await
+        for _ in 0..=MAX_ABANDONED_LOADS {
+            let in_flight = match self.find(key)? {
+                Found::Value(value) => return Some(value),
+                Found::InFlight(in_flight) => in_flight,
+                Found::OnDevice(attributes) => {
+                    let weight = self.expected_weight();
+                    match self.cache.begin_async(*key, weight, attributes).await.ok()? {
+                        Begin::Hit(value) => return Some(value.into_owned()),
+                        Begin::InFlight(in_flight) => in_flight,
+                        Begin::Vacant(guard) => return withdraw(guard),
+                    }
                 }
-                false => self.begin(key, attempt),
             };
-            match begun {
-                Ok(Begin::Hit(value)) => return Some(value.into_owned()),
-                Ok(Begin::InFlight(flight)) => match flight.await {
-                    Ok(value) => return Some(value),
-                    Err(LoadError::Abandoned) => {}
-                    Err(_) => return None,
-                },
-                Ok(Begin::Vacant(guard)) => {
-                    guard.withdraw();
-                    return None;
-                }
-                Err(_) => return None,
+            match in_flight.await {
+                Err(LoadError::Abandoned) => {}
+                outcome => return outcome.ok(),
             }
         }
         None
     }
 
-    fn begin(&self, key: &K, attempt: u32) -> Result<Begin<'_, K, V>, LoadError> {
-        match attempt < MAX_ABANDONED_LOADS {
-            true => self.cache.begin(*key, self.expected_weight(), self.attributes(key)),
-            false => {
-                self.cache.begin_without_secondary(*key, self.expected_weight(), Attributes::DATA)
+    /// Where the value of the key is. Asks the L2 only if memory has neither the value nor a load.
+    fn find(&self, key: &K) -> Option<Found<K, V>> {
+        match self.cache.get_or_join(key) {
+            Some(Present::Hit(value)) => Some(Found::Value(value.into_owned())),
+            Some(Present::InFlight(in_flight)) => Some(Found::InFlight(in_flight)),
+            None => {
+                let class = self.l2.class_to_load(key)?;
+                Some(Found::OnDevice(Attributes { class, ..Attributes::DATA }))
             }
         }
-    }
-
-    /// The attributes of a value that only the device knows.
-    fn attributes(&self, key: &K) -> Attributes {
-        Attributes { class: self.l2.class_of(key).unwrap_or_default(), ..Attributes::DATA }
     }
 
     fn expected_weight(&self) -> u64 {

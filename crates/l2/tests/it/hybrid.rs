@@ -1,11 +1,8 @@
 //! The hybrid cache: warm after a restart, no old versions, and its reports of a failing device.
 
 use std::collections::HashMap;
-use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
 
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::rng::SmallRng;
@@ -17,6 +14,8 @@ use forebay_l2::{
     Codec, ErrorKind, Health, HybridBuilder, HybridCache, InsertError, L2Key, L2Value,
     WarmUpOutcome, WarmUpStatus,
 };
+
+use crate::support::block_on;
 
 const DEVICE_BYTES: u64 = 32 << 20;
 
@@ -34,17 +33,6 @@ fn value(key: u64, version: u64) -> Vec<u8> {
 
 fn builder(device: Arc<dyn Device>) -> HybridBuilder<u64, Vec<u8>> {
     HybridCache::builder(device).capacity(1 << 20).seed(7)
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
-    let mut context = Context::from_waker(Waker::noop());
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-        std::thread::yield_now();
-    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
     reason = "tests start threads, wait and watch the time themselves"
 )]
 
+mod absent;
 mod close;
 mod codec;
 mod corruption;

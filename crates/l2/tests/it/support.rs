@@ -1,6 +1,9 @@
 //! Shared test support: self-describing values, and a cache with an L2.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::rng::SmallRng;
@@ -115,6 +118,18 @@ pub(crate) fn device_with(contents: &[u8]) -> Arc<dyn Device> {
 /// A copy of a device, as a crash leaves it if it has all writes.
 pub(crate) fn copy(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     device_with(&contents(device))
+}
+
+/// Polls a future on this thread until it is ready.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// A cache with an L2.

@@ -103,6 +103,39 @@ fn blocks_make_space_for_io() {
 }
 
 #[test]
+fn withheld_memory_is_taken_from_the_arena_and_the_blocks() {
+    let options = BlockCacheOptions {
+        bytes: BOUND,
+        memory_bytes: Some(2 * BOUND),
+        seed: Some(9),
+        ..Default::default()
+    };
+    let cache = BlockCache::new(options).unwrap();
+    assert_eq!(cache.arena().limit_bytes(), 2 * BOUND);
+    fill(&cache);
+    assert!(cached_bytes(&cache) > BOUND / 2);
+    // At most half of the arena.
+    cache.withhold(u64::MAX);
+    assert_eq!((cache.withheld_bytes(), cache.arena().limit_bytes()), (BOUND, BOUND));
+    assert!(shrinks_to(&cache, BOUND / 5));
+    // The limit holds as soon as the blocks are gone.
+    assert!((0..1_000_000).any(|_| {
+        thread::yield_now();
+        cache.arena().committed_bytes() <= BOUND
+    }));
+    cache.withhold(0);
+    assert_eq!(cache.arena().limit_bytes(), 2 * BOUND);
+    assert!(has_capacity_again(&cache));
+    fill(&cache);
+    assert!(cached_bytes(&cache) > BOUND / 2);
+    cache.cache().audit();
+    // A limit below what the bound needs is raised to that.
+    let options = BlockCacheOptions { bytes: BOUND, memory_bytes: Some(1), ..Default::default() };
+    let cache = BlockCache::new(options).unwrap();
+    assert_eq!(cache.arena().limit_bytes(), BOUND + BOUND / 4);
+}
+
+#[test]
 fn invalid_lengths_fail_at_once() {
     let cache = cache();
     assert_eq!(cache.alloc(0).unwrap_err().kind(), ErrorKind::NoMemory);
