@@ -28,8 +28,10 @@ impl ImageDevice {
             name: "image".into(),
             size_bytes: image.size_bytes(),
             sector_bytes: image.sector_bytes(),
+            physical_bytes: image.sector_bytes(),
             read_only: false,
             direct: false,
+            buffered: None,
             block_device: false,
             engine: Engine::Memory,
         };
