@@ -28,7 +28,7 @@ impl ImageDevice {
             name: "image".into(),
             size_bytes: image.size_bytes(),
             sector_bytes: image.sector_bytes(),
-            physical_bytes: image.sector_bytes(),
+            physical_bytes: 4096,
             read_only: false,
             direct: false,
             buffered: None,
