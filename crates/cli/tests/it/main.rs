@@ -24,6 +24,7 @@ mod output;
 mod overwrite;
 mod salvage;
 mod scrub;
+mod sectors;
 mod set_id;
 mod trim;
 mod umount;

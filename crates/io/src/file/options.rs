@@ -7,8 +7,8 @@ use crate::tunables::IoTunables;
 /// Use of direct I/O, which bypasses the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direct {
-    /// If the medium supports it at the requested sector size. Otherwise the page cache is used, and
-    /// [`DeviceInfo::buffered`](crate::DeviceInfo::buffered) says why.
+    /// If the medium supports it at the requested sector size. Otherwise the page cache is used,
+    /// and [`DeviceInfo::buffered`](crate::DeviceInfo::buffered) says why.
     #[default]
     Auto,
     /// Always. Opening fails if the medium does not support it.

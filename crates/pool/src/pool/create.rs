@@ -165,8 +165,8 @@ impl Pool {
     /// Creates a striped pool on these devices and imports it.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for an invalid name, tunable, sector size or device, [`ErrorKind::Exists`] if a
-    /// device holds a pool, [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
+    /// [`ErrorKind::Invalid`] for an invalid name, tunable, sector size or device,
+    /// [`ErrorKind::Exists`] if a device holds a pool, [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
     pub fn create(devices: Vec<Opened>, options: &CreateOptions) -> Result<Self> {
         let parts = PoolParts::new(
             &options.cache,
