@@ -166,7 +166,8 @@ impl Pool {
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for an invalid name, tunable, sector size or device,
-    /// [`ErrorKind::Exists`] if a device holds a pool, [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
+    /// [`ErrorKind::Exists`] if a device holds a pool, [`ErrorKind::Device`],
+    /// [`ErrorKind::NoMemory`].
     pub fn create(devices: Vec<Opened>, options: &CreateOptions) -> Result<Self> {
         let parts = PoolParts::new(
             &options.cache,
