@@ -7,7 +7,7 @@ use clap_complete::Shell;
 
 use crate::flags::Flags;
 use crate::logging::LogArgs;
-use crate::units::{pair, parse_bytes};
+use crate::units::{pair, parse_bytes, parse_sector};
 
 /// How a pool is named, for the help of every command.
 const POOL_HELP: &str = "Pool: the path of its device, the paths of all its devices joined by `:`, or its name if it is imported";
@@ -158,6 +158,11 @@ pub(crate) struct CreateArgs {
     /// Size of created files, in bytes or with a suffix K, M, G, T [default: 10G]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
+    /// Sector size of the pool, 512 to 4096 bytes [default: the physical sector of the devices, at
+    /// least 4096]. With 512, a power cut can damage data beside the one that is written, unless
+    /// the disk has physical sectors of 512 bytes
+    #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
+    pub(crate) sector: Option<u32>,
     /// Name of the first dataset
     #[arg(long, default_value = "main")]
     pub(crate) dataset: String,
@@ -245,6 +250,10 @@ pub(crate) struct ExpandArgs {
     /// T
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
+    /// Sector size of the pool, to add a device whose physical sectors are larger: a power cut can
+    /// then damage data beside the one that is written
+    #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
+    pub(crate) sector: Option<u32>,
     /// Add devices that are not empty; their content is lost
     #[arg(long)]
     pub(crate) force: bool,

@@ -30,6 +30,12 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` exceeds 64 bits; give a smaller number of bytes"))
 }
 
+/// Parses a sector size. The pool checks it.
+pub(crate) fn parse_sector(text: &str) -> Result<u32, String> {
+    let bytes = parse_bytes(text)?;
+    u32::try_from(bytes).map_err(|_| format!("`{text}` is no sector size; give 512 to 4096 bytes"))
+}
+
 /// Formats bytes with about three digits.
 pub(crate) fn bytes(count: u64) -> String {
     // A value that rounds to 1024 of one unit is shown as 1 of the next.

@@ -50,6 +50,12 @@ pub trait Device: Send + Sync {
     /// its own may return at once.
     fn help(&self, waiter: &Waiter);
 
+    /// Makes the next reads of a range see what another host has written to the medium meanwhile.
+    /// Without a page cache they do so anyway. Content that no flush has covered stays.
+    fn forget_cached(&self, offset: u64, len: u64) {
+        let _ = (offset, len);
+    }
+
     /// Lets flushes be tried again after one that failed. The caller vouches that it trusts no
     /// write of before that is not covered by an earlier successful flush: it writes all of them
     /// again. A device that executes each flush anyway does nothing.
@@ -100,6 +106,10 @@ impl<D: Decorator> Device for D {
         self.inner().help(waiter);
     }
 
+    fn forget_cached(&self, offset: u64, len: u64) {
+        self.inner().forget_cached(offset, len);
+    }
+
     fn retry_flushes(&self) {
         self.inner().retry_flushes();
     }
@@ -116,17 +126,73 @@ pub struct DeviceInfo {
     pub name: Name,
     /// Its size in bytes.
     pub size_bytes: u64,
-    /// Sector size in bytes. Offsets and lengths of requests are multiples of it. A write of one
-    /// sector is atomic or detectably torn.
+    /// Sector size in bytes. Offsets and lengths of requests are multiples of it.
     pub sector_bytes: u32,
+    /// Bytes that the medium rewrites as a whole, a multiple of `sector_bytes`. A write of such a
+    /// *physical sector* is atomic or detectably torn. A torn write may damage all sectors of the
+    /// physical sectors that it touches, also those that it does not write.
+    pub physical_bytes: u32,
     /// Writes are refused.
     pub read_only: bool,
     /// I/O bypasses the page cache.
     pub direct: bool,
+    /// Why I/O goes through the page cache. `None` if it does not, or if there is none.
+    pub buffered: Option<Buffered>,
     /// It is a block device, not a file or memory.
     pub block_device: bool,
     /// The engine that executes its requests, with the reason.
     pub engine: Engine,
+}
+
+/// The sectors that content on a file or block device needs at least by default, in bytes. Disks
+/// with smaller physical sectors are rare, and not all disks and file systems tell theirs.
+const DEFAULT_SECTOR_BYTES: u32 = 4096;
+
+impl DeviceInfo {
+    /// The sector size for new content, in bytes: no two sectors share a physical sector.
+    pub fn default_sector_bytes(&self) -> u32 {
+        match self.engine {
+            // Its physical sector is known.
+            Engine::Memory => self.physical_bytes,
+            _ => self.physical_bytes.max(DEFAULT_SECTOR_BYTES),
+        }
+    }
+
+    /// The smallest sector that the medium itself takes, in bytes. Smaller ones need the page
+    /// cache.
+    pub fn medium_sector_bytes(&self) -> u32 {
+        match self.buffered {
+            Some(Buffered::SmallSectors { medium_bytes }) => medium_bytes,
+            _ => self.sector_bytes,
+        }
+    }
+}
+
+/// Why I/O goes through the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Buffered {
+    /// The options say so.
+    Requested,
+    /// The file system has no direct I/O for the file.
+    Unsupported,
+    /// The sectors are smaller than those of the medium. The kernel reads and rewrites whole ones.
+    SmallSectors {
+        /// Sector size that the medium needs, in bytes.
+        medium_bytes: u32,
+    },
+}
+
+impl fmt::Display for Buffered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Requested => f.write_str("as requested"),
+            Self::Unsupported => f.write_str("the file system has no direct I/O for the file"),
+            Self::SmallSectors { medium_bytes } => {
+                write!(f, "its sectors are smaller than those of the medium, {medium_bytes} bytes")
+            }
+        }
+    }
 }
 
 /// The engine that executes requests.

@@ -57,9 +57,11 @@ pub mod tunables;
 mod waiter;
 
 pub use completion::in_callback;
-pub use device::{Decorator, Device, DeviceInfo, DeviceStats, Engine, Health};
+pub use device::{Buffered, Decorator, Device, DeviceInfo, DeviceStats, Engine, Health};
 pub use error::{Error, ErrorKind};
-pub use file::{Direct, EngineChoice, FileDevice, FileLock, Locking, OpenError, OpenOptions};
+pub use file::{
+    Direct, EngineChoice, FileDevice, FileLock, Locking, OpenError, OpenOptions, SectorProbe,
+};
 pub use memory::{MemoryDevice, MemoryOptions};
 pub use payload::{Payload, StableBytes};
 pub use priority::Priority;

@@ -43,6 +43,9 @@ const BATCH: usize = 64;
 pub struct MemoryOptions {
     /// Sector size in bytes: a power of two, 512 to 4096.
     pub sector_bytes: u32,
+    /// Bytes that the device claims to rewrite as a whole: a power of two, up to 64 KiB. 0: one
+    /// sector.
+    pub physical_bytes: u32,
     /// Least duration of an operation, in nanoseconds, whatever the number in flight.
     pub latency_ns: u64,
     /// Submission queues, each with a thread. 0: one per CPU, at most 16.
@@ -60,6 +63,7 @@ impl Default for MemoryOptions {
     fn default() -> Self {
         Self {
             sector_bytes: 512,
+            physical_bytes: 0,
             latency_ns: 0,
             submission_queues: 0,
             read_only: false,
@@ -84,6 +88,11 @@ impl MemoryDevice {
         let sector_bytes = options.sector_bytes;
         assert!(sector_bytes.is_power_of_two(), "invalid sector size: {sector_bytes} bytes");
         assert!((512..=4096).contains(&sector_bytes), "invalid sector size: {sector_bytes} bytes");
+        let physical_bytes = options.physical_bytes.max(sector_bytes);
+        assert!(
+            physical_bytes.is_power_of_two() && physical_bytes <= 64 << 10,
+            "invalid physical sector size: {physical_bytes} bytes"
+        );
         assert!(size_bytes > 0, "the device size is 0");
         assert!(
             size_bytes.is_multiple_of(u64::from(sector_bytes)),
@@ -107,8 +116,10 @@ impl MemoryDevice {
             name: name.into(),
             size_bytes,
             sector_bytes,
+            physical_bytes,
             read_only: options.read_only,
             direct: false,
+            buffered: None,
             block_device: false,
             engine: Engine::Memory,
         };

@@ -7,9 +7,10 @@ use std::fmt;
 use std::path::Path;
 
 use forebay_base::sync::Arc;
-use forebay_io::{Device, FileDevice, FileLock, OpenError, OpenOptions};
+use forebay_io::{Device, FileDevice, FileLock, OpenError, OpenOptions, SectorProbe};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::devices::label::pool_sector;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::MIN_DEVICE_BYTES;
 
@@ -72,13 +73,15 @@ impl From<Arc<dyn Device>> for Opened {
 }
 
 /// Opens and locks the file or block device at `path`. With `read_only`, other readers are allowed.
+/// If it holds a pool whose sectors are smaller than its own, I/O is buffered.
 ///
 /// # Errors
 /// [`ErrorKind::InUse`] if another process has locked it, [`ErrorKind::NotFound`] if the path does
 /// not exist, [`ErrorKind::Invalid`] if it is not a usable device, [`ErrorKind::Device`] for other
 /// failures.
 pub fn open_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
-    let options = OpenOptions { min_bytes: MIN_DEVICE_BYTES, ..options.clone() };
+    let sector_probe = Some(pool_sector as SectorProbe);
+    let options = OpenOptions { min_bytes: MIN_DEVICE_BYTES, sector_probe, ..options.clone() };
     let device = FileDevice::open(path, &options).map_err(refused)?;
     // The pool releases the lock when it is exported, even if the device object is still
     // referenced.

@@ -30,7 +30,17 @@ pub fn cache(bytes: u64) -> Arc<BlockCache> {
 /// # Panics
 /// If the system cannot start a thread.
 pub fn memory(name: &str, bytes: u64, sector_bytes: u32) -> Arc<dyn Device> {
-    let options = MemoryOptions { sector_bytes, submission_queues: 1, ..MemoryOptions::default() };
+    disk(name, bytes, (sector_bytes, sector_bytes))
+}
+
+/// Creates a memory device with sectors and physical sectors of so many bytes.
+pub fn disk(name: &str, bytes: u64, (sector_bytes, physical_bytes): (u32, u32)) -> Arc<dyn Device> {
+    let options = MemoryOptions {
+        sector_bytes,
+        physical_bytes,
+        submission_queues: 1,
+        ..MemoryOptions::default()
+    };
     Arc::new(MemoryDevice::new(name, bytes, &options).expect("a memory device"))
 }
 

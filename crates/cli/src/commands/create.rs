@@ -33,6 +33,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
         dataset: &args.dataset,
         settings: settings(&args.settings, DatasetSettings::default())?,
         force: args.force,
+        sector: args.sector,
     };
     let pool = create(&new)?;
     let total = pool.stats().total_bytes;
@@ -149,6 +150,8 @@ pub(crate) struct New<'a> {
     pub(crate) dataset: &'a str,
     pub(crate) settings: DatasetSettings,
     pub(crate) force: bool,
+    /// Sector size; `None` for that of the devices.
+    pub(crate) sector: Option<u32>,
 }
 
 /// Files that a command created, with their locks. While they are locked, no other process can
@@ -195,7 +198,8 @@ fn create_in(new: &New<'_>, created_files: &mut CreatedFiles) -> Result<Pool> {
             }
         }
     }
-    let options = CreateOptions { force: new.force, ..CreateOptions::new(new.name, cache) };
+    let (force, sector_bytes) = (new.force, new.sector);
+    let options = CreateOptions { force, sector_bytes, ..CreateOptions::new(new.name, cache) };
     let pool = Pool::create(opened, &options)?;
     let owner = Owner { uid: run_dir::uid(), gid: run_dir::gid(), mode: ROOT_MODE };
     FileSystem::create_in(&pool, new.dataset, &new.settings, owner)?;

@@ -29,11 +29,12 @@ pub(crate) fn run(args: &ExpandArgs) -> Result<()> {
             pool: pool.guid,
             add,
             force: args.force,
+            sector: args.sector,
         }),
         Target::Paths(paths) => {
             let cache = pools::cache(MemoryPlan::small())?;
             let pool = pools::import(&ImportRequest::plain(paths.clone(), false), &cache)?;
-            let grown = daemon::expand_pool(&pool, &add, args.force, &mut |_| {})?;
+            let grown = daemon::expand_pool(&pool, &add, (args.force, args.sector), &mut |_| {})?;
             pool.export()?;
             Ok(grown)
         }

@@ -120,6 +120,7 @@ fn default_pool(args: &MountArgs) -> Result<Target> {
             dataset: &args.dataset,
             settings: DatasetSettings::default(),
             force: false,
+            sector: None,
         };
         create(&new)?.close()?;
         output::line(&format!(

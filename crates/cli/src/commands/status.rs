@@ -137,10 +137,21 @@ fn damage(status: &PoolStatus) -> Vec<(String, String)> {
 fn parts(status: &PoolStatus) -> Vec<(String, String)> {
     let mut lines = Vec::new();
     for device in &status.devices {
-        let access = if device.direct { "direct" } else { "through the page cache" };
+        let access = match &device.buffered {
+            _ if device.direct => "direct".to_owned(),
+            Some(why) => format!("through the page cache: {why}"),
+            None => "through the page cache".to_owned(),
+        };
         let size = units::bytes(device.size_bytes);
         let value = format!("{}, {size}, by {}, {access}", device.path, device.engine);
         lines.push((format!("device {}", device.number), value));
+        if device.physical_bytes > status.sector_bytes {
+            let (physical, own) = (device.physical_bytes, status.sector_bytes);
+            let value = format!(
+                "sectors of {own} bytes on physical ones of {physical}: a power cut can damage data beside a block that is written"
+            );
+            lines.push(("caution".to_owned(), value));
+        }
     }
     for device in &status.l2_devices {
         lines.push(("l2".to_owned(), l2_device(device)));

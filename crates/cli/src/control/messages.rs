@@ -60,6 +60,9 @@ pub(crate) struct PoolStatus {
     /// `mounted`, `imported`, `exported`, or text that begins with `not exported` after a crash.
     pub(crate) state: String,
     pub(crate) read_only: bool,
+    /// Sector size of the pool.
+    #[serde(default)]
+    pub(crate) sector_bytes: u32,
     pub(crate) health: HealthState,
     /// What is wrong, worst first.
     pub(crate) health_reasons: Vec<String>,
@@ -131,6 +134,12 @@ pub(crate) struct DeviceInfo {
     pub(crate) size_bytes: u64,
     pub(crate) engine: String,
     pub(crate) direct: bool,
+    /// Why I/O goes through the page cache.
+    #[serde(default)]
+    pub(crate) buffered: Option<String>,
+    /// Bytes that the device rewrites as a whole.
+    #[serde(default)]
+    pub(crate) physical_bytes: u32,
     /// Whether the pool is read without the device.
     #[serde(default)]
     pub(crate) missing: bool,

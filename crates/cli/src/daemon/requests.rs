@@ -59,9 +59,10 @@ impl Daemon {
                 answer(&stats::pool_status(&imported.pool, Some(&imported), state))
             }
             Request::Clear { pool } => answer(&self.clear_pool(pool)?),
-            Request::Expand { pool, add, force } => {
+            Request::Expand { pool, add, force, sector } => {
                 let imported = self.pool(pool)?;
-                let expanded = expand_pool(&imported.pool, &add, force, &mut |path| {
+                let options = (force, sector);
+                let expanded = expand_pool(&imported.pool, &add, options, &mut |path| {
                     imported.add_device(path)
                 })?;
                 answer(&expanded)
@@ -168,7 +169,7 @@ fn answer(value: &impl Serialize) -> Result<serde_json::Value> {
 pub(crate) fn expand_pool(
     pool: &Pool,
     add: &[PathBuf],
-    force: bool,
+    (force, sector): (bool, Option<u32>),
     added: &mut dyn FnMut(PathBuf),
 ) -> Result<ExpandReport> {
     let before_bytes = pool.stats().total_bytes;
@@ -176,7 +177,7 @@ pub(crate) fn expand_pool(
         let opened = pools::open_devices(std::slice::from_ref(path), false)?.pop();
         let Some(opened) = opened else { continue };
         pools::refuse_content(&opened, path, force)?;
-        pool.add_device(opened, force)?;
+        pool.add_device(opened, force, sector)?;
         added(path.clone());
     }
     for device in pool.devices() {

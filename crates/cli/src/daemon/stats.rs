@@ -160,6 +160,8 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         size_bytes: device.size_bytes,
         engine: device.engine,
         direct: device.direct,
+        buffered: device.buffered,
+        physical_bytes: device.physical_bytes,
         missing: device.missing,
     };
     PoolStatus {
@@ -167,6 +169,7 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         guid: pool.guid(),
         state: state.to_owned(),
         read_only: pool.is_read_only(),
+        sector_bytes: pool.sector_bytes(),
         health: health.state,
         health_reasons: health.reasons,
         damage: health::describe(pool, &logged.damage),

@@ -25,6 +25,7 @@ mod output;
 mod overwrite;
 mod salvage;
 mod scrub;
+mod sectors;
 mod set_id;
 mod suspended;
 mod trim;

@@ -7,11 +7,17 @@ use std::process::Command;
 use crate::fixture::{Fixture, failed, fuse, is_mounted, root};
 
 /// A loop device over a file; it goes when this is dropped.
-struct Loop(String);
+pub(crate) struct Loop(pub(crate) String);
 
 impl Loop {
     fn new(file: &Path) -> Option<Self> {
-        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        Self::with_sectors(file, 512)
+    }
+
+    pub(crate) fn with_sectors(file: &Path, bytes: u32) -> Option<Self> {
+        let size = bytes.to_string();
+        let options = ["--find", "--show", "--sector-size", &size];
+        let made = Command::new("losetup").args(options).arg(file).output().ok()?;
         if !made.status.success() {
             let why = String::from_utf8_lossy(&made.stderr).into_owned();
             forebay_base::testing::skip("loop", why);

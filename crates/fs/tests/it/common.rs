@@ -90,6 +90,12 @@ pub(crate) fn memory(bytes: u64) -> Arc<dyn Device> {
     Arc::new(MemoryDevice::new(&name, bytes, &options).expect("a memory device"))
 }
 
+/// A memory device with sectors of 512 bytes. A torn write damages all 4,096 bytes around it.
+pub(crate) fn emulating_disk(bytes: u64) -> Arc<dyn Device> {
+    let options = MemoryOptions { physical_bytes: 4096, ..MemoryOptions::default() };
+    Arc::new(MemoryDevice::new("disk", bytes, &options).expect("a memory device"))
+}
+
 fn host() -> HostId {
     HostId { id: 1, name: "test".to_owned() }
 }

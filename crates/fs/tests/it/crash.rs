@@ -173,7 +173,7 @@ fn image(point: &CrashPoint<'_>, rng: &mut SmallRng) -> Image {
 fn verify(image: &Image, promises: &[&Promise]) {
     let config = ArenaConfig { limit_bytes: 16 * MIB, huge_pages: HugePages::Never };
     let arena = Arena::new(config).unwrap();
-    let device = crate::common::memory(image.size_bytes());
+    let device = crate::common::emulating_disk(image.size_bytes());
     image.write_to(&*device, &arena).unwrap();
     let fixture = Fixture::of(device);
     let fs = fixture.mount();
@@ -196,7 +196,7 @@ fn verify(image: &Image, promises: &[&Promise]) {
 
 /// Returns how many promised files were checked.
 fn run(seed: u64) -> usize {
-    let memory = crate::common::memory(96 * MIB);
+    let memory = crate::common::emulating_disk(96 * MIB);
     let options = RecordOptions { max_bytes: 1 << 30, base: None };
     let device = Arc::new(RecordDevice::new(memory, options));
     let fixture = Fixture::on(Arc::clone(&device) as Arc<dyn Device>);
@@ -242,7 +242,7 @@ fn run(seed: u64) -> usize {
 /// The file system after `work` and the loss of all unflushed writes. Before `work` the log is open
 /// and there is a durable file `config` with the content `old`.
 fn after_crash(work: impl FnOnce(&FileSystem)) -> FileSystem {
-    let memory = crate::common::memory(96 * MIB);
+    let memory = crate::common::emulating_disk(96 * MIB);
     let options = RecordOptions { max_bytes: 1 << 30, base: None };
     let device = Arc::new(RecordDevice::new(memory, options));
     let fixture = Fixture::on(Arc::clone(&device) as Arc<dyn Device>);
@@ -256,7 +256,7 @@ fn after_crash(work: impl FnOnce(&FileSystem)) -> FileSystem {
     assert!(recording.is_complete());
     let image = recording.at(position).at_least();
     let arena = ArenaConfig { limit_bytes: 16 * MIB, huge_pages: HugePages::Never };
-    let left = crate::common::memory(image.size_bytes());
+    let left = crate::common::emulating_disk(image.size_bytes());
     image.write_to(&*left, &Arena::new(arena).unwrap()).unwrap();
     fs.close().unwrap();
     Fixture::of(left).mount()

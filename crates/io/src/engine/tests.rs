@@ -44,8 +44,10 @@ fn engine_over(file: OwnedFd, path: &Path, direct: bool, setup: &Setup) -> FileE
         name: path.display().to_string().into(),
         size_bytes,
         sector_bytes: SECTOR,
+        physical_bytes: SECTOR,
         read_only: false,
         direct,
+        buffered: None,
         block_device: false,
         engine: Engine::Memory,
     };

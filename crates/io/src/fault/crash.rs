@@ -1,5 +1,7 @@
 //! A crash: the device is gone, with the content of its volatile cache.
 
+use std::collections::BTreeSet;
+
 use forebay_base::rng::SmallRng;
 
 use super::{FaultDevice, FaultShared};
@@ -28,7 +30,8 @@ pub struct Crashed {
     pub kept: u64,
     /// Sectors whose old content is on the medium.
     pub lost: u64,
-    /// Damaged sectors: new bytes at the start, then bytes that are neither old nor new.
+    /// Damaged sectors: new bytes at the start, then bytes that are neither old nor new. The other
+    /// sectors of their physical sectors are damaged too, and not counted here.
     pub torn: u64,
 }
 
@@ -53,6 +56,7 @@ impl FaultDevice {
             Crash::LoseAll | Crash::KeepAll => 0,
         });
         let mut crashed = Crashed::default();
+        let mut torn = Vec::new();
         for (offset, sector) in sectors {
             let mut bytes = sector.to_vec();
             let keep = match how {
@@ -62,6 +66,7 @@ impl FaultDevice {
                     let cut = rng.below(bytes.len() as u64) as usize;
                     bytes[cut..].iter_mut().for_each(|byte| *byte = !*byte);
                     crashed.torn += 1;
+                    torn.push(offset);
                     self.shared.put(offset, &bytes)?;
                     continue;
                 }
@@ -74,11 +79,31 @@ impl FaultDevice {
                 crashed.lost += 1;
             }
         }
+        self.shared.damage_neighbours(&torn)?;
         Ok(crashed)
     }
 }
 
 impl FaultShared {
+    /// Damages the other sectors of the physical sectors of torn ones.
+    fn damage_neighbours(&self, torn: &[u64]) -> Result<(), Error> {
+        let info = self.inner.info();
+        let (sector, physical) = (info.sector_bytes as usize, u64::from(info.physical_bytes));
+        let neighbours = torn.iter().flat_map(|offset| {
+            let start = offset / physical * physical;
+            (start..(start + physical).min(info.size_bytes)).step_by(sector)
+        });
+        let neighbours: BTreeSet<u64> = neighbours.filter(|at| !torn.contains(at)).collect();
+        for offset in neighbours {
+            let no_memory = |error| self.no_memory(Op::Read, (offset, sector as u64), &error);
+            let buffer = self.scratch.alloc(sector).map_err(no_memory)?;
+            let buffer = self.inner.run(Request::read(offset, buffer)).into_buffer()?;
+            let damaged: Vec<u8> = buffer.iter().map(|byte| !byte).collect();
+            self.put(offset, &damaged)?;
+        }
+        Ok(())
+    }
+
     fn put(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let mut buffer = self
             .scratch

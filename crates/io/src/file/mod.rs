@@ -31,6 +31,12 @@
 //! `io-flush`, see `flush`. `io-file-lock`, while the file's lock is taken over or dropped.
 //! `io-file-lock-pause`, see `lock`.
 //!
+//! # Buffered I/O
+//!
+//! Where direct I/O is impossible, requests go through the page cache ([`Buffered`]). A flush is an
+//! `fdatasync` of the same file in any case: it writes the dirty pages of the cache, and then the
+//! volatile cache of the medium.
+//!
 //! It never makes a file larger.
 
 mod discard;
@@ -52,10 +58,10 @@ use flush::FlushQueue;
 pub use lock::FileLock;
 use open::OpenedFile;
 pub(crate) use open::{close_early, size_bytes_of};
-pub use options::{Direct, EngineChoice, Locking, OpenOptions};
+pub use options::{Direct, EngineChoice, Locking, OpenOptions, SectorProbe};
 
 use crate::completion::in_callback;
-use crate::device::{Device, DeviceInfo, DeviceStats, Engine, Health};
+use crate::device::{Buffered, Device, DeviceInfo, DeviceStats, Engine, Health};
 use crate::engine::{self, FileEngine, Setup};
 use crate::error::{Error, ErrorKind};
 use crate::request::{Op, Request};
@@ -117,8 +123,10 @@ impl FileDevice {
             name: path.to_string_lossy().into(),
             size_bytes: opened.size_bytes,
             sector_bytes: opened.sector_bytes,
+            physical_bytes: opened.physical_bytes,
             read_only: opened.read_only,
-            direct: opened.direct,
+            direct: opened.buffered.is_none(),
+            buffered: opened.buffered,
             block_device: opened.block_device,
             // Set by the engine later.
             engine: Engine::IoUring,
@@ -156,7 +164,10 @@ impl FileDevice {
         match request.op() {
             Op::Read => false,
             // Elsewhere, and inside callbacks, the engine executes it.
-            Op::Discard => info.block_device && request.is_inline_allowed() && !in_callback(),
+            Op::Discard => {
+                matches!(info.buffered, Some(Buffered::SmallSectors { .. }))
+                    || info.block_device && request.is_inline_allowed() && !in_callback()
+            }
             Op::Write => request.end() == Some(info.size_bytes),
             // On a read-only device the engine refuses it.
             Op::Flush => !info.read_only,
@@ -188,6 +199,10 @@ impl FileDevice {
 
     fn submit_discard(&self, request: Request) {
         let info = self.engine.info();
+        if matches!(info.buffered, Some(Buffered::SmallSectors { .. })) {
+            // The medium discards whole sectors of its own only. A discard may do nothing.
+            return request.finish(Ok(()));
+        }
         // The engine refuses the others.
         let accepted = !self.closed.load(Ordering::SeqCst) && discard::is_valid(info, &request);
         match accepted.then(|| discard::block_device(&self.file, &request)) {
@@ -252,6 +267,13 @@ impl Device for FileDevice {
 
     fn help(&self, waiter: &Waiter) {
         self.engine.help(waiter);
+    }
+
+    fn forget_cached(&self, offset: u64, len: u64) {
+        if !self.engine.info().direct {
+            // If the kernel keeps the pages, a later look may still see what changes.
+            let _ = open::forget_cached(&self.file, offset, len);
+        }
     }
 
     fn retry_flushes(&self) {

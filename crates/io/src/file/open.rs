@@ -12,21 +12,26 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, SeekFrom, Statx, StatxFlags};
+use rustix::fs::{self, Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, Statx, StatxFlags};
 use rustix::io::{DupFlags, Errno, dup3};
 
 use super::error::OpenError;
 use super::lock::FileLock;
 use super::options::{Direct, Locking, OpenOptions};
+use crate::device::Buffered;
 
 /// The smallest sector, and the least alignment of buffers.
 const MIN_SECTOR_BYTES: u32 = 512;
 /// The largest sector: buffers are aligned to no more.
 const MAX_SECTOR_BYTES: u32 = 4096;
+
+/// The physical sector of a file: the block of most file systems, and of most disks below.
+const FILE_PHYSICAL_BYTES: u32 = 4096;
 
 /// An opened file or block device.
 #[derive(Debug)]
@@ -36,8 +41,9 @@ pub(crate) struct OpenedFile {
     /// In whole sectors.
     pub(crate) size_bytes: u64,
     pub(crate) sector_bytes: u32,
+    pub(crate) physical_bytes: u32,
     pub(crate) read_only: bool,
-    pub(crate) direct: bool,
+    pub(crate) buffered: Option<Buffered>,
     pub(crate) block_device: bool,
     pub(crate) lock: Option<FileLock>,
 }
@@ -93,21 +99,67 @@ fn open_locked(
     kind: FileKind,
     lock: Option<&FileLock>,
 ) -> Result<OpenedFile, OpenError> {
-    let wanted_direct = options.direct != Direct::Never;
-    let opened = match open_as(path, options, kind, wanted_direct)? {
-        Opened::Done(opened) => opened,
-        Opened::NotDirect(error) if options.direct == Direct::Always => return Err(error),
-        Opened::NotDirect(_) => match open_as(path, options, kind, false)? {
-            Opened::Done(opened) => opened,
-            Opened::NotDirect(error) => return Err(error),
-        },
-    };
+    let mut opened = open_directly_or_not(path, options, kind)?;
+    if let Some(sector_bytes) = sector_of_content(&opened, options)? {
+        // The kernel opens a block device exclusively only once.
+        drop(opened);
+        let options = OpenOptions { sector_bytes: Some(sector_bytes), ..options.clone() };
+        opened = open_directly_or_not(path, &options, kind)?;
+    }
     let is_of = |lock: &FileLock| lock.is_of(&opened.fd);
     let same = lock.map_or(Ok(true), is_of).map_err(|e| system(path, "stat", e))?;
     match same {
         true => Ok(opened),
         false => Err(system(path, REPLACED, Errno::STALE)),
     }
+}
+
+/// Opens the file at `path` for direct I/O, unless the options or the medium rule it out.
+fn open_directly_or_not(
+    path: &Path,
+    options: &OpenOptions,
+    kind: FileKind,
+) -> Result<OpenedFile, OpenError> {
+    let buffered = match options.direct {
+        Direct::Never => Buffered::Requested,
+        Direct::Auto | Direct::Always => match open_as(path, options, kind, None)? {
+            Opened::Done(opened) => return Ok(opened),
+            Opened::NotDirect(error) if options.direct == Direct::Always => return Err(error),
+            Opened::NotDirect(OpenError::SectorMismatch { needed_bytes, .. }) => {
+                Buffered::SmallSectors { medium_bytes: needed_bytes }
+            }
+            Opened::NotDirect(_) => Buffered::Unsupported,
+        },
+    };
+    match open_as(path, options, kind, Some(buffered))? {
+        Opened::Done(opened) => Ok(opened),
+        Opened::NotDirect(error) => Err(error),
+    }
+}
+
+/// Returns the sector size of the content, if it is smaller than that of the opened file.
+fn sector_of_content(opened: &OpenedFile, options: &OpenOptions) -> Result<Option<u32>, OpenError> {
+    /// A page, aligned for direct I/O.
+    #[repr(C, align(4096))]
+    struct Page([u8; 4096]);
+    let Some(probe) = options.sector_probe else { return Ok(None) };
+    if options.sector_bytes.is_some() || opened.sector_bytes <= MIN_SECTOR_BYTES {
+        return Ok(None);
+    }
+    let mut read = |offset| {
+        let mut page = Page([0; 4096]);
+        // The user of the device reports the error, if there is one.
+        let bytes = rustix::io::pread(&opened.fd, &mut page.0, offset).ok()?;
+        (bytes == page.0.len()).then_some(page.0)
+    };
+    let found = probe(opened.size_bytes, &mut read);
+    let is_valid = |bytes: &u32| bytes.is_power_of_two() && *bytes >= MIN_SECTOR_BYTES;
+    Ok(found.filter(is_valid).filter(|bytes| *bytes < opened.sector_bytes))
+}
+
+/// Drops clean pages of a range from the page cache.
+pub(super) fn forget_cached(file: &OwnedFd, offset: u64, len: u64) -> Result<(), Errno> {
+    fs::fadvise(file, offset, NonZeroU64::new(len), Advice::DontNeed)
 }
 
 /// Closes the file behind a descriptor whose owner lives on. From then on the descriptor refers to
@@ -200,8 +252,9 @@ fn open_as(
     path: &Path,
     options: &OpenOptions,
     kind: FileKind,
-    direct: bool,
+    buffered: Option<Buffered>,
 ) -> Result<Opened, OpenError> {
+    let direct = buffered.is_none();
     let not_direct = || Ok(Opened::NotDirect(OpenError::DirectRefused { path: path.to_owned() }));
     let fd = match open_plain(path, options, kind, direct) {
         Ok(fd) => fd,
@@ -222,10 +275,13 @@ fn open_as(
         return Err(OpenError::ReadOnlyMedium { path: path.to_owned() });
     }
     let size_bytes = size_bytes_of(&fd).map_err(|e| system("query the size", e))?;
-    let logical_bytes = match kind {
-        FileKind::File => MIN_SECTOR_BYTES,
+    let (logical_bytes, physical_bytes) = match kind {
+        FileKind::File => (MIN_SECTOR_BYTES, FILE_PHYSICAL_BYTES),
         FileKind::Block => {
-            fs::ioctl_blksszget(&fd).map_err(|e| system("query the sector size", e))?
+            let query = |doing| move |errno| system(doing, errno);
+            let logical = fs::ioctl_blksszget(&fd).map_err(query("query the sector size"))?;
+            let physical = fs::ioctl_blkpbszget(&fd);
+            (logical, physical.map_err(query("query the physical sector size"))?)
         }
     };
     let mut needed_bytes = logical_bytes.max(MIN_SECTOR_BYTES);
@@ -235,11 +291,12 @@ fn open_as(
             None => return not_direct(),
         }
     }
-    let sector_bytes = options.sector_bytes.unwrap_or(needed_bytes);
-    if sector_bytes < needed_bytes || sector_bytes > MAX_SECTOR_BYTES {
+    let default_bytes = if direct { needed_bytes } else { needed_bytes.min(MAX_SECTOR_BYTES) };
+    let sector_bytes = options.sector_bytes.unwrap_or(default_bytes);
+    if direct && sector_bytes < needed_bytes || sector_bytes > MAX_SECTOR_BYTES {
         let path = path.to_owned();
         let error = OpenError::SectorMismatch { path, requested_bytes: sector_bytes, needed_bytes };
-        // Without direct I/O the file may be usable.
+        // The page cache takes sectors of any size, but the caller's buffers do not.
         return if direct { Ok(Opened::NotDirect(error)) } else { Err(error) };
     }
     let size_bytes = size_bytes - size_bytes % u64::from(sector_bytes);
@@ -252,8 +309,9 @@ fn open_as(
         fd,
         size_bytes,
         sector_bytes,
+        physical_bytes: physical_bytes.max(sector_bytes),
         read_only,
-        direct,
+        buffered,
         block_device,
         lock: None,
     }))

@@ -7,7 +7,8 @@ use crate::tunables::IoTunables;
 /// Use of direct I/O, which bypasses the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direct {
-    /// If the medium supports it at the requested sector size.
+    /// If the medium supports it at the requested sector size. Otherwise the page cache is used,
+    /// and [`DeviceInfo::buffered`](crate::DeviceInfo::buffered) says why.
     #[default]
     Auto,
     /// Always. Opening fails if the medium does not support it.
@@ -38,6 +39,10 @@ pub enum Locking {
     None,
 }
 
+/// Returns the sector size that the content of a medium needs, in bytes, if it is recognised: from
+/// the size of the medium in bytes, and a function that reads a page at a multiple of its size.
+pub type SectorProbe = fn(u64, &mut dyn FnMut(u64) -> Option<[u8; 4096]>) -> Option<u32>;
+
 /// Options of opening a file or block device. By default it must exist, and is opened for reading
 /// and writing.
 #[derive(Clone, Debug, Default)]
@@ -54,9 +59,12 @@ pub struct OpenOptions {
     pub submission_queues: usize,
     /// Threads, if threads execute the requests. 0: two per CPU, at least 8.
     pub threads: usize,
-    /// Sector size in bytes: a power of two, and a multiple of the medium's. `None`: the medium's,
-    /// at least 512.
+    /// Sector size in bytes: a power of two from 512 to 4096. A size below the medium's needs the
+    /// page cache. `None`: the medium's, at least 512.
     pub sector_bytes: Option<u32>,
+    /// Asks the content for its sector size, if no size is given and the medium's is larger than
+    /// 512 bytes. So content that was copied from a medium with smaller sectors can be used.
+    pub sector_probe: Option<SectorProbe>,
     /// Fail if the medium has fewer bytes.
     pub min_bytes: u64,
     /// Create a file of this many zero bytes if the path does not exist. A multiple of the sector

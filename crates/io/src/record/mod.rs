@@ -138,7 +138,8 @@ impl RecordDevice {
     /// Returns the recording so far.
     pub fn recording(&self) -> Recording {
         let log = self.log.lock();
-        Recording::new(self.base.clone(), log.events.clone(), !log.full)
+        let physical_bytes = self.inner.info().physical_bytes;
+        Recording::new(self.base.clone(), physical_bytes, log.events.clone(), !log.full)
     }
 
     /// Returns the event of `request`, if it changes the device and can succeed.

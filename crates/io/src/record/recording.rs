@@ -1,15 +1,19 @@
 //! A recording, and the images that a crash could leave.
 //!
 //! Assumptions about a medium: a write certainly survives once a flush that was submitted after the
-//! write succeeded has itself succeeded. Until then each of its sectors is old or new, and one
-//! sector may be torn. So:
+//! write succeeded has itself succeeded. Until then each of its physical sectors is old or new, and
+//! one may be torn: sectors of it that the write does not cover are damaged too, whenever they were
+//! written. So:
 //!
 //! - a failed write may have happened in part, and no flush changes that;
+//! - a write that was torn when it failed damages nothing that was written to its neighbours later;
 //! - a discard may or may not have zeroed its sectors, at any time, flushed or not;
 //! - a refused request never happened.
 //!
 //! Writes to one sector take effect in the order of submission. This loses no possible image: in
 //! any order one of the surviving writes is last, and it is also last when only it survives.
+
+use std::collections::BTreeSet;
 
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::Arc;
@@ -77,13 +81,19 @@ pub enum Outcome {
 #[derive(Clone, Debug)]
 pub struct Recording {
     base: Image,
+    physical_bytes: u32,
     events: Vec<Event>,
     complete: bool,
 }
 
 impl Recording {
-    pub(super) fn new(base: Image, events: Vec<Event>, complete: bool) -> Self {
-        Self { base, events, complete }
+    pub(super) fn new(
+        base: Image,
+        physical_bytes: u32,
+        events: Vec<Event>,
+        complete: bool,
+    ) -> Self {
+        Self { base, physical_bytes, events, complete }
     }
 
     /// Returns the events in order.
@@ -127,7 +137,8 @@ impl Recording {
                 (Event::Write { .. }, Some((ended, Outcome::Done))) => ended < barrier,
                 (Event::Write { .. } | Event::Discard { .. }, _) => false,
             };
-            Some((at, certain))
+            let failed = matches!(ended[at], Some((_, Outcome::Failed)));
+            Some(Change { at, certain, failed })
         };
         let changes = events.iter().enumerate().filter_map(fate).collect();
         CrashPoint { recording: self, changes }
@@ -163,22 +174,36 @@ pub enum Survives {
     /// All of it.
     All,
     /// This many bytes from the start. A sector cut by this is torn: it begins with new bytes, and
-    /// continues with bytes that are neither new nor old.
+    /// continues with bytes that are neither new nor old. All other sectors of a physical sector
+    /// cut by this are damaged, also those outside of the write.
     Prefix(u64),
     /// The sectors that are `true`. Sectors missing in the list do not survive.
     Sectors(Vec<bool>),
 }
 
 impl Survives {
-    /// Draws one of the possibilities for `write`, with sectors of `sector_bytes`.
-    fn sample(write: &Unflushed, sector_bytes: u32, rng: &mut SmallRng) -> Self {
+    /// Draws one of the possibilities for `write`, with sectors and physical sectors of so many
+    /// bytes.
+    fn sample(
+        write: &Unflushed,
+        (sector_bytes, physical_bytes): (u32, u32),
+        rng: &mut SmallRng,
+    ) -> Self {
         match rng.below(4) {
             0 => Self::None,
             1 => Self::All,
             2 => Self::Prefix(rng.below(write.len)),
             _ => {
-                let sectors = write.len / u64::from(sector_bytes);
-                Self::Sectors((0..sectors).map(|_| rng.below(2) == 0).collect())
+                let (sector, physical) = (u64::from(sector_bytes), u64::from(physical_bytes));
+                let mut survives = (u64::MAX, false);
+                let each = (0..write.len / sector).map(|index| {
+                    let unit = (write.offset + index * sector) / physical;
+                    if survives.0 != unit {
+                        survives = (unit, rng.below(2) == 0);
+                    }
+                    survives.1
+                });
+                Self::Sectors(each.collect())
             }
         }
     }
@@ -188,14 +213,25 @@ impl Survives {
 #[derive(Clone, Debug)]
 pub struct CrashPoint<'a> {
     recording: &'a Recording,
-    // Number of the event, and whether it certainly survives.
-    changes: Vec<(usize, bool)>,
+    changes: Vec<Change>,
+}
+
+/// A write or discard of a recording.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    // Number of the event.
+    at: usize,
+    // Whether it certainly survives.
+    certain: bool,
+    // Whether it had failed.
+    failed: bool,
 }
 
 impl CrashPoint<'_> {
     /// Iterates over the writes and discards that may be lost, in the order of submission.
     pub fn unflushed(&self) -> impl Iterator<Item = Unflushed> {
-        self.changes.iter().filter(|(_, certain)| !certain).map(|&(at, _)| self.describe(at))
+        let unflushed = self.changes.iter().filter(|change| !change.certain);
+        unflushed.map(|change| self.describe(change.at))
     }
 
     /// Returns the image with only what certainly survives.
@@ -210,19 +246,57 @@ impl CrashPoint<'_> {
 
     /// Returns one of the possible images, drawn by `rng`.
     pub fn sampled(&self, rng: &mut SmallRng) -> Image {
-        let sector_bytes = self.recording.base.sector_bytes();
-        self.image(|write| Survives::sample(write, sector_bytes, rng))
+        let bytes = (self.recording.base.sector_bytes(), self.recording.physical_bytes);
+        self.image(|write| Survives::sample(write, bytes, rng))
     }
 
     /// Returns the image in which `choose` decides what survives of each unflushed write. It is
     /// called in the order of submission.
     pub fn image(&self, mut choose: impl FnMut(&Unflushed) -> Survives) -> Image {
         let mut image = self.recording.base.clone();
-        for &(at, certain) in &self.changes {
-            let survives = if certain { Survives::All } else { choose(&self.describe(at)) };
-            apply(&mut image, &self.recording.events[at], &survives);
+        let mut neighbours = BTreeSet::new();
+        for change in &self.changes {
+            let survives = match change.certain {
+                true => Survives::All,
+                false => choose(&self.describe(change.at)),
+            };
+            let event = &self.recording.events[change.at];
+            apply(&mut image, event, &survives);
+            let damaged = self.torn_neighbours(event, &survives);
+            match change.failed {
+                true => damaged.for_each(|number| damage(&mut image, number)),
+                // It was torn by the crash.
+                false => neighbours.extend(damaged),
+            }
         }
+        neighbours.into_iter().for_each(|number| damage(&mut image, number));
         image
+    }
+
+    /// Returns the numbers of the sectors that share a physical sector with the place where a write
+    /// was cut, except the sectors that it has written and the one that is cut.
+    fn torn_neighbours(
+        &self,
+        change: &Event,
+        survives: &Survives,
+    ) -> impl Iterator<Item = u64> + use<> {
+        let sector = u64::from(self.recording.base.sector_bytes());
+        let physical = u64::from(self.recording.physical_bytes);
+        let torn = match (change, survives) {
+            (Event::Write { offset, bytes }, Survives::Prefix(prefix))
+                if *prefix > 0 && *prefix < bytes.len() as u64 =>
+            {
+                let cut = offset + prefix;
+                (cut % physical > 0).then(|| (*offset, cut, cut / physical * physical))
+            }
+            _ => None,
+        };
+        let end = self.recording.base.size_bytes();
+        torn.into_iter().flat_map(move |(offset, cut, start)| {
+            let numbers = start / sector..(start + physical).min(end) / sector;
+            let written = offset / sector..cut.div_ceil(sector);
+            numbers.filter(move |number| !written.contains(number))
+        })
     }
 
     fn describe(&self, event: usize) -> Unflushed {
@@ -261,6 +335,12 @@ fn apply(image: &mut Image, change: &Event, survives: &Survives) {
             _ => {}
         }
     }
+}
+
+/// Changes every byte of a sector.
+fn damage(image: &mut Image, number: u64) {
+    let bytes = image.sector(number).into_iter().map(|byte| !byte);
+    image.set(number, Arc::new(bytes.collect()), 0);
 }
 
 /// Returns a torn sector: its first `new_bytes` bytes are those of `new`, and every other byte

@@ -70,7 +70,8 @@ fn events(steps: &[Step]) -> Vec<Event> {
 }
 
 fn recording(events: Vec<Event>) -> Recording {
-    Recording::new(Image::zero(SECTORS * SECTOR, SECTOR as u32), events, true)
+    let image = Image::zero(SECTORS * SECTOR, SECTOR as u32);
+    Recording::new(image, SECTOR as u32, events, true)
 }
 
 /// The fills that `sector` may have after `events`: the oldest, the newest (if all events took
@@ -174,6 +175,72 @@ fn a_torn_sector_is_neither_the_old_nor_the_new_one() {
     assert_eq!(sector_of(&image, 2), vec![0; SECTOR as usize]);
     let image = recording.at(1).image(|_| Survives::Sectors(vec![false, true]));
     assert_eq!(image.sectors().map(|(offset, _)| offset).collect::<Vec<_>>(), [SECTOR]);
+}
+
+/// A recording on a device with two physical sectors, each of 3 sectors.
+fn of_large_physical_sectors(events: Vec<Event>) -> Recording {
+    let image = Image::zero(SECTORS * SECTOR, SECTOR as u32);
+    Recording::new(image, 3 * SECTOR as u32, events, true)
+}
+
+fn write_of(first: u64, sectors: u64, fill: u8) -> Event {
+    let bytes = Arc::new(vec![fill; (sectors * SECTOR) as usize]);
+    Event::Write { offset: first * SECTOR, bytes }
+}
+
+fn done(begun: usize) -> Event {
+    Event::Ended { begun, outcome: Outcome::Done }
+}
+
+#[test]
+fn a_torn_write_damages_its_physical_sector() {
+    let flushed = |fill| [write_of(0, 6, fill), done(0), Event::Flush, done(2)];
+    let mut events = flushed(1).to_vec();
+    events.push(write_of(1, 3, 2));
+    let recording = of_large_physical_sectors(events);
+    let crash = recording.at(recording.len());
+    let fills = |prefix| -> Vec<u8> {
+        let image = crash.image(|_| Survives::Prefix(prefix));
+        (0..SECTORS).map(|sector| sector_of(&image, sector)[511]).collect()
+    };
+    // Neither a whole write, nor one that is cut between physical sectors, damages anything.
+    assert_eq!(fills(0), [1; 6]);
+    assert_eq!(fills(2 * SECTOR), [1, 2, 2, 1, 1, 1]);
+    assert_eq!(fills(3 * SECTOR), [1, 2, 2, 2, 1, 1]);
+    let torn = !1;
+    assert_eq!(fills(SECTOR), [torn, 2, torn, 1, 1, 1], "before and after the cut");
+    let cut = fills(2 * SECTOR + 1);
+    assert_eq!((&cut[..3], &cut[4..]), (&[1, 2, 2][..], &[torn, torn][..]));
+    assert!(![1, 2].contains(&cut[3]), "{cut:?}");
+    // A drawn image does too, sometimes, and leaves the other physical sector alone.
+    let mut rng = SmallRng::from_seed(7);
+    let mut damaged = 0;
+    for _ in 0..64 {
+        let image = crash.sampled(&mut rng);
+        let first = sector_of(&image, 0);
+        damaged += u32::from(first == [torn; 512]);
+        assert!([[1; 512], [torn; 512]].iter().any(|fill| *fill == first[..]));
+        let rest = [1, 2].map(|sector| sector_of(&image, sector)[0]);
+        assert!(rest.contains(&torn) || rest == [1, 1] || rest == [2, 2], "half: {rest:?}");
+    }
+    assert!(damaged > 0);
+}
+
+#[test]
+fn a_write_that_failed_long_ago_damages_no_later_neighbour() {
+    let outcome = |begun, outcome| Event::Ended { begun, outcome };
+    let failed = [write_of(0, 2, 2), outcome(0, Outcome::Failed)];
+    let later = [write_of(2, 1, 3), done(2), Event::Flush, done(4)];
+    let in_flight = [write_of(0, 2, 4)];
+    let events: Vec<Event> = [&failed[..], &later, &in_flight].concat();
+    let recording = of_large_physical_sectors(events);
+    let at = |position: usize| {
+        let image = recording.at(position).image(|_| Survives::Prefix(SECTOR));
+        sector_of(&image, 2)[0]
+    };
+    assert_eq!(at(2), !0, "the failed write was torn");
+    assert_eq!(at(6), 3, "and its neighbour written afterwards");
+    assert_eq!(at(7), !3, "which the write in flight tears");
 }
 
 #[test]

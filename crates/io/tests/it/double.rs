@@ -59,8 +59,10 @@ fn info() -> DeviceInfo {
         name: "double".into(),
         size_bytes: 1 << 30,
         sector_bytes: 512,
+        physical_bytes: 512,
         read_only: false,
         direct: false,
+        buffered: None,
         block_device: false,
         engine: Engine::Memory,
     }

@@ -220,6 +220,35 @@ fn a_crash_keeps_the_chosen_sectors() {
 }
 
 #[test]
+fn a_torn_sector_takes_its_physical_sector_with_it() {
+    let arena = arena();
+    let options = MemoryOptions { physical_bytes: 4096, ..MemoryOptions::default() };
+    let memory = Arc::new(MemoryDevice::new("memory", 8 * 4096, &options).unwrap());
+    let image = |fill| {
+        let buffer = filled(&arena, 8 * 4096, fill);
+        (&*memory as &dyn Device).run(Request::write(0, buffer)).result.unwrap();
+    };
+    let mut damaged = 0;
+    for seed in 0..64 {
+        image(1);
+        let device = FaultDevice::new(memory.clone(), 1);
+        device.add(Rule::new(Fault::Volatile));
+        write(&device, &arena, 9, 1, 2).unwrap();
+        let crashed = device.crash(Crash::Sample(seed)).unwrap();
+        damaged += crashed.torn;
+        let buffer = arena.alloc(8 * 4096).unwrap();
+        let found = (&*memory as &dyn Device).run(Request::read(0, buffer));
+        let found = found.into_buffer().unwrap();
+        let expected = if crashed.torn > 0 { !1 } else { 1 };
+        assert!(
+            found[4096..9 * 512].iter().chain(&found[10 * 512..8192]).all(|it| *it == expected)
+        );
+        assert!(found[..4096].iter().chain(&found[8192..]).all(|it| *it == 1));
+    }
+    assert!(damaged > 0, "no sector was torn");
+}
+
+#[test]
 fn a_flush_that_fails_keeps_the_cache_and_the_next_one_succeeds() {
     let (arena, memory) = (arena(), memory());
     let below = Arc::new(FaultDevice::new(memory.clone(), 1));

@@ -8,8 +8,8 @@ use std::process::Command;
 use forebay_base::arena::Arena;
 use forebay_base::sync::Arc;
 use forebay_io::{
-    Device, Direct, EngineChoice, ErrorKind, FileDevice, Health, Locking, OpenError, OpenOptions,
-    Request,
+    Buffered, Device, Direct, EngineChoice, ErrorKind, FileDevice, Health, Locking, OpenError,
+    OpenOptions, Request,
 };
 
 use crate::common::{arena, filled, setup};
@@ -468,12 +468,76 @@ fn a_block_device_tells_its_size_and_sector() {
     let discard = Request::discard(1 << 19, 4096);
     (&device as &dyn Device).run(discard).result.unwrap();
     drop(device);
-    let smaller = OpenOptions { sector_bytes: Some(512), ..options() };
+    let smaller = OpenOptions { sector_bytes: Some(512), direct: Direct::Always, ..options() };
     let error = refused(&medium.path, &smaller);
     assert!(
         matches!(error, OpenError::SectorMismatch { requested_bytes: 512, needed_bytes: 4096, .. }),
         "{error}"
     );
+}
+
+#[test]
+fn sectors_smaller_than_those_of_the_medium_go_through_the_page_cache() {
+    let Some(medium) = Loop::new(1 << 20, &["--sector-size", "4096"]) else {
+        return;
+    };
+    let arena = arena();
+    let smaller = OpenOptions { sector_bytes: Some(512), ..options() };
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        let device =
+            FileDevice::open(&medium.path, &OpenOptions { engine, ..smaller.clone() }).unwrap();
+        let info = device.info();
+        assert_eq!((info.sector_bytes, info.physical_bytes), (512, 4096));
+        assert_eq!(info.buffered, Some(Buffered::SmallSectors { medium_bytes: 4096 }));
+        assert_eq!((info.direct, info.medium_sector_bytes()), (false, 4096));
+        for (at, fill) in [(1, 7), (2, 8), (9, 9)] {
+            write(&device, &arena, at * 512, 512, fill);
+        }
+        let device: &dyn Device = &device;
+        device.run(Request::flush()).result.unwrap();
+        // The flush has reached the medium.
+        let there = std::fs::read(&medium.file).unwrap();
+        assert_eq!(there[512..1024], [7; 512]);
+        assert_eq!(there[1024..1536], [8; 512]);
+        assert_eq!(there[9 * 512..10 * 512], [9; 512]);
+        assert!(there[..512].iter().chain(&there[1536..4096]).all(|byte| *byte == 0));
+        // The medium could only discard more. Nothing fails, and no neighbour is lost.
+        device.run(Request::discard(512, 512)).result.unwrap();
+        assert_eq!(device.health(), Health::Healthy);
+        device.run(Request::write(0, filled(&arena, 8192, 0))).result.unwrap();
+        device.run(Request::flush()).result.unwrap();
+    }
+}
+
+#[test]
+fn content_tells_its_sectors_only_to_a_medium_with_larger_ones() {
+    fn probe(size_bytes: u64, read: &mut dyn FnMut(u64) -> Option<[u8; 4096]>) -> Option<u32> {
+        assert_eq!(size_bytes, 1 << 20);
+        let page = read(4096).expect("a page");
+        Some(u32::from(page[0]) * 256)
+    }
+    let probing = OpenOptions { sector_probe: Some(probe), ..options() };
+    let (_folder, file) = folder_with(1 << 20);
+    if FileDevice::open(&file, &options()).unwrap().info().sector_bytes == 512 {
+        fn never(_: u64, _: &mut dyn FnMut(u64) -> Option<[u8; 4096]>) -> Option<u32> {
+            panic!("the medium has the smallest sectors");
+        }
+        let never = OpenOptions { sector_probe: Some(never), ..options() };
+        assert!(FileDevice::open(&file, &never).unwrap().info().direct);
+    }
+    let Some(medium) = Loop::new(1 << 20, &["--sector-size", "4096"]) else {
+        return;
+    };
+    let arena = arena();
+    // Sectors of 0 and of 768 bytes are nonsense, and those of 4096 are the medium's.
+    for (hint, sector_bytes) in [(0, 4096), (2, 512), (3, 4096), (4, 1024), (16, 4096)] {
+        let device = FileDevice::open(&medium.path, &options()).unwrap();
+        write(&device, &arena, 4096, 4096, hint);
+        drop(device);
+        let device = FileDevice::open(&medium.path, &probing).unwrap();
+        assert_eq!(device.info().sector_bytes, sector_bytes, "{hint}");
+        assert_eq!(device.info().direct, sector_bytes == 4096);
+    }
 }
 
 #[test]

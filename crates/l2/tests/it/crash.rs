@@ -20,7 +20,9 @@ use forebay_l2::{Health, L2, L2Options};
 use crate::support::{Fixture, NumberCodec, arena, options};
 
 const KEYS: u64 = 300;
-const SECTOR_BYTES: u32 = 4096;
+const SECTOR_BYTES: u32 = 512;
+/// A torn write damages all of a physical sector.
+const PHYSICAL_BYTES: u32 = 4096;
 /// Offset of the first segment.
 const SEGMENTS_AT: u64 = 64 << 10;
 
@@ -187,7 +189,11 @@ impl Run {
 
 /// A device that holds an image, durably.
 pub(crate) fn memory(image: &Image) -> Arc<dyn Device> {
-    let options = MemoryOptions { sector_bytes: SECTOR_BYTES, ..MemoryOptions::default() };
+    let options = MemoryOptions {
+        sector_bytes: image.sector_bytes(),
+        physical_bytes: PHYSICAL_BYTES,
+        ..MemoryOptions::default()
+    };
     let device = MemoryDevice::new("crashed", image.size_bytes(), &options).unwrap();
     image.write_to(&device, &arena()).unwrap();
     Arc::new(device)

@@ -23,8 +23,10 @@ impl PageMapDevice {
             name: "plain".into(),
             size_bytes,
             sector_bytes: PAGE as u32,
+            physical_bytes: PAGE as u32,
             read_only: false,
             direct: false,
+            buffered: None,
             block_device: false,
             engine: Engine::Memory,
         };

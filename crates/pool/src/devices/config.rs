@@ -9,7 +9,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::{
     FEATURE_BYTES, LABEL_BYTES, LabelPhys, MAX_DEVICES, MAX_FEATURES, MAX_NODES, MIN_DEVICE_BYTES,
-    NAME_BYTES, NO_PARENT, NodeKind, NodePhys, STATE_ACTIVE, STATE_EXPORTED, VERSION,
+    NAME_BYTES, NO_PARENT, NodeKind, NodePhys, SECTOR_BYTES, STATE_ACTIVE, STATE_EXPORTED, VERSION,
 };
 use crate::open::HostId;
 
@@ -129,7 +129,7 @@ impl Label {
     fn decode_checked(label: &LabelPhys) -> Result<Self> {
         let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
         let sector_bytes = label.sector_bytes.get();
-        if !sector_bytes.is_power_of_two() || !(512..=4096).contains(&sector_bytes) {
+        if !sector_bytes.is_power_of_two() || !SECTOR_BYTES.contains(&sector_bytes) {
             return corrupt(format!("invalid sector size of {sector_bytes} bytes"));
         }
         let devices = decode_nodes(label)?;

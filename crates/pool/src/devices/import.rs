@@ -6,6 +6,7 @@
 //! it.
 
 use forebay_base::rng::SmallRng;
+use forebay_io::DeviceInfo;
 
 use super::config::{Config, DeviceConfig, Label, check_name, new_guid};
 use super::heartbeat::{self, Heartbeat, Pause};
@@ -14,7 +15,7 @@ use super::{Devices, Member, too_small, usable_bytes};
 use crate::block_cache::BlockCache;
 use crate::block_key::BIRTH_END;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::label::{MAX_DEVICES, MIN_DEVICE_BYTES};
+use crate::format::label::{MAX_DEVICES, MIN_DEVICE_BYTES, SECTOR_BYTES};
 use crate::open::{HostId, Opened};
 
 /// Limit of the txg of an imported pool. Leaves as many txgs again before birth txgs overflow.
@@ -31,6 +32,8 @@ pub(crate) struct CreateOptions {
     pub(crate) force: bool,
     /// Milliseconds between heartbeats; 0 for none.
     pub(crate) heartbeat_ms: u32,
+    /// The sector size in bytes. `None`: that of the devices.
+    pub(crate) sector_bytes: Option<u32>,
 }
 
 /// Options for importing a pool.
@@ -83,10 +86,9 @@ pub(crate) fn create(
     let session = rng.next_u64();
     let own = own_heartbeat(&opened[0], &options.host, options.heartbeat_ms, session);
     let mut members = Vec::with_capacity(opened.len());
-    let mut sector_bytes = 512;
+    let sector_bytes = sector_of_new_pool(&opened, options.sector_bytes)?;
     for (number, opened) in opened.into_iter().enumerate() {
         check_new(&opened, options.force, memory)?;
-        sector_bytes = sector_bytes.max(opened.device.info().sector_bytes);
         let size_bytes = usable_bytes(&*opened.device);
         members.push(Member::new(number as u16, new_guid(&mut rng), size_bytes, opened)?);
     }
@@ -109,6 +111,63 @@ pub(crate) fn create(
     let devices = Devices::new(members, u64::from(sector_bytes))?;
     let (uberblocks, notes) = (Vec::new(), Vec::new());
     Ok(Imported { config, devices, uberblocks, notes, claim: own })
+}
+
+/// Returns the sector size of a new pool on these devices: by default the largest that one of them
+/// asks for, as far as the format has it.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] if `wanted` is no sector size, or too small for a device.
+fn sector_of_new_pool(opened: &[Opened], wanted: Option<u32>) -> Result<u32> {
+    let (least, most) = (*SECTOR_BYTES.start(), *SECTOR_BYTES.end());
+    if let Some(bytes) = wanted
+        && !(bytes.is_power_of_two() && SECTOR_BYTES.contains(&bytes))
+    {
+        let text = format!(
+            "the sector size cannot be {bytes} bytes; give a power of two from {least} to {most}"
+        );
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    let mut sector_bytes = least;
+    for info in opened.iter().map(|one| one.device.info()) {
+        let (name, needs) = (&info.name, info.medium_sector_bytes());
+        if let Some(bytes) = wanted.filter(|bytes| *bytes < needs) {
+            let text = format!(
+                "{name}: has sectors of {needs} bytes, so those of the pool cannot have {bytes}; give at least {needs}"
+            );
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        sector_bytes = sector_bytes.max(info.default_sector_bytes().min(most));
+    }
+    Ok(wanted.unwrap_or(sector_bytes))
+}
+
+/// Checks that a device suits the sector size of the pool that it joins.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] if its own sectors are larger, or if another size is wanted. Also if its
+/// physical sectors are larger, unless the size of the pool is wanted.
+fn check_sectors(info: &DeviceInfo, pool_bytes: u32, wanted: Option<u32>) -> Result<()> {
+    let name = &info.name;
+    let invalid = |text| Err(Error::new(ErrorKind::Invalid, text));
+    if let Some(bytes) = wanted.filter(|bytes| *bytes != pool_bytes) {
+        return invalid(format!(
+            "{name}: cannot have sectors of {bytes} bytes: the pool was created with {pool_bytes}"
+        ));
+    }
+    let sector = info.medium_sector_bytes();
+    if sector > pool_bytes {
+        return invalid(format!(
+            "{name}: has sectors of {sector} bytes, larger than the pool's {pool_bytes}; add another device, or copy the files to a new pool"
+        ));
+    }
+    let physical = info.physical_bytes.min(*SECTOR_BYTES.end());
+    if physical > pool_bytes && wanted.is_none() {
+        return invalid(format!(
+            "{name}: has physical sectors of {physical} bytes, larger than the pool's {pool_bytes}: a power cut during a write could damage blocks beside it; to add it all the same, give the sector size of the pool (--sector {pool_bytes})"
+        ));
+    }
+    Ok(())
 }
 
 fn device_config(member: &Member) -> DeviceConfig {
@@ -180,12 +239,7 @@ pub(crate) fn add(
     }
     let size_bytes = usable_bytes(&*opened.device);
     let member = Member::new(count as u16, guid, size_bytes, opened)?;
-    let sector = u64::from(member.device().info().sector_bytes);
-    if sector > devices.sector_bytes() {
-        let (name, has) = (member.name(), devices.sector_bytes());
-        let text = format!("{name}: has sectors of {sector} bytes, larger than the pool's {has}");
-        return Err(Error::new(ErrorKind::Invalid, text));
-    }
+    check_sectors(member.device().info(), config.sector_bytes, options.sector_bytes)?;
     let mut extended = config.clone();
     extended.devices.push(device_config(&member));
     extended.generation += 1;

@@ -262,7 +262,7 @@ impl Devices {
         if sector > self.sector_bytes {
             let (name, has) = (member.name(), self.sector_bytes);
             return invalid(format!(
-                "{name}: has sectors of {sector} bytes, larger than the pool's {has}"
+                "{name}: has sectors of {sector} bytes, larger than the pool's {has}; open it with sectors of {has}"
             ));
         }
         let member = Box::into_raw(Box::new(member));

@@ -44,7 +44,14 @@ fn host(id: u64) -> HostId {
 }
 
 fn options(seed: u64) -> CreateOptions {
-    CreateOptions { name: "tank".to_owned(), host: host(1), seed, force: false, heartbeat_ms: 0 }
+    CreateOptions {
+        name: "tank".to_owned(),
+        host: host(1),
+        seed,
+        force: false,
+        heartbeat_ms: 0,
+        sector_bytes: None,
+    }
 }
 
 fn import_options() -> ImportOptions<'static> {
@@ -221,6 +228,58 @@ fn either_label_is_enough() {
         write_bytes(&memory_devices[1], at, &vec![0xa5; LABEL_BYTES as usize], &memory);
     }
     assert_eq!(refused(&memory_devices, &memory).0, ErrorKind::NotAPool);
+}
+
+/// A disk with logical sectors of 512 bytes and physical ones of 4,096.
+fn emulating(name: &str) -> Arc<MemoryDevice> {
+    let options =
+        MemoryOptions { physical_bytes: 4096, submission_queues: 1, ..MemoryOptions::default() };
+    Arc::new(MemoryDevice::new(name, SIZE, &options).unwrap())
+}
+
+#[test]
+fn no_two_sectors_of_a_new_pool_share_a_physical_one_unless_asked_for() {
+    let memory = memory();
+    let of = |devices: &[Arc<MemoryDevice>], sector_bytes| {
+        let options = CreateOptions { sector_bytes, force: true, ..options(7) };
+        create(opened(devices), &options, &memory).map(|made| made.config.sector_bytes)
+    };
+    let mixed = [device_of("fine", SIZE, 512), emulating("disk")];
+    assert_eq!(of(&mixed, None).unwrap(), 4096);
+    assert_eq!(of(&mixed[..1], None).unwrap(), 512);
+    for bytes in [512, 1024, 4096] {
+        assert_eq!(of(&mixed, Some(bytes)).unwrap(), bytes);
+    }
+    for bytes in [0, 256, 768, 8192] {
+        let error = of(&mixed, Some(bytes)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        let text = error.to_string();
+        assert!(text.contains(&format!("{bytes} bytes; give a power of two")), "{text}");
+    }
+    let text = of(&[device_of("coarse", SIZE, 4096)], Some(512)).unwrap_err().to_string();
+    assert!(text.contains("coarse: has sectors of 4096 bytes"), "{text}");
+    // A physical sector that is larger than those of the format.
+    let options = MemoryOptions { physical_bytes: 16384, ..MemoryOptions::default() };
+    let large = Arc::new(MemoryDevice::new("large", SIZE, &options).unwrap());
+    assert_eq!(of(&[large], None).unwrap(), 4096);
+}
+
+#[test]
+fn a_device_with_larger_physical_sectors_joins_only_if_that_is_accepted() {
+    let memory = memory();
+    let fine = pool(&devices(1), &memory);
+    let mut config = fine.config.clone();
+    let mut join = |sector_bytes| {
+        let disk = (emulating("disk") as Arc<dyn Device>).into();
+        let options = CreateOptions { sector_bytes, ..options(9) };
+        add(&fine.devices, disk, &options, &mut config, &memory)
+    };
+    let text = join(None).unwrap_err().to_string();
+    assert!(text.contains("disk: has physical sectors of 4096 bytes"), "{text}");
+    assert!(text.contains("--sector 512"), "{text}");
+    let text = join(Some(4096)).unwrap_err().to_string();
+    assert!(text.contains("the pool was created with 512"), "{text}");
+    assert_eq!(join(Some(512)).unwrap(), 1);
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! A label of [`LABEL_BYTES`] lies at each end of a device: a configuration block at its start and
 //! a ring of uberblocks at [`RING_OFFSET`]. The rest is zeros.
 
+use std::ops::RangeInclusive;
+
 use xxhash_rust::xxh3::xxh3_128;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -19,6 +21,8 @@ pub const HEARTBEAT_OFFSET: u64 = 64 << 10;
 pub const RING_OFFSET: u64 = 128 << 10;
 /// Number of ring slots. The uberblock of a txg lies in slot `txg % RING_SLOTS`.
 pub const RING_SLOTS: u64 = 32;
+/// Sector sizes of a pool, in bytes: powers of two within this range.
+pub const SECTOR_BYTES: RangeInclusive<u32> = 512..=4096;
 /// Minimum size of a device.
 pub const MIN_DEVICE_BYTES: u64 = 16 << 20;
 /// Maximum length of a pool or host name.

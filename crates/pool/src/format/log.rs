@@ -16,6 +16,9 @@ use crate::error::{Error, ErrorKind, Result};
 pub const LOG_EXTENTS_MAX: usize = 32;
 /// Maximum size of a log block, header and padding included.
 pub const LOG_BLOCK_MAX_BYTES: usize = 256 << 10;
+/// Unit of offsets, blocks and extents of the log, whatever the sector size of the pool. So the
+/// next block never shares a physical sector with one that holds fsynced changes.
+pub const LOG_SECTOR_BYTES: u64 = 4096;
 /// Maximum size of name and body of a record. A larger write is split into several records.
 pub const LOG_RECORD_MAX_BYTES: usize = 128 << 10;
 /// First bytes of a log root: "FBlogrt1".
@@ -69,7 +72,7 @@ pub struct LogRootPhys {
 
 const _: () = assert!(size_of::<LogRootPhys>() == 592);
 
-/// Header of a log block. Records follow, then zeros to the end of the block.
+/// Header of a log block. Records follow, then zeros to a multiple of [`LOG_SECTOR_BYTES`].
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LogBlockPhys {

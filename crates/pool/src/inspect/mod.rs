@@ -45,9 +45,10 @@ use std::fmt;
 use std::path::Path;
 
 use forebay_base::sync::Arc;
-use forebay_io::{Device, FileDevice, Locking, OpenOptions};
+use forebay_io::{Device, FileDevice, Locking, OpenOptions, SectorProbe};
 
 use crate::block_cache::{BlockCache, BlockCacheOptions};
+use crate::devices::label::pool_sector;
 use crate::error::{Error, ErrorKind, Result};
 use crate::open::refused;
 
@@ -129,6 +130,7 @@ impl Inspector {
             locking,
             submission_queues: 1,
             threads: 2,
+            sector_probe: Some(pool_sector as SectorProbe),
             ..Default::default()
         };
         let open = |path| {

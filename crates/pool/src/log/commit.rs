@@ -12,7 +12,8 @@ use super::{IntentLog, LogCounters};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     LOG_BLOCK_HEAD_BYTES, LOG_BLOCK_MAGIC, LOG_BLOCK_MAX_BYTES, LOG_RECORD_HEAD_BYTES,
-    LOG_RECORD_MAX_BYTES, LogBlockPhys, LogEntry, LogRecord, LogRecordKind, LogRecordPhys,
+    LOG_RECORD_MAX_BYTES, LOG_SECTOR_BYTES, LogBlockPhys, LogEntry, LogRecord, LogRecordKind,
+    LogRecordPhys,
 };
 
 /// Outcome of a commit.
@@ -321,9 +322,8 @@ impl IntentLog {
     }
 
     fn fill_blocks(&self, items: &[BatchItem<'_>], fetch: &dyn Fetch) -> Result<Vec<FilledBlock>> {
-        let sector = self.storage.sector_bytes() as usize;
         let filled = |items: &[BatchItem<'_>]| {
-            let mut buffer = self.storage.alloc(block_bytes(items, sector))?;
+            let mut buffer = self.storage.alloc(block_bytes(items))?;
             let payload_bytes = fill(items, &mut buffer[LOG_BLOCK_HEAD_BYTES..], fetch)?;
             let txgs = || items.iter().map(BatchItem::txg);
             Ok(FilledBlock {
@@ -562,9 +562,9 @@ fn pack<'i, 'r>(items: &'i [BatchItem<'r>]) -> Vec<&'i [BatchItem<'r>]> {
     blocks
 }
 
-fn block_bytes(items: &[BatchItem<'_>], sector: usize) -> usize {
+fn block_bytes(items: &[BatchItem<'_>]) -> usize {
     let records: usize = items.iter().map(BatchItem::bytes).sum();
-    (LOG_BLOCK_HEAD_BYTES + records).next_multiple_of(sector)
+    (LOG_BLOCK_HEAD_BYTES + records).next_multiple_of(LOG_SECTOR_BYTES as usize)
 }
 
 /// Encodes records into a block and zeroes the rest. Returns the number of bytes used.

@@ -131,7 +131,7 @@ impl IntentLog {
         storage: Arc<dyn LogStorage>,
         tunables: Arc<LogTunables>,
     ) -> Result<Self> {
-        let extents = Extents::of(root, storage.sector_bytes())?;
+        let extents = Extents::of(root)?;
         let ring = Ring::open(root, &extents)?;
         Ok(Self {
             pending: Pending::new(),

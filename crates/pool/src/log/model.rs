@@ -6,10 +6,9 @@ use forebay_base::sync::{Arc, Mutex};
 
 use super::{Change, Committed, Extent, Fetch, IntentLog, LogStorage, LogTunables};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Dva, DvaPhys, LogRecord, LogRootPhys};
+use crate::format::{Dva, DvaPhys, LOG_SECTOR_BYTES, LogRecord, LogRootPhys};
 
-const RING_BYTES: u64 = 16 << 10;
-const SECTOR_BYTES: u64 = 512;
+const RING_BYTES: u64 = 128 << 10;
 
 struct Memory {
     arena: Arc<Arena>,
@@ -17,10 +16,6 @@ struct Memory {
 }
 
 impl LogStorage for Memory {
-    fn sector_bytes(&self) -> u64 {
-        SECTOR_BYTES
-    }
-
     fn alloc(&self, bytes: usize) -> Result<Buffer> {
         self.arena.alloc(bytes).map_err(|_| Error::new(ErrorKind::NoMemory, "no memory"))
     }
@@ -75,9 +70,9 @@ impl ModelLog {
     pub fn new() -> Self {
         let config = ArenaConfig { limit_bytes: 1 << 20, huge_pages: HugePages::Never };
         let arena = Arena::new(config).expect("a megabyte");
-        let content = Mutex::named("log-model", vec![0; (RING_BYTES + SECTOR_BYTES) as usize]);
+        let content = Mutex::named("log-model", vec![0; (RING_BYTES + LOG_SECTOR_BYTES) as usize]);
         let storage = Arc::new(Memory { arena, content });
-        let place = DvaPhys::new(Dva { device: 0, offset: SECTOR_BYTES });
+        let place = DvaPhys::new(Dva { device: 0, offset: LOG_SECTOR_BYTES });
         let extents = [Extent { place, bytes: RING_BYTES }];
         let dyn_storage: Arc<dyn LogStorage> = storage.clone();
         let log = IntentLog::create(&extents, 1, 1, dyn_storage, Arc::default());

@@ -13,7 +13,8 @@ use super::IntentLog;
 use super::ring::BlockPosition;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    LOG_BLOCK_HEAD_BYTES, LOG_BLOCK_MAGIC, LOG_BLOCK_MAX_BYTES, LogBlockPhys, LogEntry, LogRootPhys,
+    LOG_BLOCK_HEAD_BYTES, LOG_BLOCK_MAGIC, LOG_BLOCK_MAX_BYTES, LOG_SECTOR_BYTES, LogBlockPhys,
+    LogEntry, LogRootPhys,
 };
 
 /// Bytes per read: more than a block.
@@ -176,15 +177,7 @@ impl<'a> Replay<'a> {
     fn fill(&mut self) -> Result<()> {
         self.window.clear();
         self.window_offset = self.next.offset;
-        let sector = self.log.storage.sector_bytes();
-        let len = self.left.min(WINDOW_BYTES as u64) / sector * sector;
-        if !self.next.offset.is_multiple_of(sector) {
-            let text = format!(
-                "log: block offset {} is not a multiple of the sector size",
-                self.next.offset
-            );
-            return Err(Error::new(ErrorKind::Corrupt, text));
-        }
+        let len = self.left.min(WINDOW_BYTES as u64) / LOG_SECTOR_BYTES * LOG_SECTOR_BYTES;
         for (dva, bytes) in self.log.extents.places(self.next.offset, len) {
             let buffer = self.log.storage.alloc(bytes as usize)?;
             let buffer =
@@ -202,9 +195,9 @@ impl<'a> Replay<'a> {
         let head = LogBlockPhys::read(bytes)?;
         let block_bytes = head.block_bytes.get() as usize;
         let used = LOG_BLOCK_HEAD_BYTES.checked_add(head.payload_bytes.get() as usize)?;
-        let sector = self.log.storage.sector_bytes() as usize;
         let fits = used <= block_bytes
-            && block_bytes <= LOG_BLOCK_MAX_BYTES.next_multiple_of(sector)
+            && block_bytes.is_multiple_of(LOG_SECTOR_BYTES as usize)
+            && block_bytes <= LOG_BLOCK_MAX_BYTES
             && block_bytes <= bytes.len()
             && block_bytes as u64 <= self.left;
         let expected = fits

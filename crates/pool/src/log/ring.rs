@@ -4,6 +4,9 @@
 //! An offset counts all bytes ever written. Its position in the ring is the remainder by the ring's
 //! size.
 //!
+//! Blocks begin and end at multiples of [`LOG_SECTOR_BYTES`]. So no write of a block rewrites a
+//! physical sector that holds another one, which a torn write would damage.
+//!
 //! # Content of a root
 //!
 //! A block holds records of one or two txgs. The root of txg `T` needs the blocks with a record of
@@ -27,7 +30,9 @@
 use std::collections::VecDeque;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Dva, LOG_EXTENTS_MAX, LOG_ROOT_MAGIC, LogExtentPhys, LogRootPhys};
+use crate::format::{
+    Dva, LOG_EXTENTS_MAX, LOG_ROOT_MAGIC, LOG_SECTOR_BYTES, LogExtentPhys, LogRootPhys,
+};
 
 /// Larger sizes and offsets are corrupt.
 const OFFSET_MAX: u64 = 1 << 62;
@@ -46,7 +51,7 @@ impl Extents {
     ///
     /// # Errors
     /// `Corrupt` if they are invalid.
-    pub(super) fn of(root: &LogRootPhys, sector_bytes: u64) -> Result<Self> {
+    pub(super) fn of(root: &LogRootPhys) -> Result<Self> {
         let corrupt = |text: String| Error::new(ErrorKind::Corrupt, format!("log root: {text}"));
         let count = root.extent_count.get() as usize;
         let listed = root.extents.get(..count);
@@ -59,8 +64,8 @@ impl Extents {
                 .get()
                 .ok_or_else(|| corrupt("has an extent without an address".into()))?;
             let len = extent.bytes.get();
-            let whole =
-                len.is_multiple_of(sector_bytes) && start.offset.is_multiple_of(sector_bytes);
+            let whole = len.is_multiple_of(LOG_SECTOR_BYTES)
+                && start.offset.is_multiple_of(LOG_SECTOR_BYTES);
             if len == 0 || len > RING_BYTES_MAX || !whole {
                 return Err(corrupt(format!("has an invalid extent of {len} bytes at {start}")));
             }
@@ -170,6 +175,7 @@ impl Ring {
             BlockPosition { offset: root.head_offset.get(), sequence: root.head_sequence.get() };
         let tail = root.tail_offset.get();
         let sound = root.magic.get() == LOG_ROOT_MAGIC
+            && head.offset.is_multiple_of(LOG_SECTOR_BYTES)
             && head.offset <= OFFSET_MAX
             && head.sequence <= OFFSET_MAX
             && root.generation.get() <= OFFSET_MAX

@@ -7,16 +7,14 @@ use crate::format::Dva;
 
 /// The devices that hold the ring. All calls block until they are done.
 pub(crate) trait LogStorage: Send + Sync {
-    /// Alignment of blocks in bytes.
-    fn sector_bytes(&self) -> u64;
-
     /// Allocates an I/O buffer with unspecified content.
     ///
     /// # Errors
     /// `NoMemory`.
     fn alloc(&self, bytes: usize) -> Result<Buffer>;
 
-    /// Reads from `dva` into `buffer`.
+    /// Reads from `dva` into `buffer`. Addresses and lengths are multiples of
+    /// [`LOG_SECTOR_BYTES`](crate::format::LOG_SECTOR_BYTES).
     ///
     /// # Errors
     /// Device errors, or `Corrupt` for an invalid address.

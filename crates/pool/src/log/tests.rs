@@ -15,7 +15,9 @@ use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
 use super::*;
 use zerocopy::FromBytes;
 
-use crate::format::{Dva, LOG_RECORD_MAX_BYTES, LogBlockPhys, LogEntry, ObjectKind};
+use crate::format::{
+    Dva, LOG_RECORD_MAX_BYTES, LOG_SECTOR_BYTES, LogBlockPhys, LogEntry, ObjectKind,
+};
 
 const DATASET: u64 = 77;
 const DEVICE_BYTES: u64 = 4 << 20;
@@ -47,10 +49,6 @@ impl OneDevice {
 }
 
 impl LogStorage for OneDevice {
-    fn sector_bytes(&self) -> u64 {
-        512
-    }
-
     fn alloc(&self, bytes: usize) -> Result<Buffer> {
         self.arena
             .alloc(bytes)
@@ -110,7 +108,7 @@ impl Fetch for Versions {
 fn extents() -> Vec<Extent> {
     let extent = |offset, bytes| Extent { place: DvaPhys::new(Dva { device: 0, offset }), bytes };
     // The first ends where no block would.
-    vec![extent(1 << 20, 64 * 1024 + 512), extent(512, 512), extent(2 << 20, 63 * 1024)]
+    vec![extent(1 << 20, 260 * 1024), extent(4096, 4096), extent(2 << 20, 248 * 1024)]
 }
 
 fn create(storage: &Arc<OneDevice>, extents: &[Extent]) -> IntentLog {
@@ -118,8 +116,15 @@ fn create(storage: &Arc<OneDevice>, extents: &[Extent]) -> IntentLog {
     IntentLog::create(extents, 0xfeed, 1, storage.clone() as Arc<dyn LogStorage>, tunables).unwrap()
 }
 
+/// A device in memory that tears eight sectors at once.
+fn medium(name: &str) -> MemoryDevice {
+    let physical_bytes = 4096;
+    let options = MemoryOptions { physical_bytes, ..MemoryOptions::default() };
+    MemoryDevice::new(name, DEVICE_BYTES, &options).unwrap()
+}
+
 fn memory() -> Arc<OneDevice> {
-    let device = MemoryDevice::new("log", DEVICE_BYTES, &MemoryOptions::default()).unwrap();
+    let device = medium("log");
     Arc::new(OneDevice::new(Arc::new(device), &arena()))
 }
 
@@ -295,7 +300,7 @@ fn what_is_committed_is_replayed_in_order() {
         Change::Create { kind: ObjectKind::Data, record_shift: 17, attributes: b"a" },
     );
     log.append(2, DATASET, 5, Change::Write { offset: 0, len: 10 });
-    log.append(2, DATASET, 5, Change::Write { offset: 10, len: 200_000 });
+    log.append(2, DATASET, 5, Change::Write { offset: 10, len: 800_000 });
     log.append(2, DATASET, 6, Change::Write { offset: 0, len: 10 });
     log.append(2, DATASET, 1, Change::ZapInsert { name: b"n", value: b"v" });
     log.append(2, DATASET, 5, Change::Truncate { size: 7 });
@@ -592,7 +597,8 @@ fn threads_commit_together() {
     const THREADS: u64 = 4;
     const COMMITS: u64 = 50;
     let storage = memory();
-    let log = create(&storage, &extents());
+    let place = DvaPhys::new(Dva { device: 0, offset: 1 << 20 });
+    let log = create(&storage, &[Extent { place, bytes: THREADS * COMMITS * LOG_SECTOR_BYTES }]);
     let root = sync(&log, 1);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {

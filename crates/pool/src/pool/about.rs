@@ -47,6 +47,10 @@ pub struct PoolDevice {
     pub engine: String,
     /// Whether I/O bypasses the page cache.
     pub direct: bool,
+    /// Why I/O goes through the page cache.
+    pub buffered: Option<String>,
+    /// Bytes that the device rewrites as a whole.
+    pub physical_bytes: u32,
 }
 
 /// Reads the label of a device without importing its pool. Returns `None` if there is no label.
@@ -139,9 +143,16 @@ impl Pool {
                 missing: member.is_missing(),
                 engine: info.engine.to_string(),
                 direct: info.direct,
+                buffered: info.buffered.map(|why| why.to_string()),
+                physical_bytes: info.physical_bytes,
             }
         };
         self.inner.devices.iter().map(describe).collect()
+    }
+
+    /// Returns the pool's sector size in bytes.
+    pub fn sector_bytes(&self) -> u32 {
+        self.inner.devices.sector_bytes() as u32
     }
 
     /// Whether the pool was imported read-only.

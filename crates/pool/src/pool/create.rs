@@ -16,7 +16,7 @@ use crate::devices::heartbeat::Heartbeat;
 use crate::devices::import::{self, Imported};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    BlockPtrPhys, DvaPhys, LOG_EXTENTS_MAX, ObjectKind, ObjsetPhys, SECTOR_UNIT, ScrubPhys,
+    BlockPtrPhys, DvaPhys, LOG_EXTENTS_MAX, LOG_SECTOR_BYTES, ObjectKind, ObjsetPhys, ScrubPhys,
     ZAP_LEAF_BYTES,
 };
 use crate::l2::L2Devices;
@@ -58,6 +58,11 @@ pub struct CreateOptions {
     pub host: HostId,
     /// Whether to overwrite devices that hold a pool.
     pub force: bool,
+    /// The sector size of the pool in bytes, a power of two from 512 to 4,096 that is not below the
+    /// logical sector of a device. Default: the largest physical sector of the devices, and at
+    /// least 4,096 for files and block devices. If it is smaller than a physical sector, a power
+    /// cut can damage blocks beside the one that is written.
+    pub sector_bytes: Option<u32>,
     /// Values of pool tunables by name, see `docs/tunables.md`.
     pub tunables: Vec<(String, String)>,
     /// The clock. Default: the system clock.
@@ -74,6 +79,7 @@ impl CreateOptions {
             cache,
             host: HostId::of_this_host(),
             force: false,
+            sector_bytes: None,
             tunables: Vec::new(),
             clock: None,
             seed: None,
@@ -159,8 +165,9 @@ impl Pool {
     /// Creates a striped pool on these devices and imports it.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for an invalid name, tunable or device, [`ErrorKind::Exists`] if a
-    /// device holds a pool, [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
+    /// [`ErrorKind::Invalid`] for an invalid name, tunable, sector size or device,
+    /// [`ErrorKind::Exists`] if a device holds a pool, [`ErrorKind::Device`],
+    /// [`ErrorKind::NoMemory`].
     pub fn create(devices: Vec<Opened>, options: &CreateOptions) -> Result<Self> {
         let parts = PoolParts::new(
             &options.cache,
@@ -173,6 +180,7 @@ impl Pool {
             host: options.host.clone(),
             seed: parts.seed,
             force: options.force,
+            sector_bytes: options.sector_bytes,
             heartbeat_ms: parts.tunables.heartbeat().heartbeat_ms(),
         };
         let Imported { config, devices, claim, .. } =
@@ -326,7 +334,8 @@ fn log_extents(space: &mut Space, devices: &Devices) -> Result<Vec<Extent>> {
     let spans = devices.spans();
     let total: u64 = spans.iter().map(|span| span.end - span.start).sum();
     let wanted = (total / 64).clamp(LOG_MIN_BYTES, 256 << 20);
-    let unit = devices.sector_bytes().max(SECTOR_UNIT);
+    // Nothing is allocated before, so extents begin at multiples of their unit.
+    let unit = devices.sector_bytes().max(LOG_SECTOR_BYTES);
     let pieces = spans.len().min(LOG_EXTENTS_MAX) as u64;
     let mut size = (wanted / pieces).max(256 << 10).next_multiple_of(unit);
     let mut extents: Vec<Extent> = Vec::new();

@@ -13,12 +13,19 @@ use super::{Pool, PoolInner};
 
 impl Pool {
     /// Adds a device to the stripe, durably, and returns its number. `force` overwrites a pool that
-    /// the device holds.
+    /// the device holds. `sector_bytes`, the pool's sector size, accepts a device with larger
+    /// physical sectors: a power cut can then damage blocks beside the one that is written.
     ///
     /// # Errors
     /// As [`create`](Self::create). [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) also if the
-    /// device's sectors are larger than the pool's.
-    pub fn add_device(&self, device: Opened, force: bool) -> Result<u16> {
+    /// device's sectors are larger than the pool's, or its physical sectors without `sector_bytes`;
+    /// or if `sector_bytes` is not the pool's sector size.
+    pub fn add_device(
+        &self,
+        device: Opened,
+        force: bool,
+        sector_bytes: Option<u32>,
+    ) -> Result<u16> {
         self.inner.check_writable()?;
         self.inner.check_lease()?;
         let inner = &self.inner;
@@ -30,6 +37,7 @@ impl Pool {
                 seed: inner.rng.lock().next_u64(),
                 force,
                 heartbeat_ms: 0,
+                sector_bytes,
             };
             import::add(&inner.devices, device, &options, &mut config, inner.store.cache())?
         };

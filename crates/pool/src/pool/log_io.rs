@@ -36,10 +36,6 @@ pub(super) struct LogDevices {
 }
 
 impl LogStorage for LogDevices {
-    fn sector_bytes(&self) -> u64 {
-        self.devices.sector_bytes()
-    }
-
     fn alloc(&self, bytes: usize) -> Result<Buffer> {
         self.cache.alloc(bytes)
     }

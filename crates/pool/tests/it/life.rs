@@ -107,7 +107,7 @@ fn a_pool_grows_by_a_device_and_survives_an_import() {
     let pool = create(&first, &cache);
     let before = pool.stats().total_bytes;
     let data = dataset(&pool);
-    assert_eq!(pool.add_device(second.clone().into(), false).unwrap(), 1);
+    assert_eq!(pool.add_device(second.clone().into(), false, None).unwrap(), 1);
     assert!(pool.stats().total_bytes > 2 * before, "{:?}", pool.stats());
     let tx = pool.begin().unwrap();
     let number = data.create_object(&tx, &[]).unwrap();

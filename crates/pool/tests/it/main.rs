@@ -26,6 +26,7 @@ mod readahead;
 
 mod salvage;
 mod scrub;
+mod sectors;
 mod seek;
 mod settings;
 mod trim;

@@ -54,6 +54,9 @@ pub struct CrashTest {
     pub device_bytes: u64,
     /// Sector size, in bytes.
     pub sector_bytes: u32,
+    /// Size of a physical sector, in bytes: a torn write damages all of one. The pool does not
+    /// choose smaller sectors.
+    pub physical_bytes: u32,
     /// Number of steps of work.
     pub steps: usize,
     /// Number of images.
@@ -75,6 +78,7 @@ impl CrashTest {
             devices,
             device_bytes: 48 << 20,
             sector_bytes: 512,
+            physical_bytes: if seed % 4 == 3 { 512 } else { 4096 },
             steps: 150,
             images: 25,
             load: WorkloadOptions::default(),
@@ -182,7 +186,8 @@ impl CrashTest {
     }
 
     fn record_device(&self, at: usize) -> Arc<RecordDevice> {
-        let memory = fixture::memory(&format!("memory-{at}"), self.device_bytes, self.sector_bytes);
+        let sectors = (self.sector_bytes, self.physical_bytes);
+        let memory = fixture::disk(&format!("memory-{at}"), self.device_bytes, sectors);
         let options = RecordOptions { max_bytes: RECORDING_BYTES, base: None };
         Arc::new(RecordDevice::new(memory, options))
     }

@@ -86,6 +86,7 @@ impl Demo {
             dataset: "main",
             settings: DatasetSettings::default(),
             force: false,
+            sector: None,
         };
         create(&new)?.close()?;
         let at = self.directory.path.join("mnt");

@@ -28,8 +28,10 @@ impl ImageDevice {
             name: "image".into(),
             size_bytes: image.size_bytes(),
             sector_bytes: image.sector_bytes(),
+            physical_bytes: 4096,
             read_only: false,
             direct: false,
+            buffered: None,
             block_device: false,
             engine: Engine::Memory,
         };

@@ -67,7 +67,7 @@ impl Medium {
     fn new() -> Self {
         let config = ArenaConfig { limit_bytes: 16 * MIB, huge_pages: HugePages::Never };
         let arena = Arena::new(config).expect("memory for images");
-        let fixture = Fixture::new(DEVICE_BYTES);
+        let fixture = Fixture::on(crate::common::emulating_disk(DEVICE_BYTES));
         let fs = fixture.mount();
         let mut model = Model::new();
         for (at, (dir, name)) in [(b"A", b"foo"), (b"B", b"bar")].into_iter().enumerate() {

@@ -22,8 +22,10 @@ fn medium_of(file: File) -> DeviceFile {
         name: "medium".into(),
         size_bytes: SIZE,
         sector_bytes: 512,
+        physical_bytes: 512,
         read_only: false,
         direct: false,
+        buffered: None,
         block_device: false,
         engine: Engine::IoUring,
     };

@@ -65,8 +65,10 @@ impl Fixture {
             name: "below".into(),
             size_bytes: 1 << 20,
             sector_bytes: 512,
+            physical_bytes: 512,
             read_only: false,
             direct: false,
+            buffered: None,
             block_device: false,
             engine: Engine::Memory,
         };

@@ -34,7 +34,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(arena: &Arc<Arena>, sync_in: u64) -> Self {
-        let device = MemoryDevice::new("log", DEVICE_BYTES, &MemoryOptions::default()).unwrap();
+        let device = medium("log");
         let record = Arc::new(RecordDevice::new(Arc::new(device), RecordOptions::default()));
         let storage = OneDevice::new(record.clone(), arena);
         let log = create(&Arc::new(storage), &extents());
@@ -172,7 +172,7 @@ fn crash_anywhere(seed: u64, steps: u64, arena: &Arc<Arena>) {
             1 => point.at_most(),
             _ => point.sampled(&mut rng),
         };
-        let device = MemoryDevice::new("image", DEVICE_BYTES, &MemoryOptions::default()).unwrap();
+        let device = medium("image");
         image.write_to(&device, arena).unwrap();
         let storage = Arc::new(OneDevice::new(Arc::new(device), arena));
         let newest = world.history.roots.iter().rposition(|(at, _)| *at <= position).unwrap();
@@ -230,7 +230,7 @@ struct LifeOptions {
 
 impl Lives {
     fn begin(arena: &Arc<Arena>, how: LifeOptions) -> Self {
-        let device = MemoryDevice::new("log", DEVICE_BYTES, &MemoryOptions::default()).unwrap();
+        let device = medium("log");
         let record = Arc::new(RecordDevice::new(Arc::new(device), RecordOptions::default()));
         let storage = OneDevice::new(record.clone(), arena);
         let large = Extent { place: DvaPhys::new(Dva { device: 0, offset: 8192 }), bytes: 2 << 20 };
@@ -291,7 +291,7 @@ impl Lives {
         let promised = self.promised.iter().filter(|(at, _)| *at <= position);
         let promised = promised.map(|(_, count)| *count).max().unwrap_or(0);
 
-        let device = MemoryDevice::new("life", DEVICE_BYTES, &MemoryOptions::default()).unwrap();
+        let device = medium("life");
         image.write_to(&device, &self.arena).unwrap();
         let options = RecordOptions { base: Some(image), ..RecordOptions::default() };
         let record = Arc::new(RecordDevice::new(Arc::new(device), options));

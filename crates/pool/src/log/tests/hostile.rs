@@ -15,7 +15,7 @@ fn hostile(seed: u64, arena: &Arc<Arena>) {
         world.step(&mut rng);
     }
     let (root, image) = world.end();
-    let device = MemoryDevice::new("image", DEVICE_BYTES, &MemoryOptions::default()).unwrap();
+    let device = medium("image");
     image.write_to(&device, arena).unwrap();
     let storage = Arc::new(OneDevice::new(Arc::new(device), arena));
     let sound = replay_all(&open(&storage, &root), &root);

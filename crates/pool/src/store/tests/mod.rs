@@ -119,6 +119,7 @@ pub(super) fn fixture_with(
         seed: 3,
         force: false,
         heartbeat_ms: 0,
+        sector_bytes: None,
     };
     let devices: Devices = create(opened.collect(), &options, &cache).unwrap().devices;
     let owner = cache.cache().open_owner(caching).unwrap().into_id();
