@@ -93,6 +93,7 @@ impl FileSystem {
         if names.with_wait(self.wait).lookup(name)?.is_some() {
             return Err(exists());
         }
+        names.with_wait(self.wait).warm(name)?;
         self.warm(&parent)?;
         self.warm(&inode)?;
         {
@@ -161,6 +162,11 @@ impl FileSystem {
         Err(retries_exhausted())
     }
 
+    /// Loads what a change of a name needs, after a lookup of the name.
+    pub(super) fn warm_name(&self, parent: &Inode, name: &[u8]) -> Result<()> {
+        Ok(parent.directory(self.dataset(), self.wait)?.with_wait(self.wait).warm(name)?)
+    }
+
     /// Reads a directory entry.
     pub(crate) fn find(&self, parent: &Inode, name: &[u8]) -> Result<Option<Dirent>> {
         let value =
@@ -181,6 +187,7 @@ impl FileSystem {
         if names.with_wait(self.wait).lookup(name)?.is_some() {
             return Err(exists());
         }
+        names.with_wait(self.wait).warm(name)?;
         self.warm(parent)?;
         let record = self.dataset().settings()?.record_bytes;
         let tx = self.begin()?;

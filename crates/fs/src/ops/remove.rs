@@ -52,6 +52,7 @@ impl FileSystem {
             let child = self.resolve(parent, name)?.ok_or_else(not_found)?;
             self.check_removable(&child, directory)?;
             self.warm(parent)?;
+            self.warm_name(parent, name)?;
             self.warm_removal(&child)?;
             let tx = self.begin_freeing()?;
             let _locks = InodeLocks::of(&tx, [parent, &child])?;
@@ -82,7 +83,9 @@ impl FileSystem {
 
     /// Loads what [`drop_link`](Self::drop_link) needs.
     pub(super) fn warm_removal(&self, child: &Inode) -> Result<()> {
-        self.orphans().with_wait(self.wait).lookup(orphan_name(child.number).as_bytes())?;
+        let (orphans, name) = (self.orphans().with_wait(self.wait), orphan_name(child.number));
+        orphans.lookup(name.as_bytes())?;
+        orphans.warm(name.as_bytes())?;
         self.warm(child)
     }
 
@@ -108,7 +111,7 @@ impl FileSystem {
             updated.or_else(|error| self.restore_link(tx, child, meta).and(Err(error)))
         });
         if let Err(error) = updated {
-            names.insert(tx, name, &value)?;
+            names.restore(tx, name, &value)?;
             return Err(error);
         }
         parent.note_removal();

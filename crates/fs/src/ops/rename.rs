@@ -66,6 +66,8 @@ impl FileSystem {
                 // Loads the ancestors. The result may still change.
                 self.check_loops(&rename)?;
             }
+            self.warm_name(&from, name)?;
+            self.warm_name(&to, new_name)?;
             [&*from, &*to, &*source].into_iter().try_for_each(|inode| self.warm(inode))?;
             if let Some(target) = target {
                 self.warm_removal(target)?;
@@ -231,7 +233,10 @@ impl FileSystem {
     fn swap_names_back(&self, tx: &Transaction<'_>, rename: &Rename<'_>) -> Result<()> {
         let from = rename.from.directory(self.dataset(), tx.wait())?;
         let to = rename.to.directory(self.dataset(), tx.wait())?;
-        from.update(tx, rename.name, &value_of(rename.source))?;
+        match rename.exchanged() {
+            Some(_) => drop(from.replace(tx, rename.name, &value_of(rename.source))?),
+            None => from.restore(tx, rename.name, &value_of(rename.source))?,
+        }
         match rename.target {
             Some(target) => drop(to.replace(tx, rename.new_name, &value_of(target))?),
             None => drop(to.remove(tx, rename.new_name)?),

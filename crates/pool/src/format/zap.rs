@@ -75,7 +75,7 @@ pub struct ZapFatPhys {
     pub depth: u8,
     /// 1 if leaves have slots of filter blocks, and new names may be in buffer pages; else 0.
     pub aided: u8,
-    /// Depth of the deepest buffer page.
+    /// No buffer page is deeper. 0 if there is one page only.
     pub page_depth: u8,
     /// Zero.
     pub reserved: u8,

@@ -6,9 +6,10 @@ use forebay_cache::Attributes;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, ZAP_ASIDE, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZapBlock};
+use crate::reservation::FIRST_BYTES;
 use crate::tx::Tx;
 use crate::wait::Wait;
-use crate::zap::{self, LeafLookup, LeafStore, ZapCounts, counts_of, put_counts};
+use crate::zap::{self, FilterOpening, LeafLookup, LeafStore, ZapCounts, counts_of, put_counts};
 
 use super::node::{BlockState, Fetched, Node, NodeState};
 use super::write::{HoleAction, ModifyOutcome, ModifyStep, WantedBytes, dirty_mut, dirty_of};
@@ -74,16 +75,22 @@ impl Leaves {
         &self,
         state: &mut NodeState,
         tx: &Tx,
-        (leaf, seed): (u64, u64),
+        (leaf, FilterOpening { seed, replaced }): (u64, FilterOpening),
         fetched: &[Option<Fetched>],
     ) -> Result<LeafLookup<(), FetchTicket>> {
         let id = zap::filter_of(leaf);
         if dirty_of(state, tx, id.block(), ZAP_LEAF_BYTES).is_some() {
             return Ok(LeafLookup::Resident(()));
         }
-        let opened = self.open(state, tx, (id, FILTER_BLOCK), fetched)?;
+        // A new block, without the content of one that cannot be read.
+        let wanted = WantedBytes { whole: replaced == Some(id), ..FILTER_BLOCK };
+        let opened = self.open(state, tx, (id, wanted), fetched)?;
         if let LeafLookup::Resident(()) = opened {
-            zap::open_filter(dirty_mut(state, tx, id.block()), seed);
+            let block = dirty_mut(state, tx, id.block());
+            if wanted.whole {
+                block.fill(0);
+            }
+            zap::open_filter(block, seed);
         }
         Ok(opened)
     }
@@ -196,7 +203,7 @@ impl LeafStore for Leaves {
         &self,
         tx: &Tx,
         id: ZapBlock,
-        filter: Option<u64>,
+        filter: Option<FilterOpening>,
         fetched: &[Option<Fetched>],
         f: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<LeafLookup<R, FetchTicket>> {
@@ -207,10 +214,10 @@ impl LeafStore for Leaves {
         if let Some(leaf) = dirty_of(&mut state, tx, block, wanted.bytes) {
             return Ok(LeafLookup::Resident(f(leaf)));
         }
-        if let (Some(seed), ZapBlock::Leaf(leaf)) = (filter, id)
+        if let (Some(filter), ZapBlock::Leaf(leaf)) = (filter, id)
             && self.is_at_hand(&state, block, fetched)
             && let LeafLookup::NotResident(ticket) =
-                self.open_filter_in(&mut state, tx, (leaf, seed), fetched)?
+                self.open_filter_in(&mut state, tx, (leaf, filter), fetched)?
         {
             return Ok(LeafLookup::NotResident(ticket));
         }
@@ -254,12 +261,12 @@ impl LeafStore for Leaves {
         &self,
         tx: &Tx,
         leaf: u64,
-        seed: u64,
+        filter: FilterOpening,
         fetched: &[Option<Fetched>],
     ) -> Result<LeafLookup<(), FetchTicket>> {
         let mut state = self.0.lock();
         self.0.check_alive(&state)?;
-        self.open_filter_in(&mut state, tx, (leaf, seed), fetched)
+        self.open_filter_in(&mut state, tx, (leaf, filter), fetched)
     }
 
     fn free_aside(&self, tx: &Tx) -> Result<()> {
@@ -295,6 +302,11 @@ impl LeafStore for Leaves {
 
     fn may_buffer(&self) -> bool {
         self.0.objset.ahead.directories().tunables.directory_buffer()
+    }
+
+    fn may_merge(&self, tx: &Tx) -> bool {
+        // A merge changes as much as a change of any kind; the change itself comes after it.
+        tx.has_spare(2 * FIRST_BYTES)
     }
 
     fn count(&self, counter: Counter, amount: u64) {

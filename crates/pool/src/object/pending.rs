@@ -81,6 +81,17 @@ impl Pending {
         self.blocks.keys().filter(|block| range.contains(block)).count() as u64
     }
 
+    /// Readers of a block follow this pointer from now on. Returns the bytes of memory released.
+    pub(crate) fn set_written(&mut self, block: u64, ptr: BlockPtrPhys) -> u64 {
+        let Some(slot) = self.blocks.get_mut(&block) else { return 0 };
+        let bytes = match std::mem::replace(slot, DirtySlot::Written(ptr)) {
+            DirtySlot::Dirty(buffer) => buffer.footprint() as u64,
+            DirtySlot::Written(_) => 0,
+        };
+        self.dirty_bytes -= bytes;
+        bytes
+    }
+
     /// Frees a range and drops what was written there. Returns the bytes of memory released. A
     /// whole preallocated block counts `block_bytes`.
     pub(crate) fn free(&mut self, range: Range<u64>, block_bytes: u64) -> u64 {

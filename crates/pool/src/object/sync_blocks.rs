@@ -5,11 +5,12 @@ use forebay_base::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockKind, BlockPtrPhys, ObjectKind, ZAP_FILTER_LEAVES, ZapBlock};
+use crate::store::codec::Sealed;
 use crate::store::{Content, PackJob, Packed, Packer, Packing, WritePayload, WriteProps};
 use crate::sync_context::SyncContext;
 use crate::zap::{self, SlotChange};
 
-use super::node::{DataFields, Node};
+use super::node::{DataFields, Node, NodeState};
 use super::pending::DirtySlot;
 use super::tree::{self, PointerChange, TreeChanges};
 
@@ -172,7 +173,37 @@ impl Node {
             Some(DirtySlot::Dirty(content)) => Arc::clone(content),
             _ => return Err(error),
         };
+        if let ZapBlock::Filter(index) = ZapBlock::of(block)
+            && self.kind == ObjectKind::Zap
+        {
+            return ctx.repeat(|| {
+                let changes = self.changes_of_written(ctx.txg, index);
+                pack_filter(packer, ctx.txg, &content, changes)
+            });
+        }
         ctx.repeat(|| self.pack()(packer, Arc::clone(&content)))
+    }
+
+    /// What a txg does to the leaves of a filter block. The txg has written some of them. Such a
+    /// leaf has no filter if it is not in memory any more.
+    fn changes_of_written(&self, txg: u64, index: u64) -> Vec<SlotChange<Arc<Vec<u8>>>> {
+        let store = &self.objset.store;
+        let state = self.lock();
+        let pending = &state.pending[(txg & 1) as usize];
+        let first = index * ZAP_FILTER_LEAVES as u64;
+        let change = |leaf| {
+            let block = ZapBlock::Leaf(leaf).block();
+            match pending.blocks.get(&block) {
+                Some(DirtySlot::Dirty(leaf)) => SlotChange::Leaf(Arc::new(leaf.to_vec())),
+                Some(DirtySlot::Written(ptr)) => match store.peek(ptr) {
+                    Some(leaf) => SlotChange::Leaf(Arc::new(leaf.to_vec())),
+                    None => SlotChange::Drop,
+                },
+                None if pending.frees(block) => SlotChange::Drop,
+                None => SlotChange::Keep,
+            }
+        };
+        (first..first + ZAP_FILTER_LEAVES as u64).map(change).collect()
     }
 
     /// Writes a packed block.
@@ -185,10 +216,7 @@ impl Node {
     ) -> Result<BlockPtrPhys> {
         let Packed { content, sealed } = packed;
         let content = match content {
-            Content::Own(content) => {
-                self.hand_on_filter(ctx.txg, block, &content);
-                return ctx.write_sealed(content, sealed, props);
-            }
+            Content::Own(content) => return self.write_copy(ctx, block, (content, sealed), props),
             Content::Shared(content) => content,
         };
         let placed = ctx.place(&sealed, &content, props)?;
@@ -215,35 +243,54 @@ impl Node {
         Ok(ptr)
     }
 
-    /// The open txg may have opened the filter block before this txg rewrote it.
-    fn hand_on_filter(&self, txg: u64, block: u64, content: &[u8]) {
-        if self.kind != ObjectKind::Zap || !matches!(ZapBlock::of(block), ZapBlock::Filter(_)) {
-            return;
+    /// Writes a packed block that is a copy of the txg's buffer.
+    fn write_copy(
+        &self,
+        ctx: &mut SyncContext<'_>,
+        block: u64,
+        (content, sealed): (Buffer, Sealed),
+        props: &WriteProps,
+    ) -> Result<BlockPtrPhys> {
+        let placed = ctx.place(&sealed, &content, props)?;
+        let ptr = placed.bp;
+        if !self.is_filter(block) {
+            let held = ctx.store.hold(&ptr, content, props.cache);
+            ctx.store.submit(placed, WritePayload::new(sealed, held));
+            return Ok(ptr);
         }
+        // The open txg opens the block before this, and gets the new content here, or after it,
+        // and copies what was written. It never keeps the content of before.
         let mut state = self.lock();
-        let next = &mut state.pending[((txg + 1) & 1) as usize];
-        if next.txg == txg + 1
-            && let Some(DirtySlot::Dirty(buffer)) = next.blocks.get_mut(&block)
-        {
-            let buffer = Arc::get_mut(buffer).expect("an open txg's buffer has one owner");
-            buffer[..content.len()].copy_from_slice(content);
-            buffer[content.len()..].fill(0);
-        }
+        hand_on_filter(&mut state, ctx.txg, block, &content);
+        let held = ctx.store.hold(&ptr, content, props.cache);
+        let bytes = state.pending[(ctx.txg & 1) as usize].set_written(block, ptr);
+        drop(state);
+        ctx.store.cache().sub_dirty(bytes);
+        ctx.store.submit(placed, WritePayload::new(sealed, held));
+        Ok(ptr)
+    }
+
+    fn is_filter(&self, block: u64) -> bool {
+        self.kind == ObjectKind::Zap && matches!(ZapBlock::of(block), ZapBlock::Filter(_))
     }
 
     /// Readers follow the pointer of the written block from now on. Releases the block's buffer now
     /// rather than at the end of the txg.
     fn release_buffer(&self, ctx: &SyncContext<'_>, block: u64, ptr: BlockPtrPhys) {
-        let mut state = self.lock();
-        let pending = &mut state.pending[(ctx.txg & 1) as usize];
-        let Some(slot) = pending.blocks.get_mut(&block) else { return };
-        let old = std::mem::replace(slot, DirtySlot::Written(ptr));
-        if let DirtySlot::Dirty(buffer) = old {
-            let bytes = buffer.footprint() as u64;
-            pending.dirty_bytes -= bytes;
-            drop(state);
-            self.objset.store.cache().sub_dirty(bytes);
-        }
+        let bytes = self.lock().pending[(ctx.txg & 1) as usize].set_written(block, ptr);
+        self.objset.store.cache().sub_dirty(bytes);
+    }
+}
+
+/// Gives the new content of a filter block to the open txg, if that has opened the block.
+fn hand_on_filter(state: &mut NodeState, txg: u64, block: u64, content: &[u8]) {
+    let next = &mut state.pending[((txg + 1) & 1) as usize];
+    if next.txg == txg + 1
+        && let Some(DirtySlot::Dirty(buffer)) = next.blocks.get_mut(&block)
+    {
+        let buffer = Arc::get_mut(buffer).expect("an open txg's buffer has one owner");
+        buffer[..content.len()].copy_from_slice(content);
+        buffer[content.len()..].fill(0);
     }
 }
 
@@ -281,11 +328,11 @@ fn slot_changes(
 }
 
 /// Packs a filter block whose leaves have changed.
-fn pack_filter(
+fn pack_filter<B: AsRef<[u8]>>(
     packer: &Packer,
     txg: u64,
     content: &[u8],
-    changes: Vec<SlotChange<Arc<Buffer>>>,
+    changes: Vec<SlotChange<Arc<B>>>,
 ) -> Result<Option<Packed>> {
     let mut changes = changes.into_iter();
     let new = zap::rebuild_filter(content, txg, |_| changes.next().unwrap_or(SlotChange::Keep));

@@ -119,6 +119,11 @@ impl HandleView<'_, Object> {
 }
 
 impl<'a> HandleView<'a, Directory> {
+    /// As [`Directory::warm`].
+    pub fn warm(self, name: &[u8]) -> Result<()> {
+        self.handle.zap.warm(name, self.wait)
+    }
+
     /// As [`Directory::lookup`].
     pub fn lookup(self, name: &[u8]) -> Result<Option<Value>> {
         self.handle.zap.lookup(name, self.wait)

@@ -495,6 +495,27 @@ impl Directory {
         Ok(old)
     }
 
+    /// Adds a name that [`remove`](Self::remove) has removed in the same transaction, to undo that.
+    /// Reads nothing and needs no space.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub fn restore(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<()> {
+        let _lock = self.lock_object(tx)?;
+        self.zap.restore(tx.tx(), name, value)?;
+        self.dataset.log(tx, self.number, || Change::ZapInsert { name, value });
+        Ok(())
+    }
+
+    /// Loads what a change of a name needs beside what [`lookup`](Self::lookup) loads. Called
+    /// before the transaction begins, so that the change reads nothing while it is open.
+    ///
+    /// # Errors
+    /// As [`lookup`](Self::lookup).
+    pub fn warm(&self, name: &[u8]) -> Result<()> {
+        self.zap.warm(name, Wait::Allowed)
+    }
+
     /// Up to `limit` entries from `from` on, in the directory's own order. A walk that continues at
     /// the `next` of the last entry returns each entry that exists throughout exactly once.
     ///

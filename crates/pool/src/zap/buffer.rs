@@ -17,9 +17,12 @@
 //!
 //! - A name is in its leaf or in a page, never in both. No entry of a leaf has the position of an
 //!   entry of a page. Therefore a leaf gets a name that it did not have only after the names that
-//!   are buffered for it, and a page gets a name only at its home, and if that is free in both.
-//! - Pages cover every hash exactly once, or there are none. They split and never merge; all of
-//!   them are freed when the directory is small again.
+//!   the page of its hash has for the leaf, and a page gets a name only at its home, and if that is
+//!   free in both.
+//! - Pages cover every hash exactly once, or there are none. A full page splits, pages that became
+//!   deeper than their leaves need merge ([`super::merge`]), and all of them are freed when the
+//!   directory is small again. Nothing relies on the number of pages that a leaf has: every step
+//!   uses one page at a time.
 //! - Page and leaf are both open in a transaction before a name moves, so no failure loses it.
 
 use zerocopy::IntoBytes;
@@ -32,8 +35,8 @@ use super::store::{LeafLookup, LeafStore};
 use super::sweep::Sweep;
 use super::table::DepthTable;
 use super::{NameChange, OpStep, ZapCounters, corrupt};
-use crate::Result;
 use crate::format::{ZAP_DEPTH_MAX, ZAP_PAGE_BYTES, ZAP_PAGE_DEPTH_MAX, ZapBlock, ZapFatPhys};
+use crate::{ErrorKind, Result};
 
 /// A full page splits if it covers leaves that are deeper by more than this.
 pub(super) const PAGE_SPAN: u8 = 3;
@@ -46,6 +49,13 @@ pub(super) struct BufferedName {
     pub(super) position: u64,
     pub(super) name: Box<[u8]>,
     pub(super) value: Value,
+}
+
+/// Entries of one page.
+pub(super) struct PageNames {
+    pub(super) names: Vec<BufferedName>,
+    /// The last hash whose entries they are.
+    pub(super) last: u32,
 }
 
 /// Result of a change of a name in a page.
@@ -126,7 +136,7 @@ impl Fat {
                 if !leaf.is_open
                     && !leaf.has_hash
                     && access.store.may_buffer()
-                    && self.count_buffered(access, hash, leaf.depth)? < MERGE_NAMES
+                    && self.count_buffered(access, hash, leaf.depth)?.unwrap_or(0) < MERGE_NAMES
                 {
                     match self.buffer(access, tx, request, leaf.depth)? {
                         OpStep::NotResident(ticket) => {
@@ -141,7 +151,7 @@ impl Fat {
         }
         Ok(match self.merge_names(access, tx, hash)? {
             OpStep::NotResident(ticket) => Some(OpStep::NotResident(ticket)),
-            OpStep::Done(()) => None,
+            OpStep::Done(_) => None,
         })
     }
 
@@ -155,11 +165,19 @@ impl Fat {
         ticket: S::Ticket,
     ) -> Result<OpStep<Changed, S::Ticket>> {
         if self.header.buffered.get() > 0 {
-            match self.change_in_page(access, tx, request)? {
-                OpStep::NotResident(page) => return Ok(OpStep::NotResident(page)),
-                OpStep::Done(InPage::Done(changed)) => return Ok(OpStep::Done(changed)),
-                OpStep::Done(InPage::Full) => return Ok(OpStep::NotResident(ticket)),
-                OpStep::Done(InPage::Missing) => {}
+            match self.change_in_page(access, tx, request) {
+                // The leaf may have the name.
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    return Ok(OpStep::NotResident(ticket));
+                }
+                Err(error) => return Err(error),
+                Ok(OpStep::NotResident(page)) if access.is_lost(&page) => {
+                    return Ok(OpStep::NotResident(ticket));
+                }
+                Ok(OpStep::NotResident(page)) => return Ok(OpStep::NotResident(page)),
+                Ok(OpStep::Done(InPage::Done(changed))) => return Ok(OpStep::Done(changed)),
+                Ok(OpStep::Done(InPage::Full)) => return Ok(OpStep::NotResident(ticket)),
+                Ok(OpStep::Done(InPage::Missing)) => {}
             }
         }
         let depth = match self.find_filter(access, &ticket, request.name)? {
@@ -174,94 +192,91 @@ impl Fat {
             return Ok(OpStep::NotResident(ticket));
         }
         Ok(match self.buffer(access, tx, request, depth)? {
+            OpStep::NotResident(page) if access.is_lost(&page) => OpStep::NotResident(ticket),
             OpStep::NotResident(page) => OpStep::NotResident(page),
             OpStep::Done(Some(changed)) => OpStep::Done(changed),
             OpStep::Done(None) => OpStep::NotResident(ticket),
         })
     }
 
-    /// Moves all names that are buffered for the leaf of a hash to it. The leaf may split.
+    /// Moves the names that the page of a hash has for the leaf of that hash. The leaf may split.
+    /// Other pages may have names for the leaf too, if leaves have merged. Returns whether names
+    /// moved.
     pub(super) fn merge_names<S: LeafStore>(
         &mut self,
         access: LeafAccess<'_, S>,
         tx: &S::Tx,
         hash: u32,
-    ) -> Result<OpStep<(), S::Ticket>> {
+    ) -> Result<OpStep<bool, S::Ticket>> {
         let depth = match self.with_leaf_of(access, hash, |leaf| Ok(leaf.depth()))? {
             OpStep::Done(depth) => depth,
             OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
         };
-        let low = first_position(hash & prefix_mask(depth));
-        let names = match self.buffered_in(access, low, hash | !prefix_mask(depth), usize::MAX)? {
-            OpStep::Done(names) => names,
+        if self.header.buffered.get() == 0 {
+            return Ok(OpStep::Done(false));
+        }
+        let page_depth = match self.with_page_of(access, hash, |page| Ok(page.depth()))? {
+            OpStep::Done(depth) => depth,
             OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
         };
-        // The leaf covers one page, or part of one, unless leaves have merged.
-        let mut rest = names.as_slice();
-        while let Some(first) = rest.first() {
-            let page = match self.open_page(access, tx, hash_at(first.position))? {
-                OpStep::Done(page) => page,
-                OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
-            };
-            let of_page = rest.partition_point(|name| hash_at(name.position) <= page);
-            let (these, others) = rest.split_at(of_page);
-            let mut moved = 0;
-            let mut step = Ok(OpStep::Done(()));
-            for name in these {
-                step = self.put_merged(access, tx, name);
-                if !matches!(step, Ok(OpStep::Done(()))) {
-                    break;
-                }
-                moved += 1;
-            }
-            self.drop_moved(access, tx, &these[..moved])?;
+        let mask = prefix_mask(depth.max(page_depth));
+        let (low, last) = (first_position(hash & mask), hash | !mask);
+        let names = match self.names_of_page(access, low, last, usize::MAX)? {
+            OpStep::Done(page) => page.names,
+            OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+        };
+        if names.is_empty() {
+            return Ok(OpStep::Done(false));
+        }
+        if let OpStep::NotResident(ticket) = self.open_page(access, tx, hash)? {
+            return Ok(OpStep::NotResident(ticket));
+        }
+        let mut moved = 0;
+        let mut step = Ok(OpStep::Done(()));
+        for name in &names {
+            step = self.put_merged(access, tx, name);
             if !matches!(step, Ok(OpStep::Done(()))) {
-                return step;
+                break;
             }
-            rest = others;
+            moved += 1;
         }
-        if !names.is_empty() {
-            access.store.count(ZapCounters::DIRECTORY_LEAVES_MERGED, 1);
+        self.drop_moved(access, tx, &names[..moved])?;
+        match step? {
+            OpStep::NotResident(ticket) => Ok(OpStep::NotResident(ticket)),
+            OpStep::Done(()) => {
+                access.store.count(ZapCounters::DIRECTORY_LEAVES_MERGED, 1);
+                Ok(OpStep::Done(true))
+            }
         }
-        Ok(OpStep::Done(()))
     }
 
-    /// Names in pages from a position on, up to a hash: the first `max` of them.
-    pub(super) fn buffered_in<S: LeafStore>(
+    /// Names of the page at a position, from there on and up to a hash: the first `max` of them.
+    pub(super) fn names_of_page<S: LeafStore>(
         &mut self,
         access: LeafAccess<'_, S>,
         from: u64,
         last: u32,
         max: usize,
-    ) -> Result<OpStep<Vec<BufferedName>, S::Ticket>> {
-        let mut names = Vec::new();
+    ) -> Result<OpStep<PageNames, S::Ticket>> {
         if self.header.buffered.get() == 0 {
-            return Ok(OpStep::Done(names));
+            return Ok(OpStep::Done(PageNames { names: Vec::new(), last }));
         }
-        let mut from = from;
-        loop {
-            let end = self.with_page_of(access, hash_at(from), |page| {
-                for entry in page.entries_from(from) {
-                    let (position, record) = entry?;
-                    if position < from {
-                        return Err(LeafDefect("its slots are out of order"));
-                    }
-                    if hash_at(position) > last || names.len() >= max {
-                        break;
-                    }
-                    let (name, value) = (record.name.into(), record.value()?);
-                    names.push(BufferedName { position, name, value });
+        self.with_page_of(access, hash_at(from), |page| {
+            let last = last.min(hash_at(from) | !prefix_mask(page.depth()));
+            let mut names = Vec::new();
+            for entry in page.entries_from(from) {
+                let (position, record) = entry?;
+                if position < from {
+                    return Err(LeafDefect("its slots are out of order"));
                 }
-                Ok(hash_at(from) | !prefix_mask(page.depth()))
-            })?;
-            match end {
-                OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
-                OpStep::Done(end) if end >= last || names.len() >= max => {
-                    return Ok(OpStep::Done(names));
+                if hash_at(position) > last || names.len() >= max {
+                    break;
                 }
-                OpStep::Done(end) => from = first_position(end + 1),
+                let (name, value) = (record.name.into(), record.value()?);
+                names.push(BufferedName { position, name, value });
             }
-        }
+            Ok(PageNames { names, last })
+        })
     }
 
     /// Frees filters and pages of a directory that has become small. Returns whether it did.
@@ -312,7 +327,7 @@ impl Fat {
     }
 
     /// Calls `f` with the page of a hash, open for changes.
-    fn edit_page<S: LeafStore, R>(
+    pub(super) fn edit_page<S: LeafStore, R>(
         &mut self,
         access: LeafAccess<'_, S>,
         tx: &S::Tx,
@@ -340,14 +355,14 @@ impl Fat {
         })
     }
 
-    /// Opens the page of a hash for changes. Returns the last hash that it covers.
+    /// Opens the page of a hash for changes.
     fn open_page<S: LeafStore>(
         &mut self,
         access: LeafAccess<'_, S>,
         tx: &S::Tx,
         hash: u32,
-    ) -> Result<OpStep<u32, S::Ticket>> {
-        self.edit_page(access, tx, hash, |page| Ok(hash | !prefix_mask(page.leaf()?.depth())))
+    ) -> Result<OpStep<(), S::Ticket>> {
+        self.edit_page(access, tx, hash, |_| Ok(()))
     }
 
     /// Applies a change to a name that a page has.
@@ -364,7 +379,7 @@ impl Fat {
         };
         let (hash, name) = (request.name.hash(), request.name.name);
         let change = match request.kind {
-            NameChange::Insert => OpStep::Done(Change::Exists(value)),
+            NameChange::Insert | NameChange::Restore => OpStep::Done(Change::Exists(value)),
             NameChange::Upsert | NameChange::Replace => {
                 self.edit_page(access, tx, hash, |page| page.replace(hash, name, request.value))?
             }
@@ -499,7 +514,12 @@ impl Fat {
         Ok(())
     }
 
-    fn put_aid<S: LeafStore>(&self, store: &S, tx: &S::Tx, header: ZapFatPhys) -> Result<()> {
+    pub(super) fn put_aid<S: LeafStore>(
+        &self,
+        store: &S,
+        tx: &S::Tx,
+        header: ZapFatPhys,
+    ) -> Result<()> {
         store.set_inline(tx, header.as_bytes())
     }
 
@@ -557,27 +577,55 @@ impl Fat {
         Ok(())
     }
 
-    /// Number of names buffered for a leaf of this depth, in its page; 0 if that is not in memory.
+    /// Number of names buffered for a leaf of this depth, in the page of a hash; `None` if that is
+    /// not in memory.
     pub(super) fn count_buffered<S: LeafStore>(
         &mut self,
         access: LeafAccess<'_, S>,
         hash: u32,
         depth: u8,
-    ) -> Result<usize> {
+    ) -> Result<Option<usize>> {
         if self.header.buffered.get() == 0 {
-            return Ok(0);
+            return Ok(Some(0));
         }
         let (low, high) = (hash & prefix_mask(depth), hash | !prefix_mask(depth));
         Ok(match self.with_page_of(access, hash, |page| Ok(page.count_hashes(low, high)))? {
-            OpStep::Done(count) => count,
-            OpStep::NotResident(_) => 0,
+            OpStep::Done(count) => Some(count),
+            OpStep::NotResident(_) => None,
         })
+    }
+
+    /// Adds a name that this transaction has removed. Reads nothing: the leaf or page that had the
+    /// name is open, and has the space that the removal has freed.
+    pub(super) fn restore<S: LeafStore>(
+        &mut self,
+        access: LeafAccess<'_, S>,
+        tx: &S::Tx,
+        request: &ChangeRequest<'_>,
+    ) -> Result<OpStep<Changed, S::Ticket>> {
+        let HashedName { name, home } = request.name;
+        let leaf = self.with_leaf_of(access, hash_at(home), |leaf| Ok(leaf.is_open()))?;
+        if self.header.pages.get() == 0 || matches!(leaf, OpStep::Done(true)) {
+            // If the name was in the page, its home is free in the leaf too.
+            return self.change_leaf(access, tx, request);
+        }
+        let record = Record { name, value: request.value };
+        match self.edit_page(access, tx, hash_at(home), |page| page.insert_at(home, record))? {
+            OpStep::NotResident(ticket) => Ok(OpStep::NotResident(ticket)),
+            OpStep::Done(Change::Full) => Err(full(access.store)),
+            OpStep::Done(change) => {
+                let (entries, buffered) = self.counts();
+                let (entries, buffered) = (entries.saturating_add(1), buffered.saturating_add(1));
+                self.set_counts(access.store, tx, entries, buffered);
+                Ok(OpStep::Done(Changed::new(change, false)))
+            }
+        }
     }
 }
 
 impl ChangeRequest<'_> {
     /// Whether the change adds the name if it does not exist.
     pub(super) fn adds(&self) -> bool {
-        matches!(self.kind, NameChange::Insert | NameChange::Upsert)
+        matches!(self.kind, NameChange::Insert | NameChange::Upsert | NameChange::Restore)
     }
 }

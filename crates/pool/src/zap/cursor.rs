@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::buffer::PageNames;
 use super::entry::{Cookie, Entry, first_position, hash_at, leaf_id, prefix_mask};
 use super::fat::{Fat, LeafAccess};
 use super::leaf::{LeafDefect, Record};
@@ -69,7 +70,7 @@ impl<S: LeafStore> Zap<S> {
     ) -> Result<(Vec<Entry>, Cookie)> {
         let mut entries = Vec::new();
         let mut from = from;
-        // Every round passes one leaf.
+        // Every round passes a leaf, or the part of it that a buffer page covers.
         while !from.is_end() && entries.len() < max {
             let remaining = max - entries.len();
             let (mut more, next) =
@@ -114,7 +115,9 @@ fn micro_entries(micro: &Micro, from: Cookie, max: usize) -> (Vec<Entry>, Cookie
     (entries, next)
 }
 
-/// Entries of the leaf at `from`, and those that are buffered for it.
+/// Entries of the leaf at `from`, and those that are buffered for it. Ends with the leaf or the
+/// buffer page, whichever ends first: a step needs one leaf and one page, however many pages the
+/// leaf has.
 fn leaf_entries<S: LeafStore>(
     fat: &mut Fat,
     access: LeafAccess<'_, S>,
@@ -124,12 +127,20 @@ fn leaf_entries<S: LeafStore>(
     let hash = hash_at(from.raw());
     // One more than returned: where the walk goes on.
     let most = max.saturating_add(1);
+    let PageNames { names, last } = match fat.names_of_page(access, from.raw(), u32::MAX, most)? {
+        OpStep::Done(page) => page,
+        OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+    };
     let found = fat.with_leaf_of(access, hash, |leaf| {
+        let last = last.min(hash | !prefix_mask(leaf.depth()));
         let mut entries = Vec::new();
         for found in leaf.entries_from(from.raw()).take(most) {
             let (position, record) = found?;
             if position < from.raw() {
                 return Err(LeafDefect("its slots are out of order"));
+            }
+            if hash_at(position) > last {
+                break;
             }
             entries.push(entry(position, record)?);
         }
@@ -139,14 +150,13 @@ fn leaf_entries<S: LeafStore>(
         OpStep::Done(found) => found,
         OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
     };
-    match fat.buffered_in(access, from.raw(), hash | !prefix_mask(depth), most)? {
-        OpStep::Done(names) => entries.extend(names.into_iter().map(|buffered| Entry {
-            name: buffered.name,
-            value: buffered.value,
-            next: Cookie::after(buffered.position),
-        })),
-        OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
-    }
+    let last = last.min(hash | !prefix_mask(depth));
+    let of_leaf = names.into_iter().take_while(|name| hash_at(name.position) <= last);
+    entries.extend(of_leaf.map(|buffered| Entry {
+        name: buffered.name,
+        value: buffered.value,
+        next: Cookie::after(buffered.position),
+    }));
     // Both are sorted, and short.
     entries.sort_by_key(|entry| entry.next);
     if entries.windows(2).any(|two| two[0].next == two[1].next) {
@@ -155,8 +165,9 @@ fn leaf_entries<S: LeafStore>(
     }
     let next = match entries.get(max) {
         Some(first_left) => Cookie::from_raw(first_left.next.raw() - 1),
-        None => hash_after(hash, depth)
-            .map_or(Cookie::END, |hash| Cookie::from_raw(first_position(hash))),
+        None => {
+            last.checked_add(1).map_or(Cookie::END, |hash| Cookie::from_raw(first_position(hash)))
+        }
     };
     entries.truncate(max);
     Ok(OpStep::Done((entries, next)))

@@ -22,7 +22,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::entry::{HashedName, Value, leaf_id, prefix_mask};
 use super::filter::{self, Answer};
 use super::leaf::{Change, Leaf, LeafDefect, LeafMut, put_leaf};
-use super::store::{LeafLookup, LeafStore, ZapCounts};
+use super::store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
 use super::sweep::Sweep;
 use super::table::DepthTable;
 use super::{NameChange, OpStep, ZapCounters, corrupt};
@@ -30,6 +30,9 @@ use crate::format::{
     ZAP_DEPTH_MAX, ZAP_FAT, ZAP_LEAF_BYTES, ZAP_PAGE_DEPTH_MAX, ZapBlock, ZapFatPhys, ZapHeadPhys,
 };
 use crate::{Error, ErrorKind, Result};
+
+/// A leaf with so many used bytes may split soon.
+const SPLIT_SOON_BYTES: usize = ZAP_LEAF_BYTES - 1024;
 
 /// In-memory state of a fat directory.
 pub(super) struct Fat {
@@ -44,8 +47,17 @@ pub(super) struct Fat {
 pub(super) struct LeafAccess<'a, S: LeafStore> {
     pub(super) store: &'a S,
     pub(super) fetched: &'a [S::Fetched],
-    /// Whether a filter block could not be read. The operation does without filters.
-    pub(super) no_filter: bool,
+    /// A filter block that could not be read. A change of a leaf replaces it.
+    pub(super) no_filter: Option<ZapBlock>,
+    /// A buffer page that could not be read. Names that are not in it can be used.
+    pub(super) no_page: Option<ZapBlock>,
+}
+
+impl<S: LeafStore> LeafAccess<'_, S> {
+    /// Whether this leads to a page that could not be read.
+    pub(super) fn is_lost(&self, ticket: &S::Ticket) -> bool {
+        self.no_page == Some(S::block_of(ticket))
+    }
 }
 
 impl<S: LeafStore> Clone for LeafAccess<'_, S> {
@@ -82,7 +94,7 @@ impl ChangeRequest<'_> {
     #[inline]
     fn apply(&self, leaf: &mut LeafMut<'_>) -> Result<Change, LeafDefect> {
         match self.kind {
-            NameChange::Insert => leaf.insert(self.name, self.value),
+            NameChange::Insert | NameChange::Restore => leaf.insert(self.name, self.value),
             NameChange::Replace => leaf.replace(self.name.hash(), self.name.name, self.value),
             NameChange::Remove => leaf.remove(self.name.hash(), self.name.name),
             NameChange::Upsert => {
@@ -157,10 +169,11 @@ impl Fat {
         self.header.aided != 0
     }
 
-    /// The seed of the directory, if changes of leaves must open filter blocks.
+    /// How changes of leaves open filter blocks, if they must.
     #[inline]
-    fn filter_seed<S: LeafStore>(&self, access: LeafAccess<'_, S>) -> Option<u64> {
-        (self.is_aided() && !access.no_filter).then(|| self.header.head.seed.get())
+    fn filter_opening<S: LeafStore>(&self, access: LeafAccess<'_, S>) -> Option<FilterOpening> {
+        let seed = self.header.head.seed.get();
+        self.is_aided().then_some(FilterOpening { seed, replaced: access.no_filter })
     }
 
     /// Looks a name up.
@@ -180,11 +193,19 @@ impl Fat {
             OpStep::Done((None, depth)) => (None, Some(depth)),
             OpStep::NotResident(ticket) => (Some(ticket), None),
         };
-        match (self.find_buffered(access, name)?, ticket) {
-            (OpStep::NotResident(page), _) => Ok(OpStep::NotResident(page)),
-            (OpStep::Done(Some(value)), _) => Ok(OpStep::Done((Some(value), depth))),
-            (OpStep::Done(None), None) => Ok(OpStep::Done((None, depth))),
-            (OpStep::Done(None), Some(ticket)) => {
+        match (self.find_buffered(access, name), ticket) {
+            // A damaged or lost page hides only its own names: the leaf may have this one.
+            (Err(error), Some(ticket)) if error.kind() == ErrorKind::Corrupt => {
+                Ok(OpStep::NotResident(ticket))
+            }
+            (Ok(OpStep::NotResident(page)), Some(ticket)) if access.is_lost(&page) => {
+                Ok(OpStep::NotResident(ticket))
+            }
+            (Err(error), _) => Err(error),
+            (Ok(OpStep::NotResident(page)), _) => Ok(OpStep::NotResident(page)),
+            (Ok(OpStep::Done(Some(value))), _) => Ok(OpStep::Done((Some(value), depth))),
+            (Ok(OpStep::Done(None)), None) => Ok(OpStep::Done((None, depth))),
+            (Ok(OpStep::Done(None)), Some(ticket)) => {
                 Ok(match self.find_filter(access, &ticket, name)? {
                     OpStep::NotResident(block) => OpStep::NotResident(block),
                     OpStep::Done(Answer::Absent(_)) => OpStep::Done((None, None)),
@@ -192,6 +213,55 @@ impl Fat {
                 })
             }
         }
+    }
+
+    /// Whether everything is in memory that a change of a name needs.
+    pub(super) fn warm<S: LeafStore>(
+        &mut self,
+        access: LeafAccess<'_, S>,
+        name: HashedName<'_>,
+    ) -> Result<OpStep<(), S::Ticket>> {
+        if !self.is_aided() {
+            return Ok(OpStep::Done(()));
+        }
+        // What cannot be read is left to the change.
+        let has_pages = self.header.pages.get() > 0;
+        if has_pages
+            && let Ok(OpStep::NotResident(page)) =
+                self.with_page_of(access, name.hash(), |_| Ok(()))
+            && !access.is_lost(&page)
+        {
+            return Ok(OpStep::NotResident(page));
+        }
+        let found = self.with_leaf_of(access, name.hash(), |leaf| {
+            Ok((leaf.depth(), leaf.is_open(), leaf.used_bytes()))
+        })?;
+        let (depth, is_open, used) = match found {
+            OpStep::Done(found) => found,
+            OpStep::NotResident(ticket) => {
+                return Ok(match self.find_filter(access, &ticket, name)? {
+                    OpStep::NotResident(block) => OpStep::NotResident(block),
+                    OpStep::Done(Answer::Absent(_)) if access.store.may_buffer() => {
+                        OpStep::Done(())
+                    }
+                    OpStep::Done(_) => OpStep::NotResident(ticket),
+                });
+            }
+        };
+        let low = leaf_id(name.hash(), depth);
+        let splits = used > SPLIT_SOON_BYTES && depth < ZAP_DEPTH_MAX;
+        for id in [(!is_open).then_some(low), splits.then(|| low | 1 << depth)] {
+            let Some(block) = id.map(filter_of).filter(|block| access.no_filter != Some(*block))
+            else {
+                continue;
+            };
+            if let LeafLookup::NotResident(ticket) =
+                access.store.with_leaf(block, access.fetched, |_| ())?
+            {
+                return Ok(OpStep::NotResident(ticket));
+            }
+        }
+        Ok(OpStep::Done(()))
     }
 
     /// Asks the filter of the leaf of a name, which is not resident: `ticket` leads to it.
@@ -204,7 +274,7 @@ impl Fat {
         let (ZapBlock::Leaf(id), Some(txg)) = (S::block_of(ticket), S::txg_of(ticket)) else {
             return Ok(OpStep::Done(Answer::Maybe));
         };
-        if !self.is_aided() || access.no_filter {
+        if !self.is_aided() || access.no_filter == Some(filter_of(id)) {
             return Ok(OpStep::Done(Answer::Maybe));
         }
         let found = access.store.with_leaf(filter_of(id), access.fetched, |block| {
@@ -217,7 +287,9 @@ impl Fat {
         };
         match answer {
             Answer::Absent(depth)
-                if depth <= self.header.depth && leaf_id(name.hash(), depth) == id =>
+                if depth <= self.header.depth
+                    && leaf_id(name.hash(), depth) == id
+                    && self.header.leaves_at[usize::from(depth)].get() > 0 =>
             {
                 access.store.count(ZapCounters::DIRECTORY_FILTER_ABSENT, 1);
                 self.table.set(name.hash(), depth);
@@ -262,9 +334,9 @@ impl Fat {
         hash: u32,
         mut f: impl FnMut(&mut LeafMut<'_>) -> Result<R, LeafDefect>,
     ) -> Result<OpStep<R, S::Ticket>> {
-        let (deepest, seed) = (self.header.depth, self.filter_seed(access));
+        let (deepest, filter) = (self.header.depth, self.filter_opening(access));
         self.descend(access.store, hash, |id| {
-            access.store.with_leaf_mut(tx, ZapBlock::Leaf(id), seed, access.fetched, |bytes| {
+            access.store.with_leaf_mut(tx, ZapBlock::Leaf(id), filter, access.fetched, |bytes| {
                 let mut leaf = LeafMut::open(bytes)?;
                 let depth = {
                     let leaf = leaf.leaf()?;
@@ -283,6 +355,9 @@ impl Fat {
         tx: &S::Tx,
         request: &ChangeRequest<'_>,
     ) -> Result<OpStep<Changed, S::Ticket>> {
+        if request.kind == NameChange::Restore {
+            return self.restore(access, tx, request);
+        }
         if self.header.buffered.get() > 0
             && let Some(step) = self.change_buffered(access, tx, request)?
         {
@@ -297,7 +372,7 @@ impl Fat {
     }
 
     /// Inserts, changes or removes an entry of a leaf.
-    fn change_leaf<S: LeafStore>(
+    pub(super) fn change_leaf<S: LeafStore>(
         &mut self,
         access: LeafAccess<'_, S>,
         tx: &S::Tx,
@@ -365,9 +440,9 @@ impl Fat {
         }
         let low_id = leaf_id(hash, depth);
         let high_id = low_id | 1 << depth;
-        if let Some(seed) = self.filter_seed(access)
+        if let Some(filter) = self.filter_opening(access)
             && let LeafLookup::NotResident(ticket) =
-                store.open_filter(tx, high_id, seed, access.fetched)?
+                store.open_filter(tx, high_id, filter, access.fetched)?
         {
             return Ok(OpStep::NotResident(ticket));
         }
@@ -441,7 +516,7 @@ impl Fat {
     fn count<S: LeafStore>(&mut self, store: &S, tx: &S::Tx, kind: NameChange, change: Change) {
         let before = self.header.entries.get();
         let entries = match (kind, change) {
-            (NameChange::Insert | NameChange::Upsert, Change::Done(None)) => {
+            (NameChange::Insert | NameChange::Upsert | NameChange::Restore, Change::Done(None)) => {
                 before.saturating_add(1)
             }
             (NameChange::Remove, Change::Done(_)) => before.saturating_sub(1),
@@ -482,7 +557,7 @@ pub(super) fn descend<S: LeafStore, R>(
     mut visit: impl FnMut(u64) -> Result<LeafLookup<Result<(u8, R), LeafDefect>, S::Ticket>>,
     corrupt: impl Fn(u64, LeafDefect) -> Error,
 ) -> Result<OpStep<R, S::Ticket>> {
-    let known = table.get(hash);
+    let mut known = table.get(hash);
     let mut id = leaf_id(hash, known.unwrap_or(deepest));
     loop {
         match visit(id)? {
@@ -492,9 +567,14 @@ pub(super) fn descend<S: LeafStore, R>(
                 }
                 return Ok(OpStep::Done(result));
             }
-            LeafLookup::Resident(Err(defect)) => return Err(corrupt(id, defect)),
             LeafLookup::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
-            LeafLookup::Hole if id == 0 || known.is_some() => {
+            // A filter says how deep a leaf is, and may be forged.
+            LeafLookup::Resident(Err(_)) | LeafLookup::Hole if known.is_some() => {
+                known = None;
+                id = leaf_id(hash, deepest);
+            }
+            LeafLookup::Resident(Err(defect)) => return Err(corrupt(id, defect)),
+            LeafLookup::Hole if id == 0 => {
                 return Err(corrupt(id, LeafDefect("it is missing")));
             }
             // The next shallower leaf at another block: clear the highest bit.

@@ -6,7 +6,7 @@ use forebay_base::counters::Counter;
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::{Arc, Mutex};
 
-use super::store::{LeafLookup, LeafStore, ZapCounts};
+use super::store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
 use super::{SlotChange, ZapCounters, filter_of, open_filter, pack, put_counts, rebuild_filter};
 use crate::format::{TAIL_BYTES, ZAP_FILTER_LEAVES, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZapBlock};
 use crate::wait::Wait;
@@ -33,11 +33,15 @@ pub(super) struct MemoryStoreState {
     pub(super) prefetches_nothing: bool,
     /// Whether names are not buffered.
     pub(super) buffers_nothing: bool,
+    /// Whether transactions have no space for merges.
+    pub(super) is_short_of_space: bool,
     /// Blocks whose read fails.
     pub(super) unreadable: HashSet<ZapBlock>,
     pub(super) prefetched: Vec<ZapBlock>,
     pub(super) counters: Option<Arc<ZapCounters>>,
     pub(super) fetches: u64,
+    /// Blocks that were fetched, in order.
+    pub(super) fetched_blocks: Vec<ZapBlock>,
     /// Leaves that were not resident when they were prefetched.
     pub(super) read_ahead: u64,
     /// A fetched leaf stays usable for its fetcher only; no cache keeps it.
@@ -181,7 +185,7 @@ impl MemoryStoreState {
     fn open_filter(
         &mut self,
         leaf: u64,
-        seed: u64,
+        FilterOpening { seed, replaced }: FilterOpening,
         fetched: &[Fetched],
     ) -> Result<LeafLookup<(), Ticket>> {
         let id = filter_of(leaf);
@@ -191,6 +195,9 @@ impl MemoryStoreState {
         self.change(false)?;
         let empty = || Leaf { bytes: Vec::new(), dirty: false, not_resident: false, txg: 0 };
         let block = self.leaves.entry(id).or_insert_with(empty);
+        if replaced == Some(id) {
+            (block.bytes, block.not_resident) = (Vec::new(), false);
+        }
         if !block.is_available(id, fetched) {
             return Ok(LeafLookup::NotResident(Ticket(id, block.txg)));
         }
@@ -208,6 +215,10 @@ impl MemoryStoreState {
 impl Leaf {
     pub(super) fn evict(&mut self) {
         self.not_resident = true;
+    }
+
+    pub(super) fn load(&mut self) {
+        self.not_resident = false;
     }
 
     fn is_available(&self, id: ZapBlock, fetched: &[Fetched]) -> bool {
@@ -278,17 +289,17 @@ impl LeafStore for MemoryStore {
         &self,
         _: &(),
         id: ZapBlock,
-        filter: Option<u64>,
+        filter: Option<FilterOpening>,
         fetched: &[Fetched],
         f: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<LeafLookup<R, Ticket>> {
         let mut state = self.state.lock();
-        if let (Some(seed), ZapBlock::Leaf(leaf)) = (filter, id)
+        if let (Some(filter), ZapBlock::Leaf(leaf)) = (filter, id)
             && state
                 .leaves
                 .get(&id)
                 .is_some_and(|leaf| !leaf.dirty && leaf.is_available(id, fetched))
-            && let LeafLookup::NotResident(ticket) = state.open_filter(leaf, seed, fetched)?
+            && let LeafLookup::NotResident(ticket) = state.open_filter(leaf, filter, fetched)?
         {
             return Ok(LeafLookup::NotResident(ticket));
         }
@@ -321,10 +332,10 @@ impl LeafStore for MemoryStore {
         &self,
         _: &(),
         leaf: u64,
-        seed: u64,
+        filter: FilterOpening,
         fetched: &[Fetched],
     ) -> Result<LeafLookup<(), Ticket>> {
-        self.state.lock().open_filter(leaf, seed, fetched)
+        self.state.lock().open_filter(leaf, filter, fetched)
     }
 
     fn free_aside(&self, _: &()) -> Result<()> {
@@ -355,6 +366,10 @@ impl LeafStore for MemoryStore {
         !self.state.lock().buffers_nothing
     }
 
+    fn may_merge(&self, _: &()) -> bool {
+        !self.state.lock().is_short_of_space
+    }
+
     fn count(&self, counter: Counter, amount: u64) {
         let mut state = self.state.lock();
         let counters = state.counters.get_or_insert_with(|| Arc::new(ZapCounters::new()));
@@ -378,6 +393,7 @@ impl LeafStore for MemoryStore {
         if let ZapBlock::Leaf(_) = id {
             state.fetches += 1;
         }
+        state.fetched_blocks.push(id);
         let uncached = state.uncached;
         match state.leaves.get_mut(&id) {
             Some(leaf) => {

@@ -1,20 +1,23 @@
-//! Shrinking directories: leaves merge with their buddies, and the last leaf becomes a micro
-//! directory.
+//! Shrinking directories: leaves merge with their buddies, buffer pages follow their leaves, and
+//! the last leaf becomes a micro directory.
 //!
 //! A merge may have to read the buddy. It is tried only when the used bytes of a leaf fall below a
 //! multiple of [`DUE_STEP`], and when the leaf becomes empty.
 
+use super::buffer::PAGE_SPAN;
 use super::entry::{leaf_id, prefix_mask};
 use super::fat::{Fat, LeafAccess};
-use super::leaf::{Leaf, LeafMut, merged};
+use super::leaf::{Leaf, LeafMut, merged, put_leaf};
 use super::micro::Micro;
-use super::store::LeafStore;
+use super::store::{LeafLookup, LeafStore};
 use super::{DirectoryForm, OpStep};
 use crate::Result;
-use crate::format::{ZAP_LEAF_BYTES, ZapBlock};
+use crate::format::{ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZapBlock, ZapFatPhys};
 
 /// Maximum used bytes of a merged leaf. It leaves free space before the next split.
 const MERGED_MAX: usize = ZAP_LEAF_BYTES * 5 / 8;
+/// The same for buffer pages.
+const MERGED_PAGE_MAX: usize = ZAP_PAGE_BYTES * 5 / 8;
 const DUE_STEP: usize = ZAP_LEAF_BYTES / 16;
 /// Conversion of the only leaf is tried after every removal that leaves at most this many used
 /// bytes.
@@ -64,6 +67,89 @@ pub(super) fn try_merge<S: LeafStore>(
         });
     }
     merge(fat, access, tx, hash, depth, used)
+}
+
+/// Merges the buffer page of a hash with its buddy if it is deeper than the leaf there needs.
+/// Names that do not fit move to the leaf. Returns whether pages merged, in which case the merged
+/// page may merge again.
+pub(super) fn try_merge_pages<S: LeafStore>(
+    fat: &mut Fat,
+    access: LeafAccess<'_, S>,
+    tx: &S::Tx,
+    hash: u32,
+) -> Result<OpStep<bool, S::Ticket>> {
+    let pages = fat.header.pages.get();
+    let Some(leaf_depth) = fat.table.get(hash) else {
+        return Ok(OpStep::Done(false));
+    };
+    if pages <= 1 {
+        return Ok(OpStep::Done(false));
+    }
+    let found = fat.with_page_of(access, hash, |page| Ok((page.depth(), page.used_bytes())))?;
+    let (depth, used) = match found {
+        OpStep::Done(found) => found,
+        OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+    };
+    // A page that splits has two levels to go until it merges again.
+    if depth == 0 || depth + PAGE_SPAN <= leaf_depth + 1 {
+        return Ok(OpStep::Done(false));
+    }
+    let low_hash = hash & prefix_mask(depth - 1);
+    let high_hash = low_hash | 1 << (32 - u32::from(depth));
+    let buddy = if hash & prefix_mask(depth) == low_hash { high_hash } else { low_hash };
+    let found = fat.with_page_of(access, buddy, |page| Ok((page.depth(), page.used_bytes())))?;
+    match found {
+        OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+        OpStep::Done((other, _)) if other != depth => return Ok(OpStep::Done(false)),
+        OpStep::Done((_, more)) if used + more <= MERGED_PAGE_MAX => {}
+        OpStep::Done(_) => return fat.merge_names(access, tx, hash),
+    }
+    merge_pages(fat, access, tx, (low_hash, high_hash), depth)
+}
+
+/// Merges two buffer pages of this depth.
+fn merge_pages<S: LeafStore>(
+    fat: &mut Fat,
+    access: LeafAccess<'_, S>,
+    tx: &S::Tx,
+    (low_hash, high_hash): (u32, u32),
+    depth: u8,
+) -> Result<OpStep<bool, S::Ticket>> {
+    let store = access.store;
+    let mut high = Vec::new();
+    let copied = fat.with_page_of(access, high_hash, |page| {
+        high = page.bytes().to_vec();
+        Ok(())
+    })?;
+    if let OpStep::NotResident(ticket) = copied {
+        return Ok(OpStep::NotResident(ticket));
+    }
+    let mut both = [0; ZAP_PAGE_BYTES];
+    // Makes the lower page dirty too, so nothing fails after the upper page is freed.
+    let joined = fat.edit_page(access, tx, low_hash, |low| {
+        merged(&low.leaf()?, &Leaf::read(&high)?, &mut both)
+    })?;
+    if let OpStep::NotResident(ticket) = joined {
+        return Ok(OpStep::NotResident(ticket));
+    }
+    let old = fat.header;
+    let pages = old.pages.get() - 1;
+    // How deep the others are is not known. A single page has no depth.
+    let page_depth = if pages == 1 { 0 } else { old.page_depth };
+    let header = ZapFatPhys { pages: pages.into(), page_depth, ..old };
+    fat.put_aid(store, tx, header)?;
+    if let Err(error) = store.free_leaf(tx, ZapBlock::Page(leaf_id(high_hash, depth))) {
+        fat.put_aid(store, tx, old)?;
+        return Err(error);
+    }
+    let low_id = ZapBlock::Page(leaf_id(low_hash, depth));
+    let put =
+        store.with_leaf_mut(tx, low_id, None, access.fetched, |bytes| put_leaf(bytes, &both))?;
+    assert!(matches!(put, LeafLookup::Resident(Ok(()))), "the page is open and whole");
+    fat.header = header;
+    fat.pages.resize(page_depth);
+    fat.pages.set(low_hash, depth - 1);
+    Ok(OpStep::Done(true))
 }
 
 /// Merges the leaf of a hash with its buddy.

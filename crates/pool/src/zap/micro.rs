@@ -122,7 +122,9 @@ impl Micro {
         let old = self.entries().find(|entry| entry.record.name == name);
         let old_value = old.and_then(|entry| Value::new(entry.record.value));
         match (kind, old, old_value) {
-            (NameChange::Insert, Some(_), Some(value)) => (Change::Exists(value), None),
+            (NameChange::Insert | NameChange::Restore, Some(_), Some(value)) => {
+                (Change::Exists(value), None)
+            }
             (NameChange::Replace | NameChange::Remove, None, _) => (Change::Missing, None),
             (NameChange::Remove, Some(entry), _) => {
                 (Change::Done(old_value), Some(self.without(&entry)))

@@ -49,12 +49,16 @@ mod table;
 mod tests;
 mod tunables;
 
+use std::collections::HashSet;
+
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::{Mutex, MutexGuard};
 use zerocopy::FromBytes;
 
-use crate::format::{ZAP_DEPTH_MAX, ZAP_FAT, ZAP_MICRO, ZapBlock, ZapFatPhys, ZapHeadPhys};
+use crate::format::{
+    ZAP_DEPTH_MAX, ZAP_FAT, ZAP_MICRO, ZAP_PAGE_DEPTH_MAX, ZapBlock, ZapFatPhys, ZapHeadPhys,
+};
 use crate::readahead::{DirectoryReadahead, LEAF_BATCH};
 use crate::wait::Wait;
 use crate::{Error, ErrorKind, Result};
@@ -64,7 +68,7 @@ pub(crate) use fat::{counts_of, filter_of, put_counts};
 pub(crate) use filter::{SlotChange, open as open_filter, rebuild as rebuild_filter};
 pub(crate) use leaf::pack;
 pub use stats::{LeavesByPointers, ZapStats};
-pub(crate) use store::{LeafLookup, LeafStore, ZapCounts};
+pub(crate) use store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
 pub(crate) use tunables::ZapShared;
 pub use tunables::{ZapCounters, ZapTunables};
 
@@ -74,7 +78,8 @@ use leaf::{Change, LeafDefect};
 use micro::Micro;
 use probe::{Hints, Operations};
 
-/// How often an operation starts over with one more fetched block.
+/// How often an operation fetches a block again that was evicted before its use. A block that the
+/// operation has not fetched before is progress, and does not count.
 const RETRIES_MAX: usize = 200;
 /// Approximate limit of leaves that one operation examines to find some that are not resident.
 const READAHEAD_LEAVES_MAX: usize = 1024;
@@ -89,6 +94,8 @@ enum NameChange {
     Upsert,
     Replace,
     Remove,
+    /// An insert that undoes a removal in the same transaction.
+    Restore,
 }
 
 /// Result of one attempt of an operation.
@@ -126,6 +133,8 @@ pub(crate) struct Zap<S: LeafStore> {
     /// Whether names may be buffered. Set before the first one is, under the lock. Cleared when
     /// none is.
     buffers: AtomicBool,
+    /// Whether leaves have filters, and there may be buffer pages. Written under the lock.
+    aided: AtomicBool,
     // Kept off the cache lines that lookups read.
     write_state: CachePadded<WriteState>,
 }
@@ -144,6 +153,10 @@ impl DirectoryState {
             DirectoryForm::Micro(micro) => micro.len() as u64,
             DirectoryForm::Fat(fat) => fat.header.entries.get(),
         }
+    }
+
+    fn is_aided(&self) -> bool {
+        matches!(&self.form, DirectoryForm::Fat(fat) if fat.is_aided())
     }
 
     fn buffered(&self) -> u64 {
@@ -177,11 +190,12 @@ impl<S: LeafStore> Zap<S> {
     fn with(store: S, seed: u64, form: DirectoryForm) -> Self {
         let state = DirectoryState { form, ahead: DirectoryReadahead::default() };
         let buffers = AtomicBool::new(state.buffered() > 0);
+        let aided = AtomicBool::new(state.is_aided());
         let entries = AtomicU64::new(state.len());
         let state = Mutex::named("zap", state);
         let write_state =
             CachePadded::new(WriteState { state, operations: Operations::new(), entries });
-        Self { store, seed, hints: Hints::new(), buffers, write_state }
+        Self { store, seed, hints: Hints::new(), buffers, aided, write_state }
     }
 
     /// The store of the directory.
@@ -278,6 +292,38 @@ impl<S: LeafStore> Zap<S> {
         }
     }
 
+    /// Adds a name that [`remove`](Self::remove) has removed in the same transaction, to undo that.
+    /// Reads no block and needs no space, so it does not fail for lack of either.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub(crate) fn restore(&self, tx: &S::Tx, name: &[u8], value: &[u8]) -> Result<()> {
+        match self.change(tx, NameChange::Restore, name, value)? {
+            Change::Exists(_) => Err(self.name_error(ErrorKind::Exists, name, "exists already")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Loads what a change of a name needs, so that the change itself reads nothing while its
+    /// transaction is open: the filter block and the buffer page of the name, and its leaf unless
+    /// the filter says that it does not have the name. A directory without filters needs its leaf
+    /// only, which the lookup before the change has loaded.
+    ///
+    /// # Errors
+    /// As [`lookup`](Self::lookup).
+    pub(crate) fn warm(&self, name: &[u8], wait: Wait) -> Result<()> {
+        check_name(name)?;
+        if !self.aided.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let name = HashedName::new(self.seed, name);
+        self.run_alone(None, wait, |state, access| match &mut state.form {
+            DirectoryForm::Micro(_) => Ok(OpStep::Done(())),
+            DirectoryForm::Fat(fat) => fat.warm(access, name),
+        })?;
+        Ok(())
+    }
+
     /// Moves buffered names of the next leaves to them, and reads the leaves if need be, many at a
     /// time. Returns the number of names that are still buffered.
     ///
@@ -298,10 +344,11 @@ impl<S: LeafStore> Zap<S> {
                 let merged = fat.merge_names(access, tx, hash);
                 self.publish(state);
                 Ok(match merged? {
-                    OpStep::Done(()) => OpStep::Done(state.buffered()),
+                    OpStep::Done(_) => OpStep::Done(state.buffered()),
                     OpStep::NotResident(ticket) => OpStep::NotResident(ticket),
                 })
             })?;
+            self.merge_pages(tx, hash)?;
         }
         Ok(left)
     }
@@ -353,6 +400,10 @@ impl<S: LeafStore> Zap<S> {
         if buffers != self.buffers.load(Ordering::Relaxed) {
             self.buffers.store(buffers, Ordering::Release);
         }
+        let aided = state.is_aided();
+        if aided != self.aided.load(Ordering::Relaxed) {
+            self.aided.store(aided, Ordering::Relaxed);
+        }
     }
 
     #[inline]
@@ -393,6 +444,27 @@ impl<S: LeafStore> Zap<S> {
                 if let DirectoryForm::Micro(_) = state.form {
                     self.hints.clear();
                 }
+                merged
+            })?;
+            // Leaves do not need their pages to merge.
+            let _ = self.merge_pages(tx, hash);
+            if !merged {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Merges the buffer page of a hash with its neighbours after its leaf has merged.
+    fn merge_pages(&self, tx: &S::Tx, hash: u32) -> Result<()> {
+        // A round makes the page shallower, or moves its names to the leaf.
+        for _ in 0..2 * ZAP_PAGE_DEPTH_MAX {
+            let merged = self.run(None, S::wait_of(tx), |state, access| {
+                let DirectoryForm::Fat(fat) = &mut state.form else {
+                    return Ok(OpStep::Done(false));
+                };
+                let merged = merge::try_merge_pages(fat, access, tx, hash);
+                self.publish(state);
                 merged
             })?;
             if !merged {
@@ -438,22 +510,34 @@ impl<S: LeafStore> Zap<S> {
         wait: Wait,
         mut step: impl FnMut(&mut DirectoryState, LeafAccess<'_, S>) -> Result<OpStep<R, S::Ticket>>,
     ) -> Result<(R, FetchedKind)> {
-        let (mut fetched, mut kind, mut no_filter) = (Vec::new(), FetchedKind::Nothing, false);
-        for _ in 0..RETRIES_MAX {
+        let (mut fetched, mut kind) = (Vec::new(), FetchedKind::Nothing);
+        let (mut no_filter, mut no_page) = (None, None::<(ZapBlock, Error)>);
+        let (mut known, mut again) = (HashSet::new(), 0);
+        while again < RETRIES_MAX {
             let mut state = self.lock(wait)?;
-            let access = LeafAccess { store: &self.store, fetched: &fetched, no_filter };
+            let lost = no_page.as_ref().map(|(page, _)| *page);
+            let access =
+                LeafAccess { store: &self.store, fetched: &fetched, no_filter, no_page: lost };
             match step(&mut state, access)? {
                 OpStep::Done(result) => return Ok((result, kind)),
                 OpStep::NotResident(ticket) => {
                     let block = S::block_of(&ticket);
                     let is_leaf =
                         matches!(block, ZapBlock::Leaf(_)) && S::txg_of(&ticket).is_some();
-                    let is_filter = matches!(block, ZapBlock::Filter(_));
+                    if let Some((_, error)) = no_page.take_if(|(page, _)| *page == block) {
+                        return Err(error);
+                    }
+                    again += usize::from(!known.insert((block, S::txg_of(&ticket))));
                     kind = if is_leaf { FetchedKind::Leaf } else { kind.max(FetchedKind::Other) };
                     match self.fetch(state, walk_at, ticket, wait, &mut fetched) {
+                        Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(error),
                         // Without its filter, a leaf must be read.
-                        Err(error) if is_filter && error.kind() != ErrorKind::WouldBlock => {
-                            no_filter = true;
+                        Err(_) if matches!(block, ZapBlock::Filter(_)) && no_filter.is_none() => {
+                            no_filter = Some(block);
+                        }
+                        // The leaf may have the name.
+                        Err(error) if matches!(block, ZapBlock::Page(_)) && no_page.is_none() => {
+                            no_page = Some((block, error));
                         }
                         fetched => fetched?,
                     }

@@ -1,9 +1,8 @@
 //! Statistics of a directory: counts and histograms, their printer, and the audit.
 
-use std::collections::HashSet;
 use std::fmt;
 
-use super::entry::{Value, first_position, hash_at, home_of, leaf_id, prefix_mask};
+use super::entry::{Value, hash_at, home_of, leaf_id, prefix_mask};
 use super::fat::{Fat, LeafAccess, filter_of};
 use super::filter::{self, Answer};
 use super::leaf::{Leaf, LeafDefect, Record};
@@ -350,23 +349,68 @@ impl<S: LeafStore> Zap<S> {
             let found =
                 self.run(Some(at), Wait::Allowed, |state, access| match &mut state.form {
                     DirectoryForm::Fat(fat) if fat.header.pages.get() > 0 => {
-                        fat.with_page_of(access, at, |page| LeafStats::of(page, check).map(Some))
+                        fat.with_page_of(access, at, |page| {
+                            let names = check.map_or(Ok(Vec::new()), |seed| names_of(page, seed));
+                            Ok(Some((LeafStats::of(page, check)?, names?)))
+                        })
                     }
                     _ => Ok(OpStep::Done(None)),
                 })?;
-            let Some(page) = found else {
+            let Some((page, names)) = found else {
                 break;
             };
+            self.check_leaves(&names)?;
             stats.add_page(&page);
             hash = (at | !prefix_mask(page.depth)).checked_add(1);
         }
         Ok(stats)
     }
+
+    /// Checks that no leaf has a name or position of these entries of a page, which are in order.
+    fn check_leaves(&self, names: &[(u64, Box<[u8]>)]) -> Result<()> {
+        let mut rest = names;
+        // Every round passes one leaf.
+        while let Some(&(first, _)) = rest.first() {
+            let hash = hash_at(first);
+            let passed =
+                self.run(Some(hash), Wait::Allowed, |state, access| match &mut state.form {
+                    DirectoryForm::Micro(_) => Ok(OpStep::Done(rest.len())),
+                    DirectoryForm::Fat(fat) => fat.with_leaf_of(access, hash, |leaf| {
+                        let of_leaf = rest.partition_point(|(at, _)| leaf.covers(hash_at(*at)));
+                        for (position, name) in &rest[..of_leaf] {
+                            if leaf.has_position(*position)
+                                || leaf.find(hash_at(*position), name)?.is_some()
+                            {
+                                return Err(LeafDefect(
+                                    "it has a name or position that is in the change buffer too",
+                                ));
+                            }
+                        }
+                        Ok(of_leaf)
+                    }),
+                })?;
+            rest = &rest[passed..];
+        }
+        Ok(())
+    }
+}
+
+/// Positions and names of a buffer page, each at its home.
+fn names_of(page: &Leaf<'_>, seed: u64) -> Result<Vec<(u64, Box<[u8]>)>, LeafDefect> {
+    page.validate()?;
+    page.entries_from(0)
+        .map(|entry| match entry? {
+            (position, record) if home_of(seed, record.name) == position => {
+                Ok((position, record.name.into()))
+            }
+            _ => Err(LeafDefect("a name is not at its home")),
+        })
+        .collect()
 }
 
 impl Fat {
     /// Statistics of the leaf of a hash, and whether its filter is valid. With `check`, compares
-    /// the leaf with its filter and with the names buffered for it.
+    /// the leaf with its filter.
     fn stats_of<S: LeafStore>(
         &mut self,
         access: LeafAccess<'_, S>,
@@ -379,11 +423,7 @@ impl Fat {
             if let Some(seed) = check {
                 for entry in leaf.entries_from(0) {
                     let (position, record) = entry?;
-                    homes.push((
-                        position,
-                        home_of(seed, record.name),
-                        Box::<[u8]>::from(record.name),
-                    ));
+                    homes.push((position, home_of(seed, record.name)));
                 }
             }
             LeafStats::of(leaf, check)
@@ -394,30 +434,14 @@ impl Fat {
         };
         let id = leaf_id(at, stats.depth);
         let bad = |what| corrupt(access.store, ZapBlock::Leaf(id), LeafDefect(what));
-        let last = at | !prefix_mask(stats.depth);
-        if check.is_some() {
-            let first = first_position(at & prefix_mask(stats.depth));
-            let names = match self.buffered_in(access, first, last, usize::MAX)? {
-                OpStep::Done(names) => names,
-                OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
-            };
-            let taken: HashSet<u64> = homes.iter().map(|(position, ..)| *position).collect();
-            let known: HashSet<&[u8]> = homes.iter().map(|(.., name)| &**name).collect();
-            if names
-                .iter()
-                .any(|name| taken.contains(&name.position) || known.contains(&*name.name))
-            {
-                return Err(bad("it has a name or position that is in the change buffer too"));
-            }
-        }
         let Some(txg) = access.store.stored_txg(id).filter(|_| self.is_aided()) else {
             return Ok(OpStep::Done(Some((stats, false))));
         };
-        if access.no_filter {
+        if access.no_filter == Some(filter_of(id)) {
             return Ok(OpStep::Done(Some((stats, false))));
         }
         let answers = access.store.with_leaf(filter_of(id), access.fetched, |block| {
-            let absent = homes.iter().any(|(position, home, _)| {
+            let absent = homes.iter().any(|(position, home)| {
                 [*position, *home]
                     .iter()
                     .any(|at| filter::find(block, id, txg, *at) != Answer::Maybe)

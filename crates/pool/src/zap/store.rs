@@ -26,6 +26,15 @@ pub(crate) enum LeafLookup<R, T> {
     NotResident(T),
 }
 
+/// How a filter block is opened for changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FilterOpening {
+    /// Seed of the directory, for a new block.
+    pub(crate) seed: u64,
+    /// A filter block that cannot be read: an empty one replaces it.
+    pub(crate) replaced: Option<ZapBlock>,
+}
+
 /// The object of a directory: inline content, leaves, filter blocks and buffer pages.
 ///
 /// "Leaf" below stands for leaf and buffer page, unless it says otherwise.
@@ -81,13 +90,13 @@ pub(crate) trait LeafStore {
     /// turns it into stored form. If the record size of the object is wrong, the buffer may have
     /// another length, and the leaf is reported as damaged.
     ///
-    /// `filter` is the seed of the directory if a leaf has a filter. Its filter block is then
-    /// opened for this transaction too, see [`open_filter`](Self::open_filter).
+    /// With `filter`, the filter block of a leaf is opened for this transaction too, see
+    /// [`open_filter`](Self::open_filter).
     fn with_leaf_mut<R>(
         &self,
         tx: &Self::Tx,
         id: ZapBlock,
-        filter: Option<u64>,
+        filter: Option<FilterOpening>,
         fetched: &[Self::Fetched],
         f: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<LeafLookup<R, Self::Ticket>>;
@@ -106,12 +115,12 @@ pub(crate) trait LeafStore {
     fn free_leaf(&self, tx: &Self::Tx, id: ZapBlock) -> Result<()>;
 
     /// Opens the filter block of a leaf in this transaction, whose sync will rewrite the slots of
-    /// the leaves that the txg has changed. Creates the block if need be, with this seed.
+    /// the leaves that the txg has changed. Creates the block if need be.
     fn open_filter(
         &self,
         tx: &Self::Tx,
         leaf: u64,
-        seed: u64,
+        filter: FilterOpening,
         fetched: &[Self::Fetched],
     ) -> Result<LeafLookup<(), Self::Ticket>>;
 
@@ -133,6 +142,10 @@ pub(crate) trait LeafStore {
 
     /// Whether new names may be buffered.
     fn may_buffer(&self) -> bool;
+
+    /// Whether the transaction has reserved enough space to move names to a leaf, beside a change
+    /// of its own.
+    fn may_merge(&self, tx: &Self::Tx) -> bool;
 
     /// Adds to a counter of [`ZapCounters`](super::ZapCounters).
     fn count(&self, counter: Counter, amount: u64);

@@ -15,7 +15,7 @@ use crate::Result;
 use crate::format::{ZAP_FILTER_LEAVES, ZAP_PAGE_BYTES, ZapBlock};
 
 /// Leaves that a sweep has in flight at most.
-const SWEEP_MAX: u64 = 64;
+pub(super) const SWEEP_MAX: u64 = 64;
 /// Leaves that one change adds to a sweep at most.
 const SWEEP_STEP: usize = 8;
 /// A change looks at so many leaves of the sweep to find one that has arrived.
@@ -38,6 +38,14 @@ pub(super) struct Sweep {
     windows: HashSet<u64>,
 }
 
+#[cfg(test)]
+impl Sweep {
+    /// Number of leaves in flight.
+    pub(super) fn in_flight(&self) -> u64 {
+        self.queue.len() as u64
+    }
+}
+
 impl Fat {
     /// The leaves of the next buffered names in the order of the hash, to be merged together. Sets
     /// a hash of each.
@@ -50,21 +58,19 @@ impl Fat {
         let mut ids = Vec::new();
         let (mut from, mut is_again) = (first_position(self.sweep.at), self.sweep.at == 0);
         while self.header.buffered.get() > 0 && (hashes.len() as u64) < SWEEP_MAX {
-            let next = match self.buffered_in(access, from, u32::MAX, 1)? {
-                OpStep::Done(names) => names.first().map(|name| hash_at(name.position)),
+            let page = match self.names_of_page(access, from, u32::MAX, 1)? {
+                OpStep::Done(page) => page,
+                OpStep::NotResident(_) if !hashes.is_empty() => break,
                 OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
             };
-            let Some(hash) = next else {
-                if is_again {
-                    break;
-                }
-                (from, is_again) = (0, true);
-                continue;
-            };
-            let depth = self.table.get(hash).unwrap_or(self.header.depth);
-            hashes.push(hash);
-            ids.push(ZapBlock::Leaf(leaf_id(hash, depth)));
-            let end = hash | !prefix_mask(depth);
+            let mut end = page.last;
+            if let Some(name) = page.names.first() {
+                let hash = hash_at(name.position);
+                let depth = self.table.get(hash).unwrap_or(self.header.depth);
+                hashes.push(hash);
+                ids.push(ZapBlock::Leaf(leaf_id(hash, depth)));
+                end = end.min(hash | !prefix_mask(depth));
+            }
             self.sweep.at = end.wrapping_add(1);
             match end.checked_add(1) {
                 Some(after) => from = first_position(after),
@@ -103,6 +109,14 @@ impl Fat {
         let mut ids = Vec::new();
         for _ in 0..SWEEP_TRIES {
             let Some((hash, since)) = self.sweep.queue.pop_front() else { break };
+            if self.has_drained(access, hash) {
+                continue;
+            }
+            if !access.store.may_merge(tx) {
+                // The space is for the change that drives the sweep.
+                self.sweep.queue.push_back((hash, since));
+                break;
+            }
             match self.merge_names(access, tx, hash) {
                 Ok(OpStep::NotResident(ticket)) => {
                     let block = S::block_of(&ticket);
@@ -115,7 +129,7 @@ impl Fat {
                     self.sweep.queue.push_back((hash, since));
                 }
                 Err(_) => {}
-                Ok(OpStep::Done(())) => break,
+                Ok(OpStep::Done(_)) => break,
             }
         }
         let in_flight = self.sweep_target(page);
@@ -133,7 +147,8 @@ impl Fat {
             let last = hash | !prefix_mask(page.depth);
             let mut next = Some(hash & prefix_mask(page.depth));
             for _ in 0..2 << PAGE_SPAN {
-                let Some(at) = next.filter(|at| *at <= last) else { break };
+                let is_full = self.sweep.queue.len() as u64 >= SWEEP_MAX;
+                let Some(at) = next.filter(|at| *at <= last && !is_full) else { break };
                 let (leaf, after) = self.sweep_leaf(access, at);
                 ids.extend(leaf);
                 next = after;
@@ -150,7 +165,14 @@ impl Fat {
         let pages = u64::from(self.header.pages.get()).max(self.leaves() >> PAGE_SPAN);
         let capacity = pages * (ZAP_PAGE_BYTES / name_bytes) as u64;
         let excess = self.header.buffered.get().saturating_sub(capacity * 3 / 8);
-        (excess * SWEEP_MAX).div_ceil((capacity / 4).max(1)).min(SWEEP_MAX)
+        // A forged header counts any number of names.
+        excess.saturating_mul(SWEEP_MAX).div_ceil((capacity / 4).max(1)).min(SWEEP_MAX)
+    }
+
+    /// Whether it is known that no name waits for the leaf of a hash any more.
+    fn has_drained<S: LeafStore>(&mut self, access: LeafAccess<'_, S>, hash: u32) -> bool {
+        let depth = self.table.get(hash).unwrap_or(self.header.depth);
+        matches!(self.count_buffered(access, hash, depth), Ok(Some(0)))
     }
 
     /// Adds the leaf of a hash to the sweep if it is worth its read: at least half as many names
@@ -168,8 +190,9 @@ impl Fat {
         if known.is_none() || self.sweep.queue.iter().any(|(at, _)| (low..=last).contains(at)) {
             return (None, next);
         }
-        let waiting = self.count_buffered(access, hash, depth).unwrap_or(0) as u64;
-        if waiting == 0 || 2 * waiting * self.leaves() < self.header.buffered.get() {
+        let waiting = self.count_buffered(access, hash, depth).ok().flatten().unwrap_or(0) as u64;
+        let share = waiting.saturating_mul(2).saturating_mul(self.leaves());
+        if waiting == 0 || share < self.header.buffered.get() {
             return (None, next);
         }
         self.sweep.queue.push_back((hash, self.sweep.changes));

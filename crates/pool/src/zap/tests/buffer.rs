@@ -12,14 +12,14 @@ use crate::ErrorKind;
 use crate::format::ZapBlock;
 use crate::wait::Wait;
 
-const VALUE: [u8; 9] = [7; 9];
+pub(super) const VALUE: [u8; 9] = [7; 9];
 
-fn name(number: u32) -> Vec<u8> {
+pub(super) fn name(number: u32) -> Vec<u8> {
     format!("{number:0>20}").into_bytes()
 }
 
 /// A directory with these names, whose leaves are not resident.
-fn evicted(names: u32) -> (Zap<MemoryStore>, MemoryStore) {
+pub(super) fn evicted(names: u32) -> (Zap<MemoryStore>, MemoryStore) {
     let zap = new(3);
     for number in 0..names {
         zap.insert(&(), &name(number), &VALUE).expect("it is new");
@@ -31,20 +31,20 @@ fn evicted(names: u32) -> (Zap<MemoryStore>, MemoryStore) {
 }
 
 /// Evicts all leaves, but no filter block or buffer page.
-fn evict_leaves(store: &MemoryStore) {
+pub(super) fn evict_leaves(store: &MemoryStore) {
     store.evict_if(|id| matches!(id, ZapBlock::Leaf(_)));
 }
 
-fn buffered(zap: &Zap<MemoryStore>) -> u64 {
+pub(super) fn buffered(zap: &Zap<MemoryStore>) -> u64 {
     zap.write_state.state.lock().buffered()
 }
 
-fn sweep_ends(zap: &Zap<MemoryStore>) {
+pub(super) fn sweep_ends(zap: &Zap<MemoryStore>) {
     while zap.merge_some(&()).expect("it is possible") > 0 {}
 }
 
 /// All names, by a walk.
-fn walked(zap: &Zap<MemoryStore>) -> BTreeSet<Vec<u8>> {
+pub(super) fn walked(zap: &Zap<MemoryStore>) -> BTreeSet<Vec<u8>> {
     let mut names = BTreeSet::new();
     for entry in zap.cursor(Cookie::START, Wait::Allowed) {
         assert!(names.insert(entry.expect("it is valid").name.to_vec()), "a name appears once");

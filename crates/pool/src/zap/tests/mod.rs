@@ -6,6 +6,7 @@ mod cursor;
 mod damage;
 mod fill;
 mod filter;
+mod limits;
 mod model;
 
 use super::memory::MemoryStore;

@@ -1,0 +1,254 @@
+//! The change buffer when something is missing: memory, space, or a block.
+
+use super::super::memory::MemoryStore;
+use super::super::sweep::SWEEP_MAX;
+use super::super::{DirectoryForm, Zap, ZapCounters};
+use super::buffer::{VALUE, buffered, evict_leaves, evicted, name, sweep_ends, walked};
+use crate::ErrorKind;
+use crate::format::{ZAP_FILTER_LEAVES, ZapBlock};
+use crate::wait::Wait;
+
+/// A directory with some buffered names, whose blocks are all evicted. Returns which names are
+/// buffered.
+fn with_buffered(names: u32, more: u32) -> (Zap<MemoryStore>, MemoryStore, Vec<u32>) {
+    let (zap, store) = evicted(names);
+    store.state.lock().prefetches_nothing = true;
+    let mut waiting = Vec::new();
+    for number in names..names + more {
+        let before = buffered(&zap);
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+        if buffered(&zap) == before + 1 {
+            waiting.push(number);
+        }
+    }
+    store.commit();
+    store.evict_if(|_| true);
+    (zap, store, waiting)
+}
+
+/// Makes blocks unreadable, and evicts those that no transaction has open; or makes them readable
+/// again.
+fn set_readable(store: &MemoryStore, of: impl Fn(ZapBlock) -> bool, readable: bool) {
+    {
+        let mut state = store.state.lock();
+        let ids: Vec<_> = state.leaves.keys().copied().filter(|id| of(*id)).collect();
+        for id in ids {
+            match readable {
+                true => state.unreadable.remove(&id),
+                false => state.unreadable.insert(id),
+            };
+        }
+    }
+    if !readable {
+        store.evict_if(of);
+    }
+}
+
+fn is_page(id: ZapBlock) -> bool {
+    matches!(id, ZapBlock::Page(_))
+}
+
+fn is_filter(id: ZapBlock) -> bool {
+    matches!(id, ZapBlock::Filter(_))
+}
+
+fn fetched(store: &MemoryStore) -> usize {
+    store.state.lock().fetched_blocks.len()
+}
+
+/// Pages and leaves in the header.
+fn sizes(zap: &Zap<MemoryStore>) -> (u32, u64) {
+    match &zap.write_state.state.lock().form {
+        DirectoryForm::Micro(_) => (0, 0),
+        DirectoryForm::Fat(fat) => (fat.header.pages.get(), fat.leaves()),
+    }
+}
+
+#[test]
+fn pages_shrink_with_their_leaves_and_are_listed_one_at_a_time() {
+    let (zap, store) = evicted(100_000);
+    store.state.lock().prefetches_nothing = true;
+    for number in 100_000..112_000 {
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+        if number % 3000 == 0 {
+            store.commit();
+            evict_leaves(&store);
+        }
+    }
+    store.commit();
+    let (pages, leaves) = sizes(&zap);
+    assert!(pages > 20, "{pages} pages for {leaves} leaves");
+    // The youngest names stay, some of them in pages.
+    for number in 0..111_700 {
+        zap.remove(&(), &name(number)).expect("it is there");
+    }
+    store.commit();
+    let (pages, leaves) = sizes(&zap);
+    assert!(pages <= 2 * leaves as u32, "{pages} pages for {leaves} leaves");
+    // A block stays in memory only for the operation that has fetched it.
+    store.without_cache();
+    store.evict_if(|_| true);
+    assert_eq!(walked(&zap).len(), 300);
+    assert_eq!(zap.audit().expect("it is valid").entries, 300);
+    sweep_ends(&zap);
+    assert_eq!(walked(&zap).len(), 300);
+}
+
+#[test]
+fn a_removal_is_undone_without_reading_anything() {
+    let (zap, store, waiting) = with_buffered(20_000, 500);
+    let in_page = waiting[0];
+    for number in [7, in_page] {
+        let value = zap.remove(&(), &name(number)).expect("it is there");
+        // Blocks that this transaction has open stay in memory.
+        set_readable(&store, |_| true, false);
+        let before = fetched(&store);
+        let entries = zap.len();
+        zap.restore(&(), &name(number), &value).expect("it is possible");
+        assert_eq!((zap.len(), fetched(&store)), (entries + 1, before));
+        set_readable(&store, |_| true, true);
+        store.commit();
+        store.evict_if(|_| true);
+    }
+    assert_eq!(zap.audit().expect("it is valid").entries, 20_500);
+    assert_eq!(walked(&zap).len(), 20_500);
+}
+
+#[test]
+fn an_unreadable_page_hides_only_its_own_names() {
+    let (zap, store, waiting) = with_buffered(20_000, 500);
+    set_readable(&store, is_page, false);
+    let lost = |number| {
+        let error = zap.lookup(&name(number), Wait::Allowed).expect_err("nobody knows");
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains("buffer page"), "{error}");
+    };
+    for number in (0..20_000).step_by(100) {
+        let found = zap.lookup(&name(number), Wait::Allowed).expect("its leaf has it");
+        assert_eq!(found.as_deref(), Some(&VALUE[..]));
+        evict_leaves(&store);
+        zap.replace(&(), &name(number), &[8; 9]).expect("its leaf has it");
+        zap.remove(&(), &name(number)).expect("its leaf has it");
+        store.commit();
+        evict_leaves(&store);
+    }
+    lost(waiting[0]);
+    // It may be in the page.
+    lost(50_000);
+    zap.insert(&(), &name(waiting[1]), &VALUE).expect_err("nobody knows");
+    zap.insert(&(), &name(50_001), &VALUE).expect_err("nobody knows");
+    set_readable(&store, is_page, true);
+    assert_eq!(zap.audit().expect("it is valid").entries, 20_300);
+    for number in waiting {
+        zap.lookup(&name(number), Wait::Allowed).expect("it is possible").expect("it exists");
+    }
+}
+
+#[test]
+fn a_change_reads_nothing_after_warming() {
+    let (zap, store, waiting) = with_buffered(20_000, 500);
+    for round in 0..60 {
+        store.commit();
+        store.evict_if(|_| true);
+        let new = name(30_000 + round);
+        // As the kernel does: look up, then create. Half of the times the leaf is in memory.
+        if round % 2 == 0 {
+            store.state.lock().leaves.values_mut().for_each(|leaf| leaf.load());
+            store.evict_if(|id| is_page(id) || is_filter(id));
+        }
+        assert!(zap.lookup(&new, Wait::Allowed).expect("it is possible").is_none());
+        zap.warm(&new, Wait::Allowed).expect("it is possible");
+        let before = fetched(&store);
+        zap.insert(&(), &new, &VALUE).expect("it is new");
+        assert_eq!(fetched(&store), before, "round {round}");
+        store.commit();
+        store.evict_if(|_| true);
+        let old = if round % 3 == 0 { name(waiting[round as usize]) } else { name(round) };
+        zap.lookup(&old, Wait::Allowed).expect("it is possible").expect("it exists");
+        zap.warm(&old, Wait::Allowed).expect("it is possible");
+        let before = fetched(&store);
+        zap.replace(&(), &old, &[9; 9]).expect("it exists");
+        assert_eq!(fetched(&store), before, "round {round}");
+    }
+    zap.audit().expect("it is valid");
+}
+
+#[test]
+fn a_sweep_has_a_bounded_number_of_leaves_in_flight() {
+    let (zap, store) = evicted(100_000);
+    store.state.lock().prefetches_nothing = true;
+    let mut most = 0;
+    let in_flight = || match &zap.write_state.state.lock().form {
+        DirectoryForm::Micro(_) => 0,
+        DirectoryForm::Fat(fat) => fat.sweep.in_flight(),
+    };
+    for number in 100_000..130_000 {
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+        most = most.max(in_flight());
+        if number % 500 == 0 {
+            store.commit();
+            evict_leaves(&store);
+        }
+    }
+    assert!((1..=SWEEP_MAX).contains(&most), "{most} leaves in flight");
+    // Leaves whose names have moved otherwise are dropped.
+    sweep_ends(&zap);
+    store.commit();
+    evict_leaves(&store);
+    for number in 130_000..130_200 {
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+    }
+    assert!(in_flight() <= 64, "{} leaves in flight", in_flight());
+    assert_eq!(zap.len(), 130_200);
+}
+
+#[test]
+fn a_sweep_does_not_use_the_space_of_a_create() {
+    let (zap, store) = evicted(100_000);
+    store.state.lock().is_short_of_space = true;
+    for number in 100_000..103_000 {
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+    }
+    // A create that has read its own leaf takes the waiting names along.
+    let swept = store.counted(ZapCounters::DIRECTORY_NAMES_MERGED);
+    store.state.lock().is_short_of_space = false;
+    for number in 103_000..106_000 {
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+    }
+    let merged = store.counted(ZapCounters::DIRECTORY_NAMES_MERGED) - swept;
+    assert!(merged > 4 * swept, "{swept} names moved without space, {merged} with it");
+}
+
+#[test]
+fn an_unreadable_filter_block_is_replaced_with_its_next_leaf() {
+    let (zap, store) = evicted(20_000);
+    set_readable(&store, is_filter, false);
+    for number in (0..20_000).step_by(10) {
+        zap.replace(&(), &name(number), &[8; 9]).expect("it exists");
+    }
+    store.commit();
+    store.state.lock().unreadable.clear();
+    let stats = zap.audit().expect("it is valid");
+    assert_eq!(stats.filters, stats.leaves, "{stats}");
+}
+
+#[test]
+fn a_forged_depth_in_a_filter_hides_no_leaf() {
+    let (zap, store) = evicted(20_000);
+    {
+        let mut state = store.state.lock();
+        for (id, block) in &mut state.leaves {
+            if let ZapBlock::Filter(_) = id {
+                // The depth of each slot.
+                (0..ZAP_FILTER_LEAVES).for_each(|slot| block.bytes[16 + slot * 16 + 12] = 1);
+            }
+        }
+    }
+    for number in 20_000..20_400 {
+        assert!(zap.lookup(&name(number), Wait::Allowed).expect("it is possible").is_none());
+    }
+    for number in 0..20_000 {
+        let found = zap.lookup(&name(number), Wait::Allowed).expect("it is possible");
+        assert!(found.is_some(), "name {number}");
+    }
+}
