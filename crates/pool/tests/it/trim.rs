@@ -5,14 +5,16 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use forebay_base::clock::ManualClock;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{
     Decorator, Device, DeviceInfo, DeviceStats, FileDevice, Health, Op, OpenOptions, Request,
     Waiter,
 };
 use forebay_pool::{
-    Dataset, ErrorKind, ImportOptions, Object, Opened, Pool, TrimReport, open_path,
+    CreateOptions, Dataset, ErrorKind, ImportOptions, Object, Opened, Pool, TrimReport, open_path,
 };
 
 use crate::common::{MIB, cache, check, create, create_options, dataset, import_options, memory};
@@ -90,6 +92,7 @@ fn an_image_file_shrinks_after_a_deletion() {
     let full = kept(&path);
     assert!(full > 2 * SIZE);
     // In the background.
+    pool.set_tunable("trim_delay_ms", "0").unwrap();
     destroy(&pool, &data, first);
     while kept(&path) >= full - SIZE / 4 * 3 {
         std::thread::yield_now();
@@ -110,6 +113,30 @@ fn an_image_file_shrinks_after_a_deletion() {
     pool.export().unwrap();
     let opened = vec![open_path(&path, &OpenOptions::default()).unwrap()];
     check(&Pool::import(opened, &import_options(&cache)).unwrap());
+}
+
+#[test]
+fn space_that_is_used_again_soon_is_not_discarded() {
+    const DELAY: Duration = Duration::from_secs(60);
+    let clock = Arc::new(ManualClock::new());
+    let (device, cache) = (memory(64 * MIB), cache(16 * MIB));
+    let options = CreateOptions { clock: Some(clock.clone()), ..create_options(&cache) };
+    let pool = Pool::create(vec![device.into()], &options).unwrap();
+    pool.set_tunable("trim_delay_ms", &DELAY.as_millis().to_string()).unwrap();
+    pool.set_tunable("trim_rate_bytes", "0").unwrap();
+    let data = dataset(&pool);
+    // More than the device holds, so that the space is used again.
+    for _ in 0..16 {
+        let object = write(&pool, &data, 8 * MIB);
+        destroy(&pool, &data, object);
+    }
+    assert_eq!(counter(&pool, "discarded_bytes"), 0);
+    // What is free at the end of the delay goes back. The thread may begin to wait late.
+    while counter(&pool, "discarded_bytes") < 8 * MIB {
+        clock.advance(DELAY.as_nanos() as u64);
+        std::thread::yield_now();
+    }
+    check(&pool);
 }
 
 #[test]

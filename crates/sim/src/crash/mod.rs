@@ -143,8 +143,12 @@ impl CrashTest {
         let (devices, l2_devices) = devices.split_at(self.devices);
         let pool = fixture::create(devices, &cache, &settings).expect("a pool");
         if self.discards {
-            let tunables =
-                [("trim_files", "true"), ("trim_min_bytes", "4K"), ("trim_rate_bytes", "0")];
+            let tunables = [
+                ("trim_files", "true"),
+                ("trim_delay_ms", "0"),
+                ("trim_min_bytes", "4K"),
+                ("trim_rate_bytes", "0"),
+            ];
             for (name, value) in tunables {
                 pool.set_tunable(name, value).expect("a tunable");
             }

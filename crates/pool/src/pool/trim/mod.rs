@@ -1,7 +1,8 @@
 //! Gives freed space back: discards free ranges of the devices.
 //!
 //! A thread of the pool discards in the background what recent transaction groups have freed, once
-//! none of the newest three roots reaches it, see [`crate::space`]. [`Pool::trim`] discards all
+//! none of the newest three roots reaches it, see [`crate::space`]. It gathers for a while first
+//! (`trim_delay_ms`): a busy pool uses most freed space again at once. [`Pool::trim`] discards all
 //! free space. Both work in slices: a slice holds some free ranges, so that no allocation gets
 //! them, discards them without a lock, and releases them.
 //!
@@ -153,7 +154,9 @@ pub(super) fn start(inner: &Arc<PoolInner>) -> Result<()> {
     let pool = Arc::clone(inner);
     let run = move || {
         while pool.trim.wait() {
-            pool.trim_freed();
+            if pool.gather_freed() {
+                pool.trim_freed();
+            }
         }
     };
     let thread = thread::spawn_named("forebay-trim", run).map_err(|error| {

@@ -81,6 +81,16 @@ impl PoolInner {
         }
     }
 
+    /// Waits until freed space has been gathered for long enough. Returns false if no pass shall
+    /// begin.
+    pub(super) fn gather_freed(&self) -> bool {
+        let begun_ns = self.clock.now_ns();
+        self.wait_until(|| {
+            let delay_ns = u64::from(self.tunables.trim().trim_delay_ms()) * 1_000_000;
+            begun_ns.saturating_add(delay_ns)
+        })
+    }
+
     /// Discards what was freed. Errors end the pass: the space stays free.
     pub(super) fn trim_freed(&self) {
         let _pass = self.trim.pass.lock();
@@ -102,7 +112,7 @@ impl PoolInner {
                 let bytes = self.discard(&slice, &mut TrimReport::default());
                 self.release(slice)?;
                 paid_ns = paid_ns.max(self.clock.now_ns()).saturating_add(self.cost_ns(bytes));
-                if !self.wait_until(paid_ns) {
+                if !self.wait_until(|| paid_ns) {
                     return Ok(());
                 }
             }
@@ -249,11 +259,12 @@ impl PoolInner {
         cost_ns.map_or(0, |ns| u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
-    /// Waits until a time of the pool's clock. Returns false if the pass has to end.
-    fn wait_until(&self, until_ns: u64) -> bool {
+    /// Waits until a time of the pool's clock, which may change meanwhile. Returns false if the
+    /// pass has to end.
+    fn wait_until(&self, until_ns: impl Fn() -> u64) -> bool {
         let mut state = self.trim.state.lock();
         loop {
-            let ahead_ns = until_ns.saturating_sub(self.clock.now_ns());
+            let ahead_ns = until_ns().saturating_sub(self.clock.now_ns());
             if state.yields() || ahead_ns == 0 {
                 return !state.yields();
             }

@@ -11,6 +11,10 @@ forebay_base::tunables! {
     /// The same for block devices. Without it, `forebay trim` does it from time to time.
     trim_block_devices: bool = false, false..=true, runtime, "flag";
 
+    /// How long freed space is gathered before it is discarded in the background. Space that is
+    /// used again meanwhile is left alone.
+    trim_delay_ms: u32 = 60_000, 0..=86_400_000, runtime, "ms";
+
     /// Shorter free ranges are not discarded.
     trim_min_bytes: bytes = 128 << 10, 4 << 10..=1 << 30, runtime, "bytes";
 
