@@ -42,6 +42,8 @@ const MEMORY_MARGIN_BYTES: u64 = 64 << 20;
 const CEDED_SHARE: u64 = 64;
 /// The cache takes ceded memory back only while this fraction of its bound stays free.
 const SPARE_SHARE: u64 = 16;
+/// At most this fraction of the bound is withheld.
+const WITHHELD_MAX_SHARE: u64 = 4;
 /// How often, and how long each time, an allocation waits for memory before it fails.
 const MEMORY_WAITS: u32 = 20;
 const MEMORY_WAIT: Duration = Duration::from_millis(5);
@@ -118,14 +120,15 @@ impl BlockCache {
         })?;
         let accounts = Arc::new(CachePadded::new(CacheAccounts::default()));
         let (counted, memory) = (Arc::clone(&accounts), Arc::clone(&arena));
-        let spare_bytes = options.bytes / SPARE_SHARE;
+        let (bound, spare_bytes) = (options.bytes, options.bytes / SPARE_SHARE);
         let l2 = L2Router::new();
         let counted_l2 = Arc::clone(&l2);
         let mut builder = Cache::builder()
             .bound(options.bytes)
             .overhead(move || {
                 let free_bytes = memory.limit_bytes().saturating_sub(memory.used_bytes());
-                let others = counted.total(free_bytes.saturating_sub(spare_bytes));
+                let most = bound.saturating_sub(counted.withheld_from_bound());
+                let others = counted.total(free_bytes.saturating_sub(spare_bytes), most);
                 // The indexes of L2 devices are in the memory for which bytes are withheld.
                 others.saturating_add(counted_l2.memory_bytes().max(counted.withheld_from_bound()))
             })
@@ -190,16 +193,19 @@ impl BlockCache {
         self.memory_bytes
     }
 
-    /// Withholds `bytes` of the arena's limit, but at most half of it, because the rest of the
-    /// process uses them. The cache gives up the same share of its bound. The number replaces the
-    /// one of the last call. Free memory is returned at once, the rest as blocks are evicted.
-    pub fn withhold(&self, bytes: u64) {
-        let bytes = bytes.min(self.memory_bytes / 2);
+    /// Withholds `bytes` of the arena's limit, because the rest of the process uses them, but only
+    /// so many that the cache keeps three quarters of its bound: pools need them for dirty data.
+    /// The cache gives up the same share of its bound. The number replaces the one of the last
+    /// call. Free memory is returned at once, the rest as blocks are evicted. Returns the number of
+    /// bytes that are withheld.
+    pub fn withhold(&self, bytes: u64) -> u64 {
+        let bytes = bytes.min(self.bound / WITHHELD_MAX_SHARE / 4 * 5);
         if self.accounts.withheld_bytes.swap(bytes, Ordering::Relaxed) != bytes {
             self.arena.set_limit(self.memory_bytes - bytes);
             // Resizing to the same bound makes the reclaimer evaluate it again.
             self.cache.resize(self.bound);
         }
+        bytes
     }
 
     /// Bytes of the arena's limit that are withheld.
@@ -282,9 +288,9 @@ impl BlockCache {
 
 impl CacheAccounts {
     /// Bytes that count against the bound. `free_bytes` is the free memory of the arena beyond the
-    /// part that must stay free.
-    fn total(&self, free_bytes: u64) -> u64 {
-        let mut ceded = self.ceded_bytes.load(Ordering::Relaxed);
+    /// part that must stay free. At most `most_ceded` bytes count as ceded.
+    fn total(&self, free_bytes: u64, most_ceded: u64) -> u64 {
+        let mut ceded = self.ceded_bytes.load(Ordering::Relaxed).min(most_ceded);
         if ceded > 0 && free_bytes >= ceded {
             self.ceded_bytes.store(0, Ordering::Relaxed);
             ceded = 0;

@@ -87,7 +87,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
             match inner.begin(key, weight, attributes, reservation, false)? {
                 Step::Ready(begin) => return Ok(begin),
                 Step::NoCapacity => {
-                    reservation = Some(inner.reserve_by_evicting(weight.max(1)));
+                    let weight = inner.with_structures(weight);
+                    reservation = Some(inner.reserve_by_evicting(weight));
                 }
             }
         }

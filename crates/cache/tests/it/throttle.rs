@@ -117,6 +117,19 @@ fn who_must_not_wait_evicts_or_is_refused() {
 }
 
 #[test]
+fn who_must_not_wait_reserves_what_a_block_occupies() {
+    let cache = Cache::<u64, [u8; 64]>::builder().bound(8 << 20).build().unwrap();
+    for key in 0..200_000 {
+        match cache.begin_without_waiting(key, 64, Attributes::DATA).unwrap() {
+            Begin::Vacant(guard) => drop(guard.publish([1; 64])),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(cache.stats().counter("overflows") > 0);
+    audit(&cache);
+}
+
+#[test]
 fn everything_pinned_with_a_thread_ends_in_a_bounded_wait() {
     let cache = threaded_blocks(200).tunable("overflow_wait_ms", "30").build().unwrap();
     let pins = full_of_pins(&cache);

@@ -22,8 +22,10 @@ use crate::memory::MemoryPlan;
 
 /// How often the resident memory is read. The headroom of the plan is for growth in between.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Withheld bytes are a multiple of this, so that they change rarely.
+/// Withheld bytes are a multiple of this, and of this fraction of the arena, so that they change
+/// rarely.
 const STEP_BYTES: u64 = 1 << 20;
+const STEP_SHARE: u64 = 256;
 /// The other memory falls at most by this fraction from one look to the next.
 const FALL_SHARE: u64 = 64;
 
@@ -36,9 +38,7 @@ pub(super) fn start(plan: &MemoryPlan, cache: &Arc<BlockCache>) -> Result<()> {
     let run = move || {
         while let Some(cache) = Weak::upgrade(&cache) {
             // Without `/proc`, the shares of the plan are all there is.
-            if let Some(resident) = forebay_base::memory::rss_bytes() {
-                cache.withhold(watch.look(resident, cache.arena().committed_bytes()));
-            }
+            watch.adjust(&cache);
             drop(cache);
             thread::sleep(PERIOD);
         }
@@ -54,19 +54,43 @@ struct MemoryWatch {
     share_bytes: u64,
     /// Bytes that everything beside blocks uses.
     other_bytes: u64,
+    /// What is withheld is a multiple of this.
+    step_bytes: u64,
+    /// Whether more had to be withheld than blocks can spare.
+    is_short: bool,
 }
 
 impl MemoryWatch {
     fn new(plan: &MemoryPlan) -> Self {
         let share_bytes = plan.total_bytes - plan.arena_bytes - plan.headroom_bytes();
-        Self { share_bytes, other_bytes: 0 }
+        let step_bytes = STEP_BYTES.max(plan.arena_bytes / STEP_SHARE);
+        Self { share_bytes, other_bytes: 0, step_bytes, is_short: false }
+    }
+
+    /// Withholds what the rest of the process uses beyond its shares.
+    fn adjust(&mut self, cache: &BlockCache) {
+        // The arena may return memory to the system between the looks.
+        let before = cache.arena().committed_bytes();
+        // Without `/proc`, the shares of the plan are all there is.
+        let Some(resident) = forebay_base::memory::rss_bytes() else { return };
+        let wanted = self.look(resident, before.max(cache.arena().committed_bytes()));
+        let is_short = cache.withhold(wanted) < wanted;
+        if is_short && !self.is_short {
+            tracing::warn!(
+                wanted_bytes = wanted,
+                other_bytes = self.other_bytes,
+                "the process may exceed --memory: blocks cannot give way to all that it uses \
+                 beside them; give it more memory, or fewer mounts and threads"
+            );
+        }
+        self.is_short = is_short;
     }
 
     /// The bytes to withhold, if the process has `resident` bytes and blocks have `committed`.
     fn look(&mut self, resident: u64, committed: u64) -> u64 {
         let slowest = self.other_bytes - self.other_bytes / FALL_SHARE;
         self.other_bytes = resident.saturating_sub(committed).max(slowest);
-        self.other_bytes.saturating_sub(self.share_bytes).next_multiple_of(STEP_BYTES)
+        self.other_bytes.saturating_sub(self.share_bytes).next_multiple_of(self.step_bytes)
     }
 }
 

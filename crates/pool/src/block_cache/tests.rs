@@ -106,25 +106,30 @@ fn blocks_make_space_for_io() {
 fn withheld_memory_is_taken_from_the_arena_and_the_blocks() {
     let options = BlockCacheOptions {
         bytes: BOUND,
-        memory_bytes: Some(2 * BOUND),
+        memory_bytes: Some(BOUND / 4 * 5),
         seed: Some(9),
         ..Default::default()
     };
     let cache = BlockCache::new(options).unwrap();
-    assert_eq!(cache.arena().limit_bytes(), 2 * BOUND);
+    assert_eq!(cache.arena().limit_bytes(), BOUND / 4 * 5);
     fill(&cache);
     assert!(cached_bytes(&cache) > BOUND / 2);
-    // At most half of the arena.
-    cache.withhold(u64::MAX);
-    assert_eq!((cache.withheld_bytes(), cache.arena().limit_bytes()), (BOUND, BOUND));
-    assert!(shrinks_to(&cache, BOUND / 5));
+    // At most so many that the cache keeps three quarters of its bound, for dirty data.
+    let most = BOUND / 16 * 5;
+    assert_eq!(cache.withhold(u64::MAX), most);
+    assert_eq!((cache.withheld_bytes(), cache.arena().limit_bytes()), (most, BOUND / 16 * 15));
+    assert!(shrinks_to(&cache, BOUND / 4 * 3));
     // The limit holds as soon as the blocks are gone.
     assert!((0..1_000_000).any(|_| {
         thread::yield_now();
-        cache.arena().committed_bytes() <= BOUND
+        cache.arena().committed_bytes() <= BOUND / 16 * 15
     }));
-    cache.withhold(0);
-    assert_eq!(cache.arena().limit_bytes(), 2 * BOUND);
+    // Dirty data of a pool still fits, and failed allocations do not take all from the blocks.
+    cache.add_dirty(BOUND / 2);
+    assert!(shrinks_to(&cache, BOUND / 4));
+    cache.sub_dirty(BOUND / 2);
+    assert_eq!(cache.withhold(0), 0);
+    assert_eq!(cache.arena().limit_bytes(), BOUND / 4 * 5);
     assert!(has_capacity_again(&cache));
     fill(&cache);
     assert!(cached_bytes(&cache) > BOUND / 2);

@@ -255,7 +255,7 @@ impl Node {
         let ptr = placed.bp;
         if !self.is_filter(block) {
             let held = ctx.store.hold(&ptr, content, props.cache);
-            ctx.store.submit(placed, WritePayload::new(sealed, held));
+            ctx.submit(placed, WritePayload::new(sealed, held))?;
             return Ok(ptr);
         }
         // The open txg opens the block before this, and gets the new content here, or after it,
@@ -266,7 +266,7 @@ impl Node {
         let bytes = state.pending[(ctx.txg & 1) as usize].set_written(block, ptr);
         drop(state);
         ctx.store.cache().sub_dirty(bytes);
-        ctx.store.submit(placed, WritePayload::new(sealed, held));
+        ctx.submit(placed, WritePayload::new(sealed, held))?;
         Ok(ptr)
     }
 
