@@ -68,7 +68,8 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     }
 
     /// Sets a function that reports bytes which count against the [`bound`](Self::bound) but which
-    /// the weigher does not see, such as an arena's slack. It is called often, also by threads that insert, and must be cheap.
+    /// the weigher does not see, such as an arena's slack. It is called often, also by threads that
+    /// insert, and must be cheap.
     ///
     /// Evicting a block must not raise it for long. Return free memory before reporting it, for
     /// instance purge the arena when its slack exceeds a few percent. Otherwise the memory of
