@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use forebay_base::rng::SmallRng;
 use forebay_cache::Class;
-use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::fault::{Fault, FaultDevice, Injected, Rule};
 use forebay_io::record::{Event, Image, Outcome, RecordDevice, RecordOptions, Recording};
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Op};
 use forebay_l2::{Health, L2, L2Options};
@@ -73,6 +73,55 @@ impl History {
     }
 }
 
+/// The faults of all runs of a plan.
+#[derive(Debug, Default)]
+struct FaultTally {
+    /// Faults by place and kind.
+    injected: BTreeMap<(&'static str, &'static str), u64>,
+    /// Blocks reinserted between the first failed write of a run and its last one.
+    reinserted: u64,
+}
+
+impl FaultTally {
+    fn add(&mut self, plan: &Plan, faults: &FaultDevice) {
+        for Injected { fault, op, offset, .. } in faults.injected() {
+            let place = match offset.saturating_sub(SEGMENTS_AT) % plan.segment_bytes {
+                _ if op == Op::Flush => "flush",
+                0 => "header",
+                at if at == plan.segment_bytes - 4096 => "footer",
+                _ => "batch",
+            };
+            let kind = match fault {
+                Fault::Error(_) => "error",
+                Fault::ErrorAfter(_) => "error after",
+                Fault::Torn { .. } => "torn",
+                _ => panic!("{fault:?} has no rule"),
+            };
+            *self.injected.entry((place, kind)).or_default() += 1;
+        }
+    }
+
+    /// Asserts that every kind of fault happened often, and that blocks were reinserted meanwhile.
+    fn check(&self) {
+        let count = |place, kind| self.injected.get(&(place, kind)).copied().unwrap_or(0);
+        for (place, least) in [("header", 10), ("batch", 50), ("footer", 200)] {
+            for kind in ["error", "error after", "torn"] {
+                assert!(count(place, kind) >= least, "{kind}, {place}: {self:?}");
+            }
+        }
+        // A flush that the user asked for must not fail, or the L2 fails.
+        assert!(count("flush", "error") + count("flush", "error after") > 0, "{self:?}");
+        assert!(self.reinserted >= 100, "{self:?}");
+    }
+
+    fn merge(&mut self, other: Self) {
+        for (kind, count) in other.injected {
+            *self.injected.entry(kind).or_default() += count;
+        }
+        self.reinserted += other.reinserted;
+    }
+}
+
 /// A run with its recorded history.
 struct Run {
     fixture: Fixture,
@@ -86,6 +135,7 @@ struct Run {
     next_version: u64,
     /// Whether the device fails sometimes.
     faults: bool,
+    tally: FaultTally,
 }
 
 impl Run {
@@ -214,6 +264,14 @@ struct Plan {
     faults: bool,
 }
 
+/// The outcome of a plan.
+struct Executed {
+    /// Versions that had to survive, and those that were found.
+    promised: usize,
+    found: usize,
+    tally: FaultTally,
+}
+
 impl Plan {
     fn options(&self) -> L2Options {
         let options = L2Options { segment_bytes: Some(self.segment_bytes), ..options() };
@@ -221,7 +279,7 @@ impl Plan {
         options
     }
 
-    fn execute(&self) -> (usize, usize) {
+    fn execute(&self) -> Executed {
         println!("{self:?}");
         let mut rng = SmallRng::from_seed(self.seed);
         let zero = Image::zero(self.device_bytes, SECTOR_BYTES);
@@ -229,15 +287,15 @@ impl Plan {
         let recording = first.recorder.recording();
         assert!(recording.is_complete(), "the recording is too short");
         self.check_failed_writes(&recording);
-        let (mut promised, mut found) = (0, 0);
+        let mut executed = Executed { promised: 0, found: 0, tally: first.tally };
         for image in 0..self.images {
             let position = rng.below(recording.len() as u64 + 1) as usize;
             let crashed = recording.at(position).sampled(&mut rng);
             println!("image {image}, at {position} of {}", recording.len());
             let kept = self.check(&crashed, &first.history, position);
             let Some(kept) = kept else { continue };
-            promised += kept.0;
-            found += kept.1;
+            executed.promised += kept.0;
+            executed.found += kept.1;
             // A second run starts on the image and crashes too.
             let allowed =
                 (0..KEYS).map(|key| (key, first.history.allowed(key, position))).collect();
@@ -248,8 +306,9 @@ impl Plan {
             println!("  then at {position} of {}", again.len());
             let crashed = again.at(position).sampled(&mut rng);
             self.check(&crashed, &second.history, position);
+            executed.tally.merge(second.tally);
         }
-        (promised, found)
+        executed
     }
 
     /// A run on an image. The first run creates the L2.
@@ -275,18 +334,34 @@ impl Plan {
         }
         let (now, sure, spilled) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let faults = self.faults;
-        let mut run = Run { fixture, recorder, history, now, sure, spilled, next_version, faults };
+        let tally = FaultTally::default();
+        let mut run =
+            Run { fixture, recorder, history, now, sure, spilled, next_version, faults, tally };
         let steps = if fresh { self.steps } else { self.steps / 20 };
         if !fresh {
             // At once, while the rebuild may still run.
             (0..20).for_each(|_| run.change(rng.below(KEYS), None));
             assert!(run.fixture.l2.wait_rebuilt() || self.faults);
         }
+        // Failed writes so far, and blocks reinserted before the first of them.
+        let (mut errors, mut reinserted) = (0, 0);
         for _ in 0..steps {
             if run.fixture.l2.health() == Health::Healthy {
                 run.step(rng, self.longest);
             }
+            if self.faults {
+                let stats = run.fixture.l2.stats();
+                let failed = stats.count("write_errors") > errors;
+                if errors == 0 {
+                    reinserted = stats.count("reinserted");
+                }
+                if failed {
+                    errors = stats.count("write_errors");
+                    run.tally.reinserted = stats.count("reinserted") - reinserted;
+                }
+            }
         }
+        run.tally.add(self, &failing);
         let stats = run.fixture.l2.stats();
         assert!(self.faults || stats.count("forget_failures") == 0);
         // After a crash a log block may be there without all of its blocks.
@@ -426,9 +501,9 @@ fn flushed_versions_survive_a_crash_and_old_versions_do_not() {
         let faults = false;
         let plan =
             Plan { seed, device_bytes, segment_bytes, longest, steps, images, round, faults };
-        let kept = plan.execute();
-        promised += kept.0;
-        found += kept.1;
+        let executed = plan.execute();
+        promised += executed.promised;
+        found += executed.found;
     }
     println!("{found} of {promised} that were promised are there");
     assert!(promised > 1000, "only {promised} were promised");
@@ -448,11 +523,14 @@ fn old_versions_do_not_survive_a_crash_of_a_wrapped_ring() {
 
 #[test]
 fn old_versions_do_not_survive_a_crash_of_a_faulty_device() {
+    let mut tally = FaultTally::default();
     for seed in seeds(4) {
         let (device_bytes, segment_bytes) = (4 << 20, 64 << 10);
         let (longest, steps, images, round, faults) = (8000, 6000, 25, true, true);
         let plan =
             Plan { seed, device_bytes, segment_bytes, longest, steps, images, round, faults };
-        plan.execute();
+        tally.merge(plan.execute().tally);
     }
+    println!("{tally:?}");
+    tally.check();
 }

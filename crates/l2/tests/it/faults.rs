@@ -27,8 +27,9 @@ fn small() -> L2Options {
     options
 }
 
-/// Random work under the rules, then without them, then after a reopen.
-fn work_under(rules: Vec<Rule>, seed: u64) -> Fixture {
+/// Random work without the rule, under it, without it again, then after a reopen. Returns how often
+/// the rule fired.
+fn work_under(rule: &Rule, seed: u64) -> u64 {
     let (faults, device, fixture) = failing(&small());
     let mut rng = SmallRng::from_seed(seed);
     let mut now: BTreeMap<u64, u64> = BTreeMap::new();
@@ -37,7 +38,7 @@ fn work_under(rules: Vec<Rule>, seed: u64) -> Fixture {
     let mut sure = true;
     for phase in 0..3 {
         if phase == 1 {
-            rules.iter().for_each(|rule| _ = faults.add(rule.clone()));
+            faults.add(rule.clone());
         }
         if phase == 2 {
             faults.clear();
@@ -72,13 +73,14 @@ fn work_under(rules: Vec<Rule>, seed: u64) -> Fixture {
         sure &= fixture.l2.stats().count("forget_failures") == 0;
     }
     let stats = fixture.l2.stats();
-    println!("{:?}, {:?}, {:?}", stats.health, stats.short(), faults.counters());
+    let injected = faults.counters().total(FaultCounters::FAULTS_INJECTED);
+    println!("{rule:?}, {injected} times: {:?}, {:?}", stats.health, stats.short());
     let Fixture { l2, cache } = fixture;
     l2.close();
     cache.close();
     cache.audit();
     let stats = l2.stats();
-    match L2::open(device.clone(), Arc::new(NumberCodec), &small()) {
+    let fixture = match L2::open(device.clone(), Arc::new(NumberCodec), &small()) {
         Ok(l2) => {
             assert!(sure, "what could not be forgotten voids the label");
             let fixture = Fixture::over(l2);
@@ -95,33 +97,40 @@ fn work_under(rules: Vec<Rule>, seed: u64) -> Fixture {
             assert!(matches!(stats.health, Health::Failed { voided: true, .. }), "{stats:?}");
             Fixture::create(&device, &small())
         }
-    }
+    };
+    fixture.close();
+    injected
+}
+
+/// Does random work under faults of this kind, once for each seed and probability. The faults must
+/// happen often.
+fn check_faults(fault: Fault, op: Op, runs: &[(u64, f64)], at_least: u64) {
+    let under = |&(seed, probability): &(u64, f64)| {
+        work_under(&Rule::new(fault).on(op).with_probability(probability), seed)
+    };
+    let injected: u64 = runs.iter().map(under).sum();
+    assert!(injected >= at_least, "{fault:?} was injected {injected} times only");
 }
 
 #[test]
 fn failed_and_corrupt_reads_are_misses() {
-    for (fault, seed) in [(Fault::Error(5), 1), (Fault::Rot { bits: 3 }, 2)] {
-        let rule = Rule::new(fault).on(Op::Read).with_probability(0.2);
-        work_under(vec![rule], seed).close();
-    }
+    check_faults(Fault::Error(5), Op::Read, &[(1, 0.2), (2, 0.2)], 15);
+    check_faults(Fault::Rot { bits: 3 }, Op::Read, &[(3, 0.2), (4, 0.2)], 15);
 }
 
 #[test]
 fn failed_and_torn_writes_lose_blocks_only() {
-    for seed in 10..16 {
-        let probability = if seed % 2 == 0 { 0.02 } else { 0.3 };
-        let fault = if seed % 3 == 0 { Fault::Torn { reported: true } } else { Fault::Error(5) };
-        let rule = Rule::new(fault).on(Op::Write).with_probability(probability);
-        work_under(vec![rule], seed).close();
-    }
+    let runs = [(10, 0.02), (11, 0.3), (12, 0.1), (13, 0.1)];
+    check_faults(Fault::Error(5), Op::Write, &runs, 40);
+    check_faults(Fault::ErrorAfter(5), Op::Write, &runs, 40);
+    check_faults(Fault::Torn { reported: true }, Op::Write, &runs, 40);
 }
 
 #[test]
 fn failed_flushes_lose_blocks_only() {
-    for seed in 20..24 {
-        let rule = Rule::new(Fault::Error(5)).on(Op::Flush).with_probability(0.1);
-        work_under(vec![rule], seed).close();
-    }
+    let runs = [(20, 0.1), (21, 0.1), (22, 0.1), (23, 0.02), (24, 0.02), (25, 0.05)];
+    check_faults(Fault::Error(5), Op::Flush, &runs, 12);
+    check_faults(Fault::ErrorAfter(5), Op::Flush, &runs, 12);
 }
 
 #[test]
@@ -291,6 +300,8 @@ fn numbers_of_segments_whose_headers_cannot_be_read_are_not_used_again() {
         fixture.spill();
         keys += 20;
     }
+    // Its tombstone is in the newest segment.
+    fixture.l2.forget_checked(&0).unwrap();
     let used = fixture.l2.stats().used_bytes / SEGMENT;
     fixture.close();
     for segment in [used - 1, used - 2] {
@@ -300,6 +311,7 @@ fn numbers_of_segments_whose_headers_cannot_be_read_are_not_used_again() {
     }
     let fixture = Fixture::open(&device, &small());
     assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.get(0).map(|value| value.version), None);
     for key in 0..keys {
         fixture.cache.remove(&key);
         assert_eq!(fixture.get(key), None);
