@@ -10,7 +10,9 @@ use forebay_io::{Device, Op, Request};
 use forebay_l2::L2Options;
 
 use crate::crash;
-use crate::support::{Fixture, arena, copy, memory, options};
+use crate::support::{
+    Fixture, arena, contents, copy, device_with, memory, options, put_difference,
+};
 
 const DEVICE: u64 = 4 << 20;
 const SEGMENT: u64 = 64 << 10;
@@ -19,12 +21,12 @@ const PAGE: u64 = 4096;
 const BATCH: u64 = 20;
 
 /// Options for many small segments.
-fn small_segments() -> L2Options {
+pub(crate) fn small_segments() -> L2Options {
     L2Options { segment_bytes: Some(SEGMENT), ..options() }
 }
 
 /// Offsets of the open segment and of the next one, for an L2 that was never reopened.
-fn open_segments(fixture: &Fixture) -> [u64; 2] {
+pub(crate) fn open_segments(fixture: &Fixture) -> [u64; 2] {
     let segments = u64::from(fixture.l2.label().segments);
     let begun = fixture.l2.stats().count("segments");
     [begun - 1, begun].map(|nth| (64 << 10) + nth % segments * SEGMENT)
@@ -32,7 +34,7 @@ fn open_segments(fixture: &Fixture) -> [u64; 2] {
 
 /// Writes keys from `first` on until the ring has used this many more segments. Returns the first
 /// key that was not written.
-fn fill(fixture: &Fixture, first: u64, segments: u64, class: Class) -> u64 {
+pub(crate) fn fill(fixture: &Fixture, first: u64, segments: u64, class: Class) -> u64 {
     let until = fixture.l2.stats().count("segments") + segments;
     let mut next = first;
     while fixture.l2.stats().count("segments") < until {
@@ -99,19 +101,6 @@ fn bad_records_leave_the_index_with_their_segment() {
     assert!(found > BATCH && found < keys - BATCH, "the ring has come round: {found} of {keys}");
     assert_eq!(fixture.l2.len(), found, "every record is of a block");
     fixture.close();
-}
-
-/// Writes the sectors in which `after` differs from `before` to the device.
-fn put_difference(device: &dyn Device, before: &Image, after: &Image) {
-    for (offset, sector) in after.sectors() {
-        let mut old = vec![0; sector.len()];
-        before.read(offset, &mut old);
-        if old != sector {
-            let mut buffer = arena().alloc(sector.len()).unwrap();
-            buffer.copy_from_slice(sector);
-            device.run(Request::write(offset, buffer)).result.unwrap();
-        }
-    }
 }
 
 #[test]
@@ -181,6 +170,104 @@ fn batches_that_arrive_after_a_restart_do_not_count() {
     assert!(fixture.l2.wait_rebuilt());
     assert_eq!(fixture.get(2).map(|value| value.version), None);
     assert_eq!(fixture.get(1).map(|value| value.version), Some(1));
+    fixture.close();
+}
+
+/// The rebuild cannot write the footer that excludes a late batch. The next header does.
+#[test]
+fn batches_that_arrive_after_a_restart_without_a_footer_do_not_count() {
+    let recorder = Arc::new(RecordDevice::new(memory(DEVICE), RecordOptions::default()));
+    let device: Arc<dyn Device> = recorder.clone();
+    let fixture = Fixture::create(&device, &small_segments());
+    fixture.insert(1, 1, 1000);
+    fixture.spill();
+    let before = recorder.recording();
+    let before = before.prefix(before.len());
+    fixture.insert(2, 1, 1000);
+    fixture.spill();
+    let after = recorder.recording();
+    let after = after.prefix(after.len());
+    let footer = open_segments(&fixture)[0] + SEGMENT - PAGE;
+    fixture.close();
+    let backing = crash::memory(&before);
+    let faults = Arc::new(FaultDevice::new(backing.clone(), 7));
+    let fails = Rule::new(Fault::Error(5)).on(Op::Write).within(footer..footer + PAGE);
+    let fails = faults.add(fails);
+    let device: Arc<dyn Device> = faults.clone();
+    let fixture = Fixture::open(&device, &small_segments());
+    assert!(fixture.l2.wait_rebuilt());
+    assert!(faults.remove(fails).unwrap() > 0);
+    fixture.l2.forget_checked(&2).unwrap();
+    assert_eq!(fixture.l2.stats().count("tombstones"), 0);
+    put_difference(&*backing, &before, &after);
+    let crashed = copy(&backing);
+    fixture.close();
+    let fixture = Fixture::open(&crashed, &small_segments());
+    assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.get(2).map(|value| value.version), None);
+    assert_eq!(fixture.get(1).map(|value| value.version), Some(1));
+    fixture.close();
+}
+
+/// A device may drop earlier writes when a flush fails. A tombstone behind such a hole would not be
+/// in the log.
+#[test]
+fn tombstones_are_not_written_behind_a_failed_flush() {
+    let faults = Arc::new(FaultDevice::new(memory(DEVICE), 7));
+    let recorder = Arc::new(RecordDevice::new(faults.clone(), RecordOptions::default()));
+    let device: Arc<dyn Device> = recorder.clone();
+    let fixture = Fixture::create(&device, &small_segments());
+    fixture.insert(1, 1, 1000);
+    fixture.spill();
+    let begun = recorder.position();
+    let rule = faults.add(Rule::new(Fault::Error(5)).on(Op::Flush).times(1));
+    fixture.l2.forget_checked(&1).unwrap();
+    assert_eq!(faults.remove(rule), Some(1));
+    let recording = recorder.recording();
+    let dropped = recording.events()[begun..].iter().find_map(|event| match event {
+        Event::Write { offset, .. } => Some(*offset),
+        _ => None,
+    });
+    let crashed = copy(&device);
+    fixture.close();
+    let mut zeros = arena().alloc(PAGE as usize).unwrap();
+    zeros.fill(0);
+    crashed.run(Request::write(dropped.unwrap(), zeros)).result.unwrap();
+    let fixture = Fixture::open(&crashed, &small_segments());
+    assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.get(1).map(|value| value.version), None);
+    assert_eq!(fixture.l2.rebuild().damaged, 0);
+    fixture.close();
+}
+
+/// A batch counts only behind the batch that it was written behind.
+#[test]
+fn a_batch_behind_another_one_than_its_own_does_not_count() {
+    // The same seed gives both the same guid.
+    let options = L2Options { seed: 5, ..small_segments() };
+    let written = |versions: &[(u64, u64)]| {
+        let device = memory(DEVICE);
+        let fixture = Fixture::create(&device, &options);
+        for &(key, version) in versions {
+            fixture.insert(key, version, 1000);
+            fixture.spill();
+        }
+        let written = (contents(&device), fixture.l2.label().guid);
+        fixture.close();
+        written
+    };
+    let (old, old_guid) = written(&[(1, 1), (2, 1)]);
+    let (mut new, new_guid) = written(&[(3, 1)]);
+    assert_eq!(old_guid, new_guid);
+    let begins = |page: &u64| old[*page as usize..].starts_with(b"forelbat");
+    let last = (0..DEVICE).step_by(PAGE as usize).filter(begins).last().unwrap() as usize;
+    assert!(new[last..].iter().take(SEGMENT as usize / 2).all(|byte| *byte == 0));
+    let end = last + SEGMENT as usize / 2;
+    new[last..end].copy_from_slice(&old[last..end]);
+    let fixture = Fixture::open(&device_with(&new), &options);
+    assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.get(3).map(|value| value.version), Some(1));
+    assert_eq!(fixture.get(2).map(|value| value.version), None);
     fixture.close();
 }
 

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker};
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::rng::SmallRng;
 use forebay_cache::{Attributes, Begin, Cache, Class, LoadError, Reclaim};
+use forebay_io::record::Image;
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
 use forebay_l2::{Codec, L2, L2Options};
 
@@ -129,6 +130,19 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
             return output;
         }
         std::thread::yield_now();
+    }
+}
+
+/// Writes the sectors in which `after` differs from `before` to the device.
+pub(crate) fn put_difference(device: &dyn Device, before: &Image, after: &Image) {
+    for (offset, sector) in after.sectors() {
+        let mut old = vec![0; sector.len()];
+        before.read(offset, &mut old);
+        if old != sector {
+            let mut buffer = arena().alloc(sector.len()).unwrap();
+            buffer.copy_from_slice(sector);
+            device.run(Request::write(offset, buffer)).result.unwrap();
+        }
     }
 }
 
