@@ -275,7 +275,7 @@ impl DatasetInner {
             stored.changed = true;
         }
         self.objset.set_settings(tx.txg(), settings.write_settings());
-        let store = &self.objset.store;
+        let store = &self.objset.io.store;
         store.cache().cache().set_owner_caching(store.owner(), settings.caching());
         store.set_l2_mode(settings.l2);
         let logs = settings.sync == SyncMode::Log;

@@ -41,7 +41,7 @@ impl Node {
         if offset >= end {
             return;
         }
-        let _reading = self.objset.store.readers().enter();
+        let _reading = self.io.store.readers().enter();
         let (mut block, last) = (offset >> self.record_shift, (end - 1) >> self.record_shift);
         while block <= last {
             let mut found = self.locate(block);
@@ -52,7 +52,7 @@ impl Node {
                 Some(Some(ptr)) => {
                     let on_fetched = Arc::clone(&on_fetched);
                     let on_completion = Box::new(move |_| drop(on_fetched));
-                    self.objset.store.fetch(&ptr, self.attributes(), on_completion);
+                    self.io.store.fetch(&ptr, self.attributes(), on_completion);
                     block += 1;
                 }
                 Some(None) => block += 1,
@@ -77,7 +77,7 @@ impl Node {
     /// Starts to read the highest indirect block above `block` that is not in memory. The caller
     /// has entered the store's readers.
     fn fetch_pointers(&self, block: u64, on_fetched: &Arc<CallOnDrop>) {
-        let store = &self.objset.store;
+        let store = &self.io.store;
         let tree = self.lock().tree;
         // A later read finds the damage and reports it.
         if let Ok(Some(ptr)) = tree::missing_above(store, &tree, block) {

@@ -63,7 +63,7 @@ impl Leaves {
         match state.find(block) {
             BlockState::Dirty(_) => true,
             BlockState::Stored(ptr) => {
-                let store = &self.0.objset.store;
+                let store = &self.0.io.store;
                 found(fetched, &ptr).is_some() || store.cache().cache().contains(&store.key(&ptr))
             }
             BlockState::Hole | BlockState::Unknown => false,
@@ -115,7 +115,7 @@ impl LeafStore for Leaves {
             self.0.check_alive(&state)?;
             state.counts()
         };
-        let mut inline = self.0.objset.inline(self.0.number, wait)?;
+        let mut inline = self.0.owner.inline(self.0.number, wait)?;
         if let Some(counts) = counts {
             put_counts(&mut inline, counts);
         }
@@ -124,11 +124,11 @@ impl LeafStore for Leaves {
 
     fn inline_capacity(&self, tx: &Tx) -> Result<usize> {
         self.check_alive()?;
-        Ok(self.0.objset.dnode(self.0.number, tx.wait())?.inline_capacity())
+        self.0.owner.inline_capacity(self.0.number, tx.wait())
     }
 
     fn seed(&self) -> u64 {
-        self.0.objset.new_seed()
+        self.0.owner.new_seed()
     }
 
     fn set_inline(&self, tx: &Tx, content: &[u8]) -> Result<()> {
@@ -140,7 +140,7 @@ impl LeafStore for Leaves {
                 self.0.mark_dirty(&mut state, tx)?;
             }
         }
-        if !self.0.objset.set_inline(tx, self.0.number, content)? {
+        if !self.0.owner.set_inline(tx, self.0.number, content)? {
             let text = format!(
                 "{}: {} bytes of inline content do not fit into its dnode",
                 self.describe(),
@@ -181,7 +181,7 @@ impl LeafStore for Leaves {
             BlockState::Unknown => return Ok(LeafLookup::NotResident(FetchTicket::Pointer(id))),
             BlockState::Stored(ptr) => ptr,
         };
-        let store = &self.0.objset.store;
+        let store = &self.0.io.store;
         let (slot_hint, content) = state.pins.hint(block);
         store.prefetch_header(slot_hint);
         drop(state);
@@ -295,13 +295,13 @@ impl LeafStore for Leaves {
 
     fn aided_leaves(&self) -> u64 {
         match self.may_buffer() {
-            true => self.0.objset.ahead.directories().tunables.directory_buffer_leaves().into(),
+            true => self.0.io.ahead.directories().tunables.directory_buffer_leaves().into(),
             false => u64::MAX,
         }
     }
 
     fn may_buffer(&self) -> bool {
-        self.0.objset.ahead.directories().tunables.directory_buffer()
+        self.0.io.ahead.directories().tunables.directory_buffer()
     }
 
     fn may_merge(&self, tx: &Tx) -> bool {
@@ -310,7 +310,7 @@ impl LeafStore for Leaves {
     }
 
     fn count(&self, counter: Counter, amount: u64) {
-        self.0.objset.ahead.directories().counters.add(counter, 0, amount);
+        self.0.io.ahead.directories().counters.add(counter, 0, amount);
     }
 
     fn fetch(&self, ticket: FetchTicket, wait: Wait) -> Result<Option<Fetched>> {
@@ -321,7 +321,7 @@ impl LeafStore for Leaves {
     }
 
     fn prefetch(&self, ids: &[ZapBlock]) -> usize {
-        let store = &self.0.objset.store;
+        let store = &self.0.io.store;
         let _reading = store.readers().enter();
         let mut not_resident = 0;
         for id in ids {

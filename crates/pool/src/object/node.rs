@@ -18,12 +18,12 @@ use forebay_cache::Attributes;
 use crate::block_cache::BlockRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind, ZAP_LEAF_BYTES};
-use crate::objset::Objset;
 use crate::readahead::ObjectReadahead;
 use crate::wait::Wait;
 use crate::zap::{self, Zap, ZapCounts};
 
 use super::leaves::Leaves;
+use super::owner::{NodeOwner, ObjectIo};
 use super::pending::{DirtySlot, Pending};
 use super::pins::Pins;
 use super::tree::{self, BLOCKS_MAX, Tree};
@@ -48,7 +48,8 @@ pub struct ObjectUsage {
 
 /// An open object. It stays in memory while it is referenced or a txg has changes for it.
 pub(crate) struct Node {
-    pub(crate) objset: Arc<Objset>,
+    pub(super) owner: Arc<dyn NodeOwner>,
+    pub(super) io: Arc<ObjectIo>,
     pub(crate) number: u64,
     pub(crate) kind: ObjectKind,
     pub(crate) record_shift: u8,
@@ -248,7 +249,7 @@ impl BlockState<'_> {
 
 impl Node {
     pub(crate) fn new(
-        objset: &Arc<Objset>,
+        owner: Arc<dyn NodeOwner>,
         number: u64,
         dnode: &DnodePhys,
         data: DataFields,
@@ -281,7 +282,8 @@ impl Node {
             readahead: ObjectReadahead::new(),
         };
         Ok(Arc::new(Self {
-            objset: Arc::clone(objset),
+            io: Arc::clone(owner.io()),
+            owner,
             number,
             kind,
             record_shift: dnode.record_shift,
@@ -333,7 +335,7 @@ impl Node {
                 bytes = 0;
             }
             bytes = bytes
-                .saturating_add(self.objset.cost_of_block(self.kind, pending.new_bytes))
+                .saturating_add(self.cost_of_block(pending.new_bytes))
                 .saturating_add(pending.preallocated_bytes)
                 .saturating_sub(pending.replaced_bytes);
         }
@@ -358,9 +360,9 @@ impl Node {
     /// Pins the indirect block that has the pointer of `block`. Call it without the state lock,
     /// after [`BlockState::Unknown`].
     pub(crate) fn pin(&self, block: u64, wait: Wait) -> Result<()> {
-        let store = &self.objset.store;
+        let store = &self.io.store;
         let _reading = store.readers().enter();
-        self.objset.check_open()?;
+        self.owner.check_open()?;
         let tree = self.lock().tree;
         if tree.levels < 2 {
             // The tree has lost its indirect blocks meanwhile.
@@ -380,7 +382,7 @@ impl Node {
             content = Some(found);
         }
         let mut state = self.lock();
-        if state.tree.root == tree.root && self.objset.check_open().is_ok() {
+        if state.tree.root == tree.root && self.owner.check_open().is_ok() {
             let hole = match parent.is_preallocated() {
                 true => BlockPtrPhys::preallocated(0, parent.logical_bytes.get()),
                 false => BlockPtrPhys::HOLE,
@@ -398,7 +400,7 @@ impl Node {
         ptr: &BlockPtrPhys,
         wait: Wait,
     ) -> Result<Option<Fetched>> {
-        let store = &self.objset.store;
+        let store = &self.io.store;
         let _reading = store.readers().enter();
         match self.lock().find(block) {
             BlockState::Stored(now) if now == *ptr => {}
@@ -417,7 +419,7 @@ impl Node {
     /// the error.
     pub(super) fn lost_pointers(&self, block: u64, error: Error) -> Error {
         let (first, blocks) = Tree::siblings_of(block);
-        self.objset.store.note_damage(self.number + 1, first, blocks, &error);
+        self.io.store.note_damage(self.number + 1, first, blocks, &error);
         self.block_error(block, error)
     }
 
@@ -446,7 +448,7 @@ impl Drop for Node {
             state.pending.iter().map(|pending| pending.dirty_bytes).sum()
         };
         // Dirty bytes of txgs that were never synced.
-        self.objset.store.cache().sub_dirty(dirty_bytes);
-        self.objset.forget(self.number);
+        self.io.store.cache().sub_dirty(dirty_bytes);
+        self.owner.forget(self.number);
     }
 }

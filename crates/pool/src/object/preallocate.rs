@@ -129,11 +129,10 @@ impl Node {
         let within = end & (self.record_bytes() as u64 - 1);
         let last = end >> self.record_shift;
         let whole = offset >> self.record_shift..last;
-        let cost = |bytes| self.objset.cost_of_block(self.kind, bytes);
-        let block_bytes = cost(self.record_bytes() as u64);
+        let block_bytes = self.cost_of_block(self.record_bytes() as u64);
         let survey = self.survey(&whole, block_bytes, tx.wait())?;
         // A record is stored from its start, so what precedes the range counts too.
-        let last_bytes = cost(within.next_multiple_of(UNIT_BYTES)).min(block_bytes);
+        let last_bytes = self.cost_of_block(within.next_multiple_of(UNIT_BYTES)).min(block_bytes);
         let has_last = within > 0 && self.is_hole(last, tx.wait())?;
         if has_last && self.lock().must_pin(tx.txg(), last) {
             self.pin(last, tx.wait())?;
@@ -151,7 +150,7 @@ impl Node {
         // The survey has not seen what the syncing txg writes.
         state.pending.iter().for_each(|pending| indirect.extend(pending.paths.changed_in(&whole)));
         let pending = state.pending_mut(tx.txg());
-        let pay = |count| tx.dirty(self.objset.cost_of_indirect(count));
+        let pay = |count| tx.dirty(self.cost_of_indirect(count));
         if !whole.is_empty() {
             pending.paths.preallocate(levels, &whole, indirect, pay)?;
         }
@@ -172,9 +171,9 @@ impl Node {
         block_bytes: u64,
         wait: Wait,
     ) -> Result<Survey<'a>> {
-        let store = &self.objset.store;
+        let store = &self.io.store;
         let _reading = store.readers().enter();
-        self.objset.check_open()?;
+        self.owner.check_open()?;
         let (tree, height, freed) = {
             let state = self.lock();
             let freed = state.pending.iter().flat_map(|pending| pending.freed.iter().cloned());
@@ -199,7 +198,7 @@ impl Node {
     pub(super) fn preallocated_in(&self, tree: &Tree, range: &Range<u64>) -> u64 {
         match tree.levels {
             0 => 0,
-            levels => preallocated_beneath(&self.objset.store, &tree.root, (levels - 1, 0), range),
+            levels => preallocated_beneath(&self.io.store, &tree.root, (levels - 1, 0), range),
         }
     }
 }

@@ -67,7 +67,7 @@ impl Node {
             return self.read_noted(state, offset, part.out, None, wait);
         };
         drop(state);
-        let Some(content) = self.objset.store.peek_key_at(&key, slot_hint) else {
+        let Some(content) = self.io.store.peek_key_at(&key, slot_hint) else {
             return self.read_noted(self.lock(), offset, part.out, Some(key), wait);
         };
         copy_out(&content, &mut part);
@@ -90,7 +90,7 @@ impl Node {
             return None;
         }
         let known = state.pins.known(part.block)?;
-        let store = &self.objset.store;
+        let store = &self.io.store;
         store.prefetch_header(known.slot_hint);
         part.prefetch_content(known.content);
         let end = offset.saturating_add(part.out.len() as u64);
@@ -124,7 +124,7 @@ impl Node {
             .as_mut()
             .map_or(BlockLookup::Done, |part| self.lookup_block(&state, part))
         {
-            BlockLookup::Stored(ptr, _) if not_cached == Some(self.objset.store.key(&ptr)) => {
+            BlockLookup::Stored(ptr, _) if not_cached == Some(self.io.store.key(&ptr)) => {
                 BlockLookup::NotCached(ptr)
             }
             found => found,
@@ -174,7 +174,7 @@ impl Node {
     #[inline]
     fn lookup_block(&self, state: &NodeState, part: &mut Part<'_>) -> BlockLookup {
         let (slot_hint, content) = state.pins.hint(part.block);
-        self.objset.store.prefetch_header(slot_hint);
+        self.io.store.prefetch_header(slot_hint);
         if let Some(content) = content {
             part.prefetch_content(content);
         }
@@ -201,7 +201,7 @@ impl Node {
                 BlockLookup::Done => return Ok(()),
                 BlockLookup::Unknown => self.pin(part.block, wait)?,
                 BlockLookup::Stored(ptr, slot_hint) => {
-                    if let Some(content) = self.objset.store.peek_at(&ptr, slot_hint) {
+                    if let Some(content) = self.io.store.peek_at(&ptr, slot_hint) {
                         copy_out(&content, part);
                         if content.slot_hint() != slot_hint {
                             self.lock().pins.set_hint(part.block, content.slot_hint(), &content);
@@ -213,7 +213,7 @@ impl Node {
                 }
                 BlockLookup::NotCached(ptr) => {
                     if !is_retry {
-                        let found = match self.objset.store.is_read_ahead(&ptr) {
+                        let found = match self.io.store.is_read_ahead(&ptr) {
                             true => readahead::ReadOutcome::InFlight,
                             false => readahead::ReadOutcome::Miss,
                         };

@@ -12,12 +12,12 @@ impl Node {
     pub(super) fn note_read(&self, state: &mut NodeState, blocks: &Range<u64>) -> Option<Plan> {
         let record_bytes = self.record_bytes() as u64;
         let end = (state.size + record_bytes - 1) >> self.record_shift;
-        state.readahead.on_read(&self.objset.ahead, blocks, end, record_bytes)
+        state.readahead.on_read(&self.io.ahead, blocks, end, record_bytes)
     }
 
     /// Starts to read the blocks of a plan. May wait for an indirect block.
     pub(super) fn read_ahead(&self, plan: Plan, wait: Wait) {
-        let _reading = self.objset.store.readers().enter();
+        let _reading = self.io.store.readers().enter();
         // Read at most one missing indirect block per plan. The reader needs it soon in any case.
         let mut may_pin = true;
         for block in plan.blocks() {
@@ -35,7 +35,7 @@ impl Node {
             }
             match found {
                 Some(Some(ptr)) => {
-                    self.objset.store.prefetch(&ptr, self.attributes(), Box::new(|_| {}));
+                    self.io.store.prefetch(&ptr, self.attributes(), Box::new(|_| {}));
                 }
                 Some(None) => {}
                 None => return,

@@ -89,7 +89,7 @@ impl Node {
     /// The next offset from `from` on with data or with a hole. The end of the object counts as a
     /// hole. Returns `None` if nothing is found, or if `from` is not before the end.
     pub(crate) fn seek(&self, from: u64, wanted: SeekTarget, wait: Wait) -> Result<Option<u64>> {
-        let store = &self.objset.store;
+        let store = &self.io.store;
         let _reading = store.readers().enter();
         let mut block = from >> self.record_shift;
         let snapshot = ObjectSnapshot::of(&self.lock(), block);

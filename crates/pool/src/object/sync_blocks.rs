@@ -41,7 +41,7 @@ impl Node {
         if state.destroyed == Some(txg) {
             let pending = std::mem::take(&mut state.pending[(txg & 1) as usize]);
             drop(state);
-            self.objset.store.cache().sub_dirty(pending.dirty_bytes);
+            self.io.store.cache().sub_dirty(pending.dirty_bytes);
             return None;
         }
         let pending = &state.pending[(txg & 1) as usize];
@@ -129,7 +129,7 @@ impl Node {
         }
         written.sort_unstable_by_key(|change| change.block);
         let old = self.lock().tree;
-        let block_bytes = self.objset.cost_of_block(self.kind, self.record_bytes() as u64);
+        let block_bytes = self.cost_of_block(self.record_bytes() as u64);
         let changes = TreeChanges {
             freed: &work.freed,
             preallocated: &work.preallocated,
@@ -149,7 +149,7 @@ impl Node {
         state.synced_counts = pending.counts.or(state.synced_counts);
         let (allocated, counts) = (state.allocated, pending.counts);
         drop(state);
-        self.objset.store.cache().sub_dirty(pending.dirty_bytes);
+        self.io.store.cache().sub_dirty(pending.dirty_bytes);
         Ok(DataFields { tree, size, allocated, counts })
     }
 
@@ -187,7 +187,7 @@ impl Node {
     /// What a txg does to the leaves of a filter block. The txg has written some of them. Such a
     /// leaf has no filter if it is not in memory any more.
     fn changes_of_written(&self, txg: u64, index: u64) -> Vec<SlotChange<Arc<Vec<u8>>>> {
-        let store = &self.objset.store;
+        let store = &self.io.store;
         let state = self.lock();
         let pending = &state.pending[(txg & 1) as usize];
         let first = index * ZAP_FILTER_LEAVES as u64;
@@ -278,7 +278,7 @@ impl Node {
     /// rather than at the end of the txg.
     fn release_buffer(&self, ctx: &SyncContext<'_>, block: u64, ptr: BlockPtrPhys) {
         let bytes = self.lock().pending[(ctx.txg & 1) as usize].set_written(block, ptr);
-        self.objset.store.cache().sub_dirty(bytes);
+        self.io.store.cache().sub_dirty(bytes);
     }
 }
 

@@ -243,10 +243,8 @@ impl Node {
         self.mark_dirty(&mut state, tx)?;
         let levels = state.height();
         let pending = state.pending_mut(tx.txg());
-        pending
-            .paths
-            .free(levels, &range, |count| tx.dirty(self.objset.cost_of_indirect(count)))?;
-        let block_bytes = self.objset.cost_of_block(self.kind, self.record_bytes() as u64);
+        pending.paths.free(levels, &range, |count| tx.dirty(self.cost_of_indirect(count)))?;
+        let block_bytes = self.cost_of_block(self.record_bytes() as u64);
         let freed = pending.free(range.clone(), block_bytes);
         if !pending.frees_all() {
             let tree = state.tree;
@@ -254,7 +252,7 @@ impl Node {
             state.pending_mut(tx.txg()).replaced_bytes += replaced;
         }
         drop(state);
-        self.objset.store.cache().sub_dirty(freed);
+        self.io.store.cache().sub_dirty(freed);
         Ok(())
     }
 
@@ -271,7 +269,7 @@ impl Node {
         if !paths::covers(range, 1, Tree::parent_of(end)) {
             return self.pin(end, tx.wait());
         }
-        let store = &self.objset.store;
+        let store = &self.io.store;
         let _reading = store.readers().enter();
         let read = tree::lowest_indirect(store, &tree, end, tx.wait());
         read.map(|_| ()).map_err(|error| self.lost_pointers(end, error))
@@ -287,8 +285,7 @@ impl Node {
     /// Adds the object to the txg's list of dirty objects.
     pub(super) fn mark_dirty(self: &Arc<Self>, state: &mut NodeState, tx: &Tx) -> Result<()> {
         if state.pending[(tx.txg() & 1) as usize].txg == 0 {
-            self.objset.charge_dnode(tx, self.number)?;
-            self.objset.list_dirty(tx.txg(), self)?;
+            self.owner.list_dirty(tx, self)?;
             state.pending_mut(tx.txg());
         }
         Ok(())
@@ -382,7 +379,7 @@ impl Node {
         {
             return Ok(ModifyStep::Ready);
         }
-        let store = &self.objset.store;
+        let store = &self.io.store;
         // The first change under an indirect block reads that block, even if the old block pointer
         // is not needed.
         let mut stale = None;
@@ -421,10 +418,10 @@ impl Node {
         (block, is_hole): (u64, bool),
         new: Buffer,
     ) -> Result<()> {
-        let cache = self.objset.store.cache();
+        let cache = self.io.store.cache();
         self.mark_dirty(state, tx)?;
         let bytes = new.footprint() as u64;
-        let block_bytes = self.objset.cost_of_block(self.kind, self.record_bytes() as u64);
+        let block_bytes = self.cost_of_block(self.record_bytes() as u64);
         let replaced = if is_hole { state.preallocated_bytes(block, block_bytes) } else { 0 };
         let levels = state.height();
         let pending = state.pending_mut(tx.txg());
@@ -432,13 +429,13 @@ impl Node {
             Some(DirtySlot::Dirty(old)) => old.footprint() as u64,
             _ => 0,
         };
-        let cost = |bytes| self.objset.cost_of_block(self.kind, bytes);
         if pending.blocks.contains_key(&block) {
             // A record that is written in pieces grows within its txg.
-            tx.dirty(cost(bytes).saturating_sub(if before > 0 { cost(before) } else { 0 }))?;
+            let paid = if before > 0 { self.cost_of_block(before) } else { 0 };
+            tx.dirty(self.cost_of_block(bytes).saturating_sub(paid))?;
         } else {
             pending.paths.write(levels, block, |count| {
-                tx.dirty(cost(bytes) + self.objset.cost_of_indirect(count))
+                tx.dirty(self.cost_of_block(bytes) + self.cost_of_indirect(count))
             })?;
         }
         pending.blocks.insert(block, DirtySlot::Dirty(Arc::new(new)));
@@ -463,7 +460,7 @@ impl Node {
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         let needed = bytes.max(content.len()).max(BUFFER_MIN).next_power_of_two();
-        let mut buffer = self.objset.store.cache().alloc(needed.min(self.record_bytes()))?;
+        let mut buffer = self.io.store.cache().alloc(needed.min(self.record_bytes()))?;
         buffer[..content.len()].copy_from_slice(content);
         buffer[content.len()..].fill(0);
         Ok(buffer)

@@ -20,7 +20,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     BlockKind, BlockPtrPhys, DNODE_BLOCK_BYTES, DNODE_BYTES, DNODES_PER_BLOCK, DnodePhys,
 };
-use crate::object::tree;
+use crate::object::NodeOwner;
+use crate::object::tree::{self, INDIRECT_BYTES};
 use crate::tx::Tx;
 use crate::wait::Wait;
 
@@ -214,7 +215,7 @@ impl Objset {
                         .unwrap_or(DnodePhys::FREE),
                     _ => {
                         drop(shard);
-                        let _reading = self.store.readers().enter();
+                        let _reading = self.io.store.readers().enter();
                         let tree = self.tree();
                         stored = Some((tree.root, self.block_to_change(&tree, block, tx.wait())?));
                         continue;
@@ -248,9 +249,9 @@ impl Objset {
         if block < tree.blocks {
             return self.stored_block_of(tree, block, wait);
         }
-        let above = tree::lookup(&self.store, tree, block, wait);
+        let above = tree::lookup(&self.io.store, tree, block, wait);
         above.map(|_| None).map_err(|error| {
-            self.store.note_damage(0, block, 1, &error);
+            self.io.store.note_damage(0, block, 1, &error);
             error.doing(format_args!("block {block} of dnodes"))
         })
     }
@@ -265,8 +266,8 @@ impl Objset {
         slot.txg = tx.txg();
         if !slot.blocks.contains_key(&block) {
             self.charge(slot, tx, block)?;
-            let dnodes = self.store.cache().alloc(DNODE_BLOCK_BYTES)?;
-            self.store.cache().add_dirty(dnodes.footprint() as u64);
+            let dnodes = self.io.store.cache().alloc(DNODE_BLOCK_BYTES)?;
+            self.io.store.cache().add_dirty(dnodes.footprint() as u64);
             let dirty = DirtyDnodeBlock { changed: 0, reset: 0, dnodes: Arc::new(dnodes) };
             slot.blocks.insert(block, dirty);
         }
@@ -275,7 +276,7 @@ impl Objset {
 
     /// Charges a transaction for the block of an object's dnode, unless the txg was charged for the
     /// block before.
-    pub(crate) fn charge_dnode(&self, tx: &Tx, number: u64) -> Result<()> {
+    pub(super) fn charge_dnode(&self, tx: &Tx, number: u64) -> Result<()> {
         let (block, _) = position_of(number);
         let mut shard = self.dnodes.shard(block);
         let slot = &mut shard.txgs[(tx.txg() & 1) as usize];
@@ -288,7 +289,10 @@ impl Objset {
             return Ok(());
         }
         let parent = tree::Tree::parent_of(block);
-        tx.dirty(self.cost_of_dnodes(!slot.parents.contains(&parent)))?;
+        let new_parent = !slot.parents.contains(&parent);
+        let bytes = DNODE_BLOCK_BYTES + if new_parent { INDIRECT_BYTES } else { 0 };
+        let (_, copies) = self.copies_at_most();
+        tx.dirty(bytes as u64 * u64::from(copies))?;
         slot.charged.insert(block);
         slot.parents.insert(parent);
         Ok(())
@@ -297,7 +301,7 @@ impl Objset {
     /// The dnode in the newest synced txg.
     pub(super) fn stored_dnode(&self, number: u64, wait: Wait) -> Result<DnodePhys> {
         let (block, index) = position_of(number);
-        let _reading = self.store.readers().enter();
+        let _reading = self.io.store.readers().enter();
         let content = self.stored_block_of(&self.tree(), block, wait)?;
         Ok(content.and_then(|content| dnode_at(&content, index)).unwrap_or(DnodePhys::FREE))
     }
@@ -314,14 +318,15 @@ impl Objset {
             return Ok(None);
         }
         let in_block = |error: Error| {
-            self.store.note_damage(0, block, 1, &error);
+            self.io.store.note_damage(0, block, 1, &error);
             error.doing(format_args!("block {block} of dnodes"))
         };
-        let ptr = tree::lookup(&self.store, tree, block, wait).map_err(in_block)?;
+        let ptr = tree::lookup(&self.io.store, tree, block, wait).map_err(in_block)?;
         if ptr.is_hole() {
             return Ok(None);
         }
-        let content = self.store.read_with(&ptr, Attributes::METADATA, wait).map_err(in_block)?;
+        let content =
+            self.io.store.read_with(&ptr, Attributes::METADATA, wait).map_err(in_block)?;
         if ptr.block_kind() != Some(BlockKind::Dnode) || content.len() != DNODE_BLOCK_BYTES {
             let text = format!("block {block} of dnodes has another kind or length: {ptr:?}");
             return Err(Error::new(ErrorKind::Corrupt, text));

@@ -3,10 +3,12 @@
 //! A dnode has two kinds of fields with different owners (see [`DnodePhys`]). *Attribute fields*
 //! change in an open txg and stay in `dnodes` as dirty dnodes. *Data fields* belong to the open
 //! object and result from its sync. `sync_dnodes` joins both in new blocks of dnodes.
+//!
+//! Open objects refer to their objset as a [`NodeOwner`](crate::object::NodeOwner) only (`owner`).
 
-mod cost;
 mod dnodes;
 mod numbers;
+mod owner;
 mod relocate;
 mod settings;
 mod sync_dnodes;
@@ -16,7 +18,7 @@ mod tests;
 use crossbeam_utils::CachePadded;
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use forebay_base::sync::{Arc, Mutex, Weak, thread_slot};
+use forebay_base::sync::{Arc, Mutex, Weak};
 use hashbrown::HashMap;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -24,12 +26,11 @@ use crate::format::{
     ATTRIBUTES_MAX, Compression, DNODES_PER_BLOCK, DnodePhys, ObjectKind, ObjsetPhys,
 };
 use crate::object::tree::{self, Tree};
-use crate::object::{DataFields, Node, ObjectUsage};
+use crate::object::{DataFields, Node, ObjectIo, ObjectUsage};
 use crate::readahead::ReadAhead;
 use crate::store::Store;
 use crate::tx::Tx;
 use crate::wait::Wait;
-use crate::zap;
 
 pub(crate) use dnodes::dnode_at;
 use dnodes::{DirtyDnodes, NewestDnode};
@@ -56,8 +57,7 @@ pub(crate) struct WriteSettings {
 
 /// An objset.
 pub(crate) struct Objset {
-    pub(crate) store: Store,
-    pub(crate) ahead: Arc<ReadAhead>,
+    pub(crate) io: Arc<ObjectIo>,
     settings: Mutex<VersionedSettings>,
     /// Tree of the dnode blocks in the newest synced txg.
     tree: Mutex<Tree>,
@@ -82,8 +82,7 @@ impl Objset {
     ) -> Result<Arc<Self>> {
         let tree = dnode_tree(phys)?;
         Ok(Arc::new(Self {
-            store,
-            ahead: Arc::clone(ahead),
+            io: Arc::new(ObjectIo { store, ahead: Arc::clone(ahead) }),
             settings: Mutex::named("objset-settings", VersionedSettings::new(settings)),
             tree: Mutex::named("objset-tree", tree),
             dnodes: DirtyDnodes::new(),
@@ -120,19 +119,6 @@ impl Objset {
                 node.lock().pins.clear();
             }
         }
-    }
-
-    /// Fails if the objset is closed.
-    pub(crate) fn check_open(&self) -> Result<()> {
-        match self.closed.load(Ordering::Acquire) {
-            false => Ok(()),
-            true => Err(Error::new(ErrorKind::Closed, "the pool was exported; import it again")),
-        }
-    }
-
-    /// An unpredictable random number.
-    pub(crate) fn new_seed(&self) -> u64 {
-        self.rng.lock().next_u64()
     }
 
     /// Tree of the dnode blocks in the newest synced txg.
@@ -255,30 +241,6 @@ impl Objset {
         }
     }
 
-    /// Changes the inline content of an object; `false` if it does not fit.
-    pub(crate) fn set_inline(&self, tx: &Tx, number: u64, inline: &[u8]) -> Result<bool> {
-        let fits = self.change_dnode(tx, number, |dnode, _| {
-            (dnode.kind != 0).then(|| dnode.set_inline(inline))
-        })?;
-        fits.ok_or_else(|| self.no_object(number))
-    }
-
-    /// The inline content of an object. For a directory it contains the entry count as of the
-    /// newest sync: the caller replaces the count if it changed since the directory was opened.
-    pub(crate) fn inline(&self, number: u64, wait: Wait) -> Result<Vec<u8>> {
-        let newest = self.dnodes.newest(number);
-        let stale = matches!(newest, NewestDnode::Dirty(_, false));
-        let (mut dnode, _) = self.resolve(number, newest, wait)?;
-        if dnode.kind == 0 {
-            return Err(self.no_object(number));
-        }
-        if stale && zap::counts_of(dnode.inline()).is_some() {
-            // The dirty dnode may be older than the entry count of the stored one.
-            DataFields::copy_unchecked(&self.stored_dnode(number, wait)?, &mut dnode);
-        }
-        Ok(dnode.inline().to_vec())
-    }
-
     /// Opens the object with this number.
     pub(crate) fn open(self: &Arc<Self>, number: u64, wait: Wait) -> Result<Arc<Node>> {
         let shard = &self.nodes[shard_of(number)];
@@ -304,7 +266,7 @@ impl Objset {
                 false => DataFields::of(&self.stored_dnode(number, wait)?)
                     .map_err(|error| error.doing(format_args!("object {number}")))?,
             };
-            let node = Node::new(self, number, &dnode, data)?;
+            let node = Node::new(self.clone(), number, &dnode, data)?;
             let mut nodes = shard.lock();
             let other = nodes.get(&number).and_then(Weak::upgrade);
             // A node with newer data may have been opened and dropped meanwhile. It is dropped only
@@ -365,33 +327,12 @@ impl Objset {
     fn no_object(&self, number: u64) -> Error {
         Error::new(ErrorKind::NotFound, format!("object {number} does not exist"))
     }
-
-    /// Adds an object to the dirty list of a txg.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Closed`] if the objset is closed: no sync follows.
-    pub(crate) fn list_dirty(&self, txg: u64, node: &Arc<Node>) -> Result<()> {
-        let shard = thread_slot().index(SHARDS);
-        let mut listed = self.dirty[(txg & 1) as usize][shard].lock();
-        // `close` sets the flag before it empties the list.
-        self.check_open()?;
-        listed.push(Arc::clone(node));
-        Ok(())
-    }
-
-    /// Removes a dropped node from the table, unless a new node has its place.
-    pub(crate) fn forget(&self, number: u64) {
-        let mut nodes = self.nodes[shard_of(number)].lock();
-        if nodes.get(&number).is_some_and(|node| node.strong_count() == 0) {
-            nodes.remove(&number);
-        }
-    }
 }
 
 impl Drop for Objset {
     fn drop(&mut self) {
         // Dirty dnodes of txgs that were never synced.
-        self.store.cache().sub_dirty(self.dnodes.bytes());
+        self.io.store.cache().sub_dirty(self.dnodes.bytes());
     }
 }
 

@@ -102,7 +102,7 @@ impl Objset {
 
     /// The free numbers of a reusable block, if one is in memory.
     fn reuse(&self, wait: Wait) -> Result<Option<Chunk>> {
-        let _reading = self.store.readers().enter();
+        let _reading = self.io.store.readers().enter();
         let tree = self.tree();
         let block = {
             let mut reusable = self.numbers.reusable.lock();
@@ -128,7 +128,7 @@ impl Objset {
                 }
             }
         };
-        let ptr = match tree::lookup(&self.store, &tree, block, wait) {
+        let ptr = match tree::lookup(&self.io.store, &tree, block, wait) {
             Ok(ptr) => ptr,
             Err(error) => {
                 if error.kind() == ErrorKind::WouldBlock {
@@ -143,13 +143,13 @@ impl Objset {
                 free: self.dnodes.free_mask(block, &[]) & number_mask(block),
             }));
         }
-        match self.store.peek(&ptr) {
+        match self.io.store.peek(&ptr) {
             Some(content) => {
                 let free = self.dnodes.free_mask(block, &content) & number_mask(block);
                 Ok((free != 0).then_some(Chunk { block, free }))
             }
             None => {
-                self.store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
+                self.io.store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
                 self.numbers.note_free(block);
                 Ok(None)
             }
@@ -165,7 +165,7 @@ impl Objset {
     fn scan(&self, tree: &Tree, from: u64, end: u64, wait: Wait) -> Result<()> {
         let end = end.min((from / POINTERS as u64 + 1) * POINTERS as u64);
         for block in from..end {
-            let ptr = tree::lookup(&self.store, tree, block, wait)?;
+            let ptr = tree::lookup(&self.io.store, tree, block, wait)?;
             if ptr.fill.get() < DNODES_PER_BLOCK as u64 - u64::from(block == 0) {
                 self.numbers.note_free(block);
             }

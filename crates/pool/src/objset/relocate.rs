@@ -43,7 +43,7 @@ impl Objset {
         ctx: &mut SyncContext<'_>,
         failed: &FailedBlocks,
     ) -> Result<Option<ObjsetPhys>> {
-        let mut ctx = ctx.with_store(&self.store);
+        let mut ctx = ctx.with_store(&self.io.store);
         let old = self.tree();
         let mut moved = Vec::new();
         let root = rewrite(&mut ctx, &old.root, 0, failed, &mut |ctx, block, content| {

@@ -28,7 +28,7 @@ struct Synced {
 impl Objset {
     /// Writes the changes of the txg of `ctx`. Returns `None` if there are none.
     pub(crate) fn sync(self: &Arc<Self>, ctx: &mut SyncContext<'_>) -> Result<Option<ObjsetPhys>> {
-        let mut ctx = ctx.with_store(&self.store);
+        let mut ctx = ctx.with_store(&self.io.store);
         let settings = self.settings.lock().of_txg(ctx.txg);
         let (data, metadata) = settings.props(ctx.txg);
         let nodes = self.take_dirty(ctx.txg);
@@ -53,7 +53,8 @@ impl Objset {
         }
         let mut cost = 0i64;
         let mut fields = Vec::with_capacity(nodes.len());
-        let (data_packer, metadata_packer) = (self.store.packer(data), self.store.packer(metadata));
+        let (data_packer, metadata_packer) =
+            (self.io.store.packer(data), self.io.store.packer(metadata));
         let mut jobs = Vec::new();
         let work: Vec<_> = nodes
             .iter()
@@ -65,7 +66,7 @@ impl Objset {
                 Some((node, node.take_dirty_blocks(ctx.txg, packer, &mut jobs)?))
             })
             .collect();
-        let mut packing = self.store.pack(jobs);
+        let mut packing = self.io.store.pack(jobs);
         for (node, work) in work {
             let before = node.lock().allocated;
             let synced = node.sync(ctx, work, &mut packing, (data, metadata))?;
@@ -97,7 +98,7 @@ impl Objset {
         cost = cost.saturating_add(ctx.take_allocated());
         *self.tree.lock() = new;
         let bytes = self.dnodes.drop_txg(ctx.txg);
-        self.store.cache().sub_dirty(bytes);
+        self.io.store.cache().sub_dirty(bytes);
         self.objects.store(self.objects().saturating_add_signed(objects), Ordering::Relaxed);
         let allocated = self.allocated_bytes().saturating_add_signed(cost);
         self.allocated.store(allocated, Ordering::Relaxed);
@@ -130,9 +131,9 @@ impl Objset {
     fn read_ahead(&self, dirty_blocks: &[DirtyDnodeSnapshot]) -> Result<()> {
         let tree = self.tree();
         for dirty in dirty_blocks.iter().filter(|dirty| dirty.changed != u32::MAX) {
-            let ptr = tree::lookup(&self.store, &tree, dirty.block, Wait::Allowed)?;
+            let ptr = tree::lookup(&self.io.store, &tree, dirty.block, Wait::Allowed)?;
             if !ptr.is_hole() {
-                self.store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
+                self.io.store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
             }
         }
         Ok(())
@@ -147,7 +148,7 @@ impl Objset {
         fields: &[Synced],
         props: &WriteProps,
     ) -> Result<(BlockPtrPhys, i64)> {
-        let mut block = ctx.repeat(|| self.store.cache().alloc(DNODE_BLOCK_BYTES))?;
+        let mut block = ctx.repeat(|| self.io.store.cache().alloc(DNODE_BLOCK_BYTES))?;
         match ctx.repeat(|| self.stored_block_of(tree, dirty.block, Wait::Allowed))? {
             Some(stored) => block.copy_from_slice(&stored),
             None => block.fill(0),

@@ -141,14 +141,14 @@ impl PoolInner {
             None => self.dataset_store(&dataset::DatasetInner::settings_of(dnode.attributes())?)?,
         };
         let dataset = dataset::DatasetInner::open(
-            (store, &self.mos.ahead),
+            (store, &self.mos.io.ahead),
             (name, number),
             dnode.attributes(),
             self.rng.lock().next_u64(),
         )?;
         // Only now that the dataset is open: an L2 warm-up must not load blocks for an owner that
         // an error would close.
-        dataset.objset.store.set_number(number);
+        dataset.objset.io.store.set_number(number);
         datasets.insert(name.to_owned(), Arc::clone(&dataset));
         Ok(dataset)
     }

@@ -131,11 +131,11 @@ impl PoolInner {
             self.store.counters().snapshot(),
             self.txgs.counters().snapshot(),
             self.log.counters().snapshot(),
-            self.mos.ahead.counters().snapshot(),
+            self.mos.io.ahead.counters().snapshot(),
             self.space_counters.snapshot(),
             self.scrub.counters().snapshot(),
             self.trim.counters().snapshot(),
-            self.mos.ahead.directories().counters.snapshot(),
+            self.mos.io.ahead.directories().counters.snapshot(),
         ];
         for value in snapshots.into_iter().flatten() {
             all.push((value.name, value.label.unwrap_or_default(), value.value));

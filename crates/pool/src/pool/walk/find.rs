@@ -40,7 +40,7 @@ pub(super) struct Trees {
 impl PoolInner {
     /// The pool's own objects.
     pub(super) fn own_trees(&self) -> Trees {
-        Trees { store: self.mos.store.clone(), dnodes: self.mos.tree() }
+        Trees { store: self.mos.io.store.clone(), dnodes: self.mos.tree() }
     }
 
     /// The objset of a dataset. `attributes` are those of its object, in case the dataset is not
@@ -61,7 +61,7 @@ impl PoolInner {
         let datasets = self.datasets.lock();
         let dataset = datasets.values().find(|dataset| dataset.number == number)?;
         let objset = &dataset.objset;
-        Some(Trees { store: objset.store.clone(), dnodes: objset.tree() })
+        Some(Trees { store: objset.io.store.clone(), dnodes: objset.tree() })
     }
 
     /// The first dataset whose number is at least `from`, and the dnode of its object. Skips

@@ -144,7 +144,7 @@ impl Fragmented {
             }
             pool.sync().expect("a txg");
             let node = data.inner.objset.open(object, Wait::Allowed).expect("it");
-            let (store, tree) = (&data.inner.objset.store, node.lock().tree);
+            let (store, tree) = (&data.inner.objset.io.store, node.lock().tree);
             let gang = tree::descend(store, &tree, first, 1, Wait::Allowed).expect("it");
             if gang.is_gang() {
                 drop((node, written, data));
