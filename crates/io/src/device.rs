@@ -50,10 +50,11 @@ pub trait Device: Send + Sync {
     /// its own may return at once.
     fn help(&self, waiter: &Waiter);
 
-    /// Makes the next reads of a range see what another host has written to the medium meanwhile.
-    /// Without a page cache they do so anyway. Content that no flush has covered stays.
-    fn forget_cached(&self, offset: u64, len: u64) {
-        let _ = (offset, len);
+    /// Submits a read that sees what another host has written to the medium meanwhile. Without a
+    /// page cache all reads do. This thread may execute it. On a file system without direct I/O it
+    /// may miss the change.
+    fn submit_uncached(&self, request: Request) {
+        self.submit(request);
     }
 
     /// Lets flushes be tried again after one that failed. The caller vouches that it trusts no
@@ -106,8 +107,10 @@ impl<D: Decorator> Device for D {
         self.inner().help(waiter);
     }
 
-    fn forget_cached(&self, offset: u64, len: u64) {
-        self.inner().forget_cached(offset, len);
+    fn submit_uncached(&self, request: Request) {
+        if let Some(request) = self.decorate(request) {
+            self.inner().submit_uncached(request);
+        }
     }
 
     fn retry_flushes(&self) {

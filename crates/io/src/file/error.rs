@@ -98,6 +98,20 @@ pub enum OpenError {
         /// The medium's sector size in bytes.
         needed_bytes: u32,
     },
+    /// The medium's sectors are larger than any buffer's alignment.
+    #[error(
+        "{}: has sectors of {sector_bytes} bytes, but at most {max_bytes} are supported; give \
+         another device, or a file on this one",
+        path.display()
+    )]
+    LargeSectors {
+        /// The path.
+        path: PathBuf,
+        /// The medium's sector size in bytes.
+        sector_bytes: u32,
+        /// The largest supported sector size in bytes.
+        max_bytes: u32,
+    },
     /// Direct I/O was required, but the medium does not support it.
     #[error(
         "{}: the file system does not support direct I/O for this file; open it with `Direct::Auto` or \

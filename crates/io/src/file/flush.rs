@@ -15,6 +15,12 @@
 //! - A flush that was not executed (cancelled in the queue) has no effect on others.
 //! - Flushes wait only while one is in flight. Its completion handles them.
 //!
+//! # Synchronous writes
+//!
+//! Writes of an open file with `O_DSYNC` check too, each for the whole file: of two at a time, the
+//! wrong one may be told. So each flush then also asks the *witness*, the file opened a second time,
+//! which is told of all lost writes.
+//!
 //! # Locking
 //!
 //! `io-flush`, for a look at the list. Requests are submitted and finished outside it.
@@ -23,6 +29,8 @@
 //!
 //! It does not hold back writes, before or after a failure. Flushes by another process, or of the
 //! same file opened twice, do not matter: the kernel reports to each open file separately.
+
+use std::os::fd::OwnedFd;
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex, Weak};
@@ -44,6 +52,8 @@ pub(super) struct FlushQueue {
     /// The device that executes them.
     below: Weak<dyn Device>,
     name: Name,
+    /// The file as opened a second time, which is told of lost writes too.
+    witness: Option<Arc<OwnedFd>>,
     state: Mutex<FlushState>,
     /// The list has space, or the last flush completed.
     changed: Condvar,
@@ -61,10 +71,15 @@ struct FlushState {
 
 impl FlushQueue {
     /// Creates the queue of a file whose device is `below`.
-    pub(super) fn new(below: Weak<dyn Device>, name: &Name) -> Arc<Self> {
+    pub(super) fn new(
+        below: Weak<dyn Device>,
+        name: &Name,
+        witness: Option<Arc<OwnedFd>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             below,
             name: Name::clone(name),
+            witness,
             state: Mutex::named("io-flush", FlushState::default()),
             changed: Condvar::new(),
             refused: AtomicU64::new(0),
@@ -128,6 +143,9 @@ impl FlushQueue {
 
     /// Handles the completion of the lead, which applies to `others` as well.
     fn ended(self: &Arc<Self>, completion: &mut Completion, others: Vec<Request>) {
+        if completion.result.is_ok() {
+            completion.result = self.ask_witness();
+        }
         match &completion.result {
             Ok(()) => self.issue_next(others, Vec::new()),
             Err(error) if was_executed(error) => {
@@ -137,6 +155,14 @@ impl FlushQueue {
             }
             Err(_) => self.issue_next(Vec::new(), others),
         }
+    }
+
+    /// Fails if the kernel has reported a lost write to a synchronous write of the file, which may
+    /// not be the one that is lost.
+    fn ask_witness(&self) -> Result<(), Error> {
+        let Some(witness) = &self.witness else { return Ok(()) };
+        rustix::fs::fdatasync(&**witness)
+            .map_err(|errno| self.error(ErrorKind::Device, &errno.to_string()))
     }
 
     /// After the flush in flight: completes `done`, and issues `again` and the waiting flushes as

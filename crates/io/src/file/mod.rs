@@ -37,6 +37,10 @@
 //! `fdatasync` of the same file in any case: it writes the dirty pages of the cache, and then the
 //! volatile cache of the medium.
 //!
+//! If only the sectors are too small for direct I/O, the file is opened with `O_DSYNC`: a completed
+//! write is on the medium, and nothing is written after the device was closed. It is opened once
+//! more with `O_DIRECT`, for reads that must see what another host has written.
+//!
 //! It never makes a file larger.
 
 mod discard;
@@ -59,6 +63,7 @@ pub use lock::FileLock;
 use open::OpenedFile;
 pub(crate) use open::{close_early, size_bytes_of};
 pub use options::{Direct, EngineChoice, Locking, OpenOptions, SectorProbe};
+use rustix::io::Errno;
 
 use crate::completion::in_callback;
 use crate::device::{Buffered, Device, DeviceInfo, DeviceStats, Engine, Health};
@@ -73,6 +78,10 @@ pub struct FileDevice {
     flushes: Arc<FlushQueue>,
     // A duplicate of the engine's file, to query its size.
     file: OwnedFd,
+    // The file for reads around the page cache, if only its sectors are too small for direct I/O.
+    uncached: Option<Arc<OwnedFd>>,
+    // Discards cover multiples of it.
+    discard_bytes: u64,
     // The file was found to be shorter, here.
     shrunk: AtomicBool,
     // Whether it was closed. Set before its file is.
@@ -97,14 +106,26 @@ impl FileDevice {
         let path = path.as_ref();
         let mut opened = OpenedFile::open(path, options)?;
         let lock = opened.lock.take();
+        let uncached = opened.uncached.take().map(Arc::new);
+        let discard_bytes = opened.discard_bytes.into();
         match Self::start(path, options, opened) {
             Ok((engine, file)) => {
                 let weak: Weak<FileEngine> = Arc::downgrade(&engine);
-                let flushes = FlushQueue::new(weak, &engine.info().name);
+                let flushes = FlushQueue::new(weak, &engine.info().name, uncached.clone());
                 let (shrunk, errors) = (AtomicBool::new(false), AtomicU64::new(0));
                 let closed = AtomicBool::new(false);
                 let lock = Mutex::named("io-file-lock", lock);
-                Ok(Self { engine, flushes, file, shrunk, closed, errors, lock })
+                Ok(Self {
+                    engine,
+                    flushes,
+                    file,
+                    uncached,
+                    discard_bytes,
+                    shrunk,
+                    closed,
+                    errors,
+                    lock,
+                })
             }
             Err(error) => {
                 lock.inspect(|lock| lock.discard_new(path));
@@ -165,13 +186,57 @@ impl FileDevice {
             Op::Read => false,
             // Elsewhere, and inside callbacks, the engine executes it.
             Op::Discard => {
-                matches!(info.buffered, Some(Buffered::SmallSectors { .. }))
+                !self.can_discard(request)
                     || info.block_device && request.is_inline_allowed() && !in_callback()
             }
             Op::Write => request.end() == Some(info.size_bytes),
             // On a read-only device the engine refuses it.
             Op::Flush => !info.read_only,
         }
+    }
+
+    /// Whether the medium could discard the range of a request: it discards whole sectors only.
+    fn can_discard(&self, request: &Request) -> bool {
+        let sector = u64::from(self.engine.info().sector_bytes);
+        let is_whole = |unit| [request.offset(), request.len()].iter().all(|it| it % unit == 0);
+        let small = matches!(self.engine.info().buffered, Some(Buffered::SmallSectors { .. }));
+        // The engine refuses an invalid request.
+        !small && (is_whole(self.discard_bytes) || !is_whole(sector))
+    }
+
+    /// Reads around the page cache, if the request is aligned for that, in this thread.
+    fn read_uncached(&self, file: &OwnedFd, mut request: Request) {
+        let info = self.engine.info();
+        let unit = u64::from(info.medium_sector_bytes());
+        let (offset, len) = (request.offset(), request.len());
+        let inside = request.end().is_some_and(|end| end <= info.size_bytes);
+        let closed = self.closed.load(Ordering::SeqCst);
+        let bytes = request.bytes_mut();
+        let fits = |bytes: &&mut [u8]| {
+            let address = bytes.as_ptr().addr() as u64;
+            !bytes.is_empty() && [offset, len, address].iter().all(|it| it % unit == 0)
+        };
+        let Some(mut bytes) = bytes.filter(fits).filter(|_| inside && !closed) else {
+            return self.engine.submit(request);
+        };
+        let mut at = offset;
+        let mut result = Ok(());
+        while !bytes.is_empty() && result.is_ok() {
+            match rustix::io::pread(file, &mut *bytes, at) {
+                Ok(0) => result = Err("the device ends before".to_owned()),
+                Ok(read) => {
+                    at += read as u64;
+                    bytes = &mut bytes[read..];
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => result = Err(errno.to_string()),
+            }
+        }
+        let result = result.map_err(|text| {
+            self.errors.fetch_add(1, Ordering::Relaxed);
+            Error::new(ErrorKind::Device, Op::Read, &info.name, (offset, len), &text)
+        });
+        request.finish(result);
     }
 
     fn submit_checked(&self, request: Request) {
@@ -199,8 +264,8 @@ impl FileDevice {
 
     fn submit_discard(&self, request: Request) {
         let info = self.engine.info();
-        if matches!(info.buffered, Some(Buffered::SmallSectors { .. })) {
-            // The medium discards whole sectors of its own only. A discard may do nothing.
+        if !self.can_discard(&request) {
+            // A discard may do nothing.
             return request.finish(Ok(()));
         }
         // The engine refuses the others.
@@ -269,11 +334,18 @@ impl Device for FileDevice {
         self.engine.help(waiter);
     }
 
-    fn forget_cached(&self, offset: u64, len: u64) {
-        if !self.engine.info().direct {
-            // If the kernel keeps the pages, a later look may still see what changes.
-            let _ = open::forget_cached(&self.file, offset, len);
+    fn submit_uncached(&self, request: Request) {
+        match &self.uncached {
+            Some(file) if request.op() == Op::Read && !self.is_gone() => {
+                return self.read_uncached(file, request);
+            }
+            None if !self.engine.info().direct => {
+                // If the kernel keeps the pages, a later look may still see what changes.
+                let _ = open::forget_cached(&self.file, request.offset(), request.len());
+            }
+            _ => {}
         }
+        self.submit(request);
     }
 
     fn retry_flushes(&self) {
@@ -286,6 +358,7 @@ impl Device for FileDevice {
         self.closed.store(true, Ordering::SeqCst);
         if !in_callback() {
             close_early(&self.file);
+            self.uncached.as_deref().into_iter().for_each(close_early);
         }
         drop(self.take_lock());
     }

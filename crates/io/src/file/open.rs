@@ -44,6 +44,10 @@ pub(crate) struct OpenedFile {
     pub(crate) physical_bytes: u32,
     pub(crate) read_only: bool,
     pub(crate) buffered: Option<Buffered>,
+    /// The same file, opened for direct reads, if only the sectors are too small for direct I/O.
+    pub(crate) uncached: Option<OwnedFd>,
+    /// Discards cover multiples of it.
+    pub(crate) discard_bytes: u32,
     pub(crate) block_device: bool,
     pub(crate) lock: Option<FileLock>,
 }
@@ -131,9 +135,26 @@ fn open_directly_or_not(
             Opened::NotDirect(_) => Buffered::Unsupported,
         },
     };
-    match open_as(path, options, kind, Some(buffered))? {
-        Opened::Done(opened) => Ok(opened),
-        Opened::NotDirect(error) => Err(error),
+    let mut opened = match open_as(path, options, kind, Some(buffered))? {
+        Opened::Done(opened) => opened,
+        Opened::NotDirect(error) => return Err(error),
+    };
+    if let Buffered::SmallSectors { .. } = buffered {
+        opened.uncached = Some(open_uncached(path, kind, &opened.fd)?);
+    }
+    Ok(opened)
+}
+
+/// Opens the file at `path` once more, for direct reads. It must be the same as `first`.
+fn open_uncached(path: &Path, kind: FileKind, first: &OwnedFd) -> Result<OwnedFd, OpenError> {
+    let flags = OFlags::CLOEXEC | OFlags::RDONLY | OFlags::DIRECT;
+    let opened = fs::open(path, flags, Mode::empty());
+    let opened = opened.map_err(|errno| refused(path, "open for direct reads", errno, kind))?;
+    let identity = |file| fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino, stat.st_rdev));
+    let same = identity(first).and_then(|one| identity(&opened).map(|other| one == other));
+    match same.map_err(|errno| system(path, "stat", errno))? {
+        true => Ok(opened),
+        false => Err(system(path, REPLACED, Errno::STALE)),
     }
 }
 
@@ -256,7 +277,7 @@ fn open_as(
 ) -> Result<Opened, OpenError> {
     let direct = buffered.is_none();
     let not_direct = || Ok(Opened::NotDirect(OpenError::DirectRefused { path: path.to_owned() }));
-    let fd = match open_plain(path, options, kind, direct) {
+    let fd = match open_plain(path, options, kind, buffered) {
         Ok(fd) => fd,
         Err(OpenError::System { source, .. })
             if direct && source.raw_os_error() == Some(Errno::INVAL.raw_os_error()) =>
@@ -284,6 +305,7 @@ fn open_as(
             (logical, physical.map_err(query("query the physical sector size"))?)
         }
     };
+    check_medium(path, logical_bytes)?;
     let mut needed_bytes = logical_bytes.max(MIN_SECTOR_BYTES);
     if direct {
         match direct_needs(&stat, kind) {
@@ -291,8 +313,7 @@ fn open_as(
             None => return not_direct(),
         }
     }
-    let default_bytes = if direct { needed_bytes } else { needed_bytes.min(MAX_SECTOR_BYTES) };
-    let sector_bytes = options.sector_bytes.unwrap_or(default_bytes);
+    let sector_bytes = options.sector_bytes.unwrap_or(needed_bytes);
     if direct && sector_bytes < needed_bytes || sector_bytes > MAX_SECTOR_BYTES {
         let path = path.to_owned();
         let error = OpenError::SectorMismatch { path, requested_bytes: sector_bytes, needed_bytes };
@@ -312,9 +333,20 @@ fn open_as(
         physical_bytes: physical_bytes.max(sector_bytes),
         read_only,
         buffered,
+        uncached: None,
+        discard_bytes: logical_bytes.max(sector_bytes),
         block_device,
         lock: None,
     }))
+}
+
+/// Refuses a medium whose sectors no buffer fits.
+fn check_medium(path: &Path, sector_bytes: u32) -> Result<(), OpenError> {
+    let max_bytes = MAX_SECTOR_BYTES;
+    match sector_bytes > max_bytes {
+        true => Err(OpenError::LargeSectors { path: path.to_owned(), sector_bytes, max_bytes }),
+        false => Ok(()),
+    }
 }
 
 /// Returns the sector size for direct I/O, or `None` if our buffers do not allow it.
@@ -336,12 +368,16 @@ fn open_plain(
     path: &Path,
     options: &OpenOptions,
     kind: FileKind,
-    direct: bool,
+    buffered: Option<Buffered>,
 ) -> Result<OwnedFd, OpenError> {
     let mut flags = OFlags::CLOEXEC;
     flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    if direct {
-        flags |= OFlags::DIRECT;
+    match buffered {
+        None => flags |= OFlags::DIRECT,
+        // A completed write is on the medium: the kernel writes nothing later, when another host
+        // may own the medium, and a failed write fails itself.
+        Some(Buffered::SmallSectors { .. }) => flags |= OFlags::DSYNC,
+        Some(_) => {}
     }
     if kind == FileKind::Block && !options.read_only {
         flags |= OFlags::EXCL;
@@ -393,4 +429,18 @@ fn is_read_only(stat: &Statx) -> bool {
 
 pub(super) fn system(path: &Path, doing: &'static str, errno: Errno) -> OpenError {
     OpenError::System { path: path.to_owned(), doing, source: io::Error::from(errno) }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_medium_with_sectors_above_a_page_is_refused_by_name() {
+        let path = Path::new("/dev/large");
+        check_medium(path, MAX_SECTOR_BYTES).unwrap();
+        let error = check_medium(path, 8192).unwrap_err().to_string();
+        assert!(error.contains("/dev/large: has sectors of 8192 bytes"), "{error}");
+        assert!(error.contains("at most 4096"), "{error}");
+    }
 }

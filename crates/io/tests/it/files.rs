@@ -510,6 +510,60 @@ fn sectors_smaller_than_those_of_the_medium_go_through_the_page_cache() {
 }
 
 #[test]
+fn small_sectors_are_on_the_medium_once_written_and_seen_as_on_it() {
+    let Some(medium) = Loop::new(1 << 20, &["--sector-size", "4096"]) else {
+        return;
+    };
+    let arena = arena();
+    let smaller = OpenOptions { sector_bytes: Some(512), ..options() };
+    for (engine, fill) in [(EngineChoice::Auto, 3), (EngineChoice::Threads, 5)] {
+        let options = OpenOptions { engine, ..smaller.clone() };
+        let device = FileDevice::open(&medium.path, &options).unwrap();
+        write(&device, &arena, 512, 512, fill);
+        // Without a flush.
+        assert_eq!(std::fs::read(&medium.file).unwrap()[512..1024], [fill; 512]);
+
+        // Another program reads the device, with readahead, and keeps what it has read mapped.
+        let mut reader = std::fs::File::open(&medium.path).unwrap();
+        std::io::Read::read_exact(&mut reader, &mut [0; 100]).unwrap();
+        // SAFETY: a new mapping of an open file, which is only read, and unmapped below.
+        let mapped = unsafe {
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&reader);
+            libc::mmap(std::ptr::null_mut(), 65536, libc::PROT_READ, libc::MAP_SHARED, fd, 0)
+        };
+        assert_ne!(mapped, libc::MAP_FAILED);
+        // SAFETY: the mapping has these bytes.
+        let first = unsafe { mapped.cast::<u8>().add(8192).read_volatile() };
+        assert_ne!(first, fill + 1);
+        // Another host writes the medium.
+        let other = std::fs::File::options().write(true).open(&medium.file).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&other, &[fill + 1; 4096], 8192).unwrap();
+        other.sync_all().unwrap();
+        let looked = Request::read(8192, arena.alloc(4096).unwrap()).allow_inline();
+        let (looked, pending) = looked.pending();
+        device.submit_uncached(looked);
+        let seen = pending.wait(&device).into_buffer().unwrap();
+        assert!(seen.iter().all(|byte| *byte == fill + 1), "an old page: {}", seen[0]);
+        // SAFETY: mapped above, and no reference to it is left.
+        unsafe { libc::munmap(mapped, 65536) };
+    }
+}
+
+#[test]
+fn discards_of_less_than_a_sector_of_the_medium_do_nothing() {
+    let Some(medium) = Loop::new(1 << 20, &["--sector-size", "4096"]) else {
+        return;
+    };
+    let requested = OpenOptions { direct: Direct::Never, sector_bytes: Some(512), ..options() };
+    let device = FileDevice::open(&medium.path, &requested).unwrap();
+    write(&device, &arena(), 0, 4096, 7);
+    (&device as &dyn Device).run(Request::discard(512, 512)).result.unwrap();
+    assert_eq!(read(&device, &arena(), 0, 4096), vec![7; 4096]);
+    assert_eq!(device.health(), Health::Healthy);
+    (&device as &dyn Device).run(Request::discard(512, 100)).result.unwrap_err();
+}
+
+#[test]
 fn content_tells_its_sectors_only_to_a_medium_with_larger_ones() {
     fn probe(size_bytes: u64, read: &mut dyn FnMut(u64) -> Option<[u8; 4096]>) -> Option<u32> {
         assert_eq!(size_bytes, 1 << 20);

@@ -254,10 +254,11 @@ pub(super) fn read_at(
     len: usize,
     memory: &BlockCache,
 ) -> Result<Buffer> {
+    let request = Request::read(offset, memory.alloc(len)?).allow_inline();
+    let (request, pending) = request.pending();
     // Another host may have written it since the last look.
-    device.forget_cached(offset, len as u64);
-    let request = Request::read(offset, memory.alloc(len)?);
-    Ok(device.run(request).into_buffer()?)
+    device.submit_uncached(request);
+    Ok(pending.wait(device).into_buffer()?)
 }
 
 /// Writes the uberblock of a txg to both labels of all devices concurrently, and flushes them.

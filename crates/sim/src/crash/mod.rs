@@ -78,7 +78,7 @@ impl CrashTest {
             devices,
             device_bytes: 48 << 20,
             sector_bytes: 512,
-            physical_bytes: if seed % 4 == 3 { 512 } else { 4096 },
+            physical_bytes: if seed / 4 % 4 == 3 { 512 } else { 4096 },
             steps: 150,
             images: 25,
             load: WorkloadOptions::default(),

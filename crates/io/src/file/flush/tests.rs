@@ -76,7 +76,7 @@ impl Fixture {
         let closed = Mutex::named("test-closed", false);
         let below = Arc::new(Below { info, in_flight, closed });
         let weak = Arc::downgrade(&below);
-        let flushes = FlushQueue::new(weak, &below.info.name);
+        let flushes = FlushQueue::new(weak, &below.info.name, None);
         Self { below, flushes, ends: Arc::new(Mutex::named("test-ends", Vec::new())) }
     }
 
