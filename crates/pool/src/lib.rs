@@ -86,6 +86,8 @@ mod object;
 mod objset;
 mod open;
 mod pool;
+#[cfg(feature = "testing")]
+mod power_cut;
 mod readahead;
 mod reservation;
 mod space;

@@ -86,7 +86,10 @@ pub fn open_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
     // The pool releases the lock when it is exported, even if the device object is still
     // referenced.
     let lock = Some(Locks { file: device.take_lock().map(Arc::new), kept: Vec::new() });
-    Ok(Opened { device: Arc::new(device), lock, shared: true })
+    let device: Arc<dyn Device> = Arc::new(device);
+    #[cfg(feature = "testing")]
+    let device = if options.read_only { device } else { crate::power_cut::before(device)? };
+    Ok(Opened { device, lock, shared: true })
 }
 
 /// Converts an error of opening a device.

@@ -77,7 +77,9 @@ impl Fixture {
             return Ok(Self { root, forebay, target, full, seed });
         }
         let mut build = cargo();
-        build.args(["build", "--quiet", "-p", "forebay-cli"]).current_dir(&root);
+        // The feature adds the power cuts.
+        let package = ["-p", "forebay-cli", "--features", "forebay-pool/testing"];
+        build.args(["build", "--quiet"]).args(package).current_dir(&root);
         let built = build.status().map_err(|error| format!("cargo: {error}"))?;
         if !built.success() {
             return Err(
@@ -181,10 +183,20 @@ impl TestMount {
 
     /// Mounts, and waits until the mount exists.
     pub(super) fn mount(&mut self, kernel_cache: bool) -> Result<(), Failure> {
+        self.mount_with(kernel_cache, |_| ())
+    }
+
+    /// As [`mount`](Self::mount), after `change` has completed the command.
+    pub(super) fn mount_with(
+        &mut self,
+        kernel_cache: bool,
+        change: impl FnOnce(&mut Command),
+    ) -> Result<(), Failure> {
         let mut command = self.forebay(&["mount", "--memory", MEMORY]);
         if kernel_cache {
             command.arg("--kernel-cache");
         }
+        change(&mut command);
         command.arg(&self.pool).arg(&self.at).stdin(Stdio::null());
         let (out, err) = self.outputs()?;
         let mut server =

@@ -39,14 +39,14 @@ pub(super) fn mix(seed: u64) -> u64 {
 }
 
 /// The content of a file of this seed and version.
-fn content(seed: u64, version: u64) -> Vec<u8> {
+pub(super) fn content(seed: u64, version: u64) -> Vec<u8> {
     let first = mix(seed ^ mix(version));
     let length = (first % LONGEST) as usize;
     stream(first, 0, length)
 }
 
 /// Bytes `from..from + length` of the infinite stream of `seed`.
-fn stream(seed: u64, from: u64, length: usize) -> Vec<u8> {
+pub(super) fn stream(seed: u64, from: u64, length: usize) -> Vec<u8> {
     (from..from + length as u64)
         .map(|at| mix(seed ^ (at / 8)).to_le_bytes()[(at % 8) as usize])
         .collect()
@@ -68,8 +68,9 @@ impl Writer {
         })
     }
 
-    /// Works until `stop` is set, or until an operation fails because the server is killed.
-    pub(super) fn work(&mut self, stop: &AtomicBool) {
+    /// Works until `stop` is set, or until an operation fails because the server is killed. Calls
+    /// `acknowledged` after each operation.
+    pub(super) fn work(&mut self, stop: &AtomicBool, acknowledged: impl Fn()) {
         let mut step = self.count;
         while !stop.load(Ordering::Relaxed) {
             let done = match mix(self.seed ^ mix(step)) % 4 {
@@ -83,6 +84,7 @@ impl Writer {
             }
             step += 1;
             self.count = step;
+            acknowledged();
         }
     }
 

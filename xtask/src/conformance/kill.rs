@@ -25,7 +25,7 @@ pub(super) fn run(fixture: &Fixture) -> Result<Outcome, Failure> {
         let after = seed.rotate_left(round) % LONGEST_MS;
         std::thread::scope(|scope| {
             for writer in &mut writers {
-                scope.spawn(|| writer.work(&stop));
+                scope.spawn(|| writer.work(&stop, || ()));
             }
             std::thread::sleep(Duration::from_millis(after));
             mounted.kill();

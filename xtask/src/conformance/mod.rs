@@ -7,9 +7,12 @@
 //! The checks need `/dev/fuse`, and root because the suites change users. A check that cannot run
 //! is reported as skipped, with the reason. `FOREBAY_REQUIRE` makes a skip a failure.
 
+mod dsync_load;
 mod fixture;
 mod fsync_load;
 mod kill;
+mod power_cut;
+mod rename_load;
 mod sqlite;
 mod suites;
 mod trees;
@@ -39,7 +42,7 @@ struct Check {
 }
 
 /// All checks in the order in which they run. Checks whose failures are most specific come first.
-const CHECKS: [Check; 9] = [
+const CHECKS: [Check; 10] = [
     Check { name: "pjdfstest", run: suites::pjdfstest },
     Check { name: "fsx", run: suites::fsx },
     Check { name: "fio", run: suites::fio },
@@ -49,6 +52,7 @@ const CHECKS: [Check; 9] = [
     Check { name: "cargo", run: trees::cargo },
     Check { name: "kill", run: kill::run },
     Check { name: "sqlite", run: sqlite::run },
+    Check { name: "power_cut", run: power_cut::run },
 ];
 
 /// Runs the checks that `arguments` name, or all of them.

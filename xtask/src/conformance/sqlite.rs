@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use super::fixture::Fixture;
@@ -27,16 +27,16 @@ const BEGIN_TIME: Duration = Duration::from_secs(60);
 const CONTENT: &str = "printf('%0*d', 100 + n * 977 % 9000, n)";
 
 /// A database and its acknowledged transactions.
-struct Database {
+pub(super) struct Database {
     path: PathBuf,
-    journal_mode: &'static str,
+    pub(super) journal_mode: &'static str,
     /// The newest transaction that was acknowledged, and the newest that was sent.
-    acknowledged: u64,
+    pub(super) acknowledged: u64,
     sent: u64,
 }
 
 impl Database {
-    fn new(at: &Path, journal_mode: &'static str) -> Self {
+    pub(super) fn new(at: &Path, journal_mode: &'static str) -> Self {
         let path = at.join(format!("{journal_mode}.db"));
         Self { path, journal_mode, acknowledged: 0, sent: 0 }
     }
@@ -52,7 +52,7 @@ impl Database {
         Err(format!("{}: {sql}: {}", self.path.display(), error.trim()))
     }
 
-    fn create(&self) -> Result<(), Failure> {
+    pub(super) fn create(&self) -> Result<(), Failure> {
         let mode = self.journal_mode;
         self.query(&format!(
             "PRAGMA journal_mode = {mode};
@@ -63,8 +63,12 @@ impl Database {
     }
 
     /// Commits transactions until `stop` is set, or until one fails because the server is killed.
-    /// Sends to `begun` after each transaction, and drops it at the end.
-    fn work(&mut self, stop: &AtomicBool, begun: Sender<()>) -> Result<(), Failure> {
+    /// Calls `acknowledged` after each transaction, and drops it at the end.
+    pub(super) fn work(
+        &mut self,
+        stop: &AtomicBool,
+        acknowledged: impl Fn(),
+    ) -> Result<(), Failure> {
         let failed = |error: std::io::Error| format!("sqlite3: {error}");
         let mut command = Command::new("sqlite3");
         // Without `-bail` it would print the number of a transaction that failed.
@@ -87,14 +91,14 @@ impl Database {
                     Some(Ok(line)) if line == n.to_string() => self.acknowledged = n,
                     _ => break,
                 }
-                let _ = begun.send(());
+                acknowledged();
             }
         }
         child.wait().map_err(failed).map(drop)
     }
 
     /// Checks that all acknowledged transactions are there, and no part of another one.
-    fn verify(&mut self) -> Result<(), Failure> {
+    pub(super) fn verify(&mut self) -> Result<(), Failure> {
         let found = self.query(&format!(
             "PRAGMA integrity_check; SELECT n FROM total; SELECT count(*) FROM rows;
              SELECT coalesce(max(n), 0) FROM rows;
@@ -120,14 +124,17 @@ impl Database {
     }
 }
 
+/// The outcome if `sqlite3` is not installed.
+pub(super) fn missing() -> Option<Outcome> {
+    let why = "sqlite3 is not installed; install the package sqlite3";
+    (!packaged("sqlite3", "sqlite3")).then(|| Outcome::Skipped("sqlite3", why.to_owned()))
+}
+
 /// Runs rounds: run the load, kill the server, clear the dead mount, check the pool, mount again
 /// and verify the databases.
 pub(super) fn run(fixture: &Fixture) -> Result<Outcome, Failure> {
-    if !packaged("sqlite3", "sqlite3") {
-        return Ok(Outcome::Skipped(
-            "sqlite3",
-            "sqlite3 is not installed; install the package sqlite3".to_owned(),
-        ));
+    if let Some(skipped) = missing() {
+        return Ok(skipped);
     }
     let rounds = if fixture.full { 100 } else { 4 };
     let seed = fixture.seed;
@@ -143,7 +150,10 @@ pub(super) fn run(fixture: &Fixture) -> Result<Outcome, Failure> {
             let stop = &stop;
             let working = databases.each_mut().map(|it| {
                 let (sender, begun) = mpsc::channel();
-                (scope.spawn(move || it.work(stop, sender)), begun)
+                let acknowledged = move || {
+                    let _ = sender.send(());
+                };
+                (scope.spawn(move || it.work(stop, acknowledged)), begun)
             });
             // A busy machine may take long to begin, so the time counts from here on.
             let begun = working.each_ref().map(|(_, begun)| begun.recv_timeout(BEGIN_TIME));

@@ -430,6 +430,8 @@ impl InFlightGuard {
         let fits = state.volatile.has_capacity(request.len());
         if wanted && !overlaps && !fits {
             self.shared.counters.add(FaultCounters::VOLATILE_OVERFLOWS, 0, 1);
+            let device = &self.shared.inner.info().name;
+            tracing::warn!(%device, "the volatile cache is full; a write reaches the medium at once");
         }
         match request.payload() {
             Some(payload) if overlaps || (wanted && fits) => {
