@@ -5,6 +5,8 @@ use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
+use crate::error::{Error, ErrorKind, Result};
+
 /// A lease.
 pub(crate) struct Lease {
     clock: Arc<dyn Clock>,
@@ -21,6 +23,17 @@ impl Lease {
     /// Whether no other host can have the pool.
     pub(crate) fn is_valid(&self) -> bool {
         self.clock.now_ns() < self.end_ns()
+    }
+
+    /// Fails if another host may have the pool. Does not look: for writers that hold locks.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.is_valid() {
+            true => Ok(()),
+            false => {
+                let text = "the heartbeat is late, so another host may have the pool: try again";
+                Err(Error::new(ErrorKind::Device, text))
+            }
+        }
     }
 
     pub(crate) fn end_ns(&self) -> u64 {

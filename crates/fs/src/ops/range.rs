@@ -76,7 +76,7 @@ impl FileSystem {
         }
         // Unwritten changes reserve more space than they will use.
         self.wait.check("space freed by a transaction group")?;
-        self.pool().sync()?;
+        self.unless_suspended(self.wait, || Ok(self.pool().sync()?))?;
         if has_space() {
             return Ok(());
         }

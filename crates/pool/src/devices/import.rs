@@ -219,6 +219,7 @@ pub(crate) fn add(
     options: &CreateOptions,
     config: &mut Config,
     memory: &BlockCache,
+    may_write: label::MayWrite<'_>,
 ) -> Result<u16> {
     check_new(&opened, options.force, memory)?;
     let count = devices.count();
@@ -246,7 +247,7 @@ pub(crate) fn add(
     label::format(&[&member], &extended, memory)?;
     devices.add(member)?;
     *config = extended;
-    label::update_config(devices, config, memory)?;
+    label::update_config(devices, config, memory, may_write)?;
     Ok(count as u16)
 }
 

@@ -129,19 +129,25 @@ pub(crate) fn erase(device: &dyn Device, known_bytes: u64, memory: &BlockCache) 
     Ok(device.run(Request::flush()).result?)
 }
 
+/// Asked before each pass of writes: an earlier one may have taken longer than the lease.
+pub(crate) type MayWrite<'a> = &'a dyn Fn() -> Result<()>;
+
 /// Writes a changed configuration to all devices, with the next generation, durably.
 ///
 /// # Errors
 /// [`ErrorKind::Device`] if a device fails: some labels are old, some new. [`ErrorKind::NoMemory`].
+/// What `may_write` returns.
 pub(crate) fn update_config(
     devices: &Devices,
     config: &mut Config,
     memory: &BlockCache,
+    may_write: MayWrite<'_>,
 ) -> Result<()> {
     config.generation += 1;
     let members: Vec<&Member> = devices.iter().collect();
     assert_eq!(members.len(), config.devices.len(), "a configuration of other devices");
     for at_back in [false, true] {
+        may_write()?;
         let failures = devices.flush_failures();
         write_configs(&members, config, at_back, memory)?;
         devices.flush_all()?;
@@ -158,12 +164,14 @@ pub(crate) fn update_config(
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] if there is no such device; [`ErrorKind::Device`], after which the pool
-/// uses the device as before, whatever its labels state; [`ErrorKind::NoMemory`].
+/// uses the device as before, whatever its labels state; [`ErrorKind::NoMemory`]; what `may_write`
+/// returns.
 pub(crate) fn expand(
     devices: &Devices,
     number: u16,
     config: &mut Config,
     memory: &BlockCache,
+    may_write: MayWrite<'_>,
 ) -> Result<u64> {
     let none = || Error::new(ErrorKind::Invalid, format!("the pool has no device {number}"));
     let member = devices.get(number).ok_or_else(none)?;
@@ -173,12 +181,13 @@ pub(crate) fn expand(
     }
     // The new position may hold a stale label. Blocks will overwrite the old back label with its
     // ring.
+    may_write()?;
     clear(member, back_of(size_bytes), memory)?;
     copy_ring(member, back_of(size_bytes), memory)?;
     flush(&[member])?;
     let mut grown = config.clone();
     grown.devices[usize::from(number)].size_bytes = size_bytes;
-    let updated = update_config(devices, &mut grown, memory);
+    let updated = update_config(devices, &mut grown, memory, may_write);
     // Some labels may have this generation, even after a failure.
     config.generation = grown.generation;
     updated?;
@@ -267,12 +276,13 @@ pub(super) fn read_at(
 ///
 /// # Errors
 /// [`ErrorKind::Device`] if no copy can be written, or a flush fails: the uberblock is on some, all
-/// or no devices. [`ErrorKind::NoMemory`].
+/// or no devices. [`ErrorKind::NoMemory`]. What `may_write` returns before the repetition.
 pub(crate) fn write_uberblock(
     devices: &Devices,
     pool_guid: u64,
     uberblock: &Uberblock,
     memory: &BlockCache,
+    may_write: MayWrite<'_>,
 ) -> Result<u64> {
     let mut phys = UberblockPhys::empty();
     phys.device_count = U32::new(u32::from(uberblock.device_count));
@@ -290,6 +300,9 @@ pub(crate) fn write_uberblock(
     let places: Vec<(&dyn Device, u64)> = places.collect();
     let copies = places.len();
     let failed = write_copies(places, phys.as_bytes(), memory)?;
+    if !failed.is_empty() {
+        may_write()?;
+    }
     let again = failed.into_iter().map(|(place, _)| place).collect();
     let mut failed = write_copies(again, phys.as_bytes(), memory)?;
     let missing = failed.len();

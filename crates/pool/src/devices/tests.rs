@@ -80,7 +80,8 @@ fn uberblock(txg: u64, device_count: usize) -> Uberblock {
 
 fn commit(pool: &Imported, txg: u64, memory: &BlockCache) {
     let uberblock = uberblock(txg, pool.devices.count());
-    label::write_uberblock(&pool.devices, pool.config.pool_guid, &uberblock, memory).unwrap();
+    label::write_uberblock(&pool.devices, pool.config.pool_guid, &uberblock, memory, &|| Ok(()))
+        .unwrap();
 }
 
 /// A pool of so many devices, with one uberblock.
@@ -128,7 +129,7 @@ fn a_pool_is_found_again_in_any_order() {
         commit(&made, txg, &memory);
     }
     made.config.active = false;
-    label::update_config(&made.devices, &mut made.config, &memory).unwrap();
+    label::update_config(&made.devices, &mut made.config, &memory, &|| Ok(())).unwrap();
     memory_devices.rotate_left(1);
     let found = import_as(&memory_devices, 2, &memory).unwrap();
     assert_eq!(found.config, made.config);
@@ -183,7 +184,7 @@ fn another_hosts_pool_is_in_use_unless_forced_or_exported() {
     )
     .unwrap();
     made.config.active = false;
-    label::update_config(&made.devices, &mut made.config, &memory).unwrap();
+    label::update_config(&made.devices, &mut made.config, &memory, &|| Ok(())).unwrap();
     import_as(&memory_devices, 2, &memory).unwrap();
 }
 
@@ -272,7 +273,7 @@ fn a_device_with_larger_physical_sectors_joins_only_if_that_is_accepted() {
     let mut join = |sector_bytes| {
         let disk = (emulating("disk") as Arc<dyn Device>).into();
         let options = CreateOptions { sector_bytes, ..options(9) };
-        add(&fine.devices, disk, &options, &mut config, &memory)
+        add(&fine.devices, disk, &options, &mut config, &memory, &|| Ok(()))
     };
     let text = join(None).unwrap_err().to_string();
     assert!(text.contains("disk: has physical sectors of 4096 bytes"), "{text}");
@@ -292,7 +293,7 @@ fn sectors_are_the_largest_ones() {
     let coarse = (Arc::clone(&memory_devices[1]) as Arc<dyn Device>).into();
     let options = CreateOptions { force: true, ..options(9) };
     let mut config = fine.config.clone();
-    let error = add(&fine.devices, coarse, &options, &mut config, &memory).unwrap_err();
+    let error = add(&fine.devices, coarse, &options, &mut config, &memory, &|| Ok(())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_eq!(config, fine.config);
 }
@@ -315,7 +316,7 @@ fn a_device_that_grew_is_found_and_expanded() {
     assert_eq!(found.devices.spans(), made.devices.spans());
     // The front is lost, the back is where the device ended, and nobody knows where that was: not
     // found.
-    let size = label::expand(&found.devices, 0, &mut found.config, &memory).unwrap();
+    let size = label::expand(&found.devices, 0, &mut found.config, &memory, &|| Ok(())).unwrap();
     assert_eq!(size, SIZE + (5 << 20));
     assert_eq!(found.devices.spans()[0].end, size - LABEL_BYTES);
     commit(&found, 2, &memory);
@@ -326,8 +327,11 @@ fn a_device_that_grew_is_found_and_expanded() {
         assert_eq!((again.config.clone(), again.uberblocks[0].txg), (found.config.clone(), 2));
         write_bytes(&grown[0], at, &before, &memory);
     }
-    assert_eq!(label::expand(&found.devices, 0, &mut found.config, &memory).unwrap(), size);
-    assert!(label::expand(&found.devices, 1, &mut found.config, &memory).is_err());
+    assert_eq!(
+        label::expand(&found.devices, 0, &mut found.config, &memory, &|| Ok(())).unwrap(),
+        size
+    );
+    assert!(label::expand(&found.devices, 1, &mut found.config, &memory, &|| Ok(())).is_err());
 }
 
 #[test]
@@ -347,7 +351,10 @@ fn an_added_device_is_a_member_once_a_txg_says_so() {
     let before: Vec<_> =
         memory_devices[..2].iter().map(|one| resized(one, SIZE, &memory)).collect();
     let new = || (Arc::clone(&memory_devices[2]) as Arc<dyn Device>).into();
-    assert_eq!(add(&made.devices, new(), &options(5), &mut made.config, &memory).unwrap(), 2);
+    assert_eq!(
+        add(&made.devices, new(), &options(5), &mut made.config, &memory, &|| Ok(())).unwrap(),
+        2
+    );
     assert_eq!(made.devices.count(), 3);
     // No txg yet: with it or without it, the pool is what it was.
     assert_eq!(import_as(&memory_devices, 1, &memory).unwrap().devices.count(), 2);
@@ -359,7 +366,8 @@ fn an_added_device_is_a_member_once_a_txg_says_so() {
     commit(&made, 2, &memory);
     assert_eq!(import_as(&memory_devices, 1, &memory).unwrap().devices.count(), 3);
     assert!(refused(&memory_devices[..2], &memory).1.contains("device 2"));
-    let error = add(&made.devices, new(), &options(6), &mut made.config, &memory).unwrap_err();
+    let error =
+        add(&made.devices, new(), &options(6), &mut made.config, &memory, &|| Ok(())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exists);
 }
 
@@ -516,7 +524,7 @@ fn a_crash_leaves_the_older_or_the_newer() {
     let start = record.position();
     let old = made.config.clone();
     made.config.active = false;
-    label::update_config(&made.devices, &mut made.config, &memory).unwrap();
+    label::update_config(&made.devices, &mut made.config, &memory, &|| Ok(())).unwrap();
     let middle = record.position();
     commit(&made, 2, &memory);
     let end = record.position();
@@ -633,7 +641,8 @@ fn an_uberblock_of_a_txg_that_cannot_be_is_refused() {
         let memory_devices = devices(1);
         let pool = pool(&memory_devices, &memory);
         let far = Uberblock { txg, ..uberblock(2, 1) };
-        label::write_uberblock(&pool.devices, pool.config.pool_guid, &far, &memory).unwrap();
+        label::write_uberblock(&pool.devices, pool.config.pool_guid, &far, &memory, &|| Ok(()))
+            .unwrap();
         drop(pool);
         let failed = import_as(&memory_devices, 1, &memory).unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::Corrupt, "{txg}: {failed}");

@@ -112,7 +112,8 @@ impl PoolInner {
         let mut config = self.config.lock();
         config.active = false;
         config.txg = self.txgs.synced_txg();
-        label::update_config(&self.devices, &mut config, self.store.cache())
+        let may_write = || self.lease().check();
+        label::update_config(&self.devices, &mut config, self.store.cache(), &may_write)
     }
 
     /// Closes the devices and drops their blocks from the cache.

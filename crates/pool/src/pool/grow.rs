@@ -39,7 +39,8 @@ impl Pool {
                 heartbeat_ms: 0,
                 sector_bytes,
             };
-            import::add(&inner.devices, device, &options, &mut config, inner.store.cache())?
+            let (memory, may_write) = (inner.store.cache(), || inner.lease().check());
+            import::add(&inner.devices, device, &options, &mut config, memory, &may_write)?
         };
         self.sync()?;
         Ok(number)
@@ -57,7 +58,9 @@ impl Pool {
         self.inner.check_lease()?;
         let bytes = {
             let mut config = self.inner.config.lock();
-            label::expand(&self.inner.devices, number, &mut config, self.inner.store.cache())?
+            let (inner, memory) = (&self.inner, self.inner.store.cache());
+            let may_write = || inner.lease().check();
+            label::expand(&inner.devices, number, &mut config, memory, &may_write)?
         };
         self.sync()?;
         Ok(bytes)

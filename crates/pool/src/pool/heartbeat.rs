@@ -112,7 +112,12 @@ impl PoolInner {
     fn beat_or_suspend(&self) {
         let Err(error) = self.beat() else { return };
         tracing::warn!(pool = &*self.name, %error, "cannot write heartbeat");
-        if error.kind() == ErrorKind::InUse && self.txgs.check_running().is_ok() {
+        // A suspension that `clear` could end becomes final: those who wait for that give up.
+        let goes_on = match self.txgs.suspension() {
+            Some(suspension) => suspension.resumable,
+            None => self.txgs.check_running().is_ok(),
+        };
+        if error.kind() == ErrorKind::InUse && goes_on {
             tracing::error!(pool = &*self.name, %error, "suspended pool");
             self.txgs.suspend(&error);
         }

@@ -304,7 +304,8 @@ impl Import<'_> {
             config.active = true;
             config.host = self.options.host.clone();
             config.txg = root.txg.get();
-            label::update_config(&self.devices, &mut config, &self.parts.cache)?;
+            let may_write = || pool.inner.lease().check();
+            label::update_config(&self.devices, &mut config, &self.parts.cache, &may_write)?;
         }
         pool.start()?;
         pool.replay(&root.log, self.options.discard_log)?;

@@ -46,11 +46,7 @@ impl LogStorage for LogDevices {
 
     fn write(&self, writes: Vec<(Dva, Buffer)>) -> Result<()> {
         // The fsync may have waited for others. As after a failed write, it asks for a commit.
-        if !self.lease.is_valid() {
-            let text =
-                "the heartbeat is late: the intent log writes nothing before the next commit";
-            return Err(Error::new(ErrorKind::Device, text));
-        }
+        self.lease.check()?;
         self.devices.write_all(writes, Priority::SyncWrite)
     }
 
@@ -91,10 +87,14 @@ impl PoolInner {
     pub(crate) fn fsync(&self, dataset: &dataset::DatasetInner, number: u64) -> Result<()> {
         self.check_writable()?;
         self.txgs.check_running()?;
-        self.check_lease()?;
-        if dataset.logs()
-            && self.log.commit(Some((dataset.guid, number)), self) == Committed::Durable
-        {
+        let may_log = match self.check_lease() {
+            Ok(()) => dataset.logs(),
+            // The heartbeat is late. The commit asks again, and suspends the pool if that fails.
+            Err(error) if matches!(error.kind(), ErrorKind::Device | ErrorKind::NoMemory) => false,
+            Err(error) => return Err(error),
+        };
+        let object = Some((dataset.guid, number));
+        if may_log && self.log.commit(object, self) == Committed::Durable {
             return Ok(());
         }
         self.txgs.sync_now().map(|_| ())

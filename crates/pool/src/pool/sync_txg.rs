@@ -48,30 +48,42 @@ struct CommitPause<'a> {
 impl Pause for CommitPause<'_> {
     fn pause(&self, error: Error) -> Result<()> {
         let txgs = &self.inner.txgs;
-        let again = match error.kind() {
+        match error.kind() {
             // Waiting for memory ends by itself, and each attempt to allocate waits.
-            ErrorKind::NoMemory => !txgs.is_closed(),
-            ErrorKind::Device => {
-                let (pool, txg) = (&*self.inner.name, self.txg);
-                let device = error.device_error().map(|io| io.device().to_owned());
-                tracing::error!(pool, txg, device, %error, "suspended pool");
-                let again = txgs.park(&error, txg);
-                if again {
-                    tracing::info!(pool, txg, "repeating a failed step: the pool was cleared");
-                    // A flush may have failed for somebody else meanwhile.
-                    self.inner.store.distrust_writes();
-                    self.before_write()?;
-                }
-                again
-            }
-            _ => false,
-        };
-        if again { Ok(()) } else { Err(error) }
+            ErrorKind::NoMemory if !txgs.is_closed() => Ok(()),
+            ErrorKind::Device => self.park(error),
+            _ => Err(error),
+        }
     }
 
     /// Another host may have taken the pool over while it was suspended or held up.
     fn before_write(&self) -> Result<()> {
         self.inner.store.repeat(self, || self.inner.check_lease())
+    }
+}
+
+impl CommitPause<'_> {
+    /// Suspends the pool until it is cleared and has its lease.
+    fn park(&self, mut error: Error) -> Result<()> {
+        let (inner, pool, txg) = (self.inner, &*self.inner.name, self.txg);
+        loop {
+            let device = error.device_error().map(|io| io.device().to_owned());
+            tracing::error!(pool, txg, device, %error, "suspended pool");
+            if !inner.txgs.park(&error, txg) {
+                return Err(error);
+            }
+            tracing::info!(pool, txg, "repeating a failed step: the pool was cleared");
+            // A flush may have failed for somebody else meanwhile.
+            inner.store.distrust_writes();
+            // Here, and not in `before_write`, so that failed clears do not nest.
+            match inner.check_lease() {
+                Ok(()) => return Ok(()),
+                Err(late) if matches!(late.kind(), ErrorKind::Device | ErrorKind::NoMemory) => {
+                    error = late;
+                }
+                Err(lost) => return Err(lost),
+            }
+        }
     }
 }
 
@@ -233,7 +245,8 @@ impl PoolInner {
         let (devices, memory) = (&self.devices, self.store.cache());
         let written = self.store.repeat(pause, || {
             self.check_lease()?;
-            label::write_uberblock(devices, self.guid, uberblock, memory)
+            let may_write = || self.check_lease();
+            label::write_uberblock(devices, self.guid, uberblock, memory, &may_write)
         });
         self.store.note_missing_uberblocks(written?);
         Ok(())

@@ -52,7 +52,7 @@ pub use suspension::Suspension;
 use throttle::Dirty;
 pub use tunables::TxgTunables;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::wait::Wait;
 
 /// Returns the slot of a txg's state, 0 or 1.
@@ -224,7 +224,7 @@ impl Txgs {
                     wait.check("the next transaction group")?;
                     self.wait_opened();
                 }
-                EnterOutcome::Refused => return Err(self.refusal()),
+                EnterOutcome::Refused => self.check_refused()?,
             }
         }
     }
@@ -241,11 +241,10 @@ impl Txgs {
         }
     }
 
+    /// Returns why a cell has refused a change; `Ok` if the suspension has ended since.
     #[cold]
-    fn refusal(&self) -> Error {
-        self.count_refused();
-        let running = self.state.lock().check_running();
-        running.err().unwrap_or_else(|| Error::new(ErrorKind::Closed, "the pool is closed"))
+    fn check_refused(&self) -> Result<()> {
+        self.check_running().inspect_err(|_| self.count_refused())
     }
 
     fn count_refused(&self) {

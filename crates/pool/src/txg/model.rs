@@ -67,7 +67,16 @@ fn clears_end_a_suspension() {
                 }
             })
         };
-        join([writer, clearer(), clearer()]);
+        // It may come between a refusal and the end of the suspension.
+        let beginner = {
+            let txgs = Arc::clone(&txgs);
+            spawn(move || {
+                if let Err(error) = txgs.begin_at(1).map(drop) {
+                    assert_eq!(error.kind(), ErrorKind::Suspended);
+                }
+            })
+        };
+        join([writer, clearer(), clearer(), beginner]);
         assert!(txgs.suspension().is_none());
         drop(txgs.begin_at(0).expect("changes go on"));
         txgs.close();

@@ -111,7 +111,7 @@ impl Txgs {
     }
 
     /// For the sync thread: suspends because of `cause`, and waits. Returns whether the failed step
-    /// shall be repeated; if not, the txgs are closed.
+    /// shall be repeated; if not, the txgs are closed, or only another import helps.
     pub(crate) fn park(&self, cause: &Error, txg: u64) -> bool {
         let mut state = self.state.lock();
         let is_final = |stop: &TxgStop| matches!(stop, TxgStop::Suspended(suspension) if !suspension.resumable);
@@ -125,11 +125,11 @@ impl Txgs {
         state.parked = true;
         state.parks += 1;
         self.stop_all(&mut state);
-        while !state.clear_requested && !state.closed && !state.parks_ended {
+        while !state.clear_requested && state.may_resume() {
             self.work.wait(&mut state);
         }
         state.parked = false;
-        std::mem::take(&mut state.clear_requested) && !state.closed && !state.parks_ended
+        std::mem::take(&mut state.clear_requested) && state.may_resume()
     }
 
     /// Ends a park without repeating the step, and forbids others: the pool is exported. The sync

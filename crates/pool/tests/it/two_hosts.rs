@@ -224,6 +224,63 @@ fn a_pool_whose_heartbeat_cannot_be_written_commits_nothing_after_the_lease() {
     assert_eq!(host.pool.stats().suspended, None);
 }
 
+/// A host that cannot write its heartbeat, and whose lease is over.
+fn cut_off(device: &Arc<dyn Device>) -> (Host, Arc<FaultDevice>) {
+    let faulty = Arc::new(FaultDevice::new(Arc::clone(device), 1));
+    let dynamic: Arc<dyn Device> = faulty.clone();
+    let host = Host::create(&dynamic);
+    let block = HEARTBEAT_OFFSET..HEARTBEAT_OFFSET + SLOT_BYTES as u64;
+    faulty.add(Rule::new(Fault::Error(5)).on(Op::Write).within(block));
+    host.is_held_up();
+    (host, faulty)
+}
+
+/// The caller can wait for the end of a suspension, but not for that of a device error.
+#[test]
+fn an_fsync_without_a_lease_suspends_the_pool() {
+    let (host, faulty) = cut_off(&memory(SIZE));
+    let data = host.pool.dataset("data").unwrap();
+    let tx = host.pool.begin().unwrap();
+    let number = data.create_object(&tx, &[]).unwrap();
+    drop(tx);
+    assert_eq!(data.fsync(number).unwrap_err().kind(), ErrorKind::Suspended);
+    suspended(&host.pool, "no heartbeat for 4 intervals");
+    faulty.clear();
+    host.pool.clear().unwrap();
+    data.fsync(number).unwrap();
+}
+
+/// Neither does each one take stack of the pool's thread.
+#[test]
+fn clears_that_fail_leave_the_pool_as_it_was() {
+    let (host, faulty) = cut_off(&memory(SIZE));
+    host.pool.sync().unwrap_err();
+    for _ in 0..10_000 {
+        assert_eq!(host.pool.clear().unwrap_err().kind(), ErrorKind::Suspended);
+    }
+    faulty.clear();
+    host.pool.clear().unwrap();
+    host.pool.sync().unwrap();
+}
+
+#[test]
+fn a_takeover_ends_a_suspension_for_good() {
+    let device = memory(SIZE);
+    let (late, faulty) = cut_off(&device);
+    late.pool.sync().unwrap_err();
+    assert!(late.pool.stats().suspended.unwrap().resumable);
+    let (imported, _) = import_with(&device, options(), |_| {});
+    let pool = imported.unwrap();
+    faulty.clear();
+    late.pool.heartbeat();
+    assert!(!late.pool.stats().suspended.unwrap().resumable);
+    // Nobody waits for a clear any more, and neither does the export.
+    assert_eq!(late.pool.wait_resumed(&|| false).unwrap_err().kind(), ErrorKind::Suspended);
+    late.pool.export().unwrap_err();
+    pool.sync().unwrap();
+    check(&pool);
+}
+
 /// A device during whose writes of a commit time passes.
 struct SlowWrites {
     inner: Arc<dyn Device>,
