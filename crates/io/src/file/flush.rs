@@ -18,8 +18,8 @@
 //! # Synchronous writes
 //!
 //! Writes of an open file with `O_DSYNC` check too, each for the whole file: of two at a time, the
-//! wrong one may be told. So each flush then also asks the *witness*, the file opened a second time,
-//! which is told of all lost writes.
+//! wrong one may be told. So each flush then also asks the *witness*, the file opened a second
+//! time, which is told of all lost writes.
 //!
 //! # Locking
 //!

@@ -1,5 +1,5 @@
-//! Keys that are forgotten while a header is in flight, and during a rebuild. A write stays in flight
-//! until the test releases it.
+//! Keys that are forgotten while a header is in flight, and during a rebuild. A write stays in
+//! flight until the test releases it.
 
 use std::sync::Arc;
 use std::time::Duration;
