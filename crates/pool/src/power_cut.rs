@@ -23,7 +23,7 @@ pub(crate) fn before(device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         let text = format!("{VARIABLE}={text} is not a number; set it to a seed");
         Error::new(ErrorKind::Invalid, text)
     })?;
-    let held = if seed % 2 == 0 { 1.0 } else { 0.5 };
+    let held = if seed.is_multiple_of(2) { 1.0 } else { 0.5 };
     let name = &device.info().name;
     tracing::warn!(device = %name, held, "writes without a flush are lost when this process ends");
     let device = FaultDevice::new(device, seed);

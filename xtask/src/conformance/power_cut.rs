@@ -140,7 +140,7 @@ fn mount(
             command.args(["--tunable", "txg_timeout_ms=20"]);
         }
         // Then an `fsync` of much content waits for a group.
-        if seed / 2 % 4 == 0 {
+        if (seed / 2).is_multiple_of(4) {
             command.args(["--tunable", "log_commit_max_bytes=64KiB"]);
         }
     })

@@ -33,7 +33,7 @@ impl Replaced {
     }
 
     fn path(&self, version: u64) -> PathBuf {
-        self.folder.join(if version % 2 == 0 { "even" } else { "odd" })
+        self.folder.join(if version.is_multiple_of(2) { "even" } else { "odd" })
     }
 
     /// Works until `stop` is set, or until an operation fails because the server is killed. Calls
@@ -46,7 +46,7 @@ impl Replaced {
             }
             self.acknowledged = self.sent;
             acknowledged();
-            if syncs && mix(self.seed ^ self.sent) % SYNC_ONE_IN == 0 {
+            if syncs && mix(self.seed ^ self.sent).is_multiple_of(SYNC_ONE_IN) {
                 let other = File::create(self.folder.join("other"));
                 if other.and_then(|file| file.sync_all()).is_err() {
                     return;

@@ -38,7 +38,7 @@ pub(super) struct Sweep {
     windows: HashSet<u64>,
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(forebay_model)))]
 impl Sweep {
     /// Number of leaves in flight.
     pub(super) fn in_flight(&self) -> u64 {
