@@ -118,14 +118,29 @@ fn who_must_not_wait_evicts_or_is_refused() {
 
 #[test]
 fn who_must_not_wait_reserves_what_a_block_occupies() {
-    let cache = Cache::<u64, [u8; 64]>::builder().bound(8 << 20).build().unwrap();
-    for key in 0..200_000 {
-        match cache.begin_without_waiting(key, 64, Attributes::DATA).unwrap() {
-            Begin::Vacant(guard) => drop(guard.publish([1; 64])),
-            other => panic!("{other:?}"),
+    let cache = Cache::<u64, [u8; 64]>::builder().bound(8 << 20).reclaim(Reclaim::Inline);
+    let cache = cache.build().unwrap();
+    let begin = |key| match cache.begin_without_waiting(key, 64, Attributes::DATA).unwrap() {
+        Begin::Vacant(guard) => guard,
+        other => panic!("{other:?}"),
+    };
+    let mut pins = Vec::new();
+    let mut keys = 0..;
+    loop {
+        let guard = begin(keys.next().unwrap());
+        let is_full = guard.refusal().is_some();
+        pins.push(guard.publish([1; 64]));
+        if is_full {
+            break;
         }
     }
-    assert!(cache.stats().counter("overflows") > 0);
+    drop(pins);
+    // The first one finds no capacity, and evicts.
+    let before = cache.stats().counter("overflows");
+    let guard = begin(keys.next().unwrap());
+    assert_eq!(guard.refusal(), None);
+    drop(guard.publish([1; 64]));
+    assert!(cache.stats().counter("overflows") > before);
     audit(&cache);
 }
 
