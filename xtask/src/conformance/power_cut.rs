@@ -107,8 +107,8 @@ impl State {
                 sqlite.extend(self.databases.iter_mut().map(spawn));
             }
             let reached = reached.recv_timeout(LOAD_TIME);
+            stop.store(true, Ordering::SeqCst);
             mounted.kill();
-            stop.store(true, Ordering::Relaxed);
             for thread in sqlite {
                 thread
                     .join()

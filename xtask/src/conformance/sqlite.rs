@@ -88,7 +88,11 @@ impl Database {
                 );
                 let printed = writeln!(input, "{transaction}").ok().and_then(|()| lines.next());
                 match printed {
-                    Some(Ok(line)) if line == n.to_string() => self.acknowledged = n,
+                    // `stop` is set before the kill. After it a commit may succeed that is not
+                    // durable: SQLite does not sync a folder that it cannot open.
+                    Some(Ok(line)) if line == n.to_string() && !stop.load(Ordering::SeqCst) => {
+                        self.acknowledged = n;
+                    }
                     _ => break,
                 }
                 acknowledged();
@@ -158,8 +162,8 @@ pub(super) fn run(fixture: &Fixture) -> Result<Outcome, Failure> {
             // A busy machine may take long to begin, so the time counts from here on.
             let begun = working.each_ref().map(|(_, begun)| begun.recv_timeout(BEGIN_TIME));
             std::thread::sleep(Duration::from_millis(after));
+            stop.store(true, Ordering::SeqCst);
             mounted.kill();
-            stop.store(true, Ordering::Relaxed);
             working.into_iter().try_for_each(|(thread, _)| {
                 thread.join().unwrap_or_else(|_| Err("a thread of the load panicked".to_owned()))
             })?;
