@@ -50,8 +50,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let Some(bound) = &self.bound else { return };
         let step = bound.bytes.load(Ordering::Relaxed) / BOUND_CHECKS;
         if due || self.capacity.is_beyond_wake_at(step) {
-            // Whoever has the lock refreshes the target itself. Threads that hold locks, and those
-            // that must not block, come here too.
+            // The thread that has the lock refreshes the target. This one may hold locks, or must
+            // not block.
             let Some(_reclaim) = self.reclaim.try_lock() else { return self.wake_reclaimer() };
             if due || self.capacity.is_beyond_wake_at(step) {
                 self.refresh_bound();

@@ -14,6 +14,7 @@ use crate::cache::Cache;
 use crate::capacity::reserve::CapacityFuture;
 use crate::error::LoadError;
 use crate::guard::{OwnedRef, Ref};
+use crate::inner::CacheInner;
 use crate::key::Key;
 use crate::load::Step;
 use crate::load::load_guard::{Begin, Present};
@@ -81,17 +82,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         weight: u64,
         attributes: Attributes,
     ) -> Result<Begin<'_, K, V>, LoadError> {
-        let inner = self.inner();
-        let mut reservation = None;
-        loop {
-            match inner.begin(key, weight, attributes, reservation, false)? {
-                Step::Ready(begin) => return Ok(begin),
-                Step::NoCapacity => {
-                    let weight = inner.with_structures(weight);
-                    reservation = Some(inner.reserve_by_evicting(weight));
-                }
-            }
-        }
+        self.begin_reserving(key, weight, attributes, false, CacheInner::reserve_by_evicting)
     }
 
     fn begin_blocking(
@@ -101,13 +92,25 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         attributes: Attributes,
         ask_secondary: bool,
     ) -> Result<Begin<'_, K, V>, LoadError> {
+        self.begin_reserving(key, weight, attributes, ask_secondary, CacheInner::reserve_slow)
+    }
+
+    /// As [`begin`](Self::begin). If there is no capacity, `reserve` tries to get some.
+    fn begin_reserving(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+        ask_secondary: bool,
+        reserve: impl Fn(&CacheInner<K, V>, u64) -> bool,
+    ) -> Result<Begin<'_, K, V>, LoadError> {
         let inner = self.inner();
         let mut reservation = None;
         loop {
             match inner.begin(key, weight, attributes, reservation, ask_secondary)? {
                 Step::Ready(begin) => return Ok(begin),
                 Step::NoCapacity => {
-                    reservation = Some(inner.reserve_slow(inner.with_structures(weight)));
+                    reservation = Some(reserve(inner, inner.with_structures(weight)));
                 }
             }
         }

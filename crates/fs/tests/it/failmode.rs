@@ -81,7 +81,7 @@ fn changes_wait_for_a_suspended_pool_and_reads_go_on() {
         failing.wait_for_waiters(changes.len() as u64);
         assert_eq!(read(fs, ino, 0, 100), b"CONTENT");
         assert_eq!(fs.lookup(ROOT, b"name").expect("a name").attr.size, 7);
-        // Still not: whoever waits goes on waiting.
+        // The waiting thread still waits.
         fs.pool().clear().expect_err("the device fails");
         assert!(changes.iter().all(|change| !change.is_finished()));
         failing.clear();

@@ -10,6 +10,7 @@
 
 use crossbeam_utils::CachePadded;
 use forebay_base::arena::Buffer;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::{Arc, Mutex, MutexGuard};
 use forebay_cache::Attributes;
 use hashbrown::{HashMap, HashSet};
@@ -239,7 +240,8 @@ impl Objset {
     }
 
     /// The stored block that a change needs; `None` if it is a hole. Reads the blocks above it in
-    /// any case: the sync rewrites them, and must not be the first to find that one is damaged.
+    /// any case: the sync rewrites them, and must not be the first to find that one is damaged. But
+    /// a create does not wait for those that a sync has just read, and replaces.
     fn block_to_change(
         &self,
         tree: &tree::Tree,
@@ -249,8 +251,18 @@ impl Objset {
         if block < tree.blocks {
             return self.stored_block_of(tree, block, wait);
         }
-        let above = tree::lookup(&self.io.store, tree, block, wait);
-        above.map(|_| None).map_err(|error| {
+        let read_above = || {
+            let store = &self.io.store;
+            let is_missing = tree::missing_above(store, tree, block)?.is_some();
+            if is_missing
+                && !self.replaces_tree.load(Ordering::SeqCst)
+                && self.tree().root == tree.root
+            {
+                tree::lookup(store, tree, block, wait)?;
+            }
+            Ok(None)
+        };
+        read_above().map_err(|error: Error| {
             self.io.store.note_damage(0, block, 1, &error);
             error.doing(format_args!("block {block} of dnodes"))
         })

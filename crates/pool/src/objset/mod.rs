@@ -61,6 +61,9 @@ pub(crate) struct Objset {
     settings: Mutex<VersionedSettings>,
     /// Tree of the dnode blocks in the newest synced txg.
     tree: Mutex<Tree>,
+    /// Whether a sync replaces the tree. It has read the blocks that it replaces, and drops them
+    /// from the cache before the new tree is the newest.
+    replaces_tree: AtomicBool,
     dnodes: DirtyDnodes,
     nodes: [CachePadded<Mutex<HashMap<u64, Weak<Node>>>>; SHARDS],
     /// Objects with data to sync, by the low bit of the txg.
@@ -85,6 +88,7 @@ impl Objset {
             io: Arc::new(ObjectIo { store, ahead: Arc::clone(ahead) }),
             settings: Mutex::named("objset-settings", VersionedSettings::new(settings)),
             tree: Mutex::named("objset-tree", tree),
+            replaces_tree: AtomicBool::new(false),
             dnodes: DirtyDnodes::new(),
             nodes: std::array::from_fn(|_| CachePadded::new(Mutex::named("nodes", HashMap::new()))),
             dirty: std::array::from_fn(|_| {

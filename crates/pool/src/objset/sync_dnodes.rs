@@ -94,9 +94,11 @@ impl Objset {
             written.push(PointerChange { block: dirty.block, ptr });
         }
         let changes = TreeChanges::written(&written);
-        let new = tree::update(ctx, &old, changes, metadata)?;
+        self.replaces_tree.store(true, Ordering::SeqCst);
+        let updated = tree::update(ctx, &old, changes, metadata).map(|new| *self.tree.lock() = new);
+        self.replaces_tree.store(false, Ordering::SeqCst);
+        updated?;
         cost = cost.saturating_add(ctx.take_allocated());
-        *self.tree.lock() = new;
         let bytes = self.dnodes.drop_txg(ctx.txg);
         self.io.store.cache().sub_dirty(bytes);
         self.objects.store(self.objects().saturating_add_signed(objects), Ordering::Relaxed);

@@ -84,7 +84,7 @@ fn clears_end_a_suspension() {
     });
 }
 
-/// An export ends a park, and everybody's wait, whoever clears meanwhile.
+/// An export ends a park and all waits, also while other threads clear the pool.
 #[test]
 fn an_export_ends_a_suspension() {
     check(9000, || {
