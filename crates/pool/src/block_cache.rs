@@ -188,11 +188,6 @@ impl BlockCache {
         self.bound
     }
 
-    /// The limit of the arena in bytes while nothing is withheld.
-    pub fn memory_bytes(&self) -> u64 {
-        self.memory_bytes
-    }
-
     /// Withholds `bytes` of the arena's limit, because the rest of the process uses them, but only
     /// so many that the cache keeps three quarters of its bound: pools need them for dirty data.
     /// The cache gives up the same share of its bound. The number replaces the one of the last
@@ -206,11 +201,6 @@ impl BlockCache {
             self.cache.resize(self.bound);
         }
         bytes
-    }
-
-    /// Bytes of the arena's limit that are withheld.
-    pub fn withheld_bytes(&self) -> u64 {
-        self.accounts.withheld_bytes.load(Ordering::Relaxed)
     }
 
     /// Allocates `len` bytes of unspecified content. If there is no memory, evicts blocks and waits
