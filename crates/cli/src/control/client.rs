@@ -19,6 +19,10 @@ use crate::pools;
 /// Time limit for the answer to [`Request::Hello`].
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How often a daemon that closes the connection is asked, and the pause between.
+const HELLO_ATTEMPTS: u32 = 20;
+const HELLO_PAUSE: Duration = Duration::from_millis(100);
+
 /// Interval at which a waiting command checks its stop flag.
 const STOP_PERIOD: Duration = Duration::from_millis(50);
 
@@ -56,7 +60,7 @@ pub(crate) fn daemons() -> Daemons {
         Err(error) => return Daemons { silent: vec![error], ..found },
     };
     for (pid, socket) in sockets {
-        match ask_at::<ProcessInfo>(&socket, &Request::Hello, Some(HELLO_TIMEOUT), &mut |_| {}) {
+        match greet(pid, &socket) {
             Ok(Outcome::Answer(info)) => found.answering.push(Process { socket, info }),
             // A new process with the same id may be about to listen: remove the socket only if no
             // such process exists.
@@ -69,6 +73,22 @@ pub(crate) fn daemons() -> Daemons {
         }
     }
     found
+}
+
+/// Asks a daemon who it is. One that is about to end may close the connection without an answer
+/// before it closes its socket, so that answer counts only if it is repeated.
+fn greet(pid: u32, socket: &Path) -> Result<Outcome<ProcessInfo>> {
+    let mut answer = Ok(Outcome::Closed);
+    for attempt in 0..HELLO_ATTEMPTS {
+        if attempt > 0 {
+            std::thread::sleep(HELLO_PAUSE);
+        }
+        answer = ask_at(socket, &Request::Hello, Some(HELLO_TIMEOUT), &mut |_| {});
+        if !matches!(answer, Ok(Outcome::Closed)) || !is_alive(pid) {
+            break;
+        }
+    }
+    answer
 }
 
 /// The daemons of this user that answer.
@@ -283,8 +303,12 @@ impl Process {
     }
 }
 
+/// Whether a process runs. One that has ended, and whose parent has not asked how, does not.
 fn is_alive(pid: u32) -> bool {
-    Path::new(&format!("/proc/{pid}")).exists()
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // The name, in parentheses, may contain any character.
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    !matches!(state, Some('Z' | 'X'))
 }
 
 fn hung_up(pid: u32) -> Failure {
