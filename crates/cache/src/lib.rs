@@ -79,6 +79,7 @@ mod lookup;
 pub mod model;
 mod owner;
 mod policy;
+mod sample;
 mod secondary;
 mod stats;
 pub mod tunables;

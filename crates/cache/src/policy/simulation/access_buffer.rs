@@ -22,7 +22,7 @@ const WORDS: usize = if cfg!(forebay_model) { 2 } else { 256 };
 /// An access to a sampled block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
-    /// See [`sample_key`](super::sample_key).
+    /// See [`sample_key`](crate::sample::sample_key).
     pub(crate) key: u64,
     pub(crate) class: Class,
     pub(crate) weight: u32,

@@ -28,10 +28,10 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use forebay_base::sync::Mutex;
-use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
 use crate::attributes::Class;
 use crate::policy::admission::{FIRST_RULE, RULES};
+use crate::sample::{Sample, sample_key};
 use access_buffer::{Access, AccessBuffer};
 use choice::Choice;
 use miniature::Miniature;
@@ -43,15 +43,9 @@ const MAX_KEYS: usize = 8 * MAX_BLOCKS as usize;
 /// Blocks in a full miniature below which the sample is doubled.
 const MIN_BLOCKS: u64 = MAX_BLOCKS / 8;
 
-/// The 39 bits of a hash by which blocks are sampled and identified.
-#[inline]
-pub(crate) fn sample_key(hash: u64) -> u64 {
-    hash >> 25
-}
-
 pub(crate) struct Simulations {
-    /// By class. A block is sampled if its key has none of these bits.
-    masks: [AtomicU64; 2],
+    /// By class.
+    samples: [Sample; 2],
     access_buffer: AccessBuffer,
     of_class: Mutex<[Simulation; 2]>,
 }
@@ -70,7 +64,7 @@ pub(crate) struct ReplayOutcome {
 impl Simulations {
     pub(crate) fn new(shards: usize) -> Self {
         Self {
-            masks: [AtomicU64::new(0), AtomicU64::new(0)],
+            samples: [Sample::default(), Sample::default()],
             access_buffer: AccessBuffer::new(shards),
             of_class: Mutex::named("simulations", [Simulation::new(), Simulation::new()]),
         }
@@ -79,7 +73,7 @@ impl Simulations {
     /// Whether blocks of that hash are sampled now.
     #[inline]
     pub(crate) fn samples(&self, hash: u64, class: Class) -> bool {
-        sample_key(hash) & self.masks[class as usize].load(Ordering::Relaxed) == 0
+        self.samples[class as usize].has(sample_key(hash))
     }
 
     /// Notes a hit on a sampled block. Takes no lock.
@@ -123,8 +117,8 @@ impl Simulations {
         };
         self.access_buffer.take(&mut replay);
         access.into_iter().for_each(&mut replay);
-        for (mask, simulation) in self.masks.iter().zip(&*simulations) {
-            mask.store(simulation.mask, Ordering::Relaxed);
+        for (sample, simulation) in self.samples.iter().zip(&*simulations) {
+            sample.set_mask(simulation.mask);
         }
         replayed.chosen = [simulations[0].choice.chosen(), simulations[1].choice.chosen()];
         Some(replayed)
@@ -134,11 +128,11 @@ impl Simulations {
     pub(crate) fn clear(&self) {
         let mut simulations = self.of_class.lock();
         self.access_buffer.take(drop);
-        for (mask, simulation) in self.masks.iter().zip(&mut *simulations) {
+        for (sample, simulation) in self.samples.iter().zip(&mut *simulations) {
             let chosen = simulation.choice.chosen();
             *simulation = Simulation::new();
             simulation.choice = Choice::new(chosen);
-            mask.store(0, Ordering::Relaxed);
+            sample.set_mask(0);
         }
     }
 
