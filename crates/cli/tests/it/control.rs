@@ -99,6 +99,21 @@ fn a_socket_that_never_answers_stops_nobody() {
     fixture.ok(&["export", "tank"]);
 }
 
+#[test]
+fn a_daemon_that_ends_is_asked_until_its_socket_is_closed() {
+    let (fixture, _socket) = with_process();
+    // Of this test itself, which hangs up once and then listens no more.
+    let ending = fixture.run_dir().join(format!("{}.sock", std::process::id()));
+    let listener = UnixListener::bind(&ending).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(listener.accept().unwrap()));
+        let listed = fixture.ok(&["list"]);
+        assert!(listed.contains("tank"), "{listed}");
+    });
+    std::fs::remove_file(&ending).unwrap();
+    fixture.ok(&["export", "tank"]);
+}
+
 /// A process that is stopped until this is dropped.
 struct Stopped(i32);
 
