@@ -7,6 +7,7 @@
 //! * [`clock`], [`rng`]: injected time and randomness;
 //! * [`mod@counters`], [`histogram`], [`mod@tunables`]: tables from which counters and tunables are
 //!   generated, with their documentation;
+//! * [`mod@probe`]: places where bpftrace and perf can listen;
 //! * [`memory`]: limits and use of memory and processors of this process;
 //! * `testing` (a feature): seeds, long runs and skips, for the tests of all crates.
 //!
@@ -19,6 +20,7 @@ pub mod histogram;
 pub mod memory;
 #[cfg(forebay_model)]
 pub mod model;
+pub mod probe;
 pub mod rng;
 pub mod sync;
 #[cfg(any(test, forebay_model, feature = "testing"))]

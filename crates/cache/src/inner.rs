@@ -167,12 +167,14 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
 
     pub(crate) fn new(parts: CacheParts<K, V>) -> Result<Self, forebay_base::vm::Error> {
         let (free_blocks, free_ghosts) = (FreeBlocks::new(), FreeBlocks::new());
-        let lists = || std::array::from_fn(|_| MultiList::new(parts.sublists, &free_blocks));
+        let lists = |list: List| {
+            Class::ALL.map(|class| MultiList::new((list, class), parts.sublists, &free_blocks))
+        };
         Ok(Self {
             hasher: foldhash::quality::FixedState::with_seed(parts.seed),
             index: Index::new(),
             slab: Slab::new(forebay_base::vm::PageSize::system(), parts.shards)?,
-            resident: [lists(), lists(), lists()],
+            resident: [List::Mru, List::Mfu, List::Once].map(lists),
             ghosts: std::array::from_fn(|_| Ghosts::new(parts.sublists, &free_ghosts)),
             free_blocks,
             free_ghosts,

@@ -4,6 +4,7 @@
 
 use std::ptr::NonNull;
 
+use forebay_base::probe;
 use forebay_base::sync::atomic::Ordering;
 
 use crate::attributes::{Attributes, Cause, Class, Hint};
@@ -212,6 +213,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                     CacheCounters::GHOST_HITS_MRU
                 };
                 self.counters.add(row, list.class as usize, 1);
+                // SAFETY: as above.
+                let key = unsafe { h.key() };
+                probe!(ghost_hit, std::ptr::from_ref(key), list.frequent, list.class as u32);
                 ghost_of = Some(list);
                 frequency = ghost.ghost_uses(self.policy.now());
             }

@@ -10,6 +10,7 @@
 
 use std::ptr::NonNull;
 
+use forebay_base::probe;
 use forebay_base::sync::hint;
 
 use crate::attributes::Class;
@@ -104,6 +105,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         if before.has(SAMPLED) || !self.counters.try_add_at_exclusive(hits_of(before), 1) {
             return self.count_hit_of(header, before);
         }
+        probe!(hit, std::ptr::from_ref(key), before.list_and_class());
         // SAFETY: pinned just now, from a valid state.
         Some(unsafe { Ref::from_pin(self, header) })
     }
@@ -216,6 +218,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Counts a hit on a pinned block.
     #[inline]
     pub(crate) fn count_hit(&self, header: NonNull<Header<K, V>>, before: HeaderState) {
+        // SAFETY: pinned by the caller, from a state that was valid or is filled.
+        let key = unsafe { header.as_ref().key() };
+        probe!(hit, std::ptr::from_ref(key), before.list_and_class());
         self.counters.add_at(hits_of(before), 1);
         if before.has(SAMPLED) {
             self.record_sampled_hit(header, before.class());

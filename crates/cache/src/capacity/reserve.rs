@@ -10,6 +10,7 @@ use std::pin::Pin as StdPin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use forebay_base::probe;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 
@@ -50,10 +51,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             return false;
         }
         let start = self.clock.now_ns();
+        probe!(overflow_wait, weight);
         let ticket = self.queue_for_capacity(weight);
         let wait = Duration::from_millis(u64::from(self.tunables.overflow_wait_ms()));
         let granted = self.capacity.wait(&ticket, wait);
-        self.throttle_wait_ns.record(self.clock.now_ns().saturating_sub(start));
+        let waited_ns = self.clock.now_ns().saturating_sub(start);
+        self.throttle_wait_ns.record(waited_ns);
+        probe!(overflow_waited, weight, granted, waited_ns);
         if !granted {
             self.counters.add(CacheCounters::THROTTLE_TIMEOUTS, 0, 1);
         }

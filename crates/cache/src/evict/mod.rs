@@ -26,6 +26,7 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 
 use forebay_base::counters::Counter;
+use forebay_base::probe;
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::{MutexGuard, hint, thread_slot};
 
@@ -284,6 +285,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
         // SAFETY: retired with a pin for this thread.
         let key = unsafe { h.key() };
+        probe!(evict, std::ptr::from_ref(key), state.list_and_class(), weight);
         let (hash, owner) = (self.hash(key), key.owner());
         self.index.prefetch(hash);
         Some(RetiredBlock { header, hash, weight, owner, ghost: NO_GHOST })

@@ -16,9 +16,12 @@ pub(crate) mod ghosts;
 pub(crate) mod ring;
 
 use crossbeam_utils::CachePadded;
+use forebay_base::probe;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex, MutexGuard, thread_slot};
 
+use crate::attributes::Class;
+use crate::header::List;
 use ring::{FreeBlocks, Ring};
 
 /// The blocks of one state and class.
@@ -27,6 +30,8 @@ pub(crate) struct MultiList {
 }
 
 pub(crate) struct Sublist {
+    /// For probes: the list's number and class, as in a header's state.
+    list_and_class: u8,
     /// Number of this sublist, below two to the power of `shift`.
     nth: u32,
     shift: u32,
@@ -45,9 +50,14 @@ struct Tally {
 
 impl MultiList {
     /// Makes `sublists` sublists, a power of two. Lists may share `free`.
-    pub(crate) fn new(sublists: usize, free: &Arc<FreeBlocks<u32>>) -> Self {
+    pub(crate) fn new(
+        (list, class): (List, Class),
+        sublists: usize,
+        free: &Arc<FreeBlocks<u32>>,
+    ) -> Self {
         assert!(sublists.is_power_of_two());
         let sublist = |nth: usize| Sublist {
+            list_and_class: (list as u8) << 1 | class as u8,
             nth: nth as u32,
             shift: sublists.trailing_zeros(),
             ring: Mutex::named("sublist", Ring::new(free.clone())),
@@ -107,6 +117,7 @@ impl Sublist {
         };
         add(&self.added.bytes, u64::from(weight));
         add(&self.added.blocks, 1);
+        probe!(sublist_insert, self.list_and_class, self.nth, weight);
     }
 
     /// Subtracts blocks whose states have just left this list.
@@ -114,6 +125,7 @@ impl Sublist {
         if blocks > 0 {
             self.removed.bytes.fetch_add(bytes, Ordering::Relaxed);
             self.removed.blocks.fetch_add(blocks, Ordering::Relaxed);
+            probe!(sublist_remove, self.list_and_class, self.nth, blocks, bytes);
         }
     }
 

@@ -23,6 +23,8 @@ pub(crate) mod single_flight;
 
 use std::ptr::NonNull;
 
+use forebay_base::probe;
+
 use crate::attributes::{Attributes, Cause, Class};
 use crate::counters::CacheCounters;
 use crate::error::{LoadError, Refusal};
@@ -112,6 +114,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             if let Claim::Mine(previous) = claim {
                 let frequent = self.note_previous(&previous, hash, mine, attributes);
                 self.counters.add(CacheCounters::MISSES, class as usize, 1);
+                probe!(miss, &raw const key, class as u32, weight);
                 let inner = NonNull::from(self);
                 let guard = LoadGuard { header: mine, inner, hash, attributes, frequent, refusal };
                 let begin =

@@ -23,6 +23,7 @@ mod mount_options;
 mod mounts;
 mod output;
 mod overwrite;
+mod probes;
 mod salvage;
 mod scrub;
 mod sectors;

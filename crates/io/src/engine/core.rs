@@ -30,6 +30,7 @@ use std::cell::Cell;
 use std::io;
 
 use crossbeam_utils::CachePadded;
+use forebay_base::probe;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::thread::JoinHandle;
 use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, thread, thread_slot};
@@ -329,6 +330,7 @@ impl<B: Backend> Core<B> {
     #[inline]
     pub(crate) fn next(&self, state: &mut QueueState<B>) -> Option<Operation> {
         let operation = state.sq.next(&self.permits)?;
+        probe!(io_issue, &raw const *self, operation.op as u32, operation.offset, operation.len);
         let shard = self.counters.shard();
         shard.add(IoCounters::ISSUED, operation.priority.index(), 1);
         if let Requests::Many(requests) = &operation.requests {
@@ -385,6 +387,15 @@ impl<B: Backend> Core<B> {
     pub(crate) fn finish(&self, ended: &mut Vec<EndedOperation>) {
         let shard = self.counters.shard();
         for EndedOperation { operation, moved, result } in ended.drain(..) {
+            let failed = result.is_err();
+            probe!(
+                io_done,
+                &raw const *self,
+                operation.op as u32,
+                operation.offset,
+                operation.len,
+                failed
+            );
             let (op, requests) =
                 (operation.op as usize, operation.requests.as_slice().len() as u64);
             match result {

@@ -2,6 +2,7 @@
 //! batch.
 
 use forebay_base::arena::Buffer;
+use forebay_base::probe;
 use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
@@ -349,7 +350,10 @@ impl IntentLog {
             }
             ring.reserve(total, count, txg_high).ok_or(FallbackCause::Full)?
         };
-        if self.write_reserved(blocks, reserved, needs_txg).is_err() {
+        probe!(log_commit, self.guid, count, records, total);
+        let written = self.write_reserved(blocks, reserved, needs_txg);
+        probe!(log_committed, self.guid, written.is_ok());
+        if written.is_err() {
             self.ring.lock().fail();
             return Err(FallbackCause::Failed);
         }

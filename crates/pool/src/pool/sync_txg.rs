@@ -14,6 +14,7 @@
 //! uberblocks were written. Decision 0115.
 
 use forebay_base::clock::{SystemWallClock, WallClock};
+use forebay_base::probe;
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, MutexGuard};
 use zerocopy::{FromZeros, IntoBytes};
@@ -170,6 +171,7 @@ impl PoolInner {
         }
         let mut space = self.lock_space();
         space.begin(txg)?;
+        probe!(txg_sync, self.guid, txg);
         self.extend_space(&mut space)?;
         self.write_txg(txg, space, &pause)?;
         if self.store.keeps_replaced() {
@@ -202,6 +204,7 @@ impl PoolInner {
         let scrub = self.scrub.phys();
         let mos = self.sync_objects(space, txg, pause)?;
         let mos = self.settle_objects(space, (txg, mos), pause)?;
+        probe!(txg_objects_done, self.guid, txg);
         let places = space.place_root(self.devices.sector_bytes().max(ROOT_BYTES as u64))?;
         let mut root = RootPhys::new_zeroed();
         root.magic = ROOT_MAGIC.into();
@@ -215,10 +218,12 @@ impl PoolInner {
         root.scrub = scrub;
         root.errors = self.errors_number.into();
         let root = writer.write(BlockKind::Root, places, root.as_bytes(), txg)?;
+        probe!(txg_space_done, self.guid, txg);
         // The first barrier: the tree is durable before an uberblock points to it.
         for (dva, bytes) in self.store.commit(pause)? {
             space.avoid(dva, bytes);
         }
+        probe!(txg_flushed, self.guid, txg);
         let uberblock = Uberblock {
             txg,
             time_ns: unix_ns(),
@@ -228,6 +233,7 @@ impl PoolInner {
         };
         // The second barrier, inside: the txg is durable when this returns.
         self.write_uberblock(&uberblock, pause)?;
+        probe!(txg_durable, self.guid, txg);
         self.note_discards(space);
         space.committed(txg)?;
         *self.root.lock() = root;

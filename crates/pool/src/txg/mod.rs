@@ -42,6 +42,7 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 use forebay_base::clock::Clock;
 use forebay_base::histogram::AtomicHistogram;
+use forebay_base::probe;
 use forebay_base::sync::atomic::AtomicU64;
 use forebay_base::sync::{Arc, Condvar, Mutex, thread_slot};
 
@@ -308,6 +309,7 @@ impl Txgs {
         let txg = state.open;
         assert_eq!(state.synced + 1, txg, "the txg before {txg} is not durable");
         state.closing = true;
+        probe!(txg_quiesce, txg);
         state.cells_left = self.close_cells(txg);
         while state.cells_left > 0 {
             self.work.wait(&mut state);

@@ -17,6 +17,7 @@
 //! - When the directory's lock is free, the depth in the header is that of the deepest leaf, and
 //!   the counts in the header are right.
 
+use forebay_base::probe;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::entry::{HashedName, Value, leaf_id, prefix_mask};
@@ -458,6 +459,7 @@ impl Fat {
             self.move_leaves(store, tx, depth + 1, depth)?;
             return Err(error);
         }
+        probe!(leaf_split, low_id, depth);
         let prefix = hash & prefix_mask(depth);
         self.table.set(prefix, depth + 1);
         self.table.set(prefix | 1 << (31 - u32::from(depth)), depth + 1);

@@ -4,6 +4,8 @@
 //! A merge may have to read the buddy. It is tried only when the used bytes of a leaf fall below a
 //! multiple of [`DUE_STEP`], and when the leaf becomes empty.
 
+use forebay_base::probe;
+
 use super::buffer::PAGE_SPAN;
 use super::entry::{leaf_id, prefix_mask};
 use super::fat::{Fat, LeafAccess};
@@ -195,6 +197,7 @@ fn merge<S: LeafStore>(
         return Err(error);
     }
     fat.rewrite(access, tx, low_id, &both)?;
+    probe!(leaf_merge, low_id, depth);
     fat.table.set(low_hash, depth - 1);
     Ok(OpStep::Done(true))
 }
