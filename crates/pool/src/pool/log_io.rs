@@ -8,10 +8,11 @@
 //! If a device fails:
 //!
 //! - A log write or its flush fails: the log counts the records as lost and stays closed until the
-//!   next group is durable. The fsync waits for that group. After a failed flush of a file or block
-//!   device the group fails too, because such a device fails all later flushes.
-//! - The transaction group fails too: the pool is suspended and the fsync returns the error. Every
-//!   later fsync fails until the pool is cleared and the group is durable, or the next import.
+//!   next group is durable. The fsync waits for that group. After a failed flush the device fails
+//!   each later one, until the commit has written again all that no flush has covered.
+//! - The commit of the group fails: the pool is suspended, and the fsync returns `Suspended`, also
+//!   to callers that wait for the group already. `forebay-fs` waits for `forebay clear` and asks
+//!   again, or returns the error (`failmode`). None succeeds before the group is durable.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
