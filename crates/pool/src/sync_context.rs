@@ -100,7 +100,7 @@ impl<'a> SyncContext<'a> {
         self.allocated = self.allocated.saturating_add(tree::preallocated_bytes(ptr));
     }
 
-    /// Frees a block, or preallocated holes. Its space is reusable two txgs later.
+    /// Frees a block, or preallocated holes. Its space is reusable three txgs later.
     pub(crate) fn free(&mut self, ptr: &BlockPtrPhys) -> Result<()> {
         if ptr.is_preallocated() {
             self.allocated = self.allocated.saturating_sub(tree::preallocated_bytes(ptr));

@@ -72,7 +72,7 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
     put(
         "space",
         format!(
-            "{} total, {} allocated, {} free, {} freed and reusable two txgs later; {} available for new data",
+            "{} total, {} allocated, {} free, {} freed and reusable three txgs later; {} available for new data",
             units::bytes(status.total_bytes),
             units::bytes(status.allocated_bytes),
             units::bytes(status.free_bytes),

@@ -103,7 +103,7 @@ impl FileSystem {
         Ok(target.value)
     }
 
-    /// Returns the space usage. Freed space that becomes available two transaction groups later
+    /// Returns the space usage. Freed space that is reusable three transaction groups later
     /// counts as free, because operations that need it wait for it.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //!
 //! Blocks are counted uncompressed, in all copies, together with the indirect blocks that change
 //! because of them. The blocks that they replace are not subtracted: the same txg frees them, but
-//! the space is reusable only two txgs later.
+//! the space is reusable only three txgs later.
 
 use crate::format::ObjectKind;
 

@@ -36,7 +36,7 @@ pub struct PoolUsage {
     pub total_bytes: u64,
     /// Allocated bytes, all copies.
     pub allocated_bytes: u64,
-    /// Freed bytes that become reusable two txgs later.
+    /// Freed bytes that become reusable three txgs after they were freed.
     pub deferred_bytes: u64,
     /// Free bytes.
     pub free_bytes: u64,
@@ -58,7 +58,7 @@ pub struct PoolStats {
     pub total_bytes: u64,
     /// Allocated bytes, all copies.
     pub allocated_bytes: u64,
-    /// Freed bytes that become reusable two txgs later.
+    /// Freed bytes that become reusable three txgs after they were freed.
     pub deferred_bytes: u64,
     /// Free bytes.
     pub free_bytes: u64,

@@ -13,7 +13,7 @@ forebay_base::counters! {
     frees;
     /// Bytes freed.
     freed_bytes;
-    /// Freed bytes that became allocatable after their delay of two transaction groups.
+    /// Freed bytes that became reusable, three transaction groups after they were freed.
     matured_bytes;
     /// Allocations refused because no free range was long enough, or only the reserve was left.
     refused;
