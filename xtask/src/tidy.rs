@@ -13,6 +13,7 @@ mod leftovers;
 mod links;
 mod locks;
 mod modules;
+mod named_tests;
 mod retired;
 mod shim;
 mod unsafety;
@@ -57,6 +58,7 @@ fn check(tree: &Tree, out: &mut Findings) {
     shim::check(tree, out);
     wording::check(tree, out);
     links::check(tree, out);
+    named_tests::check(tree, out);
     locks::check(tree, out);
     columns::check(tree, out);
     retired::check(tree, out);
