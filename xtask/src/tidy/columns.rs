@@ -1,7 +1,7 @@
 //! Lines of prose have at most [`WIDEST`] columns.
 //!
-//! Prose is Markdown, and comments in Rust. Tables, code blocks and lines that consist of a link
-//! are exempt, because they cannot be broken.
+//! Prose is Markdown, comments in Rust, and lines that are comments in TOML, YAML and scripts.
+//! Tables, code blocks and lines that consist of a link are exempt, because they cannot be broken.
 
 use crate::source::Source;
 use crate::tree::{Findings, Tree};
@@ -20,6 +20,19 @@ pub(super) fn check(tree: &Tree, out: &mut Findings) {
         let wide = lines.filter(|(_, line)| prose.is_prose(line) && columns(line) > WIDEST);
         report(path, &wide.map(|(at, line)| (at + 1, columns(line))).collect::<Vec<_>>(), out);
     }
+    for (path, text) in tree.texts.iter().filter(|(path, _)| has_hash_comments(path)) {
+        let is_comment = |line: &str| line.trim_start().starts_with('#');
+        let lines = text.lines().enumerate();
+        let wide = lines.filter(|(_, line)| is_comment(line) && columns(line) > WIDEST);
+        report(path, &wide.map(|(at, line)| (at + 1, columns(line))).collect::<Vec<_>>(), out);
+    }
+}
+
+fn has_hash_comments(path: &str) -> bool {
+    let is_script = |folder| path.starts_with(folder) && !path.ends_with(".md");
+    ["scripts/", "packaging/", ".ci/"].into_iter().any(is_script)
+        || path.ends_with(".toml")
+        || path.ends_with(".yml")
 }
 
 fn report(path: &str, lines: &[(usize, usize)], out: &mut Findings) {
@@ -94,6 +107,14 @@ mod tests {
 
     fn found(path: &str, text: &str) -> Vec<String> {
         locations(check, &[(path, text)])
+    }
+
+    #[test]
+    fn wide_comments_of_scripts_are_found() {
+        let text = format!("{}\n{}\n{}\n", line("# ", 100), line("  # ", 101), line("a ", 101));
+        for path in ["scripts/stress", ".ci/run", ".github/workflows/ci.yml"] {
+            assert_eq!(found(path, &text), [format!("{path}:2")]);
+        }
     }
 
     #[test]
