@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_machine_or_the_group_has_is_refused_with_both_figures() {
+    fn more_than_the_machine_or_the_group_has_is_refused_with_both_sizes() {
         let refused = |limits: &MemoryLimits, wanted| {
             let said = MemoryPlan::within(limits, Some(wanted), Some(2)).unwrap_err();
             assert_eq!(said.code, crate::error::USAGE);

@@ -268,7 +268,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             return true;
         }
         // A thread that arrives meanwhile must see the outcome of this attempt.
-        let _turn = self.voiding.lock();
+        let _voiding = self.voiding.lock();
         let now = self.clock.now_ns().max(1);
         let before = self.void_tried_ns.load(Ordering::Acquire);
         if self.voided.load(Ordering::Acquire)

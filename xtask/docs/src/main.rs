@@ -55,7 +55,7 @@ fn generate() -> Vec<Generated> {
         ("forebay-pool: intent log", forebay_base::tunables::markdown(LogTunables::ROWS)),
         ("forebay-pool: prefetch", forebay_base::tunables::markdown(PrefetchTunables::ROWS)),
         ("forebay-pool: block store", forebay_base::tunables::markdown(StoreTunables::ROWS)),
-        ("forebay-pool: cache devices", forebay_base::tunables::markdown(L2DeviceTunables::ROWS)),
+        ("forebay-pool: L2 devices", forebay_base::tunables::markdown(L2DeviceTunables::ROWS)),
         ("forebay-pool: scrub", forebay_base::tunables::markdown(ScrubTunables::ROWS)),
         ("forebay-pool: trim", forebay_base::tunables::markdown(TrimTunables::ROWS)),
         ("forebay-pool: heartbeat", forebay_base::tunables::markdown(HeartbeatTunables::ROWS)),

@@ -76,7 +76,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// # Errors
     ///
     /// As for [`begin`](Self::begin).
-    pub fn begin_without_waiting(
+    pub fn begin_non_blocking(
         &self,
         key: K,
         weight: u64,

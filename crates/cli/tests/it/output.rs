@@ -75,7 +75,7 @@ fn a_reader_that_leaves_is_no_error() {
 }
 
 #[test]
-fn figures_are_for_people_and_machines() {
+fn statistics_are_for_people_and_machines() {
     let fixture = Fixture::new();
     assert!(fixture.ok(&["list"]).contains("no pools are in use"));
     assert!(fixture.fails(&["stats"]).contains("no pools are in use"));
@@ -98,7 +98,7 @@ fn figures_are_for_people_and_machines() {
 }
 
 #[test]
-fn figures_are_shown_again_and_again_until_they_are_not_wanted() {
+fn statistics_are_printed_again_until_nobody_reads_them() {
     let fixture = Fixture::new();
     fixture.pool("tank.img");
     fixture.ok(&["import", "tank.img"]);

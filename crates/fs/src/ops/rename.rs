@@ -135,7 +135,7 @@ impl FileSystem {
             }
             _ => {}
         }
-        // A directory that receives a subdirectory must have room in its link count.
+        // The link count of a directory that receives a subdirectory must not be at its maximum.
         if rename.links_to() > 0 {
             check_nlink(rename.to)?;
         }

@@ -117,7 +117,7 @@ fn lookups_of_metadata_would_block() {
 
 #[test]
 fn reads_that_miss_complete_later_and_block_no_thread() {
-    let (faults, _rig, fs) = cold();
+    let (faults, _fixture, fs) = cold();
     let inos: Vec<_> = (0..20)
         .map(|n| fs.lookup(ROOT, format!("file {n}").as_bytes()).unwrap().attr.ino)
         .collect();

@@ -181,7 +181,7 @@ impl PoolInner {
     ) -> Result<CheckReport> {
         let _one = self.scrub.one_check();
         let _job = self.scrub.begin_job(self)?;
-        let (until, walked) = self.look_at_space().begin_audit();
+        let (until, walked) = self.lock_space_maps().begin_audit();
         let _audit = AuditGuard(self);
         let mut checker = Checker {
             pool: self,
@@ -201,13 +201,13 @@ impl PoolInner {
         report.damaged_count = found.count + report.unreachable_count;
         report.damaged = found.describe(self);
         if complete && !self.space_maps_lost {
-            self.look_at_space().root_slots(|dva, bytes| walked.mark(dva, bytes));
+            self.lock_space_maps().root_slots(|dva, bytes| walked.mark(dva, bytes));
             self.log.for_each_extent(&mut |dva, bytes| walked.mark(dva, bytes));
         }
         let mut found = walked.so_far();
         if complete && !self.space_maps_lost {
             for id in 0..walked.metaslabs() {
-                self.look_at_space().compare(id, &walked, &mut found)?;
+                self.lock_space_maps().compare(id, &walked, &mut found)?;
             }
         }
         report.take_space(found);
@@ -220,7 +220,7 @@ struct AuditGuard<'a>(&'a PoolInner);
 
 impl Drop for AuditGuard<'_> {
     fn drop(&mut self) {
-        self.0.look_at_space().end_audit();
+        self.0.lock_space_maps().end_audit();
     }
 }
 

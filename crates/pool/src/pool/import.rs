@@ -188,8 +188,8 @@ impl From<Error> for Unusable {
 impl Import<'_> {
     /// Opens the pool as of a txg, reads what it needs, and replays the intent log. `given_up` says
     /// what later groups held.
-    fn open_group(&self, from: &Uberblock, given_up: Option<String>) -> Result<Pool, Unusable> {
-        let (pool, root) = self.read_group(from, given_up.clone())?;
+    fn open_txg(&self, from: &Uberblock, given_up: Option<String>) -> Result<Pool, Unusable> {
+        let (pool, root) = self.read_txg(from, given_up.clone())?;
         let began = pool.inner.txgs.synced_txg();
         match self.begin(&pool, &root, given_up.is_some()) {
             Ok(()) => Ok(pool),
@@ -203,7 +203,7 @@ impl Import<'_> {
 
     /// Opens the pool as of a txg without writing. If the caller may choose among groups, reads all
     /// that a commit needs.
-    fn read_group(&self, from: &Uberblock, given_up: Option<String>) -> Result<(Pool, RootPhys)> {
+    fn read_txg(&self, from: &Uberblock, given_up: Option<String>) -> Result<(Pool, RootPhys)> {
         let store = self.parts.store(&self.devices)?;
         let root = read_root(&store, from)?;
         let mut notes = self.notes.clone();

@@ -185,7 +185,7 @@ impl PoolInner {
         if let Some(space) = self.space.try_lock() {
             return space;
         }
-        if self.scrub.is_looking() {
+        if self.scrub.holds_space() {
             self.scrub.count_wait();
         }
         self.space.lock()

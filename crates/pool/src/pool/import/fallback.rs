@@ -21,7 +21,7 @@ impl Import<'_> {
         let mut failed: Vec<(u64, Error)> = Vec::new();
         for from in self.candidates()? {
             let given_up = self.given_up(from, failed.first().map(|(_, error)| error));
-            match self.open_group(from, given_up) {
+            match self.open_txg(from, given_up) {
                 Ok(pool) => return Ok((pool, from.txg)),
                 Err(Unusable { error, changed }) => {
                     if changed || !self.may_fall_back(&error) {
@@ -128,7 +128,7 @@ impl Import<'_> {
             return error;
         }
         for older in self.ancestors().into_iter().skip(1) {
-            if let Ok((pool, _)) = self.read_group(older, None) {
+            if let Ok((pool, _)) = self.read_txg(older, None) {
                 pool.give_up();
                 let (txg, lost) = (older.txg, self.lost_since(older));
                 let text = format!(
@@ -166,7 +166,7 @@ impl Import<'_> {
             let previous = last.previous_txg.min(last.txg - 1);
             group = self.uberblocks.iter().find(|one| one.txg == previous);
             if let Some(older) = group
-                && let Ok((pool, _)) = self.read_group(older, None)
+                && let Ok((pool, _)) = self.read_txg(older, None)
             {
                 pool.give_up();
                 return format!(

@@ -75,7 +75,7 @@ pub(super) struct Scrubs {
     thread: Mutex<Option<JoinHandle<()>>>,
     check: Mutex<()>,
     /// Whether a scrub or check has locked `space`.
-    looking: AtomicBool,
+    holds_space: AtomicBool,
     counters: ScrubCounters,
 }
 
@@ -124,7 +124,7 @@ impl Scrubs {
             changed: Condvar::new(),
             thread: Mutex::named("pool-scrub-thread", None),
             check: Mutex::named("pool-check", ()),
-            looking: AtomicBool::new(false),
+            holds_space: AtomicBool::new(false),
             counters: ScrubCounters::new(),
         }
     }
@@ -148,17 +148,13 @@ impl Scrubs {
         self.counters.add(ScrubCounters::COMMITS_WAITED_FOR_SCRUB, 0, 1);
     }
 
-    /// A scrub or check has locked `space`.
-    pub(super) fn begin_look(&self) {
-        self.looking.store(true, Ordering::SeqCst);
+    /// A scrub or check has locked `space`, or is about to release it.
+    pub(super) fn set_holds_space(&self, holds: bool) {
+        self.holds_space.store(holds, Ordering::SeqCst);
     }
 
-    pub(super) fn end_look(&self) {
-        self.looking.store(false, Ordering::SeqCst);
-    }
-
-    pub(super) fn is_looking(&self) -> bool {
-        self.looking.load(Ordering::SeqCst)
+    pub(super) fn holds_space(&self) -> bool {
+        self.holds_space.load(Ordering::SeqCst)
     }
 
     /// Waits until no other check runs.

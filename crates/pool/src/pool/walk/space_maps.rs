@@ -49,7 +49,7 @@ impl Walk<'_> {
             self.at.block = AT_BLOCKS;
         }
         let mut own = Vec::new();
-        pool.look_at_space().known_blocks(|ptr| own.push(*ptr));
+        pool.lock_space_maps().known_blocks(|ptr| own.push(*ptr));
         own.retain(|ptr| ptr.birth_txg.get() <= self.until);
         own.sort_unstable_by_key(address);
         for ptr in own {
@@ -79,15 +79,15 @@ impl PoolInner {
         let mut damage = Vec::new();
         let mut from = 0;
         loop {
-            let Some(base) = self.look_at_space().unloaded_base(from) else { return Ok(damage) };
+            let Some(base) = self.lock_space_maps().unloaded_base(from) else { return Ok(damage) };
             from = base.metaslab() + 1;
             let loaded = base.read(&UnprotectedReader(&self.store));
-            let loaded = loaded.and_then(|runs| self.look_at_space().put_base(&base, runs));
+            let loaded = loaded.and_then(|runs| self.lock_space_maps().put_base(&base, runs));
             match loaded {
                 Ok(()) => {}
                 Err(error) if !is_damage(&error) => return Err(error),
                 // A base that was rewritten meanwhile is loaded.
-                Err(_) if !self.look_at_space().is_unloaded(&base) => {}
+                Err(_) if !self.lock_space_maps().is_unloaded(&base) => {}
                 Err(error) => damage.push(error),
             }
         }
@@ -96,14 +96,14 @@ impl PoolInner {
     /// Whether a pointer to the root block, or to a block of the space maps, is still in use.
     pub(super) fn is_current_own(&self, ptr: &BlockPtrPhys) -> bool {
         let mut found = *self.root.lock() == *ptr;
-        self.look_at_space().known_blocks(|own| found |= own == ptr);
+        self.lock_space_maps().known_blocks(|own| found |= own == ptr);
         found
     }
 
-    /// Locks the space maps for a look in memory.
-    pub(in super::super) fn look_at_space(&self) -> LockedSpace<'_> {
+    /// Locks the space maps, to read them in memory.
+    pub(in super::super) fn lock_space_maps(&self) -> LockedSpace<'_> {
         let space = self.space.lock();
-        self.scrub.begin_look();
+        self.scrub.set_holds_space(true);
         LockedSpace { pool: self, space }
     }
 }
@@ -130,6 +130,6 @@ impl std::ops::DerefMut for LockedSpace<'_> {
 
 impl Drop for LockedSpace<'_> {
     fn drop(&mut self) {
-        self.pool.scrub.end_look();
+        self.pool.scrub.set_holds_space(false);
     }
 }

@@ -27,7 +27,8 @@ use crate::format::{BlockKind, BlockPtrPhys, Compression, Dva, DvaPhys};
 
 pub(super) const DEVICE_BYTES: u64 = 32 << 20;
 
-/// Gives out room by turns on each device, in pieces of at most `largest`; remembers what is out.
+/// Allocates on each device in rotation, at most `largest` bytes at a time, and remembers what is
+/// allocated.
 pub(super) struct TestSpace {
     next: Vec<u64>,
     pub(super) largest: u64,
