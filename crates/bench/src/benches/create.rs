@@ -226,7 +226,7 @@ fn row(subject: &str, threads: usize, bucket: &Bucket) -> Record {
         .figure("cached_data_bytes", bucket.cached[1] as f64)
         .figure("cached_mru_bytes", bucket.mru_bytes as f64)
         .figure("dirty_bytes", bucket.dirty_bytes as f64)
-        .figure("reads_waited_for", bucket.waited_reads as f64)
+        .figure("reads_waited_for_per_s", bucket.waited_reads_per_s)
 }
 
 /// Prepares a pool for the load. Returns the bytes of its leaves too.
@@ -246,9 +246,10 @@ fn prepared(
         copies: args.copies,
         seed: common.seed,
     };
-    let mut tunables = args.tunables.clone();
     let buffers = subject != "no-change-buffer";
-    tunables.push(("directory_buffer".to_owned(), buffers.to_string()));
+    let mut tunables = vec![("directory_buffer".to_owned(), buffers.to_string())];
+    // The last one counts: `--pool-tunable` can set it for all subjects.
+    tunables.extend(args.tunables.iter().cloned());
     let setting = PoolConfig { pool_tunables: &tunables, ..setting };
     let mut pooled = Pooled::new(&setting)?;
     if !cold {
@@ -316,11 +317,11 @@ fn cycle(
     Ok(rows.into_iter().map(share).collect())
 }
 
-/// Creates and cached metadata over time, or changes by iteration.
+/// Creates, and reads that delay them, over time; or changes by iteration.
 pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     let figures = [
         (BY_TIME, "Creates while the cache fills", "creates_per_s", "second"),
-        (BY_TIME, "Metadata in the cache", "cached_metadata_bytes", "second"),
+        (BY_TIME, "Reads that creates wait for", "reads_waited_for_per_s", "second"),
         (CYCLE, "Creates and removes after an import", "changes_per_s", "iteration"),
     ];
     let mut panels = Vec::new();

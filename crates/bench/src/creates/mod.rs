@@ -33,8 +33,8 @@ pub(crate) struct Bucket {
     pub(crate) mru_bytes: u64,
     /// Dirty bytes.
     pub(crate) dirty_bytes: u64,
-    /// Reads of the pool in the bucket that a thread waited for.
-    pub(crate) waited_reads: u64,
+    /// Reads of the pool per second in the bucket that a thread waited for.
+    pub(crate) waited_reads_per_s: f64,
 }
 
 /// A load without a time limit.
@@ -201,7 +201,7 @@ impl BucketRecorder {
             cached: resident_by_class(&pooled.cache),
             mru_bytes: resident_in_mru(&pooled.cache),
             dirty_bytes: pooled.cache.dirty_bytes(),
-            waited_reads: reads - self.reads,
+            waited_reads_per_s: (reads - self.reads) as f64 / elapsed.as_secs_f64(),
         });
         (self.seen, self.since, self.reads) = (all, now, reads);
     }

@@ -28,6 +28,9 @@ impl Series {
     }
 }
 
+/// Bytes of a megabyte.
+const MB: f64 = 1e6;
+
 /// One axis of a panel.
 #[derive(Clone, Debug)]
 pub(crate) struct Axis {
@@ -35,27 +38,34 @@ pub(crate) struct Axis {
     title: String,
     /// The base of a logarithmic scale; a linear one otherwise.
     log_base: Option<f64>,
+    /// What labels count, in units of the values.
+    unit: f64,
 }
 
 impl Axis {
     /// A linear axis, for time, shares and rates.
     pub(crate) fn linear(title: &str) -> Self {
-        Self { title: title.to_owned(), log_base: None }
+        Self { title: title.to_owned(), log_base: None, unit: 1.0 }
     }
 
     /// A logarithmic axis, for values that span decades.
     pub(crate) fn log(title: &str) -> Self {
-        Self { title: title.to_owned(), log_base: Some(10.0) }
+        Self { log_base: Some(10.0), ..Self::linear(title) }
     }
 
     /// A logarithmic axis of base 2, for numbers of threads and queue depths.
     pub(crate) fn doubling(title: &str) -> Self {
-        Self { title: title.to_owned(), log_base: Some(2.0) }
+        Self { log_base: Some(2.0), ..Self::linear(title) }
     }
 
-    /// A linear axis for the figure of this name.
+    /// A linear axis for the figure of this name. Sizes are in MB.
     pub(crate) fn of(figure: &str) -> Self {
-        Self::linear(&words(figure))
+        let unit = if figure.ends_with("_bytes") { MB } else { 1.0 };
+        Self { unit, ..Self::linear(&words(figure)) }
+    }
+
+    fn label(&self, value: f64) -> String {
+        super::table::human(value / self.unit)
     }
 }
 
@@ -68,8 +78,8 @@ pub(crate) fn words(figure: &str) -> String {
         "entries_per_s" => "entries per second",
         "iops" => "reads per second",
         "hit_ratio" => "hit ratio (share of requests)",
-        "cached_metadata_bytes" => "metadata in the cache (bytes)",
-        "peak_rss_bytes" => "peak resident memory (bytes)",
+        "reads_waited_for_per_s" => "reads per second",
+        "peak_rss_bytes" => "peak resident memory (MB)",
         "cpu_s_per_million" => "CPU time per million operations (s)",
         "ns_per_lookup" => "time per lookup (ns)",
         "worst_insert_ns" => "slowest insert (ns)",
@@ -77,7 +87,10 @@ pub(crate) fn words(figure: &str) -> String {
         "p99_ns" => "99th percentile of latency (ns)",
         "written_per_inserted_byte" => "bytes written per byte inserted",
         "second" => "time (s)",
-        other => return other.replace('_', " "),
+        other => {
+            let size = other.strip_suffix("_bytes").map(|name| format!("{name} (MB)"));
+            return size.unwrap_or_else(|| other.to_owned()).replace('_', " ");
+        }
     };
     known.to_owned()
 }
@@ -161,8 +174,8 @@ where
         .axis_style(FRAME)
         .x_desc(&panel.x.title)
         .y_desc(&panel.y.title)
-        .x_label_formatter(&|x| super::table::human(*x))
-        .y_label_formatter(&|y| super::table::human(*y))
+        .x_label_formatter(&|x| panel.x.label(*x))
+        .y_label_formatter(&|y| panel.y.label(*y))
         .label_style(("sans-serif", 13))
         .draw()?;
     for (i, series) in panel.series.iter().enumerate() {
@@ -241,6 +254,14 @@ mod tests {
         for title in ["<svg", "time (s)", "latency (ns)", "threads"] {
             assert!(text.contains(title), "{title}");
         }
+    }
+
+    #[test]
+    fn sizes_are_labelled_in_megabytes() {
+        let axis = Axis::of("written_bytes");
+        assert_eq!((axis.title.as_str(), axis.label(67e6)), ("written (MB)", "67".to_owned()));
+        assert_eq!(Axis::of("peak_rss_bytes").label(1.5e6), "1.500");
+        assert_eq!(Axis::of("creates_per_s").label(20_000.0), "20.0k");
     }
 
     #[test]
