@@ -1,25 +1,7 @@
 //! The header: the descriptor of one block, and the protocol of its state word.
 //!
-//! All parts of a header that change together are in one atomic word:
-//!
-//! | bits | name | who changes it |
-//! |---|---|---|
-//! | 0–16 | pins | any thread that holds or takes a pin |
-//! | 17 | `SAMPLED`: the simulations see its hits | its occupier |
-//! | 18 | `VALID`: lookups may pin it | set by the publisher; cleared by the thread that retires it |
-//! | 19 | `MARK`: hit since the evictor last examined it | set by a hit; cleared by the evictor |
-//! | 20 | class | the publisher, before it is reachable |
-//! | 21–22 | its list | the publisher, under the sublist's lock; then the evictor |
-//! | 23 | `WRITING`: the secondary cache is writing it | the `Writing` guard, which holds a pin |
-//! | 24 | `RETIRED`: on its way out | the thread that evicts, removes or replaces it; cleared by freeing only |
-//! | 25 | `LOADING`: a load guard will publish or abandon it | the load guard |
-//! | 26 | `WAITERS`: the load guard must wake waiters | a thread that joins, while `LOADING` |
-//! | 27 | `SPILLED`: `spill` counts more pins | the thread that spills or refills, under the lock of `spill` |
-//! | 28–30 | cause of retirement; all ones: orphaned, see `CacheInner::hold` | with `RETIRED` |
-//! | 31 | `FILLED`: the value is initialised | the publisher |
-//! | 32–63 | position in its sublist's ring; generation if it is free or in no list | the publisher and the evictor, under the sublist's lock |
-//!
-//! The rules, which the model checks in `tests/model` verify:
+//! All parts of a header that change together are in one atomic word ([`state`]). The rules, which
+//! the model checks in `tests/model` verify:
 //!
 //! 1. *Pin and verify.* A lookup pins with a compare-and-swap from a `VALID` state. If it succeeds,
 //!    the header was valid at that instant and is not freed before it is unpinned. Only then are

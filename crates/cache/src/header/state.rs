@@ -1,7 +1,23 @@
 //! The state word of a header: its bits, and the changes from one state to the next.
 //!
-//! The table at the head of the module `header` says who may change which bits. Nothing here
-//! accesses memory.
+//! | bits | name | who changes it |
+//! |---|---|---|
+//! | 0–16 | pins | any thread that holds or takes a pin |
+//! | 17 | `SAMPLED`: the simulations see its hits | its occupier |
+//! | 18 | `VALID`: lookups may pin it | set by the publisher; cleared by the thread that retires it |
+//! | 19 | `MARK`: hit since the evictor last examined it | set by a hit; cleared by the evictor |
+//! | 20 | class | the publisher, before it is reachable |
+//! | 21–22 | its list | the publisher, under the sublist's lock; then the evictor |
+//! | 23 | `WRITING`: the secondary cache is writing it | the `Writing` guard, which holds a pin |
+//! | 24 | `RETIRED`: on its way out | the thread that evicts, removes or replaces it; cleared by freeing only |
+//! | 25 | `LOADING`: a load guard will publish or abandon it | the load guard |
+//! | 26 | `WAITERS`: the load guard must wake waiters | a thread that joins, while `LOADING` |
+//! | 27 | `SPILLED`: `spill` counts more pins | the thread that spills or refills, under the lock of `spill` |
+//! | 28–30 | cause of retirement; all ones: orphaned, see `CacheInner::hold` | with `RETIRED` |
+//! | 31 | `FILLED`: the value is initialised | the publisher |
+//! | 32–63 | position in its sublist's ring; generation if it is free or in no list | the publisher and the evictor, under the sublist's lock |
+//!
+//! Nothing here accesses memory. The head of [`super`] has the rules.
 
 use crate::attributes::{Cause, Class};
 

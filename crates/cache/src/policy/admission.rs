@@ -1,8 +1,22 @@
 //! Admission: decides whether a candidate from MRU or a victim from MFU stays.
 //!
 //! A [`Rule`] sets the share of MRU in its class and the way in which two blocks are compared. The
-//! simulations choose among [`RULES`]. Everything here is a pure function; the evictor's side is in
-//! `evict::admit`.
+//! simulations choose among [`RULES`]:
+//!
+//! - 5, 20 or 50 %: the block with more uses stays. On a tie the victim stays, so a part of a loop
+//!   that does not fit stays and hits. Window, frequency and tie follow W-TinyLFU (Einziger,
+//!   Friedman and Manes, "TinyLFU: A Highly Efficient Cache Admission Policy", ACM ToS 2017), whose
+//!   window is LRU and whose frequency counts every hit.
+//! - 1 %: the candidate stays if the gap between its last two uses is shorter than the time since
+//!   the victim's last use. So blocks of a past phase are evicted however popular they were (Jiang
+//!   and Zhang, "LIRS", SIGMETRICS 2002).
+//! - 100 %: no admission, and MRU is a CLOCK.
+//!
+//! Shares win on popularity, distances on loops, the CLOCK where only recency counts. A lead of one
+//! use, which may be chance, does not suffice if the secondary cache would have to write the
+//! victim. Uses are compared block by block, whatever the weights. Decision 87 has the reasons.
+//!
+//! Everything here is a pure function; the evictor's side is in `evict::admit`.
 
 use crate::frequency::Frequency;
 

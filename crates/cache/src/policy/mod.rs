@@ -1,52 +1,24 @@
 //! The policy: the target size of each state and class, and the list that gives up the next block.
 //!
-//! A new block enters *mru*. *mfu* holds blocks that have proven reuse. When capacity is needed,
-//! the *candidate*, the coldest block of mru, is compared with the *victim*, the coldest block of
-//! mfu. The block with more uses stays, in mfu. Workloads differ in how long a candidate may wait
-//! for its second use, which is the share of mru. Miniature simulations choose it. In detail:
-//!
 //! 1. *Hits move nothing.* A hit sets a mark, and the evictor acts on it (Bansal and Modha, "CAR:
-//!    Clock with Adaptive Replacement", FAST 2004).
-//! 2. *Frequency* counts misses and examined marks. Hits in between count once, so bursts do not
-//!    look like popularity. Headers store the count and the time of the last use. Ghosts keep both,
-//!    and a ghost hit restores them. Time is the weight of all uses; counts decay with it
-//!    (`frequency`).
-//! 3. *Admission.* A candidate with one use is evicted, so a scan changes nothing else. Otherwise
-//!    the victim is the coldest unmarked block of mfu, or the second one examined. If the candidate
-//!    has more uses it replaces the victim. Otherwise it is evicted and the victim moves to the
-//!    warm end. On a tie the victim stays, so a part of a loop that does not fit stays and hits.
-//!    Window, frequency and tie follow W-TinyLFU (Einziger, Friedman and Manes, "TinyLFU: A Highly
-//!    Efficient Cache Admission Policy", ACM ToS 2017), whose window is LRU and whose frequency
-//!    counts every hit. A lead of one use, which may be chance, does not suffice if the secondary
-//!    cache would have to write the victim.
-//! 4. *Rules.* The share of mru in its class is 5, 20 or 50 %. Or it is 1 %, and reuse distances
-//!    are compared instead: the candidate stays if the gap between its last two uses is shorter
-//!    than the time since the victim's last use. So blocks of a past phase are evicted however
-//!    popular they were (Jiang and Zhang, "LIRS", SIGMETRICS 2002). Or it is 100 % without
-//!    admission, and mru is a CLOCK. Shares win on popularity, distances on loops, the CLOCK where
-//!    only recency counts. `simulation` chooses the rule.
-//! 5. *Changes of the rule* move nothing at once. While mru exceeds its target, a few of its
-//!    coldest blocks move to mfu for each candidate, without admission. While it is below, mfu
-//!    gives up its coldest blocks.
-//! 6. *Classes.* Metadata and data each have mru, mfu, two ghost lists and a rule. The balance `m`
-//!    is the target of metadata in bytes. A ghost hit moves `m` towards its class as ARC moves `p`
-//!    (Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003): by its
-//!    weight, times the ratio of the other class's ghosts to its own, at least one. So the class
-//!    with more ghost hits *per remembered byte* grows. `m` matters only while the cache is full.
-//! 7. *Ghosts* of a class are bounded by `ghost_percent` of `c`, but [`MIN_GHOSTS`] may always
-//!    stay: fewer would tell nothing. Of the two lists of a class, the one with the oldest ghost
-//!    gives way.
-//! 8. *Hints.* Blocks hinted `once` have their own list, which is evicted first and leaves no
-//!    ghosts. A marked one moves to mru. Blocks hinted `again` begin in mfu, or marked in mru if
-//!    that is a CLOCK. The simulations see neither.
-//! 9. *Batches.* The evictor takes batches from random sublists, so order is exact only within a
-//!    batch.
-//! 10. *Correlated references*, off by default: a hand clears the marks of blocks that leave the
-//!     window, so references soon after the insertion do not count.
-//!
-//! Sizes are bytes of weight. Uses are compared block by block, whatever the weights.
-//! `docs/decisions/0087-admission-by-uses-and-simulated-rules.md` has the reasons, and
-//! `docs/benchmarks.md` the experiments.
+//!    Clock with Adaptive Replacement", FAST 2004). Misses and examined marks count as uses
+//!    (`frequency`). Ghosts keep the count, and a ghost hit restores it.
+//! 2. *Admission* ([`admission`]). A new block enters *mru*. *mfu* holds blocks with proven reuse.
+//!    The *candidate*, the coldest block of mru, is evicted if it has one use. Otherwise it
+//!    replaces the *victim*, a cold block of mfu, if it has more uses.
+//! 3. *Rules.* The share of mru, and what is compared, is one of five rules. [`simulation`]
+//!    chooses. A change moves nothing at once: above its target, mru gives a few blocks to mfu for
+//!    each candidate; below it, mfu gives up its coldest blocks.
+//! 4. *Classes.* Metadata and data each have mru, mfu, two ghost lists and a rule. The balance `m`
+//!    is the target of metadata in bytes, and matters only while the cache is full. A ghost hit
+//!    moves `m` towards its class as ARC moves `p` (Megiddo and Modha, FAST 2003): by its weight,
+//!    times the ratio of the other class's ghosts to its own, at least one.
+//! 5. *Ghosts* of a class are bounded by `ghost_percent` of `c`, but [`MIN_GHOSTS`] may always
+//!    stay. The oldest ghost of the class goes first.
+//! 6. *Hints.* Blocks hinted `once` have a list of their own, which is evicted first and leaves no
+//!    ghosts. A marked one moves to mru. Blocks hinted `again` begin in mfu, or marked in a CLOCK.
+//! 7. *Correlated references*, off by default: a hand clears the marks of blocks that leave the
+//!    window, so references soon after the insertion do not count.
 //!
 //! Locking: none. All fields are relaxed atomics; `docs/locking.md` says who writes them.
 

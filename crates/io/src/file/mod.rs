@@ -6,42 +6,19 @@
 //!
 //! - Size, sector size and direct I/O are fixed at the open. Once a shrunken or lost medium is
 //!   noticed ([`ErrorKind::Gone`]), no request succeeds until it is opened again.
-//! - A successful flush was executed neither beside nor after a failed one (`flush`).
+//! - A successful flush was executed neither beside nor after a failed one (`flush`). It is an
+//!   `fdatasync`: of the dirty pages of the page cache, if I/O is buffered, then of the volatile
+//!   cache of the medium.
 //! - Dropping the device closes it. [`FileDevice::close`](Device::close) closes the file even while
 //!   the device is referenced.
 //! - No other user that locks too has the medium open (`lock`), from the open until the close, or
 //!   until the owner of a [taken lock](FileDevice::take_lock) drops it.
-//!
-//! # A medium that shrinks
-//!
-//! A block device refuses access beyond its new end. A regular file refuses only reads: a write
-//! there makes it grow again, and the lost part then reads as zero. So sizes are compared:
-//!
-//! - by the engine, when a transfer is short or fails, and after each flush: a flush fails while
-//!   the file is shorter;
-//! - here, before a write of the last sector, which alone restores the file's old size.
-//!
-//! So a truncated file is noticed by the first read beyond its end, the next flush, or the next
-//! write of the last sector. Until then writes beyond the end succeed, and reads there may return
-//! zeros. A check at every write would cost a system call. Not noticed: a truncation during a write
-//! of the last sector, and one after which another process restores the size.
+//! - It never makes a file larger.
 //!
 //! # Locking
 //!
 //! `io-flush`, see `flush`. `io-file-lock`, while the file's lock is taken over or dropped.
 //! `io-file-lock-pause`, see `lock`.
-//!
-//! # Buffered I/O
-//!
-//! Where direct I/O is impossible, requests go through the page cache ([`Buffered`]). A flush is an
-//! `fdatasync` of the same file in any case: it writes the dirty pages of the cache, and then the
-//! volatile cache of the medium.
-//!
-//! If only the sectors are too small for direct I/O, the file is opened with `O_DSYNC`: a completed
-//! write is on the medium, and nothing is written after the device was closed. It is opened once
-//! more with `O_DIRECT`, for reads that must see what another host has written.
-//!
-//! It never makes a file larger.
 
 mod discard;
 mod error;
@@ -239,6 +216,18 @@ impl FileDevice {
         request.finish(result);
     }
 
+    /// Submits a flush, a discard, or a request that may find the medium shorter.
+    ///
+    /// A block device refuses access beyond its new end. A regular file refuses only reads: a write
+    /// there makes it grow again, and the lost part then reads as zero. So sizes are compared: by
+    /// the engine, when a transfer is short or fails, and after each flush (a flush fails while the
+    /// file is shorter); and here, before a write of the last sector, which alone restores the
+    /// file's old size.
+    ///
+    /// So a truncated file is noticed by the first read beyond its end, the next flush, or the next
+    /// write of the last sector. Until then writes beyond the end succeed, and reads there may
+    /// return zeros. A check at every write would cost a system call. Not noticed: a truncation
+    /// during a write of the last sector, and one after which another process restores the size.
     fn submit_checked(&self, request: Request) {
         match request.op() {
             Op::Flush => return self.flushes.submit(request),

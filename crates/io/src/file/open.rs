@@ -8,6 +8,11 @@
 //! protection, so both are also locked ([`super::lock`]). The lock comes first, so that a second
 //! user is told the holder.
 //!
+//! Where direct I/O is impossible, requests go through the page cache ([`Buffered`]). If only the
+//! sectors are too small for direct I/O, the file is opened with `O_DSYNC`: a completed write is on
+//! the medium, and nothing is written after the device was closed. It is opened once more with
+//! `O_DIRECT`, for reads that must see what another host has written.
+//!
 //! It does not support partitions within a device.
 
 use std::io;

@@ -10,31 +10,15 @@
 //! - among the *spares* of a queue: taken in a batch, not used. One atomic word per queue. The
 //!   queue changes it without the pool's lock. Any queue that finds the pool empty may take from
 //!   it, under the pool's lock. So an idle queue hoards nothing;
-//! - *granted* to a waiting queue, under the pool's lock, until that queue collects it;
+//! - *granted* to a waiting queue ([`WaitingSet`]), under the pool's lock, until it collects it;
 //! - in use, or collected by the current run: counted in [`QueueCredits`], under the queue's own
 //!   lock.
-//!
-//! # Waiting and waking
-//!
-//! A queue registers if it has requests of a class, finds no permit, and has fewer operations of
-//! the class in flight than its share (the class's limit divided by the number of queues, at least
-//! 1). A queue at its share does not register: one of its own operations will end and return a
-//! permit. While others are registered, a queue does not keep a returned permit. All waiting queues
-//! compete for it ([`Permits::redistribute`]): by class, then round-robin; the queue itself takes
-//! part while below its share. A run that ends gives them all its unused permits. A queue that was
-//! granted a permit is in [`QueuesToRun`], and its engine runs it.
-//!
-//! No wake-up is lost. A queue that registers sets its bit in [`WaitingSet::waiters`], then looks
-//! again at every spare. A queue that adds to its spares reads `waiters` afterwards, before its run
-//! ends. All four accesses are sequentially consistent, so one side sees the other. Permits go to
-//! the pool under its lock, and the thread that puts them there serves the registered queues.
 //!
 //! # Locking
 //!
 //! `io-permits` protects the pool and the grants. It is taken under a queue's lock: at most once
 //! per batch while permits suffice, and once per operation while queues wait. Spares and the
-//! waiting set are atomics. Only the queue itself adds to its spares. Only holders of `io-permits`
-//! write the waiting set.
+//! waiting set are atomics. Only the queue itself adds to its spares.
 //!
 //! It runs no queues (the engine does) and orders no requests (the submission queue does).
 
@@ -65,7 +49,21 @@ pub struct Permits {
     pool: CachePadded<Mutex<Pool>>,
 }
 
-/// The queues that wait. Read in every run, written only when a queue has to wait.
+/// The queues that wait. Read in every run, written only when a queue has to wait, under
+/// `io-permits`.
+///
+/// A queue registers if it has requests of a class, finds no permit, and has fewer operations of
+/// the class in flight than its share (the class's limit divided by the number of queues, at least
+/// 1). A queue at its share does not register: one of its own operations will end and return a
+/// permit. While others are registered, a queue does not keep a returned permit. All waiting queues
+/// compete for it ([`Permits::redistribute`]): by class, then round-robin; the queue itself takes
+/// part while below its share. A run that ends gives them all its unused permits. A queue that was
+/// granted a permit is in [`QueuesToRun`], and its engine runs it.
+///
+/// No wake-up is lost. A queue that registers sets its bit in `waiters`, then looks again at every
+/// spare. A queue that adds to its spares reads `waiters` afterwards, before its run ends. All four
+/// accesses are sequentially consistent, so one side sees the other. Permits go to the pool under
+/// its lock, and the thread that puts them there serves the registered queues.
 pub(super) struct WaitingSet {
     /// Queues that wait for a permit, by class.
     pub(super) waiters: [AtomicU64; Priority::COUNT],

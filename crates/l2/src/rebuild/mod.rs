@@ -1,7 +1,6 @@
 //! The rebuild: reads the log into the index in the background, newest segments first.
 //!
-//! 1. All headers are read. The segment with the largest sequence number is the newest. The one
-//!    after it is the oldest.
+//! 1. All headers are read. The segment with the largest sequence number is the newest.
 //! 2. The newest segment is read, batch by batch if it has no footer, and then gets one. Now the
 //!    end of the log is known, and the writer starts.
 //! 3. Several threads read the logs of the other segments, from new to old, and insert the records
@@ -13,24 +12,11 @@
 //! - With mutable keys, a record is served only if all newer segments have been read, because one
 //!   of them may hold a tombstone. The *frontier* is the oldest segment for which that holds.
 //! - With immutable keys, records are served once the newest segment was read. Its stamp tells
-//!   whether the user was rolled back. If so, the index is cleared before anything is served, and
-//!   the label gets a new GUID, which voids the log. If the label cannot be written, the L2 fails
-//!   with an empty index. The log is still there, so the user must open the L2 with the same
-//!   maximum stamp until a rebuild has succeeded.
-//! - Only batches that were written without an error count. The footer and the next header say
-//!   which. If the newest segment has neither, all its complete batches count: a removal needs the
-//!   next header and a tombstone, so none returned after a failed batch at the end.
+//!   whether the user was rolled back (`run`).
+//! - Only batches that were written without an error count, and only what precedes no *damage*
+//!   (`segment`).
 //! - The contents and the end of the newest segment are durable before anything relies on them.
 //! - A segment is not reused while it is read, and not read once it is reused.
-//! - A durable batch that is missing may have held a tombstone. So may any batch that counts and
-//!   that the device fails to read. Everything before it is void. So is everything if the footer
-//!   of the newest segment cannot be read, because it may exclude a batch. *Damage* is the log
-//!   position before which nothing is valid. It is made durable as the *floor* of the log before
-//!   the rebuild ends. Otherwise a batch that becomes readable later would restore keys that were
-//!   forgotten without a tombstone. With immutable keys none of this matters.
-//! - An exhausted arena says nothing about the device. A read waits for memory for a bounded time.
-//!   Then the rebuild ends: the L2 fails, its label and its log stay as they are, and the next open
-//!   finds all blocks. A forget meanwhile voids the label.
 //!
 //! Locking: `l2-rebuild`, held to read or change the state, or to wait until a segment has been
 //! read.

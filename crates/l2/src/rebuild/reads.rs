@@ -1,4 +1,8 @@
 //! Reads of the rebuild, which wait for memory.
+//!
+//! An exhausted arena says nothing about the device. A read waits for memory for a bounded time.
+//! Then the rebuild ends: the L2 fails, its label and its log stay as they are, and the next open
+//! finds all blocks. A forget meanwhile voids the label.
 
 use std::cell::Cell;
 

@@ -1,4 +1,9 @@
 //! The rebuild's threads: read the headers, then the segments.
+//!
+//! If the stamp of the newest segment tells that the user was rolled back, the index is cleared
+//! before anything is served, and the label gets a new GUID, which voids the log. If the label
+//! cannot be written, the L2 fails with an empty index. The log is still there, so the user must
+//! open the L2 with the same maximum stamp until a rebuild has succeeded.
 
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::Arc;

@@ -1,4 +1,17 @@
 //! Reads the logs of one segment.
+//!
+//! Only batches that were written without an error count. The footer and the next header say which.
+//! If the newest segment has neither, all its complete batches count: a removal needs the next
+//! header and a tombstone, so none returned after a failed batch at the end.
+//!
+//! # Damage
+//!
+//! A durable batch that is missing may have held a tombstone. So may any batch that counts and that
+//! the device fails to read. Everything before it is void. So is everything if the footer of the
+//! newest segment cannot be read, because it may exclude a batch. *Damage* is the log position
+//! before which nothing is valid. It is made durable as the *floor* of the log before the rebuild
+//! ends. Otherwise a batch that becomes readable later would restore keys that were forgotten
+//! without a tombstone. With immutable keys none of this matters.
 
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;

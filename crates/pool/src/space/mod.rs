@@ -5,47 +5,23 @@
 //! appends one *record*. Bases are rewritten in rotation, oldest first, so that the log stays
 //! short. Records that no base needs any more are freed. An *index* lists the metaslabs.
 //!
-//! # The rule
+//! # Invariants
 //!
-//! Let the records of the log be r₀ … rₙ, in the order in which they were written. rₙ belongs to
-//! the current root.
+//! - Let r₀ … rₙ be the records of the log, oldest first. The frees of rᵢ are *mature*, and their
+//!   space is allocatable, in the txg that writes rᵢ₊₃. So the roots of rₙ, rₙ₋₁ and rₙ₋₂ are
+//!   intact at any moment until rₙ₊₁ is durable.
+//! - `docs/format.md` ("From base to state") says which records change a base. A record may be
+//!   dropped if neither it nor an older one has an entry that some base lacks. The remaining
+//!   records are the newest part of the log without a gap, and include all frees that are not
+//!   mature.
+//! - Mature frees may be discarded ([`discard`]). Older roots than the newest three may reach them:
+//!   they do not survive that, nor the reuse of their space.
 //!
-//! - The frees of rᵢ are *mature*, and their space is allocatable, in the txg that writes rᵢ₊₃. So
-//!   once rₙ is durable, the frees of rₙ and rₙ₋₁ are deferred, and all older frees are mature. The
-//!   roots of rₙ, rₙ₋₁ and rₙ₋₂ are intact at any moment until rₙ₊₁ is durable.
-//! - A base with `flushed_txg` F and `freed_txg` P contains: the allocations of records before F;
-//!   those allocations of the record of F that are marked [`Allocated`](SpaceChange::Allocated);
-//!   and the frees of records up to P. P is the newest record that was mature when the base was
-//!   written.
-//! - So the state of a metaslab is its base, changed as follows for each i in order: first the
-//!   frees of rᵢ₋₃, if newer than P; then the allocations of rᵢ, if newer than F, or of F and late.
-//!   At the end follow the frees of rₙ₋₂, if newer than P.
-//! - A record may be dropped if neither it nor an older one has an entry that some base lacks. The
-//!   remaining records are always the newest part of the log without a gap, and include all frees
-//!   that are not mature.
+//! Locking: none here. The pool keeps the space maps behind its lock `space`: the sync thread holds
+//! it during a commit.
 //!
-//! # Discards
-//!
-//! Mature frees may be discarded, which [`discard`] describes. The newest three roots do not reach
-//! them. Older roots may, and do not survive that, as they do not survive the reuse of their space.
-//!
-//! # Writing
-//!
-//! [`Space::sync`] first chooses the bases to write and copies their ranges. Then it allocates
-//! blocks for bases, index and log, and frees the blocks that these replace. Only then it writes.
-//! Those allocations are recorded as late ones, so no block depends on itself. Its blocks can all
-//! be single sectors, so it needs bytes, not long ranges; [`Allocate::allocate`] leaves enough of
-//! them.
-//!
-//! # Locking
-//!
-//! None here. The pool keeps the space maps behind its lock `space`: the sync thread holds it
-//! during a commit.
-//!
-//! # What it does not do
-//!
-//! It does not know the content of allocated ranges, and does not write to them. A loaded metaslab
-//! stays in memory.
+//! Not done: the content of allocated ranges is neither known nor written. A loaded metaslab stays
+//! in memory.
 
 mod allocate;
 mod chain;

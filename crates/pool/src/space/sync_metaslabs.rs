@@ -1,7 +1,14 @@
 //! The end of a transaction group: writes its log record, some bases, and the index.
 //!
-//! The order matters, see [`super`]: bases are copied before their blocks are allocated, and all
-//! blocks are allocated before any is written.
+//! [`Space::sync`] first chooses the bases to write and copies their ranges. Then it allocates
+//! blocks for bases, index and log, and frees the blocks that these replace. Only then it writes.
+//! Those allocations are recorded as late ones, so no block depends on itself. Its blocks can all
+//! be single sectors, so it needs bytes, not long ranges; `Allocate::allocate` leaves enough of
+//! them.
+//!
+//! A base with `flushed_txg` F and `freed_txg` P contains the allocations of records before F, the
+//! [`Allocated`](SpaceChange::Allocated) ones of the record of F, and the frees of records up to P.
+//! P is the newest record that was mature when the base was written.
 
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
