@@ -58,7 +58,7 @@ fn target() -> PathBuf {
 /// The steps of [`test()`] in their long form, and steps that take minutes.
 pub(crate) fn full(tree: &Tree) -> Vec<Step> {
     let mut steps = static_checks();
-    steps.extend([deny(), advisories()]);
+    steps.extend([deny(), advisories(), package(tree)]);
     steps.push(
         Step::cargo("documentation", "doc --workspace --no-deps")
             .with("RUSTDOCFLAGS", "-D warnings"),
@@ -179,6 +179,18 @@ fn deny() -> Step {
     })
 }
 
+/// Packages the crates that are to be published, together, without building the packages.
+fn package(tree: &Tree) -> Step {
+    let published = |package: &&Package| {
+        let about = package.manifest.get("package");
+        about.is_some_and(|about| about.get("publish").is_none())
+    };
+    let names = tree.packages.iter().filter(published);
+    let names: Vec<String> = names.map(|package| format!("-p {}", package.name)).collect();
+    let command = format!("package --offline --no-verify --allow-dirty {}", names.join(" "));
+    Step::run("packages of the published crates", &command)
+}
+
 /// Known vulnerabilities of dependencies, from a database that is downloaded.
 fn advisories() -> Step {
     let step = Step::run("advisories on dependencies", "deny check advisories");
@@ -239,6 +251,13 @@ mod tests {
 
     fn lines(steps: &[Step]) -> Vec<String> {
         steps.iter().map(Step::command_line).collect()
+    }
+
+    #[test]
+    fn crates_that_are_not_published_are_not_packaged() {
+        let xtask = ("xtask/Cargo.toml", "[package]\nname = \"xtask\"\npublish = false");
+        let line = package(&Tree::fixture(&[BASE, CACHE, xtask])).command_line();
+        assert!(line.ends_with("-p forebay-base -p forebay-cache"), "{line}");
     }
 
     #[test]
