@@ -9,10 +9,10 @@ use std::path::Path;
 use forebay_base::sync::Arc;
 use forebay_io::{Device, FileDevice, FileLock, OpenError, OpenOptions, SectorProbe};
 use xxhash_rust::xxh3::xxh3_64;
+use zerocopy::FromBytes;
 
-use crate::devices::label::pool_sector;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::label::MIN_DEVICE_BYTES;
+use crate::format::label::{LABEL_BYTES, LabelPhys, MIN_DEVICE_BYTES, SLOT_BYTES};
 
 /// Locks held until drop.
 #[derive(Debug, Default)]
@@ -90,6 +90,19 @@ pub fn open_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
     #[cfg(feature = "testing")]
     let device = if options.read_only { device } else { crate::power_cut::before(device)? };
     Ok(Opened { device, lock, shared: true })
+}
+
+/// Returns the sector size of the pool on a medium, for [`OpenOptions::sector_probe`].
+pub(crate) fn pool_sector(
+    size_bytes: u64,
+    read: &mut dyn FnMut(u64) -> Option<[u8; SLOT_BYTES]>,
+) -> Option<u32> {
+    let back = (size_bytes / LABEL_BYTES * LABEL_BYTES).checked_sub(LABEL_BYTES);
+    std::iter::once(0).chain(back).find_map(|offset| {
+        let page = read(offset)?;
+        let label = LabelPhys::ref_from_bytes(&page).ok()?;
+        label.is_sound().then(|| label.sector_bytes.get())
+    })
 }
 
 /// Converts an error of opening a device.

@@ -5,7 +5,6 @@ use forebay_base::arena::Buffer;
 
 use crate::error::Result;
 use crate::format::BlockPtrPhys;
-use crate::object::tree;
 use crate::store::barrier::Pause;
 use crate::store::codec::Sealed;
 use crate::store::{Allocate, Placed, Store, WritePayload, WriteProps};
@@ -97,13 +96,13 @@ impl<'a> SyncContext<'a> {
 
     /// Counts the space of preallocated holes.
     pub(crate) fn preallocate(&mut self, ptr: &BlockPtrPhys) {
-        self.allocated = self.allocated.saturating_add(tree::preallocated_bytes(ptr));
+        self.allocated = self.allocated.saturating_add(ptr.preallocated_bytes());
     }
 
     /// Frees a block, or preallocated holes. Its space is reusable three txgs later.
     pub(crate) fn free(&mut self, ptr: &BlockPtrPhys) -> Result<()> {
         if ptr.is_preallocated() {
-            self.allocated = self.allocated.saturating_sub(tree::preallocated_bytes(ptr));
+            self.allocated = self.allocated.saturating_sub(ptr.preallocated_bytes());
             return Ok(());
         }
         self.allocated = self.allocated.saturating_sub(self.cost(ptr));

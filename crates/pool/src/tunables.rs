@@ -5,7 +5,6 @@ use forebay_base::tunables::{TunableError, TunableRow};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::LogTunables;
-use crate::pool::{ScrubTunables, TrimTunables};
 use crate::readahead::PrefetchTunables;
 use crate::txg::TxgTunables;
 use crate::zap::ZapTunables;
@@ -28,6 +27,41 @@ forebay_base::tunables! {
 
     /// Whether an import loads blocks from L2 devices into free cache capacity in the background.
     l2_warm_up: bool = true, false..=true, build, "flag";
+}
+
+forebay_base::tunables! {
+    /// Tunables of scrubs.
+    pub table ScrubTunables;
+
+    /// Most bytes that a scrub reads per second, all copies, unless it has a rate of its own. 0: no
+    /// limit.
+    scrub_rate_bytes: bytes = 0, 0..=1 << 40, runtime, "bytes";
+
+    /// Blocks that a scrub or check reads before it takes the newest trees.
+    scrub_slice_blocks: u32 = 4096, 1..=1 << 20, runtime, "count";
+}
+
+forebay_base::tunables! {
+    /// Tunables of how freed space goes back to the devices.
+    pub table TrimTunables;
+
+    /// Whether space that the pool frees in files goes back to their file systems, in the
+    /// background.
+    trim_files: bool = true, false..=true, runtime, "flag";
+
+    /// The same for block devices. Without it, `forebay trim` does it from time to time.
+    trim_block_devices: bool = false, false..=true, runtime, "flag";
+
+    /// How long freed space is gathered before it is discarded in the background. Space that is
+    /// used again meanwhile is left alone.
+    trim_delay_ms: u32 = 60_000, 0..=86_400_000, runtime, "ms";
+
+    /// Shorter free ranges are not discarded.
+    trim_min_bytes: bytes = 128 << 10, 4 << 10..=1 << 30, runtime, "bytes";
+
+    /// Most bytes that are discarded per second in the background. 0: no limit. `forebay trim` has
+    /// no limit.
+    trim_rate_bytes: bytes = 1 << 30, 0..=1 << 40, runtime, "bytes";
 }
 
 forebay_base::tunables! {

@@ -205,21 +205,6 @@ fn copy_ring(member: &Member, to: u64, memory: &BlockCache) -> Result<()> {
     Ok(member.device().run(request).result?)
 }
 
-/// Returns the sector size of the pool on a medium, for [`OpenOptions::sector_probe`].
-///
-/// [`OpenOptions::sector_probe`]: forebay_io::OpenOptions::sector_probe
-pub(crate) fn pool_sector(
-    size_bytes: u64,
-    read: &mut dyn FnMut(u64) -> Option<[u8; SLOT_BYTES]>,
-) -> Option<u32> {
-    let back = (size_bytes / LABEL_BYTES * LABEL_BYTES).checked_sub(LABEL_BYTES);
-    std::iter::once(0).chain(back).find_map(|offset| {
-        let page = read(offset)?;
-        let label = LabelPhys::ref_from_bytes(&page).ok()?;
-        label.is_sound().then(|| label.sector_bytes.get())
-    })
-}
-
 /// Returns the newest valid label of a device, front or back; `None` if there is none.
 ///
 /// # Errors

@@ -8,6 +8,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Unit of device addresses in bytes, independent of the sector size.
 pub const SECTOR_UNIT: u64 = 512;
 
+/// Pointers in an indirect block, as a power of two.
+pub(crate) const POINTERS_SHIFT: u32 = 9;
+
+/// Maximum number of blocks in a tree of this height.
+pub(crate) const fn capacity(levels: u8) -> u64 {
+    match levels {
+        0 => 0,
+        1..=8 => 1 << ((levels - 1) as u32 * POINTERS_SHIFT),
+        _ => u64::MAX,
+    }
+}
+
 const DEVICE_SHIFT: u32 = 48;
 const UNIT_MASK: u64 = (1 << DEVICE_SHIFT) - 1;
 
@@ -249,6 +261,13 @@ impl BlockPtrPhys {
     /// `bytes` allocated bytes.
     pub fn preallocated(level: u8, bytes: u32) -> Self {
         Self { level, flags: Self::PREALLOCATED, logical_bytes: U32::new(bytes), ..Self::HOLE }
+    }
+
+    /// Bytes that its preallocated holes count as allocated.
+    pub(crate) fn preallocated_bytes(&self) -> i64 {
+        let blocks = capacity(self.level.saturating_add(1));
+        let bytes = blocks.saturating_mul(u64::from(self.logical_bytes.get()));
+        i64::try_from(bytes).unwrap_or(i64::MAX)
     }
 
     /// Whether it is a hole whose blocks are preallocated.

@@ -17,6 +17,9 @@ mod scrub;
 mod space;
 mod zap;
 
+pub(crate) use block::{POINTERS_SHIFT, capacity};
+pub(crate) use space::TXGS_TO_REUSE;
+
 pub use block::{BlockKind, BlockPtrPhys, Checksum, Compression, Dva, DvaPhys, SECTOR_UNIT};
 pub use dnode::{
     ATTRIBUTES_MAX, DNODE_BLOCK_BYTES, DNODE_BYTES, DNODES_PER_BLOCK, DnodePhys, ObjectKind,

@@ -14,6 +14,8 @@ pub const SPACE_ROOT_MAGIC: u64 = u64::from_le_bytes(*b"FBspace1");
 pub const SPACE_BLOCK_MAGIC: u32 = u32::from_le_bytes(*b"FBsb");
 /// Number of index pointers in the root.
 pub const SPACE_ROOT_POINTERS: usize = 8;
+/// Space that a txg frees is allocatable this many txgs later.
+pub(crate) const TXGS_TO_REUSE: u64 = 3;
 
 /// Root of the space maps, in the root block of its txg.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -48,9 +48,8 @@ use forebay_base::sync::Arc;
 use forebay_io::{Device, FileDevice, Locking, OpenOptions, SectorProbe};
 
 use crate::block_cache::{BlockCache, BlockCacheOptions};
-use crate::devices::label::pool_sector;
 use crate::error::{Error, ErrorKind, Result};
-use crate::open::refused;
+use crate::open::{pool_sector, refused};
 
 pub use block::{BlockInfo, CopyInfo, DeviceBytes};
 pub use directory::DirectoryInfo;

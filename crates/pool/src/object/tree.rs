@@ -23,10 +23,10 @@ use crate::store::{Store, WriteProps};
 use crate::sync_context::SyncContext;
 use crate::wait::Wait;
 
+pub(crate) use crate::format::{POINTERS_SHIFT, capacity};
+
 /// Bytes of a full indirect block.
 pub(crate) const INDIRECT_BYTES: usize = 32 << 10;
-/// Pointers in an indirect block, as a power of two.
-pub(crate) const POINTERS_SHIFT: u32 = 9;
 /// Pointers in an indirect block.
 pub(crate) const POINTERS: usize = 1 << POINTERS_SHIFT;
 /// Block numbers are below this limit: seven levels of indirect blocks, and no shift overflows.
@@ -76,15 +76,6 @@ impl Tree {
     /// The blocks whose pointers are beside that of `block`: the first one, and their number.
     pub(crate) fn siblings_of(block: u64) -> (u64, u64) {
         (Self::parent_of(block) << POINTERS_SHIFT, POINTERS as u64)
-    }
-}
-
-/// Maximum number of blocks in a tree of this height.
-pub(crate) const fn capacity(levels: u8) -> u64 {
-    match levels {
-        0 => 0,
-        1..=8 => 1 << ((levels - 1) as u32 * POINTERS_SHIFT),
-        _ => u64::MAX,
     }
 }
 
@@ -244,13 +235,6 @@ fn seek_beneath(
         }
     }
     Ok(None)
-}
-
-/// Bytes that preallocated holes count as allocated.
-pub(crate) fn preallocated_bytes(ptr: &BlockPtrPhys) -> i64 {
-    let blocks = capacity(ptr.level.saturating_add(1));
-    let bytes = blocks.saturating_mul(u64::from(ptr.logical_bytes.get()));
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// The new pointer of a block. Null frees the block, but leaves a preallocated hole. A preallocated

@@ -64,9 +64,6 @@ pub use counters::SpaceCounters;
 pub(crate) use discard::{DiscardList, HeldSlice};
 pub(crate) use stats::SpaceStats;
 
-/// Space that a txg frees is allocatable this many txgs later.
-pub(crate) const TXGS_TO_REUSE: u64 = 3;
-
 /// Maximum sector size.
 pub(crate) const MAX_SECTOR_BYTES: u64 = 1 << 20;
 

@@ -16,7 +16,7 @@
 
 use forebay_base::sync::{Condvar, Mutex};
 
-use crate::space::TXGS_TO_REUSE;
+use crate::format::TXGS_TO_REUSE;
 
 /// The heals in progress.
 pub(crate) struct Heals {

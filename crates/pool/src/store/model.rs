@@ -10,7 +10,7 @@ use super::in_flight::InFlightWrites;
 use super::readers::Readers;
 use super::worker_pool::{Job, WorkerPool};
 use crate::error::{Error, ErrorKind};
-use crate::space::TXGS_TO_REUSE;
+use crate::format::TXGS_TO_REUSE;
 
 const SCHEDULES: usize = 50_000;
 

@@ -10,7 +10,7 @@ use super::super::Pool;
 use super::{Import, Unusable, is_damage};
 use crate::devices::label::Uberblock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::space::TXGS_TO_REUSE;
+use crate::format::TXGS_TO_REUSE;
 
 const NS_PER_SECOND: f64 = 1e9;
 

@@ -20,7 +20,6 @@ mod drive;
 mod record;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
-pub(crate) mod tunables;
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -36,10 +35,10 @@ use crate::format::{ScrubPhys, ScrubState};
 use super::walk::Bookmark;
 use super::{CheckProgress, LoggedDamage, Pool, PoolInner};
 
+pub use crate::tunables::ScrubTunables;
 pub use counters::ScrubCounters;
 use record::ScrubRecord;
 pub use record::ScrubStatus;
-pub use tunables::ScrubTunables;
 
 /// Interval at which a waiting thread reports progress and looks at the clock.
 const WAIT: Duration = Duration::from_millis(100);

@@ -18,7 +18,6 @@
 
 mod counters;
 mod pass;
-mod tunables;
 
 use std::time::Duration;
 
@@ -29,9 +28,9 @@ use crate::error::{Error, ErrorKind, Result};
 
 use super::PoolInner;
 
+pub use crate::tunables::TrimTunables;
 pub use counters::TrimCounters;
 pub use pass::{TrimProgress, TrimReport};
-pub use tunables::TrimTunables;
 
 /// Longest sleep of the thread while it waits for its rate.
 const WAIT: Duration = Duration::from_millis(100);

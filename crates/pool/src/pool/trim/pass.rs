@@ -6,8 +6,8 @@ use std::time::Duration;
 use forebay_io::{Priority, Request};
 
 use crate::error::Result;
-use crate::format::Dva;
-use crate::space::{DiscardList, HeldSlice, Space, TXGS_TO_REUSE};
+use crate::format::{Dva, TXGS_TO_REUSE};
+use crate::space::{DiscardList, HeldSlice, Space};
 
 use super::super::{Pool, PoolInner};
 use super::{TrimCounters, WAIT};
