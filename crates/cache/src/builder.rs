@@ -110,6 +110,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     /// Keeps all blocks in one second-chance LRU list, without classes, hints, admission and
     /// ghosts. For comparisons with the policy of this cache. Sets the tunables `ghost_percent` and
     /// `correlated_window_permille` to 0.
+    #[cfg(feature = "testing")]
     pub fn plain_lru(mut self) -> Self {
         self.plain_lru = true;
         self.tunable("ghost_percent", "0").tunable("correlated_window_permille", "0")

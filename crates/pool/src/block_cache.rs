@@ -69,6 +69,7 @@ pub struct BlockCacheOptions {
     pub tunables: Vec<(String, String)>,
     /// Whether the cache is one LRU list, for comparisons. See
     /// [`plain_lru`](forebay_cache::Builder::plain_lru).
+    #[cfg(feature = "testing")]
     pub plain_lru: bool,
     /// Clock for timeouts; the system clock by default.
     pub clock: Option<Arc<dyn Clock>>,
@@ -135,6 +136,7 @@ impl BlockCache {
             .secondary_cache(Arc::clone(&l2) as Arc<dyn SecondaryCache<BlockKey, Buffer>>)
             .weigher(|_, block: &Buffer| block.footprint() as u64)
             .tunable("correlated_window_permille", WINDOW_PERMILLE);
+        #[cfg(feature = "testing")]
         if options.plain_lru {
             builder = builder.plain_lru();
         }
