@@ -156,7 +156,8 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// A key below `n`, the small ones far more often: Zipf's law with exponent one, by inversion.
+/// A key below `n`, the small ones far more often: Zipf's law, by inversion of the cumulative sums.
+/// `forebay-sim` does the same, but depends on this crate.
 pub(crate) struct Zipf {
     cumulative: Vec<f64>,
 }

@@ -1,5 +1,5 @@
 //! ARC as Megiddo and Modha print it (FAST 2003, figure 4): the oracle of the hit ratio. Slow and
-//! simple.
+//! simple. `forebay-sim` has an ARC too, but depends on this crate.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -12,6 +12,9 @@
 //! current count and checks that it still is the current one. `synchronize` makes the other count
 //! current and waits until the old one is zero. A reader writes only to its thread's cell.
 //!
+//! The I/O roots of `forebay-io` have such counts too, but theirs are of requests, with children,
+//! errors and cancellation. A reader is a count and nothing else.
+//!
 //! Locking: `store-readers` is held while `synchronize` checks the counts and sleeps; readers take
 //! it only to wake `synchronize`. `store-synchronize` admits one caller at a time.
 
