@@ -300,8 +300,15 @@ impl FileSystem {
     /// Counts a failed destroy, and queues a retry unless the error is permanent.
     fn destroy_failed(&self, reclaim: &Reclaim, number: u64, error: &Error) {
         self.counters().add(FsCounters::ORPHANS_FAILED, 0, 1);
-        if !matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Closed | ErrorKind::ReadOnly) {
-            reclaim.push_failed(ReclaimTask::Destroy(number));
+        match error.kind() {
+            ErrorKind::Closed | ErrorKind::ReadOnly => {}
+            ErrorKind::Corrupt => {
+                tracing::error!(inode = number, %error, "cannot destroy an unlinked inode");
+            }
+            _ => {
+                tracing::debug!(inode = number, %error, "will destroy an unlinked inode later");
+                reclaim.push_failed(ReclaimTask::Destroy(number));
+            }
         }
     }
 

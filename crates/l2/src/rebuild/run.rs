@@ -224,6 +224,8 @@ fn reset_after_rollback<K: Key, V: Send + Sync + 'static>(
     shared.has_wrapped.store(false, Ordering::Relaxed);
     let next_seq = shared.ring.geometry.first_seq();
     shared.write_queue.start(LogStart { next_seq, ..LogStart::default() });
+    let device = &*shared.io.device.info().name;
+    tracing::warn!(device, "emptied L2: its user has gone back to an older state");
     Ok(())
 }
 

@@ -353,7 +353,8 @@ impl IntentLog {
         probe!(log_commit, self.guid, count, records, total);
         let written = self.write_reserved(blocks, reserved, needs_txg);
         probe!(log_committed, self.guid, written.is_ok());
-        if written.is_err() {
+        if let Err(error) = written {
+            tracing::warn!(pool_guid = self.guid, %error, "closed intent log until the next commit");
             self.ring.lock().fail();
             return Err(FallbackCause::Failed);
         }

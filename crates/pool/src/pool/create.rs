@@ -230,14 +230,21 @@ impl Pool {
             claim,
         };
         let pool = found.into_pool(parts, devices, store)?;
-        let txg = pool.inner.txgs.quiesce()?;
-        let written =
-            pool.inner.write_txg(txg, pool.inner.space.lock(), &sync_txg::FirstTxg(&pool.inner));
-        // The pool has no thread that could end it.
-        written.inspect_err(|error| pool.inner.txgs.suspend(error))?;
-        pool.inner.txgs.synced(txg);
-        pool.start()?;
+        pool.commit_first()?;
+        let count = pool.inner.devices.iter().count();
+        tracing::info!(pool = pool.name(), devices = count, "created pool");
         Ok(pool)
+    }
+
+    /// Commits the first txg, and starts the threads.
+    fn commit_first(&self) -> Result<()> {
+        let inner = &self.inner;
+        let txg = inner.txgs.quiesce()?;
+        let written = inner.write_txg(txg, inner.space.lock(), &sync_txg::FirstTxg(inner));
+        // The pool has no thread that could end it.
+        written.inspect_err(|error| inner.txgs.suspend(error))?;
+        inner.txgs.synced(txg);
+        self.start()
     }
 
     /// Starts the threads of a writable pool.

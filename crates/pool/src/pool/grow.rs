@@ -29,6 +29,7 @@ impl Pool {
         self.inner.check_writable()?;
         self.inner.check_lease()?;
         let inner = &self.inner;
+        let name = device.device.info().name.to_string();
         let number = {
             let mut config = inner.config.lock();
             let options = import::CreateOptions {
@@ -43,6 +44,7 @@ impl Pool {
             import::add(&inner.devices, device, &options, &mut config, memory, &may_write)?
         };
         self.sync()?;
+        tracing::info!(pool = self.name(), device = name, number, "added device");
         Ok(number)
     }
 
@@ -56,13 +58,17 @@ impl Pool {
     pub fn expand(&self, number: u16) -> Result<u64> {
         self.inner.check_writable()?;
         self.inner.check_lease()?;
-        let bytes = {
+        let (before, bytes) = {
             let mut config = self.inner.config.lock();
+            let before = config.devices.get(usize::from(number)).map(|device| device.size_bytes);
             let (inner, memory) = (&self.inner, self.inner.store.cache());
             let may_write = || inner.lease().check();
-            label::expand(&inner.devices, number, &mut config, memory, &may_write)?
+            (before, label::expand(&inner.devices, number, &mut config, memory, &may_write)?)
         };
         self.sync()?;
+        if before != Some(bytes) {
+            tracing::info!(pool = self.name(), number, bytes, "expanded device");
+        }
         Ok(bytes)
     }
 }

@@ -119,7 +119,10 @@ impl Pool {
     /// errors of [`begin`](Self::begin).
     pub fn add_l2_device(&self, device: Opened, force: bool) -> Result<u64> {
         self.inner.check_writable()?;
-        self.inner.l2_devices.add(&*self.inner, device, force)
+        let (pool, name) = (self.name(), device.device.info().name.to_string());
+        let guid = self.inner.l2_devices.add(&*self.inner, device, force)?;
+        tracing::info!(pool, device = name, "added L2 device");
+        Ok(guid)
     }
 
     /// Removes an L2 device, durably, even while it is in use. `name` is its path or its GUID in
@@ -129,7 +132,9 @@ impl Pool {
     /// could not be erased; the errors of [`begin`](Self::begin).
     pub fn remove_l2_device(&self, name: &str) -> Result<()> {
         self.inner.check_writable()?;
-        self.inner.l2_devices.remove(&*self.inner, name)
+        self.inner.l2_devices.remove(&*self.inner, name)?;
+        tracing::info!(pool = self.name(), device = name, "removed L2 device");
+        Ok(())
     }
 
     /// Returns the L2 devices in the order in which they were added.
