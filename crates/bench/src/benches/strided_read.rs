@@ -248,7 +248,7 @@ fn load(
     let make = |thread: usize| {
         let blocks = opened.region_blocks;
         let region = Region { first: thread as u64 * blocks, blocks };
-        let buffer = |_| arena.alloc(BLOCK_BYTES).expect("the arena has twice the room");
+        let buffer = |_| arena.alloc(BLOCK_BYTES).expect("the arena has twice the memory");
         let buffers = (0..window).map(buffer).collect();
         Reader::new(&context, region, seed.wrapping_add(thread as u64), buffers)
     };

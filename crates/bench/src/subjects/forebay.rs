@@ -81,9 +81,9 @@ pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
     let arena = arena(2 * bytes);
     let cache = built(Cache::builder().capacity(2 * bytes).weigher(|_, b: &Buffer| b.len() as u64));
     for key in 0..blocks.len() as u64 {
-        let mut block = arena.alloc(BLOCK_BYTES).expect("the arena has twice the room");
+        let mut block = arena.alloc(BLOCK_BYTES).expect("the arena has twice the memory");
         fill(&mut block, key);
-        cache.insert(key, block).expect("the cache has twice the room");
+        cache.insert(key, block).expect("the cache has twice the capacity");
     }
     let cache = Arc::new(cache);
     let shared = Arc::clone(&cache);
