@@ -51,3 +51,42 @@ fn status_tells_why_a_copy_goes_through_the_page_cache() {
     let status = fixture.ok(&["status", &disk.0]);
     assert!(!status.contains("page cache") && !status.contains("caution"), "{status}");
 }
+
+/// Whether the process has the device open for writes through the page cache: synchronous ones.
+fn writes_through_the_page_cache(pid: i64, device: &str) -> bool {
+    let process = std::path::PathBuf::from(format!("/proc/{pid}"));
+    let open = std::fs::read_dir(process.join("fd")).unwrap().flatten();
+    let of_device = open.filter(|fd| {
+        std::fs::read_link(fd.path()).is_ok_and(|target| target == std::path::Path::new(device))
+    });
+    let flags: Vec<u32> = of_device
+        .map(|fd| {
+            let about = std::fs::read_to_string(process.join("fdinfo").join(fd.file_name()));
+            let about = about.unwrap();
+            let flags = about.lines().find_map(|line| line.strip_prefix("flags:")).unwrap();
+            u32::from_str_radix(flags.trim(), 8).unwrap()
+        })
+        .collect();
+    assert!(!flags.is_empty(), "{device} is not open");
+    flags.iter().any(|flags| flags & libc::O_DSYNC as u32 != 0)
+}
+
+#[test]
+fn a_device_that_is_overwritten_is_not_opened_for_its_old_content() {
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "tank.img", "--size", "64M"]);
+    fixture.ok(&["import", "tank.img"]);
+    let pid = fixture.processes()[0]["pid"].as_i64().unwrap();
+    let mut disks = Vec::new();
+    for command in [&["expand", "tank", "--add"][..], &["l2", "add", "tank"]] {
+        let old = format!("old-{}.img", command[0]);
+        fixture.ok(&["create", &old, "--size", "64M", "--sector", "512"]);
+        let Some(disk) = Loop::with_sectors(&fixture.path(&old), 4096) else { return };
+        fixture.ok(&[command, &[&disk.0, "--force"]].concat());
+        assert!(!writes_through_the_page_cache(pid, &disk.0), "{command:?}");
+        let status = fixture.ok(&["status", "tank"]);
+        assert!(!status.contains("page cache"), "{status}");
+        disks.push(disk);
+    }
+    fixture.ok(&["export", "tank"]);
+}
