@@ -53,8 +53,25 @@ impl fmt::Display for Op {
     }
 }
 
-/// Says whether a request may still be issued. Called under the lock of a queue, so it only looks.
-pub type Fence = Arc<dyn Fn() -> bool + Send + Sync>;
+type MayIssue = dyn Fn() -> bool + Send + Sync;
+
+/// Says whether requests may still be issued.
+// A thin pointer, because requests are moved a lot.
+#[derive(Clone)]
+pub struct Fence(Arc<Box<MayIssue>>);
+
+impl Fence {
+    /// Creates a fence. `may_issue` is called under the lock of a queue, so it only looks.
+    pub fn new(may_issue: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(Box::new(may_issue)))
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fence")
+    }
+}
 
 /// One operation on a device, with its memory and its callback.
 pub struct Request {
@@ -320,7 +337,7 @@ impl Request {
     pub fn is_cancelled(&self) -> bool {
         self.handle.as_ref().is_some_and(|raised| raised.cancelled.load(Ordering::Acquire))
             || self.hold.as_ref().is_some_and(Hold::is_cancelled)
-            || self.fence.as_ref().is_some_and(|fence| !fence())
+            || self.fence.as_ref().is_some_and(|fence| !(fence.0)())
     }
 
     /// Stores the engine's tag for the waiter, see [`Waiter::engine_tag`].

@@ -251,7 +251,7 @@ impl Devices {
     /// waited in a queue until it ended is not issued, and fails as cancelled.
     pub(crate) fn with_lease(mut self, lease: &Arc<Lease>) -> Self {
         let lease = Arc::clone(lease);
-        self.fence = Some(Arc::new(move || lease.is_valid()));
+        self.fence = Some(Fence::new(move || lease.is_valid()));
         self
     }
 

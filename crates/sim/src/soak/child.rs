@@ -138,7 +138,7 @@ fn fail_for_moments(faulty: &[Arc<FaultDevice>], pool: &Pool, seed: u64, done: &
         pause(60);
         turn = turn.wrapping_add(1);
         let device = &faulty[turn % faulty.len()];
-        let op = if turn / faulty.len() % 2 == 0 { Op::Write } else { Op::Flush };
+        let op = if (turn / faulty.len()).is_multiple_of(2) { Op::Write } else { Op::Flush };
         let rule = device.add(Rule::new(Fault::Error(5)).on(op));
         pause(20);
         device.remove(rule);
