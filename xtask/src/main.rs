@@ -34,7 +34,7 @@ usage: cargo xtask <command>
   conformance [NAME..] [--full]
                   external test suites and tools on a real mount: pjdfstest, fsx, fio, fs_mark,
                   tar, git, cargo, kill, sqlite
-  soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER]
+  soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER] [--l2]
                   pools under load, faults and kills, ten minutes by default
   help            print this text
 

@@ -29,6 +29,9 @@ const INODE_SHARE: u64 = 16;
 const METADATA_SHARE: u64 = 16;
 /// Divisor and maximum of the share for the data of waiting writes.
 const WAITING_SHARE: (u64, u64) = (16, 16 << 20);
+/// Divisor and maximum of the data of writes that wait while the pool is suspended. Blocks give way
+/// to what exceeds the other share. The kernel has at most 512 MiB of write-back under way.
+const SUSPENDED_SHARE: (u64, u64) = (4, 512 << 20);
 /// Divisor and maximum of the bytes that the arena may use beyond 125% of the cache limit.
 const MARGIN_SHARE: (u64, u64) = (8, 64 << 20);
 /// Divisor and maximum of the part of the other shares that is free when blocks begin to give way.
@@ -59,6 +62,8 @@ pub(crate) struct MemoryPlan {
     pub(crate) inode_bytes: u64,
     /// Limit for the data of waiting writes of one mount.
     pub(crate) waiting_bytes: u64,
+    /// The same, while the pool is suspended.
+    pub(crate) suspended_bytes: u64,
     /// Threads that serve the requests of one mount.
     pub(crate) threads: usize,
 }
@@ -111,7 +116,16 @@ impl MemoryPlan {
             + total_bytes / METADATA_SHARE;
         let arena_bytes = total_bytes.saturating_sub(others);
         let cache_bytes = arena_bytes.saturating_sub(share(total_bytes, MARGIN_SHARE)) / 5 * 4;
-        Self { total_bytes, arena_bytes, cache_bytes, inode_bytes, waiting_bytes, threads }
+        let suspended_bytes = share(total_bytes, SUSPENDED_SHARE);
+        Self {
+            total_bytes,
+            arena_bytes,
+            cache_bytes,
+            inode_bytes,
+            waiting_bytes,
+            suspended_bytes,
+            threads,
+        }
     }
 
     /// The part of the shares of everything beside blocks that is still free when blocks begin to

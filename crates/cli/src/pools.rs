@@ -9,7 +9,7 @@ use std::sync::Arc;
 use forebay_io::OpenOptions;
 use forebay_pool::{
     BlockCache, BlockCacheOptions, ErrorKind, ImportOptions, LabelInfo, MIN_DEVICE_BYTES, Opened,
-    Pool, open_path, read_label,
+    Pool, open_new_path, open_path, read_label,
 };
 use serde::{Deserialize, Serialize};
 
@@ -125,9 +125,20 @@ pub(crate) fn open_devices(paths: &[PathBuf], read_only: bool) -> Result<Vec<Ope
     pool_locks::lock_pools(open_without_pool_lock(paths, read_only)?, paths, read_only)
 }
 
+/// As [`open_devices`], for devices that get new content.
+///
+/// # Errors
+/// As [`open_devices`].
+pub(crate) fn open_new_devices(paths: &[PathBuf]) -> Result<Vec<Opened>> {
+    paths.iter().try_for_each(|path| refuse_served(path))?;
+    let options = OpenOptions::default();
+    let open = |path: &PathBuf| open_device(path, &options, open_new_path);
+    pool_locks::lock_pools(paths.iter().map(open).collect::<Result<_>>()?, paths, false)
+}
+
 fn open_without_pool_lock(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
     let options = OpenOptions { read_only, ..OpenOptions::default() };
-    paths.iter().map(|path| open_device(path, &options)).collect()
+    paths.iter().map(|path| open_device(path, &options, open_path)).collect()
 }
 
 /// Refuses a device with content other than a pool, unless `force` is set. The library refuses a
@@ -142,7 +153,11 @@ pub(crate) fn refuse_content(device: &Opened, path: &Path, force: bool) -> Resul
     device_content::refuse(path)
 }
 
-fn open_device(path: &Path, options: &OpenOptions) -> Result<Opened> {
+fn open_device(
+    path: &Path,
+    options: &OpenOptions,
+    open: fn(&Path, &OpenOptions) -> forebay_pool::Result<Opened>,
+) -> Result<Opened> {
     // A plain open first: the error of the system is the clearest. A block device is opened for
     // reading: closing it after an open for writing makes udev probe, and lock, it.
     let is_file = path.metadata().is_ok_and(|found| found.is_file());
@@ -171,7 +186,7 @@ fn open_device(path: &Path, options: &OpenOptions) -> Result<Opened> {
             units::whole(MIN_DEVICE_BYTES)
         )));
     }
-    open_path(path, options).map_err(|error| not_opened(path, error))
+    open(path, options).map_err(|error| not_opened(path, error))
 }
 
 /// Converts an error of opening a device. Names the pool that uses it, if a process of this user

@@ -8,7 +8,7 @@
 //!
 //! - The pool is cleared: the operation goes on.
 //! - Only another import can help, or the pool is exported: the operation fails.
-//! - The file system is closed or being unmounted ([`FileSystem::set_waiting`]): it fails.
+//! - The file system is closed or unmounted ([`FileSystem::end_waits`]): it fails.
 //! - The process that asked for it is killed ([`Client::is_killed`](crate::Client::is_killed)).
 //!
 //! A thread that waits holds neither a transaction nor an inode lock. The pool of worker threads
@@ -24,10 +24,11 @@ use crate::fs::FileSystem;
 use crate::stats::FsCounters;
 
 impl FileSystem {
-    /// Whether changes and fsyncs may wait while the pool is suspended. Set it to false before an
-    /// unmount, which would wait for them, and to true if the unmount fails.
-    pub fn set_waiting(&self, waits: bool) {
-        self.shared.waits.store(waits, Ordering::Release);
+    /// From now on changes and fsyncs fail while the pool is suspended. For a file system that is
+    /// unmounted: the kernel writes its pages before it goes, and files that are open after a lazy
+    /// unmount would keep it.
+    pub fn end_waits(&self) {
+        self.shared.waits.store(false, Ordering::Release);
     }
 
     /// Runs `call`, which begins something in the pool. While the pool is suspended, waits and

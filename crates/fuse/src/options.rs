@@ -40,6 +40,9 @@ pub struct MountOptions {
     /// [`max_write_bytes`](Self::max_write_bytes). Beyond it, a write waits on the thread that
     /// received it.
     pub max_waiting_bytes: usize,
+    /// The same, for writes that wait until the pool is not suspended any more, at least
+    /// [`max_waiting_bytes`](Self::max_waiting_bytes). Beyond it, reads may wait too.
+    pub max_suspended_bytes: usize,
     /// Features of the kernel to leave unused, as bits of the flags of `FUSE_INIT`. The mount then
     /// behaves as on a kernel without them.
     pub ignored_features: u64,
@@ -113,6 +116,7 @@ impl Default for MountOptions {
             read_ahead_bytes: 1 << 20,
             max_background: 512,
             max_waiting_bytes: 16 * MAX_WRITE_BYTES as usize,
+            max_suspended_bytes: 256 * MAX_WRITE_BYTES as usize,
             ignored_features: 0,
         }
     }

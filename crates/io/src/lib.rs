@@ -65,7 +65,7 @@ pub use file::{
 pub use memory::{MemoryDevice, MemoryOptions};
 pub use payload::{Payload, StableBytes};
 pub use priority::Priority;
-pub use request::{Completion, Op, RaiseHandle, Request};
+pub use request::{Completion, Fence, Op, RaiseHandle, Request};
 pub use roots::{DrainError, Drained, Failures, Roots, RootsStats};
 pub use signatures::content_of;
 pub use waiter::{Pending, Waiter};

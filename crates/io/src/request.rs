@@ -53,6 +53,26 @@ impl fmt::Display for Op {
     }
 }
 
+type MayIssue = dyn Fn() -> bool + Send + Sync;
+
+/// Says whether requests may still be issued.
+// A thin pointer, because requests are moved a lot.
+#[derive(Clone)]
+pub struct Fence(Arc<Box<MayIssue>>);
+
+impl Fence {
+    /// Creates a fence. `may_issue` is called under the lock of a queue, so it only looks.
+    pub fn new(may_issue: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(Box::new(may_issue)))
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fence")
+    }
+}
+
 /// One operation on a device, with its memory and its callback.
 pub struct Request {
     op: Op,
@@ -67,6 +87,7 @@ pub struct Request {
     // Layers of decorators. They see the completion before root and callback.
     layers: Option<Layer>,
     handle: Option<Arc<HandleState>>,
+    fence: Option<Fence>,
     // The waiter, for the engine's tag. `callback` holds another reference and is dropped later.
     waiter: Option<Arc<Waiter>>,
     // The submitting thread may be blocked until completion.
@@ -117,7 +138,7 @@ impl Completion {
 impl Request {
     fn new(op: Op, priority: Priority, (offset, len): (u64, u64)) -> Self {
         let (payload, callback, hold, layers) = (None, None, None, None);
-        let (handle, waiter) = (None, None);
+        let (handle, fence, waiter) = (None, None, None);
         let inline_allowed = false;
         Self {
             op,
@@ -129,6 +150,7 @@ impl Request {
             hold,
             layers,
             handle,
+            fence,
             waiter,
             inline_allowed,
         }
@@ -173,6 +195,13 @@ impl Request {
     #[must_use]
     pub fn with_priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
+        self
+    }
+
+    /// Cancels the request if `fence` says so when it is issued: it may have been queued for long.
+    #[must_use]
+    pub fn with_fence(mut self, fence: Option<Fence>) -> Self {
+        self.fence = fence;
         self
     }
 
@@ -304,10 +333,11 @@ impl Request {
         self.inline_allowed
     }
 
-    /// Returns whether its handle or its root has cancelled it.
+    /// Returns whether its handle or its root has cancelled it, or its fence does now.
     pub fn is_cancelled(&self) -> bool {
         self.handle.as_ref().is_some_and(|raised| raised.cancelled.load(Ordering::Acquire))
             || self.hold.as_ref().is_some_and(Hold::is_cancelled)
+            || self.fence.as_ref().is_some_and(|fence| !(fence.0)())
     }
 
     /// Stores the engine's tag for the waiter, see [`Waiter::engine_tag`].

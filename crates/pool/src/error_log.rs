@@ -3,6 +3,7 @@
 //! It is kept in memory. The sync thread stores it in one of the pool's own objects with the next
 //! transaction group (`pool/errors.rs`); no error forces a commit. A scrub that reaches its end
 //! drops what was not found since it began: healed, overwritten or freed. `clear` drops everything.
+//! Entries of the space maps name blocks by address, so they go once the block is freed.
 //!
 //! # Invariants
 //!
@@ -158,6 +159,19 @@ impl ErrorLog {
             state.unlisted = 0;
         }
         state.changed = true;
+    }
+
+    /// Whether there are entries of a dataset.
+    pub(crate) fn has_entries_of(&self, dataset: u64) -> bool {
+        self.0.lock().entries.keys().any(|range| range.dataset == dataset)
+    }
+
+    /// Drops the entries of a dataset that `is_there` does not know.
+    pub(crate) fn retain_of(&self, dataset: u64, is_there: impl Fn(&DamagedRange) -> bool) {
+        let mut state = self.0.lock();
+        let before = state.entries.len();
+        state.entries.retain(|range, _| range.dataset != dataset || is_there(range));
+        state.changed |= state.entries.len() != before;
     }
 
     /// Drops everything.

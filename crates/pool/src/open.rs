@@ -80,7 +80,19 @@ impl From<Arc<dyn Device>> for Opened {
 /// not exist, [`ErrorKind::Invalid`] if it is not a usable device, [`ErrorKind::Device`] for other
 /// failures.
 pub fn open_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
-    let sector_probe = Some(pool_sector as SectorProbe);
+    open(path, options, Some(pool_sector))
+}
+
+/// As [`open_path`], for a device that gets new content, or does not hold a pool: the sectors of a
+/// pool that is on it do not matter.
+///
+/// # Errors
+/// As [`open_path`].
+pub fn open_new_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
+    open(path, options, None)
+}
+
+fn open(path: &Path, options: &OpenOptions, sector_probe: Option<SectorProbe>) -> Result<Opened> {
     let options = OpenOptions { min_bytes: MIN_DEVICE_BYTES, sector_probe, ..options.clone() };
     let device = FileDevice::open(path, &options).map_err(refused)?;
     // The pool releases the lock when it is exported, even if the device object is still

@@ -258,7 +258,7 @@ impl TestMount {
         self.check()
     }
 
-    fn outputs(&self) -> Result<(Stdio, Stdio), Failure> {
+    pub(super) fn outputs(&self) -> Result<(Stdio, Stdio), Failure> {
         let log = File::options().append(true).create(true).open(&self.log);
         let log = log.map_err(|error| format!("{}: {error}", self.log.display()))?;
         let stderr = log.try_clone().map_err(|error| format!("{}: {error}", self.log.display()))?;
@@ -301,7 +301,7 @@ impl TestMount {
     }
 
     /// The path of the log and its last lines, to append to a message.
-    fn tail(&self) -> String {
+    pub(super) fn tail(&self) -> String {
         let mut end = String::new();
         if let Ok(mut log) = File::open(&self.log) {
             let length = log.metadata().map_or(0, |metadata| metadata.len());
@@ -325,7 +325,7 @@ impl Drop for TestMount {
 }
 
 /// Whether the process succeeded; `None` if it did not end in time.
-fn wait_for(child: &mut Child, time: Duration) -> Option<bool> {
+pub(super) fn wait_for(child: &mut Child, time: Duration) -> Option<bool> {
     let start = Instant::now();
     loop {
         match child.try_wait() {

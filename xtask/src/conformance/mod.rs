@@ -11,6 +11,7 @@ mod dsync_load;
 mod fixture;
 mod fsync_load;
 mod kill;
+mod postgres;
 mod power_cut;
 mod rename_load;
 mod sqlite;
@@ -42,7 +43,7 @@ struct Check {
 }
 
 /// All checks in the order in which they run. Checks whose failures are most specific come first.
-const CHECKS: [Check; 10] = [
+const CHECKS: [Check; 11] = [
     Check { name: "pjdfstest", run: suites::pjdfstest },
     Check { name: "fsx", run: suites::fsx },
     Check { name: "fio", run: suites::fio },
@@ -52,6 +53,7 @@ const CHECKS: [Check; 10] = [
     Check { name: "cargo", run: trees::cargo },
     Check { name: "kill", run: kill::run },
     Check { name: "sqlite", run: sqlite::run },
+    Check { name: "postgresql", run: postgres::run },
     Check { name: "power_cut", run: power_cut::run },
 ];
 

@@ -71,7 +71,7 @@ pub(crate) fn full(tree: &Tree) -> Vec<Step> {
     let smoke = "run --release -p forebay-bench --features peers -- smoke";
     steps.push(Step::run("benches, optimised, run small", smoke));
     steps.push(Step::xtask("conformance on a real mount", "conformance --full"));
-    steps.push(soak(&["--minutes", "10"]));
+    steps.push(soak(&["--minutes", "10", "--l2"]));
     steps.extend([fuzz(), miri(), thread_sanitizer()]);
     steps
 }

@@ -142,6 +142,7 @@ impl MountedDataset {
         options.fs_name = format!("{pool}/{}", request.dataset);
         options.max_write_bytes = MAX_WRITE_BYTES;
         options.max_waiting_bytes = plan.waiting_bytes as usize;
+        options.max_suspended_bytes = plan.suspended_bytes as usize;
         match forebay_fuse::mount(files.clone(), &request.at, &options) {
             Ok(mount) => Ok(Self {
                 pool,
@@ -206,14 +207,9 @@ impl MountedDataset {
         self.mount.wait()
     }
 
-    /// Unmounts. From now on nothing waits any more while the pool is suspended, unless the mount
-    /// stays: the kernel writes its pages before the file system goes, and files that are open
-    /// after a lazy unmount would keep it.
+    /// Unmounts.
     pub(super) fn unmount(&self, lazy: bool) -> Result<(), MountError> {
-        self.files.set_waiting(false);
-        let ended = if lazy { self.mount.unmount_lazily() } else { self.mount.unmount() };
-        self.files.set_waiting(ended.is_err());
-        ended
+        if lazy { self.mount.unmount_lazily() } else { self.mount.unmount() }
     }
 
     /// Closes the file system.

@@ -174,7 +174,7 @@ pub(crate) fn expand_pool(
 ) -> Result<ExpandReport> {
     let before_bytes = pool.stats().total_bytes;
     for path in add {
-        let opened = pools::open_devices(std::slice::from_ref(path), false)?.pop();
+        let opened = pools::open_new_devices(std::slice::from_ref(path))?.pop();
         let Some(opened) = opened else { continue };
         pools::refuse_content(&opened, path, force)?;
         pool.add_device(opened, force, sector)?;
@@ -198,7 +198,7 @@ pub(crate) fn expand_pool(
 /// # Errors
 /// If the pool refuses.
 pub(crate) fn add_l2(pool: &Pool, path: &Path, force: bool) -> Result<L2DeviceInfo> {
-    let opened = pools::open_devices(&[path.to_owned()], false)?.pop();
+    let opened = pools::open_new_devices(&[path.to_owned()])?.pop();
     let opened = opened.ok_or_else(|| Failure::new("no L2 device is given; give its path"))?;
     let guid = pool.add_l2_device(opened, force)?;
     let number = format!("{guid:016x}");

@@ -63,6 +63,10 @@ fn writers_wait_until_a_full_file_system_has_space_again() {
     assert!(status.contains("failmode wait"), "{status}");
     assert!(copy.try_wait().expect("a process").is_none());
     assert!(std::fs::metadata(at.join("copy")).is_ok(), "reads go on");
+    // A busy mount stays, and so do those who wait.
+    let busy = fixture.fails(&["umount", "at"]);
+    assert!(busy.contains("dd"), "{busy}");
+    assert!(copy.try_wait().expect("a process").is_none());
     small.grow("100m");
     fixture.ok(&["clear", "tank"]);
     assert!(copy.wait().expect("it ended").success());

@@ -17,9 +17,10 @@
 //!
 //! # While the pool is suspended
 //!
-//! Changes and fsyncs of a dataset with `failmode=wait` wait on worker threads, or on receiving
-//! threads as above, until the pool is cleared. A request of a killed process is answered with
-//! `EINTR`.
+//! Changes and fsyncs of a dataset with `failmode=wait` wait on worker threads until the pool is
+//! cleared. A receiving thread that blocks goes on when the pool is suspended, so that reads go on:
+//! it hands its write over. The data of such writes has a larger bound, and only beyond that does a
+//! receiving thread wait. A request of a killed process is answered with `EINTR`.
 //!
 //! # Locking
 //!
@@ -67,7 +68,7 @@ pub fn mount(fs: FileSystem, at: &Path, options: &MountOptions) -> Result<Mount,
     let kernel_cache = options.kernel_cache;
     let clamped = options.clamped();
     let blocking_limit = BlockingLimit::for_threads(clamped.threads);
-    let write_buffers = WriteBuffers::new(clamped.max_waiting_bytes);
+    let write_buffers = WriteBuffers::new(clamped.max_waiting_bytes, clamped.max_suspended_bytes);
     let shrinker = Shrinker::default();
     let (writers, write_back) = (Writers::default(), WriteBack::default());
     let server = |metrics| Adapter {
@@ -129,6 +130,11 @@ impl Adapter {
 /// Whether an operation would have blocked.
 fn would_block<T>(result: &Result<T, Error>) -> bool {
     matches!(result, Err(error) if error.kind() == ErrorKind::WouldBlock)
+}
+
+/// Whether an operation was refused because the pool is suspended.
+fn is_suspended<T>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(error) if error.kind() == ErrorKind::Suspended)
 }
 
 /// Replies with the result of an operation.

@@ -5,7 +5,7 @@ use forebay_fs::{Error, FileSystem, Handle, Ino, NewNode, RenameMode, Seek, Writ
 
 use super::client::Client;
 use super::rename_order::RenamedFiles;
-use super::{Adapter, convert, errno, finish, handles, would_block};
+use super::{Adapter, convert, errno, finish, handles, is_suspended, would_block};
 use crate::counters::{MountMetrics, Op};
 use crate::transport::{
     self, Attributes, Caller, CopyRange, Created, DataReply, Dentry, DirEntry, DirReply,
@@ -369,17 +369,27 @@ impl Server for Adapter {
             (result, _) if !would_block(&result) => {
                 self.run_blocking(caller, Op::Write, move |fs, metrics| end(fs, metrics, result));
             }
-            _ => match self.write_buffers.try_copy(write_request.data) {
-                Some(copied) => self.defer(caller.pid, Op::Write, move |fs, metrics| {
+            _ => {
+                let data = write_request.data;
+                let mut copied = self.write_buffers.try_copy(data);
+                if copied.is_none() {
+                    // This thread waits for a group or for memory, but not for `clear`.
+                    let result = write(&self.fs.failing_if_suspended(), data);
+                    if !is_suspended(&result) {
+                        return end(&self.fs, &self.metrics, result);
+                    }
+                    copied = self.write_buffers.try_copy_suspended(data);
+                }
+                let Some(copied) = copied else {
+                    let fs = self.fs.for_process(caller.pid);
+                    return end(&fs, &self.metrics, write(&fs, data));
+                };
+                self.defer(caller.pid, Op::Write, move |fs, metrics| {
                     let result = write(fs, &copied.data);
                     drop(copied);
                     end(fs, metrics, result);
-                }),
-                None => {
-                    let fs = self.fs.for_process(caller.pid);
-                    end(&fs, &self.metrics, write(&fs, write_request.data));
-                }
-            },
+                });
+            }
         }
     }
 
@@ -523,6 +533,10 @@ impl Server for Adapter {
         self.write_back.start(move |ino| flusher.flush_pages(ino));
         self.fs.set_client(Some(Arc::new(Client(notifier.clone()))));
         self.shrinker.start(self.fs.clone(), self.metrics.clone(), notifier.clone());
+    }
+
+    fn detached(&self) {
+        self.fs.end_waits();
     }
 
     fn ended(&self) {

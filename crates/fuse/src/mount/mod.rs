@@ -9,7 +9,8 @@
 //!
 //! # Locking
 //!
-//! `mount-state` protects the result of the session. It is a leaf lock.
+//! `mount-state` protects the result of the session, and `mount-detach` whether an unmount has
+//! returned. They are leaf locks.
 //!
 //! # Limits
 //!
@@ -38,6 +39,8 @@ use crate::transport::{self, Server};
 /// How long an unmount waits for the end of the session. It follows at once unless something holds
 /// the mount.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval of the looks whether an unmount that takes its time has left the mount table.
+const DETACH_LOOK: Duration = Duration::from_millis(50);
 /// `libc` does not define it for every target. Since Linux 5.6.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
@@ -56,14 +59,21 @@ pub(crate) fn serve<S: Server>(
         let _ = detach::detach(&path, true);
         MountError::System { what, path: path.clone(), source }
     };
+    let told = Arc::downgrade(&server);
     let session = transport::start(device, server, metrics.clone(), &options)
         .map_err(|source| failed("start a FUSE session at", source))?;
     let entry = mountinfo::at(&path).ok().flatten();
+    let detached = Box::new(move || {
+        if let Some(server) = told.upgrade() {
+            server.detached();
+        }
+    });
     let shared = Arc::new(MountShared {
         path: path.clone(),
         device: entry.map(|entry| entry.device),
         ended: Mutex::named("mount-state", None),
         end: Condvar::new(),
+        detached,
     });
     let thread_shared = shared.clone();
     let kernel_cache = options.kernel_cache;
@@ -116,6 +126,8 @@ struct MountShared {
     /// Result of the session, once it has ended.
     ended: Mutex<Option<Result<(), String>>>,
     end: Condvar,
+    /// Tells the server that the mount is unmounted for good.
+    detached: Box<dyn Fn() + Send + Sync>,
 }
 
 impl MountShared {
@@ -215,7 +227,7 @@ impl Mount {
     /// the mount is detached but still in use.
     pub fn unmount(&self) -> Result<(), MountError> {
         if self.shared.is_attached() {
-            match detach::detach(&self.shared.path, false) {
+            match self.detach(false) {
                 // Already unmounted.
                 Err(MountError::NotMounted { .. }) | Ok(()) => {}
                 Err(error) => return Err(error),
@@ -236,10 +248,38 @@ impl Mount {
         if !self.shared.is_attached() {
             return Ok(());
         }
-        match detach::detach(&self.shared.path, true) {
-            Err(MountError::NotMounted { .. }) => Ok(()),
-            other => other,
+        match self.detach(true) {
+            Ok(()) => (self.shared.detached)(),
+            Err(MountError::NotMounted { .. }) => {}
+            Err(error) => return Err(error),
         }
+        Ok(())
+    }
+
+    /// Takes the mount out of the mount table. The call also ends the file system, unless somebody
+    /// still uses it. Then the kernel first writes its pages to the server, which must not let them
+    /// wait: so the server is told. A busy mount stays, and the server hears nothing.
+    fn detach(&self, lazy: bool) -> Result<(), MountError> {
+        let call = Arc::new((Mutex::named("mount-detach", false), Condvar::new()));
+        let (shared, watched) = (self.shared.clone(), call.clone());
+        let watch = thread::spawn_named("mount-detach", move || {
+            let (returned, end) = &*watched;
+            let mut returned = returned.lock();
+            while !*returned {
+                if end.wait_timeout(&mut returned, DETACH_LOOK) && !shared.is_attached() {
+                    return (shared.detached)();
+                }
+            }
+        });
+        let watch = watch.map_err(|source| {
+            let path = self.shared.path.clone();
+            MountError::System { what: "start a thread to unmount", path, source }
+        })?;
+        let detached = detach::detach(&self.shared.path, lazy);
+        *call.0.lock() = true;
+        call.1.notify_all();
+        let _ = watch.join();
+        detached
     }
 
     /// Statistics of the mount.

@@ -311,6 +311,9 @@ pub(crate) trait Server: Send + Sync + 'static {
     fn copy(&self, caller: Caller, range: CopyRange, reply: impl Reply<Written>);
     /// Called once, before the first request.
     fn started(&self, _notifier: &KernelNotifier) {}
+    /// Called after an unmount by this process, perhaps more than once: the mount is gone for good,
+    /// although requests may still come. Nothing may wait for long any more.
+    fn detached(&self) {}
     /// Called once, after the last request. Replies may still be pending; they reach nobody.
     fn ended(&self) {}
 }

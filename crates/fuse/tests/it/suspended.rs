@@ -5,9 +5,10 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forebay_fs::{FileSystem, FsOptions, Owner};
-use forebay_fuse::{Mount, MountError};
+use forebay_fuse::{Mount, MountError, MountOptions};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Op};
 use forebay_pool::format::FailMode;
@@ -16,16 +17,24 @@ use tempfile::TempDir;
 
 use crate::{options, permitted};
 
+/// When a test gives up on what should happen.
+const HANG: Duration = Duration::from_secs(60);
+
 /// A mounted pool whose device can fail.
 struct Mounted {
+    // The first field, so that a test that fails does not remove files of the mount.
+    mount: Mount,
     at: TempDir,
     faults: Arc<FaultDevice>,
     fs: FileSystem,
-    mount: Mount,
 }
 
 impl Mounted {
     fn new(fail_mode: FailMode) -> Self {
+        Self::with(fail_mode, &options(false))
+    }
+
+    fn with(fail_mode: FailMode, options: &MountOptions) -> Self {
         let memory = MemoryDevice::new("memory", 64 << 20, &MemoryOptions::default());
         let faults = Arc::new(FaultDevice::new(Arc::new(memory.expect("memory")), 1));
         let cache = BlockCacheOptions { bytes: 32 << 20, ..BlockCacheOptions::default() };
@@ -37,8 +46,9 @@ impl Mounted {
         FileSystem::create_in(&pool, "main", &settings, owner).expect("files");
         let fs = FileSystem::open_in(Arc::new(pool), "main", &FsOptions::default());
         let (fs, at) = (fs.expect("files"), tempfile::tempdir().expect("a directory"));
-        let mount = forebay_fuse::mount(fs.clone(), at.path(), &options(false)).expect("a mount");
+        let mount = forebay_fuse::mount(fs.clone(), at.path(), options).expect("a mount");
         fs::write(at.path().join("file"), "content").expect("a file");
+        fs::write(at.path().join("large"), "").expect("a file");
         fs.pool().sync().expect("a commit");
         faults.add(Rule::new(Fault::Error(libc::EIO)).on(Op::Write));
         fs.pool().sync().expect_err("a device that takes no writes");
@@ -62,8 +72,10 @@ impl Mounted {
             let counters = self.fs.stats().counters;
             counters.iter().find(|row| row.0 == "suspension_waits").expect("a counter").2
         };
+        let end = Instant::now() + HANG;
         while waits() < count {
-            std::thread::yield_now();
+            assert!(Instant::now() < end, "{} of {count} changes wait", waits());
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -115,5 +127,27 @@ fn writers_get_an_error_at_once_with_failmode_continue() {
     }
     drop(file);
     assert_eq!(mounted.read(), "content");
+    mounted.end();
+}
+
+/// More write-back waits than is usually copied, and than there are threads that receive requests.
+#[test]
+fn reads_go_on_while_the_kernel_writes_back() {
+    const WRITES: u64 = 32;
+    if !permitted() {
+        return;
+    }
+    let mut options = options(true);
+    (options.threads, options.max_waiting_bytes) = (2, 2 << 20);
+    let mounted = Mounted::with(FailMode::Wait, &options);
+    let to = format!("of={}", mounted.at.path().join("large").display());
+    let mut writer = Command::new("dd");
+    writer.args(["if=/dev/zero", &to, "bs=1M", &format!("count={WRITES}"), "conv=notrunc,fsync"]);
+    let mut writer = writer.stderr(Stdio::null()).spawn().expect("a process");
+    mounted.wait_for_waiters(WRITES);
+    assert_eq!(mounted.read(), "content");
+    mounted.faults.clear();
+    mounted.fs.pool().clear().expect("the device works");
+    assert!(writer.wait().expect("it ended").success());
     mounted.end();
 }

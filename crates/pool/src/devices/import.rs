@@ -244,6 +244,7 @@ pub(crate) fn add(
     let mut extended = config.clone();
     extended.devices.push(device_config(&member));
     extended.generation += 1;
+    may_write(extended.generation)?;
     label::format(&[&member], &extended, memory)?;
     devices.add(member)?;
     *config = extended;

@@ -68,11 +68,17 @@ pub(super) fn flush(members: &[&Member]) -> Result<()> {
     }))
 }
 
-/// Writes the front or the back label of each device, without flushing.
+fn is_cancelled(error: &Error) -> bool {
+    error.device_error().is_some_and(|io| io.kind() == forebay_io::ErrorKind::Cancelled)
+}
+
+/// Writes the front or the back label of each device, without flushing; under the lease of
+/// `devices`.
 fn write_configs(
     members: &[&Member],
     config: &Config,
     at_back: bool,
+    devices: Option<&Devices>,
     memory: &BlockCache,
 ) -> Result<()> {
     let mut requests = Vec::with_capacity(members.len());
@@ -83,6 +89,7 @@ fn write_configs(
         let size_bytes = config.devices[usize::from(member.number())].size_bytes;
         let offset = if at_back { back_of(size_bytes) } else { 0 };
         let request = Request::write(offset, buffer).with_priority(Priority::SyncWrite);
+        let request = request.with_fence(devices.and_then(Devices::fence));
         requests.push((&**member.device(), request));
     }
     run_all(requests.into_iter())
@@ -99,8 +106,8 @@ pub(crate) fn format(members: &[&Member], config: &Config, memory: &BlockCache) 
     }
     // The labels of an older pool must be gone before the first new label is written.
     flush(members)?;
-    write_configs(members, config, false, memory)?;
-    write_configs(members, config, true, memory)?;
+    write_configs(members, config, false, None, memory)?;
+    write_configs(members, config, true, None, memory)?;
     flush(members)
 }
 
@@ -129,8 +136,9 @@ pub(crate) fn erase(device: &dyn Device, known_bytes: u64, memory: &BlockCache) 
     Ok(device.run(Request::flush()).result?)
 }
 
-/// Asked before each pass of writes: an earlier one may have taken longer than the lease.
-pub(crate) type MayWrite<'a> = &'a dyn Fn() -> Result<()>;
+/// Asked before each pass of writes, with the generation of the labels that it writes: an earlier
+/// one may have taken longer than the lease.
+pub(crate) type MayWrite<'a> = &'a dyn Fn(u64) -> Result<()>;
 
 /// Writes a changed configuration to all devices, with the next generation, durably.
 ///
@@ -147,9 +155,17 @@ pub(crate) fn update_config(
     let members: Vec<&Member> = devices.iter().collect();
     assert_eq!(members.len(), config.devices.len(), "a configuration of other devices");
     for at_back in [false, true] {
-        may_write()?;
+        may_write(config.generation)?;
         let failures = devices.flush_failures();
-        write_configs(&members, config, at_back, memory)?;
+        let write = || write_configs(&members, config, at_back, Some(devices), memory);
+        if let Err(error) = write() {
+            if !is_cancelled(&error) {
+                return Err(error);
+            }
+            // The lease ended while a label was queued.
+            may_write(config.generation)?;
+            write()?;
+        }
         devices.flush_all()?;
         if devices.flush_failures() != failures {
             let text = "another flush failed meanwhile, and may have lost a label: try again";
@@ -181,7 +197,7 @@ pub(crate) fn expand(
     }
     // The new position may hold a stale label. Blocks will overwrite the old back label with its
     // ring.
-    may_write()?;
+    may_write(config.generation)?;
     clear(member, back_of(size_bytes), memory)?;
     copy_ring(member, back_of(size_bytes), memory)?;
     flush(&[member])?;
@@ -267,7 +283,7 @@ pub(crate) fn write_uberblock(
     pool_guid: u64,
     uberblock: &Uberblock,
     memory: &BlockCache,
-    may_write: MayWrite<'_>,
+    may_write: &dyn Fn() -> Result<()>,
 ) -> Result<u64> {
     let mut phys = UberblockPhys::empty();
     phys.device_count = U32::new(u32::from(uberblock.device_count));
@@ -284,12 +300,13 @@ pub(crate) fn write_uberblock(
     });
     let places: Vec<(&dyn Device, u64)> = places.collect();
     let copies = places.len();
-    let failed = write_copies(places, phys.as_bytes(), memory)?;
+    let write = |places| write_copies(devices, places, phys.as_bytes(), memory);
+    let failed = write(places)?;
     if !failed.is_empty() {
         may_write()?;
     }
     let again = failed.into_iter().map(|(place, _)| place).collect();
-    let mut failed = write_copies(again, phys.as_bytes(), memory)?;
+    let mut failed = write(again)?;
     let missing = failed.len();
     for (_, error) in &failed {
         tracing::warn!(%error, "device error");
@@ -308,6 +325,7 @@ type LabelPlace<'a> = (&'a dyn Device, u64);
 
 /// Writes `bytes` to all places concurrently and waits. Returns the places that failed.
 fn write_copies<'a>(
+    devices: &Devices,
     places: Vec<LabelPlace<'a>>,
     bytes: &[u8],
     memory: &BlockCache,
@@ -320,6 +338,7 @@ fn write_copies<'a>(
     }
     let submit = |((device, offset), buffer): (LabelPlace<'a>, Buffer)| {
         let request = Request::write(offset, buffer).with_priority(Priority::SyncWrite);
+        let request = request.with_fence(devices.fence());
         let (request, pending) = request.pending();
         device.submit(request);
         (device, offset, pending)

@@ -39,13 +39,14 @@ use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_io::{
-    Completion, Device, Health, MemoryDevice, MemoryOptions, Pending, Priority, RaiseHandle,
+    Completion, Device, Fence, Health, MemoryDevice, MemoryOptions, Pending, Priority, RaiseHandle,
     Request, Roots, StableBytes,
 };
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
 use crate::format::label::{LABEL_BYTES, MAX_DEVICES, MIN_DEVICE_BYTES};
+use crate::lease::Lease;
 use crate::open::{Locks, Opened};
 
 /// The range of a device that can hold blocks.
@@ -219,6 +220,8 @@ pub(crate) struct Devices {
     count: AtomicUsize,
     adding: Mutex<()>,
     sector_bytes: u64,
+    /// Keeps writes from being issued once another host may have the pool.
+    fence: Option<Fence>,
     flush_failures: AtomicU64,
 }
 
@@ -237,10 +240,23 @@ impl Devices {
             count: AtomicUsize::new(0),
             adding: Mutex::named("pool-devices", ()),
             sector_bytes,
+            fence: None,
             flush_failures: AtomicU64::new(0),
         };
         members.into_iter().try_for_each(|member| devices.add(member))?;
         Ok(devices)
+    }
+
+    /// Returns the devices with the lease of their pool. A write that has
+    /// waited in a queue until it ended is not issued, and fails as cancelled.
+    pub(crate) fn with_lease(mut self, lease: &Arc<Lease>) -> Self {
+        let lease = Arc::clone(lease);
+        self.fence = Some(Fence::new(move || lease.is_valid()));
+        self
+    }
+
+    fn fence(&self) -> Option<Fence> {
+        self.fence.clone()
     }
 
     /// Adds a device with the next number. Its labels must be written before.
@@ -379,6 +395,7 @@ impl Devices {
     ) -> Result<()> {
         let member = self.place(dva, payload.bytes().len() as u64)?;
         let request = Request::write_shared(dva.offset, payload).with_priority(priority);
+        let request = request.with_fence(self.fence());
         member.roots.submit(request.on_done(move |completion| {
             drop(completion.payload);
             done(completion.result);
@@ -393,6 +410,7 @@ impl Devices {
     pub(crate) fn write(&self, dva: Dva, buffer: Buffer, priority: Priority) -> Result<()> {
         let member = self.place(dva, buffer.len() as u64)?;
         let request = Request::write(dva.offset, buffer).with_priority(priority);
+        let request = request.with_fence(self.fence());
         member.run(request).result.map_err(failed)
     }
 
@@ -403,7 +421,8 @@ impl Devices {
     pub(crate) fn write_all(&self, writes: Vec<(Dva, Buffer)>, priority: Priority) -> Result<()> {
         let checked = writes.into_iter().map(|(dva, buffer)| {
             let member = self.place(dva, buffer.len() as u64)?;
-            Ok((member, Request::write(dva.offset, buffer).with_priority(priority)))
+            let request = Request::write(dva.offset, buffer).with_priority(priority);
+            Ok((member, request.with_fence(self.fence())))
         });
         // Nothing is written if an address is invalid.
         let checked: Vec<_> = checked.collect::<Result<_>>()?;

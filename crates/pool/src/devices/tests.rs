@@ -129,7 +129,7 @@ fn a_pool_is_found_again_in_any_order() {
         commit(&made, txg, &memory);
     }
     made.config.active = false;
-    label::update_config(&made.devices, &mut made.config, &memory, &|| Ok(())).unwrap();
+    label::update_config(&made.devices, &mut made.config, &memory, &|_| Ok(())).unwrap();
     memory_devices.rotate_left(1);
     let found = import_as(&memory_devices, 2, &memory).unwrap();
     assert_eq!(found.config, made.config);
@@ -184,7 +184,7 @@ fn another_hosts_pool_is_in_use_unless_forced_or_exported() {
     )
     .unwrap();
     made.config.active = false;
-    label::update_config(&made.devices, &mut made.config, &memory, &|| Ok(())).unwrap();
+    label::update_config(&made.devices, &mut made.config, &memory, &|_| Ok(())).unwrap();
     import_as(&memory_devices, 2, &memory).unwrap();
 }
 
@@ -273,7 +273,7 @@ fn a_device_with_larger_physical_sectors_joins_only_if_that_is_accepted() {
     let mut join = |sector_bytes| {
         let disk = (emulating("disk") as Arc<dyn Device>).into();
         let options = CreateOptions { sector_bytes, ..options(9) };
-        add(&fine.devices, disk, &options, &mut config, &memory, &|| Ok(()))
+        add(&fine.devices, disk, &options, &mut config, &memory, &|_| Ok(()))
     };
     let text = join(None).unwrap_err().to_string();
     assert!(text.contains("disk: has physical sectors of 4096 bytes"), "{text}");
@@ -293,7 +293,8 @@ fn sectors_are_the_largest_ones() {
     let coarse = (Arc::clone(&memory_devices[1]) as Arc<dyn Device>).into();
     let options = CreateOptions { force: true, ..options(9) };
     let mut config = fine.config.clone();
-    let error = add(&fine.devices, coarse, &options, &mut config, &memory, &|| Ok(())).unwrap_err();
+    let error =
+        add(&fine.devices, coarse, &options, &mut config, &memory, &|_| Ok(())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_eq!(config, fine.config);
 }
@@ -316,7 +317,7 @@ fn a_device_that_grew_is_found_and_expanded() {
     assert_eq!(found.devices.spans(), made.devices.spans());
     // The front is lost, the back is where the device ended, and nobody knows where that was: not
     // found.
-    let size = label::expand(&found.devices, 0, &mut found.config, &memory, &|| Ok(())).unwrap();
+    let size = label::expand(&found.devices, 0, &mut found.config, &memory, &|_| Ok(())).unwrap();
     assert_eq!(size, SIZE + (5 << 20));
     assert_eq!(found.devices.spans()[0].end, size - LABEL_BYTES);
     commit(&found, 2, &memory);
@@ -328,10 +329,10 @@ fn a_device_that_grew_is_found_and_expanded() {
         write_bytes(&grown[0], at, &before, &memory);
     }
     assert_eq!(
-        label::expand(&found.devices, 0, &mut found.config, &memory, &|| Ok(())).unwrap(),
+        label::expand(&found.devices, 0, &mut found.config, &memory, &|_| Ok(())).unwrap(),
         size
     );
-    assert!(label::expand(&found.devices, 1, &mut found.config, &memory, &|| Ok(())).is_err());
+    assert!(label::expand(&found.devices, 1, &mut found.config, &memory, &|_| Ok(())).is_err());
 }
 
 #[test]
@@ -352,7 +353,7 @@ fn an_added_device_is_a_member_once_a_txg_says_so() {
         memory_devices[..2].iter().map(|one| resized(one, SIZE, &memory)).collect();
     let new = || (Arc::clone(&memory_devices[2]) as Arc<dyn Device>).into();
     assert_eq!(
-        add(&made.devices, new(), &options(5), &mut made.config, &memory, &|| Ok(())).unwrap(),
+        add(&made.devices, new(), &options(5), &mut made.config, &memory, &|_| Ok(())).unwrap(),
         2
     );
     assert_eq!(made.devices.count(), 3);
@@ -367,7 +368,7 @@ fn an_added_device_is_a_member_once_a_txg_says_so() {
     assert_eq!(import_as(&memory_devices, 1, &memory).unwrap().devices.count(), 3);
     assert!(refused(&memory_devices[..2], &memory).1.contains("device 2"));
     let error =
-        add(&made.devices, new(), &options(6), &mut made.config, &memory, &|| Ok(())).unwrap_err();
+        add(&made.devices, new(), &options(6), &mut made.config, &memory, &|_| Ok(())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exists);
 }
 
@@ -524,7 +525,7 @@ fn a_crash_leaves_the_older_or_the_newer() {
     let start = record.position();
     let old = made.config.clone();
     made.config.active = false;
-    label::update_config(&made.devices, &mut made.config, &memory, &|| Ok(())).unwrap();
+    label::update_config(&made.devices, &mut made.config, &memory, &|_| Ok(())).unwrap();
     let middle = record.position();
     commit(&made, 2, &memory);
     let end = record.position();

@@ -308,7 +308,8 @@ pub(crate) fn guid_of(device: &Arc<dyn Device>) -> Option<u64> {
 /// Checks that `path` holds the L2 `guid` of pool `pool`. Fails with the reason if not.
 pub(crate) fn check_path(path: &str, guid: u64, pool: u64) -> Result<(), String> {
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let opened = open::open_path(Path::new(path), &options).map_err(|error| error.to_string())?;
+    let opened =
+        open::open_new_path(Path::new(path), &options).map_err(|error| error.to_string())?;
     let label = forebay_l2::read_label(&opened.device).map_err(|error| error.to_string())?;
     if label.owner != owner_of(pool) {
         return Err(format!("{path} holds an L2 device of another owner"));
@@ -327,7 +328,7 @@ pub(crate) fn check_path(path: &str, guid: u64, pool: u64) -> Result<(), String>
 /// # Errors
 /// As [`open_path`](crate::open_path).
 pub(crate) fn open_path(path: &str) -> Result<Opened> {
-    open::open_path(Path::new(path), &OpenOptions::default())
+    open::open_new_path(Path::new(path), &OpenOptions::default())
 }
 
 /// Converts an error of `forebay-l2`.

@@ -185,7 +185,7 @@ impl Pool {
         };
         let Imported { config, devices, claim, .. } =
             import::create(devices, &wanted, &parts.cache)?;
-        let devices = Arc::new(devices);
+        let devices = Arc::new(devices.with_lease(&parts.lease));
         let store = parts.store(&devices)?;
         let mut space =
             Space::create(&devices.spans(), devices.sector_bytes(), Box::new(store.clone()))?;
@@ -297,6 +297,7 @@ impl FoundPool {
         parts.tunables.store().freeze();
         parts.tunables.l2_devices().freeze();
         parts.tunables.heartbeat().freeze();
+        let generation = self.config.generation;
         let inner = Arc::new(PoolInner {
             name: self.config.pool_name.clone(),
             guid: self.config.pool_guid,
@@ -323,7 +324,7 @@ impl FoundPool {
             trim: Trims::new(),
             space_maps_lost: self.space_maps_lost,
             import_notes: self.notes,
-            heartbeats: Heartbeats::new(self.claim, parts.lease),
+            heartbeats: Heartbeats::new(self.claim, parts.lease, generation),
             closed: AtomicBool::new(false),
             read_only: parts.read_only,
             clock: parts.clock,

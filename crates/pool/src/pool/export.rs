@@ -108,11 +108,10 @@ impl PoolInner {
     }
 
     fn mark_exported(&self) -> Result<()> {
-        self.check_lease()?;
         let mut config = self.config.lock();
         config.active = false;
         config.txg = self.txgs.synced_txg();
-        let may_write = || self.lease().check();
+        let may_write = |generation| self.may_write_labels(generation);
         label::update_config(&self.devices, &mut config, self.store.cache(), &may_write)
     }
 

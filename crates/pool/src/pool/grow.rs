@@ -27,7 +27,6 @@ impl Pool {
         sector_bytes: Option<u32>,
     ) -> Result<u16> {
         self.inner.check_writable()?;
-        self.inner.check_lease()?;
         let inner = &self.inner;
         let name = device.device.info().name.to_string();
         let number = {
@@ -40,7 +39,8 @@ impl Pool {
                 heartbeat_ms: 0,
                 sector_bytes,
             };
-            let (memory, may_write) = (inner.store.cache(), || inner.lease().check());
+            let memory = inner.store.cache();
+            let may_write = |generation| inner.may_write_labels(generation);
             import::add(&inner.devices, device, &options, &mut config, memory, &may_write)?
         };
         self.sync()?;
@@ -57,12 +57,11 @@ impl Pool {
     /// of writing its labels.
     pub fn expand(&self, number: u16) -> Result<u64> {
         self.inner.check_writable()?;
-        self.inner.check_lease()?;
         let (before, bytes) = {
             let mut config = self.inner.config.lock();
             let before = config.devices.get(usize::from(number)).map(|device| device.size_bytes);
             let (inner, memory) = (&self.inner, self.inner.store.cache());
-            let may_write = || inner.lease().check();
+            let may_write = |generation| inner.may_write_labels(generation);
             (before, label::expand(&inner.devices, number, &mut config, memory, &may_write)?)
         };
         self.sync()?;

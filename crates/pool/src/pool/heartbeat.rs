@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
@@ -26,6 +27,8 @@ pub(super) struct Heartbeats {
     /// The newest heartbeat written.
     newest: Mutex<Option<Heartbeat>>,
     lease: Arc<Lease>,
+    /// The newest generation of labels that this process has read or may have written.
+    generation: AtomicU64,
     running: Mutex<Running>,
     wake: Condvar,
 }
@@ -37,12 +40,13 @@ struct Running {
 
 impl Heartbeats {
     /// Goes on after the claim of the import. The lease has ended: the import took its time.
-    pub(super) fn new(claim: Option<Heartbeat>, lease: Arc<Lease>) -> Self {
+    pub(super) fn new(claim: Option<Heartbeat>, lease: Arc<Lease>, generation: u64) -> Self {
         let beats = claim.filter(|claim| claim.interval_ms > 0);
         lease.set_end_ns(if beats.is_some() { 0 } else { u64::MAX });
         Self {
             newest: Mutex::named("pool-heartbeat", beats),
             lease,
+            generation: AtomicU64::new(generation),
             running: Mutex::named(
                 "pool-heartbeat-thread",
                 Running { stopped: false, thread: None },
@@ -139,6 +143,14 @@ impl PoolInner {
         }
     }
 
+    /// As [`check_lease`](Self::check_lease), before labels of this generation are written. A slow
+    /// device may take longer for a label than the lease lasts.
+    pub(super) fn may_write_labels(&self, generation: u64) -> Result<()> {
+        self.check_lease()?;
+        self.heartbeats.generation.fetch_max(generation, Ordering::AcqRel);
+        Ok(())
+    }
+
     /// Looks whether the pool is still this session's, and writes the next heartbeat.
     fn beat(&self) -> Result<()> {
         let mut newest = self.heartbeats.newest.lock();
@@ -175,10 +187,11 @@ impl PoolInner {
 
     /// Whether no other session has written a label after this process.
     fn is_label_ours(&self) -> Result<bool> {
-        let config = self.config.lock();
         let Some(first) = self.devices.get(0) else { return Ok(true) };
         let label = label::read(&**first.device(), self.store.cache())?;
-        Ok(label.is_some_and(|label| label.config.generation <= config.generation))
+        // Not under the lock of the configuration: whoever changes the labels holds it.
+        let newest = self.heartbeats.generation.load(Ordering::Acquire);
+        Ok(label.is_some_and(|label| label.config.generation <= newest))
     }
 
     fn taken_over(&self, by: &str) -> Error {

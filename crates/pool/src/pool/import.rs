@@ -133,7 +133,7 @@ impl Pool {
         let Imported { config, devices, uberblocks, notes, claim } =
             import::import(devices, &wanted, &parts.cache)?;
         let name = config.pool_name.clone();
-        let devices = Arc::new(devices);
+        let devices = Arc::new(devices.with_lease(&parts.lease));
         let import = Import { parts, config, devices, uberblocks, notes, claim, options };
         let (pool, txg) =
             import.open().map_err(|error| error.doing(format_args!("pool {name}")))?;
@@ -298,13 +298,12 @@ impl Import<'_> {
         if self.options.read_only {
             return Ok(());
         }
-        pool.inner.check_lease()?;
         {
             let mut config = pool.inner.config.lock();
             config.active = true;
             config.host = self.options.host.clone();
             config.txg = root.txg.get();
-            let may_write = || pool.inner.lease().check();
+            let may_write = |generation| pool.inner.may_write_labels(generation);
             label::update_config(&self.devices, &mut config, &self.parts.cache, &may_write)?;
         }
         pool.start()?;

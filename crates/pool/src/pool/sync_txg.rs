@@ -237,6 +237,7 @@ impl PoolInner {
         self.note_discards(space);
         space.committed(txg)?;
         *self.root.lock() = root;
+        self.forget_freed_own(space);
         self.store.errors().set_txg(txg + 1);
         self.store.l2().note_durable(txg);
         self.log.synced(txg);

@@ -203,7 +203,7 @@ impl Store {
                 self.retry(blocks);
                 continue;
             }
-            if self.shared.in_flight.take_distrust() {
+            if self.shared.in_flight.is_distrusted() {
                 self.write_again();
                 continue;
             }
@@ -256,7 +256,7 @@ impl Store {
 
     /// Flushes what is written, in the middle of a commit. The next barrier handles failures.
     fn flush_early(&self) {
-        if self.shared.in_flight.take_distrust() {
+        if self.shared.in_flight.is_distrusted() {
             self.write_again();
         }
         let ended = self.shared.in_flight.finish();

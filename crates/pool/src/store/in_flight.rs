@@ -253,8 +253,8 @@ impl InFlightWrites {
     }
 
     /// Whether completed writes must be written again.
-    pub(super) fn take_distrust(&self) -> bool {
-        std::mem::take(&mut self.state.lock().distrusted)
+    pub(super) fn is_distrusted(&self) -> bool {
+        self.state.lock().distrusted
     }
 
     /// The failure of such a flush.
@@ -262,10 +262,12 @@ impl InFlightWrites {
         self.state.lock().flush_error.take()
     }
 
-    /// Takes all completed writes that no flush has covered, to submit them again.
+    /// Takes all completed writes that no flush has covered, to submit them again. That settles a
+    /// distrust as well.
     pub(super) fn take_unflushed(&self) -> Vec<Write> {
         let mut state = self.state.lock();
         state.done_bytes = 0;
+        state.distrusted = false;
         std::mem::take(&mut state.done)
     }
 

@@ -250,6 +250,11 @@ impl Store {
         let (shared, kept) = (Arc::clone(&self.shared), write.clone());
         let done = move |result: Result<(), forebay_io::Error>| {
             if let Err(error) = &result {
+                if error.kind() == forebay_io::ErrorKind::Cancelled {
+                    // The lease ended while it was queued.
+                    shared.counters.add(StoreCounters::WRITES_DEFERRED, 0, 1);
+                    return shared.in_flight.defer(kept);
+                }
                 shared.counters.add(StoreCounters::WRITE_ERRORS, 0, 1);
                 tracing::warn!(%error, "device error");
             }

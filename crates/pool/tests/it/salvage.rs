@@ -347,3 +347,34 @@ fn the_inspector_tells_a_damaged_group_from_a_whole_one() {
         assert!(!found.found.damage.is_empty(), "{part:?}: {found}");
     }
 }
+
+/// Blocks of the space maps are not named by an object, but by where they are.
+#[test]
+fn damage_of_space_maps_is_forgotten_once_they_are_rewritten() {
+    let device = memory(SIZE);
+    let (number, _) = changed(&device, 5);
+    let pool = with(&device, import_options(&cache(32 * MIB))).unwrap();
+    let found = inspector(&device).txg(None).unwrap().found;
+    let own = [&found.space.log.copies, &found.space.index[0].copies];
+    own.iter().for_each(|copies| destroy(&device, copies));
+    let report = pool.check(&mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(report.damaged_count, 2, "{report}");
+    let logged = || pool.damage().damage;
+    assert_eq!(logged().len(), 2, "{:?}", logged());
+    assert!(logged().iter().all(|one| one.tree == DamagedTree::SpaceMaps), "{:?}", logged());
+    // A check of the pool that is left finds nothing in the end, and so does the log.
+    let data = pool.dataset("data").unwrap();
+    for round in 0..200u8 {
+        let tx = pool.begin().unwrap();
+        data.object(number).unwrap().write(&tx, 0, &[round]).unwrap();
+        drop(tx);
+        pool.sync().unwrap();
+    }
+    check(&pool);
+    assert!(logged().is_empty(), "{:?}", logged());
+    drop(data);
+    pool.export().unwrap();
+    // That is durable, too.
+    let pool = with(&device, import_options(&cache(32 * MIB))).unwrap();
+    assert!(pool.damage().damage.is_empty());
+}

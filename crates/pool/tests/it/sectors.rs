@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
-use forebay_io::OpenOptions;
+use forebay_io::{Device, FileDevice, OpenOptions};
 use forebay_pool::inspect::Inspector;
 use forebay_pool::{CreateOptions, ImportOptions, Pool, open_path};
 
@@ -24,7 +25,7 @@ impl Loop {
             .ok()
             .filter(|output| output.status.success());
         let Some(made) = made else {
-            forebay_base::testing::skip("sectors", "no loop device to be had");
+            forebay_base::testing::skip("loop", "no loop device to be had");
             return None;
         };
         Some(Self(String::from_utf8(made.stdout).unwrap().trim().into()))
@@ -44,6 +45,19 @@ fn file() -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
+/// As [`file`], or `None` where files have larger sectors than 512 bytes, as in a tmpfs.
+fn file_with_small_sectors() -> Option<(tempfile::TempDir, PathBuf)> {
+    let (folder, path) = file();
+    let device = FileDevice::open(&path, &OpenOptions::default()).unwrap();
+    let bytes = device.info().sector_bytes;
+    if bytes > 512 {
+        let why = format!("files in {} have sectors of {bytes} bytes", folder.path().display());
+        forebay_base::testing::skip("sectors", why);
+        return None;
+    }
+    Some((folder, path))
+}
+
 fn create(path: &Path, sector_bytes: Option<u32>) -> Pool {
     let options = CreateOptions { sector_bytes, ..create_options(&cache(32 << 20)) };
     let opened = open_path(path, &OpenOptions::default()).unwrap();
@@ -58,9 +72,16 @@ fn import(path: &Path, read_only: bool) -> Pool {
 
 /// Creates objects, some of them by the intent log alone, and exports the pool.
 fn work(pool: Pool, fill: u8) {
+    fsync(&pool, fill);
+    check(&pool);
+    pool.export().unwrap();
+}
+
+/// Creates objects, some of them by the intent log alone.
+fn fsync(pool: &Pool, fill: u8) {
     let data = match pool.dataset("data") {
         Ok(data) => data,
-        Err(_) => dataset(&pool),
+        Err(_) => dataset(pool),
     };
     for round in 0..3u8 {
         let tx = pool.begin().unwrap();
@@ -69,9 +90,6 @@ fn work(pool: Pool, fill: u8) {
         drop(tx);
         data.fsync(object).unwrap();
     }
-    check(&pool);
-    drop(data);
-    pool.export().unwrap();
 }
 
 /// The fills of the objects that [`work`] has made.
@@ -93,13 +111,13 @@ fn a_pool_on_a_file_has_sectors_of_4096_bytes() {
     let pool = create(&path, None);
     assert_eq!(pool.sector_bytes(), 4096);
     drop(pool);
-    let (_folder, path) = file();
+    let Some((_folder, path)) = file_with_small_sectors() else { return };
     assert_eq!(create(&path, Some(512)).sector_bytes(), 512);
 }
 
 #[test]
 fn an_image_with_small_sectors_works_on_a_disk_with_large_ones() {
-    let (_folder, path) = file();
+    let Some((_folder, path)) = file_with_small_sectors() else { return };
     work(create(&path, Some(512)), 10);
     let Some(disk) = Loop::over(&path, 4096) else { return };
     let pool = import(&disk.0, true);
@@ -114,12 +132,30 @@ fn an_image_with_small_sectors_works_on_a_disk_with_large_ones() {
     let views = Inspector::open(&[&disk.0]).unwrap();
     assert!(!views.labels().is_empty());
     drop(views);
-    // All of it is on the medium, and not in the cache of the block device alone.
-    let copy = path.with_extension("copy");
-    std::fs::copy(&path, &copy).unwrap();
-    assert_eq!(fills(&import(&copy, false)), [10, 11, 12, 20, 21, 22]);
     drop(disk);
     assert_eq!(fills(&import(&path, false)), [10, 11, 12, 20, 21, 22]);
+}
+
+/// What an fsync has promised is on the medium, and not in the cache of the block device alone.
+#[test]
+fn an_fsync_reaches_the_medium_of_an_image_with_small_sectors() {
+    let Some((_folder, path)) = file_with_small_sectors() else { return };
+    work(create(&path, Some(512)), 10);
+    let Some(disk) = Loop::over(&path, 4096) else { return };
+    let pool = import(&disk.0, false);
+    assert!(!pool.devices()[0].direct);
+    // The last close of a block device writes its cache. This one is not the last.
+    let _other = File::open(&disk.0).unwrap();
+    fsync(&pool, 20);
+    // The medium, as a power cut would leave it: the pool is in use.
+    let copy = path.with_extension("copy");
+    std::fs::copy(&path, &copy).unwrap();
+    let opened = open_path(&copy, &OpenOptions::default()).unwrap();
+    let options =
+        ImportOptions { pause: Some(Arc::new(|_| {})), ..import_options(&cache(32 << 20)) };
+    let crashed = Pool::import(vec![opened], &options).unwrap();
+    assert_eq!(fills(&crashed), [10, 11, 12, 20, 21, 22]);
+    pool.export().unwrap();
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Two hosts that share a device: one of them gets the pool.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -289,6 +289,8 @@ struct SlowWrites {
     left: Mutex<Option<u64>>,
     /// Writes of commits since it was held up.
     late: AtomicU32,
+    /// Whether the write during which it was held up was executed.
+    executed: Arc<AtomicBool>,
 }
 
 impl SlowWrites {
@@ -313,6 +315,11 @@ impl Decorator for SlowWrites {
             Some(1) => {
                 *left = Some(0);
                 self.clock.advance(10 * INTERVAL_MS * NS_PER_MS);
+                // It was in the queue all the time.
+                let executed = Arc::clone(&self.executed);
+                return Some(request.layered(move |completion| {
+                    executed.store(completion.result.is_ok(), Ordering::SeqCst);
+                }));
             }
             Some(more) => *more -= 1,
         }
@@ -330,6 +337,7 @@ fn a_commit_that_is_held_up_in_its_middle_writes_nothing_after_a_takeover() {
             clock: Arc::clone(&clock),
             left: Mutex::default(),
             late: AtomicU32::new(0),
+            executed: Arc::new(AtomicBool::new(true)),
         });
         let device: Arc<dyn Device> = Arc::clone(&slow) as Arc<dyn Device>;
         let options = CreateOptions {
@@ -349,6 +357,7 @@ fn a_commit_that_is_held_up_in_its_middle_writes_nothing_after_a_takeover() {
         slow.hold_up_after(3);
         let synced = late.sync();
         let late_writes = slow.late.load(Ordering::SeqCst);
+        assert!(!slow.executed.load(Ordering::SeqCst), "it was issued after the lease");
         if let Some(pool) = other {
             assert_eq!(synced.unwrap_err().kind(), ErrorKind::Suspended);
             suspended(&late, "has taken it over");
@@ -366,6 +375,103 @@ fn a_commit_that_is_held_up_in_its_middle_writes_nothing_after_a_takeover() {
             assert_eq!(found, [7; 40 * 8192]);
             check(&late);
         }
+    }
+}
+
+type During = Box<dyn FnOnce() + Send>;
+
+/// A device whose front labels take longer than a lease.
+struct SlowLabels {
+    inner: Arc<dyn Device>,
+    clock: Arc<ManualClock>,
+    /// What happens while the next one is queued. Without it, the flush takes the time.
+    queued: Mutex<Option<During>>,
+    flush_is_slow: AtomicBool,
+}
+
+impl SlowLabels {
+    fn over(inner: &Arc<dyn Device>, clock: &Arc<ManualClock>) -> Arc<Self> {
+        let (inner, clock) = (Arc::clone(inner), Arc::clone(clock));
+        Arc::new(Self { inner, clock, queued: Mutex::default(), flush_is_slow: false.into() })
+    }
+}
+
+impl Decorator for SlowLabels {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Option<Request> {
+        let pass = || self.clock.advance(10 * INTERVAL_MS * NS_PER_MS);
+        if request.op() == Op::Flush && self.flush_is_slow.swap(false, Ordering::SeqCst) {
+            pass();
+        }
+        if request.op() == Op::Write && request.offset() == 0 {
+            match self.queued.lock().unwrap().take() {
+                Some(queued) => {
+                    pass();
+                    queued();
+                }
+                None => self.flush_is_slow.store(true, Ordering::SeqCst),
+            }
+        }
+        Some(request)
+    }
+}
+
+/// Each change of a label takes longer than a lease. Nobody else wants the pool.
+#[test]
+fn a_slow_disk_is_imported_grown_and_exported() {
+    let memory = memory(SIZE);
+    Host::create(&memory).pool.export().unwrap();
+    let clock = Arc::new(ManualClock::new());
+    let device = SlowLabels::over(&memory, &clock) as Arc<dyn Device>;
+    let options = ImportOptions { clock: Some(clock), ..options() };
+    let pool = import_with(&device, options, |_| {}).0.expect("it is healthy");
+    let more = crate::common::memory(SIZE);
+    pool.add_device(Opened::shared(more), false, None).expect("it is healthy");
+    check(&pool);
+    pool.export().expect("it is healthy");
+}
+
+/// What an export with a late lease does: it looks, and goes on if nobody came.
+#[test]
+fn an_export_writes_nothing_after_a_takeover() {
+    for taken_over in [false, true] {
+        let memory = memory(SIZE);
+        let clock = Arc::new(ManualClock::new());
+        let slow = SlowLabels::over(&memory, &clock);
+        let device = Arc::clone(&slow) as Arc<dyn Device>;
+        let options = CreateOptions {
+            clock: Some(clock),
+            tunables: tunables(),
+            ..create_options(&cache(32 * MIB))
+        };
+        let late = Pool::create(vec![Opened::shared(device)], &options).unwrap();
+        let other = Arc::new(Mutex::new(None));
+        let (imported, shared) = (Arc::clone(&other), Arc::clone(&memory));
+        let take_over = move || {
+            if taken_over {
+                let pool = import_with(&shared, self::options(), |_| {}).0.unwrap();
+                *imported.lock().unwrap() = Some(pool);
+            }
+        };
+        *slow.queued.lock().unwrap() = Some(Box::new(take_over));
+        let exported = late.export();
+        if !taken_over {
+            exported.expect("nobody came");
+            let (imported, looks) = import_with(&memory, self::options(), |_| {});
+            imported.unwrap().export().unwrap();
+            assert_eq!(looks, 0, "it was exported");
+            continue;
+        }
+        assert_eq!(exported.unwrap_err().kind(), ErrorKind::InUse);
+        let pool = other.lock().unwrap().take().unwrap();
+        pool.sync().unwrap();
+        pool.abandon();
+        let (imported, looks) = import_with(&memory, self::options(), |_| {});
+        imported.unwrap().export().unwrap();
+        assert_eq!(looks, WATCHES + CLAIMS, "the labels were those of the other host");
     }
 }
 

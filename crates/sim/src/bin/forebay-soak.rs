@@ -9,17 +9,20 @@ use std::time::Duration;
 
 use forebay_sim::soak::{Soak, child};
 
-const HELP: &str = "usage: forebay-soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER]";
+const HELP: &str = "usage: forebay-soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER] [--l2]";
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [child, folder, seed] = &arguments[..]
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [child, folder, seed, l2] = &arguments[..]
         && child == "--child"
     {
-        child::run(Path::new(folder), seed.parse().expect("a seed"));
+        let (seed, l2) = (seed.parse().expect("a seed"), l2.parse().expect("a truth value"));
+        child::run(Path::new(folder), seed, l2);
         return ExitCode::SUCCESS;
     }
-    let Some(soak) = parse(&arguments) else {
+    let given = arguments.len();
+    arguments.retain(|argument| argument != "--l2");
+    let Some(soak) = parse(&arguments, arguments.len() < given) else {
         eprintln!("{HELP}");
         return ExitCode::from(2);
     };
@@ -51,9 +54,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse(arguments: &[String]) -> Option<Soak> {
+fn parse(arguments: &[String], l2: bool) -> Option<Soak> {
     let folder = std::env::temp_dir().join(format!("forebay-soak-{}", std::process::id()));
-    let mut soak = Soak { time: Duration::from_secs(600), folder, seed: 1 };
+    let mut soak = Soak { time: Duration::from_secs(600), folder, seed: 1, l2 };
     for pair in arguments.chunks(2) {
         let [name, value] = pair else { return None };
         match name.as_str() {

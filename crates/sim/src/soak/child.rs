@@ -8,9 +8,9 @@ use std::time::Duration;
 use forebay_base::rng::SmallRng;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
-use forebay_pool::{BlockCache, Result};
+use forebay_pool::{BlockCache, Pool, Result};
 
-use super::{CACHE_BYTES, POOLS, PoolFiles, read};
+use super::{CACHE_BYTES, POOLS, PoolFiles, heal_and_check, read};
 use crate::history::History;
 use crate::journal::{self, Journal};
 use crate::model::Model;
@@ -21,19 +21,22 @@ use crate::{compare, fixture};
 const ROUNDS: u64 = 12;
 /// Largest number of steps in a round.
 const STEPS_MAX: u64 = 400;
+/// Steps between two moments at which the L2 devices are filled.
+const FILL_EVERY: u64 = 50;
 
 /// Works on all pools of a folder.
 ///
 /// # Panics
 /// If a pool is not as expected.
-pub fn run(folder: &Path, seed: u64) {
+pub fn run(folder: &Path, seed: u64, l2: bool) {
     let cache = fixture::cache(CACHE_BYTES);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let work = |number: usize| {
             let cache = &cache;
             move || {
-                let outcome = work(&PoolFiles::new(folder, number), cache, seed ^ number as u64);
+                let outcome =
+                    work(&PoolFiles::new(folder, number, l2), cache, seed ^ number as u64);
                 outcome.unwrap_or_else(|error| panic!("pool {number}, seed {seed}: {error:?}"));
             }
         };
@@ -64,14 +67,17 @@ fn work(pool_files: &PoolFiles, cache: &Arc<BlockCache>, seed: u64) -> Result<()
     let mut model = all_of(&history);
     let journal = Journal::open(pool_files.journal()).expect("the journal");
     for _ in 0..ROUNDS {
-        let faulty: Vec<_> = pool_files
-            .devices()
+        let own = pool_files.devices();
+        let count = own.len();
+        let faulty: Vec<_> = own
             .into_iter()
+            .chain(pool_files.l2_devices())
             .map(|device| Arc::new(FaultDevice::new(device, rng.next_u64())))
             .collect();
         let devices: Vec<_> =
             faulty.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
-        let pool = fixture::import(&devices, &fixture::import_options(cache))?;
+        let (devices, l2) = devices.split_at(count);
+        let pool = fixture::import_with(devices, l2, &fixture::import_options(cache))?;
         let found = read(&pool, model.entries.keys().copied())?;
         if let Some(difference) = compare::difference(&found, &model) {
             panic!("after an import: {difference}");
@@ -81,21 +87,66 @@ fn work(pool_files: &PoolFiles, cache: &Arc<BlockCache>, seed: u64) -> Result<()
             let delay = Fault::Delay(Duration::from_micros(rng.below(3000)));
             device.add(Rule::new(delay).with_probability(0.02));
         }
-        let load = WorkloadOptions { background_sync: true, ..WorkloadOptions::default() };
+        let load = WorkloadOptions {
+            background_sync: true,
+            waits_while_suspended: true,
+            ..WorkloadOptions::default()
+        };
         let mut work = Workload::new(pool, model, load, rng.next_u64())?;
         work.write_journal(journal.clone());
-        work.run(rng.below(STEPS_MAX) as usize)?;
-        work.sync()?;
+        work_while_devices_fail(&mut work, &faulty, &mut rng)?;
         faulty.iter().for_each(|device| device.clear());
         let (pool, after, _) = work.end()?;
         model = after;
         if rng.below(2) == 0 {
-            fixture::check(&pool)
+            heal_and_check(&pool)
                 .unwrap_or_else(|problems| panic!("{problems}\n{:?}", pool.stats().counters));
         }
         pool.export()?;
     }
     Ok(())
+}
+
+/// Works on a pool whose devices fail altogether for moments.
+fn work_while_devices_fail(
+    work: &mut Workload,
+    faulty: &[Arc<FaultDevice>],
+    rng: &mut SmallRng,
+) -> Result<()> {
+    let (steps, seed, pool) = (rng.below(STEPS_MAX), rng.next_u64(), work.pool_handle());
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| fail_for_moments(faulty, &pool, seed, &done));
+        let worked = (0..steps).try_for_each(|step| {
+            if step % FILL_EVERY == 0 {
+                work.pool().fill_l2_devices();
+            }
+            work.step()
+        });
+        let worked = worked.and_then(|()| work.sync());
+        done.store(true, Ordering::Relaxed);
+        worked
+    })
+}
+
+/// Lets one device after another fail for a moment, until `done`. Afterwards the pool goes on.
+fn fail_for_moments(faulty: &[Arc<FaultDevice>], pool: &Pool, seed: u64, done: &AtomicBool) {
+    let mut rng = SmallRng::from_seed(seed);
+    let mut pause = |most: u64| std::thread::sleep(Duration::from_millis(1 + rng.below(most)));
+    let mut turn = seed as usize;
+    while !done.load(Ordering::Relaxed) {
+        pause(60);
+        turn = turn.wrapping_add(1);
+        let device = &faulty[turn % faulty.len()];
+        let op = if (turn / faulty.len()).is_multiple_of(2) { Op::Write } else { Op::Flush };
+        let rule = device.add(Rule::new(Fault::Error(5)).on(op));
+        pause(20);
+        device.remove(rule);
+        // Only a device that still fails, or the end of the work, makes it fail.
+        while pool.suspension().is_some() && pool.clear().is_err() {
+            pause(2);
+        }
+    }
 }
 
 fn all_of(history: &History) -> Model {

@@ -1,11 +1,14 @@
 //! A soak test: six pools share a cache in a process that is killed again and again.
 //!
 //! The *child* (`child.rs`) works on all pools at once, under faults, exports and imports them
-//! between rounds, and keeps a [`journal`](mod@crate::journal) of each. The *parent* starts it,
-//! kills it at a random moment or lets it end, and then verifies each pool against its journal.
+//! between rounds, and keeps a [`journal`](mod@crate::journal) of each. For moments, devices fail
+//! altogether: then a pool is suspended until it is cleared, or goes on without its L2 device. The
+//! *parent* starts the child, kills it at a random moment or lets it end, and then verifies each
+//! pool against its journal.
 
 pub mod child;
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
@@ -24,6 +27,8 @@ use crate::{compare, fixture};
 pub const POOLS: usize = 6;
 /// Size of a device, in bytes.
 const DEVICE_BYTES: u64 = 64 << 20;
+/// Size of an L2 device, in bytes.
+const L2_BYTES: u64 = 32 << 20;
 /// Size of each process's cache, in bytes.
 const CACHE_BYTES: u64 = 48 << 20;
 /// Longest life of a child that is killed, in milliseconds.
@@ -40,6 +45,8 @@ pub struct Soak {
     pub folder: PathBuf,
     /// Decides the work, but not the moment of a kill.
     pub seed: u64,
+    /// Whether each pool has an L2 device.
+    pub l2: bool,
 }
 
 /// The result of a soak test.
@@ -60,8 +67,8 @@ pub struct Summary {
 }
 
 impl Soak {
-    /// Runs the test. `child` makes the child's command; the folder and a seed are appended as
-    /// arguments.
+    /// Runs the test. `child` makes the child's command; the folder, a seed, and whether there are
+    /// L2 devices are appended as arguments.
     ///
     /// # Errors
     /// The failure, with pool and seed.
@@ -70,17 +77,19 @@ impl Soak {
         let mut rng = SmallRng::from_seed(self.seed);
         let mut summary = Summary::default();
         for number in 0..POOLS {
-            PoolFiles::new(&self.folder, number).create().map_err(|error| error.to_string())?;
+            PoolFiles::new(&self.folder, number, self.l2)
+                .create()
+                .map_err(|error| error.to_string())?;
         }
         while begun.elapsed() < self.time {
             let seed = rng.next_u64();
             let mut command = child();
-            command.arg(&self.folder).arg(seed.to_string());
+            command.arg(&self.folder).arg(seed.to_string()).arg(self.l2.to_string());
             let process = command.spawn().map_err(|error| format!("the child: {error}"))?;
             summary.kills += u64::from(watch(process, &mut rng)?);
             let cache = fixture::cache(CACHE_BYTES);
             for number in 0..POOLS {
-                let pool_files = PoolFiles::new(&self.folder, number);
+                let pool_files = PoolFiles::new(&self.folder, number, self.l2);
                 pool_files.verify(&cache, &mut summary).map_err(|text| {
                     format!("pool {number}, round {}, seed {}: {text}", summary.rounds, self.seed)
                 })?;
@@ -136,15 +145,17 @@ fn memory_kib() -> u64 {
 pub(crate) struct PoolFiles {
     number: usize,
     files: Vec<PathBuf>,
+    l2: Option<PathBuf>,
     journal: PathBuf,
 }
 
 impl PoolFiles {
-    pub(crate) fn new(folder: &Path, number: usize) -> Self {
+    pub(crate) fn new(folder: &Path, number: usize, l2: bool) -> Self {
         let file = |at| folder.join(format!("pool-{number}-{at}"));
         // Every second pool has two devices.
         let files = (0..1 + number % 2).map(file).collect();
-        Self { number, files, journal: folder.join(format!("pool-{number}.journal")) }
+        let l2 = l2.then(|| folder.join(format!("pool-{number}-l2")));
+        Self { number, files, l2, journal: folder.join(format!("pool-{number}.journal")) }
     }
 
     pub(crate) fn journal(&self) -> &Path {
@@ -156,14 +167,15 @@ impl PoolFiles {
     /// # Panics
     /// If a file cannot be opened.
     pub(crate) fn devices(&self) -> Vec<Arc<dyn Device>> {
-        let options = OpenOptions {
-            create_bytes: Some(DEVICE_BYTES),
-            submission_queues: 1,
-            threads: 2,
-            ..OpenOptions::default()
-        };
-        let open = |path| FileDevice::open(path, &options).expect("a file");
-        self.files.iter().map(|path| -> Arc<dyn Device> { Arc::new(open(path)) }).collect()
+        self.files.iter().map(|path| open(path, DEVICE_BYTES)).collect()
+    }
+
+    /// Opens the L2 device, if there is one.
+    ///
+    /// # Panics
+    /// If the file cannot be opened.
+    pub(crate) fn l2_devices(&self) -> Vec<Arc<dyn Device>> {
+        self.l2.iter().map(|path| open(path, L2_BYTES)).collect()
     }
 
     fn create(&self) -> Result<(), Box<dyn std::error::Error>> {
@@ -179,6 +191,9 @@ impl PoolFiles {
             ..DatasetSettings::default()
         };
         let pool = fixture::create(&self.devices(), &fixture::cache(CACHE_BYTES), &settings)?;
+        for l2 in self.l2_devices() {
+            pool.add_l2_device(l2.into(), false)?;
+        }
         pool.export()?;
         Journal::create(&self.journal, &Model::default())?;
         Ok(())
@@ -195,16 +210,17 @@ impl PoolFiles {
         let devices = self.devices();
         let mut options = fixture::import_options(cache);
         options.read_only = true;
-        let pool =
-            fixture::import(&devices, &options).map_err(context("importing without replay"))?;
+        let pool = fixture::import_with(&devices, &[], &options)
+            .map_err(context("importing without replay"))?;
         let txg = pool.stats().synced_txg;
         if txg < snapshot.synced_txg {
             return Err(format!("found txg {txg}, but {} was durable", snapshot.synced_txg));
         }
         pool.export().map_err(context("an export"))?;
         options.read_only = false;
-        let pool = fixture::import(&devices, &options).map_err(context("importing"))?;
-        fixture::check(&pool)?;
+        let pool = fixture::import_with(&devices, &self.l2_devices(), &options);
+        let pool = pool.map_err(context("importing"))?;
+        heal_and_check(&pool)?;
         let found = read(&pool, history.keys()).map_err(context("reading"))?;
         history.check_allowed(txg, &snapshot, &found)?;
         pool.export().map_err(context("an export"))?;
@@ -213,6 +229,26 @@ impl PoolFiles {
         Journal::create(&self.journal, &found).map_err(|error| error.to_string())?;
         Ok(())
     }
+}
+
+/// Writes the copies that a failed device did not take, and checks the pool.
+pub(crate) fn heal_and_check(pool: &Pool) -> Result<(), String> {
+    let scrubbed = pool.scrub(&mut |_| ControlFlow::Continue(()));
+    let report = scrubbed.map_err(|error| format!("the scrub: {error:?}"))?;
+    match report.lost_count {
+        0 => fixture::check(pool),
+        _ => Err(format!("the scrub: {report:?}")),
+    }
+}
+
+fn open(path: &Path, bytes: u64) -> Arc<dyn Device> {
+    let options = OpenOptions {
+        create_bytes: Some(bytes),
+        submission_queues: 1,
+        threads: 2,
+        ..OpenOptions::default()
+    };
+    Arc::new(FileDevice::open(path, &options).expect("a file"))
 }
 
 pub(crate) fn read(pool: &Pool, keys: impl Iterator<Item = crate::model::Key>) -> Result<Model> {

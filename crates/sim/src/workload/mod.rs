@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use forebay_base::rng::SmallRng;
-use forebay_pool::{Dataset, Pool, Result, Transaction};
+use forebay_pool::{Dataset, ErrorKind, Pool, Result, Transaction};
 
 use crate::compare;
 use crate::fixture;
@@ -60,6 +60,8 @@ pub struct WorkloadOptions {
     /// Whether another thread commits groups during the work. The result then does not depend on
     /// the seed alone.
     pub background_sync: bool,
+    /// Whether changes, fsyncs and commits wait while the pool is suspended: somebody clears it.
+    pub waits_while_suspended: bool,
 }
 
 impl Default for WorkloadOptions {
@@ -70,6 +72,23 @@ impl Default for WorkloadOptions {
             burst_max: 600,
             aided_directories: false,
             background_sync: false,
+            waits_while_suspended: false,
+        }
+    }
+}
+
+/// Runs `call`; while the pool is suspended, waits and repeats it if the load wants that.
+fn unless_suspended<T>(
+    pool: &Pool,
+    load: WorkloadOptions,
+    mut call: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    loop {
+        match call() {
+            Err(error) if load.waits_while_suspended && error.kind() == ErrorKind::Suspended => {
+                pool.wait_resumed(&|| false)?;
+            }
+            ended => return ended,
         }
     }
 }
@@ -136,6 +155,11 @@ impl Workload {
     /// The pool.
     pub fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// The pool, for another thread. It must be dropped before [`end`](Self::end).
+    pub fn pool_handle(&self) -> Arc<Pool> {
+        Arc::clone(&self.pool)
     }
 
     /// The expected content of the pool.
@@ -225,7 +249,7 @@ impl Workload {
         work: impl FnOnce(&mut Self, &Transaction<'_>) -> Result<()>,
     ) -> Result<()> {
         let pool = Arc::clone(&self.pool);
-        let tx = pool.begin()?;
+        let tx = unless_suspended(&pool, self.load, || pool.begin())?;
         work(self, &tx)
     }
 
@@ -259,7 +283,7 @@ impl Workload {
         let keys: Vec<Key> = self.model.entries.keys().copied().collect();
         let Some(key) = self.one_of(&keys) else { return Ok(()) };
         let pool = Arc::clone(&self.pool);
-        let tx = pool.begin_freeing()?;
+        let tx = unless_suspended(&pool, self.load, || pool.begin_freeing())?;
         self.announce_change();
         self.datasets[key.0].destroy(&tx, key.1)?;
         self.record_change(tx.txg(), key, Change::Destroy);
@@ -314,7 +338,7 @@ impl Workload {
         let count = self.history.fsyncs.len();
         self.progress.fsyncs_begun.store(count, Ordering::SeqCst);
         self.journal(&JournalRecord::FsyncBegins(key));
-        self.datasets[key.0].fsync(key.1)?;
+        unless_suspended(&self.pool, self.load, || self.datasets[key.0].fsync(key.1))?;
         self.journal(&JournalRecord::FsyncDone);
         self.progress.fsyncs_done.store(count, Ordering::SeqCst);
         Ok(())
@@ -326,7 +350,7 @@ impl Workload {
     /// The error of the commit.
     pub fn sync(&mut self) -> Result<()> {
         let txg = self.history.changes.last().map_or(0, |done| done.txg);
-        self.pool.sync()?;
+        unless_suspended(&self.pool, self.load, || self.pool.sync())?;
         self.journal(&JournalRecord::Synced(txg));
         self.progress.synced_txg.fetch_max(txg, Ordering::SeqCst);
         Ok(())
@@ -339,10 +363,10 @@ impl Workload {
         }
         self.join()?;
         let (pool, progress) = (Arc::clone(&self.pool), Arc::clone(&self.progress));
-        let journal = self.journal.clone();
+        let (journal, load) = (self.journal.clone(), self.load);
         let txg = self.history.changes.last().map_or(0, |done| done.txg);
         self.background_sync = Some(std::thread::spawn(move || {
-            pool.sync()?;
+            unless_suspended(&pool, load, || pool.sync())?;
             if let Some(journal) = journal {
                 journal.write(&JournalRecord::Synced(txg)).expect("a journal can be written");
             }

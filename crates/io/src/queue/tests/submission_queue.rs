@@ -1,5 +1,6 @@
 //! Cases of a submission queue that the random walk of the model test would rarely hit.
 
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 
 use super::super::class_queue::MAX_PASSED_OVER;
@@ -7,7 +8,7 @@ use super::super::{Limits, MAX_MERGED, Operation, Permits, SubmissionQueue};
 use super::double::{Ends, SECTOR, limits, queue, read, request, sectors};
 use crate::error::{Error, ErrorKind};
 use crate::priority::Priority;
-use crate::request::Op;
+use crate::request::{Fence, Op};
 use crate::tunables::IoTunables;
 
 fn defaults() -> (SubmissionQueue, Permits) {
@@ -183,6 +184,25 @@ fn a_raised_request_overtakes_and_keeps_its_age() {
     assert!(!queue.requeue(0, None), "it was issued");
     finish(&mut queue, &permits, first);
     assert_eq!(ends.take(), [(0, true)]);
+}
+
+#[test]
+fn a_fence_is_asked_when_a_request_is_issued() {
+    let (mut queue, permits) = narrow();
+    let ends = Ends::default();
+    let is_open = Arc::new(AtomicBool::new(true));
+    let asked = Arc::clone(&is_open);
+    let fence = Fence::new(move || asked.load(Ordering::SeqCst));
+    for number in 0..2 {
+        let request = ends.noted(number, read(Priority::SyncRead, 100 * number as u64));
+        queue.push(request.with_fence(Some(fence.clone()))).unwrap();
+    }
+    let first = operation(&mut queue, &permits);
+    is_open.store(false, Ordering::SeqCst);
+    finish(&mut queue, &permits, first);
+    assert_eq!(ends.take(), [(0, true)], "it was issued before");
+    assert!(queue.next(&permits).is_none());
+    assert_eq!(queue.take_cancelled().len(), 1);
 }
 
 #[test]

@@ -4,8 +4,10 @@
 //! lock and handed over under `space`, so that no commit waits for the read.
 
 use forebay_base::sync::MutexGuard;
+use hashbrown::HashSet;
 
 use crate::error::{Error, Result};
+use crate::error_log::TO_THE_END;
 use crate::format::{BlockPtrPhys, DvaPhys};
 use crate::space::{Space, SpaceRead};
 use crate::store::Store;
@@ -91,6 +93,25 @@ impl PoolInner {
                 Err(error) => damage.push(error),
             }
         }
+    }
+
+    /// Drops the damage of the former root block, and of blocks of the space maps that the newest
+    /// txg has freed, from the error log.
+    pub(in super::super) fn forget_freed_own(&self, space: &Space) {
+        let errors = self.store.errors();
+        if !errors.has_entries_of(SPACE_MAPS) {
+            return;
+        }
+        let mut own = HashSet::new();
+        space.known_blocks(|ptr| {
+            own.insert(address(ptr));
+        });
+        // Bases that are not loaded are not known.
+        let knows_all = space.unloaded_base(0).is_none();
+        errors.retain_of(SPACE_MAPS, |range| match range.block {
+            AT_ROOT => range.blocks == TO_THE_END,
+            block => block < AT_BLOCKS || !knows_all || own.contains(&block),
+        });
     }
 
     /// Whether a pointer to the root block, or to a block of the space maps, is still in use.
