@@ -113,7 +113,7 @@ pub use pool::{
     Durations, HandleView, HealthState, ImportOptions, LabelInfo, LoggedDamage, Object, ObjectInfo,
     Pool, PoolDevice, PoolHealth, PoolStats, PoolUsage, ScrubCounters, ScrubProgress, ScrubReport,
     ScrubStatus, ScrubTunables, TrimCounters, TrimProgress, TrimReport, TrimTunables,
-    UnreachableBlocks, destroy, read_label,
+    TxgHistoryInfo, TxgPhase, TxgRecord, UnreachableBlocks, destroy, read_label,
 };
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;

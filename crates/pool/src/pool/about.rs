@@ -2,6 +2,7 @@
 //! of an imported pool.
 
 use forebay_base::tunables::TunableRow;
+use forebay_io::metrics::Metrics;
 
 use super::Pool;
 use crate::block_cache::BlockCache;
@@ -51,6 +52,8 @@ pub struct PoolDevice {
     pub buffered: Option<String>,
     /// Bytes that the device rewrites as a whole.
     pub physical_bytes: u32,
+    /// What was requested of it since it was opened, and how long that took.
+    pub io: Metrics,
 }
 
 /// Reads the label of a device without importing its pool. Returns `None` if there is no label.
@@ -145,6 +148,7 @@ impl Pool {
                 direct: info.direct,
                 buffered: info.buffered.map(|why| why.to_string()),
                 physical_bytes: info.physical_bytes,
+                io: member.metrics(),
             }
         };
         self.inner.devices.iter().map(describe).collect()

@@ -183,7 +183,7 @@ impl Txgs {
     }
 
     /// Dirty bytes of a txg, including those in cells.
-    pub(super) fn dirty_of(&self, txg: u64) -> u64 {
+    pub(crate) fn dirty_of(&self, txg: u64) -> u64 {
         let slot = slot_of(txg);
         let in_cells: i64 = self.cells.iter().map(|cell| cell.peek_dirty(slot)).sum();
         (self.dirty.of(slot) as i64 + in_cells).max(0) as u64
