@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use forebay_base::counters::CounterValue;
 use forebay_base::histogram::HistogramSnapshot;
-use forebay_base::sync::Mutex;
+use forebay_base::sync::{Arc, Mutex};
+use forebay_pool::OperationTunables;
 
 use crate::latency::{Latencies, Timer};
 
@@ -65,10 +66,15 @@ impl Op {
     /// Number of request types.
     pub(crate) const COUNT: usize = Op::Copy as usize + 1;
 
-    /// The label of a type in [`MountCounters`].
-    fn label(at: usize) -> &'static str {
-        MountCounters::ROWS[0].labels[at]
+    /// The label of the type in [`MountCounters`].
+    pub(crate) fn label(self) -> &'static str {
+        label(self as usize)
     }
+}
+
+/// The label of the type with that number.
+fn label(at: usize) -> &'static str {
+    MountCounters::ROWS[0].labels[at]
 }
 
 /// How long requests of one type took, from their receipt to their answer.
@@ -124,9 +130,14 @@ impl MountMetrics {
         self.latencies.begin(op)
     }
 
+    /// Logs requests that are slow by `tunables`, from now on.
+    pub(crate) fn log_slow(&self, tunables: &Arc<OperationTunables>, fs: &str) {
+        self.latencies.log_slow(tunables, fs);
+    }
+
     /// Latencies of the request types that have occurred.
     pub(crate) fn latencies(&self) -> Vec<OperationLatency> {
-        let named = |(at, latency_ns)| OperationLatency { operation: Op::label(at), latency_ns };
+        let named = |(at, latency_ns)| OperationLatency { operation: label(at), latency_ns };
         self.latencies.snapshot().into_iter().map(named).collect()
     }
 

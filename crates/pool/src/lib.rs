@@ -118,7 +118,9 @@ pub use pool::{
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;
 pub use store::counters::StoreCounters;
-pub use tunables::{HeartbeatTunables, L2DeviceTunables, PoolTunables, StoreTunables};
+pub use tunables::{
+    HeartbeatTunables, L2DeviceTunables, OperationTunables, PoolTunables, StoreTunables,
+};
 pub use tx::Transaction;
 pub use txg::{Suspension, TxgCounters, TxgTunables};
 pub use wait::Wait;

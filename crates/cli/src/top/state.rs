@@ -209,7 +209,7 @@ impl State {
                 Some("no pools are in use; waiting for `forebay mount` or `forebay import`".into())
             }
             Some(pool) if pool.gone && self.trouble.is_none() => Some(format!(
-                "pool {} is gone for {:.0} s: process {} has exported it or ended; waiting",
+                "pool {} is gone for {:.0} s: process {} ended or exported it; waiting",
                 pool.summary.pool,
                 self.now - pool.seen,
                 pool.summary.pid

@@ -154,6 +154,11 @@ pub(crate) struct DataReply {
 }
 
 impl DataReply {
+    /// No thread works on the request any more: its answer comes when reads of devices end.
+    pub(crate) fn fetching(&mut self) {
+        self.timer.fetching();
+    }
+
     pub(crate) fn data(self, data: &[u8]) {
         drop(self.timer);
         self.reply.data(data);

@@ -1,6 +1,7 @@
 //! Reads labels of pools that are not imported, destroys such pools, and lists devices and tunables
 //! of an imported pool.
 
+use forebay_base::sync::Arc;
 use forebay_base::tunables::TunableRow;
 use forebay_io::metrics::Metrics;
 
@@ -9,6 +10,7 @@ use crate::block_cache::BlockCache;
 use crate::devices::label;
 use crate::error::{Error, ErrorKind, Result};
 use crate::open::{HostId, Opened};
+use crate::tunables::OperationTunables;
 
 /// Content of the newest label of a device.
 #[derive(Clone, Debug)]
@@ -162,6 +164,11 @@ impl Pool {
     /// Whether the pool was imported read-only.
     pub fn is_read_only(&self) -> bool {
         self.inner.read_only
+    }
+
+    /// Returns the tunables of operations on mounted datasets.
+    pub fn operation_tunables(&self) -> Arc<OperationTunables> {
+        Arc::clone(self.inner.tunables.operations())
     }
 
     /// Returns all tunables of the pool with their values, in the form that

@@ -209,7 +209,7 @@ fn a_pool_that_goes_is_waited_for_and_shown_again() {
     let shown = screen(&mut state, (80, 24));
     shows(
         &shown,
-        &["pool tank is gone for 5 s: process 7 has exported it or ended; waiting", "q quit"],
+        &["pool tank is gone for 5 s: process 7 ended or exported it; waiting", "q quit"],
     );
     // Its last figures stay, and the time without samples is a gap.
     shows(&shown, &["main", "busy"]);
