@@ -11,7 +11,7 @@
 //! without its part of the sum, or the reverse.
 //!
 //! It is not sharded, so it is for rare or slow events (waits, I/O), not for every hit. It does not
-//! expire old values (readers subtract).
+//! expire old values ([`HistogramSnapshot::since`] subtracts).
 
 use std::fmt;
 
@@ -140,6 +140,33 @@ impl HistogramSnapshot {
     /// The snapshot of an empty histogram, to merge others into.
     pub fn empty() -> Self {
         Self { count: 0, sum: 0, max: 0, buckets: vec![0; BUCKETS].into_boxed_slice() }
+    }
+
+    /// A snapshot with `count` values in the bucket of each `(value, count)`, as
+    /// [`buckets`](Self::buckets) has listed them on the other side of a connection.
+    pub fn from_buckets(filled: impl IntoIterator<Item = (u64, u64)>, sum: u64, max: u64) -> Self {
+        let mut snapshot = Self { sum, max, ..Self::empty() };
+        for (value, count) in filled {
+            let bucket = &mut snapshot.buckets[bucket_of(value)];
+            *bucket = bucket.saturating_add(count);
+            snapshot.count = snapshot.count.saturating_add(count);
+        }
+        snapshot
+    }
+
+    /// The values recorded after `earlier`, a snapshot of the same histogram. The largest of them
+    /// is known to the width of its bucket only.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let pairs = self.buckets.iter().zip(&earlier.buckets);
+        let buckets: Box<[u64]> = pairs.map(|(now, then)| now.saturating_sub(*then)).collect();
+        let last = buckets.iter().rposition(|&count| count != 0);
+        Self {
+            count: buckets.iter().fold(0, |sum, &count| sum.saturating_add(count)),
+            sum: self.sum.wrapping_sub(earlier.sum),
+            max: last.map_or(0, |last| bounds(last).1.min(self.max)),
+            buckets,
+        }
     }
 
     /// Adds all values of `other`.

@@ -27,6 +27,7 @@ pub mod sync;
 pub mod testing;
 pub mod tunables;
 pub mod vm;
+pub mod waits;
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

@@ -1,13 +1,14 @@
 //! The command line: commands, options and their help.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::flags::Flags;
 use crate::logging::LogArgs;
-use crate::units::{pair, parse_bytes, parse_sector};
+use crate::units::{pair, parse_bytes, parse_interval, parse_sector};
 
 /// How a pool is named, for the help of every command.
 const POOL_HELP: &str = "Pool: the path of its device, the paths of all its devices joined by `:`, or its name if it is imported";
@@ -81,6 +82,8 @@ pub(crate) enum Command {
     Tunable(TunableCommand),
     /// Show statistics of the daemons: cache, pools and mounts
     Stats(StatsArgs),
+    /// Show hits, operations, devices and transaction groups over time, on a screen
+    Top(TopArgs),
     /// Measure the cache on real files in a temporary pool
     Demo(DemoArgs),
     /// Print the completion script of a shell
@@ -583,6 +586,26 @@ pub(crate) struct StatsArgs {
         value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(crate) watch: Option<u32>,
     /// Print JSON with all counters
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  forebay top\n  forebay top tank --interval 5s\n  \
+    forebay top --once          text, with rates of one second\n  \
+    forebay top --json          all figures of one interval\n\n\
+    Press ? on the screen for the keys. NO_COLOR turns colours off.")]
+pub(crate) struct TopArgs {
+    /// Pool that is shown first [default: the first one]; with --once and --json the only one
+    /// [default: all]
+    pub(crate) pool: Option<String>,
+    /// Time between samples, in seconds or with a suffix ms, s, m
+    #[arg(long, value_name = "TIME", value_parser = parse_interval, default_value = "1s")]
+    pub(crate) interval: Duration,
+    /// Print the figures of one interval as text
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Print the figures of one interval as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -15,6 +15,7 @@
 //! | `daemon` | a process with imported pools and mounts, in the background or the foreground |
 //! | `control` | the protocol between commands and daemons |
 //! | `logging` | the log options, and the subscriber of events |
+//! | `top` | the screen of `forebay top` |
 //! | `pools` | finding, opening and importing pools |
 //! | `pool_locks` | locks that keep a pool from being opened twice |
 //! | `device_content` | protection of devices with foreign content |
@@ -40,6 +41,7 @@ mod memory;
 mod output;
 mod pool_locks;
 mod pools;
+mod top;
 mod units;
 
 use std::process::ExitCode;

@@ -30,6 +30,26 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` exceeds 64 bits; give a smaller number of bytes"))
 }
 
+/// Shortest and longest interval between samples, in milliseconds.
+const INTERVAL_MS: std::ops::RangeInclusive<f64> = 100.0..=3_600_000.0;
+
+/// Parses an interval: a number of seconds, or one with a suffix `ms`, `s` or `m`.
+pub(crate) fn parse_interval(text: &str) -> Result<std::time::Duration, String> {
+    let text = text.trim();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let scale_ms = match &text[digits.len()..] {
+        "ms" => 1.0,
+        "s" | "" => 1e3,
+        "m" | "min" => 60e3,
+        _ => f64::NAN,
+    };
+    let ms = digits.trim().parse::<f64>().map_or(f64::NAN, |number| number * scale_ms);
+    match INTERVAL_MS.contains(&ms) {
+        true => Ok(std::time::Duration::from_secs_f64(ms / 1e3)),
+        false => Err(format!("`{text}` is no interval from 100ms to 60m; give one such as 1s")),
+    }
+}
+
 /// Parses a sector size. The pool checks it.
 pub(crate) fn parse_sector(text: &str) -> Result<u32, String> {
     let bytes = parse_bytes(text)?;

@@ -3,7 +3,11 @@
 use std::path::PathBuf;
 
 use forebay_base::counters::CounterValue;
-use forebay_base::sync::Mutex;
+use forebay_base::histogram::HistogramSnapshot;
+use forebay_base::sync::{Arc, Mutex};
+use forebay_pool::OperationTunables;
+
+use crate::latency::{Latencies, Timer};
 
 forebay_base::counters! {
     /// Counters since the mount.
@@ -58,6 +62,30 @@ pub(crate) enum Op {
     Copy,
 }
 
+impl Op {
+    /// Number of request types.
+    pub(crate) const COUNT: usize = Op::Copy as usize + 1;
+
+    /// The label of the type in [`MountCounters`].
+    pub(crate) fn label(self) -> &'static str {
+        label(self as usize)
+    }
+}
+
+/// The label of the type with that number.
+fn label(at: usize) -> &'static str {
+    MountCounters::ROWS[0].labels[at]
+}
+
+/// How long requests of one type took, from their receipt to their answer.
+#[derive(Clone, Debug)]
+pub struct OperationLatency {
+    /// The type, as [`MountCounters`] labels it.
+    pub operation: &'static str,
+    /// Nanoseconds.
+    pub latency_ns: HistogramSnapshot,
+}
+
 /// Statistics of a mount.
 #[derive(Clone, Debug)]
 pub struct MountStats {
@@ -77,12 +105,40 @@ pub struct MountStats {
 /// Counters shared by a mount and its server.
 pub(crate) struct MountMetrics {
     pub(crate) counters: MountCounters,
+    latencies: Latencies,
     failure: Mutex<Option<String>>,
 }
 
 impl MountMetrics {
     pub(crate) fn new() -> Self {
-        Self { counters: MountCounters::new(), failure: Mutex::named("mount-failure", None) }
+        Self {
+            counters: MountCounters::new(),
+            latencies: Latencies::new(),
+            failure: Mutex::named("mount-failure", None),
+        }
+    }
+
+    /// Counts a request, and measures it until the timer is dropped.
+    pub(crate) fn begin(&self, op: Op) -> Timer {
+        self.counters.add(MountCounters::REQUESTS, op as usize, 1);
+        self.time(op)
+    }
+
+    /// Measures a request until the timer is dropped.
+    #[inline]
+    pub(crate) fn time(&self, op: Op) -> Timer {
+        self.latencies.begin(op)
+    }
+
+    /// Logs requests that are slow by `tunables`, from now on.
+    pub(crate) fn log_slow(&self, tunables: &Arc<OperationTunables>, fs: &str) {
+        self.latencies.log_slow(tunables, fs);
+    }
+
+    /// Latencies of the request types that have occurred.
+    pub(crate) fn latencies(&self) -> Vec<OperationLatency> {
+        let named = |(at, latency_ns)| OperationLatency { operation: label(at), latency_ns };
+        self.latencies.snapshot().into_iter().map(named).collect()
     }
 
     /// Counts and keeps a failure.
@@ -112,7 +168,7 @@ mod tests {
     #[test]
     fn operations_and_labels_go_together() {
         let labels = MountCounters::ROWS[0].labels;
-        assert_eq!(labels.len(), Op::Copy as usize + 1);
+        assert_eq!(labels.len(), Op::COUNT);
         for (op, label) in [
             (Op::Lookup, "lookup"),
             (Op::Rename, "rename"),

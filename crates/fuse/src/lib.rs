@@ -34,6 +34,7 @@
 mod adapter;
 mod counters;
 mod error;
+mod latency;
 mod mount;
 #[cfg(feature = "testing")]
 mod null;
@@ -41,7 +42,7 @@ mod options;
 mod transport;
 
 pub use adapter::mount;
-pub use counters::{MountCounters, MountStats};
+pub use counters::{MountCounters, MountStats, OperationLatency};
 pub use error::{MountError, MountUser};
 pub use mount::{Mount, MountInfo, available, mount_containing, mount_info, unmount_dead};
 #[cfg(feature = "testing")]

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
+use forebay_base::waits::{self, WaitKind};
 
 use crate::request::Completion;
 
@@ -97,6 +98,7 @@ impl Pending {
     /// Inside a callback of a request, where the wait could be for itself.
     pub fn wait<D: crate::Device + ?Sized>(self, device: &D) -> Completion {
         assert!(!crate::in_callback(), "a callback must not wait for a request");
+        let _wait = waits::measure(WaitKind::Device);
         device.help(&self.waiter);
         self.waiter.park();
         self.waiter.take().expect("only this future takes it")

@@ -113,12 +113,14 @@ pub use pool::{
     Durations, HandleView, HealthState, ImportOptions, LabelInfo, LoggedDamage, Object, ObjectInfo,
     Pool, PoolDevice, PoolHealth, PoolStats, PoolUsage, ScrubCounters, ScrubProgress, ScrubReport,
     ScrubStatus, ScrubTunables, TrimCounters, TrimProgress, TrimReport, TrimTunables,
-    UnreachableBlocks, destroy, read_label,
+    TxgHistoryInfo, TxgPhase, TxgRecord, UnreachableBlocks, destroy, read_label,
 };
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;
 pub use store::counters::StoreCounters;
-pub use tunables::{HeartbeatTunables, L2DeviceTunables, PoolTunables, StoreTunables};
+pub use tunables::{
+    HeartbeatTunables, L2DeviceTunables, OperationTunables, PoolTunables, StoreTunables,
+};
 pub use tx::Transaction;
 pub use txg::{Suspension, TxgCounters, TxgTunables};
 pub use wait::Wait;

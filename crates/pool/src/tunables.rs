@@ -74,6 +74,14 @@ forebay_base::tunables! {
     heartbeat_ms: u32 = 1000, 0..=60000, build, "ms";
 }
 
+forebay_base::tunables! {
+    /// Tunables of operations on mounted datasets.
+    pub table OperationTunables;
+
+    /// An operation that takes longer is logged, with what it has waited for. 0: none.
+    slow_op_ms: u32 = 1000, 0..=3600000, runtime, "ms";
+}
+
 /// All tunables of a pool.
 #[derive(Default)]
 pub struct PoolTunables {
@@ -86,6 +94,7 @@ pub struct PoolTunables {
     trim: TrimTunables,
     heartbeat: HeartbeatTunables,
     directories: Arc<ZapTunables>,
+    operations: Arc<OperationTunables>,
 }
 
 impl PoolTunables {
@@ -134,6 +143,11 @@ impl PoolTunables {
         &self.directories
     }
 
+    /// Tunables of operations on mounted datasets.
+    pub fn operations(&self) -> &Arc<OperationTunables> {
+        &self.operations
+    }
+
     /// All rows with their values, in the format that [`set`](Self::set) takes.
     pub fn entries(&self) -> Vec<(&'static TunableRow, String)> {
         let tables = [
@@ -146,6 +160,7 @@ impl PoolTunables {
             self.trim.entries(),
             self.heartbeat.entries(),
             self.directories.entries(),
+            self.operations.entries(),
         ];
         tables.into_iter().flatten().collect()
     }
@@ -156,7 +171,7 @@ impl PoolTunables {
     /// [`ErrorKind::Invalid`] if the name or the value is wrong, or if the tunable cannot be set at
     /// this time. The message names what is allowed.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
-        let tables: [&dyn Fn() -> Result<(), TunableError>; 9] = [
+        let tables: [&dyn Fn() -> Result<(), TunableError>; 10] = [
             &|| self.txg.set(name, value),
             &|| self.log.set(name, value),
             &|| self.prefetch.set(name, value),
@@ -166,6 +181,7 @@ impl PoolTunables {
             &|| self.trim.set(name, value),
             &|| self.heartbeat.set(name, value),
             &|| self.directories.set(name, value),
+            &|| self.operations.set(name, value),
         ];
         for set in tables {
             match set() {

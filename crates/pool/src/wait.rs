@@ -23,6 +23,7 @@
 //! are not held during I/O.
 
 use forebay_base::sync::{Mutex, MutexGuard, hint};
+use forebay_base::waits::{self, WaitKind};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -72,6 +73,7 @@ impl Wait {
         what: &'static str,
     ) -> Result<MutexGuard<'a, T>> {
         if self == Self::Allowed {
+            let _wait = waits::measure(WaitKind::Lock);
             return Ok(mutex.lock());
         }
         for _ in 0..LOCK_TRIES {

@@ -17,9 +17,9 @@ use forebay_io::fault::FaultCounters;
 use forebay_io::tunables::IoTunables;
 use forebay_l2::{L2Counters, L2Tunables};
 use forebay_pool::{
-    HeartbeatTunables, L2DeviceTunables, LogCounters, LogTunables, PrefetchCounters,
-    PrefetchTunables, ScrubCounters, ScrubTunables, SpaceCounters, StoreCounters, StoreTunables,
-    TrimCounters, TrimTunables, TxgCounters, TxgTunables, ZapCounters, ZapTunables,
+    HeartbeatTunables, L2DeviceTunables, LogCounters, LogTunables, OperationTunables,
+    PrefetchCounters, PrefetchTunables, ScrubCounters, ScrubTunables, SpaceCounters, StoreCounters,
+    StoreTunables, TrimCounters, TrimTunables, TxgCounters, TxgTunables, ZapCounters, ZapTunables,
 };
 
 /// A generated file.
@@ -60,6 +60,7 @@ fn generate() -> Vec<Generated> {
         ("forebay-pool: trim", forebay_base::tunables::markdown(TrimTunables::ROWS)),
         ("forebay-pool: heartbeat", forebay_base::tunables::markdown(HeartbeatTunables::ROWS)),
         ("forebay-pool: directories", forebay_base::tunables::markdown(ZapTunables::ROWS)),
+        ("forebay-pool: operations", forebay_base::tunables::markdown(OperationTunables::ROWS)),
     ];
     let counters = [
         ("forebay-cache", forebay_base::counters::markdown(CacheCounters::ROWS)),
@@ -144,7 +145,8 @@ mod tests {
             + ScrubTunables::ROWS.len()
             + TrimTunables::ROWS.len()
             + HeartbeatTunables::ROWS.len()
-            + ZapTunables::ROWS.len();
+            + ZapTunables::ROWS.len()
+            + OperationTunables::ROWS.len();
         let l2 = L2Tunables::ROWS.len();
         let lower_layers = CacheTunables::ROWS.len() + IoTunables::ROWS.len() + l2;
         assert_eq!(lines(0), lower_layers + pool);

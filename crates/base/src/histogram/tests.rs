@@ -127,3 +127,30 @@ proptest! {
         prop_assert_eq!(&histogram.snapshot(), &both);
     }
 }
+
+proptest! {
+    /// What was recorded between two snapshots is what was recorded then, by its buckets.
+    #[test]
+    fn a_difference_has_the_values_between(before in values(), after in values()) {
+        let histogram = AtomicHistogram::new();
+        before.iter().for_each(|&value| histogram.record(value));
+        let earlier = histogram.snapshot();
+        after.iter().for_each(|&value| histogram.record(value));
+        let between = histogram.snapshot().since(&earlier);
+        let expected = recorded(&after);
+        prop_assert!(between.buckets().eq(expected.buckets()));
+        prop_assert_eq!((between.count, between.sum), (expected.count, expected.sum));
+        prop_assert!(between.max >= expected.max);
+        prop_assert!(between.max - expected.max <= expected.max / STEPS);
+        prop_assert_eq!(between.since(&between).count, 0);
+    }
+
+    /// A snapshot survives being listed and put together again.
+    #[test]
+    fn buckets_make_the_snapshot_again(values in values()) {
+        let snapshot = recorded(&values);
+        let listed = snapshot.buckets().map(|(low, _, count)| (low, count));
+        let again = HistogramSnapshot::from_buckets(listed, snapshot.sum, snapshot.max);
+        prop_assert_eq!(again, snapshot);
+    }
+}

@@ -13,6 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
 use forebay_base::sync::{Arc, Condvar, Mutex};
+use forebay_base::waits::{self, WaitKind};
 
 use crate::error::LoadError;
 
@@ -79,6 +80,7 @@ impl LoadWaiter {
     }
 
     pub(crate) fn wait(&self) -> LoadOutcome {
+        let _wait = waits::measure(WaitKind::Device);
         let mut state = self.state.lock();
         loop {
             if let WaiterState::Settled(outcome) = &*state {

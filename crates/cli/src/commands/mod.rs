@@ -94,6 +94,7 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<u8> {
             tunable::set(&pool, &name, &value)
         }
         Command::Stats(args) => stats::run(&args),
+        Command::Top(args) => crate::top::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Serve(args) => daemon::spawn::serve(args.memory, args.threads, args.separate, log),

@@ -228,6 +228,11 @@ impl Process {
         self.ask_with(request, &mut |_| {})
     }
 
+    /// Whether the process still runs.
+    pub(crate) fn is_alive(&self) -> bool {
+        is_alive(self.info.pid)
+    }
+
     /// Whether the daemon has the mounts that this process sees: both are in one mount namespace.
     /// True if the system does not say.
     pub(crate) fn shares_mounts(&self) -> bool {

@@ -14,6 +14,7 @@
 pub(crate) mod client;
 pub(crate) mod messages;
 pub(crate) mod run_dir;
+pub(crate) mod sample;
 pub(crate) mod server;
 
 use std::io::{BufRead, ErrorKind, Read};
@@ -84,6 +85,8 @@ pub(crate) enum Request {
     SetTunable { pool: u64, name: String, value: String },
     /// Statistics of the daemon: [`messages::ProcessStats`].
     Stats,
+    /// All counts and measurements of the daemon: [`sample::ProcessSample`].
+    Sample,
 }
 
 /// A change of a scrub.

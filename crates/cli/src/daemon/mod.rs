@@ -23,6 +23,7 @@ mod memory_watch;
 mod registry;
 mod requests;
 pub(crate) mod run;
+mod sample;
 pub(crate) mod screen;
 pub(crate) mod spawn;
 pub(crate) mod stats;

@@ -234,6 +234,11 @@ impl MountedDataset {
     pub(crate) fn mount_stats(&self) -> forebay_fuse::MountStats {
         self.mount.stats()
     }
+
+    /// How long operations of the mount took.
+    pub(crate) fn mount_latencies(&self) -> Vec<forebay_fuse::OperationLatency> {
+        self.mount.latencies()
+    }
 }
 
 fn open_files(pool: &Arc<Pool>, request: &MountRequest, plan: &MemoryPlan) -> Result<FileSystem> {

@@ -8,9 +8,9 @@ use forebay_pool::{ErrorKind, Pool, PoolDevice};
 use serde::Serialize;
 
 use super::jobs::OnProgress;
-use super::{Daemon, jobs, mount_info, pool_info, stats};
+use super::{Daemon, jobs, mount_info, pool_info, sample, stats};
 use crate::control::Request;
-use crate::control::messages::{ExpandReport, FlushReport, L2DeviceInfo, MountInfo};
+use crate::control::messages::{ExpandReport, FlushReport, JobReport, L2DeviceInfo, MountInfo};
 use crate::error::{Failure, Result};
 use crate::pools;
 
@@ -67,12 +67,7 @@ impl Daemon {
                 })?;
                 answer(&expanded)
             }
-            Request::Check { pool } => {
-                let mut info = jobs::check(&self.pool(pool)?.pool, on_progress)?;
-                let text = "names and link counts were not compared; export the pool and check it again to compare them";
-                info.notes.push(text.to_owned());
-                answer(&info)
-            }
+            Request::Check { pool } => answer(&self.check_pool(pool, on_progress)?),
             Request::Scrub { pool, rate_bytes, wait } => {
                 let how = jobs::ScrubStart { rate_bytes, wait };
                 answer(&jobs::start_scrub(&self.pool(pool)?.pool, how, on_progress)?)
@@ -97,6 +92,7 @@ impl Daemon {
                 answer(&())
             }
             Request::Stats => answer(&stats::process(self)),
+            Request::Sample => answer(&sample::process(self)),
         }
     }
 
@@ -108,6 +104,13 @@ impl Daemon {
             self.screen.say(&format!("resumed pool {}", pool.name()));
         }
         Ok(pool.clear_errors()?)
+    }
+
+    fn check_pool(&self, pool: u64, on_progress: OnProgress<'_>) -> Result<JobReport> {
+        let mut info = jobs::check(&self.pool(pool)?.pool, on_progress)?;
+        let text = "names and link counts were not compared; export the pool and check it again to compare them";
+        info.notes.push(text.to_owned());
+        Ok(info)
     }
 
     fn export_pool(self: &Arc<Self>, pool: u64, lazy: bool) -> Result<()> {

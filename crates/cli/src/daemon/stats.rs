@@ -17,7 +17,7 @@ pub(crate) fn process(daemon: &Daemon) -> ProcessStats {
     let pools = daemon.pools();
     ProcessStats {
         pid: std::process::id(),
-        at_ns: u64::try_from(daemon.started.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        at_ns: uptime_ns(daemon),
         memory_bytes: daemon.plan.total_bytes,
         resident_bytes: forebay_base::memory::rss_bytes().unwrap_or(0),
         cache: cache_stats(&daemon.cache),
@@ -28,6 +28,11 @@ pub(crate) fn process(daemon: &Daemon) -> ProcessStats {
             .map(|mount| mount_stats(&mount))
             .collect(),
     }
+}
+
+/// Time since the process started.
+pub(super) fn uptime_ns(daemon: &Daemon) -> u64 {
+    u64::try_from(daemon.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Statistics of the cache.
@@ -87,7 +92,7 @@ pub(crate) fn why_suspended(pool: &Pool) -> Option<String> {
     })
 }
 
-fn pool_stats(pool: &Pool) -> PoolStats {
+pub(super) fn pool_stats(pool: &Pool) -> PoolStats {
     let stats = pool.stats();
     PoolStats {
         name: pool.name().to_owned(),
@@ -116,7 +121,7 @@ fn pool_counters(stats: &forebay_pool::PoolStats) -> BTreeMap<String, u64> {
     all
 }
 
-fn mount_stats(mount: &MountedDataset) -> MountStats {
+pub(super) fn mount_stats(mount: &MountedDataset) -> MountStats {
     let (files, served) = (mount.files_stats(), mount.mount_stats());
     let total =
         |wanted: &str| served.counters.iter().filter(|c| c.name == wanted).map(|c| c.value).sum();

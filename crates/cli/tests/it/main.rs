@@ -29,5 +29,6 @@ mod scrub;
 mod sectors;
 mod set_id;
 mod suspended;
+mod top;
 mod trim;
 mod umount;

@@ -43,6 +43,7 @@ mod write_buffers;
 use std::path::Path;
 
 use forebay_base::sync::Arc;
+use forebay_base::waits;
 use forebay_fs::{Error, ErrorKind, FileSystem};
 
 use self::blocking_limit::BlockingLimit;
@@ -71,16 +72,19 @@ pub fn mount(fs: FileSystem, at: &Path, options: &MountOptions) -> Result<Mount,
     let write_buffers = WriteBuffers::new(clamped.max_waiting_bytes, clamped.max_suspended_bytes);
     let shrinker = Shrinker::default();
     let (writers, write_back) = (Writers::default(), WriteBack::default());
-    let server = |metrics| Adapter {
-        non_blocking: fs.non_blocking(),
-        fs,
-        kernel_cache,
-        metrics,
-        shrinker,
-        blocking_limit,
-        write_buffers,
-        writers,
-        write_back,
+    let server = |metrics: Arc<MountMetrics>| {
+        metrics.log_slow(&fs.pool().operation_tunables(), &options.fs_name);
+        Adapter {
+            non_blocking: fs.non_blocking(),
+            fs,
+            kernel_cache,
+            metrics,
+            shrinker,
+            blocking_limit,
+            write_buffers,
+            writers,
+            write_back,
+        }
     };
     mount::serve(server, at, options)
 }
@@ -122,8 +126,11 @@ impl Adapter {
         job: impl FnOnce(&FileSystem, &MountMetrics) + Send + 'static,
     ) {
         self.metrics.counters.add(MountCounters::WOULD_BLOCK, op as usize, 1);
-        let metrics = self.metrics.clone();
-        self.fs.for_process(pid).spawn(Box::new(move |fs| job(fs, &metrics)));
+        let (metrics, operation) = (self.metrics.clone(), waits::carry());
+        self.fs.for_process(pid).spawn(Box::new(move |fs| {
+            operation.resume();
+            job(fs, &metrics);
+        }));
     }
 }
 

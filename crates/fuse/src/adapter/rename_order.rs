@@ -5,6 +5,7 @@
 //! close flushes them. So these pages are flushed first. Without the kernel cache only mappings
 //! have dirty pages, and those need `msync`.
 
+use forebay_base::waits;
 use forebay_fs::{Error, FileSystem, Ino};
 
 use super::Adapter;
@@ -60,8 +61,13 @@ impl Adapter {
             let Some((last, others)) = maybe_dirty.split_last() else { return job(fs, &metrics) };
             // The write-back thread runs its jobs in order.
             others.iter().for_each(|ino| write_back.run_after(*ino, Box::new(|| {})));
-            let fs = fs.clone();
-            let job = move || fs.spawn(Box::new(move |fs| job(fs, &metrics)));
+            let (fs, operation) = (fs.clone(), waits::carry());
+            let job = move || {
+                fs.spawn(Box::new(move |fs| {
+                    operation.resume();
+                    job(fs, &metrics);
+                }));
+            };
             write_back.run_after(*last, Box::new(job));
         });
     }

@@ -1,6 +1,7 @@
 //! Request handlers.
 
 use forebay_base::sync::Arc;
+use forebay_base::waits;
 use forebay_fs::{Error, FileSystem, Handle, Ino, NewNode, RenameMode, Seek, Write};
 
 use super::client::Client;
@@ -139,7 +140,8 @@ impl Adapter {
     }
 
     /// Continues a read that must wait for a device, without blocking a thread.
-    fn read_async(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply) {
+    fn read_async(&self, ino: u64, handle: u64, offset: u64, len: u32, mut reply: DataReply) {
+        reply.fetching();
         self.metrics.counters.add(
             crate::counters::MountCounters::WOULD_BLOCK,
             Op::Read as usize,
@@ -504,8 +506,12 @@ impl Server for Adapter {
         if !self.writers.has(ino) {
             return reply!(self, Op::Seek, reply, [], |fs| seek(fs));
         }
-        let (fs, metrics) = (self.fs.clone(), self.metrics.clone());
-        self.write_back.run_after(ino, Box::new(move || finish(&metrics, reply, seek(&fs))));
+        let (fs, metrics, operation) = (self.fs.clone(), self.metrics.clone(), waits::carry());
+        let job = move || {
+            operation.resume();
+            finish(&metrics, reply, seek(&fs));
+        };
+        self.write_back.run_after(ino, Box::new(job));
     }
 
     fn copy(&self, caller: Caller, range: CopyRange, reply: impl Reply<Written>) {

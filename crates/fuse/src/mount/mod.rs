@@ -31,7 +31,7 @@ use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 pub use self::attach::available;
 pub use self::detach::{MountInfo, mount_containing, mount_info, unmount_dead};
 
-use crate::counters::{MountMetrics, MountStats};
+use crate::counters::{MountMetrics, MountStats, OperationLatency};
 use crate::error::MountError;
 use crate::options::{MountFlags, MountOptions};
 use crate::transport::{self, Server};
@@ -285,6 +285,11 @@ impl Mount {
     /// Statistics of the mount.
     pub fn stats(&self) -> MountStats {
         self.metrics.stats(self.shared.path.clone(), self.threads)
+    }
+
+    /// How long requests took since the mount, by the types that have occurred.
+    pub fn latencies(&self) -> Vec<OperationLatency> {
+        self.metrics.latencies()
     }
 }
 

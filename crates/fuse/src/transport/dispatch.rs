@@ -26,7 +26,7 @@ use fuser::{
 };
 
 use super::convert::{kind_of_mode, permissions, set_time, time_of};
-use super::replies::{DataReply, DirOpened, DirReply, FileCreated, FileOpened, XattrReply};
+use super::replies::{DataReply, DirOpened, DirReply, FileCreated, FileOpened, Timed, XattrReply};
 use super::{
     Caller, CopyRange, Kind, NewNode, OpenHow, Server, SetAttributes, SyncMode, WriteRequest,
 };
@@ -39,12 +39,6 @@ pub(super) struct Dispatcher<S> {
     pub(super) options: MountOptions,
     /// The kernel caches the content of open files.
     pub(super) page_cache: bool,
-}
-
-impl<S> Dispatcher<S> {
-    fn count(&self, op: Op) {
-        self.metrics.counters.add(MountCounters::REQUESTS, op as usize, 1);
-    }
 }
 
 /// Features to request, as far as the kernel offers them.
@@ -131,12 +125,12 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: fuser::ReplyEntry) {
-        self.count(Op::Lookup);
-        self.server.lookup(parent.0, name.as_bytes(), reply);
+        let timer = self.metrics.begin(Op::Lookup);
+        self.server.lookup(parent.0, name.as_bytes(), Timed { reply, timer });
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, count: u64) {
-        self.count(Op::Forget);
+        self.metrics.counters.add(MountCounters::REQUESTS, Op::Forget as usize, 1);
         self.server.forget(ino.0, count);
     }
 
@@ -147,8 +141,8 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         _handle: Option<FileHandle>,
         reply: fuser::ReplyAttr,
     ) {
-        self.count(Op::Getattr);
-        self.server.getattr(ino.0, reply);
+        let timer = self.metrics.begin(Op::Getattr);
+        self.server.getattr(ino.0, Timed { reply, timer });
     }
 
     fn setattr(
@@ -169,7 +163,7 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         _flags: Option<fuser::BsdFileFlags>,
         reply: fuser::ReplyAttr,
     ) {
-        self.count(Op::Setattr);
+        let timer = self.metrics.begin(Op::Setattr);
         let set = SetAttributes {
             mode: mode.map(permissions),
             uid,
@@ -179,12 +173,12 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
             mtime: mtime.map(set_time),
             ctime: ctime.map(time_of),
         };
-        self.server.setattr(caller(request), ino.0, set, reply);
+        self.server.setattr(caller(request), ino.0, set, Timed { reply, timer });
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: fuser::ReplyData) {
-        self.count(Op::Readlink);
-        self.server.readlink(ino.0, DataReply(reply));
+        let timer = self.metrics.begin(Op::Readlink);
+        self.server.readlink(ino.0, DataReply { reply, timer });
     }
 
     fn mknod(
@@ -197,10 +191,10 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         rdev: u32,
         reply: fuser::ReplyEntry,
     ) {
-        self.count(Op::Make);
+        let timer = self.metrics.begin(Op::Make);
         let Some(kind) = kind_of_mode(mode) else { return reply.error(Errno::EINVAL) };
         let node = NewNode { kind, mode: permissions(mode), rdev, target: None };
-        self.server.make(caller(request), parent.0, name.as_bytes(), node, reply);
+        self.server.make(caller(request), parent.0, name.as_bytes(), node, Timed { reply, timer });
     }
 
     fn mkdir(
@@ -212,10 +206,10 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         _umask: u32,
         reply: fuser::ReplyEntry,
     ) {
-        self.count(Op::Make);
+        let timer = self.metrics.begin(Op::Make);
         let node =
             NewNode { kind: Kind::Directory, mode: permissions(mode), rdev: 0, target: None };
-        self.server.make(caller(request), parent.0, name.as_bytes(), node, reply);
+        self.server.make(caller(request), parent.0, name.as_bytes(), node, Timed { reply, timer });
     }
 
     fn symlink(
@@ -226,20 +220,20 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         target: &Path,
         reply: fuser::ReplyEntry,
     ) {
-        self.count(Op::Make);
+        let timer = self.metrics.begin(Op::Make);
         let target = Some(target.as_os_str().as_bytes());
         let node = NewNode { kind: Kind::Symlink, mode: 0o777, rdev: 0, target };
-        self.server.make(caller(request), parent.0, name.as_bytes(), node, reply);
+        self.server.make(caller(request), parent.0, name.as_bytes(), node, Timed { reply, timer });
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: fuser::ReplyEmpty) {
-        self.count(Op::Unlink);
-        self.server.unlink(caller(request), parent.0, name.as_bytes(), reply);
+        let timer = self.metrics.begin(Op::Unlink);
+        self.server.unlink(caller(request), parent.0, name.as_bytes(), Timed { reply, timer });
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: fuser::ReplyEmpty) {
-        self.count(Op::Rmdir);
-        self.server.rmdir(caller(request), parent.0, name.as_bytes(), reply);
+        let timer = self.metrics.begin(Op::Rmdir);
+        self.server.rmdir(caller(request), parent.0, name.as_bytes(), Timed { reply, timer });
     }
 
     fn rename(
@@ -252,9 +246,9 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         flags: RenameFlags,
         reply: fuser::ReplyEmpty,
     ) {
-        self.count(Op::Rename);
+        let timer = self.metrics.begin(Op::Rename);
         let (from, to) = ((parent.0, name.as_bytes()), (new_parent.0, new_name.as_bytes()));
-        self.server.rename(caller(request), from, to, flags.bits(), reply);
+        self.server.rename(caller(request), from, to, flags.bits(), Timed { reply, timer });
     }
 
     fn link(
@@ -265,8 +259,8 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         name: &OsStr,
         reply: fuser::ReplyEntry,
     ) {
-        self.count(Op::Link);
-        self.server.link(caller(request), ino.0, parent.0, name.as_bytes(), reply);
+        let timer = self.metrics.begin(Op::Link);
+        self.server.link(caller(request), ino.0, parent.0, name.as_bytes(), Timed { reply, timer });
     }
 
     fn create(
@@ -279,16 +273,16 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         flags: i32,
         reply: fuser::ReplyCreate,
     ) {
-        self.count(Op::Create);
+        let timer = self.metrics.begin(Op::Create);
         let (name, mode, how) = (name.as_bytes(), permissions(mode), open_how(flags));
         let reply = FileCreated { reply, page_cache: self.page_cache };
-        self.server.create(caller(request), parent.0, name, mode, how, reply);
+        self.server.create(caller(request), parent.0, name, mode, how, Timed { reply, timer });
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: fuser::ReplyOpen) {
-        self.count(Op::Open);
+        let timer = self.metrics.begin(Op::Open);
         let reply = FileOpened { reply, page_cache: self.page_cache };
-        self.server.open(caller(request), ino.0, open_how(flags.0), reply);
+        self.server.open(caller(request), ino.0, open_how(flags.0), Timed { reply, timer });
     }
 
     fn release(
@@ -301,8 +295,8 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         _flush: bool,
         reply: fuser::ReplyEmpty,
     ) {
-        self.count(Op::Release);
-        self.server.release(ino.0, handle.0, reply);
+        let timer = self.metrics.begin(Op::Release);
+        self.server.release(ino.0, handle.0, Timed { reply, timer });
     }
 
     fn flush(
@@ -331,7 +325,8 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         let shard = self.metrics.counters.shard();
         shard.add(MountCounters::REQUESTS, Op::Read as usize, 1);
         shard.add(MountCounters::READ_BYTES, 0, u64::from(size));
-        self.server.read(ino.0, handle.0, offset, size, DataReply(reply));
+        let timer = self.metrics.time(Op::Read);
+        self.server.read(ino.0, handle.0, offset, size, DataReply { reply, timer });
     }
 
     fn write(
@@ -349,6 +344,7 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         let shard = self.metrics.counters.shard();
         shard.add(MountCounters::REQUESTS, Op::Write as usize, 1);
         shard.add(MountCounters::WRITE_BYTES, 0, data.len() as u64);
+        let timer = self.metrics.time(Op::Write);
         let write_request = WriteRequest {
             offset,
             data,
@@ -358,7 +354,7 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
             is_writeback: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
             sync_mode: sync_mode(flags.0),
         };
-        self.server.write(caller(request), ino.0, handle.0, write_request, reply);
+        self.server.write(caller(request), ino.0, handle.0, write_request, Timed { reply, timer });
     }
 
     fn fsync(
@@ -369,8 +365,8 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         data_only: bool,
         reply: fuser::ReplyEmpty,
     ) {
-        self.count(Op::Fsync);
-        self.server.fsync(caller(request), ino.0, data_only, reply);
+        let timer = self.metrics.begin(Op::Fsync);
+        self.server.fsync(caller(request), ino.0, data_only, Timed { reply, timer });
     }
 
     fn opendir(
@@ -380,8 +376,8 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         _flags: OpenFlags,
         reply: fuser::ReplyOpen,
     ) {
-        self.count(Op::Opendir);
-        self.server.opendir(ino.0, DirOpened(reply));
+        let timer = self.metrics.begin(Op::Opendir);
+        self.server.opendir(ino.0, Timed { reply: DirOpened(reply), timer });
     }
 
     fn readdir(
@@ -392,8 +388,8 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         from: u64,
         reply: fuser::ReplyDirectory,
     ) {
-        self.count(Op::Readdir);
-        self.server.readdir(ino.0, handle.0, from, DirReply::names(reply));
+        let timer = self.metrics.begin(Op::Readdir);
+        self.server.readdir(ino.0, handle.0, from, DirReply::names(reply, timer));
     }
 
     fn readdirplus(
@@ -404,8 +400,8 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         from: u64,
         reply: fuser::ReplyDirectoryPlus,
     ) {
-        self.count(Op::Readdir);
-        self.server.readdirplus(ino.0, handle.0, from, DirReply::with_attributes(reply));
+        let timer = self.metrics.begin(Op::Readdir);
+        self.server.readdirplus(ino.0, handle.0, from, DirReply::with_attributes(reply, timer));
     }
 
     fn releasedir(
@@ -416,8 +412,8 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         _flags: OpenFlags,
         reply: fuser::ReplyEmpty,
     ) {
-        self.count(Op::Releasedir);
-        self.server.releasedir(ino.0, handle.0, reply);
+        let timer = self.metrics.begin(Op::Releasedir);
+        self.server.releasedir(ino.0, handle.0, Timed { reply, timer });
     }
 
     fn fsyncdir(
@@ -428,13 +424,13 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         _data_only: bool,
         reply: fuser::ReplyEmpty,
     ) {
-        self.count(Op::Fsync);
-        self.server.fsyncdir(caller(request), ino.0, reply);
+        let timer = self.metrics.begin(Op::Fsync);
+        self.server.fsyncdir(caller(request), ino.0, Timed { reply, timer });
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: fuser::ReplyStatfs) {
-        self.count(Op::Statfs);
-        self.server.statfs(reply);
+        let timer = self.metrics.begin(Op::Statfs);
+        self.server.statfs(Timed { reply, timer });
     }
 
     fn setxattr(
@@ -447,8 +443,15 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         _position: u32,
         reply: fuser::ReplyEmpty,
     ) {
-        self.count(Op::Xattr);
-        self.server.setxattr(caller(request), ino.0, name.as_bytes(), value, flags, reply);
+        let timer = self.metrics.begin(Op::Xattr);
+        self.server.setxattr(
+            caller(request),
+            ino.0,
+            name.as_bytes(),
+            value,
+            flags,
+            Timed { reply, timer },
+        );
     }
 
     fn getxattr(
@@ -459,18 +462,18 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         size: u32,
         reply: fuser::ReplyXattr,
     ) {
-        self.count(Op::Xattr);
-        self.server.getxattr(ino.0, name.as_bytes(), size, XattrReply(reply));
+        let timer = self.metrics.begin(Op::Xattr);
+        self.server.getxattr(ino.0, name.as_bytes(), size, XattrReply { reply, timer });
     }
 
     fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: fuser::ReplyXattr) {
-        self.count(Op::Xattr);
-        self.server.listxattr(ino.0, size, XattrReply(reply));
+        let timer = self.metrics.begin(Op::Xattr);
+        self.server.listxattr(ino.0, size, XattrReply { reply, timer });
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: fuser::ReplyEmpty) {
-        self.count(Op::Xattr);
-        self.server.removexattr(caller(request), ino.0, name.as_bytes(), reply);
+        let timer = self.metrics.begin(Op::Xattr);
+        self.server.removexattr(caller(request), ino.0, name.as_bytes(), Timed { reply, timer });
     }
 
     fn access(
@@ -494,8 +497,15 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         mode: i32,
         reply: fuser::ReplyEmpty,
     ) {
-        self.count(Op::Fallocate);
-        self.server.fallocate(caller(request), ino.0, handle.0, (offset, length), mode, reply);
+        let timer = self.metrics.begin(Op::Fallocate);
+        self.server.fallocate(
+            caller(request),
+            ino.0,
+            handle.0,
+            (offset, length),
+            mode,
+            Timed { reply, timer },
+        );
     }
 
     fn lseek(
@@ -507,9 +517,9 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         whence: i32,
         reply: fuser::ReplyLseek,
     ) {
-        self.count(Op::Seek);
+        let timer = self.metrics.begin(Op::Seek);
         match u64::try_from(offset) {
-            Ok(offset) => self.server.seek(ino.0, handle.0, offset, whence, reply),
+            Ok(offset) => self.server.seek(ino.0, handle.0, offset, whence, Timed { reply, timer }),
             Err(_) => reply.error(Errno::ENXIO),
         }
     }
@@ -527,10 +537,10 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         _flags: fuser::CopyFileRangeFlags,
         reply: fuser::ReplyWrite,
     ) {
-        self.count(Op::Copy);
+        let timer = self.metrics.begin(Op::Copy);
         let (from, to, to_handle) = (from.0, to.0, to_handle.0);
         let range = CopyRange { from, from_offset, to, to_handle, to_offset, len };
-        self.server.copy(caller(request), range, reply);
+        self.server.copy(caller(request), range, Timed { reply, timer });
     }
 
     fn bmap(

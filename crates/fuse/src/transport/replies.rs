@@ -13,6 +13,25 @@ use super::{
     Attributes, Created, Dentry, DirEntry, Kind, Opened, Position, Reply, Time, Usage, VALID,
     Written,
 };
+use crate::latency::Timer;
+
+/// A reply that ends the measurement of its request.
+pub(super) struct Timed<R> {
+    pub(super) reply: R,
+    pub(super) timer: Timer,
+}
+
+impl<T, R: Reply<T>> Reply<T> for Timed<R> {
+    fn ok(self, value: T) {
+        drop(self.timer);
+        self.reply.ok(value);
+    }
+
+    fn error(self, errno: i32) {
+        drop(self.timer);
+        self.reply.error(errno);
+    }
+}
 
 /// With `page_cache`, the kernel caches content even if the server does not ask for it.
 fn open_flags(opened: Opened, page_cache: bool) -> FopenFlags {
@@ -129,33 +148,49 @@ impl Reply<Opened> for DirOpened {
 }
 
 /// Replies with bytes, without copying them.
-pub(crate) struct DataReply(pub(super) fuser::ReplyData);
+pub(crate) struct DataReply {
+    pub(super) reply: fuser::ReplyData,
+    pub(super) timer: Timer,
+}
 
 impl DataReply {
+    /// No thread works on the request any more: its answer comes when reads of devices end.
+    pub(crate) fn fetching(&mut self) {
+        self.timer.fetching();
+    }
+
     pub(crate) fn data(self, data: &[u8]) {
-        self.0.data(data);
+        drop(self.timer);
+        self.reply.data(data);
     }
 
     pub(crate) fn error(self, errno: i32) {
-        self.0.error(Errno::from_i32(errno));
+        drop(self.timer);
+        self.reply.error(Errno::from_i32(errno));
     }
 }
 
 /// Replies to `getxattr` and `listxattr`: with bytes, or with their length if the kernel asked for
 /// it.
-pub(crate) struct XattrReply(pub(super) fuser::ReplyXattr);
+pub(crate) struct XattrReply {
+    pub(super) reply: fuser::ReplyXattr,
+    pub(super) timer: Timer,
+}
 
 impl XattrReply {
     pub(crate) fn size(self, bytes: u32) {
-        self.0.size(bytes);
+        drop(self.timer);
+        self.reply.size(bytes);
     }
 
     pub(crate) fn data(self, data: &[u8]) {
-        self.0.data(data);
+        drop(self.timer);
+        self.reply.data(data);
     }
 
     pub(crate) fn error(self, errno: i32) {
-        self.0.error(Errno::from_i32(errno));
+        drop(self.timer);
+        self.reply.error(Errno::from_i32(errno));
     }
 }
 
@@ -168,15 +203,16 @@ enum DirBuffer {
 pub(crate) struct DirReply {
     buffer: DirBuffer,
     empty: bool,
+    timer: Timer,
 }
 
 impl DirReply {
-    pub(super) fn names(reply: fuser::ReplyDirectory) -> Self {
-        Self { buffer: DirBuffer::Names(reply), empty: true }
+    pub(super) fn names(reply: fuser::ReplyDirectory, timer: Timer) -> Self {
+        Self { buffer: DirBuffer::Names(reply), empty: true, timer }
     }
 
-    pub(super) fn with_attributes(reply: fuser::ReplyDirectoryPlus) -> Self {
-        Self { buffer: DirBuffer::WithAttributes(reply), empty: true }
+    pub(super) fn with_attributes(reply: fuser::ReplyDirectoryPlus, timer: Timer) -> Self {
+        Self { buffer: DirBuffer::WithAttributes(reply), empty: true, timer }
     }
 
     /// Appends an entry. Returns false if it does not fit. `readdir` ignores the attributes.
@@ -206,6 +242,7 @@ impl DirReply {
 
     /// Sends the entries.
     pub(crate) fn done(self) {
+        drop(self.timer);
         match self.buffer {
             DirBuffer::Names(reply) => reply.ok(),
             DirBuffer::WithAttributes(reply) => reply.ok(),
@@ -213,6 +250,7 @@ impl DirReply {
     }
 
     pub(crate) fn error(self, errno: i32) {
+        drop(self.timer);
         let errno = Errno::from_i32(errno);
         match self.buffer {
             DirBuffer::Names(reply) => reply.error(errno),

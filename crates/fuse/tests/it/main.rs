@@ -8,6 +8,7 @@
 
 mod files;
 mod null;
+mod slow;
 mod suspended;
 
 use std::path::Path;

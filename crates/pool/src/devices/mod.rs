@@ -38,6 +38,7 @@ use std::ptr;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Mutex};
+use forebay_io::metrics::{Metrics, MetricsDevice};
 use forebay_io::{
     Completion, Device, Fence, Health, MemoryDevice, MemoryOptions, Pending, Priority, RaiseHandle,
     Request, Roots, StableBytes,
@@ -63,7 +64,9 @@ pub(crate) struct DeviceSpan {
 pub(crate) struct Member {
     number: u16,
     guid: u64,
+    /// The device, measured by `metrics`.
     device: Arc<dyn Device>,
+    metrics: Arc<MetricsDevice>,
     roots: Roots,
     /// Bytes that the pool uses, labels included; a multiple of the label size.
     size_bytes: AtomicU64,
@@ -79,17 +82,11 @@ impl Member {
     /// # Errors
     /// [`ErrorKind::Invalid`] if the device is too small, or its sectors too large for labels.
     fn new(number: u16, guid: u64, size_bytes: u64, opened: Opened) -> Result<Self> {
-        let Opened { device, lock, .. } = opened;
-        let info = device.info();
+        let info = opened.device.info();
         if size_bytes < MIN_DEVICE_BYTES || size_bytes > info.size_bytes {
             return Err(too_small(&info.name, info.size_bytes, size_bytes.max(MIN_DEVICE_BYTES)));
         }
-        let roots = Roots::new(Arc::clone(&device), 0);
-        let size_bytes = AtomicU64::new(size_bytes);
-        let lock = Mutex::named("pool-device-lock", lock);
-        let forgotten_errors = AtomicU64::new(0);
-        let missing = false;
-        Ok(Self { number, guid, device, roots, size_bytes, forgotten_errors, lock, missing })
+        Ok(Self::to_read((number, guid), size_bytes, opened))
     }
 
     /// Creates a member that is only read. The device may be shorter than `size_bytes`; the missing
@@ -99,12 +96,14 @@ impl Member {
         size_bytes: u64,
         Opened { device, lock, .. }: Opened,
     ) -> Self {
+        let metrics = Arc::new(MetricsDevice::new(device));
+        let device: Arc<dyn Device> = Arc::clone(&metrics) as _;
         let roots = Roots::new(Arc::clone(&device), 0);
         let size_bytes = AtomicU64::new(size_bytes);
         let lock = Mutex::named("pool-device-lock", lock);
         let forgotten_errors = AtomicU64::new(0);
         let missing = false;
-        Self { number, guid, device, roots, size_bytes, forgotten_errors, lock, missing }
+        Self { number, guid, device, metrics, roots, size_bytes, forgotten_errors, lock, missing }
     }
 
     /// Creates a member without its device, for a pool that is only read.
@@ -141,6 +140,11 @@ impl Member {
     /// The device.
     pub(crate) fn device(&self) -> &Arc<dyn Device> {
         &self.device
+    }
+
+    /// What was requested of the device, and how long it took.
+    pub(crate) fn metrics(&self) -> Metrics {
+        self.metrics.snapshot()
     }
 
     /// The path of the device.

@@ -30,6 +30,7 @@ use std::mem;
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_io::Device;
+use forebay_io::metrics::Metrics;
 use hashbrown::HashMap;
 
 use super::device::{self, L2Context, L2DeviceStats, OpenL2Device};
@@ -94,6 +95,8 @@ pub struct L2Device {
     pub state: L2DeviceState,
     /// Statistics of the L2, if it is in use.
     pub stats: Option<L2DeviceStats>,
+    /// What was requested of it since it was opened, and how long that took, if it is in use.
+    pub io: Option<Metrics>,
 }
 
 /// State of an L2 device.
@@ -510,16 +513,18 @@ fn find(phys: &L2DevicePhys, given: &mut Vec<Opened>, search: bool) -> Result<Op
 
 impl L2Slot {
     fn info(&self) -> L2Device {
-        let (state, stats) = match &self.used {
-            L2Availability::Unavailable(why) => (L2DeviceState::Unavailable(why.clone()), None),
-            L2Availability::Open(l2, _) => {
+        let (state, stats, io) = match &self.used {
+            L2Availability::Unavailable(why) => {
+                (L2DeviceState::Unavailable(why.clone()), None, None)
+            }
+            L2Availability::Open(l2, lock) => {
                 let stats = l2.stats();
                 let state = match (l2.failure(), stats.rebuild.done) {
                     (Some(why), _) => L2DeviceState::Failed(why),
                     (None, true) => L2DeviceState::Active,
                     (None, false) => L2DeviceState::Rebuilding,
                 };
-                (state, Some(stats))
+                (state, Some(stats), Some(lock.metrics()))
             }
         };
         L2Device {
@@ -528,6 +533,7 @@ impl L2Slot {
             size_bytes: self.phys.size_bytes.get(),
             state,
             stats,
+            io,
         }
     }
 }

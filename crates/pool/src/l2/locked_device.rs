@@ -14,6 +14,7 @@
 //! Locking: none.
 
 use forebay_base::sync::{Arc, Weak};
+use forebay_io::metrics::{Metrics, MetricsDevice};
 use forebay_io::{Decorator, Device, Error, ErrorKind, Request};
 
 use crate::open::{Locks, Opened};
@@ -21,7 +22,7 @@ use crate::open::{Locks, Opened};
 /// Keeps a device open and locked.
 pub(crate) struct DeviceLock {
     // Dropped in this order: closed, then unlocked.
-    device: Arc<dyn Device>,
+    device: Arc<MetricsDevice>,
     _locks: Option<Locks>,
 }
 
@@ -33,7 +34,13 @@ pub(crate) struct DeviceCloser {
 
 impl DeviceLock {
     pub(crate) fn closer(self: &Arc<Self>) -> DeviceCloser {
-        DeviceCloser { device: Arc::clone(&self.device), lock: Arc::downgrade(self) }
+        let device = Arc::clone(&self.device) as Arc<dyn Device>;
+        DeviceCloser { device, lock: Arc::downgrade(self) }
+    }
+
+    /// What was requested of the device, and how long it took.
+    pub(crate) fn metrics(&self) -> Metrics {
+        self.device.snapshot()
     }
 }
 
@@ -56,6 +63,7 @@ struct LockedDevice {
 /// Returns the device with its lock. Once the lock is dropped, the device refuses requests.
 pub(crate) fn lock(opened: Opened) -> (Arc<dyn Device>, Arc<DeviceLock>) {
     let Opened { device, lock, .. } = opened;
+    let device = Arc::new(MetricsDevice::new(device));
     let lock = Arc::new(DeviceLock { device: Arc::clone(&device), _locks: lock });
     let locked = LockedDevice { device, lock: Arc::downgrade(&lock) };
     (Arc::new(locked), lock)

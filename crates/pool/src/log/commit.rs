@@ -5,6 +5,7 @@ use forebay_base::arena::Buffer;
 use forebay_base::probe;
 use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
+use forebay_base::waits::{self, WaitKind};
 
 use super::objects::{Attributes, CommitLookup, ObjectChanges, Touch, Touched};
 use super::pending::Records;
@@ -159,8 +160,12 @@ impl IntentLog {
         let mut queue = self.commits.queue.lock();
         queue.objects.extend(object);
         let batch = Arc::clone(&queue.batch);
-        while queue.has_leader && batch.ended.load(Ordering::Relaxed) == 0 {
-            self.commits.ended.wait(&mut queue);
+        {
+            // The leader writes to devices.
+            let _wait = waits::measure(WaitKind::Device);
+            while queue.has_leader && batch.ended.load(Ordering::Relaxed) == 0 {
+                self.commits.ended.wait(&mut queue);
+            }
         }
         if batch.ended.load(Ordering::Relaxed) == 0 {
             queue.has_leader = true;

@@ -1,13 +1,16 @@
 //! Reads labels of pools that are not imported, destroys such pools, and lists devices and tunables
 //! of an imported pool.
 
+use forebay_base::sync::Arc;
 use forebay_base::tunables::TunableRow;
+use forebay_io::metrics::Metrics;
 
 use super::Pool;
 use crate::block_cache::BlockCache;
 use crate::devices::label;
 use crate::error::{Error, ErrorKind, Result};
 use crate::open::{HostId, Opened};
+use crate::tunables::OperationTunables;
 
 /// Content of the newest label of a device.
 #[derive(Clone, Debug)]
@@ -51,6 +54,8 @@ pub struct PoolDevice {
     pub buffered: Option<String>,
     /// Bytes that the device rewrites as a whole.
     pub physical_bytes: u32,
+    /// What was requested of it since it was opened, and how long that took.
+    pub io: Metrics,
 }
 
 /// Reads the label of a device without importing its pool. Returns `None` if there is no label.
@@ -145,6 +150,7 @@ impl Pool {
                 direct: info.direct,
                 buffered: info.buffered.map(|why| why.to_string()),
                 physical_bytes: info.physical_bytes,
+                io: member.metrics(),
             }
         };
         self.inner.devices.iter().map(describe).collect()
@@ -158,6 +164,11 @@ impl Pool {
     /// Whether the pool was imported read-only.
     pub fn is_read_only(&self) -> bool {
         self.inner.read_only
+    }
+
+    /// Returns the tunables of operations on mounted datasets.
+    pub fn operation_tunables(&self) -> Arc<OperationTunables> {
+        Arc::clone(self.inner.tunables.operations())
     }
 
     /// Returns all tunables of the pool with their values, in the form that

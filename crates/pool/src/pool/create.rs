@@ -40,6 +40,7 @@ use super::l2::L2DeviceList;
 use super::log_io::LogDevices;
 use super::scrub::Scrubs;
 use super::trim::{self, Trims};
+use super::txg_history::TxgHistory;
 use super::{Pool, PoolInner, errors, sync_txg};
 
 /// Lower bound of dirty bytes that may wait for a commit, however small the cache is.
@@ -325,6 +326,7 @@ impl FoundPool {
             space_maps_lost: self.space_maps_lost,
             import_notes: self.notes,
             heartbeats: Heartbeats::new(self.claim, parts.lease, generation),
+            txg_history: TxgHistory::new(Arc::clone(&parts.clock)),
             closed: AtomicBool::new(false),
             read_only: parts.read_only,
             clock: parts.clock,

@@ -23,6 +23,7 @@ mod space_io;
 mod stats;
 mod sync_txg;
 mod trim;
+mod txg_history;
 mod walk;
 
 use forebay_base::clock::Clock;
@@ -67,6 +68,8 @@ pub use scrub::{ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTun
 pub use stats::{Durations, PoolStats, PoolUsage};
 use trim::Trims;
 pub use trim::{TrimCounters, TrimProgress, TrimReport, TrimTunables};
+use txg_history::TxgHistory;
+pub use txg_history::{TxgHistoryInfo, TxgPhase, TxgRecord};
 
 /// A pool: devices and the datasets on them. Dropping it exports it.
 pub struct Pool {
@@ -112,6 +115,7 @@ pub(crate) struct PoolInner {
     scrub: Scrubs,
     trim: Trims,
     heartbeats: Heartbeats,
+    txg_history: TxgHistory,
     /// Whether the space maps could not be read; only after a read-only import.
     space_maps_lost: bool,
     /// See [`Pool::import_notes`].

@@ -5,7 +5,7 @@ use forebay_base::histogram::AtomicHistogram;
 use crate::error::Result;
 use crate::txg::Suspension;
 
-use super::{Pool, PoolInner};
+use super::{Pool, PoolInner, TxgHistoryInfo};
 
 /// Distribution of a duration in nanoseconds, since the import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,6 +70,8 @@ pub struct PoolStats {
     pub throttled: Durations,
     /// How long it took to close a txg. New transactions wait meanwhile.
     pub quiesced: Durations,
+    /// The newest transaction groups, with the time of each phase.
+    pub txgs: TxgHistoryInfo,
     /// Name, label (empty if there is none) and value of each counter of the pool.
     pub counters: Vec<(&'static str, &'static str, u64)>,
 }
@@ -121,6 +123,7 @@ impl PoolInner {
             suspended: self.txgs.suspension(),
             throttled: Durations::of(self.txgs.throttle_ns()),
             quiesced: Durations::of(self.txgs.quiesce_ns()),
+            txgs: self.txg_history.info(),
             counters: self.counters(),
         }
     }

@@ -26,12 +26,13 @@ use crate::format::{BlockKind, ObjsetPhys, ROOT_BYTES, ROOT_MAGIC, RootPhys};
 use crate::reservation::Intent;
 use crate::space::Space;
 use crate::store::barrier::{FailedBlocks, Pause};
+use crate::store::counters::StoreCounters;
 use crate::sync_context::SyncContext;
 use crate::tx::Tx;
 use crate::txg::{Txgs, Wake};
 
-use super::PoolInner;
 use super::space_io::UncachedWriter;
+use super::{PoolInner, TxgPhase};
 
 /// Minimum free space that a commit needs for its own blocks.
 const MARGIN_BYTES: u64 = 1 << 20;
@@ -134,7 +135,9 @@ fn run_txgs(inner: &PoolInner) {
         if inner.txgs.next() == Wake::Ended {
             return;
         }
+        inner.txg_history.begin(inner.written_bytes());
         let Ok(txg) = inner.txgs.quiesce() else { return };
+        inner.txg_history.closed(txg, inner.txgs.dirty_of(txg));
         if let Err(error) = inner.sync_txg(txg) {
             if inner.txgs.suspension().is_none() {
                 tracing::error!(pool = &*inner.name, txg, %error, "suspended pool");
@@ -144,6 +147,8 @@ fn run_txgs(inner: &PoolInner) {
             return;
         }
         let was_suspended = inner.txgs.suspension().is_some();
+        inner.txg_history.end(TxgPhase::Uberblock);
+        inner.txg_history.durable(inner.written_bytes());
         inner.txgs.synced(txg);
         if was_suspended && inner.txgs.suspension().is_none() {
             tracing::info!(pool = &*inner.name, txg, "resumed pool");
@@ -170,6 +175,7 @@ impl PoolInner {
             self.scrub.count_wait();
         }
         let mut space = self.lock_space();
+        self.txg_history.end(TxgPhase::Readers);
         space.begin(txg)?;
         probe!(txg_sync, self.guid, txg);
         self.extend_space(&mut space)?;
@@ -179,6 +185,11 @@ impl PoolInner {
             self.store.release_replaced();
         }
         Ok(())
+    }
+
+    /// Bytes of blocks written since the import.
+    fn written_bytes(&self) -> u64 {
+        self.store.counters().total(StoreCounters::PHYSICAL_BYTES)
     }
 
     fn lock_space(&self) -> MutexGuard<'_, Space> {
@@ -203,8 +214,10 @@ impl PoolInner {
         // Before the error log is stored: that has all damage that the bookmark has passed.
         let scrub = self.scrub.phys();
         let mos = self.sync_objects(space, txg, pause)?;
+        self.txg_history.end(TxgPhase::Objects);
         let mos = self.settle_objects(space, (txg, mos), pause)?;
         probe!(txg_objects_done, self.guid, txg);
+        self.txg_history.end(TxgPhase::Writes);
         let places = space.place_root(self.devices.sector_bytes().max(ROOT_BYTES as u64))?;
         let mut root = RootPhys::new_zeroed();
         root.magic = ROOT_MAGIC.into();
@@ -219,11 +232,13 @@ impl PoolInner {
         root.errors = self.errors_number.into();
         let root = writer.write(BlockKind::Root, places, root.as_bytes(), txg)?;
         probe!(txg_space_done, self.guid, txg);
+        self.txg_history.end(TxgPhase::Space);
         // The first barrier: the tree is durable before an uberblock points to it.
         for (dva, bytes) in self.store.commit(pause)? {
             space.avoid(dva, bytes);
         }
         probe!(txg_flushed, self.guid, txg);
+        self.txg_history.end(TxgPhase::Flush);
         let uberblock = Uberblock {
             txg,
             time_ns: unix_ns(),

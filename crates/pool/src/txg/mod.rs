@@ -45,6 +45,7 @@ use forebay_base::histogram::AtomicHistogram;
 use forebay_base::probe;
 use forebay_base::sync::atomic::AtomicU64;
 use forebay_base::sync::{Arc, Condvar, Mutex, thread_slot};
+use forebay_base::waits::{self, WaitKind};
 
 pub use counters::TxgCounters;
 pub use holds::Hold;
@@ -233,6 +234,7 @@ impl Txgs {
     /// Waits until the closing txg has no holds and the next one is open.
     #[cold]
     fn wait_opened(&self) {
+        let _wait = waits::measure(WaitKind::Transaction);
         let mut state = self.state.lock();
         if state.closing && state.stop.is_none() {
             self.counters.add(TxgCounters::WAITED_OPEN, 0, 1);
@@ -416,6 +418,7 @@ impl Txgs {
     /// # Errors
     /// `Suspended` or `Closed`, if `txg` is not durable.
     pub fn wait_synced(&self, txg: u64) -> Result<()> {
+        let _wait = waits::measure(WaitKind::Transaction);
         let mut state = self.state.lock();
         debug_assert!(txg <= state.open, "txg {txg} is not open yet");
         loop {

@@ -16,6 +16,7 @@
 use std::time::Duration;
 
 use forebay_base::sync::atomic::{AtomicI64, Ordering};
+use forebay_base::waits::{self, WaitKind};
 
 use super::counters::TxgCounters;
 use super::tunables::TxgTunables;
@@ -102,6 +103,7 @@ impl Txgs {
     /// Delays a change until its delay has passed or a commit has ended.
     #[cold]
     pub(super) fn throttle(&self, wait: Wait) -> Result<(), Error> {
+        let _wait = waits::measure(WaitKind::Transaction);
         let began_ns = self.clock.now_ns();
         let mut state = self.state.lock();
         state.throttled += 1;
@@ -183,7 +185,7 @@ impl Txgs {
     }
 
     /// Dirty bytes of a txg, including those in cells.
-    pub(super) fn dirty_of(&self, txg: u64) -> u64 {
+    pub(crate) fn dirty_of(&self, txg: u64) -> u64 {
         let slot = slot_of(txg);
         let in_cells: i64 = self.cells.iter().map(|cell| cell.peek_dirty(slot)).sum();
         (self.dirty.of(slot) as i64 + in_cells).max(0) as u64

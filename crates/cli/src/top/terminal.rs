@@ -1,0 +1,144 @@
+//! The terminal: raw mode, the alternate screen, keys, and the loop that draws.
+//!
+//! # Invariants
+//!
+//! - The terminal is restored however the loop ends: by a key, a signal, an error or a panic.
+//! - The loop waits for keys only as long as [`TICK`], so it sees signals and new samples soon.
+
+use std::io::Stdout;
+use std::panic;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use ratatui::Terminal;
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::{cursor, execute, terminal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::poll::Round;
+use super::screen::{self, Theme};
+use super::state::{Action, State};
+use crate::error::{Failure, Result};
+use crate::output;
+
+/// Longest wait for a key.
+const TICK: Duration = Duration::from_millis(100);
+/// How often the screen is drawn without news: a message counts seconds.
+const REDRAW: Duration = Duration::from_secs(1);
+
+fn failed(error: std::io::Error) -> Failure {
+    Failure::new(format!("cannot use the terminal: {error}; use --once"))
+}
+
+/// Restores the terminal when it is dropped.
+struct Screen {
+    terminal: Terminal<CrosstermBackend<Stdout>>,
+}
+
+impl Screen {
+    fn open() -> Result<Self> {
+        let (before, drawer) = (panic::take_hook(), std::thread::current().id());
+        panic::set_hook(Box::new(move |info| {
+            // Before the message is printed. A panic of another thread does not end the screen.
+            if std::thread::current().id() == drawer {
+                restore();
+            }
+            before(info);
+        }));
+        terminal::enable_raw_mode().map_err(failed)?;
+        let opened = execute!(std::io::stdout(), terminal::EnterAlternateScreen, cursor::Hide)
+            .and_then(|()| Terminal::new(CrosstermBackend::new(std::io::stdout())));
+        match opened {
+            Ok(terminal) => Ok(Self { terminal }),
+            Err(error) => {
+                restore();
+                Err(failed(error))
+            }
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// Restores the terminal. Does no harm if it was restored before.
+fn restore() {
+    // Nothing can be done if the terminal is gone.
+    let _ = execute!(std::io::stdout(), terminal::LeaveAlternateScreen, cursor::Show);
+    let _ = terminal::disable_raw_mode();
+}
+
+fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&flag))
+            .map_err(|error| Failure::new(format!("cannot handle signals: {error}")))?;
+    }
+    Ok(flag)
+}
+
+/// Shows the state until the user quits or a signal comes.
+///
+/// # Errors
+/// If the terminal cannot be used.
+pub(super) fn run(mut state: State, rounds: &Receiver<Round>) -> Result<()> {
+    let stop = stop_flag()?;
+    let theme = Theme { colour: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) };
+    let mut screen = Screen::open()?;
+    let began = Instant::now();
+    let mut drawn: Option<Instant> = None;
+    while !output::is_raised(&stop) {
+        let mut news = drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW);
+        loop {
+            match rounds.try_recv() {
+                Ok(round) => {
+                    let at = round.at.saturating_duration_since(began).as_secs_f64();
+                    state.take(at, round.samples, round.trouble);
+                    news = true;
+                }
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    return Err(Failure::new("the thread that asks the daemons has ended"));
+                }
+            }
+        }
+        if news {
+            state.tick(began.elapsed().as_secs_f64());
+            let draw = |frame: &mut ratatui::Frame<'_>| {
+                let area = frame.area();
+                screen::draw(&mut state, (frame.buffer_mut(), area), theme);
+            };
+            screen.terminal.draw(draw).map_err(failed)?;
+            drawn = Some(Instant::now());
+        }
+        if !event::poll(TICK).map_err(failed)? {
+            continue;
+        }
+        match event::read().map_err(failed)? {
+            Event::Key(key) if key.kind == KeyEventKind::Press => {
+                if handle(&mut state, key) == Action::Quit {
+                    return Ok(());
+                }
+                drawn = None;
+            }
+            Event::Resize(..) => drawn = None,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn handle(state: &mut State, key: KeyEvent) -> Action {
+    let control = key.modifiers.contains(KeyModifiers::CONTROL);
+    match key.code {
+        KeyCode::Char('c' | 'd') if control => Action::Quit,
+        _ if control => Action::Continue,
+        code => state.key(code),
+    }
+}
