@@ -24,6 +24,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::MountRequest;
+use crate::daemon::metrics::MetricsRequest;
 use crate::error::{Failure, Result};
 use crate::pools::ImportRequest;
 
@@ -84,6 +85,8 @@ pub(crate) enum Request {
     SetTunable { pool: u64, name: String, value: String },
     /// Statistics of the daemon: [`messages::ProcessStats`].
     Stats,
+    /// Serve metrics over HTTP: [`messages::MetricsInfo`].
+    Metrics { metrics: MetricsRequest },
 }
 
 /// A change of a scrub.

@@ -97,6 +97,10 @@ impl Daemon {
                 answer(&())
             }
             Request::Stats => answer(&stats::process(self)),
+            Request::Metrics { metrics } => {
+                // A daemon that was started for this ends at once.
+                answer(&self.serve_metrics(metrics).inspect_err(|_| self.note_used())?)
+            }
         }
     }
 
