@@ -93,7 +93,7 @@ const PLOTS = [
   },
   {
     title: 'Operations',
-    text: 'Requests of the kernel that took at least a moment of the daemon.',
+    text: 'Requests of the kernel to the mounts.',
     format: countPerS,
     series: [
       ['all', rate((it) => sum(mounts(it), (mount) => mount.operations))],
@@ -228,7 +228,7 @@ function roundUp(value, binary) {
   const base = binary ? 1024 : 1000;
   let unit = 1;
   while (value > unit * base) unit *= base;
-  while (value <= unit / base) unit /= base;
+  while (value < unit) unit /= base;
   const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
   return (steps.find((step) => step * unit >= value) || base) * unit;
 }
@@ -259,7 +259,7 @@ function draw(plot) {
   const highest = Math.max(0, ...lines.flatMap((it) => it.values.map((value) => value || 0)),
     ...visible.map((it) => it.bound || 0));
   const binary = plot.format === bytes || plot.format === bytesPerS;
-  const top = plot.top || roundUp(highest * 1.02 || 1e-3, binary);
+  const top = plot.top || roundUp(highest * 1.02 || 1, binary);
   const [above, below] = [14, 16];
   const x = (at) => width - (end - at) / span * width;
   const y = (value) => above + (1 - value / top) * (height - above - below);
@@ -274,7 +274,6 @@ function draw(plot) {
     context.moveTo(0, at);
     context.lineTo(width, at);
     context.stroke();
-    if (share > 0) context.fillText(plot.format(top * share), 0, at - 3);
   }
   const ago = span >= 120 ? span / 60 + ' min ago' : span + ' s ago';
   context.fillText(ago, 0, height - 3);
@@ -307,12 +306,23 @@ function draw(plot) {
     context.stroke();
     context.setLineDash([]);
   }
+  // Last, and with an edge, because series may be below them.
+  context.fillStyle = color('text');
+  context.strokeStyle = color('card');
+  context.lineWidth = 3;
+  context.lineJoin = 'round';
+  for (const share of [0.5, 1]) {
+    const text = plot.format(top * share);
+    context.strokeText(text, 1, y(top * share) - 3);
+    context.fillText(text, 1, y(top * share) - 3);
+  }
   let current = points[points.length - 1];
   if (plot.hover !== null && visible.length > 0) {
     const at = end - (1 - plot.hover) * span;
     current = visible.reduce((best, it) =>
       (Math.abs(it.at - at) < Math.abs(best.at - at) ? it : best));
     context.strokeStyle = color('faint');
+    context.lineWidth = 1;
     context.beginPath();
     context.moveTo(x(current.at), above);
     context.lineTo(x(current.at), height - below);
@@ -400,7 +410,7 @@ function tiles(before, now) {
     element('b', made, text);
     element('span', made, name);
   };
-  tile('of requested blocks in memory', shown(percent, of(ratio(fromMemory, wanted))));
+  tile('of blocks from memory', shown(percent, of(ratio(fromMemory, wanted))));
   tile('read', shown(bytesPerS, of(rate((it) => sum(mounts(it), (mount) => mount.read_bytes)))));
   tile('written', shown(bytesPerS, of(rate((it) => sum(mounts(it), (mount) => mount.write_bytes)))));
   tile('operations', shown(countPerS, of(rate((it) => sum(mounts(it), (mount) => mount.operations)))));
