@@ -12,6 +12,7 @@ mod fixture;
 mod fsync_load;
 mod kill;
 mod power_cut;
+mod prometheus;
 mod rename_load;
 mod sqlite;
 mod suites;
@@ -42,7 +43,7 @@ struct Check {
 }
 
 /// All checks in the order in which they run. Checks whose failures are most specific come first.
-const CHECKS: [Check; 10] = [
+const CHECKS: [Check; 11] = [
     Check { name: "pjdfstest", run: suites::pjdfstest },
     Check { name: "fsx", run: suites::fsx },
     Check { name: "fio", run: suites::fio },
@@ -53,6 +54,7 @@ const CHECKS: [Check; 10] = [
     Check { name: "kill", run: kill::run },
     Check { name: "sqlite", run: sqlite::run },
     Check { name: "power_cut", run: power_cut::run },
+    Check { name: "prometheus", run: prometheus::run },
 ];
 
 /// Runs the checks that `arguments` name, or all of them.
