@@ -8,7 +8,7 @@ use forebay_base::rng::SmallRng;
 use forebay_metrics::Limits;
 
 use crate::client::{
-    connect, exchange, get, read_all, server, server_of, wait_for_answer, wait_until,
+    PATIENCE, connect, exchange, get, read_all, server, server_of, wait_for_answer, wait_until,
 };
 
 /// Limits that a client meets soon.
@@ -125,7 +125,9 @@ fn is_closed(stream: &TcpStream) -> bool {
 
 #[test]
 fn a_thousand_connections_take_no_more_than_the_slots() {
-    let limits = Limits { connections: 8, ..Limits::default() };
+    // Time ends no connection here.
+    let (header_time, connection_time) = (10 * PATIENCE, 10 * PATIENCE);
+    let limits = Limits { connections: 8, header_time, connection_time, ..Limits::default() };
     let server = server(limits);
     // In parts, because both ends of a connection are files of this process.
     for _ in 0..4 {
