@@ -93,14 +93,10 @@ impl Daemon {
                 answer(&stats::tunables(&self.cache, &self.pool(pool)?.pool))
             }
             Request::SetTunable { pool, name, value } => {
-                self.set_tunable(pool, &name, &value)?;
-                answer(&())
+                answer(&self.set_tunable(pool, &name, &value)?)
             }
             Request::Stats => answer(&stats::process(self)),
-            Request::Metrics { metrics } => {
-                // A daemon that was started for this ends at once.
-                answer(&self.serve_metrics(metrics).inspect_err(|_| self.note_used())?)
-            }
+            Request::Metrics { metrics } => answer(&self.serve_metrics(metrics)?),
         }
     }
 

@@ -65,8 +65,13 @@ impl Daemon {
     /// Starts to serve metrics, unless they are served already as requested.
     ///
     /// # Errors
-    /// If they are served otherwise, or the server cannot be started.
+    /// If they are served otherwise, or the server cannot be started. A daemon without a pool ends
+    /// then, because the command that started it for this gives up.
     pub(crate) fn serve_metrics(self: &Arc<Self>, request: MetricsRequest) -> Result<MetricsInfo> {
+        self.try_serve_metrics(request).inspect_err(|_| self.note_used())
+    }
+
+    fn try_serve_metrics(self: &Arc<Self>, request: MetricsRequest) -> Result<MetricsInfo> {
         let mut metrics = self.metrics.lock();
         if let Some(serving) = &*metrics {
             return match serving.suits(request) {
