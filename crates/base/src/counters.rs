@@ -50,7 +50,9 @@ pub struct CounterRow {
     pub name: &'static str,
     /// The meaning of the counter, in at least one sentence.
     pub help: &'static str,
-    /// The labels that split the row, in the order of their numbers; empty if it is not split.
+    /// The name of the set of labels that splits the row; empty if it is not split.
+    pub split: &'static str,
+    /// The labels of the set, in the order of their numbers; empty if the row is not split.
     pub labels: &'static [&'static str],
 }
 
@@ -107,6 +109,8 @@ impl Counter {
 pub struct CounterValue {
     /// Name of the row.
     pub name: &'static str,
+    /// Name of the set of labels that splits the row; empty if it is not split.
+    pub split: &'static str,
     /// Label of the cell, if the row is split.
     pub label: Option<&'static str>,
     /// Help of the row.
@@ -234,6 +238,7 @@ impl<const CELLS: usize> Sharded<CELLS> {
             .zip(sums)
             .map(|((row, label), value)| CounterValue {
                 name: row.name,
+                split: row.split,
                 label,
                 help: row.help,
                 value,
@@ -384,7 +389,8 @@ pub(crate) const fn str_eq(a: &str, b: &str) -> bool {
 /// assert_eq!(counters.sum(GateCounters::PASSED.at(1)), 3);
 /// assert_eq!(counters.total(GateCounters::PASSED), 3);
 /// let south = counters.snapshot()[1];
-/// assert_eq!((south.name, south.label, south.value), ("passed", Some("south"), 3));
+/// assert_eq!((south.name, south.split, south.label), ("passed", "side", Some("south")));
+/// assert_eq!(south.value, 3);
 /// assert_eq!(south.help, "Passages.");
 /// ```
 #[macro_export]
@@ -410,6 +416,7 @@ macro_rules! counters {
                 $( $crate::counters::CounterRow {
                     name: stringify!($row),
                     help: concat!($($help),+).trim_ascii(),
+                    split: concat!($( stringify!($split) )?),
                     labels: $crate::counters::labels_of(
                         Self::LABEL_SETS,
                         &[ $( stringify!($split) )? ],

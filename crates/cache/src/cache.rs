@@ -15,7 +15,7 @@ use crate::inner::CacheInner;
 use crate::key::{Key, OwnerId};
 use crate::owner::{MAX_OWNERS, OwnerCaching};
 use crate::secondary::Candidate;
-use crate::stats::Stats;
+use crate::stats::{Stats, Usage};
 use crate::tunables::CacheTunables;
 
 /// An adaptive replacement cache whose hits take no lock.
@@ -273,9 +273,15 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         true
     }
 
-    /// Returns the statistics.
+    /// Returns the statistics. It walks the index, a partition at a time under its lock; see
+    /// [`usage`](Self::usage).
     pub fn stats(&self) -> Stats {
         Stats::of(self.inner())
+    }
+
+    /// Returns sizes and counters. It takes no lock.
+    pub fn usage(&self) -> Usage {
+        Usage::of(self.inner())
     }
 
     /// The tunables. Those that can be set at run time can be set here.

@@ -98,7 +98,7 @@ pub use load::load_guard::{Begin, InFlight, LoadFuture, LoadGuard, Present};
 pub use owner::OwnerCaching;
 pub use secondary::warm_up::{WarmUp, WarmUpRefusal};
 pub use secondary::{Candidate, SecondaryCache, Writing};
-pub use stats::{StateStats, Stats};
+pub use stats::{StateStats, Stats, Usage};
 
 /// The example of the README compiles.
 #[cfg(doctest)]

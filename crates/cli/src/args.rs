@@ -1,5 +1,6 @@
 //! The command line: commands, options and their help.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use clap_complete::Shell;
 
 use crate::flags::Flags;
 use crate::logging::LogArgs;
-use crate::units::{pair, parse_bytes, parse_interval, parse_sector};
+use crate::units::{pair, parse_address, parse_bytes, parse_interval, parse_sector};
 
 /// How a pool is named, for the help of every command.
 const POOL_HELP: &str = "Pool: the path of its device, the paths of all its devices joined by `:`, or its name if it is imported";
@@ -206,6 +207,23 @@ pub(crate) struct ImportOptionArgs {
     pub(crate) tunables: Vec<(String, String)>,
 }
 
+/// Metrics of the daemon over HTTP.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(crate) struct MetricsArgs {
+    /// Serve metrics for Prometheus and a page with live plots over HTTP at this address, such as
+    /// 127.0.0.1:9469 or [::1]:9469; port 0 has a free port chosen. Each user of this machine can
+    /// read them
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = parse_address)]
+    pub(crate) metrics: Option<SocketAddr>,
+    /// Allow another address than a loopback address for --metrics: other hosts can read the
+    /// metrics, without a password or encryption
+    #[arg(long, requires = "metrics")]
+    pub(crate) metrics_allow_remote: bool,
+    /// Include paths of devices and mount points in the metrics
+    #[arg(long, requires = "metrics")]
+    pub(crate) metrics_names: bool,
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     forebay import --show tank.img      print the labels and the options that an import needs\n  \
@@ -224,6 +242,8 @@ pub(crate) struct ImportArgs {
     /// or of the cgroup limit]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) memory: Option<u64>,
+    #[command(flatten)]
+    pub(crate) metrics: MetricsArgs,
 }
 
 #[derive(Debug, Args)]
@@ -308,11 +328,14 @@ pub(crate) struct MountArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) threads: Option<u16>,
     #[command(flatten)]
+    pub(crate) metrics: MetricsArgs,
+    #[command(flatten)]
     pub(crate) import: ImportOptionArgs,
     /// Comma-separated options of mount(8): ro, nosuid, nodev, noexec, noatime, nodiratime,
     /// relatime (default), strictatime and their opposites; remount with any of these, for an
     /// existing mount; dataset=NAME, memory=BYTES, kernel_cache, allow_other, threads=N, separate,
-    /// force, rewind, txg=N, discard_log, tunable=NAME:VALUE
+    /// force, rewind, txg=N, discard_log, tunable=NAME:VALUE, metrics=ADDRESS:PORT,
+    /// metrics_allow_remote, metrics_names
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub(crate) options: Vec<String>,
     /// Mount flags parsed from -o.

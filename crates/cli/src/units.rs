@@ -1,5 +1,7 @@
 //! Parses and formats bytes, counts, times and tables.
 
+use std::net::SocketAddr;
+
 use crate::error::{Failure, Result};
 
 const STEPS: [(char, u64); 4] = [('T', 1 << 40), ('G', 1 << 30), ('M', 1 << 20), ('K', 1 << 10)];
@@ -54,6 +56,13 @@ pub(crate) fn parse_interval(text: &str) -> Result<std::time::Duration, String> 
 pub(crate) fn parse_sector(text: &str) -> Result<u32, String> {
     let bytes = parse_bytes(text)?;
     u32::try_from(bytes).map_err(|_| format!("`{text}` is no sector size; give 512 to 4096 bytes"))
+}
+
+/// Parses an address with a port.
+pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        format!("`{text}` is no address with a port; give one such as 127.0.0.1:9469 or [::1]:9469")
+    })
 }
 
 /// Formats bytes with about three digits.

@@ -103,17 +103,18 @@ pub use block_cache::{BlockCache, BlockCacheOptions};
 pub use block_key::BlockKey;
 pub use dataset::{DatasetSettings, RECORD_BYTES_MAX, RECORD_BYTES_MIN};
 pub use error::{Error, ErrorKind, Result};
+pub use forebay_l2::L2Counters;
 pub use format::label::MIN_DEVICE_BYTES;
 pub use l2::{L2Device, L2DeviceState, L2DeviceStats, L2Rebuild};
 pub use log::{LogCounters, LogTunables};
 pub use object::ObjectUsage;
 pub use open::{HostId, Opened, open_new_path, open_path};
 pub use pool::{
-    CheckProgress, CheckReport, CreateOptions, DamageReport, DamagedTree, Dataset, Directory,
-    Durations, HandleView, HealthState, ImportOptions, LabelInfo, LoggedDamage, Object, ObjectInfo,
-    Pool, PoolDevice, PoolHealth, PoolStats, PoolUsage, ScrubCounters, ScrubProgress, ScrubReport,
-    ScrubStatus, ScrubTunables, TrimCounters, TrimProgress, TrimReport, TrimTunables,
-    TxgHistoryInfo, TxgPhase, TxgRecord, UnreachableBlocks, destroy, read_label,
+    CheckProgress, CheckReport, CounterGroup, CreateOptions, DamageReport, DamagedTree, Dataset,
+    Directory, Durations, HandleView, HealthState, ImportOptions, LabelInfo, LoggedDamage, Object,
+    ObjectInfo, Pool, PoolDevice, PoolHealth, PoolHistograms, PoolStats, PoolUsage, ScrubCounters,
+    ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables, TrimCounters, TrimProgress, TrimReport,
+    TrimTunables, TxgHistoryInfo, TxgPhase, TxgRecord, UnreachableBlocks, destroy, read_label,
 };
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;

@@ -13,6 +13,7 @@ mod fsync_load;
 mod kill;
 mod postgres;
 mod power_cut;
+mod prometheus;
 mod rename_load;
 mod sqlite;
 mod suites;
@@ -43,7 +44,7 @@ struct Check {
 }
 
 /// All checks in the order in which they run. Checks whose failures are most specific come first.
-const CHECKS: [Check; 11] = [
+const CHECKS: [Check; 12] = [
     Check { name: "pjdfstest", run: suites::pjdfstest },
     Check { name: "fsx", run: suites::fsx },
     Check { name: "fio", run: suites::fio },
@@ -55,6 +56,7 @@ const CHECKS: [Check; 11] = [
     Check { name: "sqlite", run: sqlite::run },
     Check { name: "postgresql", run: postgres::run },
     Check { name: "power_cut", run: power_cut::run },
+    Check { name: "prometheus", run: prometheus::run },
 ];
 
 /// Runs the checks that `arguments` name, or all of them.

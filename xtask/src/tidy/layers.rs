@@ -55,6 +55,7 @@ pub(crate) const CRATES: &[CrateRow] = &[
     tool("forebay-bench", Layer::At(6)),
     library("forebay-fuse", Layer::At(5), &[]),
     library("forebay-nbd", Layer::At(5), &[]),
+    library("forebay-metrics", Layer::At(5), PROTOCOLS),
     library("forebay-fs", Layer::At(4), PROTOCOLS),
     library("forebay-pool", Layer::At(3), PROTOCOLS),
     library("forebay-l2", Layer::At(2), PROTOCOLS),

@@ -1,11 +1,12 @@
-//! The statistics of a cache, as one value with one printer.
+//! The statistics of a cache, as one value with one printer, and the part of them that is cheap.
 //!
-//! Locking: takes each partition's and each list's lock once. The numbers are from slightly
-//! different instants.
+//! Locking: [`Stats`] takes each partition's and each list's lock once, and walks the index.
+//! [`Usage`] takes no lock. The numbers are from slightly different instants.
 
 pub(crate) mod audit;
 
 use std::fmt;
+use std::ops::Deref;
 
 use forebay_base::counters::CounterValue;
 use forebay_base::histogram::HistogramSnapshot;
@@ -22,24 +23,32 @@ use crate::lists::ghosts::GhostList;
 /// The statistics of a cache, at about one instant. Weights are in bytes.
 #[derive(Clone, Debug)]
 pub struct Stats {
-    /// The target `c`: the weight that the cache should hold.
-    pub capacity: u64,
+    /// The part that is read without a lock.
+    pub usage: Usage,
     /// The weight beyond which inserters wait: `c` plus the overflow.
     pub limit: u64,
     /// The hard bound, if the cache was built with one.
     pub bound: Option<u64>,
     /// Weight of resident blocks and reservations, as an upper bound.
     pub reserved: u64,
+    /// Memory of the cache itself.
+    pub overhead: Overhead,
+    /// Size and quality of the index.
+    pub index: IndexStats,
+}
+
+/// What the cache holds and has counted, at about one instant. Weights are in bytes. Reading it
+/// takes no lock, so it can be watched under load.
+#[derive(Clone, Debug)]
+pub struct Usage {
+    /// The target `c`: the weight that the cache should hold.
+    pub capacity: u64,
     /// Sizes of each state, by class.
     pub states: Vec<StateStats>,
     /// `p`: the target weight of MRU, of metadata and of data.
     pub p: [u64; 2],
     /// The target weight of metadata. The rest of `c` is for data.
     pub metadata_target: u64,
-    /// Memory of the cache itself.
-    pub overhead: Overhead,
-    /// Size and quality of the index.
-    pub index: IndexStats,
     /// Waits of inserters for capacity, in nanoseconds.
     pub throttle_wait_ns: HistogramSnapshot,
     /// All counters.
@@ -72,6 +81,27 @@ impl StateStats {
 
 impl Stats {
     pub(crate) fn of<K: Key, V: Send + Sync + 'static>(inner: &CacheInner<K, V>) -> Self {
+        Self {
+            usage: Usage::of(inner),
+            limit: inner.capacity.limit(),
+            bound: inner.bound.as_ref().map(|b| b.bytes.load(Ordering::Relaxed)),
+            reserved: inner.capacity.reserved(),
+            overhead: overhead::by_kind(inner),
+            index: inner.index.stats(),
+        }
+    }
+}
+
+impl Deref for Stats {
+    type Target = Usage;
+
+    fn deref(&self) -> &Usage {
+        &self.usage
+    }
+}
+
+impl Usage {
+    pub(crate) fn of<K: Key, V: Send + Sync + 'static>(inner: &CacheInner<K, V>) -> Self {
         let sizes = inner.sizes();
         inner.learn(&sizes);
         let mut states = Vec::new();
@@ -102,14 +132,9 @@ impl Stats {
         }
         Self {
             capacity: inner.policy.capacity(),
-            limit: inner.capacity.limit(),
-            bound: inner.bound.as_ref().map(|b| b.bytes.load(Ordering::Relaxed)),
-            reserved: inner.capacity.reserved(),
             states,
             p: Class::ALL.map(|class| inner.policy.p(class, &sizes)),
             metadata_target: inner.policy.target(Class::Metadata, &inner.tunables),
-            overhead: overhead::by_kind(inner),
-            index: inner.index.stats(),
             throttle_wait_ns: inner.throttle_wait_ns.snapshot(),
             counters: inner.counters.snapshot(),
         }

@@ -29,6 +29,7 @@ pub(crate) fn run(args: &ImportArgs, log: &LogArgs) -> Result<()> {
     if !started {
         options.warn_ignored(&process);
     }
+    let metrics = super::metrics::serve(&args.metrics, &process)?;
     let pool: PoolInfo = process.ask(&Request::Import { import })?;
     let status = process.ask(&Request::Status { pool: pool.guid })?;
     warn(&status, import_has_l2(&args.options));
@@ -39,6 +40,7 @@ pub(crate) fn run(args: &ImportArgs, log: &LogArgs) -> Result<()> {
         units::bytes(pool.total_bytes),
         process.info.pid
     ));
+    super::metrics::print(metrics.as_ref());
     Ok(())
 }
 

@@ -13,6 +13,7 @@ mod export;
 mod import;
 mod l2;
 mod list;
+mod metrics;
 mod mount;
 pub(crate) mod mount_helper;
 mod scrub;

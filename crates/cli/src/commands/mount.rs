@@ -8,6 +8,7 @@ use forebay_pool::DatasetSettings;
 
 use super::create::{DEFAULT_BYTES, New, create};
 use super::import::import_request;
+use super::metrics;
 use crate::args::MountArgs;
 use crate::control::client::{self, Process, Target};
 use crate::control::messages::{MountInfo, PoolInfo, PoolStatus, ProcessInfo};
@@ -66,8 +67,10 @@ fn mount_at(args: &MountArgs, log: &LogArgs, target: Target, at: PathBuf) -> Res
     match target {
         Target::InUse { process, pool } if args.daemon && process.info.daemon => {
             let import = import_request(&args.import, pool.devices);
+            let metrics = metrics::serve(&args.metrics, &process)?;
             let info = process.ask(&Request::Mount { import, mount })?;
             print_mounted(&info, &process, false);
+            metrics::print(metrics.as_ref());
             Ok(())
         }
         Target::InUse { process, pool } => Err(Failure::new(format!(
@@ -207,16 +210,23 @@ fn in_background(
         if !started {
             options.warn_ignored(&process);
         }
+        let metrics = metrics::serve(&args.metrics, &process)?;
         match process.ask::<MountInfo>(&request) {
             // The daemon was shutting down.
             Err(error) if error.message.contains("try again") => {}
-            other => return other.map(|info| print_mounted(&info, &process, has_l2)),
+            other => {
+                print_mounted(&other?, &process, has_l2);
+                metrics::print(metrics.as_ref());
+                return Ok(());
+            }
         }
     }
     let mode = if args.separate { DaemonMode::Separate } else { DaemonMode::Shared };
     let process = spawn::start(&options, mode)?;
+    let metrics = metrics::serve(&args.metrics, &process)?;
     let info = process.ask(&request)?;
     print_mounted(&info, &process, has_l2);
+    metrics::print(metrics.as_ref());
     Ok(())
 }
 
@@ -256,6 +266,7 @@ fn in_foreground(args: &MountArgs, import: &ImportRequest, request: &MountReques
         screen
             .say(&format!("no control socket, so other commands cannot find this mount: {error}"));
     }
+    let metrics = metrics::request(&args.metrics).map(|it| daemon.serve_metrics(it)).transpose()?;
     let info = mount_info(&*daemon.mount(import, request)?);
     let has_l2 = import.l2_devices && !import.read_only;
     for imported in daemon.pools() {
@@ -270,6 +281,9 @@ fn in_foreground(args: &MountArgs, import: &ImportRequest, request: &MountReques
         units::bytes(plan.total_bytes),
         info.at.display()
     ));
+    if let Some(info) = &metrics {
+        screen.say(&metrics::text(info));
+    }
     daemon_run::notify_ready();
     daemon_run::run(&daemon, &receiver, None)
 }

@@ -157,6 +157,11 @@ pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
                 })?;
                 args.import.tunables.push((name.to_owned(), value.to_owned()));
             }
+            ("metrics", Some(value)) => {
+                args.metrics.metrics = Some(units::usage(units::parse_address(value))?);
+            }
+            ("metrics_allow_remote", None) => args.metrics.metrics_allow_remote = true,
+            ("metrics_names", None) => args.metrics.metrics_names = true,
             // mount(8) may pass user=NAME.
             (name, of) if (of.is_none() || name == "user") && args.flags.take(name) => {
                 args.flag_names.push(name.to_owned());
@@ -170,7 +175,7 @@ pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
                 return Err(Failure::usage(format!(
                     "-o {option}: no such option; valid options are {}, remount, dataset=NAME, memory=BYTES, \
                      kernel_cache, allow_other, threads=N, separate, force, rewind, txg=N, discard_log, \
-                     tunable=NAME:VALUE",
+                     tunable=NAME:VALUE, metrics=ADDRESS:PORT, metrics_allow_remote, metrics_names",
                     Flags::NAMES
                 )));
             }

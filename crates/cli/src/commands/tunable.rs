@@ -54,7 +54,7 @@ pub(crate) fn set(spec: &str, name: &str, value: &str) -> Result<()> {
 
 fn in_use(spec: &str) -> Result<(Process, PoolInfo)> {
     match client::find(spec)? {
-        Target::InUse { process, pool } => Ok((process, pool)),
+        Target::InUse { process, pool } => Ok((*process, pool)),
         Target::Paths(_) => Err(Failure::new(format!(
             "{spec}: the pool is not in use, and tunables belong to imported pools; mount it, with --tunable NAME=VALUE to set one"
         ))),

@@ -117,7 +117,7 @@ pub(crate) fn holder_of_pool(guid: u64) -> Option<(u32, PoolInfo)> {
 /// The pool that a command works on.
 pub(crate) enum Target {
     /// A daemon has the pool imported.
-    InUse { process: Process, pool: PoolInfo },
+    InUse { process: Box<Process>, pool: PoolInfo },
     /// No daemon of this user has it: paths of its devices.
     Paths(Vec<PathBuf>),
 }
@@ -139,13 +139,17 @@ pub(crate) fn find(spec: &str) -> Result<Target> {
         let canonical = pools::absolute(&paths)?;
         let has = |pool: &PoolInfo| canonical.iter().any(|path| pool.devices.contains(path));
         return Ok(match in_use().find(|(_, pool)| has(pool)) {
-            Some((process, pool)) => Target::InUse { process: process.clone(), pool: pool.clone() },
+            Some((process, pool)) => {
+                Target::InUse { process: Box::new(process.clone()), pool: pool.clone() }
+            }
             None => Target::Paths(canonical),
         });
     }
     let named: Vec<_> = in_use().filter(|(_, pool)| pool.name == spec).collect();
     match named[..] {
-        [(process, pool)] => Ok(Target::InUse { process: process.clone(), pool: pool.clone() }),
+        [(process, pool)] => {
+            Ok(Target::InUse { process: Box::new(process.clone()), pool: pool.clone() })
+        }
         [] if !daemons.silent.is_empty() => Err(not_answering(daemons, spec)),
         [] => Err(Failure::new(format!(
             "{spec}: no running forebay has a pool of that name, and no such file exists; `forebay list` shows imported pools, \
@@ -171,7 +175,7 @@ pub(crate) fn processes_of(pool: Option<&str>) -> Result<Vec<Process>> {
         return Err(Failure::new("no pools are in use; mount one with `forebay mount`"));
     };
     match find(spec)? {
-        Target::InUse { process, .. } => Ok(vec![process]),
+        Target::InUse { process, .. } => Ok(vec![*process]),
         Target::Paths(_) => Err(Failure::new(format!(
             "{spec}: the pool is not in use; run `forebay mount` or `forebay import` first"
         ))),

@@ -21,7 +21,17 @@ pub(crate) struct ProcessInfo {
     pub(crate) log: PathBuf,
     /// Memory limit of the process.
     pub(crate) memory_bytes: u64,
+    /// Where it serves metrics over HTTP.
+    #[serde(default)]
+    pub(crate) metrics: Option<MetricsInfo>,
     pub(crate) pools: Vec<PoolInfo>,
+}
+
+/// Where a daemon serves metrics.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MetricsInfo {
+    /// Address of the page. The metrics are at `metrics` below it.
+    pub(crate) url: String,
 }
 
 /// An imported pool.
@@ -403,6 +413,12 @@ pub(crate) struct PoolStats {
     pub(crate) l2_devices: Vec<L2DeviceInfo>,
     pub(crate) throttled: u64,
     pub(crate) throttled_p99_ns: u64,
+    /// Time that closing transaction groups took, all together. `counters` has their number.
+    #[serde(default)]
+    pub(crate) quiesce_ns: u64,
+    /// Time from the close of transaction groups until they were durable, all together.
+    #[serde(default)]
+    pub(crate) sync_ns: u64,
     pub(crate) counters: BTreeMap<String, u64>,
 }
 

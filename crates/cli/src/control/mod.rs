@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::MountRequest;
+use crate::daemon::metrics::MetricsRequest;
 use crate::error::{Failure, Result};
 use crate::pools::ImportRequest;
 
@@ -87,6 +88,8 @@ pub(crate) enum Request {
     Stats,
     /// All counts and measurements of the daemon: [`sample::ProcessSample`].
     Sample,
+    /// Serve metrics over HTTP: [`messages::MetricsInfo`].
+    Metrics { metrics: MetricsRequest },
 }
 
 /// A change of a scrub.

@@ -15,11 +15,13 @@
 //!
 //! `daemon-changing` is held for the whole of an import, a mount, an unmount or an export.
 //! `daemon-state` is held for a short read or update. `daemon-state` may be taken under
-//! `daemon-changing`.
+//! `daemon-changing`. `daemon-metrics` is held while the server of metrics starts; no other lock is
+//! taken under it.
 
 pub(crate) mod health;
 pub(crate) mod jobs;
 mod memory_watch;
+pub(crate) mod metrics;
 mod registry;
 mod requests;
 pub(crate) mod run;
@@ -97,6 +99,7 @@ pub(crate) struct Daemon {
     state: Mutex<DaemonState>,
     ended: Condvar,
     events: Sender<Event>,
+    metrics: Mutex<Option<metrics::Serving>>,
 }
 
 #[derive(Default)]
@@ -141,6 +144,7 @@ impl Daemon {
             state: Mutex::named("daemon-state", DaemonState::default()),
             ended: Condvar::new(),
             events,
+            metrics: Mutex::named("daemon-metrics", None),
         }))
     }
 
@@ -493,6 +497,7 @@ impl Daemon {
             separate: self.separate,
             log: self.screen.log().to_owned(),
             memory_bytes: self.plan.total_bytes,
+            metrics: self.metrics_info(),
             pools: self.pools().iter().map(|imported| imported.info()).collect(),
         }
     }

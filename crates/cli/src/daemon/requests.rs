@@ -88,11 +88,11 @@ impl Daemon {
                 answer(&stats::tunables(&self.cache, &self.pool(pool)?.pool))
             }
             Request::SetTunable { pool, name, value } => {
-                self.set_tunable(pool, &name, &value)?;
-                answer(&())
+                answer(&self.set_tunable(pool, &name, &value)?)
             }
             Request::Stats => answer(&stats::process(self)),
             Request::Sample => answer(&sample::process(self)),
+            Request::Metrics { metrics } => answer(&self.serve_metrics(metrics)?),
         }
     }
 

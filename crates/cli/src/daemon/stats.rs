@@ -37,7 +37,7 @@ pub(super) fn uptime_ns(daemon: &Daemon) -> u64 {
 
 /// Statistics of the cache.
 pub(crate) fn cache_stats(cache: &BlockCache) -> CacheStats {
-    let stats = cache.cache().stats();
+    let stats = cache.cache().usage();
     let name = |class| if class == Class::Metadata { "metadata" } else { "data" };
     let of = |class| {
         let states =
@@ -107,6 +107,8 @@ pub(super) fn pool_stats(pool: &Pool) -> PoolStats {
         l2_devices: l2_devices(pool),
         throttled: stats.throttled.count,
         throttled_p99_ns: stats.throttled.p99_ns,
+        quiesce_ns: stats.quiesced.sum_ns,
+        sync_ns: stats.synced.sum_ns,
         counters: pool_counters(&stats),
     }
 }

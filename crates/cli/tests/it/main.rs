@@ -19,6 +19,7 @@ mod l2_devices;
 mod lifecycle;
 mod logging;
 mod memory;
+mod metrics;
 mod mount_options;
 mod mounts;
 mod output;

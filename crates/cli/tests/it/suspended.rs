@@ -6,16 +6,16 @@ use std::process::{Command, Stdio};
 use crate::fixture::{Fixture, fuse, mounted, root, texts};
 
 /// A file system in memory, of a size.
-struct SmallFs(PathBuf);
+pub(crate) struct SmallFs(PathBuf);
 
 impl SmallFs {
-    fn new(at: PathBuf, size: &str) -> Self {
+    pub(crate) fn new(at: PathBuf, size: &str) -> Self {
         let small = Self(at);
         small.mount(&format!("size={size}"));
         small
     }
 
-    fn grow(&self, size: &str) {
+    pub(crate) fn grow(&self, size: &str) {
         self.mount(&format!("remount,size={size}"));
     }
 

@@ -65,7 +65,7 @@ pub(crate) use import::read_root;
 use l2::L2DeviceList;
 use scrub::Scrubs;
 pub use scrub::{ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables};
-pub use stats::{Durations, PoolStats, PoolUsage};
+pub use stats::{CounterGroup, Durations, PoolHistograms, PoolStats, PoolUsage};
 use trim::Trims;
 pub use trim::{TrimCounters, TrimProgress, TrimReport, TrimTunables};
 use txg_history::TxgHistory;

@@ -1,6 +1,7 @@
 //! Statistics of a pool.
 
-use forebay_base::histogram::AtomicHistogram;
+use forebay_base::counters::CounterValue;
+use forebay_base::histogram::{AtomicHistogram, HistogramSnapshot};
 
 use crate::error::Result;
 use crate::txg::Suspension;
@@ -12,6 +13,8 @@ use super::{Pool, PoolInner, TxgHistoryInfo};
 pub struct Durations {
     /// Number of samples.
     pub count: u64,
+    /// Their sum.
+    pub sum_ns: u64,
     /// The median.
     pub p50_ns: u64,
     /// The 99th percentile.
@@ -24,7 +27,7 @@ impl Durations {
     fn of(histogram: &AtomicHistogram) -> Self {
         let taken = histogram.snapshot();
         let (p50_ns, p99_ns) = (taken.quantile(0.5), taken.quantile(0.99));
-        Self { count: taken.count, p50_ns, p99_ns, max_ns: taken.max }
+        Self { count: taken.count, sum_ns: taken.sum, p50_ns, p99_ns, max_ns: taken.max }
     }
 }
 
@@ -72,11 +75,49 @@ pub struct PoolStats {
     pub quiesced: Durations,
     /// The newest transaction groups, with the time of each phase.
     pub txgs: TxgHistoryInfo,
+    /// How long it took from closing a txg until it was durable, suspensions included.
+    pub synced: Durations,
     /// Name, label (empty if there is none) and value of each counter of the pool.
     pub counters: Vec<(&'static str, &'static str, u64)>,
 }
 
+/// The counters of one part of a pool.
+#[derive(Clone, Debug)]
+pub struct CounterGroup {
+    /// Name of the part, in snake case, such as `intent_log`.
+    pub part: &'static str,
+    /// Its counters.
+    pub counters: Vec<CounterValue>,
+}
+
+/// Histograms of a pool since the import, in nanoseconds. [`PoolStats`] summarizes them.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PoolHistograms {
+    /// See [`PoolStats::throttled`].
+    pub throttle_ns: HistogramSnapshot,
+    /// See [`PoolStats::quiesced`].
+    pub quiesce_ns: HistogramSnapshot,
+    /// See [`PoolStats::synced`].
+    pub sync_ns: HistogramSnapshot,
+}
+
 impl Pool {
+    /// Returns the counters by part. Never blocks on a commit.
+    pub fn counters(&self) -> Vec<CounterGroup> {
+        self.inner.counters()
+    }
+
+    /// Returns the histograms. Takes no lock.
+    pub fn histograms(&self) -> PoolHistograms {
+        let txgs = &self.inner.txgs;
+        PoolHistograms {
+            throttle_ns: txgs.throttle_ns().snapshot(),
+            quiesce_ns: txgs.quiesce_ns().snapshot(),
+            sync_ns: txgs.sync_ns().snapshot(),
+        }
+    }
+
     /// Returns statistics as of the newest txg. Never blocks on a commit.
     pub fn stats(&self) -> PoolStats {
         self.inner.stats()
@@ -124,25 +165,28 @@ impl PoolInner {
             throttled: Durations::of(self.txgs.throttle_ns()),
             quiesced: Durations::of(self.txgs.quiesce_ns()),
             txgs: self.txg_history.info(),
-            counters: self.counters(),
+            synced: Durations::of(self.txgs.sync_ns()),
+            counters: self
+                .counters()
+                .into_iter()
+                .flat_map(|group| group.counters)
+                .map(|value| (value.name, value.label.unwrap_or_default(), value.value))
+                .collect(),
         }
     }
 
-    fn counters(&self) -> Vec<(&'static str, &'static str, u64)> {
-        let mut all = Vec::new();
-        let snapshots = [
-            self.store.counters().snapshot(),
-            self.txgs.counters().snapshot(),
-            self.log.counters().snapshot(),
-            self.mos.io.ahead.counters().snapshot(),
-            self.space_counters.snapshot(),
-            self.scrub.counters().snapshot(),
-            self.trim.counters().snapshot(),
-            self.mos.io.ahead.directories().counters.snapshot(),
+    fn counters(&self) -> Vec<CounterGroup> {
+        let ahead = &self.mos.io.ahead;
+        let groups = [
+            ("store", self.store.counters().snapshot()),
+            ("txg", self.txgs.counters().snapshot()),
+            ("intent_log", self.log.counters().snapshot()),
+            ("prefetch", ahead.counters().snapshot()),
+            ("space", self.space_counters.snapshot()),
+            ("scrub", self.scrub.counters().snapshot()),
+            ("trim", self.trim.counters().snapshot()),
+            ("directory", ahead.directories().counters.snapshot()),
         ];
-        for value in snapshots.into_iter().flatten() {
-            all.push((value.name, value.label.unwrap_or_default(), value.value));
-        }
-        all
+        groups.map(|(part, counters)| CounterGroup { part, counters }).into()
     }
 }

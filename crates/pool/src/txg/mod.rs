@@ -143,6 +143,7 @@ pub struct Txgs {
     counters: Arc<TxgCounters>,
     throttle_ns: AtomicHistogram,
     quiesce_ns: AtomicHistogram,
+    sync_ns: AtomicHistogram,
 }
 
 impl Txgs {
@@ -181,6 +182,7 @@ impl Txgs {
             counters: Arc::new(TxgCounters::new()),
             throttle_ns: AtomicHistogram::new(),
             quiesce_ns: AtomicHistogram::new(),
+            sync_ns: AtomicHistogram::new(),
         }
     }
 
@@ -408,8 +410,11 @@ impl Txgs {
         self.opened.notify_all();
         self.durable.notify_all();
         self.dirty_space.notify_all();
+        // The next txg opened when this one was closed.
+        let closed_ns = state.opened_ns;
         drop(state);
         self.counters.add(TxgCounters::SYNCED, 0, 1);
+        self.sync_ns.record(self.clock.now_ns() - closed_ns);
     }
 
     /// Requests a commit of `txg` and waits until it is durable. The calling thread must not have a
@@ -494,6 +499,12 @@ impl Txgs {
     /// Histogram of the time that closing a txg took, in nanoseconds.
     pub fn quiesce_ns(&self) -> &AtomicHistogram {
         &self.quiesce_ns
+    }
+
+    /// Histogram of the time from closing a txg until it was durable, in nanoseconds. It includes
+    /// the time that the pool was suspended.
+    pub fn sync_ns(&self) -> &AtomicHistogram {
+        &self.sync_ns
     }
 }
 

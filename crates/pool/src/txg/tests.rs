@@ -175,6 +175,20 @@ fn changes_wait_for_a_commit_at_the_maximum() {
 }
 
 #[test]
+fn the_time_of_a_commit_counts_from_the_close_of_its_txg() {
+    let clock = Arc::new(ManualClock::new());
+    let txgs = Arc::new(Txgs::new(9, clock.clone(), Arc::new(small())));
+    for sync_ns in [70, 30] {
+        clock.advance(1000);
+        let txg = txgs.quiesce().unwrap();
+        clock.advance(sync_ns);
+        txgs.synced(txg);
+    }
+    let taken = txgs.sync_ns().snapshot();
+    assert_eq!((taken.count, taken.sum, taken.max), (2, 100, 70));
+}
+
+#[test]
 fn delays_are_served_in_turn_and_end_with_a_commit() {
     let clock = Arc::new(ManualClock::new());
     let tunables = Arc::new(small());
