@@ -84,6 +84,8 @@ pub(crate) enum Request {
     SetTunable { pool: u64, name: String, value: String },
     /// Statistics of the daemon: [`messages::ProcessStats`].
     Stats,
+    /// The miss-ratio curve of the cache: [`messages::CurveReport`].
+    Curve,
 }
 
 /// A change of a scrub.

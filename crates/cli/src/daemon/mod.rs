@@ -17,6 +17,7 @@
 //! `daemon-state` is held for a short read or update. `daemon-state` may be taken under
 //! `daemon-changing`.
 
+mod curve;
 pub(crate) mod health;
 pub(crate) mod jobs;
 mod memory_watch;

@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use crate::fixture::{Fixture, texts};
 
-const COMMANDS: [&[&str]; 29] = [
+const COMMANDS: [&[&str]; 30] = [
     &["inspect"],
     &["create"],
     &["import"],
@@ -30,6 +30,7 @@ const COMMANDS: [&[&str]; 29] = [
     &["tunable", "get"],
     &["tunable", "set"],
     &["stats"],
+    &["advise"],
     &["demo"],
     &["completions"],
     &[],
