@@ -284,6 +284,29 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         Usage::of(self.inner())
     }
 
+    /// The hit ratio that more or less capacity would have had over the last minutes.
+    ///
+    /// It comes from miniature simulations of the policy on sampled blocks. They see blocks without
+    /// a hint. They take at most 4 MiB, and at most a sixteenth of a hard bound. A bound of less
+    /// than 7 MiB is too small for them; then the curve has no points.
+    ///
+    /// ```
+    /// # use forebay_cache::Cache;
+    /// # let cache = Cache::<u64, u32>::builder().capacity(400).build()?;
+    /// # for key in (0..4).flat_map(|_| 0..150) {
+    /// #     if cache.get(&key).is_none() { cache.insert(key, 0)?; }
+    /// # }
+    /// for point in cache.curve().points {
+    ///     println!("{} bytes: hit ratio {:.2}", point.capacity, point.hit_ratio());
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "insight")]
+    pub fn curve(&self) -> crate::Curve {
+        let inner = self.inner();
+        inner.simulations.curve(|| inner.curve_totals(), inner.capacities())
+    }
+
     /// The tunables. Those that can be set at run time can be set here.
     pub fn tunables(&self) -> &CacheTunables {
         &self.inner().tunables

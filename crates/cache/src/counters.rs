@@ -27,6 +27,9 @@ forebay_base::counters! {
     ghost_hits_mfu: class;
     /// Blocks inserted.
     inserts: class;
+    /// Blocks inserted without a hint: the misses that the miss-ratio curve counts. Zero without
+    /// the feature `insight`.
+    inserts_unhinted: class;
     /// Blocks not cached because no capacity became free in time.
     refused_no_capacity: class;
     /// Blocks not cached because they are heavier than the cache.
@@ -78,6 +81,10 @@ forebay_base::counters! {
     rule_changes: class;
     /// Accesses to sampled blocks that the miniature simulations have replayed.
     simulation_accesses: class;
+    /// Loads of sampled blocks, which are timed. Zero without the feature `insight`.
+    timed_loads;
+    /// Nanoseconds from the beginning of the timed loads until their blocks were published.
+    timed_load_ns;
     /// Reservations that found the cache at its overflow limit.
     overflows;
     /// Inserters that waited for capacity.

@@ -17,9 +17,11 @@ use std::ptr::NonNull;
 
 use crossbeam_utils::CachePadded;
 use forebay_base::clock::Clock;
+#[cfg(feature = "insight")]
+use forebay_base::counters::Counter;
 use forebay_base::histogram::AtomicHistogram;
 use forebay_base::rng::SmallRng;
-use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
 use crate::attributes::{Attributes, Class};
@@ -136,6 +138,14 @@ pub(crate) struct CacheParts<K: Key, V: Send + Sync + 'static> {
     pub(crate) plain_lru: bool,
 }
 
+/// Divisor of the hard bound for the memory of the curves.
+const INSIGHT_SHARE: u64 = 16;
+
+/// Memory that the curves may take, in bytes.
+pub(crate) fn insight_budget(bound: Option<&Bound>) -> u64 {
+    bound.map_or(u64::MAX, |bound| bound.bytes.load(Ordering::Relaxed) / INSIGHT_SHARE)
+}
+
 /// Bytes of an entry of the index, at least.
 const INDEX_ENTRY_BYTES: u64 = 8;
 
@@ -180,7 +190,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             free_ghosts,
             policy: Policy::new(parts.target, parts.plain_lru),
             ghost_hits: GhostHits::new(parts.shards),
-            simulations: Simulations::new(parts.shards),
+            simulations: Simulations::new(
+                parts.shards,
+                parts.plain_lru,
+                insight_budget(parts.bound.as_ref()),
+            ),
             capacity: Capacity::new(parts.target, parts.limit, parts.shards),
             owners: Owners::new(),
             in_flight: InFlightLoads::new(),
@@ -239,6 +253,23 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             b1: ghosts(false),
             b2: ghosts(true),
         }
+    }
+
+    /// What the counters say to the miss-ratio curve.
+    #[cfg(feature = "insight")]
+    pub(crate) fn curve_totals(&self) -> crate::curve::Totals {
+        let sum = |row: Counter| Class::ALL.map(|class| self.counters.sum(row.at(class as usize)));
+        let hits = [
+            CacheCounters::HITS_NEW,
+            CacheCounters::HITS_MRU,
+            CacheCounters::HITS_MFU,
+            CacheCounters::HITS_ONCE,
+        ];
+        let hits = hits.map(sum).into_iter().fold([0; 2], |a, b| [a[0] + b[0], a[1] + b[1]]);
+        let misses = sum(CacheCounters::INSERTS_UNHINTED);
+        let loads = [CacheCounters::TIMED_LOADS, CacheCounters::TIMED_LOAD_NS];
+        let loads = loads.map(|row| self.counters.sum(row.at(0)));
+        crate::curve::Totals { now_ns: self.clock.now_ns(), hits, misses, loads }
     }
 
     /// The header at the address of a resident slot.

@@ -14,10 +14,14 @@ use crate::frequency::Frequency;
 use crate::header::{FILLED, Header, HeaderState, List, MARK, RETIRED, VALID};
 use crate::index::line::Slot;
 use crate::index::{Full, Known, Locked};
+#[cfg(feature = "insight")]
+use crate::inner::insight_budget;
 use crate::inner::{CacheInner, Reclaim};
 use crate::key::Key;
 use crate::lists::ghosts::GhostList;
 use crate::owner::Permit;
+use crate::policy::simulation::Capacities;
+
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Why a block may not be cached, apart from a lack of capacity.
     pub(crate) fn refuse(&self, key: &K, class: Class, weight: u64) -> Option<Refusal> {
@@ -232,6 +236,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.ghost_hits.note(ghost_of, weight);
         // A block that is not cached weighs nothing.
         let sampled = weight > 0 && self.sampled(hash, attributes).1;
+        #[cfg(feature = "insight")]
+        if weight > 0 && attributes.hint == Hint::Normal {
+            self.counters.add(CacheCounters::INSERTS_UNHINTED, attributes.class as usize, 1);
+        }
         if sampled || self.simulations.should_replay() {
             self.replay(sampled.then_some((hash, attributes.class, weight)));
         }
@@ -242,10 +250,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// rules.
     #[cold]
     fn replay(&self, sampled: Option<(u64, Class, u32)>) {
-        let c = self.policy.capacity();
-        let sizes = self.sizes();
-        let capacity_of = |class: Class| c.saturating_sub(sizes.resident(class.other() as usize));
-        let Some(replayed) = self.simulations.note_miss(sampled, capacity_of) else { return };
+        let Some(replayed) = self.simulations.note_miss(sampled, || self.capacities()) else {
+            return;
+        };
         for class in Class::ALL {
             let n = class as usize;
             if replayed.accesses[n] > 0 {
@@ -255,6 +262,20 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 self.counters.add(CacheCounters::RULE_CHANGES, n, replayed.changes[n]);
             }
             self.policy.follow(class, replayed.chosen[n]);
+        }
+    }
+
+    /// What the simulations share out.
+    pub(crate) fn capacities(&self) -> Capacities {
+        let (total, sizes) = (self.policy.capacity(), self.sizes());
+        let of_class =
+            Class::ALL.map(|class| total.saturating_sub(sizes.resident(class.other() as usize)));
+        Capacities {
+            #[cfg(feature = "insight")]
+            total,
+            of_class,
+            #[cfg(feature = "insight")]
+            budget: insight_budget(self.bound.as_ref()),
         }
     }
 

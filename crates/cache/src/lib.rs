@@ -46,6 +46,7 @@
 //! | `index` | from hashes to headers and ghosts |
 //! | `lists` | the order of blocks and ghosts |
 //! | `policy` | which list gives up blocks; admission; miniature simulations |
+//! | `curve` | miss-ratio curves (feature `insight`) |
 //! | `evict` | the evictor, the reclaimer, sweeps |
 //! | `capacity` | credits, waiting inserters, targets, overhead |
 //! | `load` | load guards and single flight |
@@ -62,6 +63,8 @@ mod cache;
 mod callbacks;
 mod capacity;
 pub mod counters;
+#[cfg(feature = "insight")]
+mod curve;
 mod error;
 mod evict;
 mod frequency;
@@ -89,6 +92,8 @@ pub use builder::Builder;
 pub use cache::{Cache, Owner};
 pub use callbacks::Evicted;
 pub use capacity::overhead::Overhead;
+#[cfg(feature = "insight")]
+pub use curve::report::{Curve, CurvePoint};
 pub use error::{BuildError, LoadError, OwnerError, Refusal, Refused};
 pub use guard::{OwnedRef, Ref, SlotHint};
 pub use index::IndexStats;

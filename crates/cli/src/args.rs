@@ -9,7 +9,7 @@ use clap_complete::Shell;
 
 use crate::flags::Flags;
 use crate::logging::LogArgs;
-use crate::units::{pair, parse_address, parse_bytes, parse_interval, parse_sector};
+use crate::units::{pair, parse_address, parse_bytes, parse_interval, parse_ratio, parse_sector};
 
 /// How a pool is named, for the help of every command.
 const POOL_HELP: &str = "Pool: the path of its device, the paths of all its devices joined by `:`, or its name if it is imported";
@@ -85,6 +85,8 @@ pub(crate) enum Command {
     Stats(StatsArgs),
     /// Show hits, operations, devices and transaction groups over time, on a screen
     Top(TopArgs),
+    /// Show what a smaller or larger cache would bring: hit ratio, reads and time saved
+    Advise(AdviseArgs),
     /// Measure the cache on real files in a temporary pool
     Demo(DemoArgs),
     /// Print the completion script of a shell
@@ -631,6 +633,31 @@ pub(crate) struct TopArgs {
     /// Print the figures of one interval as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  forebay advise\n  forebay advise tank --target-hit-ratio 90%\n  \
+    forebay advise --budget 4G      the smallest memory within 4 GiB that is about as good as 4 GiB\n  \
+    forebay advise --plot curve.svg\n  forebay advise --json\n\n\
+    The daemon simulates its cache at other sizes on sampled blocks, for the accesses of the last minutes.\n\
+    CACHE is the memory for cached blocks, MEMORY the --memory of a daemon that has it. A * marks today's size.\n\
+    Saved are reads of devices, against today: less than nothing for smaller sizes."
+)]
+pub(crate) struct AdviseArgs {
+    /// Pool whose daemon is asked [default: all daemons]
+    pub(crate) pool: Option<String>,
+    /// Find the size that reaches this hit ratio: 0.9 or 90%
+    #[arg(long, value_name = "H", value_parser = parse_ratio)]
+    pub(crate) target_hit_ratio: Option<f64>,
+    /// Find the best size within this memory, in bytes or with a suffix K, M, G, T
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) budget: Option<u64>,
+    #[arg(long, help = JSON_HELP)]
+    pub(crate) json: bool,
+    /// Also write the curve to an SVG file
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

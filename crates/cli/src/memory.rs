@@ -134,6 +134,21 @@ impl MemoryPlan {
         share(self.total_bytes, HEADROOM_SHARE)
     }
 
+    /// The memory limit whose plan has that percentage of this one's cache, with the same threads.
+    pub(crate) fn memory_for(&self, percent: u64) -> u64 {
+        let wanted = (u128::from(self.cache_bytes) * u128::from(percent) / 100) as u64;
+        // Shares grow with the limit. The cache gets at least a quarter of what is added.
+        let (mut low, mut high) = (0, LEAST_BYTES + self.total_bytes + 8 * wanted);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match Self::split(middle, self.threads).cache_bytes >= wanted {
+                true => high = middle,
+                false => low = middle + 1,
+            }
+        }
+        if percent == 100 { self.total_bytes } else { low }
+    }
+
     /// Cache size of a command that only reads a pool, in bytes.
     pub(crate) fn small() -> u64 {
         64 << 20
@@ -163,6 +178,19 @@ mod tests {
     use super::*;
 
     const MACHINE: MemoryLimits = MemoryLimits { machine: 200 << 30, group: None };
+
+    #[test]
+    fn the_memory_for_another_cache_has_it() {
+        for total in [LEAST_BYTES, 256 << 20, 100 << 30] {
+            let plan = MemoryPlan::within(&MACHINE, Some(total), Some(2)).unwrap();
+            assert_eq!(plan.memory_for(100), total);
+            for percent in [25, 150, 400] {
+                let other = MemoryPlan::split(plan.memory_for(percent), 2).cache_bytes;
+                let wanted = plan.cache_bytes / 100 * percent;
+                assert!(other.abs_diff(wanted) < 1000, "{percent}: {other} for {wanted}");
+            }
+        }
+    }
 
     #[test]
     fn the_parts_are_within_the_whole() {

@@ -52,6 +52,20 @@ pub(crate) fn parse_interval(text: &str) -> Result<std::time::Duration, String> 
     }
 }
 
+/// Parses a ratio from 0 to 1, also as a percentage.
+pub(crate) fn parse_ratio(text: &str) -> Result<f64, String> {
+    let (number, scale) = match text.strip_suffix('%') {
+        Some(number) => (number, 100.0),
+        None => (text, 1.0),
+    };
+    let ratio = number.trim().parse::<f64>().map(|number| number / scale);
+    ratio.ok().filter(|ratio| (0.0..=1.0).contains(ratio)).ok_or_else(|| {
+        format!(
+            "`{text}` is no ratio; give one from 0 to 1, or from 0% to 100%, such as 0.9 or 90%"
+        )
+    })
+}
+
 /// Parses a sector size. The pool checks it.
 pub(crate) fn parse_sector(text: &str) -> Result<u32, String> {
     let bytes = parse_bytes(text)?;
@@ -172,6 +186,15 @@ pub(crate) fn usage<T>(result: Result<T, String>) -> Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ratios_are_read_in_both_their_forms() {
+        let read = ["0.9", "90%", "0", "100 %", "1"].map(|text| parse_ratio(text).unwrap());
+        assert_eq!(read, [0.9, 0.9, 0.0, 1.0, 1.0]);
+        for wrong in ["90", "-1%", "101%", "nan", "%", "", "x"] {
+            assert!(parse_ratio(wrong).unwrap_err().contains("is no ratio"), "{wrong}");
+        }
+    }
 
     #[test]
     fn bytes_are_read_in_all_their_forms() {

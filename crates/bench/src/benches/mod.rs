@@ -3,6 +3,7 @@
 pub(crate) mod cached_read;
 mod cached_read_model;
 pub(crate) mod create;
+mod curve;
 pub(crate) mod device;
 pub(crate) mod evict;
 pub(crate) mod freeing;

@@ -13,7 +13,7 @@ use forebay_sim::cache::run::{NamedPolicy, Outcome, POLICIES, SimError};
 use forebay_sim::cache::synthetic::{CAPACITY, SYNTHETIC, Synthetic};
 use forebay_sim::cache::trace::Trace;
 
-use super::lines;
+use super::{curve, lines};
 use crate::options::{Common, Failure, cpus};
 use crate::report::plot::{Axis, Panel};
 use crate::report::{Record, Value};
@@ -47,17 +47,24 @@ pub(crate) struct Args {
     /// Simulate only these policies; `forebay` is Forebay's cache.
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) policy: Vec<String>,
+    /// Compare the miss-ratio curve that a cache of each capacity measures of itself with
+    /// simulations of its sizes. Default capacity: 10%.
+    #[arg(long, conflicts_with = "policy")]
+    pub(crate) curve: bool,
 }
 
 /// One simulation.
-struct Job {
-    trace: Arc<Trace>,
-    capacity: usize,
-    player: NamedPolicy,
+pub(super) struct Job {
+    pub(super) trace: Arc<Trace>,
+    pub(super) capacity: usize,
+    pub(super) player: NamedPolicy,
 }
 
 /// Simulates every policy on every trace at every capacity.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
+    if args.curve {
+        return curve::run(common, args);
+    }
     let policies = policies(common, args)?;
     let mut jobs = Vec::new();
     let traces = traces(common, args)?;
@@ -106,7 +113,10 @@ fn policies(common: &Common, args: &Args) -> Result<Vec<NamedPolicy>, Failure> {
 }
 
 /// The traces, each with its default capacities.
-fn traces(common: &Common, args: &Args) -> Result<Vec<(Arc<Trace>, &'static [Capacity])>, Failure> {
+pub(super) fn traces(
+    common: &Common,
+    args: &Args,
+) -> Result<Vec<(Arc<Trace>, &'static [Capacity])>, Failure> {
     let mut traces: Vec<(Arc<Trace>, &'static [Capacity])> = Vec::new();
     for path in &args.trace {
         let mut trace = read(path, args.format)?;
@@ -141,7 +151,7 @@ fn traces(common: &Common, args: &Args) -> Result<Vec<(Arc<Trace>, &'static [Cap
 }
 
 /// Runs all jobs, as many at once as there are CPUs.
-fn run_all(jobs: &[Job], seed: u64) -> Result<Vec<Outcome>, SimError> {
+pub(super) fn run_all(jobs: &[Job], seed: u64) -> Result<Vec<Outcome>, SimError> {
     let next = AtomicUsize::new(0);
     let found: Vec<Mutex<Option<Result<Outcome, SimError>>>> =
         jobs.iter().map(|_| Mutex::new(None)).collect();
@@ -163,6 +173,9 @@ fn run_all(jobs: &[Job], seed: u64) -> Result<Vec<Outcome>, SimError> {
 
 /// A row per policy with its mean hit ratio over all rows, for the end of the table.
 pub(crate) fn means(records: &[Record]) -> Vec<Record> {
+    if records.iter().any(|record| record.subject() == curve::SUBJECT) {
+        return curve::summary(records);
+    }
     let mut sums: Vec<(&str, f64, u64)> = Vec::new();
     for record in records {
         let ratio = record.number("hit_ratio").unwrap_or(0.0);

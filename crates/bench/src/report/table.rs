@@ -64,7 +64,11 @@ fn param_cell(record: &Record, name: &str) -> String {
 fn figure_cell(record: &Record, name: &str) -> String {
     // Hit ratios differ by hundredths of a percent.
     let say = |value: f64| {
-        if name.ends_with("hit_ratio") { format!("{value:.4}") } else { human(value) }
+        if name.ends_with("hit_ratio") || name.ends_with("curve_error") {
+            format!("{value:.4}")
+        } else {
+            human(value)
+        }
     };
     record.number(name).map_or_else(|| "-".to_owned(), say)
 }

@@ -179,6 +179,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.mature();
         self.compact_rings();
         self.index.balance();
+        #[cfg(feature = "insight")]
+        self.simulations.advance(self.clock.now_ns(), || self.curve_totals(), || self.capacities());
     }
 
     /// The body of the reclaimer thread.

@@ -70,6 +70,8 @@ pub struct LoadGuard<K: Key, V: Send + Sync + 'static> {
     pub(crate) frequent: bool,
     /// Why the block will not be cached, if it will not.
     pub(crate) refusal: Option<Refusal>,
+    /// When the load began, if it is timed.
+    pub(crate) begun_ns: Option<u64>,
 }
 
 // SAFETY: as for references; the guard writes a `V` that it is given, and reads a `K`.
@@ -224,6 +226,7 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
         // SAFETY: the guard's pin keeps the cache alive.
         let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
         let this = std::mem::ManuallyDrop::new(self);
+        inner.load_ends(this.begun_ns);
         // SAFETY: this is the header's guard, and it has not been filled.
         unsafe { header.fill(value, kept) };
         let before = match refusal {

@@ -29,7 +29,7 @@ use crate::attributes::{Attributes, Cause, Class};
 use crate::counters::CacheCounters;
 use crate::error::{LoadError, Refusal};
 use crate::guard::Ref;
-use crate::header::{FILLED, Header, HeaderState, LOADING, MARK, RETIRED, VALID, WAITERS};
+use crate::header::{FILLED, Header, HeaderState, LOADING, MARK, RETIRED, SAMPLED, VALID, WAITERS};
 use crate::index::{Known, Locked, SlotRef};
 use crate::inner::CacheInner;
 use crate::insert::PreviousEntry;
@@ -116,7 +116,16 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 self.counters.add(CacheCounters::MISSES, class as usize, 1);
                 probe!(miss, &raw const key, class as u32, weight);
                 let inner = NonNull::from(self);
-                let guard = LoadGuard { header: mine, inner, hash, attributes, frequent, refusal };
+                let begun_ns = self.load_begins(mine);
+                let guard = LoadGuard {
+                    header: mine,
+                    inner,
+                    hash,
+                    attributes,
+                    frequent,
+                    refusal,
+                    begun_ns,
+                };
                 let begin =
                     if ask_secondary { self.offer_load(guard) } else { Begin::Vacant(guard) };
                 return Ok(Step::Ready(begin));
@@ -254,6 +263,22 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 assert!(same, "the secondary cache returned the guard of another load");
                 Begin::Vacant(guard)
             }
+        }
+    }
+
+    /// The time, if the load of a block is timed: if the block is sampled.
+    fn load_begins(&self, header: NonNull<Header<K, V>>) -> Option<u64> {
+        // SAFETY: the caller holds a pin.
+        let timed = cfg!(feature = "insight") && unsafe { header.as_ref() }.state().has(SAMPLED);
+        timed.then(|| self.clock.now_ns())
+    }
+
+    /// Counts the time of a load that is published.
+    pub(crate) fn load_ends(&self, begun_ns: Option<u64>) {
+        if let Some(begun_ns) = begun_ns {
+            let ns = self.clock.now_ns().saturating_sub(begun_ns);
+            self.counters.add(CacheCounters::TIMED_LOADS, 0, 1);
+            self.counters.add(CacheCounters::TIMED_LOAD_NS, 0, ns);
         }
     }
 

@@ -300,8 +300,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let inner = NonNull::from(self);
         match previous {
             Ok(previous) => {
-                let (frequent, refusal) = (false, None);
-                let guard = LoadGuard { header, inner, hash, attributes, frequent, refusal };
+                let (frequent, refusal, begun_ns) = (false, None, None);
+                let guard =
+                    LoadGuard { header, inner, hash, attributes, frequent, refusal, begun_ns };
                 Ok((guard, previous))
             }
             Err(reason) => {

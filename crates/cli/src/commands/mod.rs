@@ -1,5 +1,6 @@
 //! The commands, one module each.
 
+mod advise;
 mod cache;
 mod check;
 mod clear;
@@ -96,6 +97,7 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<u8> {
         }
         Command::Stats(args) => stats::run(&args),
         Command::Top(args) => crate::top::run(&args),
+        Command::Advise(args) => advise::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Serve(args) => daemon::spawn::serve(args.memory, args.threads, args.separate, log),

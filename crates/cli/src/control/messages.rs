@@ -396,6 +396,61 @@ pub(crate) struct CacheStateStats {
     pub(crate) blocks: u64,
 }
 
+/// The miss-ratio curve of a daemon's cache over the last minutes, and what follows from it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct CurveReport {
+    pub(crate) pid: u32,
+    /// Memory limit of the process.
+    pub(crate) memory_bytes: u64,
+    /// Memory for cached blocks today.
+    pub(crate) capacity_bytes: u64,
+    /// The time that the curve stands for.
+    pub(crate) seconds: f64,
+    /// Accesses in that time. Earlier ones count less.
+    pub(crate) accesses: f64,
+    /// Mean time of a load of a missing block; 0 if none was timed.
+    pub(crate) load_ns: f64,
+    /// From the smallest to the largest size.
+    pub(crate) points: Vec<CurvePointInfo>,
+    /// What follows, in sentences. The command adds them.
+    #[serde(default)]
+    pub(crate) advice: Vec<String>,
+}
+
+/// A simulated size of the cache.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct CurvePointInfo {
+    /// Of today's size.
+    pub(crate) percent: u64,
+    /// Memory for cached blocks.
+    pub(crate) capacity_bytes: u64,
+    /// Memory limit of a process whose cache has that capacity.
+    pub(crate) memory_bytes: u64,
+    pub(crate) hit_ratio: f64,
+    /// Of metadata, if any was requested.
+    pub(crate) metadata_hit_ratio: Option<f64>,
+    /// Of data, if any was requested.
+    pub(crate) data_hit_ratio: Option<f64>,
+    /// Misses in the time that the curve stands for.
+    pub(crate) misses: f64,
+    /// Standard error of `misses`, from sampling.
+    pub(crate) misses_error: f64,
+    /// False if the simulated cache of this size has not filled yet.
+    pub(crate) full: bool,
+}
+
+impl CurveReport {
+    /// The point of today's size.
+    pub(crate) fn today(&self) -> Option<CurvePointInfo> {
+        self.points.iter().find(|point| point.percent == 100).cloned()
+    }
+
+    /// Reads that `point` saves a second, against `today`.
+    pub(crate) fn reads_saved_per_s(&self, today: &CurvePointInfo, point: &CurvePointInfo) -> f64 {
+        if self.seconds > 0.0 { (today.misses - point.misses) / self.seconds } else { 0.0 }
+    }
+}
+
 /// Statistics of a pool.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PoolStats {

@@ -90,6 +90,8 @@ pub(crate) enum Request {
     Sample,
     /// Serve metrics over HTTP: [`messages::MetricsInfo`].
     Metrics { metrics: MetricsRequest },
+    /// The miss-ratio curve of the cache: [`messages::CurveReport`].
+    Curve,
 }
 
 /// A change of a scrub.

@@ -18,6 +18,7 @@
 //! `daemon-changing`. `daemon-metrics` is held while the server of metrics starts; no other lock is
 //! taken under it.
 
+mod curve;
 pub(crate) mod health;
 pub(crate) mod jobs;
 mod memory_watch;

@@ -8,7 +8,7 @@ use forebay_pool::{ErrorKind, Pool, PoolDevice};
 use serde::Serialize;
 
 use super::jobs::OnProgress;
-use super::{Daemon, jobs, mount_info, pool_info, sample, stats};
+use super::{Daemon, curve, jobs, mount_info, pool_info, sample, stats};
 use crate::control::Request;
 use crate::control::messages::{ExpandReport, FlushReport, JobReport, L2DeviceInfo, MountInfo};
 use crate::error::{Failure, Result};
@@ -93,6 +93,7 @@ impl Daemon {
             Request::Stats => answer(&stats::process(self)),
             Request::Sample => answer(&sample::process(self)),
             Request::Metrics { metrics } => answer(&self.serve_metrics(metrics)?),
+            Request::Curve => answer(&curve::report(self)),
         }
     }
 

@@ -6,6 +6,7 @@
     reason = "tests start processes and threads, wait and watch the time themselves"
 )]
 
+mod advise;
 mod bad_input;
 mod control;
 mod demo;

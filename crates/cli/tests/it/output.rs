@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use crate::fixture::{Fixture, texts};
 
-const COMMANDS: [&[&str]; 30] = [
+const COMMANDS: [&[&str]; 31] = [
     &["inspect"],
     &["create"],
     &["import"],
@@ -31,6 +31,7 @@ const COMMANDS: [&[&str]; 30] = [
     &["tunable", "set"],
     &["stats"],
     &["top"],
+    &["advise"],
     &["demo"],
     &["completions"],
     &[],

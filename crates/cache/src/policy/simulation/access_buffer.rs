@@ -6,7 +6,8 @@
 //! in its word, so the order of stores does not matter.
 //!
 //! Accesses may be lost: threads that share a shard may overwrite each other's, and a full ring
-//! drops new ones at the cost of two loads. A lost access is only a smaller sample.
+//! drops new ones and counts them. A lost access is only a smaller sample, but a loop whose hits
+//! are lost looks shorter. So the rings are longer than a batch, which is what one call takes.
 //!
 //! Locking: none to add; `simulations` to take.
 
@@ -16,8 +17,16 @@ use forebay_base::sync::thread_slot;
 
 use crate::attributes::Class;
 
-/// Words per ring, a power of two.
-const WORDS: usize = if cfg!(forebay_model) { 2 } else { 256 };
+/// Words that one call takes from a ring, and the shortest ring. A power of two.
+const BATCH: usize = if cfg!(forebay_model) { 2 } else { 256 };
+/// The longest ring.
+const MAX_WORDS: usize =
+    if cfg!(all(feature = "insight", not(forebay_model))) { 16 * BATCH } else { BATCH };
+/// Batches in the longest ring.
+#[cfg(feature = "insight")]
+pub(super) const MAX_BATCHES: usize = MAX_WORDS / BATCH;
+/// Words of all rings, unless each has the shortest length.
+const ALL_WORDS: usize = 256 * BATCH;
 
 /// An access to a sampled block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,30 +68,48 @@ pub(crate) struct AccessBuffer {
     shards: Box<[CachePadded<Shard>]>,
 }
 
+/// What was taken at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Batch {
+    pub(crate) taken: u64,
+    /// Accesses that found a ring full before.
+    pub(crate) lost: u64,
+    /// Whether a ring had more than a batch.
+    pub(crate) left: bool,
+}
+
 struct Shard {
-    words: [AtomicU64; WORDS],
+    words: Box<[AtomicU64]>,
     /// Words ever stored, approximately. Written by the shard's threads.
     stored: AtomicU32,
     /// Words ever taken. Written under the simulations' lock.
     taken: AtomicU32,
+    /// Accesses that found the ring full, approximately. Written by the shard's threads; set to
+    /// zero under the simulations' lock.
+    lost: AtomicU32,
 }
 
 impl AccessBuffer {
-    pub(crate) fn new(shards: usize) -> Self {
+    /// The rings take a quarter of `budget` bytes, unless each has the shortest length.
+    pub(crate) fn new(shards: usize, budget: u64) -> Self {
+        let all_words = (budget / 4 / size_of::<u64>() as u64).min(ALL_WORDS as u64).max(1);
+        let words = (1 << all_words.ilog2()) / shards.next_power_of_two();
+        let words = words.clamp(BATCH, MAX_WORDS);
         let shard = || Shard {
-            words: std::array::from_fn(|_| AtomicU64::new(0)),
+            words: (0..words).map(|_| AtomicU64::new(0)).collect(),
             stored: AtomicU32::new(0),
             taken: AtomicU32::new(0),
+            lost: AtomicU32::new(0),
         };
         Self { shards: (0..shards).map(|_| CachePadded::new(shard())).collect() }
     }
 
-    /// Whether the calling thread's ring should be emptied soon.
+    /// Whether the calling thread's ring has half a batch.
     #[inline]
-    pub(crate) fn is_half_full(&self) -> bool {
+    pub(crate) fn has_half_a_batch(&self) -> bool {
         let shard = &self.shards[thread_slot().index(self.shards.len())];
         let stored = shard.stored.load(Ordering::Relaxed);
-        stored.wrapping_sub(shard.taken.load(Ordering::Relaxed)) >= WORDS as u32 / 2
+        stored.wrapping_sub(shard.taken.load(Ordering::Relaxed)) >= BATCH as u32 / 2
     }
 
     /// Adds an access unless the ring is full. Drops repetitions of the last one, so that a single
@@ -90,39 +117,61 @@ impl AccessBuffer {
     pub(crate) fn note(&self, access: Access) {
         let shard = &self.shards[thread_slot().index(self.shards.len())];
         let stored = shard.stored.load(Ordering::Relaxed);
-        if stored.wrapping_sub(shard.taken.load(Ordering::Relaxed)) >= WORDS as u32 {
-            return;
+        if stored.wrapping_sub(shard.taken.load(Ordering::Relaxed)) >= shard.words.len() as u32 {
+            let lost = shard.lost.load(Ordering::Relaxed);
+            return shard.lost.store(lost.wrapping_add(1), Ordering::Relaxed);
         }
         let word = access.word();
-        let last = &shard.words[stored.wrapping_sub(1) as usize % WORDS];
-        if last.load(Ordering::Relaxed) == word {
+        if shard.word(stored.wrapping_sub(1)).load(Ordering::Relaxed) == word {
             return;
         }
-        shard.words[stored as usize % WORDS].store(word, Ordering::Relaxed);
+        shard.word(stored).store(word, Ordering::Relaxed);
         shard.stored.store(stored.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Takes all accesses, in each shard's order. One caller at a time.
-    pub(crate) fn take(&self, mut each: impl FnMut(Access)) {
+    /// Takes a batch of accesses from each shard, in its order. One caller at a time.
+    pub(crate) fn take(&self, mut each: impl FnMut(Access)) -> Batch {
+        let mut batch = Batch::default();
         for shard in &self.shards {
             let stored = shard.stored.load(Ordering::Relaxed);
-            let taken = shard.taken.load(Ordering::Relaxed);
+            let mut taken = shard.taken.load(Ordering::Relaxed);
             // A delayed thread may have set `stored` back.
             let waiting = stored.wrapping_sub(taken);
             if waiting == 0 {
                 continue;
             }
-            if waiting <= WORDS as u32 {
-                for at in 0..waiting {
-                    let word = &shard.words[taken.wrapping_add(at) as usize % WORDS];
-                    let word = word.swap(0, Ordering::Relaxed);
+            let mut end = stored;
+            if waiting <= shard.words.len() as u32 {
+                end = taken.wrapping_add(waiting.min(BATCH as u32));
+                batch.left |= end != stored;
+                while taken != end {
+                    let word = shard.word(taken).swap(0, Ordering::Relaxed);
+                    taken = taken.wrapping_add(1);
                     if word != 0 {
+                        batch.taken += 1;
                         each(Access::from_word(word));
                     }
                 }
             }
-            shard.taken.store(stored, Ordering::Relaxed);
+            shard.taken.store(end, Ordering::Relaxed);
+            // Only a ring that had accesses to take can have been full. The last batch of those
+            // that waited stands for what was lost.
+            if end == stored && shard.lost.load(Ordering::Relaxed) > 0 {
+                batch.lost += u64::from(shard.lost.swap(0, Ordering::Relaxed));
+            }
         }
+        batch
+    }
+
+    #[cfg(feature = "insight")]
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.shards.iter().map(|shard| size_of_val(&*shard.words) as u64).sum()
+    }
+}
+
+impl Shard {
+    fn word(&self, number: u32) -> &AtomicU64 {
+        &self.words[number as usize & (self.words.len() - 1)]
     }
 }
 
@@ -130,7 +179,7 @@ impl AccessBuffer {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Access, AccessBuffer, WORDS};
+    use super::{Access, AccessBuffer, BATCH, Batch, MAX_WORDS};
     use crate::attributes::Class;
 
     proptest! {
@@ -147,30 +196,37 @@ mod tests {
 
     #[test]
     fn a_full_ring_loses_what_comes_and_takes_more_when_it_was_emptied() {
-        let access_buffer = AccessBuffer::new(1);
+        let access_buffer = AccessBuffer::new(1, u64::MAX);
         let access = |key| Access { key, class: Class::Data, weight: 7 };
+        let (words, batches) = (MAX_WORDS as u64, MAX_WORDS / BATCH);
         for round in 0..5u64 {
-            (0..WORDS as u64 + 9).for_each(|key| access_buffer.note(access(round * 1000 + key)));
+            (0..words + 9).for_each(|key| access_buffer.note(access(round << 20 | key)));
             let mut taken = Vec::new();
-            access_buffer.take(|access| taken.push(access));
-            let wanted: Vec<_> = (0..WORDS as u64).map(|key| access(round * 1000 + key)).collect();
+            for batch in 1..=batches {
+                let last = batch == batches;
+                let found = access_buffer.take(|access| taken.push(access));
+                let lost = if last { 9 } else { 0 };
+                assert_eq!(found, Batch { taken: BATCH as u64, lost, left: !last });
+            }
+            let wanted: Vec<_> = (0..words).map(|key| access(round << 20 | key)).collect();
             assert_eq!(taken, wanted);
         }
-        access_buffer.take(|_| unreachable!("nothing is taken twice"));
+        let nothing = access_buffer.take(|_| unreachable!("nothing is taken twice"));
+        assert_eq!(nothing, Batch::default());
     }
 
     #[test]
     fn a_block_that_is_asked_for_again_and_again_does_not_fill_it() {
-        let access_buffer = AccessBuffer::new(1);
+        let access_buffer = AccessBuffer::new(1, u64::MAX);
         let access = |key| Access { key, class: Class::Data, weight: 7 };
-        (0..WORDS).for_each(|_| access_buffer.note(access(1)));
-        assert!(!access_buffer.is_half_full());
+        (0..BATCH).for_each(|_| access_buffer.note(access(1)));
+        assert!(!access_buffer.has_half_a_batch());
         access_buffer.note(access(2));
         access_buffer.note(access(1));
         let mut taken = Vec::new();
         access_buffer.take(|access| taken.push(access.key));
         assert_eq!(taken, [1, 2, 1]);
-        (0..WORDS as u64 / 2).for_each(|key| access_buffer.note(access(key)));
-        assert!(access_buffer.is_half_full());
+        (0..BATCH as u64 / 2).for_each(|key| access_buffer.note(access(key)));
+        assert!(access_buffer.has_half_a_batch());
     }
 }

@@ -5,11 +5,11 @@
 //!
 //! Locking: `simulations`.
 
-use super::Slots;
+use super::slots::Slots;
 use crate::frequency::{Frequency, TICKS};
 use crate::index::line::Slot;
 use crate::policy::admission::{MOVES_PER_CANDIDATE, Rule, rebalances, surplus};
-use crate::policy::{MIN_GHOSTS, ticks};
+use crate::policy::ticks;
 
 const NONE: u32 = u32::MAX;
 
@@ -50,6 +50,8 @@ pub(super) fn remembered(frequency: Frequency, now: u32) -> Frequency {
 
 pub(super) struct Miniature {
     rule: Rule,
+    /// Ghosts that may always stay.
+    min_ghosts: u64,
     nodes: Vec<Node>,
     /// By `ListId`, minus one.
     chains: [Chain; 3],
@@ -64,9 +66,10 @@ pub(super) struct Miniature {
 }
 
 impl Miniature {
-    pub(super) fn new(rule: Rule) -> Self {
+    pub(super) fn new(rule: Rule, min_ghosts: u64) -> Self {
         Self {
             rule,
+            min_ghosts,
             nodes: Vec::new(),
             chains: [Chain::EMPTY; 3],
             now: 0,
@@ -74,6 +77,11 @@ impl Miniature {
             rebalancing: false,
             forgotten: Vec::new(),
         }
+    }
+
+    #[cfg(feature = "insight")]
+    pub(super) fn set_rule(&mut self, rule: Rule) {
+        self.rule = rule;
     }
 
     pub(super) fn blocks(&self) -> u64 {
@@ -218,7 +226,7 @@ impl Miniature {
     fn trim_ghosts(&mut self, capacity: u64, slots: &Slots) {
         loop {
             let ghosts = self.chain(ListId::Ghost);
-            if ghosts.blocks <= MIN_GHOSTS || ghosts.bytes <= 2 * capacity {
+            if ghosts.blocks <= self.min_ghosts || ghosts.bytes <= 2 * capacity {
                 return;
             }
             self.forget(ghosts.coldest, slots);

@@ -9,8 +9,11 @@
 //!
 //! The simulations see inserted blocks and hits on sampled blocks. The header of a sampled block
 //! has a flag in its state word, so other hits pay nothing. Accesses pass through the
-//! [`access_buffer`]. A thread that inserts a sampled block, or finds its ring half full, replays
-//! all accesses, unless another thread does.
+//! [`access_buffer`]. A thread that inserts a sampled block, or finds half a batch in its ring,
+//! replays a batch, unless another thread does. The reclaimer replays the rest now and then.
+//!
+//! The simulated sizes of the miss-ratio curve (`curve`) see the same accesses, of samples of their
+//! own. Headers are flagged, and accesses noted, for the largest of all samples of the class.
 //!
 //! They do not see removals, refused blocks, pins, and blocks hinted `once` or `again`. All rules
 //! see the same accesses, so the comparison is fair.
@@ -21,33 +24,54 @@
 pub(crate) mod access_buffer;
 mod choice;
 mod miniature;
+pub(crate) mod miniatures;
+mod slots;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
-
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 
 use forebay_base::sync::Mutex;
 
 use crate::attributes::Class;
+#[cfg(feature = "insight")]
+use crate::curve::{Curves, Totals, report::Curve};
+use crate::policy::MIN_GHOSTS;
 use crate::policy::admission::{FIRST_RULE, RULES};
 use crate::sample::{Sample, sample_key};
-use access_buffer::{Access, AccessBuffer};
+use access_buffer::{Access, AccessBuffer, Batch};
 use choice::Choice;
-use miniature::Miniature;
+use miniatures::{Bounds, Miniatures};
 
 /// Blocks in a miniature above which the sample is halved.
 const MAX_BLOCKS: u64 = if cfg!(forebay_model) { 4 } else { 512 };
-/// Keys of all miniatures of a class above which the sample is halved.
-const MAX_KEYS: usize = 8 * MAX_BLOCKS as usize;
-/// Blocks in a full miniature below which the sample is doubled.
-const MIN_BLOCKS: u64 = MAX_BLOCKS / 8;
+/// The sizes of the simulations that choose the rule.
+const BOUNDS: Bounds =
+    Bounds { blocks: MAX_BLOCKS, keys: 8 * MAX_BLOCKS as usize, min_ghosts: MIN_GHOSTS };
 
 pub(crate) struct Simulations {
     /// By class.
     samples: [Sample; 2],
     access_buffer: AccessBuffer,
-    of_class: Mutex<[Simulation; 2]>,
+    replayed: Mutex<Replayed>,
+}
+
+/// What the accesses are replayed in.
+struct Replayed {
+    of_class: [Simulation; 2],
+    #[cfg(feature = "insight")]
+    curves: Curves,
+}
+
+/// Capacities today, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Capacities {
+    /// Of the cache.
+    #[cfg(feature = "insight")]
+    pub(crate) total: u64,
+    /// What each class could fill.
+    pub(crate) of_class: [u64; 2],
+    /// Memory that the curves may take.
+    #[cfg(feature = "insight")]
+    pub(crate) budget: u64,
 }
 
 /// The outcome of a replay.
@@ -59,14 +83,27 @@ pub(crate) struct ReplayOutcome {
     pub(crate) changes: [u64; 2],
     /// The chosen rules, by class.
     pub(crate) chosen: [usize; 2],
+    /// Whether more accesses wait.
+    left: bool,
 }
 
 impl Simulations {
-    pub(crate) fn new(shards: usize) -> Self {
+    /// `plain_lru` says that the cache never follows the chosen rules. `budget` is the memory that
+    /// the curves may take.
+    pub(crate) fn new(shards: usize, plain_lru: bool, budget: u64) -> Self {
+        #[cfg(feature = "insight")]
+        let fixed_rule = plain_lru.then_some(RULES.len() - 1);
+        #[cfg(not(feature = "insight"))]
+        let _ = plain_lru;
+        let replayed = Replayed {
+            of_class: [Simulation::new(BOUNDS), Simulation::new(BOUNDS)],
+            #[cfg(feature = "insight")]
+            curves: Curves::new(fixed_rule, budget),
+        };
         Self {
             samples: [Sample::default(), Sample::default()],
-            access_buffer: AccessBuffer::new(shards),
-            of_class: Mutex::named("simulations", [Simulation::new(), Simulation::new()]),
+            access_buffer: AccessBuffer::new(shards, budget),
+            replayed: Mutex::named("simulations", replayed),
         }
     }
 
@@ -88,206 +125,177 @@ impl Simulations {
     /// ring is about to drop some.
     #[inline]
     pub(crate) fn should_replay(&self) -> bool {
-        self.access_buffer.is_half_full()
+        self.access_buffer.has_half_a_batch()
     }
 
     /// Notes an insertion, with the block if it is sampled, and replays all accesses unless another
-    /// thread does. `capacity_of` returns the bytes that a class could fill.
+    /// thread does.
     pub(crate) fn note_miss(
         &self,
         sampled: Option<(u64, Class, u32)>,
-        capacity_of: impl Fn(Class) -> u64,
+        capacities: impl FnOnce() -> Capacities,
     ) -> Option<ReplayOutcome> {
         let access =
             sampled.map(|(hash, class, weight)| Access { key: sample_key(hash), class, weight });
-        let Some(mut simulations) = self.of_class.try_lock() else {
+        let Some(mut replayed) = self.replayed.try_lock() else {
             access.into_iter().for_each(|access| self.access_buffer.note(access));
             return None;
         };
-        let capacities = Class::ALL.map(capacity_of);
-        let mut replayed = ReplayOutcome::default();
-        let mut replay = |access: Access| {
-            let class = access.class as usize;
-            let simulation = &mut simulations[class];
-            if access.key & simulation.mask != 0 {
-                return;
+        Some(self.replay(&mut replayed, access, capacities()))
+    }
+
+    /// Replays a batch of the accesses since the last time, then `last`.
+    fn replay(
+        &self,
+        replayed: &mut Replayed,
+        last: Option<Access>,
+        capacities: Capacities,
+    ) -> ReplayOutcome {
+        let mut outcome = ReplayOutcome::default();
+        let batch = self.access_buffer.take(|access| {
+            replayed.access(access, capacities, &mut outcome);
+        });
+        replayed.end_batch(batch);
+        outcome.left = batch.left;
+        match last {
+            // In order.
+            Some(last) if batch.left => self.access_buffer.note(last),
+            Some(last) => {
+                replayed.access(last, capacities, &mut outcome);
+                replayed.end_batch(Batch { taken: 1, ..Batch::default() });
             }
-            replayed.accesses[class] += 1;
-            replayed.changes[class] += u64::from(simulation.access(access, capacities[class]));
-        };
-        self.access_buffer.take(&mut replay);
-        access.into_iter().for_each(&mut replay);
-        for (sample, simulation) in self.samples.iter().zip(&*simulations) {
-            sample.set_mask(simulation.mask);
+            None => {}
         }
-        replayed.chosen = [simulations[0].choice.chosen(), simulations[1].choice.chosen()];
-        Some(replayed)
+        for class in Class::ALL {
+            self.samples[class as usize].set_mask(replayed.mask(class));
+        }
+        outcome.chosen = [replayed.of_class[0].chosen(), replayed.of_class[1].chosen()];
+        outcome
+    }
+
+    /// Replays as many accesses as the access buffer can have.
+    #[cfg(feature = "insight")]
+    fn replay_all(&self, replayed: &mut Replayed, capacities: Capacities) {
+        let mut batches = access_buffer::MAX_BATCHES;
+        while self.replay(replayed, None, capacities).left && batches > 0 {
+            batches -= 1;
+        }
+    }
+
+    /// Now and then, replays the accesses since the last time, and adds to the curves what the
+    /// counters say.
+    #[cfg(feature = "insight")]
+    pub(crate) fn advance(
+        &self,
+        now_ns: u64,
+        totals: impl FnOnce() -> Totals,
+        capacities: impl FnOnce() -> Capacities,
+    ) {
+        let Some(mut replayed) = self.replayed.try_lock() else { return };
+        let capacities = capacities();
+        replayed.curves.keep_to(capacities.budget);
+        if !replayed.curves.is_due(now_ns) {
+            return;
+        }
+        self.replay_all(&mut replayed, capacities);
+        replayed.curves.advance(totals());
+    }
+
+    /// The miss-ratio curve, up to now.
+    #[cfg(feature = "insight")]
+    pub(crate) fn curve(&self, totals: impl FnOnce() -> Totals, capacities: Capacities) -> Curve {
+        let mut replayed = self.replayed.lock();
+        self.replay_all(&mut replayed, capacities);
+        replayed.curves.advance(totals());
+        replayed.curves.curve(capacities.total)
     }
 
     /// Restarts the simulations. The chosen rules stay.
     pub(crate) fn clear(&self) {
-        let mut simulations = self.of_class.lock();
-        self.access_buffer.take(drop);
-        for (sample, simulation) in self.samples.iter().zip(&mut *simulations) {
+        let mut replayed = self.replayed.lock();
+        while self.access_buffer.take(|_| {}).left {}
+        for (sample, simulation) in self.samples.iter().zip(&mut replayed.of_class) {
             let chosen = simulation.choice.chosen();
-            *simulation = Simulation::new();
+            *simulation = Simulation::new(BOUNDS);
             simulation.choice = Choice::new(chosen);
             sample.set_mask(0);
         }
+        #[cfg(feature = "insight")]
+        replayed.curves.clear();
     }
 
     /// Bytes of memory held.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.of_class.lock().iter().map(Simulation::memory_bytes).sum()
+        let replayed = self.replayed.lock();
+        let bytes = replayed.of_class.iter().map(Simulation::memory_bytes).sum::<u64>();
+        #[cfg(feature = "insight")]
+        let bytes = bytes + replayed.curves.memory_bytes() + self.access_buffer.memory_bytes();
+        bytes
     }
 }
 
-/// The miniatures of a class.
-struct Simulation {
-    mask: u64,
-    slots: Slots,
-    miniatures: [Miniature; RULES.len()],
+impl Replayed {
+    fn access(&mut self, access: Access, capacities: Capacities, outcome: &mut ReplayOutcome) {
+        let class = access.class as usize;
+        let simulation = &mut self.of_class[class];
+        if simulation.samples(access.key) {
+            outcome.accesses[class] += 1;
+            outcome.changes[class] +=
+                u64::from(simulation.access(access, capacities.of_class[class]));
+        }
+        #[cfg(feature = "insight")]
+        self.curves.access(access, simulation.chosen(), capacities);
+    }
+
+    /// The accesses since the last batch stand for those that were lost.
+    fn end_batch(&mut self, batch: Batch) {
+        #[cfg(feature = "insight")]
+        self.curves.end_batch(batch);
+        #[cfg(not(feature = "insight"))]
+        let _ = (batch.taken, batch.lost);
+    }
+
+    /// The mask of the largest sample of a class. The others are parts of it.
+    fn mask(&self, class: Class) -> u64 {
+        let mask = self.of_class[class as usize].mask();
+        #[cfg(feature = "insight")]
+        let mask = mask.min(self.curves.mask(class));
+        mask
+    }
+}
+
+/// The miniatures of all rules, and the choice among them.
+pub(crate) struct Simulation {
+    miniatures: Miniatures,
     choice: Choice,
 }
 
 impl Simulation {
-    fn new() -> Self {
-        Self {
-            mask: 0,
-            slots: Slots::default(),
-            miniatures: RULES.map(Miniature::new),
-            choice: Choice::new(FIRST_RULE),
-        }
+    pub(crate) fn new(bounds: Bounds) -> Self {
+        Self { miniatures: Miniatures::new(&RULES, bounds), choice: Choice::new(FIRST_RULE) }
+    }
+
+    /// The number of the chosen rule.
+    pub(crate) fn chosen(&self) -> usize {
+        self.choice.chosen()
+    }
+
+    pub(crate) fn samples(&self, key: u64) -> bool {
+        self.miniatures.samples(key)
+    }
+
+    pub(crate) fn mask(&self) -> u64 {
+        self.miniatures.mask()
     }
 
     /// Replays an access in a class that could fill `capacity` bytes. True if the chosen rule
     /// changes.
-    fn access(&mut self, access: Access, capacity: u64) -> bool {
-        let capacity = capacity / (self.mask + 1);
-        let slot = self.slots.find_or_add(access.key, access.weight);
-        let mut hits = 0;
-        for (rule, miniature) in self.miniatures.iter_mut().enumerate() {
-            let tracked_before = miniature.tracks(slot);
-            hits |= u32::from(miniature.access(slot, capacity, &self.slots)) << rule;
-            let tracks = miniature.tracks(slot);
-            self.slots.trackers[slot as usize] += u8::from(tracks && !tracked_before);
-        }
-        let blocks = self.miniatures.iter().map(Miniature::blocks).max().unwrap_or(0);
-        let changed = self.choice.note(hits, blocks);
-        // No miniature has it if it is too heavy for all.
-        self.slots.release_if_untracked(slot);
-        self.release_forgotten();
-        self.adjust_sample(blocks, capacity);
-        changed
+    pub(crate) fn access(&mut self, access: Access, capacity: u64) -> bool {
+        let (hits, blocks) = self.miniatures.access(access, capacity);
+        self.choice.note(hits, blocks)
     }
 
-    /// Halves or doubles the sample if a miniature is too large or too small.
-    fn adjust_sample(&mut self, blocks: u64, capacity: u64) {
-        if blocks > MAX_BLOCKS || self.slots.len() > MAX_KEYS {
-            self.mask = (self.mask << 1) | 1;
-            for slot in self.slots.all() {
-                if self.slots.keys[slot as usize] & self.mask != 0 {
-                    self.miniatures
-                        .iter_mut()
-                        .for_each(|miniature| miniature.forget(slot, &self.slots));
-                }
-            }
-            self.release_forgotten();
-            return;
-        }
-        let full =
-            self.miniatures.iter().any(|miniature| miniature.resident_bytes() > capacity / 8 * 7);
-        if blocks < MIN_BLOCKS && full && self.mask > 0 {
-            self.mask >>= 1;
-        }
-    }
-
-    /// Releases the slots that no miniature tracks.
-    fn release_forgotten(&mut self) {
-        for miniature in &mut self.miniatures {
-            for slot in miniature.forgotten() {
-                self.slots.trackers[slot as usize] -= 1;
-                self.slots.release_if_untracked(slot);
-            }
-        }
-    }
-
-    fn memory_bytes(&self) -> u64 {
-        self.slots.memory_bytes() + self.miniatures.iter().map(Miniature::memory_bytes).sum::<u64>()
-    }
-}
-
-/// Numbers for the keys that the miniatures of a class track.
-#[derive(Default)]
-struct Slots {
-    by_key: HashMap<u64, u32, BuildHasherDefault<Hashed>>,
-    keys: Vec<u64>,
-    /// A block's weight when it was first seen, while it is tracked.
-    weights: Vec<u32>,
-    /// How many miniatures track it.
-    trackers: Vec<u8>,
-    free: Vec<u32>,
-}
-
-impl Slots {
-    fn len(&self) -> usize {
-        self.by_key.len()
-    }
-
-    fn weight(&self, slot: u32) -> u32 {
-        self.weights[slot as usize]
-    }
-
-    fn all(&self) -> Vec<u32> {
-        self.by_key.values().copied().collect()
-    }
-
-    fn find_or_add(&mut self, key: u64, weight: u32) -> u32 {
-        if let Some(slot) = self.by_key.get(&key) {
-            return *slot;
-        }
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.keys.push(0);
-            self.weights.push(0);
-            self.trackers.push(0);
-            self.keys.len() as u32 - 1
-        });
-        let n = slot as usize;
-        (self.keys[n], self.weights[n], self.trackers[n]) = (key, weight, 0);
-        self.by_key.insert(key, slot);
-        slot
-    }
-
-    fn release_if_untracked(&mut self, slot: u32) {
-        let n = slot as usize;
-        if self.trackers[n] == 0 && self.by_key.remove(&self.keys[n]).is_some() {
-            self.free.push(slot);
-        }
-    }
-
-    fn memory_bytes(&self) -> u64 {
-        let each = size_of::<u64>() + 2 * size_of::<u32>() + 1;
-        // An entry of the table and its control byte.
-        (self.keys.capacity() * each + self.by_key.capacity() * 17) as u64
-    }
-}
-
-/// Hashes values that are hashes already.
-#[derive(Default)]
-struct Hashed(u64);
-
-impl Hasher for Hashed {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 << 8) ^ u64::from(*byte);
-        }
-    }
-    fn write_u64(&mut self, key: u64) {
-        // The table uses the low bits for the bucket and the top bits to tell entries apart. The
-        // low bits of a sampled key are zero.
-        self.0 = key.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.miniatures.memory_bytes()
     }
 }

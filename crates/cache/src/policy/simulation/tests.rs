@@ -6,7 +6,8 @@ use forebay_base::rng::SmallRng;
 use proptest::prelude::*;
 
 use super::miniature::{Miniature, remembered};
-use super::{MAX_BLOCKS, MAX_KEYS, Simulation, Simulations, Slots, sample_key};
+use super::slots::Slots;
+use super::{BOUNDS, Capacities, Simulation, Simulations, sample_key};
 use crate::attributes::Class;
 use crate::frequency::{Frequency, TICKS};
 use crate::policy::admission::{MOVES_PER_CANDIDATE, RULES, Rule, rebalances, surplus};
@@ -156,7 +157,7 @@ proptest! {
         capacity in 10..300u64,
         heaviest in 1..12u64,
     ) {
-        let (mut miniature, mut naive) = (Miniature::new(RULES[rule]), Naive::new(RULES[rule]));
+        let (mut miniature, mut naive) = (Miniature::new(RULES[rule], MIN_GHOSTS), Naive::new(RULES[rule]));
         let (mut slots, mut rng) = (Slots::default(), SmallRng::from_seed(seed));
         let mut capacity = capacity;
         for step in 0..3000u64 {
@@ -185,66 +186,79 @@ fn data(hash: u64) -> Access {
 /// no slot is lost.
 #[test]
 fn the_sample_stays_in_proportion() {
-    let (mut simulation, mut rng) = (Simulation::new(), SmallRng::from_seed(5));
+    let (mut simulation, mut rng) = (Simulation::new(BOUNDS), SmallRng::from_seed(5));
     let audit = |simulation: &Simulation| {
-        let known: usize =
-            simulation.miniatures.iter().map(|miniature| miniature.audit(&simulation.slots)).sum();
+        let known: usize = simulation
+            .miniatures
+            .miniatures
+            .iter()
+            .map(|miniature| miniature.audit(&simulation.miniatures.slots))
+            .sum();
         let trackers: usize = simulation
+            .miniatures
             .slots
             .all()
             .iter()
-            .map(|s| simulation.slots.trackers[*s as usize] as usize)
+            .map(|s| simulation.miniatures.slots.trackers[*s as usize] as usize)
             .sum();
         assert_eq!(known, trackers);
         assert_eq!(
-            simulation.slots.len() + simulation.slots.free.len(),
-            simulation.slots.keys.len()
+            simulation.miniatures.slots.len() + simulation.miniatures.slots.free.len(),
+            simulation.miniatures.slots.keys.len()
         );
-        assert!(simulation.slots.len() <= MAX_KEYS);
+        assert!(simulation.miniatures.slots.len() <= BOUNDS.keys);
     };
     let mut replay = |simulation: &mut Simulation, keys: u64, accesses: u64, capacity: u64| {
         for _ in 0..accesses {
             let access = data(rng.below(keys).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-            if access.key & simulation.mask == 0 {
+            if access.key & simulation.mask() == 0 {
                 simulation.access(access, capacity);
             }
         }
     };
     replay(&mut simulation, 300, 5000, 1000);
-    assert_eq!(simulation.mask, 0, "a small cache is sampled whole");
+    assert_eq!(simulation.mask(), 0, "a small cache is sampled whole");
     audit(&simulation);
     replay(&mut simulation, 400_000, 1_000_000, 200_000);
-    let blocks = simulation.miniatures[0].blocks();
+    let blocks = simulation.miniatures.miniatures[0].blocks();
     println!(
         "200000 blocks: one of {}, {blocks} blocks, {} bytes",
-        simulation.mask + 1,
+        simulation.mask() + 1,
         simulation.memory_bytes()
     );
-    assert!((MIN_DENSE_BLOCKS..=MAX_BLOCKS).contains(&blocks), "{blocks}");
+    assert!((MIN_DENSE_BLOCKS..=BOUNDS.blocks).contains(&blocks), "{blocks}");
     assert!(simulation.memory_bytes() < 1 << 20, "{}", simulation.memory_bytes());
     audit(&simulation);
     replay(&mut simulation, 400_000, 1_000_000, 2000);
     println!(
         "2000 blocks: one of {}, {} blocks",
-        simulation.mask + 1,
-        simulation.miniatures[0].blocks()
+        simulation.mask() + 1,
+        simulation.miniatures.miniatures[0].blocks()
     );
-    assert!((MIN_DENSE_BLOCKS..=MAX_BLOCKS).contains(&simulation.miniatures[0].blocks()));
+    assert!(
+        (MIN_DENSE_BLOCKS..=BOUNDS.blocks).contains(&simulation.miniatures.miniatures[0].blocks())
+    );
     audit(&simulation);
 }
 
 /// Above the bound below which the sample is doubled.
-const MIN_DENSE_BLOCKS: u64 = super::MIN_BLOCKS / 2;
+const MIN_DENSE_BLOCKS: u64 = BOUNDS.blocks / 16;
 
 #[test]
 fn a_loop_and_a_drift_lead_to_opposite_rules() {
-    let simulations = Simulations::new(1);
-    let capacity = |_: Class| 100;
+    let simulations = Simulations::new(1, false, u64::MAX);
+    let capacities = || Capacities {
+        #[cfg(feature = "insight")]
+        total: 100,
+        of_class: [100; 2],
+        #[cfg(feature = "insight")]
+        budget: u64::MAX,
+    };
     let hash = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut chosen = usize::MAX;
     for i in 0..20_000u64 {
         let replayed = simulations
-            .note_miss(Some((hash(i % 130), Class::Data, 1)), capacity)
+            .note_miss(Some((hash(i % 130), Class::Data, 1)), capacities)
             .expect("no other thread replays");
         chosen = replayed.chosen[Class::Data as usize];
     }
@@ -254,7 +268,7 @@ fn a_loop_and_a_drift_lead_to_opposite_rules() {
         let key = (1 << 30) + i / 5 - rng.below(80).min(rng.below(80));
         simulations.note_hit(hash(key), Class::Data, 1);
         let replayed = simulations
-            .note_miss(Some((hash(key), Class::Data, 1)), capacity)
+            .note_miss(Some((hash(key), Class::Data, 1)), capacities)
             .expect("no other thread replays");
         assert_eq!(replayed.accesses, [0, 2], "the hit is played before the miss");
         chosen = replayed.chosen[Class::Data as usize];
@@ -262,7 +276,7 @@ fn a_loop_and_a_drift_lead_to_opposite_rules() {
     assert_eq!(chosen, RULES.len() - 1, "nothing but recency counts");
     simulations.clear();
     let replayed = simulations
-        .note_miss(Some((1, Class::Metadata, 1)), capacity)
+        .note_miss(Some((1, Class::Metadata, 1)), capacities)
         .expect("no other thread replays");
     assert_eq!((replayed.chosen[Class::Data as usize], replayed.accesses), (chosen, [1, 0]));
 }

@@ -1,0 +1,232 @@
+//! Miss-ratio curves: the hit ratio that the policy in use would have with less or more capacity.
+//!
+//! For each class and each of [`SIZES`] there is a [`simulated_size`]: a miniature on sampled
+//! blocks (Waldspurger et al., "Cache Modeling and Optimization using Miniature Simulations", ATC
+//! 2017). It has its own sample, of about as many blocks for a small size as for a large one, and
+//! follows the rule that the policy would choose at that size. It sees the accesses that the
+//! policy's own simulations see, from the same access buffer.
+//!
+//! Three corrections turn sampled misses into a curve ([`estimate`]):
+//!
+//! 1. The miss ratio is the sampled misses, scaled up, over the true number of accesses, which the
+//!    cache's counters know. A sample with too many or too few of the hot blocks does not distort
+//!    it (SHARDS-adj: Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST 2015).
+//! 2. Accesses that the full access buffer dropped are counted, and the others of their batch stand
+//!    for them.
+//! 3. Misses of all sizes are scaled so that today's size has the misses that the cache had.
+//!
+//! All sums decay with a half-life of [`HALF_LIFE_S`], so the curve follows the last minutes.
+//!
+//! The memory is bounded by 4 MiB. In a cache with a hard bound it is also a small part of that, by
+//! smaller samples. A very small cache has no curve.
+//!
+//! It does not see what the simulations do not see: blocks hinted `once` or `again`, removals,
+//! refused blocks and pins. The classes share a size as they share the capacity today, but one
+//! takes what the other leaves unused. Weights are those of the first access.
+//!
+//! Locking: `simulations`.
+
+mod estimate;
+pub(crate) mod report;
+mod simulated_size;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
+
+use crate::attributes::Class;
+use crate::policy::simulation::Capacities;
+use crate::policy::simulation::access_buffer::{Access, Batch};
+use report::{Curve, CurvePoint};
+use simulated_size::SimulatedSize;
+
+/// The simulated sizes, in percent of the cache's capacity. Those without a chooser follow the rule
+/// in force.
+const SIZES: [(u64, Chooser); 8] = [
+    (25, Chooser::Own),
+    (50, Chooser::Own),
+    (75, Chooser::Own),
+    (100, Chooser::Cache),
+    (150, Chooser::Own),
+    (200, Chooser::Own),
+    (300, Chooser::Own),
+    (400, Chooser::Own),
+];
+/// The index of today's size.
+const TODAY: usize = 3;
+
+/// Time after which an access counts half.
+const HALF_LIFE_S: f64 = 120.0;
+
+/// Interval at which the sums are advanced.
+const ADVANCE_NS: u64 = 500_000_000;
+
+/// What the largest samples can take. See [`simulated_size::BOUNDS`].
+const FULL_BYTES: u64 = (4 << 20) - (512 << 10);
+/// Samples are halved up to this many times. With less memory there is no curve.
+const MAX_SHIFT: u32 = 3;
+
+/// Where a simulated size takes its rule from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Chooser {
+    /// Simulations of its own, smaller ones.
+    Own,
+    /// The cache's choice.
+    Cache,
+}
+
+/// What the cache's counters say since it was built, by class.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) now_ns: u64,
+    /// Hits.
+    pub(crate) hits: [u64; 2],
+    /// Inserted blocks without a hint.
+    pub(crate) misses: [u64; 2],
+    /// Timed loads, and their nanoseconds.
+    pub(crate) loads: [u64; 2],
+}
+
+/// The simulated sizes of both classes, and the decaying sums over the last minutes.
+pub(crate) struct Curves {
+    /// The rule at all sizes, if the cache never chooses.
+    fixed_rule: Option<usize>,
+    /// How many times the samples are halved for lack of memory. Above [`MAX_SHIFT`], nothing is
+    /// simulated.
+    shift: u32,
+    /// By class.
+    sizes: [[SimulatedSize; SIZES.len()]; 2],
+    last: Totals,
+    hits: [f64; 2],
+    misses: [f64; 2],
+    /// Number and nanoseconds of timed loads.
+    loads: [f64; 2],
+    seconds: f64,
+}
+
+impl Curves {
+    /// `fixed_rule` is the rule at all sizes, if the cache never chooses. `budget` is the memory
+    /// that this may take, in bytes.
+    pub(crate) fn new(fixed_rule: Option<usize>, budget: u64) -> Self {
+        let shift = (0..=MAX_SHIFT).find(|shift| FULL_BYTES >> shift <= budget);
+        let shift = shift.unwrap_or(MAX_SHIFT + 1);
+        let size = |(percent, chooser)| {
+            let chooses = chooser == Chooser::Own && fixed_rule.is_none();
+            SimulatedSize::new(percent, chooses, shift)
+        };
+        Self {
+            fixed_rule,
+            shift,
+            sizes: Class::ALL.map(|_| SIZES.map(size)),
+            last: Totals::default(),
+            hits: [0.0; 2],
+            misses: [0.0; 2],
+            loads: [0.0; 2],
+            seconds: 0.0,
+        }
+    }
+
+    /// Forgets all blocks and sums.
+    pub(crate) fn clear(&mut self) {
+        self.start_anew(FULL_BYTES >> self.shift);
+    }
+
+    fn start_anew(&mut self, budget: u64) {
+        *self = Self { last: self.last, ..Self::new(self.fixed_rule, budget) };
+    }
+
+    /// Starts anew with smaller samples if the memory may be less than before, and with larger ones
+    /// if it may be much more.
+    pub(crate) fn keep_to(&mut self, budget: u64) {
+        let takes = FULL_BYTES >> self.shift;
+        let simulates = self.shift <= MAX_SHIFT;
+        if (simulates && takes > budget) || (self.shift > 0 && budget >= 4 * takes) {
+            self.start_anew(budget);
+        }
+    }
+
+    /// The mask of the largest sample of a class.
+    pub(crate) fn mask(&self, class: Class) -> u64 {
+        if self.shift > MAX_SHIFT {
+            return u64::MAX;
+        }
+        let masks = self.sizes[class as usize].iter().map(SimulatedSize::mask);
+        masks.min().unwrap_or(0)
+    }
+
+    /// Replays an access. `rule` is the number of its class's rule in force.
+    pub(crate) fn access(&mut self, access: Access, rule: usize, capacities: Capacities) {
+        if self.shift > MAX_SHIFT {
+            return;
+        }
+        let (class, other) = (access.class as usize, access.class.other() as usize);
+        let rule = self.fixed_rule.unwrap_or(rule);
+        for n in 0..SIZES.len() {
+            let left = self.sizes[other][n].left_of(capacities.total);
+            let size = &mut self.sizes[class][n];
+            let capacity = size.scaled(capacities.of_class[class]).max(left);
+            size.access(access, rule, capacity);
+        }
+    }
+
+    /// Ends a batch. Its accesses stand for those that the access buffer dropped meanwhile.
+    pub(crate) fn end_batch(&mut self, batch: Batch) {
+        let stands_for = 1.0 + batch.lost as f64 / batch.taken.max(1) as f64;
+        self.sizes.iter_mut().flatten().for_each(|size| size.end_batch(stands_for));
+    }
+
+    /// Whether the sums should be advanced.
+    pub(crate) fn is_due(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.last.now_ns) >= ADVANCE_NS
+    }
+
+    /// Adds to the sums what the counters say, and lets them decay.
+    pub(crate) fn advance(&mut self, totals: Totals) {
+        let seconds = totals.now_ns.saturating_sub(self.last.now_ns) as f64 / 1e9;
+        let kept = (-seconds / HALF_LIFE_S).exp2();
+        let last = self.last;
+        for (sum, now, last) in [
+            (&mut self.hits, totals.hits, last.hits),
+            (&mut self.misses, totals.misses, last.misses),
+            (&mut self.loads, totals.loads, last.loads),
+        ] {
+            for n in 0..2 {
+                sum[n] = (sum[n] + now[n].saturating_sub(last[n]) as f64) * kept;
+            }
+        }
+        self.seconds = (self.seconds + seconds) * kept;
+        self.sizes.iter_mut().flatten().for_each(|size| size.decay(kept));
+        self.last = totals;
+    }
+
+    /// The curve over the last minutes. [`advance`](Self::advance) first.
+    pub(crate) fn curve(&self, capacity: u64) -> Curve {
+        let by_class = Class::ALL.map(|class| self.points(class, capacity));
+        let points = by_class[0].iter().zip(&by_class[1]).map(|(a, b)| a.plus(b)).collect();
+        let [loads, ns] = self.loads;
+        let load_ns = if loads > 0.0 { ns / loads } else { 0.0 };
+        Curve { capacity, seconds: self.seconds, load_ns, points, by_class }
+    }
+
+    fn points(&self, class: Class, capacity: u64) -> Vec<CurvePoint> {
+        if self.shift > MAX_SHIFT {
+            return Vec::new();
+        }
+        let n = class as usize;
+        let measured =
+            estimate::Measured { accesses: self.hits[n] + self.misses[n], misses: self.misses[n] };
+        let sampled: Vec<_> = self.sizes[n].iter().map(SimulatedSize::sampled).collect();
+        let misses = estimate::misses(measured, &sampled, TODAY);
+        let point = |(size, (misses, error)): (&SimulatedSize, (f64, f64))| CurvePoint {
+            percent: size.percent(),
+            capacity: size.scaled(capacity),
+            accesses: measured.accesses,
+            misses,
+            error,
+            full: size.is_full(),
+        };
+        self.sizes[n].iter().zip(misses).map(point).collect()
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.sizes.iter().flatten().map(SimulatedSize::memory_bytes).sum()
+    }
+}

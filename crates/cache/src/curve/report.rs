@@ -1,0 +1,112 @@
+//! The curve as users see it.
+
+/// The hit ratio that a cache would have had over the last minutes, at several sizes.
+///
+/// From [`Cache::curve`](crate::Cache::curve). Accesses are those to blocks without a hint, and
+/// weigh less the longer ago they were.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Curve {
+    /// The capacity today, in bytes.
+    pub capacity: u64,
+    /// The seconds that the sums stand for: at most about three minutes.
+    pub seconds: f64,
+    /// The mean time of a load, in nanoseconds: from [`Cache::begin`](crate::Cache::begin) until
+    /// the block was published. 0 if no load of a sampled block ended.
+    pub load_ns: f64,
+    /// Both classes together, from a quarter to four times today's capacity, in ascending order.
+    pub points: Vec<CurvePoint>,
+    /// Metadata and data alone. A point's capacity is that of the whole cache.
+    pub by_class: [Vec<CurvePoint>; 2],
+}
+
+/// A cache of one size.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CurvePoint {
+    /// The size in percent of today's capacity.
+    pub percent: u64,
+    /// The capacity, in bytes.
+    pub capacity: u64,
+    /// Accesses.
+    pub accesses: f64,
+    /// Misses that this size would have had.
+    pub misses: f64,
+    /// The standard error of `misses`, as far as it comes from sampling.
+    pub error: f64,
+    /// Whether the simulated cache of this size has filled. If not, more capacity would have
+    /// brought no more hits, yet.
+    pub full: bool,
+}
+
+impl CurvePoint {
+    /// Hits over accesses; 0 without accesses.
+    pub fn hit_ratio(&self) -> f64 {
+        if self.accesses > 0.0 { 1.0 - self.misses / self.accesses } else { 0.0 }
+    }
+
+    pub(super) fn plus(&self, other: &Self) -> Self {
+        Self {
+            percent: self.percent,
+            capacity: self.capacity,
+            accesses: self.accesses + other.accesses,
+            misses: self.misses + other.misses,
+            error: self.error.hypot(other.error),
+            full: self.full || other.full,
+        }
+    }
+}
+
+impl Curve {
+    /// The hit ratio at a capacity, by linear interpolation. `None` outside of the simulated sizes.
+    pub fn hit_ratio_at(&self, capacity: u64) -> Option<f64> {
+        self.points.windows(2).find_map(|pair| {
+            let (low, high) = (pair[0], pair[1]);
+            let inside = low.capacity <= capacity && capacity <= high.capacity;
+            let width = high.capacity.saturating_sub(low.capacity).max(1) as f64;
+            let part = capacity.saturating_sub(low.capacity) as f64 / width;
+            inside.then(|| low.hit_ratio() + part * (high.hit_ratio() - low.hit_ratio()))
+        })
+    }
+
+    /// The smallest capacity that reaches a hit ratio, by linear interpolation. `None` if no
+    /// simulated size does.
+    pub fn capacity_for(&self, hit_ratio: f64) -> Option<u64> {
+        let at = self.points.iter().position(|point| point.hit_ratio() >= hit_ratio)?;
+        let high = self.points[at];
+        let Some(low) = at.checked_sub(1).map(|below| self.points[below]) else {
+            return Some(high.capacity);
+        };
+        let rise = high.hit_ratio() - low.hit_ratio();
+        let part = (hit_ratio - low.hit_ratio()) / rise;
+        Some(low.capacity + ((high.capacity - low.capacity) as f64 * part).round() as u64)
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use super::{Curve, CurvePoint};
+
+    #[test]
+    fn sizes_and_ratios_are_interpolated() {
+        let point = |(capacity, misses)| CurvePoint {
+            capacity,
+            accesses: 100.0,
+            misses,
+            ..CurvePoint::default()
+        };
+        let points = [(100, 80.0), (200, 40.0), (400, 40.0)].map(point).to_vec();
+        let curve = Curve {
+            capacity: 200,
+            seconds: 1.0,
+            load_ns: 0.0,
+            points,
+            by_class: [Vec::new(), Vec::new()],
+        };
+        assert_eq!(curve.capacity_for(0.1), Some(100));
+        assert_eq!(curve.capacity_for(0.4), Some(150));
+        assert_eq!(curve.capacity_for(0.6), Some(200));
+        assert_eq!(curve.capacity_for(0.61), None);
+        assert!((curve.hit_ratio_at(150).unwrap() - 0.4).abs() < 1e-9);
+        assert_eq!(curve.hit_ratio_at(400), Some(0.6));
+        assert_eq!([99, 401].map(|capacity| curve.hit_ratio_at(capacity)), [None, None]);
+    }
+}

@@ -1,0 +1,123 @@
+//! A class at one simulated size: a miniature for the hits, and smaller ones that choose its rule.
+//!
+//! Locking: `simulations`.
+
+use crate::policy::MIN_GHOSTS;
+use crate::policy::admission::{FIRST_RULE, RULES};
+use crate::policy::simulation::Simulation;
+use crate::policy::simulation::access_buffer::Access;
+use crate::policy::simulation::miniatures::{Bounds, Miniatures};
+
+/// Of the miniature. With the bounds of choosers, this bounds the memory.
+pub(super) const BOUNDS: Bounds = Bounds { blocks: 512, keys: 2000, min_ghosts: MIN_GHOSTS };
+/// Of the miniatures that choose the rule.
+const CHOOSER_BOUNDS: Bounds = Bounds { blocks: 128, keys: 1000, min_ghosts: 128 };
+
+/// Misses of the sample, with decay.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sampled {
+    /// Each counts as many as one sampled block stands for.
+    pub(super) misses: f64,
+    /// Variance of `misses`, as far as it comes from the choice of the blocks.
+    pub(super) variance: f64,
+    /// One of so many blocks is sampled.
+    pub(super) one_in: f64,
+}
+
+pub(super) struct SimulatedSize {
+    percent: u64,
+    miniature: Miniatures,
+    /// If there is none, the miniature follows the rule in force.
+    chooser: Option<Simulation>,
+    sampled: Sampled,
+    /// Of the accesses since the last batch.
+    batch: Sampled,
+    full: bool,
+}
+
+impl SimulatedSize {
+    /// `shift` says how many times the samples are halved.
+    pub(super) fn new(percent: u64, chooses: bool, shift: u32) -> Self {
+        let smaller = |bounds: Bounds| Bounds {
+            blocks: bounds.blocks >> shift,
+            keys: bounds.keys >> shift,
+            min_ghosts: bounds.min_ghosts >> shift,
+        };
+        Self {
+            percent,
+            miniature: Miniatures::new(&RULES[FIRST_RULE..=FIRST_RULE], smaller(BOUNDS)),
+            chooser: chooses.then(|| Simulation::new(smaller(CHOOSER_BOUNDS))),
+            sampled: Sampled::default(),
+            batch: Sampled::default(),
+            full: false,
+        }
+    }
+
+    pub(super) fn percent(&self) -> u64 {
+        self.percent
+    }
+
+    pub(super) fn mask(&self) -> u64 {
+        let chooser = self.chooser.as_ref().map_or(u64::MAX, Simulation::mask);
+        self.miniature.mask().min(chooser)
+    }
+
+    /// That many bytes, at this size.
+    pub(super) fn scaled(&self, bytes: u64) -> u64 {
+        (u128::from(bytes) * u128::from(self.percent) / 100) as u64
+    }
+
+    /// What this class leaves of a cache of `total` bytes at this size.
+    pub(super) fn left_of(&self, total: u64) -> u64 {
+        let resident = self.miniature.resident_bytes().saturating_mul(self.miniature.mask() + 1);
+        self.scaled(total).saturating_sub(resident)
+    }
+
+    pub(super) fn access(&mut self, access: Access, rule: usize, capacity: u64) {
+        let mut rule = rule;
+        if let Some(chooser) = &mut self.chooser {
+            if chooser.samples(access.key) {
+                chooser.access(access, capacity);
+            }
+            rule = chooser.chosen();
+        }
+        if !self.miniature.samples(access.key) {
+            return;
+        }
+        self.miniature.set_only_rule(RULES[rule]);
+        let stands_for = (self.miniature.mask() + 1) as f64;
+        let (hits, _) = self.miniature.access(access, capacity);
+        if hits == 0 {
+            self.batch.misses += stands_for;
+            self.batch.variance += stands_for * (stands_for - 1.0);
+        }
+        let resident = self.miniature.resident_bytes() * (self.miniature.mask() + 1);
+        self.full = resident >= capacity / 8 * 7;
+    }
+
+    /// Counts the misses of a batch. Each stands for that many.
+    pub(super) fn end_batch(&mut self, stands_for: f64) {
+        let Sampled { misses, variance, .. } = std::mem::take(&mut self.batch);
+        self.sampled.misses += misses * stands_for;
+        self.sampled.variance += variance * stands_for * stands_for;
+    }
+
+    pub(super) fn decay(&mut self, kept: f64) {
+        self.sampled.misses *= kept;
+        self.sampled.variance *= kept;
+    }
+
+    pub(super) fn sampled(&self) -> Sampled {
+        Sampled { one_in: (self.miniature.mask() + 1) as f64, ..self.sampled }
+    }
+
+    /// Whether the miniature has filled, nearly. Before, more capacity would change nothing.
+    pub(super) fn is_full(&self) -> bool {
+        self.full
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let chooser = self.chooser.as_ref().map_or(0, Simulation::memory_bytes);
+        self.miniature.memory_bytes() + chooser
+    }
+}

@@ -1,0 +1,231 @@
+//! The curve against caches of other sizes, and its bounds.
+
+use forebay_base::clock::ManualClock;
+use forebay_base::rng::SmallRng;
+use forebay_base::sync::Arc;
+use forebay_base::testing;
+use proptest::prelude::*;
+
+use super::{Capacities, Curves, FULL_BYTES, HALF_LIFE_S, MAX_SHIFT, SIZES, TODAY, Totals};
+use crate::attributes::{Attributes, Class};
+use crate::policy::admission::RULES;
+use crate::policy::simulation::access_buffer::Access;
+use crate::sample::sample_key;
+use crate::{Builder, Cache, Reclaim};
+
+fn cache(capacity: u64, plain_lru: bool, clock: &Arc<ManualClock>) -> Cache<u64, ()> {
+    let builder: Builder<u64, ()> = Cache::builder()
+        .capacity(capacity)
+        .weigher(|_, ()| 1)
+        .reclaim(Reclaim::Inline)
+        .seed(1)
+        .clock(clock.clone())
+        .tunable("sublists", "1");
+    let builder = if plain_lru { builder.plain_lru() } else { builder };
+    builder.build().unwrap()
+}
+
+fn access(cache: &Cache<u64, ()>, key: u64, attributes: Attributes) -> bool {
+    let hit = cache.get(&key).is_some();
+    if !hit {
+        cache.insert_with(key, (), attributes).unwrap();
+    }
+    hit
+}
+
+/// Some keys often, some in a loop, some once.
+fn keys(seed: u64, spread: u64, accesses: u64) -> Vec<u64> {
+    let mut rng = SmallRng::from_seed(seed);
+    let key = |at: u64| match rng.below(4) {
+        0 => (1 << 40) + at % spread,
+        1 => (1 << 41) + at,
+        _ => {
+            let below = rng.below(spread) + 1;
+            rng.below(below)
+        }
+    };
+    (0..accesses).map(key).collect()
+}
+
+/// The hit ratio that a cache of that capacity really has.
+fn real(keys: &[u64], capacity: u64, plain_lru: bool) -> f64 {
+    let cache = cache(capacity, plain_lru, &Arc::default());
+    let hits = keys.iter().filter(|key| access(&cache, **key, Attributes::DATA)).count();
+    hits as f64 / keys.len() as f64
+}
+
+fn curve_errors(keys: &[u64], capacity: u64, plain_lru: bool) -> Vec<f64> {
+    let cache = cache(capacity, plain_lru, &Arc::default());
+    for key in keys {
+        access(&cache, *key, Attributes::DATA);
+    }
+    let curve = cache.curve();
+    assert_eq!((curve.capacity, curve.points.len()), (capacity, SIZES.len()));
+    let error = |point: &crate::CurvePoint| {
+        assert!((point.accesses - keys.len() as f64).abs() < 1e-6);
+        let real = real(keys, point.capacity, plain_lru);
+        println!("{}: {:.4}, really {real:.4}", point.capacity, point.hit_ratio());
+        point.hit_ratio() - real
+    };
+    curve.points.iter().map(error).collect()
+}
+
+#[test]
+fn it_is_exact_where_the_sample_is_the_whole_cache() {
+    let errors = curve_errors(&keys(testing::seed(11), 300, 20_000), 100, true);
+    // The evictor and the miniature may differ in a block now and then.
+    assert!(errors.iter().all(|error| error.abs() < 0.001), "{errors:?}");
+}
+
+#[test]
+fn it_is_close_where_few_blocks_are_sampled() {
+    let errors = curve_errors(&keys(7, 60_000, 400_000), 10_000, false);
+    let mean = errors.iter().map(|error| error.abs()).sum::<f64>() / errors.len() as f64;
+    let worst = errors.iter().fold(0.0, |worst: f64, error| worst.max(error.abs()));
+    assert!(mean < 0.02 && worst < 0.05, "{errors:?}");
+    assert_eq!(errors[TODAY], 0.0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 24 }))]
+    /// A CLOCK is no stack algorithm, so single accesses may hit in a smaller cache only.
+    #[test]
+    fn more_capacity_never_hits_much_less_without_admission(
+        seed in any::<u64>(),
+        spread in 10..4000u64,
+        capacity in 4..1000u64,
+    ) {
+        let cache = cache(capacity, true, &Arc::default());
+        for key in keys(seed, spread, 10_000) {
+            access(&cache, key, Attributes::DATA);
+        }
+        for pair in cache.curve().points.windows(2) {
+            let (less, more) = (pair[0].hit_ratio(), pair[1].hit_ratio());
+            prop_assert!(more >= less - 0.01, "{less} at {}, {more} at {}", pair[0].capacity, pair[1].capacity);
+        }
+    }
+
+    #[test]
+    fn memory_is_bounded(
+        seed in any::<u64>(),
+        heaviest in 1..100_000u64,
+        blocks in 1..100_000u64,
+        shift in 0..MAX_SHIFT + 2,
+    ) {
+        let budget = FULL_BYTES >> shift;
+        let (mut curves, mut rng) = (Curves::new(None, budget), SmallRng::from_seed(seed));
+        let (total, mut most) = (blocks * heaviest, 0);
+        for step in 0..60_000u64 {
+            let class = if rng.below(2) == 0 { Class::Data } else { Class::Metadata };
+            let key = if rng.below(3) == 0 { rng.below(blocks) } else { step };
+            let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let weight = 1 + (hash >> 40) as u32 % heaviest as u32;
+            let rule = rng.below(RULES.len() as u64) as usize;
+            let capacities = Capacities { total, of_class: [total / 2; 2], budget };
+            curves.access(Access { key: sample_key(hash), class, weight }, rule, capacities);
+            if step % 1000 == 0 {
+                most = most.max(curves.memory_bytes());
+            }
+        }
+        println!("{most} bytes of {budget}");
+        prop_assert!(most <= budget, "{most} of {budget}");
+    }
+}
+
+#[test]
+fn it_follows_the_last_minutes() {
+    let clock = Arc::new(ManualClock::new());
+    let cache = cache(100, false, &clock);
+    // A loop that fits.
+    for at in 0..10_000 {
+        access(&cache, at % 50, Attributes::DATA);
+    }
+    let before = cache.curve();
+    assert!(before.points[TODAY].hit_ratio() > 0.99, "{before:?}");
+    clock.advance((20.0 * HALF_LIFE_S * 1e9) as u64);
+    drop(cache.curve());
+    // A loop of twice the capacity.
+    for at in 0..10_000 {
+        access(&cache, 1000 + at % 200, Attributes::DATA);
+    }
+    let after = cache.curve();
+    assert!((after.points[TODAY].accesses - 10_000.0).abs() < 1.0, "{after:?}");
+    assert!(after.points[TODAY].hit_ratio() < 0.6, "{after:?}");
+    assert!(after.points[TODAY + 2].hit_ratio() > 0.9, "{after:?}");
+    assert!(after.seconds < 1.0, "{after:?}");
+}
+
+#[test]
+fn dropped_accesses_are_counted() {
+    let cache = cache(400, false, &Arc::default());
+    for key in 0..400 {
+        access(&cache, key, Attributes::DATA);
+    }
+    // Nothing replays while all accesses hit.
+    let mut rng = SmallRng::from_seed(2);
+    for _ in 0..100_000 {
+        assert!(access(&cache, rng.below(400), Attributes::DATA));
+    }
+    let curve = cache.curve();
+    let ratio = |n: usize| curve.points[n].hit_ratio();
+    println!("{:?}", curve.points);
+    // A quarter of the blocks hit a quarter of the time.
+    assert!((ratio(0) - 0.25).abs() < 0.1 && (ratio(1) - 0.5).abs() < 0.1, "{curve:?}");
+    assert!(ratio(TODAY) > 0.99 && ratio(7) > 0.99, "{curve:?}");
+}
+
+#[test]
+fn a_class_takes_what_the_other_leaves() {
+    let cache = cache(200, false, &Arc::default());
+    let mut rng = SmallRng::from_seed(3);
+    // Metadata is 20 blocks. Data would fill 500.
+    for _ in 0..50_000 {
+        access(&cache, rng.below(20), Attributes::METADATA);
+        access(&cache, 1000 + rng.below(500), Attributes::DATA);
+    }
+    let curve = cache.curve();
+    let [metadata, data] = &curve.by_class;
+    assert!(metadata[TODAY].hit_ratio() > 0.95 && metadata[7].hit_ratio() > 0.99, "{metadata:?}");
+    // 300 blocks less 20, then 400 less 20.
+    assert!((data[4].hit_ratio() - 0.56).abs() < 0.05, "{data:?}");
+    assert!((data[5].hit_ratio() - 0.76).abs() < 0.05, "{data:?}");
+    let both = &curve.points[5];
+    assert!((both.accesses - 100_000.0).abs() < 1e-3);
+    assert!((both.misses - metadata[5].misses - data[5].misses).abs() < 1e-6);
+}
+
+#[test]
+fn totals_that_fall_behind_count_nothing() {
+    let mut curves = Curves::new(None, u64::MAX);
+    curves.advance(Totals { now_ns: 9, hits: [5, 5], misses: [1, 1], loads: [2, 30] });
+    curves.advance(Totals { now_ns: 3, hits: [4, 5], misses: [1, 0], loads: [1, 9] });
+    let point = curves.curve(100).points[TODAY];
+    assert!((point.accesses - 12.0).abs() < 1e-3, "{point:?}");
+}
+
+#[test]
+fn less_memory_makes_smaller_samples_and_much_less_none() {
+    let mut curves = Curves::new(None, FULL_BYTES);
+    for (budget, shift) in [
+        (FULL_BYTES, 0),
+        (FULL_BYTES / 2, 1),
+        // It would fit, but only just.
+        (FULL_BYTES, 1),
+        (FULL_BYTES * 2, 0),
+        (FULL_BYTES / 8, 3),
+        (FULL_BYTES / 8 - 1, MAX_SHIFT + 1),
+        (FULL_BYTES / 8, MAX_SHIFT + 1),
+        (FULL_BYTES, 0),
+    ] {
+        curves.keep_to(budget);
+        assert_eq!(curves.shift, shift, "{budget}");
+    }
+    let cache = Cache::<u64, u64>::builder().bound(1 << 20).weigher(|_, _| 1000).build().unwrap();
+    (0..5000).for_each(|key| cache.insert(key, key).unwrap());
+    assert!(cache.curve().points.is_empty());
+    cache.resize(64 << 20);
+    (0..5000).for_each(|key| cache.insert(key, key).unwrap());
+    while cache.curve().points.is_empty() {
+        cache.insert(1, 1).unwrap();
+    }
+}
