@@ -181,8 +181,6 @@ impl TxgHistory {
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
-    use std::time::Duration;
-
     use forebay_base::clock::ManualClock;
 
     use super::*;
@@ -191,7 +189,7 @@ mod tests {
     fn phases_are_what_passes_between_their_ends() {
         let clock = Arc::new(ManualClock::default());
         let history = TxgHistory::new(Arc::clone(&clock) as Arc<dyn Clock>);
-        let pass = |ns| clock.advance(Duration::from_nanos(ns));
+        let pass = |ns| clock.advance(ns);
         for txg in 1..=RECORDS_MAX as u64 + 1 {
             pass(1000);
             history.begin(10 * txg);
