@@ -17,6 +17,7 @@ mod heartbeat;
 mod import;
 mod l2;
 mod log_io;
+mod merge;
 mod replay;
 mod scrub;
 mod space_io;
@@ -62,6 +63,7 @@ use heartbeat::Heartbeats;
 pub use import::ImportOptions;
 pub(crate) use import::read_root;
 use l2::L2DeviceList;
+use merge::Merges;
 use scrub::Scrubs;
 pub use scrub::{ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables};
 pub use stats::{Durations, PoolStats, PoolUsage};
@@ -111,6 +113,7 @@ pub(crate) struct PoolInner {
     reservations: Reservations,
     scrub: Scrubs,
     trim: Trims,
+    merges: Merges,
     heartbeats: Heartbeats,
     /// Whether the space maps could not be read; only after a read-only import.
     space_maps_lost: bool,
