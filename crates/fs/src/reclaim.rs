@@ -380,7 +380,11 @@ impl FileSystem {
     /// next inode of that number. An object without a name is known to the retry queue only.
     fn destroy_one(&self, tx: &Transaction<'_>, orphan: &PreparedOrphan) -> Result<()> {
         let name = orphan_name(orphan.number);
-        ignore_not_found(self.orphans().remove(tx, name.as_bytes()).map(|_| ()))?;
+        let removed = match self.orphans().remove(tx, name.as_bytes()) {
+            Ok(value) => Some(value),
+            Err(error) if error.kind() == PoolKind::NotFound => None,
+            Err(error) => return Err(error.into()),
+        };
         // Destroy the object last, because a retry needs it.
         let discarded = match extras::discard(self.dataset(), tx, &orphan.extras) {
             Err(error) if error.kind() != ErrorKind::Stale => Err(error),
@@ -388,10 +392,11 @@ impl FileSystem {
         };
         let destroyed =
             discarded.and_then(|()| ignore_not_found(self.dataset().destroy(tx, orphan.number)));
-        match destroyed {
+        match (&destroyed, removed) {
             // Its number may be reused.
-            Ok(()) => self.writeback_errors().clear(orphan.number, 0..u64::MAX),
-            Err(_) => drop(self.orphans().update(tx, name.as_bytes(), &[1])?),
+            (Ok(()), _) => self.writeback_errors().clear(orphan.number, 0..u64::MAX),
+            (Err(_), Some(value)) => self.orphans().restore(tx, name.as_bytes(), &value)?,
+            (Err(_), None) => {}
         }
         destroyed
     }

@@ -193,6 +193,13 @@ impl Reservation {
         missing == 0 || self.grow(missing)
     }
 
+    /// Whether the reservation covers `bytes`, or could now grow to that. Reserves nothing.
+    pub(crate) fn could_cover(&self, bytes: u64) -> bool {
+        let missing = bytes.saturating_sub(self.first + self.grown.get());
+        let left = || self.shard.space.left(self.intent, true);
+        missing == 0 || left().is_some_and(|left| left >= missing)
+    }
+
     #[cold]
     fn grow(&self, missing: u64) -> bool {
         let space = &self.shard.space;

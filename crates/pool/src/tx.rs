@@ -90,10 +90,10 @@ impl Tx {
         self.dirty_bytes.get()
     }
 
-    /// Whether so many bytes more are reserved, or can be.
+    /// Whether so many bytes more are reserved, or could be. Reserves nothing.
     pub(crate) fn has_spare(&self, bytes: u64) -> bool {
         let sum = self.dirty_bytes.get().saturating_add(bytes);
-        self.reservation.as_ref().is_none_or(|reservation| reservation.covers(sum))
+        self.reservation.as_ref().is_none_or(|reservation| reservation.could_cover(sum))
     }
 
     /// Counts bytes that the sync must write: all copies, and the indirect blocks above them.

@@ -164,7 +164,7 @@ fn one(
 }
 
 /// Counters of the pool since its import, and their figures.
-const COUNTERS: [(&str, &str, &str); 10] = [
+const COUNTERS: [(&str, &str, &str); 13] = [
     ("reads", "miss", "reads_waited_for"),
     ("reads", "prefetch", "reads_ahead"),
     ("blocks_written", "", "blocks_written"),
@@ -175,6 +175,9 @@ const COUNTERS: [(&str, &str, &str); 10] = [
     ("directory_leaves_merged", "", "leaves_merged"),
     ("directory_filter_absent", "", "filter_absent"),
     ("directory_filter_maybe", "", "filter_maybe"),
+    ("directory_filter_false", "", "filter_false"),
+    ("directory_merge_reads", "", "merge_reads"),
+    ("directory_creates_slowed", "", "creates_slowed"),
 ];
 
 /// The figures of a whole load.

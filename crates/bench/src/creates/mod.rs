@@ -74,13 +74,15 @@ impl CreateOptions {
         if self.scrambled { Name::scrambled(number) } else { Name::new(number) }
     }
 
-    /// Creates an object for a name.
+    /// Creates an object for a name, as the file system does.
     pub(crate) fn create(self, pooled: &Pooled, number: u64) -> Result<(), ThreadError> {
         let name = self.name(number);
         let directory = &pooled.directories[directory_of(number)];
         if self.lookup && directory.lookup(name.bytes())?.is_some() {
             return Err("a name that exists already".into());
         }
+        directory.warm(name.bytes())?;
+        directory.pace()?;
         let tx = pooled.pool.begin()?;
         let object = pooled.data.create_object(&tx, &ATTRIBUTES)?;
         Ok(directory.insert(&tx, name.bytes(), &object.to_le_bytes())?)
@@ -99,7 +101,7 @@ impl CreateOptions {
 /// Moves all buffered names to their leaves, then makes everything durable.
 pub(crate) fn merge_all(pooled: &Pooled) -> Result<(), Failure> {
     for directory in &pooled.directories {
-        while directory.merge_buffered(&pooled.pool.begin()?)? > 0 {}
+        while directory.merge_buffered()? > 0 {}
     }
     Ok(pooled.pool.sync()?)
 }

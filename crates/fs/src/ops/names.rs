@@ -94,6 +94,7 @@ impl FileSystem {
             return Err(exists());
         }
         names.with_wait(self.wait).warm(name)?;
+        names.with_wait(self.wait).pace()?;
         self.warm(&parent)?;
         self.warm(&inode)?;
         {
@@ -188,6 +189,7 @@ impl FileSystem {
             return Err(exists());
         }
         names.with_wait(self.wait).warm(name)?;
+        names.with_wait(self.wait).pace()?;
         self.warm(parent)?;
         let record = self.dataset().settings()?.record_bytes;
         let tx = self.begin()?;

@@ -68,6 +68,9 @@ impl FileSystem {
             }
             self.warm_name(&from, name)?;
             self.warm_name(&to, new_name)?;
+            if target.is_none() {
+                to.directory(self.dataset(), self.wait)?.with_wait(self.wait).pace()?;
+            }
             [&*from, &*to, &*source].into_iter().try_for_each(|inode| self.warm(inode))?;
             if let Some(target) = target {
                 self.warm_removal(target)?;

@@ -9,7 +9,9 @@ use crate::format::{BlockPtrPhys, ZAP_ASIDE, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, Zap
 use crate::reservation::FIRST_BYTES;
 use crate::tx::Tx;
 use crate::wait::Wait;
-use crate::zap::{self, FilterOpening, LeafLookup, LeafStore, ZapCounts, counts_of, put_counts};
+use crate::zap::{
+    self, FilterOpening, LeafLookup, LeafStore, Pace, ZapCounters, ZapCounts, counts_of, put_counts,
+};
 
 use super::node::{BlockState, Fetched, Node, NodeState};
 use super::write::{HoleAction, ModifyOutcome, ModifyStep, WantedBytes, dirty_mut, dirty_of};
@@ -75,19 +77,19 @@ impl Leaves {
         &self,
         state: &mut NodeState,
         tx: &Tx,
-        (leaf, FilterOpening { seed, replaced }): (u64, FilterOpening),
+        (leaf, FilterOpening { seed, replaces }): (u64, FilterOpening),
         fetched: &[Option<Fetched>],
     ) -> Result<LeafLookup<(), FetchTicket>> {
         let id = zap::filter_of(leaf);
         if dirty_of(state, tx, id.block(), ZAP_LEAF_BYTES).is_some() {
             return Ok(LeafLookup::Resident(()));
         }
-        // A new block, without the content of one that cannot be read.
-        let wanted = WantedBytes { whole: replaced == Some(id), ..FILTER_BLOCK };
+        // A new block, without the content of a damaged one.
+        let wanted = WantedBytes { whole: replaces, ..FILTER_BLOCK };
         let opened = self.open(state, tx, (id, wanted), fetched)?;
         if let LeafLookup::Resident(()) = opened {
             let block = dirty_mut(state, tx, id.block());
-            if wanted.whole {
+            if replaces {
                 block.fill(0);
             }
             zap::open_filter(block, seed);
@@ -307,6 +309,23 @@ impl LeafStore for Leaves {
     fn may_merge(&self, tx: &Tx) -> bool {
         // A merge changes as much as a change of any kind; the change itself comes after it.
         tx.has_spare(2 * FIRST_BYTES)
+    }
+
+    fn request_merge(&self) {
+        self.0.io.ahead.merges().push(Arc::downgrade(&self.0));
+    }
+
+    fn slow_down(&self, pace: &Pace, wait: Wait) -> Result<()> {
+        let ahead = &self.0.io.ahead;
+        let tunables = &ahead.directories().tunables;
+        if tunables.directory_merge_reads() == 0 {
+            return Ok(());
+        }
+        let scale_ns = tunables.directory_slow_scale_ns();
+        if ahead.merges().delay(ahead.clock(), scale_ns, pace, wait)? {
+            self.count(ZapCounters::DIRECTORY_CREATES_SLOWED, 1);
+        }
+        Ok(())
     }
 
     fn count(&self, counter: Counter, amount: u64) {

@@ -109,9 +109,17 @@ impl Node {
                 WriteProps { kind: BlockKind::Data, level: 0, fill: 1, cache, ..*data }
             }
         };
+        // Leaves that get names from a change buffer are not used again soon. Filters and pages
+        // are.
+        let counts = self.lock().pending[(ctx.txg & 1) as usize].counts;
+        let buffers = counts.is_some_and(|counts| counts.buffered > 0);
+        let once = WriteProps { cache: Some(self.attributes()), ..props };
+        let again = props;
         let mut written = work.parts;
         written.reserve(work.blocks.len());
         for block in work.blocks {
+            let is_leaf = matches!(ZapBlock::of(block), ZapBlock::Leaf(_));
+            let props = if buffers && is_leaf { once } else { again };
             let packed = match packing.next().expect("there is one pack job per block") {
                 // Concurrent pack jobs used up the memory. Pack this block again, alone.
                 Err(error) if error.kind() == ErrorKind::NoMemory => {

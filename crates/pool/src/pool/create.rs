@@ -38,6 +38,7 @@ use crate::zap::Zap;
 use super::heartbeat::Heartbeats;
 use super::l2::L2DeviceList;
 use super::log_io::LogDevices;
+use super::merge::{self, Merges};
 use super::scrub::Scrubs;
 use super::trim::{self, Trims};
 use super::txg_history::TxgHistory;
@@ -252,6 +253,7 @@ impl Pool {
     pub(super) fn start(&self) -> Result<()> {
         *self.thread.lock() = Some(sync_txg::start(&self.inner)?);
         trim::start(&self.inner)?;
+        merge::start(&self.inner)?;
         self.start_heartbeat()
     }
 }
@@ -323,6 +325,7 @@ impl FoundPool {
             root: Mutex::named("pool-root", self.root),
             scrub: Scrubs::new(&self.scrub),
             trim: Trims::new(),
+            merges: Merges::new(),
             space_maps_lost: self.space_maps_lost,
             import_notes: self.notes,
             heartbeats: Heartbeats::new(self.claim, parts.lease, generation),

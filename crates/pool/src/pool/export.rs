@@ -99,12 +99,13 @@ impl Pool {
 }
 
 impl PoolInner {
-    /// Ends scrubs, checks and discards. They may wait for `space`, which a commit holds while it
-    /// is parked.
+    /// Ends scrubs, checks, discards and moves of names. They may wait for `space`, which a commit
+    /// holds while it is parked.
     fn end_walks(&self) {
         self.txgs.end_parks();
         self.scrub.shut_down();
         self.trim.shut_down();
+        self.end_merges();
     }
 
     fn mark_exported(&self) -> Result<()> {

@@ -119,6 +119,14 @@ impl HandleView<'_, Object> {
 }
 
 impl<'a> HandleView<'a, Directory> {
+    /// As [`Directory::pace`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) if it would wait and must not.
+    pub fn pace(self) -> Result<()> {
+        self.handle.zap.pace(self.wait)
+    }
+
     /// As [`Directory::warm`].
     pub fn warm(self, name: &[u8]) -> Result<()> {
         self.handle.zap.warm(name, self.wait)

@@ -31,7 +31,7 @@ pub struct Object {
 /// An open directory: names of 1 to 255 bytes with values of 1 to 32 bytes.
 #[derive(Clone)]
 pub struct Directory {
-    dataset: Dataset,
+    pub(super) dataset: Dataset,
     number: u64,
     pub(super) zap: Arc<Zap<Leaves>>,
 }
@@ -542,15 +542,6 @@ impl Directory {
         self.zap.is_empty()
     }
 
-    /// Moves some names of the change buffer to their leaves, and returns how many are left.
-    /// Creates do so themselves; nobody has to call this. Reads some dozens of leaves at a time.
-    ///
-    /// # Errors
-    /// As [`insert`](Self::insert).
-    pub fn merge_buffered(&self, tx: &Transaction<'_>) -> Result<u64> {
-        self.zap.merge_some(tx.tx())
-    }
-
     /// Allocated space of the directory.
     pub fn usage(&self) -> ObjectUsage {
         self.zap.store().0.usage()
@@ -570,6 +561,8 @@ impl Directory {
     /// # Errors
     /// [`ErrorKind::Corrupt`], with the first defect.
     pub fn audit(&self) -> Result<ZapStats> {
+        // Keeps names from moving in the background.
+        let _lock = self.zap.store().0.lock_object(Wait::Allowed)?;
         self.zap.audit()
     }
 

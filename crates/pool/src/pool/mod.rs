@@ -17,6 +17,7 @@ mod heartbeat;
 mod import;
 mod l2;
 mod log_io;
+mod merge;
 mod replay;
 mod scrub;
 mod space_io;
@@ -63,6 +64,7 @@ use heartbeat::Heartbeats;
 pub use import::ImportOptions;
 pub(crate) use import::read_root;
 use l2::L2DeviceList;
+use merge::Merges;
 use scrub::Scrubs;
 pub use scrub::{ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables};
 pub use stats::{CounterGroup, Durations, PoolHistograms, PoolStats, PoolUsage};
@@ -114,6 +116,7 @@ pub(crate) struct PoolInner {
     reservations: Reservations,
     scrub: Scrubs,
     trim: Trims,
+    merges: Merges,
     heartbeats: Heartbeats,
     txg_history: TxgHistory,
     /// Whether the space maps could not be read; only after a read-only import.

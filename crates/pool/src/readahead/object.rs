@@ -10,18 +10,21 @@
 use std::ops::Range;
 
 use forebay_base::clock::Clock;
-use forebay_base::sync::Arc;
+use forebay_base::sync::{Arc, Weak};
 
 use super::counters::PrefetchCounters;
 use super::detector::{Limits, Plan, ReadOutcome, StreamDetector};
 use super::tunables::PrefetchTunables;
-use crate::zap::{ZapCounters, ZapShared, ZapTunables};
+use crate::object::Node;
+use crate::zap::{MergeQueue, ZapCounters, ZapShared, ZapTunables};
 
 /// The parts of read-ahead that all objects of a pool share.
 pub(crate) struct ReadAhead {
     tunables: Arc<PrefetchTunables>,
     counters: PrefetchCounters,
     directories: ZapShared,
+    /// Directories whose change buffers fill.
+    merges: MergeQueue<Weak<Node>>,
     clock: Arc<dyn Clock>,
 }
 
@@ -32,12 +35,21 @@ impl ReadAhead {
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
         let directories = ZapShared { tunables: directories, counters: ZapCounters::new() };
-        Arc::new(Self { tunables, counters: PrefetchCounters::new(), directories, clock })
+        let (counters, merges) = (PrefetchCounters::new(), MergeQueue::new());
+        Arc::new(Self { tunables, counters, directories, merges, clock })
     }
 
     /// What directories share.
     pub(crate) fn directories(&self) -> &ZapShared {
         &self.directories
+    }
+
+    pub(crate) fn merges(&self) -> &MergeQueue<Weak<Node>> {
+        &self.merges
+    }
+
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        &*self.clock
     }
 
     pub(crate) fn counters(&self) -> &PrefetchCounters {

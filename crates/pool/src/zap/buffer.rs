@@ -8,10 +8,9 @@
 //! needs its old value, and thus the leaf.
 //!
 //! Names move to their leaf together, in the transaction of a change that finds the leaf in memory:
-//! because it changes that leaf, or because a sweep ([`super::sweep`]) has prefetched it. A sweep
-//! goes over the leaves in the order of the hash while pages fill, with more reads at a time the
-//! fuller they are. If a page is full nevertheless, a change waits for its own leaf, as without a
-//! buffer.
+//! because it changes that leaf, or because a sweep over the leaves ([`super::sweep`]) has read it
+//! in the background. If a page is full nevertheless, a change waits for its own leaf, as without
+//! a buffer.
 //!
 //! # Invariants
 //!
@@ -171,7 +170,7 @@ impl Fat {
                     return Ok(OpStep::NotResident(ticket));
                 }
                 Err(error) => return Err(error),
-                Ok(OpStep::NotResident(page)) if access.is_lost(&page) => {
+                Ok(OpStep::NotResident(page)) if access.is_lost(S::block_of(&page)) => {
                     return Ok(OpStep::NotResident(ticket));
                 }
                 Ok(OpStep::NotResident(page)) => return Ok(OpStep::NotResident(page)),
@@ -192,7 +191,9 @@ impl Fat {
             return Ok(OpStep::NotResident(ticket));
         }
         Ok(match self.buffer(access, tx, request, depth)? {
-            OpStep::NotResident(page) if access.is_lost(&page) => OpStep::NotResident(ticket),
+            OpStep::NotResident(page) if access.is_lost(S::block_of(&page)) => {
+                OpStep::NotResident(ticket)
+            }
             OpStep::NotResident(page) => OpStep::NotResident(page),
             OpStep::Done(Some(changed)) => OpStep::Done(changed),
             OpStep::Done(None) => OpStep::NotResident(ticket),
@@ -279,20 +280,18 @@ impl Fat {
         })
     }
 
-    /// Frees filters and pages of a directory that has become small. Returns whether it did.
-    pub(super) fn try_stop_aid<S: LeafStore>(&mut self, store: &S, tx: &S::Tx) -> Result<bool> {
-        let header = &self.header;
-        if !self.is_aided() || self.leaves() > store.aided_leaves() / 4 || header.buffered.get() > 0
-        {
-            return Ok(false);
-        }
-        self.put_aid(
-            store,
-            tx,
-            ZapFatPhys { aided: 0, page_depth: 0, pages: 0.into(), ..*header },
-        )?;
+    /// Whether the directory has become small, and has filters that it need not have any more.
+    pub(super) fn may_stop_aid<S: LeafStore>(&self, store: &S) -> bool {
+        let is_small = self.leaves() <= store.aided_leaves() / 4;
+        self.is_aided() && is_small && self.header.buffered.get() == 0
+    }
+
+    /// Frees filters and pages of a directory that has become small.
+    pub(super) fn stop_aid<S: LeafStore>(&mut self, store: &S, tx: &S::Tx) -> Result<()> {
         let old = self.header;
-        self.header = ZapFatPhys { aided: 0, page_depth: 0, pages: 0.into(), ..old };
+        let header = ZapFatPhys { aided: 0, page_depth: 0, pages: 0.into(), ..old };
+        self.put_aid(store, tx, header)?;
+        self.header = header;
         if let Err(error) = store.free_aside(tx) {
             self.put_aid(store, tx, old)?;
             self.header = old;
@@ -300,7 +299,7 @@ impl Fat {
         }
         self.pages = DepthTable::new(0);
         *self.sweep = Sweep::default();
-        Ok(true)
+        Ok(())
     }
 
     /// Calls `f` with the page of a hash. There must be pages.
@@ -444,7 +443,8 @@ impl Fat {
                 );
                 access.store.count(ZapCounters::DIRECTORY_NAMES_BUFFERED, 1);
                 let mut changed = Changed::new(attempt.change, false);
-                changed.prefetch = self.advance_sweep(access, tx, hash_at(home), &attempt);
+                self.note_buffered(hash_at(home), &attempt);
+                changed.wants_merge = self.wants_merge();
                 return Ok(OpStep::Done(Some(changed)));
             }
             if !attempt.splits {

@@ -44,20 +44,45 @@ pub(super) struct Fat {
     pub(super) sweep: Box<Sweep>,
 }
 
+/// A filter block or buffer page that the current operation could not read.
+pub(super) struct LostBlock {
+    pub(super) block: ZapBlock,
+    /// Whether no copy of it is any good. If not, a later operation may be able to read it.
+    is_damaged: bool,
+    pub(super) error: Error,
+}
+
+impl LostBlock {
+    /// `is_pointer`: its block pointer could not be read, so nothing is known about the block.
+    pub(super) fn new(block: ZapBlock, is_pointer: bool, error: Error) -> Self {
+        let is_defect = matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Device);
+        Self { block, is_damaged: is_defect && !is_pointer, error }
+    }
+}
+
 /// The store, and the blocks fetched for the current operation.
 pub(super) struct LeafAccess<'a, S: LeafStore> {
     pub(super) store: &'a S,
     pub(super) fetched: &'a [S::Fetched],
-    /// A filter block that could not be read. A change of a leaf replaces it.
-    pub(super) no_filter: Option<ZapBlock>,
-    /// A buffer page that could not be read. Names that are not in it can be used.
-    pub(super) no_page: Option<ZapBlock>,
+    /// Blocks that could not be read. A change of a leaf replaces its filter block if that is
+    /// damaged, and otherwise does without it. Names that are not in a lost page can be used.
+    pub(super) lost: &'a [LostBlock],
 }
 
 impl<S: LeafStore> LeafAccess<'_, S> {
-    /// Whether this leads to a page that could not be read.
-    pub(super) fn is_lost(&self, ticket: &S::Ticket) -> bool {
-        self.no_page == Some(S::block_of(ticket))
+    /// Whether this block could not be read.
+    pub(super) fn is_lost(&self, block: ZapBlock) -> bool {
+        self.lost.iter().any(|lost| lost.block == block)
+    }
+
+    /// How a change of a leaf opens its filter block; `None` if it does not. Without that, the
+    /// filter of the leaf is void until the leaf changes in another txg. `seed` is that of a
+    /// directory with filters.
+    fn filter_opening(&self, seed: Option<u64>, leaf: u64) -> Option<FilterOpening> {
+        let lost = self.lost.iter().find(|lost| lost.block == filter_of(leaf));
+        let replaces = lost.is_some_and(|lost| lost.is_damaged);
+        let is_usable = lost.is_none() || replaces;
+        seed.filter(|_| is_usable).map(|seed| FilterOpening { seed, replaces })
     }
 }
 
@@ -74,8 +99,8 @@ pub(super) struct Changed {
     pub(super) change: Change,
     /// Whether the leaf became so empty that a merge should be tried.
     pub(super) merge_due: bool,
-    /// Leaves to prefetch, for names in the change buffer.
-    pub(super) prefetch: Vec<ZapBlock>,
+    /// Whether names of the change buffer should move to their leaves.
+    pub(super) wants_merge: bool,
 }
 
 /// A requested change.
@@ -87,7 +112,7 @@ pub(super) struct ChangeRequest<'a> {
 
 impl Changed {
     pub(super) fn new(change: Change, merge_due: bool) -> Self {
-        Self { change, merge_due, prefetch: Vec::new() }
+        Self { change, merge_due, wants_merge: false }
     }
 }
 
@@ -170,11 +195,10 @@ impl Fat {
         self.header.aided != 0
     }
 
-    /// How changes of leaves open filter blocks, if they must.
+    /// The seed, if leaves have filters.
     #[inline]
-    fn filter_opening<S: LeafStore>(&self, access: LeafAccess<'_, S>) -> Option<FilterOpening> {
-        let seed = self.header.head.seed.get();
-        self.is_aided().then_some(FilterOpening { seed, replaced: access.no_filter })
+    fn filter_seed(&self) -> Option<u64> {
+        self.is_aided().then(|| self.header.head.seed.get())
     }
 
     /// Looks a name up.
@@ -199,7 +223,7 @@ impl Fat {
             (Err(error), Some(ticket)) if error.kind() == ErrorKind::Corrupt => {
                 Ok(OpStep::NotResident(ticket))
             }
-            (Ok(OpStep::NotResident(page)), Some(ticket)) if access.is_lost(&page) => {
+            (Ok(OpStep::NotResident(page)), Some(ticket)) if access.is_lost(S::block_of(&page)) => {
                 Ok(OpStep::NotResident(ticket))
             }
             (Err(error), _) => Err(error),
@@ -230,7 +254,7 @@ impl Fat {
         if has_pages
             && let Ok(OpStep::NotResident(page)) =
                 self.with_page_of(access, name.hash(), |_| Ok(()))
-            && !access.is_lost(&page)
+            && !access.is_lost(S::block_of(&page))
         {
             return Ok(OpStep::NotResident(page));
         }
@@ -249,11 +273,26 @@ impl Fat {
                 });
             }
         };
-        let low = leaf_id(name.hash(), depth);
-        let splits = used > SPLIT_SOON_BYTES && depth < ZAP_DEPTH_MAX;
-        for id in [(!is_open).then_some(low), splits.then(|| low | 1 << depth)] {
-            let Some(block) = id.map(filter_of).filter(|block| access.no_filter != Some(*block))
-            else {
+        self.load_filters(
+            access,
+            leaf_id(name.hash(), depth),
+            depth,
+            [!is_open, used > SPLIT_SOON_BYTES],
+        )
+    }
+
+    /// Whether the filter blocks are in memory that a change of a leaf of this depth opens: its
+    /// own if it `opens` the leaf, and that of the new leaf if it `splits` it.
+    pub(super) fn load_filters<S: LeafStore>(
+        &self,
+        access: LeafAccess<'_, S>,
+        low: u64,
+        depth: u8,
+        [opens, splits]: [bool; 2],
+    ) -> Result<OpStep<(), S::Ticket>> {
+        let splits = splits && depth < ZAP_DEPTH_MAX;
+        for id in [opens.then_some(low), splits.then(|| low | 1 << depth)] {
+            let Some(block) = id.map(filter_of).filter(|block| !access.is_lost(*block)) else {
                 continue;
             };
             if let LeafLookup::NotResident(ticket) =
@@ -275,7 +314,7 @@ impl Fat {
         let (ZapBlock::Leaf(id), Some(txg)) = (S::block_of(ticket), S::txg_of(ticket)) else {
             return Ok(OpStep::Done(Answer::Maybe));
         };
-        if !self.is_aided() || access.no_filter == Some(filter_of(id)) {
+        if !self.is_aided() || access.is_lost(filter_of(id)) {
             return Ok(OpStep::Done(Answer::Maybe));
         }
         let found = access.store.with_leaf(filter_of(id), access.fetched, |block| {
@@ -335,8 +374,9 @@ impl Fat {
         hash: u32,
         mut f: impl FnMut(&mut LeafMut<'_>) -> Result<R, LeafDefect>,
     ) -> Result<OpStep<R, S::Ticket>> {
-        let (deepest, filter) = (self.header.depth, self.filter_opening(access));
+        let (deepest, seed) = (self.header.depth, self.filter_seed());
         self.descend(access.store, hash, |id| {
+            let filter = access.filter_opening(seed, id);
             access.store.with_leaf_mut(tx, ZapBlock::Leaf(id), filter, access.fetched, |bytes| {
                 let mut leaf = LeafMut::open(bytes)?;
                 let depth = {
@@ -441,7 +481,7 @@ impl Fat {
         }
         let low_id = leaf_id(hash, depth);
         let high_id = low_id | 1 << depth;
-        if let Some(filter) = self.filter_opening(access)
+        if let Some(filter) = access.filter_opening(self.filter_seed(), high_id)
             && let LeafLookup::NotResident(ticket) =
                 store.open_filter(tx, high_id, filter, access.fetched)?
         {

@@ -7,7 +7,9 @@ use forebay_base::rng::SmallRng;
 use forebay_base::sync::{Arc, Mutex};
 
 use super::store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
-use super::{SlotChange, ZapCounters, filter_of, open_filter, pack, put_counts, rebuild_filter};
+use super::{
+    Pace, SlotChange, Zap, ZapCounters, filter_of, open_filter, pack, put_counts, rebuild_filter,
+};
 use crate::format::{TAIL_BYTES, ZAP_FILTER_LEAVES, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZapBlock};
 use crate::wait::Wait;
 use crate::{Error, ErrorKind, Result};
@@ -29,14 +31,25 @@ pub(super) struct MemoryStoreState {
     pub(super) leaves: HashMap<ZapBlock, Leaf>,
     /// The open txg.
     txg: u64,
+    /// With so many leaves a directory is large.
+    pub(super) aided_leaves: u64,
+    /// How often moves of names were asked for, and creates slowed down.
+    pub(super) merge_requests: u64,
+    pub(super) slowed: u64,
     /// Whether prefetched blocks never arrive.
     pub(super) prefetches_nothing: bool,
     /// Whether names are not buffered.
     pub(super) buffers_nothing: bool,
+    /// Whether a block or inline content that this txg has not changed cannot be changed.
+    pub(super) is_full: bool,
     /// Whether transactions have no space for merges.
     pub(super) is_short_of_space: bool,
     /// Blocks whose read fails.
     pub(super) unreadable: HashSet<ZapBlock>,
+    /// Why it fails; by default, they are damaged.
+    pub(super) unreadable_for: Option<ErrorKind>,
+    /// Whether it is their block pointers that cannot be read.
+    pub(super) lacks_pointers: bool,
     pub(super) prefetched: Vec<ZapBlock>,
     pub(super) counters: Option<Arc<ZapCounters>>,
     pub(super) fetches: u64,
@@ -57,11 +70,10 @@ pub(super) struct MemoryStore {
     pub(super) state: Arc<Mutex<MemoryStoreState>>,
     capacity: usize,
     seed: u64,
-    aided_leaves: u64,
 }
 
-/// The leaf to fetch.
-pub(super) struct Ticket(ZapBlock, u64);
+/// The leaf to fetch, and the txg that wrote it. `None` for its block pointer.
+pub(super) struct Ticket(ZapBlock, Option<u64>);
 
 /// A leaf that was fetched.
 pub(super) struct Fetched(ZapBlock);
@@ -77,16 +89,18 @@ impl MemoryStore {
 
     fn with(capacity: usize, seed: u64) -> Self {
         Self {
-            state: Arc::new(Mutex::named("test-store", MemoryStoreState::default())),
+            state: Arc::new(Mutex::named(
+                "test-store",
+                MemoryStoreState { aided_leaves: 4, ..MemoryStoreState::default() },
+            )),
             capacity,
             seed,
-            aided_leaves: 4,
         }
     }
 
     /// Never uses filters and buffer pages.
-    pub(super) fn unaided(mut self) -> Self {
-        self.aided_leaves = u64::MAX;
+    pub(super) fn unaided(self) -> Self {
+        self.state.lock().aided_leaves = u64::MAX;
         self
     }
 
@@ -135,6 +149,12 @@ impl MemoryStore {
         self.state.lock().leaves.len()
     }
 
+    /// Number of such blocks that the open txg has changed.
+    pub(super) fn dirty_blocks(&self, of: impl Fn(ZapBlock) -> bool) -> usize {
+        let state = self.state.lock();
+        state.leaves.iter().filter(|(id, leaf)| leaf.dirty && of(**id)).count()
+    }
+
     /// The sum of a counter.
     pub(super) fn counted(&self, counter: Counter) -> u64 {
         self.state.lock().counters.as_ref().map_or(0, |counters| counters.sum(counter.at(0)))
@@ -147,9 +167,35 @@ impl MemoryStore {
     }
 }
 
+impl Zap<MemoryStore> {
+    /// Moves the names of some leaves. Returns the number of names that are still buffered.
+    pub(super) fn merge_some(&self) -> Result<u64> {
+        let mut batch = self.start_merge(64, true)?;
+        self.load_merge(&mut batch, || false);
+        while !batch.is_empty() {
+            self.finish_merge(&(), &mut batch)?;
+        }
+        match batch.error {
+            Some(error) if !batch.has_moved => Err(error),
+            _ => self.buffered(Wait::Allowed),
+        }
+    }
+
+    /// Moves names as long as they are asked to move, as the thread of a pool does.
+    pub(super) fn merge_requested(&self) {
+        while self.store().state.lock().merge_requests > 0 && !self.end_merge_request(false) {
+            self.merge_some().expect("it is possible");
+        }
+        self.store().state.lock().merge_requests = 0;
+    }
+}
+
 impl MemoryStoreState {
     /// Fails at random, except for content that this txg has changed before.
     fn change(&mut self, is_dirty: bool) -> Result<()> {
+        if self.is_full && !is_dirty {
+            return Err(Error::new(ErrorKind::NoSpace, "the store is full"));
+        }
         let fails = self.failures.as_mut().is_some_and(|rng| !is_dirty && rng.below(5) == 0);
         if fails { Err(Error::new(ErrorKind::NoMemory, "injected failure")) } else { Ok(()) }
     }
@@ -185,7 +231,7 @@ impl MemoryStoreState {
     fn open_filter(
         &mut self,
         leaf: u64,
-        FilterOpening { seed, replaced }: FilterOpening,
+        FilterOpening { seed, replaces }: FilterOpening,
         fetched: &[Fetched],
     ) -> Result<LeafLookup<(), Ticket>> {
         let id = filter_of(leaf);
@@ -195,16 +241,21 @@ impl MemoryStoreState {
         self.change(false)?;
         let empty = || Leaf { bytes: Vec::new(), dirty: false, not_resident: false, txg: 0 };
         let block = self.leaves.entry(id).or_insert_with(empty);
-        if replaced == Some(id) {
+        if replaces {
             (block.bytes, block.not_resident) = (Vec::new(), false);
         }
         if !block.is_available(id, fetched) {
-            return Ok(LeafLookup::NotResident(Ticket(id, block.txg)));
+            return Ok(LeafLookup::NotResident(self.ticket(id)));
         }
         block.bytes.resize(ZAP_LEAF_BYTES, 0);
         (block.dirty, block.not_resident) = (true, false);
         open_filter(&mut block.bytes, seed);
         Ok(LeafLookup::Resident(()))
+    }
+
+    fn ticket(&self, id: ZapBlock) -> Ticket {
+        let lacks_pointer = self.lacks_pointers && self.unreadable.contains(&id);
+        Ticket(id, (!lacks_pointer).then(|| self.leaves[&id].txg))
     }
 
     fn is_dirty(&self, id: ZapBlock) -> bool {
@@ -278,10 +329,11 @@ impl LeafStore for MemoryStore {
         fetched: &[Fetched],
         f: impl FnOnce(&[u8]) -> R,
     ) -> Result<LeafLookup<R, Ticket>> {
-        Ok(match self.state.lock().leaves.get(&id) {
+        let state = self.state.lock();
+        Ok(match state.leaves.get(&id) {
             None => LeafLookup::Hole,
             Some(leaf) if leaf.is_available(id, fetched) => LeafLookup::Resident(f(&leaf.bytes)),
-            Some(leaf) => LeafLookup::NotResident(Ticket(id, leaf.txg)),
+            Some(_) => LeafLookup::NotResident(state.ticket(id)),
         })
     }
 
@@ -312,7 +364,7 @@ impl LeafStore for MemoryStore {
                 (leaf.dirty, leaf.not_resident) = (true, false);
                 LeafLookup::Resident(f(&mut leaf.bytes))
             }
-            Some(leaf) => LeafLookup::NotResident(Ticket(id, leaf.txg)),
+            Some(_) => LeafLookup::NotResident(state.ticket(id)),
         })
     }
 
@@ -350,7 +402,7 @@ impl LeafStore for MemoryStore {
     }
 
     fn txg_of(ticket: &Ticket) -> Option<u64> {
-        Some(ticket.1)
+        ticket.1
     }
 
     fn stored_txg(&self, id: u64) -> Option<u64> {
@@ -359,7 +411,7 @@ impl LeafStore for MemoryStore {
     }
 
     fn aided_leaves(&self) -> u64 {
-        self.aided_leaves
+        self.state.lock().aided_leaves
     }
 
     fn may_buffer(&self) -> bool {
@@ -368,6 +420,15 @@ impl LeafStore for MemoryStore {
 
     fn may_merge(&self, _: &()) -> bool {
         !self.state.lock().is_short_of_space
+    }
+
+    fn request_merge(&self) {
+        self.state.lock().merge_requests += 1;
+    }
+
+    fn slow_down(&self, _: &Pace, _: Wait) -> Result<()> {
+        self.state.lock().slowed += 1;
+        Ok(())
     }
 
     fn count(&self, counter: Counter, amount: u64) {
@@ -388,7 +449,8 @@ impl LeafStore for MemoryStore {
     fn fetch(&self, Ticket(id, _): Ticket, _: Wait) -> Result<Fetched> {
         let mut state = self.state.lock();
         if state.unreadable.contains(&id) {
-            return Err(Error::new(ErrorKind::Corrupt, format!("{id}: not readable")));
+            let kind = state.unreadable_for.unwrap_or(ErrorKind::Corrupt);
+            return Err(Error::new(kind, format!("{id}: not readable")));
         }
         if let ZapBlock::Leaf(_) = id {
             state.fetches += 1;
@@ -412,6 +474,9 @@ impl LeafStore for MemoryStore {
         }
         let mut not_resident = 0;
         for id in ids {
+            if state.unreadable.contains(id) {
+                continue;
+            }
             if let Some(leaf) = state.leaves.get_mut(id) {
                 not_resident += usize::from(std::mem::take(&mut leaf.not_resident));
             }

@@ -36,13 +36,15 @@ pub(super) fn is_due(leaf: &Leaf<'_>, before: usize) -> bool {
 
 /// Merges the leaf of a hash with its buddy, or converts a directory of one leaf to micro, if the
 /// result is small enough. Returns whether leaves merged, in which case the merged leaf may merge
-/// again.
+/// again. The name that was removed before can come back without more space: `removed` is its hash,
+/// and the bytes that it needs in a micro directory.
 pub(super) fn try_merge<S: LeafStore>(
     form: &mut DirectoryForm,
     access: LeafAccess<'_, S>,
     tx: &S::Tx,
-    hash: u32,
+    removed: (u32, usize),
 ) -> Result<OpStep<bool, S::Ticket>> {
+    let (hash, removed) = removed;
     let DirectoryForm::Fat(fat) = form else {
         return Ok(OpStep::Done(false));
     };
@@ -51,7 +53,12 @@ pub(super) fn try_merge<S: LeafStore>(
         OpStep::Done(found) => found,
         OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
     };
-    if fat.try_stop_aid(access.store, tx)? {
+    if fat.may_stop_aid(access.store) && used <= MERGED_MAX {
+        // A name that was in a page would come back to the leaf.
+        if let OpStep::NotResident(ticket) = fat.edit(access, tx, hash, |_| Ok(()))? {
+            return Ok(OpStep::NotResident(ticket));
+        }
+        fat.stop_aid(access.store, tx)?;
         return Ok(OpStep::Done(true));
     }
     if depth == 0 {
@@ -59,7 +66,7 @@ pub(super) fn try_merge<S: LeafStore>(
             // Its change buffer has names.
             return Ok(OpStep::Done(false));
         }
-        return Ok(match to_micro(fat, access, tx)? {
+        return Ok(match to_micro(fat, access, tx, removed)? {
             OpStep::Done(Some(micro)) => {
                 *form = DirectoryForm::Micro(micro);
                 OpStep::Done(false)
@@ -203,15 +210,18 @@ fn merge<S: LeafStore>(
 }
 
 /// A micro directory with the entries of the only leaf, if they take at most half of the inline
-/// capacity.
+/// capacity, and leave `room` bytes. An empty one leaves what there is: an undone removal of a long
+/// name then makes a leaf again.
 fn to_micro<S: LeafStore>(
     fat: &mut Fat,
     access: LeafAccess<'_, S>,
     tx: &S::Tx,
+    room: usize,
 ) -> Result<OpStep<Option<Micro>, S::Ticket>> {
     let store = access.store;
     let mut micro = Micro::new(fat.header.head.seed.get());
-    let capacity = store.inline_capacity(tx)? / 2;
+    let inline = store.inline_capacity(tx)?;
+    let capacity = (inline / 2).min(inline.saturating_sub(room));
     let fits = fat.edit(access, tx, 0, |leaf: &mut LeafMut<'_>| {
         micro = Micro::new(micro.seed());
         for entry in leaf.leaf()?.entries_from(0) {

@@ -29,8 +29,13 @@ pub(super) struct MicroEntry<'a> {
 
 impl MicroEntry<'_> {
     fn bytes(&self) -> usize {
-        ENTRY + self.record.name.len() + self.record.value.len()
+        entry_bytes(self.record.name.len(), self.record.value.len())
     }
+}
+
+/// Bytes of an entry with a name and a value of these lengths.
+pub(super) fn entry_bytes(name: usize, value: usize) -> usize {
+    ENTRY + name + value
 }
 
 impl Micro {

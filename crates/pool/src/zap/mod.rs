@@ -41,6 +41,8 @@ mod micro;
 #[cfg(all(test, forebay_model))]
 mod model;
 mod probe;
+mod queue;
+mod rounds;
 mod stats;
 mod store;
 mod sweep;
@@ -67,13 +69,15 @@ pub use entry::{Cookie, Entry, Value};
 pub(crate) use fat::{counts_of, filter_of, put_counts};
 pub(crate) use filter::{SlotChange, open as open_filter, rebuild as rebuild_filter};
 pub(crate) use leaf::pack;
+pub(crate) use queue::{MergeQueue, Pace};
+pub(crate) use rounds::MergeBatch;
 pub use stats::{LeavesByPointers, ZapStats};
 pub(crate) use store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
 pub(crate) use tunables::ZapShared;
 pub use tunables::{ZapCounters, ZapTunables};
 
 use entry::{HashedName, check_name, check_value};
-use fat::{ChangeRequest, Changed, Fat, LeafAccess};
+use fat::{ChangeRequest, Changed, Fat, LeafAccess, LostBlock};
 use leaf::{Change, LeafDefect};
 use micro::Micro;
 use probe::{Hints, Operations};
@@ -103,6 +107,20 @@ enum OpStep<R, T> {
     Done(R),
     /// This must be fetched first.
     NotResident(T),
+}
+
+/// Blocks that an operation has read, and those that it could not read.
+struct OpBlocks<S: LeafStore> {
+    fetched: Vec<S::Fetched>,
+    /// So many are kept; the oldest are dropped.
+    fetched_max: usize,
+    lost: Vec<LostBlock>,
+}
+
+impl<S: LeafStore> Default for OpBlocks<S> {
+    fn default() -> Self {
+        Self { fetched: Vec::new(), fetched_max: FETCHED_MAX, lost: Vec::new() }
+    }
 }
 
 /// What an operation had to fetch.
@@ -145,6 +163,10 @@ struct WriteState {
     operations: Operations,
     /// Entry count after the newest change, for readers without the lock. Written under the lock.
     entries: AtomicU64,
+    /// Whether the store was asked to move buffered names. Cleared under the lock.
+    merge_requested: AtomicBool,
+    /// How much creates are slowed down. Its pressure is written under the lock.
+    pace: Pace,
 }
 
 impl DirectoryState {
@@ -193,8 +215,13 @@ impl<S: LeafStore> Zap<S> {
         let aided = AtomicBool::new(state.is_aided());
         let entries = AtomicU64::new(state.len());
         let state = Mutex::named("zap", state);
-        let write_state =
-            CachePadded::new(WriteState { state, operations: Operations::new(), entries });
+        let write_state = CachePadded::new(WriteState {
+            state,
+            operations: Operations::new(),
+            entries,
+            merge_requested: AtomicBool::new(false),
+            pace: Pace::new(),
+        });
         Self { store, seed, hints: Hints::new(), buffers, aided, write_state }
     }
 
@@ -239,6 +266,7 @@ impl<S: LeafStore> Zap<S> {
                     }
                 }),
             })?;
+        self.count_answer(fetched, found.is_none());
         // New names need no leaves while they are buffered.
         if found.is_some() || !buffers {
             self.read_ahead(fetched, wait);
@@ -293,7 +321,8 @@ impl<S: LeafStore> Zap<S> {
     }
 
     /// Adds a name that [`remove`](Self::remove) has removed in the same transaction, to undo that.
-    /// Reads no block and needs no space, so it does not fail for lack of either.
+    /// Reads no block and needs no space, so it does not fail for lack of either. One exception:
+    /// the return of a long name to a directory that it left empty needs a leaf.
     ///
     /// # Errors
     /// As [`insert`](Self::insert).
@@ -324,33 +353,14 @@ impl<S: LeafStore> Zap<S> {
         Ok(())
     }
 
-    /// Moves buffered names of the next leaves to them, and reads the leaves if need be, many at a
-    /// time. Returns the number of names that are still buffered.
+    /// Slows the caller down if creates fill the change buffer faster than names move to their
+    /// leaves. Called before a transaction that adds a name begins.
     ///
     /// # Errors
-    /// As [`insert`](Self::insert).
-    pub(crate) fn merge_some(&self, tx: &S::Tx) -> Result<u64> {
-        let mut hashes = Vec::new();
-        let wait = S::wait_of(tx);
-        let ids = self.run(None, wait, |state, access| match &mut state.form {
-            DirectoryForm::Micro(_) => Ok(OpStep::Done(Vec::new())),
-            DirectoryForm::Fat(fat) => fat.next_to_merge(access, &mut hashes),
-        })?;
-        self.store.prefetch(&ids);
-        let mut left = self.lock(wait)?.buffered();
-        for hash in hashes {
-            left = self.run(None, wait, |state, access| {
-                let DirectoryForm::Fat(fat) = &mut state.form else { return Ok(OpStep::Done(0)) };
-                let merged = fat.merge_names(access, tx, hash);
-                self.publish(state);
-                Ok(match merged? {
-                    OpStep::Done(_) => OpStep::Done(state.buffered()),
-                    OpStep::NotResident(ticket) => OpStep::NotResident(ticket),
-                })
-            })?;
-            self.merge_pages(tx, hash)?;
-        }
-        Ok(left)
+    /// [`ErrorKind::WouldBlock`] if it would wait and must not.
+    pub(crate) fn pace(&self, wait: Wait) -> Result<()> {
+        let pace = &self.write_state.pace;
+        if pace.is_slow() { self.store.slow_down(pace, wait) } else { Ok(()) }
     }
 
     /// Limits inline content to `capacity` bytes, so that the attributes can grow. `capacity` is at
@@ -377,19 +387,30 @@ impl<S: LeafStore> Zap<S> {
             self.publish(state);
             changed
         })?;
+        self.count_answer(fetched, request.adds() && changed.change == Change::Done(None));
         // New names need no leaves while they are buffered.
         if !request.adds() || !self.buffers.load(Ordering::Relaxed) {
             self.read_ahead(fetched, S::wait_of(tx));
         }
-        if !changed.prefetch.is_empty() {
-            self.store.prefetch(&changed.prefetch);
+        let requested = &self.write_state.merge_requested;
+        if changed.wants_merge && !requested.swap(true, Ordering::Relaxed) {
+            self.store.request_merge();
         }
         if changed.merge_due {
             // The removal itself has succeeded. If the buddy leaf cannot be read, a later lookup of
             // a name in it reports the error.
-            let _ = self.merge_leaves(tx, hash);
+            let old = if let Change::Done(Some(old)) = changed.change { old.len() } else { 0 };
+            let _ = self.merge_leaves(tx, hash, micro::entry_bytes(name.len(), old));
         }
         Ok(changed.change)
+    }
+
+    /// Counts filters that made an operation read a leaf although the name is `absent` from it.
+    #[inline]
+    fn count_answer(&self, fetched: FetchedKind, absent: bool) {
+        if fetched == FetchedKind::Leaf && absent && self.aided.load(Ordering::Relaxed) {
+            self.store.count(ZapCounters::DIRECTORY_FILTER_FALSE, 1);
+        }
     }
 
     /// Shows the counts after a change to readers without the lock.
@@ -400,6 +421,10 @@ impl<S: LeafStore> Zap<S> {
         if buffers != self.buffers.load(Ordering::Relaxed) {
             self.buffers.store(buffers, Ordering::Release);
         }
+        self.write_state.pace.set_pressure(match &state.form {
+            DirectoryForm::Fat(fat) if buffers => fat.pressure(),
+            _ => 0,
+        });
         let aided = state.is_aided();
         if aided != self.aided.load(Ordering::Relaxed) {
             self.aided.store(aided, Ordering::Relaxed);
@@ -435,12 +460,17 @@ impl<S: LeafStore> Zap<S> {
         }
     }
 
-    /// Merges leaves after a removal.
-    fn merge_leaves(&self, tx: &S::Tx, hash: u32) -> Result<()> {
+    /// Merges leaves after a removal, as far as the transaction has space for that beside the
+    /// changes that may follow. The removed name can come back: `removed` are the bytes that it
+    /// needs in a micro directory.
+    fn merge_leaves(&self, tx: &S::Tx, hash: u32, removed: usize) -> Result<()> {
         // Each round makes the leaf of this hash shallower.
         for _ in 0..ZAP_DEPTH_MAX {
+            if !self.store.may_merge(tx) {
+                break;
+            }
             let merged = self.run(None, S::wait_of(tx), |state, access| {
-                let merged = merge::try_merge(&mut state.form, access, tx, hash);
+                let merged = merge::try_merge(&mut state.form, access, tx, (hash, removed));
                 if let DirectoryForm::Micro(_) = state.form {
                     self.hints.clear();
                 }
@@ -459,6 +489,9 @@ impl<S: LeafStore> Zap<S> {
     fn merge_pages(&self, tx: &S::Tx, hash: u32) -> Result<()> {
         // A round makes the page shallower, or moves its names to the leaf.
         for _ in 0..2 * ZAP_PAGE_DEPTH_MAX {
+            if !self.store.may_merge(tx) {
+                break;
+            }
             let merged = self.run(None, S::wait_of(tx), |state, access| {
                 let DirectoryForm::Fat(fat) = &mut state.form else {
                     return Ok(OpStep::Done(false));
@@ -508,36 +541,44 @@ impl<S: LeafStore> Zap<S> {
         &self,
         walk_at: Option<u32>,
         wait: Wait,
+        step: impl FnMut(&mut DirectoryState, LeafAccess<'_, S>) -> Result<OpStep<R, S::Ticket>>,
+    ) -> Result<(R, FetchedKind)> {
+        self.run_on(&mut OpBlocks::default(), walk_at, wait, step)
+    }
+
+    /// As [`run_alone`](Self::run_alone), with blocks of earlier steps. Keeps those that it
+    /// fetches.
+    #[inline]
+    fn run_on<R>(
+        &self,
+        blocks: &mut OpBlocks<S>,
+        walk_at: Option<u32>,
+        wait: Wait,
         mut step: impl FnMut(&mut DirectoryState, LeafAccess<'_, S>) -> Result<OpStep<R, S::Ticket>>,
     ) -> Result<(R, FetchedKind)> {
-        let (mut fetched, mut kind) = (Vec::new(), FetchedKind::Nothing);
-        let (mut no_filter, mut no_page) = (None, None::<(ZapBlock, Error)>);
+        let mut kind = FetchedKind::Nothing;
         let (mut known, mut again) = (HashSet::new(), 0);
         while again < RETRIES_MAX {
             let mut state = self.lock(wait)?;
-            let lost = no_page.as_ref().map(|(page, _)| *page);
             let access =
-                LeafAccess { store: &self.store, fetched: &fetched, no_filter, no_page: lost };
+                LeafAccess { store: &self.store, fetched: &blocks.fetched, lost: &blocks.lost };
             match step(&mut state, access)? {
                 OpStep::Done(result) => return Ok((result, kind)),
                 OpStep::NotResident(ticket) => {
                     let block = S::block_of(&ticket);
-                    let is_leaf =
-                        matches!(block, ZapBlock::Leaf(_)) && S::txg_of(&ticket).is_some();
-                    if let Some((_, error)) = no_page.take_if(|(page, _)| *page == block) {
-                        return Err(error);
+                    let is_pointer = S::txg_of(&ticket).is_none();
+                    let is_leaf = matches!(block, ZapBlock::Leaf(_)) && !is_pointer;
+                    if let Some(at) = blocks.lost.iter().position(|lost| lost.block == block) {
+                        return Err(blocks.lost.swap_remove(at).error);
                     }
                     again += usize::from(!known.insert((block, S::txg_of(&ticket))));
                     kind = if is_leaf { FetchedKind::Leaf } else { kind.max(FetchedKind::Other) };
-                    match self.fetch(state, walk_at, ticket, wait, &mut fetched) {
+                    match self.fetch(state, walk_at, ticket, wait, blocks) {
                         Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(error),
-                        // Without its filter, a leaf must be read.
-                        Err(_) if matches!(block, ZapBlock::Filter(_)) && no_filter.is_none() => {
-                            no_filter = Some(block);
-                        }
-                        // The leaf may have the name.
-                        Err(error) if matches!(block, ZapBlock::Page(_)) && no_page.is_none() => {
-                            no_page = Some((block, error));
+                        // Without its filter, a leaf must be read. Without its page, too: the leaf
+                        // may have the name.
+                        Err(error) if !matches!(block, ZapBlock::Leaf(_)) => {
+                            blocks.lost.push(LostBlock::new(block, is_pointer, error));
                         }
                         fetched => fetched?,
                     }
@@ -607,7 +648,7 @@ impl<S: LeafStore> Zap<S> {
         walk_at: Option<u32>,
         ticket: S::Ticket,
         wait: Wait,
-        fetched: &mut Vec<S::Fetched>,
+        OpBlocks { fetched, fetched_max, .. }: &mut OpBlocks<S>,
     ) -> Result<()> {
         let block = S::txg_of(&ticket).map(|_| S::block_of(&ticket));
         let ids = match (&mut state.form, walk_at, block) {
@@ -622,7 +663,7 @@ impl<S: LeafStore> Zap<S> {
             self.store.prefetch(&ids);
         }
         let block = self.store.fetch(ticket, wait)?;
-        if fetched.len() == FETCHED_MAX {
+        if fetched.len() == *fetched_max {
             fetched.remove(0);
         }
         fetched.push(block);

@@ -73,7 +73,7 @@ fn a_name_is_found_on_its_way_to_its_leaf() {
             let zap = Arc::clone(&zap);
             let work = move || {
                 for _ in 0..2 {
-                    zap.merge_some(&()).unwrap();
+                    zap.merge_some().unwrap();
                     zap.store().commit();
                     evict_leaves(&zap);
                 }

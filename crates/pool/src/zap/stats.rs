@@ -437,7 +437,7 @@ impl Fat {
         let Some(txg) = access.store.stored_txg(id).filter(|_| self.is_aided()) else {
             return Ok(OpStep::Done(Some((stats, false))));
         };
-        if access.no_filter == Some(filter_of(id)) {
+        if access.is_lost(filter_of(id)) {
             return Ok(OpStep::Done(Some((stats, false))));
         }
         let answers = access.store.with_leaf(filter_of(id), access.fetched, |block| {

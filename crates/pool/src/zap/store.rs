@@ -2,6 +2,7 @@
 
 use forebay_base::counters::Counter;
 
+use super::Pace;
 use crate::Result;
 use crate::format::ZapBlock;
 use crate::wait::Wait;
@@ -31,8 +32,8 @@ pub(crate) enum LeafLookup<R, T> {
 pub(crate) struct FilterOpening {
     /// Seed of the directory, for a new block.
     pub(crate) seed: u64,
-    /// A filter block that cannot be read: an empty one replaces it.
-    pub(crate) replaced: Option<ZapBlock>,
+    /// Whether the block is damaged: an empty one replaces it.
+    pub(crate) replaces: bool,
 }
 
 /// The object of a directory: inline content, leaves, filter blocks and buffer pages.
@@ -143,9 +144,19 @@ pub(crate) trait LeafStore {
     /// Whether new names may be buffered.
     fn may_buffer(&self) -> bool;
 
-    /// Whether the transaction has reserved enough space to move names to a leaf, beside a change
-    /// of its own.
+    /// Whether there is enough space to merge leaves in this transaction, beside a change of its
+    /// own.
     fn may_merge(&self, tx: &Self::Tx) -> bool;
+
+    /// Asks for [`start_merge`](super::Zap::start_merge) on another thread, until
+    /// [`end_merge_request`](super::Zap::end_merge_request).
+    fn request_merge(&self);
+
+    /// Delays a create as long as the directory's change buffer demands.
+    ///
+    /// # Errors
+    /// [`WouldBlock`](crate::ErrorKind::WouldBlock) if it would wait and must not.
+    fn slow_down(&self, pace: &Pace, wait: Wait) -> Result<()>;
 
     /// Adds to a counter of [`ZapCounters`](super::ZapCounters).
     fn count(&self, counter: Counter, amount: u64);

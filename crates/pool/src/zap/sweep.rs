@@ -1,84 +1,208 @@
-//! The sweep: reads leaves ahead that buffered names can move to, and other blocks that a directory
-//! in use soon needs.
+//! The sweep: which leaves get their buffered names next, and how full the buffer is.
 //!
-//! Creates drive the sweep. It holds no lock of its own and waits for nothing: it returns blocks to
-//! prefetch, and looks later whether they have arrived.
+//! A sweep goes over the leaves in the order of the hash, and takes those that at least half as
+//! many names wait for as for others. So the leaves ahead of it have the most names, and neighbours
+//! are read and written together. The leaves of a page that is nearly full do not wait for their
+//! turn. The sweep itself reads nothing: see [`super::rounds`].
 
 use std::collections::{HashSet, VecDeque};
 
 use super::OpStep;
 use super::buffer::{PAGE_SPAN, PageAttempt};
 use super::entry::{first_position, hash_at, leaf_id, prefix_mask};
-use super::fat::{Fat, LeafAccess};
+use super::fat::{Fat, LeafAccess, filter_of};
 use super::store::LeafStore;
 use crate::Result;
 use crate::format::{ZAP_FILTER_LEAVES, ZAP_PAGE_BYTES, ZapBlock};
 
-/// Leaves that a sweep has in flight at most.
-pub(super) const SWEEP_MAX: u64 = 64;
-/// Leaves that one change adds to a sweep at most.
-const SWEEP_STEP: usize = 8;
-/// A change looks at so many leaves of the sweep to find one that has arrived.
-const SWEEP_TRIES: usize = 2;
-/// Changes after which the sweep requests a leaf again that has not arrived, or was evicted.
-const SWEEP_PATIENCE: u64 = 512;
+/// Names wait for leaves in the order of the hash. Those right behind the sweep have none, those
+/// ahead of it about twice the mean. So pages ahead are full when the mean is half of their space.
+///
+/// Shares of the pages' space, in thousandths: names begin to move at the first one, and creates
+/// are slowed down from the second on, so much that the third is never reached.
+const MOVE_AT: u64 = 250;
+const SLOW_AT: u64 = 400;
+const SLOW_END: u64 = 600;
+/// Pages whose leaves do not wait for their turn.
+const URGENT_MAX: usize = 64;
+/// A step looks at so many leaves at most to find some that names wait for.
+const LOOKS_MAX: usize = 256;
 /// Filter blocks, and pages, that are prefetched together when the first of them is not resident.
 const WINDOW: u64 = 64;
 
-/// The leaves that are being read so that buffered names can move to them.
+/// Where names move next.
 #[derive(Default)]
 pub(super) struct Sweep {
     /// The hash where it goes on.
     at: u32,
-    /// A hash of each leaf in flight, and the change that added it.
-    queue: VecDeque<(u32, u64)>,
-    /// Number of changes.
-    changes: u64,
+    /// Hashes of pages that are nearly full.
+    urgent: VecDeque<u32>,
+    /// Bytes of a name with its value in a page, as last seen.
+    name_bytes: u32,
     /// Windows of filter blocks and pages that were prefetched.
     windows: HashSet<u64>,
 }
 
-#[cfg(all(test, not(forebay_model)))]
-impl Sweep {
-    /// Number of leaves in flight.
-    pub(super) fn in_flight(&self) -> u64 {
-        self.queue.len() as u64
-    }
+/// Leaves whose names move together.
+#[derive(Default)]
+pub(super) struct SweepLeaves {
+    /// A hash of each.
+    pub(super) hashes: Vec<u32>,
+    /// The leaves and their filter blocks.
+    pub(super) blocks: Vec<ZapBlock>,
+    /// Number of leaves that were looked at.
+    looks: usize,
 }
 
 impl Fat {
-    /// The leaves of the next buffered names in the order of the hash, to be merged together. Sets
-    /// a hash of each.
+    /// The next leaves to move names to, at most `max`. Unless `drains`, enough names stay to make
+    /// the next sweep worth its reads.
     pub(super) fn next_to_merge<S: LeafStore>(
         &mut self,
         access: LeafAccess<'_, S>,
-        hashes: &mut Vec<u32>,
-    ) -> Result<OpStep<Vec<ZapBlock>, S::Ticket>> {
-        hashes.clear();
-        let mut ids = Vec::new();
-        let (mut from, mut is_again) = (first_position(self.sweep.at), self.sweep.at == 0);
-        while self.header.buffered.get() > 0 && (hashes.len() as u64) < SWEEP_MAX {
-            let page = match self.names_of_page(access, from, u32::MAX, 1)? {
+        (max, drains): (usize, bool),
+        found: &mut SweepLeaves,
+    ) -> Result<OpStep<(), S::Ticket>> {
+        if self.header.buffered.get() == 0 {
+            self.sweep.urgent.clear();
+            return Ok(OpStep::Done(()));
+        }
+        while found.hashes.len() < max
+            && let Some(hash) = self.sweep.urgent.front().copied()
+        {
+            let (first, last) = match self.with_page_of(access, hash, |page| Ok(page.depth()))? {
+                OpStep::Done(depth) => (hash & prefix_mask(depth), hash | !prefix_mask(depth)),
+                OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+            };
+            if let OpStep::NotResident(ticket) =
+                self.sweep_range(access, (first, last), usize::MAX, found)?
+            {
+                return Ok(OpStep::NotResident(ticket));
+            }
+            self.sweep.urgent.pop_front();
+        }
+        let mut max = max;
+        if !drains {
+            // Few at first, so that they take little memory.
+            let over = self.used_thousandths().saturating_sub(MOVE_AT);
+            max = max.min(max.saturating_mul(over as usize).div_ceil((SLOW_AT - MOVE_AT) as usize));
+        }
+        // Once around at most.
+        let begun = self.sweep.at;
+        for (first, last) in [(begun, u32::MAX), (0, begun)] {
+            if found.hashes.len() >= max || found.looks >= LOOKS_MAX {
+                break;
+            }
+            if let OpStep::NotResident(ticket) =
+                self.sweep_range(access, (first, last), max, found)?
+            {
+                return Ok(OpStep::NotResident(ticket));
+            }
+        }
+        Ok(OpStep::Done(()))
+    }
+
+    /// Takes leaves of a range of hashes that are worth their read. Moves the sweep, unless `max`
+    /// has no limit.
+    fn sweep_range<S: LeafStore>(
+        &mut self,
+        access: LeafAccess<'_, S>,
+        (first, last): (u32, u32),
+        max: usize,
+        found: &mut SweepLeaves,
+    ) -> Result<OpStep<(), S::Ticket>> {
+        let mut at = Some(first).filter(|_| self.header.buffered.get() > 0);
+        while let Some(hash) = at.filter(|at| *at <= last)
+            && found.hashes.len() < max
+            && (found.looks < LOOKS_MAX || max == usize::MAX)
+        {
+            found.looks += 1;
+            let page = match self.names_of_page(access, first_position(hash), last, 1)? {
                 OpStep::Done(page) => page,
-                OpStep::NotResident(_) if !hashes.is_empty() => break,
                 OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
             };
             let mut end = page.last;
             if let Some(name) = page.names.first() {
                 let hash = hash_at(name.position);
-                let depth = self.table.get(hash).unwrap_or(self.header.depth);
-                hashes.push(hash);
-                ids.push(ZapBlock::Leaf(leaf_id(hash, depth)));
-                end = end.min(hash | !prefix_mask(depth));
+                let (id, depth) = match self.locate_leaf(access, hash)? {
+                    OpStep::Done(leaf) => leaf,
+                    OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+                };
+                end = hash | !prefix_mask(depth);
+                let waiting = self.count_buffered(access, hash, depth)?.unwrap_or(0) as u64;
+                let leaf = ZapBlock::Leaf(id);
+                let is_worth = waiting.saturating_mul(2).saturating_mul(self.leaves())
+                    >= self.header.buffered.get();
+                if is_worth && !found.blocks.contains(&leaf) {
+                    found.hashes.push(hash);
+                    found.blocks.push(leaf);
+                    let filter = filter_of(id);
+                    if !found.blocks.contains(&filter) {
+                        found.blocks.push(filter);
+                    }
+                }
             }
-            self.sweep.at = end.wrapping_add(1);
-            match end.checked_add(1) {
-                Some(after) => from = first_position(after),
-                None if is_again => break,
-                None => (from, is_again) = (0, true),
+            at = end.checked_add(1);
+            if max != usize::MAX {
+                self.sweep.at = at.unwrap_or(0);
             }
         }
-        Ok(OpStep::Done(ids))
+        Ok(OpStep::Done(()))
+    }
+
+    /// The block and depth of the leaf of a hash, without the leaf. A leaf that is not resident and
+    /// whose depth is not known is taken to be as deep as can be.
+    fn locate_leaf<S: LeafStore>(
+        &mut self,
+        access: LeafAccess<'_, S>,
+        hash: u32,
+    ) -> Result<OpStep<(u64, u8), S::Ticket>> {
+        if let Some(depth) = self.table.get(hash) {
+            return Ok(OpStep::Done((leaf_id(hash, depth), depth)));
+        }
+        let deepest = self.header.depth;
+        Ok(match self.with_leaf_of(access, hash, |leaf| Ok(leaf.depth()))? {
+            OpStep::Done(depth) => OpStep::Done((leaf_id(hash, depth), depth)),
+            OpStep::NotResident(ticket) => match (S::block_of(&ticket), S::txg_of(&ticket)) {
+                (ZapBlock::Leaf(id), Some(_)) => OpStep::Done((id, deepest)),
+                _ => OpStep::NotResident(ticket),
+            },
+        })
+    }
+
+    /// Notes how full the page is that has just got a name.
+    pub(super) fn note_buffered(&mut self, hash: u32, page: &PageAttempt) {
+        self.sweep.name_bytes = (page.used_bytes / page.len.max(1)) as u32;
+        let is_nearly_full = !page.splits && page.used_bytes > ZAP_PAGE_BYTES * 7 / 8;
+        let first = hash & prefix_mask(page.depth);
+        let urgent = &mut self.sweep.urgent;
+        if is_nearly_full && urgent.len() < URGENT_MAX && !urgent.contains(&first) {
+            urgent.push_back(first);
+        }
+    }
+
+    /// Whether names should move to their leaves.
+    pub(super) fn wants_merge(&self) -> bool {
+        !self.sweep.urgent.is_empty() || self.used_thousandths() > MOVE_AT
+    }
+
+    /// How much creates must be slowed down, in thousandths: 0 for not at all.
+    pub(super) fn pressure(&self) -> u64 {
+        let over = self.used_thousandths().saturating_sub(SLOW_AT);
+        (over.saturating_mul(1000) / (SLOW_END - SLOW_AT)).min(1000)
+    }
+
+    /// The share of the pages' space that names use.
+    fn used_thousandths(&self) -> u64 {
+        // Pages that are few split when they are full.
+        let pages = u64::from(self.header.pages.get()).max(self.leaves() >> PAGE_SPAN);
+        let name_bytes = u64::from(self.sweep.name_bytes);
+        if name_bytes == 0 {
+            return 0;
+        }
+        let capacity = pages * (ZAP_PAGE_BYTES as u64 / name_bytes).max(1);
+        // A forged header counts any number of names.
+        self.header.buffered.get().saturating_mul(1000) / capacity.max(1)
     }
 
     /// Filter blocks and pages to prefetch with one that is not resident, once for each window: a
@@ -93,109 +217,5 @@ impl Fat {
         let filter = |at| (at < filters).then_some(ZapBlock::Filter(at));
         let page = |at| (at < pages && self.header.pages.get() > 0).then_some(ZapBlock::Page(at));
         numbers.flat_map(|at| [filter(at), page(at)]).flatten().collect()
-    }
-
-    /// Moves the names of a leaf that has arrived, and returns leaves to read next. `page` is the
-    /// one that has just got a name with this hash. Failures are left to the change that needs the
-    /// leaf.
-    pub(super) fn advance_sweep<S: LeafStore>(
-        &mut self,
-        access: LeafAccess<'_, S>,
-        tx: &S::Tx,
-        hash: u32,
-        page: &PageAttempt,
-    ) -> Vec<ZapBlock> {
-        self.sweep.changes += 1;
-        let mut ids = Vec::new();
-        for _ in 0..SWEEP_TRIES {
-            let Some((hash, since)) = self.sweep.queue.pop_front() else { break };
-            if self.has_drained(access, hash) {
-                continue;
-            }
-            if !access.store.may_merge(tx) {
-                // The space is for the change that drives the sweep.
-                self.sweep.queue.push_back((hash, since));
-                break;
-            }
-            match self.merge_names(access, tx, hash) {
-                Ok(OpStep::NotResident(ticket)) => {
-                    let block = S::block_of(&ticket);
-                    let is_leaf =
-                        matches!(block, ZapBlock::Leaf(_)) && S::txg_of(&ticket).is_some();
-                    let is_lost = self.sweep.changes - since > SWEEP_PATIENCE;
-                    // A filter block or an indirect block that the leaf needs is requested at once.
-                    ids.extend((!is_leaf || is_lost).then_some(block));
-                    let since = if is_lost { self.sweep.changes } else { since };
-                    self.sweep.queue.push_back((hash, since));
-                }
-                Err(_) => {}
-                Ok(OpStep::Done(_)) => break,
-            }
-        }
-        let in_flight = self.sweep_target(page);
-        for _ in 0..SWEEP_STEP {
-            if self.sweep.queue.len() as u64 >= in_flight {
-                break;
-            }
-            let at = self.sweep.at;
-            let (leaf, next) = self.sweep_leaf(access, at);
-            ids.extend(leaf);
-            self.sweep.at = next.unwrap_or(0);
-        }
-        if !page.splits && page.used_bytes > ZAP_PAGE_BYTES * 7 / 8 {
-            // This page does not wait for its turn.
-            let last = hash | !prefix_mask(page.depth);
-            let mut next = Some(hash & prefix_mask(page.depth));
-            for _ in 0..2 << PAGE_SPAN {
-                let is_full = self.sweep.queue.len() as u64 >= SWEEP_MAX;
-                let Some(at) = next.filter(|at| *at <= last && !is_full) else { break };
-                let (leaf, after) = self.sweep_leaf(access, at);
-                ids.extend(leaf);
-                next = after;
-            }
-        }
-        ids
-    }
-
-    /// Leaves that should be in flight: none below three eighths of the space of all pages, ever
-    /// more up to five eighths.
-    fn sweep_target(&self, page: &PageAttempt) -> u64 {
-        let name_bytes = (page.used_bytes / page.len.max(1)).max(1);
-        // Pages that are few split when they are full.
-        let pages = u64::from(self.header.pages.get()).max(self.leaves() >> PAGE_SPAN);
-        let capacity = pages * (ZAP_PAGE_BYTES / name_bytes) as u64;
-        let excess = self.header.buffered.get().saturating_sub(capacity * 3 / 8);
-        // A forged header counts any number of names.
-        excess.saturating_mul(SWEEP_MAX).div_ceil((capacity / 4).max(1)).min(SWEEP_MAX)
-    }
-
-    /// Whether it is known that no name waits for the leaf of a hash any more.
-    fn has_drained<S: LeafStore>(&mut self, access: LeafAccess<'_, S>, hash: u32) -> bool {
-        let depth = self.table.get(hash).unwrap_or(self.header.depth);
-        matches!(self.count_buffered(access, hash, depth), Ok(Some(0)))
-    }
-
-    /// Adds the leaf of a hash to the sweep if it is worth its read: at least half as many names
-    /// wait for it as for others. Returns its block in that case, and the first hash after it.
-    fn sweep_leaf<S: LeafStore>(
-        &mut self,
-        access: LeafAccess<'_, S>,
-        hash: u32,
-    ) -> (Option<ZapBlock>, Option<u32>) {
-        let known = self.table.get(hash);
-        let depth = known.unwrap_or(self.header.depth);
-        let (low, last) = (hash & prefix_mask(depth), hash | !prefix_mask(depth));
-        let next = last.checked_add(1);
-        // The depth of a leaf that names wait for is known, except after an import.
-        if known.is_none() || self.sweep.queue.iter().any(|(at, _)| (low..=last).contains(at)) {
-            return (None, next);
-        }
-        let waiting = self.count_buffered(access, hash, depth).ok().flatten().unwrap_or(0) as u64;
-        let share = waiting.saturating_mul(2).saturating_mul(self.leaves());
-        if waiting == 0 || share < self.header.buffered.get() {
-            return (None, next);
-        }
-        self.sweep.queue.push_back((hash, self.sweep.changes));
-        (Some(ZapBlock::Leaf(leaf_id(hash, depth))), next)
     }
 }

@@ -13,6 +13,14 @@ forebay_base::tunables! {
     /// With so many leaves a directory is large. With fewer leaves, filters and buffer pages would
     /// cost more than they save.
     directory_buffer_leaves: u32 = 64, 4..=1 << 20, runtime, "count";
+
+    /// Leaves of a directory that are read at a time to move buffered names to them in the
+    /// background. 0: names move only when somebody else reads their leaf.
+    directory_merge_reads: u32 = 64, 0..=1024, runtime, "count";
+
+    /// Delay of a create when about six tenths of the range are used in which a change buffer that
+    /// fills slows creates down. Scales all these delays.
+    directory_slow_scale_ns: u64 = 1_000_000, 0..=1_000_000_000, runtime, "ns";
 }
 
 forebay_base::counters! {
@@ -25,10 +33,16 @@ forebay_base::counters! {
     directory_names_merged;
     /// Leaves that got names from a change buffer, once for each time.
     directory_leaves_merged;
+    /// Leaves and filter blocks that were read to move names to them.
+    directory_merge_reads;
+    /// Creates that waited for names to move from a full change buffer.
+    directory_creates_slowed;
     /// Searches for a name that a filter answered, so that no leaf was read.
     directory_filter_absent;
     /// Searches for a name that a filter could not answer, so that a leaf was read.
     directory_filter_maybe;
+    /// Those of them that did not find the name in the leaf: the filter was wrong, old or missing.
+    directory_filter_false;
 }
 
 /// What all directories of a pool share.

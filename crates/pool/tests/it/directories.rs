@@ -122,18 +122,12 @@ fn creates_in_a_cold_directory_read_few_leaves() {
     assert!(buffered > 3000, "{buffered} of 4000 names were buffered");
     assert!(merged > 4 * leaves, "{merged} names were moved to {leaves} leaves");
     cold.pool.sync().expect("a txg");
-    let stats = cold.directory.audit().expect("it is valid");
-    assert_eq!(stats.buffered, buffered - merged);
+    cold.directory.audit().expect("it is valid");
     check(&cold.pool);
     let cold = cold.again();
     cold.expect(0..NAMES + 4000);
     // Moved all at once.
-    loop {
-        let tx = cold.pool.begin().expect("space");
-        if cold.directory.merge_buffered(&tx).expect("it is possible") == 0 {
-            break;
-        }
-    }
+    while cold.directory.merge_buffered().expect("it is possible") > 0 {}
     cold.pool.sync().expect("a txg");
     let stats = cold.directory.audit().expect("it is valid");
     assert_eq!((stats.buffered, stats.filters), (0, stats.leaves));
@@ -142,9 +136,110 @@ fn creates_in_a_cold_directory_read_few_leaves() {
     check(&cold.pool);
 }
 
+/// Inserts names into a cold directory until the pool has moved some in the background.
+fn insert_until_moved(cold: &Cold) -> u32 {
+    let moved = || counter(&cold.pool, "directory_names_merged");
+    let (before, mut number) = (moved(), NAMES);
+    while moved() == before {
+        assert!(number < 10 * NAMES, "no name has moved");
+        cold.insert_cold(number..number + 100);
+        number += 100;
+    }
+    number
+}
+
+#[test]
+fn names_move_in_the_background() {
+    let cold = cold().again();
+    let end = insert_until_moved(&cold);
+    let leaves = counter(&cold.pool, "directory_leaves_merged");
+    let merged = counter(&cold.pool, "directory_names_merged");
+    assert!(merged > 3 * leaves, "{merged} names were moved to {leaves} leaves");
+    assert!(counter(&cold.pool, "directory_merge_reads") > 0);
+    cold.pool.sync().expect("a txg");
+    cold.directory.audit().expect("it is valid");
+    let cold = cold.again();
+    cold.expect(0..end);
+    cold.directory.audit().expect("it is valid");
+    check(&cold.pool);
+}
+
+#[test]
+fn a_pool_is_exported_and_abandoned_while_names_move() {
+    let mut cold = cold();
+    let mut end = NAMES;
+    for round in 0..4 {
+        let moved = || counter(&cold.pool, "directory_names_merged");
+        let before = moved();
+        while moved() == before {
+            cold.insert_cold(end..end + 100);
+            end += 100;
+        }
+        cold.pool.sync().expect("a txg");
+        let Cold { device, cache, pool, directory } = cold;
+        let number = directory.number();
+        drop(directory);
+        match round % 2 {
+            0 => pool.export().expect("an export"),
+            _ => pool.abandon(),
+        }
+        cache.cache().flush();
+        cold = open(device, cache, number);
+        cold.directory.audit().expect("it is valid");
+        check(&cold.pool);
+    }
+    cold.expect(0..end);
+}
+
+#[test]
+fn a_directory_is_destroyed_while_names_move() {
+    let cold = cold().again();
+    insert_until_moved(&cold);
+    let data = cold.pool.dataset("data").expect("it");
+    let tx = cold.pool.begin_freeing().expect("space");
+    data.destroy(&tx, cold.directory.number()).expect("it exists");
+    // Another object may get its number at once.
+    let next = data.create_directory(&tx, b"next").expect("a directory");
+    drop(tx);
+    cold.pool.sync().expect("a txg");
+    cold.pool.sync().expect("a txg");
+    let info = data.object_info(next).expect("it exists");
+    assert_eq!(&*info.attributes, b"next");
+    let next = data.directory(next).expect("it is valid");
+    assert!(next.is_empty());
+    insert(&cold.pool, &next, 1);
+    next.audit().expect("it is valid");
+    assert_eq!(data.allocated_bytes() / MIB, 0);
+    check(&cold.pool);
+}
+
+#[test]
+fn names_move_in_a_full_pool_as_far_as_there_is_space() {
+    let cold = cold();
+    cold.pool.set_tunable("directory_merge_reads", "0").expect("a tunable");
+    cold.insert_cold(NAMES..NAMES + 1500);
+    cold.pool.set_tunable("directory_merge_reads", "64").expect("a tunable");
+    fill(&cold.pool);
+    loop {
+        match cold.directory.merge_buffered() {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::NoSpace);
+                break;
+            }
+        }
+    }
+    cold.directory.audit().expect("it is valid");
+    cold.pool.sync().expect("a txg");
+    cold.expect(0..NAMES + 1500);
+    check(&cold.pool);
+}
+
 #[test]
 fn a_read_only_import_reads_buffered_names() {
     let cold = cold();
+    cold.pool.set_tunable("directory_merge_reads", "0").expect("a tunable");
     cold.insert_cold(NAMES..NAMES + 1000);
     cold.pool.sync().expect("a txg");
     assert!(cold.directory.audit().expect("it is valid").buffered > 100);
@@ -159,24 +254,29 @@ fn a_read_only_import_reads_buffered_names() {
     Cold { device, cache, pool, directory }.expect(0..NAMES + 1000);
 }
 
-#[test]
-fn names_of_a_full_pool_can_be_removed_from_the_buffer() {
-    let cold = cold();
-    cold.insert_cold(NAMES..NAMES + 1000);
-    let data = cold.pool.dataset("data").expect("it");
-    let tx = cold.pool.begin().expect("space");
+/// Fills a pool.
+fn fill(pool: &Pool) {
+    let data = pool.dataset("data").expect("it");
+    let tx = pool.begin().expect("space");
     let object = data.object(data.create_object(&tx, &[]).expect("an object")).expect("it");
     drop(tx);
     let mut at = 0;
     let full = loop {
-        let written =
-            cold.pool.begin().and_then(|tx| object.write(&tx, at, &[at as u8 | 1; 65536]));
+        let written = pool.begin().and_then(|tx| object.write(&tx, at, &[at as u8 | 1; 65536]));
         match written {
             Ok(()) => at += 65536,
             Err(error) => break error,
         }
     };
     assert_eq!(full.kind(), ErrorKind::NoSpace);
+}
+
+#[test]
+fn names_of_a_full_pool_can_be_removed_from_the_buffer() {
+    let cold = cold();
+    cold.pool.set_tunable("directory_merge_reads", "0").expect("a tunable");
+    cold.insert_cold(NAMES..NAMES + 1000);
+    fill(&cold.pool);
     for number in NAMES..NAMES + 1000 {
         let tx = cold.pool.begin_freeing().expect("the reserve");
         cold.directory.remove(&tx, &name(number)).expect("it exists");
@@ -189,6 +289,7 @@ fn names_of_a_full_pool_can_be_removed_from_the_buffer() {
 #[test]
 fn a_destroyed_directory_frees_its_filters_and_pages() {
     let cold = cold();
+    cold.pool.set_tunable("directory_merge_reads", "0").expect("a tunable");
     cold.insert_cold(NAMES..NAMES + 1000);
     cold.pool.sync().expect("a txg");
     let data = cold.pool.dataset("data").expect("it");

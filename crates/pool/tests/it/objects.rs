@@ -161,7 +161,7 @@ fn new_versions_of_indirect_blocks_enter_mfu() {
     drop(tx);
     pool.sync().unwrap();
     let frequent = || {
-        let states = cache.cache().stats().states;
+        let states = cache.cache().usage().states;
         let of = states.iter().filter(|s| s.class == Class::Metadata && s.state == "mfu");
         of.map(|state| state.bytes).sum::<u64>()
     };

@@ -52,6 +52,9 @@ impl Workload {
                 Ok(())
             })?;
         }
+        if self.load.aided_directories && self.rng.below(3) == 0 {
+            directory.merge_buffered()?;
+        }
         Ok(())
     }
 

@@ -1,8 +1,7 @@
 //! The change buffer when something is missing: memory, space, or a block.
 
 use super::super::memory::MemoryStore;
-use super::super::sweep::SWEEP_MAX;
-use super::super::{DirectoryForm, Zap, ZapCounters};
+use super::super::{DirectoryForm, Zap};
 use super::buffer::{VALUE, buffered, evict_leaves, evicted, name, sweep_ends, walked};
 use crate::ErrorKind;
 use crate::format::{ZAP_FILTER_LEAVES, ZapBlock};
@@ -114,6 +113,53 @@ fn a_removal_is_undone_without_reading_anything() {
     assert_eq!(walked(&zap).len(), 20_500);
 }
 
+/// Directories that shrink, also to a micro directory.
+#[test]
+fn a_removal_is_undone_without_space() {
+    let (zap, store) = evicted(3000);
+    let long = vec![b'n'; 250];
+    zap.insert(&(), &long, &VALUE).expect("it is new");
+    let mut numbers: Vec<Vec<u8>> = (0..3000).map(name).collect();
+    numbers.insert(2995, long);
+    for (removed, name) in numbers.iter().enumerate() {
+        for again in [true, false] {
+            let value = zap.remove(&(), name).expect("it is there");
+            if again {
+                store.state.lock().is_full = true;
+                let restored = zap.restore(&(), name, &value);
+                store.state.lock().is_full = false;
+                restored.unwrap_or_else(|error| panic!("after {removed} names: {error}"));
+            }
+        }
+        if removed % 50 == 0 {
+            store.commit();
+        }
+    }
+    assert!(zap.is_empty() && super::is_micro(&zap));
+}
+
+/// The last buffered name keeps a small directory from losing its pages.
+#[test]
+fn the_removal_of_the_last_buffered_name_is_undone_without_space() {
+    // All leaves have just split, so that none is nearly full.
+    let (zap, store) = evicted(3700);
+    store.state.lock().aided_leaves = 400;
+    let mut number = 3700;
+    while buffered(&zap) == 0 {
+        evict_leaves(&store);
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+        number += 1;
+        store.commit();
+    }
+    let value = zap.remove(&(), &name(number - 1)).expect("it is there");
+    assert_eq!(sizes(&zap).0, 0, "it has lost its pages");
+    store.state.lock().is_full = true;
+    zap.restore(&(), &name(number - 1), &value).expect("it is possible");
+    store.state.lock().is_full = false;
+    store.commit();
+    assert_eq!(zap.audit().expect("it is valid").entries, u64::from(number));
+}
+
 #[test]
 fn an_unreadable_page_hides_only_its_own_names() {
     let (zap, store, waiting) = with_buffered(20_000, 500);
@@ -174,52 +220,6 @@ fn a_change_reads_nothing_after_warming() {
 }
 
 #[test]
-fn a_sweep_has_a_bounded_number_of_leaves_in_flight() {
-    let (zap, store) = evicted(100_000);
-    store.state.lock().prefetches_nothing = true;
-    let mut most = 0;
-    let in_flight = || match &zap.write_state.state.lock().form {
-        DirectoryForm::Micro(_) => 0,
-        DirectoryForm::Fat(fat) => fat.sweep.in_flight(),
-    };
-    for number in 100_000..130_000 {
-        zap.insert(&(), &name(number), &VALUE).expect("it is new");
-        most = most.max(in_flight());
-        if number % 500 == 0 {
-            store.commit();
-            evict_leaves(&store);
-        }
-    }
-    assert!((1..=SWEEP_MAX).contains(&most), "{most} leaves in flight");
-    // Leaves whose names have moved otherwise are dropped.
-    sweep_ends(&zap);
-    store.commit();
-    evict_leaves(&store);
-    for number in 130_000..130_200 {
-        zap.insert(&(), &name(number), &VALUE).expect("it is new");
-    }
-    assert!(in_flight() <= 64, "{} leaves in flight", in_flight());
-    assert_eq!(zap.len(), 130_200);
-}
-
-#[test]
-fn a_sweep_does_not_use_the_space_of_a_create() {
-    let (zap, store) = evicted(100_000);
-    store.state.lock().is_short_of_space = true;
-    for number in 100_000..103_000 {
-        zap.insert(&(), &name(number), &VALUE).expect("it is new");
-    }
-    // A create that has read its own leaf takes the waiting names along.
-    let swept = store.counted(ZapCounters::DIRECTORY_NAMES_MERGED);
-    store.state.lock().is_short_of_space = false;
-    for number in 103_000..106_000 {
-        zap.insert(&(), &name(number), &VALUE).expect("it is new");
-    }
-    let merged = store.counted(ZapCounters::DIRECTORY_NAMES_MERGED) - swept;
-    assert!(merged > 4 * swept, "{swept} names moved without space, {merged} with it");
-}
-
-#[test]
 fn an_unreadable_filter_block_is_replaced_with_its_next_leaf() {
     let (zap, store) = evicted(20_000);
     set_readable(&store, is_filter, false);
@@ -230,6 +230,67 @@ fn an_unreadable_filter_block_is_replaced_with_its_next_leaf() {
     store.state.lock().unreadable.clear();
     let stats = zap.audit().expect("it is valid");
     assert_eq!(stats.filters, stats.leaves, "{stats}");
+}
+
+/// Filter blocks that may be read again later stay as they are. Leaves change without them.
+#[test]
+fn a_filter_block_that_is_not_damaged_is_never_replaced() {
+    for lacks_pointers in [false, true] {
+        let (zap, store) = evicted(20_000);
+        {
+            let mut state = store.state.lock();
+            let kind = if lacks_pointers { ErrorKind::Corrupt } else { ErrorKind::NoMemory };
+            (state.unreadable_for, state.lacks_pointers) = (Some(kind), lacks_pointers);
+        }
+        let before = zap.audit().expect("it is valid").filters;
+        set_readable(&store, is_filter, false);
+        evict_leaves(&store);
+        zap.replace(&(), &name(7), &[8; 9]).expect("it exists");
+        zap.remove(&(), &name(8)).expect("it exists");
+        for number in 20_000..20_050 {
+            zap.warm(&name(number), Wait::Allowed).expect("it is possible");
+            zap.insert(&(), &name(number), &VALUE).expect("it is new");
+        }
+        let unreadable = store.state.lock().unreadable.clone();
+        let opened = store.dirty_blocks(|id| unreadable.contains(&id));
+        assert_eq!(opened, 0, "{opened} filter blocks were replaced");
+        store.commit();
+        store.state.lock().unreadable.clear();
+        let stats = zap.audit().expect("it is valid");
+        assert_eq!(stats.entries, 20_049);
+        assert!(stats.filters < before, "filters of changed leaves are void: {stats}");
+        // A later change of such a leaf brings its filter back.
+        for number in 0..20_000 {
+            if number != 8 {
+                zap.replace(&(), &name(number), &VALUE).expect("it exists");
+            }
+        }
+        store.commit();
+        let stats = zap.audit().expect("it is valid");
+        assert_eq!(stats.filters, stats.leaves, "{stats}");
+    }
+}
+
+#[test]
+fn a_leaf_splits_although_both_filter_blocks_are_damaged() {
+    let (zap, store) = evicted(20_000);
+    set_readable(&store, is_filter, false);
+    let before = sizes(&zap).1;
+    for number in 20_000..50_000 {
+        zap.warm(&name(number), Wait::Allowed).expect("it is possible");
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+        if number % 100 == 0 {
+            store.commit();
+            // What was rewritten is unreadable again.
+            set_readable(&store, is_filter, false);
+            evict_leaves(&store);
+        }
+    }
+    let leaves = sizes(&zap).1;
+    assert!(leaves > before + 20, "{before} leaves, then {leaves}");
+    store.commit();
+    store.state.lock().unreadable.clear();
+    assert_eq!(zap.audit().expect("it is valid").entries, 50_000);
 }
 
 #[test]

@@ -1,0 +1,141 @@
+//! Moving buffered names to their leaves: choose leaves, read them, and move the names.
+//!
+//! The three steps are separate, so that a thread that moves names reads without a transaction,
+//! and many leaves at a time. Each step takes the directory's lock for one leaf at a time.
+
+use super::entry::leaf_id;
+use super::fat::{Fat, LeafAccess};
+use super::store::LeafStore;
+use super::sweep::SweepLeaves;
+use super::{DirectoryForm, OpBlocks, OpStep, Zap, ZapCounters};
+use crate::wait::Wait;
+use crate::{Error, ErrorKind, Result};
+
+/// Leaves that get names in one transaction at most.
+const LEAVES_PER_TX: usize = 8;
+
+/// Leaves whose names move together, and the blocks that were read for that.
+pub(crate) struct MergeBatch<S: LeafStore> {
+    /// A hash of each.
+    hashes: Vec<u32>,
+    blocks: OpBlocks<S>,
+    /// Whether names have moved.
+    pub(crate) has_moved: bool,
+    /// Why a leaf did not get its names.
+    pub(crate) error: Option<Error>,
+}
+
+impl<S: LeafStore> MergeBatch<S> {
+    /// Whether all leaves are done with.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.hashes.is_empty()
+    }
+}
+
+impl<S: LeafStore> Zap<S> {
+    /// Chooses the next leaves, at most about `max`, and starts to read those that are not in
+    /// memory. Unless `drains`, some names stay in the buffer.
+    ///
+    /// # Errors
+    /// The failure to read a buffer page, or a block that leads to leaves.
+    pub(crate) fn start_merge(&self, max: usize, drains: bool) -> Result<MergeBatch<S>> {
+        let mut found = SweepLeaves::default();
+        self.run_alone(None, Wait::Allowed, |state, access| match &mut state.form {
+            DirectoryForm::Micro(_) => Ok(OpStep::Done(())),
+            DirectoryForm::Fat(fat) => fat.next_to_merge(access, (max, drains), &mut found),
+        })?;
+        let away = self.store.prefetch(&found.blocks) as u64;
+        self.store.count(ZapCounters::DIRECTORY_MERGE_READS, away);
+        let blocks = OpBlocks { fetched_max: usize::MAX, ..OpBlocks::default() };
+        Ok(MergeBatch { hashes: found.hashes, blocks, has_moved: false, error: None })
+    }
+
+    /// Waits until the leaves of a batch are in memory, unless `stop`. Drops those that cannot be
+    /// read.
+    pub(crate) fn load_merge(&self, batch: &mut MergeBatch<S>, stop: impl Fn() -> bool) {
+        let MergeBatch { hashes, blocks, error, .. } = batch;
+        hashes.retain(|hash| {
+            if stop() {
+                return false;
+            }
+            let loaded =
+                self.run_on(blocks, None, Wait::Allowed, |state, access| match &mut state.form {
+                    DirectoryForm::Micro(_) => Ok(OpStep::Done(())),
+                    DirectoryForm::Fat(fat) => fat.load_for_merge(access, *hash),
+                });
+            loaded.map_err(|failed| *error = Some(failed)).is_ok()
+        });
+    }
+
+    /// Moves the names of some leaves of a batch. A leaf that is not in memory any more keeps its
+    /// names waiting.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`] and other failures of the transaction.
+    pub(crate) fn finish_merge(&self, tx: &S::Tx, batch: &mut MergeBatch<S>) -> Result<()> {
+        for _ in 0..LEAVES_PER_TX {
+            let Some(hash) = batch.hashes.pop() else { break };
+            let mut state = self.lock(S::wait_of(tx))?;
+            let DirectoryForm::Fat(fat) = &mut state.form else { return Ok(()) };
+            let blocks = &batch.blocks;
+            let access =
+                LeafAccess { store: &self.store, fetched: &blocks.fetched, lost: &blocks.lost };
+            let merged = fat.merge_names(access, tx, hash);
+            self.publish(&state);
+            drop(state);
+            match merged {
+                Ok(OpStep::Done(has_moved)) => batch.has_moved |= has_moved,
+                Ok(OpStep::NotResident(_)) => continue,
+                Err(error) if error.kind() == ErrorKind::Corrupt => batch.error = Some(error),
+                Err(error) => return Err(error),
+            }
+            // What cannot be read is left as it is.
+            let _ = self.merge_pages(tx, hash);
+        }
+        Ok(())
+    }
+
+    /// Number of names that are buffered.
+    ///
+    /// # Errors
+    /// None if waiting is allowed.
+    pub(crate) fn buffered(&self, wait: Wait) -> Result<u64> {
+        Ok(self.lock(wait)?.buffered())
+    }
+
+    /// Ends the request for a merge, if enough names have moved. Returns whether it has ended. Each
+    /// later create may request another one.
+    pub(crate) fn end_merge_request(&self, gives_up: bool) -> bool {
+        let Ok(state) = self.lock(Wait::Allowed) else { return true };
+        let goes_on = matches!(&state.form, DirectoryForm::Fat(fat) if fat.wants_merge());
+        if goes_on && !gives_up {
+            return false;
+        }
+        // Under the lock: a create that buffers a name later sees this.
+        self.write_state.merge_requested.store(false, super::Ordering::Relaxed);
+        true
+    }
+}
+
+impl Fat {
+    /// Whether everything is in memory that the move of names to the leaf of a hash needs.
+    fn load_for_merge<S: LeafStore>(
+        &mut self,
+        access: LeafAccess<'_, S>,
+        hash: u32,
+    ) -> Result<OpStep<(), S::Ticket>> {
+        if self.header.pages.get() == 0 {
+            return Ok(OpStep::Done(()));
+        }
+        if let OpStep::NotResident(ticket) = self.with_page_of(access, hash, |_| Ok(()))? {
+            return Ok(OpStep::NotResident(ticket));
+        }
+        let found = self.with_leaf_of(access, hash, |leaf| Ok((leaf.depth(), leaf.is_open())))?;
+        let (depth, is_open) = match found {
+            OpStep::Done(found) => found,
+            OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+        };
+        // Many names may split it.
+        self.load_filters(access, leaf_id(hash, depth), depth, [!is_open, true])
+    }
+}
