@@ -194,7 +194,7 @@ fn a_fence_is_asked_when_a_request_is_issued() {
     let asked = Arc::clone(&is_open);
     let fence = Fence::new(move || asked.load(Ordering::SeqCst));
     for number in 0..2 {
-        let request = ends.noted(number, read(Priority::SyncRead, 100 * number as u64));
+        let request = ends.noted(number, read(Priority::SyncRead, 100 * number));
         queue.push(request.with_fence(Some(fence.clone()))).unwrap();
     }
     let first = operation(&mut queue, &permits);
