@@ -80,9 +80,7 @@ impl Daemon {
                 let imported = self.pool(pool)?;
                 answer(&add_l2(&imported.pool, &device, force)?)
             }
-            Request::RemoveL2 { pool, device } => {
-                answer(&remove_l2(&self.pool(pool)?.pool, &device)?)
-            }
+            Request::RemoveL2 { pool, device } => answer(&self.remove_l2(pool, &device)?),
             Request::FlushCache => answer(&self.flush_cache()),
             Request::Tunables { pool } => {
                 answer(&stats::tunables(&self.cache, &self.pool(pool)?.pool))
@@ -95,6 +93,10 @@ impl Daemon {
             Request::Metrics { metrics } => answer(&self.serve_metrics(metrics)?),
             Request::Curve => answer(&curve::report(self)),
         }
+    }
+
+    fn remove_l2(&self, pool: u64, device: &str) -> Result<()> {
+        remove_l2(&self.pool(pool)?.pool, device)
     }
 
     /// Resumes a pool that is suspended, and empties its error log.

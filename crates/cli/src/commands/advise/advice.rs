@@ -122,7 +122,7 @@ fn more(report: &CurveReport, today: &CurvePointInfo) -> String {
         let added = step.memory_bytes.saturating_sub(today.memory_bytes);
         format!("; the first {} of it buy {bought:.1}", units::bytes(added))
     });
-    let end = match larger().last().is_some_and(|last| last.percent > enough.percent) {
+    let end = match larger().next_back().is_some_and(|last| last.percent > enough.percent) {
         true => " Beyond that, more buys nothing.",
         false => " More may buy more still.",
     };

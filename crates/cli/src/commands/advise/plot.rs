@@ -25,11 +25,12 @@ pub(super) fn lines(report: &CurveReport) -> String {
     let mut cells = [[' '; WIDTH]; HEIGHT];
     for pair in report.points.windows(2) {
         let (from, to) = (column(pair[0].percent as f64), column(pair[1].percent as f64));
-        for at in from..=to {
-            let part = (at - from) as f64 / (to - from).max(1) as f64;
-            let ratio = pair[0].hit_ratio + part * (pair[1].hit_ratio - pair[0].hit_ratio);
+        let steps = (to - from).max(1) as f64;
+        let rise = pair[1].hit_ratio - pair[0].hit_ratio;
+        (from..=to).for_each(|at| {
+            let ratio = pair[0].hit_ratio + rise * (at - from) as f64 / steps;
             cells[row(ratio)][at] = '·';
-        }
+        });
     }
     for point in &report.points {
         let mark = if point.percent == 100 { '*' } else { '●' };
