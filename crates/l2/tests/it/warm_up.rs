@@ -359,7 +359,7 @@ fn notes_restore_keys_of_reinserted_blocks() {
     assert!(back >= 60, "{back}");
     assert_eq!(warmed(&fixture), fixture.l2.len());
     // Their class was restored too.
-    let states = fixture.cache.stats().states;
+    let states = fixture.cache.usage().states;
     let metadata = states.iter().filter(|state| state.class == Class::Metadata);
     assert_eq!(metadata.map(|state| state.blocks).sum::<u64>(), back as u64);
     fixture.close();
