@@ -286,6 +286,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let key = unsafe { h.key() };
         let (hash, owner) = (self.hash(key), key.owner());
         self.index.prefetch(hash);
+        self.record_eviction(hash, key, state, h);
         Some(RetiredBlock { header, hash, weight, owner, ghost: NO_GHOST })
     }
 
