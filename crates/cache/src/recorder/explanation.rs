@@ -72,8 +72,8 @@ pub struct BlockGroup {
     pub class: Class,
     /// Their share of the misses, or of the weight that evicted, from 0 to 1.
     pub share: f64,
-    /// The share of the blocks of this label that left after a single use, among those that left
-    /// or were used again.
+    /// The share of the blocks of this label that left after a single use, or after they were read
+    /// ahead and used once, among those that left or were used again.
     pub used_once: f64,
     /// Weight of the blocks of this label that the recorder knows, in memory or evicted, scaled to
     /// all blocks.

@@ -5,6 +5,7 @@
 //!
 //! Locking: `recorder`; `evict-scratch` may be held.
 
+use std::hash::BuildHasher;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::attributes::{Attributes, Cause, Class};
 use crate::cache::Cache;
 use crate::counters::CacheCounters;
 use crate::error::Refusal;
-use crate::header::{Header, HeaderState, MARK};
+use crate::header::{Header, HeaderState, List, MARK};
 use crate::inner::CacheInner;
 use crate::key::{Key, OwnerId};
 use crate::load::load_guard::LoadGuard;
@@ -23,6 +24,9 @@ use crate::secondary::{Holding, SecondaryCache};
 
 /// A cache that holds less than this share of its target is filling up.
 const FILLED: (u64, u64) = (15, 16);
+
+/// Uses of a block that was read ahead and then once: its load, and a hit.
+const READ_AHEAD_USES: u32 = 2;
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// A load begins because the block is not in memory.
@@ -119,7 +123,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             Some(Refusal::Closed) => MissCause::Flushed,
         };
         let now_ns = self.clock.now_ns();
-        let exit = Exit { cause, list: None, now_ns, stored: false, reused: false };
+        let exit = Exit::uncached(cause, now_ns);
         let block = block(guard.key().owner(), guard.attributes);
         self.recorder.record(guard.hash, |log, key| log.leave(key, block, weight, exit));
     }
@@ -148,12 +152,16 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     ) {
         let class = state.class();
         let holding = self.active_secondary().and_then(|l2| self.ask_holding(l2, key, class));
+        let uses = header.frequency().count(self.policy.now()) + u32::from(state.has(MARK));
+        let is_clock = state.list() == Some(List::Mru) && !self.policy.rule(class).admission;
         let exit = Exit {
             cause: MissCause::Evicted,
             list: state.list(),
             now_ns: self.clock.now_ns(),
             stored: holding == Some(Holding::Stored),
-            reused: state.has(MARK) || header.frequency().count(self.policy.now()) > 1,
+            reused: uses > READ_AHEAD_USES,
+            passed_often: uses > 1,
+            clock_bytes: is_clock.then(|| self.capacity.target()),
         };
         let block = RecordedBlock { owner: key.owner(), label: 0, class };
         let weight = header.weight();
@@ -174,7 +182,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             _ => MissCause::Flushed,
         };
         let now_ns = self.clock.now_ns();
-        let exit = Exit { cause, list: None, now_ns, stored: false, reused: false };
+        let exit = Exit::uncached(cause, now_ns);
         let block = RecordedBlock { owner: key.owner(), label: 0, class };
         self.recorder.record(hash, |log, key| log.leave(key, block, weight, exit));
     }
@@ -220,7 +228,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let inner = self.inner();
         let log = open.then(|| {
             let start = inner.totals();
-            let seed = forebay_base::rng::seed_from_system();
+            let seed = inner.hasher.hash_one(start.now_ns);
             Box::new(Log::new(Windows::new(start, seed), seed))
         });
         inner.recorder.set(log);

@@ -43,6 +43,7 @@ pub(crate) struct Log {
     peak_resident: usize,
     departed: Departed,
     inserts: Inserts,
+    passes: ClockPasses,
     pub(super) windows: Windows,
     rng: SmallRng,
 }
@@ -94,6 +95,25 @@ pub(super) struct Exit {
     pub(super) stored: bool,
     /// Whether it was used again after its insert.
     pub(super) reused: bool,
+    /// Whether it was requeued before it was evicted.
+    pub(super) passed_often: bool,
+    /// The cache's target, if the list is a CLOCK.
+    pub(super) clock_bytes: Option<u64>,
+}
+
+impl Exit {
+    /// Of a block that leaves for another reason than capacity.
+    pub(super) fn uncached(cause: MissCause, now_ns: u64) -> Self {
+        Self {
+            cause,
+            list: None,
+            now_ns,
+            stored: false,
+            reused: false,
+            passed_often: false,
+            clock_bytes: None,
+        }
+    }
 }
 
 /// What the cache knows when a load begins.
@@ -104,6 +124,15 @@ pub(super) struct AtMiss {
     pub(super) target: u64,
     /// Whether a secondary cache will be asked.
     pub(super) asks_secondary: bool,
+}
+
+/// How much is inserted while the hand of a CLOCK passes over the whole list. It also passes blocks
+/// that it requeues, so that is less than the list holds, and a larger list gains less time.
+#[derive(Default)]
+struct ClockPasses {
+    /// Bytes of the list, and bytes inserted, summed over blocks that left after one pass.
+    list: f64,
+    inserted: f64,
 }
 
 /// Recently inserted blocks, each with the sum of weights up to its own.
@@ -124,6 +153,7 @@ impl Log {
             peak_resident: 0,
             departed: Departed::new(),
             inserts: Inserts::new(),
+            passes: ClockPasses::default(),
             windows,
             rng: SmallRng::from_seed(seed),
         }
@@ -189,7 +219,13 @@ impl Log {
         miss.gone_ns = at.now_ns.saturating_sub(gone.exit.now_ns);
         if miss.cause == MissCause::Evicted {
             miss.lacking = gone.weight * self.scale() + u64::from(weight);
-            if miss.lacking <= self.windows.peak_target().saturating_sub(at.target) {
+            if gone.exit.clock_bytes.is_some() {
+                miss.lacking = self.passes.bytes_for(miss.lacking);
+            }
+            let peak = self.windows.peak_target();
+            let shrunk_by = peak.saturating_sub(at.target);
+            // The overhead that a hard bound includes changes a little all the time.
+            if miss.lacking <= shrunk_by && shrunk_by > peak / 16 {
                 miss.cause = MissCause::MemoryPressure;
             }
         }
@@ -234,6 +270,9 @@ impl Log {
             }) => {
                 (inserted, named) = (at, block);
                 reused |= before;
+                if let Some(list) = exit.clock_bytes.filter(|_| !exit.passed_often) {
+                    self.passes.add(list, (self.inserts.total - at) * self.scale());
+                }
             }
             Some(Life { phase: Phase::Loading { began_ns, mut miss }, block, .. })
                 if exit.list.is_none() =>
@@ -311,6 +350,21 @@ impl Log {
             + self.inserts.recent.capacity() * size_of::<(u64, RecordedBlock)>()) as u64
             + self.departed.memory_bytes()
             + self.windows.memory_bytes()
+    }
+}
+
+impl ClockPasses {
+    fn add(&mut self, list: u64, inserted: u64) {
+        // Earlier ones count less and less.
+        self.list = self.list * 0.99 + list as f64;
+        self.inserted = self.inserted * 0.99 + inserted as f64;
+    }
+
+    /// The bytes that a list must be larger by, so that it keeps a block while `inserted` more
+    /// bytes are inserted.
+    fn bytes_for(&self, inserted: u64) -> u64 {
+        let factor = if self.inserted > 0.0 { self.list / self.inserted } else { 1.0 };
+        (inserted as f64 * factor.clamp(1.0, 4.0)) as u64
     }
 }
 

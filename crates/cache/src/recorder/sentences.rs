@@ -76,10 +76,7 @@ impl MissGroup {
             self.cause_text(),
             self.secondary_text(),
         )];
-        let blocks = listed(&self.blocks, name);
-        if !blocks.is_empty() {
-            sentences.push(format!("Missed: {blocks}."));
-        }
+        sentences.push(format!("Missed: {}.", listed(&self.blocks, name)));
         if matches!(self.cause, MissCause::Evicted | MissCause::MemoryPressure) {
             sentences.push(self.eviction_text(name));
         }
@@ -205,7 +202,11 @@ fn listed(groups: &[BlockGroup], name: &NameOf<'_>) -> String {
         0.995.. => name(group),
         share => format!("{} ({})", name(group), percent(share)),
     });
-    each.collect::<Vec<_>>().join(", ")
+    let listed: Vec<String> = each.collect();
+    match (groups.first(), listed.is_empty()) {
+        (Some(first), true) => format!("blocks of many kinds, such as {}", name(first)),
+        _ => listed.join(", "),
+    }
 }
 
 fn percent(share: f64) -> String {

@@ -63,12 +63,12 @@ pub trait SecondaryCache<K: Key, V: Send + Sync + 'static>: Send + Sync + 'stati
         false
     }
 
-    /// Tells whether the block is stored, or may not be; `None` if blocks of its owner have no
-    /// secondary cache. May be an estimate. Asked for some of the blocks that are evicted or
-    /// missed, to explain misses. Must not block.
+    /// Tells whether the block is stored, or may not be; `None` if that is not known, or if blocks
+    /// of its owner have no secondary cache. May be an estimate. Asked for some of the blocks that
+    /// are evicted or missed, to explain misses. Must not block.
     fn holding(&self, key: &K, class: Class) -> Option<Holding> {
         let _ = (key, class);
-        Some(Holding::NotStored)
+        None
     }
 
     /// Offers a load that begins.
