@@ -9,6 +9,7 @@ mod dataset;
 mod demo;
 mod destroy;
 mod expand;
+mod explain;
 mod export;
 mod import;
 mod l2;
@@ -94,6 +95,7 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<u8> {
             tunable::set(&pool, &name, &value)
         }
         Command::Stats(args) => stats::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Serve(args) => daemon::spawn::serve(args.memory, args.threads, args.separate, log),

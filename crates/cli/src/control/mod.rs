@@ -84,6 +84,18 @@ pub(crate) enum Request {
     SetTunable { pool: u64, name: String, value: String },
     /// Statistics of the daemon: [`messages::ProcessStats`].
     Stats,
+    /// Explain the misses of the last seconds: [`messages::ExplainReport`].
+    Explain { scope: ExplainScope, since_s: u64 },
+}
+
+/// The blocks to explain; by default those of all pools of the daemon.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ExplainScope {
+    pub(crate) pool: Option<u64>,
+    /// A dataset of the pool.
+    pub(crate) dataset: Option<String>,
+    /// A file or directory of the dataset.
+    pub(crate) inode: Option<u64>,
 }
 
 /// A change of a scrub.

@@ -17,6 +17,7 @@
 //! `daemon-state` is held for a short read or update. `daemon-state` may be taken under
 //! `daemon-changing`.
 
+mod explain;
 pub(crate) mod health;
 pub(crate) mod jobs;
 mod memory_watch;
@@ -128,6 +129,7 @@ impl Daemon {
             ..BlockCacheOptions::default()
         };
         let cache = BlockCache::new(options)?;
+        cache.cache().record(true);
         memory_watch::start(&plan, &cache)?;
         Ok(Arc::new(Self {
             plan,

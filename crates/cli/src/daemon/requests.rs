@@ -8,7 +8,7 @@ use forebay_pool::{ErrorKind, Pool, PoolDevice};
 use serde::Serialize;
 
 use super::jobs::OnProgress;
-use super::{Daemon, jobs, mount_info, pool_info, stats};
+use super::{Daemon, explain, jobs, mount_info, pool_info, stats};
 use crate::control::Request;
 use crate::control::messages::{ExpandReport, FlushReport, L2DeviceInfo, MountInfo};
 use crate::error::{Failure, Result};
@@ -97,6 +97,9 @@ impl Daemon {
                 answer(&())
             }
             Request::Stats => answer(&stats::process(self)),
+            Request::Explain { scope, since_s } => {
+                answer(&explain::explain(self, &scope, since_s)?)
+            }
         }
     }
 
