@@ -11,14 +11,15 @@ use crate::error::{Failure, Result};
 use crate::output;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<()> {
-    let (processes, scope) = match &args.target {
+    let (processes, mut scope) = match &args.target {
         None => (client::processes_of(None)?, ExplainScope::default()),
         Some(target) => {
             let (process, scope) = scope_of(target)?;
             (vec![process], scope)
         }
     };
-    let request = Request::Explain { scope, since_s: args.since };
+    scope.since_s = args.since;
+    let request = Request::Explain(scope);
     let reports: Vec<ExplainReport> =
         processes.iter().map(|process| process.ask(&request)).collect::<Result<_>>()?;
     if args.json {
@@ -67,8 +68,12 @@ fn scope_of(target: &str) -> Result<(Process, ExplainScope)> {
         return Err(not_found);
     }
     let Target::InUse { process, pool } = client::find(pool)? else { return Err(not_found) };
-    let scope =
-        ExplainScope { pool: Some(pool.guid), dataset: Some(dataset.to_owned()), inode: None };
+    let scope = ExplainScope {
+        pool: Some(pool.guid),
+        dataset: Some(dataset.to_owned()),
+        inode: None,
+        ..Default::default()
+    };
     Ok((process, scope))
 }
 
@@ -95,6 +100,6 @@ fn mounted(path: &Path) -> Result<Option<(Process, ExplainScope)>> {
             Some(found?.ino())
         }
     };
-    let scope = ExplainScope { pool: Some(guid), dataset: Some(mount.dataset), inode };
+    let scope = ExplainScope { pool: Some(guid), dataset: Some(mount.dataset), inode, since_s: 0 };
     Ok(Some((process, scope)))
 }

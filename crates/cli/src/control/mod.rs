@@ -84,8 +84,8 @@ pub(crate) enum Request {
     SetTunable { pool: u64, name: String, value: String },
     /// Statistics of the daemon: [`messages::ProcessStats`].
     Stats,
-    /// Explain the misses of the last seconds: [`messages::ExplainReport`].
-    Explain { scope: ExplainScope, since_s: u64 },
+    /// Explain misses: [`messages::ExplainReport`].
+    Explain(ExplainScope),
 }
 
 /// The blocks to explain; by default those of all pools of the daemon.
@@ -96,6 +96,8 @@ pub(crate) struct ExplainScope {
     pub(crate) dataset: Option<String>,
     /// A file or directory of the dataset.
     pub(crate) inode: Option<u64>,
+    /// How far to look back, in seconds.
+    pub(crate) since_s: u64,
 }
 
 /// A change of a scrub.

@@ -15,18 +15,14 @@ use crate::control::messages::{ExplainReport, ExplainedBlocks, ExplainedCause, E
 use crate::control::{ExplainScope, messages};
 use crate::error::{Failure, Result};
 
-/// Explains the misses of the last `since_s` seconds.
+/// Explains the misses of a scope.
 ///
 /// # Errors
 /// If the scope names a pool or dataset that is not open, or the recorder is closed.
-pub(super) fn explain(
-    daemon: &Daemon,
-    scope: &ExplainScope,
-    since_s: u64,
-) -> Result<ExplainReport> {
+pub(super) fn explain(daemon: &Daemon, scope: &ExplainScope) -> Result<ExplainReport> {
     let wanted = Wanted::of(daemon, scope)?;
     let cache = daemon.cache.cache();
-    let since = Duration::from_secs(since_s);
+    let since = Duration::from_secs(scope.since_s);
     let explanation = cache.explain_where(since, |owner, label| wanted.includes(owner, label));
     let explanation = explanation
         .ok_or_else(|| Failure::new("the flight recorder is closed; restart the daemon"))?;

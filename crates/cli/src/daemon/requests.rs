@@ -18,6 +18,10 @@ use crate::pools;
 /// labels.
 const GROWTH_BYTES: u64 = 1 << 20;
 
+/// What the check of an imported pool leaves out.
+const NAMES_UNCHECKED: &str =
+    "names and link counts were not compared; export the pool and check it again to compare them";
+
 impl Daemon {
     /// Serves a request.
     ///
@@ -69,8 +73,7 @@ impl Daemon {
             }
             Request::Check { pool } => {
                 let mut info = jobs::check(&self.pool(pool)?.pool, on_progress)?;
-                let text = "names and link counts were not compared; export the pool and check it again to compare them";
-                info.notes.push(text.to_owned());
+                info.notes.push(NAMES_UNCHECKED.to_owned());
                 answer(&info)
             }
             Request::Scrub { pool, rate_bytes, wait } => {
@@ -97,9 +100,7 @@ impl Daemon {
                 answer(&())
             }
             Request::Stats => answer(&stats::process(self)),
-            Request::Explain { scope, since_s } => {
-                answer(&explain::explain(self, &scope, since_s)?)
-            }
+            Request::Explain(asked) => answer(&explain::explain(self, &asked)?),
         }
     }
 
