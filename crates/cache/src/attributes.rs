@@ -1,4 +1,4 @@
-//! Class, hint and cause: what a caller says about a block, and why a block leaves.
+//! Class, hint, label and cause: what a caller says about a block, and why a block leaves.
 
 /// Classes of blocks, which compete for capacity as groups. The order is that of counter labels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -36,20 +36,23 @@ pub enum Hint {
     Again,
 }
 
-/// Class and hint of a block.
+/// Class, hint and label of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// Class of the block.
     pub class: Class,
     /// Expected use of the block.
     pub hint: Hint,
+    /// What the block belongs to, such as a file: a number of the program's choice. Only
+    /// [`Cache::explain`](crate::Cache::explain) uses it.
+    pub label: u64,
 }
 
 impl Attributes {
     /// A normal data block.
-    pub const DATA: Self = Self { class: Class::Data, hint: Hint::Normal };
+    pub const DATA: Self = Self { class: Class::Data, hint: Hint::Normal, label: 0 };
     /// A normal metadata block.
-    pub const METADATA: Self = Self { class: Class::Metadata, hint: Hint::Normal };
+    pub const METADATA: Self = Self { class: Class::Metadata, ..Self::DATA };
 
     /// The same with [`Hint::Once`].
     pub const fn once(self) -> Self {
@@ -59,6 +62,11 @@ impl Attributes {
     /// The same with [`Hint::Again`].
     pub const fn again(self) -> Self {
         Self { hint: Hint::Again, ..self }
+    }
+
+    /// The same with a label.
+    pub const fn labelled(self, label: u64) -> Self {
+        Self { label, ..self }
     }
 }
 

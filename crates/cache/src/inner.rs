@@ -42,6 +42,7 @@ use crate::load::single_flight::InFlightLoads;
 use crate::owner::Owners;
 use crate::policy::simulation::Simulations;
 use crate::policy::{GhostHits, Policy, Sizes};
+use crate::recorder::Recorder;
 use crate::secondary::SecondaryCache;
 use crate::tunables::CacheTunables;
 
@@ -75,6 +76,7 @@ pub(crate) struct CacheInner<K: Key, V: Send + Sync + 'static> {
     pub(crate) policy: Policy,
     pub(crate) ghost_hits: GhostHits,
     pub(crate) simulations: Simulations,
+    pub(crate) recorder: Recorder,
     pub(crate) capacity: Capacity,
     pub(crate) owners: Owners,
     pub(crate) in_flight: InFlightLoads,
@@ -195,6 +197,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 parts.plain_lru,
                 insight_budget(parts.bound.as_ref()),
             ),
+            recorder: Recorder::new(),
             capacity: Capacity::new(parts.target, parts.limit, parts.shards),
             owners: Owners::new(),
             in_flight: InFlightLoads::new(),
@@ -229,7 +232,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// With [`Builder::plain_lru`](crate::Builder::plain_lru), all blocks are treated alike.
     #[inline]
     pub(crate) fn policy_attributes(&self, attributes: Attributes) -> Attributes {
-        if self.policy.is_plain_lru() { Attributes::DATA } else { attributes }
+        let plain = Attributes { label: attributes.label, ..Attributes::DATA };
+        if self.policy.is_plain_lru() { plain } else { attributes }
     }
 
     #[inline]

@@ -82,6 +82,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         match self.link(hash, &key, header, class) {
             Ok(previous) => {
                 let frequent = self.note_previous(&previous, hash, header, attributes);
+                self.record_entry(hash, key.owner(), attributes, weight as u32);
                 self.enter(header, class, attributes.hint, frequent);
                 Ok(())
             }
@@ -364,7 +365,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     ) {
         let Some(list) = before.list() else { return };
         // SAFETY: the caller holds a pin.
-        let weight = unsafe { header.as_ref() }.weight();
+        let (weight, key) = unsafe { (header.as_ref().weight(), header.as_ref().key()) };
+        self.record_removal(key, before.class(), weight, cause);
         let sublist = self.list(list, before.class()).at(before.position());
         sublist.count_out(u64::from(weight), 1);
         self.counters.add(CacheCounters::LEFT, cause as usize, 1);

@@ -51,6 +51,7 @@
 //! | `capacity` | credits, waiting inserters, targets, overhead |
 //! | `load` | load guards and single flight |
 //! | `secondary` | the interface of L2, and warm-up |
+//! | `recorder` | the flight recorder: why blocks were missed |
 //! | `stats`, `counters`, `tunables` | observation and configuration |
 //!
 //! `docs/locking.md` has the locks and the proofs.
@@ -82,6 +83,8 @@ mod lookup;
 pub mod model;
 mod owner;
 mod policy;
+#[cfg_attr(not(feature = "insight"), path = "recorder/off.rs")]
+mod recorder;
 mod sample;
 mod secondary;
 mod stats;
@@ -101,8 +104,10 @@ pub use inner::Reclaim;
 pub use key::{Key, OwnerId};
 pub use load::load_guard::{Begin, InFlight, LoadFuture, LoadGuard, Present};
 pub use owner::OwnerCaching;
+#[cfg(feature = "insight")]
+pub use recorder::{BlockGroup, Explanation, MissCause, MissGroup, Remedy, SecondaryFate};
 pub use secondary::warm_up::{WarmUp, WarmUpRefusal};
-pub use secondary::{Candidate, SecondaryCache, Writing};
+pub use secondary::{Candidate, Holding, SecondaryCache, Writing};
 pub use stats::{StateStats, Stats, Usage};
 
 /// The example of the README compiles.

@@ -27,6 +27,21 @@ impl Sample {
         key & self.mask.load(Ordering::Relaxed) == 0
     }
 
+    /// A sample that has no block, except one in 2^39.
+    #[cfg(feature = "insight")]
+    pub(crate) fn none() -> Self {
+        Self { mask: AtomicU64::new(Self::NONE) }
+    }
+
+    /// The mask of [`none`](Self::none).
+    #[cfg(feature = "insight")]
+    pub(crate) const NONE: u64 = u64::MAX;
+
+    #[cfg(feature = "insight")]
+    pub(crate) fn is_none(&self) -> bool {
+        self.mask.load(Ordering::Relaxed) == Self::NONE
+    }
+
     pub(crate) fn set_mask(&self, mask: u64) {
         self.mask.store(mask, Ordering::Relaxed);
     }

@@ -9,7 +9,9 @@ use clap_complete::Shell;
 
 use crate::flags::Flags;
 use crate::logging::LogArgs;
-use crate::units::{pair, parse_address, parse_bytes, parse_interval, parse_ratio, parse_sector};
+use crate::units::{
+    pair, parse_address, parse_bytes, parse_interval, parse_ratio, parse_sector, parse_time,
+};
 
 /// How a pool is named, for the help of every command.
 const POOL_HELP: &str = "Pool: the path of its device, the paths of all its devices joined by `:`, or its name if it is imported";
@@ -87,6 +89,8 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Show what a smaller or larger cache would bring: hit ratio, reads and time saved
     Advise(AdviseArgs),
+    /// Explain why reads did not find their block in memory, and what would help
+    Explain(ExplainArgs),
     /// Measure the cache on real files in a temporary pool
     Demo(DemoArgs),
     /// Print the completion script of a shell
@@ -658,6 +662,24 @@ pub(crate) struct AdviseArgs {
     /// Also write the curve to an SVG file
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    forebay explain                    all pools, the last ten minutes\n  \
+    forebay explain tank --since 1m\n  \
+    forebay explain tank/main          a dataset\n  \
+    forebay explain /srv/tank/mail     a directory or file: itself, not what is below it\n  \
+    forebay explain --json")]
+pub(crate) struct ExplainArgs {
+    /// Pool, POOL/DATASET, mount point, or a path in a mount [default: all pools]
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: Option<String>,
+    /// How far to look back, in seconds or with a suffix s, m, h; at most 20m are remembered
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "10m")]
+    pub(crate) since: u64,
+    #[arg(long, help = JSON_HELP)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -79,6 +79,20 @@ pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
+/// Parses a time in seconds: digits and an optional suffix `s`, `m` or `h`.
+pub(crate) fn parse_time(text: &str) -> Result<u64, String> {
+    let wrong = || format!("`{text}` is no time; give seconds, or one such as 90s, 10m or 1h");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let scale = match &text[digits.len()..] {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    number.checked_mul(scale).filter(|seconds| *seconds > 0).ok_or_else(wrong)
+}
+
 /// Formats bytes with about three digits.
 pub(crate) fn bytes(count: u64) -> String {
     // A value that rounds to 1024 of one unit is shown as 1 of the next.
@@ -193,6 +207,15 @@ mod tests {
         assert_eq!(read, [0.9, 0.9, 0.0, 1.0, 1.0]);
         for wrong in ["90", "-1%", "101%", "nan", "%", "", "x"] {
             assert!(parse_ratio(wrong).unwrap_err().contains("is no ratio"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn times_have_a_unit() {
+        let read = ["90", "90s", "10m", "2h"].map(|text| parse_time(text).unwrap());
+        assert_eq!(read, [90, 90, 600, 7200]);
+        for wrong in ["", "0", "m", "1d", "-1", "1 m", "99999999999999999999h"] {
+            assert!(parse_time(wrong).is_err(), "{wrong}");
         }
     }
 

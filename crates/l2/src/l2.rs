@@ -15,7 +15,7 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::{JoinHandle, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_base::tunables::TunableError;
-use forebay_cache::{Candidate, Class, Key, LoadGuard, SecondaryCache, WarmUp};
+use forebay_cache::{Candidate, Class, Holding, Key, LoadGuard, SecondaryCache, WarmUp};
 use forebay_io::Device;
 
 use crate::codec::{Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES};
@@ -442,6 +442,10 @@ impl<K: Key, V: Send + Sync + 'static> SecondaryCache<K, V> for L2<K, V> {
 
     fn would_write(&self, key: &K, class: Class) -> bool {
         self.shared.would_write(key, class)
+    }
+
+    fn holding(&self, key: &K, class: Class) -> Option<Holding> {
+        Some(self.shared.holding(key, class))
     }
 
     fn load(&self, guard: LoadGuard<K, V>) -> Result<(), LoadGuard<K, V>> {

@@ -73,6 +73,7 @@
 
 mod block_cache;
 mod block_key;
+mod block_label;
 mod dataset;
 mod devices;
 mod error;
@@ -101,6 +102,7 @@ mod zap;
 
 pub use block_cache::{BlockCache, BlockCacheOptions};
 pub use block_key::BlockKey;
+pub use block_label::BlockLabel;
 pub use dataset::{DatasetSettings, RECORD_BYTES_MAX, RECORD_BYTES_MIN};
 pub use error::{Error, ErrorKind, Result};
 pub use forebay_l2::L2Counters;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_cache::{Attributes, Class, Hint};
+use forebay_cache::{Attributes, Class};
 use forebay_io::{Direct, FileDevice, OpenOptions};
 use forebay_l2::HybridCache;
 
@@ -53,7 +53,7 @@ impl TieredCache for Forebay {
             loaded = true;
             Ok::<_, std::io::Error>(value(key, self.value_bytes).into_boxed_slice())
         };
-        let attributes = Attributes { class, hint: Hint::Normal };
+        let attributes = Attributes { class, ..Attributes::DATA };
         let found = self.cache.get_or_load_with(key, attributes, load);
         let found = found.unwrap_or_else(|error| panic!("loading {key}: {error}"));
         check(key, &found);

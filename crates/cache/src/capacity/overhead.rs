@@ -21,7 +21,8 @@ pub struct Overhead {
     /// kept for reuse.
     pub slack: u64,
     /// Counters, locks and tables whose size does not depend on the number of blocks, and the
-    /// miniature simulations, which grow with the first few hundred blocks.
+    /// miniature simulations and the flight recorder, which grow with the first few thousand
+    /// blocks.
     pub fixed: u64,
     /// Bytes of headers and index that are part of the weight of the cached blocks, with a hard
     /// bound.
@@ -50,7 +51,10 @@ pub(crate) fn by_kind<K: Key, V: Send + Sync + 'static>(inner: &CacheInner<K, V>
             + inner.free_ghosts.bytes(),
         lists: lists.map(|sublist| sublist.lock().bytes()).sum(),
         ghosts: inner.ghosts.iter().map(|g| g.memory_bytes()).sum(),
-        fixed: size_of::<CacheInner<K, V>>() as u64 + FIXED + inner.simulations.memory_bytes(),
+        fixed: size_of::<CacheInner<K, V>>() as u64
+            + FIXED
+            + inner.simulations.memory_bytes()
+            + inner.recorder.memory_bytes(),
         in_weights: inner.resident_blocks() * inner.structure_bytes(),
         others: others(inner),
     }

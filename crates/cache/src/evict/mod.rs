@@ -288,6 +288,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         probe!(evict, std::ptr::from_ref(key), state.list_and_class(), weight);
         let (hash, owner) = (self.hash(key), key.owner());
         self.index.prefetch(hash);
+        self.record_eviction(hash, key, state, h);
         Some(RetiredBlock { header, hash, weight, owner, ghost: NO_GHOST })
     }
 

@@ -229,9 +229,10 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
         inner.load_ends(this.begun_ns);
         // SAFETY: this is the header's guard, and it has not been filled.
         unsafe { header.fill(value, kept) };
+        inner.record_load(&this, kept, refusal);
         let before = match refusal {
             None => {
-                let Attributes { class, hint } = this.attributes;
+                let Attributes { class, hint, .. } = this.attributes;
                 let (initial_list, mark) = inner.initial_list(class, hint, this.frequent);
                 inner.enlist(this.header, class, initial_list, |s| {
                     s.with(VALID | FILLED | mark).without(LOADING | WAITERS)

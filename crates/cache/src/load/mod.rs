@@ -113,6 +113,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             let claim = self.claim(hash, &key, mine, class);
             if let Claim::Mine(previous) = claim {
                 let frequent = self.note_previous(&previous, hash, mine, attributes);
+                self.record_miss(hash, key.owner(), attributes, weight as u32, ask_secondary);
                 self.counters.add(CacheCounters::MISSES, class as usize, 1);
                 probe!(miss, &raw const key, class as u32, weight);
                 let inner = NonNull::from(self);
@@ -240,7 +241,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     fn offer_load(&self, guard: LoadGuard<K, V>) -> Begin<'_, K, V> {
         let Some(secondary) = self.active_secondary() else { return Begin::Vacant(guard) };
         let header = guard.header;
-        let class = guard.attributes.class as usize;
+        let class = guard.attributes.class;
         // SAFETY: the guard holds a pin.
         unsafe { self.pin_again(header) };
         let pin = LoadingPin { header, inner: guard.inner };
@@ -255,12 +256,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let in_flight = InFlight::new(pin, waiter.expect("a guard's load is in flight"));
         match secondary.load(guard) {
             Ok(()) => {
-                self.counters.add(CacheCounters::SECONDARY_HITS, class, 1);
+                self.counters.add(CacheCounters::SECONDARY_HITS, class as usize, 1);
                 Begin::InFlight(in_flight)
             }
             Err(guard) => {
                 let same = (guard.header, guard.inner) == (header, NonNull::from(self));
                 assert!(same, "the secondary cache returned the guard of another load");
+                self.record_not_in_secondary(secondary, guard.hash, guard.key(), class);
                 Begin::Vacant(guard)
             }
         }

@@ -63,6 +63,14 @@ pub trait SecondaryCache<K: Key, V: Send + Sync + 'static>: Send + Sync + 'stati
         false
     }
 
+    /// Tells whether the block is stored, or may not be; `None` if that is not known, or if blocks
+    /// of its owner have no secondary cache. May be an estimate. Asked for some of the blocks that
+    /// are evicted or missed, to explain misses. Must not block.
+    fn holding(&self, key: &K, class: Class) -> Option<Holding> {
+        let _ = (key, class);
+        None
+    }
+
     /// Offers a load that begins.
     ///
     /// If the block is stored, keep the guard and publish the block when its read completes, on any
@@ -89,6 +97,17 @@ pub trait SecondaryCache<K: Key, V: Send + Sync + 'static>: Send + Sync + 'stati
     fn is_active(&self) -> bool {
         true
     }
+}
+
+/// Whether a secondary cache has a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holding {
+    /// It has it.
+    Stored,
+    /// It does not have it, but takes such blocks.
+    NotStored,
+    /// It never takes such blocks.
+    Excluded,
 }
 
 /// A block offered to the secondary cache.

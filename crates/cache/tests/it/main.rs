@@ -11,6 +11,8 @@ mod async_loading;
 mod bad_input;
 mod basics;
 mod callbacks;
+#[cfg(feature = "insight")]
+mod explain;
 mod lifetimes;
 mod loading;
 mod memory;

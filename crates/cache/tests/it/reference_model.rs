@@ -56,6 +56,7 @@ fn attributes() -> impl Strategy<Value = Attributes> {
     (any::<bool>(), hint).prop_map(|(metadata, hint)| Attributes {
         class: if metadata { Class::Metadata } else { Class::Data },
         hint,
+        label: 0,
     })
 }
 

@@ -85,6 +85,7 @@ impl World {
         let attributes = Attributes {
             class: if key.is_multiple_of(2) { Class::Metadata } else { Class::Data },
             hint: if rng.below(16) == 0 { Hint::Once } else { Hint::Normal },
+            label: key,
         };
         let least = self.settled(key);
         match rng.below(100) {

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use forebay_cache::{Attributes, Begin, Cache, Class, Hint, Reclaim, Refusal};
+use forebay_cache::{Attributes, Begin, Cache, Class, Reclaim, Refusal};
 
 use crate::support::{LONG, audit, block_on, inline_blocks, join, threaded_blocks, wait_until};
 
@@ -43,10 +43,10 @@ fn pins_on_one_list_do_not_keep_the_others_from_being_evicted() {
     for frequent in [false, true] {
         for class in [Class::Metadata, Class::Data] {
             let cache = inline_blocks(100);
-            let here = Attributes { class, hint: Hint::Normal };
+            let here = Attributes { class, ..Attributes::DATA };
             let there = Attributes {
                 class: if class == Class::Data { Class::Metadata } else { Class::Data },
-                hint: Hint::Normal,
+                ..Attributes::DATA
             };
             let mut pins = Vec::new();
             for key in 0..60 {

@@ -10,6 +10,7 @@ mod dataset;
 mod demo;
 mod destroy;
 mod expand;
+mod explain;
 mod export;
 mod import;
 mod l2;
@@ -98,6 +99,7 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<u8> {
         Command::Stats(args) => stats::run(&args),
         Command::Top(args) => crate::top::run(&args),
         Command::Advise(args) => advise::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Serve(args) => daemon::spawn::serve(args.memory, args.threads, args.separate, log),

@@ -490,3 +490,77 @@ pub(crate) struct MountStats {
     pub(crate) inode_bytes: u64,
     pub(crate) counters: BTreeMap<String, u64>,
 }
+
+/// Why blocks were not in memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ExplainReport {
+    pub(crate) span_ns: u64,
+    /// Of all pools of the daemon.
+    pub(crate) hits: u64,
+    /// Of all pools of the daemon.
+    pub(crate) misses: u64,
+    pub(crate) hit_ratio: f64,
+    pub(crate) healthy: bool,
+    /// Recorded misses of the blocks that were asked about.
+    pub(crate) recorded: u64,
+    /// One block in so many is recorded.
+    pub(crate) one_in: u64,
+    /// Bytes of blocks that the cache should hold.
+    pub(crate) capacity_bytes: u64,
+    /// Those first for whose loads was waited longest.
+    pub(crate) causes: Vec<ExplainedCause>,
+    /// The same as text: a summary, then the sentences of each cause.
+    pub(crate) sentences: Vec<Vec<String>>,
+}
+
+/// The misses of one cause.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ExplainedCause {
+    pub(crate) cause: String,
+    /// What the L2 devices did: `absent`, `served`, `dropped`, `declined` or `excluded`.
+    pub(crate) l2: String,
+    pub(crate) class: String,
+    /// Estimated from the recorded ones.
+    pub(crate) misses: u64,
+    pub(crate) share: f64,
+    pub(crate) waited_ns: u64,
+    pub(crate) median_gone_ns: u64,
+    pub(crate) from_mfu: f64,
+    pub(crate) blocks: Vec<ExplainedBlocks>,
+    pub(crate) evictors: Vec<ExplainedBlocks>,
+    pub(crate) remedies: Vec<ExplainedRemedy>,
+}
+
+/// Blocks that were missed, or that evicted others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ExplainedBlocks {
+    pub(crate) name: String,
+    pub(crate) class: String,
+    pub(crate) share: f64,
+    pub(crate) used_once: f64,
+    pub(crate) bytes: u64,
+}
+
+/// What would avoid misses.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ExplainedRemedy {
+    pub(crate) remedy: String,
+    pub(crate) more_bytes: Option<u64>,
+    pub(crate) loop_bytes: Option<u64>,
+    /// The share of the missed blocks that it would have kept.
+    pub(crate) share: Option<f64>,
+    /// The misses that it would have avoided.
+    pub(crate) misses: Option<u64>,
+}
+
+/// The name of a unit variant in snake case.
+pub(crate) fn snake_case(variant: impl std::fmt::Debug) -> String {
+    let mut name = String::new();
+    for letter in format!("{variant:?}").chars() {
+        if letter.is_ascii_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.push(letter.to_ascii_lowercase());
+    }
+    name
+}

@@ -92,6 +92,20 @@ pub(crate) enum Request {
     Metrics { metrics: MetricsRequest },
     /// The miss-ratio curve of the cache: [`messages::CurveReport`].
     Curve,
+    /// Explain misses: [`messages::ExplainReport`].
+    Explain(ExplainScope),
+}
+
+/// The blocks to explain; by default those of all pools of the daemon.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ExplainScope {
+    pub(crate) pool: Option<u64>,
+    /// A dataset of the pool.
+    pub(crate) dataset: Option<String>,
+    /// A file or directory of the dataset.
+    pub(crate) inode: Option<u64>,
+    /// How far to look back, in seconds.
+    pub(crate) since_s: u64,
 }
 
 /// A change of a scrub.

@@ -19,6 +19,7 @@
 //! taken under it.
 
 mod curve;
+mod explain;
 pub(crate) mod health;
 pub(crate) mod jobs;
 mod memory_watch;
@@ -133,6 +134,7 @@ impl Daemon {
             ..BlockCacheOptions::default()
         };
         let cache = BlockCache::new(options)?;
+        cache.cache().record(true);
         memory_watch::start(&plan, &cache)?;
         Ok(Arc::new(Self {
             plan,

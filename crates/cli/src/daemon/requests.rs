@@ -8,7 +8,7 @@ use forebay_pool::{ErrorKind, Pool, PoolDevice};
 use serde::Serialize;
 
 use super::jobs::OnProgress;
-use super::{Daemon, curve, jobs, mount_info, pool_info, sample, stats};
+use super::{Daemon, curve, explain, jobs, mount_info, pool_info, sample, stats};
 use crate::control::Request;
 use crate::control::messages::{ExpandReport, FlushReport, JobReport, L2DeviceInfo, MountInfo};
 use crate::error::{Failure, Result};
@@ -17,6 +17,10 @@ use crate::pools;
 /// Smallest growth of a device that is reported, in bytes. Less may be lost to the alignment of
 /// labels.
 const GROWTH_BYTES: u64 = 1 << 20;
+
+/// What the check of an imported pool leaves out.
+const NAMES_UNCHECKED: &str =
+    "names and link counts were not compared; export the pool and check it again to compare them";
 
 impl Daemon {
     /// Serves a request.
@@ -92,6 +96,7 @@ impl Daemon {
             Request::Sample => answer(&sample::process(self)),
             Request::Metrics { metrics } => answer(&self.serve_metrics(metrics)?),
             Request::Curve => answer(&curve::report(self)),
+            Request::Explain(asked) => answer(&explain::explain(self, &asked)?),
         }
     }
 
@@ -111,8 +116,7 @@ impl Daemon {
 
     fn check_pool(&self, pool: u64, on_progress: OnProgress<'_>) -> Result<JobReport> {
         let mut info = jobs::check(&self.pool(pool)?.pool, on_progress)?;
-        let text = "names and link counts were not compared; export the pool and check it again to compare them";
-        info.notes.push(text.to_owned());
+        info.notes.push(NAMES_UNCHECKED.to_owned());
         Ok(info)
     }
 

@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use crate::fixture::{Fixture, texts};
 
-const COMMANDS: [&[&str]; 31] = [
+const COMMANDS: [&[&str]; 32] = [
     &["inspect"],
     &["create"],
     &["import"],
@@ -32,6 +32,7 @@ const COMMANDS: [&[&str]; 31] = [
     &["stats"],
     &["top"],
     &["advise"],
+    &["explain"],
     &["demo"],
     &["completions"],
     &[],

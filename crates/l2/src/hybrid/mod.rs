@@ -30,8 +30,8 @@ use std::fmt;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_cache::{
-    Attributes, Begin, Cache, Candidate, Class, InFlight, Key, LoadError, LoadGuard, OwnedRef,
-    Present, Refused, SecondaryCache, Stats,
+    Attributes, Begin, Cache, Candidate, Class, Holding, InFlight, Key, LoadError, LoadGuard,
+    OwnedRef, Present, Refused, SecondaryCache, Stats,
 };
 
 pub use builder::HybridBuilder;
@@ -109,6 +109,10 @@ impl<K: Key, V: Send + Sync + 'static> SecondaryCache<K, V> for L2Hook<K, V> {
 
     fn would_write(&self, key: &K, class: Class) -> bool {
         self.0.would_write(key, class)
+    }
+
+    fn holding(&self, key: &K, class: Class) -> Option<Holding> {
+        self.0.holding(key, class)
     }
 
     fn load(&self, guard: LoadGuard<K, V>) -> Result<(), LoadGuard<K, V>> {

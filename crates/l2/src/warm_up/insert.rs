@@ -173,7 +173,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
         let value = shared.with_codec(|codec| codec.decode(&key, value)).flatten();
         let value = value.ok_or(SkipReason::Undecodable)?;
         let hint = if one.hits > 0 { Hint::Again } else { Hint::Normal };
-        let attributes = Attributes { class: one.class, hint };
+        let attributes = Attributes { class: one.class, hint, label: 0 };
         // See the module head. The status is checked last: after it changes, forgetting a key may
         // leave its record in the index.
         let is_current = || {

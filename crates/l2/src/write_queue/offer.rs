@@ -9,7 +9,7 @@
 //! Nothing here blocks: it runs on the cache's reclaimer, or on a thread that inserts.
 
 use forebay_base::sync::atomic::Ordering;
-use forebay_cache::{Candidate, Class, Key};
+use forebay_cache::{Candidate, Class, Holding, Key};
 
 use super::QueuedBlock;
 use super::admission::CANDIDATE_KINDS;
@@ -82,6 +82,19 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         self.refusal().is_none()
             && self.with_codec(|codec| codec.admit(key, class)) == Some(Ok(()))
             && self.key_hash(key).is_some_and(|hash| self.index.find(hash).is_none())
+    }
+
+    /// Whether the block is stored, or may not be.
+    pub(crate) fn holding(&self, key: &K, class: Class) -> Holding {
+        if self.key_hash(key).is_some_and(|hash| self.index.find(hash).is_some()) {
+            return Holding::Stored;
+        }
+        match self.with_codec(|codec| codec.admit(key, class)) {
+            Some(Err(AdmissionRefusal::ClassExcluded | AdmissionRefusal::OwnerExcluded)) => {
+                Holding::Excluded
+            }
+            _ => Holding::NotStored,
+        }
     }
 
     /// Terminates the write queue, wakes waiting threads, and drops queued blocks.

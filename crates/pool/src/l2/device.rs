@@ -8,7 +8,7 @@ use std::path::Path;
 use forebay_base::arena::{Arena, Buffer};
 use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
-use forebay_cache::{Cache, Candidate, Class, LoadGuard, SecondaryCache, WarmUp};
+use forebay_cache::{Cache, Candidate, Class, Holding, LoadGuard, SecondaryCache, WarmUp};
 use forebay_io::{Device, OpenOptions};
 use forebay_l2::{Health, L2, L2Options};
 
@@ -256,6 +256,10 @@ impl SecondaryCache<BlockKey, Buffer> for OpenL2Device {
 
     fn would_write(&self, key: &BlockKey, class: Class) -> bool {
         self.l2.would_write(key, class)
+    }
+
+    fn holding(&self, key: &BlockKey, class: Class) -> Option<Holding> {
+        self.l2.holding(key, class)
     }
 
     fn load(

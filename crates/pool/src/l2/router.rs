@@ -12,7 +12,7 @@ use crossbeam_utils::CachePadded;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Mutex};
-use forebay_cache::{Candidate, Class, Key, LoadGuard, OwnerId, SecondaryCache};
+use forebay_cache::{Candidate, Class, Holding, Key, LoadGuard, OwnerId, SecondaryCache};
 use hashbrown::HashMap;
 
 use super::pool_l2::PoolL2;
@@ -119,6 +119,14 @@ impl SecondaryCache<BlockKey, Buffer> for L2Router {
         // The block may be on any of them.
         let attached = self.of(key.owner());
         attached.is_some_and(|all| all.iter().all(|l2| l2.would_write(key, class)))
+    }
+
+    fn holding(&self, key: &BlockKey, class: Class) -> Option<Holding> {
+        let attached = self.of(key.owner())?;
+        let each = || attached.iter().filter_map(|l2| l2.holding(key, class));
+        // The block may be on any of them.
+        let stored = each().find(|holding| *holding == Holding::Stored);
+        stored.or_else(|| each().next())
     }
 
     fn load(

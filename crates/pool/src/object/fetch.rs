@@ -1,8 +1,8 @@
 //! Asynchronous reads of the blocks that a later read of an object needs.
 
 use forebay_base::sync::Arc;
-use forebay_cache::Attributes;
 
+use crate::block_label::INDIRECT_BLOCKS;
 use crate::format::BlockPtrPhys;
 use crate::wait::Wait;
 
@@ -82,7 +82,7 @@ impl Node {
         // A later read finds the damage and reports it.
         if let Ok(Some(ptr)) = tree::missing_above(store, &tree, block) {
             let on_fetched = Arc::clone(on_fetched);
-            store.fetch(&ptr, Attributes::METADATA, Box::new(move |_| drop(on_fetched)));
+            store.fetch(&ptr, INDIRECT_BLOCKS, Box::new(move |_| drop(on_fetched)));
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use forebay_base::counters::Counter;
 use forebay_base::sync::{Arc, hint};
-use forebay_cache::Attributes;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, ZAP_ASIDE, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZapBlock};
@@ -364,7 +363,7 @@ impl LeafStore for Leaves {
             };
             if !store.cache().cache().contains(&store.key(&ptr)) {
                 not_resident += 1;
-                store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
+                store.prefetch(&ptr, self.0.attributes(), Box::new(|_| {}));
             }
         }
         not_resident

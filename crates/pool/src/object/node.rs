@@ -16,6 +16,7 @@ use forebay_base::sync::{Arc, Mutex, MutexGuard, Weak};
 use forebay_cache::Attributes;
 
 use crate::block_cache::BlockRef;
+use crate::block_label::{self, INDIRECT_BLOCKS};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind, ZAP_LEAF_BYTES};
 use crate::readahead::ObjectReadahead;
@@ -310,10 +311,11 @@ impl Node {
 
     /// Cache attributes of the object's level-0 blocks.
     pub(crate) fn attributes(&self) -> Attributes {
-        match self.kind {
+        let attributes = match self.kind {
             ObjectKind::Data => Attributes::DATA,
             _ => Attributes::METADATA,
-        }
+        };
+        block_label::of_object(attributes, self.number)
     }
 
     pub(crate) fn record_bytes(&self) -> usize {
@@ -372,7 +374,7 @@ impl Node {
         let parent = tree::lowest_indirect(store, &tree, block, wait).map_err(lost)?;
         let mut content = None;
         if !parent.is_hole() {
-            let found = store.read_with(&parent, Attributes::METADATA, wait).map_err(lost)?;
+            let found = store.read_with(&parent, INDIRECT_BLOCKS, wait).map_err(lost)?;
             let pointers = tree::pointers(&parent, &found)?;
             if let Some(wrong_level) = pointers.iter().find(|ptr| ptr.level != 0) {
                 let text =

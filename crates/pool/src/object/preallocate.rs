@@ -9,8 +9,8 @@
 use std::ops::Range;
 
 use forebay_base::sync::Arc;
-use forebay_cache::Attributes;
 
+use crate::block_label::INDIRECT_BLOCKS;
 use crate::error::Result;
 use crate::format::BlockPtrPhys;
 use crate::store::Store;
@@ -64,7 +64,7 @@ impl Survey<'_> {
         if level == 0 || (ptr.fill.get() == capacity(level + 1) && !is_freed) {
             return Ok(());
         }
-        let content = self.store.read_with(ptr, Attributes::METADATA, self.wait)?;
+        let content = self.store.read_with(ptr, INDIRECT_BLOCKS, self.wait)?;
         let (children, span) = (tree::pointers(ptr, &content)?, capacity(level));
         let before = self.added_bytes;
         let from = ((inside.start - first) / span) as usize;

@@ -14,9 +14,9 @@
 use std::ops::Range;
 
 use forebay_base::arena::Buffer;
-use forebay_cache::Attributes;
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::block_label::INDIRECT_BLOCKS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockKind, BlockPtrPhys};
 use crate::store::{Store, WriteProps};
@@ -151,7 +151,7 @@ pub(crate) fn descend(
     }
     let mut ptr = tree.root;
     while !ptr.is_hole() && ptr.level > down_to {
-        let content = store.read_with(&ptr, Attributes::METADATA, wait)?;
+        let content = store.read_with(&ptr, INDIRECT_BLOCKS, wait)?;
         let index = (block / span(ptr.level)) as usize % POINTERS;
         ptr = child(&ptr, pointers(&ptr, &content)?, index)?;
     }
@@ -220,7 +220,7 @@ fn seek_beneath(
     if wanted == SeekTarget::Hole && ptr.fill.get() == capacity(level + 1) {
         return Ok(None);
     }
-    let content = store.read_with(ptr, Attributes::METADATA, wait)?;
+    let content = store.read_with(ptr, INDIRECT_BLOCKS, wait)?;
     let found = pointers(ptr, &content)?;
     let from = (range.start.saturating_sub(first) / span(level)) as usize;
     for index in from..POINTERS {
@@ -411,7 +411,7 @@ fn rewrite(
     if !changed {
         return Ok(old.ptr);
     }
-    let mut attributes = Attributes::METADATA;
+    let mut attributes = INDIRECT_BLOCKS;
     if !grows && !old.ptr.is_hole() {
         ctx.free(&old.ptr)?;
         // The update has just read the block. Its new version counts as used before, so it need not
@@ -472,7 +472,7 @@ fn load_indirect(store: &Store, old: Subtree, level: u8) -> Result<Buffer> {
         }
     }
     if !old.ptr.is_hole() && old.levels == level + 1 {
-        let block = store.read(&old.ptr, Attributes::METADATA)?;
+        let block = store.read(&old.ptr, INDIRECT_BLOCKS)?;
         let found = pointers(&old.ptr, &block)?;
         for index in 0..found.len() {
             child(&old.ptr, found, index)?;
@@ -583,7 +583,7 @@ pub(crate) fn walk<E>(
 }
 
 fn read_children(store: &Store, ptr: &BlockPtrPhys) -> Result<Vec<BlockPtrPhys>> {
-    let content = store.read(ptr, Attributes::METADATA.once())?;
+    let content = store.read(ptr, INDIRECT_BLOCKS.once())?;
     children(ptr, &content)
 }
 

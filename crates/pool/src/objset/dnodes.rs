@@ -12,11 +12,11 @@ use crossbeam_utils::CachePadded;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::{Arc, Mutex, MutexGuard};
-use forebay_cache::Attributes;
 use hashbrown::{HashMap, HashSet};
 use zerocopy::FromBytes;
 
 use crate::block_cache::BlockRef;
+use crate::block_label::DNODE_BLOCKS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     BlockKind, BlockPtrPhys, DNODE_BLOCK_BYTES, DNODE_BYTES, DNODES_PER_BLOCK, DnodePhys,
@@ -337,8 +337,7 @@ impl Objset {
         if ptr.is_hole() {
             return Ok(None);
         }
-        let content =
-            self.io.store.read_with(&ptr, Attributes::METADATA, wait).map_err(in_block)?;
+        let content = self.io.store.read_with(&ptr, DNODE_BLOCKS, wait).map_err(in_block)?;
         if ptr.block_kind() != Some(BlockKind::Dnode) || content.len() != DNODE_BLOCK_BYTES {
             let text = format!("block {block} of dnodes has another kind or length: {ptr:?}");
             return Err(Error::new(ErrorKind::Corrupt, text));

@@ -11,9 +11,9 @@
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Mutex, thread_slot};
-use forebay_cache::Attributes;
 use hashbrown::HashSet;
 
+use crate::block_label::DNODE_BLOCKS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::DNODES_PER_BLOCK;
 use crate::object::tree::{self, POINTERS, Tree};
@@ -149,7 +149,7 @@ impl Objset {
                 Ok((free != 0).then_some(Chunk { block, free }))
             }
             None => {
-                self.io.store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
+                self.io.store.prefetch(&ptr, DNODE_BLOCKS, Box::new(|_| {}));
                 self.numbers.note_free(block);
                 Ok(None)
             }

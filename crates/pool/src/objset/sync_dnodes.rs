@@ -5,6 +5,7 @@ use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_cache::Attributes;
 
+use crate::block_label::DNODE_BLOCKS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     BlockKind, BlockPtrPhys, DNODE_BLOCK_BYTES, DNODES_PER_BLOCK, DnodePhys, ObjectKind, ObjsetPhys,
@@ -135,7 +136,7 @@ impl Objset {
         for dirty in dirty_blocks.iter().filter(|dirty| dirty.changed != u32::MAX) {
             let ptr = tree::lookup(&self.io.store, &tree, dirty.block, Wait::Allowed)?;
             if !ptr.is_hole() {
-                self.io.store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
+                self.io.store.prefetch(&ptr, DNODE_BLOCKS, Box::new(|_| {}));
             }
         }
         Ok(())
@@ -178,7 +179,7 @@ impl Objset {
         if fill == 0 {
             return Ok((BlockPtrPhys::HOLE, delta));
         }
-        let cache = Some(Attributes::METADATA);
+        let cache = Some(DNODE_BLOCKS);
         let props = WriteProps { kind: BlockKind::Dnode, level: 0, fill, cache, ..*props };
         Ok((ctx.write_new(block, &props)?, delta))
     }

@@ -1,6 +1,7 @@
 //! Creates, opens and lists the datasets of a pool.
 
 use forebay_base::sync::Arc;
+use forebay_cache::OwnerId;
 use hashbrown::HashMap;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -75,6 +76,18 @@ impl Pool {
     /// The error of reading the directory of datasets.
     pub fn datasets(&self) -> Result<Vec<String>> {
         self.inner.dataset_names()
+    }
+
+    /// The open dataset whose blocks have that owner in their cache keys.
+    pub fn dataset_of_blocks(&self, owner: OwnerId) -> Option<Dataset> {
+        let datasets = self.inner.datasets.lock();
+        let found = datasets.values().find(|dataset| dataset.objset.io.store.owner() == owner)?;
+        Some(Dataset { pool: Arc::clone(&self.inner), inner: Arc::clone(found) })
+    }
+
+    /// The owner in the cache keys of the pool's own objects.
+    pub fn block_owner(&self) -> OwnerId {
+        self.inner.store.owner()
     }
 }
 

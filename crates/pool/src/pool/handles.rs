@@ -3,6 +3,7 @@
 //! Every change is made in a [`Transaction`], and noted for the intent log if the dataset has one.
 
 use forebay_base::sync::{Arc, MutexGuard};
+use forebay_cache::OwnerId;
 
 use super::PoolInner;
 use crate::dataset::{DatasetInner, DatasetSettings};
@@ -55,6 +56,11 @@ impl Dataset {
     /// Name of the dataset.
     pub fn name(&self) -> &str {
         &self.inner.name
+    }
+
+    /// The owner in the cache keys of the dataset's blocks.
+    pub fn block_owner(&self) -> OwnerId {
+        self.inner.objset.io.store.owner()
     }
 
     /// Unique identifier, which never changes.

@@ -12,6 +12,7 @@ mod damage;
 mod directories;
 mod errors;
 mod events;
+mod explain;
 mod failures;
 mod free_space;
 mod fsync;

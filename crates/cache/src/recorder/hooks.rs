@@ -1,0 +1,268 @@
+//! The events that the cache reports to the recorder, and its interface.
+//!
+//! Each event costs a relaxed load if the recorder is closed or the block is not sampled. `off.rs`
+//! has the same functions without a body, for builds without the feature `insight`.
+//!
+//! Locking: `recorder`; `evict-scratch` may be held.
+
+use std::hash::BuildHasher;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use super::log::{AtMiss, Exit, Log};
+use super::windows::{Totals, Windows};
+use super::{Explanation, MissCause, RecordedBlock, SecondaryFate};
+use crate::attributes::{Attributes, Cause, Class};
+use crate::cache::Cache;
+use crate::counters::CacheCounters;
+use crate::error::Refusal;
+use crate::header::{Header, HeaderState, List, MARK};
+use crate::inner::CacheInner;
+use crate::key::{Key, OwnerId};
+use crate::load::load_guard::LoadGuard;
+use crate::secondary::{Holding, SecondaryCache};
+
+/// A cache that holds less than this share of its target is filling up.
+const FILLED: (u64, u64) = (15, 16);
+
+/// Uses of a block that was read ahead and then once: its load, and a hit.
+const READ_AHEAD_USES: u32 = 2;
+
+impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
+    /// A load begins because the block is not in memory.
+    #[inline]
+    pub(crate) fn record_miss(
+        &self,
+        hash: u64,
+        owner: OwnerId,
+        attributes: Attributes,
+        weight: u32,
+        asks_secondary: bool,
+    ) {
+        if self.recorder.samples(hash) {
+            self.record_sampled_miss(hash, owner, attributes, weight, asks_secondary);
+        }
+    }
+
+    #[cold]
+    fn record_sampled_miss(
+        &self,
+        hash: u64,
+        owner: OwnerId,
+        attributes: Attributes,
+        weight: u32,
+        asks_secondary: bool,
+    ) {
+        let target = self.capacity.target();
+        let at = AtMiss {
+            now_ns: self.clock.now_ns(),
+            filling: self.capacity.reserved() < target / FILLED.1 * FILLED.0,
+            target,
+            asks_secondary: asks_secondary && self.active_secondary().is_some(),
+        };
+        self.recorder.record(hash, |log, key| {
+            log.windows.advance(at.now_ns, target, || self.totals());
+            log.miss(key, block(owner, attributes), weight, &at);
+        });
+    }
+
+    /// The secondary cache returned the guard of a load.
+    #[inline]
+    pub(crate) fn record_not_in_secondary(
+        &self,
+        secondary: &dyn SecondaryCache<K, V>,
+        hash: u64,
+        key: &K,
+        class: Class,
+    ) {
+        if self.recorder.samples(hash) {
+            let fate = match self.ask_holding(secondary, key, class) {
+                None => SecondaryFate::Absent,
+                Some(Holding::Excluded) => SecondaryFate::Excluded,
+                Some(Holding::Stored | Holding::NotStored) => SecondaryFate::Declined,
+            };
+            self.recorder.record(hash, |log, key| log.not_in_secondary(key, fate));
+        }
+    }
+
+    /// A block is inserted without a load.
+    #[inline]
+    pub(crate) fn record_entry(
+        &self,
+        hash: u64,
+        owner: OwnerId,
+        attributes: Attributes,
+        weight: u32,
+    ) {
+        if self.recorder.samples(hash) {
+            let now_ns = self.clock.now_ns();
+            let block = block(owner, attributes);
+            self.recorder.record(hash, |log, key| log.enter(key, block, weight, now_ns));
+        }
+    }
+
+    /// A load ends with a block of that weight, or with one that is not cached.
+    #[inline]
+    pub(crate) fn record_load(
+        &self,
+        guard: &LoadGuard<K, V>,
+        weight: u32,
+        refusal: Option<Refusal>,
+    ) {
+        if !self.recorder.samples(guard.hash) {
+            return;
+        }
+        let cause = match refusal {
+            None => {
+                let owner = guard.key().owner();
+                return self.record_entry(guard.hash, owner, guard.attributes, weight);
+            }
+            Some(Refusal::ByOwner) => MissCause::ByOwner,
+            Some(Refusal::TooHeavy) => MissCause::TooHeavy,
+            Some(Refusal::NoCapacity | Refusal::NoMemory) => MissCause::NoCapacity,
+            Some(Refusal::Closed) => MissCause::Flushed,
+        };
+        let now_ns = self.clock.now_ns();
+        let exit = Exit::uncached(cause, now_ns);
+        let block = block(guard.key().owner(), guard.attributes);
+        self.recorder.record(guard.hash, |log, key| log.leave(key, block, weight, exit));
+    }
+
+    /// The evictor has retired a block that was in `state`.
+    #[inline]
+    pub(crate) fn record_eviction(
+        &self,
+        hash: u64,
+        key: &K,
+        state: HeaderState,
+        header: &Header<K, V>,
+    ) {
+        if self.recorder.samples(hash) {
+            self.record_sampled_eviction(hash, key, state, header);
+        }
+    }
+
+    #[cold]
+    fn record_sampled_eviction(
+        &self,
+        hash: u64,
+        key: &K,
+        state: HeaderState,
+        header: &Header<K, V>,
+    ) {
+        let class = state.class();
+        let holding = self.active_secondary().and_then(|l2| self.ask_holding(l2, key, class));
+        let uses = header.frequency().count(self.policy.now()) + u32::from(state.has(MARK));
+        let is_clock = state.list() == Some(List::Mru) && !self.policy.rule(class).admission;
+        let exit = Exit {
+            cause: MissCause::Evicted,
+            list: state.list(),
+            now_ns: self.clock.now_ns(),
+            stored: holding == Some(Holding::Stored),
+            reused: uses > READ_AHEAD_USES,
+            passed_often: uses > 1,
+            clock_bytes: is_clock.then(|| self.capacity.target()),
+        };
+        let block = RecordedBlock { owner: key.owner(), label: 0, class };
+        let weight = header.weight();
+        self.recorder.record(hash, |log, key| log.leave(key, block, weight, exit));
+    }
+
+    /// A block leaves for another reason than capacity.
+    pub(crate) fn record_removal(&self, key: &K, class: Class, weight: u32, cause: Cause) {
+        if !self.recorder.is_open() {
+            return;
+        }
+        let hash = self.hash(key);
+        if !self.recorder.samples(hash) {
+            return;
+        }
+        let cause = match cause {
+            Cause::Removed | Cause::Replaced => MissCause::Invalidated,
+            _ => MissCause::Flushed,
+        };
+        let now_ns = self.clock.now_ns();
+        let exit = Exit::uncached(cause, now_ns);
+        let block = RecordedBlock { owner: key.owner(), label: 0, class };
+        self.recorder.record(hash, |log, key| log.leave(key, block, weight, exit));
+    }
+
+    /// Asks the secondary cache. A panic in it is caught and counted.
+    fn ask_holding(
+        &self,
+        secondary: &dyn SecondaryCache<K, V>,
+        key: &K,
+        class: Class,
+    ) -> Option<Holding> {
+        let asked = catch_unwind(AssertUnwindSafe(|| secondary.holding(key, class)));
+        asked.unwrap_or_else(|_| {
+            self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
+            None
+        })
+    }
+
+    fn totals(&self) -> Totals {
+        let counters = self.counters.snapshot();
+        let sum = |wanted: &dyn Fn(&str) -> bool| {
+            counters.iter().filter(|c| wanted(c.name)).map(|c| c.value).sum()
+        };
+        Totals {
+            now_ns: self.clock.now_ns(),
+            hits: sum(&|name| name.starts_with("hits_")),
+            misses: sum(&|name| name == "misses"),
+            target: self.capacity.target(),
+        }
+    }
+}
+
+fn block(owner: OwnerId, attributes: Attributes) -> RecordedBlock {
+    RecordedBlock { owner, label: attributes.label, class: attributes.class }
+}
+
+impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
+    /// Opens the flight recorder, or closes it and forgets what it has. It takes at most 4 MiB,
+    /// which count as overhead.
+    ///
+    /// An open recorder makes [`explain`](Self::explain) answer.
+    pub fn record(&self, open: bool) {
+        let inner = self.inner();
+        let log = open.then(|| {
+            let start = inner.totals();
+            let seed = inner.hasher.hash_one(start.now_ns);
+            Box::new(Log::new(Windows::new(start, seed), seed))
+        });
+        inner.recorder.set(log);
+    }
+
+    /// Explains the misses of the last `since`, or `None` if the recorder is closed. The time is
+    /// rounded to half minutes, and at most twenty minutes are remembered.
+    ///
+    /// ```
+    /// # use forebay_cache::{Attributes, Cache};
+    /// # let cache = Cache::<u64, u64>::builder().capacity(100).weigher(|_, _| 1).build()?;
+    /// cache.record(true);
+    /// for key in (0..1000).cycle().take(10_000) {
+    ///     cache.get_or_load(key, 1, Attributes::DATA, || Ok::<_, std::io::Error>(key))?;
+    /// }
+    /// let explanation = cache.explain(std::time::Duration::from_secs(600)).unwrap();
+    /// println!("{explanation}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn explain(&self, since: Duration) -> Option<Explanation> {
+        self.explain_where(since, |_, _| true)
+    }
+
+    /// Does the same for the blocks of which `wanted` is true: it gets their owner and label.
+    pub fn explain_where(
+        &self,
+        since: Duration,
+        wanted: impl Fn(OwnerId, u64) -> bool,
+    ) -> Option<Explanation> {
+        let inner = self.inner();
+        let since_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let totals = inner.totals();
+        let log = inner.recorder.log.lock();
+        let log = log.as_ref()?;
+        Some(Explanation::of(log, totals, since_ns, wanted))
+    }
+}

@@ -1,0 +1,176 @@
+//! `forebay explain` names what made reads slow on real mounts, and its remedies help.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::fixture::{Fixture, Running, fuse, mounted};
+
+const MIB: u64 = 1 << 20;
+
+fn write_file(path: &Path, mib: u64) {
+    let mut file = File::create(path).unwrap();
+    // Differs from block to block, and is no hole.
+    (0..mib).for_each(|n| file.write_all(&vec![n as u8 | 1; MIB as usize]).unwrap());
+    file.sync_all().unwrap();
+}
+
+fn read_file(path: &Path) {
+    let (mut file, mut buffer) = (File::open(path).unwrap(), vec![0; MIB as usize]);
+    while file.read(&mut buffer).unwrap() > 0 {}
+}
+
+fn mount(fixture: &Fixture, memory: &str) -> Running {
+    let at = fixture.path("at");
+    fs::create_dir_all(&at).unwrap();
+    mounted(fixture, &["mount", "tank.img", "at", "--memory", memory], &at)
+}
+
+fn end(running: Running) {
+    running.signal(libc::SIGINT);
+    assert!(running.wait().status.success());
+}
+
+fn report(fixture: &Fixture, target: &str) -> Value {
+    let text = fixture.ok(&["explain", target, "--json"]);
+    let reports: Value = serde_json::from_str(&text).expect("it is JSON");
+    assert_eq!(reports.as_array().expect("one for each process").len(), 1, "{text}");
+    reports[0].clone()
+}
+
+/// The largest cause of that name, for that class.
+fn cause<'a>(report: &'a Value, name: &str, class: &str) -> &'a Value {
+    let causes = report["causes"].as_array().unwrap();
+    let found = causes.iter().find(|cause| cause["cause"] == name && cause["class"] == class);
+    found.unwrap_or_else(|| panic!("no {name} of {class}: {report:#}"))
+}
+
+/// Loads of blocks since the mount.
+fn loads(fixture: &Fixture) -> u64 {
+    let stats: Value = serde_json::from_str(&fixture.ok(&["stats", "--json"])).unwrap();
+    stats[0]["cache"]["counters"]["misses.data"].as_u64().unwrap()
+}
+
+fn read_rounds(fixture: &Fixture, rounds: u64) -> u64 {
+    let path = fixture.path("at").join("big");
+    read_file(&path);
+    let before = loads(fixture);
+    (0..rounds).for_each(|_| read_file(&path));
+    loads(fixture) - before
+}
+
+#[test]
+fn a_file_that_is_read_in_a_loop_is_named_and_kept_by_the_remedy() {
+    if !fuse() {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "tank.img", "--size", "1G"]);
+    let running = mount(&fixture, "128M");
+    write_file(&fixture.path("at").join("big"), 128);
+    let missed = read_rounds(&fixture, 5);
+    let text = fixture.ok(&["explain", "tank/main"]);
+    println!("{text}");
+    let report = report(&fixture, "at/big");
+    let evicted = cause(&report, "evicted", "data");
+    assert_eq!(evicted["blocks"][0]["name"], "file /big of tank/main", "{report:#}");
+    assert_eq!(evicted["evictors"][0]["name"], "file /big of tank/main", "{report:#}");
+    assert!(text.contains("file /big of tank/main is read in a loop of 1"), "{text}");
+    let remedy = &evicted["remedies"][0];
+    assert_eq!(remedy["remedy"], "fit_the_loop", "{report:#}");
+    let bytes = remedy["loop_bytes"].as_u64().unwrap();
+    assert!((115 * MIB..141 * MIB).contains(&bytes), "{bytes}");
+    let (more, share) = (remedy["more_bytes"].as_u64().unwrap(), remedy["share"].as_f64().unwrap());
+    let capacity = report["capacity_bytes"].as_u64().unwrap();
+    end(running);
+
+    // The capacity is a part of the memory.
+    let memory = 128 * (capacity + more) / capacity;
+    let running = mount(&fixture, &format!("{memory}M"));
+    let again = read_rounds(&fixture, 5);
+    let kept = 1.0 - again as f64 / missed as f64;
+    println!("{memory} MiB: {again} loads instead of {missed}");
+    assert!(kept > share - 0.05, "kept {kept}, and not {share}");
+    end(running);
+}
+
+#[test]
+fn a_dataset_that_l2_may_not_hold_is_named() {
+    if !fuse() {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "tank.img", "--size", "1G", "--l2", "none"]);
+    let running = mount(&fixture, "128M");
+    fixture.ok(&["l2", "add", "tank", "fast.img", "--size", "512M"]);
+    write_file(&fixture.path("at").join("big"), 128);
+    read_rounds(&fixture, 4);
+    let report = report(&fixture, "tank");
+    let evicted = cause(&report, "evicted", "data");
+    assert_eq!(evicted["l2"], "excluded", "{report:#}");
+    let remedies = evicted["remedies"].as_array().unwrap();
+    let allow = remedies.iter().find(|remedy| remedy["remedy"] == "allow_l2");
+    let misses = allow.unwrap_or_else(|| panic!("{report:#}"))["misses"].as_u64().unwrap();
+    assert!(misses > 100, "{report:#}");
+    let text = fixture.ok(&["explain"]);
+    assert!(text.contains("and L2 may not take it by configuration"), "{text}");
+    println!("{text}");
+    end(running);
+}
+
+#[test]
+fn a_cold_start_is_named_and_then_the_cache_is_healthy() {
+    if !fuse() {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "tank.img", "--size", "1G", "--record-size", "16K"]);
+    let at = fixture.path("at");
+    let running = mount(&fixture, "128M");
+    fs::create_dir(at.join("mail")).unwrap();
+    (0..200).for_each(|n| fs::write(at.join(format!("mail/{n}")), vec![b'x'; 60_000]).unwrap());
+    end(running);
+
+    let running = mount(&fixture, "128M");
+    let nothing = fixture.ok(&["explain", "at"]);
+    println!("{nothing}");
+    let read = || (0..200).for_each(|n| read_file(&at.join(format!("mail/{n}"))));
+    read();
+    let cold = report(&fixture, "tank");
+    let filling = cause(&cold, "filling", "data");
+    assert!(filling["share"].as_f64().unwrap() > 0.5, "{cold:#}");
+    assert_eq!(filling["remedies"][0]["remedy"], "wait", "{cold:#}");
+    let name = filling["blocks"][0]["name"].as_str().unwrap();
+    assert!(name.starts_with("file /mail/"), "{cold:#}");
+    let text = fixture.ok(&["explain", "tank/main", "--since", "5m"]);
+    assert!(text.contains("Wait until the cache is full."), "{text}");
+    println!("{text}");
+    (0..60).for_each(|_| read());
+    let warm = report(&fixture, "tank");
+    assert_eq!(warm["healthy"], true, "{warm:#}");
+    let text = fixture.ok(&["explain"]);
+    assert!(text.starts_with("The cache is healthy: 9"), "{text}");
+    end(running);
+}
+
+#[test]
+fn targets_that_are_not_there_are_refused() {
+    let fixture = Fixture::new();
+    let said = fixture.fails(&["explain"]);
+    assert!(said.contains("no pools are in use"), "{said}");
+    fixture.pool("tank.img");
+    let said = fixture.fails(&["explain", "tank.img"]);
+    assert!(said.contains("mount the pool first"), "{said}");
+    fixture.ok(&["import", "tank.img"]);
+    let text = fixture.ok(&["explain", "tank"]);
+    assert!(text.contains("in the last"), "{text}");
+    let said = fixture.fails(&["explain", "tank/none"]);
+    assert!(said.contains("none"), "{said}");
+    let said = fixture.fails(&["explain", "other/main"]);
+    assert!(said.contains("no running forebay has a pool of that name"), "{said}");
+    let said = fixture.misused(&["explain", "--since", "soon"]);
+    assert!(said.contains("is no time; give seconds"), "{said}");
+    fixture.ok(&["export", "tank"]);
+}
