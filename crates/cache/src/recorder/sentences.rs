@@ -139,7 +139,7 @@ impl MissGroup {
     fn remedy_text(&self, remedy: &Remedy, name: &NameOf<'_>) -> String {
         match *remedy {
             Remedy::MoreMemory { bytes: more, share } => format!(
-                "{} more memory for blocks would have kept at least {} of it.",
+                "{} more memory for blocks would have kept about {} of it.",
                 bytes(more),
                 percent(share)
             ),
