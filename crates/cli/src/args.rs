@@ -79,6 +79,9 @@ pub(crate) enum Command {
     /// Show and set tunables of an imported pool and of its cache
     #[command(subcommand)]
     Tunable(TunableCommand),
+    /// Record the accesses to the blocks of a pool, and look into the record
+    #[command(subcommand)]
+    Trace(TraceCommand),
     /// Show statistics of the daemons: cache, pools and mounts
     Stats(StatsArgs),
     /// Measure the cache on real files in a temporary pool
@@ -568,6 +571,73 @@ pub(crate) enum TunableCommand {
         /// New value, in the unit of the tunable
         value: String,
     },
+}
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:\n  forebay trace record tank -o tank.zst --seconds 60\n  \
+    forebay trace info tank.zst\n  \
+    forebay trace convert tank.zst --to oracle-general -o tank.oracleGeneral")]
+pub(crate) enum TraceCommand {
+    /// Record the accesses to the blocks of an imported pool: which block, when, hit or miss
+    #[command(
+        after_help = "Examples:\n  forebay trace record tank -o tank.zst            until Ctrl-C\n  \
+        forebay trace record tank -o tank.zst --seconds 60 --names\n\n\
+        The file is readable for you alone. It has numbers of objects, and names of datasets. One trace at a time\n\
+        runs on a pool. It ends with Ctrl-C, after --seconds, or when the pool is exported, and is complete then.\n\
+        Accesses that come too fast are left out and counted."
+    )]
+    Record(TraceRecordArgs),
+    /// Show what a trace has: accesses, blocks, hit ratios, the datasets and objects with most accesses
+    #[command(
+        after_help = "Examples:\n  forebay trace info tank.zst\n  forebay trace info tank.zst --json"
+    )]
+    Info {
+        /// A trace
+        file: PathBuf,
+        #[arg(long, help = JSON_HELP)]
+        json: bool,
+    },
+    /// Write the accesses of a trace in another format; read-ahead is left out
+    #[command(after_help = "Examples:\n  \
+        forebay trace convert tank.zst --to oracle-general -o tank.oracleGeneral   for libCacheSim\n  \
+        forebay trace convert tank.zst --to text -o tank.csv")]
+    Convert {
+        /// A trace
+        file: PathBuf,
+        /// The format: oracleGeneral of libCacheSim, or comma-separated values
+        #[arg(long, value_enum)]
+        to: TraceFormat,
+        /// The file to write; readable for you alone
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+        /// Replace the file if it exists
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TraceFormat {
+    OracleGeneral,
+    Text,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TraceRecordArgs {
+    /// An imported pool
+    pub(crate) pool: String,
+    /// The file to write, compressed with zstd
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// End after so many seconds [default: with Ctrl-C]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    pub(crate) seconds: Option<u64>,
+    /// Add the paths of the files and directories that were accessed
+    #[arg(long)]
+    pub(crate) names: bool,
+    /// Replace the file if it exists
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]

@@ -6,6 +6,7 @@
 //!   value.
 //! * [`Transaction`]: changes that become durable together.
 //! * [`Wait`], [`HandleView`]: calls that fail instead of waiting.
+//! * [`trace`]: records of the accesses to blocks.
 //! * [`BlockCache`]: block memory that several pools can share.
 //!
 //! ```
@@ -94,6 +95,7 @@ mod reservation;
 mod space;
 mod store;
 mod sync_context;
+pub mod trace;
 mod tunables;
 mod tx;
 mod txg;
@@ -120,6 +122,7 @@ pub use pool::{
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;
 pub use store::counters::StoreCounters;
+pub use trace::TraceSession;
 pub use tunables::{HeartbeatTunables, L2DeviceTunables, PoolTunables, StoreTunables};
 pub use tx::Transaction;
 pub use txg::{Suspension, TxgCounters, TxgTunables};

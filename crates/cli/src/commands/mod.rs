@@ -18,6 +18,7 @@ pub(crate) mod mount_helper;
 mod scrub;
 mod stats;
 mod status;
+mod trace;
 mod trim;
 mod tunable;
 mod umount;
@@ -93,6 +94,7 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<u8> {
         Command::Tunable(TunableCommand::Set { pool, name, value }) => {
             tunable::set(&pool, &name, &value)
         }
+        Command::Trace(command) => trace::run(&command),
         Command::Stats(args) => stats::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => completions::run(&args),

@@ -26,6 +26,7 @@ pub(crate) mod run;
 pub(crate) mod screen;
 pub(crate) mod spawn;
 pub(crate) mod stats;
+pub(crate) mod trace;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -96,6 +96,7 @@ impl Daemon {
                 self.set_tunable(pool, &name, &value)?;
                 answer(&())
             }
+            Request::Trace { .. } => Err(Failure::new("a trace needs a connection of its own")),
             Request::Stats => answer(&stats::process(self)),
         }
     }

@@ -28,5 +28,6 @@ mod scrub;
 mod sectors;
 mod set_id;
 mod suspended;
+mod trace;
 mod trim;
 mod umount;

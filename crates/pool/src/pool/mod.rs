@@ -22,6 +22,7 @@ mod scrub;
 mod space_io;
 mod stats;
 mod sync_txg;
+mod trace;
 mod trim;
 mod walk;
 
