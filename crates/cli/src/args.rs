@@ -587,7 +587,7 @@ pub(crate) enum TraceCommand {
         Accesses that come too fast are left out and counted."
     )]
     Record(TraceRecordArgs),
-    /// Show what a trace has: accesses, blocks, hit ratios, the datasets and objects with most accesses
+    /// Show what a trace has: accesses, blocks, hit ratios, and where most accesses were
     #[command(
         after_help = "Examples:\n  forebay trace info tank.zst\n  forebay trace info tank.zst --json"
     )]

@@ -24,7 +24,7 @@ use std::io::Read;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::record::{RECORD_BYTES, RecordPhys, TraceRecord};
+use super::record::{PackedRecord, RECORD_BYTES, TraceRecord};
 
 /// First bytes of a trace.
 pub const TRACE_MAGIC: [u8; 8] = *b"FBYTRACE";
@@ -104,11 +104,11 @@ pub fn put_header(out: &mut Vec<u8>, header: &TraceHeader) {
 
 /// Appends frames of records.
 pub fn put_records(out: &mut Vec<u8>, records: &[TraceRecord]) {
-    let packed: Vec<RecordPhys> = records.iter().map(|record| record.to_phys()).collect();
+    let packed: Vec<PackedRecord> = records.iter().map(|record| record.to_packed()).collect();
     put_packed(out, &packed);
 }
 
-pub(super) fn put_packed(out: &mut Vec<u8>, records: &[RecordPhys]) {
+pub(super) fn put_packed(out: &mut Vec<u8>, records: &[PackedRecord]) {
     for frame in records.chunks(FRAME_BYTES_MAX / RECORD_BYTES) {
         put_frame(out, RECORDS, &[frame.as_bytes()]);
     }
@@ -203,8 +203,8 @@ impl<R: Read> TraceReader<R> {
             if let Some(bytes) = self.frame[self.read_bytes..].first_chunk::<RECORD_BYTES>() {
                 self.read_bytes += RECORD_BYTES;
                 self.records += 1;
-                let phys = RecordPhys::read_from_bytes(bytes).expect("the size of a record");
-                return match TraceRecord::of_phys(&phys) {
+                let phys = PackedRecord::read_from_bytes(bytes).expect("the size of a record");
+                return match TraceRecord::of_packed(&phys) {
                     Some(record) => Ok(Some(TraceItem::Record(record))),
                     None => malformed(format!("record {} has unknown flags", self.records)),
                 };

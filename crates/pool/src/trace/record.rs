@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::block_label::BlockLabel;
 
 /// Bytes of a record in a file.
-pub(super) const RECORD_BYTES: usize = size_of::<RecordPhys>();
+pub(super) const RECORD_BYTES: usize = size_of::<PackedRecord>();
 
 const METADATA: u8 = 1 << 2;
 const LABEL_SHIFT: u32 = 4;
@@ -46,7 +46,7 @@ pub struct TraceRecord {
 /// A record as it is stored.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct RecordPhys {
+pub(super) struct PackedRecord {
     pub(super) time_us: U64,
     object: U64,
     block: U64,
@@ -57,7 +57,7 @@ pub(super) struct RecordPhys {
     reserved: u8,
 }
 
-const _: () = assert!(size_of::<RecordPhys>() == 32);
+const _: () = assert!(size_of::<PackedRecord>() == 32);
 
 impl TraceRecord {
     /// The object of the block; `None` for blocks that belong to no object.
@@ -84,7 +84,7 @@ impl TraceRecord {
         xxhash_rust::xxh3::xxh3_64(&self.identity())
     }
 
-    pub(super) fn to_phys(self) -> RecordPhys {
+    pub(super) fn to_packed(self) -> PackedRecord {
         let (kind, object) = kind_and_object(self.label);
         let outcome = match self.outcome {
             TraceOutcome::Hit => 0,
@@ -92,7 +92,7 @@ impl TraceRecord {
             TraceOutcome::ReadAhead => 2,
         };
         let metadata = if self.is_metadata { METADATA } else { 0 };
-        RecordPhys {
+        PackedRecord {
             time_us: self.time_us.into(),
             object: object.into(),
             block: self.block.into(),
@@ -104,7 +104,7 @@ impl TraceRecord {
     }
 
     /// Reads a record; `None` if it has an unknown flag.
-    pub(super) fn of_phys(phys: &RecordPhys) -> Option<Self> {
+    pub(super) fn of_packed(phys: &PackedRecord) -> Option<Self> {
         let flags = phys.flags;
         let outcome = match flags & 3 {
             0 => TraceOutcome::Hit,

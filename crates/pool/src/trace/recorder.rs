@@ -15,7 +15,7 @@ use forebay_base::sync::{Arc, Mutex, thread_slot};
 use hashbrown::HashSet;
 
 use super::file::{TraceHeader, TraceTotals, put_dataset, put_end, put_header, put_packed};
-use super::record::{RECORD_BYTES, RecordPhys, TraceOutcome, TraceRecord};
+use super::record::{PackedRecord, RECORD_BYTES, TraceOutcome, TraceRecord};
 use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -44,7 +44,7 @@ pub(crate) struct BlockTrace {
 struct Ring {
     /// The clock, and its time at the start of the session; none while no session is open.
     clock: Option<(Arc<dyn Clock>, u64)>,
-    records: Vec<RecordPhys>,
+    records: Vec<PackedRecord>,
     /// Most records.
     capacity: usize,
     time_us: u64,
@@ -117,7 +117,7 @@ impl Ring {
         if self.records.len().is_multiple_of(RECORDS_PER_TIME) {
             self.time_us = clock.now_ns().saturating_sub(*start_ns) / 1000;
         }
-        self.records.push(TraceRecord { time_us: self.time_us, ..record }.to_phys());
+        self.records.push(TraceRecord { time_us: self.time_us, ..record }.to_packed());
     }
 }
 
@@ -128,7 +128,7 @@ pub struct TraceSession {
     clock: Arc<dyn Clock>,
     start_ns: u64,
     header: TraceHeader,
-    drained: Vec<RecordPhys>,
+    drained: Vec<PackedRecord>,
     charged_bytes: u64,
     totals: TraceTotals,
     known_datasets: HashSet<u16>,
@@ -228,7 +228,7 @@ impl TraceSession {
         self.drained.sort_by_key(|record| record.time_us.get());
         self.totals.records += self.drained.len() as u64;
         if let Some(objects) = &mut self.objects {
-            let seen = self.drained.iter().filter_map(TraceRecord::of_phys);
+            let seen = self.drained.iter().filter_map(TraceRecord::of_packed);
             for record in seen {
                 if let Some(object) = record.object()
                     && objects.len() < OBJECTS_MAX

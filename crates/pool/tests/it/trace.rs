@@ -123,7 +123,9 @@ fn a_read_that_is_repeated_counts_once() {
     while let Err(error) = view.read(40 * RECORD, &mut out) {
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
         let (sender, receiver) = std::sync::mpsc::channel();
-        let done = Box::new(move || drop(sender.send(())));
+        let done = Box::new(move || {
+            let _ = sender.send(());
+        });
         fixture.object.fetch(40 * RECORD, 4 * RECORD, done);
         receiver.recv().unwrap();
         attempts += 1;
