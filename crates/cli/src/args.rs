@@ -1,17 +1,20 @@
 //! The command line: commands, options and their help.
 
+mod insight;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+pub(crate) use insight::{
+    AdviseArgs, ExplainArgs, StatsArgs, TopArgs, TraceCommand, TraceFormat, TraceRecordArgs,
+};
+
 use crate::flags::Flags;
 use crate::logging::LogArgs;
-use crate::units::{
-    pair, parse_address, parse_bytes, parse_interval, parse_ratio, parse_sector, parse_time,
-};
+use crate::units::{pair, parse_address, parse_bytes, parse_sector};
 
 /// How a pool is named, for the help of every command.
 const POOL_HELP: &str = "Pool: the path of its device, the paths of all its devices joined by `:`, or its name if it is imported";
@@ -83,6 +86,9 @@ pub(crate) enum Command {
     /// Show and set tunables of an imported pool and of its cache
     #[command(subcommand)]
     Tunable(TunableCommand),
+    /// Record the accesses to the blocks of a pool, and look into the record
+    #[command(subcommand)]
+    Trace(TraceCommand),
     /// Show statistics of the daemons: cache, pools and mounts
     Stats(StatsArgs),
     /// Show hits, operations, devices and transaction groups over time, on a screen
@@ -600,86 +606,6 @@ pub(crate) enum TunableCommand {
         /// New value, in the unit of the tunable
         value: String,
     },
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  forebay stats\n  forebay stats tank --watch\n  forebay stats --watch 5\n  \
-    forebay stats --json        all counters"
-)]
-pub(crate) struct StatsArgs {
-    /// Pool whose daemon is shown [default: all daemons]
-    pub(crate) pool: Option<String>,
-    /// Repeat every SECONDS with rates, until Ctrl-C [default: 1 if no value is given]
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
-        value_parser = clap::value_parser!(u32).range(1..=3600))]
-    pub(crate) watch: Option<u32>,
-    /// Print JSON with all counters
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  forebay top\n  forebay top tank --interval 5s\n  \
-    forebay top --once          text, with rates of one second\n  \
-    forebay top --json          all figures of one interval\n\n\
-    Press ? on the screen for the keys. NO_COLOR turns colours off.")]
-pub(crate) struct TopArgs {
-    /// Pool that is shown first [default: the first one]; with --once and --json the only one
-    /// [default: all]
-    pub(crate) pool: Option<String>,
-    /// Time between samples, in seconds or with a suffix ms, s, m
-    #[arg(long, value_name = "TIME", value_parser = parse_interval, default_value = "1s")]
-    pub(crate) interval: Duration,
-    /// Print the figures of one interval as text
-    #[arg(long)]
-    pub(crate) once: bool,
-    /// Print the figures of one interval as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  forebay advise\n  forebay advise tank --target-hit-ratio 90%\n  \
-    forebay advise --budget 4G      the smallest memory within 4 GiB that is about as good as 4 GiB\n  \
-    forebay advise --plot curve.svg\n  forebay advise --json\n\n\
-    The daemon simulates its cache at other sizes on sampled blocks, for the accesses of the last minutes.\n\
-    CACHE is the memory for cached blocks, MEMORY the --memory of a daemon that has it. A * marks today's size.\n\
-    Saved are reads of devices, against today: less than nothing for smaller sizes."
-)]
-pub(crate) struct AdviseArgs {
-    /// Pool whose daemon is asked [default: all daemons]
-    pub(crate) pool: Option<String>,
-    /// Find the size that reaches this hit ratio: 0.9 or 90%
-    #[arg(long, value_name = "H", value_parser = parse_ratio)]
-    pub(crate) target_hit_ratio: Option<f64>,
-    /// Find the best size within this memory, in bytes or with a suffix K, M, G, T
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
-    pub(crate) budget: Option<u64>,
-    #[arg(long, help = JSON_HELP)]
-    pub(crate) json: bool,
-    /// Also write the curve to an SVG file
-    #[arg(long, value_name = "FILE.svg")]
-    pub(crate) plot: Option<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
-    forebay explain                    all pools, the last ten minutes\n  \
-    forebay explain tank --since 1m\n  \
-    forebay explain tank/main          a dataset\n  \
-    forebay explain /srv/tank/mail     a directory or file: itself, not what is below it\n  \
-    forebay explain --json")]
-pub(crate) struct ExplainArgs {
-    /// Pool, POOL/DATASET, mount point, or a path in a mount [default: all pools]
-    #[arg(value_name = "TARGET")]
-    pub(crate) target: Option<String>,
-    /// How far to look back, in seconds or with a suffix s, m, h; at most 20m are remembered
-    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "10m")]
-    pub(crate) since: u64,
-    #[arg(long, help = JSON_HELP)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

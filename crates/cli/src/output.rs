@@ -122,7 +122,7 @@ impl Drop for Progress {
 }
 
 /// Standard error if it is a terminal, else nothing.
-fn target() -> ProgressDrawTarget {
+pub(crate) fn target() -> ProgressDrawTarget {
     if std::io::stderr().is_terminal() {
         ProgressDrawTarget::stderr()
     } else {

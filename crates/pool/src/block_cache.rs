@@ -94,6 +94,8 @@ pub struct BlockCache {
 #[derive(Default)]
 struct CacheAccounts {
     dirty_bytes: AtomicU64,
+    /// Bytes beside blocks, such as the rings of a trace.
+    other_bytes: AtomicU64,
     /// Bytes of the bound that the cache has ceded to failed allocations.
     ceded_bytes: AtomicU64,
     /// Bytes of the arena's limit that are withheld.
@@ -272,6 +274,23 @@ impl BlockCache {
         debug_assert!(before >= bytes, "{bytes} bytes are no longer dirty, of {before}");
     }
 
+    /// Adds bytes of memory that are neither blocks nor dirty. They reduce the capacity for blocks.
+    pub(crate) fn add_others(&self, bytes: u64) {
+        self.accounts.other_bytes.fetch_add(bytes, Ordering::Relaxed);
+        // Resizing to the same bound makes the reclaimer evaluate it again.
+        self.cache.resize(self.bound);
+    }
+
+    /// Subtracts bytes of [`add_others`](Self::add_others).
+    pub(crate) fn sub_others(&self, bytes: u64) {
+        self.accounts.other_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that count against the bound beside blocks and dirty data: those of open traces.
+    pub fn other_bytes(&self) -> u64 {
+        self.accounts.other_bytes.load(Ordering::Relaxed)
+    }
+
     /// Dirty bytes of all pools.
     pub fn dirty_bytes(&self) -> u64 {
         self.accounts.dirty_bytes.load(Ordering::Relaxed)
@@ -287,7 +306,8 @@ impl CacheAccounts {
             self.ceded_bytes.store(0, Ordering::Relaxed);
             ceded = 0;
         }
-        self.dirty_bytes.load(Ordering::Relaxed).saturating_add(ceded)
+        let others = self.other_bytes.load(Ordering::Relaxed);
+        self.dirty_bytes.load(Ordering::Relaxed).saturating_add(others).saturating_add(ceded)
     }
 
     /// The part of the bound that is withheld. The arena may exceed the bound by a quarter.

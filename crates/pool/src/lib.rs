@@ -6,6 +6,7 @@
 //!   value.
 //! * [`Transaction`]: changes that become durable together.
 //! * [`Wait`], [`HandleView`]: calls that fail instead of waiting.
+//! * [`trace`]: records of the accesses to blocks.
 //! * [`BlockCache`]: block memory that several pools can share.
 //!
 //! ```
@@ -94,6 +95,7 @@ mod reservation;
 mod space;
 mod store;
 mod sync_context;
+pub mod trace;
 mod tunables;
 mod tx;
 mod txg;
@@ -121,6 +123,7 @@ pub use pool::{
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;
 pub use store::counters::StoreCounters;
+pub use trace::TraceSession;
 pub use tunables::{
     HeartbeatTunables, L2DeviceTunables, OperationTunables, PoolTunables, StoreTunables,
 };

@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Vec<PathBuf>,
     /// Format of the files, if their names do not say it: keys (one decimal key per line), csv
-    /// (timestamp,key,size,op), u32 or u64 (little-endian).
+    /// (timestamp,key,size,op), u32 or u64 (little-endian), pool (of `forebay trace record`).
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
     /// Synthetic traces by name, or `all`.

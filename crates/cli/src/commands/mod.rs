@@ -21,6 +21,7 @@ pub(crate) mod mount_helper;
 mod scrub;
 mod stats;
 mod status;
+mod trace;
 mod trim;
 mod tunable;
 mod umount;
@@ -96,6 +97,7 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<u8> {
         Command::Tunable(TunableCommand::Set { pool, name, value }) => {
             tunable::set(&pool, &name, &value)
         }
+        Command::Trace(command) => trace::run(&command),
         Command::Stats(args) => stats::run(&args),
         Command::Top(args) => crate::top::run(&args),
         Command::Advise(args) => advise::run(&args),

@@ -1,6 +1,6 @@
 //! The client side of the control socket.
 
-use std::io::{BufReader, ErrorKind, Write};
+use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,9 @@ use forebay_base::sync::thread::spawn_named;
 use serde::de::DeserializeOwned;
 
 use super::messages::{JobProgress, PoolInfo, ProcessInfo};
-use super::{ANSWER_BYTES_MAX, Answer, Envelope, Request, VERSION, peer, read_line, run_dir};
+use super::{
+    ANSWER_BYTES_MAX, Answer, Envelope, RAW_BYTES_MAX, Request, VERSION, peer, read_line, run_dir,
+};
 use crate::error::{Failure, Result};
 use crate::pools;
 
@@ -216,6 +218,15 @@ pub(crate) fn served(at: &Path) -> Result<Option<(Process, PathBuf)>> {
     }
 }
 
+/// A part of an answer before its final line.
+pub(crate) enum Part<'a> {
+    Progress(&'a JobProgress),
+    Raw(&'a [u8]),
+}
+
+/// Takes the parts of an answer. An error ends the conversation.
+type Receive<'a> = &'a mut dyn FnMut(Part<'_>) -> Result<()>;
+
 enum Outcome<T> {
     Answer(T),
     NoListener,
@@ -286,6 +297,25 @@ impl Process {
         progress: &mut dyn FnMut(&JobProgress),
         stop: &Arc<AtomicBool>,
     ) -> Result<T> {
+        let mut receive = |part: Part<'_>| {
+            if let Part::Progress(info) = part {
+                progress(info);
+            }
+            Ok(())
+        };
+        self.receive_until(request, &mut receive, stop)
+    }
+
+    /// Like [`ask_until`](Self::ask_until), with all parts of the answer before the final line.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask), and those of `receive`.
+    pub(crate) fn receive_until<T: DeserializeOwned>(
+        &self,
+        request: &Request,
+        receive: Receive<'_>,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<T> {
         let stream = match connect(&self.socket, None)? {
             Some(stream) => stream,
             None => return Err(gone(self.info.pid)),
@@ -306,7 +336,7 @@ impl Process {
             // Without the thread only a second signal interrupts the command.
             let _ = spawn_named("forebay-stop", watch);
         }
-        let outcome = converse(stream, &self.socket, request, progress);
+        let outcome = converse(stream, &self.socket, request, receive);
         over.store(true, Ordering::Relaxed);
         self.answer(outcome?)
     }
@@ -336,8 +366,14 @@ fn ask_at<T: DeserializeOwned>(
     timeout: Option<Duration>,
     progress: &mut dyn FnMut(&JobProgress),
 ) -> Result<Outcome<T>> {
+    let mut receive = |part: Part<'_>| {
+        if let Part::Progress(info) = part {
+            progress(info);
+        }
+        Ok(())
+    };
     match connect(socket, timeout)? {
-        Some(stream) => converse(stream, socket, request, progress),
+        Some(stream) => converse(stream, socket, request, &mut receive),
         None => Ok(Outcome::NoListener),
     }
 }
@@ -371,7 +407,7 @@ fn converse<T: DeserializeOwned>(
     mut stream: UnixStream,
     socket: &Path,
     request: &Request,
-    progress: &mut dyn FnMut(&JobProgress),
+    receive: Receive<'_>,
 ) -> Result<Outcome<T>> {
     let envelope = Envelope { version: VERSION, request: request.clone() };
     let mut line =
@@ -395,7 +431,18 @@ fn converse<T: DeserializeOwned>(
             return Ok(Outcome::Closed);
         };
         match serde_json::from_str(&line).map_err(malformed)? {
-            Answer::Progress(info) => progress(&info),
+            Answer::Progress(info) => receive(Part::Progress(&info))?,
+            Answer::Raw(bytes) if bytes <= RAW_BYTES_MAX => {
+                let mut raw = Vec::new();
+                let read = answers.by_ref().take(bytes).read_to_end(&mut raw);
+                if read.map_err(|error| failed(socket, &error))? as u64 != bytes {
+                    return Ok(Outcome::Closed);
+                }
+                receive(Part::Raw(&raw))?;
+            }
+            Answer::Raw(bytes) => {
+                return Err(Failure::new(format!("the control socket: {bytes} bytes at once")));
+            }
             Answer::Failed(message) => return Err(Failure::new(message)),
             Answer::Done(value) => {
                 return Ok(Outcome::Answer(serde_json::from_value(value).map_err(malformed)?));

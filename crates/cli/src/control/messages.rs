@@ -241,6 +241,15 @@ pub(crate) struct JobProgress {
     pub(crate) problems: u64,
 }
 
+/// Result of a trace.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct TraceReport {
+    pub(crate) accesses: u64,
+    /// Accesses that are missing, because the client or the daemon was too slow.
+    pub(crate) dropped: u64,
+    pub(crate) duration_us: u64,
+}
+
 /// Result of a check or a scrub.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct JobReport {

@@ -2,9 +2,9 @@
 //!
 //! Each daemon listens on `PID.sock` in the run directory of its user. A command queries all
 //! sockets there to find the daemon of a pool. A request is one line of JSON with the protocol
-//! version, at most [`REQUEST_BYTES_MAX`] bytes. The answer is any number of progress lines and one
-//! final line. A connection carries one request. A client that ends its side of the connection
-//! interrupts a running job, and still gets the final line.
+//! version, at most [`REQUEST_BYTES_MAX`] bytes. The answer is any number of progress lines, or of
+//! lines that announce bytes, and one final line. A connection carries one request. A client that
+//! ends its side of the connection interrupts a running job, and still gets the final line.
 //!
 //! # Access
 //!
@@ -35,6 +35,8 @@ pub(crate) const VERSION: u32 = 3;
 pub(crate) const REQUEST_BYTES_MAX: u64 = 64 << 10;
 /// Length limit of a line of an answer, in bytes.
 pub(crate) const ANSWER_BYTES_MAX: u64 = 16 << 20;
+/// Most bytes that follow [`Answer::Raw`].
+pub(crate) const RAW_BYTES_MAX: u64 = 1 << 20;
 
 /// A request with the version of the protocol.
 #[derive(Debug, Serialize, Deserialize)]
@@ -84,6 +86,9 @@ pub(crate) enum Request {
     Tunables { pool: u64 },
     /// Set a tunable: no content.
     SetTunable { pool: u64, name: String, value: String },
+    /// Trace the accesses to the blocks of a pool for a time, or until the client ends its side of
+    /// the connection: a trace file in pieces, then [`messages::TraceReport`].
+    Trace { pool: u64, seconds: Option<u64>, names: bool },
     /// Statistics of the daemon: [`messages::ProcessStats`].
     Stats,
     /// All counts and measurements of the daemon: [`sample::ProcessSample`].
@@ -122,6 +127,8 @@ pub(crate) enum ScrubChange {
 pub(crate) enum Answer {
     /// The job is running.
     Progress(messages::JobProgress),
+    /// So many bytes follow the line, at most [`RAW_BYTES_MAX`].
+    Raw(u64),
     /// The request succeeded, with its result.
     Done(serde_json::Value),
     /// The request failed, with the message.

@@ -16,8 +16,10 @@ use std::time::{Duration, Instant};
 use forebay_base::sync::thread::spawn_named;
 
 use super::messages::JobProgress;
-use super::{Answer, REQUEST_BYTES_MAX, parse_request, peer, read_line, run_dir};
-use crate::daemon::Daemon;
+use super::{
+    Answer, RAW_BYTES_MAX, REQUEST_BYTES_MAX, Request, parse_request, peer, read_line, run_dir,
+};
+use crate::daemon::{Daemon, trace};
 use crate::error::{Failure, Result};
 use crate::pool_locks;
 
@@ -116,13 +118,35 @@ fn serve_connection(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
             _ => ControlFlow::Break(()),
         }
     };
-    let served = parse_request(&line).and_then(|request| daemon.serve(request, &mut on_progress));
+    let served = parse_request(&line).and_then(|request| match request {
+        Request::Trace { pool, seconds, names } => {
+            let report = trace::record(daemon, pool, (seconds, names), &mut |bytes| {
+                send_raw(stream, bytes)?;
+                Ok(if has_ended(stream) {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                })
+            })?;
+            serde_json::to_value(report).map_err(|error| Failure::new(error.to_string()))
+        }
+        request => daemon.serve(request, &mut on_progress),
+    });
     let answer = match served {
         Ok(value) => Answer::Done(value),
         Err(failure) => Answer::Failed(failure.message),
     };
     // Before the request guard is dropped, since the process may end after that.
     send(stream, &answer)
+}
+
+/// Sends bytes behind lines that announce them.
+fn send_raw(mut stream: &UnixStream, bytes: &[u8]) -> Result<()> {
+    for piece in bytes.chunks(RAW_BYTES_MAX as usize) {
+        send(stream, &Answer::Raw(piece.len() as u64))?;
+        stream.write_all(piece).map_err(|error| Failure::new(error.to_string()))?;
+    }
+    Ok(())
 }
 
 fn send(mut stream: &UnixStream, answer: &Answer) -> Result<()> {

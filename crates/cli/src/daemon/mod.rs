@@ -31,6 +31,7 @@ mod sample;
 pub(crate) mod screen;
 pub(crate) mod spawn;
 pub(crate) mod stats;
+pub(crate) mod trace;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

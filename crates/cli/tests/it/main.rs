@@ -33,5 +33,6 @@ mod sectors;
 mod set_id;
 mod suspended;
 mod top;
+mod trace;
 mod trim;
 mod umount;

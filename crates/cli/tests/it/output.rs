@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use crate::fixture::{Fixture, texts};
 
-const COMMANDS: [&[&str]; 32] = [
+const COMMANDS: [&[&str]; 36] = [
     &["inspect"],
     &["create"],
     &["import"],
@@ -29,6 +29,10 @@ const COMMANDS: [&[&str]; 32] = [
     &["dataset", "list"],
     &["tunable", "get"],
     &["tunable", "set"],
+    &["trace"],
+    &["trace", "record"],
+    &["trace", "info"],
+    &["trace", "convert"],
     &["stats"],
     &["top"],
     &["advise"],
@@ -55,7 +59,7 @@ fn completions_know_the_commands() {
     let fixture = Fixture::new();
     for shell in ["bash", "zsh", "fish"] {
         let script = fixture.ok(&["completions", shell]);
-        for word in ["umount", "kernel-cache", "discard-log"] {
+        for word in ["umount", "kernel-cache", "discard-log", "oracle-general"] {
             assert!(script.contains(word), "{shell} does not know {word}");
         }
     }

@@ -4,6 +4,7 @@ use forebay_base::sync::Arc;
 
 use crate::block_label::INDIRECT_BLOCKS;
 use crate::format::BlockPtrPhys;
+use crate::trace::TraceOutcome;
 use crate::wait::Wait;
 
 use super::node::{BlockState, Node};
@@ -50,6 +51,10 @@ impl Node {
             }
             match found {
                 Some(Some(ptr)) => {
+                    let store = &self.io.store;
+                    if store.is_traced() && !store.cache().cache().contains(&store.key(&ptr)) {
+                        store.trace_pending(self.attributes(), block, &ptr);
+                    }
                     let on_fetched = Arc::clone(&on_fetched);
                     let on_completion = Box::new(move |_| drop(on_fetched));
                     self.io.store.fetch(&ptr, self.attributes(), on_completion);
@@ -62,6 +67,16 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Starts to read a block that a reader may ask for soon.
+    pub(super) fn prefetch(&self, block: u64, ptr: &BlockPtrPhys) {
+        let (store, attributes) = (&self.io.store, self.attributes());
+        if store.is_traced() && !store.cache().cache().contains(&store.key(ptr)) {
+            let bytes = ptr.logical_bytes.get() as usize;
+            store.trace_access(attributes, (block, bytes), TraceOutcome::ReadAhead);
+        }
+        store.prefetch(ptr, attributes, Box::new(|_| {}));
     }
 
     /// The pointer of a stored block. `Some(None)` for a block that is dirty in memory or a hole;

@@ -189,6 +189,10 @@ impl LeafStore for Leaves {
         // The header at the start of a leaf is needed first.
         content.into_iter().for_each(hint::prefetch);
         if let Some(leaf) = store.peek_at(&ptr, slot_hint) {
+            // A block that was fetched is reported already.
+            if store.is_traced() && found(fetched, &ptr).is_none() {
+                self.0.note_hit(block, leaf.len());
+            }
             if leaf.slot_hint() != slot_hint {
                 self.0.lock().pins.set_hint(block, leaf.slot_hint(), &leaf);
             }
@@ -363,7 +367,7 @@ impl LeafStore for Leaves {
             };
             if !store.cache().cache().contains(&store.key(&ptr)) {
                 not_resident += 1;
-                store.prefetch(&ptr, self.0.attributes(), Box::new(|_| {}));
+                self.0.prefetch(block, &ptr);
             }
         }
         not_resident

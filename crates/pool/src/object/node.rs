@@ -374,7 +374,9 @@ impl Node {
         let parent = tree::lowest_indirect(store, &tree, block, wait).map_err(lost)?;
         let mut content = None;
         if !parent.is_hole() {
-            let found = store.read_with(&parent, INDIRECT_BLOCKS, wait).map_err(lost)?;
+            let address = parent.copies[0].raw();
+            let read = store.read_traced(&parent, INDIRECT_BLOCKS, address, wait);
+            let found = read.map_err(lost)?;
             let pointers = tree::pointers(&parent, &found)?;
             if let Some(wrong_level) = pointers.iter().find(|ptr| ptr.level != 0) {
                 let text =
@@ -408,7 +410,11 @@ impl Node {
             BlockState::Stored(now) if now == *ptr => {}
             _ => return Ok(None),
         }
-        match store.read_with(ptr, self.attributes(), wait) {
+        let read = store.read_with(ptr, self.attributes(), wait);
+        if store.is_traced() {
+            store.trace_miss(self.attributes(), (block, ptr), &read);
+        }
+        match read {
             Ok(content) => Ok(Some(Fetched { ptr: *ptr, content })),
             Err(error) => {
                 store.note_damage(self.number + 1, block, 1, &error);

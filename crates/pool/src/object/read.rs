@@ -13,9 +13,10 @@ use forebay_base::sync::{MutexGuard, hint};
 use forebay_cache::SlotHint;
 
 use crate::block_key::BlockKey;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::BlockPtrPhys;
 use crate::readahead;
+use crate::trace::TraceOutcome;
 use crate::wait::Wait;
 
 use super::RETRIES_MAX;
@@ -71,6 +72,7 @@ impl Node {
             return self.read_noted(self.lock(), offset, part.out, Some(key), wait);
         };
         copy_out(&content, &mut part);
+        self.note_hit(part.block, content.len());
         if content.slot_hint() != slot_hint {
             self.lock().pins.set_hint(part.block, content.slot_hint(), &content);
         }
@@ -133,23 +135,40 @@ impl Node {
         for plan in [postponed, plan].into_iter().flatten() {
             self.read_ahead(plan, wait);
         }
+        let mut done = blocks.start;
         let finished = || {
             if let Some(part) = &mut first {
                 self.finish(found, part, is_retry, wait)?;
+                done += 1;
             }
             parts.try_for_each(|mut part| {
                 let found = self.lookup_block(&self.lock(), &mut part);
-                self.finish(found, &mut part, is_retry, wait)
+                self.finish(found, &mut part, is_retry, wait)?;
+                done += 1;
+                Ok::<_, Error>(())
             })
         };
         match finished() {
             Ok(()) => Ok(len),
             Err(error) => {
                 if error.kind() == ErrorKind::WouldBlock {
+                    if self.io.store.is_traced() {
+                        let repeat = |block| self.io.store.trace_repeat(self.attributes(), block);
+                        (blocks.start..done).for_each(repeat);
+                    }
                     self.lock().readahead.put_unserved(blocks);
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// Reports to a trace that a block was in memory.
+    #[inline]
+    pub(super) fn note_hit(&self, block: u64, bytes: usize) {
+        let store = &self.io.store;
+        if store.is_traced() {
+            store.trace_access(self.attributes(), (block, bytes), TraceOutcome::Hit);
         }
     }
 
@@ -203,6 +222,7 @@ impl Node {
                 BlockLookup::Stored(ptr, slot_hint) => {
                     if let Some(content) = self.io.store.peek_at(&ptr, slot_hint) {
                         copy_out(&content, part);
+                        self.note_hit(part.block, content.len());
                         if content.slot_hint() != slot_hint {
                             self.lock().pins.set_hint(part.block, content.slot_hint(), &content);
                         }

@@ -35,7 +35,7 @@ impl Node {
             }
             match found {
                 Some(Some(ptr)) => {
-                    self.io.store.prefetch(&ptr, self.attributes(), Box::new(|_| {}));
+                    self.prefetch(block, &ptr);
                 }
                 Some(None) => {}
                 None => return,

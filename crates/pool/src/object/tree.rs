@@ -151,7 +151,8 @@ pub(crate) fn descend(
     }
     let mut ptr = tree.root;
     while !ptr.is_hole() && ptr.level > down_to {
-        let content = store.read_with(&ptr, INDIRECT_BLOCKS, wait)?;
+        let address = ptr.copies[0].raw();
+        let content = store.read_traced(&ptr, INDIRECT_BLOCKS, address, wait)?;
         let index = (block / span(ptr.level)) as usize % POINTERS;
         ptr = child(&ptr, pointers(&ptr, &content)?, index)?;
     }

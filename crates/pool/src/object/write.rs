@@ -396,7 +396,10 @@ impl Node {
                 match fetched.filter(|fetched| fetched.ptr == ptr) {
                     Some(fetched) => self.buffer_of(&fetched.content, wanted.bytes)?,
                     None => match store.peek(&ptr) {
-                        Some(content) => self.buffer_of(&content, wanted.bytes)?,
+                        Some(content) => {
+                            self.note_hit(block, content.len());
+                            self.buffer_of(&content, wanted.bytes)?
+                        }
                         None => return Ok(ModifyStep::Fetch(ptr)),
                     },
                 }

@@ -337,7 +337,8 @@ impl Objset {
         if ptr.is_hole() {
             return Ok(None);
         }
-        let content = self.io.store.read_with(&ptr, DNODE_BLOCKS, wait).map_err(in_block)?;
+        let read = self.io.store.read_traced(&ptr, DNODE_BLOCKS, block, wait);
+        let content = read.map_err(in_block)?;
         if ptr.block_kind() != Some(BlockKind::Dnode) || content.len() != DNODE_BLOCK_BYTES {
             let text = format!("block {block} of dnodes has another kind or length: {ptr:?}");
             return Err(Error::new(ErrorKind::Corrupt, text));

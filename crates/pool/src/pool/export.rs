@@ -65,6 +65,7 @@ impl Pool {
         if self.inner.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        self.inner.store.trace().end();
         self.inner.end_walks();
         let synced = match self.inner.read_only {
             true => Ok(()),

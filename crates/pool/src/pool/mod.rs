@@ -23,6 +23,7 @@ mod scrub;
 mod space_io;
 mod stats;
 mod sync_txg;
+mod trace;
 mod trim;
 mod txg_history;
 mod walk;

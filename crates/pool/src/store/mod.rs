@@ -12,6 +12,7 @@
 //! * [`gang`]: gang blocks, which are stored in several pieces.
 //! * [`readers`]: readers that may still follow old pointers.
 //! * [`heals`]: heals of a scrub, which is not a reader.
+//! * [`traced`]: reports accesses to an open trace.
 //!
 //! # Invariants
 //!
@@ -44,6 +45,7 @@ mod read;
 pub(crate) mod readers;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
+mod traced;
 mod worker_pool;
 mod write;
 mod writing;
@@ -60,6 +62,7 @@ use crate::error_log::{DamagedRange, ErrorLog};
 use crate::format::{BlockKind, BlockPtrPhys, CacheMode, Compression, DamageKind, Dva, DvaPhys};
 use crate::l2::PoolL2;
 use crate::lease::Lease;
+use crate::trace::recorder::BlockTrace;
 use async_read::InFlightPrefetches;
 use counters::StoreCounters;
 use heals::Heals;
@@ -154,6 +157,7 @@ pub(crate) struct Store {
     shared: Arc<Shared>,
     l2: Arc<PoolL2>,
     packers: Arc<WorkerPool<write::MaybePacked>>,
+    trace: Arc<BlockTrace>,
     /// Whether bad copies are rewritten.
     can_heal: bool,
     /// Under which it writes; none if nobody else can reach the devices.
@@ -193,7 +197,8 @@ impl Store {
         let ahead = (cache.bound_bytes() / 32).min(PACKED_AHEAD_BYTES) as usize;
         let packers = Arc::new(WorkerPool::new(helpers, ahead));
         let (can_heal, lease) = (!read_only, None);
-        Self { cache, owner, _owner: hold, devices, shared, l2, packers, can_heal, lease }
+        let trace = Arc::new(BlockTrace::new());
+        Self { cache, owner, _owner: hold, devices, shared, l2, packers, trace, can_heal, lease }
     }
 
     /// Returns the store with the lease of its pool: without a valid one, readers heal nothing.

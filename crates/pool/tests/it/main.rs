@@ -30,6 +30,7 @@ mod scrub;
 mod sectors;
 mod seek;
 mod settings;
+mod trace;
 mod trim;
 mod two_hosts;
 mod warm_up;

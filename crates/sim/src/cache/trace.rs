@@ -41,7 +41,7 @@ impl Trace {
         self.unique as usize
     }
 
-    /// Whether a key is metadata. Traces from files have none.
+    /// Whether a key is metadata. Of traces from files, only those of pools have any.
     #[inline]
     pub fn is_metadata(&self, key: u32) -> bool {
         self.metadata.get(key as usize).copied().unwrap_or(false)
@@ -93,6 +93,20 @@ impl TraceBuilder {
         let next = self.unique;
         let id = *self.texts.entry(xxhash_rust::xxh3::xxh3_128(key)).or_insert(next);
         self.push(id)
+    }
+
+    /// As [`text`](Self::text). The first access to a key decides whether it is metadata; all
+    /// accesses of a trace are added like this, or none.
+    ///
+    /// # Errors
+    /// If the trace has the maximum number of accesses.
+    pub fn text_with_class(&mut self, key: &[u8], metadata: bool) -> Result<(), TooLong> {
+        let before = self.unique;
+        self.text(key)?;
+        if self.unique > before {
+            self.metadata.push(metadata);
+        }
+        Ok(())
     }
 
     /// Adds an access to a numeric key. The first access to a key decides whether it is metadata.

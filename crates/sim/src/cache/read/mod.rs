@@ -1,8 +1,9 @@
-//! Reads trace files in four formats, plain or packed.
+//! Reads trace files in five formats, plain or packed.
 //!
 //! | format | content | extension | |---|---|---| | `keys` | a decimal key per line | `.keys` | |
 //! `csv` | timestamp, key, size, operation; see `lines.rs` | `.csv` | | `u32`, `u64` |
-//! little-endian keys | `.u32`, `.u64` |
+//! little-endian keys | `.u32`, `.u64` | | `pool` | a trace of a pool, by `forebay trace record`;
+//! read-ahead is left out | none: its first bytes tell |
 //!
 //! A second extension may name the packing (`.gz`, `.xz`, `.zst`), but the file's first bytes
 //! decide. A file without a known extension is read if its content is plainly lines of keys or of
@@ -15,12 +16,15 @@
 mod binary;
 mod lines;
 mod packed;
+mod pool;
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+
+use forebay_pool::trace::TRACE_MAGIC;
 
 use super::trace::{MAX_ACCESSES, TooLong, Trace, TraceBuilder};
 
@@ -35,12 +39,19 @@ pub enum Format {
     U32,
     /// Little-endian keys of 8 bytes.
     U64,
+    /// A trace of a pool.
+    Pool,
 }
 
 impl Format {
     /// All formats with their names.
-    pub const ALL: [(&'static str, Self); 4] =
-        [("keys", Self::Keys), ("csv", Self::Csv), ("u32", Self::U32), ("u64", Self::U64)];
+    pub const ALL: [(&'static str, Self); 5] = [
+        ("keys", Self::Keys),
+        ("csv", Self::Csv),
+        ("u32", Self::U32),
+        ("u64", Self::U64),
+        ("pool", Self::Pool),
+    ];
 
     fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, format)| format)
@@ -51,7 +62,8 @@ impl FromStr for Format {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::named(text).ok_or_else(|| "unknown format; use keys, csv, u32 or u64".to_owned())
+        Self::named(text)
+            .ok_or_else(|| "unknown format; use keys, csv, u32, u64 or pool".to_owned())
     }
 }
 
@@ -148,6 +160,7 @@ fn read_from(
         Format::Csv => lines::read_csv(&mut input, &mut builder)?,
         Format::U32 => binary::read::<4>(&mut input, &mut builder)?,
         Format::U64 => binary::read::<8>(&mut input, &mut builder)?,
+        Format::Pool => pool::read(&mut input, &mut builder)?,
     }
     if builder.is_empty() {
         return Err(ReadErrorKind::Whole("the file has no accesses".to_owned()));
@@ -158,12 +171,14 @@ fn read_from(
 /// Guesses the format from the first bytes of a file.
 fn sniff(start: &[u8]) -> Result<Format, ReadErrorKind> {
     let text = start.iter().all(|b| matches!(b, b'\t' | b'\r' | b'\n' | 0x20..=0x7e | 0x80..));
-    if start.iter().all(|b| b.is_ascii_digit() || b.is_ascii_whitespace()) {
+    if start.starts_with(&TRACE_MAGIC) {
+        Ok(Format::Pool)
+    } else if start.iter().all(|b| b.is_ascii_digit() || b.is_ascii_whitespace()) {
         Ok(Format::Keys)
     } else if text && start.contains(&b',') {
         Ok(Format::Csv)
     } else {
-        let text = "unknown format; give --format keys, csv, u32 or u64";
+        let text = "unknown format; give --format keys, csv, u32, u64 or pool";
         Err(ReadErrorKind::Whole(text.to_owned()))
     }
 }

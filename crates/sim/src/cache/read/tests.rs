@@ -178,3 +178,35 @@ fn names_say_formats() {
         assert_eq!(found(path), (name.to_owned(), format), "{path}");
     }
 }
+
+#[test]
+fn a_trace_of_a_pool_is_played_without_its_read_ahead() {
+    use forebay_pool::BlockLabel;
+    use forebay_pool::trace::{TraceHeader, TraceOutcome, TraceRecord, put_header, put_records};
+
+    let access = |block, is_metadata, outcome| TraceRecord {
+        time_us: 0,
+        dataset: 1,
+        label: BlockLabel::Object(4),
+        block,
+        bytes: 4096,
+        is_metadata,
+        outcome,
+    };
+    let records = [
+        access(8, false, TraceOutcome::Miss),
+        access(9, false, TraceOutcome::ReadAhead),
+        access(5, true, TraceOutcome::Hit),
+        access(8, false, TraceOutcome::Hit),
+    ];
+    let mut plain = Vec::new();
+    put_header(&mut plain, &TraceHeader::default());
+    put_records(&mut plain, &records);
+    for file in [plain.clone(), zst(&plain), gz(&plain)] {
+        assert_eq!(parse(&file, None).unwrap(), [0, 1, 0]);
+    }
+    let trace = read_from(Cursor::new(plain.clone()), None).unwrap().build("t");
+    assert_eq!([trace.is_metadata(0), trace.is_metadata(1)], [false, true]);
+    let refused = parse(&plain[..plain.len() - 1], None).unwrap_err();
+    assert!(refused.contains("cut off after record 0"), "{refused}");
+}

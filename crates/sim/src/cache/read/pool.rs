@@ -1,0 +1,34 @@
+//! Reads traces of pools, which `forebay trace record` makes. Read-ahead is left out.
+
+use std::io::BufRead;
+
+use forebay_pool::trace::{TraceError, TraceItem, TraceOutcome, TraceReader};
+
+use super::ReadErrorKind;
+use crate::cache::trace::TraceBuilder;
+
+/// Reads the accesses of a trace. A file without an end, whose recording failed, is read as far as
+/// it goes.
+pub(super) fn read(
+    input: &mut dyn BufRead,
+    builder: &mut TraceBuilder,
+) -> Result<(), ReadErrorKind> {
+    let mut reader = TraceReader::new(input)?;
+    while let Some(item) = reader.next_item()? {
+        if let TraceItem::Record(record) = item
+            && record.outcome != TraceOutcome::ReadAhead
+        {
+            builder.text_with_class(&record.identity(), record.is_metadata)?;
+        }
+    }
+    Ok(())
+}
+
+impl From<TraceError> for ReadErrorKind {
+    fn from(error: TraceError) -> Self {
+        match error {
+            TraceError::Io(error) => Self::Io(error),
+            other => Self::Whole(other.to_string()),
+        }
+    }
+}
