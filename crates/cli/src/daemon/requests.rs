@@ -93,8 +93,7 @@ impl Daemon {
                 answer(&stats::tunables(&self.cache, &self.pool(pool)?.pool))
             }
             Request::SetTunable { pool, name, value } => {
-                self.set_tunable(pool, &name, &value)?;
-                answer(&())
+                answer(&self.set_tunable(pool, &name, &value)?)
             }
             Request::Trace { .. } => Err(Failure::new("a trace needs a connection of its own")),
             Request::Stats => answer(&stats::process(self)),
