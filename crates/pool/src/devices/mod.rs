@@ -259,7 +259,7 @@ impl Devices {
         self
     }
 
-    fn fence(&self) -> Option<Fence> {
+    pub(crate) fn fence(&self) -> Option<Fence> {
         self.fence.clone()
     }
 

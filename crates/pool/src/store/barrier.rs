@@ -254,13 +254,19 @@ impl Store {
         }
     }
 
+    /// Waits until no write is in flight. Those that have ended count as not flushed.
+    fn wait_for_writes(&self) {
+        let ended = self.shared.in_flight.finish();
+        self.shared.in_flight.put_back(ended);
+    }
+
     /// Flushes what is written, in the middle of a commit. The next barrier handles failures.
     fn flush_early(&self) {
         if self.shared.in_flight.is_distrusted() {
+            self.wait_for_writes();
             self.write_again();
         }
-        let ended = self.shared.in_flight.finish();
-        self.shared.in_flight.put_back(ended);
+        self.wait_for_writes();
         self.count(StoreCounters::EARLY_FLUSHES, 1);
         if let Err(error) = self.flush() {
             self.shared.in_flight.flush_failed(error);
@@ -271,6 +277,7 @@ impl Store {
     fn release_payloads(&self, pause: &dyn Pause) -> Result<()> {
         if let Some(error) = self.shared.in_flight.take_flush_error() {
             pause.pause(error)?;
+            self.wait_for_writes();
             self.write_again();
         }
         if self.shared.in_flight.keeps_payloads() {

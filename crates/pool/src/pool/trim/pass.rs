@@ -221,6 +221,7 @@ impl PoolInner {
             counters.iter().any(|(name, _, value)| *name == "discards_ignored" && *value > 0)
         };
         let request = Request::discard(start, len).with_priority(Priority::Scrub);
+        let request = request.with_fence(self.devices.fence());
         match device.run(request).result {
             Ok(()) if is_ignored() => {
                 tracing::info!(
@@ -236,6 +237,8 @@ impl PoolInner {
                 self.trim.counters.add(TrimCounters::DISCARDS, 0, 1);
                 len
             }
+            // The lease ended while it was queued.
+            Err(error) if error.kind() == forebay_io::ErrorKind::Cancelled => 0,
             Err(error) => {
                 self.trim.counters.add(TrimCounters::DISCARD_ERRORS, 0, 1);
                 report.errors += 1;
