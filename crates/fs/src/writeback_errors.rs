@@ -189,7 +189,7 @@ impl FileSystem {
         Err(failed)
     }
 
-    /// Whether the caller still has the data after such an error, and writes it with another handle.
+    /// Whether the caller keeps the data after such an error, and writes it with another handle.
     fn is_repeated_after(&self, error: ErrorKind) -> bool {
         match error {
             ErrorKind::WouldBlock => true,
