@@ -158,8 +158,9 @@ impl FileSystem {
     /// fails, `fsync` of the inode fails until that range is written again, truncated or punched.
     ///
     /// # Errors
-    /// As [`write`](Self::write). After [`WouldBlock`](ErrorKind::WouldBlock) nothing is recorded
-    /// as lost. Repeat the whole call on a thread that may block.
+    /// As [`write`](Self::write). Nothing is recorded as lost, and the whole call must be repeated,
+    /// after [`WouldBlock`](ErrorKind::WouldBlock), and after [`Suspended`](ErrorKind::Suspended)
+    /// from a handle that is [`failing_if_suspended`](Self::failing_if_suspended).
     pub fn write_back(
         &self,
         ino: Ino,
@@ -175,7 +176,7 @@ impl FileSystem {
                     break Error::new(ErrorKind::Io, "a write returned without writing data");
                 }
                 Ok(written) => done += written,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(error),
+                Err(error) if self.is_repeated_after(error.kind()) => return Err(error),
                 Err(error) => break error,
             }
             if done == data.len() {
@@ -186,6 +187,15 @@ impl FileSystem {
         tracing::error!(inode = ino.0, offset, done, end, error = %failed, "lost write");
         self.writeback_errors().record(self.number(ino)?, offset.saturating_add(done as u64)..end);
         Err(failed)
+    }
+
+    /// Whether the caller keeps the data after such an error, and writes it with another handle.
+    fn is_repeated_after(&self, error: ErrorKind) -> bool {
+        match error {
+            ErrorKind::WouldBlock => true,
+            ErrorKind::Suspended => self.process.is_none(),
+            _ => false,
+        }
     }
 }
 

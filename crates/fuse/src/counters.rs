@@ -118,13 +118,13 @@ impl MountMetrics {
         }
     }
 
-    /// Counts a request, and measures it until the timer is dropped.
+    /// Counts a request, and measures it until the timer records it.
     pub(crate) fn begin(&self, op: Op) -> Timer {
         self.counters.add(MountCounters::REQUESTS, op as usize, 1);
         self.time(op)
     }
 
-    /// Measures a request until the timer is dropped.
+    /// Measures a request until the timer records it.
     #[inline]
     pub(crate) fn time(&self, op: Op) -> Timer {
         self.latencies.begin(op)

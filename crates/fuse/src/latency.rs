@@ -10,6 +10,8 @@
 //! # Invariants
 //!
 //! - A request is recorded before its answer is sent. So who got an answer finds it recorded.
+//! - It is logged after its answer is sent: a log that is slow, or lies on this mount, holds up no
+//!   answer of it.
 //! - A request touches only the shard of the thread that received it, also for its reference count.
 //!
 //! # Locking
@@ -106,7 +108,7 @@ impl Latencies {
         let shard = Arc::clone(&self.shards[thread_slot().index(self.shards.len())]);
         let began_ns = shard.clock.now_ns().max(1);
         waits::begin(began_ns);
-        Timer { shard, op, began_ns, fetching_since_ns: None }
+        Timer { shard, op, began_ns, fetching_since_ns: None, recorded: false, slow_ns: None }
     }
 
     /// The latencies of the types that have occurred, by their number.
@@ -121,7 +123,8 @@ impl Latencies {
     }
 }
 
-/// A request in progress. Dropping it records how long it took.
+/// A request in progress. Call [`record`](Self::record), send the answer, and drop the timer, which
+/// logs the request if it was slow.
 pub(crate) struct Timer {
     shard: Arc<CachePadded<Shard>>,
     op: Op,
@@ -129,6 +132,9 @@ pub(crate) struct Timer {
     began_ns: u64,
     /// Since when no thread works on it, because devices do.
     fetching_since_ns: Option<u64>,
+    recorded: bool,
+    /// How long it took, if that must be logged.
+    slow_ns: Option<u64>,
 }
 
 impl Timer {
@@ -137,27 +143,39 @@ impl Timer {
         self.fetching_since_ns = Some(self.shard.clock.now_ns());
     }
 
+    /// Records how long the request took.
+    #[inline]
+    pub(crate) fn record(&mut self) {
+        let took_ns = self.shard.clock.now_ns().saturating_sub(self.began_ns);
+        let histogram = self.shard.by_op[self.op as usize].get_or_init(AtomicHistogram::new);
+        histogram.record(took_ns);
+        self.recorded = true;
+        let is_slow = self.shard.slow.get().is_some_and(|slow| slow.is_slow(took_ns));
+        self.slow_ns = is_slow.then_some(took_ns);
+    }
+
     #[cold]
-    fn log(&self, slow: &SlowLog, now_ns: u64) {
+    fn log(&self, took_ns: u64) {
         let mut waits = waits::end(self.began_ns);
         if let Some(since_ns) = self.fetching_since_ns {
-            waits.add(WaitKind::Device, now_ns.saturating_sub(since_ns));
+            let ended_ns = self.began_ns.saturating_add(took_ns);
+            waits.add(WaitKind::Device, ended_ns.saturating_sub(since_ns));
         }
-        slow.log(self.op.label(), now_ns.saturating_sub(self.began_ns), &waits);
+        if let Some(slow) = self.shard.slow.get() {
+            slow.log(self.op.label(), took_ns, &waits);
+        }
     }
 }
 
 impl Drop for Timer {
     #[inline]
     fn drop(&mut self) {
-        let now_ns = self.shard.clock.now_ns();
-        let took_ns = now_ns.saturating_sub(self.began_ns);
-        let histogram = self.shard.by_op[self.op as usize].get_or_init(AtomicHistogram::new);
-        histogram.record(took_ns);
-        if let Some(slow) = self.shard.slow.get()
-            && slow.is_slow(took_ns)
-        {
-            self.log(slow, now_ns);
+        if !self.recorded {
+            // The request was dropped unanswered.
+            self.record();
+        }
+        if let Some(took_ns) = self.slow_ns {
+            self.log(took_ns);
         }
     }
 }
@@ -167,10 +185,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_recorded_when_its_timer_is_dropped() {
+    fn a_request_is_recorded_once_and_at_the_latest_when_its_timer_is_dropped() {
         let latencies = Latencies::new();
-        let timer = latencies.begin(Op::Read);
+        let mut timer = latencies.begin(Op::Read);
         assert!(latencies.snapshot().is_empty());
+        timer.record();
+        assert_eq!(latencies.snapshot().len(), 1);
         drop(timer);
         drop(latencies.begin(Op::Copy));
         let counts: Vec<(usize, u64)> =

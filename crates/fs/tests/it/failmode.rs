@@ -208,6 +208,29 @@ fn a_killed_process_waits_no_longer() {
     unmount(failing.fs);
 }
 
+/// Who asks not to wait still has the data, and writes it later: nothing is lost. Otherwise more
+/// lost ranges than are told apart would leave gaps that nobody writes.
+#[test]
+fn a_write_back_that_is_refused_only_for_now_is_not_lost() {
+    const RANGES: u64 = 100;
+    let failing = Failing::new(FailMode::Wait, &FsOptions::default());
+    let (fs, ino) = (&failing.fs, failing.ino);
+    let write_back = |fs: &FileSystem, at: u64| {
+        let offset = at * at * 4096;
+        kind(fs.write_back(ino, Handle(ino.0), offset, &[1; 4096], Write::default()))
+    };
+    failing.fail();
+    for at in 0..RANGES {
+        assert_eq!(write_back(&fs.failing_if_suspended(), at), Some(ErrorKind::Suspended));
+    }
+    failing.clear();
+    for at in 0..RANGES {
+        assert_eq!(write_back(fs, at), None);
+    }
+    assert_eq!(kind(fs.fsync(ino, false)), None);
+    unmount(failing.fs);
+}
+
 /// An unmount, a close and an export end every wait.
 #[test]
 fn nothing_waits_for_a_pool_that_is_given_up() {

@@ -127,6 +127,21 @@ fn rename_mode(flags: u32) -> Option<RenameMode> {
 }
 
 impl Adapter {
+    /// Runs `end` for a write that was done on this thread.
+    fn end_write(
+        &self,
+        caller: Caller,
+        sync_mode: SyncMode,
+        result: Result<Written, Error>,
+        end: impl FnOnce(&FileSystem, &MountMetrics, Result<Written, Error>) + Send + 'static,
+    ) {
+        match sync_mode {
+            SyncMode::None => end(&self.fs, &self.metrics, result),
+            // Blocks like an fsync, and joins the same log batches.
+            _ => self.run_blocking(caller, Op::Write, move |fs, metrics| end(fs, metrics, result)),
+        }
+    }
+
     fn list(&self, what: Listing, mut reply: DirReply) {
         let result = list(&self.non_blocking, what, &mut reply);
         if would_block(&result) && reply.is_empty() {
@@ -362,37 +377,29 @@ impl Server for Adapter {
             let result = result.and_then(|written| sync_change(fs, ino, sync_mode, written));
             finish(metrics, reply, result);
         };
-        let result = write(&self.non_blocking, write_request.data);
-        match (result, sync_mode) {
-            (result, SyncMode::None) if !would_block(&result) => {
-                end(&self.fs, &self.metrics, result)
-            }
-            // Blocks like an fsync, and joins the same log batches.
-            (result, _) if !would_block(&result) => {
-                self.run_blocking(caller, Op::Write, move |fs, metrics| end(fs, metrics, result));
-            }
-            _ => {
-                let data = write_request.data;
-                let mut copied = self.write_buffers.try_copy(data);
-                if copied.is_none() {
-                    // This thread waits for a group or for memory, but not for `clear`.
-                    let result = write(&self.fs.failing_if_suspended(), data);
-                    if !is_suspended(&result) {
-                        return end(&self.fs, &self.metrics, result);
-                    }
-                    copied = self.write_buffers.try_copy_suspended(data);
-                }
-                let Some(copied) = copied else {
-                    let fs = self.fs.for_process(caller.pid);
-                    return end(&fs, &self.metrics, write(&fs, data));
-                };
-                self.defer(caller.pid, Op::Write, move |fs, metrics| {
-                    let result = write(fs, &copied.data);
-                    drop(copied);
-                    end(fs, metrics, result);
-                });
-            }
+        let data = write_request.data;
+        let result = write(&self.non_blocking, data);
+        if !would_block(&result) {
+            return self.end_write(caller, sync_mode, result, end);
         }
+        let mut copied = self.write_buffers.try_copy(data);
+        if copied.is_none() {
+            // This thread waits for a group or for memory, but not for `clear`.
+            let result = write(&self.fs.failing_if_suspended(), data);
+            if !is_suspended(&result) {
+                return self.end_write(caller, sync_mode, result, end);
+            }
+            copied = self.write_buffers.try_copy_suspended(data);
+        }
+        let Some(copied) = copied else {
+            let fs = self.fs.for_process(caller.pid);
+            return end(&fs, &self.metrics, write(&fs, data));
+        };
+        self.defer(caller.pid, Op::Write, move |fs, metrics| {
+            let result = write(fs, &copied.data);
+            drop(copied);
+            end(fs, metrics, result);
+        });
     }
 
     fn fsync(&self, caller: Caller, ino: u64, data_only: bool, reply: impl Reply<()>) {

@@ -31,6 +31,7 @@ use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 pub use self::attach::available;
 pub use self::detach::{MountInfo, mount_containing, mount_info, unmount_dead};
 
+use self::mountinfo::MountEntry;
 use crate::counters::{MountMetrics, MountStats, OperationLatency};
 use crate::error::MountError;
 use crate::options::{MountFlags, MountOptions};
@@ -131,15 +132,16 @@ struct MountShared {
 }
 
 impl MountShared {
-    /// Whether this mount is still in the mount table.
-    fn is_attached(&self) -> bool {
-        let Ok(entries) = mountinfo::entries() else { return false };
-        entries.iter().any(|entry| Some(entry.device) == self.device && entry.path == self.path)
+    /// Whether this mount is still in the mount table, which may be unreadable.
+    fn is_attached(&self) -> io::Result<bool> {
+        let is_this =
+            |entry: &MountEntry| Some(entry.device) == self.device && entry.path == self.path;
+        Ok(mountinfo::entries()?.iter().any(is_this))
     }
 
     fn set_ended(&self, end: io::Result<()>) {
         // Every access to a mount with a broken session fails.
-        if self.is_attached() {
+        if self.is_attached().unwrap_or(false) {
             let _ = detach::detach(&self.path, true);
         }
         match &end {
@@ -226,13 +228,7 @@ impl Mount {
     /// [`MountError::Busy`] names visible users; the mount stays. [`MountError::InUseElsewhere`] if
     /// the mount is detached but still in use.
     pub fn unmount(&self) -> Result<(), MountError> {
-        if self.shared.is_attached() {
-            match self.detach(false) {
-                // Already unmounted.
-                Err(MountError::NotMounted { .. }) | Ok(()) => {}
-                Err(error) => return Err(error),
-            }
-        }
+        self.detach(false)?;
         if self.wait_timeout(END_TIMEOUT) {
             return Ok(());
         }
@@ -245,28 +241,39 @@ impl Mount {
     ///
     /// A system call fails.
     pub fn unmount_lazily(&self) -> Result<(), MountError> {
-        if !self.shared.is_attached() {
-            return Ok(());
+        self.detach(true)
+    }
+
+    /// Takes the mount out of the mount table, unless somebody else has done so, and tells the
+    /// server.
+    fn detach(&self, lazy: bool) -> Result<(), MountError> {
+        let attached = self.shared.is_attached().map_err(|source| {
+            let path = self.shared.path.clone();
+            MountError::System { what: "look in the mount table for", path, source }
+        })?;
+        if attached {
+            match self.detach_attached(lazy) {
+                // Somebody else was faster.
+                Err(MountError::NotMounted { .. }) | Ok(()) => {}
+                Err(error) => return Err(error),
+            }
         }
-        match self.detach(true) {
-            Ok(()) => (self.shared.detached)(),
-            Err(MountError::NotMounted { .. }) => {}
-            Err(error) => return Err(error),
-        }
+        (self.shared.detached)();
         Ok(())
     }
 
     /// Takes the mount out of the mount table. The call also ends the file system, unless somebody
     /// still uses it. Then the kernel first writes its pages to the server, which must not let them
     /// wait: so the server is told. A busy mount stays, and the server hears nothing.
-    fn detach(&self, lazy: bool) -> Result<(), MountError> {
+    fn detach_attached(&self, lazy: bool) -> Result<(), MountError> {
         let call = Arc::new((Mutex::named("mount-detach", false), Condvar::new()));
         let (shared, watched) = (self.shared.clone(), call.clone());
         let watch = thread::spawn_named("mount-detach", move || {
             let (returned, end) = &*watched;
             let mut returned = returned.lock();
             while !*returned {
-                if end.wait_timeout(&mut returned, DETACH_LOOK) && !shared.is_attached() {
+                let looks = end.wait_timeout(&mut returned, DETACH_LOOK);
+                if looks && !shared.is_attached().unwrap_or(true) {
                     return (shared.detached)();
                 }
             }

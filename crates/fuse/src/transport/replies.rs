@@ -1,6 +1,7 @@
 //! Replies to the kernel, in the encoding of the crate `fuser`.
 //!
-//! A reply is sent once. One that is dropped unsent answers the request with `EIO`.
+//! A reply is sent once. One that is dropped unsent answers the request with `EIO`. Its timer is
+//! dropped after it, so that a slow log does not hold it up.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -22,13 +23,13 @@ pub(super) struct Timed<R> {
 }
 
 impl<T, R: Reply<T>> Reply<T> for Timed<R> {
-    fn ok(self, value: T) {
-        drop(self.timer);
+    fn ok(mut self, value: T) {
+        self.timer.record();
         self.reply.ok(value);
     }
 
-    fn error(self, errno: i32) {
-        drop(self.timer);
+    fn error(mut self, errno: i32) {
+        self.timer.record();
         self.reply.error(errno);
     }
 }
@@ -159,13 +160,13 @@ impl DataReply {
         self.timer.fetching();
     }
 
-    pub(crate) fn data(self, data: &[u8]) {
-        drop(self.timer);
+    pub(crate) fn data(mut self, data: &[u8]) {
+        self.timer.record();
         self.reply.data(data);
     }
 
-    pub(crate) fn error(self, errno: i32) {
-        drop(self.timer);
+    pub(crate) fn error(mut self, errno: i32) {
+        self.timer.record();
         self.reply.error(Errno::from_i32(errno));
     }
 }
@@ -178,18 +179,18 @@ pub(crate) struct XattrReply {
 }
 
 impl XattrReply {
-    pub(crate) fn size(self, bytes: u32) {
-        drop(self.timer);
+    pub(crate) fn size(mut self, bytes: u32) {
+        self.timer.record();
         self.reply.size(bytes);
     }
 
-    pub(crate) fn data(self, data: &[u8]) {
-        drop(self.timer);
+    pub(crate) fn data(mut self, data: &[u8]) {
+        self.timer.record();
         self.reply.data(data);
     }
 
-    pub(crate) fn error(self, errno: i32) {
-        drop(self.timer);
+    pub(crate) fn error(mut self, errno: i32) {
+        self.timer.record();
         self.reply.error(Errno::from_i32(errno));
     }
 }
@@ -241,16 +242,16 @@ impl DirReply {
     }
 
     /// Sends the entries.
-    pub(crate) fn done(self) {
-        drop(self.timer);
+    pub(crate) fn done(mut self) {
+        self.timer.record();
         match self.buffer {
             DirBuffer::Names(reply) => reply.ok(),
             DirBuffer::WithAttributes(reply) => reply.ok(),
         }
     }
 
-    pub(crate) fn error(self, errno: i32) {
-        drop(self.timer);
+    pub(crate) fn error(mut self, errno: i32) {
+        self.timer.record();
         let errno = Errno::from_i32(errno);
         match self.buffer {
             DirBuffer::Names(reply) => reply.error(errno),

@@ -12,8 +12,12 @@ mod slow;
 mod suspended;
 
 use std::path::Path;
+use std::time::Duration;
 
 use forebay_fuse::MountOptions;
+
+/// When a test gives up on what should happen.
+const HANG: Duration = Duration::from_secs(60);
 
 /// Whether mounting works here. Reports why not.
 fn permitted() -> bool {

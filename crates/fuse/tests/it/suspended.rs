@@ -15,10 +15,7 @@ use forebay_pool::format::FailMode;
 use forebay_pool::{BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, Pool};
 use tempfile::TempDir;
 
-use crate::{options, permitted};
-
-/// When a test gives up on what should happen.
-const HANG: Duration = Duration::from_secs(60);
+use crate::{HANG, options, permitted};
 
 /// A mounted pool whose device can fail.
 struct Mounted {
@@ -150,4 +147,34 @@ fn reads_go_on_while_the_kernel_writes_back() {
     mounted.fs.pool().clear().expect("the device works");
     assert!(writer.wait().expect("it ended").success());
     mounted.end();
+}
+
+/// Somebody else detaches the mount while a process waits in it.
+#[test]
+fn waits_end_in_a_mount_that_was_detached_elsewhere() {
+    if !permitted() {
+        return;
+    }
+    for lazily in [true, false] {
+        let mounted = Mounted::new(FailMode::Wait);
+        let mut writer = mounted.writer();
+        mounted.wait_for_waiters(1);
+        let path = mounted.at.path();
+        // As `umount -l` in a shell.
+        if !Command::new("umount").arg("-l").arg(path).status().is_ok_and(|ended| ended.success()) {
+            forebay_base::testing::skip("umount", "this user may not unmount");
+            mounted.faults.clear();
+            mounted.fs.pool().clear().expect("the device works");
+            assert!(writer.wait().expect("it ended").success());
+            return mounted.end();
+        }
+        assert!(writer.try_wait().expect("a process").is_none(), "a detached mount is served");
+        match lazily {
+            true => mounted.mount.unmount_lazily().expect("it is detached"),
+            false => mounted.mount.unmount().expect("it ends"),
+        }
+        assert!(!writer.wait().expect("it ended").success());
+        assert!(mounted.mount.wait_timeout(HANG));
+        mounted.end();
+    }
 }
