@@ -128,6 +128,15 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.recorder.record(guard.hash, |log, key| log.leave(key, block, weight, exit));
     }
 
+    /// A load ends without a block.
+    #[inline]
+    pub(crate) fn record_abandoned(&self, hash: u64) {
+        if self.recorder.samples(hash) {
+            let now_ns = self.clock.now_ns();
+            self.recorder.record(hash, |log, key| log.abandon(key, now_ns));
+        }
+    }
+
     /// The evictor has retired a block that was in `state`.
     #[inline]
     pub(crate) fn record_eviction(

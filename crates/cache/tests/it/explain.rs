@@ -420,3 +420,76 @@ fn only_the_time_that_was_asked_for_is_explained() {
     drop(guard);
     assert_eq!(fixture.cache.explain(HOUR).unwrap().recorded, recorded);
 }
+
+fn vacant(cache: &Cache<u64, u64>, key: u64, attributes: Attributes) -> LoadGuard<u64, u64> {
+    match cache.begin(key, 1, attributes).unwrap() {
+        Begin::Vacant(guard) => guard,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn loads_that_end_without_a_block_are_forgotten_and_keep_their_cause_for_the_next_load() {
+    let mut fixture = Fixture::new(1000);
+    (0..10).for_each(|key| fixture.read(key, LEAVES));
+    (0..10).for_each(|key| assert!(fixture.cache.remove(&key)));
+    for key in 0..10 {
+        vacant(&fixture.cache, key, LEAVES).withdraw();
+    }
+    (0..10).for_each(|key| fixture.read(key, LEAVES));
+    assert_eq!(group(&fixture.explain(), MissCause::Invalidated, Class::Metadata).misses, 10);
+    fixture.cache.record(true);
+    let memory = |cache: &Cache<u64, u64>| cache.stats().overhead.fixed;
+    for key in 0..20_000 {
+        drop(vacant(&fixture.cache, 1 << 20 | key, LEAVES));
+    }
+    let before = memory(&fixture.cache);
+    for key in 20_000..200_000 {
+        drop(vacant(&fixture.cache, 1 << 20 | key, LEAVES));
+    }
+    let grown = memory(&fixture.cache).saturating_sub(before);
+    assert!(grown < 1 << 20, "{grown} bytes for loads that came to nothing");
+    // Later loads are still recorded.
+    (0..10).for_each(|key| fixture.read(1 << 30 | key, LEAVES));
+    assert_eq!(fixture.explain().recorded, 10);
+}
+
+#[test]
+fn many_loads_at_once_are_not_all_recorded() {
+    let fixture = Fixture::new(100_000);
+    let without = fixture.cache.stats().overhead.fixed;
+    let guards: Vec<_> = (0..60_000).map(|key| vacant(&fixture.cache, key, LEAVES)).collect();
+    let taken = fixture.cache.stats().overhead.fixed - without;
+    assert!(taken < 4 << 20, "{taken} bytes");
+    guards.into_iter().for_each(|guard| drop(guard.publish(1)));
+    let recorded = fixture.explain().recorded;
+    assert!((1..=5120).contains(&recorded), "{recorded}");
+}
+
+#[test]
+fn two_loads_of_a_removed_block_that_both_come_to_nothing_are_recorded() {
+    let too_heavy = |b: Builder<u64, u64>| b.weigher(|_, value| *value);
+    let fixture = Fixture::with(1000, too_heavy);
+    for _ in 0..3 {
+        let first = vacant(&fixture.cache, 7, LEAVES);
+        assert!(!fixture.cache.remove(&7));
+        let second = vacant(&fixture.cache, 7, LEAVES);
+        drop(first.publish(5000));
+        drop(second.publish(5000));
+    }
+    drop(vacant(&fixture.cache, 7, LEAVES).publish(1));
+    assert!(fixture.cache.contains(&7));
+    group(&fixture.explain(), MissCause::TooHeavy, Class::Metadata);
+}
+
+#[test]
+fn a_block_that_is_removed_during_its_load_is_not_resident() {
+    let mut fixture = Fixture::new(1000);
+    for key in 0..10 {
+        let guard = vacant(&fixture.cache, key, LEAVES);
+        fixture.cache.remove(&key);
+        drop(guard.publish(1));
+    }
+    (0..10).for_each(|key| fixture.read(key, LEAVES));
+    assert_eq!(group(&fixture.explain(), MissCause::Invalidated, Class::Metadata).misses, 10);
+}

@@ -23,7 +23,6 @@ const BATCH: usize = if cfg!(forebay_model) { 2 } else { 256 };
 const MAX_WORDS: usize =
     if cfg!(all(feature = "insight", not(forebay_model))) { 16 * BATCH } else { BATCH };
 /// Batches in the longest ring.
-#[cfg(feature = "insight")]
 pub(super) const MAX_BATCHES: usize = MAX_WORDS / BATCH;
 /// Words of all rings, unless each has the shortest length.
 const ALL_WORDS: usize = 256 * BATCH;

@@ -213,7 +213,12 @@ impl Simulations {
     /// Restarts the simulations. The chosen rules stay.
     pub(crate) fn clear(&self) {
         let mut replayed = self.replayed.lock();
-        while self.access_buffer.take(|_| {}).left {}
+        // Other threads may add more meanwhile.
+        for _ in 0..access_buffer::MAX_BATCHES {
+            if !self.access_buffer.take(|_| {}).left {
+                break;
+            }
+        }
         for (sample, simulation) in self.samples.iter().zip(&mut replayed.of_class) {
             let chosen = simulation.choice.chosen();
             *simulation = Simulation::new(BOUNDS);
