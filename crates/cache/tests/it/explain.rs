@@ -15,28 +15,31 @@ use forebay_cache::{
 
 use crate::support::{audit, seed};
 
-const HOUR: Duration = Duration::from_secs(3600);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 /// Duration of a load.
 const LOAD_NS: u64 = 1_000_000;
-const LEAVES: Attributes = Attributes::METADATA.labelled(1);
-const STREAM: Attributes = Attributes::DATA.labelled(2);
+pub(crate) const LEAVES: Attributes = Attributes::METADATA.labelled(1);
+pub(crate) const STREAM: Attributes = Attributes::DATA.labelled(2);
 const LOOP: Attributes = Attributes::DATA.labelled(3);
 
 /// A cache of blocks of weight one, with a recorder, a clock, and a count of loads by label.
-struct Fixture {
-    cache: Cache<u64, u64>,
-    clock: Arc<ManualClock>,
+pub(crate) struct Fixture {
+    pub(crate) cache: Cache<u64, u64>,
+    pub(crate) clock: Arc<ManualClock>,
     loads: HashMap<u64, u64>,
     /// When the part of the test began that is explained.
     start_ns: u64,
 }
 
 impl Fixture {
-    fn new(capacity: u64) -> Self {
+    pub(crate) fn new(capacity: u64) -> Self {
         Self::with(capacity, |builder| builder)
     }
 
-    fn with(capacity: u64, change: impl FnOnce(Builder<u64, u64>) -> Builder<u64, u64>) -> Self {
+    pub(crate) fn with(
+        capacity: u64,
+        change: impl FnOnce(Builder<u64, u64>) -> Builder<u64, u64>,
+    ) -> Self {
         let clock = Arc::new(ManualClock::new());
         let builder = Cache::builder()
             .capacity(capacity)
@@ -49,7 +52,7 @@ impl Fixture {
         Self { cache, clock, loads: HashMap::new(), start_ns: 0 }
     }
 
-    fn read(&mut self, key: u64, attributes: Attributes) {
+    pub(crate) fn read(&mut self, key: u64, attributes: Attributes) {
         self.clock.advance(1000);
         let loaded = self.cache.get_or_load(key, 1, attributes, || {
             self.clock.advance(LOAD_NS);
@@ -59,12 +62,12 @@ impl Fixture {
         assert_eq!(*loaded.unwrap(), key);
     }
 
-    fn explain(&self) -> Explanation {
+    pub(crate) fn explain(&self) -> Explanation {
         let since = Duration::from_nanos(self.clock.now_ns() - self.start_ns);
         self.cache.explain(since).expect("the recorder is open")
     }
 
-    fn loads_of(&self, attributes: Attributes) -> u64 {
+    pub(crate) fn loads_of(&self, attributes: Attributes) -> u64 {
         self.loads.get(&attributes.label).copied().unwrap_or(0)
     }
 
@@ -84,12 +87,12 @@ impl Drop for Fixture {
     }
 }
 
-fn group(explanation: &Explanation, cause: MissCause, class: Class) -> &MissGroup {
+pub(crate) fn group(explanation: &Explanation, cause: MissCause, class: Class) -> &MissGroup {
     let found = explanation.causes.iter().find(|g| g.cause == cause && g.class == class);
     found.unwrap_or_else(|| panic!("no {cause:?} of {class:?} in {explanation:#?}"))
 }
 
-fn assert_about(what: &str, value: f64, expected: f64, tolerance: f64) {
+pub(crate) fn assert_about(what: &str, value: f64, expected: f64, tolerance: f64) {
     let near = (value - expected).abs() <= tolerance;
     assert!(near, "{what}: {value}, and not {expected} within {tolerance}");
 }
@@ -419,77 +422,4 @@ fn only_the_time_that_was_asked_for_is_explained() {
     let Begin::Vacant(guard) = begun else { panic!("it is not cached") };
     drop(guard);
     assert_eq!(fixture.cache.explain(HOUR).unwrap().recorded, recorded);
-}
-
-fn vacant(cache: &Cache<u64, u64>, key: u64, attributes: Attributes) -> LoadGuard<u64, u64> {
-    match cache.begin(key, 1, attributes).unwrap() {
-        Begin::Vacant(guard) => guard,
-        other => panic!("{other:?}"),
-    }
-}
-
-#[test]
-fn loads_that_end_without_a_block_are_forgotten_and_keep_their_cause_for_the_next_load() {
-    let mut fixture = Fixture::new(1000);
-    (0..10).for_each(|key| fixture.read(key, LEAVES));
-    (0..10).for_each(|key| assert!(fixture.cache.remove(&key)));
-    for key in 0..10 {
-        vacant(&fixture.cache, key, LEAVES).withdraw();
-    }
-    (0..10).for_each(|key| fixture.read(key, LEAVES));
-    assert_eq!(group(&fixture.explain(), MissCause::Invalidated, Class::Metadata).misses, 10);
-    fixture.cache.record(true);
-    let memory = |cache: &Cache<u64, u64>| cache.stats().overhead.fixed;
-    for key in 0..20_000 {
-        drop(vacant(&fixture.cache, 1 << 20 | key, LEAVES));
-    }
-    let before = memory(&fixture.cache);
-    for key in 20_000..200_000 {
-        drop(vacant(&fixture.cache, 1 << 20 | key, LEAVES));
-    }
-    let grown = memory(&fixture.cache).saturating_sub(before);
-    assert!(grown < 1 << 20, "{grown} bytes for loads that came to nothing");
-    // Later loads are still recorded.
-    (0..10).for_each(|key| fixture.read(1 << 30 | key, LEAVES));
-    assert_eq!(fixture.explain().recorded, 10);
-}
-
-#[test]
-fn many_loads_at_once_are_not_all_recorded() {
-    let fixture = Fixture::new(100_000);
-    let without = fixture.cache.stats().overhead.fixed;
-    let guards: Vec<_> = (0..60_000).map(|key| vacant(&fixture.cache, key, LEAVES)).collect();
-    let taken = fixture.cache.stats().overhead.fixed - without;
-    assert!(taken < 4 << 20, "{taken} bytes");
-    guards.into_iter().for_each(|guard| drop(guard.publish(1)));
-    let recorded = fixture.explain().recorded;
-    assert!((1..=5120).contains(&recorded), "{recorded}");
-}
-
-#[test]
-fn two_loads_of_a_removed_block_that_both_come_to_nothing_are_recorded() {
-    let too_heavy = |b: Builder<u64, u64>| b.weigher(|_, value| *value);
-    let fixture = Fixture::with(1000, too_heavy);
-    for _ in 0..3 {
-        let first = vacant(&fixture.cache, 7, LEAVES);
-        assert!(!fixture.cache.remove(&7));
-        let second = vacant(&fixture.cache, 7, LEAVES);
-        drop(first.publish(5000));
-        drop(second.publish(5000));
-    }
-    drop(vacant(&fixture.cache, 7, LEAVES).publish(1));
-    assert!(fixture.cache.contains(&7));
-    group(&fixture.explain(), MissCause::TooHeavy, Class::Metadata);
-}
-
-#[test]
-fn a_block_that_is_removed_during_its_load_is_not_resident() {
-    let mut fixture = Fixture::new(1000);
-    for key in 0..10 {
-        let guard = vacant(&fixture.cache, key, LEAVES);
-        fixture.cache.remove(&key);
-        drop(guard.publish(1));
-    }
-    (0..10).for_each(|key| fixture.read(key, LEAVES));
-    assert_eq!(group(&fixture.explain(), MissCause::Invalidated, Class::Metadata).misses, 10);
 }
