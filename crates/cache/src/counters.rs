@@ -27,8 +27,8 @@ forebay_base::counters! {
     ghost_hits_mfu: class;
     /// Blocks inserted.
     inserts: class;
-    /// Blocks inserted without a hint: the misses that the miss-ratio curve counts. Zero without
-    /// the feature `insight`.
+    /// Blocks inserted without a hint, except new content: the misses that the miss-ratio curve
+    /// counts. Zero without the feature `insight`.
     inserts_unhinted: class;
     /// Blocks not cached because no capacity became free in time.
     refused_no_capacity: class;

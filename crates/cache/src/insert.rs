@@ -21,6 +21,8 @@ use crate::key::Key;
 use crate::lists::ghosts::GhostList;
 use crate::owner::Permit;
 use crate::policy::simulation::Capacities;
+use crate::policy::simulation::access_buffer::Access;
+use crate::sample::sample_key;
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Why a block may not be cached, apart from a lack of capacity.
@@ -81,7 +83,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         };
         match self.link(hash, &key, header, class) {
             Ok(previous) => {
-                let frequent = self.note_previous(&previous, hash, header, attributes);
+                let frequent = self.note_previous(&previous, hash, header, attributes, true);
                 self.record_entry(hash, key.owner(), attributes, weight as u32);
                 self.enter(header, class, attributes.hint, frequent);
                 Ok(())
@@ -196,13 +198,15 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
 
     /// Accounts for the previous entry of a new header: counts a ghost hit, takes over its uses,
     /// frees an old header, and informs policy and simulations. True if the block begins in MFU.
-    /// The caller holds the new header's pin, and the header is in no list yet.
+    /// The caller holds the new header's pin, and the header is in no list yet. `is_miss` is false
+    /// if no request has missed the block.
     pub(crate) fn note_previous(
         &self,
         previous: &PreviousEntry<K, V>,
         hash: u64,
         header: NonNull<Header<K, V>>,
         attributes: Attributes,
+        is_miss: bool,
     ) -> bool {
         // SAFETY: the caller holds a pin.
         let h = unsafe { header.as_ref() };
@@ -238,11 +242,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         // A block that is not cached weighs nothing.
         let sampled = weight > 0 && self.sampled(hash, attributes).1;
         #[cfg(feature = "insight")]
-        if weight > 0 && attributes.hint == Hint::Normal {
+        if is_miss && weight > 0 && attributes.hint == Hint::Normal {
             self.counters.add(CacheCounters::INSERTS_UNHINTED, attributes.class as usize, 1);
         }
         if sampled || self.simulations.should_replay() {
-            self.replay(sampled.then_some((hash, attributes.class, weight)));
+            let class = attributes.class;
+            let access = Access { key: sample_key(hash), class, weight, is_new: !is_miss };
+            self.replay(sampled.then_some(access));
         }
         frequent
     }
@@ -250,8 +256,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Passes the new accesses to the simulations, the sampled block last, and adopts the chosen
     /// rules.
     #[cold]
-    fn replay(&self, sampled: Option<(u64, Class, u32)>) {
-        let Some(replayed) = self.simulations.note_miss(sampled, || self.capacities()) else {
+    fn replay(&self, sampled: Option<Access>) {
+        let Some(replayed) = self.simulations.note_insert(sampled, || self.capacities()) else {
             return;
         };
         for class in Class::ALL {

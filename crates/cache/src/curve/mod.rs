@@ -79,7 +79,7 @@ pub(crate) struct Totals {
     pub(crate) now_ns: u64,
     /// Hits.
     pub(crate) hits: [u64; 2],
-    /// Inserted blocks without a hint.
+    /// Inserted blocks without a hint, unless a program has just made them.
     pub(crate) misses: [u64; 2],
     /// Timed loads, and their nanoseconds.
     pub(crate) loads: [u64; 2],

@@ -87,7 +87,7 @@ impl SimulatedSize {
         self.miniature.set_only_rule(RULES[rule]);
         let stands_for = (self.miniature.mask() + 1) as f64;
         let (hits, _) = self.miniature.access(access, capacity);
-        if hits == 0 {
+        if hits == 0 && !access.is_new {
             self.batch.misses += stands_for;
             self.batch.variance += stands_for * (stands_for - 1.0);
         }

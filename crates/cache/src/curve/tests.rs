@@ -122,7 +122,8 @@ proptest! {
             let weight = 1 + (hash >> 40) as u32 % heaviest as u32;
             let rule = rng.below(RULES.len() as u64) as usize;
             let capacities = Capacities { total, of_class: [total / 2; 2], budget };
-            curves.access(Access { key: sample_key(hash), class, weight }, rule, capacities);
+            let access = Access { key: sample_key(hash), class, weight, is_new: false };
+            curves.access(access, rule, capacities);
             if step % 1000 == 0 {
                 most = most.max(curves.memory_bytes());
             }

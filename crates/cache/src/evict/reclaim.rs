@@ -180,7 +180,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.compact_rings();
         self.index.balance();
         #[cfg(feature = "insight")]
-        self.simulations.advance(self.clock.now_ns(), || self.curve_totals(), || self.capacities());
+        {
+            let now_ns = self.clock.now_ns();
+            self.simulations.advance(now_ns, || self.curve_totals(), || self.capacities());
+            self.advance_recorder(now_ns);
+        }
     }
 
     /// The body of the reclaimer thread.

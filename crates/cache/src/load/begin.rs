@@ -16,11 +16,18 @@ use crate::error::LoadError;
 use crate::guard::{OwnedRef, Ref};
 use crate::inner::CacheInner;
 use crate::key::Key;
-use crate::load::Step;
 use crate::load::load_guard::{Begin, Present};
+use crate::load::{Intent, Step};
 
 /// Withdrawn loads of a block after which the secondary cache is bypassed.
 const MAX_SECONDARY_ATTEMPTS: u32 = 4;
+
+impl Intent {
+    /// Of a load that was withdrawn that many times.
+    fn after(withdrawn: u32) -> Self {
+        if withdrawn < MAX_SECONDARY_ATTEMPTS { Self::Load } else { Self::LoadWithoutSecondary }
+    }
+}
 
 impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// Finds a block or joins its load. Begins no load and does not ask the secondary cache.
@@ -48,7 +55,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         weight: u64,
         attributes: Attributes,
     ) -> Result<Begin<'_, K, V>, LoadError> {
-        self.begin_blocking(key, weight, attributes, true)
+        self.begin_blocking(key, weight, attributes, Intent::Load)
     }
 
     /// Does the same as [`begin`](Self::begin) without asking the secondary cache.
@@ -65,24 +72,31 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         weight: u64,
         attributes: Attributes,
     ) -> Result<Begin<'_, K, V>, LoadError> {
-        self.begin_blocking(key, weight, attributes, false)
+        self.begin_blocking(key, weight, attributes, Intent::LoadWithoutSecondary)
     }
 
     /// Does the same as [`begin_without_secondary`](Self::begin_without_secondary), and evicts for
     /// capacity, but never waits for it.
     ///
-    /// For a caller that holds locks, or pins that only it can release.
+    /// For a caller that has a new block's content already, and holds locks, or pins that only it
+    /// can release. It is not counted or recorded as a miss, nor is its time as that of a load.
     ///
     /// # Errors
     ///
     /// As for [`begin`](Self::begin).
-    pub fn begin_non_blocking(
+    pub fn begin_new(
         &self,
         key: K,
         weight: u64,
         attributes: Attributes,
     ) -> Result<Begin<'_, K, V>, LoadError> {
-        self.begin_reserving(key, weight, attributes, false, CacheInner::reserve_by_evicting)
+        self.begin_reserving(
+            key,
+            weight,
+            attributes,
+            Intent::Insert,
+            CacheInner::reserve_by_evicting,
+        )
     }
 
     fn begin_blocking(
@@ -90,9 +104,9 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         key: K,
         weight: u64,
         attributes: Attributes,
-        ask_secondary: bool,
+        intent: Intent,
     ) -> Result<Begin<'_, K, V>, LoadError> {
-        self.begin_reserving(key, weight, attributes, ask_secondary, CacheInner::reserve_slow)
+        self.begin_reserving(key, weight, attributes, intent, CacheInner::reserve_slow)
     }
 
     /// As [`begin`](Self::begin). If there is no capacity, `reserve` tries to get some.
@@ -101,13 +115,13 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         key: K,
         weight: u64,
         attributes: Attributes,
-        ask_secondary: bool,
+        intent: Intent,
         reserve: impl Fn(&CacheInner<K, V>, u64) -> bool,
     ) -> Result<Begin<'_, K, V>, LoadError> {
         let inner = self.inner();
         let mut reservation = None;
         loop {
-            match inner.begin(key, weight, attributes, reservation, ask_secondary)? {
+            match inner.begin(key, weight, attributes, reservation, intent)? {
                 Step::Ready(begin) => return Ok(begin),
                 Step::NoCapacity => {
                     reservation = Some(reserve(inner, inner.with_structures(weight)));
@@ -128,7 +142,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         weight: u64,
         attributes: Attributes,
     ) -> Result<Begin<'_, K, V>, LoadError> {
-        self.begin_waiting(key, weight, attributes, true).await
+        self.begin_waiting(key, weight, attributes, Intent::Load).await
     }
 
     async fn begin_waiting(
@@ -136,12 +150,12 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         key: K,
         weight: u64,
         attributes: Attributes,
-        ask_secondary: bool,
+        intent: Intent,
     ) -> Result<Begin<'_, K, V>, LoadError> {
         let inner = self.inner();
         let mut reservation = None;
         loop {
-            match inner.begin(key, weight, attributes, reservation, ask_secondary)? {
+            match inner.begin(key, weight, attributes, reservation, intent)? {
                 Step::Ready(begin) => return Ok(begin),
                 Step::NoCapacity => {
                     let weight = inner.with_structures(weight);
@@ -186,8 +200,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     {
         let mut abandoned = 0;
         loop {
-            let ask_secondary = abandoned < MAX_SECONDARY_ATTEMPTS;
-            match self.begin_blocking(key, weight, attributes, ask_secondary)? {
+            let intent = Intent::after(abandoned);
+            match self.begin_blocking(key, weight, attributes, intent)? {
                 Begin::Hit(block) => return Ok(block),
                 Begin::InFlight(in_flight) => match in_flight.wait() {
                     Err(LoadError::Abandoned) => abandoned += 1,
@@ -226,8 +240,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     {
         let mut abandoned = 0;
         loop {
-            let ask_secondary = abandoned < MAX_SECONDARY_ATTEMPTS;
-            match self.begin_waiting(key, weight, attributes, ask_secondary).await? {
+            let intent = Intent::after(abandoned);
+            match self.begin_waiting(key, weight, attributes, intent).await? {
                 Begin::Hit(block) => return Ok(block),
                 Begin::InFlight(in_flight) => match in_flight.await {
                     Err(LoadError::Abandoned) => abandoned += 1,

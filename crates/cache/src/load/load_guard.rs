@@ -259,7 +259,10 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
                 inner.count_refusal(reason, class);
             }
             // Removed or overwritten during the load.
-            None => inner.counters.add(CacheCounters::REFUSED_OUTDATED, class as usize, 1),
+            None => {
+                inner.record_removal(self.key(), class, header.weight(), Cause::Replaced);
+                inner.counters.add(CacheCounters::REFUSED_OUTDATED, class as usize, 1);
+            }
         }
         self.end(header, FILLED)
     }
@@ -298,6 +301,8 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
     fn end_without_block(&self, error: LoadError) {
         // SAFETY: the guard's pin.
         let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
+        // Before another load of the block can begin.
+        inner.record_abandoned(self.hash);
         inner.unlink(self.header, self.hash);
         if self.end(header, 0).has(WAITERS) {
             inner.complete_load(self.header, &Err(error));

@@ -51,6 +51,16 @@ enum Claim<K, V> {
     Full(String),
 }
 
+/// What the caller of `begin` wants to do if the block is not cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Intent {
+    /// To load it, or have the secondary cache load it.
+    Load,
+    LoadWithoutSecondary,
+    /// To insert new content. That is no miss.
+    Insert,
+}
+
 /// The result of one attempt.
 pub(crate) enum Step<'a, K: Key, V: Send + Sync + 'static> {
     Ready(Begin<'a, K, V>),
@@ -62,14 +72,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// One attempt at `begin`.
     ///
     /// `reservation` is the outcome of a wait for capacity, if the caller has waited.
-    /// `ask_secondary` permits the secondary cache to take over the load.
     pub(crate) fn begin(
         &self,
         key: K,
         weight: u64,
         attributes: Attributes,
         mut reservation: Option<bool>,
-        ask_secondary: bool,
+        intent: Intent,
     ) -> Result<Step<'_, K, V>, LoadError> {
         let hash = self.hash(&key);
         let weight = self.with_structures(weight);
@@ -112,24 +121,24 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             unsafe { mine.as_ref().occupy(key, reserved, None, self.sampled(hash, attributes)) };
             let claim = self.claim(hash, &key, mine, class);
             if let Claim::Mine(previous) = claim {
-                let frequent = self.note_previous(&previous, hash, mine, attributes);
-                self.record_miss(hash, key.owner(), attributes, weight as u32, ask_secondary);
-                self.counters.add(CacheCounters::MISSES, class as usize, 1);
-                probe!(miss, &raw const key, class as u32, weight);
-                let inner = NonNull::from(self);
-                let begun_ns = self.load_begins(mine);
+                let is_miss = intent != Intent::Insert;
+                let frequent = self.note_previous(&previous, hash, mine, attributes, is_miss);
+                let begun_ns = is_miss
+                    .then(|| self.note_miss(hash, &key, attributes, weight, intent))
+                    .and_then(|()| self.load_begins(mine));
                 let guard = LoadGuard {
                     header: mine,
-                    inner,
+                    inner: NonNull::from(self),
                     hash,
                     attributes,
                     frequent,
                     refusal,
                     begun_ns,
                 };
-                let begin =
-                    if ask_secondary { self.offer_load(guard) } else { Begin::Vacant(guard) };
-                return Ok(Step::Ready(begin));
+                return Ok(Step::Ready(match intent {
+                    Intent::Load => self.offer_load(guard),
+                    Intent::LoadWithoutSecondary | Intent::Insert => Begin::Vacant(guard),
+                }));
             }
             // SAFETY: not announced, and occupied without a value.
             unsafe { mine.as_ref().retract(false) };
@@ -142,6 +151,14 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 return Ok(Step::Ready(present.into()));
             }
         }
+    }
+
+    /// Counts and records a miss.
+    fn note_miss(&self, hash: u64, key: &K, attributes: Attributes, weight: u64, intent: Intent) {
+        let asks_secondary = intent == Intent::Load;
+        self.record_miss(hash, key.owner(), attributes, weight as u32, asks_secondary);
+        self.counters.add(CacheCounters::MISSES, attributes.class as usize, 1);
+        probe!(miss, std::ptr::from_ref(key), attributes.class as u32, weight);
     }
 
     /// Finds a block or its load in flight. Changes nothing if there is neither.

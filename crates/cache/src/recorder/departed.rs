@@ -42,10 +42,12 @@ impl Departed {
         position
     }
 
-    /// Removes the block at a position, with the weight that it was added with.
+    /// Removes the block at a position, with the weight that it was added with, if it is there.
     pub(super) fn remove(&mut self, position: usize, weight: u64) {
-        debug_assert_ne!(self.keys[position], NONE);
-        self.keys[position] = NONE;
+        let there = self.keys.get_mut(position).filter(|key| **key != NONE);
+        debug_assert!(there.is_some(), "removed once");
+        let Some(key) = there else { return };
+        *key = NONE;
         self.add(position, weight.wrapping_neg());
         self.total -= weight;
     }

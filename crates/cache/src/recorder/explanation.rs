@@ -1,7 +1,7 @@
 //! Sums up the recorded misses of a time: by cause, with what suffered, what evicted it, and the
 //! remedy that the evidence supports.
 //!
-//! Locking: `recorder`, held by the caller.
+//! Locking: `recorder`, held by the caller while the evidence is copied.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -126,17 +126,31 @@ const SHARES: [f64; 3] = [0.95, 0.8, 0.5];
 /// Remedies of more than this many times the capacity are not proposed.
 const MEMORY_MAX: u64 = 4;
 
+/// What an explanation needs of the log.
+pub(super) struct Evidence {
+    start: Totals,
+    misses: Vec<(f64, Miss)>,
+    labels: Labels,
+    one_in: u64,
+}
+
+impl Evidence {
+    /// The evidence of the time since `from_ns`.
+    pub(super) fn of(log: &Log, from_ns: u64) -> Self {
+        let (start, misses) = log.windows.since(from_ns);
+        Self { start, misses, labels: Labels::of(log), one_in: log.scale() }
+    }
+}
+
 impl Explanation {
     pub(super) fn of(
-        log: &Log,
+        evidence: Evidence,
         now: Totals,
-        since_ns: u64,
         wanted: impl Fn(OwnerId, u64) -> bool,
     ) -> Self {
-        let (start, mut misses) = log.windows.since(now.now_ns.saturating_sub(since_ns));
+        let Evidence { start, mut misses, labels, one_in } = evidence;
         misses.retain(|(_, miss)| wanted(miss.block.owner, miss.block.label));
         let all: f64 = misses.iter().map(|(weight, _)| weight).sum();
-        let labels = Labels::of(log);
         let capacity = now.target;
         let recorded = misses.len() as u64;
         let mut groups: HashMap<_, Vec<(f64, Miss)>> = HashMap::new();
@@ -155,7 +169,7 @@ impl Explanation {
             hits: now.hits.saturating_sub(start.hits),
             misses: now.misses.saturating_sub(start.misses),
             recorded,
-            one_in: log.scale(),
+            one_in,
             capacity,
             causes,
         }

@@ -9,6 +9,7 @@ use std::hash::BuildHasher;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use super::explanation::Evidence;
 use super::log::{AtMiss, Exit, Log};
 use super::windows::{Totals, Windows};
 use super::{Explanation, MissCause, RecordedBlock, SecondaryFate};
@@ -128,6 +129,15 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.recorder.record(guard.hash, |log, key| log.leave(key, block, weight, exit));
     }
 
+    /// A load ends without a block.
+    #[inline]
+    pub(crate) fn record_abandoned(&self, hash: u64) {
+        if self.recorder.samples(hash) {
+            let now_ns = self.clock.now_ns();
+            self.recorder.record(hash, |log, key| log.abandon(key, now_ns));
+        }
+    }
+
     /// The evictor has retired a block that was in `state`.
     #[inline]
     pub(crate) fn record_eviction(
@@ -185,6 +195,15 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let exit = Exit::uncached(cause, now_ns);
         let block = RecordedBlock { owner: key.owner(), label: 0, class };
         self.recorder.record(hash, |log, key| log.leave(key, block, weight, exit));
+    }
+
+    /// Now and then, begins a new window, so that explanations of short times are exact.
+    pub(crate) fn advance_recorder(&self, now_ns: u64) {
+        if self.recorder.is_open()
+            && let Some(log) = self.recorder.log.lock().as_mut()
+        {
+            log.windows.advance(now_ns, self.capacity.target(), || self.totals());
+        }
     }
 
     /// Asks the secondary cache. A panic in it is caught and counted.
@@ -261,8 +280,13 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let inner = self.inner();
         let since_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
         let totals = inner.totals();
-        let log = inner.recorder.log.lock();
-        let log = log.as_ref()?;
-        Some(Explanation::of(log, totals, since_ns, wanted))
+        let evidence = {
+            let mut log = inner.recorder.log.lock();
+            let log = log.as_mut()?;
+            log.windows.advance(totals.now_ns, totals.target, || totals);
+            Evidence::of(log, totals.now_ns.saturating_sub(since_ns))
+        };
+        // The caller's code runs without the lock.
+        Some(Explanation::of(evidence, totals, wanted))
     }
 }

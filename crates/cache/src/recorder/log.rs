@@ -1,10 +1,12 @@
 //! The content of the flight recorder: the lives of sampled blocks, and what their misses came
 //! from.
 //!
-//! A recorded block is *loading*, *resident* or *gone*. A miss of a block that is gone is explained
-//! by the way in which it left. The table holds at most [`LIVES`] blocks. If more than [`RESIDENT`]
-//! of them are resident, the sample is halved, so that most of the table remembers blocks that are
-//! gone: [`GONE_SHARE`] for each resident one, if there are so many. The oldest are forgotten.
+//! A recorded block is *loading*, *abandoned*, *resident* or *gone*. A miss of a block that is gone
+//! is explained by the way in which it left. If a load ends without a block, its miss waits for the
+//! load that is begun again. The table holds about [`LIVES`] blocks. If more than [`RESIDENT`] of
+//! them are resident, the sample is halved, so that most of the table remembers blocks that are
+//! gone: [`GONE_SHARE`] for each resident one, if there are so many. The oldest are forgotten. No
+//! load is recorded while there are [`LIVES`] and [`RESIDENT`] blocks, most of them loading.
 //!
 //! The *evictor* of a block is the block whose insert pushed it out. All blocks that were inserted
 //! after it, within the last turnover of the cache, have a part in that. One of them is drawn with
@@ -61,12 +63,23 @@ impl Life {
     pub(super) fn is_gone(&self) -> bool {
         matches!(self.phase, Phase::Gone(_))
     }
+
+    /// Whether its first load has not ended with a block.
+    fn is_loading(&self) -> bool {
+        matches!(self.phase, Phase::Loading { .. } | Phase::Abandoned { .. })
+    }
 }
 
 enum Phase {
     Loading {
         began_ns: u64,
         miss: Miss,
+    },
+    /// The load ended without a block. The miss has the time waited so far.
+    Abandoned {
+        miss: Miss,
+        /// In the order of departures, with weight zero.
+        position: usize,
     },
     /// The weight of all recorded inserts up to this block's.
     Resident {
@@ -175,16 +188,33 @@ impl Log {
     /// A load begins because the block is not in memory.
     pub(super) fn miss(&mut self, key: u64, block: RecordedBlock, weight: u32, at: &AtMiss) {
         let life = self.take(key);
-        let reused = life.is_some();
+        if life.is_none() && self.lives.len() >= LIVES + RESIDENT {
+            return;
+        }
+        let reused = life.as_ref().is_some_and(|life| life.reused || !life.is_loading());
         let phase = match life {
             // A load that was withdrawn and begun again is one miss.
             Some(Life { phase: phase @ Phase::Loading { .. }, .. }) => phase,
+            Some(Life { phase: Phase::Abandoned { miss, .. }, .. }) => {
+                Phase::Loading { began_ns: at.now_ns.saturating_sub(miss.waited_ns), miss }
+            }
             life => {
                 let miss = self.explain(life.as_ref(), block, weight, at);
                 Phase::Loading { began_ns: at.now_ns, miss }
             }
         };
         self.put(key, Life { block, weight, reused, phase });
+    }
+
+    /// A load ends without a block. Another one may follow.
+    pub(super) fn abandon(&mut self, key: u64, now_ns: u64) {
+        let Some(life) = self.lives.get(&key) else { return };
+        let Phase::Loading { began_ns, mut miss } = life.phase else { return };
+        miss.waited_ns = now_ns.saturating_sub(began_ns);
+        let Some(life) = self.take(key) else { return };
+        let position = self.depart(key, 0);
+        self.put(key, Life { phase: Phase::Abandoned { miss, position }, ..life });
+        self.forget_oldest();
     }
 
     /// Why a block is missed, by its life before.
@@ -261,10 +291,14 @@ impl Log {
 
     /// A block leaves the cache, or was loaded and does not enter it.
     pub(super) fn leave(&mut self, key: u64, block: RecordedBlock, weight: u32, exit: Exit) {
-        let life = self.take(key);
         let (mut reused, mut inserted, mut named) = (exit.reused, 0, block);
-        match life {
-            None => {}
+        match self.lives.get(&key).map(|life| &life.phase) {
+            // The block of another thread's load, or one that left since; this departure is older.
+            Some(Phase::Gone(_) | Phase::Abandoned { .. }) => return,
+            Some(Phase::Loading { .. }) if exit.list.is_some() => return,
+            _ => {}
+        }
+        match self.take(key) {
             Some(Life {
                 phase: Phase::Resident { inserted: at }, reused: before, block, ..
             }) => {
@@ -274,25 +308,32 @@ impl Log {
                     self.passes.add(list, (self.inserts.total - at) * self.scale());
                 }
             }
-            Some(Life { phase: Phase::Loading { began_ns, mut miss }, block, .. })
-                if exit.list.is_none() =>
-            {
+            Some(Life { phase: Phase::Loading { began_ns, mut miss }, block, .. }) => {
                 named = block;
                 miss.waited_ns = exit.now_ns.saturating_sub(began_ns);
                 self.windows.add(miss);
             }
-            // The block of another thread's load; this departure is older.
-            Some(life) => return self.put(key, life),
+            _ => {}
         }
         let evicted = exit.cause == MissCause::Evicted;
         let counted = if evicted { u64::from(weight) } else { 0 };
         let evictor = evicted.then(|| self.inserts.draw(&mut self.rng, inserted, self.resident));
+        let position = self.depart(key, counted);
+        let departure = Departure { exit, evictor: evictor.flatten(), position, weight: counted };
+        self.put(key, Life { block: named, weight, reused, phase: Phase::Gone(departure) });
+        self.forget_oldest();
+    }
+
+    /// Adds a block to the order of departures. Returns its position.
+    fn depart(&mut self, key: u64, weight: u64) -> usize {
         if self.departed.is_full() {
             self.renumber();
         }
-        let position = self.departed.push(key, counted);
-        let departure = Departure { exit, evictor: evictor.flatten(), position, weight: counted };
-        self.put(key, Life { block: named, weight, reused, phase: Phase::Gone(departure) });
+        self.departed.push(key, weight)
+    }
+
+    /// Forgets the blocks that left first, if there are too many.
+    fn forget_oldest(&mut self) {
         let most = LIVES.min(self.peak_resident * (GONE_SHARE + 1) + GONE_MIN);
         while self.lives.len() > most
             && let Some(oldest) = self.departed.oldest()
@@ -307,6 +348,7 @@ impl Log {
         let mut life = self.lives.remove(&key)?;
         match &mut life.phase {
             Phase::Loading { .. } => {}
+            Phase::Abandoned { position, .. } => self.departed.remove(*position, 0),
             Phase::Resident { .. } => self.resident -= 1,
             Phase::Gone(gone) => {
                 let after = self.departed.weight_after(gone.position);
@@ -337,8 +379,12 @@ impl Log {
     /// Packs the order of departures, without blocks that are no longer in the table.
     fn renumber(&mut self) {
         for key in self.departed.take() {
-            if let Some(Life { phase: Phase::Gone(gone), .. }) = self.lives.get_mut(&key) {
-                gone.position = self.departed.push(key, gone.weight);
+            match self.lives.get_mut(&key).map(|life| &mut life.phase) {
+                Some(Phase::Gone(gone)) => {
+                    gone.position = self.departed.push(key, gone.weight);
+                }
+                Some(Phase::Abandoned { position, .. }) => *position = self.departed.push(key, 0),
+                _ => {}
             }
         }
     }

@@ -36,6 +36,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
 
     pub(crate) fn record_load(&self, _: &LoadGuard<K, V>, _: u32, _: Option<Refusal>) {}
 
+    pub(crate) fn record_abandoned(&self, _: u64) {}
+
     pub(crate) fn record_eviction(&self, _: u64, _: &K, _: HeaderState, _: &Header<K, V>) {}
 
     pub(crate) fn record_removal(&self, _: &K, _: Class, _: u32, _: Cause) {}

@@ -53,7 +53,8 @@ impl Windows {
         self.windows.back_mut().expect("there is always one")
     }
 
-    /// Begins a new window if the last one is long enough. `totals` is called if so.
+    /// Begins a new window if the last one is long enough, and drops those that ended more than
+    /// twenty minutes ago. `totals` is called if so.
     pub(super) fn advance(&mut self, now_ns: u64, target: u64, totals: impl FnOnce() -> Totals) {
         let last = self.last();
         last.peak_target = last.peak_target.max(target);
@@ -62,9 +63,9 @@ impl Windows {
         }
         let next = Window::new(totals());
         self.thin_last();
-        if self.windows.len() == WINDOWS {
-            self.windows.pop_front();
-        }
+        let oldest_ns = next.start.now_ns.saturating_sub(WINDOWS as u64 * WINDOW_NS);
+        let ended = self.windows.partition_point(|window| window.end_ns() < oldest_ns);
+        self.windows.drain(..ended.max((self.windows.len() + 1).saturating_sub(WINDOWS)));
         self.windows.push_back(next);
     }
 
@@ -94,10 +95,10 @@ impl Windows {
         self.windows.iter().map(|window| window.peak_target).max().unwrap_or(0)
     }
 
-    /// The totals at the start of the oldest window that began after `from_ns`, or of the last one,
+    /// The totals at the start of the oldest window that ended after `from_ns`, or of the last one,
     /// and the misses since, each with the number of misses that it stands for.
     pub(super) fn since(&self, from_ns: u64) -> (Totals, Vec<(f64, Miss)>) {
-        let wanted = self.windows.partition_point(|window| window.start.now_ns < from_ns);
+        let wanted = self.windows.partition_point(|window| window.end_ns() <= from_ns);
         let first = wanted.min(self.windows.len() - 1);
         let misses = self.windows.range(first..).flat_map(|window| {
             let each = window.seen as f64 / window.kept.len().max(1) as f64;
@@ -115,5 +116,10 @@ impl Windows {
 impl Window {
     fn new(start: Totals) -> Self {
         Self { start, peak_target: start.target, seen: 0, kept: Vec::new() }
+    }
+
+    /// Misses after this begin a window, which may be much later.
+    fn end_ns(&self) -> u64 {
+        self.start.now_ns + WINDOW_NS
     }
 }

@@ -280,7 +280,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         };
         match taken {
             Ok((mut guard, previous)) => {
-                guard.frequent = self.note_previous(&previous, hash, guard.header, attributes);
+                guard.frequent =
+                    self.note_previous(&previous, hash, guard.header, attributes, true);
                 secondary.forget(&key);
                 drop(guard.publish_weighed(value, weight, None));
                 Ok(())

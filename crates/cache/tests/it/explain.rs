@@ -15,28 +15,31 @@ use forebay_cache::{
 
 use crate::support::{audit, seed};
 
-const HOUR: Duration = Duration::from_secs(3600);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 /// Duration of a load.
 const LOAD_NS: u64 = 1_000_000;
-const LEAVES: Attributes = Attributes::METADATA.labelled(1);
-const STREAM: Attributes = Attributes::DATA.labelled(2);
+pub(crate) const LEAVES: Attributes = Attributes::METADATA.labelled(1);
+pub(crate) const STREAM: Attributes = Attributes::DATA.labelled(2);
 const LOOP: Attributes = Attributes::DATA.labelled(3);
 
 /// A cache of blocks of weight one, with a recorder, a clock, and a count of loads by label.
-struct Fixture {
-    cache: Cache<u64, u64>,
-    clock: Arc<ManualClock>,
+pub(crate) struct Fixture {
+    pub(crate) cache: Cache<u64, u64>,
+    pub(crate) clock: Arc<ManualClock>,
     loads: HashMap<u64, u64>,
     /// When the part of the test began that is explained.
     start_ns: u64,
 }
 
 impl Fixture {
-    fn new(capacity: u64) -> Self {
+    pub(crate) fn new(capacity: u64) -> Self {
         Self::with(capacity, |builder| builder)
     }
 
-    fn with(capacity: u64, change: impl FnOnce(Builder<u64, u64>) -> Builder<u64, u64>) -> Self {
+    pub(crate) fn with(
+        capacity: u64,
+        change: impl FnOnce(Builder<u64, u64>) -> Builder<u64, u64>,
+    ) -> Self {
         let clock = Arc::new(ManualClock::new());
         let builder = Cache::builder()
             .capacity(capacity)
@@ -49,7 +52,7 @@ impl Fixture {
         Self { cache, clock, loads: HashMap::new(), start_ns: 0 }
     }
 
-    fn read(&mut self, key: u64, attributes: Attributes) {
+    pub(crate) fn read(&mut self, key: u64, attributes: Attributes) {
         self.clock.advance(1000);
         let loaded = self.cache.get_or_load(key, 1, attributes, || {
             self.clock.advance(LOAD_NS);
@@ -59,12 +62,12 @@ impl Fixture {
         assert_eq!(*loaded.unwrap(), key);
     }
 
-    fn explain(&self) -> Explanation {
+    pub(crate) fn explain(&self) -> Explanation {
         let since = Duration::from_nanos(self.clock.now_ns() - self.start_ns);
         self.cache.explain(since).expect("the recorder is open")
     }
 
-    fn loads_of(&self, attributes: Attributes) -> u64 {
+    pub(crate) fn loads_of(&self, attributes: Attributes) -> u64 {
         self.loads.get(&attributes.label).copied().unwrap_or(0)
     }
 
@@ -84,12 +87,12 @@ impl Drop for Fixture {
     }
 }
 
-fn group(explanation: &Explanation, cause: MissCause, class: Class) -> &MissGroup {
+pub(crate) fn group(explanation: &Explanation, cause: MissCause, class: Class) -> &MissGroup {
     let found = explanation.causes.iter().find(|g| g.cause == cause && g.class == class);
     found.unwrap_or_else(|| panic!("no {cause:?} of {class:?} in {explanation:#?}"))
 }
 
-fn assert_about(what: &str, value: f64, expected: f64, tolerance: f64) {
+pub(crate) fn assert_about(what: &str, value: f64, expected: f64, tolerance: f64) {
     let near = (value - expected).abs() <= tolerance;
     assert!(near, "{what}: {value}, and not {expected} within {tolerance}");
 }

@@ -19,6 +19,8 @@ mod memory;
 mod owners;
 mod pins;
 mod policy;
+#[cfg(feature = "insight")]
+mod recorder;
 mod reference_model;
 mod secondary;
 mod stress;

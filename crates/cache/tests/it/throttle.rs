@@ -97,7 +97,7 @@ fn everything_pinned_inline_refuses_at_once_and_gives_the_value_back() {
 fn who_must_not_wait_evicts_or_is_refused() {
     let cache = threaded_blocks(200).tunable("overflow_wait_ms", "60000").build().unwrap();
     let mut pins = full_of_pins(&cache);
-    let begin = |key| match cache.begin_non_blocking(key, 1, Attributes::DATA).unwrap() {
+    let begin = |key| match cache.begin_new(key, 1, Attributes::DATA).unwrap() {
         Begin::Vacant(guard) => guard,
         other => panic!("{other:?}"),
     };
@@ -120,7 +120,7 @@ fn who_must_not_wait_evicts_or_is_refused() {
 fn who_must_not_wait_reserves_what_a_block_occupies() {
     let cache = Cache::<u64, [u8; 64]>::builder().bound(8 << 20).reclaim(Reclaim::Inline);
     let cache = cache.build().unwrap();
-    let begin = |key| match cache.begin_non_blocking(key, 64, Attributes::DATA).unwrap() {
+    let begin = |key| match cache.begin_new(key, 64, Attributes::DATA).unwrap() {
         Begin::Vacant(guard) => guard,
         other => panic!("{other:?}"),
     };

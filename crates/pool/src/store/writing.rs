@@ -127,7 +127,7 @@ impl Store {
         // The L2 cannot have a new block. Without waiting: the caller may hold an object's lock,
         // and blocks that only its next flush releases may fill the cache.
         let weight = content.footprint() as u64;
-        match self.cache.cache().begin_non_blocking(key, weight, attributes) {
+        match self.cache.cache().begin_new(key, weight, attributes) {
             Ok(Begin::Vacant(load_guard)) if load_guard.refusal().is_none() => {
                 return HeldBytes::Cached(load_guard.publish(content));
             }

@@ -23,7 +23,6 @@ const BATCH: usize = if cfg!(forebay_model) { 2 } else { 256 };
 const MAX_WORDS: usize =
     if cfg!(all(feature = "insight", not(forebay_model))) { 16 * BATCH } else { BATCH };
 /// Batches in the longest ring.
-#[cfg(feature = "insight")]
 pub(super) const MAX_BATCHES: usize = MAX_WORDS / BATCH;
 /// Words of all rings, unless each has the shortest length.
 const ALL_WORDS: usize = 256 * BATCH;
@@ -35,13 +34,17 @@ pub(crate) struct Access {
     pub(crate) key: u64,
     pub(crate) class: Class,
     pub(crate) weight: u32,
+    /// Whether the content is new: no request has missed it.
+    pub(crate) is_new: bool,
 }
 
-// A word: key, class, and weight as mantissa and exponent. Never zero, because no weight is zero.
+// A word: key, class, exponent of the weight, whether it is new, and mantissa. Never zero, because
+// no weight is zero.
 const KEY_SHIFT: u32 = 25;
 const CLASS_SHIFT: u32 = 24;
 const EXPONENT_SHIFT: u32 = 20;
-const MANTISSA_BITS: u32 = 20;
+const NEW_SHIFT: u32 = 19;
+const MANTISSA_BITS: u32 = 19;
 
 impl Access {
     fn word(self) -> u64 {
@@ -50,6 +53,7 @@ impl Access {
         (self.key << KEY_SHIFT)
             | ((self.class as u64) << CLASS_SHIFT)
             | (u64::from(exponent) << EXPONENT_SHIFT)
+            | (u64::from(self.is_new) << NEW_SHIFT)
             | u64::from(weight >> exponent)
     }
 
@@ -60,6 +64,7 @@ impl Access {
             key: word >> KEY_SHIFT,
             class: Class::ALL[(word >> CLASS_SHIFT) as usize & 1],
             weight: (mantissa << exponent) as u32,
+            is_new: (word >> NEW_SHIFT) & 1 != 0,
         }
     }
 }
@@ -122,7 +127,8 @@ impl AccessBuffer {
             return shard.lost.store(lost.wrapping_add(1), Ordering::Relaxed);
         }
         let word = access.word();
-        if shard.word(stored.wrapping_sub(1)).load(Ordering::Relaxed) == word {
+        let last = shard.word(stored.wrapping_sub(1)).load(Ordering::Relaxed);
+        if (last ^ word) & !(1 << NEW_SHIFT) == 0 {
             return;
         }
         shard.word(stored).store(word, Ordering::Relaxed);
@@ -184,20 +190,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_access_survives_its_word(key in 0..1u64 << 39, data in any::<bool>(), weight in any::<u32>()) {
+        fn an_access_survives_its_word(
+            key in 0..1u64 << 39,
+            data in any::<bool>(),
+            weight in any::<u32>(),
+            is_new in any::<bool>(),
+        ) {
             let class = if data { Class::Data } else { Class::Metadata };
-            let back = Access::from_word(Access { key, class, weight }.word());
-            prop_assert_eq!((back.key, back.class), (key, class));
+            let back = Access::from_word(Access { key, class, weight, is_new }.word());
+            prop_assert_eq!((back.key, back.class, back.is_new), (key, class, is_new));
             let weight = weight.max(1);
             prop_assert!(back.weight > 0 && back.weight <= weight);
-            prop_assert!(weight - back.weight <= weight >> 19, "{} for {weight}", back.weight);
+            prop_assert!(weight - back.weight <= weight >> 18, "{} for {weight}", back.weight);
         }
     }
 
     #[test]
     fn a_full_ring_loses_what_comes_and_takes_more_when_it_was_emptied() {
         let access_buffer = AccessBuffer::new(1, u64::MAX);
-        let access = |key| Access { key, class: Class::Data, weight: 7 };
+        let access = |key| Access { key, class: Class::Data, weight: 7, is_new: false };
         let (words, batches) = (MAX_WORDS as u64, MAX_WORDS / BATCH);
         for round in 0..5u64 {
             (0..words + 9).for_each(|key| access_buffer.note(access(round << 20 | key)));
@@ -218,7 +229,7 @@ mod tests {
     #[test]
     fn a_block_that_is_asked_for_again_and_again_does_not_fill_it() {
         let access_buffer = AccessBuffer::new(1, u64::MAX);
-        let access = |key| Access { key, class: Class::Data, weight: 7 };
+        let access = |key| Access { key, class: Class::Data, weight: 7, is_new: false };
         (0..BATCH).for_each(|_| access_buffer.note(access(1)));
         assert!(!access_buffer.has_half_a_batch());
         access_buffer.note(access(2));

@@ -13,7 +13,8 @@
 //! replays a batch, unless another thread does. The reclaimer replays the rest now and then.
 //!
 //! The simulated sizes of the miss-ratio curve (`curve`) see the same accesses, of samples of their
-//! own. Headers are flagged, and accesses noted, for the largest of all samples of the class.
+//! own. Headers are flagged, and accesses noted, for the largest of all samples of the class. A block
+//! that a program has just made enters them too, but is no miss of the curve.
 //!
 //! They do not see removals, refused blocks, pins, and blocks hinted `once` or `again`. All rules
 //! see the same accesses, so the comparison is fair.
@@ -117,7 +118,7 @@ impl Simulations {
     pub(crate) fn note_hit(&self, hash: u64, class: Class, weight: u32) {
         // The header was sampled when the sample was larger, perhaps.
         if self.samples(hash, class) {
-            self.access_buffer.note(Access { key: sample_key(hash), class, weight });
+            self.access_buffer.note(Access { key: sample_key(hash), class, weight, is_new: false });
         }
     }
 
@@ -130,13 +131,11 @@ impl Simulations {
 
     /// Notes an insertion, with the block if it is sampled, and replays all accesses unless another
     /// thread does.
-    pub(crate) fn note_miss(
+    pub(crate) fn note_insert(
         &self,
-        sampled: Option<(u64, Class, u32)>,
+        access: Option<Access>,
         capacities: impl FnOnce() -> Capacities,
     ) -> Option<ReplayOutcome> {
-        let access =
-            sampled.map(|(hash, class, weight)| Access { key: sample_key(hash), class, weight });
         let Some(mut replayed) = self.replayed.try_lock() else {
             access.into_iter().for_each(|access| self.access_buffer.note(access));
             return None;
@@ -213,7 +212,12 @@ impl Simulations {
     /// Restarts the simulations. The chosen rules stay.
     pub(crate) fn clear(&self) {
         let mut replayed = self.replayed.lock();
-        while self.access_buffer.take(|_| {}).left {}
+        // Other threads may add more meanwhile.
+        for _ in 0..access_buffer::MAX_BATCHES {
+            if !self.access_buffer.take(|_| {}).left {
+                break;
+            }
+        }
         for (sample, simulation) in self.samples.iter().zip(&mut replayed.of_class) {
             let chosen = simulation.choice.chosen();
             *simulation = Simulation::new(BOUNDS);

@@ -179,7 +179,7 @@ proptest! {
 }
 
 fn data(hash: u64) -> Access {
-    Access { key: sample_key(hash), class: Class::Data, weight: 1 }
+    Access { key: sample_key(hash), class: Class::Data, weight: 1, is_new: false }
 }
 
 /// The sample shrinks as the cache grows, and grows again when it shrinks. Memory is bounded, and
@@ -258,7 +258,7 @@ fn a_loop_and_a_drift_lead_to_opposite_rules() {
     let mut chosen = usize::MAX;
     for i in 0..20_000u64 {
         let replayed = simulations
-            .note_miss(Some((hash(i % 130), Class::Data, 1)), capacities)
+            .note_insert(Some(data(hash(i % 130))), capacities)
             .expect("no other thread replays");
         chosen = replayed.chosen[Class::Data as usize];
     }
@@ -268,7 +268,7 @@ fn a_loop_and_a_drift_lead_to_opposite_rules() {
         let key = (1 << 30) + i / 5 - rng.below(80).min(rng.below(80));
         simulations.note_hit(hash(key), Class::Data, 1);
         let replayed = simulations
-            .note_miss(Some((hash(key), Class::Data, 1)), capacities)
+            .note_insert(Some(data(hash(key))), capacities)
             .expect("no other thread replays");
         assert_eq!(replayed.accesses, [0, 2], "the hit is played before the miss");
         chosen = replayed.chosen[Class::Data as usize];
@@ -276,7 +276,7 @@ fn a_loop_and_a_drift_lead_to_opposite_rules() {
     assert_eq!(chosen, RULES.len() - 1, "nothing but recency counts");
     simulations.clear();
     let replayed = simulations
-        .note_miss(Some((1, Class::Metadata, 1)), capacities)
+        .note_insert(Some(Access { class: Class::Metadata, ..data(1) }), capacities)
         .expect("no other thread replays");
     assert_eq!((replayed.chosen[Class::Data as usize], replayed.accesses), (chosen, [1, 0]));
 }
