@@ -13,8 +13,8 @@
 //! replays a batch, unless another thread does. The reclaimer replays the rest now and then.
 //!
 //! The simulated sizes of the miss-ratio curve (`curve`) see the same accesses, of samples of their
-//! own. Headers are flagged, and accesses noted, for the largest of all samples of the class. A block
-//! that a program has just made enters them too, but is no miss of the curve.
+//! own. Headers are flagged, and accesses noted, for the largest of all samples of the class. A
+//! block that a program has just made enters them too, but is no miss of the curve.
 //!
 //! They do not see removals, refused blocks, pins, and blocks hinted `once` or `again`. All rules
 //! see the same accesses, so the comparison is fair.
