@@ -117,7 +117,10 @@ pub(super) fn run(mut state: State, rounds: &Receiver<Round>) -> Result<()> {
             screen.terminal.draw(draw).map_err(failed)?;
             drawn = Some(Instant::now());
         }
-        if !event::poll(TICK).map_err(failed)? {
+        if !wait_for_input() {
+            return Ok(());
+        }
+        if !event::poll(Duration::ZERO).map_err(failed)? {
             continue;
         }
         match event::read().map_err(failed)? {
@@ -132,6 +135,15 @@ pub(super) fn run(mut state: State, rounds: &Receiver<Round>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Waits for a key or a signal, at most a tick. False if the terminal is gone: `event::poll` would
+/// then read its end again and again.
+fn wait_for_input() -> bool {
+    let mut input = libc::pollfd { fd: libc::STDIN_FILENO, events: libc::POLLIN, revents: 0 };
+    // SAFETY: `input` is one valid entry, which the call changes.
+    let ready = unsafe { libc::poll(&raw mut input, 1, TICK.as_millis() as libc::c_int) };
+    ready <= 0 || input.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) == 0
 }
 
 fn handle(state: &mut State, key: KeyEvent) -> Action {

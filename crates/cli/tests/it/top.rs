@@ -239,3 +239,17 @@ fn the_screen_survives_its_daemon_and_restores_the_terminal() {
     assert_eq!(settings(&killed.program), before);
     fixture.ok(&["export", "tank"]);
 }
+
+#[test]
+fn it_ends_with_its_terminal() {
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.ok(&["import", "tank.img"]);
+    let mut closed = InTerminal::start(&fixture, &["top", "tank"]);
+    closed.draws("forebay top  tank");
+    // It is not the session's leader, so no signal tells it.
+    closed.user = File::open("/dev/null").unwrap();
+    closed.program = closed.user.try_clone().unwrap().into();
+    wait_until("it ends", || closed.child.try_wait().unwrap().is_some());
+    fixture.ok(&["export", "tank"]);
+}
