@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -130,18 +131,32 @@ fn settings(fd: &OwnedFd) -> [libc::tcflag_t; 4] {
 
 impl InTerminal {
     fn start(fixture: &Fixture, arguments: &[&str]) -> Self {
-        let (mut user, mut program) = (-1, -1);
+        // Not `openpty`: processes that other tests start would inherit its descriptors.
+        let how = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // SAFETY: the call takes integers.
+        let user = unsafe { libc::posix_openpt(how) };
+        assert!(user >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: the call has just opened it, and nothing else owns it.
+        let user = unsafe { File::from_raw_fd(user) };
         let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
-        let (name, no_settings) = (std::ptr::null_mut(), std::ptr::null());
-        // SAFETY: the call stores two descriptors and reads `size`.
+        let mut name = [0; 64];
+        // SAFETY: the descriptor is open; the calls read `size` and fill `name`.
         let made = unsafe {
-            libc::openpty(&raw mut user, &raw mut program, name, no_settings, &raw const size)
+            libc::grantpt(user.as_raw_fd())
+                | libc::unlockpt(user.as_raw_fd())
+                | libc::ioctl(user.as_raw_fd(), libc::TIOCSWINSZ, &raw const size)
+                | libc::ptsname_r(user.as_raw_fd(), name.as_mut_ptr(), name.len())
         };
         assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: the call has just opened them, and nothing else owns them.
-        let (user, program) = unsafe { (File::from_raw_fd(user), OwnedFd::from_raw_fd(program)) };
-        // SAFETY: the descriptor is open; the call takes integers.
-        unsafe { libc::fcntl(user.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        // SAFETY: `ptsname_r` has ended the name with a zero.
+        let name = unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) };
+        let program = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NOCTTY)
+            .open(name.to_str().unwrap())
+            .unwrap();
+        let program = OwnedFd::from(program);
         let side = || program.try_clone().unwrap();
         let mut command = fixture.command(arguments);
         command.env("NO_COLOR", "1").env("TERM", "xterm");
