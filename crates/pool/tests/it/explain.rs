@@ -132,6 +132,7 @@ fn leaves_that_a_file_pushes_out_are_explained() {
     let explanation = look_up((&open.names, &open.stream), &cache);
     let kept = 1.0 - misses_of(&explanation, leaves) / before;
     println!("{explanation}kept {kept} with {more} more bytes, {share} was promised");
-    assert!((kept - share).abs() <= 0.05, "kept {kept}, and not {share}");
+    // A remedy keeps at least 95 % if it can. All of it is no broken promise.
+    assert!(kept >= share - 0.05, "kept {kept}, and not {share}");
     check(&open.pool);
 }
