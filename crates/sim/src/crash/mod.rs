@@ -16,6 +16,7 @@ mod cuts;
 mod image;
 mod verify;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use forebay_base::rng::SmallRng;
@@ -168,6 +169,10 @@ impl CrashTest {
             }
             if self.load.aided_directories && step % FLUSH_EVERY == 0 {
                 cache.cache().flush();
+            }
+            if self.discards && step == self.steps / 2 {
+                // The thread may not get a turn on a busy machine.
+                work.pool().trim(&mut |_| ControlFlow::Continue(())).expect("a pass of discards");
             }
             cuts.take_cut(false);
         }
