@@ -1,8 +1,8 @@
 //! Traces of block accesses: recorded from a running pool, kept in files, and read again.
 //!
-//! * [`record`]: one access, in memory and in a file.
-//! * [`recorder`]: the rings that readers fill, and the session that drains them.
-//! * [`file`](mod@file): the file format, its writer and its reader.
+//! * `record`: one access, in memory and in a file.
+//! * `recorder`: the rings that readers fill, and the session that drains them.
+//! * `file`: the file format, its writer and its reader.
 //!
 //! # Invariants
 //!
