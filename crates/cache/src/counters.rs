@@ -83,7 +83,7 @@ forebay_base::counters! {
     simulation_accesses: class;
     /// Loads of sampled blocks, which are timed. Zero without the feature `insight`.
     timed_loads;
-    /// Nanoseconds from the beginning of the timed loads until their blocks were published.
+    /// Time from the beginning of the timed loads until their blocks were published.
     timed_load_ns;
     /// Reservations that found the cache at its overflow limit.
     overflows;

@@ -102,6 +102,10 @@ fn samples(family: &Family, mut metric: MetricEncoder<'_>) -> fmt::Result {
 
 fn value(value: &Value, metric: &mut MetricEncoder<'_>) -> fmt::Result {
     match value {
+        Value::Time(ns) => {
+            let seconds = *ns as f64 / 1e9;
+            metric.encode_counter(&seconds, None::<&Exemplar<NoLabelSet, f64>>)
+        }
         Value::Counter(count) => metric.encode_counter(count, None::<&Exemplar<NoLabelSet, f64>>),
         Value::Gauge(value) => metric.encode_gauge(value),
         Value::Histogram { sum, count, buckets } => {

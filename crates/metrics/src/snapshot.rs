@@ -73,6 +73,8 @@ pub(crate) struct Sample {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
     Counter(u64),
+    /// A counter of nanoseconds, shown in seconds.
+    Time(u64),
     Gauge(f64),
     /// Upper bound and count of each bucket, not cumulated; the last bound is infinite.
     Histogram {
@@ -85,7 +87,7 @@ pub(crate) enum Value {
 impl Value {
     fn kind(&self) -> Kind {
         match self {
-            Value::Counter(_) => Kind::Counter,
+            Value::Counter(_) | Value::Time(_) => Kind::Counter,
             Value::Gauge(_) => Kind::Gauge,
             Value::Histogram { .. } => Kind::Histogram,
         }
@@ -107,13 +109,19 @@ impl Snapshot {
     }
 
     /// Adds the counters of a table. `part` names the table, and is a word of each name. A label
-    /// that splits a counter comes after `labels`.
+    /// that splits a counter comes after `labels`. A counter of nanoseconds, `…_ns`, is one of
+    /// seconds here.
     pub fn counters(&mut self, part: &str, counters: &[CounterValue], labels: Labels<'_>) {
         for cell in counters {
             let mut labels = labels.to_vec();
             labels.extend(cell.label.map(|label| (cell.split, label)));
-            let name = names::of_counter(part, cell.name);
-            self.counter(&name, cell.help, &labels, cell.value);
+            let (name, value) = match cell.name.strip_suffix("_ns") {
+                Some(what) => (format!("{what}_seconds"), Value::Time(cell.value)),
+                None => (cell.name.to_owned(), Value::Counter(cell.value)),
+            };
+            let name = names::of_counter(part, &name);
+            let family = names::family_of(&name).expect("a counter ends in _total");
+            self.add(family, cell.help, &labels, value);
         }
     }
 
@@ -207,6 +215,8 @@ mod tests {
         passed: side;
         /// Bytes that passed.
         bytes;
+        /// Time at the gate.
+        wait_ns;
     }
 
     fn samples(snapshot: &Snapshot, name: &str) -> Vec<(Vec<(&'static str, String)>, Value)> {
@@ -218,12 +228,15 @@ mod tests {
     fn a_table_becomes_families_with_the_labels_that_split_it() {
         let counters = GateCounters::new();
         counters.add(GateCounters::PASSED, 1, 7);
+        counters.add(GateCounters::WAIT_NS, 0, 9);
         let mut snapshot = Snapshot::new();
         let values = counters.snapshot();
         snapshot.counters("gate", &values, &[("pool", "a")]);
         snapshot.counters("gate", &values, &[("pool", "b")]);
         let names: Vec<_> = snapshot.names().collect();
-        assert_eq!(names, ["forebay_gate_bytes_total", "forebay_gate_passed_total"]);
+        let wait = "forebay_gate_wait_seconds_total";
+        assert_eq!(names, ["forebay_gate_bytes_total", "forebay_gate_passed_total", wait]);
+        assert_eq!(samples(&snapshot, "forebay_gate_wait_seconds")[0].1, Value::Time(9));
         let passed = samples(&snapshot, "forebay_gate_passed");
         assert_eq!(passed.len(), 4);
         let labels = vec![("pool", "a".to_owned()), ("side", "south".to_owned())];
