@@ -516,7 +516,8 @@ fn small_sectors_are_on_the_medium_once_written_and_seen_as_on_it() {
     };
     let arena = arena();
     let smaller = OpenOptions { sector_bytes: Some(512), ..options() };
-    for (engine, fill) in [(EngineChoice::Auto, 3), (EngineChoice::Threads, 5)] {
+    // The kernel lets go of the device some time after the end of an io_uring: that one is last.
+    for (engine, fill) in [(EngineChoice::Threads, 5), (EngineChoice::Auto, 3)] {
         let options = OpenOptions { engine, ..smaller.clone() };
         let device = FileDevice::open(&medium.path, &options).unwrap();
         write(&device, &arena, 512, 512, fill);
