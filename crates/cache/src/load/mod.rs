@@ -123,9 +123,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             if let Claim::Mine(previous) = claim {
                 let is_miss = intent != Intent::Insert;
                 let frequent = self.note_previous(&previous, hash, mine, attributes, is_miss);
-                let begun_ns = is_miss
-                    .then(|| self.note_miss(hash, &key, attributes, weight, intent))
-                    .and_then(|()| self.load_begins(mine));
+                let mut begun_ns = None;
+                if is_miss {
+                    self.note_miss(hash, &key, attributes, weight, intent);
+                    begun_ns = self.load_begins(mine);
+                }
                 let guard = LoadGuard {
                     header: mine,
                     inner: NonNull::from(self),

@@ -1,6 +1,6 @@
 //! The HTTP server.
 //!
-//! Whoever can reach the address may read: on a loopback address that is each local user. So the
+//! All who can reach the address may read: on a loopback address that is each local user. So the
 //! server only reads, answers only requests that name it by an address, `localhost` or the name of
 //! this host ([`host`]), and allows no other site to read its answers.
 //!

@@ -189,7 +189,7 @@ impl PoolInner {
     fn is_label_ours(&self) -> Result<bool> {
         let Some(first) = self.devices.get(0) else { return Ok(true) };
         let label = label::read(&**first.device(), self.store.cache())?;
-        // Not under the lock of the configuration: whoever changes the labels holds it.
+        // Not under the lock of the configuration: changes of labels hold it.
         let newest = self.heartbeats.generation.load(Ordering::Acquire);
         Ok(label.is_some_and(|label| label.config.generation <= newest))
     }

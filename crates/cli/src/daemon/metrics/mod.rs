@@ -4,7 +4,7 @@
 //! `forebay-metrics` is the server; this module converts statistics of the libraries to its
 //! metrics, by part.
 //!
-//! Whoever reaches the address can read, so values name no path: neither devices nor mount points,
+//! All who reach the address can read, so values name no path: neither devices nor mount points,
 //! nor causes of errors, which may contain them. [`MetricsRequest::names`] includes them. Names of
 //! pools and datasets are labels in any case.
 //!
