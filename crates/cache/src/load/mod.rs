@@ -123,11 +123,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             if let Claim::Mine(previous) = claim {
                 let is_miss = intent != Intent::Insert;
                 let frequent = self.note_previous(&previous, hash, mine, attributes, is_miss);
-                let mut begun_ns = None;
                 if is_miss {
                     self.note_miss(hash, &key, attributes, weight, intent);
-                    begun_ns = self.load_begins(mine);
                 }
+                let begun_ns = if is_miss { self.load_begins(mine) } else { None };
                 let guard = LoadGuard {
                     header: mine,
                     inner: NonNull::from(self),
