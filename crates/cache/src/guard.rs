@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
+use crate::attributes::Cause;
 use crate::header::{Header, RETIRED, VALID};
 use crate::inner::CacheInner;
 use crate::key::Key;
@@ -75,6 +76,12 @@ impl<'a, K: Key, V: Send + Sync + 'static> Ref<'a, K, V> {
     pub fn slot_hint(&self) -> SlotHint {
         // SAFETY: this reference holds a pin.
         SlotHint(unsafe { self.header.as_ref() }.id())
+    }
+
+    /// Removes this very block, unless it has left already.
+    pub(crate) fn remove(&self, cause: Cause) -> bool {
+        // SAFETY: this reference holds a pin, and the cache is borrowed.
+        unsafe { self.inner.as_ref().remove_pinned(self.header, cause) }.is_some()
     }
 
     /// Converts it to a reference that borrows nothing, with the same pin.

@@ -363,19 +363,33 @@ impl<K: Copy, V> Slab<K, V> {
     /// Calls `f` with each header that may be in use. May miss headers whose use begins meanwhile.
     pub(crate) fn for_each(&self, mut f: impl FnMut(NonNull<Header<K, V>>)) {
         let mut at = 0;
-        loop {
-            // The lock is not held while `f` runs; chunks are only ever added.
-            let (start, carved) = {
-                let central = self.central.lock();
-                let Some(chunk) = central.chunks.get(at) else { return };
-                (chunk.memory.as_ptr(), chunk.carved)
-            };
-            for i in 0..carved {
-                // SAFETY: within the chunk.
-                f(unsafe { start.add(i) });
-            }
+        while self.for_each_of_chunk(at, &mut f) {
             at += 1;
         }
+    }
+
+    /// Does the same for the headers of one chunk. False if there is no such chunk.
+    pub(crate) fn for_each_of_chunk(
+        &self,
+        at: usize,
+        mut f: impl FnMut(NonNull<Header<K, V>>),
+    ) -> bool {
+        // The lock is not held while `f` runs; chunks are only ever added.
+        let (start, carved) = {
+            let central = self.central.lock();
+            let Some(chunk) = central.chunks.get(at) else { return false };
+            (chunk.memory.as_ptr(), chunk.carved)
+        };
+        for i in 0..carved {
+            // SAFETY: within the chunk.
+            f(unsafe { start.add(i) });
+        }
+        true
+    }
+
+    /// Number of chunks.
+    pub(crate) fn chunks(&self) -> usize {
+        self.central.lock().chunks.len()
     }
 
     /// Bytes of headers carved since their chunks were last empty.
