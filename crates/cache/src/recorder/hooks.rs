@@ -257,7 +257,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// rounded to half minutes, and at most twenty minutes are remembered.
     ///
     /// ```
-    /// # use forebay_cache::{Attributes, Cache};
+    /// # use forebay_cache::Cache;
     /// # let cache = Cache::<u64, u64>::builder().capacity(100).weigher(|_, _| 1).build()?;
     /// cache.record(true);
     /// for key in (0..1000).cycle().take(10_000) {
