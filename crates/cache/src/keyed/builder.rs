@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use forebay_base::clock::{Clock, CoarseClock};
 use forebay_base::sync::Arc;
-use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
 use crate::builder::Builder;
 use crate::callbacks::Evicted;
@@ -16,9 +15,6 @@ use crate::keyed::expiry::{ExpiryRule, Lifetimes};
 use crate::keyed::hasher::SeededState;
 use crate::keyed::loading_keys::LoadingKeys;
 use crate::keyed::stored::{Fingerprint, Stored};
-
-/// Assumed weight of a value before any was weighed, in bytes.
-const INITIAL_WEIGHT: u64 = 1024;
 
 type Weigh<K, V> = Box<dyn Fn(&K, &V) -> u64 + Send + Sync>;
 
@@ -201,20 +197,14 @@ where
     where
         S: BuildHasher + Send + Sync + 'static,
     {
-        let mean_weight = Arc::new(AtomicU64::new(INITIAL_WEIGHT));
+        let counts_entries = self.max_entries.is_some();
         let mut inner = self.inner;
         match (self.max_entries, self.capacity.or(self.bound), self.weigh) {
             (Some(entries), None, None) => {
-                mean_weight.store(1, Ordering::Relaxed);
                 inner = inner.capacity(entries).weigher(|_, _| 1);
             }
             (None, Some(_), Some(weigh)) => {
-                let mean = mean_weight.clone();
-                inner = inner.weigher(move |_, stored| {
-                    let weight = weigh(&stored.key, &stored.value);
-                    note_weight(&mean, weight);
-                    weight
-                });
+                inner = inner.weigher(move |_, stored| weigh(&stored.key, &stored.value));
             }
             (None, Some(_), None) => return Err(BuildError::NoWeigher),
             (None, None, _) => return Err(BuildError::NoCapacity),
@@ -241,16 +231,7 @@ where
             hasher: self.hasher,
             expiry,
             loading: LoadingKeys::new(),
-            mean_weight,
+            counts_entries,
         })
-    }
-}
-
-/// Updates the mean of recent weights. Concurrent updates may get lost: it is an estimate.
-fn note_weight(mean: &AtomicU64, weight: u64) {
-    let before = mean.load(Ordering::Relaxed);
-    let after = ((u128::from(before) * 7 + u128::from(weight)) / 8) as u64;
-    if after != before {
-        mean.store(after, Ordering::Relaxed);
     }
 }

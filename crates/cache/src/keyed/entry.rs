@@ -1,11 +1,12 @@
 //! The entry of a key.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::hash::{BuildHasher, Hash};
 
-use crate::error::LoadError;
 use crate::keyed::KeyedCache;
 use crate::keyed::guard::KeyedRef;
+use crate::load::error::LoadError;
 
 /// The entry of a key of a [`KeyedCache`], which may have a value. Returned by
 /// [`KeyedCache::entry`].
@@ -33,7 +34,7 @@ where
     /// # Errors
     ///
     /// As for [`or_insert_with`](Self::or_insert_with).
-    pub fn or_insert(self, value: V) -> Result<KeyedRef<'a, K, V>, LoadError> {
+    pub fn or_insert(self, value: V) -> Result<KeyedRef<'a, K, V>, LoadError<Infallible>> {
         self.or_insert_with(|| value)
     }
 
@@ -43,7 +44,10 @@ where
     /// # Errors
     ///
     /// The cache is closed or has no memory, or the `make` of another thread panicked.
-    pub fn or_insert_with(self, make: impl FnOnce() -> V) -> Result<KeyedRef<'a, K, V>, LoadError> {
+    pub fn or_insert_with(
+        self,
+        make: impl FnOnce() -> V,
+    ) -> Result<KeyedRef<'a, K, V>, LoadError<Infallible>> {
         self.cache.get_or_load(self.key, || Ok::<_, Infallible>(make()))
     }
 
@@ -56,9 +60,9 @@ where
     pub fn or_try_insert_with<E>(
         self,
         make: impl FnOnce() -> Result<V, E>,
-    ) -> Result<KeyedRef<'a, K, V>, LoadError>
+    ) -> Result<KeyedRef<'a, K, V>, LoadError<E>>
     where
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+        E: fmt::Display + Send + Sync + 'static,
     {
         self.cache.get_or_load(self.key, make)
     }

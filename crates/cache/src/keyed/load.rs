@@ -9,19 +9,22 @@
 //!
 //! Locking: none held while a caller waits or loads.
 
-use std::future::Future;
+use std::fmt;
+use std::future::{Future, poll_fn};
 use std::hash::{BuildHasher, Hash};
+use std::pin::pin;
+// tidy: std, because that is what the error has.
+use std::sync::Arc;
+use std::task::Context;
 
 use crate::attributes::{Attributes, Cause};
-use crate::error::LoadError;
 use crate::guard::OwnedRef;
 use crate::keyed::KeyedCache;
 use crate::keyed::guard::KeyedRef;
 use crate::keyed::loading_keys::Entered;
 use crate::keyed::stored::{Fingerprint, Stored};
+use crate::load::error::LoadError;
 use crate::load::load_guard::{Begin, InFlight, LoadGuard};
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a request for a key finds.
 enum Found<'a, K: Eq + Send + Sync + 'static, V: Send + Sync + 'static> {
@@ -49,13 +52,15 @@ where
     /// Returns the value of the key, loading it with `load` if it is neither cached nor being
     /// loaded. Threads that ask for a key at the same time cause one load.
     ///
-    /// `load` must not request the same key: it would wait for itself.
+    /// Capacity for the mean weight of the values loaded lately is reserved before `load` runs, and
+    /// adjusted afterwards. `load` may request other keys, but not its own: that fails with
+    /// [`LoadError::Recursive`].
     ///
     /// ```
     /// # use forebay_cache::KeyedCache;
     /// # let cache = KeyedCache::<String, String>::builder().max_entries(100).build()?;
     /// let user = cache.get_or_load("ada".to_owned(), || {
-    ///     Ok::<_, std::io::Error>("Ada Lovelace".to_owned()) // ask a database here
+    ///     Ok::<_, String>("Ada Lovelace".to_owned()) // ask a database here
     /// })?;
     /// assert_eq!(*user, "Ada Lovelace");
     /// assert!(cache.contains("ada"));
@@ -64,14 +69,14 @@ where
     ///
     /// # Errors
     ///
-    /// The loader's error, whichever thread ran the loader. If the loader panics, so does this
-    /// call, and the waiters get [`LoadError::Panicked`]. A load that another thread abandons is
-    /// begun again.
-    pub fn get_or_load<E: Into<Error>>(
+    /// The loader's error, whichever thread ran the loader: [`LoadError::Failed`] if its type is
+    /// `E`, otherwise [`LoadError::OtherFailed`]. If the loader panics, so does this call, and the
+    /// waiters get [`LoadError::Panicked`]. A load that another thread abandons is begun again.
+    pub fn get_or_load<E: fmt::Display + Send + Sync + 'static>(
         &self,
         key: K,
         load: impl FnOnce() -> Result<V, E>,
-    ) -> Result<KeyedRef<'_, K, V>, LoadError> {
+    ) -> Result<KeyedRef<'_, K, V>, LoadError<E>> {
         self.get_or_load_with(key, Attributes::DATA, load)
     }
 
@@ -85,10 +90,10 @@ where
         &self,
         key: &Q,
         load: impl FnOnce() -> Result<V, E>,
-    ) -> Result<KeyedRef<'_, K, V>, LoadError>
+    ) -> Result<KeyedRef<'_, K, V>, LoadError<E>>
     where
         Q: ?Sized + Hash + equivalent::Equivalent<K> + ToOwned<Owned = K>,
-        E: Into<Error>,
+        E: fmt::Display + Send + Sync + 'static,
     {
         let fingerprint = self.fingerprint(key);
         match self.find(fingerprint, key) {
@@ -102,12 +107,12 @@ where
     /// # Errors
     ///
     /// As for [`get_or_load`](Self::get_or_load).
-    pub fn get_or_load_with<E: Into<Error>>(
+    pub fn get_or_load_with<E: fmt::Display + Send + Sync + 'static>(
         &self,
         key: K,
         attributes: Attributes,
         load: impl FnOnce() -> Result<V, E>,
-    ) -> Result<KeyedRef<'_, K, V>, LoadError> {
+    ) -> Result<KeyedRef<'_, K, V>, LoadError<E>> {
         let fingerprint = self.fingerprint(&key);
         match self.find(fingerprint, &key) {
             Some(value) => Ok(value),
@@ -115,28 +120,29 @@ where
         }
     }
 
-    fn load_missing<E: Into<Error>>(
+    fn load_missing<E: fmt::Display + Send + Sync + 'static>(
         &self,
         fingerprint: Fingerprint,
         mut key: K,
         attributes: Attributes,
         load: impl FnOnce() -> Result<V, E>,
-    ) -> Result<KeyedRef<'_, K, V>, LoadError> {
+    ) -> Result<KeyedRef<'_, K, V>, LoadError<E>> {
         loop {
             let entered = self.loading.enter(fingerprint, key);
-            let begun = self.cache.begin(fingerprint, self.expected_weight(), attributes)?;
-            key = match self.judge(begun, entered) {
+            let begun = self.cache.begin(fingerprint, self.expected_weight(), attributes);
+            key = match self.judge(begun.map_err(LoadError::typed)?, entered) {
                 Found::Value(value) => return Ok(value),
                 Found::Again(key) => key,
                 Found::InFlight(in_flight, key) => match in_flight.wait() {
                     Err(LoadError::Abandoned) => key,
-                    outcome => return outcome.map(|block| self.lend(block)),
+                    outcome => {
+                        let block = outcome.map_err(LoadError::typed)?;
+                        return Ok(self.lend(block));
+                    }
                 },
                 Found::Vacant(vacant) => {
-                    return match load() {
-                        Ok(value) => Ok(self.publish(vacant, value)),
-                        Err(error) => Err(vacant.fail(error)),
-                    };
+                    let loaded = vacant.guard.own_scope().run(load);
+                    return self.end(vacant, loaded);
                 }
             };
         }
@@ -154,7 +160,7 @@ where
     /// # let cache = KeyedCache::<String, usize>::builder().max_entries(100).build()?;
     /// let page = "ada".to_owned();
     /// let length = cache.get_or_load_async(page.clone(), || async {
-    ///     Ok::<_, std::io::Error>(page.len()) // await a request here
+    ///     Ok::<_, String>(page.len()) // await a request here
     /// });
     /// assert_eq!(*length.await?, 3);
     /// # Ok(())
@@ -168,10 +174,10 @@ where
         &self,
         key: K,
         load: impl FnOnce() -> F,
-    ) -> Result<KeyedRef<'_, K, V>, LoadError>
+    ) -> Result<KeyedRef<'_, K, V>, LoadError<E>>
     where
         F: Future<Output = Result<V, E>>,
-        E: Into<Error>,
+        E: fmt::Display + Send + Sync + 'static,
     {
         self.get_or_load_with_async(key, Attributes::DATA, load).await
     }
@@ -186,10 +192,10 @@ where
         mut key: K,
         attributes: Attributes,
         load: impl FnOnce() -> F,
-    ) -> Result<KeyedRef<'_, K, V>, LoadError>
+    ) -> Result<KeyedRef<'_, K, V>, LoadError<E>>
     where
         F: Future<Output = Result<V, E>>,
-        E: Into<Error>,
+        E: fmt::Display + Send + Sync + 'static,
     {
         let fingerprint = self.fingerprint(&key);
         if let Some(value) = self.find(fingerprint, &key) {
@@ -198,19 +204,24 @@ where
         loop {
             let entered = self.loading.enter(fingerprint, key);
             let weight = self.expected_weight();
-            let begun = self.cache.begin_async(fingerprint, weight, attributes).await?;
-            key = match self.judge(begun, entered) {
+            let begun = self.cache.begin_async(fingerprint, weight, attributes).await;
+            key = match self.judge(begun.map_err(LoadError::typed)?, entered) {
                 Found::Value(value) => return Ok(value),
                 Found::Again(key) => key,
                 Found::InFlight(in_flight, key) => match in_flight.await {
                     Err(LoadError::Abandoned) => key,
-                    outcome => return outcome.map(|block| self.lend(block)),
+                    outcome => {
+                        let block = outcome.map_err(LoadError::typed)?;
+                        return Ok(self.lend(block));
+                    }
                 },
                 Found::Vacant(vacant) => {
-                    return match load().await {
-                        Ok(value) => Ok(self.publish(vacant, value)),
-                        Err(error) => Err(vacant.fail(error)),
+                    let mut loading = pin!(vacant.guard.own_scope().run(load));
+                    let polled = |context: &mut Context<'_>| {
+                        vacant.guard.own_scope().run(|| loading.as_mut().poll(context))
                     };
+                    let loaded = poll_fn(polled).await;
+                    return self.end(vacant, loaded);
                 }
             };
         }
@@ -244,26 +255,31 @@ where
         }
     }
 
-    fn publish(&self, vacant: Vacant<'_, K, V>, value: V) -> KeyedRef<'_, K, V> {
-        // The guard is dropped first.
+    /// Ends this request's load.
+    fn end<E: fmt::Display + Send + Sync + 'static>(
+        &self,
+        vacant: Vacant<'_, K, V>,
+        loaded: Result<V, E>,
+    ) -> Result<KeyedRef<'_, K, V>, LoadError<E>> {
+        // If user code panics, the guard is dropped first.
         let Vacant { key, guard } = vacant;
-        let times = self.times(key.key(), &value);
-        let (key, _) = key.leave();
-        let block = self.lend(guard.publish(Stored { key, value, times }));
-        self.note_expiry(&block.0.times);
-        block
+        match loaded {
+            Ok(value) => {
+                let times = self.times(key.key(), &value);
+                let (key, _) = key.leave();
+                let block = self.lend(guard.publish(Stored { key, value, times }));
+                self.note_expiry(&block.0.times);
+                Ok(block)
+            }
+            Err(error) => {
+                let error = LoadError::Failed(Arc::new(error));
+                guard.fail(error.clone().untyped());
+                Err(error)
+            }
+        }
     }
 
     fn lend(&self, block: OwnedRef<Fingerprint, Stored<K, V>>) -> KeyedRef<'_, K, V> {
         KeyedRef(block.lend(self.cache.inner()))
-    }
-}
-
-impl<K: Eq + Send + Sync + 'static, V: Send + Sync + 'static> Vacant<'_, K, V> {
-    /// Ends the load with the loader's error.
-    fn fail(self, error: impl Into<Error>) -> LoadError {
-        let error = LoadError::failed(error);
-        self.guard.fail(error.clone());
-        error
     }
 }

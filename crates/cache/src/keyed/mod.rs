@@ -41,7 +41,6 @@ use std::hash::{BuildHasher, Hash};
 
 use equivalent::Equivalent;
 use forebay_base::sync::Arc;
-use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
 use crate::attributes::{Attributes, Cause};
 use crate::cache::Cache;
@@ -104,8 +103,8 @@ where
     hasher: S,
     expiry: Option<Arc<ExpiryRule<K, V>>>,
     loading: LoadingKeys<K>,
-    /// Mean weight of recent values, reserved for values of unknown weight.
-    mean_weight: Arc<AtomicU64>,
+    /// Whether each entry weighs one.
+    counts_entries: bool,
 }
 
 impl<K, V> KeyedCache<K, V>
@@ -359,9 +358,7 @@ where
 
     /// The weight to reserve for a value of unknown weight.
     fn expected_weight(&self) -> u64 {
-        let mean = self.mean_weight.load(Ordering::Relaxed);
-        // A heavier reservation could be refused, and it is adjusted when the weight is known.
-        mean.min(self.cache.inner().capacity.target() / 8).max(1)
+        if self.counts_entries { 1 } else { self.cache.expected_weight() }
     }
 
     /// The times of a new entry.

@@ -15,6 +15,7 @@ mod callbacks;
 mod explain;
 mod keyed;
 mod lifetimes;
+mod load_errors;
 mod loading;
 mod memory;
 mod owners;
