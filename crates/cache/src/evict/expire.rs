@@ -2,8 +2,8 @@
 //!
 //! A lookup refuses an expired value by itself. The walk frees the memory of those that nobody asks
 //! for. A walk visits all headers, a chunk of the slab at a time. It begins when a value may have
-//! expired, advances once in [`PACE_NS`], and then by at most one part in [`PARTS`] of the headers.
-//! So the walk costs a bounded share of a processor, and an expired value is freed within about
+//! expired, and advances once in [`PACE_NS`] by one part in [`PARTS`] of the headers, at least by a
+//! chunk. So it costs a bounded share of a processor, and an expired value is freed within about
 //! `PARTS` times `PACE_NS`. Between two chunks the reclaimer looks whether it is needed.
 //!
 //! Invariant: a walk begins with [`Expiry::begin_walk`], which forgets when the next value expires.
@@ -12,18 +12,21 @@
 //!
 //! Locking: `slab-central` to find a chunk; then those of a removal.
 
+use std::ops::Range;
+use std::ptr::NonNull;
+
 use forebay_base::sync::atomic::Ordering;
 
 use crate::attributes::Cause;
 use crate::guard::Ref;
-use crate::header::VALID;
+use crate::header::{Header, HeaderState, VALID};
 use crate::inner::CacheInner;
 use crate::key::Key;
 
 /// Time between two slices of a walk.
 const PACE_NS: u64 = 1_000_000_000;
-/// Slices of a walk, if there are enough chunks.
-const PARTS: usize = 8;
+/// Slices of a walk, if there are enough headers.
+const PARTS: u64 = 8;
 
 /// Tells which values have expired.
 pub(crate) trait Expiry<V>: Send + Sync {
@@ -38,8 +41,8 @@ pub(crate) trait Expiry<V>: Send + Sync {
 pub(crate) struct ExpiryWalk {
     /// The next chunk, if a walk is in progress.
     next: Option<usize>,
-    /// Chunks left in this slice.
-    budget: usize,
+    /// Headers left in this slice.
+    budget: u64,
     /// When the last slice began.
     slice_ns: u64,
 }
@@ -51,18 +54,20 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let now_ns = self.clock.now_ns();
         if now_ns.saturating_sub(walk.slice_ns) >= PACE_NS {
             walk.slice_ns = now_ns;
-            walk.budget = self.slab.chunks().div_ceil(PARTS);
+            walk.budget = self.slab.bytes() / size_of::<Header<K, V>>() as u64 / PARTS + 1;
             walk.next = walk.next.or_else(|| expiry.begin_walk().then_some(0));
         }
         while let Some(chunk) = walk.next
             && walk.budget > 0
         {
-            // Before the chunk, so that a panic does not repeat it.
-            walk.budget -= 1;
-            walk.next = Some(chunk + 1);
-            if self.expire_chunk(chunk, expiry).is_none() {
+            let Some(ids) = self.slab.ids_of_chunk(chunk) else {
                 walk.next = None;
-            }
+                break;
+            };
+            // Before the chunk, so that a panic does not repeat it.
+            walk.next = Some(chunk + 1);
+            walk.budget = walk.budget.saturating_sub(ids.len() as u64);
+            self.expire(ids, expiry);
             if self.signal.wanted.load(Ordering::Acquire) {
                 break;
             }
@@ -73,25 +78,47 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     pub(crate) fn expire_all(&self) -> u64 {
         let Some(expiry) = self.expiry.as_deref() else { return 0 };
         expiry.begin_walk();
-        (0..).map_while(|chunk| self.expire_chunk(chunk, expiry)).sum()
+        let chunks = (0..).map_while(|chunk| self.slab.ids_of_chunk(chunk));
+        chunks.map(|ids| self.expire(ids, expiry)).sum()
     }
 
-    /// Removes the expired values of a chunk. Returns how many, or `None` if there is no such
-    /// chunk.
-    fn expire_chunk(&self, chunk: usize, expiry: &dyn Expiry<V>) -> Option<u64> {
+    /// Removes the expired values of some headers. Returns how many.
+    fn expire(&self, ids: Range<u32>, expiry: &dyn Expiry<V>) -> u64 {
         let mut removed = 0;
-        let is_chunk = self.slab.for_each_of_chunk(chunk, |header| {
+        for header in ids.filter_map(|id| self.slab.by_id(id)) {
             // SAFETY: headers are type-stable.
             let h = unsafe { header.as_ref() };
             if self.pin_if(h, |s| s.has(VALID).then_some(s)).is_none() {
-                return;
+                continue;
             }
             // SAFETY: pinned just now, from a valid state.
             let block = unsafe { Ref::from_pin(self, header) };
             if expiry.check_and_note(&block) && block.remove(Cause::Expired) {
                 removed += 1;
             }
-        });
-        is_chunk.then_some(removed)
+        }
+        removed
+    }
+
+    /// Removes a block, unless it has left already. Returns the state before. Blocks that the key
+    /// has had or gets otherwise are not affected.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds a pin on a header of this cache, and keeps it.
+    pub(crate) unsafe fn remove_pinned(
+        &self,
+        header: NonNull<Header<K, V>>,
+        cause: Cause,
+    ) -> Option<HeaderState> {
+        // SAFETY: pinned by the caller.
+        let h = unsafe { header.as_ref() };
+        let before = h.retire(cause)?;
+        // SAFETY: as above; the key was written before the header was in use.
+        self.unlink(header, self.hash(unsafe { h.key() }));
+        self.count_left(header, before, cause);
+        // SAFETY: the pin that `retire` took; the caller holds another.
+        unsafe { Self::unpin(NonNull::from(self), header) };
+        Some(before)
     }
 }

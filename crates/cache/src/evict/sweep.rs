@@ -46,8 +46,12 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             // SAFETY: pinned, so the key stays; it was written before the header was in use.
             let key = unsafe { *h.key() };
             if wanted(&key, before.class()) {
-                // SAFETY: pinned by this function.
-                if let Some(before) = unsafe { self.remove_pinned(header, cause) } {
+                let hash = self.hash(&key);
+                if let Some(before) = h.retire(cause) {
+                    self.unlink(header, hash);
+                    self.count_left(header, before, cause);
+                    // SAFETY: the pin that `retire` took; this function holds another.
+                    unsafe { Self::unpin(NonNull::from(self), header) };
                     removed += u64::from(before.has(FILLED));
                     if cause == Cause::Flushed {
                         self.notify_evicted(&[key]);
@@ -57,28 +61,6 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             }
         });
         (removed, in_use)
-    }
-
-    /// Removes a block, unless it has left already. Returns the state before. Blocks that the key
-    /// has had or gets otherwise are not affected.
-    ///
-    /// # Safety
-    ///
-    /// The caller holds a pin on a header of this cache, and keeps it.
-    pub(crate) unsafe fn remove_pinned(
-        &self,
-        header: NonNull<Header<K, V>>,
-        cause: Cause,
-    ) -> Option<HeaderState> {
-        // SAFETY: pinned by the caller.
-        let h = unsafe { header.as_ref() };
-        let before = h.retire(cause)?;
-        // SAFETY: as above; the key was written before the header was in use.
-        self.unlink(header, self.hash(unsafe { h.key() }));
-        self.count_left(header, before, cause);
-        // SAFETY: the pin that `retire` took; the caller holds another.
-        unsafe { Self::unpin(NonNull::from(self), header) };
-        Some(before)
     }
 
     /// Sweeps until no block for which `wanted` is true is in use.
