@@ -16,6 +16,7 @@ mod explain;
 mod lifetimes;
 mod loading;
 mod memory;
+mod operations;
 mod owners;
 mod pins;
 mod policy;
