@@ -41,7 +41,7 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `cache`, `builder`, `lookup`, `insert` | the interface, hits, inserts and removals |
+//! | `cache`, `operations`, `builder`, `lookup`, `insert` | the interface, hits, inserts and removals |
 //! | `header` | block descriptors, the protocol of pins, their memory |
 //! | `index` | from hashes to headers and ghosts |
 //! | `lists` | the order of blocks and ghosts |
@@ -82,6 +82,7 @@ mod lookup;
 #[cfg(forebay_model)]
 #[doc(hidden)]
 pub mod model;
+mod operations;
 mod owner;
 mod policy;
 #[cfg_attr(not(feature = "insight"), path = "recorder/off.rs")]
@@ -108,8 +109,10 @@ pub use keyed::builder::KeyedBuilder;
 pub use keyed::entry::KeyedEntry;
 pub use keyed::guard::{KeyedOwnedRef, KeyedRef};
 pub use keyed::hasher::SeededState;
+pub use keyed::iter::KeyedIter;
 pub use load::error::LoadError;
 pub use load::load_guard::{Begin, InFlight, LoadFuture, LoadGuard, Present};
+pub use operations::Iter;
 pub use owner::OwnerCaching;
 #[cfg(feature = "insight")]
 pub use recorder::{BlockGroup, Explanation, MissCause, MissGroup, Remedy, SecondaryFate};

@@ -136,13 +136,6 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Ok(block)
     }
 
-    /// Returns the block, pinned. Does not count as a use.
-    pub(crate) fn peek(&self, key: &K) -> Option<Ref<'_, K, V>> {
-        let (header, _) = self.pin(self.hash(key), key, 0)?;
-        // SAFETY: pinned just now, from a valid state.
-        Some(unsafe { Ref::from_pin(self, header) })
-    }
-
     #[inline(never)]
     fn get_scanned(&self, hash: u64, key: &K) -> Option<Ref<'_, K, V>> {
         match self.pin_scanned(hash, key, MARK) {

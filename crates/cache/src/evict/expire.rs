@@ -13,13 +13,12 @@
 //! Locking: `slab-central` to find a chunk; then those of a removal.
 
 use std::ops::Range;
-use std::ptr::NonNull;
 
 use forebay_base::sync::atomic::Ordering;
 
 use crate::attributes::Cause;
 use crate::guard::Ref;
-use crate::header::{Header, HeaderState, VALID};
+use crate::header::{Header, VALID};
 use crate::inner::CacheInner;
 use crate::key::Key;
 
@@ -93,32 +92,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             }
             // SAFETY: pinned just now, from a valid state.
             let block = unsafe { Ref::from_pin(self, header) };
-            if expiry.check_and_note(&block) && block.remove(Cause::Expired) {
+            if expiry.check_and_note(&block) && block.remove(Cause::Expired).is_some() {
                 removed += 1;
             }
         }
         removed
-    }
-
-    /// Removes a block, unless it has left already. Returns the state before. Blocks that the key
-    /// has had or gets otherwise are not affected.
-    ///
-    /// # Safety
-    ///
-    /// The caller holds a pin on a header of this cache, and keeps it.
-    pub(crate) unsafe fn remove_pinned(
-        &self,
-        header: NonNull<Header<K, V>>,
-        cause: Cause,
-    ) -> Option<HeaderState> {
-        // SAFETY: pinned by the caller.
-        let h = unsafe { header.as_ref() };
-        let before = h.retire(cause)?;
-        // SAFETY: as above; the key was written before the header was in use.
-        self.unlink(header, self.hash(unsafe { h.key() }));
-        self.count_left(header, before, cause);
-        // SAFETY: the pin that `retire` took; the caller holds another.
-        unsafe { Self::unpin(NonNull::from(self), header) };
-        Some(before)
     }
 }

@@ -43,6 +43,25 @@ impl<K: Send + Sync + 'static, V: Send + Sync + 'static> KeyedOwnedRef<K, V> {
     pub fn is_cached(&self) -> bool {
         self.0.is_cached()
     }
+
+    /// Takes key and value out, if the entry has left the cache and this is its last pin. The
+    /// listener does not get them then.
+    ///
+    /// ```
+    /// # use forebay_cache::KeyedCache;
+    /// # let cache = KeyedCache::<String, Vec<u8>>::builder().max_entries(100).build()?;
+    /// cache.insert("seven".to_owned(), vec![7])?;
+    /// let removed = cache.remove("seven").expect("inserted just now");
+    /// assert_eq!(removed.try_into_entry().ok(), Some(("seven".to_owned(), vec![7])));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The reference, if the entry is cached, or if there are other pins.
+    pub fn try_into_entry(self) -> Result<(K, V), Self> {
+        self.0.try_into_value().map(|stored| (stored.key, stored.value)).map_err(Self)
+    }
 }
 
 impl<K: Send + Sync + 'static, V: Send + Sync + 'static> Clone for KeyedOwnedRef<K, V> {

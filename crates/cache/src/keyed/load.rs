@@ -135,10 +135,9 @@ where
                 Found::Again(key) => key,
                 Found::InFlight(in_flight, key) => match in_flight.wait() {
                     Err(LoadError::Abandoned) => key,
-                    outcome => {
-                        let block = outcome.map_err(LoadError::typed)?;
-                        return Ok(self.lend(block));
-                    }
+                    Err(error) => return Err(error.typed()),
+                    Ok(block) if block.key == key => return Ok(self.lend(block)),
+                    Ok(_) => key,
                 },
                 Found::Vacant(vacant) => {
                     let loaded = vacant.guard.own_scope().run(load);
@@ -210,10 +209,9 @@ where
                 Found::Again(key) => key,
                 Found::InFlight(in_flight, key) => match in_flight.await {
                     Err(LoadError::Abandoned) => key,
-                    outcome => {
-                        let block = outcome.map_err(LoadError::typed)?;
-                        return Ok(self.lend(block));
-                    }
+                    Err(error) => return Err(error.typed()),
+                    Ok(block) if block.key == key => return Ok(self.lend(block)),
+                    Ok(_) => key,
                 },
                 Found::Vacant(vacant) => {
                     let mut loading = pin!(vacant.guard.own_scope().run(load));

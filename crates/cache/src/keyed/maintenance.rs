@@ -16,7 +16,7 @@ where
 {
     /// The number of entries, including expired ones that were not removed yet.
     pub fn len(&self) -> usize {
-        self.cache.inner().resident_blocks() as usize
+        self.cache.len()
     }
 
     /// Whether there is no entry.
@@ -29,7 +29,7 @@ where
     ///
     /// Pinned values leave the cache now, and are freed with their last pin.
     pub fn clear(&self) -> u64 {
-        self.cache.flush()
+        self.cache.clear()
     }
 
     /// Removes all entries whose time is over, and returns how many. A thread of the cache does

@@ -30,6 +30,7 @@ pub(crate) mod entry;
 mod expiry;
 pub(crate) mod guard;
 pub(crate) mod hasher;
+pub(crate) mod iter;
 mod load;
 mod loading_keys;
 mod maintenance;
@@ -190,7 +191,7 @@ where
     where
         Q: ?Sized + Hash + Equivalent<K>,
     {
-        let block = self.cache.inner().peek(&self.fingerprint(key))?;
+        let block = self.cache.peek(&self.fingerprint(key))?;
         let is_it = key.equivalent(&block.key) && !self.has_expired(&block.times);
         is_it.then_some(KeyedRef(block))
     }
@@ -255,11 +256,15 @@ where
             times = rule.times(&key, &value);
             end = rule.expires_at(&times);
             // Else its listener would be told that it was replaced.
-            self.reject(self.cache.inner().peek(&fingerprint));
+            self.reject(self.cache.peek(&fingerprint));
         }
         let inserted =
             self.cache.insert_with(fingerprint, Stored { key, value, times }, attributes);
-        inserted.map_err(|Refused { reason, value }| Refused { reason, value: value.value })?;
+        inserted.map_err(|refused| Refused {
+            reason: refused.reason,
+            value: refused.value.value,
+            removed: refused.removed,
+        })?;
         if let Some(rule) = &self.expiry {
             rule.note(end);
         }
@@ -287,7 +292,7 @@ where
                 return removed;
             }
             let inner = self.cache.inner();
-            if inner.cancel_load(&fingerprint) || inner.peek(&fingerprint).is_none() {
+            if inner.cancel_load(&fingerprint) || self.cache.peek(&fingerprint).is_none() {
                 return None;
             }
         }
@@ -328,7 +333,7 @@ where
         Q: ?Sized + Equivalent<K>,
     {
         loop {
-            let block = self.cache.inner().peek(&fingerprint)?;
+            let block = self.cache.peek(&fingerprint)?;
             if self.has_expired(&block.times) {
                 block.remove(Cause::Expired);
                 continue;
@@ -337,8 +342,8 @@ where
                 return Some(None);
             }
             // Otherwise it has left or was replaced meanwhile.
-            if block.remove(Cause::Removed) {
-                return Some(Some(KeyedOwnedRef(block.into_owned())));
+            if let Some(removed) = block.remove(Cause::Removed) {
+                return Some(Some(KeyedOwnedRef(removed)));
             }
         }
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use forebay_cache::{Attributes, BuildError, Cause, KeyedCache, Refusal};
 
-use super::{audit, inline};
+use super::{TICK, advance, audit, inline};
 use crate::support::{Live, block_on};
 
 #[test]
@@ -94,12 +94,60 @@ fn the_listener_gets_keys_and_causes() {
     audit(&cache);
     let mut seen = seen.lock().unwrap().clone();
     seen.sort_by_key(|(key, value, _)| (key.clone(), *value));
-    let causes: Vec<_> = seen.iter().map(|event| event.2).collect();
-    assert_eq!(causes, [Cause::Replaced, Cause::Removed, Cause::Capacity, Cause::Removed]);
-    let entries: Vec<_> = seen.iter().map(|event| (event.0.as_str(), event.1)).collect();
-    assert_eq!(entries[..2], [("a", 1), ("a", 2)]);
-    assert_eq!(entries[3], ("key 80", 80));
-    assert!(entries[2].0.ends_with(&entries[2].1.to_string()));
+    let of = |key: &str| -> Vec<_> {
+        let events = seen.iter().filter(|event| event.0 == key);
+        events.map(|(_, value, cause)| (*value, *cause)).collect()
+    };
+    assert_eq!(of("a"), [(1, Cause::Replaced), (2, Cause::Removed)]);
+    assert_eq!(of("key 80"), [(80, Cause::Removed)]);
+    let evicted: Vec<_> = seen.iter().filter(|event| event.2 == Cause::Capacity).collect();
+    assert!(!evicted.is_empty() && evicted.len() == seen.len() - 3, "{seen:?}");
+    assert!(evicted.iter().all(|(key, value, _)| *key == format!("key {value}")));
+}
+
+#[test]
+fn all_entries_are_visited_and_some_retained() {
+    let (builder, clock) = inline::<String, u64>(100);
+    let lifetime = |value: &u64| value.is_multiple_of(10).then_some(TICK);
+    let cache = builder.expire_with(move |_, value| lifetime(value)).build().unwrap();
+    for n in 0..50 {
+        cache.insert(n.to_string(), n).unwrap();
+    }
+    advance(&clock, TICK);
+    let visit = |cache: &KeyedCache<String, u64>| {
+        let mut values: Vec<u64> = cache.iter().map(|value| *value).collect();
+        values.sort_unstable();
+        values
+    };
+    let alive: Vec<u64> = (0..50).filter(|n| n % 10 > 0).collect();
+    assert_eq!(visit(&cache), alive);
+    assert_eq!(cache.len(), 50);
+    // Expired entries are not shown to `keep`.
+    let keep = |key: &String, value: &u64, _| {
+        assert!(value % 10 > 0 && *key == value.to_string());
+        value % 2 > 0
+    };
+    assert_eq!(cache.retain(keep), 30);
+    assert_eq!(visit(&cache), alive.into_iter().filter(|n| n % 2 > 0).collect::<Vec<_>>());
+    assert_eq!((&cache).into_iter().count(), 20);
+    let stopped = std::panic::AssertUnwindSafe(|| cache.retain(|_, _, _| panic!("keep")));
+    assert!(std::panic::catch_unwind(stopped).is_err());
+    audit(&cache);
+}
+
+#[test]
+fn a_removed_entry_can_be_taken_out() {
+    let (builder, _) = inline::<String, Vec<u8>>(10);
+    let cache = builder.build().unwrap();
+    cache.insert("a".to_owned(), vec![1]).unwrap();
+    let other = cache.get_owned("a").unwrap();
+    let removed = other.clone().try_into_entry().unwrap_err();
+    assert!(removed.is_cached());
+    drop(removed);
+    let removed = cache.remove("a").unwrap().try_into_entry().unwrap_err();
+    drop(other);
+    assert_eq!(removed.try_into_entry().unwrap(), ("a".to_owned(), vec![1]));
+    audit(&cache);
 }
 
 #[test]

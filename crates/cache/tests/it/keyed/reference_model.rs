@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use forebay_base::clock::{Clock, ManualClock};
+use forebay_base::clock::Clock;
 use forebay_base::rng::SmallRng;
 use forebay_cache::KeyedBuilder;
 
@@ -62,6 +62,16 @@ impl Model {
             known.used_ns = now_ns;
         }
         Some(known.value)
+    }
+}
+
+impl Model {
+    /// Keys and values that have not expired, sorted.
+    fn alive(&mut self, now_ns: u64) -> Vec<(String, u64)> {
+        let mut keys: Vec<String> = self.known.keys().cloned().collect();
+        keys.sort();
+        let entry = |key: String| self.get(&key, now_ns, false).map(|value| (key, value));
+        keys.into_iter().filter_map(entry).collect()
     }
 }
 
@@ -124,11 +134,18 @@ fn run(seed: u64, config: Config, operations: u64) {
                 cache.clear();
                 model.known.clear();
             }
+            _ if rng.below(4) == 0 => {
+                let part = rng.below(5);
+                cache.retain(|_, value, _| value % 5 != part);
+                model.known.retain(|_, known| known.value % 5 != part);
+            }
             _ => {
+                let mut found: Vec<(String, u64)> =
+                    cache.iter().map(|value| (value.key().clone(), *value)).collect();
+                found.sort();
+                assert_eq!(found, model.alive(now_ns), "{context}");
                 cache.remove_expired();
-                let keys: Vec<String> = model.known.keys().cloned().collect();
-                let alive = keys.iter().filter(|key| model.get(key, now_ns, false).is_some());
-                assert_eq!(alive.count(), cache.len(), "{context}");
+                assert_eq!(found.len(), cache.len(), "{context}");
             }
         }
     }
