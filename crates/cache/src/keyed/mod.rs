@@ -6,8 +6,8 @@
 //!
 //! Invariants
 //!
-//! * A lookup returns a value only if its key equals the requested one. An entry of another key with
-//!   the same fingerprint is a miss; an insert or a load replaces it.
+//! * A lookup returns a value only if its key equals the requested one. An entry of another key
+//!   with the same fingerprint is a miss; an insert or a load replaces it.
 //! * A removal removes the entry that it has compared, or none.
 //! * A lookup returns no value whose time is over. It removes such an entry; the reclaimer removes
 //!   those that nobody looks up (`evict::expire`).
