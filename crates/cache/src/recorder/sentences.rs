@@ -46,14 +46,24 @@ impl Explanation {
         let hit_ratio = percent(self.hit_ratio());
         let mut sentences = vec![match self.is_healthy() {
             true => format!(
-                "The cache is healthy: {hit_ratio} of {requests} reads in the last {span} found \
+                "The cache is healthy: {hit_ratio} of {requests} lookups in the last {span} found \
                  their block in memory."
             ),
+            false if self.misses < EVIDENCE => {
+                return vec![format!(
+                    "There were only {requests} lookups in the last {span}, of which {} did not \
+                     find their block in memory: too few to explain.",
+                    self.misses
+                )];
+            }
             false => format!(
-                "{} of {requests} reads in the last {span} did not find their block in memory.",
+                "{} of {requests} lookups in the last {span} did not find their block in memory.",
                 percent(1.0 - self.hit_ratio())
             ),
         }];
+        if self.is_healthy() && self.recorded < EVIDENCE {
+            return sentences;
+        }
         if self.recorded < EVIDENCE {
             sentences.push(format!(
                 "Only {} of these misses were recorded: too few to explain them.",
@@ -237,5 +247,27 @@ fn duration(ns: u64) -> String {
         0.0..10.0 => format!("{s:.1} s"),
         0.0..120.0 => format!("{s:.0} s"),
         _ => format!("{:.0} min", s / 60.0),
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use super::Explanation;
+
+    fn summary(hits: u64, misses: u64, recorded: u64) -> Vec<String> {
+        let (span_ns, one_in, capacity) = (5_000_000_000, 1, 1 << 20);
+        Explanation { span_ns, hits, misses, recorded, one_in, capacity, causes: Vec::new() }
+            .summary()
+    }
+
+    #[test]
+    fn where_there_is_nothing_to_explain_one_sentence_says_so() {
+        assert_eq!(summary(0, 0, 0), ["Nothing was read in the last 5.0 s."]);
+        let few = "There were only 10 lookups in the last 5.0 s, of which 4 did not find their \
+                   block in memory: too few to explain.";
+        assert_eq!(summary(6, 4, 4), [few]);
+        assert_eq!(summary(990, 10, 10).len(), 1);
+        let unseen = summary(100, 100, 2);
+        assert!(unseen[1].starts_with("Only 2 of these misses"), "{unseen:?}");
     }
 }

@@ -7,6 +7,23 @@ use std::path::PathBuf;
 use forebay_pool::HealthState;
 use serde::{Deserialize, Serialize};
 
+/// A guid in JSON: 16 hexadecimal digits, as in all other output. Many programs read numbers of JSON
+/// with a precision of 53 bits.
+mod guid {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+    pub(super) fn serialize<S: Serializer>(guid: &u64, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&format!("{guid:016x}"))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+        let text = String::deserialize(from)?;
+        u64::from_str_radix(&text, 16).map_err(|_| D::Error::custom("a guid is not hexadecimal"))
+    }
+}
+
 /// A daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ProcessInfo {
@@ -38,6 +55,7 @@ pub(crate) struct MetricsInfo {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PoolInfo {
     pub(crate) name: String,
+    #[serde(with = "guid")]
     pub(crate) guid: u64,
     pub(crate) read_only: bool,
     pub(crate) devices: Vec<PathBuf>,
@@ -66,6 +84,7 @@ pub(crate) struct MountInfo {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PoolStatus {
     pub(crate) name: String,
+    #[serde(with = "guid")]
     pub(crate) guid: u64,
     /// `mounted`, `imported`, `exported`, or text that begins with `not exported` after a crash.
     pub(crate) state: String,
@@ -244,7 +263,10 @@ pub(crate) struct JobProgress {
 /// Result of a trace.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TraceReport {
+    /// Accesses in the trace, without read-ahead.
     pub(crate) accesses: u64,
+    /// Blocks that read-ahead began to read.
+    pub(crate) read_ahead: u64,
     /// Accesses that are missing, because the client or the daemon was too slow.
     pub(crate) dropped: u64,
     pub(crate) duration_us: u64,
@@ -415,6 +437,8 @@ pub(crate) struct CurveReport {
     pub(crate) capacity_bytes: u64,
     /// The time that the curve stands for.
     pub(crate) seconds: f64,
+    /// The part of that time with accesses.
+    pub(crate) busy_seconds: f64,
     /// Accesses in that time. Earlier ones count less.
     pub(crate) accesses: f64,
     /// Mean time of a load of a missing block; 0 if none was timed.

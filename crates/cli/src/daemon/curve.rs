@@ -28,6 +28,7 @@ pub(crate) fn report(daemon: &Daemon) -> CurveReport {
         memory_bytes: daemon.plan.total_bytes,
         capacity_bytes: curve.capacity,
         seconds: curve.seconds,
+        busy_seconds: curve.busy_seconds,
         accesses: curve.points.first().map_or(0.0, |point| point.accesses),
         load_ns: curve.load_ns,
         points: curve.points.iter().enumerate().map(point).collect(),

@@ -94,7 +94,8 @@ pub(crate) struct State {
     /// Why a daemon does not answer.
     pub(crate) trouble: Option<String>,
     now: f64,
-    answered: f64,
+    /// When the daemons were asked last; none before the first answers.
+    answered: Option<f64>,
     pub(crate) interval: f64,
 }
 
@@ -113,7 +114,7 @@ impl State {
             samples: HashMap::new(),
             trouble: None,
             now: 0.0,
-            answered: 0.0,
+            answered: None,
             interval,
         }
     }
@@ -126,7 +127,7 @@ impl State {
     /// Takes the samples of all daemons that answer, and why others do not.
     pub(crate) fn take(&mut self, now: f64, samples: Vec<ProcessSample>, trouble: Option<String>) {
         self.tick(now);
-        (self.answered, self.trouble) = (now, trouble);
+        (self.answered, self.trouble) = (Some(now), trouble);
         let before = std::mem::take(&mut self.samples);
         for pool in &mut self.pools {
             pool.gone = true;
@@ -201,10 +202,11 @@ impl State {
 
     /// What is wrong, for the user.
     pub(crate) fn message(&self) -> Option<String> {
-        let silent = self.now - self.answered;
+        let silent = self.now - self.answered.unwrap_or(0.0);
         let late = silent > 3.0 * self.interval + 2.0;
         match self.pools.get(self.selected()) {
             _ if late => Some(format!("the daemon has not answered for {silent:.0} s")),
+            None if self.answered.is_none() => Some("asking the daemons".into()),
             None if self.trouble.is_none() => {
                 Some("no pools are in use; waiting for `forebay mount` or `forebay import`".into())
             }

@@ -9,7 +9,7 @@ use zstd::stream::write::Encoder;
 use super::create;
 use crate::args::TraceRecordArgs;
 use crate::control::Request;
-use crate::control::client::{self, Part, Target};
+use crate::control::client::{self, Part};
 use crate::control::messages::TraceReport;
 use crate::error::{Failure, Result};
 use crate::{output, units};
@@ -25,15 +25,7 @@ struct Output<'a> {
 }
 
 pub(super) fn run(args: &TraceRecordArgs) -> Result<()> {
-    let (process, pool) = match client::find(&args.pool)? {
-        Target::InUse { process, pool } => (process, pool),
-        Target::Paths(_) => {
-            return Err(Failure::new(format!(
-                "{}: the pool is not in use, so nothing accesses it; run `forebay mount` first",
-                args.pool
-            )));
-        }
-    };
+    let (process, pool) = client::pool_in_use(args.pool.as_deref())?;
     if !args.force && args.output.symlink_metadata().is_ok() {
         create(&args.output, false)?;
     }
@@ -65,9 +57,10 @@ pub(super) fn run(args: &TraceRecordArgs) -> Result<()> {
         dropped => format!(", {dropped} more came too fast and are missing"),
     };
     output::line(&format!(
-        "{shown}: {} accesses in {:.1} s{dropped}",
+        "{shown}: {} accesses in {:.1} s, {} read ahead{dropped}",
         report.accesses,
-        report.duration_us as f64 / 1e6
+        report.duration_us as f64 / 1e6,
+        report.read_ahead
     ));
     Ok(())
 }

@@ -224,6 +224,7 @@ fn a_pool_that_goes_is_waited_for_and_shown_again() {
 #[test]
 fn what_is_wrong_is_said() {
     let mut state = State::new(0, 1.0);
+    shows(&screen(&mut state, (80, 24)), &["asking the daemons"]);
     state.take(0.0, Vec::new(), None);
     shows(&screen(&mut state, (80, 24)), &["no pools are in use; waiting"]);
     state.take(1.0, Vec::new(), Some("daemon 9: does not answer in time".to_owned()));
