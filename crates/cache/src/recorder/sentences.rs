@@ -163,6 +163,14 @@ impl MissGroup {
                     percent(share)
                 )
             }
+            Remedy::LoopTooLarge { bytes: loops } => {
+                let what = self.blocks.first().map(name).unwrap_or_default();
+                format!(
+                    "{what} is read in a loop larger than four times the cache, of about {}: only \
+                     memory or an L2 of that size would keep it.",
+                    bytes(loops)
+                )
+            }
             Remedy::AllowSecondary { misses } => {
                 format!(
                     "If L2 were allowed to take it, L2 could have served {misses} of these misses."
@@ -207,10 +215,19 @@ impl fmt::Display for Explanation {
 }
 
 fn listed(groups: &[BlockGroup], name: &NameOf<'_>) -> String {
-    let large = groups.iter().filter(|group| group.share >= GROUP_SHARE_MIN);
-    let each = large.map(|group| match group.share {
-        0.995.. => name(group),
-        share => format!("{} ({})", name(group), percent(share)),
+    // Names may stand for several groups.
+    let mut named: Vec<(String, f64)> = Vec::new();
+    for group in groups {
+        let text = name(group);
+        match named.iter_mut().find(|(other, _)| *other == text) {
+            Some((_, share)) => *share += group.share,
+            None => named.push((text, group.share)),
+        }
+    }
+    let large = named.into_iter().filter(|(_, share)| *share >= GROUP_SHARE_MIN);
+    let each = large.map(|(name, share)| match share {
+        0.995.. => name,
+        share => format!("{name} ({})", percent(share)),
     });
     let listed: Vec<String> = each.collect();
     match (groups.first(), listed.is_empty()) {
@@ -256,8 +273,19 @@ mod tests {
 
     fn summary(hits: u64, misses: u64, recorded: u64) -> Vec<String> {
         let (span_ns, one_in, capacity) = (5_000_000_000, 1, 1 << 20);
-        Explanation { span_ns, hits, misses, recorded, one_in, capacity, causes: Vec::new() }
-            .summary()
+        let (missed, blocks, causes) = (recorded, Vec::new(), Vec::new());
+        let explanation = Explanation {
+            span_ns,
+            hits,
+            misses,
+            recorded,
+            one_in,
+            capacity,
+            missed,
+            blocks,
+            causes,
+        };
+        explanation.summary()
     }
 
     #[test]

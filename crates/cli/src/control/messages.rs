@@ -364,12 +364,15 @@ pub(crate) struct ProcessStats {
     pub(crate) memory_bytes: u64,
     pub(crate) resident_bytes: u64,
     pub(crate) cache: CacheStats,
+    /// Requested blocks that were in memory, and all. Blocks that were read ahead were not.
+    #[serde(default)]
+    pub(crate) in_memory: MemoryHits,
     pub(crate) pools: Vec<PoolStats>,
     pub(crate) mounts: Vec<MountStats>,
 }
 
 /// Requests for blocks, and the part served from memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemoryHits {
     pub(crate) found: u64,
     pub(crate) wanted: u64,
@@ -425,6 +428,9 @@ pub(crate) struct CacheStateStats {
     pub(crate) class: String,
     pub(crate) bytes: u64,
     pub(crate) blocks: u64,
+    /// Blocks of each sublist; empty for ghosts.
+    #[serde(default)]
+    pub(crate) sublists: Vec<u64>,
 }
 
 /// The miss-ratio curve of a daemon's cache over the last minutes, and what follows from it.
@@ -540,6 +546,10 @@ pub(crate) struct ExplainReport {
     pub(crate) one_in: u64,
     /// Bytes of blocks that the cache should hold.
     pub(crate) capacity_bytes: u64,
+    /// Misses of the blocks that were asked about, estimated.
+    pub(crate) missed: u64,
+    /// What was missed most often, of all causes together.
+    pub(crate) blocks: Vec<ExplainedBlocks>,
     /// Those first for whose loads was waited longest.
     pub(crate) causes: Vec<ExplainedCause>,
     /// The same as text: a summary, then the sentences of each cause.

@@ -56,12 +56,12 @@ pub(crate) fn run(args: &TopArgs) -> Result<()> {
 /// Takes two samples, an interval apart, and prints the figures between them.
 fn once(args: &TopArgs, selected: u64) -> Result<()> {
     let stop = output::interruptible()?;
-    let before = poll::round();
+    let before = poll::round(false);
     let until = Instant::now() + args.interval;
     while Instant::now() < until && !output::is_raised(&stop) {
         std::thread::sleep(STOP_PERIOD.min(until.saturating_duration_since(Instant::now())));
     }
-    let now = poll::round();
+    let now = poll::round(true);
     let mut all = Vec::new();
     for now in &now.samples {
         // A daemon that has started meanwhile has rates next time.
@@ -107,6 +107,7 @@ fn text(summary: &PoolSummary) -> String {
         tables::hits(summary),
         tables::lists(summary),
         tables::causes(summary),
+        tables::misses(summary),
         tables::devices(summary),
         tables::txgs(summary),
     ];

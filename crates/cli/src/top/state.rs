@@ -29,11 +29,12 @@ pub(crate) enum Page {
     Txg,
     Devices,
     Operations,
+    Misses,
 }
 
 impl Page {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Overview, Self::Cache, Self::Txg, Self::Devices, Self::Operations];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Overview, Self::Cache, Self::Txg, Self::Devices, Self::Operations, Self::Misses];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -42,6 +43,7 @@ impl Page {
             Self::Txg => "Txg",
             Self::Devices => "Devices",
             Self::Operations => "Operations",
+            Self::Misses => "Misses",
         }
     }
 
@@ -233,7 +235,7 @@ impl State {
         match key {
             KeyCode::Char('q') | KeyCode::Esc => return Action::Quit,
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.help = true,
-            KeyCode::Char(digit @ '1'..='5') => {
+            KeyCode::Char(digit @ '1'..='6') => {
                 self.page = Page::ALL[digit as usize - '1' as usize];
             }
             KeyCode::Tab | KeyCode::Right => self.page = self.page.step(1),

@@ -136,6 +136,11 @@ fn a_cold_start_is_named_and_then_the_cache_is_healthy() {
     let running = mount(&fixture, "128M");
     let nothing = fixture.ok(&["explain", "at"]);
     println!("{nothing}");
+    for path in ["/nowhere/at/all", "/tmp"] {
+        let said = fixture.fails(&["explain", path]);
+        let mounted = format!("mounted are {} (tank/main)", at.display());
+        assert!(said.contains(&mounted) && !said.contains("create"), "{said}");
+    }
     let read = || (0..200).for_each(|n| read_file(&at.join(format!("mail/{n}"))));
     read();
     let cold = report(&fixture, "tank");
@@ -164,6 +169,8 @@ fn targets_that_are_not_there_are_refused() {
     let said = fixture.fails(&["explain", "tank.img"]);
     assert!(said.contains("mount the pool first"), "{said}");
     fixture.ok(&["import", "tank.img"]);
+    let said = fixture.fails(&["explain", "/nowhere/at/all"]);
+    assert!(said.contains("mount the pool first") && !said.contains("create"), "{said}");
     let text = fixture.ok(&["explain", "tank"]);
     assert!(text.contains("in the last"), "{text}");
     let said = fixture.fails(&["explain", "tank/none"]);

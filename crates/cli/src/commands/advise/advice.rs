@@ -12,7 +12,7 @@ const MIN_BUSY_SECONDS: f64 = 30.0;
 const MATTERS: f64 = 0.005;
 
 /// What the curve says about a target, a budget, or else about more and less memory.
-pub(super) fn sentences(
+pub(crate) fn sentences(
     report: &CurveReport,
     target: Option<f64>,
     budget: Option<u64>,

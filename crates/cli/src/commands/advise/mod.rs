@@ -1,7 +1,7 @@
 //! `forebay advise`: what a smaller or larger cache would bring, from the miss-ratio curves of
 //! daemons.
 
-mod advice;
+pub(crate) mod advice;
 mod plot;
 mod svg;
 

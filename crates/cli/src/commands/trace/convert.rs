@@ -143,6 +143,31 @@ mod tests {
         std::fs::read(&to).unwrap()
     }
 
+    #[test]
+    fn of_a_trace_that_is_cut_the_beginning_is_converted_and_of_a_damaged_one_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        let mut file = Vec::new();
+        put_header(&mut file, &TraceHeader::default());
+        for time in 0..3 {
+            put_records(&mut file, &[record(time, 5, TraceOutcome::Miss)]);
+        }
+        std::fs::write(&from, &file[..file.len() - 7]).unwrap();
+        run(&from, TraceFormat::Text, &to, false).unwrap();
+        assert_eq!(std::fs::read_to_string(&to).unwrap().lines().count(), 3);
+        std::fs::write(&to, "kept").unwrap();
+        // Unknown flags in the last record.
+        let at = file.len() - 2;
+        file[at] = 0xff;
+        std::fs::write(&from, &file).unwrap();
+        assert!(run(&from, TraceFormat::Text, &to, true).is_err());
+        assert_eq!(std::fs::read_to_string(&to).unwrap(), "kept");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+        let special = Path::new("/dev/null");
+        assert!(run(&from, TraceFormat::Text, special, true).is_err());
+        assert!(special.symlink_metadata().is_ok_and(|found| !found.is_file()));
+    }
+
     fn key(block: u64) -> u64 {
         record(0, block, TraceOutcome::Hit).key()
     }
