@@ -156,8 +156,8 @@ impl MissGroup {
             Remedy::FitTheLoop { bytes: loops, more, share } => {
                 let what = self.blocks.first().map(name).unwrap_or_default();
                 format!(
-                    "{what} is read in a loop of {}, which does not fit: {} more memory for \
-                     blocks would have kept {} of it.",
+                    "A loop over {what}, of {}, does not fit: {} more memory for blocks would \
+                     have kept {} of it.",
                     bytes(loops),
                     bytes(more),
                     percent(share)
@@ -166,7 +166,7 @@ impl MissGroup {
             Remedy::LoopTooLarge { bytes: loops } => {
                 let what = self.blocks.first().map(name).unwrap_or_default();
                 format!(
-                    "{what} is read in a loop larger than four times the cache, of about {}: only \
+                    "A loop over {what}, of about {}, is larger than four times the cache: only \
                      memory or an L2 of that size would keep it.",
                     bytes(loops)
                 )
@@ -215,19 +215,18 @@ impl fmt::Display for Explanation {
 }
 
 fn listed(groups: &[BlockGroup], name: &NameOf<'_>) -> String {
-    // Names may stand for several groups.
-    let mut named: Vec<(String, f64)> = Vec::new();
-    for group in groups {
+    // A name may stand for several groups, of which not all are listed: it has no share.
+    let mut named: Vec<(String, Option<f64>)> = Vec::new();
+    for group in groups.iter().filter(|group| group.share >= GROUP_SHARE_MIN) {
         let text = name(group);
         match named.iter_mut().find(|(other, _)| *other == text) {
-            Some((_, share)) => *share += group.share,
-            None => named.push((text, group.share)),
+            Some((_, share)) => *share = None,
+            None => named.push((text, Some(group.share))),
         }
     }
-    let large = named.into_iter().filter(|(_, share)| *share >= GROUP_SHARE_MIN);
-    let each = large.map(|(name, share)| match share {
-        0.995.. => name,
-        share => format!("{name} ({})", percent(share)),
+    let each = named.into_iter().map(|(name, share)| match share {
+        None | Some(0.995..) => name,
+        Some(share) => format!("{name} ({})", percent(share)),
     });
     let listed: Vec<String> = each.collect();
     match (groups.first(), listed.is_empty()) {

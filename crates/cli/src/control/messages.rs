@@ -451,9 +451,22 @@ pub(crate) struct CurveReport {
     pub(crate) load_ns: f64,
     /// From the smallest to the largest size.
     pub(crate) points: Vec<CurvePointInfo>,
+    /// What larger sizes would save of each dataset, from recorded misses.
+    #[serde(default)]
+    pub(crate) datasets: Vec<DatasetSavings>,
     /// What follows, in sentences. The command adds them.
     #[serde(default)]
     pub(crate) advice: Vec<String>,
+}
+
+/// What more memory would save of a dataset's misses. Lower bounds, from recorded misses.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct DatasetSavings {
+    pub(crate) name: String,
+    pub(crate) class: String,
+    pub(crate) misses_per_s: f64,
+    /// By size in percent of today's.
+    pub(crate) saved_per_s: BTreeMap<u64, f64>,
 }
 
 /// A simulated size of the cache.

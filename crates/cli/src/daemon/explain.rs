@@ -41,6 +41,20 @@ pub(super) fn without_paths(daemon: &Daemon, since: Duration) -> Option<ExplainR
     Some(report(&explanation, &names))
 }
 
+/// The name of an owner of blocks: a dataset, or a pool for its own.
+pub(super) fn owner_name(daemon: &Daemon, owner: OwnerId) -> String {
+    for imported in daemon.pools() {
+        let pool = &imported.pool;
+        if pool.block_owner() == owner {
+            return format!("pool {}", pool.name());
+        }
+        if let Some(dataset) = pool.dataset_of_blocks(owner) {
+            return format!("{}/{}", pool.name(), dataset.name());
+        }
+    }
+    "a closed dataset".to_owned()
+}
+
 /// The blocks to explain.
 enum Wanted {
     All,
@@ -144,7 +158,7 @@ impl Names {
         match BlockLabel::of(group.label) {
             BlockLabel::Object(_) if self.without_paths => match group.class {
                 Class::Metadata => format!("directories of {owner}"),
-                Class::Data => format!("a file of {owner}"),
+                Class::Data => format!("files of {owner}"),
             },
             BlockLabel::Object(number) => match self.objects.get(&(group.owner, number)) {
                 Some((FileKind::Directory, path)) => format!("directory {path} of {owner}"),

@@ -77,7 +77,7 @@ fn a_file_that_is_read_in_a_loop_is_named_and_kept_by_the_remedy() {
     let evicted = cause(&report, "evicted", "data");
     assert_eq!(evicted["blocks"][0]["name"], "file /big of tank/main", "{report:#}");
     assert_eq!(evicted["evictors"][0]["name"], "file /big of tank/main", "{report:#}");
-    assert!(text.contains("file /big of tank/main is read in a loop of 1"), "{text}");
+    assert!(text.contains("A loop over file /big of tank/main, of 1"), "{text}");
     let remedy = &evicted["remedies"][0];
     assert_eq!(remedy["remedy"], "fit_the_loop", "{report:#}");
     let bytes = remedy["loop_bytes"].as_u64().unwrap();

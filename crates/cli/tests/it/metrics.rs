@@ -228,6 +228,9 @@ fn the_page_shows_the_pool_in_a_browser() {
         "<td>tank/main</td>",
         "<h2>Where requested blocks came from</h2>",
         "aria-label=\"Throughput: read 0 B/s",
+        "<h2>What other sizes of memory would bring</h2>",
+        "<div id=\"advice\"><p>",
+        "<div id=\"explanation\"><p>",
     ] {
         assert!(page.contains(part), "{part}: {page}\n{log}");
     }

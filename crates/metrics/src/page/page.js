@@ -117,12 +117,12 @@ const PLOTS = [
   },
   {
     title: 'Metadata and data',
-    text: 'Memory by class, and the part that is meant for metadata.',
+    text: 'Memory by class, and what metadata may take before it gives way to data.',
     format: bytes,
     series: [
       ['metadata', gauge((it) => it.cache.metadata_bytes)],
       ['data', gauge((it) => it.cache.data_bytes)],
-      ['target of metadata', gauge((it) => it.cache.metadata_target_bytes)],
+      ['metadata may take', gauge((it) => it.cache.metadata_target_bytes)],
     ],
   },
   {
