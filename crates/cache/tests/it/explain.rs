@@ -54,7 +54,7 @@ impl Fixture {
 
     pub(crate) fn read(&mut self, key: u64, attributes: Attributes) {
         self.clock.advance(1000);
-        let loaded = self.cache.get_or_load(key, 1, attributes, || {
+        let loaded = self.cache.get_or_load_weighed(key, 1, attributes, || {
             self.clock.advance(LOAD_NS);
             *self.loads.entry(attributes.label).or_default() += 1;
             Ok::<_, std::io::Error>(key)
@@ -271,8 +271,8 @@ fn a_healthy_cache_is_called_healthy() {
 fn removed_and_flushed_blocks_are_named() {
     let mut fixture = Fixture::new(1000);
     (0..100).for_each(|key| fixture.read(key, LEAVES));
-    (0..60).for_each(|key| assert!(fixture.cache.remove(&key)));
-    fixture.cache.flush_where(|_, _| true);
+    (0..60).for_each(|key| assert!(fixture.cache.remove(&key).is_some()));
+    fixture.cache.retain(|_, _, _| false);
     (0..100).for_each(|key| fixture.read(key, LEAVES));
     let explanation = fixture.explain();
     assert_eq!(group(&explanation, MissCause::Invalidated, Class::Metadata).misses, 60);
@@ -318,7 +318,7 @@ fn blocks_that_their_owner_does_not_cache_are_named() {
     for _ in 0..5 {
         for (id, n) in (0..100).flat_map(|n| [(owner, n), (other, n)]) {
             let load = || Ok::<_, std::io::Error>(n);
-            cache.get_or_load(OwnedKey(id.get(), n), 1, STREAM, load).unwrap();
+            cache.get_or_load_weighed(OwnedKey(id.get(), n), 1, STREAM, load).unwrap();
         }
     }
     let explanation = cache.explain(HOUR).unwrap();
