@@ -200,7 +200,7 @@ pub(crate) fn pool_in_use(pool: Option<&str>) -> Result<(Process, PoolInfo)> {
     if pools.len() > 1 {
         let names: Vec<&str> = pools.iter().map(|(_, pool)| &*pool.name).collect();
         let names = names.join(", ");
-        return Err(Failure::usage(&format!("several pools are in use: {names}; name one")));
+        return Err(Failure::usage(format!("several pools are in use: {names}; name one")));
     }
     pools.pop().ok_or_else(|| Failure::new("no pools are in use; mount one with `forebay mount`"))
 }
