@@ -74,8 +74,6 @@ pub(crate) fn run(common: &Common) -> Result<Vec<Record>, Failure> {
     let args = overflow::Args { capacity_mib: 1, shifts: vec![6, 0] };
     let records = overflow::run(&two, &args)?;
     add("overflow", records.clone(), overflow::panels(&records), "insert_p99_ns")?;
-    let records = keyed::run(&two, &keyed::Args { entries: 100, factor: 4 })?;
-    add("keyed", records.clone(), keyed::panels(&records), "ops_per_s")?;
     let args = memory::Args {
         max_entries: 2000,
         storm: false,
@@ -102,7 +100,7 @@ pub(crate) fn run(common: &Common) -> Result<Vec<Record>, Failure> {
 /// A bench's name, records and plot, and the figure that every record must have.
 type Part = (&'static str, Vec<Record>, Vec<Panel>, &'static str);
 
-/// Benches of hit ratios.
+/// Benches of hit ratios, and of the cache for keys of any type.
 fn of_policies(one: &Common) -> Result<Vec<Part>, Failure> {
     let args = r5::Args { capacity: 500, factor: 10, warmup_passes: 2 };
     let records = r5::run(one, &args)?;
@@ -115,7 +113,10 @@ fn of_policies(one: &Common) -> Result<Vec<Part>, Failure> {
     };
     let records = sim::run(one, &args)?;
     let panels = sim::panels(&records);
-    Ok(vec![r5, ("sim", records, panels, "hit_ratio")])
+    let sim = ("sim", records, panels, "hit_ratio");
+    let records = keyed::run(one, &keyed::Args { entries: 100, factor: 4 })?;
+    let panels = keyed::panels(&records);
+    Ok(vec![r5, sim, ("keyed", records, panels, "ops_per_s")])
 }
 
 /// Benches of devices.
