@@ -331,6 +331,10 @@ impl LeafStore for Leaves {
         Ok(())
     }
 
+    fn now_ns(&self) -> u64 {
+        self.0.io.ahead.clock().now_ns()
+    }
+
     fn count(&self, counter: Counter, amount: u64) {
         self.0.io.ahead.directories().counters.add(counter, 0, amount);
     }

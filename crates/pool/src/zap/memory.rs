@@ -31,6 +31,7 @@ pub(super) struct MemoryStoreState {
     pub(super) leaves: HashMap<ZapBlock, Leaf>,
     /// The open txg.
     txg: u64,
+    pub(super) now_ns: u64,
     /// With so many leaves a directory is large.
     pub(super) aided_leaves: u64,
     /// How often moves of names were asked for, and creates slowed down.
@@ -170,7 +171,7 @@ impl MemoryStore {
 impl Zap<MemoryStore> {
     /// Moves the names of some leaves. Returns the number of names that are still buffered.
     pub(super) fn merge_some(&self) -> Result<u64> {
-        let mut batch = self.start_merge(64, true)?;
+        let mut batch = self.start_merge(64, true);
         self.load_merge(&mut batch, || false);
         while !batch.is_empty() {
             self.finish_merge(&(), &mut batch)?;
@@ -429,6 +430,10 @@ impl LeafStore for MemoryStore {
     fn slow_down(&self, _: &Pace, _: Wait) -> Result<()> {
         self.state.lock().slowed += 1;
         Ok(())
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.state.lock().now_ns
     }
 
     fn count(&self, counter: Counter, amount: u64) {

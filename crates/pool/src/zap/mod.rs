@@ -43,6 +43,7 @@ mod model;
 mod probe;
 mod queue;
 mod rounds;
+mod skips;
 mod stats;
 mod store;
 mod sweep;

@@ -158,6 +158,9 @@ pub(crate) trait LeafStore {
     /// [`WouldBlock`](crate::ErrorKind::WouldBlock) if it would wait and must not.
     fn slow_down(&self, pace: &Pace, wait: Wait) -> Result<()>;
 
+    /// The time, for pauses.
+    fn now_ns(&self) -> u64;
+
     /// Adds to a counter of [`ZapCounters`](super::ZapCounters).
     fn count(&self, counter: Counter, amount: u64);
 
