@@ -21,8 +21,7 @@ fn name(number: u32) -> Vec<u8> {
 
 /// Buffers names of large directories, and slows creates down as much as can be.
 fn buffer_names(fs: &FileSystem) {
-    let tunables =
-        [("buffer", "true"), ("buffer_leaves", "4"), ("slow_scale_ns", "1000000000")];
+    let tunables = [("buffer", "true"), ("buffer_leaves", "4"), ("slow_scale_ns", "1000000000")];
     for (tunable, value) in tunables {
         fs.pool().set_tunable(&format!("directory_{tunable}"), value).expect("a tunable");
     }

@@ -9,7 +9,8 @@ use crate::reservation::FIRST_BYTES;
 use crate::tx::Tx;
 use crate::wait::Wait;
 use crate::zap::{
-    self, FilterOpening, LeafLookup, LeafStore, Pace, ZapCounters, ZapCounts, counts_of, put_counts,
+    self, AidShare, FilterOpening, LeafLookup, LeafStore, Pace, ZapCounters, ZapCounts, counts_of,
+    put_counts,
 };
 
 use super::node::{BlockState, Fetched, Node, NodeState};
@@ -307,6 +308,13 @@ impl LeafStore for Leaves {
 
     fn may_buffer(&self) -> bool {
         self.0.io.ahead.directories().tunables.directory_buffer()
+    }
+
+    fn take_share(&self, bytes: u64) -> Option<AidShare> {
+        let directories = self.0.io.ahead.directories();
+        let percent = u64::from(directories.tunables.directory_buffer_percent());
+        let max_bytes = self.0.io.store.cache().bound_bytes() / 100 * percent;
+        directories.memory.take(bytes, max_bytes)
     }
 
     fn may_merge(&self, tx: &Tx) -> bool {

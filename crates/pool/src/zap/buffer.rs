@@ -139,7 +139,7 @@ impl Fat {
             OpStep::Done(InPage::Missing) => {
                 if !leaf.is_open
                     && !leaf.has_hash
-                    && access.store.may_buffer()
+                    && self.may_buffer(access.store)
                     && self.count_buffered(access, hash, leaf.depth)?.unwrap_or(0) < MERGE_NAMES
                 {
                     match self.buffer(access, tx, request, leaf.depth)? {
@@ -157,6 +157,10 @@ impl Fat {
             OpStep::NotResident(ticket) => Some(OpStep::NotResident(ticket)),
             OpStep::Done(_) => None,
         })
+    }
+
+    fn may_buffer<S: LeafStore>(&self, store: &S) -> bool {
+        self.share.is_some() && store.may_buffer()
     }
 
     /// Applies a change whose leaf is not resident, if that is possible without the leaf. `ticket`
@@ -192,7 +196,7 @@ impl Fat {
         if !request.adds() {
             return Ok(OpStep::Done(Changed::new(Change::Missing, false)));
         }
-        if !access.store.may_buffer() {
+        if !self.may_buffer(access.store) {
             return Ok(OpStep::NotResident(ticket));
         }
         Ok(match self.buffer(access, tx, request, depth)? {
@@ -304,6 +308,7 @@ impl Fat {
         }
         self.pages = DepthTable::new(0);
         *self.sweep = Sweep::default();
+        self.share = None;
         Ok(())
     }
 
@@ -575,6 +580,7 @@ impl Fat {
             store.with_leaf_mut(tx, low_id, None, access.fetched, |bytes| put_leaf(bytes, low))?;
         assert!(matches!(put, LeafLookup::Resident(Ok(()))), "the page is open and whole");
         self.header = header;
+        self.resize_share();
         self.pages.resize(page_depth);
         let prefix = hash & prefix_mask(depth);
         self.pages.set(prefix, depth + 1);

@@ -6,6 +6,7 @@ use forebay_base::counters::Counter;
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::{Arc, Mutex};
 
+use super::share::{AidMemory, AidShare};
 use super::store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
 use super::{
     Pace, SlotChange, Zap, ZapCounters, filter_of, open_filter, pack, put_counts, rebuild_filter,
@@ -32,6 +33,9 @@ pub(super) struct MemoryStoreState {
     /// The open txg.
     txg: u64,
     pub(super) now_ns: u64,
+    /// Shares of memory, and their maximum.
+    pub(super) aid_memory: AidMemory,
+    pub(super) aid_bytes_max: Option<u64>,
     /// With so many leaves a directory is large.
     pub(super) aided_leaves: u64,
     /// How often moves of names were asked for, and creates slowed down.
@@ -417,6 +421,11 @@ impl LeafStore for MemoryStore {
 
     fn may_buffer(&self) -> bool {
         !self.state.lock().buffers_nothing
+    }
+
+    fn take_share(&self, bytes: u64) -> Option<AidShare> {
+        let state = self.state.lock();
+        state.aid_memory.take(bytes, state.aid_bytes_max.unwrap_or(u64::MAX))
     }
 
     fn may_merge(&self, _: &()) -> bool {
