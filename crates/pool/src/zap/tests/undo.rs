@@ -30,6 +30,7 @@ fn a_removal_is_undone_without_reading_anything() {
 
 /// Names of which the leaf of `of` has at least so many bytes.
 fn fill_leaf(zap: &Zap<MemoryStore>, of: &[u8], bytes: usize) {
+    zap.store().state.lock().leaves.values_mut().for_each(|leaf| leaf.load());
     for number in 1_000_000..2_000_000 {
         let used = leaf_of(zap, of).0;
         if (bytes..ZAP_LEAF_BYTES - 1000).contains(&used) {
