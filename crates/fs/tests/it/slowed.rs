@@ -66,7 +66,7 @@ fn slowed_creates_leave_threads_to_others() {
     }
     fs.forget(dir, 1);
     unmount(fs);
-    fixture.cache.cache().flush();
+    fixture.cache.cache().clear();
     // Time stands still, so a delay never ends.
     let clock = Arc::new(ManualClock::new());
     let options = FsOptions { workers: 2, ..FsOptions::default() };
