@@ -226,6 +226,24 @@ impl Devices {
         self.iter().for_each(|vdev| vdev.status().begin_txg(txg));
     }
 
+    /// A scrub has found all blocks up to this txg on all devices in use, or rewritten them. The
+    /// next commit stores that no device misses them any more.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Device`] if a flush fails.
+    pub(crate) fn caught_up(&self, until_txg: u64) -> Result<()> {
+        let misses = |vdev: &Vdev| {
+            let leaves = 0..vdev.leaves().len() as u8;
+            leaves.into_iter().any(|leaf| vdev.status().missed(leaf).is_some())
+        };
+        if !self.iter().any(misses) {
+            return Ok(());
+        }
+        self.flush_all()?;
+        self.iter().for_each(|vdev| vdev.status().caught_up(until_txg));
+        Ok(())
+    }
+
     fn changes(&self) -> u64 {
         self.iter().map(|vdev| vdev.status().changes()).sum()
     }

@@ -253,6 +253,21 @@ impl VdevStatus {
         Ok(())
     }
 
+    /// All blocks up to this txg were verified on the devices in use, bad ones rewritten, and a
+    /// flush covers them.
+    pub(super) fn caught_up(&self, until_txg: u64) {
+        let _changing = self.changing.lock();
+        for (at, one) in self.leaves.iter().enumerate() {
+            let is_covered = one.missed().is_some_and(|missed| missed.to <= until_txg);
+            if is_covered && one.state() == StoredState::Online {
+                one.missed_from.store(0, Ordering::Release);
+                one.missed_to.store(0, Ordering::Release);
+                self.changes.fetch_add(1, Ordering::AcqRel);
+                tracing::info!(side = at, until_txg, "device of a mirror has all blocks again");
+            }
+        }
+    }
+
     /// A label of a device could not be written.
     pub(super) fn fault(&self, leaf: u8, error: &forebay_io::Error) -> bool {
         let mut others = LeafSet::default();

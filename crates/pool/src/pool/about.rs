@@ -57,6 +57,10 @@ pub struct PoolVdev {
 pub struct PoolDevice {
     /// The number of the device's top-level vdev in the pool.
     pub number: u16,
+    /// Whether that is a mirror.
+    pub mirror: bool,
+    /// Which device of the vdev it is.
+    pub side: u8,
     /// Its state.
     pub state: LeafState,
     /// Reads that failed, since it joined the pool or was cleared.
@@ -209,6 +213,8 @@ fn device(vdev: &Vdev, at: u8) -> PoolDevice {
     let (errors, missed) = (vdev.errors(at), vdev.status().missed(at));
     PoolDevice {
         number: vdev.number(),
+        mirror: vdev.kind() == VdevKind::Mirror,
+        side: at,
         state: vdev.leaf_state(at),
         read_errors: errors.reads,
         write_errors: errors.writes,
