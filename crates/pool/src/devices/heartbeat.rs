@@ -2,8 +2,9 @@
 //!
 //! A lock keeps two processes of one host from importing a pool. Against another host, which shares
 //! the device, the importing process writes a *heartbeat* at intervals: a block in the front label
-//! of vdev 0 that nothing else writes; of a mirror, in that of each device. It names a *session*, a random number per import. Host ids
-//! are for messages only, because two hosts may have the same one, or none.
+//! of vdev 0 that nothing else writes; of a mirror, in that of each device. It names a *session*, a
+//! random number per import. Host ids are for messages only, because two hosts may have the same
+//! one, or none.
 //!
 //! # Taking over
 //!

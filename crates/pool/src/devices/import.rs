@@ -297,7 +297,11 @@ impl Selection<'_> {
             }
             let built = Vdev::new(number as u16, vdev, leaves, self.txg + 1);
             if !built.status().has_whole_leaf() {
-                problems.extend(incomplete(&built));
+                let lacks = incomplete(&built);
+                if self.read_only && is_mirror {
+                    self.notes.push(format!("not all blocks can be read: {}", lacks.join(", ")));
+                }
+                problems.extend(lacks);
             }
             vdevs.push(built);
         }
@@ -375,7 +379,7 @@ impl Selection<'_> {
             true => format!("device {guid:#x} of mirror {}", of.number),
             false => format!("device {}", of.number),
         };
-        if self.read_only {
+        if self.read_only && !of.is_mirror {
             self.notes.push(format!(
                 "{what} (guid {guid:#x}) is missing: blocks without a copy on another device cannot be read"
             ));

@@ -226,17 +226,21 @@ impl Devices {
         self.iter().for_each(|vdev| vdev.status().begin_txg(txg));
     }
 
+    /// Whether a device misses blocks.
+    pub(crate) fn misses_blocks(&self) -> bool {
+        self.iter().any(|vdev| {
+            let mut leaves = 0..vdev.leaves().len() as u8;
+            leaves.any(|leaf| vdev.status().missed(leaf).is_some())
+        })
+    }
+
     /// A scrub has found all blocks up to this txg on all devices in use, or rewritten them. The
     /// next commit stores that no device misses them any more.
     ///
     /// # Errors
     /// [`ErrorKind::Device`] if a flush fails.
     pub(crate) fn caught_up(&self, until_txg: u64) -> Result<()> {
-        let misses = |vdev: &Vdev| {
-            let leaves = 0..vdev.leaves().len() as u8;
-            leaves.into_iter().any(|leaf| vdev.status().missed(leaf).is_some())
-        };
-        if !self.iter().any(misses) {
+        if !self.misses_blocks() {
             return Ok(());
         }
         self.flush_all()?;
@@ -330,7 +334,10 @@ impl Devices {
         tried: &mut LeafSet,
     ) -> Option<Place> {
         let leaf = match self.get(dva.device) {
-            Some(vdev) if vdev.kind() == VdevKind::Mirror => vdev.status().choose(birth, tried),
+            // If none is in use, the first one says why.
+            Some(vdev) if vdev.kind() == VdevKind::Mirror && vdev.used().next().is_some() => {
+                vdev.status().choose(birth, tried)
+            }
             _ => (!tried.contains(0)).then_some(0),
         };
         tried.insert(leaf?);

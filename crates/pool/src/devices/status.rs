@@ -163,7 +163,8 @@ impl VdevStatus {
     /// Chooses the device of a mirror that will answer a read sooner: by its reads in flight and
     /// their usual time. Devices that miss the block come last. `None` if all have been tried.
     pub(super) fn choose(&self, birth: Option<u64>, tried: &LeafSet) -> Option<u8> {
-        let explores = self.choices.fetch_add(1, Ordering::Relaxed).is_multiple_of(EXPLORE);
+        let nth = self.choices.fetch_add(1, Ordering::Relaxed);
+        let explores = nth.is_multiple_of(EXPLORE);
         let misses = |one: &LeafStatus| match (one.missed(), birth) {
             (Some(missed), Some(birth)) => missed.contains(birth),
             (missed, None) => missed.is_some(),
@@ -172,10 +173,10 @@ impl VdevStatus {
         let cost = |one: &LeafStatus| {
             let reading = one.reading.load(Ordering::Relaxed);
             let ns = one.read_ns.load(Ordering::Relaxed);
-            // While it explores, the device that is idle for longest goes first.
+            // Exploring, the devices take turns.
             (reading + 1).saturating_mul(if explores { 1 } else { ns })
         };
-        let turn = self.choices.load(Ordering::Relaxed) as usize;
+        let turn = if explores { nth / EXPLORE } else { nth } as usize;
         let count = self.leaves.len();
         (0..count)
             .map(|step| (turn + step) % count)

@@ -174,6 +174,16 @@ impl Vdev {
         all.filter(|(at, _)| self.kind == VdevKind::Device || self.status.is_used(*at))
     }
 
+    /// The devices that a request goes to: those in use. If there are none, the first one, which
+    /// says why.
+    fn targets(&self) -> Vec<(u8, &Leaf)> {
+        let mut targets: Vec<_> = self.used().collect();
+        if targets.is_empty() {
+            targets.push((0, self.leaf(0)));
+        }
+        targets
+    }
+
     /// Whether none of its devices is there.
     pub(crate) fn is_missing(&self) -> bool {
         self.leaves.iter().all(Leaf::is_missing)
@@ -225,7 +235,7 @@ impl Vdev {
                 done(completion.result);
             }));
         }
-        let leaves: Vec<(u8, &Leaf)> = self.used().collect();
+        let leaves = self.targets();
         let write = Arc::new(MirrorWrite {
             status: Arc::clone(&self.status),
             state: Mutex::named(
@@ -275,7 +285,8 @@ impl Vdev {
             _ => {
                 let buffer = Arc::new(buffer);
                 let shared = || Request::write_shared(offset, Box::new(Arc::clone(&buffer)));
-                self.used().map(|(at, leaf)| (at, submit(leaf, shared()))).collect()
+                let targets = self.targets().into_iter();
+                targets.map(|(at, leaf)| (at, submit(leaf, shared()))).collect()
             }
         };
         VdevPending { vdev: self, pending, is_flush: false }
@@ -283,7 +294,8 @@ impl Vdev {
 
     /// Starts to flush. This thread may execute the last flush itself.
     pub(super) fn begin_flush(&self, is_last: bool) -> VdevPending<'_> {
-        let count = self.used().count();
+        let targets = self.targets();
+        let count = targets.len();
         let submit = |(nth, (at, leaf)): (usize, (u8, &Leaf))| {
             let flush = Request::flush();
             let allowed = is_last && nth + 1 == count;
@@ -291,7 +303,7 @@ impl Vdev {
             leaf.device().submit(flush);
             (at, pending)
         };
-        let pending = self.used().enumerate().map(submit).collect();
+        let pending = targets.into_iter().enumerate().map(submit).collect();
         VdevPending { vdev: self, pending, is_flush: true }
     }
 }

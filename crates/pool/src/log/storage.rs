@@ -23,8 +23,8 @@ pub(crate) trait LogStorage: Send + Sync {
         true
     }
 
-    /// Reads from `dva` into `buffer`, from one of the devices that hold it. Addresses and lengths are multiples of
-    /// [`LOG_SECTOR_BYTES`](crate::format::LOG_SECTOR_BYTES).
+    /// Reads from `dva` into `buffer`, from one of the devices that hold it. Addresses and lengths
+    /// are multiples of [`LOG_SECTOR_BYTES`](crate::format::LOG_SECTOR_BYTES).
     ///
     /// # Errors
     /// Device errors, or `Corrupt` for an invalid address.

@@ -7,7 +7,7 @@ use forebay_io::{Device, Request};
 use forebay_pool::format::label::VERSION;
 use forebay_pool::{DatasetSettings, ErrorKind, NewVdev, Pool};
 
-use crate::common::{MIB, cache, check, create_options, import_options, memory};
+use crate::common::{MIB, arena, cache, check, create_options, import_options, memory};
 
 const SIZE: u64 = 16 * MIB;
 const DEVICES: usize = 3;
@@ -60,11 +60,11 @@ fn read(pool: &Pool) {
 
 /// Writes the bytes of all devices to new ones.
 fn unpack(bytes: &[u8]) -> Vec<Arc<dyn Device>> {
-    let cache = cache(8 * MIB);
+    let arena = arena();
     let device = |bytes: &[u8]| {
         let device = memory(SIZE);
         for (nth, part) in bytes.chunks(1 << 20).enumerate() {
-            let mut buffer = cache.alloc(part.len()).expect("memory");
+            let mut buffer = arena.alloc(part.len()).expect("memory");
             buffer.copy_from_slice(part);
             device.run(Request::write((nth as u64) << 20, buffer)).result.expect("written");
         }
@@ -92,10 +92,10 @@ fn pack() {
     }
     drop((tx, object, data));
     pool.export().expect("exported");
-    let (cache, mut bytes) = (cache(8 * MIB), Vec::new());
+    let (arena, mut bytes) = (arena(), Vec::new());
     for device in &devices {
         for at in (0..SIZE).step_by(1 << 20) {
-            let buffer = cache.alloc(1 << 20).expect("memory");
+            let buffer = arena.alloc(1 << 20).expect("memory");
             bytes.extend_from_slice(
                 &device.run(Request::read(at, buffer)).into_buffer().expect("it reads"),
             );

@@ -8,7 +8,7 @@ use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, Request};
 use forebay_pool::{ErrorKind, HealthState, LeafState, NewVdev, Pool};
 
-use crate::common::{MIB, cache, check, create_options, dataset, import_options, memory};
+use crate::common::{MIB, arena, cache, check, create_options, dataset, import_options, memory};
 
 const SIZE: u64 = 32 * MIB;
 const RECORD: u64 = 8192;
@@ -85,9 +85,9 @@ fn states(pool: &Pool) -> Vec<LeafState> {
 
 /// Overwrites what lies between the labels.
 fn scribble(device: &Arc<dyn Device>, from: u64, until: u64) {
-    let cache = cache(8 * MIB);
+    let arena = arena();
     for at in (from..until).step_by(1 << 20) {
-        let mut buffer = cache.alloc(1 << 20).expect("memory");
+        let mut buffer = arena.alloc(1 << 20).expect("memory");
         buffer.fill(0x5a);
         device.run(Request::write(at, buffer)).result.expect("it takes it");
     }
@@ -146,7 +146,7 @@ fn a_pool_goes_on_with_one_side_left_and_a_scrub_brings_the_other_one_back() {
     verify(&pool, number, 50, 0xff);
     assert_eq!(counter(&pool, "healed"), 0, "the side that misses blocks was not asked");
     let report = scrub(&pool);
-    assert!(report.complete && report.lost == 0 && report.healed > 0, "{report:?}");
+    assert!(report.complete && report.lost_count == 0 && report.healed > 0, "{report:?}");
     pool.sync().expect("a txg");
     assert_eq!(states(&pool), [LeafState::Online; 2]);
     pool.export().expect("exported");
@@ -191,7 +191,7 @@ fn bad_copies_are_read_from_the_other_side_and_rewritten() {
     assert!(pool.devices()[0].checksum_errors > 0);
     assert_eq!(counter(&pool, "blocks_lost"), 0);
     let report = scrub(&pool);
-    assert!(report.complete && report.lost == 0 && report.healed > 0, "{report:?}");
+    assert!(report.complete && report.lost_count == 0 && report.healed > 0, "{report:?}");
     assert_eq!(scrub(&pool).healed, 0);
     check(&pool);
     pool.export().expect("exported");
@@ -314,9 +314,9 @@ fn clones_and_sides_of_other_pools_are_named() {
     let sides = Sides::new();
     sides.create().export().expect("exported");
     let clone = memory(SIZE);
-    let cache = cache(64 * MIB);
+    let (cache, arena) = (cache(64 * MIB), arena());
     for at in (0..SIZE).step_by(1 << 20) {
-        let buffer = cache.alloc(1 << 20).expect("memory");
+        let buffer = arena.alloc(1 << 20).expect("memory");
         let read = sides.media[0].run(Request::read(at, buffer)).into_buffer().expect("it reads");
         clone.run(Request::write(at, read)).result.expect("it takes it");
     }
