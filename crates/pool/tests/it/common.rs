@@ -21,7 +21,7 @@ pub(crate) fn cache(bytes: u64) -> Arc<BlockCache> {
 }
 
 /// Memory of requests.
-pub(crate) fn arena() -> Arena {
+pub(crate) fn arena() -> Arc<Arena> {
     let config = ArenaConfig { limit_bytes: 8 * MIB, huge_pages: HugePages::Auto };
     Arena::new(config).expect("memory")
 }
