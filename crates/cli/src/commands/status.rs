@@ -217,8 +217,8 @@ fn tree(status: &PoolStatus) -> Vec<(String, String)> {
     for device in &status.devices {
         if device.mirror && mirror != Some(device.number) {
             mirror = Some(device.number);
-            let sides = status.devices.iter().filter(|other| other.number == device.number);
-            let is_whole = sides.into_iter().all(|side| side.state == "online");
+            let mut sides = status.devices.iter().filter(|other| other.number == device.number);
+            let is_whole = sides.all(|side| side.state == "online");
             let state = if is_whole { "online" } else { "degraded" };
             lines.push(row(&format!("  mirror {}", device.number), [state, "", "", ""], ""));
         }

@@ -146,8 +146,8 @@ impl Config {
 
     /// Returns the device with this GUID.
     pub(crate) fn leaf_mut(&mut self, guid: u64) -> Option<&mut LeafConfig> {
-        let leaves = self.vdevs.iter_mut().flat_map(|vdev| &mut vdev.leaves);
-        leaves.into_iter().find(|leaf| leaf.guid == guid)
+        let mut leaves = self.vdevs.iter_mut().flat_map(|vdev| &mut vdev.leaves);
+        leaves.find(|leaf| leaf.guid == guid)
     }
 
     /// Counts what uses each feature.

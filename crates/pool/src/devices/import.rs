@@ -315,7 +315,6 @@ impl Selection<'_> {
 
     /// Sorts the opened devices into the places of the configuration. Returns also what is no
     /// member.
-    #[allow(clippy::type_complexity, reason = "places, and names")]
     fn sort(
         labelled: Vec<(Opened, Label)>,
         config: &Config,

@@ -218,7 +218,7 @@ impl VdevStatus {
         failed: Vec<(u8, forebay_io::Error)>,
         is_flush: bool,
     ) -> Result<(), forebay_io::Error> {
-        let ok = (0..self.leaves.len() as u8).filter(|leaf| done.contains(*leaf));
+        let mut ok = (0..self.leaves.len() as u8).filter(|leaf| done.contains(*leaf));
         if failed.is_empty() {
             for one in ok.map(|leaf| &self.leaves[usize::from(leaf)]) {
                 if one.in_a_row.load(Ordering::Relaxed) > 0 {
@@ -228,7 +228,7 @@ impl VdevStatus {
             return Ok(());
         }
         let _changing = self.changing.lock();
-        let counts = ok.into_iter().any(|leaf| self.leaves[usize::from(leaf)].is_whole());
+        let counts = ok.any(|leaf| self.leaves[usize::from(leaf)].is_whole());
         let refused = failed.iter().find(|(_, error)| !is_failure(error));
         if let Some((_, error)) = refused.or_else(|| failed.first().filter(|_| !counts)) {
             return Err(error.clone());
