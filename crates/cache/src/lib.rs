@@ -17,7 +17,7 @@
 //! assert_eq!(cache.get(&1).map(|block| block.len()), Some(8192));
 //!
 //! // One load per block, however many threads request it.
-//! let block = cache.get_or_load(2, 8192, Attributes::METADATA, || {
+//! let block = cache.get_or_load_with(2, Attributes::METADATA, || {
 //!     Ok::<_, std::io::Error>(vec![2; 8192]) // read it from a disk here
 //! })?;
 //! assert_eq!(block[0], 2);
@@ -41,7 +41,7 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `cache`, `builder`, `lookup`, `insert` | the interface, hits, inserts and removals |
+//! | `cache`, `operations`, `builder`, `lookup`, `insert` | the interface, hits, inserts and removals |
 //! | `header` | block descriptors, the protocol of pins, their memory |
 //! | `index` | from hashes to headers and ghosts |
 //! | `lists` | the order of blocks and ghosts |
@@ -81,6 +81,7 @@ mod lookup;
 #[cfg(forebay_model)]
 #[doc(hidden)]
 pub mod model;
+mod operations;
 mod owner;
 mod policy;
 #[cfg_attr(not(feature = "insight"), path = "recorder/off.rs")]
@@ -97,15 +98,19 @@ pub use callbacks::Evicted;
 pub use capacity::overhead::Overhead;
 #[cfg(feature = "insight")]
 pub use curve::report::{Curve, CurvePoint};
-pub use error::{BuildError, LoadError, OwnerError, Refusal, Refused};
+pub use error::{BuildError, OwnerError, Refusal, Refused};
 pub use guard::{OwnedRef, Ref, SlotHint};
 pub use index::IndexStats;
 pub use inner::Reclaim;
 pub use key::{Key, OwnerId};
+pub use load::error::LoadError;
 pub use load::load_guard::{Begin, InFlight, LoadFuture, LoadGuard, Present};
+pub use operations::Iter;
 pub use owner::OwnerCaching;
 #[cfg(feature = "insight")]
-pub use recorder::{BlockGroup, Explanation, MissCause, MissGroup, Remedy, SecondaryFate};
+pub use recorder::{
+    BlockGroup, Explanation, MissCause, MissEvent, MissGroup, Remedy, SecondaryFate,
+};
 pub use secondary::warm_up::{WarmUp, WarmUpRefusal};
 pub use secondary::{Candidate, Holding, SecondaryCache, Writing};
 pub use stats::{StateStats, Stats, Usage};

@@ -156,7 +156,7 @@ fn entry_figures(entries: u64) -> Figures {
         insert(round * entries..(round + 1) * entries);
     }
     let ghosts = cache.stats();
-    cache.flush();
+    cache.clear();
     cache.trim();
     let empty = cache.stats();
     let values = [
@@ -198,7 +198,7 @@ impl Worker for Storming<'_> {
             fill(&mut block, key);
             Ok::<_, forebay_base::arena::AllocError>(block)
         };
-        self.cache.get_or_load(key, weight, Attributes::DATA, make).is_ok()
+        self.cache.get_or_load_weighed(key, weight, Attributes::DATA, make).is_ok()
     }
 }
 

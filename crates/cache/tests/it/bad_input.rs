@@ -100,8 +100,8 @@ fn blocks_heavier_than_the_cache_are_handed_back() {
             assert!(!cache.contains(&1), "the older one would be outdated");
             // Refused at once, or when the block is there.
             for declared in [weight, 0, 1, 1000] {
-                let block =
-                    cache.get_or_load(2, declared, Attributes::DATA, || Ok::<_, String>(weight));
+                let block = cache
+                    .get_or_load_weighed(2, declared, Attributes::DATA, || Ok::<_, String>(weight));
                 assert_eq!(*block.unwrap(), weight);
                 assert!(!cache.contains(&2));
             }
@@ -145,7 +145,11 @@ fn a_weight_of_zero_counts_as_one() {
     let cache = inline(100, |_, _: &u64| 0).build().unwrap();
     for key in 0..1000 {
         cache.insert(key, key).unwrap();
-        drop(cache.get_or_load(10_000 + key, 0, Attributes::DATA, || Ok::<_, String>(1)).unwrap());
+        drop(
+            cache
+                .get_or_load_weighed(10_000 + key, 0, Attributes::DATA, || Ok::<_, String>(1))
+                .unwrap(),
+        );
     }
     assert_eq!(cache.stats().resident_blocks(), 100);
     audit(&cache);
@@ -194,9 +198,9 @@ fn a_useless_hash_is_refused_not_endured() {
             kept.iter().all(|(n, v)| cache.get(&Useless(*n)).is_some_and(|found| *found == *v))
         );
         for n in kept.keys() {
-            assert!(cache.remove(&Useless(*n)));
+            assert!(cache.remove(&Useless(*n)).is_some());
         }
-        cache.flush();
+        cache.clear();
         assert_eq!(cache.stats().index.entries, 0);
         cache.insert(Useless(1), 1).unwrap();
         audit(&cache);
@@ -242,7 +246,7 @@ fn a_panicking_drop_is_caught_and_counted() {
         let pin = cache.get(&198).unwrap();
         cache.remove(&198);
         drop(pin);
-        cache.flush();
+        cache.clear();
         // The reclaimer may be handling the last one.
         wait_until("every panic is counted", || cache.stats().counter("panics_caught") >= 201);
         let stats = cache.stats();
@@ -291,7 +295,7 @@ fn a_panic_in_flush_where_loses_no_pin() {
         cache.insert(key, key).unwrap();
     }
     let flush =
-        || cache.flush_where(|key, _| if *key == 50 { panic!("a bug") } else { key % 2 == 0 });
+        || cache.retain(|key, _, _| if *key == 50 { panic!("a bug") } else { key % 2 == 1 });
     assert!(catch_unwind(AssertUnwindSafe(flush)).is_err());
     audit(&cache);
     cache.close();
@@ -336,7 +340,7 @@ fn a_slot_hint_of_another_cache_finds_the_block_or_nothing() {
     }
     let hints: Vec<_> =
         (0..blocks).map(|key| emptied.get(&key).map(|block| block.slot_hint()).unwrap()).collect();
-    emptied.flush();
+    emptied.clear();
     emptied.resize(10);
     assert!(hints.iter().zip(0..).all(|(hint, key)| emptied.get_at(*hint, &key).is_none()));
     drop(from);

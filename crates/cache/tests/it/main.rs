@@ -14,8 +14,10 @@ mod callbacks;
 #[cfg(feature = "insight")]
 mod explain;
 mod lifetimes;
+mod load_errors;
 mod loading;
 mod memory;
+mod operations;
 mod owners;
 mod pins;
 mod policy;

@@ -56,7 +56,7 @@ fn a_block_costs_at_most_80_bytes_and_a_ghost_32() {
     assert!(stats.overhead.headers as f64 / n <= 66.0);
     audit(&cache);
     // All of it is returned.
-    cache.flush();
+    cache.clear();
     assert!(cache.stats().overhead.total() < 2 << 20, "{}", cache.stats());
 }
 
@@ -115,7 +115,7 @@ fn storm(
                             Ok::<_, forebay_base::arena::AllocError>(block)
                         };
                         let key = (t << 40) | i;
-                        match cache.get_or_load(key, bytes as u64, Attributes::DATA, load) {
+                        match cache.get_or_load_weighed(key, bytes as u64, Attributes::DATA, load) {
                             Ok(block) => {
                                 assert_eq!((block[0], block[bytes - 1]), (i as u8, i as u8))
                             }
