@@ -106,6 +106,7 @@ pub use load::load_guard::{Begin, InFlight, LoadFuture, LoadGuard, Present};
 pub use owner::OwnerCaching;
 #[cfg(feature = "insight")]
 pub use recorder::{BlockGroup, Explanation, MissCause, MissGroup, Remedy, SecondaryFate};
+pub use secondary::change::Change;
 pub use secondary::warm_up::{WarmUp, WarmUpRefusal};
 pub use secondary::{Candidate, Holding, SecondaryCache, Writing};
 pub use stats::{StateStats, Stats, Usage};

@@ -63,6 +63,7 @@ mod l2;
 mod label;
 mod load;
 mod options;
+mod promise;
 mod rebuild;
 mod record;
 mod ring;
@@ -73,9 +74,18 @@ mod warm_up;
 mod write_queue;
 mod writer;
 
+// What a user of `HybridCache` needs of the crates below.
+pub use forebay_cache::{
+    Attributes, Cause, Class, Evicted, Hint, Key, LoadError, OwnedRef, OwnerId, Ref, Refusal,
+    Refused, Stats,
+};
+pub use forebay_io::{Device, FileDevice, MemoryDevice, MemoryOptions, OpenError, OpenOptions};
+
 pub use codec::{AdmissionRefusal, Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES};
 pub use counters::L2Counters;
 pub use error::{Error, ErrorKind, Result};
+#[cfg(feature = "serde")]
+pub use hybrid::Postcard;
 pub use hybrid::{
     HybridBuilder, HybridCache, HybridMemory, HybridStats, InsertError, L2Key, L2Value,
 };

@@ -15,6 +15,7 @@
 //! Locking: `index-partition` to take over a slot. No lock is held while the secondary cache is
 //! called, except `reclaim` or `evict-scratch` of the evictor.
 
+pub(crate) mod change;
 mod offer;
 pub(crate) mod warm_up;
 
@@ -234,21 +235,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Removes a block, also from the secondary cache. True if it was cached.
     pub(crate) fn remove_everywhere(&self, hash: u64, key: &K, cause: Cause) -> bool {
         let Some(secondary) = self.active_secondary() else { return self.remove(hash, key, cause) };
-        match self.take_over(hash, key, 0, Attributes::DATA, cause) {
-            Ok((guard, previous)) => {
-                let was_cached = match previous {
-                    PreviousEntry::Nothing => false,
-                    PreviousEntry::Ghost(list, _) => {
-                        self.ghosts[list.number()].count_slots(0, 1);
-                        false
-                    }
-                    PreviousEntry::Resident(old, before) => {
-                        self.count_left(old, before, cause);
-                        // SAFETY: the pin that `retire` took.
-                        unsafe { Self::unpin(NonNull::from(self), old) };
-                        before.has(FILLED)
-                    }
-                };
+        match self.take_out(hash, key, cause) {
+            Ok((guard, was_cached)) => {
                 secondary.forget(key);
                 guard.withdraw();
                 was_cached
@@ -262,6 +250,27 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 was_cached
             }
         }
+    }
+
+    /// Takes over the slot of a key that is to be removed. Also returns whether it was cached.
+    fn take_out(
+        &self,
+        hash: u64,
+        key: &K,
+        cause: Cause,
+    ) -> Result<(LoadGuard<K, V>, bool), Refusal> {
+        let (guard, previous) = self.take_over(hash, key, 0, Attributes::DATA, cause)?;
+        let was_cached = previous.was_cached();
+        match previous {
+            PreviousEntry::Nothing => {}
+            PreviousEntry::Ghost(list, _) => self.ghosts[list.number()].count_slots(0, 1),
+            PreviousEntry::Resident(old, before) => {
+                self.count_left(old, before, cause);
+                // SAFETY: the pin that `retire` took.
+                unsafe { Self::unpin(NonNull::from(self), old) };
+            }
+        }
+        Ok((guard, was_cached))
     }
 
     /// Replaces the block of a key in both caches. The capacity is reserved already.
