@@ -36,7 +36,8 @@ fn open(path: &Path, bytes: u64) -> Result<Arc<dyn Device>> {
     }
     let bytes = bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(bytes);
     let options = OpenOptions { create_bytes: Some(bytes), ..OpenOptions::default() };
-    let device = FileDevice::open(path, &options).map_err(|error| open_error(path, error))?;
+    let device =
+        FileDevice::open(path, &options).map_err(|error| open_error(path, bytes, error))?;
     let info = device.info();
     if info.block_device {
         if info.size_bytes < bytes {
@@ -47,17 +48,22 @@ fn open(path: &Path, bytes: u64) -> Result<Arc<dyn Device>> {
             return Err(Error::new(ErrorKind::TooSmall, text));
         }
     } else if info.size_bytes != bytes {
-        let has = std::fs::metadata(path).map_or(info.size_bytes, |file| file.len());
-        let text = format!(
-            "cannot open a hybrid cache at {shown}: the file has {has} bytes, but {bytes} were asked for; ask for the size that it has, delete it to begin with an empty cache, or give another path"
-        );
-        return Err(Error::new(ErrorKind::Invalid, text));
+        return Err(wrong_size(path, bytes, info.size_bytes));
     }
     Ok(Arc::new(device))
 }
 
+fn wrong_size(path: &Path, bytes: u64, whole_sectors_bytes: u64) -> Error {
+    let has = std::fs::metadata(path).map_or(whole_sectors_bytes, |file| file.len());
+    let text = format!(
+        "cannot open a hybrid cache at {}: the file has {has} bytes, but {bytes} were asked for; ask for the size that it has, delete it to begin with an empty cache, or give another path",
+        path.display()
+    );
+    Error::new(ErrorKind::Invalid, text)
+}
+
 /// Says in the first line what is wrong.
-fn open_error(path: &Path, error: OpenError) -> Error {
+fn open_error(path: &Path, bytes: u64, error: OpenError) -> Error {
     let shown = path.display();
     let (kind, text) = match &error {
         // The file would have been created.
@@ -69,6 +75,8 @@ fn open_error(path: &Path, error: OpenError) -> Error {
             );
             (ErrorKind::Invalid, text)
         }
+        // Smaller than a sector.
+        OpenError::TooSmall { size_bytes, .. } => return wrong_size(path, bytes, *size_bytes),
         _ => (ErrorKind::Device, format!("cannot open a hybrid cache at {error}")),
     };
     Error::new(kind, text).because(error)

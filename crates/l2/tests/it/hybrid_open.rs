@@ -1,12 +1,10 @@
-//! Opening a hybrid cache by path, listeners, values of other types, lookups of many keys, and the
-//! writes of a new cache.
+//! Opening a hybrid cache by path, listeners, values of other types, and lookups of many keys.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use forebay_base::clock::ManualClock;
 use forebay_io::Op;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_l2::{Cause, ErrorKind, HybridCache, L2Value, MemoryDevice, MemoryOptions, Postcard};
@@ -177,25 +175,5 @@ fn many_keys_are_read_from_the_device_at_once() {
     let keys: Vec<u64> = (0..KEYS * 10).collect();
     assert_eq!(values(cache.get_many(&keys)).iter().flatten().count(), KEYS as usize * 3 / 4);
     assert!(cache.get_many(&[]).is_empty());
-    cache.close().unwrap();
-}
-
-#[test]
-fn a_new_cache_takes_a_burst_of_writes() {
-    const VALUES: u64 = 100_000;
-    // No time passes, so that the rate allows nothing but the burst.
-    let cache = HybridCache::<u64, Vec<u8>>::builder(memory_device(256 << 20))
-        .capacity(4 << 20)
-        .clock(Arc::new(ManualClock::new()))
-        .l2_tunable("queue_bytes", "1G")
-        .build()
-        .unwrap();
-    for key in 0..VALUES {
-        cache.insert(key, vec![key as u8; 1024]).unwrap();
-    }
-    let stats = cache.stats().l2;
-    let refused = stats.short().into_iter().filter(|(name, ..)| *name == "refused");
-    assert_eq!(refused.collect::<Vec<_>>(), []);
-    assert!(stats.count("admitted") > VALUES * 9 / 10, "{:?}", stats.short());
     cache.close().unwrap();
 }
