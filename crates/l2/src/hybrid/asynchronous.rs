@@ -60,7 +60,6 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         value: V,
         attributes: Attributes,
     ) -> Result<(), InsertError<V>> {
-        self.update_mean_weight(&key, &value);
         self.l2.started().await;
         let count = || self.closing.begin_own_change();
         let promise = Promise::<Inserted<V>>::new();
