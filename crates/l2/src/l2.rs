@@ -25,7 +25,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::forget::ForgetCallback;
 use crate::label::{self, LabelInfo};
 use crate::options::L2Options;
-use crate::promise::Promised;
+use crate::promise::{Promise, Promised};
 use crate::rebuild::{self, RebuildStats};
 use crate::record::RecordState;
 use crate::shared::{Health, L2Shared};
@@ -342,6 +342,19 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
     /// outcome, on any thread.
     pub(crate) fn forget_then(&self, key: &K, done: ForgetCallback) {
         self.shared.forget_then(key, done);
+    }
+
+    /// Like [`forget_checked`](Self::forget_checked), but does not block the thread. Works under any
+    /// executor. Dropping the future does not end a forget that has begun.
+    ///
+    /// # Errors
+    /// As [`forget_checked`](Self::forget_checked).
+    pub async fn forget_async(&self, key: &K) -> Result<()> {
+        self.started().await;
+        let promise = Promise::new();
+        let answer = Arc::clone(&promise);
+        self.forget_then(key, Box::new(move |outcome| answer.fulfill(outcome)));
+        promise.take().await
     }
 
     /// Queues all these blocks for writing, without regard to the write rate or proven reuse. Waits

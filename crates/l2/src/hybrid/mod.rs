@@ -13,6 +13,8 @@
 //! is written and never finds the L2 closed. A late one is refused, and the device keeps its
 //! values.
 //!
+//! Changes as futures end on the L2's writer, see `asynchronous`.
+//!
 //! Locking: `hybrid-close`, see `closing`. A thread-local variable passes the error of a failed
 //! forget from the L2 to the caller, because the cache calls the L2 on the thread that inserts or
 //! removes.
