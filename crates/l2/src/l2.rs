@@ -344,8 +344,8 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         self.shared.forget_then(key, done);
     }
 
-    /// Like [`forget_checked`](Self::forget_checked), but does not block the thread. Works under any
-    /// executor. Dropping the future does not end a forget that has begun.
+    /// Like [`forget_checked`](Self::forget_checked), but does not block the thread. Works under
+    /// any executor. Dropping the future does not end a forget that has begun.
     ///
     /// # Errors
     /// As [`forget_checked`](Self::forget_checked).

@@ -18,6 +18,7 @@ use crate::capacity::reserve::CapacityFuture;
 use crate::error::Refusal;
 use crate::key::Key;
 use crate::load::load_guard::LoadGuard;
+use crate::secondary::TakeOverError;
 
 /// A change of a key that has begun. Dropping it removes the key from memory.
 pub struct Change<K: Key, V: Send + Sync + 'static> {
@@ -59,8 +60,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// blocking the thread; needs no runtime.
     ///
     /// For the front of a cache and its secondary cache. The key leaves memory now. Have the
-    /// secondary cache forget it, then [publish](Change::publish) the value. `permit` is asked once,
-    /// when there is capacity and just before the key leaves memory; `None` stands for
+    /// secondary cache forget it, then [publish](Change::publish) the value. `permit` is asked
+    /// once, when there is capacity and just before the key leaves memory; `None` stands for
     /// [`Refusal::Closed`].
     ///
     /// # Errors
@@ -92,8 +93,12 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         }
         let reserved = weight as u32;
         let taken = permit().ok_or(Refusal::Closed).and_then(|permit| {
-            let taken = inner.take_over(hash, &key, reserved, attributes, Cause::Replaced);
-            taken.map(|(guard, previous)| (guard, previous, permit))
+            let replaced = Cause::Replaced;
+            match inner.take_over(hash, &key, (reserved, attributes), replaced, None) {
+                Ok((guard, previous)) => Ok((guard, previous, permit)),
+                Err(TakeOverError::Refused(reason)) => Err(reason),
+                Err(TakeOverError::Changed) => unreachable!("any entry will do"),
+            }
         });
         let (mut guard, previous, permit) = taken.inspect_err(|reason| {
             inner.capacity.release(weight);
@@ -104,15 +109,16 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         Ok((Change { guard, weight: reserved, was_cached }, permit))
     }
 
-    /// Begins to remove a key without asking the secondary cache. `None` if the cache is closed or
-    /// the system has no memory.
+    /// Begins to remove a key for this cause without asking the secondary cache. `None` if the
+    /// cache is closed or the system has no memory.
     ///
     /// For the front of a cache and its secondary cache. The key leaves memory now. Have the
     /// secondary cache forget it, then end the [removal](Change::remove).
-    pub fn begin_remove(&self, key: &K) -> Option<Change<K, V>> {
+    pub fn begin_remove(&self, key: &K, cause: Cause) -> Option<Change<K, V>> {
         let inner = self.inner();
-        let (guard, was_cached) = inner.take_out(inner.hash(key), key, Cause::Removed).ok()?;
-        Some(Change { guard, weight: 0, was_cached })
+        let taken = inner.take_over_to_remove(inner.hash(key), key, cause, None);
+        let (guard, removed) = taken.ok()?;
+        Some(Change { guard, weight: 0, was_cached: removed.is_some() })
     }
 
     /// Removes a key from memory only, so that the secondary cache may supply it again.
@@ -121,6 +127,6 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// found no memory. Returns whether a block was cached.
     pub fn remove_from_memory(&self, key: &K) -> bool {
         let inner = self.inner();
-        inner.remove(inner.hash(key), key, Cause::Removed)
+        inner.remove(inner.hash(key), key, Cause::Removed, None).is_some()
     }
 }

@@ -26,7 +26,7 @@ use std::ptr::NonNull;
 use crate::attributes::{Attributes, Cause, Class};
 use crate::error::{Refusal, Refused};
 use crate::guard::OwnedRef;
-use crate::header::{FILLED, HeaderState, LOADING, RETIRED, VALID, WRITING};
+use crate::header::{FILLED, Header, HeaderState, LOADING, RETIRED, VALID, WRITING};
 use crate::inner::CacheInner;
 use crate::insert::PreviousEntry;
 use crate::key::Key;
@@ -218,6 +218,13 @@ impl<K: Key, V: Send + Sync + 'static> Drop for Writing<K, V> {
 /// A guard for the slot, and the entry that was in it.
 type TakenOver<K, V> = (LoadGuard<K, V>, PreviousEntry<K, V>);
 
+/// Why a slot was not taken over.
+enum TakeOverError {
+    /// It does not have the only header that the caller wants to replace.
+    Changed,
+    Refused(Refusal),
+}
+
 /// Changing a key's content while there is a secondary cache.
 ///
 /// Neither order of "retire the old block" and "forget the key" is correct. If the secondary cache
@@ -232,45 +239,56 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.secondary.as_deref().filter(|secondary| secondary.is_active())
     }
 
-    /// Removes a block, also from the secondary cache. True if it was cached.
-    pub(crate) fn remove_everywhere(&self, hash: u64, key: &K, cause: Cause) -> bool {
-        let Some(secondary) = self.active_secondary() else { return self.remove(hash, key, cause) };
-        match self.take_out(hash, key, cause) {
-            Ok((guard, was_cached)) => {
-                secondary.forget(key);
-                guard.withdraw();
-                was_cached
-            }
-            // Closed, or no memory for a header. Forgetting before and after the removal is the
-            // best that is possible.
-            Err(_) => {
-                secondary.forget(key);
-                let was_cached = self.remove(hash, key, cause);
-                secondary.forget(key);
-                was_cached
-            }
-        }
-    }
-
-    /// Takes over the slot of a key that is to be removed. Also returns whether it was cached.
-    fn take_out(
+    /// Removes a block, also from the secondary cache, and returns it if it was cached: any block
+    /// of the key, or `only` that one.
+    pub(crate) fn remove_everywhere(
         &self,
         hash: u64,
         key: &K,
         cause: Cause,
-    ) -> Result<(LoadGuard<K, V>, bool), Refusal> {
-        let (guard, previous) = self.take_over(hash, key, 0, Attributes::DATA, cause)?;
-        let was_cached = previous.was_cached();
-        match previous {
-            PreviousEntry::Nothing => {}
-            PreviousEntry::Ghost(list, _) => self.ghosts[list.number()].count_slots(0, 1),
-            PreviousEntry::Resident(old, before) => {
-                self.count_left(old, before, cause);
-                // SAFETY: the pin that `retire` took.
-                unsafe { Self::unpin(NonNull::from(self), old) };
+        only: Option<NonNull<Header<K, V>>>,
+    ) -> Option<OwnedRef<K, V>> {
+        let Some(secondary) = self.active_secondary() else {
+            return self.remove(hash, key, cause, only);
+        };
+        match self.take_over_to_remove(hash, key, cause, only) {
+            Ok((guard, removed)) => {
+                secondary.forget(key);
+                guard.withdraw();
+                removed
+            }
+            Err(TakeOverError::Changed) => None,
+            // Closed, or no memory for a header. Forgetting before and after the removal is the
+            // best that is possible.
+            Err(TakeOverError::Refused(_)) => {
+                secondary.forget(key);
+                let removed = self.remove(hash, key, cause, only);
+                secondary.forget(key);
+                removed
             }
         }
-        Ok((guard, was_cached))
+    }
+
+    /// Takes over the slot of a key that is to be removed, and returns what was cached: any block
+    /// of the key, or `only` that one.
+    fn take_over_to_remove(
+        &self,
+        hash: u64,
+        key: &K,
+        cause: Cause,
+        only: Option<NonNull<Header<K, V>>>,
+    ) -> Result<(LoadGuard<K, V>, Option<OwnedRef<K, V>>), TakeOverError> {
+        let attributes = Attributes::DATA;
+        let (guard, previous) = self.take_over(hash, key, (0, attributes), cause, only)?;
+        let removed = match previous {
+            PreviousEntry::Nothing => None,
+            PreviousEntry::Ghost(list, _) => {
+                self.ghosts[list.number()].count_slots(0, 1);
+                None
+            }
+            PreviousEntry::Resident(old, before) => self.left(old, before, cause),
+        };
+        Ok((guard, removed))
     }
 
     /// Replaces the block of a key in both caches. The capacity is reserved already.
@@ -284,8 +302,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     ) -> Result<(), Refused<V>> {
         let class = attributes.class;
         let taken = match self.refuse(&key, class, 0) {
-            Some(reason) => Err(reason),
-            None => self.take_over(hash, &key, weight, attributes, Cause::Replaced),
+            Some(reason) => Err(TakeOverError::Refused(reason)),
+            None => self.take_over(hash, &key, (weight, attributes), Cause::Replaced, None),
         };
         match taken {
             Ok((mut guard, previous)) => {
@@ -295,35 +313,41 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 drop(guard.publish_weighed(value, weight, None));
                 Ok(())
             }
-            Err(reason) => {
+            Err(not_taken) => {
+                let TakeOverError::Refused(reason) = not_taken else {
+                    unreachable!("any entry will do")
+                };
                 self.capacity.release(u64::from(weight));
                 Err(self.refuse_insert(hash, &key, value, reason, class))
             }
         }
     }
 
-    /// Puts a loading header into the key's slot, in place of any other entry.
+    /// Puts a loading header into the key's slot, in place of any other entry, or of `only` that
+    /// header.
     fn take_over(
         &self,
         hash: u64,
         key: &K,
-        weight: u32,
-        attributes: Attributes,
+        (weight, attributes): (u32, Attributes),
         cause: Cause,
-    ) -> Result<TakenOver<K, V>, Refusal> {
-        let header = self.slab.take().map_err(|_| Refusal::NoMemory)?;
+        only: Option<NonNull<Header<K, V>>>,
+    ) -> Result<TakenOver<K, V>, TakeOverError> {
+        let header = self.slab.take().map_err(|_| TakeOverError::Refused(Refusal::NoMemory))?;
         // SAFETY: fresh from the slab, so this thread's alone.
         let h = unsafe { header.as_ref() };
         // SAFETY: as above.
         unsafe { h.occupy(*key, weight, None, self.sampled(hash, attributes)) };
         let previous = {
             let mut locked = self.index.lock(hash);
+            let known = Self::find_known(&locked, key);
             if self.refuse(key, attributes.class, 0) == Some(Refusal::Closed) {
-                Err(Refusal::Closed)
+                Err(TakeOverError::Refused(Refusal::Closed))
+            } else if only.is_some_and(|only| !known.is_resident_at(only.addr().get())) {
+                Err(TakeOverError::Changed)
             } else {
-                let known = Self::find_known(&locked, key);
                 let put = self.put(&mut locked, known, (hash, header), LOADING, cause);
-                put.map_err(|_| Refusal::NoMemory)
+                put.map_err(|_| TakeOverError::Refused(Refusal::NoMemory))
             }
         };
         let inner = NonNull::from(self);
@@ -334,11 +358,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                     LoadGuard { header, inner, hash, attributes, frequent, refusal, begun_ns };
                 Ok((guard, previous))
             }
-            Err(reason) => {
+            Err(not_taken) => {
                 // SAFETY: not announced, and occupied without a value.
                 unsafe { h.retract(false) };
                 self.slab.give(header);
-                Err(reason)
+                Err(not_taken)
             }
         }
     }

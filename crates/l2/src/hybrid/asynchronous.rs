@@ -8,7 +8,7 @@
 //! Invariant: between the two parts, and within the second, there is no await.
 
 use forebay_base::sync::Arc;
-use forebay_cache::{Attributes, Key, Refusal, Refused};
+use forebay_cache::{Attributes, Cause, Key, Refusal, Refused};
 
 use super::{HybridCache, InsertError, close_once, closed_error};
 use crate::error::Result;
@@ -75,37 +75,39 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                 self.l2.forget_then(&key, Box::new(end));
             }
             Err(reason) => {
-                let refuse = |value| {
-                    move |forgotten: Result<()>| match forgotten {
-                        Ok(()) => InsertError::Refused(Refused { reason, value }),
-                        Err(error) => InsertError::ForgetFailed { error, value: Some(value) },
-                    }
-                };
                 let Some(counted) = self.closing.begin_own_change() else {
-                    let reason = Refusal::Closed;
-                    return Err(InsertError::Refused(Refused { reason, value }));
+                    let (reason, removed) = (Refusal::Closed, false);
+                    return Err(InsertError::Refused(Refused { reason, value, removed }));
                 };
-                let refuse = refuse(value);
-                self.forget_refused(&key, move |forgotten| {
+                self.remove_then(&key, Cause::Replaced, move |removed, forgotten| {
                     drop(counted);
-                    answer.fulfill(Err(refuse(forgotten)));
+                    answer.fulfill(Err(match forgotten {
+                        Ok(()) => InsertError::Refused(Refused { reason, value, removed }),
+                        Err(error) => InsertError::ForgetFailed { error, value: Some(value) },
+                    }));
                 });
             }
         }
         promise.take().await
     }
 
-    /// Removes the old content of a key whose new value was refused.
-    fn forget_refused(&self, key: &K, end: impl FnOnce(Result<()>) + Send + 'static) {
-        let change = self.cache.begin_remove(key);
-        if change.is_none() {
+    /// Removes a key for this cause, and tells `end` whether it was cached and whether it was forgotten.
+    fn remove_then(
+        &self,
+        key: &K,
+        cause: Cause,
+        end: impl FnOnce(bool, Result<()>) + Send + 'static,
+    ) {
+        let change = self.cache.begin_remove(key, cause);
+        let was_cached = match &change {
+            Some(change) => change.was_cached(),
             // No memory to keep requests waiting. A load that is just ending may bring the old
-            // content back, unless it was loaded before.
-            self.cache.remove_from_memory(key);
-        }
+            // content back into memory.
+            None => self.cache.remove_from_memory(key),
+        };
         let end = move |forgotten| {
             change.into_iter().for_each(forebay_cache::Change::remove);
-            end(forgotten);
+            end(was_cached, forgotten);
         };
         self.l2.forget_then(key, Box::new(end));
     }
@@ -123,17 +125,10 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         let counted = self.closing.begin_own_change().ok_or_else(closed_error)?;
         let promise = Promise::<Result<bool>>::new();
         let answer = Arc::clone(&promise);
-        let change = self.cache.begin_remove(key);
-        let was_cached = match &change {
-            Some(change) => change.was_cached(),
-            None => self.cache.remove_from_memory(key),
-        };
-        let end = move |forgotten: Result<()>| {
-            change.into_iter().for_each(forebay_cache::Change::remove);
+        self.remove_then(key, Cause::Removed, move |was_cached, forgotten| {
             drop(counted);
             answer.fulfill(forgotten.map(|()| was_cached));
-        };
-        self.l2.forget_then(key, Box::new(end));
+        });
         promise.take().await
     }
 

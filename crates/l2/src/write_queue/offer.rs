@@ -3,8 +3,8 @@
 //! Metadata is written as far as rate and queue allow. Data has a kind, by its frequency and by
 //! whether it was looked up again in memory. A kind is written if the
 //! [`AdmissionPolicy`](super::AdmissionPolicy) admits it. Until the ring wraps, no block is
-//! evicted, so every kind is written, at first in a burst (see `rate`). Later, blocks without proven
-//! reuse use the rate that proven blocks leave. Every refusal is counted with its reason.
+//! evicted, so every kind is written, at first in a burst (see `rate`). Later, blocks without
+//! proven reuse use the rate that proven blocks leave. Every refusal is counted with its reason.
 //!
 //! Nothing here blocks: it runs on the cache's reclaimer, or on a thread that inserts.
 

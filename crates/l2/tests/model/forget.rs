@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::ManualClock;
 use forebay_base::sync::Mutex;
-use forebay_cache::{Attributes, Begin, Cache, LoadError, Reclaim, SecondaryCache};
+use forebay_cache::{Attributes, Begin, Cache, Cause, LoadError, Reclaim, SecondaryCache};
 use forebay_io::Device;
 use forebay_l2::{Codec, L2, L2Options};
 
@@ -137,7 +137,7 @@ impl Fixture {
     /// As [`remove`](Self::remove), by a forget that no thread waits for in the L2.
     fn remove_async(&self, key: u64) {
         let before = self.known.lock().inserted[key as usize].clone();
-        let change = self.cache.begin_remove(&key).unwrap();
+        let change = self.cache.begin_remove(&key, Cause::Removed).unwrap();
         block_on(self.l2.forget_async(&key)).unwrap();
         change.remove();
         self.known.lock().gone.extend(before);
@@ -195,7 +195,7 @@ fn check_after_crash((pages, known): (Pages, KnownVersions), segment_bytes: u64)
     // During the rebuild and after it.
     (0..KEYS).for_each(|key| fixture.get(key));
     assert!(fixture.l2.wait_rebuilt());
-    fixture.cache.flush();
+    fixture.cache.clear();
     (0..KEYS).for_each(|key| fixture.get(key));
     end(fixture);
 }
@@ -246,7 +246,7 @@ fn concurrent_readers_and_crash_images_never_see_gone_versions() {
                 fixture.remove(0);
                 fixture.offer();
                 fixture.insert(0);
-                fixture.cache.flush();
+                fixture.cache.clear();
                 fixture.remove(1);
             })
         };
@@ -418,7 +418,7 @@ fn close_concurrent_with_forget(reopened: bool) {
     (0..KEYS).for_each(|key| fixture.insert(key));
     fixture.offer();
     fixture.l2.flush().unwrap();
-    fixture.cache.flush();
+    fixture.cache.clear();
     if reopened {
         // Their segment is not the newest. The newest is read before the L2 forgets anything.
         end(fixture);
