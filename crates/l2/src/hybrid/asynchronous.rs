@@ -91,7 +91,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         promise.take().await
     }
 
-    /// Removes a key for this cause, and tells `end` whether it was cached and whether it was forgotten.
+    /// Removes a key for this cause. Tells `end` whether it was cached, and whether the L2 has
+    /// forgotten it.
     fn remove_then(
         &self,
         key: &K,
