@@ -53,7 +53,7 @@ fn a_block_on_its_way_is_found_whatever_the_cache_wants() {
             let (bp, content) = fixture.write(20_000, &props(1, compression));
             assert!(fixture.store.in_flight_bytes() > 0);
             // The device has nothing yet.
-            fixture.store.cache().cache().flush();
+            fixture.store.cache().cache().clear();
             assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
             assert_eq!(fixture.store.peek(&bp).is_some(), caching == OwnerCaching::All);
             fixture.store.wait_and_flush().unwrap();
