@@ -66,7 +66,7 @@ impl Engine {
     ) -> Result<T, Box<dyn Error>> {
         let (table, number) = key;
         let file = self.tables.get(&table).ok_or("the table was dropped")?;
-        let block = self.cache.get_or_load(key, BLOCK_BYTES as u64, attributes, || {
+        let block = self.cache.get_or_load_with(key, attributes, || {
             let mut block = vec![0; BLOCK_BYTES];
             file.read_exact_at(&mut block, u64::from(number) * BLOCK_BYTES as u64)?;
             Ok::<_, io::Error>(block)
@@ -106,7 +106,7 @@ impl Engine {
     /// Drops a table. Returns how many of its blocks were cached.
     fn drop_table(&mut self, table: u32) -> io::Result<u64> {
         self.tables.remove(&table);
-        let cached = self.cache.flush_where(|key, _class| key.0 == table);
+        let cached = self.cache.retain(|key, _block, _class| key.0 != table);
         std::fs::remove_file(self.folder.join(format!("{table}.table")))?;
         Ok(cached)
     }

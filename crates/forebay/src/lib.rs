@@ -7,19 +7,28 @@
 //!
 //! | cache | for |
 //! |---|---|
-//! | [`Cache`] | blocks and other values under small keys, in memory |
+//! | [`KeyedCache`] | any keys, in memory; entries can expire |
+//! | [`Cache`] | blocks under small keys, in memory |
 //! | [`HybridCache`] | the same in memory and on a device, where values survive the program |
 //!
 //! ```
-//! use forebay::Cache;
+//! use std::time::Duration;
+//! use forebay::KeyedCache;
 //!
-//! let cache = Cache::<u64, Vec<u8>>::builder()
-//!     .capacity(64 << 20) // the unit is the weigher's, here bytes
-//!     .weigher(|_key, value| value.len() as u64)
+//! let pages = KeyedCache::<String, Vec<u8>>::builder()
+//!     .capacity(64 << 20)
+//!     .weigher(|name, page| (name.len() + page.len()) as u64)
+//!     .time_to_live(Duration::from_secs(60))
 //!     .build()?;
-//! cache.insert(1, vec![0; 8192])?;
+//! pages.insert("index".to_owned(), b"<html>".to_vec())?;
 //! // A reference borrows the value: nothing is cloned.
-//! assert_eq!(cache.get(&1).map(|value| value.len()), Some(8192));
+//! assert_eq!(pages.get("index").map(|page| page.len()), Some(6));
+//!
+//! // One load, however many threads ask at once. `get_or_load_async` takes a future.
+//! let page = pages.get_or_load("about".to_owned(), || {
+//!     Ok::<_, std::io::Error>(b"about".to_vec()) // render it here
+//! })?;
+//! assert_eq!(page.len(), 5);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -60,8 +69,8 @@ pub use forebay_io as io;
 pub use forebay_l2 as l2;
 
 pub use forebay_cache::{
-    Attributes, BuildError, Builder, Cache, Cause, Class, Evicted, Hint, Key, LoadError, OwnedRef,
-    Ref, Refusal, Refused, Stats,
+    Attributes, BuildError, Builder, Cache, Cause, Class, Evicted, Hint, Key, KeyedCache, KeyedRef,
+    LoadError, OwnedRef, Ref, Refusal, Refused, Stats,
 };
 #[cfg(feature = "hybrid")]
 pub use forebay_l2::{HybridBuilder, HybridCache, HybridStats, InsertError, L2Key, L2Value};

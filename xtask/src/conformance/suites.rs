@@ -28,6 +28,8 @@ fn installed(fixture: &Fixture, name: &str, version: &str) -> Result<PathBuf, Fa
     install.arg(format!("{name}@{version}")).env("CARGO_TARGET_DIR", tools.join("target"));
     // A registry that is briefly unavailable must not fail the check.
     install.env("CARGO_NET_RETRY", "10");
+    // Built faster, and not slower to run: the suites wait for the file system.
+    install.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
     match install.status() {
         Ok(status) if status.success() => {}
         Ok(status) => return Err(format!("cargo install {name}@{version} ended with {status}")),
