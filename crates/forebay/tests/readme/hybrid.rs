@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
-use forebay_io::{FileDevice, OpenOptions};
-use forebay_l2::HybridCache;
+use forebay::HybridCache;
+use forebay::io::{FileDevice, OpenOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = OpenOptions { create_bytes: Some(1 << 30), ..OpenOptions::default() };
