@@ -1,8 +1,8 @@
 //! Injected clocks, so that tests control time.
 //!
 //! A library takes a [`Clock`] from its user: [`SystemClock`], [`CoarseClock`] where it is read on
-//! a hot path, or, for tests, [`ManualClock`]. Times that users see, such as the times of files, come from a [`WallClock`]: [`SystemWallClock`] or,
-//! for tests, [`ManualWallClock`].
+//! a hot path, or, for tests, [`ManualClock`]. Times that users see, such as the times of files,
+//! come from a [`WallClock`]: [`SystemWallClock`] or, for tests, [`ManualWallClock`].
 //!
 //! Invariants: a [`Clock`] is monotonic, within a thread and between threads. A [`WallClock`] can
 //! go back, because a user may set it.

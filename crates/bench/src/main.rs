@@ -34,7 +34,7 @@ use clap::{Parser, Subcommand};
 
 use benches::{
     cached_read, create, device, evict, freeing as freeing_bench, hybrid, index as index_bench,
-    memory, overflow, pool_read, r5, rebuild, restart, sim, smoke, strided_read, zap,
+    keyed, memory, overflow, pool_read, r5, rebuild, restart, sim, smoke, strided_read, zap,
 };
 use options::{Common, Failure};
 use report::Record;
@@ -66,6 +66,8 @@ enum Command {
     Hybrid(hybrid::Args),
     /// Lookup time, memory and slowest insert of growing indexes (R4).
     Index(index_bench::Args),
+    /// The cache for keys of any type, with expiry and a listener, compared with moka.
+    Keyed(keyed::Args),
     /// Memory of an entry, and peak memory under a hard bound.
     Memory(memory::Args),
     /// Throughput and latency of inserts for each overflow limit (R1's reviewer).
@@ -106,6 +108,7 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
         }
         Command::Hybrid(args) => with_panels(hybrid::run(common, args)?, hybrid::panels),
         Command::Index(args) => with_panels(index_bench::run(common, args)?, index_bench::panels),
+        Command::Keyed(args) => with_panels(keyed::run(common, args)?, keyed::panels),
         Command::Memory(args) => with_panels(memory::run(common, args)?, memory::panels),
         Command::NullMount(args) => {
             null_mount::run(args)?;

@@ -26,6 +26,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`KeyedCache`] is a cache for keys of any type, such as `String`, whose entries can expire.
+//!
 //! # Guarantees
 //!
 //! * A hit takes no lock, moves no list entry, and writes to no shared cache line except the
@@ -50,6 +52,7 @@
 //! | `evict` | the evictor, the reclaimer, sweeps |
 //! | `capacity` | credits, waiting inserters, targets, overhead |
 //! | `load` | load guards and single flight |
+//! | `keyed` | the cache for keys of any type; expiry |
 //! | `secondary` | the interface of L2, and warm-up |
 //! | `recorder` | the flight recorder: why blocks were missed |
 //! | `stats`, `counters`, `tunables` | observation and configuration |

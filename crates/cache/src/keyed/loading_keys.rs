@@ -4,8 +4,8 @@
 //! its fingerprint must not wait for it if it is that of another key: it could be its own load, or
 //! one that waits for it in turn. And it must not take the other load's error for its own.
 //!
-//! So a thread *enters* its key before it looks for a load in flight. It leaves before it waits, when
-//! its load has failed, or when nothing is left of its load but to publish the value. A thread that
+//! So a thread *enters* its key before it looks for a load in flight. It leaves before it waits,
+//! when its load has failed, or when nothing is left of its load but to publish the value. A thread that
 //! enters compares its key with those entered under the same fingerprint, and sets `met_another` in
 //! both if they differ. If a load in flight is of another key, that key's thread had entered before
 //! this one found the load. If it has not left, one of both saw the other. Hence, if `met_another`

@@ -6,8 +6,8 @@
 //!
 //! Invariants
 //!
-//! * A lookup returns a value only if its key equals the requested one. An entry of another key with
-//!   the same fingerprint is a miss; an insert or a load replaces it.
+//! * A lookup returns a value only if its key equals the requested one. An entry of another key
+//!   with the same fingerprint is a miss; an insert or a load replaces it.
 //! * A removal removes the entry that it has compared, or none.
 //! * A lookup returns no value whose time is over. It removes such an entry; the reclaimer removes
 //!   those that nobody looks up (`evict::expire`).
@@ -87,7 +87,7 @@ use crate::keyed::times::Times;
 ///
 /// [`time_to_live`](KeyedBuilder::time_to_live), [`time_to_idle`](KeyedBuilder::time_to_idle) and
 /// [`expire_with`](KeyedBuilder::expire_with) limit the life of entries. The clock is coarse: an
-/// entry may expire up to 15 ms early, and never late. A thread that finds an expired entry gets a
+/// entry may expire 20 ms early, or 10 ms late. A thread that finds an expired entry gets a
 /// miss; threads that then load it cause one load. A thread of the cache removes expired entries
 /// that nobody requests, within some seconds. Lifetimes are cut to 124 days.
 ///

@@ -3,8 +3,8 @@
 //! A tick is a number of [`TICK_NS`] since some instant, modulo 2^32. So both times of an entry fit
 //! into eight bytes, and most entries into the cache lines that they need without. Two ticks are
 //! compared by their difference, which is right while they are less than [`Tick::FARTHEST`] apart;
-//! longer lifetimes are cut to that. Durations are rounded down to ticks, so that no value is
-//! returned after its time, except that the shortest lifetime is one tick.
+//! longer lifetimes are cut to that. Durations are rounded down to ticks, so that by the cache's
+//! clock no value is returned after its time, except that the shortest lifetime is one tick.
 //!
 //! Locking: none. The time of the last use is written by hits, with one relaxed store per tick.
 

@@ -3,9 +3,10 @@
 //! The cache is large enough for all keys, so that the model knows each answer.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_base::clock::Clock;
+use forebay_base::clock::{Clock, ManualClock};
 use forebay_base::rng::SmallRng;
 use forebay_cache::KeyedBuilder;
 
@@ -75,8 +76,9 @@ impl Model {
     }
 }
 
-fn run(seed: u64, config: Config, operations: u64) {
-    let (mut builder, clock): (KeyedBuilder<String, u64>, _) = inline(KEYS * 2);
+/// A cache that is configured like the model.
+fn build(config: Config) -> (KeyedBuilder<String, u64>, Arc<ManualClock>) {
+    let (mut builder, clock) = inline(KEYS * 2);
     if let Some(n) = config.time_to_live {
         builder = builder.time_to_live(ticks(n));
     }
@@ -86,6 +88,11 @@ fn run(seed: u64, config: Config, operations: u64) {
     if config.expire_with {
         builder = builder.expire_with(|_, value| own_lifetime(*value).map(ticks));
     }
+    (builder, clock)
+}
+
+fn run(seed: u64, config: Config, operations: u64) {
+    let (builder, clock) = build(config);
     let cache = builder.build().unwrap();
     let mut model = Model { config, known: HashMap::new() };
     let mut rng = SmallRng::from_seed(seed);
