@@ -119,6 +119,7 @@ pub use operations::Iter;
 pub use owner::OwnerCaching;
 #[cfg(feature = "insight")]
 pub use recorder::{BlockGroup, Explanation, MissCause, MissGroup, Remedy, SecondaryFate};
+pub use secondary::change::Change;
 pub use secondary::warm_up::{WarmUp, WarmUpRefusal};
 pub use secondary::{Candidate, Holding, SecondaryCache, Writing};
 pub use stats::{StateStats, Stats, Usage};
