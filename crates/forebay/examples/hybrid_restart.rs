@@ -5,22 +5,16 @@
 //! ```
 
 use std::error::Error;
-use std::path::Path;
-use std::sync::Arc;
 
 use forebay::HybridCache;
-use forebay::io::{FileDevice, OpenOptions};
 
 const PAGES: u64 = 500;
 
 type Pages = HybridCache<u64, Vec<u8>>;
 
-/// Opens the cache. The file takes 64 MiB, memory 4 MiB.
-fn open(path: &Path) -> Result<Pages, Box<dyn Error>> {
-    let options = OpenOptions { create_bytes: Some(64 << 20), ..OpenOptions::default() };
-    let device = Arc::new(FileDevice::open(path, &options)?);
-    Ok(Pages::builder(device).name("pages").capacity(4 << 20).build()?)
-}
+/// Bytes on the device and in memory.
+const DEVICE: u64 = 64 << 20;
+const MEMORY: u64 = 4 << 20;
 
 /// Stands for a fetch that takes long.
 fn fetch(page: u64) -> Vec<u8> {
@@ -31,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("pages.cache");
 
-    let cache = open(&path)?;
+    let cache = Pages::open(&path, DEVICE, MEMORY)?;
     for page in 0..PAGES {
         let value = cache.get_or_load(page, || Ok::<_, std::io::Error>(fetch(page)))?;
         assert_eq!(value[0], page as u8);
@@ -43,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     cache.close()?;
     drop(cache);
 
-    let cache = open(&path)?;
+    let cache = Pages::open(&path, DEVICE, MEMORY)?;
     // The cache serves at once. This example waits, so that it always prints the same.
     cache.l2().wait_rebuilt();
     let mut fetched = Vec::new();

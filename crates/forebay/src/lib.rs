@@ -48,6 +48,8 @@
 //! |---|---|---|
 //! | `hybrid` | yes | [`HybridCache`], and the modules [`l2`] and [`io`] |
 //! | `insight` | yes | miss-ratio curves ([`Cache::curve`]) and causes of misses ([`Cache::explain`]) |
+//! | `serde` | no | `l2::Postcard`: values on a device of any type that serde encodes |
+//! | `bytes` | no | values on a device of the type `bytes::Bytes` |
 //! | `counting` | no | counts of lock acquisitions and failed compare-and-swaps, see [`base::sync`] |
 //!
 //! Without `hybrid` the crate does no I/O. No feature brings an async runtime: the asynchronous
