@@ -5,12 +5,12 @@
 //! one that waits for it in turn. And it must not take the other load's error for its own.
 //!
 //! So a thread *enters* its key before it looks for a load in flight. It leaves before it waits,
-//! when its load has failed, or when nothing is left of its load but to publish the value. A thread that
-//! enters compares its key with those entered under the same fingerprint, and sets `met_another` in
-//! both if they differ. If a load in flight is of another key, that key's thread had entered before
-//! this one found the load. If it has not left, one of both saw the other. Hence, if `met_another`
-//! is unset after a load was found, the load is of this thread's key, or its value is about to be
-//! published: then waiting is safe, and the value tells its key.
+//! when its load has failed, or when nothing is left of its load but to publish the value. A thread
+//! that enters compares its key with those entered under the same fingerprint, and sets
+//! `met_another` in both if they differ. If a load in flight is of another key, that key's thread
+//! had entered before this one found the load. If it has not left, one of both saw the other.
+//! Hence, if `met_another` is unset after a load was found, the load is of this thread's key, or
+//! its value is about to be published: then waiting is safe, and the value tells its key.
 //!
 //! Locking: `loading-keys`, a leaf lock, sharded by fingerprint. `Eq` of keys runs under it.
 
