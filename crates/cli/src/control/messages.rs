@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use forebay_pool::HealthState;
 use serde::{Deserialize, Serialize};
 
-/// A guid in JSON: 16 hexadecimal digits, as in all other output. Many programs read numbers of JSON
-/// with a precision of 53 bits.
+/// A guid in JSON: 16 hexadecimal digits, as in all other output. Many programs read numbers of
+/// JSON with a precision of 53 bits.
 mod guid {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
