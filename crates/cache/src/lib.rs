@@ -121,6 +121,7 @@ pub use owner::OwnerCaching;
 pub use recorder::{
     BlockGroup, Explanation, MissCause, MissEvent, MissGroup, Remedy, SecondaryFate,
 };
+pub use secondary::change::Change;
 pub use secondary::warm_up::{WarmUp, WarmUpRefusal};
 pub use secondary::{Candidate, Holding, SecondaryCache, Writing};
 pub use stats::{StateStats, Stats, Usage};

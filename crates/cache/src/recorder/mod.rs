@@ -15,6 +15,7 @@
 mod departed;
 mod events;
 mod explanation;
+mod forgotten;
 mod hooks;
 mod log;
 mod sentences;
