@@ -19,7 +19,8 @@
 //! forget from the L2 to the caller, because the cache calls the L2 on the thread that inserts or
 //! removes.
 //!
-//! Not done: expiry, iteration, and owners of keys. The device would not learn of an owner's end.
+//! Not done: expiry, operations on all values of the device (`operations` says why), and owners of
+//! keys. The device would not learn of an owner's end.
 
 mod asynchronous;
 mod builder;
@@ -27,6 +28,7 @@ mod closing;
 mod file;
 mod many;
 mod memory;
+mod operations;
 #[cfg(feature = "serde")]
 mod postcard_value;
 mod values;
