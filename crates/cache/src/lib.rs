@@ -108,7 +108,9 @@ pub use load::load_guard::{Begin, InFlight, LoadFuture, LoadGuard, Present};
 pub use operations::Iter;
 pub use owner::OwnerCaching;
 #[cfg(feature = "insight")]
-pub use recorder::{BlockGroup, Explanation, MissCause, MissGroup, Remedy, SecondaryFate};
+pub use recorder::{
+    BlockGroup, Explanation, MissCause, MissEvent, MissGroup, Remedy, SecondaryFate,
+};
 pub use secondary::change::Change;
 pub use secondary::warm_up::{WarmUp, WarmUpRefusal};
 pub use secondary::{Candidate, Holding, SecondaryCache, Writing};

@@ -83,7 +83,7 @@ pub struct HybridStats {
 }
 
 /// Why an insert failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum InsertError<V> {
     /// The value was not cached and is returned. No older value will be returned. If the reason is
@@ -100,6 +100,20 @@ pub enum InsertError<V> {
         /// The value, if it was not cached either.
         value: Option<V>,
     },
+}
+
+/// Does not show the value, which need not implement it.
+impl<V> fmt::Debug for InsertError<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(refused) => f.debug_tuple("Refused").field(refused).finish(),
+            Self::ForgetFailed { error, value } => f
+                .debug_struct("ForgetFailed")
+                .field("error", error)
+                .field("has_value", &value.is_some())
+                .finish(),
+        }
+    }
 }
 
 /// The L2 as the cache sees it.
