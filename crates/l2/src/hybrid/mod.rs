@@ -19,7 +19,8 @@
 //! forget from the L2 to the caller, because the cache calls the L2 on the thread that inserts or
 //! removes.
 //!
-//! Not done: expiry, iteration, and owners of keys. The device would not learn of an owner's end.
+//! Not done: expiry, operations on all values of the device (`operations` says why), and owners of
+//! keys. The device would not learn of an owner's end.
 
 mod asynchronous;
 mod builder;
@@ -27,6 +28,7 @@ mod closing;
 mod file;
 mod many;
 mod memory;
+mod operations;
 #[cfg(feature = "serde")]
 mod postcard_value;
 mod values;
@@ -81,7 +83,7 @@ pub struct HybridStats {
 }
 
 /// Why an insert failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum InsertError<V> {
     /// The value was not cached and is returned. No older value will be returned. If the reason is
@@ -98,6 +100,20 @@ pub enum InsertError<V> {
         /// The value, if it was not cached either.
         value: Option<V>,
     },
+}
+
+/// Does not show the value, which need not implement it.
+impl<V> fmt::Debug for InsertError<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(refused) => f.debug_tuple("Refused").field(refused).finish(),
+            Self::ForgetFailed { error, value } => f
+                .debug_struct("ForgetFailed")
+                .field("error", error)
+                .field("has_value", &value.is_some())
+                .finish(),
+        }
+    }
 }
 
 /// The L2 as the cache sees it.

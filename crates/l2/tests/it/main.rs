@@ -18,6 +18,7 @@ mod flushes;
 mod hybrid;
 mod hybrid_async;
 mod hybrid_open;
+mod hybrid_operations;
 mod in_flight;
 mod lifecycle;
 mod own_threads;
