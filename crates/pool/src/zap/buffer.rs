@@ -218,6 +218,7 @@ impl Fat {
         tx: &S::Tx,
         hash: u32,
     ) -> Result<OpStep<bool, S::Ticket>> {
+        self.takes_share(access.store);
         let depth = match self.with_leaf_of(access, hash, |leaf| Ok(leaf.depth()))? {
             OpStep::Done(depth) => depth,
             OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),

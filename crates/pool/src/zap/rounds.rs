@@ -154,6 +154,8 @@ impl Fat {
         if self.header.pages.get() == 0 {
             return Ok(OpStep::Done(()));
         }
+        // Otherwise the leaf would lose its filter.
+        self.takes_share(access.store);
         if let OpStep::NotResident(ticket) = self.with_page_of(access, hash, |_| Ok(()))? {
             return Ok(OpStep::NotResident(ticket));
         }
