@@ -75,6 +75,7 @@ mod index;
 mod inner;
 mod insert;
 mod key;
+mod key_calls;
 mod lists;
 mod load;
 mod lookup;

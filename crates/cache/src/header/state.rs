@@ -6,6 +6,7 @@
 //! | 17 | `SAMPLED`: the simulations see its hits | its occupier |
 //! | 18 | `VALID`: lookups may pin it | set by the publisher; cleared by the thread that retires it |
 //! | 19 | `MARK`: hit since the evictor last examined it | set by a hit; cleared by the evictor |
+//! | 19 | `UNLINKED`, if retired: its slot is gone | the thread that takes the slot, under its partition's lock |
 //! | 20 | class | the publisher, before it is reachable |
 //! | 21–22 | its list | the publisher, under the sublist's lock; then the evictor |
 //! | 23 | `WRITING`: the secondary cache is writing it | the `Writing` guard, which holds a pin |
@@ -35,6 +36,8 @@ const SPARSE: u64 = CROWDED / 2;
 pub(crate) const SAMPLED: u64 = 1 << 17;
 pub(crate) const VALID: u64 = 1 << 18;
 pub(crate) const MARK: u64 = 1 << 19;
+/// Has this meaning only with `RETIRED`.
+const UNLINKED: u64 = MARK;
 const CLASS_SHIFT: u32 = 20;
 const CLASS: u64 = 1 << CLASS_SHIFT;
 const LIST_SHIFT: u32 = 21;
@@ -191,9 +194,21 @@ impl HeaderState {
     pub(crate) fn retired_by_holder(self, cause: Cause) -> Self {
         Self(self.retired(cause).0 - PIN)
     }
+    /// Whether it is known that a retired header's slot is gone.
+    pub(crate) fn is_unlinked(self) -> bool {
+        self.has(RETIRED) && self.has(UNLINKED)
+    }
+    /// A retired header whose slot is gone.
+    pub(super) fn unlinked(self) -> Self {
+        debug_assert!(self.has(RETIRED));
+        self.with(UNLINKED)
+    }
     /// Retired for `cause`, with one more pin.
     pub(crate) fn retired(self, cause: Cause) -> Self {
-        Self(((self.0 & !VALID & !CAUSE) | RETIRED | ((cause as u64) << CAUSE_SHIFT)) + PIN)
+        Self(
+            ((self.0 & !VALID & !UNLINKED & !CAUSE) | RETIRED | ((cause as u64) << CAUSE_SHIFT))
+                + PIN,
+        )
     }
 }
 
@@ -212,7 +227,6 @@ impl std::fmt::Debug for HeaderState {
         )?;
         let bits = [
             (VALID, "valid"),
-            (MARK, "marked"),
             (SAMPLED, "sampled"),
             (WRITING, "being written"),
             (LOADING, "loading"),
@@ -220,7 +234,8 @@ impl std::fmt::Debug for HeaderState {
             (SPILLED, "more pins spilled"),
             (FILLED, "filled"),
         ];
-        for (bit, name) in bits {
+        let marked = if self.has(RETIRED) { (UNLINKED, "unlinked") } else { (MARK, "marked") };
+        for (bit, name) in bits.into_iter().chain([marked]) {
             if self.has(bit) {
                 write!(f, ", {name}")?;
             }

@@ -37,6 +37,7 @@ use crate::index::{Known, Locked, SlotRef};
 use crate::inner::CacheInner;
 use crate::insert::PreviousEntry;
 use crate::key::Key;
+use crate::key_calls::{is_key, undone};
 use crate::load::error::LoadError;
 use crate::load::load_guard::{Begin, InFlight, LoadGuard, LoadingPin, Present};
 use crate::load::single_flight::LoadOutcome;
@@ -84,12 +85,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         mut reservation: Option<bool>,
         intent: Intent,
     ) -> Result<Step<'_, K, V>, LoadError> {
-        let hash = self.hash(&key);
         let weight = self.with_structures(weight);
+        let hash = undone(|| self.return_reservation(reservation, weight), || self.hash(&key));
         let attributes = self.policy_attributes(attributes);
         let class = attributes.class;
         loop {
-            if let Some((header, before)) = self.pin(hash, &key, MARK) {
+            let give_back = || self.return_reservation(reservation, weight);
+            if let Some((header, before)) = undone(give_back, || self.pin(hash, &key, MARK)) {
                 self.return_reservation(reservation, weight);
                 return Ok(Step::Ready(self.hit(header, before).into()));
             }
@@ -161,7 +163,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Counts and records a miss.
     fn note_miss(&self, hash: u64, key: &K, attributes: Attributes, weight: u64, intent: Intent) {
         let asks_secondary = intent == Intent::Load;
-        self.record_miss(hash, key.owner(), attributes, weight as u32, asks_secondary);
+        self.record_miss(hash, self.owner_of(key), attributes, weight as u32, asks_secondary);
         self.counters.add(CacheCounters::MISSES, attributes.class as usize, 1);
         probe!(miss, std::ptr::from_ref(key), attributes.class as u32, weight);
     }
@@ -214,7 +216,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
 
     pub(crate) fn find_key(locked: &Locked<'_>, key: &K) -> Option<(SlotRef, usize)> {
         // SAFETY: headers in slots of a locked partition have keys that may be read.
-        locked.find_resident(|address| unsafe { Self::header_at(address).as_ref().key() == key })
+        locked.find_resident(|at| is_key(unsafe { Self::header_at(at).as_ref().key() }, key))
     }
 
     /// Pins a header found under its partition's lock, unless it is retired.
