@@ -22,10 +22,16 @@ impl OwnerId {
     }
 }
 
+impl From<u16> for OwnerId {
+    fn from(id: u16) -> Self {
+        Self(id)
+    }
+}
+
 /// A key of the cache: small, copied freely, immutable.
 ///
 /// Integers, `&'static str`, and arrays and tuples of keys implement it, tuples of up to six. For
-/// your own type derive it, or implement it by hand. It may have an owner:
+/// your own type [derive](macro@Key) it, or implement it by hand. It may have an owner:
 ///
 /// ```
 /// use forebay_cache::{Key, OwnerId};
@@ -38,10 +44,11 @@ impl OwnerId {
 /// }
 /// ```
 ///
-/// `Hash`, `Eq` and [`owner`](Self::owner) must depend only on the key's value, `Hash` and `Eq` must
-/// agree, and none of the three may use the cache. A key that breaks this costs wrong misses and
-/// time, for example a walk over the whole index when its block is evicted, but never memory errors.
-/// If one of the three panics, so does a lookup; elsewhere the cache may catch the panic.
+/// `Hash`, `Eq` and [`owner`](Self::owner) must depend only on the key's value, `Hash` and `Eq`
+/// must agree, and none of the three may use the cache. A key that breaks this costs wrong misses
+/// and time, for example a walk over the whole index when its block is evicted, but never memory
+/// errors. If `Hash` or `Eq` panics in a lookup, so does the lookup; the cache may catch panics
+/// elsewhere.
 pub trait Key: Copy + Eq + Hash + Send + Sync + 'static {
     /// The owner of this key.
     #[inline]
@@ -49,6 +56,55 @@ pub trait Key: Copy + Eq + Hash + Send + Sync + 'static {
         OwnerId::NONE
     }
 }
+
+/// Implements the trait [`Key`](trait@Key) for a struct or enum, with the feature `derive`.
+///
+/// `#[key(owner)]` marks the field that names the owner: an [`OwnerId`], or a type that converts
+/// into one, such as its number, a `u16`.
+///
+/// ```
+/// use forebay_cache::{Key, OwnerId};
+///
+/// #[derive(Clone, Copy, PartialEq, Eq, Hash, Key)]
+/// struct BlockKey {
+///     #[key(owner)]
+///     pool: u16,
+///     device: u16,
+///     offset: u64,
+/// }
+///
+/// let key = BlockKey { pool: 7, device: 0, offset: 4096 };
+/// assert_eq!(key.owner(), OwnerId::from_raw(7));
+/// ```
+///
+/// A key has one owner:
+///
+/// ```compile_fail
+/// # use forebay_cache::Key;
+/// #[derive(Clone, Copy, PartialEq, Eq, Hash, Key)]
+/// struct BlockKey(#[key(owner)] u16, #[key(owner)] u16);
+/// ```
+///
+/// The owner is an owner's number:
+///
+/// ```compile_fail
+/// # use forebay_cache::Key;
+/// #[derive(Clone, Copy, PartialEq, Eq, Hash, Key)]
+/// struct BlockKey(#[key(owner)] u64);
+/// ```
+///
+/// Keys are copied and compared:
+///
+/// ```compile_fail
+/// # use forebay_cache::Key;
+/// #[derive(Clone, PartialEq, Eq, Hash, Key)]
+/// struct NameKey(String);
+/// ```
+///
+/// A program that uses this crate by another name says so before the type:
+/// `#[key(crate = path::to::forebay_cache)]`.
+#[cfg(feature = "derive")]
+pub use forebay_derive::Key;
 
 macro_rules! keys {
     ($($t:ty)*) => {$(

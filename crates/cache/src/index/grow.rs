@@ -42,9 +42,9 @@ fn size_for(entries: usize, per_granule: usize) -> usize {
 }
 
 impl Index {
-    /// Removes the slot of the header at that address, wherever it is, and returns whether there was
-    /// one: for a key whose hash has changed. Walks the whole index, a partition at a time under its
-    /// lock. A slot stays in its partition, so it is not overlooked.
+    /// Removes the slot of the header at that address, wherever it is: for a key whose hash has
+    /// changed. Walks the whole index, a partition at a time under its lock. A slot stays in its
+    /// partition, so it is not overlooked. False if there is none.
     pub(crate) fn remove_anywhere(&self, address: usize) -> bool {
         let is_it = |slot: Slot| !slot.is_ghost() && slot.address() == address;
         self.partitions.iter().enumerate().any(|(number, partition)| {

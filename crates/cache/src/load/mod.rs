@@ -86,22 +86,21 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         intent: Intent,
     ) -> Result<Step<'_, K, V>, LoadError> {
         let weight = self.with_structures(weight);
-        let hash = undone(|| self.return_reservation(reservation, weight), || self.hash(&key));
+        let give_back = |reserved| self.return_reservation(reserved, weight);
+        let hash = undone(|| give_back(reservation), || self.hash(&key));
         let attributes = self.policy_attributes(attributes);
         let class = attributes.class;
         loop {
-            let give_back = || self.return_reservation(reservation, weight);
-            if let Some((header, before)) = undone(give_back, || self.pin(hash, &key, MARK)) {
-                self.return_reservation(reservation, weight);
+            let pin = || self.pin(hash, &key, MARK);
+            if let Some((header, before)) = undone(|| give_back(reservation), pin) {
+                give_back(reservation);
                 return Ok(Step::Ready(self.hit(header, before).into()));
             }
-            let refusal = match self.refuse(&key, class, weight) {
-                Some(Refusal::Closed) => {
-                    self.return_reservation(reservation, weight);
-                    return Err(LoadError::Closed);
-                }
-                refusal => refusal,
-            };
+            let refusal = self.refuse(&key, class, weight);
+            if refusal == Some(Refusal::Closed) {
+                give_back(reservation);
+                return Err(LoadError::Closed);
+            }
             if refusal.is_none() && reservation.is_none() {
                 if self.try_reserve(weight) {
                     reservation = Some(true);
@@ -119,8 +118,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 self.return_reservation(reservation.take(), weight);
             }
             let refusal = refusal.or((!reserved_it).then_some(Refusal::NoCapacity));
-            let mine =
-                self.slab.take().inspect_err(|_| self.return_reservation(reservation, weight));
+            let mine = self.slab.take().inspect_err(|_| give_back(reservation));
             let mine = mine.map_err(|e| LoadError::NoMemory(e.to_string()))?;
             let reserved = if reserved_it { weight as u32 } else { 0 };
             // SAFETY: fresh from the slab, so this thread's alone.
