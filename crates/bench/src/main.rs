@@ -34,7 +34,7 @@ use clap::{Parser, Subcommand};
 
 use benches::{
     cached_read, create, device, evict, freeing as freeing_bench, hybrid, index as index_bench,
-    memory, overflow, pool_read, r5, rebuild, restart, sim, smoke, strided_read, zap,
+    insight, memory, overflow, pool_read, r5, rebuild, restart, sim, smoke, strided_read, zap,
 };
 use options::{Common, Failure};
 use report::Record;
@@ -66,6 +66,8 @@ enum Command {
     Hybrid(hybrid::Args),
     /// Lookup time, memory and slowest insert of growing indexes (R4).
     Index(index_bench::Args),
+    /// What the flight recorder and a trace cost, on against off.
+    Insight(insight::Args),
     /// Memory of an entry, and peak memory under a hard bound.
     Memory(memory::Args),
     /// Throughput and latency of inserts for each overflow limit (R1's reviewer).
@@ -112,6 +114,7 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
             (Vec::new(), Vec::new())
         }
         Command::Overflow(args) => with_panels(overflow::run(common, args)?, overflow::panels),
+        Command::Insight(args) => with_panels(insight::run(common, args)?, insight::panels),
         Command::PoolRead(args) => with_panels(pool_read::run(common, args)?, pool_read::panels),
         Command::R5(args) => with_panels(r5::run(common, args)?, r5::panels),
         Command::Rebuild(args) => with_panels(rebuild::run(common, args)?, rebuild::panels),

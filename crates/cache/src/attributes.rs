@@ -75,12 +75,12 @@ impl Attributes {
 pub enum Cause {
     /// Evicted for capacity.
     Capacity = 0,
-    /// Removed by [`remove`](crate::Cache::remove).
+    /// Removed by [`remove`](crate::Cache::remove) or [`remove_if`](crate::Cache::remove_if).
     Removed = 1,
     /// Replaced by an insert of the same key.
     Replaced = 2,
-    /// Flushed.
-    Flushed = 3,
+    /// Removed by [`clear`](crate::Cache::clear) or [`retain`](crate::Cache::retain).
+    Cleared = 3,
     /// Its owner was closed.
     OwnerClosed = 4,
     /// Handed to its caller uncached: no capacity, too heavy, or not cached for its owner.
@@ -95,7 +95,7 @@ impl Cause {
             0 => Self::Capacity,
             1 => Self::Removed,
             2 => Self::Replaced,
-            3 => Self::Flushed,
+            3 => Self::Cleared,
             4 => Self::OwnerClosed,
             5 => Self::Uncached,
             _ => Self::Closed,

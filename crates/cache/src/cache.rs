@@ -1,4 +1,5 @@
-//! The public interface of the cache: [`Cache`] and [`Owner`]. Loading is in `load::begin`.
+//! The public interface of the cache: [`Cache`] and [`Owner`]. Operations on blocks in the cache
+//! are in `operations`, loading in `load::begin`.
 
 use std::ptr::NonNull;
 
@@ -7,7 +8,7 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::JoinHandle;
 use forebay_base::tunables::TunableError;
 
-use crate::attributes::{Attributes, Cause, Class};
+use crate::attributes::{Attributes, Cause};
 use crate::builder::Builder;
 use crate::error::{OwnerError, Refused};
 use crate::guard::{OwnedRef, Ref, SlotHint};
@@ -127,22 +128,14 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         self.get(key).map(Ref::into_owned)
     }
 
-    /// Whether the block is cached. Does not count as a use.
-    pub fn contains(&self, key: &K) -> bool {
-        let inner = self.inner();
-        let Some((header, _)) = inner.pin(inner.hash(key), key, 0) else { return false };
-        // SAFETY: pinned just now, from a valid state.
-        drop(unsafe { Ref::from_pin(inner, header) });
-        true
-    }
-
     /// Inserts a normal data block, replacing any other block of that key.
     ///
     /// # Errors
     ///
     /// The value and the reason, if it is not cached. An older block of that key is outdated, so it
     /// is removed all the same, also from the secondary cache, and also if the reason is
-    /// [`Refusal::Closed`](crate::Refusal::Closed).
+    /// [`Refusal::Closed`](crate::Refusal::Closed). [`Refused::removed`] tells whether there was
+    /// one.
     pub fn insert(&self, key: K, value: V) -> Result<(), Refused<V>> {
         self.insert_with(key, value, Attributes::DATA)
     }
@@ -155,31 +148,6 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// As for [`insert`](Self::insert).
     pub fn insert_with(&self, key: K, value: V, attributes: Attributes) -> Result<(), Refused<V>> {
         self.inner().insert(key, value, attributes)
-    }
-
-    /// Removes a block. A block that is being loaded will not be cached. True if a block was
-    /// cached. Threads that have it pinned keep it.
-    pub fn remove(&self, key: &K) -> bool {
-        let inner = self.inner();
-        inner.remove_everywhere(inner.hash(key), key, Cause::Removed)
-    }
-
-    /// Removes all blocks and ghosts, and returns memory to the system. Returns how many blocks
-    /// were removed.
-    ///
-    /// Pinned blocks leave the cache now, and are freed with their last pin.
-    pub fn flush(&self) -> u64 {
-        let inner = self.inner();
-        let (removed, _) = inner.sweep(Cause::Flushed, |_, _| true);
-        inner.remove_ghosts(|_| true);
-        inner.simulations.clear();
-        self.trim();
-        removed
-    }
-
-    /// Removes all blocks for which `wanted` is true. Returns how many.
-    pub fn flush_where(&self, wanted: impl Fn(&K, Class) -> bool) -> u64 {
-        self.inner().sweep(Cause::Flushed, wanted).0
     }
 
     /// Offers all blocks that are not being written to `take`, up to `most` at once.

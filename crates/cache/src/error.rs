@@ -25,23 +25,30 @@ pub enum Refusal {
 }
 
 /// A value that an insert did not cache. An older value of the same key was removed all the same,
-/// because it would be outdated.
+/// because it would be outdated. Afterwards the key has no value.
 pub struct Refused<V> {
     /// Why it was not cached.
     pub reason: Refusal,
     /// The value.
     pub value: V,
+    /// Whether an older value was cached, which the insert has removed.
+    pub removed: bool,
 }
 
 impl<V> fmt::Debug for Refused<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refused").field("reason", &self.reason).finish_non_exhaustive()
+        f.debug_struct("Refused")
+            .field("reason", &self.reason)
+            .field("removed", &self.removed)
+            .finish_non_exhaustive()
     }
 }
 
 impl<V> fmt::Display for Refused<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the block was not cached: {}", self.reason)
+        write!(f, "the block was not cached: {}", self.reason)?;
+        let removed = if self.removed { "; the older block of its key was removed" } else { "" };
+        f.write_str(removed)
     }
 }
 

@@ -77,6 +77,10 @@ impl<'a, K: Key, V: Send + Sync + 'static> Ref<'a, K, V> {
         SlotHint(unsafe { self.header.as_ref() }.id())
     }
 
+    pub(crate) fn header(&self) -> NonNull<Header<K, V>> {
+        self.header
+    }
+
     /// Converts it to a reference that borrows nothing, with the same pin.
     pub fn into_owned(self) -> OwnedRef<K, V> {
         let owned = OwnedRef { header: self.header, inner: self.inner };
@@ -113,6 +117,33 @@ impl<K: Key, V: Send + Sync + 'static> OwnedRef<K, V> {
     pub fn is_cached(&self) -> bool {
         let state = self.header().state();
         state.has(VALID) && !state.has(RETIRED)
+    }
+
+    /// Takes the value out, if the block has left the cache and this is its last pin. The function
+    /// given to [`on_evict`](crate::Builder::on_evict) does not get the value then.
+    ///
+    /// ```
+    /// # use forebay_cache::Cache;
+    /// # let cache = Cache::<u64, String>::builder()
+    /// #     .capacity(1 << 20).weigher(|_, text| text.len() as u64).build()?;
+    /// cache.insert(7, "seven".to_owned())?;
+    /// let removed = cache.remove(&7).expect("inserted just now");
+    /// assert_eq!(removed.try_into_value().as_deref().ok(), Some("seven"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The reference, if the block is cached, or if there are other pins.
+    pub fn try_into_value(self) -> Result<V, Self> {
+        if !self.header().claim_value() {
+            return Err(self);
+        }
+        // SAFETY: claimed just now.
+        let (value, weight) = unsafe { self.header().take_claimed() };
+        // SAFETY: the pin keeps the cache alive.
+        unsafe { self.inner.as_ref() }.capacity.release(u64::from(weight));
+        Ok(value)
     }
 
     /// Converts it to a reference that borrows its cache, with the same pin.

@@ -11,6 +11,7 @@ use crate::attributes::{Attributes, Cause, Class, Hint};
 use crate::counters::CacheCounters;
 use crate::error::{Refusal, Refused};
 use crate::frequency::Frequency;
+use crate::guard::OwnedRef;
 use crate::header::{FILLED, Header, HeaderState, LOADING, List, MARK, RETIRED, VALID};
 use crate::index::line::Slot;
 use crate::index::{Full, Known, Locked};
@@ -110,9 +111,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     ) -> Refused<V> {
         // The cached value of this key is outdated now. That holds whatever the reason is: the
         // secondary cache may keep its blocks over a close and return them later.
-        self.remove_everywhere(hash, key, Cause::Replaced);
+        let removed = self.remove_everywhere(hash, key, Cause::Replaced, None).is_some();
         self.count_refusal(reason, class);
-        Refused { reason, value }
+        Refused { reason, value, removed }
     }
 
     /// Makes a header reachable in place of the key's previous entry.
@@ -342,24 +343,48 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Some(before)
     }
 
-    /// Removes the block of that key. True if there was one.
-    pub(crate) fn remove(&self, hash: u64, key: &K, cause: Cause) -> bool {
+    /// Removes the block of that key and returns it: any block, or `only` that one.
+    pub(crate) fn remove(
+        &self,
+        hash: u64,
+        key: &K,
+        cause: Cause,
+        only: Option<NonNull<Header<K, V>>>,
+    ) -> Option<OwnedRef<K, V>> {
         let mut locked = self.index.lock(hash);
-        let Some((slot_ref, address)) = Self::find_key(&locked, key) else { return false };
+        let (slot_ref, address) = Self::find_key(&locked, key)?;
         let header = Self::header_at(address);
+        if only.is_some_and(|only| only != header) {
+            return None;
+        }
         // SAFETY: not freed while its slot is there.
         let h = unsafe { header.as_ref() };
-        let Some(before) = h.retire(cause) else { return false };
+        let before = h.retire(cause)?;
         locked.remove(slot_ref);
         if before.has(LOADING) {
             h.note_unlinked();
         }
         drop(locked);
+        self.left(header, before, cause)
+    }
+
+    /// Accounts for a header that this thread has retired and taken out of the index. Returns the
+    /// block, with the pin that `retire` took, if it was cached.
+    pub(crate) fn left(
+        &self,
+        header: NonNull<Header<K, V>>,
+        before: HeaderState,
+        cause: Cause,
+    ) -> Option<OwnedRef<K, V>> {
         self.count_left(header, before, cause);
+        if before.has(FILLED) {
+            // SAFETY: the pin that `retire` took; filled.
+            return Some(unsafe { OwnedRef::from_pin(self, header) });
+        }
+        // A block that was still loading was not cached.
         // SAFETY: the pin that `retire` took.
         unsafe { Self::unpin(NonNull::from(self), header) };
-        // A block that was still loading was not cached.
-        before.has(FILLED)
+        None
     }
 
     /// Removes a header's slot from the index, if it is still there. The caller holds a pin.

@@ -41,7 +41,7 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `cache`, `builder`, `lookup`, `insert` | the interface, hits, inserts and removals |
+//! | `cache`, `operations`, `builder`, `lookup`, `insert` | the interface, hits, inserts and removals |
 //! | `header` | block descriptors, the protocol of pins, their memory |
 //! | `index` | from hashes to headers and ghosts |
 //! | `lists` | the order of blocks and ghosts |
@@ -82,6 +82,7 @@ mod lookup;
 #[cfg(forebay_model)]
 #[doc(hidden)]
 pub mod model;
+mod operations;
 mod owner;
 mod policy;
 #[cfg_attr(not(feature = "insight"), path = "recorder/off.rs")]
@@ -105,9 +106,12 @@ pub use inner::Reclaim;
 pub use key::{Key, OwnerId};
 pub use load::error::LoadError;
 pub use load::load_guard::{Begin, InFlight, LoadFuture, LoadGuard, Present};
+pub use operations::Iter;
 pub use owner::OwnerCaching;
 #[cfg(feature = "insight")]
-pub use recorder::{BlockGroup, Explanation, MissCause, MissGroup, Remedy, SecondaryFate};
+pub use recorder::{
+    BlockGroup, Explanation, MissCause, MissEvent, MissGroup, Remedy, SecondaryFate,
+};
 pub use secondary::warm_up::{WarmUp, WarmUpRefusal};
 pub use secondary::{Candidate, Holding, SecondaryCache, Writing};
 pub use stats::{StateStats, Stats, Usage};

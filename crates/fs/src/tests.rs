@@ -211,7 +211,7 @@ fn a_failed_destroy_blocks_no_other_and_is_retried() {
     // Not in memory, and not readable.
     fixture.fs.pool().sync().unwrap();
     fixture.fs.pool().sync().unwrap();
-    fixture.cache.cache().flush();
+    fixture.cache.cache().clear();
     fixture.faults.add(Rule::new(Fault::Error(5)).on(IoOp::Read));
     handles.into_iter().for_each(|handle| fixture.fs.release(handle));
     fixture.fs.wait_for_reclaim();

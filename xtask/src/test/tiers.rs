@@ -72,7 +72,10 @@ pub(crate) fn full(tree: &Tree) -> Vec<Step> {
     steps.push(Step::run("benches, optimised, run small", smoke));
     steps.push(Step::xtask("conformance on a real mount", "conformance --full"));
     steps.push(soak(&["--minutes", "10", "--l2"]));
-    steps.extend([fuzz(), miri(), thread_sanitizer()]);
+    // Five minutes of importing images, and one of reading traces.
+    steps.push(fuzz("import", "-len_control=0 -max_len=200 -max_total_time=300"));
+    steps.push(fuzz("trace", "-max_len=4000 -max_total_time=60"));
+    steps.extend([miri(), thread_sanitizer()]);
     steps
 }
 
@@ -84,6 +87,10 @@ fn static_checks() -> Vec<Step> {
         Step::cargo("format", "fmt --all --check"),
         Step::xtask("tidy", "tidy"),
         Step::cargo("clippy", &clippy),
+        Step::cargo(
+            "forebay-cache without insight",
+            "check -p forebay-cache --no-default-features",
+        ),
     ]
 }
 
@@ -160,11 +167,10 @@ pub(crate) fn soak(arguments: &[&str]) -> Step {
     Step::run("soak", &command)
 }
 
-/// Five minutes of importing fuzzed images.
-fn fuzz() -> Step {
-    let command = "+nightly fuzz run import --features fuzzer -- -len_control=0 -max_len=200 \
-                   -max_total_time=300";
-    Step::run("fuzzing of import", command).needs("cargo-fuzz", || {
+/// Fuzzes a target.
+fn fuzz(target: &str, options: &str) -> Step {
+    let command = format!("+nightly fuzz run {target} --features fuzzer -- {options}");
+    Step::run(&format!("fuzzing of {target}"), &command).needs("cargo-fuzz", || {
         subcommand_exists(&["+nightly", "fuzz", "--version"])
             .map_err(|why| format!("{why}; `cargo install cargo-fuzz` and a nightly toolchain"))
     })

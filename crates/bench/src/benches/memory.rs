@@ -156,7 +156,7 @@ fn entry_figures(entries: u64) -> Figures {
         insert(round * entries..(round + 1) * entries);
     }
     let ghosts = cache.stats();
-    cache.flush();
+    cache.clear();
     cache.trim();
     let empty = cache.stats();
     let values = [

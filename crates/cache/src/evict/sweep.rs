@@ -1,4 +1,5 @@
-//! Sweeps: remove all blocks that match a predicate, and wait until no thread uses them.
+//! Sweeps: remove all blocks that match a predicate, and wait until no thread uses them; visit all
+//! blocks.
 //!
 //! A sweep walks the headers, not the lists, so it finds blocks in every state.
 //!
@@ -10,24 +11,37 @@ use std::time::Duration;
 use forebay_base::sync::atomic::{Ordering, fence};
 
 use crate::attributes::{Cause, Class};
-use crate::header::{FILLED, Header, HeaderState, RETIRED};
+use crate::header::{FILLED, Header, HeaderState, LOADING, RETIRED, VALID};
 use crate::inner::CacheInner;
 use crate::key::Key;
 use crate::load::load_guard::LoadingPin;
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// Retires all blocks for which `wanted` is true. Returns how many, and how many such blocks
-    /// are still in use.
-    pub(crate) fn sweep(&self, cause: Cause, wanted: impl Fn(&K, Class) -> bool) -> (u64, u64) {
-        self.sweep_noting(cause, wanted, |_, _| {})
+    /// Retires all blocks for which `wanted` is true. Returns how many.
+    pub(crate) fn sweep(&self, cause: Cause, wanted: impl Fn(&K, Class) -> bool) -> u64 {
+        self.sweep_noting(cause, |key, state, _| wanted(key, state.class()), |_, _| {}).0
+    }
+
+    /// Retires all blocks for which `keep` is false, and those that are being loaded. Returns how
+    /// many were cached.
+    pub(crate) fn retain(&self, mut keep: impl FnMut(&K, &V, Class) -> bool) -> u64 {
+        let wanted = |key: &K, state: HeaderState, h: &Header<K, V>| {
+            if !state.has(VALID) {
+                return state.has(LOADING);
+            }
+            // SAFETY: pinned by the sweep, from a valid state.
+            !keep(key, unsafe { h.value() }, state.class())
+        };
+        self.sweep_noting(Cause::Cleared, wanted, |_, _| {}).0
     }
 
     /// Sweeps, and calls `leaving` for headers whose last pin was released, or which an evictor is
-    /// finishing. Their keys cannot be read any more.
+    /// finishing. Their keys cannot be read any more. Returns how many blocks were cached and were
+    /// removed, and how many wanted blocks are still in use.
     fn sweep_noting(
         &self,
         cause: Cause,
-        wanted: impl Fn(&K, Class) -> bool,
+        mut wanted: impl FnMut(&K, HeaderState, &Header<K, V>) -> bool,
         mut leaving: impl FnMut(NonNull<Header<K, V>>, HeaderState),
     ) -> (u64, u64) {
         let (mut removed, mut in_use) = (0, 0);
@@ -45,7 +59,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             let _pin = LoadingPin { header, inner: NonNull::from(self) };
             // SAFETY: pinned, so the key stays; it was written before the header was in use.
             let key = unsafe { *h.key() };
-            if wanted(&key, before.class()) {
+            if wanted(&key, before, h) {
                 let hash = self.rehash(&key);
                 if let Some(before) = h.retire(cause) {
                     self.unlink(header, hash);
@@ -53,7 +67,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                     // SAFETY: the pin that `retire` took; this function holds another.
                     unsafe { Self::unpin(NonNull::from(self), header) };
                     removed += u64::from(before.has(FILLED));
-                    if cause == Cause::Flushed {
+                    if cause == Cause::Cleared {
                         self.notify_evicted(&[key]);
                     }
                 }
@@ -73,7 +87,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             fence(Ordering::SeqCst);
             let mut leaving = Vec::new();
             let note = |header, state: HeaderState| leaving.push((header, state.life()));
-            let (_, in_use) = self.sweep_noting(cause, &wanted, note);
+            let wanted = |key: &K, state: HeaderState, _: &Header<K, V>| wanted(key, state.class());
+            let (_, in_use) = self.sweep_noting(cause, wanted, note);
             if in_use == 0 {
                 // Waits for the headers that this sweep has seen, not for those that others evict
                 // meanwhile. So it ends.

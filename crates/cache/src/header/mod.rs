@@ -287,6 +287,25 @@ impl<K: Copy, V> Header<K, V> {
         Some(contents)
     }
 
+    /// Claims the value of a retired header for its only pin: no other thread has a pin that it may
+    /// read the value with, and no new one can come. False, without a change, if that is not so.
+    pub(crate) fn claim_value(&self) -> bool {
+        let only =
+            |s: HeaderState| s.has(RETIRED) && s.has(FILLED) && !s.is_spilled() && s.pins() == PIN;
+        self.update(|s| only(s).then(|| s.without(FILLED))).is_some()
+    }
+
+    /// Takes value and weight out of a header, which keeps its key, and is empty afterwards.
+    ///
+    /// # Safety
+    ///
+    /// The caller has claimed the value, and takes it once.
+    pub(crate) unsafe fn take_claimed(&self) -> (V, u32) {
+        // SAFETY: written before `FILLED`, which the claim has found and cleared.
+        let value = unsafe { (*self.value.get()).assume_init_read() };
+        (value, self.weight.swap(0, Ordering::Relaxed))
+    }
+
     /// Moves key, value and weight out of a header. None of them may be read from it afterwards.
     ///
     /// # Safety

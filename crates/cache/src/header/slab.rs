@@ -14,6 +14,7 @@
 //! Locking: `slab-magazine` and `slab-central`, never both, and no other lock under either.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use crossbeam_utils::CachePadded;
@@ -363,19 +364,18 @@ impl<K: Copy, V> Slab<K, V> {
     /// Calls `f` with each header that may be in use. May miss headers whose use begins meanwhile.
     pub(crate) fn for_each(&self, mut f: impl FnMut(NonNull<Header<K, V>>)) {
         let mut at = 0;
-        loop {
-            // The lock is not held while `f` runs; chunks are only ever added.
-            let (start, carved) = {
-                let central = self.central.lock();
-                let Some(chunk) = central.chunks.get(at) else { return };
-                (chunk.memory.as_ptr(), chunk.carved)
-            };
-            for i in 0..carved {
-                // SAFETY: within the chunk.
-                f(unsafe { start.add(i) });
-            }
+        // The lock is not held while `f` runs; chunks are only ever added.
+        while let Some(ids) = self.ids_of_chunk(at) {
+            ids.filter_map(|id| self.by_id(id)).for_each(&mut f);
             at += 1;
         }
+    }
+
+    /// The ids of the headers that were carved out of a chunk. `None` after the last chunk.
+    pub(crate) fn ids_of_chunk(&self, at: usize) -> Option<Range<u32>> {
+        let carved = self.central.lock().chunks.get(at)?.carved;
+        let first = (at * Self::PER_CHUNK) as u32 + 1;
+        Some(first..first + carved as u32)
     }
 
     /// Bytes of headers carved since their chunks were last empty.

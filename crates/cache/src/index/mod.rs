@@ -368,6 +368,13 @@ pub(crate) enum Known {
     Nothing,
 }
 
+impl Known {
+    /// Whether it is the header at that address.
+    pub(crate) fn is_resident_at(&self, address: usize) -> bool {
+        matches!(self, Self::Resident(_, at) if *at == address)
+    }
+}
+
 impl Locked<'_> {
     /// Continues with another hash of the same partition.
     pub(crate) fn set_hash(&mut self, hash: u64) {

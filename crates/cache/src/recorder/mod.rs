@@ -13,6 +13,7 @@
 //! Locking: `recorder`, a leaf lock.
 
 mod departed;
+mod events;
 mod explanation;
 mod hooks;
 mod log;
@@ -27,6 +28,7 @@ use crate::key::OwnerId;
 use crate::sample::{Sample, sample_key};
 use log::Log;
 
+pub use events::MissEvent;
 pub use explanation::{BlockGroup, Explanation, MissGroup, Remedy};
 
 /// Why a block was not in memory.
@@ -88,14 +90,19 @@ struct Miss {
     stored: bool,
     /// The block whose insert evicted this one.
     evictor: Option<RecordedBlock>,
-    /// Bytes by which the cache was too small to keep it, if it was evicted.
+    /// Bytes by which the cache was too small to keep it, if it was evicted. Of a block that was
+    /// forgotten since, known only if it was noted.
     lacking: u64,
     /// Time since it left.
     gone_ns: u64,
     /// Duration of its load.
     waited_ns: u64,
+    /// When the load began.
+    at_ns: u64,
     /// Blocks that a sampled block stands for.
     scale: u64,
+    /// Whether the block was never seen, or would have been noted when it was forgotten.
+    is_noted: bool,
 }
 
 pub(crate) struct Recorder {

@@ -25,7 +25,7 @@ use std::ptr::NonNull;
 use crate::attributes::{Attributes, Cause, Class};
 use crate::error::{Refusal, Refused};
 use crate::guard::OwnedRef;
-use crate::header::{FILLED, HeaderState, LOADING, RETIRED, VALID, WRITING};
+use crate::header::{FILLED, Header, HeaderState, LOADING, RETIRED, VALID, WRITING};
 use crate::inner::CacheInner;
 use crate::insert::PreviousEntry;
 use crate::key::Key;
@@ -217,6 +217,13 @@ impl<K: Key, V: Send + Sync + 'static> Drop for Writing<K, V> {
 /// A guard for the slot, and the entry that was in it.
 type TakenOver<K, V> = (LoadGuard<K, V>, PreviousEntry<K, V>);
 
+/// Why a slot was not taken over.
+enum TakeOverError {
+    /// It does not have the only header that the caller wants to replace.
+    Changed,
+    Refused(Refusal),
+}
+
 /// Changing a key's content while there is a secondary cache.
 ///
 /// Neither order of "retire the old block" and "forget the key" is correct. If the secondary cache
@@ -231,35 +238,40 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.secondary.as_deref().filter(|secondary| secondary.is_active())
     }
 
-    /// Removes a block, also from the secondary cache. True if it was cached.
-    pub(crate) fn remove_everywhere(&self, hash: u64, key: &K, cause: Cause) -> bool {
-        let Some(secondary) = self.active_secondary() else { return self.remove(hash, key, cause) };
-        match self.take_over(hash, key, 0, Attributes::DATA, cause) {
+    /// Removes a block, also from the secondary cache, and returns it if it was cached: any block
+    /// of the key, or `only` that one.
+    pub(crate) fn remove_everywhere(
+        &self,
+        hash: u64,
+        key: &K,
+        cause: Cause,
+        only: Option<NonNull<Header<K, V>>>,
+    ) -> Option<OwnedRef<K, V>> {
+        let Some(secondary) = self.active_secondary() else {
+            return self.remove(hash, key, cause, only);
+        };
+        match self.take_over(hash, key, (0, Attributes::DATA), cause, only) {
             Ok((guard, previous)) => {
-                let was_cached = match previous {
-                    PreviousEntry::Nothing => false,
+                let removed = match previous {
+                    PreviousEntry::Nothing => None,
                     PreviousEntry::Ghost(list, _) => {
                         self.ghosts[list.number()].count_slots(0, 1);
-                        false
+                        None
                     }
-                    PreviousEntry::Resident(old, before) => {
-                        self.count_left(old, before, cause);
-                        // SAFETY: the pin that `retire` took.
-                        unsafe { Self::unpin(NonNull::from(self), old) };
-                        before.has(FILLED)
-                    }
+                    PreviousEntry::Resident(old, before) => self.left(old, before, cause),
                 };
                 secondary.forget(key);
                 guard.withdraw();
-                was_cached
+                removed
             }
+            Err(TakeOverError::Changed) => None,
             // Closed, or no memory for a header. Forgetting before and after the removal is the
             // best that is possible.
-            Err(_) => {
+            Err(TakeOverError::Refused(_)) => {
                 secondary.forget(key);
-                let was_cached = self.remove(hash, key, cause);
+                let removed = self.remove(hash, key, cause, only);
                 secondary.forget(key);
-                was_cached
+                removed
             }
         }
     }
@@ -275,8 +287,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     ) -> Result<(), Refused<V>> {
         let class = attributes.class;
         let taken = match self.refuse(&key, class, 0) {
-            Some(reason) => Err(reason),
-            None => self.take_over(hash, &key, weight, attributes, Cause::Replaced),
+            Some(reason) => Err(TakeOverError::Refused(reason)),
+            None => self.take_over(hash, &key, (weight, attributes), Cause::Replaced, None),
         };
         match taken {
             Ok((mut guard, previous)) => {
@@ -286,35 +298,41 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 drop(guard.publish_weighed(value, weight, None));
                 Ok(())
             }
-            Err(reason) => {
+            Err(not_taken) => {
+                let TakeOverError::Refused(reason) = not_taken else {
+                    unreachable!("any entry will do")
+                };
                 self.capacity.release(u64::from(weight));
                 Err(self.refuse_insert(hash, &key, value, reason, class))
             }
         }
     }
 
-    /// Puts a loading header into the key's slot, in place of any other entry.
+    /// Puts a loading header into the key's slot, in place of any other entry, or of `only` that
+    /// header.
     fn take_over(
         &self,
         hash: u64,
         key: &K,
-        weight: u32,
-        attributes: Attributes,
+        (weight, attributes): (u32, Attributes),
         cause: Cause,
-    ) -> Result<TakenOver<K, V>, Refusal> {
-        let header = self.slab.take().map_err(|_| Refusal::NoMemory)?;
+        only: Option<NonNull<Header<K, V>>>,
+    ) -> Result<TakenOver<K, V>, TakeOverError> {
+        let header = self.slab.take().map_err(|_| TakeOverError::Refused(Refusal::NoMemory))?;
         // SAFETY: fresh from the slab, so this thread's alone.
         let h = unsafe { header.as_ref() };
         // SAFETY: as above.
         unsafe { h.occupy(*key, weight, None, self.sampled(hash, attributes)) };
         let previous = {
             let mut locked = self.index.lock(hash);
+            let known = Self::find_known(&locked, key);
             if self.refuse(key, attributes.class, 0) == Some(Refusal::Closed) {
-                Err(Refusal::Closed)
+                Err(TakeOverError::Refused(Refusal::Closed))
+            } else if only.is_some_and(|only| !known.is_resident_at(only.addr().get())) {
+                Err(TakeOverError::Changed)
             } else {
-                let known = Self::find_known(&locked, key);
                 let put = self.put(&mut locked, known, (hash, header), LOADING, cause);
-                put.map_err(|_| Refusal::NoMemory)
+                put.map_err(|_| TakeOverError::Refused(Refusal::NoMemory))
             }
         };
         let inner = NonNull::from(self);
@@ -325,11 +343,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                     LoadGuard { header, inner, hash, attributes, frequent, refusal, begun_ns };
                 Ok((guard, previous))
             }
-            Err(reason) => {
+            Err(not_taken) => {
                 // SAFETY: not announced, and occupied without a value.
                 unsafe { h.retract(false) };
                 self.slab.give(header);
-                Err(reason)
+                Err(not_taken)
             }
         }
     }

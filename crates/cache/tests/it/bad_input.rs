@@ -197,9 +197,9 @@ fn a_useless_hash_is_refused_not_endured() {
             kept.iter().all(|(n, v)| cache.get(&Useless(*n)).is_some_and(|found| *found == *v))
         );
         for n in kept.keys() {
-            assert!(cache.remove(&Useless(*n)));
+            assert!(cache.remove(&Useless(*n)).is_some());
         }
-        cache.flush();
+        cache.clear();
         assert_eq!(cache.stats().index.entries, 0);
         cache.insert(Useless(1), 1).unwrap();
         audit(&cache);
@@ -245,7 +245,7 @@ fn a_panicking_drop_is_caught_and_counted() {
         let pin = cache.get(&198).unwrap();
         cache.remove(&198);
         drop(pin);
-        cache.flush();
+        cache.clear();
         // The reclaimer may be handling the last one.
         wait_until("every panic is counted", || cache.stats().counter("panics_caught") >= 201);
         let stats = cache.stats();
@@ -294,7 +294,7 @@ fn a_panic_in_flush_where_loses_no_pin() {
         cache.insert(key, key).unwrap();
     }
     let flush =
-        || cache.flush_where(|key, _| if *key == 50 { panic!("a bug") } else { key % 2 == 0 });
+        || cache.retain(|key, _, _| if *key == 50 { panic!("a bug") } else { key % 2 == 1 });
     assert!(catch_unwind(AssertUnwindSafe(flush)).is_err());
     audit(&cache);
     cache.close();
@@ -339,7 +339,7 @@ fn a_slot_hint_of_another_cache_finds_the_block_or_nothing() {
     }
     let hints: Vec<_> =
         (0..blocks).map(|key| emptied.get(&key).map(|block| block.slot_hint()).unwrap()).collect();
-    emptied.flush();
+    emptied.clear();
     emptied.resize(10);
     assert!(hints.iter().zip(0..).all(|(hint, key)| emptied.get_at(*hint, &key).is_none()));
     drop(from);

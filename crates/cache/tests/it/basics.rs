@@ -22,8 +22,8 @@ fn what_is_inserted_is_found_until_it_is_removed() {
     for i in 0..1000 {
         assert_eq!(cache.get(&i).map(|v| *v), Some(i * 2));
     }
-    assert!(cache.remove(&7));
-    assert!(!cache.remove(&7));
+    assert!(cache.remove(&7).is_some());
+    assert!(cache.remove(&7).is_none());
     assert!(cache.get(&7).is_none());
     cache.audit();
 }
@@ -44,7 +44,7 @@ fn many_are_found_in_their_order_and_counted_like_one() {
     let stats = cache.stats();
     assert_eq!((stats.counter("hits_mru"), stats.counter("lookups_missed")), (hits, 60 - hits));
     // The blocks are pinned while they are in `found`.
-    assert!(cache.remove(&99));
+    assert!(cache.remove(&99).is_some());
     assert_eq!(found[19].as_deref(), Some(&198));
     cache.get_many(&[99, 1], &mut found);
     assert_eq!(found.iter().map(|v| v.as_deref().copied()).collect::<Vec<_>>(), [None, Some(2)]);
@@ -62,7 +62,7 @@ fn the_capacity_is_kept_exactly_when_the_inserter_evicts() {
     }
     assert_eq!(cache.stats().resident_blocks(), 100);
     cache.audit();
-    assert_eq!(cache.flush(), 100);
+    assert_eq!(cache.clear(), 100);
     cache.audit();
     assert_eq!(cache.stats().resident_blocks(), 0);
 }

@@ -59,8 +59,8 @@ fn every_way_out_is_told_with_its_cause_on_a_thread_of_its_own() {
     cache.insert(2, 20).unwrap();
     cache.insert(2, 21).unwrap();
     expect(2, 20, Class::Data, Cause::Replaced);
-    assert_eq!(cache.flush_where(|key, _| *key == 2), 1);
-    expect(2, 21, Class::Data, Cause::Flushed);
+    assert_eq!(cache.retain(|key, _, _| *key != 2), 1);
+    expect(2, 21, Class::Data, Cause::Cleared);
     // A value's capacity is released when its callback has ended; so far it has only begun.
     cache.drain_callbacks();
     for key in 0..1001 {
@@ -68,9 +68,9 @@ fn every_way_out_is_told_with_its_cause_on_a_thread_of_its_own() {
     }
     let gone = (0..1001).find(|key| !cache.contains(key)).unwrap();
     expect(gone, gone, Class::Data, Cause::Capacity);
-    assert_eq!(cache.flush_where(|key, _| *key < 990 && *key > 970), 19);
+    assert_eq!(cache.retain(|key, _, _| *key >= 990 || *key <= 970), 19);
     let flushed: HashSet<_> = tells.iter().take(19).map(|(k, _, _, why, _)| (k, why)).collect();
-    assert_eq!(flushed, (971..990).map(|key| (key, Cause::Flushed)).collect());
+    assert_eq!(flushed, (971..990).map(|key| (key, Cause::Cleared)).collect());
     // A block that was never cached has not left the cache.
     drop(cache.get_or_load_weighed(99, 1 << 40, Attributes::DATA, || Ok::<_, String>(1)).unwrap());
     drop(cache.get_or_load_weighed(98, 1, Attributes::DATA, || Err::<u64, _>("no")));

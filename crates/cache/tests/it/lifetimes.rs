@@ -24,7 +24,7 @@ fn a_value_goes_the_moment_its_last_pin_does() {
     let pin = cache.get(&1).unwrap();
     let second = pin.to_owned_ref();
     let third = second.clone();
-    assert!(cache.remove(&1));
+    assert!(cache.remove(&1).is_some());
     assert!(cache.get(&1).is_none());
     assert_eq!(live.count(), 1);
     drop(pin);
@@ -43,7 +43,7 @@ fn a_value_goes_the_moment_its_last_pin_does() {
         cache.insert(key, live.value(key)).unwrap();
         assert_eq!(live.count() as u64, cache.stats().resident_blocks());
     }
-    assert_eq!(cache.flush(), 100);
+    assert_eq!(cache.clear(), 100);
     assert_eq!(live.count(), 0);
     audit(&cache);
 }
@@ -176,7 +176,7 @@ fn use_after_close_is_refused() {
         let refused = cache.insert(1, live.value(1)).unwrap_err();
         assert_eq!((refused.reason, refused.value.payload()), (Refusal::Closed, 1));
         drop(refused);
-        assert!(!cache.remove(&1));
+        assert!(cache.remove(&1).is_none());
         assert!(matches!(cache.begin(1, 1, Attributes::DATA), Err(LoadError::Closed)));
         let load = || -> Result<Counted, String> { panic!("it must not be asked") };
         assert!(matches!(
@@ -185,7 +185,7 @@ fn use_after_close_is_refused() {
         ));
         assert!(matches!(cache.open_owner(OwnerCaching::All), Err(OwnerError::Closed)));
         assert!(cache.close_owner(owner));
-        assert_eq!((cache.flush(), cache.flush_where(|_, _| true)), (0, 0));
+        assert_eq!((cache.clear(), cache.retain(|_, _, _| false)), (0, 0));
         cache.resize(50);
         cache.trim();
         cache.drain_callbacks();

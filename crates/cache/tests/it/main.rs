@@ -17,6 +17,7 @@ mod lifetimes;
 mod load_errors;
 mod loading;
 mod memory;
+mod operations;
 mod owners;
 mod pins;
 mod policy;

@@ -56,7 +56,7 @@ fn a_block_costs_at_most_80_bytes_and_a_ghost_32() {
     assert!(stats.overhead.headers as f64 / n <= 66.0);
     audit(&cache);
     // All of it is returned.
-    cache.flush();
+    cache.clear();
     assert!(cache.stats().overhead.total() < 2 << 20, "{}", cache.stats());
 }
 

@@ -234,7 +234,7 @@ fn floors_and_ceilings_hold_against_any_pressure() {
     }
     assert!(class_bytes(&cache, Class::Metadata) <= 201, "{}", cache.stats());
     // While there is data to cache.
-    cache.flush_where(|_, class| class == Class::Data);
+    cache.retain(|_, _, class| class != Class::Data);
     for key in 0..1500 {
         request(&cache, key, Attributes::METADATA);
     }
@@ -307,7 +307,7 @@ fn a_resize_takes_effect_and_memory_comes_back() {
         fill(0..400_000);
         wait_until("it is full again", || cache.stats().resident_blocks() >= 392_000);
         assert!((390_000..400_000).all(|key| cache.get(&key).is_some_and(|v| v[1] == !key)));
-        cache.flush();
+        cache.clear();
         let empty = cache.stats();
         println!("flushed: {:?}", empty.overhead);
         assert_eq!((empty.resident_blocks(), empty.ghosts(), empty.index.entries), (0, 0, 0));

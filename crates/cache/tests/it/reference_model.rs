@@ -40,8 +40,11 @@ enum Op {
     Publish(usize, u64),
     Fail(usize),
     Abandon(usize),
-    Flush,
-    FlushWhere(u8),
+    Clear,
+    Peek(u8, u8),
+    RemoveIf(u8, u8, bool),
+    Retain(u8),
+    Iterate,
     Resize(u64),
     SetCaching(u8, u8),
     Reopen(u8),
@@ -96,8 +99,11 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (any::<usize>(), weight()).prop_map(|(n, w)| Op::Publish(n, w)),
         2 => any::<usize>().prop_map(Op::Fail),
         2 => any::<usize>().prop_map(Op::Abandon),
-        1 => Just(Op::Flush),
-        1 => any::<u8>().prop_map(Op::FlushWhere),
+        1 => Just(Op::Clear),
+        1 => any::<u8>().prop_map(Op::Retain),
+        1 => Just(Op::Iterate),
+        3 => (owner(), block()).prop_map(|(o, b)| Op::Peek(o, b)),
+        4 => (owner(), block(), any::<bool>()).prop_map(|(o, b, yes)| Op::RemoveIf(o, b, yes)),
         2 => (20..200u64).prop_map(Op::Resize),
         1 => (owner(), 0..3u8).prop_map(|(o, m)| Op::SetCaching(o, m)),
         1 => owner().prop_map(Op::Reopen),
@@ -197,6 +203,7 @@ impl ReferenceModel {
         let key = self.key(owner, block);
         let value = self.value(key, weight);
         let version = value.version;
+        let here = self.cache.contains(&key);
         self.outdate(|k| *k == key);
         match self.cache.insert_with(key, value, attributes) {
             Ok(()) => {
@@ -212,6 +219,7 @@ impl ReferenceModel {
                     Refusal::NoCapacity => assert!(!self.is_loose(), "all could be evicted"),
                     other => panic!("{other}"),
                 }
+                assert!(here || !refused.removed); // it may have been evicted for the new one
                 assert!(!self.cache.contains(&key), "an older value than the refused one");
             }
         }
@@ -354,6 +362,26 @@ impl ReferenceModel {
         self.owners[owner as usize] = (fresh, OwnerCaching::All);
     }
 
+    /// The value of a removed block can be taken out unless it is pinned; if so, it stays as it is.
+    fn note_removed(&mut self, key: BlockKey, removed: Option<OwnedRef<BlockKey, Value>>) {
+        assert!(!self.cache.contains(&key));
+        let Some(removed) = removed else { return };
+        self.check_found(key, &removed);
+        let version = removed.version;
+        let pinned = self.pins.iter().any(|(_, _, pinned)| *pinned == version);
+        if version.is_multiple_of(3) {
+            self.pins.push((removed, key, version));
+            return;
+        }
+        match removed.try_into_value() {
+            Ok(value) => assert!(!pinned && (value.key, value.version) == (key, version)),
+            Err(removed) => {
+                assert!(pinned);
+                self.check_found(key, &removed);
+            }
+        }
+    }
+
     #[expect(clippy::too_many_lines, reason = "one arm per operation")]
     fn apply(&mut self, op: Op) {
         match op {
@@ -395,9 +423,48 @@ impl ReferenceModel {
             Op::Remove(owner, block) => {
                 let key = self.key(owner, block);
                 let here = self.cache.contains(&key);
-                assert_eq!(self.cache.remove(&key), here);
-                assert!(!self.cache.contains(&key));
+                let removed = self.cache.remove(&key);
+                assert_eq!(removed.is_some(), here);
+                self.note_removed(key, removed);
                 self.outdate(|k| *k == key);
+            }
+            Op::RemoveIf(owner, block, yes) => {
+                let key = self.key(owner, block);
+                let here = self.cache.contains(&key);
+                let removed = self.cache.remove_if(&key, |found| {
+                    self.check_found(key, found);
+                    yes
+                });
+                assert_eq!(removed.is_some(), here && yes);
+                if removed.is_some() {
+                    self.note_removed(key, removed);
+                    self.last.remove(&key);
+                } else {
+                    assert_eq!(self.cache.contains(&key), here);
+                }
+            }
+            Op::Peek(owner, block) => {
+                let key = self.key(owner, block);
+                let counts = |cache: &Cache<BlockKey, Value>| {
+                    let stats = cache.stats();
+                    (stats.hits(), stats.counter("lookups_missed"))
+                };
+                let before = counts(&self.cache);
+                let found = self.cache.peek(&key).inspect(|found| self.check_found(key, found));
+                assert_eq!(found.is_some(), self.cache.contains(&key));
+                drop(found);
+                assert_eq!(counts(&self.cache), before, "a peek counts as a use");
+            }
+            Op::Iterate => {
+                let mut visited = HashMap::new();
+                for block in &self.cache {
+                    self.check_found(*block.key(), &block);
+                    let other = visited.insert(*block.key(), block.version);
+                    assert!(other.is_none(), "{:?} was visited twice", block.key());
+                }
+                assert_eq!(visited.len(), self.cache.len());
+                assert_eq!(self.cache.is_empty(), visited.is_empty());
+                assert_eq!(self.cache.len() as u64, self.cache.stats().resident_blocks());
             }
             Op::GetOrLoad(owner, block, weight, ok, a) => {
                 self.get_or_load(owner, block, weight, ok, a);
@@ -406,19 +473,27 @@ impl ReferenceModel {
             Op::Publish(n, weight) => self.publish(n, weight),
             Op::Fail(n) => self.end(n, true),
             Op::Abandon(n) => self.end(n, false),
-            Op::Flush => {
+            Op::Clear => {
                 let here = self.cache.stats().resident_blocks();
-                assert_eq!(self.cache.flush(), here);
+                assert_eq!(self.cache.clear(), here);
                 self.outdate(|_| true);
                 let stats = self.cache.stats();
                 assert_eq!((stats.resident_blocks(), stats.ghosts()), (0, 0));
             }
-            Op::FlushWhere(n) => {
-                let wanted = |key: &BlockKey| key.block % 7 == n % 7;
-                let here = |key: &&BlockKey| wanted(key) && self.cache.contains(key);
-                let expected = self.last.keys().filter(here).count() as u64;
-                assert_eq!(self.cache.flush_where(|key, _| wanted(key)), expected);
-                self.outdate(wanted);
+            Op::Retain(n) => {
+                let keeps = |version: u64| version % 7 != u64::from(n % 7);
+                let goes = |(key, version): &(&BlockKey, &u64)| {
+                    !keeps(**version) && self.cache.contains(key)
+                };
+                let expected = self.last.iter().filter(goes).count() as u64;
+                let removed = self.cache.retain(|key, found, _| {
+                    self.check_found(*key, found);
+                    keeps(found.version)
+                });
+                assert_eq!(removed, expected);
+                // Blocks that are being loaded have no value that it could keep.
+                self.loads.iter_mut().for_each(|load| load.outdated = true);
+                self.last.retain(|_, version| keeps(*version));
             }
             Op::Resize(bytes) => {
                 self.cache.resize(bytes);

@@ -246,7 +246,7 @@ fn evicted_and_flushed_blocks_are_reported_and_removed_ones_are_not() {
     cache.remove(&there[0]);
     cache.insert(there[1], there[1]).unwrap();
     assert_eq!(told(&double), [], "its content is gone for good");
-    cache.flush();
+    cache.clear();
     assert_eq!(told(&double), there[1..]);
     audit(&cache);
 }
@@ -383,8 +383,8 @@ fn overwrites_and_removals_are_told() {
     let (cache, double) = with_double(100, 10);
     double.stored.lock().unwrap().extend([(1, 1), (2, 2), (3, 3)]);
     cache.insert(1, 1001).unwrap();
-    assert!(!cache.remove(&2));
-    assert!(cache.remove(&1));
+    assert!(cache.remove(&2).is_none());
+    assert!(cache.remove(&1).is_some());
     assert_eq!(*double.forgotten.lock().unwrap(), [1, 2, 1]);
     let failed = cache.get_or_load_weighed(1, 1, Attributes::DATA, fail);
     assert!(failed.is_err(), "an old value came back");
@@ -402,7 +402,7 @@ fn a_write_that_an_overwrite_or_removal_met_is_outdated() {
     assert!(cache.insert(10, 10).is_err(), "all are being written");
     // Refused too, but the older value is removed all the same.
     assert!(cache.insert(1, 1001).is_err());
-    assert!(cache.remove(&2));
+    assert!(cache.remove(&2).is_some());
     assert_eq!(double.complete(), 10);
     let stored = double.stored.lock().unwrap().clone();
     assert!(!stored.contains_key(&1) && !stored.contains_key(&2), "{stored:?}");
@@ -454,13 +454,13 @@ fn a_write_that_ends_during_an_overwrite_or_removal_never_comes_back() {
                 }
             }));
             if removal {
-                assert!(cache.remove(&key));
+                assert!(cache.remove(&key).is_some());
             } else {
                 cache.insert(key, 1000 + key).unwrap();
             }
             assert!(double.writing.lock().unwrap().is_empty(), "the write has ended");
             assert_ne!(cache.get(&key).map(|block| *block), Some(key));
-            cache.flush();
+            cache.clear();
             let found =
                 cache.get_or_load_weighed(key, 1, Attributes::DATA, fail).map(|block| *block);
             assert_ne!(found.ok(), Some(key), "an old value came back");
@@ -758,4 +758,35 @@ fn a_load_guard_that_is_handed_back_must_be_of_the_same_load() {
         audit(&cache);
         audit(&other);
     }
+}
+
+#[test]
+fn a_conditional_removal_forgets_only_what_it_removes() {
+    let (cache, double) = with_double(100, 10);
+    cache.insert(1, 1).unwrap();
+    double.stored.lock().unwrap().extend([(1, 1), (2, 2)]);
+    double.forgotten.lock().unwrap().clear();
+    assert!(cache.remove_if(&1, |_| false).is_none());
+    // Only the secondary cache has it.
+    assert!(cache.remove_if(&2, |_| true).is_none());
+    assert!(double.forgotten.lock().unwrap().is_empty());
+    // The first answer is for a block that is replaced before it can be removed.
+    let mut asked = 0;
+    let removed = cache.remove_if(&1, |value| {
+        asked += 1;
+        if asked == 1 {
+            cache.insert(1, *value + 1000).unwrap();
+        }
+        true
+    });
+    assert_eq!((removed.as_deref(), asked), (Some(&1001), 2));
+    assert_eq!(*double.forgotten.lock().unwrap(), [1, 1], "by the insert, then by the removal");
+    assert!(!double.stored.lock().unwrap().contains_key(&1));
+    drop(removed);
+    // A block that leaves by `retain` is not outdated.
+    cache.insert(3, 3).unwrap();
+    double.evicted.lock().unwrap().clear();
+    assert_eq!(cache.retain(|key, _, _| *key != 3), 1);
+    assert_eq!(*double.evicted.lock().unwrap(), [3]);
+    audit(&cache);
 }

@@ -122,6 +122,7 @@ fn step<'a>(
             held.extend(cache.get_at(hint, &key));
         }
         8 => drop(cache.contains(&key)),
+        9 if rng.below(2) == 0 => drop(cache.remove_if(&key, |value| value.payload() < KEYS)),
         9 => drop(cache.remove(&key)),
         10 | 11 => {
             let fails = rng.below(4) == 0;
@@ -135,7 +136,11 @@ fn step<'a>(
             _ => {}
         },
         13 => drop(cache.warm_up().put(key, value(), attributes, || true)),
-        14 if rng.below(40) == 0 => drop(cache.flush_where(|key, _| key.id % 3 == 0)),
+        14 if rng.below(40) == 0 => {
+            let kept = |key: &Odd, value: &Counted| key.id % 3 != value.payload() % 2;
+            assert!(cache.retain(|key, value, _| kept(key, value)) <= 2 * KEYS);
+        }
+        14 if rng.below(40) == 0 => cache.iter().for_each(|block| assert!(block.payload() < KEYS)),
         14 if rng.below(40) == 0 => cache.resize(100 + rng.below(200)),
         _ => drop(cache.get_or_join(&key)),
     }
@@ -197,7 +202,7 @@ fn storm(name: &str, lies: [u64; 3], panics: [u64; 3]) {
             assert_eq!(cache.get(&key).unwrap().payload(), id);
         }
         assert!(cache.close_owner(owners[1]));
-        cache.flush();
+        cache.clear();
         assert_eq!(live.count(), 0, "values are left");
         audit(&cache);
         cache.close();
@@ -250,7 +255,7 @@ fn a_load_ends_when_its_key_panics() {
         let looked = catch_unwind(AssertUnwindSafe(|| drop(cache.get(&key))));
         assert_eq!(looked.is_err(), call != OWNER);
         whim.set([0; 3], [0; 3]);
-        assert!(cache.remove(&key), "the lookup's pin is gone, or the block with it");
+        assert!(cache.remove(&key).is_some(), "the lookup's pin is gone, or the block with it");
         assert_eq!(live.count(), 0, "a pin is left");
     }
     audit(&cache);

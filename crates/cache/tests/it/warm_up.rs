@@ -135,7 +135,7 @@ fn the_slot_is_claimed_before_the_value_is_checked() {
         true
     });
     assert_eq!((put, *cache.get(&key(1)).unwrap()), (Ok(()), 2));
-    let put = warm_up.put(key(3), 1, Attributes::DATA, || !cache.remove(&key(3)));
+    let put = warm_up.put(key(3), 1, Attributes::DATA, || cache.remove(&key(3)).is_none());
     assert_eq!(put, Ok(()));
     assert!(!cache.contains(&key(3)));
     assert_eq!(cache.stats().resident_blocks(), 1);

@@ -30,7 +30,7 @@ fn come_and_go(world: &Arc<World>) -> JoinHandle<()> {
     let world = world.clone();
     spawn(move || {
         assert!(world.insert(2));
-        assert!(world.cache().remove(&2));
+        assert!(world.cache().remove(&2).is_some());
     })
 }
 
@@ -171,7 +171,7 @@ fn a_pin_keeps_what_the_cache_has_let_go() {
         let flusher = {
             let world = world.clone();
             spawn(move || {
-                world.cache().flush();
+                world.cache().clear();
             })
         };
         let dropper = spawn(move || {
@@ -203,9 +203,9 @@ fn resizes_and_flushes_race_inserts() {
         };
         let threads = [inserter(0), inserter(2)];
         world.cache().resize(1);
-        world.cache().flush_where(|key, _| key % 2 == 0);
+        world.cache().retain(|key, _, _| key % 2 == 1);
         world.cache().resize(6);
-        world.cache().flush();
+        world.cache().clear();
         join(threads);
         world.cache().resize(2);
         assert!(world.cache().stats().resident_bytes() <= 2);
@@ -225,7 +225,7 @@ fn each_block_is_removed_once() {
         };
         let threads = [remover(), remover()];
         world.get(1);
-        let flushed = world.cache().flush_where(|_, _| true);
+        let flushed = world.cache().retain(|_, _, _| false);
         let removed: u64 = join(threads).into_iter().sum();
         assert_eq!(removed + flushed, 1);
         World::end(world);

@@ -120,7 +120,7 @@ fn trimming_races_lookups() {
                             .is_ok()
                     );
                 }
-                world.cache().flush_where(|key, _| *key != keys[0]);
+                world.cache().retain(|key, _, _| *key == keys[0]);
             })
         };
         let trimmer = {

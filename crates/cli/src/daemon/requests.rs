@@ -156,7 +156,7 @@ impl Daemon {
 
     fn flush_cache(&self) -> FlushReport {
         let before = self.cache.cache().stats().resident_bytes();
-        let blocks = self.cache.cache().flush();
+        let blocks = self.cache.cache().clear();
         let after = self.cache.cache().stats().resident_bytes();
         FlushReport { blocks, bytes: before.saturating_sub(after) }
     }

@@ -31,7 +31,7 @@ fn cold() -> (Arc<FaultDevice>, Fixture, FileSystem) {
     let fs = fixture.mount();
     fs.wait_for_reclaim();
     fs.pool().set_tunable("prefetch_max_bytes", "0").unwrap();
-    fixture.cache.cache().flush();
+    fixture.cache.cache().clear();
     (faults, fixture, fs)
 }
 
@@ -50,7 +50,7 @@ fn operations_that_would_block_change_nothing() {
     let (faults, fixture, fs) = cold();
     let ino = fs.lookup(ROOT, b"file 7").unwrap().attr.ino;
     fs.pool().sync().unwrap();
-    fixture.cache.cache().flush();
+    fixture.cache.cache().clear();
     stall(&faults);
     let handle = Handle(ino.0);
     let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };
@@ -99,7 +99,7 @@ fn lookups_of_metadata_would_block() {
     fs.pool().sync().unwrap();
     // The file is open. Only the indirect block of the second half is pinned.
     assert_eq!(read(&fs, ino, 100 * MIB, 10), b"x");
-    fixture.cache.cache().flush();
+    fixture.cache.cache().clear();
     stall(&faults);
     let tried = fs.non_blocking();
     would_block(tried.seek(ino, handle, 0, Seek::Hole));

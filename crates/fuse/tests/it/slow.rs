@@ -153,14 +153,14 @@ fn a_read_waits_for_its_device() {
     let path = mounted.at.path().join("file");
     fs::write(&path, [7; 100_000]).expect("a file");
     mounted.fs.pool().sync().expect("a commit");
-    mounted.cache.cache().flush();
+    mounted.cache.cache().clear();
     mounted.slow_down(Op::Read);
     // Without a limit nothing is logged.
     mounted.set_limit(0);
     assert_eq!(fs::read(&path).expect("it reads").len(), 100_000);
     assert!(mounted.logged("read").is_empty());
     mounted.set_limit(20);
-    mounted.cache.cache().flush();
+    mounted.cache.cache().clear();
     assert_eq!(fs::read(&path).expect("it reads").len(), 100_000);
     let read = &mounted.first_logged("read");
     assert!(ms(read, "device_ms") > 0, "{read:?}");

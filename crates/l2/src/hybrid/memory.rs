@@ -31,7 +31,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> HybridMemory<'a, K, V> {
     /// requested. Values only in memory are lost, unless they were
     /// [written](super::HybridCache::flush_to_device) before.
     pub fn evict_all(&self) -> u64 {
-        self.cache.flush()
+        self.cache.clear()
     }
 
     /// Returns unused memory to the system.

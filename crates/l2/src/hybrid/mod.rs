@@ -290,7 +290,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     ) -> Result<(), InsertError<V>> {
         let Some(_change) = self.closing.begin_change() else {
             let reason = forebay_cache::Refusal::Closed;
-            return Err(InsertError::Refused(Refused { reason, value }));
+            return Err(InsertError::Refused(Refused { reason, value, removed: false }));
         };
         match capture_forget_error(|| self.cache.insert_with(key, value, attributes)) {
             (Ok(()), None) => Ok(()),
@@ -311,7 +311,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// nothing is removed.
     pub fn remove(&self, key: &K) -> Result<bool> {
         let _change = self.closing.begin_change().ok_or_else(closed_error)?;
-        match capture_forget_error(|| self.cache.remove(key)) {
+        match capture_forget_error(|| self.cache.remove(key).is_some()) {
             (was_cached, None) => Ok(was_cached),
             (_, Some(error)) => Err(error),
         }

@@ -212,7 +212,7 @@ impl Run {
             80..84 => self.flush(false),
             84..86 => {
                 self.flush(true);
-                self.fixture.cache.flush();
+                self.fixture.cache.clear();
             }
             86..88 => self.drop_memory(),
             _ => {
@@ -232,7 +232,7 @@ impl Run {
 
     /// Values only in memory are lost. The L2 may have them or not.
     fn drop_memory(&mut self) {
-        self.fixture.cache.flush();
+        self.fixture.cache.clear();
         self.sure = self.spilled.clone();
     }
 }
@@ -472,7 +472,7 @@ impl Plan {
         (0..KEYS).for_each(|key| _ = check_key(key));
         assert!(fixture.l2.wait_rebuilt());
         assert_eq!(fixture.l2.rebuild().damaged, 0, "a crash damages nothing");
-        fixture.cache.flush();
+        fixture.cache.clear();
         let promised = history.promised(position);
         let found =
             promised.iter().filter(|(key, version)| check_key(**key) == Some(**version)).count();

@@ -62,7 +62,7 @@ fn work_under(rule: &Rule, seed: u64) -> u64 {
                     // The flush may fail.
                     let _ = fixture.l2.flush();
                 }
-                7 if rng.below(4) == 0 => drop(fixture.cache.flush()),
+                7 if rng.below(4) == 0 => drop(fixture.cache.clear()),
                 _ => {
                     let found = fixture.get(key).map(|value| value.version);
                     let right = now.get(&key).copied();

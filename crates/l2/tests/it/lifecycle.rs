@@ -88,7 +88,7 @@ fn a_wrapped_ring_keeps_metadata_and_hit_blocks() {
         hot.for_each(|key| {
             assert!(fixture.get(key).is_some(), "{key}: {:?}", fixture.l2.stats().short())
         });
-        fixture.cache.flush();
+        fixture.cache.clear();
     }
     let stats = fixture.l2.stats();
     assert!(stats.count("evicted") > 10_000, "{:?}", stats.short());
@@ -119,12 +119,12 @@ fn blocks_evicted_while_memory_holds_them_are_written_again() {
             forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
         });
         fixture.l2.flush().unwrap();
-        fixture.cache.flush_where(|key, _| *key >= 1000);
+        fixture.cache.retain(|key, _, _| *key < 1000);
     }
     let stats = fixture.l2.stats();
     assert!(stats.count("evicted") > 1000, "{:?}", stats.short());
     assert!(stats.count("offered_known") > 500, "{:?}", stats.short());
-    fixture.cache.flush();
+    fixture.cache.clear();
     let found = (0..50).filter(|key| fixture.get(*key).is_some()).count();
     // Writes after the last offer may have evicted some.
     assert!(found >= 40, "{found} of 50 are there: {:?}", stats.short());
@@ -141,7 +141,7 @@ fn data_is_reinserted_only_after_memory_evicts_it() {
         // Hit blocks are worth reinserting, except that memory holds them.
         assert!((0..50).all(|key| fixture.get(key).is_some()));
         if lets_go {
-            fixture.cache.flush();
+            fixture.cache.clear();
         }
         for batch in 1..=10 {
             (0..250).for_each(|key| fixture.insert(1000 * batch + key, 1, 4000));
@@ -150,13 +150,13 @@ fn data_is_reinserted_only_after_memory_evicts_it() {
                 forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
             });
             fixture.l2.flush().unwrap();
-            fixture.cache.flush_where(|key, _| *key >= 1000);
+            fixture.cache.retain(|key, _, _| *key < 1000);
         }
         let stats = fixture.l2.stats();
         let counts = ["evicted_in_memory", "reinserted"].map(|name| stats.count(name));
         let expected = if lets_go { [0, 50] } else { [50, 0] };
         assert_eq!(counts, expected, "{:?}", stats.short());
-        fixture.cache.flush();
+        fixture.cache.clear();
         let found = (0..50).filter(|key| fixture.get(*key).is_some()).count();
         assert_eq!(found, if lets_go { 50 } else { 0 });
         fixture.close();
@@ -274,7 +274,7 @@ fn a_removed_l2_is_gone() {
     (0..100).for_each(|key| fixture.insert(key, 1, 1000));
     fixture.spill();
     assert!(fixture.get(1).is_some());
-    fixture.cache.flush();
+    fixture.cache.clear();
     fixture.l2.remove().unwrap();
     assert_eq!(fixture.l2.health(), Health::Removed);
     assert_eq!(fixture.get(1), None);
@@ -383,7 +383,7 @@ fn concurrent_threads_see_their_latest_writes_only() {
                         4..6 => fixture.cache.offer_all(16, |candidates| {
                             forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
                         }),
-                        6 if rng.below(8) == 0 => _ = fixture.cache.flush(),
+                        6 if rng.below(8) == 0 => _ = fixture.cache.clear(),
                         _ => {
                             let found = fixture.get(key).map(|value| value.version);
                             let right = now.get(&key).copied();

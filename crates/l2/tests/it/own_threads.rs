@@ -137,7 +137,7 @@ impl Codec<u64, CallbackValue> for FlushingCodec {
     fn encode(&self, value: &CallbackValue, out: &mut [u8]) {
         out.copy_from_slice(&value.key.to_le_bytes());
         if let Some(cache) = self.0.get().and_then(Weak::upgrade) {
-            cache.flush();
+            cache.clear();
         }
     }
     fn decode(&self, _: &u64, _: &[u8]) -> Option<CallbackValue> {
@@ -165,7 +165,7 @@ fn value_drops_may_call_the_l2() {
     let gone = insert(1);
     let mut kept = Vec::new();
     cache.offer_all(8, |candidates| kept.extend(candidates));
-    cache.flush();
+    cache.clear();
     assert!(!kept.is_empty() && !gone.load(Ordering::Acquire));
     l2.offer(kept);
     assert!(gone.load(Ordering::Acquire));

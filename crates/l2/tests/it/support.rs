@@ -189,7 +189,7 @@ impl Fixture {
             forebay_cache::SecondaryCache::offer(&*self.l2, candidates);
         });
         self.l2.flush().unwrap();
-        self.cache.flush();
+        self.cache.clear();
     }
 
     /// The value of a key, from memory or from the L2.

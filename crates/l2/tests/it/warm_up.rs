@@ -188,7 +188,7 @@ fn warm_up_ends_after_an_eviction_and_keeps_resident_values() {
         "the older one is forgotten"
     );
     // The warm-up runs once.
-    fixture.cache.flush();
+    fixture.cache.clear();
     assert_eq!(warm(&fixture), WarmUpOutcome::Done);
     assert_eq!(warmed(&fixture), 998);
     fixture.close();

@@ -169,7 +169,7 @@ fn check_after_crash((pages, known): (Pages, KnownVersions), segment_bytes: u64)
     // During the rebuild and after it.
     (0..KEYS).for_each(|key| fixture.get(key));
     assert!(fixture.l2.wait_rebuilt());
-    fixture.cache.flush();
+    fixture.cache.clear();
     (0..KEYS).for_each(|key| fixture.get(key));
     end(fixture);
 }
@@ -208,7 +208,7 @@ fn concurrent_readers_and_crash_images_never_see_gone_versions() {
                 fixture.remove(0);
                 fixture.offer();
                 fixture.insert(0);
-                fixture.cache.flush();
+                fixture.cache.clear();
                 fixture.remove(1);
             })
         };
@@ -342,7 +342,7 @@ fn close_concurrent_with_forget(reopened: bool) {
     (0..KEYS).for_each(|key| fixture.insert(key));
     fixture.offer();
     fixture.l2.flush().unwrap();
-    fixture.cache.flush();
+    fixture.cache.clear();
     if reopened {
         // Their segment is not the newest. The newest is read before the L2 forgets anything.
         end(fixture);

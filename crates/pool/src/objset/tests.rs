@@ -230,7 +230,7 @@ fn a_dnode_in_a_new_block_needs_the_blocks_above_it() {
     // Two blocks of dnodes, beneath one indirect block.
     (1..3).for_each(|block| create(block).expect("a dnode"));
     pool.sync().expect("a txg");
-    cache.cache().flush();
+    cache.cache().clear();
     faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
     let error = create(7).expect_err("the indirect block cannot be read");
     assert_eq!(error.kind(), ErrorKind::Device, "{error}");

@@ -129,6 +129,11 @@ impl Store {
                 }
                 waiter.on_ready(move |landed| on_done(landed.is_ok()));
             }
+            Poll::Ready(Ok(Begin::Vacant(load_guard))) => {
+                // The cache has no capacity for it: nothing has failed.
+                load_guard.withdraw();
+                declined(on_done);
+            }
             _ => declined(on_done),
         }
     }
@@ -142,7 +147,7 @@ impl Store {
     ) {
         let bytes = bp.allocated_bytes(self.sector_bytes());
         let Ok(buffer) = self.cache.try_alloc(bytes as usize) else {
-            drop(load_guard);
+            load_guard.withdraw();
             if cause == ReadCause::Prefetch {
                 self.count(StoreCounters::PREFETCHES_DECLINED, 1);
             }

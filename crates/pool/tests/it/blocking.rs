@@ -48,7 +48,7 @@ fn cold() -> Fixture {
     let pool = import(&device, &cache);
     pool.set_tunable("prefetch_max_bytes", "0").unwrap();
     let data = pool.dataset("data").unwrap();
-    cache.cache().flush();
+    cache.cache().clear();
     Fixture { faults, cache, pool, data, number, directory }
 }
 
@@ -288,7 +288,7 @@ fn many_non_blocking_threads_with_blocking_retries() {
                     });
                     assert_eq!(value.unwrap(), block + 1);
                     if step % 100 == 99 {
-                        fixture.cache.cache().flush();
+                        fixture.cache.cache().clear();
                     }
                 }
             });

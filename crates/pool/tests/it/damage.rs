@@ -119,7 +119,7 @@ impl Damaged {
 
     /// Makes the sync fail halfway: the block of dnodes cannot be read.
     fn suspend(&self) {
-        self.cache.cache().flush();
+        self.cache.cache().clear();
         self.faulty.clear();
         self.faulty.add(Rule::new(Fault::Error(5)).on(Op::Read));
         assert!(self.pool.sync().is_err());

@@ -52,7 +52,7 @@ fn cold() -> Cold {
     }
     drop((directory, data));
     pool.export().expect("an export");
-    cache.cache().flush();
+    cache.cache().clear();
     open(device, cache, number)
 }
 
@@ -70,7 +70,7 @@ impl Cold {
         let number = directory.number();
         drop(directory);
         pool.export().expect("an export");
-        cache.cache().flush();
+        cache.cache().clear();
         open(device, cache, number)
     }
 
@@ -79,7 +79,7 @@ impl Cold {
         for number in numbers {
             if number % 500 == 0 {
                 self.pool.sync().expect("a txg");
-                self.cache.cache().flush();
+                self.cache.cache().clear();
             }
             insert(&self.pool, &self.directory, number);
         }
@@ -185,7 +185,7 @@ fn a_pool_is_exported_and_abandoned_while_names_move() {
             0 => pool.export().expect("an export"),
             _ => pool.abandon(),
         }
-        cache.cache().flush();
+        cache.cache().clear();
         cold = open(device, cache, number);
         cold.directory.audit().expect("it is valid");
         check(&cold.pool);
@@ -248,7 +248,7 @@ fn a_read_only_import_reads_buffered_names() {
     let (device, cache, number) = (cold.device, cold.cache, cold.directory.number());
     drop(cold.directory);
     cold.pool.export().expect("an export");
-    cache.cache().flush();
+    cache.cache().clear();
     let options = ImportOptions { read_only: true, ..import_options(&cache) };
     let pool = Pool::import(vec![Arc::clone(&device).into()], &options).expect("the pool");
     let directory = pool.dataset("data").expect("it").directory(number).expect("it");

@@ -102,7 +102,7 @@ fn leaves_that_a_file_pushes_out_are_explained() {
     let pool = create(&device, &cache);
     let numbers = fill(&pool);
     pool.export().expect("an export");
-    cache.cache().flush();
+    cache.cache().clear();
 
     let open = Open::new(import(&device, &cache), numbers);
     let explanation = look_up((&open.names, &open.stream), &cache);

@@ -547,7 +547,7 @@ fn a_device_whose_use_was_not_recorded_is_not_trusted_later() {
     let faults = Arc::new(FaultDevice::new(Arc::clone(&old), 3));
     let (failing, memory) = (Arc::clone(&faults), Arc::clone(&fixture.cache));
     let callback = move || {
-        memory.cache().flush();
+        memory.cache().clear();
         failing.add(Rule::new(Fault::Error(5)).on(Op::Read).times(4));
     };
     let l2_device =

@@ -84,7 +84,7 @@ fn objects_behave_like_vectors_of_bytes() {
         match rng.below(200) {
             0..=5 => pool.sync().unwrap(),
             6 => {
-                cache.cache().flush();
+                cache.cache().clear();
             }
             7 => {
                 check(&pool);

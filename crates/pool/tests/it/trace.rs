@@ -29,7 +29,7 @@ fn fixture() -> Fixture {
     }
     drop(tx);
     pool.sync().unwrap();
-    cache.cache().flush();
+    cache.cache().clear();
     Fixture { pool, object, owner: data.block_owner().get(), cache }
 }
 

@@ -496,7 +496,7 @@ fn readers_heal_no_copy_without_a_lease() {
     host.pool.sync().unwrap();
     damage(&device, ObjsetName::Dataset("twice"), number, (0, 0), 0);
     let healed_by_a_read = || {
-        cache.cache().flush();
+        cache.cache().clear();
         let mut found = [0; 4096];
         data.object(number).unwrap().read(0, &mut found).unwrap();
         assert_eq!(found, [7; 4096]);

@@ -493,7 +493,7 @@ fn whichever_request_of_a_commit_fails_for_a_while_it_is_not_lost() {
         for n in (0..all).step_by(if full() || all < 10 { 1 } else { 3 }) {
             let wanted = content(&mut rng, 5);
             objects.push((write(&pool, &data, &wanted), wanted));
-            cache.cache().flush();
+            cache.cache().clear();
             faulty.add(Rule::new(Fault::Error(EIO)).on(op).after(n));
             let synced = pool.sync();
             faulty.clear();

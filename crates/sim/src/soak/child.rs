@@ -55,7 +55,7 @@ fn disturb(cache: &BlockCache, seed: u64, done: &AtomicBool) {
     let mut rng = SmallRng::from_seed(seed);
     while !done.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(1 + rng.below(200)));
-        cache.cache().flush();
+        cache.cache().clear();
     }
 }
 

@@ -48,7 +48,7 @@ struct Hog {
 
 impl Hog {
     fn take_all(&mut self) {
-        self.cache.cache().flush();
+        self.cache.cache().clear();
         let mut bytes = 1 << 20;
         while bytes >= 512 {
             match self.cache.try_alloc(bytes) {

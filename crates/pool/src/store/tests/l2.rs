@@ -133,7 +133,7 @@ fn what_an_l2_has_is_read_from_there() {
     assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
     assert_eq!(device_reads(&fixture), 0);
     // Without waiting too.
-    fixture.store.cache().cache().flush();
+    fixture.store.cache().cache().clear();
     let found = fixture.store.read_with(&bp, Attributes::DATA, Wait::Refused).unwrap();
     assert_eq!(found[..], content);
     drop(found);
@@ -153,7 +153,7 @@ fn a_load_that_an_l2_gives_up_is_read_from_the_device() {
         // Once more than it gave up, and then it answered; or it was passed over.
         assert_eq!(loads, times.saturating_add(1).min(4));
         assert_eq!(device_reads(&fixture) - reads, u64::from(times > 3));
-        fixture.store.cache().cache().flush();
+        fixture.store.cache().cache().clear();
     }
     // Who does not wait is told that the block has not come, and asks again.
     *mock.withdraws.lock() = 2;
@@ -163,7 +163,7 @@ fn a_load_that_an_l2_gives_up_is_read_from_the_device() {
         fixture.store.fetch(&bp, Attributes::DATA, Box::new(move |came| results.lock().push(came)));
     }
     assert_eq!(*results.lock(), [false, false, true]);
-    fixture.store.cache().cache().flush();
+    fixture.store.cache().cache().clear();
     *mock.withdraws.lock() = 1;
     let results = Arc::new(Mutex::named("l2-mock", Vec::new()));
     let tell = Arc::clone(&results);

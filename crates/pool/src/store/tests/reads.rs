@@ -288,7 +288,7 @@ fn pointers_that_cannot_be_are_errors() {
         BlockPtrPhys { flags: 2, ..good },
         BlockPtrPhys { kind: 200, ..good },
     ];
-    fixture.store.cache().cache().flush();
+    fixture.store.cache().cache().clear();
     for bp in wrong {
         let error = fixture.store.read(&bp, Attributes::DATA).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{bp:?}: {error}");
