@@ -235,7 +235,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         if owner == OwnerId::NONE || !inner.owners.begin_close(owner) {
             return false;
         }
-        inner.sweep_and_wait(Cause::OwnerClosed, |key, _| key.owner() == owner);
+        inner.sweep_and_wait(Cause::OwnerClosed, |key, _| inner.owner_of(key) == owner);
         inner.remove_ghosts(|o| o == owner);
         inner.owners.end_close(owner);
         true

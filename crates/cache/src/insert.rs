@@ -12,13 +12,14 @@ use crate::counters::CacheCounters;
 use crate::error::{Refusal, Refused};
 use crate::frequency::Frequency;
 use crate::guard::OwnedRef;
-use crate::header::{FILLED, Header, HeaderState, List, MARK, RETIRED, VALID};
+use crate::header::{FILLED, Header, HeaderState, LOADING, List, MARK, RETIRED, VALID};
 use crate::index::line::Slot;
 use crate::index::{Full, Known, Locked};
 #[cfg(feature = "insight")]
 use crate::inner::insight_budget;
 use crate::inner::{CacheInner, Reclaim};
 use crate::key::Key;
+use crate::key_calls::is_key;
 use crate::lists::ghosts::GhostList;
 use crate::owner::Permit;
 use crate::policy::simulation::Capacities;
@@ -31,7 +32,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         if self.closed.load(Ordering::Acquire) {
             return Some(Refusal::Closed);
         }
-        match self.owners.permit(key.owner(), class) {
+        match self.owners.permit(self.owner_of(key), class) {
             Permit::Yes => {}
             Permit::ByOwner => return Some(Refusal::ByOwner),
             Permit::Closed => return Some(Refusal::Closed),
@@ -85,7 +86,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         match self.link(hash, &key, header, class) {
             Ok(previous) => {
                 let frequent = self.note_previous(&previous, hash, header, attributes, true);
-                self.record_entry(hash, key.owner(), attributes, weight as u32);
+                self.record_entry(hash, self.owner_of(&key), attributes, weight as u32);
                 self.enter(header, class, attributes.hint, frequent);
                 Ok(())
             }
@@ -137,7 +138,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// The entry of a key, whose partition is locked.
     pub(crate) fn find_known(locked: &Locked<'_>, key: &K) -> Known {
         // SAFETY: headers in slots of a locked partition have keys that may be read.
-        locked.find_known(|address| unsafe { Self::header_at(address).as_ref().key() == key })
+        locked.find_known(|at| is_key(unsafe { Self::header_at(at).as_ref().key() }, key))
     }
 
     /// Stores a header, which the caller occupies, in place of the key's entry, and announces it.
@@ -166,7 +167,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 let old = Self::header_at(address);
                 // SAFETY: not freed before its slot was replaced; if retired already, its evictor
                 // or remover finds the slot taken and does the rest.
-                let before = unsafe { old.as_ref() }.retire(cause);
+                let old_header = unsafe { old.as_ref() };
+                let before = old_header.retire(cause);
+                if before.is_none_or(|before| before.has(LOADING)) {
+                    old_header.note_unlinked();
+                }
                 Ok(before
                     .map_or(PreviousEntry::Nothing, |before| PreviousEntry::Resident(old, before)))
             }
@@ -186,7 +191,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// The hash of a resident's key, under its partition's lock.
     pub(crate) fn hash_of(&self, address: usize) -> u64 {
         // SAFETY: asked by the index for headers in slots of a locked partition.
-        self.hash(unsafe { Self::header_at(address).as_ref().key() })
+        self.rehash(unsafe { Self::header_at(address).as_ref().key() })
     }
 
     /// The class of a block, and whether the simulations see its hits. They identify blocks by key.
@@ -353,8 +358,12 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             return None;
         }
         // SAFETY: not freed while its slot is there.
-        let before = unsafe { header.as_ref() }.retire(cause)?;
+        let h = unsafe { header.as_ref() };
+        let before = h.retire(cause)?;
         locked.remove(slot_ref);
+        if before.has(LOADING) {
+            h.note_unlinked();
+        }
         drop(locked);
         self.left(header, before, cause)
     }
@@ -378,12 +387,23 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         None
     }
 
-    /// Removes a retired header's slot from the index, if it is still there.
+    /// Removes a header's slot from the index, if it is still there. The caller holds a pin.
     pub(crate) fn unlink(&self, header: NonNull<Header<K, V>>, hash: u64) {
+        // SAFETY: the caller's pin.
+        let h = unsafe { header.as_ref() };
         let mut locked = self.index.lock(hash);
         let address = header.addr().get();
         if let Some((slot_ref, _)) = locked.find_resident(|a| a == address) {
             locked.remove(slot_ref);
+            h.note_unlinked();
+            return;
+        }
+        let is_gone = h.state().is_unlinked();
+        drop(locked);
+        if !is_gone {
+            // Its key's hash has changed, so that the slot is elsewhere; or a load that ends and a
+            // sweep have met.
+            self.index.remove_anywhere(address);
         }
     }
 

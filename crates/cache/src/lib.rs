@@ -78,6 +78,7 @@ mod index;
 mod inner;
 mod insert;
 mod key;
+mod key_calls;
 mod keyed;
 mod lists;
 mod load;

@@ -20,6 +20,7 @@ use crate::header::{Header, HeaderState, MARK, SAMPLED, VALID};
 use crate::index::{Probe, Visit};
 use crate::inner::CacheInner;
 use crate::key::Key;
+use crate::key_calls::undone;
 
 /// Keys that `get_many` looks up at once. Limited by the memory accesses that a processor can have
 /// in flight.
@@ -98,7 +99,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let h = unsafe { header.as_ref() };
         let Ok(before) = h.try_pin(MARK) else { return otherwise() };
         // SAFETY: pinned from a valid state.
-        if unsafe { h.key() } != key {
+        let same = undone(|| self.unpin_other(header), || unsafe { h.key() } == key);
+        if !same {
             self.unpin_other(header);
             return otherwise();
         }
@@ -234,7 +236,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             tried => tried?,
         };
         // SAFETY: pinned from a valid state.
-        if unsafe { h.key() } == key {
+        if undone(|| self.unpin_other(header), || unsafe { h.key() } == key) {
             return Ok(before);
         }
         self.unpin_other(header);
@@ -258,7 +260,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     fn record_sampled_hit(&self, header: NonNull<Header<K, V>>, class: Class) {
         // SAFETY: pinned by the caller, from a state that was valid or is filled.
         let (h, key) = unsafe { (header.as_ref(), header.as_ref().key()) };
-        self.simulations.note_hit(self.hash(key), class, h.weight());
+        self.simulations.note_hit(self.rehash(key), class, h.weight());
     }
 }
 

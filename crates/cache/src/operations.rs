@@ -104,7 +104,12 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let inner = self.inner();
         let hash = inner.hash(key);
         loop {
-            let block = self.peek(key).filter(|block| condition(block))?;
+            let (header, _) = inner.pin(hash, key, 0)?;
+            // SAFETY: pinned just now, from a valid state.
+            let block = unsafe { Ref::from_pin(inner, header) };
+            if !condition(&block) {
+                return None;
+            }
             let only = Some(block.header());
             if let Some(removed) = inner.remove_everywhere(hash, key, Cause::Removed, only) {
                 return Some(removed);

@@ -54,8 +54,7 @@ impl BlockKey {
     }
 }
 
-// SAFETY: `Hash` and `Eq` are derived, from integers without interior mutability.
-unsafe impl Key for BlockKey {
+impl Key for BlockKey {
     #[inline]
     fn owner(&self) -> OwnerId {
         OwnerId::from_raw((self.owner_and_birth >> BIRTH_BITS) as u16)

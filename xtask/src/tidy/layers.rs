@@ -63,6 +63,7 @@ pub(crate) const CRATES: &[CrateRow] = &[
     library("forebay-cache", Layer::At(1), ASYNC_RUNTIMES_AND_IO),
     library("forebay-io", Layer::At(1), PROTOCOLS),
     library("forebay-base", Layer::At(0), ASYNC_RUNTIMES),
+    tool("forebay-derive", Layer::At(0)),
     tool("forebay-sim", Layer::Dev),
 ];
 

@@ -31,6 +31,14 @@ pub(crate) struct RetiredBlock<K, V> {
 
 pub(crate) const NO_GHOST: u64 = u64::MAX;
 
+/// What became of the slot of a retired block.
+enum Replaced {
+    ByGhost,
+    ByNothing,
+    /// It is not where the key's hash says, so that hash has changed: see `key_calls`.
+    NotFound,
+}
+
 /// Surplus ghosts removed at once, unless more blocks are evicted at once.
 const MAX_TRIMMED: usize = 64;
 /// End of a partition's list.
@@ -176,6 +184,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             None => trimmed[item - retired.len()].1.hash,
         };
         let (mut made, mut removed) = ([0, 0], 0);
+        let mut lost = Vec::new();
         groups.each_partition(|first| {
             let mut locked = self.index.lock(hash(first));
             for item in groups.from(first) {
@@ -184,8 +193,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                     let mfu_retired = item >= first_mfu;
                     let (of, ghosts) =
                         self.ghosts_of(class, if mfu_retired { List::Mfu } else { list });
-                    let replaced = self.replace_by_ghost(&mut locked, retired, (of, ghosts));
-                    made[usize::from(mfu_retired)] += u64::from(replaced);
+                    match self.replace_by_ghost(&mut locked, retired, (of, ghosts)) {
+                        Replaced::ByGhost => made[usize::from(mfu_retired)] += 1,
+                        Replaced::ByNothing => {}
+                        Replaced::NotFound => lost.push(retired.header.addr().get()),
+                    }
                 } else if let Some(of) = trimmed_of {
                     let (position, _) = trimmed[item - retired.len()];
                     removed += u64::from(remove_ghost(&mut locked, of, position));
@@ -194,6 +206,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         });
         groups.clear();
         trimmed.clear();
+        for address in lost {
+            self.index.remove_anywhere(address);
+        }
         self.ghosts_of(class, list).1.count_slots(made[0], 0);
         self.ghosts_of(class, List::Mfu).1.count_slots(made[1], 0);
         if let Some(of) = trimmed_of {
@@ -206,25 +221,27 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.counters.add(CacheCounters::GHOSTS_TRIMMED, of.class as usize, removed);
     }
 
-    /// True if the slot is now the ghost's.
     fn replace_by_ghost(
         &self,
         locked: &mut Locked<'_>,
         retired: &RetiredBlock<K, V>,
         (list, ghosts): (GhostList, &Ghosts),
-    ) -> bool {
+    ) -> Replaced {
         let address = retired.header.addr().get();
-        // If an insert of the same key has taken the slot, no ghost is needed.
-        let Some((slot_ref, _)) = locked.find_resident(|a| a == address) else { return false };
+        // SAFETY: headers are type-stable, and this one is retired with a pin for this thread.
+        let h = unsafe { retired.header.as_ref() };
+        let Some((slot_ref, _)) = locked.find_resident(|a| a == address) else {
+            // If an insert of the same key has taken the slot, no ghost is needed.
+            let is_gone = h.state().is_unlinked();
+            return if is_gone { Replaced::ByNothing } else { Replaced::NotFound };
+        };
         if retired.ghost == NO_GHOST || ghosts.is_over(retired.ghost) {
             locked.remove(slot_ref);
-            return false;
+            return Replaced::ByNothing;
         }
-        // SAFETY: headers are type-stable, and this one is retired with a pin for this thread.
-        let frequency = unsafe { retired.header.as_ref() }.frequency();
         let slot = locked.ghost_slot(list.number(), retired.ghost);
-        locked.replace(slot_ref, slot.with_uses(frequency, self.policy.now()));
-        true
+        locked.replace(slot_ref, slot.with_uses(h.frequency(), self.policy.now()));
+        Replaced::ByGhost
     }
 
     /// Removes the oldest ghosts of lists that have too many.

@@ -287,7 +287,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         // SAFETY: retired with a pin for this thread.
         let key = unsafe { h.key() };
         probe!(evict, std::ptr::from_ref(key), state.list_and_class(), weight);
-        let (hash, owner) = (self.hash(key), key.owner());
+        let (hash, owner) = (self.rehash(key), self.owner_of(key));
         self.index.prefetch(hash);
         self.record_eviction(hash, key, state, h);
         Some(RetiredBlock { header, hash, weight, owner, ghost: NO_GHOST })

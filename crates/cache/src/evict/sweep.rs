@@ -60,7 +60,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             // SAFETY: pinned, so the key stays; it was written before the header was in use.
             let key = unsafe { *h.key() };
             if wanted(&key, before, h) {
-                let hash = self.hash(&key);
+                let hash = self.rehash(&key);
                 if let Some(before) = h.retire(cause) {
                     self.unlink(header, hash);
                     self.count_left(header, before, cause);

@@ -16,7 +16,9 @@
 //!    pins in its word too, so zero in the word means that there are none.
 //! 4. *The slot goes first.* The index slot of a header is cleared or replaced, under its
 //!    partition's lock, before the retiring pin is released. So under that lock, the key of a
-//!    header found in a slot may be read without a pin.
+//!    header found in a slot may be read without a pin. The slot is found by the header's address.
+//!    If it is not where the key's hash says, another thread has taken it (`UNLINKED`), or the hash
+//!    has changed and the whole index is searched.
 
 mod release;
 pub(crate) mod slab;
@@ -206,6 +208,12 @@ impl<K: Copy, V> Header<K, V> {
             let in_use = s.has(VALID) || s.has(LOADING);
             (in_use && !s.has(RETIRED)).then(|| s.retired(cause))
         })
+    }
+
+    /// Notes that a retired header's slot is gone, so that its retirer or load guard does not look
+    /// for it. Called under the lock of the slot's partition.
+    pub(crate) fn note_unlinked(&self) {
+        self.update(|s| s.has(RETIRED).then(|| s.unlinked()));
     }
 
     /// Begins the use of a free header. Its state is anonymous.

@@ -2,10 +2,12 @@
 //!
 //! | bits | name | who changes it |
 //! |---|---|---|
-//! | 0–16 | pins | any thread that holds or takes a pin |
+//! | 0–15 | pins | any thread that holds or takes a pin |
+//! | 16 | `ORPHANED`: outlives the cache, see `CacheInner::hold` | the thread that drops the cache |
 //! | 17 | `SAMPLED`: the simulations see its hits | its occupier |
 //! | 18 | `VALID`: lookups may pin it | set by the publisher; cleared by the thread that retires it |
-//! | 19 | `MARK`: hit since the evictor last examined it; of a retired header: orphaned, see `CacheInner::hold` | set by a hit; cleared by the evictor and by retiring |
+//! | 19 | `MARK`: hit since the evictor last examined it | set by a hit; cleared by the evictor |
+//! | 19 | `UNLINKED`, if retired: its slot is gone | the thread that takes the slot, under its partition's lock |
 //! | 20 | class | the publisher, before it is reachable |
 //! | 21–22 | its list | the publisher, under the sublist's lock; then the evictor |
 //! | 23 | `WRITING`: the secondary cache is writing it | the `Writing` guard, which holds a pin |
@@ -21,7 +23,7 @@
 
 use crate::attributes::{Cause, Class};
 
-const PIN_BITS: u32 = 17;
+const PIN_BITS: u32 = 16;
 pub(crate) const PIN: u64 = 1;
 const PINS: u64 = (1 << PIN_BITS) - 1;
 /// With this many pins in the word, a thread that wants another spills first. Only the pin of
@@ -32,9 +34,12 @@ const SPILL: u64 = CROWDED / 4;
 /// With fewer pins in the word and others spilled, some are moved back. Far below what a spill
 /// leaves, so that a pin that comes and goes does not move them each time.
 const SPARSE: u64 = CROWDED / 2;
+const ORPHANED: u64 = 1 << 16;
 pub(crate) const SAMPLED: u64 = 1 << 17;
 pub(crate) const VALID: u64 = 1 << 18;
 pub(crate) const MARK: u64 = 1 << 19;
+/// Has this meaning only with `RETIRED`.
+const UNLINKED: u64 = MARK;
 const CLASS_SHIFT: u32 = 20;
 const CLASS: u64 = 1 << CLASS_SHIFT;
 const LIST_SHIFT: u32 = 21;
@@ -183,18 +188,28 @@ impl HeaderState {
     /// Retired, and counted as a hold on a cache that was dropped.
     pub(crate) fn orphaned(self) -> Self {
         debug_assert!(self.has(RETIRED));
-        Self(self.0 | MARK)
+        self.with(ORPHANED)
     }
     pub(crate) fn is_orphaned(self) -> bool {
-        self.has(RETIRED) && self.has(MARK)
+        self.has(ORPHANED)
     }
     /// Retired for `cause` by the holder of a pin, which keeps it.
     pub(crate) fn retired_by_holder(self, cause: Cause) -> Self {
         Self(self.retired(cause).0 - PIN)
     }
+    /// Whether it is known that a retired header's slot is gone.
+    pub(crate) fn is_unlinked(self) -> bool {
+        self.has(RETIRED) && self.has(UNLINKED)
+    }
+    /// A retired header whose slot is gone.
+    pub(super) fn unlinked(self) -> Self {
+        debug_assert!(self.has(RETIRED));
+        self.with(UNLINKED)
+    }
     /// Retired for `cause`, with one more pin.
     pub(crate) fn retired(self, cause: Cause) -> Self {
-        Self(((self.0 & !(VALID | MARK | CAUSE)) | RETIRED | ((cause as u64) << CAUSE_SHIFT)) + PIN)
+        let kept = self.0 & !(VALID | UNLINKED | CAUSE);
+        Self((kept | RETIRED | ((cause as u64) << CAUSE_SHIFT)) + PIN)
     }
 }
 
@@ -213,15 +228,16 @@ impl std::fmt::Debug for HeaderState {
         )?;
         let bits = [
             (VALID, "valid"),
-            (MARK, "marked"),
             (SAMPLED, "sampled"),
             (WRITING, "being written"),
             (LOADING, "loading"),
             (WAITERS, "awaited"),
             (SPILLED, "more pins spilled"),
             (FILLED, "filled"),
+            (ORPHANED, "orphaned"),
         ];
-        for (bit, name) in bits {
+        let marked = if self.has(RETIRED) { (UNLINKED, "unlinked") } else { (MARK, "marked") };
+        for (bit, name) in bits.into_iter().chain([marked]) {
             if self.has(bit) {
                 write!(f, ", {name}")?;
             }

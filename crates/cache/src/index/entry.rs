@@ -146,6 +146,17 @@ impl Entry {
                 .filter(|(_, slot)| !slot.is_empty())
         })
     }
+    /// Line and number of the first used slot for which `wanted` is true.
+    pub(super) fn place_of(self, wanted: impl Fn(Slot) -> bool) -> Option<(NonNull<Line>, usize)> {
+        let is_wanted = |cell: &AtomicU64| {
+            let slot = Slot(cell.load(Ordering::Relaxed));
+            !slot.is_empty() && wanted(slot)
+        };
+        self.all_lines().find_map(|line| {
+            let slot = line.slots.iter().position(is_wanted)?;
+            Some((NonNull::from(line), slot))
+        })
+    }
     /// Entries in the segment.
     pub(super) fn count(self) -> usize {
         // SAFETY: a segment has at least one line.

@@ -10,7 +10,7 @@ use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use super::entry::{Directory, Entry, MAX_DEPTH};
 use super::line::{self, GHOST_SPLIT_BITS, SLOTS, Slot};
 use super::memory::GRANULE_LINES;
-use super::{Full, Locked, MAX_DISTANCE, PARTITION_BITS, SlotRef};
+use super::{Full, Index, Locked, MAX_DISTANCE, PARTITION_BITS, SlotRef};
 
 /// Sizes of segments in granules, each about a quarter larger than the one before.
 const SIZES: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16];
@@ -39,6 +39,30 @@ pub(super) const MAX_ENTRIES_MOVED: usize = MAX_GRANULES * GRANULE_LINES * SLOTS
 fn size_for(entries: usize, per_granule: usize) -> usize {
     let wanted = entries.div_ceil(per_granule);
     SIZES.into_iter().find(|s| *s >= wanted).unwrap_or(MAX_GRANULES).min(MAX_GRANULES)
+}
+
+impl Index {
+    /// Removes the slot of the header at that address, wherever it is: for a key whose hash has
+    /// changed. Walks the whole index, a partition at a time under its lock. A slot stays in its
+    /// partition, so it is not overlooked. False if there is none.
+    pub(crate) fn remove_anywhere(&self, address: usize) -> bool {
+        let is_it = |slot: Slot| !slot.is_ghost() && slot.address() == address;
+        self.partitions.iter().enumerate().any(|(number, partition)| {
+            let writer = partition.lock.lock();
+            let found = partition.distinct_segments().find_map(|(entry, first)| {
+                let place = entry.place_of(is_it)?;
+                Some((SlotRef { line: place.0, slot: place.1 }, first))
+            });
+            let Some((slot_ref, first)) = found else { return false };
+            let mut locked = Locked { index: self, partition, writer, hash: 0 };
+            // A hash that selects the segment.
+            let below = u64::BITS - PARTITION_BITS - locked.directory().depth();
+            let partition_bits = (number as u64) << (u64::BITS - PARTITION_BITS);
+            locked.hash = partition_bits | ((first as u64) << below);
+            locked.remove(slot_ref);
+            true
+        })
+    }
 }
 
 /// Computes the hash of a resident's key from its header's address, under the partition's lock.

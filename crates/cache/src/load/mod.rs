@@ -37,6 +37,7 @@ use crate::index::{Known, Locked, SlotRef};
 use crate::inner::CacheInner;
 use crate::insert::PreviousEntry;
 use crate::key::Key;
+use crate::key_calls::{is_key, undone};
 use crate::load::error::LoadError;
 use crate::load::load_guard::{Begin, InFlight, LoadGuard, LoadingPin, Present};
 use crate::load::single_flight::LoadOutcome;
@@ -84,22 +85,22 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         mut reservation: Option<bool>,
         intent: Intent,
     ) -> Result<Step<'_, K, V>, LoadError> {
-        let hash = self.hash(&key);
         let weight = self.with_structures(weight);
+        let give_back = |reserved| self.return_reservation(reserved, weight);
+        let hash = undone(|| give_back(reservation), || self.hash(&key));
         let attributes = self.policy_attributes(attributes);
         let class = attributes.class;
         loop {
-            if let Some((header, before)) = self.pin(hash, &key, MARK) {
-                self.return_reservation(reservation, weight);
+            let pin = || self.pin(hash, &key, MARK);
+            if let Some((header, before)) = undone(|| give_back(reservation), pin) {
+                give_back(reservation);
                 return Ok(Step::Ready(self.hit(header, before).into()));
             }
-            let refusal = match self.refuse(&key, class, weight) {
-                Some(Refusal::Closed) => {
-                    self.return_reservation(reservation, weight);
-                    return Err(LoadError::Closed);
-                }
-                refusal => refusal,
-            };
+            let refusal = self.refuse(&key, class, weight);
+            if refusal == Some(Refusal::Closed) {
+                give_back(reservation);
+                return Err(LoadError::Closed);
+            }
             if refusal.is_none() && reservation.is_none() {
                 if self.try_reserve(weight) {
                     reservation = Some(true);
@@ -117,8 +118,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 self.return_reservation(reservation.take(), weight);
             }
             let refusal = refusal.or((!reserved_it).then_some(Refusal::NoCapacity));
-            let mine =
-                self.slab.take().inspect_err(|_| self.return_reservation(reservation, weight));
+            let mine = self.slab.take().inspect_err(|_| give_back(reservation));
             let mine = mine.map_err(|e| LoadError::NoMemory(e.to_string()))?;
             let reserved = if reserved_it { weight as u32 } else { 0 };
             // SAFETY: fresh from the slab, so this thread's alone.
@@ -161,7 +161,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Counts and records a miss.
     fn note_miss(&self, hash: u64, key: &K, attributes: Attributes, weight: u64, intent: Intent) {
         let asks_secondary = intent == Intent::Load;
-        self.record_miss(hash, key.owner(), attributes, weight as u32, asks_secondary);
+        self.record_miss(hash, self.owner_of(key), attributes, weight as u32, asks_secondary);
         self.counters.add(CacheCounters::MISSES, attributes.class as usize, 1);
         probe!(miss, std::ptr::from_ref(key), attributes.class as u32, weight);
     }
@@ -214,7 +214,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
 
     pub(crate) fn find_key(locked: &Locked<'_>, key: &K) -> Option<(SlotRef, usize)> {
         // SAFETY: headers in slots of a locked partition have keys that may be read.
-        locked.find_resident(|address| unsafe { Self::header_at(address).as_ref().key() == key })
+        locked.find_resident(|at| is_key(unsafe { Self::header_at(at).as_ref().key() }, key))
     }
 
     /// Makes sure that a load in flight will not be cached. Its waiters still get its block. False

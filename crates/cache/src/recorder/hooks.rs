@@ -116,7 +116,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
         let cause = match refusal {
             None => {
-                let owner = guard.key().owner();
+                let owner = self.owner_of(guard.key());
                 return self.record_entry(guard.hash, owner, guard.attributes, weight);
             }
             Some(Refusal::ByOwner) => MissCause::ByOwner,
@@ -126,7 +126,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         };
         let now_ns = self.clock.now_ns();
         let exit = Exit::uncached(cause, now_ns);
-        let block = block(guard.key().owner(), guard.attributes);
+        let block = block(self.owner_of(guard.key()), guard.attributes);
         self.recorder.record(guard.hash, |log, key| log.leave(key, block, weight, exit));
     }
 
@@ -174,7 +174,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             passed_often: uses > 1,
             clock_bytes: is_clock.then(|| self.capacity.target()),
         };
-        let block = RecordedBlock { owner: key.owner(), label: 0, class };
+        let block = RecordedBlock { owner: self.owner_of(key), label: 0, class };
         let weight = header.weight();
         self.recorder.record(hash, |log, key| log.leave(key, block, weight, exit));
     }
@@ -184,7 +184,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         if !self.recorder.is_open() {
             return;
         }
-        let hash = self.hash(key);
+        let hash = self.rehash(key);
         if !self.recorder.samples(hash) {
             return;
         }
@@ -195,7 +195,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         };
         let now_ns = self.clock.now_ns();
         let exit = Exit::uncached(cause, now_ns);
-        let block = RecordedBlock { owner: key.owner(), label: 0, class };
+        let block = RecordedBlock { owner: self.owner_of(key), label: 0, class };
         self.recorder.record(hash, |log, key| log.leave(key, block, weight, exit));
     }
 

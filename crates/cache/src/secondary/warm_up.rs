@@ -186,7 +186,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         weight: u32,
         attributes: Attributes,
     ) -> Result<LoadGuard<K, V>, WarmUpRefusal> {
-        let hash = self.hash(&key);
+        let hash = self.rehash(&key);
         let header = self.slab.take().map_err(|_| WarmUpRefusal::NoMemory)?;
         // SAFETY: fresh from the slab, so this thread's alone.
         let h = unsafe { header.as_ref() };

@@ -164,8 +164,7 @@ impl Hash for Useless {
     }
 }
 
-// SAFETY: plain data; `Hash` and `Eq` depend on it alone.
-unsafe impl Key for Useless {}
+impl Key for Useless {}
 
 #[test]
 fn a_useless_hash_is_refused_not_endured() {

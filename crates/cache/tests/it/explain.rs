@@ -301,8 +301,7 @@ fn blocks_that_find_no_capacity_are_named() {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct OwnedKey(u16, u64);
 
-// SAFETY: plain data, whose `Hash` and `Eq` are derived.
-unsafe impl Key for OwnedKey {
+impl Key for OwnedKey {
     fn owner(&self) -> OwnerId {
         OwnerId::from_raw(self.0)
     }

@@ -30,4 +30,5 @@ mod stress;
 mod support;
 mod textbook;
 mod throttle;
+mod untrusted_keys;
 mod warm_up;

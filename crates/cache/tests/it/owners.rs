@@ -24,8 +24,7 @@ impl Hash for PoolKey {
     }
 }
 
-// SAFETY: plain data; `Hash` and `Eq` depend on it alone.
-unsafe impl Key for PoolKey {
+impl Key for PoolKey {
     fn owner(&self) -> OwnerId {
         self.owner
     }

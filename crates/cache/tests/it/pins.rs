@@ -7,7 +7,7 @@ use forebay_cache::{Attributes, Begin, OwnedRef};
 
 use crate::support::{Counted, Live, audit, inline, inline_blocks, seed};
 
-/// A word counts at most 65,536 pins; this exceeds even 18 bits.
+/// A word counts at most 32,768 pins; this exceeds even 18 bits.
 const MANY: usize = (1 << 18) + 3;
 
 #[test]

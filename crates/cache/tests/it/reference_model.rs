@@ -20,8 +20,7 @@ struct BlockKey {
     block: u8,
 }
 
-// SAFETY: plain data; `Hash` and `Eq` depend on it alone.
-unsafe impl Key for BlockKey {
+impl Key for BlockKey {
     fn owner(&self) -> OwnerId {
         OwnerId::from_raw(self.owner)
     }

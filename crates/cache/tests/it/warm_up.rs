@@ -13,8 +13,7 @@ const CAPACITY: u64 = 160 * WEIGHT;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Owned(OwnerId, u64);
 
-// SAFETY: `Hash` and `Eq` are derived, over integers that never change.
-unsafe impl Key for Owned {
+impl Key for Owned {
     fn owner(&self) -> OwnerId {
         self.0
     }

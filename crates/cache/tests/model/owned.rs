@@ -9,8 +9,7 @@ use crate::harness::{Block, Hasty, Ledger, SEED};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct OwnedKey(pub(crate) u16, pub(crate) u64);
 
-// SAFETY: plain data; `Hash` and `Eq` depend on it alone.
-unsafe impl Key for OwnedKey {
+impl Key for OwnedKey {
     fn owner(&self) -> OwnerId {
         OwnerId::from_raw(self.0)
     }
