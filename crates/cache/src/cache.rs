@@ -86,7 +86,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// ```
     /// # use forebay_cache::Cache;
-    /// # let cache = Cache::<u64, u32>::builder().capacity(1 << 20).build()?;
+    /// # let cache = Cache::<u64, u32>::builder().max_entries(1000).build()?;
     /// cache.insert(7, 70)?;
     /// let mut found = Vec::new();
     /// cache.get_many(&[6, 7], &mut found);
@@ -103,7 +103,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// ```
     /// # use forebay_cache::Cache;
-    /// # let cache = Cache::<u64, u32>::builder().capacity(1 << 20).build()?;
+    /// # let cache = Cache::<u64, u32>::builder().max_entries(1000).build()?;
     /// cache.insert(7, 70)?;
     /// let hint = cache.get(&7).map(|block| block.slot_hint()).unwrap_or_default();
     /// assert_eq!(cache.get_at(hint, &7).as_deref(), Some(&70));
@@ -260,7 +260,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// ```
     /// # use forebay_cache::Cache;
-    /// # let cache = Cache::<u64, u32>::builder().capacity(400).build()?;
+    /// # let cache = Cache::<u64, u32>::builder().max_entries(100).build()?;
     /// # for key in (0..4).flat_map(|_| 0..150) {
     /// #     if cache.get(&key).is_none() { cache.insert(key, 0)?; }
     /// # }

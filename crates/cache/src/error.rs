@@ -38,12 +38,23 @@ impl LoadError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// No capacity became free in time.
-    #[error("no capacity became free in time; try again later, or raise the capacity")]
+    /// The cache is full of pinned blocks, or no capacity became free in time.
+    #[error(
+        "no capacity is free: blocks are pinned or being loaded; try again later, raise the \
+         capacity, or allow a wait by the tunable `overflow_wait_ms`"
+    )]
     NoCapacity,
     /// Its weight exceeds the capacity or 4 GiB.
-    #[error("its weight exceeds the capacity of the cache or 4 GiB")]
-    TooHeavy,
+    #[error(
+        "its weight is {weight}, and a block may weigh at most {most}: the capacity, or 4 GiB; \
+         raise the capacity, or keep the block elsewhere"
+    )]
+    TooHeavy {
+        /// Weight of the block, in a cache with a bound including its header.
+        weight: u64,
+        /// The heaviest block that the cache takes at the moment.
+        most: u64,
+    },
     /// Its owner does not cache this class.
     #[error("its owner does not cache blocks of this class")]
     ByOwner,
@@ -89,9 +100,21 @@ impl<V> Error for Refused<V> {}
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// Neither `capacity` nor `bound` was given, or it is zero.
-    #[error("a cache needs a capacity above zero: call `capacity` or `bound`")]
+    /// None of `capacity`, `bound` and `max_entries` was given, or it is zero.
+    #[error("a cache needs a capacity above zero: call `capacity`, `bound` or `max_entries`")]
     NoCapacity,
+    /// Neither `weigher` nor `max_entries` was given.
+    #[error(
+        "nothing says how large a block is: call `weigher` with a function that returns its bytes, \
+         or `max_entries(n)` instead of a capacity, which counts each block as 1"
+    )]
+    NoWeigher,
+    /// `max_entries` was given with `capacity`, `bound` or `weigher`.
+    #[error(
+        "`max_entries` counts each block as 1, so it excludes `capacity`, `bound` and `weigher`: \
+         call it without them, or call `capacity` and `weigher` without it"
+    )]
+    TwoLimits,
     /// The bound leaves no capacity for blocks.
     #[error(
         "a bound of {bound} bytes is too small: the cache's own structures need {overhead} bytes"

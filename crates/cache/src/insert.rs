@@ -36,18 +36,24 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             Permit::ByOwner => return Some(Refusal::ByOwner),
             Permit::Closed => return Some(Refusal::Closed),
         }
-        let too_heavy = || weight > self.capacity.target() || weight >= u64::from(u32::MAX);
-        if too_heavy() && self.bound.is_some() && self.mode == Reclaim::Inline {
+        let too_heavy = || self.too_heavy(weight);
+        if too_heavy().is_some() && self.bound.is_some() && self.mode == Reclaim::Inline {
             // Without a reclaimer, check whether the overhead has shrunk.
             self.reclaim_directly(0);
         }
-        too_heavy().then_some(Refusal::TooHeavy)
+        too_heavy()
+    }
+
+    /// The refusal of a block that may never be cached, because of its weight.
+    pub(crate) fn too_heavy(&self, weight: u64) -> Option<Refusal> {
+        let most = self.capacity.target().min(u64::from(u32::MAX) - 1);
+        (weight > most).then_some(Refusal::TooHeavy { weight, most })
     }
 
     pub(crate) fn count_refusal(&self, reason: Refusal, class: Class) {
         let row = match reason {
             Refusal::NoCapacity => CacheCounters::REFUSED_NO_CAPACITY,
-            Refusal::TooHeavy => CacheCounters::REFUSED_TOO_HEAVY,
+            Refusal::TooHeavy { .. } => CacheCounters::REFUSED_TOO_HEAVY,
             Refusal::ByOwner => CacheCounters::REFUSED_BY_OWNER,
             Refusal::Closed => CacheCounters::REFUSED_CLOSED,
             Refusal::NoMemory => CacheCounters::REFUSED_NO_MEMORY,

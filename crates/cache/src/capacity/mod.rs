@@ -50,8 +50,9 @@ pub(crate) struct Capacity {
 /// One inserter's place in the queue.
 pub(crate) struct Ticket {
     weight: u64,
-    /// When it expires, by the cache's clock.
-    deadline_ns: u64,
+    /// When it expires, by the cache's clock. `None`: when the user's listener is idle, which
+    /// holds capacity until then.
+    deadline_ns: Option<u64>,
     state: Mutex<TicketState>,
 }
 
@@ -246,7 +247,7 @@ impl Capacity {
     }
 
     /// Joins the queue.
-    pub(crate) fn queue_up(&self, weight: u64, deadline_ns: u64) -> Arc<Ticket> {
+    pub(crate) fn queue_up(&self, weight: u64, deadline_ns: Option<u64>) -> Arc<Ticket> {
         let state = Mutex::named("throttle-ticket", TicketState::Waiting(None));
         let ticket = Arc::new(Ticket { weight, deadline_ns, state });
         let mut queue = self.queue.lock();
@@ -257,15 +258,20 @@ impl Capacity {
 
     /// Blocks until the ticket is granted (true), or refused or timed out (false).
     pub(crate) fn wait(&self, ticket: &Arc<Ticket>, timeout: Duration) -> bool {
+        self.wait_a_while(ticket, timeout).unwrap_or_else(|| self.leave(ticket))
+    }
+
+    /// Blocks until the ticket is granted or refused. `None` if neither happens in time. The ticket
+    /// then keeps its place.
+    pub(crate) fn wait_a_while(&self, ticket: &Ticket, timeout: Duration) -> Option<bool> {
         let mut queue = self.queue.lock();
         let mut timed_out = timeout.is_zero();
         loop {
             if let Some(granted) = ticket.outcome() {
-                return granted;
+                return Some(granted);
             }
             if timed_out {
-                self.withdraw(&mut queue, ticket);
-                return false;
+                return None;
             }
             // A spurious wake-up restarts the timeout. They are rare: one for each grant to others.
             timed_out = self.granted.wait_timeout(&mut queue, timeout);
@@ -292,23 +298,21 @@ impl Capacity {
         ticket.settle(TicketState::Refused);
     }
 
-    /// Refuses expired tickets. Returns the next deadline.
-    pub(crate) fn expire(&self, now_ns: u64) -> Option<u64> {
+    /// Refuses expired tickets, and if the user's listener is idle, those that wait for it.
+    pub(crate) fn expire(&self, now_ns: u64, listener_is_idle: bool) {
         let mut wake = Vec::new();
         let mut queue = self.queue.lock();
         queue.retain(|ticket| {
-            let keep = ticket.deadline_ns > now_ns;
+            let keep = ticket.deadline_ns.map_or(!listener_is_idle, |at| at > now_ns);
             if !keep {
                 wake.extend(ticket.settle(TicketState::Refused));
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
             }
             keep
         });
-        let next = queue.iter().map(|t| t.deadline_ns).min();
         drop(queue);
         self.granted.notify_all();
         wake_all(wake);
-        next
     }
 }
 
@@ -334,6 +338,11 @@ impl Ticket {
             TicketState::Granted => Some(true),
             TicketState::Refused => Some(false),
         }
+    }
+
+    /// Whether it waits for the user's listener.
+    pub(crate) fn is_for_listener(&self) -> bool {
+        self.deadline_ns.is_none()
     }
 
     /// The outcome; or `None`, and `waker` is woken when there is one.

@@ -174,7 +174,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// ```
     /// # use forebay_cache::{Attributes, Cache};
-    /// # let cache = Cache::<u64, String>::builder().capacity(1 << 20).build()?;
+    /// # let cache = Cache::<u64, String>::builder().max_entries(1000).build()?;
     /// let block = cache.get_or_load(7, 4096, Attributes::DATA, || {
     ///     Ok::<_, std::io::Error>("read from disk".to_owned())
     /// })?;

@@ -204,7 +204,7 @@ fn a_refused_insert_says_whether_an_older_value_was_removed() {
     let cache = inline(100, |_, weight: &u64| *weight).build().unwrap();
     cache.insert(1, 10).unwrap();
     let refused = cache.insert(1, 1000).unwrap_err();
-    assert!(matches!(refused.reason, Refusal::TooHeavy) && refused.removed);
+    assert!(matches!(refused.reason, Refusal::TooHeavy { .. }) && refused.removed);
     assert!(refused.to_string().contains("the older block of its key was removed"), "{refused}");
     let refused = cache.insert(1, 1000).unwrap_err();
     assert!(!refused.removed && !refused.to_string().contains("older"), "{refused}");

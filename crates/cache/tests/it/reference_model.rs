@@ -216,7 +216,9 @@ impl ReferenceModel {
                 assert_eq!(refused.value.version, version);
                 match refused.reason {
                     Refusal::ByOwner => assert!(!self.allows(owner, attributes.class)),
-                    Refusal::TooHeavy => assert!(weight > self.capacity),
+                    Refusal::TooHeavy { weight: its, most } => {
+                        assert!(its == weight && weight > most && most <= self.capacity);
+                    }
                     Refusal::NoCapacity => assert!(!self.is_loose(), "all could be evicted"),
                     other => panic!("{other}"),
                 }

@@ -199,7 +199,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         let weigh = Arc::clone(&self.weigh);
         let mut builder = Cache::builder()
             .weigher(move |key, value| weigh(key, value))
-            .secondary_cache(Arc::new(L2Hook(Arc::clone(l2))));
+            .secondary_cache(Arc::new(L2Hook(Arc::clone(l2))))
+            // Blocks in the write queue are pinned, and are free soon.
+            .tunable("overflow_wait_ms", "200");
         if let Some(bytes) = self.capacity {
             builder = builder.capacity(bytes);
         }
