@@ -156,11 +156,15 @@ impl<K, V> Callbacks<K, V> {
         Ok(())
     }
 
-    /// The next event; `None` once closed and empty. Marks the previous event as done.
+    /// Notes that the listener has run, and that the event's capacity is released.
+    pub(crate) fn finish(&self) {
+        self.queue.lock().busy = false;
+        self.done.notify_all();
+    }
+
+    /// The next event; `None` once closed and empty.
     pub(crate) fn next(&self) -> Option<Evicted<K, V>> {
         let mut queue = self.queue.lock();
-        queue.busy = false;
-        self.done.notify_all();
         loop {
             if let Some(event) = queue.events.pop_front() {
                 queue.bytes -= event.weight;

@@ -258,23 +258,36 @@ impl Capacity {
 
     /// Blocks until the ticket is granted (true), or refused or timed out (false).
     pub(crate) fn wait(&self, ticket: &Arc<Ticket>, timeout: Duration) -> bool {
-        self.wait_a_while(ticket, timeout).unwrap_or_else(|| self.leave(ticket))
-    }
-
-    /// Blocks until the ticket is granted or refused. `None` if neither happens in time. The ticket
-    /// then keeps its place.
-    pub(crate) fn wait_a_while(&self, ticket: &Ticket, timeout: Duration) -> Option<bool> {
         let mut queue = self.queue.lock();
         let mut timed_out = timeout.is_zero();
         loop {
             if let Some(granted) = ticket.outcome() {
-                return Some(granted);
+                return granted;
             }
             if timed_out {
-                return None;
+                self.withdraw(&mut queue, ticket);
+                return false;
             }
             // A spurious wake-up restarts the timeout. They are rare: one for each grant to others.
             timed_out = self.granted.wait_timeout(&mut queue, timeout);
+        }
+    }
+
+    /// Blocks until the next grant or [`wake`](Self::wake), or until the time is over. Returns the
+    /// ticket's outcome if it has one. Otherwise it keeps its place.
+    pub(crate) fn wait_once(&self, ticket: &Ticket, timeout: Duration) -> Option<bool> {
+        let mut queue = self.queue.lock();
+        ticket.outcome().or_else(|| {
+            self.granted.wait_timeout(&mut queue, timeout);
+            ticket.outcome()
+        })
+    }
+
+    /// Wakes all threads that wait in [`wait_once`](Self::wait_once).
+    pub(crate) fn wake(&self) {
+        if self.has_waiters() {
+            drop(self.queue.lock());
+            self.granted.notify_all();
         }
     }
 

@@ -22,7 +22,19 @@ use crate::inner::{CacheInner, Reclaim};
 use crate::key::Key;
 
 /// How often a thread that waits for the listener looks whether it is idle.
-const LISTENER_LOOK: Duration = Duration::from_millis(10);
+const LISTENER_LOOK: Duration = Duration::from_millis(2);
+/// Evictions in vain after which an inserter gives up: the listener inserts all that leaves.
+const MAX_ROUNDS: u32 = 1024;
+
+/// The outcome of an attempt to reserve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    Reserved,
+    /// Blocks were evicted, but their capacity is not free yet, or others have taken it.
+    Evicted,
+    /// No block could be evicted.
+    Stuck,
+}
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Reserves capacity. If there is none, evicts, then waits for a bounded time.
@@ -50,11 +62,18 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// says.
     #[cold]
     pub(crate) fn reserve_slow(&self, weight: u64) -> bool {
-        if self.reserve_without_waiting(weight) {
-            return true;
-        }
-        while self.awaits_listener() && !self.is_closed() {
-            if self.wait_for_listener(weight) || self.reserve_without_waiting(weight) {
+        for _ in 0..MAX_ROUNDS {
+            let idle = !self.awaits_listener();
+            let attempt = self.attempt(weight);
+            if attempt == Attempt::Reserved {
+                return true;
+            }
+            // What was evicted for a listener that misses no event is free once it has run, unless
+            // it inserts as much itself.
+            if !self.is_lossless() || self.is_closed() || (idle && attempt == Attempt::Stuck) {
+                break;
+            }
+            if self.awaits_listener() && self.wait_for_listener(weight) {
                 return true;
             }
         }
@@ -75,23 +94,22 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         granted
     }
 
-    /// Takes capacity from the event that the listener is handling, if this is its thread, or
-    /// evicts. If no wait is allowed, that ends only if blocks are pinned, and not if other threads
-    /// are evicting at the moment or were faster.
-    fn reserve_without_waiting(&self, weight: u64) -> bool {
+    /// Tries to reserve without waiting: takes capacity from the event that the listener is
+    /// handling, if this is its thread, or evicts. If no wait is allowed afterwards, it gives up
+    /// only if blocks are pinned, and not if other threads are evicting at the moment or were
+    /// faster.
+    fn attempt(&self, weight: u64) -> Attempt {
         if self.callbacks.as_ref().is_some_and(|c| c.use_in_hand(weight)) {
-            return true;
+            return Attempt::Reserved;
         }
-        if self.reserve_by_evicting(weight) {
-            return true;
-        }
-        let patient = self.tunables.overflow_wait_ms() > 0 || self.mode == Reclaim::Inline;
-        if patient || self.awaits_listener() {
-            return false;
+        let attempt = self.evict_for(weight);
+        let may_wait = self.tunables.overflow_wait_ms() > 0 || self.mode == Reclaim::Inline;
+        if attempt != Attempt::Stuck || may_wait || self.awaits_listener() {
+            return attempt;
         }
         // What others have taken off the lists is free once they have finished.
         self.scratches.iter().for_each(|scratch| drop(scratch.lock()));
-        self.reserve_by_evicting(weight)
+        self.evict_for(weight)
     }
 
     /// Whether the listener will release capacity that the calling thread should wait for.
@@ -104,7 +122,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let start = self.clock.now_ns();
         let ticket = self.queue_for_capacity(weight);
         let granted = loop {
-            let outcome = self.capacity.wait_a_while(&ticket, LISTENER_LOOK);
+            let outcome = self.capacity.wait_once(&ticket, LISTENER_LOOK);
             let over = !self.awaits_listener() || self.is_closed();
             match outcome {
                 Some(granted) => break granted,
@@ -117,13 +135,17 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     }
 
     /// Evicts until the weight fits, as far as this thread can.
-    #[cold]
     pub(crate) fn reserve_by_evicting(&self, weight: u64) -> bool {
+        self.evict_for(weight) == Attempt::Reserved
+    }
+
+    #[cold]
+    fn evict_for(&self, weight: u64) -> Attempt {
         self.counters.add(CacheCounters::OVERFLOWS, 0, 1);
         loop {
             let evicted = self.reclaim_directly(weight);
             if self.capacity.reserve(weight) != Reserved::No {
-                return true;
+                return Attempt::Reserved;
             }
             let again = match self.mode {
                 // Values queued for the listener keep their capacity. If events may be lost, then
@@ -138,7 +160,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 }
             };
             if !evicted || !again {
-                return false;
+                return if evicted { Attempt::Evicted } else { Attempt::Stuck };
             }
         }
     }
@@ -197,7 +219,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> CapacityFuture<'a, K, V> {
         if inner.mode == Reclaim::Inline {
             return Err(inner.reserve_slow(weight));
         }
-        if inner.reserve_without_waiting(weight) {
+        if inner.attempt(weight) == Attempt::Reserved {
             return Err(true);
         }
         if inner.tunables.overflow_wait_ms() == 0 && !inner.awaits_listener() {

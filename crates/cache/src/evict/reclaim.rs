@@ -243,6 +243,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             }
             self.counters.add(CacheCounters::CALLBACKS_RUN, 0, 1);
             self.capacity.release(callbacks.take_back());
+            callbacks.finish();
+            self.capacity.wake();
         }
     }
 
