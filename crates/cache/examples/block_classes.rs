@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         for _ in 0..THREADS {
             scope.spawn(|| {
                 for key in 0..BLOCKS {
-                    let block = cache.get_or_load(key, BLOCK_BYTES, attributes(key), || {
+                    let block = cache.get_or_load_with(key, attributes(key), || {
                         // Read it from a disk here.
                         loads.fetch_add(1, Ordering::Relaxed);
                         Ok::<_, Infallible>(vec![key as u8; BLOCK_BYTES as usize])

@@ -3,37 +3,6 @@
 use std::error::Error;
 use std::fmt;
 
-// tidy: std, because the user's trait objects coerce into std's `Arc` only.
-type SharedError = std::sync::Arc<dyn Error + Send + Sync>;
-
-/// Why a load returned no block. Each waiter gets a clone. Never cached.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LoadError {
-    /// The loader failed; its error is the source. The next request loads again.
-    #[error("cannot load the block: {0}")]
-    Failed(#[source] SharedError),
-    /// The loader panicked. The next request loads again.
-    #[error("cannot load the block: its loader panicked; request it again to retry")]
-    Panicked,
-    /// The load guard was dropped or withdrawn. The next request loads again.
-    #[error("the load of the block was abandoned; request it again to retry")]
-    Abandoned,
-    /// The cache or the key's owner is closed.
-    #[error("cannot load the block: the cache or the block's owner is closed")]
-    Closed,
-    /// There is no memory for the cache's own structures. Free some and request again.
-    #[error("no memory for the cache's own structures: {0}; free some and request the block again")]
-    NoMemory(String),
-}
-
-impl LoadError {
-    /// A failure with `source` as its cause.
-    pub fn failed(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::Failed(SharedError::from(source.into()))
-    }
-}
-
 /// Why a block was not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]

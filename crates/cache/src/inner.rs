@@ -38,6 +38,7 @@ use crate::key::Key;
 use crate::lists::MultiList;
 use crate::lists::ghosts::{Ghost, GhostList, Ghosts};
 use crate::lists::ring::FreeBlocks;
+use crate::load::mean_weight::MeanWeight;
 use crate::load::single_flight::InFlightLoads;
 use crate::owner::Owners;
 use crate::policy::simulation::Simulations;
@@ -80,6 +81,7 @@ pub(crate) struct CacheInner<K: Key, V: Send + Sync + 'static> {
     pub(crate) capacity: Capacity,
     pub(crate) owners: Owners,
     pub(crate) in_flight: InFlightLoads,
+    pub(crate) mean_weight: MeanWeight,
     pub(crate) spilled: SpilledPins,
     pub(crate) tunables: CacheTunables,
     pub(crate) counters: CacheCounters,
@@ -205,6 +207,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             capacity: Capacity::new(parts.target, parts.limit, parts.shards),
             owners: Owners::new(),
             in_flight: InFlightLoads::new(),
+            mean_weight: MeanWeight::new(),
             spilled: SpilledPins::new(),
             tunables: parts.tunables,
             counters: CacheCounters::default(),

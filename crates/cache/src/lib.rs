@@ -17,7 +17,7 @@
 //! assert_eq!(cache.get(&1).map(|block| block.len()), Some(8192));
 //!
 //! // One load per block, however many threads request it.
-//! let block = cache.get_or_load(2, 8192, Attributes::METADATA, || {
+//! let block = cache.get_or_load_with(2, Attributes::METADATA, || {
 //!     Ok::<_, std::io::Error>(vec![2; 8192]) // read it from a disk here
 //! })?;
 //! assert_eq!(block[0], 2);
@@ -99,11 +99,12 @@ pub use callbacks::{Delivery, Evicted};
 pub use capacity::overhead::Overhead;
 #[cfg(feature = "insight")]
 pub use curve::report::{Curve, CurvePoint};
-pub use error::{BuildError, LoadError, OwnerError, Refusal, Refused};
+pub use error::{BuildError, OwnerError, Refusal, Refused};
 pub use guard::{OwnedRef, Ref, SlotHint};
 pub use index::IndexStats;
 pub use inner::Reclaim;
 pub use key::{Key, OwnerId};
+pub use load::error::LoadError;
 pub use load::load_guard::{Begin, InFlight, LoadFuture, LoadGuard, Present};
 pub use operations::Iter;
 pub use owner::OwnerCaching;

@@ -62,9 +62,10 @@ fn a_hit_takes_no_lock_and_two_updates_of_its_own_header() {
     };
     cheap(cost(begin));
     let load = |key| {
-        let block = cache.get_or_load(key, 1, Attributes::DATA, || -> Result<u64, String> {
-            panic!("it is there")
-        });
+        let block =
+            cache.get_or_load_weighed(key, 1, Attributes::DATA, || -> Result<u64, String> {
+                panic!("it is there")
+            });
         assert_eq!(*block.unwrap(), key);
     };
     cheap(cost(load));

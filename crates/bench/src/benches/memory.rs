@@ -198,7 +198,7 @@ impl Worker for Storming<'_> {
             fill(&mut block, key);
             Ok::<_, forebay_base::arena::AllocError>(block)
         };
-        self.cache.get_or_load(key, weight, Attributes::DATA, make).is_ok()
+        self.cache.get_or_load_weighed(key, weight, Attributes::DATA, make).is_ok()
     }
 }
 

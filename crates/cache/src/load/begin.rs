@@ -7,20 +7,27 @@
 //!
 //! Locking: none held while a caller waits or loads.
 
-use std::future::Future;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+// tidy: std, because errors are shared with users.
+use std::sync::Arc;
+use std::task::Context;
 
 use crate::attributes::Attributes;
 use crate::cache::Cache;
 use crate::capacity::reserve::CapacityFuture;
-use crate::error::LoadError;
 use crate::guard::{OwnedRef, Ref};
 use crate::inner::CacheInner;
 use crate::key::Key;
-use crate::load::load_guard::{Begin, Present};
+use crate::load::error::LoadError;
+use crate::load::load_guard::{Begin, LoadGuard, Present};
 use crate::load::{Intent, Step};
 
 /// Withdrawn loads of a block after which the secondary cache is bypassed.
 const MAX_SECONDARY_ATTEMPTS: u32 = 4;
+/// Divisor of the capacity for the most that a load without a declared weight reserves.
+const MOST_EXPECTED: u64 = 8;
 
 impl Intent {
     /// Of a load that was withdrawn that many times.
@@ -170,56 +177,85 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
 
     /// Returns the block, loading it with `load` if it is neither cached nor being loaded.
     ///
-    /// `load` must not request the same key: it would wait for itself.
+    /// Capacity for the mean weight of the blocks loaded lately is reserved before `load` runs, and
+    /// adjusted afterwards. `load` must not request the block itself: that fails with
+    /// [`LoadError::Recursive`].
     ///
     /// ```
-    /// # use forebay_cache::{Attributes, Cache};
+    /// # use forebay_cache::{Cache, LoadError};
     /// # let cache = Cache::<u64, String>::builder().max_entries(1000).build()?;
-    /// let block = cache.get_or_load(7, 4096, Attributes::DATA, || {
-    ///     Ok::<_, std::io::Error>("read from disk".to_owned())
-    /// })?;
-    /// assert_eq!(*block, "read from disk");
+    /// let block = cache.get_or_load(7, || std::fs::read_to_string("/proc/self/comm"))?;
     /// assert!(cache.contains(&7));
+    ///
+    /// let failed = cache.get_or_load(8, || std::fs::read_to_string("/no/such/file"));
+    /// match failed {
+    ///     Err(LoadError::Failed(error)) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound),
+    ///     other => panic!("{other:?}"),
+    /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// The loader's error, whichever thread ran the loader. If the loader panics, so does this
-    /// call, and the waiters get [`LoadError::Panicked`]. A load that another thread abandons is
-    /// begun again.
-    pub fn get_or_load<E>(
+    /// The loader's error, whichever thread ran the loader: [`LoadError::Failed`] if its type is
+    /// `E`, otherwise [`LoadError::OtherFailed`]. If the loader panics, so does this call, and the
+    /// waiters get [`LoadError::Panicked`]. A load that another thread abandons is begun again.
+    pub fn get_or_load<E: fmt::Display + Send + Sync + 'static>(
+        &self,
+        key: K,
+        load: impl FnOnce() -> Result<V, E>,
+    ) -> Result<Ref<'_, K, V>, LoadError<E>> {
+        self.get_or_load_with(key, Attributes::DATA, load)
+    }
+
+    /// Does the same as [`get_or_load`](Self::get_or_load), with a class and a hint.
+    ///
+    /// # Errors
+    ///
+    /// As for [`get_or_load`](Self::get_or_load).
+    pub fn get_or_load_with<E: fmt::Display + Send + Sync + 'static>(
+        &self,
+        key: K,
+        attributes: Attributes,
+        load: impl FnOnce() -> Result<V, E>,
+    ) -> Result<Ref<'_, K, V>, LoadError<E>> {
+        self.get_or_load_weighed(key, self.expected_weight(), attributes, load)
+    }
+
+    /// Does the same as [`get_or_load_with`](Self::get_or_load_with) for a block whose weight the
+    /// caller knows or can bound, in bytes. It is reserved before the load begins, so that memory
+    /// is there before it is used.
+    ///
+    /// # Errors
+    ///
+    /// As for [`get_or_load`](Self::get_or_load).
+    pub fn get_or_load_weighed<E: fmt::Display + Send + Sync + 'static>(
         &self,
         key: K,
         weight: u64,
         attributes: Attributes,
         load: impl FnOnce() -> Result<V, E>,
-    ) -> Result<Ref<'_, K, V>, LoadError>
-    where
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
+    ) -> Result<Ref<'_, K, V>, LoadError<E>> {
         let mut abandoned = 0;
         loop {
             let intent = Intent::after(abandoned);
-            match self.begin_blocking(key, weight, attributes, intent)? {
+            let begun = self.begin_blocking(key, weight, attributes, intent);
+            match begun.map_err(LoadError::typed)? {
                 Begin::Hit(block) => return Ok(block),
                 Begin::InFlight(in_flight) => match in_flight.wait() {
                     Err(LoadError::Abandoned) => abandoned += 1,
-                    outcome => return outcome.map(|block| self.lend(block)),
+                    outcome => return self.settled(outcome),
                 },
-                Begin::Vacant(guard) => match load() {
-                    Ok(value) => return Ok(self.lend(guard.publish(value))),
-                    Err(error) => {
-                        let error = LoadError::failed(error);
-                        guard.fail(error.clone());
-                        return Err(error);
-                    }
-                },
+                Begin::Vacant(guard) => {
+                    let loaded = guard.own_scope().run(load);
+                    return self.end(guard, loaded);
+                }
             }
         }
     }
 
-    /// Does the same as [`get_or_load`](Self::get_or_load) with an asynchronous loader.
+    /// Does the same as [`get_or_load`](Self::get_or_load) with an asynchronous loader, which may
+    /// borrow.
     ///
     /// Needs no runtime: it works under any executor. Dropping the future abandons the load, and
     /// its waiters begin again.
@@ -227,36 +263,103 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// # Errors
     ///
     /// As for [`get_or_load`](Self::get_or_load).
-    pub async fn get_or_load_async<E, F>(
+    pub async fn get_or_load_async<E: fmt::Display + Send + Sync + 'static, F>(
+        &self,
+        key: K,
+        load: impl FnOnce() -> F,
+    ) -> Result<Ref<'_, K, V>, LoadError<E>>
+    where
+        F: Future<Output = Result<V, E>>,
+    {
+        self.get_or_load_with_async(key, Attributes::DATA, load).await
+    }
+
+    /// Does the same as [`get_or_load_with`](Self::get_or_load_with) with an asynchronous loader;
+    /// see [`get_or_load_async`](Self::get_or_load_async).
+    ///
+    /// # Errors
+    ///
+    /// As for [`get_or_load`](Self::get_or_load).
+    pub async fn get_or_load_with_async<E: fmt::Display + Send + Sync + 'static, F>(
+        &self,
+        key: K,
+        attributes: Attributes,
+        load: impl FnOnce() -> F,
+    ) -> Result<Ref<'_, K, V>, LoadError<E>>
+    where
+        F: Future<Output = Result<V, E>>,
+    {
+        self.get_or_load_weighed_async(key, self.expected_weight(), attributes, load).await
+    }
+
+    /// Does the same as [`get_or_load_weighed`](Self::get_or_load_weighed) with an asynchronous
+    /// loader; see [`get_or_load_async`](Self::get_or_load_async).
+    ///
+    /// # Errors
+    ///
+    /// As for [`get_or_load`](Self::get_or_load).
+    pub async fn get_or_load_weighed_async<E: fmt::Display + Send + Sync + 'static, F>(
         &self,
         key: K,
         weight: u64,
         attributes: Attributes,
         load: impl FnOnce() -> F,
-    ) -> Result<Ref<'_, K, V>, LoadError>
+    ) -> Result<Ref<'_, K, V>, LoadError<E>>
     where
         F: Future<Output = Result<V, E>>,
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let mut abandoned = 0;
         loop {
             let intent = Intent::after(abandoned);
-            match self.begin_waiting(key, weight, attributes, intent).await? {
+            let begun = self.begin_waiting(key, weight, attributes, intent).await;
+            match begun.map_err(LoadError::typed)? {
                 Begin::Hit(block) => return Ok(block),
                 Begin::InFlight(in_flight) => match in_flight.await {
                     Err(LoadError::Abandoned) => abandoned += 1,
-                    outcome => return outcome.map(|block| self.lend(block)),
+                    outcome => return self.settled(outcome),
                 },
-                Begin::Vacant(guard) => match load().await {
-                    Ok(value) => return Ok(self.lend(guard.publish(value))),
-                    Err(error) => {
-                        let error = LoadError::failed(error);
-                        guard.fail(error.clone());
-                        return Err(error);
-                    }
-                },
+                Begin::Vacant(guard) => {
+                    let mut loading = pin!(guard.own_scope().run(load));
+                    let polled = |context: &mut Context<'_>| {
+                        guard.own_scope().run(|| loading.as_mut().poll(context))
+                    };
+                    let loaded = poll_fn(polled).await;
+                    return self.end(guard, loaded);
+                }
             }
         }
+    }
+
+    /// The weight that a load without a declared one reserves, in bytes: the mean of the blocks
+    /// that were loaded lately.
+    pub fn expected_weight(&self) -> u64 {
+        let inner = self.inner();
+        // A huge block that was not even cached keeps no later ones out.
+        inner.mean_weight.get().min(inner.capacity.target() / MOST_EXPECTED).max(1)
+    }
+
+    /// Ends this request's load.
+    fn end<E: fmt::Display + Send + Sync + 'static>(
+        &self,
+        guard: LoadGuard<K, V>,
+        loaded: Result<V, E>,
+    ) -> Result<Ref<'_, K, V>, LoadError<E>> {
+        match loaded {
+            Ok(value) => Ok(self.lend(guard.publish(value))),
+            Err(error) => {
+                let error = LoadError::Failed(Arc::new(error));
+                guard.fail(error.clone().untyped());
+                Err(error)
+            }
+        }
+    }
+
+    /// The outcome of another request's load.
+    fn settled<E: fmt::Display + Send + Sync + 'static>(
+        &self,
+        outcome: Result<OwnedRef<K, V>, LoadError>,
+    ) -> Result<Ref<'_, K, V>, LoadError<E>> {
+        outcome.map(|block| self.lend(block)).map_err(LoadError::typed)
     }
 
     fn lend(&self, block: OwnedRef<K, V>) -> Ref<'_, K, V> {

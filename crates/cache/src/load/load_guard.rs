@@ -21,11 +21,13 @@ use forebay_base::sync::Arc;
 
 use crate::attributes::{Attributes, Cause};
 use crate::counters::CacheCounters;
-use crate::error::{LoadError, Refusal};
+use crate::error::Refusal;
 use crate::guard::{OwnedRef, Ref};
 use crate::header::{FILLED, Header, HeaderState, LOADING, RETIRED, VALID, WAITERS};
 use crate::inner::CacheInner;
 use crate::key::Key;
+use crate::load::error::LoadError;
+use crate::load::own;
 use crate::load::single_flight::{LoadOutcome, LoadWaiter};
 
 /// The result of [`Cache::begin`](crate::Cache::begin).
@@ -122,16 +124,24 @@ impl<K: Key, V: Send + Sync + 'static> InFlight<K, V> {
         Self { pin: Some(pin), waiter, number }
     }
 
+    /// Whether waiting would be for the loader that this thread runs.
+    fn check_not_own(&self) -> Result<(), LoadError> {
+        let own = self.pin.as_ref().is_some_and(|pin| own::is_own(pin.header.addr().get()));
+        if own { Err(LoadError::Recursive) } else { Ok(()) }
+    }
+
     fn take_pin(&mut self) -> LoadingPin<K, V> {
         self.pin.take().expect("there until the wait is over")
     }
 
-    /// Blocks until the load has ended. Never call it on the thread that loads the block.
+    /// Blocks until the load has ended. Never call it on a thread that has the load's guard.
     ///
     /// # Errors
     ///
-    /// The load's error, which every waiter gets.
+    /// The load's error, which every waiter gets. [`LoadError::Recursive`] in the block's own
+    /// loader, if that is the closure of a [`get_or_load`](crate::Cache::get_or_load).
     pub fn wait(mut self) -> Result<OwnedRef<K, V>, LoadError> {
+        self.check_not_own()?;
         let outcome = self.waiter.wait();
         self.take_pin().into_outcome(outcome)
     }
@@ -166,7 +176,13 @@ impl<K: Key, V: Send + Sync + 'static> Future for LoadFuture<K, V> {
     fn poll(mut self: StdPin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let in_flight = self.in_flight.as_ref().expect("polled after it was ready");
         match in_flight.waiter.poll(context.waker()) {
-            None => Poll::Pending,
+            None => match in_flight.check_not_own() {
+                Ok(()) => Poll::Pending,
+                Err(recursive) => {
+                    self.in_flight = None;
+                    Poll::Ready(Err(recursive))
+                }
+            },
             Some(outcome) => {
                 let mut in_flight = self.in_flight.take().expect("looked at just now");
                 Poll::Ready(in_flight.take_pin().into_outcome(outcome))
@@ -201,12 +217,18 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
         self.refusal
     }
 
+    /// Marks the load as run by this thread.
+    pub(crate) fn own_scope(&self) -> own::Scope {
+        own::scope(self.header.addr().get())
+    }
+
     /// Publishes the block and wakes all waiters. Returns the block pinned, cached or not.
     pub fn publish(self, value: V) -> OwnedRef<K, V> {
         // SAFETY: the guard's pin keeps the cache alive, and its key readable.
         let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
         // If the user's weigher panics, the guard is dropped and tells the waiters.
         let weight = inner.weigh(self.key(), &value);
+        inner.mean_weight.note(weight - inner.structure_bytes());
         let reserved = u64::from(header.weight());
         let refusal = self.refusal.or_else(|| inner.adjust(reserved, weight));
         if refusal.is_some() {

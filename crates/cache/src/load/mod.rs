@@ -18,7 +18,10 @@
 //! Locking: `index-partition` for step 3, then `in-flight-loads` to join; never both.
 
 mod begin;
+pub(crate) mod error;
 pub(crate) mod load_guard;
+pub(crate) mod mean_weight;
+mod own;
 pub(crate) mod single_flight;
 
 use std::ptr::NonNull;
@@ -27,13 +30,14 @@ use forebay_base::probe;
 
 use crate::attributes::{Attributes, Cause, Class};
 use crate::counters::CacheCounters;
-use crate::error::{LoadError, Refusal};
+use crate::error::Refusal;
 use crate::guard::Ref;
 use crate::header::{FILLED, Header, HeaderState, LOADING, MARK, RETIRED, SAMPLED, VALID, WAITERS};
 use crate::index::{Known, Locked, SlotRef};
 use crate::inner::CacheInner;
 use crate::insert::PreviousEntry;
 use crate::key::Key;
+use crate::load::error::LoadError;
 use crate::load::load_guard::{Begin, InFlight, LoadGuard, LoadingPin, Present};
 use crate::load::single_flight::LoadOutcome;
 

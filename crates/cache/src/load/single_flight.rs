@@ -15,7 +15,7 @@ use std::task::Waker;
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_base::waits::{self, WaitKind};
 
-use crate::error::LoadError;
+use crate::load::error::LoadError;
 
 const SHARDS: usize = if cfg!(forebay_model) { 1 } else { 16 };
 

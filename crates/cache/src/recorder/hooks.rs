@@ -257,11 +257,11 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// rounded to half minutes, and at most twenty minutes are remembered.
     ///
     /// ```
-    /// # use forebay_cache::{Attributes, Cache};
+    /// # use forebay_cache::Cache;
     /// # let cache = Cache::<u64, u64>::builder().capacity(100).weigher(|_, _| 1).build()?;
     /// cache.record(true);
     /// for key in (0..1000).cycle().take(10_000) {
-    ///     cache.get_or_load(key, 1, Attributes::DATA, || Ok::<_, std::io::Error>(key))?;
+    ///     cache.get_or_load(key, || Ok::<_, std::io::Error>(key))?;
     /// }
     /// let explanation = cache.explain(std::time::Duration::from_secs(600)).unwrap();
     /// println!("{explanation}");

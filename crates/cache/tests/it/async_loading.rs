@@ -43,7 +43,8 @@ fn many_tasks_on_many_threads_and_one_load() {
                         Yield::default().await;
                         Ok::<_, String>(key + 1)
                     };
-                    let block = block_on(cache.get_or_load_async(key, 1, Attributes::DATA, load));
+                    let block =
+                        block_on(cache.get_or_load_weighed_async(key, 1, Attributes::DATA, load));
                     assert_eq!(*block.unwrap(), key + 1);
                 }
             });
@@ -58,12 +59,13 @@ fn a_dropped_loader_hands_the_load_to_a_waiter() {
     let cache = inline_blocks(100);
     let bell = Arc::new(Bell::default());
     let mut first: Pin<Box<dyn Future<Output = _>>> =
-        Box::pin(cache.get_or_load_async(1, 1, Attributes::DATA, || {
+        Box::pin(cache.get_or_load_weighed_async(1, 1, Attributes::DATA, || {
             std::future::pending::<Result<u64, String>>()
         }));
     assert!(poll(&mut first, &bell).is_pending());
-    let mut second =
-        Box::pin(cache.get_or_load_async(1, 1, Attributes::DATA, || async { Ok::<_, String>(2) }));
+    let mut second = Box::pin(
+        cache.get_or_load_weighed_async(1, 1, Attributes::DATA, || async { Ok::<_, String>(2) }),
+    );
     assert!(poll(&mut second, &bell).is_pending());
     let rings = bell.rings.load(Ordering::SeqCst);
     drop(first);
@@ -83,7 +85,7 @@ fn a_dropped_waiter_costs_the_others_nothing() {
     let bell = Arc::new(Bell::default());
     let waiter = || {
         let load = || async { Err::<u64, _>("not asked") };
-        Box::pin(cache.get_or_load_async(1, 1, Attributes::DATA, load))
+        Box::pin(cache.get_or_load_weighed_async(1, 1, Attributes::DATA, load))
     };
     let (mut first, mut second) = (waiter(), waiter());
     assert!(poll(&mut first, &bell).is_pending());
@@ -107,7 +109,7 @@ fn cancelled_waits_leave_nothing_behind() {
     let bell = Arc::new(Bell::default());
     let wait = |n: u64| {
         let load = || async { Err::<u64, _>("not asked") };
-        let mut whole = Box::pin(cache.get_or_load_async(1, 1, Attributes::DATA, load));
+        let mut whole = Box::pin(cache.get_or_load_weighed_async(1, 1, Attributes::DATA, load));
         let Begin::InFlight(in_flight) = begin() else { panic!("it is loading") };
         let mut future = Box::pin(in_flight.into_future());
         match n % 3 {
@@ -159,9 +161,10 @@ fn only_the_last_waker_is_rung() {
 #[test]
 fn errors_and_panics_of_async_loaders() {
     let cache = Arc::new(inline_blocks(100));
-    let failed = block_on(
-        cache.get_or_load_async(1, 1, Attributes::DATA, || async { Err::<u64, _>("no luck") }),
-    );
+    let failed =
+        block_on(cache.get_or_load_weighed_async(1, 1, Attributes::DATA, || async {
+            Err::<u64, _>("no luck")
+        }));
     assert!(matches!(failed, Err(LoadError::Failed(_))));
     drop(failed);
     let inner = cache.clone();
@@ -173,11 +176,12 @@ fn errors_and_panics_of_async_loaders() {
             #[allow(unreachable_code, reason = "gives the block its type")]
             Ok::<u64, String>(1)
         };
-        drop(block_on(inner.get_or_load_async(1, 1, Attributes::DATA, load)));
+        drop(block_on(inner.get_or_load_weighed_async(1, 1, Attributes::DATA, load)));
     });
     wait_until("it loads", || cache.stats().counter("misses") == 2);
-    let waiter =
-        block_on(cache.get_or_load_async(1, 1, Attributes::DATA, || async { Ok::<_, String>(2) }));
+    let waiter = block_on(
+        cache.get_or_load_weighed_async(1, 1, Attributes::DATA, || async { Ok::<_, String>(2) }),
+    );
     assert!(matches!(waiter, Err(LoadError::Panicked)));
     drop(waiter);
     wait_until("it has panicked", || panics.is_finished());
@@ -198,7 +202,8 @@ fn an_async_request_waits_for_capacity_without_a_thread() {
     let inner = cache.clone();
     let waiter = thread::spawn(move || {
         let load = || async { Ok::<_, String>(5) };
-        let block = block_on(inner.get_or_load_async(1 << 40, 1, Attributes::DATA, load)).unwrap();
+        let block =
+            block_on(inner.get_or_load_weighed_async(1 << 40, 1, Attributes::DATA, load)).unwrap();
         (*block, inner.contains(&(1 << 40)))
     });
     wait_until("it waits", || cache.stats().counter("throttle_waits") == 1);

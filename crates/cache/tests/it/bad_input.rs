@@ -128,8 +128,8 @@ fn blocks_heavier_than_the_cache_are_handed_back() {
             assert!(!cache.contains(&1), "the older one would be outdated");
             // Refused at once, or when the block is there.
             for declared in [weight, 0, 1, 1000] {
-                let block =
-                    cache.get_or_load(2, declared, Attributes::DATA, || Ok::<_, String>(weight));
+                let block = cache
+                    .get_or_load_weighed(2, declared, Attributes::DATA, || Ok::<_, String>(weight));
                 assert_eq!(*block.unwrap(), weight);
                 assert!(!cache.contains(&2));
             }
@@ -174,7 +174,11 @@ fn a_weight_of_zero_counts_as_one() {
     let cache = inline(100, |_, _: &u64| 0).build().unwrap();
     for key in 0..1000 {
         cache.insert(key, key).unwrap();
-        drop(cache.get_or_load(10_000 + key, 0, Attributes::DATA, || Ok::<_, String>(1)).unwrap());
+        drop(
+            cache
+                .get_or_load_weighed(10_000 + key, 0, Attributes::DATA, || Ok::<_, String>(1))
+                .unwrap(),
+        );
     }
     assert_eq!(cache.stats().resident_blocks(), 100);
     audit(&cache);

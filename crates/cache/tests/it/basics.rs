@@ -83,7 +83,7 @@ fn loads_are_single_flight() {
     let cache = inline(100);
     for i in 0..10_000u64 {
         let v = cache
-            .get_or_load(i % 250, 1, Attributes::DATA, || Ok::<_, std::io::Error>(i % 250))
+            .get_or_load_weighed(i % 250, 1, Attributes::DATA, || Ok::<_, std::io::Error>(i % 250))
             .unwrap();
         assert_eq!(*v, i % 250);
     }

@@ -74,8 +74,8 @@ fn every_way_out_is_told_with_its_cause_on_a_thread_of_its_own() {
     let flushed: HashSet<_> = tells.iter().take(19).map(|(k, _, _, why, _)| (k, why)).collect();
     assert_eq!(flushed, (971..990).map(|key| (key, Cause::Cleared)).collect());
     // A block that was never cached has not left the cache.
-    drop(cache.get_or_load(99, 1 << 40, Attributes::DATA, || Ok::<_, String>(1)).unwrap());
-    drop(cache.get_or_load(98, 1, Attributes::DATA, || Err::<u64, _>("no")));
+    drop(cache.get_or_load_weighed(99, 1 << 40, Attributes::DATA, || Ok::<_, String>(1)).unwrap());
+    drop(cache.get_or_load_weighed(98, 1, Attributes::DATA, || Err::<u64, _>("no")));
     audit(&cache);
     cache.close();
     let closed: HashSet<_> = tells.try_iter().map(|(k, _, _, why, _)| (k, why)).collect();

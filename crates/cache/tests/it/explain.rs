@@ -54,7 +54,7 @@ impl Fixture {
 
     pub(crate) fn read(&mut self, key: u64, attributes: Attributes) {
         self.clock.advance(1000);
-        let loaded = self.cache.get_or_load(key, 1, attributes, || {
+        let loaded = self.cache.get_or_load_weighed(key, 1, attributes, || {
             self.clock.advance(LOAD_NS);
             *self.loads.entry(attributes.label).or_default() += 1;
             Ok::<_, std::io::Error>(key)
@@ -274,7 +274,7 @@ fn blocks_that_their_owner_does_not_cache_are_named() {
     for _ in 0..5 {
         for (id, n) in (0..100).flat_map(|n| [(owner, n), (other, n)]) {
             let load = || Ok::<_, std::io::Error>(n);
-            cache.get_or_load(OwnedKey(id.get(), n), 1, STREAM, load).unwrap();
+            cache.get_or_load_weighed(OwnedKey(id.get(), n), 1, STREAM, load).unwrap();
         }
     }
     let explanation = cache.explain(HOUR).unwrap();

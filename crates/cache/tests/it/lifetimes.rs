@@ -179,7 +179,10 @@ fn use_after_close_is_refused() {
         assert!(cache.remove(&1).is_none());
         assert!(matches!(cache.begin(1, 1, Attributes::DATA), Err(LoadError::Closed)));
         let load = || -> Result<Counted, String> { panic!("it must not be asked") };
-        assert!(matches!(cache.get_or_load(1, 1, Attributes::DATA, load), Err(LoadError::Closed)));
+        assert!(matches!(
+            cache.get_or_load_weighed(1, 1, Attributes::DATA, load),
+            Err(LoadError::Closed)
+        ));
         assert!(matches!(cache.open_owner(OwnerCaching::All), Err(OwnerError::Closed)));
         assert!(cache.close_owner(owner));
         assert_eq!((cache.clear(), cache.retain(|_, _, _| false)), (0, 0));
@@ -205,7 +208,7 @@ fn close_under_load_ends_and_leaves_nothing() {
                 s.spawn(move || {
                     for i in 0.. {
                         let key = (i * 7 + t) % 150;
-                        let outcome = cache.get_or_load(key, 1, Attributes::DATA, || {
+                        let outcome = cache.get_or_load_weighed(key, 1, Attributes::DATA, || {
                             Ok::<_, String>(live.value(key))
                         });
                         match outcome {

@@ -42,7 +42,7 @@ fn many_threads_and_one_load() {
             s.spawn(|| {
                 for key in 0..200 {
                     together.wait();
-                    let block = cache.get_or_load(key, 1, Attributes::DATA, || {
+                    let block = cache.get_or_load_weighed(key, 1, Attributes::DATA, || {
                         loads.fetch_add(1, Ordering::Relaxed);
                         thread::yield_now();
                         Ok::<_, String>(key * 3)
@@ -66,7 +66,7 @@ fn an_error_reaches_every_waiter_and_is_not_cached() {
         let threads: Vec<_> = (0..THREADS)
             .map(|_| {
                 s.spawn(|| {
-                    let outcome = cache.get_or_load(1, 1, Attributes::DATA, || {
+                    let outcome = cache.get_or_load_weighed(1, 1, Attributes::DATA, || {
                         loads.fetch_add(1, Ordering::Relaxed);
                         // All others have joined before this load ends.
                         wait_until("all have joined", || {
@@ -87,7 +87,10 @@ fn an_error_reaches_every_waiter_and_is_not_cached() {
     });
     assert_eq!(loads.into_inner(), 1);
     assert!(cache.get(&1).is_none());
-    assert_eq!(*cache.get_or_load(1, 1, Attributes::DATA, || Ok::<_, String>(5)).unwrap(), 5);
+    assert_eq!(
+        *cache.get_or_load_weighed(1, 1, Attributes::DATA, || Ok::<_, String>(5)).unwrap(),
+        5
+    );
     assert_eq!(cache.stats().counter("loads_failed"), 1);
     audit(&cache);
 }
@@ -102,15 +105,15 @@ fn a_panic_in_the_loader_is_its_callers_and_an_error_for_the_others() {
                 wait_until("it is awaited", || inner.stats().counter("in_flight_joins") == 1);
                 panic!("a bug in the loader");
             };
-            inner.get_or_load(1, 1, Attributes::DATA, load).map(|block| *block)
+            inner.get_or_load_weighed(1, 1, Attributes::DATA, load).map(|block| *block)
         }));
         assert!(outcome.is_err());
     });
     wait_until("it loads", || cache.stats().counter("misses") == 1);
-    let waiter = cache.get_or_load(1, 1, Attributes::DATA, || Ok::<_, String>(2));
+    let waiter = cache.get_or_load_weighed(1, 1, Attributes::DATA, || Ok::<_, String>(2));
     assert!(matches!(waiter, Err(LoadError::Panicked)), "{waiter:?}");
     join("the loader ends", loader);
-    let again = cache.get_or_load(1, 1, Attributes::DATA, || Ok::<_, String>(3));
+    let again = cache.get_or_load_weighed(1, 1, Attributes::DATA, || Ok::<_, String>(3));
     assert_eq!(*again.unwrap(), 3);
     audit(&cache);
 }
@@ -122,7 +125,7 @@ fn a_dropped_load_guard_passes_the_load_on() {
     let direct = in_flight(&cache, 1);
     let inner = cache.clone();
     let waiter = thread::spawn(move || {
-        *inner.get_or_load(1, 1, Attributes::DATA, || Ok::<_, String>(9)).unwrap()
+        *inner.get_or_load_weighed(1, 1, Attributes::DATA, || Ok::<_, String>(9)).unwrap()
     });
     wait_until("both wait", || cache.stats().counter("in_flight_joins") == 2);
     drop(guard);
@@ -311,7 +314,7 @@ fn a_storm_of_loads_of_few_keys_in_a_tiny_cache() {
             s.spawn(move || {
                 for i in 0..4000u64 {
                     let key = (i * (t + 1) * 7 + t) % KEYS;
-                    let outcome = cache.get_or_load(key, 1, Attributes::DATA, || {
+                    let outcome = cache.get_or_load_weighed(key, 1, Attributes::DATA, || {
                         // One load of a key at a time: nothing in this test outdates one.
                         assert_eq!(running[key as usize].fetch_add(1, Ordering::SeqCst), 0);
                         if i % 64 == 0 {

@@ -14,6 +14,7 @@ mod callbacks;
 #[cfg(feature = "insight")]
 mod explain;
 mod lifetimes;
+mod load_errors;
 mod loading;
 mod memory;
 mod operations;

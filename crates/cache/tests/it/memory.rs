@@ -115,7 +115,7 @@ fn storm(
                             Ok::<_, forebay_base::arena::AllocError>(block)
                         };
                         let key = (t << 40) | i;
-                        match cache.get_or_load(key, bytes as u64, Attributes::DATA, load) {
+                        match cache.get_or_load_weighed(key, bytes as u64, Attributes::DATA, load) {
                             Ok(block) => {
                                 assert_eq!((block[0], block[bytes - 1]), (i as u8, i as u8))
                             }

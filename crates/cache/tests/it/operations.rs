@@ -105,7 +105,8 @@ fn a_removed_value_can_be_taken_out_once_no_other_thread_has_it() {
     assert_eq!((value.payload(), cache.stats().reserved, live.count()), (11, 0, 1));
     drop(value);
     // An uncached block has no weight.
-    let heavy = cache.get_or_load(2, 500, Attributes::DATA, || Ok::<_, String>(live.value(2)));
+    let heavy =
+        cache.get_or_load_weighed(2, 500, Attributes::DATA, || Ok::<_, String>(live.value(2)));
     let heavy = heavy.unwrap().into_owned().try_into_value().unwrap();
     assert_eq!((heavy.payload(), live.count()), (2, 1));
     // It may outlive the cache.

@@ -58,7 +58,10 @@ fn owners_limit_what_is_cached() {
             assert_eq!(cache.contains(&key), kept);
             cache.remove(&key);
             let load = || Ok::<_, String>(live.value(block));
-            assert_eq!(cache.get_or_load(key, 1, attributes, load).unwrap().payload(), block);
+            assert_eq!(
+                cache.get_or_load_weighed(key, 1, attributes, load).unwrap().payload(),
+                block
+            );
             assert_eq!(cache.contains(&key), kept);
             // One load for all requests, cached or not.
             cache.remove(&key);
@@ -144,8 +147,9 @@ fn a_close_waits_for_the_owners_pins_and_loads_only() {
         wait_until("it closes", || !cache.contains(&key(mine, 2)));
         assert!(!cache.close_owner(mine), "another thread is closing it");
         assert!(!cache.set_owner_caching(mine, OwnerCaching::All));
-        let late =
-            cache.get_or_load(key(mine, 3), 1, Attributes::DATA, || Ok::<_, String>(live.value(3)));
+        let late = cache.get_or_load_weighed(key(mine, 3), 1, Attributes::DATA, || {
+            Ok::<_, String>(live.value(3))
+        });
         assert!(matches!(late, Err(LoadError::Closed)));
         thread::sleep(Duration::from_millis(10));
         assert!(!closed.load(Ordering::SeqCst));
@@ -192,8 +196,9 @@ fn pool_life(cache: &Cache<PoolKey, Counted>, rounds: u64, tag: u64) {
             for i in 0.. {
                 let key = PoolKey { owner: id, block: (i * 5 + part) % 200 };
                 let mine = stamp | key.block;
-                let outcome = cache
-                    .get_or_load(key, 1, Attributes::DATA, || Ok::<_, String>(live.value(mine)));
+                let outcome = cache.get_or_load_weighed(key, 1, Attributes::DATA, || {
+                    Ok::<_, String>(live.value(mine))
+                });
                 match outcome {
                     // Of this use of the number, not of an earlier one.
                     Ok(block) => assert_eq!(block.payload(), mine),
@@ -245,8 +250,9 @@ fn owners_come_and_go_under_load() {
     let mut i = 0;
     while threads.iter().any(|t| !t.is_finished()) {
         let key = PoolKey { owner: OwnerId::NONE, block: i % 500 };
-        let outcome =
-            cache.get_or_load(key, 1, Attributes::DATA, || Ok::<_, String>(live.value(key.block)));
+        let outcome = cache.get_or_load_weighed(key, 1, Attributes::DATA, || {
+            Ok::<_, String>(live.value(key.block))
+        });
         assert_eq!(outcome.unwrap().payload(), key.block);
         i += 1;
     }

@@ -22,7 +22,7 @@ fn request(cache: &Cache<u64, u64>, key: u64, attributes: Attributes) -> bool {
         hit = false;
         Ok::<_, String>(key)
     };
-    assert_eq!(*cache.get_or_load(key, 1, attributes, load).unwrap(), key);
+    assert_eq!(*cache.get_or_load_weighed(key, 1, attributes, load).unwrap(), key);
     hit
 }
 

@@ -237,7 +237,7 @@ impl ReferenceModel {
         let version = value.version;
         let mut loaded = false;
         let declared = if version.is_multiple_of(3) { 1 } else { weight };
-        let outcome = self.cache.get_or_load(key, declared, attributes, || {
+        let outcome = self.cache.get_or_load_weighed(key, declared, attributes, || {
             loaded = true;
             if ok { Ok(value) } else { Err("no luck") }
         });

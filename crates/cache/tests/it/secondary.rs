@@ -327,7 +327,7 @@ fn what_is_being_written_is_not_evicted_and_what_is_stored_is_offered_again_befo
     audit(&cache);
     // The secondary cache answers for those that were evicted.
     for key in 0..60 {
-        let block = cache.get_or_load(key, 1, Attributes::DATA, fail).unwrap();
+        let block = cache.get_or_load_weighed(key, 1, Attributes::DATA, fail).unwrap();
         assert_eq!(*block, key);
         drop(block);
         double.complete();
@@ -354,7 +354,7 @@ fn loads_are_answered_from_another_thread() {
         }
     });
     for key in 0..200 {
-        let block = cache.get_or_load(key, 1, Attributes::DATA, fail);
+        let block = cache.get_or_load_weighed(key, 1, Attributes::DATA, fail);
         assert_eq!(block.ok().map(|b| *b), (key % 10 != 9).then_some(key));
     }
     // Joined by others, waited for, and unknown to the secondary cache.
@@ -363,13 +363,14 @@ fn loads_are_answered_from_another_thread() {
             s.spawn(|| {
                 for key in 0..200 {
                     let load = || async { fail() };
-                    let block = block_on(cache.get_or_load_async(key, 1, Attributes::DATA, load));
+                    let block =
+                        block_on(cache.get_or_load_weighed_async(key, 1, Attributes::DATA, load));
                     assert_eq!(block.ok().map(|b| *b), (key % 10 != 9).then_some(key));
                 }
             });
         }
     });
-    let own = cache.get_or_load(5000, 1, Attributes::DATA, || Ok::<_, String>(8)).unwrap();
+    let own = cache.get_or_load_weighed(5000, 1, Attributes::DATA, || Ok::<_, String>(8)).unwrap();
     assert_eq!(*own, 8);
     drop(own);
     *double.elsewhere.lock().unwrap() = None;
@@ -385,9 +386,9 @@ fn overwrites_and_removals_are_told() {
     assert!(cache.remove(&2).is_none());
     assert!(cache.remove(&1).is_some());
     assert_eq!(*double.forgotten.lock().unwrap(), [1, 2, 1]);
-    let failed = cache.get_or_load(1, 1, Attributes::DATA, fail);
+    let failed = cache.get_or_load_weighed(1, 1, Attributes::DATA, fail);
     assert!(failed.is_err(), "an old value came back");
-    assert_eq!(*cache.get_or_load(3, 1, Attributes::DATA, fail).unwrap(), 3);
+    assert_eq!(*cache.get_or_load_weighed(3, 1, Attributes::DATA, fail).unwrap(), 3);
     audit(&cache);
 }
 
@@ -460,7 +461,8 @@ fn a_write_that_ends_during_an_overwrite_or_removal_never_comes_back() {
             assert!(double.writing.lock().unwrap().is_empty(), "the write has ended");
             assert_ne!(cache.get(&key).map(|block| *block), Some(key));
             cache.clear();
-            let found = cache.get_or_load(key, 1, Attributes::DATA, fail).map(|block| *block);
+            let found =
+                cache.get_or_load_weighed(key, 1, Attributes::DATA, fail).map(|block| *block);
             assert_ne!(found.ok(), Some(key), "an old value came back");
             audit(&cache);
         }
@@ -486,7 +488,10 @@ fn an_inactive_secondary_cache_is_not_called() {
             cache.insert(key, key).unwrap();
         }
         cache.remove(&499);
-        assert!(cache.get_or_load(5000, 1, Attributes::DATA, fail).is_err(), "asked all the same");
+        assert!(
+            cache.get_or_load_weighed(5000, 1, Attributes::DATA, fail).is_err(),
+            "asked all the same"
+        );
         let stats = cache.stats();
         assert!(stats.counter("left") >= 300, "{stats}");
         assert_eq!(stats.counter("secondary_offered"), 0);
@@ -496,7 +501,7 @@ fn an_inactive_secondary_cache_is_not_called() {
         // Active from here on.
         double.absent.store(false, Ordering::Relaxed);
         double.takes.store(false, Ordering::SeqCst);
-        assert_eq!(*cache.get_or_load(5000, 1, Attributes::DATA, fail).unwrap(), 5000);
+        assert_eq!(*cache.get_or_load_weighed(5000, 1, Attributes::DATA, fail).unwrap(), 5000);
         for key in 0..500 {
             cache.insert(key, key).unwrap();
         }
@@ -513,18 +518,21 @@ fn who_waits_for_a_load_that_is_withdrawn_begins_anew() {
     double.stored.lock().unwrap().extend((0..10).map(|key| (key, key)));
     // Withdrawn twice, then answered.
     double.withdraws.store(2, Ordering::SeqCst);
-    assert_eq!(*cache.get_or_load(0, 1, Attributes::DATA, fail).unwrap(), 0);
+    assert_eq!(*cache.get_or_load_weighed(0, 1, Attributes::DATA, fail).unwrap(), 0);
     assert_eq!(double.loads.load(Ordering::SeqCst), 3);
     double.withdraws.store(2, Ordering::SeqCst);
     let load = || async { fail() };
-    assert_eq!(*block_on(cache.get_or_load_async(1, 1, Attributes::DATA, load)).unwrap(), 1);
+    assert_eq!(
+        *block_on(cache.get_or_load_weighed_async(1, 1, Attributes::DATA, load)).unwrap(),
+        1
+    );
     // If it goes on withdrawing, it is bypassed and the block is loaded.
     double.withdraws.store(u64::MAX, Ordering::SeqCst);
-    let own = cache.get_or_load(2, 1, Attributes::DATA, || Ok::<_, String>(2002)).unwrap();
+    let own = cache.get_or_load_weighed(2, 1, Attributes::DATA, || Ok::<_, String>(2002)).unwrap();
     assert_eq!(*own, 2002);
     drop(own);
     let load = || async { Ok::<_, String>(2003) };
-    let own = block_on(cache.get_or_load_async(3, 1, Attributes::DATA, load)).unwrap();
+    let own = block_on(cache.get_or_load_weighed_async(3, 1, Attributes::DATA, load)).unwrap();
     assert_eq!(*own, 2003);
     drop(own);
     // With `begin`, the wait ends with the error that asks for another begin.
@@ -742,7 +750,8 @@ fn a_load_guard_that_is_handed_back_must_be_of_the_same_load() {
             panic!()
         };
         // The reference would claim to borrow this cache but belong to the other.
-        let mixed = || drop(cache.get_or_load(2, 1, Attributes::DATA, || Ok::<_, LoadError>(2)));
+        let mixed =
+            || drop(cache.get_or_load_weighed(2, 1, Attributes::DATA, || Ok::<_, LoadError>(2)));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(mixed)).is_err());
         assert!(matches!(in_flight.wait(), Err(LoadError::Panicked)));
         drop(mixer.0.lock().unwrap().take());

@@ -106,7 +106,7 @@ impl World {
                     0 => Err("no luck"),
                     _ => Ok(self.load(key)),
                 };
-                match self.cache.get_or_load(key, 1, attributes, load) {
+                match self.cache.get_or_load_weighed(key, 1, attributes, load) {
                     Ok(found) => self.check(key, &found, least),
                     Err(LoadError::Failed(_)) => {}
                     Err(other) => panic!("{other}"),

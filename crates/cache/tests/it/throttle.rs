@@ -27,7 +27,7 @@ fn full_of_pins(cache: &Cache<u64, u64>) -> Vec<forebay_cache::OwnedRef<u64, u64
 fn one_pinned_once_block_does_not_stop_eviction() {
     let cache = inline_blocks(100);
     let scan = || Ok::<_, String>(0);
-    let pin = cache.get_or_load(1 << 40, 1, Attributes::DATA.once(), scan).unwrap();
+    let pin = cache.get_or_load_weighed(1 << 40, 1, Attributes::DATA.once(), scan).unwrap();
     for key in 0..1000 {
         cache.insert(key, key).unwrap();
     }
@@ -84,7 +84,8 @@ fn everything_pinned_inline_refuses_at_once_and_gives_the_value_back() {
         .collect();
     let refused = cache.insert(1000, 77).unwrap_err();
     assert_eq!((refused.reason, refused.value), (Refusal::NoCapacity, 77));
-    let block = cache.get_or_load(1001, 1, Attributes::DATA, || Ok::<_, String>(78)).unwrap();
+    let block =
+        cache.get_or_load_weighed(1001, 1, Attributes::DATA, || Ok::<_, String>(78)).unwrap();
     assert_eq!(*block, 78);
     assert!(!cache.contains(&1001), "there was no capacity for it");
     drop(block);
@@ -170,9 +171,10 @@ fn everything_pinned_with_a_thread_ends_in_a_bounded_wait() {
         other => panic!("{other:?}"),
     }
     assert!(!cache.contains(&(1 << 41)));
-    let refused = block_on(
-        cache.get_or_load_async(1 << 42, 1, Attributes::DATA, || async { Ok::<_, String>(6) }),
-    );
+    let refused =
+        block_on(cache.get_or_load_weighed_async(1 << 42, 1, Attributes::DATA, || async {
+            Ok::<_, String>(6)
+        }));
     assert_eq!(*refused.unwrap(), 6);
     assert!(!cache.contains(&(1 << 42)));
     assert_eq!(cache.stats().counter("refused_no_capacity"), 3);
@@ -298,7 +300,7 @@ fn a_reservation_that_was_too_small_is_set_right_or_refused() {
     for key in 0..500u64 {
         // Declared weight 1, true weight up to 100.
         let value = 1 + key % 100;
-        let block = cache.get_or_load(key, 1, Attributes::DATA, || Ok::<_, String>(value));
+        let block = cache.get_or_load_weighed(key, 1, Attributes::DATA, || Ok::<_, String>(value));
         assert_eq!(*block.unwrap(), value);
         assert!(cache.stats().resident_bytes() <= 1000);
     }
@@ -310,7 +312,8 @@ fn a_reservation_that_was_too_small_is_set_right_or_refused() {
     );
     // Declared too heavy, true weight small. That is known only after the load, so nothing was
     // reserved.
-    let block = cache.get_or_load(9999, 1 << 40, Attributes::DATA, || Ok::<_, String>(1)).unwrap();
+    let block =
+        cache.get_or_load_weighed(9999, 1 << 40, Attributes::DATA, || Ok::<_, String>(1)).unwrap();
     assert_eq!(*block, 1);
     drop(block);
     audit(&cache);

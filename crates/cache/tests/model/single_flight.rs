@@ -121,11 +121,12 @@ fn removals_and_overwrites_race_loads() {
         let asker = |version: u64| {
             let world = world.clone();
             spawn(move || {
-                let found =
-                    world.cache().get_or_load(KEY, 1, Attributes::DATA, || match below(3) {
+                let found = world.cache().get_or_load_weighed(KEY, 1, Attributes::DATA, || {
+                    match below(3) {
                         0 => Err("the disk is gone"),
                         _ => Ok(world.block(KEY, version)),
-                    });
+                    }
+                });
                 if let Ok(block) = found {
                     block.check(KEY);
                 }
@@ -191,7 +192,8 @@ fn loads_without_capacity_reach_their_waiters() {
             spawn(move || {
                 let load =
                     || Ok::<_, LoadError>(world.block(KEY, below(3) * crate::harness::WEIGHT));
-                let found = world.cache().get_or_load(KEY, weight, Attributes::METADATA, load);
+                let found =
+                    world.cache().get_or_load_weighed(KEY, weight, Attributes::METADATA, load);
                 found.unwrap().check(KEY);
             })
         };

@@ -3,7 +3,6 @@
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
-use forebay_base::sync::atomic::AtomicU64;
 use forebay_cache::{BuildError, Cache, Key};
 use forebay_io::Device;
 
@@ -18,8 +17,6 @@ use crate::tunables::L2Tunables;
 
 /// Default limit of memory for I/O. It is allocated when needed.
 const IO_MEMORY_BYTES: u64 = 64 << 20;
-/// Assumed weight of a value before any is known.
-const INITIAL_WEIGHT: u64 = 256;
 
 /// Builds a hybrid cache; see [`HybridCache::builder`].
 #[must_use = "call `build` to get the cache"]
@@ -188,8 +185,6 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         Ok(HybridCache {
             cache,
             l2,
-            mean_weight: AtomicU64::new(INITIAL_WEIGHT),
-            weigh: self.weigh,
             writes_on_close: self.writes_on_close,
             closing: Closing::new(),
         })

@@ -28,7 +28,6 @@ use std::cell::RefCell;
 use std::fmt;
 
 use forebay_base::sync::Arc;
-use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_cache::{
     Attributes, Begin, Cache, Candidate, Class, Holding, InFlight, Key, LoadError, LoadGuard,
     OwnedRef, Present, Refused, SecondaryCache, Stats,
@@ -58,9 +57,6 @@ forebay_base::sync::thread_local! {
 pub struct HybridCache<K: Key, V: Send + Sync + 'static> {
     cache: Cache<K, V>,
     l2: Arc<L2<K, V>>,
-    /// Mean weight of recent values, reserved for values of unknown weight.
-    mean_weight: AtomicU64,
-    weigh: Arc<dyn Fn(&K, &V) -> u64 + Send + Sync>,
     writes_on_close: bool,
     closing: Closing,
 }
@@ -169,7 +165,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                 Found::Value(value) => return Some(value),
                 Found::InFlight(in_flight) => in_flight,
                 Found::OnDevice(attributes) => {
-                    match self.cache.begin(*key, self.expected_weight(), attributes).ok()? {
+                    match self.cache.begin(*key, self.cache.expected_weight(), attributes).ok()? {
                         Begin::Hit(value) => return Some(value.into_owned()),
                         Begin::InFlight(in_flight) => in_flight,
                         Begin::Vacant(guard) => return withdraw(guard),
@@ -194,7 +190,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                 Found::Value(value) => return Some(value),
                 Found::InFlight(in_flight) => in_flight,
                 Found::OnDevice(attributes) => {
-                    let weight = self.expected_weight();
+                    let weight = self.cache.expected_weight();
                     match self.cache.begin_async(*key, weight, attributes).await.ok()? {
                         Begin::Hit(value) => return Some(value.into_owned()),
                         Begin::InFlight(in_flight) => in_flight,
@@ -222,10 +218,6 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         }
     }
 
-    fn expected_weight(&self) -> u64 {
-        self.mean_weight.load(Ordering::Relaxed).max(1)
-    }
-
     /// The value of the key. If neither memory nor the device has it, `load` or a load in progress
     /// provides it.
     ///
@@ -235,9 +227,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         &self,
         key: K,
         load: impl FnOnce() -> Result<V, E>,
-    ) -> Result<OwnedRef<K, V>, LoadError>
+    ) -> Result<OwnedRef<K, V>, LoadError<E>>
     where
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+        E: fmt::Display + Send + Sync + 'static,
     {
         self.get_or_load_with(key, Attributes::DATA, load)
     }
@@ -251,14 +243,11 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         key: K,
         attributes: Attributes,
         load: impl FnOnce() -> Result<V, E>,
-    ) -> Result<OwnedRef<K, V>, LoadError>
+    ) -> Result<OwnedRef<K, V>, LoadError<E>>
     where
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+        E: fmt::Display + Send + Sync + 'static,
     {
-        let load = || load().inspect(|value| self.update_mean_weight(&key, value));
-        self.cache
-            .get_or_load(key, self.expected_weight(), attributes, load)
-            .map(|value| value.into_owned())
+        self.cache.get_or_load_with(key, attributes, load).map(|value| value.into_owned())
     }
 
     /// Like [`get_or_load`](Self::get_or_load), with an asynchronous loader. Dropping the future
@@ -270,21 +259,12 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         &self,
         key: K,
         load: impl FnOnce() -> F,
-    ) -> Result<OwnedRef<K, V>, LoadError>
+    ) -> Result<OwnedRef<K, V>, LoadError<E>>
     where
         F: Future<Output = Result<V, E>>,
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+        E: fmt::Display + Send + Sync + 'static,
     {
-        let load = async || load().await.inspect(|value| self.update_mean_weight(&key, value));
-        let value =
-            self.cache.get_or_load_async(key, self.expected_weight(), Attributes::DATA, load).await;
-        value.map(|value| value.into_owned())
-    }
-
-    fn update_mean_weight(&self, key: &K, value: &V) {
-        let (expected_weight, now) = (self.expected_weight(), (self.weigh)(key, value));
-        // Concurrent updates may get lost: this is an estimate.
-        self.mean_weight.store((7 * expected_weight + now) / 8, Ordering::Relaxed);
+        self.cache.get_or_load_async(key, load).await.map(|value| value.into_owned())
     }
 
     /// Caches a value and replaces any other of the key. If the device has an older value, waits
@@ -312,7 +292,6 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             let reason = forebay_cache::Refusal::Closed;
             return Err(InsertError::Refused(Refused { reason, value, removed: false }));
         };
-        self.update_mean_weight(&key, &value);
         match capture_forget_error(|| self.cache.insert_with(key, value, attributes)) {
             (Ok(()), None) => Ok(()),
             (Err(refused), None) => Err(InsertError::Refused(refused)),

@@ -8,8 +8,9 @@
 //! If a device fails:
 //!
 //! - A log write or its flush fails: the log counts the records as lost and stays closed until the
-//!   next group is durable. The fsync waits for that group. After a failed flush the device fails
-//!   each later one, until the commit has written again all that no flush has covered.
+//!   next group is durable. The fsync waits for that group.
+//! - After a failed flush the device fails each later one. So the commit of the group fails too.
+//!   Once the pool is cleared, it first writes again all that no flush has covered.
 //! - The commit of the group fails: the pool is suspended, and the fsync returns `Suspended`, also
 //!   to callers that wait for the group already. `forebay-fs` waits for `forebay clear` and asks
 //!   again, or returns the error (`failmode`). None succeeds before the group is durable.

@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert!(cache.get(&7).is_some()); // takes no lock
 
     // One load per block, however many threads ask for it at once.
-    let block = cache.get_or_load(8, 8192, Attributes::METADATA, || {
+    let block = cache.get_or_load_with(8, Attributes::METADATA, || {
         Ok::<_, std::io::Error>(vec![8; 8192]) // read it from a disk here
     })?;
     assert_eq!(block[0], 8);
