@@ -13,6 +13,7 @@ use crate::builder::Builder;
 use crate::error::{OwnerError, Refused};
 use crate::guard::{OwnedRef, Ref, SlotHint};
 use crate::inner::CacheInner;
+use crate::insert::NotInserted;
 use crate::key::{Key, OwnerId};
 use crate::owner::{MAX_OWNERS, OwnerCaching};
 use crate::secondary::Candidate;
@@ -147,7 +148,10 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// As for [`insert`](Self::insert).
     pub fn insert_with(&self, key: K, value: V, attributes: Attributes) -> Result<(), Refused<V>> {
-        self.inner().insert(key, value, attributes)
+        self.inner().insert(key, value, attributes, None).map_err(|error| match error {
+            NotInserted::Refused(refused) => refused,
+            NotInserted::Changed => unreachable!("any entry will do"),
+        })
     }
 
     /// Offers all blocks that are not being written to `take`, up to `most` at once.

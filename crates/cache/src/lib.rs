@@ -42,7 +42,8 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `cache`, `operations`, `builder`, `lookup`, `insert` | the interface, hits, inserts and removals |
+//! | `cache`, `builder`, `lookup`, `insert` | the interface, hits, inserts and removals |
+//! | `operations`, `entry`, `weight` | visits, conditional changes, changes of weights |
 //! | `header` | block descriptors, the protocol of pins, their memory |
 //! | `index` | from hashes to headers and ghosts |
 //! | `lists` | the order of blocks and ghosts |
@@ -67,6 +68,7 @@ mod capacity;
 pub mod counters;
 #[cfg(feature = "insight")]
 mod curve;
+mod entry;
 mod error;
 mod evict;
 mod frequency;
@@ -91,6 +93,7 @@ mod sample;
 mod secondary;
 mod stats;
 pub mod tunables;
+mod weight;
 
 pub use attributes::{Attributes, Cause, Class, Hint};
 pub use builder::Builder;
@@ -99,6 +102,7 @@ pub use callbacks::{Delivery, Evicted};
 pub use capacity::overhead::Overhead;
 #[cfg(feature = "insight")]
 pub use curve::report::{Curve, CurvePoint};
+pub use entry::Entry;
 pub use error::{BuildError, OwnerError, Refusal, Refused};
 pub use guard::{OwnedRef, Ref, SlotHint};
 pub use index::IndexStats;

@@ -343,10 +343,10 @@ fn loads_wait_for_a_lossless_listener_too() {
                     let key = thread * 10_000 + key;
                     let block = if key % 2 == 0 {
                         let load = || Ok::<_, String>(key);
-                        cache.get_or_load(key, 1, Attributes::DATA, load).unwrap()
+                        cache.get_or_load(key, load).unwrap()
                     } else {
                         let load = || async move { Ok::<_, String>(key) };
-                        block_on(cache.get_or_load_async(key, 1, Attributes::DATA, load)).unwrap()
+                        block_on(cache.get_or_load_async(key, load)).unwrap()
                     };
                     assert_eq!(*block, key);
                 }
