@@ -95,8 +95,8 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
         self
     }
 
-    /// Sets the function that weighs a block, in bytes; at least 1 is used. It weighs the value with
-    /// all memory that it owns; with a [`bound`](Self::bound) only what it owns, because the header
+    /// Sets the function that weighs a block, in bytes; at least 1 is used. It weighs the value
+    /// with all memory that it owns; with a [`bound`](Self::bound) only what it owns, because the header
     /// that contains it counts already. There is no default: the size of `V` is wrong if `V` owns
     /// memory. See also [`max_entries`](Self::max_entries).
     pub fn weigher(mut self, weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static) -> Self {
@@ -173,8 +173,8 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     ///
     /// # Errors
     ///
-    /// There is no capacity or no weigher, a tunable is invalid, or the system provides no memory or
-    /// no thread.
+    /// There is no capacity or no weigher, a tunable is invalid, or the system provides no memory
+    /// or no thread.
     pub fn build(self) -> Result<Cache<K, V>, BuildError> {
         let capacity = self.capacity.or(self.bound).or(self.max_entries).filter(|c| *c > 0);
         let capacity = capacity.ok_or(BuildError::NoCapacity)?;

@@ -11,8 +11,8 @@ forebay_base::tunables! {
     /// evict before they go on.
     overflow_shift: u32 = 6, 0..=20, runtime, "shift";
 
-    /// How long an inserter or a load waits for capacity if all blocks are pinned. Then its block is
-    /// returned uncached. With 0 that happens at once.
+    /// How long an inserter or a load waits for capacity if all blocks are pinned. Then its block
+    /// is returned uncached. With 0 that happens at once.
     overflow_wait_ms: u32 = 0, 0..=60000, runtime, "ms";
 
     /// Blocks that the evictor takes from a sublist at once.

@@ -1,7 +1,7 @@
 //! Reserves capacity for a block: at once, after eviction, or after a bounded wait in FIFO order.
 //!
-//! An inserter beyond the limit evicts first. If that does not suffice, it is refused, or it queues,
-//! if the tunable `overflow_wait_ms` allows it. While others queue, it queues behind them. For a
+//! An inserter beyond the limit evicts first. If that does not suffice, it is refused, or it
+//! queues, if the tunable `overflow_wait_ms` allows it. While others queue, it queues behind them. For a
 //! listener that must not miss an event it always queues, until the listener is idle.
 //!
 //! Locking: none held while it evicts or waits, except the queue's own (`throttle`).
@@ -57,8 +57,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Beyond the limit: evicts, and if that frees too little, waits behind all earlier waiters: for
-    /// the listener as long as it takes, if no event may be lost; for others as long as the tunable
+    /// Beyond the limit: evicts, and if that frees too little, waits behind all earlier waiters:
+    /// for the listener as long as it takes, if no event may be lost; for others as long as the tunable
     /// says.
     #[cold]
     pub(crate) fn reserve_slow(&self, weight: u64) -> bool {

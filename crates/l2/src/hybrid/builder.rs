@@ -156,12 +156,10 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             limit_bytes: self.io_memory,
             huge_pages: HugePages::default(),
         });
-        let arena = arena.map_err(|error| invalid("the limit of memory for I/O").because(error))?;
+        let arena = arena.map_err(|error| invalid("the limit of memory for I/O", error))?;
         let tunables = L2Tunables::default();
         for (name, value) in &self.l2_tunables {
-            tunables
-                .set(name, value)
-                .map_err(|error| invalid("a tunable of the L2").because(error))?;
+            tunables.set(name, value).map_err(|error| invalid("a tunable of the L2", error))?;
         }
         let mut options = L2Options::new(self.owner, Arc::clone(&arena));
         options.tunables = Arc::new(tunables);
@@ -179,8 +177,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             false => L2::open(device, codec, &options)?,
         };
         let cache = self.cache(&l2, arena);
-        let cache =
-            cache.map_err(|error| invalid("the configuration of its memory").because(error))?;
+        let cache = cache.map_err(|error| invalid("the configuration of its memory", error))?;
         l2.warm_up(cache.warm_up());
         Ok(HybridCache {
             cache,
@@ -232,9 +229,7 @@ fn owner_tag(name: &str) -> [u8; 16] {
     xxhash_rust::xxh3::xxh3_128(name.as_bytes()).to_le_bytes()
 }
 
-fn invalid(what: &str) -> Error {
-    Error::new(
-        ErrorKind::Invalid,
-        format!("cannot build the hybrid cache: {what} is invalid; correct it"),
-    )
+fn invalid(what: &str, cause: impl std::error::Error + Send + Sync + 'static) -> Error {
+    let text = format!("cannot build the hybrid cache: {what} is invalid: {cause}");
+    Error::new(ErrorKind::Invalid, text).because(cause)
 }
