@@ -13,6 +13,7 @@ use crate::cache::Cache;
 use crate::callbacks::{Callbacks, Delivery, Evicted};
 use crate::capacity::overhead;
 use crate::error::BuildError;
+use crate::evict::expire::Expiry;
 use crate::inner::{Bound, CacheInner, CacheParts, Overhead, Reclaim, Weigher};
 use crate::key::Key;
 use crate::secondary::SecondaryCache;
@@ -28,6 +29,7 @@ pub struct Builder<K: Key, V: Send + Sync + 'static> {
     weigher: Option<Weigher<K, V>>,
     listener: Option<Callbacks<K, V>>,
     secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
+    expiry: Option<Arc<dyn Expiry<V>>>,
     clock: Option<Arc<dyn Clock>>,
     seed: Option<u64>,
     mode: Reclaim,
@@ -45,6 +47,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             weigher: None,
             listener: None,
             secondary: None,
+            expiry: None,
             clock: None,
             seed: None,
             mode: Reclaim::Thread,
@@ -135,6 +138,12 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
         self
     }
 
+    /// Sets what tells the reclaimer which values have expired.
+    pub(crate) fn expiry(mut self, expiry: Arc<dyn Expiry<V>>) -> Self {
+        self.expiry = Some(expiry);
+        self
+    }
+
     /// Sets which thread evicts. The default is a thread of the cache.
     pub fn reclaim(mut self, mode: Reclaim) -> Self {
         self.mode = mode;
@@ -180,7 +189,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
         let capacity = capacity.ok_or(BuildError::NoCapacity)?;
         let weighed = self.capacity.or(self.bound).is_some() || self.weigher.is_some();
         let weigher: Weigher<K, V> = match (self.weigher, self.max_entries) {
-            (_, Some(_)) if weighed => return Err(BuildError::TwoLimits),
+            (_, Some(_)) if weighed => return Err(BuildError::TwoSizes),
             (None, Some(_)) => Box::new(|_, _| 1),
             (Some(weigher), _) => weigher,
             (None, None) => return Err(BuildError::NoWeigher),
@@ -212,6 +221,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             weigher,
             callbacks: self.listener,
             secondary: self.secondary,
+            expiry: self.expiry,
             clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock::default())),
             bound: self.bound.map(|b| Bound { bytes: AtomicU64::new(b), others: self.overhead }),
             mode: self.mode,

@@ -83,7 +83,7 @@ pub enum BuildError {
         "`max_entries` counts each block as 1, so it excludes `capacity`, `bound` and `weigher`: \
          call it without them, or call `capacity` and `weigher` without it"
     )]
-    TwoLimits,
+    TwoSizes,
     /// The bound leaves no capacity for blocks.
     #[error(
         "a bound of {bound} bytes is too small: the cache's own structures need {overhead} bytes"

@@ -9,6 +9,7 @@ use std::process::Command;
 
 use super::build::cargo;
 use super::step::{Binary, Step};
+use crate::tidy::publish::is_published;
 use crate::tree::{Package, Tree};
 
 /// The targets of the build of the tests: always the whole workspace. With fewer packages, cargo
@@ -41,6 +42,7 @@ pub(crate) fn test(tree: &Tree) -> Vec<Step> {
         Step::cargo("documentation", "doc --workspace --no-deps")
             .with("RUSTDOCFLAGS", "-D warnings"),
     );
+    steps.push(package(tree));
     steps.extend(counting(tree));
     steps.extend(model(tree));
     // The build of the tests also built this binary.
@@ -72,7 +74,10 @@ pub(crate) fn full(tree: &Tree) -> Vec<Step> {
     steps.push(Step::run("benches, optimised, run small", smoke));
     steps.push(Step::xtask("conformance on a real mount", "conformance --full"));
     steps.push(soak(&["--minutes", "10", "--l2"]));
-    steps.extend([fuzz(), miri(), thread_sanitizer()]);
+    // Five minutes of importing images, and one of reading traces.
+    steps.push(fuzz("import", "-len_control=0 -max_len=200 -max_total_time=300"));
+    steps.push(fuzz("trace", "-max_len=4000 -max_total_time=60"));
+    steps.extend([miri(), thread_sanitizer()]);
     steps
 }
 
@@ -84,6 +89,10 @@ fn static_checks() -> Vec<Step> {
         Step::cargo("format", "fmt --all --check"),
         Step::xtask("tidy", "tidy"),
         Step::cargo("clippy", &clippy),
+        Step::cargo(
+            "forebay-cache without insight",
+            "check -p forebay-cache --no-default-features",
+        ),
     ]
 }
 
@@ -160,11 +169,10 @@ pub(crate) fn soak(arguments: &[&str]) -> Step {
     Step::run("soak", &command)
 }
 
-/// Five minutes of importing fuzzed images.
-fn fuzz() -> Step {
-    let command = "+nightly fuzz run import --features fuzzer -- -len_control=0 -max_len=200 \
-                   -max_total_time=300";
-    Step::run("fuzzing of import", command).needs("cargo-fuzz", || {
+/// Fuzzes a target.
+fn fuzz(target: &str, options: &str) -> Step {
+    let command = format!("+nightly fuzz run {target} --features fuzzer -- {options}");
+    Step::run(&format!("fuzzing of {target}"), &command).needs("cargo-fuzz", || {
         subcommand_exists(&["+nightly", "fuzz", "--version"])
             .map_err(|why| format!("{why}; `cargo install cargo-fuzz` and a nightly toolchain"))
     })
@@ -181,11 +189,7 @@ fn deny() -> Step {
 
 /// Packages the crates that are to be published, together, without building the packages.
 fn package(tree: &Tree) -> Step {
-    let published = |package: &&Package| {
-        let about = package.manifest.get("package");
-        about.is_some_and(|about| about.get("publish").is_none())
-    };
-    let names = tree.packages.iter().filter(published);
+    let names = tree.packages.iter().filter(|package| is_published(package));
     let names: Vec<String> = names.map(|package| format!("-p {}", package.name)).collect();
     let command = format!("package --offline --no-verify --allow-dirty {}", names.join(" "));
     Step::run("packages of the published crates", &command)

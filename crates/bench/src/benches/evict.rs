@@ -15,7 +15,7 @@ use crate::subjects::{EvictPlan, EvictSubject, PEERS, Value, inserters};
 const NAME: &str = "evict";
 const THREADS: [usize; 4] = [1, 2, 8, 32];
 /// Operations before the measurement, as a multiple of the capacity.
-const WARMUP_FACTOR: u64 = 16;
+pub(super) const WARMUP_FACTOR: u64 = 16;
 
 /// Options of `evict`.
 #[derive(Clone, Debug, clap::Args)]

@@ -9,6 +9,8 @@ pub(crate) mod evict;
 pub(crate) mod freeing;
 pub(crate) mod hybrid;
 pub(crate) mod index;
+pub(crate) mod insight;
+pub(crate) mod keyed;
 pub(crate) mod memory;
 pub(crate) mod overflow;
 pub(crate) mod pool_read;

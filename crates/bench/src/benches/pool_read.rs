@@ -42,17 +42,17 @@ pub(crate) struct Args {
 }
 
 /// Open objects, all in the cache.
-struct Filled {
+pub(super) struct Filled {
     objects: Vec<Object>,
     /// Blocks of [`BLOCK_BYTES`] in each.
     blocks_each: u64,
     // Dropped after the objects.
-    _pool: Pool,
+    pool: Pool,
     _bed: TestBed,
 }
 
 impl Filled {
-    fn new(common: &Common, args: &Args) -> Result<Self, Failure> {
+    pub(super) fn new(common: &Common, args: &Args) -> Result<Self, Failure> {
         let blocks_each = (args.bytes / OBJECTS / BLOCK_BYTES as u64).max(1);
         let bytes_each = blocks_each * BLOCK_BYTES as u64;
         let all = bytes_each * OBJECTS;
@@ -77,11 +77,11 @@ impl Filled {
             objects.push(object);
         }
         pool.sync()?;
-        Ok(Self { objects, blocks_each, _pool: pool, _bed: testbed })
+        Ok(Self { objects, blocks_each, pool, _bed: testbed })
     }
 
     /// Reads and checks everything once, so that all of it is cached.
-    fn warm(&self) -> Result<(), Failure> {
+    pub(super) fn warm(&self) -> Result<(), Failure> {
         let mut out = vec![0; BLOCK_BYTES];
         for (number, object) in self.objects.iter().enumerate() {
             for block in 0..self.blocks_each {
@@ -94,7 +94,16 @@ impl Filled {
         Ok(())
     }
 
-    fn sample(&self, plan: &ReadPlan) -> Sample {
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Blocks of all objects.
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks_each * OBJECTS
+    }
+
+    pub(super) fn sample(&self, plan: &ReadPlan) -> Sample {
         let make = |thread| PoolWorker {
             filled: self,
             keys: plan.keys.stream(thread, plan.threads, plan.seed),
@@ -136,7 +145,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     let threads = common.threads_or(&THREADS)?;
     let filled = Arc::new(Filled::new(common, args)?);
     filled.warm()?;
-    let blocks = filled.blocks_each * OBJECTS;
+    let blocks = filled.blocks();
     let mut candidates = memcpy(blocks as usize)?;
     let config = format!("records of {} bytes", args.record);
     candidates.push(ReadSubject::measured("forebay", config, {

@@ -123,6 +123,9 @@ pub(super) fn traces(
         if traces.iter().any(|(other, _)| other.name() == trace.name()) {
             trace.set_name(path.display().to_string());
         }
+        if trace.is_cut() {
+            eprintln!("forebay-bench: {}: the end of the trace is missing", path.display());
+        }
         if trace.skipped() > 0 {
             let lines = trace.skipped();
             eprintln!("forebay-bench: {}: skipped {lines} deletions", path.display());

@@ -153,6 +153,19 @@ pub(super) fn inserters(value: Value) -> Vec<EvictSubject> {
     }]
 }
 
+/// Caches of blocks with a closed and an open flight recorder, for `insight`.
+pub(crate) fn recorders() -> Vec<EvictSubject> {
+    let blocks = |blocks: u64, is_open: bool| {
+        let cache = built(Cache::builder().capacity(blocks).weigher(|_, _: &Buffer| 1));
+        cache.record(is_open);
+        Blocks { arena: arena((blocks + blocks / 16 + 1024) * BLOCK_BYTES as u64), cache }
+    };
+    vec![
+        EvictSubject::new("off", "", move |capacity| blocks(capacity, false)),
+        EvictSubject::new("on", "", move |capacity| blocks(capacity, true)),
+    ]
+}
+
 /// A cache for `r5`: one thread evicts as it inserts, and the seed is fixed.
 pub(crate) fn r5_cache(capacity: u64, seed: u64) -> impl FnMut(u64, BlockClass) -> bool {
     let builder = Cache::<u64, ()>::builder().capacity(capacity).weigher(|_, ()| 1);

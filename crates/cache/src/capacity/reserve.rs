@@ -58,8 +58,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     }
 
     /// Beyond the limit: evicts, and if that frees too little, waits behind all earlier waiters:
-    /// for the listener as long as it takes, if no event may be lost; for others as long as the tunable
-    /// says.
+    /// for the listener as long as it takes, if no event may be lost; for others as
+    /// long as the tunable says.
     #[cold]
     pub(crate) fn reserve_slow(&self, weight: u64) -> bool {
         for _ in 0..MAX_ROUNDS {

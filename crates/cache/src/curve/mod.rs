@@ -58,6 +58,8 @@ const HALF_LIFE_S: f64 = 120.0;
 
 /// Interval at which the sums are advanced.
 const ADVANCE_NS: u64 = 500_000_000;
+/// An interval with accesses counts as busy for this long at most.
+const BUSY_S: f64 = 1.0;
 
 /// What the largest samples can take. See [`simulated_size::BOUNDS`].
 const FULL_BYTES: u64 = (4 << 20) - (512 << 10);
@@ -85,6 +87,12 @@ pub(crate) struct Totals {
     pub(crate) loads: [u64; 2],
 }
 
+impl Totals {
+    fn accesses(&self) -> u64 {
+        self.hits.iter().chain(&self.misses).sum()
+    }
+}
+
 /// The simulated sizes of both classes, and the decaying sums over the last minutes.
 pub(crate) struct Curves {
     /// The rule at all sizes, if the cache never chooses.
@@ -100,6 +108,8 @@ pub(crate) struct Curves {
     /// Number and nanoseconds of timed loads.
     loads: [f64; 2],
     seconds: f64,
+    /// The part of `seconds` with accesses.
+    busy_seconds: f64,
 }
 
 impl Curves {
@@ -121,6 +131,7 @@ impl Curves {
             misses: [0.0; 2],
             loads: [0.0; 2],
             seconds: 0.0,
+            busy_seconds: 0.0,
         }
     }
 
@@ -193,6 +204,9 @@ impl Curves {
             }
         }
         self.seconds = (self.seconds + seconds) * kept;
+        // After a pause, the accesses came at its end.
+        let busy = if totals.accesses() > last.accesses() { seconds.min(BUSY_S) } else { 0.0 };
+        self.busy_seconds = (self.busy_seconds + busy) * kept;
         self.sizes.iter_mut().flatten().for_each(|size| size.decay(kept));
         self.last = totals;
     }
@@ -203,7 +217,8 @@ impl Curves {
         let points = by_class[0].iter().zip(&by_class[1]).map(|(a, b)| a.plus(b)).collect();
         let [loads, ns] = self.loads;
         let load_ns = if loads > 0.0 { ns / loads } else { 0.0 };
-        Curve { capacity, seconds: self.seconds, load_ns, points, by_class }
+        let (seconds, busy_seconds) = (self.seconds, self.busy_seconds);
+        Curve { capacity, seconds, busy_seconds, load_ns, points, by_class }
     }
 
     fn points(&self, class: Class, capacity: u64) -> Vec<CurvePoint> {

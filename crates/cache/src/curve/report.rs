@@ -10,6 +10,8 @@ pub struct Curve {
     pub capacity: u64,
     /// The seconds that the sums stand for: at most about three minutes.
     pub seconds: f64,
+    /// The part of them with accesses. With only a few seconds, the curve tells little.
+    pub busy_seconds: f64,
     /// The mean time of a load, in nanoseconds: from [`Cache::begin`](crate::Cache::begin) until
     /// the block was published. 0 if no load of a sampled block ended.
     pub load_ns: f64,
@@ -97,6 +99,7 @@ mod tests {
         let curve = Curve {
             capacity: 200,
             seconds: 1.0,
+            busy_seconds: 1.0,
             load_ns: 0.0,
             points,
             by_class: [Vec::new(), Vec::new()],

@@ -30,6 +30,10 @@ pub struct Explanation {
     pub one_in: u64,
     /// The weight that the cache should hold now.
     pub capacity: u64,
+    /// Misses of the blocks that were asked about, of all causes, estimated.
+    pub missed: u64,
+    /// What was missed, most often first.
+    pub blocks: Vec<BlockGroup>,
     /// The causes of misses, those first for whose loads was waited longest.
     pub causes: Vec<MissGroup>,
 }
@@ -99,6 +103,12 @@ pub enum Remedy {
         /// The share of the missed blocks that would have been kept, from 0 to 1.
         share: f64,
     },
+    /// The first of the missed block groups is read in a loop of about `bytes`, more than four
+    /// times the capacity.
+    LoopTooLarge {
+        /// Bytes of the loop.
+        bytes: u64,
+    },
     /// The secondary cache would have served these misses, if it were allowed to take the blocks.
     AllowSecondary {
         /// How many misses.
@@ -117,6 +127,13 @@ pub enum Remedy {
 
 /// Groups listed of a cause.
 const LISTED: usize = 5;
+/// Groups listed of all causes together.
+const LISTED_OF_ALL: usize = 20;
+/// With fewer misses of noted blocks, nothing is known of what was forgotten.
+const NOTED_MIN: usize = 8;
+/// The share of the misses that the first group must have, so that they are those of a loop, and
+/// of the noted blocks that must have been seen before.
+const LOOP_SHARE: f64 = 0.6;
 /// Shares of the missed blocks that more memory should keep: the first that is possible.
 ///
 /// The distances are those of the blocks that were missed. In a larger cache such blocks are also
@@ -153,6 +170,8 @@ impl Explanation {
         let all: f64 = misses.iter().map(|(weight, _)| weight).sum();
         let capacity = now.target;
         let recorded = misses.len() as u64;
+        let every = misses.iter().map(|(weight, miss)| (*weight, miss.block));
+        let blocks = labels.ranked(every, LISTED_OF_ALL);
         let mut groups: HashMap<_, Vec<(f64, Miss)>> = HashMap::new();
         for (weight, miss) in misses {
             groups.entry(group_of(&miss)).or_default().push((weight, miss));
@@ -171,6 +190,8 @@ impl Explanation {
             recorded,
             one_in,
             capacity,
+            missed: all.round() as u64,
+            blocks,
             causes,
         }
     }
@@ -187,7 +208,11 @@ type GroupKey = (MissCause, SecondaryFate, Class);
 fn group_of(miss: &Miss) -> GroupKey {
     let was_cached = !matches!(
         miss.cause,
-        MissCause::NeverSeen | MissCause::Filling | MissCause::Invalidated | MissCause::Flushed
+        MissCause::NeverSeen
+            | MissCause::Filling
+            | MissCause::Invalidated
+            | MissCause::Expired
+            | MissCause::Flushed
     );
     let secondary = match miss.secondary {
         SecondaryFate::Served => SecondaryFate::Served,
@@ -224,8 +249,8 @@ impl MissGroup {
             median_gone_ns: Quantiles::of(misses, |miss| miss.gone_ns).at(0.5),
             // The sum of nothing is a negative zero.
             from_mfu: of_mfu.abs() / number,
-            blocks: labels.ranked(blocks),
-            evictors: labels.ranked(evictors),
+            blocks: labels.ranked(blocks, LISTED),
+            evictors: labels.ranked(evictors, LISTED),
             remedies: Vec::new(),
         };
         group.remedies = group.remedies(misses, capacity);
@@ -241,6 +266,7 @@ impl MissGroup {
             }
             MissCause::ByOwner => remedies.push(Remedy::AllowCaching),
             MissCause::Filling => remedies.push(Remedy::Wait),
+            MissCause::NeverSeen => remedies.extend(self.forgotten_loop(misses, capacity)),
             _ => {}
         }
         let misses = self.misses;
@@ -252,17 +278,36 @@ impl MissGroup {
         remedies
     }
 
+    /// A loop that is so large that its blocks are forgotten before they come back: the noted ones
+    /// were seen before, and come back after the same distance.
+    fn forgotten_loop(&self, misses: &[(f64, Miss)], capacity: u64) -> Option<Remedy> {
+        let noted: Vec<(f64, Miss)> =
+            misses.iter().filter(|(_, miss)| miss.is_noted).copied().collect();
+        let sum = |misses: &[(f64, Miss)]| misses.iter().map(|(weight, _)| weight).sum::<f64>();
+        let seen: Vec<(f64, Miss)> =
+            noted.iter().filter(|(_, miss)| miss.lacking > 0).copied().collect();
+        let lacking = Quantiles::of(&seen, |miss| miss.lacking);
+        let is_known = noted.len() >= NOTED_MIN && sum(&seen) > LOOP_SHARE * sum(&noted);
+        let is_loop = is_known && lacking.is_even() && self.blocks.first()?.share > LOOP_SHARE;
+        let bytes = capacity + lacking.at(0.5);
+        (is_loop && bytes > MEMORY_MAX * capacity).then_some(Remedy::LoopTooLarge { bytes })
+    }
+
     /// How much more memory would have kept most of the blocks.
     fn memory(&self, lacking: &Quantiles, capacity: u64) -> Option<Remedy> {
         let most = capacity.saturating_mul(MEMORY_MAX - 1);
         let wanted = SHARES.map(|share| lacking.at(share)).into_iter().find(|more| *more <= most);
-        let more = round_up(wanted?);
-        let share = lacking.share_up_to(more);
         let first = self.blocks.first()?;
-        // All blocks of a loop come back after the same distance, which is its length.
-        let is_even = lacking.at(0.9) <= lacking.at(0.1) / 2 * 3;
+        let Some(wanted) = wanted else {
+            let is_loop = lacking.is_even() && first.share > LOOP_SHARE && first.used_once < 0.5;
+            let bytes = first.bytes.max(capacity + lacking.at(0.5));
+            return is_loop.then_some(Remedy::LoopTooLarge { bytes });
+        };
+        let more = round_up(wanted);
+        let share = lacking.share_up_to(more);
         let does_not_fit = first.bytes > capacity / 2 && lacking.at(0.5) > capacity / 32;
-        if is_even && does_not_fit && first.share > 0.6 && first.used_once < 0.5 {
+        let is_loop = lacking.is_even() && first.share > LOOP_SHARE && first.used_once < 0.5;
+        if is_loop && does_not_fit {
             return Some(Remedy::FitTheLoop { bytes: first.bytes, more, share });
         }
         Some(Remedy::MoreMemory { bytes: more, share })
@@ -292,6 +337,12 @@ impl Quantiles {
             sum
         });
         Self { sums: sums.collect(), values: all.iter().map(|(value, _)| *value).collect() }
+    }
+
+    /// Whether most values are about the same: all blocks of a loop come back after the same
+    /// distance, which is its length.
+    fn is_even(&self) -> bool {
+        self.at(0.9) <= self.at(0.1) / 2 * 3
     }
 
     fn total(&self) -> f64 {
@@ -337,8 +388,12 @@ impl Labels {
         Self(labels)
     }
 
-    /// The groups of some blocks, the heaviest first.
-    fn ranked(&self, blocks: impl Iterator<Item = (f64, RecordedBlock)>) -> Vec<BlockGroup> {
+    /// At most so many groups of some blocks, the heaviest first.
+    fn ranked(
+        &self,
+        blocks: impl Iterator<Item = (f64, RecordedBlock)>,
+        most: usize,
+    ) -> Vec<BlockGroup> {
         let (sums, total) = summed(blocks);
         let mut groups: Vec<BlockGroup> = sums
             .into_iter()
@@ -357,7 +412,7 @@ impl Labels {
             .collect();
         let label = |group: &BlockGroup| (group.owner, group.label);
         groups.sort_by(|a, b| b.share.total_cmp(&a.share).then(label(a).cmp(&label(b))));
-        groups.truncate(LISTED);
+        groups.truncate(most);
         groups
     }
 }

@@ -9,10 +9,11 @@ use std::hash::BuildHasher;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use super::events;
 use super::explanation::Evidence;
 use super::log::{AtMiss, Exit, Log};
 use super::windows::{Totals, Windows};
-use super::{Explanation, MissCause, RecordedBlock, SecondaryFate};
+use super::{Explanation, MissCause, MissEvent, RecordedBlock, SecondaryFate};
 use crate::attributes::{Attributes, Cause, Class};
 use crate::cache::Cache;
 use crate::counters::CacheCounters;
@@ -189,6 +190,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
         let cause = match cause {
             Cause::Removed | Cause::Replaced => MissCause::Invalidated,
+            Cause::Expired => MissCause::Expired,
             _ => MissCause::Flushed,
         };
         let now_ns = self.clock.now_ns();
@@ -269,6 +271,18 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// ```
     pub fn explain(&self, since: Duration) -> Option<Explanation> {
         self.explain_where(since, |_, _| true)
+    }
+
+    /// The recorded misses of the last `since`, oldest first; none if the recorder is closed. A
+    /// sampled block stands for others, and in a time with many misses so does a miss: see
+    /// [`MissEvent::stands_for`]. They are copied under the lock of the recorder.
+    pub fn events(&self, since: Duration) -> impl Iterator<Item = MissEvent> + use<K, V> {
+        let inner = self.inner();
+        let since_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let from_ns = inner.clock.now_ns().saturating_sub(since_ns);
+        let log = inner.recorder.log.lock();
+        let events = log.as_ref().map(|log| events::since(&log.windows, from_ns));
+        events.unwrap_or_default().into_iter()
     }
 
     /// Does the same for the blocks of which `wanted` is true: it gets their owner and label.

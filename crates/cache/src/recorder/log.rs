@@ -5,8 +5,9 @@
 //! is explained by the way in which it left. If a load ends without a block, its miss waits for the
 //! load that is begun again. The table holds about [`LIVES`] blocks. If more than [`RESIDENT`] of
 //! them are resident, the sample is halved, so that most of the table remembers blocks that are
-//! gone: [`GONE_SHARE`] for each resident one, if there are so many. The oldest are forgotten. No
-//! load is recorded while there are [`LIVES`] and [`RESIDENT`] blocks, most of them loading.
+//! gone: [`GONE_SHARE`] for each resident one, if there are so many. The oldest are forgotten. Of
+//! one in [`NOTED`] of them a note stays, so that a loop much larger than the cache is recognised.
+//! No load is recorded while there are [`LIVES`] and [`RESIDENT`] blocks, most of them loading.
 //!
 //! The *evictor* of a block is the block whose insert pushed it out. All blocks that were inserted
 //! after it, within the last turnover of the cache, have a part in that. One of them is drawn with
@@ -22,6 +23,7 @@ use std::collections::{HashMap, VecDeque};
 use forebay_base::rng::SmallRng;
 
 use super::departed::Departed;
+use super::forgotten::Forgotten;
 use super::windows::Windows;
 use super::{Miss, MissCause, RecordedBlock, SecondaryFate};
 use crate::header::List;
@@ -35,6 +37,8 @@ const RESIDENT: usize = LIVES / 4;
 const GONE_SHARE: usize = 16;
 /// At least this many blocks that are gone are remembered.
 const GONE_MIN: usize = 64;
+/// One in so many of the recorded blocks is noted when it is forgotten.
+const NOTED: u64 = if cfg!(forebay_model) { 1 } else { 16 };
 
 pub(crate) struct Log {
     /// The sample is one block in two to this power.
@@ -44,6 +48,7 @@ pub(crate) struct Log {
     /// The most that were resident since the sample was halved.
     peak_resident: usize,
     departed: Departed,
+    forgotten: Forgotten,
     inserts: Inserts,
     passes: ClockPasses,
     pub(super) windows: Windows,
@@ -161,10 +166,11 @@ impl Log {
         let hasher = foldhash::fast::FixedState::with_seed(seed);
         Self {
             shift: 0,
-            lives: HashMap::with_hasher(hasher),
+            lives: HashMap::with_hasher(hasher.clone()),
             resident: 0,
             peak_resident: 0,
             departed: Departed::new(),
+            forgotten: Forgotten::new(hasher),
             inserts: Inserts::new(),
             passes: ClockPasses::default(),
             windows,
@@ -199,7 +205,7 @@ impl Log {
                 Phase::Loading { began_ns: at.now_ns.saturating_sub(miss.waited_ns), miss }
             }
             life => {
-                let miss = self.explain(life.as_ref(), block, weight, at);
+                let miss = self.explain(key, life.as_ref(), block, weight, at);
                 Phase::Loading { began_ns: at.now_ns, miss }
             }
         };
@@ -218,7 +224,14 @@ impl Log {
     }
 
     /// Why a block is missed, by its life before.
-    fn explain(&self, life: Option<&Life>, block: RecordedBlock, weight: u32, at: &AtMiss) -> Miss {
+    fn explain(
+        &self,
+        key: u64,
+        life: Option<&Life>,
+        block: RecordedBlock,
+        weight: u32,
+        at: &AtMiss,
+    ) -> Miss {
         let secondary =
             if at.asks_secondary { SecondaryFate::Served } else { SecondaryFate::Absent };
         let mut miss = Miss {
@@ -231,10 +244,19 @@ impl Log {
             lacking: 0,
             gone_ns: 0,
             waited_ns: 0,
+            at_ns: at.now_ns,
             scale: self.scale(),
+            is_noted: false,
         };
         let gone = match life {
-            None => return miss,
+            None => {
+                miss.is_noted = self.is_noted(key);
+                if let Some(inserted) = self.forgotten.inserted(key) {
+                    let since = self.inserts.total.saturating_sub(inserted);
+                    miss.lacking = since * self.scale() + u64::from(weight);
+                }
+                return miss;
+            }
             Some(Life { phase: Phase::Gone(gone), .. }) => gone,
             Some(_) => {
                 // Another thread is about to record that it left.
@@ -338,8 +360,19 @@ impl Log {
         while self.lives.len() > most
             && let Some(oldest) = self.departed.oldest()
         {
-            self.take(oldest);
+            if let Some(Life { phase: Phase::Gone(gone), .. }) = self.take(oldest)
+                && gone.exit.cause == MissCause::Evicted
+                && self.is_noted(oldest)
+            {
+                // As much left after it as was inserted since.
+                self.forgotten.note(oldest, self.inserts.total.saturating_sub(gone.weight));
+            }
         }
+    }
+
+    /// Whether a recorded block is noted when it is forgotten.
+    fn is_noted(&self, key: u64) -> bool {
+        (key >> self.shift).is_multiple_of(NOTED)
     }
 
     /// Removes a life from the table. If the block is gone, the departure's weight becomes the
@@ -373,6 +406,8 @@ impl Log {
         let resident = |life: &&Life| matches!(life.phase, Phase::Resident { .. });
         self.resident = self.lives.values().filter(resident).count();
         self.peak_resident = self.resident;
+        // The sums in the notes were of the larger sample.
+        self.forgotten.clear();
         self.renumber();
     }
 
@@ -395,6 +430,7 @@ impl Log {
         (self.lives.capacity() * entry
             + self.inserts.recent.capacity() * size_of::<(u64, RecordedBlock)>()) as u64
             + self.departed.memory_bytes()
+            + self.forgotten.memory_bytes()
             + self.windows.memory_bytes()
     }
 }

@@ -13,7 +13,9 @@
 //! Locking: `recorder`, a leaf lock.
 
 mod departed;
+mod events;
 mod explanation;
+mod forgotten;
 mod hooks;
 mod log;
 mod sentences;
@@ -27,6 +29,7 @@ use crate::key::OwnerId;
 use crate::sample::{Sample, sample_key};
 use log::Log;
 
+pub use events::MissEvent;
 pub use explanation::{BlockGroup, Explanation, MissGroup, Remedy};
 
 /// Why a block was not in memory.
@@ -44,6 +47,8 @@ pub enum MissCause {
     ByOwner,
     /// It was removed or replaced.
     Invalidated,
+    /// Its time was over.
+    Expired,
     /// The cache was flushed, or its owner closed.
     Flushed,
     /// It was never requested before, or so long ago that the recorder has forgotten it, and the
@@ -88,14 +93,19 @@ struct Miss {
     stored: bool,
     /// The block whose insert evicted this one.
     evictor: Option<RecordedBlock>,
-    /// Bytes by which the cache was too small to keep it, if it was evicted.
+    /// Bytes by which the cache was too small to keep it, if it was evicted. Of a block that was
+    /// forgotten since, known only if it was noted.
     lacking: u64,
     /// Time since it left.
     gone_ns: u64,
     /// Duration of its load.
     waited_ns: u64,
+    /// When the load began.
+    at_ns: u64,
     /// Blocks that a sampled block stands for.
     scale: u64,
+    /// Whether the block was never seen, or would have been noted when it was forgotten.
+    is_noted: bool,
 }
 
 pub(crate) struct Recorder {

@@ -46,14 +46,24 @@ impl Explanation {
         let hit_ratio = percent(self.hit_ratio());
         let mut sentences = vec![match self.is_healthy() {
             true => format!(
-                "The cache is healthy: {hit_ratio} of {requests} reads in the last {span} found \
+                "The cache is healthy: {hit_ratio} of {requests} lookups in the last {span} found \
                  their block in memory."
             ),
+            false if self.misses < EVIDENCE => {
+                return vec![format!(
+                    "There were only {requests} lookups in the last {span}, of which {} did not \
+                     find their block in memory: too few to explain.",
+                    self.misses
+                )];
+            }
             false => format!(
-                "{} of {requests} reads in the last {span} did not find their block in memory.",
+                "{} of {requests} lookups in the last {span} did not find their block in memory.",
                 percent(1.0 - self.hit_ratio())
             ),
         }];
+        if self.is_healthy() && self.recorded < EVIDENCE {
+            return sentences;
+        }
         if self.recorded < EVIDENCE {
             sentences.push(format!(
                 "Only {} of these misses were recorded: too few to explain them.",
@@ -97,6 +107,7 @@ impl MissGroup {
             MissCause::TooHeavy => "that was not cached because a block is larger than the cache",
             MissCause::ByOwner => "that is not cached by configuration",
             MissCause::Invalidated => "that was removed or replaced",
+            MissCause::Expired => "that had expired",
             MissCause::Flushed => "that was flushed or closed",
             MissCause::NeverSeen => "that was read for the first time, or after very long",
             MissCause::Filling => "that was read for the first time while the cache filled up",
@@ -146,11 +157,19 @@ impl MissGroup {
             Remedy::FitTheLoop { bytes: loops, more, share } => {
                 let what = self.blocks.first().map(name).unwrap_or_default();
                 format!(
-                    "{what} is read in a loop of {}, which does not fit: {} more memory for \
-                     blocks would have kept {} of it.",
+                    "A loop over {what}, of {}, does not fit: {} more memory for blocks would \
+                     have kept {} of it.",
                     bytes(loops),
                     bytes(more),
                     percent(share)
+                )
+            }
+            Remedy::LoopTooLarge { bytes: loops } => {
+                let what = self.blocks.first().map(name).unwrap_or_default();
+                format!(
+                    "A loop over {what}, of about {}, is larger than four times the cache: only \
+                     memory or an L2 of that size would keep it.",
+                    bytes(loops)
                 )
             }
             Remedy::AllowSecondary { misses } => {
@@ -197,10 +216,18 @@ impl fmt::Display for Explanation {
 }
 
 fn listed(groups: &[BlockGroup], name: &NameOf<'_>) -> String {
-    let large = groups.iter().filter(|group| group.share >= GROUP_SHARE_MIN);
-    let each = large.map(|group| match group.share {
-        0.995.. => name(group),
-        share => format!("{} ({})", name(group), percent(share)),
+    // A name may stand for several groups, of which not all are listed: it has no share.
+    let mut named: Vec<(String, Option<f64>)> = Vec::new();
+    for group in groups.iter().filter(|group| group.share >= GROUP_SHARE_MIN) {
+        let text = name(group);
+        match named.iter_mut().find(|(other, _)| *other == text) {
+            Some((_, share)) => *share = None,
+            None => named.push((text, Some(group.share))),
+        }
+    }
+    let each = named.into_iter().map(|(name, share)| match share {
+        None | Some(0.995..) => name,
+        Some(share) => format!("{name} ({})", percent(share)),
     });
     let listed: Vec<String> = each.collect();
     match (groups.first(), listed.is_empty()) {
@@ -237,5 +264,38 @@ fn duration(ns: u64) -> String {
         0.0..10.0 => format!("{s:.1} s"),
         0.0..120.0 => format!("{s:.0} s"),
         _ => format!("{:.0} min", s / 60.0),
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use super::Explanation;
+
+    fn summary(hits: u64, misses: u64, recorded: u64) -> Vec<String> {
+        let (span_ns, one_in, capacity) = (5_000_000_000, 1, 1 << 20);
+        let (missed, blocks, causes) = (recorded, Vec::new(), Vec::new());
+        let explanation = Explanation {
+            span_ns,
+            hits,
+            misses,
+            recorded,
+            one_in,
+            capacity,
+            missed,
+            blocks,
+            causes,
+        };
+        explanation.summary()
+    }
+
+    #[test]
+    fn where_there_is_nothing_to_explain_one_sentence_says_so() {
+        assert_eq!(summary(0, 0, 0), ["Nothing was read in the last 5.0 s."]);
+        let few = "There were only 10 lookups in the last 5.0 s, of which 4 did not find their \
+                   block in memory: too few to explain.";
+        assert_eq!(summary(6, 4, 4), [few]);
+        assert_eq!(summary(990, 10, 10).len(), 1);
+        let unseen = summary(100, 100, 2);
+        assert!(unseen[1].starts_with("Only 2 of these misses"), "{unseen:?}");
     }
 }

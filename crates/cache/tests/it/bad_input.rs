@@ -50,7 +50,7 @@ fn a_cache_that_cannot_weigh_its_blocks_is_not_built() {
         new().max_entries(9).weigher(|_, block| block.len() as u64),
     ];
     for builder in two {
-        assert!(matches!(builder.build(), Err(BuildError::TwoLimits)));
+        assert!(matches!(builder.build(), Err(BuildError::TwoSizes)));
     }
     let cache = new().max_entries(128).build().unwrap();
     for key in 0..1000 {

@@ -130,6 +130,50 @@ fn a_loop_that_does_not_fit_is_named_with_its_size_and_fits_with_the_remedy() {
     }
 }
 
+#[test]
+fn a_loop_larger_than_four_times_the_cache_is_named_with_its_size() {
+    for (capacity, blocks) in [(700, 3400), (700, 5000), (700, 9000), (6000, 40_000)] {
+        let mut fixture = Fixture::with(capacity, Builder::plain_lru);
+        read_loop(&mut fixture, blocks, 3);
+        let explanation = fixture.explain();
+        let largest = &explanation.causes[0];
+        let Some(&Remedy::LoopTooLarge { bytes }) = largest.remedies.first() else {
+            panic!("no loop of {blocks}: {explanation:#?}")
+        };
+        assert_eq!(largest.blocks[0].label, LOOP.label, "{explanation}");
+        assert_about("size of the loop", bytes as f64, blocks as f64, 0.15 * blocks as f64);
+        println!("{explanation}");
+    }
+    // A stream of the same length is none.
+    let mut fixture = Fixture::new(700);
+    (0..20_000).for_each(|key| fixture.read(key, STREAM));
+    let explanation = fixture.explain();
+    let never = group(&explanation, MissCause::NeverSeen, Class::Data);
+    assert!(never.remedies.is_empty(), "{explanation:#?}");
+}
+
+#[test]
+fn events_are_the_recorded_misses_in_their_order() {
+    let mut fixture = Fixture::new(700);
+    assert_eq!(fixture.cache.events(HOUR).count(), 0);
+    read_loop(&mut fixture, 1000, 2);
+    let events: Vec<_> = fixture.cache.events(HOUR).collect();
+    assert!(events.is_sorted_by_key(|event| event.at_ns), "{events:?}");
+    let stand_for: f64 = events.iter().map(|event| event.stands_for).sum();
+    assert_about("misses", stand_for, (1000 + fixture.loads_of(LOOP)) as f64, 5.0);
+    let evicted = events.iter().filter(|event| event.cause == MissCause::Evicted);
+    assert!(evicted.clone().count() > 0);
+    for event in evicted {
+        assert_eq!((event.label, event.waited_ns), (LOOP.label, LOAD_NS), "{event:?}");
+        assert!(event.lacking > 0 && event.evictor.is_some(), "{event:?}");
+    }
+    let from_ns = fixture.clock.now_ns() - 100 * LOAD_NS;
+    let last = fixture.cache.events(Duration::from_nanos(100 * LOAD_NS));
+    assert!(last.into_iter().all(|event| event.at_ns >= from_ns));
+    fixture.cache.record(false);
+    assert_eq!(fixture.cache.events(HOUR).count(), 0);
+}
+
 /// Reads leaves at random, and `each` blocks of a stream for each leaf, which are read once. The
 /// first half is not explained.
 fn read_leaves_and_stream(fixture: &mut Fixture, leaves: u64, each: u64) {

@@ -16,7 +16,7 @@ use crate::units::{parse_bytes, parse_interval, parse_ratio, parse_time};
 pub(crate) enum TraceCommand {
     /// Record the accesses to the blocks of an imported pool: which block, when, hit or miss
     #[command(
-        after_help = "Examples:\n  forebay trace record tank -o tank.zst            until Ctrl-C\n  \
+        after_help = "Examples:\n  forebay trace record -o tank.zst                 until Ctrl-C\n  \
         forebay trace record tank -o tank.zst --seconds 60 --names\n\n\
         The file is readable for you alone. It has numbers of objects, and names of datasets. One trace at a time\n\
         runs on a pool. It ends with Ctrl-C, after --seconds, or when the pool is exported, and is complete then.\n\
@@ -60,8 +60,8 @@ pub(crate) enum TraceFormat {
 
 #[derive(Debug, Args)]
 pub(crate) struct TraceRecordArgs {
-    /// An imported pool
-    pub(crate) pool: String,
+    /// An imported pool [default: the only one]
+    pub(crate) pool: Option<String>,
     /// The file to write, compressed with zstd
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,

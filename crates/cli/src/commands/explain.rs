@@ -58,16 +58,17 @@ fn scope_of(target: &str) -> Result<(Process, ExplainScope)> {
         Ok(Target::InUse { process, pool }) => {
             return Ok((*process, ExplainScope { pool: Some(pool.guid), ..Default::default() }));
         }
-        Ok(Target::Paths(_)) => Failure::new(format!(
-            "{target}: neither a pool in use nor a path in a mounted one; mount the pool first"
-        )),
+        Ok(Target::Paths(_)) => in_no_mount(target),
+        Err(_) if Path::new(target).is_absolute() => in_no_mount(target),
         Err(error) => error,
     };
     let Some((pool, dataset)) = target.rsplit_once('/') else { return Err(not_found) };
-    if Path::new(target).exists() {
+    if Path::new(target).is_absolute() || Path::new(target).exists() {
         return Err(not_found);
     }
-    let Target::InUse { process, pool } = client::find(pool)? else { return Err(not_found) };
+    let Target::InUse { process, pool } = client::find(pool)? else {
+        return Err(in_no_mount(target));
+    };
     let scope = ExplainScope {
         pool: Some(pool.guid),
         dataset: Some(dataset.to_owned()),
@@ -75,6 +76,26 @@ fn scope_of(target: &str) -> Result<(Process, ExplainScope)> {
         ..Default::default()
     };
     Ok((*process, scope))
+}
+
+/// The error of a path that is in no mount. Says which mounts there are.
+fn in_no_mount(target: &str) -> Failure {
+    let mut mounts = Vec::new();
+    for pool in client::processes().iter().flat_map(|process| &process.info.pools) {
+        let shown = |mount: &MountInfo| {
+            format!("{} ({}/{})", mount.at.display(), mount.pool, mount.dataset)
+        };
+        mounts.extend(pool.mounts.iter().map(shown));
+    }
+    Failure::new(match mounts.is_empty() {
+        true => format!(
+            "{target}: neither a pool in use nor a path in a mounted one; mount the pool first"
+        ),
+        false => format!(
+            "{target}: neither a pool in use nor a path in a mount; mounted are {}",
+            mounts.join(", ")
+        ),
+    })
 }
 
 /// The scope of a path in a mount. The mount point itself stands for the dataset.

@@ -1,6 +1,6 @@
 //! The commands, one module each.
 
-mod advise;
+pub(crate) mod advise;
 mod cache;
 mod check;
 mod clear;

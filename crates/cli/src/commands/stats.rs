@@ -90,7 +90,7 @@ fn cache_text(info: &ProcessStats, before: Option<&ProcessStats>) -> String {
     let cache = &info.cache;
     let memory = info.memory_hits(before);
     let mut out = format!(
-        "cache: {} bound, {} data, {} metadata (target {}), {} dirty; {} of {} requested blocks were in memory ({}); {} ghosts\n",
+        "cache: {} bound, {} data, {} metadata (may take {}), {} dirty; {} of {} requested blocks were in memory ({}), read-ahead not counted; {} ghosts\n",
         units::bytes(cache.bound_bytes),
         units::bytes(cache.data_bytes),
         units::bytes(cache.metadata_bytes),
@@ -111,11 +111,25 @@ fn cache_text(info: &ProcessStats, before: Option<&ProcessStats>) -> String {
                 s.class.clone(),
                 units::bytes(s.bytes),
                 units::count(s.blocks as f64),
+                shortest_and_longest(&s.sublists),
             ]
         })
         .collect();
-    out.push_str(&units::table(&["STATE", "CLASS", ">BYTES", ">BLOCKS"], &states));
+    out.push_str(&units::table(&["STATE", "CLASS", ">BYTES", ">BLOCKS", ">SUBLISTS"], &states));
     out
+}
+
+/// Blocks of the shortest and of the longest sublist.
+fn shortest_and_longest(sublists: &[u64]) -> String {
+    match (sublists.iter().min(), sublists.iter().max()) {
+        (Some(shortest), Some(longest)) => format!(
+            "{} of {} to {}",
+            sublists.len(),
+            units::count(*shortest as f64),
+            units::count(*longest as f64)
+        ),
+        _ => "-".to_owned(),
+    }
 }
 
 fn pool_row(pool: &crate::control::messages::PoolStats) -> Vec<String> {

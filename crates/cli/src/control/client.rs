@@ -176,12 +176,33 @@ pub(crate) fn processes_of(pool: Option<&str>) -> Result<Vec<Process>> {
         daemons.check_all_answer()?;
         return Err(Failure::new("no pools are in use; mount one with `forebay mount`"));
     };
-    match find(spec)? {
-        Target::InUse { process, .. } => Ok(vec![*process]),
-        Target::Paths(_) => Err(Failure::new(format!(
-            "{spec}: the pool is not in use; run `forebay mount` or `forebay import` first"
-        ))),
+    Ok(vec![pool_in_use(Some(spec))?.0])
+}
+
+/// A pool in use, and its daemon: the only one, if none is named.
+///
+/// # Errors
+/// If the pool is not in use, or none is named and several are in use.
+pub(crate) fn pool_in_use(pool: Option<&str>) -> Result<(Process, PoolInfo)> {
+    if let Some(spec) = pool {
+        return match find(spec)? {
+            Target::InUse { process, pool } => Ok((*process, pool)),
+            Target::Paths(_) => Err(Failure::new(format!(
+                "{spec}: the pool is not in use; run `forebay mount` or `forebay import` first"
+            ))),
+        };
     }
+    let processes = processes_of(None)?;
+    let mut pools: Vec<(Process, PoolInfo)> = Vec::new();
+    for process in processes {
+        pools.extend(process.info.pools.iter().map(|pool| (process.clone(), pool.clone())));
+    }
+    if pools.len() > 1 {
+        let names: Vec<&str> = pools.iter().map(|(_, pool)| &*pool.name).collect();
+        let names = names.join(", ");
+        return Err(Failure::usage(format!("several pools are in use: {names}; name one")));
+    }
+    pools.pop().ok_or_else(|| Failure::new("no pools are in use; mount one with `forebay mount`"))
 }
 
 /// The error of a daemon that does not answer and may have what `sought` names.

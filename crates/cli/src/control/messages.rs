@@ -7,6 +7,23 @@ use std::path::PathBuf;
 use forebay_pool::HealthState;
 use serde::{Deserialize, Serialize};
 
+/// A guid in JSON: 16 hexadecimal digits, as in all other output. Many programs read numbers of
+/// JSON with a precision of 53 bits.
+mod guid {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+    pub(super) fn serialize<S: Serializer>(guid: &u64, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&format!("{guid:016x}"))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+        let text = String::deserialize(from)?;
+        u64::from_str_radix(&text, 16).map_err(|_| D::Error::custom("a guid is not hexadecimal"))
+    }
+}
+
 /// A daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ProcessInfo {
@@ -38,6 +55,7 @@ pub(crate) struct MetricsInfo {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PoolInfo {
     pub(crate) name: String,
+    #[serde(with = "guid")]
     pub(crate) guid: u64,
     pub(crate) read_only: bool,
     pub(crate) devices: Vec<PathBuf>,
@@ -66,6 +84,7 @@ pub(crate) struct MountInfo {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PoolStatus {
     pub(crate) name: String,
+    #[serde(with = "guid")]
     pub(crate) guid: u64,
     /// `mounted`, `imported`, `exported`, or text that begins with `not exported` after a crash.
     pub(crate) state: String,
@@ -150,9 +169,27 @@ pub(crate) struct DeviceInfo {
     /// Bytes that the device rewrites as a whole.
     #[serde(default)]
     pub(crate) physical_bytes: u32,
-    /// Whether the pool is read without the device.
+    /// Whether the pool is used without the device.
     #[serde(default)]
     pub(crate) missing: bool,
+    /// Whether the device belongs to a mirror, whose devices have the same number.
+    #[serde(default)]
+    pub(crate) mirror: bool,
+    /// `online`, `degraded`, `faulted`, `missing` or `offline`.
+    #[serde(default)]
+    pub(crate) state: String,
+    #[serde(default)]
+    pub(crate) read_errors: u64,
+    #[serde(default)]
+    pub(crate) write_errors: u64,
+    #[serde(default)]
+    pub(crate) checksum_errors: u64,
+    /// The first transaction group of which it misses blocks.
+    #[serde(default)]
+    pub(crate) missed_from: Option<u64>,
+    /// The last one; nothing if it still misses what is written.
+    #[serde(default)]
+    pub(crate) missed_to: Option<u64>,
 }
 
 /// An L2 device of a pool.
@@ -244,7 +281,10 @@ pub(crate) struct JobProgress {
 /// Result of a trace.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TraceReport {
+    /// Accesses in the trace, without read-ahead.
     pub(crate) accesses: u64,
+    /// Blocks that read-ahead began to read.
+    pub(crate) read_ahead: u64,
     /// Accesses that are missing, because the client or the daemon was too slow.
     pub(crate) dropped: u64,
     pub(crate) duration_us: u64,
@@ -342,12 +382,15 @@ pub(crate) struct ProcessStats {
     pub(crate) memory_bytes: u64,
     pub(crate) resident_bytes: u64,
     pub(crate) cache: CacheStats,
+    /// Requested blocks that were in memory, and all. Blocks that were read ahead were not.
+    #[serde(default)]
+    pub(crate) in_memory: MemoryHits,
     pub(crate) pools: Vec<PoolStats>,
     pub(crate) mounts: Vec<MountStats>,
 }
 
 /// Requests for blocks, and the part served from memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemoryHits {
     pub(crate) found: u64,
     pub(crate) wanted: u64,
@@ -403,6 +446,9 @@ pub(crate) struct CacheStateStats {
     pub(crate) class: String,
     pub(crate) bytes: u64,
     pub(crate) blocks: u64,
+    /// Blocks of each sublist; empty for ghosts.
+    #[serde(default)]
+    pub(crate) sublists: Vec<u64>,
 }
 
 /// The miss-ratio curve of a daemon's cache over the last minutes, and what follows from it.
@@ -415,15 +461,30 @@ pub(crate) struct CurveReport {
     pub(crate) capacity_bytes: u64,
     /// The time that the curve stands for.
     pub(crate) seconds: f64,
+    /// The part of that time with accesses.
+    pub(crate) busy_seconds: f64,
     /// Accesses in that time. Earlier ones count less.
     pub(crate) accesses: f64,
     /// Mean time of a load of a missing block; 0 if none was timed.
     pub(crate) load_ns: f64,
     /// From the smallest to the largest size.
     pub(crate) points: Vec<CurvePointInfo>,
+    /// What larger sizes would save of each dataset, from recorded misses.
+    #[serde(default)]
+    pub(crate) datasets: Vec<DatasetSavings>,
     /// What follows, in sentences. The command adds them.
     #[serde(default)]
     pub(crate) advice: Vec<String>,
+}
+
+/// What more memory would save of a dataset's misses. Lower bounds, from recorded misses.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct DatasetSavings {
+    pub(crate) name: String,
+    pub(crate) class: String,
+    pub(crate) misses_per_s: f64,
+    /// By size in percent of today's.
+    pub(crate) saved_per_s: BTreeMap<u64, f64>,
 }
 
 /// A simulated size of the cache.
@@ -516,6 +577,10 @@ pub(crate) struct ExplainReport {
     pub(crate) one_in: u64,
     /// Bytes of blocks that the cache should hold.
     pub(crate) capacity_bytes: u64,
+    /// Misses of the blocks that were asked about, estimated.
+    pub(crate) missed: u64,
+    /// What was missed most often, of all causes together.
+    pub(crate) blocks: Vec<ExplainedBlocks>,
     /// Those first for whose loads was waited longest.
     pub(crate) causes: Vec<ExplainedCause>,
     /// The same as text: a summary, then the sentences of each cause.

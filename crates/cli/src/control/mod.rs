@@ -30,7 +30,7 @@ use crate::error::{Failure, Result};
 use crate::pools::ImportRequest;
 
 /// Version of the protocol. Daemons refuse requests of other versions.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// Length limit of a request, in bytes.
 pub(crate) const REQUEST_BYTES_MAX: u64 = 64 << 10;
 /// Length limit of a line of an answer, in bytes.

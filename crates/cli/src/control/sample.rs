@@ -7,7 +7,7 @@
 use forebay_base::histogram::HistogramSnapshot;
 use serde::{Deserialize, Serialize};
 
-use super::messages::{CacheStats, MountStats, PoolStats};
+use super::messages::{CacheStats, ExplainedBlocks, MountStats, PoolStats};
 
 /// A sample of a daemon.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -31,6 +31,17 @@ pub(crate) struct PoolSample {
     /// Devices of the pool and its L2 devices.
     pub(crate) devices: Vec<DeviceSample>,
     pub(crate) txgs: TxgsSample,
+    /// What was missed most often. The client asks for it less often than for the rest.
+    #[serde(default)]
+    pub(crate) misses: MissesSample,
+}
+
+/// What was missed in the last minute or two, estimated.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct MissesSample {
+    pub(crate) span_ns: u64,
+    pub(crate) misses: u64,
+    pub(crate) blocks: Vec<ExplainedBlocks>,
 }
 
 /// A mounted dataset.

@@ -1,9 +1,18 @@
 //! Converts the miss-ratio curve of the cache to a message.
+//!
+//! The curve does not know whose the blocks are. What larger sizes would save of each dataset comes
+//! from the flight recorder: it knows how much each missed block lacked.
 
-use forebay_cache::{Class, CurvePoint};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
-use super::Daemon;
-use crate::control::messages::{CurvePointInfo, CurveReport};
+use forebay_cache::{Class, Curve, CurvePoint, OwnerId};
+
+use super::{Daemon, explain};
+use crate::control::messages::{self, CurvePointInfo, CurveReport, DatasetSavings};
+
+/// The recorded misses that are looked at, about those of the curve.
+const RECENT: Duration = Duration::from_secs(180);
 
 /// The curve of the daemon's cache.
 pub(crate) fn report(daemon: &Daemon) -> CurveReport {
@@ -28,9 +37,43 @@ pub(crate) fn report(daemon: &Daemon) -> CurveReport {
         memory_bytes: daemon.plan.total_bytes,
         capacity_bytes: curve.capacity,
         seconds: curve.seconds,
+        busy_seconds: curve.busy_seconds,
         accesses: curve.points.first().map_or(0.0, |point| point.accesses),
         load_ns: curve.load_ns,
         points: curve.points.iter().enumerate().map(point).collect(),
+        datasets: datasets(daemon, &curve),
         advice: Vec::new(),
     }
+}
+
+/// What larger sizes would save, by dataset and class, those with most misses first.
+fn datasets(daemon: &Daemon, curve: &Curve) -> Vec<DatasetSavings> {
+    let seconds = RECENT.min(daemon.started.elapsed()).as_secs_f64().max(1e-3);
+    let larger: Vec<&CurvePoint> =
+        curve.points.iter().filter(|point| point.percent > 100).collect();
+    let mut sums: BTreeMap<(OwnerId, bool), (f64, Vec<f64>)> = BTreeMap::new();
+    for event in daemon.cache.cache().events(RECENT) {
+        let group = (event.owner, event.class == Class::Data);
+        let (misses, saved) = sums.entry(group).or_insert_with(|| (0.0, vec![0.0; larger.len()]));
+        *misses += event.stands_for;
+        for (saved, point) in saved.iter_mut().zip(&larger) {
+            let more = point.capacity.saturating_sub(curve.capacity);
+            if event.lacking > 0 && event.lacking <= more {
+                *saved += event.stands_for;
+            }
+        }
+    }
+    let row = |((owner, is_data), (misses, saved)): ((OwnerId, bool), (f64, Vec<f64>))| {
+        let class = if is_data { Class::Data } else { Class::Metadata };
+        let of_point = larger.iter().zip(saved);
+        DatasetSavings {
+            name: explain::owner_name(daemon, owner),
+            class: messages::snake_case(class),
+            misses_per_s: misses / seconds,
+            saved_per_s: of_point.map(|(point, sum)| (point.percent, sum / seconds)).collect(),
+        }
+    };
+    let mut rows: Vec<DatasetSavings> = sums.into_iter().map(row).collect();
+    rows.sort_by(|one, two| two.misses_per_s.total_cmp(&one.misses_per_s));
+    rows
 }

@@ -1,16 +1,19 @@
 //! Explains the misses of the block cache, with the names of files, directories and datasets.
 //!
 //! Names are looked up only here, for the few groups that an explanation lists. The cache records
-//! numbers.
+//! numbers. The page of the metrics server gets names of datasets only: others may read it, and a
+//! look at directories may wait for a device.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_cache::{BlockGroup, Class, Explanation, MissGroup, OwnerId, Remedy};
 use forebay_fs::FileKind;
 use forebay_pool::{BlockLabel, Dataset};
 
-use super::Daemon;
+use super::{Daemon, ImportedPool};
 use crate::control::messages::{ExplainReport, ExplainedBlocks, ExplainedCause, ExplainedRemedy};
 use crate::control::{ExplainScope, messages};
 use crate::error::{Failure, Result};
@@ -29,26 +32,46 @@ pub(super) fn explain(daemon: &Daemon, scope: &ExplainScope) -> Result<ExplainRe
     Ok(report(&explanation, &Names::of(daemon, &explanation)))
 }
 
+/// Explains all misses of the last `since`, with names of datasets and no others. Waits for no
+/// device. `None` if the recorder is closed.
+pub(super) fn without_paths(daemon: &Daemon, since: Duration) -> Option<ExplainReport> {
+    let explanation = daemon.cache.cache().explain(since)?;
+    let mut names = Names { without_paths: true, ..Names::default() };
+    names.add_owners(daemon, &explanation);
+    Some(report(&explanation, &names))
+}
+
+/// The name of an owner of blocks: a dataset, or a pool for its own.
+pub(super) fn owner_name(daemon: &Daemon, owner: OwnerId) -> String {
+    for imported in daemon.pools() {
+        let pool = &imported.pool;
+        if pool.block_owner() == owner {
+            return format!("pool {}", pool.name());
+        }
+        if let Some(dataset) = pool.dataset_of_blocks(owner) {
+            return format!("{}/{}", pool.name(), dataset.name());
+        }
+    }
+    "a closed dataset".to_owned()
+}
+
 /// The blocks to explain.
 enum Wanted {
     All,
-    Owners(Vec<OwnerId>),
+    /// Those of a pool and its datasets, with the answers so far.
+    Pool(Arc<ImportedPool>, RefCell<HashMap<OwnerId, bool>>),
+    Owner(OwnerId),
     Object(OwnerId, u64),
 }
 
 impl Wanted {
     fn of(daemon: &Daemon, scope: &ExplainScope) -> Result<Self> {
         let Some(guid) = scope.pool else { return Ok(Self::All) };
-        let pool = &daemon.pool(guid)?.pool;
-        let owner_of = |name: &str| -> Result<OwnerId> { Ok(pool.dataset(name)?.block_owner()) };
+        let imported = daemon.pool(guid)?;
+        let pool = &imported.pool;
         Ok(match (&scope.dataset, scope.inode) {
-            (None, _) => {
-                let own = std::iter::once(Ok(pool.block_owner()));
-                let datasets = pool.datasets()?;
-                let all = own.chain(datasets.iter().map(|name| owner_of(name)));
-                Self::Owners(all.collect::<Result<_>>()?)
-            }
-            (Some(name), None) => Self::Owners(vec![owner_of(name)?]),
+            (None, _) => Self::Pool(imported, RefCell::default()),
+            (Some(name), None) => Self::Owner(pool.dataset(name)?.block_owner()),
             (Some(name), Some(inode)) => {
                 let dataset = pool.dataset(name)?;
                 // Numbers of inodes begin with 2, those of objects with 0.
@@ -60,7 +83,12 @@ impl Wanted {
     fn includes(&self, owner: OwnerId, label: u64) -> bool {
         match self {
             Self::All => true,
-            Self::Owners(owners) => owners.contains(&owner),
+            Self::Pool(imported, known) => *known.borrow_mut().entry(owner).or_insert_with(|| {
+                let pool = &imported.pool;
+                // A dataset that has blocks in the cache is open.
+                pool.block_owner() == owner || pool.dataset_of_blocks(owner).is_some()
+            }),
+            Self::Owner(of) => *of == owner,
             Self::Object(of, object) => {
                 *of == owner && BlockLabel::of(label) == BlockLabel::Object(*object)
             }
@@ -73,31 +101,46 @@ impl Wanted {
 struct Names {
     owners: HashMap<OwnerId, String>,
     objects: HashMap<(OwnerId, u64), (FileKind, String)>,
+    without_paths: bool,
 }
 
 impl Names {
     fn of(daemon: &Daemon, explanation: &Explanation) -> Self {
         let mut names = Self::default();
+        for (dataset, listed) in names.add_owners(daemon, explanation) {
+            names.add_paths(&dataset, dataset.block_owner(), &listed);
+        }
+        names
+    }
+
+    /// Adds the names of pools and datasets. Returns the datasets, each with the numbers of its
+    /// objects that are listed.
+    fn add_owners(
+        &mut self,
+        daemon: &Daemon,
+        explanation: &Explanation,
+    ) -> Vec<(Dataset, Vec<u64>)> {
         let mut objects: HashMap<OwnerId, Vec<u64>> = HashMap::new();
-        for group in
-            explanation.causes.iter().flat_map(|cause| cause.blocks.iter().chain(&cause.evictors))
-        {
+        let of_causes = explanation.causes.iter();
+        let of_causes = of_causes.flat_map(|cause| cause.blocks.iter().chain(&cause.evictors));
+        for group in of_causes.chain(&explanation.blocks) {
             let listed = objects.entry(group.owner).or_default();
             if let BlockLabel::Object(number) = BlockLabel::of(group.label) {
                 listed.push(number);
             }
         }
+        let mut datasets = Vec::new();
         for imported in daemon.pools() {
             let pool = &imported.pool;
-            names.owners.insert(pool.block_owner(), format!("pool {}", pool.name()));
+            self.owners.insert(pool.block_owner(), format!("pool {}", pool.name()));
             for (owner, listed) in &objects {
                 if let Some(dataset) = pool.dataset_of_blocks(*owner) {
-                    names.owners.insert(*owner, format!("{}/{}", pool.name(), dataset.name()));
-                    names.add_paths(&dataset, *owner, listed);
+                    self.owners.insert(*owner, format!("{}/{}", pool.name(), dataset.name()));
+                    datasets.push((dataset, listed.clone()));
                 }
             }
         }
-        names
+        datasets
     }
 
     fn add_paths(&mut self, dataset: &Dataset, owner: OwnerId, objects: &[u64]) {
@@ -113,6 +156,10 @@ impl Names {
             return "blocks of a closed dataset".to_owned();
         };
         match BlockLabel::of(group.label) {
+            BlockLabel::Object(_) if self.without_paths => match group.class {
+                Class::Metadata => format!("directories of {owner}"),
+                Class::Data => format!("files of {owner}"),
+            },
             BlockLabel::Object(number) => match self.objects.get(&(group.owner, number)) {
                 Some((FileKind::Directory, path)) => format!("directory {path} of {owner}"),
                 Some((_, path)) => format!("file {path} of {owner}"),
@@ -135,6 +182,8 @@ fn report(explanation: &Explanation, names: &Names) -> ExplainReport {
         recorded: explanation.recorded,
         one_in: explanation.one_in,
         capacity_bytes: explanation.capacity,
+        missed: explanation.missed,
+        blocks: explanation.blocks.iter().map(|group| blocks_of(group, names)).collect(),
         causes: explanation.causes.iter().map(|cause| cause_of(cause, names)).collect(),
         sentences: explanation.sentences(&|group| names.name_of(group)),
     }
@@ -187,6 +236,9 @@ fn remedy_of(remedy: &Remedy) -> ExplainedRemedy {
             share: Some(share),
             ..none
         },
+        Remedy::LoopTooLarge { bytes } => {
+            ExplainedRemedy { remedy: "loop_too_large".to_owned(), loop_bytes: Some(bytes), ..none }
+        }
         Remedy::AllowSecondary { misses } => {
             ExplainedRemedy { remedy: "allow_l2".to_owned(), misses: Some(misses), ..none }
         }

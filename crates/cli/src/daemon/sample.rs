@@ -6,8 +6,8 @@ use forebay_pool::{Pool, TxgPhase, TxgRecord};
 
 use super::{Daemon, ImportedPool, MountedDataset, stats};
 use crate::control::sample::{
-    DeviceRequests, DeviceSample, MountSample, OperationSample, PoolSample, ProcessSample, TxgInfo,
-    TxgsSample,
+    DeviceRequests, DeviceSample, MissesSample, MountSample, OperationSample, PoolSample,
+    ProcessSample, TxgInfo, TxgsSample,
 };
 
 /// A sample of the whole process.
@@ -30,6 +30,7 @@ fn pool(imported: &ImportedPool) -> PoolSample {
         mounts: imported.mounts().iter().map(|mounted| mount(mounted)).collect(),
         devices: devices(pool),
         txgs: txgs(pool),
+        misses: MissesSample::default(),
     }
 }
 

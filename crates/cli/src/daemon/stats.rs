@@ -9,25 +9,28 @@ use forebay_pool::{BlockCache, L2Device, L2DeviceState, Pool};
 use super::{Daemon, ImportedPool, MountedDataset, health, jobs, mount_info};
 use crate::control::messages::{
     CacheStateStats, CacheStats, DatasetInfo, DeviceInfo, ErrorCounts, IntentLogStats,
-    L2DeviceInfo, MountStats, PoolStats, PoolStatus, ProcessStats, TunableInfo,
+    L2DeviceInfo, MemoryHits, MountStats, PoolStats, PoolStatus, ProcessStats, TunableInfo,
 };
 
 /// Statistics of the whole process.
 pub(crate) fn process(daemon: &Daemon) -> ProcessStats {
     let pools = daemon.pools();
-    ProcessStats {
+    let mut stats = ProcessStats {
         pid: std::process::id(),
         at_ns: uptime_ns(daemon),
         memory_bytes: daemon.plan.total_bytes,
         resident_bytes: forebay_base::memory::rss_bytes().unwrap_or(0),
         cache: cache_stats(&daemon.cache),
+        in_memory: MemoryHits::default(),
         pools: pools.iter().map(|imported| pool_stats(&imported.pool)).collect(),
         mounts: pools
             .iter()
             .flat_map(|imported| imported.mounts())
             .map(|mount| mount_stats(&mount))
             .collect(),
-    }
+    };
+    stats.in_memory = stats.memory_hits(None);
+    stats
 }
 
 /// Time since the process started.
@@ -62,12 +65,18 @@ pub(crate) fn cache_stats(cache: &BlockCache) -> CacheStats {
                 class: name(s.class).to_owned(),
                 bytes: s.bytes,
                 blocks: s.blocks,
+                sublists: sublists(s),
             })
             .collect(),
         counters: named(
             stats.counters.iter().map(|c| (c.name, c.label.unwrap_or_default(), c.value)),
         ),
     }
+}
+
+/// Blocks of each sublist.
+pub(super) fn sublists(state: &forebay_cache::StateStats) -> Vec<u64> {
+    state.sublist_traffic.iter().map(|(added, removed)| added.saturating_sub(*removed)).collect()
 }
 
 /// Maps counters by `name` or `name.label`.
@@ -170,6 +179,13 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         buffered: device.buffered,
         physical_bytes: device.physical_bytes,
         missing: device.missing,
+        mirror: device.mirror,
+        state: device.state.name().to_owned(),
+        read_errors: device.read_errors,
+        write_errors: device.write_errors,
+        checksum_errors: device.checksum_errors,
+        missed_from: device.missed_from,
+        missed_to: device.missed_to,
     };
     PoolStatus {
         name: pool.name().to_owned(),

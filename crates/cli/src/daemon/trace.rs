@@ -61,11 +61,13 @@ pub(crate) fn record(
     if names {
         put_paths(pool, &session, &mut bytes);
     }
+    let read_ahead = session.read_ahead();
     let totals = session.finish(&mut bytes);
     // Whether it wants more does not matter any more.
     let _ = sink(&bytes)?;
     Ok(TraceReport {
-        accesses: totals.records,
+        accesses: totals.records - read_ahead,
+        read_ahead,
         dropped: totals.dropped,
         duration_us: totals.duration_us,
     })

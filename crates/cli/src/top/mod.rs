@@ -20,7 +20,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use crate::args::TopArgs;
-use crate::control::client::{self, Target};
+use crate::control::client;
 use crate::error::{Failure, Result};
 use crate::{output, units};
 use state::State;
@@ -35,7 +35,7 @@ const STOP_PERIOD: Duration = Duration::from_millis(50);
 /// If no pool is in use, or the terminal cannot be used.
 pub(crate) fn run(args: &TopArgs) -> Result<()> {
     let selected = match &args.pool {
-        Some(spec) => guid_of(spec)?,
+        Some(spec) => client::pool_in_use(Some(spec))?.1.guid,
         None => {
             client::processes_of(None)?;
             0
@@ -53,25 +53,15 @@ pub(crate) fn run(args: &TopArgs) -> Result<()> {
     terminal::run(State::new(selected, args.interval.as_secs_f64()), &rounds)
 }
 
-/// The guid of an imported pool.
-fn guid_of(spec: &str) -> Result<u64> {
-    match client::find(spec)? {
-        Target::InUse { pool, .. } => Ok(pool.guid),
-        Target::Paths(_) => Err(Failure::new(format!(
-            "{spec}: the pool is not in use; run `forebay mount` or `forebay import` first"
-        ))),
-    }
-}
-
 /// Takes two samples, an interval apart, and prints the figures between them.
 fn once(args: &TopArgs, selected: u64) -> Result<()> {
     let stop = output::interruptible()?;
-    let before = poll::round();
+    let before = poll::round(false);
     let until = Instant::now() + args.interval;
     while Instant::now() < until && !output::is_raised(&stop) {
         std::thread::sleep(STOP_PERIOD.min(until.saturating_duration_since(Instant::now())));
     }
-    let now = poll::round();
+    let now = poll::round(true);
     let mut all = Vec::new();
     for now in &now.samples {
         // A daemon that has started meanwhile has rates next time.
@@ -117,6 +107,7 @@ fn text(summary: &PoolSummary) -> String {
         tables::hits(summary),
         tables::lists(summary),
         tables::causes(summary),
+        tables::misses(summary),
         tables::devices(summary),
         tables::txgs(summary),
     ];

@@ -29,11 +29,12 @@ pub(crate) enum Page {
     Txg,
     Devices,
     Operations,
+    Misses,
 }
 
 impl Page {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Overview, Self::Cache, Self::Txg, Self::Devices, Self::Operations];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Overview, Self::Cache, Self::Txg, Self::Devices, Self::Operations, Self::Misses];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -42,6 +43,7 @@ impl Page {
             Self::Txg => "Txg",
             Self::Devices => "Devices",
             Self::Operations => "Operations",
+            Self::Misses => "Misses",
         }
     }
 
@@ -94,7 +96,8 @@ pub(crate) struct State {
     /// Why a daemon does not answer.
     pub(crate) trouble: Option<String>,
     now: f64,
-    answered: f64,
+    /// When the daemons were asked last; none before the first answers.
+    answered: Option<f64>,
     pub(crate) interval: f64,
 }
 
@@ -113,7 +116,7 @@ impl State {
             samples: HashMap::new(),
             trouble: None,
             now: 0.0,
-            answered: 0.0,
+            answered: None,
             interval,
         }
     }
@@ -126,7 +129,7 @@ impl State {
     /// Takes the samples of all daemons that answer, and why others do not.
     pub(crate) fn take(&mut self, now: f64, samples: Vec<ProcessSample>, trouble: Option<String>) {
         self.tick(now);
-        (self.answered, self.trouble) = (now, trouble);
+        (self.answered, self.trouble) = (Some(now), trouble);
         let before = std::mem::take(&mut self.samples);
         for pool in &mut self.pools {
             pool.gone = true;
@@ -201,10 +204,11 @@ impl State {
 
     /// What is wrong, for the user.
     pub(crate) fn message(&self) -> Option<String> {
-        let silent = self.now - self.answered;
+        let silent = self.now - self.answered.unwrap_or(0.0);
         let late = silent > 3.0 * self.interval + 2.0;
         match self.pools.get(self.selected()) {
             _ if late => Some(format!("the daemon has not answered for {silent:.0} s")),
+            None if self.answered.is_none() => Some("asking the daemons".into()),
             None if self.trouble.is_none() => {
                 Some("no pools are in use; waiting for `forebay mount` or `forebay import`".into())
             }
@@ -231,7 +235,7 @@ impl State {
         match key {
             KeyCode::Char('q') | KeyCode::Esc => return Action::Quit,
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.help = true,
-            KeyCode::Char(digit @ '1'..='5') => {
+            KeyCode::Char(digit @ '1'..='6') => {
                 self.page = Page::ALL[digit as usize - '1' as usize];
             }
             KeyCode::Tab | KeyCode::Right => self.page = self.page.step(1),

@@ -5,7 +5,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use super::summary::{Amount, Durations, Hits, PoolSummary, TxgSummary};
+use super::summary::{Amount, Durations, Hits, MissedSummary, PoolSummary, TxgSummary};
 use crate::units;
 
 /// A table. A heading that begins with `>` is right-aligned, as in [`units::table`].
@@ -108,6 +108,24 @@ pub(crate) fn datasets(summary: &PoolSummary) -> Table {
         ],
         rows: summary.datasets.iter().map(row).collect(),
         optional: Vec::new(),
+    }
+}
+
+/// What was missed most often: files, directories, and other blocks.
+pub(crate) fn misses(summary: &PoolSummary) -> Table {
+    let row = |missed: &MissedSummary| {
+        vec![
+            Cell::text(missed.name.clone()),
+            Cell::text(missed.class.clone()),
+            Cell::count(missed.misses_per_second),
+            Cell::ratio(Some(missed.share)),
+            Cell::ratio(Some(missed.used_once)),
+        ]
+    };
+    Table {
+        headings: vec!["MISSED", "CLASS", ">MISSES/S", ">SHARE", ">USED ONCE"],
+        rows: summary.misses.iter().map(row).collect(),
+        optional: vec![4, 1],
     }
 }
 

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use forebay_base::histogram::AtomicHistogram;
 
-use crate::control::messages::{CacheStateStats, CacheStats, MountStats, PoolStats};
+use crate::control::messages::{
+    CacheStateStats, CacheStats, ExplainedBlocks, MountStats, PoolStats,
+};
 use crate::control::sample::{
-    DeviceRequests, DeviceSample, Latency, MountSample, OperationSample, PoolSample, ProcessSample,
-    TxgInfo, TxgsSample,
+    DeviceRequests, DeviceSample, Latency, MissesSample, MountSample, OperationSample, PoolSample,
+    ProcessSample, TxgInfo, TxgsSample,
 };
 
 /// Reads of each dataset in a second.
@@ -33,6 +35,7 @@ pub(crate) fn sample(pid: u32, pools: &[(&str, u64)], second: u64) -> ProcessSam
         class: class.to_owned(),
         bytes: mib << 20,
         blocks: 8 * mib,
+        sublists: Vec::new(),
     };
     let cache = CacheStats {
         bound_bytes: 256 << 20,
@@ -102,7 +105,20 @@ fn pool(name: &str, guid: u64, second: u64) -> PoolSample {
             phase_ns: (1..=7).map(|phase| phase * second * 1_000_000).collect(),
             newest: (1..=second.min(64)).map(txg).collect(),
         },
+        misses: MissesSample {
+            span_ns: 30_000_000_000,
+            misses: 3000,
+            blocks: vec![
+                missed("directory /mail of tank/main", 0.75),
+                missed("file /big of tank/main", 0.25),
+            ],
+        },
     }
+}
+
+fn missed(name: &str, share: f64) -> ExplainedBlocks {
+    let (name, class) = (name.to_owned(), "data".to_owned());
+    ExplainedBlocks { name, class, share, used_once: 0.5, bytes: 1 << 20 }
 }
 
 fn txg(number: u64) -> TxgInfo {

@@ -58,9 +58,16 @@ fn a_cache_that_is_too_small_is_told_what_more_would_bring() {
     assert!(report["load_ns"].as_f64().unwrap() > 0.0, "{json}");
     assert!(report["accesses"].as_f64().unwrap() > RECORDS as f64, "{json}");
     assert!(report["advice"][0].is_string(), "{json}");
+    let datasets = report["datasets"].as_array().unwrap();
+    let data = datasets.iter().find(|of| of["name"] == "tank/main" && of["class"] == "data");
+    let data = data.unwrap_or_else(|| panic!("{json}"));
+    let saved = |percent: &str| data["saved_per_s"][percent].as_f64().unwrap();
+    assert!(saved("150") <= saved("400") && saved("400") > 0.0, "{json}");
+    assert!(saved("400") <= data["misses_per_s"].as_f64().unwrap(), "{json}");
 
     let svg = fixture.path("curve.svg");
     let text = fixture.ok(&["advise", "--plot", svg.to_str().unwrap()]);
+    assert!(text.contains("This is only what ") && text.contains("tank/main"), "{text}");
     assert!(text.contains("*1.00x") && text.contains(" more memory buys "), "{text}");
     assert!(fs::read_to_string(svg).unwrap().starts_with("<svg "), "{text}");
     let text = fixture.ok(&["advise", "tank", "--target-hit-ratio", "1%", "--budget", "72M"]);

@@ -77,7 +77,7 @@ fn a_file_that_is_read_in_a_loop_is_named_and_kept_by_the_remedy() {
     let evicted = cause(&report, "evicted", "data");
     assert_eq!(evicted["blocks"][0]["name"], "file /big of tank/main", "{report:#}");
     assert_eq!(evicted["evictors"][0]["name"], "file /big of tank/main", "{report:#}");
-    assert!(text.contains("file /big of tank/main is read in a loop of 1"), "{text}");
+    assert!(text.contains("A loop over file /big of tank/main, of 1"), "{text}");
     let remedy = &evicted["remedies"][0];
     assert_eq!(remedy["remedy"], "fit_the_loop", "{report:#}");
     let bytes = remedy["loop_bytes"].as_u64().unwrap();
@@ -136,6 +136,11 @@ fn a_cold_start_is_named_and_then_the_cache_is_healthy() {
     let running = mount(&fixture, "128M");
     let nothing = fixture.ok(&["explain", "at"]);
     println!("{nothing}");
+    for path in ["/nowhere/at/all", "/tmp"] {
+        let said = fixture.fails(&["explain", path]);
+        let mounted = format!("mounted are {} (tank/main)", at.display());
+        assert!(said.contains(&mounted) && !said.contains("create"), "{said}");
+    }
     let read = || (0..200).for_each(|n| read_file(&at.join(format!("mail/{n}"))));
     read();
     let cold = report(&fixture, "tank");
@@ -164,6 +169,8 @@ fn targets_that_are_not_there_are_refused() {
     let said = fixture.fails(&["explain", "tank.img"]);
     assert!(said.contains("mount the pool first"), "{said}");
     fixture.ok(&["import", "tank.img"]);
+    let said = fixture.fails(&["explain", "/nowhere/at/all"]);
+    assert!(said.contains("mount the pool first") && !said.contains("create"), "{said}");
     let text = fixture.ok(&["explain", "tank"]);
     assert!(text.contains("in the last"), "{text}");
     let said = fixture.fails(&["explain", "tank/none"]);

@@ -81,7 +81,14 @@ fn all_pools_of_a_daemon_are_served_at_one_address_without_paths() {
     assert_eq!(stats["mounts"][0]["write_bytes"], 1 << 20);
     assert_eq!(stats["pools"].as_array().map(Vec::len), Some(2));
     let folder = fixture.path("").display().to_string();
-    for content in [metrics, stats.to_string(), get(&url, "")] {
+    let insight: serde_json::Value =
+        serde_json::from_str(&get(&url, "insight.json")).expect("JSON");
+    assert_eq!(insight["curve"]["points"].as_array().map(Vec::len), Some(8), "{insight}");
+    assert!(insight["curve"]["advice"][0].is_string(), "{insight}");
+    assert!(insight["explanation"][0][0].is_string(), "{insight}");
+    let guid = fixture.processes()[0]["pools"][0]["guid"].as_str().map(str::len);
+    assert_eq!(guid, Some(16));
+    for content in [metrics, stats.to_string(), insight.to_string(), get(&url, "")] {
         for name in [folder.trim_end_matches('/'), "tank.img", "l2.img", "secret-file"] {
             assert!(!content.contains(name), "{name}: {content}");
         }
@@ -221,6 +228,9 @@ fn the_page_shows_the_pool_in_a_browser() {
         "<td>tank/main</td>",
         "<h2>Where requested blocks came from</h2>",
         "aria-label=\"Throughput: read 0 B/s",
+        "<h2>What other sizes of memory would bring</h2>",
+        "<div id=\"advice\"><p>",
+        "<div id=\"explanation\"><p>",
     ] {
         assert!(page.contains(part), "{part}: {page}\n{log}");
     }

@@ -28,7 +28,8 @@ fn a_trace_is_recorded_until_a_signal_described_and_converted() {
         return;
     }
     let fixture = mounted();
-    let mut running = fixture.start(&["trace", "record", "tank", "-o", "tank.zst", "--names"]);
+    // Without the pool: there is only one.
+    let mut running = fixture.start(&["trace", "record", "-o", "tank.zst", "--names"]);
     // The file is there once the daemon records.
     wait_until("the trace begins", || fixture.path("tank.zst").exists());
     assert_eq!(fs::metadata(fixture.path("tank.zst")).unwrap().permissions().mode() & 0o777, 0o600);
@@ -45,6 +46,9 @@ fn a_trace_is_recorded_until_a_signal_described_and_converted() {
     let shown = info(&fixture, "tank.zst");
     assert_eq!((&shown["pool"], &shown["complete"]), (&"tank".into(), &true.into()));
     assert_eq!(shown["dropped"], 0);
+    let told = format!("{} accesses in ", shown["all"]["accesses"]);
+    let read_ahead = format!(" s, {} read ahead", shown["read_ahead"]);
+    assert!(out.contains(&told) && out.contains(&read_ahead), "{out} {shown}");
     // The file has 32 records of 128 KiB.
     let objects = shown["objects"].as_array().expect("a list");
     let file = objects.iter().find(|object| object["name"] == "main: /big-file");
@@ -62,6 +66,29 @@ fn a_trace_is_recorded_until_a_signal_described_and_converted() {
     assert_eq!(length, accesses * 24);
     let lines = fs::read_to_string(fixture.path("tank.csv")).unwrap().lines().count();
     assert_eq!(lines as u64, accesses + 1);
+
+    // Of a trace that is cut, what is there is used.
+    let whole = fs::read(fixture.path("tank.zst")).unwrap();
+    fs::write(fixture.path("cut.zst"), &whole[..whole.len() - 20]).unwrap();
+    let shown = info(&fixture, "cut.zst");
+    assert_eq!(shown["complete"], false, "{shown}");
+    let text = fixture.ok(&["trace", "info", "cut.zst"]);
+    assert!(text.contains("the end of the trace is missing"), "{text}");
+    let cut = ["trace", "convert", "cut.zst", "--to", "text", "-o", "cut.csv"];
+    let text = fixture.ok(&cut);
+    assert!(text.contains("; the end of the trace is missing"), "{text}");
+    // One that is damaged is not, and leaves nothing behind.
+    let files = || fs::read_dir(fixture.path("")).unwrap().count();
+    let mut damaged = whole;
+    let at = damaged.len() / 2;
+    damaged[at..].fill(0xff);
+    fs::write(fixture.path("bad.zst"), damaged).unwrap();
+    let before = files();
+    fixture.fails(&["trace", "convert", "bad.zst", "--to", "text", "-o", "bad.csv"]);
+    fs::write(fixture.path("cut.csv"), "kept").unwrap();
+    fixture.fails(&["trace", "convert", "bad.zst", "--to", "text", "-o", "cut.csv", "--force"]);
+    assert_eq!(fs::read_to_string(fixture.path("cut.csv")).unwrap(), "kept");
+    assert_eq!(files(), before);
     fixture.ok(&["umount", "at"]);
 }
 
@@ -96,6 +123,17 @@ fn what_is_no_trace_or_no_pool_in_use_is_refused() {
     fixture.pool("tank.img");
     let refused = fixture.fails(&["trace", "record", "tank.img", "-o", "tank.zst"]);
     assert!(refused.contains("not in use"), "{refused}");
+    let refused = fixture.fails(&["trace", "record", "-o", "tank.zst"]);
+    assert!(refused.contains("no pools are in use"), "{refused}");
+    fixture.pool("other.img");
+    for device in ["tank.img", "other.img"] {
+        fixture.ok(&["import", device]);
+    }
+    let refused = fixture.misused(&["trace", "record", "-o", "tank.zst"]);
+    assert!(refused.contains("several pools are in use: "), "{refused}");
+    for pool in ["tank", "other"] {
+        fixture.ok(&["export", pool]);
+    }
     fs::write(fixture.path("junk"), b"\x28\xb5\x2f\xfdjunk").unwrap();
     for file in ["junk", "tank.img", "absent"] {
         let refused = fixture.fails(&["trace", "info", file]);

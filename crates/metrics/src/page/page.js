@@ -1,4 +1,5 @@
-// The page of a Forebay daemon: asks stats.json every two seconds, and plots what changes.
+// The page of a Forebay daemon: asks stats.json every two seconds, and plots what changes. Every
+// ten seconds it asks insight.json for the curve of the cache and the causes of misses.
 //
 // A sample is the JSON object as the daemon sends it, which `forebay stats --json` prints too. A
 // plot computes its values from two samples in a row, so a reload starts with empty plots. Text
@@ -7,6 +8,7 @@
 
 const PERIOD_MS = 2000;
 const MOST_SAMPLES = 1801;
+const INSIGHT_PERIOD_MS = 10000;
 
 const samples = [];
 let paused = false;
@@ -115,12 +117,12 @@ const PLOTS = [
   },
   {
     title: 'Metadata and data',
-    text: 'Memory by class, and the part that is meant for metadata.',
+    text: 'Memory by class, and what metadata may take before it gives way to data.',
     format: bytes,
     series: [
       ['metadata', gauge((it) => it.cache.metadata_bytes)],
       ['data', gauge((it) => it.cache.data_bytes)],
-      ['target of metadata', gauge((it) => it.cache.metadata_target_bytes)],
+      ['metadata may take', gauge((it) => it.cache.metadata_target_bytes)],
     ],
   },
   {
@@ -475,6 +477,143 @@ async function poll() {
   setTimeout(poll, PERIOD_MS);
 }
 
+// The curve of the cache, and why lookups missed.
+
+let curve = null;
+const slider = document.getElementById('memory');
+let moved = false;
+const CURVE_SERIES = ['hit_ratio', 'metadata_hit_ratio', 'data_hit_ratio'];
+
+// The memory that the slider stands for.
+function wantedMemory() {
+  const [first, last] = [curve.points[0], curve.points[curve.points.length - 1]];
+  return first.memory_bytes + slider.value / 1000 * (last.memory_bytes - first.memory_bytes);
+}
+
+// The value of the curve at a memory, by linear interpolation.
+function curveAt(memory, name) {
+  const at = Math.max(1, curve.points.findIndex((it) => it.memory_bytes >= memory));
+  const [low, high] = [curve.points[at - 1], curve.points[at]];
+  if (low[name] === null || high[name] === null) return null;
+  const part = (memory - low.memory_bytes) / Math.max(1, high.memory_bytes - low.memory_bytes);
+  return low[name] + Math.min(1, Math.max(0, part)) * (high[name] - low[name]);
+}
+
+function drawCurve() {
+  const card = document.getElementById('curve');
+  const tells = document.getElementById('memory-tells');
+  const known = curve !== null && curve.points.length > 1 && curve.accesses > 0;
+  slider.disabled = !known;
+  const canvas = card.querySelector('canvas');
+  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+  const scale = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * scale);
+  canvas.height = Math.round(height * scale);
+  if (!known) {
+    tells.textContent = 'Nothing was looked up yet.';
+    canvas.setAttribute('aria-label', tells.textContent);
+    return;
+  }
+  const [first, last] = [curve.points[0], curve.points[curve.points.length - 1]];
+  const today = curve.points.find((it) => it.percent === 100);
+  if (!moved) {
+    slider.value = 1000 * (today.memory_bytes - first.memory_bytes)
+      / Math.max(1, last.memory_bytes - first.memory_bytes);
+  }
+  const memory = moved ? wantedMemory() : today.memory_bytes;
+  const context = canvas.getContext('2d');
+  context.scale(scale, scale);
+  const style = getComputedStyle(document.documentElement);
+  const color = (name) => style.getPropertyValue('--' + name).trim();
+  const [above, below] = [14, 16];
+  const x = (bytes) => (bytes - first.memory_bytes)
+    / Math.max(1, last.memory_bytes - first.memory_bytes) * (width - 2) + 1;
+  const y = (ratio) => above + (1 - ratio) * (height - above - below);
+  const vertical = (at, name, dash) => {
+    context.strokeStyle = color(name);
+    context.setLineDash(dash);
+    context.beginPath();
+    context.moveTo(at, above);
+    context.lineTo(at, height - below);
+    context.stroke();
+    context.setLineDash([]);
+  };
+  context.font = '11px system-ui, sans-serif';
+  context.lineWidth = 1;
+  context.strokeStyle = color('line');
+  for (const share of [0, 0.5, 1]) {
+    const at = Math.round(y(share)) + 0.5;
+    context.beginPath();
+    context.moveTo(0, at);
+    context.lineTo(width, at);
+    context.stroke();
+  }
+  vertical(x(today.memory_bytes), 'faint', [4, 4]);
+  vertical(x(memory), 'text', []);
+  CURVE_SERIES.forEach((name, at) => {
+    const run = curve.points.filter((it) => it[name] !== null)
+      .map((it) => [x(it.memory_bytes), y(it[name])]);
+    if (run.length === 0) return;
+    context.strokeStyle = color('series-' + (at + 1));
+    context.lineWidth = at === 0 ? 2.4 : 1.4;
+    line(context, run, null);
+  });
+  context.fillStyle = color('text');
+  for (const share of [0.5, 1]) context.fillText(percent(share), 1, y(share) - 3);
+  context.fillStyle = color('faint');
+  context.fillText(bytes(first.memory_bytes), 0, height - 3);
+  context.textAlign = 'right';
+  context.fillText(bytes(last.memory_bytes), width, height - 3);
+  context.textAlign = 'left';
+  tells.textContent = told(memory, today);
+  canvas.setAttribute('aria-label', tells.textContent);
+}
+
+function told(memory, today) {
+  const ratio = curveAt(memory, 'hit_ratio');
+  const saved = (today.misses - curveAt(memory, 'misses')) / Math.max(1, curve.seconds);
+  const from = 'With ' + bytes(memory) + ' of memory, ' + percent(ratio) + ' of lookups hit';
+  if (!moved || Math.abs(saved) < 0.5) return from + (moved ? ', about as today.' : ', today.');
+  return from + ': ' + count(Math.abs(saved)) + (saved > 0 ? ' reads a second less.' : ' reads a second more.');
+}
+
+function showInsight(insight) {
+  curve = insight.curve || null;
+  drawCurve();
+  const paragraphs = (id, texts) => {
+    const parent = document.getElementById(id);
+    parent.replaceChildren();
+    texts.forEach((text) => element('p', parent, text));
+    return parent;
+  };
+  paragraphs('advice', curve === null ? [] : curve.advice);
+  const [summary, ...causes] = insight.explanation || [];
+  const parent = paragraphs('explanation', summary ? [summary.join(' ')] : []);
+  if (causes.length > 0) {
+    const list = element('ol', parent);
+    causes.forEach((sentences) => element('li', list, sentences.join(' ')));
+  }
+}
+
+async function pollInsight() {
+  try {
+    if (!paused) {
+      const answer = await fetch('insight.json', { cache: 'no-store' });
+      if (answer.ok) showInsight(await answer.json());
+    }
+  } catch (error) {
+    // The other poll says that the daemon does not answer.
+  }
+  setTimeout(pollInsight, INSIGHT_PERIOD_MS);
+}
+
+slider.addEventListener('input', () => {
+  moved = true;
+  drawCurve();
+});
+new ResizeObserver(drawCurve).observe(document.getElementById('curve'));
+window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', drawCurve);
+
 PLOTS.forEach(build);
 document.getElementById('pool').addEventListener('change', recompute);
 document.getElementById('window').addEventListener('change', show);
@@ -486,3 +625,4 @@ document.getElementById('pause').addEventListener('click', (event) => {
 new ResizeObserver(show).observe(document.getElementById('plots'));
 window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', show);
 poll();
+pollInsight();

@@ -51,11 +51,13 @@ impl Site {
                 self.sample(Kind::Metrics(format), format.content_type())
             }
             "/stats.json" => self.sample(Kind::Stats, "application/json"),
+            "/insight.json" => self.sample(Kind::Insight, "application/json"),
             _ => match page::file(path) {
                 Some(file) => answer(StatusCode::OK, file.content_type, file.content.into()),
-                None => {
-                    text(StatusCode::NOT_FOUND, "There are /, /metrics and /stats.json here.\n")
-                }
+                None => text(
+                    StatusCode::NOT_FOUND,
+                    "There are /, /metrics, /stats.json and /insight.json here.\n",
+                ),
             },
         }
     }

@@ -58,6 +58,11 @@ pub trait Source: Send + Sync + 'static {
 
     /// What the page shows, as JSON.
     fn stats_json(&self) -> String;
+
+    /// What the page shows about why the cache behaves as it does, as JSON.
+    fn insight_json(&self) -> String {
+        "{}".to_owned()
+    }
 }
 
 /// Where and for whom to serve.

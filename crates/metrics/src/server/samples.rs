@@ -14,6 +14,7 @@ use crate::Format;
 pub(super) enum Kind {
     Metrics(Format),
     Stats,
+    Insight,
 }
 
 /// The newest answer of each kind.
@@ -47,14 +48,17 @@ impl Samples {
         }
         let text = match kind {
             Kind::Metrics(format) => self.source.snapshot().encode(format, self.most_bytes),
-            Kind::Stats => {
-                Some(self.source.stats_json()).filter(|text| text.len() <= self.most_bytes)
-            }
+            Kind::Stats => self.bounded(self.source.stats_json()),
+            Kind::Insight => self.bounded(self.source.insight_json()),
         };
         let text = text.map(Bytes::from);
         self.newest.retain(|(it, ..)| *it != kind);
         self.newest.push((kind, now_ns, text.clone()));
         text
+    }
+
+    fn bounded(&self, text: String) -> Option<String> {
+        Some(text).filter(|text| text.len() <= self.most_bytes)
     }
 }
 

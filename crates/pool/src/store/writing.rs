@@ -137,7 +137,9 @@ impl Store {
                 debug_assert!(false, "a new block is cached already");
                 self.cache.cache().remove(&key);
             }
-            Ok(Begin::Vacant(_)) | Err(_) => {}
+            // No capacity: nothing has failed.
+            Ok(Begin::Vacant(load_guard)) => load_guard.withdraw(),
+            Err(_) => {}
         }
         self.count(StoreCounters::UNCACHED_WRITES, 1);
         HeldBytes::Uncached(Arc::new(content))

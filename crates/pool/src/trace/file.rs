@@ -18,7 +18,8 @@
 //! Flags: bits 0 and 1 are 0 for a hit, 1 for a miss, 2 for read-ahead; bit 2 is set for metadata;
 //! bits 4 and 5 are 1 for the content of an object, 2 for an indirect block (its block is an
 //! address), 3 for a block of dnodes. Readers skip frames of other kinds. A file without an end
-//! frame is the beginning of a trace whose recording failed.
+//! frame, or one that ends within a frame, is the beginning of a trace: of one whose recording
+//! failed, or whose file was cut.
 
 use std::io::Read;
 
@@ -53,7 +54,7 @@ pub struct TraceHeader {
 /// Totals at the end of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceTotals {
-    /// Records in the file.
+    /// Records in the file: accesses, and blocks that read-ahead began to read.
     pub records: u64,
     /// Accesses that did not fit into the rings and are missing.
     pub dropped: u64,
@@ -194,10 +195,15 @@ impl<R: Read> TraceReader<R> {
         self.records
     }
 
-    /// The next part; `None` after the end, or where a file without an end frame ends.
+    /// Whether the end of the trace was read. If not, and there is no next part, the trace is cut.
+    pub fn is_complete(&self) -> bool {
+        self.has_ended
+    }
+
+    /// The next part; `None` after the end, or after the last whole frame of a file that is cut.
     ///
     /// # Errors
-    /// If the file cannot be read, ends within a frame, or is malformed.
+    /// If the file cannot be read, or is malformed.
     pub fn next_item(&mut self) -> Result<Option<TraceItem>, TraceError> {
         loop {
             if let Some(bytes) = self.frame[self.read_bytes..].first_chunk::<RECORD_BYTES>() {
@@ -222,19 +228,16 @@ impl<R: Read> TraceReader<R> {
     fn next_frame(&mut self) -> Result<Option<(u32, Vec<u8>)>, TraceError> {
         let mut head = [0; 8];
         let got = fill_some(&mut self.input, &mut head)?;
-        if got == 0 {
+        if got < head.len() {
             return Ok(None);
         }
         let bytes = u32::from_le_bytes(head[4..].try_into().expect("4 bytes")) as usize;
-        if got == head.len() && bytes > FRAME_BYTES_MAX {
+        if bytes > FRAME_BYTES_MAX {
             return malformed(format!("a frame after record {} has {bytes} bytes", self.records));
         }
-        let mut payload = vec![0; bytes.min(FRAME_BYTES_MAX)];
-        if got < head.len() || !fill(&mut self.input, &mut payload)? {
-            return malformed(format!(
-                "the trace is cut off after record {}; its beginning is sound",
-                self.records
-            ));
+        let mut payload = vec![0; bytes];
+        if !fill(&mut self.input, &mut payload)? {
+            return Ok(None);
         }
         let kind = u32::from_le_bytes(head[..4].try_into().expect("4 bytes"));
         Ok(Some((kind, payload)))
@@ -293,12 +296,14 @@ fn fill(input: &mut impl Read, out: &mut [u8]) -> std::io::Result<bool> {
     Ok(fill_some(input, out)? == out.len())
 }
 
-/// Fills `out` as far as the input goes. Returns the number of bytes.
+/// Fills `out` as far as the input goes. Returns the number of bytes. A decompressor reports an
+/// input that is cut as an error; it is an end like another.
 fn fill_some(input: &mut impl Read, out: &mut [u8]) -> std::io::Result<usize> {
     let mut at = 0;
     while at < out.len() {
         match input.read(&mut out[at..]) {
             Ok(0) => break,
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => break,
             Ok(bytes) => at += bytes,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),

@@ -103,6 +103,11 @@ impl TraceRecord {
         }
     }
 
+    /// Whether a record is of a block that read-ahead began to read.
+    pub(super) fn is_read_ahead(phys: &PackedRecord) -> bool {
+        phys.flags & 3 == 2
+    }
+
     /// Reads a record; `None` if it has an unknown flag.
     pub(super) fn of_packed(phys: &PackedRecord) -> Option<Self> {
         let flags = phys.flags;

@@ -131,6 +131,8 @@ pub struct TraceSession {
     drained: Vec<PackedRecord>,
     charged_bytes: u64,
     totals: TraceTotals,
+    /// Those of the records that are of read-ahead.
+    read_ahead: u64,
     known_datasets: HashSet<u16>,
     /// Datasets and numbers of objects, if they are kept.
     objects: Option<HashSet<(u16, u64)>>,
@@ -174,6 +176,7 @@ impl TraceSession {
             drained: Vec::with_capacity(capacity * RINGS),
             charged_bytes: 3 * bytes,
             totals: TraceTotals::default(),
+            read_ahead: 0,
             known_datasets: HashSet::new(),
             objects: None,
         })
@@ -208,6 +211,12 @@ impl TraceSession {
         TraceTotals { duration_us, ..self.totals }
     }
 
+    /// Of the drained records, those of blocks that read-ahead began to read. The others are
+    /// accesses.
+    pub fn read_ahead(&self) -> u64 {
+        self.read_ahead
+    }
+
     /// Appends the header of a file to `out`.
     pub fn put_header(&self, out: &mut Vec<u8>) {
         put_header(out, &self.header);
@@ -227,6 +236,8 @@ impl TraceSession {
         // The parts are sorted.
         self.drained.sort_by_key(|record| record.time_us.get());
         self.totals.records += self.drained.len() as u64;
+        let of_read_ahead = self.drained.iter().filter(|record| TraceRecord::is_read_ahead(record));
+        self.read_ahead += of_read_ahead.count() as u64;
         if let Some(objects) = &mut self.objects {
             let seen = self.drained.iter().filter_map(TraceRecord::of_packed);
             for record in seen {

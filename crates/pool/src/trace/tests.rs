@@ -56,15 +56,26 @@ fn a_file_survives_writing_and_reading() {
 }
 
 #[test]
-fn a_file_that_is_cut_off_says_so() {
-    let (file, _) = file();
-    for len in [0, 7, 35, 38, 45, 70, 100_000, file.len() - 1] {
+fn of_a_file_that_is_cut_the_whole_frames_are_read() {
+    let (file, wanted) = file();
+    // The header is needed.
+    for len in [0, 7, 35, 38] {
         assert!(items(&file[..len]).is_err(), "{len} bytes");
     }
-    // Between two frames, the end is missing, and nothing else.
+    let records = FRAME_BYTES_MAX / 32;
     let end = file.len() - 32;
-    let found = items(&file[..end]).unwrap();
-    assert!(!matches!(found.last(), Some(TraceItem::End(_))));
+    for (len, read) in [(45, 0), (70, 1), (100_000, 1), (1_200_000, 1 + records)] {
+        let found = items(&file[..len]).unwrap();
+        assert!(found[..] == wanted[..read], "{len} bytes: {}", found.len());
+    }
+    for len in [end, end + 5, file.len() - 1] {
+        assert!(items(&file[..len]).unwrap()[..] == wanted[..wanted.len() - 1], "{len} bytes");
+    }
+    for (len, is_complete) in [(file.len(), true), (file.len() - 1, false)] {
+        let mut reader = TraceReader::new(&file[..len]).unwrap();
+        while reader.next_item().unwrap().is_some() {}
+        assert_eq!(reader.is_complete(), is_complete);
+    }
 }
 
 #[test]

@@ -18,6 +18,7 @@ pub struct Trace {
     metadata: Vec<bool>,
     /// Lines of the file that were skipped.
     skipped: u64,
+    is_cut: bool,
 }
 
 impl Trace {
@@ -51,6 +52,11 @@ impl Trace {
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
+
+    /// Whether the end of the trace is missing.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
+    }
 }
 
 /// Builds a trace access by access.
@@ -62,6 +68,7 @@ pub struct TraceBuilder {
     unique: u32,
     metadata: Vec<bool>,
     skipped: u64,
+    is_cut: bool,
 }
 
 /// The trace has the maximum number of accesses.
@@ -118,6 +125,11 @@ impl TraceBuilder {
         }
     }
 
+    /// Marks the trace as one whose end is missing.
+    pub fn mark_cut(&mut self) {
+        self.is_cut = true;
+    }
+
     /// Counts a skipped line.
     pub fn skip(&mut self) {
         self.skipped += 1;
@@ -141,9 +153,9 @@ impl TraceBuilder {
 
     /// Finishes the trace.
     pub fn build(self, name: impl Into<String>) -> Trace {
-        let Self { mut accesses, unique, metadata, skipped, .. } = self;
+        let Self { mut accesses, unique, metadata, skipped, is_cut, .. } = self;
         accesses.shrink_to_fit();
-        Trace { name: name.into(), accesses, unique, metadata, skipped }
+        Trace { name: name.into(), accesses, unique, metadata, skipped, is_cut }
     }
 }
 

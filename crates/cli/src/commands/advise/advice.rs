@@ -6,11 +6,13 @@ use crate::units;
 
 /// With fewer accesses than this, a curve says nothing.
 const MIN_ACCESSES: f64 = 1000.0;
+/// With less time with accesses than this, the curve is of a moment.
+const MIN_BUSY_SECONDS: f64 = 30.0;
 /// A difference of hit ratios that matters.
 const MATTERS: f64 = 0.005;
 
 /// What the curve says about a target, a budget, or else about more and less memory.
-pub(super) fn sentences(
+pub(crate) fn sentences(
     report: &CurveReport,
     target: Option<f64>,
     budget: Option<u64>,
@@ -27,13 +29,20 @@ pub(super) fn sentences(
         )];
     }
     let mut said = Vec::new();
+    if report.busy_seconds < MIN_BUSY_SECONDS {
+        said.push(format!(
+            "This is only what {:.0} s of traffic tell: ask again after minutes of the usual load.",
+            report.busy_seconds.ceil()
+        ));
+    }
+    let nothing_asked = target.is_none() && budget.is_none();
     if let Some(target) = target {
         said.push(for_target(report, target, first, last));
     }
     if let Some(budget) = budget {
         said.push(for_budget(report, budget, first));
     }
-    if said.is_empty() {
+    if nothing_asked {
         said.push(more(report, &today));
         said.extend(less(report, &today));
     }
@@ -170,6 +179,7 @@ mod tests {
         CurveReport {
             accesses: 10_000.0,
             seconds: 100.0,
+            busy_seconds: 60.0,
             points: [50, 100, 200, 400].into_iter().zip(ratios).map(point).collect(),
             ..CurveReport::default()
         }
@@ -208,6 +218,10 @@ mod tests {
         assert!(said[1].starts_with("Less would do: a cache of 50.0 MiB"), "{}", said[1]);
         let idle = CurveReport { accesses: 3.0, ..report([0.0; 4]) };
         assert!(sentences(&idle, None, None)[0].starts_with("There were only 3 accesses"));
+        let short = CurveReport { busy_seconds: 2.4, ..report([0.4, 0.6, 0.8, 0.8]) };
+        let said = sentences(&short, None, None);
+        assert!(said[0].starts_with("This is only what 3 s of traffic tell"), "{}", said[0]);
+        assert!(said[1].contains(" more memory buys "), "{}", said[1]);
         let full = |point: &CurvePointInfo| CurvePointInfo { full: false, ..point.clone() };
         let cold = report([0.4, 0.6, 0.8, 0.8]);
         let cold = CurveReport { points: cold.points.iter().map(full).collect(), ..cold };

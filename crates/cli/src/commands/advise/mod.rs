@@ -1,14 +1,14 @@
 //! `forebay advise`: what a smaller or larger cache would bring, from the miss-ratio curves of
 //! daemons.
 
-mod advice;
+pub(crate) mod advice;
 mod plot;
 mod svg;
 
 use crate::args::AdviseArgs;
 use crate::control::Request;
 use crate::control::client::processes_of;
-use crate::control::messages::{CurvePointInfo, CurveReport};
+use crate::control::messages::{CurvePointInfo, CurveReport, DatasetSavings};
 use crate::error::{Failure, Result};
 use crate::{output, units};
 
@@ -61,11 +61,28 @@ fn text(report: &CurveReport) -> String {
     out.push_str(&units::table(&headings, &rows));
     out.push('\n');
     out.push_str(&plot::lines(report));
+    out.push_str(&datasets(report));
     for sentence in &report.advice {
         out.push_str(sentence);
         out.push('\n');
     }
     out
+}
+
+/// Reads saved a second by dataset. Empty if nothing was missed.
+fn datasets(report: &CurveReport) -> String {
+    let Some(first) = report.datasets.first() else { return String::new() };
+    let mut headings = vec!["DATASET".to_owned(), "CLASS".to_owned(), ">MISSES/S".to_owned()];
+    let sizes = first.saved_per_s.keys();
+    headings.extend(sizes.map(|percent| format!(">SAVED/S {:.2}x", *percent as f64 / 100.0)));
+    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    let row = |of: &DatasetSavings| {
+        let mut cells = vec![of.name.clone(), of.class.clone(), units::count(of.misses_per_s)];
+        cells.extend(of.saved_per_s.values().map(|saved| units::count(*saved)));
+        cells
+    };
+    let rows: Vec<Vec<String>> = report.datasets.iter().map(row).collect();
+    units::table(&headings, &rows) + "\n"
 }
 
 fn row(

@@ -3,14 +3,13 @@
 //! Only accesses that somebody asked for are written: read-ahead depends on the cache that ran.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use forebay_pool::BlockLabel;
 use forebay_pool::trace::{TraceItem, TraceOutcome, TraceRecord};
 
-use super::{Reader, create, open, unreadable};
+use super::{Reader, Replacement, open, unreadable};
 use crate::args::TraceFormat;
 use crate::error::{Failure, Result};
 use crate::output;
@@ -19,14 +18,19 @@ use crate::output;
 const ACCESSES_MAX: usize = 1 << 28;
 
 pub(super) fn run(from: &Path, format: TraceFormat, to: &Path, force: bool) -> Result<()> {
-    let reader = open(from)?;
-    let mut out = BufWriter::new(create(to, force)?);
+    let mut reader = open(from)?;
+    let mut out = BufWriter::new(Replacement::begin(to, force)?);
     let accesses = match format {
-        TraceFormat::Text => put_text(from, reader, to, &mut out)?,
-        TraceFormat::OracleGeneral => put_oracle_general(from, reader, to, &mut out)?,
+        TraceFormat::Text => put_text(from, &mut reader, to, &mut out)?,
+        TraceFormat::OracleGeneral => put_oracle_general(from, &mut reader, to, &mut out)?,
     };
-    out.flush().map_err(|error| Failure::about(to, "write it", &error))?;
-    output::line(&format!("{}: {accesses} accesses", to.display()));
+    let out = out.into_inner().map_err(|error| Failure::about(to, "write it", error.error()))?;
+    out.finish()?;
+    let cut = match reader.is_complete() {
+        true => "",
+        false => "; the end of the trace is missing: the recording failed, or the file was cut",
+    };
+    output::line(&format!("{}: {accesses} accesses{cut}", to.display()));
     Ok(())
 }
 
@@ -43,11 +47,11 @@ fn next(from: &Path, reader: &mut Reader) -> Result<Option<TraceRecord>> {
     Ok(None)
 }
 
-fn put_text(from: &Path, mut reader: Reader, to: &Path, out: &mut BufWriter<File>) -> Result<u64> {
+fn put_text(from: &Path, reader: &mut Reader, to: &Path, out: &mut impl Write) -> Result<u64> {
     let failed = |error: std::io::Error| Failure::about(to, "write it", &error);
     writeln!(out, "time_us,key,size,op,outcome,class,dataset,kind,object,block").map_err(failed)?;
     let mut accesses = 0;
-    while let Some(record) = next(from, &mut reader)? {
+    while let Some(record) = next(from, reader)? {
         accesses += 1;
         let (kind, object) = match record.label {
             BlockLabel::Object(number) => ("object", number),
@@ -75,13 +79,13 @@ fn put_text(from: &Path, mut reader: Reader, to: &Path, out: &mut BufWriter<File
 /// from 0 on, or -1, i64. Little-endian, without padding.
 fn put_oracle_general(
     from: &Path,
-    mut reader: Reader,
+    reader: &mut Reader,
     to: &Path,
-    out: &mut BufWriter<File>,
+    out: &mut impl Write,
 ) -> Result<u64> {
     let mut accesses: Vec<(u32, u64, u32)> = Vec::new();
     let mut seconds = 0;
-    while let Some(record) = next(from, &mut reader)? {
+    while let Some(record) = next(from, reader)? {
         if accesses.len() == ACCESSES_MAX {
             return Err(Failure::new(format!(
                 "{}: more than {ACCESSES_MAX} accesses; record a shorter trace, or convert it to text",
@@ -137,6 +141,31 @@ mod tests {
         assert!(run(&from, format, &to, false).unwrap_err().message.contains("--force"));
         run(&from, format, &to, true).unwrap();
         std::fs::read(&to).unwrap()
+    }
+
+    #[test]
+    fn of_a_trace_that_is_cut_the_beginning_is_converted_and_of_a_damaged_one_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        let mut file = Vec::new();
+        put_header(&mut file, &TraceHeader::default());
+        for time in 0..3 {
+            put_records(&mut file, &[record(time, 5, TraceOutcome::Miss)]);
+        }
+        std::fs::write(&from, &file[..file.len() - 7]).unwrap();
+        run(&from, TraceFormat::Text, &to, false).unwrap();
+        assert_eq!(std::fs::read_to_string(&to).unwrap().lines().count(), 3);
+        std::fs::write(&to, "kept").unwrap();
+        // Unknown flags in the last record.
+        let at = file.len() - 2;
+        file[at] = 0xff;
+        std::fs::write(&from, &file).unwrap();
+        assert!(run(&from, TraceFormat::Text, &to, true).is_err());
+        assert_eq!(std::fs::read_to_string(&to).unwrap(), "kept");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+        let special = Path::new("/dev/null");
+        assert!(run(&from, TraceFormat::Text, special, true).is_err());
+        assert!(special.symlink_metadata().is_ok_and(|found| !found.is_file()));
     }
 
     fn key(block: u64) -> u64 {

@@ -35,7 +35,7 @@ struct Info {
     pool: String,
     start_unix_us: u64,
     duration_us: u64,
-    /// False if the recording failed, and the end is missing.
+    /// False if the end is missing: the recording failed, or the file was cut.
     complete: bool,
     dropped: u64,
     /// Blocks that read-ahead began to read. They are not in the other numbers.
@@ -184,7 +184,9 @@ fn text(info: &Info) -> String {
         text.push_str(&format!("{} more came too fast and are missing\n", info.dropped));
     }
     if !info.complete {
-        text.push_str("the recording failed: the end of the trace is missing\n");
+        text.push_str(
+            "the end of the trace is missing: the recording failed, or the file was cut\n",
+        );
     }
     text.push_str(&format!("\n{:>12} {:>9} {:>7}\n", "accesses", "bytes", "hits"));
     let tables = [std::slice::from_ref(&info.all), &info.classes, &info.datasets, &info.objects];

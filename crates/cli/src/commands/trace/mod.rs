@@ -5,9 +5,9 @@ mod info;
 mod record;
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufReader, ErrorKind, Read, Seek};
+use std::io::{BufReader, ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use forebay_pool::trace::{TraceError, TraceReader};
 use zstd::stream::read::Decoder;
@@ -57,6 +57,63 @@ fn unreadable(path: &Path, error: &TraceError) -> Failure {
     Failure::new(format!("{}: {error}", path.display()))
 }
 
+/// A file that gets its name when it is complete. Until then it has a temporary one, and vanishes
+/// with an error.
+struct Replacement {
+    file: tempfile::NamedTempFile,
+    path: PathBuf,
+    force: bool,
+}
+
+impl Replacement {
+    /// Begins a file that only this user may read. There must be none at `path` without `force`.
+    fn begin(path: &Path, force: bool) -> Result<Self> {
+        match path.symlink_metadata() {
+            Ok(_) if !force => return Err(exists(path)),
+            Ok(found) if !found.is_file() => {
+                return Err(Failure::new(format!(
+                    "{}: is no regular file, and is not replaced; give another file",
+                    path.display()
+                )));
+            }
+            _ => {}
+        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let file = tempfile::Builder::new()
+            .prefix(".forebay-")
+            .tempfile_in(folder.unwrap_or(Path::new(".")))
+            .map_err(|error| Failure::about(path, "create it", &error))?;
+        Ok(Self { file, path: path.to_owned(), force })
+    }
+
+    /// Gives the file its name.
+    fn finish(self) -> Result<()> {
+        let Self { file, path, force } = self;
+        let named = if force { file.persist(&path) } else { file.persist_noclobber(&path) };
+        named.map(drop).map_err(|failed| match failed.error.kind() {
+            ErrorKind::AlreadyExists => exists(&path),
+            _ => Failure::about(&path, "create it", &failed.error),
+        })
+    }
+}
+
+impl Write for Replacement {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
+    }
+}
+
+fn exists(path: &Path) -> Failure {
+    Failure::new(format!(
+        "{}: exists already; give another file, or --force to replace it",
+        path.display()
+    ))
+}
+
 /// Creates a file that only this user may read. It must not exist without `force`.
 fn create(path: &Path, force: bool) -> Result<File> {
     let mut options = OpenOptions::new();
@@ -66,10 +123,7 @@ fn create(path: &Path, force: bool) -> Result<File> {
         false => options.create_new(true),
     };
     let file = options.open(path).map_err(|error| match error.kind() {
-        ErrorKind::AlreadyExists => Failure::new(format!(
-            "{}: exists already; give another file, or --force to replace it",
-            path.display()
-        )),
+        ErrorKind::AlreadyExists => exists(path),
         _ => Failure::about(path, "create it", &error),
     })?;
     // One that existed may be readable for others.

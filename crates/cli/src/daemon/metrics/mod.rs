@@ -25,9 +25,13 @@ use forebay_base::counters::{CounterRow, CounterValue};
 use forebay_metrics::{Limits, Server, ServerError, ServerOptions, Snapshot, Source};
 use serde::{Deserialize, Serialize};
 
-use super::{Daemon, ImportedPool, stats};
-use crate::control::messages::{MetricsInfo, ProcessStats};
+use super::{Daemon, ImportedPool, curve, explain, stats};
+use crate::commands::advise::advice;
+use crate::control::messages::{CurveReport, MetricsInfo, ProcessStats};
 use crate::error::{Failure, Result};
+
+/// The time that the page explains.
+const EXPLAINED: Duration = Duration::from_secs(600);
 
 /// A request to serve metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,6 +142,28 @@ impl Source for DaemonSource {
         }
         // It consists of strings and numbers, which have a form in JSON.
         serde_json::to_string(&stats).unwrap_or_default()
+    }
+
+    fn insight_json(&self) -> String {
+        let insight = self.daemon.upgrade().map(|daemon| Insight::of(&daemon)).unwrap_or_default();
+        serde_json::to_string(&insight).unwrap_or_default()
+    }
+}
+
+/// The curve of the cache, what follows from it, and why blocks were missed.
+#[derive(Default, Serialize)]
+struct Insight {
+    curve: CurveReport,
+    /// A summary, then the sentences of each cause.
+    explanation: Vec<Vec<String>>,
+}
+
+impl Insight {
+    fn of(daemon: &Daemon) -> Self {
+        let mut curve = curve::report(daemon);
+        curve.advice = advice::sentences(&curve, None, None);
+        let explained = explain::without_paths(daemon, EXPLAINED);
+        Self { curve, explanation: explained.map(|it| it.sentences).unwrap_or_default() }
     }
 }
 

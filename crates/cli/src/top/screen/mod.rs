@@ -21,7 +21,7 @@ use super::state::{Page, PoolState, State};
 use crate::units;
 
 const HELP: [(&str, &str); 11] = [
-    ("1 to 5, Tab, arrows", "choose a page"),
+    ("1 to 6, Tab, arrows", "choose a page"),
     ("p", "pick a pool: arrows, Enter"),
     ("space", "pause; again to go on"),
     ("+ and -", "zoom in and out: 1 min, 5 min, 15 min, 1 h"),

@@ -21,6 +21,7 @@ pub(super) fn page_table(state: &mut State) -> Table {
         Page::Txg => tables::txgs(&pool.summary),
         Page::Devices => tables::devices(&pool.summary),
         Page::Operations => tables::operations(&pool.summary),
+        Page::Misses => tables::misses(&pool.summary),
     };
     state.bound_view(table.headings.len(), table.rows.len());
     let view = state.view();
@@ -58,6 +59,7 @@ fn plots(page: Page, pool: &PoolState) -> Vec<Series> {
             Series::DeviceDepth,
         ],
         Page::Operations => vec![Series::Operations, Series::OperationP99],
+        Page::Misses => vec![Series::MemoryHits, Series::Evictions],
     }
 }
 
@@ -89,6 +91,7 @@ pub(super) fn draw(
                 Page::Txg => "no transaction group was committed since the import",
                 Page::Cache => "no block has left the cache yet",
                 Page::Devices => "no requests yet",
+                Page::Misses => "no misses were recorded in the last minute",
             };
             buffer.set_stringn(below.x, below.y, text, below.width.into(), theme.dim());
         }

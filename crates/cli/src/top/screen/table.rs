@@ -9,7 +9,7 @@ use super::plot::short;
 use crate::top::state::TableView;
 use crate::top::tables::Table;
 
-/// Widest first column, so that long names do not displace figures.
+/// Widest first column where there is not enough room, so that long names do not displace figures.
 const NAME_MAX: usize = 24;
 
 /// Widths of the columns that fit into `width`, with their numbers.
@@ -34,6 +34,11 @@ fn fitting(table: &Table, width: usize) -> Vec<(usize, usize)> {
             }
             None => break,
         }
+    }
+    let free = width.saturating_sub(needed(&columns));
+    if let Some((0, name)) = columns.first_mut() {
+        let widest = table.rows.iter().map(|row| row[0].text.chars().count()).max();
+        *name = widest.unwrap_or(0).min(*name + free).max(*name);
     }
     columns
 }

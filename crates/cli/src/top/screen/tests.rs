@@ -69,6 +69,7 @@ fn every_page_shows_its_figures() {
         ('3', &["120", "QUIESCE", "UBERBLOCK", "28.0ms", "1.0ms", "7.0ms"][..]),
         ('4', &["tank.img", "read", "write", "400", "1.56M", "FAILED"][..]),
         ('5', &["OPERATION", "read", "main", "busy", "2.0k", "MAX EVER"][..]),
+        ('6', &["MISSED", "directory /mail of tank/main", "75.0", "75.0%", "50.0%"][..]),
     ] {
         state.key(KeyCode::Char(key));
         shows(&screen(&mut state, (120, 40)), texts);
@@ -83,7 +84,7 @@ fn every_page_shows_its_figures() {
 #[test]
 fn nothing_is_drawn_outside_of_any_screen() {
     let mut state = under_load(&[TANK]);
-    for key in ['1', '2', '3', '4', '5', '?', 'p'] {
+    for key in ['1', '2', '3', '4', '5', '6', '?', 'p'] {
         state.key(KeyCode::Char(key));
         for width in [1, 20, 39, 40, 41, 60, 79, 80, 121, 250] {
             for height in [1, 2, 7, 8, 9, 12, 23, 24, 41, 90] {
@@ -101,7 +102,7 @@ fn without_colour_there_is_none() {
             |cell: &ratatui::buffer::Cell| (cell.fg, cell.bg) == (Color::Reset, Color::Reset);
         buffer.content().iter().all(is_plain)
     };
-    for page in '1'..='5' {
+    for page in '1'..='6' {
         state.key(KeyCode::Char(page));
         let (without, with) =
             (rendered(&mut state, (80, 24), false), rendered(&mut state, (80, 24), true));
@@ -224,6 +225,7 @@ fn a_pool_that_goes_is_waited_for_and_shown_again() {
 #[test]
 fn what_is_wrong_is_said() {
     let mut state = State::new(0, 1.0);
+    shows(&screen(&mut state, (80, 24)), &["asking the daemons"]);
     state.take(0.0, Vec::new(), None);
     shows(&screen(&mut state, (80, 24)), &["no pools are in use; waiting"]);
     state.take(1.0, Vec::new(), Some("daemon 9: does not answer in time".to_owned()));

@@ -22,7 +22,8 @@ pub(crate) use devices::DeviceSummary;
 pub(crate) use operations::{DatasetSummary, OperationSummary};
 pub(crate) use txg::TxgSummary;
 
-use crate::control::sample::{Latency, PoolSample, ProcessSample};
+use crate::control::messages::ExplainedBlocks;
+use crate::control::sample::{Latency, MissesSample, PoolSample, ProcessSample};
 
 /// Figures of a pool.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -47,6 +48,32 @@ pub(crate) struct PoolSummary {
     pub(crate) datasets: Vec<DatasetSummary>,
     pub(crate) devices: Vec<DeviceSummary>,
     pub(crate) txg: TxgSummary,
+    /// What was missed most often in the last minute or two, estimated.
+    pub(crate) misses: Vec<MissedSummary>,
+}
+
+/// Blocks of a file, a directory, or of another kind that were missed.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct MissedSummary {
+    pub(crate) name: String,
+    pub(crate) class: String,
+    pub(crate) misses_per_second: f64,
+    /// Of the pool's misses.
+    pub(crate) share: f64,
+    /// The share of its blocks that were used only once.
+    pub(crate) used_once: f64,
+}
+
+fn missed(sample: &MissesSample) -> Vec<MissedSummary> {
+    let seconds = (sample.span_ns as f64 / 1e9).max(1e-3);
+    let row = |blocks: &ExplainedBlocks| MissedSummary {
+        name: blocks.name.clone(),
+        class: blocks.class.clone(),
+        misses_per_second: blocks.share * sample.misses as f64 / seconds,
+        share: blocks.share,
+        used_once: blocks.used_once,
+    };
+    sample.blocks.iter().map(row).collect()
 }
 
 /// A total, and its rate.
@@ -155,6 +182,7 @@ impl Samples<'_> {
             datasets: operations::summary(pool, before, seconds),
             devices: devices::summary(pool, before, seconds),
             txg: txg::summary(pool, before, seconds),
+            misses: missed(&pool.misses),
         })
     }
 

@@ -63,6 +63,13 @@ fn a_block_on_its_way_is_found_whatever_the_cache_wants() {
         let uncached = fixture.counted(StoreCounters::UNCACHED_WRITES);
         assert_eq!(uncached, if caching == OwnerCaching::All { 0 } else { 2 });
         assert_eq!(fixture.counted(StoreCounters::VERIFY_FAILURES), 0);
+        // What the cache does not take has not failed.
+        let (bp, _) = fixture.write(4096, &props(1, Compression::Off));
+        fixture.store.wait_and_flush().unwrap();
+        fixture.forget(&bp);
+        fixture.store.prefetch(&bp, Attributes::DATA, Box::new(|_| {}));
+        fixture.store.devices().drain();
+        assert_eq!(fixture.store.cache().cache().stats().counter("loads_failed"), 0);
         fixture.audit();
     }
 }

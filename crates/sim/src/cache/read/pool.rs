@@ -7,8 +7,7 @@ use forebay_pool::trace::{TraceError, TraceItem, TraceOutcome, TraceReader};
 use super::ReadErrorKind;
 use crate::cache::trace::TraceBuilder;
 
-/// Reads the accesses of a trace. A file without an end, whose recording failed, is read as far as
-/// it goes.
+/// Reads the accesses of a trace. One that is cut is read as far as it goes, and marked.
 pub(super) fn read(
     input: &mut dyn BufRead,
     builder: &mut TraceBuilder,
@@ -20,6 +19,9 @@ pub(super) fn read(
         {
             builder.text_with_class(&record.identity(), record.is_metadata)?;
         }
+    }
+    if !reader.is_complete() {
+        builder.mark_cut();
     }
     Ok(())
 }
