@@ -10,7 +10,7 @@ use forebay_base::sync::atomic::AtomicU64;
 use forebay_base::sync::thread::{JoinHandle, spawn_named};
 
 use crate::cache::Cache;
-use crate::callbacks::{Callbacks, Evicted};
+use crate::callbacks::{Callbacks, Delivery, Evicted};
 use crate::capacity::overhead;
 use crate::error::BuildError;
 use crate::evict::expire::Expiry;
@@ -23,10 +23,11 @@ use crate::tunables::CacheTunables;
 #[must_use = "call `build` to get the cache"]
 pub struct Builder<K: Key, V: Send + Sync + 'static> {
     capacity: Option<u64>,
+    max_entries: Option<u64>,
     bound: Option<u64>,
     overhead: Option<Overhead>,
     weigher: Option<Weigher<K, V>>,
-    on_evict: Option<Box<dyn Fn(Evicted<K, V>) + Send + Sync>>,
+    listener: Option<Callbacks<K, V>>,
     secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
     expiry: Option<Arc<dyn Expiry<V>>>,
     clock: Option<Arc<dyn Clock>>,
@@ -40,10 +41,11 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     pub(crate) fn new() -> Self {
         Self {
             capacity: None,
+            max_entries: None,
             bound: None,
             overhead: None,
             weigher: None,
-            on_evict: None,
+            listener: None,
             secondary: None,
             expiry: None,
             clock: None,
@@ -58,6 +60,20 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     /// comes on top: about 80 bytes per block and 30 per ghost.
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = Some(bytes);
+        self
+    }
+
+    /// Sets the number of blocks to hold, each counted as 1: the capacity of a cache without a
+    /// [`weigher`](Self::weigher). It does not bound the memory of the values.
+    ///
+    /// Like every capacity, it may be exceeded by one in 64 for a moment.
+    ///
+    /// ```
+    /// let cache = forebay_cache::Cache::<u64, String>::builder().max_entries(10_000).build()?;
+    /// # Ok::<(), forebay_cache::BuildError>(())
+    /// ```
+    pub fn max_entries(mut self, entries: u64) -> Self {
+        self.max_entries = Some(entries);
         self
     }
 
@@ -82,19 +98,37 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
         self
     }
 
-    /// Sets the function that weighs a block, in bytes; at least 1 is used. The default is the size
-    /// of `V`, which is right only if `V` owns no memory. With a [`bound`](Self::bound) the
-    /// function weighs only what `V` owns, and the default is nothing.
+    /// Sets the function that weighs a block, in bytes; at least 1 is used. It weighs the value
+    /// with all memory that it owns; with a [`bound`](Self::bound) only what it owns, because the header
+    /// that contains it counts already. There is no default: the size of `V` is wrong if `V` owns
+    /// memory. See also [`max_entries`](Self::max_entries).
     pub fn weigher(mut self, weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static) -> Self {
         self.weigher = Some(Box::new(weigh));
         self
     }
 
-    /// Sets a function that is called with each block that has left the cache. It runs on its own
-    /// thread and may block. If more blocks than the tunable `callback_queue` wait for it, further
-    /// ones are dropped without it and counted.
-    pub fn on_evict(mut self, f: impl Fn(Evicted<K, V>) + Send + Sync + 'static) -> Self {
-        self.on_evict = Some(Box::new(f));
+    /// Sets the listener: a function that is called with each block that has left the cache, and
+    /// why. It runs on its own thread, under no lock, and may block and call the cache. `delivery`
+    /// says what happens if it is slow; [`Delivery::default`] loses nothing.
+    ///
+    /// [`Cache::close`] and the drop of the cache deliver what is queued. A value that is pinned
+    /// when the cache is dropped is dropped later, without the listener.
+    ///
+    /// ```
+    /// use forebay_cache::{Cache, Delivery};
+    ///
+    /// let cache = Cache::<u64, String>::builder()
+    ///     .max_entries(10_000)
+    ///     .on_evicted(Delivery::Lossless, |gone| println!("{}: {:?}", gone.key, gone.cause))
+    ///     .build()?;
+    /// # Ok::<(), forebay_cache::BuildError>(())
+    /// ```
+    pub fn on_evicted(
+        mut self,
+        delivery: Delivery,
+        listener: impl Fn(Evicted<K, V>) + Send + Sync + 'static,
+    ) -> Self {
+        self.listener = Some(Callbacks::new(delivery, Box::new(listener)));
         self
     }
 
@@ -148,10 +182,18 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     ///
     /// # Errors
     ///
-    /// The capacity or a tunable is invalid, or the system provides no memory or no thread.
+    /// There is no capacity or no weigher, a tunable is invalid, or the system provides no memory
+    /// or no thread.
     pub fn build(self) -> Result<Cache<K, V>, BuildError> {
-        let capacity = self.capacity.or(self.bound).filter(|c| *c > 0);
+        let capacity = self.capacity.or(self.bound).or(self.max_entries).filter(|c| *c > 0);
         let capacity = capacity.ok_or(BuildError::NoCapacity)?;
+        let weighed = self.capacity.or(self.bound).is_some() || self.weigher.is_some();
+        let weigher: Weigher<K, V> = match (self.weigher, self.max_entries) {
+            (_, Some(_)) if weighed => return Err(BuildError::TwoSizes),
+            (None, Some(_)) => Box::new(|_, _| 1),
+            (Some(weigher), _) => weigher,
+            (None, None) => return Err(BuildError::NoWeigher),
+        };
         let tunables = CacheTunables::default();
         for (name, value) in &self.tunables {
             tunables.set(name, value)?;
@@ -168,7 +210,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             None => seed_from_system(),
         };
         let limit = capacity.saturating_add(capacity >> tunables.overflow_shift());
-        let has_callbacks = self.on_evict.is_some();
+        let has_callbacks = self.listener.is_some();
         let inner = CacheInner::new(CacheParts {
             target: capacity,
             limit,
@@ -176,12 +218,8 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             sublists,
             seed,
             tunables,
-            weigher: self.weigher.unwrap_or_else(|| {
-                // With a bound, the header that contains the value counts already.
-                let bytes = if self.bound.is_some() { 0 } else { size_of::<V>() as u64 };
-                Box::new(move |_, _| bytes)
-            }),
-            callbacks: self.on_evict.map(Callbacks::new),
+            weigher,
+            callbacks: self.listener,
             secondary: self.secondary,
             expiry: self.expiry,
             clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock::default())),

@@ -13,6 +13,7 @@ use crate::builder::Builder;
 use crate::error::{OwnerError, Refused};
 use crate::guard::{OwnedRef, Ref, SlotHint};
 use crate::inner::CacheInner;
+use crate::insert::NotInserted;
 use crate::key::{Key, OwnerId};
 use crate::owner::{MAX_OWNERS, OwnerCaching};
 use crate::secondary::Candidate;
@@ -86,7 +87,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// ```
     /// # use forebay_cache::Cache;
-    /// # let cache = Cache::<u64, u32>::builder().capacity(1 << 20).build()?;
+    /// # let cache = Cache::<u64, u32>::builder().max_entries(1000).build()?;
     /// cache.insert(7, 70)?;
     /// let mut found = Vec::new();
     /// cache.get_many(&[6, 7], &mut found);
@@ -103,7 +104,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// ```
     /// # use forebay_cache::Cache;
-    /// # let cache = Cache::<u64, u32>::builder().capacity(1 << 20).build()?;
+    /// # let cache = Cache::<u64, u32>::builder().max_entries(1000).build()?;
     /// cache.insert(7, 70)?;
     /// let hint = cache.get(&7).map(|block| block.slot_hint()).unwrap_or_default();
     /// assert_eq!(cache.get_at(hint, &7).as_deref(), Some(&70));
@@ -147,7 +148,10 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// As for [`insert`](Self::insert).
     pub fn insert_with(&self, key: K, value: V, attributes: Attributes) -> Result<(), Refused<V>> {
-        self.inner().insert(key, value, attributes)
+        self.inner().insert(key, value, attributes, None).map_err(|error| match error {
+            NotInserted::Refused(refused) => refused,
+            NotInserted::Changed => unreachable!("any entry will do"),
+        })
     }
 
     /// Offers all blocks that are not being written to `take`, up to `most` at once.
@@ -260,7 +264,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// ```
     /// # use forebay_cache::Cache;
-    /// # let cache = Cache::<u64, u32>::builder().capacity(400).build()?;
+    /// # let cache = Cache::<u64, u32>::builder().max_entries(100).build()?;
     /// # for key in (0..4).flat_map(|_| 0..150) {
     /// #     if cache.get(&key).is_none() { cache.insert(key, 0)?; }
     /// # }

@@ -1,16 +1,21 @@
-//! Eviction callbacks of users, which run on their own thread.
+//! The user's listener, which is told of each block that has left the cache, on its own thread.
 //!
 //! Invariants
 //!
-//! * A callback cannot stop reclaim. It may block, take the user's locks, and call the cache.
-//! * The queue is bounded. Reclaim does not wait for it: events that do not fit are dropped and
-//!   counted.
-//! * A value holds its capacity until its callback has run.
+//! * The listener cannot stop reclaim, which never waits for it. It may block, take the user's
+//!   locks, and call the cache.
+//! * A value holds its capacity until the listener has run. So the queue is bounded by the capacity
+//!   also if no event may be lost ([`Delivery::Lossless`]).
+//! * Inserters that find no capacity wait for the listener, before they have taken any and without
+//!   a lock (`capacity::reserve`). The listener's own thread never waits for itself: its inserts
+//!   may use the capacity of the value that it was handed.
 //!
 //! Locking: `callback-queue`, a leaf lock.
 
 use std::collections::VecDeque;
 
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::thread::{ThreadId, current_id};
 use forebay_base::sync::{Condvar, Mutex};
 
 use crate::attributes::{Cause, Class};
@@ -29,15 +34,35 @@ pub struct Evicted<K, V> {
     pub(crate) weight: u64,
 }
 
-/// A user's callback.
+/// What happens if blocks leave faster than the listener runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Delivery {
+    /// The listener is told of every block. Threads that need capacity wait for it, as long as it
+    /// takes, because values hold theirs until it has run. The default: a listener that misses
+    /// events is of no use for what most listeners do, such as to keep another structure in step.
+    ///
+    /// The listener must not wait for a thread that inserts or loads: that thread may wait for the
+    /// listener. The listener may itself insert and load.
+    #[default]
+    Lossless,
+    /// At most this many blocks wait for the listener, and they weigh at most an eighth of the
+    /// capacity. Further ones are dropped without it, and are counted as `callbacks_dropped`. No
+    /// thread waits for the listener.
+    Lossy(usize),
+}
+
+/// A user's listener.
 pub(crate) type Callback<K, V> = Box<dyn Fn(Evicted<K, V>) + Send + Sync>;
 
 pub(crate) struct Callbacks<K, V> {
     pub(crate) run: Callback<K, V>,
+    delivery: Delivery,
+    /// Capacity of the event that the listener was handed, which its own inserts may use.
+    in_hand: AtomicU64,
     queue: Mutex<Queue<K, V>>,
     /// Signals the thread: an event was queued, or the queue was closed.
     arrived: Condvar,
-    /// Signals draining threads: a callback has run. Separate, so that the single wake-up of an
+    /// Signals draining threads: the listener has run. Separate, so that the single wake-up of an
     /// event cannot go to a draining thread.
     done: Condvar,
 }
@@ -45,28 +70,83 @@ pub(crate) struct Callbacks<K, V> {
 struct Queue<K, V> {
     events: VecDeque<Evicted<K, V>>,
     bytes: u64,
-    /// Whether the thread is running a callback.
+    /// Whether the listener is running.
     busy: bool,
     closed: bool,
+    /// The listener's thread, once it has begun.
+    thread: Option<ThreadId>,
 }
 
 impl<K, V> Callbacks<K, V> {
-    pub(crate) fn new(run: Callback<K, V>) -> Self {
-        let queue = Queue { events: VecDeque::new(), bytes: 0, busy: false, closed: false };
-        let queue = Mutex::named("callback-queue", queue);
-        Self { run, queue, arrived: Condvar::new(), done: Condvar::new() }
+    pub(crate) fn new(delivery: Delivery, run: Callback<K, V>) -> Self {
+        let queue =
+            Queue { events: VecDeque::new(), bytes: 0, busy: false, closed: false, thread: None };
+        Self {
+            run,
+            delivery,
+            in_hand: AtomicU64::new(0),
+            queue: Mutex::named("callback-queue", queue),
+            arrived: Condvar::new(),
+            done: Condvar::new(),
+        }
     }
 
-    /// Queues an event, or returns it if the queue is full.
-    pub(crate) fn push(
-        &self,
-        event: Evicted<K, V>,
-        most: usize,
-        most_bytes: u64,
-    ) -> Result<(), Evicted<K, V>> {
+    /// Whether every event is delivered.
+    pub(crate) fn is_lossless(&self) -> bool {
+        self.delivery == Delivery::Lossless
+    }
+
+    /// Notes that the calling thread is the listener's.
+    pub(crate) fn begin_thread(&self) {
+        self.queue.lock().thread = Some(current_id());
+    }
+
+    /// Whether the calling thread is the listener's.
+    fn is_own_thread(&self) -> bool {
+        self.queue.lock().thread == Some(current_id())
+    }
+
+    /// Whether the calling thread should wait until the listener releases capacity: events are
+    /// queued or running, none may be lost, and it is not the listener that asks.
+    pub(crate) fn is_awaited(&self) -> bool {
+        if !self.is_lossless() {
+            return false;
+        }
+        let queue = self.queue.lock();
+        (queue.busy || !queue.events.is_empty()) && queue.thread != Some(current_id())
+    }
+
+    /// Hands the capacity of an event to the listener's thread while the listener runs.
+    pub(crate) fn hand_over(&self, weight: u64) {
+        self.in_hand.store(weight, Ordering::Relaxed);
+    }
+
+    /// Takes back what the listener has not used of it.
+    pub(crate) fn take_back(&self) -> u64 {
+        self.in_hand.swap(0, Ordering::Relaxed)
+    }
+
+    /// Uses capacity that the listener has in hand. False if there is too little, or for a thread
+    /// other than the listener's.
+    pub(crate) fn use_in_hand(&self, weight: u64) -> bool {
+        let left = self.in_hand.load(Ordering::Relaxed).checked_sub(weight);
+        let left = left.filter(|_| self.is_own_thread());
+        // Only the listener's thread changes it.
+        left.map(|left| self.in_hand.store(left, Ordering::Relaxed)).is_some()
+    }
+
+    /// Queues an event, or returns it if the queue is full or closed. `most_bytes` bounds the
+    /// weight of events that may be lost.
+    pub(crate) fn push(&self, event: Evicted<K, V>, most_bytes: u64) -> Result<(), Evicted<K, V>> {
         let mut queue = self.queue.lock();
-        let full = queue.events.len() >= most || queue.bytes + event.weight > most_bytes;
-        if queue.closed || (full && !queue.events.is_empty()) {
+        let full = match self.delivery {
+            Delivery::Lossless => false,
+            Delivery::Lossy(most) => {
+                let heavy = queue.bytes + event.weight > most_bytes && !queue.events.is_empty();
+                queue.events.len() >= most.max(1) || heavy
+            }
+        };
+        if queue.closed || full {
             return Err(event);
         }
         queue.bytes += event.weight;
@@ -76,11 +156,15 @@ impl<K, V> Callbacks<K, V> {
         Ok(())
     }
 
-    /// The next event; `None` once closed and empty. Marks the previous event as done.
+    /// Notes that the listener has run, and that the event's capacity is released.
+    pub(crate) fn finish(&self) {
+        self.queue.lock().busy = false;
+        self.done.notify_all();
+    }
+
+    /// The next event; `None` once closed and empty.
     pub(crate) fn next(&self) -> Option<Evicted<K, V>> {
         let mut queue = self.queue.lock();
-        queue.busy = false;
-        self.done.notify_all();
         loop {
             if let Some(event) = queue.events.pop_front() {
                 queue.bytes -= event.weight;
@@ -99,7 +183,7 @@ impl<K, V> Callbacks<K, V> {
         self.queue.lock().bytes
     }
 
-    /// Waits until the queue is empty and no callback is running.
+    /// Waits until the queue is empty and the listener is not running.
     pub(crate) fn drain(&self) {
         let mut queue = self.queue.lock();
         while queue.busy || !queue.events.is_empty() {

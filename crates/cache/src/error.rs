@@ -7,12 +7,23 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// No capacity became free in time.
-    #[error("no capacity became free in time; try again later, or raise the capacity")]
+    /// The cache is full of pinned blocks, or no capacity became free in time.
+    #[error(
+        "no capacity is free: blocks are pinned or being loaded; try again later, raise the \
+         capacity, or allow a wait by the tunable `overflow_wait_ms`"
+    )]
     NoCapacity,
     /// Its weight exceeds the capacity or 4 GiB.
-    #[error("its weight exceeds the capacity of the cache or 4 GiB")]
-    TooHeavy,
+    #[error(
+        "its weight is {weight}, and a block may weigh at most {most}: the capacity, or 4 GiB; \
+         raise the capacity, or keep the block elsewhere"
+    )]
+    TooHeavy {
+        /// Weight of the block, in a cache with a bound including its header.
+        weight: u64,
+        /// The heaviest block that the cache takes at the moment.
+        most: u64,
+    },
     /// Its owner does not cache this class.
     #[error("its owner does not cache blocks of this class")]
     ByOwner,
@@ -58,18 +69,19 @@ impl<V> Error for Refused<V> {}
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// Neither `capacity` nor `bound` was given, or it is zero.
-    #[error("a cache needs a capacity above zero: call `capacity` or `bound`")]
+    /// None of `capacity`, `bound` and `max_entries` was given, or it is zero.
+    #[error("a cache needs a capacity above zero: call `capacity`, `bound` or `max_entries`")]
     NoCapacity,
-    /// A keyed cache has a capacity in bytes and no weigher.
+    /// Neither `weigher` nor `max_entries` was given.
     #[error(
-        "a capacity in bytes needs a function that weighs a value: call `weigher`, or call \
-         `max_entries` instead"
+        "nothing says how large a block is: call `weigher` with a function that returns its bytes, \
+         or `max_entries(n)` instead of a capacity, which counts each block as 1"
     )]
     NoWeigher,
-    /// A keyed cache has a number of entries, and a capacity, a bound or a weigher too.
+    /// `max_entries` was given with `capacity`, `bound` or `weigher`.
     #[error(
-        "a cache has one size: call either `max_entries`, or `capacity` or `bound` and `weigher`"
+        "`max_entries` counts each block as 1, so it excludes `capacity`, `bound` and `weigher`: \
+         call it without them, or call `capacity` and `weigher` without it"
     )]
     TwoSizes,
     /// The bound leaves no capacity for blocks.

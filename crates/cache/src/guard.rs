@@ -127,13 +127,12 @@ impl<K: Key, V: Send + Sync + 'static> OwnedRef<K, V> {
         state.has(VALID) && !state.has(RETIRED)
     }
 
-    /// Takes the value out, if the block has left the cache and this is its last pin. The function
-    /// given to [`on_evict`](crate::Builder::on_evict) does not get the value then.
+    /// Takes the value out, if the block has left the cache and this is its last pin. The listener
+    /// ([`on_evicted`](crate::Builder::on_evicted)) is not told of it then: the caller has it.
     ///
     /// ```
     /// # use forebay_cache::Cache;
-    /// # let cache = Cache::<u64, String>::builder()
-    /// #     .capacity(1 << 20).weigher(|_, text| text.len() as u64).build()?;
+    /// # let cache = Cache::<u64, String>::builder().max_entries(1000).build()?;
     /// cache.insert(7, "seven".to_owned())?;
     /// let removed = cache.remove(&7).expect("inserted just now");
     /// assert_eq!(removed.try_into_value().as_deref().ok(), Some("seven"));

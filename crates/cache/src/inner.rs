@@ -177,6 +177,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     /// Number of cached blocks.
     pub(crate) fn resident_blocks(&self) -> u64 {
         self.resident.iter().flatten().map(MultiList::blocks).sum()

@@ -37,18 +37,24 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             Permit::ByOwner => return Some(Refusal::ByOwner),
             Permit::Closed => return Some(Refusal::Closed),
         }
-        let too_heavy = || weight > self.capacity.target() || weight >= u64::from(u32::MAX);
-        if too_heavy() && self.bound.is_some() && self.mode == Reclaim::Inline {
+        let too_heavy = || self.too_heavy(weight);
+        if too_heavy().is_some() && self.bound.is_some() && self.mode == Reclaim::Inline {
             // Without a reclaimer, check whether the overhead has shrunk.
             self.reclaim_directly(0);
         }
-        too_heavy().then_some(Refusal::TooHeavy)
+        too_heavy()
+    }
+
+    /// The refusal of a block that may never be cached, because of its weight.
+    pub(crate) fn too_heavy(&self, weight: u64) -> Option<Refusal> {
+        let most = self.capacity.target().min(u64::from(u32::MAX) - 1);
+        (weight > most).then_some(Refusal::TooHeavy { weight, most })
     }
 
     pub(crate) fn count_refusal(&self, reason: Refusal, class: Class) {
         let row = match reason {
             Refusal::NoCapacity => CacheCounters::REFUSED_NO_CAPACITY,
-            Refusal::TooHeavy => CacheCounters::REFUSED_TOO_HEAVY,
+            Refusal::TooHeavy { .. } => CacheCounters::REFUSED_TOO_HEAVY,
             Refusal::ByOwner => CacheCounters::REFUSED_BY_OWNER,
             Refusal::Closed => CacheCounters::REFUSED_CLOSED,
             Refusal::NoMemory => CacheCounters::REFUSED_NO_MEMORY,
@@ -56,13 +62,14 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.counters.add(row, class as usize, 1);
     }
 
-    /// Inserts a value, replacing any other of that key.
+    /// Inserts a value, replacing any other of that key, or `only` that header's.
     pub(crate) fn insert(
         &self,
         key: K,
         value: V,
         attributes: Attributes,
-    ) -> Result<(), Refused<V>> {
+        only: Option<NonNull<Header<K, V>>>,
+    ) -> Result<(), NotInserted<V>> {
         let attributes = self.policy_attributes(attributes);
         let class = attributes.class;
         let hash = self.hash(&key);
@@ -70,33 +77,40 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let refused = (self.refuse(&key, class, weight))
             .or_else(|| (!self.reserve(weight)).then_some(Refusal::NoCapacity));
         if let Some(reason) = refused {
-            return Err(self.refuse_insert(hash, &key, value, reason, class));
+            return Err(self.refuse_insert(hash, (&key, only), value, reason, class));
         }
         if let Some(secondary) = self.active_secondary() {
-            return self.insert_over(secondary, hash, key, value, (weight as u32, attributes));
+            let weighed = (weight as u32, attributes);
+            return self.insert_over(secondary, hash, (key, only), value, weighed);
         }
         let Ok(header) = self.slab.take() else {
             self.capacity.release(weight);
-            return Err(self.refuse_insert(hash, &key, value, Refusal::NoMemory, class));
+            let reason = Refusal::NoMemory;
+            return Err(self.refuse_insert(hash, (&key, only), value, reason, class));
         };
         // SAFETY: fresh from the slab, so this thread's alone.
         unsafe {
             header.as_ref().occupy(key, weight as u32, Some(value), self.sampled(hash, attributes))
         };
-        match self.link(hash, &key, header, class) {
+        match self.link(hash, (&key, only), header, class) {
             Ok(previous) => {
                 let frequent = self.note_previous(&previous, hash, header, attributes, true);
                 self.record_entry(hash, self.owner_of(&key), attributes, weight as u32);
                 self.enter(header, class, attributes.hint, frequent);
                 Ok(())
             }
-            Err(reason) => {
+            Err(error) => {
                 // SAFETY: never announced, and occupied with a value above.
                 let value = unsafe { header.as_ref().retract(true) };
                 let value = value.expect("occupied with a value");
                 self.slab.give(header);
                 self.capacity.release(weight);
-                Err(self.refuse_insert(hash, &key, value, reason, class))
+                match error {
+                    PutError::Changed => Err(NotInserted::Changed),
+                    PutError::Refused(reason) => {
+                        Err(self.refuse_insert(hash, (&key, only), value, reason, class))
+                    }
+                }
             }
         }
     }
@@ -104,35 +118,38 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     pub(crate) fn refuse_insert(
         &self,
         hash: u64,
-        key: &K,
+        (key, only): (&K, Option<NonNull<Header<K, V>>>),
         value: V,
         reason: Refusal,
         class: Class,
-    ) -> Refused<V> {
+    ) -> NotInserted<V> {
         // The cached value of this key is outdated now. That holds whatever the reason is: the
         // secondary cache may keep its blocks over a close and return them later.
-        let removed = self.remove_everywhere(hash, key, Cause::Replaced, None).is_some();
+        let removed = self.remove_everywhere(hash, key, Cause::Replaced, only).is_some();
         self.count_refusal(reason, class);
-        Refused { reason, value, removed }
+        NotInserted::Refused(Refused { reason, value, removed })
     }
 
     /// Makes a header reachable in place of the key's previous entry.
     fn link(
         &self,
         hash: u64,
-        key: &K,
+        (key, only): (&K, Option<NonNull<Header<K, V>>>),
         header: NonNull<Header<K, V>>,
         class: Class,
-    ) -> Result<PreviousEntry<K, V>, Refusal> {
+    ) -> Result<PreviousEntry<K, V>, PutError> {
         let mut locked = self.index.lock(hash);
         // Checked again under the lock: a close that passes the barrier later sees the header.
         if let Some(reason) = self.refuse(key, class, 0) {
-            return Err(reason);
+            return Err(PutError::Refused(reason));
         }
         let known = Self::find_known(&locked, key);
+        if only.is_some_and(|only| !known.is_resident_at(only.addr().get())) {
+            return Err(PutError::Changed);
+        }
         let bits = VALID | FILLED;
         self.put(&mut locked, known, (hash, header), bits, Cause::Replaced)
-            .map_err(|_| Refusal::NoMemory)
+            .map_err(|_| PutError::Refused(Refusal::NoMemory))
     }
 
     /// The entry of a key, whose partition is locked.
@@ -318,9 +335,22 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
+    /// Adds a new block's pinned header to a list, as [`place`](Self::place) does.
+    pub(crate) fn enlist(
+        &self,
+        header: NonNull<Header<K, V>>,
+        class: Class,
+        list: List,
+        change: impl Fn(HeaderState) -> HeaderState,
+    ) -> Option<HeaderState> {
+        let before = self.place(header, class, list, change)?;
+        self.counters.add(CacheCounters::INSERTS, class as usize, 1);
+        Some(before)
+    }
+
     /// Adds a pinned header to a list, in the same update as `change`. Returns the state before, or
     /// `None`, without a change, if the header was retired meanwhile.
-    pub(crate) fn enlist(
+    pub(crate) fn place(
         &self,
         header: NonNull<Header<K, V>>,
         class: Class,
@@ -338,8 +368,6 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let before = h.update(|s| (!s.has(RETIRED)).then(|| change(s.at(list, position))))?;
         ring.push(id);
         sublist.count_in(&ring, weight);
-        drop(ring);
-        self.counters.add(CacheCounters::INSERTS, class as usize, 1);
         Some(before)
     }
 
@@ -422,6 +450,20 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         sublist.count_out(u64::from(weight), 1);
         self.counters.add(CacheCounters::LEFT, cause as usize, 1);
     }
+}
+
+/// Why a value was not inserted.
+pub(crate) enum NotInserted<V> {
+    /// The key does not have the only header that the caller wants to replace.
+    Changed,
+    Refused(Refused<V>),
+}
+
+/// Why a header was not put into a slot.
+pub(crate) enum PutError {
+    /// The slot does not have the only header that the caller wants to replace.
+    Changed,
+    Refused(Refusal),
 }
 
 /// The entry that a new header replaces in the index.

@@ -35,15 +35,17 @@
 //! * A pinned block is never evicted.
 //! * The thread that releases the last pin drops the value, or the evictor does. This may happen
 //!   under locks of the cache. So the drop of `V` must not block and must not call the cache.
-//! * Beyond the overflow limit inserters wait for capacity, in FIFO order and for a bounded time. A
-//!   block without capacity is returned uncached and counted.
+//! * A cache full of pinned blocks returns a new block uncached, and counts it. With the tunable
+//!   `overflow_wait_ms`, inserters first wait for capacity, in FIFO order and for that time.
+//! * A listener ([`Builder::on_evicted`]) misses no block, unless it is told that it may.
 //! * Errors are never cached. All waiters of a load get its error.
 //!
 //! # Modules
 //!
 //! | module | contains |
 //! |---|---|
-//! | `cache`, `operations`, `builder`, `lookup`, `insert` | the interface, hits, inserts and removals |
+//! | `cache`, `builder`, `lookup`, `insert` | the interface, hits, inserts and removals |
+//! | `operations`, `entry`, `weight` | visits, conditional changes, changes of weights |
 //! | `header` | block descriptors, the protocol of pins, their memory |
 //! | `index` | from hashes to headers and ghosts |
 //! | `lists` | the order of blocks and ghosts |
@@ -69,6 +71,7 @@ mod capacity;
 pub mod counters;
 #[cfg(feature = "insight")]
 mod curve;
+mod entry;
 mod error;
 mod evict;
 mod frequency;
@@ -95,14 +98,16 @@ mod sample;
 mod secondary;
 mod stats;
 pub mod tunables;
+mod weight;
 
 pub use attributes::{Attributes, Cause, Class, Hint};
 pub use builder::Builder;
 pub use cache::{Cache, Owner};
-pub use callbacks::Evicted;
+pub use callbacks::{Delivery, Evicted};
 pub use capacity::overhead::Overhead;
 #[cfg(feature = "insight")]
 pub use curve::report::{Curve, CurvePoint};
+pub use entry::Entry;
 pub use error::{BuildError, OwnerError, Refusal, Refused};
 pub use guard::{OwnedRef, Ref, SlotHint};
 pub use index::IndexStats;

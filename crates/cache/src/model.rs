@@ -50,7 +50,7 @@ impl Capacity {
     }
     /// Refuses all tickets.
     pub fn expire(&self) {
-        self.0.expire(1);
+        self.0.expire(1, true);
     }
     /// Serves the queue, as the reclaimer does after each pass.
     pub fn grant(&self) {

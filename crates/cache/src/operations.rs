@@ -51,7 +51,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// ```
     /// # use forebay_cache::Cache;
-    /// # let cache = Cache::<u64, u32>::builder().capacity(1 << 20).weigher(|_, _| 4).build()?;
+    /// # let cache = Cache::<u64, u32>::builder().max_entries(1000).build()?;
     /// cache.insert(7, 70)?;
     /// cache.insert(8, 80)?;
     /// assert_eq!(cache.iter().map(|block| *block).sum::<u32>(), 150);
@@ -71,7 +71,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// ```
     /// # use forebay_cache::Cache;
-    /// # let cache = Cache::<u64, u32>::builder().capacity(1 << 20).weigher(|_, _| 4).build()?;
+    /// # let cache = Cache::<u64, u32>::builder().max_entries(1000).build()?;
     /// cache.insert(7, 70)?;
     /// assert_eq!(cache.remove(&7).as_deref(), Some(&70));
     /// assert!(cache.remove(&7).is_none());
@@ -90,7 +90,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// ```
     /// # use forebay_cache::Cache;
-    /// # let cache = Cache::<u64, u32>::builder().capacity(1 << 20).weigher(|_, _| 4).build()?;
+    /// # let cache = Cache::<u64, u32>::builder().max_entries(1000).build()?;
     /// cache.insert(7, 70)?;
     /// assert!(cache.remove_if(&7, |value| *value > 99).is_none());
     /// assert_eq!(cache.remove_if(&7, |value| *value < 99).as_deref(), Some(&70));
@@ -126,7 +126,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// ```
     /// # use forebay_cache::Cache;
-    /// # let cache = Cache::<u64, u32>::builder().capacity(1 << 20).weigher(|_, _| 4).build()?;
+    /// # let cache = Cache::<u64, u32>::builder().max_entries(1000).build()?;
     /// cache.insert(7, 70)?;
     /// cache.insert(8, 80)?;
     /// assert_eq!(cache.retain(|_key, value, _class| *value > 75), 1);

@@ -8,11 +8,12 @@ forebay_base::tunables! {
     sublists: u32 = 0, 0..=1024, build, "count";
 
     /// The cache may exceed its target by the target shifted right by this. Beyond that, inserters
-    /// wait until eviction has freed capacity.
+    /// evict before they go on.
     overflow_shift: u32 = 6, 0..=20, runtime, "shift";
 
-    /// How long an inserter waits for capacity before its block is returned uncached.
-    overflow_wait_ms: u32 = 200, 0..=60000, runtime, "ms";
+    /// How long an inserter or a load waits for capacity if all blocks are pinned. Then its block
+    /// is returned uncached. With 0 that happens at once.
+    overflow_wait_ms: u32 = 0, 0..=60000, runtime, "ms";
 
     /// Blocks that the evictor takes from a sublist at once.
     evict_batch_limit: u32 = 64, 1..=1024, runtime, "count";
@@ -35,10 +36,6 @@ forebay_base::tunables! {
     /// Hits on a block while it is among this share of the newest blocks of mru do not count as
     /// reuse. 0 counts all.
     correlated_window_permille: u32 = 0, 0..=900, runtime, "permille";
-
-    /// Evicted blocks that may wait for the user's callback. Beyond that, callbacks are dropped and
-    /// counted.
-    callback_queue: u32 = 4096, 1..=1048576, runtime, "count";
 
     /// Blocks near the cold end that are offered to the secondary cache ahead of eviction. From mfu
     /// one per sublist, unless mfu has to give up blocks. 0 offers none.

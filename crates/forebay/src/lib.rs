@@ -71,8 +71,8 @@ pub use forebay_io as io;
 pub use forebay_l2 as l2;
 
 pub use forebay_cache::{
-    Attributes, BuildError, Builder, Cache, Cause, Class, Evicted, Hint, Key, KeyedCache, KeyedRef,
-    LoadError, OwnedRef, Ref, Refusal, Refused, Stats,
+    Attributes, BuildError, Builder, Cache, Cause, Class, Delivery, Evicted, Hint, Key, KeyedCache,
+    KeyedRef, LoadError, OwnedRef, Ref, Refusal, Refused, Stats,
 };
 #[cfg(feature = "hybrid")]
 pub use forebay_l2::{HybridBuilder, HybridCache, HybridStats, InsertError, L2Key, L2Value};

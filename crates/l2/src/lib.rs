@@ -73,8 +73,8 @@ mod writer;
 
 // What a user of `HybridCache` needs of the crates below.
 pub use forebay_cache::{
-    Attributes, Cause, Class, Evicted, Hint, Key, LoadError, OwnedRef, OwnerId, Ref, Refusal,
-    Refused, Stats,
+    Attributes, Cause, Class, Delivery, Evicted, Hint, Key, LoadError, OwnedRef, OwnerId, Ref,
+    Refusal, Refused, Stats,
 };
 pub use forebay_io::{Device, FileDevice, MemoryDevice, MemoryOptions, OpenError, OpenOptions};
 

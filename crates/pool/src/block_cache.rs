@@ -51,6 +51,9 @@ const MEMORY_WAIT: Duration = Duration::from_millis(5);
 /// Default correlated-reference window. A sequential reader reads a record in several pieces, and a
 /// prefetched block is read soon after; neither counts as reuse.
 const WINDOW_PERMILLE: &str = "100";
+/// Default wait for capacity. A block that is handed out uncached is read again soon, which costs
+/// more than a short wait for blocks that are being written.
+const OVERFLOW_WAIT_MS: &str = "200";
 
 /// A pinned block. It stays in memory until the reference is dropped.
 pub(crate) type BlockRef = OwnedRef<BlockKey, Buffer>;
@@ -137,7 +140,8 @@ impl BlockCache {
             })
             .secondary_cache(Arc::clone(&l2) as Arc<dyn SecondaryCache<BlockKey, Buffer>>)
             .weigher(|_, block: &Buffer| block.footprint() as u64)
-            .tunable("correlated_window_permille", WINDOW_PERMILLE);
+            .tunable("correlated_window_permille", WINDOW_PERMILLE)
+            .tunable("overflow_wait_ms", OVERFLOW_WAIT_MS);
         #[cfg(feature = "testing")]
         if options.plain_lru {
             builder = builder.plain_lru();

@@ -120,7 +120,7 @@ pub(crate) fn pool_sector(
 /// Converts an error of opening a device.
 pub(crate) fn refused(error: OpenError) -> Error {
     let kind = match &error {
-        OpenError::Missing { .. } => ErrorKind::NotFound,
+        OpenError::Missing { .. } | OpenError::MissingFolder { .. } => ErrorKind::NotFound,
         OpenError::Busy { .. } | OpenError::InUse { .. } => ErrorKind::InUse,
         OpenError::ReadOnlyMedium { .. } => ErrorKind::ReadOnly,
         OpenError::System { .. } | OpenError::Permission { .. } => ErrorKind::Device,

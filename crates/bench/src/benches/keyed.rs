@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use forebay_cache::{Cache, KeyedCache, SeededState};
+use forebay_cache::{Cache, Delivery, KeyedCache, SeededState};
 
 use super::{interleave, panels_over_threads};
 use crate::keys::{Distribution, KeySpace, KeyStream};
@@ -170,7 +170,7 @@ where
     let cache = KeyedCache::<K, Page>::builder()
         .max_entries(entries)
         .time_to_live(TIME_TO_LIVE)
-        .on_evicted(move |_| count())
+        .on_evicted(Delivery::Lossless, move |_| count())
         .build()?;
     Ok(plan.measure(subject, &cache, keys))
 }

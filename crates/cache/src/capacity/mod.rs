@@ -50,8 +50,9 @@ pub(crate) struct Capacity {
 /// One inserter's place in the queue.
 pub(crate) struct Ticket {
     weight: u64,
-    /// When it expires, by the cache's clock.
-    deadline_ns: u64,
+    /// When it expires, by the cache's clock. `None`: when the user's listener is idle, which
+    /// holds capacity until then.
+    deadline_ns: Option<u64>,
     state: Mutex<TicketState>,
 }
 
@@ -246,7 +247,7 @@ impl Capacity {
     }
 
     /// Joins the queue.
-    pub(crate) fn queue_up(&self, weight: u64, deadline_ns: u64) -> Arc<Ticket> {
+    pub(crate) fn queue_up(&self, weight: u64, deadline_ns: Option<u64>) -> Arc<Ticket> {
         let state = Mutex::named("throttle-ticket", TicketState::Waiting(None));
         let ticket = Arc::new(Ticket { weight, deadline_ns, state });
         let mut queue = self.queue.lock();
@@ -272,6 +273,24 @@ impl Capacity {
         }
     }
 
+    /// Blocks until the next grant or [`wake`](Self::wake), or until the time is over. Returns the
+    /// ticket's outcome if it has one. Otherwise it keeps its place.
+    pub(crate) fn wait_once(&self, ticket: &Ticket, timeout: Duration) -> Option<bool> {
+        let mut queue = self.queue.lock();
+        ticket.outcome().or_else(|| {
+            self.granted.wait_timeout(&mut queue, timeout);
+            ticket.outcome()
+        })
+    }
+
+    /// Wakes all threads that wait in [`wait_once`](Self::wait_once).
+    pub(crate) fn wake(&self) {
+        if self.has_waiters() {
+            drop(self.queue.lock());
+            self.granted.notify_all();
+        }
+    }
+
     /// Leaves the queue. True if the ticket was granted meanwhile; the capacity is then the
     /// caller's.
     pub(crate) fn leave(&self, ticket: &Arc<Ticket>) -> bool {
@@ -292,23 +311,21 @@ impl Capacity {
         ticket.settle(TicketState::Refused);
     }
 
-    /// Refuses expired tickets. Returns the next deadline.
-    pub(crate) fn expire(&self, now_ns: u64) -> Option<u64> {
+    /// Refuses expired tickets, and if the user's listener is idle, those that wait for it.
+    pub(crate) fn expire(&self, now_ns: u64, listener_is_idle: bool) {
         let mut wake = Vec::new();
         let mut queue = self.queue.lock();
         queue.retain(|ticket| {
-            let keep = ticket.deadline_ns > now_ns;
+            let keep = ticket.deadline_ns.map_or(!listener_is_idle, |at| at > now_ns);
             if !keep {
                 wake.extend(ticket.settle(TicketState::Refused));
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
             }
             keep
         });
-        let next = queue.iter().map(|t| t.deadline_ns).min();
         drop(queue);
         self.granted.notify_all();
         wake_all(wake);
-        next
     }
 }
 
@@ -334,6 +351,11 @@ impl Ticket {
             TicketState::Granted => Some(true),
             TicketState::Refused => Some(false),
         }
+    }
+
+    /// Whether it waits for the user's listener.
+    pub(crate) fn is_for_listener(&self) -> bool {
+        self.deadline_ns.is_none()
     }
 
     /// The outcome; or `None`, and `waker` is woken when there is one.

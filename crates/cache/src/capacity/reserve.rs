@@ -1,7 +1,8 @@
 //! Reserves capacity for a block: at once, after eviction, or after a bounded wait in FIFO order.
 //!
-//! An inserter beyond the limit evicts first, then queues. While others queue, it queues behind
-//! them.
+//! An inserter beyond the limit evicts first. If that does not suffice, it is refused, or it
+//! queues, if the tunable `overflow_wait_ms` allows it. While others queue, it queues behind them. For a
+//! listener that must not miss an event it always queues, until the listener is idle.
 //!
 //! Locking: none held while it evicts or waits, except the queue's own (`throttle`).
 
@@ -19,6 +20,21 @@ use crate::counters::CacheCounters;
 use crate::error::Refusal;
 use crate::inner::{CacheInner, Reclaim};
 use crate::key::Key;
+
+/// How often a thread that waits for the listener looks whether it is idle.
+const LISTENER_LOOK: Duration = Duration::from_millis(2);
+/// Evictions in vain after which an inserter gives up: the listener inserts all that leaves.
+const MAX_ROUNDS: u32 = 1024;
+
+/// The outcome of an attempt to reserve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    Reserved,
+    /// Blocks were evicted, but their capacity is not free yet, or others have taken it.
+    Evicted,
+    /// No block could be evicted.
+    Stuck,
+}
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Reserves capacity. If there is none, evicts, then waits for a bounded time.
@@ -41,13 +57,27 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Beyond the limit: evicts, and if that frees too little, waits behind all earlier waiters.
+    /// Beyond the limit: evicts, and if that frees too little, waits behind all earlier waiters:
+    /// for the listener as long as it takes, if no event may be lost; for others as
+    /// long as the tunable says.
     #[cold]
     pub(crate) fn reserve_slow(&self, weight: u64) -> bool {
-        if self.reserve_by_evicting(weight) {
-            return true;
+        for _ in 0..MAX_ROUNDS {
+            let idle = !self.awaits_listener();
+            let attempt = self.attempt(weight);
+            if attempt == Attempt::Reserved {
+                return true;
+            }
+            // What was evicted for a listener that misses no event is free once it has run, unless
+            // it inserts as much itself.
+            if !self.is_lossless() || self.is_closed() || (idle && attempt == Attempt::Stuck) {
+                break;
+            }
+            if self.awaits_listener() && self.wait_for_listener(weight) {
+                return true;
+            }
         }
-        if self.mode != Reclaim::Thread {
+        if self.mode != Reclaim::Thread || self.tunables.overflow_wait_ms() == 0 {
             return false;
         }
         let start = self.clock.now_ns();
@@ -64,19 +94,73 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         granted
     }
 
+    /// Tries to reserve without waiting: takes capacity from the event that the listener is
+    /// handling, if this is its thread, or evicts. If no wait is allowed afterwards, it gives up
+    /// only if blocks are pinned, and not if other threads are evicting at the moment or were
+    /// faster.
+    fn attempt(&self, weight: u64) -> Attempt {
+        if self.callbacks.as_ref().is_some_and(|c| c.use_in_hand(weight)) {
+            return Attempt::Reserved;
+        }
+        let attempt = self.evict_for(weight);
+        let may_wait = self.tunables.overflow_wait_ms() > 0 || self.mode == Reclaim::Inline;
+        if attempt != Attempt::Stuck || may_wait || self.awaits_listener() {
+            return attempt;
+        }
+        // What others have taken off the lists is free once they have finished.
+        self.scratches.iter().for_each(|scratch| drop(scratch.lock()));
+        self.evict_for(weight)
+    }
+
+    /// Whether the listener will release capacity that the calling thread should wait for.
+    pub(crate) fn awaits_listener(&self) -> bool {
+        self.callbacks.as_ref().is_some_and(|c| c.is_awaited())
+    }
+
+    /// Waits for capacity until the listener is idle.
+    fn wait_for_listener(&self, weight: u64) -> bool {
+        let start = self.clock.now_ns();
+        let ticket = self.queue_for_capacity(weight);
+        let granted = loop {
+            let outcome = self.capacity.wait_once(&ticket, LISTENER_LOOK);
+            let over = !self.awaits_listener() || self.is_closed();
+            match outcome {
+                Some(granted) => break granted,
+                None if over => break self.capacity.leave(&ticket),
+                None => {}
+            }
+        };
+        self.throttle_wait_ns.record(self.clock.now_ns().saturating_sub(start));
+        granted
+    }
+
     /// Evicts until the weight fits, as far as this thread can.
-    #[cold]
     pub(crate) fn reserve_by_evicting(&self, weight: u64) -> bool {
+        self.evict_for(weight) == Attempt::Reserved
+    }
+
+    #[cold]
+    fn evict_for(&self, weight: u64) -> Attempt {
         self.counters.add(CacheCounters::OVERFLOWS, 0, 1);
         loop {
             let evicted = self.reclaim_directly(weight);
             if self.capacity.reserve(weight) != Reserved::No {
-                return true;
+                return Attempt::Reserved;
             }
-            // Values queued for the eviction callback keep their capacity. Once that queue is full,
-            // evicted values release theirs at once, so evicting again helps.
-            if self.mode == Reclaim::Thread || !evicted || self.callbacks.is_none() {
-                return false;
+            let again = match self.mode {
+                // Values queued for the listener keep their capacity. If events may be lost, then
+                // once that queue is full, evicted values release theirs at once, so evicting again
+                // helps.
+                Reclaim::Inline => self.callbacks.is_some() && !self.is_lossless(),
+                // Other threads have taken what this one has evicted. It may not wait for them.
+                Reclaim::Thread => {
+                    self.tunables.overflow_wait_ms() == 0
+                        && !self.is_lossless()
+                        && !self.capacity.has_waiters()
+                }
+            };
+            if !evicted || !again {
+                return if evicted { Attempt::Evicted } else { Attempt::Stuck };
             }
         }
     }
@@ -85,7 +169,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     fn queue_for_capacity(&self, weight: u64) -> Arc<Ticket> {
         self.counters.add(CacheCounters::THROTTLE_WAITS, 0, 1);
         let wait_ns = u64::from(self.tunables.overflow_wait_ms()) * 1_000_000;
-        let ticket = self.capacity.queue_up(weight, self.clock.now_ns() + wait_ns);
+        let deadline_ns = (!self.awaits_listener()).then(|| self.clock.now_ns() + wait_ns);
+        let ticket = self.capacity.queue_up(weight, deadline_ns);
         // Capacity may have been released before the ticket was in the queue.
         self.capacity.grant();
         if self.closed.load(Ordering::SeqCst) {
@@ -97,8 +182,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
 
     /// Adjusts a reservation to the block's true weight. Returns the reason if that fails.
     pub(crate) fn adjust(&self, reserved: u64, weight: u64) -> Option<Refusal> {
-        if weight > self.capacity.target() || weight >= u64::from(u32::MAX) {
-            return Some(Refusal::TooHeavy);
+        if let Some(refusal) = self.too_heavy(weight) {
+            return Some(refusal);
         }
         if weight > reserved {
             let more = weight - reserved;
@@ -134,10 +219,11 @@ impl<'a, K: Key, V: Send + Sync + 'static> CapacityFuture<'a, K, V> {
         if inner.mode == Reclaim::Inline {
             return Err(inner.reserve_slow(weight));
         }
-        inner.counters.add(CacheCounters::OVERFLOWS, 0, 1);
-        inner.reclaim_directly(weight);
-        if inner.capacity.reserve(weight) != Reserved::No {
+        if inner.attempt(weight) == Attempt::Reserved {
             return Err(true);
+        }
+        if inner.tunables.overflow_wait_ms() == 0 && !inner.awaits_listener() {
+            return Err(false);
         }
         let ticket = inner.queue_for_capacity(weight);
         Ok(Self { inner, weight, ticket: Some(ticket) })
@@ -148,15 +234,27 @@ impl<K: Key, V: Send + Sync + 'static> Future for CapacityFuture<'_, K, V> {
     type Output = bool;
 
     fn poll(mut self: StdPin<&mut Self>, context: &mut Context<'_>) -> Poll<bool> {
-        let ticket = self.ticket.as_ref().expect("polled after it was ready");
-        match ticket.poll(context.waker()) {
-            None => Poll::Pending,
-            Some(granted) => {
-                self.ticket = None;
-                if !granted {
-                    self.inner.counters.add(CacheCounters::THROTTLE_TIMEOUTS, 0, 1);
+        loop {
+            let ticket = self.ticket.take().expect("polled after it was ready");
+            match ticket.poll(context.waker()) {
+                None => {
+                    self.ticket = Some(ticket);
+                    return Poll::Pending;
                 }
-                Poll::Ready(granted)
+                // The listener is idle, and has released too little. So there are blocks to evict,
+                // or all are pinned.
+                Some(false) if ticket.is_for_listener() && !self.inner.is_closed() => {
+                    match Self::new(self.inner, self.weight) {
+                        Ok(mut next) => self.ticket = next.ticket.take(),
+                        Err(outcome) => return Poll::Ready(outcome),
+                    }
+                }
+                Some(granted) => {
+                    if !granted {
+                        self.inner.counters.add(CacheCounters::THROTTLE_TIMEOUTS, 0, 1);
+                    }
+                    return Poll::Ready(granted);
+                }
             }
         }
     }

@@ -86,8 +86,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             self.capacity.gather();
         }
         let mut over = (self.reserved_resident() + extra).saturating_sub(self.capacity.target());
-        if extra > 0 {
-            // Values may wait long for the user's callback. Evict others instead.
+        if extra > 0 && !self.is_lossless() {
+            // Values may wait long for the user's listener. Evict others instead.
             over =
                 over.max((self.capacity.reserved() + extra).saturating_sub(self.capacity.limit()));
         }
@@ -107,7 +107,12 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         enough
     }
 
-    /// Reserved weight, without values that wait for the eviction callback: those will leave by
+    /// Whether values hold their capacity until the user's listener has been told of them.
+    pub(crate) fn is_lossless(&self) -> bool {
+        self.callbacks.as_ref().is_some_and(|c| c.is_lossless())
+    }
+
+    /// Reserved weight, without values that wait for the user's listener: those will leave by
     /// themselves.
     fn reserved_resident(&self) -> u64 {
         let leaving = self.callbacks.as_ref().map_or(0, |c| c.bytes());
@@ -136,9 +141,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             0
         };
         if let Some(weight) = self.capacity.first_in_queue() {
-            // Of all reserved weight: the callback that holds the rest may itself wait for
-            // capacity.
-            let wanted = (self.capacity.reserved() + weight).saturating_sub(self.capacity.limit());
+            // Of all reserved weight: the listener that holds the rest may itself wait for
+            // capacity. If no event may be lost, it does not, and others wait for it.
+            let held =
+                if self.is_lossless() { reserved_resident } else { self.capacity.reserved() };
+            let wanted = (held + weight).saturating_sub(self.capacity.limit());
             goal = goal.max(wanted + slack.min(target / 2));
         }
         let mut passed = PassOutcome { enough: true, ..PassOutcome::default() };
@@ -219,7 +226,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             }
             pause = !passed.is_ok_and(|passed| passed.enough);
             if self.capacity.has_waiters() {
-                self.capacity.expire(self.clock.now_ns());
+                self.capacity.expire(self.clock.now_ns(), !self.awaits_listener());
             }
         }
         self.refuse_waiters();
@@ -228,19 +235,22 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Refuses waiting inserters when no reclaimer will free capacity for them.
     pub(crate) fn refuse_waiters(&self) {
         self.capacity.grant();
-        self.capacity.expire(u64::MAX);
+        self.capacity.expire(u64::MAX, true);
     }
 
-    /// The body of the callback thread.
+    /// The body of the listener's thread.
     pub(crate) fn run_callbacks(&self) {
         let Some(callbacks) = &self.callbacks else { return };
+        callbacks.begin_thread();
         while let Some(event) = callbacks.next() {
-            let weight = event.weight;
+            callbacks.hand_over(event.weight);
             if catch_unwind(AssertUnwindSafe(|| (callbacks.run)(event))).is_err() {
                 self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
             }
             self.counters.add(CacheCounters::CALLBACKS_RUN, 0, 1);
-            self.capacity.release(weight);
+            self.capacity.release(callbacks.take_back());
+            callbacks.finish();
+            self.capacity.wake();
         }
     }
 

@@ -363,6 +363,10 @@ impl<K: Copy, V> Header<K, V> {
     pub(crate) fn weight(&self) -> u32 {
         self.weight.load(Ordering::Relaxed)
     }
+    /// Changes the weight of a block that is in no list. The caller holds a pin.
+    pub(crate) fn set_weight(&self, weight: u32) {
+        self.weight.store(weight, Ordering::Relaxed);
+    }
     /// When and how often the block was used.
     pub(crate) fn frequency(&self) -> Frequency {
         Frequency::from_bits(self.frequency.load(Ordering::Relaxed))

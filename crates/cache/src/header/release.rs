@@ -132,15 +132,14 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         unsafe { h.vacate() }
     }
 
-    /// Passes a value to the user's callback, or drops it and returns its capacity.
+    /// Passes a value to the user's listener, or drops it and returns its capacity.
     fn dispose(&self, contents: Contents<K, V>, release: impl FnOnce(u64)) {
         let Contents { state, key, value, weight } = contents;
         let (cause, weight) = (state.cause(), u64::from(weight));
         match (&self.callbacks, value) {
             (Some(callbacks), Some(value)) if cause != Cause::Uncached => {
                 let event = Evicted { key, value, class: state.class(), cause, weight };
-                let most = self.tunables.callback_queue() as usize;
-                if let Err(event) = callbacks.push(event, most, self.capacity.target() / 8) {
+                if let Err(event) = callbacks.push(event, self.capacity.target() / 8) {
                     self.counters.add(CacheCounters::CALLBACKS_DROPPED, 0, 1);
                     self.drop_value(event);
                     release(weight);

@@ -168,6 +168,10 @@ impl HeaderState {
         let kept = self.0 & !LIST & u64::from(u32::MAX);
         Self(kept | ((list as u64) << LIST_SHIFT) | (u64::from(position) << POSITION_SHIFT))
     }
+    /// In no list. The position stays, so that [`life`](Self::life) still tells uses apart.
+    pub(crate) fn in_no_list(self) -> Self {
+        Self(self.0 & !LIST)
+    }
     pub(crate) fn with(self, bits: u64) -> Self {
         Self(self.0 | bits)
     }

@@ -7,7 +7,7 @@ use forebay_base::clock::{Clock, CoarseClock};
 use forebay_base::sync::Arc;
 
 use crate::builder::Builder;
-use crate::callbacks::Evicted;
+use crate::callbacks::{Delivery, Evicted};
 use crate::error::BuildError;
 use crate::inner::Reclaim;
 use crate::keyed::KeyedCache;
@@ -152,10 +152,14 @@ where
     }
 
     /// Sets a listener that is called with each entry that has left the cache, and why. It runs on
-    /// its own thread and may block. If more entries than the tunable `callback_queue` wait for it,
-    /// further ones are dropped without it and counted.
-    pub fn on_evicted(mut self, listener: impl Fn(Evicted<K, V>) + Send + Sync + 'static) -> Self {
-        self.inner = self.inner.on_evict(move |evicted| {
+    /// its own thread and may block. `delivery` says what happens if it is slow; see
+    /// [`Builder::on_evicted`](crate::Builder::on_evicted).
+    pub fn on_evicted(
+        mut self,
+        delivery: Delivery,
+        listener: impl Fn(Evicted<K, V>) + Send + Sync + 'static,
+    ) -> Self {
+        self.inner = self.inner.on_evicted(delivery, move |evicted| {
             let Evicted { value: Stored { key, value, .. }, class, cause, weight, .. } = evicted;
             listener(Evicted { key, value, class, cause, weight });
         });

@@ -183,7 +183,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// ```
     /// # use forebay_cache::{Cache, LoadError};
-    /// # let cache = Cache::<u64, String>::builder().capacity(1 << 20).build()?;
+    /// # let cache = Cache::<u64, String>::builder().max_entries(1000).build()?;
     /// let block = cache.get_or_load(7, || std::fs::read_to_string("/proc/self/comm"))?;
     /// assert!(cache.contains(&7));
     ///

@@ -120,7 +120,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 return self.record_entry(guard.hash, owner, guard.attributes, weight);
             }
             Some(Refusal::ByOwner) => MissCause::ByOwner,
-            Some(Refusal::TooHeavy) => MissCause::TooHeavy,
+            Some(Refusal::TooHeavy { .. }) => MissCause::TooHeavy,
             Some(Refusal::NoCapacity | Refusal::NoMemory) => MissCause::NoCapacity,
             Some(Refusal::Closed) => MissCause::Flushed,
         };

@@ -16,9 +16,9 @@ use crate::attributes::{Attributes, Cause};
 use crate::cache::Cache;
 use crate::capacity::reserve::CapacityFuture;
 use crate::error::Refusal;
+use crate::insert::PutError;
 use crate::key::Key;
 use crate::load::load_guard::LoadGuard;
-use crate::secondary::TakeOverError;
 
 /// A change of a key that has begun. Dropping it removes the key from memory.
 pub struct Change<K: Key, V: Send + Sync + 'static> {
@@ -96,8 +96,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
             let replaced = Cause::Replaced;
             match inner.take_over(hash, &key, (reserved, attributes), replaced, None) {
                 Ok((guard, previous)) => Ok((guard, previous, permit)),
-                Err(TakeOverError::Refused(reason)) => Err(reason),
-                Err(TakeOverError::Changed) => unreachable!("any entry will do"),
+                Err(PutError::Refused(reason)) => Err(reason),
+                Err(PutError::Changed) => unreachable!("any entry will do"),
             }
         });
         let (mut guard, previous, permit) = taken.inspect_err(|reason| {

@@ -24,11 +24,11 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 
 use crate::attributes::{Attributes, Cause, Class};
-use crate::error::{Refusal, Refused};
+use crate::error::Refusal;
 use crate::guard::OwnedRef;
 use crate::header::{FILLED, Header, HeaderState, LOADING, RETIRED, VALID, WRITING};
 use crate::inner::CacheInner;
-use crate::insert::PreviousEntry;
+use crate::insert::{NotInserted, PreviousEntry, PutError};
 use crate::key::Key;
 use crate::load::load_guard::LoadGuard;
 
@@ -218,13 +218,6 @@ impl<K: Key, V: Send + Sync + 'static> Drop for Writing<K, V> {
 /// A guard for the slot, and the entry that was in it.
 type TakenOver<K, V> = (LoadGuard<K, V>, PreviousEntry<K, V>);
 
-/// Why a slot was not taken over.
-enum TakeOverError {
-    /// It does not have the only header that the caller wants to replace.
-    Changed,
-    Refused(Refusal),
-}
-
 /// Changing a key's content while there is a secondary cache.
 ///
 /// Neither order of "retire the old block" and "forget the key" is correct. If the secondary cache
@@ -257,10 +250,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 guard.withdraw();
                 removed
             }
-            Err(TakeOverError::Changed) => None,
+            Err(PutError::Changed) => None,
             // Closed, or no memory for a header. Forgetting before and after the removal is the
             // best that is possible.
-            Err(TakeOverError::Refused(_)) => {
+            Err(PutError::Refused(_)) => {
                 secondary.forget(key);
                 let removed = self.remove(hash, key, cause, only);
                 secondary.forget(key);
@@ -277,7 +270,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         key: &K,
         cause: Cause,
         only: Option<NonNull<Header<K, V>>>,
-    ) -> Result<(LoadGuard<K, V>, Option<OwnedRef<K, V>>), TakeOverError> {
+    ) -> Result<(LoadGuard<K, V>, Option<OwnedRef<K, V>>), PutError> {
         let attributes = Attributes::DATA;
         let (guard, previous) = self.take_over(hash, key, (0, attributes), cause, only)?;
         let removed = match previous {
@@ -296,14 +289,14 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         &self,
         secondary: &dyn SecondaryCache<K, V>,
         hash: u64,
-        key: K,
+        (key, only): (K, Option<NonNull<Header<K, V>>>),
         value: V,
         (weight, attributes): (u32, Attributes),
-    ) -> Result<(), Refused<V>> {
+    ) -> Result<(), NotInserted<V>> {
         let class = attributes.class;
         let taken = match self.refuse(&key, class, 0) {
-            Some(reason) => Err(TakeOverError::Refused(reason)),
-            None => self.take_over(hash, &key, (weight, attributes), Cause::Replaced, None),
+            Some(reason) => Err(PutError::Refused(reason)),
+            None => self.take_over(hash, &key, (weight, attributes), Cause::Replaced, only),
         };
         match taken {
             Ok((mut guard, previous)) => {
@@ -313,12 +306,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 drop(guard.publish_weighed(value, weight, None));
                 Ok(())
             }
-            Err(not_taken) => {
-                let TakeOverError::Refused(reason) = not_taken else {
-                    unreachable!("any entry will do")
-                };
+            Err(error) => {
                 self.capacity.release(u64::from(weight));
-                Err(self.refuse_insert(hash, &key, value, reason, class))
+                let PutError::Refused(reason) = error else { return Err(NotInserted::Changed) };
+                Err(self.refuse_insert(hash, (&key, only), value, reason, class))
             }
         }
     }
@@ -332,8 +323,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         (weight, attributes): (u32, Attributes),
         cause: Cause,
         only: Option<NonNull<Header<K, V>>>,
-    ) -> Result<TakenOver<K, V>, TakeOverError> {
-        let header = self.slab.take().map_err(|_| TakeOverError::Refused(Refusal::NoMemory))?;
+    ) -> Result<TakenOver<K, V>, PutError> {
+        let header = self.slab.take().map_err(|_| PutError::Refused(Refusal::NoMemory))?;
         // SAFETY: fresh from the slab, so this thread's alone.
         let h = unsafe { header.as_ref() };
         // SAFETY: as above.
@@ -342,12 +333,12 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             let mut locked = self.index.lock(hash);
             let known = Self::find_known(&locked, key);
             if self.refuse(key, attributes.class, 0) == Some(Refusal::Closed) {
-                Err(TakeOverError::Refused(Refusal::Closed))
+                Err(PutError::Refused(Refusal::Closed))
             } else if only.is_some_and(|only| !known.is_resident_at(only.addr().get())) {
-                Err(TakeOverError::Changed)
+                Err(PutError::Changed)
             } else {
                 let put = self.put(&mut locked, known, (hash, header), LOADING, cause);
-                put.map_err(|_| TakeOverError::Refused(Refusal::NoMemory))
+                put.map_err(|_| PutError::Refused(Refusal::NoMemory))
             }
         };
         let inner = NonNull::from(self);
@@ -358,11 +349,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                     LoadGuard { header, inner, hash, attributes, frequent, refusal, begun_ns };
                 Ok((guard, previous))
             }
-            Err(not_taken) => {
+            Err(error) => {
                 // SAFETY: not announced, and occupied without a value.
                 unsafe { h.retract(false) };
                 self.slab.give(header);
-                Err(not_taken)
+                Err(error)
             }
         }
     }

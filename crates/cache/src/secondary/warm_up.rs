@@ -175,7 +175,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             Some(Refusal::Closed) => Err(WarmUpRefusal::Closed),
             Some(Refusal::ByOwner) => Err(WarmUpRefusal::ByOwner),
             Some(Refusal::NoMemory) => Err(WarmUpRefusal::NoMemory),
-            Some(Refusal::TooHeavy | Refusal::NoCapacity) => Err(WarmUpRefusal::NoCapacity),
+            Some(Refusal::TooHeavy { .. } | Refusal::NoCapacity) => Err(WarmUpRefusal::NoCapacity),
         }
     }
 

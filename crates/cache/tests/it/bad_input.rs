@@ -20,7 +20,7 @@ fn builder() -> forebay_cache::Builder<u64, u64> {
 fn a_cache_without_capacity_is_not_built() {
     assert!(matches!(Cache::<u64, u64>::builder().build(), Err(BuildError::NoCapacity)));
     assert!(matches!(builder().capacity(0).build(), Err(BuildError::NoCapacity)));
-    let bound = |bytes| Cache::<u64, u64>::builder().bound(bytes).build();
+    let bound = |bytes| Cache::<u64, u64>::builder().bound(bytes).weigher(|_, _| 0).build();
     assert!(matches!(bound(0), Err(BuildError::NoCapacity)));
     match bound(1000) {
         Err(BuildError::BoundTooSmall { bound: 1000, overhead }) => {
@@ -32,8 +32,33 @@ fn a_cache_without_capacity_is_not_built() {
         }
         other => panic!("{:?}", other.err()),
     }
-    let others = Cache::<u64, u64>::builder().bound(1 << 20).overhead(|| u64::MAX / 2).build();
+    let others = builder().bound(1 << 20).overhead(|| u64::MAX / 2).build();
     assert!(matches!(others, Err(BuildError::BoundTooSmall { .. })));
+}
+
+#[test]
+fn a_cache_that_cannot_weigh_its_blocks_is_not_built() {
+    let new = Cache::<u64, Vec<u8>>::builder;
+    let none = new().capacity(1 << 20).build().err().unwrap();
+    assert!(matches!(none, BuildError::NoWeigher));
+    assert!(none.to_string().contains("`weigher`") && none.to_string().contains("max_entries"));
+    assert!(matches!(new().bound(8 << 20).build(), Err(BuildError::NoWeigher)));
+    assert!(matches!(new().max_entries(0).build(), Err(BuildError::NoCapacity)));
+    let two = [
+        new().max_entries(9).capacity(1 << 20),
+        new().max_entries(9).bound(8 << 20),
+        new().max_entries(9).weigher(|_, block| block.len() as u64),
+    ];
+    for builder in two {
+        assert!(matches!(builder.build(), Err(BuildError::TwoSizes)));
+    }
+    let cache = new().max_entries(128).build().unwrap();
+    for key in 0..1000 {
+        cache.insert(key, vec![0; 10_000]).unwrap();
+        assert!(cache.len() <= 128 + 128 / 64);
+    }
+    assert!(cache.len() > 100);
+    audit(&cache);
 }
 
 #[test]
@@ -96,7 +121,10 @@ fn blocks_heavier_than_the_cache_are_handed_back() {
         for weight in [1001, u64::from(u32::MAX), 1 << 40, u64::MAX - 1, u64::MAX] {
             cache.insert(1, 10).unwrap();
             let refused = cache.insert(1, weight).unwrap_err();
-            assert_eq!((refused.reason, refused.value), (Refusal::TooHeavy, weight));
+            assert_eq!(refused.reason, Refusal::TooHeavy { weight, most: 1000 });
+            assert_eq!(refused.value, weight);
+            let says = refused.to_string();
+            assert!(says.contains(&weight.to_string()) && says.contains("1000"), "{says}");
             assert!(!cache.contains(&1), "the older one would be outdated");
             // Refused at once, or when the block is there.
             for declared in [weight, 0, 1, 1000] {
@@ -113,7 +141,8 @@ fn blocks_heavier_than_the_cache_are_handed_back() {
     }
     // Also in a cache beyond any weight.
     let cache = inline(u64::MAX, |_, v: &u64| *v).build().unwrap();
-    assert_eq!(cache.insert(1, u64::MAX).unwrap_err().reason, Refusal::TooHeavy);
+    let refused = cache.insert(1, u64::MAX).unwrap_err().reason;
+    assert!(matches!(refused, Refusal::TooHeavy { weight: u64::MAX, .. }));
     for key in 0..1000 {
         cache.insert(key, u64::from(u32::MAX) - 1).unwrap();
     }

@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 
-use forebay_cache::{Attributes, Cache, Cause, Class, Reclaim};
+use forebay_cache::{Attributes, Cache, Cause, Class, Delivery, Reclaim, Refusal};
 
-use crate::support::{Counted, LONG, Live, audit, inline, join, wait_until};
+use crate::support::{
+    Counted, LONG, Live, audit, block_on, inline, join, threaded_blocks, wait_until,
+};
 
 /// A gate that callbacks can be held at.
 #[derive(Default)]
@@ -41,7 +43,7 @@ fn every_way_out_is_told_with_its_cause_on_a_thread_of_its_own() {
     let (told, tells) = mpsc::channel();
     let told = Mutex::new(told);
     let cache = inline(1000, |_, _: &u64| 1)
-        .on_evict(move |event| {
+        .on_evicted(Delivery::Lossless, move |event| {
             let thread = thread::current().id();
             let what = (event.key, event.value, event.class, event.cause, thread);
             told.lock().unwrap().send(what).unwrap();
@@ -94,9 +96,8 @@ fn a_blocked_callback_does_not_stop_reclaim_and_the_queue_is_bounded() {
             .capacity(1000)
             .weigher(|_, _| 1)
             .reclaim(mode)
-            .tunable("callback_queue", "20")
             .tunable("overflow_wait_ms", "10000")
-            .on_evict(move |event| {
+            .on_evicted(Delivery::Lossy(20), move |event| {
                 held.pass();
                 drop(event);
             })
@@ -130,7 +131,7 @@ fn heavy_values_that_wait_for_their_callback_do_not_starve_inserters() {
         .capacity(1 << 20)
         .weigher(|_, _| 4096)
         .tunable("overflow_wait_ms", "10000")
-        .on_evict(move |_| held.pass())
+        .on_evicted(Delivery::Lossy(4096), move |_| held.pass())
         .build()
         .unwrap();
     let _open = OpenAtEnd(gate.clone());
@@ -149,7 +150,7 @@ fn a_panic_is_caught_and_counted() {
     let ran = Arc::new(AtomicU64::new(0));
     let counter = ran.clone();
     let cache = inline(100, |_, _: &u64| 1)
-        .on_evict(move |event| {
+        .on_evicted(Delivery::Lossless, move |event| {
             counter.fetch_add(1, Ordering::SeqCst);
             assert!(event.key % 2 == 0, "a bug in a callback");
         })
@@ -179,7 +180,7 @@ fn a_callback_may_call_the_cache() {
             .weigher(|_, _: &u64| 1)
             .reclaim(mode)
             .tunable("overflow_wait_ms", "5000")
-            .on_evict(move |event| {
+            .on_evicted(Delivery::Lossless, move |event| {
                 let Some(cache) = seen.lock().unwrap().upgrade() else { return };
                 if event.cause == Cause::Capacity && event.value < 3 {
                     // It is inserted again, a few times.
@@ -218,7 +219,7 @@ fn a_callback_may_hold_the_last_reference() {
             .capacity(100)
             .weigher(|_, _: &Counted| 1)
             .reclaim(mode)
-            .on_evict(move |event| {
+            .on_evicted(Delivery::Lossy(4096), move |event| {
                 held.pass();
                 drop(event);
                 let cache = last.lock().unwrap().take();
@@ -247,7 +248,7 @@ fn dropping_the_cache_runs_what_is_queued() {
     let (live, ran) = (Live::default(), Arc::new(AtomicU64::new(0)));
     let counter = ran.clone();
     let cache = inline(100, |_, _: &Counted| 1)
-        .on_evict(move |event| {
+        .on_evicted(Delivery::Lossless, move |event| {
             assert_eq!(event.key, event.value.payload());
             counter.fetch_add(1, Ordering::SeqCst);
         })
@@ -264,4 +265,156 @@ fn dropping_the_cache_runs_what_is_queued() {
     // The callback thread has ended: the value is dropped without a callback or a count.
     drop(kept);
     assert_eq!(live.count(), 0);
+}
+
+/// A listener that is slower than the inserters, which then wait for it.
+#[test]
+fn a_lossless_listener_misses_no_block_and_memory_stays_bounded() {
+    let total = if cfg!(miri) { 200 } else { 20_000 };
+    for (mode, threads) in [(Reclaim::Inline, 1), (Reclaim::Thread, 1), (Reclaim::Thread, 4)] {
+        let live = Live::default();
+        let told: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let list = told.clone();
+        let refused: Mutex<Vec<u64>> = Mutex::default();
+        let cache = Cache::<u64, Counted>::builder()
+            .capacity(100)
+            .weigher(|_, _| 1)
+            .reclaim(mode)
+            .on_evicted(Delivery::default(), move |event| {
+                assert_eq!(event.key, event.value.payload());
+                list.lock().unwrap().push(event.key);
+            })
+            .build()
+            .unwrap();
+        thread::scope(|s| {
+            for thread in 0..threads {
+                let (cache, live, refused) = (&cache, &live, &refused);
+                s.spawn(move || {
+                    for key in (thread..total).step_by(threads as usize) {
+                        // A sweep of another thread pins blocks for a moment.
+                        if cache.insert(key, live.value(key)).is_err() {
+                            refused.lock().unwrap().push(key);
+                        }
+                        // Values that wait for the listener included.
+                        assert!(live.count() <= 101 + threads as i64);
+                        if key % 100 == 0 {
+                            let reserved = cache.stats().reserved;
+                            assert!(reserved <= 101, "{reserved}");
+                            cache.clear();
+                        }
+                    }
+                });
+            }
+        });
+        cache.drain_callbacks();
+        let stats = cache.stats();
+        let refused = refused.into_inner().unwrap();
+        assert!(threads > 1 || refused.is_empty(), "nothing is pinned");
+        let known = told.lock().unwrap().len() + refused.len();
+        assert_eq!(known as u64 + stats.resident_blocks(), total, "{stats}");
+        audit(&cache);
+        cache.close();
+        let mut told = std::mem::take(&mut *told.lock().unwrap());
+        told.extend(refused);
+        told.sort_unstable();
+        assert_eq!(told, (0..total).collect::<Vec<_>>(), "each once, the rest by the close");
+        assert_eq!(cache.stats().counter("callbacks_dropped"), 0);
+        assert_eq!(live.count(), 0);
+    }
+}
+
+#[test]
+fn loads_wait_for_a_lossless_listener_too() {
+    let told = Arc::new(AtomicU64::new(0));
+    let counter = told.clone();
+    let cache = threaded_blocks(64)
+        .tunable("overflow_wait_ms", "0")
+        .on_evicted(Delivery::Lossless, move |_| {
+            counter.fetch_add(1, Ordering::SeqCst);
+        })
+        .build()
+        .unwrap();
+    let cache = Arc::new(cache);
+    thread::scope(|s| {
+        for thread in 0..4 {
+            let cache = &cache;
+            s.spawn(move || {
+                for key in 0..2000 {
+                    let key = thread * 10_000 + key;
+                    let block = if key % 2 == 0 {
+                        let load = || Ok::<_, String>(key);
+                        cache.get_or_load(key, load).unwrap()
+                    } else {
+                        let load = || async move { Ok::<_, String>(key) };
+                        block_on(cache.get_or_load_async(key, load)).unwrap()
+                    };
+                    assert_eq!(*block, key);
+                }
+            });
+        }
+    });
+    cache.drain_callbacks();
+    let stats = cache.stats();
+    let told = told.load(Ordering::SeqCst);
+    assert_eq!(told + stats.resident_blocks(), stats.counter("inserts"), "{stats}");
+    assert_eq!(stats.counter("callbacks_dropped"), 0);
+    audit(&cache);
+}
+
+/// The listener inserts while all capacity is in use, and is the only one that could free some.
+#[test]
+fn a_lossless_listener_that_inserts_does_not_wait_for_itself() {
+    for mode in [Reclaim::Inline, Reclaim::Thread] {
+        let shared: Arc<Mutex<std::sync::Weak<Cache<u64, u64>>>> = Arc::default();
+        let seen = shared.clone();
+        let back = Arc::new(AtomicU64::new(0));
+        let counter = back.clone();
+        let cache = Cache::builder()
+            .capacity(100)
+            .weigher(|_, _: &u64| 1)
+            .reclaim(mode)
+            .on_evicted(Delivery::Lossless, move |event| {
+                let Some(cache) = seen.lock().unwrap().upgrade() else { return };
+                if event.cause == Cause::Capacity && event.value < 2 {
+                    // It takes the capacity of the value that has left.
+                    cache.insert(event.key, event.value + 1).expect("capacity in hand");
+                    counter.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+            .build()
+            .unwrap();
+        let cache = Arc::new(cache);
+        *shared.lock().unwrap() = Arc::downgrade(&cache);
+        let inserter = {
+            let cache = cache.clone();
+            thread::spawn(move || (0..1000).for_each(|key| cache.insert(key, 0).unwrap()))
+        };
+        join("the inserter", inserter);
+        cache.drain_callbacks();
+        let stats = cache.stats();
+        assert!(back.load(Ordering::SeqCst) > 500, "{stats}");
+        let left = stats.counter("inserts") - stats.resident_blocks();
+        assert_eq!(stats.counter("callbacks_run"), left, "{stats}");
+        audit(&cache);
+        cache.close();
+        audit(&cache);
+    }
+}
+
+#[test]
+fn a_cache_full_of_pins_refuses_at_once_although_the_listener_is_lossless() {
+    let cache = threaded_blocks(10)
+        .tunable("overflow_wait_ms", "0")
+        .on_evicted(Delivery::Lossless, |_| {})
+        .build()
+        .unwrap();
+    (0..10).for_each(|key| cache.insert(key, key).unwrap());
+    let pins: Vec<_> = cache.iter().collect();
+    let refused = cache.insert(100, 100).unwrap_err();
+    assert_eq!(refused.reason, Refusal::NoCapacity);
+    assert!(refused.to_string().contains("pinned"), "{refused}");
+    assert_eq!(cache.stats().counter("throttle_waits"), 0);
+    drop(pins);
+    cache.insert(100, 100).unwrap();
+    audit(&cache);
 }

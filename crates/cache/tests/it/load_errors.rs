@@ -127,7 +127,7 @@ fn another_task_of_the_thread_waits_for_an_async_loader() {
 
 #[test]
 fn async_loaders_borrow_and_are_abandoned_when_dropped() {
-    let cache: Cache<u64, String> = Cache::builder().capacity(1 << 20).build().unwrap();
+    let cache: Cache<u64, String> = Cache::builder().max_entries(1000).build().unwrap();
     let mut parts = vec!["ha".to_owned(), "lf".to_owned()];
     let whole = block_on(cache.get_or_load_async(1, async || {
         parts.push("!".to_owned());

@@ -256,7 +256,8 @@ fn most_rss() -> u64 {
 fn small_values<const N: usize>(bound: u64) {
     const THREADS: u64 = 4;
     let before = rss() - status("RssFile:");
-    let cache = Cache::<u64, [u8; N]>::builder().bound(bound).seed(1).build().unwrap();
+    let cache =
+        Cache::<u64, [u8; N]>::builder().bound(bound).weigher(|_, _| 0).seed(1).build().unwrap();
     // A block has a header and an index entry beside its value.
     let inserts = 3 * bound / (N as u64 + 80) / THREADS;
     let weight = N as u64;

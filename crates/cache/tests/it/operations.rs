@@ -205,7 +205,7 @@ fn a_refused_insert_says_whether_an_older_value_was_removed() {
     let cache = inline(100, |_, weight: &u64| *weight).build().unwrap();
     cache.insert(1, 10).unwrap();
     let refused = cache.insert(1, 1000).unwrap_err();
-    assert!(matches!(refused.reason, Refusal::TooHeavy) && refused.removed);
+    assert!(matches!(refused.reason, Refusal::TooHeavy { .. }) && refused.removed);
     assert!(refused.to_string().contains("the older block of its key was removed"), "{refused}");
     let refused = cache.insert(1, 1000).unwrap_err();
     assert!(!refused.removed && !refused.to_string().contains("older"), "{refused}");
@@ -221,4 +221,82 @@ fn operations_are_usable_from_other_threads() {
     is_send(&cache.iter());
     is_send(&cache.peek(&1));
     is_send(&cache.remove(&1));
+}
+
+#[test]
+fn a_changed_weight_evicts_others_and_stays_within_the_capacity() {
+    let cache = inline_blocks(100);
+    (0..100).for_each(|key| cache.insert(key, key).unwrap());
+    assert_eq!(cache.set_weight(&99, 50), Ok(true));
+    let stats = cache.stats();
+    assert_eq!((stats.resident_bytes(), stats.resident_blocks()), (100, 51));
+    assert!(matches!(
+        cache.set_weight(&99, 101),
+        Err(Refusal::TooHeavy { weight: 101, most: 100 })
+    ));
+    assert_eq!(cache.set_weight(&1000, 5), Ok(false));
+    let pins: Vec<_> = cache.iter().collect();
+    assert_eq!(cache.set_weight(&99, 90), Err(Refusal::NoCapacity));
+    assert_eq!(cache.set_weight(&99, 1), Ok(true));
+    drop(pins);
+    assert_eq!((cache.stats().resident_bytes(), cache.stats().reserved), (51, 51));
+    audit(&cache);
+}
+
+#[test]
+fn changes_of_weights_race_evictions_removals_and_each_other() {
+    let cache = threaded_blocks(200).build().unwrap();
+    let rounds = if cfg!(miri) { 50 } else { 20_000 };
+    thread::scope(|s| {
+        for thread in 0..4u64 {
+            let cache = &cache;
+            s.spawn(move || {
+                for round in 0..rounds {
+                    let key = (round * 7 + thread) % 50;
+                    match round % 8 {
+                        0 => _ = cache.insert(key, key),
+                        1 => _ = cache.remove(&key),
+                        2 => _ = cache.insert(1000 + round, round),
+                        3 => _ = cache.get(&key),
+                        _ => _ = cache.set_weight(&key, 1 + (round + thread) % 9),
+                    }
+                }
+            });
+        }
+        s.spawn(|| {
+            (0..rounds / 100).for_each(|n| _ = cache.retain(|key, _, _| key % 50 != n % 50))
+        });
+    });
+    let stats = cache.stats();
+    assert_eq!(
+        stats.counter("inserts") - stats.counter("left"),
+        stats.resident_blocks(),
+        "{stats}"
+    );
+    audit(&cache);
+    cache.clear();
+    assert_eq!(cache.stats().reserved, 0);
+}
+
+#[test]
+fn no_modification_is_lost() {
+    let cache = threaded_blocks(1000).build().unwrap();
+    let rounds = if cfg!(miri) { 20 } else { 5000 };
+    thread::scope(|s| {
+        for _ in 0..4 {
+            s.spawn(|| {
+                for _ in 0..rounds {
+                    let entry = cache.entry(7).and_modify(|count| count + 1).unwrap();
+                    // Whoever makes it has not modified it, and does so next.
+                    entry.or_insert_with(|| 0).unwrap();
+                }
+            });
+        }
+    });
+    let count = *cache.get(&7).unwrap();
+    assert!(count < 4 * rounds && count >= 4 * rounds - 4, "{count}");
+    let failed = cache.entry(8).or_try_insert_with(|| Err("no luck"));
+    assert!(matches!(failed, Err(LoadError::Failed(_))));
+    assert_eq!(*cache.entry(8).or_try_insert_with(|| Ok::<_, String>(80)).unwrap(), 80);
+    audit(&cache);
 }

@@ -5,6 +5,7 @@
 //! have their reason, and the audit passes.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_cache::{
     Attributes, Begin, Cache, Class, Hint, InFlight, Key, LoadError, LoadGuard, OwnedRef,
@@ -44,6 +45,8 @@ enum Op {
     Peek(u8, u8),
     RemoveIf(u8, u8, bool),
     Retain(u8),
+    SetWeight(u8, u8, u64),
+    Modify(u8, u8, u64, Attributes),
     Iterate,
     Resize(u64),
     SetCaching(u8, u8),
@@ -102,6 +105,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Clear),
         1 => any::<u8>().prop_map(Op::Retain),
         1 => Just(Op::Iterate),
+        6 => (owner(), block(), weight()).prop_map(|(o, b, w)| Op::SetWeight(o, b, w)),
+        6 => (owner(), block(), weight(), attributes())
+            .prop_map(|(o, b, w, a)| Op::Modify(o, b, w, a)),
         3 => (owner(), block()).prop_map(|(o, b)| Op::Peek(o, b)),
         4 => (owner(), block(), any::<bool>()).prop_map(|(o, b, yes)| Op::RemoveIf(o, b, yes)),
         2 => (20..200u64).prop_map(Op::Resize),
@@ -117,7 +123,7 @@ fn op() -> impl Strategy<Value = Op> {
 struct Value {
     key: BlockKey,
     version: u64,
-    weight: u64,
+    weight: AtomicU64,
     _counted: crate::support::Counted,
 }
 
@@ -143,7 +149,7 @@ impl ReferenceModel {
     fn new(sublists: &str) -> Self {
         let cache = Cache::builder()
             .capacity(100)
-            .weigher(|_, v: &Value| v.weight)
+            .weigher(|_, v: &Value| v.weight.load(Ordering::Relaxed))
             .reclaim(Reclaim::Inline)
             .seed(1)
             .tunable("sublists", sublists)
@@ -170,6 +176,7 @@ impl ReferenceModel {
 
     fn value(&mut self, key: BlockKey, weight: u64) -> Value {
         self.version += 1;
+        let weight = AtomicU64::new(weight);
         Value { key, version: self.version, weight, _counted: self.live.value(self.version) }
     }
 
@@ -215,7 +222,9 @@ impl ReferenceModel {
                 assert_eq!(refused.value.version, version);
                 match refused.reason {
                     Refusal::ByOwner => assert!(!self.allows(owner, attributes.class)),
-                    Refusal::TooHeavy => assert!(weight > self.capacity),
+                    Refusal::TooHeavy { weight: its, most } => {
+                        assert!(its == weight && weight > most && most <= self.capacity);
+                    }
                     Refusal::NoCapacity => assert!(!self.is_loose(), "all could be evicted"),
                     other => panic!("{other}"),
                 }
@@ -337,7 +346,11 @@ impl ReferenceModel {
         assert_eq!(self.live.count() as u64, stats.resident_blocks(), "values that no block holds");
         let found = self.last.keys().filter(|key| self.cache.contains(key)).count();
         assert_eq!(found as u64, stats.resident_blocks(), "blocks that were never inserted");
-        let bytes = self.last.keys().filter_map(|key| self.cache.get(key)).map(|v| v.weight.max(1));
+        let bytes = self
+            .last
+            .keys()
+            .filter_map(|key| self.cache.get(key))
+            .map(|v| v.weight.load(Ordering::Relaxed).max(1));
         assert_eq!(bytes.sum::<u64>(), stats.resident_bytes());
         let still_resident = stats.counter("inserts") - stats.counter("left");
         assert_eq!(still_resident, stats.resident_blocks(), "{stats}");
@@ -360,6 +373,46 @@ impl ReferenceModel {
         assert!(matches!(self.cache.begin(key, 1, Attributes::DATA), Err(LoadError::Closed)));
         let fresh = self.cache.open_owner(OwnerCaching::All).unwrap().into_id();
         self.owners[owner as usize] = (fresh, OwnerCaching::All);
+    }
+
+    fn set_weight(&mut self, owner: u8, block: u8, weight: u64) {
+        let key = self.key(owner, block);
+        let here = self.cache.contains(&key);
+        match self.cache.set_weight(&key, weight) {
+            Ok(done) => {
+                assert!(done == here && (!done || weight <= self.capacity));
+                let found = self.cache.peek(&key);
+                found.iter().for_each(|found| found.weight.store(weight, Ordering::Relaxed));
+                assert!(found.is_some() || !here, "it is pinned while others are evicted");
+            }
+            Err(Refusal::TooHeavy { .. }) => assert!(here && weight > self.capacity),
+            Err(Refusal::NoCapacity) => assert!(here && self.cache.contains(&key)),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn modify(&mut self, owner: u8, block: u8, weight: u64, attributes: Attributes) {
+        let key = self.key(owner, block);
+        let (here, value) = (self.cache.contains(&key), self.value(key, weight));
+        let (version, mut value) = (value.version, Some(value));
+        let (cache, last) = (&self.cache, &self.last);
+        let outcome = cache.entry(key).attributes(attributes).and_modify(|old| {
+            assert_eq!(Some(&old.version), last.get(&key));
+            value.take().expect("no other thread changes it")
+        });
+        assert_eq!(value.is_none(), here, "asked if it was cached, and only then");
+        match outcome.map(drop) {
+            Ok(()) if here => {
+                assert!(self.cache.contains(&key) && weight <= self.capacity);
+                self.last.insert(key, version);
+            }
+            Ok(()) => {}
+            Err(refused) => {
+                assert!(here && refused.removed && refused.value.version == version);
+                assert!(!self.cache.contains(&key));
+                self.last.remove(&key);
+            }
+        }
     }
 
     /// The value of a removed block can be taken out unless it is pinned; if so, it stays as it is.
@@ -455,6 +508,8 @@ impl ReferenceModel {
                 drop(found);
                 assert_eq!(counts(&self.cache), before, "a peek counts as a use");
             }
+            Op::SetWeight(owner, block, weight) => self.set_weight(owner, block, weight),
+            Op::Modify(owner, block, weight, a) => self.modify(owner, block, weight, a),
             Op::Iterate => {
                 let mut visited = HashMap::new();
                 for block in &self.cache {

@@ -42,7 +42,7 @@ pub(crate) fn inline_blocks(capacity: u64) -> Cache<u64, u64> {
 
 /// A cache with a reclaimer thread and blocks of weight one.
 pub(crate) fn threaded_blocks(capacity: u64) -> Builder<u64, u64> {
-    Cache::builder().capacity(capacity).weigher(|_, _| 1).seed(1)
+    Cache::builder().capacity(capacity).weigher(|_, _| 1).seed(1).tunable("overflow_wait_ms", "200")
 }
 
 /// Waits until `done` returns true.

@@ -120,7 +120,7 @@ fn who_must_not_wait_evicts_or_is_refused() {
 #[test]
 fn who_must_not_wait_reserves_what_a_block_occupies() {
     let cache = Cache::<u64, [u8; 64]>::builder().bound(8 << 20).reclaim(Reclaim::Inline);
-    let cache = cache.build().unwrap();
+    let cache = cache.weigher(|_, _| 0).build().unwrap();
     let begin = |key| match cache.begin_new(key, 64, Attributes::DATA).unwrap() {
         Begin::Vacant(guard) => guard,
         other => panic!("{other:?}"),

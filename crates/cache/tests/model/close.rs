@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use forebay_cache::{Attributes, Begin, LoadError, OwnerCaching, OwnerId};
+use forebay_cache::{Attributes, Begin, Delivery, LoadError, OwnerCaching, OwnerId};
 
 use crate::harness::{Block, World};
 use crate::owned::{OwnedKey, OwnedWorld};
@@ -130,7 +130,7 @@ fn closing_races_everything() {
 fn closing_ends_the_threads() {
     check(2400, || {
         let world = Arc::new(World::build(2, |builder| {
-            builder.on_evict(|event| event.value.check(event.key))
+            builder.on_evicted(Delivery::Lossless, |event| event.value.check(event.key))
         }));
         let user = {
             let world = world.clone();
@@ -217,8 +217,9 @@ fn a_load_guard_evicts_while_the_cache_is_dropped() {
 #[test]
 fn guards_outlive_the_cache_and_its_threads() {
     check(3000, || {
-        let mut world =
-            World::build(2, |builder| builder.on_evict(|event| event.value.check(event.key)));
+        let mut world = World::build(2, |builder| {
+            builder.on_evicted(Delivery::Lossless, |event| event.value.check(event.key))
+        });
         (0..4).for_each(|key| _ = world.insert(key));
         let held = world.cache().get_owned(&3);
         let cache = world.take_cache();

@@ -16,6 +16,18 @@ pub enum OpenError {
         /// The path.
         path: PathBuf,
     },
+    /// The folder of the path does not exist.
+    #[error(
+        "{}: there is no folder {}; create it first (`mkdir --parents`), or check the path",
+        path.display(),
+        folder.display()
+    )]
+    MissingFolder {
+        /// The path.
+        path: PathBuf,
+        /// The folder in which the file should be.
+        folder: PathBuf,
+    },
     /// The path is a directory.
     #[error("{}: is a directory; give a file in it, or a block device", path.display())]
     Directory {
@@ -32,15 +44,17 @@ pub enum OpenError {
     },
     /// The medium is too small.
     #[error(
-        "{}: has {size_bytes} bytes, but at least {min_bytes} are needed; use a larger one, or \
-         enlarge it (`truncate --size`)",
+        "{}: is too small: it has {size_bytes} bytes, and at least {min_bytes} are needed, in whole \
+         sectors of {sector_bytes}; use a larger one, or enlarge it (`truncate --size`)",
         path.display()
     )]
     TooSmall {
         /// The path.
         path: PathBuf,
-        /// Its size in bytes, in whole sectors.
+        /// Its size in bytes.
         size_bytes: u64,
+        /// Its sector size in bytes. The rest beyond whole sectors is not used.
+        sector_bytes: u32,
         /// The least size in bytes.
         min_bytes: u64,
     },

@@ -19,7 +19,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{self, Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, Statx, StatxFlags};
@@ -325,11 +325,12 @@ fn open_as(
         // The page cache takes sectors of any size, but the caller's buffers do not.
         return if direct { Ok(Opened::NotDirect(error)) } else { Err(error) };
     }
-    let size_bytes = size_bytes - size_bytes % u64::from(sector_bytes);
     let min_bytes = options.min_bytes.max(u64::from(sector_bytes));
-    if size_bytes < min_bytes {
-        return Err(OpenError::TooSmall { path: path.to_owned(), size_bytes, min_bytes });
+    if size_bytes - size_bytes % u64::from(sector_bytes) < min_bytes {
+        let path = path.to_owned();
+        return Err(OpenError::TooSmall { path, size_bytes, sector_bytes, min_bytes });
     }
+    let size_bytes = size_bytes - size_bytes % u64::from(sector_bytes);
     let (read_only, block_device) = (options.read_only, kind == FileKind::Block);
     Ok(Opened::Done(OpenedFile {
         fd,
@@ -414,13 +415,22 @@ fn create(path: &Path, bytes: u64, locking: Locking) -> Result<Option<FileLock>,
 pub(super) fn refused(path: &Path, doing: &'static str, errno: Errno, kind: FileKind) -> OpenError {
     let path = path.to_owned();
     match errno {
-        Errno::NOENT | Errno::NOTDIR => OpenError::Missing { path },
+        Errno::NOENT | Errno::NOTDIR => match missing_folder(&path) {
+            Some(folder) => OpenError::MissingFolder { path, folder },
+            None => OpenError::Missing { path },
+        },
         Errno::ISDIR => OpenError::Directory { path },
         Errno::ROFS => OpenError::ReadOnlyMedium { path },
         Errno::ACCESS | Errno::PERM => OpenError::Permission { path, source: errno.into() },
         Errno::BUSY if kind == FileKind::Block => OpenError::Busy { path },
         _ => system(&path, doing, errno),
     }
+}
+
+/// The folder of the path, if there is none.
+fn missing_folder(path: &Path) -> Option<PathBuf> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty())?;
+    (!folder.is_dir()).then(|| folder.to_owned())
 }
 
 /// Returns whether the block device was set read-only. The kernel opens it for writing all the

@@ -109,7 +109,11 @@ fn a_missing_file_is_made_only_if_asked() {
     assert!(!path.exists());
     let create = OpenOptions { create_bytes: Some(1 << 16), ..options() };
     let inside = folder.path().join("no folder").join("new");
-    assert!(matches!(refused(inside, &create), OpenError::Missing { .. }));
+    let error = refused(&inside, &create);
+    let folder = inside.parent().unwrap();
+    let says = format!("{}: there is no folder {}; create it", inside.display(), folder.display());
+    assert!(error.to_string().starts_with(&says), "{error}");
+    assert!(matches!(error, OpenError::MissingFolder { .. }));
     assert_eq!(FileDevice::open(&path, &create).unwrap().info().size_bytes, 1 << 16);
     // An existing file keeps its size.
     let larger = OpenOptions { create_bytes: Some(1 << 20), ..options() };
@@ -124,7 +128,7 @@ fn directories_and_other_things_are_refused() {
     let character = refused("/dev/null", &options());
     assert!(matches!(character, OpenError::OtherType { what: "a character device", .. }));
     let below = refused(path.join("below"), &options());
-    assert!(matches!(below, OpenError::Missing { .. }), "{below}");
+    assert!(matches!(below, OpenError::MissingFolder { .. }), "{below}");
     let socket = folder.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     assert!(matches!(refused(&socket, &options()), OpenError::OtherType { what: "a socket", .. }));
@@ -140,12 +144,16 @@ fn too_small_ones_are_refused_and_the_rest_of_a_sector_is_left_out() {
     for bytes in [0, 511] {
         let (_folder, path) = folder_with(bytes);
         let error = refused(path, &never);
-        assert!(matches!(error, OpenError::TooSmall { size_bytes: 0, min_bytes: 512, .. }));
+        assert!(
+            matches!(error, OpenError::TooSmall { size_bytes, min_bytes: 512, .. } if size_bytes == bytes)
+        );
+        let says = error.to_string();
+        assert!(says.contains(&format!("it has {bytes} bytes")) && says.contains("512"), "{says}");
     }
     let (_folder, path) = folder_with(8192 + 100);
     let least = OpenOptions { min_bytes: 8193, ..options() };
     let error = refused(&path, &least);
-    assert!(matches!(error, OpenError::TooSmall { size_bytes: 8192, min_bytes: 8193, .. }));
+    assert!(matches!(error, OpenError::TooSmall { size_bytes: 8292, min_bytes: 8193, .. }));
     let device = FileDevice::open(&path, &OpenOptions { min_bytes: 8192, ..options() }).unwrap();
     assert_eq!(device.info().size_bytes, 8192);
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
-use forebay_cache::{BuildError, Cache, Evicted, Key};
+use forebay_cache::{BuildError, Cache, Delivery, Evicted, Key};
 use forebay_io::Device;
 
 use super::closing::Closing;
@@ -21,12 +21,15 @@ use crate::tunables::L2Tunables;
 /// Default limit of memory for I/O. It is allocated when needed.
 const IO_MEMORY_BYTES: u64 = 64 << 20;
 
+/// A listener, and how it is told.
+type Listener<K, V> = (Delivery, Box<dyn Fn(Evicted<K, V>) + Send + Sync>);
+
 /// Builds a hybrid cache; see [`HybridCache::builder`].
 #[must_use = "call `build` to get the cache"]
 pub struct HybridBuilder<K: Key, V: Send + Sync + 'static> {
     medium: Medium,
     codec: Arc<dyn Codec<K, V>>,
-    on_evict: Option<Box<dyn Fn(Evicted<K, V>) + Send + Sync>>,
+    listener: Option<Listener<K, V>>,
     weigh: Arc<dyn Fn(&K, &V) -> u64 + Send + Sync>,
     capacity: Option<u64>,
     bound: Option<u64>,
@@ -101,7 +104,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         Self {
             medium,
             codec,
-            on_evict: None,
+            listener: None,
             weigh: Arc::new(weigh),
             capacity: None,
             bound: None,
@@ -165,10 +168,14 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
     }
 
     /// A function that is called with each value that has left memory, and why; see
-    /// [`Builder::on_evict`](forebay_cache::Builder::on_evict). The device may still have the
+    /// [`Builder::on_evicted`](forebay_cache::Builder::on_evicted). The device may still have the
     /// value, unless the cause is a removal or a replacement.
-    pub fn on_evict(mut self, f: impl Fn(Evicted<K, V>) + Send + Sync + 'static) -> Self {
-        self.on_evict = Some(Box::new(f));
+    pub fn on_evicted(
+        mut self,
+        delivery: Delivery,
+        listener: impl Fn(Evicted<K, V>) + Send + Sync + 'static,
+    ) -> Self {
+        self.listener = Some((delivery, Box::new(listener)));
         self
     }
 
@@ -211,12 +218,10 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             limit_bytes: self.io_memory,
             huge_pages: HugePages::default(),
         });
-        let arena = arena.map_err(|error| invalid("the limit of memory for I/O").because(error))?;
+        let arena = arena.map_err(|error| invalid("the limit of memory for I/O", error))?;
         let tunables = L2Tunables::default();
         for (name, value) in &self.l2_tunables {
-            tunables
-                .set(name, value)
-                .map_err(|error| invalid("a tunable of the L2").because(error))?;
+            tunables.set(name, value).map_err(|error| invalid("a tunable of the L2", error))?;
         }
         let mut options = L2Options::new(self.owner, Arc::clone(&arena));
         options.tunables = Arc::new(tunables);
@@ -233,10 +238,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             true => L2::create(device, codec, &options)?,
             false => L2::open(device, codec, &options)?,
         };
-        let on_evict = self.on_evict.take();
-        let cache = self.cache(&l2, arena, on_evict);
-        let cache =
-            cache.map_err(|error| invalid("the configuration of its memory").because(error))?;
+        let listener = self.listener.take();
+        let cache = self.cache(&l2, arena, listener);
+        let cache = cache.map_err(|error| invalid("the configuration of its memory", error))?;
         l2.warm_up(cache.warm_up());
         Ok(HybridCache {
             cache: Arc::new(cache),
@@ -250,14 +254,16 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         &self,
         l2: &Arc<L2<K, V>>,
         arena: Arc<Arena>,
-        on_evict: Option<Box<dyn Fn(Evicted<K, V>) + Send + Sync>>,
+        listener: Option<Listener<K, V>>,
     ) -> Result<Cache<K, V>, BuildError> {
         let weigh = Arc::clone(&self.weigh);
         let mut builder = Cache::builder()
             .weigher(move |key, value| weigh(key, value))
-            .secondary_cache(Arc::new(L2Hook(Arc::clone(l2))));
-        if let Some(on_evict) = on_evict {
-            builder = builder.on_evict(on_evict);
+            .secondary_cache(Arc::new(L2Hook(Arc::clone(l2))))
+            // Blocks in the write queue are pinned, and are free soon.
+            .tunable("overflow_wait_ms", "200");
+        if let Some((delivery, listener)) = listener {
+            builder = builder.on_evicted(delivery, listener);
         }
         if let Some(bytes) = self.capacity {
             builder = builder.capacity(bytes);
@@ -294,9 +300,7 @@ fn owner_tag(name: &str) -> [u8; 16] {
     xxhash_rust::xxh3::xxh3_128(name.as_bytes()).to_le_bytes()
 }
 
-fn invalid(what: &str) -> Error {
-    Error::new(
-        ErrorKind::Invalid,
-        format!("cannot build the hybrid cache: {what} is invalid; correct it"),
-    )
+fn invalid(what: &str, cause: impl std::error::Error + Send + Sync + 'static) -> Error {
+    let text = format!("cannot build the hybrid cache: {what} is invalid: {cause}");
+    Error::new(ErrorKind::Invalid, text).because(cause)
 }

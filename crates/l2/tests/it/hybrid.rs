@@ -198,8 +198,10 @@ fn invalid_arguments_are_refused_with_the_reason() {
     let build = |builder: HybridBuilder<u64, Vec<u8>>| builder.build().unwrap_err();
     let error = build(HybridCache::builder(memory_device()));
     assert_eq!(error.kind(), ErrorKind::Invalid, "no capacity: {error}");
+    assert!(error.to_string().contains("call `capacity`"), "names no way out: {error}");
     let error = build(builder(memory_device()).l2_tunable("batch_bytes", "7"));
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("batch_bytes"), "names no cause: {error}");
     let small = MemoryDevice::new("small", 1 << 20, &MemoryOptions::default()).unwrap();
     assert_eq!(build(builder(Arc::new(small))).kind(), ErrorKind::TooSmall);
 }

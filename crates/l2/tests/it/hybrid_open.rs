@@ -91,7 +91,7 @@ fn a_listener_hears_of_values_that_leave_memory() {
     let seen = Arc::clone(&heard);
     let cache = Strings::builder(memory_device(FILE_BYTES))
         .capacity(MEMORY_BYTES)
-        .on_evict(move |evicted| {
+        .on_evicted(forebay_l2::Delivery::Lossless, move |evicted| {
             seen.lock().unwrap().insert(evicted.key, (evicted.cause, evicted.value));
         })
         .build()

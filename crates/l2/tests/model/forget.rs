@@ -104,6 +104,7 @@ fn open(device: shuttle::sync::Arc<PageMapDevice>, fresh: bool, segment_bytes: u
     };
     let cache = Cache::builder()
         .capacity(1 << 20)
+        .weigher(|_, _| 8)
         .seed(3)
         .reclaim(Reclaim::Inline)
         .secondary_cache(l2.clone())

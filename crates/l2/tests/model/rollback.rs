@@ -18,6 +18,7 @@ type Levels = (shuttle::sync::Arc<L2<u64, u64>>, Cache<u64, u64>);
 fn over(l2: shuttle::sync::Arc<L2<u64, u64>>) -> Levels {
     let cache = Cache::builder()
         .capacity(1 << 20)
+        .weigher(|_, _| 8)
         .seed(3)
         .reclaim(Reclaim::Inline)
         .secondary_cache(l2.clone())

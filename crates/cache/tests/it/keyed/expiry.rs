@@ -116,7 +116,9 @@ fn the_listener_is_told_that_an_entry_has_expired_however_that_is_found() {
     let (builder, clock) = inline::<u64, u64>(80);
     let cache = builder
         .time_to_live(SECOND)
-        .on_evicted(move |evicted| note.lock().unwrap().push((evicted.key, evicted.cause)))
+        .on_evicted(forebay_cache::Delivery::Lossless, move |evicted| {
+            note.lock().unwrap().push((evicted.key, evicted.cause))
+        })
         .build()
         .unwrap();
     for key in 0..5 {

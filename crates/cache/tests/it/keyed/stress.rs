@@ -56,7 +56,9 @@ fn run<S: BuildHasher + Send + Sync + 'static>(hasher: S, seed: u64, rounds: u64
         .time_to_live(Duration::from_secs(1))
         .time_to_idle(Duration::from_millis(300))
         .clock(clock.clone())
-        .on_evicted(|evicted| assert_eq!(evicted.key, name(evicted.value.key)))
+        .on_evicted(forebay_cache::Delivery::Lossless, |evicted| {
+            assert_eq!(evicted.key, name(evicted.value.key))
+        })
         .hasher(hasher)
         .build()
         .unwrap();
