@@ -6,8 +6,8 @@ use std::path::Path;
 use forebay_sim::cache::capacity::Capacity;
 
 use super::{
-    cached_read, create, device, evict, freeing, index, insight, memory, overflow, pool_read, r5,
-    restart, sim, strided_read, zap,
+    cached_read, create, device, evict, freeing, index, insight, keyed, memory, overflow,
+    pool_read, r5, restart, sim, strided_read, zap,
 };
 use crate::keys::Distribution;
 use crate::options::{Common, Failure};
@@ -74,6 +74,8 @@ pub(crate) fn run(common: &Common) -> Result<Vec<Record>, Failure> {
     let args = overflow::Args { capacity_mib: 1, shifts: vec![6, 0] };
     let records = overflow::run(&two, &args)?;
     add("overflow", records.clone(), overflow::panels(&records), "insert_p99_ns")?;
+    let records = keyed::run(&two, &keyed::Args { entries: 100, factor: 4 })?;
+    add("keyed", records.clone(), keyed::panels(&records), "ops_per_s")?;
     let args = memory::Args {
         max_entries: 2000,
         storm: false,

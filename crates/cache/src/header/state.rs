@@ -5,7 +5,7 @@
 //! | 0–16 | pins | any thread that holds or takes a pin |
 //! | 17 | `SAMPLED`: the simulations see its hits | its occupier |
 //! | 18 | `VALID`: lookups may pin it | set by the publisher; cleared by the thread that retires it |
-//! | 19 | `MARK`: hit since the evictor last examined it | set by a hit; cleared by the evictor |
+//! | 19 | `MARK`: hit since the evictor last examined it; of a retired header: orphaned, see `CacheInner::hold` | set by a hit; cleared by the evictor and by retiring |
 //! | 20 | class | the publisher, before it is reachable |
 //! | 21–22 | its list | the publisher, under the sublist's lock; then the evictor |
 //! | 23 | `WRITING`: the secondary cache is writing it | the `Writing` guard, which holds a pin |
@@ -13,7 +13,7 @@
 //! | 25 | `LOADING`: a load guard will publish or abandon it | the load guard |
 //! | 26 | `WAITERS`: the load guard must wake waiters | a thread that joins, while `LOADING` |
 //! | 27 | `SPILLED`: `spill` counts more pins | the thread that spills or refills, under the lock of `spill` |
-//! | 28–30 | cause of retirement; all ones: orphaned, see `CacheInner::hold` | with `RETIRED` |
+//! | 28–30 | cause of retirement | with `RETIRED` |
 //! | 31 | `FILLED`: the value is initialised | the publisher |
 //! | 32–63 | position in its sublist's ring; generation if it is free or in no list | the publisher and the evictor, under the sublist's lock |
 //!
@@ -182,10 +182,11 @@ impl HeaderState {
     }
     /// Retired, and counted as a hold on a cache that was dropped.
     pub(crate) fn orphaned(self) -> Self {
-        Self(self.0 | CAUSE)
+        debug_assert!(self.has(RETIRED));
+        Self(self.0 | MARK)
     }
     pub(crate) fn is_orphaned(self) -> bool {
-        self.0 & CAUSE == CAUSE
+        self.has(RETIRED) && self.has(MARK)
     }
     /// Retired for `cause` by the holder of a pin, which keeps it.
     pub(crate) fn retired_by_holder(self, cause: Cause) -> Self {
@@ -193,7 +194,7 @@ impl HeaderState {
     }
     /// Retired for `cause`, with one more pin.
     pub(crate) fn retired(self, cause: Cause) -> Self {
-        Self(((self.0 & !VALID & !CAUSE) | RETIRED | ((cause as u64) << CAUSE_SHIFT)) + PIN)
+        Self(((self.0 & !(VALID | MARK | CAUSE)) | RETIRED | ((cause as u64) << CAUSE_SHIFT)) + PIN)
     }
 }
 
