@@ -8,8 +8,7 @@ use crate::keyed::times::Times;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Fingerprint(pub(crate) u64);
 
-// SAFETY: an integer, whose `Hash` and `Eq` are derived.
-unsafe impl Key for Fingerprint {}
+impl Key for Fingerprint {}
 
 /// A key with its value.
 pub(crate) struct Stored<K, V> {
