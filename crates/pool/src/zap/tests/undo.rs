@@ -85,7 +85,7 @@ fn a_removal_is_undone_after_names_have_moved_to_its_leaf() {
     let mut fillers = fillers(&zap, &long);
     evict_leaves(&store);
     let mut waiting = 0;
-    while used + waiting <= ZAP_LEAF_BYTES - 100 {
+    while used + waiting <= ZAP_LEAF_BYTES {
         let before = buffered(&zap);
         let filler = fillers.next().expect("there are many");
         zap.insert(&(), &filler, &VALUE).expect("it is new");
