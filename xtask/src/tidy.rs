@@ -14,6 +14,7 @@ mod links;
 mod locks;
 mod modules;
 mod named_tests;
+pub(crate) mod publish;
 mod retired;
 mod shim;
 mod unsafety;
@@ -62,6 +63,7 @@ fn check(tree: &Tree, out: &mut Findings) {
     locks::check(tree, out);
     columns::check(tree, out);
     retired::check(tree, out);
+    publish::check(tree, out);
 }
 
 /// The findings of a rule on a fixture, as `path:line`. For the tests of the rules.

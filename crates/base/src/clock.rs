@@ -1,8 +1,8 @@
 //! Injected clocks, so that tests control time.
 //!
-//! A library takes a [`Clock`] from its user: [`SystemClock`] or, for tests, [`ManualClock`]. Times
-//! that users see, such as the times of files, come from a [`WallClock`]: [`SystemWallClock`] or,
-//! for tests, [`ManualWallClock`].
+//! A library takes a [`Clock`] from its user: [`SystemClock`], [`CoarseClock`] where it is read on
+//! a hot path, or, for tests, [`ManualClock`]. Times that users see, such as the times of files,
+//! come from a [`WallClock`]: [`SystemWallClock`] or, for tests, [`ManualWallClock`].
 //!
 //! Invariants: a [`Clock`] is monotonic, within a thread and between threads. A [`WallClock`] can
 //! go back, because a user may set it.
@@ -52,6 +52,39 @@ impl Clock for SystemClock {
 )]
 fn instant() -> Instant {
     Instant::now()
+}
+
+/// The system's monotonic clock as of its last tick, which is at most 10 ms ago. It is read in a
+/// few nanoseconds, without reading the hardware. It starts when this value is created.
+#[derive(Clone, Copy, Debug)]
+pub struct CoarseClock {
+    origin_ns: u64,
+}
+
+impl CoarseClock {
+    /// Creates a clock that starts now.
+    pub fn new() -> Self {
+        Self { origin_ns: coarse_ns() }
+    }
+}
+
+impl Default for CoarseClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for CoarseClock {
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        coarse_ns().saturating_sub(self.origin_ns)
+    }
+}
+
+fn coarse_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    // Monotonic clocks begin at zero when the machine starts.
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }
 
 /// A clock that only [`advance`](Self::advance) moves. Threads may share it.
@@ -146,7 +179,9 @@ impl WallClock for ManualWallClock {
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
-    use super::{Clock, ManualClock, ManualWallClock, SystemClock, UnixTime, WallClock};
+    use super::{
+        Clock, CoarseClock, ManualClock, ManualWallClock, SystemClock, UnixTime, WallClock,
+    };
 
     #[test]
     fn the_manual_wall_clock_advances_by_its_step_and_on_demand() {
@@ -157,13 +192,22 @@ mod tests {
     }
 
     #[test]
-    fn the_system_clock_is_monotonic() {
-        let clock = SystemClock::new();
-        let mut before = clock.now_ns();
-        for _ in 0..1000 {
-            let now = clock.now_ns();
-            assert!(now >= before);
-            before = now;
+    fn the_clocks_of_the_system_are_monotonic() {
+        for clock in [&SystemClock::new() as &dyn Clock, &CoarseClock::new()] {
+            let mut before = clock.now_ns();
+            for _ in 0..1000 {
+                let now = clock.now_ns();
+                assert!(now >= before);
+                before = now;
+            }
+        }
+    }
+
+    #[test]
+    fn the_coarse_clock_advances() {
+        let clock = CoarseClock::new();
+        while clock.now_ns() == 0 {
+            crate::sync::thread::yield_now();
         }
     }
 

@@ -34,7 +34,8 @@ use clap::{Parser, Subcommand};
 
 use benches::{
     cached_read, create, device, evict, freeing as freeing_bench, hybrid, index as index_bench,
-    insight, memory, overflow, pool_read, r5, rebuild, restart, sim, smoke, strided_read, zap,
+    insight, keyed, memory, overflow, pool_read, r5, rebuild, restart, sim, smoke, strided_read,
+    zap,
 };
 use options::{Common, Failure};
 use report::Record;
@@ -68,6 +69,8 @@ enum Command {
     Index(index_bench::Args),
     /// What the flight recorder and a trace cost, on against off.
     Insight(insight::Args),
+    /// The cache for keys of any type, with expiry and a listener, compared with moka.
+    Keyed(keyed::Args),
     /// Memory of an entry, and peak memory under a hard bound.
     Memory(memory::Args),
     /// Throughput and latency of inserts for each overflow limit (R1's reviewer).
@@ -108,6 +111,7 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
         }
         Command::Hybrid(args) => with_panels(hybrid::run(common, args)?, hybrid::panels),
         Command::Index(args) => with_panels(index_bench::run(common, args)?, index_bench::panels),
+        Command::Keyed(args) => with_panels(keyed::run(common, args)?, keyed::panels),
         Command::Memory(args) => with_panels(memory::run(common, args)?, memory::panels),
         Command::NullMount(args) => {
             null_mount::run(args)?;

@@ -87,6 +87,8 @@ pub enum Cause {
     Uncached = 5,
     /// The cache was closed or dropped.
     Closed = 6,
+    /// Its time was over, see [`KeyedCache`](crate::KeyedCache).
+    Expired = 7,
 }
 
 impl Cause {
@@ -98,7 +100,8 @@ impl Cause {
             3 => Self::Cleared,
             4 => Self::OwnerClosed,
             5 => Self::Uncached,
-            _ => Self::Closed,
+            6 => Self::Closed,
+            _ => Self::Expired,
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::cache::Cache;
 use crate::callbacks::{Callbacks, Evicted};
 use crate::capacity::overhead;
 use crate::error::BuildError;
+use crate::evict::expire::Expiry;
 use crate::inner::{Bound, CacheInner, CacheParts, Overhead, Reclaim, Weigher};
 use crate::key::Key;
 use crate::secondary::SecondaryCache;
@@ -27,6 +28,7 @@ pub struct Builder<K: Key, V: Send + Sync + 'static> {
     weigher: Option<Weigher<K, V>>,
     on_evict: Option<Box<dyn Fn(Evicted<K, V>) + Send + Sync>>,
     secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
+    expiry: Option<Arc<dyn Expiry<V>>>,
     clock: Option<Arc<dyn Clock>>,
     seed: Option<u64>,
     mode: Reclaim,
@@ -43,6 +45,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             weigher: None,
             on_evict: None,
             secondary: None,
+            expiry: None,
             clock: None,
             seed: None,
             mode: Reclaim::Thread,
@@ -98,6 +101,12 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     /// Attaches a secondary cache.
     pub fn secondary_cache(mut self, secondary: Arc<dyn SecondaryCache<K, V>>) -> Self {
         self.secondary = Some(secondary);
+        self
+    }
+
+    /// Sets what tells the reclaimer which values have expired.
+    pub(crate) fn expiry(mut self, expiry: Arc<dyn Expiry<V>>) -> Self {
+        self.expiry = Some(expiry);
         self
     }
 
@@ -174,6 +183,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             }),
             callbacks: self.on_evict.map(Callbacks::new),
             secondary: self.secondary,
+            expiry: self.expiry,
             clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock::default())),
             bound: self.bound.map(|b| Bound { bytes: AtomicU64::new(b), others: self.overhead }),
             mode: self.mode,

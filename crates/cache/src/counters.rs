@@ -5,7 +5,8 @@ forebay_base::counters! {
     pub table CacheCounters;
     labels class = ["metadata", "data"];
     labels rule = ["mru_1", "mru_5", "mru_20", "mru_50", "recency"];
-    labels cause = ["capacity", "removed", "replaced", "cleared", "owner_closed", "uncached", "closed"];
+    labels cause = ["capacity", "removed", "replaced", "cleared", "owner_closed", "uncached", "closed",
+        "expired"];
 
     /// Hits on a block that was just loaded and is in no list yet.
     hits_new: class;

@@ -61,6 +61,17 @@ pub enum BuildError {
     /// Neither `capacity` nor `bound` was given, or it is zero.
     #[error("a cache needs a capacity above zero: call `capacity` or `bound`")]
     NoCapacity,
+    /// A keyed cache has a capacity in bytes and no weigher.
+    #[error(
+        "a capacity in bytes needs a function that weighs a value: call `weigher`, or call \
+         `max_entries` instead"
+    )]
+    NoWeigher,
+    /// A keyed cache has a number of entries, and a capacity, a bound or a weigher too.
+    #[error(
+        "a cache has one size: call either `max_entries`, or `capacity` or `bound` and `weigher`"
+    )]
+    TwoSizes,
     /// The bound leaves no capacity for blocks.
     #[error(
         "a bound of {bound} bytes is too small: the cache's own structures need {overhead} bytes"

@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
+use crate::attributes::Cause;
 use crate::header::{Header, RETIRED, VALID};
 use crate::inner::CacheInner;
 use crate::key::Key;
@@ -79,6 +80,13 @@ impl<'a, K: Key, V: Send + Sync + 'static> Ref<'a, K, V> {
 
     pub(crate) fn header(&self) -> NonNull<Header<K, V>> {
         self.header
+    }
+
+    /// Removes this very block and returns it, unless it has left already.
+    pub(crate) fn remove(&self, cause: Cause) -> Option<OwnedRef<K, V>> {
+        // SAFETY: this reference borrows the cache.
+        let inner = unsafe { self.inner.as_ref() };
+        inner.remove(inner.hash(self.key()), self.key(), cause, Some(self.header))
     }
 
     /// Converts it to a reference that borrows nothing, with the same pin.

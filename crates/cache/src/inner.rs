@@ -29,6 +29,7 @@ use crate::callbacks::Callbacks;
 use crate::capacity::Capacity;
 use crate::counters::CacheCounters;
 use crate::evict::Scratch;
+use crate::evict::expire::Expiry;
 use crate::header::slab::Slab;
 use crate::header::spill::SpilledPins;
 use crate::header::{Header, List};
@@ -89,6 +90,7 @@ pub(crate) struct CacheInner<K: Key, V: Send + Sync + 'static> {
     pub(crate) weigher: Weigher<K, V>,
     pub(crate) callbacks: Option<Callbacks<K, V>>,
     pub(crate) secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
+    pub(crate) expiry: Option<Arc<dyn Expiry<V>>>,
     /// By class, the uses of the MFU block that last lost to a candidate.
     pub(crate) last_victim_uses: [AtomicU32; 2],
     pub(crate) clock: Arc<dyn Clock>,
@@ -136,6 +138,7 @@ pub(crate) struct CacheParts<K: Key, V: Send + Sync + 'static> {
     pub(crate) weigher: Weigher<K, V>,
     pub(crate) callbacks: Option<Callbacks<K, V>>,
     pub(crate) secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
+    pub(crate) expiry: Option<Arc<dyn Expiry<V>>>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) bound: Option<Bound>,
     pub(crate) mode: Reclaim,
@@ -211,6 +214,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             weigher: parts.weigher,
             callbacks: parts.callbacks,
             secondary: parts.secondary,
+            expiry: parts.expiry,
             last_victim_uses: std::array::from_fn(|_| AtomicU32::new(u32::MAX)),
             clock: parts.clock,
             bound: parts.bound,

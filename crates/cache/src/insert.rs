@@ -432,3 +432,10 @@ pub(crate) enum PreviousEntry<K, V> {
     /// An older header, retired with a pin for the caller, and its state before.
     Resident(NonNull<Header<K, V>>, HeaderState),
 }
+
+impl<K, V> PreviousEntry<K, V> {
+    /// Whether it was a block, and not one that was still loading.
+    pub(crate) fn was_cached(&self) -> bool {
+        matches!(self, Self::Resident(_, before) if before.has(FILLED))
+    }
+}

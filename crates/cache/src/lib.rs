@@ -26,6 +26,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`KeyedCache`] is a cache for keys of any type, such as `String`, whose entries can expire.
+//!
 //! # Guarantees
 //!
 //! * A hit takes no lock, moves no list entry, and writes to no shared cache line except the
@@ -50,6 +52,7 @@
 //! | `evict` | the evictor, the reclaimer, sweeps |
 //! | `capacity` | credits, waiting inserters, targets, overhead |
 //! | `load` | load guards and single flight |
+//! | `keyed` | the cache for keys of any type; expiry |
 //! | `secondary` | the interface of L2, and warm-up |
 //! | `recorder` | the flight recorder: why blocks were missed |
 //! | `stats`, `counters`, `tunables` | observation and configuration |
@@ -76,6 +79,7 @@ mod inner;
 mod insert;
 mod key;
 mod key_calls;
+mod keyed;
 mod lists;
 mod load;
 mod lookup;
@@ -104,6 +108,12 @@ pub use guard::{OwnedRef, Ref, SlotHint};
 pub use index::IndexStats;
 pub use inner::Reclaim;
 pub use key::{Key, OwnerId};
+pub use keyed::KeyedCache;
+pub use keyed::builder::KeyedBuilder;
+pub use keyed::entry::KeyedEntry;
+pub use keyed::guard::{KeyedOwnedRef, KeyedRef};
+pub use keyed::hasher::SeededState;
+pub use keyed::iter::KeyedIter;
 pub use load::error::LoadError;
 pub use load::load_guard::{Begin, InFlight, LoadFuture, LoadGuard, Present};
 pub use operations::Iter;
@@ -112,6 +122,7 @@ pub use owner::OwnerCaching;
 pub use recorder::{
     BlockGroup, Explanation, MissCause, MissEvent, MissGroup, Remedy, SecondaryFate,
 };
+pub use secondary::change::Change;
 pub use secondary::warm_up::{WarmUp, WarmUpRefusal};
 pub use secondary::{Candidate, Holding, SecondaryCache, Writing};
 pub use stats::{StateStats, Stats, Usage};

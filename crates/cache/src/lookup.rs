@@ -112,6 +112,32 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Some(unsafe { Ref::from_pin(self, header) })
     }
 
+    /// Returns the block, pinned and counted as used, if `accept` agrees to its value. `accept` may
+    /// be user code: it runs without a lock, and a panic releases the pin.
+    ///
+    /// # Errors
+    ///
+    /// The block that was not accepted, or `None` if there is no block. Neither is counted.
+    #[inline(always)]
+    pub(crate) fn get_if(
+        &self,
+        key: &K,
+        accept: impl FnOnce(&V) -> bool,
+    ) -> Result<Ref<'_, K, V>, Option<Ref<'_, K, V>>> {
+        let Some((header, before)) = self.pin(self.hash(key), key, MARK) else { return Err(None) };
+        // SAFETY: pinned just now, from a valid state.
+        let block = unsafe { Ref::from_pin(self, header) };
+        if !accept(&block) {
+            return Err(Some(block));
+        }
+        if before.has(SAMPLED) || !self.counters.try_add_at_exclusive(hits_of(before), 1) {
+            self.count_hit(header, before);
+        } else {
+            probe!(hit, std::ptr::from_ref(key), before.list_and_class());
+        }
+        Ok(block)
+    }
+
     #[inline(never)]
     fn get_scanned(&self, hash: u64, key: &K) -> Option<Ref<'_, K, V>> {
         match self.pin_scanned(hash, key, MARK) {
@@ -145,7 +171,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     }
 
     #[inline(never)]
-    fn count_miss(&self) -> Option<Ref<'_, K, V>> {
+    pub(crate) fn count_miss(&self) -> Option<Ref<'_, K, V>> {
         self.counters.add(CacheCounters::LOOKUPS_MISSED, 0, 1);
         None
     }

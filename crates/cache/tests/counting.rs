@@ -5,7 +5,7 @@ use std::thread;
 
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::count::{self, Counts};
-use forebay_cache::{Attributes, Begin, Cache};
+use forebay_cache::{Attributes, Begin, Cache, KeyedCache};
 
 const BLOCKS: u64 = 10_000;
 const HITS: u64 = 100_000;
@@ -37,21 +37,43 @@ fn cost(mut hit: impl FnMut(u64)) -> Counts {
     }
 }
 
+/// Two updates per hit. Now and then another key's slot has the same tag, and its header is pinned
+/// to compare keys.
+fn assert_cheap(cost: Counts) {
+    let strangers = cost.rmw - 2 * HITS;
+    assert!(strangers < HITS / 50, "{cost:?}");
+    assert_eq!(Counts { rmw: 0, ..cost }, Counts::default());
+}
+
+#[test]
+fn a_hit_of_a_keyed_cache_is_as_cheap() {
+    let plain = KeyedCache::<String, u64>::builder().max_entries(4 * BLOCKS).seed(1);
+    let mortal = KeyedCache::<String, u64>::builder().max_entries(4 * BLOCKS).seed(1);
+    let hour = std::time::Duration::from_secs(3600);
+    for builder in [plain, mortal.time_to_live(hour).time_to_idle(hour)] {
+        let cache = builder.build().unwrap();
+        let names: Vec<String> = (0..BLOCKS).map(|key| format!("key {key}")).collect();
+        for (name, key) in names.iter().zip(0..) {
+            cache.insert(name.clone(), key).unwrap();
+        }
+        let name = |key: u64| names[key as usize].as_str();
+        assert_cheap(cost(|key| assert_eq!(*cache.get(name(key)).unwrap(), key)));
+        assert_cheap(cost(|key| assert!(cache.contains(name(key)))));
+        let load = || -> Result<u64, String> { panic!("it is there") };
+        assert_cheap(cost(|key| {
+            assert_eq!(*cache.get_or_load_by_ref(name(key), load).unwrap(), key);
+        }));
+    }
+}
+
 #[test]
 fn a_hit_takes_no_lock_and_two_updates_of_its_own_header() {
     let cache = filled();
-    // Two per hit. Now and then another key's slot has the same tag, and its header is pinned to
-    // compare keys.
-    let cheap = |cost: Counts| {
-        let strangers = cost.rmw - 2 * HITS;
-        assert!(strangers < HITS / 50, "{cost:?}");
-        assert_eq!(Counts { rmw: 0, ..cost }, Counts::default());
-    };
-    cheap(cost(|key| assert_eq!(*cache.get(&key).unwrap(), key)));
-    cheap(cost(|key| assert_eq!(*cache.get_owned(&key).unwrap(), key)));
-    cheap(cost(|key| assert!(cache.contains(&key))));
+    assert_cheap(cost(|key| assert_eq!(*cache.get(&key).unwrap(), key)));
+    assert_cheap(cost(|key| assert_eq!(*cache.get_owned(&key).unwrap(), key)));
+    assert_cheap(cost(|key| assert!(cache.contains(&key))));
     let mut found = Vec::new();
-    cheap(cost(|key| {
+    assert_cheap(cost(|key| {
         cache.get_many(&[key], &mut found);
         assert_eq!(found[0].as_deref(), Some(&key));
     }));
@@ -60,7 +82,7 @@ fn a_hit_takes_no_lock_and_two_updates_of_its_own_header() {
         Begin::Hit(block) => assert_eq!(*block, key),
         other => panic!("{other:?}"),
     };
-    cheap(cost(begin));
+    assert_cheap(cost(begin));
     let load = |key| {
         let block =
             cache.get_or_load_weighed(key, 1, Attributes::DATA, || -> Result<u64, String> {
@@ -68,7 +90,7 @@ fn a_hit_takes_no_lock_and_two_updates_of_its_own_header() {
             });
         assert_eq!(*block.unwrap(), key);
     };
-    cheap(cost(load));
+    assert_cheap(cost(load));
     cache.audit();
 }
 

@@ -1,6 +1,7 @@
 //! The command line: commands, options and their help.
 
 mod insight;
+mod mirrors;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,6 +12,8 @@ use clap_complete::Shell;
 pub(crate) use insight::{
     AdviseArgs, ExplainArgs, StatsArgs, TopArgs, TraceCommand, TraceFormat, TraceRecordArgs,
 };
+
+use mirrors::Mirrors;
 
 use crate::flags::Flags;
 use crate::logging::LogArgs;
@@ -163,11 +166,14 @@ pub(crate) enum SyncModeName {
 #[command(after_help = "Examples:\n  \
     forebay create tank.img                        a sparse file of 10 GiB\n  \
     forebay create tank.img --size 100G --compression lz4\n  \
-    forebay create --name tank /dev/sdb /dev/sdc   two disks, striped")]
+    forebay create --name tank /dev/sdb /dev/sdc   two disks, striped\n  \
+    forebay create --name tank --mirror /dev/sdb /dev/sdc")]
 pub(crate) struct CreateArgs {
     /// Files or block devices; a file that does not exist is created, sparse
-    #[arg(required = true, value_name = "DEVICE")]
+    #[arg(required_unless_present = "mirror", value_name = "DEVICE")]
     pub(crate) devices: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) mirrors: Mirrors,
     /// Name of the pool [default: file name of the first device, without its extension]
     #[arg(long)]
     pub(crate) name: Option<String>,

@@ -4,8 +4,9 @@
 //! past the limit, callers run their own jobs. Jobs of I/O callbacks are always queued, because a
 //! callback must not block. There are never more of them than reads in flight.
 //!
-//! Threads that wait for the end of a suspension do not count towards the limit, up to
-//! [`BLOCKED_MAX`]: others start in their place, and end when they have nothing to do.
+//! Threads that wait for something that no other job needs, such as the end of a suspension or the
+//! turn of a create that is slowed down, do not count towards the limit, up to [`BLOCKED_MAX`]:
+//! others start in their place, and end when they have nothing to do.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,7 +43,7 @@ struct JobQueue {
     threads: Vec<JoinHandle<()>>,
     idle: usize,
     max_threads: usize,
-    /// Threads that wait for the end of a suspension, of this pool or not.
+    /// Threads that are marked as waiting, of this pool or not.
     blocked: usize,
     closed: bool,
 }
@@ -114,8 +115,8 @@ impl Workers {
         thread.map(|thread| queue.threads.push(thread)).is_ok()
     }
 
-    /// Marks the calling thread as waiting for the end of a suspension. If it is one of the pool's,
-    /// another one takes its place.
+    /// Marks the calling thread as waiting. If it is one of the pool's, another one takes its
+    /// place.
     pub(crate) fn blocked(&self) -> Blocked<'_> {
         let mut queue = self.shared.queue.lock();
         queue.blocked += 1;

@@ -6,9 +6,7 @@
 
 use std::error::Error;
 use std::path::Path;
-use std::sync::Arc;
 
-use forebay_io::{FileDevice, OpenOptions};
 use forebay_l2::HybridCache;
 
 const VALUES: u64 = 500;
@@ -16,9 +14,8 @@ const VALUES: u64 = 500;
 type Thumbnails = HybridCache<u64, Vec<u8>>;
 
 fn open(path: &Path) -> Result<Thumbnails, Box<dyn Error>> {
-    let options = OpenOptions { create_bytes: Some(64 << 20), ..OpenOptions::default() };
-    let device = Arc::new(FileDevice::open(path, &options)?);
-    Ok(Thumbnails::builder(device).name("thumbnails").capacity(4 << 20).build()?)
+    let builder = Thumbnails::builder_at(path, 64 << 20);
+    Ok(builder.name("thumbnails").capacity(4 << 20).build()?)
 }
 
 /// Stands for an expensive computation or a fetch.

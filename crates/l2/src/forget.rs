@@ -28,18 +28,25 @@
 //! because it will be opened again: `forget` returns an error, and the cache in front must be
 //! closed first.
 //!
+//! A forget either blocks its thread (`forget`), or ends in a callback (`forget_then`): at once, or
+//! on the thread that makes its tombstone durable or finds that it cannot. Both take the same
+//! steps. The key stays registered until the end of the forget, whoever still waits for it. If the
+//! log cannot be written, a thread of its own voids the label for all callbacks that need it.
+//!
 //! Locking: `l2-pending-forgets` to read or update a count. Then the index lock or
-//! `l2-write-queue`. Never two at once.
+//! `l2-write-queue`. `l2-void-queue`, a leaf lock, to pass forgets to the thread that voids the
+//! label. Never two at once. Callbacks run without any lock.
 
 use std::collections::HashMap;
 
-use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::Ordering;
+use forebay_base::sync::thread::spawn_named;
+use forebay_base::sync::{Arc, Mutex};
 use forebay_cache::{Class, Key};
 
 use crate::counters::L2Counters;
 use crate::error::{Error, ErrorKind, Result};
-use crate::record::{KeyHash, Record, RecordState};
+use crate::record::{BlockAddr, KeyHash, Record, RecordState};
 use crate::shared::{Health, L2Shared};
 
 const SHARDS: usize = if cfg!(forebay_model) { 1 } else { 16 };
@@ -80,6 +87,32 @@ impl PendingForgets {
     }
 }
 
+/// What ends a forget that no thread waits for.
+pub(crate) type ForgetCallback = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// A forget that no thread waits for. Its key is registered.
+pub(crate) struct UnfinishedForget {
+    pub(crate) hash: KeyHash,
+    done: ForgetCallback,
+}
+
+/// Forgets that wait for the label to be void; `None` while no thread works on them.
+pub(crate) type VoidQueue = Mutex<Option<Vec<UnfinishedForget>>>;
+
+pub(crate) fn void_queue() -> VoidQueue {
+    Mutex::named("l2-void-queue", None)
+}
+
+/// What a forget requires after its record has left the index.
+enum ForgetStep {
+    /// Nothing: no block of the key is or will be valid.
+    Done,
+    /// A durable tombstone.
+    Tombstone,
+    /// A void label, because the log cannot be written.
+    VoidLabel,
+}
+
 impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     /// Forgets a key; see the module head.
     ///
@@ -87,41 +120,71 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     /// [`ErrorKind::Closed`] if the device has failed or the L2 was closed, so that an old value
     /// may return. [`ErrorKind::Codec`] if the codec panicked on the key.
     pub(crate) fn forget(&self, key: &K) -> Result<()> {
+        let Some(hash) = self.hash_to_forget(key)? else { return Ok(()) };
+        self.pending_forgets.register(hash);
+        let can_write = self.status.is_open() && self.write_queue.wait_started();
+        let outcome = match self.begin_forget(hash, can_write) {
+            ForgetStep::Done => Ok(()),
+            ForgetStep::Tombstone if self.write_queue.write_tombstone(hash) => Ok(()),
+            ForgetStep::Tombstone => self.without_tombstone(hash),
+            ForgetStep::VoidLabel => self.void_label_or_fail(),
+        };
+        self.pending_forgets.unregister(hash);
+        outcome
+    }
+
+    /// Forgets a key, and calls `done` with the outcome when it is known, on any thread. Does not
+    /// block the thread. [`WriteQueue::started`](crate::write_queue::WriteQueue::started) must have
+    /// been awaited.
+    pub(crate) fn forget_then(self: &Arc<Self>, key: &K, done: ForgetCallback) {
+        let hash = match self.hash_to_forget(key) {
+            Ok(Some(hash)) => hash,
+            Ok(None) => return done(Ok(())),
+            Err(error) => return done(Err(error)),
+        };
+        self.pending_forgets.register(hash);
+        let forget = UnfinishedForget { hash, done };
+        let can_write = self.status.is_open() && self.write_queue.is_started();
+        match self.begin_forget(hash, can_write) {
+            ForgetStep::Done => self.end_forget(forget, Ok(())),
+            ForgetStep::Tombstone => {
+                if let Some(forget) = self.write_queue.queue_tombstone(forget) {
+                    self.remember_unforgotten(hash);
+                    self.void_then(forget);
+                }
+            }
+            ForgetStep::VoidLabel => self.void_then(forget),
+        }
+    }
+
+    /// The hash of a key that has to be forgotten, unless that is done.
+    fn hash_to_forget(&self, key: &K) -> Result<Option<KeyHash>> {
         if self.status.is_closed() {
             return Err(self.forget_error(ErrorKind::Closed, "the L2 was closed"));
         }
         let Some(hash) = self.key_hash(key) else {
             return Err(self.forget_error(ErrorKind::Codec, "the codec panicked on the key"));
         };
-        if self.immutable_keys {
-            if self.index.take(hash).is_some() {
-                self.counters.add(L2Counters::FORGOTTEN, 0, 1);
-            }
-            return Ok(());
+        if !self.immutable_keys {
+            return Ok(Some(hash));
         }
-        self.pending_forgets.register(hash);
-        let outcome = self.forget_registered(hash);
-        self.pending_forgets.unregister(hash);
-        outcome
+        if self.index.take(hash).is_some() {
+            self.counters.add(L2Counters::FORGOTTEN, 0, 1);
+        }
+        Ok(None)
     }
 
-    fn forget_registered(&self, hash: KeyHash) -> Result<()> {
-        if !self.status.is_open() || !self.write_queue.wait_started() {
-            return self.forget_without_log(hash);
+    /// Takes the key's record out of the index. `can_write` says that the log can be written.
+    fn begin_forget(&self, hash: KeyHash, can_write: bool) -> ForgetStep {
+        if !can_write {
+            return self.begin_without_log(hash);
         }
         let known = if self.rebuild.is_running() {
             let addr = self.ring.head();
-            let tombstone = Record {
-                addr,
-                class: Class::Data,
-                hits: 0,
-                in_memory: false,
-                state: RecordState::Tombstone,
-            };
-            if let Err(error) = self.index.insert(hash, tombstone, |_, _| true) {
+            if let Err(error) = self.index.insert(hash, tombstone(addr), |_, _| true) {
                 // The rebuild could insert the old block, and no record would show that it is old.
                 self.fail(&format!("no memory to forget a key: {error}"));
-                return self.void_label_or_fail();
+                return ForgetStep::VoidLabel;
             }
             if !self.rebuild.is_running() {
                 // The rebuild has ended and will not sweep this tombstone.
@@ -131,40 +194,93 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         } else if self.rebuild.was_incomplete() {
             // The rebuild was cancelled after the status check. The device may hold blocks that the
             // index lacks.
-            return self.forget_without_log(hash);
+            return self.begin_without_log(hash);
         } else {
             self.index.take(hash).is_some()
         };
         // Checked after the index: the thread that took the record had registered before, and
         // unregisters only after its tombstone is durable.
         if !known && !self.pending_forgets.is_shared(hash) {
-            return Ok(());
+            return ForgetStep::Done;
         }
         self.counters.add(L2Counters::FORGOTTEN, 0, 1);
-        if self.write_queue.write_tombstone(hash) {
-            return Ok(());
-        }
-        // A retry must not find the key absent and report success.
-        let tombstone = Record {
-            addr: self.ring.head(),
-            class: Class::Data,
-            hits: 0,
-            in_memory: false,
-            state: RecordState::Tombstone,
-        };
-        let _ = self.index.insert(hash, tombstone, |_, _| true);
-        self.void_label_or_fail()
+        ForgetStep::Tombstone
     }
 
-    /// Forgets a key when the log can no longer be written.
-    fn forget_without_log(&self, hash: KeyHash) -> Result<()> {
+    /// As [`begin_forget`](Self::begin_forget), when the log can no longer be written.
+    fn begin_without_log(&self, hash: KeyHash) -> ForgetStep {
         let known = self.rebuild.was_incomplete()
             || self.index.find(hash).is_some()
             || self.pending_forgets.is_shared(hash);
-        if !known && !self.rebuild.is_running() {
-            return Ok(());
+        match known || self.rebuild.is_running() {
+            true => ForgetStep::VoidLabel,
+            false => ForgetStep::Done,
         }
+    }
+
+    /// Ends a forget whose tombstone could not be written.
+    fn without_tombstone(&self, hash: KeyHash) -> Result<()> {
+        self.remember_unforgotten(hash);
         self.void_label_or_fail()
+    }
+
+    /// A retry must not find the key absent and report success.
+    fn remember_unforgotten(&self, hash: KeyHash) {
+        let _ = self.index.insert(hash, tombstone(self.ring.head()), |_, _| true);
+    }
+
+    /// Ends a forget that no thread waits for. A panic of user code in its callback is caught and
+    /// counted.
+    pub(crate) fn end_forget(&self, forget: UnfinishedForget, outcome: Result<()>) {
+        self.pending_forgets.unregister(forget.hash);
+        self.catch_panic(|| (forget.done)(outcome));
+    }
+
+    /// Ends a forget whose tombstone was queued and is not durable.
+    pub(crate) fn end_unwritten(&self, forget: UnfinishedForget) {
+        let outcome = self.without_tombstone(forget.hash);
+        self.end_forget(forget, outcome);
+    }
+
+    /// Ends a forget that needs a void label. One thread voids it for all of them.
+    fn void_then(self: &Arc<Self>, forget: UnfinishedForget) {
+        if self.voided.load(Ordering::Acquire) {
+            return self.end_forget(forget, Ok(()));
+        }
+        {
+            let mut queue = self.void_queue.lock();
+            if let Some(queue) = &mut *queue {
+                return queue.push(forget);
+            }
+            *queue = Some(vec![forget]);
+        }
+        let shared = Arc::clone(self);
+        if spawn_named("l2-void", move || shared.run_void_queue()).is_err() {
+            let refused = self.void_queue.lock().take().unwrap_or_default();
+            for forget in refused {
+                let why = "the system refused a thread to void the label";
+                self.end_forget(forget, Err(self.forget_error(ErrorKind::Closed, why)));
+            }
+        }
+    }
+
+    /// The body of the thread that voids the label.
+    fn run_void_queue(&self) {
+        loop {
+            let forgets = {
+                let mut queue = self.void_queue.lock();
+                let forgets = queue.as_mut().map(std::mem::take).unwrap_or_default();
+                if forgets.is_empty() {
+                    *queue = None;
+                    return;
+                }
+                forgets
+            };
+            for forget in forgets {
+                let outcome = self.void_label_or_fail();
+                self.end_forget(forget, outcome);
+            }
+        }
     }
 
     fn void_label_or_fail(&self) -> Result<()> {
@@ -196,4 +312,9 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         );
         Error::new(kind, text)
     }
+}
+
+fn tombstone(addr: BlockAddr) -> Record {
+    let state = RecordState::Tombstone;
+    Record { addr, class: Class::Data, hits: 0, in_memory: false, state }
 }

@@ -22,8 +22,10 @@ use crate::codec::{Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES};
 use crate::counters::L2Counters;
 use crate::device_io::DeviceIo;
 use crate::error::{Error, ErrorKind, Result};
+use crate::forget::ForgetCallback;
 use crate::label::{self, LabelInfo};
 use crate::options::L2Options;
+use crate::promise::{Promise, Promised};
 use crate::rebuild::{self, RebuildStats};
 use crate::record::RecordState;
 use crate::shared::{Health, L2Shared};
@@ -328,6 +330,31 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
     /// value may return after the L2 is opened again.
     pub fn forget_checked(&self, key: &K) -> Result<()> {
         self.shared.forget(key)
+    }
+
+    /// Waits until the end of the log is known, or will not be. Then
+    /// [`forget_then`](Self::forget_then) may be called.
+    pub(crate) fn started(&self) -> Promised<()> {
+        self.shared.write_queue.started()
+    }
+
+    /// As [`forget_checked`](Self::forget_checked), without blocking the thread: `done` gets the
+    /// outcome, on any thread.
+    pub(crate) fn forget_then(&self, key: &K, done: ForgetCallback) {
+        self.shared.forget_then(key, done);
+    }
+
+    /// Like [`forget_checked`](Self::forget_checked), but does not block the thread. Works under
+    /// any executor. Dropping the future does not end a forget that has begun.
+    ///
+    /// # Errors
+    /// As [`forget_checked`](Self::forget_checked).
+    pub async fn forget_async(&self, key: &K) -> Result<()> {
+        self.started().await;
+        let promise = Promise::new();
+        let answer = Arc::clone(&promise);
+        self.forget_then(key, Box::new(move |outcome| answer.fulfill(outcome)));
+        promise.take().await
     }
 
     /// Queues all these blocks for writing, without regard to the write rate or proven reuse. Waits

@@ -5,15 +5,11 @@
 //! - [`Codec`]: how keys and values become bytes, and which blocks may be written.
 //!
 //! ```
-//! use forebay_io::{FileDevice, OpenOptions};
 //! use forebay_l2::HybridCache;
-//! use std::sync::Arc;
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("cache");
-//! let options = OpenOptions { create_bytes: Some(64 << 20), ..OpenOptions::default() };
-//! let device = Arc::new(FileDevice::open(&path, &options)?);
-//! let cache = HybridCache::<u64, String>::builder(device.clone()).capacity(4 << 20).build()?;
+//! let cache = HybridCache::<u64, String>::open(&path, 64 << 20, 4 << 20)?;
 //!
 //! cache.insert(1, "old".to_owned())?;
 //! // After this call returns, the old value never comes back, not even after a crash.
@@ -24,7 +20,8 @@
 //!
 //! // Writes values that are in memory only. They survive a restart.
 //! cache.close()?;
-//! let cache = HybridCache::<u64, String>::builder(device).capacity(4 << 20).build()?;
+//! drop(cache);
+//! let cache = HybridCache::<u64, String>::open(&path, 64 << 20, 4 << 20)?;
 //! cache.l2().wait_rebuilt(); // Not required: the cache serves at once.
 //! assert_eq!(cache.get(&1).as_deref().map(String::as_str), Some("new"));
 //! cache.remove(&1)?;
@@ -63,6 +60,7 @@ mod l2;
 mod label;
 mod load;
 mod options;
+mod promise;
 mod rebuild;
 mod record;
 mod ring;
@@ -73,9 +71,18 @@ mod warm_up;
 mod write_queue;
 mod writer;
 
+// What a user of `HybridCache` needs of the crates below.
+pub use forebay_cache::{
+    Attributes, Cause, Class, Evicted, Hint, Key, LoadError, OwnedRef, OwnerId, Ref, Refusal,
+    Refused, Stats,
+};
+pub use forebay_io::{Device, FileDevice, MemoryDevice, MemoryOptions, OpenError, OpenOptions};
+
 pub use codec::{AdmissionRefusal, Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES};
 pub use counters::L2Counters;
 pub use error::{Error, ErrorKind, Result};
+#[cfg(feature = "serde")]
+pub use hybrid::Postcard;
 pub use hybrid::{
     HybridBuilder, HybridCache, HybridMemory, HybridStats, InsertError, L2Key, L2Value,
 };

@@ -14,7 +14,7 @@ use forebay_cache::Key;
 use crate::codec::{AdmissionRefusal, Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES};
 use crate::counters::L2Counters;
 use crate::device_io::DeviceIo;
-use crate::forget::PendingForgets;
+use crate::forget::{PendingForgets, VoidQueue, void_queue};
 use crate::format::{BATCH_HEADER_BYTES, block_bytes};
 use crate::index::Index;
 use crate::label::{self, LabelInfo};
@@ -102,6 +102,7 @@ pub(crate) struct L2Shared<K: Key, V: Send + Sync + 'static> {
     /// Whether all segments have been used.
     pub(crate) has_wrapped: AtomicBool,
     pub(crate) pending_forgets: PendingForgets,
+    pub(crate) void_queue: VoidQueue,
     pub(crate) loads: Loads<K, V>,
     pub(crate) rebuild: Rebuild,
     pub(crate) warm_up_state: WarmUpState,
@@ -158,6 +159,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             admission: AdmissionPolicy::new(),
             has_wrapped: AtomicBool::new(false),
             pending_forgets: PendingForgets::new(),
+            void_queue: void_queue(),
             loads: Loads::new(),
             rebuild: Rebuild::new(geometry, !options.immutable_keys, now),
             warm_up_state: WarmUpState::new(),

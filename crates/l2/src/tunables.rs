@@ -13,7 +13,8 @@ forebay_base::tunables! {
     /// Maximum bytes of blocks in the write queue. Blocks beyond it are refused.
     queue_bytes: bytes = 8 << 20, 64 << 10..=1 << 30, runtime, "bytes";
 
-    /// Maximum rate at which blocks are written, per second.
+    /// Maximum rate at which blocks are written, per second. While the device has unused space, the
+    /// bytes of 16 seconds may be written at once.
     write_max_bytes_per_s: bytes = 256 << 20, 1 << 16..=1 << 40, runtime, "bytes";
 
     /// Minimum write rate per second, however slow the device becomes.

@@ -106,6 +106,8 @@ pub use block_cache::{BlockCache, BlockCacheOptions};
 pub use block_key::BlockKey;
 pub use block_label::BlockLabel;
 pub use dataset::{DatasetSettings, RECORD_BYTES_MAX, RECORD_BYTES_MIN};
+pub use devices::create::NewVdev;
+pub use devices::vdev::LeafState;
 pub use error::{Error, ErrorKind, Result};
 pub use forebay_l2::L2Counters;
 pub use format::label::MIN_DEVICE_BYTES;
@@ -116,9 +118,10 @@ pub use open::{HostId, Opened, open_new_path, open_path};
 pub use pool::{
     CheckProgress, CheckReport, CounterGroup, CreateOptions, DamageReport, DamagedTree, Dataset,
     Directory, Durations, HandleView, HealthState, ImportOptions, LabelInfo, LoggedDamage, Object,
-    ObjectInfo, Pool, PoolDevice, PoolHealth, PoolHistograms, PoolStats, PoolUsage, ScrubCounters,
-    ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables, TrimCounters, TrimProgress, TrimReport,
-    TrimTunables, TxgHistoryInfo, TxgPhase, TxgRecord, UnreachableBlocks, destroy, read_label,
+    ObjectInfo, Pool, PoolDevice, PoolHealth, PoolHistograms, PoolStats, PoolUsage, PoolVdev,
+    ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables, TrimCounters,
+    TrimProgress, TrimReport, TrimTunables, TxgHistoryInfo, TxgPhase, TxgRecord, UnreachableBlocks,
+    destroy, read_label,
 };
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;

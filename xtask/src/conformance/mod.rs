@@ -19,8 +19,11 @@ mod sqlite;
 mod suites;
 mod trees;
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
+use std::sync::Mutex;
+use std::thread;
 use std::time::Instant;
 
 use fixture::Fixture;
@@ -43,7 +46,10 @@ struct Check {
     run: fn(&Fixture) -> Result<Outcome, Failure>,
 }
 
-/// All checks in the order in which they run. Checks whose failures are most specific come first.
+/// Checks that run at once. Each waits for its own mount most of the time.
+const WORKERS: usize = 2;
+
+/// All checks in the order in which they begin. Checks whose failures are most specific come first.
 const CHECKS: [Check; 12] = [
     Check { name: "pjdfstest", run: suites::pjdfstest },
     Check { name: "fsx", run: suites::fsx },
@@ -84,23 +90,18 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> io::Result<bool> {
             return Ok(false);
         }
     };
-    for check in wanted {
-        let start = Instant::now();
-        let outcome = (check.run)(&fixture);
-        let took = start.elapsed().as_secs();
-        match outcome {
-            Ok(Outcome::Passed(what)) => {
-                counts.passed += 1;
-                println!("{:<10} ok       {took:>4} s  {what}", check.name);
-            }
-            Ok(Outcome::Skipped(need, why)) => counts.skip(check.name, need, &why),
-            Err(why) => {
-                counts.failed += 1;
-                println!("{:<10} FAILED   {took:>4} s  {why}", check.name);
-            }
+    let (waiting, counts) = (Mutex::new(VecDeque::from(wanted)), Mutex::new(counts));
+    let next = || waiting.lock().expect("no worker panics").pop_front();
+    let work = || {
+        while let Some(check) = next() {
+            let start = Instant::now();
+            let outcome = (check.run)(&fixture);
+            let took = start.elapsed().as_secs();
+            counts.lock().expect("no worker panics").add(check.name, took, outcome);
         }
-    }
-    Ok(counts.end())
+    };
+    thread::scope(|scope| (0..WORKERS).for_each(|_| drop(scope.spawn(work))));
+    Ok(counts.into_inner().expect("no worker panics").end())
 }
 
 /// Numbers of passed and failed checks.
@@ -111,6 +112,21 @@ struct Counts {
 }
 
 impl Counts {
+    /// Prints and counts the outcome of a check that took so many seconds.
+    fn add(&mut self, check: &str, took: u64, outcome: Result<Outcome, Failure>) {
+        match outcome {
+            Ok(Outcome::Passed(what)) => {
+                self.passed += 1;
+                println!("{check:<10} ok       {took:>4} s  {what}");
+            }
+            Ok(Outcome::Skipped(need, why)) => self.skip(check, need, &why),
+            Err(why) => {
+                self.failed += 1;
+                println!("{check:<10} FAILED   {took:>4} s  {why}");
+            }
+        }
+    }
+
     /// Reports a check that cannot run. A skipped check counts as passed here, as a skipped test
     /// does; the reader of the report subtracts it. It counts as failed if `need` is required.
     fn skip(&mut self, check: &str, need: &str, why: &str) {

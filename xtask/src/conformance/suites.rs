@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use super::fixture::{Fixture, TestMount, cargo};
@@ -27,6 +28,8 @@ fn installed(fixture: &Fixture, name: &str, version: &str) -> Result<PathBuf, Fa
     install.arg(format!("{name}@{version}")).env("CARGO_TARGET_DIR", tools.join("target"));
     // A registry that is briefly unavailable must not fail the check.
     install.env("CARGO_NET_RETRY", "10");
+    // Built faster, and not slower to run: the suites wait for the file system.
+    install.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
     match install.status() {
         Ok(status) if status.success() => {}
         Ok(status) => return Err(format!("cargo install {name}@{version} ended with {status}")),
@@ -38,6 +41,9 @@ fn installed(fixture: &Fixture, name: &str, version: &str) -> Result<PathBuf, Fa
 
 /// Whether a program is installed. Tries to install the Debian package if it is missing.
 pub(super) fn packaged(program: &str, package: &str) -> bool {
+    // Of two concurrent installations one would fail.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().expect("no check panics");
     let there = || {
         let folders = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&folders).any(|folder| folder.join(program).is_file())

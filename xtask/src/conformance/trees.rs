@@ -128,6 +128,8 @@ pub(super) fn cargo(fixture: &Fixture) -> Result<Outcome, Failure> {
 
 fn cargo_in(at: &Path) -> Command {
     let mut command = fixture::cargo();
-    command.current_dir(at).env("CARGO_TARGET_DIR", at.join("target")).env_remove("RUSTFLAGS");
+    command.current_dir(at).env("CARGO_TARGET_DIR", at.join("target"));
+    // As cargo builds by default: incremental builds link and lock files.
+    command.env_remove("RUSTFLAGS").env_remove("CARGO_INCREMENTAL");
     command
 }

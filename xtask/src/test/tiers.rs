@@ -9,6 +9,7 @@ use std::process::Command;
 
 use super::build::cargo;
 use super::step::{Binary, Step};
+use crate::tidy::publish::is_published;
 use crate::tree::{Package, Tree};
 
 /// The targets of the build of the tests: always the whole workspace. With fewer packages, cargo
@@ -41,6 +42,7 @@ pub(crate) fn test(tree: &Tree) -> Vec<Step> {
         Step::cargo("documentation", "doc --workspace --no-deps")
             .with("RUSTDOCFLAGS", "-D warnings"),
     );
+    steps.push(package(tree));
     steps.extend(counting(tree));
     steps.extend(model(tree));
     // The build of the tests also built this binary.
@@ -187,11 +189,7 @@ fn deny() -> Step {
 
 /// Packages the crates that are to be published, together, without building the packages.
 fn package(tree: &Tree) -> Step {
-    let published = |package: &&Package| {
-        let about = package.manifest.get("package");
-        about.is_some_and(|about| about.get("publish").is_none())
-    };
-    let names = tree.packages.iter().filter(published);
+    let names = tree.packages.iter().filter(|package| is_published(package));
     let names: Vec<String> = names.map(|package| format!("-p {}", package.name)).collect();
     let command = format!("package --offline --no-verify --allow-dirty {}", names.join(" "));
     Step::run("packages of the published crates", &command)

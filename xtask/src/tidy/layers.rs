@@ -57,6 +57,7 @@ pub(crate) const CRATES: &[CrateRow] = &[
     library("forebay-nbd", Layer::At(5), &[]),
     library("forebay-metrics", Layer::At(5), PROTOCOLS),
     library("forebay-fs", Layer::At(4), PROTOCOLS),
+    library("forebay", Layer::At(3), PROTOCOLS),
     library("forebay-pool", Layer::At(3), PROTOCOLS),
     library("forebay-l2", Layer::At(2), PROTOCOLS),
     library("forebay-cache", Layer::At(1), ASYNC_RUNTIMES_AND_IO),

@@ -2,6 +2,7 @@
 //!
 //! A link to a file of the repository must name an existing file, and its anchor must name a
 //! heading of that file. External links are not checked, because a check must not need the network.
+//! Paths of items, in pages that are part of a crate's documentation, are checked by rustdoc.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +21,8 @@ pub(super) fn check(tree: &Tree, out: &mut Findings) {
 }
 
 fn resolve(tree: &Tree, from: &str, target: &str) -> Result<(), String> {
-    if target.contains("://") || target.starts_with("mailto:") {
+    let elsewhere = ["mailto:", "crate::"];
+    if target.contains("://") || elsewhere.iter().any(|prefix| target.starts_with(prefix)) {
         return Ok(());
     }
     let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
@@ -108,6 +110,7 @@ mod tests {
     #[test]
     fn links_with_a_target_pass() {
         let text = "[a](docs/locking.md) [b](docs/locking.md#locks) [c](https://a.example/x)\n\
+                    [h](crate::Item::function)\n\
                     [d](docs/locking.md#r1--the-mru-list) [e](#here)\n# Here\n`[f](nowhere)`\n\
                     ```\n[g](nowhere)\n```\n";
         assert_eq!(locations(check, &[LOCKS, ("README.md", text)]), [""; 0]);

@@ -204,6 +204,9 @@ fn whole(
         .figure("preloaded_leaf_bytes", leaf_bytes as f64)
         .figure("cached_metadata_bytes", metadata as f64)
         .figure("cached_data_bytes", data as f64);
+    for (kind, figure) in creates::KINDS {
+        record = record.figure(figure, found.waited_ns_per_op(kind));
+    }
     let stats = pooled.cache.cache().stats();
     record = record.figure("hit_ratio", stats.hit_ratio());
     let pool = pooled.pool.stats();

@@ -10,6 +10,7 @@ pub(crate) mod freeing;
 pub(crate) mod hybrid;
 pub(crate) mod index;
 pub(crate) mod insight;
+pub(crate) mod keyed;
 pub(crate) mod memory;
 pub(crate) mod overflow;
 pub(crate) mod pool_read;

@@ -6,8 +6,8 @@ use std::path::Path;
 use forebay_sim::cache::capacity::Capacity;
 
 use super::{
-    cached_read, create, device, evict, freeing, index, insight, memory, overflow, pool_read, r5,
-    restart, sim, strided_read, zap,
+    cached_read, create, device, evict, freeing, index, insight, keyed, memory, overflow,
+    pool_read, r5, restart, sim, strided_read, zap,
 };
 use crate::keys::Distribution;
 use crate::options::{Common, Failure};
@@ -100,7 +100,7 @@ pub(crate) fn run(common: &Common) -> Result<Vec<Record>, Failure> {
 /// A bench's name, records and plot, and the figure that every record must have.
 type Part = (&'static str, Vec<Record>, Vec<Panel>, &'static str);
 
-/// Benches of hit ratios.
+/// Benches of hit ratios, and of the cache for keys of any type.
 fn of_policies(one: &Common) -> Result<Vec<Part>, Failure> {
     let args = r5::Args { capacity: 500, factor: 10, warmup_passes: 2 };
     let records = r5::run(one, &args)?;
@@ -113,7 +113,10 @@ fn of_policies(one: &Common) -> Result<Vec<Part>, Failure> {
     };
     let records = sim::run(one, &args)?;
     let panels = sim::panels(&records);
-    Ok(vec![r5, ("sim", records, panels, "hit_ratio")])
+    let sim = ("sim", records, panels, "hit_ratio");
+    let records = keyed::run(one, &keyed::Args { entries: 100, factor: 4 })?;
+    let panels = keyed::panels(&records);
+    Ok(vec![r5, sim, ("keyed", records, panels, "ops_per_s")])
 }
 
 /// Benches of devices.

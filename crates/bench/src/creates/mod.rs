@@ -8,6 +8,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use forebay_base::waits::{self, WaitKind, Waits};
+
 use crate::measure::{Sample, cpu_seconds};
 use crate::names::{Name, Pooled, ThreadError, directory_of, fail};
 use crate::options::Failure;
@@ -19,6 +21,13 @@ const ATTRIBUTES: [u8; 144] = [0x5a; 144];
 const NAMES_PER_TURN: u64 = 16;
 /// Time between two observations.
 const OBSERVE_EVERY: Duration = Duration::from_millis(2);
+
+/// What a create waits for, and the figure of that.
+pub(crate) const KINDS: [(WaitKind, &str); 3] = [
+    (WaitKind::Device, "device_wait_ns"),
+    (WaitKind::Lock, "lock_wait_ns"),
+    (WaitKind::Transaction, "txg_wait_ns"),
+];
 
 /// Observations at the end of a bucket.
 #[derive(Clone, Copy, Debug)]
@@ -46,9 +55,16 @@ pub(crate) struct CreateResult {
     pub(crate) sample: Sample,
     /// Complete buckets, in order.
     pub(crate) buckets: Vec<Bucket>,
+    /// What the threads have waited for.
+    waits: Waits,
 }
 
 impl CreateResult {
+    /// Nanoseconds an operation that a thread waited for this.
+    pub(crate) fn waited_ns_per_op(&self, kind: WaitKind) -> f64 {
+        self.waits.of(kind) as f64 / self.sample.ops.max(1) as f64
+    }
+
     /// Rates of the slowest and the fastest bucket after `warmup` buckets, or of the whole load.
     pub(crate) fn worst_and_best(&self, warmup: usize) -> (f64, f64) {
         let counted = self.buckets.get(warmup..).unwrap_or_default();
@@ -117,8 +133,7 @@ pub(crate) fn run(
 ) -> Result<CreateResult, Failure> {
     let (next, done) = (AtomicU64::new(names.start), AtomicU64::new(0));
     let (stop, barrier) = (AtomicBool::new(false), Barrier::new(threads + 1));
-    let work = || {
-        barrier.wait();
+    let create_all = || {
         while !stop.load(Ordering::Relaxed) {
             let first = next.fetch_add(NAMES_PER_TURN, Ordering::Relaxed);
             let mine = first..names.end.min(first + NAMES_PER_TURN);
@@ -132,6 +147,11 @@ pub(crate) fn run(
             done.fetch_add(many, Ordering::Relaxed);
         }
         Ok::<(), ThreadError>(())
+    };
+    let work = || {
+        barrier.wait();
+        waits::begin(1);
+        create_all().map(|()| waits::end(1))
     };
     std::thread::scope(|scope| {
         let handles: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
@@ -147,15 +167,17 @@ pub(crate) fn run(
                 stop.store(true, Ordering::Relaxed);
             }
         }
+        let mut all = Waits::default();
         for handle in handles {
             let ended = handle.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
-            ended.map_err(fail)?;
+            let waits = ended.map_err(fail)?;
+            KINDS.into_iter().for_each(|(kind, _)| all.add(kind, waits.of(kind)));
         }
         pooled.pool.sync()?;
         let (elapsed_s, cpu_s) = (begun.elapsed().as_secs_f64(), cpu_seconds() - cpu_before);
         let ops = done.load(Ordering::Relaxed);
         let sample = Sample { ops, hits: ops, elapsed_s, cpu_s };
-        Ok(CreateResult { sample, buckets: recorder.buckets })
+        Ok(CreateResult { sample, buckets: recorder.buckets, waits: all })
     })
 }
 

@@ -18,6 +18,7 @@
 
 mod admit;
 pub(crate) mod demote;
+pub(crate) mod expire;
 mod reclaim;
 pub(crate) mod requeue;
 mod sweep;

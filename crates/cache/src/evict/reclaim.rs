@@ -21,6 +21,7 @@ use forebay_base::sync::atomic::Ordering;
 
 use crate::counters::CacheCounters;
 use crate::evict::PassOutcome;
+use crate::evict::expire::ExpiryWalk;
 use crate::inner::{CacheInner, Reclaim};
 use crate::key::Key;
 
@@ -190,6 +191,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// The body of the reclaimer thread.
     pub(crate) fn run_reclaimer(&self) {
         let mut pause = false;
+        let mut walk = ExpiryWalk::default();
         loop {
             {
                 let mut state = self.signal.state.lock();
@@ -207,7 +209,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 }
             }
             self.signal.wanted.store(false, Ordering::Release);
-            let passed = catch_unwind(AssertUnwindSafe(|| self.reclaim_pass()));
+            let passed = catch_unwind(AssertUnwindSafe(|| {
+                let passed = self.reclaim_pass();
+                self.expire_some(&mut walk);
+                passed
+            }));
             if passed.is_err() {
                 self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
             }

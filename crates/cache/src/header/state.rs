@@ -3,10 +3,9 @@
 //! | bits | name | who changes it |
 //! |---|---|---|
 //! | 0–16 | pins | any thread that holds or takes a pin |
-//! | 17 | `SAMPLED`: the simulations see its hits | its occupier |
+//! | 17 | `SAMPLED`: the simulations see its hits; of a retired header `UNLINKED`: its slot is gone | its occupier; the thread that takes the slot, under its partition's lock |
 //! | 18 | `VALID`: lookups may pin it | set by the publisher; cleared by the thread that retires it |
-//! | 19 | `MARK`: hit since the evictor last examined it | set by a hit; cleared by the evictor |
-//! | 19 | `UNLINKED`, if retired: its slot is gone | the thread that takes the slot, under its partition's lock |
+//! | 19 | `MARK`: hit since the evictor last examined it; of a retired header: orphaned, see `CacheInner::hold` | set by a hit; cleared by the evictor and by retiring |
 //! | 20 | class | the publisher, before it is reachable |
 //! | 21–22 | its list | the publisher, under the sublist's lock; then the evictor |
 //! | 23 | `WRITING`: the secondary cache is writing it | the `Writing` guard, which holds a pin |
@@ -14,7 +13,7 @@
 //! | 25 | `LOADING`: a load guard will publish or abandon it | the load guard |
 //! | 26 | `WAITERS`: the load guard must wake waiters | a thread that joins, while `LOADING` |
 //! | 27 | `SPILLED`: `spill` counts more pins | the thread that spills or refills, under the lock of `spill` |
-//! | 28–30 | cause of retirement; all ones: orphaned, see `CacheInner::hold` | with `RETIRED` |
+//! | 28–30 | cause of retirement | with `RETIRED` |
 //! | 31 | `FILLED`: the value is initialised | the publisher |
 //! | 32–63 | position in its sublist's ring; generation if it is free or in no list | the publisher and the evictor, under the sublist's lock |
 //!
@@ -34,10 +33,10 @@ const SPILL: u64 = CROWDED / 4;
 /// leaves, so that a pin that comes and goes does not move them each time.
 const SPARSE: u64 = CROWDED / 2;
 pub(crate) const SAMPLED: u64 = 1 << 17;
+/// Has this meaning only with `RETIRED`.
+const UNLINKED: u64 = SAMPLED;
 pub(crate) const VALID: u64 = 1 << 18;
 pub(crate) const MARK: u64 = 1 << 19;
-/// Has this meaning only with `RETIRED`.
-const UNLINKED: u64 = MARK;
 const CLASS_SHIFT: u32 = 20;
 const CLASS: u64 = 1 << CLASS_SHIFT;
 const LIST_SHIFT: u32 = 21;
@@ -91,7 +90,7 @@ impl HeaderState {
     /// If it is equal twice, it was equal in between.
     #[inline]
     pub(crate) fn life(self) -> u64 {
-        self.0 & !(PINS | MARK | WRITING | WAITERS | SPILLED | FILLED)
+        self.0 & !(PINS | SAMPLED | MARK | WRITING | WAITERS | SPILLED | FILLED)
     }
     #[inline]
     pub(crate) fn has(self, bit: u64) -> bool {
@@ -185,10 +184,11 @@ impl HeaderState {
     }
     /// Retired, and counted as a hold on a cache that was dropped.
     pub(crate) fn orphaned(self) -> Self {
-        Self(self.0 | CAUSE)
+        debug_assert!(self.has(RETIRED));
+        Self(self.0 | MARK)
     }
     pub(crate) fn is_orphaned(self) -> bool {
-        self.0 & CAUSE == CAUSE
+        self.has(RETIRED) && self.has(MARK)
     }
     /// Retired for `cause` by the holder of a pin, which keeps it.
     pub(crate) fn retired_by_holder(self, cause: Cause) -> Self {
@@ -206,7 +206,9 @@ impl HeaderState {
     /// Retired for `cause`, with one more pin.
     pub(crate) fn retired(self, cause: Cause) -> Self {
         Self(
-            ((self.0 & !VALID & !UNLINKED & !CAUSE) | RETIRED | ((cause as u64) << CAUSE_SHIFT))
+            ((self.0 & !(VALID | MARK | UNLINKED | CAUSE))
+                | RETIRED
+                | ((cause as u64) << CAUSE_SHIFT))
                 + PIN,
         )
     }
@@ -227,15 +229,17 @@ impl std::fmt::Debug for HeaderState {
         )?;
         let bits = [
             (VALID, "valid"),
-            (SAMPLED, "sampled"),
             (WRITING, "being written"),
             (LOADING, "loading"),
             (WAITERS, "awaited"),
             (SPILLED, "more pins spilled"),
             (FILLED, "filled"),
         ];
-        let marked = if self.has(RETIRED) { (UNLINKED, "unlinked") } else { (MARK, "marked") };
-        for (bit, name) in bits.into_iter().chain([marked]) {
+        let others = match self.has(RETIRED) {
+            true => [(UNLINKED, "unlinked"), (MARK, "orphaned")],
+            false => [(SAMPLED, "sampled"), (MARK, "marked")],
+        };
+        for (bit, name) in bits.into_iter().chain(others) {
             if self.has(bit) {
                 write!(f, ", {name}")?;
             }

@@ -217,6 +217,25 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         locked.find_resident(|at| is_key(unsafe { Self::header_at(at).as_ref().key() }, key))
     }
 
+    /// Makes sure that a load in flight will not be cached. Its waiters still get its block. False
+    /// if there is none.
+    pub(crate) fn cancel_load(&self, key: &K) -> bool {
+        let mut locked = self.index.lock(self.hash(key));
+        let Some((slot_ref, address)) = Self::find_key(&locked, key) else { return false };
+        let header = Self::header_at(address);
+        let is_loading = |s: HeaderState| s.has(LOADING) && !s.has(RETIRED);
+        let cancel = |s: HeaderState| is_loading(s).then(|| s.retired(Cause::Removed));
+        // SAFETY: not freed while its slot is there.
+        if unsafe { header.as_ref() }.update(cancel).is_none() {
+            return false;
+        }
+        locked.remove(slot_ref);
+        drop(locked);
+        // SAFETY: the pin that `retired` took.
+        unsafe { Self::unpin(NonNull::from(self), header) };
+        true
+    }
+
     /// Pins a header found under its partition's lock, unless it is retired.
     fn pin_found(&self, header: NonNull<Header<K, V>>) -> Option<Claim<K, V>> {
         // SAFETY: headers are type-stable, and this one is not freed while its slot is there.

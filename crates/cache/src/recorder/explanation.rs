@@ -208,7 +208,11 @@ type GroupKey = (MissCause, SecondaryFate, Class);
 fn group_of(miss: &Miss) -> GroupKey {
     let was_cached = !matches!(
         miss.cause,
-        MissCause::NeverSeen | MissCause::Filling | MissCause::Invalidated | MissCause::Flushed
+        MissCause::NeverSeen
+            | MissCause::Filling
+            | MissCause::Invalidated
+            | MissCause::Expired
+            | MissCause::Flushed
     );
     let secondary = match miss.secondary {
         SecondaryFate::Served => SecondaryFate::Served,

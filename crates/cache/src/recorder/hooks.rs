@@ -190,6 +190,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
         let cause = match cause {
             Cause::Removed | Cause::Replaced => MissCause::Invalidated,
+            Cause::Expired => MissCause::Expired,
             _ => MissCause::Flushed,
         };
         let now_ns = self.clock.now_ns();

@@ -6,8 +6,8 @@
 //! load that is begun again. The table holds about [`LIVES`] blocks. If more than [`RESIDENT`] of
 //! them are resident, the sample is halved, so that most of the table remembers blocks that are
 //! gone: [`GONE_SHARE`] for each resident one, if there are so many. The oldest are forgotten. Of
-//! one in [`NOTED`] of them a note stays, so that a loop much larger than the cache is recognised. No
-//! load is recorded while there are [`LIVES`] and [`RESIDENT`] blocks, most of them loading.
+//! one in [`NOTED`] of them a note stays, so that a loop much larger than the cache is recognised.
+//! No load is recorded while there are [`LIVES`] and [`RESIDENT`] blocks, most of them loading.
 //!
 //! The *evictor* of a block is the block whose insert pushed it out. All blocks that were inserted
 //! after it, within the last turnover of the cache, have a part in that. One of them is drawn with
@@ -23,6 +23,7 @@ use std::collections::{HashMap, VecDeque};
 use forebay_base::rng::SmallRng;
 
 use super::departed::Departed;
+use super::forgotten::Forgotten;
 use super::windows::Windows;
 use super::{Miss, MissCause, RecordedBlock, SecondaryFate};
 use crate::header::List;
@@ -38,8 +39,6 @@ const GONE_SHARE: usize = 16;
 const GONE_MIN: usize = 64;
 /// One in so many of the recorded blocks is noted when it is forgotten.
 const NOTED: u64 = if cfg!(forebay_model) { 1 } else { 16 };
-/// Most notes. The oldest go.
-const NOTES: usize = if cfg!(forebay_model) { 4 } else { 1024 };
 
 pub(crate) struct Log {
     /// The sample is one block in two to this power.
@@ -433,45 +432,6 @@ impl Log {
             + self.departed.memory_bytes()
             + self.forgotten.memory_bytes()
             + self.windows.memory_bytes()
-    }
-}
-
-/// Notes of blocks that were forgotten.
-struct Forgotten {
-    /// By key, the weight of all recorded inserts when the block left.
-    notes: HashMap<u64, u64, foldhash::fast::FixedState>,
-    /// The notes in order. Some were replaced since.
-    order: VecDeque<(u64, u64)>,
-}
-
-impl Forgotten {
-    fn new(hasher: foldhash::fast::FixedState) -> Self {
-        Self { notes: HashMap::with_hasher(hasher), order: VecDeque::new() }
-    }
-
-    fn inserted(&self, key: u64) -> Option<u64> {
-        self.notes.get(&key).copied()
-    }
-
-    fn note(&mut self, key: u64, inserted: u64) {
-        if self.order.len() == NOTES
-            && let Some((oldest, at)) = self.order.pop_front()
-            && self.inserted(oldest) == Some(at)
-        {
-            self.notes.remove(&oldest);
-        }
-        self.order.push_back((key, inserted));
-        self.notes.insert(key, inserted);
-    }
-
-    fn clear(&mut self) {
-        self.notes.clear();
-        self.order.clear();
-    }
-
-    fn memory_bytes(&self) -> u64 {
-        let note = size_of::<(u64, u64)>();
-        (self.notes.capacity() * (note + 1) + self.order.capacity() * note) as u64
     }
 }
 

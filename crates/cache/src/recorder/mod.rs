@@ -15,6 +15,7 @@
 mod departed;
 mod events;
 mod explanation;
+mod forgotten;
 mod hooks;
 mod log;
 mod sentences;
@@ -46,6 +47,8 @@ pub enum MissCause {
     ByOwner,
     /// It was removed or replaced.
     Invalidated,
+    /// Its time was over.
+    Expired,
     /// The cache was flushed, or its owner closed.
     Flushed,
     /// It was never requested before, or so long ago that the recorder has forgotten it, and the

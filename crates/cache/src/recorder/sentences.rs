@@ -107,6 +107,7 @@ impl MissGroup {
             MissCause::TooHeavy => "that was not cached because a block is larger than the cache",
             MissCause::ByOwner => "that is not cached by configuration",
             MissCause::Invalidated => "that was removed or replaced",
+            MissCause::Expired => "that had expired",
             MissCause::Flushed => "that was flushed or closed",
             MissCause::NeverSeen => "that was read for the first time, or after very long",
             MissCause::Filling => "that was read for the first time while the cache filled up",

@@ -15,6 +15,7 @@
 //! Locking: `index-partition` to take over a slot. No lock is held while the secondary cache is
 //! called, except `reclaim` or `evict-scratch` of the evictor.
 
+pub(crate) mod change;
 mod offer;
 pub(crate) mod warm_up;
 
@@ -250,16 +251,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let Some(secondary) = self.active_secondary() else {
             return self.remove(hash, key, cause, only);
         };
-        match self.take_over(hash, key, (0, Attributes::DATA), cause, only) {
-            Ok((guard, previous)) => {
-                let removed = match previous {
-                    PreviousEntry::Nothing => None,
-                    PreviousEntry::Ghost(list, _) => {
-                        self.ghosts[list.number()].count_slots(0, 1);
-                        None
-                    }
-                    PreviousEntry::Resident(old, before) => self.left(old, before, cause),
-                };
+        match self.take_over_to_remove(hash, key, cause, only) {
+            Ok((guard, removed)) => {
                 secondary.forget(key);
                 guard.withdraw();
                 removed
@@ -274,6 +267,28 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 removed
             }
         }
+    }
+
+    /// Takes over the slot of a key that is to be removed, and returns what was cached: any block
+    /// of the key, or `only` that one.
+    fn take_over_to_remove(
+        &self,
+        hash: u64,
+        key: &K,
+        cause: Cause,
+        only: Option<NonNull<Header<K, V>>>,
+    ) -> Result<(LoadGuard<K, V>, Option<OwnedRef<K, V>>), TakeOverError> {
+        let attributes = Attributes::DATA;
+        let (guard, previous) = self.take_over(hash, key, (0, attributes), cause, only)?;
+        let removed = match previous {
+            PreviousEntry::Nothing => None,
+            PreviousEntry::Ghost(list, _) => {
+                self.ghosts[list.number()].count_slots(0, 1);
+                None
+            }
+            PreviousEntry::Resident(old, before) => self.left(old, before, cause),
+        };
+        Ok((guard, removed))
     }
 
     /// Replaces the block of a key in both caches. The capacity is reserved already.

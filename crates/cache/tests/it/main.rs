@@ -13,6 +13,7 @@ mod basics;
 mod callbacks;
 #[cfg(feature = "insight")]
 mod explain;
+mod keyed;
 mod lifetimes;
 mod load_errors;
 mod loading;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use forebay_fs::{FileSystem, Owner};
 use forebay_io::{FileLock, OpenOptions};
 use forebay_pool::format::{CacheMode, Compression, FailMode, SyncMode};
-use forebay_pool::{CreateOptions, DatasetSettings, MIN_DEVICE_BYTES, Opened, Pool, open_path};
+use forebay_pool::{
+    CreateOptions, DatasetSettings, MIN_DEVICE_BYTES, NewVdev, Opened, Pool, open_path,
+};
 
 use crate::args::{
     CompressionName, CreateArgs, DatasetArgs, FailModeName, L2ModeName, SyncModeName,
@@ -24,11 +26,16 @@ pub(crate) const DEFAULT_BYTES: u64 = 10 << 30;
 const ROOT_MODE: u16 = 0o755;
 
 pub(crate) fn run(args: &CreateArgs) -> Result<()> {
-    let name = args.name.clone().unwrap_or_else(|| pools::name_from(&args.devices[0]));
-    check_sizes(args)?;
+    // Devices first, then the mirrors.
+    let mirrors = &args.mirrors.0;
+    let devices: Vec<PathBuf> =
+        args.devices.iter().chain(mirrors.iter().flatten()).cloned().collect();
+    let name = args.name.clone().unwrap_or_else(|| pools::name_from(&devices[0]));
+    check_sizes(args.size, &devices)?;
     let new = New {
         name: &name,
-        devices: &args.devices,
+        devices: &devices,
+        mirrors: &mirrors.iter().map(Vec::len).collect::<Vec<_>>(),
         size_bytes: args.size.unwrap_or(DEFAULT_BYTES),
         dataset: &args.dataset,
         settings: settings(&args.settings, DatasetSettings::default())?,
@@ -38,30 +45,31 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
     let pool = create(&new)?;
     let total = pool.stats().total_bytes;
     pool.close()?;
-    let first = args.devices[0].display();
+    let first = devices[0].display();
     output::line(&format!(
-        "created pool {name}, {} in {} device{}, with dataset {}; mount it with `forebay mount {}`",
+        "created pool {name}, {} in {} device{}{}, with dataset {}; mount it with `forebay mount {}`",
         units::bytes(total),
-        args.devices.len(),
-        if args.devices.len() == 1 { "" } else { "s" },
+        devices.len(),
+        if devices.len() == 1 { "" } else { "s" },
+        match mirrors.len() {
+            0 => String::new(),
+            1 => ", of which a mirror".to_owned(),
+            more => format!(", of which {more} mirrors"),
+        },
         args.dataset,
-        match args.devices.len() {
+        match devices.len() {
             1 => first.to_string(),
-            _ => args
-                .devices
-                .iter()
-                .map(|path| path.display().to_string())
-                .collect::<Vec<_>>()
-                .join(":"),
+            _ =>
+                devices.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(":"),
         }
     ));
     Ok(())
 }
 
 /// Checks --size against existing files and the smallest device.
-fn check_sizes(args: &CreateArgs) -> Result<()> {
-    let Some(size) = args.size else { return Ok(()) };
-    for path in &args.devices {
+fn check_sizes(size: Option<u64>, devices: &[PathBuf]) -> Result<()> {
+    let Some(size) = size else { return Ok(()) };
+    for path in devices {
         match std::fs::metadata(path) {
             Ok(found)
                 if found.is_file()
@@ -145,6 +153,8 @@ pub(crate) fn settings(
 pub(crate) struct New<'a> {
     pub(crate) name: &'a str,
     pub(crate) devices: &'a [PathBuf],
+    /// The last devices belong to mirrors: the number of devices of each.
+    pub(crate) mirrors: &'a [usize],
     /// Size of files to be created.
     pub(crate) size_bytes: u64,
     pub(crate) dataset: &'a str,
@@ -200,7 +210,14 @@ fn create_in(new: &New<'_>, created_files: &mut CreatedFiles) -> Result<Pool> {
     }
     let (force, sector_bytes) = (new.force, new.sector);
     let options = CreateOptions { force, sector_bytes, ..CreateOptions::new(new.name, cache) };
-    let pool = Pool::create(opened, &options)?;
+    let mirrored: usize = new.mirrors.iter().sum();
+    let mut rest = opened.into_iter();
+    let alone = new.devices.len() - mirrored;
+    let mut vdevs: Vec<NewVdev> = rest.by_ref().take(alone).map(NewVdev::Device).collect();
+    for devices in new.mirrors {
+        vdevs.push(NewVdev::Mirror(rest.by_ref().take(*devices).collect()));
+    }
+    let pool = Pool::create_tree(vdevs, &options)?;
     let owner = Owner { uid: run_dir::uid(), gid: run_dir::gid(), mode: ROOT_MODE };
     FileSystem::create_in(&pool, new.dataset, &new.settings, owner)?;
     Ok(pool)

@@ -119,6 +119,7 @@ fn default_pool(args: &MountArgs) -> Result<Target> {
         let new = New {
             name: "forebay",
             devices: std::slice::from_ref(&path),
+            mirrors: &[],
             size_bytes: DEFAULT_BYTES,
             dataset: &args.dataset,
             settings: DatasetSettings::default(),

@@ -5,7 +5,7 @@ use forebay_pool::HostId;
 use crate::args::StatusArgs;
 use crate::control::Request;
 use crate::control::client::{self, Target};
-use crate::control::messages::{L2DeviceInfo, PoolStatus};
+use crate::control::messages::{DeviceInfo, L2DeviceInfo, PoolStatus};
 use crate::daemon::{health, stats};
 use crate::error::Result;
 use crate::memory::MemoryPlan;
@@ -66,7 +66,7 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
     if !status.read_only {
         status.import_notes.iter().for_each(|note| put("import", note.clone()));
     }
-    if status.devices.iter().any(|device| device.missing) {
+    if status.devices.iter().any(|device| device.missing && !device.mirror) {
         put("hint", "give all of its devices, joined by `:`".to_owned());
     }
     put(
@@ -136,6 +136,7 @@ fn damage(status: &PoolStatus) -> Vec<(String, String)> {
 /// Lines about devices, datasets and mounts.
 fn parts(status: &PoolStatus) -> Vec<(String, String)> {
     let mut lines = Vec::new();
+    lines.extend(tree(status));
     for device in &status.devices {
         let access = match &device.buffered {
             _ if device.direct => "direct".to_owned(),
@@ -143,8 +144,10 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
             None => "through the page cache".to_owned(),
         };
         let size = units::bytes(device.size_bytes);
-        let value = format!("{}, {size}, by {}, {access}", device.path, device.engine);
-        lines.push((format!("device {}", device.number), value));
+        if !device.missing {
+            let value = format!("{}, {size}, by {}, {access}", device.path, device.engine);
+            lines.push((format!("device {}", device.number), value));
+        }
         if device.physical_bytes > status.sector_bytes {
             let (physical, own) = (device.physical_bytes, status.sector_bytes);
             let value = format!(
@@ -190,6 +193,68 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
         lines.push(("mounted".to_owned(), value));
     }
     lines
+}
+
+/// The tree of vdevs with states and errors, and what to do next. Only of pools with a mirror or an
+/// error: otherwise it would say nothing.
+fn tree(status: &PoolStatus) -> Vec<(String, String)> {
+    let errors =
+        |device: &DeviceInfo| device.read_errors + device.write_errors + device.checksum_errors;
+    if !status.devices.iter().any(|device| device.mirror || errors(device) > 0) {
+        return Vec::new();
+    }
+    let row = |name: &str, columns: [&str; 4], note: &str| {
+        let [state, read, write, checksum] = columns;
+        let text = format!("{name:<40} {state:<9} {read:>6} {write:>6} {checksum:>6}  {note}");
+        ("tree".to_owned(), text.trim_end().to_owned())
+    };
+    let pool = status.health.to_string();
+    let mut lines = vec![
+        row("NAME", ["STATE", "READ", "WRITE", "CKSUM"], ""),
+        row(&status.name, [&pool, "", "", ""], ""),
+    ];
+    let mut mirror = None;
+    for device in &status.devices {
+        if device.mirror && mirror != Some(device.number) {
+            mirror = Some(device.number);
+            let mut sides = status.devices.iter().filter(|other| other.number == device.number);
+            let is_whole = sides.all(|side| side.state == "online");
+            let state = if is_whole { "online" } else { "degraded" };
+            lines.push(row(&format!("  mirror {}", device.number), [state, "", "", ""], ""));
+        }
+        let indent = if device.mirror { "    " } else { "  " };
+        let [read, write, checksum] =
+            [device.read_errors, device.write_errors, device.checksum_errors]
+                .map(|count| count.to_string());
+        let note = match (device.missed_from, device.missed_to) {
+            (Some(from), Some(to)) => format!("misses blocks of txgs {from} to {to}"),
+            (Some(from), None) => format!("misses blocks from txg {from} on"),
+            (None, _) => String::new(),
+        };
+        let name = format!("{indent}{}", device.path);
+        lines.push(row(&name, [&device.state, &read, &write, &checksum], &note));
+    }
+    lines.extend(next_steps(status).map(|text| ("action".to_owned(), text)));
+    lines
+}
+
+/// What to do about devices of mirrors that are not whole.
+fn next_steps(status: &PoolStatus) -> impl Iterator<Item = String> {
+    let has = |state: &str| status.devices.iter().any(|one| one.mirror && one.state == state);
+    let name = status.name.clone();
+    let steps = [
+        has("degraded")
+            .then(|| format!("`forebay scrub {name}` brings back what a degraded device misses")),
+        has("faulted").then(|| {
+            "a faulted device is tried again at the next import; check its cable and its log"
+                .to_owned()
+        }),
+        has("missing").then(|| {
+            "connect the missing device, export the pool, and import it with all of its devices"
+                .to_owned()
+        }),
+    ];
+    steps.into_iter().flatten()
 }
 
 /// Describes an L2 device in one line.

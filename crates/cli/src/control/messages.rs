@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use forebay_pool::HealthState;
 use serde::{Deserialize, Serialize};
 
-/// A guid in JSON: 16 hexadecimal digits, as in all other output. Many programs read numbers of JSON
-/// with a precision of 53 bits.
+/// A guid in JSON: 16 hexadecimal digits, as in all other output. Many programs read numbers of
+/// JSON with a precision of 53 bits.
 mod guid {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -169,9 +169,27 @@ pub(crate) struct DeviceInfo {
     /// Bytes that the device rewrites as a whole.
     #[serde(default)]
     pub(crate) physical_bytes: u32,
-    /// Whether the pool is read without the device.
+    /// Whether the pool is used without the device.
     #[serde(default)]
     pub(crate) missing: bool,
+    /// Whether the device belongs to a mirror, whose devices have the same number.
+    #[serde(default)]
+    pub(crate) mirror: bool,
+    /// `online`, `degraded`, `faulted`, `missing` or `offline`.
+    #[serde(default)]
+    pub(crate) state: String,
+    #[serde(default)]
+    pub(crate) read_errors: u64,
+    #[serde(default)]
+    pub(crate) write_errors: u64,
+    #[serde(default)]
+    pub(crate) checksum_errors: u64,
+    /// The first transaction group of which it misses blocks.
+    #[serde(default)]
+    pub(crate) missed_from: Option<u64>,
+    /// The last one; nothing if it still misses what is written.
+    #[serde(default)]
+    pub(crate) missed_to: Option<u64>,
 }
 
 /// An L2 device of a pool.

@@ -179,6 +179,13 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         buffered: device.buffered,
         physical_bytes: device.physical_bytes,
         missing: device.missing,
+        mirror: device.mirror,
+        state: device.state.name().to_owned(),
+        read_errors: device.read_errors,
+        write_errors: device.write_errors,
+        checksum_errors: device.checksum_errors,
+        missed_from: device.missed_from,
+        missed_to: device.missed_to,
     };
     PoolStatus {
         name: pool.name().to_owned(),

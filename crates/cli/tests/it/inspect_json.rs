@@ -115,16 +115,22 @@ fn labels_and_uberblocks_have_their_keys() {
         "pool_guid": "hex",
         "pool_name": "text",
         "device_guid": "hex",
-        "device_number": "number",
-        "device_count": "number",
+        "vdev_number": "number",
+        "vdev_count": "number",
         "generation": "number",
         "txg": "number",
         "state": "text",
         "host_id": "hex",
         "host_name": "text",
         "sector_bytes": "number",
-        "features": [],
-        "devices": [{ "guid": "hex", "size_bytes": "number" }],
+        "features": [{ "name": "text", "uses": "number" }],
+        "devices": [{
+            "vdev": "number",
+            "mirror": "flag",
+            "missed_from": "number",
+            "guid": "hex",
+            "size_bytes": "number",
+        }],
         "objection": null,
     });
     let labels = json!([{
@@ -144,7 +150,7 @@ fn labels_and_uberblocks_have_their_keys() {
         "previous_txg": "number",
         "time_ns": "number",
         "pool_guid": "hex",
-        "device_count": "number",
+        "vdev_count": "number",
         "rings": "number",
         "root": pointer(),
         "root_problem": null,
@@ -212,7 +218,9 @@ fn objects_directories_and_blocks_have_their_keys() {
     let block = json!({
         "block": "number",
         "pointer": pointer(),
-        "copies": [{ "device": "number", "offset": "number", "problem": null }],
+        "copies": [
+            { "device": "number", "side": "number", "offset": "number", "problem": null },
+        ],
         "content": "hex",
     });
     assert_eq!(dnodes, seen(block));

@@ -22,6 +22,7 @@ mod lifecycle;
 mod logging;
 mod memory;
 mod metrics;
+mod mirrors;
 mod mount_options;
 mod mounts;
 mod output;

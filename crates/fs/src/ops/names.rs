@@ -1,6 +1,6 @@
 //! Looking up, creating and linking names.
 
-use forebay_pool::Transaction;
+use forebay_pool::{Directory, ErrorKind as PoolKind, Transaction, Wait};
 
 use crate::attrs::{Dirent, Meta, SGID, new_mode};
 use crate::error::{Error, ErrorKind, Result};
@@ -94,7 +94,7 @@ impl FileSystem {
             return Err(exists());
         }
         names.with_wait(self.wait).warm(name)?;
-        names.with_wait(self.wait).pace()?;
+        self.pace(&names)?;
         self.warm(&parent)?;
         self.warm(&inode)?;
         {
@@ -163,6 +163,21 @@ impl FileSystem {
         Err(retries_exhausted())
     }
 
+    /// Waits if names are added to this directory faster than its leaves can get them. The thread
+    /// holds nothing, and another worker takes its place, so that others are not slowed down.
+    ///
+    /// # Errors
+    /// [`WouldBlock`](ErrorKind::WouldBlock) if it must wait and may not.
+    pub(super) fn pace(&self, names: &Directory) -> Result<()> {
+        match names.with_wait(Wait::Refused).pace() {
+            Err(error) if error.kind() == PoolKind::WouldBlock && self.wait == Wait::Allowed => {
+                let _blocked = self.shared.workers.blocked();
+                Ok(names.with_wait(self.wait).pace()?)
+            }
+            paced => Ok(paced?),
+        }
+    }
+
     /// Loads what a change of a name needs, after a lookup of the name.
     pub(super) fn warm_name(&self, parent: &Inode, name: &[u8]) -> Result<()> {
         Ok(parent.directory(self.dataset(), self.wait)?.with_wait(self.wait).warm(name)?)
@@ -189,7 +204,7 @@ impl FileSystem {
             return Err(exists());
         }
         names.with_wait(self.wait).warm(name)?;
-        names.with_wait(self.wait).pace()?;
+        self.pace(&names)?;
         self.warm(parent)?;
         let record = self.dataset().settings()?.record_bytes;
         let tx = self.begin()?;

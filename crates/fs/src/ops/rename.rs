@@ -69,7 +69,8 @@ impl FileSystem {
             self.warm_name(&from, name)?;
             self.warm_name(&to, new_name)?;
             if target.is_none() {
-                to.directory(self.dataset(), self.wait)?.with_wait(self.wait).pace()?;
+                let names = to.directory(self.dataset(), self.wait)?;
+                self.pace(&names)?;
             }
             [&*from, &*to, &*source].into_iter().try_for_each(|inode| self.warm(inode))?;
             if let Some(target) = target {

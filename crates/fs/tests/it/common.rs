@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use forebay_base::clock::Clock;
 use forebay_fs::{Caller, FileKind, FileSystem, FsOptions, Handle, Ino, NewNode, Owner};
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
 use forebay_pool::format::FailMode;
@@ -58,13 +59,13 @@ impl Fixture {
     }
 
     fn pool_with(&self, read_only: bool) -> Pool {
-        let options = ImportOptions {
-            host: host(),
-            seed: Some(7),
-            read_only,
-            ..ImportOptions::new(Arc::clone(&self.cache))
-        };
+        let options = ImportOptions { read_only, ..self.import_options() };
         Pool::import(vec![Arc::clone(&self.device).into()], &options).expect("the pool")
+    }
+
+    fn import_options(&self) -> ImportOptions {
+        let cache = Arc::clone(&self.cache);
+        ImportOptions { host: host(), seed: Some(7), ..ImportOptions::new(cache) }
     }
 
     pub(crate) fn mount(&self) -> FileSystem {
@@ -75,6 +76,14 @@ impl Fixture {
     pub(crate) fn mount_read_only(&self) -> FileSystem {
         let pool = Arc::new(self.pool_with(true));
         FileSystem::open_in(pool, NAME, &FsOptions::default()).expect("the file system")
+    }
+
+    /// Mounts a pool with this clock.
+    pub(crate) fn mount_at(&self, clock: Arc<dyn Clock>, options: &FsOptions) -> FileSystem {
+        let import = ImportOptions { clock: Some(clock), ..self.import_options() };
+        let pool = Pool::import(vec![Arc::clone(&self.device).into()], &import);
+        FileSystem::open_in(Arc::new(pool.expect("the pool")), NAME, options)
+            .expect("the file system")
     }
 
     pub(crate) fn mount_with(&self, options: &FsOptions) -> FileSystem {

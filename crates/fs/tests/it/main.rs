@@ -12,5 +12,6 @@ mod model;
 mod non_blocking;
 mod paths;
 mod random;
+mod slowed;
 mod threads;
 mod writeback_errors;

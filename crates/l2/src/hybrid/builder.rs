@@ -1,12 +1,15 @@
 //! The builder of a hybrid cache.
 
+use std::path::PathBuf;
+
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
-use forebay_cache::{BuildError, Cache, Key};
+use forebay_cache::{BuildError, Cache, Evicted, Key};
 use forebay_io::Device;
 
 use super::closing::Closing;
+use super::file::Medium;
 use super::values::ValueCodec;
 use super::{HybridCache, L2Hook, L2Key, L2Value};
 use crate::codec::Codec;
@@ -21,8 +24,9 @@ const IO_MEMORY_BYTES: u64 = 64 << 20;
 /// Builds a hybrid cache; see [`HybridCache::builder`].
 #[must_use = "call `build` to get the cache"]
 pub struct HybridBuilder<K: Key, V: Send + Sync + 'static> {
-    device: Arc<dyn Device>,
+    medium: Medium,
     codec: Arc<dyn Codec<K, V>>,
+    on_evict: Option<Box<dyn Fn(Evicted<K, V>) + Send + Sync>>,
     weigh: Arc<dyn Fn(&K, &V) -> u64 + Send + Sync>,
     capacity: Option<u64>,
     bound: Option<u64>,
@@ -39,9 +43,43 @@ pub struct HybridBuilder<K: Key, V: Send + Sync + 'static> {
 }
 
 impl<K: L2Key, V: L2Value> HybridCache<K, V> {
+    /// A cache in `memory_bytes` of memory and a file of `bytes` at `path`, which is created if
+    /// there is none. The path may name a block device of at least that size, too.
+    ///
+    /// Values weigh what [`L2Value::memory_bytes`] says; `memory_bytes` is the
+    /// [capacity](HybridBuilder::capacity). [`builder_at`](Self::builder_at) has more options.
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("thumbnails.cache");
+    /// use forebay_l2::HybridCache;
+    ///
+    /// let cache = HybridCache::<u64, Vec<u8>>::open(&path, 64 << 20, 4 << 20)?;
+    /// cache.insert(1, vec![0; 8192])?;
+    /// cache.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`HybridBuilder::build`]. [`ErrorKind::Invalid`] also if the folder of the file does not
+    /// exist, or the file exists and has another size; [`ErrorKind::Device`] if it cannot be
+    /// opened.
+    pub fn open(path: impl Into<PathBuf>, bytes: u64, memory_bytes: u64) -> Result<Self> {
+        Self::builder_at(path, bytes).capacity(memory_bytes).build()
+    }
+
+    /// A cache in memory and in a file of `bytes` at `path`; see [`open`](Self::open).
+    pub fn builder_at(path: impl Into<PathBuf>, bytes: u64) -> HybridBuilder<K, V> {
+        Self::builder_on(Medium::Path(path.into(), bytes))
+    }
+
     /// A cache on the device. [`L2Value::memory_bytes`] gives the weight of values.
     pub fn builder(device: Arc<dyn Device>) -> HybridBuilder<K, V> {
-        HybridBuilder::new(device, Arc::new(ValueCodec::new()), |_, value| value.memory_bytes())
+        Self::builder_on(Medium::Device(device))
+    }
+
+    fn builder_on(medium: Medium) -> HybridBuilder<K, V> {
+        HybridBuilder::on(medium, Arc::new(ValueCodec::new()), |_, value| value.memory_bytes())
     }
 }
 
@@ -52,9 +90,18 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         codec: Arc<dyn Codec<K, V>>,
         weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static,
     ) -> Self {
+        Self::on(Medium::Device(device), codec, weigh)
+    }
+
+    fn on(
+        medium: Medium,
+        codec: Arc<dyn Codec<K, V>>,
+        weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static,
+    ) -> Self {
         Self {
-            device,
+            medium,
             codec,
+            on_evict: None,
             weigh: Arc::new(weigh),
             capacity: None,
             bound: None,
@@ -117,6 +164,14 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         self
     }
 
+    /// A function that is called with each value that has left memory, and why; see
+    /// [`Builder::on_evict`](forebay_cache::Builder::on_evict). The device may still have the
+    /// value, unless the cause is a removal or a replacement.
+    pub fn on_evict(mut self, f: impl Fn(Evicted<K, V>) + Send + Sync + 'static) -> Self {
+        self.on_evict = Some(Box::new(f));
+        self
+    }
+
     /// Maximum memory for I/O in bytes. Must hold two batches and a few of the largest values.
     pub fn io_memory(mut self, bytes: u64) -> Self {
         self.io_memory = bytes;
@@ -151,7 +206,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if an argument is invalid, and the errors of [`L2::open`].
-    pub fn build(self) -> Result<HybridCache<K, V>> {
+    pub fn build(mut self) -> Result<HybridCache<K, V>> {
         let arena = Arena::new(ArenaConfig {
             limit_bytes: self.io_memory,
             huge_pages: HugePages::default(),
@@ -173,28 +228,37 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         if let Some(clock) = &self.clock {
             options.clock = Arc::clone(clock);
         }
-        let (device, codec) = (Arc::clone(&self.device), Arc::clone(&self.codec));
+        let (device, codec) = (self.medium.open()?, Arc::clone(&self.codec));
         let l2 = match self.recreate {
             true => L2::create(device, codec, &options)?,
             false => L2::open(device, codec, &options)?,
         };
-        let cache = self.cache(&l2, arena);
+        let on_evict = self.on_evict.take();
+        let cache = self.cache(&l2, arena, on_evict);
         let cache =
             cache.map_err(|error| invalid("the configuration of its memory").because(error))?;
         l2.warm_up(cache.warm_up());
         Ok(HybridCache {
-            cache,
+            cache: Arc::new(cache),
             l2,
             writes_on_close: self.writes_on_close,
-            closing: Closing::new(),
+            closing: Arc::new(Closing::new()),
         })
     }
 
-    fn cache(&self, l2: &Arc<L2<K, V>>, arena: Arc<Arena>) -> Result<Cache<K, V>, BuildError> {
+    fn cache(
+        &self,
+        l2: &Arc<L2<K, V>>,
+        arena: Arc<Arena>,
+        on_evict: Option<Box<dyn Fn(Evicted<K, V>) + Send + Sync>>,
+    ) -> Result<Cache<K, V>, BuildError> {
         let weigh = Arc::clone(&self.weigh);
         let mut builder = Cache::builder()
             .weigher(move |key, value| weigh(key, value))
             .secondary_cache(Arc::new(L2Hook(Arc::clone(l2))));
+        if let Some(on_evict) = on_evict {
+            builder = builder.on_evict(on_evict);
+        }
         if let Some(bytes) = self.capacity {
             builder = builder.capacity(bytes);
         }

@@ -10,12 +10,15 @@
 //! Locking: `hybrid-close`, a leaf lock, to read or set the state of the close. Threads that wait
 //! for changes or for another thread's close sleep on it.
 
+use std::ops::Deref;
+
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use forebay_base::sync::thread::{ThreadId, current_id};
-use forebay_base::sync::{Condvar, Mutex, thread_slot};
+use forebay_base::sync::thread::{ThreadId, current_id, spawn_named};
+use forebay_base::sync::{Arc, Condvar, Mutex, thread_slot};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::promise::Promise;
 
 #[cfg(all(test, forebay_model))]
 mod model;
@@ -29,6 +32,10 @@ pub(super) struct Closing {
     is_set: AtomicBool,
     state: Mutex<CloseState>,
     progress: Condvar,
+    /// Whether a thread was started that closes for futures.
+    has_thread: AtomicBool,
+    /// The result, for futures.
+    closed: Arc<Promise<Result<()>>>,
 }
 
 enum CloseState {
@@ -37,15 +44,26 @@ enum CloseState {
     Done(Result<()>),
 }
 
-/// A change in progress.
-pub(super) struct Change<'a> {
-    closing: &'a Closing,
-    count: &'a AtomicU64,
+/// A change in progress, counted by a reference, or by an `Arc` if it outlives the call.
+pub(super) struct Change<C: Deref<Target = Closing>> {
+    closing: C,
+    /// Its shard.
+    shard: usize,
 }
 
-impl Drop for Change<'_> {
+impl<C: Deref<Target = Closing>> Change<C> {
+    fn begin(closing: C) -> Option<Self> {
+        let shard = thread_slot().index(SHARDS);
+        closing.changes[shard].fetch_add(1, Ordering::SeqCst);
+        let change = Self { closing, shard };
+        // Dropping a refused change wakes a close that has seen its count.
+        (!change.closing.is_set()).then_some(change)
+    }
+}
+
+impl<C: Deref<Target = Closing>> Drop for Change<C> {
     fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::SeqCst);
+        self.closing.changes[self.shard].fetch_sub(1, Ordering::SeqCst);
         if self.closing.is_set() {
             self.closing.notify();
         }
@@ -66,6 +84,16 @@ impl Drop for CloseInProgress<'_> {
     }
 }
 
+/// Passes the result of the close to futures, also if user code panics in it.
+struct FulfillOnDrop(Arc<Closing>);
+
+impl Drop for FulfillOnDrop {
+    fn drop(&mut self) {
+        let result = self.0.close(true, || Ok(()));
+        self.0.closed.fulfill(result);
+    }
+}
+
 impl Closing {
     pub(super) fn new() -> Self {
         Self {
@@ -73,6 +101,8 @@ impl Closing {
             is_set: AtomicBool::new(false),
             state: Mutex::named("hybrid-close", CloseState::Open),
             progress: Condvar::new(),
+            has_thread: AtomicBool::new(false),
+            closed: Promise::new(),
         }
     }
 
@@ -82,12 +112,13 @@ impl Closing {
     }
 
     /// Begins a change. Returns `None` if changes are refused.
-    pub(super) fn begin_change(&self) -> Option<Change<'_>> {
-        let count = &*self.changes[thread_slot().index(SHARDS)];
-        count.fetch_add(1, Ordering::SeqCst);
-        let change = Change { closing: self, count };
-        // Dropping a refused change wakes a close that has seen its count.
-        (!self.is_set()).then_some(change)
+    pub(super) fn begin_change(&self) -> Option<Change<&Self>> {
+        Change::begin(self)
+    }
+
+    /// Begins a change that ends on another thread.
+    pub(super) fn begin_own_change(self: &Arc<Self>) -> Option<Change<Arc<Self>>> {
+        Change::begin(Arc::clone(self))
     }
 
     fn notify(&self) {
@@ -124,5 +155,26 @@ impl Closing {
         let mut in_progress = CloseInProgress { closing: self, result };
         in_progress.result = close();
         in_progress.result.clone()
+    }
+
+    /// As [`close`](Self::close), on a thread of its own, for which the future waits. Dropping the
+    /// future does not end the close.
+    pub(super) async fn close_on_thread(
+        self: &Arc<Self>,
+        close: impl FnOnce() -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        self.is_set.store(true, Ordering::SeqCst);
+        if !self.has_thread.swap(true, Ordering::SeqCst) {
+            // Last, after `close` and all that it holds are gone: whoever learns of the end may
+            // open the device again.
+            let fulfill = FulfillOnDrop(Arc::clone(self));
+            let body = move || drop(fulfill.0.close(true, close));
+            if let Err(error) = spawn_named("hybrid-close", body) {
+                self.has_thread.store(false, Ordering::SeqCst);
+                let text = "cannot create the thread that closes the cache; raise the process's thread limit, or use `close`";
+                return Err(Error::new(ErrorKind::Thread, text).because(error));
+            }
+        }
+        self.closed.wait().await
     }
 }

@@ -27,6 +27,27 @@ impl<'a, K: Key, V: Send + Sync + 'static> HybridMemory<'a, K, V> {
         self.cache.contains(key)
     }
 
+    /// The value of the key, if it is in memory. Unlike [`get`](Self::get), it counts neither a use
+    /// nor a hit or miss.
+    pub fn peek(&self, key: &K) -> Option<Ref<'a, K, V>> {
+        self.cache.peek(key)
+    }
+
+    /// Number of values in memory; see [`Cache::len`].
+    pub fn len(&self) -> usize {
+        self.cache.len()
+    }
+
+    /// Whether no value is in memory; see [`Cache::len`].
+    pub fn is_empty(&self) -> bool {
+        self.cache.is_empty()
+    }
+
+    /// Visits the values in memory, without counting a use; see [`Cache::iter`].
+    pub fn iter(&self) -> forebay_cache::Iter<'a, K, V> {
+        self.cache.iter()
+    }
+
     /// Evicts all values and returns their number. Values on the device are read again when
     /// requested. Values only in memory are lost, unless they were
     /// [written](super::HybridCache::flush_to_device) before.

@@ -13,15 +13,24 @@
 //! is written and never finds the L2 closed. A late one is refused, and the device keeps its
 //! values.
 //!
+//! Changes as futures end on the L2's writer, see `asynchronous`.
+//!
 //! Locking: `hybrid-close`, see `closing`. A thread-local variable passes the error of a failed
 //! forget from the L2 to the caller, because the cache calls the L2 on the thread that inserts or
 //! removes.
 //!
-//! Not done: expiry, iteration, and owners of keys. The device would not learn of an owner's end.
+//! Not done: expiry, operations on all values of the device (`operations` says why), and owners of
+//! keys. The device would not learn of an owner's end.
 
+mod asynchronous;
 mod builder;
 mod closing;
+mod file;
+mod many;
 mod memory;
+mod operations;
+#[cfg(feature = "serde")]
+mod postcard_value;
 mod values;
 
 use std::cell::RefCell;
@@ -35,6 +44,8 @@ use forebay_cache::{
 
 pub use builder::HybridBuilder;
 pub use memory::HybridMemory;
+#[cfg(feature = "serde")]
+pub use postcard_value::Postcard;
 pub use values::{L2Key, L2Value};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -55,10 +66,10 @@ forebay_base::sync::thread_local! {
 /// A cache of values in memory and on a device, where they survive the program. See the crate's
 /// example.
 pub struct HybridCache<K: Key, V: Send + Sync + 'static> {
-    cache: Cache<K, V>,
+    cache: Arc<Cache<K, V>>,
     l2: Arc<L2<K, V>>,
     writes_on_close: bool,
-    closing: Closing,
+    closing: Arc<Closing>,
 }
 
 /// Statistics of a hybrid cache.
@@ -72,7 +83,7 @@ pub struct HybridStats {
 }
 
 /// Why an insert failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum InsertError<V> {
     /// The value was not cached and is returned. No older value will be returned. If the reason is
@@ -89,6 +100,20 @@ pub enum InsertError<V> {
         /// The value, if it was not cached either.
         value: Option<V>,
     },
+}
+
+/// Does not show the value, which need not implement it.
+impl<V> fmt::Debug for InsertError<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(refused) => f.debug_tuple("Refused").field(refused).finish(),
+            Self::ForgetFailed { error, value } => f
+                .debug_struct("ForgetFailed")
+                .field("error", error)
+                .field("has_value", &value.is_some())
+                .finish(),
+        }
+    }
 }
 
 /// The L2 as the cache sees it.
@@ -131,10 +156,23 @@ enum Found<K: Key, V: Send + Sync + 'static> {
     OnDevice(Attributes),
 }
 
-/// Ends a load that the L2 did not take over after all, because it lost the block meanwhile.
-fn withdraw<K: Key, V: Send + Sync + 'static>(guard: LoadGuard<K, V>) -> Option<OwnedRef<K, V>> {
-    guard.withdraw();
-    None
+/// A lookup that has begun.
+enum Lookup<K: Key, V: Send + Sync + 'static> {
+    Value(OwnedRef<K, V>),
+    InFlight(InFlight<K, V>),
+}
+
+/// What began. `None` if the L2 did not take over the load after all, because it lost the block
+/// meanwhile.
+fn lookup_of<K: Key, V: Send + Sync + 'static>(begin: Begin<'_, K, V>) -> Option<Lookup<K, V>> {
+    match begin {
+        Begin::Hit(value) => Some(Lookup::Value(value.into_owned())),
+        Begin::InFlight(in_flight) => Some(Lookup::InFlight(in_flight)),
+        Begin::Vacant(guard) => {
+            guard.withdraw();
+            None
+        }
+    }
 }
 
 /// Runs a change that makes the L2 forget a key. Also returns the error of the forget, if it
@@ -161,20 +199,12 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             return Some(value);
         }
         for _ in 0..=MAX_ABANDONED_LOADS {
-            let in_flight = match self.find(key)? {
-                Found::Value(value) => return Some(value),
-                Found::InFlight(in_flight) => in_flight,
-                Found::OnDevice(attributes) => {
-                    match self.cache.begin(*key, self.cache.expected_weight(), attributes).ok()? {
-                        Begin::Hit(value) => return Some(value.into_owned()),
-                        Begin::InFlight(in_flight) => in_flight,
-                        Begin::Vacant(guard) => return withdraw(guard),
-                    }
-                }
-            };
-            match in_flight.wait() {
-                Err(LoadError::Abandoned) => {}
-                outcome => return outcome.ok(),
+            match self.begin_lookup(key)? {
+                Lookup::Value(value) => return Some(value),
+                Lookup::InFlight(in_flight) => match in_flight.wait() {
+                    Err(LoadError::Abandoned) => {}
+                    outcome => return outcome.ok(),
+                },
             }
         }
         None
@@ -186,24 +216,38 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             return Some(value);
         }
         for _ in 0..=MAX_ABANDONED_LOADS {
-            let in_flight = match self.find(key)? {
-                Found::Value(value) => return Some(value),
-                Found::InFlight(in_flight) => in_flight,
-                Found::OnDevice(attributes) => {
-                    let weight = self.cache.expected_weight();
-                    match self.cache.begin_async(*key, weight, attributes).await.ok()? {
-                        Begin::Hit(value) => return Some(value.into_owned()),
-                        Begin::InFlight(in_flight) => in_flight,
-                        Begin::Vacant(guard) => return withdraw(guard),
-                    }
-                }
-            };
-            match in_flight.await {
-                Err(LoadError::Abandoned) => {}
-                outcome => return outcome.ok(),
+            match self.begin_lookup_async(key).await? {
+                Lookup::Value(value) => return Some(value),
+                Lookup::InFlight(in_flight) => match in_flight.await {
+                    Err(LoadError::Abandoned) => {}
+                    outcome => return outcome.ok(),
+                },
             }
         }
         None
+    }
+
+    /// Finds the value, joins a load of it, or has the L2 load it.
+    fn begin_lookup(&self, key: &K) -> Option<Lookup<K, V>> {
+        match self.find(key)? {
+            Found::Value(value) => Some(Lookup::Value(value)),
+            Found::InFlight(in_flight) => Some(Lookup::InFlight(in_flight)),
+            Found::OnDevice(attributes) => {
+                lookup_of(self.cache.begin(*key, self.cache.expected_weight(), attributes).ok()?)
+            }
+        }
+    }
+
+    /// As [`begin_lookup`](Self::begin_lookup), and waits for capacity without blocking the thread.
+    async fn begin_lookup_async(&self, key: &K) -> Option<Lookup<K, V>> {
+        match self.find(key)? {
+            Found::Value(value) => Some(Lookup::Value(value)),
+            Found::InFlight(in_flight) => Some(Lookup::InFlight(in_flight)),
+            Found::OnDevice(attributes) => {
+                let weight = self.cache.expected_weight();
+                lookup_of(self.cache.begin_async(*key, weight, attributes).await.ok()?)
+            }
+        }
     }
 
     /// Where the value of the key is. Asks the L2 only if memory has neither the value nor a load.
@@ -327,18 +371,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         if self.closing.is_set() {
             return Err(closed_error());
         }
-        self.write_all()
-    }
-
-    fn write_all(&self) -> Result<()> {
-        let mut outcome = Ok(());
-        self.cache.offer_all(OFFER_BATCH, |candidates| {
-            if outcome.is_ok() {
-                outcome = self.l2.write_all(candidates);
-            }
-        });
-        outcome?;
-        self.l2.flush()
+        write_all(&self.cache, &self.l2)
     }
 
     /// Statistics of the memory and of the L2.
@@ -373,34 +406,46 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// If not all values could be written. The cache is closed anyway. A second call, also a
     /// concurrent one, waits for the first and returns its result.
     pub fn close(&self) -> Result<()> {
-        self.closing.close(!self.l2.is_own_thread(), || self.close_once())
+        let close = || close_once(&self.cache, &self.l2, self.writes_on_close);
+        self.closing.close(!self.l2.is_own_thread(), close)
     }
+}
 
-    fn close_once(&self) -> Result<()> {
-        let written = match self.writes_on_close {
-            true if self.l2.is_own_thread() => {
-                Err(self.l2.unwritten_error("one of its own threads closed it"))
+fn write_all<K: Key, V: Send + Sync + 'static>(cache: &Cache<K, V>, l2: &L2<K, V>) -> Result<()> {
+    let mut outcome = Ok(());
+    cache.offer_all(OFFER_BATCH, |candidates| {
+        if outcome.is_ok() {
+            outcome = l2.write_all(candidates);
+        }
+    });
+    outcome?;
+    l2.flush()
+}
+
+fn close_once<K: Key, V: Send + Sync + 'static>(
+    cache: &Cache<K, V>,
+    l2: &L2<K, V>,
+    writes_on_close: bool,
+) -> Result<()> {
+    let written = match writes_on_close {
+        true if l2.is_own_thread() => Err(l2.unwritten_error("one of its own threads closed it")),
+        true if l2.is_rebuilding() => {
+            let mut only_here = false;
+            // A value that was just read from the device is known to be there.
+            let unknown = |candidate: &Candidate<K, V>| !l2.has(candidate.key());
+            cache.offer_all(OFFER_BATCH, |candidates| only_here |= candidates.iter().any(unknown));
+            match only_here {
+                false => Ok(()),
+                true => Err(l2.unwritten_error("its rebuild had not finished")),
             }
-            true if self.l2.is_rebuilding() => {
-                let mut only_here = false;
-                // A value that was just read from the device is known to be there.
-                let unknown = |candidate: &Candidate<K, V>| !self.l2.has(candidate.key());
-                self.cache.offer_all(OFFER_BATCH, |candidates| {
-                    only_here |= candidates.iter().any(unknown)
-                });
-                match only_here {
-                    false => Ok(()),
-                    true => Err(self.l2.unwritten_error("its rebuild had not finished")),
-                }
-            }
-            true => self.write_all(),
-            false => Ok(()),
-        };
-        // Waits for loads in progress and for queued blocks, while the L2 still runs.
-        self.cache.close();
-        self.l2.close();
-        written
-    }
+        }
+        true => write_all(cache, l2),
+        false => Ok(()),
+    };
+    // Waits for loads in progress and for queued blocks, while the L2 still runs.
+    cache.close();
+    l2.close();
+    written
 }
 
 /// Closes the L2 first, because its threads may be inserting blocks into the cache.

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use forebay_base::sync::Arc;
 use forebay_cache::Key;
 
 use crate::codec::Codec;
@@ -131,7 +132,21 @@ macro_rules! bytes {
         }
     )*};
 }
-bytes!(Vec<u8> Box<[u8]>);
+bytes!(Vec<u8> Box<[u8]> Arc<[u8]>);
+
+/// Weighs its length, although it may keep a larger buffer alive: cache a copy of a small part.
+#[cfg(feature = "bytes")]
+impl L2Value for bytes::Bytes {
+    fn encoded_len(&self) -> usize {
+        self.len()
+    }
+    fn encode(&self, out: &mut [u8]) {
+        out.copy_from_slice(self);
+    }
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        Some(Self::copy_from_slice(bytes))
+    }
+}
 
 impl L2Value for String {
     fn encoded_len(&self) -> usize {
@@ -197,6 +212,9 @@ mod tests {
         round(Vec::<u8>::new());
         round(String::from("Füllung"));
         round(vec![1u8, 2].into_boxed_slice());
+        round(Arc::<[u8]>::from([1u8, 2, 3]));
+        #[cfg(feature = "bytes")]
+        round(bytes::Bytes::from_static(b"forebay").slice(4..));
     }
 
     #[test]

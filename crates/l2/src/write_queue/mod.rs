@@ -6,9 +6,11 @@
 //! - Tombstones become durable in the order in which they were queued. A ticket is durable once
 //!   `durable` has reached it. As many tombstones are queued as threads wait for them.
 //! - After `terminated` is set, nothing is queued and no thread waits.
+//! - A forget that no thread waits for is here from when its tombstone is queued until the
+//!   tombstone is durable or the queue is terminated. Whoever takes it out ends it.
 //!
-//! Locking: `l2-write-queue`, held to read the state or to push. Blocks are dropped outside of the
-//! lock, because the last pin of a value may run its drop.
+//! Locking: `l2-write-queue`, held to read the state or to push. Blocks are dropped and forgets are
+//! ended outside of the lock, because that may run user code.
 
 mod admission;
 mod frequency_sketch;
@@ -19,13 +21,15 @@ mod write_all;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use forebay_base::sync::{Condvar, Mutex};
+use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_cache::{Class, Key, Writing};
 
 pub(crate) use admission::{AdmissionPolicy, DROPPED_KIND};
 pub(crate) use frequency_sketch::FrequencySketch;
 pub(crate) use rate::{RateBounds, WriteRate};
 
+use crate::forget::UnfinishedForget;
+use crate::promise::{Promise, Promised};
 use crate::record::KeyHash;
 use crate::writer::LogStart;
 
@@ -51,6 +55,8 @@ pub(crate) struct WriteQueue<K: Key, V: Send + Sync + 'static> {
     work: Condvar,
     /// Threads that wait for the writer wait on it.
     done: Condvar,
+    /// Kept when the end of the log is known, or the queue is terminated.
+    started: Arc<Promise<()>>,
 }
 
 pub(crate) struct WriteQueueState<K: Key, V: Send + Sync + 'static> {
@@ -63,6 +69,8 @@ pub(crate) struct WriteQueueState<K: Key, V: Send + Sync + 'static> {
     tickets: u64,
     /// Tickets whose tombstones are durable.
     durable: u64,
+    /// Forgets that no thread waits for, with their tickets, oldest first.
+    unfinished: VecDeque<(u64, UnfinishedForget)>,
     /// The end of the log, after the rebuild has found it.
     start: Option<LogStart>,
     started: bool,
@@ -95,6 +103,7 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
             tombstones: VecDeque::new(),
             tickets: 0,
             durable: 0,
+            unfinished: VecDeque::new(),
             start: None,
             started: false,
             flushes_wanted: 0,
@@ -108,6 +117,7 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
             state: Mutex::named("l2-write-queue", state),
             work: Condvar::new(),
             done: Condvar::new(),
+            started: Promise::new(),
         }
     }
 
@@ -129,6 +139,7 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         drop(state);
         self.work.notify_all();
         self.done.notify_all();
+        self.started.fulfill(());
     }
 
     /// Waits until the end of the log is known. Returns false if the queue was terminated.
@@ -138,6 +149,32 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
             self.done.wait(&mut state);
         }
         !state.terminated
+    }
+
+    /// As [`wait_started`](Self::wait_started), without blocking the thread.
+    pub(crate) fn started(&self) -> Promised<()> {
+        self.started.wait()
+    }
+
+    /// Whether the end of the log is known and the queue is not terminated.
+    pub(crate) fn is_started(&self) -> bool {
+        let state = self.state.lock();
+        state.started && !state.terminated
+    }
+
+    /// Queues the tombstone of a forget that no thread waits for. Returns the forget if the queue
+    /// was terminated.
+    pub(crate) fn queue_tombstone(&self, forget: UnfinishedForget) -> Option<UnfinishedForget> {
+        let mut state = self.state.lock();
+        if state.terminated {
+            return Some(forget);
+        }
+        state.tickets += 1;
+        let ticket = state.tickets;
+        state.tombstones.push_back(forget.hash);
+        state.unfinished.push_back((ticket, forget));
+        self.work.notify_all();
+        None
     }
 
     /// Queues a tombstone and waits until it is durable. Returns false if the queue was terminated.
@@ -169,12 +206,17 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         self.state.lock().tombstones.len()
     }
 
-    /// Reports that tombstones up to this ticket are durable.
-    pub(crate) fn finish_tombstones(&self, ticket: u64) {
+    /// Reports that tombstones up to this ticket are durable. Returns their forgets, which the
+    /// caller ends.
+    #[must_use]
+    pub(crate) fn finish_tombstones(&self, ticket: u64) -> Vec<UnfinishedForget> {
         let mut state = self.state.lock();
         state.durable = state.durable.max(ticket);
+        let count = state.unfinished.iter().take_while(|(of, _)| *of <= state.durable).count();
+        let finished = state.unfinished.drain(..count).map(|(_, forget)| forget).collect();
         drop(state);
         self.done.notify_all();
+        finished
     }
 
     /// Writes all queued blocks and waits until they are durable. Returns false if the queue was
@@ -228,19 +270,21 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         self.work.notify_all();
     }
 
-    /// Terminates the queue and wakes all waiting threads. The caller drops the returned blocks
-    /// outside of any lock.
-    fn terminate(&self) -> VecDeque<QueuedBlock<K, V>> {
+    /// Terminates the queue and wakes all waiting threads. The caller drops the returned blocks and
+    /// ends the returned forgets, outside of any lock.
+    fn terminate(&self) -> (VecDeque<QueuedBlock<K, V>>, Vec<UnfinishedForget>) {
         let mut state = self.state.lock();
         state.terminated = true;
         state.stopping = true;
         state.tombstones.clear();
         state.queued_bytes = 0;
         let dropped = std::mem::take(&mut state.queue);
+        let unfinished = std::mem::take(&mut state.unfinished);
         drop(state);
         self.work.notify_all();
         self.done.notify_all();
-        dropped
+        self.started.fulfill(());
+        (dropped, unfinished.into_iter().map(|(_, forget)| forget).collect())
     }
 
     /// Waits for work, at most one check interval, so the result may be empty. Returns `None` if

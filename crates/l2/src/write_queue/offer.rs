@@ -3,8 +3,8 @@
 //! Metadata is written as far as rate and queue allow. Data has a kind, by its frequency and by
 //! whether it was looked up again in memory. A kind is written if the
 //! [`AdmissionPolicy`](super::AdmissionPolicy) admits it. Until the ring wraps, no block is
-//! evicted, so every kind is written as far as the write rate allows. Blocks without proven reuse
-//! use the rate that proven blocks leave. Every refusal is counted with its reason.
+//! evicted, so every kind is written, at first in a burst (see `rate`). Later, blocks without
+//! proven reuse use the rate that proven blocks leave. Every refusal is counted with its reason.
 //!
 //! Nothing here blocks: it runs on the cache's reclaimer, or on a thread that inserts.
 
@@ -97,9 +97,12 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
     }
 
-    /// Terminates the write queue, wakes waiting threads, and drops queued blocks.
+    /// Terminates the write queue, wakes waiting threads, drops queued blocks, and ends forgets
+    /// whose tombstones are not durable.
     pub(crate) fn end_write_queue(&self) {
-        self.drop_blocks(self.write_queue.terminate());
+        let (blocks, forgets) = self.write_queue.terminate();
+        self.drop_blocks(blocks);
+        forgets.into_iter().for_each(|forget| self.end_unwritten(forget));
     }
 
     /// Counts and drops blocks that will not be written.
@@ -182,11 +185,12 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         let now = self.clock.now_ns();
         let (bounds, queue_limit) = (self.rate_bounds(), self.tunables.queue_bytes());
         let batch_bytes = self.batch_block_bytes();
+        let has_wrapped = self.has_wrapped.load(Ordering::Relaxed);
         let mut refused = Vec::new();
         let mut admitted = [0; 2];
         let mut dropped = [0; 2];
         let ready = self.write_queue.with(|state| {
-            state.rate.fill(bounds, now);
+            state.rate.fill(bounds, now, !has_wrapped);
             let was_empty = state.queue.is_empty();
             for (candidate, prepared) in accepted {
                 let class = candidate.class;

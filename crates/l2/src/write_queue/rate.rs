@@ -3,6 +3,11 @@
 //! The bucket fills with time, and an admitted block takes its bytes out. The rate grows while
 //! batches take about as long per byte as the fast ones lately. It shrinks when a batch takes a
 //! multiple of that: the device is then busy with other requests.
+//!
+//! Until the ring wraps, a write evicts nothing, and the device was filled at most once. So the
+//! bucket is deeper then, starts full, and keeps nothing back for proven blocks: a new cache is
+//! filled as fast as the device takes it, up to [`ROOM_DEPTH_S`] seconds of writing at once. A busy
+//! device lowers the rate, and the depth with it.
 
 /// A batch that takes this many times as long per byte as fast ones shows a busy device.
 const BUSY_FACTOR: u64 = 4;
@@ -10,8 +15,10 @@ const BUSY_FACTOR: u64 = 4;
 const MIN_BUSY_NS_PER_MIB: u64 = 10_000_000;
 /// Each batch moves the time of fast batches by one part in this many.
 const FAST_DECAY: u64 = 64;
-/// The bucket holds the bytes of a second divided by this.
+/// The bucket holds the bytes of a second divided by this, once the ring has wrapped.
 const DEPTH_DIVISOR: u64 = 4;
+/// The bucket holds the bytes of this many seconds until then.
+const ROOM_DEPTH_S: u64 = 16;
 
 /// The current write rate and the bucket.
 #[derive(Clone, Debug)]
@@ -19,6 +26,8 @@ pub(crate) struct WriteRate {
     /// The rate, in bytes per second.
     pub(crate) bytes_per_s: u64,
     tokens: u64,
+    /// Whether the ring has segments that were never used.
+    has_room: bool,
     filled_ns: u64,
     /// Time of recent fast batches, in nanoseconds per MiB.
     fast_ns_per_mib: u64,
@@ -32,20 +41,24 @@ pub(crate) struct RateBounds {
 }
 
 impl WriteRate {
-    /// A full bucket at the maximum rate.
+    /// A full bucket at the maximum rate. [`fill`](Self::fill) takes away what a ring that has
+    /// wrapped may not have.
     pub(crate) fn new(bounds: RateBounds, now_ns: u64) -> Self {
         let bytes_per_s = bounds.max.max(bounds.min);
         Self {
             bytes_per_s,
-            tokens: bytes_per_s / DEPTH_DIVISOR,
+            tokens: bytes_per_s.saturating_mul(ROOM_DEPTH_S),
+            has_room: true,
             filled_ns: now_ns,
             fast_ns_per_mib: u64::MAX,
         }
     }
 
     /// Fills the bucket up to the current time.
-    pub(crate) fn fill(&mut self, bounds: RateBounds, now_ns: u64) {
+    pub(crate) fn fill(&mut self, bounds: RateBounds, now_ns: u64, has_room: bool) {
         self.bytes_per_s = self.bytes_per_s.min(bounds.max).max(bounds.min);
+        self.has_room = has_room;
+        self.tokens = self.tokens.min(self.depth());
         let passed = u128::from(now_ns.saturating_sub(self.filled_ns));
         let bytes = (passed * u128::from(self.bytes_per_s) / 1_000_000_000) as u64;
         if bytes > 0 {
@@ -54,9 +67,10 @@ impl WriteRate {
         }
     }
 
-    /// Takes a block's bytes if any are left. An unproven block needs more than half of the bucket.
+    /// Takes a block's bytes if any are left. Once the ring has wrapped, an unproven block needs
+    /// more than half of the bucket.
     pub(crate) fn take(&mut self, bytes: u64, proven: bool) -> bool {
-        let reserve = if proven { 0 } else { self.depth() / 2 };
+        let reserve = if proven || self.has_room { 0 } else { self.depth() / 2 };
         if self.tokens <= reserve {
             return false;
         }
@@ -67,7 +81,7 @@ impl WriteRate {
 
     /// Returns bytes that were not used.
     pub(crate) fn give_back(&mut self, bytes: u64) {
-        self.tokens = (self.tokens + bytes).min(self.depth());
+        self.tokens = self.tokens.saturating_add(bytes).min(self.depth());
     }
 
     /// Adapts the rate to a batch that took `took_ns`.
@@ -89,7 +103,11 @@ impl WriteRate {
     }
 
     fn depth(&self) -> u64 {
-        (self.bytes_per_s / DEPTH_DIVISOR).max(1 << 16)
+        let bytes = match self.has_room {
+            true => self.bytes_per_s.saturating_mul(ROOM_DEPTH_S),
+            false => self.bytes_per_s / DEPTH_DIVISOR,
+        };
+        bytes.max(1 << 16)
     }
 }
 
@@ -105,7 +123,7 @@ mod tests {
         let mut rate = WriteRate::new(BOUNDS, 0);
         let mut taken = 0;
         for ms in 1..=10_000 {
-            rate.fill(BOUNDS, ms * 1_000_000);
+            rate.fill(BOUNDS, ms * 1_000_000, false);
             while rate.take(8192, true) {
                 taken += 8192;
             }
@@ -128,8 +146,27 @@ mod tests {
     #[test]
     fn unproven_blocks_leave_half_of_the_bucket() {
         let mut rate = WriteRate::new(BOUNDS, 0);
+        rate.fill(BOUNDS, 0, false);
         let unproven = (0..).take_while(|_| rate.take(8192, false)).count() as u64;
         let proven = (0..).take_while(|_| rate.take(8192, true)).count() as u64;
         assert!(unproven.abs_diff(proven) <= 1, "{unproven} and {proven}");
+    }
+
+    #[test]
+    fn with_room_unproven_blocks_take_a_burst_until_the_device_is_busy() {
+        let mut rate = WriteRate::new(BOUNDS, 0);
+        rate.fill(BOUNDS, 0, true);
+        let burst = (0..).take_while(|_| rate.take(8192, false)).count() as u64 * 8192;
+        assert_eq!(burst, BOUNDS.max * ROOM_DEPTH_S);
+        let mut busy = WriteRate::new(BOUNDS, 0);
+        busy.record_batch(BOUNDS, 1 << 20, SECOND / 1000);
+        (0..16).for_each(|_| busy.record_batch(BOUNDS, 1 << 20, SECOND / 10));
+        busy.fill(BOUNDS, 0, true);
+        let burst = (0..).take_while(|_| busy.take(8192, false)).count() as u64 * 8192;
+        assert_eq!(burst, BOUNDS.min * ROOM_DEPTH_S, "a busy device gets the least");
+        let mut wrapped = WriteRate::new(BOUNDS, 0);
+        wrapped.fill(BOUNDS, 0, false);
+        let burst = (0..).take_while(|_| wrapped.take(8192, true)).count() as u64 * 8192;
+        assert_eq!(burst, BOUNDS.max / DEPTH_DIVISOR, "a ring that has wrapped has no room");
     }
 }

@@ -343,7 +343,9 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             let count = self.tombstones.0.len() as u64;
             self.shared.counters.add(L2Counters::TOMBSTONES, 0, count);
             self.tombstones.0.clear();
-            self.shared.write_queue.finish_tombstones(self.tombstones.1);
+            for forget in self.shared.write_queue.finish_tombstones(self.tombstones.1) {
+                self.shared.end_forget(forget, Ok(()));
+            }
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use forebay_base::clock::ManualClock;
 use forebay_base::rng::SmallRng;
 use forebay_cache::{Attributes, Begin, Class};
 use forebay_l2::{Codec, ErrorKind, Health, L2, L2Options};
@@ -204,6 +205,22 @@ fn admission_follows_the_measured_reuse_of_new_blocks() {
         ask(&again);
     }
     assert!(taken >= 900, "{taken} of 1,000: {:?}", fixture.l2.stats().short());
+    fixture.close();
+}
+
+#[test]
+fn a_new_device_takes_a_burst_beyond_the_write_rate() {
+    const VALUES: u64 = 100_000;
+    let mut options = options();
+    options.tunables.set("admit_all", "false").unwrap();
+    options.tunables.set("write_max_bytes_per_s", "256M").unwrap();
+    // No time passes, so the rate grants nothing more.
+    options.clock = Arc::new(ManualClock::new());
+    let fixture = Fixture::create(&memory(256 << 20), &options);
+    (0..VALUES).for_each(|key| fixture.insert(key, 1, 500));
+    fixture.spill();
+    let stats = fixture.l2.stats();
+    assert_eq!((stats.count("stored"), stats.count("refused")), (VALUES, 0), "{:?}", stats.short());
     fixture.close();
 }
 

@@ -8,11 +8,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::ManualClock;
 use forebay_base::sync::Mutex;
-use forebay_cache::{Attributes, Begin, Cache, LoadError, Reclaim, SecondaryCache};
+use forebay_cache::{Attributes, Begin, Cache, Cause, LoadError, Reclaim, SecondaryCache};
 use forebay_io::Device;
 use forebay_l2::{Codec, L2, L2Options};
 
@@ -133,6 +134,31 @@ impl Fixture {
         self.known.lock().gone.extend(before);
     }
 
+    /// As [`remove`](Self::remove), by a forget that no thread waits for in the L2.
+    fn remove_async(&self, key: u64) {
+        let before = self.known.lock().inserted[key as usize].clone();
+        let change = self.cache.begin_remove(&key, Cause::Removed).unwrap();
+        block_on(self.l2.forget_async(&key)).unwrap();
+        change.remove();
+        self.known.lock().gone.extend(before);
+    }
+
+    /// As [`insert`](Self::insert), by a forget that no thread waits for in the L2.
+    fn insert_async(&self, key: u64) {
+        let (version, before) = {
+            let mut known = self.known.lock();
+            known.last += 1;
+            (known.last, known.inserted[key as usize].clone())
+        };
+        let begun = self.cache.begin_insert(key, &version, Attributes::DATA, || Some(()));
+        let (change, ()) = block_on(begun).unwrap();
+        block_on(self.l2.forget_async(&key)).unwrap();
+        change.publish(version);
+        let mut known = self.known.lock();
+        known.inserted[key as usize].insert(version);
+        known.gone.extend(before);
+    }
+
     fn offer(&self) {
         self.cache.offer_all(4, |candidates| self.l2.offer(candidates));
     }
@@ -181,6 +207,18 @@ fn end(fixture: Fixture) {
     fixture.cache.audit();
 }
 
+/// Polls a future until it is ready.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => shuttle::thread::yield_now(),
+        }
+    }
+}
+
 fn spawn(f: impl FnOnce() + Send + 'static) -> shuttle::thread::JoinHandle<()> {
     shuttle::thread::spawn(f)
 }
@@ -224,6 +262,44 @@ fn concurrent_readers_and_crash_images_never_see_gone_versions() {
         let crashed = fixture.crash();
         remover.join().unwrap();
         writer.join().unwrap();
+        let later = fixture.crash();
+        let fixture = Arc::into_inner(fixture).expect("all threads have ended");
+        end(fixture);
+        check_after_crash(crashed, 512 << 10);
+        check_after_crash(later, 512 << 10);
+    });
+}
+
+/// Changes as futures beside changes that block, lookups and a crash.
+#[test]
+fn changes_as_futures_never_let_gone_versions_return() {
+    check(400, || {
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
+        let fixture = Arc::new(open(device, true, 512 << 10));
+        fixture.insert(0);
+        fixture.offer();
+        fixture.l2.flush().unwrap();
+        let first = {
+            let fixture = fixture.clone();
+            spawn(move || {
+                fixture.insert_async(0);
+                fixture.offer();
+                fixture.remove_async(1);
+            })
+        };
+        let second = {
+            let fixture = fixture.clone();
+            spawn(move || {
+                fixture.insert(1);
+                fixture.offer();
+                fixture.remove_async(0);
+                fixture.remove(1);
+            })
+        };
+        (0..KEYS).for_each(|key| fixture.get(key));
+        let crashed = fixture.crash();
+        first.join().unwrap();
+        second.join().unwrap();
         let later = fixture.crash();
         let fixture = Arc::into_inner(fixture).expect("all threads have ended");
         end(fixture);

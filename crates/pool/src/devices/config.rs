@@ -5,23 +5,80 @@
 
 use forebay_base::rng::SmallRng;
 use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
 
+use super::features::{self, Feature};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::{
-    FEATURE_BYTES, LABEL_BYTES, LabelPhys, MAX_DEVICES, MAX_FEATURES, MAX_NODES, MIN_DEVICE_BYTES,
-    NAME_BYTES, NO_PARENT, NodeKind, NodePhys, SECTOR_BYTES, STATE_ACTIVE, STATE_EXPORTED, VERSION,
+    CLASS_DATA, FEATURE_BYTES, LABEL_BYTES, LabelPhys, MAX_FEATURES, MAX_LEAVES, MAX_NODES,
+    MAX_VDEVS, MIN_DEVICE_BYTES, NAME_BYTES, NO_PARENT, NodeKind, NodePhys, SECTOR_BYTES,
+    SLOT_BYTES, STATE_ACTIVE, STATE_EXPORTED, StoredState, TREE_BYTES, VERSION, tree_checksum,
 };
 use crate::open::HostId;
 
-/// Features that this version supports. Labels with other features are rejected.
-pub(crate) const FEATURES: [&str; 0] = [];
-
-/// A device of the configuration. Its number is its index in the list.
+/// A range of txgs of which a device misses blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceConfig {
+pub(crate) struct Missed {
+    pub(crate) from: u64,
+    /// The last one; `u64::MAX` if it still misses what is written.
+    pub(crate) to: u64,
+}
+
+impl Missed {
+    /// Whether the device may miss a block of this txg.
+    pub(crate) fn contains(&self, txg: u64) -> bool {
+        (self.from..=self.to).contains(&txg)
+    }
+}
+
+/// Failures of a device since it joined the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LeafErrors {
+    /// Reads that failed.
+    pub(crate) reads: u64,
+    /// Writes and flushes that failed.
+    pub(crate) writes: u64,
+    /// Blocks with a wrong checksum.
+    pub(crate) checksums: u64,
+}
+
+/// A device of the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LeafConfig {
     pub(crate) guid: u64,
     /// Bytes that the pool uses, labels included.
     pub(crate) size_bytes: u64,
+    /// The sector size of the device when it joined.
+    pub(crate) sector_bytes: u32,
+    pub(crate) state: StoredState,
+    pub(crate) missed: Option<Missed>,
+    pub(crate) errors: LeafErrors,
+}
+
+/// What a top-level vdev is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VdevKind {
+    /// One device.
+    Device,
+    /// Several devices, each of which has all blocks.
+    Mirror,
+}
+
+/// A top-level vdev of the configuration. Its number is its index in the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VdevConfig {
+    /// That of the device if it is one.
+    pub(crate) guid: u64,
+    pub(crate) kind: VdevKind,
+    /// Its devices, at least one.
+    pub(crate) leaves: Vec<LeafConfig>,
+}
+
+impl VdevConfig {
+    /// Bytes that the pool uses of each device: the smallest size.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.leaves.iter().map(|leaf| leaf.size_bytes).min().unwrap_or(0)
+    }
 }
 
 /// The configuration of a pool.
@@ -38,16 +95,25 @@ pub(crate) struct Config {
     /// The host that has the pool imported, or had it last.
     pub(crate) host: HostId,
     pub(crate) sector_bytes: u32,
-    pub(crate) features: Vec<String>,
-    pub(crate) devices: Vec<DeviceConfig>,
+    pub(crate) features: Vec<Feature>,
+    pub(crate) vdevs: Vec<VdevConfig>,
 }
 
-/// A configuration, and the number of the device that stores it.
+/// A configuration, and the place of the device that stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Label {
     pub(crate) config: Config,
-    /// The number of the device.
+    /// The number of the device's top-level vdev.
     pub(crate) number: u16,
+    /// The index of the device in it.
+    pub(crate) leaf: usize,
+}
+
+impl Label {
+    /// The device that stores the label.
+    pub(crate) fn own(&self) -> &LeafConfig {
+        &self.config.vdevs[usize::from(self.number)].leaves[self.leaf]
+    }
 }
 
 /// Returns a new GUID.
@@ -73,78 +139,174 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 }
 
 impl Config {
-    /// Encodes the label of device `number`.
-    pub(crate) fn encode(&self, number: u16) -> LabelPhys {
-        assert!(self.devices.len() <= MAX_DEVICES, "more devices than a pool can have");
-        assert!(self.features.len() <= MAX_FEATURES, "more features than a label can name");
+    /// All devices, ordered by vdev.
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = &LeafConfig> {
+        self.vdevs.iter().flat_map(|vdev| &vdev.leaves)
+    }
+
+    /// Returns the device with this GUID.
+    pub(crate) fn leaf_mut(&mut self, guid: u64) -> Option<&mut LeafConfig> {
+        let mut leaves = self.vdevs.iter_mut().flat_map(|vdev| &mut vdev.leaves);
+        leaves.find(|leaf| leaf.guid == guid)
+    }
+
+    /// Counts what uses each feature.
+    pub(crate) fn count_uses(&mut self) {
+        let mirrors = self.vdevs.iter().filter(|vdev| vdev.kind == VdevKind::Mirror).count();
+        features::set_uses(&mut self.features, features::MIRRORS, mirrors as u64);
+    }
+
+    /// Encodes the configuration block and the tree of a device, in whole slots.
+    pub(crate) fn encode(&self, number: u16, leaf: usize) -> Vec<u8> {
+        let (head, nodes) = self.encode_parts(number, leaf);
+        let mut bytes = head.as_bytes().to_vec();
+        bytes.extend_from_slice(nodes.as_bytes());
+        bytes.resize(bytes.len().next_multiple_of(SLOT_BYTES), 0);
+        bytes
+    }
+
+    /// Encodes the configuration block of a device, and the tree that belongs to it.
+    pub(crate) fn encode_parts(&self, number: u16, leaf: usize) -> (LabelPhys, Vec<NodePhys>) {
+        let nodes = self.encode_nodes();
         let mut label = LabelPhys::empty();
         label.sector_bytes = U32::new(self.sector_bytes);
         label.pool_guid = U64::new(self.pool_guid);
-        label.device_guid = U64::new(self.devices[usize::from(number)].guid);
+        label.device_guid = U64::new(self.vdevs[usize::from(number)].leaves[leaf].guid);
         label.generation = U64::new(self.generation);
         label.txg = U64::new(self.txg);
         label.host_id = U64::new(self.host.id);
-        label.device_number = U16::new(number);
-        label.device_count = U16::new(self.devices.len() as u16);
-        label.node_count = U16::new(self.devices.len() as u16 + 1);
-        label.feature_count = U16::new(self.features.len() as u16);
+        label.vdev_number = U16::new(number);
+        label.vdev_count = U16::new(self.vdevs.len() as u16);
+        label.node_count = U16::new(nodes.len() as u16);
         label.state = if self.active { STATE_ACTIVE } else { STATE_EXPORTED };
         put_text(&mut label.pool_name, &self.pool_name);
         put_text(&mut label.host_name, &self.host.name);
-        for (feature, name) in label.features.iter_mut().zip(&self.features) {
-            put_text(feature, name);
-        }
-        label.nodes[0].guid = U64::new(self.pool_guid);
-        label.nodes[0].parent = U16::new(NO_PARENT);
-        label.nodes[0].kind = NodeKind::Stripe as u8;
-        for (number, device) in self.devices.iter().enumerate() {
-            let node = &mut label.nodes[number + 1];
-            node.guid = U64::new(device.guid);
-            node.size_bytes = U64::new(device.size_bytes);
-            node.number = U16::new(number as u16);
-            node.kind = NodeKind::Disk as u8;
-        }
+        features::encode(&self.features, &mut label);
+        label.tree_checksum = tree_checksum(&nodes);
         label.seal();
-        label
+        (label, nodes)
+    }
+
+    fn encode_nodes(&self) -> Vec<NodePhys> {
+        assert!(self.leaves().count() <= MAX_LEAVES, "more devices than a pool can have");
+        let mut nodes = vec![NodePhys {
+            guid: U64::new(self.pool_guid),
+            parent: U16::new(NO_PARENT),
+            kind: NodeKind::Root as u8,
+            ..NodePhys::default()
+        }];
+        for (number, vdev) in self.vdevs.iter().enumerate() {
+            let number = U16::new(number as u16);
+            let mut parent = 0;
+            if vdev.kind == VdevKind::Mirror {
+                parent = nodes.len() as u16;
+                let (guid, kind) = (U64::new(vdev.guid), NodeKind::Mirror as u8);
+                nodes.push(NodePhys { guid, number, kind, ..NodePhys::default() });
+            }
+            nodes.extend(vdev.leaves.iter().map(|leaf| NodePhys {
+                parent: U16::new(parent),
+                number,
+                ..encode_leaf(leaf)
+            }));
+        }
+        assert!(nodes.len() <= MAX_NODES, "more nodes than a label can hold");
+        nodes
+    }
+}
+
+fn encode_leaf(leaf: &LeafConfig) -> NodePhys {
+    let (from, to) = leaf.missed.map_or((0, 0), |missed| (missed.from, missed.to));
+    NodePhys {
+        guid: U64::new(leaf.guid),
+        size_bytes: U64::new(leaf.size_bytes),
+        kind: NodeKind::Device as u8,
+        class: CLASS_DATA,
+        state: leaf.state as u8,
+        sector_shift: leaf.sector_bytes.trailing_zeros() as u8,
+        missed_from: U64::new(from),
+        missed_to: U64::new(to),
+        read_errors: U64::new(leaf.errors.reads),
+        write_errors: U64::new(leaf.errors.writes),
+        checksum_errors: U64::new(leaf.errors.checksums),
+        ..NodePhys::default()
+    }
+}
+
+/// The bytes of a label up to the heartbeat, undecoded.
+pub(crate) struct LabelBytes<'a> {
+    pub(crate) head: &'a LabelPhys,
+    /// The space of the tree.
+    pub(crate) tree: &'a [NodePhys],
+}
+
+impl<'a> LabelBytes<'a> {
+    /// Of bytes that were read from the start of a label.
+    pub(crate) fn of(bytes: &'a [u8]) -> Option<Self> {
+        let (head, tree) = bytes.split_at_checked(SLOT_BYTES)?;
+        let tree = <[NodePhys]>::ref_from_bytes(tree.get(..TREE_BYTES)?).ok()?;
+        Some(Self { head: LabelPhys::ref_from_bytes(head).ok()?, tree })
+    }
+
+    /// The nodes of the tree; `None` if they do not match the configuration block.
+    pub(crate) fn nodes(&self) -> Option<&[NodePhys]> {
+        let nodes = self.tree.get(..usize::from(self.head.node_count.get()))?;
+        (tree_checksum(nodes) == self.head.tree_checksum).then_some(nodes)
     }
 }
 
 impl Label {
-    /// Decodes a label found on device `name`; `None` if its checksum is wrong.
+    /// Decodes a label found on device `name`; `None` if a checksum is wrong.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a newer version or unknown feature, [`ErrorKind::Corrupt`] if
-    /// the content is invalid.
-    pub(crate) fn decode(label: &LabelPhys, name: &str) -> Result<Option<Self>> {
-        if !label.is_sound() {
+    /// [`ErrorKind::Unsupported`] for another version or an unknown feature that forbids to read,
+    /// [`ErrorKind::Corrupt`] if the content is invalid.
+    pub(crate) fn decode(label: &LabelBytes<'_>, name: &str) -> Result<Option<Self>> {
+        let head = label.head;
+        if !head.is_sound() {
             return Ok(None);
         }
-        check_versions(label, name)?;
-        match Self::decode_checked(label) {
+        let (pool, version) = (text_of(&head.pool_name), head.version.get());
+        if version != VERSION {
+            let text = format!(
+                "{name}: pool {pool:?} has version {version}, this build supports {VERSION}; use another build"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let features = features::decode(head);
+        features::check(&features, &format!("{name}: pool {pool:?}"), true)?;
+        let Some(nodes) = label.nodes() else { return Ok(None) };
+        match Self::decode_checked(head, nodes, features) {
             Ok(label) => Ok(Some(label)),
             Err(error) => Err(error.doing(format_args!("{name}: its label"))),
         }
     }
 
-    fn decode_checked(label: &LabelPhys) -> Result<Self> {
+    fn decode_checked(
+        label: &LabelPhys,
+        nodes: &[NodePhys],
+        features: Vec<Feature>,
+    ) -> Result<Self> {
         let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
         let sector_bytes = label.sector_bytes.get();
         if !sector_bytes.is_power_of_two() || !SECTOR_BYTES.contains(&sector_bytes) {
             return corrupt(format!("invalid sector size of {sector_bytes} bytes"));
         }
-        let devices = decode_nodes(label)?;
-        let number = label.device_number.get();
-        match devices.get(usize::from(number)) {
-            Some(device) if device.guid == label.device_guid.get() => {}
-            _ => return corrupt(format!("does not list its own device {number}")),
+        if usize::from(label.feature_count.get()) > MAX_FEATURES {
+            return corrupt(format!("invalid count of {} features", label.feature_count));
         }
+        let vdevs = decode_nodes(label, nodes)?;
+        let (number, guid) = (label.vdev_number.get(), label.device_guid.get());
+        let own = vdevs.get(usize::from(number));
+        let leaf = own.and_then(|own| own.leaves.iter().position(|leaf| leaf.guid == guid));
+        let Some(leaf) = leaf else {
+            return corrupt(format!("does not list its own device in vdev {number}"));
+        };
         let active = match label.state {
             STATE_EXPORTED => false,
             STATE_ACTIVE => true,
             other => return corrupt(format!("unknown state {other}")),
         };
         let host = HostId { id: label.host_id.get(), name: text_of(&label.host_name) };
-        let named = label.features.iter().take(usize::from(label.feature_count.get()));
         let config = Config {
             pool_guid: label.pool_guid.get(),
             pool_name: text_of(&label.pool_name),
@@ -153,66 +315,72 @@ impl Label {
             active,
             host,
             sector_bytes,
-            features: named.map(|name| text_of(name)).collect(),
-            devices,
+            features,
+            vdevs,
         };
-        Ok(Self { config, number })
+        Ok(Self { config, number, leaf })
     }
 }
 
-fn check_versions(label: &LabelPhys, name: &str) -> Result<()> {
-    let unsupported = |text| Err(Error::new(ErrorKind::Unsupported, text));
-    let (pool, version) = (text_of(&label.pool_name), label.version.get());
-    if version != VERSION {
-        return unsupported(format!(
-            "{name}: pool {pool:?} has version {version}, this build supports {VERSION}; use another build"
-        ));
-    }
-    let count = usize::from(label.feature_count.get()).min(MAX_FEATURES);
-    let names = label.features[..count].iter().map(|name| text_of(name));
-    let unknown: Vec<_> = names.filter(|name| !FEATURES.contains(&name.as_str())).collect();
-    if unknown.is_empty() {
-        return Ok(());
-    }
-    let unknown = unknown.join(", ");
-    unsupported(format!(
-        "{name}: pool {pool:?} has features this build does not support ({unknown}); use a newer build"
-    ))
-}
-
-/// Decodes the devices, ordered by number.
-fn decode_nodes(label: &LabelPhys) -> Result<Vec<DeviceConfig>> {
+/// Decodes the top-level vdevs, ordered by number.
+fn decode_nodes(label: &LabelPhys, nodes: &[NodePhys]) -> Result<Vec<VdevConfig>> {
     let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
-    let (count, nodes) = (usize::from(label.device_count.get()), label.node_count.get());
-    if count == 0 || count > MAX_DEVICES || usize::from(nodes) > MAX_NODES {
-        return corrupt(format!("invalid counts: {count} devices in {nodes} nodes"));
+    let count = usize::from(label.vdev_count.get());
+    if count == 0 || count > MAX_VDEVS {
+        return corrupt(format!("invalid count of {count} vdevs"));
     }
-    let mut devices: Vec<Option<DeviceConfig>> = vec![None; count];
-    for (at, node) in label.nodes[..usize::from(nodes)].iter().enumerate() {
-        let Some(kind) = NodeKind::from_raw(node.kind) else {
-            let text = format!("node {at} has the unknown kind {}", node.kind);
+    let mut vdevs: Vec<Option<VdevConfig>> = vec![None; count];
+    let mut guids = Vec::new();
+    for (at, node) in nodes.iter().enumerate() {
+        let kind = NodeKind::from_raw(node.kind).filter(|_| node.class == CLASS_DATA);
+        let Some(kind) = kind else {
+            let (kind, class) = (node.kind, node.class);
+            let text = format!("node {at} has the unknown kind {kind} or class {class}");
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
-        // This version writes only one stripe with disks under it.
-        let fits = match kind {
-            NodeKind::Stripe => at == 0 && node.parent.get() == NO_PARENT,
-            NodeKind::Disk => at > 0 && node.parent.get() == 0,
-        };
-        if !fits {
-            return corrupt(format!("node {at} ({node:?}) is misplaced"));
+        let misplaced = || corrupt(format!("node {at} ({node:?}) is misplaced"));
+        if (kind == NodeKind::Root) != (at == 0) {
+            return misplaced();
         }
-        if kind == NodeKind::Disk {
-            place_device(&mut devices, node)?;
+        if kind == NodeKind::Root {
+            continue;
+        }
+        let guid = node.guid.get();
+        if guids.contains(&guid) {
+            return corrupt(format!("two nodes have the guid {guid:#x}"));
+        }
+        guids.push(guid);
+        let Some(slot) = vdevs.get_mut(usize::from(node.number.get())) else { return misplaced() };
+        let parent = nodes.get(usize::from(node.parent.get()));
+        match (kind, slot, usize::from(node.parent.get())) {
+            (NodeKind::Mirror, slot @ None, 0) => {
+                *slot = Some(VdevConfig { guid, kind: VdevKind::Mirror, leaves: Vec::new() });
+            }
+            (NodeKind::Device, slot @ None, 0) => {
+                let leaves = vec![decode_leaf(node)?];
+                *slot = Some(VdevConfig { guid, kind: VdevKind::Device, leaves });
+            }
+            (NodeKind::Device, Some(vdev), _)
+                if vdev.kind == VdevKind::Mirror
+                    && parent.is_some_and(|parent| parent.guid.get() == vdev.guid) =>
+            {
+                vdev.leaves.push(decode_leaf(node)?);
+            }
+            _ => return misplaced(),
         }
     }
-    let devices: Vec<_> = devices.into_iter().flatten().collect();
-    if devices.len() != count {
-        return corrupt(format!("has {count} devices but describes {}", devices.len()));
+    let found: Vec<_> = vdevs.into_iter().flatten().collect();
+    let leaves: usize = found.iter().map(|vdev| vdev.leaves.len()).sum();
+    if found.len() != count || found.iter().any(|vdev| vdev.leaves.is_empty()) {
+        return corrupt(format!("has {count} vdevs but describes {}", found.len()));
     }
-    Ok(devices)
+    if leaves > MAX_LEAVES {
+        return corrupt(format!("has {leaves} devices"));
+    }
+    Ok(found)
 }
 
-fn place_device(devices: &mut [Option<DeviceConfig>], node: &NodePhys) -> Result<()> {
+fn decode_leaf(node: &NodePhys) -> Result<LeafConfig> {
     let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
     let (guid, size_bytes) = (node.guid.get(), node.size_bytes.get());
     // Limit of block addresses.
@@ -220,14 +388,25 @@ fn place_device(devices: &mut [Option<DeviceConfig>], node: &NodePhys) -> Result
     if size_bytes % LABEL_BYTES != 0 || !(MIN_DEVICE_BYTES..most).contains(&size_bytes) {
         return corrupt(format!("invalid device size of {size_bytes} bytes"));
     }
-    if devices.iter().flatten().any(|other| other.guid == guid) {
-        return corrupt(format!("two devices have the guid {guid:#x}"));
+    let sector_bytes = 1_u32.checked_shl(node.sector_shift.into()).unwrap_or(0);
+    if sector_bytes == 0 {
+        return corrupt(format!("invalid sector size of 2^{} bytes", node.sector_shift));
     }
-    match devices.get_mut(usize::from(node.number.get())) {
-        Some(slot @ None) => *slot = Some(DeviceConfig { guid, size_bytes }),
-        _ => return corrupt(format!("device number {} is invalid or used twice", node.number)),
+    let Some(state) = StoredState::from_raw(node.state) else {
+        let text = format!("device {guid:#x} has the unknown state {}", node.state);
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    };
+    let (from, to) = (node.missed_from.get(), node.missed_to.get());
+    if from > to {
+        return corrupt(format!("invalid missed txgs {from} to {to}"));
     }
-    Ok(())
+    let missed = (from > 0).then_some(Missed { from, to });
+    let errors = LeafErrors {
+        reads: node.read_errors.get(),
+        writes: node.write_errors.get(),
+        checksums: node.checksum_errors.get(),
+    };
+    Ok(LeafConfig { guid, size_bytes, sector_bytes, state, missed, errors })
 }
 
 /// Stores a text, truncated at a character boundary and zero-padded.

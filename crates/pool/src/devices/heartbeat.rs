@@ -2,8 +2,9 @@
 //!
 //! A lock keeps two processes of one host from importing a pool. Against another host, which shares
 //! the device, the importing process writes a *heartbeat* at intervals: a block in the front label
-//! of device 0 that nothing else writes. It names a *session*, a random number per import. Host ids
-//! are for messages only, because two hosts may have the same one, or none.
+//! of vdev 0 that nothing else writes; of a mirror, in that of each device. It names a *session*, a
+//! random number per import. Host ids are for messages only, because two hosts may have the same
+//! one, or none.
 //!
 //! # Taking over
 //!
@@ -60,8 +61,8 @@ pub(crate) struct Heartbeat {
 /// What a look at the block found.
 #[derive(Debug)]
 pub(crate) struct Seen {
-    /// `None` if there is no valid heartbeat of this pool.
-    pub(crate) heartbeat: Option<Heartbeat>,
+    /// The valid heartbeats of this pool, one per device at most.
+    pub(crate) heartbeats: Vec<Heartbeat>,
     /// Whether nothing was ever written.
     is_zero: bool,
     /// Sum of the bytes, valid or not.
@@ -71,31 +72,51 @@ pub(crate) struct Seen {
 /// Waits between two looks.
 pub(crate) type Pause<'a> = &'a (dyn Fn(Duration) + Send + Sync);
 
-/// Reads the block.
+/// The devices of vdev 0 that are in use.
+pub(crate) type Beaten<'a> = &'a [&'a dyn Device];
+
+/// Reads the blocks.
 ///
 /// # Errors
-/// [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
-pub(crate) fn read(device: &dyn Device, pool_guid: u64, memory: &BlockCache) -> Result<Seen> {
-    let bytes = read_at(device, HEARTBEAT_OFFSET, SLOT_BYTES, memory)?;
-    let phys = HeartbeatPhys::ref_from_bytes(&bytes).ok();
-    let sound = phys.filter(|phys| phys.is_sound() && phys.pool_guid.get() == pool_guid);
-    let heartbeat = sound.map(|phys| Heartbeat {
-        session: phys.session.get(),
-        sequence: phys.sequence.get(),
-        interval_ms: phys.interval_ms.get().min(INTERVAL_MS_MAX),
-        host: HostId { id: phys.host_id.get(), name: text_of(&phys.host_name) },
-        owner: Owner { boot: phys.boot.get(), lock: phys.lock.get() },
-    });
-    let is_zero = bytes.iter().all(|byte| *byte == 0);
-    Ok(Seen { heartbeat, is_zero, sum: xxh3_64(&bytes) })
+/// [`ErrorKind::Device`] if none can be read, [`ErrorKind::NoMemory`].
+pub(crate) fn read(devices: Beaten<'_>, pool_guid: u64, memory: &BlockCache) -> Result<Seen> {
+    let mut seen = Seen { heartbeats: Vec::new(), is_zero: true, sum: 0 };
+    let mut failed = Ok(());
+    let mut readable = 0;
+    for device in devices {
+        let bytes = match read_at(*device, HEARTBEAT_OFFSET, SLOT_BYTES, memory) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::Device => {
+                failed = Err(error);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        readable += 1;
+        let phys = HeartbeatPhys::ref_from_bytes(&bytes).ok();
+        let sound = phys.filter(|phys| phys.is_sound() && phys.pool_guid.get() == pool_guid);
+        seen.heartbeats.extend(sound.map(|phys| Heartbeat {
+            session: phys.session.get(),
+            sequence: phys.sequence.get(),
+            interval_ms: phys.interval_ms.get().min(INTERVAL_MS_MAX),
+            host: HostId { id: phys.host_id.get(), name: text_of(&phys.host_name) },
+            owner: Owner { boot: phys.boot.get(), lock: phys.lock.get() },
+        }));
+        seen.is_zero &= bytes.iter().all(|byte| *byte == 0);
+        seen.sum = seen.sum.rotate_left(1) ^ xxh3_64(&bytes);
+    }
+    match readable {
+        0 => failed.map(|()| seen),
+        _ => Ok(seen),
+    }
 }
 
-/// Writes the block. Another host sees it when this returns.
+/// Writes the blocks. Another host sees one when this returns.
 ///
 /// # Errors
-/// [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
+/// [`ErrorKind::Device`] if none can be written, [`ErrorKind::NoMemory`].
 pub(crate) fn write(
-    device: &dyn Device,
+    devices: Beaten<'_>,
     pool_guid: u64,
     heartbeat: &Heartbeat,
     memory: &BlockCache,
@@ -110,15 +131,26 @@ pub(crate) fn write(
     phys.lock = U64::new(heartbeat.owner.lock);
     put_text(&mut phys.host_name, &heartbeat.host.name);
     phys.seal();
-    let mut buffer = memory.alloc(SLOT_BYTES)?;
-    buffer.copy_from_slice(phys.as_bytes());
-    let request = Request::write(HEARTBEAT_OFFSET, buffer).with_priority(Priority::SyncWrite);
-    device.run(request).result?;
-    if !device.info().direct {
-        // It may be in a cache of this host.
-        device.run(Request::flush()).result?;
+    let mut failed = Ok(());
+    let mut written = 0;
+    for device in devices {
+        let mut buffer = memory.alloc(SLOT_BYTES)?;
+        buffer.copy_from_slice(phys.as_bytes());
+        let request = Request::write(HEARTBEAT_OFFSET, buffer).with_priority(Priority::SyncWrite);
+        let mut result = device.run(request).result;
+        if result.is_ok() && !device.info().direct {
+            // It may be in a cache of this host.
+            result = device.run(Request::flush()).result;
+        }
+        match result {
+            Ok(()) => written += 1,
+            Err(error) => failed = Err(error),
+        }
     }
-    Ok(())
+    match written {
+        0 => Ok(failed?),
+        _ => Ok(()),
+    }
 }
 
 /// Makes sure that no other session has the pool, and writes the first heartbeat of `own`. Returns
@@ -127,29 +159,31 @@ pub(crate) fn write(
 /// # Errors
 /// [`ErrorKind::InUse`] if another session is active; the errors of [`read`] and [`write`].
 pub(crate) fn claim(
-    device: &dyn Device,
+    devices: Beaten<'_>,
     config: &Config,
     own: &Heartbeat,
     pause: Pause<'_>,
     memory: &BlockCache,
 ) -> Result<bool> {
-    let seen = read(device, config.pool_guid, memory)?;
-    let was_off = seen.heartbeat.as_ref().is_some_and(|seen| seen.interval_ms == 0);
-    let is_gone = seen.heartbeat.as_ref().is_some_and(|seen| seen.owner.is_gone(&own.owner));
+    let seen = read(devices, config.pool_guid, memory)?;
+    let found = &seen.heartbeats;
+    let all = |what: &dyn Fn(&Heartbeat) -> bool| !found.is_empty() && found.iter().all(what);
+    let was_off = all(&|seen| seen.interval_ms == 0);
+    let is_gone = all(&|seen| seen.owner.is_gone(&own.owner));
     let watches = config.active && !is_gone && !was_off && !seen.is_zero;
     if !watches {
-        write(device, config.pool_guid, own, memory)?;
+        write(devices, config.pool_guid, own, memory)?;
         return Ok(false);
     }
-    let interval_ms = seen.heartbeat.as_ref().map_or(DEFAULT_MS, |seen| seen.interval_ms);
+    let interval_ms = found.iter().map(|seen| seen.interval_ms).max().unwrap_or(DEFAULT_MS);
     let interval_ms = interval_ms.max(own.interval_ms);
-    let host = seen.heartbeat.as_ref().map_or(&config.host, |seen| &seen.host);
+    let host = found.first().map_or(&config.host, |seen| &seen.host);
     tracing::info!(pool = &*config.pool_name, %host, interval_ms, "watching for another host");
-    let watch = Watch { device, config, interval_ms, pause, memory };
+    let watch = Watch { devices, config, interval_ms, pause, memory };
     watch.run(&seen, WATCH)?;
-    write(device, config.pool_guid, own, memory)?;
-    let claimed = read(device, config.pool_guid, memory)?;
-    if claimed.heartbeat.as_ref() != Some(own) {
+    write(devices, config.pool_guid, own, memory)?;
+    let claimed = read(devices, config.pool_guid, memory)?;
+    if claimed.heartbeats.is_empty() || claimed.heartbeats.iter().any(|seen| seen != own) {
         return Err(in_use(config, &claimed));
     }
     watch.run(&claimed, CLAIM)?;
@@ -157,7 +191,7 @@ pub(crate) fn claim(
 }
 
 struct Watch<'a> {
-    device: &'a dyn Device,
+    devices: Beaten<'a>,
     config: &'a Config,
     interval_ms: u32,
     pause: Pause<'a>,
@@ -169,7 +203,7 @@ impl Watch<'_> {
     fn run(&self, from: &Seen, intervals: u32) -> Result<()> {
         for _ in 0..intervals {
             (self.pause)(Duration::from_millis(self.interval_ms.into()));
-            let now = read(self.device, self.config.pool_guid, self.memory)?;
+            let now = read(self.devices, self.config.pool_guid, self.memory)?;
             if now.sum != from.sum {
                 return Err(in_use(self.config, &now));
             }
@@ -179,7 +213,7 @@ impl Watch<'_> {
 }
 
 fn in_use(config: &Config, seen: &Seen) -> Error {
-    let host = seen.heartbeat.as_ref().map_or(&config.host, |seen| &seen.host);
+    let host = seen.heartbeats.first().map_or(&config.host, |seen| &seen.host);
     let text = format!(
         "pool {:?}: host {host} uses it: its heartbeat in the label of device 0 goes on; export the pool there",
         config.pool_name

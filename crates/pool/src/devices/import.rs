@@ -1,40 +1,29 @@
-//! Creates and imports the devices of a pool. An import checks that the opened devices form one
-//! complete pool and that this host may import it.
+//! Imports the devices of a pool. An import checks that the opened devices form one complete pool
+//! and that this host may import it.
 //!
-//! The newest uberblock states how many devices the pool has, the newest configuration which ones.
-//! So a device that was being added during a crash is a member if and only if a txg committed with
-//! it.
+//! The newest uberblock states how many vdevs the pool has, the newest configuration which ones. So
+//! a vdev that was being added during a crash is a member if and only if a txg committed with it.
+//!
+//! # Mirrors
+//!
+//! A mirror is complete if a device of it is whole: the configuration says of each device what it
+//! misses. That is stored before a txg counts which a device misses, so the newest label is right.
+//! Uberblocks of a device that has fallen behind are ignored. Two sides that were each written
+//! without the other are refused, whichever is newer.
 
-use forebay_base::rng::SmallRng;
-use forebay_io::DeviceInfo;
-
-use super::config::{Config, DeviceConfig, Label, check_name, new_guid};
+use super::config::{Config, Label, LeafConfig, Missed, VdevConfig, VdevKind};
 use super::heartbeat::{self, Heartbeat, Pause};
 use super::label::{self, Uberblock};
-use super::{Devices, Member, too_small, usable_bytes};
+use super::status::STILL;
+use super::{Devices, Leaf, Vdev, features, usable_bytes};
 use crate::block_cache::BlockCache;
 use crate::block_key::BIRTH_END;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::label::{MAX_DEVICES, MIN_DEVICE_BYTES, SECTOR_BYTES};
+use crate::format::label::StoredState;
 use crate::open::{HostId, Opened};
 
 /// Limit of the txg of an imported pool. Leaves as many txgs again before birth txgs overflow.
 const TXG_END: u64 = BIRTH_END / 2;
-
-/// Options for creating a pool.
-#[derive(Clone, Debug)]
-pub(crate) struct CreateOptions {
-    pub(crate) name: String,
-    pub(crate) host: HostId,
-    /// Seed of the GUIDs.
-    pub(crate) seed: u64,
-    /// Whether to overwrite devices that hold a pool.
-    pub(crate) force: bool,
-    /// Milliseconds between heartbeats; 0 for none.
-    pub(crate) heartbeat_ms: u32,
-    /// The sector size in bytes. `None`: that of the devices.
-    pub(crate) sector_bytes: Option<u32>,
-}
 
 /// Options for importing a pool.
 #[derive(Clone)]
@@ -65,195 +54,8 @@ pub(crate) struct Imported {
     pub(crate) claim: Option<Heartbeat>,
 }
 
-/// Writes the labels of a new pool to these devices, numbered in the given order. The pool is
-/// active. It exists once an uberblock is written.
-///
-/// # Errors
-/// [`ErrorKind::Invalid`] for an invalid name, device or number of devices; [`ErrorKind::Exists`]
-/// if a device holds a pool; [`ErrorKind::Device`]; [`ErrorKind::NoMemory`].
-pub(crate) fn create(
-    opened: Vec<Opened>,
-    options: &CreateOptions,
-    memory: &BlockCache,
-) -> Result<Imported> {
-    check_name(&options.name)?;
-    if opened.is_empty() || opened.len() > MAX_DEVICES {
-        let text = format!("{} devices given; a pool has 1 to {MAX_DEVICES}", opened.len());
-        return Err(Error::new(ErrorKind::Invalid, text));
-    }
-    let mut rng = SmallRng::from_seed(options.seed);
-    let pool_guid = new_guid(&mut rng);
-    let session = rng.next_u64();
-    let own = own_heartbeat(&opened[0], &options.host, options.heartbeat_ms, session);
-    let mut members = Vec::with_capacity(opened.len());
-    let sector_bytes = sector_of_new_pool(&opened, options.sector_bytes)?;
-    for (number, opened) in opened.into_iter().enumerate() {
-        check_new(&opened, options.force, memory)?;
-        let size_bytes = usable_bytes(&*opened.device);
-        members.push(Member::new(number as u16, new_guid(&mut rng), size_bytes, opened)?);
-    }
-    check_duplicates(&members)?;
-    let config = Config {
-        pool_guid,
-        pool_name: options.name.clone(),
-        generation: 1,
-        txg: 0,
-        active: true,
-        host: options.host.clone(),
-        sector_bytes,
-        features: Vec::new(),
-        devices: members.iter().map(device_config).collect(),
-    };
-    label::format(&members.iter().collect::<Vec<_>>(), &config, memory)?;
-    if let Some(own) = &own {
-        heartbeat::write(&**members[0].device(), pool_guid, own, memory)?;
-    }
-    let devices = Devices::new(members, u64::from(sector_bytes))?;
-    let (uberblocks, notes) = (Vec::new(), Vec::new());
-    Ok(Imported { config, devices, uberblocks, notes, claim: own })
-}
-
-/// Returns the sector size of a new pool on these devices: by default the largest that one of them
-/// asks for, as far as the format has it.
-///
-/// # Errors
-/// [`ErrorKind::Invalid`] if `wanted` is no sector size, or too small for a device.
-fn sector_of_new_pool(opened: &[Opened], wanted: Option<u32>) -> Result<u32> {
-    let (least, most) = (*SECTOR_BYTES.start(), *SECTOR_BYTES.end());
-    if let Some(bytes) = wanted
-        && !(bytes.is_power_of_two() && SECTOR_BYTES.contains(&bytes))
-    {
-        let text = format!(
-            "the sector size cannot be {bytes} bytes; give a power of two from {least} to {most}"
-        );
-        return Err(Error::new(ErrorKind::Invalid, text));
-    }
-    let mut sector_bytes = least;
-    for info in opened.iter().map(|one| one.device.info()) {
-        let (name, needs) = (&info.name, info.medium_sector_bytes());
-        if let Some(bytes) = wanted.filter(|bytes| *bytes < needs) {
-            let text = format!(
-                "{name}: has sectors of {needs} bytes, so those of the pool cannot have {bytes}; give at least {needs}"
-            );
-            return Err(Error::new(ErrorKind::Invalid, text));
-        }
-        sector_bytes = sector_bytes.max(info.default_sector_bytes().min(most));
-    }
-    Ok(wanted.unwrap_or(sector_bytes))
-}
-
-/// Checks that a device suits the sector size of the pool that it joins.
-///
-/// # Errors
-/// [`ErrorKind::Invalid`] if its own sectors are larger, or if another size is wanted. Also if its
-/// physical sectors are larger, unless the size of the pool is wanted.
-fn check_sectors(info: &DeviceInfo, pool_bytes: u32, wanted: Option<u32>) -> Result<()> {
-    let name = &info.name;
-    let invalid = |text| Err(Error::new(ErrorKind::Invalid, text));
-    if let Some(bytes) = wanted.filter(|bytes| *bytes != pool_bytes) {
-        return invalid(format!(
-            "{name}: cannot have sectors of {bytes} bytes: the pool was created with {pool_bytes}"
-        ));
-    }
-    let sector = info.medium_sector_bytes();
-    if sector > pool_bytes {
-        return invalid(format!(
-            "{name}: has sectors of {sector} bytes, larger than the pool's {pool_bytes}; add another device, or copy the files to a new pool"
-        ));
-    }
-    let physical = info.physical_bytes.min(*SECTOR_BYTES.end());
-    if physical > pool_bytes && wanted.is_none() {
-        return invalid(format!(
-            "{name}: has physical sectors of {physical} bytes, larger than the pool's {pool_bytes}: a power cut during a write could damage blocks beside it; to add it all the same, give the sector size of the pool (--sector {pool_bytes})"
-        ));
-    }
-    Ok(())
-}
-
-fn device_config(member: &Member) -> DeviceConfig {
-    DeviceConfig { guid: member.guid(), size_bytes: member.size_bytes() }
-}
-
-/// Checks that new labels may be written to a device.
-fn check_new(opened: &Opened, force: bool, memory: &BlockCache) -> Result<()> {
-    let info = opened.device.info();
-    if usable_bytes(&*opened.device) < MIN_DEVICE_BYTES {
-        return Err(too_small(&info.name, info.size_bytes, MIN_DEVICE_BYTES));
-    }
-    if info.read_only {
-        return Err(Error::new(ErrorKind::ReadOnly, format!("{} is read-only", info.name)));
-    }
-    let found = if force { Ok(None) } else { label::read(&*opened.device, memory) };
-    let what = match found {
-        Ok(None) => return Ok(()),
-        Ok(Some(label)) => format!("pool {:?}", label.config.pool_name),
-        // An unreadable label may belong to a pool of another version.
-        Err(error) => match error.kind() {
-            ErrorKind::Unsupported | ErrorKind::Corrupt => error.to_string(),
-            _ => return Err(error),
-        },
-    };
-    let text = format!("{}: holds {what}; destroy that pool first, or use --force", info.name);
-    Err(Error::new(ErrorKind::Exists, text))
-}
-
-/// Checks that no path is given twice.
-fn check_duplicates(members: &[Member]) -> Result<()> {
-    for (at, member) in members.iter().enumerate() {
-        if members[..at].iter().any(|other| other.name() == member.name()) {
-            let text = format!("{}: is given twice", member.name());
-            return Err(Error::new(ErrorKind::Invalid, text));
-        }
-    }
-    Ok(())
-}
-
-/// Adds a device to an imported pool. Writes its labels first, then those of the other devices. It
-/// is a member once an uberblock that counts it is durable. Returns its number.
-///
-/// # Errors
-/// As [`create`]; the configuration is unchanged.
-pub(crate) fn add(
-    devices: &Devices,
-    opened: Opened,
-    options: &CreateOptions,
-    config: &mut Config,
-    memory: &BlockCache,
-    may_write: label::MayWrite<'_>,
-) -> Result<u16> {
-    check_new(&opened, options.force, memory)?;
-    let count = devices.count();
-    if count == MAX_DEVICES {
-        let text = format!("a pool has at most {MAX_DEVICES} devices");
-        return Err(Error::new(ErrorKind::Invalid, text));
-    }
-    let name = &opened.device.info().name;
-    if devices.iter().any(|member| member.name() == &**name) {
-        return Err(Error::new(ErrorKind::Invalid, format!("{name}: is a device of the pool")));
-    }
-    let guid = new_guid(&mut SmallRng::from_seed(options.seed));
-    if config.devices.iter().any(|device| device.guid == guid) {
-        return Err(Error::new(
-            ErrorKind::Invalid,
-            format!("the pool already has a device with the guid {guid:#x}"),
-        ));
-    }
-    let size_bytes = usable_bytes(&*opened.device);
-    let member = Member::new(count as u16, guid, size_bytes, opened)?;
-    check_sectors(member.device().info(), config.sector_bytes, options.sector_bytes)?;
-    let mut extended = config.clone();
-    extended.devices.push(device_config(&member));
-    extended.generation += 1;
-    may_write(extended.generation)?;
-    label::format(&[&member], &extended, memory)?;
-    devices.add(member)?;
-    *config = extended;
-    label::update_config(devices, config, memory, may_write)?;
-    Ok(count as u16)
-}
-
 /// The first heartbeat of this process; `None` if no other host can open the device.
-fn own_heartbeat(
+pub(super) fn own_heartbeat(
     device: &Opened,
     host: &HostId,
     interval_ms: u32,
@@ -274,7 +76,7 @@ fn own_heartbeat(
 ///
 /// # Errors
 /// [`ErrorKind::NotAPool`] if the devices hold no pool, an incomplete one, or several;
-/// [`ErrorKind::InUse`] if another host may have it imported; [`ErrorKind::Unsupported`] if a newer
+/// [`ErrorKind::InUse`] if another host may have it imported; [`ErrorKind::Unsupported`] if another
 /// version wrote it; [`ErrorKind::Invalid`], [`ErrorKind::Corrupt`], [`ErrorKind::Device`],
 /// [`ErrorKind::NoMemory`].
 pub(crate) fn import(
@@ -285,11 +87,15 @@ pub(crate) fn import(
     let mut notes = Vec::new();
     let mut labelled = read_labels(opened, options, &mut notes, memory)?;
     let mut config = newest_config(&labelled)?;
+    let what = format!("pool {:?}", config.pool_name);
+    features::check(&config.features, &what, options.read_only)?;
     check_host(&config, options)?;
+    check_apart(&labelled, &config)?;
     let claim = claim(&mut labelled, &mut config, options, memory)?;
     let sized: Vec<_> = labelled
         .iter()
-        .map(|(one, _)| (&*one.device, size_of_device(one, &labelled, &config)))
+        .filter(|(_, label)| !is_behind(&config, label.own().guid))
+        .map(|(one, label)| (&*one.device, size_of_device(one, label, &config)))
         .collect();
     let uberblocks = label::best_uberblocks(&sized, config.pool_guid, memory)?;
     let Some(newest) = uberblocks.first() else {
@@ -301,37 +107,43 @@ pub(crate) fn import(
         let text = format!("pool {name:?}: its uberblock has the invalid txg {txg}");
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
-    let count = usize::from(newest.device_count);
-    if count == 0 || count > config.devices.len() {
-        let (name, has) = (&config.pool_name, config.devices.len());
+    let count = usize::from(newest.vdev_count);
+    if count == 0 || count > config.vdevs.len() {
+        let (name, has) = (&config.pool_name, config.vdevs.len());
         let text = format!("pool {name:?}: its uberblock counts {count} devices, its labels {has}");
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
-    config.devices.truncate(count);
-    let members = select(labelled, &config, options.read_only, &mut notes)?;
-    let devices = Devices::new(members, u64::from(config.sector_bytes))?;
+    config.vdevs.truncate(count);
+    let selection = Selection { txg: newest.txg, read_only: options.read_only, notes: &mut notes };
+    let vdevs = selection.select(labelled, &mut config)?;
+    let devices = Devices::new(vdevs, u64::from(config.sector_bytes))?;
     Ok(Imported { config, devices, uberblocks, notes, claim })
 }
 
-/// Claims the pool, if it will be written and other hosts may open device 0. If that took time,
-/// reads the labels again.
+/// Claims the pool, if it will be written and other hosts may open vdev 0. If that took time, reads
+/// the labels again.
 fn claim(
     labelled: &mut [(Opened, Label)],
     config: &mut Config,
     options: &ImportOptions<'_>,
     memory: &BlockCache,
 ) -> Result<Option<Heartbeat>> {
-    let guid_of = |label: &Label| label.config.devices[usize::from(label.number)].guid;
-    let has = |guid| labelled.iter().any(|(_, label)| guid_of(label) == guid);
-    let is_complete = config.devices.iter().all(|device| has(device.guid));
-    let first = labelled.iter().find(|(_, label)| guid_of(label) == config.devices[0].guid);
-    let Some((first, _)) = first.filter(|_| is_complete && !options.read_only) else {
+    let opened_as = |guid| {
+        let found = labelled.iter().find(|(_, label)| label.own().guid == guid);
+        found.map(|(one, _)| one)
+    };
+    let is_there = |vdev: &VdevConfig| vdev.leaves.iter().any(|one| opened_as(one.guid).is_some());
+    let is_complete = config.vdevs.iter().all(is_there);
+    let first: Vec<&Opened> =
+        config.vdevs[0].leaves.iter().filter_map(|leaf| opened_as(leaf.guid)).collect();
+    let Some(one) = first.first().filter(|_| is_complete && !options.read_only) else {
         // The selection of the devices fails.
         return Ok(None);
     };
-    let own = own_heartbeat(first, &options.host, options.heartbeat_ms, options.session);
+    let own = own_heartbeat(one, &options.host, options.heartbeat_ms, options.session);
     let Some(own) = own else { return Ok(None) };
-    if !heartbeat::claim(&*first.device, config, &own, options.pause, memory)? {
+    let beaten: Vec<_> = first.iter().map(|one| &*one.device).collect();
+    if !heartbeat::claim(&beaten, config, &own, options.pause, memory)? {
         return Ok(Some(own));
     }
     for (one, label) in labelled.iter_mut() {
@@ -343,16 +155,16 @@ fn claim(
     Ok(Some(own))
 }
 
-/// Reads the labels. Leaves out devices without a label if the pool will only be read and another
-/// device has one.
+/// Reads the labels. Leaves out devices without a label if another device has one, and the pool
+/// will only be read or is found to be a mirror.
 fn read_labels(
     opened: Vec<Opened>,
     options: &ImportOptions<'_>,
     notes: &mut Vec<String>,
     memory: &BlockCache,
 ) -> Result<Vec<(Opened, Label)>> {
-    let mut labelled = Vec::with_capacity(opened.len());
-    let mut first = None;
+    let mut labelled: Vec<(Opened, Label)> = Vec::with_capacity(opened.len());
+    let mut left_out = Vec::new();
     for one in opened {
         let name = one.device.info().name.clone();
         let error = match label::read(&*one.device, memory) {
@@ -363,15 +175,19 @@ fn read_labels(
             Ok(None) => Error::new(ErrorKind::NotAPool, format!("{name}: holds no pool")),
             Err(error) => error,
         };
-        if !options.read_only {
-            return Err(error);
-        }
-        notes.push(format!("{name} is not used: {error}"));
-        first.get_or_insert(error);
+        left_out.push((name, error));
     }
-    match first {
-        Some(error) if labelled.is_empty() => Err(error),
-        _ => Ok(labelled),
+    let has_mirror = labelled
+        .iter()
+        .any(|(_, label)| label.config.vdevs.iter().any(|vdev| vdev.kind == VdevKind::Mirror));
+    if (options.read_only || has_mirror) && !labelled.is_empty() {
+        let note = |(name, error): (_, Error)| format!("{name} is not used: {error}");
+        notes.extend(left_out.into_iter().map(note));
+        return Ok(labelled);
+    }
+    match left_out.into_iter().next() {
+        Some((_, error)) => Err(error),
+        None => Ok(labelled),
     }
 }
 
@@ -394,8 +210,8 @@ pub(crate) fn newest_config(labelled: &[(Opened, Label)]) -> Result<Config> {
     // Two labels differ in the same generation if a device was being added. The older devices are
     // right.
     let key = |label: &Label| {
-        let number = std::cmp::Reverse(label.number);
-        (label.config.generation, label.config.txg, number)
+        let place = std::cmp::Reverse((label.number, label.leaf));
+        (label.config.generation, label.config.txg, place)
     };
     let newest = labelled.iter().map(|(_, label)| label).max_by_key(|label| key(label));
     Ok(newest.unwrap_or(label).config.clone())
@@ -413,102 +229,200 @@ fn check_host(config: &Config, options: &ImportOptions<'_>) -> Result<()> {
     Err(Error::new(ErrorKind::InUse, text))
 }
 
-/// Bytes of a device that the pool uses. They determine the position of its back label.
-fn size_of_device(one: &Opened, labelled: &[(Opened, Label)], config: &Config) -> u64 {
-    let has_bytes = usable_bytes(&*one.device);
-    let guid = labelled
-        .iter()
-        .find(|(other, _)| std::ptr::eq(other, one))
-        .map(|(_, label)| label.config.devices[usize::from(label.number)].guid);
-    let known = config.devices.iter().find(|device| Some(device.guid) == guid);
-    known.map_or(has_bytes, |device| device.size_bytes.min(has_bytes))
+/// Whether a device misses all that was written since some txg, as a configuration says.
+fn is_behind(config: &Config, guid: u64) -> bool {
+    let missed = config.leaves().find(|leaf| leaf.guid == guid).and_then(|leaf| leaf.missed);
+    missed.is_some_and(|missed| missed.to == STILL)
 }
 
-/// Selects the members among the opened devices, ordered by number. If they are only read, some may
-/// be missing or too short.
-fn select(
-    labelled: Vec<(Opened, Label)>,
-    config: &Config,
+/// Checks that no two sides of a mirror were written without each other: each has what the other
+/// has not.
+fn check_apart(labelled: &[(Opened, Label)], newest: &Config) -> Result<()> {
+    for (one, label) in labelled.iter().filter(|(_, label)| is_behind(newest, label.own().guid)) {
+        let siblings = &label.config.vdevs[usize::from(label.number)].leaves;
+        let apart = siblings
+            .iter()
+            .find(|other| is_behind(&label.config, other.guid) && !is_behind(newest, other.guid));
+        let Some(other) = apart else { continue };
+        let found = labelled.iter().find(|(_, label)| label.own().guid == other.guid);
+        let Some((other, other_label)) = found else { continue };
+        let (pool, a, b) = (&newest.pool_name, one.device.info(), other.device.info());
+        let text = format!(
+            "pool {pool:?}: {} (at least txg {}) and {} (at least txg {}) are sides of one mirror that were each used without the other; give only the one whose changes you want to keep",
+            a.name, label.config.txg, b.name, other_label.config.txg
+        );
+        return Err(Error::new(ErrorKind::NotAPool, text));
+    }
+    Ok(())
+}
+
+/// Bytes of a device that the pool uses. They determine the position of its back label.
+fn size_of_device(one: &Opened, label: &Label, config: &Config) -> u64 {
+    let has_bytes = usable_bytes(&*one.device);
+    let known = config.leaves().find(|leaf| leaf.guid == label.own().guid);
+    known.map_or(has_bytes, |leaf| leaf.size_bytes.min(has_bytes))
+}
+
+/// Selects the devices of the vdevs among the opened ones.
+struct Selection<'a> {
+    /// The newest txg.
+    txg: u64,
+    /// Whether the pool will only be read: devices may be missing or too short.
     read_only: bool,
-    notes: &mut Vec<String>,
-) -> Result<Vec<Member>> {
-    let pool = &config.pool_name;
-    let mut slots: Vec<Option<Opened>> = config.devices.iter().map(|_| None).collect();
-    let mut skipped = Vec::new();
-    for (one, label) in labelled {
-        let guid = label.config.devices[usize::from(label.number)].guid;
-        let name = one.device.info().name.clone();
-        match config.devices.iter().position(|device| device.guid == guid) {
-            // It was being added, but no txg committed with it.
-            None => skipped.push(format!("{name} is not a member")),
-            Some(number) => {
-                if let Some(other) = &slots[number] {
-                    let other = &other.device.info().name;
-                    let text = format!(
-                        "pool {pool:?}: device {number} is given twice, as {other} and {name}"
-                    );
-                    return Err(Error::new(ErrorKind::Invalid, text));
+    notes: &'a mut Vec<String>,
+}
+
+impl Selection<'_> {
+    /// Returns the vdevs, ordered by number, and updates what the configuration says of devices
+    /// that have come back, or are missing.
+    fn select(mut self, labelled: Vec<(Opened, Label)>, config: &mut Config) -> Result<Vec<Vdev>> {
+        let (mut slots, skipped) = Self::sort(labelled, config)?;
+        let found: Vec<String> = slots
+            .iter()
+            .flatten()
+            .flatten()
+            .map(|one| one.device.info().name.to_string())
+            .chain(skipped)
+            .collect();
+        let pool = config.pool_name.clone();
+        let mut vdevs = Vec::with_capacity(slots.len());
+        let mut problems = Vec::new();
+        for (number, vdev) in config.vdevs.iter_mut().enumerate() {
+            let slots = std::mem::take(&mut slots[number]);
+            let is_mirror = vdev.kind == VdevKind::Mirror;
+            let mut leaves = Vec::with_capacity(slots.len());
+            for (slot, leaf) in slots.into_iter().zip(&mut vdev.leaves) {
+                let of = Wanted { number: number as u16, is_mirror, pool: &pool };
+                leaves.push(self.leaf(slot, leaf, &of)?);
+            }
+            let built = Vdev::new(number as u16, vdev, leaves, self.txg + 1);
+            if !built.status().has_whole_leaf() {
+                let lacks = incomplete(&built);
+                if self.read_only && is_mirror {
+                    self.notes.push(format!("not all blocks can be read: {}", lacks.join(", ")));
                 }
-                slots[number] = Some(one);
+                problems.extend(lacks);
+            }
+            vdevs.push(built);
+        }
+        if problems.is_empty() || self.read_only {
+            return Ok(vdevs);
+        }
+        let (missing, found) = (problems.join(", "), found.join(", "));
+        let text = format!("pool {pool:?}: {missing} missing; found: {found}");
+        Err(Error::new(ErrorKind::NotAPool, text))
+    }
+
+    /// Sorts the opened devices into the places of the configuration. Returns also what is no
+    /// member.
+    fn sort(
+        labelled: Vec<(Opened, Label)>,
+        config: &Config,
+    ) -> Result<(Vec<Vec<Option<Opened>>>, Vec<String>)> {
+        let none = |vdev: &VdevConfig| vdev.leaves.iter().map(|_| None).collect();
+        let mut slots: Vec<Vec<Option<Opened>>> = config.vdevs.iter().map(none).collect();
+        let mut skipped = Vec::new();
+        for (one, label) in labelled {
+            let guid = label.own().guid;
+            let name = one.device.info().name.clone();
+            let place = config.vdevs.iter().enumerate().find_map(|(number, vdev)| {
+                let leaf = vdev.leaves.iter().position(|leaf| leaf.guid == guid)?;
+                Some((number, leaf))
+            });
+            let Some((number, leaf)) = place else {
+                // It was being added, but no txg committed with it.
+                skipped.push(format!("{name} is not a member"));
+                continue;
+            };
+            if let Some(other) = &slots[number][leaf] {
+                let (pool, other) = (&config.pool_name, &other.device.info().name);
+                let text = format!(
+                    "pool {pool:?}: device {number} is given twice, as {other} and {name}; if one is a copy of the other, give only one"
+                );
+                return Err(Error::new(ErrorKind::Invalid, text));
+            }
+            slots[number][leaf] = Some(one);
+        }
+        Ok((slots, skipped))
+    }
+
+    /// Builds a leaf, with its device or without.
+    fn leaf(
+        &mut self,
+        slot: Option<Opened>,
+        config: &mut LeafConfig,
+        of: &Wanted<'_>,
+    ) -> Result<Leaf> {
+        let (guid, size_bytes) = (config.guid, config.size_bytes);
+        if let Some(one) = slot {
+            let info = one.device.info();
+            if size_bytes <= info.size_bytes {
+                self.is_back(config);
+                return Ok(Leaf::new(guid, size_bytes, one)?.with_failures(config.errors));
+            }
+            let (name, has) = (&info.name, info.size_bytes);
+            let text = format!(
+                "{name}: has {has} bytes; device {} of {:?} had {size_bytes}: it was truncated",
+                of.number, of.pool
+            );
+            if self.read_only {
+                self.notes.push(format!("{text}; blocks without a copy elsewhere cannot be read"));
+                return Ok(Leaf::to_read(guid, size_bytes, one).with_failures(config.errors));
+            }
+            if !of.is_mirror {
+                return Err(Error::new(ErrorKind::NotAPool, text));
+            }
+            self.notes.push(format!("{text}; it is not used"));
+        }
+        let what = match of.is_mirror {
+            true => format!("device {guid:#x} of mirror {}", of.number),
+            false => format!("device {}", of.number),
+        };
+        if self.read_only && !of.is_mirror {
+            self.notes.push(format!(
+                "{what} (guid {guid:#x}) is missing: blocks without a copy on another device cannot be read"
+            ));
+        }
+        if config.state != StoredState::Offline {
+            config.state = StoredState::Missing;
+        }
+        let from = config.missed.map_or(self.txg + 1, |missed| missed.from);
+        config.missed = Some(Missed { from, to: STILL });
+        Ok(Leaf::missing(&what, guid, size_bytes)?.with_failures(config.errors))
+    }
+
+    /// A device is there again: it still misses what was written without it, and what is until the
+    /// first commit of this import, so that only a later scrub can say that it misses nothing.
+    fn is_back(&self, config: &mut LeafConfig) {
+        if config.state != StoredState::Offline {
+            config.state = StoredState::Online;
+            if let Some(missed) = config.missed.as_mut().filter(|missed| missed.to == STILL) {
+                missed.to = self.txg + 1;
             }
         }
     }
-    if !read_only {
-        check_complete(&slots, config, skipped)?;
-    }
-    let mut members = Vec::with_capacity(slots.len());
-    for (number, (slot, device)) in slots.into_iter().zip(&config.devices).enumerate() {
-        let of = (number as u16, device.guid);
-        let Some(one) = slot else {
-            notes.push(format!(
-                "device {number} (guid {:#x}) is missing: blocks without a copy on another device cannot be read",
-                device.guid
-            ));
-            members.push(Member::missing(of, device.size_bytes)?);
-            continue;
-        };
-        members.push(member(one, (of, device.size_bytes), pool, read_only, notes)?);
-    }
-    Ok(members)
 }
 
-/// Fails if a device is missing.
-fn check_complete(slots: &[Option<Opened>], config: &Config, skipped: Vec<String>) -> Result<()> {
-    let missing: Vec<String> = slots
-        .iter()
-        .zip(&config.devices)
-        .enumerate()
-        .filter(|(_, (slot, _))| slot.is_none())
-        .map(|(number, (_, device))| format!("device {number} (guid {:#x})", device.guid))
-        .collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let found = slots.iter().flatten().map(|one| one.device.info().name.to_string());
-    let found: Vec<_> = found.chain(skipped).collect();
-    let (pool, missing, found) = (&config.pool_name, missing.join(", "), found.join(", "));
-    let text = format!("pool {pool:?}: {missing} missing; found: {found}");
-    Err(Error::new(ErrorKind::NotAPool, text))
+/// A place that wants a device.
+struct Wanted<'a> {
+    number: u16,
+    is_mirror: bool,
+    pool: &'a str,
 }
 
-fn member(
-    one: Opened,
-    (of, size_bytes): ((u16, u64), u64),
-    pool: &str,
-    read_only: bool,
-    notes: &mut Vec<String>,
-) -> Result<Member> {
-    let info = one.device.info();
-    if size_bytes <= info.size_bytes {
-        return Member::new(of.0, of.1, size_bytes, one);
-    }
-    let (name, has, number) = (&info.name, info.size_bytes, of.0);
-    let text = format!(
-        "{name}: has {has} bytes; device {number} of {pool:?} had {size_bytes}: it was truncated"
-    );
-    if !read_only {
-        return Err(Error::new(ErrorKind::NotAPool, text));
-    }
-    notes.push(format!("{text}; blocks without a copy elsewhere cannot be read"));
-    Ok(Member::to_read(of, size_bytes, one))
+/// What a vdev without a whole device lacks.
+fn incomplete(vdev: &Vdev) -> Vec<String> {
+    let number = vdev.number();
+    let describe = |(at, leaf): (usize, &Leaf)| {
+        let guid = leaf.guid();
+        match (vdev.kind(), vdev.status().missed(at as u8)) {
+            (VdevKind::Device, _) => format!("device {number} (guid {guid:#x})"),
+            (VdevKind::Mirror, Some(missed)) if !leaf.is_missing() => {
+                let (name, from) = (leaf.name(), missed.from);
+                format!("what {name} of mirror {number} has not, from txg {from} on")
+            }
+            (VdevKind::Mirror, _) => format!("device of mirror {number} (guid {guid:#x})"),
+        }
+    };
+    vdev.leaves().iter().enumerate().map(describe).collect()
 }

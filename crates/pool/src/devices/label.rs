@@ -4,8 +4,9 @@
 //!
 //! - A change of the configuration is durable in all front labels before the first back label is
 //!   written. So each device always has a valid label, the older or the newer one.
-//! - An uberblock is written to its slot in both labels of all devices. It replaces the uberblock
-//!   of [`RING_SLOTS`] txgs before.
+//! - An uberblock is written to its slot in both labels of all devices that are in use. It replaces
+//!   the uberblock of [`RING_SLOTS`] txgs before.
+//! - A device of a mirror that takes no label is faulted, and the others go on.
 //!
 //! # What it does not do
 //!
@@ -17,14 +18,18 @@ use forebay_io::{Device, Priority, Request};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::config::{Config, Label};
-use super::{Devices, Member, usable_bytes};
+use super::config::{Config, Label, LabelBytes};
+use super::status::LeafSet;
+use super::{Devices, Leaf, Vdev, usable_bytes};
 use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BlockPtrPhys;
 use crate::format::label::{
-    LABEL_BYTES, LabelPhys, RING_OFFSET, RING_SLOTS, SLOT_BYTES, UberblockPhys, VERSION,
+    LABEL_BYTES, RING_OFFSET, RING_SLOTS, SLOT_BYTES, TREE_BYTES, UberblockPhys, VERSION,
 };
+
+/// Bytes of a label that hold the configuration and the largest tree.
+pub(crate) const CONFIG_BYTES: usize = SLOT_BYTES + TREE_BYTES;
 
 /// An uberblock: the root of the pool as of one txg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +38,8 @@ pub(crate) struct Uberblock {
     /// Wall-clock time of the write in nanoseconds since 1970, for information.
     pub(crate) time_ns: u64,
     pub(crate) root: BlockPtrPhys,
-    /// Number of devices of the pool.
-    pub(crate) device_count: u16,
+    /// Number of top-level vdevs of the pool.
+    pub(crate) vdev_count: u16,
     /// The txg that this one follows; 0 for the first.
     pub(crate) previous_txg: u64,
 }
@@ -43,78 +48,94 @@ fn back_of(size_bytes: u64) -> u64 {
     size_bytes - LABEL_BYTES
 }
 
-/// Submits one request per device concurrently, waits for all, and returns the first failure.
-fn run_all<'a>(requests: impl Iterator<Item = (&'a dyn Device, Request)>) -> Result<()> {
-    let pending: Vec<_> = requests
-        .map(|(device, request)| {
-            let (request, pending) = request.pending();
-            device.submit(request);
-            (device, pending)
-        })
-        .collect();
-    let ends = pending.into_iter().map(|(device, pending)| pending.wait(device).result);
-    // Waits for all, even if one failed.
-    let ends: Vec<_> = ends.collect();
-    ends.into_iter().collect::<Result<(), _>>().map_err(Error::from)
-}
-
-/// Makes completed writes to these devices durable.
-pub(super) fn flush(members: &[&Member]) -> Result<()> {
-    // This thread executes the last flush itself, because it has to wait anyway.
-    let last = members.len().saturating_sub(1);
-    run_all(members.iter().enumerate().map(|(at, member)| {
-        let flush = Request::flush();
-        (&**member.device(), if at == last { flush.allow_inline() } else { flush })
-    }))
-}
-
 fn is_cancelled(error: &Error) -> bool {
     error.device_error().is_some_and(|io| io.kind() == forebay_io::ErrorKind::Cancelled)
 }
 
-/// Writes the front or the back label of each device, without flushing; under the lease of
-/// `devices`.
+/// Writes the front or the back label of each device that is in use, without flushing; under the
+/// lease of `devices`.
 fn write_configs(
-    members: &[&Member],
+    vdevs: &[&Vdev],
     config: &Config,
     at_back: bool,
     devices: Option<&Devices>,
     memory: &BlockCache,
 ) -> Result<()> {
-    let mut requests = Vec::with_capacity(members.len());
-    for member in members {
-        let mut buffer = memory.alloc(SLOT_BYTES)?;
-        buffer.copy_from_slice(config.encode(member.number()).as_bytes());
-        // While a device is being extended, its labels state the new size before the pool uses it.
-        let size_bytes = config.devices[usize::from(member.number())].size_bytes;
-        let offset = if at_back { back_of(size_bytes) } else { 0 };
-        let request = Request::write(offset, buffer).with_priority(Priority::SyncWrite);
-        let request = request.with_fence(devices.and_then(Devices::fence));
-        requests.push((&**member.device(), request));
+    let mut requests = Vec::new();
+    for vdev in vdevs {
+        for (at, leaf) in vdev.used() {
+            let (number, index) = (vdev.number(), usize::from(at));
+            let bytes = config.encode(number, index);
+            let mut buffer = memory.alloc(bytes.len())?;
+            buffer.copy_from_slice(&bytes);
+            // While a device is being extended, its labels state the new size before the pool uses
+            // it.
+            let size_bytes = config.vdevs[usize::from(number)].leaves[index].size_bytes;
+            let offset = if at_back { back_of(size_bytes) } else { 0 };
+            let request = Request::write(offset, buffer).with_priority(Priority::SyncWrite);
+            let request = request.with_fence(devices.and_then(Devices::fence));
+            requests.push((number, at, &**leaf.device(), request));
+        }
     }
-    run_all(requests.into_iter())
+    let submit = |(number, at, device, request): (u16, u8, _, Request)| {
+        let (request, pending) = request.pending();
+        let device: &dyn Device = device;
+        device.submit(request);
+        (number, at, device, pending)
+    };
+    let pending: Vec<_> = requests.into_iter().map(submit).collect();
+    // Waits for all, even if one failed.
+    let ends: Vec<_> = pending
+        .into_iter()
+        .map(|(number, at, device, pending)| (number, at, pending.wait(device).result))
+        .collect();
+    for vdev in vdevs {
+        let (mut done, mut failed) = (LeafSet::default(), Vec::new());
+        for (_, at, end) in ends.iter().filter(|(number, ..)| *number == vdev.number()) {
+            match end {
+                Ok(()) => done.insert(*at),
+                Err(error) => failed.push((*at, error.clone())),
+            }
+        }
+        // A device that takes no label is of no use.
+        vdev.status().settle(&done, failed, true)?;
+    }
+    Ok(())
 }
 
-/// Clears both labels of new devices and writes the configuration to them, durably.
+/// Clears both labels of the devices of a new vdev and writes the configuration to them, durably.
 ///
 /// # Errors
 /// [`ErrorKind::Device`] if a device fails, [`ErrorKind::NoMemory`].
-pub(crate) fn format(members: &[&Member], config: &Config, memory: &BlockCache) -> Result<()> {
-    for member in members {
-        clear(member, 0, memory)?;
-        clear(member, back_of(member.size_bytes()), memory)?;
+pub(crate) fn format(vdevs: &[&Vdev], config: &Config, memory: &BlockCache) -> Result<()> {
+    for leaf in vdevs.iter().flat_map(|vdev| vdev.leaves()) {
+        clear(leaf, 0, memory)?;
+        clear(leaf, back_of(leaf.size_bytes()), memory)?;
     }
+    let flush = || {
+        let mut leaves = vdevs.iter().flat_map(|vdev| vdev.leaves());
+        leaves.try_for_each(|leaf| leaf.device().run(Request::flush()).result)
+    };
     // The labels of an older pool must be gone before the first new label is written.
-    flush(members)?;
-    write_configs(members, config, false, None, memory)?;
-    write_configs(members, config, true, None, memory)?;
-    flush(members)
+    flush()?;
+    for at_back in [false, true] {
+        write_configs(vdevs, config, at_back, None, memory)?;
+    }
+    flush()?;
+    // A new vdev must be whole.
+    match vdevs.iter().find(|vdev| vdev.status().changes() > 0) {
+        Some(vdev) => {
+            let text = format!("{}: a device took no label", vdev.name());
+            Err(Error::new(ErrorKind::Device, text))
+        }
+        None => Ok(()),
+    }
 }
 
-fn clear(member: &Member, offset: u64, memory: &BlockCache) -> Result<()> {
+fn clear(leaf: &Leaf, offset: u64, memory: &BlockCache) -> Result<()> {
     let zeros = memory.alloc_zeroed(LABEL_BYTES as usize)?;
     let request = Request::write(offset, zeros).with_priority(Priority::SyncWrite);
-    Ok(member.device().run(request).result?)
+    Ok(leaf.device().run(request).result?)
 }
 
 /// Erases the labels of a device, durably: at its front, at its back, and at its end as of its
@@ -140,10 +161,11 @@ pub(crate) fn erase(device: &dyn Device, known_bytes: u64, memory: &BlockCache) 
 /// one may have taken longer than the lease.
 pub(crate) type MayWrite<'a> = &'a dyn Fn(u64) -> Result<()>;
 
-/// Writes a changed configuration to all devices, with the next generation, durably.
+/// Writes a changed configuration to all devices in use, with the next generation, durably; and
+/// with it what is known of the devices.
 ///
 /// # Errors
-/// [`ErrorKind::Device`] if a device fails: some labels are old, some new. [`ErrorKind::NoMemory`].
+/// [`ErrorKind::Device`] if a vdev fails: some labels are old, some new. [`ErrorKind::NoMemory`].
 /// What `may_write` returns.
 pub(crate) fn update_config(
     devices: &Devices,
@@ -152,12 +174,14 @@ pub(crate) fn update_config(
     may_write: MayWrite<'_>,
 ) -> Result<()> {
     config.generation += 1;
-    let members: Vec<&Member> = devices.iter().collect();
-    assert_eq!(members.len(), config.devices.len(), "a configuration of other devices");
+    config.count_uses();
+    let changes = devices.store_in(config);
+    assert_eq!(devices.count(), config.vdevs.len(), "a configuration of other devices");
+    let vdevs: Vec<&Vdev> = devices.iter().collect();
     for at_back in [false, true] {
         may_write(config.generation)?;
         let failures = devices.flush_failures();
-        let write = || write_configs(&members, config, at_back, Some(devices), memory);
+        let write = || write_configs(&vdevs, config, at_back, Some(devices), memory);
         if let Err(error) = write() {
             if !is_cancelled(&error) {
                 return Err(error);
@@ -172,16 +196,18 @@ pub(crate) fn update_config(
             return Err(Error::new(ErrorKind::Device, text));
         }
     }
+    devices.stored(changes);
     Ok(())
 }
 
-/// Extends a device that has grown: writes its new back label and the configuration, durably, and
-/// only then permits blocks past the old end. Returns the new size; the same if it has not grown.
+/// Extends the devices of a vdev that have grown: writes their new back labels and the
+/// configuration, durably, and only then permits blocks past the old end. A mirror grows to its
+/// smallest device. Returns the new size of the vdev; the same if it has not grown.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] if there is no such device; [`ErrorKind::Device`], after which the pool
-/// uses the device as before, whatever its labels state; [`ErrorKind::NoMemory`]; what `may_write`
-/// returns.
+/// [`ErrorKind::Invalid`] if there is no such vdev; [`ErrorKind::Device`], after which the pool
+/// uses the devices as before, whatever their labels state; [`ErrorKind::NoMemory`]; what
+/// `may_write` returns.
 pub(crate) fn expand(
     devices: &Devices,
     number: u16,
@@ -190,35 +216,42 @@ pub(crate) fn expand(
     may_write: MayWrite<'_>,
 ) -> Result<u64> {
     let none = || Error::new(ErrorKind::Invalid, format!("the pool has no device {number}"));
-    let member = devices.get(number).ok_or_else(none)?;
-    let size_bytes = usable_bytes(&**member.device());
-    if size_bytes <= member.size_bytes() {
-        return Ok(member.size_bytes());
-    }
-    // The new position may hold a stale label. Blocks will overwrite the old back label with its
-    // ring.
-    may_write(config.generation)?;
-    clear(member, back_of(size_bytes), memory)?;
-    copy_ring(member, back_of(size_bytes), memory)?;
-    flush(&[member])?;
+    let vdev = devices.get(number).ok_or_else(none)?;
     let mut grown = config.clone();
-    grown.devices[usize::from(number)].size_bytes = size_bytes;
+    let mut sizes = Vec::new();
+    for (at, leaf) in vdev.used() {
+        let size_bytes = usable_bytes(&**leaf.device());
+        if size_bytes <= leaf.size_bytes() {
+            continue;
+        }
+        // The new position may hold a stale label. Blocks will overwrite the old back label with
+        // its ring.
+        may_write(config.generation)?;
+        clear(leaf, back_of(size_bytes), memory)?;
+        copy_ring(leaf, back_of(size_bytes), memory)?;
+        leaf.device().run(Request::flush()).result?;
+        grown.vdevs[usize::from(number)].leaves[usize::from(at)].size_bytes = size_bytes;
+        sizes.push((at, size_bytes));
+    }
+    if sizes.is_empty() {
+        return Ok(vdev.size_bytes());
+    }
     let updated = update_config(devices, &mut grown, memory, may_write);
     // Some labels may have this generation, even after a failure.
     config.generation = grown.generation;
     updated?;
     *config = grown;
-    devices.expand(number, size_bytes);
-    Ok(size_bytes)
+    sizes.into_iter().for_each(|(at, size_bytes)| devices.expand(number, at, size_bytes));
+    Ok(vdev.size_bytes())
 }
 
 /// Copies the uberblocks of the front label to another label. A slot that is written meanwhile may
 /// be torn in the copy, and is invalid then.
-fn copy_ring(member: &Member, to: u64, memory: &BlockCache) -> Result<()> {
+fn copy_ring(leaf: &Leaf, to: u64, memory: &BlockCache) -> Result<()> {
     let bytes = RING_SLOTS as usize * SLOT_BYTES;
-    let ring = read_at(&**member.device(), RING_OFFSET, bytes, memory)?;
+    let ring = read_at(&**leaf.device(), RING_OFFSET, bytes, memory)?;
     let request = Request::write(to + RING_OFFSET, ring).with_priority(Priority::SyncWrite);
-    Ok(member.device().run(request).result?)
+    Ok(leaf.device().run(request).result?)
 }
 
 /// Returns the newest valid label of a device, front or back; `None` if there is none.
@@ -237,7 +270,7 @@ pub(crate) fn read(device: &dyn Device, memory: &BlockCache) -> Result<Option<La
     let mut found = vec![front, back];
     // If the device has grown, its back label is at its previous end.
     if let Ok(Some(label)) = &found[0] {
-        let ended = label.config.devices[usize::from(label.number)].size_bytes;
+        let ended = label.own().size_bytes;
         if ended < size_bytes {
             found.push(read_one(device, back_of(ended), memory));
         }
@@ -251,10 +284,10 @@ pub(crate) fn read(device: &dyn Device, memory: &BlockCache) -> Result<Option<La
 }
 
 fn read_one(device: &dyn Device, offset: u64, memory: &BlockCache) -> Result<Option<Label>> {
-    let bytes = read_at(device, offset, SLOT_BYTES, memory)?;
-    match LabelPhys::ref_from_bytes(&bytes) {
-        Ok(label) => Label::decode(label, &device.info().name),
-        Err(_) => Ok(None),
+    let bytes = read_at(device, offset, CONFIG_BYTES, memory)?;
+    match LabelBytes::of(&bytes) {
+        Some(label) => Label::decode(&label, &device.info().name),
+        None => Ok(None),
     }
 }
 
@@ -271,9 +304,9 @@ pub(super) fn read_at(
     Ok(pending.wait(device).into_buffer()?)
 }
 
-/// Writes the uberblock of a txg to both labels of all devices concurrently, and flushes them.
-/// Repeats a write that fails once. One copy suffices: an import looks at all of them. Returns the
-/// number of copies that could not be written.
+/// Writes the uberblock of a txg to both labels of all devices in use concurrently, and flushes
+/// them. Repeats a write that fails once. One copy suffices: an import looks at all of them.
+/// Returns the number of copies that could not be written.
 ///
 /// # Errors
 /// [`ErrorKind::Device`] if no copy can be written, or a flush fails: the uberblock is on some, all
@@ -286,7 +319,7 @@ pub(crate) fn write_uberblock(
     may_write: &dyn Fn() -> Result<()>,
 ) -> Result<u64> {
     let mut phys = UberblockPhys::empty();
-    phys.device_count = U32::new(u32::from(uberblock.device_count));
+    phys.vdev_count = U32::new(u32::from(uberblock.vdev_count));
     phys.pool_guid = U64::new(pool_guid);
     phys.txg = U64::new(uberblock.txg);
     phys.time_ns = U64::new(uberblock.time_ns);
@@ -294,11 +327,13 @@ pub(crate) fn write_uberblock(
     phys.previous_txg = U64::new(uberblock.previous_txg);
     phys.seal();
     let slot = RING_OFFSET + uberblock.txg % RING_SLOTS * SLOT_BYTES as u64;
-    let members: Vec<&Member> = devices.iter().collect();
-    let places = members.iter().flat_map(|member| {
-        [0, back_of(member.size_bytes())].map(|label| (&**member.device(), label + slot))
+    let leaves = devices.iter().flat_map(|vdev| vdev.used().map(move |(at, _)| (vdev, at)));
+    let places = leaves.flat_map(|(vdev, at)| {
+        let front = UberblockPlace { vdev, at, offset: slot };
+        let back = back_of(vdev.leaf(at).size_bytes()) + slot;
+        [front, UberblockPlace { offset: back, ..front }]
     });
-    let places: Vec<(&dyn Device, u64)> = places.collect();
+    let places: Vec<UberblockPlace<'_>> = places.collect();
     let copies = places.len();
     let write = |places| write_copies(devices, places, phys.as_bytes(), memory);
     let failed = write(places)?;
@@ -311,42 +346,56 @@ pub(crate) fn write_uberblock(
     for (_, error) in &failed {
         tracing::warn!(%error, "device error");
     }
+    // A device of a mirror that takes no uberblock would fall behind.
+    for pair in failed.windows(2) {
+        let ((a, error), (b, _)) = (&pair[0], &pair[1]);
+        if a.vdev.number() == b.vdev.number() && a.at == b.at {
+            a.vdev.status().fault(a.at, error);
+        }
+    }
     if missing == copies
         && let Some((_, error)) = failed.pop()
     {
         return Err(super::failed(error));
     }
-    flush(&members).inspect_err(|_| devices.note_flush_failure())?;
+    devices.flush_all()?;
     Ok(missing as u64)
 }
 
 /// Where a copy of an uberblock lies.
-type LabelPlace<'a> = (&'a dyn Device, u64);
+#[derive(Clone, Copy)]
+struct UberblockPlace<'a> {
+    vdev: &'a Vdev,
+    /// The device of the vdev.
+    at: u8,
+    offset: u64,
+}
 
-/// Writes `bytes` to all places concurrently and waits. Returns the places that failed.
+/// Writes `bytes` to all places concurrently and waits. Returns the places that failed, in order.
 fn write_copies<'a>(
     devices: &Devices,
-    places: Vec<LabelPlace<'a>>,
+    places: Vec<UberblockPlace<'a>>,
     bytes: &[u8],
     memory: &BlockCache,
-) -> Result<Vec<(LabelPlace<'a>, forebay_io::Error)>> {
+) -> Result<Vec<(UberblockPlace<'a>, forebay_io::Error)>> {
     let mut buffers = Vec::with_capacity(places.len());
     for _ in &places {
         let mut buffer = memory.alloc(bytes.len())?;
         buffer.copy_from_slice(bytes);
         buffers.push(buffer);
     }
-    let submit = |((device, offset), buffer): (LabelPlace<'a>, Buffer)| {
-        let request = Request::write(offset, buffer).with_priority(Priority::SyncWrite);
+    let submit = |(place, buffer): (UberblockPlace<'a>, Buffer)| {
+        let request = Request::write(place.offset, buffer).with_priority(Priority::SyncWrite);
         let request = request.with_fence(devices.fence());
         let (request, pending) = request.pending();
-        device.submit(request);
-        (device, offset, pending)
+        place.vdev.leaf(place.at).device().submit(request);
+        (place, pending)
     };
     let pending: Vec<_> = places.into_iter().zip(buffers).map(submit).collect();
     // Waits for all, even if one failed.
-    let ends = pending.into_iter().map(|(device, offset, pending)| {
-        pending.wait(device).result.err().map(|error| ((device, offset), error))
+    let ends = pending.into_iter().map(|(place, pending)| {
+        let device = &**place.vdev.leaf(place.at).device();
+        pending.wait(device).result.err().map(|error| (place, error))
     });
     Ok(ends.flatten().collect())
 }
@@ -391,10 +440,10 @@ fn read_ring(ring: &[u8], pool_guid: u64, name: &str, found: &mut Vec<Uberblock>
             );
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
-        let Ok(device_count) = u16::try_from(phys.device_count.get()) else { continue };
+        let Ok(vdev_count) = u16::try_from(phys.vdev_count.get()) else { continue };
         let (txg, time_ns) = (phys.txg.get(), phys.time_ns.get());
         let (root, previous_txg) = (phys.root, phys.previous_txg.get());
-        let uberblock = Uberblock { txg, time_ns, root, device_count, previous_txg };
+        let uberblock = Uberblock { txg, time_ns, root, vdev_count, previous_txg };
         if !found.contains(&uberblock) {
             found.push(uberblock);
         }

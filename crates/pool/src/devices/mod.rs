@@ -1,36 +1,44 @@
 //! The devices of a pool: block I/O by address, labels, and membership.
 //!
-//! * [`Devices`]: the devices by number; reads, writes, flushes, address checks.
-//! * [`config`]: the configuration that a label stores.
+//! * [`Devices`]: the top-level vdevs by number; reads, writes, flushes, address checks.
+//! * [`vdev`]: a vdev, which is a device or a mirror; [`leaf`]: a device of it; [`status`]: what is
+//!   known of the devices: their states, what they miss, how fast they answer.
+//! * [`config`], [`features`]: the configuration that a label stores.
 //! * [`label`]: reads and writes labels and uberblocks.
 //! * [`heartbeat`]: keeps two hosts from using a pool at once.
 //! * [`import`]: turns opened devices into the devices of a pool, and checks that the pool is
-//!   complete and that this host may import it.
+//!   complete and that this host may import it; [`create`]: those of a new one.
 //! * [`open`](crate::open): opens files and block devices by path and locks them.
 //!
 //! # Invariants
 //!
-//! - Requests stay within a device's usable span, which lies between its labels. Only [`label`]
-//!   and [`heartbeat`] access the rest.
-//! - A device's number never changes, and devices are never removed. So a slot never changes once
-//!   it is filled, and reading it takes no lock.
+//! - Requests stay within a vdev's usable span, which lies between the labels of its devices. Only
+//!   [`label`] and [`heartbeat`] access the rest.
+//! - A vdev's number never changes, and vdevs are never removed. So a slot never changes once it is
+//!   filled, and reading it takes no lock.
 //!
 //! # Locking
 //!
-//! `pool-devices` serialises adding devices. `pool-device-lock` protects a device's file lock until
-//! the pool is closed. No request is made under either.
+//! `pool-devices` serialises adding vdevs. `pool-device-lock` protects a device's file lock until
+//! the pool is closed. `pool-mirror-write` counts the requests of a mirror's write. No request is
+//! made under either. `pool-vdev`: see [`status`].
 //!
 //! # What it does not do
 //!
-//! It does not choose devices (the space maps do), has no redundancy, and does not retry failed
-//! requests, except writes of an uberblock ([`label`]).
+//! It does not choose vdevs (the space maps do), does not verify what it reads (the block store
+//! does), and does not retry failed requests, except writes of an uberblock ([`label`]).
 
 pub(crate) mod config;
+pub(crate) mod create;
+pub(crate) mod features;
 pub(crate) mod heartbeat;
 pub(crate) mod import;
 pub(crate) mod label;
+mod leaf;
+pub(crate) mod status;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
+pub(crate) mod vdev;
 
 use std::fmt;
 use std::ptr;
@@ -38,19 +46,18 @@ use std::ptr;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Mutex};
-use forebay_io::metrics::{Metrics, MetricsDevice};
-use forebay_io::{
-    Completion, Device, Fence, Health, MemoryDevice, MemoryOptions, Pending, Priority, RaiseHandle,
-    Request, Roots, StableBytes,
-};
+use forebay_io::{Device, Fence, Pending, Priority, RaiseHandle, Request, StableBytes};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
-use crate::format::label::{LABEL_BYTES, MAX_DEVICES, MIN_DEVICE_BYTES};
+use crate::format::label::{LABEL_BYTES, MAX_VDEVS};
 use crate::lease::Lease;
-use crate::open::{Locks, Opened};
+use config::VdevKind;
+pub(crate) use leaf::Leaf;
+use status::LeafSet;
+pub(crate) use vdev::Vdev;
 
-/// The range of a device that can hold blocks.
+/// The range of a vdev that can hold blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceSpan {
     pub(crate) device: u16,
@@ -58,137 +65,6 @@ pub(crate) struct DeviceSpan {
     pub(crate) start: u64,
     /// The end, exclusive.
     pub(crate) end: u64,
-}
-
-/// A device of a pool.
-pub(crate) struct Member {
-    number: u16,
-    guid: u64,
-    /// The device, measured by `metrics`.
-    device: Arc<dyn Device>,
-    metrics: Arc<MetricsDevice>,
-    roots: Roots,
-    /// Bytes that the pool uses, labels included; a multiple of the label size.
-    size_bytes: AtomicU64,
-    /// Failed requests that were forgotten, see [`forget_errors`](Self::forget_errors).
-    forgotten_errors: AtomicU64,
-    /// Held until the pool is closed.
-    lock: Mutex<Option<Locks>>,
-    /// Whether the device is not there: no block of it can be read.
-    missing: bool,
-}
-
-impl Member {
-    /// # Errors
-    /// [`ErrorKind::Invalid`] if the device is too small, or its sectors too large for labels.
-    fn new(number: u16, guid: u64, size_bytes: u64, opened: Opened) -> Result<Self> {
-        let info = opened.device.info();
-        if size_bytes < MIN_DEVICE_BYTES || size_bytes > info.size_bytes {
-            return Err(too_small(&info.name, info.size_bytes, size_bytes.max(MIN_DEVICE_BYTES)));
-        }
-        Ok(Self::to_read((number, guid), size_bytes, opened))
-    }
-
-    /// Creates a member that is only read. The device may be shorter than `size_bytes`; the missing
-    /// part cannot be read.
-    pub(crate) fn to_read(
-        (number, guid): (u16, u64),
-        size_bytes: u64,
-        Opened { device, lock, .. }: Opened,
-    ) -> Self {
-        let metrics = Arc::new(MetricsDevice::new(device));
-        let device: Arc<dyn Device> = Arc::clone(&metrics) as _;
-        let roots = Roots::new(Arc::clone(&device), 0);
-        let size_bytes = AtomicU64::new(size_bytes);
-        let lock = Mutex::named("pool-device-lock", lock);
-        let forgotten_errors = AtomicU64::new(0);
-        let missing = false;
-        Self { number, guid, device, metrics, roots, size_bytes, forgotten_errors, lock, missing }
-    }
-
-    /// Creates a member without its device, for a pool that is only read.
-    ///
-    /// # Errors
-    /// [`ErrorKind::NoMemory`].
-    pub(crate) fn missing((number, guid): (u16, u64), size_bytes: u64) -> Result<Self> {
-        let options =
-            MemoryOptions { submission_queues: 1, sector_bytes: 512, ..MemoryOptions::default() };
-        let name = format!("device {number}, which is missing");
-        let device = MemoryDevice::new(&name, 512, &options).map_err(|error| {
-            Error::new(ErrorKind::NoMemory, format!("{name}: {error}")).because(error)
-        })?;
-        let device: Arc<dyn Device> = Arc::new(device);
-        let member = Self::to_read((number, guid), size_bytes, device.into());
-        Ok(Self { missing: true, ..member })
-    }
-
-    /// Whether the device is not there.
-    pub(crate) fn is_missing(&self) -> bool {
-        self.missing
-    }
-
-    /// The device's number in the pool.
-    pub(crate) fn number(&self) -> u16 {
-        self.number
-    }
-
-    /// The GUID of the device.
-    pub(crate) fn guid(&self) -> u64 {
-        self.guid
-    }
-
-    /// The device.
-    pub(crate) fn device(&self) -> &Arc<dyn Device> {
-        &self.device
-    }
-
-    /// What was requested of the device, and how long it took.
-    pub(crate) fn metrics(&self) -> Metrics {
-        self.metrics.snapshot()
-    }
-
-    /// The path of the device.
-    pub(crate) fn name(&self) -> &str {
-        &self.device.info().name
-    }
-
-    /// Bytes that the pool uses, labels included.
-    pub(crate) fn size_bytes(&self) -> u64 {
-        self.size_bytes.load(Ordering::Acquire)
-    }
-
-    /// What is wrong with the device, or `None`.
-    pub(crate) fn trouble(&self) -> Option<String> {
-        let name = self.name();
-        match self.device.health() {
-            Health::Healthy => None,
-            Health::Gone => Some(format!("device {name} is gone")),
-            Health::Degraded { errors } => {
-                let new = errors.saturating_sub(self.forgotten_errors.load(Ordering::Relaxed));
-                (new > 0).then(|| format!("device {name}: {new} requests failed since the import"))
-            }
-        }
-    }
-
-    /// Does not count the requests that have failed so far as [`trouble`](Self::trouble) any more.
-    pub(crate) fn forget_errors(&self) {
-        if let Health::Degraded { errors } = self.device.health() {
-            self.forgotten_errors.store(errors, Ordering::Relaxed);
-        }
-    }
-
-    /// Executes a request and waits for it. Fails once the pool is closed.
-    fn run(&self, request: Request) -> Completion {
-        let (request, pending) = request.pending();
-        self.roots.submit(request);
-        pending.wait(&*self.device)
-    }
-
-    /// The range that can hold blocks.
-    pub(crate) fn span(&self) -> DeviceSpan {
-        let (start, end) = (LABEL_BYTES, self.size_bytes() - LABEL_BYTES);
-        DeviceSpan { device: self.number, start, end }
-    }
 }
 
 /// Bytes of a device that a pool can use; a multiple of the label size.
@@ -217,9 +93,25 @@ pub(crate) fn failed(error: forebay_io::Error) -> Error {
 /// Result of an asynchronous read.
 pub(crate) type Read = Result<Buffer, forebay_io::Error>;
 
-/// The devices of a pool, by number.
+/// A copy of a block on a device: an address, and the index of a device of its vdev.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) dva: Dva,
+    pub(crate) leaf: u8,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.leaf {
+            0 => write!(f, "copy at {}", self.dva),
+            leaf => write!(f, "copy at {}, side {leaf}", self.dva),
+        }
+    }
+}
+
+/// The vdevs of a pool, by number.
 pub(crate) struct Devices {
-    slots: [AtomicPtr<Member>; MAX_DEVICES],
+    slots: [AtomicPtr<Vdev>; MAX_VDEVS],
     /// Number of filled slots.
     count: AtomicUsize,
     adding: Mutex<()>,
@@ -227,16 +119,18 @@ pub(crate) struct Devices {
     /// Keeps writes from being issued once another host may have the pool.
     fence: Option<Fence>,
     flush_failures: AtomicU64,
+    /// The sum of [`VdevStatus::changes`](status::VdevStatus::changes) that labels have.
+    stored_changes: AtomicU64,
 }
 
 impl Devices {
-    /// Creates the set; `members` are ordered by number.
+    /// Creates the set; `vdevs` are ordered by number.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if there are no members or too many, if they are not numbered from 0,
-    /// or if a member's sectors are larger than the pool's.
-    pub(crate) fn new(members: Vec<Member>, sector_bytes: u64) -> Result<Self> {
-        if members.is_empty() {
+    /// [`ErrorKind::Invalid`] if there are no vdevs or too many, if they are not numbered from 0,
+    /// or if a device's sectors are larger than the pool's.
+    pub(crate) fn new(vdevs: Vec<Vdev>, sector_bytes: u64) -> Result<Self> {
+        if vdevs.is_empty() {
             return Err(Error::new(ErrorKind::Invalid, "a pool needs at least one device"));
         }
         let devices = Self {
@@ -246,8 +140,9 @@ impl Devices {
             sector_bytes,
             fence: None,
             flush_failures: AtomicU64::new(0),
+            stored_changes: AtomicU64::new(0),
         };
-        members.into_iter().try_for_each(|member| devices.add(member))?;
+        vdevs.into_iter().try_for_each(|vdev| devices.add(vdev))?;
         Ok(devices)
     }
 
@@ -263,35 +158,35 @@ impl Devices {
         self.fence.clone()
     }
 
-    /// Adds a device with the next number. Its labels must be written before.
+    /// Adds a vdev with the next number. Its labels must be written before.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub(crate) fn add(&self, member: Member) -> Result<()> {
+    pub(crate) fn add(&self, vdev: Vdev) -> Result<()> {
         let invalid = |text| Err(Error::new(ErrorKind::Invalid, text));
         let _adding = self.adding.lock();
         let at = self.count.load(Ordering::Relaxed);
-        let sector = u64::from(member.device.info().sector_bytes);
-        if at == MAX_DEVICES {
-            return invalid(format!("a pool has at most {MAX_DEVICES} devices"));
+        if at == MAX_VDEVS {
+            return invalid(format!("a pool has at most {MAX_VDEVS} vdevs"));
         }
-        if usize::from(member.number) != at {
-            let text = format!("{}: is device {}, not {at}", member.name(), member.number);
-            return invalid(text);
+        if usize::from(vdev.number()) != at {
+            return invalid(format!("{}: is vdev {}, not {at}", vdev.name(), vdev.number()));
         }
-        if sector > self.sector_bytes {
-            let (name, has) = (member.name(), self.sector_bytes);
+        let sector = |leaf: &&Leaf| u64::from(leaf.device().info().sector_bytes);
+        let coarse = vdev.leaves().iter().find(|leaf| sector(leaf) > self.sector_bytes);
+        if let Some(leaf) = coarse {
+            let (name, sector, has) = (leaf.name(), sector(&leaf), self.sector_bytes);
             return invalid(format!(
                 "{name}: has sectors of {sector} bytes, larger than the pool's {has}; open it with sectors of {has}"
             ));
         }
-        let member = Box::into_raw(Box::new(member));
-        self.slots[at].store(member, Ordering::Release);
+        let vdev = Box::into_raw(Box::new(vdev));
+        self.slots[at].store(vdev, Ordering::Release);
         self.count.store(at + 1, Ordering::Release);
         Ok(())
     }
 
-    /// Number of devices.
+    /// Number of vdevs.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
@@ -302,37 +197,92 @@ impl Devices {
         self.sector_bytes
     }
 
-    /// Returns the device with this number.
+    /// Returns the vdev with this number.
     #[inline]
-    pub(crate) fn get(&self, number: u16) -> Option<&Member> {
-        let member = self.slots.get(usize::from(number))?.load(Ordering::Acquire);
+    pub(crate) fn get(&self, number: u16) -> Option<&Vdev> {
+        let vdev = self.slots.get(usize::from(number))?.load(Ordering::Acquire);
         // SAFETY: null, or a box that `add` leaked for this slot. It is freed when the set is
         // dropped, after this borrow has ended.
-        unsafe { member.as_ref() }
+        unsafe { vdev.as_ref() }
+    }
+
+    /// Returns all vdevs.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Vdev> {
+        (0..self.count()).filter_map(|number| self.get(number as u16))
     }
 
     /// Returns all devices.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Member> {
-        (0..self.count()).filter_map(|number| self.get(number as u16))
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = &Leaf> {
+        self.iter().flat_map(Vdev::leaves)
     }
 
     /// Returns the ranges that can hold blocks.
     pub(crate) fn spans(&self) -> Vec<DeviceSpan> {
-        self.iter().map(Member::span).collect()
+        self.iter().map(Vdev::span).collect()
     }
 
-    /// Returns the device of `dva`. Checks that `len` bytes from there are whole sectors within its
-    /// span, and that the device is there.
-    fn place(&self, dva: Dva, len: u64) -> Result<&Member> {
+    /// From now on writes count for this txg, also those that devices miss.
+    pub(crate) fn begin_txg(&self, txg: u64) {
+        self.iter().for_each(|vdev| vdev.status().begin_txg(txg));
+    }
+
+    /// Whether a device misses blocks.
+    pub(crate) fn misses_blocks(&self) -> bool {
+        self.iter().any(|vdev| {
+            let mut leaves = 0..vdev.leaves().len() as u8;
+            leaves.any(|leaf| vdev.status().missed(leaf).is_some())
+        })
+    }
+
+    /// A scrub has found all blocks up to this txg on all devices in use, or rewritten them. The
+    /// next commit stores that no device misses them any more.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Device`] if a flush fails.
+    pub(crate) fn caught_up(&self, until_txg: u64) -> Result<()> {
+        if !self.misses_blocks() {
+            return Ok(());
+        }
+        self.flush_all()?;
+        self.iter().for_each(|vdev| vdev.status().caught_up(until_txg));
+        Ok(())
+    }
+
+    fn changes(&self) -> u64 {
+        self.iter().map(|vdev| vdev.status().changes()).sum()
+    }
+
+    /// Whether devices miss writes, and no label says so.
+    pub(crate) fn has_unstored_changes(&self) -> bool {
+        self.changes() != self.stored_changes.load(Ordering::Acquire)
+    }
+
+    /// Copies what is known of the devices into a configuration. Returns what
+    /// [`stored`](Self::stored) takes once it is in the labels.
+    fn store_in(&self, config: &mut config::Config) -> u64 {
+        let changes = self.changes();
+        for (vdev, config) in self.iter().zip(&mut config.vdevs) {
+            vdev.store_in(config);
+        }
+        changes
+    }
+
+    fn stored(&self, changes: u64) {
+        self.stored_changes.fetch_max(changes, Ordering::AcqRel);
+    }
+
+    /// Returns the vdev of `dva`. Checks that `len` bytes from there are whole sectors within its
+    /// span, and that it is there.
+    fn place(&self, dva: Dva, len: u64) -> Result<&Vdev> {
         let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
-        let Some(member) = self.get(dva.device) else {
+        let Some(vdev) = self.get(dva.device) else {
             let count = self.count();
             return corrupt(format!("{len} bytes at {dva}: the pool has only {count} devices"));
         };
-        let span = member.span();
+        let span = vdev.span();
         let end = dva.offset.checked_add(len);
         if len == 0 || dva.offset < span.start || end.is_none_or(|end| end > span.end) {
-            let (name, DeviceSpan { start, end, .. }) = (member.name(), span);
+            let (name, DeviceSpan { start, end, .. }) = (vdev.name(), span);
             return corrupt(format!(
                 "{len} bytes at {dva}: outside the block range {start:#x} to {end:#x} of {name}"
             ));
@@ -341,29 +291,105 @@ impl Devices {
         if !dva.offset.is_multiple_of(sector) || !len.is_multiple_of(sector) {
             return corrupt(format!("{len} bytes at {dva}: not whole sectors of {sector} bytes"));
         }
-        if member.missing {
-            let text = format!("{len} bytes at {dva}: device {} is missing", member.number);
+        if vdev.is_missing() {
+            let text = format!("{len} bytes at {dva}: device {} is missing", vdev.number());
             return Err(Error::new(ErrorKind::Device, text));
         }
-        Ok(member)
+        Ok(vdev)
     }
 
-    /// Whether `len` bytes at `dva` are a valid block address on a device that is there.
+    /// Whether `len` bytes at `dva` are a valid block address on a vdev that is there.
     pub(crate) fn holds(&self, dva: Dva, len: u64) -> bool {
         self.place(dva, len).is_ok()
     }
 
-    /// Reads from `dva` into `buffer` and waits.
+    /// The largest number of devices of a vdev.
+    pub(crate) fn sides(&self) -> usize {
+        self.iter().map(|vdev| vdev.leaves().len()).max().unwrap_or(1)
+    }
+
+    /// Number of places of an address: devices of its vdev that are in use, and at least one, which
+    /// says what is wrong.
+    pub(crate) fn place_count(&self, dva: Dva) -> usize {
+        match self.get(dva.device) {
+            Some(vdev) if vdev.kind() == VdevKind::Mirror => vdev.used().count().max(1),
+            _ => 1,
+        }
+    }
+
+    /// The n-th place of an address.
+    pub(crate) fn nth_place(&self, dva: Dva, n: usize) -> Place {
+        let nth = |vdev: &Vdev| vdev.used().nth(n).map(|(leaf, _)| leaf);
+        let leaf = self.get(dva.device).and_then(nth).unwrap_or(0);
+        Place { dva, leaf }
+    }
+
+    /// The place from which a block of this birth will be read soonest, among those that have not
+    /// been tried; adds it to them. `None` if all have been tried.
+    #[inline]
+    pub(crate) fn choose(
+        &self,
+        dva: Dva,
+        birth: Option<u64>,
+        tried: &mut LeafSet,
+    ) -> Option<Place> {
+        let leaf = match self.get(dva.device) {
+            // If none is in use, the first one says why.
+            Some(vdev) if vdev.kind() == VdevKind::Mirror && vdev.used().next().is_some() => {
+                vdev.status().choose(birth, tried)
+            }
+            _ => (!tried.contains(0)).then_some(0),
+        };
+        tried.insert(leaf?);
+        Some(Place { dva, leaf: leaf? })
+    }
+
+    /// Whether no device of the vdev of an address is there.
+    pub(crate) fn is_missing(&self, dva: Dva) -> bool {
+        self.get(dva.device).is_some_and(Vdev::is_missing)
+    }
+
+    /// Whether the device of a place misses nothing.
+    pub(crate) fn is_whole(&self, place: Place) -> bool {
+        let vdev = self.get(place.dva.device);
+        vdev.is_some_and(|vdev| vdev.status().missed(place.leaf).is_none())
+    }
+
+    /// A scrub has healed a block of this birth there. It counts as an error of the device, unless
+    /// that was known to miss it.
+    pub(crate) fn note_healed(&self, place: Place, birth: u64) {
+        let vdev = self.get(place.dva.device);
+        let missed = vdev.and_then(|vdev| vdev.status().missed(place.leaf));
+        if missed.is_none_or(|missed| !missed.contains(birth)) {
+            self.note_checksum(place);
+        }
+    }
+
+    /// A block has a wrong checksum there.
+    pub(crate) fn note_checksum(&self, place: Place) {
+        if let Some(vdev) = self.get(place.dva.device) {
+            vdev.status().note_checksum(place.leaf);
+        }
+    }
+
+    /// Reads from a place into `buffer` and waits.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] for an invalid address, [`ErrorKind::Device`] if the device fails.
-    pub(crate) fn read(&self, dva: Dva, buffer: Buffer, priority: Priority) -> Result<Buffer> {
-        let member = self.place(dva, buffer.len() as u64)?;
-        let request = Request::read(dva.offset, buffer).with_priority(priority);
-        member.run(request).into_buffer().map_err(failed)
+    pub(crate) fn read(&self, place: Place, buffer: Buffer, priority: Priority) -> Result<Buffer> {
+        let vdev = self.place(place.dva, buffer.len() as u64)?;
+        let (leaf, status) = (vdev.leaf(place.leaf), vdev.status());
+        let request = Request::read(place.dva.offset, buffer).with_priority(priority);
+        if vdev.kind() == VdevKind::Device {
+            return leaf.run(request).into_buffer().map_err(failed);
+        }
+        let began_ns = status.begin_read(place.leaf);
+        let read = leaf.run(request).into_buffer();
+        status.end_read(place.leaf, began_ns, read.is_ok());
+        read.map_err(failed)
     }
 
-    /// Starts to read from `dva` into `buffer`. `done` runs exactly once, on any thread, and must
+    /// Starts to read from a place into `buffer`. `done` runs exactly once, on any thread, and must
     /// not block. `handle` receives a handle that can raise the priority of the read until it
     /// starts.
     ///
@@ -371,22 +397,33 @@ impl Devices {
     /// [`ErrorKind::Corrupt`] for an invalid address; `done` is dropped and does not run.
     pub(crate) fn read_async(
         &self,
-        dva: Dva,
+        place: Place,
         buffer: Buffer,
         priority: Priority,
         handle: impl FnOnce(RaiseHandle),
         done: impl FnOnce(Read) + Send + 'static,
     ) -> Result<()> {
-        let member = self.place(dva, buffer.len() as u64)?;
-        let request = Request::read(dva.offset, buffer).with_priority(priority);
+        let vdev = self.place(place.dva, buffer.len() as u64)?;
+        let request = Request::read(place.dva.offset, buffer).with_priority(priority);
         let (request, raise) = request.raisable();
         handle(raise);
-        member.roots.submit(request.on_done(move |completion| done(completion.into_buffer())));
+        let leaf = place.leaf;
+        let measured = match vdev.kind() {
+            VdevKind::Device => None,
+            VdevKind::Mirror => Some((Arc::clone(vdev.status()), vdev.status().begin_read(leaf))),
+        };
+        vdev.leaf(leaf).roots().submit(request.on_done(move |completion| {
+            let read = completion.into_buffer();
+            if let Some((status, began_ns)) = measured {
+                status.end_read(leaf, began_ns, read.is_ok());
+            }
+            done(read);
+        }));
         Ok(())
     }
 
-    /// Starts to write `payload` to `dva`. `done` runs exactly once, on any thread, after the
-    /// payload is dropped. It must not block.
+    /// Starts to write `payload` to `dva`, on all devices of its vdev that are in use. `done` runs
+    /// exactly once, on any thread, after the payload is dropped. It must not block.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] for an invalid address; `done` is dropped and does not run.
@@ -397,25 +434,20 @@ impl Devices {
         priority: Priority,
         done: impl FnOnce(Result<(), forebay_io::Error>) + Send + 'static,
     ) -> Result<()> {
-        let member = self.place(dva, payload.bytes().len() as u64)?;
-        let request = Request::write_shared(dva.offset, payload).with_priority(priority);
-        let request = request.with_fence(self.fence());
-        member.roots.submit(request.on_done(move |completion| {
-            drop(completion.payload);
-            done(completion.result);
-        }));
+        let vdev = self.place(dva, payload.bytes().len() as u64)?;
+        vdev.write_async(dva.offset, payload, (priority, self.fence()), done);
         Ok(())
     }
 
-    /// Writes `buffer` to `dva` and waits. The data is durable after a flush.
+    /// Writes `buffer` to one place and waits. The data is durable after a flush.
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub(crate) fn write(&self, dva: Dva, buffer: Buffer, priority: Priority) -> Result<()> {
-        let member = self.place(dva, buffer.len() as u64)?;
-        let request = Request::write(dva.offset, buffer).with_priority(priority);
+    pub(crate) fn write(&self, place: Place, buffer: Buffer, priority: Priority) -> Result<()> {
+        let vdev = self.place(place.dva, buffer.len() as u64)?;
+        let request = Request::write(place.dva.offset, buffer).with_priority(priority);
         let request = request.with_fence(self.fence());
-        member.run(request).result.map_err(failed)
+        vdev.leaf(place.leaf).run(request).result.map_err(failed)
     }
 
     /// Writes all buffers concurrently, in any order, and waits. The data is durable after a flush.
@@ -424,41 +456,40 @@ impl Devices {
     /// As [`read`](Self::read): the first failure. Other writes may have succeeded.
     pub(crate) fn write_all(&self, writes: Vec<(Dva, Buffer)>, priority: Priority) -> Result<()> {
         let checked = writes.into_iter().map(|(dva, buffer)| {
-            let member = self.place(dva, buffer.len() as u64)?;
-            let request = Request::write(dva.offset, buffer).with_priority(priority);
-            Ok((member, request.with_fence(self.fence())))
+            let vdev = self.place(dva, buffer.len() as u64)?;
+            Ok((vdev, dva.offset, buffer))
         });
         // Nothing is written if an address is invalid.
         let checked: Vec<_> = checked.collect::<Result<_>>()?;
-        let submit = |(member, request): (&'_ Member, Request)| {
-            let (request, pending) = request.pending();
-            member.roots.submit(request);
-            (Arc::clone(&member.device), pending)
-        };
-        let pending: Vec<_> = checked.into_iter().map(submit).collect();
-        let ends = pending.into_iter().map(|(device, pending)| pending.wait(&*device).result);
+        let begun = checked.into_iter().map(|(vdev, offset, buffer)| {
+            vdev.begin_write(offset, buffer, (priority, self.fence()))
+        });
+        let begun: Vec<_> = begun.collect();
         // Waits for all, even if one failed.
-        let ends: Vec<_> = ends.collect();
+        let ends: Vec<_> = begun.into_iter().map(vdev::VdevPending::wait).collect();
         ends.into_iter().collect::<Result<(), _>>().map_err(failed)
     }
 
     /// Reads all buffers concurrently and waits. Returns the result of each read.
     pub(crate) fn read_all(
         &self,
-        reads: Vec<(Dva, Buffer)>,
+        reads: Vec<(Place, Buffer)>,
         priority: Priority,
     ) -> Vec<Result<Buffer>> {
-        let submit = |(dva, buffer): (Dva, Buffer)| {
-            let member = self.place(dva, buffer.len() as u64)?;
-            let request = Request::read(dva.offset, buffer).with_priority(priority);
+        let submit = |(place, buffer): (Place, Buffer)| {
+            let vdev = self.place(place.dva, buffer.len() as u64)?;
+            let request = Request::read(place.dva.offset, buffer).with_priority(priority);
             let (request, pending) = request.pending();
-            member.roots.submit(request);
-            Ok((member, pending))
+            let began_ns = vdev.status().begin_read(place.leaf);
+            vdev.leaf(place.leaf).roots().submit(request);
+            Ok((vdev, place.leaf, began_ns, pending))
         };
         let pending: Vec<Result<_>> = reads.into_iter().map(submit).collect();
-        let wait = |pending: Result<(&Member, Pending)>| {
-            let (member, pending) = pending?;
-            pending.wait(&*member.device).into_buffer().map_err(failed)
+        let wait = |pending: Result<(&Vdev, u8, u64, Pending)>| {
+            let (vdev, leaf, began_ns, pending) = pending?;
+            let read = pending.wait(&**vdev.leaf(leaf).device()).into_buffer();
+            vdev.status().end_read(leaf, began_ns, read.is_ok());
+            read.map_err(failed)
         };
         pending.into_iter().map(wait).collect()
     }
@@ -468,8 +499,13 @@ impl Devices {
     /// # Errors
     /// [`ErrorKind::Device`]: the first failure.
     pub(crate) fn flush_all(&self) -> Result<()> {
-        let members: Vec<&Member> = self.iter().collect();
-        label::flush(&members).inspect_err(|_| self.note_flush_failure())
+        let last = self.count().saturating_sub(1);
+        let begun = self.iter().enumerate().map(|(at, vdev)| vdev.begin_flush(at == last));
+        let begun: Vec<_> = begun.collect();
+        // Waits for all, even if one failed.
+        let ends: Vec<_> = begun.into_iter().map(vdev::VdevPending::wait).collect();
+        let flushed = ends.into_iter().collect::<Result<(), _>>().map_err(Error::from);
+        flushed.inspect_err(|_| self.note_flush_failure())
     }
 
     fn note_flush_failure(&self) {
@@ -487,45 +523,45 @@ impl Devices {
     pub(crate) fn retry_flushes(&self) {
         // The failure that this forgets may have been somebody's who did not count it.
         self.note_flush_failure();
-        self.iter().for_each(|member| member.device().retry_flushes());
+        let used = self.iter().flat_map(|vdev| vdev.used());
+        used.for_each(|(_, leaf)| leaf.device().retry_flushes());
+    }
+
+    /// Forgets failures that devices had, for their health.
+    pub(crate) fn forget_errors(&self) {
+        self.leaves().for_each(Leaf::forget_errors);
+        self.iter().for_each(|vdev| vdev.status().forget_errors());
     }
 
     /// Waits until all requests submitted before have ended, including their callbacks.
     pub(crate) fn drain(&self) {
-        for member in self.iter() {
-            let drained = member.roots.drain();
-            debug_assert!(drained.is_ok(), "a callback drains");
-        }
+        self.leaves().for_each(Leaf::drain);
     }
 
     /// Extends the usable span of a device that has grown. Its labels must state the new size,
     /// durably: from now on blocks may be placed there.
-    pub(crate) fn expand(&self, number: u16, size_bytes: u64) {
-        if let Some(member) = self.get(number) {
-            member.size_bytes.fetch_max(size_bytes, Ordering::AcqRel);
+    fn expand(&self, number: u16, leaf: u8, size_bytes: u64) {
+        if let Some(vdev) = self.get(number) {
+            vdev.leaf(leaf).grow_to(size_bytes);
         }
     }
 
     /// Rejects new requests, waits for accepted ones, and releases the file locks, even if the set
     /// is still referenced. The devices stay open. Idempotent.
     pub(crate) fn close(&self) {
-        for member in self.iter() {
-            member.roots.close();
-        }
+        self.leaves().for_each(Leaf::close_roots);
         self.drain();
-        for member in self.iter() {
-            drop(member.lock.lock().take());
-        }
+        self.leaves().for_each(Leaf::unlock);
     }
 }
 
 impl Drop for Devices {
     fn drop(&mut self) {
         for slot in &self.slots {
-            let member = slot.swap(ptr::null_mut(), Ordering::AcqRel);
-            if !member.is_null() {
+            let vdev = slot.swap(ptr::null_mut(), Ordering::AcqRel);
+            if !vdev.is_null() {
                 // SAFETY: a box that `add` leaked for this slot, removed from the slot here.
-                drop(unsafe { Box::from_raw(member) });
+                drop(unsafe { Box::from_raw(vdev) });
             }
         }
     }
@@ -533,6 +569,6 @@ impl Drop for Devices {
 
 impl fmt::Debug for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.iter().map(|member| (member.name(), member.span()))).finish()
+        f.debug_list().entries(self.iter().map(|vdev| (vdev.name(), vdev.span()))).finish()
     }
 }

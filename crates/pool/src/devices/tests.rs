@@ -7,14 +7,17 @@ use forebay_io::{Device, MemoryDevice, MemoryOptions, OpenOptions, Priority, Req
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::config::{Config, Label};
-use super::import::{CreateOptions, ImportOptions, Imported, add, create, import};
-use super::label::{self, Uberblock};
+use super::Place;
+use super::config::{Label, LabelBytes};
+use super::create::{CreateOptions, NewVdev, add, create};
+use super::features::{self, Feature};
+use super::import::{ImportOptions, Imported, import};
+use super::label::{self, CONFIG_BYTES, Uberblock};
 use crate::block_cache::{BlockCache, BlockCacheOptions};
 use crate::error::{Error, ErrorKind};
 use crate::format::label::{
-    LABEL_BYTES, LabelPhys, MIN_DEVICE_BYTES, RING_OFFSET, RING_SLOTS, SLOT_BYTES, UberblockPhys,
-    VERSION,
+    FeatureClass, LABEL_BYTES, LabelPhys, MIN_DEVICE_BYTES, NodePhys, RING_OFFSET, RING_SLOTS,
+    SLOT_BYTES, UberblockPhys, VERSION, tree_checksum,
 };
 use crate::format::{BlockPtrPhys, Dva, DvaPhys};
 use crate::open::{HostId, Opened, open_path};
@@ -33,6 +36,10 @@ fn device_of(name: &str, size_bytes: u64, sector_bytes: u32) -> Arc<MemoryDevice
 
 fn devices(count: usize) -> Vec<Arc<MemoryDevice>> {
     (0..count).map(|n| device_of(&format!("disk{n}"), SIZE, 512)).collect()
+}
+
+fn striped(devices: &[Arc<MemoryDevice>]) -> Vec<NewVdev> {
+    opened(devices).into_iter().map(NewVdev::Device).collect()
 }
 
 fn opened(devices: &[Arc<MemoryDevice>]) -> Vec<Opened> {
@@ -73,7 +80,7 @@ fn uberblock(txg: u64, device_count: usize) -> Uberblock {
         txg,
         time_ns: txg * 7,
         root,
-        device_count: device_count as u16,
+        vdev_count: device_count as u16,
         previous_txg: txg - 1,
     }
 }
@@ -86,7 +93,7 @@ fn commit(pool: &Imported, txg: u64, memory: &BlockCache) {
 
 /// A pool of so many devices, with one uberblock.
 fn pool(memory_devices: &[Arc<MemoryDevice>], memory: &BlockCache) -> Imported {
-    let pool = create(opened(memory_devices), &options(1), memory).unwrap();
+    let pool = create(striped(memory_devices), &options(1), memory).unwrap();
     commit(&pool, 1, memory);
     pool
 }
@@ -150,14 +157,14 @@ fn what_cannot_be_imported_says_why() {
     let made = pool(&memory_devices, &memory);
     let (kind, text) = refused(&memory_devices[..2], &memory);
     assert_eq!(kind, ErrorKind::NotAPool);
-    let guid = format!("{:#x}", made.config.devices[2].guid);
+    let guid = format!("{:#x}", made.config.vdevs[2].guid);
     assert!(text.contains("device 2") && text.contains(&guid) && text.contains("disk1"), "{text}");
     let twice = [memory_devices.clone(), memory_devices[1..2].to_vec()].concat();
     let (kind, text) = refused(&twice, &memory);
     assert_eq!(kind, ErrorKind::Invalid);
     assert!(text.contains("given twice"), "{text}");
     let other = [device_of("stranger", SIZE, 512)];
-    create(opened(&other), &CreateOptions { name: "other".to_owned(), ..options(2) }, &memory)
+    create(striped(&other), &CreateOptions { name: "other".to_owned(), ..options(2) }, &memory)
         .unwrap();
     let (kind, text) = refused(&[memory_devices.clone(), other.to_vec()].concat(), &memory);
     assert_eq!(kind, ErrorKind::NotAPool);
@@ -192,25 +199,25 @@ fn another_hosts_pool_is_in_use_unless_forced_or_exported() {
 fn devices_that_cannot_be_are_refused() {
     let memory = memory();
     let small = [device_of("small", MIN_DEVICE_BYTES - LABEL_BYTES, 512)];
-    let error = create(opened(&small), &options(1), &memory).map(drop).unwrap_err();
+    let error = create(striped(&small), &options(1), &memory).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("16777216"), "{error}");
     let memory_devices = devices(1);
     let twice = [memory_devices.clone(), memory_devices.clone()].concat();
-    let error = create(opened(&twice), &options(1), &memory).map(drop).unwrap_err();
+    let error = create(striped(&twice), &options(1), &memory).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(create(Vec::new(), &options(1), &memory).is_err());
     for name in ["", "a/b", "a\nb", &"x".repeat(65)] {
         let options = CreateOptions { name: name.to_owned(), ..options(1) };
-        let error = create(opened(&memory_devices), &options, &memory).map(drop).unwrap_err();
+        let error = create(striped(&memory_devices), &options, &memory).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
     }
     pool(&memory_devices, &memory);
-    let error = create(opened(&memory_devices), &options(2), &memory).map(drop).unwrap_err();
+    let error = create(striped(&memory_devices), &options(2), &memory).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exists);
     assert!(error.to_string().contains("\"tank\""), "{error}");
     let forced = CreateOptions { force: true, ..options(2) };
-    create(opened(&memory_devices), &forced, &memory).unwrap();
+    create(striped(&memory_devices), &forced, &memory).unwrap();
     // The older pool's uberblocks are gone.
     assert!(refused(&memory_devices, &memory).1.contains("no uberblock"));
 }
@@ -243,7 +250,7 @@ fn no_two_sectors_of_a_new_pool_share_a_physical_one_unless_asked_for() {
     let memory = memory();
     let of = |devices: &[Arc<MemoryDevice>], sector_bytes| {
         let options = CreateOptions { sector_bytes, force: true, ..options(7) };
-        create(opened(devices), &options, &memory).map(|made| made.config.sector_bytes)
+        create(striped(devices), &options, &memory).map(|made| made.config.sector_bytes)
     };
     let mixed = [device_of("fine", SIZE, 512), emulating("disk")];
     assert_eq!(of(&mixed, None).unwrap(), 4096);
@@ -271,7 +278,7 @@ fn a_device_with_larger_physical_sectors_joins_only_if_that_is_accepted() {
     let fine = pool(&devices(1), &memory);
     let mut config = fine.config.clone();
     let mut join = |sector_bytes| {
-        let disk = (emulating("disk") as Arc<dyn Device>).into();
+        let disk = NewVdev::Device((emulating("disk") as Arc<dyn Device>).into());
         let options = CreateOptions { sector_bytes, ..options(9) };
         add(&fine.devices, disk, &options, &mut config, &memory, &|_| Ok(()))
     };
@@ -290,7 +297,7 @@ fn sectors_are_the_largest_ones() {
     let made = pool(&memory_devices, &memory);
     assert_eq!((made.config.sector_bytes, made.devices.sector_bytes()), (4096, 4096));
     let fine = pool(&devices(1), &memory);
-    let coarse = (Arc::clone(&memory_devices[1]) as Arc<dyn Device>).into();
+    let coarse = NewVdev::Device((Arc::clone(&memory_devices[1]) as Arc<dyn Device>).into());
     let options = CreateOptions { force: true, ..options(9) };
     let mut config = fine.config.clone();
     let error =
@@ -351,7 +358,7 @@ fn an_added_device_is_a_member_once_a_txg_says_so() {
     let mut made = pool(&memory_devices[..2], &memory);
     let before: Vec<_> =
         memory_devices[..2].iter().map(|one| resized(one, SIZE, &memory)).collect();
-    let new = || (Arc::clone(&memory_devices[2]) as Arc<dyn Device>).into();
+    let new = || NewVdev::Device((Arc::clone(&memory_devices[2]) as Arc<dyn Device>).into());
     assert_eq!(
         add(&made.devices, new(), &options(5), &mut made.config, &memory, &|_| Ok(())).unwrap(),
         2
@@ -376,16 +383,22 @@ fn an_added_device_is_a_member_once_a_txg_says_so() {
 fn other_versions_and_unknown_features_are_named() {
     let (memory, memory_devices) = (memory(), devices(1));
     let made = pool(&memory_devices, &memory);
-    let put = |label: &mut LabelPhys| {
-        label.seal();
+    let put = |bytes: &[u8]| {
         for at in [0, SIZE - LABEL_BYTES] {
-            write_bytes(&memory_devices[0], at, label.as_bytes(), &memory);
+            write_bytes(&memory_devices[0], at, bytes, &memory);
         }
     };
+    let with_head = |change: &dyn Fn(&mut LabelPhys)| {
+        let (mut head, nodes) = made.config.encode_parts(0, 0);
+        change(&mut head);
+        sealed(&head, &nodes)
+    };
     for version in [VERSION - 1, VERSION + 1] {
-        let mut other = made.config.encode(0);
-        other.version = U32::new(version);
-        put(&mut other);
+        // A label of another version has its tree elsewhere.
+        put(&with_head(&|head| {
+            head.version = U32::new(version);
+            head.tree_checksum = [0; 16];
+        }));
         let (kind, text) = refused(&memory_devices, &memory);
         assert_eq!(kind, ErrorKind::Unsupported);
         assert!(
@@ -393,16 +406,11 @@ fn other_versions_and_unknown_features_are_named() {
             "{text}"
         );
     }
-    let features = vec!["org.example:mirrors".to_owned()];
-    put(&mut Config { features, ..made.config.clone() }.encode(0));
-    let (kind, text) = refused(&memory_devices, &memory);
-    assert_eq!(kind, ErrorKind::Unsupported);
-    assert!(text.contains("org.example:mirrors"), "{text}");
-    let mut mirrored = made.config.encode(0);
-    mirrored.nodes[0].kind = 3;
-    put(&mut mirrored);
+    let (head, mut nodes) = made.config.encode_parts(0, 0);
+    nodes[1].kind = 4;
+    put(&sealed(&head, &nodes));
     assert_eq!(refused(&memory_devices, &memory).0, ErrorKind::Unsupported);
-    put(&mut made.config.encode(0));
+    put(&made.config.encode(0, 0));
     let mut newer = UberblockPhys::empty();
     newer.version = U32::new(7);
     newer.pool_guid = U64::new(made.config.pool_guid);
@@ -414,38 +422,106 @@ fn other_versions_and_unknown_features_are_named() {
     assert!(text.contains("version 7"), "{text}");
 }
 
+/// The bytes of a label with these parts, whose checksums are right.
+fn sealed(head: &LabelPhys, nodes: &[NodePhys]) -> Vec<u8> {
+    let mut head = *head;
+    // A count that is too large is not for the checksum to find.
+    let counted = usize::from(head.node_count.get()).min(nodes.len());
+    if head.version.get() == VERSION {
+        head.tree_checksum = tree_checksum(&nodes[..counted]);
+    }
+    head.seal();
+    let mut bytes = head.as_bytes().to_vec();
+    bytes.extend_from_slice(nodes.as_bytes());
+    bytes.resize(CONFIG_BYTES, 0);
+    bytes
+}
+
+fn decode(bytes: &[u8]) -> Result<Option<Label>, Error> {
+    let mut bytes = bytes.to_vec();
+    bytes.resize(CONFIG_BYTES, 0);
+    Label::decode(&LabelBytes::of(&bytes).unwrap(), "disk")
+}
+
+#[test]
+fn an_unknown_feature_in_use_is_named_with_what_still_works() {
+    let (memory, memory_devices) = (memory(), devices(1));
+    let made = pool(&memory_devices, &memory);
+    let put = |class, uses| {
+        let mut config = made.config.clone();
+        config.features.push(Feature::of_another_build("org.example:new", class, uses));
+        config.generation += 1;
+        for at in [0, SIZE - LABEL_BYTES] {
+            write_bytes(&memory_devices[0], at, &config.encode(0, 0), &memory);
+        }
+    };
+    let read_only = || {
+        let options = ImportOptions { read_only: true, ..import_options() };
+        import(opened(&memory_devices), &options, &memory)
+    };
+    // Enabled, and not active: nothing uses it.
+    put(FeatureClass::Incompatible, 0);
+    let found = import_as(&memory_devices, 1, &memory).unwrap();
+    let known = features::of_new_pool().len();
+    assert_eq!(found.config.features[known].name, "org.example:new", "it is written back");
+    put(FeatureClass::Compatible, 3);
+    import_as(&memory_devices, 1, &memory).unwrap();
+    put(FeatureClass::ReadOnlyCompatible, 1);
+    let (kind, text) = refused(&memory_devices, &memory);
+    assert_eq!(kind, ErrorKind::Unsupported);
+    assert!(text.contains("org.example:new") && text.contains("import it read-only"), "{text}");
+    read_only().unwrap();
+    put(FeatureClass::Incompatible, 1);
+    let (kind, text) = refused(&memory_devices, &memory);
+    assert_eq!(kind, ErrorKind::Unsupported);
+    assert!(text.contains("org.example:new") && text.contains("neither read nor"), "{text}");
+    assert_eq!(read_only().unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
 /// Labels that are sound and say anything at all: an error or a value, and no panic.
 #[test]
 fn hostile_labels_do_not_harm() {
-    let (memory, memory_devices) = (memory(), devices(3));
-    let made = pool(&memory_devices, &memory);
+    let (memory, memory_devices) = (memory(), devices(5));
+    let mut rest = opened(&memory_devices).into_iter();
+    let mut wanted = vec![NewVdev::Device(rest.next().unwrap())];
+    wanted.push(NewVdev::Mirror(rest.by_ref().take(2).collect()));
+    wanted.push(NewVdev::Mirror(rest.collect()));
+    let made = create(wanted, &options(1), &memory).unwrap();
     let seed = 17;
     println!("seed {seed}");
     let mut rng = SmallRng::from_seed(seed);
-    let good = made.config.encode(1);
+    let good = made.config.encode_parts(1, 0);
     let (mut refused, mut accepted) = (0, 0);
     for _ in 0..20_000 {
-        let mut label = good;
+        let (mut head, mut nodes) = good.clone();
         for _ in 0..=rng.below(4) {
             // Where there is something, mostly.
-            let at = if rng.below(2) == 0 { rng.below(80) } else { rng.below(4080) } as usize;
-            label.as_mut_bytes()[at] = rng.next_u64() as u8;
+            let value = rng.next_u64() as u8;
+            match rng.below(3) {
+                0 => head.as_mut_bytes()[rng.below(80) as usize] = value,
+                1 => head.as_mut_bytes()[rng.below(4080) as usize] = value,
+                _ => {
+                    let bytes = nodes.as_mut_slice().as_mut_bytes();
+                    let at = rng.below(bytes.len() as u64) as usize;
+                    bytes[at] = value % 8;
+                }
+            }
         }
         if rng.below(4) == 0 {
-            label.node_count = U16::new(rng.below(100) as u16);
-            label.device_count = U16::new(rng.below(100) as u16);
-            label.feature_count = U16::new(rng.below(100) as u16);
+            head.node_count = U16::new(rng.below(10) as u16);
+            head.vdev_count = U16::new(rng.below(10) as u16);
+            head.feature_count = U16::new(rng.below(100) as u16);
         }
-        label.magic = good.magic;
-        label.seal();
-        match Label::decode(&label, "disk") {
+        head.magic = good.0.magic;
+        match decode(&sealed(&head, &nodes)) {
             Ok(Some(found)) => {
                 accepted += 1;
                 // What is accepted can be written again.
-                let again = found.config.encode(found.number);
-                assert_eq!(Label::decode(&again, "disk").unwrap().unwrap(), found);
+                let again = found.config.encode(found.number, found.leaf);
+                assert_eq!(decode(&again).unwrap().unwrap(), found);
             }
-            Ok(None) => panic!("it was sealed"),
+            // A count of more nodes than there are.
+            Ok(None) => refused += 1,
             Err(error) => {
                 refused += 1;
                 assert!(matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported));
@@ -461,9 +537,10 @@ fn damaged_labels_are_no_labels() {
     let made = pool(&memory_devices, &memory);
     let mut rng = SmallRng::from_seed(23);
     for _ in 0..5000 {
-        let mut label = made.config.encode(0);
-        label.as_mut_bytes()[rng.below(4096) as usize] ^= 1 << rng.below(8);
-        assert_eq!(Label::decode(&label, "disk").unwrap(), None);
+        let mut label = made.config.encode(0, 0);
+        // The head, or a node.
+        label[rng.below(4096 + 2 * 64) as usize] ^= 1 << rng.below(8);
+        assert_eq!(decode(&label).unwrap(), None);
     }
     assert!(LabelPhys::ref_from_bytes(&[0; SLOT_BYTES]).is_ok_and(|label| !label.is_sound()));
 }
@@ -479,7 +556,7 @@ fn hostile_uberblocks_do_not_harm() {
         let mut phys = UberblockPhys::empty();
         phys.pool_guid = U64::new(made.config.pool_guid);
         phys.txg = U64::new(2 + rng.below(40));
-        phys.device_count = U32::new(1);
+        phys.vdev_count = U32::new(1);
         let slot = phys.txg.get() % RING_SLOTS;
         for _ in 0..rng.below(4) {
             phys.as_mut_bytes()[rng.below(110) as usize] = rng.next_u64() as u8;
@@ -519,8 +596,8 @@ fn a_crash_leaves_the_older_or_the_newer() {
         RecordOptions::default(),
     );
     let record = Arc::new(record);
-    let as_device = || vec![(Arc::clone(&record) as Arc<dyn Device>).into()];
-    let mut made = create(as_device(), &options(1), &memory).unwrap();
+    let recorded = NewVdev::Device((Arc::clone(&record) as Arc<dyn Device>).into());
+    let mut made = create(vec![recorded], &options(1), &memory).unwrap();
     commit(&made, 1, &memory);
     let start = record.position();
     let old = made.config.clone();
@@ -556,7 +633,11 @@ fn requests_stay_between_the_labels() {
     let made = pool(&memory_devices, &memory);
     let read = |device, offset, len| {
         let buffer = memory.alloc(len).unwrap();
-        made.devices.read(Dva { device, offset }, buffer, Priority::SyncRead)
+        made.devices.read(
+            Place { dva: Dva { device, offset }, leaf: 0 },
+            buffer,
+            Priority::SyncRead,
+        )
     };
     read(0, LABEL_BYTES, 4096).unwrap();
     read(1, SIZE - LABEL_BYTES - 512, 512).unwrap();
@@ -579,14 +660,20 @@ fn requests_stay_between_the_labels() {
     };
     made.devices.write_all(two(LABEL_BYTES, 1 << 20), Priority::SyncWrite).unwrap();
     assert!(made.devices.write_all(two(LABEL_BYTES, 0), Priority::SyncWrite).is_err());
-    let ends = made.devices.read_all(two(LABEL_BYTES, 0), Priority::SyncRead);
+    let places = two(LABEL_BYTES, 0).into_iter();
+    let places = places.map(|(dva, buffer)| (Place { dva, leaf: 0 }, buffer)).collect();
+    let ends = made.devices.read_all(places, Priority::SyncRead);
     assert!(ends[0].is_ok() && ends[1].is_err());
     made.devices.flush_all().unwrap();
     made.devices.close();
     made.devices.close();
     let buffer = memory.alloc(512).unwrap();
     let at = Dva { device: 0, offset: LABEL_BYTES };
-    let error = made.devices.read(at, buffer, Priority::SyncRead).map(drop).unwrap_err();
+    let error = made
+        .devices
+        .read(Place { dva: at, leaf: 0 }, buffer, Priority::SyncRead)
+        .map(drop)
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
     // The device itself is its owner's.
     read_bytes(&memory_devices[0], 0, 512, &memory);
@@ -610,7 +697,7 @@ fn a_file_is_one_process_at_a_time() {
     drop(readers);
     let memory = memory();
     let again = open_path(&path, &options).unwrap();
-    let made = create(vec![again], &self::options(1), &memory).unwrap();
+    let made = create(vec![NewVdev::Device(again)], &self::options(1), &memory).unwrap();
     commit(&made, 1, &memory);
     made.devices.close();
     let found = vec![open_path(&path, &options).unwrap()];

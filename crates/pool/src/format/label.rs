@@ -1,7 +1,10 @@
 //! Labels: they identify a device and its pool, and point to the pool's newest root.
 //!
-//! A label of [`LABEL_BYTES`] lies at each end of a device: a configuration block at its start and
-//! a ring of uberblocks at [`RING_OFFSET`]. The rest is zeros.
+//! A label of [`LABEL_BYTES`] lies at each end of a device: a configuration block at its start, the
+//! tree of vdevs after it, and a ring of uberblocks at [`RING_OFFSET`]. The rest is zeros.
+//!
+//! Magic, version and checksum of a configuration block lie where they are in every version, so
+//! that each version can name the others.
 
 use std::ops::RangeInclusive;
 
@@ -27,17 +30,22 @@ pub const SECTOR_BYTES: RangeInclusive<u32> = 512..=4096;
 pub const MIN_DEVICE_BYTES: u64 = 16 << 20;
 /// Maximum length of a pool or host name.
 pub const NAME_BYTES: usize = 64;
-/// Maximum number of devices of a pool.
-pub const MAX_DEVICES: usize = 64;
+/// Maximum number of devices of a pool: leaves of its tree.
+pub const MAX_LEAVES: usize = 255;
+/// Maximum number of top-level vdevs of a pool.
+pub const MAX_VDEVS: usize = MAX_LEAVES;
 /// Maximum number of features of a label.
-pub const MAX_FEATURES: usize = 16;
+pub const MAX_FEATURES: usize = 64;
 /// Maximum length of a feature's name.
 pub const FEATURE_BYTES: usize = 32;
-/// Maximum number of nodes of the device tree: the devices, the stripe over them, and space for
-/// nodes between them.
-pub const MAX_NODES: usize = 80;
+/// Maximum number of nodes of the tree: the root, the devices, and the mirrors of two or more.
+pub const MAX_NODES: usize = 384;
+/// Offset of the tree in a label.
+pub const TREE_OFFSET: u64 = SLOT_BYTES as u64;
+/// Maximum size of the tree.
+pub const TREE_BYTES: usize = MAX_NODES * size_of::<NodePhys>();
 /// The only version that this code writes and reads.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// First bytes of a configuration block: "forebay" and the byte 1.
 pub const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"forebay\x01");
 /// First bytes of a heartbeat: "forebeat".
@@ -53,24 +61,52 @@ pub const STATE_ACTIVE: u8 = 1;
 
 const _: () = assert!(RING_OFFSET + RING_SLOTS * SLOT_BYTES as u64 <= LABEL_BYTES);
 
-/// Kind of a node of the device tree.
+/// Kind of a node of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum NodeKind {
-    /// Blocks are striped over its children.
-    Stripe = 1,
+    /// Blocks are striped over its children, the top-level vdevs.
+    Root = 1,
     /// A device.
-    Disk = 2,
+    Device = 2,
+    /// Each of its children, which are devices, has all blocks.
+    Mirror = 3,
 }
 
 impl NodeKind {
     /// Decodes the on-disk number.
     pub fn from_raw(raw: u8) -> Option<Self> {
-        [Self::Stripe, Self::Disk].into_iter().find(|kind| *kind as u8 == raw)
+        [Self::Root, Self::Device, Self::Mirror].into_iter().find(|kind| *kind as u8 == raw)
     }
 }
 
-/// A node of the tree of devices.
+/// [`NodePhys::class`] of vdevs that hold the blocks of the pool; the only one so far.
+pub const CLASS_DATA: u8 = 0;
+
+/// State of a device of the tree, as far as labels record it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum StoredState {
+    /// It is used if it is there.
+    #[default]
+    Online = 0,
+    /// It failed, and is not used.
+    Faulted = 1,
+    /// It was taken out of use.
+    Offline = 2,
+    /// It was not there when the pool was imported.
+    Missing = 3,
+}
+
+impl StoredState {
+    /// Decodes the on-disk number.
+    pub fn from_raw(raw: u8) -> Option<Self> {
+        let all = [Self::Online, Self::Faulted, Self::Offline, Self::Missing];
+        all.into_iter().find(|state| *state as u8 == raw)
+    }
+}
+
+/// A node of the tree of vdevs.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct NodePhys {
@@ -80,15 +116,68 @@ pub struct NodePhys {
     pub size_bytes: U64,
     /// Index of its parent among the nodes, which precedes it; [`NO_PARENT`] for the first.
     pub parent: U16,
-    /// Number of the device in the pool, as in addresses.
+    /// Number of the top-level vdev that it is or belongs to, as in addresses.
     pub number: U16,
     /// A [`NodeKind`]; 0 for unused nodes.
     pub kind: u8,
-    /// Zeros.
-    pub reserved: [u8; 11],
+    /// [`CLASS_DATA`].
+    pub class: u8,
+    /// Of a device, a [`StoredState`].
+    pub state: u8,
+    /// Of a device, log2 of its sector size.
+    pub sector_shift: u8,
+    /// Of a device, the first txg of which it misses blocks; 0 if it misses none.
+    pub missed_from: U64,
+    /// Of a device, the last such txg; `u64::MAX` if it still misses those that are written.
+    pub missed_to: U64,
+    /// Reads of the device that failed.
+    pub read_errors: U64,
+    /// Writes and flushes of the device that failed.
+    pub write_errors: U64,
+    /// Blocks of the device with a wrong checksum.
+    pub checksum_errors: U64,
 }
 
-const _: () = assert!(size_of::<NodePhys>() == 32);
+const _: () = assert!(size_of::<NodePhys>() == 64);
+const _: () = assert!(TREE_BYTES.is_multiple_of(SLOT_BYTES));
+const _: () = assert!(TREE_OFFSET + TREE_BYTES as u64 <= HEARTBEAT_OFFSET);
+const _: () = assert!(MAX_NODES > MAX_LEAVES + MAX_LEAVES / 2);
+
+/// What a build that does not know a feature may do with a pool that uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FeatureClass {
+    /// Anything.
+    Compatible = 1,
+    /// Only read.
+    ReadOnlyCompatible = 2,
+    /// Nothing.
+    Incompatible = 3,
+}
+
+impl FeatureClass {
+    /// Decodes the on-disk number.
+    pub fn from_raw(raw: u8) -> Option<Self> {
+        let all = [Self::Compatible, Self::ReadOnlyCompatible, Self::Incompatible];
+        all.into_iter().find(|class| *class as u8 == raw)
+    }
+}
+
+/// A feature that is enabled; it is active if something uses it.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct FeaturePhys {
+    /// Its name, zero-padded.
+    pub name: [u8; FEATURE_BYTES],
+    /// A [`FeatureClass`].
+    pub class: u8,
+    /// Zeros.
+    pub reserved: [u8; 7],
+    /// How many things use it.
+    pub uses: U64,
+}
+
+const _: () = assert!(size_of::<FeaturePhys>() == 48);
 
 /// The configuration block: the pool's configuration and the device's identity.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -110,26 +199,26 @@ pub struct LabelPhys {
     pub txg: U64,
     /// The id of the host that has the pool imported, or had it last.
     pub host_id: U64,
-    /// Number of this device in the pool.
-    pub device_number: U16,
-    /// Number of devices of the pool.
-    pub device_count: U16,
-    /// Number of used nodes.
+    /// Number of the top-level vdev that this device is or belongs to.
+    pub vdev_number: U16,
+    /// Number of top-level vdevs of the pool.
+    pub vdev_count: U16,
+    /// Number of nodes of the tree.
     pub node_count: U16,
     /// Number of used features.
     pub feature_count: U16,
     /// [`STATE_EXPORTED`] or [`STATE_ACTIVE`].
     pub state: u8,
     /// Zeros.
-    pub reserved: [u8; 63],
+    pub reserved: [u8; 47],
+    /// XXH3, 128 bits, of the nodes of the tree.
+    pub tree_checksum: [u8; 16],
     /// Name of the pool, zero-padded.
     pub pool_name: [u8; NAME_BYTES],
     /// Name of the host, zero-padded.
     pub host_name: [u8; NAME_BYTES],
-    /// Names of features that a reader must support, zero-padded.
-    pub features: [[u8; FEATURE_BYTES]; MAX_FEATURES],
-    /// The device tree, root first.
-    pub nodes: [NodePhys; MAX_NODES],
+    /// The features that are enabled.
+    pub features: [FeaturePhys; MAX_FEATURES],
     /// Zeros.
     pub unused: [u8; 752],
     /// XXH3, 128 bits, of all bytes before it.
@@ -146,8 +235,8 @@ pub struct UberblockPhys {
     pub magic: U64,
     /// Format version, [`VERSION`].
     pub version: U32,
-    /// Number of devices of the pool: those with smaller numbers.
-    pub device_count: U32,
+    /// Number of top-level vdevs of the pool: those with smaller numbers.
+    pub vdev_count: U32,
     /// The GUID of the pool.
     pub pool_guid: U64,
     /// The txg.
@@ -220,6 +309,11 @@ impl HeartbeatPhys {
     }
 }
 
+/// Checksum of the nodes of a tree.
+pub fn tree_checksum(nodes: &[NodePhys]) -> [u8; 16] {
+    xxh3_128(nodes.as_bytes()).to_le_bytes()
+}
+
 /// Checksum of a slot: of all bytes before the checksum field.
 fn slot_checksum(slot: &[u8]) -> [u8; 16] {
     xxh3_128(&slot[..slot.len() - 16]).to_le_bytes()
@@ -240,7 +334,7 @@ impl LabelPhys {
         self.checksum = slot_checksum(self.as_bytes());
     }
 
-    /// Whether magic and checksum are correct.
+    /// Whether magic and checksum are correct. The tree has a checksum of its own.
     pub fn is_sound(&self) -> bool {
         self.magic.get() == LABEL_MAGIC && self.checksum == slot_checksum(self.as_bytes())
     }

@@ -11,12 +11,14 @@ use zerocopy::FromBytes;
 
 use super::Inspector;
 use super::labels::{label_places, read_at};
-use crate::devices::config::Label;
+use crate::devices::config::{Label, LeafConfig, LeafErrors, VdevConfig, VdevKind};
 use crate::devices::import::newest_config;
 use crate::devices::label::{self, Uberblock};
-use crate::devices::{Devices, Member, usable_bytes};
+use crate::devices::{Devices, Leaf, Vdev, usable_bytes};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::label::{LABEL_BYTES, RING_OFFSET, RING_SLOTS, SLOT_BYTES, UberblockPhys};
+use crate::format::label::{
+    LABEL_BYTES, RING_OFFSET, RING_SLOTS, SLOT_BYTES, StoredState, UberblockPhys,
+};
 use crate::open::Opened;
 
 /// The devices of a pool, as far as they are present.
@@ -29,11 +31,10 @@ pub(super) struct AssembledPool {
     pub(super) sectors_guessed: bool,
 }
 
-/// A device that the pool should have.
-struct WantedDevice {
-    guid: u64,
-    size_bytes: u64,
-    device: Option<Arc<dyn Device>>,
+/// A vdev that the pool should have, and the devices of it that are there.
+struct WantedVdev {
+    config: VdevConfig,
+    devices: Vec<Option<Arc<dyn Device>>>,
 }
 
 impl Inspector {
@@ -68,19 +69,19 @@ impl Inspector {
         mut notices: Vec<String>,
     ) -> Result<AssembledPool> {
         let config = newest_config(labelled)?;
-        let mut wanted: Vec<WantedDevice> = config
-            .devices
-            .iter()
-            .map(|known| WantedDevice {
-                guid: known.guid,
-                size_bytes: known.size_bytes,
-                device: None,
-            })
-            .collect();
+        let want = |config: &VdevConfig| WantedVdev {
+            devices: vec![None; config.leaves.len()],
+            config: config.clone(),
+        };
+        let mut wanted: Vec<WantedVdev> = config.vdevs.iter().map(want).collect();
         for (opened, label) in labelled {
-            let guid = label.config.devices[usize::from(label.number)].guid;
-            match wanted.iter_mut().find(|one| one.guid == guid && one.device.is_none()) {
-                Some(one) => one.device = Some(Arc::clone(&opened.device)),
+            let guid = label.own().guid;
+            let slot = wanted.iter_mut().find_map(|one| {
+                let at = one.config.leaves.iter().position(|leaf| leaf.guid == guid)?;
+                one.devices.get_mut(at).filter(|slot| slot.is_none())
+            });
+            match slot {
+                Some(slot) => *slot = Some(Arc::clone(&opened.device)),
                 None => {
                     let name = &opened.device.info().name;
                     notices.push(format!(
@@ -89,17 +90,20 @@ impl Inspector {
                 }
             }
         }
-        let missing: Vec<usize> =
-            (0..wanted.len()).filter(|number| wanted[*number].device.is_none()).collect();
-        if let ([number], 1) = (&*missing, others.len()) {
+        let numbered = wanted.iter_mut().enumerate();
+        let slots = numbered
+            .flat_map(|(number, one)| one.devices.iter_mut().map(move |slot| (number, slot)));
+        let mut missing: Vec<_> = slots.filter(|(_, slot)| slot.is_none()).collect();
+        if let ([(number, slot)], 1) = (&mut *missing, others.len()) {
             notices.push(format!("{}: is taken for device {number}", others[0].info().name));
-            wanted[*number].device = others.pop();
+            **slot = others.pop();
         }
         let sized: Vec<(&dyn Device, u64)> = wanted
             .iter()
-            .filter_map(|one| {
-                let device = &**one.device.as_ref()?;
-                Some((device, one.size_bytes.min(usable_bytes(device))))
+            .flat_map(|one| one.devices.iter().zip(&one.config.leaves))
+            .filter_map(|(device, leaf)| {
+                let device = &**device.as_ref()?;
+                Some((device, leaf.size_bytes.min(usable_bytes(device))))
             })
             .collect();
         let uberblocks = label::best_uberblocks(&sized, config.pool_guid, &self.cache)?;
@@ -138,11 +142,18 @@ impl Inspector {
         notices.push("no label is left: the devices are numbered as they were given".to_owned());
         let largest = self.devices.iter().map(|one| u64::from(one.info().sector_bytes)).max();
         let sector = sector_bytes.unwrap_or(0).max(largest.unwrap_or(512));
-        let wanted = self.devices.iter().map(|device| WantedDevice {
-            guid: 0,
-            // A shorter device has no space for blocks.
-            size_bytes: usable_bytes(&**device).max(2 * LABEL_BYTES),
-            device: Some(Arc::clone(device)),
+        let wanted = self.devices.iter().map(|device| {
+            let leaf = LeafConfig {
+                guid: 0,
+                // A shorter device has no space for blocks.
+                size_bytes: usable_bytes(&**device).max(2 * LABEL_BYTES),
+                sector_bytes: device.info().sector_bytes,
+                state: StoredState::Online,
+                missed: None,
+                errors: LeafErrors::default(),
+            };
+            let config = VdevConfig { guid: 0, kind: VdevKind::Device, leaves: vec![leaf] };
+            WantedVdev { config, devices: vec![Some(Arc::clone(device))] }
         });
         let devices = Arc::new(build_devices(wanted.collect(), sector, &mut notices)?);
         Ok(AssembledPool { devices, uberblocks, notices, sectors_guessed: sector_bytes.is_none() })
@@ -150,22 +161,33 @@ impl Inspector {
 }
 
 fn build_devices(
-    wanted: Vec<WantedDevice>,
+    wanted: Vec<WantedVdev>,
     sector_bytes: u64,
     notices: &mut Vec<String>,
 ) -> Result<Devices> {
-    let members = wanted.into_iter().enumerate().map(|(number, one)| {
-        let of = (number as u16, one.guid);
-        let Some(device) = one.device else {
-            notices.push(format!("device {number} ({:016x}) is missing", one.guid));
-            return Member::missing(of, one.size_bytes);
-        };
-        let info = device.info();
-        if info.size_bytes < one.size_bytes {
-            let (name, has, had) = (&info.name, info.size_bytes, one.size_bytes);
-            notices.push(format!("{name}: has {has} bytes, and had {had}: it was cut short"));
+    let mut vdevs = Vec::with_capacity(wanted.len());
+    for (number, WantedVdev { mut config, devices }) in wanted.into_iter().enumerate() {
+        let mut leaves = Vec::with_capacity(devices.len());
+        for (device, known) in devices.into_iter().zip(&mut config.leaves) {
+            let (guid, size_bytes) = (known.guid, known.size_bytes);
+            let Some(device) = device else {
+                notices.push(format!("device {number} ({guid:016x}) is missing"));
+                known.state = StoredState::Missing;
+                leaves.push(Leaf::missing(&format!("device {number}"), guid, size_bytes)?);
+                continue;
+            };
+            let info = device.info();
+            if info.size_bytes < size_bytes {
+                let (name, has) = (&info.name, info.size_bytes);
+                notices.push(format!(
+                    "{name}: has {has} bytes, and had {size_bytes}: it was cut short"
+                ));
+            }
+            // Whatever it misses, it is looked at.
+            known.state = StoredState::Online;
+            leaves.push(Leaf::to_read(guid, size_bytes, device.into()));
         }
-        Ok(Member::to_read(of, one.size_bytes, device.into()))
-    });
-    Devices::new(members.collect::<Result<_>>()?, sector_bytes)
+        vdevs.push(Vdev::new(number as u16, &config, leaves, 1));
+    }
+    Devices::new(vdevs, sector_bytes)
 }

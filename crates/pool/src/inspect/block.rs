@@ -21,8 +21,10 @@ use crate::wait::Wait;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct CopyInfo {
-    /// Number of the device.
+    /// Number of the top-level vdev.
     pub device: u16,
+    /// Which device of a mirror.
+    pub side: u8,
     /// Offset on the device in bytes.
     pub offset: u64,
     /// Why the copy is bad, or `None`.
@@ -83,9 +85,11 @@ impl Inspector {
             };
             check_place(&tree, block, level)?;
             let ptr = tree::descend(&view.store, &tree, block, level, Wait::Allowed)?;
-            let copies = ptr.dvas().enumerate().map(|(copy, dva)| {
-                let problem = view.store.read_copy(&ptr, copy).err().map(|error| error.to_string());
-                CopyInfo { device: dva.device, offset: dva.offset, problem }
+            let copies = view.store.copies(&ptr).into_iter().map(|(place, read)| CopyInfo {
+                device: place.dva.device,
+                side: place.leaf,
+                offset: place.dva.offset,
+                problem: read.err().map(|error| error.to_string()),
             });
             let copies: Vec<CopyInfo> = copies.collect();
             let content = match ptr.is_hole() {
@@ -107,7 +111,12 @@ impl Inspector {
     /// empty, too long or not on the device, [`ErrorKind::Device`].
     pub fn bytes(&self, device: u16, offset: u64, len: u64) -> Result<DeviceBytes> {
         let member = match self.assemble(None) {
-            Ok(assembled) => assembled.devices.get(device).map(|member| member.device().clone()),
+            Ok(assembled) => {
+                // Of a mirror, the first side that is there.
+                let vdev = assembled.devices.get(device);
+                let leaf = vdev.and_then(|vdev| vdev.leaves().iter().find(|one| !one.is_missing()));
+                leaf.map(|leaf| leaf.device().clone())
+            }
             Err(_) => self.devices.get(usize::from(device)).cloned(),
         };
         let Some(member) = member else {
@@ -182,7 +191,11 @@ impl fmt::Display for BlockInfo {
         writeln!(f, "block {}: {}", self.block, self.pointer)?;
         for copy in &self.copies {
             let state = copy.problem.as_deref().unwrap_or("checksum right");
-            writeln!(f, "copy at {}:{:#x}: {state}", copy.device, copy.offset)?;
+            let side = match copy.side {
+                0 => String::new(),
+                side => format!(", side {side}"),
+            };
+            writeln!(f, "copy at {}:{:#x}{side}: {state}", copy.device, copy.offset)?;
         }
         match &self.content {
             Some(bytes) => write!(f, "{}", Hexdump { offset: 0, bytes }),

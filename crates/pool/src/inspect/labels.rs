@@ -11,12 +11,14 @@ use zerocopy::FromBytes;
 use super::Inspector;
 use super::pointer::BlockPtrInfo;
 use crate::block_cache::BlockCache;
-use crate::devices::config::{Label, text_of};
+use crate::devices::config::{Label, LabelBytes, VdevKind, text_of};
+use crate::devices::features::{self, Feature};
+use crate::devices::label::CONFIG_BYTES;
 use crate::devices::usable_bytes;
 use crate::error::Result;
 use crate::format::label::{
-    LABEL_BYTES, LABEL_MAGIC, LabelPhys, MAX_FEATURES, RING_OFFSET, RING_SLOTS, SLOT_BYTES,
-    STATE_ACTIVE, STATE_EXPORTED, UBERBLOCK_MAGIC, UberblockPhys, VERSION,
+    LABEL_BYTES, LABEL_MAGIC, RING_OFFSET, RING_SLOTS, SLOT_BYTES, STATE_ACTIVE, STATE_EXPORTED,
+    UBERBLOCK_MAGIC, UberblockPhys, VERSION,
 };
 
 /// The content of a label.
@@ -33,10 +35,10 @@ pub struct LabelCopyInfo {
     /// The GUID of the device.
     #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::guid"))]
     pub device_guid: u64,
-    /// The device's number in the pool.
-    pub device_number: u16,
-    /// Number of devices in the pool.
-    pub device_count: u16,
+    /// The number of the device's top-level vdev in the pool.
+    pub vdev_number: u16,
+    /// Number of top-level vdevs in the pool.
+    pub vdev_count: u16,
     /// Incremented with each change of the configuration.
     pub generation: u64,
     /// The newest durable txg when the label was written.
@@ -50,18 +52,34 @@ pub struct LabelCopyInfo {
     pub host_name: String,
     /// The pool's sector size in bytes.
     pub sector_bytes: u32,
-    /// Features that a reader must support.
-    pub features: Vec<String>,
+    /// The features that are enabled, with the number of their uses.
+    pub features: Vec<LabelFeatureInfo>,
     /// The devices of the pool, if they can be decoded.
     pub devices: Vec<LabelDeviceInfo>,
     /// Why an import would reject the label, or `None`.
     pub objection: Option<String>,
 }
 
+/// A feature of the pool, as a label describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct LabelFeatureInfo {
+    /// Its name.
+    pub name: String,
+    /// How many things use it: 0 if it is enabled, and not active.
+    pub uses: u64,
+}
+
 /// A device of the pool, as a label describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct LabelDeviceInfo {
+    /// The number of its top-level vdev.
+    pub vdev: u16,
+    /// Whether that is a mirror.
+    pub mirror: bool,
+    /// The first txg of which it misses blocks; 0 if it misses none.
+    pub missed_from: u64,
     /// The GUID of the device.
     #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::guid"))]
     pub guid: u64,
@@ -141,8 +159,8 @@ pub struct UberblockInfo {
     /// The GUID of the pool.
     #[cfg_attr(feature = "serde", serde(serialize_with = "super::serialize::guid"))]
     pub pool_guid: u64,
-    /// Number of devices in the pool.
-    pub device_count: u32,
+    /// Number of top-level vdevs in the pool.
+    pub vdev_count: u32,
     /// Its root block.
     pub root: BlockPtrInfo,
     /// Number of rings that hold it.
@@ -242,7 +260,7 @@ impl UberblockInfo {
             previous_txg: phys.previous_txg.get(),
             time_ns: phys.time_ns.get(),
             pool_guid: phys.pool_guid.get(),
-            device_count: phys.device_count.get(),
+            vdev_count: phys.vdev_count.get(),
             root: BlockPtrInfo::of(&phys.root),
             rings: 0,
             root_problem: None,
@@ -269,7 +287,7 @@ pub(super) fn label_places(device: &dyn Device, memory: &BlockCache) -> Vec<u64>
     }
     let mut places = vec![0, size_bytes - LABEL_BYTES];
     if let LabelState::Sound { label } = label_at(device, 0, memory)
-        && let Some(own) = label.devices.get(usize::from(label.device_number))
+        && let Some(own) = label.devices.iter().find(|device| device.guid == label.device_guid)
         && own.size_bytes < size_bytes
         && let Some(back) = own.size_bytes.checked_sub(LABEL_BYTES).filter(|back| *back > 0)
     {
@@ -298,18 +316,20 @@ fn read_labels(device: &Arc<dyn Device>, memory: &BlockCache) -> DeviceLabelsInf
 }
 
 fn label_at(device: &dyn Device, offset: u64, memory: &BlockCache) -> LabelState {
-    let bytes = match read_at(device, offset, SLOT_BYTES, memory) {
+    let bytes = match read_at(device, offset, CONFIG_BYTES, memory) {
         Ok(bytes) => bytes,
         Err(why) => return LabelState::Unreadable { why },
     };
     let damaged = |what: &str| LabelState::Damaged { why: what.to_owned() };
-    match LabelPhys::ref_from_bytes(&bytes) {
-        Err(_) => damaged("it is truncated"),
-        Ok(_) if bytes.iter().all(|byte| *byte == 0) => damaged("it is all zeros"),
-        Ok(phys) if phys.magic.get() != LABEL_MAGIC => damaged("it is not a label"),
-        Ok(phys) if !phys.is_sound() => damaged("its checksum is wrong: torn write or corruption"),
-        Ok(phys) => {
-            let label = Box::new(LabelCopyInfo::of(phys, &device.info().name));
+    let Some(label) = LabelBytes::of(&bytes) else { return damaged("it is truncated") };
+    match label.head {
+        _ if bytes.iter().all(|byte| *byte == 0) => damaged("it is all zeros"),
+        phys if phys.magic.get() != LABEL_MAGIC => damaged("it is not a label"),
+        phys if !phys.is_sound() || (phys.version.get() == VERSION && label.nodes().is_none()) => {
+            damaged("its checksum is wrong: torn write or corruption")
+        }
+        _ => {
+            let label = Box::new(LabelCopyInfo::of(&label, &device.info().name));
             LabelState::Sound { label }
         }
     }
@@ -326,27 +346,40 @@ pub(super) fn read_at(
 }
 
 impl LabelCopyInfo {
-    fn of(phys: &LabelPhys, name: &str) -> Self {
-        let decoded = Label::decode(phys, name);
+    fn of(label: &LabelBytes<'_>, name: &str) -> Self {
+        let phys = label.head;
+        let decoded = Label::decode(label, name);
         let (devices, objection) = match decoded {
             Ok(Some(label)) => {
-                let devices = label.config.devices.iter().map(|device| LabelDeviceInfo {
-                    guid: device.guid,
-                    size_bytes: device.size_bytes,
+                let vdevs = label.config.vdevs.iter().enumerate();
+                let devices = vdevs.flat_map(|(number, vdev)| {
+                    vdev.leaves.iter().map(move |leaf| LabelDeviceInfo {
+                        vdev: number as u16,
+                        mirror: vdev.kind == VdevKind::Mirror,
+                        missed_from: leaf.missed.map_or(0, |missed| missed.from),
+                        guid: leaf.guid,
+                        size_bytes: leaf.size_bytes,
+                    })
                 });
                 (devices.collect(), None)
             }
             Ok(None) => (Vec::new(), Some("its checksum is wrong".to_owned())),
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
-        let features = phys.features.iter().take(usize::from(phys.feature_count.get()));
+        let features = match phys.version.get() {
+            VERSION => features::decode(phys),
+            // Others may have something else there.
+            _ => Vec::new(),
+        };
+        let feature =
+            |feature: Feature| LabelFeatureInfo { name: feature.name, uses: feature.uses };
         Self {
             version: phys.version.get(),
             pool_guid: phys.pool_guid.get(),
             pool_name: text_of(&phys.pool_name),
             device_guid: phys.device_guid.get(),
-            device_number: phys.device_number.get(),
-            device_count: phys.device_count.get(),
+            vdev_number: phys.vdev_number.get(),
+            vdev_count: phys.vdev_count.get(),
             generation: phys.generation.get(),
             txg: phys.txg.get(),
             state: match phys.state {
@@ -357,7 +390,7 @@ impl LabelCopyInfo {
             host_id: phys.host_id.get(),
             host_name: text_of(&phys.host_name),
             sector_bytes: phys.sector_bytes.get(),
-            features: features.take(MAX_FEATURES).map(|name| text_of(name)).collect(),
+            features: features.into_iter().map(feature).collect(),
             devices,
             objection,
         }
@@ -366,19 +399,28 @@ impl LabelCopyInfo {
 
 impl fmt::Display for LabelCopyInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pool_name, pool_guid, device_number, device_count, device_guid, .. } = self;
+        let Self { pool_name, pool_guid, vdev_number, vdev_count, device_guid, .. } = self;
         writeln!(f, "pool:       {pool_name:?} ({pool_guid:016x}), version {}", self.version)?;
-        writeln!(f, "device:     {device_number} of {device_count} ({device_guid:016x})")?;
+        writeln!(f, "device:     {vdev_number} of {vdev_count} ({device_guid:016x})")?;
         writeln!(f, "state:      {}", self.state)?;
         writeln!(f, "host:       {:?} ({:#x})", self.host_name, self.host_id)?;
         writeln!(f, "generation: {}, txg {}", self.generation, self.txg)?;
         writeln!(f, "sectors:    {} bytes", self.sector_bytes)?;
         if !self.features.is_empty() {
-            writeln!(f, "features:   {}", self.features.join(", "))?;
+            let named = self.features.iter().map(|one| match one.uses {
+                0 => one.name.clone(),
+                uses => format!("{} (active, {uses})", one.name),
+            });
+            writeln!(f, "features:   {}", named.collect::<Vec<_>>().join(", "))?;
         }
-        for (number, device) in self.devices.iter().enumerate() {
-            let LabelDeviceInfo { guid, size_bytes } = device;
-            writeln!(f, "device {number}:   {size_bytes} bytes ({guid:016x})")?;
+        for device in &self.devices {
+            let LabelDeviceInfo { vdev, mirror, missed_from, guid, size_bytes } = device;
+            let kind = if *mirror { "mirror" } else { "device" };
+            let missed = match missed_from {
+                0 => String::new(),
+                from => format!(", misses txgs from {from} on"),
+            };
+            writeln!(f, "{kind} {vdev}:   {size_bytes} bytes ({guid:016x}){missed}")?;
         }
         match &self.objection {
             Some(objection) => writeln!(f, "refused:    {objection}"),
@@ -427,7 +469,7 @@ impl fmt::Display for UberblocksInfo {
             writeln!(
                 f,
                 "txg {} after {}: in {} of {} rings, written {seconds:.3} s after 1970, {} devices",
-                one.txg, one.previous_txg, one.rings, self.rings, one.device_count
+                one.txg, one.previous_txg, one.rings, self.rings, one.vdev_count
             )?;
             writeln!(f, "    {}", one.root)?;
             writeln!(f, "    {root}")?;

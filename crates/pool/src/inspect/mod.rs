@@ -54,8 +54,8 @@ use crate::open::{pool_sector, refused};
 pub use block::{BlockInfo, CopyInfo, DeviceBytes};
 pub use directory::DirectoryInfo;
 pub use labels::{
-    DeviceLabelsInfo, LabelCopyInfo, LabelDeviceInfo, LabelPositionInfo, LabelState, UberblockInfo,
-    UberblocksInfo, UnsoundSlotInfo,
+    DeviceLabelsInfo, LabelCopyInfo, LabelDeviceInfo, LabelFeatureInfo, LabelPositionInfo,
+    LabelState, UberblockInfo, UberblocksInfo, UnsoundSlotInfo,
 };
 pub use object::{DnodeInfo, FirstBlockInfo, TreeLevelInfo};
 pub use pointer::{BlockPtrInfo, Hexdump};

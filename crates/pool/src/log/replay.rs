@@ -165,28 +165,50 @@ impl<'a> Replay<'a> {
         let at = self.next.offset.checked_sub(self.window_offset).map(|at| at as usize);
         let at = match at.filter(|at| whole(&self.window, *at) == Some(true)) {
             Some(at) => at,
-            None => {
-                self.fill()?;
-                0
-            }
+            None => return self.locate_on_sides(),
         };
-        Ok(self.expected(at).map(|head| (at, head)))
+        match self.expected(at) {
+            Some(head) => Ok(Some((at, head))),
+            None => self.locate_on_sides(),
+        }
     }
 
-    /// Reads from the next block's position on.
-    fn fill(&mut self) -> Result<()> {
+    /// Reads the next block from one side of a mirror after the other until it is valid. The log
+    /// has ended if no side has it, and one that misses nothing could be read.
+    fn locate_on_sides(&mut self) -> Result<Option<(usize, LogBlockPhys)>> {
+        let mut has_ended = false;
+        let mut failed = Ok(None);
+        for side in 0..self.log.storage.sides() {
+            match self.fill(side) {
+                Ok(is_whole) => has_ended |= is_whole,
+                Err(error) => {
+                    failed = failed.and(Err(error));
+                    continue;
+                }
+            }
+            if let Some(head) = self.expected(0) {
+                return Ok(Some((0, head)));
+            }
+        }
+        if has_ended { Ok(None) } else { failed }
+    }
+
+    /// Reads from the next block's position on. Returns whether the side misses nothing.
+    fn fill(&mut self, side: usize) -> Result<bool> {
         self.window.clear();
         self.window_offset = self.next.offset;
         let len = self.left.min(WINDOW_BYTES as u64) / LOG_SECTOR_BYTES * LOG_SECTOR_BYTES;
+        let mut is_whole = true;
         for (dva, bytes) in self.log.extents.places(self.next.offset, len) {
-            let buffer = self.log.storage.alloc(bytes as usize)?;
-            let buffer =
-                self.log.storage.read(dva, buffer).map_err(|error| {
-                    error.doing(format_args!("reading the intent log at {dva}"))
-                })?;
+            let storage = &self.log.storage;
+            is_whole &= storage.is_whole(dva, side);
+            let buffer = storage.alloc(bytes as usize)?;
+            let buffer = storage
+                .read(dva, side, buffer)
+                .map_err(|error| error.doing(format_args!("reading the intent log at {dva}")))?;
             self.window.extend_from_slice(&buffer[..bytes as usize]);
         }
-        Ok(())
+        Ok(is_whole)
     }
 
     /// Returns the header of the block at `at` in the window, if it is the expected one.

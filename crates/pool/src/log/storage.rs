@@ -13,12 +13,22 @@ pub(crate) trait LogStorage: Send + Sync {
     /// `NoMemory`.
     fn alloc(&self, bytes: usize) -> Result<Buffer>;
 
-    /// Reads from `dva` into `buffer`. Addresses and lengths are multiples of
-    /// [`LOG_SECTOR_BYTES`](crate::format::LOG_SECTOR_BYTES).
+    /// The largest number of devices that hold the same part of the ring.
+    fn sides(&self) -> usize {
+        1
+    }
+
+    /// Whether that device misses nothing that was acknowledged.
+    fn is_whole(&self, _dva: Dva, _side: usize) -> bool {
+        true
+    }
+
+    /// Reads from `dva` into `buffer`, from one of the devices that hold it. Addresses and lengths
+    /// are multiples of [`LOG_SECTOR_BYTES`](crate::format::LOG_SECTOR_BYTES).
     ///
     /// # Errors
     /// Device errors, or `Corrupt` for an invalid address.
-    fn read(&self, dva: Dva, buffer: Buffer) -> Result<Buffer>;
+    fn read(&self, dva: Dva, side: usize, buffer: Buffer) -> Result<Buffer>;
 
     /// Writes all buffers, in any order.
     ///

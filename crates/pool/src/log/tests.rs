@@ -55,7 +55,7 @@ impl LogStorage for OneDevice {
             .map_err(|error| Error::new(ErrorKind::NoMemory, "no memory").because(error))
     }
 
-    fn read(&self, dva: Dva, buffer: Buffer) -> Result<Buffer> {
+    fn read(&self, dva: Dva, _side: usize, buffer: Buffer) -> Result<Buffer> {
         Ok(self.device.run(Request::read(dva.offset, buffer)).into_buffer()?)
     }
 
@@ -513,15 +513,17 @@ fn a_torn_batch_is_not_replayed_at_all() {
     assert_eq!(whole, 3 + (2 + 900_000usize.div_ceil(LOG_RECORD_MAX_BYTES)) + 3);
     let mut offset = 4096;
     for block in 0..blocks {
-        let buffer = storage.read(Dva { device: 0, offset }, arena().alloc(512).unwrap()).unwrap();
+        let buffer =
+            storage.read(Dva { device: 0, offset }, 0, arena().alloc(512).unwrap()).unwrap();
         let (head, _) = LogBlockPhys::read_from_prefix(&buffer).unwrap();
         let following = (blocks - 2).checked_sub(block).filter(|_| block > 0).unwrap_or(0);
         assert_eq!(u64::from(head.following.get()), following);
         // One bit of its records, or one of its head.
         for at in [size_of::<LogBlockPhys>() + 60, 93] {
             let flip = || {
-                let mut buffer =
-                    storage.read(Dva { device: 0, offset }, arena().alloc(512).unwrap()).unwrap();
+                let mut buffer = storage
+                    .read(Dva { device: 0, offset }, 0, arena().alloc(512).unwrap())
+                    .unwrap();
                 buffer[at] ^= 1;
                 storage.device.run(Request::write(offset, buffer)).result.unwrap();
             };

@@ -9,7 +9,8 @@ use crate::reservation::FIRST_BYTES;
 use crate::tx::Tx;
 use crate::wait::Wait;
 use crate::zap::{
-    self, FilterOpening, LeafLookup, LeafStore, Pace, ZapCounters, ZapCounts, counts_of, put_counts,
+    self, AidShare, FilterOpening, LeafLookup, LeafStore, Pace, ZapCounters, ZapCounts, counts_of,
+    put_counts,
 };
 
 use super::node::{BlockState, Fetched, Node, NodeState};
@@ -309,6 +310,13 @@ impl LeafStore for Leaves {
         self.0.io.ahead.directories().tunables.directory_buffer()
     }
 
+    fn take_share(&self, bytes: u64) -> Option<AidShare> {
+        let directories = self.0.io.ahead.directories();
+        let percent = u64::from(directories.tunables.directory_buffer_percent());
+        let max_bytes = self.0.io.store.cache().bound_bytes() / 100 * percent;
+        directories.memory.take(bytes, max_bytes)
+    }
+
     fn may_merge(&self, tx: &Tx) -> bool {
         // A merge changes as much as a change of any kind; the change itself comes after it.
         tx.has_spare(2 * FIRST_BYTES)
@@ -329,6 +337,10 @@ impl LeafStore for Leaves {
             self.count(ZapCounters::DIRECTORY_CREATES_SLOWED, 1);
         }
         Ok(())
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.0.io.ahead.clock().now_ns()
     }
 
     fn count(&self, counter: Counter, amount: u64) {

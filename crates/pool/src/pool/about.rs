@@ -7,7 +7,10 @@ use forebay_io::metrics::Metrics;
 
 use super::Pool;
 use crate::block_cache::BlockCache;
-use crate::devices::label;
+use crate::devices::config::VdevKind;
+use crate::devices::status::STILL;
+use crate::devices::vdev::LeafState;
+use crate::devices::{Vdev, label};
 use crate::error::{Error, ErrorKind, Result};
 use crate::open::{HostId, Opened};
 use crate::tunables::OperationTunables;
@@ -19,8 +22,10 @@ pub struct LabelInfo {
     pub pool_name: String,
     /// The GUID of the pool.
     pub pool_guid: u64,
-    /// The device's number in the pool.
+    /// The number of the device's top-level vdev in the pool.
     pub device: u16,
+    /// The GUID of the device.
+    pub device_guid: u64,
     /// Number of devices in the pool.
     pub device_count: usize,
     /// Bytes of the device that the pool uses.
@@ -33,18 +38,48 @@ pub struct LabelInfo {
     pub txg: u64,
 }
 
+/// A top-level vdev of an imported pool: a device or a mirror.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PoolVdev {
+    /// Its number in the pool.
+    pub number: u16,
+    /// Its GUID.
+    pub guid: u64,
+    /// Whether it is a mirror.
+    pub mirror: bool,
+    /// Its devices.
+    pub devices: Vec<PoolDevice>,
+}
+
 /// A device of an imported pool.
 #[derive(Clone, Debug)]
 pub struct PoolDevice {
-    /// The device's number in the pool.
+    /// The number of the device's top-level vdev in the pool.
     pub number: u16,
+    /// Whether that is a mirror.
+    pub mirror: bool,
+    /// Which device of the vdev it is.
+    pub side: u8,
+    /// Its state.
+    pub state: LeafState,
+    /// Reads that failed, since it joined the pool or was cleared.
+    pub read_errors: u64,
+    /// Writes and flushes that failed.
+    pub write_errors: u64,
+    /// Blocks that had a wrong checksum.
+    pub checksum_errors: u64,
+    /// The first txg of which it misses blocks.
+    pub missed_from: Option<u64>,
+    /// The last such txg; `None` if it still misses what is written.
+    pub missed_to: Option<u64>,
     /// The path with which the device was opened.
     pub path: String,
     /// The GUID of the device.
     pub guid: u64,
     /// Bytes of the device that the pool uses.
     pub size_bytes: u64,
-    /// Whether the device is missing; only after a read-only import.
+    /// Whether the device is missing: in a mirror, or after a read-only import.
     pub missing: bool,
     /// The I/O engine, as text.
     pub engine: String,
@@ -65,18 +100,16 @@ pub struct PoolDevice {
 /// content is invalid, [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
 pub fn read_label(device: &Opened, memory: &BlockCache) -> Result<Option<LabelInfo>> {
     let found = label::read(&*device.device, memory)?;
-    Ok(found.map(|label| {
-        let number = usize::from(label.number);
-        LabelInfo {
-            device: label.number,
-            device_count: label.config.devices.len(),
-            size_bytes: label.config.devices.get(number).map_or(0, |device| device.size_bytes),
-            pool_name: label.config.pool_name,
-            pool_guid: label.config.pool_guid,
-            active: label.config.active,
-            host: label.config.host,
-            txg: label.config.txg,
-        }
+    Ok(found.map(|label| LabelInfo {
+        device: label.number,
+        device_guid: label.own().guid,
+        device_count: label.config.leaves().count(),
+        size_bytes: label.own().size_bytes,
+        pool_name: label.config.pool_name,
+        pool_guid: label.config.pool_guid,
+        active: label.config.active,
+        host: label.config.host,
+        txg: label.config.txg,
     }))
 }
 
@@ -103,11 +136,11 @@ pub fn destroy(devices: &[Opened], force: bool, memory: &BlockCache) -> Result<(
         return Err(Error::new(ErrorKind::Invalid, "cannot destroy a pool: no devices were given"));
     };
     let name = &first.pool_name;
-    let mut numbers: Vec<u16> = labels.iter().map(|label| label.device).collect();
-    numbers.sort_unstable();
-    numbers.dedup();
+    let mut guids: Vec<u64> = labels.iter().map(|label| label.device_guid).collect();
+    guids.sort_unstable();
+    guids.dedup();
     let one_pool = labels.iter().all(|label| label.pool_guid == first.pool_guid);
-    if !one_pool || numbers.len() != labels.len() {
+    if !one_pool || guids.len() != labels.len() {
         let text =
             "the devices belong to several pools, or one is given twice; give each device once";
         return Err(Error::new(ErrorKind::NotAPool, text));
@@ -136,22 +169,18 @@ pub fn destroy(devices: &[Opened], force: bool, memory: &BlockCache) -> Result<(
 }
 
 impl Pool {
-    /// Returns the pool's devices, ordered by number.
+    /// Returns the pool's devices, ordered by vdev.
     pub fn devices(&self) -> Vec<PoolDevice> {
-        let describe = |member: &crate::devices::Member| {
-            let info = member.device().info();
-            PoolDevice {
-                number: member.number(),
-                path: member.name().to_owned(),
-                guid: member.guid(),
-                size_bytes: member.size_bytes(),
-                missing: member.is_missing(),
-                engine: info.engine.to_string(),
-                direct: info.direct,
-                buffered: info.buffered.map(|why| why.to_string()),
-                physical_bytes: info.physical_bytes,
-                io: member.metrics(),
-            }
+        self.vdevs().into_iter().flat_map(|vdev| vdev.devices).collect()
+    }
+
+    /// Returns the pool's top-level vdevs, ordered by number.
+    pub fn vdevs(&self) -> Vec<PoolVdev> {
+        let describe = |vdev: &Vdev| PoolVdev {
+            number: vdev.number(),
+            guid: vdev.guid(),
+            mirror: vdev.kind() == VdevKind::Mirror,
+            devices: (0..vdev.leaves().len()).map(|at| device(vdev, at as u8)).collect(),
         };
         self.inner.devices.iter().map(describe).collect()
     }
@@ -175,5 +204,31 @@ impl Pool {
     /// [`set_tunable`](Self::set_tunable) takes.
     pub fn tunables(&self) -> Vec<(&'static TunableRow, String)> {
         self.inner.tunables.entries()
+    }
+}
+
+fn device(vdev: &Vdev, at: u8) -> PoolDevice {
+    let leaf = vdev.leaf(at);
+    let info = leaf.device().info();
+    let (errors, missed) = (vdev.errors(at), vdev.status().missed(at));
+    PoolDevice {
+        number: vdev.number(),
+        mirror: vdev.kind() == VdevKind::Mirror,
+        side: at,
+        state: vdev.leaf_state(at),
+        read_errors: errors.reads,
+        write_errors: errors.writes,
+        checksum_errors: errors.checksums,
+        missed_from: missed.map(|missed| missed.from),
+        missed_to: missed.map(|missed| missed.to).filter(|to| *to != STILL),
+        path: leaf.name().to_owned(),
+        guid: leaf.guid(),
+        size_bytes: leaf.size_bytes(),
+        missing: leaf.is_missing(),
+        engine: info.engine.to_string(),
+        direct: info.direct,
+        buffered: info.buffered.map(|why| why.to_string()),
+        physical_bytes: info.physical_bytes,
+        io: leaf.metrics(),
     }
 }

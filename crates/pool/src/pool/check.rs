@@ -5,7 +5,7 @@ use std::ops::{ControlFlow, Range};
 
 use forebay_base::sync::atomic::Ordering;
 
-use crate::devices::Member;
+use crate::devices::Vdev;
 use crate::error::{Error, Result};
 use crate::error_log::{DamagedRange, TO_THE_END};
 use crate::format::{BlockKind, BlockPtrPhys, DamageKind, Dva};
@@ -190,7 +190,7 @@ impl PoolInner {
             found: FoundDamage::default(),
             total_bytes: self.space_stats.lock().allocated_bytes,
             progress,
-            is_degraded: self.devices.iter().any(Member::is_missing),
+            is_degraded: self.devices.iter().any(Vdev::is_missing),
         };
         let complete = Walk::new(self, until, Bookmark::START, &mut checker).run()?;
         if complete && self.space_maps_lost {
@@ -295,16 +295,12 @@ impl Checker<'_> {
     /// Whether a block has no good copy, and one on a missing device.
     fn is_unreachable(&self, block: &VisitedBlock<'_>) -> bool {
         let is_missing = |(copy, _): &(usize, Error)| self.is_missing(block.ptr, *copy);
-        self.is_degraded
-            && block.bad.len() == block.ptr.copy_count()
-            && block.bad.iter().any(is_missing)
+        self.is_degraded && block.bad.len() == block.copies && block.bad.iter().any(is_missing)
     }
 
     /// Whether a copy is on a missing device.
     fn is_missing(&self, ptr: &BlockPtrPhys, copy: usize) -> bool {
-        let dva = ptr.copies.get(copy).and_then(|copy| copy.get());
-        let member = dva.and_then(|dva| self.pool.devices.get(dva.device));
-        member.is_some_and(Member::is_missing)
+        self.pool.store.is_missing(ptr, copy)
     }
 
     /// Lists a block that only missing devices have, with all blocks that it leads to.

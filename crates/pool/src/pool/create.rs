@@ -12,8 +12,9 @@ use crate::block_cache::BlockCache;
 use crate::dataset::DatasetSettings;
 use crate::devices::Devices;
 use crate::devices::config::Config;
+use crate::devices::create::{self, NewVdev};
 use crate::devices::heartbeat::Heartbeat;
-use crate::devices::import::{self, Imported};
+use crate::devices::import::Imported;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     BlockPtrPhys, DvaPhys, LOG_EXTENTS_MAX, LOG_SECTOR_BYTES, ObjectKind, ObjsetPhys, ScrubPhys,
@@ -171,13 +172,21 @@ impl Pool {
     /// [`ErrorKind::Exists`] if a device holds a pool, [`ErrorKind::Device`],
     /// [`ErrorKind::NoMemory`].
     pub fn create(devices: Vec<Opened>, options: &CreateOptions) -> Result<Self> {
+        Self::create_tree(devices.into_iter().map(NewVdev::Device).collect(), options)
+    }
+
+    /// As [`create`](Self::create), of devices and mirrors, over which the pool is striped.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create); [`ErrorKind::Invalid`] also for a mirror of one device.
+    pub fn create_tree(vdevs: Vec<NewVdev>, options: &CreateOptions) -> Result<Self> {
         let parts = PoolParts::new(
             &options.cache,
             options.clock.as_ref(),
             options.seed,
             &options.tunables,
         )?;
-        let wanted = import::CreateOptions {
+        let wanted = create::CreateOptions {
             name: options.name.clone(),
             host: options.host.clone(),
             seed: parts.seed,
@@ -185,8 +194,7 @@ impl Pool {
             sector_bytes: options.sector_bytes,
             heartbeat_ms: parts.tunables.heartbeat().heartbeat_ms(),
         };
-        let Imported { config, devices, claim, .. } =
-            import::create(devices, &wanted, &parts.cache)?;
+        let Imported { config, devices, claim, .. } = create::create(vdevs, &wanted, &parts.cache)?;
         let devices = Arc::new(devices.with_lease(&parts.lease));
         let store = parts.store(&devices)?;
         let mut space =
@@ -233,7 +241,7 @@ impl Pool {
         };
         let pool = found.into_pool(parts, devices, store)?;
         pool.commit_first()?;
-        let count = pool.inner.devices.iter().count();
+        let count = pool.inner.devices.leaves().count();
         tracing::info!(pool = pool.name(), devices = count, "created pool");
         Ok(pool)
     }

@@ -107,7 +107,7 @@ impl Pool {
     pub fn clear_errors(&self) -> Result<()> {
         self.inner.check_writable()?;
         self.inner.store.errors().clear();
-        self.inner.devices.iter().for_each(|member| member.forget_errors());
+        self.inner.devices.forget_errors();
         self.sync()
     }
 }

@@ -56,7 +56,7 @@ impl Pool {
     pub fn close_with_devices(&self) -> Result<()> {
         let l2_devices = self.inner.l2_devices.closers();
         let ended = self.end();
-        self.inner.devices.iter().for_each(|member| member.device().close());
+        self.inner.devices.leaves().for_each(|leaf| leaf.device().close());
         l2_devices.into_iter().for_each(DeviceCloser::close);
         ended
     }

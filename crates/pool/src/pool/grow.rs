@@ -3,7 +3,7 @@
 //! The labels are written first. Each txg then extends the space maps to the ranges that the labels
 //! describe. After a crash in between, the first txg after the import does so.
 
-use crate::devices::import;
+use crate::devices::create::{self, NewVdev};
 use crate::devices::label;
 use crate::error::Result;
 use crate::open::{HostId, Opened};
@@ -26,12 +26,19 @@ impl Pool {
         force: bool,
         sector_bytes: Option<u32>,
     ) -> Result<u16> {
+        self.add_vdev(NewVdev::Device(device), force, sector_bytes)
+    }
+
+    /// As [`add_device`](Self::add_device), for a device or a mirror.
+    ///
+    /// # Errors
+    /// As [`add_device`](Self::add_device).
+    pub fn add_vdev(&self, vdev: NewVdev, force: bool, sector_bytes: Option<u32>) -> Result<u16> {
         self.inner.check_writable()?;
         let inner = &self.inner;
-        let name = device.device.info().name.to_string();
         let number = {
             let mut config = inner.config.lock();
-            let options = import::CreateOptions {
+            let options = create::CreateOptions {
                 name: inner.name.clone(),
                 host: HostId { id: config.host.id, name: config.host.name.clone() },
                 seed: inner.rng.lock().next_u64(),
@@ -41,16 +48,17 @@ impl Pool {
             };
             let memory = inner.store.cache();
             let may_write = |generation| inner.may_write_labels(generation);
-            import::add(&inner.devices, device, &options, &mut config, memory, &may_write)?
+            create::add(&inner.devices, vdev, &options, &mut config, memory, &may_write)?
         };
         self.sync()?;
+        let name = inner.devices.get(number).map(|vdev| vdev.name());
         tracing::info!(pool = self.name(), device = name, number, "added device");
         Ok(number)
     }
 
-    /// Uses the whole of a device that has grown since it joined the pool, durably. Returns the
-    /// number of bytes of the device that the pool now uses. Does nothing if the device has not
-    /// grown.
+    /// Uses the whole of a device that has grown since it joined the pool, durably; of a mirror, as
+    /// much as its smallest device has. Returns the number of bytes of each device that the pool
+    /// now uses. Does nothing if the device has not grown.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if there is no such device, and any error
@@ -59,7 +67,7 @@ impl Pool {
         self.inner.check_writable()?;
         let (before, bytes) = {
             let mut config = self.inner.config.lock();
-            let before = config.devices.get(usize::from(number)).map(|device| device.size_bytes);
+            let before = config.vdevs.get(usize::from(number)).map(|vdev| vdev.size_bytes());
             let (inner, memory) = (&self.inner, self.inner.store.cache());
             let may_write = |generation| inner.may_write_labels(generation);
             (before, label::expand(&inner.devices, number, &mut config, memory, &may_write)?)

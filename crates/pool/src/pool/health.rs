@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::devices::config::VdevKind;
+use crate::devices::vdev::LeafState;
 use crate::l2::L2DeviceState;
 
 use super::{Pool, PoolInner};
@@ -93,11 +95,30 @@ impl PoolInner {
             let text = format!("{} with a bad copy", counted(errors.bad_copies, "range of blocks"));
             health.add(HealthState::Degraded, text);
         }
-        for trouble in self.devices.iter().filter_map(|member| member.trouble()) {
-            health.add(HealthState::Degraded, trouble);
-        }
+        self.add_devices(&mut health);
         self.add_l2_devices(&mut health);
         health
+    }
+
+    fn add_devices(&self, health: &mut PoolHealth) {
+        for vdev in self.devices.iter() {
+            for (at, leaf) in vdev.leaves().iter().enumerate() {
+                let state = vdev.leaf_state(at as u8);
+                if vdev.kind() == VdevKind::Mirror && state != LeafState::Online {
+                    let (mirror, name) = (vdev.number(), leaf.name());
+                    let text = match state {
+                        LeafState::Degraded => format!(
+                            "device {name} of mirror {mirror} misses blocks; `forebay scrub` brings them back"
+                        ),
+                        LeafState::Missing => format!("{name}; the mirror goes on without it"),
+                        _ => format!("device {name} of mirror {mirror} is {state}"),
+                    };
+                    health.add(HealthState::Degraded, text);
+                } else if let Some(trouble) = leaf.trouble() {
+                    health.add(HealthState::Degraded, trouble);
+                }
+            }
+        }
     }
 
     fn add_l2_devices(&self, health: &mut PoolHealth) {

@@ -158,7 +158,8 @@ impl PoolInner {
         let lease = &self.heartbeats.lease;
         let ended = lease.end_ns();
         let Some(first) = self.devices.get(0) else { return Ok(()) };
-        let (device, memory) = (&**first.device(), self.store.cache());
+        let beaten: Vec<_> = first.used().map(|(_, leaf)| &**leaf.device()).collect();
+        let memory = self.store.cache();
         let doing = |error: Error| {
             let interval = newest.interval_ms;
             error.doing(format_args!(
@@ -167,8 +168,8 @@ impl PoolInner {
             ))
         };
         let began = self.clock.now_ns();
-        let seen = heartbeat::read(device, self.guid, memory).map_err(doing)?;
-        let other = seen.heartbeat.filter(|seen| seen.session != newest.session);
+        let seen = heartbeat::read(&beaten, self.guid, memory).map_err(doing)?;
+        let other = seen.heartbeats.into_iter().find(|seen| seen.session != newest.session);
         if let Some(other) = other {
             lease.set_end_ns(0);
             return Err(self.taken_over(&format!("host {}", other.host)));
@@ -179,7 +180,7 @@ impl PoolInner {
             return Err(self.taken_over("another host"));
         }
         let next = Heartbeat { sequence: newest.sequence + 1, ..newest.clone() };
-        heartbeat::write(device, self.guid, &next, memory).map_err(doing)?;
+        heartbeat::write(&beaten, self.guid, &next, memory).map_err(doing)?;
         lease.set_end_ns(began + lease_ns(&next));
         *newest = next;
         Ok(())
@@ -188,10 +189,24 @@ impl PoolInner {
     /// Whether no other session has written a label after this process.
     fn is_label_ours(&self) -> Result<bool> {
         let Some(first) = self.devices.get(0) else { return Ok(true) };
-        let label = label::read(&**first.device(), self.store.cache())?;
         // Not under the lock of the configuration: changes of labels hold it.
         let newest = self.heartbeats.generation.load(Ordering::Acquire);
-        Ok(label.is_some_and(|label| label.config.generation <= newest))
+        let mut labels = Vec::new();
+        for (_, leaf) in first.used() {
+            labels.push(label::read(&**leaf.device(), self.store.cache()));
+        }
+        let readable = labels.len() > 1 && labels.iter().any(|label| matches!(label, Ok(Some(_))));
+        for label in labels {
+            match label {
+                // A side of a mirror that cannot be read says nothing.
+                Err(_) | Ok(None) if readable => {}
+                label => match label? {
+                    Some(label) if label.config.generation <= newest => {}
+                    _ => return Ok(false),
+                },
+            }
+        }
+        Ok(true)
     }
 
     fn taken_over(&self, by: &str) -> Error {

@@ -250,7 +250,7 @@ impl L2Host for PoolInner {
 
     fn check_new_device(&self, device: &Arc<dyn Device>, listed: bool, force: bool) -> Result<()> {
         let name = &device.info().name;
-        let own = self.devices.iter().any(|member| member.name() == &**name);
+        let own = self.devices.leaves().any(|leaf| leaf.name() == &**name);
         let found = label::read(&**device, self.store.cache());
         let holds = found.as_ref().ok().and_then(Option::as_ref);
         if own || holds.is_some_and(|label| label.config.pool_guid == self.guid) {

@@ -21,7 +21,7 @@ use forebay_io::Priority;
 
 use crate::block_cache::BlockCache;
 use crate::dataset;
-use crate::devices::Devices;
+use crate::devices::{Devices, Place};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
 use crate::lease::Lease;
@@ -37,13 +37,28 @@ pub(super) struct LogDevices {
     pub(super) lease: Arc<Lease>,
 }
 
+impl LogDevices {
+    fn place(&self, dva: Dva, side: usize) -> Place {
+        let last = self.devices.place_count(dva) - 1;
+        self.devices.nth_place(dva, side.min(last))
+    }
+}
+
 impl LogStorage for LogDevices {
     fn alloc(&self, bytes: usize) -> Result<Buffer> {
         self.cache.alloc(bytes)
     }
 
-    fn read(&self, dva: Dva, buffer: Buffer) -> Result<Buffer> {
-        self.devices.read(dva, buffer, Priority::SyncRead)
+    fn sides(&self) -> usize {
+        self.devices.sides()
+    }
+
+    fn is_whole(&self, dva: Dva, side: usize) -> bool {
+        self.devices.is_whole(self.place(dva, side))
+    }
+
+    fn read(&self, dva: Dva, side: usize, buffer: Buffer) -> Result<Buffer> {
+        self.devices.read(self.place(dva, side), buffer, Priority::SyncRead)
     }
 
     fn write(&self, writes: Vec<(Dva, Buffer)>) -> Result<()> {
@@ -53,7 +68,14 @@ impl LogStorage for LogDevices {
     }
 
     fn flush(&self) -> Result<()> {
-        self.devices.flush_all()
+        self.devices.flush_all()?;
+        if self.devices.has_unstored_changes() {
+            // Labels say so once a group is durable. Until then that device, alone, would seem to
+            // have the log.
+            let text = "a device of a mirror misses records of the log";
+            return Err(Error::new(ErrorKind::Device, text));
+        }
+        Ok(())
     }
 
     fn flush_failures(&self) -> u64 {

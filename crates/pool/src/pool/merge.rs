@@ -3,8 +3,9 @@
 //! A create that finds the change buffer of its directory a quarter full queues the directory. The
 //! thread reads the next leaves, many at a time and without a transaction, and moves the names of
 //! a few leaves in each transaction. While it moves the names of one batch, the reads of the next
-//! batch are in flight. It is slowed down by dirty data as others are. If no transaction can begin,
-//! because the pool is full or suspended, it gives up until a create queues the directory again.
+//! batch are in flight. It is slowed down by dirty data as others are. It passes what it cannot
+//! read, reports it, and tries it again after a pause. If no transaction can begin, because the
+//! pool is full or suspended, it gives up until a create queues the directory again.
 //!
 //! # Locking
 //!
@@ -65,7 +66,7 @@ impl Directory {
     /// # Errors
     /// As [`insert`](Self::insert), and those of [`Pool::begin`](super::Pool::begin).
     pub fn merge_buffered(&self) -> Result<u64> {
-        let mut batch = self.zap.start_merge(MERGE_LEAVES, true)?;
+        let mut batch = self.zap.start_merge(MERGE_LEAVES, true);
         self.zap.load_merge(&mut batch, || false);
         while !batch.is_empty() {
             let tx = self.dataset.pool.begin(Intent::Use, Wait::Allowed)?;
@@ -115,10 +116,10 @@ impl PoolInner {
             }
             let started = next.and_then(|node| self.start_moving(&node));
             let Some(mut moving) = std::mem::replace(&mut reading, started) else { continue };
-            let moved = self.finish_moving(&mut moving);
-            if moved.is_err() || moving.batch.error.is_some() && !moving.batch.has_moved {
+            if self.finish_moving(&mut moving).is_err() {
                 self.give_up(reading.take());
             }
+            self.report(&moving.node, &mut moving.batch);
         }
     }
 
@@ -130,16 +131,22 @@ impl PoolInner {
         if zap.end_merge_request(leaves == 0) {
             return None;
         }
-        match zap.start_merge(leaves, false) {
-            Ok(batch) if !batch.is_empty() => {
-                self.merge_queue().push(Arc::downgrade(&node));
-                Some(Moving { node, zap, batch })
-            }
-            _ => {
-                zap.end_merge_request(true);
-                None
-            }
+        let mut batch = zap.start_merge(leaves, false);
+        let has_passed = self.report(&node, &mut batch);
+        if batch.is_empty() && !has_passed {
+            zap.end_merge_request(true);
+            return None;
         }
+        self.merge_queue().push(Arc::downgrade(&node));
+        (!batch.is_empty()).then(|| Moving { node, zap, batch })
+    }
+
+    /// Reports why names of a batch do not move. Returns whether there is a reason.
+    fn report(&self, node: &Node, batch: &mut MergeBatch<Leaves>) -> bool {
+        let Some(error) = batch.error.take() else { return false };
+        let (pool, directory) = (&*self.name, node.number);
+        tracing::error!(pool, directory, %error, "names cannot move from a change buffer for now");
+        true
     }
 
     /// Waits for the leaves of a batch, and moves their names.

@@ -53,7 +53,7 @@ use crate::txg::{Suspension, Txgs};
 use crate::wait::Wait;
 use crate::zap::Zap;
 
-pub use about::{LabelInfo, PoolDevice, destroy, read_label};
+pub use about::{LabelInfo, PoolDevice, PoolVdev, destroy, read_label};
 pub use check::{CheckProgress, CheckReport, UnreachableBlocks};
 pub use create::CreateOptions;
 pub(crate) use create::open_owner;

@@ -211,6 +211,7 @@ impl PoolInner {
         pause: &dyn Pause,
     ) -> Result<()> {
         let space = &mut *space;
+        self.devices.begin_txg(txg);
         // Before the error log is stored: that has all damage that the bookmark has passed.
         let scrub = self.scrub.phys();
         let mos = self.sync_objects(space, txg, pause)?;
@@ -237,13 +238,15 @@ impl PoolInner {
         for (dva, bytes) in self.store.commit(pause)? {
             space.avoid(dva, bytes);
         }
+        // What devices miss of this txg is known before the txg counts.
+        self.store_device_changes(pause)?;
         probe!(txg_flushed, self.guid, txg);
         self.txg_history.end(TxgPhase::Flush);
         let uberblock = Uberblock {
             txg,
             time_ns: unix_ns(),
             root,
-            device_count: self.devices.count() as u16,
+            vdev_count: self.devices.count() as u16,
             previous_txg: self.root.lock().birth_txg.get(),
         };
         // The second barrier, inside: the txg is durable when this returns.
@@ -259,6 +262,19 @@ impl PoolInner {
         self.update_free(space);
         if space.has_noted() {
             self.trim.wake();
+        }
+        Ok(())
+    }
+
+    /// Stores in the labels what devices of mirrors have missed since the last time.
+    fn store_device_changes(&self, pause: &dyn Pause) -> Result<()> {
+        while self.devices.has_unstored_changes() {
+            self.store.repeat(pause, || {
+                let mut config = self.config.lock();
+                config.txg = self.txgs.synced_txg();
+                let may_write = |generation| self.may_write_labels(generation);
+                label::update_config(&self.devices, &mut config, self.store.cache(), &may_write)
+            })?;
         }
         Ok(())
     }

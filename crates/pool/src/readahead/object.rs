@@ -16,7 +16,7 @@ use super::counters::PrefetchCounters;
 use super::detector::{Limits, Plan, ReadOutcome, StreamDetector};
 use super::tunables::PrefetchTunables;
 use crate::object::Node;
-use crate::zap::{MergeQueue, ZapCounters, ZapShared, ZapTunables};
+use crate::zap::{MergeQueue, ZapShared, ZapTunables};
 
 /// The parts of read-ahead that all objects of a pool share.
 pub(crate) struct ReadAhead {
@@ -34,7 +34,7 @@ impl ReadAhead {
         directories: Arc<ZapTunables>,
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
-        let directories = ZapShared { tunables: directories, counters: ZapCounters::new() };
+        let directories = ZapShared::new(directories);
         let (counters, merges) = (PrefetchCounters::new(), MergeQueue::new());
         Arc::new(Self { tunables, counters, directories, merges, clock })
     }

@@ -2,9 +2,10 @@
 //! fetches, which are urgent from the start.
 //!
 //! A read is declined if there is no free capacity or memory at once, or if the block is a gang.
-//! Only the first copy is tried, without healing. If it is bad, the load is abandoned, and readers
-//! of the block use the blocking path. The same happens if the L2 takes over the load and cannot
-//! supply the block: waiters retry a bounded number of times and then use the blocking path.
+//! Only one place of the first copy is tried, without healing. If it is bad, the load is abandoned,
+//! and readers of the block use the blocking path. The same happens if the L2 takes over the load
+//! and cannot supply the block: waiters retry a bounded number of times and then use the blocking
+//! path.
 //!
 //! Locking: `store-prefetch`, sharded. A handle is cloned out of the map before it is used.
 
@@ -21,9 +22,9 @@ use super::counters::StoreCounters;
 use super::read::{ReadCause, check};
 use super::{Shared, Store, codec};
 use crate::block_key::BlockKey;
-use crate::devices::Read;
+use crate::devices::{Place, Read};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BlockPtrPhys, Dva};
+use crate::format::BlockPtrPhys;
 
 /// Called when an asynchronous read has ended. The argument tells whether the block is cached.
 pub(crate) type ReadCallback = Box<dyn FnOnce(bool) + Send>;
@@ -107,6 +108,7 @@ impl Store {
         if is_being_written || !self.devices.holds(dva, bytes) {
             return declined(on_done);
         }
+        let Some(place) = self.first_place(bp, dva) else { return declined(on_done) };
         let cache = self.cache.cache();
         // Checked first, because `begin_async` counts as a use.
         if cache.contains(&key) {
@@ -116,7 +118,7 @@ impl Store {
         let begin = pin!(cache.begin_async(key, u64::from(bp.logical_bytes.get()), attributes));
         match begin.poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Ok(Begin::Vacant(load_guard))) if load_guard.refusal().is_none() => {
-                self.start_load(bp, (dva, cause), load_guard, on_done);
+                self.start_load(bp, (place, cause), load_guard, on_done);
             }
             Poll::Ready(Ok(Begin::Hit(_))) => {
                 count(StoreCounters::PREFETCHES_NEEDLESS);
@@ -141,7 +143,7 @@ impl Store {
     fn start_load(
         &self,
         bp: &BlockPtrPhys,
-        (dva, cause): (Dva, ReadCause),
+        (place, cause): (Place, ReadCause),
         load_guard: LoadGuard<BlockKey, Buffer>,
         on_done: ReadCallback,
     ) {
@@ -176,7 +178,7 @@ impl Store {
             }
         };
         let done = move |read| job.end(read);
-        let begun = self.devices.read_async(dva, buffer, cause.priority(), note, done);
+        let begun = self.devices.read_async(place, buffer, cause.priority(), note, done);
         debug_assert!(begun.is_ok(), "the address was checked");
     }
 }

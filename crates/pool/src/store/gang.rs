@@ -17,6 +17,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::read::{ReadCause, check, lost};
 use super::{Allocate, Store, codec};
+use crate::devices::Place;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::gang::{GANG_DEPTH, GangPhys, gang_capacity, read_gang, write_gang};
 use crate::format::{BlockKind, BlockPtrPhys, Compression, Dva, DvaPhys};
@@ -183,8 +184,8 @@ impl Store {
                 self.read_pieces(&piece, n, depth + 1, here)?;
                 continue;
             }
-            let content = match n {
-                Some(n) => self.load_copy(&piece, n, ReadCause::Scrub)?.content,
+            let content = match n.map(|n| self.gang_place(&piece, n)) {
+                Some(place) => self.load_place(&piece, place?, ReadCause::Scrub)?.content,
                 None => self.load_from_devices(&piece)?,
             };
             here.copy_from_slice(&content);
@@ -225,21 +226,42 @@ impl Store {
         }
     }
 
-    /// Reads a gang block: from copy `n`, or from the first good copy.
+    /// The n-th place of a gang block or piece. Pieces may be on vdevs with fewer devices.
+    fn gang_place(&self, bp: &BlockPtrPhys, n: usize) -> Result<Place> {
+        let sides = self.devices.sides();
+        let none = || Error::new(ErrorKind::Corrupt, format!("gang {bp:?}: has no copy {n}"));
+        let dva = bp.dvas().nth(n / sides).ok_or_else(none)?;
+        let side = (n % sides).min(self.devices.place_count(dva) - 1);
+        Ok(self.devices.nth_place(dva, side))
+    }
+
+    /// All places of a gang block.
+    fn gang_places(&self, bp: &BlockPtrPhys) -> Vec<Place> {
+        let of = |dva| {
+            let count = self.devices.place_count(dva);
+            (0..count).map(move |side| self.devices.nth_place(dva, side))
+        };
+        bp.dvas().flat_map(of).collect()
+    }
+
+    /// Reads a gang block: from the n-th place, or from the first good copy.
     fn gang_sector(
         &self,
         bp: &BlockPtrPhys,
         n: Option<usize>,
     ) -> Result<(Buffer, Vec<BlockPtrPhys>)> {
-        let copies = n.map_or(0..bp.copy_count(), |n| n..n + 1);
-        let first = copies.start;
+        let places = match n {
+            Some(n) => vec![self.gang_place(bp, n)?],
+            None => self.gang_places(bp),
+        };
         let mut errors = Vec::new();
-        for copy in copies {
-            match self.gang_copy(bp, copy, n.is_some()) {
+        for (at, place) in places.iter().enumerate() {
+            match self.gang_copy(bp, *place, n.is_some()) {
                 Ok((sector, pieces)) => {
                     if self.may_heal() {
                         // A failure is counted.
-                        (first..copy).for_each(|bad| drop(self.rewrite_bytes(bp, bad, &sector)));
+                        let bad = places[..at].iter();
+                        bad.for_each(|bad| drop(self.rewrite_bytes(*bad, &sector)));
                     }
                     return Ok((sector, pieces));
                 }
@@ -253,18 +275,16 @@ impl Store {
     fn gang_copy(
         &self,
         bp: &BlockPtrPhys,
-        n: usize,
+        place: Place,
         scrub: bool,
     ) -> Result<(Buffer, Vec<BlockPtrPhys>)> {
-        let none = || Error::new(ErrorKind::Corrupt, format!("gang {bp:?}: has no copy {n}"));
-        let dva = bp.copies.get(n).and_then(|copy| copy.get()).ok_or_else(none)?;
         let priority = if scrub { Priority::Scrub } else { Priority::SyncRead };
         let buffer = self.cache.alloc(self.sector_bytes() as usize)?;
-        let sector = self.devices.read(dva, buffer, priority)?;
+        let sector = self.devices.read(place, buffer, priority)?;
         match read_gang(&sector, bp.birth_txg.get(), &bp.checksum) {
             Some(pieces) => Ok((sector, pieces)),
             None => {
-                let text = format!("copy {n} of gang {bp:?}: checksum mismatch");
+                let text = format!("{place} of gang {bp:?}: checksum mismatch");
                 Err(Error::new(ErrorKind::Corrupt, text))
             }
         }
@@ -277,15 +297,22 @@ impl Store {
 
     fn heal_gang_at(&self, bp: &BlockPtrPhys, n: usize, depth: usize) -> Result<()> {
         let pieces = self.pieces(bp, None, depth)?;
-        if n < bp.copy_count() && self.gang_copy(bp, n, true).is_err() {
-            let (sector, _) = self.gang_sector(bp, None)?;
-            self.rewrite_bytes(bp, n, &sector)?;
+        let sides = self.devices.sides();
+        if n / sides < bp.copy_count() {
+            let place = self.gang_place(bp, n)?;
+            if self.gang_copy(bp, place, true).is_err() {
+                let (sector, _) = self.gang_sector(bp, None)?;
+                self.rewrite_bytes(place, &sector)?;
+            }
         }
-        for piece in pieces.iter().filter(|piece| n < piece.copy_count()) {
+        for piece in pieces.iter().filter(|piece| n / sides < piece.copy_count()) {
             if piece.is_gang() {
                 self.heal_gang_at(piece, n, depth + 1)?;
-            } else if self.load_copy(piece, n, ReadCause::Scrub).is_err() {
-                self.heal(piece, n)?;
+                continue;
+            }
+            let place = self.gang_place(piece, n)?;
+            if self.load_place(piece, place, ReadCause::Scrub).is_err() {
+                self.heal_place(piece, place)?;
             }
         }
         Ok(())
@@ -311,7 +338,7 @@ impl Store {
     /// # Errors
     /// If no copy of a gang block can be read; [`ErrorKind::NoMemory`].
     pub(crate) fn extents(&self, bp: &BlockPtrPhys) -> Result<Vec<(Dva, u64)>> {
-        let copies = if bp.is_gang() { bp.copy_count() } else { 1 };
+        let copies = if bp.is_gang() { self.place_count(bp) } else { 1 };
         let mut found = Ok(Vec::new());
         for n in 0..copies.max(1) {
             let mut extents = Vec::new();

@@ -1,9 +1,10 @@
 //! Reads blocks from the cache, or once from a device for any number of concurrent readers.
 //!
-//! Copies are tried in order. If a later copy is good, the bad ones before it are rewritten in
-//! place. So a reader must keep the block from being freed and its space from being reused until
-//! the read has returned (see [`readers`](super::readers)). Otherwise healing could overwrite a
-//! newer block.
+//! A copy of a block is at a *place*: an address, and a device of its vdev. Addresses are tried in
+//! order, and the devices of a mirror as they will answer soonest. If a later copy is good, the bad
+//! ones before it are rewritten in place. So a reader must keep the block from being freed and its
+//! space from being reused until the read has returned (see [`readers`](super::readers)). Otherwise
+//! healing could overwrite a newer block.
 
 use forebay_base::arena::Buffer;
 use forebay_cache::{Attributes, Begin, LoadError, Ref, SlotHint};
@@ -13,8 +14,10 @@ use super::counters::StoreCounters;
 use super::{Store, codec};
 use crate::block_cache::BlockRef;
 use crate::block_key::BlockKey;
+use crate::devices::Place;
+use crate::devices::status::LeafSet;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::BlockPtrPhys;
+use crate::format::{BlockPtrPhys, Dva};
 use crate::wait::{Wait, would_block};
 
 /// Attempts to start a read again after the load that it waited for was abandoned.
@@ -178,10 +181,10 @@ impl Store {
         for (at, bp) in pointers.iter().enumerate() {
             check(bp)?;
             let is_being_written = self.shared.writing.get(&self.key(bp)).is_some();
-            if let (Some(dva), false, false) = (bp.copies[0].get(), bp.is_gang(), is_being_written)
-            {
+            let dva = bp.copies[0].get().filter(|_| !bp.is_gang() && !is_being_written);
+            if let Some(place) = dva.and_then(|dva| self.first_place(bp, dva)) {
                 let bytes = bp.allocated_bytes(self.sector_bytes());
-                reads.push((dva, self.cache.alloc(bytes as usize)?));
+                reads.push((place, self.cache.alloc(bytes as usize)?));
                 places.push(at);
                 self.shared.counters.add(StoreCounters::READS, ReadCause::Miss as usize, 1);
                 self.shared.counters.add(
@@ -225,8 +228,8 @@ impl Store {
             return take(&written);
         }
         let mut last = lost(bp, Vec::new());
-        for n in 0..bp.copy_count() {
-            match self.load_copy(bp, n, ReadCause::Scrub) {
+        for n in 0..self.place_count(bp) {
+            match self.load_nth(bp, n, ReadCause::Scrub) {
                 Ok(good) => return take(&good.content),
                 Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
                 Err(error) => last = error,
@@ -235,17 +238,66 @@ impl Store {
         Err(last)
     }
 
-    /// Reads and verifies copy `n`. For a scrub.
+    /// Number of places at which copies of a block are: of each address, the devices in use.
+    pub(crate) fn place_count(&self, bp: &BlockPtrPhys) -> usize {
+        match bp.is_gang() {
+            true => bp.copy_count() * self.devices.sides(),
+            false => bp.dvas().map(|dva| self.devices.place_count(dva)).sum(),
+        }
+    }
+
+    /// The n-th place of a block that is no gang.
+    pub(super) fn nth_place(&self, bp: &BlockPtrPhys, n: usize) -> Option<Place> {
+        let mut left = n;
+        for dva in bp.dvas() {
+            let here = self.devices.place_count(dva);
+            if left < here {
+                return Some(self.devices.nth_place(dva, left));
+            }
+            left -= here;
+        }
+        None
+    }
+
+    /// The place of an address from which the block will be read soonest.
+    #[inline]
+    pub(super) fn first_place(&self, bp: &BlockPtrPhys, dva: Dva) -> Option<Place> {
+        self.devices.choose(dva, Some(bp.birth_txg.get()), &mut LeafSet::default())
+    }
+
+    /// Reads and verifies the copy at the n-th place. For a scrub.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] if its checksum is wrong or there is no such copy,
     /// [`ErrorKind::Device`] if it cannot be read, [`ErrorKind::NoMemory`].
     pub(crate) fn read_copy(&self, bp: &BlockPtrPhys, n: usize) -> Result<Buffer> {
         check(bp)?;
-        self.load_copy(bp, n, ReadCause::Scrub).map(|good| good.content)
+        self.load_nth(bp, n, ReadCause::Scrub).map(|good| good.content)
     }
 
-    /// Rewrites copy `n` from a good copy. For a scrub. The caller has entered
+    /// Reads and verifies all copies of a block, for people. Of a gang, those of its addresses.
+    pub(crate) fn copies(&self, bp: &BlockPtrPhys) -> Vec<(Place, Result<()>)> {
+        let place = |n| match bp.is_gang() {
+            true => {
+                bp.dvas().nth(n / self.devices.sides()).map(|dva| self.devices.nth_place(dva, 0))
+            }
+            false => self.nth_place(bp, n),
+        };
+        let step = if bp.is_gang() { self.devices.sides() } else { 1 };
+        let read = |n| Some((place(n)?, self.read_copy(bp, n).map(drop)));
+        (0..self.place_count(bp)).step_by(step).filter_map(read).collect()
+    }
+
+    fn load_nth(&self, bp: &BlockPtrPhys, n: usize, cause: ReadCause) -> Result<VerifiedCopy> {
+        if bp.is_gang() {
+            let physical = self.read_gang(bp, Some(n))?;
+            return self.verified(bp, physical, None, cause);
+        }
+        let none = || Error::new(ErrorKind::Corrupt, format!("{bp:?}: has no copy {n}"));
+        self.load_place(bp, self.nth_place(bp, n).ok_or_else(none)?, cause)
+    }
+
+    /// Rewrites the copy at the n-th place from a good copy. For a scrub. The caller has entered
     /// [`heals`](Self::heals), or is a reader. The write is durable after the next flush. Successes
     /// and failures are counted.
     ///
@@ -260,11 +312,30 @@ impl Store {
         if bp.is_gang() {
             return self.heal_gang(bp, n);
         }
-        let others = (0..bp.copy_count()).filter(|other| *other != n);
+        let none = || Error::new(ErrorKind::Corrupt, format!("{bp:?}: has no copy {n}"));
+        self.heal_place(bp, self.nth_place(bp, n).ok_or_else(none)?)
+    }
+
+    /// Whether no device of the n-th place of a block is there.
+    pub(crate) fn is_missing(&self, bp: &BlockPtrPhys, n: usize) -> bool {
+        let dva = match bp.is_gang() {
+            true => bp.dvas().nth(n / self.devices.sides()),
+            false => self.nth_place(bp, n).map(|place| place.dva),
+        };
+        dva.is_some_and(|dva| self.devices.is_missing(dva))
+    }
+
+    /// Rewrites the copy at a place of a block that is no gang from a good copy.
+    pub(super) fn heal_place(&self, bp: &BlockPtrPhys, bad: Place) -> Result<()> {
+        let others = (0..self.place_count(bp)).filter_map(|other| self.nth_place(bp, other));
         let mut last = lost(bp, Vec::new());
-        for other in others {
-            match self.load_copy(bp, other, ReadCause::Scrub) {
-                Ok(good) => return self.rewrite(bp, n, &good),
+        for other in others.filter(|other| *other != bad) {
+            match self.load_place(bp, other, ReadCause::Scrub) {
+                Ok(good) => {
+                    self.rewrite_bytes(bad, good.physical())?;
+                    self.devices.note_healed(bad, bp.birth_txg.get());
+                    return Ok(());
+                }
                 Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
                 Err(error) => last = error,
             }
@@ -294,46 +365,101 @@ impl Store {
     /// block may suspend the pool or leak space.
     pub(super) fn load_from_devices(&self, bp: &BlockPtrPhys) -> Result<Buffer> {
         let mut errors = Vec::new();
-        // All copies of a gang lead to the same pieces, each of which has its own copies.
-        let copies = if bp.is_gang() { 1 } else { bp.copy_count() };
-        for n in (0..copies).chain(0..copies) {
-            match self.load_copy(bp, n, ReadCause::Miss) {
-                Ok(good) => {
-                    if !bp.is_gang() && self.may_heal() {
-                        // A failure is counted. The next reader tries again.
-                        (0..n).for_each(|bad| drop(self.rewrite(bp, bad, &good)));
-                    }
-                    return Ok(good.content);
+        if bp.is_gang() {
+            for _ in 0..2 {
+                let physical = self.read_gang(bp, None);
+                let read = physical
+                    .and_then(|physical| self.verified(bp, physical, None, ReadCause::Miss));
+                match read {
+                    Ok(good) => return Ok(good.content),
+                    Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
+                    Err(error) => errors = vec![error],
                 }
-                Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
-                Err(error) => errors.push(error),
+            }
+            return Err(self.is_lost(bp, errors));
+        }
+        let birth = Some(bp.birth_txg.get());
+        let mut bad = Vec::new();
+        for _ in 0..2 {
+            errors.clear();
+            for dva in bp.dvas() {
+                let mut tried = LeafSet::default();
+                while let Some(place) = self.devices.choose(dva, birth, &mut tried) {
+                    match self.load_place(bp, place, ReadCause::Miss) {
+                        Ok(good) => {
+                            if !bad.is_empty() && self.may_heal() {
+                                bad.retain(|bad| *bad != place);
+                                // A failure is counted. The next reader tries again.
+                                bad.into_iter().for_each(|bad| {
+                                    drop(self.rewrite_bytes(bad, good.physical()));
+                                });
+                            }
+                            return Ok(good.content);
+                        }
+                        Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
+                        Err(error) => {
+                            if !bad.contains(&place) {
+                                bad.push(place);
+                            }
+                            errors.push(error);
+                        }
+                    }
+                }
             }
         }
-        errors.truncate(copies);
+        Err(self.is_lost(bp, errors))
+    }
+
+    #[cold]
+    fn is_lost(&self, bp: &BlockPtrPhys, errors: Vec<Error>) -> Error {
         self.count(StoreCounters::BLOCKS_LOST, 1);
         let error = lost(bp, errors);
         tracing::error!(%error, "lost block");
-        Err(error)
+        error
     }
 
-    /// Reads and verifies one copy. The pointer was checked.
-    pub(super) fn load_copy(
+    /// Reads and verifies the copy at a place. The pointer was checked.
+    pub(super) fn load_place(
         &self,
         bp: &BlockPtrPhys,
-        n: usize,
+        place: Place,
         cause: ReadCause,
     ) -> Result<VerifiedCopy> {
-        let physical = self.read_physical(bp, n, cause)?;
-        if !codec::verify(bp, &physical) {
-            self.count(StoreCounters::VERIFY_FAILURES, 1);
-            // A scrub reads without being a reader: the block may have been freed meanwhile.
-            if cause != ReadCause::Scrub {
-                tracing::warn!(block = ?bp, copy = n, "checksum mismatch");
+        let bytes = bp.allocated_bytes(self.sector_bytes());
+        let counters = &self.shared.counters;
+        counters.add(StoreCounters::READS, cause as usize, 1);
+        counters.add(StoreCounters::READ_BYTES, cause as usize, bytes);
+        let buffer = self.cache.alloc(bytes as usize)?;
+        let read = self.devices.read(place, buffer, cause.priority()).inspect_err(|error| {
+            if error.kind() == ErrorKind::Device {
+                counters.add(StoreCounters::READ_ERRORS, cause as usize, 1);
             }
-            let text = format!("copy {n} of {bp:?}: checksum mismatch");
-            return Err(Error::new(ErrorKind::Corrupt, text));
+        });
+        self.verified(bp, read?, Some(place), cause)
+    }
+
+    /// Verifies the bytes of a copy, whole sectors, and decompresses them.
+    fn verified(
+        &self,
+        bp: &BlockPtrPhys,
+        physical: Buffer,
+        place: Option<Place>,
+        cause: ReadCause,
+    ) -> Result<VerifiedCopy> {
+        if codec::verify(bp, &physical) {
+            return self.unpack(bp, physical);
         }
-        self.unpack(bp, physical)
+        self.count(StoreCounters::VERIFY_FAILURES, 1);
+        // A scrub reads without being a reader: the block may have been freed meanwhile.
+        if cause != ReadCause::Scrub {
+            tracing::warn!(block = ?bp, ?place, "checksum mismatch");
+            place.into_iter().for_each(|place| self.devices.note_checksum(place));
+        }
+        let text = match place {
+            Some(place) => format!("{place} of {bp:?}: checksum mismatch"),
+            None => format!("{bp:?}: checksum mismatch"),
+        };
+        Err(Error::new(ErrorKind::Corrupt, text))
     }
 
     /// Decompresses verified bytes.
@@ -346,36 +472,9 @@ impl Store {
         Ok(VerifiedCopy { content, physical: Some(physical) })
     }
 
-    /// Reads the raw bytes of one copy, whole sectors.
-    fn read_physical(&self, bp: &BlockPtrPhys, n: usize, cause: ReadCause) -> Result<Buffer> {
-        let none = || Error::new(ErrorKind::Corrupt, format!("{bp:?}: has no copy {n}"));
-        let dva = bp.copies.get(n).and_then(|copy| copy.get()).ok_or_else(none)?;
-        let bytes = bp.allocated_bytes(self.sector_bytes());
-        if bp.is_gang() {
-            return match cause {
-                ReadCause::Scrub => self.read_gang(bp, Some(n)),
-                _ => self.read_gang(bp, None),
-            };
-        }
-        let counters = &self.shared.counters;
-        counters.add(StoreCounters::READS, cause as usize, 1);
-        counters.add(StoreCounters::READ_BYTES, cause as usize, bytes);
-        let buffer = self.cache.alloc(bytes as usize)?;
-        self.devices.read(dva, buffer, cause.priority()).inspect_err(|error| {
-            if error.kind() == ErrorKind::Device {
-                counters.add(StoreCounters::READ_ERRORS, cause as usize, 1);
-            }
-        })
-    }
-
-    /// Rewrites a bad copy.
-    fn rewrite(&self, bp: &BlockPtrPhys, n: usize, good: &VerifiedCopy) -> Result<()> {
-        self.rewrite_bytes(bp, n, good.physical())
-    }
-
     /// Rewrites the bytes of a copy, whole sectors.
-    pub(super) fn rewrite_bytes(&self, bp: &BlockPtrPhys, n: usize, bytes: &[u8]) -> Result<()> {
-        let healed = self.rewrite_uncounted(bp, n, bytes);
+    pub(super) fn rewrite_bytes(&self, place: Place, bytes: &[u8]) -> Result<()> {
+        let healed = self.rewrite_uncounted(place, bytes);
         self.count(
             match healed {
                 Ok(()) => StoreCounters::HEALED,
@@ -383,20 +482,18 @@ impl Store {
             },
             1,
         );
-        match (&healed, bp.copies.get(n).and_then(|copy| copy.get())) {
-            (Ok(()), dva) => tracing::warn!(?dva, copy = n, "healed block"),
-            (Err(error), dva) => tracing::warn!(?dva, copy = n, %error, "cannot heal block"),
+        match &healed {
+            Ok(()) => tracing::warn!(%place, "healed block"),
+            Err(error) => tracing::warn!(%place, %error, "cannot heal block"),
         }
         healed
     }
 
-    fn rewrite_uncounted(&self, bp: &BlockPtrPhys, n: usize, bytes: &[u8]) -> Result<()> {
-        let none = || Error::new(ErrorKind::Corrupt, format!("{bp:?}: has no copy {n}"));
-        let dva = bp.copies.get(n).and_then(|copy| copy.get()).ok_or_else(none)?;
+    fn rewrite_uncounted(&self, place: Place, bytes: &[u8]) -> Result<()> {
         let mut buffer = self.cache.alloc(bytes.len())?;
         buffer.copy_from_slice(bytes);
         // A reader waits for this block.
-        self.devices.write(dva, buffer, Priority::SyncWrite)
+        self.devices.write(place, buffer, Priority::SyncWrite)
     }
 }
 

@@ -23,13 +23,15 @@
 //!   directory is small again. Nothing relies on the number of pages that a leaf has: every step
 //!   uses one page at a time.
 //! - Page and leaf are both open in a transaction before a name moves, so no failure loses it.
+//! - The removal of a name can be undone in its transaction without a read and without space, also
+//!   if names move meanwhile.
 
 use zerocopy::IntoBytes;
 
 use super::entry::{HashedName, Value, first_position, hash_at, leaf_id, prefix_mask};
 use super::fat::{ChangeRequest, Changed, Fat, LeafAccess, check_location, descend, full};
 use super::filter::Answer;
-use super::leaf::{Builder, Change, Leaf, LeafDefect, LeafMut, Record, put_leaf};
+use super::leaf::{Builder, Change, ENTRY_MAX, Leaf, LeafDefect, LeafMut, Record, put_leaf};
 use super::store::{LeafLookup, LeafStore};
 use super::sweep::Sweep;
 use super::table::DepthTable;
@@ -41,6 +43,9 @@ use crate::{ErrorKind, Result};
 pub(super) const PAGE_SPAN: u8 = 3;
 /// A leaf in memory that no unsynced txg has changed gets its names when so many wait for it.
 const MERGE_NAMES: usize = 12;
+/// Names that move to a leaf leave space for the longest entry: another transaction may have removed
+/// a name from the leaf, and undo that.
+const RESTORE_ROOM: usize = ENTRY_MAX;
 const TOO_LARGE: LeafDefect = LeafDefect("it is larger than a buffer page");
 
 /// An entry of a page.
@@ -134,7 +139,7 @@ impl Fat {
             OpStep::Done(InPage::Missing) => {
                 if !leaf.is_open
                     && !leaf.has_hash
-                    && access.store.may_buffer()
+                    && self.may_buffer(access.store)
                     && self.count_buffered(access, hash, leaf.depth)?.unwrap_or(0) < MERGE_NAMES
                 {
                     match self.buffer(access, tx, request, leaf.depth)? {
@@ -152,6 +157,10 @@ impl Fat {
             OpStep::NotResident(ticket) => Some(OpStep::NotResident(ticket)),
             OpStep::Done(_) => None,
         })
+    }
+
+    fn may_buffer<S: LeafStore>(&self, store: &S) -> bool {
+        self.share.is_some() && store.may_buffer()
     }
 
     /// Applies a change whose leaf is not resident, if that is possible without the leaf. `ticket`
@@ -187,7 +196,7 @@ impl Fat {
         if !request.adds() {
             return Ok(OpStep::Done(Changed::new(Change::Missing, false)));
         }
-        if !access.store.may_buffer() {
+        if !self.may_buffer(access.store) {
             return Ok(OpStep::NotResident(ticket));
         }
         Ok(match self.buffer(access, tx, request, depth)? {
@@ -209,6 +218,7 @@ impl Fat {
         tx: &S::Tx,
         hash: u32,
     ) -> Result<OpStep<bool, S::Ticket>> {
+        self.takes_share(access.store);
         let depth = match self.with_leaf_of(access, hash, |leaf| Ok(leaf.depth()))? {
             OpStep::Done(depth) => depth,
             OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
@@ -299,6 +309,7 @@ impl Fat {
         }
         self.pages = DepthTable::new(0);
         *self.sweep = Sweep::default();
+        self.share = None;
         Ok(())
     }
 
@@ -472,9 +483,9 @@ impl Fat {
         // Every round but the last splits the leaf.
         for _ in 0..=ZAP_DEPTH_MAX {
             let attempt = self.edit(access, tx, hash, |leaf| {
-                let change = leaf.insert_at(name.position, record)?;
-                let can_split = change == Change::Full && leaf.can_split(hash)?;
-                Ok((change, leaf.leaf()?.depth(), can_split))
+                let (depth, can_split) = (leaf.leaf()?.depth(), leaf.can_split(hash)?);
+                let room = if can_split { RESTORE_ROOM } else { 0 };
+                Ok((leaf.insert_beside(name.position, record, room)?, depth, can_split))
             })?;
             let depth = match attempt {
                 OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
@@ -570,6 +581,7 @@ impl Fat {
             store.with_leaf_mut(tx, low_id, None, access.fetched, |bytes| put_leaf(bytes, low))?;
         assert!(matches!(put, LeafLookup::Resident(Ok(()))), "the page is open and whole");
         self.header = header;
+        self.resize_share();
         self.pages.resize(page_depth);
         let prefix = hash & prefix_mask(depth);
         self.pages.set(prefix, depth + 1);
@@ -596,7 +608,8 @@ impl Fat {
     }
 
     /// Adds a name that this transaction has removed. Reads nothing: the leaf or page that had the
-    /// name is open, and has the space that the removal has freed.
+    /// name is open, and has the space that the removal has freed. Names that have moved to the leaf
+    /// since have left it [`RESTORE_ROOM`].
     pub(super) fn restore<S: LeafStore>(
         &mut self,
         access: LeafAccess<'_, S>,
@@ -604,15 +617,23 @@ impl Fat {
         request: &ChangeRequest<'_>,
     ) -> Result<OpStep<Changed, S::Ticket>> {
         let HashedName { name, home } = request.name;
-        let leaf = self.with_leaf_of(access, hash_at(home), |leaf| Ok(leaf.is_open()))?;
-        if self.header.pages.get() == 0 || matches!(leaf, OpStep::Done(true)) {
-            // If the name was in the page, its home is free in the leaf too.
+        let hash = hash_at(home);
+        if self.header.pages.get() == 0 {
+            return self.change_leaf(access, tx, request);
+        }
+        // A leaf that is not in memory did not have the name, so the home is free there.
+        let found = self.with_leaf_of(access, hash, |leaf| Ok(leaf.has_position(home)))?;
+        let is_taken = matches!(found, OpStep::Done(true));
+        let usable = |page: &Leaf<'_>| Ok(page.is_open() && !page.has_position(home));
+        // Another block cannot be the one that had the name.
+        let page = self.with_page_of(access, hash, usable);
+        if is_taken || !matches!(page, Ok(OpStep::Done(true))) {
             return self.change_leaf(access, tx, request);
         }
         let record = Record { name, value: request.value };
-        match self.edit_page(access, tx, hash_at(home), |page| page.insert_at(home, record))? {
+        match self.edit_page(access, tx, hash, |page| page.insert_at(home, record))? {
             OpStep::NotResident(ticket) => Ok(OpStep::NotResident(ticket)),
-            OpStep::Done(Change::Full) => Err(full(access.store)),
+            OpStep::Done(Change::Full) => self.change_leaf(access, tx, request),
             OpStep::Done(change) => {
                 let (entries, buffered) = self.counts();
                 let (entries, buffered) = (entries.saturating_add(1), buffered.saturating_add(1));

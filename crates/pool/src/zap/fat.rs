@@ -23,12 +23,14 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::entry::{HashedName, Value, leaf_id, prefix_mask};
 use super::filter::{self, Answer};
 use super::leaf::{Change, Leaf, LeafDefect, LeafMut, put_leaf};
+use super::share::AidShare;
 use super::store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
 use super::sweep::Sweep;
 use super::table::DepthTable;
 use super::{NameChange, OpStep, ZapCounters, corrupt};
 use crate::format::{
-    ZAP_DEPTH_MAX, ZAP_FAT, ZAP_LEAF_BYTES, ZAP_PAGE_DEPTH_MAX, ZapBlock, ZapFatPhys, ZapHeadPhys,
+    ZAP_DEPTH_MAX, ZAP_FAT, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZAP_PAGE_DEPTH_MAX, ZapBlock,
+    ZapFatPhys, ZapFilterSlotPhys, ZapHeadPhys,
 };
 use crate::{Error, ErrorKind, Result};
 
@@ -42,6 +44,9 @@ pub(super) struct Fat {
     /// Depths of the buffer pages.
     pub(super) pages: DepthTable,
     pub(super) sweep: Box<Sweep>,
+    /// Memory for filters and pages. Without it, the directory uses neither, but for names that are
+    /// buffered already.
+    pub(super) share: Option<AidShare>,
 }
 
 /// A filter block or buffer page that the current operation could not read.
@@ -161,7 +166,7 @@ impl Fat {
 
     fn with(header: ZapFatPhys) -> Self {
         let (table, pages) = (DepthTable::new(header.depth), DepthTable::new(header.page_depth));
-        Self { header, table, pages, sweep: Box::default() }
+        Self { header, table, pages, sweep: Box::default(), share: None }
     }
 
     /// From a header that comes from a device.
@@ -195,10 +200,42 @@ impl Fat {
         self.header.aided != 0
     }
 
-    /// The seed, if leaves have filters.
+    /// The seed, if filters are used.
     #[inline]
     fn filter_seed(&self) -> Option<u64> {
-        self.is_aided().then(|| self.header.head.seed.get())
+        self.share.is_some().then(|| self.header.head.seed.get())
+    }
+
+    /// Whether filters and pages may be used. Takes a share of memory for them if it is the first
+    /// time.
+    #[inline]
+    pub(super) fn takes_share<S: LeafStore>(&mut self, store: &S) -> bool {
+        self.share.is_some() || self.is_aided() && self.take_share(store)
+    }
+
+    #[cold]
+    fn take_share<S: LeafStore>(&mut self, store: &S) -> bool {
+        self.share = store.take_share(self.aid_bytes());
+        if self.share.is_none() {
+            store.count(ZapCounters::DIRECTORY_SHARES_REFUSED, 1);
+        }
+        self.share.is_some()
+    }
+
+    /// Bytes of filters and pages.
+    fn aid_bytes(&self) -> u64 {
+        let slots = self.leaves().saturating_mul(size_of::<ZapFilterSlotPhys>() as u64);
+        let pages = u64::from(self.header.pages.get()) * ZAP_PAGE_BYTES as u64;
+        // Ten bits a name. A forged header counts any number of names.
+        (self.header.entries.get() / 4 * 5).saturating_add(slots).saturating_add(pages)
+    }
+
+    /// Follows a change of the number of leaves or pages.
+    pub(super) fn resize_share(&mut self) {
+        let bytes = self.aid_bytes();
+        if let Some(share) = &mut self.share {
+            share.resize(bytes);
+        }
     }
 
     /// Looks a name up.
@@ -249,6 +286,7 @@ impl Fat {
         if !self.is_aided() {
             return Ok(OpStep::Done(()));
         }
+        let may_buffer = self.takes_share(access.store) && access.store.may_buffer();
         // What cannot be read is left to the change.
         let has_pages = self.header.pages.get() > 0;
         if has_pages
@@ -266,9 +304,7 @@ impl Fat {
             OpStep::NotResident(ticket) => {
                 return Ok(match self.find_filter(access, &ticket, name)? {
                     OpStep::NotResident(block) => OpStep::NotResident(block),
-                    OpStep::Done(Answer::Absent(_)) if access.store.may_buffer() => {
-                        OpStep::Done(())
-                    }
+                    OpStep::Done(Answer::Absent(_)) if may_buffer => OpStep::Done(()),
                     OpStep::Done(_) => OpStep::NotResident(ticket),
                 });
             }
@@ -291,6 +327,9 @@ impl Fat {
         [opens, splits]: [bool; 2],
     ) -> Result<OpStep<(), S::Ticket>> {
         let splits = splits && depth < ZAP_DEPTH_MAX;
+        if self.share.is_none() {
+            return Ok(OpStep::Done(()));
+        }
         for id in [opens.then_some(low), splits.then(|| low | 1 << depth)] {
             let Some(block) = id.map(filter_of).filter(|block| !access.is_lost(*block)) else {
                 continue;
@@ -314,7 +353,7 @@ impl Fat {
         let (ZapBlock::Leaf(id), Some(txg)) = (S::block_of(ticket), S::txg_of(ticket)) else {
             return Ok(OpStep::Done(Answer::Maybe));
         };
-        if !self.is_aided() || access.is_lost(filter_of(id)) {
+        if !self.takes_share(access.store) || access.is_lost(filter_of(id)) {
             return Ok(OpStep::Done(Answer::Maybe));
         }
         let found = access.store.with_leaf(filter_of(id), access.fetched, |block| {
@@ -396,6 +435,7 @@ impl Fat {
         tx: &S::Tx,
         request: &ChangeRequest<'_>,
     ) -> Result<OpStep<Changed, S::Ticket>> {
+        self.takes_share(access.store);
         if request.kind == NameChange::Restore {
             return self.restore(access, tx, request);
         }
@@ -550,6 +590,7 @@ impl Fat {
             self.table.resize(header.depth);
         }
         self.header = header;
+        self.resize_share();
         Ok(())
     }
 

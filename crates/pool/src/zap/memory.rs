@@ -6,6 +6,7 @@ use forebay_base::counters::Counter;
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::{Arc, Mutex};
 
+use super::share::{AidMemory, AidShare};
 use super::store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
 use super::{
     Pace, SlotChange, Zap, ZapCounters, filter_of, open_filter, pack, put_counts, rebuild_filter,
@@ -31,6 +32,10 @@ pub(super) struct MemoryStoreState {
     pub(super) leaves: HashMap<ZapBlock, Leaf>,
     /// The open txg.
     txg: u64,
+    pub(super) now_ns: u64,
+    /// Shares of memory, and their maximum.
+    pub(super) aid_memory: AidMemory,
+    pub(super) aid_bytes_max: Option<u64>,
     /// With so many leaves a directory is large.
     pub(super) aided_leaves: u64,
     /// How often moves of names were asked for, and creates slowed down.
@@ -170,7 +175,7 @@ impl MemoryStore {
 impl Zap<MemoryStore> {
     /// Moves the names of some leaves. Returns the number of names that are still buffered.
     pub(super) fn merge_some(&self) -> Result<u64> {
-        let mut batch = self.start_merge(64, true)?;
+        let mut batch = self.start_merge(64, true);
         self.load_merge(&mut batch, || false);
         while !batch.is_empty() {
             self.finish_merge(&(), &mut batch)?;
@@ -418,6 +423,11 @@ impl LeafStore for MemoryStore {
         !self.state.lock().buffers_nothing
     }
 
+    fn take_share(&self, bytes: u64) -> Option<AidShare> {
+        let state = self.state.lock();
+        state.aid_memory.take(bytes, state.aid_bytes_max.unwrap_or(u64::MAX))
+    }
+
     fn may_merge(&self, _: &()) -> bool {
         !self.state.lock().is_short_of_space
     }
@@ -429,6 +439,10 @@ impl LeafStore for MemoryStore {
     fn slow_down(&self, _: &Pace, _: Wait) -> Result<()> {
         self.state.lock().slowed += 1;
         Ok(())
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.state.lock().now_ns
     }
 
     fn count(&self, counter: Counter, amount: u64) {

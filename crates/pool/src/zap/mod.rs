@@ -43,6 +43,8 @@ mod model;
 mod probe;
 mod queue;
 mod rounds;
+mod share;
+mod skips;
 mod stats;
 mod store;
 mod sweep;
@@ -71,6 +73,7 @@ pub(crate) use filter::{SlotChange, open as open_filter, rebuild as rebuild_filt
 pub(crate) use leaf::pack;
 pub(crate) use queue::{MergeQueue, Pace};
 pub(crate) use rounds::MergeBatch;
+pub(crate) use share::AidShare;
 pub use stats::{LeavesByPointers, ZapStats};
 pub(crate) use store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
 pub(crate) use tunables::ZapShared;

@@ -16,6 +16,7 @@ use std::time::Duration;
 use forebay_base::clock::Clock;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Condvar, Mutex};
+use forebay_base::waits::{self, WaitKind};
 
 use crate::Result;
 use crate::wait::Wait;
@@ -158,6 +159,7 @@ impl<T> MergeQueue<T> {
         // No delay is assigned if it fails: the retry on another thread gets its own.
         wait.check("names of a directory to move from its change buffer")?;
         let due_ns = pace.assign(now_ns, delay_ns);
+        let _wait = waits::measure(WaitKind::Transaction);
         let mut state = self.state.lock();
         while !state.closed {
             if pace.pressure.load(Ordering::Relaxed) == 0 {

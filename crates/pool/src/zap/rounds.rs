@@ -13,6 +13,8 @@ use crate::{Error, ErrorKind, Result};
 
 /// Leaves that get names in one transaction at most.
 const LEAVES_PER_TX: usize = 8;
+/// Unreadable blocks that the choice of leaves passes at most.
+const FAILURES_MAX: usize = 16;
 
 /// Leaves whose names move together, and the blocks that were read for that.
 pub(crate) struct MergeBatch<S: LeafStore> {
@@ -34,20 +36,29 @@ impl<S: LeafStore> MergeBatch<S> {
 
 impl<S: LeafStore> Zap<S> {
     /// Chooses the next leaves, at most about `max`, and starts to read those that are not in
-    /// memory. Unless `drains`, some names stay in the buffer.
-    ///
-    /// # Errors
-    /// The failure to read a buffer page, or a block that leads to leaves.
-    pub(crate) fn start_merge(&self, max: usize, drains: bool) -> Result<MergeBatch<S>> {
-        let mut found = SweepLeaves::default();
-        self.run_alone(None, Wait::Allowed, |state, access| match &mut state.form {
-            DirectoryForm::Micro(_) => Ok(OpStep::Done(())),
-            DirectoryForm::Fat(fat) => fat.next_to_merge(access, (max, drains), &mut found),
-        })?;
+    /// memory. Passes what cannot be read, for a while. With `drains`, tries all of that again, and
+    /// leaves no names in the buffer.
+    pub(crate) fn start_merge(&self, max: usize, drains: bool) -> MergeBatch<S> {
+        let (mut found, mut error, mut failures) = (SweepLeaves::default(), None, 0);
+        self.with_fat(|fat| match drains {
+            true => fat.sweep.skips.clear(),
+            false => fat.sweep.skips.expire(self.store.now_ns()),
+        });
+        while failures < FAILURES_MAX {
+            let chosen =
+                self.run_alone(None, Wait::Allowed, |state, access| match &mut state.form {
+                    DirectoryForm::Micro(_) => Ok(OpStep::Done(())),
+                    DirectoryForm::Fat(fat) => fat.next_to_merge(access, (max, drains), &mut found),
+                });
+            let Err(failed) = chosen else { break };
+            error.get_or_insert(failed);
+            failures += 1;
+            self.with_fat(|fat| fat.sweep.skips.add(found.reading, self.store.now_ns()));
+        }
         let away = self.store.prefetch(&found.blocks) as u64;
         self.store.count(ZapCounters::DIRECTORY_MERGE_READS, away);
         let blocks = OpBlocks { fetched_max: usize::MAX, ..OpBlocks::default() };
-        Ok(MergeBatch { hashes: found.hashes, blocks, has_moved: false, error: None })
+        MergeBatch { hashes: found.hashes, blocks, has_moved: false, error }
     }
 
     /// Waits until the leaves of a batch are in memory, unless `stop`. Drops those that cannot be
@@ -63,8 +74,21 @@ impl<S: LeafStore> Zap<S> {
                     DirectoryForm::Micro(_) => Ok(OpStep::Done(())),
                     DirectoryForm::Fat(fat) => fat.load_for_merge(access, *hash),
                 });
-            loaded.map_err(|failed| *error = Some(failed)).is_ok()
+            let Err(failed) = loaded else { return true };
+            error.get_or_insert(failed);
+            self.with_fat(|fat| fat.skip_leaf(*hash, self.store.now_ns()));
+            false
         });
+    }
+
+    /// Calls `f` with the state of a fat directory.
+    fn with_fat(&self, f: impl FnOnce(&mut Fat)) {
+        if let Ok(mut state) = self.lock(Wait::Allowed)
+            && let DirectoryForm::Fat(fat) = &mut state.form
+        {
+            f(fat);
+            self.publish(&state);
+        }
     }
 
     /// Moves the names of some leaves of a batch. A leaf that is not in memory any more keeps its
@@ -86,7 +110,10 @@ impl<S: LeafStore> Zap<S> {
             match merged {
                 Ok(OpStep::Done(has_moved)) => batch.has_moved |= has_moved,
                 Ok(OpStep::NotResident(_)) => continue,
-                Err(error) if error.kind() == ErrorKind::Corrupt => batch.error = Some(error),
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    batch.error.get_or_insert(error);
+                    self.with_fat(|fat| fat.skip_leaf(hash, self.store.now_ns()));
+                }
                 Err(error) => return Err(error),
             }
             // What cannot be read is left as it is.
@@ -127,6 +154,8 @@ impl Fat {
         if self.header.pages.get() == 0 {
             return Ok(OpStep::Done(()));
         }
+        // Otherwise the leaf would lose its filter.
+        self.takes_share(access.store);
         if let OpStep::NotResident(ticket) = self.with_page_of(access, hash, |_| Ok(()))? {
             return Ok(OpStep::NotResident(ticket));
         }

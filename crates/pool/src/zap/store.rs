@@ -2,7 +2,7 @@
 
 use forebay_base::counters::Counter;
 
-use super::Pace;
+use super::{AidShare, Pace};
 use crate::Result;
 use crate::format::ZapBlock;
 use crate::wait::Wait;
@@ -144,6 +144,9 @@ pub(crate) trait LeafStore {
     /// Whether new names may be buffered.
     fn may_buffer(&self) -> bool;
 
+    /// A share of memory for so many bytes of filters and buffer pages, if there is as much.
+    fn take_share(&self, bytes: u64) -> Option<AidShare>;
+
     /// Whether there is enough space to merge leaves in this transaction, beside a change of its
     /// own.
     fn may_merge(&self, tx: &Self::Tx) -> bool;
@@ -157,6 +160,9 @@ pub(crate) trait LeafStore {
     /// # Errors
     /// [`WouldBlock`](crate::ErrorKind::WouldBlock) if it would wait and must not.
     fn slow_down(&self, pace: &Pace, wait: Wait) -> Result<()>;
+
+    /// The time, for pauses.
+    fn now_ns(&self) -> u64;
 
     /// Adds to a counter of [`ZapCounters`](super::ZapCounters).
     fn count(&self, counter: Counter, amount: u64);

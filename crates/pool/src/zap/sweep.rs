@@ -11,6 +11,7 @@ use super::OpStep;
 use super::buffer::{PAGE_SPAN, PageAttempt};
 use super::entry::{first_position, hash_at, leaf_id, prefix_mask};
 use super::fat::{Fat, LeafAccess, filter_of};
+use super::skips::{Skips, Unreadable};
 use super::store::LeafStore;
 use crate::Result;
 use crate::format::{ZAP_FILTER_LEAVES, ZAP_PAGE_BYTES, ZapBlock};
@@ -41,6 +42,8 @@ pub(super) struct Sweep {
     name_bytes: u32,
     /// Windows of filter blocks and pages that were prefetched.
     windows: HashSet<u64>,
+    /// What cannot be read for now.
+    pub(super) skips: Skips,
 }
 
 /// Leaves whose names move together.
@@ -52,6 +55,8 @@ pub(super) struct SweepLeaves {
     pub(super) blocks: Vec<ZapBlock>,
     /// Number of leaves that were looked at.
     looks: usize,
+    /// What is read, if a step fails.
+    pub(super) reading: Unreadable,
 }
 
 impl Fat {
@@ -70,6 +75,11 @@ impl Fat {
         while found.hashes.len() < max
             && let Some(hash) = self.sweep.urgent.front().copied()
         {
+            if self.sweep.skips.end_of(hash).is_some() {
+                self.sweep.urgent.pop_front();
+                continue;
+            }
+            found.reading = self.page_at(hash);
             let (first, last) = match self.with_page_of(access, hash, |page| Ok(page.depth()))? {
                 OpStep::Done(depth) => (hash & prefix_mask(depth), hash | !prefix_mask(depth)),
                 OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
@@ -117,6 +127,11 @@ impl Fat {
             && (found.looks < LOOKS_MAX || max == usize::MAX)
         {
             found.looks += 1;
+            if let Some(last) = self.sweep.skips.end_of(hash) {
+                at = self.sweep_on(last, max);
+                continue;
+            }
+            found.reading = self.page_at(hash);
             let page = match self.names_of_page(access, first_position(hash), last, 1)? {
                 OpStep::Done(page) => page,
                 OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
@@ -124,6 +139,11 @@ impl Fat {
             let mut end = page.last;
             if let Some(name) = page.names.first() {
                 let hash = hash_at(name.position);
+                if let Some(last) = self.sweep.skips.end_of(hash) {
+                    at = self.sweep_on(last, max);
+                    continue;
+                }
+                found.reading = self.leaf_at(hash);
                 let (id, depth) = match self.locate_leaf(access, hash)? {
                     OpStep::Done(leaf) => leaf,
                     OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
@@ -142,12 +162,36 @@ impl Fat {
                     }
                 }
             }
-            at = end.checked_add(1);
-            if max != usize::MAX {
-                self.sweep.at = at.unwrap_or(0);
-            }
+            at = self.sweep_on(end, max);
         }
         Ok(OpStep::Done(()))
+    }
+
+    /// The hash behind a range. Moves the sweep there, unless `max` has no limit.
+    fn sweep_on(&mut self, last: u32, max: usize) -> Option<u32> {
+        let at = last.checked_add(1);
+        if max != usize::MAX {
+            self.sweep.at = at.unwrap_or(0);
+        }
+        at
+    }
+
+    /// The hashes of the page of a hash. If its depth is not known, it may have more.
+    fn page_at(&self, hash: u32) -> Unreadable {
+        let mask = prefix_mask(self.pages.get(hash).unwrap_or(self.header.page_depth));
+        Unreadable { first: hash & mask, last: hash | !mask, is_page: true }
+    }
+
+    /// The hashes of the leaf of a hash. If its depth is not known, it may have more.
+    fn leaf_at(&self, hash: u32) -> Unreadable {
+        let mask = prefix_mask(self.table.get(hash).unwrap_or(self.header.depth));
+        Unreadable { first: hash & mask, last: hash | !mask, is_page: false }
+    }
+
+    /// Names of the leaf of a hash do not move for a while.
+    pub(super) fn skip_leaf(&mut self, hash: u32, now_ns: u64) {
+        let leaf = self.leaf_at(hash);
+        self.sweep.skips.add(leaf, now_ns);
     }
 
     /// The block and depth of the leaf of a hash, without the leaf. A leaf that is not resident and
@@ -200,9 +244,13 @@ impl Fat {
         if name_bytes == 0 {
             return 0;
         }
-        let capacity = pages * (ZAP_PAGE_BYTES as u64 / name_bytes).max(1);
+        let of_page = (ZAP_PAGE_BYTES as u64 / name_bytes).max(1);
+        // Names in unreadable pages cannot move, whatever creates wait for.
+        let lost = self.sweep.skips.pages().min(pages);
+        let buffered = self.header.buffered.get().saturating_sub(lost * of_page);
+        let capacity = (pages - lost) * of_page;
         // A forged header counts any number of names.
-        self.header.buffered.get().saturating_mul(1000) / capacity.max(1)
+        buffered.saturating_mul(1000) / capacity.max(1)
     }
 
     /// Filter blocks and pages to prefetch with one that is not resident, once for each window: a

@@ -2,6 +2,8 @@
 
 use forebay_base::sync::Arc;
 
+use super::share::AidMemory;
+
 forebay_base::tunables! {
     /// Tunables of directories.
     pub table ZapTunables;
@@ -13,6 +15,10 @@ forebay_base::tunables! {
     /// With so many leaves a directory is large. With fewer leaves, filters and buffer pages would
     /// cost more than they save.
     directory_buffer_leaves: u32 = 64, 4..=1 << 20, runtime, "count";
+
+    /// Share of the cache that filters and buffer pages of all open directories may take. A
+    /// directory for which too little is left works without them until others are closed.
+    directory_buffer_percent: percent = 50, 0..=100, runtime, "percent";
 
     /// Leaves of a directory that are read at a time to move buffered names to them in the
     /// background. 0: names move only when somebody else reads their leaf.
@@ -37,6 +43,9 @@ forebay_base::counters! {
     directory_merge_reads;
     /// Creates that waited for names to move from a full change buffer.
     directory_creates_slowed;
+    /// Operations that did without filters and change buffer, as the directory had no share of
+    /// memory for them.
+    directory_shares_refused;
     /// Searches for a name that a filter answered, so that no leaf was read.
     directory_filter_absent;
     /// Searches for a name that a filter could not answer, so that a leaf was read.
@@ -49,4 +58,11 @@ forebay_base::counters! {
 pub(crate) struct ZapShared {
     pub(crate) tunables: Arc<ZapTunables>,
     pub(crate) counters: ZapCounters,
+    pub(crate) memory: AidMemory,
+}
+
+impl ZapShared {
+    pub(crate) fn new(tunables: Arc<ZapTunables>) -> Self {
+        Self { tunables, counters: ZapCounters::new(), memory: AidMemory::default() }
+    }
 }

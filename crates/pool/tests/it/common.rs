@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
 use forebay_pool::{
     BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, HostId, ImportOptions,
@@ -17,6 +18,12 @@ pub(crate) const MIB: u64 = 1 << 20;
 /// A cache of this many bytes.
 pub(crate) fn cache(bytes: u64) -> Arc<BlockCache> {
     BlockCache::new(BlockCacheOptions { bytes, ..BlockCacheOptions::default() }).expect("a cache")
+}
+
+/// Memory of requests.
+pub(crate) fn arena() -> Arc<Arena> {
+    let config = ArenaConfig { limit_bytes: 8 * MIB, huge_pages: HugePages::Auto };
+    Arena::new(config).expect("memory")
 }
 
 /// A memory device of this many bytes, with sectors of 512 bytes.

@@ -94,7 +94,7 @@ fn a_sound_pool_is_shown() {
         assert_eq!(device.labels.len(), 2, "{device}");
         for position in &device.labels {
             let LabelState::Sound { label } = &position.state else { panic!("{device}") };
-            assert_eq!((&*label.pool_name, usize::from(label.device_number)), ("tank", number));
+            assert_eq!((&*label.pool_name, usize::from(label.vdev_number)), ("tank", number));
             assert_eq!((&*label.state, label.devices.len()), ("exported", 2));
             assert_eq!(label.objection, None);
         }
@@ -102,7 +102,7 @@ fn a_sound_pool_is_shown() {
     let uberblocks = inspector.uberblocks().expect("memory");
     assert_eq!((uberblocks.rings, uberblocks.damaged.len()), (4, 0), "{uberblocks}");
     let newest = &uberblocks.found[0];
-    assert_eq!((newest.rings, newest.device_count, &newest.root_problem), (4, 2, &None));
+    assert_eq!((newest.rings, newest.vdev_count, &newest.root_problem), (4, 2, &None));
 
     let info = inspector.txg(None).expect("the newest");
     assert_eq!((info.txg, info.notices.len()), (newest.txg, 0), "{info}");

@@ -82,6 +82,7 @@ impl Demo {
         let new = New {
             name: "demo",
             devices: std::slice::from_ref(&device),
+            mirrors: &[],
             size_bytes: (2 * self.tree.bytes + SPARE_BYTES).next_multiple_of(1 << 20),
             dataset: "main",
             settings: DatasetSettings::default(),

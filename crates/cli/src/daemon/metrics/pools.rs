@@ -64,7 +64,11 @@ fn space(pool: &Pool, name: &str, out: &mut Snapshot) {
 
 fn devices(pool: &Pool, name: &str, paths: bool, out: &mut Snapshot) {
     for device in pool.devices() {
-        let number = device.number.to_string();
+        // Sides of a mirror are devices of one number.
+        let number = match device.mirror {
+            true => format!("{}.{}", device.number, device.side),
+            false => device.number.to_string(),
+        };
         let labels = [("pool", name), ("device", &*number)];
         let help = "Size of a device.";
         out.gauge("forebay_device_size_bytes", help, &labels, device.size_bytes as f64);

@@ -47,7 +47,13 @@ impl PoolInner {
             paused: false,
         };
         let walked = Walk::new(self, status.txg, at, &mut driver).run();
-        drop(driver.publish(None));
+        let lost = driver.publish(None).record.status.lost;
+        if matches!(walked, Ok(true))
+            && lost == 0
+            && let Err(error) = self.devices.caught_up(status.txg)
+        {
+            tracing::warn!(pool = &*self.name, %error, "devices stay degraded after the scrub");
+        }
         let paused = driver.paused;
         let state = {
             let mut run = self.scrub.run.lock();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use forebay_io::{Priority, Request};
 
+use crate::devices::Leaf;
 use crate::error::Result;
 use crate::format::{Dva, TXGS_TO_REUSE};
 use crate::space::{DiscardList, HeldSlice, Space};
@@ -71,12 +72,12 @@ impl PoolInner {
     /// Sets which devices note their freed ranges, before the newest frees mature.
     pub(in super::super) fn note_discards(&self, space: &mut Space) {
         let tunables = self.tunables.trim();
-        for member in self.devices.iter() {
-            let wanted = match member.device().info().block_device {
+        for vdev in self.devices.iter() {
+            let wanted = vdev.leaves().iter().any(|leaf| match leaf.device().info().block_device {
                 true => tunables.trim_block_devices(),
                 false => tunables.trim_files(),
-            };
-            let number = member.number();
+            });
+            let number = vdev.number();
             space.note_discards(number, wanted && !self.trim.is_unsupported(number));
         }
     }
@@ -150,7 +151,7 @@ impl PoolInner {
         report.complete = !self.trim.is_closed();
         let unsupported = self.trim.state.lock().unsupported.clone();
         let names = unsupported.into_iter().filter_map(|device| self.devices.get(device));
-        report.unsupported = names.map(|member| member.name().to_owned()).collect();
+        report.unsupported = names.map(|vdev| vdev.name()).collect();
         Ok(report)
     }
 
@@ -208,14 +209,38 @@ impl PoolInner {
         bytes
     }
 
+    /// Discards a range on all devices of its vdev that are in use.
     fn discard_range(&self, dva: Dva, len: u64, report: &mut TrimReport) -> u64 {
-        let Some(member) = self.devices.get(dva.device) else { return 0 };
+        let Some(vdev) = self.devices.get(dva.device) else { return 0 };
         let start = dva.offset.next_multiple_of(ALIGN_BYTES);
         let len = ((dva.offset + len) / ALIGN_BYTES * ALIGN_BYTES).saturating_sub(start);
         if len == 0 || self.trim.is_unsupported(dva.device) {
             return 0;
         }
-        let device = member.device();
+        let mut bytes = 0;
+        let mut ignored = 0;
+        for (_, leaf) in vdev.used() {
+            match self.discard_on(leaf, (start, len), report) {
+                Some(done) => bytes = bytes.max(done),
+                None => ignored += 1,
+            }
+        }
+        if ignored > 0 && ignored == vdev.used().count() {
+            let device = vdev.name();
+            tracing::info!(pool = &*self.name, device, "no support of discards");
+            self.trim.state.lock().unsupported.push(dva.device);
+        }
+        bytes
+    }
+
+    /// Discards a range on a device. `None` if it ignores discards.
+    fn discard_on(
+        &self,
+        leaf: &Leaf,
+        (start, len): (u64, u64),
+        report: &mut TrimReport,
+    ) -> Option<u64> {
+        let device = leaf.device();
         let is_ignored = || {
             let counters = device.stats().counters;
             counters.iter().any(|(name, _, value)| *name == "discards_ignored" && *value > 0)
@@ -223,22 +248,14 @@ impl PoolInner {
         let request = Request::discard(start, len).with_priority(Priority::Scrub);
         let request = request.with_fence(self.devices.fence());
         match device.run(request).result {
-            Ok(()) if is_ignored() => {
-                tracing::info!(
-                    pool = &*self.name,
-                    device = member.name(),
-                    "no support of discards"
-                );
-                self.trim.state.lock().unsupported.push(dva.device);
-                0
-            }
+            Ok(()) if is_ignored() => None,
             Ok(()) => {
                 self.trim.counters.add(TrimCounters::DISCARDED_BYTES, 0, len);
                 self.trim.counters.add(TrimCounters::DISCARDS, 0, 1);
-                len
+                Some(len)
             }
             // The lease ended while it was queued.
-            Err(error) if error.kind() == forebay_io::ErrorKind::Cancelled => 0,
+            Err(error) if error.kind() == forebay_io::ErrorKind::Cancelled => Some(0),
             Err(error) => {
                 self.trim.counters.add(TrimCounters::DISCARD_ERRORS, 0, 1);
                 report.errors += 1;
@@ -250,7 +267,7 @@ impl PoolInner {
                         "cannot discard free space; further failures are only counted"
                     );
                 }
-                0
+                Some(0)
             }
         }
     }

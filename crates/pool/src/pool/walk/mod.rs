@@ -129,6 +129,8 @@ pub(super) struct VisitedBlock<'a> {
     pub(super) extents: &'a [(Dva, u64)],
     /// Copies that cannot be read, with their errors.
     pub(super) bad: Vec<(usize, Error)>,
+    /// Number of copies, on all devices in use.
+    pub(super) copies: usize,
 }
 
 impl VisitedBlock<'_> {
@@ -141,7 +143,7 @@ impl VisitedBlock<'_> {
     /// The damage of a block with bad copies.
     pub(super) fn damage(&self) -> DamageKind {
         let device = |(_, error): &(usize, Error)| error.kind() == ErrorKind::Device;
-        match self.bad.len() < self.ptr.copy_count() {
+        match self.bad.len() < self.copies {
             true => DamageKind::BadCopy,
             false if self.bad.iter().all(device) => DamageKind::Unreadable,
             false => DamageKind::NoGoodCopy,
@@ -412,7 +414,8 @@ impl<'a> Walk<'a> {
             self.visitor.damaged(&location, error);
         }
         let (extents, bad) = (&read.extents[..], read.bad);
-        let block = VisitedBlock { store: of.store, ptr, location: &location, extents, bad };
+        let (store, copies) = (of.store, read.copies);
+        let block = VisitedBlock { store, ptr, location: &location, extents, bad, copies };
         self.visitor.block(block)?;
         if wants_content && read.content.is_none() {
             return self.healed_content(of, ptr, &location);
@@ -499,6 +502,7 @@ struct ReadCopies {
     /// Why the pieces of a gang are not known.
     lost_extents: Option<Error>,
     bad: Vec<(usize, Error)>,
+    copies: usize,
 }
 
 fn read_copies(store: &Store, ptr: &BlockPtrPhys, wants_content: bool) -> Result<ReadCopies> {
@@ -507,8 +511,9 @@ fn read_copies(store: &Store, ptr: &BlockPtrPhys, wants_content: bool) -> Result
         Err(error) if is_damage(&error) => (Vec::new(), Some(error)),
         Err(error) => return Err(error),
     };
-    let mut read = ReadCopies { content: None, extents, lost_extents, bad: Vec::new() };
-    for copy in 0..ptr.copy_count() {
+    let copies = store.place_count(ptr);
+    let mut read = ReadCopies { content: None, extents, lost_extents, bad: Vec::new(), copies };
+    for copy in 0..copies {
         match store.read_copy(ptr, copy) {
             Ok(content) if wants_content && read.content.is_none() => {
                 read.content = Some(content.to_vec());

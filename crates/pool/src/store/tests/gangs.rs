@@ -6,6 +6,7 @@ use forebay_io::Op;
 use forebay_io::fault::{Fault, Rule};
 
 use super::{block_cache, fixture_over, props};
+use crate::devices::Place;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::gang::{GangPhys, gang_capacity, read_gang, write_gang};
 use crate::format::{BlockPtrPhys, Compression};
@@ -144,7 +145,11 @@ fn hostile_gangs_are_errors() {
     fixture.store.wait_and_flush().unwrap();
     let at = bp.dvas().next().unwrap();
     let buffer = fixture.store.cache().alloc(512).unwrap();
-    let sector = fixture.store.devices().read(at, buffer, forebay_io::Priority::SyncRead).unwrap();
+    let sector = fixture
+        .store
+        .devices()
+        .read(Place { dva: at, leaf: 0 }, buffer, forebay_io::Priority::SyncRead)
+        .unwrap();
     let pieces = read_gang(&sector, 5, &bp.checksum).unwrap();
     for _ in 0..2000 {
         let mut pieces = pieces.clone();
@@ -162,7 +167,11 @@ fn hostile_gangs_are_errors() {
         let birth_txg = U64::new(5);
         let head = GangPhys { birth_txg, whole: bp.checksum, ..GangPhys::default() };
         write_gang(&mut sector, head, &pieces);
-        fixture.store.devices().write(at, sector, forebay_io::Priority::SyncWrite).unwrap();
+        fixture
+            .store
+            .devices()
+            .write(Place { dva: at, leaf: 0 }, sector, forebay_io::Priority::SyncWrite)
+            .unwrap();
         if let Ok(found) = fixture.store.read_uncached(&bp) {
             assert_eq!(found[..], content);
         }

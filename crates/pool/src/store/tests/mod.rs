@@ -20,7 +20,7 @@ use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
 use super::{Allocate, Store, WritePayload, WriteProps};
 use crate::block_cache::{BlockCache, BlockCacheOptions};
 use crate::devices::Devices;
-use crate::devices::import::{CreateOptions, create};
+use crate::devices::create::{CreateOptions, NewVdev, create};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::LABEL_BYTES;
 use crate::format::{BlockKind, BlockPtrPhys, Compression, Dva, DvaPhys};
@@ -113,7 +113,8 @@ pub(super) fn fixture_with(
         Arc::new(FaultDevice::new(Arc::clone(device) as Arc<dyn Device>, 7))
     };
     let faults: Vec<_> = memory_devices.iter().map(over).collect();
-    let opened = faults.iter().map(|device| (Arc::clone(device) as Arc<dyn Device>).into());
+    let opened =
+        faults.iter().map(|device| NewVdev::Device((Arc::clone(device) as Arc<dyn Device>).into()));
     let options = CreateOptions {
         name: "tank".to_owned(),
         host: Default::default(),

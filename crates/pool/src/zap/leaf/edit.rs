@@ -106,6 +106,16 @@ impl<'a> LeafMut<'a> {
         position: u64,
         record: Record<'_>,
     ) -> Result<Change, LeafDefect> {
+        self.insert_beside(position, record, 0)
+    }
+
+    /// As [`insert_at`](Self::insert_at), if that leaves so many bytes.
+    pub(in crate::zap) fn insert_beside(
+        &mut self,
+        position: u64,
+        record: Record<'_>,
+        room: usize,
+    ) -> Result<Change, LeafDefect> {
         let leaf = self.leaf()?;
         if leaf.find(hash_at(position), record.name)?.is_some() {
             return Err(LeafDefect("it has a name that is in the change buffer too"));
@@ -113,6 +123,10 @@ impl<'a> LeafMut<'a> {
         let index = leaf.lower_bound(position);
         if leaf.has_position(position) {
             return Err(LeafDefect("it has a name at the position of one in the change buffer"));
+        }
+        let used = HEAD + leaf.used_bytes() + SLOT + record.bytes();
+        if used + room > self.bytes.len() {
+            return Ok(Change::Full);
         }
         Ok(self.append_at(index, position, record))
     }

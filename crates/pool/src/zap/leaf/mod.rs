@@ -29,8 +29,8 @@ use zerocopy::FromBytes;
 
 use super::entry::{Value, first_position, prefix_mask};
 use crate::format::{
-    ZAP_DEPTH_MAX, ZAP_LEAF_BYTES, ZAP_LEAF_MAGIC, ZAP_LEAF_OPEN, ZAP_LEAF_STORED, ZapLeafPhys,
-    ZapSlotPhys,
+    ZAP_DEPTH_MAX, ZAP_LEAF_BYTES, ZAP_LEAF_MAGIC, ZAP_LEAF_OPEN, ZAP_LEAF_STORED, ZAP_NAME_MAX,
+    ZAP_VALUE_MAX, ZapLeafPhys, ZapSlotPhys,
 };
 
 pub(crate) use build::pack;
@@ -41,6 +41,8 @@ const HEAD: usize = size_of::<ZapLeafPhys>();
 const SLOT: usize = size_of::<ZapSlotPhys>();
 /// The two length bytes of a record.
 const RECORD_HEAD: usize = 2;
+/// Bytes of the longest entry.
+pub(super) const ENTRY_MAX: usize = SLOT + RECORD_HEAD + ZAP_NAME_MAX + ZAP_VALUE_MAX;
 
 /// The defect of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use crate::wait::Wait;
 
 /// A directory with some buffered names, whose blocks are all evicted. Returns which names are
 /// buffered.
-fn with_buffered(names: u32, more: u32) -> (Zap<MemoryStore>, MemoryStore, Vec<u32>) {
+pub(super) fn with_buffered(names: u32, more: u32) -> (Zap<MemoryStore>, MemoryStore, Vec<u32>) {
     let (zap, store) = evicted(names);
     store.state.lock().prefetches_nothing = true;
     let mut waiting = Vec::new();
@@ -27,7 +27,7 @@ fn with_buffered(names: u32, more: u32) -> (Zap<MemoryStore>, MemoryStore, Vec<u
 
 /// Makes blocks unreadable, and evicts those that no transaction has open; or makes them readable
 /// again.
-fn set_readable(store: &MemoryStore, of: impl Fn(ZapBlock) -> bool, readable: bool) {
+pub(super) fn set_readable(store: &MemoryStore, of: impl Fn(ZapBlock) -> bool, readable: bool) {
     {
         let mut state = store.state.lock();
         let ids: Vec<_> = state.leaves.keys().copied().filter(|id| of(*id)).collect();
@@ -43,7 +43,7 @@ fn set_readable(store: &MemoryStore, of: impl Fn(ZapBlock) -> bool, readable: bo
     }
 }
 
-fn is_page(id: ZapBlock) -> bool {
+pub(super) fn is_page(id: ZapBlock) -> bool {
     matches!(id, ZapBlock::Page(_))
 }
 
@@ -51,12 +51,12 @@ fn is_filter(id: ZapBlock) -> bool {
     matches!(id, ZapBlock::Filter(_))
 }
 
-fn fetched(store: &MemoryStore) -> usize {
+pub(super) fn fetched(store: &MemoryStore) -> usize {
     store.state.lock().fetched_blocks.len()
 }
 
 /// Pages and leaves in the header.
-fn sizes(zap: &Zap<MemoryStore>) -> (u32, u64) {
+pub(super) fn sizes(zap: &Zap<MemoryStore>) -> (u32, u64) {
     match &zap.write_state.state.lock().form {
         DirectoryForm::Micro(_) => (0, 0),
         DirectoryForm::Fat(fat) => (fat.header.pages.get(), fat.leaves()),
@@ -91,103 +91,6 @@ fn pages_shrink_with_their_leaves_and_are_listed_one_at_a_time() {
     assert_eq!(zap.audit().expect("it is valid").entries, 300);
     sweep_ends(&zap);
     assert_eq!(walked(&zap).len(), 300);
-}
-
-#[test]
-fn a_removal_is_undone_without_reading_anything() {
-    let (zap, store, waiting) = with_buffered(20_000, 500);
-    let in_page = waiting[0];
-    for number in [7, in_page] {
-        let value = zap.remove(&(), &name(number)).expect("it is there");
-        // Blocks that this transaction has open stay in memory.
-        set_readable(&store, |_| true, false);
-        let before = fetched(&store);
-        let entries = zap.len();
-        zap.restore(&(), &name(number), &value).expect("it is possible");
-        assert_eq!((zap.len(), fetched(&store)), (entries + 1, before));
-        set_readable(&store, |_| true, true);
-        store.commit();
-        store.evict_if(|_| true);
-    }
-    assert_eq!(zap.audit().expect("it is valid").entries, 20_500);
-    assert_eq!(walked(&zap).len(), 20_500);
-}
-
-/// Directories that shrink, also to a micro directory.
-#[test]
-fn a_removal_is_undone_without_space() {
-    let (zap, store) = evicted(3000);
-    let long = vec![b'n'; 250];
-    zap.insert(&(), &long, &VALUE).expect("it is new");
-    let mut numbers: Vec<Vec<u8>> = (0..3000).map(name).collect();
-    numbers.insert(2995, long);
-    for (removed, name) in numbers.iter().enumerate() {
-        for again in [true, false] {
-            let value = zap.remove(&(), name).expect("it is there");
-            if again {
-                store.state.lock().is_full = true;
-                let restored = zap.restore(&(), name, &value);
-                store.state.lock().is_full = false;
-                restored.unwrap_or_else(|error| panic!("after {removed} names: {error}"));
-            }
-        }
-        if removed % 50 == 0 {
-            store.commit();
-        }
-    }
-    assert!(zap.is_empty() && super::is_micro(&zap));
-}
-
-/// The last buffered name keeps a small directory from losing its pages.
-#[test]
-fn the_removal_of_the_last_buffered_name_is_undone_without_space() {
-    // All leaves have just split, so that none is nearly full.
-    let (zap, store) = evicted(3700);
-    store.state.lock().aided_leaves = 400;
-    let mut number = 3700;
-    while buffered(&zap) == 0 {
-        evict_leaves(&store);
-        zap.insert(&(), &name(number), &VALUE).expect("it is new");
-        number += 1;
-        store.commit();
-    }
-    let value = zap.remove(&(), &name(number - 1)).expect("it is there");
-    assert_eq!(sizes(&zap).0, 0, "it has lost its pages");
-    store.state.lock().is_full = true;
-    zap.restore(&(), &name(number - 1), &value).expect("it is possible");
-    store.state.lock().is_full = false;
-    store.commit();
-    assert_eq!(zap.audit().expect("it is valid").entries, u64::from(number));
-}
-
-#[test]
-fn an_unreadable_page_hides_only_its_own_names() {
-    let (zap, store, waiting) = with_buffered(20_000, 500);
-    set_readable(&store, is_page, false);
-    let lost = |number| {
-        let error = zap.lookup(&name(number), Wait::Allowed).expect_err("nobody knows");
-        assert_eq!(error.kind(), ErrorKind::Corrupt);
-        assert!(error.to_string().contains("buffer page"), "{error}");
-    };
-    for number in (0..20_000).step_by(100) {
-        let found = zap.lookup(&name(number), Wait::Allowed).expect("its leaf has it");
-        assert_eq!(found.as_deref(), Some(&VALUE[..]));
-        evict_leaves(&store);
-        zap.replace(&(), &name(number), &[8; 9]).expect("its leaf has it");
-        zap.remove(&(), &name(number)).expect("its leaf has it");
-        store.commit();
-        evict_leaves(&store);
-    }
-    lost(waiting[0]);
-    // It may be in the page.
-    lost(50_000);
-    zap.insert(&(), &name(waiting[1]), &VALUE).expect_err("nobody knows");
-    zap.insert(&(), &name(50_001), &VALUE).expect_err("nobody knows");
-    set_readable(&store, is_page, true);
-    assert_eq!(zap.audit().expect("it is valid").entries, 20_300);
-    for number in waiting {
-        zap.lookup(&name(number), Wait::Allowed).expect("it is possible").expect("it exists");
-    }
 }
 
 #[test]
@@ -312,4 +215,59 @@ fn a_forged_depth_in_a_filter_hides_no_leaf() {
         let found = zap.lookup(&name(number), Wait::Allowed).expect("it is possible");
         assert!(found.is_some(), "name {number}");
     }
+}
+
+/// A directory for whose filters and pages there is too little memory works as one without.
+#[test]
+fn a_directory_without_a_share_of_memory_uses_no_filters_and_pages() {
+    let (zap, store) = evicted(20_000);
+    let memory = store.state.lock().aid_memory.clone();
+    assert!(memory.bytes() > 15_000, "ten bits a name: {}", memory.bytes());
+    drop(zap);
+    assert_eq!(memory.bytes(), 0);
+    store.state.lock().aid_bytes_max = Some(20_000);
+    let zap = Zap::open(store.clone(), Wait::Allowed).expect("it is valid");
+    store.evict_if(|_| true);
+    store.state.lock().fetched_blocks.clear();
+    let create = |number: u32| {
+        let name = name(number);
+        assert!(zap.lookup(&name, Wait::Allowed).expect("it is possible").is_none());
+        zap.warm(&name, Wait::Allowed).expect("it is possible");
+        zap.insert(&(), &name, &VALUE).expect("it is new");
+    };
+    (20_000..20_100).for_each(create);
+    zap.remove(&(), &name(7)).expect("it exists");
+    assert_eq!(buffered(&zap), 0);
+    let leaves_only = |id: &ZapBlock| matches!(id, ZapBlock::Leaf(_));
+    assert!(store.state.lock().fetched_blocks.iter().all(leaves_only));
+    store.commit();
+    let stats = zap.audit().expect("it is valid");
+    assert!(stats.filters < stats.leaves, "those of changed leaves are void: {stats}");
+    // Others are closed.
+    store.state.lock().aid_bytes_max = None;
+    evict_leaves(&store);
+    (20_100..21_000).for_each(create);
+    assert!(buffered(&zap) > 100);
+    store.commit();
+    assert_eq!(zap.audit().expect("it is valid").entries, 20_999);
+}
+
+/// What was buffered before stays a part of the directory, and moves.
+#[test]
+fn buffered_names_need_no_share_of_memory() {
+    let (zap, store, waiting) = with_buffered(20_000, 500);
+    drop(zap);
+    store.state.lock().aid_bytes_max = Some(0);
+    let zap = Zap::open(store.clone(), Wait::Allowed).expect("it is valid");
+    for number in &waiting[..50] {
+        assert!(zap.lookup(&name(*number), Wait::Allowed).expect("it is possible").is_some());
+        zap.insert(&(), &name(*number), &VALUE).expect_err("it exists");
+        zap.remove(&(), &name(*number)).expect("it exists");
+        zap.insert(&(), &name(*number), &VALUE).expect("it is new");
+    }
+    store.state.lock().prefetches_nothing = false;
+    sweep_ends(&zap);
+    assert_eq!(buffered(&zap), 0);
+    store.commit();
+    assert_eq!(zap.audit().expect("it is valid").entries, 20_500);
 }

@@ -8,6 +8,8 @@ mod fill;
 mod filter;
 mod limits;
 mod model;
+mod undo;
+mod unreadable;
 
 use super::memory::MemoryStore;
 use super::{DirectoryForm, Zap};

@@ -1,15 +1,8 @@
-use std::sync::Arc;
-
-use forebay_io::{FileDevice, OpenOptions};
-use forebay_l2::HybridCache;
+use forebay::HybridCache;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let options = OpenOptions { create_bytes: Some(1 << 30), ..OpenOptions::default() };
-    let device = Arc::new(FileDevice::open("cache.bin", &options)?);
-    let cache = HybridCache::<u64, Vec<u8>>::builder(device)
-        .name("thumbnails")
-        .capacity(64 << 20)
-        .build()?;
+    // A file of 1 GiB, which is created if it does not exist, and 64 MiB of memory.
+    let cache = HybridCache::<u64, Vec<u8>>::open("cache.bin", 1 << 30, 64 << 20)?;
 
     let value = cache.get_or_load(2, || Ok::<_, std::io::Error>(vec![2; 8192]))?;
     assert_eq!(value[0], 2);

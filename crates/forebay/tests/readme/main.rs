@@ -42,7 +42,7 @@ fn the_examples_of_the_readme_are_these() {
     for (block, (file, text, _)) in blocks.into_iter().zip(EXAMPLES) {
         assert_eq!(
             block, text,
-            "README.md shows another example than crates/sim/tests/readme/{file}"
+            "README.md shows another example than crates/forebay/tests/readme/{file}"
         );
     }
 }

@@ -1,0 +1,137 @@
+//! When entries of a keyed cache expire.
+//!
+//! The clock is a coarse one. It is read when a value is stored or found that can expire, and by
+//! the reclaimer. Values that cannot expire cost one comparison with zero.
+//!
+//! `next` is the time at which the first value expires, as far as known: not later than that of any
+//! value that is cached and was noted. The reclaimer does not walk before it (`evict::expire`).
+//!
+//! Locking: none.
+
+use std::time::Duration;
+
+use forebay_base::clock::Clock;
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::{AtomicU32, Ordering};
+
+use crate::evict::expire::Expiry;
+use crate::keyed::stored::Stored;
+use crate::keyed::times::{Tick, Times, ticks};
+
+/// The user's function of `expire_with`.
+pub(crate) type ExpireWith<K, V> = Box<dyn Fn(&K, &V) -> Option<Duration> + Send + Sync>;
+
+/// What the builder says of expiry.
+pub(crate) struct Lifetimes<K, V> {
+    pub(crate) time_to_live: Option<Duration>,
+    pub(crate) time_to_idle: Option<Duration>,
+    pub(crate) expire_with: Option<ExpireWith<K, V>>,
+}
+
+impl<K, V> Lifetimes<K, V> {
+    pub(crate) fn are_all_endless(&self) -> bool {
+        self.time_to_live.is_none() && self.time_to_idle.is_none() && self.expire_with.is_none()
+    }
+}
+
+/// The rule by which the entries of one cache expire.
+pub(crate) struct ExpiryRule<K, V> {
+    clock: Arc<dyn Clock>,
+    time_to_live: Option<u32>,
+    time_to_idle: Option<u32>,
+    expire_with: Option<ExpireWith<K, V>>,
+    /// When the first value expires; zero if none does.
+    next: AtomicU32,
+}
+
+impl<K, V> ExpiryRule<K, V> {
+    pub(crate) fn new(clock: Arc<dyn Clock>, lifetimes: Lifetimes<K, V>) -> Self {
+        Self {
+            clock,
+            time_to_live: lifetimes.time_to_live.map(ticks),
+            time_to_idle: lifetimes.time_to_idle.map(ticks),
+            expire_with: lifetimes.expire_with,
+            next: AtomicU32::new(0),
+        }
+    }
+
+    fn now(&self) -> Tick {
+        Tick::of(self.clock.now_ns())
+    }
+
+    /// The times of a new entry. Runs the user's `expire_with`.
+    pub(crate) fn times(&self, key: &K, value: &V) -> Times {
+        let own = self.expire_with.as_ref().and_then(|lifetime| lifetime(key, value)).map(ticks);
+        let lifetime = match (self.time_to_live, own) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        if lifetime.is_none() && self.time_to_idle.is_none() {
+            return Times::new(None, None);
+        }
+        let now = self.now();
+        Times::new(lifetime.map(|ticks| now.after(ticks)), self.time_to_idle.map(|_| now))
+    }
+
+    /// Notes when an entry that is cached now expires.
+    pub(crate) fn note(&self, expires_at: Option<Tick>) {
+        let Some(at) = expires_at else { return };
+        let is_next = |bits| {
+            Tick::from_bits(bits)
+                .is_none_or(|next| at.is_before(next))
+                .then(|| Tick::bits(Some(at)))
+        };
+        let mut bits = self.next.load(Ordering::Relaxed);
+        while let Some(new) = is_next(bits) {
+            let swapped =
+                self.next.compare_exchange_weak(bits, new, Ordering::AcqRel, Ordering::Relaxed);
+            match swapped {
+                Ok(_) => return,
+                Err(now) => bits = now,
+            }
+        }
+    }
+
+    /// When an entry expires, unless it is used before. To be noted once it is cached.
+    pub(crate) fn expires_at(&self, times: &Times) -> Option<Tick> {
+        times.expires_at(self.time_to_idle.unwrap_or(0))
+    }
+
+    /// Whether the time of an entry is over.
+    pub(crate) fn has_expired(&self, times: &Times) -> bool {
+        self.expires_at(times).is_some_and(|at| !self.now().is_before(at))
+    }
+
+    /// Notes a use of an entry. False, without noting it, if the time of the entry is over.
+    pub(crate) fn use_now(&self, times: &Times) -> bool {
+        let now = self.now();
+        if self.expires_at(times).is_some_and(|at| !now.is_before(at)) {
+            return false;
+        }
+        if self.time_to_idle.is_some() {
+            times.note_use(now);
+        }
+        true
+    }
+}
+
+impl<K: Send + Sync, V: Send + Sync> Expiry<Stored<K, V>> for ExpiryRule<K, V> {
+    fn begin_walk(&self) -> bool {
+        let now = self.now();
+        let next = Tick::from_bits(self.next.load(Ordering::Relaxed));
+        let due = next.is_some_and(|next| !now.is_before(next));
+        if due {
+            self.next.swap(0, Ordering::AcqRel);
+        }
+        due
+    }
+
+    fn check_and_note(&self, entry: &Stored<K, V>) -> bool {
+        let Some(at) = self.expires_at(&entry.times) else { return false };
+        let is_over = !self.now().is_before(at);
+        if !is_over {
+            self.note(Some(at));
+        }
+        is_over
+    }
+}

@@ -1,0 +1,390 @@
+//! A cache for keys of any type, whose entries can expire: [`KeyedCache`].
+//!
+//! It is a layer on the block cache. The block cache's key is the *fingerprint*, the hash of the
+//! user's key by the user's hasher; its value has the key, the value and two times (`stored`). So
+//! hits, eviction, admission, loads and statistics are the block cache's.
+//!
+//! Invariants
+//!
+//! * A lookup returns a value only if its key equals the requested one. An entry of another key
+//!   with the same fingerprint is a miss; an insert or a load replaces it.
+//! * A removal removes the entry that it has compared, or none.
+//! * A lookup returns no value whose time is over. It removes such an entry; the reclaimer removes
+//!   those that nobody looks up (`evict::expire`).
+//! * User code (`Hash`, `Eq`, the weigher, `expire_with`, loaders, predicates) may panic. Then the
+//!   call has changed nothing, or has removed the entry, and pins are released.
+//!
+//! Locking: none on a hit. User code runs without locks, except for `Eq` while a value is missed
+//! (`loading_keys`).
+//!
+//! | module | contains |
+//! |---|---|
+//! | `builder`, `entry`, `guard`, `load` | the rest of the interface |
+//! | `stored` | what the block cache holds |
+//! | `times`, `expiry` | ticks and lifetimes; when entries expire |
+//! | `loading_keys` | tells loads of equal fingerprints apart |
+//! | `hasher` | the default hasher |
+
+pub(crate) mod builder;
+pub(crate) mod entry;
+mod expiry;
+pub(crate) mod guard;
+pub(crate) mod hasher;
+pub(crate) mod iter;
+mod load;
+mod loading_keys;
+mod maintenance;
+mod stored;
+mod times;
+
+use std::fmt;
+use std::hash::{BuildHasher, Hash};
+
+use equivalent::Equivalent;
+use forebay_base::sync::Arc;
+
+use crate::attributes::{Attributes, Cause};
+use crate::cache::Cache;
+use crate::error::Refused;
+use crate::guard::Ref;
+use crate::keyed::builder::KeyedBuilder;
+use crate::keyed::entry::KeyedEntry;
+use crate::keyed::expiry::ExpiryRule;
+use crate::keyed::guard::{KeyedOwnedRef, KeyedRef};
+use crate::keyed::hasher::SeededState;
+use crate::keyed::loading_keys::LoadingKeys;
+use crate::keyed::stored::{Fingerprint, Stored};
+use crate::keyed::times::Times;
+
+/// A cache for keys of any type, whose hits take no lock and whose entries can expire.
+///
+/// Keys and values may own memory. Share the cache between threads by reference or in an `Arc`.
+/// A lookup takes any form of the key that hashes and compares alike, such as `&str` for `String`
+/// (see [`Equivalent`]).
+///
+/// ```
+/// use std::time::Duration;
+/// use forebay_cache::KeyedCache;
+///
+/// let cache = KeyedCache::<String, Vec<u8>>::builder()
+///     .capacity(64 << 20)
+///     .weigher(|name, page| (name.len() + page.len()) as u64)
+///     .time_to_live(Duration::from_secs(60))
+///     .build()?;
+///
+/// cache.insert("index".to_owned(), b"<html>".to_vec())?;
+/// assert_eq!(cache.get("index").as_deref(), Some(&b"<html>".to_vec()));
+///
+/// // One load, however many threads ask at once.
+/// let page = cache.get_or_load("about".to_owned(), || {
+///     Ok::<_, std::io::Error>(b"about".to_vec()) // render it here
+/// })?;
+/// assert_eq!(page.len(), 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Expiry
+///
+/// [`time_to_live`](KeyedBuilder::time_to_live), [`time_to_idle`](KeyedBuilder::time_to_idle) and
+/// [`expire_with`](KeyedBuilder::expire_with) limit the life of entries. The clock is coarse: an
+/// entry may expire 20 ms early, or 10 ms late. A thread that finds an expired entry gets a
+/// miss; threads that then load it cause one load. A thread of the cache removes expired entries
+/// that nobody requests, within some seconds. Lifetimes are cut to 124 days.
+///
+/// # What the types must do
+///
+/// `Hash` and `Eq` of keys must agree. `Eq` must not call the cache. The drop of keys and values
+/// may happen under locks of the cache: it must not block and must not call the cache.
+pub struct KeyedCache<K, V, S = SeededState>
+where
+    K: Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    cache: Cache<Fingerprint, Stored<K, V>>,
+    hasher: S,
+    expiry: Option<Arc<ExpiryRule<K, V>>>,
+    loading: LoadingKeys<K>,
+    /// Whether each entry weighs one.
+    counts_entries: bool,
+}
+
+impl<K, V> KeyedCache<K, V>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    /// Returns a builder.
+    ///
+    /// ```
+    /// use forebay_cache::KeyedCache;
+    ///
+    /// let cache = KeyedCache::<(u64, String), u64>::builder().max_entries(10_000).build()?;
+    /// # Ok::<(), forebay_cache::BuildError>(())
+    /// ```
+    pub fn builder() -> KeyedBuilder<K, V> {
+        KeyedBuilder::new()
+    }
+}
+
+impl<K, V, S> KeyedCache<K, V, S>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    #[inline]
+    fn fingerprint<Q: ?Sized + Hash>(&self, key: &Q) -> Fingerprint {
+        Fingerprint(self.hasher.hash_one(key))
+    }
+
+    /// Returns the value of the key, pinned, if it is cached and has not expired. Takes no lock.
+    ///
+    /// ```
+    /// # use forebay_cache::KeyedCache;
+    /// # let cache = KeyedCache::<String, u64>::builder().max_entries(100).build()?;
+    /// cache.insert("seven".to_owned(), 7)?;
+    /// assert_eq!(cache.get("seven").as_deref(), Some(&7));
+    /// assert!(cache.get("eight").is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn get<Q>(&self, key: &Q) -> Option<KeyedRef<'_, K, V>>
+    where
+        Q: ?Sized + Hash + Equivalent<K>,
+    {
+        let fingerprint = self.fingerprint(key);
+        match self.cache.inner().get_if(&fingerprint, |stored| self.accepts(stored, key)) {
+            Ok(block) => Some(KeyedRef(block)),
+            Err(rejected) => {
+                self.reject(rejected);
+                self.cache.inner().count_miss();
+                None
+            }
+        }
+    }
+
+    /// As [`get`](Self::get), without counting a miss: for callers that load then.
+    fn find<Q>(&self, fingerprint: Fingerprint, key: &Q) -> Option<KeyedRef<'_, K, V>>
+    where
+        Q: ?Sized + Hash + Equivalent<K>,
+    {
+        match self.cache.inner().get_if(&fingerprint, |stored| self.accepts(stored, key)) {
+            Ok(block) => Some(KeyedRef(block)),
+            Err(rejected) => {
+                self.reject(rejected);
+                None
+            }
+        }
+    }
+
+    /// Does the same as [`get`](Self::get), for a reference that outlives the borrow.
+    pub fn get_owned<Q>(&self, key: &Q) -> Option<KeyedOwnedRef<K, V>>
+    where
+        Q: ?Sized + Hash + Equivalent<K>,
+    {
+        self.get(key).map(KeyedRef::into_owned)
+    }
+
+    /// Returns the value of the key like [`get`](Self::get), but does not count as a use or a
+    /// request: neither eviction nor [`time_to_idle`](KeyedBuilder::time_to_idle) sees it.
+    pub fn peek<Q>(&self, key: &Q) -> Option<KeyedRef<'_, K, V>>
+    where
+        Q: ?Sized + Hash + Equivalent<K>,
+    {
+        let block = self.cache.peek(&self.fingerprint(key))?;
+        let is_it = key.equivalent(&block.key) && !self.has_expired(&block.times);
+        is_it.then_some(KeyedRef(block))
+    }
+
+    /// Whether the key has a value. Does not count as a use.
+    pub fn contains<Q>(&self, key: &Q) -> bool
+    where
+        Q: ?Sized + Hash + Equivalent<K>,
+    {
+        self.peek(key).is_some()
+    }
+
+    /// Whether a found entry is the one requested, and alive. Then that is a use.
+    #[inline]
+    fn accepts<Q>(&self, stored: &Stored<K, V>, key: &Q) -> bool
+    where
+        Q: ?Sized + Equivalent<K>,
+    {
+        key.equivalent(&stored.key) && (stored.times.is_eternal() || self.use_mortal(&stored.times))
+    }
+
+    #[inline(never)]
+    fn use_mortal(&self, times: &Times) -> bool {
+        self.expiry.as_ref().is_none_or(|rule| rule.use_now(times))
+    }
+
+    fn has_expired(&self, times: &Times) -> bool {
+        self.expiry.as_ref().is_some_and(|rule| rule.has_expired(times))
+    }
+
+    /// Removes a found entry that was not accepted, if it has expired.
+    #[inline(never)]
+    fn reject(&self, rejected: Option<Ref<'_, Fingerprint, Stored<K, V>>>) {
+        if let Some(block) = rejected
+            && self.has_expired(&block.times)
+        {
+            block.remove(Cause::Expired);
+        }
+    }
+
+    /// Inserts a value, replacing any other of that key.
+    ///
+    /// # Errors
+    ///
+    /// The value and the reason, if it is not cached. An older value of that key is outdated, so it
+    /// is removed all the same.
+    pub fn insert(&self, key: K, value: V) -> Result<(), Refused<V>> {
+        self.insert_with(key, value, Attributes::DATA)
+    }
+
+    /// Inserts a value with the given class and hint. May wait for capacity, see the tunable
+    /// `overflow_wait_ms`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`insert`](Self::insert).
+    pub fn insert_with(&self, key: K, value: V, attributes: Attributes) -> Result<(), Refused<V>> {
+        let fingerprint = self.fingerprint(&key);
+        let mut end = None;
+        let mut times = Times::new(None, None);
+        if let Some(rule) = &self.expiry {
+            times = rule.times(&key, &value);
+            end = rule.expires_at(&times);
+            // Else its listener would be told that it was replaced.
+            self.reject(self.cache.peek(&fingerprint));
+        }
+        let inserted =
+            self.cache.insert_with(fingerprint, Stored { key, value, times }, attributes);
+        inserted.map_err(|refused| Refused {
+            reason: refused.reason,
+            value: refused.value.value,
+            removed: refused.removed,
+        })?;
+        if let Some(rule) = &self.expiry {
+            rule.note(end);
+        }
+        Ok(())
+    }
+
+    /// Removes the value of the key and returns it, unless it has expired. A value that is being
+    /// loaded will not be cached. Threads that have it pinned keep it.
+    ///
+    /// ```
+    /// # use forebay_cache::KeyedCache;
+    /// # let cache = KeyedCache::<String, u64>::builder().max_entries(100).build()?;
+    /// cache.insert("seven".to_owned(), 7)?;
+    /// assert_eq!(cache.remove("seven").as_deref(), Some(&7));
+    /// assert!(cache.remove("seven").is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn remove<Q>(&self, key: &Q) -> Option<KeyedOwnedRef<K, V>>
+    where
+        Q: ?Sized + Hash + Equivalent<K>,
+    {
+        let fingerprint = self.fingerprint(key);
+        loop {
+            if let Some(removed) = self.remove_cached(fingerprint, key, |_| true) {
+                return removed;
+            }
+            let inner = self.cache.inner();
+            if inner.cancel_load(&fingerprint) || self.cache.peek(&fingerprint).is_none() {
+                return None;
+            }
+        }
+    }
+
+    /// Removes the value of the key if `wanted` is true for it, and returns it. Does not affect a
+    /// load in flight.
+    ///
+    /// ```
+    /// # use forebay_cache::KeyedCache;
+    /// # let cache = KeyedCache::<String, u64>::builder().max_entries(100).build()?;
+    /// cache.insert("seven".to_owned(), 7)?;
+    /// assert!(cache.remove_if("seven", |value| *value > 7).is_none());
+    /// assert!(cache.remove_if("seven", |value| *value == 7).is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn remove_if<Q>(
+        &self,
+        key: &Q,
+        wanted: impl FnMut(&V) -> bool,
+    ) -> Option<KeyedOwnedRef<K, V>>
+    where
+        Q: ?Sized + Hash + Equivalent<K>,
+    {
+        self.remove_cached(self.fingerprint(key), key, wanted).flatten()
+    }
+
+    /// Removes a cached value. `None` if nothing of that fingerprint is cached; `Some(None)` if the
+    /// value is of another key, has expired, or is not wanted.
+    #[allow(clippy::option_option, reason = "the two kinds of nothing differ for the caller")]
+    fn remove_cached<Q>(
+        &self,
+        fingerprint: Fingerprint,
+        key: &Q,
+        mut wanted: impl FnMut(&V) -> bool,
+    ) -> Option<Option<KeyedOwnedRef<K, V>>>
+    where
+        Q: ?Sized + Equivalent<K>,
+    {
+        loop {
+            let block = self.cache.peek(&fingerprint)?;
+            if self.has_expired(&block.times) {
+                block.remove(Cause::Expired);
+                continue;
+            }
+            if !key.equivalent(&block.key) || !wanted(&block.value) {
+                return Some(None);
+            }
+            // Otherwise it has left or was replaced meanwhile.
+            if let Some(removed) = block.remove(Cause::Removed) {
+                return Some(Some(KeyedOwnedRef(removed)));
+            }
+        }
+    }
+
+    /// The entry of a key, to read, load or change it.
+    ///
+    /// ```
+    /// # use forebay_cache::KeyedCache;
+    /// # let cache = KeyedCache::<String, u64>::builder().max_entries(100).build()?;
+    /// let value = cache.entry("seven".to_owned()).or_insert_with(|| 7)?;
+    /// assert_eq!(*value, 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn entry(&self, key: K) -> KeyedEntry<'_, K, V, S> {
+        KeyedEntry { cache: self, key }
+    }
+
+    /// The weight to reserve for a value of unknown weight.
+    fn expected_weight(&self) -> u64 {
+        if self.counts_entries { 1 } else { self.cache.expected_weight() }
+    }
+
+    /// The times of a new entry.
+    fn times(&self, key: &K, value: &V) -> Times {
+        self.expiry.as_ref().map_or_else(|| Times::new(None, None), |rule| rule.times(key, value))
+    }
+
+    /// Notes when an entry expires that is cached now.
+    fn note_expiry(&self, times: &Times) {
+        if let Some(rule) = &self.expiry {
+            rule.note(rule.expires_at(times));
+        }
+    }
+}
+
+impl<K, V, S> fmt::Debug for KeyedCache<K, V, S>
+where
+    K: Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyedCache").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,149 @@
+//! Changes and the close as futures, for any executor. None blocks the thread that polls it.
+//!
+//! An insert or a removal has two parts. First it waits until the L2 knows the end of its log, and
+//! for capacity. Then it takes over the key's slot and has the L2 forget the key. From there on
+//! the change needs its future no more: the thread that makes the tombstone durable ends it, and
+//! wakes the future. So a close never waits for a future to be polled.
+//!
+//! Invariant: between the two parts, and within the second, there is no await.
+
+use forebay_base::sync::Arc;
+use forebay_cache::{Attributes, Cause, Key, Refusal, Refused};
+
+use super::{HybridCache, InsertError, close_once, closed_error};
+use crate::error::Result;
+use crate::promise::Promise;
+
+/// What an insert returns.
+type Inserted<V> = Result<(), InsertError<V>>;
+
+impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
+    /// Like [`insert`](Self::insert), but does not block the thread, neither for the device nor for
+    /// capacity. Works under any executor.
+    ///
+    /// Requests for the key that arrive meanwhile wait, as for a load.
+    ///
+    /// Dropping the future before it is ready leaves one of two states. Until it has waited for
+    /// capacity, nothing was changed. From then on the insert goes on without it: the value will be
+    /// cached, and the older one is forgotten, as if the future had been awaited. Another insert or
+    /// removal of the key, or a [`close`](Self::close), comes after it.
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("cache");
+    /// # let cache = forebay_l2::HybridCache::<u64, String>::open(&path, 64 << 20, 4 << 20)?;
+    /// # let run = async {
+    /// cache.insert_async(1, "one".to_owned()).await?;
+    /// cache.remove_async(&1).await?;
+    /// cache.close_async().await?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # };
+    /// # let mut run = std::pin::pin!(run);
+    /// # let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    /// # while run.as_mut().poll(&mut context).is_pending() { std::thread::yield_now(); }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub async fn insert_async(&self, key: K, value: V) -> Result<(), InsertError<V>> {
+        self.insert_with_async(key, value, Attributes::DATA).await
+    }
+
+    /// Like [`insert_async`](Self::insert_async), with a class and a hint.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub async fn insert_with_async(
+        &self,
+        key: K,
+        value: V,
+        attributes: Attributes,
+    ) -> Result<(), InsertError<V>> {
+        self.l2.started().await;
+        let count = || self.closing.begin_own_change();
+        let promise = Promise::<Inserted<V>>::new();
+        let answer = Arc::clone(&promise);
+        match self.cache.begin_insert(key, &value, attributes, count).await {
+            Ok((change, counted)) => {
+                let end = move |forgotten: Result<()>| {
+                    change.publish(value);
+                    drop(counted);
+                    let failed = |error| InsertError::ForgetFailed { error, value: None };
+                    answer.fulfill(forgotten.map_err(failed));
+                };
+                self.l2.forget_then(&key, Box::new(end));
+            }
+            Err(reason) => {
+                let Some(counted) = self.closing.begin_own_change() else {
+                    let (reason, removed) = (Refusal::Closed, false);
+                    return Err(InsertError::Refused(Refused { reason, value, removed }));
+                };
+                self.remove_then(&key, Cause::Replaced, move |removed, forgotten| {
+                    drop(counted);
+                    answer.fulfill(Err(match forgotten {
+                        Ok(()) => InsertError::Refused(Refused { reason, value, removed }),
+                        Err(error) => InsertError::ForgetFailed { error, value: Some(value) },
+                    }));
+                });
+            }
+        }
+        promise.take().await
+    }
+
+    /// Removes a key for this cause. Tells `end` whether it was cached, and whether the L2 has
+    /// forgotten it.
+    fn remove_then(
+        &self,
+        key: &K,
+        cause: Cause,
+        end: impl FnOnce(bool, Result<()>) + Send + 'static,
+    ) {
+        let change = self.cache.begin_remove(key, cause);
+        let was_cached = match &change {
+            Some(change) => change.was_cached(),
+            // No memory to keep requests waiting. A load that is just ending may bring the old
+            // content back into memory.
+            None => self.cache.remove_from_memory(key),
+        };
+        let end = move |forgotten| {
+            change.into_iter().for_each(forebay_cache::Change::remove);
+            end(was_cached, forgotten);
+        };
+        self.l2.forget_then(key, Box::new(end));
+    }
+
+    /// Like [`remove`](Self::remove), but does not block the thread. Works under any executor.
+    ///
+    /// Dropping the future before it is ready leaves one of two states. Before the L2 has found the
+    /// end of its log, soon after the start, nothing was changed. From then on the removal goes on
+    /// without it.
+    ///
+    /// # Errors
+    /// As [`remove`](Self::remove).
+    pub async fn remove_async(&self, key: &K) -> Result<bool> {
+        self.l2.started().await;
+        let counted = self.closing.begin_own_change().ok_or_else(closed_error)?;
+        let promise = Promise::<Result<bool>>::new();
+        let answer = Arc::clone(&promise);
+        self.remove_then(key, Cause::Removed, move |was_cached, forgotten| {
+            drop(counted);
+            answer.fulfill(forgotten.map(|()| was_cached));
+        });
+        promise.take().await
+    }
+
+    /// Like [`close`](Self::close), but does not block the thread: another one closes the cache.
+    /// Works under any executor. Dropping the future does not end the close; a later call returns
+    /// its result.
+    ///
+    /// # Errors
+    /// As [`close`](Self::close). [`ErrorKind::Thread`](crate::ErrorKind::Thread) if the system
+    /// refuses the thread; then inserts and removals are refused, and nothing else was done.
+    pub async fn close_async(&self) -> Result<()> {
+        let (cache, l2) = (Arc::clone(&self.cache), Arc::clone(&self.l2));
+        let writes_on_close = self.writes_on_close;
+        let close = move || close_once(&cache, &l2, writes_on_close);
+        self.closing.close_on_thread(close).await
+    }
+}

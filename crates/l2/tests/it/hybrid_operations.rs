@@ -1,0 +1,80 @@
+//! Operations on values: a look, and removals with a condition.
+
+use std::sync::Arc;
+
+use forebay_l2::{ErrorKind, HybridCache, MemoryDevice, MemoryOptions};
+
+fn memory_device() -> Arc<MemoryDevice> {
+    Arc::new(MemoryDevice::new("memory", 16 << 20, &MemoryOptions::default()).unwrap())
+}
+
+fn open(device: &Arc<MemoryDevice>) -> HybridCache<u64, Vec<u8>> {
+    HybridCache::builder(device.clone()).capacity(1 << 20).build().unwrap()
+}
+
+#[test]
+fn looks_count_no_use_and_read_nothing() {
+    let cache = open(&memory_device());
+    cache.insert(1, vec![1]).unwrap();
+    cache.insert(2, vec![2]).unwrap();
+    assert_eq!((cache.memory().len(), cache.memory().is_empty()), (2, false));
+    let mut values: Vec<u8> = cache.memory().iter().map(|value| value[0]).collect();
+    values.sort_unstable();
+    assert_eq!(values, [1, 2]);
+    assert_eq!(cache.memory().peek(&1).as_deref(), Some(&vec![1]));
+    cache.flush_to_device().unwrap();
+    cache.memory().evict_all();
+    assert!(cache.memory().is_empty());
+    assert!(cache.contains(&1) && cache.contains(&2) && !cache.contains(&3));
+    assert!(cache.memory().peek(&1).is_none());
+    cache.remove(&1).unwrap();
+    assert!(!cache.contains(&1));
+    let stats = cache.stats();
+    assert_eq!((stats.l2.loads, stats.l2.hits), (0, 0), "{:?}", stats.l2.short());
+    cache.close().unwrap();
+}
+
+#[test]
+fn removals_with_a_condition_hold_for_memory_and_device() {
+    let device = memory_device();
+    let cache = open(&device);
+    for key in 0..4 {
+        cache.insert(key, vec![key as u8]).unwrap();
+    }
+    cache.flush_to_device().unwrap();
+    // In memory and on the device, and on the device alone.
+    for evicts in [false, true] {
+        if evicts {
+            cache.memory().evict_all();
+        }
+        let first = if evicts { 2 } else { 0 };
+        assert!(!cache.remove_if(&first, |value| value[0] != first as u8).unwrap());
+        assert!(cache.remove_if(&(first + 1), |value| value[0] == first as u8 + 1).unwrap());
+        assert!(!cache.remove_if(&(first + 1), |_| unreachable!("it is gone")).unwrap());
+    }
+    let left = |cache: &HybridCache<u64, Vec<u8>>| [0, 1, 2, 3].map(|key| cache.contains(&key));
+    assert_eq!(left(&cache), [true, false, true, false]);
+    cache.close().unwrap();
+    let closed = cache.remove_if(&0, |_| true).unwrap_err();
+    assert_eq!(closed.kind(), ErrorKind::Closed);
+    let cache = open(&device);
+    assert!(cache.l2().wait_rebuilt());
+    assert_eq!(left(&cache), [true, false, true, false]);
+    cache.close().unwrap();
+}
+
+#[test]
+fn a_value_that_memory_cannot_hold_is_not_removed_unseen() {
+    let device = memory_device();
+    let cache = open(&device);
+    cache.insert(1, vec![7; 100 << 10]).unwrap();
+    cache.close().unwrap();
+    drop(cache);
+    let small = HybridCache::<u64, Vec<u8>>::builder(device.clone()).capacity(64 << 10);
+    let cache = small.l2_tunable("warm_up", "false").build().unwrap();
+    assert!(cache.l2().wait_rebuilt());
+    let error = cache.remove_if(&1, |_| true).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoMemory, "{error}");
+    assert!(cache.contains(&1));
+    cache.close().unwrap();
+}

@@ -1,0 +1,288 @@
+//! Creates the devices of a pool, and adds devices to one.
+
+use forebay_base::rng::SmallRng;
+use forebay_io::DeviceInfo;
+
+use super::config::{Config, VdevConfig, VdevKind, check_name, new_guid};
+use super::import::{Imported, own_heartbeat};
+use super::leaf::Leaf;
+use super::vdev::Vdev;
+use super::{Devices, features, heartbeat, label, too_small, usable_bytes};
+use crate::block_cache::BlockCache;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::label::{MAX_LEAVES, MIN_DEVICE_BYTES, SECTOR_BYTES};
+use crate::open::{HostId, Opened};
+
+/// A top-level vdev to be created.
+#[derive(Debug)]
+pub enum NewVdev {
+    /// One device.
+    Device(Opened),
+    /// Devices that each hold all blocks: two or more.
+    Mirror(Vec<Opened>),
+}
+
+impl NewVdev {
+    fn kind(&self) -> VdevKind {
+        match self {
+            Self::Device(_) => VdevKind::Device,
+            Self::Mirror(_) => VdevKind::Mirror,
+        }
+    }
+
+    fn devices(&self) -> &[Opened] {
+        match self {
+            Self::Device(device) => std::slice::from_ref(device),
+            Self::Mirror(devices) => devices,
+        }
+    }
+
+    fn into_devices(self) -> Vec<Opened> {
+        match self {
+            Self::Device(device) => vec![device],
+            Self::Mirror(devices) => devices,
+        }
+    }
+
+    /// Checks the number of devices.
+    fn check(&self) -> Result<()> {
+        match self {
+            Self::Mirror(devices) if devices.len() < 2 => {
+                let text = "a mirror needs at least two devices; give another one";
+                Err(Error::new(ErrorKind::Invalid, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that it may be written to, and builds it.
+    fn build(
+        self,
+        number: u16,
+        options: &CreateOptions,
+        rng: &mut SmallRng,
+        memory: &BlockCache,
+    ) -> Result<(Vdev, VdevConfig)> {
+        self.check()?;
+        let kind = self.kind();
+        let mut leaves = Vec::new();
+        for opened in self.into_devices() {
+            check_new(&opened, options.force, memory)?;
+            let size_bytes = usable_bytes(&*opened.device);
+            leaves.push(Leaf::new(new_guid(rng), size_bytes, opened)?);
+        }
+        let guid = match kind {
+            VdevKind::Device => leaves[0].guid(),
+            VdevKind::Mirror => new_guid(rng),
+        };
+        let config = Vdev::config_of(guid, kind, &leaves);
+        Ok((Vdev::new(number, &config, leaves, 1), config))
+    }
+}
+
+/// Options for creating a pool.
+#[derive(Clone, Debug)]
+pub(crate) struct CreateOptions {
+    pub(crate) name: String,
+    pub(crate) host: HostId,
+    /// Seed of the GUIDs.
+    pub(crate) seed: u64,
+    /// Whether to overwrite devices that hold a pool.
+    pub(crate) force: bool,
+    /// Milliseconds between heartbeats; 0 for none.
+    pub(crate) heartbeat_ms: u32,
+    /// The sector size in bytes. `None`: that of the devices.
+    pub(crate) sector_bytes: Option<u32>,
+}
+
+/// Writes the labels of a new pool to these devices, numbered in the given order. The pool is
+/// active. It exists once an uberblock is written.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] for an invalid name, device or number of devices; [`ErrorKind::Exists`]
+/// if a device holds a pool; [`ErrorKind::Device`]; [`ErrorKind::NoMemory`].
+pub(crate) fn create(
+    wanted: Vec<NewVdev>,
+    options: &CreateOptions,
+    memory: &BlockCache,
+) -> Result<Imported> {
+    check_name(&options.name)?;
+    let given = || wanted.iter().flat_map(NewVdev::devices);
+    let count = given().count();
+    let Some(first) = given().next().filter(|_| count <= MAX_LEAVES) else {
+        let text = format!("{count} devices given; a pool has 1 to {MAX_LEAVES}");
+        return Err(Error::new(ErrorKind::Invalid, text));
+    };
+    let mut rng = SmallRng::from_seed(options.seed);
+    let pool_guid = new_guid(&mut rng);
+    let session = rng.next_u64();
+    let own = own_heartbeat(first, &options.host, options.heartbeat_ms, session);
+    let infos: Vec<&DeviceInfo> = given().map(|one| one.device.info()).collect();
+    let sector_bytes = sector_of_new_pool(&infos, options.sector_bytes)?;
+    check_duplicates(&infos)?;
+    let (mut vdevs, mut configs) = (Vec::new(), Vec::new());
+    for (number, one) in wanted.into_iter().enumerate() {
+        let (vdev, config) = one.build(number as u16, options, &mut rng, memory)?;
+        vdevs.push(vdev);
+        configs.push(config);
+    }
+    let mut config = Config {
+        pool_guid,
+        pool_name: options.name.clone(),
+        generation: 1,
+        txg: 0,
+        active: true,
+        host: options.host.clone(),
+        sector_bytes,
+        features: features::of_new_pool(),
+        vdevs: configs,
+    };
+    config.count_uses();
+    label::format(&vdevs.iter().collect::<Vec<_>>(), &config, memory)?;
+    if let Some(own) = &own {
+        let beaten: Vec<_> = vdevs[0].leaves().iter().map(|leaf| &**leaf.device()).collect();
+        heartbeat::write(&beaten, pool_guid, own, memory)?;
+    }
+    let devices = Devices::new(vdevs, u64::from(sector_bytes))?;
+    let (uberblocks, notes) = (Vec::new(), Vec::new());
+    Ok(Imported { config, devices, uberblocks, notes, claim: own })
+}
+
+/// Returns the sector size of a new pool on these devices: by default the largest that one of them
+/// asks for, as far as the format has it.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] if `wanted` is no sector size, or too small for a device.
+fn sector_of_new_pool(infos: &[&DeviceInfo], wanted: Option<u32>) -> Result<u32> {
+    let (least, most) = (*SECTOR_BYTES.start(), *SECTOR_BYTES.end());
+    if let Some(bytes) = wanted
+        && !(bytes.is_power_of_two() && SECTOR_BYTES.contains(&bytes))
+    {
+        let text = format!(
+            "the sector size cannot be {bytes} bytes; give a power of two from {least} to {most}"
+        );
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    let mut sector_bytes = least;
+    for info in infos {
+        let (name, needs) = (&info.name, info.medium_sector_bytes());
+        if let Some(bytes) = wanted.filter(|bytes| *bytes < needs) {
+            let text = format!(
+                "{name}: has sectors of {needs} bytes, so those of the pool cannot have {bytes}; give at least {needs}"
+            );
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        sector_bytes = sector_bytes.max(info.default_sector_bytes().min(most));
+    }
+    Ok(wanted.unwrap_or(sector_bytes))
+}
+
+/// Checks that a device suits the sector size of the pool that it joins.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] if its own sectors are larger, or if another size is wanted. Also if its
+/// physical sectors are larger, unless the size of the pool is wanted.
+fn check_sectors(info: &DeviceInfo, pool_bytes: u32, wanted: Option<u32>) -> Result<()> {
+    let name = &info.name;
+    let invalid = |text| Err(Error::new(ErrorKind::Invalid, text));
+    if let Some(bytes) = wanted.filter(|bytes| *bytes != pool_bytes) {
+        return invalid(format!(
+            "{name}: cannot have sectors of {bytes} bytes: the pool was created with {pool_bytes}"
+        ));
+    }
+    let sector = info.medium_sector_bytes();
+    if sector > pool_bytes {
+        return invalid(format!(
+            "{name}: has sectors of {sector} bytes, larger than the pool's {pool_bytes}; add another device, or copy the files to a new pool"
+        ));
+    }
+    let physical = info.physical_bytes.min(*SECTOR_BYTES.end());
+    if physical > pool_bytes && wanted.is_none() {
+        return invalid(format!(
+            "{name}: has physical sectors of {physical} bytes, larger than the pool's {pool_bytes}: a power cut during a write could damage blocks beside it; to add it all the same, give the sector size of the pool (--sector {pool_bytes})"
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that new labels may be written to a device.
+fn check_new(opened: &Opened, force: bool, memory: &BlockCache) -> Result<()> {
+    let info = opened.device.info();
+    if usable_bytes(&*opened.device) < MIN_DEVICE_BYTES {
+        return Err(too_small(&info.name, info.size_bytes, MIN_DEVICE_BYTES));
+    }
+    if info.read_only {
+        return Err(Error::new(ErrorKind::ReadOnly, format!("{} is read-only", info.name)));
+    }
+    let found = if force { Ok(None) } else { label::read(&*opened.device, memory) };
+    let what = match found {
+        Ok(None) => return Ok(()),
+        Ok(Some(label)) => format!("pool {:?}", label.config.pool_name),
+        // An unreadable label may belong to a pool of another version.
+        Err(error) => match error.kind() {
+            ErrorKind::Unsupported | ErrorKind::Corrupt => error.to_string(),
+            _ => return Err(error),
+        },
+    };
+    let text = format!("{}: holds {what}; destroy that pool first, or use --force", info.name);
+    Err(Error::new(ErrorKind::Exists, text))
+}
+
+/// Checks that no path is given twice.
+fn check_duplicates(infos: &[&DeviceInfo]) -> Result<()> {
+    for (at, info) in infos.iter().enumerate() {
+        if infos[..at].iter().any(|other| other.name == info.name) {
+            let text = format!("{}: is given twice", info.name);
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+    }
+    Ok(())
+}
+
+/// Adds a vdev to an imported pool. Writes its labels first, then those of the other devices. It is
+/// a member once an uberblock that counts it is durable. Returns its number.
+///
+/// # Errors
+/// As [`create`]; the configuration is unchanged.
+pub(crate) fn add(
+    devices: &Devices,
+    wanted: NewVdev,
+    options: &CreateOptions,
+    config: &mut Config,
+    memory: &BlockCache,
+    may_write: label::MayWrite<'_>,
+) -> Result<u16> {
+    let invalid = |text| Err(Error::new(ErrorKind::Invalid, text));
+    for one in wanted.devices() {
+        check_new(one, options.force, memory)?;
+        let info = one.device.info();
+        if devices.leaves().any(|leaf| leaf.name() == &*info.name) {
+            return invalid(format!("{}: is a device of the pool", info.name));
+        }
+    }
+    let infos: Vec<&DeviceInfo> = wanted.devices().iter().map(|one| one.device.info()).collect();
+    check_duplicates(&infos)?;
+    if config.leaves().count() + infos.len() > MAX_LEAVES {
+        return invalid(format!("a pool has at most {MAX_LEAVES} devices"));
+    }
+    for info in infos {
+        check_sectors(info, config.sector_bytes, options.sector_bytes)?;
+    }
+    let count = devices.count();
+    let mut rng = SmallRng::from_seed(options.seed);
+    let (vdev, added) = wanted.build(count as u16, options, &mut rng, memory)?;
+    if let Some(leaf) = vdev.leaves().iter().find(|leaf| config.leaf_mut(leaf.guid()).is_some()) {
+        let guid = leaf.guid();
+        return invalid(format!("the pool already has a device with the guid {guid:#x}"));
+    }
+    let mut extended = config.clone();
+    extended.vdevs.push(added);
+    extended.generation += 1;
+    extended.count_uses();
+    may_write(extended.generation)?;
+    label::format(&[&vdev], &extended, memory)?;
+    devices.add(vdev)?;
+    *config = extended;
+    label::update_config(devices, config, memory, may_write)?;
+    Ok(count as u16)
+}

@@ -1,0 +1,285 @@
+//! What is known of the devices of a vdev: which are used, what they miss, how fast they answer.
+//!
+//! A device that has all blocks of the vdev is *whole*. A write of a mirror succeeds if a whole
+//! device has it; a device that fails meanwhile *misses* the txg, and is whole no more. So at least
+//! one device stays whole, whatever fails at the same time. A device that fails again and again, or
+//! loses a flush, is *faulted*: it gets nothing any more, and misses what is written from then on.
+//!
+//! A change of what devices miss is in memory first. [`changes`](VdevStatus::changes) tells the
+//! pool to store it in the labels before a txg counts that relies on it.
+//!
+//! # Locking
+//!
+//! `pool-vdev` serialises changes of state and of missed txgs. Reads of them take no lock: whoever
+//! reads a block verifies it.
+
+use forebay_base::clock::{Clock, SystemClock};
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use super::config::{LeafConfig, Missed};
+use crate::format::label::StoredState;
+
+/// Writes in a row that fail before a device is faulted.
+const FAULT_WRITES: u32 = 16;
+/// One of so many reads goes to another device than the one that seems fastest, so that its time
+/// is known.
+const EXPLORE: u64 = 64;
+/// `Missed::to` of a device that still misses what is written.
+pub(crate) const STILL: u64 = u64::MAX;
+
+/// What is known of a device.
+struct LeafStatus {
+    /// A [`StoredState`].
+    state: AtomicU8,
+    /// As [`Missed`]; 0 for none.
+    missed_from: AtomicU64,
+    missed_to: AtomicU64,
+    checksums_failed: AtomicU64,
+    /// Writes that have failed since the last success.
+    in_a_row: AtomicU32,
+    /// Reads in flight.
+    reading: AtomicU64,
+    /// Moving average of the time of a read; 0 before the first.
+    read_ns: AtomicU64,
+}
+
+impl LeafStatus {
+    fn new(config: &LeafConfig) -> Self {
+        let missed = config.missed.unwrap_or(Missed { from: 0, to: 0 });
+        Self {
+            state: AtomicU8::new(config.state as u8),
+            missed_from: AtomicU64::new(missed.from),
+            missed_to: AtomicU64::new(missed.to),
+            checksums_failed: AtomicU64::new(config.errors.checksums),
+            in_a_row: AtomicU32::new(0),
+            reading: AtomicU64::new(0),
+            read_ns: AtomicU64::new(0),
+        }
+    }
+
+    fn state(&self) -> StoredState {
+        StoredState::from_raw(self.state.load(Ordering::Acquire)).unwrap_or_default()
+    }
+
+    fn missed(&self) -> Option<Missed> {
+        let from = self.missed_from.load(Ordering::Acquire);
+        (from > 0).then(|| Missed { from, to: self.missed_to.load(Ordering::Acquire) })
+    }
+
+    /// Whether it has all blocks.
+    fn is_whole(&self) -> bool {
+        self.state() == StoredState::Online && self.missed().is_none()
+    }
+
+    /// Adds txgs to those that it misses. Returns whether that is new.
+    fn miss(&self, from: u64, to: u64) -> bool {
+        let known = self.missed().unwrap_or(Missed { from, to: 0 });
+        let wider = Missed { from: known.from.min(from), to: known.to.max(to) };
+        let changes = self.missed() != Some(wider);
+        self.missed_to.store(wider.to, Ordering::Release);
+        self.missed_from.store(wider.from, Ordering::Release);
+        changes
+    }
+}
+
+/// Devices of a vdev, by index.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct LeafSet([u64; 4]);
+
+impl LeafSet {
+    pub(crate) fn insert(&mut self, leaf: u8) {
+        self.0[usize::from(leaf / 64)] |= 1 << (leaf % 64);
+    }
+
+    pub(crate) fn contains(&self, leaf: u8) -> bool {
+        self.0[usize::from(leaf / 64)] & (1 << (leaf % 64)) != 0
+    }
+}
+
+/// What is known of the devices of a vdev. Outlives the devices, for callbacks of requests.
+pub(crate) struct VdevStatus {
+    leaves: Box<[LeafStatus]>,
+    changing: Mutex<()>,
+    /// The txg that writes count for.
+    txg: AtomicU64,
+    changes: AtomicU64,
+    choices: AtomicU64,
+    clock: SystemClock,
+}
+
+impl VdevStatus {
+    pub(super) fn new(leaves: &[LeafConfig], txg: u64) -> Self {
+        Self {
+            leaves: leaves.iter().map(LeafStatus::new).collect(),
+            changing: Mutex::named("pool-vdev", ()),
+            txg: AtomicU64::new(txg.max(1)),
+            changes: AtomicU64::new(0),
+            choices: AtomicU64::new(0),
+            clock: SystemClock::new(),
+        }
+    }
+
+    /// From now on writes count for this txg.
+    pub(super) fn begin_txg(&self, txg: u64) {
+        self.txg.fetch_max(txg, Ordering::AcqRel);
+    }
+
+    /// Number of changes of states and missed txgs.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// The state of a device, as labels store it.
+    pub(crate) fn state(&self, leaf: u8) -> StoredState {
+        self.leaves[usize::from(leaf)].state()
+    }
+
+    /// Whether requests may go to the device.
+    pub(crate) fn is_used(&self, leaf: u8) -> bool {
+        self.state(leaf) == StoredState::Online
+    }
+
+    /// The txgs that the device misses.
+    pub(crate) fn missed(&self, leaf: u8) -> Option<Missed> {
+        self.leaves[usize::from(leaf)].missed()
+    }
+
+    /// Whether a device has all blocks.
+    pub(crate) fn has_whole_leaf(&self) -> bool {
+        self.leaves.iter().any(LeafStatus::is_whole)
+    }
+
+    /// Blocks of the device with a wrong checksum.
+    pub(super) fn checksums(&self, leaf: u8) -> u64 {
+        self.leaves[usize::from(leaf)].checksums_failed.load(Ordering::Relaxed)
+    }
+
+    /// Forgets the wrong checksums of all devices.
+    pub(super) fn forget_errors(&self) {
+        self.leaves.iter().for_each(|one| one.checksums_failed.store(0, Ordering::Relaxed));
+    }
+
+    /// Chooses the device of a mirror that will answer a read sooner: by its reads in flight and
+    /// their usual time. Devices that miss the block come last. `None` if all have been tried.
+    pub(super) fn choose(&self, birth: Option<u64>, tried: &LeafSet) -> Option<u8> {
+        let nth = self.choices.fetch_add(1, Ordering::Relaxed);
+        let explores = nth.is_multiple_of(EXPLORE);
+        let misses = |one: &LeafStatus| match (one.missed(), birth) {
+            (Some(missed), Some(birth)) => missed.contains(birth),
+            (missed, None) => missed.is_some(),
+            (None, _) => false,
+        };
+        let cost = |one: &LeafStatus| {
+            let reading = one.reading.load(Ordering::Relaxed);
+            let ns = one.read_ns.load(Ordering::Relaxed);
+            // Exploring, the devices take turns.
+            (reading + 1).saturating_mul(if explores { 1 } else { ns })
+        };
+        let turn = if explores { nth / EXPLORE } else { nth } as usize;
+        let count = self.leaves.len();
+        (0..count)
+            .map(|step| (turn + step) % count)
+            .filter(|at| self.is_used(*at as u8) && !tried.contains(*at as u8))
+            .min_by_key(|at| (misses(&self.leaves[*at]), cost(&self.leaves[*at])))
+            .map(|at| at as u8)
+    }
+
+    /// A read of a device begins. Returns the time.
+    pub(super) fn begin_read(&self, leaf: u8) -> u64 {
+        self.leaves[usize::from(leaf)].reading.fetch_add(1, Ordering::Relaxed);
+        self.clock.now_ns()
+    }
+
+    /// The read that began then has ended.
+    pub(super) fn end_read(&self, leaf: u8, began_ns: u64, is_good: bool) {
+        let one = &self.leaves[usize::from(leaf)];
+        one.reading.fetch_sub(1, Ordering::Relaxed);
+        if is_good {
+            let took = self.clock.now_ns().saturating_sub(began_ns).max(1);
+            let known = one.read_ns.load(Ordering::Relaxed);
+            let average = if known == 0 { took } else { known - known / 8 + took / 8 };
+            one.read_ns.store(average, Ordering::Relaxed);
+        }
+    }
+
+    /// A block of a device has a wrong checksum.
+    pub(crate) fn note_checksum(&self, leaf: u8) {
+        self.leaves[usize::from(leaf)].checksums_failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Decides whether a write or flush of several devices counts, and marks those that failed.
+    ///
+    /// # Errors
+    /// The first failure, if no whole device has it, or the request was refused.
+    pub(super) fn settle(
+        &self,
+        done: &LeafSet,
+        failed: Vec<(u8, forebay_io::Error)>,
+        is_flush: bool,
+    ) -> Result<(), forebay_io::Error> {
+        let mut ok = (0..self.leaves.len() as u8).filter(|leaf| done.contains(*leaf));
+        if failed.is_empty() {
+            for one in ok.map(|leaf| &self.leaves[usize::from(leaf)]) {
+                if one.in_a_row.load(Ordering::Relaxed) > 0 {
+                    one.in_a_row.store(0, Ordering::Relaxed);
+                }
+            }
+            return Ok(());
+        }
+        let _changing = self.changing.lock();
+        let counts = ok.any(|leaf| self.leaves[usize::from(leaf)].is_whole());
+        let refused = failed.iter().find(|(_, error)| !is_failure(error));
+        if let Some((_, error)) = refused.or_else(|| failed.first().filter(|_| !counts)) {
+            return Err(error.clone());
+        }
+        let txg = self.txg.load(Ordering::Acquire);
+        for (leaf, error) in failed {
+            let one = &self.leaves[usize::from(leaf)];
+            let in_a_row = one.in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+            let was_used = one.state() == StoredState::Online;
+            let is_gone = error.kind() == forebay_io::ErrorKind::Gone;
+            let faults = was_used && (is_flush || is_gone || in_a_row >= FAULT_WRITES);
+            if faults {
+                one.state.store(StoredState::Faulted as u8, Ordering::Release);
+            }
+            let is_new = one.miss(txg, if faults || !was_used { STILL } else { txg });
+            if faults || is_new {
+                self.changes.fetch_add(1, Ordering::AcqRel);
+                let device = error.device();
+                let what = if faults { "faulted" } else { "degraded" };
+                tracing::error!(device, txg, %error, "{what} device of a mirror");
+            }
+        }
+        Ok(())
+    }
+
+    /// All blocks up to this txg were verified on the devices in use, bad ones rewritten, and a
+    /// flush covers them.
+    pub(super) fn caught_up(&self, until_txg: u64) {
+        let _changing = self.changing.lock();
+        for (at, one) in self.leaves.iter().enumerate() {
+            let is_covered = one.missed().is_some_and(|missed| missed.to <= until_txg);
+            if is_covered && one.state() == StoredState::Online {
+                one.missed_from.store(0, Ordering::Release);
+                one.missed_to.store(0, Ordering::Release);
+                self.changes.fetch_add(1, Ordering::AcqRel);
+                tracing::info!(side = at, until_txg, "device of a mirror has all blocks again");
+            }
+        }
+    }
+
+    /// A label of a device could not be written.
+    pub(super) fn fault(&self, leaf: u8, error: &forebay_io::Error) -> bool {
+        let mut others = LeafSet::default();
+        (0..self.leaves.len() as u8).filter(|other| *other != leaf).for_each(|other| {
+            others.insert(other);
+        });
+        self.settle(&others, vec![(leaf, error.clone())], true).is_ok()
+    }
+}
+
+/// Whether an error says something about the device.
+fn is_failure(error: &forebay_io::Error) -> bool {
+    !matches!(error.kind(), forebay_io::ErrorKind::Cancelled | forebay_io::ErrorKind::Closed)
+}

@@ -1,0 +1,348 @@
+//! A top-level vdev: a device, or a mirror of devices. An address names it, not its devices.
+//!
+//! A device behaves as it always did. A mirror writes to all devices that are in use, and flushes
+//! them; [`VdevStatus::settle`] decides whether that counts. A read goes to one device. Whoever
+//! verifies the block tries the others, and rewrites bad copies ([`crate::store`]).
+
+use std::fmt;
+
+use forebay_base::arena::Buffer;
+use forebay_base::sync::{Arc, Mutex};
+use forebay_io::{Fence, Pending, Priority, Request, StableBytes};
+
+use super::DeviceSpan;
+use super::config::{LeafErrors, VdevConfig, VdevKind};
+use super::leaf::Leaf;
+use super::status::{LeafSet, VdevStatus};
+use crate::format::label::{LABEL_BYTES, StoredState};
+
+/// A top-level vdev of a pool.
+pub(crate) struct Vdev {
+    number: u16,
+    guid: u64,
+    kind: VdevKind,
+    leaves: Box<[Leaf]>,
+    status: Arc<VdevStatus>,
+}
+
+/// Called once with the result of a write.
+type Done = Box<dyn FnOnce(Result<(), forebay_io::Error>) + Send>;
+
+/// Bytes that several requests write.
+struct SharedBytes(Arc<Box<dyn StableBytes>>);
+
+// SAFETY: the bytes are those of the box, which the count keeps where it is, and which nobody
+// writes to.
+unsafe impl StableBytes for SharedBytes {
+    fn bytes(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+/// A write to all devices of a mirror, in flight.
+struct MirrorWrite {
+    status: Arc<VdevStatus>,
+    state: Mutex<MirrorWriteState>,
+}
+
+struct MirrorWriteState {
+    left: usize,
+    done: LeafSet,
+    failed: Vec<(u8, forebay_io::Error)>,
+    /// Taken by the last one.
+    callback: Option<Done>,
+}
+
+impl MirrorWrite {
+    /// The write of a device has ended, and its payload is dropped.
+    fn end(&self, leaf: u8, result: Result<(), forebay_io::Error>) {
+        let mut state = self.state.lock();
+        state.left -= 1;
+        match result {
+            Ok(()) => state.done.insert(leaf),
+            Err(error) => state.failed.push((leaf, error)),
+        }
+        if state.left > 0 {
+            return;
+        }
+        let (done, failed) = (state.done, std::mem::take(&mut state.failed));
+        let callback = state.callback.take();
+        drop(state);
+        let result = self.status.settle(&done, failed, false);
+        if let Some(callback) = callback {
+            callback(result);
+        }
+    }
+}
+
+/// Requests to the devices of a vdev, in flight.
+pub(super) struct VdevPending<'a> {
+    vdev: &'a Vdev,
+    pending: Vec<(u8, Pending)>,
+    is_flush: bool,
+}
+
+impl VdevPending<'_> {
+    /// Waits for all, and decides whether they count.
+    ///
+    /// # Errors
+    /// As [`VdevStatus::settle`].
+    pub(super) fn wait(self) -> Result<(), forebay_io::Error> {
+        let mut done = LeafSet::default();
+        let mut failed = Vec::new();
+        for (leaf, pending) in self.pending {
+            match pending.wait(&**self.vdev.leaf(leaf).device()).result {
+                Ok(()) => done.insert(leaf),
+                Err(error) => failed.push((leaf, error)),
+            }
+        }
+        self.vdev.status.settle(&done, failed, self.is_flush)
+    }
+}
+
+impl Vdev {
+    /// Creates a vdev of devices that are in the order of its configuration. Writes count for
+    /// `txg`.
+    pub(crate) fn new(number: u16, config: &VdevConfig, leaves: Vec<Leaf>, txg: u64) -> Self {
+        debug_assert_eq!(config.leaves.len(), leaves.len(), "other devices");
+        let status = Arc::new(VdevStatus::new(&config.leaves, txg));
+        let (guid, kind) = (config.guid, config.kind);
+        Self { number, guid, kind, leaves: leaves.into(), status }
+    }
+
+    /// Its number in addresses.
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// Its GUID.
+    pub(crate) fn guid(&self) -> u64 {
+        self.guid
+    }
+
+    /// What it is.
+    pub(crate) fn kind(&self) -> VdevKind {
+        self.kind
+    }
+
+    /// What is known of its devices.
+    pub(crate) fn status(&self) -> &Arc<VdevStatus> {
+        &self.status
+    }
+
+    /// Its devices.
+    pub(crate) fn leaves(&self) -> &[Leaf] {
+        &self.leaves
+    }
+
+    /// The device with this index.
+    pub(crate) fn leaf(&self, leaf: u8) -> &Leaf {
+        &self.leaves[usize::from(leaf)]
+    }
+
+    /// The device, or what is mirrored.
+    pub(crate) fn name(&self) -> String {
+        match self.kind {
+            VdevKind::Device => self.leaves[0].name().to_owned(),
+            VdevKind::Mirror => format!("mirror {}", self.number),
+        }
+    }
+
+    /// The configuration of a new vdev of these devices.
+    pub(crate) fn config_of(guid: u64, kind: VdevKind, leaves: &[Leaf]) -> VdevConfig {
+        VdevConfig { guid, kind, leaves: leaves.iter().map(Leaf::config).collect() }
+    }
+
+    /// Copies what is known of its devices into its configuration.
+    pub(super) fn store_in(&self, config: &mut VdevConfig) {
+        for (at, config) in config.leaves.iter_mut().enumerate() {
+            config.state = self.status.state(at as u8);
+            config.missed = self.status.missed(at as u8);
+            config.errors = self.errors(at as u8);
+        }
+    }
+
+    /// Failures of a device since it joined the pool, or was cleared.
+    pub(crate) fn errors(&self, leaf: u8) -> LeafErrors {
+        let (reads, writes) = self.leaf(leaf).failures();
+        LeafErrors { reads, writes, checksums: self.status.checksums(leaf) }
+    }
+
+    /// Its devices that are in use, with their indices.
+    pub(crate) fn used(&self) -> impl Iterator<Item = (u8, &Leaf)> {
+        let all = self.leaves.iter().enumerate().map(|(at, leaf)| (at as u8, leaf));
+        all.filter(|(at, _)| self.kind == VdevKind::Device || self.status.is_used(*at))
+    }
+
+    /// The devices that a request goes to: those in use. If there are none, the first one, which
+    /// says why.
+    fn targets(&self) -> Vec<(u8, &Leaf)> {
+        let mut targets: Vec<_> = self.used().collect();
+        if targets.is_empty() {
+            targets.push((0, self.leaf(0)));
+        }
+        targets
+    }
+
+    /// Whether none of its devices is there.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.leaves.iter().all(Leaf::is_missing)
+    }
+
+    /// The state of a device, for people.
+    pub(crate) fn leaf_state(&self, leaf: u8) -> LeafState {
+        match self.status.state(leaf) {
+            _ if self.leaf(leaf).is_missing() => LeafState::Missing,
+            StoredState::Missing => LeafState::Missing,
+            StoredState::Faulted => LeafState::Faulted,
+            StoredState::Offline => LeafState::Offline,
+            StoredState::Online if self.status.missed(leaf).is_some() => LeafState::Degraded,
+            StoredState::Online => LeafState::Online,
+        }
+    }
+
+    /// Bytes of each device that the pool uses, labels included.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.leaves.iter().map(Leaf::size_bytes).min().unwrap_or(0)
+    }
+
+    /// The range that can hold blocks.
+    #[inline]
+    pub(crate) fn span(&self) -> DeviceSpan {
+        match &*self.leaves {
+            [leaf] => leaf.span(self.number),
+            _ => {
+                let end = self.size_bytes() - LABEL_BYTES;
+                DeviceSpan { device: self.number, start: LABEL_BYTES, end }
+            }
+        }
+    }
+
+    /// Starts to write `payload`. `done` runs exactly once, on any thread, after the payload is
+    /// dropped.
+    pub(super) fn write_async(
+        &self,
+        offset: u64,
+        payload: Box<dyn StableBytes>,
+        (priority, fence): (Priority, Option<Fence>),
+        done: impl FnOnce(Result<(), forebay_io::Error>) + Send + 'static,
+    ) {
+        if let (VdevKind::Device, [leaf]) = (self.kind, &*self.leaves) {
+            let request = Request::write_shared(offset, payload).with_priority(priority);
+            let request = request.with_fence(fence);
+            return leaf.roots().submit(request.on_done(move |completion| {
+                drop(completion.payload);
+                done(completion.result);
+            }));
+        }
+        let leaves = self.targets();
+        let write = Arc::new(MirrorWrite {
+            status: Arc::clone(&self.status),
+            state: Mutex::named(
+                "pool-mirror-write",
+                MirrorWriteState {
+                    left: leaves.len(),
+                    done: LeafSet::default(),
+                    failed: Vec::new(),
+                    callback: Some(Box::new(done)),
+                },
+            ),
+        });
+        let payload = Arc::new(payload);
+        let requests: Vec<_> = leaves
+            .into_iter()
+            .map(|(at, leaf)| {
+                let bytes = Box::new(SharedBytes(Arc::clone(&payload)));
+                let request = Request::write_shared(offset, bytes).with_priority(priority);
+                let write = Arc::clone(&write);
+                let request = request.with_fence(fence.clone()).on_done(move |completion| {
+                    drop(completion.payload);
+                    write.end(at, completion.result);
+                });
+                (leaf, request)
+            })
+            .collect();
+        // The last request to end drops the payload.
+        drop(payload);
+        requests.into_iter().for_each(|(leaf, request)| leaf.roots().submit(request));
+    }
+
+    /// Starts to write `buffer`.
+    pub(super) fn begin_write(
+        &self,
+        offset: u64,
+        buffer: Buffer,
+        (priority, fence): (Priority, Option<Fence>),
+    ) -> VdevPending<'_> {
+        let submit = |leaf: &Leaf, request: Request| {
+            let request = request.with_priority(priority).with_fence(fence.clone());
+            let (request, pending) = request.pending();
+            leaf.roots().submit(request);
+            pending
+        };
+        let pending = match &*self.leaves {
+            [leaf] => vec![(0, submit(leaf, Request::write(offset, buffer)))],
+            _ => {
+                let buffer = Arc::new(buffer);
+                let shared = || Request::write_shared(offset, Box::new(Arc::clone(&buffer)));
+                let targets = self.targets().into_iter();
+                targets.map(|(at, leaf)| (at, submit(leaf, shared()))).collect()
+            }
+        };
+        VdevPending { vdev: self, pending, is_flush: false }
+    }
+
+    /// Starts to flush. This thread may execute the last flush itself.
+    pub(super) fn begin_flush(&self, is_last: bool) -> VdevPending<'_> {
+        let targets = self.targets();
+        let count = targets.len();
+        let submit = |(nth, (at, leaf)): (usize, (u8, &Leaf))| {
+            let flush = Request::flush();
+            let allowed = is_last && nth + 1 == count;
+            let (flush, pending) = if allowed { flush.allow_inline() } else { flush }.pending();
+            leaf.device().submit(flush);
+            (at, pending)
+        };
+        let pending = targets.into_iter().enumerate().map(submit).collect();
+        VdevPending { vdev: self, pending, is_flush: true }
+    }
+}
+
+/// State of a device, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
+pub enum LeafState {
+    /// It has all blocks.
+    Online,
+    /// It is used, and misses blocks.
+    Degraded,
+    /// It failed, and is not used.
+    Faulted,
+    /// It is not there.
+    Missing,
+    /// It was taken out of use.
+    Offline,
+}
+
+impl LeafState {
+    /// The state as a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Online => "online",
+            Self::Degraded => "degraded",
+            Self::Faulted => "faulted",
+            Self::Missing => "missing",
+            Self::Offline => "offline",
+        }
+    }
+}
+
+impl fmt::Display for LeafState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
