@@ -153,29 +153,47 @@ where
     where
         Q: ?Sized + Hash + Equivalent<K>,
     {
-        let fingerprint = self.fingerprint(key);
-        match self.cache.inner().get_if(&fingerprint, |stored| self.accepts(stored, key)) {
-            Ok(block) => Some(KeyedRef(block)),
-            Err(rejected) => {
-                self.reject(rejected);
-                self.cache.inner().count_miss();
-                None
-            }
-        }
+        let (inner, fingerprint) = (self.cache.inner(), self.fingerprint(key));
+        let accept = |stored: &Stored<K, V>| self.accepts(stored, key);
+        let otherwise = || self.get_slowly(fingerprint, key);
+        inner.get_if(&fingerprint, accept, || inner.count_miss(), otherwise).map(KeyedRef)
     }
 
     /// As [`get`](Self::get), without counting a miss: for callers that load then.
+    #[inline]
     fn find<Q>(&self, fingerprint: Fingerprint, key: &Q) -> Option<KeyedRef<'_, K, V>>
     where
         Q: ?Sized + Hash + Equivalent<K>,
     {
-        match self.cache.inner().get_if(&fingerprint, |stored| self.accepts(stored, key)) {
-            Ok(block) => Some(KeyedRef(block)),
-            Err(rejected) => {
-                self.reject(rejected);
-                None
-            }
-        }
+        let accept = |stored: &Stored<K, V>| self.accepts(stored, key);
+        let otherwise = || self.find_slowly(fingerprint, key);
+        self.cache.inner().get_if(&fingerprint, accept, || None, otherwise).map(KeyedRef)
+    }
+
+    #[inline(never)]
+    fn get_slowly<Q>(
+        &self,
+        fingerprint: Fingerprint,
+        key: &Q,
+    ) -> Option<Ref<'_, Fingerprint, Stored<K, V>>>
+    where
+        Q: ?Sized + Equivalent<K>,
+    {
+        self.find_slowly(fingerprint, key).or_else(|| self.cache.inner().count_miss())
+    }
+
+    /// Finds a value where the fast path did not suffice. Removes it if it has expired.
+    #[inline(never)]
+    fn find_slowly<Q>(
+        &self,
+        fingerprint: Fingerprint,
+        key: &Q,
+    ) -> Option<Ref<'_, Fingerprint, Stored<K, V>>>
+    where
+        Q: ?Sized + Equivalent<K>,
+    {
+        let found = self.cache.inner().find_if(&fingerprint, |stored| self.accepts(stored, key));
+        found.map_err(|rejected| self.reject(rejected)).ok()
     }
 
     /// Does the same as [`get`](Self::get), for a reference that outlives the borrow.
