@@ -229,7 +229,10 @@ where
     where
         Q: ?Sized + Equivalent<K>,
     {
-        key.equivalent(&stored.key) && (stored.times.is_eternal() || self.use_mortal(&stored.times))
+        // The rule first: the times may be in a cache line that a hit needs for nothing else.
+        let lives =
+            || self.expiry.is_none() || stored.times.is_eternal() || self.use_mortal(&stored.times);
+        key.equivalent(&stored.key) && lives()
     }
 
     #[inline(never)]
