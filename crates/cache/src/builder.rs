@@ -99,9 +99,9 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     }
 
     /// Sets the function that weighs a block, in bytes; at least 1 is used. It weighs the value
-    /// with all memory that it owns; with a [`bound`](Self::bound) only what it owns, because the header
-    /// that contains it counts already. There is no default: the size of `V` is wrong if `V` owns
-    /// memory. See also [`max_entries`](Self::max_entries).
+    /// with all memory that it owns; with a [`bound`](Self::bound) only what it owns, because the
+    /// header that contains it counts already. There is no default: the size of `V` is wrong if `V`
+    /// owns memory. See also [`max_entries`](Self::max_entries).
     pub fn weigher(mut self, weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static) -> Self {
         self.weigher = Some(Box::new(weigh));
         self

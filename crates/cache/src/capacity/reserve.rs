@@ -1,8 +1,8 @@
 //! Reserves capacity for a block: at once, after eviction, or after a bounded wait in FIFO order.
 //!
 //! An inserter beyond the limit evicts first. If that does not suffice, it is refused, or it
-//! queues, if the tunable `overflow_wait_ms` allows it. While others queue, it queues behind them. For a
-//! listener that must not miss an event it always queues, until the listener is idle.
+//! queues, if the tunable `overflow_wait_ms` allows it. While others queue, it queues behind them.
+//! For a listener that must not miss an event it always queues, until the listener is idle.
 //!
 //! Locking: none held while it evicts or waits, except the queue's own (`throttle`).
 

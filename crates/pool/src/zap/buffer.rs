@@ -43,8 +43,8 @@ use crate::{ErrorKind, Result};
 pub(super) const PAGE_SPAN: u8 = 3;
 /// A leaf in memory that no unsynced txg has changed gets its names when so many wait for it.
 const MERGE_NAMES: usize = 12;
-/// Names that move to a leaf leave space for the longest entry: another transaction may have removed
-/// a name from the leaf, and undo that.
+/// Names that move to a leaf leave space for the longest entry: another transaction may have
+/// removed a name from the leaf, and undo that.
 const RESTORE_ROOM: usize = ENTRY_MAX;
 const TOO_LARGE: LeafDefect = LeafDefect("it is larger than a buffer page");
 
@@ -608,8 +608,8 @@ impl Fat {
     }
 
     /// Adds a name that this transaction has removed. Reads nothing: the leaf or page that had the
-    /// name is open, and has the space that the removal has freed. Names that have moved to the leaf
-    /// since have left it [`RESTORE_ROOM`].
+    /// name is open, and has the space that the removal has freed. Names that have moved to the
+    /// leaf since have left it [`RESTORE_ROOM`].
     pub(super) fn restore<S: LeafStore>(
         &mut self,
         access: LeafAccess<'_, S>,
