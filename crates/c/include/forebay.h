@@ -64,8 +64,8 @@ typedef struct forebay_pin forebay_pin;
 
 // How to open a cache in memory. Set it to zeros first.
 typedef struct forebay_cache_config {
-    // Bytes of memory to use: those of keys, of values, and 128 for each entry. 0 if max_entries is
-    // set.
+    // Bytes of memory to use: those of keys, of values, and 128 for each entry. 0 if max_entries
+    // is set.
     uint64_t capacity_bytes;
     // The number of entries to hold. 0 if capacity_bytes is set.
     uint64_t max_entries;
@@ -244,8 +244,8 @@ enum forebay_status forebay_hybrid_get_or_load(const struct forebay_hybrid *cach
 enum forebay_status forebay_hybrid_flush(const struct forebay_hybrid *cache);
 
 // Waits until the index of the file is complete, which takes a moment after forebay_hybrid_open().
-// Until then some values of the file are not found, and forebay_hybrid_close() may lose values that
-// only memory has, and says so.
+// Until then some values of the file are not found, and forebay_hybrid_close() may lose values
+// that only memory has, and says so.
 enum forebay_status forebay_hybrid_wait_ready(const struct forebay_hybrid *cache);
 
 // Reads sizes and counts.
@@ -383,8 +383,8 @@ enum forebay_status forebay_hybrid_get_or_load(const struct forebay_hybrid *cach
 enum forebay_status forebay_hybrid_flush(const struct forebay_hybrid *cache);
 
 // Waits until the index of the file is complete, which takes a moment after forebay_hybrid_open().
-// Until then some values of the file are not found, and forebay_hybrid_close() may lose values that
-// only memory has, and says so.
+// Until then some values of the file are not found, and forebay_hybrid_close() may lose values
+// that only memory has, and says so.
 enum forebay_status forebay_hybrid_wait_ready(const struct forebay_hybrid *cache);
 
 // Reads sizes and counts.

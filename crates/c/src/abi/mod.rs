@@ -4,7 +4,7 @@
 //!
 //! Invariants
 //!
-//! * No panic leaves a function: [`status::guard`] makes it a status. Loaders of C do not unwind.
+//! * No panic leaves a function: `status::guard` makes it a status. Loaders of C do not unwind.
 //! * Each pointer that C holds came from a `Box`, and goes back into it once.
 //! * A function that returns by a pointer writes there also if it fails: null or zeros.
 //!
