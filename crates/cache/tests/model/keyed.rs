@@ -138,9 +138,16 @@ fn no_load_brings_back_what_was_replaced_or_removed() {
         let database = Arc::new(AtomicU64::new(1));
         let asker = |key: u64| {
             let (world, database) = (world.clone(), database.clone());
-            spawn(move || world.load(key, || database.load(Ordering::Relaxed)))
+            let version = move || {
+                let version = database.load(Ordering::Relaxed);
+                shuttle::thread::yield_now();
+                version
+            };
+            spawn(move || world.load(key, version))
         };
         let threads = [asker(1), asker(2), asker(1)];
+        // So that loads have begun.
+        (0..below(20)).for_each(|_| shuttle::thread::yield_now());
         database.store(2, Ordering::Relaxed);
         if below(2) == 0 {
             drop(world.cache.remove(&1));
