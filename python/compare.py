@@ -87,8 +87,10 @@ def main():
             "forebay": forebay.HybridCache(folder + "/forebay", 256 << 20, 1 << 20),
             "diskcache": diskcache.Cache(folder + "/diskcache"),
         }
-        some = resident[: REQUESTS // 10]
-        measure("1 MB of memory and a file, inserts", disk, inserts, some)
+        some = KEYS[:1000]
+        for cache in disk.values():
+            inserts(cache, some)
+        measure("1 MB of memory and a file, overwrites", disk, inserts, some)
         measure("1 MB of memory and a file, lookups", disk, hits, some)
         for cache in disk.values():
             cache.close()
