@@ -4,8 +4,8 @@
 //! and all calls of the hybrid cache. A loader takes it again. So two threads that load one key do
 //! not wait for each other in a circle: the one that waits for the load does not have the lock.
 //!
-//! Locking: `HybridCache` has a lock, held for a moment to copy a reference, and never together with
-//! another one.
+//! Locking: `HybridCache` has a lock, held for a moment to copy a reference, and never together
+//! with another one.
 
 use std::fmt;
 use std::path::PathBuf;
