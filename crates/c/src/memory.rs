@@ -185,6 +185,12 @@ impl ByteCache {
         self.0.clear();
     }
 
+    /// Closes the cache: waits until nobody holds a value and no load runs. Afterwards lookups find
+    /// nothing, and inserts and loads fail.
+    pub fn close(&self) {
+        self.0.close();
+    }
+
     /// Sizes and counts.
     pub fn stats(&self) -> CacheStats {
         CacheStats::of(&self.0.usage())
