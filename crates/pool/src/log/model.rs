@@ -20,7 +20,7 @@ impl LogStorage for Memory {
         self.arena.alloc(bytes).map_err(|_| Error::new(ErrorKind::NoMemory, "no memory"))
     }
 
-    fn read(&self, dva: Dva, mut buffer: Buffer) -> Result<Buffer> {
+    fn read(&self, dva: Dva, _side: usize, mut buffer: Buffer) -> Result<Buffer> {
         let content = self.content.lock();
         let len = buffer.len();
         buffer.copy_from_slice(&content[dva.offset as usize..][..len]);
