@@ -310,7 +310,8 @@ pub(super) fn read_at(
 ///
 /// # Errors
 /// [`ErrorKind::Device`] if no such copy can be written, or a flush fails: the uberblock is on
-/// some, all or no devices. [`ErrorKind::NoMemory`]. What `may_write` returns before the repetition.
+/// some, all or no devices. [`ErrorKind::NoMemory`]. What `may_write` returns before the
+/// repetition.
 pub(crate) fn write_uberblock(
     devices: &Devices,
     pool_guid: u64,
