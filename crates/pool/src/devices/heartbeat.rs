@@ -111,7 +111,11 @@ pub(crate) fn read(devices: Beaten<'_>, pool_guid: u64, memory: &BlockCache) -> 
     }
 }
 
-/// Writes the blocks. Another host sees one when this returns.
+/// Devices that took no heartbeat: their places among those that should, and why.
+pub(crate) type Refused = Vec<(usize, forebay_io::Error)>;
+
+/// Writes the blocks. Another host sees one when this returns. Returns the devices that took none:
+/// they may hold that of an older session, so the caller must not use them, nor look there again.
 ///
 /// # Errors
 /// [`ErrorKind::Device`] if none can be written, [`ErrorKind::NoMemory`].
@@ -120,7 +124,7 @@ pub(crate) fn write(
     pool_guid: u64,
     heartbeat: &Heartbeat,
     memory: &BlockCache,
-) -> Result<()> {
+) -> Result<Refused> {
     let mut phys = HeartbeatPhys::empty();
     phys.pool_guid = U64::new(pool_guid);
     phys.session = U64::new(heartbeat.session);
@@ -131,9 +135,8 @@ pub(crate) fn write(
     phys.lock = U64::new(heartbeat.owner.lock);
     put_text(&mut phys.host_name, &heartbeat.host.name);
     phys.seal();
-    let mut failed = Ok(());
-    let mut written = 0;
-    for device in devices {
+    let mut refused = Refused::new();
+    for (at, device) in devices.iter().enumerate() {
         let mut buffer = memory.alloc(SLOT_BYTES)?;
         buffer.copy_from_slice(phys.as_bytes());
         let request = Request::write(HEARTBEAT_OFFSET, buffer).with_priority(Priority::SyncWrite);
@@ -142,19 +145,26 @@ pub(crate) fn write(
             // It may be in a cache of this host.
             result = device.run(Request::flush()).result;
         }
-        match result {
-            Ok(()) => written += 1,
-            Err(error) => failed = Err(error),
-        }
+        refused.extend(result.err().map(|error| (at, error)));
     }
-    match written {
-        0 => Ok(failed?),
-        _ => Ok(()),
+    if refused.len() < devices.len() {
+        return Ok(refused);
+    }
+    match refused.pop() {
+        Some((_, error)) => Err(error.into()),
+        None => Ok(refused),
     }
 }
 
-/// Makes sure that no other session has the pool, and writes the first heartbeat of `own`. Returns
-/// whether it has watched: the pool may have changed before the claim.
+/// What a claim found.
+pub(crate) struct Claimed {
+    /// Whether it has watched: the pool may have changed before the claim.
+    pub(crate) watched: bool,
+    /// As [`write`] returns.
+    pub(crate) refused: Refused,
+}
+
+/// Makes sure that no other session has the pool, and writes the first heartbeat of `own`.
 ///
 /// # Errors
 /// [`ErrorKind::InUse`] if another session is active; the errors of [`read`] and [`write`].
@@ -164,7 +174,7 @@ pub(crate) fn claim(
     own: &Heartbeat,
     pause: Pause<'_>,
     memory: &BlockCache,
-) -> Result<bool> {
+) -> Result<Claimed> {
     let seen = read(devices, config.pool_guid, memory)?;
     let found = &seen.heartbeats;
     let all = |what: &dyn Fn(&Heartbeat) -> bool| !found.is_empty() && found.iter().all(what);
@@ -172,8 +182,8 @@ pub(crate) fn claim(
     let is_gone = all(&|seen| seen.owner.is_gone(&own.owner));
     let watches = config.active && !is_gone && !was_off && !seen.is_zero;
     if !watches {
-        write(devices, config.pool_guid, own, memory)?;
-        return Ok(false);
+        let refused = write(devices, config.pool_guid, own, memory)?;
+        return Ok(Claimed { watched: false, refused });
     }
     let interval_ms = found.iter().map(|seen| seen.interval_ms).max().unwrap_or(DEFAULT_MS);
     let interval_ms = interval_ms.max(own.interval_ms);
@@ -181,13 +191,15 @@ pub(crate) fn claim(
     tracing::info!(pool = &*config.pool_name, %host, interval_ms, "watching for another host");
     let watch = Watch { devices, config, interval_ms, pause, memory };
     watch.run(&seen, WATCH)?;
-    write(devices, config.pool_guid, own, memory)?;
-    let claimed = read(devices, config.pool_guid, memory)?;
+    let refused = write(devices, config.pool_guid, own, memory)?;
+    let took = |at: &usize| refused.iter().all(|(other, _)| other != at);
+    let devices: Vec<_> = (0..devices.len()).filter(took).map(|at| devices[at]).collect();
+    let claimed = read(&devices, config.pool_guid, memory)?;
     if claimed.heartbeats.is_empty() || claimed.heartbeats.iter().any(|seen| seen != own) {
         return Err(in_use(config, &claimed));
     }
-    watch.run(&claimed, CLAIM)?;
-    Ok(true)
+    Watch { devices: &devices, ..watch }.run(&claimed, CLAIM)?;
+    Ok(Claimed { watched: true, refused })
 }
 
 struct Watch<'a> {

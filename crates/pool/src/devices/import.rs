@@ -8,12 +8,12 @@
 //!
 //! A mirror is complete if a device of it is whole: the configuration says of each device what it
 //! misses. That is stored before a txg counts which a device misses, so the newest label is right.
-//! Uberblocks of a device that has fallen behind are ignored. Two sides that were each written
+//! Uberblocks of txgs that a device misses are ignored there. Two sides that were each written
 //! without the other are refused, whichever is newer.
 
 use super::config::{Config, Label, LeafConfig, Missed, VdevConfig, VdevKind};
 use super::heartbeat::{self, Heartbeat, Pause};
-use super::label::{self, Uberblock};
+use super::label::{self, Ring, Uberblock};
 use super::status::STILL;
 use super::{Devices, Leaf, Vdev, features, usable_bytes};
 use crate::block_cache::BlockCache;
@@ -91,13 +91,9 @@ pub(crate) fn import(
     features::check(&config.features, &what, options.read_only)?;
     check_host(&config, options)?;
     check_apart(&labelled, &config)?;
-    let claim = claim(&mut labelled, &mut config, options, memory)?;
-    let sized: Vec<_> = labelled
-        .iter()
-        .filter(|(_, label)| !is_behind(&config, label.own().guid))
-        .map(|(one, label)| (&*one.device, size_of_device(one, label, &config)))
-        .collect();
-    let uberblocks = label::best_uberblocks(&sized, config.pool_guid, memory)?;
+    let claim = claim(&mut labelled, &mut config, (options, &mut notes), memory)?;
+    let rings: Vec<_> = labelled.iter().map(|(one, label)| ring_of(one, label, &config)).collect();
+    let uberblocks = label::best_uberblocks(&rings, config.pool_guid, memory)?;
     let Some(newest) = uberblocks.first() else {
         let text = format!("pool {:?}: its devices hold no uberblock", config.pool_name);
         return Err(Error::new(ErrorKind::NotAPool, text));
@@ -107,6 +103,7 @@ pub(crate) fn import(
         let text = format!("pool {name:?}: its uberblock has the invalid txg {txg}");
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
+    note_rolled_back(&labelled, &mut config, (newest, &mut notes), memory)?;
     let count = usize::from(newest.vdev_count);
     if count == 0 || count > config.vdevs.len() {
         let (name, has) = (&config.pool_name, config.vdevs.len());
@@ -121,11 +118,11 @@ pub(crate) fn import(
 }
 
 /// Claims the pool, if it will be written and other hosts may open vdev 0. If that took time, reads
-/// the labels again.
+/// the labels again. Leaves out devices that take no claim: they are as good as missing.
 fn claim(
-    labelled: &mut [(Opened, Label)],
+    labelled: &mut Vec<(Opened, Label)>,
     config: &mut Config,
-    options: &ImportOptions<'_>,
+    (options, notes): (&ImportOptions<'_>, &mut Vec<String>),
     memory: &BlockCache,
 ) -> Result<Option<Heartbeat>> {
     let opened_as = |guid| {
@@ -143,7 +140,18 @@ fn claim(
     let own = own_heartbeat(one, &options.host, options.heartbeat_ms, options.session);
     let Some(own) = own else { return Ok(None) };
     let beaten: Vec<_> = first.iter().map(|one| &*one.device).collect();
-    if !heartbeat::claim(&beaten, config, &own, options.pause, memory)? {
+    let claimed = heartbeat::claim(&beaten, config, &own, options.pause, memory)?;
+    let guids: Vec<u64> = config.vdevs[0].leaves.iter().map(|leaf| leaf.guid).collect();
+    let guids: Vec<u64> = guids.into_iter().filter(|guid| opened_as(*guid).is_some()).collect();
+    for (at, error) in claimed.refused {
+        let is_it = |(_, label): &(Opened, Label)| label.own().guid == guids[at];
+        if let Some(at) = labelled.iter().position(is_it) {
+            let (one, _) = labelled.remove(at);
+            let name = &one.device.info().name;
+            notes.push(format!("{name} is not used: it takes no heartbeat: {error}"));
+        }
+    }
+    if !claimed.watched {
         return Ok(Some(own));
     }
     for (one, label) in labelled.iter_mut() {
@@ -236,10 +244,16 @@ fn is_behind(config: &Config, guid: u64) -> bool {
 }
 
 /// Checks that no two sides of a mirror were written without each other: each has what the other
-/// has not.
+/// has not. If a side that has all blocks was there when the label of another was written, it knows
+/// all that the other did.
 fn check_apart(labelled: &[(Opened, Label)], newest: &Config) -> Result<()> {
     for (one, label) in labelled.iter().filter(|(_, label)| is_behind(newest, label.own().guid)) {
         let siblings = &label.config.vdevs[usize::from(label.number)].leaves;
+        let is_whole =
+            |guid| newest.leaves().any(|leaf| leaf.guid == guid && leaf.missed.is_none());
+        if siblings.iter().any(|one| is_whole(one.guid) && !is_behind(&label.config, one.guid)) {
+            continue;
+        }
         let apart = siblings
             .iter()
             .find(|other| is_behind(&label.config, other.guid) && !is_behind(newest, other.guid));
@@ -256,11 +270,48 @@ fn check_apart(labelled: &[(Opened, Label)], newest: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of a device that the pool uses. They determine the position of its back label.
-fn size_of_device(one: &Opened, label: &Label, config: &Config) -> u64 {
+/// Finds sides of mirrors that are older than the labels know: replaced by a copy from before, for
+/// example. A crash leaves a side one txg behind; one that is further behind, while another is not,
+/// misses what came since.
+fn note_rolled_back(
+    labelled: &[(Opened, Label)],
+    config: &mut Config,
+    (newest, notes): (&Uberblock, &mut Vec<String>),
+    memory: &BlockCache,
+) -> Result<()> {
+    let mut newest_of = Vec::new();
+    for leaf in config.vdevs.iter().filter(|vdev| vdev.leaves.len() > 1).flat_map(|v| &v.leaves) {
+        let opened = labelled.iter().find(|(_, label)| label.own().guid == leaf.guid);
+        let Some((one, label)) = opened.filter(|_| leaf.missed.is_none()) else { continue };
+        let ring = ring_of(one, label, config);
+        let has = label::best_uberblocks(&[ring], config.pool_guid, memory)?;
+        newest_of.push((leaf.guid, &one.device, has.first().map_or(0, |has| has.txg)));
+    }
+    for vdev in &mut config.vdevs {
+        let is_of = |guid: u64| vdev.leaves.iter().any(|leaf| leaf.guid == guid);
+        let of: Vec<_> = newest_of.iter().filter(|(guid, ..)| is_of(*guid)).collect();
+        if of.iter().all(|(.., txg)| *txg < newest.previous_txg) {
+            continue;
+        }
+        for (guid, device, txg) in of.into_iter().filter(|one| one.2 < newest.previous_txg) {
+            let missed = Missed { from: txg + 1, to: newest.txg + 1 };
+            let leaves = vdev.leaves.iter_mut().filter(|leaf| leaf.guid == *guid);
+            leaves.for_each(|leaf| leaf.missed = Some(missed));
+            let (name, to) = (&device.info().name, newest.txg);
+            notes.push(format!(
+                "{name} has nothing after txg {txg}, of {to}: it was rolled back; a scrub brings it up to date"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The uberblocks of a device. Its size determines the position of its back label.
+fn ring_of<'a>(one: &'a Opened, label: &Label, config: &Config) -> Ring<'a> {
     let has_bytes = usable_bytes(&*one.device);
     let known = config.leaves().find(|leaf| leaf.guid == label.own().guid);
-    known.map_or(has_bytes, |leaf| leaf.size_bytes.min(has_bytes))
+    let size_bytes = known.map_or(has_bytes, |leaf| leaf.size_bytes.min(has_bytes));
+    Ring { device: &*one.device, size_bytes, missed: known.and_then(|leaf| leaf.missed) }
 }
 
 /// Selects the devices of the vdevs among the opened ones.
@@ -397,7 +448,8 @@ impl Selection<'_> {
         if config.state != StoredState::Offline {
             config.state = StoredState::Online;
             if let Some(missed) = config.missed.as_mut().filter(|missed| missed.to == STILL) {
-                missed.to = self.txg + 1;
+                // The group that it missed first may be damaged since, and an older one the newest.
+                missed.to = (self.txg + 1).max(missed.from);
             }
         }
     }

@@ -18,7 +18,7 @@ use forebay_io::{Device, Priority, Request};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::config::{Config, Label, LabelBytes};
+use super::config::{Config, Label, LabelBytes, Missed};
 use super::status::LeafSet;
 use super::{Devices, Leaf, Vdev, usable_bytes};
 use crate::block_cache::BlockCache;
@@ -305,12 +305,13 @@ pub(super) fn read_at(
 }
 
 /// Writes the uberblock of a txg to both labels of all devices in use concurrently, and flushes
-/// them. Repeats a write that fails once. One copy suffices: an import looks at all of them.
-/// Returns the number of copies that could not be written.
+/// them. Repeats a write that fails once. One copy suffices, on a device that misses nothing of the
+/// txg: an import looks at all of those. Returns the number of copies that could not be written.
 ///
 /// # Errors
-/// [`ErrorKind::Device`] if no copy can be written, or a flush fails: the uberblock is on some, all
-/// or no devices. [`ErrorKind::NoMemory`]. What `may_write` returns before the repetition.
+/// [`ErrorKind::Device`] if no such copy can be written, or a flush fails: the uberblock is on
+/// some, all or no devices. [`ErrorKind::NoMemory`]. What `may_write` returns before the
+/// repetition.
 pub(crate) fn write_uberblock(
     devices: &Devices,
     pool_guid: u64,
@@ -334,7 +335,11 @@ pub(crate) fn write_uberblock(
         [front, UberblockPlace { offset: back, ..front }]
     });
     let places: Vec<UberblockPlace<'_>> = places.collect();
-    let copies = places.len();
+    let believed = |place: &&UberblockPlace<'_>| {
+        let missed = place.vdev.status().missed(place.at);
+        missed.is_none_or(|missed| !missed.contains(uberblock.txg))
+    };
+    let copies = places.iter().filter(believed).count();
     let write = |places| write_copies(devices, places, phys.as_bytes(), memory);
     let failed = write(places)?;
     if !failed.is_empty() {
@@ -343,6 +348,7 @@ pub(crate) fn write_uberblock(
     let again = failed.into_iter().map(|(place, _)| place).collect();
     let mut failed = write(again)?;
     let missing = failed.len();
+    let lost = failed.iter().map(|(place, _)| place).filter(believed).count();
     for (_, error) in &failed {
         tracing::warn!(%error, "device error");
     }
@@ -353,7 +359,7 @@ pub(crate) fn write_uberblock(
             a.vdev.status().fault(a.at, error);
         }
     }
-    if missing == copies
+    if lost == copies
         && let Some((_, error)) = failed.pop()
     {
         return Err(super::failed(error));
@@ -400,6 +406,17 @@ fn write_copies<'a>(
     Ok(ends.flatten().collect())
 }
 
+/// A device whose uberblocks are read.
+#[derive(Clone, Copy)]
+pub(crate) struct Ring<'a> {
+    pub(crate) device: &'a dyn Device,
+    /// Bytes of it that the pool uses.
+    pub(crate) size_bytes: u64,
+    /// What it misses. Its uberblocks of these txgs are not believed if another device misses
+    /// nothing: that may have written others.
+    pub(crate) missed: Option<Missed>,
+}
+
 /// Returns all valid uberblocks of a pool from all labels of these devices, newest first, without
 /// duplicates. Unreadable labels and devices that are too small are skipped: other labels have
 /// copies.
@@ -407,18 +424,29 @@ fn write_copies<'a>(
 /// # Errors
 /// [`ErrorKind::Unsupported`] if a newer version wrote one; [`ErrorKind::NoMemory`].
 pub(crate) fn best_uberblocks(
-    devices: &[(&dyn Device, u64)],
+    rings: &[Ring<'_>],
     pool_guid: u64,
     memory: &BlockCache,
 ) -> Result<Vec<Uberblock>> {
     let mut found: Vec<Uberblock> = Vec::new();
-    for (device, size_bytes) in devices.iter().filter(|(_, size)| *size >= LABEL_BYTES) {
+    let has_whole = rings.iter().any(|ring| ring.missed.is_none());
+    for Ring { device, size_bytes, missed } in rings.iter().filter(|r| r.size_bytes >= LABEL_BYTES)
+    {
+        let mut here = Vec::new();
         for label in [0, back_of(*size_bytes)] {
             let len = RING_SLOTS as usize * SLOT_BYTES;
             match read_at(*device, label + RING_OFFSET, len, memory) {
-                Ok(ring) => read_ring(&ring, pool_guid, &device.info().name, &mut found)?,
+                Ok(ring) => read_ring(&ring, pool_guid, &device.info().name, &mut here)?,
                 Err(error) if error.kind() == ErrorKind::Device => {}
                 Err(error) => return Err(error),
+            }
+        }
+        if let Some(missed) = missed.filter(|_| has_whole) {
+            here.retain(|one| !missed.contains(one.txg));
+        }
+        for one in here {
+            if !found.contains(&one) {
+                found.push(one);
             }
         }
     }

@@ -234,16 +234,27 @@ impl Devices {
         })
     }
 
+    /// Whether a device in use misses blocks, so that a scrub can make it whole.
+    pub(crate) fn catches_up(&self) -> bool {
+        let misses = |vdev: &Vdev, leaf| vdev.status().missed(leaf).is_some();
+        self.iter().any(|vdev| vdev.used().any(|(leaf, _)| misses(vdev, leaf)))
+    }
+
     /// A scrub has found all blocks up to this txg on all devices in use, or rewritten them. The
-    /// next commit stores that no device misses them any more.
+    /// next commit stores that no device misses them any more. `failures` is the number of failed
+    /// flushes before it healed a block.
     ///
     /// # Errors
-    /// [`ErrorKind::Device`] if a flush fails.
-    pub(crate) fn caught_up(&self, until_txg: u64) -> Result<()> {
+    /// [`ErrorKind::Device`] if a flush fails, or has failed meanwhile.
+    pub(crate) fn caught_up(&self, until_txg: u64, failures: u64) -> Result<()> {
         if !self.misses_blocks() {
             return Ok(());
         }
         self.flush_all()?;
+        if self.flush_failures() != failures {
+            let text = "another flush failed meanwhile, and may have lost what was healed";
+            return Err(Error::new(ErrorKind::Device, text));
+        }
         self.iter().for_each(|vdev| vdev.status().caught_up(until_txg));
         Ok(())
     }

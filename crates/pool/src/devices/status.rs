@@ -266,8 +266,8 @@ impl VdevStatus {
         for (at, one) in self.leaves.iter().enumerate() {
             let is_covered = one.missed().is_some_and(|missed| missed.to <= until_txg);
             if is_covered && one.state() == StoredState::Online {
+                // Not the end: who has seen the first txg without the lock reads a whole range.
                 one.missed_from.store(0, Ordering::Release);
-                one.missed_to.store(0, Ordering::Release);
                 self.changes.fetch_add(1, Ordering::AcqRel);
                 tracing::info!(side = at, until_txg, "device of a mirror has all blocks again");
             }
@@ -275,7 +275,7 @@ impl VdevStatus {
     }
 
     /// A label of a device could not be written.
-    pub(super) fn fault(&self, leaf: u8, error: &forebay_io::Error) -> bool {
+    pub(crate) fn fault(&self, leaf: u8, error: &forebay_io::Error) -> bool {
         let mut others = LeafSet::default();
         (0..self.leaves.len() as u8).filter(|other| *other != leaf).for_each(|other| {
             others.insert(other);

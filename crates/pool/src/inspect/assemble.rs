@@ -13,7 +13,7 @@ use super::Inspector;
 use super::labels::{label_places, read_at};
 use crate::devices::config::{Label, LeafConfig, LeafErrors, VdevConfig, VdevKind};
 use crate::devices::import::newest_config;
-use crate::devices::label::{self, Uberblock};
+use crate::devices::label::{self, Ring, Uberblock};
 use crate::devices::{Devices, Leaf, Vdev, usable_bytes};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::{
@@ -98,15 +98,16 @@ impl Inspector {
             notices.push(format!("{}: is taken for device {number}", others[0].info().name));
             **slot = others.pop();
         }
-        let sized: Vec<(&dyn Device, u64)> = wanted
+        let rings: Vec<Ring<'_>> = wanted
             .iter()
             .flat_map(|one| one.devices.iter().zip(&one.config.leaves))
             .filter_map(|(device, leaf)| {
                 let device = &**device.as_ref()?;
-                Some((device, leaf.size_bytes.min(usable_bytes(device))))
+                let size_bytes = leaf.size_bytes.min(usable_bytes(device));
+                Some(Ring { device, size_bytes, missed: leaf.missed })
             })
             .collect();
-        let uberblocks = label::best_uberblocks(&sized, config.pool_guid, &self.cache)?;
+        let uberblocks = label::best_uberblocks(&rings, config.pool_guid, &self.cache)?;
         let sector_bytes = u64::from(config.sector_bytes);
         let devices = Arc::new(build_devices(wanted, sector_bytes, &mut notices)?);
         Ok(AssembledPool { devices, uberblocks, notices, sectors_guessed: false })
@@ -118,8 +119,11 @@ impl Inspector {
         sector_bytes: Option<u64>,
         mut notices: Vec<String>,
     ) -> Result<AssembledPool> {
-        let sized: Vec<(&dyn Device, u64)> =
-            self.devices.iter().map(|device| (&**device, usable_bytes(&**device))).collect();
+        let rings: Vec<Ring<'_>> = self
+            .devices
+            .iter()
+            .map(|one| Ring { device: &**one, size_bytes: usable_bytes(&**one), missed: None })
+            .collect();
         let mut newest: Option<(u64, u64)> = None;
         for device in &self.devices {
             for place in label_places(&**device, &self.cache) {
@@ -138,7 +142,7 @@ impl Inspector {
             let text = format!("neither label nor uberblock is left: {}", notices.join("; "));
             return Err(Error::new(ErrorKind::NotAPool, text));
         };
-        let uberblocks = label::best_uberblocks(&sized, pool_guid, &self.cache)?;
+        let uberblocks = label::best_uberblocks(&rings, pool_guid, &self.cache)?;
         notices.push("no label is left: the devices are numbered as they were given".to_owned());
         let largest = self.devices.iter().map(|one| u64::from(one.info().sector_bytes)).max();
         let sector = sector_bytes.unwrap_or(0).max(largest.unwrap_or(512));

@@ -174,10 +174,11 @@ impl<'a> Replay<'a> {
     }
 
     /// Reads the next block from one side of a mirror after the other until it is valid. The log
-    /// has ended if no side has it, and one that misses nothing could be read.
+    /// has ended if no side has it, and one that misses nothing could be read. Without such a side,
+    /// nobody knows.
     fn locate_on_sides(&mut self) -> Result<Option<(usize, LogBlockPhys)>> {
         let mut has_ended = false;
-        let mut failed = Ok(None);
+        let mut failed = Ok(());
         for side in 0..self.log.storage.sides() {
             match self.fill(side) {
                 Ok(is_whole) => has_ended |= is_whole,
@@ -190,7 +191,16 @@ impl<'a> Replay<'a> {
                 return Ok(Some((0, head)));
             }
         }
-        if has_ended { Ok(None) } else { failed }
+        if has_ended {
+            return Ok(None);
+        }
+        failed.and_then(|()| {
+            let block = self.next.sequence;
+            let text = format!(
+                "log: block {block} is on no side of a mirror, and no side has all blocks; discard the log to import without it"
+            );
+            Err(Error::new(ErrorKind::Corrupt, text))
+        })
     }
 
     /// Reads from the next block's position on. Returns whether the side misses nothing.

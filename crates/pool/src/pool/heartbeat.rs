@@ -158,7 +158,8 @@ impl PoolInner {
         let lease = &self.heartbeats.lease;
         let ended = lease.end_ns();
         let Some(first) = self.devices.get(0) else { return Ok(()) };
-        let beaten: Vec<_> = first.used().map(|(_, leaf)| &**leaf.device()).collect();
+        let used: Vec<_> = first.used().collect();
+        let beaten: Vec<_> = used.iter().map(|(_, leaf)| &**leaf.device()).collect();
         let memory = self.store.cache();
         let doing = |error: Error| {
             let interval = newest.interval_ms;
@@ -180,7 +181,10 @@ impl PoolInner {
             return Err(self.taken_over("another host"));
         }
         let next = Heartbeat { sequence: newest.sequence + 1, ..newest.clone() };
-        heartbeat::write(&beaten, self.guid, &next, memory).map_err(doing)?;
+        for (at, error) in heartbeat::write(&beaten, self.guid, &next, memory).map_err(doing)? {
+            // Unless it is the only whole one.
+            first.status().fault(used[at].0, &error);
+        }
         lease.set_end_ns(began + lease_ns(&next));
         *newest = next;
         Ok(())

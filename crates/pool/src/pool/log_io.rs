@@ -38,9 +38,13 @@ pub(super) struct LogDevices {
 }
 
 impl LogDevices {
+    /// The device of an address that is one of a side. Sides with devices that miss nothing come
+    /// first: each vdev has one, so all of the log is on the first side.
     fn place(&self, dva: Dva, side: usize) -> Place {
-        let last = self.devices.place_count(dva) - 1;
-        self.devices.nth_place(dva, side.min(last))
+        let count = self.devices.place_count(dva);
+        let mut places: Vec<_> = (0..count).map(|n| self.devices.nth_place(dva, n)).collect();
+        places.sort_by_key(|place| !self.devices.is_whole(*place));
+        places[side.min(count - 1)]
     }
 }
 

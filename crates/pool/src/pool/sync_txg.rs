@@ -213,7 +213,7 @@ impl PoolInner {
         let space = &mut *space;
         self.devices.begin_txg(txg);
         // Before the error log is stored: that has all damage that the bookmark has passed.
-        let scrub = self.scrub.phys();
+        let scrub = self.scrub.phys(&self.devices);
         let mos = self.sync_objects(space, txg, pause)?;
         self.txg_history.end(TxgPhase::Objects);
         let mos = self.settle_objects(space, (txg, mos), pause)?;
@@ -251,6 +251,8 @@ impl PoolInner {
         };
         // The second barrier, inside: the txg is durable when this returns.
         self.write_uberblock(&uberblock, pause)?;
+        // A device that has not taken it must not pass for a whole one after a crash.
+        self.store_device_changes(pause)?;
         probe!(txg_durable, self.guid, txg);
         self.note_discards(space);
         space.committed(txg)?;

@@ -20,7 +20,8 @@ pub(super) struct Unreadable {
     pub(super) is_page: bool,
 }
 
-/// The ranges. They do not overlap.
+/// The ranges. They do not overlap: leaves and pages divide the hashes, so of two that do, one
+/// contains the other, and only that is kept.
 #[derive(Default)]
 pub(super) struct Skips {
     /// By first hash.
@@ -35,7 +36,17 @@ impl Skips {
         if self.ranges.is_empty() {
             self.until_ns = now_ns.saturating_add(PAUSE_NS);
         }
-        if self.ranges.len() < RANGES_MAX && self.ranges.insert(range.first, range).is_none() {
+        if self.end_of(range.first).is_some_and(|end| end >= range.last) {
+            return;
+        }
+        let contained = self.ranges.range(range.first..=range.last);
+        let contained: Vec<u32> = contained.map(|(first, _)| *first).collect();
+        for first in contained {
+            let old = self.ranges.remove(&first);
+            self.pages -= u64::from(old.is_some_and(|old| old.is_page));
+        }
+        if self.ranges.len() < RANGES_MAX {
+            self.ranges.insert(range.first, range);
             self.pages += u64::from(range.is_page);
         }
     }
@@ -82,6 +93,25 @@ mod tests {
         assert_eq!(skips.end_of(16), Some(31));
         skips.expire(PAUSE_NS + 7);
         assert_eq!((skips.end_of(16), skips.pages()), (None, 0));
+    }
+
+    #[test]
+    fn a_page_replaces_what_it_contains() {
+        let mut skips = Skips::default();
+        for (first, last) in [(16, 19), (24, 27), (32, 35)] {
+            skips.add(Unreadable { first, last, is_page: false }, 0);
+        }
+        skips.add(Unreadable { first: 20, last: 21, is_page: true }, 0);
+        let page = Unreadable { first: 16, last: 31, is_page: true };
+        skips.add(page, 0);
+        let ends: Vec<_> = [16, 20, 24, 28, 31, 32].map(|at| skips.end_of(at)).into();
+        let (page_end, leaf_end) = (Some(31), Some(35));
+        assert_eq!(ends, [page_end, page_end, page_end, page_end, page_end, leaf_end]);
+        assert_eq!(skips.pages(), 1);
+        // What it contains adds nothing.
+        skips.add(Unreadable { first: 24, last: 27, is_page: false }, 0);
+        skips.add(page, 0);
+        assert_eq!((skips.end_of(24), skips.pages()), (page_end, 1));
     }
 
     #[test]

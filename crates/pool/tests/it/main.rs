@@ -22,6 +22,7 @@ mod inspect;
 mod interrupt;
 mod l2_devices;
 mod life;
+mod mirror_faults;
 mod mirrors;
 mod objects;
 mod preallocate;

@@ -13,7 +13,7 @@ use super::super::PoolInner;
 use super::super::walk::{
     BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk, kind_of_invalid,
 };
-use super::{Failure, ScrubProgress, ScrubReport, ScrubRun, Scrubs, WAIT, failure_of};
+use super::{Conditions, Failure, ScrubProgress, ScrubReport, ScrubRun, Scrubs, WAIT, failure_of};
 
 /// Blocks between two calls of the progress callback.
 const PROGRESS_BLOCKS: u64 = 64;
@@ -30,7 +30,7 @@ impl PoolInner {
         progress: &mut dyn FnMut(&ScrubProgress) -> ControlFlow<()>,
     ) -> Result<ScrubReport> {
         let mut guard = DriverGuard { scrubs: &self.scrub, failure: None };
-        let (status, at) = {
+        let (status, mut at) = {
             let record = &self.scrub.run.lock().record;
             (record.status, record.at)
         };
@@ -46,14 +46,23 @@ impl PoolInner {
             committed: (self.txgs.synced_txg(), now_ns),
             paused: false,
         };
-        let walked = Walk::new(self, status.txg, at, &mut driver).run();
-        let lost = driver.publish(None).record.status.lost;
-        if matches!(walked, Ok(true))
-            && lost == 0
-            && let Err(error) = self.devices.caught_up(status.txg)
-        {
-            tracing::warn!(pool = &*self.name, %error, "devices stay degraded after the scrub");
-        }
+        let walked = loop {
+            let walked = Walk::new(self, status.txg, at, &mut driver).run();
+            let lost = driver.publish(None).record.status.lost;
+            if !matches!(walked, Ok(true)) || lost > 0 {
+                break walked;
+            }
+            match self.end_of_heals() {
+                Some(Conditions { flush_failures, .. }) => {
+                    if let Err(error) = self.devices.caught_up(status.txg, flush_failures) {
+                        let pool = &*self.name;
+                        tracing::warn!(pool, %error, "devices stay degraded after the scrub");
+                    }
+                    break walked;
+                }
+                None => at = Bookmark::START,
+            }
+        };
         let paused = driver.paused;
         let state = {
             let mut run = self.scrub.run.lock();
@@ -84,6 +93,23 @@ impl PoolInner {
         guard.failure = failure_of(&result);
         drop(guard);
         result.map(|_| report)
+    }
+}
+
+impl PoolInner {
+    /// A walk has ended. Returns the conditions under which it has read and healed all copies;
+    /// `None` if they have changed meanwhile, and the walk has to begin again.
+    fn end_of_heals(&self) -> Option<Conditions> {
+        let mut run = self.scrub.run.lock();
+        let now = Conditions::now(&self.devices);
+        if !run.has_passed_copies(&self.devices) {
+            return Some(now);
+        }
+        let pool = &*self.name;
+        tracing::warn!(pool, "scrub begins again: a flush or a device has failed meanwhile");
+        run.began = Some(now);
+        run.record.at = Bookmark::START;
+        None
     }
 }
 

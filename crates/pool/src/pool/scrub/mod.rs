@@ -29,6 +29,7 @@ use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard};
 
+use crate::devices::Devices;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{ScrubPhys, ScrubState};
 
@@ -81,6 +82,8 @@ pub(super) struct Scrubs {
 /// Protected by `pool-scrub`.
 struct ScrubRun {
     record: ScrubRecord,
+    /// What was so when the walk began, or went on after an import.
+    began: Option<Conditions>,
     /// The state that the driver is asked to leave the scrub in.
     request: Option<ScrubState>,
     /// Number of drivers since the import. Tells a thread that waits for a driver whether the
@@ -92,6 +95,22 @@ struct ScrubRun {
     jobs: usize,
     /// Whether no walk may begin any more.
     closed: bool,
+}
+
+/// What must not change during a walk that makes devices of mirrors whole.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Conditions {
+    /// What was healed before a flush failed may be lost.
+    flush_failures: u64,
+    /// Places of a block are numbered by devices in use: a walk may pass one when that changes.
+    used: usize,
+}
+
+impl Conditions {
+    fn now(devices: &Devices) -> Self {
+        let used = devices.iter().map(|vdev| vdev.used().count()).sum();
+        Self { flush_failures: devices.flush_failures(), used }
+    }
 }
 
 /// How a driver has ended.
@@ -112,6 +131,7 @@ impl Scrubs {
     pub(super) fn new(phys: &ScrubPhys) -> Self {
         let run = ScrubRun {
             record: ScrubRecord::of(phys),
+            began: None,
             request: None,
             drivers: 0,
             outcome: None,
@@ -129,8 +149,13 @@ impl Scrubs {
     }
 
     /// The record, for the root block.
-    pub(super) fn phys(&self) -> ScrubPhys {
-        self.run.lock().record.phys()
+    pub(super) fn phys(&self, devices: &Devices) -> ScrubPhys {
+        let run = self.run.lock();
+        let mut record = run.record;
+        if run.has_passed_copies(devices) {
+            record.at = Bookmark::START;
+        }
+        record.phys()
     }
 
     pub(super) fn counters(&self) -> &ScrubCounters {
@@ -361,6 +386,13 @@ impl Scrubs {
 }
 
 impl ScrubRun {
+    /// Whether the walk may have passed bad copies of a device that it makes whole: it has to begin
+    /// again.
+    fn has_passed_copies(&self, devices: &Devices) -> bool {
+        let changed = self.began.is_some_and(|began| began != Conditions::now(devices));
+        changed && devices.catches_up()
+    }
+
     fn begin_job(&mut self, pool: &PoolInner) -> Result<()> {
         if self.closed {
             let text = format!("pool {} was exported; import it again", pool.name);
@@ -387,6 +419,7 @@ impl ScrubRun {
         if goes_on {
             status.state = ScrubState::Running;
         }
+        self.began.get_or_insert_with(|| Conditions::now(&pool.devices));
         Ok(goes_on)
     }
 
@@ -478,6 +511,7 @@ impl PoolInner {
             ..Default::default()
         };
         run.record = ScrubRecord { status: new, at: Bookmark::START };
+        run.began = Some(Conditions::now(&self.devices));
         Ok(())
     }
 }
