@@ -1,7 +1,10 @@
-use std::sync::{Arc, Mutex, mpsc};
+#![allow(clippy::disallowed_methods, reason = "the test passes results by channels")]
+
+use std::sync::mpsc;
 use std::time::Duration;
 
 use forebay_base::sync::thread::{spawn_named, yield_now};
+use forebay_base::sync::{Arc, Mutex};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{MemoryDevice, MemoryOptions, Op};
 
@@ -18,7 +21,7 @@ impl Codec<u64, u64> for HookedCodec {
     }
 
     fn encode_key(&self, key: &u64, out: &mut [u8]) {
-        let hook = self.0.lock().unwrap().take();
+        let hook = self.0.lock().take();
         hook.into_iter().for_each(|hook| hook());
         out.copy_from_slice(&key.to_le_bytes());
     }
@@ -40,7 +43,7 @@ impl Codec<u64, u64> for HookedCodec {
 /// old value read, which must not stay in memory.
 #[test]
 fn a_removal_without_a_slot_outlasts_a_load_of_the_old_value() {
-    let hook = Hook::default();
+    let hook: Hook = Arc::new(Mutex::named("test-hook", None));
     let options = MemoryOptions::default();
     let device = Arc::new(MemoryDevice::new("memory", 16 << 20, &options).unwrap());
     let faults = Arc::new(FaultDevice::new(device, 7));
@@ -57,16 +60,16 @@ fn a_removal_without_a_slot_outlasts_a_load_of_the_old_value() {
     cache.flush_to_device().unwrap();
     cache.memory().evict_all();
     faults.add(Rule::new(Fault::Delay(Duration::from_secs(3600))).on(Op::Read));
-    let (found, lookup) = mpsc::channel();
+    let (found, lookup) = mpsc::sync_channel(1);
     let (reader, seen) = (Arc::clone(&cache), Arc::clone(&faults));
-    *hook.lock().unwrap() = Some(Box::new(move || {
+    *hook.lock() = Some(Box::new(move || {
         let lookup = move || found.send(reader.get(&1).map(|value| *value)).unwrap();
         spawn_named("lookup", lookup).unwrap();
         while seen.injected().is_empty() {
             yield_now();
         }
     }));
-    let (ended, end) = mpsc::channel();
+    let (ended, end) = mpsc::sync_channel(1);
     let done = move |was_cached, forgotten| ended.send((was_cached, forgotten)).unwrap();
     cache.remove_without_slot(&1, done);
     let (was_cached, forgotten) = end.recv().unwrap();
