@@ -256,7 +256,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         };
         if let Some(guard) = taken {
             match completion.into_buffer() {
-                Ok(buffer) => self.deliver(guard, expected, &buffer),
+                Ok(buffer) => self.deliver(guard, expected, buffer),
                 Err(_) => {
                     self.counters.add(L2Counters::LOAD_ERRORS, 0, 1);
                     self.mark_bad(expected.hash, expected.addr);
@@ -268,9 +268,12 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         self.loads.reads_in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 
-    fn deliver(&self, guard: LoadGuard<K, V>, expected: &ExpectedBlock, buffer: &Buffer) {
+    fn deliver(&self, guard: LoadGuard<K, V>, expected: &ExpectedBlock, buffer: Buffer) {
         self.counters.add(L2Counters::LOAD_BYTES, 0, buffer.len() as u64);
-        let counter = match self.verify(guard.key(), expected, buffer) {
+        let outcome = self.verify(guard.key(), expected, &buffer);
+        // First, so that a caller that lacked the memory for another read has it.
+        drop(buffer);
+        let counter = match outcome {
             LoadOutcome::Value(value) => {
                 self.counters.add(L2Counters::HITS, expected.class, 1);
                 // `publish` calls the user's weigher. If that panics, the waiting callers receive

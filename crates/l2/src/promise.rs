@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
@@ -37,7 +38,8 @@ impl<T> Promise<T> {
         Arc::new(Self(Mutex::named("l2-promise", state)))
     }
 
-    /// Sets the result, unless there is one, and wakes the futures.
+    /// Sets the result, unless there is one, and wakes the futures. If a waker panics, the others
+    /// are woken before the panic goes on.
     pub(crate) fn fulfill(&self, result: T) {
         let mut state = self.0.lock();
         let mut late = None;
@@ -48,7 +50,15 @@ impl<T> Promise<T> {
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         drop(late);
-        wakers.into_values().for_each(Waker::wake);
+        let mut panicked = None;
+        for waker in wakers.into_values() {
+            let woken = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            panicked = panicked.or(woken.err());
+        }
+        match panicked {
+            Some(panic) if !std::thread::panicking() => resume_unwind(panic),
+            _ => {}
+        }
     }
 
     /// A future of the result for its only user.
@@ -91,5 +101,60 @@ impl<T> Drop for Promised<T> {
     fn drop(&mut self) {
         let waker = self.promise.0.lock().wakers.remove(&self.number);
         drop(waker);
+    }
+}
+
+/// Calls a function when it is dropped, also because user code has panicked.
+pub(crate) struct OnDrop<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> OnDrop<F> {
+    pub(crate) fn new(call: F) -> Self {
+        Self(Some(call))
+    }
+}
+
+impl<F: FnOnce()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        if let Some(call) = self.0.take() {
+            call();
+        }
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    /// Counts, and panics if it is told to.
+    struct Counting {
+        wakes: AtomicU64,
+        panics: bool,
+    }
+
+    impl Wake for Counting {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.wakes.fetch_add(1, Ordering::SeqCst);
+            assert!(!self.panics, "a waker that panics");
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_does_not_keep_others_asleep() {
+        let promise = Promise::new();
+        let wakers = [false, true, false]
+            .map(|panics| std::sync::Arc::new(Counting { wakes: AtomicU64::new(0), panics }));
+        let mut futures = wakers.each_ref().map(|_| Box::pin(promise.wait()));
+        for (future, counting) in futures.iter_mut().zip(&wakers) {
+            let waker = Waker::from(std::sync::Arc::clone(counting));
+            assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        assert!(catch_unwind(AssertUnwindSafe(|| promise.fulfill(7))).is_err());
+        assert_eq!(wakers.map(|counting| counting.wakes.load(Ordering::SeqCst)), [1; 3]);
+        let mut again = pin!(promise.wait());
+        assert_eq!(again.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(7));
     }
 }

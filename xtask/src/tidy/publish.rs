@@ -14,7 +14,8 @@ const KEYWORD: usize = 20;
 /// Whether a package is to be published.
 pub(crate) fn is_published(package: &Package) -> bool {
     let about = package.manifest.get("package");
-    about.is_some_and(|about| about.get("publish").is_none())
+    let refused = Some(&toml::Value::Boolean(false));
+    about.is_some_and(|about| about.get("publish") != refused)
 }
 
 pub(super) fn check(tree: &Tree, out: &mut Findings) {
@@ -60,6 +61,8 @@ mod tests {
         let bare = "[package]\nname = \"a\"\n";
         assert_eq!(found(bare), REQUIRED.len());
         assert_eq!(found(&format!("{bare}publish = false")), 0);
+        assert_eq!(found(&format!("{bare}publish = true")), REQUIRED.len());
+        assert_eq!(found(&format!("{bare}publish = [\"crates-io\"]")), REQUIRED.len());
     }
 
     #[test]

@@ -65,6 +65,45 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         self.begin_blocking(key, weight, attributes, Intent::Load)
     }
 
+    /// Does the same as [`begin`](Self::begin), for one of several blocks that the caller keeps.
+    /// Waits for capacity only if `may_wait` is set, and clears it if the wait was in vain: no wait
+    /// frees what the caller has pinned itself.
+    ///
+    /// # Errors
+    ///
+    /// As for [`begin`](Self::begin).
+    pub fn begin_one_of(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+        may_wait: &mut bool,
+    ) -> Result<Begin<'_, K, V>, LoadError> {
+        self.begin_reserving(key, weight, attributes, Intent::Load, |inner, weight| {
+            let reserved = match *may_wait {
+                true => inner.reserve_slow(weight),
+                false => inner.reserve_by_evicting(weight),
+            };
+            *may_wait &= reserved;
+            reserved
+        })
+    }
+
+    /// Does the same as [`begin_one_of`](Self::begin_one_of), and waits without blocking the thread.
+    ///
+    /// # Errors
+    ///
+    /// As for [`begin`](Self::begin).
+    pub async fn begin_one_of_async(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+        may_wait: &mut bool,
+    ) -> Result<Begin<'_, K, V>, LoadError> {
+        self.begin_waiting(key, weight, attributes, Intent::Load, may_wait).await
+    }
+
     /// Does the same as [`begin`](Self::begin) without asking the secondary cache.
     ///
     /// For callers that know that the secondary cache does not have the block, or whose last load
@@ -123,7 +162,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         weight: u64,
         attributes: Attributes,
         intent: Intent,
-        reserve: impl Fn(&CacheInner<K, V>, u64) -> bool,
+        mut reserve: impl FnMut(&CacheInner<K, V>, u64) -> bool,
     ) -> Result<Begin<'_, K, V>, LoadError> {
         let inner = self.inner();
         let mut reservation = None;
@@ -149,7 +188,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         weight: u64,
         attributes: Attributes,
     ) -> Result<Begin<'_, K, V>, LoadError> {
-        self.begin_waiting(key, weight, attributes, Intent::Load).await
+        self.begin_waiting(key, weight, attributes, Intent::Load, &mut true).await
     }
 
     async fn begin_waiting(
@@ -158,6 +197,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         weight: u64,
         attributes: Attributes,
         intent: Intent,
+        may_wait: &mut bool,
     ) -> Result<Begin<'_, K, V>, LoadError> {
         let inner = self.inner();
         let mut reservation = None;
@@ -166,10 +206,13 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
                 Step::Ready(begin) => return Ok(begin),
                 Step::NoCapacity => {
                     let weight = inner.with_structures(weight);
-                    reservation = Some(match CapacityFuture::new(inner, weight) {
-                        Ok(waiting) => waiting.await,
+                    let reserved = match CapacityFuture::new(inner, weight) {
+                        Ok(waiting) if *may_wait => waiting.await,
+                        Ok(_) => false,
                         Err(outcome) => outcome,
-                    });
+                    };
+                    *may_wait &= reserved;
+                    reservation = Some(reserved);
                 }
             }
         }
@@ -311,7 +354,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let mut abandoned = 0;
         loop {
             let intent = Intent::after(abandoned);
-            let begun = self.begin_waiting(key, weight, attributes, intent).await;
+            let begun = self.begin_waiting(key, weight, attributes, intent, &mut true).await;
             match begun.map_err(LoadError::typed)? {
                 Begin::Hit(block) => return Ok(block),
                 Begin::InFlight(in_flight) => match in_flight.await {

@@ -17,6 +17,8 @@ mod terminal;
 mod testing;
 
 use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crate::args::TopArgs;
@@ -49,8 +51,9 @@ pub(crate) fn run(args: &TopArgs) -> Result<()> {
             "top: the standard input and output are no terminal; use --once for text, or --json",
         ));
     }
-    let rounds = poll::start(args.interval)?;
-    terminal::run(State::new(selected, args.interval.as_secs_f64()), &rounds)
+    let shows_misses = Arc::new(AtomicBool::new(false));
+    let rounds = poll::start(args.interval, Arc::clone(&shows_misses))?;
+    terminal::run(State::new(selected, args.interval.as_secs_f64()), &rounds, &shows_misses)
 }
 
 /// Takes two samples, an interval apart, and prints the figures between them.

@@ -1,9 +1,12 @@
 //! Takes samples of all daemons.
 //!
 //! A thread asks, so that the screen answers keys while a daemon hangs. Each round looks for
-//! daemons again: one may have started or ended meanwhile.
+//! daemons again: one may have started or ended meanwhile. What was missed is asked for only while
+//! its page shows, because a daemon looks up names for it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -65,24 +68,25 @@ fn ask_misses(process: &Process, pool: &mut PoolSample) {
     }
 }
 
-/// Starts a thread that sends a round every `interval`.
+/// Starts a thread that sends a round every `interval`, with what was missed while `shows_misses`.
 ///
 /// # Errors
 /// If the system has no thread.
-pub(super) fn start(interval: Duration) -> Result<Receiver<Round>> {
+pub(super) fn start(interval: Duration, shows_misses: Arc<AtomicBool>) -> Result<Receiver<Round>> {
     let (sender, receiver) = sync_channel(1);
-    spawn_named("forebay-top", move || run(interval, &sender))
+    spawn_named("forebay-top", move || run(interval, &sender, &shows_misses))
         .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
     Ok(receiver)
 }
 
-fn run(interval: Duration, sender: &SyncSender<Round>) {
+fn run(interval: Duration, sender: &SyncSender<Round>, shows_misses: &AtomicBool) {
     let mut pause = FIRST_INTERVAL.min(interval);
     let mut asked: Option<Instant> = None;
     let mut misses: HashMap<(u32, u64), MissesSample> = HashMap::new();
     loop {
         let began = Instant::now();
-        let is_due = asked.is_none_or(|at| began.duration_since(at) >= MISSES_INTERVAL);
+        let is_due = shows_misses.load(Ordering::Relaxed)
+            && asked.is_none_or(|at| began.duration_since(at) >= MISSES_INTERVAL);
         let mut round = round(is_due);
         if is_due {
             asked = Some(began);

@@ -8,7 +8,7 @@
 use std::io::Stdout;
 use std::panic;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::poll::Round;
 use super::screen::{self, Theme};
-use super::state::{Action, State};
+use super::state::{Action, Page, State};
 use crate::error::{Failure, Result};
 use crate::output;
 
@@ -83,11 +83,15 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-/// Shows the state until the user quits or a signal comes.
+/// Shows the state until the user quits or a signal comes. Keeps `shows_misses` up to date.
 ///
 /// # Errors
 /// If the terminal cannot be used.
-pub(super) fn run(mut state: State, rounds: &Receiver<Round>) -> Result<()> {
+pub(super) fn run(
+    mut state: State,
+    rounds: &Receiver<Round>,
+    shows_misses: &AtomicBool,
+) -> Result<()> {
     let stop = stop_flag()?;
     let theme = Theme { colour: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) };
     let mut screen = Screen::open()?;
@@ -128,6 +132,7 @@ pub(super) fn run(mut state: State, rounds: &Receiver<Round>) -> Result<()> {
                 if handle(&mut state, key) == Action::Quit {
                     return Ok(());
                 }
+                shows_misses.store(state.page == Page::Misses, Ordering::Relaxed);
                 drawn = None;
             }
             Event::Resize(..) => drawn = None,

@@ -7,12 +7,15 @@
 //!
 //! Invariant: between the two parts, and within the second, there is no await.
 
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
+
 use forebay_base::sync::Arc;
 use forebay_cache::{Attributes, Cause, Key, Refusal, Refused};
 
 use super::{HybridCache, InsertError, close_once, closed_error};
 use crate::error::Result;
-use crate::promise::Promise;
+use crate::promise::{OnDrop, Promise};
 
 /// What an insert returns.
 type Inserted<V> = Result<(), InsertError<V>>;
@@ -67,10 +70,12 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         match self.cache.begin_insert(key, &value, attributes, count).await {
             Ok((change, counted)) => {
                 let end = move |forgotten: Result<()>| {
-                    change.publish(value);
-                    drop(counted);
                     let failed = |error| InsertError::ForgetFailed { error, value: None };
-                    answer.fulfill(forgotten.map_err(failed));
+                    let _end = OnDrop::new(move || {
+                        drop(counted);
+                        answer.fulfill(forgotten.map_err(failed));
+                    });
+                    change.publish(value);
                 };
                 self.l2.forget_then(&key, Box::new(end));
             }
@@ -99,18 +104,31 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         cause: Cause,
         end: impl FnOnce(bool, Result<()>) + Send + 'static,
     ) {
-        let change = self.cache.begin_remove(key, cause);
-        let was_cached = match &change {
-            Some(change) => change.was_cached(),
-            // No memory to keep requests waiting. A load that is just ending may bring the old
-            // content back into memory.
-            None => self.cache.remove_from_memory(key),
+        let Some(change) = self.cache.begin_remove(key, cause) else {
+            return self.remove_without_slot(key, end);
         };
         let end = move |forgotten| {
-            change.into_iter().for_each(forebay_cache::Change::remove);
-            end(was_cached, forgotten);
+            let was_cached = change.was_cached();
+            let _end = OnDrop::new(move || end(was_cached, forgotten));
+            change.remove();
         };
         self.l2.forget_then(key, Box::new(end));
+    }
+
+    /// As [`remove_then`](Self::remove_then), if there is no memory to keep requests waiting. One of
+    /// them may load the old value until the L2 has forgotten it. So the memory is cleared
+    /// afterwards, and the L2 forgets once more what memory may have passed to it meanwhile.
+    fn remove_without_slot(&self, key: &K, end: impl FnOnce(bool, Result<()>) + Send + 'static) {
+        let was_cached = self.cache.remove_from_memory(key);
+        let (cache, l2, key) = (Arc::clone(&self.cache), Arc::clone(&self.l2), *key);
+        let again = move |forgotten: Result<()>| {
+            let _end = OnDrop::new(move || match forgotten {
+                Ok(()) => l2.forget_then(&key, Box::new(move |outcome| end(was_cached, outcome))),
+                Err(error) => end(was_cached, Err(error)),
+            });
+            cache.remove_from_memory(&key);
+        };
+        self.l2.forget_then(&key, Box::new(again));
     }
 
     /// Like [`remove`](Self::remove), but does not block the thread. Works under any executor.

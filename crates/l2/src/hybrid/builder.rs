@@ -129,7 +129,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
     }
 
     /// A hard bound on all memory in bytes: values, the cache's structures, the index of the L2
-    /// (about 20 bytes per block), and memory for I/O. The rest is the capacity.
+    /// (about 20 bytes per block), and memory for I/O. The rest is the capacity. A value counts as
+    /// what it weighs, so weights must not be less than what values take; those of a
+    /// `Postcard` may be.
     pub fn bound(mut self, bytes: u64) -> Self {
         self.bound = Some(bytes);
         self

@@ -7,8 +7,9 @@
 //! Invariants: the mark is never reset. Once every count was zero after the mark was set, no change
 //! is in progress any more.
 //!
-//! Locking: `hybrid-close`, a leaf lock, to read or set the state of the close. Threads that wait
-//! for changes or for another thread's close sleep on it.
+//! Locking: `hybrid-close`, a leaf lock, to read or set the state of the close, and to take or set
+//! the promise of futures. Threads that wait for changes or for another thread's close sleep on the
+//! first.
 
 use std::ops::Deref;
 
@@ -18,10 +19,12 @@ use forebay_base::sync::thread::{ThreadId, current_id, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex, thread_slot};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::promise::Promise;
+use crate::promise::{OnDrop, Promise};
 
 #[cfg(all(test, forebay_model))]
 mod model;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
 
 const SHARDS: usize = if cfg!(forebay_model) { 2 } else { 16 };
 
@@ -32,10 +35,8 @@ pub(super) struct Closing {
     is_set: AtomicBool,
     state: Mutex<CloseState>,
     progress: Condvar,
-    /// Whether a thread was started that closes for futures.
-    has_thread: AtomicBool,
-    /// The result, for futures.
-    closed: Arc<Promise<Result<()>>>,
+    /// The result, for futures, of the thread that closes for them. `None` if there is no thread.
+    closed: Mutex<Option<Arc<Promise<Result<()>>>>>,
 }
 
 enum CloseState {
@@ -84,16 +85,6 @@ impl Drop for CloseInProgress<'_> {
     }
 }
 
-/// Passes the result of the close to futures, also if user code panics in it.
-struct FulfillOnDrop(Arc<Closing>);
-
-impl Drop for FulfillOnDrop {
-    fn drop(&mut self) {
-        let result = self.0.close(true, || Ok(()));
-        self.0.closed.fulfill(result);
-    }
-}
-
 impl Closing {
     pub(super) fn new() -> Self {
         Self {
@@ -101,8 +92,7 @@ impl Closing {
             is_set: AtomicBool::new(false),
             state: Mutex::named("hybrid-close", CloseState::Open),
             progress: Condvar::new(),
-            has_thread: AtomicBool::new(false),
-            closed: Promise::new(),
+            closed: Mutex::named("hybrid-close", None),
         }
     }
 
@@ -163,18 +153,37 @@ impl Closing {
         self: &Arc<Self>,
         close: impl FnOnce() -> Result<()> + Send + 'static,
     ) -> Result<()> {
+        self.close_on(close, |body| spawn_named("hybrid-close", body).map(drop)).await
+    }
+
+    /// `spawn` starts the thread. If it fails, the cache is as before, but for the mark.
+    async fn close_on(
+        self: &Arc<Self>,
+        close: impl FnOnce() -> Result<()> + Send + 'static,
+        spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<()>,
+    ) -> Result<()> {
         self.is_set.store(true, Ordering::SeqCst);
-        if !self.has_thread.swap(true, Ordering::SeqCst) {
-            // Last, after `close` and all that it holds are gone: whoever learns of the end may
-            // open the device again.
-            let fulfill = FulfillOnDrop(Arc::clone(self));
-            let body = move || drop(fulfill.0.close(true, close));
-            if let Err(error) = spawn_named("hybrid-close", body) {
-                self.has_thread.store(false, Ordering::SeqCst);
+        let (closed, is_first) = {
+            let mut closed = self.closed.lock();
+            let is_first = closed.is_none();
+            (Arc::clone(closed.get_or_insert_with(Promise::new)), is_first)
+        };
+        if is_first {
+            let (closing, answer) = (Arc::clone(self), Arc::clone(&closed));
+            let body = move || {
+                let result_of = Arc::clone(&closing);
+                // Last, after `close` and all that it holds are gone: whoever learns of the end may
+                // open the device again. Made by the thread: a refused one drops its body.
+                let _end = OnDrop::new(move || answer.fulfill(result_of.close(true, || Ok(()))));
+                drop(closing.close(true, close));
+            };
+            if let Err(error) = spawn(Box::new(body)) {
                 let text = "cannot create the thread that closes the cache; raise the process's thread limit, or use `close`";
-                return Err(Error::new(ErrorKind::Thread, text).because(error));
+                let error = Error::new(ErrorKind::Thread, text).because(error);
+                *self.closed.lock() = None;
+                closed.fulfill(Err(error));
             }
         }
-        self.closed.wait().await
+        closed.wait().await
     }
 }

@@ -36,8 +36,13 @@ fn open(path: &Path, bytes: u64) -> Result<Arc<dyn Device>> {
     }
     let bytes = bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(bytes);
     let options = OpenOptions { create_bytes: Some(bytes), ..OpenOptions::default() };
-    let device =
-        FileDevice::open(path, &options).map_err(|error| open_error(path, bytes, error))?;
+    let device = match FileDevice::open(path, &options) {
+        Err(OpenError::TooSmall { size_bytes: 0, .. }) if give_size(path, bytes) => {
+            FileDevice::open(path, &options)
+        }
+        opened => opened,
+    };
+    let device = device.map_err(|error| open_error(path, bytes, error))?;
     let info = device.info();
     if info.block_device {
         if info.size_bytes < bytes {
@@ -51,6 +56,14 @@ fn open(path: &Path, bytes: u64) -> Result<Arc<dyn Device>> {
         return Err(wrong_size(path, bytes, info.size_bytes));
     }
     Ok(Arc::new(device))
+}
+
+/// Gives a file its size if it is empty, as a process leaves it that is killed while it creates the
+/// file. Returns whether it did. With the lock of an open file, so that no file in use changes.
+fn give_size(path: &Path, bytes: u64) -> bool {
+    let Ok(file) = std::fs::OpenOptions::new().write(true).open(path) else { return false };
+    let is_empty = || file.metadata().is_ok_and(|about| about.is_file() && about.len() == 0);
+    file.try_lock().is_ok() && is_empty() && file.set_len(bytes).is_ok()
 }
 
 fn wrong_size(path: &Path, bytes: u64, whole_sectors_bytes: u64) -> Error {

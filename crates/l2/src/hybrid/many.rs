@@ -20,7 +20,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// The keys are first looked up in memory together, as
     /// [`Cache::get_many`](forebay_cache::Cache::get_many) does. Then the device reads what memory
     /// does not have, up to 64 values at once. The values stay pinned while the result lives, so
-    /// let them be few compared with the memory.
+    /// let them be few compared with the memory: those beyond it are read all the same, and are not
+    /// cached.
     ///
     /// ```
     /// # let folder = tempfile::tempdir()?;
@@ -37,24 +38,31 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     pub fn get_many(&self, keys: &[K]) -> Vec<Option<OwnedRef<K, V>>> {
         let mut found = self.many_from_memory(keys);
         let mut pending = Pending::with_capacity(MAX_IN_FLIGHT.min(keys.len()));
+        let mut may_wait = true;
         for (number, key) in keys.iter().enumerate() {
-            if found[number].is_some() {
-                continue;
-            }
-            match self.begin_lookup(key) {
-                None => {}
-                Some(Lookup::Value(value)) => found[number] = Some(value),
-                Some(Lookup::InFlight(in_flight)) => pending.push_back((number, in_flight)),
+            while found[number].is_none() {
+                match self.begin_lookup(key, &mut may_wait) {
+                    None => break,
+                    Some(Lookup::Value(value)) => found[number] = Some(value),
+                    Some(Lookup::InFlight(in_flight)) => {
+                        pending.push_back((number, in_flight));
+                        break;
+                    }
+                    // The reads in flight may have the memory for it.
+                    Some(Lookup::Declined) => {
+                        let Some((number, in_flight)) = pending.pop_front() else { break };
+                        found[number] = self.end_lookup(&keys[number], in_flight);
+                    }
+                }
             }
             if pending.len() == MAX_IN_FLIGHT
                 && let Some((number, in_flight)) = pending.pop_front()
             {
-                // A load that was given up begins again.
-                found[number] = in_flight.wait().ok().or_else(|| self.get(&keys[number]));
+                found[number] = self.end_lookup(&keys[number], in_flight);
             }
         }
         for (number, in_flight) in pending {
-            found[number] = in_flight.wait().ok().or_else(|| self.get(&keys[number]));
+            found[number] = self.end_lookup(&keys[number], in_flight);
         }
         found
     }
@@ -63,14 +71,21 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     pub async fn get_many_async(&self, keys: &[K]) -> Vec<Option<OwnedRef<K, V>>> {
         let mut found = self.many_from_memory(keys);
         let mut pending = Pending::with_capacity(MAX_IN_FLIGHT.min(keys.len()));
+        let mut may_wait = true;
         for (number, key) in keys.iter().enumerate() {
-            if found[number].is_some() {
-                continue;
-            }
-            match self.begin_lookup_async(key).await {
-                None => {}
-                Some(Lookup::Value(value)) => found[number] = Some(value),
-                Some(Lookup::InFlight(in_flight)) => pending.push_back((number, in_flight)),
+            while found[number].is_none() {
+                match self.begin_lookup_async(key, &mut may_wait).await {
+                    None => break,
+                    Some(Lookup::Value(value)) => found[number] = Some(value),
+                    Some(Lookup::InFlight(in_flight)) => {
+                        pending.push_back((number, in_flight));
+                        break;
+                    }
+                    Some(Lookup::Declined) => {
+                        let Some((number, in_flight)) = pending.pop_front() else { break };
+                        found[number] = self.end_lookup_async(&keys[number], in_flight).await;
+                    }
+                }
             }
             if pending.len() == MAX_IN_FLIGHT
                 && let Some((number, in_flight)) = pending.pop_front()
@@ -82,6 +97,11 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             found[number] = self.end_lookup_async(&keys[number], in_flight).await;
         }
         found
+    }
+
+    fn end_lookup(&self, key: &K, in_flight: InFlight<K, V>) -> Option<OwnedRef<K, V>> {
+        // A load that was given up begins again.
+        in_flight.wait().ok().or_else(|| self.get(key))
     }
 
     async fn end_lookup_async(&self, key: &K, in_flight: InFlight<K, V>) -> Option<OwnedRef<K, V>> {

@@ -50,6 +50,7 @@ pub use values::{L2Key, L2Value};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::l2::L2;
+use crate::promise::OnDrop;
 use crate::stats::L2Stats;
 use closing::Closing;
 
@@ -160,25 +161,32 @@ enum Found<K: Key, V: Send + Sync + 'static> {
 enum Lookup<K: Key, V: Send + Sync + 'static> {
     Value(OwnedRef<K, V>),
     InFlight(InFlight<K, V>),
+    /// The device had the value, and reads it no more: the block was lost meanwhile, the cache was
+    /// closed, or there is no memory for I/O.
+    Declined,
 }
 
-/// What began. `None` if the L2 did not take over the load after all, because it lost the block
-/// meanwhile.
-fn lookup_of<K: Key, V: Send + Sync + 'static>(begin: Begin<'_, K, V>) -> Option<Lookup<K, V>> {
+/// What began of a load that the L2 was to take over.
+fn lookup_of<K: Key, V: Send + Sync + 'static>(
+    begin: Result<Begin<'_, K, V>, LoadError>,
+) -> Lookup<K, V> {
     match begin {
-        Begin::Hit(value) => Some(Lookup::Value(value.into_owned())),
-        Begin::InFlight(in_flight) => Some(Lookup::InFlight(in_flight)),
-        Begin::Vacant(guard) => {
+        Ok(Begin::Hit(value)) => Lookup::Value(value.into_owned()),
+        Ok(Begin::InFlight(in_flight)) => Lookup::InFlight(in_flight),
+        Ok(Begin::Vacant(guard)) => {
             guard.withdraw();
-            None
+            Lookup::Declined
         }
+        Err(_) => Lookup::Declined,
     }
 }
 
 /// Runs a change that makes the L2 forget a key. Also returns the error of the forget, if it
 /// failed.
 fn capture_forget_error<T>(change: impl FnOnce() -> T) -> (T, Option<Error>) {
-    LAST_FORGET_ERROR.with(|slot| slot.borrow_mut().take());
+    // A change may drop a value that changes another cache, within this change.
+    let outer = LAST_FORGET_ERROR.with(|slot| slot.borrow_mut().take());
+    let _outer = OnDrop::new(|| LAST_FORGET_ERROR.with(|slot| *slot.borrow_mut() = outer));
     let outcome = change();
     (outcome, LAST_FORGET_ERROR.with(|slot| slot.borrow_mut().take()))
 }
@@ -199,8 +207,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             return Some(value);
         }
         for _ in 0..=MAX_ABANDONED_LOADS {
-            match self.begin_lookup(key)? {
+            match self.begin_lookup(key, &mut true)? {
                 Lookup::Value(value) => return Some(value),
+                Lookup::Declined => return None,
                 Lookup::InFlight(in_flight) => match in_flight.wait() {
                     Err(LoadError::Abandoned) => {}
                     outcome => return outcome.ok(),
@@ -216,8 +225,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             return Some(value);
         }
         for _ in 0..=MAX_ABANDONED_LOADS {
-            match self.begin_lookup_async(key).await? {
+            match self.begin_lookup_async(key, &mut true).await? {
                 Lookup::Value(value) => return Some(value),
+                Lookup::Declined => return None,
                 Lookup::InFlight(in_flight) => match in_flight.await {
                     Err(LoadError::Abandoned) => {}
                     outcome => return outcome.ok(),
@@ -227,25 +237,28 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         None
     }
 
-    /// Finds the value, joins a load of it, or has the L2 load it.
-    fn begin_lookup(&self, key: &K) -> Option<Lookup<K, V>> {
-        match self.find(key)? {
-            Found::Value(value) => Some(Lookup::Value(value)),
-            Found::InFlight(in_flight) => Some(Lookup::InFlight(in_flight)),
-            Found::OnDevice(attributes) => {
-                lookup_of(self.cache.begin(*key, self.cache.expected_weight(), attributes).ok()?)
-            }
-        }
-    }
-
-    /// As [`begin_lookup`](Self::begin_lookup), and waits for capacity without blocking the thread.
-    async fn begin_lookup_async(&self, key: &K) -> Option<Lookup<K, V>> {
+    /// Finds the value, joins a load of it, or has the L2 load it. `None` if there is none of these.
+    /// Waits for capacity only if `may_wait` is set; a wait in vain clears it.
+    fn begin_lookup(&self, key: &K, may_wait: &mut bool) -> Option<Lookup<K, V>> {
         match self.find(key)? {
             Found::Value(value) => Some(Lookup::Value(value)),
             Found::InFlight(in_flight) => Some(Lookup::InFlight(in_flight)),
             Found::OnDevice(attributes) => {
                 let weight = self.cache.expected_weight();
-                lookup_of(self.cache.begin_async(*key, weight, attributes).await.ok()?)
+                Some(lookup_of(self.cache.begin_one_of(*key, weight, attributes, may_wait)))
+            }
+        }
+    }
+
+    /// As [`begin_lookup`](Self::begin_lookup), and waits for capacity without blocking the thread.
+    async fn begin_lookup_async(&self, key: &K, may_wait: &mut bool) -> Option<Lookup<K, V>> {
+        match self.find(key)? {
+            Found::Value(value) => Some(Lookup::Value(value)),
+            Found::InFlight(in_flight) => Some(Lookup::InFlight(in_flight)),
+            Found::OnDevice(attributes) => {
+                let weight = self.cache.expected_weight();
+                let begin = self.cache.begin_one_of_async(*key, weight, attributes, may_wait);
+                Some(lookup_of(begin.await))
             }
         }
     }
@@ -373,8 +386,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// nothing is removed.
     pub fn remove(&self, key: &K) -> Result<bool> {
         let _change = self.closing.begin_change().ok_or_else(closed_error)?;
-        match capture_forget_error(|| self.cache.remove(key).is_some()) {
-            (was_cached, None) => Ok(was_cached),
+        match capture_forget_error(|| self.cache.remove(key)) {
+            (removed, None) => Ok(removed.is_some()),
             (_, Some(error)) => Err(error),
         }
     }

@@ -18,8 +18,13 @@ const UNENCODABLE: usize = u32::MAX as usize + 1;
 /// [name](super::HybridBuilder::name) with the type. A value whose `Serialize` fails is not cached.
 ///
 /// The value is encoded once more to learn its weight, which is the encoded length and the size of
-/// `T`. Implement [`L2Value`] for a type of your own if that is too slow, or if the type is
-/// recursive: the depth that bytes of a device may ask for is not limited here.
+/// `T`. Small numbers are encoded in fewer bytes than they take in memory: a `Vec<u64>` of them
+/// weighs an eighth of what it holds, and [`bound`](super::HybridBuilder::bound) counts no more than
+/// the weight.
+///
+/// Implement [`L2Value`] for a type of your own if the weight is wrong or slow to learn, or if bytes
+/// of a damaged device could cost too much to decode. Neither is limited here: the depth of a
+/// recursive type, and the number of elements of no size, as of a `Vec<()>`.
 ///
 /// ```
 /// use forebay_l2::{HybridCache, Postcard};

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -214,6 +215,41 @@ fn a_change_goes_on_without_its_future() {
     assert!(cache.l2().wait_rebuilt());
     let versions = [0, 1, 2, 3].map(|key| version_of(&cache, key));
     assert_eq!(versions, [Some(0), Some(1), None, Some(1)]);
+    cache.close().unwrap();
+}
+
+/// A waker that panics.
+struct Panicking;
+
+impl std::task::Wake for Panicking {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker that panics");
+    }
+}
+
+#[test]
+fn a_change_ends_although_user_code_panics_in_it() {
+    let (faults, cache) = with_stored(2);
+    faults.add(Rule::new(HELD));
+    let mut insert = pin!(cache.insert_async(0, value(0, 1)));
+    let mut remove = pin!(cache.remove_async(&1));
+    assert!(poll_once(insert.as_mut()).is_pending());
+    assert!(poll_once(remove.as_mut()).is_pending());
+    // Requests for both wait; the end of the change wakes them.
+    let waker = std::task::Waker::from(Arc::new(Panicking));
+    let mut lookups = [0, 1].map(|key| {
+        let cache = &cache;
+        Box::pin(async move { cache.get_async(&key).await.is_some() })
+    });
+    for lookup in &mut lookups {
+        let polled = lookup.as_mut().poll(&mut std::task::Context::from_waker(&waker));
+        assert!(polled.is_pending());
+    }
+    faults.clear();
+    block_on(insert).unwrap();
+    assert!(block_on(remove).unwrap());
+    drop(lookups);
+    assert_eq!([0, 1].map(|key| version_of(&cache, key)), [Some(1), None]);
     cache.close().unwrap();
 }
 

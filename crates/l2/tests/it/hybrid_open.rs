@@ -85,6 +85,24 @@ fn errors_of_opening_name_the_file_the_cause_and_the_way_out() {
     check(error, ErrorKind::Invalid, &["memory"]);
 }
 
+/// As a process leaves it that is killed while it creates the file.
+#[test]
+fn an_empty_file_is_as_good_as_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache");
+    std::fs::write(&path, []).unwrap();
+    let cache = Strings::open(&path, FILE_BYTES, MEMORY_BYTES).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), FILE_BYTES);
+    cache.close().unwrap();
+    drop(cache);
+    // Not while another process has it.
+    std::fs::write(&path, []).unwrap();
+    let other = std::fs::File::open(&path).unwrap();
+    other.lock().unwrap();
+    Strings::open(&path, FILE_BYTES, MEMORY_BYTES).unwrap_err();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+}
+
 #[test]
 fn a_listener_hears_of_values_that_leave_memory() {
     let heard: Arc<Mutex<HashMap<u64, (Cause, String)>>> = Arc::default();

@@ -91,7 +91,7 @@ pub(super) fn draw(
                 Page::Txg => "no transaction group was committed since the import",
                 Page::Cache => "no block has left the cache yet",
                 Page::Devices => "no requests yet",
-                Page::Misses => "no misses were recorded in the last minute",
+                Page::Misses => "no misses of the last minute; the next sample may have some",
             };
             buffer.set_stringn(below.x, below.y, text, below.width.into(), theme.dim());
         }
