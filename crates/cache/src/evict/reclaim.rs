@@ -273,22 +273,24 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
-    use std::sync::mpsc;
+    use forebay_base::sync::{Arc, Condvar, Mutex};
 
     use crate::{Cache, Delivery, Reclaim};
-    use forebay_base::sync::Mutex;
 
     /// What waits for the listener suffices for the ticket. The rest of the cache stays.
     #[test]
     fn passes_while_the_listener_is_slow_do_not_empty_the_cache() {
-        let (go, goes) = mpsc::channel::<()>();
-        let goes = Mutex::named("test", goes);
+        let gate = Arc::new((Mutex::named("test", false), Condvar::new()));
+        let held = gate.clone();
         let cache = Cache::<u64, u64>::builder()
             .capacity(6400)
             .weigher(|_, _| 1)
             .reclaim(Reclaim::Inline)
             .on_evicted(Delivery::Lossless, move |_| {
-                let _ = goes.lock().recv();
+                let mut open = held.0.lock();
+                while !*open {
+                    held.1.wait(&mut open);
+                }
             })
             .build()
             .expect("a cache");
@@ -303,7 +305,8 @@ mod tests {
         inner.capacity.leave(&ticket);
         inner.capacity.release(100);
         // Before the cache, which runs what is queued when it is dropped.
-        drop(go);
+        *gate.0.lock() = true;
+        gate.1.notify_all();
         assert!(left > 6000, "{left} blocks are left");
     }
 }
