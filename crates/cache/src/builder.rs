@@ -16,6 +16,7 @@ use crate::error::BuildError;
 use crate::evict::expire::Expiry;
 use crate::inner::{Bound, CacheInner, CacheParts, Overhead, Reclaim, Weigher};
 use crate::key::Key;
+use crate::load::mean_weight::INITIAL_BYTES;
 use crate::secondary::SecondaryCache;
 use crate::tunables::CacheTunables;
 
@@ -188,10 +189,10 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
         let capacity = self.capacity.or(self.bound).or(self.max_entries).filter(|c| *c > 0);
         let capacity = capacity.ok_or(BuildError::NoCapacity)?;
         let weighed = self.capacity.or(self.bound).is_some() || self.weigher.is_some();
-        let weigher: Weigher<K, V> = match (self.weigher, self.max_entries) {
+        let (weigher, first_weight): (Weigher<K, V>, _) = match (self.weigher, self.max_entries) {
             (_, Some(_)) if weighed => return Err(BuildError::TwoSizes),
-            (None, Some(_)) => Box::new(|_, _| 1),
-            (Some(weigher), _) => weigher,
+            (None, Some(_)) => (Box::new(|_, _| 1), 1),
+            (Some(weigher), _) => (weigher, INITIAL_BYTES),
             (None, None) => return Err(BuildError::NoWeigher),
         };
         let tunables = CacheTunables::default();
@@ -219,6 +220,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             seed,
             tunables,
             weigher,
+            first_weight,
             callbacks: self.listener,
             secondary: self.secondary,
             expiry: self.expiry,

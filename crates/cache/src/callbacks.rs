@@ -5,10 +5,12 @@
 //! * The listener cannot stop reclaim, which never waits for it. It may block, take the user's
 //!   locks, and call the cache.
 //! * A value holds its capacity until the listener has run. So the queue is bounded by the capacity
-//!   also if no event may be lost ([`Delivery::Lossless`]).
+//!   also if no event may be lost ([`Delivery::Lossless`]). A load that has no capacity causes no
+//!   event.
 //! * Inserters that find no capacity wait for the listener, before they have taken any and without
 //!   a lock (`capacity::reserve`). The listener's own thread never waits for itself: its inserts
-//!   may use the capacity of the value that it was handed.
+//!   may use the capacity of the value that it was handed. Nor does a loader, nor a load that is
+//!   published: the listener may wait for that load.
 //!
 //! Locking: `callback-queue`, a leaf lock.
 
@@ -42,7 +44,11 @@ pub enum Delivery {
     /// events is of no use for what most listeners do, such as to keep another structure in step.
     ///
     /// The listener must not wait for a thread that inserts or loads: that thread may wait for the
-    /// listener. The listener may itself insert and load.
+    /// listener. The listener may itself insert and load, also a block that another thread loads: a
+    /// loader that runs in [`get_or_load`](crate::Cache::get_or_load) or its kin never waits for
+    /// the listener. What it inserts or loads itself is refused capacity instead. The cache does
+    /// not know which thread has a [`LoadGuard`](crate::LoadGuard). If the listener loads, a thread
+    /// that has one must insert and load nothing else.
     #[default]
     Lossless,
     /// At most this many blocks wait for the listener, and they weigh at most an eighth of the
@@ -70,6 +76,8 @@ pub(crate) struct Callbacks<K, V> {
 struct Queue<K, V> {
     events: VecDeque<Evicted<K, V>>,
     bytes: u64,
+    /// How many events have been queued so far.
+    queued: u64,
     /// Whether the listener is running.
     busy: bool,
     closed: bool,
@@ -79,8 +87,14 @@ struct Queue<K, V> {
 
 impl<K, V> Callbacks<K, V> {
     pub(crate) fn new(delivery: Delivery, run: Callback<K, V>) -> Self {
-        let queue =
-            Queue { events: VecDeque::new(), bytes: 0, busy: false, closed: false, thread: None };
+        let queue = Queue {
+            events: VecDeque::new(),
+            bytes: 0,
+            queued: 0,
+            busy: false,
+            closed: false,
+            thread: None,
+        };
         Self {
             run,
             delivery,
@@ -150,16 +164,27 @@ impl<K, V> Callbacks<K, V> {
             return Err(event);
         }
         queue.bytes += event.weight;
+        queue.queued += 1;
         queue.events.push_back(event);
         drop(queue);
         self.arrived.notify_one();
         Ok(())
     }
 
-    /// Notes that the listener has run, and that the event's capacity is released.
-    pub(crate) fn finish(&self) {
-        self.queue.lock().busy = false;
+    /// Notes that the listener has run, and that the event's capacity is released. True if it has
+    /// nothing else to do.
+    pub(crate) fn finish(&self) -> bool {
+        let mut queue = self.queue.lock();
+        queue.busy = false;
+        let idle = queue.events.is_empty();
+        drop(queue);
         self.done.notify_all();
+        idle
+    }
+
+    /// How many events have been queued so far.
+    pub(crate) fn queued(&self) -> u64 {
+        self.queue.lock().queued
     }
 
     /// The next event; `None` once closed and empty.

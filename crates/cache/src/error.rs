@@ -7,7 +7,9 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The cache is full of pinned blocks, or no capacity became free in time.
+    /// The cache is full of pinned blocks, or no capacity became free in time. Or the caller is a
+    /// loader, and values that have left hold all capacity until the listener has run: a loader
+    /// does not wait for it.
     #[error(
         "no capacity is free: blocks are pinned or being loaded; try again later, raise the \
          capacity, or allow a wait by the tunable `overflow_wait_ms`"

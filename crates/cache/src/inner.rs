@@ -136,6 +136,8 @@ pub(crate) struct CacheParts<K: Key, V: Send + Sync + 'static> {
     pub(crate) seed: u64,
     pub(crate) tunables: CacheTunables,
     pub(crate) weigher: Weigher<K, V>,
+    /// Assumed before any block was loaded.
+    pub(crate) first_weight: u64,
     pub(crate) callbacks: Option<Callbacks<K, V>>,
     pub(crate) secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
     pub(crate) expiry: Option<Arc<dyn Expiry<V>>>,
@@ -210,7 +212,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             capacity: Capacity::new(parts.target, parts.limit, parts.shards),
             owners: Owners::new(),
             in_flight: InFlightLoads::new(),
-            mean_weight: MeanWeight::new(),
+            mean_weight: MeanWeight::new(parts.first_weight),
             spilled: SpilledPins::new(),
             tunables: parts.tunables,
             counters: CacheCounters::default(),

@@ -144,12 +144,20 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             return Err(PutError::Refused(reason));
         }
         let known = Self::find_known(&locked, key);
-        if only.is_some_and(|only| !known.is_resident_at(only.addr().get())) {
+        if only.is_some_and(|only| !Self::is_still(&known, only)) {
             return Err(PutError::Changed);
         }
         let bits = VALID | FILLED;
         self.put(&mut locked, known, (hash, header), bits, Cause::Replaced)
             .map_err(|_| PutError::Refused(Refusal::NoMemory))
+    }
+
+    /// Whether a key's entry is still that header, which the caller has pinned. A sweep may have
+    /// removed the block, and wait for the lock to clear its slot.
+    pub(crate) fn is_still(known: &Known, only: NonNull<Header<K, V>>) -> bool {
+        // SAFETY: the caller's pin.
+        let is_retired = unsafe { only.as_ref() }.state().has(RETIRED);
+        known.is_resident_at(only.addr().get()) && !is_retired
     }
 
     /// The entry of a key, whose partition is locked.

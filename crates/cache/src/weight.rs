@@ -79,7 +79,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 if h.state().has(RETIRED) {
                     return Ok(false);
                 }
-                // Another thread is about to enter it into its list.
+                // Another thread is about to enter it into its list. Before, it may drop the value
+                // that the block has replaced. Weights change too rarely for a better wait.
                 yield_now();
                 continue;
             };

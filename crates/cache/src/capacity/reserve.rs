@@ -2,7 +2,8 @@
 //!
 //! An inserter beyond the limit evicts first. If that does not suffice, it is refused, or it
 //! queues, if the tunable `overflow_wait_ms` allows it. While others queue, it queues behind them.
-//! For a listener that must not miss an event it always queues, until the listener is idle.
+//! For a listener that must not miss an event it always queues, until the listener is idle. Only
+//! threads that the listener may wait for do not: its own, and loaders.
 //!
 //! Locking: none held while it evicts or waits, except the queue's own (`throttle`).
 
@@ -20,10 +21,12 @@ use crate::counters::CacheCounters;
 use crate::error::Refusal;
 use crate::inner::{CacheInner, Reclaim};
 use crate::key::Key;
+use crate::load::own;
 
 /// How often a thread that waits for the listener looks whether it is idle.
 const LISTENER_LOOK: Duration = Duration::from_millis(2);
-/// Evictions in vain after which an inserter gives up: the listener inserts all that leaves.
+/// Evictions, and waits for the listener, in vain after which an inserter gives up: the listener
+/// inserts all that leaves.
 const MAX_ROUNDS: u32 = 1024;
 
 /// The outcome of an attempt to reserve.
@@ -34,6 +37,16 @@ enum Attempt {
     Evicted,
     /// No block could be evicted.
     Stuck,
+}
+
+/// What an inserter does after it has evicted as far as that helps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Reserved,
+    /// Wait for the listener, which holds capacity, and try again.
+    AwaitListener,
+    /// Wait for a bounded time at most.
+    NoCapacity,
 }
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
@@ -58,23 +71,16 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     }
 
     /// Beyond the limit: evicts, and if that frees too little, waits behind all earlier waiters:
-    /// for the listener as long as it takes, if no event may be lost; for others as
-    /// long as the tunable says.
+    /// for the listener as long as it takes to run, [`MAX_ROUNDS`] times, if no event may be lost;
+    /// for others as long as the tunable says.
     #[cold]
     pub(crate) fn reserve_slow(&self, weight: u64) -> bool {
         for _ in 0..MAX_ROUNDS {
-            let idle = !self.awaits_listener();
-            let attempt = self.attempt(weight);
-            if attempt == Attempt::Reserved {
-                return true;
-            }
-            // What was evicted for a listener that misses no event is free once it has run, unless
-            // it inserts as much itself.
-            if !self.is_lossless() || self.is_closed() || (idle && attempt == Attempt::Stuck) {
-                break;
-            }
-            if self.awaits_listener() && self.wait_for_listener(weight) {
-                return true;
+            match self.attempts(weight) {
+                Verdict::Reserved => return true,
+                Verdict::AwaitListener if self.wait_for_listener(weight) => return true,
+                Verdict::AwaitListener => {}
+                Verdict::NoCapacity => break,
             }
         }
         if self.mode != Reclaim::Thread || self.tunables.overflow_wait_ms() == 0 {
@@ -82,7 +88,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
         let start = self.clock.now_ns();
         probe!(overflow_wait, weight);
-        let ticket = self.queue_for_capacity(weight);
+        let ticket = self.queue_for_capacity(weight, false);
         let wait = Duration::from_millis(u64::from(self.tunables.overflow_wait_ms()));
         let granted = self.capacity.wait(&ticket, wait);
         let waited_ns = self.clock.now_ns().saturating_sub(start);
@@ -92,6 +98,32 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             self.counters.add(CacheCounters::THROTTLE_TIMEOUTS, 0, 1);
         }
         granted
+    }
+
+    /// Tries to reserve without waiting. What was evicted for a listener that misses no event is
+    /// free once it has run, unless it inserts as much itself. So it tries again if the listener
+    /// may have released capacity during the attempt.
+    fn attempts(&self, weight: u64) -> Verdict {
+        for _ in 0..MAX_ROUNDS {
+            let was_awaited = self.awaits_listener();
+            let queued = self.callbacks.as_ref().map_or(0, |c| c.queued());
+            let attempt = self.attempt(weight);
+            if attempt == Attempt::Reserved {
+                return Verdict::Reserved;
+            }
+            if !self.is_lossless() || self.is_closed() {
+                break;
+            }
+            if self.awaits_listener() {
+                return Verdict::AwaitListener;
+            }
+            let has_run =
+                was_awaited || self.callbacks.as_ref().is_some_and(|c| c.queued() > queued);
+            if attempt == Attempt::Stuck && !has_run {
+                break;
+            }
+        }
+        Verdict::NoCapacity
     }
 
     /// Tries to reserve without waiting: takes capacity from the event that the listener is
@@ -112,15 +144,16 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.evict_for(weight)
     }
 
-    /// Whether the listener will release capacity that the calling thread should wait for.
+    /// Whether the listener will release capacity that the calling thread should wait for. A loader
+    /// should not: the listener may wait for its load.
     pub(crate) fn awaits_listener(&self) -> bool {
-        self.callbacks.as_ref().is_some_and(|c| c.is_awaited())
+        self.callbacks.as_ref().is_some_and(|c| c.is_awaited()) && !own::is_loading()
     }
 
     /// Waits for capacity until the listener is idle.
     fn wait_for_listener(&self, weight: u64) -> bool {
         let start = self.clock.now_ns();
-        let ticket = self.queue_for_capacity(weight);
+        let ticket = self.queue_for_capacity(weight, true);
         let granted = loop {
             let outcome = self.capacity.wait_once(&ticket, LISTENER_LOOK);
             let over = !self.awaits_listener() || self.is_closed();
@@ -165,16 +198,21 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Queues for capacity and wakes the reclaimer.
-    fn queue_for_capacity(&self, weight: u64) -> Arc<Ticket> {
+    /// Queues for capacity and wakes the reclaimer. `for_listener`: until the listener is idle.
+    fn queue_for_capacity(&self, weight: u64, for_listener: bool) -> Arc<Ticket> {
         self.counters.add(CacheCounters::THROTTLE_WAITS, 0, 1);
         let wait_ns = u64::from(self.tunables.overflow_wait_ms()) * 1_000_000;
-        let deadline_ns = (!self.awaits_listener()).then(|| self.clock.now_ns() + wait_ns);
+        let deadline_ns = (!for_listener).then(|| self.clock.now_ns() + wait_ns);
         let ticket = self.capacity.queue_up(weight, deadline_ns);
         // Capacity may have been released before the ticket was in the queue.
         self.capacity.grant();
         if self.closed.load(Ordering::SeqCst) {
             self.refuse_waiters();
+        }
+        if self.mode == Reclaim::Inline && !self.awaits_listener() {
+            // The listener has become idle before the ticket was in the queue, and no reclaimer
+            // looks.
+            self.capacity.expire(0, true);
         }
         self.wake_reclaimer();
         ticket
@@ -187,9 +225,12 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
         if weight > reserved {
             let more = weight - reserved;
-            // Publishing must not block the thread. With `Inline`, threads evict anyway.
+            // Publishing must not block the thread, not even for the listener, which may wait for
+            // this load. With `Inline`, threads evict anyway.
             let inline = self.mode == Reclaim::Inline;
-            if !(self.try_reserve(more) || inline && self.reserve_slow(more)) {
+            let reserved =
+                self.try_reserve(more) || inline && self.attempt(more) == Attempt::Reserved;
+            if !reserved {
                 return Some(Refusal::NoCapacity);
             }
         }
@@ -216,16 +257,17 @@ pub(crate) struct CapacityFuture<'a, K: Key, V: Send + Sync + 'static> {
 impl<'a, K: Key, V: Send + Sync + 'static> CapacityFuture<'a, K, V> {
     /// The outcome if it is known at once, as the error; else a ticket in the queue.
     pub(crate) fn new(inner: &'a CacheInner<K, V>, weight: u64) -> Result<Self, bool> {
-        if inner.mode == Reclaim::Inline {
-            return Err(inner.reserve_slow(weight));
-        }
-        if inner.attempt(weight) == Attempt::Reserved {
-            return Err(true);
-        }
-        if inner.tunables.overflow_wait_ms() == 0 && !inner.awaits_listener() {
-            return Err(false);
-        }
-        let ticket = inner.queue_for_capacity(weight);
+        let for_listener = match inner.attempts(weight) {
+            Verdict::Reserved => return Err(true),
+            Verdict::AwaitListener => true,
+            Verdict::NoCapacity => {
+                if inner.mode == Reclaim::Inline || inner.tunables.overflow_wait_ms() == 0 {
+                    return Err(false);
+                }
+                false
+            }
+        };
+        let ticket = inner.queue_for_capacity(weight, for_listener);
         Ok(Self { inner, weight, ticket: Some(ticket) })
     }
 }

@@ -146,7 +146,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             let held =
                 if self.is_lossless() { reserved_resident } else { self.capacity.reserved() };
             let wanted = (held + weight).saturating_sub(self.capacity.limit());
-            goal = goal.max(wanted + slack.min(target / 2));
+            // None if enough waits for the listener. The passes while it is slow evict no more.
+            if wanted > 0 {
+                goal = goal.max(wanted + slack.min(target / 2));
+            }
         }
         let mut passed = PassOutcome { enough: true, ..PassOutcome::default() };
         if goal > 0 {
@@ -249,8 +252,12 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             }
             self.counters.add(CacheCounters::CALLBACKS_RUN, 0, 1);
             self.capacity.release(callbacks.take_back());
-            callbacks.finish();
+            let idle = callbacks.finish();
             self.capacity.wake();
+            if idle && self.mode == Reclaim::Inline && self.capacity.has_waiters() {
+                // There is no reclaimer that tells those that wait for the listener to try again.
+                self.capacity.expire(0, true);
+            }
         }
     }
 
@@ -261,5 +268,45 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         if let Some(callbacks) = &self.callbacks {
             callbacks.close();
         }
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use forebay_base::sync::{Arc, Condvar, Mutex};
+
+    use crate::{Cache, Delivery, Reclaim};
+
+    /// What waits for the listener suffices for the ticket. The rest of the cache stays.
+    #[test]
+    fn passes_while_the_listener_is_slow_do_not_empty_the_cache() {
+        let gate = Arc::new((Mutex::named("test", false), Condvar::new()));
+        let held = gate.clone();
+        let cache = Cache::<u64, u64>::builder()
+            .capacity(6400)
+            .weigher(|_, _| 1)
+            .reclaim(Reclaim::Inline)
+            .on_evicted(Delivery::Lossless, move |_| {
+                let mut open = held.0.lock();
+                while !*open {
+                    held.1.wait(&mut open);
+                }
+            })
+            .build()
+            .expect("a cache");
+        (0..6400).for_each(|key| cache.insert(key, key).expect("it fits"));
+        let inner = cache.inner();
+        assert!(inner.try_reserve(100));
+        let ticket = inner.capacity.queue_up(50, None);
+        (0..200).for_each(|_| {
+            inner.reclaim_pass();
+        });
+        let left = cache.len();
+        inner.capacity.leave(&ticket);
+        inner.capacity.release(100);
+        // Before the cache, which runs what is queued when it is dropped.
+        *gate.0.lock() = true;
+        gate.1.notify_all();
+        assert!(left > 6000, "{left} blocks are left");
     }
 }

@@ -15,7 +15,7 @@
 //! | 25 | `LOADING`: a load guard will publish or abandon it | the load guard |
 //! | 26 | `WAITERS`: the load guard must wake waiters | a thread that joins, while `LOADING` |
 //! | 27 | `SPILLED`: `spill` counts more pins | the thread that spills or refills, under the lock of `spill` |
-//! | 28–30 | cause of retirement | with `RETIRED` |
+//! | 28–30 | cause of retirement | with `RETIRED`; the load guard of a block without capacity |
 //! | 31 | `FILLED`: the value is initialised | the publisher |
 //! | 32–63 | position in its sublist's ring; generation if it is free or in no list | the publisher and the evictor, under the sublist's lock |
 //!
@@ -200,6 +200,13 @@ impl HeaderState {
     /// Retired for `cause` by the holder of a pin, which keeps it.
     pub(crate) fn retired_by_holder(self, cause: Cause) -> Self {
         Self(self.retired(cause).0 - PIN)
+    }
+    /// Retired by the holder of a pin, as never cached, whether it was retired before or not.
+    pub(crate) fn uncached_by_holder(self) -> Self {
+        if !self.has(RETIRED) {
+            return self.retired_by_holder(Cause::Uncached);
+        }
+        Self((self.0 & !CAUSE) | ((Cause::Uncached as u64) << CAUSE_SHIFT))
     }
     /// Whether it is known that a retired header's slot is gone.
     pub(crate) fn is_unlinked(self) -> bool {

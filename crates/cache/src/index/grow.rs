@@ -208,8 +208,11 @@ impl Locked<'_> {
 
     fn split(&mut self, old: Entry, slots: &[Slot], hash_of: HashOf<'_>) -> Result<(), Full> {
         let depth = old.depth() + 1;
-        // Too full around one line, but far from full. Splitting would not help.
-        if depth > MAX_DEPTH || slots.len() < MAX_GRANULES * SHRINK_AT {
+        // Too full around one line, but far from full. Splitting would not help. Nor if the splits
+        // before have left more empty segments than there are entries: `hash_of` sends all to one.
+        let entries = self.partition.entries.load(Ordering::Relaxed);
+        let is_skewed = entries >> depth == 0;
+        if depth > MAX_DEPTH || is_skewed || slots.len() < MAX_GRANULES * SHRINK_AT {
             return Err(Full::Collisions);
         }
         if self.directory().depth() < depth {

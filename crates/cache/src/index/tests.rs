@@ -294,6 +294,27 @@ fn a_useless_hash_is_refused_and_harms_few() {
     model.audit();
 }
 
+/// A hash that becomes constant when a segment is full, so that each split moves all to one side.
+#[test]
+fn a_hash_that_changes_does_not_double_the_directory_for_ever() {
+    let index = Index::new();
+    // All in the first partition.
+    let hash = |key: u64, varies: bool| if varies { mix(key) >> 6 } else { 0 };
+    let mut key = 0;
+    let refused = loop {
+        let varies = key < 700;
+        let hash_of = |address| hash(key_at(address), varies);
+        let slot = Slot::resident(hash(key, varies), address_of(key));
+        match index.lock(hash(key, varies)).insert(slot, &hash_of) {
+            Ok(()) => key += 1,
+            Err(full) => break full,
+        }
+    };
+    assert!(matches!(refused, Full::Collisions), "{refused:?} after {key}");
+    let used = index.stats().used_bytes;
+    assert!(used < 1 << 20, "{used} bytes for {key} entries");
+}
+
 #[test]
 fn readers_find_what_stays_while_writers_come_and_go() {
     if cfg!(miri) {

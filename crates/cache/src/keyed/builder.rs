@@ -205,7 +205,7 @@ where
         let mut inner = self.inner;
         match (self.max_entries, self.capacity.or(self.bound), &self.weigh) {
             (Some(entries), None, None) => {
-                inner = inner.capacity(entries).weigher(|_, _| 1);
+                inner = inner.max_entries(entries);
             }
             (None, Some(_), Some(weigh)) => {
                 let weigh = Arc::clone(weigh);

@@ -85,7 +85,8 @@ where
     ///
     /// # Errors
     ///
-    /// The cache is closed or has no memory, or the `make` of another thread panicked.
+    /// The cache is closed or has no memory, another thread's loader of the key failed or panicked,
+    /// or `make` itself asks for the key.
     pub fn or_insert_with(
         self,
         make: impl FnOnce() -> V,

@@ -135,3 +135,37 @@ impl<K: Send + Sync, V: Send + Sync> Expiry<Stored<K, V>> for ExpiryRule<K, V> {
         is_over
     }
 }
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use std::time::Duration;
+
+    use forebay_base::clock::ManualClock;
+    use forebay_base::sync::Arc;
+
+    use super::{ExpiryRule, Lifetimes};
+    use crate::evict::expire::Expiry;
+    use crate::keyed::stored::Stored;
+
+    /// The reclaimer is behind, and an entry that lives as long as possible is noted meanwhile.
+    #[test]
+    fn a_far_deadline_does_not_hide_one_that_is_over() {
+        let clock = Arc::new(ManualClock::new());
+        let lifetime = |_: &u64, seconds: &u64| Some(Duration::from_secs(*seconds));
+        let rule = ExpiryRule::<u64, u64>::new(
+            clock.clone(),
+            Lifetimes {
+                time_to_live: None,
+                time_to_idle: None,
+                expire_with: Some(Box::new(lifetime)),
+            },
+        );
+        let is_due = |rule: &ExpiryRule<u64, u64>| Expiry::<Stored<u64, u64>>::begin_walk(rule);
+        for overdue_s in [1, 3600, 30 * 86_400] {
+            rule.note(rule.expires_at(&rule.times(&1, &1)));
+            clock.advance((1 + overdue_s) * 1_000_000_000);
+            rule.note(rule.expires_at(&rule.times(&2, &u64::MAX)));
+            assert!(is_due(&rule), "overdue for {overdue_s} s");
+        }
+    }
+}

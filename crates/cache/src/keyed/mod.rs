@@ -90,7 +90,7 @@ use crate::keyed::times::Times;
 /// [`expire_with`](KeyedBuilder::expire_with) limit the life of entries. The clock is coarse: an
 /// entry may expire 20 ms early, or 10 ms late. A thread that finds an expired entry gets a
 /// miss; threads that then load it cause one load. A thread of the cache removes expired entries
-/// that nobody requests, within some seconds. Lifetimes are cut to 124 days.
+/// that nobody requests, within some seconds. Lifetimes are cut to 62 days.
 ///
 /// # What the types must do
 ///

@@ -2,8 +2,8 @@
 //!
 //! A tick is a number of [`TICK_NS`] since some instant, modulo 2^32. So both times of an entry fit
 //! into eight bytes, and most entries into the cache lines that they need without. Two ticks are
-//! compared by their difference, which is right while they are less than [`Tick::FARTHEST`] apart;
-//! longer lifetimes are cut to that. Durations are rounded down to ticks, so that by the cache's
+//! compared by their difference, which is right while it is less than half of all ticks. Lifetimes
+//! are cut to half of that, [`Tick::FARTHEST`], so that a time that is over compares right too. Durations are rounded down to ticks, so that by the cache's
 //! clock no value is returned after its time, except that the shortest lifetime is one tick.
 //!
 //! Locking: none. The time of the last use is written by hits, with one relaxed store per tick.
@@ -21,8 +21,9 @@ pub(crate) const TICK_NS: u64 = 5_000_000;
 pub(crate) struct Tick(NonZeroU32);
 
 impl Tick {
-    /// The longest time between two ticks that can be compared: 124 days.
-    pub(crate) const FARTHEST: u32 = i32::MAX as u32;
+    /// The longest time between now and a tick: 62 days. Half of what can be compared, so that a
+    /// tick as long ago and one as far away still compare right.
+    pub(crate) const FARTHEST: u32 = i32::MAX as u32 / 2;
 
     /// The tick of a time of a clock.
     pub(crate) fn of(now_ns: u64) -> Self {

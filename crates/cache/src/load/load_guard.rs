@@ -299,7 +299,10 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
     /// Ends the load of a block that is not cached. Returns the state before.
     fn end(&self, header: &Header<K, V>, bits: u64) -> HeaderState {
         let ended = header.update(|s| {
-            let s = if s.has(RETIRED) { s } else { s.retired_by_holder(Cause::Uncached) };
+            // Also if it was removed meanwhile: without capacity it was never cached, and an event
+            // of it would hold none.
+            let uncached = !s.has(RETIRED) || header.weight() == 0;
+            let s = if uncached { s.uncached_by_holder() } else { s };
             Some(s.with(bits).without(LOADING | WAITERS))
         });
         ended.expect("this update never declines")

@@ -5,16 +5,16 @@
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
-/// Assumed before any block was loaded.
-const INITIAL: u64 = 256;
+/// Assumed before any block was loaded, if weights are bytes.
+pub(crate) const INITIAL_BYTES: u64 = 256;
 /// A new weight counts as one part in so many.
 const PARTS: u64 = 8;
 
 pub(crate) struct MeanWeight(AtomicU64);
 
 impl MeanWeight {
-    pub(crate) fn new() -> Self {
-        Self(AtomicU64::new(INITIAL))
+    pub(crate) fn new(initial: u64) -> Self {
+        Self(AtomicU64::new(initial))
     }
 
     pub(crate) fn get(&self) -> u64 {
@@ -35,12 +35,12 @@ impl MeanWeight {
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
-    use super::{INITIAL, MeanWeight};
+    use super::MeanWeight;
 
     #[test]
     fn it_follows_the_weights() {
-        let mean = MeanWeight::new();
-        assert_eq!(mean.get(), INITIAL);
+        let mean = MeanWeight::new(256);
+        assert_eq!(mean.get(), 256);
         for weight in [1, 4096, 0, u64::MAX, 7] {
             (0..400).for_each(|_| mean.note(weight));
             assert_eq!(mean.get(), weight);

@@ -230,8 +230,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             return false;
         }
         locked.remove(slot_ref);
-        drop(locked);
         // SAFETY: the pin that `retired` took.
+        unsafe { header.as_ref() }.note_unlinked();
+        drop(locked);
+        // SAFETY: as above.
         unsafe { Self::unpin(NonNull::from(self), header) };
         true
     }

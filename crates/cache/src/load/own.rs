@@ -3,7 +3,7 @@
 //!
 //! [`scope`] marks a load while its loader runs on this thread; an asynchronous one only while it
 //! is polled, so that other tasks of the thread can wait for it. A request that would wait asks
-//! [`is_own`]. Not found: a loader that waits for another thread which waits for it.
+//! [`is_own`]. One that would wait for the listener asks [`is_loading`]. Not found: a loader that waits for another thread which waits for it.
 //!
 //! Locking: none; the list is of this thread.
 
@@ -29,6 +29,11 @@ pub(crate) fn scope(header: usize) -> Scope {
 /// Whether this thread runs the load of that header.
 pub(crate) fn is_own(header: usize) -> bool {
     OWN.try_with(|own| own.borrow().contains(&header)).unwrap_or(false)
+}
+
+/// Whether this thread runs a load of any cache.
+pub(crate) fn is_loading() -> bool {
+    OWN.try_with(|own| !own.borrow().is_empty()).unwrap_or(false)
 }
 
 impl Scope {

@@ -18,6 +18,7 @@ use crate::capacity::reserve::CapacityFuture;
 use crate::error::Refusal;
 use crate::insert::PutError;
 use crate::key::Key;
+use crate::key_calls::undone;
 use crate::load::load_guard::LoadGuard;
 
 /// A change of a key that has begun. Dropping it removes the key from memory.
@@ -40,11 +41,13 @@ impl<K: Key, V: Send + Sync + 'static> Change<K, V> {
 
     /// Ends an insert: caches the value that was weighed when it began, and wakes all waiters.
     pub fn publish(self, value: V) {
+        self.guard.remove_later_load();
         drop(self.guard.publish_weighed(value, self.weight, None));
     }
 
     /// Ends a removal: waiters begin again.
     pub fn remove(self) {
+        self.guard.remove_later_load();
         self.guard.withdraw();
     }
 }
@@ -92,7 +95,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
             return Err(reason);
         }
         let reserved = weight as u32;
-        let taken = permit().ok_or(Refusal::Closed).and_then(|permit| {
+        let permitted = undone(|| inner.capacity.release(weight), permit);
+        let taken = permitted.ok_or(Refusal::Closed).and_then(|permit| {
             let replaced = Cause::Replaced;
             match inner.take_over(hash, &key, (reserved, attributes), replaced, None) {
                 Ok((guard, previous)) => Ok((guard, previous, permit)),

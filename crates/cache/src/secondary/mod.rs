@@ -218,6 +218,19 @@ impl<K: Key, V: Send + Sync + 'static> Drop for Writing<K, V> {
 /// A guard for the slot, and the entry that was in it.
 type TakenOver<K, V> = (LoadGuard<K, V>, PreviousEntry<K, V>);
 
+impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
+    /// Removes what has come into the slot that this guard took over, if a sweep or another change
+    /// has retired its header meanwhile: it may be a load that the secondary cache began before it
+    /// forgot the key. Called once it has forgotten, before the change ends.
+    pub(crate) fn remove_later_load(&self) {
+        // SAFETY: the guard's pin keeps the cache alive.
+        let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
+        if header.state().has(RETIRED) {
+            drop(inner.remove(self.hash, self.key(), Cause::Replaced, None));
+        }
+    }
+}
+
 /// Changing a key's content while there is a secondary cache.
 ///
 /// Neither order of "retire the old block" and "forget the key" is correct. If the secondary cache
@@ -247,6 +260,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         match self.take_over_to_remove(hash, key, cause, only) {
             Ok((guard, removed)) => {
                 secondary.forget(key);
+                guard.remove_later_load();
                 guard.withdraw();
                 removed
             }
@@ -303,6 +317,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 guard.frequent =
                     self.note_previous(&previous, hash, guard.header, attributes, true);
                 secondary.forget(&key);
+                guard.remove_later_load();
                 drop(guard.publish_weighed(value, weight, None));
                 Ok(())
             }
@@ -334,7 +349,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             let known = Self::find_known(&locked, key);
             if self.refuse(key, attributes.class, 0) == Some(Refusal::Closed) {
                 Err(PutError::Refused(Refusal::Closed))
-            } else if only.is_some_and(|only| !known.is_resident_at(only.addr().get())) {
+            } else if only.is_some_and(|only| !Self::is_still(&known, only)) {
                 Err(PutError::Changed)
             } else {
                 let put = self.put(&mut locked, known, (hash, header), LOADING, cause);

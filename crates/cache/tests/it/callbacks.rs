@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 
-use forebay_cache::{Attributes, Cache, Cause, Class, Delivery, Reclaim, Refusal};
+use forebay_cache::{Attributes, Begin, Cache, Cause, Class, Delivery, Reclaim, Refusal};
 
 use crate::support::{
     Counted, LONG, Live, audit, block_on, inline, join, threaded_blocks, wait_until,
@@ -417,4 +417,151 @@ fn a_cache_full_of_pins_refuses_at_once_although_the_listener_is_lossless() {
     drop(pins);
     cache.insert(100, 100).unwrap();
     audit(&cache);
+}
+
+/// The listener waits for a load whose loader finds no capacity before the listener has run.
+#[test]
+fn a_loader_does_not_wait_for_a_listener_that_waits_for_its_load() {
+    for (wait_ms, nested_load, asynchronous) in
+        [("0", false, false), ("0", true, false), ("5", false, false), ("0", true, true)]
+    {
+        let shared: Arc<Mutex<std::sync::Weak<Cache<u64, u64>>>> = Arc::default();
+        let seen = shared.clone();
+        let (began, begins) = mpsc::channel();
+        let (go, goes) = mpsc::channel();
+        let hooks = Mutex::new(Some((began, goes)));
+        let cache = threaded_blocks(100)
+            .tunable("overflow_wait_ms", wait_ms)
+            .on_evicted(Delivery::Lossless, move |_| {
+                let Some((began, goes)) = hooks.lock().unwrap().take() else { return };
+                began.send(()).unwrap();
+                goes.recv().unwrap();
+                let Some(cache) = seen.lock().unwrap().upgrade() else { return };
+                assert_eq!(*cache.get_or_load(7777, || Err::<u64, _>("loaded twice")).unwrap(), 1);
+            })
+            .build()
+            .unwrap();
+        let cache = Arc::new(cache);
+        *shared.lock().unwrap() = Arc::downgrade(&cache);
+        cache.insert(0, 0).unwrap();
+        cache.remove(&0);
+        begins.recv_timeout(LONG).unwrap();
+        let inside = cache.clone();
+        let load = move || {
+            go.send(()).unwrap();
+            let mut refused = false;
+            for key in 0..300 {
+                if asynchronous {
+                    let load = || async move { Ok::<_, String>(key) };
+                    block_on(inside.get_or_load_async(key, load)).unwrap();
+                } else if nested_load {
+                    inside.get_or_load(key, || Ok::<_, String>(key)).unwrap();
+                } else {
+                    refused |= inside.insert(key, key).is_err();
+                }
+            }
+            assert!(nested_load || refused, "values that left hold all capacity");
+            Ok::<_, String>(1)
+        };
+        let loader = {
+            let cache = cache.clone();
+            thread::spawn(move || {
+                if asynchronous {
+                    let load = || async move { load() };
+                    assert_eq!(*block_on(cache.get_or_load_async(7777, load)).unwrap(), 1);
+                } else {
+                    assert_eq!(*cache.get_or_load(7777, load).unwrap(), 1);
+                }
+            })
+        };
+        join("the loader", loader);
+        assert_eq!(cache.stats().counter("panics_caught"), 0);
+        audit(&cache);
+    }
+}
+
+/// As above, with a load that turns out heavier than declared.
+#[test]
+fn a_publish_does_not_wait_for_a_listener_that_waits_for_its_load() {
+    let shared: Arc<Mutex<std::sync::Weak<Cache<u64, u64>>>> = Arc::default();
+    let seen = shared.clone();
+    let (began, begins) = mpsc::channel();
+    let hooks = Mutex::new(Some(began));
+    let cache = inline(100, |_, weight: &u64| *weight)
+        .on_evicted(Delivery::Lossless, move |_| {
+            let Some(began) = hooks.lock().unwrap().take() else { return };
+            began.send(()).unwrap();
+            let Some(cache) = seen.lock().unwrap().upgrade() else { return };
+            assert_eq!(*cache.get_or_load(7777, || Err::<u64, _>("loaded twice")).unwrap(), 50);
+        })
+        .build()
+        .unwrap();
+    let cache = Arc::new(cache);
+    *shared.lock().unwrap() = Arc::downgrade(&cache);
+    (0..90).for_each(|key| cache.insert(key, 1).unwrap());
+    let loader = {
+        let cache = cache.clone();
+        thread::spawn(move || {
+            let Begin::Vacant(guard) = cache.begin(7777, 1, Attributes::DATA).unwrap() else {
+                panic!("nobody loads it")
+            };
+            cache.remove(&0);
+            begins.recv_timeout(LONG).unwrap();
+            assert_eq!(*guard.publish(50), 50);
+        })
+    };
+    join("the loader", loader);
+    audit(&cache);
+}
+
+#[test]
+fn a_listener_that_keeps_up_leads_to_no_refusal() {
+    let total = if cfg!(miri) { 100 } else { 20_000 };
+    for (threads, asynchronous) in [(1, true), (1, false), (4, true), (4, false)] {
+        let cache = threaded_blocks(16)
+            .tunable("overflow_wait_ms", "0")
+            .on_evicted(Delivery::Lossless, |_| {})
+            .build()
+            .unwrap();
+        thread::scope(|s| {
+            for thread in 0..threads {
+                let cache = &cache;
+                s.spawn(move || {
+                    for key in 0..total {
+                        let key = thread * total + key;
+                        if asynchronous {
+                            let load = || async move { Ok::<_, String>(key) };
+                            drop(block_on(cache.get_or_load_async(key, load)).unwrap());
+                        } else {
+                            drop(cache.insert(key, key));
+                        }
+                    }
+                });
+            }
+        });
+        let refused = cache.stats().counter("refused_no_capacity");
+        assert_eq!(refused, 0, "{threads} threads, asynchronous: {asynchronous}");
+        audit(&cache);
+    }
+}
+
+/// The queue is bounded by the capacity, so each event in it holds some.
+#[test]
+fn the_listener_is_not_told_of_a_load_that_never_held_capacity() {
+    let gate = Arc::new(Gate::default());
+    let held = gate.clone();
+    let cache = inline(100, |_, weight: &u64| *weight)
+        .on_evicted(Delivery::Lossless, move |_| held.pass())
+        .build()
+        .unwrap();
+    let _open = OpenAtEnd(gate.clone());
+    for key in 0..50 {
+        let begun = cache.begin(key, 1 << 40, Attributes::DATA).unwrap();
+        let Begin::Vacant(guard) = begun else { panic!("nobody loads it") };
+        cache.remove(&key);
+        drop(guard.publish(1));
+    }
+    gate.open();
+    audit(&cache);
+    assert_eq!(cache.stats().counter("callbacks_run"), 0);
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use forebay_cache::{Attributes, Begin, Cache, InFlight, LoadError, LoadGuard};
+use forebay_cache::{Attributes, Begin, Cache, InFlight, LoadError, LoadGuard, Reclaim};
 
 use crate::support::{
     Counted, Live, audit, inline, inline_blocks, join, threaded_blocks, wait_until,
@@ -332,5 +332,16 @@ fn a_storm_of_loads_of_few_keys_in_a_tiny_cache() {
             });
         }
     });
+    audit(&cache);
+}
+
+#[test]
+fn a_first_load_of_a_cache_of_entries_evicts_one_at_most() {
+    let cache =
+        Cache::<u64, u64>::builder().max_entries(1000).reclaim(Reclaim::Inline).build().unwrap();
+    (0..1000).for_each(|key| cache.insert(key, key).unwrap());
+    assert_eq!(cache.expected_weight(), 1);
+    drop(cache.get_or_load(5000, || Ok::<_, String>(1)).unwrap());
+    assert!(cache.len() >= 999, "{} left", cache.len());
     audit(&cache);
 }

@@ -2,13 +2,15 @@
 //! condition.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-use forebay_cache::{Attributes, Begin, Cache, LoadError, Refusal};
+use forebay_cache::{Attributes, Begin, Cache, LoadError, Reclaim, Refusal};
 
-use crate::support::{Counted, Live, audit, inline, inline_blocks, threaded_blocks};
+use crate::support::{
+    Counted, Live, audit, inline, inline_blocks, join, threaded_blocks, wait_until,
+};
 
 #[test]
 fn a_peek_saves_no_block_from_eviction() {
@@ -298,5 +300,54 @@ fn no_modification_is_lost() {
     let failed = cache.entry(8).or_try_insert_with(|| Err("no luck"));
     assert!(matches!(failed, Err(LoadError::Failed(_))));
     assert_eq!(*cache.entry(8).or_try_insert_with(|| Ok::<_, String>(80)).unwrap(), 80);
+    audit(&cache);
+}
+
+/// Stops the next comparison of a key that another one is found to equal.
+static AT_EQ: Mutex<Option<Box<dyn FnOnce() + Send>>> = Mutex::new(None);
+
+#[derive(Clone, Copy, Debug)]
+struct Watched(u64);
+
+impl std::hash::Hash for Watched {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl PartialEq for Watched {
+    fn eq(&self, other: &Self) -> bool {
+        let run = AT_EQ.lock().unwrap().take();
+        run.into_iter().for_each(|run| run());
+        self.0 == other.0
+    }
+}
+
+impl Eq for Watched {}
+
+impl forebay_cache::Key for Watched {}
+
+/// The slot of a block that a sweep has retired is still there while a modification holds the
+/// lock that the sweep needs to clear it.
+#[test]
+fn a_modification_does_not_bring_back_a_block_that_a_sweep_has_removed() {
+    let cache = Arc::new(
+        Cache::<Watched, u64>::builder().max_entries(10).reclaim(Reclaim::Inline).build().unwrap(),
+    );
+    cache.insert(Watched(1), 1).unwrap();
+    let (swept, sweeps) = mpsc::channel();
+    let modify = |value: &u64| {
+        // Under the lock of the key's partition: the sweep begins, and waits for it.
+        let (cache, swept) = (cache.clone(), swept.clone());
+        *AT_EQ.lock().unwrap() = Some(Box::new(move || {
+            let sweeper = cache.clone();
+            swept.send(thread::spawn(move || sweeper.clear())).unwrap();
+            wait_until("the block is retired", || cache.iter().next().is_none());
+        }));
+        value + 1
+    };
+    let _ = cache.entry(Watched(1)).and_modify(modify).unwrap();
+    assert_eq!(join("the sweep", sweeps.recv().unwrap()), 1);
+    assert_eq!(cache.peek(&Watched(1)).as_deref(), None);
     audit(&cache);
 }

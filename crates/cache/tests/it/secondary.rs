@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use forebay_cache::{
-    Attributes, Begin, Cache, Candidate, Class, Hint, LoadError, LoadGuard, Reclaim, Refusal,
-    SecondaryCache, Writing,
+    Attributes, Begin, Cache, Candidate, Cause, Class, Hint, LoadError, LoadGuard, Reclaim,
+    Refusal, SecondaryCache, Writing,
 };
 
 use crate::support::{audit, block_on, wait_until};
@@ -40,6 +40,8 @@ struct Double {
     withdraws: AtomicU64,
     /// The thread that answers loads, if they are not answered at once.
     elsewhere: Mutex<Option<mpsc::Sender<Read>>>,
+    /// Called at the beginning of the next `forget`.
+    before_forget: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Called at the end of the next `forget`.
     after_forget: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -106,6 +108,8 @@ impl SecondaryCache<u64, u64> for Double {
     }
 
     fn forget(&self, key: &u64) {
+        let run = self.before_forget.lock().unwrap().take();
+        run.into_iter().for_each(|run| run());
         self.stored.lock().unwrap().remove(key);
         self.forgotten.lock().unwrap().push(*key);
         let run = self.after_forget.lock().unwrap().take();
@@ -249,6 +253,52 @@ fn evicted_and_flushed_blocks_are_reported_and_removed_ones_are_not() {
     cache.clear();
     assert_eq!(told(&double), there[1..]);
     audit(&cache);
+}
+
+/// A sweep takes the slot from a change that has begun, and a load of the old content begins before
+/// the secondary cache has forgotten it.
+#[test]
+fn a_load_that_begins_after_a_sweep_does_not_outlive_the_change_that_the_sweep_met() {
+    for change in ["insert", "remove", "begin_insert", "begin_remove"] {
+        for retain in [false, true] {
+            let (cache, double) = with_double(10, 0);
+            let cache = Arc::new(cache);
+            let key = 5;
+            double.stored.lock().unwrap().insert(key, key);
+            let (reads, answers) = mpsc::channel();
+            *double.elsewhere.lock().unwrap() = Some(reads);
+            let held = cache.clone();
+            let meanwhile = move || {
+                if retain {
+                    held.retain(|_, _, _| false);
+                } else {
+                    held.clear();
+                }
+                let begun = held.begin(key, 1, Attributes::DATA).unwrap();
+                assert!(matches!(begun, Begin::InFlight(_)), "the secondary cache loads it");
+            };
+            *double.before_forget.lock().unwrap() = Some(Box::new(meanwhile));
+            match change {
+                "insert" => cache.insert(key, 1000).unwrap(),
+                "remove" => assert!(cache.remove(&key).is_none()),
+                "begin_insert" => {
+                    let begun = cache.begin_insert(key, &1000, Attributes::DATA, || Some(()));
+                    let (change, ()) = block_on(begun).unwrap();
+                    double.forget(&key);
+                    change.publish(1000);
+                }
+                _ => {
+                    let change = cache.begin_remove(&key, Cause::Removed).unwrap();
+                    double.forget(&key);
+                    change.remove();
+                }
+            }
+            let (guard, old) = answers.try_recv().unwrap();
+            drop(guard.publish(old));
+            assert_ne!(cache.get(&key).as_deref(), Some(&old), "after {change}");
+            audit(&cache);
+        }
+    }
 }
 
 #[test]
