@@ -380,11 +380,15 @@ impl Store {
         }
         let birth = Some(bp.birth_txg.get());
         let mut bad = Vec::new();
+        let mut suspect = self.suspect(bp);
         for _ in 0..2 {
             errors.clear();
             for dva in bp.dvas() {
                 let mut tried = LeafSet::default();
-                while let Some(place) = self.devices.choose(dva, birth, &mut tried) {
+                let first = suspect.take();
+                first.iter().for_each(|place| tried.insert(place.leaf));
+                let mut next = first.or_else(|| self.devices.choose(dva, birth, &mut tried));
+                while let Some(place) = next {
                     match self.load_place(bp, place, ReadCause::Miss) {
                         Ok(good) => {
                             if !bad.is_empty() && self.may_heal() {
@@ -404,10 +408,19 @@ impl Store {
                             errors.push(error);
                         }
                     }
+                    next = self.devices.choose(dva, birth, &mut tried);
                 }
             }
         }
         Err(self.is_lost(bp, errors))
+    }
+
+    /// The place of the first address of which an asynchronous read has got a bad copy.
+    fn suspect(&self, bp: &BlockPtrPhys) -> Option<Place> {
+        let place = self.shared.suspects.take(&self.key(bp))?;
+        let is_used = (0..self.devices.place_count(place.dva))
+            .any(|n| self.devices.nth_place(place.dva, n) == place);
+        (bp.copies[0].get() == Some(place.dva) && is_used).then_some(place)
     }
 
     #[cold]
