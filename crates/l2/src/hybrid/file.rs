@@ -64,20 +64,11 @@ fn wrong_size(path: &Path, bytes: u64, whole_sectors_bytes: u64) -> Error {
 
 /// Says in the first line what is wrong.
 fn open_error(path: &Path, bytes: u64, error: OpenError) -> Error {
-    let shown = path.display();
-    let (kind, text) = match &error {
-        // The file would have been created.
-        OpenError::Missing { .. } => {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            let folder = folder.unwrap_or(Path::new(".")).display();
-            let text = format!(
-                "cannot create the file of a hybrid cache at {shown}: there is no folder {folder}; create it, or give another path"
-            );
-            (ErrorKind::Invalid, text)
-        }
+    let kind = match &error {
         // Smaller than a sector.
         OpenError::TooSmall { size_bytes, .. } => return wrong_size(path, bytes, *size_bytes),
-        _ => (ErrorKind::Device, format!("cannot open a hybrid cache at {error}")),
+        OpenError::MissingFolder { .. } => ErrorKind::Invalid,
+        _ => ErrorKind::Device,
     };
-    Error::new(kind, text).because(error)
+    Error::new(kind, format!("cannot open a hybrid cache at {error}")).because(error)
 }

@@ -25,6 +25,8 @@ const FAULT_WRITES: u32 = 16;
 /// One of so many reads goes to another device than the one that seems fastest, so that its time
 /// is known.
 const EXPLORE: u64 = 64;
+/// What a device that fails reads is expected to take, at most.
+const FAILED_READ_NS_MAX: u64 = 1_000_000_000;
 /// `Missed::to` of a device that still misses what is written.
 pub(crate) const STILL: u64 = u64::MAX;
 
@@ -234,12 +236,15 @@ impl VdevStatus {
     pub(super) fn end_read(&self, leaf: u8, began_ns: u64, is_good: bool) {
         let one = &self.leaves[usize::from(leaf)];
         one.reading.fetch_sub(1, Ordering::Relaxed);
-        if is_good {
-            let took = self.clock.now_ns().saturating_sub(began_ns).max(1);
-            let known = one.read_ns.load(Ordering::Relaxed);
-            let average = if known == 0 { took } else { known - known / 8 + took / 8 };
-            one.read_ns.store(average, Ordering::Relaxed);
-        }
+        let took = self.clock.now_ns().saturating_sub(began_ns).max(1);
+        let known = one.read_ns.load(Ordering::Relaxed);
+        let average = match (is_good, known) {
+            (true, 0) => took,
+            (true, _) => known - known / 8 + took / 8,
+            // A device that fails soon is not a fast one. Good answers make up for it.
+            (false, _) => known.max(took).saturating_mul(2).min(FAILED_READ_NS_MAX),
+        };
+        one.read_ns.store(average, Ordering::Relaxed);
     }
 
     /// A block of a device has a wrong checksum.

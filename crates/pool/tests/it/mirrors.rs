@@ -3,6 +3,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_base::rng::SmallRng;
 use forebay_io::fault::{Crash, Fault, FaultDevice, Rule};
@@ -210,6 +211,8 @@ fn unreadable_copies_are_read_from_the_other_side() {
     let number = fill(&pool, 100);
     pool.export().expect("exported");
     let devices = sides.devices();
+    // The other side answers later, so the bad one is asked first.
+    sides.faults[1].add(Rule::new(Fault::Delay(Duration::from_millis(5))).on(Op::Read));
     let pool = import(&[&devices[0], &devices[1]]).expect("both");
     let blocks = MIB..SIZE - MIB;
     sides.faults[0].add(Rule::new(Fault::Error(EIO)).on(Op::Read).within(blocks));

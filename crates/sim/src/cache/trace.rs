@@ -130,6 +130,11 @@ impl TraceBuilder {
         self.is_cut = true;
     }
 
+    /// Whether its end is missing.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
     /// Counts a skipped line.
     pub fn skip(&mut self) {
         self.skipped += 1;

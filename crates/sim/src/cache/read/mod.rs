@@ -163,7 +163,9 @@ fn read_from(
         Format::Pool => pool::read(&mut input, &mut builder)?,
     }
     if builder.is_empty() {
-        return Err(ReadErrorKind::Whole("the file has no accesses".to_owned()));
+        let cut =
+            if builder.is_cut() { ": it was cut before its first ones were complete" } else { "" };
+        return Err(ReadErrorKind::Whole(format!("the file has no accesses{cut}")));
     }
     Ok(builder)
 }
