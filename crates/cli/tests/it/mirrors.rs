@@ -45,7 +45,7 @@ fn a_side_goes_offline_and_comes_back_beside_a_mount() {
     let fixture = Fixture::new();
     fixture.ok(&["create", "--name", "tank", "--size", "32M", "--mirror", "a.img", "b.img"]);
     let folder = fixture.folder("mnt");
-    fixture.ok(&["mount", "a.img:b.img", "mnt"]);
+    fixture.ok(&["mount", "a.img:b.img", "mnt", "--daemon"]);
     std::fs::write(folder.join("before"), vec![1; 1 << 20]).expect("written");
     let offline = fixture.ok(&["offline", "tank", "b.img"]);
     assert!(offline.contains("`forebay online tank b.img` brings it back"), "{offline}");
@@ -64,7 +64,7 @@ fn a_side_goes_offline_and_comes_back_beside_a_mount() {
 
     // A pool that is not imported; and the side that was away has everything.
     fixture.ok(&["offline", "a.img:b.img", "a.img"]);
-    fixture.ok(&["mount", "b.img", "mnt"]);
+    fixture.ok(&["mount", "b.img", "mnt", "--daemon"]);
     assert_eq!(std::fs::read(folder.join("meanwhile")).expect("read"), vec![2; 1 << 20]);
     std::fs::write(folder.join("alone"), vec![3; 1 << 20]).expect("written");
     fixture.ok(&["umount", "mnt"]);
