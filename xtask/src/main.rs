@@ -11,6 +11,7 @@
 )]
 
 mod conformance;
+mod python;
 mod source;
 mod test;
 mod tidy;
@@ -30,7 +31,8 @@ usage: cargo xtask <command>
   flaky N         all tests, N times, with a busy loop on each core
   tidy            the house rules: layers, file sizes, SAFETY comments, links, ...
   model [--full]  the model checks only
-  docs            write the generated files of docs/
+  docs            write the generated files: of docs/, and forebay.h
+  python          build and test the Python package, in a venv of its own
   conformance [NAME..] [--full]
                   external test suites and tools on a real mount: pjdfstest, fsx, fio, fs_mark,
                   tar, git, cargo, kill, sqlite, postgresql, power_cut, prometheus
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         ["tidy"] => tidy::run(&root),
         ["soak", arguments @ ..] => test::soak(&root, arguments),
         ["conformance", arguments @ ..] => conformance::run(&root, arguments),
+        ["python"] => python::run(&root),
         ["docs"] => test::docs(&root),
         other => {
             eprintln!("xtask: unknown command `{}`\n", other.join(" "));

@@ -77,7 +77,8 @@ pub(crate) struct Tree {
 }
 
 /// Folders that the project does not own.
-const SKIPPED: [&str; 5] = [".git", "target", "node_modules", "fuzz/artifacts", "fuzz/corpus"];
+const SKIPPED: [&str; 6] =
+    [".git", "target", "node_modules", "fuzz/artifacts", "fuzz/corpus", "python/target"];
 
 impl Tree {
     /// Reads everything below `root` except build output and `.git`.

@@ -295,20 +295,21 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         Ok(())
     }
 
-    /// Waits until no evicted block waits for the user's callback.
+    /// Waits until no block that has left waits for the [listener](crate::Builder::on_evicted).
     ///
-    /// Other threads may evict meanwhile, which prolongs the wait. Never call it from a callback:
+    /// Other threads may evict meanwhile, which prolongs the wait. Never call it from the listener:
     /// it would wait for itself.
-    pub fn drain_callbacks(&self) {
+    pub fn drain_listener(&self) {
         if let Some(callbacks) = &self.inner().callbacks {
             callbacks.drain();
         }
     }
 
-    /// Closes the cache: removes all blocks, and waits for all pins, callbacks and threads to end.
+    /// Closes the cache: removes all blocks, and waits for all pins, the listener and threads to
+    /// end.
     ///
     /// Afterwards lookups find nothing, and inserts and loads fail. Never call it on a thread that
-    /// has a block pinned, or from a callback: it would wait for itself.
+    /// has a block pinned, or from the listener: it would wait for itself.
     pub fn close(&self) {
         let inner = self.inner();
         inner.closed.store(true, Ordering::SeqCst);
@@ -337,7 +338,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// For tests of the cache and of its users. It visits every block and ghost. Nothing else may
     /// use the cache meanwhile, no block may be pinned, and
-    /// [`drain_callbacks`](Self::drain_callbacks) must have returned.
+    /// [`drain_listener`](Self::drain_listener) must have returned.
     ///
     /// # Panics
     ///

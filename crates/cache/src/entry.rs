@@ -68,9 +68,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> Entry<'a, K, V> {
     pub fn and_modify(self, mut modify: impl FnMut(&V) -> V) -> Result<Self, Refused<V>> {
         let inner = self.cache.inner();
         while let Some(block) = self.cache.get(&self.key) {
-            // SAFETY: the reference holds a pin.
-            let class = unsafe { block.header().as_ref() }.state().class();
-            let attributes = Attributes { class, ..self.attributes };
+            let attributes = Attributes { class: block.class(), ..self.attributes };
             match inner.insert(self.key, modify(&block), attributes, Some(block.header())) {
                 Ok(()) => break,
                 Err(NotInserted::Changed) => {}
@@ -78,6 +76,15 @@ impl<'a, K: Key, V: Send + Sync + 'static> Entry<'a, K, V> {
             }
         }
         Ok(self)
+    }
+
+    /// Returns the block. If it is neither cached nor being loaded, inserts `value`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`or_insert_with`](Self::or_insert_with).
+    pub fn or_insert(self, value: V) -> Result<Ref<'a, K, V>, LoadError<Infallible>> {
+        self.or_insert_with(|| value)
     }
 
     /// Returns the block. If it is neither cached nor being loaded, makes it with `make`, once

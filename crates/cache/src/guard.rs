@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-use crate::attributes::Cause;
+use crate::attributes::{Cause, Class};
 use crate::header::{Header, RETIRED, VALID};
 use crate::inner::CacheInner;
 use crate::key::Key;
@@ -80,6 +80,11 @@ impl<'a, K: Key, V: Send + Sync + 'static> Ref<'a, K, V> {
 
     pub(crate) fn header(&self) -> NonNull<Header<K, V>> {
         self.header
+    }
+
+    pub(crate) fn class(&self) -> Class {
+        // SAFETY: this reference holds a pin.
+        unsafe { self.header.as_ref() }.state().class()
     }
 
     /// Removes this very block and returns it, unless it has left already.

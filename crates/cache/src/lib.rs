@@ -108,6 +108,8 @@ pub use capacity::overhead::Overhead;
 #[cfg(feature = "insight")]
 pub use curve::report::{Curve, CurvePoint};
 pub use entry::Entry;
+// In the signatures of `KeyedCache`.
+pub use equivalent::Equivalent;
 pub use error::{BuildError, OwnerError, Refusal, Refused};
 pub use guard::{OwnedRef, Ref, SlotHint};
 pub use index::IndexStats;

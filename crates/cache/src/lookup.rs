@@ -112,14 +112,48 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Some(unsafe { Ref::from_pin(self, header) })
     }
 
-    /// Returns the block, pinned and counted as used, if `accept` agrees to its value. `accept` may
-    /// be user code: it runs without a lock, and a panic releases the pin.
+    /// Returns the block, pinned and counted as used, if `accept` agrees to its value, on the fast
+    /// path of [`get`](Self::get). Else it returns the result of `missing`, if there is no block,
+    /// or of `otherwise`, which decides by [`find_if`](Self::find_if). Counts no miss.
+    ///
+    /// `accept` may be user code: it runs without a lock, and a panic releases the pin.
+    #[inline(always)]
+    pub(crate) fn get_if<'a>(
+        &'a self,
+        key: &K,
+        accept: impl FnOnce(&V) -> bool,
+        missing: impl FnOnce() -> Option<Ref<'a, K, V>>,
+        otherwise: impl FnOnce() -> Option<Ref<'a, K, V>>,
+    ) -> Option<Ref<'a, K, V>> {
+        let header = match self.index.probe(self.hash(key)) {
+            Probe::At(address) => Self::header_at(address),
+            Probe::Nothing => return missing(),
+            Probe::Unclear => return otherwise(),
+        };
+        // SAFETY: headers are type-stable.
+        let h = unsafe { header.as_ref() };
+        let Ok(before) = h.try_pin(MARK) else { return otherwise() };
+        let unpin = || self.unpin_other(header);
+        // SAFETY: pinned from a valid state.
+        let is_it = undone(unpin, || unsafe { h.key() == key && accept(h.value()) });
+        if !is_it {
+            unpin();
+            return otherwise();
+        }
+        if before.has(SAMPLED) || !self.counters.try_add_at_exclusive(hits_of(before), 1) {
+            return self.count_hit_of(header, before);
+        }
+        probe!(hit, std::ptr::from_ref(key), before.list_and_class());
+        // SAFETY: pinned just now, from a valid state.
+        Some(unsafe { Ref::from_pin(self, header) })
+    }
+
+    /// Does the same as [`get_if`](Self::get_if), without a fast path.
     ///
     /// # Errors
     ///
     /// The block that was not accepted, or `None` if there is no block. Neither is counted.
-    #[inline(always)]
-    pub(crate) fn get_if(
+    pub(crate) fn find_if(
         &self,
         key: &K,
         accept: impl FnOnce(&V) -> bool,
@@ -130,11 +164,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         if !accept(&block) {
             return Err(Some(block));
         }
-        if before.has(SAMPLED) || !self.counters.try_add_at_exclusive(hits_of(before), 1) {
-            self.count_hit(header, before);
-        } else {
-            probe!(hit, std::ptr::from_ref(key), before.list_and_class());
-        }
+        self.count_hit(header, before);
         Ok(block)
     }
 

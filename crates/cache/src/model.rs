@@ -32,7 +32,7 @@ impl Capacity {
     }
     /// Joins the queue. The ticket expires at time 1.
     pub fn queue_up(&self, weight: u64) -> Ticket {
-        let ticket = Ticket(self.0.queue_up(weight, 1));
+        let ticket = Ticket(self.0.queue_up(weight, Some(1)));
         self.0.grant();
         ticket
     }

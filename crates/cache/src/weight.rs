@@ -49,14 +49,19 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// block then stays cached with its old weight. Remove it if its value has grown already.
     pub fn set_weight(&self, key: &K, bytes: u64) -> Result<bool, Refusal> {
         let Some(block) = self.peek(key) else { return Ok(false) };
-        let inner = self.inner();
-        inner.reweigh(block.header(), inner.with_structures(bytes))
+        self.inner().reweigh(block.header(), bytes)
     }
 }
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// Changes the weight of a block, which the caller has pinned. False if it has left the cache.
-    fn reweigh(&self, header: NonNull<Header<K, V>>, weight: u64) -> Result<bool, Refusal> {
+    /// Changes the weight of a block, which the caller has pinned, to so many bytes. False if it
+    /// has left the cache.
+    pub(crate) fn reweigh(
+        &self,
+        header: NonNull<Header<K, V>>,
+        bytes: u64,
+    ) -> Result<bool, Refusal> {
+        let weight = self.with_structures(bytes);
         if let Some(refusal) = self.too_heavy(weight) {
             return Err(refusal);
         }

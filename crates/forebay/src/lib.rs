@@ -40,15 +40,17 @@
 //! - Examples in the repository, below `crates/forebay/examples`: `web_service`, `storage_engine`,
 //!   `hybrid_restart`.
 //! - [`cache`], [`l2`], [`io`] and [`base`]: all items of the parts, with their documentation. The
-//!   names at the root are those that most programs need.
+//!   names at the root are those that most programs need. The errors of the hybrid cache are
+//!   [`l2::Error`], its devices are in [`io`], and clocks in [`base::clock`].
 //!
 //! # Features
 //!
 //! | feature | default | adds |
 //! |---|---|---|
 //! | `hybrid` | yes | [`HybridCache`], and the modules [`l2`] and [`io`] |
+//! | `derive` | yes | `#[derive(Key)]`, with `#[key(crate = forebay::cache)]` below it |
 //! | `insight` | yes | miss-ratio curves ([`Cache::curve`]) and causes of misses ([`Cache::explain`]) |
-//! | `serde` | no | `l2::Postcard`: values on a device of any type that serde encodes |
+//! | `serde` | no | `Postcard`: values on a device of any type that serde encodes |
 //! | `bytes` | no | values on a device of the type `bytes::Bytes` |
 //! | `counting` | no | counts of lock acquisitions and failed compare-and-swaps, see [`base::sync`] |
 //!
@@ -71,11 +73,19 @@ pub use forebay_io as io;
 pub use forebay_l2 as l2;
 
 pub use forebay_cache::{
-    Attributes, BuildError, Builder, Cache, Cause, Class, Delivery, Evicted, Hint, Key, KeyedCache,
-    KeyedRef, LoadError, OwnedRef, Ref, Refusal, Refused, Stats,
+    Attributes, Begin, BuildError, Builder, Cache, Cause, Class, Delivery, Entry, Equivalent,
+    Evicted, Hint, InFlight, Iter, Key, KeyedBuilder, KeyedCache, KeyedEntry, KeyedIter,
+    KeyedOwnedRef, KeyedRef, LoadError, LoadGuard, OwnedRef, Owner, OwnerCaching, OwnerError,
+    OwnerId, Present, Reclaim, Ref, Refusal, Refused, SeededState, SlotHint, Stats, Usage,
 };
+#[cfg(feature = "insight")]
+pub use forebay_cache::{Curve, CurvePoint, Explanation};
+#[cfg(feature = "serde")]
+pub use forebay_l2::Postcard;
 #[cfg(feature = "hybrid")]
-pub use forebay_l2::{HybridBuilder, HybridCache, HybridStats, InsertError, L2Key, L2Value};
+pub use forebay_l2::{
+    HybridBuilder, HybridCache, HybridMemory, HybridStats, InsertError, L2Key, L2Value,
+};
 
 pub mod guide;
 

@@ -1,7 +1,8 @@
-//! Generates the pages of `docs/` on counters and tunables from tables in the code.
+//! Generates the pages of `docs/` on counters and tunables from tables in the code, and the header
+//! of `forebay-c` from its functions.
 //!
-//! Parsers, validation and help use the same tables. `cargo xtask docs` writes the pages, and a
-//! test here fails if a page is stale. This is a separate crate, because it depends on the whole
+//! Parsers, validation and help use the same tables. `cargo xtask docs` writes the files, and a
+//! test here fails if a file is stale. This is a separate crate, because it depends on the whole
 //! product and `cargo xtask tidy` must not wait for that build.
 
 use std::path::{Path, PathBuf};
@@ -81,7 +82,23 @@ fn generate() -> Vec<Generated> {
     vec![
         Generated { path: "docs/tunables.md", text: page(TUNABLES, &tunables) },
         Generated { path: "docs/counters.md", text: page(COUNTERS, &counters) },
+        Generated { path: "crates/c/include/forebay.h", text: header(&root().join("crates/c")) },
     ]
+}
+
+/// The header of C: the public items of `abi`.
+fn header(folder: &Path) -> String {
+    let config = cbindgen::Config::from_file(folder.join("cbindgen.toml"));
+    let mut builder = cbindgen::Builder::new().with_config(config.expect("cbindgen.toml is valid"));
+    let functions = ["mod", "status", "value", "loader", "cache", "hybrid"];
+    let functions = functions.map(|file| format!("src/abi/{file}.rs"));
+    let handles = ["src/memory.rs", "src/hybrid.rs"].map(str::to_owned);
+    for file in functions.into_iter().chain(handles) {
+        builder = builder.with_src(folder.join(file));
+    }
+    let mut text = Vec::new();
+    builder.generate().expect("the functions of C are valid").write(&mut text);
+    String::from_utf8(text).expect("the header is text")
 }
 
 /// A page: notice, introduction, and a heading and a table per crate.
@@ -115,7 +132,7 @@ fn main() -> ExitCode {
     match write(&root()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("forebay-docs: cannot write a page of docs/: {error}");
+            eprintln!("forebay-docs: cannot write a file: {error}");
             ExitCode::FAILURE
         }
     }
@@ -126,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_are_not_stale() {
+    fn files_are_not_stale() {
         for file in generate() {
             let text = fs::read_to_string(root().join(file.path)).unwrap_or_default();
             assert!(text == file.text, "{} is stale: run `cargo xtask docs`", file.path);

@@ -73,6 +73,7 @@ pub(crate) fn full(tree: &Tree) -> Vec<Step> {
     let smoke = "run --release -p forebay-bench --features peers -- smoke";
     steps.push(Step::run("benches, optimised, run small", smoke));
     steps.push(Step::xtask("conformance on a real mount", "conformance --full"));
+    steps.push(Step::xtask("Python package", "python"));
     steps.push(soak(&["--minutes", "10", "--l2"]));
     // Five minutes of importing images, and one of reading traces.
     steps.push(fuzz("import", "-len_control=0 -max_len=200 -max_total_time=300"));

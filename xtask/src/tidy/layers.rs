@@ -57,6 +57,8 @@ pub(crate) const CRATES: &[CrateRow] = &[
     library("forebay-nbd", Layer::At(5), &[]),
     library("forebay-metrics", Layer::At(5), PROTOCOLS),
     library("forebay-fs", Layer::At(4), PROTOCOLS),
+    library("forebay-c", Layer::At(4), PROTOCOLS),
+    tool("forebay-python", Layer::At(5)),
     library("forebay", Layer::At(3), PROTOCOLS),
     library("forebay-pool", Layer::At(3), PROTOCOLS),
     library("forebay-l2", Layer::At(2), PROTOCOLS),

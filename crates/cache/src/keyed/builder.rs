@@ -16,7 +16,8 @@ use crate::keyed::hasher::SeededState;
 use crate::keyed::loading_keys::LoadingKeys;
 use crate::keyed::stored::{Fingerprint, Stored};
 
-type Weigh<K, V> = Box<dyn Fn(&K, &V) -> u64 + Send + Sync>;
+/// The user's weigher.
+pub(super) type Weigh<K, V> = Arc<dyn Fn(&K, &V) -> u64 + Send + Sync>;
 
 /// Configures a keyed cache. Made by [`KeyedCache::builder`].
 #[must_use = "call `build` to get the cache"]
@@ -61,16 +62,16 @@ where
     K: Hash + Eq + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
-    /// Sets the number of entries to hold. Each weighs the same.
-    pub fn max_entries(mut self, entries: u64) -> Self {
-        self.max_entries = Some(entries);
-        self
-    }
-
     /// Sets the weight of entries to hold in bytes. Needs a [`weigher`](Self::weigher). The cache's
     /// own memory comes on top: about 100 bytes per entry and 30 per entry evicted lately.
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = Some(bytes);
+        self
+    }
+
+    /// Sets the number of entries to hold. Each weighs the same.
+    pub fn max_entries(mut self, entries: u64) -> Self {
+        self.max_entries = Some(entries);
         self
     }
 
@@ -84,7 +85,7 @@ where
 
     /// Sets the function that weighs an entry, in bytes; at least 1 is used.
     pub fn weigher(mut self, weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static) -> Self {
-        self.weigh = Some(Box::new(weigh));
+        self.weigh = Some(Arc::new(weigh));
         self
     }
 
@@ -201,13 +202,13 @@ where
     where
         S: BuildHasher + Send + Sync + 'static,
     {
-        let counts_entries = self.max_entries.is_some();
         let mut inner = self.inner;
-        match (self.max_entries, self.capacity.or(self.bound), self.weigh) {
+        match (self.max_entries, self.capacity.or(self.bound), &self.weigh) {
             (Some(entries), None, None) => {
                 inner = inner.capacity(entries).weigher(|_, _| 1);
             }
             (None, Some(_), Some(weigh)) => {
+                let weigh = Arc::clone(weigh);
                 inner = inner.weigher(move |_, stored| weigh(&stored.key, &stored.value));
             }
             (None, Some(_), None) => return Err(BuildError::NoWeigher),
@@ -235,7 +236,7 @@ where
             hasher: self.hasher,
             expiry,
             loading: LoadingKeys::new(),
-            counts_entries,
+            weigh: self.weigh,
         })
     }
 }

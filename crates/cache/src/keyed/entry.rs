@@ -1,9 +1,14 @@
-//! The entry of a key.
+//! The entry of a key: modify it, or insert what is missing, in one expression. As `crate::entry`.
+//!
+//! Locking: none.
 
 use std::convert::Infallible;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 
+use crate::attributes::Attributes;
+use crate::error::Refused;
+use crate::insert::NotInserted;
 use crate::keyed::KeyedCache;
 use crate::keyed::guard::KeyedRef;
 use crate::load::error::LoadError;
@@ -12,10 +17,11 @@ use crate::load::error::LoadError;
 /// [`KeyedCache::entry`].
 ///
 /// It holds no lock and pins nothing.
-#[must_use = "an entry does nothing by itself"]
+#[must_use = "it does nothing until a value is inserted or modified"]
 pub struct KeyedEntry<'a, K: Send + Sync + 'static, V: Send + Sync + 'static, S> {
     pub(super) cache: &'a KeyedCache<K, V, S>,
     pub(super) key: K,
+    pub(super) attributes: Attributes,
 }
 
 impl<'a, K, V, S> KeyedEntry<'a, K, V, S>
@@ -27,6 +33,42 @@ where
     /// The key.
     pub fn key(&self) -> &K {
         &self.key
+    }
+
+    /// Sets class and hint of a value that is inserted. The default is a normal data block.
+    pub fn attributes(mut self, attributes: Attributes) -> Self {
+        self.attributes = attributes;
+        self
+    }
+
+    /// Replaces the value, if it is cached, by what `modify` makes of it. The new value keeps the
+    /// class, counts as used, and begins a new life: its lifetime counts from now.
+    ///
+    /// No modification by another thread is lost: if the value was replaced or removed meanwhile,
+    /// `modify` is called again or not at all. It runs under no lock. A value that is being loaded
+    /// is not modified. The old value is pinned until the new one is stored, so there has to be
+    /// capacity for both.
+    ///
+    /// # Errors
+    ///
+    /// The new value, if it is not cached. The old one is removed, as by
+    /// [`insert`](KeyedCache::insert).
+    pub fn and_modify(self, mut modify: impl FnMut(&V) -> V) -> Result<Self, Refused<V>>
+    where
+        K: Clone,
+    {
+        let cache = self.cache;
+        let fingerprint = cache.fingerprint(&self.key);
+        while let Some(old) = cache.find(fingerprint, &self.key) {
+            let attributes = Attributes { class: old.0.class(), ..self.attributes };
+            let key = self.key.clone();
+            match cache.store(fingerprint, key, modify(&old), attributes, Some(&old)) {
+                Ok(()) => break,
+                Err(NotInserted::Changed) => {}
+                Err(NotInserted::Refused(refused)) => return Err(refused),
+            }
+        }
+        Ok(self)
     }
 
     /// Returns the value of the key, or inserts `value`.
@@ -48,7 +90,7 @@ where
         self,
         make: impl FnOnce() -> V,
     ) -> Result<KeyedRef<'a, K, V>, LoadError<Infallible>> {
-        self.cache.get_or_load(self.key, || Ok::<_, Infallible>(make()))
+        self.or_try_insert_with(|| Ok(make()))
     }
 
     /// Does the same as [`or_insert_with`](Self::or_insert_with) with a function that can fail: as
@@ -64,6 +106,16 @@ where
     where
         E: fmt::Display + Send + Sync + 'static,
     {
-        self.cache.get_or_load(self.key, make)
+        self.cache.get_or_load_with(self.key, self.attributes, make)
+    }
+}
+
+impl<K, V, S> fmt::Debug for KeyedEntry<'_, K, V, S>
+where
+    K: Send + Sync + fmt::Debug + 'static,
+    V: Send + Sync + 'static,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyedEntry").field("key", &self.key).finish_non_exhaustive()
     }
 }

@@ -43,6 +43,13 @@ struct Vacant<'a, K: Eq + Send + Sync + 'static, V: Send + Sync + 'static> {
     key: Entered<'a, K>,
 }
 
+impl<K: Eq + Send + Sync + 'static, V: Send + Sync + 'static> Vacant<'_, K, V> {
+    /// Runs a part of the loader.
+    fn run<T>(&self, part: impl FnOnce() -> T) -> T {
+        self.guard.own_scope().run(|| self.key.own_scope().run(part))
+    }
+}
+
 impl<K, V, S> KeyedCache<K, V, S>
 where
     K: Hash + Eq + Send + Sync + 'static,
@@ -128,7 +135,7 @@ where
         load: impl FnOnce() -> Result<V, E>,
     ) -> Result<KeyedRef<'_, K, V>, LoadError<E>> {
         loop {
-            let entered = self.loading.enter(fingerprint, key);
+            let entered = self.loading.enter(fingerprint, key).ok_or(LoadError::Recursive)?;
             let begun = self.cache.begin(fingerprint, self.expected_weight(), attributes);
             key = match self.judge(begun.map_err(LoadError::typed)?, entered) {
                 Found::Value(value) => return Ok(value),
@@ -140,7 +147,7 @@ where
                     Ok(_) => key,
                 },
                 Found::Vacant(vacant) => {
-                    let loaded = vacant.guard.own_scope().run(load);
+                    let loaded = vacant.run(load);
                     return self.end(vacant, loaded);
                 }
             };
@@ -201,7 +208,7 @@ where
             return Ok(value);
         }
         loop {
-            let entered = self.loading.enter(fingerprint, key);
+            let entered = self.loading.enter(fingerprint, key).ok_or(LoadError::Recursive)?;
             let weight = self.expected_weight();
             let begun = self.cache.begin_async(fingerprint, weight, attributes).await;
             key = match self.judge(begun.map_err(LoadError::typed)?, entered) {
@@ -214,10 +221,9 @@ where
                     Ok(_) => key,
                 },
                 Found::Vacant(vacant) => {
-                    let mut loading = pin!(vacant.guard.own_scope().run(load));
-                    let polled = |context: &mut Context<'_>| {
-                        vacant.guard.own_scope().run(|| loading.as_mut().poll(context))
-                    };
+                    let mut loading = pin!(vacant.run(load));
+                    let polled =
+                        |context: &mut Context<'_>| vacant.run(|| loading.as_mut().poll(context));
                     let loaded = poll_fn(polled).await;
                     return self.end(vacant, loaded);
                 }
@@ -263,9 +269,12 @@ where
         let Vacant { key, guard } = vacant;
         match loaded {
             Ok(value) => {
+                // While the key is entered, so that no request of another key waits for a load
+                // that ends by their panic.
                 let times = self.times(key.key(), &value);
+                let weight = self.weight(key.key(), &value);
                 let (key, _) = key.leave();
-                let block = self.lend(guard.publish(Stored { key, value, times }));
+                let block = self.lend(guard.publish_as(Stored { key, value, times }, weight));
                 self.note_expiry(&block.0.times);
                 Ok(block)
             }

@@ -12,6 +12,11 @@
 //! Hence, if `met_another` is unset after a load was found, the load is of this thread's key, or
 //! its value is about to be published: then waiting is safe, and the value tells its key.
 //!
+//! A loader that asks for a key that its thread is loading must not begin another load of it. The
+//! block cache tells a thread's own load by its header. But a load of another key of the same
+//! fingerprint may have taken that header's place. So `enter` also looks for an equal key whose
+//! loader this thread runs.
+//!
 //! Locking: `loading-keys`, a leaf lock, sharded by fingerprint. `Eq` of keys runs under it.
 
 use std::collections::HashMap;
@@ -19,6 +24,7 @@ use std::collections::HashMap;
 use forebay_base::sync::{Arc, Mutex};
 
 use crate::keyed::stored::Fingerprint;
+use crate::load::own;
 
 const SHARDS: usize = 16;
 
@@ -42,6 +48,11 @@ pub(crate) struct Entered<'a, K: Eq> {
     key: Option<Arc<K>>,
 }
 
+/// Identifies an entered key.
+fn address<K>(key: &Arc<K>) -> usize {
+    Arc::as_ptr(key).addr()
+}
+
 impl<K: Eq> LoadingKeys<K> {
     pub(crate) fn new() -> Self {
         let shard = || Mutex::named("loading-keys", Shard::default());
@@ -53,17 +64,23 @@ impl<K: Eq> LoadingKeys<K> {
         &self.shards[((hash >> 32) ^ hash) as usize % SHARDS]
     }
 
-    pub(crate) fn enter(&self, fingerprint: Fingerprint, key: K) -> Entered<'_, K> {
+    /// Enters a key. `None` if this thread runs a loader of the key.
+    pub(crate) fn enter(&self, fingerprint: Fingerprint, key: K) -> Option<Entered<'_, K>> {
         let key = Arc::new(key);
         let mut shard = self.shard(fingerprint).lock();
         let entries = shard.entry(fingerprint.0).or_default();
         let mut met_another = false;
-        for other in entries.iter_mut().filter(|other| other.key != key) {
-            (other.met_another, met_another) = (true, true);
+        for other in entries.iter_mut() {
+            if other.key != key {
+                (other.met_another, met_another) = (true, true);
+            } else if own::is_own(address(&other.key)) {
+                drop(shard);
+                return None;
+            }
         }
         entries.push(Entry { key: key.clone(), met_another });
         drop(shard);
-        Entered { keys: self, fingerprint, key: Some(key) }
+        Some(Entered { keys: self, fingerprint, key: Some(key) })
     }
 
     /// Removes an entry. True if it has met another key.
@@ -86,6 +103,11 @@ impl<K: Eq> LoadingKeys<K> {
 impl<K: Eq> Entered<'_, K> {
     pub(crate) fn key(&self) -> &K {
         self.key.as_deref().expect("not left yet")
+    }
+
+    /// Marks the key as one whose loader this thread runs.
+    pub(crate) fn own_scope(&self) -> own::Scope {
+        own::scope(self.key.as_ref().map_or(0, address))
     }
 
     pub(crate) fn fingerprint(&self) -> Fingerprint {

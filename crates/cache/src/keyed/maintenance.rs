@@ -2,8 +2,10 @@
 
 use std::hash::{BuildHasher, Hash};
 
+use equivalent::Equivalent;
 use forebay_base::tunables::TunableError;
 
+use crate::error::Refusal;
 use crate::keyed::KeyedCache;
 use crate::stats::{Stats, Usage};
 use crate::tunables::CacheTunables;
@@ -22,6 +24,37 @@ where
     /// Whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Changes the weight of an entry, for a value whose size changes although it is shared; see
+    /// [`Cache::set_weight`](crate::Cache::set_weight). True if the key has a value.
+    ///
+    /// ```
+    /// # use forebay_cache::KeyedCache;
+    /// use std::sync::Mutex;
+    ///
+    /// let logs = KeyedCache::<String, Mutex<String>>::builder()
+    ///     .capacity(1 << 20)
+    ///     .weigher(|_, log| log.lock().unwrap().len() as u64)
+    ///     .build()?;
+    /// logs.insert("today".to_owned(), Mutex::default())?;
+    ///
+    /// let log = logs.get("today").expect("inserted just now");
+    /// log.lock().unwrap().push_str("it rains");
+    /// assert!(logs.set_weight("today", 8)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::TooHeavy`], or [`Refusal::NoCapacity`] if nothing can be evicted for it. The
+    /// entry then stays with its old weight. Remove it if its value has grown already.
+    pub fn set_weight<Q>(&self, key: &Q, bytes: u64) -> Result<bool, Refusal>
+    where
+        Q: ?Sized + Hash + Equivalent<K>,
+    {
+        let Some(value) = self.peek(key) else { return Ok(false) };
+        self.cache.inner().reweigh(value.0.header(), bytes)
     }
 
     /// Removes all entries, and returns memory to the system. Returns how many entries were
@@ -102,15 +135,16 @@ where
     }
 
     /// Waits until no entry waits for the listener; see
-    /// [`Cache::drain_callbacks`](crate::Cache::drain_callbacks).
-    pub fn drain_callbacks(&self) {
-        self.cache.drain_callbacks();
+    /// [`Cache::drain_listener`](crate::Cache::drain_listener).
+    pub fn drain_listener(&self) {
+        self.cache.drain_listener();
     }
 
-    /// Closes the cache: removes all entries, and waits for all pins, listeners and threads to end.
+    /// Closes the cache: removes all entries, and waits for all pins, the listener and threads to
+    /// end.
     ///
     /// Afterwards lookups find nothing, and inserts and loads fail. Never call it on a thread that
-    /// has a value pinned, or from a listener: it would wait for itself.
+    /// has a value pinned, or from the listener: it would wait for itself.
     pub fn close(&self) {
         self.cache.close();
     }

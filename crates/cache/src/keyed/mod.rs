@@ -47,7 +47,8 @@ use crate::attributes::{Attributes, Cause};
 use crate::cache::Cache;
 use crate::error::Refused;
 use crate::guard::Ref;
-use crate::keyed::builder::KeyedBuilder;
+use crate::insert::NotInserted;
+use crate::keyed::builder::{KeyedBuilder, Weigh};
 use crate::keyed::entry::KeyedEntry;
 use crate::keyed::expiry::ExpiryRule;
 use crate::keyed::guard::{KeyedOwnedRef, KeyedRef};
@@ -104,8 +105,8 @@ where
     hasher: S,
     expiry: Option<Arc<ExpiryRule<K, V>>>,
     loading: LoadingKeys<K>,
-    /// Whether each entry weighs one.
-    counts_entries: bool,
+    /// `None` if each entry weighs one.
+    weigh: Option<Weigh<K, V>>,
 }
 
 impl<K, V> KeyedCache<K, V>
@@ -152,29 +153,47 @@ where
     where
         Q: ?Sized + Hash + Equivalent<K>,
     {
-        let fingerprint = self.fingerprint(key);
-        match self.cache.inner().get_if(&fingerprint, |stored| self.accepts(stored, key)) {
-            Ok(block) => Some(KeyedRef(block)),
-            Err(rejected) => {
-                self.reject(rejected);
-                self.cache.inner().count_miss();
-                None
-            }
-        }
+        let (inner, fingerprint) = (self.cache.inner(), self.fingerprint(key));
+        let accept = |stored: &Stored<K, V>| self.accepts(stored, key);
+        let otherwise = || self.get_slowly(fingerprint, key);
+        inner.get_if(&fingerprint, accept, || inner.count_miss(), otherwise).map(KeyedRef)
     }
 
     /// As [`get`](Self::get), without counting a miss: for callers that load then.
+    #[inline]
     fn find<Q>(&self, fingerprint: Fingerprint, key: &Q) -> Option<KeyedRef<'_, K, V>>
     where
         Q: ?Sized + Hash + Equivalent<K>,
     {
-        match self.cache.inner().get_if(&fingerprint, |stored| self.accepts(stored, key)) {
-            Ok(block) => Some(KeyedRef(block)),
-            Err(rejected) => {
-                self.reject(rejected);
-                None
-            }
-        }
+        let accept = |stored: &Stored<K, V>| self.accepts(stored, key);
+        let otherwise = || self.find_slowly(fingerprint, key);
+        self.cache.inner().get_if(&fingerprint, accept, || None, otherwise).map(KeyedRef)
+    }
+
+    #[inline(never)]
+    fn get_slowly<Q>(
+        &self,
+        fingerprint: Fingerprint,
+        key: &Q,
+    ) -> Option<Ref<'_, Fingerprint, Stored<K, V>>>
+    where
+        Q: ?Sized + Equivalent<K>,
+    {
+        self.find_slowly(fingerprint, key).or_else(|| self.cache.inner().count_miss())
+    }
+
+    /// Finds a value where the fast path did not suffice. Removes it if it has expired.
+    #[inline(never)]
+    fn find_slowly<Q>(
+        &self,
+        fingerprint: Fingerprint,
+        key: &Q,
+    ) -> Option<Ref<'_, Fingerprint, Stored<K, V>>>
+    where
+        Q: ?Sized + Equivalent<K>,
+    {
+        let found = self.cache.inner().find_if(&fingerprint, |stored| self.accepts(stored, key));
+        found.map_err(|rejected| self.reject(rejected)).ok()
     }
 
     /// Does the same as [`get`](Self::get), for a reference that outlives the borrow.
@@ -210,7 +229,10 @@ where
     where
         Q: ?Sized + Equivalent<K>,
     {
-        key.equivalent(&stored.key) && (stored.times.is_eternal() || self.use_mortal(&stored.times))
+        // The rule first: the times may be in a cache line that a hit needs for nothing else.
+        let lives =
+            || self.expiry.is_none() || stored.times.is_eternal() || self.use_mortal(&stored.times);
+        key.equivalent(&stored.key) && lives()
     }
 
     #[inline(never)]
@@ -250,6 +272,21 @@ where
     /// As for [`insert`](Self::insert).
     pub fn insert_with(&self, key: K, value: V, attributes: Attributes) -> Result<(), Refused<V>> {
         let fingerprint = self.fingerprint(&key);
+        self.store(fingerprint, key, value, attributes, None).map_err(|error| match error {
+            NotInserted::Refused(refused) => refused,
+            NotInserted::Changed => unreachable!("any entry will do"),
+        })
+    }
+
+    /// Stores a value in place of what is cached under its fingerprint, or of `only` that block.
+    fn store(
+        &self,
+        fingerprint: Fingerprint,
+        key: K,
+        value: V,
+        attributes: Attributes,
+        only: Option<&KeyedRef<'_, K, V>>,
+    ) -> Result<(), NotInserted<V>> {
         let mut end = None;
         let mut times = Times::new(None, None);
         if let Some(rule) = &self.expiry {
@@ -258,12 +295,14 @@ where
             // Else its listener would be told that it was replaced.
             self.reject(self.cache.peek(&fingerprint));
         }
-        let inserted =
-            self.cache.insert_with(fingerprint, Stored { key, value, times }, attributes);
-        inserted.map_err(|refused| Refused {
-            reason: refused.reason,
-            value: refused.value.value,
-            removed: refused.removed,
+        let stored = Stored { key, value, times };
+        let only = only.map(|block| block.0.header());
+        let inserted = self.cache.inner().insert(fingerprint, stored, attributes, only);
+        inserted.map_err(|error| match error {
+            NotInserted::Changed => NotInserted::Changed,
+            NotInserted::Refused(Refused { reason, value, removed }) => {
+                NotInserted::Refused(Refused { reason, value: value.value, removed })
+            }
         })?;
         if let Some(rule) = &self.expiry {
             rule.note(end);
@@ -348,22 +387,30 @@ where
         }
     }
 
-    /// The entry of a key, to read, load or change it.
+    /// The entry of a key, to modify it or to insert what is missing.
     ///
     /// ```
     /// # use forebay_cache::KeyedCache;
-    /// # let cache = KeyedCache::<String, u64>::builder().max_entries(100).build()?;
-    /// let value = cache.entry("seven".to_owned()).or_insert_with(|| 7)?;
-    /// assert_eq!(*value, 7);
+    /// let counts = KeyedCache::<String, u64>::builder().max_entries(100).build()?;
+    /// for word in ["a", "b", "a", "a"] {
+    ///     counts.entry(word.to_owned()).and_modify(|count| count + 1)?.or_insert(1)?;
+    /// }
+    /// assert_eq!(counts.get("a").as_deref(), Some(&3));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn entry(&self, key: K) -> KeyedEntry<'_, K, V, S> {
-        KeyedEntry { cache: self, key }
+        KeyedEntry { cache: self, key, attributes: Attributes::DATA }
     }
 
     /// The weight to reserve for a value of unknown weight.
     fn expected_weight(&self) -> u64 {
-        if self.counts_entries { 1 } else { self.cache.expected_weight() }
+        if self.weigh.is_none() { 1 } else { self.cache.expected_weight() }
+    }
+
+    /// The weight of a value. Runs the user's weigher.
+    fn weight(&self, key: &K, value: &V) -> u64 {
+        let bytes = self.weigh.as_ref().map_or(1, |weigh| weigh(key, value));
+        self.cache.inner().with_structures(bytes)
     }
 
     /// The times of a new entry.

@@ -225,9 +225,16 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
     /// Publishes the block and wakes all waiters. Returns the block pinned, cached or not.
     pub fn publish(self, value: V) -> OwnedRef<K, V> {
         // SAFETY: the guard's pin keeps the cache alive, and its key readable.
-        let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
+        let inner = unsafe { self.inner.as_ref() };
         // If the user's weigher panics, the guard is dropped and tells the waiters.
         let weight = inner.weigh(self.key(), &value);
+        self.publish_as(value, weight)
+    }
+
+    /// Publishes a block of that weight, structures included. Runs no weigher.
+    pub(crate) fn publish_as(self, value: V, weight: u64) -> OwnedRef<K, V> {
+        // SAFETY: the guard's pin keeps the cache alive.
+        let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
         inner.mean_weight.note(weight - inner.structure_bytes());
         let reserved = u64::from(header.weight());
         let refusal = self.refusal.or_else(|| inner.adjust(reserved, weight));

@@ -21,7 +21,7 @@ mod begin;
 pub(crate) mod error;
 pub(crate) mod load_guard;
 pub(crate) mod mean_weight;
-mod own;
+pub(crate) mod own;
 pub(crate) mod single_flight;
 
 use std::ptr::NonNull;

@@ -10,8 +10,9 @@
 use std::cell::RefCell;
 
 forebay_base::sync::thread_local! {
-    /// Addresses of the headers of the loads, outermost first. A guard's pin keeps each in use, so
-    /// an address is that of one load in all caches.
+    /// Addresses of the headers of the loads, outermost first, and of their entered keys
+    /// (`keyed::loading_keys`). A guard's pin keeps each header in use, so an address is that of
+    /// one load in all caches.
     static OWN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -64,7 +64,7 @@ fn every_way_out_is_told_with_its_cause_on_a_thread_of_its_own() {
     assert_eq!(cache.retain(|key, _, _| *key != 2), 1);
     expect(2, 21, Class::Data, Cause::Cleared);
     // A value's capacity is released when its callback has ended; so far it has only begun.
-    cache.drain_callbacks();
+    cache.drain_listener();
     for key in 0..1001 {
         cache.insert(key, key).unwrap();
     }
@@ -113,7 +113,7 @@ fn a_blocked_callback_does_not_stop_reclaim_and_the_queue_is_bounded() {
         assert!(stats.counter("callbacks_dropped") > 10_000, "{stats}");
         assert_eq!(stats.counter("callbacks_run"), 0);
         gate.open();
-        cache.drain_callbacks();
+        cache.drain_listener();
         assert_eq!(cache.stats().counter("callbacks_run"), 21);
         assert_eq!(live.count() as u64, cache.stats().resident_blocks());
         audit(&cache);
@@ -158,7 +158,7 @@ fn a_panic_is_caught_and_counted() {
         .unwrap();
     for key in 0..200 {
         cache.insert(key, key).unwrap();
-        cache.drain_callbacks();
+        cache.drain_listener();
     }
     assert_eq!(ran.load(Ordering::SeqCst), 100);
     let stats = cache.stats();
@@ -198,7 +198,7 @@ fn a_callback_may_call_the_cache() {
             let inserted = cache.insert(key, 0);
             assert!(inserted.is_ok() || mode == Reclaim::Inline);
         }
-        cache.drain_callbacks();
+        cache.drain_listener();
         assert!(cache.stats().counter("callbacks_run") > 0);
         cache.close();
         audit(&cache);
@@ -306,7 +306,7 @@ fn a_lossless_listener_misses_no_block_and_memory_stays_bounded() {
                 });
             }
         });
-        cache.drain_callbacks();
+        cache.drain_listener();
         let stats = cache.stats();
         let refused = refused.into_inner().unwrap();
         assert!(threads > 1 || refused.is_empty(), "nothing is pinned");
@@ -353,7 +353,7 @@ fn loads_wait_for_a_lossless_listener_too() {
             });
         }
     });
-    cache.drain_callbacks();
+    cache.drain_listener();
     let stats = cache.stats();
     let told = told.load(Ordering::SeqCst);
     assert_eq!(told + stats.resident_blocks(), stats.counter("inserts"), "{stats}");
@@ -390,7 +390,7 @@ fn a_lossless_listener_that_inserts_does_not_wait_for_itself() {
             thread::spawn(move || (0..1000).for_each(|key| cache.insert(key, 0).unwrap()))
         };
         join("the inserter", inserter);
-        cache.drain_callbacks();
+        cache.drain_listener();
         let stats = cache.stats();
         assert!(back.load(Ordering::SeqCst) > 500, "{stats}");
         let left = stats.counter("inserts") - stats.resident_blocks();

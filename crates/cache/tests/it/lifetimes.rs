@@ -188,7 +188,7 @@ fn use_after_close_is_refused() {
         assert_eq!((cache.clear(), cache.retain(|_, _, _| false)), (0, 0));
         cache.resize(50);
         cache.trim();
-        cache.drain_callbacks();
+        cache.drain_listener();
         cache.set_tunable("overflow_shift", "3").unwrap();
         let stats = cache.stats();
         assert_eq!((stats.resident_blocks(), stats.ghosts(), stats.reserved), (0, 0, 0));

@@ -62,7 +62,7 @@ pub(crate) fn join<T>(what: &str, thread: JoinHandle<T>) -> T {
 
 /// Audits a cache that no thread uses. Waits until reclaimer and callbacks are idle.
 pub(crate) fn audit<K: Key, V: Send + Sync + 'static>(cache: &Cache<K, V>) {
-    cache.drain_callbacks();
+    cache.drain_listener();
     cache.audit();
 }
 

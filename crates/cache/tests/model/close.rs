@@ -140,7 +140,7 @@ fn closing_ends_the_threads() {
             world.cache().close();
         }
         join([user]);
-        world.cache().drain_callbacks();
+        world.cache().drain_listener();
         World::end(world);
     });
 }

@@ -24,6 +24,7 @@ mod close;
 mod harness;
 mod header;
 mod index;
+mod keyed;
 mod lists;
 mod owned;
 mod secondary;

@@ -41,7 +41,7 @@ pub struct HybridBuilder<K: Key, V: Send + Sync + 'static> {
     io_memory: u64,
     clock: Option<Arc<dyn Clock>>,
     seed: Option<u64>,
-    cache_tunables: Vec<(String, String)>,
+    memory_tunables: Vec<(String, String)>,
     l2_tunables: Vec<(String, String)>,
 }
 
@@ -116,7 +116,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             io_memory: IO_MEMORY_BYTES,
             clock: None,
             seed: None,
-            cache_tunables: Vec::new(),
+            memory_tunables: Vec::new(),
             l2_tunables: Vec::new(),
         }
     }
@@ -132,6 +132,18 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
     /// (about 20 bytes per block), and memory for I/O. The rest is the capacity.
     pub fn bound(mut self, bytes: u64) -> Self {
         self.bound = Some(bytes);
+        self
+    }
+
+    /// A function that is called with each value that has left memory, and why; see
+    /// [`Builder::on_evicted`](forebay_cache::Builder::on_evicted). The device may still have the
+    /// value, unless the cause is a removal or a replacement.
+    pub fn on_evicted(
+        mut self,
+        delivery: Delivery,
+        listener: impl Fn(Evicted<K, V>) + Send + Sync + 'static,
+    ) -> Self {
+        self.listener = Some((delivery, Box::new(listener)));
         self
     }
 
@@ -167,27 +179,21 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         self
     }
 
-    /// A function that is called with each value that has left memory, and why; see
-    /// [`Builder::on_evicted`](forebay_cache::Builder::on_evicted). The device may still have the
-    /// value, unless the cause is a removal or a replacement.
-    pub fn on_evicted(
-        mut self,
-        delivery: Delivery,
-        listener: impl Fn(Evicted<K, V>) + Send + Sync + 'static,
-    ) -> Self {
-        self.listener = Some((delivery, Box::new(listener)));
-        self
-    }
-
     /// Maximum memory for I/O in bytes. Must hold two batches and a few of the largest values.
     pub fn io_memory(mut self, bytes: u64) -> Self {
         self.io_memory = bytes;
         self
     }
 
-    /// A clock other than the system's.
-    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = Some(clock);
+    /// Sets a tunable of the memory, see `docs/tunables.md`. [`build`](Self::build) checks it.
+    pub fn memory_tunable(mut self, name: &str, value: &str) -> Self {
+        self.memory_tunables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Sets a tunable of the L2, as above.
+    pub fn l2_tunable(mut self, name: &str, value: &str) -> Self {
+        self.l2_tunables.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -197,15 +203,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         self
     }
 
-    /// Sets a tunable of the cache in memory.
-    pub fn cache_tunable(mut self, name: &str, value: &str) -> Self {
-        self.cache_tunables.push((name.to_owned(), value.to_owned()));
-        self
-    }
-
-    /// Sets a tunable of the L2.
-    pub fn l2_tunable(mut self, name: &str, value: &str) -> Self {
-        self.l2_tunables.push((name.to_owned(), value.to_owned()));
+    /// A clock other than the system's.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = Some(clock);
         self
     }
 
@@ -279,7 +279,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         if let Some(clock) = &self.clock {
             builder = builder.clock(Arc::clone(clock));
         }
-        for (name, value) in &self.cache_tunables {
+        for (name, value) in &self.memory_tunables {
             builder = builder.tunable(name, value);
         }
         builder.build()

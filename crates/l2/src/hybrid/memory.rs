@@ -55,6 +55,12 @@ impl<'a, K: Key, V: Send + Sync + 'static> HybridMemory<'a, K, V> {
         self.cache.clear()
     }
 
+    /// Waits until no value that has left memory waits for the listener; see
+    /// [`Cache::drain_listener`].
+    pub fn drain_listener(&self) {
+        self.cache.drain_listener();
+    }
+
     /// Returns unused memory to the system.
     pub fn trim(&self) {
         self.cache.trim();

@@ -308,7 +308,25 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         F: Future<Output = Result<V, E>>,
         E: fmt::Display + Send + Sync + 'static,
     {
-        self.cache.get_or_load_async(key, load).await.map(|value| value.into_owned())
+        self.get_or_load_with_async(key, Attributes::DATA, load).await
+    }
+
+    /// Like [`get_or_load_async`](Self::get_or_load_async), with a class and a hint.
+    ///
+    /// # Errors
+    /// As [`get_or_load`](Self::get_or_load).
+    pub async fn get_or_load_with_async<E, F>(
+        &self,
+        key: K,
+        attributes: Attributes,
+        load: impl FnOnce() -> F,
+    ) -> Result<OwnedRef<K, V>, LoadError<E>>
+    where
+        F: Future<Output = Result<V, E>>,
+        E: fmt::Display + Send + Sync + 'static,
+    {
+        let loaded = self.cache.get_or_load_with_async(key, attributes, load).await;
+        loaded.map(|value| value.into_owned())
     }
 
     /// Caches a value and replaces any other of the key. If the device has an older value, waits

@@ -44,7 +44,7 @@ fn cache() -> HybridCache<u64, Vec<u8>> {
     let cache = HybridBuilder::new(memory(32 << 20), Arc::new(EvenKeys), weigh)
         .capacity(KEYS / 4 * VALUE_BYTES as u64)
         .seed(7)
-        .cache_tunable("ghost_percent", "400")
+        .memory_tunable("ghost_percent", "400")
         .l2_tunable("admit_all", "true")
         .l2_tunable("write_max_bytes_per_s", "64G")
         .build()

@@ -89,7 +89,7 @@ fn the_listener_gets_keys_and_causes() {
     for n in 0..81 {
         cache.insert(format!("key {n}"), n).unwrap();
     }
-    cache.drain_callbacks();
+    cache.drain_listener();
     cache.remove("key 80");
     audit(&cache);
     let mut seen = seen.lock().unwrap().clone();

@@ -1,12 +1,12 @@
 //! Keys of equal hashes: no lookup returns another key's value, and loads do not mix.
 
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 
 use forebay_cache::{KeyedCache, LoadError};
 
 use super::{Constant, audit, inline};
-use crate::support::block_on;
+use crate::support::{block_on, wait_until};
 
 fn cache() -> KeyedCache<String, u64, Constant> {
     inline(100).0.hasher(Constant).build().unwrap()
@@ -46,6 +46,75 @@ fn a_loader_may_load_another_key_of_the_same_hash() {
         ok(*inner + 30)
     });
     assert_eq!(*block_on(future).unwrap(), 34);
+    audit(&cache);
+}
+
+#[test]
+fn a_loader_that_asks_for_its_own_key_by_a_colliding_one_gets_an_error() {
+    let cache = cache();
+    let own = |key: &str| match cache.get_or_load(key.to_owned(), || -> Result<u64, String> {
+        panic!("a second load of {key} within the first")
+    }) {
+        Err(LoadError::Recursive) => ok(1),
+        other => panic!("{other:?}"),
+    };
+    let outer = cache.get_or_load("a".to_owned(), || {
+        let middle = cache.get_or_load("b".to_owned(), || {
+            own("b").and(own("a"))?;
+            let inner = cache.get_or_load("c".to_owned(), || own("b").and(own("a")));
+            ok(*inner.unwrap() + 10)
+        });
+        own("a").and(ok(*middle.unwrap() + 100))
+    });
+    assert_eq!(*outer.unwrap(), 111);
+    audit(&cache);
+}
+
+#[test]
+fn an_asynchronous_loader_that_asks_for_its_own_key_by_a_colliding_one_gets_an_error() {
+    let cache = cache();
+    let outer = cache.get_or_load_async("a".to_owned(), || async {
+        let middle = cache.get_or_load_async("b".to_owned(), || async {
+            let never = || async { panic!("a second load within the first") };
+            let inner = cache.get_or_load_async("a".to_owned(), never).await;
+            assert!(matches!(inner, Err(LoadError::<String>::Recursive)), "{inner:?}");
+            ok(1)
+        });
+        ok(*middle.await.unwrap() + 10)
+    });
+    assert_eq!(*block_on(outer).unwrap(), 11);
+    audit(&cache);
+}
+
+/// The weigher runs after the loader. A request of another key must not have joined the load then.
+#[test]
+fn a_weigher_that_panics_does_not_fail_a_load_of_another_key() {
+    let (weighing, go_on) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let flags = (weighing.clone(), go_on.clone());
+    let cache = KeyedCache::<String, u64>::builder()
+        .capacity(100)
+        .weigher(move |key, _| {
+            if key == "a" {
+                flags.0.store(true, Ordering::SeqCst);
+                wait_until("the other load", || flags.1.load(Ordering::SeqCst));
+                panic!("weigher");
+            }
+            1
+        })
+        .hasher(Constant)
+        .build()
+        .unwrap();
+    std::thread::scope(|scope| {
+        let loads_a = scope.spawn(|| drop(cache.get_or_load("a".to_owned(), || ok(1))));
+        wait_until("it weighs", || weighing.load(Ordering::SeqCst));
+        let loads_b = scope.spawn(|| cache.get_or_load("b".to_owned(), || ok(2)).map(|b| *b));
+        let joined = || cache.stats().counter("in_flight_joins") > 0;
+        wait_until("b is loaded or waits", || loads_b.is_finished() || joined());
+        go_on.store(true, Ordering::SeqCst);
+        assert!(loads_a.join().is_err());
+        assert_eq!(loads_b.join().unwrap().unwrap(), 2);
+    });
+    assert_eq!(cache.get("b").as_deref(), Some(&2));
     audit(&cache);
 }
 

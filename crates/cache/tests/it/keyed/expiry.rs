@@ -130,7 +130,7 @@ fn the_listener_is_told_that_an_entry_has_expired_however_that_is_found() {
     assert_eq!(*cache.get_or_load(2, || Ok::<_, std::io::Error>(9)).unwrap(), 9);
     assert!(cache.remove(&3).is_none());
     assert_eq!(cache.remove_expired(), 1);
-    cache.drain_callbacks();
+    cache.drain_listener();
     let mut seen = seen.lock().unwrap().clone();
     seen.sort_by_key(|(key, _)| *key);
     assert_eq!(seen, (0..5).map(|key| (key, Cause::Expired)).collect::<Vec<_>>());

@@ -67,20 +67,6 @@ fn errors_are_returned_and_not_cached() {
 }
 
 #[test]
-fn entries_insert_once() {
-    let (builder, _) = inline::<String, u64>(10);
-    let cache = builder.build().unwrap();
-    let entry = |key: &str| cache.entry(key.to_owned());
-    assert_eq!(*entry("a").or_insert_with(|| 1).unwrap(), 1);
-    assert_eq!(*entry("a").or_insert_with(|| unreachable!("it is cached")).unwrap(), 1);
-    assert_eq!(*entry("b").or_insert(2).unwrap(), 2);
-    assert!(entry("c").or_try_insert_with(|| Err::<u64, _>("not today")).is_err());
-    assert_eq!(*entry("c").or_try_insert_with(|| Ok::<_, String>(3)).unwrap(), 3);
-    assert_eq!(entry("c").key(), "c");
-    audit(&cache);
-}
-
-#[test]
 fn an_asynchronous_loader_may_borrow_and_be_dropped() {
     let (builder, _) = inline::<String, usize>(10);
     let cache = builder.build().unwrap();

@@ -2,6 +2,7 @@
 
 mod basics;
 mod collisions;
+mod entries;
 mod expiry;
 mod loading;
 mod panics;
@@ -63,6 +64,6 @@ where
     V: Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    cache.drain_callbacks();
+    cache.drain_listener();
     cache.audit();
 }

@@ -1,0 +1,216 @@
+//! The cache in memory and on a device.
+//!
+//! Locking: none.
+
+use std::ffi::{CStr, OsStr, c_char, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+
+use super::cache::CacheCounts;
+use super::loader::{Loader, loader};
+use super::pointers::{bytes, out, shared, take};
+use super::status::{Failure, Status, guard};
+use super::value::Value;
+use crate::{HybridByteCache, HybridOptions};
+
+/// How to open a hybrid cache.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct HybridConfig {
+    /// The file, which is created if there is none, or a block device. One process can open it at a
+    /// time.
+    pub path: *const c_char,
+    /// Bytes of the file, at least 4 MiB. A file that exists must have this size.
+    pub bytes: u64,
+    /// Bytes of memory for keys and values.
+    pub memory_bytes: u64,
+}
+
+/// Sizes and counts of a hybrid cache.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HybridCounts {
+    /// Those of the memory. Its misses are requests of the device.
+    pub memory: CacheCounts,
+    /// Entries of the device.
+    pub device_entries: u64,
+    /// Bytes of the device in use.
+    pub device_used_bytes: u64,
+    /// Requests that the device answered.
+    pub device_hits: u64,
+    /// Whether the device's index is complete, which it is soon after the cache was opened.
+    pub device_is_ready: bool,
+}
+
+/// Opens a hybrid cache: in memory and in a file, where values survive the program. It serves at
+/// once, and finds the values of the file after a moment. Close it with forebay_hybrid_close().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_hybrid_open(
+    config: *const HybridConfig,
+    cache: *mut *mut HybridByteCache,
+) -> Status {
+    guard(|| {
+        // SAFETY: the pointers are null or valid, see the module.
+        let (cache, config) =
+            unsafe { (out(cache, "cache", ptr::null_mut())?, shared(config, "config")?) };
+        if config.path.is_null() {
+            return Err(Failure::invalid("`path` is a null pointer; pass the path of a file"));
+        }
+        // SAFETY: as above; it ends with a zero.
+        let path = unsafe { CStr::from_ptr(config.path) };
+        let opened = HybridByteCache::open(&HybridOptions {
+            path: Path::new(OsStr::from_bytes(path.to_bytes())),
+            bytes: config.bytes,
+            memory_bytes: config.memory_bytes,
+        })?;
+        *cache = Box::into_raw(Box::new(opened));
+        Ok(Status::Ok)
+    })
+}
+
+/// Writes all values that only memory has to the file, and closes the cache, also if that fails. No
+/// other thread may use it any more.
+///
+/// Waits until all values that were got from it are released: release those of this thread first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_hybrid_close(cache: *mut HybridByteCache) -> Status {
+    guard(|| {
+        // SAFETY: the handle is null or not used any more, see the module.
+        let cache = unsafe { take(cache, "cache") }?;
+        cache.close()?;
+        Ok(Status::Ok)
+    })
+}
+
+/// Gets the value of a key. Reads the file if memory does not have it. Release it with
+/// forebay_value_release().
+///
+/// FOREBAY_STATUS_NOT_FOUND if the key has none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_hybrid_get(
+    cache: *const HybridByteCache,
+    key: *const u8,
+    key_len: usize,
+    value: *mut Value,
+) -> Status {
+    guard(|| {
+        // SAFETY: the pointers are null or valid, see the module.
+        let (value, cache, key) = unsafe {
+            (
+                out(value, "value", Value::NONE)?,
+                shared(cache, "cache")?,
+                bytes(key, key_len, "key")?,
+            )
+        };
+        let Some(found) = cache.get(key) else { return Ok(Status::NotFound) };
+        *value = Value::of_hybrid(found);
+        Ok(Status::Ok)
+    })
+}
+
+/// Inserts a copy of a value, which replaces any other of the key, also in the file: after this no
+/// older value is returned, not even after a crash. A crash may lose the new one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_hybrid_insert(
+    cache: *const HybridByteCache,
+    key: *const u8,
+    key_len: usize,
+    data: *const u8,
+    len: usize,
+) -> Status {
+    guard(|| {
+        // SAFETY: the pointers are null or valid, see the module.
+        let (cache, key, data) = unsafe {
+            (shared(cache, "cache")?, bytes(key, key_len, "key")?, bytes(data, len, "data")?)
+        };
+        cache.insert(key, data)?;
+        Ok(Status::Ok)
+    })
+}
+
+/// Removes the value of a key, if it has one, from memory and from the file. When this returns, the
+/// value does not come back, not even after a crash.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_hybrid_remove(
+    cache: *const HybridByteCache,
+    key: *const u8,
+    key_len: usize,
+) -> Status {
+    guard(|| {
+        // SAFETY: the pointers are null or valid, see the module.
+        let (cache, key) = unsafe { (shared(cache, "cache")?, bytes(key, key_len, "key")?) };
+        cache.remove(key)?;
+        Ok(Status::Ok)
+    })
+}
+
+/// Gets the value of a key. If neither memory nor the file has it, `load` makes it: once, however
+/// many threads request it. A value that cannot be cached is returned all the same. Release it with
+/// forebay_value_release().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_hybrid_get_or_load(
+    cache: *const HybridByteCache,
+    key: *const u8,
+    key_len: usize,
+    load: Loader,
+    user: *mut c_void,
+    value: *mut Value,
+) -> Status {
+    guard(|| {
+        // SAFETY: the pointers are null or valid, see the module.
+        let (value, cache, key) = unsafe {
+            (
+                out(value, "value", Value::NONE)?,
+                shared(cache, "cache")?,
+                bytes(key, key_len, "key")?,
+            )
+        };
+        *value = Value::of_hybrid(cache.get_or_load(key, loader(load, user, key)?)?);
+        Ok(Status::Ok)
+    })
+}
+
+/// Writes all values that only memory has to the file, and waits until they are durable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_hybrid_flush(cache: *const HybridByteCache) -> Status {
+    guard(|| {
+        // SAFETY: the pointer is null or valid, see the module.
+        unsafe { shared(cache, "cache") }?.flush()?;
+        Ok(Status::Ok)
+    })
+}
+
+/// Waits until the index of the file is complete, which takes a moment after forebay_hybrid_open().
+/// Until then some values of the file are not found, and forebay_hybrid_close() may lose values
+/// that only memory has, and says so.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_hybrid_wait_ready(cache: *const HybridByteCache) -> Status {
+    guard(|| {
+        // SAFETY: the pointer is null or valid, see the module.
+        unsafe { shared(cache, "cache") }?.wait_ready()?;
+        Ok(Status::Ok)
+    })
+}
+
+/// Reads sizes and counts.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_hybrid_stats(
+    cache: *const HybridByteCache,
+    stats: *mut HybridCounts,
+) -> Status {
+    guard(|| {
+        // SAFETY: the pointers are null or valid, see the module.
+        let (stats, cache) =
+            unsafe { (out(stats, "stats", HybridCounts::default())?, shared(cache, "cache")?) };
+        let device = cache.device_stats();
+        *stats = HybridCounts {
+            memory: cache.memory_stats().into(),
+            device_entries: device.records,
+            device_used_bytes: device.used_bytes,
+            device_hits: device.hits,
+            device_is_ready: device.rebuild.done,
+        };
+        Ok(Status::Ok)
+    })
+}

@@ -1,0 +1,3 @@
+//! Tests of the functions of C, by programs in C.
+
+mod program;

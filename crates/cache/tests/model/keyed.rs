@@ -1,0 +1,212 @@
+//! The cache for keys of any type: loads of colliding keys against inserts and removals, and expiry
+//! against hits and reloads.
+
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use forebay_base::clock::{Clock, ManualClock};
+use forebay_base::model::{below, check, join, spawn};
+use forebay_cache::{KeyedCache, LoadError, Reclaim};
+
+use crate::harness::{Block, Ledger};
+
+const LIFETIME: Duration = Duration::from_secs(1);
+
+/// A hasher to which all keys are alike.
+#[derive(Clone)]
+struct Alike;
+
+impl Hasher for Alike {
+    fn finish(&self) -> u64 {
+        7
+    }
+    fn write(&mut self, _: &[u8]) {}
+}
+
+impl BuildHasher for Alike {
+    type Hasher = Self;
+    fn build_hasher(&self) -> Self {
+        Self
+    }
+}
+
+/// A cache in which all keys collide and values live for a time, and what must be freed with it.
+struct World {
+    cache: KeyedCache<u64, Block, Alike>,
+    ledger: Arc<Ledger>,
+    clock: Arc<ManualClock>,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        let clock = Arc::new(ManualClock::new());
+        let cache = KeyedCache::builder()
+            .max_entries(10)
+            .hasher(Alike)
+            .time_to_live(LIFETIME)
+            .reclaim(Reclaim::Inline)
+            .seed(crate::harness::SEED)
+            .clock(clock.clone())
+            .build()
+            .expect("a small cache");
+        Arc::new(Self { cache, ledger: Ledger::new(), clock })
+    }
+
+    fn block(&self, key: u64, version: u64) -> Block {
+        let mut block = Block::new(&self.ledger, key);
+        block.version = version;
+        block
+    }
+
+    /// The version that is cached.
+    fn get(&self, key: u64) -> Option<u64> {
+        self.cache.get(&key).map(|block| {
+            block.check(key);
+            block.version
+        })
+    }
+
+    /// Loads a block of that version, unless one is cached. Returns the version.
+    fn load(&self, key: u64, version: impl FnOnce() -> u64) -> u64 {
+        let load = || Ok::<_, LoadError>(self.block(key, version()));
+        let block = self.cache.get_or_load(key, load).expect("the loader succeeds");
+        block.check(key);
+        block.version
+    }
+
+    fn end(world: Arc<Self>) {
+        let world = Arc::into_inner(world).expect("all threads have ended");
+        world.cache.audit();
+        drop(world.cache);
+        world.ledger.assert_gone();
+    }
+}
+
+/// Each request gets a value or an error of its own key, and none waits for ever.
+#[test]
+fn loads_of_colliding_keys_do_not_mix() {
+    check(9000, || {
+        let world = World::new();
+        let asker = |key: u64| {
+            let world = world.clone();
+            spawn(move || {
+                let load = || if below(3) == 0 { Err(key) } else { Ok(world.block(key, 1)) };
+                match world.cache.get_or_load(key, load) {
+                    Ok(block) => block.check(key),
+                    Err(LoadError::Failed(of)) => assert_eq!(*of, key, "an error of another key"),
+                    Err(error) => panic!("{error}"),
+                }
+            })
+        };
+        let threads = [asker(1), asker(2), asker(1 + below(2))];
+        match below(4) {
+            0 => drop(world.cache.remove(&1)),
+            1 => drop(world.cache.clear()),
+            2 => drop(world.cache.insert(2, world.block(2, 2))),
+            _ => drop(world.cache.remove_if(&1, |block| block.version == 1)),
+        }
+        world.get(1);
+        join(threads);
+        World::end(world);
+    });
+}
+
+/// A load within a load of a colliding key, by two threads in opposite order.
+#[test]
+fn loaders_of_colliding_keys_may_nest() {
+    check(6000, || {
+        let world = World::new();
+        let asker = |outer: u64, inner: u64| {
+            let world = world.clone();
+            spawn(move || world.load(outer, || 1 + world.load(inner, || 1)))
+        };
+        let versions = join([asker(1, 2), asker(2, 1)]);
+        // The inner load of one thread may be the outer load of the other.
+        assert!(versions.iter().all(|version| (1..=3).contains(version)), "{versions:?}");
+        World::end(world);
+    });
+}
+
+/// After a change of what is loaded and an insert or a removal, nothing older is returned, whatever
+/// loads are in flight, of the same key or of a colliding one.
+#[test]
+fn no_load_brings_back_what_was_replaced_or_removed() {
+    check(9000, || {
+        let world = World::new();
+        let database = Arc::new(AtomicU64::new(1));
+        let asker = |key: u64| {
+            let (world, database) = (world.clone(), database.clone());
+            let version = move || {
+                let version = database.load(Ordering::Relaxed);
+                shuttle::thread::yield_now();
+                version
+            };
+            spawn(move || world.load(key, version))
+        };
+        let threads = [asker(1), asker(2), asker(1)];
+        // So that loads have begun.
+        (0..below(20)).for_each(|_| shuttle::thread::yield_now());
+        database.store(2, Ordering::Relaxed);
+        if below(2) == 0 {
+            drop(world.cache.remove(&1));
+        } else {
+            world.cache.insert(1, world.block(1, 2)).expect("there is capacity");
+        }
+        let newest = |version: Option<u64>| version.is_none_or(|version| version == 2);
+        assert!(newest(world.get(1)), "an outdated load has come back");
+        join(threads);
+        assert!(newest(world.get(1)), "an outdated load has come back");
+        World::end(world);
+    });
+}
+
+/// A value whose time is over is returned by no lookup, is loaded once, and its removal never takes
+/// its successor.
+#[test]
+fn an_expired_value_is_reloaded_once() {
+    check(9000, || {
+        let world = World::new();
+        let end_ns = LIFETIME.as_nanos() as u64;
+        world.cache.insert(1, world.block(1, 1)).expect("there is capacity");
+        let loads = Arc::new(AtomicUsize::new(0));
+        // What a lookup that began after the end may not return.
+        let judge = move |world: &World, look: &dyn Fn() -> Option<u64>| {
+            let began_ns = world.clock.now_ns();
+            if look() == Some(1) {
+                assert!(began_ns < end_ns, "an expired value was returned");
+            }
+        };
+        let loader = || {
+            let (world, loads) = (world.clone(), loads.clone());
+            spawn(move || {
+                let version = || {
+                    loads.fetch_add(1, Ordering::Relaxed);
+                    2
+                };
+                judge(&world, &|| Some(world.load(1, version)));
+            })
+        };
+        let hitter = || {
+            let world = world.clone();
+            spawn(move || match below(3) {
+                0 => drop(world.cache.remove_expired()),
+                1 => judge(&world, &|| world.cache.peek(&1).map(|block| block.version)),
+                _ => judge(&world, &|| world.get(1)),
+            })
+        };
+        let threads = [loader(), loader(), hitter(), hitter()];
+        world.clock.advance(end_ns);
+        join(threads);
+        let loads = loads.load(Ordering::Relaxed);
+        assert!(loads <= 1, "{loads} loads");
+        // The first value is gone, whoever removed it; the second one stays.
+        assert_eq!(world.get(1), (loads == 1).then_some(2));
+        let usage = world.cache.usage();
+        let mut left = usage.counters.iter().filter(|counter| counter.name == "left");
+        let expired = left.find(|counter| counter.label.is_some_and(|label| label == "expired"));
+        assert_eq!(expired.map(|counter| counter.value), Some(1));
+        World::end(world);
+    });
+}
