@@ -71,6 +71,10 @@ pub(crate) enum Command {
     Scrub(ScrubArgs),
     /// Resume a suspended pool whose devices work again, and empty the error log of a pool
     Clear(ClearArgs),
+    /// Take a device of a mirror out of use, until `online`
+    Offline(SideArgs),
+    /// Take a device of a mirror into use again, and bring what it has missed onto it
+    Online(OnlineArgs),
     /// Verify every copy of every block of a pool, and compare allocated blocks with the space maps
     Check(CheckArgs),
     /// Give the free space of a pool back to its devices
@@ -419,6 +423,32 @@ pub(crate) struct StatusArgs {
 pub(crate) struct ClearArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  forebay offline tank /dev/sdb\n\n\
+    The other devices of the mirror go on. It stays offline across imports. The last device with all\n\
+    blocks cannot be taken out of use.")]
+pub(crate) struct SideArgs {
+    #[arg(help = POOL_HELP)]
+    pub(crate) pool: String,
+    /// A device of a mirror: its path, or its guid in hexadecimal
+    pub(crate) device: String,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  forebay online tank /dev/sdb\n  forebay online tank /dev/sdb --no-wait\n\n\
+    Brings back a device that is offline or faulted. A resilver then reads the blocks that were\n\
+    written without it, and writes them onto it; `forebay status` shows how far it is. It starts over\n\
+    after an import. A missing device comes back with an import of all devices."
+)]
+pub(crate) struct OnlineArgs {
+    #[command(flatten)]
+    pub(crate) side: SideArgs,
+    /// Do not wait for the end of the resilver; for an imported pool
+    #[arg(long)]
+    pub(crate) no_wait: bool,
 }
 
 #[derive(Debug, Args)]

@@ -119,9 +119,9 @@ pub use pool::{
     CheckProgress, CheckReport, CounterGroup, CreateOptions, DamageReport, DamagedTree, Dataset,
     Directory, Durations, HandleView, HealthState, ImportOptions, LabelInfo, LoggedDamage, Object,
     ObjectInfo, Pool, PoolDevice, PoolHealth, PoolHistograms, PoolStats, PoolUsage, PoolVdev,
-    ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables, TrimCounters,
-    TrimProgress, TrimReport, TrimTunables, TxgHistoryInfo, TxgPhase, TxgRecord, UnreachableBlocks,
-    destroy, read_label,
+    ResilverStatus, ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables,
+    TrimCounters, TrimProgress, TrimReport, TrimTunables, TxgHistoryInfo, TxgPhase, TxgRecord,
+    UnreachableBlocks, destroy, read_label,
 };
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;

@@ -19,6 +19,7 @@ mod metrics;
 mod mount;
 pub(crate) mod mount_helper;
 mod scrub;
+mod sides;
 mod stats;
 mod status;
 mod trace;
@@ -77,6 +78,8 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<u8> {
         Command::Trim(args) => trim::run(&args),
         Command::Destroy(args) => destroy::run(&args),
         Command::Clear(args) => clear::run(&args),
+        Command::Offline(args) => sides::offline(&args),
+        Command::Online(args) => sides::online(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Cache(CacheCommand::Flush { pool }) => cache::flush(pool.as_deref()),
         Command::L2(L2Command::Add { pool, device, size, force }) => {

@@ -96,6 +96,9 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
         ),
     );
     put("scrub", super::scrub::line(&status.scrub));
+    if let Some(resilver) = &status.resilver {
+        put("resilver", super::sides::line(resilver));
+    }
     let errors = &status.errors;
     put(
         "errors",
@@ -242,13 +245,17 @@ fn tree(status: &PoolStatus) -> Vec<(String, String)> {
 fn next_steps(status: &PoolStatus) -> impl Iterator<Item = String> {
     let has = |state: &str| status.devices.iter().any(|one| one.mirror && one.state == state);
     let name = status.name.clone();
+    let resilvers = status.resilver.as_ref().is_some_and(|resilver| resilver.active);
     let steps = [
-        has("degraded")
-            .then(|| format!("`forebay scrub {name}` brings back what a degraded device misses")),
-        has("faulted").then(|| {
-            "a faulted device is tried again at the next import; check its cable and its log"
-                .to_owned()
+        (has("degraded") && !resilvers).then(|| {
+            format!("`forebay online {name} DEVICE` brings back what a degraded device misses")
         }),
+        (has("degraded") && resilvers)
+            .then(|| "wait for the resilver: a degraded device gets what it misses".to_owned()),
+        has("faulted").then(|| {
+            format!("check the cable of a faulted device and its log, then run `forebay online {name} DEVICE`")
+        }),
+        has("offline").then(|| format!("`forebay online {name} DEVICE` takes an offline device into use")),
         has("missing").then(|| {
             "connect the missing device, export the pool, and import it with all of its devices"
                 .to_owned()

@@ -124,6 +124,9 @@ pub(crate) struct PoolStatus {
     pub(crate) log: IntentLogStats,
     #[serde(default)]
     pub(crate) scrub: ScrubInfo,
+    /// The newest resilver since the import, if there was one.
+    #[serde(default)]
+    pub(crate) resilver: Option<ResilverInfo>,
 }
 
 /// Damage of a file, or of another structure.
@@ -350,6 +353,24 @@ pub(crate) struct ScrubInfo {
     pub(crate) rate_bytes: u64,
     pub(crate) healed: u64,
     pub(crate) problem_count: u64,
+}
+
+/// The newest resilver of a pool since its import.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ResilverInfo {
+    /// Whether it runs.
+    pub(crate) active: bool,
+    /// Whether a device of a mirror that is in use misses blocks.
+    pub(crate) degraded: bool,
+    /// Blocks that were read because a device misses them.
+    pub(crate) blocks: u64,
+    /// Bytes of these blocks, all copies.
+    pub(crate) bytes: u64,
+    pub(crate) bytes_per_second: u64,
+    /// Copies written.
+    pub(crate) written: u64,
+    /// Blocks without a good copy.
+    pub(crate) lost: u64,
 }
 
 /// Blocks evicted by a flush of the cache.

@@ -74,6 +74,9 @@ pub(crate) enum Request {
     ControlScrub { pool: u64, change: Option<ScrubChange> },
     /// Discard the free space of a pool: [`messages::TrimReport`], with progress.
     Trim { pool: u64 },
+    /// Take a device of a mirror out of use or back, named by path or guid:
+    /// [`messages::ResilverInfo`].
+    ChangeSide { pool: u64, device: String, change: SideChange },
     /// Resume a pool if it is suspended, and empty its error log: no content.
     Clear { pool: u64 },
     /// Add an L2 device: [`messages::L2DeviceInfo`].
@@ -111,6 +114,17 @@ pub(crate) struct ExplainScope {
     pub(crate) inode: Option<u64>,
     /// How far to look back, in seconds.
     pub(crate) since_s: u64,
+}
+
+/// A change of a side of a mirror.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SideChange {
+    Offline,
+    /// Then the resilver starts, and the answer may wait for its end.
+    Online {
+        wait: bool,
+    },
 }
 
 /// A change of a scrub.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use forebay_fs::{ErrorKind, FileSystem, FsOptions};
 use forebay_pool::format::ScrubState;
-use forebay_pool::{CheckProgress, Pool, ScrubReport, ScrubStatus};
+use forebay_pool::{CheckProgress, LeafState, Pool, PoolDevice, ScrubReport, ScrubStatus};
 
 use super::health;
-use crate::control::ScrubChange;
-use crate::control::messages::{JobProgress, JobReport, ScrubInfo, TrimReport};
+use crate::control::messages::{JobProgress, JobReport, ResilverInfo, ScrubInfo, TrimReport};
+use crate::control::{ScrubChange, SideChange};
 use crate::error::Result;
 
 /// Called at intervals with the progress of a job; `Break` interrupts the job.
@@ -223,5 +223,37 @@ pub(crate) fn scrub_info(status: &ScrubStatus) -> ScrubInfo {
         rate_bytes: status.rate_bytes,
         healed: status.healed,
         problem_count: status.lost,
+    }
+}
+
+/// Takes a side of a mirror out of use or back, and describes the resilver.
+///
+/// # Errors
+/// If the pool refuses, or the device fails.
+pub(crate) fn change_side(pool: &Pool, device: &str, change: SideChange) -> Result<ResilverInfo> {
+    match change {
+        SideChange::Offline => pool.offline_device(device)?,
+        SideChange::Online { wait } => {
+            pool.online_device(device)?;
+            if wait {
+                pool.wait_resilver();
+            }
+        }
+    }
+    Ok(resilver_info(pool))
+}
+
+/// Describes the newest resilver.
+pub(crate) fn resilver_info(pool: &Pool) -> ResilverInfo {
+    let status = pool.resilver_status();
+    let is_degraded = |device: &PoolDevice| device.mirror && device.state == LeafState::Degraded;
+    ResilverInfo {
+        active: status.is_active,
+        degraded: pool.devices().iter().any(is_degraded),
+        blocks: status.blocks,
+        bytes: status.bytes,
+        bytes_per_second: status.bytes_per_second(),
+        written: status.written,
+        lost: status.lost,
     }
 }

@@ -194,6 +194,11 @@ impl Daemon {
         {
             tracing::warn!(pool = pool.name(), %error, "cannot resume the scrub");
         }
+        if !request.read_only
+            && let Err(error) = pool.start_resilver()
+        {
+            tracing::warn!(pool = pool.name(), %error, "cannot resilver");
+        }
         let imported = Arc::new(ImportedPool::new(pool, paths, dirty_set));
         let mut state = self.state.lock();
         state.pools.push(Arc::clone(&imported));

@@ -62,6 +62,9 @@ impl Daemon {
                 let state = if imported.mounts().is_empty() { "imported" } else { "mounted" };
                 answer(&stats::pool_status(&imported.pool, Some(&imported), state))
             }
+            Request::ChangeSide { pool, device, change } => {
+                answer(&jobs::change_side(&self.pool(pool)?.pool, &device, change)?)
+            }
             Request::Clear { pool } => answer(&self.clear_pool(pool)?),
             Request::Expand { pool, add, force, sector } => {
                 let imported = self.pool(pool)?;

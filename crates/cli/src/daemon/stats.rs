@@ -227,6 +227,7 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
             replayed: sum(counters, "replayed"),
         },
         scrub: jobs::scrub_info(&pool.scrub_status()),
+        resilver: Some(jobs::resilver_info(pool)).filter(|one| one.active || one.blocks > 0),
     }
 }
 

@@ -39,3 +39,39 @@ fn a_mirror_is_created_and_its_tree_is_shown() {
     let twice = fixture.fails(&same);
     assert!(twice.contains("twice"), "{twice}");
 }
+
+#[test]
+fn a_side_goes_offline_and_comes_back_beside_a_mount() {
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "--name", "tank", "--size", "32M", "--mirror", "a.img", "b.img"]);
+    let folder = fixture.folder("mnt");
+    fixture.ok(&["mount", "a.img:b.img", "mnt", "--daemon"]);
+    std::fs::write(folder.join("before"), vec![1; 1 << 20]).expect("written");
+    let offline = fixture.ok(&["offline", "tank", "b.img"]);
+    assert!(offline.contains("`forebay online tank b.img` brings it back"), "{offline}");
+    let refused = fixture.fails(&["offline", "tank", "a.img"]);
+    assert!(refused.contains("no other device of mirror 0 has all blocks"), "{refused}");
+    std::fs::write(folder.join("meanwhile"), vec![2; 1 << 20]).expect("written");
+    let (text, _) = texts(&fixture.run(&["status", "tank"]));
+    for wanted in ["health     degraded", "offline", "forebay online tank DEVICE"] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+    let online = fixture.ok(&["online", "tank", "b.img"]);
+    assert!(online.contains("copies written, 0 lost"), "{online}");
+    let status = fixture.ok(&["status", "tank"]);
+    assert!(status.contains("resilver   ended"), "{status}");
+    fixture.ok(&["umount", "mnt"]);
+
+    // A pool that is not imported; and the side that was away has everything.
+    fixture.ok(&["offline", "a.img:b.img", "a.img"]);
+    fixture.ok(&["mount", "b.img", "mnt", "--daemon"]);
+    assert_eq!(std::fs::read(folder.join("meanwhile")).expect("read"), vec![2; 1 << 20]);
+    std::fs::write(folder.join("alone"), vec![3; 1 << 20]).expect("written");
+    fixture.ok(&["umount", "mnt"]);
+    let online = fixture.ok(&["online", "a.img:b.img", "a.img"]);
+    assert!(online.contains("copies written, 0 lost"), "{online}");
+    let checked = fixture.ok(&["check", "a.img:b.img"]);
+    assert!(checked.contains("no problems") || !checked.contains("problem"), "{checked}");
+    let wrong = fixture.fails(&["offline", "a.img:b.img", "c.img"]);
+    assert!(wrong.contains("no such device"), "{wrong}");
+}

@@ -3,6 +3,7 @@
 //! * [`Devices`]: the top-level vdevs by number; reads, writes, flushes, address checks.
 //! * [`vdev`]: a vdev, which is a device or a mirror; [`leaf`]: a device of it; [`status`]: what is
 //!   known of the devices: their states, what they miss, how fast they answer.
+//! * [`sides`]: takes sides of mirrors out of use, and back.
 //! * [`config`], [`features`]: the configuration that a label stores.
 //! * [`label`]: reads and writes labels and uberblocks.
 //! * [`heartbeat`]: keeps two hosts from using a pool at once.
@@ -35,6 +36,7 @@ pub(crate) mod heartbeat;
 pub(crate) mod import;
 pub(crate) mod label;
 mod leaf;
+pub(crate) mod sides;
 pub(crate) mod status;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;

@@ -14,8 +14,8 @@
 //! reads a block verifies it.
 
 use forebay_base::clock::{Clock, SystemClock};
-use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use forebay_base::sync::{Mutex, MutexGuard};
 
 use super::config::{LeafConfig, Missed};
 use crate::format::label::StoredState;
@@ -150,6 +150,45 @@ impl VdevStatus {
     /// Whether a device has all blocks.
     pub(crate) fn has_whole_leaf(&self) -> bool {
         self.leaves.iter().any(LeafStatus::is_whole)
+    }
+
+    /// Number of devices.
+    pub(super) fn count(&self) -> u8 {
+        self.leaves.len() as u8
+    }
+
+    /// Whether a device has all blocks.
+    pub(super) fn is_whole(&self, leaf: u8) -> bool {
+        self.leaves[usize::from(leaf)].is_whole()
+    }
+
+    /// Serialises changes of states and missed txgs.
+    pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock()
+    }
+
+    /// Changes the state of a device, which misses what is written from now on. The caller holds
+    /// [`changing`](Self::changing).
+    pub(super) fn change(&self, leaf: u8, state: StoredState) {
+        let one = &self.leaves[usize::from(leaf)];
+        one.miss(self.txg.load(Ordering::Acquire), STILL);
+        one.in_a_row.store(0, Ordering::Relaxed);
+        one.state.store(state as u8, Ordering::Release);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A device in use gets all writes of txgs after `to`. Returns false if it is not in use.
+    pub(super) fn end_missing(&self, leaf: u8, to: u64) -> bool {
+        let _changing = self.changing.lock();
+        let one = &self.leaves[usize::from(leaf)];
+        if one.state() != StoredState::Online {
+            return false;
+        }
+        if one.missed().is_some_and(|missed| missed.to == STILL) {
+            one.missed_to.store(to, Ordering::Release);
+            self.changes.fetch_add(1, Ordering::AcqRel);
+        }
+        true
     }
 
     /// Blocks of the device with a wrong checksum.

@@ -40,6 +40,7 @@ use super::heartbeat::Heartbeats;
 use super::l2::L2DeviceList;
 use super::log_io::LogDevices;
 use super::merge::{self, Merges};
+use super::resilver::Resilvers;
 use super::scrub::Scrubs;
 use super::trim::{self, Trims};
 use super::txg_history::TxgHistory;
@@ -332,6 +333,7 @@ impl FoundPool {
             datasets_changing: Mutex::named("datasets-changing", ()),
             root: Mutex::named("pool-root", self.root),
             scrub: Scrubs::new(&self.scrub),
+            resilver: Resilvers::new(),
             trim: Trims::new(),
             merges: Merges::new(),
             space_maps_lost: self.space_maps_lost,

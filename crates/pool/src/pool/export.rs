@@ -105,6 +105,7 @@ impl PoolInner {
     fn end_walks(&self) {
         self.txgs.end_parks();
         self.scrub.shut_down();
+        self.resilver.shut_down();
         self.trim.shut_down();
         self.end_merges();
     }

@@ -108,10 +108,12 @@ impl PoolInner {
                     let (mirror, name) = (vdev.number(), leaf.name());
                     let text = match state {
                         LeafState::Degraded => format!(
-                            "device {name} of mirror {mirror} misses blocks; `forebay scrub` brings them back"
+                            "device {name} of mirror {mirror} misses blocks; `forebay online` brings them back"
                         ),
                         LeafState::Missing => format!("{name}; the mirror goes on without it"),
-                        _ => format!("device {name} of mirror {mirror} is {state}"),
+                        _ => format!(
+                            "device {name} of mirror {mirror} is {state}; `forebay online` brings it back"
+                        ),
                     };
                     health.add(HealthState::Degraded, text);
                 } else if let Some(trouble) = leaf.trouble() {

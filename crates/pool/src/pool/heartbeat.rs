@@ -55,6 +55,11 @@ impl Heartbeats {
         }
     }
 
+    /// Calls `f` with the newest heartbeat, while no other is written.
+    pub(super) fn with_newest<T>(&self, f: impl FnOnce(Option<&Heartbeat>) -> T) -> T {
+        f(self.newest.lock().as_ref())
+    }
+
     /// Ends the thread.
     pub(super) fn stop(&self) {
         let thread = {

@@ -19,7 +19,9 @@ mod l2;
 mod log_io;
 mod merge;
 mod replay;
+mod resilver;
 mod scrub;
+mod sides;
 mod space_io;
 mod stats;
 mod sync_txg;
@@ -66,6 +68,8 @@ pub use import::ImportOptions;
 pub(crate) use import::read_root;
 use l2::L2DeviceList;
 use merge::Merges;
+pub use resilver::ResilverStatus;
+use resilver::Resilvers;
 use scrub::Scrubs;
 pub use scrub::{ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables};
 pub use stats::{CounterGroup, Durations, PoolHistograms, PoolStats, PoolUsage};
@@ -116,6 +120,7 @@ pub(crate) struct PoolInner {
     /// Space promised to open transactions.
     reservations: Reservations,
     scrub: Scrubs,
+    resilver: Resilvers,
     trim: Trims,
     merges: Merges,
     heartbeats: Heartbeats,

@@ -2,8 +2,9 @@
 //! fetches, which are urgent from the start.
 //!
 //! A read is declined if there is no free capacity or memory at once, or if the block is a gang.
-//! Only one place of the first copy is tried, without healing. If it is bad, the load is abandoned,
-//! and readers of the block use the blocking path. The same happens if the L2 takes over the load
+//! Only one place of the first copy is tried, without healing. If it is bad, it becomes a
+//! [suspect](super::suspects), the load is abandoned, and readers of the block use the blocking path,
+//! which tries that place first, counts and heals. The same happens if the L2 takes over the load
 //! and cannot supply the block: waiters retry a bounded number of times and then use the blocking
 //! path.
 //!
@@ -166,6 +167,7 @@ impl Store {
             shared: Arc::clone(&self.shared),
             bp: *bp,
             key,
+            place,
             cause,
             load_guard,
             on_done,
@@ -188,6 +190,7 @@ struct AsyncRead {
     shared: Arc<Shared>,
     bp: BlockPtrPhys,
     key: BlockKey,
+    place: Place,
     cause: ReadCause,
     load_guard: LoadGuard<BlockKey, Buffer>,
     on_done: ReadCallback,
@@ -196,7 +199,7 @@ struct AsyncRead {
 impl AsyncRead {
     /// Publishes the block. Runs in the I/O callback.
     fn end(self, read: Read) {
-        let Self { shared, bp, key, cause, load_guard, on_done } = self;
+        let Self { shared, bp, key, place, cause, load_guard, on_done } = self;
         if cause == ReadCause::Prefetch {
             drop(shared.prefetches.shard(&key).lock().remove(&key));
         }
@@ -205,7 +208,10 @@ impl AsyncRead {
                 drop(load_guard.publish(content));
                 true
             }
-            Err(_) => {
+            Err(error) => {
+                if error.kind() != ErrorKind::NoMemory && error.kind() != ErrorKind::Closed {
+                    shared.suspects.note(key, place);
+                }
                 if cause == ReadCause::Prefetch {
                     shared.counters.add(StoreCounters::PREFETCHES_FAILED, 0, 1);
                 }

@@ -12,6 +12,7 @@
 //! * [`gang`]: gang blocks, which are stored in several pieces.
 //! * [`readers`]: readers that may still follow old pointers.
 //! * [`heals`]: heals of a scrub, which is not a reader.
+//! * [`suspects`]: places of bad copies that asynchronous reads have met.
 //! * [`traced`]: reports accesses to an open trace.
 //!
 //! # Invariants
@@ -24,8 +25,8 @@
 //!
 //! # Locking
 //!
-//! `store-in-flight`, `store-readers`, `store-heals`, `store-prefetch` and `store-writing` (both
-//! sharded) and `worker-pool` are leaf locks; no callback runs under them. `worker-pool-batch` is
+//! `store-in-flight`, `store-readers`, `store-heals`, `store-suspects`, `store-prefetch` and
+//! `store-writing` (both sharded) and `worker-pool` are leaf locks; no callback runs under them. `worker-pool-batch` is
 //! held while the blocks of a txg are written, and comes right after `space`.
 //!
 //! # What it does not do
@@ -43,6 +44,7 @@ mod in_flight;
 mod model;
 mod read;
 pub(crate) mod readers;
+mod suspects;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 mod traced;
@@ -68,6 +70,7 @@ use counters::StoreCounters;
 use heals::Heals;
 use in_flight::InFlightWrites;
 use readers::Readers;
+use suspects::Suspects;
 use worker_pool::WorkerPool;
 pub(crate) use write::{Content, PackJob, Packed, Packer, Packing, Placed, WritePayload};
 use writing::Writing;
@@ -109,6 +112,7 @@ struct Shared {
     cache: Arc<BlockCache>,
     counters: StoreCounters,
     prefetches: InFlightPrefetches,
+    suspects: Suspects,
     writing: Writing,
     in_flight: InFlightWrites,
     readers: Readers,
@@ -184,6 +188,7 @@ impl Store {
             cache: Arc::clone(&cache),
             counters: StoreCounters::new(),
             prefetches: InFlightPrefetches::new(),
+            suspects: Suspects::new(),
             writing: Writing::new(),
             in_flight: InFlightWrites::new(in_flight_bytes),
             readers: Readers::new(),

@@ -275,6 +275,20 @@ impl Store {
         self.load_nth(bp, n, ReadCause::Scrub).map(|good| good.content)
     }
 
+    /// Whether the n-th place of a block still exists, and its device is known to miss the block; of
+    /// a gang, whether any device misses blocks.
+    pub(crate) fn misses(&self, bp: &BlockPtrPhys, n: usize) -> bool {
+        if bp.is_gang() {
+            return self.devices.misses_blocks();
+        }
+        self.nth_place(bp, n).is_some_and(|place| self.devices.misses(place, bp.birth_txg.get()))
+    }
+
+    /// Whether the n-th place of a block exists: a device may have been taken out of use.
+    pub(crate) fn has_place(&self, bp: &BlockPtrPhys, n: usize) -> bool {
+        n < self.place_count(bp)
+    }
+
     /// Reads and verifies all copies of a block, for people. Of a gang, those of its addresses.
     pub(crate) fn copies(&self, bp: &BlockPtrPhys) -> Vec<(Place, Result<()>)> {
         let place = |n| match bp.is_gang() {
@@ -312,8 +326,8 @@ impl Store {
         if bp.is_gang() {
             return self.heal_gang(bp, n);
         }
-        let none = || Error::new(ErrorKind::Corrupt, format!("{bp:?}: has no copy {n}"));
-        self.heal_place(bp, self.nth_place(bp, n).ok_or_else(none)?)
+        // Without the place, its device was taken out of use meanwhile.
+        self.nth_place(bp, n).map_or(Ok(()), |place| self.heal_place(bp, place))
     }
 
     /// Whether no device of the n-th place of a block is there.
@@ -380,11 +394,15 @@ impl Store {
         }
         let birth = Some(bp.birth_txg.get());
         let mut bad = Vec::new();
+        let mut suspect = self.suspect(bp);
         for _ in 0..2 {
             errors.clear();
             for dva in bp.dvas() {
                 let mut tried = LeafSet::default();
-                while let Some(place) = self.devices.choose(dva, birth, &mut tried) {
+                let first = suspect.take();
+                first.iter().for_each(|place| tried.insert(place.leaf));
+                let mut next = first.or_else(|| self.devices.choose(dva, birth, &mut tried));
+                while let Some(place) = next {
                     match self.load_place(bp, place, ReadCause::Miss) {
                         Ok(good) => {
                             if !bad.is_empty() && self.may_heal() {
@@ -404,10 +422,19 @@ impl Store {
                             errors.push(error);
                         }
                     }
+                    next = self.devices.choose(dva, birth, &mut tried);
                 }
             }
         }
         Err(self.is_lost(bp, errors))
+    }
+
+    /// The place of the first address of which an asynchronous read has got a bad copy.
+    fn suspect(&self, bp: &BlockPtrPhys) -> Option<Place> {
+        let place = self.shared.suspects.take(&self.key(bp))?;
+        let is_used = (0..self.devices.place_count(place.dva))
+            .any(|n| self.devices.nth_place(place.dva, n) == place);
+        (bp.copies[0].get() == Some(place.dva) && is_used).then_some(place)
     }
 
     #[cold]

@@ -33,6 +33,7 @@ mod scrub;
 mod sectors;
 mod seek;
 mod settings;
+mod sides;
 mod trace;
 mod trim;
 mod two_hosts;

@@ -12,32 +12,32 @@ use forebay_pool::{ErrorKind, HealthState, LeafState, NewVdev, Pool};
 
 use crate::common::{MIB, arena, cache, check, create_options, dataset, import_options, memory};
 
-const SIZE: u64 = 32 * MIB;
-const RECORD: u64 = 8192;
+pub(crate) const SIZE: u64 = 32 * MIB;
+pub(crate) const RECORD: u64 = 8192;
 const ENODEV: i32 = 19;
 const EIO: i32 = 5;
 
 /// Two devices that can fail.
-struct Sides {
-    media: [Arc<dyn Device>; 2],
-    faults: [Arc<FaultDevice>; 2],
+pub(crate) struct Sides {
+    pub(crate) media: [Arc<dyn Device>; 2],
+    pub(crate) faults: [Arc<FaultDevice>; 2],
 }
 
 impl Sides {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::over([memory(SIZE), memory(SIZE)])
     }
 
-    fn over(media: [Arc<dyn Device>; 2]) -> Self {
+    pub(crate) fn over(media: [Arc<dyn Device>; 2]) -> Self {
         let fault = |at: usize| Arc::new(FaultDevice::new(Arc::clone(&media[at]), 7));
         Self { faults: [fault(0), fault(1)], media }
     }
 
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
+    pub(crate) fn devices(&self) -> Vec<Arc<dyn Device>> {
         self.faults.iter().map(|one| Arc::clone(one) as Arc<dyn Device>).collect()
     }
 
-    fn create(&self) -> Pool {
+    pub(crate) fn create(&self) -> Pool {
         create(&self.devices())
     }
 }
@@ -47,13 +47,13 @@ fn create(devices: &[Arc<dyn Device>]) -> Pool {
     Pool::create_tree(vec![mirror], &create_options(&cache(32 * MIB))).expect("a pool")
 }
 
-fn import(devices: &[&Arc<dyn Device>]) -> Result<Pool, forebay_pool::Error> {
+pub(crate) fn import(devices: &[&Arc<dyn Device>]) -> Result<Pool, forebay_pool::Error> {
     let opened = devices.iter().map(|one| Arc::clone(one).into()).collect();
     Pool::import(opened, &import_options(&cache(32 * MIB)))
 }
 
 /// Creates an object with so many records, each of its own content.
-fn fill(pool: &Pool, records: u64) -> u64 {
+pub(crate) fn fill(pool: &Pool, records: u64) -> u64 {
     let data = dataset(pool);
     let tx = pool.begin().expect("space");
     let number = data.create_object(&tx, &[]).expect("an object");
@@ -62,7 +62,7 @@ fn fill(pool: &Pool, records: u64) -> u64 {
     number
 }
 
-fn overwrite(pool: &Pool, number: u64, records: u64, salt: u8) {
+pub(crate) fn overwrite(pool: &Pool, number: u64, records: u64, salt: u8) {
     let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
     for record in 0..records {
         let tx = pool.begin().expect("space");
@@ -72,7 +72,7 @@ fn overwrite(pool: &Pool, number: u64, records: u64, salt: u8) {
     pool.sync().expect("a txg");
 }
 
-fn verify(pool: &Pool, number: u64, records: u64, salt: u8) {
+pub(crate) fn verify(pool: &Pool, number: u64, records: u64, salt: u8) {
     let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
     let mut out = vec![0; RECORD as usize];
     for record in 0..records {
@@ -81,7 +81,7 @@ fn verify(pool: &Pool, number: u64, records: u64, salt: u8) {
     }
 }
 
-fn states(pool: &Pool) -> Vec<LeafState> {
+pub(crate) fn states(pool: &Pool) -> Vec<LeafState> {
     pool.devices().iter().map(|device| device.state).collect()
 }
 
@@ -95,7 +95,7 @@ fn scribble(device: &Arc<dyn Device>, from: u64, until: u64) {
     }
 }
 
-fn scrub(pool: &Pool) -> forebay_pool::ScrubReport {
+pub(crate) fn scrub(pool: &Pool) -> forebay_pool::ScrubReport {
     pool.scrub(&mut |_| ControlFlow::Continue(())).expect("it runs")
 }
 

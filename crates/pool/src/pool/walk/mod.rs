@@ -185,6 +185,14 @@ pub(super) trait Visitor {
     /// # Errors
     /// [`SliceEnd::Overtaken`] if the block was freed meanwhile, or an error that ends the walk.
     fn block(&mut self, block: VisitedBlock<'_>) -> Step;
+    /// Subtrees whose newest block is older are left out.
+    fn oldest(&self) -> u64 {
+        0
+    }
+    /// Whether to read a copy of a block. A block of which no copy is read is not visited.
+    fn wants(&self, _store: &Store, _ptr: &BlockPtrPhys, _copy: usize) -> bool {
+        true
+    }
     /// Called for each unreadable or invalid structure that is not a copy of a visited block.
     fn damaged(&mut self, location: &BlockLocation, error: Error);
 }
@@ -315,6 +323,11 @@ impl<'a> Walk<'a> {
         if end <= block {
             return Ok(());
         }
+        // A block is never older than those that it leads to.
+        if ptr.birth_txg.get() < self.visitor.oldest() {
+            self.at = Bookmark { object, block: end, height: TOP, ..self.at };
+            return Ok(());
+        }
         let is_next = first > block || (first == block && ptr.level < height);
         let is_old = ptr.birth_txg.get() <= self.until;
         let here =
@@ -405,7 +418,15 @@ impl<'a> Walk<'a> {
         first: u64,
         wants_content: bool,
     ) -> Step<Option<Vec<u8>>> {
-        let mut read = read_copies(of.store, ptr, wants_content)?;
+        let visitor = &*self.visitor;
+        let wants = |copy| visitor.wants(of.store, ptr, copy);
+        let mut read = read_copies(of.store, ptr, wants_content, &wants)?;
+        if read.tried == 0 {
+            return match wants_content {
+                true => self.descend(of, ptr, first),
+                false => Ok(None),
+            };
+        }
         let location = of.location(first);
         if !read.bad.is_empty() || read.lost_extents.is_some() {
             self.pool.check_not_freed(&location, ptr)?;
@@ -503,22 +524,33 @@ struct ReadCopies {
     lost_extents: Option<Error>,
     bad: Vec<(usize, Error)>,
     copies: usize,
+    /// Copies that were read.
+    tried: usize,
 }
 
-fn read_copies(store: &Store, ptr: &BlockPtrPhys, wants_content: bool) -> Result<ReadCopies> {
+fn read_copies(
+    store: &Store,
+    ptr: &BlockPtrPhys,
+    wants_content: bool,
+    wants: &dyn Fn(usize) -> bool,
+) -> Result<ReadCopies> {
     let (extents, lost_extents) = match store.extents(ptr) {
         Ok(extents) => (extents, None),
         Err(error) if is_damage(&error) => (Vec::new(), Some(error)),
         Err(error) => return Err(error),
     };
     let copies = store.place_count(ptr);
-    let mut read = ReadCopies { content: None, extents, lost_extents, bad: Vec::new(), copies };
-    for copy in 0..copies {
+    let mut read =
+        ReadCopies { content: None, extents, lost_extents, bad: Vec::new(), copies, tried: 0 };
+    for copy in (0..copies).filter(|copy| wants(*copy)) {
+        read.tried += 1;
         match store.read_copy(ptr, copy) {
             Ok(content) if wants_content && read.content.is_none() => {
                 read.content = Some(content.to_vec());
             }
             Ok(_) => {}
+            // Its device was taken out of use.
+            Err(_) if !store.has_place(ptr, copy) => {}
             Err(error) if is_damage(&error) => read.bad.push((copy, error)),
             Err(error) => return Err(error),
         }

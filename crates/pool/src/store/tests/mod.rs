@@ -24,6 +24,7 @@ use crate::devices::create::{CreateOptions, NewVdev, create};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::LABEL_BYTES;
 use crate::format::{BlockKind, BlockPtrPhys, Compression, Dva, DvaPhys};
+use crate::open::Opened;
 
 pub(super) const DEVICE_BYTES: u64 = 32 << 20;
 
@@ -101,6 +102,22 @@ pub(super) fn fixture_with(
     caching: OwnerCaching,
     latency_ns: u64,
 ) -> Fixture {
+    let stripe = |opened: Vec<Opened>| opened.into_iter().map(NewVdev::Device).collect();
+    fixture_of(cache, (count, sector_bytes, latency_ns), caching, stripe)
+}
+
+/// A store over a mirror of two devices.
+pub(super) fn mirror_fixture() -> Fixture {
+    let mirror = |opened| vec![NewVdev::Mirror(opened)];
+    fixture_of(block_cache(64 << 20), (2, 512, 0), OwnerCaching::All, mirror)
+}
+
+fn fixture_of(
+    cache: Arc<BlockCache>,
+    (count, sector_bytes, latency_ns): (usize, u32, u64),
+    caching: OwnerCaching,
+    vdevs: impl FnOnce(Vec<Opened>) -> Vec<NewVdev>,
+) -> Fixture {
     let options = MemoryOptions {
         sector_bytes,
         latency_ns,
@@ -113,8 +130,9 @@ pub(super) fn fixture_with(
         Arc::new(FaultDevice::new(Arc::clone(device) as Arc<dyn Device>, 7))
     };
     let faults: Vec<_> = memory_devices.iter().map(over).collect();
-    let opened =
-        faults.iter().map(|device| NewVdev::Device((Arc::clone(device) as Arc<dyn Device>).into()));
+    let opened = faults.iter().map(|device| (Arc::clone(device) as Arc<dyn Device>).into());
+    let vdevs = vdevs(opened.collect());
+    let vdev_count = vdevs.len();
     let options = CreateOptions {
         name: "tank".to_owned(),
         host: Default::default(),
@@ -123,10 +141,10 @@ pub(super) fn fixture_with(
         heartbeat_ms: 0,
         sector_bytes: None,
     };
-    let devices: Devices = create(opened.collect(), &options, &cache).unwrap().devices;
+    let devices: Devices = create(vdevs, &options, &cache).unwrap().devices;
     let owner = cache.cache().open_owner(caching).unwrap().into_id();
     let store = Store::new(Arc::new(devices), cache, owner, false, 8 << 20);
-    let (space, rng) = (TestSpace::new(count), SmallRng::from_seed(11));
+    let (space, rng) = (TestSpace::new(vdev_count), SmallRng::from_seed(11));
     Fixture { store, space, faults, memory_devices, rng }
 }
 

@@ -7,7 +7,7 @@ use forebay_io::fault::{Fault, Rule};
 use forebay_io::{Op, Priority};
 use zerocopy::little_endian::{U32, U64};
 
-use super::{block_cache, fixture, fixture_over, fixture_with, props};
+use super::{Fixture, block_cache, fixture, fixture_over, fixture_with, mirror_fixture, props};
 use crate::error::ErrorKind;
 use crate::format::{BlockPtrPhys, Compression, Dva, DvaPhys};
 use crate::store::counters::StoreCounters;
@@ -245,6 +245,27 @@ fn a_prefetch_that_fails_leaves_the_block_to_readers() {
     assert_eq!(fixture.counted(StoreCounters::PREFETCHES_FAILED), 1);
     assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
     assert_eq!(fixture.counted(StoreCounters::HEALED), 1);
+    fixture.audit();
+}
+
+#[test]
+fn a_bad_side_that_a_prefetch_has_met_is_counted_and_healed() {
+    let mut fixture = mirror_fixture();
+    let (bp, content) = fixture.write(16 << 10, &props(1, Compression::Off));
+    fixture.store.wait_and_flush().unwrap();
+    fixture.forget(&bp);
+    let (dva, bytes) = (bp.dvas().next().unwrap(), bp.allocated_bytes(512));
+    let good = fixture.raw(dva, bytes).to_vec();
+    fixture.rot(dva, bytes);
+    // The first read of a mirror goes to its first side, the second one to the other.
+    fixture.store.prefetch(&bp, Attributes::DATA, Box::new(|ok| assert!(!ok)));
+    fixture.store.devices().drain();
+    let counted = |fixture: &Fixture| fixture.store.devices().get(0).unwrap().errors(0).checksums;
+    assert_eq!(counted(&fixture), 0, "the block may have been freed");
+    assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
+    assert_eq!(counted(&fixture), 1);
+    assert_eq!(fixture.counted(StoreCounters::HEALED), 1);
+    assert_eq!(fixture.raw(dva, bytes)[..], good[..]);
     fixture.audit();
 }
 

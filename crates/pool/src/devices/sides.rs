@@ -1,0 +1,219 @@
+//! Takes sides of mirrors out of use, and back into use.
+//!
+//! A side that is *offline* gets nothing any more, and misses what is written from then on, as one
+//! that is faulted. All labels say so before, also its own: alone it is refused.
+//!
+//! A side that comes back has its labels written first, while it still misses everything. Only then
+//! its range of missed txgs ends: after the txg that is open at that time, because writes in flight
+//! may have left it out.
+
+use super::config::{Config, Label, VdevKind};
+use super::heartbeat::{self, Heartbeat};
+use super::label::{self, MayWrite};
+use super::status::{STILL, VdevStatus};
+use super::{Devices, Leaf, Place, Vdev};
+use crate::block_cache::BlockCache;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::label::StoredState;
+
+/// A side of a mirror.
+#[derive(Clone, Copy)]
+pub(crate) struct Side<'a> {
+    vdev: &'a Vdev,
+    at: u8,
+}
+
+impl<'a> Side<'a> {
+    pub(crate) fn leaf(&self) -> &'a Leaf {
+        self.vdev.leaf(self.at)
+    }
+
+    fn status(&self) -> &'a VdevStatus {
+        self.vdev.status()
+    }
+
+    /// Whether the side is in use.
+    pub(crate) fn is_used(&self) -> bool {
+        self.status().is_used(self.at)
+    }
+
+    /// From now on the side is known to miss what is written. It is still in use, so that its
+    /// labels can say so.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if no other side has all blocks, or if the device is missing.
+    fn begin_missing(&self) -> Result<()> {
+        let name = self.leaf().name();
+        if self.leaf().is_missing() {
+            let text = format!("{name}; there is nothing to take out of use");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        match self.status().begin_missing(self.at) {
+            true => Ok(()),
+            false => {
+                let mirror = self.vdev.number();
+                let text = format!(
+                    "{name}: no other device of mirror {mirror} has all blocks; bring another one back with `forebay online`, and let it catch up first"
+                );
+                Err(Error::new(ErrorKind::Invalid, text))
+            }
+        }
+    }
+
+    /// Takes the side out of use, after its labels say that it misses what is written, so that it
+    /// is not believed alone. Returns false if it is offline already. The next commit stores it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if no other side has all blocks, or if the device is missing; the
+    /// errors of the labels, after which it is in use as before.
+    pub(crate) fn take_offline(
+        &self,
+        devices: &Devices,
+        config: &mut Config,
+        open_txg: &dyn Fn() -> u64,
+        memory: &BlockCache,
+        may_write: MayWrite<'_>,
+    ) -> Result<bool> {
+        if self.status().state(self.at) == StoredState::Offline {
+            return Ok(false);
+        }
+        self.begin_missing()?;
+        let updated = label::update_config(devices, config, memory, may_write);
+        if updated.is_err() {
+            self.status().end_missing(self.at, open_txg() + 1);
+        }
+        updated?;
+        self.status().set_state(self.at, StoredState::Offline);
+        Ok(true)
+    }
+
+    /// Checks that the device still is the side.
+    fn check_label(&self, config: &Config, memory: &BlockCache) -> Result<()> {
+        let (device, name) = (&**self.leaf().device(), self.leaf().name());
+        let found = label::read(device, memory)?;
+        let is_own = |label: &Label| {
+            label.config.pool_guid == config.pool_guid && label.own().guid == self.leaf().guid()
+        };
+        match found.as_ref().is_some_and(is_own) {
+            true => Ok(()),
+            false => {
+                let text = format!("{name}: does not hold the label of this side any more");
+                Err(Error::new(ErrorKind::NotAPool, text))
+            }
+        }
+    }
+
+    /// Takes the side into use again, with the newest labels. It still misses what is written.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if the device is missing, [`ErrorKind::NotAPool`] if it has another
+    /// label, [`ErrorKind::Device`] if it fails; then it is as before, or faulted.
+    pub(crate) fn take_online(
+        &self,
+        devices: &Devices,
+        config: &mut Config,
+        beats: Option<&Heartbeat>,
+        memory: &BlockCache,
+    ) -> Result<()> {
+        let (leaf, name) = (self.leaf(), self.leaf().name());
+        if leaf.is_missing() {
+            let text = format!(
+                "{name}; connect it, export the pool, and import it with all of its devices"
+            );
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        self.check_label(config, memory)?;
+        leaf.device().retry_flushes();
+        // Before the side counts as one that others look at.
+        if let Some(beats) = beats.filter(|_| self.vdev.number() == 0) {
+            heartbeat::write(&[&**leaf.device()], config.pool_guid, beats, memory)?;
+        }
+        self.status().set_state(self.at, StoredState::Online);
+        debug_assert!(devices.has_unstored_changes());
+        Ok(())
+    }
+
+    /// Writes the labels of a side that was taken into use, and ends what it misses: it gets all
+    /// writes of txgs after `open_txg`, which has begun no later than the call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Device`] if the side takes no label; it is faulted then. The errors of the
+    /// labels.
+    pub(crate) fn end_missing(
+        &self,
+        devices: &Devices,
+        config: &mut Config,
+        open_txg: &dyn Fn() -> u64,
+        memory: &BlockCache,
+        may_write: MayWrite<'_>,
+    ) -> Result<()> {
+        label::update_config(devices, config, memory, may_write)?;
+        if !self.is_used() || !self.status().end_missing(self.at, open_txg() + 1) {
+            let name = self.leaf().name();
+            let text = format!("{name}: the device takes no label, and is not used");
+            return Err(Error::new(ErrorKind::Device, text));
+        }
+        Ok(())
+    }
+}
+
+impl Devices {
+    /// The side of a mirror with this path, or GUID in hexadecimal.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if the device is not in a mirror.
+    pub(crate) fn side(&self, name: &str) -> Result<Side<'_>> {
+        let guid = u64::from_str_radix(name.trim_start_matches("0x"), 16).ok();
+        for vdev in self.iter() {
+            let mut leaves = vdev.leaves().iter();
+            let found = leaves.position(|leaf| leaf.name() == name || Some(leaf.guid()) == guid);
+            match (found, vdev.kind()) {
+                (Some(at), VdevKind::Mirror) => return Ok(Side { vdev, at: at as u8 }),
+                (Some(_), VdevKind::Device) => {
+                    let text = format!(
+                        "{name}: is no side of a mirror, so nothing else has its blocks; only a side can be taken out of use"
+                    );
+                    return Err(Error::new(ErrorKind::Invalid, text));
+                }
+                (None, _) => {}
+            }
+        }
+        let text = format!("{name}: the pool has no such device; `forebay status` lists them");
+        Err(Error::new(ErrorKind::NotFound, text))
+    }
+
+    /// The first txg that a device in use misses, among those that can be caught up.
+    pub(crate) fn missed_from(&self) -> Option<u64> {
+        let missed = self
+            .iter()
+            .filter(|vdev| vdev.kind() == VdevKind::Mirror)
+            .flat_map(|vdev| vdev.used().filter_map(move |(at, _)| vdev.status().missed(at)));
+        missed.filter(|missed| missed.to != STILL).map(|missed| missed.from).min()
+    }
+
+    /// Whether the device of a place misses a block of this birth.
+    pub(crate) fn misses(&self, place: Place, birth: u64) -> bool {
+        let vdev = self.get(place.dva.device);
+        let missed = vdev.and_then(|vdev| vdev.status().missed(place.leaf));
+        missed.is_some_and(|missed| missed.contains(birth))
+    }
+}
+
+impl VdevStatus {
+    /// The device misses what is written from now on. Returns false if no other one has all blocks.
+    fn begin_missing(&self, leaf: u8) -> bool {
+        let _changing = self.changing();
+        let mut others = (0..self.count()).filter(|other| *other != leaf);
+        let may = others.any(|other| self.is_whole(other));
+        if may {
+            self.change(leaf, self.state(leaf));
+        }
+        may
+    }
+
+    /// Changes the state of a device that misses what is written.
+    fn set_state(&self, leaf: u8, state: StoredState) {
+        let _changing = self.changing();
+        self.change(leaf, state);
+    }
+}

@@ -1,0 +1,264 @@
+//! Resilvers: bring the blocks that devices of mirrors miss onto them.
+//!
+//! A resilver walks the pool as a scrub does, and leaves out subtrees that are older than all that
+//! is missed. Of the other blocks it reads the copies on devices that miss them, and rewrites the
+//! bad ones. At its end these devices miss nothing older any more. What they miss is in the labels,
+//! but where a resilver is is not: after an import it starts over.
+//!
+//! # Locking
+//!
+//! `pool-resilver` protects the status, for a look; threads that wait for the end sleep on it.
+//! `pool-resilver-thread` holds the handle of the thread.
+
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::sync::thread::{self, JoinHandle};
+use forebay_base::sync::{Arc, Condvar, Mutex};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::BlockPtrPhys;
+use crate::store::Store;
+
+use super::walk::{
+    BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk, kind_of_invalid,
+};
+use super::{Pool, PoolInner};
+
+/// Walks in a row, for devices that fail writes meanwhile.
+const ROUNDS_MAX: usize = 3;
+
+/// The newest resilver since the import.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct ResilverStatus {
+    /// Whether it runs.
+    pub is_active: bool,
+    /// Blocks that a device was known to miss, and that were read.
+    pub blocks: u64,
+    /// Bytes of these blocks, all copies.
+    pub bytes: u64,
+    /// Copies that were written.
+    pub written: u64,
+    /// Blocks without a good copy, and invalid objects.
+    pub lost: u64,
+    /// Time that it has been running, in nanoseconds.
+    pub active_ns: u64,
+}
+
+impl ResilverStatus {
+    /// Average rate so far in bytes per second; 0 if unknown.
+    pub fn bytes_per_second(&self) -> u64 {
+        let per_second = u128::from(self.bytes) * 1_000_000_000;
+        per_second.checked_div(self.active_ns.into()).unwrap_or(0) as u64
+    }
+}
+
+/// The resilvers of a pool.
+pub(super) struct Resilvers {
+    run: Mutex<Run>,
+    ended: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Protected by `pool-resilver`.
+#[derive(Default)]
+struct Run {
+    status: ResilverStatus,
+    /// Whether a device came back meanwhile, so that another walk is necessary.
+    again: bool,
+}
+
+impl Resilvers {
+    pub(super) fn new() -> Self {
+        Self {
+            run: Mutex::named("pool-resilver", Run::default()),
+            ended: Condvar::new(),
+            thread: Mutex::named("pool-resilver-thread", None),
+        }
+    }
+
+    /// Waits for the end of the thread. `closed` of the pool is set.
+    pub(super) fn shut_down(&self) {
+        if let Some(thread) = self.thread.lock().take() {
+            // The panic hook has already reported a panic of the thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Ends the status, also after a panic.
+struct EndGuard<'a>(&'a Resilvers);
+
+impl Drop for EndGuard<'_> {
+    fn drop(&mut self) {
+        self.0.run.lock().status.is_active = false;
+        self.0.ended.notify_all();
+    }
+}
+
+impl Pool {
+    /// Starts to bring the blocks that devices in use miss onto them, in a thread of the pool.
+    /// Returns whether there is something to do. Does it again at the end if it runs already.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ReadOnly`], [`ErrorKind::Closed`], [`ErrorKind::NoMemory`].
+    pub fn start_resilver(&self) -> Result<bool> {
+        let inner = &self.inner;
+        inner.check_writable()?;
+        if inner.devices.missed_from().is_none() {
+            return Ok(false);
+        }
+        {
+            let mut run = inner.resilver.run.lock();
+            run.again = run.status.is_active;
+            if run.again {
+                return Ok(true);
+            }
+            run.status = ResilverStatus { is_active: true, ..ResilverStatus::default() };
+        }
+        let worker = Arc::clone(inner);
+        let spawned = thread::spawn_named("forebay-resilver", move || worker.run_resilver());
+        let thread = spawned.map_err(|error| {
+            drop(EndGuard(&inner.resilver));
+            let text = "the system gives no thread for the resilver";
+            Error::new(ErrorKind::NoMemory, text).because(error)
+        })?;
+        let before = inner.resilver.thread.lock().replace(thread);
+        // It has ended its work.
+        before.map(JoinHandle::join);
+        Ok(true)
+    }
+
+    /// Progress of the newest resilver.
+    pub fn resilver_status(&self) -> ResilverStatus {
+        self.inner.resilver.run.lock().status
+    }
+
+    /// Waits until no resilver runs, and returns its status.
+    pub fn wait_resilver(&self) -> ResilverStatus {
+        let resilver = &self.inner.resilver;
+        let mut run = resilver.run.lock();
+        while run.status.is_active {
+            resilver.ended.wait(&mut run);
+        }
+        run.status
+    }
+}
+
+impl PoolInner {
+    fn run_resilver(&self) {
+        let guard = EndGuard(&self.resilver);
+        let pool = &*self.name;
+        tracing::info!(pool, "resilver runs");
+        for _ in 0..ROUNDS_MAX {
+            let walked = self.resilver_once();
+            let mut run = self.resilver.run.lock();
+            let (again, status) = (std::mem::take(&mut run.again), run.status);
+            let goes_on =
+                again || (matches!(walked, Ok(true)) && self.devices.missed_from().is_some());
+            if !goes_on {
+                run.status.is_active = false;
+            }
+            drop(run);
+            match walked {
+                Ok(_) => tracing::info!(pool, ?status, "resilver ended"),
+                Err(error) => tracing::error!(pool, %error, ?status, "resilver failed"),
+            }
+            if !goes_on || self.closed.load(Ordering::Acquire) {
+                break;
+            }
+        }
+        drop(guard);
+    }
+
+    /// One walk. Returns whether it has found or rewritten all.
+    fn resilver_once(&self) -> Result<bool> {
+        let _job = self.scrub.begin_job(self)?;
+        // What a device misses ends with the txg after the one that is open when it comes back.
+        self.txgs.sync_now()?;
+        let until = self.txgs.synced_txg();
+        let Some(oldest) = self.devices.missed_from() else { return Ok(true) };
+        let mut resilverer = Resilverer { pool: self, oldest, until, lost: 0, began_ns: 0 };
+        resilverer.began_ns = self.clock.now_ns();
+        let complete = Walk::new(self, until, Bookmark::START, &mut resilverer).run()?;
+        if !complete || resilverer.lost > 0 {
+            return Ok(false);
+        }
+        self.devices.caught_up(until)?;
+        self.txgs.sync_now()?;
+        Ok(true)
+    }
+}
+
+/// Rewrites what devices miss.
+struct Resilverer<'a> {
+    pool: &'a PoolInner,
+    oldest: u64,
+    until: u64,
+    lost: u64,
+    /// Until when the time is in the status.
+    began_ns: u64,
+}
+
+impl Resilverer<'_> {
+    fn count(&mut self, add: impl FnOnce(&mut ResilverStatus)) {
+        let now_ns = self.pool.clock.now_ns();
+        let status = &mut self.pool.resilver.run.lock().status;
+        status.active_ns += now_ns.saturating_sub(self.began_ns);
+        self.began_ns = now_ns;
+        add(status);
+    }
+
+    fn lose(&mut self, location: &BlockLocation, error: &Error) {
+        tracing::error!(%location, %error, "resilver found damage");
+        self.lost += 1;
+        self.count(|status| status.lost += 1);
+    }
+}
+
+impl Visitor for Resilverer<'_> {
+    fn proceed(&mut self, _: &Bookmark) -> Step {
+        match self.pool.closed.load(Ordering::Acquire) {
+            true => Err(SliceEnd::Interrupted),
+            false => Ok(()),
+        }
+    }
+
+    fn oldest(&self) -> u64 {
+        self.oldest
+    }
+
+    fn wants(&self, store: &Store, ptr: &BlockPtrPhys, copy: usize) -> bool {
+        store.misses(ptr, copy)
+    }
+
+    fn block(&mut self, block: VisitedBlock<'_>) -> Step {
+        let mut written = 0;
+        for (copy, _) in &block.bad {
+            match self.pool.heal(&block, *copy) {
+                Ok(true) => written += 1,
+                Ok(false) => return Err(SliceEnd::Overtaken),
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    self.lose(block.location, &error);
+                    let errors = self.pool.store.errors();
+                    errors.note(block.range(), block.damage(), self.until);
+                }
+                // The device takes no blocks.
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let bytes = block.extents.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        self.count(|status| {
+            status.blocks += 1;
+            status.bytes += bytes;
+            status.written += written;
+        });
+        Ok(())
+    }
+
+    fn damaged(&mut self, location: &BlockLocation, error: Error) {
+        self.lose(location, &error);
+        let errors = self.pool.store.errors();
+        errors.note(location.to_the_end(), kind_of_invalid(&error), self.until);
+    }
+}

@@ -1,0 +1,185 @@
+//! Sides of mirrors that are taken out of use and come back, and resilvers.
+
+use forebay_base::rng::SmallRng;
+use forebay_io::Op;
+use forebay_io::fault::{Crash, Fault, Rule};
+use forebay_pool::{ErrorKind, ImportOptions, LeafState, Pool};
+
+use crate::common::{MIB, cache, check, create_options, import_options, memory};
+use crate::mirrors::{RECORD, SIZE, Sides, fill, import, overwrite, scrub, states, verify};
+
+const EIO: i32 = 5;
+
+/// The path, or rather the name, of a side.
+fn name(pool: &Pool, side: usize) -> String {
+    format!("{:x}", pool.devices()[side].guid)
+}
+
+/// Each side alone has everything.
+fn verify_alone(sides: &Sides, number: u64, records: u64, salt: u8) {
+    for device in sides.devices() {
+        let options = ImportOptions { read_only: true, ..import_options(&cache(32 * MIB)) };
+        let pool = Pool::import(vec![device.into()], &options).expect("a whole side");
+        verify(&pool, number, records, salt);
+        pool.export().expect("exported");
+    }
+}
+
+#[test]
+fn a_side_that_was_offline_gets_only_what_it_missed() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    let number = fill(&pool, 1600);
+    let side = name(&pool, 1);
+    pool.offline_device(&side).expect("the other one is whole");
+    pool.offline_device(&side).expect("it is already");
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Offline]);
+    overwrite(&pool, number, 16, 0xff);
+    pool.export().expect("exported");
+
+    let devices = sides.devices();
+    let pool = import(&[&devices[0], &devices[1]]).expect("both");
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Offline], "an import keeps it");
+    verify(&pool, number, 16, 0xff);
+    pool.online_device(&side).expect("it works");
+    let status = pool.wait_resilver();
+    assert_eq!(states(&pool), [LeafState::Online; 2], "{status:?}");
+    assert!(status.written > 0 && status.lost == 0 && !status.is_active, "{status:?}");
+    let all = scrub(&pool);
+    assert_eq!((all.healed, all.lost_count), (0, 0), "the resilver has left nothing");
+    assert!(status.blocks < all.blocks / 2, "{status:?} of {} blocks", all.blocks);
+    check(&pool);
+    overwrite(&pool, number, 1600, 0xff);
+    pool.export().expect("exported");
+    verify_alone(&sides, number, 1600, 0xff);
+}
+
+#[test]
+fn the_last_whole_side_stays_in_use() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    let number = fill(&pool, 10);
+    pool.offline_device(&name(&pool, 0)).expect("the other one is whole");
+    let error = pool.offline_device(&name(&pool, 1)).expect_err("it is the last one");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("no other device of mirror 0 has all blocks"), "{error}");
+    let error = pool.offline_device("nothing").expect_err("no such device");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    overwrite(&pool, number, 10, 1);
+    verify(&pool, number, 10, 1);
+    pool.export().expect("exported");
+    let devices = sides.devices();
+    // Without the whole side there is no pool.
+    let error = import(&[&devices[0]]).map(drop).expect_err("it misses blocks");
+    assert_eq!(error.kind(), ErrorKind::NotAPool, "{error}");
+
+    let plain = Pool::create(vec![memory(SIZE).into()], &create_options(&cache(32 * MIB)));
+    let plain = plain.expect("a pool");
+    let error = plain.offline_device(&name(&plain, 0)).expect_err("no mirror");
+    assert!(error.to_string().contains("no side of a mirror"), "{error}");
+    plain.export().expect("exported");
+}
+
+#[test]
+fn a_faulted_side_comes_back_without_an_import() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    let number = fill(&pool, 100);
+    sides.faults[1].add(Rule::new(Fault::Error(EIO)).on(Op::Flush));
+    overwrite(&pool, number, 100, 1);
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Faulted]);
+    let side = name(&pool, 1);
+    let error = pool.online_device(&side).expect_err("it still fails");
+    assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Faulted]);
+    sides.faults[1].clear();
+    pool.online_device(&side).expect("it works");
+    let status = pool.wait_resilver();
+    assert_eq!(states(&pool), [LeafState::Online; 2], "{status:?}");
+    pool.export().expect("exported");
+    verify_alone(&sides, number, 100, 1);
+}
+
+#[test]
+fn a_resilver_that_an_export_interrupts_starts_over() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    let number = fill(&pool, 800);
+    let side = name(&pool, 1);
+    pool.offline_device(&side).expect("the other one is whole");
+    overwrite(&pool, number, 800, 1);
+    let slow = Fault::Delay(std::time::Duration::from_millis(50));
+    sides.faults[1].add(Rule::new(slow).on(Op::Write).within(MIB..SIZE - MIB));
+    pool.online_device(&side).expect("it works");
+    pool.export().expect("exported");
+    sides.faults[1].clear();
+    let devices = sides.devices();
+    let pool = import(&[&devices[0], &devices[1]]).expect("both");
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Degraded]);
+    assert!(pool.start_resilver().expect("it starts"));
+    let status = pool.wait_resilver();
+    assert_eq!(states(&pool), [LeafState::Online; 2], "{status:?}");
+    assert!(!pool.start_resilver().expect("nothing is missed"));
+    pool.export().expect("exported");
+    verify_alone(&sides, number, 800, 1);
+}
+
+/// Power cuts at any time of a side's way out of use and back.
+#[test]
+fn crashes_beside_offline_online_and_resilvers_lose_nothing_that_was_synced() {
+    let first = std::env::var("FOREBAY_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seeds = first.map_or(0..24, |seed: u64| seed..seed + 1);
+    for seed in seeds {
+        println!("seed {seed}");
+        let mut rng = SmallRng::from_seed(seed);
+        let sides = Sides::new();
+        let pool = sides.create();
+        let number = fill(&pool, 64);
+        let side = name(&pool, rng.below(2) as usize);
+        for fault in &sides.faults {
+            fault.add(Rule::new(Fault::Volatile).on(Op::Write));
+        }
+        let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
+        let (mut synced, mut written) = (0, 0);
+        for _ in 0..4 + rng.below(40) {
+            match rng.below(6) {
+                // The other side may not be whole yet.
+                0 => drop(pool.offline_device(&side)),
+                1 => pool.online_device(&side).expect("it works"),
+                _ => {}
+            }
+            written += 1;
+            let tx = pool.begin().expect("space");
+            object.write(&tx, 0, &[written; RECORD as usize]).expect("space");
+            drop(tx);
+            match rng.below(3) {
+                0 => pool.sync().map(drop).expect("a side is whole"),
+                1 => object.fsync().expect("a side is whole"),
+                _ => continue,
+            }
+            synced = written;
+        }
+        drop(object);
+        for (nth, fault) in sides.faults.iter().enumerate() {
+            fault.crash(Crash::Sample(seed * 2 + nth as u64)).expect("it crashes");
+        }
+        pool.abandon();
+        let [a, b] = &sides.media;
+        let pool = import(&[a, b]).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        pool.online_device(&side).expect("it works");
+        let status = pool.wait_resilver();
+        assert_eq!(states(&pool), [LeafState::Online; 2], "seed {seed}: {status:?}");
+        let report = scrub(&pool);
+        let found = (report.lost_count, report.healed);
+        assert_eq!(found, (0, 0), "seed {seed}: {status:?}, then {report:?}");
+        check(&pool);
+        let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
+        let mut out = vec![0; RECORD as usize];
+        object.read(0, &mut out).expect("it reads");
+        let found = out[0];
+        assert!(out.iter().all(|byte| *byte == found), "seed {seed}: torn");
+        assert!((synced..=written).contains(&found), "seed {seed}: {found} of {synced}");
+        drop(object);
+        pool.export().expect("exported");
+    }
+}
