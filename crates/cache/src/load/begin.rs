@@ -89,7 +89,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         })
     }
 
-    /// Does the same as [`begin_one_of`](Self::begin_one_of), and waits without blocking the thread.
+    /// Does the same as [`begin_one_of`](Self::begin_one_of), and waits without blocking the
+    /// thread.
     ///
     /// # Errors
     ///

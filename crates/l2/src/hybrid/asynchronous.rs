@@ -115,8 +115,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         self.l2.forget_then(key, Box::new(end));
     }
 
-    /// As [`remove_then`](Self::remove_then), if there is no memory to keep requests waiting. One of
-    /// them may load the old value until the L2 has forgotten it. So the memory is cleared
+    /// As [`remove_then`](Self::remove_then), if there is no memory to keep requests waiting. One
+    /// of them may load the old value until the L2 has forgotten it. So the memory is cleared
     /// afterwards, and the L2 forgets once more what memory may have passed to it meanwhile.
     fn remove_without_slot(&self, key: &K, end: impl FnOnce(bool, Result<()>) + Send + 'static) {
         let was_cached = self.cache.remove_from_memory(key);

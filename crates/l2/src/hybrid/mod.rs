@@ -237,8 +237,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         None
     }
 
-    /// Finds the value, joins a load of it, or has the L2 load it. `None` if there is none of these.
-    /// Waits for capacity only if `may_wait` is set; a wait in vain clears it.
+    /// Finds the value, joins a load of it, or has the L2 load it. `None` if there is none of
+    /// these. Waits for capacity only if `may_wait` is set; a wait in vain clears it.
     fn begin_lookup(&self, key: &K, may_wait: &mut bool) -> Option<Lookup<K, V>> {
         match self.find(key)? {
             Found::Value(value) => Some(Lookup::Value(value)),

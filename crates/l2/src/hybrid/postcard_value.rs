@@ -19,11 +19,11 @@ const UNENCODABLE: usize = u32::MAX as usize + 1;
 ///
 /// The value is encoded once more to learn its weight, which is the encoded length and the size of
 /// `T`. Small numbers are encoded in fewer bytes than they take in memory: a `Vec<u64>` of them
-/// weighs an eighth of what it holds, and [`bound`](super::HybridBuilder::bound) counts no more than
-/// the weight.
+/// weighs an eighth of what it holds, and [`bound`](super::HybridBuilder::bound) counts no more
+/// than the weight.
 ///
-/// Implement [`L2Value`] for a type of your own if the weight is wrong or slow to learn, or if bytes
-/// of a damaged device could cost too much to decode. Neither is limited here: the depth of a
+/// Implement [`L2Value`] for a type of your own if the weight is wrong or slow to learn, or if
+/// bytes of a damaged device could cost too much to decode. Neither is limited here: the depth of a
 /// recursive type, and the number of elements of no size, as of a `Vec<()>`.
 ///
 /// ```

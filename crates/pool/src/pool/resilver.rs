@@ -18,6 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::BlockPtrPhys;
 use crate::store::Store;
 
+use super::scrub::Conditions;
 use super::walk::{
     BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk, kind_of_invalid,
 };
@@ -171,20 +172,26 @@ impl PoolInner {
         drop(guard);
     }
 
-    /// One walk. Returns whether it has found or rewritten all.
+    /// One walk. Returns whether it has found or rewritten all. If a flush or a device has failed
+    /// meanwhile, the devices still miss blocks afterwards.
     fn resilver_once(&self) -> Result<bool> {
         let _job = self.scrub.begin_job(self)?;
         // What a device misses ends with the txg after the one that is open when it comes back.
         self.txgs.sync_now()?;
         let until = self.txgs.synced_txg();
         let Some(oldest) = self.devices.missed_from() else { return Ok(true) };
+        let began = Conditions::now(&self.devices);
         let mut resilverer = Resilverer { pool: self, oldest, until, lost: 0, began_ns: 0 };
         resilverer.began_ns = self.clock.now_ns();
         let complete = Walk::new(self, until, Bookmark::START, &mut resilverer).run()?;
         if !complete || resilverer.lost > 0 {
             return Ok(false);
         }
-        self.devices.caught_up(until)?;
+        if Conditions::now(&self.devices) != began {
+            // What was rewritten may be lost, so the devices still miss it.
+            return Ok(true);
+        }
+        self.devices.caught_up(until, began.flush_failures)?;
         self.txgs.sync_now()?;
         Ok(true)
     }

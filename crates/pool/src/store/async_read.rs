@@ -3,10 +3,10 @@
 //!
 //! A read is declined if there is no free capacity or memory at once, or if the block is a gang.
 //! Only one place of the first copy is tried, without healing. If it is bad, it becomes a
-//! [suspect](super::suspects), the load is abandoned, and readers of the block use the blocking path,
-//! which tries that place first, counts and heals. The same happens if the L2 takes over the load
-//! and cannot supply the block: waiters retry a bounded number of times and then use the blocking
-//! path.
+//! [suspect](super::suspects), the load is abandoned, and readers of the block use the blocking
+//! path, which tries that place first, counts and heals. The same happens if the L2 takes over the
+//! load and cannot supply the block: waiters retry a bounded number of times and then use the
+//! blocking path.
 //!
 //! Locking: `store-prefetch`, sharded. A handle is cloned out of the map before it is used.
 

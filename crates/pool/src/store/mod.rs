@@ -26,8 +26,9 @@
 //! # Locking
 //!
 //! `store-in-flight`, `store-readers`, `store-heals`, `store-suspects`, `store-prefetch` and
-//! `store-writing` (both sharded) and `worker-pool` are leaf locks; no callback runs under them. `worker-pool-batch` is
-//! held while the blocks of a txg are written, and comes right after `space`.
+//! `store-writing` (both sharded) and `worker-pool` are leaf locks; no callback runs under them.
+//! `worker-pool-batch` is held while the blocks of a txg are written, and comes right after
+//! `space`.
 //!
 //! # What it does not do
 //!

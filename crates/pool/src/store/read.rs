@@ -275,8 +275,8 @@ impl Store {
         self.load_nth(bp, n, ReadCause::Scrub).map(|good| good.content)
     }
 
-    /// Whether the n-th place of a block still exists, and its device is known to miss the block; of
-    /// a gang, whether any device misses blocks.
+    /// Whether the n-th place of a block still exists, and its device is known to miss the block;
+    /// of a gang, whether any device misses blocks.
     pub(crate) fn misses(&self, bp: &BlockPtrPhys, n: usize) -> bool {
         if bp.is_gang() {
             return self.devices.misses_blocks();

@@ -99,15 +99,15 @@ struct ScrubRun {
 
 /// What must not change during a walk that makes devices of mirrors whole.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Conditions {
+pub(super) struct Conditions {
     /// What was healed before a flush failed may be lost.
-    flush_failures: u64,
+    pub(super) flush_failures: u64,
     /// Places of a block are numbered by devices in use: a walk may pass one when that changes.
     used: usize,
 }
 
 impl Conditions {
-    fn now(devices: &Devices) -> Self {
+    pub(super) fn now(devices: &Devices) -> Self {
         let used = devices.iter().map(|vdev| vdev.used().count()).sum();
         Self { flush_failures: devices.flush_failures(), used }
     }
