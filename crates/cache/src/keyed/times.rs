@@ -3,8 +3,9 @@
 //! A tick is a number of [`TICK_NS`] since some instant, modulo 2^32. So both times of an entry fit
 //! into eight bytes, and most entries into the cache lines that they need without. Two ticks are
 //! compared by their difference, which is right while it is less than half of all ticks. Lifetimes
-//! are cut to half of that, [`Tick::FARTHEST`], so that a time that is over compares right too. Durations are rounded down to ticks, so that by the cache's
-//! clock no value is returned after its time, except that the shortest lifetime is one tick.
+//! are cut to half of that, [`Tick::FARTHEST`], so that a time that is over compares right too.
+//! Durations are rounded down to ticks, so that by the cache's clock no value is returned after its
+//! time, except that the shortest lifetime is one tick.
 //!
 //! Locking: none. The time of the last use is written by hits, with one relaxed store per tick.
 

@@ -3,7 +3,8 @@
 //!
 //! [`scope`] marks a load while its loader runs on this thread; an asynchronous one only while it
 //! is polled, so that other tasks of the thread can wait for it. A request that would wait asks
-//! [`is_own`]. One that would wait for the listener asks [`is_loading`]. Not found: a loader that waits for another thread which waits for it.
+//! [`is_own`]. One that would wait for the listener asks [`is_loading`].
+//! Not found: a loader that waits for another thread which waits for it.
 //!
 //! Locking: none; the list is of this thread.
 
