@@ -9,7 +9,7 @@
 
 use super::config::{Config, Label, VdevKind};
 use super::heartbeat::{self, Heartbeat};
-use super::label::{self, MayWrite};
+use super::label::{self, MayWrite, Ring};
 use super::status::{STILL, VdevStatus};
 use super::{Devices, Leaf, Place, Vdev};
 use crate::block_cache::BlockCache;
@@ -30,6 +30,12 @@ impl<'a> Side<'a> {
 
     fn status(&self) -> &'a VdevStatus {
         self.vdev.status()
+    }
+
+    /// Whether it is in use, and it is known which txgs it misses.
+    pub(crate) fn is_back(&self) -> bool {
+        let missed = self.status().missed(self.at);
+        self.is_used() && missed.is_none_or(|missed| missed.to != STILL)
     }
 
     /// Whether the side is in use.
@@ -87,32 +93,57 @@ impl<'a> Side<'a> {
         Ok(true)
     }
 
-    /// Checks that the device still is the side.
-    fn check_label(&self, config: &Config, memory: &BlockCache) -> Result<()> {
+    /// Checks that the device still is the side, and was not written apart from the others: that
+    /// another host has not imported it alone. `synced` is the newest durable txg.
+    fn check_label(&self, config: &Config, synced: u64, memory: &BlockCache) -> Result<()> {
         let (device, name) = (&**self.leaf().device(), self.leaf().name());
         let found = label::read(device, memory)?;
         let is_own = |label: &Label| {
             label.config.pool_guid == config.pool_guid && label.own().guid == self.leaf().guid()
         };
-        match found.as_ref().is_some_and(is_own) {
-            true => Ok(()),
-            false => {
-                let text = format!("{name}: does not hold the label of this side any more");
-                Err(Error::new(ErrorKind::NotAPool, text))
-            }
+        let Some(found) = found.filter(is_own) else {
+            let text = format!("{name}: does not hold the label of this side any more");
+            return Err(Error::new(ErrorKind::NotAPool, text));
+        };
+        let size_bytes = found.own().size_bytes;
+        let ring = Ring { device, size_bytes, missed: None };
+        let uberblocks = label::best_uberblocks(&[ring], config.pool_guid, memory)?;
+        let is_newer = uberblocks.first().is_some_and(|newest| newest.txg > synced);
+        if is_newer || self.calls_whole_sides_behind(&found) {
+            let text = format!(
+                "{name}: was written without the other sides, so it stays out of use; to keep what it has instead, export the pool and import this device alone"
+            );
+            return Err(Error::new(ErrorKind::NotAPool, text));
         }
+        Ok(())
+    }
+
+    /// Whether a label of the side says of all sides that have all blocks that they miss what is
+    /// written. One that it does not say that of has all that the side has.
+    fn calls_whole_sides_behind(&self, label: &Label) -> bool {
+        let Some(vdev) = label.config.vdevs.get(usize::from(self.vdev.number())) else {
+            return false;
+        };
+        let is_behind = |guid| {
+            let missed =
+                vdev.leaves.iter().filter(|one| one.guid == guid).find_map(|one| one.missed);
+            missed.is_some_and(|missed| missed.to == STILL)
+        };
+        let leaves = self.vdev.leaves().iter().enumerate();
+        let mut whole = leaves.filter(|(at, _)| self.status().is_whole(*at as u8));
+        whole.all(|(_, leaf)| is_behind(leaf.guid()))
     }
 
     /// Takes the side into use again, with the newest labels. It still misses what is written.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the device is missing, [`ErrorKind::NotAPool`] if it has another
-    /// label, [`ErrorKind::Device`] if it fails; then it is as before, or faulted.
+    /// label or was written apart from the others, [`ErrorKind::Device`] if it fails; then it is as before, or faulted.
     pub(crate) fn take_online(
         &self,
         devices: &Devices,
         config: &mut Config,
-        beats: Option<&Heartbeat>,
+        (beats, synced): (Option<&Heartbeat>, u64),
         memory: &BlockCache,
     ) -> Result<()> {
         let (leaf, name) = (self.leaf(), self.leaf().name());
@@ -122,7 +153,7 @@ impl<'a> Side<'a> {
             );
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        self.check_label(config, memory)?;
+        self.check_label(config, synced, memory)?;
         leaf.device().retry_flushes();
         // Before the side counts as one that others look at.
         if let Some(beats) = beats.filter(|_| self.vdev.number() == 0) {

@@ -106,6 +106,8 @@ pub(crate) struct VdevStatus {
     /// The txg that writes count for.
     txg: AtomicU64,
     changes: AtomicU64,
+    /// Number of times that a device came into use, or went out of it.
+    use_changes: AtomicU64,
     choices: AtomicU64,
     clock: SystemClock,
 }
@@ -117,6 +119,7 @@ impl VdevStatus {
             changing: Mutex::named("pool-vdev", ()),
             txg: AtomicU64::new(txg.max(1)),
             changes: AtomicU64::new(0),
+            use_changes: AtomicU64::new(0),
             choices: AtomicU64::new(0),
             clock: SystemClock::new(),
         }
@@ -130,6 +133,11 @@ impl VdevStatus {
     /// Number of changes of states and missed txgs.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
+    }
+
+    /// Number of times that a device came into use, or went out of it.
+    pub(crate) fn use_changes(&self) -> u64 {
+        self.use_changes.load(Ordering::Acquire)
     }
 
     /// The state of a device, as labels store it.
@@ -173,6 +181,9 @@ impl VdevStatus {
         let one = &self.leaves[usize::from(leaf)];
         one.miss(self.txg.load(Ordering::Acquire), STILL);
         one.in_a_row.store(0, Ordering::Relaxed);
+        if one.state() != state {
+            self.use_changes.fetch_add(1, Ordering::AcqRel);
+        }
         one.state.store(state as u8, Ordering::Release);
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
@@ -285,6 +296,7 @@ impl VdevStatus {
             let is_gone = error.kind() == forebay_io::ErrorKind::Gone;
             let faults = was_used && (is_flush || is_gone || in_a_row >= FAULT_WRITES);
             if faults {
+                self.use_changes.fetch_add(1, Ordering::AcqRel);
                 one.state.store(StoredState::Faulted as u8, Ordering::Release);
             }
             let is_new = one.miss(txg, if faults || !was_used { STILL } else { txg });

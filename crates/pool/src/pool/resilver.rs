@@ -87,7 +87,7 @@ impl Resilvers {
     }
 }
 
-/// Ends the status, also after a panic.
+/// Ends the status after a panic, or if there is no thread.
 struct EndGuard<'a>(&'a Resilvers);
 
 impl Drop for EndGuard<'_> {
@@ -151,25 +151,33 @@ impl PoolInner {
         let guard = EndGuard(&self.resilver);
         let pool = &*self.name;
         tracing::info!(pool, "resilver runs");
-        for _ in 0..ROUNDS_MAX {
+        let mut rounds = 0;
+        loop {
             let walked = self.resilver_once();
+            match &walked {
+                Ok(_) => tracing::info!(pool, "resilver ended a walk"),
+                Err(error) => tracing::error!(pool, %error, "resilver failed"),
+            }
             let mut run = self.resilver.run.lock();
-            let (again, status) = (std::mem::take(&mut run.again), run.status);
-            let goes_on =
-                again || (matches!(walked, Ok(true)) && self.devices.missed_from().is_some());
-            if !goes_on {
+            rounds += 1;
+            let may_go_on = matches!(walked, Ok(true)) && rounds < ROUNDS_MAX;
+            // Requests that came meanwhile count anew.
+            if std::mem::take(&mut run.again) {
+                rounds = 0;
+            } else if !may_go_on || self.devices.missed_from().is_none() {
+                run.status.is_active = false;
+                tracing::info!(pool, status = ?run.status, "resilver ended");
+            }
+            if self.closed.load(Ordering::Acquire) {
                 run.status.is_active = false;
             }
-            drop(run);
-            match walked {
-                Ok(_) => tracing::info!(pool, ?status, "resilver ended"),
-                Err(error) => tracing::error!(pool, %error, ?status, "resilver failed"),
-            }
-            if !goes_on || self.closed.load(Ordering::Acquire) {
-                break;
+            if !run.status.is_active {
+                // In the same step, so that whoever starts the next one finds this one ended.
+                self.resilver.ended.notify_all();
+                std::mem::forget(guard);
+                return;
             }
         }
-        drop(guard);
     }
 
     /// One walk. Returns whether it has found or rewritten all. If a flush or a device has failed

@@ -56,12 +56,17 @@ impl PoolInner {
         let may_write = |generation| self.may_write_labels(generation);
         // Nobody else writes labels meanwhile.
         let mut config = self.config.lock();
-        if side.is_used() {
+        if side.is_back() {
             return Ok(false);
         }
         self.check_lease()?;
-        self.heartbeats
-            .with_newest(|beats| side.take_online(&self.devices, &mut config, beats, memory))?;
+        // If it is in use, the labels could not be written the last time.
+        if !side.is_used() {
+            let synced = self.txgs.synced_txg();
+            self.heartbeats.with_newest(|beats| {
+                side.take_online(&self.devices, &mut config, (beats, synced), memory)
+            })?;
+        }
         let open_txg = || self.txgs.open_txg();
         side.end_missing(&self.devices, &mut config, &open_txg, memory, &may_write)?;
         Ok(true)

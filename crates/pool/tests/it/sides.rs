@@ -1,11 +1,11 @@
 //! Sides of mirrors that are taken out of use and come back, and resilvers.
 
 use forebay_base::rng::SmallRng;
-use forebay_io::Op;
 use forebay_io::fault::{Crash, Fault, Rule};
+use forebay_io::{Device, Op, Request};
 use forebay_pool::{ErrorKind, ImportOptions, LeafState, Pool};
 
-use crate::common::{MIB, cache, check, create_options, import_options, memory};
+use crate::common::{MIB, arena, cache, check, create_options, import_options, memory};
 use crate::mirrors::{RECORD, SIZE, Sides, fill, import, overwrite, scrub, states, verify};
 
 const EIO: i32 = 5;
@@ -181,5 +181,43 @@ fn crashes_beside_offline_online_and_resilvers_lose_nothing_that_was_synced() {
         assert!((synced..=written).contains(&found), "seed {seed}: {found} of {synced}");
         drop(object);
         pool.export().expect("exported");
+    }
+}
+
+#[test]
+fn a_side_that_another_host_has_written_stays_offline() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    let number = fill(&pool, 10);
+    pool.export().expect("exported");
+    let other = memory(SIZE);
+    copy(&*sides.media[1], &*other);
+
+    let devices = sides.devices();
+    let pool = import(&[&devices[0], &devices[1]]).expect("both");
+    let side = name(&pool, 1);
+    pool.offline_device(&side).expect("the other one is whole");
+    let apart = import(&[&other]).expect("a whole side");
+    for salt in 1..20 {
+        overwrite(&apart, number, 10, salt);
+    }
+    apart.export().expect("exported");
+    copy(&*other, &*sides.media[1]);
+
+    let error = pool.online_device(&side).expect_err("it has another history");
+    assert_eq!(error.kind(), ErrorKind::NotAPool, "{error}");
+    assert!(error.to_string().contains("written without the other sides"), "{error}");
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Offline]);
+    overwrite(&pool, number, 10, 0xff);
+    verify(&pool, number, 10, 0xff);
+    pool.export().expect("exported");
+}
+
+fn copy(from: &dyn Device, to: &dyn Device) {
+    let arena = arena();
+    for at in (0..SIZE).step_by(MIB as usize) {
+        let buffer = arena.alloc(MIB as usize).expect("memory");
+        let read = from.run(Request::read(at, buffer)).into_buffer().expect("it reads");
+        to.run(Request::write(at, read)).result.expect("it takes it");
     }
 }

@@ -102,14 +102,14 @@ struct ScrubRun {
 pub(super) struct Conditions {
     /// What was healed before a flush failed may be lost.
     pub(super) flush_failures: u64,
-    /// Places of a block are numbered by devices in use: a walk may pass one when that changes.
-    used: usize,
+    /// Places of a block are numbered by devices in use: a walk may pass one when these change.
+    use_changes: u64,
 }
 
 impl Conditions {
     pub(super) fn now(devices: &Devices) -> Self {
-        let used = devices.iter().map(|vdev| vdev.used().count()).sum();
-        Self { flush_failures: devices.flush_failures(), used }
+        let use_changes = devices.iter().map(|vdev| vdev.status().use_changes()).sum();
+        Self { flush_failures: devices.flush_failures(), use_changes }
     }
 }
 
