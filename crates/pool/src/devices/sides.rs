@@ -138,7 +138,8 @@ impl<'a> Side<'a> {
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the device is missing, [`ErrorKind::NotAPool`] if it has another
-    /// label or was written apart from the others, [`ErrorKind::Device`] if it fails; then it is as before, or faulted.
+    /// label or was written apart from the others, [`ErrorKind::Device`] if it fails; then it is as
+    /// before, or faulted.
     pub(crate) fn take_online(
         &self,
         devices: &Devices,
