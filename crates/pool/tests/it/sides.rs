@@ -30,6 +30,8 @@ fn a_side_that_was_offline_gets_only_what_it_missed() {
     let sides = Sides::new();
     let pool = sides.create();
     let number = fill(&pool, 1600);
+    // A txg of its own: a side counts the newest one among those that it misses.
+    overwrite(&pool, number, 1, 0);
     let side = name(&pool, 1);
     pool.offline_device(&side).expect("the other one is whole");
     pool.offline_device(&side).expect("it is already");
