@@ -57,6 +57,7 @@ use crate::lease::Lease;
 use config::VdevKind;
 pub(crate) use leaf::Leaf;
 use status::LeafSet;
+use vdev::ReadTime;
 pub(crate) use vdev::Vdev;
 
 /// The range of a vdev that can hold blocks.
@@ -362,6 +363,12 @@ impl Devices {
         self.get(dva.device).is_some_and(Vdev::is_missing)
     }
 
+    /// Whether the device of a place is in use.
+    pub(crate) fn is_used(&self, place: Place) -> bool {
+        let vdev = self.get(place.dva.device);
+        vdev.is_some_and(|vdev| vdev.used().any(|(leaf, _)| leaf == place.leaf))
+    }
+
     /// Whether the device of a place misses nothing.
     pub(crate) fn is_whole(&self, place: Place) -> bool {
         let vdev = self.get(place.dva.device);
@@ -391,14 +398,10 @@ impl Devices {
     /// [`ErrorKind::Corrupt`] for an invalid address, [`ErrorKind::Device`] if the device fails.
     pub(crate) fn read(&self, place: Place, buffer: Buffer, priority: Priority) -> Result<Buffer> {
         let vdev = self.place(place.dva, buffer.len() as u64)?;
-        let (leaf, status) = (vdev.leaf(place.leaf), vdev.status());
         let request = Request::read(place.dva.offset, buffer).with_priority(priority);
-        if vdev.kind() == VdevKind::Device {
-            return leaf.run(request).into_buffer().map_err(failed);
-        }
-        let began_ns = status.begin_read(place.leaf);
-        let read = leaf.run(request).into_buffer();
-        status.end_read(place.leaf, began_ns, read.is_ok());
+        let time = vdev.time_read(place.leaf);
+        let read = vdev.leaf(place.leaf).run(request).into_buffer();
+        time.end(read.is_ok());
         read.map_err(failed)
     }
 
@@ -420,16 +423,10 @@ impl Devices {
         let request = Request::read(place.dva.offset, buffer).with_priority(priority);
         let (request, raise) = request.raisable();
         handle(raise);
-        let leaf = place.leaf;
-        let measured = match vdev.kind() {
-            VdevKind::Device => None,
-            VdevKind::Mirror => Some((Arc::clone(vdev.status()), vdev.status().begin_read(leaf))),
-        };
-        vdev.leaf(leaf).roots().submit(request.on_done(move |completion| {
+        let time = vdev.time_read(place.leaf);
+        vdev.leaf(place.leaf).roots().submit(request.on_done(move |completion| {
             let read = completion.into_buffer();
-            if let Some((status, began_ns)) = measured {
-                status.end_read(leaf, began_ns, read.is_ok());
-            }
+            time.end(read.is_ok());
             done(read);
         }));
         Ok(())
@@ -493,15 +490,15 @@ impl Devices {
             let vdev = self.place(place.dva, buffer.len() as u64)?;
             let request = Request::read(place.dva.offset, buffer).with_priority(priority);
             let (request, pending) = request.pending();
-            let began_ns = vdev.status().begin_read(place.leaf);
-            vdev.leaf(place.leaf).roots().submit(request);
-            Ok((vdev, place.leaf, began_ns, pending))
+            let (leaf, time) = (vdev.leaf(place.leaf), vdev.time_read(place.leaf));
+            leaf.roots().submit(request);
+            Ok((leaf, time, pending))
         };
         let pending: Vec<Result<_>> = reads.into_iter().map(submit).collect();
-        let wait = |pending: Result<(&Vdev, u8, u64, Pending)>| {
-            let (vdev, leaf, began_ns, pending) = pending?;
-            let read = pending.wait(&**vdev.leaf(leaf).device()).into_buffer();
-            vdev.status().end_read(leaf, began_ns, read.is_ok());
+        let wait = |pending: Result<(&Leaf, ReadTime, Pending)>| {
+            let (leaf, time, pending) = pending?;
+            let read = pending.wait(&**leaf.device()).into_buffer();
+            time.end(read.is_ok());
             read.map_err(failed)
         };
         pending.into_iter().map(wait).collect()

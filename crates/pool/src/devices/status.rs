@@ -10,8 +10,8 @@
 //!
 //! # Locking
 //!
-//! `pool-vdev` serialises changes of state and of missed txgs. Reads of them take no lock: whoever
-//! reads a block verifies it.
+//! `pool-vdev` serialises changes of state and of missed txgs. Reads of them take no lock: the
+//! block store verifies what it reads.
 
 use forebay_base::clock::{Clock, SystemClock};
 use forebay_base::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};

@@ -1,8 +1,8 @@
 //! A top-level vdev: a device, or a mirror of devices. An address names it, not its devices.
 //!
 //! A device behaves as it always did. A mirror writes to all devices that are in use, and flushes
-//! them; [`VdevStatus::settle`] decides whether that counts. A read goes to one device. Whoever
-//! verifies the block tries the others, and rewrites bad copies ([`crate::store`]).
+//! them; [`VdevStatus::settle`] decides whether that counts. A read goes to one device. The block
+//! store verifies the block, tries the others, and rewrites bad copies ([`crate::store`]).
 
 use std::fmt;
 
@@ -71,6 +71,18 @@ impl MirrorWrite {
         let result = self.status.settle(&done, failed, false);
         if let Some(callback) = callback {
             callback(result);
+        }
+    }
+}
+
+/// The time of a read in flight, if its vdev is a mirror.
+pub(super) struct ReadTime(Option<(Arc<VdevStatus>, u8, u64)>);
+
+impl ReadTime {
+    /// The read has ended.
+    pub(super) fn end(self, is_good: bool) {
+        if let Some((status, leaf, began_ns)) = self.0 {
+            status.end_read(leaf, began_ns, is_good);
         }
     }
 }
@@ -151,6 +163,12 @@ impl Vdev {
     /// The configuration of a new vdev of these devices.
     pub(crate) fn config_of(guid: u64, kind: VdevKind, leaves: &[Leaf]) -> VdevConfig {
         VdevConfig { guid, kind, leaves: leaves.iter().map(Leaf::config).collect() }
+    }
+
+    /// Begins to time a read of a device. Only a mirror has a use for that.
+    pub(super) fn time_read(&self, leaf: u8) -> ReadTime {
+        let begun = || (Arc::clone(&self.status), leaf, self.status.begin_read(leaf));
+        ReadTime((self.kind == VdevKind::Mirror).then(begun))
     }
 
     /// Copies what is known of its devices into its configuration.

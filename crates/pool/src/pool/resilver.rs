@@ -172,7 +172,7 @@ impl PoolInner {
                 run.status.is_active = false;
             }
             if !run.status.is_active {
-                // In the same step, so that whoever starts the next one finds this one ended.
+                // In the same step, so that the start of the next one finds this one ended.
                 self.resilver.ended.notify_all();
                 std::mem::forget(guard);
                 return;

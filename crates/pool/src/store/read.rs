@@ -432,9 +432,8 @@ impl Store {
     /// The place of the first address of which an asynchronous read has got a bad copy.
     fn suspect(&self, bp: &BlockPtrPhys) -> Option<Place> {
         let place = self.shared.suspects.take(&self.key(bp))?;
-        let is_used = (0..self.devices.place_count(place.dva))
-            .any(|n| self.devices.nth_place(place.dva, n) == place);
-        (bp.copies[0].get() == Some(place.dva) && is_used).then_some(place)
+        let is_first = bp.copies[0].get() == Some(place.dva);
+        (is_first && self.devices.is_used(place)).then_some(place)
     }
 
     #[cold]

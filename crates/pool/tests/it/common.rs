@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
-use forebay_io::{Device, MemoryDevice, MemoryOptions};
+use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
 use forebay_pool::{
     BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, HostId, ImportOptions,
     Pool,
@@ -31,6 +31,23 @@ pub(crate) fn memory(bytes: u64) -> Arc<dyn Device> {
     let options = MemoryOptions { sector_bytes: 512, ..MemoryOptions::default() };
     let name = format!("memory {}", DEVICES.fetch_add(1, Ordering::Relaxed));
     Arc::new(MemoryDevice::new(&name, bytes, &options).expect("a memory device"))
+}
+
+/// Copies all bytes of a device to another one that is as large.
+pub(crate) fn copy(from: &dyn Device, to: &dyn Device) {
+    let (size, arena) = (from.info().size_bytes, arena());
+    for offset in (0..size).step_by(MIB as usize) {
+        let buffer = arena.alloc((size - offset).min(MIB) as usize).expect("memory");
+        let read = from.run(Request::read(offset, buffer)).into_buffer().expect("it reads");
+        to.run(Request::write(offset, read)).result.expect("it takes it");
+    }
+}
+
+/// A copy of a device, as a crash would leave it.
+pub(crate) fn copy_of(device: &Arc<dyn Device>) -> Arc<dyn Device> {
+    let to = memory(device.info().size_bytes);
+    copy(&**device, &*to);
+    to
 }
 
 pub(crate) fn host() -> HostId {

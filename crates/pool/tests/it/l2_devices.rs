@@ -17,7 +17,9 @@ use forebay_pool::{
     L2Device, L2DeviceState, L2DeviceStats, Object, Opened, Pool,
 };
 
-use crate::common::{MIB, cache, check, create, create_options, dataset, import_options, memory};
+use crate::common::{
+    MIB, cache, check, copy_of, create, create_options, dataset, import_options, memory,
+};
 
 const RECORD: u64 = 8192;
 /// Records of the object: several times the RAM cache.
@@ -119,20 +121,6 @@ fn unavailable(pool: &Pool) -> String {
         L2DeviceState::Unavailable(why) => why,
         state => panic!("{state:?}"),
     }
-}
-
-/// Copies a device.
-fn copy_of(device: &Arc<dyn Device>) -> Arc<dyn Device> {
-    let size = device.info().size_bytes;
-    let copy = memory(size);
-    let config = ArenaConfig { limit_bytes: 8 * MIB, huge_pages: HugePages::Never };
-    let arena = Arena::new(config).unwrap();
-    for offset in (0..size).step_by(MIB as usize) {
-        let buffer = arena.alloc((size - offset).min(MIB) as usize).unwrap();
-        let buffer = device.run(Request::read(offset, buffer)).into_buffer().unwrap();
-        copy.run(Request::write(offset, buffer)).result.unwrap();
-    }
-    copy
 }
 
 #[test]

@@ -8,9 +8,11 @@ use std::time::Duration;
 use forebay_base::rng::SmallRng;
 use forebay_io::fault::{Crash, Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, Request};
-use forebay_pool::{ErrorKind, HealthState, LeafState, NewVdev, Pool};
+use forebay_pool::{ErrorKind, HealthState, LeafState, NewVdev, Object, Pool};
 
-use crate::common::{MIB, arena, cache, check, create_options, dataset, import_options, memory};
+use crate::common::{
+    MIB, arena, cache, check, copy_of, create_options, dataset, import_options, memory,
+};
 
 pub(crate) const SIZE: u64 = 32 * MIB;
 pub(crate) const RECORD: u64 = 8192;
@@ -70,6 +72,32 @@ pub(crate) fn overwrite(pool: &Pool, number: u64, records: u64, salt: u8) {
         object.write(&tx, record * RECORD, &content).expect("space");
     }
     pool.sync().expect("a txg");
+}
+
+/// Overwrites the first record so many times, each time with the next number, and syncs some of
+/// them. Returns the last number that is durable, and the last one.
+pub(crate) fn write_and_sync(
+    pool: &Pool,
+    object: &Object,
+    count: u64,
+    rng: &mut SmallRng,
+    mut before_each: impl FnMut(&mut SmallRng),
+) -> (u8, u8) {
+    let (mut synced, mut written) = (0, 0);
+    for _ in 0..count {
+        before_each(rng);
+        written += 1;
+        let tx = pool.begin().expect("space");
+        object.write(&tx, 0, &[written; RECORD as usize]).expect("space");
+        drop(tx);
+        match rng.below(3) {
+            0 => pool.sync().map(drop).expect("a side is whole"),
+            1 => object.fsync().expect("a side is whole"),
+            _ => continue,
+        }
+        synced = written;
+    }
+    (synced, written)
 }
 
 pub(crate) fn verify(pool: &Pool, number: u64, records: u64, salt: u8) {
@@ -317,13 +345,7 @@ fn a_side_that_missed_an_import_is_not_believed() {
 fn clones_and_sides_of_other_pools_are_named() {
     let sides = Sides::new();
     sides.create().export().expect("exported");
-    let clone = memory(SIZE);
-    let (cache, arena) = (cache(64 * MIB), arena());
-    for at in (0..SIZE).step_by(1 << 20) {
-        let buffer = arena.alloc(1 << 20).expect("memory");
-        let read = sides.media[0].run(Request::read(at, buffer)).into_buffer().expect("it reads");
-        clone.run(Request::write(at, read)).result.expect("it takes it");
-    }
+    let (clone, cache) = (copy_of(&sides.media[0]), cache(64 * MIB));
     let devices = sides.devices();
     let error = import(&[&devices[0], &clone]).map(drop).expect_err("one of them is a copy");
     assert!(error.to_string().contains("one is a copy of the other"), "{error}");
@@ -389,20 +411,8 @@ fn crashes_with_a_side_stale_torn_or_absent_lose_nothing_that_was_synced() {
             fault.add(Rule::new(Fault::Volatile).on(Op::Write));
         }
         let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
-        let mut synced = 0;
-        let mut written = 0;
-        for _ in 0..rng.below(30) {
-            written += 1;
-            let tx = pool.begin().expect("space");
-            object.write(&tx, 0, &[written; RECORD as usize]).expect("space");
-            drop(tx);
-            match rng.below(3) {
-                0 => pool.sync().map(drop).expect("a side is left"),
-                1 => object.fsync().expect("a side is left"),
-                _ => continue,
-            }
-            synced = written;
-        }
+        let count = rng.below(30);
+        let (synced, written) = write_and_sync(&pool, &object, count, &mut rng, |_| {});
         drop(object);
         for (nth, fault) in sides.faults.iter().enumerate() {
             fault.crash(Crash::Sample(seed * 2 + nth as u64)).expect("it crashes");

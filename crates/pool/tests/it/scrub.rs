@@ -19,7 +19,7 @@ use forebay_pool::{
     CheckReport, CreateOptions, Dataset, DatasetSettings, ErrorKind, Pool, ScrubReport,
 };
 
-use crate::common::{MIB, cache, check, create, create_options, import, memory};
+use crate::common::{MIB, cache, check, copy_of, create, create_options, import, memory};
 
 const RECORD: u64 = 4096;
 const DATA: ObjsetName<'_> = ObjsetName::Dataset("data");
@@ -172,17 +172,6 @@ fn overwrite(device: &Arc<dyn Device>, offset: u64) {
     let mut buffer = arena().alloc(RECORD as usize).expect("memory");
     buffer.fill(GARBAGE);
     run_on(device, Request::write(offset, buffer));
-}
-
-/// A copy of a memory device, as a crash would leave it.
-fn copy_of(device: &Arc<dyn Device>, bytes: u64) -> Arc<dyn Device> {
-    let (copy, arena) = (memory(bytes), arena());
-    for at in (0..bytes).step_by(MIB as usize) {
-        let buffer = arena.alloc(MIB as usize).expect("memory");
-        let read = device.run(Request::read(at, buffer));
-        run_on(&copy, Request::write(at, read.into_buffer().expect("memory")));
-    }
-    copy
 }
 
 /// Waits for a commit in another thread.
@@ -487,7 +476,7 @@ fn a_scrub_goes_on_after_a_crash() {
         if progress.blocks > 300 && crashed.is_none() {
             // The commit stores the bookmark.
             pool.sync().expect("a txg");
-            crashed = Some((copy_of(&device, BYTES), watched.take_reads(), *progress));
+            crashed = Some((copy_of(&device), watched.take_reads(), *progress));
         }
         ControlFlow::Continue(())
     });

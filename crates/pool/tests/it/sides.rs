@@ -1,12 +1,14 @@
 //! Sides of mirrors that are taken out of use and come back, and resilvers.
 
 use forebay_base::rng::SmallRng;
+use forebay_io::Op;
 use forebay_io::fault::{Crash, Fault, Rule};
-use forebay_io::{Device, Op, Request};
 use forebay_pool::{ErrorKind, ImportOptions, LeafState, Pool};
 
-use crate::common::{MIB, arena, cache, check, create_options, import_options, memory};
-use crate::mirrors::{RECORD, SIZE, Sides, fill, import, overwrite, scrub, states, verify};
+use crate::common::{MIB, cache, check, copy, copy_of, create_options, import_options, memory};
+use crate::mirrors::{
+    RECORD, SIZE, Sides, fill, import, overwrite, scrub, states, verify, write_and_sync,
+};
 
 const EIO: i32 = 5;
 
@@ -142,25 +144,15 @@ fn crashes_beside_offline_online_and_resilvers_lose_nothing_that_was_synced() {
             fault.add(Rule::new(Fault::Volatile).on(Op::Write));
         }
         let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
-        let (mut synced, mut written) = (0, 0);
-        for _ in 0..4 + rng.below(40) {
+        let count = 4 + rng.below(40);
+        let (synced, written) = write_and_sync(&pool, &object, count, &mut rng, |rng| {
             match rng.below(6) {
                 // The other side may not be whole yet.
                 0 => drop(pool.offline_device(&side)),
                 1 => pool.online_device(&side).expect("it works"),
                 _ => {}
             }
-            written += 1;
-            let tx = pool.begin().expect("space");
-            object.write(&tx, 0, &[written; RECORD as usize]).expect("space");
-            drop(tx);
-            match rng.below(3) {
-                0 => pool.sync().map(drop).expect("a side is whole"),
-                1 => object.fsync().expect("a side is whole"),
-                _ => continue,
-            }
-            synced = written;
-        }
+        });
         drop(object);
         for (nth, fault) in sides.faults.iter().enumerate() {
             fault.crash(Crash::Sample(seed * 2 + nth as u64)).expect("it crashes");
@@ -192,8 +184,7 @@ fn a_side_that_another_host_has_written_stays_offline() {
     let pool = sides.create();
     let number = fill(&pool, 10);
     pool.export().expect("exported");
-    let other = memory(SIZE);
-    copy(&*sides.media[1], &*other);
+    let other = copy_of(&sides.media[1]);
 
     let devices = sides.devices();
     let pool = import(&[&devices[0], &devices[1]]).expect("both");
@@ -213,13 +204,4 @@ fn a_side_that_another_host_has_written_stays_offline() {
     overwrite(&pool, number, 10, 0xff);
     verify(&pool, number, 10, 0xff);
     pool.export().expect("exported");
-}
-
-fn copy(from: &dyn Device, to: &dyn Device) {
-    let arena = arena();
-    for at in (0..SIZE).step_by(MIB as usize) {
-        let buffer = arena.alloc(MIB as usize).expect("memory");
-        let read = from.run(Request::read(at, buffer)).into_buffer().expect("it reads");
-        to.run(Request::write(at, read)).result.expect("it takes it");
-    }
 }
