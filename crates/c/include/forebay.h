@@ -69,7 +69,7 @@ typedef struct forebay_cache_config {
     uint64_t capacity_bytes;
     // The number of entries to hold. 0 if capacity_bytes is set.
     uint64_t max_entries;
-    // After how many milliseconds an entry expires; 0 for never. At most 124 days.
+    // After how many milliseconds an entry expires; 0 for never. At most 62 days.
     uint64_t time_to_live_ms;
     // After how many milliseconds an entry expires that is not used; 0 for never.
     uint64_t time_to_idle_ms;

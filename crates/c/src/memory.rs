@@ -52,12 +52,13 @@ pub struct ByteCache(KeyedCache<Vec<u8>, Bytes>);
 /// A value, which stays valid and unchanged while this exists, also after the cache is gone.
 pub struct CacheValue(KeyedOwnedRef<Vec<u8>, Bytes>);
 
-/// Sizes and counts of a cache in memory.
+/// Sizes and counts of a cache in memory, or of the memory of a hybrid cache.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
     /// Entries.
     pub entries: u64,
-    /// Their weight: bytes, or 1 for each entry if the cache has a number of entries to hold.
+    /// Their bytes, or their number if the cache was opened with max_entries.
     pub weight: u64,
     /// The weight that the cache should hold.
     pub capacity: u64,

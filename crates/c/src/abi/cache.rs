@@ -21,40 +21,10 @@ pub struct CacheConfig {
     pub capacity_bytes: u64,
     /// The number of entries to hold. 0 if capacity_bytes is set.
     pub max_entries: u64,
-    /// After how many milliseconds an entry expires; 0 for never. At most 124 days.
+    /// After how many milliseconds an entry expires; 0 for never. At most 62 days.
     pub time_to_live_ms: u64,
     /// After how many milliseconds an entry expires that is not used; 0 for never.
     pub time_to_idle_ms: u64,
-}
-
-/// Sizes and counts of a cache in memory, or of the memory of a hybrid cache.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CacheCounts {
-    /// Entries.
-    pub entries: u64,
-    /// Their bytes, or their number if the cache was opened with max_entries.
-    pub weight: u64,
-    /// The weight that the cache should hold.
-    pub capacity: u64,
-    /// Requests that found their value.
-    pub hits: u64,
-    /// Requests that did not, including those that waited for a load of another thread.
-    pub misses: u64,
-    /// Values that were inserted or loaded, and cached.
-    pub inserts: u64,
-    /// Entries that left to make room.
-    pub evictions: u64,
-    /// Entries that left because their time was over.
-    pub expirations: u64,
-}
-
-impl From<CacheStats> for CacheCounts {
-    fn from(stats: CacheStats) -> Self {
-        let CacheStats { entries, weight, capacity, hits, misses, inserts, evictions, expirations } =
-            stats;
-        Self { entries, weight, capacity, hits, misses, inserts, evictions, expirations }
-    }
 }
 
 fn unless_zero(number: u64) -> Option<u64> {
@@ -201,13 +171,13 @@ pub unsafe extern "C" fn forebay_cache_clear(cache: *const ByteCache) -> Status 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_cache_stats(
     cache: *const ByteCache,
-    stats: *mut CacheCounts,
+    stats: *mut CacheStats,
 ) -> Status {
     guard(|| {
         // SAFETY: the pointers are null or valid, see the module.
         let (stats, cache) =
-            unsafe { (out(stats, "stats", CacheCounts::default())?, shared(cache, "cache")?) };
-        *stats = cache.stats().into();
+            unsafe { (out(stats, "stats", CacheStats::default())?, shared(cache, "cache")?) };
+        *stats = cache.stats();
         Ok(Status::Ok)
     })
 }

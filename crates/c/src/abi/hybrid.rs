@@ -7,12 +7,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 
-use super::cache::CacheCounts;
 use super::loader::{Loader, loader};
 use super::pointers::{bytes, out, shared, take};
 use super::status::{Failure, Status, guard};
 use super::value::Value;
-use crate::{HybridByteCache, HybridOptions};
+use crate::{CacheStats, HybridByteCache, HybridOptions};
 
 /// How to open a hybrid cache.
 #[repr(C)]
@@ -32,7 +31,7 @@ pub struct HybridConfig {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HybridCounts {
     /// Those of the memory. Its misses are requests of the device.
-    pub memory: CacheCounts,
+    pub memory: CacheStats,
     /// Entries of the device.
     pub device_entries: u64,
     /// Bytes of the device in use.
@@ -205,7 +204,7 @@ pub unsafe extern "C" fn forebay_hybrid_stats(
             unsafe { (out(stats, "stats", HybridCounts::default())?, shared(cache, "cache")?) };
         let device = cache.device_stats();
         *stats = HybridCounts {
-            memory: cache.memory_stats().into(),
+            memory: cache.memory_stats(),
             device_entries: device.records,
             device_used_bytes: device.used_bytes,
             device_hits: device.hits,

@@ -23,7 +23,7 @@ mod status;
 mod value;
 
 pub use cache::{
-    CacheConfig, CacheCounts, forebay_cache_clear, forebay_cache_close, forebay_cache_get,
+    CacheConfig, forebay_cache_clear, forebay_cache_close, forebay_cache_get,
     forebay_cache_get_or_load, forebay_cache_insert, forebay_cache_open, forebay_cache_remove,
     forebay_cache_stats,
 };
