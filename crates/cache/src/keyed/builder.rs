@@ -26,11 +26,8 @@ where
     K: Hash + Eq + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
-    /// Without size, weigher, clock and expiry.
+    /// Without weigher, clock and expiry.
     inner: Builder<Fingerprint, Stored<K, V>>,
-    capacity: Option<u64>,
-    bound: Option<u64>,
-    max_entries: Option<u64>,
     weigh: Option<Weigh<K, V>>,
     lifetimes: Lifetimes<K, V>,
     clock: Option<Arc<dyn Clock>>,
@@ -46,9 +43,6 @@ where
         let lifetimes = Lifetimes { time_to_live: None, time_to_idle: None, expire_with: None };
         Self {
             inner: Builder::new(),
-            capacity: None,
-            bound: None,
-            max_entries: None,
             weigh: None,
             lifetimes,
             clock: None,
@@ -65,13 +59,13 @@ where
     /// Sets the weight of entries to hold in bytes. Needs a [`weigher`](Self::weigher). The cache's
     /// own memory comes on top: about 100 bytes per entry and 30 per entry evicted lately.
     pub fn capacity(mut self, bytes: u64) -> Self {
-        self.capacity = Some(bytes);
+        self.inner = self.inner.capacity(bytes);
         self
     }
 
     /// Sets the number of entries to hold. Each weighs the same.
     pub fn max_entries(mut self, entries: u64) -> Self {
-        self.max_entries = Some(entries);
+        self.inner = self.inner.max_entries(entries);
         self
     }
 
@@ -79,7 +73,7 @@ where
     /// returns for each entry, and the cache's own memory, which contains the keys and values
     /// themselves. So the weigher returns what they own, such as the bytes of a string.
     pub fn bound(mut self, bytes: u64) -> Self {
-        self.bound = Some(bytes);
+        self.inner = self.inner.bound(bytes);
         self
     }
 
@@ -106,9 +100,6 @@ where
     pub fn hasher<T>(self, hasher: T) -> KeyedBuilder<K, V, T> {
         KeyedBuilder {
             inner: self.inner,
-            capacity: self.capacity,
-            bound: self.bound,
-            max_entries: self.max_entries,
             weigh: self.weigh,
             lifetimes: self.lifetimes,
             clock: self.clock,
@@ -203,23 +194,8 @@ where
         S: BuildHasher + Send + Sync + 'static,
     {
         let mut inner = self.inner;
-        match (self.max_entries, self.capacity.or(self.bound), &self.weigh) {
-            (Some(entries), None, None) => {
-                inner = inner.max_entries(entries);
-            }
-            (None, Some(_), Some(weigh)) => {
-                let weigh = Arc::clone(weigh);
-                inner = inner.weigher(move |_, stored| weigh(&stored.key, &stored.value));
-            }
-            (None, Some(_), None) => return Err(BuildError::NoWeigher),
-            (None, None, _) => return Err(BuildError::NoCapacity),
-            (Some(_), ..) => return Err(BuildError::TwoSizes),
-        }
-        if let Some(bytes) = self.capacity {
-            inner = inner.capacity(bytes);
-        }
-        if let Some(bytes) = self.bound {
-            inner = inner.bound(bytes);
+        if let Some(weigh) = self.weigh.clone() {
+            inner = inner.weigher(move |_, stored| weigh(&stored.key, &stored.value));
         }
         let mut expiry = None;
         if !self.lifetimes.are_all_endless() {

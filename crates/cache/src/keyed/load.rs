@@ -136,7 +136,7 @@ where
     ) -> Result<KeyedRef<'_, K, V>, LoadError<E>> {
         loop {
             let entered = self.loading.enter(fingerprint, key).ok_or(LoadError::Recursive)?;
-            let begun = self.cache.begin(fingerprint, self.expected_weight(), attributes);
+            let begun = self.cache.begin(fingerprint, self.cache.expected_weight(), attributes);
             key = match self.judge(begun.map_err(LoadError::typed)?, entered) {
                 Found::Value(value) => return Ok(value),
                 Found::Again(key) => key,
@@ -209,7 +209,7 @@ where
         }
         loop {
             let entered = self.loading.enter(fingerprint, key).ok_or(LoadError::Recursive)?;
-            let weight = self.expected_weight();
+            let weight = self.cache.expected_weight();
             let begun = self.cache.begin_async(fingerprint, weight, attributes).await;
             key = match self.judge(begun.map_err(LoadError::typed)?, entered) {
                 Found::Value(value) => return Ok(value),

@@ -402,11 +402,6 @@ where
         KeyedEntry { cache: self, key, attributes: Attributes::DATA }
     }
 
-    /// The weight to reserve for a value of unknown weight.
-    fn expected_weight(&self) -> u64 {
-        if self.weigh.is_none() { 1 } else { self.cache.expected_weight() }
-    }
-
     /// The weight of a value. Runs the user's weigher.
     fn weight(&self, key: &K, value: &V) -> u64 {
         let bytes = self.weigh.as_ref().map_or(1, |weigh| weigh(key, value));
