@@ -30,8 +30,8 @@
 //!
 //! A forget either blocks its thread (`forget`), or ends in a callback (`forget_then`): at once, or
 //! on the thread that makes its tombstone durable or finds that it cannot. Both take the same
-//! steps. The key stays registered until the end of the forget, whoever still waits for it. If the
-//! log cannot be written, a thread of its own voids the label for all callbacks that need it.
+//! steps. The key stays registered until the end of the forget, also if no thread waits for it. If
+//! the log cannot be written, a thread of its own voids the label for all callbacks that need it.
 //!
 //! Locking: `l2-pending-forgets` to read or update a count. Then the index lock or
 //! `l2-write-queue`. `l2-void-queue`, a leaf lock, to pass forgets to the thread that voids the

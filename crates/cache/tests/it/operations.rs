@@ -289,7 +289,7 @@ fn no_modification_is_lost() {
             s.spawn(|| {
                 for _ in 0..rounds {
                     let entry = cache.entry(7).and_modify(|count| count + 1).unwrap();
-                    // Whoever makes it has not modified it, and does so next.
+                    // The thread that makes it has not modified it, and does so next.
                     entry.or_insert_with(|| 0).unwrap();
                 }
             });

@@ -201,7 +201,7 @@ fn an_expired_value_is_reloaded_once() {
         join(threads);
         let loads = loads.load(Ordering::Relaxed);
         assert!(loads <= 1, "{loads} loads");
-        // The first value is gone, whoever removed it; the second one stays.
+        // One of the two has removed the first value; the second one stays.
         assert_eq!(world.get(1), (loads == 1).then_some(2));
         let usage = world.cache.usage();
         let mut left = usage.counters.iter().filter(|counter| counter.name == "left");

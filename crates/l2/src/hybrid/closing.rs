@@ -172,8 +172,8 @@ impl Closing {
             let (closing, answer) = (Arc::clone(self), Arc::clone(&closed));
             let body = move || {
                 let result_of = Arc::clone(&closing);
-                // Last, after `close` and all that it holds are gone: whoever learns of the end may
-                // open the device again. Made by the thread: a refused one drops its body.
+                // Last, after `close` and all that it holds are gone: a thread that learns of the
+                // end may open the device again. Made by the thread: a refused one drops its body.
                 let _end = OnDrop::new(move || answer.fulfill(result_of.close(true, || Ok(()))));
                 drop(closing.close(true, close));
             };

@@ -7,7 +7,7 @@
 //!   `durable` has reached it. As many tombstones are queued as threads wait for them.
 //! - After `terminated` is set, nothing is queued and no thread waits.
 //! - A forget that no thread waits for is here from when its tombstone is queued until the
-//!   tombstone is durable or the queue is terminated. Whoever takes it out ends it.
+//!   tombstone is durable or the queue is terminated. The thread that takes it out ends it.
 //!
 //! Locking: `l2-write-queue`, held to read the state or to push. Blocks are dropped and forgets are
 //! ended outside of the lock, because that may run user code.
