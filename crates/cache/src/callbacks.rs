@@ -130,6 +130,11 @@ impl<K, V> Callbacks<K, V> {
         (queue.busy || !queue.events.is_empty()) && queue.thread != Some(current_id())
     }
 
+    /// Whether the calling thread may wait for the listener at all.
+    pub(crate) fn may_be_awaited(&self) -> bool {
+        self.is_lossless() && !self.is_own_thread()
+    }
+
     /// Hands the capacity of an event to the listener's thread while the listener runs.
     pub(crate) fn hand_over(&self, weight: u64) {
         self.in_hand.store(weight, Ordering::Relaxed);

@@ -5,7 +5,8 @@
 //! * `reserved` is never raised above the limit, which is the target `c` plus the overflow.
 //! * `reserved` is an upper bound of the resident weight. It exceeds it by the credits in the
 //!   shards.
-//! * While a ticket is in the queue, no other inserter gets capacity.
+//! * While a ticket is in the queue, no other inserter gets capacity, except one that has queued
+//!   before and was refused.
 //!
 //! Threads do not update `reserved` for each block. A shard takes a *batch* of credits and spends
 //! them. A small cache has batches of zero bytes, so it counts exactly.
@@ -136,11 +137,14 @@ impl Capacity {
         &self.shards[thread_slot().index(self.shards.len())]
     }
 
-    /// Reserves capacity without waiting.
+    /// Reserves capacity without waiting, unless others queue.
     pub(crate) fn reserve(&self, weight: u64) -> Reserved {
-        if self.has_waiters() {
-            return Reserved::No;
-        }
+        if self.has_waiters() { Reserved::No } else { self.reserve_ahead(weight) }
+    }
+
+    /// Reserves capacity without waiting, ahead of the queue: for an inserter whose own ticket was
+    /// refused, so that it was there before the others.
+    pub(crate) fn reserve_ahead(&self, weight: u64) -> Reserved {
         let batch = self.batch.load(Ordering::Relaxed);
         if weight <= batch {
             let shard = self.shard();

@@ -2,8 +2,9 @@
 //!
 //! An inserter beyond the limit evicts first. If that does not suffice, it is refused, or it
 //! queues, if the tunable `overflow_wait_ms` allows it. While others queue, it queues behind them.
-//! For a listener that must not miss an event it always queues, until the listener is idle. Only
-//! threads that the listener may wait for do not: its own, and loaders.
+//! For a listener that must not miss an event it always queues, until the listener is idle. Then it
+//! tries once more, ahead of those that queued later: what it finds pinned then is not on its way
+//! out. Only threads that the listener may wait for do not queue: its own, and loaders.
 //!
 //! Locking: none held while it evicts or waits, except the queue's own (`throttle`).
 
@@ -43,7 +44,7 @@ enum Attempt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Reserved,
-    /// Wait for the listener, which holds capacity, and try again.
+    /// Queue until the listener is idle, and try again: it holds capacity, or others queue for it.
     AwaitListener,
     /// Wait for a bounded time at most.
     NoCapacity,
@@ -75,8 +76,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// for others as long as the tunable says.
     #[cold]
     pub(crate) fn reserve_slow(&self, weight: u64) -> bool {
-        for _ in 0..MAX_ROUNDS {
-            match self.attempts(weight) {
+        for round in 0..MAX_ROUNDS {
+            match self.attempts(weight, round > 0) {
                 Verdict::Reserved => return true,
                 Verdict::AwaitListener if self.wait_for_listener(weight) => return true,
                 Verdict::AwaitListener => {}
@@ -102,19 +103,20 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
 
     /// Tries to reserve without waiting. What was evicted for a listener that misses no event is
     /// free once it has run, unless it inserts as much itself. So it tries again if the listener
-    /// may have released capacity during the attempt.
-    fn attempts(&self, weight: u64) -> Verdict {
+    /// may have released capacity during the attempt. `has_queued`: it has waited for its turn, so
+    /// it need not queue behind others.
+    fn attempts(&self, weight: u64, has_queued: bool) -> Verdict {
         for _ in 0..MAX_ROUNDS {
             let was_awaited = self.awaits_listener();
             let queued = self.callbacks.as_ref().map_or(0, |c| c.queued());
-            let attempt = self.attempt(weight);
+            let attempt = self.attempt(weight, has_queued);
             if attempt == Attempt::Reserved {
                 return Verdict::Reserved;
             }
             if !self.is_lossless() || self.is_closed() {
                 break;
             }
-            if self.awaits_listener() {
+            if self.awaits_listener() || !has_queued && self.may_queue_behind_others() {
                 return Verdict::AwaitListener;
             }
             let has_run =
@@ -130,24 +132,30 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// handling, if this is its thread, or evicts. If no wait is allowed afterwards, it gives up
     /// only if blocks are pinned, and not if other threads are evicting at the moment or were
     /// faster.
-    fn attempt(&self, weight: u64) -> Attempt {
+    fn attempt(&self, weight: u64, has_queued: bool) -> Attempt {
         if self.callbacks.as_ref().is_some_and(|c| c.use_in_hand(weight)) {
             return Attempt::Reserved;
         }
-        let attempt = self.evict_for(weight);
+        let attempt = self.evict_for(weight, has_queued);
         let may_wait = self.tunables.overflow_wait_ms() > 0 || self.mode == Reclaim::Inline;
         if attempt != Attempt::Stuck || may_wait || self.awaits_listener() {
             return attempt;
         }
         // What others have taken off the lists is free once they have finished.
         self.scratches.iter().for_each(|scratch| drop(scratch.lock()));
-        self.evict_for(weight)
+        self.evict_for(weight, has_queued)
     }
 
     /// Whether the listener will release capacity that the calling thread should wait for. A loader
     /// should not: the listener may wait for its load.
     pub(crate) fn awaits_listener(&self) -> bool {
         self.callbacks.as_ref().is_some_and(|c| c.is_awaited()) && !own::is_loading()
+    }
+
+    /// Whether others queue for the listener, and this thread may wait with them.
+    fn may_queue_behind_others(&self) -> bool {
+        let may_wait = self.callbacks.as_ref().is_some_and(|c| c.may_be_awaited());
+        may_wait && !own::is_loading() && self.capacity.has_waiters()
     }
 
     /// Waits for capacity until the listener is idle.
@@ -169,15 +177,19 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
 
     /// Evicts until the weight fits, as far as this thread can.
     pub(crate) fn reserve_by_evicting(&self, weight: u64) -> bool {
-        self.evict_for(weight) == Attempt::Reserved
+        self.evict_for(weight, false) == Attempt::Reserved
     }
 
     #[cold]
-    fn evict_for(&self, weight: u64) -> Attempt {
+    fn evict_for(&self, weight: u64, has_queued: bool) -> Attempt {
         self.counters.add(CacheCounters::OVERFLOWS, 0, 1);
         loop {
             let evicted = self.reclaim_directly(weight);
-            if self.capacity.reserve(weight) != Reserved::No {
+            let reserved = match has_queued {
+                true => self.capacity.reserve_ahead(weight),
+                false => self.capacity.reserve(weight),
+            };
+            if reserved != Reserved::No {
                 return Attempt::Reserved;
             }
             let again = match self.mode {
@@ -229,7 +241,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             // this load. With `Inline`, threads evict anyway.
             let inline = self.mode == Reclaim::Inline;
             let reserved =
-                self.try_reserve(more) || inline && self.attempt(more) == Attempt::Reserved;
+                self.try_reserve(more) || inline && self.attempt(more, false) == Attempt::Reserved;
             if !reserved {
                 return Some(Refusal::NoCapacity);
             }
@@ -257,7 +269,11 @@ pub(crate) struct CapacityFuture<'a, K: Key, V: Send + Sync + 'static> {
 impl<'a, K: Key, V: Send + Sync + 'static> CapacityFuture<'a, K, V> {
     /// The outcome if it is known at once, as the error; else a ticket in the queue.
     pub(crate) fn new(inner: &'a CacheInner<K, V>, weight: u64) -> Result<Self, bool> {
-        let for_listener = match inner.attempts(weight) {
+        Self::queue(inner, weight, false)
+    }
+
+    fn queue(inner: &'a CacheInner<K, V>, weight: u64, has_queued: bool) -> Result<Self, bool> {
+        let for_listener = match inner.attempts(weight, has_queued) {
             Verdict::Reserved => return Err(true),
             Verdict::AwaitListener => true,
             Verdict::NoCapacity => {
@@ -286,7 +302,7 @@ impl<K: Key, V: Send + Sync + 'static> Future for CapacityFuture<'_, K, V> {
                 // The listener is idle, and has released too little. So there are blocks to evict,
                 // or all are pinned.
                 Some(false) if ticket.is_for_listener() && !self.inner.is_closed() => {
-                    match Self::new(self.inner, self.weight) {
+                    match Self::queue(self.inner, self.weight, true) {
                         Ok(mut next) => self.ticket = next.ticket.take(),
                         Err(outcome) => return Poll::Ready(outcome),
                     }

@@ -517,7 +517,7 @@ fn a_publish_does_not_wait_for_a_listener_that_waits_for_its_load() {
 #[test]
 fn a_listener_that_keeps_up_leads_to_no_refusal() {
     let total = if cfg!(miri) { 100 } else { 20_000 };
-    for (threads, asynchronous) in [(1, true), (1, false)] {
+    for (threads, asynchronous) in [(1, true), (1, false), (4, true), (4, false)] {
         let cache = threaded_blocks(16)
             .tunable("overflow_wait_ms", "0")
             .on_evicted(Delivery::Lossless, |_| {})

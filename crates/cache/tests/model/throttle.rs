@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_cache::model::Capacity;
-use forebay_cache::{Attributes, Begin, Reclaim};
+use forebay_cache::{Attributes, Begin, Delivery, Reclaim};
 
 use crate::harness::{WEIGHT, World};
 use forebay_base::model::{below, check, join, spawn};
@@ -160,6 +160,38 @@ fn loads_wait_for_the_reclaimer() {
             })
         };
         join([loader(true), loader(false)]);
+        World::end(world);
+    });
+}
+
+/// Beside a lossless listener that ends, and in a cache that has more blocks than are pinned, no
+/// inserter is refused: one that finds others in the queue waits behind them.
+#[test]
+fn a_listener_that_ends_leads_to_no_refusal() {
+    check(3600, || {
+        let world = Arc::new(World::build(4, |builder| {
+            let builder = builder.reclaim(Reclaim::Thread).tunable("overflow_wait_ms", "0");
+            builder.on_evicted(Delivery::Lossless, |event| event.value.check(event.key))
+        }));
+        (0..4).for_each(|key| assert!(world.insert(key)));
+        let inserter = |first: u64, blocks: bool| {
+            let world = world.clone();
+            spawn(move || {
+                for key in first..first + 2 {
+                    if blocks {
+                        assert!(world.insert(key), "refused while the listener is idle");
+                        continue;
+                    }
+                    let begin = world.cache().begin_async(key, 1, Attributes::DATA);
+                    match shuttle::future::block_on(begin).expect("nothing is closed") {
+                        Begin::Vacant(guard) => guard.publish(world.block(key, 0)).check(key),
+                        _ => panic!("no other thread has this key"),
+                    }
+                }
+            })
+        };
+        join([inserter(10, true), inserter(20, false), inserter(30, false)]);
+        assert_eq!(world.cache().stats().counter("refused_no_capacity"), 0);
         World::end(world);
     });
 }
