@@ -15,6 +15,7 @@ use crate::inode::{Inode, SizeInfo};
 use crate::inode_table::{CacheLookup, InodeTable};
 use crate::ops::{RETRIES_MAX, retries_exhausted};
 use crate::options::{AtimeMode, FsOptions};
+use crate::read_buffers::ReadBuffers;
 use crate::reclaim::Reclaim;
 use crate::shared::FsShared;
 use crate::stats::{FsCounters, FsStats, Op};
@@ -155,6 +156,7 @@ impl FileSystem {
             orphans,
             table: InodeTable::new(),
             workers: Workers::new(options.workers),
+            read_buffers: ReadBuffers::new(),
             reclaim: Reclaim::new(),
             writeback_errors: WritebackErrors::new(),
             rename_mutex: Mutex::named("fs-rename", ()),

@@ -63,6 +63,7 @@ mod inode_table;
 mod ops;
 mod options;
 mod paths;
+mod read_buffers;
 mod reclaim;
 mod shared;
 mod stats;

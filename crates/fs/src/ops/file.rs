@@ -1,8 +1,6 @@
 //! File content: open, read, write, fsync.
 
-use std::cell::RefCell;
-
-use forebay_base::sync::{Arc, thread_local};
+use forebay_base::sync::Arc;
 use forebay_pool::{Object, Wait};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -20,14 +18,6 @@ const PIECE_BYTES: usize = 1 << 20;
 const READ_MAX: usize = 4 << 20;
 /// Largest file size in bytes. Most callers have signed offsets.
 const SIZE_MAX: u64 = i64::MAX as u64;
-/// Largest read buffer that a thread keeps, in bytes.
-const SCRATCH_BYTES: usize = 1 << 20;
-
-thread_local! {
-    /// The thread's read buffer.
-    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
 /// Largest number of asynchronous fetches before a read goes to a worker thread.
 const FETCHES_MAX: u32 = 4;
 
@@ -114,8 +104,17 @@ impl FileSystem {
         self.enter(Op::Read)?;
         let inode = self.inode_of(ino)?;
         let object = inode.file(self.dataset(), self.wait)?;
-        read_object(&object, offset, len, self.wait, with)?;
-        Ok(inode)
+        let there = object.size().saturating_sub(offset);
+        let len = len.min(READ_MAX).min(usize::try_from(there).unwrap_or(READ_MAX));
+        let read = self.shared.read_buffers.with(len, self.wait, |buffer| {
+            let read = object.with_wait(self.wait).read(offset, buffer);
+            read.map(|read| with(&buffer[..read]))
+        });
+        match read {
+            Ok(()) => Ok(inode),
+            Err(error) if error.kind() == forebay_pool::ErrorKind::Closed => Err(stale()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Reads without blocking. Calls `done` with the result: on this thread if all data is cached,
@@ -341,33 +340,4 @@ pub(super) fn warm(object: &Object, offset: u64, len: u64, wait: Wait) -> Result
         object.with_wait(wait).read(last, &mut byte)?;
     }
     Ok(())
-}
-
-/// Reads into the thread's buffer.
-fn read_object(
-    object: &Object,
-    offset: u64,
-    len: usize,
-    wait: Wait,
-    with: &mut dyn FnMut(&[u8]),
-) -> Result<()> {
-    let there = object.size().saturating_sub(offset);
-    let len = len.min(READ_MAX).min(usize::try_from(there).unwrap_or(READ_MAX));
-    // Take the buffer out, because `with` may read another file.
-    let mut buffer = SCRATCH.take();
-    if buffer.len() < len {
-        buffer.resize(len, 0);
-    }
-    let read = object.with_wait(wait).read(offset, &mut buffer[..len]);
-    if let Ok(read) = read {
-        with(&buffer[..read]);
-    }
-    if buffer.len() <= SCRATCH_BYTES {
-        SCRATCH.set(buffer);
-    }
-    match read {
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == forebay_pool::ErrorKind::Closed => Err(stale()),
-        Err(error) => Err(error.into()),
-    }
 }
