@@ -10,7 +10,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 pub(crate) use insight::{
-    AdviseArgs, ExplainArgs, StatsArgs, TopArgs, TraceCommand, TraceFormat, TraceRecordArgs,
+    AdviseArgs, EventsArgs, ExplainArgs, StatsArgs, TopArgs, TraceCommand, TraceFormat,
+    TraceRecordArgs,
 };
 
 use mirrors::Mirrors;
@@ -69,6 +70,8 @@ pub(crate) enum Command {
     Destroy(DestroyArgs),
     /// Verify every copy of every block of a pool, and rewrite bad copies from good ones
     Scrub(ScrubArgs),
+    /// Show what has happened to pools: failed devices, scrubs, resilvers, suspensions
+    Events(EventsArgs),
     /// Resume a suspended pool whose devices work again, and empty the error log of a pool
     Clear(ClearArgs),
     /// Take a device of a mirror out of use, until `online`

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use forebay_io::OpenOptions;
 use forebay_pool::{
-    BlockCache, BlockCacheOptions, ErrorKind, ImportOptions, LabelInfo, MIN_DEVICE_BYTES, Opened,
-    Pool, open_new_path, open_path, read_label,
+    BlockCache, BlockCacheOptions, ErrorKind, EventLog, ImportOptions, LabelInfo, MIN_DEVICE_BYTES,
+    Opened, Pool, open_new_path, open_path, read_label,
 };
 use serde::{Deserialize, Serialize};
 
@@ -221,6 +221,18 @@ fn in_use(path: &Path) -> Option<Failure> {
 /// # Errors
 /// If the pool cannot be imported; names the option that helps, if there is one.
 pub(crate) fn import(request: &ImportRequest, cache: &Arc<BlockCache>) -> Result<Pool> {
+    import_with(request, cache, None)
+}
+
+/// As [`import`], with the log of the events.
+///
+/// # Errors
+/// As [`import`].
+pub(crate) fn import_with(
+    request: &ImportRequest,
+    cache: &Arc<BlockCache>,
+    events: Option<&Arc<EventLog>>,
+) -> Result<Pool> {
     let devices = open_devices(&request.paths, request.read_only)?;
     let options = ImportOptions {
         force: request.force,
@@ -230,6 +242,7 @@ pub(crate) fn import(request: &ImportRequest, cache: &Arc<BlockCache>) -> Result
         txg: request.txg,
         tunables: request.tunables.clone(),
         find_l2_devices: request.l2_devices,
+        events: events.cloned(),
         ..ImportOptions::new(Arc::clone(cache))
     };
     Pool::import(devices, &options).map_err(|error| {

@@ -18,9 +18,10 @@ use forebay_io::fault::FaultCounters;
 use forebay_io::tunables::IoTunables;
 use forebay_l2::{L2Counters, L2Tunables};
 use forebay_pool::{
-    HeartbeatTunables, L2DeviceTunables, LogCounters, LogTunables, OperationTunables,
-    PrefetchCounters, PrefetchTunables, ScrubCounters, ScrubTunables, SpaceCounters, StoreCounters,
-    StoreTunables, TrimCounters, TrimTunables, TxgCounters, TxgTunables, ZapCounters, ZapTunables,
+    EventCounters, HeartbeatTunables, L2DeviceTunables, LogCounters, LogTunables,
+    OperationTunables, PrefetchCounters, PrefetchTunables, ScrubCounters, ScrubTunables,
+    SpaceCounters, StoreCounters, StoreTunables, TrimCounters, TrimTunables, TxgCounters,
+    TxgTunables, ZapCounters, ZapTunables,
 };
 
 /// A generated file.
@@ -74,6 +75,7 @@ fn generate() -> Vec<Generated> {
         ("forebay-pool: block store", forebay_base::counters::markdown(StoreCounters::ROWS)),
         ("forebay-pool: space", forebay_base::counters::markdown(SpaceCounters::ROWS)),
         ("forebay-pool: scrub", forebay_base::counters::markdown(ScrubCounters::ROWS)),
+        ("forebay-pool: events", forebay_base::counters::markdown(EventCounters::ROWS)),
         ("forebay-pool: trim", forebay_base::counters::markdown(TrimCounters::ROWS)),
         ("forebay-pool: directories", forebay_base::counters::markdown(ZapCounters::ROWS)),
         ("forebay-fs", forebay_base::counters::markdown(FsCounters::ROWS)),
@@ -174,6 +176,7 @@ mod tests {
             + StoreCounters::ROWS.len()
             + SpaceCounters::ROWS.len()
             + ScrubCounters::ROWS.len()
+            + EventCounters::ROWS.len()
             + TrimCounters::ROWS.len()
             + ZapCounters::ROWS.len();
         let mounts = FsCounters::ROWS.len() + MountCounters::ROWS.len();

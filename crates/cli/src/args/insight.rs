@@ -94,6 +94,24 @@ pub(crate) struct StatsArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  forebay events\n  forebay events tank --follow\n  forebay events --follow --json\n\n\
+    A daemon keeps the newest 1,024 events of its pools in memory, until it ends; its log has older ones.\n\
+    Events that repeat within a minute are counted. Times are in UTC. With --follow, new events are\n\
+    printed until Ctrl-C, or until the daemons end."
+)]
+pub(crate) struct EventsArgs {
+    /// Pool whose events are shown [default: all pools]
+    pub(crate) pool: Option<String>,
+    /// Go on with new events
+    #[arg(long, short = 'f')]
+    pub(crate) follow: bool,
+    /// Print JSON, one event a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  forebay top\n  forebay top tank --interval 5s\n  \
     forebay top --once          text, with rates of one second\n  \
     forebay top --json          all figures of one interval\n\n\

@@ -9,6 +9,7 @@ mod create;
 mod dataset;
 mod demo;
 mod destroy;
+mod events;
 mod expand;
 mod explain;
 mod export;
@@ -77,6 +78,7 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<u8> {
         Command::Check(args) => check::check(&args),
         Command::Trim(args) => trim::run(&args),
         Command::Destroy(args) => destroy::run(&args),
+        Command::Events(args) => events::run(&args),
         Command::Clear(args) => clear::run(&args),
         Command::Offline(args) => sides::offline(&args),
         Command::Online(args) => sides::online(&args),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_base::sync::thread::spawn_named;
 use serde::de::DeserializeOwned;
 
-use super::messages::{JobProgress, PoolInfo, ProcessInfo};
+use super::messages::{EventInfo, JobProgress, PoolInfo, ProcessInfo};
 use super::{
     ANSWER_BYTES_MAX, Answer, Envelope, RAW_BYTES_MAX, Request, VERSION, peer, read_line, run_dir,
 };
@@ -243,6 +243,7 @@ pub(crate) fn served(at: &Path) -> Result<Option<(Process, PathBuf)>> {
 pub(crate) enum Part<'a> {
     Progress(&'a JobProgress),
     Raw(&'a [u8]),
+    Event(EventInfo),
 }
 
 /// Takes the parts of an answer. An error ends the conversation.
@@ -453,6 +454,7 @@ fn converse<T: DeserializeOwned>(
         };
         match serde_json::from_str(&line).map_err(malformed)? {
             Answer::Progress(info) => receive(Part::Progress(&info))?,
+            Answer::Event(event) => receive(Part::Event(event))?,
             Answer::Raw(bytes) if bytes <= RAW_BYTES_MAX => {
                 let mut raw = Vec::new();
                 let read = answers.by_ref().take(bytes).read_to_end(&mut raw);

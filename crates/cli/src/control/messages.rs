@@ -394,6 +394,28 @@ pub(crate) struct TunableInfo {
     pub(crate) help: String,
 }
 
+/// Something that has happened to a pool.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct EventInfo {
+    /// Its number in its daemon.
+    pub(crate) number: u64,
+    /// When it happened, in milliseconds since 1970.
+    pub(crate) unix_ms: u64,
+    pub(crate) pool: String,
+    #[serde(with = "guid")]
+    pub(crate) guid: u64,
+    /// What happened, as a word.
+    pub(crate) kind: String,
+    /// Path of the device that it is about.
+    pub(crate) device: Option<String>,
+    /// The cause or the result; may be empty.
+    pub(crate) detail: String,
+    /// How often it has happened within a minute.
+    pub(crate) count: u64,
+    /// All of it in one sentence.
+    pub(crate) text: String,
+}
+
 /// Statistics of a process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ProcessStats {

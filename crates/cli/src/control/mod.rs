@@ -2,8 +2,8 @@
 //!
 //! Each daemon listens on `PID.sock` in the run directory of its user. A command queries all
 //! sockets there to find the daemon of a pool. A request is one line of JSON with the protocol
-//! version, at most [`REQUEST_BYTES_MAX`] bytes. The answer is any number of progress lines, or of
-//! lines that announce bytes, and one final line. A connection carries one request. A client that
+//! version, at most [`REQUEST_BYTES_MAX`] bytes. The answer is any number of lines with
+//! progress, with events, or that announce bytes, and one final line. A connection carries one request. A client that
 //! ends its side of the connection interrupts a running job, and still gets the final line.
 //!
 //! # Access
@@ -92,6 +92,9 @@ pub(crate) enum Request {
     /// Trace the accesses to the blocks of a pool for a time, or until the client ends its side of
     /// the connection: a trace file in pieces, then [`messages::TraceReport`].
     Trace { pool: u64, seconds: Option<u64>, names: bool },
+    /// The events of its pools, a line each; with `follow` also those that come, until the client
+    /// ends its side of the connection or the last pool is exported. Then no content.
+    Events { follow: bool },
     /// Statistics of the daemon: [`messages::ProcessStats`].
     Stats,
     /// All counts and measurements of the daemon: [`sample::ProcessSample`].
@@ -141,6 +144,8 @@ pub(crate) enum ScrubChange {
 pub(crate) enum Answer {
     /// The job is running.
     Progress(messages::JobProgress),
+    /// Something has happened to a pool.
+    Event(messages::EventInfo),
     /// So many bytes follow the line, at most [`RAW_BYTES_MAX`].
     Raw(u64),
     /// The request succeeded, with its result.

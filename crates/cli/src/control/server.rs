@@ -19,7 +19,7 @@ use super::messages::JobProgress;
 use super::{
     Answer, RAW_BYTES_MAX, REQUEST_BYTES_MAX, Request, parse_request, peer, read_line, run_dir,
 };
-use crate::daemon::{Daemon, trace};
+use crate::daemon::{Daemon, events, trace};
 use crate::error::{Failure, Result};
 use crate::pool_locks;
 
@@ -99,6 +99,13 @@ fn has_ended(stream: &UnixStream) -> bool {
     got == 0
 }
 
+fn wants_more(stream: &UnixStream) -> ControlFlow<()> {
+    match has_ended(stream) {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    }
+}
+
 fn serve_connection(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
     let broken = |error: std::io::Error| Failure::new(error.to_string());
     stream.set_read_timeout(Some(CLIENT_TIMEOUT)).map_err(broken)?;
@@ -122,13 +129,16 @@ fn serve_connection(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
         Request::Trace { pool, seconds, names } => {
             let report = trace::record(daemon, pool, (seconds, names), &mut |bytes| {
                 send_raw(stream, bytes)?;
-                Ok(if has_ended(stream) {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                })
+                Ok(wants_more(stream))
             })?;
             serde_json::to_value(report).map_err(|error| Failure::new(error.to_string()))
+        }
+        Request::Events { follow } => {
+            events::send(daemon, follow, &mut |event| {
+                event.map_or(Ok(()), |event| send(stream, &Answer::Event(event)))?;
+                Ok(wants_more(stream))
+            })?;
+            Ok(serde_json::Value::Null)
         }
         request => daemon.serve(request, &mut on_progress),
     });

@@ -200,12 +200,8 @@ pub(crate) fn control_scrub(pool: &Pool, change: Option<ScrubChange>) -> Result<
 /// The word for the state of a scrub.
 fn scrub_state(state: ScrubState, is_active: bool) -> &'static str {
     match state {
-        ScrubState::None => "none",
         ScrubState::Running if is_active => "running",
-        ScrubState::Running => "interrupted",
-        ScrubState::Paused => "paused",
-        ScrubState::Finished => "finished",
-        ScrubState::Stopped => "stopped",
+        state => state.name(),
     }
 }
 

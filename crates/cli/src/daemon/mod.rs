@@ -19,6 +19,7 @@
 //! taken under it.
 
 mod curve;
+pub(crate) mod events;
 mod explain;
 pub(crate) mod health;
 pub(crate) mod jobs;
@@ -40,7 +41,7 @@ use std::time::{Duration, Instant};
 
 use forebay_base::sync::{Condvar, Mutex, MutexGuard};
 use forebay_fuse::MountError;
-use forebay_pool::{BlockCache, BlockCacheOptions};
+use forebay_pool::{BlockCache, BlockCacheOptions, EventLog};
 use serde::{Deserialize, Serialize};
 
 use crate::control::messages::{MountInfo, PoolInfo, ProcessInfo};
@@ -102,6 +103,8 @@ pub(crate) struct Daemon {
     state: Mutex<DaemonState>,
     ended: Condvar,
     events: Sender<Event>,
+    /// The events of all its pools, also of those that were exported.
+    event_log: Arc<EventLog>,
     metrics: Mutex<Option<metrics::Serving>>,
 }
 
@@ -116,6 +119,12 @@ struct DaemonState {
     shutting_down: bool,
     /// Errors from closing pools and mounts.
     failures: Vec<String>,
+}
+
+impl DaemonState {
+    fn has_ended_pools(&self) -> bool {
+        self.pools.is_empty() && (self.used || self.shutting_down)
+    }
 }
 
 impl Daemon {
@@ -148,6 +157,7 @@ impl Daemon {
             state: Mutex::named("daemon-state", DaemonState::default()),
             ended: Condvar::new(),
             events,
+            event_log: EventLog::new(),
             metrics: Mutex::named("daemon-metrics", None),
         }))
     }
@@ -186,8 +196,8 @@ impl Daemon {
         // Also for a read-only import: a device on a mount of this process would make the process
         // wait for itself.
         paths.iter().try_for_each(|path| pools::refuse_served(path))?;
-        let pool =
-            pools::import(&ImportRequest { paths: paths.clone(), ..request.clone() }, &self.cache)?;
+        let request_here = ImportRequest { paths: paths.clone(), ..request.clone() };
+        let pool = pools::import_with(&request_here, &self.cache, Some(&self.event_log))?;
         let dirty_set = request.tunables.iter().any(|(name, _)| name == registry::DIRTY_TUNABLE);
         if !request.read_only
             && let Err(error) = pool.resume_scrub()
@@ -460,7 +470,12 @@ impl Daemon {
     /// True if the process may end: it has no pools and serves no request.
     pub(crate) fn is_done(&self) -> bool {
         let state = self.state.lock();
-        state.pools.is_empty() && state.requests == 0 && (state.used || state.shutting_down)
+        state.has_ended_pools() && state.requests == 0
+    }
+
+    /// True if its pools were exported, so that it ends soon.
+    pub(crate) fn has_ended_pools(&self) -> bool {
+        self.state.lock().has_ended_pools()
     }
 
     /// Errors from closing pools and mounts.

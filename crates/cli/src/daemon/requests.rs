@@ -95,7 +95,9 @@ impl Daemon {
             Request::SetTunable { pool, name, value } => {
                 answer(&self.set_tunable(pool, &name, &value)?)
             }
-            Request::Trace { .. } => Err(Failure::new("a trace needs a connection of its own")),
+            Request::Trace { .. } | Request::Events { .. } => {
+                Err(Failure::new("a request for a stream needs a connection of its own"))
+            }
             Request::Stats => answer(&stats::process(self)),
             Request::Sample => answer(&sample::process(self)),
             Request::Metrics { metrics } => answer(&self.serve_metrics(metrics)?),

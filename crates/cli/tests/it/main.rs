@@ -11,6 +11,7 @@ mod bad_input;
 mod control;
 mod demo;
 mod durable;
+mod events;
 mod explain;
 mod fixture;
 mod health;

@@ -350,7 +350,7 @@ pub(crate) fn write_uberblock(
     let missing = failed.len();
     let lost = failed.iter().map(|(place, _)| place).filter(believed).count();
     for (_, error) in &failed {
-        tracing::warn!(%error, "device error");
+        devices.events().note_failure(error);
     }
     // A device of a mirror that takes no uberblock would fall behind.
     for pair in failed.windows(2) {

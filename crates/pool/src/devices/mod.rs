@@ -51,6 +51,7 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_io::{Device, Fence, Pending, Priority, RaiseHandle, Request, StableBytes};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Event, EventKind, PoolEvents};
 use crate::format::Dva;
 use crate::format::label::{LABEL_BYTES, MAX_VDEVS};
 use crate::lease::Lease;
@@ -80,16 +81,13 @@ fn too_small(name: &str, has_bytes: u64, needs_bytes: u64) -> Error {
     Error::new(ErrorKind::Invalid, text)
 }
 
-/// Converts the error of a request: a device error, or the pool is closed.
+/// Converts the error of a request that was noted: a device error, or the pool is closed.
 pub(crate) fn failed(error: forebay_io::Error) -> Error {
     match error.kind() {
         forebay_io::ErrorKind::Closed => {
             Error::new(ErrorKind::Closed, "the pool is exported").because(error)
         }
-        _ => {
-            tracing::warn!(%error, "device error");
-            Error::from(error)
-        }
+        _ => Error::from(error),
     }
 }
 
@@ -124,6 +122,7 @@ pub(crate) struct Devices {
     flush_failures: AtomicU64,
     /// The sum of [`VdevStatus::changes`](status::VdevStatus::changes) that labels have.
     stored_changes: AtomicU64,
+    events: Arc<PoolEvents>,
 }
 
 impl Devices {
@@ -144,6 +143,7 @@ impl Devices {
             fence: None,
             flush_failures: AtomicU64::new(0),
             stored_changes: AtomicU64::new(0),
+            events: PoolEvents::new(None, "", 0),
         };
         vdevs.into_iter().try_for_each(|vdev| devices.add(vdev))?;
         Ok(devices)
@@ -155,6 +155,26 @@ impl Devices {
         let lease = Arc::clone(lease);
         self.fence = Some(Fence::new(move || lease.is_valid()));
         self
+    }
+
+    /// Returns the devices with what notes the events of their pool.
+    pub(crate) fn with_events(mut self, events: Arc<PoolEvents>) -> Self {
+        self.iter().for_each(|vdev| vdev.status().set_events(&events));
+        self.events = events;
+        self
+    }
+
+    /// Notes the events of the pool.
+    pub(crate) fn events(&self) -> &Arc<PoolEvents> {
+        &self.events
+    }
+
+    /// Notes that a request has failed, and converts its error.
+    fn failed(&self, error: forebay_io::Error) -> Error {
+        if error.kind() != forebay_io::ErrorKind::Closed {
+            self.events.note_failure(&error);
+        }
+        failed(error)
     }
 
     pub(crate) fn fence(&self) -> Option<Fence> {
@@ -183,6 +203,7 @@ impl Devices {
                 "{name}: has sectors of {sector} bytes, larger than the pool's {has}; open it with sectors of {has}"
             ));
         }
+        vdev.status().set_events(&self.events);
         let vdev = Box::into_raw(Box::new(vdev));
         self.slots[at].store(vdev, Ordering::Release);
         self.count.store(at + 1, Ordering::Release);
@@ -258,7 +279,13 @@ impl Devices {
             let text = "another flush failed meanwhile, and may have lost what was healed";
             return Err(Error::new(ErrorKind::Device, text));
         }
-        self.iter().for_each(|vdev| vdev.status().caught_up(until_txg));
+        for vdev in self.iter() {
+            let whole = vdev.status().caught_up(until_txg);
+            let names = (0..vdev.leaves().len() as u8).filter(|leaf| whole.contains(*leaf));
+            for name in names.map(|leaf| vdev.leaf(leaf).name()) {
+                self.events.note(EventKind::DeviceWhole, Event::of_device(name).in_txg(until_txg));
+            }
+        }
         Ok(())
     }
 
@@ -385,6 +412,11 @@ impl Devices {
         }
     }
 
+    /// The device of a place, in messages.
+    pub(crate) fn name_of(&self, place: Place) -> Option<&str> {
+        self.get(place.dva.device).map(|vdev| vdev.leaf(place.leaf).name())
+    }
+
     /// A block has a wrong checksum there.
     pub(crate) fn note_checksum(&self, place: Place) {
         if let Some(vdev) = self.get(place.dva.device) {
@@ -402,7 +434,7 @@ impl Devices {
         let time = vdev.time_read(place.leaf);
         let read = vdev.leaf(place.leaf).run(request).into_buffer();
         time.end(read.is_ok());
-        read.map_err(failed)
+        read.map_err(|error| self.failed(error))
     }
 
     /// Starts to read from a place into `buffer`. `done` runs exactly once, on any thread, and must
@@ -457,7 +489,7 @@ impl Devices {
         let vdev = self.place(place.dva, buffer.len() as u64)?;
         let request = Request::write(place.dva.offset, buffer).with_priority(priority);
         let request = request.with_fence(self.fence());
-        vdev.leaf(place.leaf).run(request).result.map_err(failed)
+        vdev.leaf(place.leaf).run(request).result.map_err(|error| self.failed(error))
     }
 
     /// Writes all buffers concurrently, in any order, and waits. The data is durable after a flush.
@@ -477,7 +509,7 @@ impl Devices {
         let begun: Vec<_> = begun.collect();
         // Waits for all, even if one failed.
         let ends: Vec<_> = begun.into_iter().map(vdev::VdevPending::wait).collect();
-        ends.into_iter().collect::<Result<(), _>>().map_err(failed)
+        ends.into_iter().collect::<Result<(), _>>().map_err(|error| self.failed(error))
     }
 
     /// Reads all buffers concurrently and waits. Returns the result of each read.
@@ -499,7 +531,7 @@ impl Devices {
             let (leaf, time, pending) = pending?;
             let read = pending.wait(&**leaf.device()).into_buffer();
             time.end(read.is_ok());
-            read.map_err(failed)
+            read.map_err(|error| self.failed(error))
         };
         pending.into_iter().map(wait).collect()
     }

@@ -15,9 +15,10 @@
 
 use forebay_base::clock::{Clock, SystemClock};
 use forebay_base::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use forebay_base::sync::{Mutex, MutexGuard};
+use forebay_base::sync::{Arc, Mutex, MutexGuard};
 
 use super::config::{LeafConfig, Missed};
+use crate::events::{Event, EventKind, PoolEvents};
 use crate::format::label::StoredState;
 
 /// Writes in a row that fail before a device is faulted.
@@ -99,10 +100,17 @@ impl LeafSet {
     }
 }
 
+/// Protected by `pool-vdev`.
+#[derive(Default)]
+pub(super) struct Changing {
+    /// Notes what devices miss. None before the vdev belongs to a pool.
+    events: Option<Arc<PoolEvents>>,
+}
+
 /// What is known of the devices of a vdev. Outlives the devices, for callbacks of requests.
 pub(crate) struct VdevStatus {
     leaves: Box<[LeafStatus]>,
-    changing: Mutex<()>,
+    changing: Mutex<Changing>,
     /// The txg that writes count for.
     txg: AtomicU64,
     changes: AtomicU64,
@@ -116,13 +124,17 @@ impl VdevStatus {
     pub(super) fn new(leaves: &[LeafConfig], txg: u64) -> Self {
         Self {
             leaves: leaves.iter().map(LeafStatus::new).collect(),
-            changing: Mutex::named("pool-vdev", ()),
+            changing: Mutex::named("pool-vdev", Changing::default()),
             txg: AtomicU64::new(txg.max(1)),
             changes: AtomicU64::new(0),
             use_changes: AtomicU64::new(0),
             choices: AtomicU64::new(0),
             clock: SystemClock::new(),
         }
+    }
+
+    pub(super) fn set_events(&self, events: &Arc<PoolEvents>) {
+        self.changing.lock().events = Some(Arc::clone(events));
     }
 
     /// From now on writes count for this txg.
@@ -171,7 +183,7 @@ impl VdevStatus {
     }
 
     /// Serialises changes of states and missed txgs.
-    pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn changing(&self) -> MutexGuard<'_, Changing> {
         self.changing.lock()
     }
 
@@ -282,13 +294,14 @@ impl VdevStatus {
             }
             return Ok(());
         }
-        let _changing = self.changing.lock();
+        let changing = self.changing.lock();
         let counts = ok.any(|leaf| self.leaves[usize::from(leaf)].is_whole());
         let refused = failed.iter().find(|(_, error)| !is_failure(error));
         if let Some((_, error)) = refused.or_else(|| failed.first().filter(|_| !counts)) {
             return Err(error.clone());
         }
         let txg = self.txg.load(Ordering::Acquire);
+        let mut noted = Vec::new();
         for (leaf, error) in failed {
             let one = &self.leaves[usize::from(leaf)];
             let in_a_row = one.in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
@@ -302,27 +315,33 @@ impl VdevStatus {
             let is_new = one.miss(txg, if faults || !was_used { STILL } else { txg });
             if faults || is_new {
                 self.changes.fetch_add(1, Ordering::AcqRel);
-                let device = error.device();
-                let what = if faults { "faulted" } else { "degraded" };
-                tracing::error!(device, txg, %error, "{what} device of a mirror");
+                let faulted = EventKind::DeviceFaulted;
+                noted.push((if faults { faulted } else { EventKind::DeviceDegraded }, error));
             }
+        }
+        let events = changing.events.clone();
+        drop(changing);
+        for (kind, error) in noted {
+            events.iter().for_each(|to| to.note(kind, Event::of_error(&error).in_txg(txg)));
         }
         Ok(())
     }
 
     /// All blocks up to this txg were verified on the devices in use, bad ones rewritten, and a
-    /// flush covers them.
-    pub(super) fn caught_up(&self, until_txg: u64) {
+    /// flush covers them. Returns the devices that miss nothing any more.
+    pub(super) fn caught_up(&self, until_txg: u64) -> LeafSet {
         let _changing = self.changing.lock();
+        let mut whole = LeafSet::default();
         for (at, one) in self.leaves.iter().enumerate() {
             let is_covered = one.missed().is_some_and(|missed| missed.to <= until_txg);
             if is_covered && one.state() == StoredState::Online {
                 // Not the end: who has seen the first txg without the lock reads a whole range.
                 one.missed_from.store(0, Ordering::Release);
                 self.changes.fetch_add(1, Ordering::AcqRel);
-                tracing::info!(side = at, until_txg, "device of a mirror has all blocks again");
+                whole.insert(at as u8);
             }
         }
+        whole
     }
 
     /// A label of a device could not be written.

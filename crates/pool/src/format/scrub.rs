@@ -22,6 +22,17 @@ pub enum ScrubState {
 }
 
 impl ScrubState {
+    /// The state as a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Running => "interrupted",
+            Self::Paused => "paused",
+            Self::Finished => "finished",
+            Self::Stopped => "stopped",
+        }
+    }
+
     /// Decodes the on-disk number.
     pub fn from_raw(raw: u8) -> Option<Self> {
         let all = [Self::None, Self::Running, Self::Paused, Self::Finished, Self::Stopped];

@@ -16,6 +16,7 @@ use crate::devices::create::{self, NewVdev};
 use crate::devices::heartbeat::Heartbeat;
 use crate::devices::import::Imported;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Event, EventKind, EventLog, PoolEvents};
 use crate::format::{
     BlockPtrPhys, DvaPhys, LOG_EXTENTS_MAX, LOG_SECTOR_BYTES, ObjectKind, ObjsetPhys, ScrubPhys,
     ZAP_LEAF_BYTES,
@@ -73,6 +74,8 @@ pub struct CreateOptions {
     pub clock: Option<Arc<dyn Clock>>,
     /// Seed for GUIDs and other random numbers. Default: the system's entropy.
     pub seed: Option<u64>,
+    /// The log of the pool's events. Default: one of its own.
+    pub events: Option<Arc<EventLog>>,
 }
 
 impl CreateOptions {
@@ -87,6 +90,7 @@ impl CreateOptions {
             tunables: Vec::new(),
             clock: None,
             seed: None,
+            events: None,
         }
     }
 }
@@ -196,7 +200,8 @@ impl Pool {
             heartbeat_ms: parts.tunables.heartbeat().heartbeat_ms(),
         };
         let Imported { config, devices, claim, .. } = create::create(vdevs, &wanted, &parts.cache)?;
-        let devices = Arc::new(devices.with_lease(&parts.lease));
+        let events = PoolEvents::new(options.events.as_ref(), &config.pool_name, config.pool_guid);
+        let devices = Arc::new(devices.with_lease(&parts.lease).with_events(events));
         let store = parts.store(&devices)?;
         let mut space =
             Space::create(&devices.spans(), devices.sector_bytes(), Box::new(store.clone()))?;
@@ -242,8 +247,7 @@ impl Pool {
         };
         let pool = found.into_pool(parts, devices, store)?;
         pool.commit_first()?;
-        let count = pool.inner.devices.leaves().count();
-        tracing::info!(pool = pool.name(), devices = count, "created pool");
+        pool.inner.events().note(EventKind::Created, Event::default());
         Ok(pool)
     }
 

@@ -4,6 +4,7 @@ use forebay_base::sync::atomic::Ordering;
 
 use crate::devices::label;
 use crate::error::Result;
+use crate::events::{Event, EventKind};
 use crate::l2::DeviceCloser;
 
 use super::{Pool, PoolInner};
@@ -81,10 +82,10 @@ impl Pool {
         };
         self.inner.close();
         let ended = synced.and(marked);
-        let (pool, txg) = (self.name(), self.inner.txgs.synced_txg());
+        let (events, txg) = (self.inner.events(), self.inner.txgs.synced_txg());
         match &ended {
-            Ok(()) => tracing::info!(pool, txg, "exported pool"),
-            Err(error) => tracing::error!(pool, txg, %error, "closed pool without a clean export"),
+            Ok(()) => events.note(EventKind::Exported, Event::default().in_txg(txg)),
+            Err(error) => events.note(EventKind::ClosedDirty, Event::because(error).in_txg(txg)),
         }
         ended
     }

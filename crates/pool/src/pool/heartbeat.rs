@@ -16,6 +16,7 @@ use forebay_base::sync::{Arc, Condvar, Mutex};
 use crate::devices::heartbeat::{self, Heartbeat, LEASE};
 use crate::devices::label;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Event, EventKind};
 use crate::lease::Lease;
 
 use super::{Pool, PoolInner};
@@ -127,7 +128,7 @@ impl PoolInner {
             None => self.txgs.check_running().is_ok(),
         };
         if error.kind() == ErrorKind::InUse && goes_on {
-            tracing::error!(pool = &*self.name, %error, "suspended pool");
+            self.events().note(EventKind::Suspended, Event::because(&error));
             self.txgs.suspend(&error);
         }
     }

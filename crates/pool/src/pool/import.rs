@@ -23,6 +23,7 @@ use crate::devices::heartbeat::Heartbeat;
 use crate::devices::import::{self, Imported};
 use crate::devices::label::{self, Uberblock};
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Event, EventKind, EventLog, PoolEvents};
 use crate::format::{BlockKind, BlockPtrPhys, ROOT_BYTES, ROOT_MAGIC, RootPhys};
 use crate::log::IntentLog;
 use crate::objset::Objset;
@@ -68,6 +69,8 @@ pub struct ImportOptions {
     /// Whether to search for L2 devices at the paths stored in the pool. If not, only L2 devices
     /// passed to [`Pool::import_with`] are used.
     pub find_l2_devices: bool,
+    /// The log of the pool's events. Default: one of its own.
+    pub events: Option<Arc<EventLog>>,
 }
 
 impl ImportOptions {
@@ -86,6 +89,7 @@ impl ImportOptions {
             seed: None,
             pause: None,
             find_l2_devices: true,
+            events: None,
         }
     }
 }
@@ -133,7 +137,8 @@ impl Pool {
         let Imported { config, devices, uberblocks, notes, claim } =
             import::import(devices, &wanted, &parts.cache)?;
         let name = config.pool_name.clone();
-        let devices = Arc::new(devices.with_lease(&parts.lease));
+        let events = PoolEvents::new(options.events.as_ref(), &name, config.pool_guid);
+        let devices = Arc::new(devices.with_lease(&parts.lease).with_events(events));
         let import = Import { parts, config, devices, uberblocks, notes, claim, options };
         let (pool, txg) =
             import.open().map_err(|error| error.doing(format_args!("pool {name}")))?;
@@ -141,7 +146,10 @@ impl Pool {
         if !options.read_only {
             pool.warm_up();
         }
-        tracing::info!(pool = pool.name(), txg, read_only = options.read_only, "imported pool");
+        let how = options.read_only.then(|| "read-only".to_owned());
+        pool.inner
+            .events()
+            .note(EventKind::Imported, Event { txg: Some(txg), detail: how, ..Event::default() });
         for note in pool.import_notes() {
             tracing::warn!(pool = pool.name(), note, "imported a damaged pool");
         }

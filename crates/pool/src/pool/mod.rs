@@ -41,6 +41,7 @@ use crate::dataset;
 use crate::devices::Devices;
 use crate::devices::config::Config;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{EventLog, PoolEvents};
 use crate::format::{BlockPtrPhys, TXGS_TO_REUSE};
 use crate::l2::L2Devices;
 use crate::log::IntentLog;
@@ -203,6 +204,11 @@ impl Pool {
         &self.inner.name
     }
 
+    /// The log of events that the pool notes its own in.
+    pub fn events(&self) -> &Arc<EventLog> {
+        self.inner.events().log()
+    }
+
     /// The GUID of the pool. It never changes.
     pub fn guid(&self) -> u64 {
         self.inner.guid
@@ -210,6 +216,11 @@ impl Pool {
 }
 
 impl PoolInner {
+    /// Notes the events of the pool.
+    pub(crate) fn events(&self) -> &PoolEvents {
+        self.devices.events()
+    }
+
     /// Begins a transaction.
     pub(crate) fn begin(&self, intent: Intent, wait: Wait) -> Result<Transaction<'_>> {
         self.check_writable()?;

@@ -10,11 +10,14 @@
 //! `pool-resilver` protects the status, for a look; threads that wait for the end sleep on it.
 //! `pool-resilver-thread` holds the handle of the thread.
 
+use std::fmt;
+
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Event, EventKind};
 use crate::format::BlockPtrPhys;
 use crate::store::Store;
 
@@ -51,6 +54,13 @@ impl ResilverStatus {
     pub fn bytes_per_second(&self) -> u64 {
         let per_second = u128::from(self.bytes) * 1_000_000_000;
         per_second.checked_div(self.active_ns.into()).unwrap_or(0) as u64
+    }
+}
+
+impl fmt::Display for ResilverStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { blocks, written, lost, .. } = self;
+        write!(f, "{blocks} missed blocks read, {written} copies written, {lost} lost")
     }
 }
 
@@ -150,7 +160,7 @@ impl PoolInner {
     fn run_resilver(&self) {
         let guard = EndGuard(&self.resilver);
         let pool = &*self.name;
-        tracing::info!(pool, "resilver runs");
+        self.events().note(EventKind::ResilverBegan, Event::default());
         let mut rounds = 0;
         loop {
             let walked = self.resilver_once();
@@ -166,7 +176,7 @@ impl PoolInner {
                 rounds = 0;
             } else if !may_go_on || self.devices.missed_from().is_none() {
                 run.status.is_active = false;
-                tracing::info!(pool, status = ?run.status, "resilver ended");
+                self.events().note(EventKind::ResilverEnded, Event::because(run.status));
             }
             if self.closed.load(Ordering::Acquire) {
                 run.status.is_active = false;

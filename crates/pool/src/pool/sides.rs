@@ -1,6 +1,7 @@
 //! Takes sides of mirrors out of use, and back into use.
 
 use crate::error::Result;
+use crate::events::{Event, EventKind};
 
 use super::{Pool, PoolInner};
 
@@ -16,7 +17,7 @@ impl Pool {
     pub fn offline_device(&self, device: &str) -> Result<()> {
         self.inner.check_writable()?;
         if self.inner.offline(device)? {
-            tracing::info!(pool = self.name(), device, "device is offline");
+            self.inner.events().note(EventKind::DeviceOffline, Event::of_device(device));
         }
         self.sync()
     }
@@ -31,7 +32,7 @@ impl Pool {
     pub fn online_device(&self, device: &str) -> Result<()> {
         self.inner.check_writable()?;
         if self.inner.online(device)? {
-            tracing::info!(pool = self.name(), device, "device is online");
+            self.inner.events().note(EventKind::DeviceOnline, Event::of_device(device));
             self.sync()?;
         }
         self.start_resilver().map(|_| ())

@@ -184,6 +184,7 @@ impl PoolInner {
             ("prefetch", ahead.counters().snapshot()),
             ("space", self.space_counters.snapshot()),
             ("scrub", self.scrub.counters().snapshot()),
+            ("events", self.events().counters().snapshot()),
             ("trim", self.trim.counters().snapshot()),
             ("directory", ahead.directories().counters.snapshot()),
         ];

@@ -22,6 +22,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::dataset::DatasetInner;
 use crate::devices::label::{self, Uberblock};
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Event, EventKind};
 use crate::format::{BlockKind, ObjsetPhys, ROOT_BYTES, ROOT_MAGIC, RootPhys};
 use crate::reservation::Intent;
 use crate::space::Space;
@@ -29,7 +30,7 @@ use crate::store::barrier::{FailedBlocks, Pause};
 use crate::store::counters::StoreCounters;
 use crate::sync_context::SyncContext;
 use crate::tx::Tx;
-use crate::txg::{Txgs, Wake};
+use crate::txg::Wake;
 
 use super::space_io::UncachedWriter;
 use super::{PoolInner, TxgPhase};
@@ -69,8 +70,9 @@ impl CommitPause<'_> {
     fn park(&self, mut error: Error) -> Result<()> {
         let (inner, pool, txg) = (self.inner, &*self.inner.name, self.txg);
         loop {
-            let device = error.device_error().map(|io| io.device().to_owned());
-            tracing::error!(pool, txg, device, %error, "suspended pool");
+            let device = error.device_error().map(forebay_io::Error::device);
+            let event = Event { device, ..Event::because(&error) };
+            inner.events().note(EventKind::Suspended, event.in_txg(txg));
             if !inner.txgs.park(&error, txg) {
                 return Err(error);
             }
@@ -111,22 +113,22 @@ pub(super) fn start(inner: &Arc<PoolInner>) -> Result<JoinHandle<()>> {
 }
 
 fn run(inner: &PoolInner) {
-    let guard = SuspendOnPanic(&inner.txgs);
+    let guard = SuspendOnPanic(inner);
     run_txgs(inner);
     // Only a panic drops it.
     std::mem::forget(guard);
 }
 
 /// Suspends the pool if the sync thread panics, so that no waiter waits forever.
-struct SuspendOnPanic<'a>(&'a Txgs);
+struct SuspendOnPanic<'a>(&'a PoolInner);
 
 impl Drop for SuspendOnPanic<'_> {
     fn drop(&mut self) {
         // The panic hook has already reported the panic message.
         let text = "the pool's thread has panicked";
-        tracing::error!(error = text, "suspended pool");
+        self.0.events().note(EventKind::Suspended, Event::because(text));
         // The clock may be what has panicked.
-        self.0.suspend_at(&Error::new(ErrorKind::Suspended, text), 0);
+        self.0.txgs.suspend_at(&Error::new(ErrorKind::Suspended, text), 0);
     }
 }
 
@@ -140,7 +142,7 @@ fn run_txgs(inner: &PoolInner) {
         inner.txg_history.closed(txg, inner.txgs.dirty_of(txg));
         if let Err(error) = inner.sync_txg(txg) {
             if inner.txgs.suspension().is_none() {
-                tracing::error!(pool = &*inner.name, txg, %error, "suspended pool");
+                inner.events().note(EventKind::Suspended, Event::because(&error).in_txg(txg));
             }
             inner.txgs.suspend(&error);
             inner.store.abandon_writes();
@@ -151,7 +153,7 @@ fn run_txgs(inner: &PoolInner) {
         inner.txg_history.durable(inner.written_bytes());
         inner.txgs.synced(txg);
         if was_suspended && inner.txgs.suspension().is_none() {
-            tracing::info!(pool = &*inner.name, txg, "resumed pool");
+            inner.events().note(EventKind::Resumed, Event::default().in_txg(txg));
         }
     }
 }

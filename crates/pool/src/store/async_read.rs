@@ -228,6 +228,9 @@ fn unpack(shared: &Shared, bp: &BlockPtrPhys, cause: ReadCause, read: Read) -> R
     let counters = &shared.counters;
     let physical = read.map_err(|error| {
         counters.add(StoreCounters::READ_ERRORS, cause as usize, 1);
+        if error.kind() != forebay_io::ErrorKind::Closed {
+            shared.events.note_failure(&error);
+        }
         crate::devices::failed(error)
     })?;
     if !codec::verify(bp, &physical) {

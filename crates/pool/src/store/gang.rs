@@ -261,7 +261,7 @@ impl Store {
                     if self.may_heal() {
                         // A failure is counted.
                         let bad = places[..at].iter();
-                        bad.for_each(|bad| drop(self.rewrite_bytes(*bad, &sector)));
+                        bad.for_each(|bad| drop(self.rewrite_bytes(bp, *bad, &sector)));
                     }
                     return Ok((sector, pieces));
                 }
@@ -302,7 +302,7 @@ impl Store {
             let place = self.gang_place(bp, n)?;
             if self.gang_copy(bp, place, true).is_err() {
                 let (sector, _) = self.gang_sector(bp, None)?;
-                self.rewrite_bytes(place, &sector)?;
+                self.rewrite_bytes(bp, place, &sector)?;
             }
         }
         for piece in pieces.iter().filter(|piece| n / sides < piece.copy_count()) {

@@ -62,6 +62,7 @@ use crate::block_key::BlockKey;
 use crate::devices::Devices;
 use crate::error::{Error, ErrorKind};
 use crate::error_log::{DamagedRange, ErrorLog};
+use crate::events::PoolEvents;
 use crate::format::{BlockKind, BlockPtrPhys, CacheMode, Compression, DamageKind, Dva, DvaPhys};
 use crate::l2::PoolL2;
 use crate::lease::Lease;
@@ -119,6 +120,7 @@ struct Shared {
     readers: Readers,
     heals: Heals,
     errors: ErrorLog,
+    events: Arc<PoolEvents>,
 }
 
 /// Keeps an owner of cache keys open.
@@ -195,6 +197,7 @@ impl Store {
             readers: Readers::new(),
             heals: Heals::new(),
             errors: ErrorLog::new(),
+            events: Arc::clone(devices.events()),
         });
         let l2 = PoolL2::new(cache.l2());
         let hold = hold(&cache, &l2, owner, CacheMode::All);

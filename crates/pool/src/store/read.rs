@@ -17,6 +17,7 @@ use crate::block_key::BlockKey;
 use crate::devices::Place;
 use crate::devices::status::LeafSet;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Event, EventKind};
 use crate::format::{BlockPtrPhys, Dva};
 use crate::wait::{Wait, would_block};
 
@@ -346,7 +347,7 @@ impl Store {
         for other in others.filter(|other| *other != bad) {
             match self.load_place(bp, other, ReadCause::Scrub) {
                 Ok(good) => {
-                    self.rewrite_bytes(bad, good.physical())?;
+                    self.rewrite_bytes(bp, bad, good.physical())?;
                     self.devices.note_healed(bad, bp.birth_txg.get());
                     return Ok(());
                 }
@@ -409,7 +410,7 @@ impl Store {
                                 bad.retain(|bad| *bad != place);
                                 // A failure is counted. The next reader tries again.
                                 bad.into_iter().for_each(|bad| {
-                                    drop(self.rewrite_bytes(bad, good.physical()));
+                                    drop(self.rewrite_bytes(bp, bad, good.physical()));
                                 });
                             }
                             return Ok(good.content);
@@ -440,7 +441,7 @@ impl Store {
     fn is_lost(&self, bp: &BlockPtrPhys, errors: Vec<Error>) -> Error {
         self.count(StoreCounters::BLOCKS_LOST, 1);
         let error = lost(bp, errors);
-        tracing::error!(%error, "lost block");
+        self.shared.events.note(EventKind::BlockLost, Event::because(&error));
         error
     }
 
@@ -498,8 +499,13 @@ impl Store {
         Ok(VerifiedCopy { content, physical: Some(physical) })
     }
 
-    /// Rewrites the bytes of a copy, whole sectors.
-    pub(super) fn rewrite_bytes(&self, place: Place, bytes: &[u8]) -> Result<()> {
+    /// Rewrites the bytes of a copy of a block, whole sectors.
+    pub(super) fn rewrite_bytes(
+        &self,
+        bp: &BlockPtrPhys,
+        place: Place,
+        bytes: &[u8],
+    ) -> Result<()> {
         let healed = self.rewrite_uncounted(place, bytes);
         self.count(
             match healed {
@@ -509,7 +515,12 @@ impl Store {
             1,
         );
         match &healed {
-            Ok(()) => tracing::warn!(%place, "healed block"),
+            // A resilver says how much it has written.
+            Ok(()) if self.devices.misses(place, bp.birth_txg.get()) => {}
+            Ok(()) => {
+                let event = Event { device: self.devices.name_of(place), ..Event::because(place) };
+                self.shared.events.note(EventKind::Healed, event);
+            }
             Err(error) => tracing::warn!(%place, %error, "cannot heal block"),
         }
         healed

@@ -256,7 +256,7 @@ impl Store {
                     return shared.in_flight.defer(kept);
                 }
                 shared.counters.add(StoreCounters::WRITE_ERRORS, 0, 1);
-                tracing::warn!(%error, "device error");
+                shared.events.note_failure(error);
             }
             shared.in_flight.end(kept, result);
         };

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use forebay_base::testing::{events, record_events};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, Priority};
-use forebay_pool::{CreateOptions, Pool};
+use forebay_pool::{CreateOptions, EventKind, EventLog, Pool};
 
 use crate::common::{MIB, cache, create_options, memory};
+use crate::mirrors::{Sides, fill, overwrite, scribble, scrub};
 
 #[test]
 fn a_suspension_is_logged_once_with_pool_txg_and_error() {
@@ -74,4 +75,81 @@ fn a_failed_write_of_the_intent_log_is_logged() {
     let closed = events(&[&guid, "message=closed intent log until the next commit"]);
     assert_eq!(closed.len(), 1, "{closed:?}");
     assert!(closed[0].starts_with("WARN ") && closed[0].contains("error="), "{closed:?}");
+}
+
+/// The events that the pool has noted: kind, device, and how often.
+fn noted(pool: &Pool) -> Vec<(EventKind, Option<String>, u64)> {
+    let all = pool.events().after(0).into_iter();
+    all.map(|one| (one.kind, one.device.as_deref().map(str::to_owned), one.count)).collect()
+}
+
+#[test]
+fn what_happens_to_a_mirror_is_noted_with_its_device() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    let number = fill(&pool, 20);
+    let name = |side: usize| Some(sides.media[side].info().name.to_string());
+    // A write that fails, then the device is gone.
+    let rule = sides.faults[1].add(Rule::new(Fault::Error(5)).on(Op::Write).times(1));
+    overwrite(&pool, number, 1, 1);
+    sides.faults[1].remove(rule);
+    pool.start_resilver().expect("it starts");
+    pool.wait_resilver();
+    let kinds: Vec<_> = noted(&pool);
+    let expected = [
+        (EventKind::Created, None, 1),
+        (EventKind::DeviceDegraded, name(1), 1),
+        (EventKind::ResilverBegan, None, 1),
+    ];
+    assert_eq!(kinds[..3], expected, "{kinds:?}");
+    assert!(kinds.contains(&(EventKind::DeviceWhole, name(1), 1)), "{kinds:?}");
+    let last = noted(&pool);
+    assert_eq!(last.last().map(|one| one.0), Some(EventKind::ResilverEnded), "{last:?}");
+
+    // Rot on one side: each healed copy counts, and they are one entry.
+    scribble(&sides.media[0], 1 << 20, 30 << 20);
+    let report = scrub(&pool);
+    assert!(report.healed > 1, "{report:?}");
+    let healed = noted(&pool).into_iter().find(|one| one.0 == EventKind::Healed).expect("it heals");
+    assert_eq!((healed.1, healed.2), (name(0), report.healed));
+    let log = Arc::clone(pool.events());
+    let counted = pool.counters().into_iter().find(|group| group.part == "events").expect("counts");
+    let of = |kind: EventKind| {
+        let row = counted.counters.iter().find(|one| one.label == Some(kind.name()));
+        row.expect("a row").value
+    };
+    assert_eq!(of(EventKind::Healed), report.healed);
+    pool.export().expect("exported");
+    assert_eq!(log.after(0).last().map(|one| one.kind), Some(EventKind::Exported));
+}
+
+#[test]
+fn a_suspension_and_its_end_are_noted_and_pools_share_a_log() {
+    let faulty = Arc::new(FaultDevice::new(memory(64 * MIB), 1));
+    let device: Arc<dyn Device> = Arc::clone(&faulty) as Arc<dyn Device>;
+    let log = EventLog::new();
+    let cache = cache(32 * MIB);
+    let options = CreateOptions { events: Some(Arc::clone(&log)), ..create_options(&cache) };
+    let pool = Pool::create(vec![device.into()], &options).expect("a pool");
+    let options = CreateOptions { seed: Some(8), ..options };
+    let other = Pool::create(vec![memory(64 * MIB).into()], &options).expect("a pool");
+    let rule = faulty.add(Rule::new(Fault::Error(5)).on(Op::Write));
+    std::thread::scope(|scope| {
+        let synced = scope.spawn(|| pool.sync());
+        while pool.suspension().is_none() {
+            std::thread::yield_now();
+        }
+        faulty.remove(rule);
+        pool.clear().expect("the device works again");
+        let _ = synced.join().expect("it returns");
+    });
+    let of = |pool: &Pool| -> Vec<_> {
+        let all = log.after(0).into_iter().filter(|one| one.pool_guid == pool.guid());
+        all.map(|one| one.kind).collect()
+    };
+    let kinds = of(&pool);
+    let wanted =
+        [EventKind::Created, EventKind::DeviceFailed, EventKind::Suspended, EventKind::Resumed];
+    assert_eq!(kinds, wanted);
+    assert_eq!(of(&other), [EventKind::Created]);
 }

@@ -114,7 +114,7 @@ pub(crate) fn states(pool: &Pool) -> Vec<LeafState> {
 }
 
 /// Overwrites what lies between the labels.
-fn scribble(device: &Arc<dyn Device>, from: u64, until: u64) {
+pub(crate) fn scribble(device: &Arc<dyn Device>, from: u64, until: u64) {
     let arena = arena();
     for at in (from..until).step_by(1 << 20) {
         let mut buffer = arena.alloc(1 << 20).expect("memory");

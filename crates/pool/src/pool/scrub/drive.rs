@@ -7,6 +7,7 @@ use forebay_base::sync::MutexGuard;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_log::DamagedRange;
+use crate::events::{Event, EventKind};
 use crate::format::{DamageKind, ScrubState};
 
 use super::super::PoolInner;
@@ -34,7 +35,7 @@ impl PoolInner {
             let record = &self.scrub.run.lock().record;
             (record.status, record.at)
         };
-        tracing::info!(pool = &*self.name, txg = status.txg, blocks = status.blocks, "scrub runs");
+        self.events().note(EventKind::ScrubBegan, Event::default().in_txg(status.txg));
         let now_ns = self.clock.now_ns();
         let mut driver = Driver {
             pool: self,
@@ -87,8 +88,9 @@ impl PoolInner {
         };
         let status = self.scrub.run.lock().record.status;
         let report = self.scrub_report(&status);
-        let (healed, lost) = (report.healed, report.lost_count);
-        tracing::info!(pool = &*self.name, ?state, healed, lost, "scrub ended");
+        let ScrubReport { healed, lost_count, .. } = report;
+        let text = format!("{}, {healed} copies healed, {lost_count} problems", state.name());
+        self.events().note(EventKind::ScrubEnded, Event::because(text).in_txg(status.txg));
         let result = walked.and(synced);
         guard.failure = failure_of(&result);
         drop(guard);

@@ -1,0 +1,90 @@
+//! Tests of the log of events.
+
+use forebay_base::clock::ManualWallClock;
+use forebay_base::sync::thread;
+
+use super::*;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+fn log() -> (Arc<ManualWallClock>, Arc<EventLog>) {
+    let clock = Arc::new(ManualWallClock::new(0));
+    (Arc::clone(&clock), EventLog::with_clock(clock))
+}
+
+fn failed(events: &PoolEvents, device: &str) {
+    events.note(EventKind::DeviceFailed, Event::of_device(device));
+}
+
+#[test]
+fn events_are_numbered_and_kept_after_their_pool() {
+    let (_, log) = log();
+    let tank = PoolEvents::new(Some(&log), "tank", 7);
+    let other = PoolEvents::new(Some(&log), "other", 8);
+    tank.note(EventKind::Imported, Event::default());
+    other.note(EventKind::Suspended, Event::because("no device answers").in_txg(9));
+    drop((tank, other));
+    let all = log.after(0);
+    let seen: Vec<_> = all.iter().map(|one| (one.number, &*one.pool, one.kind)).collect();
+    assert_eq!(seen, [(1, "tank", EventKind::Imported), (2, "other", EventKind::Suspended)]);
+    assert_eq!(all[1].to_string(), "suspended pool: no device answers");
+    assert_eq!(log.after(1).len(), 1);
+    assert!(log.after(2).is_empty());
+}
+
+#[test]
+fn repeated_events_are_one_entry_until_their_time_is_over() {
+    let (clock, log) = log();
+    let tank = PoolEvents::new(Some(&log), "tank", 7);
+    for _ in 0..3 {
+        failed(&tank, "a");
+        failed(&tank, "b");
+        tank.note(EventKind::Suspended, Event::default());
+    }
+    let counts =
+        |log: &EventLog| -> Vec<u64> { log.after(0).iter().map(|one| one.count).collect() };
+    assert_eq!(counts(&log), [3, 3, 1, 1, 1], "a suspension is never merged");
+    clock.advance(60 * SECOND_NS);
+    failed(&tank, "a");
+    assert_eq!(counts(&log), [3, 3, 1, 1, 1, 1]);
+    assert_eq!(tank.counters().sum(EventCounters::EVENTS.at(EventKind::DeviceFailed as usize)), 7);
+    let other = PoolEvents::new(Some(&log), "other", 8);
+    failed(&other, "a");
+    assert_eq!(log.after(6).len(), 1, "it is another pool's");
+}
+
+#[test]
+fn the_log_forgets_the_oldest_events() {
+    let (_, log) = log();
+    let tank = PoolEvents::new(Some(&log), "tank", 7);
+    for _ in 0..EVENTS_MAX + 5 {
+        tank.note(EventKind::Resumed, Event::default());
+    }
+    let kept = log.after(0);
+    assert_eq!((kept.len(), kept[0].number), (EVENTS_MAX, 6));
+    assert_eq!(log.after(EVENTS_MAX as u64).len(), 5);
+}
+
+#[test]
+fn a_waiting_thread_gets_the_next_event() {
+    let (_, log) = log();
+    let tank = PoolEvents::new(Some(&log), "tank", 7);
+    let waiting = thread::spawn_named("wait", move || {
+        loop {
+            let new = log.wait_after(0, Duration::from_secs(1));
+            if let Some(first) = new.first() {
+                return first.kind;
+            }
+        }
+    });
+    tank.note(EventKind::ScrubEnded, Event::default());
+    assert_eq!(waiting.expect("a thread").join().expect("it ends"), EventKind::ScrubEnded);
+}
+
+#[test]
+fn kinds_have_labels_in_the_order_of_their_numbers() {
+    let labels = EventCounters::ROWS[0].labels;
+    let names: Vec<_> = EventKind::ALL.iter().map(|kind| kind.name()).collect();
+    assert_eq!(labels, names);
+    assert!(EventKind::ALL.iter().enumerate().all(|(at, kind)| *kind as usize == at));
+}
