@@ -18,10 +18,11 @@ use mirrors::Mirrors;
 
 use crate::flags::Flags;
 use crate::logging::LogArgs;
-use crate::units::{pair, parse_address, parse_bytes, parse_sector};
+use crate::units::{pair, parse_address, parse_bytes, parse_every, parse_sector};
 
 /// How a pool is named, for the help of every command.
-const POOL_HELP: &str = "Pool: the path of its device, the paths of all its devices joined by `:`, or its name if it is imported";
+const POOL_HELP: &str =
+    "Pool: the path of its device, the paths of all its devices joined by `:`, or its name if it is imported";
 /// How JSON output is described, for the help of every command.
 const JSON_HELP: &str = "Print JSON";
 
@@ -474,7 +475,7 @@ pub(crate) struct DestroyArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  forebay scrub tank\n  forebay scrub tank --rate 100M --no-wait\n  forebay scrub tank --pause\n\n\
+    after_help = "Examples:\n  forebay scrub tank\n  forebay scrub tank --rate 100M --no-wait\n  forebay scrub tank --pause\n  forebay scrub tank --every 30d\n\n\
     A scrub goes on where it was paused or interrupted. Ctrl-C ends the wait for the scrub of an\n\
     imported pool, and pauses the scrub of another pool.\n\n\
     Exit code of a scrub that is waited for: 0 if no problems were found, 1 if problems were found or\n\
@@ -484,6 +485,11 @@ pub(crate) struct DestroyArgs {
 pub(crate) struct ScrubArgs {
     #[command(flatten)]
     pub(crate) work: JobArgs,
+    /// Scrub by itself, so long after the end of the scrub before: 30d, 2w, 12h; `never` ends that.
+    /// The pool keeps the setting; the process that has it imported scrubs it. Only times from 1h on
+    #[arg(long, value_name = "TIME", value_parser = parse_every,
+        conflicts_with_all = ["pause", "stop", "status", "rate", "no_wait"])]
+    pub(crate) every: Option<u64>,
     /// Pause the running scrub
     #[arg(long, conflicts_with_all = ["stop", "status", "rate", "no_wait"])]
     pub(crate) pause: bool,

@@ -93,6 +93,28 @@ pub(crate) fn parse_time(text: &str) -> Result<u64, String> {
     number.checked_mul(scale).filter(|seconds| *seconds > 0).ok_or_else(wrong)
 }
 
+/// Parses a time between scrubs in seconds: digits with a suffix `h`, `d` or `w`; `never` is 0.
+pub(crate) fn parse_every(text: &str) -> Result<u64, String> {
+    if text == "never" {
+        return Ok(0);
+    }
+    let wrong =
+        || format!("`{text}` is no time between scrubs; give one such as 12h, 30d or 2w, or never");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let scale = match &text[digits.len()..] {
+        "h" => 3600,
+        "d" => 86_400,
+        "w" => 7 * 86_400,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    let seconds = number.checked_mul(scale).filter(|seconds| *seconds <= EVERY_MAX_S);
+    seconds.filter(|seconds| *seconds > 0).ok_or_else(wrong)
+}
+
+/// A hundred years.
+const EVERY_MAX_S: u64 = 100 * 365 * 86_400;
+
 /// Formats bytes with about three digits.
 pub(crate) fn bytes(count: u64) -> String {
     // A value that rounds to 1024 of one unit is shown as 1 of the next.
@@ -256,6 +278,15 @@ mod tests {
         assert_eq!(read, [90, 90, 600, 7200]);
         for wrong in ["", "0", "m", "1d", "-1", "1 m", "99999999999999999999h"] {
             assert!(parse_time(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn times_between_scrubs_have_a_unit_or_are_never() {
+        let read = ["1h", "30d", "2w", "never"].map(|text| parse_every(text).unwrap());
+        assert_eq!(read, [3600, 30 * 86_400, 14 * 86_400, 0]);
+        for wrong in ["", "0d", "30", "d", "1m", "-1d", "1 d", "Never", "36501d"] {
+            assert!(parse_every(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -56,14 +56,12 @@ fn wanted(pool: Option<&str>) -> Result<(Vec<Process>, Wanted)> {
     let Some(spec) = pool else { return Ok((client::processes_of(None)?, Wanted::All)) };
     match client::find(spec) {
         Ok(Target::InUse { process, pool }) => Ok((vec![*process], Wanted::Pool(pool.guid))),
-        Ok(Target::Paths(_)) => Err(Failure::new(format!(
+        Ok(Target::Paths(_)) if pools::paths_of(spec).is_some() => Err(Failure::new(format!(
             "{spec}: the pool is not in use, and events are kept in memory; the log of its daemon has older ones"
         ))),
+        Err(error) if pools::paths_of(spec).is_some() => Err(error),
         // A daemon knows the events of pools that it has exported.
-        Err(_) if pools::paths_of(spec).is_none() && !client::processes().is_empty() => {
-            Ok((client::processes(), Wanted::Name(spec.to_owned())))
-        }
-        Err(error) => Err(error),
+        _ => Ok((client::processes_of(None)?, Wanted::Name(spec.to_owned()))),
     }
 }
 

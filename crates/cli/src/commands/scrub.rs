@@ -17,6 +17,7 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<()> {
     let change = match (args.pause, args.stop) {
         (true, _) => Some(ScrubChange::Pause),
         (_, true) => Some(ScrubChange::Stop),
+        _ if args.every.is_some() => args.every.map(|seconds| ScrubChange::Every { seconds }),
         _ if args.status => None,
         _ if args.no_wait => return start(args),
         _ => return wait(args),
@@ -90,11 +91,27 @@ fn control(args: &ScrubArgs, change: Option<ScrubChange>) -> Result<ScrubInfo> {
     }
 }
 
-/// Describes a scrub in one line.
+/// Describes the newest scrub and the next one in one line.
 pub(super) fn line(scrub: &ScrubInfo) -> String {
+    if scrub.every_s == 0 {
+        return newest(scrub);
+    }
+    let (every, now) = (units::seconds(scrub.every_s), now());
+    let next = match scrub.due {
+        None => "after this one".to_owned(),
+        Some(due) if due <= now => "now, or when the pool is imported".to_owned(),
+        Some(due) => format!("in {}, {}", units::seconds(due - now), units::utc(due * 1000)),
+    };
+    format!("{}; every {every}, the next {next}", newest(scrub))
+}
+
+fn now() -> u64 {
+    SystemWallClock.unix_time().seconds.max(0) as u64
+}
+
+fn newest(scrub: &ScrubInfo) -> String {
     let done = units::percent(scrub.bytes.min(scrub.total_bytes), scrub.total_bytes);
-    let now = SystemWallClock.unix_time().seconds.max(0) as u64;
-    let ago = units::seconds(now.saturating_sub(scrub.ended));
+    let ago = units::seconds(now().saturating_sub(scrub.ended));
     let state = match &*scrub.state {
         "none" => return "never".to_owned(),
         "running" => {

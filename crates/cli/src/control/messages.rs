@@ -353,6 +353,13 @@ pub(crate) struct ScrubInfo {
     pub(crate) rate_bytes: u64,
     pub(crate) healed: u64,
     pub(crate) problem_count: u64,
+    /// Seconds from the end of a scrub to the start of the next one; 0 for never.
+    #[serde(default)]
+    pub(crate) every_s: u64,
+    /// When the next one is to start, in seconds since 1970; null if it is not scheduled, or one is
+    /// running or paused.
+    #[serde(default)]
+    pub(crate) due: Option<u64>,
 }
 
 /// The newest resilver of a pool since its import.

@@ -136,6 +136,10 @@ pub(crate) enum SideChange {
 pub(crate) enum ScrubChange {
     Pause,
     Stop,
+    /// Scrub so many seconds after the end of the scrub before; 0 for never.
+    Every {
+        seconds: u64,
+    },
 }
 
 /// A line of an answer.

@@ -192,6 +192,7 @@ pub(crate) fn control_scrub(pool: &Pool, change: Option<ScrubChange>) -> Result<
     match change {
         Some(ScrubChange::Pause) => pool.pause_scrub()?,
         Some(ScrubChange::Stop) => pool.stop_scrub()?,
+        Some(ScrubChange::Every { seconds }) => pool.set_scrub_interval(seconds)?,
         None => {}
     }
     Ok(scrub_info(&pool.scrub_status()))
@@ -219,6 +220,8 @@ pub(crate) fn scrub_info(status: &ScrubStatus) -> ScrubInfo {
         rate_bytes: status.rate_bytes,
         healed: status.healed,
         problem_count: status.lost,
+        every_s: status.every_s,
+        due: status.due(),
     }
 }
 

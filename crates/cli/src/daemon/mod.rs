@@ -29,6 +29,7 @@ mod registry;
 mod requests;
 pub(crate) mod run;
 mod sample;
+mod schedule;
 pub(crate) mod screen;
 pub(crate) mod spawn;
 pub(crate) mod stats;
@@ -146,7 +147,7 @@ impl Daemon {
         let cache = BlockCache::new(options)?;
         cache.cache().record(true);
         memory_watch::start(&plan, &cache)?;
-        Ok(Arc::new(Self {
+        let daemon = Arc::new(Self {
             plan,
             in_background: mode != DaemonMode::Foreground,
             separate: mode == DaemonMode::Separate,
@@ -159,7 +160,9 @@ impl Daemon {
             events,
             event_log: EventLog::new(),
             metrics: Mutex::named("daemon-metrics", None),
-        }))
+        });
+        schedule::start(&daemon)?;
+        Ok(daemon)
     }
 
     /// Imports a pool until it is exported. Returns the pool if it is imported already.

@@ -8,7 +8,7 @@ use forebay_pool::{ErrorKind, Pool, PoolDevice};
 use serde::Serialize;
 
 use super::jobs::OnProgress;
-use super::{Daemon, curve, explain, jobs, mount_info, pool_info, sample, stats};
+use super::{Daemon, curve, explain, jobs, mount_info, pool_info, sample, schedule, stats};
 use crate::control::Request;
 use crate::control::messages::{ExpandReport, FlushReport, JobReport, L2DeviceInfo, MountInfo};
 use crate::error::{Failure, Result};
@@ -80,7 +80,10 @@ impl Daemon {
                 answer(&jobs::start_scrub(&self.pool(pool)?.pool, how, on_progress)?)
             }
             Request::ControlScrub { pool, change } => {
-                answer(&jobs::control_scrub(&self.pool(pool)?.pool, change)?)
+                let pool = &self.pool(pool)?.pool;
+                jobs::control_scrub(pool, change)?;
+                schedule::start_due(pool);
+                answer(&jobs::scrub_info(&pool.scrub_status()))
             }
             Request::Trim { pool } => answer(&jobs::trim(&self.pool(pool)?.pool, on_progress)?),
             Request::AddL2 { pool, device, force } => {

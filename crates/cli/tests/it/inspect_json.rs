@@ -194,6 +194,7 @@ fn a_txg_and_its_datasets_have_their_keys() {
             "txg": "number",
             "started": "number",
             "ended": "number",
+            "every_s": "number",
             "blocks": "number",
             "bytes": "number",
             "total_bytes": "number",

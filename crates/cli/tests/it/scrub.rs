@@ -134,3 +134,38 @@ fn an_interrupted_wait_tells_what_was_found() {
     assert_eq!(status(&fixture, "tank")["state"], "running");
     fixture.ok(&["export", "tank"]);
 }
+
+#[test]
+fn a_schedule_lives_with_the_pool_and_the_daemon_carries_it_out() {
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let due = |json: &str| -> serde_json::Value {
+        let parsed: serde_json::Value = serde_json::from_str(json).expect("JSON");
+        parsed["due"].clone()
+    };
+    assert!(due(&fixture.ok(&["scrub", "tank.img", "--status", "--json"])).is_null());
+    let set = fixture.ok(&["scrub", "tank.img", "--every", "30d"]);
+    assert!(set.contains("every 30 d 0 h, the next now, or when the pool is imported"), "{set}");
+    // There was none, so the daemon starts one without being asked.
+    fixture.ok(&["import", "tank.img"]);
+    wait_until("it is scrubbed", || {
+        fixture.ok(&["events", "tank"]).contains("scrub ended: finished")
+    });
+    let status = fixture.ok(&["status", "tank"]);
+    assert!(status.contains("every 30 d 0 h, the next in "), "{status}");
+    let shown = fixture.ok(&["scrub", "tank", "--status", "--json"]);
+    let parsed: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+    let seconds = |name: &str| parsed[name].as_u64().expect("a number");
+    assert_eq!(seconds("due"), seconds("ended") + 30 * 86_400);
+    fixture.ok(&["export", "tank"]);
+    let kept = fixture.ok(&["scrub", "tank.img", "--status"]);
+    assert!(kept.contains("every 30 d 0 h"), "{kept}");
+    // A scrub by hand keeps the setting, and `never` ends it.
+    fixture.ok(&["scrub", "tank.img"]);
+    let kept = fixture.ok(&["scrub", "tank.img", "--status"]);
+    assert!(kept.contains("every 30 d 0 h"), "{kept}");
+    let never = fixture.ok(&["scrub", "tank.img", "--every", "never"]);
+    assert!(!never.contains("every"), "{never}");
+    fixture.misused(&["scrub", "tank.img", "--every", "30"]);
+    fixture.misused(&["scrub", "tank.img", "--every", "30d", "--pause"]);
+}

@@ -78,8 +78,10 @@ pub struct ScrubPhys {
     pub rate_bytes: U64,
     /// Time that it has been running, in nanoseconds.
     pub active_ns: U64,
+    /// Seconds from the end of a scrub to the start of the next one by itself; 0 for never.
+    pub every_s: U64,
     /// Zeros.
-    pub reserved_1: [u8; 16],
+    pub reserved_1: [u8; 8],
 }
 
 const _: () = assert!(size_of::<ScrubPhys>() == 128);

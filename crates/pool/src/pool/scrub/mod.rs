@@ -335,6 +335,17 @@ impl Pool {
         scrub.changed.notify_all();
     }
 
+    /// Sets how many seconds after the end of a scrub the next one is [due](ScrubStatus::due),
+    /// durably; 0 for never.
+    ///
+    /// # Errors
+    /// Those of [`sync`](Self::sync).
+    pub fn set_scrub_interval(&self, seconds: u64) -> Result<()> {
+        self.inner.check_writable()?;
+        self.inner.scrub.run.lock().record.status.every_s = seconds;
+        self.sync()
+    }
+
     /// State and progress of the newest scrub.
     pub fn scrub_status(&self) -> ScrubStatus {
         self.inner.scrub.run.lock().record.status
@@ -498,7 +509,7 @@ impl PoolInner {
         let txg = self.txgs.synced_txg();
         let total_bytes = self.space_stats.lock().allocated_bytes;
         let mut run = self.scrub.run.lock();
-        let rate_bytes = run.record.status.rate_bytes;
+        let ScrubStatus { rate_bytes, every_s, .. } = run.record.status;
         let started = unix_seconds();
         let (state, is_active) = (ScrubState::Running, true);
         let new = ScrubStatus {
@@ -508,6 +519,7 @@ impl PoolInner {
             started,
             total_bytes,
             rate_bytes,
+            every_s,
             ..Default::default()
         };
         run.record = ScrubRecord { status: new, at: Bookmark::START };

@@ -37,6 +37,8 @@ pub struct ScrubStatus {
     pub rate_bytes: u64,
     /// Time that it has been running, without pauses, in nanoseconds.
     pub active_ns: u64,
+    /// Seconds from the end of a scrub to the [start](Self::due) of the next one; 0 for never.
+    pub every_s: u64,
 }
 
 impl ScrubStatus {
@@ -55,6 +57,7 @@ impl ScrubStatus {
             lost: phys.lost.get(),
             rate_bytes: phys.rate_bytes.get(),
             active_ns: phys.active_ns.get(),
+            every_s: phys.every_s.get(),
         }
     }
 
@@ -62,6 +65,20 @@ impl ScrubStatus {
     pub fn bytes_per_second(&self) -> u64 {
         let per_second = u128::from(self.bytes) * 1_000_000_000;
         per_second.checked_div(self.active_ns.into()).unwrap_or(0) as u64
+    }
+
+    /// When the next scrub is to be started, in seconds since 1970; 0 if there was none yet. `None`
+    /// if the pool does not want it, or a scrub is running or paused. The pool does not start it
+    /// by itself: a caller does that has the pool imported for a longer time.
+    pub fn due(&self) -> Option<u64> {
+        match self.state {
+            _ if self.every_s == 0 => None,
+            ScrubState::None => Some(0),
+            ScrubState::Finished | ScrubState::Stopped => {
+                Some(self.ended.saturating_add(self.every_s))
+            }
+            ScrubState::Running | ScrubState::Paused => None,
+        }
     }
 
     /// Estimate of the time left, at the average rate so far; `None` if unknown.
@@ -109,7 +126,8 @@ impl ScrubRecord {
             lost: status.lost.into(),
             rate_bytes: status.rate_bytes.into(),
             active_ns: status.active_ns.into(),
-            reserved_1: [0; 16],
+            every_s: status.every_s.into(),
+            reserved_1: [0; 8],
         }
     }
 }
