@@ -22,7 +22,7 @@ use crate::units::{pair, parse_address, parse_bytes, parse_every, parse_sector};
 
 /// How a pool is named, for the help of every command.
 const POOL_HELP: &str =
-    "Pool: the path of its device, the paths of all its devices joined by `:`, or its name if it is imported";
+    "Pool: the path of its device, the paths of all its devices joined by `:`, or its name";
 /// How JSON output is described, for the help of every command.
 const JSON_HELP: &str = "Print JSON";
 
@@ -52,7 +52,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Create a pool with one dataset
     Create(CreateArgs),
-    /// Import a pool into the daemon without mounting it, or show the labels of devices
+    /// Import a pool into the daemon without mounting it, or list those that could be imported
     Import(ImportArgs),
     /// Unmount all datasets of a pool, commit its last transaction group, and close its devices
     Export(ExportArgs),
@@ -251,15 +251,22 @@ pub(crate) struct MetricsArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
+    forebay import                      list the pools that could be imported\n  \
+    forebay import tank                 by name; or by its number, if several have the name\n  \
+    forebay import --dir /srv/images tank\n  \
     forebay import --show tank.img      print the labels and the options that an import needs\n  \
-    forebay import tank.img\n  \
-    forebay import /dev/sdb /dev/sdc --force")]
+    forebay import /dev/sdb /dev/sdc --force\n\n\
+    Pools are looked for on block devices, in the files of the current folder and of those given by\n\
+    --dir, and where they were last.")]
 pub(crate) struct ImportArgs {
-    /// All devices of the pool
-    #[arg(required = true, value_name = "DEVICE")]
+    /// All devices of the pool, or its name [default: list the pools that are found]
+    #[arg(value_name = "DEVICE|POOL")]
     pub(crate) devices: Vec<PathBuf>,
+    /// Look for pools in the files of this folder too; may be repeated
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) dir: Vec<PathBuf>,
     /// Print the labels of the devices without importing
-    #[arg(long)]
+    #[arg(long, requires = "devices")]
     pub(crate) show: bool,
     #[command(flatten)]
     pub(crate) options: ImportOptionArgs,
@@ -485,8 +492,8 @@ pub(crate) struct DestroyArgs {
 pub(crate) struct ScrubArgs {
     #[command(flatten)]
     pub(crate) work: JobArgs,
-    /// Scrub by itself, so long after the end of the scrub before: 30d, 2w, 12h; `never` ends that.
-    /// The pool keeps the setting; the process that has it imported scrubs it. Only times from 1h on
+    /// Scrub the pool by itself, so long after the end of the scrub before: 30d, 2w, 12h; `never`
+    /// ends that. The pool keeps the setting; the process that has it imported scrubs it
     #[arg(long, value_name = "TIME", value_parser = parse_every,
         conflicts_with_all = ["pause", "stop", "status", "rate", "no_wait"])]
     pub(crate) every: Option<u64>,

@@ -16,6 +16,7 @@
 //! | `control` | the protocol between commands and daemons |
 //! | `logging` | the log options, and the subscriber of events |
 //! | `top` | the screen of `forebay top` |
+//! | `discover` | finding pools that are not imported, by name |
 //! | `pools` | finding, opening and importing pools |
 //! | `pool_locks` | locks that keep a pool from being opened twice |
 //! | `device_content` | protection of devices with foreign content |
@@ -33,6 +34,7 @@ mod commands;
 mod control;
 mod daemon;
 mod device_content;
+mod discover;
 mod error;
 mod flags;
 mod inspect;

@@ -1,7 +1,7 @@
 //! Finds, opens and imports pools that a user names.
 //!
 //! A user names a pool by the path of its device, by the paths of all its devices joined by `:`, or
-//! by its name if it is imported.
+//! by its name.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

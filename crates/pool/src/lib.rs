@@ -116,7 +116,7 @@ pub use format::label::MIN_DEVICE_BYTES;
 pub use l2::{L2Device, L2DeviceState, L2DeviceStats, L2Rebuild};
 pub use log::{LogCounters, LogTunables};
 pub use object::ObjectUsage;
-pub use open::{HostId, Opened, open_new_path, open_path};
+pub use open::{HostId, Opened, has_label, open_new_path, open_path};
 pub use pool::{
     CheckProgress, CheckReport, CounterGroup, CreateOptions, DamageReport, DamagedTree, Dataset,
     Directory, Durations, HandleView, HealthState, ImportOptions, LabelInfo, LoggedDamage, Object,

@@ -4,6 +4,8 @@
 //! other hosts.
 
 use std::fmt;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 use forebay_base::sync::Arc;
@@ -12,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::FromBytes;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::label::{LABEL_BYTES, LabelPhys, MIN_DEVICE_BYTES, SLOT_BYTES};
+use crate::format::label::{LABEL_BYTES, LABEL_MAGIC, LabelPhys, MIN_DEVICE_BYTES, SLOT_BYTES};
 
 /// Locks held until drop.
 #[derive(Debug, Default)]
@@ -102,6 +104,28 @@ fn open(path: &Path, options: &OpenOptions, sector_probe: Option<SectorProbe>) -
     #[cfg(feature = "testing")]
     let device = if options.read_only { device } else { crate::power_cut::before(device)? };
     Ok(Opened { device, lock, shared: true })
+}
+
+/// Whether a file or block device has the first bytes of a label at either end, of any version.
+/// Takes no lock.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn has_label(path: &Path) -> std::io::Result<bool> {
+    let mut file = File::open(path)?;
+    let end = file.seek(SeekFrom::End(0))?;
+    if end < MIN_DEVICE_BYTES {
+        return Ok(false);
+    }
+    for offset in [0, end / LABEL_BYTES * LABEL_BYTES - LABEL_BYTES] {
+        let mut magic = [0; 8];
+        file.seek(SeekFrom::Start(offset))?;
+        file.read_exact(&mut magic)?;
+        if u64::from_le_bytes(magic) == LABEL_MAGIC {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Returns the sector size of the pool on a medium, for [`OpenOptions::sector_probe`].

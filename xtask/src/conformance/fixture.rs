@@ -177,7 +177,10 @@ impl TestMount {
 
     fn forebay(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.forebay);
-        command.args(arguments).env("FOREBAY_RUN_DIR", self.scratch.path.join("run"));
+        command.args(arguments);
+        for (name, folder) in [("FOREBAY_RUN_DIR", "run"), ("FOREBAY_STATE_DIR", "state")] {
+            command.env(name, self.scratch.path.join(folder));
+        }
         command
     }
 

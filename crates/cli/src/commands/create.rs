@@ -14,6 +14,7 @@ use crate::args::{
     CompressionName, CreateArgs, DatasetArgs, FailModeName, L2ModeName, SyncModeName,
 };
 use crate::control::run_dir;
+use crate::discover::known;
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
 use crate::{device_content, output, pools, units};
@@ -44,6 +45,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
     };
     let pool = create(&new)?;
     let total = pool.stats().total_bytes;
+    known::note(pool.name(), pool.guid(), &pools::absolute(&devices)?);
     pool.close()?;
     let first = devices[0].display();
     output::line(&format!(

@@ -4,6 +4,7 @@ use std::io::{BufRead, IsTerminal, Write};
 
 use crate::args::DestroyArgs;
 use crate::control::client::{self, Target};
+use crate::discover::known;
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
 use crate::{device_content, output, pools};
@@ -19,16 +20,16 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
         }
     };
     let labels = pools::labels(&paths)?;
-    let mut name = None;
+    let mut named = None;
     for (path, label) in paths.iter().zip(&labels) {
         let Some(label) = label else {
             let text = format!("{}: holds no pool; give the devices of a pool", path.display());
             return Err(Failure::new(text));
         };
-        name = Some(label.pool_name.clone());
+        named = Some((label.pool_name.clone(), label.pool_guid));
     }
-    let name =
-        name.ok_or_else(|| Failure::usage("no devices are given; give the devices of a pool"))?;
+    let (name, guid) =
+        named.ok_or_else(|| Failure::usage("no devices are given; give the devices of a pool"))?;
     if !args.yes {
         ask(&name, &paths)?;
     }
@@ -45,6 +46,7 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
         device_content::clear(path)?;
     }
     drop(opened);
+    known::forget(guid);
     if args.remove_files {
         for path in paths.iter().filter(|path| path.is_file()) {
             std::fs::remove_file(path)

@@ -1,22 +1,29 @@
-//! `forebay import`: imports a pool into the daemon without a mount, or shows labels.
+//! `forebay import`: imports a pool into the daemon without a mount, lists pools that could be
+//! imported, or shows labels.
+
+use std::path::PathBuf;
 
 use forebay_pool::{HostId, LabelInfo};
 
 use crate::args::{ImportArgs, ImportOptionArgs};
 use crate::control::Request;
-use crate::control::client;
+use crate::control::client::{self, Target};
 use crate::control::messages::{PoolInfo, PoolStatus};
 use crate::daemon::spawn::{self, DaemonOptions};
+use crate::discover::{self, Found, FoundPool};
 use crate::error::{Failure, Result};
 use crate::logging::LogArgs;
 use crate::pools::{self, ImportRequest};
 use crate::{output, units};
 
 pub(crate) fn run(args: &ImportArgs, log: &LogArgs) -> Result<()> {
+    if args.devices.is_empty() {
+        return list(args);
+    }
     if args.show {
         return show(args);
     }
-    let paths = pools::absolute(&args.devices)?;
+    let paths = paths(args)?;
     if let Some((pid, pool)) = paths.iter().find_map(|path| client::holder_of(path)) {
         return Err(Failure::new(format!(
             "pool {} is in use already, by process {pid}; `forebay status {}` shows it",
@@ -44,6 +51,58 @@ pub(crate) fn run(args: &ImportArgs, log: &LogArgs) -> Result<()> {
     Ok(())
 }
 
+/// Folders to look for pools in.
+fn folders(args: &ImportArgs) -> Vec<PathBuf> {
+    args.dir.iter().cloned().chain([PathBuf::from(".")]).collect()
+}
+
+/// The paths of the devices to import, which a single argument that is no path names.
+fn paths(args: &ImportArgs) -> Result<Vec<PathBuf>> {
+    let name = match &args.devices[..] {
+        [one] => one.to_str().filter(|spec| pools::paths_of(spec).is_none()),
+        _ => None,
+    };
+    let Some(name) = name else { return pools::absolute(&args.devices) };
+    match client::find_in(name, &folders(args))? {
+        Target::Paths(paths) => Ok(paths),
+        Target::InUse { pool, .. } => Ok(pool.devices),
+    }
+}
+
+/// Lists the pools that could be imported.
+fn list(args: &ImportArgs) -> Result<()> {
+    args.dir.iter().try_for_each(|folder| pools::canonical(folder).map(drop))?;
+    let Found { pools, unreadable } = discover::all(&folders(args));
+    unreadable.iter().for_each(|why| eprintln!("forebay: {why}"));
+    if pools.is_empty() {
+        let text = "no pools found on block devices, in these folders, and where pools were last; `forebay list` shows \
+                    imported pools, --dir searches another folder";
+        return Err(Failure::new(text));
+    }
+    pools.iter().for_each(|pool| output::print(&describe_found(pool)));
+    Ok(())
+}
+
+fn describe_found(pool: &FoundPool) -> String {
+    let label = &pool.label;
+    let mut text = format!(
+        "pool {} ({:016x}): {}, {}\n",
+        label.pool_name,
+        label.pool_guid,
+        pool.state(),
+        pool.ownership()
+    );
+    for device in &pool.devices {
+        let place = match &device.paths[..] {
+            [] => format!("missing: device {:016x}", device.guid),
+            [path] => path.display().to_string(),
+            several => format!("{}: the label of one device", discover::list(several)),
+        };
+        text.push_str(&format!("  vdev {}  {place}\n", device.vdev));
+    }
+    text
+}
+
 /// Whether the L2 devices of the pool are used.
 fn import_has_l2(args: &ImportOptionArgs) -> bool {
     !args.no_l2 && !args.read_only
@@ -66,10 +125,7 @@ pub(super) fn warnings(status: &PoolStatus, has_l2: bool) -> Vec<String> {
 }
 
 /// Builds the request for these devices from the command line.
-pub(crate) fn import_request(
-    args: &ImportOptionArgs,
-    paths: Vec<std::path::PathBuf>,
-) -> ImportRequest {
+pub(crate) fn import_request(args: &ImportOptionArgs, paths: Vec<PathBuf>) -> ImportRequest {
     ImportRequest {
         paths,
         read_only: args.read_only,

@@ -16,7 +16,7 @@ use super::{
     ANSWER_BYTES_MAX, Answer, Envelope, RAW_BYTES_MAX, Request, VERSION, peer, read_line, run_dir,
 };
 use crate::error::{Failure, Result};
-use crate::pools;
+use crate::{discover, pools};
 
 /// Time limit for the answer to [`Request::Hello`].
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -124,12 +124,20 @@ pub(crate) enum Target {
     Paths(Vec<PathBuf>),
 }
 
-/// Finds a pool by path or name.
+/// Finds a pool by path, name or guid.
 ///
 /// # Errors
-/// If no imported pool has that name, or several have; for a name also if a daemon that may have
+/// If no pool has that name, or several have; for a name also if a daemon that may have
 /// the pool does not answer.
 pub(crate) fn find(spec: &str) -> Result<Target> {
+    find_in(spec, &[PathBuf::from(".")])
+}
+
+/// As [`find`]; looks for a pool that is not imported on block devices and in these folders.
+///
+/// # Errors
+/// As [`find`].
+pub(crate) fn find_in(spec: &str, folders: &[PathBuf]) -> Result<Target> {
     let daemons = daemons();
     let in_use = || {
         daemons
@@ -147,16 +155,21 @@ pub(crate) fn find(spec: &str) -> Result<Target> {
             None => Target::Paths(canonical),
         });
     }
-    let named: Vec<_> = in_use().filter(|(_, pool)| pool.name == spec).collect();
+    let is_called = |pool: &PoolInfo| pool.name == spec || format!("{:016x}", pool.guid) == spec;
+    let named: Vec<_> = in_use().filter(|(_, pool)| is_called(pool)).collect();
     match named[..] {
         [(process, pool)] => {
             Ok(Target::InUse { process: Box::new(process.clone()), pool: pool.clone() })
         }
         [] if !daemons.silent.is_empty() => Err(not_answering(daemons, spec)),
-        [] => Err(Failure::new(format!(
-            "{spec}: no running forebay has a pool of that name, and no such file exists; `forebay list` shows imported pools, \
-             other pools are named by the path of their device"
-        ))),
+        [] => match discover::named(spec, folders)? {
+            Some(paths) => Ok(Target::Paths(paths)),
+            None => Err(Failure::new(format!(
+                "{spec}: no running forebay has a pool of that name, and no such file exists; `forebay list` shows imported \
+                 pools, `forebay import` those on block devices and in this folder, others are named by the path of their \
+                 device"
+            ))),
+        },
         _ => Err(Failure::new(format!(
             "{spec}: several imported pools have that name; give the path of a device instead"
         ))),

@@ -2,9 +2,10 @@
 //!
 //! Each daemon listens on `PID.sock` in the run directory of its user. A command queries all
 //! sockets there to find the daemon of a pool. A request is one line of JSON with the protocol
-//! version, at most [`REQUEST_BYTES_MAX`] bytes. The answer is any number of lines with
-//! progress, with events, or that announce bytes, and one final line. A connection carries one request. A client that
-//! ends its side of the connection interrupts a running job, and still gets the final line.
+//! version, at most [`REQUEST_BYTES_MAX`] bytes. The answer is any number of lines with progress,
+//! with events, or that announce bytes, and one final line. A connection carries one request. A
+//! client that ends its side of the connection interrupts a running job, and still gets the final
+//! line.
 //!
 //! # Access
 //!

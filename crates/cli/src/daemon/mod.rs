@@ -46,6 +46,7 @@ use forebay_pool::{BlockCache, BlockCacheOptions, EventLog};
 use serde::{Deserialize, Serialize};
 
 use crate::control::messages::{MountInfo, PoolInfo, ProcessInfo};
+use crate::discover::known;
 use crate::error::{Failure, Result};
 use crate::flags::Flags;
 use crate::memory::MemoryPlan;
@@ -212,6 +213,7 @@ impl Daemon {
         {
             tracing::warn!(pool = pool.name(), %error, "cannot resilver");
         }
+        known::note(pool.name(), pool.guid(), &paths);
         let imported = Arc::new(ImportedPool::new(pool, paths, dirty_set));
         let mut state = self.state.lock();
         state.pools.push(Arc::clone(&imported));
@@ -330,6 +332,8 @@ impl Daemon {
         _changing: &MutexGuard<'_, ()>,
         imported: &Arc<ImportedPool>,
     ) -> Result<()> {
+        // With the devices that were added meanwhile.
+        known::note(imported.pool.name(), imported.pool.guid(), &imported.devices());
         let closed = imported.pool.close_with_devices().map_err(|error| {
             let failure = Failure::from(error)
                 .doing(format_args!("cannot export pool {} cleanly", imported.pool.name()));

@@ -8,9 +8,13 @@ use forebay_pool::{ErrorKind, Pool, PoolDevice};
 use serde::Serialize;
 
 use super::jobs::OnProgress;
-use super::{Daemon, curve, explain, jobs, mount_info, pool_info, sample, schedule, stats};
-use crate::control::Request;
-use crate::control::messages::{ExpandReport, FlushReport, JobReport, L2DeviceInfo, MountInfo};
+use super::{
+    Daemon, ImportedPool, curve, explain, jobs, mount_info, pool_info, sample, schedule, stats,
+};
+use crate::control::messages::{
+    ExpandReport, FlushReport, JobReport, L2DeviceInfo, MountInfo, PoolStatus, ScrubInfo,
+};
+use crate::control::{Request, ScrubChange};
 use crate::error::{Failure, Result};
 use crate::pools;
 
@@ -59,8 +63,7 @@ impl Daemon {
             Request::Export { pool, lazy } => answer(&self.export_pool(pool, lazy)?),
             Request::Status { pool } => {
                 let imported = self.pool(pool)?;
-                let state = if imported.mounts().is_empty() { "imported" } else { "mounted" };
-                answer(&stats::pool_status(&imported.pool, Some(&imported), state))
+                answer(&status(&imported))
             }
             Request::ChangeSide { pool, device, change } => {
                 answer(&jobs::change_side(&self.pool(pool)?.pool, &device, change)?)
@@ -79,12 +82,7 @@ impl Daemon {
                 let how = jobs::ScrubStart { rate_bytes, wait };
                 answer(&jobs::start_scrub(&self.pool(pool)?.pool, how, on_progress)?)
             }
-            Request::ControlScrub { pool, change } => {
-                let pool = &self.pool(pool)?.pool;
-                jobs::control_scrub(pool, change)?;
-                schedule::start_due(pool);
-                answer(&jobs::scrub_info(&pool.scrub_status()))
-            }
+            Request::ControlScrub { pool, change } => answer(&self.control_scrub(pool, change)?),
             Request::Trim { pool } => answer(&jobs::trim(&self.pool(pool)?.pool, on_progress)?),
             Request::AddL2 { pool, device, force } => {
                 let imported = self.pool(pool)?;
@@ -107,6 +105,13 @@ impl Daemon {
             Request::Curve => answer(&curve::report(self)),
             Request::Explain(asked) => answer(&explain::explain(self, &asked)?),
         }
+    }
+
+    fn control_scrub(&self, pool: u64, change: Option<ScrubChange>) -> Result<ScrubInfo> {
+        let pool = &self.pool(pool)?.pool;
+        jobs::control_scrub(pool, change)?;
+        schedule::start_due(pool);
+        Ok(jobs::scrub_info(&pool.scrub_status()))
     }
 
     fn remove_l2(&self, pool: u64, device: &str) -> Result<()> {
@@ -168,6 +173,11 @@ impl Daemon {
         let after = self.cache.cache().stats().resident_bytes();
         FlushReport { blocks, bytes: before.saturating_sub(after) }
     }
+}
+
+fn status(imported: &ImportedPool) -> PoolStatus {
+    let state = if imported.mounts().is_empty() { "imported" } else { "mounted" };
+    stats::pool_status(&imported.pool, Some(imported), state)
 }
 
 /// Replaces the hint of the library with the option of the command line.

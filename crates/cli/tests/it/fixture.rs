@@ -36,6 +36,7 @@ impl Fixture {
         command.args(arguments).current_dir(self.folder.path());
         command
             .env("FOREBAY_RUN_DIR", self.run_dir())
+            .env("FOREBAY_STATE_DIR", self.path("state"))
             .env_remove("NOTIFY_SOCKET")
             .stdin(Stdio::null());
         command

@@ -10,6 +10,7 @@ mod advise;
 mod bad_input;
 mod control;
 mod demo;
+mod discover;
 mod durable;
 mod events;
 mod explain;

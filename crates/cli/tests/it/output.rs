@@ -4,10 +4,11 @@ use std::process::Stdio;
 
 use crate::fixture::{Fixture, texts};
 
-const COMMANDS: [&[&str]; 36] = [
+const COMMANDS: [&[&str]; 37] = [
     &["inspect"],
     &["create"],
     &["import"],
+    &["events"],
     &["export"],
     &["expand"],
     &["mount"],

@@ -7,7 +7,7 @@ use forebay_io::metrics::Metrics;
 
 use super::Pool;
 use crate::block_cache::BlockCache;
-use crate::devices::config::VdevKind;
+use crate::devices::config::{Config, VdevConfig, VdevKind};
 use crate::devices::status::STILL;
 use crate::devices::vdev::LeafState;
 use crate::devices::{Vdev, label};
@@ -36,6 +36,10 @@ pub struct LabelInfo {
     pub host: HostId,
     /// The newest durable transaction group when the label was written.
     pub txg: u64,
+    /// How often the configuration was changed when the label was written.
+    pub generation: u64,
+    /// All devices of the pool: the number of the top-level vdev, and the GUID of the device.
+    pub leaves: Vec<(u16, u64)>,
 }
 
 /// A top-level vdev of an imported pool: a device or a mirror.
@@ -101,6 +105,8 @@ pub struct PoolDevice {
 pub fn read_label(device: &Opened, memory: &BlockCache) -> Result<Option<LabelInfo>> {
     let found = label::read(&*device.device, memory)?;
     Ok(found.map(|label| LabelInfo {
+        generation: label.config.generation,
+        leaves: leaves_of(&label.config),
         device: label.number,
         device_guid: label.own().guid,
         device_count: label.config.leaves().count(),
@@ -111,6 +117,14 @@ pub fn read_label(device: &Opened, memory: &BlockCache) -> Result<Option<LabelIn
         host: label.config.host,
         txg: label.config.txg,
     }))
+}
+
+fn leaves_of(config: &Config) -> Vec<(u16, u64)> {
+    let numbered = (0..).zip(&config.vdevs);
+    let of = |(number, vdev): (u16, &VdevConfig)| -> Vec<(u16, u64)> {
+        vdev.leaves.iter().map(|leaf| (number, leaf.guid)).collect()
+    };
+    numbered.flat_map(of).collect()
 }
 
 /// Destroys a pool that is not imported: erases the labels of its devices, durably. The blocks stay

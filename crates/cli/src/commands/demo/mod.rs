@@ -19,6 +19,7 @@ use super::create::{New, create};
 use crate::args::DemoArgs;
 use crate::daemon::screen::Screen;
 use crate::daemon::{Daemon, Event, MountRequest, MountedDataset, jobs, stats};
+use crate::discover::known;
 use crate::error::{Failure, Result};
 use crate::flags::Flags;
 use crate::memory::MemoryPlan;
@@ -54,14 +55,15 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
             "the tree fits in the cache; use a larger tree or a smaller --memory to see evictions",
         );
     }
-    let mut demo = Demo { directory, plan, tree, rows: Vec::new() };
+    let mut demo = Demo { directory, plan, tree, guid: 0, rows: Vec::new() };
     let ended = demo.show();
     output::print(&units::table(
         &["STEP", ">FILES", ">BYTES", ">TIME", ">RATE", ">FROM MEMORY"],
         &demo.rows,
     ));
-    let Demo { directory, .. } = demo;
+    let Demo { directory, guid, .. } = demo;
     directory.remove()?;
+    known::forget(guid);
     ended?;
     output::line(
         "all files were read back unchanged, and the pool has no problems; the temporary directory is removed",
@@ -73,6 +75,8 @@ struct Demo {
     directory: TemporaryDirectory,
     plan: MemoryPlan,
     tree: Tree,
+    /// That of its pool.
+    guid: u64,
     rows: Vec<Vec<String>>,
 }
 
@@ -89,7 +93,9 @@ impl Demo {
             force: false,
             sector: None,
         };
-        create(&new)?.close()?;
+        let pool = create(&new)?;
+        self.guid = pool.guid();
+        pool.close()?;
         let at = self.directory.path.join("mnt");
         std::fs::create_dir(&at)
             .map_err(|error| Failure::about(&at, "create the directory", &error))?;
