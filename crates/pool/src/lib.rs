@@ -118,7 +118,7 @@ pub use log::{LogCounters, LogTunables};
 pub use object::ObjectUsage;
 pub use open::{HostId, Opened, has_label, open_new_path, open_path};
 pub use pool::{
-    CheckProgress, CheckReport, CounterGroup, CreateOptions, DamageReport, DamagedTree, Dataset,
+    AttachOptions, CheckProgress, CheckReport, CounterGroup, CreateOptions, DamageReport, DamagedTree, Dataset,
     Directory, Durations, HandleView, HealthState, ImportOptions, LabelInfo, LoggedDamage, Object,
     ObjectInfo, Pool, PoolDevice, PoolHealth, PoolHistograms, PoolStats, PoolUsage, PoolVdev,
     ResilverStatus, ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables,

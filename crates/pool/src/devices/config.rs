@@ -52,6 +52,8 @@ pub(crate) struct LeafConfig {
     pub(crate) sector_bytes: u32,
     pub(crate) state: StoredState,
     pub(crate) missed: Option<Missed>,
+    /// The GUID of the device of the same vdev that leaves once this one has all blocks.
+    pub(crate) replaces: Option<u64>,
     pub(crate) errors: LeafErrors,
 }
 
@@ -154,6 +156,8 @@ impl Config {
     pub(crate) fn count_uses(&mut self) {
         let mirrors = self.vdevs.iter().filter(|vdev| vdev.kind == VdevKind::Mirror).count();
         features::set_uses(&mut self.features, features::MIRRORS, mirrors as u64);
+        let replacing = self.leaves().filter(|leaf| leaf.replaces.is_some()).count();
+        features::set_uses(&mut self.features, features::REPLACING, replacing as u64);
     }
 
     /// Encodes the configuration block and the tree of a device, in whole slots.
@@ -203,11 +207,13 @@ impl Config {
                 let (guid, kind) = (U64::new(vdev.guid), NodeKind::Mirror as u8);
                 nodes.push(NodePhys { guid, number, kind, ..NodePhys::default() });
             }
-            nodes.extend(vdev.leaves.iter().map(|leaf| NodePhys {
-                parent: U16::new(parent),
-                number,
-                ..encode_leaf(leaf)
-            }));
+            let first = nodes.len();
+            for (at, leaf) in vdev.leaves.iter().enumerate() {
+                let is_old = |old: &LeafConfig| Some(old.guid) == leaf.replaces;
+                let old = vdev.leaves[..at].iter().position(is_old);
+                let parent = U16::new(old.map_or(parent, |old| (first + old) as u16));
+                nodes.push(NodePhys { parent, number, ..encode_leaf(leaf) });
+            }
         }
         assert!(nodes.len() <= MAX_NODES, "more nodes than a label can hold");
         nodes
@@ -360,11 +366,14 @@ fn decode_nodes(label: &LabelPhys, nodes: &[NodePhys]) -> Result<Vec<VdevConfig>
                 let leaves = vec![decode_leaf(node)?];
                 *slot = Some(VdevConfig { guid, kind: VdevKind::Device, leaves });
             }
-            (NodeKind::Device, Some(vdev), _)
-                if vdev.kind == VdevKind::Mirror
-                    && parent.is_some_and(|parent| parent.guid.get() == vdev.guid) =>
-            {
-                vdev.leaves.push(decode_leaf(node)?);
+            (NodeKind::Device, Some(vdev), _) if vdev.kind == VdevKind::Mirror => {
+                let parent = parent.map_or(0, |parent| parent.guid.get());
+                let is_old = |old: &LeafConfig| old.guid == parent && old.replaces.is_none();
+                if parent != vdev.guid && !vdev.leaves.iter().any(is_old) {
+                    return misplaced();
+                }
+                let replaces = Some(parent).filter(|parent| *parent != vdev.guid);
+                vdev.leaves.push(LeafConfig { replaces, ..decode_leaf(node)? });
             }
             _ => return misplaced(),
         }
@@ -406,7 +415,7 @@ fn decode_leaf(node: &NodePhys) -> Result<LeafConfig> {
         writes: node.write_errors.get(),
         checksums: node.checksum_errors.get(),
     };
-    Ok(LeafConfig { guid, size_bytes, sector_bytes, state, missed, errors })
+    Ok(LeafConfig { guid, size_bytes, sector_bytes, state, missed, replaces: None, errors })
 }
 
 /// Stores a text, truncated at a character boundary and zero-padded.

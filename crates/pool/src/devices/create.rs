@@ -140,7 +140,7 @@ pub(crate) fn create(
     config.count_uses();
     label::format(&vdevs.iter().collect::<Vec<_>>(), &config, memory)?;
     if let Some(own) = &own {
-        let beaten: Vec<_> = vdevs[0].leaves().iter().map(|leaf| &**leaf.device()).collect();
+        let beaten: Vec<_> = vdevs[0].leaves().map(|(_, leaf)| &**leaf.device()).collect();
         heartbeat::write(&beaten, pool_guid, own, memory)?;
     }
     let devices = Devices::new(vdevs, u64::from(sector_bytes))?;
@@ -182,7 +182,7 @@ fn sector_of_new_pool(infos: &[&DeviceInfo], wanted: Option<u32>) -> Result<u32>
 /// # Errors
 /// [`ErrorKind::Invalid`] if its own sectors are larger, or if another size is wanted. Also if its
 /// physical sectors are larger, unless the size of the pool is wanted.
-fn check_sectors(info: &DeviceInfo, pool_bytes: u32, wanted: Option<u32>) -> Result<()> {
+pub(super) fn check_sectors(info: &DeviceInfo, pool_bytes: u32, wanted: Option<u32>) -> Result<()> {
     let name = &info.name;
     let invalid = |text| Err(Error::new(ErrorKind::Invalid, text));
     if let Some(bytes) = wanted.filter(|bytes| *bytes != pool_bytes) {
@@ -206,7 +206,7 @@ fn check_sectors(info: &DeviceInfo, pool_bytes: u32, wanted: Option<u32>) -> Res
 }
 
 /// Checks that new labels may be written to a device.
-fn check_new(opened: &Opened, force: bool, memory: &BlockCache) -> Result<()> {
+pub(super) fn check_new(opened: &Opened, force: bool, memory: &BlockCache) -> Result<()> {
     let info = opened.device.info();
     if usable_bytes(&*opened.device) < MIN_DEVICE_BYTES {
         return Err(too_small(&info.name, info.size_bytes, MIN_DEVICE_BYTES));
@@ -239,6 +239,25 @@ fn check_duplicates(infos: &[&DeviceInfo]) -> Result<()> {
     Ok(())
 }
 
+/// Checks that a device is none of the pool.
+pub(super) fn check_no_member(devices: &Devices, opened: &Opened) -> Result<()> {
+    let name = &opened.device.info().name;
+    if devices.leaves().any(|leaf| leaf.name() == &**name) {
+        let text = format!("{name}: is a device of the pool");
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    Ok(())
+}
+
+/// Checks that no device of the pool has this GUID.
+pub(super) fn check_new_guid(config: &Config, guid: u64) -> Result<()> {
+    if config.leaves().any(|leaf| leaf.guid == guid) {
+        let text = format!("the pool already has a device with the guid {guid:#x}");
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    Ok(())
+}
+
 /// Adds a vdev to an imported pool. Writes its labels first, then those of the other devices. It is
 /// a member once an uberblock that counts it is durable. Returns its number.
 ///
@@ -255,10 +274,7 @@ pub(crate) fn add(
     let invalid = |text| Err(Error::new(ErrorKind::Invalid, text));
     for one in wanted.devices() {
         check_new(one, options.force, memory)?;
-        let info = one.device.info();
-        if devices.leaves().any(|leaf| leaf.name() == &*info.name) {
-            return invalid(format!("{}: is a device of the pool", info.name));
-        }
+        check_no_member(devices, one)?;
     }
     let infos: Vec<&DeviceInfo> = wanted.devices().iter().map(|one| one.device.info()).collect();
     check_duplicates(&infos)?;
@@ -271,10 +287,7 @@ pub(crate) fn add(
     let count = devices.count();
     let mut rng = SmallRng::from_seed(options.seed);
     let (vdev, added) = wanted.build(count as u16, options, &mut rng, memory)?;
-    if let Some(leaf) = vdev.leaves().iter().find(|leaf| config.leaf_mut(leaf.guid()).is_some()) {
-        let guid = leaf.guid();
-        return invalid(format!("the pool already has a device with the guid {guid:#x}"));
-    }
+    vdev.leaves().try_for_each(|(_, leaf)| check_new_guid(config, leaf.guid()))?;
     let mut extended = config.clone();
     extended.vdevs.push(added);
     extended.generation += 1;

@@ -14,8 +14,12 @@ use crate::format::label::{FeatureClass, FeaturePhys, LabelPhys, MAX_FEATURES};
 /// Mirrors among the top-level vdevs.
 pub(crate) const MIRRORS: &str = "forebay:mirrors";
 
+/// Devices that are being replaced.
+pub(crate) const REPLACING: &str = "forebay:replacing";
+
 /// The features that this build knows.
-const KNOWN: [(&str, FeatureClass); 1] = [(MIRRORS, FeatureClass::Incompatible)];
+const KNOWN: [(&str, FeatureClass); 2] =
+    [(MIRRORS, FeatureClass::Incompatible), (REPLACING, FeatureClass::Incompatible)];
 
 /// A feature that is enabled.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -465,9 +465,9 @@ struct Wanted<'a> {
 /// What a vdev without a whole device lacks.
 fn incomplete(vdev: &Vdev) -> Vec<String> {
     let number = vdev.number();
-    let describe = |(at, leaf): (usize, &Leaf)| {
+    let describe = |(at, leaf): (u8, &Leaf)| {
         let guid = leaf.guid();
-        match (vdev.kind(), vdev.status().missed(at as u8)) {
+        match (vdev.kind(), vdev.status().missed(at)) {
             (VdevKind::Device, _) => format!("device {number} (guid {guid:#x})"),
             (VdevKind::Mirror, Some(missed)) if !leaf.is_missing() => {
                 let (name, from) = (leaf.name(), missed.from);
@@ -476,5 +476,5 @@ fn incomplete(vdev: &Vdev) -> Vec<String> {
             (VdevKind::Mirror, _) => format!("device of mirror {number} (guid {guid:#x})"),
         }
     };
-    vdev.leaves().iter().enumerate().map(describe).collect()
+    vdev.leaves().map(describe).collect()
 }

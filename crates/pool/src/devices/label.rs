@@ -64,15 +64,10 @@ fn write_configs(
     let mut requests = Vec::new();
     for vdev in vdevs {
         for (at, leaf) in vdev.used() {
-            let (number, index) = (vdev.number(), usize::from(at));
-            let bytes = config.encode(number, index);
-            let mut buffer = memory.alloc(bytes.len())?;
-            buffer.copy_from_slice(&bytes);
-            // While a device is being extended, its labels state the new size before the pool uses
-            // it.
-            let size_bytes = config.vdevs[usize::from(number)].leaves[index].size_bytes;
-            let offset = if at_back { back_of(size_bytes) } else { 0 };
-            let request = Request::write(offset, buffer).with_priority(Priority::SyncWrite);
+            let number = vdev.number();
+            let Some(request) = label_request(number, leaf, config, at_back, memory)? else {
+                continue;
+            };
             let request = request.with_fence(devices.and_then(Devices::fence));
             requests.push((number, at, &**leaf.device(), request));
         }
@@ -103,18 +98,62 @@ fn write_configs(
     Ok(())
 }
 
+/// The write of the front or the back label of a device; `None` if the configuration does not list
+/// it.
+fn label_request(
+    number: u16,
+    leaf: &Leaf,
+    config: &Config,
+    at_back: bool,
+    memory: &BlockCache,
+) -> Result<Option<Request>> {
+    let leaves = &config.vdevs[usize::from(number)].leaves;
+    let Some(index) = leaves.iter().position(|one| one.guid == leaf.guid()) else {
+        return Ok(None);
+    };
+    let bytes = config.encode(number, index);
+    let mut buffer = memory.alloc(bytes.len())?;
+    buffer.copy_from_slice(&bytes);
+    // While a device is being extended, its labels state the new size before the pool uses it.
+    let offset = if at_back { back_of(leaves[index].size_bytes) } else { 0 };
+    Ok(Some(Request::write(offset, buffer).with_priority(Priority::SyncWrite)))
+}
+
+/// Clears both labels of a new side of a mirror and writes the configuration to them, durably.
+///
+/// # Errors
+/// [`ErrorKind::Device`] if the device fails, [`ErrorKind::NoMemory`].
+pub(super) fn format_side(
+    number: u16,
+    leaf: &Leaf,
+    config: &Config,
+    memory: &BlockCache,
+) -> Result<()> {
+    let device = leaf.device();
+    clear(leaf, 0, memory)?;
+    clear(leaf, back_of(leaf.size_bytes()), memory)?;
+    // The labels of an older pool must be gone before the first new label is written.
+    device.run(Request::flush()).result?;
+    for at_back in [false, true] {
+        if let Some(request) = label_request(number, leaf, config, at_back, memory)? {
+            device.run(request).result?;
+        }
+    }
+    Ok(device.run(Request::flush()).result?)
+}
+
 /// Clears both labels of the devices of a new vdev and writes the configuration to them, durably.
 ///
 /// # Errors
 /// [`ErrorKind::Device`] if a device fails, [`ErrorKind::NoMemory`].
 pub(crate) fn format(vdevs: &[&Vdev], config: &Config, memory: &BlockCache) -> Result<()> {
-    for leaf in vdevs.iter().flat_map(|vdev| vdev.leaves()) {
+    for (_, leaf) in vdevs.iter().flat_map(|vdev| vdev.leaves()) {
         clear(leaf, 0, memory)?;
         clear(leaf, back_of(leaf.size_bytes()), memory)?;
     }
     let flush = || {
         let mut leaves = vdevs.iter().flat_map(|vdev| vdev.leaves());
-        leaves.try_for_each(|leaf| leaf.device().run(Request::flush()).result)
+        leaves.try_for_each(|(_, leaf)| leaf.device().run(Request::flush()).result)
     };
     // The labels of an older pool must be gone before the first new label is written.
     flush()?;
@@ -230,7 +269,9 @@ pub(crate) fn expand(
         clear(leaf, back_of(size_bytes), memory)?;
         copy_ring(leaf, back_of(size_bytes), memory)?;
         leaf.device().run(Request::flush()).result?;
-        grown.vdevs[usize::from(number)].leaves[usize::from(at)].size_bytes = size_bytes;
+        if let Some(config) = grown.leaf_mut(leaf.guid()) {
+            config.size_bytes = size_bytes;
+        }
         sizes.push((at, size_bytes));
     }
     if sizes.is_empty() {

@@ -6,9 +6,9 @@ use forebay_io::metrics::{Metrics, MetricsDevice};
 use forebay_io::{Completion, Device, Health, MemoryDevice, MemoryOptions, Op, Request, Roots};
 
 use super::config::{LeafConfig, LeafErrors};
-use super::{DeviceSpan, too_small};
+use super::too_small;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::label::{LABEL_BYTES, MIN_DEVICE_BYTES};
+use crate::format::label::MIN_DEVICE_BYTES;
 use crate::open::{Locks, Opened};
 
 /// A device of a pool.
@@ -125,6 +125,7 @@ impl Leaf {
             sector_bytes: self.sector_bytes,
             state: Default::default(),
             missed: None,
+            replaces: None,
             errors: Default::default(),
         }
     }
@@ -181,7 +182,7 @@ impl Leaf {
     }
 
     /// Executes a request and waits for it. Fails once the pool is closed.
-    pub(super) fn run(&self, request: Request) -> Completion {
+    pub(crate) fn run(&self, request: Request) -> Completion {
         let (request, pending) = request.pending();
         self.roots.submit(request);
         pending.wait(&*self.device)
@@ -201,10 +202,5 @@ impl Leaf {
     /// Releases the lock of the file.
     pub(super) fn unlock(&self) {
         drop(self.lock.lock().take());
-    }
-
-    /// The range that can hold blocks of vdev `device`.
-    pub(super) fn span(&self, device: u16) -> DeviceSpan {
-        DeviceSpan { device, start: LABEL_BYTES, end: self.size_bytes() - LABEL_BYTES }
     }
 }

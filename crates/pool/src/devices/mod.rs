@@ -3,7 +3,8 @@
 //! * [`Devices`]: the top-level vdevs by number; reads, writes, flushes, address checks.
 //! * [`vdev`]: a vdev, which is a device or a mirror; [`leaf`]: a device of it; [`status`]: what is
 //!   known of the devices: their states, what they miss, how fast they answer.
-//! * [`sides`]: takes sides of mirrors out of use, and back.
+//! * [`sides`]: takes sides of mirrors out of use, and back; [`attach`]: adds sides, and removes
+//!   them for good.
 //! * [`config`], [`features`]: the configuration that a label stores.
 //! * [`label`]: reads and writes labels and uberblocks.
 //! * [`heartbeat`]: keeps two hosts from using a pool at once.
@@ -15,8 +16,9 @@
 //!
 //! - Requests stay within a vdev's usable span, which lies between the labels of its devices. Only
 //!   [`label`] and [`heartbeat`] access the rest.
-//! - A vdev's number never changes, and vdevs are never removed. So a slot never changes once it is
-//!   filled, and reading it takes no lock.
+//! - A vdev's number never changes, and vdevs are never removed. The index of a device in its vdev
+//!   never changes until the pool is closed, even if the device is removed. So both are in lists
+//!   that only grow ([`slots`]), and reading them takes no lock.
 //!
 //! # Locking
 //!
@@ -29,6 +31,7 @@
 //! It does not choose vdevs (the space maps do), does not verify what it reads (the block store
 //! does), and does not retry failed requests, except writes of an uberblock ([`label`]).
 
+pub(crate) mod attach;
 pub(crate) mod config;
 pub(crate) mod create;
 pub(crate) mod features;
@@ -37,16 +40,16 @@ pub(crate) mod import;
 pub(crate) mod label;
 mod leaf;
 pub(crate) mod sides;
+mod slots;
 pub(crate) mod status;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 pub(crate) mod vdev;
 
 use std::fmt;
-use std::ptr;
 
 use forebay_base::arena::Buffer;
-use forebay_base::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_io::{Device, Fence, Pending, Priority, RaiseHandle, Request, StableBytes};
 
@@ -57,6 +60,7 @@ use crate::format::label::{LABEL_BYTES, MAX_VDEVS};
 use crate::lease::Lease;
 use config::VdevKind;
 pub(crate) use leaf::Leaf;
+use slots::Slots;
 use status::LeafSet;
 use vdev::ReadTime;
 pub(crate) use vdev::Vdev;
@@ -112,9 +116,7 @@ impl fmt::Display for Place {
 
 /// The vdevs of a pool, by number.
 pub(crate) struct Devices {
-    slots: [AtomicPtr<Vdev>; MAX_VDEVS],
-    /// Number of filled slots.
-    count: AtomicUsize,
+    vdevs: Slots<Vdev>,
     adding: Mutex<()>,
     sector_bytes: u64,
     /// Keeps writes from being issued once another host may have the pool.
@@ -136,8 +138,7 @@ impl Devices {
             return Err(Error::new(ErrorKind::Invalid, "a pool needs at least one device"));
         }
         let devices = Self {
-            slots: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
-            count: AtomicUsize::new(0),
+            vdevs: Slots::new(MAX_VDEVS),
             adding: Mutex::named("pool-devices", ()),
             sector_bytes,
             fence: None,
@@ -169,12 +170,12 @@ impl Devices {
         &self.events
     }
 
-    /// Notes that a request has failed, and converts its error.
-    fn failed(&self, error: forebay_io::Error) -> Error {
+    /// Notes that a request has failed.
+    fn noted(&self, error: forebay_io::Error) -> forebay_io::Error {
         if error.kind() != forebay_io::ErrorKind::Closed {
             self.events.note_failure(&error);
         }
-        failed(error)
+        error
     }
 
     pub(crate) fn fence(&self) -> Option<Fence> {
@@ -188,31 +189,35 @@ impl Devices {
     pub(crate) fn add(&self, vdev: Vdev) -> Result<()> {
         let invalid = |text| Err(Error::new(ErrorKind::Invalid, text));
         let _adding = self.adding.lock();
-        let at = self.count.load(Ordering::Relaxed);
+        let at = self.count();
         if at == MAX_VDEVS {
             return invalid(format!("a pool has at most {MAX_VDEVS} vdevs"));
         }
         if usize::from(vdev.number()) != at {
             return invalid(format!("{}: is vdev {}, not {at}", vdev.name(), vdev.number()));
         }
-        let sector = |leaf: &&Leaf| u64::from(leaf.device().info().sector_bytes);
-        let coarse = vdev.leaves().iter().find(|leaf| sector(leaf) > self.sector_bytes);
-        if let Some(leaf) = coarse {
-            let (name, sector, has) = (leaf.name(), sector(&leaf), self.sector_bytes);
-            return invalid(format!(
-                "{name}: has sectors of {sector} bytes, larger than the pool's {has}; open it with sectors of {has}"
-            ));
-        }
+        vdev.leaves().try_for_each(|(_, leaf)| self.check_sectors(leaf))?;
         vdev.status().set_events(&self.events);
-        let vdev = Box::into_raw(Box::new(vdev));
-        self.slots[at].store(vdev, Ordering::Release);
-        self.count.store(at + 1, Ordering::Release);
+        let added = self.vdevs.push(vdev);
+        debug_assert_eq!(added.ok(), Some(at), "added without the lock");
         Ok(())
+    }
+
+    fn check_sectors(&self, leaf: &Leaf) -> Result<()> {
+        let (sector, has) = (u64::from(leaf.device().info().sector_bytes), self.sector_bytes);
+        if sector <= has {
+            return Ok(());
+        }
+        let name = leaf.name();
+        let text = format!(
+            "{name}: has sectors of {sector} bytes, larger than the pool's {has}; open it with sectors of {has}"
+        );
+        Err(Error::new(ErrorKind::Invalid, text))
     }
 
     /// Number of vdevs.
     pub(crate) fn count(&self) -> usize {
-        self.count.load(Ordering::Acquire)
+        self.vdevs.len()
     }
 
     /// The pool's sector size in bytes. Addresses and lengths are multiples of it.
@@ -224,20 +229,17 @@ impl Devices {
     /// Returns the vdev with this number.
     #[inline]
     pub(crate) fn get(&self, number: u16) -> Option<&Vdev> {
-        let vdev = self.slots.get(usize::from(number))?.load(Ordering::Acquire);
-        // SAFETY: null, or a box that `add` leaked for this slot. It is freed when the set is
-        // dropped, after this borrow has ended.
-        unsafe { vdev.as_ref() }
+        self.vdevs.get(usize::from(number))
     }
 
     /// Returns all vdevs.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Vdev> {
-        (0..self.count()).filter_map(|number| self.get(number as u16))
+        self.vdevs.iter()
     }
 
     /// Returns all devices.
     pub(crate) fn leaves(&self) -> impl Iterator<Item = &Leaf> {
-        self.iter().flat_map(Vdev::leaves)
+        self.iter().flat_map(|vdev| vdev.leaves().map(|(_, leaf)| leaf))
     }
 
     /// Returns the ranges that can hold blocks.
@@ -253,8 +255,7 @@ impl Devices {
     /// Whether a device misses blocks.
     pub(crate) fn misses_blocks(&self) -> bool {
         self.iter().any(|vdev| {
-            let mut leaves = 0..vdev.leaves().len() as u8;
-            leaves.any(|leaf| vdev.status().missed(leaf).is_some())
+            vdev.leaves().any(|(at, _)| vdev.status().missed(at).is_some())
         })
     }
 
@@ -281,9 +282,9 @@ impl Devices {
         }
         for vdev in self.iter() {
             let whole = vdev.status().caught_up(until_txg);
-            let names = (0..vdev.leaves().len() as u8).filter(|leaf| whole.contains(*leaf));
-            for name in names.map(|leaf| vdev.leaf(leaf).name()) {
-                self.events.note(EventKind::DeviceWhole, Event::of_device(name).in_txg(until_txg));
+            for (_, leaf) in vdev.leaves().filter(|(leaf, _)| whole.contains(*leaf)) {
+                let event = Event::of_device(leaf.name()).in_txg(until_txg);
+                self.events.note(EventKind::DeviceWhole, event);
             }
         }
         Ok(())
@@ -346,7 +347,7 @@ impl Devices {
 
     /// The largest number of devices of a vdev.
     pub(crate) fn sides(&self) -> usize {
-        self.iter().map(|vdev| vdev.leaves().len()).max().unwrap_or(1)
+        self.iter().map(|vdev| vdev.leaves().count()).max().unwrap_or(1)
     }
 
     /// Number of places of an address: devices of its vdev that are in use, and at least one, which
@@ -360,8 +361,8 @@ impl Devices {
 
     /// The n-th place of an address.
     pub(crate) fn nth_place(&self, dva: Dva, n: usize) -> Place {
-        let nth = |vdev: &Vdev| vdev.used().nth(n).map(|(leaf, _)| leaf);
-        let leaf = self.get(dva.device).and_then(nth).unwrap_or(0);
+        let nth = |vdev: &Vdev| vdev.used().nth(n).map_or(vdev.first(), |(leaf, _)| leaf);
+        let leaf = self.get(dva.device).map_or(0, nth);
         Place { dva, leaf }
     }
 
@@ -379,7 +380,10 @@ impl Devices {
             Some(vdev) if vdev.kind() == VdevKind::Mirror && vdev.used().next().is_some() => {
                 vdev.status().choose(birth, tried)
             }
-            _ => (!tried.contains(0)).then_some(0),
+            vdev => {
+                let first = vdev.map_or(0, Vdev::first);
+                (!tried.contains(first)).then_some(first)
+            }
         };
         tried.insert(leaf?);
         Some(Place { dva, leaf: leaf? })
@@ -434,7 +438,7 @@ impl Devices {
         let time = vdev.time_read(place.leaf);
         let read = vdev.leaf(place.leaf).run(request).into_buffer();
         time.end(read.is_ok());
-        read.map_err(|error| self.failed(error))
+        read.map_err(|error| vdev.failed(place.leaf, self.noted(error)))
     }
 
     /// Starts to read from a place into `buffer`. `done` runs exactly once, on any thread, and must
@@ -489,7 +493,8 @@ impl Devices {
         let vdev = self.place(place.dva, buffer.len() as u64)?;
         let request = Request::write(place.dva.offset, buffer).with_priority(priority);
         let request = request.with_fence(self.fence());
-        vdev.leaf(place.leaf).run(request).result.map_err(|error| self.failed(error))
+        let written = vdev.leaf(place.leaf).run(request).result;
+        written.map_err(|error| vdev.failed(place.leaf, self.noted(error)))
     }
 
     /// Writes all buffers concurrently, in any order, and waits. The data is durable after a flush.
@@ -509,7 +514,7 @@ impl Devices {
         let begun: Vec<_> = begun.collect();
         // Waits for all, even if one failed.
         let ends: Vec<_> = begun.into_iter().map(vdev::VdevPending::wait).collect();
-        ends.into_iter().collect::<Result<(), _>>().map_err(|error| self.failed(error))
+        ends.into_iter().collect::<Result<(), _>>().map_err(|error| failed(self.noted(error)))
     }
 
     /// Reads all buffers concurrently and waits. Returns the result of each read.
@@ -522,16 +527,16 @@ impl Devices {
             let vdev = self.place(place.dva, buffer.len() as u64)?;
             let request = Request::read(place.dva.offset, buffer).with_priority(priority);
             let (request, pending) = request.pending();
-            let (leaf, time) = (vdev.leaf(place.leaf), vdev.time_read(place.leaf));
-            leaf.roots().submit(request);
-            Ok((leaf, time, pending))
+            let time = vdev.time_read(place.leaf);
+            vdev.leaf(place.leaf).roots().submit(request);
+            Ok((vdev, place.leaf, time, pending))
         };
         let pending: Vec<Result<_>> = reads.into_iter().map(submit).collect();
-        let wait = |pending: Result<(&Leaf, ReadTime, Pending)>| {
-            let (leaf, time, pending) = pending?;
-            let read = pending.wait(&**leaf.device()).into_buffer();
+        let wait = |pending: Result<(&Vdev, u8, ReadTime, Pending)>| {
+            let (vdev, leaf, time, pending) = pending?;
+            let read = pending.wait(&**vdev.leaf(leaf).device()).into_buffer();
             time.end(read.is_ok());
-            read.map_err(|error| self.failed(error))
+            read.map_err(|error| vdev.failed(leaf, self.noted(error)))
         };
         pending.into_iter().map(wait).collect()
     }
@@ -585,27 +590,17 @@ impl Devices {
     fn expand(&self, number: u16, leaf: u8, size_bytes: u64) {
         if let Some(vdev) = self.get(number) {
             vdev.leaf(leaf).grow_to(size_bytes);
+            vdev.update_size();
         }
     }
 
     /// Rejects new requests, waits for accepted ones, and releases the file locks, even if the set
     /// is still referenced. The devices stay open. Idempotent.
     pub(crate) fn close(&self) {
-        self.leaves().for_each(Leaf::close_roots);
-        self.drain();
-        self.leaves().for_each(Leaf::unlock);
-    }
-}
-
-impl Drop for Devices {
-    fn drop(&mut self) {
-        for slot in &self.slots {
-            let vdev = slot.swap(ptr::null_mut(), Ordering::AcqRel);
-            if !vdev.is_null() {
-                // SAFETY: a box that `add` leaked for this slot, removed from the slot here.
-                drop(unsafe { Box::from_raw(vdev) });
-            }
-        }
+        let all = || self.iter().flat_map(Vdev::all_leaves);
+        all().for_each(Leaf::close_roots);
+        all().for_each(Leaf::drain);
+        all().for_each(Leaf::unlock);
     }
 }
 

@@ -19,8 +19,8 @@ use crate::format::label::StoredState;
 /// A side of a mirror.
 #[derive(Clone, Copy)]
 pub(crate) struct Side<'a> {
-    vdev: &'a Vdev,
-    at: u8,
+    pub(super) vdev: &'a Vdev,
+    pub(super) at: u8,
 }
 
 impl<'a> Side<'a> {
@@ -28,7 +28,7 @@ impl<'a> Side<'a> {
         self.vdev.leaf(self.at)
     }
 
-    fn status(&self) -> &'a VdevStatus {
+    pub(super) fn status(&self) -> &'a VdevStatus {
         self.vdev.status()
     }
 
@@ -48,7 +48,7 @@ impl<'a> Side<'a> {
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if no other side has all blocks, or if the device is missing.
-    fn begin_missing(&self) -> Result<()> {
+    pub(super) fn begin_missing(&self) -> Result<()> {
         let name = self.leaf().name();
         if self.leaf().is_missing() {
             let text = format!("{name}; there is nothing to take out of use");
@@ -129,8 +129,7 @@ impl<'a> Side<'a> {
                 vdev.leaves.iter().filter(|one| one.guid == guid).find_map(|one| one.missed);
             missed.is_some_and(|missed| missed.to == STILL)
         };
-        let leaves = self.vdev.leaves().iter().enumerate();
-        let mut whole = leaves.filter(|(at, _)| self.status().is_whole(*at as u8));
+        let mut whole = self.vdev.leaves().filter(|(at, _)| self.status().is_whole(*at));
         whole.all(|(_, leaf)| is_behind(leaf.guid()))
     }
 
@@ -195,19 +194,26 @@ impl Devices {
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if the device is not in a mirror.
     pub(crate) fn side(&self, name: &str) -> Result<Side<'_>> {
+        let side = self.find(name)?;
+        if side.vdev.kind() == VdevKind::Mirror {
+            return Ok(side);
+        }
+        let text = format!(
+            "{name}: is no side of a mirror, so nothing else has its blocks; only a side can be taken out of use"
+        );
+        Err(Error::new(ErrorKind::Invalid, text))
+    }
+
+    /// The device with this path, or GUID in hexadecimal.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub(super) fn find(&self, name: &str) -> Result<Side<'_>> {
         let guid = u64::from_str_radix(name.trim_start_matches("0x"), 16).ok();
         for vdev in self.iter() {
-            let mut leaves = vdev.leaves().iter();
-            let found = leaves.position(|leaf| leaf.name() == name || Some(leaf.guid()) == guid);
-            match (found, vdev.kind()) {
-                (Some(at), VdevKind::Mirror) => return Ok(Side { vdev, at: at as u8 }),
-                (Some(_), VdevKind::Device) => {
-                    let text = format!(
-                        "{name}: is no side of a mirror, so nothing else has its blocks; only a side can be taken out of use"
-                    );
-                    return Err(Error::new(ErrorKind::Invalid, text));
-                }
-                (None, _) => {}
+            let is_it = |leaf: &Leaf| leaf.name() == name || Some(leaf.guid()) == guid;
+            if let Some((at, _)) = vdev.leaves().find(|(_, leaf)| is_it(leaf)) {
+                return Ok(Side { vdev, at });
             }
         }
         let text = format!("{name}: the pool has no such device; `forebay status` lists them");
@@ -235,7 +241,7 @@ impl VdevStatus {
     /// The device misses what is written from now on. Returns false if no other one has all blocks.
     fn begin_missing(&self, leaf: u8) -> bool {
         let _changing = self.changing();
-        let mut others = (0..self.count()).filter(|other| *other != leaf);
+        let mut others = self.members().filter(|other| *other != leaf);
         let may = others.any(|other| self.is_whole(other));
         if may {
             self.change(leaf, self.state(leaf));

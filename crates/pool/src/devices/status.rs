@@ -14,12 +14,13 @@
 //! block store verifies what it reads.
 
 use forebay_base::clock::{Clock, SystemClock};
-use forebay_base::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex, MutexGuard};
 
 use super::config::{LeafConfig, Missed};
+use super::slots::Slots;
 use crate::events::{Event, EventKind, PoolEvents};
-use crate::format::label::StoredState;
+use crate::format::label::{MAX_LEAVES, StoredState};
 
 /// Writes in a row that fail before a device is faulted.
 const FAULT_WRITES: u32 = 16;
@@ -45,6 +46,10 @@ struct LeafStatus {
     reading: AtomicU64,
     /// Moving average of the time of a read; 0 before the first.
     read_ns: AtomicU64,
+    /// Whether it has left the vdev.
+    removed: AtomicBool,
+    /// The GUID of the device that leaves once this one is whole; 0 for none.
+    replaces: AtomicU64,
 }
 
 impl LeafStatus {
@@ -58,7 +63,17 @@ impl LeafStatus {
             in_a_row: AtomicU32::new(0),
             reading: AtomicU64::new(0),
             read_ns: AtomicU64::new(0),
+            removed: AtomicBool::new(false),
+            replaces: AtomicU64::new(config.replaces.unwrap_or(0)),
         }
+    }
+
+    fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Acquire)
+    }
+
+    fn is_used(&self) -> bool {
+        self.state() == StoredState::Online && !self.is_removed()
     }
 
     fn state(&self) -> StoredState {
@@ -72,7 +87,7 @@ impl LeafStatus {
 
     /// Whether it has all blocks.
     fn is_whole(&self) -> bool {
-        self.state() == StoredState::Online && self.missed().is_none()
+        self.is_used() && self.missed().is_none()
     }
 
     /// Adds txgs to those that it misses. Returns whether that is new.
@@ -109,7 +124,8 @@ pub(super) struct Changing {
 
 /// What is known of the devices of a vdev. Outlives the devices, for callbacks of requests.
 pub(crate) struct VdevStatus {
-    leaves: Box<[LeafStatus]>,
+    /// Also those that were removed.
+    leaves: Slots<LeafStatus>,
     changing: Mutex<Changing>,
     /// The txg that writes count for.
     txg: AtomicU64,
@@ -122,8 +138,13 @@ pub(crate) struct VdevStatus {
 
 impl VdevStatus {
     pub(super) fn new(leaves: &[LeafConfig], txg: u64) -> Self {
+        let slots = Slots::new(MAX_LEAVES);
+        for leaf in leaves {
+            let pushed = slots.push(LeafStatus::new(leaf));
+            debug_assert!(pushed.is_ok(), "more devices than a pool can have");
+        }
         Self {
-            leaves: leaves.iter().map(LeafStatus::new).collect(),
+            leaves: slots,
             changing: Mutex::named("pool-vdev", Changing::default()),
             txg: AtomicU64::new(txg.max(1)),
             changes: AtomicU64::new(0),
@@ -135,6 +156,41 @@ impl VdevStatus {
 
     pub(super) fn set_events(&self, events: &Arc<PoolEvents>) {
         self.changing.lock().events = Some(Arc::clone(events));
+    }
+
+    /// Adds a device that misses something.
+    pub(super) fn push(&self, config: &LeafConfig) {
+        debug_assert!(config.missed.is_some(), "nothing was written to it");
+        let _changing = self.changing.lock();
+        let pushed = self.leaves.push(LeafStatus::new(config));
+        debug_assert!(pushed.is_ok(), "the vdev has room for the device");
+        self.use_changes.fetch_add(1, Ordering::AcqRel);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A device leaves the vdev.
+    pub(super) fn remove(&self, leaf: u8) {
+        let _changing = self.changing.lock();
+        self.leaves[usize::from(leaf)].removed.store(true, Ordering::Release);
+        self.use_changes.fetch_add(1, Ordering::AcqRel);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether a device has left the vdev.
+    pub(super) fn is_removed(&self, leaf: u8) -> bool {
+        self.leaves[usize::from(leaf)].is_removed()
+    }
+
+    /// The devices that were not removed.
+    pub(super) fn members(&self) -> impl Iterator<Item = u8> {
+        let all = self.leaves.iter().enumerate();
+        all.filter(|(_, one)| !one.is_removed()).map(|(at, _)| at as u8)
+    }
+
+    /// The GUID of the device that leaves once this one is whole.
+    pub(super) fn replaces(&self, leaf: u8) -> Option<u64> {
+        let guid = self.leaves[usize::from(leaf)].replaces.load(Ordering::Acquire);
+        (guid > 0).then_some(guid)
     }
 
     /// From now on writes count for this txg.
@@ -159,7 +215,7 @@ impl VdevStatus {
 
     /// Whether requests may go to the device.
     pub(crate) fn is_used(&self, leaf: u8) -> bool {
-        self.state(leaf) == StoredState::Online
+        self.leaves[usize::from(leaf)].is_used()
     }
 
     /// The txgs that the device misses.
@@ -170,11 +226,6 @@ impl VdevStatus {
     /// Whether a device has all blocks.
     pub(crate) fn has_whole_leaf(&self) -> bool {
         self.leaves.iter().any(LeafStatus::is_whole)
-    }
-
-    /// Number of devices.
-    pub(super) fn count(&self) -> u8 {
-        self.leaves.len() as u8
     }
 
     /// Whether a device has all blocks.
@@ -204,7 +255,7 @@ impl VdevStatus {
     pub(super) fn end_missing(&self, leaf: u8, to: u64) -> bool {
         let _changing = self.changing.lock();
         let one = &self.leaves[usize::from(leaf)];
-        if one.state() != StoredState::Online {
+        if !one.is_used() {
             return false;
         }
         if one.missed().is_some_and(|missed| missed.to == STILL) {
@@ -282,10 +333,25 @@ impl VdevStatus {
     pub(super) fn settle(
         &self,
         done: &LeafSet,
-        failed: Vec<(u8, forebay_io::Error)>,
+        mut failed: Vec<(u8, forebay_io::Error)>,
         is_flush: bool,
     ) -> Result<(), forebay_io::Error> {
-        let mut ok = (0..self.leaves.len() as u8).filter(|leaf| done.contains(*leaf));
+        let mut ok = self.members().filter(|leaf| done.contains(*leaf));
+        if !failed.is_empty() {
+            // A device that was removed meanwhile is closed, and does not count.
+            let mut removed = None;
+            failed.retain(|(leaf, error)| {
+                let is_member = !self.is_removed(*leaf);
+                if !is_member {
+                    removed = Some(error.clone());
+                }
+                is_member
+            });
+            let counts = self.members().any(|leaf| done.contains(leaf) && self.is_whole(leaf));
+            if let Some(error) = removed.filter(|_| failed.is_empty() && !counts) {
+                return Err(error);
+            }
+        }
         if failed.is_empty() {
             for one in ok.map(|leaf| &self.leaves[usize::from(leaf)]) {
                 if one.in_a_row.load(Ordering::Relaxed) > 0 {
@@ -305,7 +371,7 @@ impl VdevStatus {
         for (leaf, error) in failed {
             let one = &self.leaves[usize::from(leaf)];
             let in_a_row = one.in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
-            let was_used = one.state() == StoredState::Online;
+            let was_used = one.is_used();
             let is_gone = error.kind() == forebay_io::ErrorKind::Gone;
             let faults = was_used && (is_flush || is_gone || in_a_row >= FAULT_WRITES);
             if faults {
@@ -334,7 +400,7 @@ impl VdevStatus {
         let mut whole = LeafSet::default();
         for (at, one) in self.leaves.iter().enumerate() {
             let is_covered = one.missed().is_some_and(|missed| missed.to <= until_txg);
-            if is_covered && one.state() == StoredState::Online {
+            if is_covered && one.is_used() {
                 // Not the end: who has seen the first txg without the lock reads a whole range.
                 one.missed_from.store(0, Ordering::Release);
                 self.changes.fetch_add(1, Ordering::AcqRel);
@@ -347,9 +413,7 @@ impl VdevStatus {
     /// A label of a device could not be written.
     pub(crate) fn fault(&self, leaf: u8, error: &forebay_io::Error) -> bool {
         let mut others = LeafSet::default();
-        (0..self.leaves.len() as u8).filter(|other| *other != leaf).for_each(|other| {
-            others.insert(other);
-        });
+        self.members().filter(|other| *other != leaf).for_each(|other| others.insert(other));
         self.settle(&others, vec![(leaf, error.clone())], true).is_ok()
     }
 }

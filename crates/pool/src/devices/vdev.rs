@@ -3,25 +3,36 @@
 //! A device behaves as it always did. A mirror writes to all devices that are in use, and flushes
 //! them; [`VdevStatus::settle`] decides whether that counts. A read goes to one device. The block
 //! store verifies the block, tries the others, and rewrites bad copies ([`crate::store`]).
+//!
+//! A device becomes a mirror if it gets a side ([`attach`](super::attach)), and a mirror becomes a
+//! device if it has lost all others.
 
 use std::fmt;
 
 use forebay_base::arena::Buffer;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_io::{Fence, Pending, Priority, Request, StableBytes};
 
 use super::DeviceSpan;
-use super::config::{LeafErrors, VdevConfig, VdevKind};
+use super::config::{LeafConfig, LeafErrors, VdevConfig, VdevKind};
 use super::leaf::Leaf;
+use super::slots::Slots;
 use super::status::{LeafSet, VdevStatus};
-use crate::format::label::{LABEL_BYTES, StoredState};
+use crate::error::{Error, ErrorKind};
+use crate::format::label::{LABEL_BYTES, MAX_LEAVES, StoredState};
 
 /// A top-level vdev of a pool.
 pub(crate) struct Vdev {
     number: u16,
-    guid: u64,
-    kind: VdevKind,
-    leaves: Box<[Leaf]>,
+    guid: AtomicU64,
+    is_mirror: AtomicBool,
+    /// Also those that were removed.
+    leaves: Slots<Leaf>,
+    /// The first one that was not removed.
+    first: AtomicU8,
+    /// Bytes of each device that the pool uses, labels included.
+    size_bytes: AtomicU64,
     status: Arc<VdevStatus>,
 }
 
@@ -117,9 +128,21 @@ impl Vdev {
     /// `txg`.
     pub(crate) fn new(number: u16, config: &VdevConfig, leaves: Vec<Leaf>, txg: u64) -> Self {
         debug_assert_eq!(config.leaves.len(), leaves.len(), "other devices");
-        let status = Arc::new(VdevStatus::new(&config.leaves, txg));
-        let (guid, kind) = (config.guid, config.kind);
-        Self { number, guid, kind, leaves: leaves.into(), status }
+        let vdev = Self {
+            number,
+            guid: AtomicU64::new(config.guid),
+            is_mirror: AtomicBool::new(config.kind == VdevKind::Mirror),
+            leaves: Slots::new(MAX_LEAVES),
+            first: AtomicU8::new(0),
+            size_bytes: AtomicU64::new(0),
+            status: Arc::new(VdevStatus::new(&config.leaves, txg)),
+        };
+        for leaf in leaves {
+            let pushed = vdev.leaves.push(leaf);
+            debug_assert!(pushed.is_ok(), "more devices than a pool can have");
+        }
+        vdev.update_size();
+        vdev
     }
 
     /// Its number in addresses.
@@ -129,12 +152,21 @@ impl Vdev {
 
     /// Its GUID.
     pub(crate) fn guid(&self) -> u64 {
-        self.guid
+        self.guid.load(Ordering::Acquire)
     }
 
     /// What it is.
     pub(crate) fn kind(&self) -> VdevKind {
-        self.kind
+        match self.is_mirror.load(Ordering::Acquire) {
+            true => VdevKind::Mirror,
+            false => VdevKind::Device,
+        }
+    }
+
+    /// It becomes a device, or a mirror.
+    pub(super) fn set_kind(&self, kind: VdevKind, guid: u64) {
+        self.guid.store(guid, Ordering::Release);
+        self.is_mirror.store(kind == VdevKind::Mirror, Ordering::Release);
     }
 
     /// What is known of its devices.
@@ -142,9 +174,14 @@ impl Vdev {
         &self.status
     }
 
-    /// Its devices.
-    pub(crate) fn leaves(&self) -> &[Leaf] {
-        &self.leaves
+    /// Its devices, with their indices.
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = (u8, &Leaf)> {
+        self.status.members().map(|at| (at, self.leaf(at)))
+    }
+
+    /// Its devices, and those that were removed.
+    pub(super) fn all_leaves(&self) -> impl Iterator<Item = &Leaf> {
+        self.leaves.iter()
     }
 
     /// The device with this index.
@@ -152,11 +189,53 @@ impl Vdev {
         &self.leaves[usize::from(leaf)]
     }
 
+    /// The index of its first device.
+    pub(crate) fn first(&self) -> u8 {
+        self.first.load(Ordering::Acquire)
+    }
+
+    /// Its device, unless it is a mirror.
+    fn single(&self) -> Option<&Leaf> {
+        (self.kind() == VdevKind::Device).then(|| self.leaf(self.first()))
+    }
+
+    /// Adds a device, which gets all writes from now on, and misses what its configuration says.
+    /// Returns its index; or the device, if so many were added and removed that it gets none.
+    pub(super) fn push(&self, leaf: Leaf, config: &LeafConfig) -> Result<u8, Box<Leaf>> {
+        // A request that finds the status finds the device.
+        let at = self.leaves.push(leaf)?;
+        self.status.push(config);
+        Ok(at as u8)
+    }
+
+    /// A device gets no requests any more.
+    pub(super) fn remove(&self, leaf: u8) {
+        self.status.remove(leaf);
+        if let Some(first) = self.status.members().next() {
+            self.first.store(first, Ordering::Release);
+        }
+    }
+
+    /// Blocks may be placed as far as all of its devices reach. Labels must say so.
+    pub(super) fn update_size(&self) {
+        let size = self.leaves().map(|(_, leaf)| leaf.size_bytes()).min();
+        self.size_bytes.store(size.unwrap_or(0), Ordering::Release);
+    }
+
+    /// Converts the error of a request to a device, which may have been removed meanwhile.
+    pub(super) fn failed(&self, leaf: u8, error: forebay_io::Error) -> Error {
+        if error.kind() == forebay_io::ErrorKind::Closed && self.status.is_removed(leaf) {
+            let text = format!("{}: was detached", self.leaf(leaf).name());
+            return Error::new(ErrorKind::Device, text).because(error);
+        }
+        super::failed(error)
+    }
+
     /// The device, or what is mirrored.
     pub(crate) fn name(&self) -> String {
-        match self.kind {
-            VdevKind::Device => self.leaves[0].name().to_owned(),
-            VdevKind::Mirror => format!("mirror {}", self.number),
+        match self.single() {
+            Some(leaf) => leaf.name().to_owned(),
+            None => format!("mirror {}", self.number),
         }
     }
 
@@ -168,15 +247,18 @@ impl Vdev {
     /// Begins to time a read of a device. Only a mirror has a use for that.
     pub(super) fn time_read(&self, leaf: u8) -> ReadTime {
         let begun = || (Arc::clone(&self.status), leaf, self.status.begin_read(leaf));
-        ReadTime((self.kind == VdevKind::Mirror).then(begun))
+        ReadTime((self.kind() == VdevKind::Mirror).then(begun))
     }
 
     /// Copies what is known of its devices into its configuration.
     pub(super) fn store_in(&self, config: &mut VdevConfig) {
-        for (at, config) in config.leaves.iter_mut().enumerate() {
-            config.state = self.status.state(at as u8);
-            config.missed = self.status.missed(at as u8);
-            config.errors = self.errors(at as u8);
+        for (at, leaf) in self.leaves() {
+            let found = config.leaves.iter_mut().find(|one| one.guid == leaf.guid());
+            if let Some(config) = found {
+                config.state = self.status.state(at);
+                config.missed = self.status.missed(at);
+                config.errors = self.errors(at);
+            }
         }
     }
 
@@ -188,8 +270,8 @@ impl Vdev {
 
     /// Its devices that are in use, with their indices.
     pub(crate) fn used(&self) -> impl Iterator<Item = (u8, &Leaf)> {
-        let all = self.leaves.iter().enumerate().map(|(at, leaf)| (at as u8, leaf));
-        all.filter(|(at, _)| self.kind == VdevKind::Device || self.status.is_used(*at))
+        let is_device = self.kind() == VdevKind::Device;
+        self.leaves().filter(move |(at, _)| is_device || self.status.is_used(*at))
     }
 
     /// The devices that a request goes to: those in use. If there are none, the first one, which
@@ -197,14 +279,15 @@ impl Vdev {
     fn targets(&self) -> Vec<(u8, &Leaf)> {
         let mut targets: Vec<_> = self.used().collect();
         if targets.is_empty() {
-            targets.push((0, self.leaf(0)));
+            let first = self.first();
+            targets.push((first, self.leaf(first)));
         }
         targets
     }
 
     /// Whether none of its devices is there.
     pub(crate) fn is_missing(&self) -> bool {
-        self.leaves.iter().all(Leaf::is_missing)
+        self.leaves().all(|(_, leaf)| leaf.is_missing())
     }
 
     /// The state of a device, for people.
@@ -221,19 +304,14 @@ impl Vdev {
 
     /// Bytes of each device that the pool uses, labels included.
     pub(crate) fn size_bytes(&self) -> u64 {
-        self.leaves.iter().map(Leaf::size_bytes).min().unwrap_or(0)
+        self.size_bytes.load(Ordering::Acquire)
     }
 
     /// The range that can hold blocks.
     #[inline]
     pub(crate) fn span(&self) -> DeviceSpan {
-        match &*self.leaves {
-            [leaf] => leaf.span(self.number),
-            _ => {
-                let end = self.size_bytes() - LABEL_BYTES;
-                DeviceSpan { device: self.number, start: LABEL_BYTES, end }
-            }
-        }
+        let end = self.size_bytes() - LABEL_BYTES;
+        DeviceSpan { device: self.number, start: LABEL_BYTES, end }
     }
 
     /// Starts to write `payload`. `done` runs exactly once, on any thread, after the payload is
@@ -245,7 +323,7 @@ impl Vdev {
         (priority, fence): (Priority, Option<Fence>),
         done: impl FnOnce(Result<(), forebay_io::Error>) + Send + 'static,
     ) {
-        if let (VdevKind::Device, [leaf]) = (self.kind, &*self.leaves) {
+        if let Some(leaf) = self.single() {
             let request = Request::write_shared(offset, payload).with_priority(priority);
             let request = request.with_fence(fence);
             return leaf.roots().submit(request.on_done(move |completion| {
@@ -298,9 +376,9 @@ impl Vdev {
             leaf.roots().submit(request);
             pending
         };
-        let pending = match &*self.leaves {
-            [leaf] => vec![(0, submit(leaf, Request::write(offset, buffer)))],
-            _ => {
+        let pending = match self.single() {
+            Some(leaf) => vec![(self.first(), submit(leaf, Request::write(offset, buffer)))],
+            None => {
                 let buffer = Arc::new(buffer);
                 let shared = || Request::write_shared(offset, Box::new(Arc::clone(&buffer)));
                 let targets = self.targets().into_iter();

@@ -154,6 +154,7 @@ impl Inspector {
                 sector_bytes: device.info().sector_bytes,
                 state: StoredState::Online,
                 missed: None,
+                replaces: None,
                 errors: LeafErrors::default(),
             };
             let config = VdevConfig { guid: 0, kind: VdevKind::Device, leaves: vec![leaf] };

@@ -114,8 +114,8 @@ impl Inspector {
             Ok(assembled) => {
                 // Of a mirror, the first side that is there.
                 let vdev = assembled.devices.get(device);
-                let leaf = vdev.and_then(|vdev| vdev.leaves().iter().find(|one| !one.is_missing()));
-                leaf.map(|leaf| leaf.device().clone())
+                let leaf = vdev.and_then(|vdev| vdev.leaves().find(|(_, one)| !one.is_missing()));
+                leaf.map(|(_, leaf)| leaf.device().clone())
             }
             Err(_) => self.devices.get(usize::from(device)).cloned(),
         };

@@ -194,7 +194,7 @@ impl Pool {
             number: vdev.number(),
             guid: vdev.guid(),
             mirror: vdev.kind() == VdevKind::Mirror,
-            devices: (0..vdev.leaves().len()).map(|at| device(vdev, at as u8)).collect(),
+            devices: vdev.leaves().map(|(at, _)| device(vdev, at)).collect(),
         };
         self.inner.devices.iter().map(describe).collect()
     }

@@ -102,8 +102,8 @@ impl PoolInner {
 
     fn add_devices(&self, health: &mut PoolHealth) {
         for vdev in self.devices.iter() {
-            for (at, leaf) in vdev.leaves().iter().enumerate() {
-                let state = vdev.leaf_state(at as u8);
+            for (at, leaf) in vdev.leaves() {
+                let state = vdev.leaf_state(at);
                 if vdev.kind() == VdevKind::Mirror && state != LeafState::Online {
                     let (mirror, name) = (vdev.number(), leaf.name());
                     let text = match state {

@@ -70,6 +70,7 @@ pub(crate) use import::read_root;
 use l2::L2DeviceList;
 use merge::Merges;
 pub use resilver::ResilverStatus;
+pub use sides::AttachOptions;
 use resilver::Resilvers;
 use scrub::Scrubs;
 pub use scrub::{ScrubCounters, ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables};

@@ -116,7 +116,7 @@ impl Pool {
     pub fn start_resilver(&self) -> Result<bool> {
         let inner = &self.inner;
         inner.check_writable()?;
-        if inner.devices.missed_from().is_none() {
+        if inner.devices.missed_from().is_none() && !inner.has_replaced() {
             return Ok(false);
         }
         {
@@ -164,6 +164,7 @@ impl PoolInner {
         let mut rounds = 0;
         loop {
             let walked = self.resilver_once();
+            self.finish_replacements();
             match &walked {
                 Ok(_) => tracing::info!(pool, "resilver ended a walk"),
                 Err(error) => tracing::error!(pool, %error, "resilver failed"),

@@ -1,9 +1,24 @@
-//! Takes sides of mirrors out of use, and back into use.
+//! Sides of mirrors: takes them out of use and back, adds them, removes and replaces them.
 
+use forebay_base::rng::SmallRng;
+
+use crate::devices::attach::{Labels, NewSide};
+use crate::devices::sides::Side;
 use crate::error::Result;
 use crate::events::{Event, EventKind};
+use crate::open::Opened;
 
 use super::{Pool, PoolInner};
+
+/// How a device joins a pool that exists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttachOptions {
+    /// Whether to overwrite a pool that the device holds.
+    pub force: bool,
+    /// The pool's sector size, which accepts a device with larger physical sectors: a power cut can
+    /// then damage blocks beside the one that is written.
+    pub sector_bytes: Option<u32>,
+}
 
 impl Pool {
     /// Takes a side of a mirror out of use, durably: it gets no requests any more, also after an
@@ -36,6 +51,58 @@ impl Pool {
             self.sync()?;
         }
         self.start_resilver().map(|_| ())
+    }
+
+    /// Adds a side to a mirror, or makes a mirror of a plain device, durably, and starts to bring
+    /// all blocks onto the new device. `device` is a device of the pool: its path, or its GUID in
+    /// hexadecimal.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if there is no such device;
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the new one is too small, has sectors
+    /// that are too large, or is a device of the pool already;
+    /// [`ErrorKind::Exists`](crate::ErrorKind::Exists) if it holds a pool; and those of the labels
+    /// and of the commit that stores it.
+    pub fn attach_device(&self, device: &str, new: Opened, options: AttachOptions) -> Result<()> {
+        self.attach(device, new, options, false)
+    }
+
+    /// As [`attach_device`](Self::attach_device); once the new device has all blocks, `device`
+    /// leaves by itself, also after another import. It may be faulted, offline or missing.
+    ///
+    /// # Errors
+    /// As [`attach_device`](Self::attach_device), and [`ErrorKind::Invalid`](crate::ErrorKind) if
+    /// it is being replaced already.
+    pub fn replace_device(&self, device: &str, new: Opened, options: AttachOptions) -> Result<()> {
+        self.attach(device, new, options, true)
+    }
+
+    fn attach(
+        &self,
+        device: &str,
+        new: Opened,
+        AttachOptions { force, sector_bytes }: AttachOptions,
+        replaces: bool,
+    ) -> Result<()> {
+        self.inner.check_writable()?;
+        let name = new.device.info().name.to_string();
+        self.inner.attach(device, NewSide { device: new, replaces, force, sector_bytes })?;
+        tracing::info!(pool = self.name(), device = name, beside = device, replaces, "attached");
+        self.sync()?;
+        self.start_resilver().map(|_| ())
+    }
+
+    /// Removes a side of a mirror for good, durably, and erases its labels. A mirror with one device
+    /// left becomes a plain device. The replacement of a device ends if the new one is detached.
+    ///
+    /// # Errors
+    /// As [`offline_device`](Self::offline_device).
+    /// [`ErrorKind::Device`](crate::ErrorKind::Device) if its labels cannot be erased: the pool goes
+    /// on without it all the same.
+    pub fn detach_device(&self, device: &str) -> Result<()> {
+        self.inner.check_writable()?;
+        let side = self.inner.devices.side(device)?;
+        self.inner.detach(side)
     }
 }
 
@@ -71,5 +138,53 @@ impl PoolInner {
         let open_txg = || self.txgs.open_txg();
         side.end_missing(&self.devices, &mut config, &open_txg, memory, &may_write)?;
         Ok(true)
+    }
+
+    fn attach(&self, device: &str, new: NewSide) -> Result<()> {
+        let may_write = |generation| self.may_write_labels(generation);
+        let open_txg = || self.txgs.open_txg();
+        let mut config = self.config.lock();
+        self.check_lease()?;
+        let mut rng = SmallRng::from_seed(self.rng.lock().next_u64());
+        let beats = self.heartbeats.with_newest(|beats| beats.cloned());
+        let labels =
+            Labels { config: &mut config, memory: self.store.cache(), may_write: &may_write };
+        self.devices.attach(device, new, (beats.as_ref(), &mut rng), &open_txg, labels)?;
+        Ok(())
+    }
+
+    fn detach(&self, side: Side<'_>) -> Result<()> {
+        let may_write = |generation| self.may_write_labels(generation);
+        let open_txg = || self.txgs.open_txg();
+        {
+            let mut config = self.config.lock();
+            self.check_lease()?;
+            let labels =
+                Labels { config: &mut config, memory: self.store.cache(), may_write: &may_write };
+            if !self.devices.detach(side, &open_txg, labels)? {
+                return Ok(());
+            }
+        }
+        // Stores it, and ends the writes of uberblocks and of heartbeats that go to the side.
+        self.txgs.sync_now()?;
+        self.heartbeats.with_newest(|_| ());
+        let device = side.leaf().name();
+        tracing::info!(pool = &*self.name, device, "detached");
+        self.devices.release(side, self.store.cache())
+    }
+
+    /// Whether a device waits to leave, because its replacement has all blocks.
+    pub(super) fn has_replaced(&self) -> bool {
+        !self.devices.replaced().is_empty()
+    }
+
+    /// Detaches the devices whose replacements have all blocks.
+    pub(super) fn finish_replacements(&self) {
+        for side in self.devices.replaced() {
+            if let Err(error) = self.detach(side) {
+                let (pool, device) = (&*self.name, side.leaf().name());
+                tracing::error!(pool, device, %error, "cannot detach a replaced device");
+            }
+        }
     }
 }

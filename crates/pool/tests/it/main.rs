@@ -6,6 +6,7 @@
 )]
 
 mod about;
+mod attach;
 mod blocking;
 mod common;
 mod damage;

@@ -86,6 +86,7 @@ impl PoolInner {
             ScrubState::Running => Ok(0),
             _ => self.txgs.sync_now(),
         };
+        self.finish_replacements();
         let status = self.scrub.run.lock().record.status;
         let report = self.scrub_report(&status);
         let ScrubReport { healed, lost_count, .. } = report;

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use forebay_io::{Priority, Request};
+use forebay_io::{ErrorKind as IoErrorKind, Priority, Request};
 
 use crate::devices::Leaf;
 use crate::error::Result;
@@ -73,7 +73,7 @@ impl PoolInner {
     pub(in super::super) fn note_discards(&self, space: &mut Space) {
         let tunables = self.tunables.trim();
         for vdev in self.devices.iter() {
-            let wanted = vdev.leaves().iter().any(|leaf| match leaf.device().info().block_device {
+            let wanted = vdev.leaves().any(|(_, leaf)| match leaf.device().info().block_device {
                 true => tunables.trim_block_devices(),
                 false => tunables.trim_files(),
             });
@@ -247,15 +247,17 @@ impl PoolInner {
         };
         let request = Request::discard(start, len).with_priority(Priority::Scrub);
         let request = request.with_fence(self.devices.fence());
-        match device.run(request).result {
+        match leaf.run(request).result {
             Ok(()) if is_ignored() => None,
             Ok(()) => {
                 self.trim.counters.add(TrimCounters::DISCARDED_BYTES, 0, len);
                 self.trim.counters.add(TrimCounters::DISCARDS, 0, 1);
                 Some(len)
             }
-            // The lease ended while it was queued.
-            Err(error) if error.kind() == forebay_io::ErrorKind::Cancelled => Some(0),
+            // The lease ended while it was queued, or the device was detached.
+            Err(error) if matches!(error.kind(), IoErrorKind::Cancelled | IoErrorKind::Closed) => {
+                Some(0)
+            }
             Err(error) => {
                 self.trim.counters.add(TrimCounters::DISCARD_ERRORS, 0, 1);
                 report.errors += 1;

@@ -1,0 +1,235 @@
+//! Adds sides to vdevs, and removes them for good.
+//!
+//! A new side misses all blocks that were ever written. Its own labels say so before those of the
+//! others list it: a crash in between finds a complete pool with or without it. Then it gets what
+//! is written, as a side that comes back ([`sides`](super::sides)), and a resilver brings the rest.
+//!
+//! A side that leaves is known to miss what is written, also by its own labels, before the others
+//! forget it. So alone it is refused, even if a crash keeps its labels from being erased.
+//!
+//! A side that *replaces* another one is a child of that one in the tree. Once it has all blocks,
+//! the other one leaves.
+
+use forebay_base::rng::SmallRng;
+
+use super::config::{Config, LeafConfig, Missed, VdevConfig, VdevKind, new_guid};
+use super::heartbeat::{self, Heartbeat};
+use super::label::{self, MayWrite};
+use super::sides::Side;
+use super::status::STILL;
+use super::{Devices, Leaf, create, usable_bytes};
+use crate::block_cache::BlockCache;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::label::MAX_LEAVES;
+use crate::open::Opened;
+
+/// A device that joins a vdev.
+pub(crate) struct NewSide {
+    pub(crate) device: Opened,
+    /// Whether it takes the place of the device beside which it is attached.
+    pub(crate) replaces: bool,
+    /// Whether to overwrite a pool that it holds.
+    pub(crate) force: bool,
+    /// The pool's sector size, to accept larger physical sectors.
+    pub(crate) sector_bytes: Option<u32>,
+}
+
+/// What a change of labels needs.
+pub(crate) struct Labels<'a> {
+    pub(crate) config: &'a mut Config,
+    pub(crate) memory: &'a BlockCache,
+    pub(crate) may_write: MayWrite<'a>,
+}
+
+fn invalid<T>(text: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Invalid, text))
+}
+
+impl Devices {
+    /// Adds a side to the vdev of the device `beside`: it gets what is written from now on, and
+    /// misses everything before. Returns it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if there is no device `beside`; [`ErrorKind::Invalid`] if the new
+    /// one does not suit; [`ErrorKind::Exists`] if it holds a pool; the errors of the labels. Then
+    /// it is not a device of the pool.
+    pub(crate) fn attach(
+        &self,
+        beside: &str,
+        new: NewSide,
+        (beats, rng): (Option<&Heartbeat>, &mut SmallRng),
+        open_txg: &dyn Fn() -> u64,
+        labels: Labels<'_>,
+    ) -> Result<Side<'_>> {
+        let Labels { config, memory, may_write } = labels;
+        let old = self.find(beside)?;
+        let vdev = old.vdev;
+        self.check_side(&old, &new, config, memory)?;
+        let leaf = Leaf::new(new_guid(rng), usable_bytes(&*new.device.device), new.device)?;
+        create::check_new_guid(config, leaf.guid())?;
+        let added = LeafConfig {
+            missed: Some(Missed { from: 1, to: STILL }),
+            replaces: new.replaces.then(|| old.leaf().guid()),
+            ..leaf.config()
+        };
+        let mut extended = config.clone();
+        let wider = &mut extended.vdevs[usize::from(vdev.number())];
+        if wider.kind == VdevKind::Device {
+            *wider = VdevConfig { guid: new_guid(rng), kind: VdevKind::Mirror, ..wider.clone() };
+        }
+        wider.leaves.push(added);
+        let guid = wider.guid;
+        extended.generation += 1;
+        extended.count_uses();
+        may_write(extended.generation)?;
+        label::format_side(vdev.number(), &leaf, &extended, memory)?;
+        if let Some(beats) = beats.filter(|_| vdev.number() == 0) {
+            heartbeat::write(&[&**leaf.device()], config.pool_guid, beats, memory)?;
+        }
+        vdev.set_kind(VdevKind::Mirror, guid);
+        let before = std::mem::replace(config, extended);
+        let Ok(at) = vdev.push(leaf, &added) else {
+            *config = Config { generation: config.generation, ..before };
+            let (number, most) = (vdev.number(), MAX_LEAVES);
+            return invalid(format!(
+                "vdev {number} has had {most} devices since the import; export the pool, and import it again"
+            ));
+        };
+        let side = Side { vdev, at };
+        if let Err(error) = side.end_missing(self, config, open_txg, memory, may_write) {
+            // The next labels do not list it any more.
+            self.forget(side, config);
+            if let Err(error) = self.release(side, memory) {
+                tracing::warn!(device = side.leaf().name(), %error, "cannot erase labels");
+            }
+            return Err(error);
+        }
+        Ok(side)
+    }
+
+    /// Checks that a device may join the vdev of another one.
+    fn check_side(
+        &self,
+        old: &Side<'_>,
+        new: &NewSide,
+        config: &Config,
+        memory: &BlockCache,
+    ) -> Result<()> {
+        let info = new.device.device.info();
+        let (name, vdev) = (&info.name, old.vdev);
+        create::check_no_member(self, &new.device)?;
+        create::check_new(&new.device, new.force, memory)?;
+        create::check_sectors(info, config.sector_bytes, new.sector_bytes)?;
+        if config.leaves().count() >= MAX_LEAVES {
+            return invalid(format!("a pool has at most {MAX_LEAVES} devices"));
+        }
+        let (has, needs) = (info.size_bytes, vdev.size_bytes());
+        if usable_bytes(&*new.device.device) < needs {
+            return invalid(format!(
+                "{name}: has {has} bytes, but {needs} of {} are in use; give a device of at least {needs} bytes",
+                vdev.name()
+            ));
+        }
+        let (old_name, status) = (old.leaf().name(), vdev.status());
+        let replaced = |(at, leaf): (u8, &Leaf)| {
+            let is_pair = status.replaces(at) == Some(old.leaf().guid()) && at != old.at;
+            is_pair.then(|| leaf.name().to_owned())
+        };
+        if !new.replaces {
+            return Ok(());
+        }
+        if let Some(by) = vdev.leaves().find_map(replaced) {
+            return invalid(format!(
+                "{old_name}: {by} is replacing it already; detach {by} first to take another device"
+            ));
+        }
+        if self.replaced_by(old).is_some() {
+            return invalid(format!(
+                "{old_name}: is replacing another device; wait for the resilver, or detach it"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The device of the pool that a side replaces.
+    pub(crate) fn replaced_by<'a>(&self, side: &Side<'a>) -> Option<Side<'a>> {
+        let guid = side.status().replaces(side.at)?;
+        let vdev = side.vdev;
+        vdev.leaves().find(|(_, leaf)| leaf.guid() == guid).map(|(at, _)| Side { vdev, at })
+    }
+
+    /// Devices whose replacements have all blocks.
+    pub(crate) fn replaced(&self) -> Vec<Side<'_>> {
+        let sides = self.iter().flat_map(|vdev| vdev.leaves().map(move |(at, _)| Side { vdev, at }));
+        let whole = sides.filter(|side| side.status().is_whole(side.at));
+        whole.filter_map(|side| self.replaced_by(&side)).collect()
+    }
+
+    /// Removes a side from its vdev, after all labels say that it misses what is written: it gets
+    /// no requests any more. The next commit stores that. Returns false if it was removed already.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if no other side has all blocks; the errors of the labels. Then it is
+    /// a side as before.
+    pub(crate) fn detach(
+        &self,
+        side: Side<'_>,
+        open_txg: &dyn Fn() -> u64,
+        labels: Labels<'_>,
+    ) -> Result<bool> {
+        let Labels { config, memory, may_write } = labels;
+        if side.status().is_removed(side.at) {
+            return Ok(false);
+        }
+        if !side.vdev.leaves().any(|(at, _)| at != side.at) {
+            let (name, number) = (side.leaf().name(), side.vdev.number());
+            return invalid(format!(
+                "{name}: is the only device of vdev {number}, so nothing else has its blocks; attach another one first"
+            ));
+        }
+        if side.is_used() {
+            side.begin_missing()?;
+            let updated = label::update_config(self, config, memory, may_write);
+            if updated.is_err() {
+                side.status().end_missing(side.at, open_txg() + 1);
+            }
+            updated?;
+        }
+        self.forget(side, config);
+        Ok(true)
+    }
+
+    /// A side is none any more, in memory.
+    fn forget(&self, side: Side<'_>, config: &mut Config) {
+        let vdev = side.vdev;
+        vdev.remove(side.at);
+        let guid = side.leaf().guid();
+        let changed = &mut config.vdevs[usize::from(vdev.number())];
+        changed.leaves.retain(|leaf| leaf.guid != guid);
+        for leaf in &mut changed.leaves {
+            leaf.replaces = leaf.replaces.filter(|replaced| *replaced != guid);
+        }
+        if let [last] = &*changed.leaves {
+            let (kind, guid) = (VdevKind::Device, last.guid);
+            *changed = VdevConfig { guid, kind, leaves: changed.leaves.clone() };
+            vdev.set_kind(kind, guid);
+        }
+    }
+
+    /// Erases the labels of a side that was removed, durably, and lets others have the device. The
+    /// vdev may use what its other devices have. Labels and the newest txg must not count it.
+    pub(crate) fn release(&self, side: Side<'_>, memory: &BlockCache) -> Result<()> {
+        side.vdev.update_size();
+        let leaf = side.leaf();
+        leaf.close_roots();
+        leaf.drain();
+        let erased = match leaf.is_missing() {
+            true => Ok(()),
+            false => label::erase(&**leaf.device(), leaf.size_bytes(), memory),
+        };
+        leaf.unlock();
+        leaf.device().close();
+        erased
+    }
+}
+
