@@ -136,6 +136,15 @@ pub(crate) fn open_new_devices(paths: &[PathBuf]) -> Result<Vec<Opened>> {
     pool_locks::lock_pools(paths.iter().map(open).collect::<Result<_>>()?, paths, false)
 }
 
+/// As [`open_new_devices`], for one device.
+///
+/// # Errors
+/// As [`open_new_devices`].
+pub(crate) fn open_new_device(path: &Path) -> Result<Opened> {
+    let opened = open_new_devices(&[path.to_owned()])?.pop();
+    opened.ok_or_else(|| Failure::new(format!("{}: cannot be opened", path.display())))
+}
+
 fn open_without_pool_lock(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
     let options = OpenOptions { read_only, ..OpenOptions::default() };
     paths.iter().map(|path| open_device(path, &options, open_path)).collect()

@@ -23,6 +23,13 @@ pub(crate) struct Locks {
     kept: Vec<FileLock>,
 }
 
+impl Locks {
+    /// Releases the lock of the file, and keeps the others.
+    pub(crate) fn release_file(&mut self) {
+        drop(self.file.take());
+    }
+}
+
 /// A device opened for a pool.
 pub struct Opened {
     pub(crate) device: Arc<dyn Device>,

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &ExpandArgs) -> Result<()> {
         Target::Paths(paths) => {
             let cache = pools::cache(MemoryPlan::small())?;
             let pool = pools::import(&ImportRequest::plain(paths.clone(), false), &cache)?;
-            let grown = daemon::expand_pool(&pool, &add, (args.force, args.sector), &mut |_| {})?;
+            let grown = daemon::expand_pool(&pool, &add, (args.force, args.sector))?;
             pool.export()?;
             Ok(grown)
         }

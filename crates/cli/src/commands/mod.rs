@@ -82,6 +82,9 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<u8> {
         Command::Clear(args) => clear::run(&args),
         Command::Offline(args) => sides::offline(&args),
         Command::Online(args) => sides::online(&args),
+        Command::Attach(args) => sides::attach(&args),
+        Command::Detach(args) => sides::detach(&args),
+        Command::Replace(args) => sides::replace(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Cache(CacheCommand::Flush { pool }) => cache::flush(pool.as_deref()),
         Command::L2(L2Command::Add { pool, device, size, force }) => {

@@ -1,21 +1,22 @@
-//! `forebay offline` and `forebay online`: take a side of a mirror out of use, and back.
+//! `forebay offline`, `online`, `attach`, `detach` and `replace`: change the sides of mirrors.
 
 use std::path::Path;
 
-use crate::args::{OnlineArgs, SideArgs};
+use super::expand::{make_file, remove_unused};
+use crate::args::{AttachArgs, AttachFlags, OnlineArgs, ReplaceArgs, SideArgs};
 use crate::control::client::{self, Target};
 use crate::control::messages::ResilverInfo;
 use crate::control::{Request, SideChange};
 use crate::daemon::jobs;
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
+use crate::output::{self, Progress};
 use crate::pools::{self, ImportRequest};
-use crate::{output, units};
+use crate::{device_content, units};
 
 pub(crate) fn offline(args: &SideArgs) -> Result<()> {
-    let resilver = change(args, SideChange::Offline)?;
-    debug_assert!(!resilver.active || resilver.lost == 0, "it is about other devices");
     let SideArgs { pool, device } = args;
+    change(&client::find(pool)?, device, SideChange::Offline)?;
     output::line(&format!(
         "{device} is offline, and misses what is written from now on; `forebay online {pool} {device}` brings it back"
     ));
@@ -23,9 +24,65 @@ pub(crate) fn offline(args: &SideArgs) -> Result<()> {
 }
 
 pub(crate) fn online(args: &OnlineArgs) -> Result<()> {
-    let resilver = change(&args.side, SideChange::Online { wait: !args.no_wait })?;
     let SideArgs { pool, device } = &args.side;
+    let target = client::find(pool)?;
+    let resilver = change(&target, device, SideChange::Online { wait: !args.no_wait })?;
     output::line(&format!("{device} is in use; resilver: {}", line(&resilver)));
+    check_whole(pool, device, &resilver)
+}
+
+pub(crate) fn detach(args: &SideArgs) -> Result<()> {
+    let SideArgs { pool, device } = args;
+    change(&client::find(pool)?, device, SideChange::Detach)?;
+    output::line(&format!("{device} is no device of {pool} any more, and its labels are erased"));
+    Ok(())
+}
+
+pub(crate) fn attach(args: &AttachArgs) -> Result<()> {
+    let AttachArgs { pool, device, new, how } = args;
+    let resilver = join(pool, (device, new), how, false)?;
+    let new = new.display().to_string();
+    output::line(&format!("{new} mirrors {device}; resilver: {}", line(&resilver)));
+    check_whole(pool, &new, &resilver)
+}
+
+pub(crate) fn replace(args: &ReplaceArgs) -> Result<()> {
+    let ReplaceArgs { pool, old, new, how } = args;
+    let resilver = join(pool, (old, new), how, true)?;
+    let new = new.display().to_string();
+    let does = if resilver.active { "is replacing" } else { "has replaced" };
+    check_whole(pool, &new, &resilver)?;
+    output::line(&format!("{new} {does} {old}; resilver: {}", line(&resilver)));
+    Ok(())
+}
+
+/// Attaches a device beside another one, or in its place.
+fn join(
+    pool: &str,
+    (device, new): (&str, &Path),
+    how: &AttachFlags,
+    replaces: bool,
+) -> Result<ResilverInfo> {
+    let target = client::find(pool)?;
+    let has = match &target {
+        Target::InUse { pool, .. } => &pool.devices,
+        Target::Paths(paths) => paths,
+    };
+    device_content::refuse_repeated(&[new.to_owned()], has)?;
+    let AttachFlags { size, sector, force, no_wait } = *how;
+    let is_made = make_file(new, size)?;
+    let joined = pools::canonical(new).and_then(|path| {
+        let wait = !no_wait;
+        change(&target, device, SideChange::Attach { new: path, replaces, force, sector, wait })
+    });
+    if joined.is_err() && is_made {
+        remove_unused(new);
+    }
+    joined
+}
+
+/// Fails if a device still misses blocks after the resilver.
+fn check_whole(pool: &str, device: &str, resilver: &ResilverInfo) -> Result<()> {
     if resilver.active || !resilver.degraded {
         return Ok(());
     }
@@ -34,21 +91,21 @@ pub(crate) fn online(args: &OnlineArgs) -> Result<()> {
     )))
 }
 
-fn change(args: &SideArgs, change: SideChange) -> Result<ResilverInfo> {
-    let device = name(&args.device);
-    match client::find(&args.pool)? {
+fn change(target: &Target, device: &str, change: SideChange) -> Result<ResilverInfo> {
+    let device = name(device);
+    let progress = Progress::begin("resilver")?;
+    match target {
         Target::InUse { process, pool } => {
-            process.ask(&Request::ChangeSide { pool: pool.guid, device, change })
+            let stop = progress.stop_flag();
+            let request = Request::ChangeSide { pool: pool.guid, device, change };
+            process.ask_until(&request, &mut |state| progress.show(state), &stop)
         }
         Target::Paths(paths) => {
             let cache = pools::cache(MemoryPlan::small())?;
-            let pool = pools::import(&ImportRequest::plain(paths, false), &cache)?;
+            let pool = pools::import(&ImportRequest::plain(paths.clone(), false), &cache)?;
             // Nobody goes on with it after this process.
-            let change = match change {
-                SideChange::Online { .. } => SideChange::Online { wait: true },
-                SideChange::Offline => SideChange::Offline,
-            };
-            let resilver = jobs::change_side(&pool, &device, change)?;
+            let show = &mut |state: &_| progress.step(state);
+            let resilver = jobs::change_side(&pool, &device, change.waiting(), show)?;
             pool.export()?;
             Ok(resilver)
         }
@@ -71,7 +128,15 @@ pub(super) fn line(resilver: &ResilverInfo) -> String {
     };
     let rate = units::bytes(resilver.bytes_per_second);
     let read = units::bytes(*bytes);
+    let of = match (resilver.active, resilver.total_bytes) {
+        (true, total) if total > 0 => format!(" of at most {}", units::bytes(total)),
+        _ => String::new(),
+    };
+    let left = match resilver.seconds_left.filter(|_| resilver.active) {
+        Some(seconds) => format!(", about {} left", units::seconds(seconds)),
+        None => String::new(),
+    };
     format!(
-        "{state}, {blocks} missed blocks ({read}) read at {rate}/s, {written} copies written, {lost} lost"
+        "{state}, {blocks} missed blocks ({read}{of}) read at {rate}/s{left}, {written} copies written, {lost} lost"
     )
 }

@@ -373,7 +373,13 @@ pub(crate) struct ResilverInfo {
     pub(crate) blocks: u64,
     /// Bytes of these blocks, all copies.
     pub(crate) bytes: u64,
+    /// What `bytes` will be at most; 0 if unknown.
+    #[serde(default)]
+    pub(crate) total_bytes: u64,
     pub(crate) bytes_per_second: u64,
+    /// Estimate of the time left, if known.
+    #[serde(default)]
+    pub(crate) seconds_left: Option<u64>,
     /// Copies written.
     pub(crate) written: u64,
     /// Blocks without a good copy.

@@ -121,7 +121,7 @@ pub(crate) struct ExplainScope {
 }
 
 /// A change of a side of a mirror.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SideChange {
     Offline,
@@ -129,6 +129,28 @@ pub(crate) enum SideChange {
     Online {
         wait: bool,
     },
+    /// A new device joins, or takes the place of the other one. Then as `Online`.
+    Attach {
+        new: PathBuf,
+        replaces: bool,
+        force: bool,
+        sector: Option<u32>,
+        wait: bool,
+    },
+    Detach,
+}
+
+impl SideChange {
+    /// The same change, whose answer waits for the end of the resilver.
+    pub(crate) fn waiting(self) -> Self {
+        match self {
+            Self::Online { .. } => Self::Online { wait: true },
+            Self::Attach { new, replaces, force, sector, .. } => {
+                Self::Attach { new, replaces, force, sector, wait: true }
+            }
+            change @ (Self::Offline | Self::Detach) => change,
+        }
+    }
 }
 
 /// A change of a scrub.

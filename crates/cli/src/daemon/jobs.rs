@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use forebay_fs::{ErrorKind, FileSystem, FsOptions};
 use forebay_pool::format::ScrubState;
-use forebay_pool::{CheckProgress, LeafState, Pool, PoolDevice, ScrubReport, ScrubStatus};
+use forebay_pool::{
+    AttachOptions, CheckProgress, LeafState, Pool, PoolDevice, ScrubReport, ScrubStatus,
+};
 
 use super::health;
 use crate::control::messages::{JobProgress, JobReport, ResilverInfo, ScrubInfo, TrimReport};
 use crate::control::{ScrubChange, SideChange};
 use crate::error::Result;
+use crate::pools;
 
 /// Called at intervals with the progress of a job; `Break` interrupts the job.
 pub(crate) type OnProgress<'a> = &'a mut dyn FnMut(&JobProgress) -> ControlFlow<()>;
@@ -225,19 +228,49 @@ pub(crate) fn scrub_info(status: &ScrubStatus) -> ScrubInfo {
     }
 }
 
-/// Takes a side of a mirror out of use or back, and describes the resilver.
+/// Changes the sides of a mirror, and describes the resilver. `Break` ends the wait for it.
 ///
 /// # Errors
 /// If the pool refuses, or the device fails.
-pub(crate) fn change_side(pool: &Pool, device: &str, change: SideChange) -> Result<ResilverInfo> {
-    match change {
-        SideChange::Offline => pool.offline_device(device)?,
+pub(crate) fn change_side(
+    pool: &Pool,
+    device: &str,
+    change: SideChange,
+    on_progress: OnProgress<'_>,
+) -> Result<ResilverInfo> {
+    let waits = match change {
+        SideChange::Offline => {
+            pool.offline_device(device)?;
+            false
+        }
+        SideChange::Detach => {
+            pool.detach_device(device)?;
+            false
+        }
         SideChange::Online { wait } => {
             pool.online_device(device)?;
-            if wait {
-                pool.wait_resilver();
-            }
+            wait
         }
+        SideChange::Attach { new, replaces, force, sector, wait } => {
+            let opened = pools::open_new_device(&new)?;
+            pools::refuse_content(&opened, &new, force)?;
+            let options = AttachOptions { force, sector_bytes: sector };
+            match replaces {
+                true => pool.replace_device(device, opened, options)?,
+                false => pool.attach_device(device, opened, options)?,
+            }
+            wait
+        }
+    };
+    if waits {
+        pool.wait_resilver_with(&mut |status| {
+            on_progress(&JobProgress {
+                blocks: status.blocks,
+                bytes: status.bytes,
+                total_bytes: status.total_bytes,
+                problems: status.lost,
+            })
+        });
     }
     Ok(resilver_info(pool))
 }
@@ -251,7 +284,9 @@ pub(crate) fn resilver_info(pool: &Pool) -> ResilverInfo {
         degraded: pool.devices().iter().any(is_degraded),
         blocks: status.blocks,
         bytes: status.bytes,
+        total_bytes: status.total_bytes,
         bytes_per_second: status.bytes_per_second(),
+        seconds_left: status.left().map(|left| left.as_secs()),
         written: status.written,
         lost: status.lost,
     }

@@ -23,8 +23,8 @@ const WORKERS: usize = 16;
 /// An imported pool.
 pub(crate) struct ImportedPool {
     pub(crate) pool: Arc<Pool>,
-    /// Canonical paths of the devices.
-    devices: Mutex<Vec<PathBuf>>,
+    /// Canonical paths that were given to the import, of devices that it does not use.
+    unused: Vec<PathBuf>,
     mounts: Mutex<Vec<Arc<MountedDataset>>>,
     /// True if the pool stays imported without mounts.
     stays: AtomicBool,
@@ -32,11 +32,19 @@ pub(crate) struct ImportedPool {
     dirty_set: AtomicBool,
 }
 
+/// Paths of the devices of a pool that are there.
+fn paths(pool: &Pool) -> Vec<PathBuf> {
+    let there = pool.devices().into_iter().filter(|device| !device.missing);
+    there.map(|device| PathBuf::from(device.path)).collect()
+}
+
 impl ImportedPool {
     pub(super) fn new(pool: Pool, devices: Vec<PathBuf>, dirty_set: bool) -> Self {
+        let used = paths(&pool);
+        let unused = devices.into_iter().filter(|path| !used.contains(path)).collect();
         Self {
             pool: Arc::new(pool),
-            devices: Mutex::named("registry-devices", devices),
+            unused,
             mounts: Mutex::named("registry-mounts", Vec::new()),
             stays: AtomicBool::new(false),
             dirty_set: AtomicBool::new(dirty_set),
@@ -44,16 +52,15 @@ impl ImportedPool {
     }
 
     pub(super) fn has_device(&self, paths: &[PathBuf]) -> bool {
-        self.devices.lock().iter().any(|device| paths.contains(device))
+        self.devices().iter().any(|device| paths.contains(device))
     }
 
+    /// Canonical paths of the devices: those of the pool, which may change, and those that were
+    /// given and are not used.
     pub(crate) fn devices(&self) -> Vec<PathBuf> {
-        self.devices.lock().clone()
-    }
-
-    /// Adds a device of the pool.
-    pub(crate) fn add_device(&self, path: PathBuf) {
-        self.devices.lock().push(path);
+        let mut devices = paths(&self.pool);
+        devices.extend(self.unused.iter().cloned());
+        devices
     }
 
     pub(crate) fn mounts(&self) -> Vec<Arc<MountedDataset>> {

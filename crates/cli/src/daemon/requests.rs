@@ -66,16 +66,12 @@ impl Daemon {
                 answer(&status(&imported))
             }
             Request::ChangeSide { pool, device, change } => {
-                answer(&jobs::change_side(&self.pool(pool)?.pool, &device, change)?)
+                let pool = &self.pool(pool)?.pool;
+                answer(&jobs::change_side(pool, &device, change, on_progress)?)
             }
             Request::Clear { pool } => answer(&self.clear_pool(pool)?),
             Request::Expand { pool, add, force, sector } => {
-                let imported = self.pool(pool)?;
-                let options = (force, sector);
-                let expanded = expand_pool(&imported.pool, &add, options, &mut |path| {
-                    imported.add_device(path)
-                })?;
-                answer(&expanded)
+                answer(&expand_pool(&self.pool(pool)?.pool, &add, (force, sector))?)
             }
             Request::Check { pool } => answer(&self.check_pool(pool, on_progress)?),
             Request::Scrub { pool, rate_bytes, wait } => {
@@ -191,7 +187,7 @@ fn answer(value: &impl Serialize) -> Result<serde_json::Value> {
         .map_err(|error| Failure::new(format!("cannot serialise the answer: {error}")))
 }
 
-/// Adds devices, calling `added` for each, and uses the added space of grown devices.
+/// Adds devices, and uses the added space of grown devices.
 ///
 /// # Errors
 /// If a device cannot be added or expanded; devices added before stay.
@@ -199,15 +195,12 @@ pub(crate) fn expand_pool(
     pool: &Pool,
     add: &[PathBuf],
     (force, sector): (bool, Option<u32>),
-    added: &mut dyn FnMut(PathBuf),
 ) -> Result<ExpandReport> {
     let before_bytes = pool.stats().total_bytes;
     for path in add {
-        let opened = pools::open_new_devices(std::slice::from_ref(path))?.pop();
-        let Some(opened) = opened else { continue };
+        let opened = pools::open_new_device(path)?;
         pools::refuse_content(&opened, path, force)?;
         pool.add_device(opened, force, sector)?;
-        added(path.clone());
     }
     for device in pool.devices() {
         pool.expand(device.number)?;
@@ -227,8 +220,7 @@ pub(crate) fn expand_pool(
 /// # Errors
 /// If the pool refuses.
 pub(crate) fn add_l2(pool: &Pool, path: &Path, force: bool) -> Result<L2DeviceInfo> {
-    let opened = pools::open_new_devices(&[path.to_owned()])?.pop();
-    let opened = opened.ok_or_else(|| Failure::new("no L2 device is given; give its path"))?;
+    let opened = pools::open_new_device(path)?;
     let guid = pool.add_l2_device(opened, force)?;
     let number = format!("{guid:016x}");
     let added = stats::l2_devices(pool).into_iter().find(|device| device.number == number);

@@ -1,5 +1,9 @@
 //! Mirrors on the command line: create, status with a side lost, and what to do next.
 
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::fixture::{Fixture, texts};
 
 #[test]
@@ -74,4 +78,98 @@ fn a_side_goes_offline_and_comes_back_beside_a_mount() {
     assert!(checked.contains("no problems") || !checked.contains("problem"), "{checked}");
     let wrong = fixture.fails(&["offline", "a.img:b.img", "c.img"]);
     assert!(wrong.contains("no such device"), "{wrong}");
+}
+
+/// A program that reads and writes files beside everything else, and fails at the first error.
+fn work(folder: &Path, stop: &AtomicBool) {
+    let mut round = 0_u8;
+    while !stop.load(Ordering::Relaxed) {
+        for file in 0..8_u8 {
+            let kept = std::fs::read(folder.join(format!("kept-{file}"))).expect("it reads");
+            assert!(kept == vec![file; 256 << 10], "file {file} has other bytes");
+        }
+        let path = folder.join("changing");
+        std::fs::write(&path, vec![round; 64 << 10]).expect("it takes the write");
+        std::fs::File::open(&path).and_then(|file| file.sync_all()).expect("it is durable");
+        assert!(std::fs::read(&path).expect("it reads") == vec![round; 64 << 10]);
+        round = round.wrapping_add(1);
+    }
+}
+
+#[test]
+fn a_side_is_overwritten_and_replaced_and_the_other_one_pulled_beside_a_program() {
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "--name", "tank", "--size", "64M", "--mirror", "a.img", "b.img"]);
+    let folder = fixture.folder("mnt");
+    fixture.ok(&["mount", "a.img:b.img", "mnt", "--daemon"]);
+    for file in 0..8_u8 {
+        let content = vec![file; 256 << 10];
+        std::fs::write(folder.join(format!("kept-{file}")), content).expect("written");
+    }
+    fixture.ok(&["cache", "flush", "tank"]);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let program = scope.spawn(|| work(&folder, &stop));
+        let side = std::fs::OpenOptions::new().write(true).open(fixture.path("b.img"));
+        let side = side.expect("opened");
+        let mut rng = forebay_base::rng::SmallRng::from_seed(7);
+        for at in (0..64 << 20).step_by(1 << 20) {
+            let words = (0..(1 << 20) / 8).flat_map(|_| rng.next_u64().to_le_bytes());
+            side.write_all_at(&words.collect::<Vec<u8>>(), at).expect("overwritten");
+        }
+        let scrubbed = fixture.ok(&["scrub", "tank"]);
+        assert!(scrubbed.contains("healed"), "{scrubbed}");
+        let args = ["replace", "tank", "b.img", "c.img", "--size", "64M"];
+        let replaced = fixture.ok(&args);
+        assert!(replaced.contains("c.img has replaced b.img"), "{replaced}");
+        let status = fixture.ok(&["status", "tank"]);
+        assert!(status.contains("c.img") && !status.contains("b.img"), "{status}");
+        assert!(status.contains("health     online"), "{status}");
+        stop.store(true, Ordering::Relaxed);
+        program.join().expect("no error to the program");
+    });
+    fixture.ok(&["umount", "mnt"]);
+
+    // The other side is pulled, and comes back.
+    std::fs::rename(fixture.path("a.img"), fixture.path("pulled.img")).expect("moved");
+    fixture.ok(&["mount", "c.img", "mnt", "--daemon"]);
+    std::fs::write(folder.join("alone"), vec![9; 1 << 20]).expect("written");
+    fixture.ok(&["umount", "mnt"]);
+    std::fs::rename(fixture.path("pulled.img"), fixture.path("a.img")).expect("moved");
+    fixture.ok(&["mount", "a.img:c.img", "mnt", "--daemon"]);
+    fixture.ok(&["online", "tank", "a.img"]);
+    for file in 0..8_u8 {
+        let kept = std::fs::read(folder.join(format!("kept-{file}"))).expect("it reads");
+        assert!(kept == vec![file; 256 << 10], "file {file}");
+    }
+    fixture.ok(&["umount", "mnt"]);
+    fixture.ok(&["check", "a.img:c.img"]);
+    fixture.ok(&["check", "--read-only", "a.img"]);
+}
+
+#[test]
+fn devices_join_and_leave_a_pool_that_is_not_imported() {
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "--name", "tank", "--size", "32M", "a.img"]);
+    let attached = fixture.ok(&["attach", "a.img", "a.img", "b.img", "--size", "32M"]);
+    assert!(attached.contains("b.img mirrors a.img"), "{attached}");
+    fixture.ok(&["check", "a.img:b.img"]);
+    let refused = fixture.fails(&["attach", "a.img:b.img", "a.img", "b.img"]);
+    assert!(refused.contains("is a device of this pool already"), "{refused}");
+    let small = fixture.fails(&["attach", "a.img:b.img", "a.img", "c.img", "--size", "20M"]);
+    assert!(small.contains("give a device of at least"), "{small}");
+    assert!(!fixture.path("c.img").exists(), "what was created for nothing is removed");
+    fixture.ok(&["create", "--name", "other", "--size", "32M", "d.img"]);
+    let taken = fixture.fails(&["attach", "a.img:b.img", "a.img", "d.img"]);
+    assert!(taken.contains("holds pool \"other\""), "{taken}");
+    let detached = fixture.ok(&["detach", "a.img:b.img", "a.img"]);
+    assert!(detached.contains("its labels are erased"), "{detached}");
+    let last = fixture.fails(&["detach", "b.img", "b.img"]);
+    assert!(last.contains("no side of a mirror"), "{last}");
+    fixture.ok(&["check", "b.img"]);
+    let replaced = fixture.ok(&["replace", "b.img", "b.img", "c.img", "--size", "48M"]);
+    assert!(replaced.contains("has replaced"), "{replaced}");
+    fixture.ok(&["check", "c.img"]);
+    let gone = fixture.fails(&["check", "b.img"]);
+    assert!(gone.contains("holds no pool"), "{gone}");
 }

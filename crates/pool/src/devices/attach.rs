@@ -227,8 +227,7 @@ impl Devices {
             true => Ok(()),
             false => label::erase(&**leaf.device(), leaf.size_bytes(), memory),
         };
-        leaf.unlock();
-        leaf.device().close();
+        leaf.leave();
         erased
     }
 }

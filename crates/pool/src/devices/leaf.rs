@@ -203,4 +203,19 @@ impl Leaf {
     pub(super) fn unlock(&self) {
         drop(self.lock.lock().take());
     }
+
+    /// The device leaves an imported pool: closes it, if the pool has its lock, so that others can
+    /// use it. What was [kept](Opened::keep) with the lock is about the pool, and stays.
+    pub(super) fn leave(&self) {
+        let is_ours = match &mut *self.lock.lock() {
+            Some(locks) => {
+                locks.release_file();
+                true
+            }
+            None => false,
+        };
+        if is_ours {
+            self.device.close();
+        }
+    }
 }

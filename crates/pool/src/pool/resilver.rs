@@ -11,6 +11,8 @@
 //! `pool-resilver-thread` holds the handle of the thread.
 
 use std::fmt;
+use std::ops::ControlFlow;
+use std::time::Duration;
 
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::{self, JoinHandle};
@@ -21,7 +23,7 @@ use crate::events::{Event, EventKind};
 use crate::format::BlockPtrPhys;
 use crate::store::Store;
 
-use super::scrub::Conditions;
+use super::scrub::{Conditions, WAIT};
 use super::walk::{
     BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk, kind_of_invalid,
 };
@@ -41,6 +43,8 @@ pub struct ResilverStatus {
     pub blocks: u64,
     /// Bytes of these blocks, all copies.
     pub bytes: u64,
+    /// What `bytes` will be at most, if a device misses all blocks; 0 if unknown.
+    pub total_bytes: u64,
     /// Copies that were written.
     pub written: u64,
     /// Blocks without a good copy, and invalid objects.
@@ -54,6 +58,13 @@ impl ResilverStatus {
     pub fn bytes_per_second(&self) -> u64 {
         let per_second = u128::from(self.bytes) * 1_000_000_000;
         per_second.checked_div(self.active_ns.into()).unwrap_or(0) as u64
+    }
+
+    /// Estimate of the time left, at the average rate so far; `None` if unknown.
+    pub fn left(&self) -> Option<Duration> {
+        let left = self.total_bytes.saturating_sub(self.bytes);
+        let seconds = left.checked_div(self.bytes_per_second());
+        seconds.filter(|_| self.total_bytes > 0).map(Duration::from_secs)
     }
 }
 
@@ -147,10 +158,25 @@ impl Pool {
 
     /// Waits until no resilver runs, and returns its status.
     pub fn wait_resilver(&self) -> ResilverStatus {
+        self.wait_resilver_with(&mut |_| ControlFlow::Continue(()))
+    }
+
+    /// As [`wait_resilver`](Self::wait_resilver). `progress` is called several times a second, and
+    /// ends the wait, but not the resilver, by returning [`ControlFlow::Break`].
+    pub fn wait_resilver_with(
+        &self,
+        progress: &mut dyn FnMut(&ResilverStatus) -> ControlFlow<()>,
+    ) -> ResilverStatus {
         let resilver = &self.inner.resilver;
         let mut run = resilver.run.lock();
         while run.status.is_active {
-            resilver.ended.wait(&mut run);
+            resilver.ended.wait_timeout(&mut run, WAIT);
+            let status = run.status;
+            drop(run);
+            if progress(&status).is_break() {
+                return status;
+            }
+            run = resilver.run.lock();
         }
         run.status
     }
@@ -202,6 +228,11 @@ impl PoolInner {
         let began = Conditions::now(&self.devices);
         let mut resilverer = Resilverer { pool: self, oldest, until, lost: 0, began_ns: 0 };
         resilverer.began_ns = self.clock.now_ns();
+        // It misses all blocks.
+        if oldest <= 1 {
+            let total_bytes = self.space_stats.lock().allocated_bytes;
+            resilverer.count(|status| status.total_bytes = total_bytes);
+        }
         let complete = Walk::new(self, until, Bookmark::START, &mut resilverer).run()?;
         if !complete || resilverer.lost > 0 {
             return Ok(false);

@@ -42,7 +42,7 @@ use record::ScrubRecord;
 pub use record::ScrubStatus;
 
 /// Interval at which a waiting thread reports progress and looks at the clock.
-const WAIT: Duration = Duration::from_millis(100);
+pub(super) const WAIT: Duration = Duration::from_millis(100);
 
 /// Progress of a scrub.
 pub type ScrubProgress = CheckProgress;
