@@ -2,6 +2,7 @@
 
 mod insight;
 mod mirrors;
+mod sides;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ pub(crate) use insight::{
     AdviseArgs, EventsArgs, ExplainArgs, StatsArgs, TopArgs, TraceCommand, TraceFormat,
     TraceRecordArgs,
 };
+pub(crate) use sides::{AttachArgs, AttachFlags, OnlineArgs, ReplaceArgs, SideArgs};
 
 use mirrors::Mirrors;
 
@@ -440,82 +442,6 @@ pub(crate) struct StatusArgs {
 pub(crate) struct ClearArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  forebay offline tank /dev/sdb\n\n\
-    The other devices of the mirror go on. It stays offline across imports. The last device with all\n\
-    blocks cannot be taken out of use.")]
-pub(crate) struct SideArgs {
-    #[arg(help = POOL_HELP)]
-    pub(crate) pool: String,
-    /// A device of a mirror: its path, or its guid in hexadecimal
-    pub(crate) device: String,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  forebay online tank /dev/sdb\n  forebay online tank /dev/sdb --no-wait\n\n\
-    Brings back a device that is offline or faulted. A resilver then reads the blocks that were\n\
-    written without it, and writes them onto it; `forebay status` shows how far it is. It starts over\n\
-    after an import. A missing device comes back with an import of all devices."
-)]
-pub(crate) struct OnlineArgs {
-    #[command(flatten)]
-    pub(crate) side: SideArgs,
-    /// Do not wait for the end of the resilver; for an imported pool
-    #[arg(long)]
-    pub(crate) no_wait: bool,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  forebay attach tank /dev/sda /dev/sdb\n\n\
-    A device that is not mirrored becomes a mirror with the new one; a mirror gets one more device. A\n\
-    resilver then writes all blocks of the mirror to it. The new device must have at least the size of the others.")]
-pub(crate) struct AttachArgs {
-    #[arg(help = POOL_HELP)]
-    pub(crate) pool: String,
-    /// A device of the pool: its path, or its guid in hexadecimal
-    pub(crate) device: String,
-    /// The device that joins it
-    pub(crate) new: PathBuf,
-    #[command(flatten)]
-    pub(crate) how: AttachFlags,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  forebay replace tank /dev/sdb /dev/sdc\n  \
-    forebay replace tank 9a4f21c7d8e05b36 /dev/sdc\n\n\
-    The new device is attached beside the old one, and a resilver writes all blocks to it. Then the old one is\n\
-    detached; it may be faulted, offline or missing. After a crash the next import goes on. To give up,\n\
-    detach the new device.")]
-pub(crate) struct ReplaceArgs {
-    #[arg(help = POOL_HELP)]
-    pub(crate) pool: String,
-    /// A device of the pool: its path, or its guid in hexadecimal
-    pub(crate) old: String,
-    /// The device that takes its place
-    pub(crate) new: PathBuf,
-    #[command(flatten)]
-    pub(crate) how: AttachFlags,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct AttachFlags {
-    /// Create the new device as a file of this size, in bytes or with a suffix K, M, G, T, if it
-    /// does not exist
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
-    pub(crate) size: Option<u64>,
-    /// Sector size of the pool, for a device whose physical sectors are larger: a power cut can
-    /// then damage data beside the one that is written
-    #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
-    pub(crate) sector: Option<u32>,
-    /// Use a device that is not empty; its content is lost
-    #[arg(long)]
-    pub(crate) force: bool,
-    /// Do not wait for the end of the resilver; for an imported pool
-    #[arg(long)]
-    pub(crate) no_wait: bool,
 }
 
 #[derive(Debug, Args)]

@@ -234,6 +234,10 @@ fn tree(status: &PoolStatus) -> Vec<(String, String)> {
             (Some(from), None) => format!("misses blocks from txg {from} on"),
             (None, _) => String::new(),
         };
+        let note = match &device.replaces {
+            Some(old) => format!("replaces {old}; {note}"),
+            None => note,
+        };
         let name = format!("{indent}{}", device.path);
         lines.push(row(&name, [&device.state, &read, &write, &checksum], &note));
     }

@@ -193,6 +193,9 @@ pub(crate) struct DeviceInfo {
     /// The last one; nothing if it still misses what is written.
     #[serde(default)]
     pub(crate) missed_to: Option<u64>,
+    /// The path of the device that leaves once this one has all blocks.
+    #[serde(default)]
+    pub(crate) replaces: Option<String>,
 }
 
 /// An L2 device of a pool.

@@ -186,6 +186,7 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         checksum_errors: device.checksum_errors,
         missed_from: device.missed_from,
         missed_to: device.missed_to,
+        replaces: device.replaces,
     };
     PoolStatus {
         name: pool.name().to_owned(),

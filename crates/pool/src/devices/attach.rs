@@ -130,20 +130,18 @@ impl Devices {
                 vdev.name()
             ));
         }
-        let (old_name, status) = (old.leaf().name(), vdev.status());
-        let replaced = |(at, leaf): (u8, &Leaf)| {
-            let is_pair = status.replaces(at) == Some(old.leaf().guid()) && at != old.at;
-            is_pair.then(|| leaf.name().to_owned())
-        };
         if !new.replaces {
             return Ok(());
         }
-        if let Some(by) = vdev.leaves().find_map(replaced) {
+        let old_name = old.leaf().name();
+        let is_new = |at| vdev.replaced_by(at).is_some_and(|(replaced, _)| replaced == old.at);
+        if let Some((_, by)) = vdev.leaves().find(|(at, _)| is_new(*at)) {
+            let by = by.name();
             return invalid(format!(
                 "{old_name}: {by} is replacing it already; detach {by} first to take another device"
             ));
         }
-        if self.replaced_by(old).is_some() {
+        if vdev.replaced_by(old.at).is_some() {
             return invalid(format!(
                 "{old_name}: is replacing another device; wait for the resilver, or detach it"
             ));
@@ -151,18 +149,15 @@ impl Devices {
         Ok(())
     }
 
-    /// The device of the pool that a side replaces.
-    pub(crate) fn replaced_by<'a>(&self, side: &Side<'a>) -> Option<Side<'a>> {
-        let guid = side.status().replaces(side.at)?;
-        let vdev = side.vdev;
-        vdev.leaves().find(|(_, leaf)| leaf.guid() == guid).map(|(at, _)| Side { vdev, at })
-    }
-
     /// Devices whose replacements have all blocks.
     pub(crate) fn replaced(&self) -> Vec<Side<'_>> {
-        let sides = self.iter().flat_map(|vdev| vdev.leaves().map(move |(at, _)| Side { vdev, at }));
-        let whole = sides.filter(|side| side.status().is_whole(side.at));
-        whole.filter_map(|side| self.replaced_by(&side)).collect()
+        let mut replaced = Vec::new();
+        for vdev in self.iter() {
+            let whole = vdev.leaves().filter(|(at, _)| vdev.status().is_whole(*at));
+            let old = whole.filter_map(|(at, _)| vdev.replaced_by(at));
+            replaced.extend(old.map(|(at, _)| Side { vdev, at }));
+        }
+        replaced
     }
 
     /// Removes a side from its vdev, after all labels say that it misses what is written: it gets
@@ -231,4 +226,3 @@ impl Devices {
         erased
     }
 }
-

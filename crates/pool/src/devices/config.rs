@@ -368,11 +368,12 @@ fn decode_nodes(label: &LabelPhys, nodes: &[NodePhys]) -> Result<Vec<VdevConfig>
             }
             (NodeKind::Device, Some(vdev), _) if vdev.kind == VdevKind::Mirror => {
                 let parent = parent.map_or(0, |parent| parent.guid.get());
+                let replaces = Some(parent).filter(|parent| *parent != vdev.guid);
                 let is_old = |old: &LeafConfig| old.guid == parent && old.replaces.is_none();
-                if parent != vdev.guid && !vdev.leaves.iter().any(is_old) {
+                let is_taken = vdev.leaves.iter().any(|other| other.replaces == replaces);
+                if replaces.is_some() && (is_taken || !vdev.leaves.iter().any(is_old)) {
                     return misplaced();
                 }
-                let replaces = Some(parent).filter(|parent| *parent != vdev.guid);
                 vdev.leaves.push(LeafConfig { replaces, ..decode_leaf(node)? });
             }
             _ => return misplaced(),

@@ -254,9 +254,7 @@ impl Devices {
 
     /// Whether a device misses blocks.
     pub(crate) fn misses_blocks(&self) -> bool {
-        self.iter().any(|vdev| {
-            vdev.leaves().any(|(at, _)| vdev.status().missed(at).is_some())
-        })
+        self.iter().any(|vdev| vdev.leaves().any(|(at, _)| vdev.status().missed(at).is_some()))
     }
 
     /// Whether a device in use misses blocks, so that a scrub can make it whole.

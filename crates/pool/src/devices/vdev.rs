@@ -302,6 +302,12 @@ impl Vdev {
         }
     }
 
+    /// Its device that leaves once this one has all blocks.
+    pub(crate) fn replaced_by(&self, leaf: u8) -> Option<(u8, &Leaf)> {
+        let guid = self.status.replaces(leaf)?;
+        self.leaves().find(|(_, other)| other.guid() == guid)
+    }
+
     /// Bytes of each device that the pool uses, labels included.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.size_bytes.load(Ordering::Acquire)

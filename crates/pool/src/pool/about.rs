@@ -65,6 +65,8 @@ pub struct PoolDevice {
     pub mirror: bool,
     /// Which device of the vdev it is.
     pub side: u8,
+    /// The path of the side that leaves once this one has all blocks.
+    pub replaces: Option<String>,
     /// Its state.
     pub state: LeafState,
     /// Reads that failed, since it joined the pool or was cleared.
@@ -229,6 +231,7 @@ fn device(vdev: &Vdev, at: u8) -> PoolDevice {
         number: vdev.number(),
         mirror: vdev.kind() == VdevKind::Mirror,
         side: at,
+        replaces: vdev.replaced_by(at).map(|(_, old)| old.name().to_owned()),
         state: vdev.leaf_state(at),
         read_errors: errors.reads,
         write_errors: errors.writes,

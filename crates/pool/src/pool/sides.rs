@@ -92,13 +92,14 @@ impl Pool {
         self.start_resilver().map(|_| ())
     }
 
-    /// Removes a side of a mirror for good, durably, and erases its labels. A mirror with one device
-    /// left becomes a plain device. The replacement of a device ends if the new one is detached.
+    /// Removes a side of a mirror for good, durably, and erases its labels. A mirror with one
+    /// device left becomes a plain device. The replacement of a device ends if the new one is
+    /// detached.
     ///
     /// # Errors
     /// As [`offline_device`](Self::offline_device).
-    /// [`ErrorKind::Device`](crate::ErrorKind::Device) if its labels cannot be erased: the pool goes
-    /// on without it all the same.
+    /// [`ErrorKind::Device`](crate::ErrorKind::Device) if its labels cannot be erased: the pool
+    /// goes on without it all the same.
     pub fn detach_device(&self, device: &str) -> Result<()> {
         self.inner.check_writable()?;
         let side = self.inner.devices.side(device)?;
