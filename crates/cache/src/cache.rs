@@ -2,6 +2,7 @@
 //! are in `operations`, loading in `load::begin`.
 
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::Ordering;
@@ -10,7 +11,7 @@ use forebay_base::tunables::TunableError;
 
 use crate::attributes::{Attributes, Cause};
 use crate::builder::Builder;
-use crate::error::{OwnerError, Refused};
+use crate::error::{CloseTimeout, OwnerError, Refused};
 use crate::guard::{OwnedRef, Ref, SlotHint};
 use crate::inner::CacheInner;
 use crate::insert::NotInserted;
@@ -239,7 +240,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         if owner == OwnerId::NONE || !inner.owners.begin_close(owner) {
             return false;
         }
-        inner.sweep_and_wait(Cause::OwnerClosed, |key, _| inner.owner_of(key) == owner);
+        inner.sweep_and_wait(Cause::OwnerClosed, |key, _| inner.owner_of(key) == owner, None);
         inner.remove_ghosts(|o| o == owner);
         inner.owners.end_close(owner);
         true
@@ -311,10 +312,57 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// Afterwards lookups find nothing, and inserts and loads fail. Never call it on a thread that
     /// has a block pinned, or from the listener: it would wait for itself.
     pub fn close(&self) {
+        self.begin_close(None);
+        self.end_close();
+    }
+
+    /// Does the same as [`close`](Self::close), and waits no longer than `timeout` for pins and for
+    /// the listener.
+    ///
+    /// ```
+    /// # use forebay_cache::Cache;
+    /// use std::time::Duration;
+    ///
+    /// let cache = Cache::<u64, u64>::builder().max_entries(100).build()?;
+    /// cache.insert(7, 49)?;
+    /// let pinned = cache.get_owned(&7);
+    /// let error = cache.close_timeout(Duration::ZERO).unwrap_err();
+    /// assert_eq!(error.in_use, 1);
+    /// drop(pinned);
+    /// cache.close();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// How many blocks are still pinned or being loaded. The cache is closed all the same: lookups
+    /// find nothing, and inserts and loads fail. A later call waits for the rest.
+    pub fn close_timeout(&self, timeout: Duration) -> Result<(), CloseTimeout> {
+        let inner = self.inner();
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        let deadline_ns = inner.clock.now_ns().saturating_add(timeout_ns);
+        let in_use = self.begin_close(Some(deadline_ns));
+        let is_told = || match &inner.callbacks {
+            Some(callbacks) => callbacks.drain_until(|| inner.clock.now_ns() >= deadline_ns),
+            None => true,
+        };
+        if in_use > 0 || !is_told() {
+            return Err(CloseTimeout { in_use, timeout });
+        }
+        self.end_close();
+        Ok(())
+    }
+
+    /// Removes all blocks, and waits for pins, until that time by the cache's clock. Returns how
+    /// many blocks are still in use.
+    fn begin_close(&self, deadline_ns: Option<u64>) -> u64 {
         let inner = self.inner();
         inner.closed.store(true, Ordering::SeqCst);
-        inner.sweep_and_wait(Cause::Closed, |_, _| true);
-        inner.remove_ghosts(|_| true);
+        inner.sweep_and_wait(Cause::Closed, |_, _| true, deadline_ns)
+    }
+
+    fn end_close(&self) {
+        self.inner().remove_ghosts(|_| true);
         self.end_threads();
         self.trim();
     }

@@ -15,6 +15,7 @@
 //! Locking: `callback-queue`, a leaf lock.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::thread::{ThreadId, current_id};
@@ -56,6 +57,9 @@ pub enum Delivery {
     /// thread waits for the listener.
     Lossy(usize),
 }
+
+/// How often a thread that waits for the listener for a limited time looks at the clock.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// A user's listener.
 pub(crate) type Callback<K, V> = Box<dyn Fn(Evicted<K, V>) + Send + Sync>;
@@ -219,6 +223,19 @@ impl<K, V> Callbacks<K, V> {
         while queue.busy || !queue.events.is_empty() {
             self.done.wait(&mut queue);
         }
+    }
+
+    /// Does the same as [`drain`](Self::drain) until `is_over`. False if the listener still has
+    /// something to do then.
+    pub(crate) fn drain_until(&self, is_over: impl Fn() -> bool) -> bool {
+        let mut queue = self.queue.lock();
+        while queue.busy || !queue.events.is_empty() {
+            if is_over() {
+                return false;
+            }
+            self.done.wait_timeout(&mut queue, LOOK);
+        }
+        true
     }
 
     /// Closes the queue. The thread ends after the queued events.

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
 
 /// Why a block was not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -106,6 +107,30 @@ pub enum BuildError {
     #[error("cannot start the cache's threads: {0}")]
     Thread(#[source] std::io::Error),
 }
+
+/// A close that has not ended in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CloseTimeout {
+    /// How many blocks are still pinned or being loaded. If none are, the listener still runs.
+    pub in_use: u64,
+    /// How long the close has waited.
+    pub timeout: Duration,
+}
+
+impl fmt::Display for CloseTimeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the cache is closed, but after {:?} ", self.timeout)?;
+        match self.in_use {
+            0 => f.write_str("its listener still runs; let it return")?,
+            1 => f.write_str("1 of its blocks is still pinned or being loaded; drop it")?,
+            n => write!(f, "{n} of its blocks are still pinned or being loaded; drop them")?,
+        }
+        f.write_str(", and call `close` again to wait for the end")
+    }
+}
+
+impl Error for CloseTimeout {}
 
 /// Why an owner could not be opened.
 #[derive(Debug, thiserror::Error)]

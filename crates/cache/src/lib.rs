@@ -110,7 +110,7 @@ pub use curve::report::{Curve, CurvePoint};
 pub use entry::Entry;
 // In the signatures of `KeyedCache`.
 pub use equivalent::Equivalent;
-pub use error::{BuildError, OwnerError, Refusal, Refused};
+pub use error::{BuildError, CloseTimeout, OwnerError, Refusal, Refused};
 pub use guard::{OwnedRef, Ref, SlotHint};
 pub use index::IndexStats;
 pub use inner::Reclaim;

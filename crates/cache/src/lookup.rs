@@ -24,7 +24,7 @@ use crate::key_calls::undone;
 
 /// Keys that `get_many` looks up at once. Limited by the memory accesses that a processor can have
 /// in flight.
-const SIDE_BY_SIDE: usize = 16;
+pub(crate) const SIDE_BY_SIDE: usize = 16;
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Returns the block, pinned and counted as used. The fast path is inlined. Slow paths are tail
@@ -49,27 +49,32 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Looks up several keys with overlapping memory accesses: first prefetches all lines of the
-    /// index, then all headers. Each block is found as of its pin, as in a single lookup.
+    /// Looks up several keys together. Each block is found as of its pin, as in a single lookup.
     pub(crate) fn get_many<'a>(&'a self, keys: &[K], found: &mut Vec<Option<Ref<'a, K, V>>>) {
         found.clear();
         found.reserve(keys.len());
         for keys in keys.chunks(SIDE_BY_SIDE) {
-            let mut hashes = [0; SIDE_BY_SIDE];
-            for (hash, key) in hashes.iter_mut().zip(keys) {
-                *hash = self.hash(key);
-                self.index.prefetch(*hash);
+            self.probe_many(keys, |key, hash, probe| found.push(self.get_probed(probe, hash, key)));
+        }
+    }
+
+    /// Probes for up to [`SIDE_BY_SIDE`] keys with overlapping memory accesses, and hands each to
+    /// `get`: first prefetches all lines of the index, then all headers.
+    pub(crate) fn probe_many<'k>(&self, keys: &'k [K], mut get: impl FnMut(&'k K, u64, Probe)) {
+        let mut hashes = [0; SIDE_BY_SIDE];
+        for (hash, key) in hashes.iter_mut().zip(keys) {
+            *hash = self.hash(key);
+            self.index.prefetch(*hash);
+        }
+        let mut probes = [Probe::Unclear; SIDE_BY_SIDE];
+        for (probe, hash) in probes.iter_mut().zip(&hashes).take(keys.len()) {
+            *probe = self.index.probe(*hash);
+            if let Probe::At(address) = probe {
+                hint::prefetch(Self::header_at(*address).as_ptr());
             }
-            let mut probes = [Probe::Unclear; SIDE_BY_SIDE];
-            for (probe, hash) in probes.iter_mut().zip(&hashes).take(keys.len()) {
-                *probe = self.index.probe(*hash);
-                if let Probe::At(address) = probe {
-                    hint::prefetch(Self::header_at(*address).as_ptr());
-                }
-            }
-            for ((key, hash), probe) in keys.iter().zip(hashes).zip(probes) {
-                found.push(self.get_probed(probe, hash, key));
-            }
+        }
+        for ((key, hash), probe) in keys.iter().zip(hashes).zip(probes) {
+            get(key, hash, probe);
         }
     }
 
@@ -125,7 +130,20 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         missing: impl FnOnce() -> Option<Ref<'a, K, V>>,
         otherwise: impl FnOnce() -> Option<Ref<'a, K, V>>,
     ) -> Option<Ref<'a, K, V>> {
-        let header = match self.index.probe(self.hash(key)) {
+        self.get_probed_if(self.index.probe(self.hash(key)), key, accept, missing, otherwise)
+    }
+
+    /// The rest of [`get_if`](Self::get_if), after the probe.
+    #[inline(always)]
+    pub(crate) fn get_probed_if<'a>(
+        &'a self,
+        probe: Probe,
+        key: &K,
+        accept: impl FnOnce(&V) -> bool,
+        missing: impl FnOnce() -> Option<Ref<'a, K, V>>,
+        otherwise: impl FnOnce() -> Option<Ref<'a, K, V>>,
+    ) -> Option<Ref<'a, K, V>> {
+        let header = match probe {
             Probe::At(address) => Self::header_at(address),
             Probe::Nothing => return missing(),
             Probe::Unclear => return otherwise(),

@@ -73,10 +73,11 @@ pub use forebay_io as io;
 pub use forebay_l2 as l2;
 
 pub use forebay_cache::{
-    Attributes, Begin, BuildError, Builder, Cache, Cause, Class, Delivery, Entry, Equivalent,
-    Evicted, Hint, InFlight, Iter, Key, KeyedBuilder, KeyedCache, KeyedEntry, KeyedIter,
-    KeyedOwnedRef, KeyedRef, LoadError, LoadGuard, OwnedRef, Owner, OwnerCaching, OwnerError,
-    OwnerId, Present, Reclaim, Ref, Refusal, Refused, SeededState, SlotHint, Stats, Usage,
+    Attributes, Begin, BuildError, Builder, Cache, Cause, Class, CloseTimeout, Delivery, Entry,
+    Equivalent, Evicted, Hint, InFlight, Iter, Key, KeyedBuilder, KeyedCache, KeyedEntry,
+    KeyedIter, KeyedOwnedRef, KeyedRef, LoadError, LoadGuard, OwnedRef, Owner, OwnerCaching,
+    OwnerError, OwnerId, Present, Reclaim, Ref, Refusal, Refused, SeededState, SlotHint, Stats,
+    Usage,
 };
 #[cfg(feature = "insight")]
 pub use forebay_cache::{Curve, CurvePoint, Explanation};
@@ -84,7 +85,7 @@ pub use forebay_cache::{Curve, CurvePoint, Explanation};
 pub use forebay_l2::Postcard;
 #[cfg(feature = "hybrid")]
 pub use forebay_l2::{
-    HybridBuilder, HybridCache, HybridMemory, HybridStats, InsertError, L2Key, L2Value,
+    HybridBuilder, HybridCache, HybridEntry, HybridMemory, HybridStats, InsertError, L2Key, L2Value,
 };
 
 pub mod guide;

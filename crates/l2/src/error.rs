@@ -26,6 +26,8 @@ pub enum ErrorKind {
     Device,
     /// The L2 failed, was closed, or was removed. Open it again.
     Closed,
+    /// It has not ended in time, and goes on. Wait longer.
+    TimedOut,
     /// The user's codec panicked on a key. Fix the codec.
     Codec,
     /// The system refused to create a thread. Raise the process's thread limit.

@@ -1,4 +1,4 @@
-//! A result that one thread provides and futures await, under any executor.
+//! A result that one thread provides. Futures await it, under any executor, or threads.
 //!
 //! Invariants: the first result stays. A future that waits has one waker here, and takes it back
 //! when it is dropped.
@@ -11,11 +11,15 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
-use forebay_base::sync::{Arc, Mutex};
+use forebay_base::sync::{Arc, Condvar, Mutex};
 
 /// A result, once it is known.
-pub(crate) struct Promise<T>(Mutex<PromiseState<T>>);
+pub(crate) struct Promise<T> {
+    state: Mutex<PromiseState<T>>,
+    fulfilled: Condvar,
+}
 
 struct PromiseState<T> {
     result: Option<T>,
@@ -35,13 +39,14 @@ pub(crate) struct Promised<T> {
 impl<T> Promise<T> {
     pub(crate) fn new() -> Arc<Self> {
         let state = PromiseState { result: None, wakers: BTreeMap::new(), next: 0 };
-        Arc::new(Self(Mutex::named("l2-promise", state)))
+        let state = Mutex::named("l2-promise", state);
+        Arc::new(Self { state, fulfilled: Condvar::new() })
     }
 
     /// Sets the result, unless there is one, and wakes the futures. If a waker panics, the others
     /// are woken before the panic goes on.
     pub(crate) fn fulfill(&self, result: T) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let mut late = None;
         match state.result {
             None => state.result = Some(result),
@@ -49,6 +54,7 @@ impl<T> Promise<T> {
         }
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
+        self.fulfilled.notify_all();
         drop(late);
         let mut panicked = None;
         for waker in wakers.into_values() {
@@ -74,8 +80,19 @@ impl<T> Promise<T> {
         self.future(|result| result.clone())
     }
 
+    /// Blocks the thread until the result is known, or until the time is over.
+    pub(crate) fn wait_timeout(&self, timeout: Duration) -> Option<T>
+    where
+        T: Clone,
+    {
+        let mut state = self.state.lock();
+        // Only `fulfill` wakes it: a spurious wake-up restarts the timeout.
+        while state.result.is_none() && !self.fulfilled.wait_timeout(&mut state, timeout) {}
+        state.result.clone()
+    }
+
     fn future(self: &Arc<Self>, read: fn(&mut Option<T>) -> Option<T>) -> Promised<T> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.next += 1;
         Promised { promise: Arc::clone(self), number: state.next, read }
     }
@@ -86,7 +103,7 @@ impl<T> Future for Promised<T> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
         let waker = context.waker().clone();
-        let mut state = self.promise.0.lock();
+        let mut state = self.promise.state.lock();
         if let Some(result) = (self.read)(&mut state.result) {
             return Poll::Ready(result);
         }
@@ -99,7 +116,7 @@ impl<T> Future for Promised<T> {
 
 impl<T> Drop for Promised<T> {
     fn drop(&mut self) {
-        let waker = self.promise.0.lock().wakers.remove(&self.number);
+        let waker = self.promise.state.lock().wakers.remove(&self.number);
         drop(waker);
     }
 }

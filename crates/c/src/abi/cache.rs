@@ -3,12 +3,11 @@
 //! Locking: none.
 
 use std::ffi::c_void;
-use std::ptr;
 use std::time::Duration;
 
+use super::calls;
 use super::loader::{Loader, loader};
-use super::pointers::{bytes, out, shared, take};
-use super::status::{Failure, Status, guard};
+use super::status::{Failure, Status};
 use super::value::Value;
 use crate::{ByteCache, CacheOptions, CacheStats};
 
@@ -41,34 +40,29 @@ pub unsafe extern "C" fn forebay_cache_open(
     config: *const CacheConfig,
     cache: *mut *mut ByteCache,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the pointers are null or valid, see the module.
-        let (cache, config) =
-            unsafe { (out(cache, "cache", ptr::null_mut())?, shared(config, "config")?) };
-        if (config.capacity_bytes > 0) == (config.max_entries > 0) {
-            let text = "cannot open a cache: exactly one of capacity_bytes and max_entries has to be set; set the other to 0";
-            return Err(Failure::invalid(text));
-        }
-        let opened = ByteCache::new(&CacheOptions {
-            capacity_bytes: unless_zero(config.capacity_bytes),
-            max_entries: unless_zero(config.max_entries),
-            time_to_live: lifetime(config.time_to_live_ms),
-            time_to_idle: lifetime(config.time_to_idle_ms),
-        })?;
-        *cache = Box::into_raw(Box::new(opened));
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe {
+        calls::open(config, cache, |config| {
+            if (config.capacity_bytes > 0) == (config.max_entries > 0) {
+                let text = "cannot open a cache: exactly one of capacity_bytes and max_entries has to be set; set the other to 0";
+                return Err(Failure::invalid(text));
+            }
+            Ok(ByteCache::new(&CacheOptions {
+                capacity_bytes: unless_zero(config.capacity_bytes),
+                max_entries: unless_zero(config.max_entries),
+                time_to_live: lifetime(config.time_to_live_ms),
+                time_to_idle: lifetime(config.time_to_idle_ms),
+            })?)
+        })
+    }
 }
 
 /// Closes a cache. Values that were got from it stay valid until they are released. No other thread
 /// may use it any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_cache_close(cache: *mut ByteCache) -> Status {
-    guard(|| {
-        // SAFETY: the handle is null or not used any more, see the module.
-        drop(unsafe { take(cache, "cache") }?);
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe { calls::close(cache, |_| Ok(())) }
 }
 
 /// Gets the value of a key. Release it with forebay_value_release().
@@ -81,19 +75,12 @@ pub unsafe extern "C" fn forebay_cache_get(
     key_len: usize,
     value: *mut Value,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the pointers are null or valid, see the module.
-        let (value, cache, key) = unsafe {
-            (
-                out(value, "value", Value::NONE)?,
-                shared(cache, "cache")?,
-                bytes(key, key_len, "key")?,
-            )
-        };
-        let Some(found) = cache.get(key) else { return Ok(Status::NotFound) };
-        *value = Value::of_cache(found);
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe {
+        calls::find(cache, (key, key_len), value, |cache, key| {
+            Ok(cache.get(key).map(Value::of_cache))
+        })
+    }
 }
 
 /// Inserts a copy of a value, which replaces any other of the key. It expires after time_to_live_ms
@@ -107,14 +94,12 @@ pub unsafe extern "C" fn forebay_cache_insert(
     len: usize,
     time_to_live_ms: u64,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the pointers are null or valid, see the module.
-        let (cache, key, data) = unsafe {
-            (shared(cache, "cache")?, bytes(key, key_len, "key")?, bytes(data, len, "data")?)
-        };
-        cache.insert(key, data, lifetime(time_to_live_ms))?;
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe {
+        calls::insert(cache, (key, key_len), (data, len), |cache, key, data| {
+            Ok(cache.insert(key, data, lifetime(time_to_live_ms))?)
+        })
+    }
 }
 
 /// Removes the value of a key. FOREBAY_STATUS_NOT_FOUND if it has none. A value that is being
@@ -125,11 +110,12 @@ pub unsafe extern "C" fn forebay_cache_remove(
     key: *const u8,
     key_len: usize,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the pointers are null or valid, see the module.
-        let (cache, key) = unsafe { (shared(cache, "cache")?, bytes(key, key_len, "key")?) };
-        Ok(if cache.remove(key) { Status::Ok } else { Status::NotFound })
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe {
+        calls::remove(cache, (key, key_len), |cache, key| {
+            Ok(if cache.remove(key) { Status::Ok } else { Status::NotFound })
+        })
+    }
 }
 
 /// Gets the value of a key. If it has none, `load` makes it: once, however many threads request it.
@@ -143,28 +129,25 @@ pub unsafe extern "C" fn forebay_cache_get_or_load(
     user: *mut c_void,
     value: *mut Value,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the pointers are null or valid, see the module.
-        let (value, cache, key) = unsafe {
-            (
-                out(value, "value", Value::NONE)?,
-                shared(cache, "cache")?,
-                bytes(key, key_len, "key")?,
-            )
-        };
-        *value = Value::of_cache(cache.get_or_load(key, loader(load, user, key)?)?);
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe {
+        calls::find(cache, (key, key_len), value, |cache, key| {
+            let loaded = cache.get_or_load(key, loader(load, user, key)?)?;
+            Ok(Some(Value::of_cache(loaded)))
+        })
+    }
 }
 
 /// Removes all entries.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_cache_clear(cache: *const ByteCache) -> Status {
-    guard(|| {
-        // SAFETY: the pointer is null or valid, see the module.
-        unsafe { shared(cache, "cache") }?.clear();
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe {
+        calls::call(cache, |cache| {
+            cache.clear();
+            Ok(())
+        })
+    }
 }
 
 /// Reads sizes and counts. Takes no lock.
@@ -173,11 +156,6 @@ pub unsafe extern "C" fn forebay_cache_stats(
     cache: *const ByteCache,
     stats: *mut CacheStats,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the pointers are null or valid, see the module.
-        let (stats, cache) =
-            unsafe { (out(stats, "stats", CacheStats::default())?, shared(cache, "cache")?) };
-        *stats = cache.stats();
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe { calls::report(cache, stats, ByteCache::stats) }
 }

@@ -5,11 +5,10 @@
 use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::ptr;
 
+use super::calls;
 use super::loader::{Loader, loader};
-use super::pointers::{bytes, out, shared, take};
-use super::status::{Failure, Status, guard};
+use super::status::{Failure, Status};
 use super::value::Value;
 use crate::{CacheStats, HybridByteCache, HybridOptions};
 
@@ -49,23 +48,22 @@ pub unsafe extern "C" fn forebay_hybrid_open(
     config: *const HybridConfig,
     cache: *mut *mut HybridByteCache,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the pointers are null or valid, see the module.
-        let (cache, config) =
-            unsafe { (out(cache, "cache", ptr::null_mut())?, shared(config, "config")?) };
-        if config.path.is_null() {
-            return Err(Failure::invalid("`path` is a null pointer; pass the path of a file"));
-        }
-        // SAFETY: as above; it ends with a zero.
-        let path = unsafe { CStr::from_ptr(config.path) };
-        let opened = HybridByteCache::open(&HybridOptions {
-            path: Path::new(OsStr::from_bytes(path.to_bytes())),
-            bytes: config.bytes,
-            memory_bytes: config.memory_bytes,
-        })?;
-        *cache = Box::into_raw(Box::new(opened));
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe {
+        calls::open(config, cache, |config: &HybridConfig| {
+            if config.path.is_null() {
+                let text = "`path` is a null pointer; pass the path of a file";
+                return Err(Failure::invalid(text));
+            }
+            // It ends with a zero, as the contract says.
+            let path = CStr::from_ptr(config.path);
+            Ok(HybridByteCache::open(&HybridOptions {
+                path: Path::new(OsStr::from_bytes(path.to_bytes())),
+                bytes: config.bytes,
+                memory_bytes: config.memory_bytes,
+            })?)
+        })
+    }
 }
 
 /// Writes all values that only memory has to the file, and closes the cache, also if that fails. No
@@ -74,12 +72,8 @@ pub unsafe extern "C" fn forebay_hybrid_open(
 /// Waits until all values that were got from it are released: release those of this thread first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_hybrid_close(cache: *mut HybridByteCache) -> Status {
-    guard(|| {
-        // SAFETY: the handle is null or not used any more, see the module.
-        let cache = unsafe { take(cache, "cache") }?;
-        cache.close()?;
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe { calls::close(cache, |cache| Ok(cache.close()?)) }
 }
 
 /// Gets the value of a key. Reads the file if memory does not have it. Release it with
@@ -93,19 +87,12 @@ pub unsafe extern "C" fn forebay_hybrid_get(
     key_len: usize,
     value: *mut Value,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the pointers are null or valid, see the module.
-        let (value, cache, key) = unsafe {
-            (
-                out(value, "value", Value::NONE)?,
-                shared(cache, "cache")?,
-                bytes(key, key_len, "key")?,
-            )
-        };
-        let Some(found) = cache.get(key) else { return Ok(Status::NotFound) };
-        *value = Value::of_hybrid(found);
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe {
+        calls::find(cache, (key, key_len), value, |cache, key| {
+            Ok(cache.get(key).map(Value::of_hybrid))
+        })
+    }
 }
 
 /// Inserts a copy of a value, which replaces any other of the key, also in the file: after this no
@@ -118,14 +105,12 @@ pub unsafe extern "C" fn forebay_hybrid_insert(
     data: *const u8,
     len: usize,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the pointers are null or valid, see the module.
-        let (cache, key, data) = unsafe {
-            (shared(cache, "cache")?, bytes(key, key_len, "key")?, bytes(data, len, "data")?)
-        };
-        cache.insert(key, data)?;
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe {
+        calls::insert(cache, (key, key_len), (data, len), |cache, key, data| {
+            Ok(cache.insert(key, data)?)
+        })
+    }
 }
 
 /// Removes the value of a key, if it has one, from memory and from the file. When this returns, the
@@ -136,12 +121,13 @@ pub unsafe extern "C" fn forebay_hybrid_remove(
     key: *const u8,
     key_len: usize,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the pointers are null or valid, see the module.
-        let (cache, key) = unsafe { (shared(cache, "cache")?, bytes(key, key_len, "key")?) };
-        cache.remove(key)?;
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe {
+        calls::remove(cache, (key, key_len), |cache, key| {
+            cache.remove(key)?;
+            Ok(Status::Ok)
+        })
+    }
 }
 
 /// Gets the value of a key. If neither memory nor the file has it, `load` makes it: once, however
@@ -156,28 +142,20 @@ pub unsafe extern "C" fn forebay_hybrid_get_or_load(
     user: *mut c_void,
     value: *mut Value,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the pointers are null or valid, see the module.
-        let (value, cache, key) = unsafe {
-            (
-                out(value, "value", Value::NONE)?,
-                shared(cache, "cache")?,
-                bytes(key, key_len, "key")?,
-            )
-        };
-        *value = Value::of_hybrid(cache.get_or_load(key, loader(load, user, key)?)?);
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe {
+        calls::find(cache, (key, key_len), value, |cache, key| {
+            let loaded = cache.get_or_load(key, loader(load, user, key)?)?;
+            Ok(Some(Value::of_hybrid(loaded)))
+        })
+    }
 }
 
 /// Writes all values that only memory has to the file, and waits until they are durable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_hybrid_flush(cache: *const HybridByteCache) -> Status {
-    guard(|| {
-        // SAFETY: the pointer is null or valid, see the module.
-        unsafe { shared(cache, "cache") }?.flush()?;
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe { calls::call(cache, |cache| Ok(cache.flush()?)) }
 }
 
 /// Waits until the index of the file is complete, which takes a moment after forebay_hybrid_open().
@@ -185,11 +163,8 @@ pub unsafe extern "C" fn forebay_hybrid_flush(cache: *const HybridByteCache) -> 
 /// that only memory has, and says so.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_hybrid_wait_ready(cache: *const HybridByteCache) -> Status {
-    guard(|| {
-        // SAFETY: the pointer is null or valid, see the module.
-        unsafe { shared(cache, "cache") }?.wait_ready()?;
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe { calls::call(cache, |cache| Ok(cache.wait_ready()?)) }
 }
 
 /// Reads sizes and counts.
@@ -198,18 +173,17 @@ pub unsafe extern "C" fn forebay_hybrid_stats(
     cache: *const HybridByteCache,
     stats: *mut HybridCounts,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the pointers are null or valid, see the module.
-        let (stats, cache) =
-            unsafe { (out(stats, "stats", HybridCounts::default())?, shared(cache, "cache")?) };
-        let device = cache.device_stats();
-        *stats = HybridCounts {
-            memory: cache.memory_stats(),
-            device_entries: device.records,
-            device_used_bytes: device.used_bytes,
-            device_hits: device.hits,
-            device_is_ready: device.rebuild.done,
-        };
-        Ok(Status::Ok)
-    })
+    // SAFETY: the contract of this function, see the module.
+    unsafe {
+        calls::report(cache, stats, |cache: &HybridByteCache| {
+            let device = cache.device_stats();
+            HybridCounts {
+                memory: cache.memory_stats(),
+                device_entries: device.records,
+                device_used_bytes: device.used_bytes,
+                device_hits: device.hits,
+                device_is_ready: device.rebuild.done,
+            }
+        })
+    }
 }

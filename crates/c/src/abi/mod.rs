@@ -16,6 +16,7 @@
 #![allow(clippy::missing_safety_doc, reason = "the module and the head of the header say it")]
 
 mod cache;
+mod calls;
 mod hybrid;
 mod loader;
 mod pointers;

@@ -77,12 +77,18 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         (removed, in_use)
     }
 
-    /// Sweeps until no block for which `wanted` is true is in use.
-    pub(crate) fn sweep_and_wait(&self, cause: Cause, wanted: impl Fn(&K, Class) -> bool) {
+    /// Sweeps until no block for which `wanted` is true is in use, or until that time by the
+    /// cache's clock. Returns how many are still in use.
+    pub(crate) fn sweep_and_wait(
+        &self,
+        cause: Cause,
+        wanted: impl Fn(&K, Class) -> bool,
+        deadline_ns: Option<u64>,
+    ) -> u64 {
         self.closers.fetch_add(1, Ordering::SeqCst);
         // Inserts that began before have finished.
         self.index.barrier();
-        loop {
+        let left = loop {
             let seen = *self.released.0.lock();
             fence(Ordering::SeqCst);
             let mut leaving = Vec::new();
@@ -93,11 +99,15 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 // Waits for the headers that this sweep has seen, not for those that others evict
                 // meanwhile. So it ends.
                 leaving.into_iter().for_each(|(header, life)| self.wait_for_end(header, life));
-                break;
+                break 0;
+            }
+            if deadline_ns.is_some_and(|deadline| self.clock.now_ns() >= deadline) {
+                break in_use;
             }
             self.wait_for_release(seen);
-        }
+        };
         self.closers.fetch_sub(1, Ordering::SeqCst);
+        left
     }
 
     /// Waits until a retired header was freed.

@@ -1,11 +1,12 @@
 //! Sizes, statistics, configuration and the end of a keyed cache: passed on to the block cache.
 
 use std::hash::{BuildHasher, Hash};
+use std::time::Duration;
 
 use equivalent::Equivalent;
 use forebay_base::tunables::TunableError;
 
-use crate::error::Refusal;
+use crate::error::{CloseTimeout, Refusal};
 use crate::keyed::KeyedCache;
 use crate::stats::{Stats, Usage};
 use crate::tunables::CacheTunables;
@@ -147,6 +148,17 @@ where
     /// has a value pinned, or from the listener: it would wait for itself.
     pub fn close(&self) {
         self.cache.close();
+    }
+
+    /// Does the same as [`close`](Self::close), and waits no longer than `timeout` for pins and for
+    /// the listener.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Cache::close_timeout`](crate::Cache::close_timeout): the cache is closed all the
+    /// same, and a later call waits for the rest.
+    pub fn close_timeout(&self, timeout: Duration) -> Result<(), CloseTimeout> {
+        self.cache.close_timeout(timeout)
     }
 
     /// Checks every structure of the cache against every other; see

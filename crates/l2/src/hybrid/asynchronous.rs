@@ -11,9 +11,9 @@
 mod tests;
 
 use forebay_base::sync::Arc;
-use forebay_cache::{Attributes, Cause, Key, Refusal, Refused};
+use forebay_cache::{Attributes, Cause, Key, Refused};
 
-use super::{HybridCache, InsertError, close_once, closed_error};
+use super::{HybridCache, InsertError, closed_error, closed_insert};
 use crate::error::Result;
 use crate::promise::{OnDrop, Promise};
 
@@ -81,8 +81,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             }
             Err(reason) => {
                 let Some(counted) = self.closing.begin_own_change() else {
-                    let (reason, removed) = (Refusal::Closed, false);
-                    return Err(InsertError::Refused(Refused { reason, value, removed }));
+                    return Err(closed_insert(value));
                 };
                 self.remove_then(&key, Cause::Replaced, move |removed, forgotten| {
                     drop(counted);
@@ -159,9 +158,6 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// As [`close`](Self::close). [`ErrorKind::Thread`](crate::ErrorKind::Thread) if the system
     /// refuses the thread; then inserts and removals are refused, and nothing else was done.
     pub async fn close_async(&self) -> Result<()> {
-        let (cache, l2) = (Arc::clone(&self.cache), Arc::clone(&self.l2));
-        let writes_on_close = self.writes_on_close;
-        let close = move || close_once(&cache, &l2, writes_on_close);
-        self.closing.close_on_thread(close).await
+        self.close_on_thread().wait().await
     }
 }

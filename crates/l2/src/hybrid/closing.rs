@@ -147,21 +147,22 @@ impl Closing {
         in_progress.result.clone()
     }
 
-    /// As [`close`](Self::close), on a thread of its own, for which the future waits. Dropping the
-    /// future does not end the close.
-    pub(super) async fn close_on_thread(
+    /// Starts a [`close`](Self::close) on a thread of its own, unless one has begun, and promises
+    /// its result. Nobody has to wait for it. If there is no thread, the cache is as before, but
+    /// for the mark.
+    pub(super) fn close_on_thread(
         self: &Arc<Self>,
         close: impl FnOnce() -> Result<()> + Send + 'static,
-    ) -> Result<()> {
-        self.close_on(close, |body| spawn_named("hybrid-close", body).map(drop)).await
+    ) -> Arc<Promise<Result<()>>> {
+        self.close_on(close, |body| spawn_named("hybrid-close", body).map(drop))
     }
 
-    /// `spawn` starts the thread. If it fails, the cache is as before, but for the mark.
-    async fn close_on(
+    /// `spawn` starts the thread.
+    fn close_on(
         self: &Arc<Self>,
         close: impl FnOnce() -> Result<()> + Send + 'static,
         spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<()>,
-    ) -> Result<()> {
+    ) -> Arc<Promise<Result<()>>> {
         self.is_set.store(true, Ordering::SeqCst);
         let (closed, is_first) = {
             let mut closed = self.closed.lock();
@@ -184,6 +185,6 @@ impl Closing {
                 closed.fulfill(Err(error));
             }
         }
-        closed.wait().await
+        closed
     }
 }

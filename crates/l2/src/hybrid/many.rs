@@ -11,8 +11,62 @@ const MAX_IN_FLIGHT: usize = 64;
 /// Keys that are looked up in memory together.
 const CHUNK_KEYS: usize = 64;
 
-/// A lookup in flight, and the number of its key.
-type Pending<K, V> = VecDeque<(usize, InFlight<K, V>)>;
+/// Lookups of several keys, the same for callers that block and those that do not: both take the
+/// steps that [`next`](Self::next) names, and report what came of them.
+struct Lookups<K: Key, V: Send + Sync + 'static> {
+    found: Vec<Option<OwnedRef<K, V>>>,
+    /// The number of the next key to begin with.
+    next: usize,
+    /// Lookups in flight, and the numbers of their keys.
+    pending: VecDeque<(usize, InFlight<K, V>)>,
+    /// Whether one of them has to end before another begins.
+    is_full: bool,
+}
+
+/// What to do next.
+enum Step<K: Key, V: Send + Sync + 'static> {
+    /// Begin the lookup of the key of this number.
+    Begin(usize),
+    /// End the lookup of the key of this number.
+    End(usize, InFlight<K, V>),
+    Done,
+}
+
+impl<K: Key, V: Send + Sync + 'static> Lookups<K, V> {
+    fn next(&mut self) -> Step<K, V> {
+        while self.found.get(self.next).is_some_and(Option::is_some) {
+            self.next += 1;
+        }
+        if self.next < self.found.len() && !self.is_full {
+            return Step::Begin(self.next);
+        }
+        self.pending.pop_front().map_or(Step::Done, |(number, begun)| Step::End(number, begun))
+    }
+
+    /// Notes what came of the lookup that [`Step::Begin`] asked for.
+    fn begun(&mut self, lookup: Option<Lookup<K, V>>) {
+        match lookup {
+            Some(Lookup::Value(value)) => self.found[self.next] = Some(value),
+            Some(Lookup::InFlight(begun)) => {
+                self.pending.push_back((self.next, begun));
+                self.is_full = self.pending.len() == MAX_IN_FLIGHT;
+            }
+            // The reads in flight may have the memory for it: it begins again after one of them.
+            Some(Lookup::Declined) if !self.pending.is_empty() => {
+                self.is_full = true;
+                return;
+            }
+            Some(Lookup::Declined) | None => {}
+        }
+        self.next += 1;
+    }
+
+    /// Notes what came of the lookup that [`Step::End`] asked for.
+    fn ended(&mut self, number: usize, value: Option<OwnedRef<K, V>>) {
+        self.found[number] = value;
+        self.is_full = false;
+    }
+}
 
 impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// The values of several keys, in their order, as [`get`](Self::get) finds them.
@@ -36,88 +90,42 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn get_many(&self, keys: &[K]) -> Vec<Option<OwnedRef<K, V>>> {
-        let mut found = self.many_from_memory(keys);
-        let mut pending = Pending::with_capacity(MAX_IN_FLIGHT.min(keys.len()));
-        let mut may_wait = true;
-        for (number, key) in keys.iter().enumerate() {
-            while found[number].is_none() {
-                match self.begin_lookup(key, &mut may_wait) {
-                    None => break,
-                    Some(Lookup::Value(value)) => found[number] = Some(value),
-                    Some(Lookup::InFlight(in_flight)) => {
-                        pending.push_back((number, in_flight));
-                        break;
-                    }
-                    // The reads in flight may have the memory for it.
-                    Some(Lookup::Declined) => {
-                        let Some((number, in_flight)) = pending.pop_front() else { break };
-                        found[number] = self.end_lookup(&keys[number], in_flight);
-                    }
+        let (mut lookups, mut may_wait) = (self.many_from_memory(keys), true);
+        loop {
+            match lookups.next() {
+                Step::Begin(n) => lookups.begun(self.begin_lookup(&keys[n], &mut may_wait)),
+                // A load that was given up begins again.
+                Step::End(n, begun) => {
+                    lookups.ended(n, begun.wait().ok().or_else(|| self.get(&keys[n])));
                 }
-            }
-            if pending.len() == MAX_IN_FLIGHT
-                && let Some((number, in_flight)) = pending.pop_front()
-            {
-                found[number] = self.end_lookup(&keys[number], in_flight);
+                Step::Done => return lookups.found,
             }
         }
-        for (number, in_flight) in pending {
-            found[number] = self.end_lookup(&keys[number], in_flight);
-        }
-        found
     }
 
     /// Like [`get_many`](Self::get_many), but does not block the thread. Works under any executor.
     pub async fn get_many_async(&self, keys: &[K]) -> Vec<Option<OwnedRef<K, V>>> {
-        let mut found = self.many_from_memory(keys);
-        let mut pending = Pending::with_capacity(MAX_IN_FLIGHT.min(keys.len()));
-        let mut may_wait = true;
-        for (number, key) in keys.iter().enumerate() {
-            while found[number].is_none() {
-                match self.begin_lookup_async(key, &mut may_wait).await {
-                    None => break,
-                    Some(Lookup::Value(value)) => found[number] = Some(value),
-                    Some(Lookup::InFlight(in_flight)) => {
-                        pending.push_back((number, in_flight));
-                        break;
-                    }
-                    Some(Lookup::Declined) => {
-                        let Some((number, in_flight)) = pending.pop_front() else { break };
-                        found[number] = self.end_lookup_async(&keys[number], in_flight).await;
-                    }
+        let (mut lookups, mut may_wait) = (self.many_from_memory(keys), true);
+        loop {
+            match lookups.next() {
+                Step::Begin(n) => {
+                    lookups.begun(self.begin_lookup_async(&keys[n], &mut may_wait).await);
                 }
+                Step::End(n, begun) => match begun.await {
+                    Ok(value) => lookups.ended(n, Some(value)),
+                    Err(_) => lookups.ended(n, self.get_async(&keys[n]).await),
+                },
+                Step::Done => return lookups.found,
             }
-            if pending.len() == MAX_IN_FLIGHT
-                && let Some((number, in_flight)) = pending.pop_front()
-            {
-                found[number] = self.end_lookup_async(&keys[number], in_flight).await;
-            }
-        }
-        for (number, in_flight) in pending {
-            found[number] = self.end_lookup_async(&keys[number], in_flight).await;
-        }
-        found
-    }
-
-    fn end_lookup(&self, key: &K, in_flight: InFlight<K, V>) -> Option<OwnedRef<K, V>> {
-        // A load that was given up begins again.
-        in_flight.wait().ok().or_else(|| self.get(key))
-    }
-
-    async fn end_lookup_async(&self, key: &K, in_flight: InFlight<K, V>) -> Option<OwnedRef<K, V>> {
-        match in_flight.await {
-            Ok(value) => Some(value),
-            // A load that was given up begins again.
-            Err(_) => self.get_async(key).await,
         }
     }
 
-    fn many_from_memory(&self, keys: &[K]) -> Vec<Option<OwnedRef<K, V>>> {
+    fn many_from_memory(&self, keys: &[K]) -> Lookups<K, V> {
         let (mut found, mut chunk) = (Vec::with_capacity(keys.len()), Vec::new());
         for keys in keys.chunks(CHUNK_KEYS) {
             self.cache.get_many(keys, &mut chunk);
             found.extend(chunk.drain(..).map(|value| value.map(Ref::into_owned)));
         }
-        found
+        Lookups { found, next: 0, pending: VecDeque::new(), is_full: false }
     }
 }

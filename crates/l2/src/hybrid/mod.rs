@@ -25,6 +25,7 @@
 mod asynchronous;
 mod builder;
 mod closing;
+mod entry;
 mod file;
 mod many;
 mod memory;
@@ -35,14 +36,16 @@ mod values;
 
 use std::cell::RefCell;
 use std::fmt;
+use std::time::Duration;
 
 use forebay_base::sync::Arc;
 use forebay_cache::{
     Attributes, Begin, Cache, Candidate, Class, Holding, InFlight, Key, LoadError, LoadGuard,
-    OwnedRef, Present, Refused, SecondaryCache, Stats,
+    OwnedRef, Present, Refusal, Refused, SecondaryCache, Stats,
 };
 
 pub use builder::HybridBuilder;
+pub use entry::HybridEntry;
 pub use memory::HybridMemory;
 #[cfg(feature = "serde")]
 pub use postcard_value::Postcard;
@@ -50,10 +53,12 @@ pub use values::{L2Key, L2Value};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::l2::L2;
-use crate::promise::OnDrop;
+use crate::promise::{OnDrop, Promise};
 use crate::stats::L2Stats;
 use closing::Closing;
 
+/// The end of errors about a value of the device that has to be in memory.
+const NOT_HELD: &str = "a value of the device, because memory has no capacity to hold it; raise the capacity, or hold fewer values";
 /// Abandoned loads of a key after which a lookup misses.
 const MAX_ABANDONED_LOADS: u32 = 4;
 /// Blocks that are pinned at once while all values are written.
@@ -101,6 +106,10 @@ pub enum InsertError<V> {
         /// The value, if it was not cached either.
         value: Option<V>,
     },
+    /// A value of the device could not be modified, because memory has no capacity to hold it.
+    /// Nothing was changed. Only [`HybridEntry::and_modify`] returns this.
+    #[error("cannot modify {NOT_HELD}")]
+    NotHeld,
 }
 
 /// Does not show the value, which need not implement it.
@@ -108,6 +117,7 @@ impl<V> fmt::Debug for InsertError<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(refused) => f.debug_tuple("Refused").field(refused).finish(),
+            Self::NotHeld => f.write_str("NotHeld"),
             Self::ForgetFailed { error, value } => f
                 .debug_struct("ForgetFailed")
                 .field("error", error)
@@ -189,6 +199,24 @@ fn capture_forget_error<T>(change: impl FnOnce() -> T) -> (T, Option<Error>) {
     let _outer = OnDrop::new(|| LAST_FORGET_ERROR.with(|slot| *slot.borrow_mut() = outer));
     let outcome = change();
     (outcome, LAST_FORGET_ERROR.with(|slot| slot.borrow_mut().take()))
+}
+
+/// Runs an insert that makes the L2 forget a key.
+fn capture_insert_error<T, V>(
+    insert: impl FnOnce() -> Result<T, Refused<V>>,
+) -> Result<T, InsertError<V>> {
+    match capture_forget_error(insert) {
+        (Ok(done), None) => Ok(done),
+        (Err(refused), None) => Err(InsertError::Refused(refused)),
+        (outcome, Some(error)) => {
+            let value = outcome.err().map(|refused| refused.value);
+            Err(InsertError::ForgetFailed { error, value })
+        }
+    }
+}
+
+fn closed_insert<V>(value: V) -> InsertError<V> {
+    InsertError::Refused(Refused { reason: Refusal::Closed, value, removed: false })
 }
 
 fn closed_error() -> Error {
@@ -364,17 +392,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         attributes: Attributes,
     ) -> Result<(), InsertError<V>> {
         let Some(_change) = self.closing.begin_change() else {
-            let reason = forebay_cache::Refusal::Closed;
-            return Err(InsertError::Refused(Refused { reason, value, removed: false }));
+            return Err(closed_insert(value));
         };
-        match capture_forget_error(|| self.cache.insert_with(key, value, attributes)) {
-            (Ok(()), None) => Ok(()),
-            (Err(refused), None) => Err(InsertError::Refused(refused)),
-            (outcome, Some(error)) => {
-                let value = outcome.err().map(|refused| refused.value);
-                Err(InsertError::ForgetFailed { error, value })
-            }
-        }
+        capture_insert_error(|| self.cache.insert_with(key, value, attributes))
     }
 
     /// Removes a value from memory and from the device. Returns true if it was in memory. The
@@ -439,6 +459,44 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     pub fn close(&self) -> Result<()> {
         let close = || close_once(&self.cache, &self.l2, self.writes_on_close);
         self.closing.close(!self.l2.is_own_thread(), close)
+    }
+
+    /// Like [`close`](Self::close), and waits no longer than `timeout`. If that is not enough, the
+    /// close goes on, on a thread of its own; a later call returns its result.
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("cache");
+    /// # use forebay_l2::{ErrorKind, HybridCache};
+    /// use std::time::Duration;
+    ///
+    /// let cache = HybridCache::<u64, String>::open(&path, 64 << 20, 4 << 20)?;
+    /// cache.insert(7, "seven".to_owned())?;
+    /// let held = cache.get(&7);
+    /// let error = cache.close_timeout(Duration::from_millis(1)).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::TimedOut);
+    /// drop(held);
+    /// cache.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`close`](Self::close) and [`close_async`](Self::close_async).
+    /// [`ErrorKind::TimedOut`] if it has not ended in time.
+    pub fn close_timeout(&self, timeout: Duration) -> Result<()> {
+        let closed = self.close_on_thread();
+        closed.wait_timeout(timeout).unwrap_or_else(|| {
+            let text = format!(
+                "the cache is not closed after {timeout:?}, and the close goes on: values are held, being loaded or being written; drop those that are held, and call `close` to wait for the end"
+            );
+            Err(Error::new(ErrorKind::TimedOut, text))
+        })
+    }
+
+    fn close_on_thread(&self) -> Arc<Promise<Result<()>>> {
+        let (cache, l2) = (Arc::clone(&self.cache), Arc::clone(&self.l2));
+        let writes_on_close = self.writes_on_close;
+        self.closing.close_on_thread(move || close_once(&cache, &l2, writes_on_close))
     }
 }
 

@@ -5,7 +5,7 @@
 
 use forebay_cache::Key;
 
-use super::{HybridCache, MAX_ABANDONED_LOADS, capture_forget_error, closed_error};
+use super::{HybridCache, MAX_ABANDONED_LOADS, NOT_HELD, capture_forget_error, closed_error};
 use crate::error::{Error, ErrorKind, Result};
 
 impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
@@ -45,7 +45,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                 None => {}
             }
         }
-        let text = "cannot judge a value of the device, because memory has no capacity to hold it; raise the capacity, or hold fewer values";
+        let text = format!("cannot judge {NOT_HELD}");
         Err(Error::new(ErrorKind::NoMemory, text))
     }
 }

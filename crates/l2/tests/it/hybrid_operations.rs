@@ -2,10 +2,11 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_io::Op;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_l2::{ErrorKind, HybridCache, L2Value, MemoryDevice, MemoryOptions};
+use forebay_l2::{ErrorKind, HybridCache, InsertError, L2Value, MemoryDevice, MemoryOptions};
 
 use crate::support::memory;
 
@@ -130,4 +131,84 @@ fn a_failed_removal_is_reported_although_the_value_changes_another_cache() {
     assert!(!other.memory().contains(&1), "the value was not dropped on this thread");
     other.close().unwrap();
     let _ = cache.close();
+}
+
+#[test]
+fn entries_modify_what_memory_or_the_device_has() {
+    let device = memory_device();
+    let cache = open(&device);
+    for key in 0..4 {
+        cache.insert(key, vec![key as u8]).unwrap();
+    }
+    cache.flush_to_device().unwrap();
+    let more = |value: &Vec<u8>| vec![value[0] + 10];
+    drop(cache.entry(0).and_modify(more).unwrap());
+    cache.memory().evict_all();
+    // 0 was only in memory. 1 is on the device alone, and 9 is nowhere.
+    let modified = cache.entry(1).and_modify(more).unwrap().or_insert(vec![0]).unwrap();
+    assert_eq!(*modified, [11]);
+    drop(modified);
+    let made = cache.entry(9).and_modify(|_| unreachable!("it is missing")).unwrap();
+    assert_eq!(*made.or_insert_with(|| vec![9]).unwrap(), [9]);
+    assert!(cache.entry(8).or_try_insert_with(|| Err("no")).is_err());
+    assert!(cache.get(&0).is_none(), "the older value is back");
+    cache.close().unwrap();
+    assert!(cache.entry(2).and_modify(more).is_ok(), "a closed cache has no value");
+    drop(cache);
+    let cache = open(&device);
+    assert!(cache.l2().wait_rebuilt());
+    let values = [0, 1, 2, 9].map(|key| cache.get(&key).map(|value| value[0]));
+    assert_eq!(values, [None, Some(11), Some(2), Some(9)]);
+}
+
+#[test]
+fn no_modification_is_lost() {
+    let cache = open(&memory_device());
+    cache.insert(1, vec![0]).unwrap();
+    cache.flush_to_device().unwrap();
+    cache.memory().evict_all();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    drop(cache.entry(1).and_modify(|value| vec![value[0] + 1]).unwrap());
+                    cache.flush_to_device().unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(cache.get(&1).unwrap()[0], 150);
+}
+
+#[test]
+fn a_value_that_memory_cannot_hold_is_not_modified() {
+    let device = memory_device();
+    let cache = open(&device);
+    cache.insert(1, vec![1; 100]).unwrap();
+    cache.close().unwrap();
+    drop(cache);
+    let tiny = HybridCache::<u64, Vec<u8>>::builder(device).capacity(64).build().unwrap();
+    assert!(tiny.l2().wait_rebuilt());
+    let error = tiny.entry(1).and_modify(|_| unreachable!("not held")).unwrap_err();
+    assert!(matches!(error, InsertError::NotHeld), "{error}");
+    assert!(error.to_string().starts_with("cannot modify a value of the device"), "{error}");
+    assert_eq!(tiny.get(&1).unwrap().len(), 100);
+}
+
+#[test]
+fn a_close_with_a_timeout_goes_on() {
+    let device = memory_device();
+    let cache = open(&device);
+    cache.insert(1, vec![1]).unwrap();
+    let held = cache.get(&1);
+    let error = cache.close_timeout(Duration::from_millis(1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(error.to_string().contains("drop those that are held"), "{error}");
+    assert!(cache.insert(2, vec![2]).is_err());
+    drop(held);
+    cache.close_timeout(Duration::from_secs(3600)).unwrap();
+    drop(cache);
+    let cache = open(&device);
+    assert!(cache.l2().wait_rebuilt());
+    assert_eq!(cache.get(&1).as_deref(), Some(&vec![1]));
 }

@@ -1,8 +1,9 @@
 //! Lookups, inserts and removals with one thread.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use forebay_cache::{Attributes, BuildError, Cause, KeyedCache, Refusal};
+use forebay_cache::{Attributes, BuildError, Cause, Delivery, KeyedCache, Refusal};
 
 use super::{TICK, advance, audit, inline};
 use crate::support::{Live, block_on};
@@ -23,6 +24,57 @@ fn keys_are_found_in_any_equivalent_form() {
     assert!(cache.remove("seven").is_none() && cache.get("seven").is_none());
     assert!(cache.is_empty());
     audit(&cache);
+}
+
+#[test]
+fn many_are_found_in_their_order_and_counted_like_one() {
+    let (builder, clock) = inline::<String, u64>(100);
+    let cache = builder.expire_with(|_, value| (*value == 30).then_some(TICK)).build().unwrap();
+    for key in 0..60 {
+        cache.insert(key.to_string(), key).unwrap();
+    }
+    advance(&clock, TICK);
+    // More keys than are looked up at once, some missing, one expired, and some twice.
+    let names: Vec<String> = (20..70).chain(20..25).map(|key| key.to_string()).collect();
+    let keys: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut pins = Vec::new();
+    cache.get_many(&keys, &mut pins);
+    let found: Vec<_> = pins.iter().map(|value| value.as_deref().copied()).collect();
+    let wanted = |name: &String| name.parse().ok().filter(|key| *key < 60 && *key != 30);
+    assert_eq!(found, names.iter().map(wanted).collect::<Vec<Option<u64>>>());
+    drop(pins);
+    let usage = cache.usage();
+    assert_eq!((usage.hits(), usage.counter("lookups_missed")), (44, 11));
+    assert_eq!(cache.len(), 59, "a lookup removes the expired entry");
+    audit(&cache);
+}
+
+#[test]
+fn a_close_with_a_timeout_says_what_it_waits_for() {
+    let gate = Arc::new(Mutex::new(()));
+    let held = gate.lock().unwrap();
+    let inside = gate.clone();
+    let cache = KeyedCache::<String, u64>::builder()
+        .max_entries(100)
+        .on_evicted(Delivery::Lossless, move |_| drop(inside.lock().unwrap()))
+        .build()
+        .unwrap();
+    for key in ["a", "b", "c"] {
+        cache.insert(key.to_owned(), 1).unwrap();
+    }
+    let pins = [cache.get_owned("a").unwrap(), cache.get_owned("b").unwrap()];
+    let error = cache.close_timeout(Duration::from_millis(1)).unwrap_err();
+    assert_eq!(error.in_use, 2);
+    assert!(error.to_string().contains("2 of its blocks are still pinned"), "{error}");
+    assert!(cache.get("c").is_none() && cache.insert("d".to_owned(), 1).is_err());
+    drop(pins);
+    let error = cache.close_timeout(Duration::from_millis(1)).unwrap_err();
+    assert_eq!(error.in_use, 0);
+    assert!(error.to_string().contains("its listener still runs"), "{error}");
+    drop(held);
+    cache.close_timeout(Duration::from_secs(3600)).unwrap();
+    assert_eq!(cache.usage().counter("callbacks_run"), 3);
+    cache.close();
 }
 
 #[test]

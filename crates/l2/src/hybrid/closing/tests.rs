@@ -31,22 +31,22 @@ fn a_refused_thread_leaves_the_cache_open() {
                 Ok(())
             }
         };
-        let mut waiting = pin!(closing.close_on_thread(close()));
-        let refused = block_on(closing.close_on(close(), |body| {
-            // Another future waits for this thread.
-            let context = &mut Context::from_waker(Waker::noop());
-            assert!(waiting.as_mut().poll(context).is_pending());
+        let mut waiting = None;
+        let answer = closing.close_on(close(), |body| {
+            // Another caller waits for this thread.
+            waiting = Some(closing.close_on_thread(close()).wait());
             // As the system does: the body is dropped before the error is returned.
             drop(body);
             Err(io::Error::from(io::ErrorKind::WouldBlock))
-        }));
+        });
+        let refused = block_on(answer.wait());
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Thread);
-        assert_eq!(block_on(waiting).unwrap_err().kind(), ErrorKind::Thread);
+        assert_eq!(block_on(waiting.unwrap()).unwrap_err().kind(), ErrorKind::Thread);
         assert!(closing.is_set(), "changes are refused from now on");
         assert!(!closed.load(Ordering::SeqCst), "closed without a thread");
         match later_by_future {
             false => closing.close(true, close()).unwrap(),
-            true => block_on(closing.close_on_thread(close())).unwrap(),
+            true => block_on(closing.close_on_thread(close()).wait()).unwrap(),
         }
         assert!(closed.load(Ordering::SeqCst), "the later close did nothing");
     }
