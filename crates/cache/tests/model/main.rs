@@ -25,6 +25,7 @@ mod harness;
 mod header;
 mod index;
 mod keyed;
+mod listener;
 mod lists;
 mod owned;
 mod secondary;
