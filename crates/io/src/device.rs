@@ -145,6 +145,22 @@ pub struct DeviceInfo {
     pub block_device: bool,
     /// The engine that executes its requests, with the reason.
     pub engine: Engine,
+    /// What it means that each address is written once. `None` for a device that takes rewrites.
+    pub append_only: Option<AppendOnly>,
+}
+
+/// Each address of the device is written at most once, except in two small areas: its first
+/// `mutable_bytes`, and its last 256 KiB.
+///
+/// A discard says that nothing will ever be read from a range again. It may be repeated, and may
+/// cover addresses that were never written. A write may be repeated with the same bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AppendOnly {
+    /// Bytes at its start that take rewrites as those of any device; at least 1 MiB.
+    pub mutable_bytes: u64,
+    /// When the device was opened, no address from here on had been written, whatever became of it:
+    /// also not by a write that a crash has undone.
+    pub next_unused: u64,
 }
 
 /// The sectors that content on a file or block device needs at least by default, in bytes. Disks
@@ -156,7 +172,7 @@ impl DeviceInfo {
     pub fn default_sector_bytes(&self) -> u32 {
         match self.engine {
             // Its physical sector is known.
-            Engine::Memory => self.physical_bytes,
+            Engine::Memory | Engine::ObjectStore => self.physical_bytes,
             _ => self.physical_bytes.max(DEFAULT_SECTOR_BYTES),
         }
     }
@@ -211,6 +227,8 @@ pub enum Engine {
     },
     /// Memory of this process.
     Memory,
+    /// Requests to an object store.
+    ObjectStore,
 }
 
 impl fmt::Display for Engine {
@@ -219,6 +237,7 @@ impl fmt::Display for Engine {
             Self::IoUring => f.write_str("io_uring"),
             Self::Threads { why } => write!(f, "threads ({why})"),
             Self::Memory => f.write_str("memory"),
+            Self::ObjectStore => f.write_str("object store"),
         }
     }
 }
@@ -245,11 +264,28 @@ pub struct DeviceStats {
     pub engine: Engine,
     /// Name, label (empty if the counter has none) and value of each counter.
     pub counters: Vec<(&'static str, &'static str, u64)>,
+    /// Since when the device has not answered, if it comes back by itself.
+    pub away: Option<Away>,
+}
+
+/// A device that does not answer. Its requests wait until it does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Away {
+    /// Milliseconds since its last answer.
+    pub since_ms: u64,
+    /// The newest error.
+    pub error: String,
 }
 
 impl DeviceStats {
     /// Creates the statistics of a custom device.
     pub fn new(engine: Engine, counters: Vec<(&'static str, &'static str, u64)>) -> Self {
-        Self { engine, counters }
+        Self { engine, counters, away: None }
+    }
+
+    /// Returns the statistics with what is known of a device that does not answer.
+    #[must_use]
+    pub fn with_away(self, away: Option<Away>) -> Self {
+        Self { away, ..self }
     }
 }

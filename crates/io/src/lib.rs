@@ -5,8 +5,8 @@
 //! * [`Roots`]: groups of requests that can be awaited, cancelled and closed together, and that
 //!   collect errors;
 //! * [`Priority`]: five classes of urgency;
-//! * [`FileDevice`] for files and block devices, [`MemoryDevice`], and decorators: [`fault`],
-//!   [`record`], [`metrics`].
+//! * [`FileDevice`] for files and block devices, [`MemoryDevice`], and decorators:
+//!   [`append_only`], [`fault`], [`record`], [`metrics`].
 //!
 //! ```
 //! use forebay_base::arena::{Arena, ArenaConfig, HugePages};
@@ -36,6 +36,7 @@
 //!
 //! Linux only.
 
+pub mod append_only;
 mod completion;
 pub mod counters;
 mod device;
@@ -57,7 +58,9 @@ pub mod tunables;
 mod waiter;
 
 pub use completion::in_callback;
-pub use device::{Buffered, Decorator, Device, DeviceInfo, DeviceStats, Engine, Health};
+pub use device::{
+    AppendOnly, Away, Buffered, Decorator, Device, DeviceInfo, DeviceStats, Engine, Health,
+};
 pub use error::{Error, ErrorKind};
 pub use file::{
     Direct, EngineChoice, FileDevice, FileLock, Locking, OpenError, OpenOptions, SectorProbe,

@@ -122,6 +122,7 @@ impl MemoryDevice {
             buffered: None,
             block_device: false,
             engine: Engine::Memory,
+            append_only: None,
         };
         let data = (0..queues).map(|_| MemoryQueue::default()).collect();
         let limits = Limits::new(&options.tunables);

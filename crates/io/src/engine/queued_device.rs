@@ -76,10 +76,7 @@ impl<B: Backend> Device for QueuedDevice<B> {
     fn stats(&self) -> DeviceStats {
         let counters = self.0.counters.snapshot();
         let counters = counters.into_iter().map(|c| (c.name, c.label.unwrap_or(""), c.value));
-        DeviceStats {
-            engine: self.0.backend.engine(&self.0.info.engine),
-            counters: counters.collect(),
-        }
+        DeviceStats::new(self.0.backend.engine(&self.0.info.engine), counters.collect())
     }
 
     fn help(&self, waiter: &Waiter) {

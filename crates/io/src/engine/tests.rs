@@ -50,6 +50,7 @@ fn engine_over(file: OwnedFd, path: &Path, direct: bool, setup: &Setup) -> FileE
         buffered: None,
         block_device: false,
         engine: Engine::Memory,
+        append_only: None,
     };
     start(file, info, setup).unwrap()
 }

@@ -128,6 +128,7 @@ impl FileDevice {
             block_device: opened.block_device,
             // Set by the engine later.
             engine: Engine::IoUring,
+            append_only: None,
         };
         let setup = Setup {
             choice: options.engine,

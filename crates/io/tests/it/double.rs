@@ -65,6 +65,7 @@ fn info() -> DeviceInfo {
         buffered: None,
         block_device: false,
         engine: Engine::Memory,
+        append_only: None,
     }
 }
 

@@ -29,6 +29,7 @@ impl PageMapDevice {
             buffered: None,
             block_device: false,
             engine: Engine::Memory,
+            append_only: None,
         };
         Self { info, pages: Mutex::named("plain", pages) }
     }

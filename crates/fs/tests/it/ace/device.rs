@@ -34,6 +34,7 @@ impl ImageDevice {
             buffered: None,
             block_device: false,
             engine: Engine::Memory,
+            append_only: None,
         };
         Self { info, bytes: Mutex::new(bytes) }
     }

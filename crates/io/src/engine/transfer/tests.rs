@@ -28,6 +28,7 @@ fn medium_of(file: File) -> DeviceFile {
         buffered: None,
         block_device: false,
         engine: Engine::IoUring,
+        append_only: None,
     };
     DeviceFile::new(file.into(), &info)
 }

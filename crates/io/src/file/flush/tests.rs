@@ -71,6 +71,7 @@ impl Fixture {
             buffered: None,
             block_device: false,
             engine: Engine::Memory,
+            append_only: None,
         };
         let in_flight = Mutex::named("test-in-flight", Vec::new());
         let closed = Mutex::named("test-closed", false);
