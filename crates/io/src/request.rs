@@ -323,6 +323,17 @@ impl Request {
         self.payload.as_mut()?.bytes_mut()
     }
 
+    /// Takes its memory, for a device that lends the bytes to others. They come back by
+    /// [`put_payload`](Self::put_payload), or the completion has none.
+    pub fn take_payload(&mut self) -> Option<Payload> {
+        self.payload.take()
+    }
+
+    /// Gives its memory back.
+    pub fn put_payload(&mut self, payload: Payload) {
+        self.payload = Some(payload);
+    }
+
     /// Returns its memory, mutably. For engines: kind and length must stay the same.
     pub(crate) fn payload_mut(&mut self) -> Option<&mut Payload> {
         self.payload.as_mut()

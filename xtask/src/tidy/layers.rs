@@ -62,6 +62,7 @@ pub(crate) const CRATES: &[CrateRow] = &[
     library("forebay", Layer::At(3), PROTOCOLS),
     library("forebay-pool", Layer::At(3), PROTOCOLS),
     library("forebay-l2", Layer::At(2), PROTOCOLS),
+    library("forebay-object", Layer::At(2), PROTOCOLS),
     library("forebay-cache", Layer::At(1), ASYNC_RUNTIMES_AND_IO),
     library("forebay-io", Layer::At(1), PROTOCOLS),
     library("forebay-base", Layer::At(0), ASYNC_RUNTIMES),

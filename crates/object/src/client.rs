@@ -1,0 +1,313 @@
+//! Requests to the store, with what every request needs: limits, timeouts, retries, counters.
+//!
+//! Two kinds of puts: [`Client::put`] repeats itself until it succeeds, because the object of its
+//! key has only one content. [`Client::put_once`] is one attempt with a condition; its caller finds
+//! out what an error meant.
+//!
+//! The store is *away* from its first request without an answer to its next answer. Refusals
+//! (credentials, too many requests) count as no answer.
+//!
+//! Locking: `object-client`, a leaf lock, held for a look.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use bytes::Bytes;
+use forebay_base::clock::{Clock, SystemClock};
+use forebay_base::rng::{SmallRng, seed_from_system};
+use forebay_base::sync::{Arc, Mutex};
+use forebay_io::Away;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use crate::counters::ObjectCounters;
+use crate::limiter::Limiter;
+use crate::options::Options;
+use crate::store::{Body, Condition, ObjectStore, StoreError, StoreErrorKind, Version};
+
+/// The wait before the first repetition. It doubles each time.
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+/// The longest wait, so that a store that comes back is noticed.
+const BACKOFF_MAX: Duration = Duration::from_secs(3);
+/// The most repetitions of a request that is not important.
+const BACKGROUND_ATTEMPTS: u32 = 6;
+
+/// The kind of a request, as counters have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Get,
+    Put,
+    PutIf,
+    Delete,
+    List,
+}
+
+/// How long a request is repeated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Persist {
+    /// Until the client is stopped.
+    Forever,
+    /// For this time.
+    Budget(Duration),
+    /// A few times, with a permit of the background.
+    Background,
+}
+
+/// The client of a store.
+pub(crate) struct Client {
+    store: Arc<dyn ObjectStore>,
+    pub(crate) counters: Arc<ObjectCounters>,
+    request_timeout: Duration,
+    puts: Limiter,
+    gets: Limiter,
+    background: Limiter,
+    clock: SystemClock,
+    state: Mutex<State>,
+    stopped: watch::Sender<bool>,
+}
+
+struct State {
+    rng: SmallRng,
+    /// When the first request failed since the last answer, and the newest error.
+    away: Option<(u64, String)>,
+}
+
+impl Client {
+    pub(crate) fn new(store: Arc<dyn ObjectStore>, options: &Options) -> Self {
+        let rng = SmallRng::from_seed(options.seed.unwrap_or_else(seed_from_system));
+        Self {
+            store,
+            counters: Arc::new(ObjectCounters::new()),
+            request_timeout: options.request_timeout,
+            puts: Limiter::new(options.puts),
+            gets: Limiter::new(options.gets),
+            background: Limiter::new(options.background),
+            clock: SystemClock::new(),
+            state: Mutex::named("object-client", State { rng, away: None }),
+            stopped: watch::Sender::new(false),
+        }
+    }
+
+    /// Draws a number that no other session draws.
+    pub(crate) fn nonce(&self) -> u128 {
+        let mut state = self.state.lock();
+        (u128::from(state.rng.next_u64()) << 64) | u128::from(state.rng.next_u64())
+    }
+
+    /// Lets all requests fail that wait for a repetition, and new ones.
+    pub(crate) fn stop(&self) {
+        self.stopped.send_replace(true);
+    }
+
+    /// Since when the store has not answered.
+    pub(crate) fn away(&self) -> Option<Away> {
+        let state = self.state.lock();
+        let (since, error) = state.away.as_ref()?;
+        let since_ms = self.clock.now_ns().saturating_sub(*since) / 1_000_000;
+        Some(Away { since_ms, error: error.clone() })
+    }
+
+    pub(crate) fn count(&self, counter: forebay_base::counters::Counter, n: u64) {
+        self.counters.add(counter, 0, n);
+    }
+
+    /// Reads an object.
+    pub(crate) async fn get(
+        &self,
+        key: &str,
+        persist: Persist,
+    ) -> Result<(Bytes, Version), StoreError> {
+        let get = || async {
+            let found = self.store.get(key).await?;
+            self.counters.add(
+                ObjectCounters::REQUEST_BYTES,
+                Kind::Get as usize,
+                found.0.len() as u64,
+            );
+            Ok(found)
+        };
+        self.repeat(Kind::Get, persist, get).await
+    }
+
+    /// Reads a range of an object, all of it.
+    pub(crate) async fn get_range(
+        &self,
+        key: &str,
+        range: Range<u64>,
+        persist: Persist,
+    ) -> Result<Bytes, StoreError> {
+        let get = || async {
+            let bytes = self.store.get_range(key, range.clone()).await?;
+            self.counters.add(
+                ObjectCounters::REQUEST_BYTES,
+                Kind::Get as usize,
+                bytes.len() as u64,
+            );
+            let (found, wanted) = (bytes.len() as u64, range.end - range.start);
+            if found == wanted {
+                return Ok(bytes);
+            }
+            self.count(ObjectCounters::DAMAGED_BODIES, 1);
+            let detail = format!("a get of {wanted} bytes returned {found}");
+            Err(StoreError::new(StoreErrorKind::Damaged, detail))
+        };
+        self.repeat(Kind::Get, persist, get).await
+    }
+
+    /// Writes an object whose key has no other content, until it succeeds.
+    pub(crate) async fn put(
+        &self,
+        key: &str,
+        body: &Body,
+        persist: Persist,
+    ) -> Result<Version, StoreError> {
+        let put = || async {
+            let version = self.store.put(key, body.clone(), Condition::Always).await?;
+            self.counters.add(ObjectCounters::REQUEST_BYTES, Kind::Put as usize, body.len());
+            Ok(version)
+        };
+        self.repeat(Kind::Put, persist, put).await
+    }
+
+    /// Tries once to write an object if `condition` is true. After any error the object may have
+    /// been written.
+    pub(crate) async fn put_once(
+        &self,
+        key: &str,
+        body: &Body,
+        condition: Condition,
+    ) -> Result<Version, StoreError> {
+        let version =
+            self.attempt(Kind::PutIf, self.store.put(key, body.clone(), condition)).await?;
+        self.counters.add(ObjectCounters::REQUEST_BYTES, Kind::PutIf as usize, body.len());
+        Ok(version)
+    }
+
+    /// Deletes an object, or gives up after some attempts.
+    pub(crate) async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.repeat(Kind::Delete, Persist::Background, || self.store.delete(key)).await
+    }
+
+    /// Lists a page of keys after `after`.
+    pub(crate) async fn list(
+        &self,
+        prefix: &str,
+        after: &str,
+        persist: Persist,
+    ) -> Result<Vec<String>, StoreError> {
+        self.repeat(Kind::List, persist, || self.store.list(prefix, after)).await
+    }
+
+    /// Waits before repetition `attempt`, for half to all of the doubled time. Fails if the client
+    /// is stopped meanwhile.
+    pub(crate) async fn back_off(&self, attempt: u32) -> Result<(), StoreError> {
+        let full = BACKOFF_MAX.min(BACKOFF_MIN.saturating_mul(1 << attempt.min(10)));
+        let half_us = full.as_micros() as u64 / 2;
+        let wait_us = half_us + self.state.lock().rng.below(half_us + 1);
+        let mut stopped = self.stopped.subscribe();
+        tokio::select! {
+            () = sleep(Duration::from_micros(wait_us)) => Ok(()),
+            _ = stopped.wait_for(|stopped| *stopped) => Err(closed()),
+        }
+    }
+
+    async fn repeat<T, F>(
+        &self,
+        kind: Kind,
+        persist: Persist,
+        request: impl Fn() -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        match persist {
+            Persist::Budget(budget) => {
+                let mut last = None;
+                let repeated = self.repeat_noting(kind, persist, request, &mut last);
+                match timeout(budget, repeated).await {
+                    Ok(result) => result,
+                    Err(_) => Err(last.unwrap_or_else(no_answer)),
+                }
+            }
+            _ => self.repeat_noting(kind, persist, request, &mut None).await,
+        }
+    }
+
+    async fn repeat_noting<T, F>(
+        &self,
+        kind: Kind,
+        persist: Persist,
+        request: impl Fn() -> F,
+        last: &mut Option<StoreError>,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let limiter = match (persist, kind) {
+            (Persist::Background, _) | (_, Kind::Delete | Kind::List) => &self.background,
+            (_, Kind::Put | Kind::PutIf) => &self.puts,
+            (_, Kind::Get) => &self.gets,
+        };
+        for attempt in 0.. {
+            let permit = limiter.acquire().await;
+            let result = self.attempt(kind, request()).await;
+            let slow_down =
+                matches!(&result, Err(error) if error.kind() == StoreErrorKind::SlowDown);
+            limiter.release(permit, slow_down);
+            match result {
+                Err(error) if error.is_transient() => {
+                    if matches!(persist, Persist::Background) && attempt >= BACKGROUND_ATTEMPTS {
+                        return Err(error);
+                    }
+                    *last = Some(error);
+                }
+                definite => return definite,
+            }
+            self.counters.add(ObjectCounters::RETRIES, kind as usize, 1);
+            self.back_off(attempt).await?;
+        }
+        unreachable!("the loop ends by a return")
+    }
+
+    /// Makes one attempt, and notes whether the store is there.
+    async fn attempt<T>(
+        &self,
+        kind: Kind,
+        request: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let mut stopped = self.stopped.subscribe();
+        self.counters.add(ObjectCounters::REQUESTS, kind as usize, 1);
+        let result = tokio::select! {
+            result = timeout(self.request_timeout, request) => {
+                result.unwrap_or_else(|_| Err(no_answer()))
+            }
+            _ = stopped.wait_for(|stopped| *stopped) => return Err(closed()),
+        };
+        self.note(result.as_ref().err());
+        result
+    }
+
+    fn note(&self, error: Option<&StoreError>) {
+        use StoreErrorKind::{Condition, Damaged, NotFound, SlowDown};
+        let mut state = self.state.lock();
+        match error {
+            Some(error) if !matches!(error.kind(), Condition | Damaged | NotFound) => {
+                if error.kind() == SlowDown {
+                    self.count(ObjectCounters::SLOW_DOWNS, 1);
+                }
+                let now = self.clock.now_ns();
+                let since = state.away.as_ref().map_or(now, |(since, _)| *since);
+                state.away = Some((since, error.to_string()));
+            }
+            _ => state.away = None,
+        }
+    }
+}
+
+fn closed() -> StoreError {
+    StoreError::new(StoreErrorKind::Closed, "the device was closed")
+}
+
+fn no_answer() -> StoreError {
+    StoreError::new(StoreErrorKind::Timeout, "the store does not answer in time")
+}

@@ -1,0 +1,156 @@
+//! The two conditional puts: the swap of `super`, and the creation of a log object.
+//!
+//! After any error it is unknown whether the put took effect: the answer may be lost, and an
+//! attempt may take effect later. So the object is read back:
+//!
+//! * our nonce: the put took effect;
+//! * another writer's content: ours will never take effect, because its condition is false for ever
+//!   (no version comes back, and the object that ends a log is never deleted);
+//! * the old content: *not final*. The same bytes are sent again under the same condition, until
+//!   one of the other cases is seen. Nothing else may be sent for this step meanwhile.
+
+use bytes::Bytes;
+
+use crate::client::{Client, Persist};
+use crate::format::FormatError;
+use crate::format::envelope::{self, Identity, Kind};
+use crate::format::names;
+use crate::format::root::Super;
+use crate::store::{Body, Condition, StoreError, StoreErrorKind, Version};
+
+/// `super` as it was read or written.
+#[derive(Clone, Debug)]
+pub(crate) struct KnownSuper {
+    pub(crate) content: Super,
+    pub(crate) version: Version,
+    /// Unique for each write.
+    pub(crate) nonce: u128,
+}
+
+/// Why `super` could not be read.
+#[derive(Debug)]
+pub(crate) enum SuperError {
+    Store(StoreError),
+    Damaged(FormatError),
+}
+
+/// Reads `super`. A damaged body is fetched again.
+pub(crate) async fn read_super(
+    client: &Client,
+    persist: Persist,
+) -> Result<KnownSuper, SuperError> {
+    let mut attempt = 0;
+    loop {
+        let (bytes, version) =
+            client.get(names::SUPER, persist).await.map_err(SuperError::Store)?;
+        match parse_super(&bytes) {
+            Ok((content, nonce)) => return Ok(KnownSuper { content, version, nonce }),
+            Err(error) if attempt == DAMAGED_ATTEMPTS => return Err(SuperError::Damaged(error)),
+            Err(_) => attempt += 1,
+        }
+        client.back_off(attempt).await.map_err(SuperError::Store)?;
+    }
+}
+
+/// Times that a damaged `super` is fetched again.
+const DAMAGED_ATTEMPTS: u32 = 4;
+
+fn parse_super(bytes: &Bytes) -> Result<(Super, u128), FormatError> {
+    let (kind, id, body) = envelope::open(bytes)?;
+    if kind != Kind::Super {
+        return Err(FormatError::Identity);
+    }
+    Ok((Super::decode(id.epoch, body)?, id.nonce))
+}
+
+/// Encodes `super` with a nonce.
+pub(crate) fn seal_super(content: &Super, nonce: u128) -> Body {
+    let id = Identity { epoch: content.epoch, number: content.root.number, nonce };
+    envelope::seal(Kind::Super, id, &content.encode()).into()
+}
+
+/// Why a conditional put has no effect.
+#[derive(Debug)]
+pub(crate) enum Lost {
+    /// `super` is another one now.
+    Super(Box<Super>),
+    /// There is no `super` any more.
+    Destroyed,
+    /// Another writer has created the object.
+    Taken,
+    /// The client was stopped, or `super` is damaged.
+    Failed(StoreError),
+}
+
+impl From<SuperError> for Lost {
+    fn from(error: SuperError) -> Self {
+        match error {
+            SuperError::Store(error) if error.kind() == StoreErrorKind::NotFound => Self::Destroyed,
+            SuperError::Store(error) => Self::Failed(error),
+            SuperError::Damaged(error) => {
+                Self::Failed(StoreError::new(StoreErrorKind::Damaged, format!("super: {error}")))
+            }
+        }
+    }
+}
+
+/// Replaces the `super` that is `known` by `content`.
+pub(crate) async fn swap_super(
+    client: &Client,
+    known: &KnownSuper,
+    content: &Super,
+) -> Result<KnownSuper, Lost> {
+    let nonce = client.nonce();
+    let body = seal_super(content, nonce);
+    let written = |version| KnownSuper { content: content.clone(), version, nonce };
+    for attempt in 0.. {
+        let condition = Condition::Matches(known.version.clone());
+        match client.put_once(names::SUPER, &body, condition).await {
+            Ok(version) => return Ok(written(version)),
+            Err(error) if error.kind() == StoreErrorKind::Closed => {
+                return Err(Lost::Failed(error));
+            }
+            Err(_) => {}
+        }
+        let found = read_super(client, Persist::Forever).await?;
+        if found.nonce == nonce {
+            return Ok(written(found.version));
+        }
+        if found.nonce != known.nonce {
+            return Err(Lost::Super(Box::new(found.content)));
+        }
+        client.back_off(attempt).await.map_err(Lost::Failed)?;
+    }
+    unreachable!("the loop ends by a return")
+}
+
+/// Creates the object `key`, whose envelope has `nonce`.
+pub(crate) async fn create(
+    client: &Client,
+    key: &str,
+    body: &Body,
+    nonce: u128,
+) -> Result<Version, Lost> {
+    for attempt in 0.. {
+        match client.put_once(key, body, Condition::Absent).await {
+            Ok(version) => return Ok(version),
+            Err(error) if error.kind() == StoreErrorKind::Closed => {
+                return Err(Lost::Failed(error));
+            }
+            Err(_) => {}
+        }
+        match client.get(key, Persist::Forever).await {
+            Ok((bytes, version)) => match envelope::open(&bytes) {
+                Ok((_, id, _)) if id.nonce == nonce => return Ok(version),
+                Ok(_) => return Err(Lost::Taken),
+                // The body of the answer may be damaged.
+                Err(_) if attempt < DAMAGED_ATTEMPTS => {}
+                Err(_) => return Err(Lost::Taken),
+            },
+            Err(error) if error.kind() == StoreErrorKind::NotFound => {}
+            Err(error) => return Err(Lost::Failed(error)),
+        }
+        client.back_off(attempt).await.map_err(Lost::Failed)?;
+    }
+    unreachable!("the loop ends by a return")
+}

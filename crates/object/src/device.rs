@@ -1,0 +1,224 @@
+//! The device: the front of an engine, with the threads that execute its tasks.
+//!
+//! Locking: `object-runtime`, a leaf lock, held for a look.
+
+use std::fmt;
+
+use forebay_base::sync::{Arc, Mutex};
+use forebay_io::{
+    AppendOnly, Away, Device, DeviceInfo, DeviceStats, Engine as EngineName, Health, Request,
+    Waiter, in_callback,
+};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::cleaner::LiveRanges;
+use crate::engine::{Engine, Fenced};
+use crate::error::Error;
+use crate::format::{DEVICE_BYTES, MUTABLE_BYTES, SECTOR_BYTES};
+use crate::options::Options;
+use crate::publish::Publisher;
+use crate::store::ObjectStore;
+use crate::{cleaner, open, publish, reader};
+
+/// Threads that execute the requests of a store.
+const THREADS: usize = 2;
+
+/// A prefix of an object store, as a device.
+pub struct ObjectDevice {
+    engine: Arc<Engine>,
+    info: DeviceInfo,
+    runtime: Mutex<Option<Runtime>>,
+}
+
+/// The state of a store, for people.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StoreState {
+    /// The epoch of this owner.
+    pub epoch: u64,
+    /// Data objects.
+    pub objects: u64,
+    /// Bytes of their payloads.
+    pub stored_bytes: u64,
+    /// Bytes of them that are believed to be live.
+    pub live_bytes: u64,
+    /// Bytes of payload that were written and no durable state names yet.
+    pub unpublished_bytes: u64,
+    /// Since when the store has not answered.
+    pub away: Option<Away>,
+    /// Who has taken the store over.
+    pub fenced: Option<Fenced>,
+}
+
+impl ObjectDevice {
+    /// Creates a store in an empty prefix. `name` is its name for people.
+    ///
+    /// # Errors
+    /// If the prefix is not empty, the store does not honour conditions, or requests fail.
+    pub fn create(
+        store: Arc<dyn ObjectStore>,
+        name: &str,
+        options: Options,
+    ) -> Result<Arc<Self>, Error> {
+        let runtime = runtime(name)?;
+        let publisher = runtime.block_on(open::create(store, name, options))?;
+        Ok(Self::start(runtime, publisher))
+    }
+
+    /// Opens a store, and makes this host its owner.
+    ///
+    /// # Errors
+    /// If there is no store, another host has it open or takes it over at the same time, the store
+    /// does not honour conditions, an object is damaged, or requests fail.
+    pub fn open(
+        store: Arc<dyn ObjectStore>,
+        name: &str,
+        options: Options,
+    ) -> Result<Arc<Self>, Error> {
+        let runtime = runtime(name)?;
+        let publisher = runtime.block_on(open::open(store, name, options))?;
+        Ok(Self::start(runtime, publisher))
+    }
+
+    /// Opens a store as it is now, and writes nothing.
+    ///
+    /// # Errors
+    /// If there is no store, an object is damaged, or requests fail.
+    pub fn open_read_only(
+        store: Arc<dyn ObjectStore>,
+        name: &str,
+        options: Options,
+    ) -> Result<Arc<Self>, Error> {
+        let runtime = runtime(name)?;
+        let engine = runtime.block_on(open::open_read_only(store, name, options))?;
+        Ok(Self::new(runtime, engine))
+    }
+
+    /// Starts the cleaner, which asks `oracle` what is live. Without one, nothing that was written
+    /// is ever deleted. Call it once; the oracle lives as long as the device.
+    pub fn set_live_ranges(&self, oracle: Arc<dyn LiveRanges>) {
+        self.engine.spawn(|engine| cleaner::run(engine, oracle));
+    }
+
+    fn start(runtime: Runtime, publisher: Publisher) -> Arc<Self> {
+        let engine = Arc::clone(&publisher.engine);
+        drop(runtime.spawn(publish::run(publisher)));
+        Self::new(runtime, engine)
+    }
+
+    fn new(runtime: Runtime, engine: Arc<Engine>) -> Arc<Self> {
+        drop(runtime.spawn(reader::run(Arc::clone(&engine))));
+        let info = info(&engine);
+        Arc::new(Self { engine, info, runtime: Mutex::named("object-runtime", Some(runtime)) })
+    }
+
+    /// Returns the state of the store.
+    pub fn state(&self) -> StoreState {
+        let away = self.engine.client.away();
+        let state = self.engine.lock();
+        let (stored_bytes, live_bytes) = state.map.bytes();
+        StoreState {
+            epoch: self.engine.epoch,
+            objects: state.map.len() as u64,
+            stored_bytes,
+            live_bytes,
+            unpublished_bytes: state.unpublished.iter().map(|o| o.payload_bytes()).sum(),
+            away,
+            fenced: state.fenced.clone(),
+        }
+    }
+}
+
+/// Destroys a store: takes it over, and deletes all objects that Forebay has written. Returns their
+/// number.
+///
+/// # Errors
+/// If there is no store, another host has it open, or requests fail. Then it can be repeated.
+pub fn destroy(store: Arc<dyn ObjectStore>, name: &str, options: Options) -> Result<u64, Error> {
+    runtime(name)?.block_on(crate::destroy::destroy(store, name, options))
+}
+
+fn runtime(name: &str) -> Result<Runtime, Error> {
+    Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .thread_name("forebay-object")
+        .enable_all()
+        .build()
+        .map_err(|source| Error::Threads { store: name.to_owned(), source })
+}
+
+fn info(engine: &Engine) -> DeviceInfo {
+    DeviceInfo {
+        name: (*engine.name).into(),
+        size_bytes: DEVICE_BYTES,
+        sector_bytes: SECTOR_BYTES as u32,
+        physical_bytes: SECTOR_BYTES as u32,
+        read_only: engine.read_only,
+        direct: true,
+        buffered: None,
+        block_device: false,
+        engine: EngineName::ObjectStore,
+        append_only: Some(AppendOnly {
+            mutable_bytes: MUTABLE_BYTES,
+            next_unused: engine.first_unused,
+        }),
+    }
+}
+
+impl Device for ObjectDevice {
+    fn submit(&self, request: Request) {
+        self.engine.submit(request);
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn health(&self) -> Health {
+        let state = self.engine.lock();
+        match (&state.fenced, state.errors) {
+            (Some(_), _) => Health::Gone,
+            (None, 0) => Health::Healthy,
+            (None, errors) => Health::Degraded { errors },
+        }
+    }
+
+    fn stats(&self) -> DeviceStats {
+        let counters = self.engine.counters().snapshot();
+        let counters = counters.into_iter().map(|c| (c.name, c.label.unwrap_or(""), c.value));
+        DeviceStats::new(EngineName::ObjectStore, counters.collect())
+            .with_away(self.engine.client.away())
+    }
+
+    fn help(&self, _waiter: &Waiter) {
+        // The threads of the runtime need no help.
+    }
+
+    fn close(&self) {
+        self.engine.start_close();
+        if in_callback() {
+            return;
+        }
+        self.engine.wait_closed();
+        let runtime = self.runtime.lock().take();
+        if let Some(runtime) = runtime {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for ObjectDevice {
+    fn drop(&mut self) {
+        // Without a close it ends as after a crash.
+        self.engine.client.stop();
+        if let Some(runtime) = self.runtime.get_mut().take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl fmt::Debug for ObjectDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectDevice").field("name", &self.engine.name).finish_non_exhaustive()
+    }
+}

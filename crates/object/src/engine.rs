@@ -1,0 +1,357 @@
+//! The state that requests, flushes and the cleaner share, and the entry of all requests.
+//!
+//! Reads and writes of the mutable area are copies from and to memory. Those of data are tasks:
+//! [`reader`](crate::reader), [`writer`](crate::writer). Flushes are one task, which owns the
+//! [`Publisher`](crate::publish::Publisher).
+//!
+//! Invariants: an object is in the map only after its put has ended. It is in `unpublished` until a
+//! published delta names it. An object that left the map is in `released` until its deletion.
+//!
+//! # Locking
+//! `object-state` protects [`State`]. It is held for a look or an update in memory, never across a
+//! request, and no callback runs under it.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use forebay_io::{Error, ErrorKind, Op, Request};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use crate::client::Client;
+use crate::counters::ObjectCounters;
+use crate::directories::Directories;
+use crate::format::{DEVICE_BYTES, SECTOR_BYTES, WINDOW_SECTORS};
+use crate::map::{Map, Object};
+use crate::mutable::{Mutable, Region, region};
+use crate::options::Options;
+use crate::writer::{Window, WrittenSectors};
+
+/// Who has taken the store over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fenced {
+    /// The name of the host.
+    pub owner: String,
+    /// Its epoch.
+    pub epoch: u64,
+}
+
+/// What requests, flushes and the cleaner share.
+pub(crate) struct Engine {
+    /// The name of the store, for people.
+    pub(crate) name: Arc<str>,
+    pub(crate) client: Arc<Client>,
+    pub(crate) options: Options,
+    pub(crate) epoch: u64,
+    pub(crate) read_only: bool,
+    /// Addresses from here on had never been written when the store was opened.
+    pub(crate) first_unused: u64,
+    pub(crate) runtime: Handle,
+    state: Mutex<State>,
+    pub(crate) flush_wanted: Notify,
+    pub(crate) reads_wanted: Notify,
+    /// A request has ended, or the last task.
+    quiet: Condvar,
+}
+
+/// Under the lock `object-state`.
+pub(crate) struct State {
+    pub(crate) map: Map,
+    pub(crate) mutable: Mutable,
+    pub(crate) directories: Directories,
+    /// Windows that wait for more writes.
+    pub(crate) windows: BTreeMap<u64, Window>,
+    pub(crate) written: WrittenSectors,
+    pub(crate) next_unused: u64,
+    /// Objects in the map that no published delta names.
+    pub(crate) unpublished: Vec<Object>,
+    /// Objects that left the map since the last published root.
+    pub(crate) removed: Vec<Object>,
+    /// Keys of objects that left the map and are not deleted yet.
+    pub(crate) released: HashSet<String>,
+    /// First sectors of objects for the cleaner to look at: half of them was discarded.
+    pub(crate) to_clean: BTreeSet<u64>,
+    pub(crate) reads: Vec<Request>,
+    pub(crate) flushes: Vec<Request>,
+    /// Requests of data, and flushes, that have not ended.
+    pub(crate) in_flight: usize,
+    pub(crate) closing: bool,
+    /// The final root was published, or could not be.
+    pub(crate) closed: bool,
+    pub(crate) fenced: Option<Fenced>,
+    pub(crate) errors: u64,
+}
+
+/// What an opened store starts with.
+pub(crate) struct Start {
+    pub(crate) map: Map,
+    pub(crate) mutable: Mutable,
+    pub(crate) next_unused: u64,
+    pub(crate) epoch: u64,
+    pub(crate) read_only: bool,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        name: &str,
+        client: Arc<Client>,
+        options: Options,
+        start: Start,
+    ) -> Arc<Self> {
+        let state = State {
+            map: start.map,
+            mutable: start.mutable,
+            directories: Directories::default(),
+            windows: BTreeMap::new(),
+            written: WrittenSectors::default(),
+            next_unused: start.next_unused,
+            unpublished: Vec::new(),
+            removed: Vec::new(),
+            released: HashSet::new(),
+            to_clean: BTreeSet::new(),
+            reads: Vec::new(),
+            flushes: Vec::new(),
+            in_flight: 0,
+            closing: false,
+            closed: false,
+            fenced: None,
+            errors: 0,
+        };
+        Arc::new(Self {
+            name: name.into(),
+            client,
+            options,
+            epoch: start.epoch,
+            read_only: start.read_only,
+            first_unused: start.next_unused,
+            runtime: Handle::current(),
+            state: Mutex::named("object-state", state),
+            flush_wanted: Notify::new(),
+            reads_wanted: Notify::new(),
+            quiet: Condvar::new(),
+        })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Accepts a request, and completes it now or later.
+    pub(crate) fn submit(self: &Arc<Self>, request: Request) {
+        if let Some(error) = self.refusal(&request) {
+            return request.finish(Err(error));
+        }
+        match (request.op(), region(request.offset(), request.len())) {
+            (Op::Flush, _) => {
+                let mut state = self.lock();
+                state.in_flight += 1;
+                state.flushes.push(request);
+                drop(state);
+                self.flush_wanted.notify_one();
+            }
+            (_, Region::Mixed) => {
+                let error = self.error(&request, ErrorKind::InvalidRequest, MIXED);
+                request.finish(Err(error));
+            }
+            (_, Region::Mutable(block)) => self.mutable(block, request),
+            (Op::Read, Region::Data) => {
+                let mut state = self.lock();
+                state.in_flight += 1;
+                state.reads.push(request);
+                drop(state);
+                self.reads_wanted.notify_one();
+            }
+            (Op::Write, Region::Data) => self.write(request),
+            (Op::Discard, Region::Data) => self.discard(request),
+        }
+    }
+
+    /// Executes a request of the mutable area.
+    fn mutable(&self, block: u32, mut request: Request) {
+        let mut state = self.lock();
+        match request.op() {
+            Op::Read => match request.bytes_mut() {
+                Some(into) => state.mutable.read(block, into),
+                None => unreachable!("a read owns its memory"),
+            },
+            Op::Write => {
+                let payload = request.payload().expect("a write has memory");
+                state.mutable.write(block, payload.bytes());
+            }
+            Op::Discard => {
+                let count = (request.len() / SECTOR_BYTES) as u32;
+                state.mutable.discard(block, count);
+            }
+            Op::Flush => unreachable!("a flush has no range"),
+        }
+        drop(state);
+        request.finish(Ok(()));
+    }
+
+    /// Notes that a range is dead. It may be so noted twice: the counts are hints.
+    fn discard(&self, request: Request) {
+        let (start, end) = (request.offset() / SECTOR_BYTES, request.offset() + request.len());
+        let end = end / SECTOR_BYTES;
+        let mut state = self.lock();
+        let mut touched = Vec::new();
+        // An object that starts before the range may reach into it.
+        touched.extend(state.map.candidates(start));
+        touched.extend(state.map.iter_from(start).take_while(|object| object.first < end));
+        touched.dedup_by_key(|object| object.first);
+        for object in touched {
+            let overlap = object.end().min(end).saturating_sub(object.first.max(start));
+            // Of an object with gaps, the range may have less than that.
+            let live = u64::from(object.live).saturating_sub(overlap) as u16;
+            state.map.set_live(object.first, live);
+            if live * 2 <= object.payload_sectors {
+                state.to_clean.insert(object.first);
+            }
+        }
+        drop(state);
+        request.finish(Ok(()));
+    }
+
+    /// Why a request is refused at once.
+    fn refusal(&self, request: &Request) -> Option<Error> {
+        let (offset, len, op) = (request.offset(), request.len(), request.op());
+        if op != Op::Flush {
+            let aligned = offset.is_multiple_of(SECTOR_BYTES) && len.is_multiple_of(SECTOR_BYTES);
+            if !aligned || len == 0 {
+                let text = "offset and length must be multiples of the sector size";
+                return Some(self.error(request, ErrorKind::InvalidRequest, text));
+            }
+            if request.end().is_none_or(|end| end > DEVICE_BYTES) {
+                let text = "the range is past the end of the device";
+                return Some(self.error(request, ErrorKind::InvalidRequest, text));
+            }
+        }
+        if request.is_cancelled() {
+            return Some(self.error(
+                request,
+                ErrorKind::Cancelled,
+                "cancelled before it was issued",
+            ));
+        }
+        if self.read_only && op != Op::Read {
+            let text = "the store was opened read-only; open it for writing";
+            return Some(self.error(request, ErrorKind::ReadOnly, text));
+        }
+        let state = self.lock();
+        if state.closing {
+            let text = "the device is closed; open it again";
+            return Some(self.error(request, ErrorKind::Closed, text));
+        }
+        match &state.fenced {
+            Some(fenced) if op != Op::Read => Some(self.fenced_error(request, fenced)),
+            _ => None,
+        }
+    }
+
+    /// The error of a write after another host has taken the store over.
+    pub(crate) fn fenced_error(&self, request: &Request, fenced: &Fenced) -> Error {
+        let Fenced { owner, epoch } = fenced;
+        let text = format!(
+            "{owner} has taken the store over (epoch {epoch}, ours was {}); import the pool there, \
+             or here again",
+            self.epoch
+        );
+        self.error(request, ErrorKind::Gone, &text)
+    }
+
+    pub(crate) fn error(&self, request: &Request, kind: ErrorKind, text: &str) -> Error {
+        let range = (request.offset(), request.len());
+        Error::new(kind, request.op(), &(*self.name).into(), range, text)
+    }
+
+    /// Completes requests that count as in flight.
+    pub(crate) fn finish(&self, ended: Vec<(Request, Result<(), Error>)>) {
+        let count = ended.len();
+        let failed = ended.iter().filter(|(_, result)| result.is_err()).count();
+        for (request, result) in ended {
+            request.finish(result);
+        }
+        let mut state = self.lock();
+        state.in_flight -= count;
+        state.errors += failed as u64;
+        let quiet = state.in_flight == 0;
+        drop(state);
+        if quiet {
+            self.quiet.notify_all();
+            // The flusher may wait for that before it publishes the final root.
+            self.flush_wanted.notify_one();
+        }
+    }
+
+    /// Refuses new requests, and lets the accepted ones end.
+    pub(crate) fn start_close(self: &Arc<Self>) {
+        let mut state = self.lock();
+        if std::mem::replace(&mut state.closing, true) {
+            return;
+        }
+        drop(state);
+        self.flush_wanted.notify_one();
+        if self.read_only {
+            // There is nothing to publish.
+            self.spawn(|engine| async move { engine.set_closed() });
+        }
+        self.spawn(|engine| async move {
+            sleep(engine.options.close_budget).await;
+            engine.client.stop();
+        });
+    }
+
+    /// Notes that the final root was published, or could not be.
+    pub(crate) fn set_closed(&self) {
+        self.lock().closed = true;
+        self.quiet.notify_all();
+        self.reads_wanted.notify_one();
+    }
+
+    /// Waits until the device is closed and no request is in flight.
+    pub(crate) fn wait_closed(&self) {
+        let mut state = self.lock();
+        while !(state.closed && state.in_flight == 0) {
+            self.quiet.wait(&mut state);
+        }
+    }
+
+    /// Starts a task that ends with the engine.
+    pub(crate) fn spawn<F>(self: &Arc<Self>, task: impl FnOnce(Arc<Self>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        drop(self.runtime.spawn(task(Arc::clone(self))));
+    }
+
+    /// A reference that does not keep the engine alive.
+    pub(crate) fn downgrade(self: &Arc<Self>) -> Weak<Self> {
+        Arc::downgrade(self)
+    }
+
+    pub(crate) fn count(&self, counter: forebay_base::counters::Counter, n: u64) {
+        self.client.count(counter, n);
+    }
+
+    /// The counters, for statistics.
+    pub(crate) fn counters(&self) -> &ObjectCounters {
+        &self.client.counters
+    }
+}
+
+impl State {
+    /// Notes an object whose put has ended.
+    pub(crate) fn add_object(&mut self, object: Object) {
+        let end = object.end() * SECTOR_BYTES;
+        self.next_unused = self.next_unused.max(end);
+        self.map.insert(object);
+        self.unpublished.push(object);
+    }
+
+    /// The window that a sector is in.
+    pub(crate) fn window_of(sector: u64) -> u64 {
+        sector / WINDOW_SECTORS
+    }
+}
+
+const MIXED: &str = "the range is partly in the mutable area; split the request";

@@ -1,0 +1,263 @@
+//! `super`, which names the newest root, and the roots.
+
+use zerocopy::little_endian::{U32, U64, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::delta::Delta;
+use super::envelope::Identity;
+use super::{FormatError, Result, take, take_one};
+
+/// The most bytes of an owner's name.
+pub(crate) const OWNER_BYTES: usize = 128;
+
+/// The identity of a root or a checkpoint.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct IdentityPhys {
+    epoch: U64,
+    number: U64,
+    nonce: U128,
+}
+
+const _: () = assert!(size_of::<IdentityPhys>() == 32);
+
+impl IdentityPhys {
+    fn of(id: Identity) -> Self {
+        Self { epoch: id.epoch.into(), number: id.number.into(), nonce: id.nonce.into() }
+    }
+
+    fn get(&self) -> Identity {
+        Identity { epoch: self.epoch.get(), number: self.number.get(), nonce: self.nonce.get() }
+    }
+}
+
+/// The body of `super`. The nonce of its envelope is unique for each write.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct SuperPhys {
+    /// Drawn at random when the store was created.
+    store_guid: U64,
+    /// Drawn at random when the owner took the store over.
+    session: U128,
+    root: IdentityPhys,
+    /// 1 if the owner has closed it.
+    closed: U32,
+    owner_bytes: U32,
+    owner: [u8; OWNER_BYTES],
+}
+
+const _: () = assert!(size_of::<SuperPhys>() == 192);
+
+/// What `super` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Super {
+    pub(crate) store_guid: u64,
+    /// The epoch of the owner.
+    pub(crate) epoch: u64,
+    /// Two that take over at once may draw the same epoch, but not the same session.
+    pub(crate) session: u128,
+    /// The newest root.
+    pub(crate) root: Identity,
+    pub(crate) closed: bool,
+    /// The name of the owner, for people.
+    pub(crate) owner: String,
+}
+
+impl Super {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut owner = [0; OWNER_BYTES];
+        let len = self.owner.floor_char_boundary(OWNER_BYTES);
+        owner[..len].copy_from_slice(&self.owner.as_bytes()[..len]);
+        let phys = SuperPhys {
+            store_guid: self.store_guid.into(),
+            session: self.session.into(),
+            root: IdentityPhys::of(self.root),
+            closed: u32::from(self.closed).into(),
+            owner_bytes: (len as u32).into(),
+            owner,
+        };
+        phys.as_bytes().to_vec()
+    }
+
+    pub(crate) fn decode(epoch: u64, mut body: &[u8]) -> Result<Self> {
+        let phys = take_one::<SuperPhys>(&mut body)?;
+        let owner = phys.owner.get(..phys.owner_bytes.get() as usize).ok_or(FormatError::Value)?;
+        let owner = str::from_utf8(owner).map_err(|_| FormatError::Value)?.to_owned();
+        if phys.closed.get() > 1 || !body.is_empty() {
+            return Err(FormatError::Value);
+        }
+        Ok(Self {
+            store_guid: phys.store_guid.get(),
+            epoch,
+            session: phys.session.get(),
+            root: phys.root.get(),
+            closed: phys.closed.get() == 1,
+            owner,
+        })
+    }
+}
+
+/// The head of a root.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RootPhys {
+    /// Replay of the log starts here.
+    log_epoch: U64,
+    log_sequence: U64,
+    checkpoint: IdentityPhys,
+    /// Number of parts of the checkpoint; 0 if there is none.
+    parts: U32,
+    /// Number of links of the chain.
+    links: U32,
+    /// Bytes of the deltas after the checkpoint, up to and including this one.
+    chain_bytes: U64,
+    /// Bytes of the checkpoint.
+    checkpoint_bytes: U64,
+}
+
+const _: () = assert!(size_of::<RootPhys>() == 72);
+
+/// A link of the chain: a root, or log objects of one epoch.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct LinkPhys {
+    /// Of the root. Of log objects: the epoch, and the first sequence.
+    id: IdentityPhys,
+    /// One past the last sequence; 0 for a root.
+    end: U64,
+}
+
+const _: () = assert!(size_of::<LinkPhys>() == 40);
+
+/// A delta after the checkpoint, or several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// The delta of a root.
+    Root(Identity),
+    /// The log objects of `epoch` from `start` to before `end`.
+    Logs { epoch: u64, start: u64, end: u64 },
+}
+
+/// What a root says of all before its own delta.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Chain {
+    /// Epoch and sequence of the first log object that is not part of the chain.
+    pub(crate) log: (u64, u64),
+    pub(crate) checkpoint: Identity,
+    pub(crate) parts: u32,
+    pub(crate) checkpoint_bytes: u64,
+    /// The deltas after the checkpoint, the oldest first.
+    pub(crate) links: Vec<Link>,
+    pub(crate) chain_bytes: u64,
+}
+
+impl Chain {
+    /// Number of objects of its links.
+    pub(crate) fn objects(&self) -> u64 {
+        let of = |link: &Link| match link {
+            Link::Root(_) => 1,
+            Link::Logs { start, end, .. } => end - start,
+        };
+        self.links.iter().map(of).sum()
+    }
+
+    /// Adds the log object `sequence` of `epoch`.
+    pub(crate) fn push_log(&mut self, epoch: u64, sequence: u64) {
+        self.log = (epoch, sequence + 1);
+        if let Some(Link::Logs { epoch: last, end, .. }) = self.links.last_mut()
+            && (*last, *end) == (epoch, sequence)
+        {
+            *end += 1;
+            return;
+        }
+        self.links.push(Link::Logs { epoch, start: sequence, end: sequence + 1 });
+    }
+}
+
+/// Encodes the body of a root.
+pub(crate) fn encode_root(chain: &Chain, delta: &Delta) -> Vec<u8> {
+    let head = RootPhys {
+        log_epoch: chain.log.0.into(),
+        log_sequence: chain.log.1.into(),
+        checkpoint: IdentityPhys::of(chain.checkpoint),
+        parts: chain.parts.into(),
+        links: (chain.links.len() as u32).into(),
+        chain_bytes: chain.chain_bytes.into(),
+        checkpoint_bytes: chain.checkpoint_bytes.into(),
+    };
+    let mut body = head.as_bytes().to_vec();
+    for link in &chain.links {
+        let (id, end) = match *link {
+            Link::Root(id) => (id, 0),
+            Link::Logs { epoch, start, end } => (Identity { epoch, number: start, nonce: 0 }, end),
+        };
+        body.extend_from_slice(LinkPhys { id: IdentityPhys::of(id), end: end.into() }.as_bytes());
+    }
+    delta.encode(&mut body);
+    body
+}
+
+/// The most log objects of a link that are believed: it bounds the requests of an open.
+const LOGS_MAX: u64 = 1 << 20;
+
+/// Decodes the body of a root.
+pub(crate) fn decode_root(mut body: &[u8]) -> Result<(Chain, Delta)> {
+    let head = take_one::<RootPhys>(&mut body)?;
+    let links = take::<LinkPhys>(&mut body, head.links.get() as usize)?;
+    let link = |phys: &LinkPhys| {
+        let (id, end) = (phys.id.get(), phys.end.get());
+        if end == 0 {
+            return Ok(Link::Root(id));
+        }
+        let sound = id.number < end && end - id.number <= LOGS_MAX;
+        let logs = Link::Logs { epoch: id.epoch, start: id.number, end };
+        sound.then_some(logs).ok_or(FormatError::Value)
+    };
+    let chain = Chain {
+        log: (head.log_epoch.get(), head.log_sequence.get()),
+        checkpoint: head.checkpoint.get(),
+        parts: head.parts.get(),
+        checkpoint_bytes: head.checkpoint_bytes.get(),
+        links: links.iter().map(link).collect::<Result<_>>()?,
+        chain_bytes: head.chain_bytes.get(),
+    };
+    // The keys have four digits.
+    if chain.parts > 0xffff {
+        return Err(FormatError::Value);
+    }
+    Ok((chain, Delta::decode(body)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn super_is_decoded_as_encoded_with_a_cut_name() {
+        let root = Identity { epoch: 1, number: 2, nonce: 3 };
+        let owner = format!("{}ä", "x".repeat(OWNER_BYTES - 1));
+        let written = Super { store_guid: 5, epoch: 9, session: 77, root, closed: true, owner };
+        let read = Super::decode(9, &written.encode()).unwrap();
+        assert_eq!(read.owner, "x".repeat(OWNER_BYTES - 1));
+        assert_eq!(Super { owner: written.owner.clone(), ..read }, written);
+    }
+
+    #[test]
+    fn a_root_is_decoded_as_encoded() {
+        let mut chain =
+            Chain { parts: 3, checkpoint_bytes: 10, chain_bytes: 20, ..Chain::default() };
+        chain.links.push(Link::Root(Identity { epoch: 1, number: 2, nonce: 3 }));
+        for sequence in 4..9 {
+            chain.push_log(1, sequence);
+        }
+        chain.push_log(2, 0);
+        assert_eq!(chain.links.len(), 3);
+        assert_eq!(chain.objects(), 7);
+        let delta = Delta { next_unused: 1 << 30, removed: vec![4], ..Delta::default() };
+        let body = encode_root(&chain, &delta);
+        assert_eq!(decode_root(&body), Ok((chain, delta)));
+        for len in 0..body.len() {
+            assert!(decode_root(&body[..len]).is_err());
+        }
+    }
+}

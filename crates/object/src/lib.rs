@@ -1,0 +1,57 @@
+//! A block device on an S3 object store.
+//!
+//! [`ObjectDevice`] is a [`Device`](forebay_io::Device) of 64 PiB over a prefix of a store. Each
+//! address is written once, except in two small mutable areas: a copy-on-write pool wants no more.
+//! Blocks become immutable objects; a flush publishes them by one conditional put.
+//!
+//! * [`connect`] finds the store of a URL. [`MemoryStore`] is one for tests. Others implement
+//!   [`ObjectStore`].
+//! * [`ObjectDevice::create`] needs an empty prefix. [`ObjectDevice::open`] takes a store over:
+//!   from then on the writes of its former owner fail. [`ObjectDevice::open_read_only`] writes
+//!   nothing.
+//! * [`LiveRanges`] says which addresses are in use, so that the cleaner can merge and delete
+//!   objects.
+//!
+//! It has threads of its own with an async runtime, which no other crate sees.
+
+mod cleaner;
+mod client;
+mod conditional;
+pub mod counters;
+mod destroy;
+mod device;
+mod directories;
+mod engine;
+mod error;
+mod format;
+mod limiter;
+mod load;
+mod map;
+mod memory;
+mod mutable;
+mod open;
+mod options;
+mod orphans;
+mod probe;
+mod publish;
+mod reader;
+#[cfg(test)]
+mod simulated;
+mod store;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub use cleaner::LiveRanges;
+pub use device::{ObjectDevice, StoreState, destroy};
+pub use engine::Fenced;
+pub use error::{Error, StoreFault};
+pub use format::{DEVICE_BYTES, MUTABLE_BYTES, SECTOR_BYTES, TAIL_BYTES, WINDOW_BYTES};
+pub use memory::MemoryStore;
+pub use options::Options;
+pub use store::{Body, Condition, ObjectStore, StoreError, StoreErrorKind, StoreFuture, Version};
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -1,0 +1,230 @@
+//! Reading a store: the checkpoint, the chain of deltas, the log.
+//!
+//! All objects of a chain are fetched at the same time and applied in order.
+
+use forebay_base::sync::Arc;
+
+use crate::client::{Client, Persist};
+use crate::conditional::KnownSuper;
+use crate::error::{At, Error};
+use crate::format::delta::Delta;
+use crate::format::envelope::{self, Identity, Kind};
+use crate::format::root::{Chain, Link, decode_root};
+use crate::format::{FormatError, MUTABLE_BYTES, names};
+use crate::map::Map;
+use crate::mutable::Mutable;
+use crate::store::StoreErrorKind;
+
+/// Times that a damaged body is fetched again.
+const ATTEMPTS: u32 = 4;
+/// The fewest and the most log objects that are asked for at a time.
+const LOGS_AHEAD: (u64, u64) = (4, 128);
+
+/// The state of a store.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) chain: Chain,
+    pub(crate) map: Map,
+    pub(crate) mutable: Mutable,
+    pub(crate) next_unused: u64,
+}
+
+/// What a log object is.
+#[derive(Debug)]
+pub(crate) enum LogObject {
+    Delta(Delta, u64),
+    /// The end of its epoch.
+    Fence,
+}
+
+/// What reads a store.
+#[derive(Clone)]
+pub(crate) struct Loader {
+    pub(crate) client: Arc<Client>,
+    pub(crate) store: Arc<str>,
+    pub(crate) persist: Persist,
+}
+
+impl Loader {
+    fn at(&self) -> At<'_> {
+        At(&self.store)
+    }
+
+    /// Loads the newest root, without the log after it.
+    pub(crate) async fn root(&self, known: &KnownSuper) -> Result<Loaded, Error> {
+        let mut loaded = Loaded {
+            chain: Chain { log: (1, 0), ..Chain::default() },
+            map: Map::default(),
+            mutable: Mutable::default(),
+            next_unused: MUTABLE_BYTES,
+        };
+        let root = known.content.root;
+        if root.number == 0 {
+            return Ok(loaded);
+        }
+        let key = names::root(root);
+        let ((chain, own), bytes) = self
+            .fetch(&key, move |kind, id, body| {
+                check(kind == Kind::Root && id == root)?;
+                decode_root(body)
+            })
+            .await?;
+        let mut wanted = Vec::new();
+        for part in 0..chain.parts {
+            let id = Identity { number: part.into(), ..chain.checkpoint };
+            wanted.push((names::checkpoint(chain.checkpoint, part), Kind::Checkpoint, id));
+        }
+        for link in &chain.links {
+            match *link {
+                Link::Root(id) => wanted.push((names::root(id), Kind::Root, id)),
+                Link::Logs { epoch, start, end } => {
+                    for number in start..end {
+                        let id = Identity { epoch, number, nonce: 0 };
+                        wanted.push((names::log(epoch, number), Kind::Log, id));
+                    }
+                }
+            }
+        }
+        for delta in self.deltas(wanted).await? {
+            loaded.apply(delta);
+        }
+        loaded.apply(own);
+        loaded.chain = chain;
+        loaded.chain.links.push(Link::Root(root));
+        loaded.chain.chain_bytes += bytes;
+        Ok(loaded)
+    }
+
+    /// Fetches deltas at the same time, and returns them in order.
+    async fn deltas(&self, wanted: Vec<(String, Kind, Identity)>) -> Result<Vec<Delta>, Error> {
+        let tasks: Vec<_> = wanted
+            .into_iter()
+            .map(|(key, kind, id)| {
+                let loader = self.clone();
+                tokio::spawn(async move { loader.delta(&key, kind, id).await })
+            })
+            .collect();
+        let mut deltas = Vec::with_capacity(tasks.len());
+        for task in tasks {
+            deltas.push(joined(task).await?);
+        }
+        Ok(deltas)
+    }
+
+    async fn delta(&self, key: &str, kind: Kind, wanted: Identity) -> Result<Delta, Error> {
+        let parse = move |found: Kind, mut id: Identity, body: &[u8]| {
+            if kind == Kind::Log {
+                id.nonce = 0;
+            }
+            check(found == kind && id == wanted)?;
+            match kind {
+                Kind::Root => decode_root(body).map(|(_, delta)| delta),
+                _ => Delta::decode(body),
+            }
+        };
+        self.fetch(key, parse).await.map(|(delta, _)| delta)
+    }
+
+    /// Fetches an object and parses it. Returns the size of the object, too.
+    async fn fetch<T>(
+        &self,
+        key: &str,
+        parse: impl Fn(Kind, Identity, &[u8]) -> Result<T, FormatError>,
+    ) -> Result<(T, u64), Error> {
+        let mut attempt = 0;
+        loop {
+            let got = self.client.get(key, self.persist).await;
+            let (bytes, _) = got.map_err(|error| self.at().failed(key, error))?;
+            let parsed = envelope::open(&bytes).and_then(|(kind, id, body)| parse(kind, id, body));
+            match parsed {
+                Ok(value) => return Ok((value, bytes.len() as u64)),
+                Err(error) if attempt == ATTEMPTS => return Err(self.at().damaged(key, error)),
+                Err(_) => attempt += 1,
+            }
+            self.client.count(crate::counters::ObjectCounters::DAMAGED_BODIES, 1);
+        }
+    }
+
+    /// Fetches a log object; `None` if there is none.
+    pub(crate) async fn log(&self, epoch: u64, sequence: u64) -> Result<Option<LogObject>, Error> {
+        let key = names::log(epoch, sequence);
+        let parse = |kind: Kind, id: Identity, body: &[u8]| match kind {
+            Kind::Fence => Ok(None),
+            _ => {
+                check(kind == Kind::Log && (id.epoch, id.number) == (epoch, sequence))?;
+                Delta::decode(body).map(Some)
+            }
+        };
+        match self.fetch(&key, parse).await {
+            Ok((Some(delta), bytes)) => Ok(Some(LogObject::Delta(delta, bytes))),
+            Ok((None, _)) => Ok(Some(LogObject::Fence)),
+            Err(Error::Store { source, .. }) if source.kind() == StoreErrorKind::NotFound => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Replays the log of an epoch from `sequence` on. Returns the sequence after the last object,
+    /// and whether a fence is there.
+    pub(crate) async fn replay(
+        &self,
+        loaded: &mut Loaded,
+        epoch: u64,
+        mut sequence: u64,
+    ) -> Result<(u64, bool), Error> {
+        let mut ahead = LOGS_AHEAD.0;
+        loop {
+            let fetch = |sequence| {
+                let loader = self.clone();
+                tokio::spawn(async move { loader.log(epoch, sequence).await })
+            };
+            let tasks: Vec<_> = (sequence..sequence + ahead).map(fetch).collect();
+            for task in tasks {
+                match joined(task).await? {
+                    Some(LogObject::Delta(delta, bytes)) => {
+                        loaded.apply_log(epoch, sequence, delta, bytes);
+                        sequence += 1;
+                    }
+                    Some(LogObject::Fence) => return Ok((sequence, true)),
+                    None => return Ok((sequence, false)),
+                }
+            }
+            ahead = (ahead * 2).min(LOGS_AHEAD.1);
+        }
+    }
+}
+
+async fn joined<T>(task: tokio::task::JoinHandle<T>) -> T {
+    match task.await {
+        Ok(value) => value,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+fn check(is_so: bool) -> Result<(), FormatError> {
+    if is_so { Ok(()) } else { Err(FormatError::Identity) }
+}
+
+impl Loaded {
+    fn apply(&mut self, delta: Delta) {
+        let Delta { next_unused, blocks, removed, added } = delta;
+        self.next_unused = self.next_unused.max(next_unused);
+        for (index, content) in blocks {
+            self.mutable.set(index, content);
+        }
+        for first in removed {
+            self.map.remove(first);
+        }
+        for object in added {
+            self.map.insert(object);
+        }
+    }
+
+    /// Applies the log object, which becomes part of the chain.
+    pub(crate) fn apply_log(&mut self, epoch: u64, sequence: u64, delta: Delta, bytes: u64) {
+        self.apply(delta);
+        self.chain.push_log(epoch, sequence);
+        self.chain.chain_bytes += bytes;
+    }
+}

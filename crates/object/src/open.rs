@@ -1,0 +1,293 @@
+//! Creating a store, taking it over, and opening it read-only.
+//!
+//! A takeover, in this order:
+//! 1. Probe the conditions of the store.
+//! 2. Swap `super`: the next epoch, a new session, our name. From now on the old owner cannot
+//!    publish a root.
+//! 3. Load the newest root, and replay the log of each epoch since. Where the log of an epoch ends,
+//!    create a fence: from now on the old owner cannot flush. If it was faster, its log object is
+//!    replayed, too. Fences stay for ever, because a deleted name could be created again.
+//! 4. List what was written at and after the next unused address: no address is used twice, not
+//!    even those of objects that nobody names.
+//! 5. Publish a root of our own.
+//!
+//! Of two hosts that take over at once, one swaps `super`; the other one sees that and gives up.
+
+use forebay_base::sync::Arc;
+
+use crate::client::{Client, Persist};
+use crate::conditional::{self, KnownSuper, Lost, SuperError, read_super, seal_super, swap_super};
+use crate::engine::{Engine, Start};
+use crate::error::{At, Error};
+use crate::format::envelope::{self, Identity, Kind};
+use crate::format::root::Super;
+use crate::format::{MUTABLE_BYTES, WINDOW_BYTES, names};
+use crate::load::{Loaded, Loader};
+use crate::options::Options;
+use crate::publish::{Publisher, Stop, Want};
+use crate::store::{ObjectStore, StoreError, StoreErrorKind};
+use crate::{orphans, probe};
+
+/// Times that a takeover starts again because the old owner has published a root meanwhile.
+const TAKEOVER_ATTEMPTS: u32 = 100;
+
+/// Creates a store in an empty prefix.
+pub(crate) async fn create(
+    store: Arc<dyn ObjectStore>,
+    name: &str,
+    options: Options,
+) -> Result<Publisher, Error> {
+    let client = Arc::new(Client::new(store, &options));
+    let persist = Persist::Budget(options.read_budget);
+    let at = At(name);
+    let page = client.list("", "", persist).await.map_err(|error| at.failed("", error))?;
+    if let Some(key) = page.into_iter().next() {
+        return Err(Error::NotEmpty { store: name.to_owned(), key });
+    }
+    probe::probe(&client, name).await?;
+    let content = Super {
+        store_guid: client.nonce() as u64,
+        epoch: 1,
+        session: client.nonce(),
+        root: Identity::default(),
+        closed: false,
+        owner: options.owner.clone(),
+    };
+    let nonce = client.nonce();
+    let created =
+        conditional::create(&client, names::SUPER, &seal_super(&content, nonce), nonce).await;
+    let known = match created {
+        Ok(version) => KnownSuper { content, version, nonce },
+        Err(Lost::Failed(error)) => return Err(at.failed(names::SUPER, error)),
+        Err(_) => {
+            let key = names::SUPER.to_owned();
+            return Err(Error::NotEmpty { store: name.to_owned(), key });
+        }
+    };
+    let loader = Loader { client, store: name.into(), persist };
+    let loaded = loader.root(&known).await?;
+    start(loader, known, loaded, options).await
+}
+
+/// Takes a store over.
+pub(crate) async fn open(
+    store: Arc<dyn ObjectStore>,
+    name: &str,
+    options: Options,
+) -> Result<Publisher, Error> {
+    let client = Arc::new(Client::new(store, &options));
+    let loader =
+        Loader { client, store: name.into(), persist: Persist::Budget(options.read_budget) };
+    let known = loader.known_super().await?;
+    probe::probe(&loader.client, name).await?;
+    let known = take_over(&loader, known, &options).await?;
+    let mut loaded = loader.root(&known).await?;
+    let (first, mut sequence) = loaded.chain.log;
+    for epoch in first..known.content.epoch {
+        end_epoch(&loader, &mut loaded, epoch, sequence, known.content.epoch).await?;
+        sequence = 0;
+    }
+    loaded.chain.log = (known.content.epoch, 0);
+    loaded.next_unused = loaded.next_unused.max(first_unused(&loader, &loaded).await?);
+    let chain = loaded.chain.clone();
+    let publisher = start(loader, known, loaded, options).await?;
+    publisher.engine.spawn(|engine| orphans::collect(engine, chain));
+    Ok(publisher)
+}
+
+/// Opens a store without writing to it.
+pub(crate) async fn open_read_only(
+    store: Arc<dyn ObjectStore>,
+    name: &str,
+    options: Options,
+) -> Result<Arc<Engine>, Error> {
+    let client = Arc::new(Client::new(store, &options));
+    let loader =
+        Loader { client, store: name.into(), persist: Persist::Budget(options.read_budget) };
+    let mut attempt = 0;
+    let (known, loaded) = loop {
+        let known = loader.known_super().await?;
+        match load_all(&loader, &known).await {
+            Ok(loaded) => break (known, loaded),
+            // The owner may have deleted what this root named: there is a newer one.
+            Err(error) if attempt == TAKEOVER_ATTEMPTS || !is_not_found(&error) => {
+                return Err(error);
+            }
+            Err(_) => attempt += 1,
+        }
+        let waited = loader.client.back_off(0).await;
+        waited.map_err(|error| At(name).failed(names::SUPER, error))?;
+    };
+    Ok(engine_of(loader, &known, loaded, options, true).0)
+}
+
+async fn load_all(loader: &Loader, known: &KnownSuper) -> Result<Loaded, Error> {
+    let mut loaded = loader.root(known).await?;
+    let (first, mut sequence) = loaded.chain.log;
+    for epoch in first..=known.content.epoch {
+        loader.replay(&mut loaded, epoch, sequence).await?;
+        sequence = 0;
+    }
+    Ok(loaded)
+}
+
+fn is_not_found(error: &Error) -> bool {
+    matches!(error, Error::Store { source, .. } if source.kind() == StoreErrorKind::NotFound)
+}
+
+impl Loader {
+    pub(crate) async fn known_super(&self) -> Result<KnownSuper, Error> {
+        let store = || self.store.to_string();
+        match read_super(&self.client, self.persist).await {
+            Ok(known) => Ok(known),
+            Err(SuperError::Store(error)) if error.kind() == StoreErrorKind::NotFound => {
+                Err(Error::NotFound { store: store() })
+            }
+            Err(SuperError::Store(error)) => Err(At(&self.store).failed(names::SUPER, error)),
+            Err(SuperError::Damaged(error)) => Err(At(&self.store).damaged(names::SUPER, error)),
+        }
+    }
+}
+
+/// Makes this host the owner.
+pub(crate) async fn take_over(
+    loader: &Loader,
+    mut known: KnownSuper,
+    options: &Options,
+) -> Result<KnownSuper, Error> {
+    let session = loader.client.nonce();
+    for _ in 0..TAKEOVER_ATTEMPTS {
+        let before = &known.content;
+        if !before.closed && !options.force && before.owner != options.owner {
+            let (store, owner) = (loader.store.to_string(), before.owner.clone());
+            return Err(Error::InUse { store, owner, epoch: before.epoch });
+        }
+        let content = Super {
+            epoch: before.epoch + 1,
+            session,
+            closed: false,
+            owner: options.owner.clone(),
+            ..before.clone()
+        };
+        let session_before = before.session;
+        match swap_super(&loader.client, &known, &content).await {
+            Ok(known) => return Ok(known),
+            Err(Lost::Failed(error)) => return Err(At(&loader.store).failed(names::SUPER, error)),
+            // The old owner has published a root.
+            Err(Lost::Super(found)) if found.session == session_before => {
+                known = loader.known_super().await?;
+                if known.content.session == session_before {
+                    continue;
+                }
+                return Err(taken_over(loader, &known.content));
+            }
+            Err(Lost::Super(found)) => return Err(taken_over(loader, &found)),
+            Err(_) => return Err(Error::NotFound { store: loader.store.to_string() }),
+        }
+    }
+    Err(taken_over(loader, &known.content))
+}
+
+fn taken_over(loader: &Loader, by: &Super) -> Error {
+    let store = loader.store.to_string();
+    Error::TakenOver { store, owner: by.owner.clone(), epoch: by.epoch }
+}
+
+/// Replays the rest of the log of an epoch, and ends it with a fence.
+async fn end_epoch(
+    loader: &Loader,
+    loaded: &mut Loaded,
+    epoch: u64,
+    mut sequence: u64,
+    new_epoch: u64,
+) -> Result<(), Error> {
+    loop {
+        let (end, fenced) = loader.replay(loaded, epoch, sequence).await?;
+        if fenced {
+            return Ok(());
+        }
+        let id = Identity { epoch: new_epoch, number: end, nonce: loader.client.nonce() };
+        let body = envelope::seal(Kind::Fence, id, &[]).into();
+        let key = names::log(epoch, end);
+        match conditional::create(&loader.client, &key, &body, id.nonce).await {
+            Ok(_) => return Ok(()),
+            // The old owner was faster, or another one that takes over: look again.
+            Err(Lost::Taken) => sequence = end,
+            Err(lost) => {
+                let error = match lost {
+                    Lost::Failed(error) => error,
+                    _ => StoreError::new(StoreErrorKind::NotFound, "the pool was destroyed"),
+                };
+                return Err(At(&loader.store).failed(&key, error));
+            }
+        }
+    }
+}
+
+/// The first address that is after all objects, also those that nobody names.
+async fn first_unused(loader: &Loader, loaded: &Loaded) -> Result<u64, Error> {
+    // An object starts at most a window before the first unused address.
+    let from = (loaded.next_unused / WINDOW_BYTES * WINDOW_BYTES).max(MUTABLE_BYTES);
+    let mut tasks = tokio::task::JoinSet::new();
+    for shard in 0..names::SHARDS {
+        let loader = loader.clone();
+        tasks.spawn(async move {
+            let prefix = names::shard_prefix(shard);
+            let mut after = names::shard_start(shard, from);
+            let mut unused = 0;
+            loop {
+                let listed = loader.client.list(&prefix, &after, loader.persist).await;
+                let page = listed.map_err(|error| At(&loader.store).failed(&prefix, error))?;
+                let Some(last) = page.last() else { return Ok(unused) };
+                after.clone_from(last);
+                for (first, ..) in page.iter().filter_map(|key| names::parse_data(key)) {
+                    unused = unused.max((first / WINDOW_BYTES + 1) * WINDOW_BYTES);
+                }
+            }
+        });
+    }
+    let mut unused = 0;
+    while let Some(task) = tasks.join_next().await {
+        let found: Result<u64, Error> = task.unwrap_or_else(|error| {
+            std::panic::resume_unwind(error.into_panic());
+        });
+        unused = unused.max(found?);
+    }
+    Ok(unused)
+}
+
+/// Starts the engine, and publishes its first root.
+async fn start(
+    loader: Loader,
+    known: KnownSuper,
+    loaded: Loaded,
+    options: Options,
+) -> Result<Publisher, Error> {
+    let (client, store) = (Arc::clone(&loader.client), Arc::clone(&loader.store));
+    let (engine, chain) = engine_of(loader, &known, loaded, options, false);
+    let mut publisher = Publisher { engine, known, chain };
+    match publisher.publish(Want::Root).await {
+        Ok(()) => Ok(publisher),
+        Err(Stop::Fenced(fenced)) => {
+            let store = store.to_string();
+            Err(Error::TakenOver { store, owner: fenced.owner, epoch: fenced.epoch })
+        }
+        Err(Stop::Closed(text)) => {
+            client.stop();
+            let error = StoreError::new(StoreErrorKind::Closed, text);
+            Err(At(&store).failed(names::SUPER, error))
+        }
+    }
+}
+
+fn engine_of(
+    loader: Loader,
+    known: &KnownSuper,
+    loaded: Loaded,
+    options: Options,
+    read_only: bool,
+) -> (Arc<Engine>, crate::format::root::Chain) {
+    let Loaded { chain, map, mutable, next_unused } = loaded;
+    let start = Start { map, mutable, next_unused, epoch: known.content.epoch, read_only };
+    (Engine::new(&loader.store, loader.client, options, start), chain)
+}

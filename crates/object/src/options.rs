@@ -1,0 +1,55 @@
+//! How a store is opened.
+
+use std::time::Duration;
+
+/// How a store is opened.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The name of this host, for messages of others. It is public.
+    pub owner: String,
+    /// Take the store over although another host has not closed it.
+    pub force: bool,
+    /// Bytes of a label: a flush of blocks in the first or last ones publishes a root.
+    pub label_bytes: u64,
+    /// How long one request may take.
+    pub request_timeout: Duration,
+    /// How long reads are retried while the store is away. Writes and flushes are retried until the
+    /// device is closed.
+    pub read_budget: Duration,
+    /// How long a close waits for requests while the store is away. Then they fail.
+    pub close_budget: Duration,
+    /// How long a window waits for more writes before its object is written.
+    pub seal_after: Duration,
+    /// How long objects are kept after the last root that names them, for readers.
+    pub grace: Duration,
+    /// Requests at a time: puts of data.
+    pub puts: usize,
+    /// Requests at a time: gets.
+    pub gets: usize,
+    /// Requests at a time: cleaner, deletes and lists.
+    pub background: usize,
+    /// Objects of the chain after which the map is written as a whole.
+    pub chain_objects: u64,
+    /// Seed of nonces and of jitter; drawn by the system if `None`. For tests.
+    pub seed: Option<u64>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            owner: "unnamed".to_owned(),
+            force: false,
+            label_bytes: 256 << 10,
+            request_timeout: Duration::from_secs(30),
+            read_budget: Duration::from_secs(60),
+            close_budget: Duration::from_secs(10),
+            seal_after: Duration::from_millis(5),
+            grace: Duration::from_secs(60),
+            puts: 32,
+            gets: 128,
+            background: 16,
+            chain_objects: 1024,
+            seed: None,
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Flushes: they publish what has changed, so that an open finds it.
+//!
+//! A flush that changes no label creates one log object. Any other, and a flush after many log
+//! objects, writes a root and then swaps `super`. Both are fenced: a takeover swaps `super`, and
+//! creates the next log object of the old epoch.
+//!
+//! One task publishes; flushes that come meanwhile share the next publication. A publication is
+//! repeated until it has succeeded, another host has taken over, or the device is closed.
+//!
+//! Once the chain of deltas is as large as a checkpoint would be, the root has a new checkpoint
+//! instead. Objects that no root names any more are deleted after the grace period. A crash before
+//! that leaves orphans, which the next open finds.
+
+use forebay_base::sync::Arc;
+use forebay_io::{Error, ErrorKind, Request};
+use tokio::time::{sleep, timeout};
+
+use crate::client::Persist;
+use crate::conditional::{self, KnownSuper, Lost, read_super, swap_super};
+use crate::counters::ObjectCounters;
+use crate::engine::{Engine, Fenced};
+use crate::format::SECTOR_BYTES;
+use crate::format::delta::Delta;
+use crate::format::envelope::{self, Identity, Kind};
+use crate::format::names;
+use crate::format::root::{Chain, Link, Super, encode_root};
+use crate::store::StoreErrorKind;
+
+/// The chain is at least as long before a checkpoint, in bytes.
+const CHAIN_BYTES_MIN: u64 = 4 << 20;
+/// Bytes of a part of a checkpoint, about.
+const PART_BYTES: usize = 8 << 20;
+
+/// What a publication must do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// Publish what has changed.
+    Flush,
+    /// Also write a root if nothing has changed.
+    Root,
+    /// Write the last root, and say that the owner has closed the store.
+    Close,
+}
+
+/// Why nothing can be published any more.
+#[derive(Clone, Debug)]
+pub(crate) enum Stop {
+    Fenced(Fenced),
+    Closed(String),
+}
+
+/// What the publishing task owns.
+pub(crate) struct Publisher {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) known: KnownSuper,
+    pub(crate) chain: Chain,
+}
+
+/// Publishes flushes until the device is closed.
+pub(crate) async fn run(mut publisher: Publisher) {
+    let engine = Arc::clone(&publisher.engine);
+    loop {
+        engine.flush_wanted.notified().await;
+        let (flushes, released, closing, quiet) = {
+            let mut state = engine.lock();
+            let flushes = std::mem::take(&mut state.flushes);
+            let quiet = state.in_flight == flushes.len();
+            (flushes, !state.removed.is_empty(), state.closing, quiet)
+        };
+        if !flushes.is_empty() || released {
+            let result = publisher.publish_unless_fenced(Want::Flush).await;
+            engine.finish_flushes(flushes, &result);
+        }
+        if closing && quiet {
+            let budget = engine.options.close_budget;
+            let last = publisher.publish_unless_fenced(Want::Close);
+            if !matches!(timeout(budget, last).await, Ok(Ok(()))) {
+                tracing::warn!(store = %engine.name, "closed without a last root");
+            }
+            engine.set_closed();
+            engine.client.stop();
+            return;
+        }
+    }
+}
+
+impl Engine {
+    fn finish_flushes(&self, flushes: Vec<Request>, result: &Result<(), Stop>) {
+        self.count(ObjectCounters::SHARED_FLUSHES, (flushes.len() as u64).saturating_sub(1));
+        let ended = flushes.into_iter().map(|request| {
+            let result = match result {
+                Ok(()) => Ok(()),
+                Err(stop) => Err(self.stop_error(&request, stop)),
+            };
+            (request, result)
+        });
+        self.finish(ended.collect());
+    }
+
+    fn stop_error(&self, request: &Request, stop: &Stop) -> Error {
+        match stop {
+            Stop::Fenced(fenced) => self.fenced_error(request, fenced),
+            Stop::Closed(text) => self.error(request, ErrorKind::Closed, text),
+        }
+    }
+}
+
+impl Publisher {
+    async fn publish_unless_fenced(&mut self, want: Want) -> Result<(), Stop> {
+        if let Some(fenced) = self.engine.lock().fenced.clone() {
+            return Err(Stop::Fenced(fenced));
+        }
+        self.publish(want).await
+    }
+
+    /// Publishes what has changed until now.
+    pub(crate) async fn publish(&mut self, want: Want) -> Result<(), Stop> {
+        let long = self.chain.objects() >= self.engine.options.chain_objects
+            || self.chain.chain_bytes >= CHAIN_BYTES_MIN.max(self.chain.checkpoint_bytes);
+        let (delta, removed, as_root) = {
+            let mut state = self.engine.lock();
+            let label = state.mutable.label_is_dirty(self.engine.options.label_bytes);
+            let as_root = want != Want::Flush || label || long || !state.removed.is_empty();
+            let removed = std::mem::take(&mut state.removed);
+            let delta = Delta {
+                next_unused: state.next_unused,
+                blocks: state.mutable.take_dirty(),
+                removed: removed.iter().map(|object| object.first).collect(),
+                added: std::mem::take(&mut state.unpublished),
+            };
+            (delta, removed, as_root)
+        };
+        if !as_root && delta.is_empty() {
+            return Ok(());
+        }
+        let result = if as_root {
+            self.publish_root(delta, long, want == Want::Close).await
+        } else {
+            self.publish_log(&delta).await
+        };
+        if let Err(Stop::Fenced(fenced)) = &result {
+            let Fenced { owner, epoch } = fenced;
+            tracing::error!(store = %self.engine.name, owner, epoch, "another host has taken over");
+            self.engine.lock().fenced = Some(fenced.clone());
+        }
+        result?;
+        let keys = removed.iter().map(names::data).collect();
+        self.engine.delete_later(keys);
+        Ok(())
+    }
+
+    async fn publish_log(&mut self, delta: &Delta) -> Result<(), Stop> {
+        let client = &self.engine.client;
+        let (epoch, sequence) = self.chain.log;
+        let id = Identity { epoch, number: sequence, nonce: client.nonce() };
+        let mut body = Vec::new();
+        delta.encode(&mut body);
+        let body = envelope::seal(Kind::Log, id, &body);
+        let bytes = body.len() as u64;
+        let created =
+            conditional::create(client, &names::log(epoch, sequence), &body.into(), id.nonce).await;
+        if let Err(lost) = created {
+            return Err(self.stop_of(lost).await);
+        }
+        self.engine.count(ObjectCounters::LOG_FLUSHES, 1);
+        self.chain.push_log(epoch, sequence);
+        self.chain.chain_bytes += bytes;
+        Ok(())
+    }
+
+    async fn publish_root(&mut self, delta: Delta, long: bool, close: bool) -> Result<(), Stop> {
+        let engine = Arc::clone(&self.engine);
+        let number = self.known.content.root.number + 1;
+        let id = Identity { epoch: engine.epoch, number, nonce: engine.client.nonce() };
+        let next_unused = delta.next_unused;
+        let (mut chain, delta) = match long {
+            true => (self.write_checkpoint(id).await?, Delta { next_unused, ..Delta::default() }),
+            false => (self.chain.clone(), delta),
+        };
+        let body = envelope::seal(Kind::Root, id, &encode_root(&chain, &delta));
+        let bytes = body.len() as u64;
+        let put = engine.client.put(&names::root(id), &body.into(), Persist::Forever).await;
+        put.map_err(|error| Stop::Closed(error.to_string()))?;
+        let content = Super { root: id, closed: close, ..self.known.content.clone() };
+        match swap_super(&engine.client, &self.known, &content).await {
+            Ok(known) => self.known = known,
+            Err(lost) => return Err(self.stop_of(lost).await),
+        }
+        engine.count(ObjectCounters::ROOT_FLUSHES, 1);
+        chain.links.push(Link::Root(id));
+        chain.chain_bytes += bytes;
+        let before = std::mem::replace(&mut self.chain, chain);
+        if long {
+            engine.count(ObjectCounters::CHECKPOINTS, 1);
+            engine.delete_later(keys_of(&before));
+        }
+        engine.lock().written.root_published(next_unused);
+        Ok(())
+    }
+
+    /// Writes all of the map and of the mutable area. What the delta of this publication has is
+    /// part of it.
+    async fn write_checkpoint(&self, id: Identity) -> Result<Chain, Stop> {
+        let engine = &self.engine;
+        let (objects, blocks, next_unused) = {
+            let state = engine.lock();
+            // Objects that were added since the delta was taken will be named again by the next one.
+            let objects: Vec<_> = state.map.iter().copied().collect();
+            (objects, state.mutable.all(), state.next_unused)
+        };
+        let mut parts = Vec::new();
+        for added in objects.chunks(PART_BYTES / size_of::<crate::map::Object>()) {
+            parts.push(Delta { next_unused, added: added.to_vec(), ..Delta::default() });
+        }
+        for blocks in blocks.chunks(PART_BYTES / SECTOR_BYTES as usize) {
+            parts.push(Delta { next_unused, blocks: blocks.to_vec(), ..Delta::default() });
+        }
+        let mut tasks = tokio::task::JoinSet::new();
+        let count = parts.len() as u32;
+        let mut checkpoint_bytes = 0;
+        for (part, delta) in (0..).zip(parts) {
+            let mut body = Vec::new();
+            delta.encode(&mut body);
+            let part_id = Identity { number: part.into(), ..id };
+            let body = envelope::seal(Kind::Checkpoint, part_id, &body);
+            checkpoint_bytes += body.len() as u64;
+            let (client, key) = (Arc::clone(&engine.client), names::checkpoint(id, part));
+            tasks.spawn(async move { client.put(&key, &body.into(), Persist::Forever).await });
+        }
+        while let Some(put) = tasks.join_next().await {
+            let put = put.map_err(|error| Stop::Closed(error.to_string()))?;
+            put.map_err(|error| Stop::Closed(error.to_string()))?;
+        }
+        let log = self.chain.log;
+        Ok(Chain { log, checkpoint: id, parts: count, checkpoint_bytes, ..Chain::default() })
+    }
+
+    /// Finds out who has taken over.
+    async fn stop_of(&self, lost: Lost) -> Stop {
+        let content = match lost {
+            Lost::Failed(error) if error.kind() == StoreErrorKind::Closed => {
+                return Stop::Closed(error.to_string());
+            }
+            Lost::Super(content) => Ok(*content),
+            _ => read_super(&self.engine.client, Persist::Forever).await.map(|known| known.content),
+        };
+        match content {
+            Ok(content) => Stop::Fenced(Fenced { owner: content.owner, epoch: content.epoch }),
+            Err(_) => {
+                let owner = "a host that has destroyed the pool".to_owned();
+                Stop::Fenced(Fenced { owner, epoch: self.engine.epoch })
+            }
+        }
+    }
+}
+
+/// The keys of the objects that a chain names.
+pub(crate) fn keys_of(chain: &Chain) -> Vec<String> {
+    let parts = (0..chain.parts).map(|part| names::checkpoint(chain.checkpoint, part));
+    let links = chain.links.iter().flat_map(|link| match *link {
+        Link::Root(id) => vec![names::root(id)],
+        Link::Logs { epoch, start, end } => {
+            (start..end).map(|sequence| names::log(epoch, sequence)).collect()
+        }
+    });
+    parts.chain(links).collect()
+}
+
+impl Engine {
+    /// Deletes objects after the grace period, unless the device is closed before. No durable root
+    /// names them any more.
+    fn delete_later(self: &Arc<Self>, keys: Vec<String>) {
+        if keys.is_empty() {
+            return;
+        }
+        // Until they are deleted, they are no orphans.
+        self.lock().released.extend(keys.iter().cloned());
+        // The task must not keep a closed engine for the grace period.
+        let (engine, grace) = (self.downgrade(), self.options.grace);
+        drop(self.runtime.spawn(async move {
+            sleep(grace).await;
+            for key in keys {
+                let Some(engine) = engine.upgrade() else { return };
+                engine.delete_released(key).await;
+            }
+        }));
+    }
+
+    async fn delete_released(&self, key: String) {
+        let stopped = {
+            let state = self.lock();
+            state.closing || state.fenced.is_some()
+        };
+        if stopped {
+            return;
+        }
+        let counter = match self.client.delete(&key).await {
+            Ok(()) => ObjectCounters::DELETED_OBJECTS,
+            // Any error keeps the object: an orphan for the next open.
+            Err(_) => ObjectCounters::DELETES_FAILED,
+        };
+        self.count(counter, 1);
+        self.lock().released.remove(&key);
+    }
+}

@@ -1,0 +1,274 @@
+//! Reads of data: ranged gets of exactly the bytes that are asked for.
+//!
+//! Reads that are queued together and are neighbours in one dense object share a get. All others
+//! are gets of their own, all in flight at the same time.
+//!
+//! An object may be gone because the cleaner has merged it: the read then resolves its address
+//! again.
+
+use bytes::Bytes;
+use forebay_base::sync::Arc;
+use forebay_io::{Error, ErrorKind, Request};
+
+use crate::client::Persist;
+use crate::counters::ObjectCounters;
+use crate::directories::Extents;
+use crate::engine::Engine;
+use crate::format::directory::{self, bytes_of, checksum_of, directory_bytes};
+use crate::format::{SECTOR_BYTES, WINDOW_BYTES, names};
+use crate::map::Object;
+use crate::store::{StoreError, StoreErrorKind};
+
+/// Times that an address is resolved, or that a body with a wrong checksum is fetched.
+const ATTEMPTS: u32 = 4;
+
+/// Reads of adjacent bytes of one object.
+struct Run {
+    object: Object,
+    /// In the object, in bytes.
+    start: u64,
+    end: u64,
+    requests: Vec<Request>,
+}
+
+/// Serves reads until the device is closed.
+pub(crate) async fn run(engine: Arc<Engine>) {
+    loop {
+        engine.reads_wanted.notified().await;
+        let (reads, closed) = {
+            let mut state = engine.lock();
+            (std::mem::take(&mut state.reads), state.closed)
+        };
+        engine.start_reads(reads);
+        if closed {
+            return;
+        }
+    }
+}
+
+impl Engine {
+    fn start_reads(self: &Arc<Self>, mut reads: Vec<Request>) {
+        reads.sort_unstable_by_key(Request::offset);
+        let mut runs: Vec<Run> = Vec::new();
+        let mut others = Vec::new();
+        let state = self.lock();
+        for request in reads {
+            let sector = request.offset() / SECTOR_BYTES;
+            let end = request.offset() + request.len();
+            let candidates = state.map.candidates(sector);
+            let dense = candidates.into_iter().find(Object::is_dense);
+            let Some(object) = dense.filter(|object| end <= object.end() * SECTOR_BYTES) else {
+                others.push(request);
+                continue;
+            };
+            let (start, end) = (request.offset() - object.first_byte(), end - object.first_byte());
+            match runs.last_mut() {
+                Some(run) if run.object == object && run.end == start => {
+                    self.count(ObjectCounters::COALESCED_READS, 1);
+                    run.end = end;
+                    run.requests.push(request);
+                }
+                _ => runs.push(Run { object, start, end, requests: vec![request] }),
+            }
+        }
+        drop(state);
+        for run in runs {
+            self.spawn(|engine| async move { engine.read_run(run).await });
+        }
+        for request in others {
+            self.spawn(|engine| async move { engine.read_resolved(request).await });
+        }
+    }
+
+    async fn read_run(self: Arc<Self>, run: Run) {
+        let Run { object, start, end, requests } = run;
+        let persist = Persist::Budget(self.options.read_budget);
+        let key = names::data(&object);
+        match self.client.get_range(&key, start..end, persist).await {
+            Ok(body) => {
+                let mut ended = Vec::with_capacity(requests.len());
+                for mut request in requests {
+                    let at = (request.offset() - object.first_byte() - start) as usize;
+                    let into = request.bytes_mut().expect("a read owns its memory");
+                    into.copy_from_slice(&body[at..at + into.len()]);
+                    ended.push((request, Ok(())));
+                }
+                self.finish(ended);
+            }
+            Err(error) if error.kind() == StoreErrorKind::NotFound => {
+                for request in requests {
+                    self.spawn(|engine| async move { engine.read_resolved(request).await });
+                }
+            }
+            Err(error) => {
+                let failed = |request| {
+                    let failed = self.read_failed(&request, &key, &error);
+                    (request, Err(failed))
+                };
+                self.finish(requests.into_iter().map(failed).collect());
+            }
+        }
+    }
+
+    /// Reads sectors of any objects, piece by piece.
+    async fn read_resolved(self: Arc<Self>, mut request: Request) {
+        let offset = request.offset();
+        let len = request.len();
+        let result = self.read_bytes(offset, len).await;
+        let result = match result {
+            Ok(pieces) => {
+                let mut into = request.bytes_mut().expect("a read owns its memory");
+                for piece in pieces {
+                    let (part, rest) = into.split_at_mut(piece.len());
+                    part.copy_from_slice(&piece);
+                    into = rest;
+                }
+                Ok(())
+            }
+            Err(ReadError::Unwritten(sector)) => {
+                let at = sector * SECTOR_BYTES;
+                let text = format!("no object holds the address {at}; nothing was written there");
+                Err(self.error(&request, ErrorKind::Device, &text))
+            }
+            Err(ReadError::Store(key, error)) => Err(self.read_failed(&request, &key, &error)),
+        };
+        self.finish(vec![(request, result)]);
+    }
+
+    fn read_failed(&self, request: &Request, key: &str, error: &StoreError) -> Error {
+        let kind = match error.kind() {
+            StoreErrorKind::Closed => ErrorKind::Closed,
+            _ => ErrorKind::Device,
+        };
+        self.error(request, kind, &format!("object {key}: {error}"))
+    }
+
+    /// Reads a range, in pieces that follow each other.
+    pub(crate) async fn read_bytes(&self, offset: u64, len: u64) -> Result<Vec<Bytes>, ReadError> {
+        let (mut sector, end) = (offset / SECTOR_BYTES, (offset + len) / SECTOR_BYTES);
+        let mut pieces = Vec::new();
+        let mut attempts = 0;
+        while sector < end {
+            match self.read_piece(sector, end).await {
+                Ok(piece) => {
+                    sector += piece.len() as u64 / SECTOR_BYTES;
+                    pieces.push(piece);
+                    attempts = 0;
+                }
+                Err(ReadError::Store(_, error))
+                    if error.kind() == StoreErrorKind::NotFound && attempts < ATTEMPTS =>
+                {
+                    attempts += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Reads from `sector` on as much as one get can, at most to `end`.
+    async fn read_piece(&self, sector: u64, end: u64) -> Result<Bytes, ReadError> {
+        let candidates = self.lock().map.candidates(sector);
+        let persist = Persist::Budget(self.options.read_budget);
+        for object in candidates {
+            let key = names::data(&object);
+            let (start, sectors) = if object.is_dense() {
+                (sector - object.first, end.min(object.end()) - sector)
+            } else {
+                let extents = self.directory(&object).await?;
+                match place(&extents, sector, end) {
+                    Some(place) => place,
+                    None => continue,
+                }
+            };
+            let sectors = sectors.min(WINDOW_BYTES / SECTOR_BYTES);
+            let range = start * SECTOR_BYTES..(start + sectors) * SECTOR_BYTES;
+            let read = self.client.get_range(&key, range, persist).await;
+            return read.map_err(|error| ReadError::Store(key, error));
+        }
+        Err(ReadError::Unwritten(sector))
+    }
+
+    /// The extents of an object with gaps.
+    async fn directory(&self, object: &Object) -> Result<Extents, ReadError> {
+        if let Some(extents) = self.lock().directories.get(object) {
+            return Ok(extents);
+        }
+        self.count(ObjectCounters::DIRECTORIES_FETCHED, 1);
+        let key = names::data(object);
+        let start = object.payload_bytes();
+        let range = start..start + directory_bytes(object.extents.into()) as u64;
+        let mut last = None;
+        for _ in 0..ATTEMPTS {
+            let persist = Persist::Budget(self.options.read_budget);
+            let bytes = self.client.get_range(&key, range.clone(), persist).await;
+            let bytes = bytes.map_err(|error| ReadError::Store(key.clone(), error))?;
+            match directory::decode(object, &bytes) {
+                Ok(extents) => {
+                    let extents = Arc::new(extents);
+                    self.lock().directories.insert(object, &extents);
+                    return Ok(extents);
+                }
+                Err(error) => last = Some(error),
+            }
+            self.count(ObjectCounters::DAMAGED_BODIES, 1);
+        }
+        let text = last.map_or(String::new(), |error| format!("its directory: {error}"));
+        Err(ReadError::Store(key, StoreError::new(StoreErrorKind::Damaged, text)))
+    }
+
+    /// Reads a whole object, and verifies all of it. The cleaner deletes what it has read.
+    pub(crate) async fn read_object(
+        &self,
+        object: &Object,
+    ) -> Result<(Bytes, Extents), StoreError> {
+        let key = names::data(object);
+        let len = object.payload_bytes() + directory_bytes(object.extents.into()) as u64;
+        let mut last = String::new();
+        for _ in 0..ATTEMPTS {
+            let body = self.client.get_range(&key, 0..len, Persist::Background).await?;
+            let payload = body.slice(..object.payload_bytes() as usize);
+            match directory::decode(object, &body[payload.len()..]) {
+                Ok(extents) => {
+                    let sound = |extent: &directory::Extent| {
+                        let at = bytes_of(extent.offset) as usize;
+                        let bytes = &payload[at..at + bytes_of(extent.sectors) as usize];
+                        checksum_of(bytes) == extent.checksum
+                    };
+                    if extents.iter().all(sound) {
+                        return Ok((payload, Arc::new(extents)));
+                    }
+                    "the checksum of a block is wrong".clone_into(&mut last);
+                }
+                Err(error) => last = format!("its directory: {error}"),
+            }
+            self.count(ObjectCounters::DAMAGED_BODIES, 1);
+        }
+        Err(StoreError::new(StoreErrorKind::Damaged, last))
+    }
+}
+
+/// Where `sector` and those after it are in the payload: first sector and count, at most to `end`.
+fn place(extents: &Extents, sector: u64, end: u64) -> Option<(u64, u64)> {
+    let at = extents.partition_point(|extent| extent.end() <= sector);
+    let first = extents.get(at).filter(|extent| extent.start <= sector)?;
+    let start = u64::from(first.offset) + (sector - first.start);
+    // Extents that follow each other do so in the payload, too.
+    let mut known = first.end();
+    for extent in &extents[at + 1..] {
+        if extent.start != known || known >= end {
+            break;
+        }
+        known = extent.end();
+    }
+    Some((start, known.min(end) - sector))
+}
+
+/// Why a range cannot be read.
+#[derive(Debug)]
+pub(crate) enum ReadError {
+    /// Nothing was written there.
+    Unwritten(u64),
+    /// A request failed.
+    Store(String, StoreError),
+}

@@ -1,0 +1,297 @@
+//! A simulated object store, for tests: an exact store in memory behind a bad network.
+//!
+//! Requests take time, so they end in any order. A request may fail before it takes effect, after
+//! it did (*lost response*), or fail and take effect much later (*late*). Bodies may be cut. The
+//! client may die at any change: the requests in flight then take effect or do not, and nothing is
+//! answered any more.
+//!
+//! Time is that of the async runtime, which tests pause. A seed gives the same run.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use bytes::Bytes;
+use forebay_base::rng::SmallRng;
+use forebay_base::sync::{Arc, Mutex};
+use tokio::time::sleep;
+
+use crate::memory::{MemoryStore, cut};
+use crate::store::{
+    Body, Condition, ObjectStore, StoreError, StoreErrorKind, StoreFuture, Version,
+};
+
+/// How the network behaves. The numbers are chances of a thousand.
+#[derive(Clone, Debug)]
+pub(crate) struct Network {
+    pub(crate) latency: Range<Duration>,
+    pub(crate) refused: u64,
+    pub(crate) lost: u64,
+    pub(crate) late: u64,
+    pub(crate) slow_down: u64,
+    pub(crate) cut: u64,
+}
+
+impl Network {
+    /// Nothing fails.
+    pub(crate) const GOOD: Self = Self {
+        latency: Duration::from_millis(2)..Duration::from_millis(40),
+        refused: 0,
+        lost: 0,
+        late: 0,
+        slow_down: 0,
+        cut: 0,
+    };
+    /// A tenth of the requests fails in one way or another.
+    pub(crate) const BAD: Self =
+        Self { refused: 30, lost: 40, late: 20, slow_down: 20, cut: 20, ..Self::GOOD };
+}
+
+/// Locking: `simulated-store`, a leaf lock.
+pub(crate) struct SimulatedStore {
+    pub(crate) inner: Arc<MemoryStore>,
+    state: Mutex<State>,
+}
+
+struct State {
+    network: Network,
+    rng: SmallRng,
+    /// Changes until the client dies.
+    changes_left: Option<u64>,
+    dead: bool,
+    away: bool,
+    paused: bool,
+    requests: u64,
+    changes: u64,
+    in_flight: usize,
+    most_in_flight: usize,
+}
+
+enum Fate {
+    Done,
+    Refused,
+    Lost,
+    Late,
+    SlowDown,
+    Cut,
+}
+
+impl SimulatedStore {
+    pub(crate) fn new(inner: Arc<MemoryStore>, network: Network, seed: u64) -> Arc<Self> {
+        let state = State {
+            network,
+            rng: SmallRng::from_seed(seed),
+            changes_left: None,
+            dead: false,
+            away: false,
+            paused: false,
+            requests: 0,
+            changes: 0,
+            in_flight: 0,
+            most_in_flight: 0,
+        };
+        Arc::new(Self { inner, state: Mutex::named("simulated-store", state) })
+    }
+
+    /// Lets the client die at the change after `changes` others.
+    pub(crate) fn die_after(&self, changes: u64) {
+        self.state.lock().changes_left = Some(changes);
+    }
+
+    /// Sets whether the store answers nothing but errors.
+    pub(crate) fn set_away(&self, away: bool) {
+        self.state.lock().away = away;
+    }
+
+    /// Sets whether the client is suspended: its requests stay where they are.
+    pub(crate) fn set_paused(&self, paused: bool) {
+        self.state.lock().paused = paused;
+    }
+
+    async fn travel(&self, time: Duration) {
+        sleep(time).await;
+        while self.state.lock().paused {
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub(crate) fn set_network(&self, network: Network) {
+        self.state.lock().network = network;
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.state.lock().dead
+    }
+
+    /// Puts and deletes that were sent.
+    pub(crate) fn changes(&self) -> u64 {
+        self.state.lock().changes
+    }
+
+    /// All requests that were sent.
+    pub(crate) fn requests(&self) -> u64 {
+        self.state.lock().requests
+    }
+
+    /// The most requests that were in flight at a time since the last call.
+    pub(crate) fn take_most_in_flight(&self) -> usize {
+        std::mem::take(&mut self.state.lock().most_in_flight)
+    }
+
+    fn draw(&self) -> (Fate, Duration) {
+        let mut state = self.state.lock();
+        let Network { latency, refused, lost, late, slow_down, cut } = state.network.clone();
+        let span = (latency.end - latency.start).as_micros() as u64;
+        let wait = latency.start + Duration::from_micros(state.rng.below(span + 1));
+        let mut chance = state.rng.below(1000);
+        let mut is = |share: u64| {
+            let hit = chance < share;
+            chance = chance.saturating_sub(share) + if hit { 1000 } else { 0 };
+            hit
+        };
+        let fate = if state.away || is(refused) {
+            Fate::Refused
+        } else if is(lost) {
+            Fate::Lost
+        } else if is(late) {
+            Fate::Late
+        } else if is(slow_down) {
+            Fate::SlowDown
+        } else if is(cut) {
+            Fate::Cut
+        } else {
+            Fate::Done
+        };
+        (fate, wait)
+    }
+
+    /// Executes a change, after it has travelled.
+    async fn change<T: Send + 'static>(
+        &self,
+        execute: impl FnOnce(&MemoryStore) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        {
+            let mut state = self.state.lock();
+            state.changes += 1;
+            if let Some(left) = &mut state.changes_left {
+                if *left == 0 {
+                    state.dead = true;
+                } else {
+                    *left -= 1;
+                }
+            }
+        }
+        let (fate, wait) = self.start().await;
+        self.travel(wait).await;
+        if self.is_dead() {
+            // It may have been sent in time.
+            if self.state.lock().rng.below(2) == 0 {
+                drop(execute(&self.inner));
+            }
+            return std::future::pending().await;
+        }
+        let result = match fate {
+            Fate::Refused => Err(failure("connection refused")),
+            Fate::SlowDown => Err(slow_down()),
+            Fate::Late => {
+                let inner = Arc::clone(&self.inner);
+                tokio::spawn(async move {
+                    sleep(wait * 20).await;
+                    drop(execute(&inner));
+                });
+                Err(failure("the connection was reset, the request is on its way"))
+            }
+            Fate::Lost => {
+                drop(execute(&self.inner));
+                Err(failure("the connection was reset after the request"))
+            }
+            Fate::Done | Fate::Cut => execute(&self.inner),
+        };
+        self.end().await;
+        result
+    }
+
+    /// Executes a request that changes nothing.
+    async fn look<T>(
+        &self,
+        execute: impl FnOnce(&MemoryStore) -> Result<T, StoreError>,
+        cut_short: impl FnOnce(T) -> T,
+    ) -> Result<T, StoreError> {
+        let (fate, wait) = self.start().await;
+        self.travel(wait).await;
+        let result = match fate {
+            Fate::Refused | Fate::Lost | Fate::Late => Err(failure("connection refused")),
+            Fate::SlowDown => Err(slow_down()),
+            Fate::Done => execute(&self.inner),
+            Fate::Cut => execute(&self.inner).map(cut_short),
+        };
+        self.end().await;
+        result
+    }
+
+    async fn start(&self) -> (Fate, Duration) {
+        {
+            let mut state = self.state.lock();
+            state.requests += 1;
+            state.in_flight += 1;
+            state.most_in_flight = state.most_in_flight.max(state.in_flight);
+        }
+        self.draw()
+    }
+
+    async fn end(&self) {
+        let (_, wait) = self.draw();
+        self.travel(wait).await;
+        if self.is_dead() {
+            std::future::pending::<()>().await;
+        }
+        self.state.lock().in_flight -= 1;
+    }
+}
+
+fn failure(text: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Other, text)
+}
+
+fn slow_down() -> StoreError {
+    StoreError::new(StoreErrorKind::SlowDown, "slow down")
+}
+
+fn half(body: Bytes) -> Bytes {
+    body.slice(..body.len() / 2)
+}
+
+impl ObjectStore for SimulatedStore {
+    fn get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (Bytes, Version)> {
+        let cut_short = |(body, version)| (half(body), version);
+        Box::pin(self.look(move |store| store.get_now(key), cut_short))
+    }
+
+    fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {
+        let execute = move |store: &MemoryStore| Ok(cut(&store.get_now(key)?.0, &range));
+        Box::pin(self.look(execute, half))
+    }
+
+    fn put<'a>(
+        &'a self,
+        key: &'a str,
+        body: Body,
+        condition: Condition,
+    ) -> StoreFuture<'a, Version> {
+        let key = key.to_owned();
+        Box::pin(self.change(move |store| store.put_now(&key, &body, &condition)))
+    }
+
+    fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
+        let key = key.to_owned();
+        Box::pin(self.change(move |store| {
+            store.delete_now(&key);
+            Ok(())
+        }))
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>> {
+        // A page that is cut is a shorter page, and no error: the next one goes on after it.
+        let cut_short = |page: Vec<String>| page;
+        Box::pin(self.look(move |store| Ok(store.list_now(prefix, after)), cut_short))
+    }
+}

@@ -1,0 +1,342 @@
+//! The cleaner gives up what is dead, and nothing else, whoever pauses or dies meanwhile.
+
+use forebay_base::rng::SmallRng;
+use forebay_base::testing;
+
+use super::*;
+use crate::format::{MUTABLE_BYTES, WINDOW_BYTES, names};
+use crate::memory::MemoryStore;
+use crate::simulated::{Network, SimulatedStore};
+
+const LABEL: u64 = 8192;
+
+/// Live blocks, and the round that wrote each.
+#[derive(Clone, Default)]
+struct Blocks {
+    known: Vec<(u64, u64, u64)>,
+    next: u64,
+}
+
+/// Writes blocks, discards some, and publishes roots.
+async fn round(
+    session: &Session,
+    blocks: &mut Blocks,
+    live: &LiveSectors,
+    tag: u64,
+    rng: &mut SmallRng,
+) -> Result<(), forebay_io::Error> {
+    let count = 30 + rng.below(40);
+    let mut tasks = Vec::new();
+    for _ in 0..count {
+        let sectors = 1 + rng.below(16);
+        let offset = blocks.next;
+        blocks.next += sectors * SECTOR;
+        // A reader of the oracle may be faster than the write.
+        live.set(offset, sectors, true);
+        let session = session.clone();
+        tasks.push((
+            (offset, sectors, tag),
+            tokio::spawn(async move { session.write(offset, sectors, tag).await }),
+        ));
+    }
+    for (block, task) in tasks {
+        task.await.unwrap()?;
+        blocks.known.push(block);
+    }
+    session.write(LABEL, 1, tag).await?;
+    session.flush().await?;
+    // What is discarded is dead in all roots. Some discards come twice.
+    for _ in 0..rng.below(2 * count) {
+        if blocks.known.len() > 20 {
+            let at = rng.below(blocks.known.len() as u64) as usize;
+            let (offset, sectors, _) = blocks.known.swap_remove(at);
+            live.set(offset, sectors, false);
+            for _ in 0..1 + rng.below(2) {
+                session.run(Request::discard(offset, sectors * SECTOR)).await.result?;
+            }
+        }
+    }
+    tokio::time::sleep(Duration::from_millis(rng.below(3000))).await;
+    Ok(())
+}
+
+async fn expect_all(session: &Session, blocks: &Blocks) {
+    for (offset, sectors, tag) in &blocks.known {
+        session.expect(*offset, *sectors, *tag).await;
+    }
+}
+
+fn data_bytes(memory: &MemoryStore) -> u64 {
+    let objects = memory.objects();
+    objects.iter().filter(|(key, _)| key.starts_with(names::DATA)).map(|(_, bytes)| bytes).sum()
+}
+
+#[test]
+fn dead_blocks_give_their_bytes_back_and_live_ones_stay() {
+    let memory = MemoryStore::new();
+    let seed = testing::seed(1);
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::BAD, seed);
+    simulate(async {
+        let mut rng = SmallRng::from_seed(seed);
+        let live = LiveSectors::new();
+        let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
+        let session = Session::create(&store, options("one", seed)).await;
+        session.clean(&live);
+        for tag in 1..60 {
+            round(&session, &mut blocks, &live, tag, &mut rng).await.unwrap();
+            if tag % 10 == 0 {
+                expect_all(&session, &blocks).await;
+            }
+        }
+        // The last objects are left alone until two more roots were published.
+        for tag in 60..66 {
+            session.write(LABEL, 1, tag).await.unwrap();
+            session.flush().await.unwrap();
+            session.discard(MUTABLE_BYTES, (blocks.next - MUTABLE_BYTES) / SECTOR).await;
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        }
+        expect_all(&session, &blocks).await;
+        let live_bytes = live.0.lock().len() as u64 * SECTOR;
+        let stored = data_bytes(&memory);
+        let written = blocks.next - MUTABLE_BYTES;
+        assert!(session.counter("merged_objects") > 0);
+        assert!(
+            stored < 2 * live_bytes + WINDOW_BYTES,
+            "{stored} bytes for {live_bytes} live ones"
+        );
+        assert!(stored < written / 2, "{stored} bytes of {written} written ones");
+        // What the map says is what is there.
+        let state_bytes = session.engine.lock().map.bytes().0;
+        assert!(state_bytes <= stored);
+        session.close().await;
+        let session = Session::open(&store, options("two", seed + 1)).await.unwrap();
+        expect_all(&session, &blocks).await;
+    });
+}
+
+#[test]
+fn without_live_blocks_no_data_object_is_left() {
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        session.clean(&LiveSectors::new());
+        session.write(MUTABLE_BYTES, 2048, 1).await.unwrap();
+        session.write(MUTABLE_BYTES + 3 * WINDOW_BYTES, 3, 1).await.unwrap();
+        session.discard(MUTABLE_BYTES, 4 * 2048).await;
+        for tag in 0..4 {
+            // The window of the newest object may still get writes, so more must come.
+            let next = MUTABLE_BYTES + (5 + tag) * WINDOW_BYTES;
+            session.write(next, 1, 1).await.unwrap();
+            session.write(LABEL, 1, tag).await.unwrap();
+            session.flush().await.unwrap();
+            tokio::time::sleep(Duration::from_secs(10)).await;
+        }
+        let first = MUTABLE_BYTES / SECTOR;
+        assert!(session.engine.lock().map.get(first).is_none());
+        let keys = memory.objects();
+        let is_old = |key: &str| {
+            names::parse_data(key).is_some_and(|(at, ..)| at < MUTABLE_BYTES + 4 * WINDOW_BYTES)
+        };
+        assert!(!keys.iter().any(|(key, _)| is_old(key)), "{keys:?}");
+    });
+}
+
+#[test]
+fn an_oracle_that_does_not_know_keeps_everything() {
+    struct Ignorant;
+    impl LiveRanges for Ignorant {
+        fn live(&self, _start: u64, _end: u64) -> Result<Vec<(u64, u64)>, String> {
+            Err("the space map cannot be read".to_owned())
+        }
+    }
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        drop(tokio::spawn(cleaner::run(Arc::clone(&session.engine), Arc::new(Ignorant))));
+        session.write(MUTABLE_BYTES, 8, 1).await.unwrap();
+        for tag in 1..5 {
+            session.write(MUTABLE_BYTES + tag * WINDOW_BYTES, 1, 1).await.unwrap();
+            session.write(LABEL, 1, tag).await.unwrap();
+            session.flush().await.unwrap();
+        }
+        session.discard(MUTABLE_BYTES, 8).await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        session.expect(MUTABLE_BYTES, 8, 1).await;
+    });
+}
+
+#[test]
+fn puts_and_deletes_of_a_paused_old_owner_are_harmless() {
+    for seed in 0..100 {
+        let memory = MemoryStore::new();
+        let host =
+            |at: u64| SimulatedStore::new(Arc::clone(&memory), Network::BAD, seed + 1000 * at);
+        simulate(async {
+            let mut rng = SmallRng::from_seed(seed);
+            let live = LiveSectors::new();
+            let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
+            let (one, two) = (host(1), host(2));
+            let old = Session::create(&one, options("old", seed)).await;
+            old.clean(&live);
+            for tag in 1..8 {
+                round(&old, &mut blocks, &live, tag, &mut rng).await.unwrap();
+            }
+            // It is paused in the middle of a round, with puts and deletes under way.
+            let busy = {
+                let (old, live, mut blocks) = (old.clone(), LiveSectors::new(), blocks.clone());
+                let mut rng = rng.clone();
+                tokio::spawn(async move {
+                    loop {
+                        let done = round(&old, &mut blocks, &live, 99, &mut rng).await;
+                        if done.is_err() {
+                            return;
+                        }
+                    }
+                })
+            };
+            busy.await_pause(&one, &mut rng).await;
+            // Another host takes over, and its blocks are those of the last flush it finds.
+            let mut new = Session::open(&two, options("new", seed + 1)).await.unwrap();
+            expect_published(&new, &mut blocks).await;
+            blocks.next = new.engine.first_unused;
+            // It knows its own blocks only: the blocks of the old one's last round are dead for it.
+            let live = LiveSectors::new();
+            for (offset, sectors, _) in &blocks.known {
+                live.set(*offset, *sectors, true);
+            }
+            new.clean(&live);
+            for tag in 101..105 {
+                round(&new, &mut blocks, &live, tag, &mut rng).await.unwrap();
+            }
+            one.set_paused(false);
+            for tag in 105..110 {
+                round(&new, &mut blocks, &live, tag, &mut rng).await.unwrap();
+                expect_all(&new, &blocks).await;
+            }
+            assert!(old.flush_is_fenced().await);
+            if seed % 2 == 0 {
+                new.close().await;
+            }
+            new = Session::open(&two, options("newer", seed + 2)).await.unwrap();
+            expect_all(&new, &blocks).await;
+        });
+    }
+}
+
+/// Removes blocks that the old owner has discarded since the caller looked.
+async fn expect_published(session: &Session, blocks: &mut Blocks) {
+    let mut kept = Vec::new();
+    for (offset, sectors, tag) in blocks.known.drain(..) {
+        session.expect(offset, sectors, tag).await;
+        kept.push((offset, sectors, tag));
+    }
+    blocks.known = kept;
+}
+
+impl Session {
+    async fn flush_is_fenced(&self) -> bool {
+        let write = self.write(LABEL, 1, 12_345).await;
+        let flush = self.flush().await;
+        let is_fenced = |result: Result<(), forebay_io::Error>| {
+            result.is_err_and(|error| error.kind() == forebay_io::ErrorKind::Gone)
+        };
+        is_fenced(write.and(flush))
+    }
+}
+
+#[test]
+fn orphans_of_dead_owners_are_deleted_and_nothing_else() {
+    for seed in 0..10 {
+        let memory = MemoryStore::new();
+        let live = LiveSectors::new();
+        let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
+        let mut rng = SmallRng::from_seed(seed);
+        let store = SimulatedStore::new(Arc::clone(&memory), Network::BAD, seed);
+        for host in 0..4 {
+            // Each host dies with unnamed objects, and objects that wait for their deletion.
+            simulate(async {
+                let mut options = options(&format!("host {host}"), seed * 100 + host);
+                options.chain_objects = 6;
+                let session = match host {
+                    0 => Session::create(&store, options).await,
+                    _ => Session::open(&store, options).await.unwrap(),
+                };
+                blocks.next = session.engine.first_unused;
+                session.clean(&live);
+                for tag in 1..8 {
+                    round(&session, &mut blocks, &live, host * 10 + tag, &mut rng).await.unwrap();
+                }
+                for at in 0..3 {
+                    session.write(blocks.next + at * WINDOW_BYTES, 5, 5).await.unwrap();
+                }
+            });
+        }
+        simulate(async {
+            let session = Session::open(&store, options("last", 9999)).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(3600)).await;
+            assert!(session.counter("deleted_orphans") > 0);
+            expect_all(&session, &blocks).await;
+            session.write(LABEL, 1, 1).await.unwrap();
+            session.flush().await.unwrap();
+            tokio::time::sleep(Duration::from_secs(3600)).await;
+            let state = session.engine.lock();
+            let named: BTreeSet<String> = state.map.iter().map(names::data).collect();
+            drop(state);
+            let keys = memory.objects().into_iter().map(|(key, _)| key);
+            let data: BTreeSet<String> = keys.filter(|key| key.starts_with(names::DATA)).collect();
+            assert_eq!(data, named, "seed {seed}");
+            // The fences stay.
+            let logs = memory.list_now(names::LOGS, "");
+            for epoch in 1..session.engine.epoch {
+                assert!(
+                    logs.iter().any(|key| names::parse_log(key).is_some_and(|(e, _)| e == epoch))
+                );
+            }
+        });
+        // All hosts' blocks, by a host that was never there.
+        simulate(async {
+            let session = Session::open(&store, options("after", 10_000)).await.unwrap();
+            expect_all(&session, &blocks).await;
+        });
+    }
+}
+
+trait AwaitPause {
+    async fn await_pause(self, store: &SimulatedStore, rng: &mut SmallRng);
+}
+
+impl AwaitPause for tokio::task::JoinHandle<()> {
+    /// Pauses the host at some time of its round.
+    async fn await_pause(self, store: &SimulatedStore, rng: &mut SmallRng) {
+        tokio::time::sleep(Duration::from_millis(rng.below(4000))).await;
+        store.set_paused(true);
+        drop(self);
+    }
+}
+
+#[test]
+fn destroy_removes_our_objects_and_no_other() {
+    let memory = MemoryStore::new();
+    memory.set("data/holiday.jpg", vec![1]);
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::BAD, 1);
+    simulate(async {
+        memory.delete_now("data/holiday.jpg");
+        let session = Session::create(&store, options("one", 1)).await;
+        memory.set("data/holiday.jpg", vec![1]);
+        session.write(MUTABLE_BYTES, 900, 1).await.unwrap();
+        session.write(LABEL, 1, 1).await.unwrap();
+        session.flush().await.unwrap();
+        let shared: Arc<dyn ObjectStore> = store.clone();
+        let count = memory.objects().len() as u64 - 1;
+        let mut careful = options("two", 2);
+        careful.force = false;
+        let refused = crate::destroy::destroy(Arc::clone(&shared), "test", careful).await;
+        assert!(matches!(refused, Err(Error::InUse { .. })));
+        let deleted = crate::destroy::destroy(shared, "test", options("two", 2)).await.unwrap();
+        assert!(deleted >= count);
+        assert_eq!(memory.objects(), [("data/holiday.jpg".to_owned(), 1)]);
+        assert!(session.flush_is_fenced().await);
+    });
+}

@@ -1,0 +1,283 @@
+//! Stores that are away, slow, cut bodies, or lie.
+
+use forebay_io::ErrorKind;
+
+use super::*;
+use crate::error::StoreFault;
+use crate::format::{DEVICE_BYTES, MUTABLE_BYTES, TAIL_BYTES, WINDOW_BYTES};
+use crate::memory::MemoryStore;
+use crate::simulated::{Network, SimulatedStore};
+use crate::store::{Body, Condition, StoreFuture, Version};
+
+#[test]
+fn writes_wait_while_the_store_is_away_and_go_on_afterwards() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let mut impatient = options("one", 1);
+        impatient.read_budget = Duration::from_secs(20);
+        let session = Session::create(&store, impatient).await;
+        session.write(MUTABLE_BYTES, 8, 1).await.unwrap();
+        store.set_away(true);
+        let waiting = {
+            let session = session.clone();
+            tokio::spawn(async move {
+                session.write(MUTABLE_BYTES + (16 << 20), 3, 2).await?;
+                session.write(8192, 1, 2).await?;
+                session.flush().await
+            })
+        };
+        // Reads fail after their budget; then the state says why.
+        let error = session.read(MUTABLE_BYTES, 8).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Device);
+        assert!(error.to_string().contains("connection refused"), "{error}");
+        let away = session.engine.client.away().unwrap();
+        assert!(away.error.contains("connection refused"));
+        tokio::time::sleep(Duration::from_secs(7200)).await;
+        assert!(!waiting.is_finished());
+        store.set_away(false);
+        waiting.await.unwrap().unwrap();
+        assert_eq!(session.engine.client.away(), None);
+        session.expect(MUTABLE_BYTES, 8, 1).await;
+        session.expect(MUTABLE_BYTES + (16 << 20), 3, 2).await;
+    });
+}
+
+#[test]
+fn a_close_while_the_store_is_away_ends_with_errors() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        store.set_away(true);
+        let waiting = {
+            let session = session.clone();
+            tokio::spawn(async move { session.write(MUTABLE_BYTES, 3, 2).await })
+        };
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        session.close().await;
+        assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(session.flush().await.unwrap_err().kind(), ErrorKind::Closed);
+    });
+}
+
+#[test]
+fn cut_bodies_and_slow_downs_are_retried_and_counted() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        session.write(MUTABLE_BYTES, 64, 1).await.unwrap();
+        store.set_network(Network { cut: 300, slow_down: 100, ..Network::GOOD });
+        for sector in 0..64 {
+            session.expect(MUTABLE_BYTES + sector * SECTOR, 1, 1).await;
+        }
+        assert!(session.counter("damaged_bodies") > 0);
+        assert!(session.counter("slow_downs") > 0);
+    });
+}
+
+#[test]
+fn sixty_four_reads_are_sixty_four_requests_in_flight() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        session.write(MUTABLE_BYTES, 2048, 1).await.unwrap();
+        store.take_most_in_flight();
+        let before = session.counter("requests");
+        let reads: Vec<_> = (0..64)
+            .map(|at| {
+                let session = session.clone();
+                tokio::spawn(
+                    async move { session.expect(MUTABLE_BYTES + at * 3 * SECTOR, 2, 1).await },
+                )
+            })
+            .collect();
+        for read in reads {
+            read.await.unwrap();
+        }
+        assert_eq!(store.take_most_in_flight(), 64);
+        assert_eq!(session.counter("requests") - before, 64);
+        // Neighbours share a request.
+        let reads: Vec<_> = (0..64)
+            .map(|at| {
+                let session = session.clone();
+                tokio::spawn(async move { session.expect(MUTABLE_BYTES + at * SECTOR, 1, 1).await })
+            })
+            .collect();
+        for read in reads {
+            read.await.unwrap();
+        }
+        assert_eq!(session.counter("requests") - before, 65);
+        assert_eq!(session.counter("coalesced_reads"), 63);
+    });
+}
+
+#[test]
+fn labels_at_both_ends_cost_one_object() {
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        let tail = DEVICE_BYTES - TAIL_BYTES;
+        session.write(0, 64, 0).await.unwrap();
+        let label = session.buffer(64 * SECTOR);
+        let mut same = session.buffer(64 * SECTOR);
+        session.run(Request::read(0, label)).await.into_buffer().unwrap();
+        same.copy_from_slice(&session.read(0, 64).await.unwrap());
+        session.run(Request::write(tail, same)).await.result.unwrap();
+        let before = session.counter("requests");
+        let bytes: u64 = memory.objects().iter().map(|(_, bytes)| bytes).sum();
+        session.flush().await.unwrap();
+        // The root, and the swap of `super`.
+        assert_eq!(session.counter("requests") - before, 2);
+        let grown = memory.objects().iter().map(|(_, bytes)| bytes).sum::<u64>() - bytes;
+        assert!(grown < 70 * SECTOR, "{grown} bytes");
+        // Nothing has changed: no request.
+        session.flush().await.unwrap();
+        assert_eq!(session.counter("requests") - before, 2);
+        // Only the ring has changed: one request.
+        session.write(1 << 20, 1, 5).await.unwrap();
+        session.flush().await.unwrap();
+        assert_eq!(session.counter("requests") - before, 3);
+    });
+}
+
+#[test]
+fn each_address_is_written_once() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        let at = MUTABLE_BYTES + WINDOW_BYTES - 2 * SECTOR;
+        // Over the end of a window: two objects.
+        session.write(at, 4, 1).await.unwrap();
+        assert_eq!(session.engine.lock().map.len(), 2);
+        session.write(at, 4, 1).await.unwrap();
+        assert_eq!(session.counter("rewrites_ignored"), 1);
+        let error = session.write(at - SECTOR, 2, 1).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        // Late writes of a window that has an object already: both are found.
+        session.write(at - 8 * SECTOR, 1, 2).await.unwrap();
+        session.write(at - 6 * SECTOR, 3, 3).await.unwrap();
+        session.write(at - 7 * SECTOR, 1, 4).await.unwrap();
+        session.expect(at - 8 * SECTOR, 1, 2).await;
+        session.expect(at - 7 * SECTOR, 1, 4).await;
+        session.expect(at - 6 * SECTOR, 3, 3).await;
+        session.expect(at, 4, 1).await;
+        let error = session.read(at - 3 * SECTOR, 4).await.unwrap_err();
+        assert!(error.to_string().contains("nothing was written there"), "{error}");
+    });
+}
+
+/// A store that does not honour a condition.
+struct Liar(Arc<MemoryStore>, StoreFault);
+
+impl ObjectStore for Liar {
+    fn get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (bytes::Bytes, Version)> {
+        if self.1 == StoreFault::Stale {
+            return Box::pin(async { Ok(("one".into(), Version("1".into()))) });
+        }
+        self.0.get(key)
+    }
+
+    fn get_range<'a>(
+        &'a self,
+        key: &'a str,
+        range: std::ops::Range<u64>,
+    ) -> StoreFuture<'a, bytes::Bytes> {
+        self.0.get_range(key, range)
+    }
+
+    fn put<'a>(
+        &'a self,
+        key: &'a str,
+        body: Body,
+        condition: Condition,
+    ) -> StoreFuture<'a, Version> {
+        let exists = self.0.objects().iter().any(|(known, _)| known == key);
+        let current = self.0.get_now(key).ok().map(|(_, version)| version);
+        let is_current =
+            matches!(&condition, Condition::Matches(version) if Some(version) == current.as_ref());
+        let no = || StoreError::new(StoreErrorKind::Condition, "false");
+        match (self.1, &condition) {
+            (StoreFault::IgnoresAbsent, Condition::Absent) if exists => {
+                self.0.put(key, body, Condition::Always)
+            }
+            (StoreFault::RefusesAbsent, Condition::Absent) => Box::pin(async move { Err(no()) }),
+            (StoreFault::IgnoresMatch, Condition::Matches(_)) if exists => {
+                self.0.put(key, body, Condition::Always)
+            }
+            (StoreFault::MatchCreates, Condition::Matches(_)) if !exists => {
+                self.0.put(key, body, Condition::Always)
+            }
+            (StoreFault::RefusesMatch, Condition::Matches(_)) if is_current => {
+                Box::pin(async move { Err(no()) })
+            }
+            _ => self.0.put(key, body, condition),
+        }
+    }
+
+    fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
+        self.0.delete(key)
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>> {
+        self.0.list(prefix, after)
+    }
+}
+
+use crate::store::{StoreError, StoreErrorKind};
+
+#[test]
+fn a_store_that_lies_is_refused_by_the_name_of_its_fault() {
+    use StoreFault::*;
+    for fault in [IgnoresAbsent, RefusesAbsent, IgnoresMatch, RefusesMatch, MatchCreates, Stale] {
+        let honest = MemoryStore::new();
+        let liar: Arc<dyn ObjectStore> = Arc::new(Liar(Arc::clone(&honest), fault));
+        simulate(async {
+            let created = open::create(Arc::clone(&liar), "liar", options("one", 1)).await;
+            assert!(matches!(created, Err(Error::Unfit { fault: found, .. }) if found == fault));
+            assert_eq!(honest.objects(), [], "the probe is left behind");
+            // A store that has lost its honesty since.
+            Session::create(&honest, options("one", 2)).await.close().await;
+            if fault != Stale {
+                let opened = open::open(Arc::clone(&liar), "liar", options("two", 3)).await;
+                assert!(matches!(opened, Err(Error::Unfit { fault: found, .. }) if found == fault));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_prefix_that_is_not_empty_is_left_alone() {
+    let store = MemoryStore::new();
+    store.set("holiday.jpg", vec![1]);
+    simulate(async {
+        let created = open::create(store.clone(), "test", options("one", 1)).await.map(|_| ());
+        assert!(matches!(created, Err(Error::NotEmpty { key, .. }) if key == "holiday.jpg"));
+        let opened = open::open(store.clone(), "test", options("one", 1)).await.map(|_| ());
+        assert!(matches!(opened, Err(Error::NotFound { .. })));
+        assert_eq!(store.objects(), [("holiday.jpg".to_owned(), 1)]);
+    });
+}
+
+#[test]
+fn a_read_only_open_writes_nothing() {
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let owner = Session::create(&store, options("one", 1)).await;
+        owner.write(MUTABLE_BYTES, 8, 1).await.unwrap();
+        owner.write(1 << 20, 1, 1).await.unwrap();
+        owner.flush().await.unwrap();
+        let before = memory.objects();
+        let changes = store.changes();
+        let reader = Session::open_read_only(&store).await.unwrap();
+        // Also what only the log has.
+        reader.expect(1 << 20, 1, 1).await;
+        reader.expect(MUTABLE_BYTES, 8, 1).await;
+        let error = reader.write(1 << 20, 1, 2).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ReadOnly);
+        assert_eq!((memory.objects(), store.changes()), (before, changes));
+        // The owner was not disturbed.
+        owner.write(1 << 20, 1, 2).await.unwrap();
+        owner.flush().await.unwrap();
+    });
+}

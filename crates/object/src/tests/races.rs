@@ -1,0 +1,126 @@
+//! Two hosts want the same store.
+
+use forebay_io::ErrorKind;
+
+use super::*;
+use crate::format::MUTABLE_BYTES;
+use crate::memory::MemoryStore;
+use crate::simulated::{Network, SimulatedStore};
+
+const RING: u64 = 1 << 20;
+const LABEL: u64 = 8192;
+
+fn network(round: u64) -> Network {
+    if round.is_multiple_of(2) { Network::GOOD } else { Network::BAD }
+}
+
+#[test]
+fn of_two_hosts_that_take_over_at_once_exactly_one_wins() {
+    for round in 0..100 {
+        let store = SimulatedStore::new(MemoryStore::new(), network(round), round);
+        simulate(async {
+            let old = Session::create(&store, options("old", round)).await;
+            old.write(RING, 1, 7).await.unwrap();
+            old.flush().await.unwrap();
+            let open = |owner: &'static str, seed| {
+                let store = Arc::clone(&store);
+                tokio::spawn(async move { Session::open(&store, options(owner, seed)).await })
+            };
+            let (one, two) = (open("one", 1000 + round), open("two", 2000 + round));
+            let mut sessions = [one.await.unwrap(), two.await.unwrap()];
+            // The second one may have come after the first one was done: then it has taken over.
+            for session in &mut sessions {
+                if let Ok(opened) = session
+                    && let Err(error) = write_and_flush(opened).await
+                {
+                    assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
+                    *session = Err(Error::NotFound { store: String::new() });
+                }
+            }
+            let winners: Vec<_> =
+                sessions.iter().filter_map(|session| session.as_ref().ok()).collect();
+            assert_eq!(winners.len(), 1, "round {round}");
+            winners[0].expect(RING, 1, 7).await;
+            // The old one is fenced, and says by whom.
+            let error = write_and_flush(&old).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Gone);
+            let winner = winners[0].engine.options.owner.as_str();
+            assert!(error.to_string().contains(winner), "{error}");
+            write_and_flush(winners[0]).await.unwrap();
+        });
+    }
+}
+
+async fn write_and_flush(session: &Session) -> Result<(), forebay_io::Error> {
+    let tag = u64::from(session.engine.epoch as u32);
+    session.write(LABEL, 1, tag).await?;
+    session.flush().await
+}
+
+#[test]
+fn a_flush_that_races_a_takeover_is_kept_or_fails() {
+    for round in 0..100 {
+        let store = SimulatedStore::new(MemoryStore::new(), network(round), round);
+        simulate(async {
+            let old = Session::create(&store, options("old", round)).await;
+            let writer = old.clone();
+            let task = tokio::spawn(async move {
+                let mut acked = 0;
+                for tag in 1.. {
+                    // The data goes to the store unfenced; only the flush tells.
+                    let address = MUTABLE_BYTES + tag * SECTOR;
+                    let data = writer.write(address, 1, tag).await;
+                    // Some flushes write roots, others log objects.
+                    let place = if tag % 3 == 0 { LABEL } else { RING };
+                    let wrote = writer.write(place, 1, tag).await;
+                    let marked = writer.write(RING + SECTOR, 1, tag).await;
+                    if data.and(wrote).and(marked).is_err() || writer.flush().await.is_err() {
+                        return acked;
+                    }
+                    acked = tag;
+                }
+                unreachable!("it is fenced at some time")
+            });
+            tokio::time::sleep(Duration::from_millis(200 + 7 * round)).await;
+            let new = Session::open(&store, options("new", 5000 + round)).await.unwrap();
+            let acked = task.await.unwrap();
+            let found = new.read(RING + SECTOR, 1).await.unwrap();
+            let found = u64::from_le_bytes(found[8..16].try_into().unwrap());
+            assert!(found >= acked, "round {round}: {found} is older than {acked}");
+            for tag in 1..=acked {
+                new.expect(MUTABLE_BYTES + tag * SECTOR, 1, tag).await;
+            }
+            // Not more than one flush was under way.
+            assert!(found <= acked + 1);
+            let error = old.flush_after_write().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Gone);
+        });
+    }
+}
+
+impl Session {
+    async fn flush_after_write(&self) -> Result<(), forebay_io::Error> {
+        self.write(RING, 1, u64::MAX).await?;
+        self.flush().await
+    }
+}
+
+#[test]
+fn reads_go_on_after_a_takeover_and_writes_fail_at_once() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let old = Session::create(&store, options("old", 1)).await;
+        old.write(MUTABLE_BYTES, 4, 3).await.unwrap();
+        old.flush().await.unwrap();
+        let _new = Session::open(&store, options("new", 2)).await.unwrap();
+        old.flush_after_write().await.unwrap_err();
+        let requests = store.requests();
+        for _ in 0..10 {
+            assert_eq!(old.flush().await.unwrap_err().kind(), ErrorKind::Gone);
+            let write = old.write(MUTABLE_BYTES + (1 << 20), 1, 1).await;
+            assert_eq!(write.unwrap_err().kind(), ErrorKind::Gone);
+        }
+        assert_eq!(store.requests(), requests, "a fenced host sends requests");
+        old.expect(MUTABLE_BYTES, 4, 3).await;
+    });
+}
