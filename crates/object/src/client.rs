@@ -32,6 +32,11 @@ const BACKOFF_MAX: Duration = Duration::from_secs(3);
 /// The most repetitions of a request that is not important.
 const BACKGROUND_ATTEMPTS: u32 = 6;
 
+/// A body at this rate is slow, but no failure.
+const BYTES_PER_SECOND_MIN: u64 = 128 << 10;
+/// Bytes of a body whose size is not known, at most.
+const BODY_MAX: u64 = 16 << 20;
+
 /// The kind of a request, as counters have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -126,7 +131,7 @@ impl Client {
             );
             Ok(found)
         };
-        self.repeat(Kind::Get, persist, get).await
+        self.repeat(Kind::Get, BODY_MAX, persist, get).await
     }
 
     /// Reads a range of an object, all of it.
@@ -151,7 +156,7 @@ impl Client {
             let detail = format!("a get of {wanted} bytes returned {found}");
             Err(StoreError::new(StoreErrorKind::Damaged, detail))
         };
-        self.repeat(Kind::Get, persist, get).await
+        self.repeat(Kind::Get, range.end - range.start, persist, get).await
     }
 
     /// Writes an object whose key has no other content, until it succeeds.
@@ -166,7 +171,7 @@ impl Client {
             self.counters.add(ObjectCounters::REQUEST_BYTES, Kind::Put as usize, body.len());
             Ok(version)
         };
-        self.repeat(Kind::Put, persist, put).await
+        self.repeat(Kind::Put, body.len(), persist, put).await
     }
 
     /// Tries once to write an object if `condition` is true. After any error the object may have
@@ -177,15 +182,16 @@ impl Client {
         body: &Body,
         condition: Condition,
     ) -> Result<Version, StoreError> {
-        let version =
-            self.attempt(Kind::PutIf, self.store.put(key, body.clone(), condition)).await?;
+        let version = self
+            .attempt(Kind::PutIf, body.len(), self.store.put(key, body.clone(), condition))
+            .await?;
         self.counters.add(ObjectCounters::REQUEST_BYTES, Kind::PutIf as usize, body.len());
         Ok(version)
     }
 
     /// Deletes an object, or gives up after some attempts.
     pub(crate) async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.repeat(Kind::Delete, Persist::Background, || self.store.delete(key)).await
+        self.repeat(Kind::Delete, 0, Persist::Background, || self.store.delete(key)).await
     }
 
     /// Lists a page of keys after `after`.
@@ -195,7 +201,7 @@ impl Client {
         after: &str,
         persist: Persist,
     ) -> Result<Vec<String>, StoreError> {
-        self.repeat(Kind::List, persist, || self.store.list(prefix, after)).await
+        self.repeat(Kind::List, 0, persist, || self.store.list(prefix, after)).await
     }
 
     /// Waits before repetition `attempt`, for half to all of the doubled time. Fails if the client
@@ -214,6 +220,7 @@ impl Client {
     async fn repeat<T, F>(
         &self,
         kind: Kind,
+        bytes: u64,
         persist: Persist,
         request: impl Fn() -> F,
     ) -> Result<T, StoreError>
@@ -223,19 +230,20 @@ impl Client {
         match persist {
             Persist::Budget(budget) => {
                 let mut last = None;
-                let repeated = self.repeat_noting(kind, persist, request, &mut last);
+                let repeated = self.repeat_noting(kind, bytes, persist, request, &mut last);
                 match timeout(budget, repeated).await {
                     Ok(result) => result,
                     Err(_) => Err(last.unwrap_or_else(no_answer)),
                 }
             }
-            _ => self.repeat_noting(kind, persist, request, &mut None).await,
+            _ => self.repeat_noting(kind, bytes, persist, request, &mut None).await,
         }
     }
 
     async fn repeat_noting<T, F>(
         &self,
         kind: Kind,
+        bytes: u64,
         persist: Persist,
         request: impl Fn() -> F,
         last: &mut Option<StoreError>,
@@ -250,7 +258,7 @@ impl Client {
         };
         for attempt in 0.. {
             let permit = limiter.acquire().await;
-            let result = self.attempt(kind, request()).await;
+            let result = self.attempt(kind, bytes, request()).await;
             let slow_down =
                 matches!(&result, Err(error) if error.kind() == StoreErrorKind::SlowDown);
             limiter.release(permit, slow_down);
@@ -273,12 +281,14 @@ impl Client {
     async fn attempt<T>(
         &self,
         kind: Kind,
+        bytes: u64,
         request: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         let mut stopped = self.stopped.subscribe();
         self.counters.add(ObjectCounters::REQUESTS, kind as usize, 1);
+        let limit = self.request_timeout + Duration::from_secs(bytes / BYTES_PER_SECOND_MIN);
         let result = tokio::select! {
-            result = timeout(self.request_timeout, request) => {
+            result = timeout(limit, request) => {
                 result.unwrap_or_else(|_| Err(no_answer()))
             }
             _ = stopped.wait_for(|stopped| *stopped) => return Err(closed()),

@@ -10,14 +10,15 @@ use forebay_io::{
     Waiter, in_callback,
 };
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
 
 use crate::cleaner::LiveRanges;
 use crate::engine::{Engine, Fenced};
-use crate::error::Error;
-use crate::format::{DEVICE_BYTES, MUTABLE_BYTES, SECTOR_BYTES};
+use crate::error::{At, Error};
+use crate::format::{DEVICE_BYTES, MUTABLE_BYTES, SECTOR_BYTES, names};
 use crate::options::Options;
 use crate::publish::Publisher;
-use crate::store::ObjectStore;
+use crate::store::{ObjectStore, StoreError, StoreErrorKind};
 use crate::{cleaner, open, publish, reader};
 
 /// Threads that execute the requests of a store.
@@ -61,7 +62,8 @@ impl ObjectDevice {
         options: Options,
     ) -> Result<Arc<Self>, Error> {
         let runtime = runtime(name)?;
-        let publisher = runtime.block_on(open::create(store, name, options))?;
+        let publisher =
+            in_time(&runtime, name, &options.clone(), open::create(store, name, options))?;
         Ok(Self::start(runtime, publisher))
     }
 
@@ -76,7 +78,8 @@ impl ObjectDevice {
         options: Options,
     ) -> Result<Arc<Self>, Error> {
         let runtime = runtime(name)?;
-        let publisher = runtime.block_on(open::open(store, name, options))?;
+        let publisher =
+            in_time(&runtime, name, &options.clone(), open::open(store, name, options))?;
         Ok(Self::start(runtime, publisher))
     }
 
@@ -90,7 +93,8 @@ impl ObjectDevice {
         options: Options,
     ) -> Result<Arc<Self>, Error> {
         let runtime = runtime(name)?;
-        let engine = runtime.block_on(open::open_read_only(store, name, options))?;
+        let engine =
+            in_time(&runtime, name, &options.clone(), open::open_read_only(store, name, options))?;
         Ok(Self::new(runtime, engine))
     }
 
@@ -135,7 +139,8 @@ impl ObjectDevice {
 /// # Errors
 /// If there is no store, another host has it open, or requests fail. Then it can be repeated.
 pub fn destroy(store: Arc<dyn ObjectStore>, name: &str, options: Options) -> Result<u64, Error> {
-    runtime(name)?.block_on(crate::destroy::destroy(store, name, options))
+    let runtime = runtime(name)?;
+    in_time(&runtime, name, &options.clone(), crate::destroy::destroy(store, name, options))
 }
 
 fn runtime(name: &str) -> Result<Runtime, Error> {
@@ -145,6 +150,22 @@ fn runtime(name: &str) -> Result<Runtime, Error> {
         .enable_all()
         .build()
         .map_err(|source| Error::Threads { store: name.to_owned(), source })
+}
+
+/// Runs a task that repeats requests, but not for ever.
+fn in_time<T>(
+    runtime: &Runtime,
+    name: &str,
+    options: &Options,
+    task: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    runtime.block_on(async {
+        timeout(options.open_budget, task).await.unwrap_or_else(|_| {
+            let text = "the store does not answer in time";
+            let error = StoreError::new(StoreErrorKind::Timeout, text);
+            Err(At(name).failed(names::SUPER, error))
+        })
+    })
 }
 
 fn info(engine: &Engine) -> DeviceInfo {

@@ -139,113 +139,70 @@ impl Engine {
 
     /// Accepts a request, and completes it now or later.
     pub(crate) fn submit(self: &Arc<Self>, request: Request) {
-        if let Some(error) = self.refusal(&request) {
+        let mut state = self.lock();
+        let refused = self.malformed(&request).or_else(|| self.refusal(&state, &request));
+        if let Some(error) = refused {
+            drop(state);
             return request.finish(Err(error));
         }
         match (request.op(), region(request.offset(), request.len())) {
             (Op::Flush, _) => {
-                let mut state = self.lock();
                 state.in_flight += 1;
                 state.flushes.push(request);
                 drop(state);
                 self.flush_wanted.notify_one();
             }
             (_, Region::Mixed) => {
-                let error = self.error(&request, ErrorKind::InvalidRequest, MIXED);
+                drop(state);
+                let text = "the range is partly in the mutable area; split the request";
+                let error = self.error(&request, ErrorKind::InvalidRequest, text);
                 request.finish(Err(error));
             }
-            (_, Region::Mutable(block)) => self.mutable(block, request),
+            (_, Region::Mutable(block)) => mutable(state, block, request),
             (Op::Read, Region::Data) => {
-                let mut state = self.lock();
                 state.in_flight += 1;
                 state.reads.push(request);
                 drop(state);
                 self.reads_wanted.notify_one();
             }
-            (Op::Write, Region::Data) => self.write(request),
-            (Op::Discard, Region::Data) => self.discard(request),
+            (Op::Write, Region::Data) => self.write(state, request),
+            (Op::Discard, Region::Data) => discard(state, request),
         }
     }
 
-    /// Executes a request of the mutable area.
-    fn mutable(&self, block: u32, mut request: Request) {
-        let mut state = self.lock();
-        match request.op() {
-            Op::Read => match request.bytes_mut() {
-                Some(into) => state.mutable.read(block, into),
-                None => unreachable!("a read owns its memory"),
-            },
-            Op::Write => {
-                let payload = request.payload().expect("a write has memory");
-                state.mutable.write(block, payload.bytes());
-            }
-            Op::Discard => {
-                let count = (request.len() / SECTOR_BYTES) as u32;
-                state.mutable.discard(block, count);
-            }
-            Op::Flush => unreachable!("a flush has no range"),
+    /// Why a request can never succeed.
+    fn malformed(&self, request: &Request) -> Option<Error> {
+        if request.op() == Op::Flush {
+            return None;
         }
-        drop(state);
-        request.finish(Ok(()));
+        let (offset, len) = (request.offset(), request.len());
+        let aligned = offset.is_multiple_of(SECTOR_BYTES) && len.is_multiple_of(SECTOR_BYTES);
+        let text = if !aligned || len == 0 {
+            "offset and length must be multiples of the sector size"
+        } else if request.end().is_none_or(|end| end > DEVICE_BYTES) {
+            "the range is past the end of the device"
+        } else {
+            return None;
+        };
+        Some(self.error(request, ErrorKind::InvalidRequest, text))
     }
 
-    /// Notes that a range is dead. It may be so noted twice: the counts are hints.
-    fn discard(&self, request: Request) {
-        let (start, end) = (request.offset() / SECTOR_BYTES, request.offset() + request.len());
-        let end = end / SECTOR_BYTES;
-        let mut state = self.lock();
-        let mut touched = Vec::new();
-        // An object that starts before the range may reach into it.
-        touched.extend(state.map.candidates(start));
-        touched.extend(state.map.iter_from(start).take_while(|object| object.first < end));
-        touched.dedup_by_key(|object| object.first);
-        for object in touched {
-            let overlap = object.end().min(end).saturating_sub(object.first.max(start));
-            // Of an object with gaps, the range may have less than that.
-            let live = u64::from(object.live).saturating_sub(overlap) as u16;
-            state.map.set_live(object.first, live);
-            if live * 2 <= object.payload_sectors {
-                state.to_clean.insert(object.first);
+    /// Why a request is refused now.
+    fn refusal(&self, state: &State, request: &Request) -> Option<Error> {
+        let is_read = request.op() == Op::Read;
+        let (kind, text) = match &state.fenced {
+            _ if state.closing => (ErrorKind::Closed, "the device is closed; open it again"),
+            _ if request.is_cancelled() => {
+                (ErrorKind::Cancelled, "the request was cancelled before it was issued")
             }
-        }
-        drop(state);
-        request.finish(Ok(()));
-    }
-
-    /// Why a request is refused at once.
-    fn refusal(&self, request: &Request) -> Option<Error> {
-        let (offset, len, op) = (request.offset(), request.len(), request.op());
-        if op != Op::Flush {
-            let aligned = offset.is_multiple_of(SECTOR_BYTES) && len.is_multiple_of(SECTOR_BYTES);
-            if !aligned || len == 0 {
-                let text = "offset and length must be multiples of the sector size";
-                return Some(self.error(request, ErrorKind::InvalidRequest, text));
+            _ if self.read_only && !is_read => {
+                let text = "the store was opened read-only; open it for writing";
+                (ErrorKind::ReadOnly, text)
             }
-            if request.end().is_none_or(|end| end > DEVICE_BYTES) {
-                let text = "the range is past the end of the device";
-                return Some(self.error(request, ErrorKind::InvalidRequest, text));
-            }
-        }
-        if request.is_cancelled() {
-            return Some(self.error(
-                request,
-                ErrorKind::Cancelled,
-                "cancelled before it was issued",
-            ));
-        }
-        if self.read_only && op != Op::Read {
-            let text = "the store was opened read-only; open it for writing";
-            return Some(self.error(request, ErrorKind::ReadOnly, text));
-        }
-        let state = self.lock();
-        if state.closing {
-            let text = "the device is closed; open it again";
-            return Some(self.error(request, ErrorKind::Closed, text));
-        }
-        match &state.fenced {
-            Some(fenced) if op != Op::Read => Some(self.fenced_error(request, fenced)),
-            _ => None,
-        }
+            Some(fenced) if !is_read => return Some(self.fenced_error(request, fenced)),
+            _ => return None,
+        };
+        Some(self.error(request, kind, text))
     }
 
     /// The error of a write after another host has taken the store over.
@@ -354,4 +311,40 @@ impl State {
     }
 }
 
-const MIXED: &str = "the range is partly in the mutable area; split the request";
+/// Executes a request of the mutable area.
+fn mutable(mut state: MutexGuard<'_, State>, block: u32, mut request: Request) {
+    match request.op() {
+        Op::Read => {
+            let into = request.bytes_mut().expect("a read owns its memory");
+            state.mutable.read(block, into);
+        }
+        Op::Write => {
+            let payload = request.payload().expect("a write has memory");
+            state.mutable.write(block, payload.bytes());
+        }
+        Op::Discard => state.mutable.discard(block, (request.len() / SECTOR_BYTES) as u32),
+        Op::Flush => unreachable!("a flush has no range"),
+    }
+    drop(state);
+    request.finish(Ok(()));
+}
+
+/// Notes that a range is dead. It may be so noted twice: the counts are hints.
+fn discard(mut state: MutexGuard<'_, State>, request: Request) {
+    let (start, len) = (request.offset() / SECTOR_BYTES, request.len() / SECTOR_BYTES);
+    let end = start + len;
+    // An object that starts before the range may reach into it.
+    let mut touched = state.map.candidates(start);
+    touched.extend(state.map.iter_from(start + 1).take_while(|object| object.first < end));
+    for object in touched {
+        let overlap = object.end().min(end).saturating_sub(object.first.max(start));
+        // Of an object with gaps, the range may have less than that.
+        let live = u64::from(object.live).saturating_sub(overlap) as u16;
+        state.map.set_live(object.first, live);
+        if live * 2 <= object.payload_sectors {
+            state.to_clean.insert(object.first);
+        }
+    }
+    drop(state);
+    request.finish(Ok(()));
+}

@@ -35,6 +35,7 @@ mod orphans;
 mod probe;
 mod publish;
 mod reader;
+mod s3;
 #[cfg(test)]
 mod simulated;
 mod store;
@@ -49,6 +50,7 @@ pub use error::{Error, StoreFault};
 pub use format::{DEVICE_BYTES, MUTABLE_BYTES, SECTOR_BYTES, TAIL_BYTES, WINDOW_BYTES};
 pub use memory::MemoryStore;
 pub use options::Options;
+pub use s3::connect;
 pub use store::{Body, Condition, ObjectStore, StoreError, StoreErrorKind, StoreFuture, Version};
 
 /// Compiles the example of the README.

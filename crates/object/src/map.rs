@@ -255,9 +255,9 @@ mod tests {
         let firsts = |sector| -> Vec<u64> {
             map.candidates(sector).iter().map(|object| object.first).collect()
         };
-        assert_eq!(firsts(4), []);
+        assert!(firsts(4).is_empty());
         assert_eq!(firsts(2 * window + 7), [5]);
-        assert_eq!(firsts(3 * window - 1), []);
+        assert!(firsts(3 * window - 1).is_empty());
         assert_eq!(firsts(3 * window + 2), [3 * window]);
         assert_eq!(firsts(3 * window + 5), [3 * window + 3, 3 * window]);
         assert_eq!(firsts(3 * window + 19), [3 * window]);

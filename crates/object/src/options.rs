@@ -11,11 +11,13 @@ pub struct Options {
     pub force: bool,
     /// Bytes of a label: a flush of blocks in the first or last ones publishes a root.
     pub label_bytes: u64,
-    /// How long one request may take.
+    /// How long one request may take, beside the time that its body takes on a slow link.
     pub request_timeout: Duration,
     /// How long reads are retried while the store is away. Writes and flushes are retried until the
     /// device is closed.
     pub read_budget: Duration,
+    /// How long a store is tried that is to be opened, created or destroyed.
+    pub open_budget: Duration,
     /// How long a close waits for requests while the store is away. Then they fail.
     pub close_budget: Duration,
     /// How long a window waits for more writes before its object is written.
@@ -42,6 +44,7 @@ impl Default for Options {
             label_bytes: 256 << 10,
             request_timeout: Duration::from_secs(30),
             read_budget: Duration::from_secs(60),
+            open_budget: Duration::from_secs(120),
             close_budget: Duration::from_secs(10),
             seal_after: Duration::from_millis(5),
             grace: Duration::from_secs(60),

@@ -117,7 +117,7 @@ impl Publisher {
     pub(crate) async fn publish(&mut self, want: Want) -> Result<(), Stop> {
         let long = self.chain.objects() >= self.engine.options.chain_objects
             || self.chain.chain_bytes >= CHAIN_BYTES_MIN.max(self.chain.checkpoint_bytes);
-        let (delta, removed, as_root) = {
+        let (delta, removed, as_root, label) = {
             let mut state = self.engine.lock();
             let label = state.mutable.label_is_dirty(self.engine.options.label_bytes);
             let as_root = want != Want::Flush || label || long || !state.removed.is_empty();
@@ -128,8 +128,9 @@ impl Publisher {
                 removed: removed.iter().map(|object| object.first).collect(),
                 added: std::mem::take(&mut state.unpublished),
             };
-            (delta, removed, as_root)
+            (delta, removed, as_root, label)
         };
+        let next_unused = delta.next_unused;
         if !as_root && delta.is_empty() {
             return Ok(());
         }
@@ -144,6 +145,9 @@ impl Publisher {
             self.engine.lock().fenced = Some(fenced.clone());
         }
         result?;
+        if label {
+            self.engine.lock().written.label_published(next_unused);
+        }
         let keys = removed.iter().map(names::data).collect();
         self.engine.delete_later(keys);
         Ok(())
@@ -194,7 +198,6 @@ impl Publisher {
             engine.count(ObjectCounters::CHECKPOINTS, 1);
             engine.delete_later(keys_of(&before));
         }
-        engine.lock().written.root_published(next_unused);
         Ok(())
     }
 

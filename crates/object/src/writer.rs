@@ -7,11 +7,11 @@
 //!
 //! An address is written once. A repeated write completes at once if an object covers it already.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use bytes::Bytes;
-use forebay_base::sync::{Arc, Mutex};
+use forebay_base::sync::{Arc, Mutex, MutexGuard};
 use forebay_io::{Error, ErrorKind, Payload, Request};
 use tokio::time::sleep;
 
@@ -65,11 +65,15 @@ impl AsRef<[u8]> for Lent {
 #[derive(Debug, Default)]
 pub(crate) struct WrittenSectors {
     windows: BTreeMap<u64, Box<[u64; WINDOW_SECTORS as usize / 64]>>,
-    /// Windows before this one are forgotten: two roots are durable since their last write.
+    /// Windows before this one are forgotten: many labels are durable since their last write.
     floor: u64,
-    /// The floor after the next root.
-    next_floor: u64,
+    /// Floors after the next labels.
+    next_floors: VecDeque<u64>,
 }
+
+/// Labels that are published before a window is forgotten. A pool writes what it has allocated
+/// before it publishes the next one or two.
+pub(crate) const LABELS_TO_FORGET: usize = 8;
 
 /// Whether a write is the first one of its sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,11 +108,13 @@ impl WrittenSectors {
         self.windows.get(&window).is_some_and(|words| words[word] & bit != 0)
     }
 
-    /// A root is durable: forgets windows that were complete at the root before it.
-    pub(crate) fn root_published(&mut self, next_unused: u64) {
-        self.floor = self.next_floor;
-        self.next_floor = State::window_of(next_unused / SECTOR_BYTES);
-        self.windows = self.windows.split_off(&self.floor);
+    /// A label is durable: forgets windows that were complete many labels ago.
+    pub(crate) fn label_published(&mut self, next_unused: u64) {
+        self.next_floors.push_back(State::window_of(next_unused / SECTOR_BYTES));
+        if self.next_floors.len() > LABELS_TO_FORGET {
+            self.floor = self.next_floors.pop_front().unwrap_or(self.floor);
+            self.windows = self.windows.split_off(&self.floor);
+        }
     }
 
     /// The first sector of windows that may still get writes.
@@ -124,10 +130,9 @@ fn place(sector: u64) -> (u64, usize, u64) {
 
 impl Engine {
     /// Accepts a write of data.
-    pub(crate) fn write(self: &Arc<Self>, mut request: Request) {
+    pub(crate) fn write(self: &Arc<Self>, mut state: MutexGuard<'_, State>, mut request: Request) {
         let start = request.offset() / SECTOR_BYTES;
         let end = start + request.len() / SECTOR_BYTES;
-        let mut state = self.lock();
         let novelty = if request.offset() < self.first_unused {
             Novelty::Forgotten
         } else {
@@ -210,6 +215,7 @@ impl Engine {
                 (_, Some(fenced)) => Some(Failure::Fenced(fenced.clone())),
                 (Err(error), _) => Some(Failure::Store(error.to_string())),
                 (Ok(_), None) => {
+                    self.count(ObjectCounters::SEALED_OBJECTS, 1);
                     state.add_object(object);
                     if !object.is_dense() {
                         state.directories.insert(&object, &Arc::new(extents));
@@ -218,7 +224,6 @@ impl Engine {
                 }
             }
         };
-        self.count(ObjectCounters::SEALED_OBJECTS, 1);
         let ended = parts.into_iter().filter_map(|part| self.end_part(part, failure.as_ref()));
         self.finish(ended.collect());
     }

@@ -17,6 +17,7 @@ use forebay_io::counters::IoCounters;
 use forebay_io::fault::FaultCounters;
 use forebay_io::tunables::IoTunables;
 use forebay_l2::{L2Counters, L2Tunables};
+use forebay_object::counters::ObjectCounters;
 use forebay_pool::{
     EventCounters, HeartbeatTunables, L2DeviceTunables, LogCounters, LogTunables,
     OperationTunables, PrefetchCounters, PrefetchTunables, ScrubCounters, ScrubTunables,
@@ -69,6 +70,7 @@ fn generate() -> Vec<Generated> {
         ("forebay-io", forebay_base::counters::markdown(IoCounters::ROWS)),
         ("forebay-io: fault injection", forebay_base::counters::markdown(FaultCounters::ROWS)),
         ("forebay-l2", forebay_base::counters::markdown(L2Counters::ROWS)),
+        ("forebay-object", forebay_base::counters::markdown(ObjectCounters::ROWS)),
         ("forebay-pool: transaction groups", forebay_base::counters::markdown(TxgCounters::ROWS)),
         ("forebay-pool: intent log", forebay_base::counters::markdown(LogCounters::ROWS)),
         ("forebay-pool: prefetch", forebay_base::counters::markdown(PrefetchCounters::ROWS)),
@@ -170,6 +172,7 @@ mod tests {
         let lower_layers = CacheTunables::ROWS.len() + IoTunables::ROWS.len() + l2;
         assert_eq!(lines(0), lower_layers + pool);
         let io = IoCounters::ROWS.len() + FaultCounters::ROWS.len() + L2Counters::ROWS.len();
+        let object = ObjectCounters::ROWS.len();
         let pool = TxgCounters::ROWS.len()
             + LogCounters::ROWS.len()
             + PrefetchCounters::ROWS.len()
@@ -180,6 +183,6 @@ mod tests {
             + TrimCounters::ROWS.len()
             + ZapCounters::ROWS.len();
         let mounts = FsCounters::ROWS.len() + MountCounters::ROWS.len();
-        assert_eq!(lines(1), CacheCounters::ROWS.len() + io + pool + mounts);
+        assert_eq!(lines(1), CacheCounters::ROWS.len() + io + object + pool + mounts);
     }
 }

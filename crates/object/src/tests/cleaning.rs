@@ -88,8 +88,8 @@ fn dead_blocks_give_their_bytes_back_and_live_ones_stay() {
                 expect_all(&session, &blocks).await;
             }
         }
-        // The last objects are left alone until two more roots were published.
-        for tag in 60..66 {
+        // The last objects are left alone until more labels were published.
+        for tag in 60..72 {
             session.write(LABEL, 1, tag).await.unwrap();
             session.flush().await.unwrap();
             session.discard(MUTABLE_BYTES, (blocks.next - MUTABLE_BYTES) / SECTOR).await;
@@ -124,7 +124,7 @@ fn without_live_blocks_no_data_object_is_left() {
         session.write(MUTABLE_BYTES, 2048, 1).await.unwrap();
         session.write(MUTABLE_BYTES + 3 * WINDOW_BYTES, 3, 1).await.unwrap();
         session.discard(MUTABLE_BYTES, 4 * 2048).await;
-        for tag in 0..4 {
+        for tag in 0..12 {
             // The window of the newest object may still get writes, so more must come.
             let next = MUTABLE_BYTES + (5 + tag) * WINDOW_BYTES;
             session.write(next, 1, 1).await.unwrap();
@@ -156,7 +156,7 @@ fn an_oracle_that_does_not_know_keeps_everything() {
         let session = Session::create(&store, options("one", 1)).await;
         drop(tokio::spawn(cleaner::run(Arc::clone(&session.engine), Arc::new(Ignorant))));
         session.write(MUTABLE_BYTES, 8, 1).await.unwrap();
-        for tag in 1..5 {
+        for tag in 1..12 {
             session.write(MUTABLE_BYTES + tag * WINDOW_BYTES, 1, 1).await.unwrap();
             session.write(LABEL, 1, tag).await.unwrap();
             session.flush().await.unwrap();

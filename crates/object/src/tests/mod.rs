@@ -6,6 +6,7 @@ mod cleaning;
 mod crash;
 mod failures;
 mod races;
+mod scale;
 
 use std::collections::BTreeSet;
 use std::time::Duration;

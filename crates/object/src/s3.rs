@@ -1,0 +1,182 @@
+//! The S3 API, by the crate `object_store` with its own retries switched off.
+//!
+//! Endpoint, region and credentials come from `AWS_*` variables, a web identity token, or the roles
+//! of the instance or the task. They are held by the client of that crate, and appear in no name,
+//! error or log of this one: errors carry status, code and message of the server only.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use forebay_base::sync::Arc;
+use futures_util::TryStreamExt;
+use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
+use object_store::path::Path;
+use object_store::{
+    ClientOptions, ObjectStore as _, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig,
+    UpdateVersion,
+};
+
+use crate::error::Error;
+use crate::store::{
+    Body, Condition, ObjectStore, StoreError, StoreErrorKind, StoreFuture, Version,
+};
+
+/// Keys of one page of a list.
+const PAGE_KEYS: usize = 1000;
+/// Connections that stay open: as many as requests of one kind may be in flight.
+const IDLE_CONNECTIONS: usize = 192;
+
+/// A prefix of a bucket.
+struct S3 {
+    bucket: AmazonS3,
+    /// Before all keys. It ends with a slash.
+    prefix: String,
+}
+
+/// Connects to the store of a URL, `s3://bucket/prefix`. No request is sent.
+///
+/// # Errors
+/// If the URL is not of this form, or the environment lacks what a client needs.
+pub fn connect(url: &str) -> Result<Arc<dyn ObjectStore>, Error> {
+    let failed =
+        |reason: String| Error::Connect { store: url.to_owned(), reason: reason.to_owned() };
+    let rest = url.strip_prefix("s3://").unwrap_or_default();
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    let prefix = prefix.trim_matches('/');
+    if bucket.is_empty() || prefix.is_empty() || prefix.contains("//") {
+        let form = "the URL must be s3://BUCKET/PREFIX; a pool needs a prefix of its own";
+        return Err(failed(form.to_owned()));
+    }
+    let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+    let client = ClientOptions::new()
+        .with_pool_max_idle_per_host(IDLE_CONNECTIONS)
+        // The device has timeouts of its own.
+        .with_timeout_disabled()
+        .with_http1_only();
+    let mut builder = AmazonS3Builder::from_env()
+        .with_bucket_name(bucket)
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
+        .with_disable_bulk_delete(true)
+        .with_retry(retry)
+        .with_client_options(client);
+    // Plain HTTP is for servers of this host only, unless the environment allows more.
+    let endpoint = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+    let endpoint = endpoint.iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
+    let is_local = ["http://127.0.0.1", "http://localhost", "http://[::1]"].iter().any(|local| {
+        endpoint
+            .strip_prefix(local)
+            .is_some_and(|rest| rest.starts_with([':', '/']) || rest.is_empty())
+    });
+    let allowed =
+        std::env::var("AWS_ALLOW_HTTP").is_ok_and(|value| value == "true" || value == "1");
+    builder = builder.with_allow_http(is_local || allowed);
+    let bucket =
+        builder.build().map_err(|error| failed(format!("{error}; set AWS_* variables")))?;
+    Ok(Arc::new(S3 { bucket, prefix: format!("{prefix}/") }))
+}
+
+impl S3 {
+    fn path(&self, key: &str) -> Result<Path, StoreError> {
+        let parsed = Path::parse(format!("{}{key}", self.prefix));
+        parsed.map_err(|error| StoreError::new(StoreErrorKind::Other, error.to_string()))
+    }
+}
+
+fn failure(error: object_store::Error) -> StoreError {
+    use object_store::Error::{
+        AlreadyExists, NotFound, PermissionDenied, Precondition, Unauthenticated,
+    };
+    let text = error.to_string();
+    let kind = match &error {
+        NotFound { .. } => StoreErrorKind::NotFound,
+        AlreadyExists { .. } | Precondition { .. } => StoreErrorKind::Condition,
+        PermissionDenied { .. } | Unauthenticated { .. } => StoreErrorKind::Denied,
+        _ if ["503", "429", "SlowDown"].iter().any(|sign| text.contains(sign)) => {
+            StoreErrorKind::SlowDown
+        }
+        _ => StoreErrorKind::Other,
+    };
+    StoreError::new(kind, text)
+}
+
+fn version(e_tag: Option<String>) -> Result<Version, StoreError> {
+    let text = "the store returns no ETag";
+    e_tag.map(Version).ok_or_else(|| StoreError::new(StoreErrorKind::Other, text))
+}
+
+impl ObjectStore for S3 {
+    fn get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (Bytes, Version)> {
+        Box::pin(async move {
+            let found = self.bucket.get(&self.path(key)?).await.map_err(failure)?;
+            let version = version(found.meta.e_tag.clone())?;
+            Ok((found.bytes().await.map_err(failure)?, version))
+        })
+    }
+
+    fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {
+        Box::pin(
+            async move { self.bucket.get_range(&self.path(key)?, range).await.map_err(failure) },
+        )
+    }
+
+    fn put<'a>(
+        &'a self,
+        key: &'a str,
+        body: Body,
+        condition: Condition,
+    ) -> StoreFuture<'a, Version> {
+        Box::pin(async move {
+            let mode = match condition {
+                Condition::Always => PutMode::Overwrite,
+                Condition::Absent => PutMode::Create,
+                Condition::Matches(Version(e_tag)) => {
+                    PutMode::Update(UpdateVersion { e_tag: Some(e_tag), version: None })
+                }
+            };
+            let payload: PutPayload = body.parts().iter().cloned().collect();
+            let options = PutOptions { mode, ..PutOptions::default() };
+            let put = self.bucket.put_opts(&self.path(key)?, payload, options).await;
+            version(put.map_err(failure)?.e_tag)
+        })
+    }
+
+    fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            match self.bucket.delete(&self.path(key)?).await.map_err(failure) {
+                Err(error) if error.kind() != StoreErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>> {
+        Box::pin(async move {
+            let within = self.path(prefix.trim_end_matches('/'))?;
+            // Without `after`, all keys of the prefix are after the prefix itself.
+            let offset =
+                self.path(if after > prefix { after } else { prefix.trim_end_matches('/') })?;
+            let mut listed = self.bucket.list_with_offset(Some(&within), &offset);
+            let mut keys = Vec::new();
+            while keys.len() < PAGE_KEYS
+                && let Some(meta) = listed.try_next().await.map_err(failure)?
+            {
+                let key = meta.location.as_ref().strip_prefix(&self.prefix);
+                keys.extend(key.map(str::to_owned));
+            }
+            Ok(keys)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_needs_a_bucket_and_a_prefix() {
+        for url in ["", "s3://", "s3://bucket", "s3://bucket/", "http://bucket/x", "s3:///x"] {
+            let error = connect(url).map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains("s3://BUCKET/PREFIX"), "{url}: {error}");
+        }
+    }
+}
