@@ -47,6 +47,13 @@ pub enum AppendedSector {
 /// The sectors by offset.
 pub type AppendedSectors = BTreeMap<u64, AppendedSector>;
 
+/// The hash of the bytes of a sector.
+pub fn hash_of(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    hasher.finish()
+}
+
 /// A device that takes each address once.
 pub struct AppendOnlyDevice {
     below: Arc<dyn Device>,
@@ -79,6 +86,11 @@ impl AppendOnlyDevice {
         Self::new(Arc::clone(&self.below), mutable_bytes, self.sectors())
     }
 
+    /// The device below, which checks nothing.
+    pub fn below(&self) -> &Arc<dyn Device> {
+        &self.below
+    }
+
     /// What happened to the sectors so far.
     pub fn sectors(&self) -> AppendedSectors {
         self.state.lock().sectors.clone()
@@ -93,6 +105,11 @@ impl AppendOnlyDevice {
         self.info.append_only.map_or(0, |append_only| append_only.mutable_bytes)
     }
 
+    /// Whether the sector at `offset` of such a device takes one write.
+    pub fn appends(mutable_bytes: u64, size_bytes: u64, offset: u64) -> bool {
+        (mutable_bytes..size_bytes - BACK_BYTES).contains(&offset)
+    }
+
     /// Whether a range lies in an area that takes rewrites. `None` if it crosses a border.
     fn is_mutable(&self, start: u64, end: u64) -> Option<bool> {
         let (front, back) = (self.mutable_bytes(), self.info.size_bytes - BACK_BYTES);
@@ -100,12 +117,6 @@ impl AppendOnlyDevice {
             return Some(true);
         }
         (start >= front && end <= back).then_some(false)
-    }
-
-    fn hash(bytes: &[u8]) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        hasher.write(bytes);
-        hasher.finish()
     }
 
     /// Notes a request. Returns what is wrong with it.
@@ -135,7 +146,7 @@ impl AppendOnlyDevice {
             }
             Op::Write => {
                 let bytes = request.payload().map_or(&[][..], |payload| payload.bytes());
-                let hashes = bytes.chunks(sector).map(Self::hash);
+                let hashes = bytes.chunks(sector).map(hash_of);
                 for (offset, hash) in offsets.zip(hashes) {
                     match state.sectors.insert(offset, AppendedSector::Written(hash)) {
                         None => {}

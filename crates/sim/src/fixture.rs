@@ -7,7 +7,7 @@ use forebay_base::clock::{Clock, ManualClock};
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
 use forebay_pool::{
     BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, HostId, ImportOptions,
-    Pool, Result,
+    NewVdev, Pool, Result,
 };
 
 /// A mebibyte.
@@ -74,7 +74,7 @@ pub fn import_options(cache: &Arc<BlockCache>) -> ImportOptions {
     }
 }
 
-/// A new pool with [`DATASETS`]. It discards nothing in the background, so that a run depends on
+/// A new pool with [`DATASETS`], on an object store if a device takes each address once. It discards nothing in the background, so that a run depends on
 /// its seed alone.
 ///
 /// # Errors
@@ -84,8 +84,11 @@ pub fn create(
     cache: &Arc<BlockCache>,
     settings: &DatasetSettings,
 ) -> Result<Pool> {
-    let devices = devices.iter().map(|device| Arc::clone(device).into()).collect();
-    let pool = Pool::create(devices, &create_options(cache))?;
+    let vdev = |device: &Arc<dyn Device>| match device.info().append_only {
+        Some(_) => NewVdev::ObjectStore(Arc::clone(device).into()),
+        None => NewVdev::Device(Arc::clone(device).into()),
+    };
+    let pool = Pool::create_tree(devices.iter().map(vdev).collect(), &create_options(cache))?;
     pool.set_tunable("trim_files", "false")?;
     for name in DATASETS {
         pool.create_dataset(name, settings)?;

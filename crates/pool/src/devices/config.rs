@@ -64,6 +64,8 @@ pub(crate) enum VdevKind {
     Device,
     /// Several devices, each of which has all blocks.
     Mirror,
+    /// A device that takes each address once. It is the only vdev of its pool.
+    ObjectStore,
 }
 
 /// A top-level vdev of the configuration. Its number is its index in the list.
@@ -154,8 +156,10 @@ impl Config {
 
     /// Counts what uses each feature.
     pub(crate) fn count_uses(&mut self) {
-        let mirrors = self.vdevs.iter().filter(|vdev| vdev.kind == VdevKind::Mirror).count();
-        features::set_uses(&mut self.features, features::MIRRORS, mirrors as u64);
+        let count = |kind| self.vdevs.iter().filter(|vdev| vdev.kind == kind).count() as u64;
+        let (mirrors, stores) = (count(VdevKind::Mirror), count(VdevKind::ObjectStore));
+        features::set_uses(&mut self.features, features::MIRRORS, mirrors);
+        features::set_uses(&mut self.features, features::OBJECT_STORE, stores);
         let replacing = self.leaves().filter(|leaf| leaf.replaces.is_some()).count();
         features::set_uses(&mut self.features, features::REPLACING, replacing as u64);
     }
@@ -207,12 +211,16 @@ impl Config {
                 let (guid, kind) = (U64::new(vdev.guid), NodeKind::Mirror as u8);
                 nodes.push(NodePhys { guid, number, kind, ..NodePhys::default() });
             }
+            let kind = match vdev.kind {
+                VdevKind::ObjectStore => NodeKind::ObjectStore as u8,
+                VdevKind::Device | VdevKind::Mirror => NodeKind::Device as u8,
+            };
             let first = nodes.len();
             for (at, leaf) in vdev.leaves.iter().enumerate() {
                 let is_old = |old: &LeafConfig| Some(old.guid) == leaf.replaces;
                 let old = vdev.leaves[..at].iter().position(is_old);
                 let parent = U16::new(old.map_or(parent, |old| (first + old) as u16));
-                nodes.push(NodePhys { parent, number, ..encode_leaf(leaf) });
+                nodes.push(NodePhys { parent, number, kind, ..encode_leaf(leaf) });
             }
         }
         assert!(nodes.len() <= MAX_NODES, "more nodes than a label can hold");
@@ -365,6 +373,10 @@ fn decode_nodes(label: &LabelPhys, nodes: &[NodePhys]) -> Result<Vec<VdevConfig>
             (NodeKind::Device, slot @ None, 0) => {
                 let leaves = vec![decode_leaf(node)?];
                 *slot = Some(VdevConfig { guid, kind: VdevKind::Device, leaves });
+            }
+            (NodeKind::ObjectStore, slot @ None, 0) if count == 1 => {
+                let leaves = vec![decode_leaf(node)?];
+                *slot = Some(VdevConfig { guid, kind: VdevKind::ObjectStore, leaves });
             }
             (NodeKind::Device, Some(vdev), _) if vdev.kind == VdevKind::Mirror => {
                 let parent = parent.map_or(0, |parent| parent.guid.get());

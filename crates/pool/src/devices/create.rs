@@ -20,6 +20,8 @@ pub enum NewVdev {
     Device(Opened),
     /// Devices that each hold all blocks: two or more.
     Mirror(Vec<Opened>),
+    /// A device that takes each address once. A pool on it has no other one.
+    ObjectStore(Opened),
 }
 
 impl NewVdev {
@@ -27,25 +29,36 @@ impl NewVdev {
         match self {
             Self::Device(_) => VdevKind::Device,
             Self::Mirror(_) => VdevKind::Mirror,
+            Self::ObjectStore(_) => VdevKind::ObjectStore,
         }
     }
 
     fn devices(&self) -> &[Opened] {
         match self {
-            Self::Device(device) => std::slice::from_ref(device),
+            Self::Device(device) | Self::ObjectStore(device) => std::slice::from_ref(device),
             Self::Mirror(devices) => devices,
         }
     }
 
     fn into_devices(self) -> Vec<Opened> {
         match self {
-            Self::Device(device) => vec![device],
+            Self::Device(device) | Self::ObjectStore(device) => vec![device],
             Self::Mirror(devices) => devices,
         }
     }
 
-    /// Checks the number of devices.
+    /// Checks the number and the kind of the devices.
     fn check(&self) -> Result<()> {
+        let is_store = self.kind() == VdevKind::ObjectStore;
+        let misfit = |one: &&Opened| one.device.info().append_only.is_some() != is_store;
+        if let Some(one) = self.devices().iter().find(misfit) {
+            let (name, is_not) =
+                (&one.device.info().name, if is_store { "is no" } else { "is an" });
+            let text = format!(
+                "{name}: {is_not} object store; an object store is given as such, and alone"
+            );
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
         match self {
             Self::Mirror(devices) if devices.len() < 2 => {
                 let text = "a mirror needs at least two devices; give another one";
@@ -72,7 +85,7 @@ impl NewVdev {
             leaves.push(Leaf::new(new_guid(rng), size_bytes, opened)?);
         }
         let guid = match kind {
-            VdevKind::Device => leaves[0].guid(),
+            VdevKind::Device | VdevKind::ObjectStore => leaves[0].guid(),
             VdevKind::Mirror => new_guid(rng),
         };
         let config = Vdev::config_of(guid, kind, &leaves);
@@ -120,6 +133,10 @@ pub(crate) fn create(
     let infos: Vec<&DeviceInfo> = given().map(|one| one.device.info()).collect();
     let sector_bytes = sector_of_new_pool(&infos, options.sector_bytes)?;
     check_duplicates(&infos)?;
+    if wanted.len() > 1 && wanted.iter().any(|one| one.kind() == VdevKind::ObjectStore) {
+        let text = "a pool on an object store has no other device; give the store alone";
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
     let (mut vdevs, mut configs) = (Vec::new(), Vec::new());
     for (number, one) in wanted.into_iter().enumerate() {
         let (vdev, config) = one.build(number as u16, options, &mut rng, memory)?;
@@ -272,6 +289,18 @@ pub(crate) fn add(
     may_write: label::MayWrite<'_>,
 ) -> Result<u16> {
     let invalid = |text| Err(Error::new(ErrorKind::Invalid, text));
+    if wanted.kind() == VdevKind::ObjectStore {
+        return invalid(
+            "an object store cannot join a pool: create a pool on it, and copy the files"
+                .to_owned(),
+        );
+    }
+    if let Some(store) = devices.iter().find(|vdev| vdev.kind() == VdevKind::ObjectStore) {
+        let name = store.name();
+        return invalid(format!(
+            "the pool is on the object store {name}, which grows by itself: it takes no other device except for L2"
+        ));
+    }
     for one in wanted.devices() {
         check_new(one, options.force, memory)?;
         check_no_member(devices, one)?;

@@ -17,9 +17,15 @@ pub(crate) const MIRRORS: &str = "forebay:mirrors";
 /// Devices that are being replaced.
 pub(crate) const REPLACING: &str = "forebay:replacing";
 
+/// An object store as the top-level vdev.
+pub(crate) const OBJECT_STORE: &str = "forebay:object-store";
+
 /// The features that this build knows.
-const KNOWN: [(&str, FeatureClass); 2] =
-    [(MIRRORS, FeatureClass::Incompatible), (REPLACING, FeatureClass::Incompatible)];
+const KNOWN: [(&str, FeatureClass); 3] = [
+    (MIRRORS, FeatureClass::Incompatible),
+    (REPLACING, FeatureClass::Incompatible),
+    (OBJECT_STORE, FeatureClass::Incompatible),
+];
 
 /// A feature that is enabled.
 #[derive(Clone, Debug, PartialEq, Eq)]

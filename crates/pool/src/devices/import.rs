@@ -343,7 +343,8 @@ impl Selection<'_> {
             let is_mirror = vdev.kind == VdevKind::Mirror;
             let mut leaves = Vec::with_capacity(slots.len());
             for (slot, leaf) in slots.into_iter().zip(&mut vdev.leaves) {
-                let of = Wanted { number: number as u16, is_mirror, pool: &pool };
+                let is_store = vdev.kind == VdevKind::ObjectStore;
+                let of = Wanted { number: number as u16, is_mirror, is_store, pool: &pool };
                 leaves.push(self.leaf(slot, leaf, &of)?);
             }
             let built = Vdev::new(number as u16, vdev, leaves, self.txg + 1);
@@ -407,6 +408,13 @@ impl Selection<'_> {
         let (guid, size_bytes) = (config.guid, config.size_bytes);
         if let Some(one) = slot {
             let info = one.device.info();
+            if of.is_store != info.append_only.is_some() {
+                let (name, pool) = (&info.name, of.pool);
+                let text = format!(
+                    "{name}: has a copy of the label of pool {pool:?}, which is on another kind of device; give the original"
+                );
+                return Err(Error::new(ErrorKind::NotAPool, text));
+            }
             if size_bytes <= info.size_bytes {
                 self.is_back(config);
                 return Ok(Leaf::new(guid, size_bytes, one)?.with_failures(config.errors));
@@ -459,6 +467,7 @@ impl Selection<'_> {
 struct Wanted<'a> {
     number: u16,
     is_mirror: bool,
+    is_store: bool,
     pool: &'a str,
 }
 
@@ -468,7 +477,9 @@ fn incomplete(vdev: &Vdev) -> Vec<String> {
     let describe = |(at, leaf): (u8, &Leaf)| {
         let guid = leaf.guid();
         match (vdev.kind(), vdev.status().missed(at)) {
-            (VdevKind::Device, _) => format!("device {number} (guid {guid:#x})"),
+            (VdevKind::Device | VdevKind::ObjectStore, _) => {
+                format!("device {number} (guid {guid:#x})")
+            }
             (VdevKind::Mirror, Some(missed)) if !leaf.is_missing() => {
                 let (name, from) = (leaf.name(), missed.from);
                 format!("what {name} of mirror {number} has not, from txg {from} on")

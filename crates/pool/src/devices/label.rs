@@ -18,7 +18,7 @@ use forebay_io::{Device, Priority, Request};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::config::{Config, Label, LabelBytes, Missed};
+use super::config::{Config, Label, LabelBytes, Missed, VdevKind};
 use super::status::LeafSet;
 use super::{Devices, Leaf, Vdev, usable_bytes};
 use crate::block_cache::BlockCache;
@@ -244,7 +244,7 @@ pub(crate) fn update_config(
 /// smallest device. Returns the new size of the vdev; the same if it has not grown.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] if there is no such vdev; [`ErrorKind::Device`], after which the pool
+/// [`ErrorKind::Invalid`] if there is no such vdev, or if it is an object store; [`ErrorKind::Device`], after which the pool
 /// uses the devices as before, whatever their labels state; [`ErrorKind::NoMemory`]; what
 /// `may_write` returns.
 pub(crate) fn expand(
@@ -256,6 +256,10 @@ pub(crate) fn expand(
 ) -> Result<u64> {
     let none = || Error::new(ErrorKind::Invalid, format!("the pool has no device {number}"));
     let vdev = devices.get(number).ok_or_else(none)?;
+    if vdev.kind() == VdevKind::ObjectStore {
+        let text = format!("{}: an object store grows by itself", vdev.name());
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
     let mut grown = config.clone();
     let mut sizes = Vec::new();
     for (at, leaf) in vdev.used() {

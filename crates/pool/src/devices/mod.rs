@@ -51,7 +51,7 @@ use std::fmt;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
-use forebay_io::{Device, Fence, Pending, Priority, RaiseHandle, Request, StableBytes};
+use forebay_io::{AppendOnly, Device, Fence, Pending, Priority, RaiseHandle, Request, StableBytes};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind, PoolEvents};
@@ -73,6 +73,8 @@ pub(crate) struct DeviceSpan {
     pub(crate) start: u64,
     /// The end, exclusive.
     pub(crate) end: u64,
+    /// Whether the vdev takes each address once.
+    pub(crate) append_only: Option<AppendOnly>,
 }
 
 /// Bytes of a device that a pool can use; a multiple of the label size.
@@ -483,12 +485,17 @@ impl Devices {
         Ok(())
     }
 
-    /// Writes `buffer` to one place and waits. The data is durable after a flush.
+    /// Rewrites a place with `buffer` and waits. The data is durable after a flush.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// As [`read`](Self::read); [`ErrorKind::ReadOnly`] on an object store, which takes each
+    /// address once.
     pub(crate) fn write(&self, place: Place, buffer: Buffer, priority: Priority) -> Result<()> {
         let vdev = self.place(place.dva, buffer.len() as u64)?;
+        if vdev.kind() == VdevKind::ObjectStore {
+            let text = format!("{}: an object store takes each address once", vdev.name());
+            return Err(Error::new(ErrorKind::ReadOnly, text));
+        }
         let request = Request::write(place.dva.offset, buffer).with_priority(priority);
         let request = request.with_fence(self.fence());
         let written = vdev.leaf(place.leaf).run(request).result;

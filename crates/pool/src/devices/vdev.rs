@@ -196,7 +196,7 @@ impl Vdev {
 
     /// Its device, unless it is a mirror.
     fn single(&self) -> Option<&Leaf> {
-        (self.kind() == VdevKind::Device).then(|| self.leaf(self.first()))
+        (self.kind() != VdevKind::Mirror).then(|| self.leaf(self.first()))
     }
 
     /// Adds a device, which gets all writes from now on, and misses what its configuration says.
@@ -270,8 +270,8 @@ impl Vdev {
 
     /// Its devices that are in use, with their indices.
     pub(crate) fn used(&self) -> impl Iterator<Item = (u8, &Leaf)> {
-        let is_device = self.kind() == VdevKind::Device;
-        self.leaves().filter(move |(at, _)| is_device || self.status.is_used(*at))
+        let is_alone = self.kind() != VdevKind::Mirror;
+        self.leaves().filter(move |(at, _)| is_alone || self.status.is_used(*at))
     }
 
     /// The devices that a request goes to: those in use. If there are none, the first one, which
@@ -317,7 +317,8 @@ impl Vdev {
     #[inline]
     pub(crate) fn span(&self) -> DeviceSpan {
         let end = self.size_bytes() - LABEL_BYTES;
-        DeviceSpan { device: self.number, start: LABEL_BYTES, end }
+        let append_only = self.single().and_then(|leaf| leaf.device().info().append_only);
+        DeviceSpan { device: self.number, start: LABEL_BYTES, end, append_only }
     }
 
     /// Starts to write `payload`. `done` runs exactly once, on any thread, after the payload is

@@ -71,12 +71,15 @@ pub enum NodeKind {
     Device = 2,
     /// Each of its children, which are devices, has all blocks.
     Mirror = 3,
+    /// A prefix of an object store: a device that takes each address once.
+    ObjectStore = 4,
 }
 
 impl NodeKind {
     /// Decodes the on-disk number.
     pub fn from_raw(raw: u8) -> Option<Self> {
-        [Self::Root, Self::Device, Self::Mirror].into_iter().find(|kind| *kind as u8 == raw)
+        let all = [Self::Root, Self::Device, Self::Mirror, Self::ObjectStore];
+        all.into_iter().find(|kind| *kind as u8 == raw)
     }
 }
 

@@ -18,8 +18,8 @@ use crate::devices::import::Imported;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind, EventLog, PoolEvents};
 use crate::format::{
-    BlockPtrPhys, DvaPhys, LOG_EXTENTS_MAX, LOG_SECTOR_BYTES, ObjectKind, ObjsetPhys, ScrubPhys,
-    ZAP_LEAF_BYTES,
+    BlockPtrPhys, DvaPhys, LOG_EXTENTS_MAX, LOG_SECTOR_BYTES, ObjectKind, ObjsetPhys, ROOT_BYTES,
+    ScrubPhys, ZAP_LEAF_BYTES,
 };
 use crate::l2::L2Devices;
 use crate::lease::Lease;
@@ -30,7 +30,7 @@ use crate::open::{HostId, Opened};
 use crate::readahead::ReadAhead;
 use crate::reservation::Reservations;
 use crate::space::{Space, SpaceStats};
-use crate::store::{Allocate, Store};
+use crate::store::Store;
 use crate::tunables::PoolTunables;
 use crate::tx::Tx;
 use crate::txg::Txgs;
@@ -51,6 +51,8 @@ use super::{Pool, PoolInner, errors, sync_txg};
 const DIRTY_MIN_BYTES: u64 = 4 << 20;
 /// Minimum size of an intent log.
 const LOG_MIN_BYTES: u64 = 1 << 20;
+/// Maximum size of an intent log.
+const LOG_MAX_BYTES: u64 = 256 << 20;
 
 /// Options for [`Pool::create`].
 #[derive(Clone)]
@@ -208,6 +210,8 @@ impl Pool {
         let first = 1;
         space.begin(first)?;
         let extents = log_extents(&mut space, &devices)?;
+        // An object store has little space that can be rewritten, before all other addresses.
+        space.place_root(root_bytes(&devices))?;
         let log = IntentLog::create(
             &extents,
             config.pool_guid,
@@ -355,12 +359,18 @@ impl FoundPool {
     }
 }
 
+/// Bytes of a root block, a whole number of sectors.
+pub(super) fn root_bytes(devices: &Devices) -> u64 {
+    devices.sector_bytes().max(ROOT_BYTES as u64)
+}
+
 /// Allocates the intent log: 1/64 of the pool, from 1 MiB to 256 MiB, one extent per device up to
-/// the maximum number of extents.
+/// the maximum number of extents. At most half of what can be rewritten.
 fn log_extents(space: &mut Space, devices: &Devices) -> Result<Vec<Extent>> {
     let spans = devices.spans();
     let total: u64 = spans.iter().map(|span| span.end - span.start).sum();
-    let wanted = (total / 64).clamp(LOG_MIN_BYTES, 256 << 20);
+    let most = space.rewritable_bytes().map_or(LOG_MAX_BYTES, |bytes| bytes / 2);
+    let wanted = (total / 64).clamp(LOG_MIN_BYTES, LOG_MAX_BYTES).min(most);
     // Nothing is allocated before, so extents begin at multiples of their unit.
     let unit = devices.sector_bytes().max(LOG_SECTOR_BYTES);
     let pieces = spans.len().min(LOG_EXTENTS_MAX) as u64;
@@ -368,7 +378,7 @@ fn log_extents(space: &mut Space, devices: &Devices) -> Result<Vec<Extent>> {
     let mut extents: Vec<Extent> = Vec::new();
     let mut left = size * pieces;
     while left > 0 && extents.len() < LOG_EXTENTS_MAX {
-        match space.allocate(size.min(left), 1) {
+        match space.allocate_rewritable(size.min(left), 1) {
             Ok([place, _]) => {
                 extents.push(Extent { place, bytes: size.min(left) });
                 left -= size.min(left);

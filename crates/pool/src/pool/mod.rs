@@ -16,6 +16,7 @@ mod health;
 mod heartbeat;
 mod import;
 mod l2;
+mod live;
 mod log_io;
 mod merge;
 mod replay;

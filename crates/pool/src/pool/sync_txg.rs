@@ -23,7 +23,7 @@ use crate::dataset::DatasetInner;
 use crate::devices::label::{self, Uberblock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind};
-use crate::format::{BlockKind, ObjsetPhys, ROOT_BYTES, ROOT_MAGIC, RootPhys};
+use crate::format::{BlockKind, ObjsetPhys, ROOT_MAGIC, RootPhys};
 use crate::reservation::Intent;
 use crate::space::Space;
 use crate::store::barrier::{FailedBlocks, Pause};
@@ -33,7 +33,7 @@ use crate::tx::Tx;
 use crate::txg::Wake;
 
 use super::space_io::UncachedWriter;
-use super::{PoolInner, TxgPhase};
+use super::{PoolInner, TxgPhase, create};
 
 /// Minimum free space that a commit needs for its own blocks.
 const MARGIN_BYTES: u64 = 1 << 20;
@@ -221,7 +221,7 @@ impl PoolInner {
         let mos = self.settle_objects(space, (txg, mos), pause)?;
         probe!(txg_objects_done, self.guid, txg);
         self.txg_history.end(TxgPhase::Writes);
-        let places = space.place_root(self.devices.sector_bytes().max(ROOT_BYTES as u64))?;
+        let places = space.place_root(create::root_bytes(&self.devices))?;
         let mut root = RootPhys::new_zeroed();
         root.magic = ROOT_MAGIC.into();
         root.txg = txg.into();

@@ -10,6 +10,7 @@
 use crate::format::{DvaPhys, SECTOR_UNIT};
 use crate::{Error, ErrorKind, Result};
 
+use super::append::AppendState;
 use super::metaslab::RUN_UNITS;
 use super::range_set::Run;
 use super::{Space, SpaceCounters};
@@ -41,6 +42,8 @@ pub(super) struct DeviceState {
     pub(super) notes_discards: bool,
     /// Whether a write to it has failed in this txg.
     pub(super) has_failed: bool,
+    /// Whether it takes each address once.
+    pub(super) append: Option<AppendState>,
 }
 
 impl Default for DeviceState {
@@ -53,6 +56,7 @@ impl Default for DeviceState {
             failed_units: u32::MAX,
             notes_discards: false,
             has_failed: false,
+            append: None,
         }
     }
 }
@@ -87,10 +91,10 @@ enum Distance {
 
 /// An allocated range.
 #[derive(Clone, Copy)]
-struct Allocated {
-    device: usize,
-    metaslab: u32,
-    start: u32,
+pub(super) struct Allocated {
+    pub(super) device: usize,
+    pub(super) metaslab: u32,
+    pub(super) start: u32,
 }
 
 impl Space {
@@ -101,6 +105,7 @@ impl Space {
             self.counters.add(SpaceCounters::REFUSED, 0, 1);
             return Err(no_space(bytes, "only the reserve of the space maps is left"));
         }
+        self.extend_ahead()?;
         self.allocate_units(units, copies)
     }
 
@@ -111,6 +116,7 @@ impl Space {
     /// As [`Allocate::allocate`](crate::store::Allocate::allocate).
     pub(crate) fn allocate_required(&mut self, bytes: u64, copies: usize) -> Result<[DvaPhys; 2]> {
         let units = self.units_of(bytes, copies)?;
+        self.extend_ahead()?;
         self.allocate_units(units, copies)
     }
 
@@ -143,7 +149,7 @@ impl Space {
         self.pending_entries.div_ceil(ENTRIES_PER_UNIT) + 2 * sectors
     }
 
-    fn units_of(&self, bytes: u64, copies: usize) -> Result<u32> {
+    pub(super) fn units_of(&self, bytes: u64, copies: usize) -> Result<u32> {
         assert!(self.open.is_some(), "no transaction group is open");
         let units = u32::try_from(bytes / SECTOR_UNIT).unwrap_or(u32::MAX);
         let whole = bytes.is_multiple_of(self.geometry.sector_bytes) && bytes > 0;
@@ -177,7 +183,8 @@ impl Space {
     fn try_allocate(&mut self, units: u32, copies: usize) -> Result<Option<[DvaPhys; 2]>> {
         let Some(first) = self.first_copy(units)? else { return Ok(None) };
         let mut places = [self.account(first, units, 0), DvaPhys::NONE];
-        if copies == 2 {
+        // An object store keeps copies of its own. A second one would lie in the same object.
+        if copies == 2 && self.devices[first.device].append.is_none() {
             let Some(second) = self.second_copy(units, first)? else {
                 self.undo(first, units)?;
                 return Ok(None);
@@ -193,7 +200,7 @@ impl Space {
         no_space(u64::from(units) * SECTOR_UNIT, "no free range is long enough")
     }
 
-    fn account(&mut self, allocated: Allocated, units: u32, copy: usize) -> DvaPhys {
+    pub(super) fn account(&mut self, allocated: Allocated, units: u32, copy: usize) -> DvaPhys {
         self.devices[allocated.device].free_units -= u64::from(units);
         self.free_units -= u64::from(units);
         if let Some(audit) = &mut self.audit {
@@ -277,6 +284,9 @@ impl Space {
         units: u32,
         other: Option<u32>,
     ) -> Result<Option<Allocated>> {
+        if self.devices[device].append.is_some() {
+            return self.allocate_at_frontier(device, units);
+        }
         if let Some(id) = self.devices[device].cursors[copy]
             && self.keeps_distance(device, id, other, Distance::Far)
             && let Some(allocated) = self.allocate_in(device, id, units)

@@ -46,6 +46,11 @@ pub(crate) struct DiscardList {
 }
 
 impl DiscardList {
+    /// The metaslab.
+    pub(crate) fn metaslab(&self) -> u32 {
+        self.metaslab
+    }
+
     fn new(metaslab: u32, mut runs: Vec<Run>, min_units: u32) -> Self {
         runs.sort_unstable_by_key(|run| (run.units, run.start));
         Self { metaslab, runs, min_units }
@@ -84,18 +89,19 @@ impl Space {
         if std::mem::replace(&mut self.devices[at].notes_discards, wanted) && !wanted {
             for &id in &self.geometry.devices[at].metaslabs {
                 self.metaslabs[id as usize].to_discard = Vec::new();
+                self.metaslabs[id as usize].discards_all = false;
             }
         }
     }
 
     /// Whether ranges to be discarded are noted.
     pub(crate) fn has_noted(&self) -> bool {
-        self.metaslabs.iter().any(|metaslab| !metaslab.to_discard.is_empty())
+        self.metaslabs.iter().any(Metaslab::has_noted)
     }
 
     /// The metaslab with most noted bytes; `None` if nothing is noted.
     pub(crate) fn most_noted(&self) -> Option<u32> {
-        let noted = self.metaslabs.iter().filter(|metaslab| !metaslab.to_discard.is_empty());
+        let noted = self.metaslabs.iter().filter(|metaslab| metaslab.has_noted());
         noted.max_by_key(|metaslab| total(&metaslab.to_discard)).map(|metaslab| metaslab.id)
     }
 
@@ -106,8 +112,14 @@ impl Space {
 
     /// Takes what a loaded metaslab has noted. A piece of `min_bytes` that a range touches is
     /// discarded as a whole, if all of it is free.
-    pub(crate) fn noted_discards(&mut self, id: u32, min_bytes: u64) -> DiscardList {
-        let min_units = self.min_units(min_bytes);
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt) if a range is free twice.
+    pub(crate) fn noted_discards(&mut self, id: u32, min_bytes: u64) -> Result<DiscardList> {
+        if self.metaslabs[id as usize].discards_all {
+            return self.all_discards(id, min_bytes);
+        }
+        let min_units = self.min_units(id, min_bytes);
         let metaslab = &mut self.metaslabs[id as usize];
         let noted = std::mem::take(&mut metaslab.to_discard);
         let pieces = whole_pieces(&noted, min_units, metaslab.extent.units);
@@ -116,7 +128,7 @@ impl Space {
             runs = pieces.into_iter().flat_map(|piece| free.within(piece)).collect();
         }
         runs.retain(|run| run.units >= min_units);
-        DiscardList::new(id, runs, min_units)
+        Ok(DiscardList::new(id, runs, min_units))
     }
 
     /// Lists all free ranges of at least `min_bytes` of a loaded metaslab.
@@ -124,20 +136,25 @@ impl Space {
     /// # Errors
     /// [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt) if a range is free twice.
     pub(crate) fn all_discards(&mut self, id: u32, min_bytes: u64) -> Result<DiscardList> {
-        let min_units = self.min_units(min_bytes);
+        let min_units = self.min_units(id, min_bytes);
+        let discardable = self.discardable(id);
         let metaslab = &mut self.metaslabs[id as usize];
         metaslab.to_discard = Vec::new();
+        metaslab.discards_all = false;
         metaslab.return_run()?;
         let mut runs = match &metaslab.map {
             FreeMap::Unloaded(_) => Vec::new(),
-            FreeMap::Loaded { free, .. } => free.to_vec(),
+            FreeMap::Loaded { free, .. } => free.within(discardable),
         };
         runs.retain(|run| run.units >= min_units);
         Ok(DiscardList::new(id, runs, min_units))
     }
 
-    fn min_units(&self, min_bytes: u64) -> u32 {
+    fn min_units(&self, id: u32, min_bytes: u64) -> u32 {
         let sector = self.geometry.sector_bytes;
+        // An object goes when all of it is discarded.
+        let is_append_only = self.metaslabs[id as usize].is_append_only;
+        let min_bytes = if is_append_only { sector } else { min_bytes };
         let units = min_bytes.max(sector).next_multiple_of(sector) / SECTOR_UNIT;
         u32::try_from(units).unwrap_or(u32::MAX)
     }
@@ -228,10 +245,21 @@ impl Space {
 }
 
 impl Metaslab {
+    /// Whether ranges are to be discarded.
+    fn has_noted(&self) -> bool {
+        self.discards_all || !self.to_discard.is_empty()
+    }
+
     /// Notes ranges that have become allocatable.
     pub(super) fn note_discards(&mut self, freed: &[Run]) {
+        if self.discards_all {
+            return;
+        }
         self.to_discard = unite(&self.to_discard, freed);
-        if self.to_discard.len() > NOTED_RUNS {
+        if self.to_discard.len() > NOTED_RUNS && self.is_append_only {
+            self.to_discard = Vec::new();
+            self.discards_all = true;
+        } else if self.to_discard.len() > NOTED_RUNS {
             self.to_discard.sort_unstable_by_key(|run| std::cmp::Reverse(run.units));
             self.to_discard.truncate(NOTED_RUNS / 2);
             self.to_discard.sort_unstable();

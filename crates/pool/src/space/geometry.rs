@@ -163,7 +163,13 @@ impl Geometry {
 
 /// Returns log2 of the metaslab size for a device of `bytes`.
 pub(super) fn shift_for(bytes: u64) -> u8 {
-    let size = bytes.div_ceil(METASLABS_MAX).next_power_of_two();
+    shift_to_cover(bytes, METASLABS_MAX)
+}
+
+/// Returns log2 of the metaslab size with which so many metaslabs cover `bytes`, as far as there
+/// are such sizes.
+pub(super) fn shift_to_cover(bytes: u64, metaslabs: u64) -> u8 {
+    let size = bytes.div_ceil(metaslabs).next_power_of_two();
     let most = (u64::from(MAX_UNITS) * SECTOR_UNIT).ilog2();
     size.ilog2().clamp(MIN_SHIFT, most) as u8
 }

@@ -101,6 +101,7 @@ impl Space {
         {
             return Err(corrupt("index and log do not match the root's allocated bytes"));
         }
+        space.begin_appending(spans)?;
         Ok(space)
     }
 

@@ -102,6 +102,10 @@ pub(super) struct Metaslab {
     /// Ranges that became free and are not discarded yet, sorted. Some may be allocated again.
     pub(super) to_discard: Vec<Run>,
     pub(super) needed: Option<u64>,
+    /// Whether all free ranges that may be discarded are to be, and not only `to_discard`.
+    pub(super) discards_all: bool,
+    /// Whether its device takes each address once, see [`super::append`].
+    pub(super) is_append_only: bool,
     /// Ranges to which a write has failed since the import.
     bad: Vec<Run>,
     /// The parts of `bad` that are free. Only if loaded.
@@ -125,6 +129,8 @@ impl Metaslab {
             held: Vec::new(),
             to_discard: Vec::new(),
             needed: None,
+            discards_all: false,
+            is_append_only: false,
             bad: Vec::new(),
             withheld: Vec::new(),
             must_flush: false,
@@ -133,6 +139,10 @@ impl Metaslab {
 
     /// A write to this range, which is in use, has failed. It is not allocated again.
     pub(super) fn avoid(&mut self, run: Run) {
+        if self.is_append_only {
+            // Nothing is.
+            return;
+        }
         self.bad.push(run);
     }
 

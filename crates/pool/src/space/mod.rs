@@ -24,6 +24,7 @@
 //! in memory.
 
 mod allocate;
+mod append;
 mod chain;
 mod check;
 mod counters;
@@ -125,7 +126,8 @@ pub(crate) struct Space {
     /// Units that can be allocated.
     free_units: u64,
     deferred_units: u64,
-    /// Free units to which writes have failed. They are not part of `free_units`.
+    /// Free units that are not allocated: writes to them have failed, or their device takes each
+    /// address once. They are not part of `free_units`.
     withheld_units: u64,
     /// The slice of discards in flight.
     held: Option<Held>,
@@ -155,6 +157,7 @@ impl Space {
         if space.metaslabs.is_empty() {
             return Err(Error::new(ErrorKind::Invalid, "a pool needs at least one device"));
         }
+        space.begin_appending(spans)?;
         Ok(space)
     }
 
@@ -195,7 +198,8 @@ impl Space {
     /// Begins a txg. Between this call and [`Space::sync`], space can be allocated and freed.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if a range whose discard has ended is free twice.
+    /// [`ErrorKind::Corrupt`] if a range whose discard has ended is free twice; errors of reading
+    /// the base of a device that takes each address once.
     ///
     /// # Panics
     /// If a txg is open, the previous txg is not durable, or `txg` is not newer.
@@ -205,7 +209,8 @@ impl Space {
         assert!(txg > self.synced, "transaction groups only grow");
         self.open = Some(txg);
         self.devices.iter_mut().for_each(DeviceState::new_txg);
-        self.release_held(false).map(drop)
+        self.release_held(false)?;
+        self.begin_txg_of_appending()
     }
 
     /// The root of `txg`, the newest synced txg, is durable.
@@ -227,7 +232,10 @@ impl Space {
             let device = &mut self.devices[device];
             let before = metaslab.withheld_units();
             let matured = metaslab.mature(self.matured_txg, device.notes_discards)?;
-            let withheld = metaslab.withheld_units() - before;
+            let withheld = match &mut device.append {
+                Some(append) => append.matured(matured),
+                None => metaslab.withheld_units() - before,
+            };
             units += matured;
             withheld_units += withheld;
             device.free_units += matured - withheld;
@@ -264,6 +272,12 @@ impl Space {
             return Err(Error::new(ErrorKind::Invalid, message));
         }
         let (start, end) = self.geometry.usable(span)?;
+        if span.append_only.is_some() {
+            // Others follow as it is used.
+            let shift = append::shift_for(span);
+            let first = metaslab_extents(span.device, shift, start, end).take(1);
+            return self.add_metaslabs(first);
+        }
         self.add_metaslabs(metaslab_extents(span.device, shift_for(end - start), start, end))
     }
 
@@ -277,6 +291,9 @@ impl Space {
             |what: &str| Error::new(ErrorKind::Invalid, format!("device {} {what}", span.device));
         let at = self.geometry.device_at(span.device);
         let at = at.ok_or_else(|| invalid("is not in the pool"))?;
+        if self.devices[at].append.is_some() {
+            return Ok(());
+        }
         let (_, end) = self.geometry.usable(span)?;
         let device = &self.geometry.devices[at];
         let (shift, old_end) = (device.shift, device.end);
@@ -323,7 +340,7 @@ impl Space {
     /// Appends a metaslab, with the free space of its base.
     fn add_metaslab(&mut self, extent: MetaslabExtent, base: Base) -> Result<()> {
         let id = self.metaslabs.len() as u32;
-        let metaslab = Metaslab::new(id, extent, base);
+        let mut metaslab = Metaslab::new(id, extent, base);
         if self.metaslabs.len() == MAX_METASLABS {
             return Err(metaslab.corrupt("exceeds the maximum number of metaslabs"));
         }
@@ -332,6 +349,7 @@ impl Space {
         if device == self.devices.len() {
             self.devices.push(DeviceState::default());
         }
+        metaslab.is_append_only = self.devices[device].append.is_some();
         self.free_units += metaslab.free_units;
         self.devices[device].free_units += metaslab.free_units;
         self.devices[device].units += u64::from(extent.units);

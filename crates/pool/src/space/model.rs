@@ -98,7 +98,7 @@ fn commit(
 #[test]
 fn a_discard_never_meets_a_block() {
     let body = || {
-        let span = DeviceSpan { device: 0, start: START, end: START + BYTES };
+        let span = DeviceSpan { device: 0, start: START, end: START + BYTES, append_only: None };
         let mut space = Space::create(&[span], SECTOR, Box::new(NoReader)).unwrap();
         space.note_discards(0, true);
         let medium = Arc::new(Medium(Mutex::named("medium", vec![DISCARDED; 512])));
@@ -111,7 +111,7 @@ fn a_discard_never_meets_a_block() {
         let trim = {
             let (space, medium) = (Arc::clone(&space), Arc::clone(&medium));
             let trim = move || {
-                let mut list = space.lock().noted_discards(0, SECTOR);
+                let mut list = space.lock().noted_discards(0, SECTOR).expect("sound");
                 for _ in 0..3 {
                     let Some(slice) = space.lock().hold(&mut list, 48 * SECTOR).unwrap() else {
                         break;

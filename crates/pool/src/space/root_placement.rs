@@ -39,7 +39,7 @@ impl RootSlots {
 }
 
 impl Space {
-    /// Returns the two addresses of the current txg's root block. `bytes` is the same for all txgs
+    /// Returns the addresses of the current txg's root block: two, or one on an object store. `bytes` is the same for all txgs
     /// of a pool. The first txg allocates the addresses; they are never freed.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ impl Space {
         assert!(txg.is_some(), "no transaction group is open");
         if self.roots.places.is_empty() {
             for _ in 0..ROOT_SLOTS {
-                let place = self.allocate_required(bytes, 2)?;
+                let place = self.allocate_rewritable(bytes, 2)?;
                 self.roots.places.push(place);
             }
             self.roots.bytes = bytes;
@@ -88,7 +88,10 @@ impl Space {
             pair[0].device != pair[1].device || pair[0].offset + bytes <= pair[1].offset
         });
         let inside = ranges.iter().all(|dva| self.geometry.locate(*dva, bytes).is_some());
-        if current >= ROOT_SLOTS || ranges.len() != 2 * ROOT_SLOTS || !apart || !inside {
+        // A device that takes each address once has one copy.
+        let complete = [ROOT_SLOTS, 2 * ROOT_SLOTS].contains(&ranges.len())
+            && roots.places.iter().all(|place| place[0].get().is_some());
+        if current >= ROOT_SLOTS || !complete || !apart || !inside {
             return Err(corrupt());
         }
         self.roots = roots;

@@ -25,6 +25,7 @@ mod l2_devices;
 mod life;
 mod mirror_faults;
 mod mirrors;
+mod object_store;
 mod objects;
 mod preallocate;
 mod readahead;

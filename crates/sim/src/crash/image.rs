@@ -5,9 +5,10 @@ use std::sync::Arc;
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::rng::SmallRng;
 use forebay_io::Device;
+use forebay_io::append_only::AppendOnlyDevice;
 use forebay_io::record::{CrashPoint, Image, Recording, Survives, Unflushed};
 
-use super::{Cut, RecordedRun};
+use super::{Cut, RecordedRun, append};
 use crate::fixture;
 
 /// Capacity of the buffers for images, in bytes.
@@ -42,6 +43,32 @@ const SURVIVAL_MODES: [SurvivalMode; 7] = [
     SurvivalMode::OneKept,
 ];
 
+/// The devices of an image.
+pub(crate) struct ImageDevices {
+    /// Those that take each address once come first, and are not here.
+    devices: Vec<Arc<dyn Device>>,
+    stores: Vec<Arc<AppendOnlyDevice>>,
+}
+
+impl ImageDevices {
+    /// All devices, in order.
+    pub(crate) fn all(&self) -> Vec<Arc<dyn Device>> {
+        let stores = self.stores.iter().map(|store| Arc::clone(store) as Arc<dyn Device>);
+        stores.chain(self.devices.iter().cloned()).collect()
+    }
+
+    /// Opens those that take each address once again.
+    ///
+    /// # Panics
+    /// If a request has broken a rule.
+    pub(crate) fn reopen(&mut self) {
+        for store in &mut self.stores {
+            append::assert_sound(store);
+            *store = Arc::new(store.reopen());
+        }
+    }
+}
+
 /// An image of a crash.
 #[derive(Debug)]
 pub struct CrashImage {
@@ -70,20 +97,24 @@ impl CrashImage {
         Self { cut: cuts[at].clone(), survival, seed: rng.next_u64() }
     }
 
-    /// Memory devices that hold the image.
-    pub(crate) fn devices(&self, recordings: &[Recording]) -> Vec<Arc<dyn Device>> {
+    /// Memory devices that hold the image. The first `stores` take each address once.
+    pub(crate) fn devices(&self, recordings: &[Recording], stores: usize) -> ImageDevices {
         let mut rng = SmallRng::from_seed(self.seed);
         let config = ArenaConfig { limit_bytes: SCRATCH_BYTES, huge_pages: HugePages::Never };
         let arena = Arena::new(config).expect("memory for an image");
-        let each = recordings.iter().zip(&self.cut.positions).enumerate();
-        each.map(|(at, (recording, position))| {
+        let mut found = ImageDevices { devices: Vec::new(), stores: Vec::new() };
+        for (at, (recording, position)) in recordings.iter().zip(&self.cut.positions).enumerate() {
             let image = self.image(&recording.at(*position), &mut rng);
             let device =
                 fixture::memory(&format!("image-{at}"), image.size_bytes(), image.sector_bytes());
             image.write_to(&*device, &arena).expect("a device for an image");
-            device
-        })
-        .collect()
+            if at < stores {
+                found.stores.push(append::after_crash(device, &image, recording, *position));
+            } else {
+                found.devices.push(device);
+            }
+        }
+        found
     }
 
     fn image(&self, point: &CrashPoint<'_>, rng: &mut SmallRng) -> Image {

@@ -12,6 +12,7 @@
 //!
 //! An fsync that had not returned may survive in part (`history/allowed.rs`).
 
+mod append;
 mod cuts;
 mod image;
 mod verify;
@@ -66,6 +67,8 @@ pub struct CrashTest {
     pub load: WorkloadOptions,
     /// Whether the pool has an L2 device, which survives the crash.
     pub l2: bool,
+    /// Whether the pool is on a device that takes each address once, as an object store does.
+    pub append_only: bool,
     /// Whether freed space is discarded in the background, down to single blocks. The result then
     /// does not depend on the seed alone.
     pub discards: bool,
@@ -84,7 +87,19 @@ impl CrashTest {
             images: 25,
             load: WorkloadOptions::default(),
             l2: false,
+            append_only: false,
             discards: false,
+        }
+    }
+
+    /// A test on a device that takes each address once.
+    pub fn on_object_store(seed: u64) -> Self {
+        Self {
+            append_only: true,
+            device_bytes: 4 << 30,
+            sector_bytes: 4096,
+            physical_bytes: 4096,
+            ..Self::new(seed, 1)
         }
     }
 
@@ -142,6 +157,12 @@ impl CrashTest {
         let cache = fixture::cache(self.cache_bytes());
         let settings = self.settings();
         let (devices, l2_devices) = devices.split_at(self.devices);
+        let stores: Vec<_> = match self.append_only {
+            true => devices.iter().cloned().map(append::new).collect(),
+            false => Vec::new(),
+        };
+        let appending: Vec<_> = stores.iter().map(|it| Arc::clone(it) as Arc<dyn Device>).collect();
+        let devices = if self.append_only { &appending[..] } else { devices };
         let pool = fixture::create(devices, &cache, &settings).expect("a pool");
         if self.discards {
             let tunables = [
@@ -185,6 +206,7 @@ impl CrashTest {
             assert!(buffered.is_some_and(|counter| counter.2 > 0), "no name was buffered");
         }
         pool.export().expect("the export");
+        stores.iter().for_each(|store| append::assert_sound(store));
         let recordings = recorded.iter().map(|device| device.recording()).collect();
         drop(hint);
         RecordedRun { cuts, history, recordings }

@@ -6,6 +6,7 @@ use forebay_base::rng::SmallRng;
 use forebay_io::Device;
 use forebay_pool::{ImportOptions, L2DeviceStats, Pool};
 
+use super::image::ImageDevices;
 use super::{CrashImage, CrashTest, RecordedRun, SharedCache};
 use crate::compare;
 use crate::fixture;
@@ -24,8 +25,10 @@ pub(super) fn verify(
     cache: &SharedCache,
     rng: &mut SmallRng,
 ) -> u64 {
-    let devices = crash_image.devices(&done.recordings);
-    let devices = devices.split_at(test.devices);
+    let stores = if test.append_only { test.devices } else { 0 };
+    let mut image = crash_image.devices(&done.recordings, stores);
+    let all = image.all();
+    let devices = all.split_at(test.devices);
     let options = fixture::import_options(cache);
     let txg = without_replay(done, crash_image, devices.0, &options);
     let pool = fixture::import_with(devices.0, devices.1, &options)
@@ -43,7 +46,7 @@ pub(super) fn verify(
     }
     count_objects(&pool, &found);
     let hits = l2_reads(&pool);
-    continue_work(test, pool, found, (devices, &options), rng);
+    continue_work(test, pool, found, (&mut image, &options), rng);
     hits
 }
 
@@ -102,7 +105,7 @@ fn continue_work(
     test: &CrashTest,
     pool: Pool,
     found: Model,
-    (devices, options): ((&[Arc<dyn Device>], &[Arc<dyn Device>]), &ImportOptions),
+    (image, options): (&mut ImageDevices, &ImportOptions),
     rng: &mut SmallRng,
 ) {
     let mut work = Workload::new(pool, found, test.load, rng.next_u64()).expect("datasets");
@@ -110,10 +113,14 @@ fn continue_work(
     let (pool, model, history) = work.end().expect("the last commit");
     fixture::check(&pool).unwrap_or_else(|problems| panic!("after more work: {problems}"));
     pool.export().expect("an export");
+    image.reopen();
+    let all = image.all();
+    let devices = all.split_at(test.devices);
     let pool = fixture::import_with(devices.0, devices.1, options).expect("another import");
     fixture::check(&pool).unwrap_or_else(|problems| panic!("after another import: {problems}"));
     if let Some(difference) = compare::difference(&read(&pool, &history), &model) {
         panic!("after another import:\n{difference}");
     }
     pool.export().expect("the last export");
+    image.reopen();
 }

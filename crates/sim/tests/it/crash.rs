@@ -53,6 +53,18 @@ fn crashes_on_two_devices_while_txgs_are_synced_in_the_background() {
 }
 
 #[test]
+fn crashes_on_an_object_store() {
+    let discards = |seed| seed % 2 == 1;
+    runs(600, |seed| CrashTest { discards: discards(seed), ..CrashTest::on_object_store(seed) });
+}
+
+#[test]
+fn crashes_on_an_object_store_with_an_l2_device() {
+    let load = WorkloadOptions { background_sync: true, ..WorkloadOptions::default() };
+    runs(700, |seed| CrashTest { load, l2: true, ..CrashTest::on_object_store(seed) });
+}
+
+#[test]
 fn crashes_while_freed_space_is_discarded() {
     runs(500, |seed| CrashTest {
         discards: true,

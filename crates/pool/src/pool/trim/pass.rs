@@ -6,6 +6,7 @@ use std::time::Duration;
 use forebay_io::{ErrorKind as IoErrorKind, Priority, Request};
 
 use crate::devices::Leaf;
+use crate::devices::config::VdevKind;
 use crate::error::Result;
 use crate::format::{Dva, TXGS_TO_REUSE};
 use crate::space::{DiscardList, HeldSlice, Space};
@@ -24,7 +25,8 @@ const ALIGN_BYTES: u64 = 4096;
 pub struct TrimProgress {
     /// Bytes discarded so far.
     pub bytes: u64,
-    /// Free bytes of the pool: an upper bound of the final value of `bytes`.
+    /// Free bytes of the pool, as far as discards concern them: an upper bound of the final value
+    /// of `bytes`.
     pub total_bytes: u64,
 }
 
@@ -73,10 +75,11 @@ impl PoolInner {
     pub(in super::super) fn note_discards(&self, space: &mut Space) {
         let tunables = self.tunables.trim();
         for vdev in self.devices.iter() {
-            let wanted = vdev.leaves().any(|(_, leaf)| match leaf.device().info().block_device {
-                true => tunables.trim_block_devices(),
-                false => tunables.trim_files(),
-            });
+            let wanted = vdev.kind() == VdevKind::ObjectStore
+                || vdev.leaves().any(|(_, leaf)| match leaf.device().info().block_device {
+                    true => tunables.trim_block_devices(),
+                    false => tunables.trim_files(),
+                });
             let number = vdev.number();
             space.note_discards(number, wanted && !self.trim.is_unsupported(number));
         }
@@ -107,12 +110,16 @@ impl PoolInner {
         while !self.trim.thread_yields() {
             let Some(id) = self.space.lock().most_noted() else { return Ok(()) };
             let loaded = self.load_metaslab(id);
-            let mut list = self.space.lock().noted_discards(id, min_bytes);
+            let list = self.space.lock().noted_discards(id, min_bytes);
             loaded?;
+            let mut list = list?;
+            let is_spent = self.space.lock().is_spent_in(id);
             while let Some(slice) = self.hold(&mut list)? {
                 let bytes = self.discard(&slice, &mut TrimReport::default());
                 self.release(slice)?;
-                paid_ns = paid_ns.max(self.clock.now_ns()).saturating_add(self.cost_ns(bytes));
+                // An object store only takes notes.
+                let cost_ns = if is_spent { 0 } else { self.cost_ns(bytes) };
+                paid_ns = paid_ns.max(self.clock.now_ns()).saturating_add(cost_ns);
                 if !self.wait_until(|| paid_ns) {
                     return Ok(());
                 }
@@ -127,7 +134,10 @@ impl PoolInner {
     ) -> Result<TrimReport> {
         let _pass = self.trim.pass.lock();
         let min_bytes = self.tunables.trim().trim_min_bytes();
-        let total_bytes = self.space_stats.lock().free_bytes;
+        let total_bytes = match self.space.lock().spent_bytes() {
+            Some(spent_bytes) => spent_bytes,
+            None => self.space_stats.lock().free_bytes,
+        };
         let mut report = TrimReport::default();
         // The pool may grow meanwhile.
         for id in 0.. {
@@ -156,7 +166,7 @@ impl PoolInner {
     }
 
     /// Reads the base of a metaslab that is not loaded, without a lock.
-    fn load_metaslab(&self, id: u32) -> Result<()> {
+    pub(in super::super) fn load_metaslab(&self, id: u32) -> Result<()> {
         loop {
             let base = self.space.lock().unloaded_base(id);
             let Some(base) = base.filter(|base| base.metaslab() == id) else { return Ok(()) };
@@ -182,7 +192,8 @@ impl PoolInner {
                 return Ok(None);
             }
             if space.synced_txg() == txg {
-                return space.hold(list, SLICE_BYTES);
+                let is_spent = space.is_spent_in(list.metaslab());
+                return space.hold(list, if is_spent { u64::MAX } else { SLICE_BYTES });
             }
             // Another commit has let more space mature.
         }

@@ -27,7 +27,7 @@ impl World {
     fn discard_some(&mut self, max_bytes: u64) -> Option<HeldSlice> {
         let id = self.rng.below(self.metaslabs()) as u32;
         let mut list = match (self.space.most_noted(), self.rng.below(3)) {
-            (Some(noted), 1..) => self.space.noted_discards(noted, MIN),
+            (Some(noted), 1..) => self.space.noted_discards(noted, MIN).expect("sound"),
             _ => self.space.all_discards(id, MIN).expect("sound"),
         };
         let slice = self.space.hold(&mut list, max_bytes).expect("sound")?;
@@ -104,7 +104,7 @@ fn a_piece_is_discarded_once_all_of_it_is_free() {
     let pass = |world: &mut World| {
         let mut all = Vec::new();
         while let Some(id) = world.space.most_noted() {
-            let mut list = world.space.noted_discards(id, 64 << 10);
+            let mut list = world.space.noted_discards(id, 64 << 10).expect("sound");
             while let Some(slice) = world.space.hold(&mut list, 1 << 20).expect("sound") {
                 all.extend(slice.ranges.clone());
             }

@@ -224,5 +224,5 @@ pub(super) fn check_used(space: &mut Space, used: &BTreeMap<Dva, u64>) {
 
 /// A device with space from `start` on.
 pub(super) fn span(device: u16, start: u64, bytes: u64) -> DeviceSpan {
-    DeviceSpan { device, start, end: start + bytes }
+    DeviceSpan { device, start, end: start + bytes, append_only: None }
 }
