@@ -19,6 +19,8 @@ use crate::format::label::{LABEL_BYTES, LABEL_MAGIC, LabelPhys, MIN_DEVICE_BYTES
 /// Locks held until drop.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
+    /// Dropped first: the device is closed under its locks.
+    closers: Vec<Closer>,
     file: Option<Arc<FileLock>>,
     kept: Vec<FileLock>,
 }
@@ -27,6 +29,21 @@ impl Locks {
     /// Releases the lock of the file, and keeps the others.
     pub(crate) fn release_file(&mut self) {
         drop(self.file.take());
+    }
+}
+
+/// Closes a device when it is dropped.
+struct Closer(Arc<dyn Device>);
+
+impl fmt::Debug for Closer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Closer({})", self.0.info().name)
+    }
+}
+
+impl Drop for Closer {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 
@@ -49,6 +66,14 @@ impl Opened {
     /// A device that another host may have opened too: a pool on it has a heartbeat.
     pub fn shared(device: Arc<dyn Device>) -> Self {
         Self { device, lock: None, shared: true }
+    }
+
+    /// Closes the device once the pool is closed: it has something to write then.
+    #[must_use]
+    pub fn close_with_pool(mut self) -> Self {
+        let closer = Closer(Arc::clone(&self.device));
+        self.lock.get_or_insert_default().closers.push(closer);
+        self
     }
 
     /// The owner that locks this device.
@@ -106,7 +131,8 @@ fn open(path: &Path, options: &OpenOptions, sector_probe: Option<SectorProbe>) -
     let device = FileDevice::open(path, &options).map_err(refused)?;
     // The pool releases the lock when it is exported, even if the device object is still
     // referenced.
-    let lock = Some(Locks { file: device.take_lock().map(Arc::new), kept: Vec::new() });
+    let file = device.take_lock().map(Arc::new);
+    let lock = Some(Locks { file, ..Locks::default() });
     let device: Arc<dyn Device> = Arc::new(device);
     #[cfg(feature = "testing")]
     let device = if options.read_only { device } else { crate::power_cut::before(device)? };

@@ -3,13 +3,18 @@
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_io::metrics::{Metrics, MetricsDevice};
-use forebay_io::{Completion, Device, Health, MemoryDevice, MemoryOptions, Op, Request, Roots};
+use forebay_io::{
+    Away, Completion, Device, Health, MemoryDevice, MemoryOptions, Op, Request, Roots,
+};
 
 use super::config::{LeafConfig, LeafErrors};
 use super::too_small;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::MIN_DEVICE_BYTES;
 use crate::open::{Locks, Opened};
+
+/// A device that has not answered for so many milliseconds is away.
+const OUTAGE_MS: u64 = 3000;
 
 /// A device of a pool.
 pub(crate) struct Leaf {
@@ -130,8 +135,24 @@ impl Leaf {
         }
     }
 
+    /// That the device has not answered for a while, if it comes back by itself.
+    pub(crate) fn outage(&self) -> Option<String> {
+        // Only an object store is expected to.
+        self.device.info().append_only?;
+        let Away { since_ms, error } = self.device.stats().away?;
+        let (name, seconds) = (self.name(), since_ms / 1000);
+        (since_ms >= OUTAGE_MS).then(|| {
+            format!(
+                "{name} has not answered for {seconds} s, and is asked again and again: {error}"
+            )
+        })
+    }
+
     /// What is wrong with the device, or `None`.
     pub(crate) fn trouble(&self) -> Option<String> {
+        if let Some(outage) = self.outage() {
+            return Some(outage);
+        }
         let name = self.name();
         match self.device.health() {
             Health::Healthy => None,

@@ -579,6 +579,11 @@ impl Devices {
         used.for_each(|(_, leaf)| leaf.device().retry_flushes());
     }
 
+    /// Which device has not answered for a while, and comes back by itself.
+    pub(crate) fn outage(&self) -> Option<String> {
+        self.leaves().find_map(Leaf::outage)
+    }
+
     /// Forgets failures that devices had, for their health.
     pub(crate) fn forget_errors(&self) {
         self.leaves().for_each(Leaf::forget_errors);

@@ -97,6 +97,10 @@ pub struct PoolDevice {
     pub physical_bytes: u32,
     /// What was requested of it since it was opened, and how long that took.
     pub io: Metrics,
+    /// Whether it is an object store, which takes each address once.
+    pub object_store: bool,
+    /// The counters of an object store: name, label and value.
+    pub store_counters: Vec<(&'static str, &'static str, u64)>,
 }
 
 /// Reads the label of a device without importing its pool. Returns `None` if there is no label.
@@ -227,6 +231,11 @@ fn device(vdev: &Vdev, at: u8) -> PoolDevice {
     let leaf = vdev.leaf(at);
     let info = leaf.device().info();
     let (errors, missed) = (vdev.errors(at), vdev.status().missed(at));
+    let object_store = vdev.kind() == VdevKind::ObjectStore;
+    let store_counters = match object_store {
+        true => leaf.device().stats().counters,
+        false => Vec::new(),
+    };
     PoolDevice {
         number: vdev.number(),
         mirror: vdev.kind() == VdevKind::Mirror,
@@ -247,5 +256,7 @@ fn device(vdev: &Vdev, at: u8) -> PoolDevice {
         buffered: info.buffered.map(|why| why.to_string()),
         physical_bytes: info.physical_bytes,
         io: leaf.metrics(),
+        object_store,
+        store_counters,
     }
 }

@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 use crate::block_cache::BlockCache;
 use crate::dataset::DatasetSettings;
 use crate::devices::Devices;
-use crate::devices::config::Config;
+use crate::devices::config::{Config, VdevKind};
 use crate::devices::create::{self, NewVdev};
 use crate::devices::heartbeat::Heartbeat;
 use crate::devices::import::Imported;
@@ -39,6 +39,7 @@ use crate::zap::Zap;
 
 use super::heartbeat::Heartbeats;
 use super::l2::L2DeviceList;
+use super::l2_fill::{self, L2Fills};
 use super::log_io::LogDevices;
 use super::merge::{self, Merges};
 use super::resilver::Resilvers;
@@ -271,6 +272,7 @@ impl Pool {
         *self.thread.lock() = Some(sync_txg::start(&self.inner)?);
         trim::start(&self.inner)?;
         merge::start(&self.inner)?;
+        l2_fill::start(&self.inner)?;
         self.start_heartbeat()
     }
 }
@@ -312,7 +314,12 @@ impl FoundPool {
         let directory =
             Zap::open(Leaves(self.mos.open(self.directory, Wait::Allowed)?), Wait::Allowed)?;
         let tunables = Arc::clone(parts.tunables.txg());
-        let txgs = Arc::new(Txgs::new(self.synced, Arc::clone(&parts.clock), tunables));
+        let mut txgs = Txgs::new(self.synced, Arc::clone(&parts.clock), tunables);
+        if devices.iter().any(|vdev| vdev.kind() == VdevKind::ObjectStore) {
+            let devices = Arc::clone(&devices);
+            txgs = txgs.with_outages(Box::new(move || devices.outage()));
+        }
+        let txgs = Arc::new(txgs);
         // These values were read above, so they cannot change any more.
         parts.tunables.store().freeze();
         parts.tunables.l2_devices().freeze();
@@ -344,6 +351,7 @@ impl FoundPool {
             resilver: Resilvers::new(),
             trim: Trims::new(),
             merges: Merges::new(),
+            l2_fills: L2Fills::new(),
             space_maps_lost: self.space_maps_lost,
             import_notes: self.notes,
             heartbeats: Heartbeats::new(self.claim, parts.lease, generation),

@@ -109,6 +109,7 @@ impl PoolInner {
         self.resilver.shut_down();
         self.trim.shut_down();
         self.end_merges();
+        self.l2_fills.shut_down();
     }
 
     fn mark_exported(&self) -> Result<()> {

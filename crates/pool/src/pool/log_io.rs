@@ -116,7 +116,8 @@ impl PoolInner {
         self.check_writable()?;
         self.txgs.check_running()?;
         let may_log = match self.check_lease() {
-            Ok(()) => dataset.logs(),
+            // The txg is waited for where the wait can end.
+            Ok(()) => dataset.logs() && self.txgs.outage().is_none(),
             // The heartbeat is late. The commit asks again, and suspends the pool if that fails.
             Err(error) if matches!(error.kind(), ErrorKind::Device | ErrorKind::NoMemory) => false,
             Err(error) => return Err(error),

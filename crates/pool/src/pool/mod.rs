@@ -16,6 +16,7 @@ mod health;
 mod heartbeat;
 mod import;
 mod l2;
+mod l2_fill;
 mod live;
 mod log_io;
 mod merge;
@@ -69,6 +70,8 @@ use heartbeat::Heartbeats;
 pub use import::ImportOptions;
 pub(crate) use import::read_root;
 use l2::L2DeviceList;
+use l2_fill::L2Fills;
+pub use live::LiveRanges;
 use merge::Merges;
 pub use resilver::ResilverStatus;
 use resilver::Resilvers;
@@ -126,6 +129,7 @@ pub(crate) struct PoolInner {
     resilver: Resilvers,
     trim: Trims,
     merges: Merges,
+    l2_fills: L2Fills,
     heartbeats: Heartbeats,
     txg_history: TxgHistory,
     /// Whether the space maps could not be read; only after a read-only import.

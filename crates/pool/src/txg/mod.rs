@@ -31,6 +31,7 @@ mod counters;
 mod holds;
 #[cfg(all(test, forebay_model))]
 mod model;
+pub(crate) mod outage;
 mod suspension;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
@@ -50,6 +51,7 @@ use forebay_base::waits::{self, WaitKind};
 pub use counters::TxgCounters;
 pub use holds::Hold;
 use holds::{EnterOutcome, HoldCell};
+use outage::AskOutage;
 pub use suspension::Suspension;
 use throttle::Dirty;
 pub use tunables::TxgTunables;
@@ -138,6 +140,8 @@ pub struct Txgs {
     dirty: CachePadded<Dirty>,
     /// The newest txg for which the sync thread was woken because of dirty bytes.
     dirty_woken: AtomicU64,
+    /// Says which device does not answer; `None` if none comes back by itself.
+    outages: Option<AskOutage>,
     clock: Arc<dyn Clock>,
     tunables: Arc<TxgTunables>,
     counters: Arc<TxgCounters>,
@@ -177,6 +181,7 @@ impl Txgs {
             dirty_space: Condvar::new(),
             dirty: CachePadded::new(Dirty::new()),
             dirty_woken: AtomicU64::new(synced),
+            outages: None,
             clock,
             tunables,
             counters: Arc::new(TxgCounters::new()),
@@ -421,7 +426,7 @@ impl Txgs {
     /// hold.
     ///
     /// # Errors
-    /// `Suspended` or `Closed`, if `txg` is not durable.
+    /// `Suspended` or `Closed`, if `txg` is not durable; `Suspended` also if a device is away.
     pub fn wait_synced(&self, txg: u64) -> Result<()> {
         let _wait = waits::measure(WaitKind::Transaction);
         let mut state = self.state.lock();
@@ -436,7 +441,11 @@ impl Txgs {
                 state.wanted = txg;
                 self.work.notify_all();
             }
-            self.durable.wait(&mut state);
+            let (locked, refused) = self.wait_or_outage(&self.durable, state);
+            state = locked;
+            if state.synced < txg {
+                refused?;
+            }
         }
     }
 

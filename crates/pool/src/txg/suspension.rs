@@ -171,7 +171,7 @@ impl Txgs {
         }
     }
 
-    /// Waits while the txgs are suspended and can be cleared. Returns false if `give_up` says so,
+    /// Waits while the txgs are suspended and can be cleared, and while a device is away. Returns false if `give_up` says so,
     /// which is asked now and then, without locks.
     ///
     /// # Errors
@@ -181,9 +181,13 @@ impl Txgs {
             if give_up() {
                 return Ok(false);
             }
+            let outage = self.outage();
             let mut state = self.state.lock();
             if !state.may_resume() {
-                return state.check_running().map(|()| true);
+                state.check_running()?;
+                if outage.is_none() {
+                    return Ok(true);
+                }
             }
             self.durable.wait_timeout(&mut state, GIVE_UP_INTERVAL);
         }

@@ -125,7 +125,11 @@ impl Txgs {
                     break Err(error);
                 }
                 delay_slot = None;
-                self.dirty_space.wait(&mut state);
+                let (locked, refused) = self.wait_or_outage(&self.dirty_space, state);
+                state = locked;
+                if let Err(error) = refused {
+                    break Err(error);
+                }
                 continue;
             };
             if delay_ns > 0

@@ -1,13 +1,17 @@
 //! Pools on a device that takes each address once, as an object store does.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use forebay_base::rng::SmallRng;
 use forebay_io::append_only::{AppendOnlyDevice, AppendedSectors};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{Device, MemoryDevice, MemoryOptions, Op, Request};
-use forebay_pool::{Dataset, ErrorKind, HostId, ImportOptions, NewVdev, Object, Opened, Pool};
+use forebay_io::{
+    Away, Device, DeviceInfo, DeviceStats, Health, MemoryDevice, MemoryOptions, Op, Request, Waiter,
+};
+use forebay_pool::{
+    Dataset, ErrorKind, HealthState, HostId, ImportOptions, NewVdev, Object, Opened, Pool,
+};
 
 use crate::common::{
     MIB, arena, cache, check, create_options, dataset, host, import_options, memory,
@@ -249,12 +253,12 @@ fn live_ranges_are_what_the_newest_roots_reach() {
     write(&pool, &object, 1, 4 * MIB);
     pool.sync().unwrap();
     let live = |pool: &Pool| -> u64 {
-        let ranges = pool.live_ranges(0, MUTABLE, SIZE - (256 << 10)).unwrap();
+        let ranges = pool.live_ranges().within(MUTABLE, SIZE - (256 << 10)).unwrap();
         assert!(ranges.windows(2).all(|pair| pair[0].1 < pair[1].0), "{ranges:?}");
         ranges.iter().map(|(start, end)| end - start).sum()
     };
     // What is beyond the last metaslab counts as live.
-    let beyond = |pool: &Pool| pool.live_ranges(0, SIZE / 2, SIZE - (256 << 10)).unwrap();
+    let beyond = |pool: &Pool| pool.live_ranges().within(SIZE / 2, SIZE - (256 << 10)).unwrap();
     assert_eq!(beyond(&pool), [(SIZE / 2, SIZE - (256 << 10))]);
     let full = live(&pool);
     let number = object.number();
@@ -380,4 +384,102 @@ fn an_object_store_is_alone_and_given_as_such() {
     crashed.import_with(&forced).expect("a takeover").export().unwrap();
     pool.export().unwrap();
     assert_eq!(host().id, 1);
+}
+
+/// A device whose writes and flushes wait while it is away.
+struct Absent {
+    inner: Arc<dyn Device>,
+    held: Mutex<Option<Vec<Request>>>,
+}
+
+impl Absent {
+    fn leave(&self) {
+        *self.held.lock().unwrap() = Some(Vec::new());
+    }
+
+    fn come_back(&self) {
+        let held = self.held.lock().unwrap().take();
+        held.into_iter().flatten().for_each(|request| self.inner.submit(request));
+    }
+}
+
+impl Device for Absent {
+    fn submit(&self, request: Request) {
+        let mut held = self.held.lock().unwrap();
+        match &mut *held {
+            Some(held) if request.op() != Op::Read => held.push(request),
+            _ => {
+                drop(held);
+                self.inner.submit(request);
+            }
+        }
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn health(&self) -> Health {
+        self.inner.health()
+    }
+
+    fn stats(&self) -> DeviceStats {
+        let is_away = self.held.lock().unwrap().is_some();
+        let away = Away { since_ms: 60_000, error: "connection refused".to_owned() };
+        self.inner.stats().with_away(is_away.then_some(away))
+    }
+
+    fn help(&self, waiter: &Waiter) {
+        self.inner.help(waiter);
+    }
+
+    fn close(&self) {
+        self.inner.close();
+    }
+}
+
+#[test]
+fn a_pool_whose_store_is_away_goes_on_by_itself() {
+    let absent = Arc::new(Absent { inner: disk(), held: Mutex::new(None) });
+    let store = Store::over(Arc::clone(&absent) as Arc<dyn Device>);
+    let pool = store.create();
+    pool.set_tunable("dirty_max_bytes", "4M").unwrap();
+    let data = dataset(&pool);
+    let object = new_object(&pool, &data);
+    write(&pool, &object, 1, MIB);
+    pool.sync().unwrap();
+    assert!(pool.health().reasons.is_empty());
+    absent.leave();
+    // Within the bound.
+    write(&pool, &object, 2, MIB);
+    assert_content(&object, 2, MIB);
+    let health = pool.health();
+    assert!(health.reasons[0].contains("connection refused"), "{health:?}");
+    assert_eq!(health.state, HealthState::Degraded);
+    // An fsync and a write past the bound are told, so that their callers can wait.
+    let refused = data.fsync(object.number()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Suspended, "{refused}");
+    let piece = noise(3, MIB);
+    let refused = loop {
+        match pool.begin() {
+            Ok(tx) => object.write(&tx, MIB, &piece).unwrap(),
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(refused.kind(), ErrorKind::Suspended, "{refused}");
+    assert!(!pool.wait_resumed(&|| true).unwrap(), "it gives up");
+    assert!(pool.suspension().is_none());
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| pool.wait_resumed(&|| false).unwrap());
+        absent.come_back();
+        assert!(waiter.join().unwrap());
+    });
+    data.fsync(object.number()).unwrap();
+    write(&pool, &object, 4, 2 * MIB);
+    pool.sync().unwrap();
+    assert_content(&object, 4, 2 * MIB);
+    assert!(pool.health().reasons.is_empty());
+    check(&pool);
+    drop((object, data));
+    pool.export().unwrap();
 }

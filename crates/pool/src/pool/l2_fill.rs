@@ -1,0 +1,94 @@
+//! Keeps the L2 devices of a pool on an object store up to date.
+//!
+//! L2 gets what memory evicts. That is too late for an object store: each block that is read again
+//! after a crash costs a round trip and a request that is paid for. So a thread looks every now and
+//! then whether blocks were fetched or written since, and writes all blocks that only memory has.
+//! Neither a read nor a commit waits for it.
+//!
+//! # Locking
+//!
+//! `pool-l2-fill` protects whether the thread ends; it sleeps on it. `pool-l2-fill-thread` holds
+//! its handle. No L2 is called under either.
+
+use std::time::Duration;
+
+use forebay_base::sync::thread::{self, JoinHandle};
+use forebay_base::sync::{Arc, Condvar, Mutex};
+
+use crate::devices::config::VdevKind;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::counters::StoreCounters;
+
+use super::PoolInner;
+
+/// Time between two looks.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// Maximum time of a pass over memory, in nanoseconds. The next one goes on.
+const PASS_NS: u64 = 10_000_000_000;
+
+/// The thread that fills L2 devices.
+pub(super) struct L2Fills {
+    ends: Mutex<bool>,
+    changed: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl L2Fills {
+    pub(super) fn new() -> Self {
+        Self {
+            ends: Mutex::named("pool-l2-fill", false),
+            changed: Condvar::new(),
+            thread: Mutex::named("pool-l2-fill-thread", None),
+        }
+    }
+
+    /// Ends the thread, after its pass.
+    pub(super) fn shut_down(&self) {
+        *self.ends.lock() = true;
+        self.changed.notify_all();
+        if let Some(thread) = self.thread.lock().take() {
+            // The panic hook has already reported a panic of the thread.
+            let _ = thread.join();
+        }
+    }
+
+    /// Waits for the next look. Returns false if the thread ends.
+    fn wait(&self) -> bool {
+        let mut ends = self.ends.lock();
+        if !*ends {
+            self.changed.wait_timeout(&mut ends, INTERVAL);
+        }
+        !*ends
+    }
+}
+
+/// Starts the thread of a pool, if it is on an object store.
+pub(super) fn start(inner: &Arc<PoolInner>) -> Result<()> {
+    if !inner.devices.iter().any(|vdev| vdev.kind() == VdevKind::ObjectStore) {
+        return Ok(());
+    }
+    let pool = Arc::clone(inner);
+    let run = move || {
+        let mut seen = 0;
+        while pool.l2_fills.wait() {
+            let now = pool.moved_bytes();
+            if now != seen {
+                pool.l2_devices.fill(&*pool, PASS_NS);
+                seen = now;
+            }
+        }
+    };
+    let thread = thread::spawn_named("forebay-l2-fill", run).map_err(|error| {
+        Error::new(ErrorKind::NoMemory, "the system gives no thread for the pool").because(error)
+    })?;
+    *inner.l2_fills.thread.lock() = Some(thread);
+    Ok(())
+}
+
+impl PoolInner {
+    /// Bytes that were fetched or written since the import.
+    fn moved_bytes(&self) -> u64 {
+        let total = |counter| self.store.counters().total(counter);
+        total(StoreCounters::READ_BYTES) + total(StoreCounters::PHYSICAL_BYTES)
+    }
+}
