@@ -220,9 +220,11 @@ impl Leaf {
         debug_assert!(drained.is_ok(), "a callback drains");
     }
 
-    /// Releases the lock of the file.
+    /// Closes the device if its opener wants that, and releases the lock of the file.
     pub(super) fn unlock(&self) {
-        drop(self.lock.lock().take());
+        let locks = self.lock.lock().take();
+        // Not under the lock: a device may have something to write.
+        drop(locks);
     }
 
     /// The device leaves an imported pool: closes it, if the pool has its lock, so that others can

@@ -460,9 +460,10 @@ fn a_pool_whose_store_is_away_goes_on_by_itself() {
     let refused = data.fsync(object.number()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Suspended, "{refused}");
     let piece = noise(3, MIB);
+    let mut offsets = (2..).map(|at| at * MIB);
     let refused = loop {
         match pool.begin() {
-            Ok(tx) => object.write(&tx, MIB, &piece).unwrap(),
+            Ok(tx) => object.write(&tx, offsets.next().expect("one more"), &piece).unwrap(),
             Err(refused) => break refused,
         }
     };
