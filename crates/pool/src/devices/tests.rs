@@ -407,9 +407,15 @@ fn other_versions_and_unknown_features_are_named() {
         );
     }
     let (head, mut nodes) = made.config.encode_parts(0, 0);
-    nodes[1].kind = 4;
+    nodes[1].kind = 5;
     put(&sealed(&head, &nodes));
     assert_eq!(refused(&memory_devices, &memory).0, ErrorKind::Unsupported);
+    // The label of an object store, on a device that takes rewrites.
+    nodes[1].kind = 4;
+    put(&sealed(&head, &nodes));
+    let (kind, text) = refused(&memory_devices, &memory);
+    assert_eq!(kind, ErrorKind::NotAPool);
+    assert!(text.contains("another kind of device"), "{text}");
     put(&made.config.encode(0, 0));
     let mut newer = UberblockPhys::empty();
     newer.version = U32::new(7);
