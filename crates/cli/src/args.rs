@@ -20,11 +20,12 @@ use mirrors::Mirrors;
 
 use crate::flags::Flags;
 use crate::logging::LogArgs;
-use crate::units::{pair, parse_address, parse_bytes, parse_every, parse_sector};
+use crate::units::{
+    pair, parse_address, parse_bytes, parse_every, parse_sector, parse_store,
+};
 
 /// How a pool is named, for the help of every command.
-const POOL_HELP: &str =
-    "Pool: the path of its device, the paths of all its devices joined by `:`, or its name";
+const POOL_HELP: &str = "Pool: the path of its device, the paths of all its devices joined by `:`, the URL of its object store, or its name";
 /// How JSON output is described, for the help of every command.
 const JSON_HELP: &str = "Print JSON";
 
@@ -183,13 +184,26 @@ pub(crate) enum SyncModeName {
     forebay create tank.img                        a sparse file of 10 GiB\n  \
     forebay create tank.img --size 100G --compression lz4\n  \
     forebay create --name tank /dev/sdb /dev/sdc   two disks, striped\n  \
-    forebay create --name tank --mirror /dev/sdb /dev/sdc")]
+    forebay create --name tank --mirror /dev/sdb /dev/sdc\n  \
+    forebay create --name tank --object-store s3://bucket/tank --l2-device /dev/nvme0n1")]
 pub(crate) struct CreateArgs {
     /// Files or block devices; a file that does not exist is created, sparse
-    #[arg(required_unless_present = "mirror", value_name = "DEVICE")]
+    #[arg(required_unless_present_any = ["mirror", "object_store"], value_name = "DEVICE")]
     pub(crate) devices: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) mirrors: Mirrors,
+    /// An object store in place of devices: `s3://BUCKET/PREFIX`, with an empty prefix. Endpoint and
+    /// credentials are those of the AWS_* variables; see docs/object-store.md
+    #[arg(
+        long,
+        value_name = "URL",
+        value_parser = parse_store,
+        conflicts_with_all = ["devices", "mirror", "size", "sector", "force"]
+    )]
+    pub(crate) object_store: Option<String>,
+    /// Add an L2 device, as `forebay l2 add` does: a pool on an object store needs one to be fast
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) l2_device: Option<PathBuf>,
     /// Name of the pool [default: file name of the first device, without its extension]
     #[arg(long)]
     pub(crate) name: Option<String>,
@@ -263,7 +277,8 @@ pub(crate) struct MetricsArgs {
     forebay import tank                 by name; or by its number, if several have the name\n  \
     forebay import --dir /srv/images tank\n  \
     forebay import --show tank.img      print the labels and the options that an import needs\n  \
-    forebay import /dev/sdb /dev/sdc --force\n\n\
+    forebay import /dev/sdb /dev/sdc --force\n  \
+    forebay import s3://bucket/tank\n\n\
     Pools are looked for on block devices, in the files of the current folder and of those given by\n\
     --dir, and where they were last.")]
 pub(crate) struct ImportArgs {

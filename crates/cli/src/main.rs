@@ -40,6 +40,7 @@ mod flags;
 mod inspect;
 mod logging;
 mod memory;
+mod object_stores;
 mod output;
 mod pool_locks;
 mod pools;

@@ -1,7 +1,7 @@
 //! Finds, opens and imports pools that a user names.
 //!
-//! A user names a pool by the path of its device, by the paths of all its devices joined by `:`, or
-//! by its name.
+//! A user names a pool by the path of its device, by the paths of all its devices joined by `:`, by
+//! the URL of its object store, or by its name.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use forebay_pool::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
+use crate::object_stores::{self, Access, OpenStore};
 use crate::{device_content, pool_locks, units};
 
 /// A request to import a pool.
@@ -41,9 +42,13 @@ impl ImportRequest {
     }
 }
 
-/// The paths in `spec`: one, or several joined by `:`. `None` if it is a name.
+/// The paths in `spec`: one, or several joined by `:`, or the URL of an object store. `None` if it
+/// is a name.
 pub(crate) fn paths_of(spec: &str) -> Option<Vec<PathBuf>> {
     let whole = Path::new(spec);
+    if object_stores::url(whole).is_some() {
+        return Some(vec![PathBuf::from(spec.trim_end_matches('/'))]);
+    }
     if whole.exists() {
         return Some(vec![whole.to_owned()]);
     }
@@ -63,12 +68,15 @@ pub(crate) fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     paths.iter().map(|path| canonical(path)).collect()
 }
 
-/// Resolves a path to an absolute one without symbolic links.
+/// Resolves a path to an absolute one without symbolic links. The URL of an object store stays.
 ///
 /// # Errors
 /// If it does not exist.
 pub(crate) fn canonical(path: &Path) -> Result<PathBuf> {
-    path.canonicalize().map_err(|error| missing_or(path, &error))
+    match object_stores::url(path) {
+        Some(_) => Ok(path.to_owned()),
+        None => path.canonicalize().map_err(|error| missing_or(path, &error)),
+    }
 }
 
 fn missing_or(path: &Path, error: &std::io::Error) -> Failure {
@@ -95,6 +103,9 @@ pub(crate) fn cache(bytes: u64) -> Result<Arc<BlockCache>> {
 /// # Errors
 /// If the file is on a Forebay mount; names the mount.
 pub(crate) fn refuse_served(path: &Path) -> Result<()> {
+    if object_stores::url(path).is_some() {
+        return Ok(());
+    }
     let full = path.canonicalize().or_else(|_| {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new(".")).canonicalize()?;
@@ -118,6 +129,9 @@ pub(crate) fn refuse_served(path: &Path) -> Result<()> {
 /// # Errors
 /// If a device cannot be opened or its pool is in use.
 pub(crate) fn open_devices(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
+    if let Some(store) = open_store(paths, Access::of(read_only, false))? {
+        return Ok(vec![store.opened]);
+    }
     // A read-only open cannot wait for a process that waits for it.
     if !read_only {
         paths.iter().try_for_each(|path| refuse_served(path))?;
@@ -143,6 +157,19 @@ pub(crate) fn open_new_devices(paths: &[PathBuf]) -> Result<Vec<Opened>> {
 pub(crate) fn open_new_device(path: &Path) -> Result<Opened> {
     let opened = open_new_devices(&[path.to_owned()])?.pop();
     opened.ok_or_else(|| Failure::new(format!("{}: cannot be opened", path.display())))
+}
+
+/// Opens the object store that is the only device of a pool; `None` if the devices are others.
+fn open_store(paths: &[PathBuf], access: Access) -> Result<Option<OpenStore>> {
+    let Some(url) = paths.iter().find_map(|path| object_stores::url(path)) else {
+        return Ok(None);
+    };
+    match paths {
+        [_] => object_stores::open(url, access).map(Some),
+        _ => Err(Failure::new(format!(
+            "{url}: a pool on an object store has no other device; give it alone"
+        ))),
+    }
 }
 
 fn open_without_pool_lock(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
@@ -242,7 +269,14 @@ pub(crate) fn import_with(
     cache: &Arc<BlockCache>,
     events: Option<&Arc<EventLog>>,
 ) -> Result<Pool> {
-    let devices = open_devices(&request.paths, request.read_only)?;
+    let access = Access::of(request.read_only, request.force);
+    let (devices, cleaner) = match open_store(&request.paths, access)? {
+        Some(store) => {
+            let (device, cleaner) = store.split();
+            (vec![device], Some(cleaner).filter(|_| !request.read_only))
+        }
+        None => (open_devices(&request.paths, request.read_only)?, None),
+    };
     let options = ImportOptions {
         force: request.force,
         read_only: request.read_only,
@@ -254,7 +288,7 @@ pub(crate) fn import_with(
         events: events.cloned(),
         ..ImportOptions::new(Arc::clone(cache))
     };
-    Pool::import(devices, &options).map_err(|error| {
+    let pool = Pool::import(devices, &options).map_err(|error| {
         let text = error.to_string();
         let hint = match error.kind() {
             ErrorKind::InUse if text.contains("force the import") && !request.force => {
@@ -276,7 +310,11 @@ pub(crate) fn import_with(
         let mut failure = Failure::from(error);
         failure.message.push_str(hint);
         failure
-    })
+    })?;
+    if let Some(cleaner) = cleaner {
+        cleaner.start(&pool);
+    }
+    Ok(pool)
 }
 
 /// The label of each device in the order of the paths; `None` for a device without a label.
@@ -285,7 +323,10 @@ pub(crate) fn import_with(
 /// If a device cannot be read.
 pub(crate) fn labels(paths: &[PathBuf]) -> Result<Vec<Option<LabelInfo>>> {
     let memory = cache(16 << 20)?;
-    let opened = open_without_pool_lock(paths, true)?;
+    let opened = match open_store(paths, Access::Read)? {
+        Some(store) => vec![store.opened],
+        None => open_without_pool_lock(paths, true)?,
+    };
     opened.iter().map(|one| Ok(read_label(one, &memory)?)).collect()
 }
 
@@ -308,6 +349,9 @@ mod tests {
         assert_eq!(paths_of(text), Some(vec![file.clone()]));
         assert_eq!(paths_of("tank"), None);
         assert_eq!(paths_of("./tank"), Some(vec![PathBuf::from("./tank")]));
+        let url = PathBuf::from("s3://bucket/tank");
+        assert_eq!(paths_of("s3://bucket/tank/"), Some(vec![url.clone()]));
+        assert_eq!(absolute(std::slice::from_ref(&url)).unwrap(), [url]);
         assert_eq!(paths_of("/a:/b"), Some(vec![PathBuf::from("/a"), PathBuf::from("/b")]));
     }
 
@@ -315,6 +359,7 @@ mod tests {
     fn a_pool_is_named_after_its_file() {
         assert_eq!(name_from(Path::new("/x/tank.img")), "tank");
         assert_eq!(name_from(Path::new("/dev/sdb")), "sdb");
+        assert_eq!(name_from(Path::new("s3://bucket/tank")), "tank");
         assert_eq!(name_from(Path::new("..")), "forebay");
     }
 }

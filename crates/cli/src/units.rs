@@ -66,6 +66,18 @@ pub(crate) fn parse_ratio(text: &str) -> Result<f64, String> {
     })
 }
 
+/// Parses the URL of an object store.
+///
+/// # Errors
+/// If it is none.
+pub(crate) fn parse_store(text: &str) -> Result<String, String> {
+    let text = text.trim_end_matches('/');
+    match text.split_once("://") {
+        Some((scheme, rest)) if !scheme.is_empty() && !rest.is_empty() => Ok(text.to_owned()),
+        _ => Err("give the URL of an object store, such as s3://bucket/prefix".to_owned()),
+    }
+}
+
 /// Parses a sector size. The pool checks it.
 pub(crate) fn parse_sector(text: &str) -> Result<u32, String> {
     let bytes = parse_bytes(text)?;

@@ -17,6 +17,7 @@ use crate::control::run_dir;
 use crate::discover::known;
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
+use crate::object_stores::{self, Access};
 use crate::{device_content, output, pools, units};
 
 /// Files of a pool have a multiple of this size, so that every sector size fits.
@@ -27,10 +28,12 @@ pub(crate) const DEFAULT_BYTES: u64 = 10 << 30;
 const ROOT_MODE: u16 = 0o755;
 
 pub(crate) fn run(args: &CreateArgs) -> Result<()> {
-    // Devices first, then the mirrors.
+    // Devices first, then the mirrors; or an object store alone.
     let mirrors = &args.mirrors.0;
     let devices: Vec<PathBuf> =
         args.devices.iter().chain(mirrors.iter().flatten()).cloned().collect();
+    let store = args.object_store.as_ref().map(PathBuf::from);
+    let devices: Vec<PathBuf> = devices.into_iter().chain(store).collect();
     let name = args.name.clone().unwrap_or_else(|| pools::name_from(&devices[0]));
     check_sizes(args.size, &devices)?;
     let new = New {
@@ -48,6 +51,16 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
     known::note(pool.name(), pool.guid(), &pools::absolute(&devices)?);
     pool.close()?;
     let first = devices[0].display();
+    if let Some(l2_device) = &args.l2_device {
+        super::l2::add(&devices_spec(&devices), l2_device, None, false)?;
+    }
+    if args.object_store.is_some() {
+        output::line(&format!(
+            "created pool {name} on {first}, with dataset {}; mount it with `forebay mount {first}`",
+            args.dataset
+        ));
+        return Ok(());
+    }
     output::line(&format!(
         "created pool {name}, {} in {} device{}{}, with dataset {}; mount it with `forebay mount {}`",
         units::bytes(total),
@@ -59,13 +72,15 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
             more => format!(", of which {more} mirrors"),
         },
         args.dataset,
-        match devices.len() {
-            1 => first.to_string(),
-            _ =>
-                devices.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(":"),
-        }
+        devices_spec(&devices)
     ));
     Ok(())
+}
+
+/// How a pool on these devices is named.
+fn devices_spec(devices: &[PathBuf]) -> String {
+    let paths: Vec<String> = devices.iter().map(|path| path.display().to_string()).collect();
+    paths.join(":")
 }
 
 /// Checks --size against existing files and the smallest device.
@@ -176,7 +191,10 @@ type CreatedFiles = Vec<(PathBuf, Arc<FileLock>)>;
 /// If the pool cannot be created.
 pub(crate) fn create(new: &New<'_>) -> Result<Pool> {
     let mut created_files = CreatedFiles::new();
-    let created = create_in(new, &mut created_files);
+    let created = match new.devices {
+        [path] if object_stores::url(path).is_some() => create_on_store(new, path),
+        _ => create_in(new, &mut created_files),
+    };
     if created.is_err() {
         for (path, lock) in &created_files {
             // The error of the command is reported.
@@ -184,6 +202,30 @@ pub(crate) fn create(new: &New<'_>) -> Result<Pool> {
         }
     }
     created
+}
+
+/// Creates a pool on an object store. After a failure its objects are removed.
+fn create_on_store(new: &New<'_>, path: &Path) -> Result<Pool> {
+    let url = object_stores::url(path).unwrap_or_default();
+    let cache = pools::cache(MemoryPlan::small())?;
+    let (device, _cleaner) = object_stores::open(url, Access::Create)?.split();
+    let create = || {
+        let options = CreateOptions::new(new.name, cache);
+        let pool = Pool::create_tree(vec![NewVdev::ObjectStore(device)], &options)?;
+        create_dataset(&pool, new)?;
+        Ok(pool)
+    };
+    create().inspect_err(|_: &Failure| {
+        if let Err(error) = object_stores::destroy(url, true) {
+            eprintln!("forebay: {url}: cannot remove what was created: {error}");
+        }
+    })
+}
+
+/// Creates the first dataset of a pool.
+fn create_dataset(pool: &Pool, new: &New<'_>) -> Result<()> {
+    let owner = Owner { uid: run_dir::uid(), gid: run_dir::gid(), mode: ROOT_MODE };
+    Ok(FileSystem::create_in(pool, new.dataset, &new.settings, owner)?)
 }
 
 fn create_in(new: &New<'_>, created_files: &mut CreatedFiles) -> Result<Pool> {
@@ -220,8 +262,7 @@ fn create_in(new: &New<'_>, created_files: &mut CreatedFiles) -> Result<Pool> {
         vdevs.push(NewVdev::Mirror(rest.by_ref().take(*devices).collect()));
     }
     let pool = Pool::create_tree(vdevs, &options)?;
-    let owner = Owner { uid: run_dir::uid(), gid: run_dir::gid(), mode: ROOT_MODE };
-    FileSystem::create_in(&pool, new.dataset, &new.settings, owner)?;
+    create_dataset(&pool, new)?;
     Ok(pool)
 }
 

@@ -7,7 +7,7 @@ use crate::control::client::{self, Target};
 use crate::discover::known;
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
-use crate::{device_content, output, pools};
+use crate::{device_content, object_stores, output, pools};
 
 pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
     let paths = match client::find(&args.pool)? {
@@ -32,6 +32,13 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
         named.ok_or_else(|| Failure::usage("no devices are given; give the devices of a pool"))?;
     if !args.yes {
         ask(&name, &paths)?;
+    }
+    if let [path] = &*paths
+        && let Some(url) = object_stores::url(path)
+    {
+        let objects = object_stores::destroy(url, args.force)?;
+        output::line(&format!("destroyed pool {name}, {objects} objects"));
+        return Ok(());
     }
     let opened = pools::open_devices(&paths, false)?;
     forebay_pool::destroy(&opened, args.force, &*pools::cache(MemoryPlan::small())?).map_err(

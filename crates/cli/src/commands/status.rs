@@ -69,9 +69,16 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
     if status.devices.iter().any(|device| device.missing && !device.mirror) {
         put("hint", "give all of its devices, joined by `:`".to_owned());
     }
-    put(
-        "space",
-        format!(
+    let is_store = status.devices.iter().any(|device| device.object_store);
+    let space = match is_store {
+        // Nobody can ask a store how much it takes.
+        true => format!(
+            "{} allocated, {} freed and given back three txgs later; {} can be written until all addresses are used",
+            units::bytes(status.allocated_bytes),
+            units::bytes(status.deferred_bytes),
+            units::bytes(status.available_bytes)
+        ),
+        false => format!(
             "{} total, {} allocated, {} free, {} freed and reusable three txgs later; {} available for new data",
             units::bytes(status.total_bytes),
             units::bytes(status.allocated_bytes),
@@ -79,7 +86,8 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
             units::bytes(status.deferred_bytes),
             units::bytes(status.available_bytes)
         ),
-    );
+    };
+    put("space", space);
     put(
         "txg",
         format!("{} durable, {} dirty in memory", status.txg, units::bytes(status.dirty_bytes)),
@@ -147,7 +155,10 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
             None => "through the page cache".to_owned(),
         };
         let size = units::bytes(device.size_bytes);
-        if !device.missing {
+        if device.object_store {
+            lines.push(("store".to_owned(), device.path.clone()));
+            lines.extend(store_requests(device).map(|value| ("requests".to_owned(), value)));
+        } else if !device.missing {
             let value = format!("{}, {size}, by {}, {access}", device.path, device.engine);
             lines.push((format!("device {}", device.number), value));
         }
@@ -196,6 +207,19 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
         lines.push(("mounted".to_owned(), value));
     }
     lines
+}
+
+/// The requests to an object store in one line, if it is open.
+fn store_requests(device: &DeviceInfo) -> Option<String> {
+    let each = device.requests.iter().filter(|one| one.count > 0).map(|one| {
+        let retries = match one.retries {
+            0 => String::new(),
+            retries => format!(", {retries} repeated"),
+        };
+        format!("{} {} ({}{retries})", one.count, one.kind, units::bytes(one.bytes))
+    });
+    let text = each.collect::<Vec<_>>().join(", ");
+    (!text.is_empty()).then(|| format!("{text} (since the import)"))
 }
 
 /// The tree of vdevs with states and errors, and what to do next. Only of pools with a mirror or an

@@ -196,6 +196,24 @@ pub(crate) struct DeviceInfo {
     /// The path of the device that leaves once this one has all blocks.
     #[serde(default)]
     pub(crate) replaces: Option<String>,
+    /// Whether it is an object store.
+    #[serde(default)]
+    pub(crate) object_store: bool,
+    /// The requests to an object store, by kind.
+    #[serde(default)]
+    pub(crate) requests: Vec<StoreRequests>,
+}
+
+/// Requests of one kind to an object store, since it was opened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StoreRequests {
+    /// `get`, `put` and others.
+    pub(crate) kind: String,
+    pub(crate) count: u64,
+    /// Bytes of the bodies of those that succeeded.
+    pub(crate) bytes: u64,
+    /// Those that failed and were repeated.
+    pub(crate) retries: u64,
 }
 
 /// An L2 device of a pool.

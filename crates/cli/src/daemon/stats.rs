@@ -8,7 +8,7 @@ use forebay_pool::{BlockCache, L2Device, L2DeviceState, Pool};
 
 use super::{Daemon, ImportedPool, MountedDataset, health, jobs, mount_info};
 use crate::control::messages::{
-    CacheStateStats, CacheStats, DatasetInfo, DeviceInfo, ErrorCounts, IntentLogStats,
+    CacheStateStats, CacheStats, DatasetInfo, DeviceInfo, ErrorCounts, IntentLogStats, StoreRequests,
     L2DeviceInfo, MemoryHits, MountStats, PoolStats, PoolStatus, ProcessStats, TunableInfo,
 };
 
@@ -118,13 +118,17 @@ pub(super) fn pool_stats(pool: &Pool) -> PoolStats {
         throttled_p99_ns: stats.throttled.p99_ns,
         quiesce_ns: stats.quiesced.sum_ns,
         sync_ns: stats.synced.sum_ns,
-        counters: pool_counters(&stats),
+        counters: pool_counters(pool, &stats),
     }
 }
 
-/// Merges the counter tables of the parts of a pool. Counters with the same name are added.
-fn pool_counters(stats: &forebay_pool::PoolStats) -> BTreeMap<String, u64> {
-    let mut all = BTreeMap::new();
+/// Merges the counter tables of the parts of a pool. Counters with the same name are added. Those
+/// of an object store have a prefix, since devices of other kinds count requests too.
+fn pool_counters(pool: &Pool, stats: &forebay_pool::PoolStats) -> BTreeMap<String, u64> {
+    let stores = pool.devices().into_iter().flat_map(|device| device.store_counters);
+    let stores = stores.map(|(name, label, value)| (format!("object_{name}"), label, value));
+    let stores: Vec<_> = stores.collect();
+    let mut all = named(stores.iter().map(|(name, label, value)| (&**name, *label, *value)));
     for (name, label, value) in &stats.counters {
         let key = if label.is_empty() { (*name).to_owned() } else { format!("{name}.{label}") };
         *all.entry(key).or_insert(0) += value;
@@ -187,6 +191,8 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         missed_from: device.missed_from,
         missed_to: device.missed_to,
         replaces: device.replaces,
+        object_store: device.object_store,
+        requests: store_requests(&device.store_counters),
     };
     PoolStatus {
         name: pool.name().to_owned(),
@@ -230,6 +236,22 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         scrub: jobs::scrub_info(&pool.scrub_status()),
         resilver: Some(jobs::resilver_info(pool)).filter(|one| one.active || one.blocks > 0),
     }
+}
+
+/// The requests to an object store, by kind, of its counters.
+fn store_requests(counters: &[(&'static str, &'static str, u64)]) -> Vec<StoreRequests> {
+    let value = |name: &str, kind: &str| {
+        let found = counters.iter().find(|(is, of, _)| *is == name && *of == kind);
+        found.map_or(0, |(_, _, value)| *value)
+    };
+    let kinds = counters.iter().filter(|(name, ..)| *name == "requests").map(|(_, kind, _)| *kind);
+    let requests = |kind: &str| StoreRequests {
+        kind: kind.to_owned(),
+        count: value("requests", kind),
+        bytes: value("request_bytes", kind),
+        retries: value("retries", kind),
+    };
+    kinds.map(requests).collect()
 }
 
 /// Describes the L2 devices of a pool.

@@ -1,6 +1,7 @@
 //! Metrics of a pool and its devices.
 
 use forebay_metrics::Snapshot;
+use forebay_object::counters::ObjectCounters;
 use forebay_pool::{HealthState, L2Counters, L2Device, Pool};
 
 /// The states of a pool.
@@ -77,6 +78,10 @@ fn devices(pool: &Pool, name: &str, paths: bool, out: &mut Snapshot) {
         out.gauge("forebay_device_missing", help, &labels, missing);
         if paths {
             info(out, "forebay_device_info", &labels, ("path", &device.path));
+        }
+        if device.object_store {
+            let rows = ObjectCounters::ROWS;
+            super::counters(out, "object", rows, &device.store_counters, &labels);
         }
     }
 }

@@ -1,0 +1,141 @@
+//! Pools on object stores: a URL in place of the path of a device.
+//!
+//! A store has its address as its path, `s3://bucket/prefix`. Endpoint and credentials come from
+//! the environment of the process that opens it, so those of a daemon are what it was started with.
+//!
+//! A second process of this host would take the store over from the first one, because both have
+//! the name of this host. So a process locks a file in the run directory that is named after the
+//! URL: exclusively to write, shared to read. Other hosts are kept apart by the store itself.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_io::{Device, FileLock};
+use forebay_object::{ObjectDevice, Options};
+use forebay_pool::{HostId, LiveRanges, Opened, Pool};
+
+use crate::control::{client, run_dir};
+use crate::error::{Failure, Result};
+use crate::pool_locks::{self, LOCK_EXTENSION};
+
+/// The URL that a path is; `None` if it is the path of a file.
+pub(crate) fn url(path: &Path) -> Option<&str> {
+    path.to_str().filter(|path| path.contains("://"))
+}
+
+/// How a store is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Create,
+    Read,
+    /// Takes the store over. With force, also from a host that did not export the pool.
+    Write {
+        force: bool,
+    },
+}
+
+impl Access {
+    /// That of an import.
+    pub(crate) fn of(read_only: bool, force: bool) -> Self {
+        if read_only { Self::Read } else { Self::Write { force } }
+    }
+}
+
+/// An open store, and the device of its pool.
+pub(crate) struct OpenStore {
+    pub(crate) opened: Opened,
+    device: Arc<ObjectDevice>,
+}
+
+/// Opens the store of a URL, and locks it for this host.
+///
+/// # Errors
+/// If the URL is none of a store, the store does not answer or suit, or a pool is in use.
+pub(crate) fn open(url: &str, access: Access) -> Result<OpenStore> {
+    let lock = lock(url, access == Access::Read)?;
+    let store = forebay_object::connect(url).map_err(|error| failure(&error))?;
+    let options = options(matches!(access, Access::Write { force: true }));
+    let device = match access {
+        Access::Create => ObjectDevice::create(store, url, options),
+        Access::Read => ObjectDevice::open_read_only(store, url, options),
+        Access::Write { .. } => ObjectDevice::open(store, url, options),
+    };
+    let device = device.map_err(|error| failure(&error))?;
+    let opened = Opened::from(Arc::clone(&device) as Arc<dyn Device>).close_with_pool();
+    let opened = match lock {
+        Some(lock) => opened.keep(lock),
+        None => opened,
+    };
+    Ok(OpenStore { opened, device })
+}
+
+fn options(force: bool) -> Options {
+    Options { owner: HostId::of_this_host().to_string(), force, ..Options::default() }
+}
+
+/// Locks a store among the processes of this host; `None` without a run directory.
+fn lock(url: &str, shared: bool) -> Result<Option<FileLock>> {
+    let Ok(directory) = run_dir::create() else { return Ok(None) };
+    let file = directory.join(format!("store-{:016x}.{LOCK_EXTENSION}", hash(url)));
+    let lock = pool_locks::lock(&file, shared, false)?;
+    lock.map(Some).ok_or_else(|| in_use(url))
+}
+
+impl OpenStore {
+    /// Splits it: the pool takes the device.
+    pub(crate) fn split(self) -> (Opened, Cleaner) {
+        (self.opened, Cleaner(self.device))
+    }
+}
+
+/// Merges objects of a store that are mostly dead, once a pool says what is live.
+pub(crate) struct Cleaner(Arc<ObjectDevice>);
+
+impl Cleaner {
+    /// Starts to work, until the pool is exported.
+    pub(crate) fn start(self, pool: &Pool) {
+        self.0.set_live_ranges(Arc::new(Live(pool.live_ranges())));
+    }
+}
+
+struct Live(LiveRanges);
+
+impl forebay_object::LiveRanges for Live {
+    fn live(&self, start: u64, end: u64) -> Result<Vec<(u64, u64)>, String> {
+        self.0.within(start, end).map_err(|error| error.to_string())
+    }
+}
+
+/// Removes all objects of the pool in a store. Returns their number.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn destroy(url: &str, force: bool) -> Result<u64> {
+    let _locked = lock(url, false)?;
+    let store = forebay_object::connect(url).map_err(|error| failure(&error))?;
+    forebay_object::destroy(store, url, options(force)).map_err(|error| failure(&error))
+}
+
+fn failure(error: &forebay_object::Error) -> Failure {
+    let text = crate::error::one_line(&error.to_string());
+    Failure::new(text.replace("or use force if", "or use --force if"))
+}
+
+fn in_use(url: &str) -> Failure {
+    match client::holder_of(Path::new(url)) {
+        Some((pid, pool)) => Failure::new(format!(
+            "{url}: is in use: process {pid} has pool {}; run `forebay export {0}` first",
+            pool.name
+        )),
+        None => {
+            Failure::new(format!("{url}: another command uses it; wait until that command ends"))
+        }
+    }
+}
+
+/// FNV-1a, which is the same in all versions.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
