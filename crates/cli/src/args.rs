@@ -20,9 +20,7 @@ use mirrors::Mirrors;
 
 use crate::flags::Flags;
 use crate::logging::LogArgs;
-use crate::units::{
-    pair, parse_address, parse_bytes, parse_every, parse_sector, parse_store,
-};
+use crate::units::{pair, parse_address, parse_bytes, parse_every, parse_sector, parse_store};
 
 /// How a pool is named, for the help of every command.
 const POOL_HELP: &str = "Pool: the path of its device, the paths of all its devices joined by `:`, the URL of its object store, or its name";

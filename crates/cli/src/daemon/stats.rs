@@ -8,8 +8,9 @@ use forebay_pool::{BlockCache, L2Device, L2DeviceState, Pool};
 
 use super::{Daemon, ImportedPool, MountedDataset, health, jobs, mount_info};
 use crate::control::messages::{
-    CacheStateStats, CacheStats, DatasetInfo, DeviceInfo, ErrorCounts, IntentLogStats, StoreRequests,
-    L2DeviceInfo, MemoryHits, MountStats, PoolStats, PoolStatus, ProcessStats, TunableInfo,
+    CacheStateStats, CacheStats, DatasetInfo, DeviceInfo, ErrorCounts, IntentLogStats,
+    L2DeviceInfo, MemoryHits, MountStats, PoolStats, PoolStatus, ProcessStats, StoreRequests,
+    TunableInfo,
 };
 
 /// Statistics of the whole process.

@@ -134,7 +134,8 @@ fn decode(text: &str) -> String {
     let mut rest = text.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
         let code = (first == b'%').then(|| after.get(..2)).flatten();
-        let code = code.and_then(|code| u8::from_str_radix(std::str::from_utf8(code).ok()?, 16).ok());
+        let code =
+            code.and_then(|code| u8::from_str_radix(std::str::from_utf8(code).ok()?, 16).ok());
         bytes.push(code.unwrap_or(first));
         rest = &after[if code.is_some() { 2 } else { 0 }..];
     }
@@ -226,7 +227,8 @@ fn list(asked: &Asked, state: &State) -> Answer {
         ),
         _ => "<IsTruncated>false</IsTruncated>".to_owned(),
     };
-    let text = format!("<ListBucketResult><Name>{bucket}</Name>{more}{contents}</ListBucketResult>");
+    let text =
+        format!("<ListBucketResult><Name>{bucket}</Name>{more}{contents}</ListBucketResult>");
     ("200 OK", vec![("Content-Type", "application/xml".to_owned())], text.into_bytes())
 }
 

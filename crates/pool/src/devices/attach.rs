@@ -12,6 +12,8 @@
 
 use forebay_base::rng::SmallRng;
 
+use forebay_io::Device;
+
 use super::config::{Config, LeafConfig, Missed, VdevConfig, VdevKind, new_guid};
 use super::heartbeat::{self, Heartbeat};
 use super::label::{self, MayWrite};
@@ -115,6 +117,11 @@ impl Devices {
         config: &Config,
         memory: &BlockCache,
     ) -> Result<()> {
+        let appends = |device: &dyn Device| device.info().append_only.is_some();
+        if appends(&**old.leaf().device()) || appends(&*new.device.device) {
+            let text = "an object store is no side of a mirror: it keeps copies of its own";
+            return invalid(text.to_owned());
+        }
         let info = new.device.device.info();
         let (name, vdev) = (&info.name, old.vdev);
         create::check_no_member(self, &new.device)?;

@@ -27,6 +27,8 @@ pub(crate) struct Vdev {
     number: u16,
     guid: AtomicU64,
     is_mirror: AtomicBool,
+    /// Whether it is an object store, which never becomes anything else.
+    is_store: bool,
     /// Also those that were removed.
     leaves: Slots<Leaf>,
     /// The first one that was not removed.
@@ -132,6 +134,7 @@ impl Vdev {
             number,
             guid: AtomicU64::new(config.guid),
             is_mirror: AtomicBool::new(config.kind == VdevKind::Mirror),
+            is_store: config.kind == VdevKind::ObjectStore,
             leaves: Slots::new(MAX_LEAVES),
             first: AtomicU8::new(0),
             size_bytes: AtomicU64::new(0),
@@ -159,6 +162,7 @@ impl Vdev {
     pub(crate) fn kind(&self) -> VdevKind {
         match self.is_mirror.load(Ordering::Acquire) {
             true => VdevKind::Mirror,
+            false if self.is_store => VdevKind::ObjectStore,
             false => VdevKind::Device,
         }
     }

@@ -10,7 +10,8 @@ use forebay_io::{
     Away, Device, DeviceInfo, DeviceStats, Health, MemoryDevice, MemoryOptions, Op, Request, Waiter,
 };
 use forebay_pool::{
-    Dataset, ErrorKind, HealthState, HostId, ImportOptions, NewVdev, Object, Opened, Pool,
+    AttachOptions, Dataset, ErrorKind, HealthState, HostId, ImportOptions, NewVdev, Object, Opened,
+    Pool,
 };
 
 use crate::common::{
@@ -375,6 +376,8 @@ fn an_object_store_is_alone_and_given_as_such() {
     assert!(refused.to_string().contains("grows by itself"), "{refused}");
     let refused = pool.offline_device("store").unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
+    let refused = pool.attach_device("store", memory(64 * MIB).into(), AttachOptions::default());
+    assert!(refused.unwrap_err().to_string().contains("no side of a mirror"));
     // Another host has it.
     let crashed = store.crash();
     let other = HostId { id: 2, name: "other".to_owned() };
