@@ -5,8 +5,9 @@
 //!
 //! A merge takes neighbours in the map, at least one of which is less than half live, as long as
 //! their live blocks fit in one object. The blocks keep their addresses; the generation is one more
-//! than the highest. Objects that are not whole yet (their windows may still get writes), and those that no root names, are left alone. No other object may overlap a merged
-//! one, so a merge takes all objects of a window that overlap.
+//! than the highest. Objects that are not whole yet (their windows may still get writes), and those
+//! that no root names, are left alone. No other object may overlap a merged one, so a merge takes
+//! all objects of a window that overlap.
 //!
 //! The old objects are released with the delta that names the new one, and deleted after the grace
 //! period that follows the next root.

@@ -1,4 +1,4 @@
-//! The counters of an object store. `cargo xtask docs` generates `docs/counters.md` from this table.
+//! The counters of an object store. `cargo xtask docs` generates `docs/counters.md` from them.
 
 forebay_base::counters! {
     /// Counters of a device on an object store, since it was opened.

@@ -207,7 +207,7 @@ impl Publisher {
         let engine = &self.engine;
         let (objects, blocks, next_unused) = {
             let state = engine.lock();
-            // Objects that were added since the delta was taken will be named again by the next one.
+            // Objects that were added since the delta was taken are named again by the next one.
             let objects: Vec<_> = state.map.iter().copied().collect();
             (objects, state.mutable.all(), state.next_unused)
         };

@@ -66,7 +66,8 @@ pub(crate) struct Super {
 impl Super {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut owner = [0; OWNER_BYTES];
-        let len = self.owner.floor_char_boundary(OWNER_BYTES);
+        let fits = |len: &usize| self.owner.is_char_boundary(*len);
+        let len = (0..=OWNER_BYTES.min(self.owner.len())).rev().find(fits).unwrap_or(0);
         owner[..len].copy_from_slice(&self.owner.as_bytes()[..len]);
         let phys = SuperPhys {
             store_guid: self.store_guid.into(),
