@@ -1,8 +1,8 @@
 //! The device as its users see it, with its own threads.
 
-use std::sync::Arc;
-
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
+use forebay_base::sync::Arc;
+use forebay_base::sync::thread::spawn_named;
 use forebay_io::{Device, ErrorKind, Health, Payload, Request};
 use forebay_object::{MUTABLE_BYTES, MemoryStore, ObjectDevice, Options, WINDOW_BYTES};
 
@@ -26,7 +26,7 @@ fn threads_write_flush_and_read_and_a_close_keeps_everything() {
     let threads: Vec<_> = (0..8)
         .map(|thread| {
             let (device, arena) = (Arc::clone(&device), Arc::clone(&arena));
-            std::thread::spawn(move || {
+            spawn_named("writer", move || {
                 for round in 0..50 {
                     let at = MUTABLE_BYTES + (round * 8 + thread) * 16_384;
                     let mut buffer = arena.alloc(16_384).unwrap();
@@ -43,6 +43,7 @@ fn threads_write_flush_and_read_and_a_close_keeps_everything() {
                     assert!(read.iter().all(|byte| *byte == (round * 8 + thread) as u8));
                 }
             })
+            .unwrap()
         })
         .collect();
     for thread in threads {
@@ -69,7 +70,7 @@ fn threads_write_flush_and_read_and_a_close_keeps_everything() {
 fn callbacks_may_submit_and_a_drop_is_a_crash() {
     let (arena, store) = (arena(), MemoryStore::new());
     let device = ObjectDevice::create(store.clone(), "test", options("one")).unwrap();
-    let (sender, receiver) = std::sync::mpsc::channel();
+    let (sender, receiver) = tokio::sync::oneshot::channel();
     let chained = Arc::downgrade(&device);
     let buffer = arena.alloc(4096).unwrap();
     device.submit(Request::write(MUTABLE_BYTES, buffer).on_done(move |written| {
@@ -77,7 +78,7 @@ fn callbacks_may_submit_and_a_drop_is_a_crash() {
         let flush = Request::flush().on_done(move |flushed| sender.send(flushed.result).unwrap());
         chained.upgrade().unwrap().submit(flush);
     }));
-    receiver.recv().unwrap().unwrap();
+    receiver.blocking_recv().unwrap().unwrap();
     // Not flushed: it is gone after the drop. What was flushed is not.
     let mut label = arena.alloc(4096).unwrap();
     label.fill(9);
