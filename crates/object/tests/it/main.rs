@@ -1,5 +1,7 @@
 //! The device as its users see it, with its own threads.
 
+mod s3;
+
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::sync::Arc;
 use forebay_base::sync::thread::spawn_named;
