@@ -3,7 +3,7 @@
 
 use forebay_base::testing::skip;
 use forebay_io::{Device, ErrorKind, Request};
-use forebay_object::{MUTABLE_BYTES, ObjectDevice, connect, destroy};
+use forebay_object::{MUTABLE_BYTES, ObjectDevice, WINDOW_BYTES, connect, destroy};
 
 use super::{arena, counter, options};
 
@@ -42,7 +42,9 @@ fn a_real_server_keeps_what_was_flushed_and_fences() {
     device.run(Request::write(0, label)).result.unwrap();
     device.run(Request::flush()).result.unwrap();
     println!("{:?}", device.stats().counters);
-    assert_eq!(counter(&device, "sealed_objects", ""), blocks * BLOCK / (8 << 20));
+    // At least; a window is sealed early if this thread is slow.
+    let windows = blocks * BLOCK / WINDOW_BYTES;
+    assert!((windows..4 * windows).contains(&counter(&device, "sealed_objects", "")));
     // It dies; another host takes over, and a third one.
     drop(device);
     let second = ObjectDevice::open(store.clone(), &url, options("two")).unwrap();
