@@ -26,6 +26,12 @@ const PAGE_KEYS: usize = 1000;
 /// Connections that stay open: as many as requests of one kind may be in flight.
 const IDLE_CONNECTIONS: usize = 192;
 
+/// What the text of an error has if the server asks for fewer requests. A key has no such text.
+const SLOW_DOWN: [&str; 3] = ["503 Service Unavailable", "429 Too Many Requests", "SlowDown"];
+
+/// The most characters of a cause that are shown.
+const DETAIL_CHARS: usize = 300;
+
 /// A prefix of a bucket.
 struct S3 {
     bucket: AmazonS3,
@@ -47,18 +53,7 @@ pub fn connect(url: &str) -> Result<Arc<dyn ObjectStore>, Error> {
         let form = "the URL must be s3://BUCKET/PREFIX; a pool needs a prefix of its own";
         return Err(failed(form.to_owned()));
     }
-    let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
-    let client = ClientOptions::new()
-        .with_pool_max_idle_per_host(IDLE_CONNECTIONS)
-        // The device has timeouts of its own.
-        .with_timeout_disabled()
-        .with_http1_only();
-    let mut builder = AmazonS3Builder::from_env()
-        .with_bucket_name(bucket)
-        .with_conditional_put(S3ConditionalPut::ETagMatch)
-        .with_disable_bulk_delete(true)
-        .with_retry(retry)
-        .with_client_options(client);
+    let mut builder = builder(bucket);
     // Plain HTTP is for servers of this host only, unless the environment allows more.
     let endpoint = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
     let endpoint = endpoint.iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
@@ -73,6 +68,24 @@ pub fn connect(url: &str) -> Result<Arc<dyn ObjectStore>, Error> {
     let bucket =
         builder.build().map_err(|error| failed(format!("{error}; set AWS_* variables")))?;
     Ok(Arc::new(S3 { bucket, prefix: format!("{prefix}/") }))
+}
+
+/// A client without retries of its own.
+fn builder(bucket: &str) -> AmazonS3Builder {
+    // It fails if the process has chosen one already. Then that one is used.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+    let client = ClientOptions::new()
+        .with_pool_max_idle_per_host(IDLE_CONNECTIONS)
+        // The device has timeouts of its own.
+        .with_timeout_disabled()
+        .with_http1_only();
+    AmazonS3Builder::from_env()
+        .with_bucket_name(bucket)
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
+        .with_disable_bulk_delete(true)
+        .with_retry(retry)
+        .with_client_options(client)
 }
 
 impl S3 {
@@ -91,12 +104,11 @@ fn failure(error: object_store::Error) -> StoreError {
         NotFound { .. } => StoreErrorKind::NotFound,
         AlreadyExists { .. } | Precondition { .. } => StoreErrorKind::Condition,
         PermissionDenied { .. } | Unauthenticated { .. } => StoreErrorKind::Denied,
-        _ if ["503", "429", "SlowDown"].iter().any(|sign| text.contains(sign)) => {
-            StoreErrorKind::SlowDown
-        }
+        _ if SLOW_DOWN.iter().any(|sign| text.contains(sign)) => StoreErrorKind::SlowDown,
         _ => StoreErrorKind::Other,
     };
-    StoreError::new(kind, text)
+    // The body of the answer may be long, and name the key of the credentials at its end.
+    StoreError::new(kind, text.chars().take(DETAIL_CHARS).collect::<String>())
 }
 
 fn version(e_tag: Option<String>) -> Result<Version, StoreError> {
@@ -171,6 +183,28 @@ impl ObjectStore for S3 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_server_without_tls_is_an_error_and_no_panic() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::task::spawn_blocking(move || {
+            use std::io::Write;
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+        });
+        let bucket = builder("bucket")
+            .with_endpoint(format!("https://{address}"))
+            .with_access_key_id("nobody")
+            .with_secret_access_key("nothing-secret")
+            .build()
+            .unwrap();
+        let store = S3 { bucket, prefix: "prefix/".to_owned() };
+        let error = store.get("super").await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Other);
+        assert!(!error.to_string().contains("nothing-secret"), "{error}");
+        server.await.unwrap();
+    }
 
     #[test]
     fn a_pool_needs_a_bucket_and_a_prefix() {

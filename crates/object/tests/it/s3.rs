@@ -1,5 +1,5 @@
-//! The device on a real S3 server, whose URL is in `FOREBAY_TEST_S3` (`s3://bucket/prefix`, an empty
-//! prefix; `AWS_*` variables say the rest).
+//! The device on a real S3 server, whose URL is in `FOREBAY_TEST_S3`: `s3://bucket/prefix`, where
+//! the prefix is empty. `AWS_*` variables say the rest.
 
 use forebay_base::testing::skip;
 use forebay_io::{Device, ErrorKind, Request};
