@@ -285,6 +285,15 @@ impl Store {
         self.nth_place(bp, n).is_some_and(|place| self.devices.misses(place, bp.birth_txg.get()))
     }
 
+    /// Whether the device of the n-th place of a block that is no gang is known to miss all blocks.
+    pub(crate) fn is_empty(&self, bp: &BlockPtrPhys, n: usize) -> bool {
+        !bp.is_gang()
+            && self.nth_place(bp, n).is_some_and(|place| {
+                let birth = bp.birth_txg.get();
+                self.devices.misses(place, birth) && self.devices.misses(place, 1)
+            })
+    }
+
     /// Whether the n-th place of a block exists: a device may have been taken out of use.
     pub(crate) fn has_place(&self, bp: &BlockPtrPhys, n: usize) -> bool {
         n < self.place_count(bp)

@@ -1,11 +1,11 @@
 //! Devices that join vdevs, leave them, and take each other's places, beside writes and crashes.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_base::rng::SmallRng;
 use forebay_io::fault::{Crash, Fault, FaultDevice, Rule};
-use forebay_io::{Device, MemoryDevice, MemoryOptions, Op};
+use forebay_io::{Decorator, Device, MemoryDevice, MemoryOptions, Op, Request};
 use forebay_pool::{AttachOptions, ErrorKind, ImportOptions, LeafState, Pool, read_label};
 
 use crate::common::{MIB, cache, check, create_options, import_options, memory};
@@ -255,6 +255,56 @@ fn devices_that_do_not_suit_are_refused() {
     let devices = sides.devices();
     let pool = import(&[&devices[0], &devices[1]]).expect("both");
     assert_eq!(states(&pool), [LeafState::Online; 2]);
+    pool.export().expect("exported");
+}
+
+/// Notes the requests for records.
+struct Noting {
+    inner: Arc<dyn Device>,
+    noted: Mutex<Vec<(Op, u64)>>,
+}
+
+impl Decorator for Noting {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Option<Request> {
+        // Not the labels.
+        if request.len() == RECORD && (MIB..SIZE - MIB).contains(&request.offset()) {
+            self.noted.lock().unwrap().push((request.op(), request.offset()));
+        }
+        Some(request)
+    }
+}
+
+#[test]
+fn a_new_side_is_written_in_the_order_of_the_device_and_not_read() {
+    let [old, medium] = [memory(SIZE), memory(SIZE)];
+    let pool = plain(&old);
+    let number = fill(&pool, 1);
+    let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
+    let mut rng = SmallRng::from_seed(3);
+    let mut left: Vec<u64> = (0..64).collect();
+    // A group each, so that their order on the device is not that in the object.
+    while !left.is_empty() {
+        let record = left.swap_remove(rng.below(left.len() as u64) as usize);
+        // It does not compress.
+        let words = (0..RECORD / 8).flat_map(|_| rng.next_u64().to_le_bytes());
+        let tx = pool.begin().expect("space");
+        object.write(&tx, record * RECORD, &words.collect::<Vec<_>>()).expect("space");
+        drop(tx);
+        pool.sync().expect("a txg");
+    }
+    drop(object);
+    let noting = Arc::new(Noting { inner: medium, noted: Mutex::new(Vec::new()) });
+    attach(&pool, &name(&pool, 0), &(Arc::clone(&noting) as _)).expect("it suits");
+    let status = pool.wait_resilver();
+    assert_eq!(states(&pool), [LeafState::Online; 2], "{status:?}");
+    assert!(status.bytes <= status.total_bytes && status.bytes >= 64 * RECORD, "{status:?}");
+    let noted = std::mem::take(&mut *noting.noted.lock().unwrap());
+    assert!(noted.iter().all(|(op, _)| *op == Op::Write), "{noted:?}");
+    assert!(noted.len() >= 64 && noted.is_sorted_by_key(|(_, offset)| *offset), "{noted:?}");
     pool.export().expect("exported");
 }
 

@@ -151,6 +151,14 @@ impl VisitedBlock<'_> {
     }
 }
 
+/// A block that a walk has met.
+#[derive(Clone, Copy)]
+pub(super) struct PostponedBlock<'a> {
+    pub(super) store: &'a Store,
+    pub(super) ptr: &'a BlockPtrPhys,
+    pub(super) location: &'a BlockLocation,
+}
+
 /// Why a slice ended early.
 #[derive(Debug)]
 pub(super) enum SliceEnd {
@@ -192,6 +200,14 @@ pub(super) trait Visitor {
     /// Whether to read a copy of a block. A block of which no copy is read is not visited.
     fn wants(&self, _store: &Store, _ptr: &BlockPtrPhys, _copy: usize) -> bool {
         true
+    }
+    /// Whether the visitor takes a block that leads to no others, to visit it
+    /// [later](PoolInner::visit_later). Then it counts as visited.
+    ///
+    /// # Errors
+    /// As [`block`](Self::block).
+    fn postpone(&mut self, _block: PostponedBlock<'_>) -> Step<bool> {
+        Ok(false)
     }
     /// Called for each unreadable or invalid structure that is not a copy of a visited block.
     fn damaged(&mut self, location: &BlockLocation, error: Error);
@@ -418,30 +434,17 @@ impl<'a> Walk<'a> {
         first: u64,
         wants_content: bool,
     ) -> Step<Option<Vec<u8>>> {
-        let visitor = &*self.visitor;
-        let wants = |copy| visitor.wants(of.store, ptr, copy);
-        let mut read = read_copies(of.store, ptr, wants_content, &wants)?;
-        if read.tried == 0 {
-            return match wants_content {
-                true => self.descend(of, ptr, first),
-                false => Ok(None),
-            };
-        }
         let location = of.location(first);
-        if !read.bad.is_empty() || read.lost_extents.is_some() {
-            self.pool.check_not_freed(&location, ptr)?;
+        let block = PostponedBlock { store: of.store, ptr, location: &location };
+        if !wants_content && self.visitor.postpone(block)? {
+            return Ok(None);
         }
-        if let Some(error) = read.lost_extents.take() {
-            self.visitor.damaged(&location, error);
+        match self.pool.visit(block, wants_content, self.visitor)? {
+            Visited::NotTried if wants_content => self.descend(of, ptr, first),
+            Visited::NotTried => Ok(None),
+            Visited::Read(None) if wants_content => self.healed_content(of, ptr, &location),
+            Visited::Read(content) => Ok(content),
         }
-        let (extents, bad) = (&read.extents[..], read.bad);
-        let (store, copies) = (of.store, read.copies);
-        let block = VisitedBlock { store, ptr, location: &location, extents, bad, copies };
-        self.visitor.block(block)?;
-        if wants_content && read.content.is_none() {
-            return self.healed_content(of, ptr, &location);
-        }
-        Ok(read.content)
     }
 
     /// The content of a visited block that had no good copy. The visitor may have healed it: a
@@ -492,7 +495,49 @@ impl<'a> Walk<'a> {
     }
 }
 
+/// What a visit of a block has read.
+enum Visited {
+    /// The visitor wants no copy of it.
+    NotTried,
+    /// Its content if it was wanted, and is good.
+    Read(Option<Vec<u8>>),
+}
+
 impl PoolInner {
+    /// Visits a block that the visitor has postponed, unless it was freed meanwhile.
+    ///
+    /// # Errors
+    /// As [`Visitor::block`].
+    pub(super) fn visit_later(&self, block: PostponedBlock<'_>, visitor: &mut dyn Visitor) -> Step {
+        match self.visit(block, false, visitor) {
+            Err(SliceEnd::Overtaken) => Ok(()),
+            visited => visited.map(|_| ()),
+        }
+    }
+
+    /// Reads the copies of a block that the visitor wants, and passes it to the visitor.
+    fn visit(
+        &self,
+        PostponedBlock { store, ptr, location }: PostponedBlock<'_>,
+        wants_content: bool,
+        visitor: &mut dyn Visitor,
+    ) -> Step<Visited> {
+        let wants = |copy| visitor.wants(store, ptr, copy);
+        let mut read = read_copies(store, ptr, wants_content, &wants)?;
+        if read.tried == 0 {
+            return Ok(Visited::NotTried);
+        }
+        if !read.bad.is_empty() || read.lost_extents.is_some() {
+            self.check_not_freed(location, ptr)?;
+        }
+        if let Some(error) = read.lost_extents.take() {
+            visitor.damaged(location, error);
+        }
+        let (extents, bad, copies) = (&read.extents[..], read.bad, read.copies);
+        visitor.block(VisitedBlock { store, ptr, location, extents, bad, copies })?;
+        Ok(Visited::Read(read.content))
+    }
+
     /// Rewrites a bad copy of a visited block from a good one. Returns `false` if the block was
     /// freed meanwhile. The write is durable after the next flush.
     ///
@@ -544,6 +589,11 @@ fn read_copies(
         ReadCopies { content: None, extents, lost_extents, bad: Vec::new(), copies, tried: 0 };
     for copy in (0..copies).filter(|copy| wants(*copy)) {
         read.tried += 1;
+        if !wants_content && store.is_empty(ptr, copy) {
+            let text = format!("{ptr:?}: the device of copy {copy} has no blocks yet");
+            read.bad.push((copy, Error::new(ErrorKind::Corrupt, text)));
+            continue;
+        }
         match store.read_copy(ptr, copy) {
             Ok(content) if wants_content && read.content.is_none() => {
                 read.content = Some(content.to_vec());

@@ -2,13 +2,17 @@
 //!
 //! A resilver walks the pool as a scrub does, and leaves out subtrees that are older than all that
 //! is missed. Of the other blocks it reads the copies on devices that miss them, and rewrites the
-//! bad ones. At its end these devices miss nothing older any more. What they miss is in the labels,
-//! but where a resilver is is not: after an import it starts over.
+//! bad ones; on a device that misses everything it writes without reading. Blocks of data wait for
+//! others, and are visited in the order of the device ([`batch`]). At its end these devices miss
+//! nothing older any more. What they miss is in the labels, but where a resilver is is not: after
+//! an import it starts over.
 //!
 //! # Locking
 //!
 //! `pool-resilver` protects the status, for a look; threads that wait for the end sleep on it.
 //! `pool-resilver-thread` holds the handle of the thread.
+
+mod batch;
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -25,9 +29,11 @@ use crate::store::Store;
 
 use super::scrub::{Conditions, WAIT};
 use super::walk::{
-    BlockLocation, Bookmark, SliceEnd, Step, VisitedBlock, Visitor, Walk, kind_of_invalid,
+    BlockLocation, Bookmark, PostponedBlock, SliceEnd, Step, VisitedBlock, Visitor, Walk,
+    kind_of_invalid,
 };
 use super::{Pool, PoolInner};
+use batch::Batch;
 
 /// Walks in a row, for devices that fail writes meanwhile.
 const ROUNDS_MAX: usize = 3;
@@ -226,14 +232,15 @@ impl PoolInner {
         let until = self.txgs.synced_txg();
         let Some(oldest) = self.devices.missed_from() else { return Ok(true) };
         let began = Conditions::now(&self.devices);
-        let mut resilverer = Resilverer { pool: self, oldest, until, lost: 0, began_ns: 0 };
-        resilverer.began_ns = self.clock.now_ns();
+        let (began_ns, batch) = (self.clock.now_ns(), Batch::default());
+        let mut resilverer = Resilverer { pool: self, oldest, until, lost: 0, began_ns, batch };
         // It misses all blocks.
         if oldest <= 1 {
             let total_bytes = self.space_stats.lock().allocated_bytes;
             resilverer.count(|status| status.total_bytes = total_bytes);
         }
-        let complete = Walk::new(self, until, Bookmark::START, &mut resilverer).run()?;
+        let complete = Walk::new(self, until, Bookmark::START, &mut resilverer).run()?
+            && resilverer.visit_batch()?;
         if !complete || resilverer.lost > 0 {
             return Ok(false);
         }
@@ -255,9 +262,29 @@ struct Resilverer<'a> {
     lost: u64,
     /// Until when the time is in the status.
     began_ns: u64,
+    /// Blocks that wait.
+    batch: Batch,
 }
 
 impl Resilverer<'_> {
+    /// Visits the blocks that wait. Returns false if the pool is exported meanwhile.
+    fn visit_batch(&mut self) -> Result<bool> {
+        for waiting in self.batch.take() {
+            let pool = self.pool;
+            let visited = self
+                .proceed(&Bookmark::START)
+                .and_then(|()| pool.visit_later(waiting.block(), self));
+            match visited {
+                Ok(()) => {}
+                Err(SliceEnd::Failed(error)) => return Err(error),
+                Err(SliceEnd::Interrupted) => return Ok(false),
+                // It is no walk, so it cannot be full or overtaken.
+                Err(SliceEnd::Full | SliceEnd::Overtaken) => {}
+            }
+        }
+        Ok(true)
+    }
+
     fn count(&mut self, add: impl FnOnce(&mut ResilverStatus)) {
         let now_ns = self.pool.clock.now_ns();
         let status = &mut self.pool.resilver.run.lock().status;
@@ -287,6 +314,17 @@ impl Visitor for Resilverer<'_> {
 
     fn wants(&self, store: &Store, ptr: &BlockPtrPhys, copy: usize) -> bool {
         store.misses(ptr, copy)
+    }
+
+    fn postpone(&mut self, block: PostponedBlock<'_>) -> Step<bool> {
+        let PostponedBlock { store, ptr, .. } = block;
+        if !(0..store.place_count(ptr)).any(|copy| self.wants(store, ptr, copy)) {
+            return Ok(false);
+        }
+        if self.batch.push(block) && !self.visit_batch()? {
+            return Err(SliceEnd::Interrupted);
+        }
+        Ok(true)
     }
 
     fn block(&mut self, block: VisitedBlock<'_>) -> Step {
