@@ -132,9 +132,9 @@ impl PoolInner {
         // If it is in use, the labels could not be written the last time.
         if !side.is_used() {
             let synced = self.txgs.synced_txg();
-            self.heartbeats.with_newest(|beats| {
-                side.take_online(&self.devices, &mut config, (beats, synced), memory)
-            })?;
+            // A copy: a side that hangs must not keep the others' heartbeats from being written.
+            let beats = self.heartbeats.with_newest(|beats| beats.cloned());
+            side.take_online(&self.devices, &mut config, (beats.as_ref(), synced), memory)?;
         }
         let open_txg = || self.txgs.open_txg();
         side.end_missing(&self.devices, &mut config, &open_txg, memory, &may_write)?;

@@ -636,7 +636,7 @@ fn a_device_that_could_not_be_marked_keeps_its_content() {
 }
 
 /// A device that keeps its writes while it hangs.
-struct HangingDevice {
+pub(crate) struct HangingDevice {
     inner: Arc<dyn Device>,
     hangs: AtomicBool,
     pending: Mutex<Vec<Request>>,
@@ -644,23 +644,23 @@ struct HangingDevice {
 }
 
 impl HangingDevice {
-    fn new(inner: Arc<dyn Device>) -> Arc<Self> {
+    pub(crate) fn new(inner: Arc<dyn Device>) -> Arc<Self> {
         let (hangs, pending) = (AtomicBool::new(false), Mutex::new(Vec::new()));
         Arc::new(Self { inner, hangs, pending, arrived: Condvar::new() })
     }
 
-    fn hang(&self) {
+    pub(crate) fn hang(&self) {
         self.hangs.store(true, Ordering::SeqCst);
     }
 
     /// Waits until a write is pending.
-    fn wait(&self) {
+    pub(crate) fn wait(&self) {
         let pending = self.pending.lock().unwrap();
         drop(self.arrived.wait_while(pending, |pending| pending.is_empty()).unwrap());
     }
 
     /// Executes the pending writes. Returns their number.
-    fn end(&self) -> usize {
+    pub(crate) fn end(&self) -> usize {
         self.hangs.store(false, Ordering::SeqCst);
         let pending = std::mem::take(&mut *self.pending.lock().unwrap());
         let count = pending.len();

@@ -1,11 +1,15 @@
 //! Sides of mirrors that are taken out of use and come back, and resilvers.
 
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
 use forebay_base::rng::SmallRng;
 use forebay_io::Op;
 use forebay_io::fault::{Crash, Fault, Rule};
-use forebay_pool::{ErrorKind, ImportOptions, LeafState, Pool};
+use forebay_pool::{CreateOptions, ErrorKind, ImportOptions, LeafState, NewVdev, Opened, Pool};
 
 use crate::common::{MIB, cache, check, copy, copy_of, create_options, import_options, memory};
+use crate::l2_devices::HangingDevice;
 use crate::mirrors::{
     RECORD, SIZE, Sides, fill, import, overwrite, scrub, states, verify, write_and_sync,
 };
@@ -112,7 +116,7 @@ fn a_resilver_that_an_export_interrupts_starts_over() {
     let side = name(&pool, 1);
     pool.offline_device(&side).expect("the other one is whole");
     overwrite(&pool, number, 800, 1);
-    let slow = Fault::Delay(std::time::Duration::from_millis(50));
+    let slow = Fault::Delay(Duration::from_millis(50));
     sides.faults[1].add(Rule::new(slow).on(Op::Write).within(MIB..SIZE - MIB));
     pool.online_device(&side).expect("it works");
     pool.export().expect("exported");
@@ -203,5 +207,34 @@ fn a_side_that_another_host_has_written_stays_offline() {
     assert_eq!(states(&pool), [LeafState::Online, LeafState::Offline]);
     overwrite(&pool, number, 10, 0xff);
     verify(&pool, number, 10, 0xff);
+    pool.export().expect("exported");
+}
+
+#[test]
+fn a_side_that_hangs_on_its_way_back_holds_up_no_heartbeat() {
+    let hanging = HangingDevice::new(memory(SIZE));
+    let sides = vec![Opened::shared(memory(SIZE)), Opened::shared(Arc::clone(&hanging) as _)];
+    let tunables = vec![("heartbeat_ms".to_owned(), "60000".to_owned())];
+    let options = CreateOptions { tunables, ..create_options(&cache(32 * MIB)) };
+    let pool = Pool::create_tree(vec![NewVdev::Mirror(sides)], &options).expect("a pool");
+    let side = name(&pool, 1);
+    pool.offline_device(&side).expect("the other one is whole");
+    hanging.hang();
+    let (done, beaten) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let online = scope.spawn(|| pool.online_device(&side));
+        hanging.wait();
+        let pool = &pool;
+        scope.spawn(move || {
+            pool.heartbeat();
+            done.send(()).expect("somebody waits");
+        });
+        let in_time = beaten.recv_timeout(Duration::from_secs(60));
+        hanging.end();
+        online.join().expect("no panic").expect("it works");
+        in_time.expect("the heartbeat does not wait for the side");
+    });
+    pool.wait_resilver();
+    assert_eq!(states(&pool), [LeafState::Online; 2]);
     pool.export().expect("exported");
 }
