@@ -313,7 +313,8 @@ pub(crate) struct ExportArgs {
 #[command(after_help = "Examples:\n  \
     truncate --size 40G tank.img && forebay expand tank.img\n  \
     forebay expand tank --add /dev/sdd\n  \
-    forebay expand tank --add more.img --size 20G\n\n\
+    forebay expand tank --add more.img --size 20G\n  \
+    forebay expand tank --mirror /dev/sdd /dev/sde\n\n\
     Devices can be added to an imported pool. The size of a device is read at import: to use the space of a grown\n\
     device, export the pool, expand it, and mount it again.")]
 pub(crate) struct ExpandArgs {
@@ -322,6 +323,8 @@ pub(crate) struct ExpandArgs {
     /// Add a device; may be repeated. A device cannot be removed from a pool
     #[arg(long, value_name = "DEVICE")]
     pub(crate) add: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) mirrors: Mirrors,
     /// Create an added file that does not exist with this size, in bytes or with a suffix K, M, G,
     /// T
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]

@@ -22,9 +22,17 @@ pub(crate) fn run(args: &ExpandArgs) -> Result<()> {
         Target::InUse { pool, .. } => &pool.devices,
         Target::Paths(paths) => paths,
     };
-    device_content::refuse_repeated(&args.add, has)?;
+    let mirrors = &args.mirrors.0;
+    let add: Vec<&[PathBuf]> = args
+        .add
+        .iter()
+        .map(std::slice::from_ref)
+        .chain(mirrors.iter().map(Vec::as_slice))
+        .collect();
+    device_content::refuse_repeated(&add.concat(), has)?;
     let mut made = Vec::new();
-    let grown = add_paths(args, &mut made).and_then(|add| match &target {
+    let paths = add_paths(&add, args.size, &mut made);
+    let grown = paths.and_then(|add| match &target {
         Target::InUse { process, pool } => process.ask::<ExpandReport>(&Request::Expand {
             pool: pool.guid,
             add,
@@ -65,14 +73,18 @@ pub(crate) fn run(args: &ExpandArgs) -> Result<()> {
     Ok(())
 }
 
-/// Absolute paths of the devices to add. Missing files are created if a size is given.
-fn add_paths(args: &ExpandArgs, made: &mut Vec<PathBuf>) -> Result<Vec<PathBuf>> {
-    for path in &args.add {
-        if make_file(path, args.size)? {
+/// Absolute paths of the vdevs to add. Missing files are created if a size is given.
+fn add_paths(
+    add: &[&[PathBuf]],
+    size: Option<u64>,
+    made: &mut Vec<PathBuf>,
+) -> Result<Vec<Vec<PathBuf>>> {
+    for path in add.iter().copied().flatten() {
+        if make_file(path, size)? {
             made.push(path.clone());
         }
     }
-    pools::absolute(&args.add)
+    add.iter().map(|vdev| pools::absolute(vdev)).collect()
 }
 
 /// Creates a file if it does not exist. Returns true if it was created.

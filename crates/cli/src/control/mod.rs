@@ -64,8 +64,9 @@ pub(crate) enum Request {
     Export { pool: u64, lazy: bool },
     /// Status of a pool: [`messages::PoolStatus`].
     Status { pool: u64 },
-    /// Use the added space of grown devices, and add devices: [`messages::ExpandReport`].
-    Expand { pool: u64, add: Vec<PathBuf>, force: bool, sector: Option<u32> },
+    /// Use the added space of grown devices, and add vdevs, each a device or the devices of a
+    /// mirror: [`messages::ExpandReport`].
+    Expand { pool: u64, add: Vec<Vec<PathBuf>>, force: bool, sector: Option<u32> },
     /// Check a pool: [`messages::JobReport`], with progress.
     Check { pool: u64 },
     /// Start the scrub of a pool, or go on with it, at this rate: [`messages::JobReport`], with

@@ -4,7 +4,7 @@ use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_pool::{ErrorKind, Pool, PoolDevice};
+use forebay_pool::{ErrorKind, NewVdev, Opened, Pool, PoolDevice};
 use serde::Serialize;
 
 use super::jobs::OnProgress;
@@ -187,20 +187,26 @@ fn answer(value: &impl Serialize) -> Result<serde_json::Value> {
         .map_err(|error| Failure::new(format!("cannot serialise the answer: {error}")))
 }
 
-/// Adds devices, and uses the added space of grown devices.
+/// Adds vdevs, each a device or the devices of a mirror, and uses the added space of grown devices.
 ///
 /// # Errors
 /// If a device cannot be added or expanded; devices added before stay.
 pub(crate) fn expand_pool(
     pool: &Pool,
-    add: &[PathBuf],
+    add: &[Vec<PathBuf>],
     (force, sector): (bool, Option<u32>),
 ) -> Result<ExpandReport> {
     let before_bytes = pool.stats().total_bytes;
-    for path in add {
-        let opened = pools::open_new_device(path)?;
-        pools::refuse_content(&opened, path, force)?;
-        pool.add_device(opened, force, sector)?;
+    for paths in add {
+        let opened = pools::open_new_devices(paths)?;
+        for (one, path) in opened.iter().zip(paths) {
+            pools::refuse_content(one, path, force)?;
+        }
+        let vdev = match <[Opened; 1]>::try_from(opened) {
+            Ok([device]) => NewVdev::Device(device),
+            Err(sides) => NewVdev::Mirror(sides),
+        };
+        pool.add_vdev(vdev, force, sector)?;
     }
     for device in pool.devices() {
         pool.expand(device.number)?;
@@ -210,7 +216,7 @@ pub(crate) fn expand_pool(
     Ok(ExpandReport {
         before_bytes,
         after_bytes: pool.stats().total_bytes,
-        added: add.to_vec(),
+        added: add.concat(),
         grown: grown.collect(),
     })
 }

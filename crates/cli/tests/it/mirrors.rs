@@ -169,7 +169,11 @@ fn devices_join_and_leave_a_pool_that_is_not_imported() {
     fixture.ok(&["check", "b.img"]);
     let replaced = fixture.ok(&["replace", "b.img", "b.img", "c.img", "--size", "48M"]);
     assert!(replaced.contains("has replaced"), "{replaced}");
-    fixture.ok(&["check", "c.img"]);
+    fixture.ok(&["expand", "c.img", "--mirror", "e.img", "f.img", "--size", "32M"]);
+    let status = fixture.ok(&["status", "c.img:e.img:f.img"]);
+    assert!(status.contains("mirror 1") && status.contains("f.img"), "{status}");
+    fixture.ok(&["detach", "c.img:e.img:f.img", "f.img"]);
+    fixture.ok(&["check", "c.img:e.img"]);
     let gone = fixture.fails(&["check", "b.img"]);
     assert!(gone.contains("holds no pool"), "{gone}");
 }
