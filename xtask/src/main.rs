@@ -36,7 +36,7 @@ usage: cargo xtask <command>
   conformance [NAME..] [--full]
                   external test suites and tools on a real mount: pjdfstest, fsx, fio, fs_mark,
                   tar, git, cargo, kill, sqlite, postgresql, power_cut, prometheus
-  soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER] [--l2]
+  soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER] [--l2] [--mirror]
                   pools under load, faults and kills, ten minutes by default
   help            print this text
 

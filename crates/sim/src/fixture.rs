@@ -88,7 +88,19 @@ pub fn create(
         Some(_) => NewVdev::ObjectStore(Arc::clone(device).into()),
         None => NewVdev::Device(Arc::clone(device).into()),
     };
-    let pool = Pool::create_tree(devices.iter().map(vdev).collect(), &create_options(cache))?;
+    create_tree(devices.iter().map(vdev).collect(), cache, settings)
+}
+
+/// As [`create`], of devices and mirrors.
+///
+/// # Errors
+/// The errors of [`Pool::create_tree`].
+pub fn create_tree(
+    vdevs: Vec<NewVdev>,
+    cache: &Arc<BlockCache>,
+    settings: &DatasetSettings,
+) -> Result<Pool> {
+    let pool = Pool::create_tree(vdevs, &create_options(cache))?;
     pool.set_tunable("trim_files", "false")?;
     for name in DATASETS {
         pool.create_dataset(name, settings)?;

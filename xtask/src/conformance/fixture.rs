@@ -98,14 +98,33 @@ impl Fixture {
 
     /// As [`mounted`](Self::mounted), without mounting the pool.
     pub(super) fn pool(&self, name: &str) -> Result<TestMount, Failure> {
+        let mounted = self.scratch(name, &["pool.img"])?;
+        let mut create = mounted.forebay(&["create", "--size", "16GiB"]);
+        create.arg(&mounted.pool);
+        mounted.run(create)?;
+        Ok(mounted)
+    }
+
+    /// As [`pool`](Self::pool), on a mirror of two files of this size.
+    pub(super) fn mirror(&self, name: &str, side_bytes: u64) -> Result<TestMount, Failure> {
+        let mounted = self.scratch(name, &["a.img", "b.img"])?;
+        let mut create = mounted.forebay(&["create", "--name", "mirror", "--mirror"]);
+        create.args(mounted.devices()).args(["--size", &side_bytes.to_string()]);
+        mounted.run(create)?;
+        Ok(mounted)
+    }
+
+    /// Creates a scratch folder for a pool on these files in it.
+    fn scratch(&self, name: &str, devices: &[&str]) -> Result<TestMount, Failure> {
         let scratch =
             Scratch::new().map_err(|error| format!("creating the scratch folder: {error}"))?;
         let logs = self.target.join("conformance");
         fs::create_dir_all(&logs).map_err(|error| format!("{}: {error}", logs.display()))?;
         let at = scratch.path.join("mnt");
         fs::create_dir(&at).map_err(|error| format!("{}: {error}", at.display()))?;
+        let path_of = |device: &&str| scratch.path.join(device).to_string_lossy().into_owned();
         let mounted = TestMount {
-            pool: scratch.path.join("pool.img"),
+            pool: devices.iter().map(path_of).collect::<Vec<_>>().join(":"),
             at,
             log: logs.join(format!("{name}.log")),
             forebay: self.forebay.clone(),
@@ -114,9 +133,6 @@ impl Fixture {
         };
         File::create(&mounted.log)
             .map_err(|error| format!("{}: {error}", mounted.log.display()))?;
-        let mut create = mounted.forebay(&["create", "--size", "16GiB"]);
-        create.arg(&mounted.pool);
-        mounted.run(create)?;
         Ok(mounted)
     }
 }
@@ -161,7 +177,8 @@ impl Drop for Scratch {
 /// A pool in a scratch folder, and the server if it is mounted.
 pub(super) struct TestMount {
     pub(super) at: PathBuf,
-    pool: PathBuf,
+    /// The paths of its devices, joined by `:`.
+    pool: String,
     log: PathBuf,
     forebay: PathBuf,
     server: Option<Child>,
@@ -173,6 +190,18 @@ impl TestMount {
     /// A path in the scratch folder, outside the mount.
     pub(super) fn scratch_path(&self, name: &str) -> PathBuf {
         self.scratch.path.join(name)
+    }
+
+    /// The paths of its devices.
+    pub(super) fn devices(&self) -> Vec<PathBuf> {
+        self.pool.split(':').map(PathBuf::from).collect()
+    }
+
+    /// Runs a command on the pool. The last arguments are paths.
+    pub(super) fn forebay_on_pool(&self, command: &str, paths: &[&Path]) -> Result<(), Failure> {
+        let mut forebay = self.forebay(&[command]);
+        forebay.arg(&self.pool).args(paths);
+        self.run(forebay)
     }
 
     fn forebay(&self, arguments: &[&str]) -> Command {

@@ -11,6 +11,7 @@ mod dsync_load;
 mod fixture;
 mod fsync_load;
 mod kill;
+mod mirror;
 mod postgres;
 mod power_cut;
 mod prometheus;
@@ -50,10 +51,11 @@ struct Check {
 const WORKERS: usize = 2;
 
 /// All checks in the order in which they begin. Checks whose failures are most specific come first.
-const CHECKS: [Check; 12] = [
+const CHECKS: [Check; 13] = [
     Check { name: "pjdfstest", run: suites::pjdfstest },
     Check { name: "fsx", run: suites::fsx },
     Check { name: "fio", run: suites::fio },
+    Check { name: "mirror", run: mirror::run },
     Check { name: "fs_mark", run: suites::fs_mark },
     Check { name: "tar", run: trees::tar },
     Check { name: "git", run: trees::git },

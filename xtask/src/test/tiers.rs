@@ -75,6 +75,7 @@ pub(crate) fn full(tree: &Tree) -> Vec<Step> {
     steps.push(Step::xtask("conformance on a real mount", "conformance --full"));
     steps.push(Step::xtask("Python package", "python"));
     steps.push(soak(&["--minutes", "10", "--l2"]));
+    steps.push(soak(&["--minutes", "10", "--mirror"]));
     // Five minutes of importing images, and one of reading traces.
     steps.push(fuzz("import", "-len_control=0 -max_len=200 -max_total_time=300"));
     steps.push(fuzz("trace", "-max_len=4000 -max_total_time=60"));

@@ -7,22 +7,28 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use forebay_sim::soak::{Soak, child};
+use forebay_sim::soak::{PoolKind, Soak, child};
 
-const HELP: &str = "usage: forebay-soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER] [--l2]";
+const HELP: &str =
+    "usage: forebay-soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER] [--l2] [--mirror]";
 
 fn main() -> ExitCode {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [child, folder, seed, l2] = &arguments[..]
+    if let [child, folder, seed, l2, mirror] = &arguments[..]
         && child == "--child"
     {
-        let (seed, l2) = (seed.parse().expect("a seed"), l2.parse().expect("a truth value"));
-        child::run(Path::new(folder), seed, l2);
+        let [l2, mirror] = [l2, mirror].map(|text| text.parse().expect("a truth value"));
+        let seed = seed.parse().expect("a seed");
+        child::run(Path::new(folder), seed, PoolKind { l2, mirror });
         return ExitCode::SUCCESS;
     }
-    let given = arguments.len();
-    arguments.retain(|argument| argument != "--l2");
-    let Some(soak) = parse(&arguments, arguments.len() < given) else {
+    let mut take = |option: &str| {
+        let given = arguments.len();
+        arguments.retain(|argument| argument != option);
+        arguments.len() < given
+    };
+    let kind = PoolKind { l2: take("--l2"), mirror: take("--mirror") };
+    let Some(soak) = parse(&arguments, kind) else {
         eprintln!("{HELP}");
         return ExitCode::from(2);
     };
@@ -54,9 +60,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse(arguments: &[String], l2: bool) -> Option<Soak> {
+fn parse(arguments: &[String], kind: PoolKind) -> Option<Soak> {
     let folder = std::env::temp_dir().join(format!("forebay-soak-{}", std::process::id()));
-    let mut soak = Soak { time: Duration::from_secs(600), folder, seed: 1, l2 };
+    let mut soak = Soak { time: Duration::from_secs(600), folder, seed: 1, kind };
     for pair in arguments.chunks(2) {
         let [name, value] = pair else { return None };
         match name.as_str() {

@@ -8,9 +8,9 @@ use std::time::Duration;
 use forebay_base::rng::SmallRng;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
-use forebay_pool::{BlockCache, Pool, Result};
+use forebay_pool::{BlockCache, LeafState, Pool, Result};
 
-use super::{CACHE_BYTES, POOLS, PoolFiles, heal_and_check, read};
+use super::{CACHE_BYTES, POOLS, PoolFiles, PoolKind, bring_back, heal_and_check, read};
 use crate::history::History;
 use crate::journal::{self, Journal};
 use crate::model::Model;
@@ -28,7 +28,7 @@ const FILL_EVERY: u64 = 50;
 ///
 /// # Panics
 /// If a pool is not as expected.
-pub fn run(folder: &Path, seed: u64, l2: bool) {
+pub fn run(folder: &Path, seed: u64, kind: PoolKind) {
     let cache = fixture::cache(CACHE_BYTES);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -36,7 +36,7 @@ pub fn run(folder: &Path, seed: u64, l2: bool) {
             let cache = &cache;
             move || {
                 let outcome =
-                    work(&PoolFiles::new(folder, number, l2), cache, seed ^ number as u64);
+                    work(&PoolFiles::new(folder, number, kind), cache, seed ^ number as u64);
                 outcome.unwrap_or_else(|error| panic!("pool {number}, seed {seed}: {error:?}"));
             }
         };
@@ -66,8 +66,14 @@ fn work(pool_files: &PoolFiles, cache: &Arc<BlockCache>, seed: u64) -> Result<()
     let (history, _) = journal::read(pool_files.journal()).expect("a journal");
     let mut model = all_of(&history);
     let journal = Journal::open(pool_files.journal()).expect("the journal");
+    // The parent has brought all sides of mirrors back.
+    let mut is_whole = true;
     for _ in 0..ROUNDS {
-        let own = pool_files.devices();
+        let mut own = pool_files.devices();
+        // The other side has all blocks, and the one that is left out cannot be imported alone.
+        if pool_files.has_mirrors() && is_whole && rng.below(4) == 0 {
+            own.remove(rng.below(own.len() as u64) as usize);
+        }
         let count = own.len();
         let faulty: Vec<_> = own
             .into_iter()
@@ -98,6 +104,10 @@ fn work(pool_files: &PoolFiles, cache: &Arc<BlockCache>, seed: u64) -> Result<()
         faulty.iter().for_each(|device| device.clear());
         let (pool, after, _) = work.end()?;
         model = after;
+        if pool_files.has_mirrors() && rng.below(2) == 0 {
+            bring_back(&pool).unwrap_or_else(|problem| panic!("{problem}"));
+        }
+        is_whole = pool.devices().iter().all(|device| device.state == LeafState::Online);
         if rng.below(2) == 0 {
             heal_and_check(&pool)
                 .unwrap_or_else(|problems| panic!("{problems}\n{:?}", pool.stats().counters));
@@ -115,7 +125,7 @@ fn work_while_devices_fail(
 ) -> Result<()> {
     let (steps, seed, pool) = (rng.below(STEPS_MAX), rng.next_u64(), work.pool_handle());
     let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    let worked = std::thread::scope(|scope| {
         scope.spawn(|| fail_for_moments(faulty, &pool, seed, &done));
         let worked = (0..steps).try_for_each(|step| {
             if step % FILL_EVERY == 0 {
@@ -126,7 +136,13 @@ fn work_while_devices_fail(
         let worked = worked.and_then(|()| work.sync());
         done.store(true, Ordering::Relaxed);
         worked
-    })
+    });
+    // A commit of a resilver may have met the last failure.
+    pool.wait_resilver();
+    while pool.sync().is_err() {
+        pool.clear()?;
+    }
+    worked
 }
 
 /// Lets one device after another fail for a moment, until `done`. Afterwards the pool goes on.
@@ -142,10 +158,23 @@ fn fail_for_moments(faulty: &[Arc<FaultDevice>], pool: &Pool, seed: u64, done: &
         let rule = device.add(Rule::new(Fault::Error(5)).on(op));
         pause(20);
         device.remove(rule);
+        change_a_side(pool, turn);
         // Only a device that still fails, or the end of the work, makes it fail.
         while pool.suspension().is_some() && pool.clear().is_err() {
             pause(2);
         }
+    }
+}
+
+/// Takes a side of a mirror out of use, or the sides back that are. It may be the last whole side,
+/// or fail just then: the next turn tries again.
+fn change_a_side(pool: &Pool, turn: usize) {
+    let sides: Vec<_> = pool.devices().into_iter().filter(|device| device.mirror).collect();
+    let unused = sides.iter().filter(|side| !matches!(side.state, LeafState::Online));
+    match turn % 3 {
+        0 if !sides.is_empty() => drop(pool.offline_device(&sides[turn % sides.len()].path)),
+        1 => unused.for_each(|side| drop(pool.online_device(&side.path))),
+        _ => {}
     }
 }
 

@@ -2,9 +2,10 @@
 //!
 //! The *child* (`child.rs`) works on all pools at once, under faults, exports and imports them
 //! between rounds, and keeps a [`journal`](mod@crate::journal) of each. For moments, devices fail
-//! altogether: then a pool is suspended until it is cleared, or goes on without its L2 device. The
-//! *parent* starts the child, kills it at a random moment or lets it end, and then verifies each
-//! pool against its journal.
+//! altogether: then a pool is suspended until it is cleared, or goes on without its L2 device or
+//! without a side of a mirror, which comes back later. Sides are also taken offline, and left out
+//! of imports. The *parent* starts the child, kills it at a random moment or lets it end, and then
+//! verifies each pool against its journal.
 
 pub mod child;
 
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use forebay_base::rng::SmallRng;
 use forebay_io::{Device, FileDevice, OpenOptions};
 use forebay_pool::format::Compression;
-use forebay_pool::{BlockCache, DatasetSettings, Pool, Result};
+use forebay_pool::{BlockCache, DatasetSettings, LeafState, NewVdev, Pool, Result};
 
 use crate::journal::{self, Journal};
 use crate::model::Model;
@@ -33,8 +34,19 @@ const L2_BYTES: u64 = 32 << 20;
 const CACHE_BYTES: u64 = 48 << 20;
 /// Longest life of a child that is killed, in milliseconds.
 const LIFE_MS: u64 = 3000;
+/// How often sides of mirrors are brought back until they must have all blocks.
+const BRING_BACK_ROUNDS: usize = 3;
 /// A child that is not killed must end within this time.
 const END: Duration = Duration::from_secs(60);
+
+/// What the pools of a soak test consist of besides plain devices.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PoolKind {
+    /// Whether each pool has an L2 device.
+    pub l2: bool,
+    /// Whether each device is a mirror of two.
+    pub mirror: bool,
+}
 
 /// A soak test.
 #[derive(Clone, Debug)]
@@ -45,8 +57,8 @@ pub struct Soak {
     pub folder: PathBuf,
     /// Decides the work, but not the moment of a kill.
     pub seed: u64,
-    /// Whether each pool has an L2 device.
-    pub l2: bool,
+    /// What the pools consist of.
+    pub kind: PoolKind,
 }
 
 /// The result of a soak test.
@@ -68,7 +80,7 @@ pub struct Summary {
 
 impl Soak {
     /// Runs the test. `child` makes the child's command; the folder, a seed, and whether there are
-    /// L2 devices are appended as arguments.
+    /// L2 devices and mirrors are appended as arguments.
     ///
     /// # Errors
     /// The failure, with pool and seed.
@@ -77,19 +89,20 @@ impl Soak {
         let mut rng = SmallRng::from_seed(self.seed);
         let mut summary = Summary::default();
         for number in 0..POOLS {
-            PoolFiles::new(&self.folder, number, self.l2)
+            PoolFiles::new(&self.folder, number, self.kind)
                 .create()
                 .map_err(|error| error.to_string())?;
         }
         while begun.elapsed() < self.time {
             let seed = rng.next_u64();
             let mut command = child();
-            command.arg(&self.folder).arg(seed.to_string()).arg(self.l2.to_string());
+            command.arg(&self.folder).arg(seed.to_string());
+            command.args([self.kind.l2.to_string(), self.kind.mirror.to_string()]);
             let process = command.spawn().map_err(|error| format!("the child: {error}"))?;
             summary.kills += u64::from(watch(process, &mut rng)?);
             let cache = fixture::cache(CACHE_BYTES);
             for number in 0..POOLS {
-                let pool_files = PoolFiles::new(&self.folder, number, self.l2);
+                let pool_files = PoolFiles::new(&self.folder, number, self.kind);
                 pool_files.verify(&cache, &mut summary).map_err(|text| {
                     format!("pool {number}, round {}, seed {}: {text}", summary.rounds, self.seed)
                 })?;
@@ -144,18 +157,25 @@ fn memory_kib() -> u64 {
 /// The files of a pool: its devices and its journal.
 pub(crate) struct PoolFiles {
     number: usize,
+    mirror: bool,
+    /// Of a mirror, one side after the other.
     files: Vec<PathBuf>,
     l2: Option<PathBuf>,
     journal: PathBuf,
 }
 
 impl PoolFiles {
-    pub(crate) fn new(folder: &Path, number: usize, l2: bool) -> Self {
+    pub(crate) fn new(folder: &Path, number: usize, PoolKind { l2, mirror }: PoolKind) -> Self {
         let file = |at| folder.join(format!("pool-{number}-{at}"));
         // Every second pool has two devices.
-        let files = (0..1 + number % 2).map(file).collect();
+        let vdevs = 1 + number % 2;
+        let files = (0..if mirror { 2 * vdevs } else { vdevs }).map(file).collect();
         let l2 = l2.then(|| folder.join(format!("pool-{number}-l2")));
-        Self { number, files, l2, journal: folder.join(format!("pool-{number}.journal")) }
+        Self { number, mirror, files, l2, journal: folder.join(format!("pool-{number}.journal")) }
+    }
+
+    pub(crate) fn has_mirrors(&self) -> bool {
+        self.mirror
     }
 
     pub(crate) fn journal(&self) -> &Path {
@@ -178,11 +198,22 @@ impl PoolFiles {
         self.l2.iter().map(|path| open(path, L2_BYTES)).collect()
     }
 
+    fn vdevs(&self) -> Vec<NewVdev> {
+        let devices = self.devices();
+        let opened = |devices: &[Arc<dyn Device>]| {
+            devices.iter().map(|device| Arc::clone(device).into()).collect()
+        };
+        match self.mirror {
+            true => devices.chunks(2).map(|sides| NewVdev::Mirror(opened(sides))).collect(),
+            false => devices.into_iter().map(|device| NewVdev::Device(device.into())).collect(),
+        }
+    }
+
     fn create(&self) -> Result<(), Box<dyn std::error::Error>> {
-        // Two copies of everything, so rot in one of them is healed.
+        // Two copies of everything, or two sides, so rot in one of them is healed.
         let settings = DatasetSettings {
             record_bytes: 4096 << self.number,
-            data_copies: 2,
+            data_copies: if self.mirror { 1 } else { 2 },
             data_compression: if self.number.is_multiple_of(3) {
                 Compression::Zstd
             } else {
@@ -190,7 +221,7 @@ impl PoolFiles {
             },
             ..DatasetSettings::default()
         };
-        let pool = fixture::create(&self.devices(), &fixture::cache(CACHE_BYTES), &settings)?;
+        let pool = fixture::create_tree(self.vdevs(), &fixture::cache(CACHE_BYTES), &settings)?;
         for l2 in self.l2_devices() {
             pool.add_l2_device(l2.into(), false)?;
         }
@@ -220,6 +251,7 @@ impl PoolFiles {
         options.read_only = false;
         let pool = fixture::import_with(&devices, &self.l2_devices(), &options);
         let pool = pool.map_err(context("importing"))?;
+        bring_back(&pool)?;
         heal_and_check(&pool)?;
         let found = read(&pool, history.keys()).map_err(context("reading"))?;
         history.check_allowed(txg, &snapshot, &found)?;
@@ -228,6 +260,31 @@ impl PoolFiles {
         summary.fsyncs += snapshot.fsyncs_done as u64;
         Journal::create(&self.journal, &found).map_err(|error| error.to_string())?;
         Ok(())
+    }
+}
+
+/// Takes sides of mirrors into use that are not, and waits until they have all blocks. A flush that
+/// failed before may be noticed only now, and takes a side out of use once more.
+pub(crate) fn bring_back(pool: &Pool) -> Result<(), String> {
+    let failed = |error: forebay_pool::Error| format!("bringing a side back: {error:?}");
+    let is_whole = |state| matches!(state, LeafState::Online | LeafState::Missing);
+    let lacking = || {
+        let devices = pool.devices().into_iter();
+        devices.filter(|device| device.mirror && !is_whole(device.state)).collect::<Vec<_>>()
+    };
+    for _ in 0..BRING_BACK_ROUNDS {
+        for device in lacking() {
+            pool.online_device(&device.path).map_err(failed)?;
+        }
+        pool.start_resilver().map_err(failed)?;
+        pool.wait_resilver();
+    }
+    match lacking().first() {
+        Some(device) => {
+            let status = pool.resilver_status();
+            Err(format!("{} stays {}: {status}", device.path, device.state))
+        }
+        None => Ok(()),
     }
 }
 

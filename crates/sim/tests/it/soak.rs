@@ -3,18 +3,25 @@
 use std::process::Command;
 use std::time::Duration;
 
-use forebay_sim::soak::Soak;
+use forebay_sim::soak::{PoolKind, Soak};
 
 #[test]
 fn a_moment_of_soak_is_clean() {
-    [false, true].into_iter().for_each(soak);
+    let (l2, mirror) = (true, true);
+    let kinds = [
+        PoolKind::default(),
+        PoolKind { l2, ..PoolKind::default() },
+        PoolKind { mirror, ..PoolKind::default() },
+    ];
+    kinds.into_iter().for_each(soak);
 }
 
-fn soak(l2: bool) {
-    let name = format!("forebay-soak-test-{}-{l2}", std::process::id());
+fn soak(kind: PoolKind) {
+    let PoolKind { l2, mirror } = kind;
+    let name = format!("forebay-soak-test-{}-{l2}-{mirror}", std::process::id());
     let folder = std::env::temp_dir().join(name);
     std::fs::create_dir_all(&folder).expect("a folder");
-    let soak = Soak { time: Duration::from_secs(3), folder: folder.clone(), seed: 1, l2 };
+    let soak = Soak { time: Duration::from_secs(3), folder: folder.clone(), seed: 1, kind };
     let child = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-soak"));
         command.arg("--child");
