@@ -74,8 +74,8 @@ pub fn import_options(cache: &Arc<BlockCache>) -> ImportOptions {
     }
 }
 
-/// A new pool with [`DATASETS`], on an object store if a device takes each address once. It discards
-/// nothing in the background, so that a run depends on its seed alone.
+/// A new pool with [`DATASETS`], on an object store if a device takes each address once. It
+/// discards nothing in the background, so that a run depends on its seed alone.
 ///
 /// # Errors
 /// The errors of [`Pool::create`].
