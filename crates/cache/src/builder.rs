@@ -139,8 +139,10 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
         self
     }
 
-    /// Sets what tells the reclaimer which values have expired.
-    pub(crate) fn expiry(mut self, expiry: Arc<dyn Expiry<V>>) -> Self {
+    /// Sets what tells the reclaimer which values have expired, so that it frees those that nobody
+    /// looks up. Lookups of the cache do not ask it: a layer above has to, as
+    /// [`KeyedCache`](crate::KeyedCache) does.
+    pub fn expiry(mut self, expiry: Arc<dyn Expiry<V>>) -> Self {
         self.expiry = Some(expiry);
         self
     }

@@ -111,6 +111,7 @@ pub use entry::Entry;
 // In the signatures of `KeyedCache`.
 pub use equivalent::Equivalent;
 pub use error::{BuildError, CloseTimeout, OwnerError, Refusal, Refused};
+pub use evict::expire::Expiry;
 pub use guard::{OwnedRef, Ref, SlotHint};
 pub use index::IndexStats;
 pub use inner::Reclaim;

@@ -85,7 +85,8 @@ pub use forebay_cache::{Curve, CurvePoint, Explanation};
 pub use forebay_l2::Postcard;
 #[cfg(feature = "hybrid")]
 pub use forebay_l2::{
-    HybridBuilder, HybridCache, HybridEntry, HybridMemory, HybridStats, InsertError, L2Key, L2Value,
+    Expiring, HybridBuilder, HybridCache, HybridEntry, HybridMemory, HybridStats, InsertError,
+    L2Key, L2Value, Lifetime,
 };
 
 pub mod guide;

@@ -115,6 +115,12 @@ pub trait Codec<K: Key, V>: Send + Sync + 'static {
     /// are not a value or if memory is exhausted. The load is then a miss.
     fn decode(&self, key: &K, bytes: &[u8]) -> Option<V>;
 
+    /// Whether the time of a value that was just decoded is over. Then the load is a miss, and the
+    /// block is not read again.
+    fn has_expired(&self, _value: &V) -> bool {
+        false
+    }
+
     /// Decides whether a block may be written now.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ forebay_base::counters! {
     /// Counters of an L2 since it was opened.
     pub table L2Counters;
     labels class = ["metadata", "data"];
-    labels skipped = ["cached", "evicted", "no_capacity", "no_memory", "unwanted", "unknown_owner", "undecodable", "corrupt", "outdated"];
+    labels skipped = ["cached", "evicted", "no_capacity", "no_memory", "unwanted", "unknown_owner", "undecodable", "corrupt", "outdated", "expired"];
     labels outcome = ["done", "no_capacity", "no_keys", "disabled", "closed", "failed"];
     labels reason = ["rate", "queue_full", "no_proven_reuse", "little_reuse", "too_large", "class_excluded", "owner_excluded", "not_durable", "rebuilding", "failed", "removed", "codec_panicked"];
 
@@ -77,6 +77,8 @@ forebay_base::counters! {
     load_evicted;
     /// Loads that found the block of another key with the same hash.
     load_false_hits;
+    /// Loads that found a value whose time was over.
+    load_expired;
     /// Loads whose key or value the codec could not encode or decode, or for which the codec had no
     /// memory.
     load_undecodable;
@@ -99,8 +101,8 @@ forebay_base::counters! {
     /// Blocks that the warm-up inserted into memory.
     warmed: class;
     /// Blocks that the warm-up skipped: memory held them, had evicted them, or had no capacity or
-    /// memory; their owner excludes them or is unknown; or they are undecodable, corrupt or
-    /// outdated.
+    /// memory; their owner excludes them or is unknown; or they are undecodable, corrupt,
+    /// outdated or expired.
     warm_up_skipped: skipped;
     /// Bytes that the warm-up read.
     warm_up_bytes;

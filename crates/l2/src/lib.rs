@@ -84,7 +84,8 @@ pub use error::{Error, ErrorKind, Result};
 #[cfg(feature = "serde")]
 pub use hybrid::Postcard;
 pub use hybrid::{
-    HybridBuilder, HybridCache, HybridEntry, HybridMemory, HybridStats, InsertError, L2Key, L2Value,
+    Expiring, HybridBuilder, HybridCache, HybridEntry, HybridMemory, HybridStats, InsertError,
+    L2Key, L2Value, Lifetime,
 };
 pub use l2::L2;
 pub use label::{LabelInfo, read_label};

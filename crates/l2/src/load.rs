@@ -79,6 +79,8 @@ enum LoadOutcome<V> {
     /// The block belongs to another key with the same hash.
     OtherKey,
     Undecodable,
+    /// The time of the value is over.
+    Expired,
 }
 
 impl<K: Key, V: Send + Sync + 'static> Loads<K, V> {
@@ -296,6 +298,10 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
                 self.loads.decline_next(expected.hash);
                 L2Counters::LOAD_FALSE_HITS
             }
+            LoadOutcome::Expired => {
+                self.mark_bad(expected.hash, expected.addr);
+                L2Counters::LOAD_EXPIRED
+            }
             LoadOutcome::Undecodable => {
                 self.loads.decline_next(expected.hash);
                 L2Counters::LOAD_UNDECODABLE
@@ -318,8 +324,15 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         if found != &expected[..self.label.key_bytes] {
             return LoadOutcome::OtherKey;
         }
-        let decoded = self.with_codec(|codec| codec.decode(key, value)).flatten();
-        decoded.map_or(LoadOutcome::Undecodable, LoadOutcome::Value)
+        let decoded = self.with_codec(|codec| {
+            let value = codec.decode(key, value)?;
+            Some((codec.has_expired(&value), value))
+        });
+        match decoded.flatten() {
+            Some((false, value)) => LoadOutcome::Value(value),
+            Some((true, _)) => LoadOutcome::Expired,
+            None => LoadOutcome::Undecodable,
+        }
     }
 
     /// Marks a block that must not be returned. With mutable keys its record stays, because

@@ -27,8 +27,8 @@ const PACE_NS: u64 = 1_000_000_000;
 /// Slices of a walk, if there are enough headers.
 const PARTS: u64 = 8;
 
-/// Tells which values have expired.
-pub(crate) trait Expiry<V>: Send + Sync {
+/// Tells the reclaimer which values have expired, for a layer whose lookups refuse those.
+pub trait Expiry<V>: Send + Sync {
     /// Begins a walk if a value may have expired.
     fn begin_walk(&self) -> bool;
     /// Whether a value has expired. If not, notes when it will.
@@ -92,9 +92,18 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             }
             // SAFETY: pinned just now, from a valid state.
             let block = unsafe { Ref::from_pin(self, header) };
-            if expiry.check_and_note(&block) && block.remove(Cause::Expired).is_some() {
-                removed += 1;
+            if expiry.check_and_note(&block) {
+                removed += u64::from(self.expire_block(&block));
             }
+        }
+        removed
+    }
+
+    /// Removes a block from memory, because its time is over, unless it has left already.
+    pub(crate) fn expire_block(&self, block: &Ref<'_, K, V>) -> bool {
+        let removed = block.remove(Cause::Expired).is_some();
+        if removed {
+            self.notify_evicted(&[*block.key()]);
         }
         removed
     }

@@ -16,6 +16,7 @@ use crate::attributes::{Attributes, Cause};
 use crate::cache::Cache;
 use crate::capacity::reserve::CapacityFuture;
 use crate::error::Refusal;
+use crate::guard::Ref;
 use crate::insert::PutError;
 use crate::key::Key;
 use crate::key_calls::undone;
@@ -123,6 +124,14 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let taken = inner.take_over_to_remove(inner.hash(key), key, cause, None);
         let (guard, removed) = taken.ok()?;
         Some(Change { guard, weight: 0, was_cached: removed.is_some() })
+    }
+
+    /// Removes a block from memory, because its time is over, unless it has left already. The
+    /// secondary cache is told of it as of an eviction.
+    ///
+    /// For the front of a cache and its secondary cache. Returns whether the block was cached.
+    pub fn expire(&self, block: &Ref<'_, K, V>) -> bool {
+        self.inner().expire_block(block)
     }
 
     /// Removes a key from memory only, so that the secondary cache may supply it again.

@@ -64,6 +64,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         attributes: Attributes,
     ) -> Result<(), InsertError<V>> {
         self.l2.started().await;
+        self.remove_expired(&key);
         let count = || self.closing.begin_own_change();
         let promise = Promise::<Inserted<V>>::new();
         let answer = Arc::clone(&promise);
@@ -141,6 +142,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     pub async fn remove_async(&self, key: &K) -> Result<bool> {
         self.l2.started().await;
         let counted = self.closing.begin_own_change().ok_or_else(closed_error)?;
+        self.remove_expired(key);
         let promise = Promise::<Result<bool>>::new();
         let answer = Arc::clone(&promise);
         self.remove_then(key, Cause::Removed, move |was_cached, forgotten| {

@@ -9,6 +9,7 @@ use forebay_cache::{BuildError, Cache, Delivery, Evicted, Key};
 use forebay_io::Device;
 
 use super::closing::Closing;
+use super::expiry::{Expiries, LifetimeOf, Lifetimes};
 use super::file::Medium;
 use super::values::ValueCodec;
 use super::{HybridCache, L2Hook, L2Key, L2Value};
@@ -24,11 +25,16 @@ const IO_MEMORY_BYTES: u64 = 64 << 20;
 /// A listener, and how it is told.
 type Listener<K, V> = (Delivery, Box<dyn Fn(Evicted<K, V>) + Send + Sync>);
 
+/// Makes the codec, which knows when values expire.
+type CodecOf<K, V> = Box<dyn Fn(Option<Arc<Expiries<V>>>) -> Arc<dyn Codec<K, V>> + Send + Sync>;
+
 /// Builds a hybrid cache; see [`HybridCache::builder`].
 #[must_use = "call `build` to get the cache"]
 pub struct HybridBuilder<K: Key, V: Send + Sync + 'static> {
     medium: Medium,
-    codec: Arc<dyn Codec<K, V>>,
+    codec: CodecOf<K, V>,
+    lifetime: Option<LifetimeOf<V>>,
+    pub(super) lifetimes: Lifetimes,
     listener: Option<Listener<K, V>>,
     weigh: Arc<dyn Fn(&K, &V) -> u64 + Send + Sync>,
     capacity: Option<u64>,
@@ -82,7 +88,9 @@ impl<K: L2Key, V: L2Value> HybridCache<K, V> {
     }
 
     fn builder_on(medium: Medium) -> HybridBuilder<K, V> {
-        HybridBuilder::on(medium, Arc::new(ValueCodec::new()), |_, value| value.memory_bytes())
+        let codec: CodecOf<K, V> = Box::new(|expiries| Arc::new(ValueCodec::new(expiries)));
+        let lifetime = V::EXPIRES.then_some(V::lifetime as LifetimeOf<V>);
+        HybridBuilder::on(medium, codec, lifetime, |_, value| value.memory_bytes())
     }
 }
 
@@ -93,17 +101,21 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         codec: Arc<dyn Codec<K, V>>,
         weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static,
     ) -> Self {
-        Self::on(Medium::Device(device), codec, weigh)
+        let codec: CodecOf<K, V> = Box::new(move |_| Arc::clone(&codec));
+        Self::on(Medium::Device(device), codec, None, weigh)
     }
 
     fn on(
         medium: Medium,
-        codec: Arc<dyn Codec<K, V>>,
+        codec: CodecOf<K, V>,
+        lifetime: Option<LifetimeOf<V>>,
         weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static,
     ) -> Self {
         Self {
             medium,
             codec,
+            lifetime,
+            lifetimes: Lifetimes::default(),
             listener: None,
             weigh: Arc::new(weigh),
             capacity: None,
@@ -235,13 +247,14 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         if let Some(clock) = &self.clock {
             options.clock = Arc::clone(clock);
         }
-        let (device, codec) = (self.medium.open()?, Arc::clone(&self.codec));
+        let expiries = self.lifetimes.expiries(self.lifetime)?;
+        let (device, codec) = (self.medium.open()?, (self.codec)(expiries.clone()));
         let l2 = match self.recreate {
             true => L2::create(device, codec, &options)?,
             false => L2::open(device, codec, &options)?,
         };
         let listener = self.listener.take();
-        let cache = self.cache(&l2, arena, listener);
+        let cache = self.cache(&l2, arena, listener, expiries.clone());
         let cache = cache.map_err(|error| invalid("the configuration of its memory", error))?;
         l2.warm_up(cache.warm_up());
         Ok(HybridCache {
@@ -249,6 +262,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             l2,
             writes_on_close: self.writes_on_close,
             closing: Arc::new(Closing::new()),
+            expiries,
         })
     }
 
@@ -257,10 +271,21 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         l2: &Arc<L2<K, V>>,
         arena: Arc<Arena>,
         listener: Option<Listener<K, V>>,
+        expiries: Option<Arc<Expiries<V>>>,
     ) -> Result<Cache<K, V>, BuildError> {
         let weigh = Arc::clone(&self.weigh);
-        let mut builder = Cache::builder()
-            .weigher(move |key, value| weigh(key, value))
+        let mut builder = Cache::builder();
+        builder = match expiries {
+            None => builder.weigher(move |key, value| weigh(key, value)),
+            // A value is weighed when it is about to be cached.
+            Some(expiries) => {
+                builder.expiry(Arc::<Expiries<V>>::clone(&expiries)).weigher(move |key, value| {
+                    expiries.begin(value);
+                    weigh(key, value)
+                })
+            }
+        };
+        builder = builder
             .secondary_cache(Arc::new(L2Hook(Arc::clone(l2))))
             // Blocks in the write queue are pinned, and are free soon.
             .tunable("overflow_wait_ms", "200");

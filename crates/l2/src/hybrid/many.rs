@@ -96,7 +96,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                 Step::Begin(n) => lookups.begun(self.begin_lookup(&keys[n], &mut may_wait)),
                 // A load that was given up begins again.
                 Step::End(n, begun) => {
-                    lookups.ended(n, begun.wait().ok().or_else(|| self.get(&keys[n])));
+                    let loaded = begun.wait().ok().map(|value| self.used(value));
+                    lookups.ended(n, loaded.or_else(|| self.get(&keys[n])));
                 }
                 Step::Done => return lookups.found,
             }
@@ -112,7 +113,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                     lookups.begun(self.begin_lookup_async(&keys[n], &mut may_wait).await);
                 }
                 Step::End(n, begun) => match begun.await {
-                    Ok(value) => lookups.ended(n, Some(value)),
+                    Ok(value) => lookups.ended(n, Some(self.used(value))),
                     Err(_) => lookups.ended(n, self.get_async(&keys[n]).await),
                 },
                 Step::Done => return lookups.found,
@@ -124,7 +125,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         let (mut found, mut chunk) = (Vec::with_capacity(keys.len()), Vec::new());
         for keys in keys.chunks(CHUNK_KEYS) {
             self.cache.get_many(keys, &mut chunk);
-            found.extend(chunk.drain(..).map(|value| value.map(Ref::into_owned)));
+            let alive = |value: Option<Ref<'_, K, V>>| value.and_then(|value| self.alive(value));
+            found.extend(chunk.drain(..).map(alive));
         }
         Lookups { found, next: 0, pending: VecDeque::new(), is_full: false }
     }

@@ -6,34 +6,41 @@ use forebay_base::tunables::TunableError;
 use forebay_cache::tunables::CacheTunables;
 use forebay_cache::{Cache, Key, Ref, Stats};
 
+use super::expiry::Expiries;
+
 /// The memory side of a [`HybridCache`](super::HybridCache). To remove a value for good, use
 /// [`HybridCache::remove`](super::HybridCache::remove).
 pub struct HybridMemory<'a, K: Key, V: Send + Sync + 'static> {
     cache: &'a Cache<K, V>,
+    expiries: Option<&'a Expiries<V>>,
 }
 
 impl<'a, K: Key, V: Send + Sync + 'static> HybridMemory<'a, K, V> {
-    pub(super) fn new(cache: &'a Cache<K, V>) -> Self {
-        Self { cache }
+    pub(super) fn new(cache: &'a Cache<K, V>, expiries: Option<&'a Expiries<V>>) -> Self {
+        Self { cache, expiries }
+    }
+
+    fn lives(&self, value: &V) -> bool {
+        !self.expiries.is_some_and(|expiries| expiries.has_expired(value))
     }
 
     /// The value of the key, if it is in memory. Does not read the device.
     pub fn get(&self, key: &K) -> Option<Ref<'a, K, V>> {
-        self.cache.get(key)
+        self.cache.get(key).filter(|value| self.lives(value))
     }
 
     /// Whether a value of the key is in memory. Does not count as a use.
     pub fn contains(&self, key: &K) -> bool {
-        self.cache.contains(key)
+        self.peek(key).is_some()
     }
 
     /// The value of the key, if it is in memory. Unlike [`get`](Self::get), it counts neither a use
     /// nor a hit or miss.
     pub fn peek(&self, key: &K) -> Option<Ref<'a, K, V>> {
-        self.cache.peek(key)
+        self.cache.peek(key).filter(|value| self.lives(value))
     }
 
-    /// Number of values in memory; see [`Cache::len`].
+    /// Number of values in memory, including expired ones that were not removed yet; see [`Cache::len`].
     pub fn len(&self) -> usize {
         self.cache.len()
     }
@@ -43,7 +50,8 @@ impl<'a, K: Key, V: Send + Sync + 'static> HybridMemory<'a, K, V> {
         self.cache.is_empty()
     }
 
-    /// Visits the values in memory, without counting a use; see [`Cache::iter`].
+    /// Visits the values in memory, without counting a use, including expired ones that were not
+    /// removed yet; see [`Cache::iter`].
     pub fn iter(&self) -> forebay_cache::Iter<'a, K, V> {
         self.cache.iter()
     }

@@ -19,13 +19,16 @@
 //! forget from the L2 to the caller, because the cache calls the L2 on the thread that inserts or
 //! removes.
 //!
-//! Not done: expiry, operations on all values of the device (`operations` says why), and owners of
+//! Values that can expire carry their times, see `expiry`.
+//!
+//! Not done: operations on all values of the device (`operations` says why), and owners of
 //! keys. The device would not learn of an owner's end.
 
 mod asynchronous;
 mod builder;
 mod closing;
 mod entry;
+mod expiry;
 mod file;
 mod many;
 mod memory;
@@ -41,11 +44,12 @@ use std::time::Duration;
 use forebay_base::sync::Arc;
 use forebay_cache::{
     Attributes, Begin, Cache, Candidate, Class, Holding, InFlight, Key, LoadError, LoadGuard,
-    OwnedRef, Present, Refusal, Refused, SecondaryCache, Stats,
+    OwnedRef, Present, Ref, Refusal, Refused, SecondaryCache, Stats,
 };
 
 pub use builder::HybridBuilder;
 pub use entry::HybridEntry;
+pub use expiry::{Expiring, Lifetime};
 pub use memory::HybridMemory;
 #[cfg(feature = "serde")]
 pub use postcard_value::Postcard;
@@ -56,6 +60,7 @@ use crate::l2::L2;
 use crate::promise::{OnDrop, Promise};
 use crate::stats::L2Stats;
 use closing::Closing;
+use expiry::Expiries;
 
 /// The end of errors about a value of the device that has to be in memory.
 const NOT_HELD: &str = "a value of the device, because memory has no capacity to hold it; raise the capacity, or hold fewer values";
@@ -76,6 +81,8 @@ pub struct HybridCache<K: Key, V: Send + Sync + 'static> {
     l2: Arc<L2<K, V>>,
     writes_on_close: bool,
     closing: Arc<Closing>,
+    /// `None` if values of this type cannot expire.
+    expiries: Option<Arc<Expiries<V>>>,
 }
 
 /// Statistics of a hybrid cache.
@@ -231,7 +238,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// If neither has the key, no load begins: the memory remembers what it knows of the key until
     /// a value is inserted or loaded.
     pub fn get(&self, key: &K) -> Option<OwnedRef<K, V>> {
-        if let Some(value) = self.cache.get_owned(key) {
+        if let Some(value) = self.get_from_memory(key) {
             return Some(value);
         }
         for _ in 0..=MAX_ABANDONED_LOADS {
@@ -240,7 +247,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                 Lookup::Declined => return None,
                 Lookup::InFlight(in_flight) => match in_flight.wait() {
                     Err(LoadError::Abandoned) => {}
-                    outcome => return outcome.ok(),
+                    outcome => return outcome.ok().map(|value| self.used(value)),
                 },
             }
         }
@@ -249,7 +256,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
 
     /// Like [`get`](Self::get), but does not block the thread. Works under any executor.
     pub async fn get_async(&self, key: &K) -> Option<OwnedRef<K, V>> {
-        if let Some(value) = self.cache.get_owned(key) {
+        if let Some(value) = self.get_from_memory(key) {
             return Some(value);
         }
         for _ in 0..=MAX_ABANDONED_LOADS {
@@ -258,11 +265,43 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                 Lookup::Declined => return None,
                 Lookup::InFlight(in_flight) => match in_flight.await {
                     Err(LoadError::Abandoned) => {}
-                    outcome => return outcome.ok(),
+                    outcome => return outcome.ok().map(|value| self.used(value)),
                 },
             }
         }
         None
+    }
+
+    /// The value, if memory has it.
+    fn get_from_memory(&self, key: &K) -> Option<OwnedRef<K, V>> {
+        self.cache.get(key).and_then(|value| self.alive(value))
+    }
+
+    /// A value of memory, unless its time is over.
+    fn alive(&self, value: Ref<'_, K, V>) -> Option<OwnedRef<K, V>> {
+        match &self.expiries {
+            None => Some(value.into_owned()),
+            Some(expiries) => expiries.use_found(&self.cache, value),
+        }
+    }
+
+    /// A value that a load provided.
+    fn used(&self, value: OwnedRef<K, V>) -> OwnedRef<K, V> {
+        if let Some(expiries) = &self.expiries {
+            expiries.note_use(&value);
+        }
+        value
+    }
+
+    /// Removes the value of the key from memory if its time is over, before a change or a load that
+    /// would not notice.
+    fn remove_expired(&self, key: &K) {
+        if let Some(expiries) = &self.expiries
+            && let Some(value) = self.cache.peek(key)
+            && expiries.has_expired(&value)
+        {
+            self.cache.expire(&value);
+        }
     }
 
     /// Finds the value, joins a load of it, or has the L2 load it. `None` if there is none of
@@ -294,13 +333,16 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// Where the value of the key is. Asks the L2 only if memory has neither the value nor a load.
     fn find(&self, key: &K) -> Option<Found<K, V>> {
         match self.cache.get_or_join(key) {
-            Some(Present::Hit(value)) => Some(Found::Value(value.into_owned())),
-            Some(Present::InFlight(in_flight)) => Some(Found::InFlight(in_flight)),
-            None => {
-                let class = self.l2.class_to_load(key)?;
-                Some(Found::OnDevice(Attributes { class, ..Attributes::DATA }))
+            Some(Present::Hit(value)) => {
+                if let Some(value) = self.alive(value) {
+                    return Some(Found::Value(value));
+                }
             }
+            Some(Present::InFlight(in_flight)) => return Some(Found::InFlight(in_flight)),
+            None => {}
         }
+        let class = self.l2.class_to_load(key)?;
+        Some(Found::OnDevice(Attributes { class, ..Attributes::DATA }))
     }
 
     /// The value of the key. If neither memory nor the device has it, `load` or a load in progress
@@ -332,7 +374,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     where
         E: fmt::Display + Send + Sync + 'static,
     {
-        self.cache.get_or_load_with(key, attributes, load).map(|value| value.into_owned())
+        self.remove_expired(&key);
+        let loaded = self.cache.get_or_load_with(key, attributes, load);
+        loaded.map(|value| self.used(value.into_owned()))
     }
 
     /// Like [`get_or_load`](Self::get_or_load), with an asynchronous loader. Dropping the future
@@ -366,8 +410,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         F: Future<Output = Result<V, E>>,
         E: fmt::Display + Send + Sync + 'static,
     {
+        self.remove_expired(&key);
         let loaded = self.cache.get_or_load_with_async(key, attributes, load).await;
-        loaded.map(|value| value.into_owned())
+        loaded.map(|value| self.used(value.into_owned()))
     }
 
     /// Caches a value and replaces any other of the key. If the device has an older value, waits
@@ -394,6 +439,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         let Some(_change) = self.closing.begin_change() else {
             return Err(closed_insert(value));
         };
+        self.remove_expired(&key);
         capture_insert_error(|| self.cache.insert_with(key, value, attributes))
     }
 
@@ -406,6 +452,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// nothing is removed.
     pub fn remove(&self, key: &K) -> Result<bool> {
         let _change = self.closing.begin_change().ok_or_else(closed_error)?;
+        self.remove_expired(key);
         match capture_forget_error(|| self.cache.remove(key)) {
             (removed, None) => Ok(removed.is_some()),
             (_, Some(error)) => Err(error),
@@ -432,7 +479,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
 
     /// The memory side.
     pub fn memory(&self) -> HybridMemory<'_, K, V> {
-        HybridMemory::new(&self.cache)
+        HybridMemory::new(&self.cache, self.expiries.as_deref())
     }
 
     /// The device side.

@@ -11,9 +11,9 @@ use crate::error::{Error, ErrorKind, Result};
 impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// Whether memory has a value of the key, or the device has one according to the index. Reads
     /// nothing and does not count as a use. Wrong if another key has the same 64-bit hash, or if
-    /// the value on the device turns out to be unreadable.
+    /// the value on the device turns out to be unreadable or expired.
     pub fn contains(&self, key: &K) -> bool {
-        self.cache.contains(key) || self.l2.has(key)
+        self.memory().contains(key) || self.l2.has(key)
     }
 
     /// Removes a value from memory and from the device if `condition` is true for it. Returns

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use forebay_base::sync::Arc;
 use forebay_cache::Key;
 
+use super::expiry::{Expiries, Lifetime};
 use crate::codec::Codec;
 
 /// A key that can be written to a device.
@@ -39,6 +40,14 @@ pub trait L2Value: Sized + Send + Sync + 'static {
     /// Decodes a value. The checksum has verified the bytes, but an older program may have written
     /// them. `None` is a miss.
     fn decode(bytes: &[u8]) -> Option<Self>;
+
+    /// Whether values of this type have a [`lifetime`](Self::lifetime).
+    const EXPIRES: bool = false;
+
+    /// The times of the value, if it can expire; see [`Expiring`](crate::Expiring).
+    fn lifetime(&self) -> Option<&Lifetime> {
+        None
+    }
 
     /// Bytes of memory that the value takes, itself included. This is its weight in the cache.
     fn memory_bytes(&self) -> u64 {
@@ -161,11 +170,14 @@ impl L2Value for String {
 }
 
 /// The codec of self-encoding keys and values.
-pub(super) struct ValueCodec<K, V>(PhantomData<fn() -> (K, V)>);
+pub(super) struct ValueCodec<K, V> {
+    expiries: Option<Arc<Expiries<V>>>,
+    keys: PhantomData<fn() -> K>,
+}
 
 impl<K, V> ValueCodec<K, V> {
-    pub(super) fn new() -> Self {
-        Self(PhantomData)
+    pub(super) fn new(expiries: Option<Arc<Expiries<V>>>) -> Self {
+        Self { expiries, keys: PhantomData }
     }
 }
 
@@ -190,6 +202,9 @@ impl<K: L2Key, V: L2Value> Codec<K, V> for ValueCodec<K, V> {
     }
     fn decode(&self, _key: &K, bytes: &[u8]) -> Option<V> {
         V::decode(bytes)
+    }
+    fn has_expired(&self, value: &V) -> bool {
+        self.expiries.as_ref().is_some_and(|expiries| expiries.has_expired(value))
     }
 }
 

@@ -36,6 +36,7 @@ enum SkipReason {
     Undecodable = 6,
     Corrupt = 7,
     Outdated = 8,
+    Expired = 9,
 }
 
 /// A range that is read at once.
@@ -172,6 +173,9 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
         }
         let value = shared.with_codec(|codec| codec.decode(&key, value)).flatten();
         let value = value.ok_or(SkipReason::Undecodable)?;
+        if shared.with_codec(|codec| codec.has_expired(&value)) != Some(false) {
+            return Err(SkipReason::Expired);
+        }
         let hint = if one.hits > 0 { Hint::Again } else { Hint::Normal };
         let attributes = Attributes { class: one.class, hint, label: 0 };
         // See the module head. The status is checked last: after it changes, forgetting a key may

@@ -17,6 +17,7 @@ mod faults;
 mod flushes;
 mod hybrid;
 mod hybrid_async;
+mod hybrid_expiry;
 mod hybrid_many;
 mod hybrid_open;
 mod hybrid_operations;
