@@ -97,6 +97,14 @@ pub trait Codec<K: Key, V>: Send + Sync + 'static {
         None
     }
 
+    /// The group of the key, if it has one; see
+    /// [`HybridCache::remove_group`](crate::HybridCache::remove_group). Must be the same in every
+    /// run. [`decode_key`](Self::decode_key) should restore keys: otherwise a block that cannot be
+    /// told to be of a removed group is not kept when its place on the device is reused.
+    fn group(&self, _key: &K) -> Option<u64> {
+        None
+    }
+
     /// The time of the key's creation in the user's own unit, such as the transaction group that
     /// wrote the block. If the L2 holds a key newer than
     /// [`max_stamp`](crate::L2Options::max_stamp), its user was rolled back, and opening empties

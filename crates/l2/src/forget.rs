@@ -46,7 +46,7 @@ use forebay_cache::{Class, Key};
 
 use crate::counters::L2Counters;
 use crate::error::{Error, ErrorKind, Result};
-use crate::record::{BlockAddr, KeyHash, Record, RecordState};
+use crate::record::{BlockAddr, KeyHash, Record, RecordState, Tombstone};
 use crate::shared::{Health, L2Shared};
 
 const SHARDS: usize = if cfg!(forebay_model) { 1 } else { 16 };
@@ -125,7 +125,9 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         let can_write = self.status.is_open() && self.write_queue.wait_started();
         let outcome = match self.begin_forget(hash, can_write) {
             ForgetStep::Done => Ok(()),
-            ForgetStep::Tombstone if self.write_queue.write_tombstone(hash) => Ok(()),
+            ForgetStep::Tombstone if self.write_queue.write_tombstone(Tombstone::Key(hash)) => {
+                Ok(())
+            }
             ForgetStep::Tombstone => self.without_tombstone(hash),
             ForgetStep::VoidLabel => self.void_label_or_fail(),
         };
@@ -283,7 +285,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
     }
 
-    fn void_label_or_fail(&self) -> Result<()> {
+    pub(crate) fn void_label_or_fail(&self) -> Result<()> {
         if self.voided.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -314,7 +316,8 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     }
 }
 
-fn tombstone(addr: BlockAddr) -> Record {
+/// The record of a tombstone.
+pub(crate) fn tombstone(addr: BlockAddr) -> Record {
     let state = RecordState::Tombstone;
     Record { addr, class: Class::Data, hits: 0, in_memory: false, state }
 }

@@ -366,9 +366,24 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         self.shared.write_all(candidates)
     }
 
+    /// Forgets all blocks of a [group](crate::Codec::group) with one tombstone. `leave_memory` gets
+    /// a condition, and must remove all matching keys from the cache in front:
+    /// [`Cache::remove_all_from_memory`](forebay_cache::Cache::remove_all_from_memory).
+    ///
+    /// # Errors
+    /// As [`forget_checked`](Self::forget_checked). The blocks do not return in this process.
+    pub fn forget_group(
+        &self,
+        group: u64,
+        leave_memory: impl FnOnce(&dyn Fn(&K) -> bool),
+    ) -> Result<()> {
+        let is_of = |key: &K| self.shared.group_of(key) == Some(group);
+        self.shared.forget_group(group, || leave_memory(&is_of))
+    }
+
     /// Whether the index has a live block for the key.
     pub(crate) fn has(&self, key: &K) -> bool {
-        let record = self.shared.key_hash(key).and_then(|hash| self.shared.index.find(hash));
+        let record = self.shared.key_hash(key).and_then(|hash| self.shared.find_of(key, hash));
         record.is_some_and(|record| record.state == RecordState::Live)
     }
 

@@ -334,7 +334,7 @@ mod tests {
             write_copies(&io, &label, &old.seal()).unwrap();
         };
         assert_eq!(read(&io).unwrap(), (label, true));
-        for (version, age) in [(0, "older"), (2, "older"), (VERSION + 1, "newer")] {
+        for (version, age) in [(0, "older"), (3, "older"), (VERSION + 1, "newer")] {
             put_version(version);
             let error = read(&io).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");

@@ -54,6 +54,7 @@ mod error;
 mod forget;
 mod format;
 mod geometry;
+mod groups;
 mod hybrid;
 mod index;
 mod l2;

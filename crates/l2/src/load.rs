@@ -159,7 +159,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             return Err(guard);
         };
         self.admission.on_load(hash, self.index.len());
-        let (record, seq) = match self.locate(hash) {
+        let (record, seq) = match self.locate(guard.key(), hash) {
             Ok(found) => found,
             Err(counter) => {
                 self.counters.add(counter, 0, 1);
@@ -199,7 +199,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             self.counters.add(L2Counters::LOAD_UNDECODABLE, 0, 1);
             return None;
         };
-        match self.locate(hash) {
+        match self.locate(key, hash) {
             Ok((record, _)) => Some(record.class),
             Err(counter) => {
                 self.admission.on_load(hash, self.index.len());
@@ -210,7 +210,11 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     }
 
     /// Finds the block and the sequence number of its segment, or returns the counter of the miss.
-    fn locate(&self, hash: KeyHash) -> Result<(Record, u64), forebay_base::counters::Counter> {
+    fn locate(
+        &self,
+        key: &K,
+        hash: KeyHash,
+    ) -> Result<(Record, u64), forebay_base::counters::Counter> {
         if !self.status.is_open() {
             return Err(L2Counters::MISSES_CLOSED);
         }
@@ -231,6 +235,10 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         };
         if is_hidden {
             return Err(L2Counters::MISSES_REBUILDING);
+        }
+        // After the check whether it is hidden: all newer segments were read.
+        if self.is_void(key, record.addr) {
+            return Err(L2Counters::MISSES_BAD);
         }
         if self.loads.overdue.load(Ordering::Relaxed) > 0 {
             return Err(L2Counters::MISSES_STALLED);

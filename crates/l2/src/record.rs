@@ -22,6 +22,14 @@ pub(crate) const MAX_HITS: u8 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct KeyHash(pub(crate) u64);
 
+/// What a tombstone of the log covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tombstone {
+    Key(KeyHash),
+    /// All keys of a group.
+    Group(u64),
+}
+
 /// The address of a block on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlockAddr {

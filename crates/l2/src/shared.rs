@@ -16,6 +16,7 @@ use crate::counters::L2Counters;
 use crate::device_io::DeviceIo;
 use crate::forget::{PendingForgets, VoidQueue, void_queue};
 use crate::format::{BATCH_HEADER_BYTES, block_bytes};
+use crate::groups::Groups;
 use crate::index::Index;
 use crate::label::{self, LabelInfo};
 use crate::load::Loads;
@@ -102,6 +103,7 @@ pub(crate) struct L2Shared<K: Key, V: Send + Sync + 'static> {
     /// Whether all segments have been used.
     pub(crate) has_wrapped: AtomicBool,
     pub(crate) pending_forgets: PendingForgets,
+    pub(crate) groups: Groups,
     pub(crate) void_queue: VoidQueue,
     pub(crate) loads: Loads<K, V>,
     pub(crate) rebuild: Rebuild,
@@ -159,6 +161,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             admission: AdmissionPolicy::new(),
             has_wrapped: AtomicBool::new(false),
             pending_forgets: PendingForgets::new(),
+            groups: Groups::new(),
             void_queue: void_queue(),
             loads: Loads::new(),
             rebuild: Rebuild::new(geometry, !options.immutable_keys, now),

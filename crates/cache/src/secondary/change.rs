@@ -134,6 +134,19 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         self.inner().expire_block(block)
     }
 
+    /// Removes all keys for which `wanted` is true from memory only, those that are being loaded
+    /// included: these reach the callers that wait for them, uncached. Returns how many blocks were
+    /// cached.
+    ///
+    /// For the front of a cache and its secondary cache, which has to forget them. `wanted` must
+    /// not call the cache.
+    pub fn remove_all_from_memory(&self, wanted: impl Fn(&K) -> bool) -> u64 {
+        let inner = self.inner();
+        // Those that began before are found by the sweep.
+        inner.index.barrier();
+        inner.sweep(Cause::Removed, |key, _| wanted(key))
+    }
+
     /// Removes a key from memory only, so that the secondary cache may supply it again.
     ///
     /// For the front of a cache and its secondary cache, if [`begin_remove`](Self::begin_remove)

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::segment::chain_of;
 use super::{PAGE_BYTES, sum};
-use crate::record::{MAX_BLOCK_UNITS, MAX_HITS};
+use crate::record::{KeyHash, MAX_BLOCK_UNITS, MAX_HITS, Tombstone};
 
 /// First bytes of a batch: "forelbat".
 const MAGIC: u64 = u64::from_le_bytes(*b"forelbat");
@@ -52,11 +52,12 @@ const COVERED_FROM: usize = 24;
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RecordPhys {
-    /// The key hash.
+    /// The key hash, or the group.
     hash: U64,
     /// First unit of the block in its segment; 0 for a tombstone.
     unit: U32,
-    /// From the lowest bit: units of the block (18 bits), class (1), hits (2), tombstone (1).
+    /// From the lowest bit: units of the block (18 bits), class (1), hits (2), tombstone (1),
+    /// tombstone of a group (1).
     packed: U32,
 }
 
@@ -65,7 +66,8 @@ const _: () = assert!(size_of::<RecordPhys>() == RECORD_BYTES);
 const CLASS_SHIFT: u32 = 18;
 const HITS_SHIFT: u32 = 19;
 const TOMBSTONE: u32 = 1 << 21;
-const USED_BITS: u32 = (1 << 22) - 1;
+const GROUP_TOMBSTONE: u32 = 1 << 22;
+const USED_BITS: u32 = (1 << 23) - 1;
 const _: () = assert!(MAX_BLOCK_UNITS < 1 << CLASS_SHIFT);
 const _: () = assert!(MAX_HITS < 4);
 
@@ -74,15 +76,19 @@ const _: () = assert!(MAX_HITS < 4);
 pub(crate) enum LogRecord {
     /// A block.
     Block { hash: u64, unit: u32, units: u32, class: Class, hits: u8 },
-    /// Voids all earlier blocks of the key hash, those of this batch included.
-    Tombstone { hash: u64 },
+    /// Voids all earlier blocks, those of this batch included.
+    Tombstone(Tombstone),
 }
 
 impl LogRecord {
     fn phys(self) -> RecordPhys {
         match self {
-            Self::Tombstone { hash } => {
-                RecordPhys { hash: hash.into(), unit: 0.into(), packed: TOMBSTONE.into() }
+            Self::Tombstone(tombstone) => {
+                let (hash, packed) = match tombstone {
+                    Tombstone::Key(hash) => (hash.0, TOMBSTONE),
+                    Tombstone::Group(group) => (group, GROUP_TOMBSTONE),
+                };
+                RecordPhys { hash: hash.into(), unit: 0.into(), packed: packed.into() }
             }
             Self::Block { hash, unit, units, class, hits } => {
                 let class = match class {
@@ -104,8 +110,13 @@ impl LogRecord {
             return None;
         }
         let units = packed & MAX_BLOCK_UNITS;
-        if packed & TOMBSTONE != 0 {
-            return (packed == TOMBSTONE && unit == 0).then_some(Self::Tombstone { hash });
+        if packed & (TOMBSTONE | GROUP_TOMBSTONE) != 0 {
+            let tombstone = match packed {
+                TOMBSTONE => Tombstone::Key(KeyHash(hash)),
+                GROUP_TOMBSTONE => Tombstone::Group(hash),
+                _ => return None,
+            };
+            return (unit == 0).then_some(Self::Tombstone(tombstone));
         }
         if units == 0 || unit < from || unit.checked_add(units)? > to {
             return None;

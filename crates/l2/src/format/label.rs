@@ -8,7 +8,7 @@ use super::sum;
 /// Size of a label, in bytes.
 pub(crate) const LABEL_BYTES: usize = 4096;
 /// The version that this code writes, and the only one that it reads.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// Maximum number of features in a label.
 pub(crate) const MAX_FEATURES: usize = 16;
 /// Maximum length of a feature's name, in bytes.

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::MAX_NOTE_BYTES;
-use crate::record::{MAX_BLOCK_UNITS, MAX_HITS};
+use crate::record::{KeyHash, MAX_BLOCK_UNITS, MAX_HITS, Tombstone};
 
 const GUID: u64 = 77;
 const SEQ: u64 = 1234;
@@ -18,7 +18,13 @@ fn record() -> impl Strategy<Value = LogRecord> {
             LogRecord::Block { hash, unit: 128 + at, units, class, hits }
         },
     );
-    prop_oneof![block, any::<u64>().prop_map(|hash| LogRecord::Tombstone { hash })]
+    let tombstone = (any::<u64>(), any::<bool>()).prop_map(|(number, is_group)| {
+        LogRecord::Tombstone(match is_group {
+            false => Tombstone::Key(KeyHash(number)),
+            true => Tombstone::Group(number),
+        })
+    });
+    prop_oneof![block, tombstone]
 }
 
 /// The second page of a segment holds a log block of one page, and two pages of blocks follow.
@@ -155,7 +161,7 @@ proptest! {
     fn records_with_a_valid_checksum_are_still_validated(lines in prop::collection::vec(any::<[u8; 16]>(), 1..200)) {
         // A sealed log block whose records are invalid: the checksum is right.
         let mut log = vec![0; PAGE_BYTES as usize];
-        let blank = vec![LogRecord::Tombstone { hash: 0 }; lines.len()];
+        let blank = vec![LogRecord::Tombstone(Tombstone::Key(KeyHash(0))); lines.len()];
         seal_log(GUID, &header(), &blank, &mut log);
         let end = BATCH_HEADER_BYTES + lines.len() * RECORD_BYTES;
         log[BATCH_HEADER_BYTES..end].copy_from_slice(lines.as_flattened());

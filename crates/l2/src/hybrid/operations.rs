@@ -1,6 +1,6 @@
 //! Operations on values of a hybrid cache beside lookups, inserts and removals.
 //!
-//! Not done: visiting, retaining or clearing values of the device. The index there has hashes of
+//! Not done, but for groups: visiting, retaining or clearing values of the device. The index there has hashes of
 //! keys, so each value would have to be read.
 
 use forebay_cache::Key;
@@ -47,5 +47,39 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         }
         let text = format!("cannot judge {NOT_HELD}");
         Err(Error::new(ErrorKind::NoMemory, text))
+    }
+
+    /// Removes all values of a group from memory and from the device, and returns how many were in
+    /// memory. The removal is durable when the call returns: one flush, however many values the
+    /// device has. A key names its group by [`L2Key::group`](crate::L2Key::group).
+    ///
+    /// It visits all values in memory. A value that is inserted meanwhile may be removed, too. One
+    /// that is being loaded reaches those that wait for it, and is not cached.
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("cache");
+    /// use forebay_l2::HybridCache;
+    ///
+    /// // Files and the numbers of their blocks.
+    /// let cache = HybridCache::<(u64, u32), Vec<u8>>::open(&path, 64 << 20, 4 << 20)?;
+    /// for block in 0..100 {
+    ///     cache.insert((7, block), vec![0; 4096])?;
+    ///     cache.insert((8, block), vec![0; 4096])?;
+    /// }
+    /// cache.remove_group(7)?;
+    /// assert!(cache.get(&(7, 0)).is_none() && cache.get(&(8, 0)).is_some());
+    /// # cache.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`remove`](Self::remove): values of the group may return after the device is opened
+    /// again, but not in this process.
+    pub fn remove_group(&self, group: u64) -> Result<u64> {
+        let _change = self.closing.begin_change().ok_or_else(closed_error)?;
+        let mut removed = 0;
+        self.l2.forget_group(group, |is_of| removed = self.cache.remove_all_from_memory(is_of))?;
+        Ok(removed)
     }
 }

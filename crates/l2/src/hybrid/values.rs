@@ -22,6 +22,14 @@ pub trait L2Key: Key {
     /// Whether [`from_encoded`](Self::from_encoded) restores keys. The warm-up requires it.
     const DECODES: bool = false;
 
+    /// The group of the key, such as the number of the file that the block belongs to:
+    /// [`HybridCache::remove_group`](crate::HybridCache::remove_group) removes all keys of one. It
+    /// must be the same in every run. A pair has that of its first part, if this has at most eight
+    /// bytes: for an unsigned integer it is its value.
+    fn group(&self) -> Option<u64> {
+        None
+    }
+
     /// Restores a key from its encoding. The checksum has verified the bytes, but an older program
     /// may have written them.
     fn from_encoded(_bytes: &[u8]) -> Option<Self> {
@@ -105,6 +113,11 @@ impl<A: L2Key, B: L2Key> L2Key for (A, B) {
         self.1.encode(second);
     }
     const DECODES: bool = A::DECODES && B::DECODES;
+    fn group(&self) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.0.encode(bytes.get_mut(..A::BYTES)?);
+        Some(u64::from_le_bytes(bytes))
+    }
     fn from_encoded(bytes: &[u8]) -> Option<Self> {
         let (first, second) = bytes.split_at_checked(A::BYTES)?;
         Some((A::from_encoded(first)?, B::from_encoded(second)?))
@@ -193,6 +206,9 @@ impl<K: L2Key, V: L2Value> Codec<K, V> for ValueCodec<K, V> {
     }
     fn decode_key(&self, key: &[u8], _note: &[u8]) -> Option<K> {
         K::from_encoded(key)
+    }
+    fn group(&self, key: &K) -> Option<u64> {
+        key.group()
     }
     fn encoded_len(&self, value: &V) -> usize {
         value.encoded_len()

@@ -211,6 +211,7 @@ fn reset_after_rollback<K: Key, V: Send + Sync + 'static>(
 ) -> Result<(), RebuildError> {
     shared.counters.add(L2Counters::ROLLBACKS, 0, 1);
     shared.index.clear();
+    shared.groups.clear();
     // The guids and chain values on the device go into the new guid, so that it never repeats,
     // whatever the seed.
     let newest = headers.headers.iter().flatten().map(|(_, chain)| *chain);

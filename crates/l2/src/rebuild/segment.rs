@@ -20,10 +20,13 @@ use forebay_cache::Key;
 use super::reads::RebuildError;
 use super::run::SegmentHeaders;
 use crate::counters::L2Counters;
+use crate::forget::tombstone;
 use crate::format::{
     BatchExtent, BatchHeader, Footer, FooterHeader, LogBlock, LogRecord, PAGE_BYTES,
 };
-use crate::record::{BlockAddr, KeyHash, MAX_SEGMENT_UNITS, Record, RecordState, UNIT_BYTES};
+use crate::record::{
+    BlockAddr, KeyHash, MAX_SEGMENT_UNITS, Record, RecordState, Tombstone, UNIT_BYTES,
+};
 use crate::shared::L2Shared;
 use crate::writer::SegmentContents;
 
@@ -91,20 +94,15 @@ impl<K: Key, V: Send + Sync + 'static> RecordSink<'_, K, V> {
                     let addr = BlockAddr { segment, unit, units };
                     (hash, Record { addr, class, hits, in_memory: false, state: RecordState::Live })
                 }
-                LogRecord::Tombstone { hash } => {
+                LogRecord::Tombstone(Tombstone::Group(group)) => {
+                    tombstones += 1;
+                    self.shared.groups.set_position(group, (self.seq, end_unit));
+                    continue;
+                }
+                LogRecord::Tombstone(Tombstone::Key(hash)) => {
                     tombstones += 1;
                     let addr = BlockAddr { segment, unit: end_unit, units: 0 };
-                    let class = forebay_cache::Class::Data;
-                    (
-                        hash,
-                        Record {
-                            addr,
-                            class,
-                            hits: 0,
-                            in_memory: false,
-                            state: RecordState::Tombstone,
-                        },
-                    )
+                    (hash.0, tombstone(addr))
                 }
             };
             self.records.push((KeyHash(hash), record));

@@ -189,6 +189,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
             });
             live && !used_again()
                 && (shared.immutable_keys || !shared.rebuild.is_hidden(one.seq))
+                && !shared.is_void(&key, one.addr)
                 && shared.status.is_open()
         };
         target.put(key, value, attributes, is_current).map_err(|why| match why {

@@ -30,7 +30,7 @@ pub(crate) use rate::{RateBounds, WriteRate};
 
 use crate::forget::UnfinishedForget;
 use crate::promise::{Promise, Promised};
-use crate::record::KeyHash;
+use crate::record::{KeyHash, Tombstone};
 use crate::writer::LogStart;
 
 /// How often the writer checks the queue without a wake-up.
@@ -63,8 +63,8 @@ pub(crate) struct WriteQueueState<K: Key, V: Send + Sync + 'static> {
     pub(crate) queue: VecDeque<QueuedBlock<K, V>>,
     pub(crate) queued_bytes: u64,
     pub(crate) rate: WriteRate,
-    /// Key hashes whose tombstones are to be written, oldest ticket first.
-    tombstones: VecDeque<KeyHash>,
+    /// Tombstones to be written, oldest ticket first.
+    tombstones: VecDeque<Tombstone>,
     /// Tickets issued.
     tickets: u64,
     /// Tickets whose tombstones are durable.
@@ -171,21 +171,21 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         }
         state.tickets += 1;
         let ticket = state.tickets;
-        state.tombstones.push_back(forget.hash);
+        state.tombstones.push_back(Tombstone::Key(forget.hash));
         state.unfinished.push_back((ticket, forget));
         self.work.notify_all();
         None
     }
 
     /// Queues a tombstone and waits until it is durable. Returns false if the queue was terminated.
-    pub(crate) fn write_tombstone(&self, hash: KeyHash) -> bool {
+    pub(crate) fn write_tombstone(&self, tombstone: Tombstone) -> bool {
         let mut state = self.state.lock();
         if state.terminated {
             return false;
         }
         state.tickets += 1;
         let ticket = state.tickets;
-        state.tombstones.push_back(hash);
+        state.tombstones.push_back(tombstone);
         self.work.notify_all();
         while state.durable < ticket && !state.terminated {
             self.done.wait(&mut state);
@@ -194,10 +194,10 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
     }
 
     /// Takes up to `most` tombstones. Also returns the ticket of the last one.
-    pub(crate) fn take_tombstones(&self, most: usize) -> (Vec<KeyHash>, u64) {
+    pub(crate) fn take_tombstones(&self, most: usize) -> (Vec<Tombstone>, u64) {
         let mut state = self.state.lock();
         let count = state.tombstones.len().min(most);
-        let tombstones: Vec<KeyHash> = state.tombstones.drain(..count).collect();
+        let tombstones: Vec<Tombstone> = state.tombstones.drain(..count).collect();
         (tombstones, state.tickets - state.tombstones.len() as u64)
     }
 

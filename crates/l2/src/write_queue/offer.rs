@@ -81,12 +81,12 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     pub(crate) fn would_write(&self, key: &K, class: Class) -> bool {
         self.refusal().is_none()
             && self.with_codec(|codec| codec.admit(key, class)) == Some(Ok(()))
-            && self.key_hash(key).is_some_and(|hash| self.index.find(hash).is_none())
+            && self.key_hash(key).is_some_and(|hash| self.find_of(key, hash).is_none())
     }
 
     /// Whether the block is stored, or may not be.
     pub(crate) fn holding(&self, key: &K, class: Class) -> Holding {
-        if self.key_hash(key).is_some_and(|hash| self.index.find(hash).is_some()) {
+        if self.key_hash(key).is_some_and(|hash| self.find_of(key, hash).is_some()) {
             return Holding::Stored;
         }
         match self.with_codec(|codec| codec.admit(key, class)) {
@@ -170,7 +170,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
         let hash = self.key_hash(key).ok_or(panicked)?;
         let known = |state| matches!(state, RecordState::Live | RecordState::Pending);
-        if self.index.find(hash).is_some_and(|record| known(record.state)) {
+        if self.find_of(key, hash).is_some_and(|record| known(record.state)) {
             return Ok(None);
         }
         Ok(Some(PreparedBlock { hash, value_bytes, bytes, proven: true }))

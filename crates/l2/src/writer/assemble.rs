@@ -21,7 +21,9 @@ use crate::format::{
     BATCH_HEADER_BYTES, BatchExtent, BatchHeader, LogRecord, PAGE_BYTES, RECORD_BYTES,
     log_bytes_for, seal_block, seal_log,
 };
-use crate::record::{BlockAddr, InsertOutcome, KeyHash, Record, RecordState, UNIT_BYTES};
+use crate::record::{
+    BlockAddr, InsertOutcome, KeyHash, Record, RecordState, Tombstone, UNIT_BYTES,
+};
 use crate::write_queue::QueuedBlock;
 
 /// Maximum number of tombstones in a batch.
@@ -182,7 +184,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             self.tombstones.0.extend(more);
             self.tombstones.1 = ticket;
         }
-        let tombstones = self.tombstones.0.iter().map(|hash| LogRecord::Tombstone { hash: hash.0 });
+        let tombstones = self.tombstones.0.iter().copied().map(LogRecord::Tombstone);
         assembly.records.extend(tombstones);
         assembly
     }
@@ -268,6 +270,9 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         };
         let out = Arc::get_mut(&mut assembly.buffer).expect("no write holds the buffer");
         let out = &mut out[assembly.at as usize..(assembly.at + bytes) as usize];
+        if self.shared.is_void_encoded((block.key, block.note), reinserted.old) {
+            return;
+        }
         let value = block.value;
         let name = (block.key, block.note);
         seal_block(open.seed, name, value.len(), out, |out| out.copy_from_slice(value));
@@ -315,6 +320,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         let written = self.write_buffer(to, buffer, total);
         let took = self.shared.clock.now_ns().saturating_sub(begun);
         let open = self.open.as_mut().expect("a batch is planned for an open segment");
+        // The end of the batch.
+        let end;
         match written {
             Ok(buffer) => {
                 self.buffer = Some(buffer);
@@ -323,6 +330,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 open.contents.records += records.len() as u64;
                 open.contents.chain = chain;
                 open.offset += total;
+                end = (open.contents.seq, (open.offset / UNIT_BYTES) as u32);
             }
             Err(error) => {
                 open.abandoned = true;
@@ -342,7 +350,11 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             self.flush()?;
             let count = self.tombstones.0.len() as u64;
             self.shared.counters.add(L2Counters::TOMBSTONES, 0, count);
-            self.tombstones.0.clear();
+            for tombstone in self.tombstones.0.drain(..) {
+                if let Tombstone::Group(group) = tombstone {
+                    self.shared.groups.set_position(group, end);
+                }
+            }
             for forget in self.shared.write_queue.finish_tombstones(self.tombstones.1) {
                 self.shared.end_forget(forget, Ok(()));
             }

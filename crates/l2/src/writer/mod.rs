@@ -35,7 +35,7 @@ use forebay_io::{Request, StableBytes};
 use crate::counters::L2Counters;
 use crate::device_io::{IoError, MEMORY_WAITS};
 use crate::format::{BatchExtent, BlockSeed, PAGE_BYTES};
-use crate::record::KeyHash;
+use crate::record::Tombstone;
 use crate::shared::L2Shared;
 use crate::write_queue::{QueuedBlock, WriterWork};
 use reinsert::{ReinsertedBlock, Reinsertion};
@@ -102,7 +102,7 @@ pub(crate) struct Writer<K: Key, V: Send + Sync + 'static> {
     /// Blocks taken from the write queue that are not in a batch yet.
     backlog: std::collections::VecDeque<QueuedBlock<K, V>>,
     /// Tombstones taken from the write queue that are not durable yet, and the last one's ticket.
-    tombstones: (Vec<KeyHash>, u64),
+    tombstones: (Vec<Tombstone>, u64),
     reinsertion: Option<Reinsertion>,
     reinserted: Vec<ReinsertedBlock>,
     failures: u32,

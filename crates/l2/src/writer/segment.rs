@@ -12,7 +12,7 @@ use crate::format::{
     BatchExtent, BlockSeed, Footer, FooterHeader, LogBlock, LogRecord, PAGE_BYTES, SegmentHeader,
     seal_footer,
 };
-use crate::record::{BlockAddr, KeyHash};
+use crate::record::{BlockAddr, KeyHash, Tombstone};
 use crate::shared::L2Shared;
 use crate::write_queue::DROPPED_KIND;
 
@@ -92,6 +92,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         // The old use is void on the device, so its blocks require no tombstones.
         if old != 0 {
             self.purge(segment, old);
+            // During the rebuild, too: it reads no segment that is reused.
+            self.shared.groups.prune(old + 1);
         }
         self.reinsertion = None;
         self.shared.ring.set_seq(segment, seq);
@@ -141,12 +143,13 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                         LogRecord::Block { hash, unit, units, .. } => {
                             (hash, BlockAddr { segment, unit, units })
                         }
-                        LogRecord::Tombstone { hash } => {
+                        LogRecord::Tombstone(Tombstone::Group(_)) => continue,
+                        LogRecord::Tombstone(Tombstone::Key(hash)) => {
                             // Tombstones are in the index only while the rebuild runs. One that
                             // stayed would seem newest as soon as its segment has its new sequence
                             // number. It would keep a valid block out of the index, and that block
                             // would then be forgotten without a tombstone.
-                            index.remove_if_at(KeyHash(hash), end);
+                            index.remove_if_at(hash, end);
                             continue;
                         }
                     };

@@ -1,5 +1,5 @@
 //! Crashes at random moments of random work. No read returns wrong bytes, or an old version of a
-//! key that was overwritten or removed. Flushed versions survive.
+//! key that was overwritten or removed, alone or with its group. Flushed versions survive.
 //!
 //! The same holds on a device that reports errors for some writes and flushes, whether it performed
 //! them or not.
@@ -17,7 +17,7 @@ use forebay_io::record::{Event, Image, Outcome, RecordDevice, RecordOptions, Rec
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Op};
 use forebay_l2::{Health, L2, L2Options};
 
-use crate::support::{Fixture, NumberCodec, arena, options};
+use crate::support::{Fixture, GROUP_KEYS, NumberCodec, arena, options};
 
 const KEYS: u64 = 300;
 const SECTOR_BYTES: u32 = 512;
@@ -170,6 +170,25 @@ impl Run {
         }
     }
 
+    /// Removes all keys of a group at once.
+    fn forget_group(&mut self, group: u64) {
+        let begun = self.recorder.position();
+        let ended = match self.fixture.forget_group(group) {
+            Ok(()) => self.recorder.position(),
+            Err(error) => {
+                assert!(self.faults, "{error}");
+                usize::MAX
+            }
+        };
+        for key in group * GROUP_KEYS..(group + 1) * GROUP_KEYS {
+            let change = Change { begun, ended, version: None };
+            self.history.changes.entry(key).or_default().push(change);
+            self.spilled.remove(&key);
+            self.now.remove(&key);
+            self.sure.remove(&key);
+        }
+    }
+
     fn forget_failures(&self) -> u64 {
         self.fixture.l2.stats().count("forget_failures")
     }
@@ -215,6 +234,7 @@ impl Run {
                 self.fixture.cache.clear();
             }
             86..88 => self.drop_memory(),
+            88 => self.forget_group(key / GROUP_KEYS),
             _ => {
                 if let Some(value) = self.fixture.get(key) {
                     let now = self.now.get(&key).copied();
@@ -341,6 +361,7 @@ impl Plan {
         if !fresh {
             // At once, while the rebuild may still run.
             (0..20).for_each(|_| run.change(rng.below(KEYS), None));
+            run.forget_group(rng.below(KEYS) / GROUP_KEYS);
             assert!(run.fixture.l2.wait_rebuilt() || self.faults);
         }
         // Failed writes so far, and blocks reinserted before the first of them.

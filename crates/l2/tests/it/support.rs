@@ -37,6 +37,9 @@ impl Value {
     }
 }
 
+/// The keys of a group.
+pub(crate) const GROUP_KEYS: u64 = 10;
+
 /// Keys are numbers. Values begin with their version.
 pub(crate) struct NumberCodec;
 
@@ -56,6 +59,10 @@ impl Codec<u64, Value> for NumberCodec {
     fn decode_key(&self, key: &[u8], note: &[u8]) -> Option<u64> {
         assert!(note.is_empty());
         Some(u64::from_le_bytes(key.try_into().ok()?))
+    }
+
+    fn group(&self, key: &u64) -> Option<u64> {
+        Some(key / GROUP_KEYS)
     }
 
     fn encoded_len(&self, value: &Value) -> usize {
@@ -181,6 +188,11 @@ impl Fixture {
     pub(crate) fn insert_as(&self, key: u64, version: u64, len: usize, class: Class) {
         let attributes = Attributes { class, ..Attributes::DATA };
         self.cache.insert_with(key, Value::new(key, version, len), attributes).unwrap();
+    }
+
+    /// Forgets a group, in memory and on the L2.
+    pub(crate) fn forget_group(&self, group: u64) -> forebay_l2::Result<()> {
+        self.l2.forget_group(group, |is_of| _ = self.cache.remove_all_from_memory(is_of))
     }
 
     /// Writes all values that the L2 lacks, durably, and evicts them from memory.

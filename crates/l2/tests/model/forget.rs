@@ -20,8 +20,8 @@ use forebay_l2::{Codec, L2, L2Options};
 use crate::harness::{PageMapDevice, Pages};
 use forebay_base::model::check;
 
-const BYTES: u64 = 4 << 20;
-const KEYS: u64 = 2;
+pub(crate) const BYTES: u64 = 4 << 20;
+pub(crate) const KEYS: u64 = 2;
 
 pub(crate) struct VersionCodec;
 
@@ -44,6 +44,10 @@ impl Codec<u64, u64> for VersionCodec {
 
     fn decode_key(&self, key: &[u8], _note: &[u8]) -> Option<u64> {
         Some(u64::from_le_bytes(key.try_into().ok()?))
+    }
+
+    fn group(&self, _key: &u64) -> Option<u64> {
+        Some(7)
     }
 
     fn encoded_len(&self, _value: &u64) -> usize {
@@ -79,23 +83,27 @@ pub(crate) fn options(segment_bytes: u64) -> L2Options {
 
 type Versioned = L2<u64, u64>;
 
-struct Fixture {
+pub(crate) struct Fixture {
     device: shuttle::sync::Arc<PageMapDevice>,
-    l2: shuttle::sync::Arc<Versioned>,
+    pub(crate) l2: shuttle::sync::Arc<Versioned>,
     cache: Cache<u64, u64>,
-    known: Mutex<KnownVersions>,
+    pub(crate) known: Mutex<KnownVersions>,
 }
 
 /// The known versions. Each belongs to one key.
 #[derive(Clone, Default)]
-struct KnownVersions {
+pub(crate) struct KnownVersions {
     last: u64,
     /// Versions whose inserts have returned, by key.
     inserted: [BTreeSet<u64>; KEYS as usize],
     gone: BTreeSet<u64>,
 }
 
-fn open(device: shuttle::sync::Arc<PageMapDevice>, fresh: bool, segment_bytes: u64) -> Fixture {
+pub(crate) fn open(
+    device: shuttle::sync::Arc<PageMapDevice>,
+    fresh: bool,
+    segment_bytes: u64,
+) -> Fixture {
     let seen: shuttle::sync::Arc<dyn Device> = device.clone();
     let codec = shuttle::sync::Arc::new(VersionCodec);
     let l2 = match fresh {
@@ -117,7 +125,7 @@ fn open(device: shuttle::sync::Arc<PageMapDevice>, fresh: bool, segment_bytes: u
 }
 
 impl Fixture {
-    fn insert(&self, key: u64) {
+    pub(crate) fn insert(&self, key: u64) {
         let (version, before) = {
             let mut known = self.known.lock();
             known.last += 1;
@@ -132,6 +140,14 @@ impl Fixture {
     fn remove(&self, key: u64) {
         let before = self.known.lock().inserted[key as usize].clone();
         self.cache.remove(&key);
+        self.known.lock().gone.extend(before);
+    }
+
+    /// Removes all keys at once.
+    pub(crate) fn remove_group(&self) {
+        let before = self.known.lock().inserted.iter().flatten().copied().collect::<Vec<_>>();
+        let leave = |is_of: &dyn Fn(&u64) -> bool| _ = self.cache.remove_all_from_memory(is_of);
+        self.l2.forget_group(7, leave).unwrap();
         self.known.lock().gone.extend(before);
     }
 
@@ -160,11 +176,11 @@ impl Fixture {
         known.gone.extend(before);
     }
 
-    fn offer(&self) {
+    pub(crate) fn offer(&self) {
         self.cache.offer_all(4, |candidates| self.l2.offer(candidates));
     }
 
-    fn get(&self, key: u64) {
+    pub(crate) fn get(&self, key: u64) {
         let gone = self.known.lock().gone.clone();
         let seen = |version: u64| {
             assert!(!gone.contains(&version), "version {version} of {key} is gone");
@@ -181,7 +197,7 @@ impl Fixture {
     }
 
     /// The contents of the device, as a crash now would leave them.
-    fn crash(&self) -> (Pages, KnownVersions) {
+    pub(crate) fn crash(&self) -> (Pages, KnownVersions) {
         // In this order: a version that is gone is gone on the device.
         let known = self.known.lock().clone();
         (self.device.pages.lock().clone(), known)
@@ -189,7 +205,7 @@ impl Fixture {
 }
 
 /// Opens a crash image and checks its keys.
-fn check_after_crash((pages, known): (Pages, KnownVersions), segment_bytes: u64) {
+pub(crate) fn check_after_crash((pages, known): (Pages, KnownVersions), segment_bytes: u64) {
     let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, pages));
     let fixture = open(device, false, segment_bytes);
     *fixture.known.lock() = known;
@@ -201,7 +217,7 @@ fn check_after_crash((pages, known): (Pages, KnownVersions), segment_bytes: u64)
     end(fixture);
 }
 
-fn end(fixture: Fixture) {
+pub(crate) fn end(fixture: Fixture) {
     fixture.l2.close();
     assert!(matches!(fixture.l2.health(), forebay_l2::Health::Closed));
     fixture.cache.close();
@@ -220,7 +236,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-fn spawn(f: impl FnOnce() + Send + 'static) -> shuttle::thread::JoinHandle<()> {
+pub(crate) fn spawn(f: impl FnOnce() + Send + 'static) -> shuttle::thread::JoinHandle<()> {
     shuttle::thread::spawn(f)
 }
 

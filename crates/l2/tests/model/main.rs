@@ -13,5 +13,6 @@
 #![cfg(forebay_model)]
 
 mod forget;
+mod groups;
 mod harness;
 mod rollback;

@@ -1,0 +1,161 @@
+//! Groups of keys that were forgotten together.
+//!
+//! A group is a number that a key names, such as that of a file. Forgetting a group takes one
+//! tombstone, however many blocks it has. The index is not searched: here is the log position of
+//! each group's tombstone, and a block of the group that lies before it is *void*. Whoever finds a
+//! record asks whether it is.
+//!
+//! # Why no old block returns
+//!
+//! 1. While a group is being forgotten, all its blocks are void, wherever they are. Only then its
+//!    blocks leave memory. So a load that began before finds its block outdated, and a later one
+//!    misses.
+//! 2. A block that left memory is outdated, so the writer leaves it out of batches that it
+//!    assembles from then on. A batch takes its tombstones last, and they cover its own blocks. So
+//!    all older blocks of the group precede the tombstone in the log.
+//! 3. Segments are reused strictly in order. So the tombstone outlives the blocks that it covers,
+//!    and its entry here is dropped with its segment. A void block is not reinserted: that would
+//!    move it behind the tombstone.
+//! 4. The rebuild reads newer segments first, and serves none before those that follow it. So it
+//!    knows the tombstone before it serves a block that precedes it.
+//!
+//! If the tombstone cannot be written, the group stays void in this process, and the label is
+//! voided, as for a key ([`forget`](crate::forget)). With immutable keys the blocks may return
+//! after a restart, as forgotten keys may.
+//!
+//! Locking: `l2-groups`, a leaf lock, to read or change the table. A lookup takes it only if there
+//! is a forgotten group.
+
+use std::collections::HashMap;
+
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicUsize, Ordering};
+use forebay_cache::Key;
+
+use crate::error::Result;
+use crate::record::{BlockAddr, KeyHash, Record, Tombstone};
+use crate::shared::L2Shared;
+
+/// A position in the log: the sequence number of a segment, and a unit in it.
+pub(crate) type LogPosition = (u64, u32);
+
+/// The forgotten groups.
+pub(crate) struct Groups {
+    forgotten: Mutex<HashMap<u64, ForgottenGroup>>,
+    /// How many there are.
+    count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct ForgottenGroup {
+    /// Blocks before this are void: the end of the batch of the newest tombstone.
+    position: LogPosition,
+    /// Threads that forget the group. Until they have, all its blocks are void.
+    forgetting: u32,
+}
+
+impl Groups {
+    pub(crate) fn new() -> Self {
+        let forgotten = Mutex::named("l2-groups", HashMap::new());
+        Self { forgotten, count: AtomicUsize::new(0) }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut HashMap<u64, ForgottenGroup>)) {
+        let mut forgotten = self.forgotten.lock();
+        change(&mut forgotten);
+        self.count.store(forgotten.len(), Ordering::SeqCst);
+    }
+
+    /// Makes all blocks of the group void until [`end`](Self::end).
+    fn begin(&self, group: u64) {
+        self.change(|forgotten| forgotten.entry(group).or_default().forgetting += 1);
+    }
+
+    /// Ends what [`begin`](Self::begin) began. The tombstone is durable, and its position was set.
+    fn end(&self, group: u64) {
+        self.change(|forgotten| {
+            if let Some(entry) = forgotten.get_mut(&group) {
+                entry.forgetting -= 1;
+            }
+        });
+    }
+
+    /// Sets the position of a tombstone, unless that of a newer one is known.
+    pub(crate) fn set_position(&self, group: u64, position: LogPosition) {
+        self.change(|forgotten| {
+            let entry = forgotten.entry(group).or_default();
+            entry.position = entry.position.max(position);
+        });
+    }
+
+    /// Drops tombstones of segments before that sequence number: the blocks that they cover are
+    /// gone.
+    pub(crate) fn prune(&self, oldest_seq: u64) {
+        if self.count.load(Ordering::SeqCst) > 0 {
+            self.change(|forgotten| {
+                forgotten.retain(|_, entry| entry.forgetting > 0 || entry.position.0 >= oldest_seq);
+            });
+        }
+    }
+
+    /// Drops all tombstones, because the log is void.
+    pub(crate) fn clear(&self) {
+        self.change(|forgotten| {
+            forgotten.retain(|_, entry| entry.forgetting > 0);
+            forgotten.values_mut().for_each(|entry| entry.position = (0, 0));
+        });
+    }
+
+    fn is_void(&self, group: impl FnOnce() -> Option<u64>, position: LogPosition) -> bool {
+        if self.count.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
+        let Some(group) = group() else { return false };
+        let forgotten = self.forgotten.lock();
+        let entry = forgotten.get(&group);
+        entry.is_some_and(|entry| entry.forgetting > 0 || position < entry.position)
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
+    /// The group that the key names.
+    pub(crate) fn group_of(&self, key: &K) -> Option<u64> {
+        self.with_codec(|codec| codec.group(key)).flatten()
+    }
+
+    /// Whether a block of that key at this address belongs to a group that was forgotten since.
+    pub(crate) fn is_void(&self, key: &K, addr: BlockAddr) -> bool {
+        let position = (self.ring.seq(addr.segment), addr.unit);
+        self.groups.is_void(|| self.group_of(key), position)
+    }
+
+    /// The record of a key, unless its block is void.
+    pub(crate) fn find_of(&self, key: &K, hash: KeyHash) -> Option<Record> {
+        self.index.find(hash).filter(|record| !self.is_void(key, record.addr))
+    }
+
+    /// As [`is_void`](Self::is_void), by the encoded key and the note. A key that cannot be restored
+    /// may be of any group.
+    pub(crate) fn is_void_encoded(&self, (key, note): (&[u8], &[u8]), addr: BlockAddr) -> bool {
+        if self.groups.count.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
+        let key = self.with_codec(|codec| codec.decode_key(key, note)).flatten();
+        key.is_none_or(|key| self.is_void(&key, addr))
+    }
+
+    /// Forgets all blocks of a group. `leave_memory` removes them from memory.
+    ///
+    /// # Errors
+    /// As [`forget`](Self::forget). In this process the blocks do not return.
+    pub(crate) fn forget_group(&self, group: u64, leave_memory: impl FnOnce()) -> Result<()> {
+        self.groups.begin(group);
+        leave_memory();
+        let can_write = self.status.is_open() && self.write_queue.wait_started();
+        if !can_write || !self.write_queue.write_tombstone(Tombstone::Group(group)) {
+            return self.void_label_or_fail();
+        }
+        self.groups.end(group);
+        Ok(())
+    }
+}
