@@ -149,19 +149,27 @@ fn zipf(
     let mut pacer = Pacer::new(args.pace);
     let mut counts = [0u64; 3];
     let mut written_before = 0;
+    let mut start = Instant::now();
     for nth in 0..operations + operations / 2 {
         if nth == operations / 2 {
             counts = [0; 3];
             written_before = cache.written_bytes();
+            start = Instant::now();
         }
         let found = cache.get_or_load(stream.next(), Class::Data);
         counts[found as usize] += 1;
         pacer.step();
     }
+    let took_s = start.elapsed().as_secs_f64();
     let written = (cache.written_bytes() - written_before) as f64;
     let ratio = |found: FoundIn| counts[found as usize] as f64 / operations as f64;
     let inserted = (counts[FoundIn::Nowhere as usize] * args.value_bytes).max(1) as f64;
-    Ok(blank(args, subject, "zipf")
+    let mut record = blank(args, subject, "zipf");
+    if args.pace == 0 {
+        // Otherwise the pace decides.
+        record = record.figure("operations_per_s", operations as f64 / took_s);
+    }
+    Ok(record
         .figure("hit_ratio", 1.0 - ratio(FoundIn::Nowhere))
         .figure("memory_hit_ratio", ratio(FoundIn::Memory))
         .figure("device_hit_ratio", ratio(FoundIn::Device))
@@ -201,7 +209,8 @@ fn metadata(common: &Common, args: &Args, subject: &Subject) -> Result<Record, F
         .figure("written_per_inserted_byte", written / inserted))
 }
 
-/// Adds each row's hit ratio minus foyer's, and its bytes written over foyer's, at the same load.
+/// Adds each row's hit ratio minus foyer's, and its bytes written and operations per second over
+/// foyer's, at the same load.
 fn add_distance_to_foyer(records: &mut [Record]) {
     let foyer: Vec<Record> = records.iter().filter(|r| r.subject() == "foyer").cloned().collect();
     for record in records.iter_mut() {
@@ -211,7 +220,12 @@ fn add_distance_to_foyer(records: &mut [Record]) {
         let both = |figure| Some((record.number(figure)?, theirs.number(figure)?));
         let ratio = both("hit_ratio").map(|(own, theirs)| own - theirs);
         let written = both("written_bytes").map(|(own, theirs)| own / theirs.max(1.0));
-        let extra = [("hit_ratio_minus_foyer", ratio), ("written_ratio_to_foyer", written)];
+        let operations = both("operations_per_s").map(|(own, theirs)| own / theirs);
+        let extra = [
+            ("hit_ratio_minus_foyer", ratio),
+            ("written_ratio_to_foyer", written),
+            ("operations_ratio_to_foyer", operations),
+        ];
         record.figures.extend(extra.into_iter().filter_map(|(name, v)| Some((name, v?))));
     }
 }
