@@ -125,6 +125,9 @@ pub enum Remedy {
     Wait,
 }
 
+/// If a secondary cache dropped at least this part of the blocks that it declined, both have the
+/// same reason.
+const DROPPED_SHARE: u64 = 32;
 /// Groups listed of a cause.
 const LISTED: usize = 5;
 /// Groups listed of all causes together.
@@ -155,7 +158,7 @@ impl Evidence {
     /// The evidence of the time since `from_ns`.
     pub(super) fn of(log: &Log, from_ns: u64) -> Self {
         let (start, misses) = log.windows.since(from_ns);
-        Self { start, misses, labels: Labels::of(log), one_in: log.scale() }
+        Self { start, misses, labels: Labels::of(log), one_in: log.told_scale() }
     }
 }
 
@@ -180,6 +183,7 @@ impl Explanation {
             .into_iter()
             .map(|(key, misses)| MissGroup::of(key, &misses, all, &labels, capacity))
             .collect();
+        add_larger_secondary(&mut causes);
         causes.sort_by_key(|group| {
             (std::cmp::Reverse((group.waited_ns, group.misses)), group.cause, group.secondary)
         });
@@ -314,6 +318,24 @@ impl MissGroup {
     }
 }
 
+/// A secondary cache that has lost blocks before they were missed is too small for them. Then it
+/// also declines blocks, to keep those that it has.
+fn add_larger_secondary(causes: &mut [MissGroup]) {
+    let misses_of = |class, fate| -> u64 {
+        let found = causes.iter().filter(|group| (group.class, group.secondary) == (class, fate));
+        found.map(|group| group.misses).sum()
+    };
+    let is_small = [Class::Metadata, Class::Data].map(|class| {
+        let dropped = misses_of(class, SecondaryFate::Dropped);
+        dropped > 0 && dropped >= misses_of(class, SecondaryFate::Declined) / DROPPED_SHARE
+    });
+    for group in causes {
+        if group.secondary == SecondaryFate::Declined && is_small[group.class as usize] {
+            group.remedies.push(Remedy::LargerSecondary { misses: group.misses });
+        }
+    }
+}
+
 /// Rounds up to four binary digits.
 fn round_up(bytes: u64) -> u64 {
     let step = 1 << (u64::BITS - bytes.leading_zeros()).saturating_sub(4);
@@ -381,7 +403,7 @@ impl Labels {
         let mut labels: HashMap<RecordedBlock, LabelSums> = HashMap::new();
         for life in log.lives() {
             let sums = labels.entry(life.block).or_default();
-            sums.bytes += u64::from(life.weight) * log.scale();
+            sums.bytes += u64::from(life.weight) * log.told_scale();
             sums.reused += u64::from(life.reused);
             // What becomes of the others is not known yet.
             sums.used_once += u64::from(!life.reused && life.is_gone());

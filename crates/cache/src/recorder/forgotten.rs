@@ -36,6 +36,12 @@ impl Forgotten {
         self.notes.insert(key, inserted);
     }
 
+    /// Doubles all weights.
+    pub(super) fn double(&mut self) {
+        self.notes.values_mut().for_each(|inserted| *inserted *= 2);
+        self.order.iter_mut().for_each(|(_, inserted)| *inserted *= 2);
+    }
+
     pub(super) fn clear(&mut self) {
         self.notes.clear();
         self.order.clear();

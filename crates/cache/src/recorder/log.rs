@@ -7,7 +7,12 @@
 //! them are resident, the sample is halved, so that most of the table remembers blocks that are
 //! gone: [`GONE_SHARE`] for each resident one, if there are so many. The oldest are forgotten. Of
 //! one in [`NOTED`] of them a note stays, so that a loop much larger than the cache is recognised.
-//! No load is recorded while there are [`LIVES`] and [`RESIDENT`] blocks, most of them loading.
+//! If few have been resident for long ([`SPARSE`]), the sample is doubled. No load is recorded while
+//! there are [`LIVES`] and [`RESIDENT`] blocks, most of them loading.
+//!
+//! When the sample is doubled, the lives of its new half are unknown. So their misses are not
+//! *told* (counted) until as many blocks were inserted as the table holds. A recorded byte then
+//! stands for half as many bytes, so all sums of weights are doubled.
 //!
 //! The *evictor* of a block is the block whose insert pushed it out. All blocks that were inserted
 //! after it, within the last turnover of the cache, have a part in that. One of them is drawn with
@@ -33,6 +38,9 @@ const LIVES: usize = if cfg!(forebay_model) { 8 } else { 4096 };
 /// Resident ones above which the sample is halved.
 const RESIDENT: usize = LIVES / 4;
 
+/// Resident ones up to which the sample is doubled, after [`RESIDENT`] inserts.
+const SPARSE: usize = RESIDENT / 4;
+
 /// Blocks that are gone, for each resident one, after which the oldest is forgotten.
 const GONE_SHARE: usize = 16;
 /// At least this many blocks that are gone are remembered.
@@ -43,6 +51,12 @@ const NOTED: u64 = if cfg!(forebay_model) { 1 } else { 16 };
 pub(crate) struct Log {
     /// The sample is one block in two to this power.
     shift: u32,
+    /// The same of the blocks whose misses are told.
+    told_shift: u32,
+    /// Inserts since the sample was doubled, while some misses are not told.
+    learned: usize,
+    /// Inserts since more than [`SPARSE`] blocks were resident.
+    sparse_inserts: usize,
     lives: HashMap<u64, Life, foldhash::fast::FixedState>,
     resident: usize,
     /// The most that were resident since the sample was halved.
@@ -166,6 +180,9 @@ impl Log {
         let hasher = foldhash::fast::FixedState::with_seed(seed);
         Self {
             shift: 0,
+            told_shift: 0,
+            learned: 0,
+            sparse_inserts: 0,
             lives: HashMap::with_hasher(hasher.clone()),
             resident: 0,
             peak_resident: 0,
@@ -183,12 +200,29 @@ impl Log {
     }
 
     /// Blocks of the cache for each one that is recorded.
-    pub(super) fn scale(&self) -> u64 {
+    fn scale(&self) -> u64 {
         1 << self.shift
     }
 
+    /// Blocks of the cache for each one whose misses are told.
+    pub(super) fn told_scale(&self) -> u64 {
+        1 << self.told_shift
+    }
+
+    /// Whether the misses of a recorded block are told.
+    fn is_told(&self, key: u64) -> bool {
+        key & (self.told_scale() - 1) == 0
+    }
+
+    /// The blocks whose misses are told.
     pub(super) fn lives(&self) -> impl Iterator<Item = &Life> {
-        self.lives.values()
+        self.lives.iter().filter(|(key, _)| self.is_told(**key)).map(|(_, life)| life)
+    }
+
+    fn tell(&mut self, key: u64, miss: Miss) {
+        if self.is_told(key) {
+            self.windows.add(miss);
+        }
     }
 
     /// A load begins because the block is not in memory.
@@ -245,7 +279,7 @@ impl Log {
             gone_ns: 0,
             waited_ns: 0,
             at_ns: at.now_ns,
-            scale: self.scale(),
+            scale: self.told_scale(),
             is_noted: false,
         };
         let gone = match life {
@@ -299,15 +333,30 @@ impl Log {
             None => false,
             Some(Life { phase: Phase::Loading { began_ns, mut miss }, reused, .. }) => {
                 miss.waited_ns = now_ns.saturating_sub(began_ns);
-                self.windows.add(miss);
+                self.tell(key, miss);
                 reused
             }
             Some(_) => true,
         };
         let inserted = self.inserts.add(block, weight);
         self.put(key, Life { block, weight, reused, phase: Phase::Resident { inserted } });
+        self.fit_sample();
+    }
+
+    /// Halves the sample if too many blocks are resident, and doubles it if few have been for long.
+    fn fit_sample(&mut self) {
+        if self.told_shift > self.shift {
+            self.learned += 1;
+            if self.learned >= LIVES {
+                self.told_shift = self.shift;
+            }
+        }
+        self.sparse_inserts = if self.resident > SPARSE { 0 } else { self.sparse_inserts + 1 };
+        let all_told = self.told_shift == self.shift;
         if self.resident > RESIDENT {
             self.halve();
+        } else if self.sparse_inserts > RESIDENT && self.shift > 0 && all_told {
+            self.double();
         }
     }
 
@@ -333,7 +382,7 @@ impl Log {
             Some(Life { phase: Phase::Loading { began_ns, mut miss }, block, .. }) => {
                 named = block;
                 miss.waited_ns = exit.now_ns.saturating_sub(began_ns);
-                self.windows.add(miss);
+                self.tell(key, miss);
             }
             _ => {}
         }
@@ -401,6 +450,7 @@ impl Log {
     /// Halves the sample.
     fn halve(&mut self) {
         self.shift += 1;
+        self.told_shift = self.told_shift.max(self.shift);
         let mask = self.mask();
         self.lives.retain(|key, _| key & mask == 0);
         let resident = |life: &&Life| matches!(life.phase, Phase::Resident { .. });
@@ -408,6 +458,22 @@ impl Log {
         self.peak_resident = self.resident;
         // The sums in the notes were of the larger sample.
         self.forgotten.clear();
+        self.renumber();
+    }
+
+    /// Doubles the sample.
+    fn double(&mut self) {
+        self.shift -= 1;
+        (self.learned, self.sparse_inserts) = (0, 0);
+        for life in self.lives.values_mut() {
+            match &mut life.phase {
+                Phase::Resident { inserted } => *inserted *= 2,
+                Phase::Gone(gone) => gone.weight *= 2,
+                Phase::Loading { .. } | Phase::Abandoned { .. } => {}
+            }
+        }
+        self.inserts.double();
+        self.forgotten.double();
         self.renumber();
     }
 
@@ -465,6 +531,13 @@ impl Inserts {
         self.total += u64::from(weight);
         self.recent.push_back((self.total, block));
         self.total
+    }
+
+    /// Doubles all weights.
+    fn double(&mut self) {
+        self.recent.iter_mut().for_each(|(sum, _)| *sum *= 2);
+        self.dropped *= 2;
+        self.total *= 2;
     }
 
     /// Draws one of the last `most` inserts that came after the sum was `inserted`.

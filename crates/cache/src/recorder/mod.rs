@@ -142,7 +142,7 @@ impl Recorder {
         let key = sample_key(hash);
         let mut log = self.log.lock();
         let Some(log) = log.as_mut() else { return };
-        // The sample may have been halved meanwhile.
+        // The sample may have changed meanwhile.
         if key & log.mask() == 0 {
             event(log, key);
             self.sample.set_mask(log.mask());

@@ -72,7 +72,7 @@ impl Fixture {
     }
 
     /// Only what follows is explained and counted.
-    fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.loads.clear();
         self.clock.advance(60_000_000_000);
         self.start_ns = self.clock.now_ns();
@@ -413,7 +413,12 @@ fn what_the_secondary_cache_did_is_named() {
     assert_eq!(remedy, Some(Remedy::AllowSecondary { misses }));
     behind.excludes.store(false, Ordering::SeqCst);
     behind.declines.store(true, Ordering::SeqCst);
-    assert_eq!(fate(&mut fixture, 1000).0, SecondaryFate::Declined);
+    let (declined, remedy, _) = fate(&mut fixture, 1000);
+    assert_eq!(declined, SecondaryFate::Declined);
+    assert!(
+        !matches!(remedy, Some(Remedy::LargerSecondary { .. })),
+        "nothing says that it is small"
+    );
     behind.declines.store(false, Ordering::SeqCst);
     assert_eq!(fate(&mut fixture, 1000).0, SecondaryFate::Served);
     // All that it has is lost, and it takes no more.
@@ -428,6 +433,13 @@ fn what_the_secondary_cache_did_is_named() {
     assert!(dropped.misses > 300, "{explanation:#?}");
     let misses = dropped.misses;
     assert_eq!(dropped.remedies.last(), Some(&Remedy::LargerSecondary { misses }));
+    // What it declines now, it declines for the same reason.
+    (0..1000).for_each(|key| fixture.read(key, LOOP));
+    let explanation = fixture.explain();
+    let declined = explanation.causes.iter().find(|g| g.secondary == SecondaryFate::Declined);
+    let declined = declined.unwrap_or_else(|| panic!("nothing declined: {explanation:#?}"));
+    let misses = declined.misses;
+    assert_eq!(declined.remedies.last(), Some(&Remedy::LargerSecondary { misses }));
 }
 
 #[test]

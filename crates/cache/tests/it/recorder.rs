@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use forebay_cache::{Attributes, Begin, Builder, Cache, Class, LoadGuard, MissCause, OwnerId};
+use forebay_cache::{
+    Attributes, Begin, Builder, Cache, Class, LoadGuard, MissCause, OwnerId, Remedy,
+};
 
 use crate::explain::{Fixture, HOUR, LEAVES, STREAM, assert_about, group};
 
@@ -89,6 +91,50 @@ fn misses_of_long_ago_are_not_explained() {
     assert_eq!(fixture.cache.explain(HOUR).unwrap().causes[0].misses, 300);
     fixture.clock.advance(Duration::from_secs(1000).as_nanos() as u64);
     assert_eq!(fixture.cache.explain(HOUR).unwrap().recorded, 0);
+}
+
+#[test]
+fn the_sample_gets_finer_when_the_cache_shrinks_and_stays_right() {
+    const LARGE: u64 = 4000;
+    const SMALL: u64 = 400;
+    let mut fixture = Fixture::with(LARGE, Builder::plain_lru);
+    // No block is new later.
+    for _ in 0..2 {
+        (0..600).for_each(|key| fixture.read(key, LEAVES));
+        (600..LARGE).for_each(|key| fixture.read(key, STREAM));
+    }
+    let coarse = fixture.explain().one_in;
+    assert!(coarse >= 4, "one in {coarse}");
+    fixture.cache.resize(SMALL);
+    fixture.restart();
+    let mut rounds = 0;
+    while fixture.explain().one_in > 1 {
+        (0..600).for_each(|key| fixture.read(key, LEAVES));
+        rounds += 1;
+        assert!(rounds < 100, "still one in {}", fixture.explain().one_in);
+    }
+    println!("one in {coarse} became one in 1 after {rounds} rounds");
+    let new = |cause| matches!(cause, MissCause::NeverSeen | MissCause::Filling);
+    let explanation = fixture.explain();
+    assert!(explanation.recorded > 500, "{explanation}");
+    assert!(!explanation.causes.iter().any(|group| new(group.cause)), "{explanation}");
+    fixture.restart();
+    for _ in 0..5 {
+        (0..600).for_each(|key| fixture.read(key, LEAVES));
+    }
+    let explanation = fixture.explain();
+    // The larger cache would have kept it. A plain LRU list has one class.
+    let first = group(&explanation, MissCause::MemoryPressure, Class::Data);
+    assert_about("its share", first.share, 1.0, 0.01);
+    let Some(Remedy::FitTheLoop { bytes, more, .. }) = first.remedies.first() else {
+        panic!("{first:#?}")
+    };
+    assert_about("the loop", *bytes as f64, 600.0, 30.0);
+    assert_about("what it lacks", *more as f64, 200.0, 60.0);
+    // It gets coarser again when the cache grows.
+    fixture.cache.resize(LARGE);
+    (0..LARGE).for_each(|key| fixture.read(1 << 20 | key, STREAM));
+    assert!(fixture.explain().one_in >= 4);
 }
 
 #[test]

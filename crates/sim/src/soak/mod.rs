@@ -93,7 +93,7 @@ impl Soak {
                 .create()
                 .map_err(|error| error.to_string())?;
         }
-        while begun.elapsed() < self.time {
+        while summary.rounds == 0 || begun.elapsed() < self.time {
             let seed = rng.next_u64();
             let mut command = child();
             command.arg(&self.folder).arg(seed.to_string());
