@@ -160,6 +160,76 @@ fn a_cold_start_is_named_and_then_the_cache_is_healthy() {
     end(running);
 }
 
+/// A setup of the same pool and load. Only the first one is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Setup {
+    Good,
+    TooLittleMemory,
+    L2NotAllowed,
+    /// Somebody flushes the cache now and then.
+    Flushed,
+}
+
+impl Setup {
+    const ALL: [Self; 4] = [Self::Good, Self::TooLittleMemory, Self::L2NotAllowed, Self::Flushed];
+
+    /// Runs the load, and returns what `explain` says of it.
+    fn explained(self) -> Value {
+        let fixture = Fixture::new();
+        let l2 = if self == Self::L2NotAllowed { "none" } else { "all" };
+        fixture.ok(&["create", "tank.img", "--size", "1G", "--l2", l2]);
+        let memory = match self {
+            Self::Good | Self::Flushed => "512M",
+            Self::TooLittleMemory | Self::L2NotAllowed => "96M",
+        };
+        let running = mount(&fixture, memory);
+        if self == Self::L2NotAllowed {
+            fixture.ok(&["l2", "add", "tank", "fast.img", "--size", "512M"]);
+        }
+        write_file(&fixture.path("at").join("big"), 192);
+        for _ in 0..4 {
+            read_rounds(&fixture, 2);
+            if self == Self::Flushed {
+                fixture.ok(&["cache", "flush", "tank"]);
+            }
+        }
+        let report = report(&fixture, "tank");
+        println!("{self:?}: {}", fixture.ok(&["explain"]));
+        end(running);
+        report
+    }
+
+    /// Tells which setup a report is of, by nothing but what it says first.
+    fn named_by(report: &Value) -> Self {
+        if report["healthy"] == true {
+            return Self::Good;
+        }
+        let first = &report["causes"][0];
+        assert_eq!(first["class"], "data", "{report:#}");
+        let remedies = first["remedies"].as_array().unwrap();
+        let has = |name: &str| remedies.iter().any(|remedy| remedy["remedy"] == name);
+        let text = |key: &str| first[key].as_str().unwrap();
+        match (text("cause"), text("l2")) {
+            ("evicted", "absent") if has("fit_the_loop") || has("loop_too_large") => {
+                Self::TooLittleMemory
+            }
+            ("evicted", "excluded") if has("allow_l2") => Self::L2NotAllowed,
+            ("flushed", "absent") => Self::Flushed,
+            other => panic!("{other:?}: {report:#}"),
+        }
+    }
+}
+
+#[test]
+fn three_bad_setups_and_a_good_one_are_told_apart_by_the_report_alone() {
+    if !fuse() {
+        return;
+    }
+    for setup in Setup::ALL {
+        assert_eq!(Setup::named_by(&setup.explained()), setup);
+    }
+}
+
 #[test]
 fn targets_that_are_not_there_are_refused() {
     let fixture = Fixture::new();
