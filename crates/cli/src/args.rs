@@ -190,8 +190,8 @@ pub(crate) struct CreateArgs {
     pub(crate) devices: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) mirrors: Mirrors,
-    /// An object store in place of devices: `s3://BUCKET/PREFIX`, with an empty prefix. Endpoint and
-    /// credentials are those of the AWS_* variables; see docs/object-store.md
+    /// An object store in place of devices: `s3://BUCKET/PREFIX`, with an empty prefix. Endpoint
+    /// and credentials are those of the AWS_* variables; see docs/object-store.md
     #[arg(
         long,
         value_name = "URL",

@@ -244,9 +244,9 @@ pub(crate) fn update_config(
 /// smallest device. Returns the new size of the vdev; the same if it has not grown.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] if there is no such vdev, or if it is an object store; [`ErrorKind::Device`], after which the pool
-/// uses the devices as before, whatever their labels state; [`ErrorKind::NoMemory`]; what
-/// `may_write` returns.
+/// [`ErrorKind::Invalid`] if there is no such vdev, or if it is an object store;
+/// [`ErrorKind::Device`], after which the pool uses the devices as before, whatever their labels
+/// state; [`ErrorKind::NoMemory`]; what `may_write` returns.
 pub(crate) fn expand(
     devices: &Devices,
     number: u16,

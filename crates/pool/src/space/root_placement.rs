@@ -39,8 +39,9 @@ impl RootSlots {
 }
 
 impl Space {
-    /// Returns the addresses of the current txg's root block: two, or one on an object store. `bytes` is the same for all txgs
-    /// of a pool. The first txg allocates the addresses; they are never freed.
+    /// Returns the addresses of the current txg's root block: two, or one on an object store.
+    /// `bytes` is the same for all txgs of a pool. The first txg allocates the addresses; they are
+    /// never freed.
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`] in the first txg, [`ErrorKind::Invalid`] if `bytes` differs from the

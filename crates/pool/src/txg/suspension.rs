@@ -171,8 +171,8 @@ impl Txgs {
         }
     }
 
-    /// Waits while the txgs are suspended and can be cleared, and while a device is away. Returns false if `give_up` says so,
-    /// which is asked now and then, without locks.
+    /// Waits while the txgs are suspended and can be cleared, and while a device is away. Returns
+    /// false if `give_up` says so, which is asked now and then, without locks.
     ///
     /// # Errors
     /// `Suspended` if only another import helps, or the txgs are being closed; `Closed`.
