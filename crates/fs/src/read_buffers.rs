@@ -70,27 +70,25 @@ mod tests {
         OWN.with_borrow(Vec::capacity)
     }
 
+    fn use_at_once(buffers: &ReadBuffers, number: usize) {
+        if number > 0 {
+            buffers.with(LARGE_BYTES, Wait::Allowed, |_| use_at_once(buffers, number - 1));
+        }
+    }
+
     #[test]
     fn a_thread_that_receives_requests_keeps_a_large_buffer_and_others_share_a_few() {
         let buffers = Arc::new(ReadBuffers::new());
         buffers.with(LARGE_BYTES, Wait::Refused, |buffer| assert_eq!(buffer.len(), LARGE_BYTES));
         assert_eq!(own_bytes(), LARGE_BYTES);
         assert!(buffers.shared.lock().is_empty());
-        let together = Arc::new(std::sync::Barrier::new(3 * SHARED_MAX));
-        let workers: Vec<_> = (0..3 * SHARED_MAX)
-            .map(|_| {
-                let (buffers, together) = (Arc::clone(&buffers), Arc::clone(&together));
-                let work = move || {
-                    buffers.with(SMALL_BYTES, Wait::Allowed, |_| ());
-                    buffers.with(LARGE_BYTES, Wait::Allowed, |_| together.wait());
-                    own_bytes()
-                };
-                spawn_named("reader", work).unwrap()
-            })
-            .collect();
-        for worker in workers {
-            assert_eq!(worker.join().unwrap(), SMALL_BYTES);
-        }
+        let shared = Arc::clone(&buffers);
+        let work = move || {
+            shared.with(SMALL_BYTES, Wait::Allowed, |_| ());
+            use_at_once(&shared, 3 * SHARED_MAX);
+            own_bytes()
+        };
+        assert_eq!(spawn_named("worker", work).unwrap().join().unwrap(), SMALL_BYTES);
         assert_eq!(buffers.shared.lock().len(), SHARED_MAX);
         buffers.with(LARGE_BYTES, Wait::Allowed, |_| {
             assert_eq!(buffers.shared.lock().len(), SHARED_MAX - 1, "one of them is used");
