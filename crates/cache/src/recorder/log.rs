@@ -7,8 +7,8 @@
 //! them are resident, the sample is halved, so that most of the table remembers blocks that are
 //! gone: [`GONE_SHARE`] for each resident one, if there are so many. The oldest are forgotten. Of
 //! one in [`NOTED`] of them a note stays, so that a loop much larger than the cache is recognised.
-//! If few have been resident for long ([`SPARSE`]), the sample is doubled. No load is recorded while
-//! there are [`LIVES`] and [`RESIDENT`] blocks, most of them loading.
+//! If few have been resident for long ([`SPARSE`]), the sample is doubled. No load is recorded
+//! while there are [`LIVES`] and [`RESIDENT`] blocks, most of them loading.
 //!
 //! When the sample is doubled, the lives of its new half are unknown. So their misses are not
 //! *told* (counted) until as many blocks were inserted as the table holds. A recorded byte then
