@@ -150,8 +150,8 @@ impl WallClock for SystemWallClock {
     }
 }
 
-/// The wall clock of the system as of its last tick, which is at most 10 ms ago. It is read in a few
-/// nanoseconds, without reading the hardware.
+/// The wall clock of the system as of its last tick, which is at most 10 ms ago. It is read in a
+/// few nanoseconds, without reading the hardware.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CoarseWallClock;
 

@@ -134,8 +134,8 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         self.index.find(hash).filter(|record| !self.is_void(key, record.addr))
     }
 
-    /// As [`is_void`](Self::is_void), by the encoded key and the note. A key that cannot be restored
-    /// may be of any group.
+    /// As [`is_void`](Self::is_void), by the encoded key and the note. A key that cannot be
+    /// restored may be of any group.
     pub(crate) fn is_void_encoded(&self, (key, note): (&[u8], &[u8]), addr: BlockAddr) -> bool {
         if self.groups.count.load(Ordering::SeqCst) == 0 {
             return false;
@@ -144,13 +144,13 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         key.is_none_or(|key| self.is_void(&key, addr))
     }
 
-    /// Forgets all blocks of a group. `leave_memory` removes them from memory.
+    /// Forgets all blocks of a group. `remove_cached` removes them from memory.
     ///
     /// # Errors
     /// As [`forget`](Self::forget). In this process the blocks do not return.
-    pub(crate) fn forget_group(&self, group: u64, leave_memory: impl FnOnce()) -> Result<()> {
+    pub(crate) fn forget_group(&self, group: u64, remove_cached: impl FnOnce()) -> Result<()> {
         self.groups.begin(group);
-        leave_memory();
+        remove_cached();
         let can_write = self.status.is_open() && self.write_queue.wait_started();
         if !can_write || !self.write_queue.write_tombstone(Tombstone::Group(group)) {
             return self.void_label_or_fail();

@@ -366,8 +366,8 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         self.shared.write_all(candidates)
     }
 
-    /// Forgets all blocks of a [group](crate::Codec::group) with one tombstone. `leave_memory` gets
-    /// a condition, and must remove all matching keys from the cache in front:
+    /// Forgets all blocks of a [group](crate::Codec::group) with one tombstone. `remove_cached`
+    /// gets a condition, and must remove all matching keys from the cache in front:
     /// [`Cache::remove_all_from_memory`](forebay_cache::Cache::remove_all_from_memory).
     ///
     /// # Errors
@@ -375,10 +375,10 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
     pub fn forget_group(
         &self,
         group: u64,
-        leave_memory: impl FnOnce(&dyn Fn(&K) -> bool),
+        remove_cached: impl FnOnce(&dyn Fn(&K) -> bool),
     ) -> Result<()> {
         let is_of = |key: &K| self.shared.group_of(key) == Some(group);
-        self.shared.forget_group(group, || leave_memory(&is_of))
+        self.shared.forget_group(group, || remove_cached(&is_of))
     }
 
     /// Whether the index has a live block for the key.

@@ -40,7 +40,8 @@ impl<'a, K: Key, V: Send + Sync + 'static> HybridMemory<'a, K, V> {
         self.cache.peek(key).filter(|value| self.lives(value))
     }
 
-    /// Number of values in memory, including expired ones that were not removed yet; see [`Cache::len`].
+    /// Number of values in memory, including expired ones that were not removed yet; see
+    /// [`Cache::len`].
     pub fn len(&self) -> usize {
         self.cache.len()
     }

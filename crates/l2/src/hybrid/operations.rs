@@ -1,7 +1,7 @@
 //! Operations on values of a hybrid cache beside lookups, inserts and removals.
 //!
-//! Not done, but for groups: visiting, retaining or clearing values of the device. The index there has hashes of
-//! keys, so each value would have to be read.
+//! Not done, but for groups: visiting, retaining or clearing values of the device. The index there
+//! has hashes of keys, so each value would have to be read.
 
 use forebay_cache::Key;
 

@@ -1,5 +1,5 @@
-//! A group is forgotten beside writes, lookups, crashes, the rebuild and the warm-up. No block of it
-//! returns.
+//! A group is forgotten beside writes, lookups, crashes, the rebuild and the warm-up. No block of
+//! it returns.
 
 use std::sync::Arc;
 
