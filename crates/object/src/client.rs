@@ -167,7 +167,8 @@ impl Client {
         persist: Persist,
     ) -> Result<Version, StoreError> {
         let put = || async {
-            let version = self.store.put(key, body.clone(), Condition::Always).await?;
+            let put = self.store.put(key, body.clone(), Condition::Always).await;
+            let version = put.map_err(unconditional)?;
             self.counters.add(ObjectCounters::REQUEST_BYTES, Kind::Put as usize, body.len());
             Ok(version)
         };
@@ -191,7 +192,10 @@ impl Client {
 
     /// Deletes an object, or gives up after some attempts.
     pub(crate) async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.repeat(Kind::Delete, 0, Persist::Background, || self.store.delete(key)).await
+        self.repeat(Kind::Delete, 0, Persist::Background, || async {
+            self.store.delete(key).await.map_err(unconditional)
+        })
+        .await
     }
 
     /// Lists a page of keys after `after`.
@@ -201,7 +205,10 @@ impl Client {
         after: &str,
         persist: Persist,
     ) -> Result<Vec<String>, StoreError> {
-        self.repeat(Kind::List, 0, persist, || self.store.list(prefix, after)).await
+        self.repeat(Kind::List, 0, persist, || async {
+            self.store.list(prefix, after).await.map_err(unconditional)
+        })
+        .await
     }
 
     /// Waits before repetition `attempt`, for half to all of the doubled time. Fails if the client
@@ -311,6 +318,17 @@ impl Client {
             }
             _ => state.away = None,
         }
+    }
+}
+
+/// The error of a request that succeeds whatever the store holds. "Not found" then comes from
+/// something else that answers for the store, like a proxy, and is no definite answer.
+fn unconditional(error: StoreError) -> StoreError {
+    match error.kind() {
+        StoreErrorKind::NotFound | StoreErrorKind::Condition => {
+            StoreError::new(StoreErrorKind::Other, error.to_string())
+        }
+        _ => error,
     }
 }
 

@@ -265,7 +265,7 @@ async fn start(
 ) -> Result<Publisher, Error> {
     let (client, store) = (Arc::clone(&loader.client), Arc::clone(&loader.store));
     let (engine, chain) = engine_of(loader, &known, loaded, options, false);
-    let mut publisher = Publisher { engine, known, chain };
+    let mut publisher = Publisher { engine, known, chain, stopped: None };
     match publisher.publish(Want::Root).await {
         Ok(()) => Ok(publisher),
         Err(Stop::Fenced(fenced)) => {

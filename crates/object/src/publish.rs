@@ -54,6 +54,8 @@ pub(crate) struct Publisher {
     pub(crate) engine: Arc<Engine>,
     pub(crate) known: KnownSuper,
     pub(crate) chain: Chain,
+    /// Why the last publication failed. What it took is in no delta, so none may follow.
+    pub(crate) stopped: Option<Stop>,
 }
 
 /// Publishes flushes until the device is closed.
@@ -68,12 +70,12 @@ pub(crate) async fn run(mut publisher: Publisher) {
             (flushes, !state.removed.is_empty(), state.closing, quiet)
         };
         if !flushes.is_empty() || released {
-            let result = publisher.publish_unless_fenced(Want::Flush).await;
+            let result = publisher.publish_unless_stopped(Want::Flush).await;
             engine.finish_flushes(flushes, &result);
         }
         if closing && quiet {
             let budget = engine.options.close_budget;
-            let last = publisher.publish_unless_fenced(Want::Close);
+            let last = publisher.publish_unless_stopped(Want::Close);
             if !matches!(timeout(budget, last).await, Ok(Ok(()))) {
                 tracing::warn!(store = %engine.name, "closed without a last root");
             }
@@ -106,11 +108,13 @@ impl Engine {
 }
 
 impl Publisher {
-    async fn publish_unless_fenced(&mut self, want: Want) -> Result<(), Stop> {
-        if let Some(fenced) = self.engine.lock().fenced.clone() {
-            return Err(Stop::Fenced(fenced));
+    async fn publish_unless_stopped(&mut self, want: Want) -> Result<(), Stop> {
+        if let Some(stop) = self.stopped.clone() {
+            return Err(stop);
         }
-        self.publish(want).await
+        let result = self.publish(want).await;
+        self.stopped = result.as_ref().err().cloned();
+        result
     }
 
     /// Publishes what has changed until now.

@@ -29,6 +29,9 @@ const IDLE_CONNECTIONS: usize = 192;
 /// What the text of an error has if the server asks for fewer requests. A key has no such text.
 const SLOW_DOWN: [&str; 3] = ["503 Service Unavailable", "429 Too Many Requests", "SlowDown"];
 
+/// The code of S3's answer if there is no such object.
+const NO_SUCH_KEY: &str = "<Code>NoSuchKey</Code>";
+
 /// The most characters of a cause that are shown.
 const DETAIL_CHARS: usize = 300;
 
@@ -101,7 +104,8 @@ fn failure(error: object_store::Error) -> StoreError {
     };
     let text = error.to_string();
     let kind = match &error {
-        NotFound { .. } => StoreErrorKind::NotFound,
+        // Any other 404 is of a proxy, or of a bucket that is not there: it says nothing of the key.
+        NotFound { .. } if text.contains(NO_SUCH_KEY) => StoreErrorKind::NotFound,
         AlreadyExists { .. } | Precondition { .. } => StoreErrorKind::Condition,
         PermissionDenied { .. } | Unauthenticated { .. } => StoreErrorKind::Denied,
         _ if SLOW_DOWN.iter().any(|sign| text.contains(sign)) => StoreErrorKind::SlowDown,
@@ -204,6 +208,41 @@ mod tests {
         assert_eq!(error.kind(), StoreErrorKind::Other);
         assert!(!error.to_string().contains("nothing-secret"), "{error}");
         server.await.unwrap();
+    }
+
+    /// What a get says when a server answers 404 with `body`.
+    async fn kind_of_404(body: &'static str) -> StoreErrorKind {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::task::spawn_blocking(move || {
+            use std::io::{BufRead, BufReader, Write};
+            let (mut stream, _) = listener.accept().unwrap();
+            let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            assert!(lines.map(Result::unwrap).any(|line| line.is_empty()));
+            let len = body.len();
+            write!(stream, "HTTP/1.1 404 Not Found\r\ncontent-length: {len}\r\n\r\n{body}")
+                .unwrap();
+        });
+        let bucket = builder("bucket")
+            .with_endpoint(format!("http://{address}"))
+            .with_allow_http(true)
+            .with_access_key_id("nobody")
+            .with_secret_access_key("nothing-secret")
+            .build()
+            .unwrap();
+        let store = S3 { bucket, prefix: "prefix/".to_owned() };
+        let error = store.get("super").await.unwrap_err();
+        server.await.unwrap();
+        error.kind()
+    }
+
+    #[tokio::test]
+    async fn only_s3_itself_knows_that_an_object_is_not_there() {
+        let s3 = "<?xml version=\"1.0\"?><Error><Code>NoSuchKey</Code><Key>super</Key></Error>";
+        assert_eq!(kind_of_404(s3).await, StoreErrorKind::NotFound);
+        assert_eq!(kind_of_404("404 page not found").await, StoreErrorKind::Other);
+        let bucket = "<Error><Code>NoSuchBucket</Code></Error>";
+        assert_eq!(kind_of_404(bucket).await, StoreErrorKind::Other);
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub(crate) struct Network {
     pub(crate) late: u64,
     pub(crate) slow_down: u64,
     pub(crate) cut: u64,
+    /// Something else answers an unconditional change: there is no such object.
+    pub(crate) strange: u64,
 }
 
 impl Network {
@@ -40,10 +42,11 @@ impl Network {
         late: 0,
         slow_down: 0,
         cut: 0,
+        strange: 0,
     };
     /// A tenth of the requests fails in one way or another.
     pub(crate) const BAD: Self =
-        Self { refused: 30, lost: 40, late: 20, slow_down: 20, cut: 20, ..Self::GOOD };
+        Self { refused: 30, lost: 40, late: 20, slow_down: 20, cut: 20, strange: 10, ..Self::GOOD };
 }
 
 /// Locking: `simulated-store`, a leaf lock.
@@ -73,6 +76,7 @@ enum Fate {
     Late,
     SlowDown,
     Cut,
+    Strange,
 }
 
 impl SimulatedStore {
@@ -139,7 +143,8 @@ impl SimulatedStore {
 
     fn draw(&self) -> (Fate, Duration) {
         let mut state = self.state.lock();
-        let Network { latency, refused, lost, late, slow_down, cut } = state.network.clone();
+        let Network { latency, refused, lost, late, slow_down, cut, strange } =
+            state.network.clone();
         let span = (latency.end - latency.start).as_micros() as u64;
         let wait = latency.start + Duration::from_micros(state.rng.below(span + 1));
         let mut chance = state.rng.below(1000);
@@ -158,6 +163,8 @@ impl SimulatedStore {
             Fate::SlowDown
         } else if is(cut) {
             Fate::Cut
+        } else if is(strange) {
+            Fate::Strange
         } else {
             Fate::Done
         };
@@ -167,6 +174,7 @@ impl SimulatedStore {
     /// Executes a change, after it has travelled.
     async fn change<T: Send + 'static>(
         &self,
+        condition: Condition,
         execute: impl FnOnce(&MemoryStore) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         {
@@ -192,6 +200,8 @@ impl SimulatedStore {
         let result = match fate {
             Fate::Refused => Err(failure("connection refused")),
             Fate::SlowDown => Err(slow_down()),
+            Fate::Strange if condition == Condition::Always => Err(strange()),
+            Fate::Strange => Err(failure("404 page not found")),
             Fate::Late => {
                 let inner = Arc::clone(&self.inner);
                 tokio::spawn(async move {
@@ -219,7 +229,9 @@ impl SimulatedStore {
         let (fate, wait) = self.start().await;
         self.travel(wait).await;
         let result = match fate {
-            Fate::Refused | Fate::Lost | Fate::Late => Err(failure("connection refused")),
+            Fate::Refused | Fate::Lost | Fate::Late | Fate::Strange => {
+                Err(failure("connection refused"))
+            }
             Fate::SlowDown => Err(slow_down()),
             Fate::Done => execute(&self.inner),
             Fate::Cut => execute(&self.inner).map(cut_short),
@@ -256,6 +268,10 @@ fn slow_down() -> StoreError {
     StoreError::new(StoreErrorKind::SlowDown, "slow down")
 }
 
+fn strange() -> StoreError {
+    StoreError::new(StoreErrorKind::NotFound, "404 page not found")
+}
+
 fn half(body: Bytes) -> Bytes {
     body.slice(..body.len() / 2)
 }
@@ -278,12 +294,14 @@ impl ObjectStore for SimulatedStore {
         condition: Condition,
     ) -> StoreFuture<'a, Version> {
         let key = key.to_owned();
-        Box::pin(self.change(move |store| store.put_now(&key, &body, &condition)))
+        Box::pin(
+            self.change(condition.clone(), move |store| store.put_now(&key, &body, &condition)),
+        )
     }
 
     fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
         let key = key.to_owned();
-        Box::pin(self.change(move |store| {
+        Box::pin(self.change(Condition::Always, move |store| {
             store.delete_now(&key);
             Ok(())
         }))

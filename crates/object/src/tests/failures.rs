@@ -60,6 +60,50 @@ fn a_close_while_the_store_is_away_ends_with_errors() {
 }
 
 #[test]
+fn not_found_is_no_answer_to_an_unconditional_put() {
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        store.set_network(Network { strange: 500, ..Network::GOOD });
+        for tag in 1..20 {
+            session.write(MUTABLE_BYTES + tag * WINDOW_BYTES, 3, tag).await.unwrap();
+            session.write(8192, 1, tag).await.unwrap();
+            session.flush().await.unwrap();
+        }
+        store.set_network(Network::GOOD);
+        let next = Session::open(&store, options("two", 2)).await.unwrap();
+        next.expect(8192, 1, 19).await;
+        for tag in 1..20 {
+            next.expect(MUTABLE_BYTES + tag * WINDOW_BYTES, 3, tag).await;
+        }
+    });
+}
+
+#[test]
+fn no_flush_succeeds_after_one_that_failed() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        session.write(1 << 20, 1, 1).await.unwrap();
+        store.set_away(true);
+        let flush = || {
+            let session = session.clone();
+            tokio::spawn(async move { session.flush().await })
+        };
+        let first = flush();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // The first one has taken what there is to publish.
+        let second = flush();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        session.close().await;
+        for flush in [first, second] {
+            assert_eq!(flush.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+        }
+    });
+}
+
+#[test]
 fn cut_bodies_and_slow_downs_are_retried_and_counted() {
     let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
