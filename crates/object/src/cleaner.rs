@@ -48,6 +48,9 @@ const IDLE: Duration = Duration::from_secs(1);
 const SMALL_SECTORS: u64 = WINDOW_SECTORS / 8;
 /// The most objects of a merge.
 const MERGE_MAX: usize = 64;
+/// The most sectors from the first one to the last one of a merge: 64 GiB. Addresses are never used
+/// again, so neighbours in the map may be as far from each other as all that was ever written.
+const SPAN_MAX: u64 = 1 << 24;
 
 /// Cleans until the device is closed.
 pub(crate) async fn run(engine: Arc<Engine>, oracle: Arc<dyn LiveRanges>) {
@@ -76,11 +79,11 @@ pub(crate) struct Cleaner {
     pub(crate) oracle: Arc<dyn LiveRanges>,
 }
 
-/// An object, and its live extents.
+/// An object, and its live extents with their bytes: a copy, which does not keep what is dead. The
+/// live bytes of a merge fit in one object.
 struct Survey {
     object: Object,
-    payload: Bytes,
-    live: Vec<Extent>,
+    live: Vec<(Extent, Bytes)>,
 }
 
 impl Cleaner {
@@ -147,28 +150,27 @@ impl Cleaner {
                 if start < end {
                     let offset = extent.offset + (start - extent.start) as u16;
                     let sectors = (end - start) as u16;
-                    kept.push(Extent { start, sectors, offset, checksum: 0 });
+                    let at = directory::bytes_of(offset) as usize;
+                    let bytes = &payload[at..at + directory::bytes_of(sectors) as usize];
+                    let extent = Extent { start, sectors, offset, checksum: 0 };
+                    kept.push((extent, Bytes::copy_from_slice(bytes)));
                 }
             }
         }
-        Ok(Survey { object, payload, live: kept })
+        Ok(Survey { object, live: kept })
     }
 
     /// Writes the live extents as one object.
     async fn merge(&self, surveys: Vec<Survey>) -> Result<(), String> {
-        let mut pieces: Vec<(Extent, Bytes)> = Vec::new();
-        for Survey { payload, live, .. } in &surveys {
-            for extent in live {
-                let at = directory::bytes_of(extent.offset) as usize;
-                let bytes = payload.slice(at..at + directory::bytes_of(extent.sectors) as usize);
-                pieces.push((*extent, bytes));
-            }
-        }
         let generation = surveys.iter().map(|survey| survey.object.generation).max().unwrap_or(0);
         // After so many merges the objects stay as they are.
         let Some(generation) = generation.checked_add(1) else { return Ok(()) };
         let count = surveys.len() as u64;
-        let objects: Vec<Object> = surveys.into_iter().map(|survey| survey.object).collect();
+        let (mut objects, mut pieces) = (Vec::with_capacity(surveys.len()), Vec::new());
+        for Survey { object, live } in surveys {
+            objects.push(object);
+            pieces.extend(live);
+        }
         if pieces.is_empty() {
             // What is live in their spans is in other objects.
             self.replace(objects, None);
@@ -266,7 +268,9 @@ impl State {
         let (mut end, mut live) = (first, 0);
         for next in self.map.iter_from(first) {
             let fits = live + u64::from(next.live) <= WINDOW_SECTORS && run.len() < MERGE_MAX;
-            let joins = fits && (is_half_dead(next) || u64::from(next.live) <= SMALL_SECTORS);
+            let near = next.end() - first <= SPAN_MAX;
+            let joins =
+                fits && near && (is_half_dead(next) || u64::from(next.live) <= SMALL_SECTORS);
             if !run.is_empty() && next.first >= end && !joins {
                 break;
             }

@@ -286,7 +286,7 @@ pub(crate) fn object_of(extents: &[Extent], epoch: u32, generation: u16) -> Obje
     let payload_sectors = extents.iter().map(|extent| extent.sectors).sum();
     Object {
         first,
-        span: (end - first) as u32,
+        span: u32::try_from(end - first).expect("merges are of objects near each other"),
         epoch,
         generation,
         payload_sectors,

@@ -143,6 +143,38 @@ fn without_live_blocks_no_data_object_is_left() {
 }
 
 #[test]
+fn objects_that_are_far_from_each_other_are_not_merged() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        let live = LiveSectors::new();
+        // Farther than a span can tell.
+        let far = MUTABLE_BYTES + ((1 << 32) + 10) * SECTOR;
+        for offset in [MUTABLE_BYTES, far] {
+            session.write(offset, 8, 1).await.unwrap();
+            live.set(offset, 3, true);
+        }
+        for tag in 1..12 {
+            session.write(far + tag * WINDOW_BYTES, 8, 1).await.unwrap();
+            live.set(far + tag * WINDOW_BYTES, 8, true);
+            session.write(LABEL, 1, tag).await.unwrap();
+            session.flush().await.unwrap();
+        }
+        session.clean(&live);
+        for offset in [MUTABLE_BYTES, far] {
+            session.discard(offset + 3 * SECTOR, 5).await;
+        }
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert!(session.counter("merged_objects") >= 2);
+        let next = Session::open(&store, options("two", 2)).await.unwrap();
+        for session in [session, next] {
+            session.expect(MUTABLE_BYTES, 3, 1).await;
+            session.expect(far, 3, 1).await;
+        }
+    });
+}
+
+#[test]
 fn an_oracle_that_does_not_know_keeps_everything() {
     struct Ignorant;
     impl LiveRanges for Ignorant {
