@@ -53,7 +53,8 @@ impl Loader {
     /// Loads the newest root, without the log after it.
     pub(crate) async fn root(&self, known: &KnownSuper) -> Result<Loaded, Error> {
         let mut loaded = Loaded {
-            chain: Chain { log: (1, 0), ..Chain::default() },
+            // No owner flushes before its first root: without a root there is no log.
+            chain: Chain { log: (known.content.epoch, 0), ..Chain::default() },
             map: Map::default(),
             mutable: Mutable::default(),
             next_unused: MUTABLE_BYTES,

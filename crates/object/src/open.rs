@@ -47,7 +47,7 @@ pub(crate) async fn create(
     probe::probe(&client, name).await?;
     let content = Super {
         store_guid: client.nonce() as u64,
-        epoch: 1,
+        epoch: first_epoch(&client),
         session: client.nonce(),
         root: Identity::default(),
         closed: false,
@@ -67,6 +67,13 @@ pub(crate) async fn create(
     let loader = Loader { client, store: name.into(), persist };
     let loaded = loader.root(&known).await?;
     start(loader, known, loaded, options).await
+}
+
+/// The first epoch of a pool. It is part of the keys of data and log objects, and is random: a host
+/// that was cut off while its pool was destroyed shares no key with the next pool of the prefix.
+fn first_epoch(client: &Client) -> u64 {
+    // A quarter of the epochs that a key has room for. The rest is for takeovers.
+    1 + u64::from(client.nonce() as u32 >> 2)
 }
 
 /// Takes a store over.

@@ -321,7 +321,7 @@ fn orphans_of_dead_owners_are_deleted_and_nothing_else() {
             assert_eq!(data, named, "seed {seed}");
             // The fences stay.
             let logs = memory.list_now(names::LOGS, "");
-            for epoch in 1..session.engine.epoch {
+            for epoch in session.engine.epoch - 4..session.engine.epoch {
                 assert!(
                     logs.iter().any(|key| names::parse_log(key).is_some_and(|(e, _)| e == epoch))
                 );

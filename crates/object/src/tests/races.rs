@@ -98,6 +98,40 @@ fn a_flush_that_races_a_takeover_is_kept_or_fails() {
     }
 }
 
+#[test]
+fn a_host_whose_pool_was_destroyed_cannot_harm_the_next_one() {
+    let memory = MemoryStore::new();
+    let host = |seed| SimulatedStore::new(Arc::clone(&memory), Network::GOOD, seed);
+    simulate(async {
+        let (one, two) = (host(1), host(2));
+        let old = Session::create(&one, options("old", 1)).await;
+        old.write(RING, 1, 1).await.unwrap();
+        old.flush().await.unwrap();
+        // It is cut off with a put under way.
+        one.set_paused(true);
+        let writer = old.clone();
+        let write = tokio::spawn(async move { writer.write(MUTABLE_BYTES, 8, 1).await });
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let shared: Arc<dyn ObjectStore> = two.clone();
+        crate::destroy::destroy(shared, "test", options("admin", 2)).await.unwrap();
+        let new = Session::create(&two, options("new", 3)).await;
+        for place in [MUTABLE_BYTES, RING] {
+            new.write(place, 8, 2).await.unwrap();
+        }
+        new.flush().await.unwrap();
+        one.set_paused(false);
+        // The store still takes its objects. They are no part of the new pool.
+        write.await.unwrap().unwrap();
+        old.write(RING, 1, 3).await.unwrap();
+        drop(old.flush().await);
+        let next = Session::open(&two, options("next", 4)).await.unwrap();
+        for session in [new, next] {
+            session.expect(MUTABLE_BYTES, 8, 2).await;
+            session.expect(RING, 8, 2).await;
+        }
+    });
+}
+
 impl Session {
     async fn flush_after_write(&self) -> Result<(), forebay_io::Error> {
         self.write(RING, 1, u64::MAX).await?;
