@@ -10,6 +10,13 @@ use super::{FormatError, Result, take, take_one};
 /// The most bytes of an owner's name.
 pub(crate) const OWNER_BYTES: usize = 128;
 
+/// The largest epoch: a key has eight digits for it.
+const EPOCH_MAX: u64 = u32::MAX as u64;
+/// Numbers are below: a key has twelve digits for them.
+const NUMBERS: u64 = 1 << 48;
+/// The most bytes of all deltas, or of a checkpoint, that are believed.
+const BYTES_MAX: u64 = 1 << 40;
+
 /// The identity of a root or a checkpoint.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -29,6 +36,11 @@ impl IdentityPhys {
     fn get(&self) -> Identity {
         Identity { epoch: self.epoch.get(), number: self.number.get(), nonce: self.nonce.get() }
     }
+}
+
+/// Whether epoch and number have room in a key. Both can then be counted up without an overflow.
+fn is_sound(id: Identity) -> bool {
+    id.epoch <= EPOCH_MAX && id.number < NUMBERS
 }
 
 /// The body of `super`. The nonce of its envelope is unique for each write.
@@ -84,14 +96,17 @@ impl Super {
         let phys = take_one::<SuperPhys>(&mut body)?;
         let owner = phys.owner.get(..phys.owner_bytes.get() as usize).ok_or(FormatError::Value)?;
         let owner = str::from_utf8(owner).map_err(|_| FormatError::Value)?.to_owned();
-        if phys.closed.get() > 1 || !body.is_empty() {
+        let root = phys.root.get();
+        // The next owner takes the next epoch.
+        let sound = epoch < EPOCH_MAX && is_sound(root);
+        if !sound || phys.closed.get() > 1 || !body.is_empty() {
             return Err(FormatError::Value);
         }
         Ok(Self {
             store_guid: phys.store_guid.get(),
             epoch,
             session: phys.session.get(),
-            root: phys.root.get(),
+            root,
             closed: phys.closed.get() == 1,
             owner,
         })
@@ -198,21 +213,27 @@ pub(crate) fn encode_root(chain: &Chain, delta: &Delta) -> Vec<u8> {
     body
 }
 
-/// The most log objects of a link that are believed: it bounds the requests of an open.
-const LOGS_MAX: u64 = 1 << 20;
+/// The most objects of a chain that are believed: it bounds the requests of an open.
+const OBJECTS_MAX: u64 = 1 << 20;
 
 /// Decodes the body of a root.
 pub(crate) fn decode_root(mut body: &[u8]) -> Result<(Chain, Delta)> {
     let head = take_one::<RootPhys>(&mut body)?;
     let links = take::<LinkPhys>(&mut body, head.links.get() as usize)?;
+    let mut objects = 0;
     let link = |phys: &LinkPhys| {
         let (id, end) = (phys.id.get(), phys.end.get());
-        if end == 0 {
-            return Ok(Link::Root(id));
-        }
-        let sound = id.number < end && end - id.number <= LOGS_MAX;
-        let logs = Link::Logs { epoch: id.epoch, start: id.number, end };
-        sound.then_some(logs).ok_or(FormatError::Value)
+        let (link, count) = match end {
+            0 => (Link::Root(id), Some(1)),
+            _ => {
+                let count = end.checked_sub(id.number).filter(|count| *count > 0);
+                (Link::Logs { epoch: id.epoch, start: id.number, end }, count)
+            }
+        };
+        let count = count.filter(|_| is_sound(id) && end < NUMBERS).ok_or(FormatError::Value)?;
+        objects = count.checked_add(objects).ok_or(FormatError::Value)?;
+        let sound = objects <= OBJECTS_MAX;
+        sound.then_some(link).ok_or(FormatError::Value)
     };
     let chain = Chain {
         log: (head.log_epoch.get(), head.log_sequence.get()),
@@ -222,8 +243,14 @@ pub(crate) fn decode_root(mut body: &[u8]) -> Result<(Chain, Delta)> {
         links: links.iter().map(link).collect::<Result<_>>()?,
         chain_bytes: head.chain_bytes.get(),
     };
-    // The keys have four digits.
-    if chain.parts > 0xffff {
+    let log = Identity { epoch: chain.log.0, number: chain.log.1, nonce: 0 };
+    let sound = is_sound(log)
+        && is_sound(chain.checkpoint)
+        && chain.chain_bytes <= BYTES_MAX
+        && chain.checkpoint_bytes <= BYTES_MAX
+        // The keys have four digits.
+        && chain.parts <= 0xffff;
+    if !sound {
         return Err(FormatError::Value);
     }
     Ok((chain, Delta::decode(body)?))
@@ -231,6 +258,8 @@ pub(crate) fn decode_root(mut body: &[u8]) -> Result<(Chain, Delta)> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -259,6 +288,55 @@ mod tests {
         assert_eq!(decode_root(&body), Ok((chain, delta)));
         for len in 0..body.len() {
             assert!(decode_root(&body[..len]).is_err());
+        }
+    }
+
+    #[test]
+    fn numbers_that_would_overflow_or_never_end_are_refused() {
+        let links = |links: &[Link]| Chain { links: links.to_vec(), ..Chain::default() };
+        let logs = |start, end| Link::Logs { epoch: 1, start, end };
+        let many = [logs(0, OBJECTS_MAX / 2), logs(1 << 30, (1 << 30) + OBJECTS_MAX / 2)];
+        assert!(decode_root(&encode_root(&links(&many), &Delta::default())).is_ok());
+        let late = Identity { epoch: 1, number: NUMBERS, nonce: 0 };
+        let hostile = [
+            links(&[many[0], many[1], Link::Root(Identity::default())]),
+            links(&[logs(7, 7)]),
+            links(&[logs(7, 6)]),
+            links(&[logs(0, u64::MAX)]),
+            links(&[logs(u64::MAX - 1, u64::MAX)]),
+            links(&[Link::Root(late)]),
+            Chain { log: (1, u64::MAX), ..Chain::default() },
+            Chain { log: (EPOCH_MAX + 1, 0), ..Chain::default() },
+            Chain { checkpoint: late, ..Chain::default() },
+            Chain { chain_bytes: u64::MAX, ..Chain::default() },
+            Chain { checkpoint_bytes: u64::MAX, ..Chain::default() },
+            Chain { parts: 0x1_0000, ..Chain::default() },
+        ];
+        for chain in hostile {
+            let body = encode_root(&chain, &Delta::default());
+            assert_eq!(decode_root(&body), Err(FormatError::Value), "{chain:?}");
+        }
+        let content = |root| Super {
+            store_guid: 1,
+            epoch: 1,
+            session: 1,
+            root,
+            closed: false,
+            owner: String::new(),
+        };
+        assert_eq!(Super::decode(1, &content(late).encode()), Err(FormatError::Value));
+        let body = content(Identity::default()).encode();
+        assert_eq!(Super::decode(EPOCH_MAX, &body), Err(FormatError::Value));
+        assert!(Super::decode(EPOCH_MAX - 1, &body).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_bytes_are_refused_or_decoded(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = Super::decode(1, &bytes);
+            if let Ok((chain, _)) = decode_root(&bytes) {
+                prop_assert!(chain.objects() <= OBJECTS_MAX);
+            }
         }
     }
 }
