@@ -7,7 +7,8 @@
 //! * another writer's content: ours will never take effect, because its condition is false for ever
 //!   (no version comes back, and the object that ends a log is never deleted);
 //! * the old content: *not final*. The same bytes are sent again under the same condition, until
-//!   one of the other cases is seen. Nothing else may be sent for this step meanwhile.
+//!   one of the other cases is seen. Nothing else may be sent for this step meanwhile;
+//! * a damaged body says nothing, and is as the old content.
 
 use bytes::Bytes;
 
@@ -52,6 +53,31 @@ pub(crate) async fn read_super(
     }
 }
 
+/// Reads `super` until the answer is to be relied on: damaged bodies, and a single "not found", may
+/// come from a bad network or a bad proxy.
+pub(crate) async fn read_super_at_last(client: &Client) -> Result<KnownSuper, StoreError> {
+    let mut missing = false;
+    for attempt in 0.. {
+        match read_super(client, Persist::Forever).await {
+            Ok(known) => return Ok(known),
+            Err(SuperError::Damaged(error)) => {
+                tracing::warn!(%error, "super is damaged, and is read again");
+                client.back_off(attempt).await?;
+            }
+            Err(SuperError::Store(error)) if error.kind() == StoreErrorKind::NotFound => {
+                if missing {
+                    return Err(error);
+                }
+                missing = true;
+                // For the longest time, so that the two looks are not at the same fault.
+                client.back_off(u32::MAX).await?;
+            }
+            Err(SuperError::Store(error)) => return Err(error),
+        }
+    }
+    unreachable!("the loop ends by a return")
+}
+
 /// Times that a damaged `super` is fetched again.
 const DAMAGED_ATTEMPTS: u32 = 4;
 
@@ -78,18 +104,16 @@ pub(crate) enum Lost {
     Destroyed,
     /// Another writer has created the object.
     Taken,
-    /// The client was stopped, or `super` is damaged.
+    /// The client was stopped.
     Failed(StoreError),
 }
 
-impl From<SuperError> for Lost {
-    fn from(error: SuperError) -> Self {
-        match error {
-            SuperError::Store(error) if error.kind() == StoreErrorKind::NotFound => Self::Destroyed,
-            SuperError::Store(error) => Self::Failed(error),
-            SuperError::Damaged(error) => {
-                Self::Failed(StoreError::new(StoreErrorKind::Damaged, format!("super: {error}")))
-            }
+impl From<StoreError> for Lost {
+    /// Of an error of [`read_super_at_last`].
+    fn from(error: StoreError) -> Self {
+        match error.kind() {
+            StoreErrorKind::NotFound => Self::Destroyed,
+            _ => Self::Failed(error),
         }
     }
 }
@@ -112,7 +136,7 @@ pub(crate) async fn swap_super(
             }
             Err(_) => {}
         }
-        let found = read_super(client, Persist::Forever).await?;
+        let found = read_super_at_last(client).await?;
         if found.nonce == nonce {
             return Ok(written(found.version));
         }
@@ -143,9 +167,10 @@ pub(crate) async fn create(
             Ok((bytes, version)) => match envelope::open(&bytes) {
                 Ok((_, id, _)) if id.nonce == nonce => return Ok(version),
                 Ok(_) => return Err(Lost::Taken),
-                // The body of the answer may be damaged.
-                Err(_) if attempt < DAMAGED_ATTEMPTS => {}
-                Err(_) => return Err(Lost::Taken),
+                // A program that knows another version of the format.
+                Err(FormatError::Version(_)) => return Err(Lost::Taken),
+                // The body of the answer is damaged: whose object it is, is not known.
+                Err(error) => tracing::warn!(key, %error, "damaged, and is read again"),
             },
             Err(error) if error.kind() == StoreErrorKind::NotFound => {}
             Err(error) => return Err(Lost::Failed(error)),

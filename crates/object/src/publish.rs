@@ -16,7 +16,7 @@ use forebay_io::{Error, ErrorKind, Request};
 use tokio::time::{sleep, timeout};
 
 use crate::client::Persist;
-use crate::conditional::{self, KnownSuper, Lost, read_super, swap_super};
+use crate::conditional::{self, KnownSuper, Lost, read_super_at_last, swap_super};
 use crate::counters::ObjectCounters;
 use crate::engine::{Engine, Fenced};
 use crate::format::SECTOR_BYTES;
@@ -244,20 +244,24 @@ impl Publisher {
 
     /// Finds out who has taken over.
     async fn stop_of(&self, lost: Lost) -> Stop {
-        let content = match lost {
-            Lost::Failed(error) if error.kind() == StoreErrorKind::Closed => {
-                return Stop::Closed(error.to_string());
-            }
+        let found = match lost {
             Lost::Super(content) => Ok(*content),
-            _ => read_super(&self.engine.client, Persist::Forever).await.map(|known| known.content),
-        };
-        match content {
-            Ok(content) => Stop::Fenced(Fenced { owner: content.owner, epoch: content.epoch }),
-            Err(_) => {
-                let owner = "a host that has destroyed the pool".to_owned();
-                Stop::Fenced(Fenced { owner, epoch: self.engine.epoch })
+            Lost::Failed(error) => Err(error),
+            Lost::Taken | Lost::Destroyed => {
+                read_super_at_last(&self.engine.client).await.map(|known| known.content)
             }
-        }
+        };
+        let is_ours = |content: &Super| content.session == self.known.content.session;
+        let (owner, epoch) = match found {
+            Ok(content) if !is_ours(&content) => (content.owner, content.epoch),
+            // It has written to our log without a takeover.
+            Ok(_) => ("another program".to_owned(), self.engine.epoch),
+            Err(error) if error.kind() == StoreErrorKind::NotFound => {
+                ("a host that has destroyed the pool".to_owned(), self.engine.epoch)
+            }
+            Err(error) => return Stop::Closed(error.to_string()),
+        };
+        Stop::Fenced(Fenced { owner, epoch })
     }
 }
 

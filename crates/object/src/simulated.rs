@@ -63,6 +63,8 @@ struct State {
     dead: bool,
     away: bool,
     paused: bool,
+    /// Gets that still are answered by "not found".
+    hidden: u64,
     requests: u64,
     changes: u64,
     in_flight: usize,
@@ -88,6 +90,7 @@ impl SimulatedStore {
             dead: false,
             away: false,
             paused: false,
+            hidden: 0,
             requests: 0,
             changes: 0,
             in_flight: 0,
@@ -109,6 +112,18 @@ impl SimulatedStore {
     /// Sets whether the client is suspended: its requests stay where they are.
     pub(crate) fn set_paused(&self, paused: bool) {
         self.state.lock().paused = paused;
+    }
+
+    /// Lets the next `gets` find nothing.
+    pub(crate) fn hide(&self, gets: u64) {
+        self.state.lock().hidden = gets;
+    }
+
+    fn is_hidden(&self) -> bool {
+        let mut state = self.state.lock();
+        let hidden = state.hidden > 0;
+        state.hidden = state.hidden.saturating_sub(1);
+        hidden
     }
 
     async fn travel(&self, time: Duration) {
@@ -229,6 +244,7 @@ impl SimulatedStore {
         let (fate, wait) = self.start().await;
         self.travel(wait).await;
         let result = match fate {
+            _ if self.is_hidden() => Err(strange()),
             Fate::Refused | Fate::Lost | Fate::Late | Fate::Strange => {
                 Err(failure("connection refused"))
             }

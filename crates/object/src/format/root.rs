@@ -213,8 +213,9 @@ pub(crate) fn encode_root(chain: &Chain, delta: &Delta) -> Vec<u8> {
     body
 }
 
-/// The most objects of a chain that are believed: it bounds the requests of an open.
-const OBJECTS_MAX: u64 = 1 << 20;
+/// The most objects of a chain that are believed, many more than there ever are: it bounds the tasks
+/// of an open, which fetches all at once.
+const OBJECTS_MAX: u64 = 1 << 16;
 
 /// Decodes the body of a root.
 pub(crate) fn decode_root(mut body: &[u8]) -> Result<(Chain, Delta)> {

@@ -99,6 +99,33 @@ fn a_flush_that_races_a_takeover_is_kept_or_fails() {
 }
 
 #[test]
+fn a_host_is_not_fenced_by_bad_answers() {
+    for round in 0..20 {
+        let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, round);
+        simulate(async {
+            let session = Session::create(&store, options("one", round)).await;
+            for tag in 1..20 {
+                // An answer is lost. Whoever looks finds damaged bodies, or once nothing at all.
+                let damaged = Network { lost: 400, cut: 600, ..Network::GOOD };
+                let lost = Network { lost: 400, ..Network::GOOD };
+                let by_label = tag % 4 > 1;
+                store.set_network(if tag % 2 == 0 { damaged } else { lost });
+                store.hide(tag % 2);
+                let writer = session.clone();
+                let flush = tokio::spawn(async move {
+                    writer.write(if by_label { LABEL } else { RING }, 1, tag).await?;
+                    writer.flush().await
+                });
+                tokio::time::sleep(Duration::from_secs(60)).await;
+                store.hide(0);
+                store.set_network(Network::GOOD);
+                flush.await.unwrap().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
 fn a_host_whose_pool_was_destroyed_cannot_harm_the_next_one() {
     let memory = MemoryStore::new();
     let host = |seed| SimulatedStore::new(Arc::clone(&memory), Network::GOOD, seed);
