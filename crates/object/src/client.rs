@@ -5,7 +5,8 @@
 //! out what an error meant.
 //!
 //! The store is *away* from its first request without an answer to its next answer. Refusals
-//! (credentials, too many requests) count as no answer.
+//! (credentials, too many requests) count as no answer. Puts have a record of their own, which only
+//! a put clears: a store may refuse what makes it larger, and answer all else.
 //!
 //! Locking: `object-client`, a leaf lock, held for a look.
 
@@ -47,6 +48,12 @@ enum Kind {
     List,
 }
 
+impl Kind {
+    fn is_put(self) -> bool {
+        matches!(self, Self::Put | Self::PutIf)
+    }
+}
+
 /// How long a request is repeated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Persist {
@@ -73,9 +80,14 @@ pub(crate) struct Client {
 
 struct State {
     rng: SmallRng,
-    /// When the first request failed since the last answer, and the newest error.
-    away: Option<(u64, String)>,
+    /// Of puts: [`Silence`] since the last answer to one.
+    puts_away: Option<Silence>,
+    /// Of other requests: since the last answer to any.
+    others_away: Option<Silence>,
 }
+
+/// When the first request failed since an answer, and the newest error.
+type Silence = (u64, String);
 
 impl Client {
     pub(crate) fn new(store: Arc<dyn ObjectStore>, options: &Options) -> Self {
@@ -88,7 +100,10 @@ impl Client {
             gets: Limiter::new(options.gets),
             background: Limiter::new(options.background),
             clock: SystemClock::new(),
-            state: Mutex::named("object-client", State { rng, away: None }),
+            state: Mutex::named(
+                "object-client",
+                State { rng, puts_away: None, others_away: None },
+            ),
             stopped: watch::Sender::new(false),
         }
     }
@@ -104,10 +119,11 @@ impl Client {
         self.stopped.send_replace(true);
     }
 
-    /// Since when the store has not answered.
+    /// Since when the store has not answered, or has not for puts.
     pub(crate) fn away(&self) -> Option<Away> {
         let state = self.state.lock();
-        let (since, error) = state.away.as_ref()?;
+        let records = [&state.puts_away, &state.others_away];
+        let (since, error) = records.into_iter().flatten().min_by_key(|(since, _)| *since)?;
         let since_ms = self.clock.now_ns().saturating_sub(*since) / 1_000_000;
         Some(Away { since_ms, error: error.clone() })
     }
@@ -300,11 +316,11 @@ impl Client {
             }
             _ = stopped.wait_for(|stopped| *stopped) => return Err(closed()),
         };
-        self.note(result.as_ref().err());
+        self.note(kind, result.as_ref().err());
         result
     }
 
-    fn note(&self, error: Option<&StoreError>) {
+    fn note(&self, kind: Kind, error: Option<&StoreError>) {
         use StoreErrorKind::{Condition, Damaged, NotFound, SlowDown};
         let mut state = self.state.lock();
         match error {
@@ -313,10 +329,17 @@ impl Client {
                     self.count(ObjectCounters::SLOW_DOWNS, 1);
                 }
                 let now = self.clock.now_ns();
-                let since = state.away.as_ref().map_or(now, |(since, _)| *since);
-                state.away = Some((since, error.to_string()));
+                let record =
+                    if kind.is_put() { &mut state.puts_away } else { &mut state.others_away };
+                let since = record.as_ref().map_or(now, |(since, _)| *since);
+                *record = Some((since, error.to_string()));
             }
-            _ => state.away = None,
+            _ => {
+                state.others_away = None;
+                if kind.is_put() {
+                    state.puts_away = None;
+                }
+            }
         }
     }
 }

@@ -62,6 +62,7 @@ struct State {
     changes_left: Option<u64>,
     dead: bool,
     away: bool,
+    full: bool,
     paused: bool,
     /// Gets that still are answered by "not found".
     hidden: u64,
@@ -89,6 +90,7 @@ impl SimulatedStore {
             changes_left: None,
             dead: false,
             away: false,
+            full: false,
             paused: false,
             hidden: 0,
             requests: 0,
@@ -107,6 +109,11 @@ impl SimulatedStore {
     /// Sets whether the store answers nothing but errors.
     pub(crate) fn set_away(&self, away: bool) {
         self.state.lock().away = away;
+    }
+
+    /// Sets whether the store refuses puts, and answers all else.
+    pub(crate) fn set_full(&self, full: bool) {
+        self.state.lock().full = full;
     }
 
     /// Sets whether the client is suspended: its requests stay where they are.
@@ -310,9 +317,14 @@ impl ObjectStore for SimulatedStore {
         condition: Condition,
     ) -> StoreFuture<'a, Version> {
         let key = key.to_owned();
-        Box::pin(
-            self.change(condition.clone(), move |store| store.put_now(&key, &body, &condition)),
-        )
+        Box::pin(async move {
+            if self.state.lock().full {
+                sleep(Duration::from_millis(10)).await;
+                return Err(StoreError::new(StoreErrorKind::Denied, "the quota is exceeded"));
+            }
+            let then = condition.clone();
+            self.change(then, move |store| store.put_now(&key, &body, &condition)).await
+        })
     }
 
     fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {

@@ -43,6 +43,34 @@ fn writes_wait_while_the_store_is_away_and_go_on_afterwards() {
 }
 
 #[test]
+fn a_store_that_refuses_only_puts_is_away() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        session.write(MUTABLE_BYTES, 8, 1).await.unwrap();
+        store.set_full(true);
+        let waiting = {
+            let session = session.clone();
+            tokio::spawn(async move {
+                // The swap of `super` looks at it after each refusal.
+                session.write(8192, 1, 2).await?;
+                session.flush().await
+            })
+        };
+        for _ in 0..100 {
+            tokio::time::sleep(Duration::from_secs(7)).await;
+            session.expect(MUTABLE_BYTES, 8, 1).await;
+            let away = session.engine.client.away().expect("reads say nothing about puts");
+            assert!(away.error.contains("quota"), "{away:?}");
+        }
+        assert!(!waiting.is_finished());
+        store.set_full(false);
+        waiting.await.unwrap().unwrap();
+        assert_eq!(session.engine.client.away(), None);
+    });
+}
+
+#[test]
 fn a_close_while_the_store_is_away_ends_with_errors() {
     let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
