@@ -33,7 +33,8 @@ const BACKOFF_MAX: Duration = Duration::from_secs(3);
 /// The most repetitions of a request that is not important.
 const BACKGROUND_ATTEMPTS: u32 = 6;
 
-/// A body at this rate is slow, but no failure.
+/// A body at this rate is slow, but no failure. On a link that is too slow for all bodies at this
+/// rate, timeouts let the limiter send fewer at a time.
 const BYTES_PER_SECOND_MIN: u64 = 128 << 10;
 /// Bytes of a body whose size is not known, at most.
 const BODY_MAX: u64 = 16 << 20;
@@ -100,10 +101,7 @@ impl Client {
             gets: Limiter::new(options.gets),
             background: Limiter::new(options.background),
             clock: SystemClock::new(),
-            state: Mutex::named(
-                "object-client",
-                State { rng, puts_away: None, others_away: None },
-            ),
+            state: Mutex::named("object-client", State { rng, puts_away: None, others_away: None }),
             stopped: watch::Sender::new(false),
         }
     }
@@ -282,9 +280,8 @@ impl Client {
         for attempt in 0.. {
             let permit = limiter.acquire().await;
             let result = self.attempt(kind, bytes, request()).await;
-            let slow_down =
-                matches!(&result, Err(error) if error.kind() == StoreErrorKind::SlowDown);
-            limiter.release(permit, slow_down);
+            let fewer = matches!(&result, Err(error) if error.asks_for_fewer());
+            limiter.release(permit, fewer);
             match result {
                 Err(error) if error.is_transient() => {
                     if matches!(persist, Persist::Background) && attempt >= BACKGROUND_ATTEMPTS {

@@ -63,6 +63,9 @@ struct State {
     dead: bool,
     away: bool,
     full: bool,
+    /// Bytes a second that the bodies of puts share.
+    bandwidth: Option<u64>,
+    uploads: u64,
     paused: bool,
     /// Gets that still are answered by "not found".
     hidden: u64,
@@ -91,6 +94,8 @@ impl SimulatedStore {
             dead: false,
             away: false,
             full: false,
+            bandwidth: None,
+            uploads: 0,
             paused: false,
             hidden: 0,
             requests: 0,
@@ -114,6 +119,33 @@ impl SimulatedStore {
     /// Sets whether the store refuses puts, and answers all else.
     pub(crate) fn set_full(&self, full: bool) {
         self.state.lock().full = full;
+    }
+
+    /// Sets the bandwidth that all puts share.
+    pub(crate) fn set_bandwidth(&self, bytes_per_second: u64) {
+        self.state.lock().bandwidth = Some(bytes_per_second);
+    }
+
+    /// Sends a body. It shares the link fairly with the others, until it is sent or given up.
+    async fn upload(&self, mut bytes: u64) {
+        /// Gives the share of the link back.
+        struct Share<'a>(&'a SimulatedStore);
+        impl Drop for Share<'_> {
+            fn drop(&mut self) {
+                self.0.state.lock().uploads -= 1;
+            }
+        }
+        self.state.lock().uploads += 1;
+        let _share = Share(self);
+        while bytes > 0 {
+            let (bandwidth, uploads) = {
+                let state = self.state.lock();
+                (state.bandwidth, state.uploads)
+            };
+            let Some(bandwidth) = bandwidth else { return };
+            sleep(Duration::from_millis(100)).await;
+            bytes = bytes.saturating_sub((bandwidth / 10 / uploads).max(1));
+        }
     }
 
     /// Sets whether the client is suspended: its requests stay where they are.
@@ -322,6 +354,7 @@ impl ObjectStore for SimulatedStore {
                 sleep(Duration::from_millis(10)).await;
                 return Err(StoreError::new(StoreErrorKind::Denied, "the quota is exceeded"));
             }
+            self.upload(body.len()).await;
             let then = condition.clone();
             self.change(then, move |store| store.put_now(&key, &body, &condition)).await
         })

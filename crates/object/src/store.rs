@@ -131,6 +131,11 @@ impl StoreError {
         use StoreErrorKind::{Closed, Condition, NotFound};
         !matches!(self.kind, NotFound | Condition | Closed)
     }
+
+    /// Whether fewer requests at a time may succeed.
+    pub(crate) fn asks_for_fewer(&self) -> bool {
+        matches!(self.kind, StoreErrorKind::SlowDown | StoreErrorKind::Timeout)
+    }
 }
 
 impl fmt::Display for StoreError {

@@ -71,6 +71,33 @@ fn a_store_that_refuses_only_puts_is_away() {
 }
 
 #[test]
+fn a_link_too_slow_for_all_puts_at_once_gets_fewer_of_them() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        // Each put may take 66 seconds, all together need 256.
+        store.set_bandwidth(512 << 10);
+        let writes: Vec<_> = (0..16)
+            .map(|window| {
+                let session = session.clone();
+                tokio::spawn(async move {
+                    let buffer = session.buffer(WINDOW_BYTES);
+                    session.run(Request::write(window * WINDOW_BYTES + MUTABLE_BYTES, buffer)).await
+                })
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_secs(1800)).await;
+        for write in writes {
+            assert!(write.is_finished(), "puts are cut off again and again");
+            write.await.unwrap().result.unwrap();
+        }
+        session.flush().await.unwrap();
+        // Sixteen, again sixteen, and eight at a time are too many; then it feels its way.
+        assert!(session.counter("retries") <= 64, "{} retries", session.counter("retries"));
+    });
+}
+
+#[test]
 fn a_close_while_the_store_is_away_ends_with_errors() {
     let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
