@@ -2,6 +2,9 @@
 //!
 //! `super` is deleted last, so that a destruction that was interrupted can be repeated. Keys of
 //! others below the prefix are left alone.
+//!
+//! Without `super` there is no owner, and none of before can publish anything. Then what is left of
+//! a creation that was interrupted, or came late, is deleted.
 
 use forebay_base::sync::Arc;
 use tokio::task::JoinSet;
@@ -23,8 +26,15 @@ pub(crate) async fn destroy(
     let client = Arc::new(Client::new(store, &options));
     let persist = Persist::Budget(options.read_budget);
     let loader = Loader { client, store: name.into(), persist };
-    let known = loader.known_super().await?;
-    take_over(&loader, known, &options).await?;
+    let is_pool = match loader.known_super().await {
+        Ok(known) => {
+            take_over(&loader, known, &options).await?;
+            true
+        }
+        // A store that knows no `super` must not list it, either.
+        Err(Error::NotFound { .. }) if leftovers(&loader).await? => false,
+        Err(error) => return Err(error),
+    };
     let mut deleted = 0;
     // A fenced owner may have had puts in flight: look until there is nothing.
     loop {
@@ -34,16 +44,37 @@ pub(crate) async fn destroy(
             break;
         }
     }
-    delete(&loader, names::SUPER.to_owned()).await?;
-    Ok(deleted + 1)
+    if is_pool {
+        delete(&loader, names::SUPER.to_owned()).await?;
+        deleted += 1;
+    }
+    Ok(deleted)
+}
+
+/// Whether there are objects of ours, but no `super`.
+async fn leftovers(loader: &Loader) -> Result<bool, Error> {
+    let (mut after, mut found) = (String::new(), false);
+    loop {
+        let page = list(loader, &after).await?;
+        let Some(last) = page.last() else { return Ok(found) };
+        if page.iter().any(|key| key == names::SUPER) {
+            return Ok(false);
+        }
+        found |= page.iter().any(|key| names::is_ours(key));
+        after.clone_from(last);
+    }
+}
+
+async fn list(loader: &Loader, after: &str) -> Result<Vec<String>, Error> {
+    let listed = loader.client.list("", after, loader.persist).await;
+    listed.map_err(|error| At(&loader.store).failed("", error))
 }
 
 /// Deletes all objects but `super`.
 async fn delete_all(loader: &Loader) -> Result<u64, Error> {
     let (mut after, mut deleted) = (String::new(), 0);
     loop {
-        let listed = loader.client.list("", &after, loader.persist).await;
-        let page = listed.map_err(|error| At(&loader.store).failed("", error))?;
+        let page = list(loader, &after).await?;
         let Some(last) = page.last() else { return Ok(deleted) };
         after.clone_from(last);
         let mut tasks = JoinSet::new();

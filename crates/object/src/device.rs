@@ -134,10 +134,10 @@ impl ObjectDevice {
 }
 
 /// Destroys a store: takes it over, and deletes all objects that Forebay has written. Returns their
-/// number.
+/// number. Also deletes what is left of a store that has no owner record any more.
 ///
 /// # Errors
-/// If there is no store, another host has it open, or requests fail. Then it can be repeated.
+/// If there is no object of Forebay, another host has it open, or requests fail. Then it can be repeated.
 pub fn destroy(store: Arc<dyn ObjectStore>, name: &str, options: Options) -> Result<u64, Error> {
     let runtime = runtime(name)?;
     in_time(&runtime, name, &options.clone(), crate::destroy::destroy(store, name, options))

@@ -40,8 +40,7 @@ pub(crate) async fn create(
     let client = Arc::new(Client::new(store, &options));
     let persist = Persist::Budget(options.read_budget);
     let at = At(name);
-    let page = client.list("", "", persist).await.map_err(|error| at.failed("", error))?;
-    if let Some(key) = page.into_iter().next() {
+    if let Some(key) = first_stranger(&client, persist).await.map_err(|e| at.failed("", e))? {
         return Err(Error::NotEmpty { store: name.to_owned(), key });
     }
     probe::probe(&client, name).await?;
@@ -74,6 +73,18 @@ pub(crate) async fn create(
 fn first_epoch(client: &Client) -> u64 {
     // A quarter of the epochs that a key has room for. The rest is for takeovers.
     1 + u64::from(client.nonce() as u32 >> 2)
+}
+
+/// The first key that is not a probe's: a creation that was interrupted may leave one behind.
+async fn first_stranger(client: &Client, persist: Persist) -> Result<Option<String>, StoreError> {
+    let mut page = client.list("", "", persist).await?;
+    while let Some(last) = page.last().cloned() {
+        if let Some(key) = page.into_iter().find(|key| !names::is_probe(key)) {
+            return Ok(Some(key));
+        }
+        page = client.list("", &last, persist).await?;
+    }
+    Ok(None)
 }
 
 /// Takes a store over.

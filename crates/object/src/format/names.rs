@@ -88,11 +88,15 @@ pub(crate) fn probe(nonce: u128) -> String {
     format!("{PROBES}{nonce:032x}")
 }
 
+/// Whether `key` is that of a probe.
+pub(crate) fn is_probe(key: &str) -> bool {
+    key.strip_prefix(PROBES).is_some_and(|nonce| hex128(nonce).is_some())
+}
+
 /// Whether `key` is one that this crate writes. Others are never touched.
 pub(crate) fn is_ours(key: &str) -> bool {
-    let probe = key.strip_prefix(PROBES).is_some_and(|nonce| hex128(nonce).is_some());
     key == SUPER
-        || probe
+        || is_probe(key)
         || parse_data(key).is_some()
         || parse_log(key).is_some()
         || parse_root(key).is_some()

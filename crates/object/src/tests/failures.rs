@@ -358,6 +358,81 @@ fn a_prefix_that_is_not_empty_is_left_alone() {
 }
 
 #[test]
+fn leftovers_without_a_pool_can_be_destroyed_and_probes_are_no_obstacle() {
+    use crate::format::names;
+    let memory = MemoryStore::new();
+    let log = names::log(3, 4);
+    memory.set("data/holiday.jpg", vec![1]);
+    memory.set(&names::probe(7), vec![1]);
+    memory.set(&log, vec![1]);
+    let shared: Arc<dyn ObjectStore> = memory.clone();
+    let destroy = |options| crate::destroy::destroy(Arc::clone(&shared), "test", options);
+    simulate(async {
+        destroy(options("one", 1)).await.unwrap();
+        assert_eq!(memory.objects(), [("data/holiday.jpg".to_owned(), 1)]);
+        let nothing = destroy(options("one", 1)).await;
+        assert!(matches!(nothing, Err(Error::NotFound { .. })));
+        memory.delete_now("data/holiday.jpg");
+        // Also more of them than a page of a list has.
+        for nonce in 0..1500 {
+            memory.set(&names::probe(nonce), vec![1]);
+        }
+        memory.set(&log, vec![1]);
+        let created = open::create(shared.clone(), "test", options("one", 1)).await.map(|_| ());
+        assert!(matches!(created, Err(Error::NotEmpty { key, .. }) if key == log));
+        memory.delete_now(&log);
+        Session::create(&memory, options("one", 1)).await.close().await;
+    });
+}
+
+#[test]
+fn a_store_that_only_denies_super_is_not_destroyed() {
+    let memory = MemoryStore::new();
+    simulate(async {
+        Session::create(&memory, options("one", 1)).await.close().await;
+        let before = memory.objects();
+        let blind: Arc<dyn ObjectStore> = Arc::new(Blind(Arc::clone(&memory)));
+        let destroyed = crate::destroy::destroy(blind, "test", options("two", 2)).await;
+        assert!(matches!(destroyed, Err(Error::NotFound { .. })));
+        assert_eq!(memory.objects(), before);
+    });
+}
+
+/// A store whose proxy answers gets with 404.
+struct Blind(Arc<MemoryStore>);
+
+impl ObjectStore for Blind {
+    fn get<'a>(&'a self, _: &'a str) -> StoreFuture<'a, (bytes::Bytes, Version)> {
+        Box::pin(async { Err(StoreError::new(StoreErrorKind::NotFound, "page not found")) })
+    }
+
+    fn get_range<'a>(
+        &'a self,
+        key: &'a str,
+        range: std::ops::Range<u64>,
+    ) -> StoreFuture<'a, bytes::Bytes> {
+        self.0.get_range(key, range)
+    }
+
+    fn put<'a>(
+        &'a self,
+        key: &'a str,
+        body: Body,
+        condition: Condition,
+    ) -> StoreFuture<'a, Version> {
+        self.0.put(key, body, condition)
+    }
+
+    fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
+        self.0.delete(key)
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>> {
+        self.0.list(prefix, after)
+    }
+}
+
+#[test]
 fn a_read_only_open_writes_nothing() {
     let memory = MemoryStore::new();
     let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
