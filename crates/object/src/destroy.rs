@@ -10,7 +10,7 @@ use forebay_base::sync::Arc;
 use tokio::task::JoinSet;
 
 use crate::client::{Client, Persist};
-use crate::error::{At, Error};
+use crate::error::{At, Error, in_time};
 use crate::format::names;
 use crate::load::Loader;
 use crate::open::take_over;
@@ -23,18 +23,13 @@ pub(crate) async fn destroy(
     name: &str,
     options: Options,
 ) -> Result<u64, Error> {
-    let client = Arc::new(Client::new(store, &options));
+    // Nothing else uses the store. A large one has millions of objects.
+    let background = options.puts + options.gets;
+    let client = Arc::new(Client::new(store, &Options { background, ..options.clone() }));
     let persist = Persist::Budget(options.read_budget);
     let loader = Loader { client, store: name.into(), persist };
-    let is_pool = match loader.known_super().await {
-        Ok(known) => {
-            take_over(&loader, known, &options).await?;
-            true
-        }
-        // A store that knows no `super` must not list it, either.
-        Err(Error::NotFound { .. }) if leftovers(&loader).await? => false,
-        Err(error) => return Err(error),
-    };
+    // Only this has a limit: a large store takes as long as it takes.
+    let is_pool = in_time(name, options.open_budget, fence(&loader, &options)).await?;
     let mut deleted = 0;
     // A fenced owner may have had puts in flight: look until there is nothing.
     loop {
@@ -49,6 +44,20 @@ pub(crate) async fn destroy(
         deleted += 1;
     }
     Ok(deleted)
+}
+
+/// Takes the store over, so that its owner can write nothing any more. Returns false if there is no
+/// owner, but objects of one.
+async fn fence(loader: &Loader, options: &Options) -> Result<bool, Error> {
+    match loader.known_super().await {
+        Ok(known) => {
+            take_over(loader, known, options).await?;
+            Ok(true)
+        }
+        // A store that knows no `super` must not list it, either.
+        Err(Error::NotFound { .. }) if leftovers(loader).await? => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether there are objects of ours, but no `super`.

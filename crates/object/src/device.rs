@@ -10,15 +10,14 @@ use forebay_io::{
     Waiter, in_callback,
 };
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::timeout;
 
 use crate::cleaner::LiveRanges;
 use crate::engine::{Engine, Fenced};
-use crate::error::{At, Error};
-use crate::format::{DEVICE_BYTES, MUTABLE_BYTES, SECTOR_BYTES, names};
+use crate::error::{Error, in_time};
+use crate::format::{DEVICE_BYTES, MUTABLE_BYTES, SECTOR_BYTES};
 use crate::options::Options;
 use crate::publish::Publisher;
-use crate::store::{ObjectStore, StoreError, StoreErrorKind};
+use crate::store::ObjectStore;
 use crate::{cleaner, open, publish, reader};
 
 /// Threads that execute the requests of a store.
@@ -62,8 +61,11 @@ impl ObjectDevice {
         options: Options,
     ) -> Result<Arc<Self>, Error> {
         let runtime = runtime(name)?;
-        let publisher =
-            in_time(&runtime, name, &options.clone(), open::create(store, name, options))?;
+        let publisher = runtime.block_on(in_time(
+            name,
+            options.open_budget,
+            open::create(store, name, options),
+        ))?;
         Ok(Self::start(runtime, publisher))
     }
 
@@ -78,8 +80,11 @@ impl ObjectDevice {
         options: Options,
     ) -> Result<Arc<Self>, Error> {
         let runtime = runtime(name)?;
-        let publisher =
-            in_time(&runtime, name, &options.clone(), open::open(store, name, options))?;
+        let publisher = runtime.block_on(in_time(
+            name,
+            options.open_budget,
+            open::open(store, name, options),
+        ))?;
         Ok(Self::start(runtime, publisher))
     }
 
@@ -93,8 +98,11 @@ impl ObjectDevice {
         options: Options,
     ) -> Result<Arc<Self>, Error> {
         let runtime = runtime(name)?;
-        let engine =
-            in_time(&runtime, name, &options.clone(), open::open_read_only(store, name, options))?;
+        let engine = runtime.block_on(in_time(
+            name,
+            options.open_budget,
+            open::open_read_only(store, name, options),
+        ))?;
         Ok(Self::new(runtime, engine))
     }
 
@@ -140,7 +148,7 @@ impl ObjectDevice {
 /// If there is no object of Forebay, another host has it open, or requests fail. Then it can be repeated.
 pub fn destroy(store: Arc<dyn ObjectStore>, name: &str, options: Options) -> Result<u64, Error> {
     let runtime = runtime(name)?;
-    in_time(&runtime, name, &options.clone(), crate::destroy::destroy(store, name, options))
+    runtime.block_on(crate::destroy::destroy(store, name, options))
 }
 
 fn runtime(name: &str) -> Result<Runtime, Error> {
@@ -150,22 +158,6 @@ fn runtime(name: &str) -> Result<Runtime, Error> {
         .enable_all()
         .build()
         .map_err(|source| Error::Threads { store: name.to_owned(), source })
-}
-
-/// Runs a task that repeats requests, but not for ever.
-fn in_time<T>(
-    runtime: &Runtime,
-    name: &str,
-    options: &Options,
-    task: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    runtime.block_on(async {
-        timeout(options.open_budget, task).await.unwrap_or_else(|_| {
-            let text = "the store does not answer in time";
-            let error = StoreError::new(StoreErrorKind::Timeout, text);
-            Err(At(name).failed(names::SUPER, error))
-        })
-    })
 }
 
 fn info(engine: &Engine) -> DeviceInfo {

@@ -1,7 +1,11 @@
 //! Errors of creating, opening and destroying a store.
 
-use crate::format::FormatError;
-use crate::store::StoreError;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::format::{FormatError, names};
+use crate::store::{StoreError, StoreErrorKind};
 
 /// Why a store could not be created, opened or destroyed.
 #[derive(Debug, thiserror::Error)]
@@ -127,4 +131,17 @@ impl At<'_> {
     pub(crate) fn failed(self, key: &str, source: StoreError) -> Error {
         Error::Store { store: self.0.into(), key: key.into(), source }
     }
+}
+
+/// Runs a task that repeats requests, but not for ever.
+pub(crate) async fn in_time<T>(
+    store: &str,
+    budget: Duration,
+    task: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    timeout(budget, task).await.unwrap_or_else(|_| {
+        let text = "the store does not answer in time";
+        let error = StoreError::new(StoreErrorKind::Timeout, text);
+        Err(At(store).failed(names::SUPER, error))
+    })
 }

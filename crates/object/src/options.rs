@@ -16,7 +16,7 @@ pub struct Options {
     /// How long reads are retried while the store is away. Writes and flushes are retried until the
     /// device is closed.
     pub read_budget: Duration,
-    /// How long a store is tried that is to be opened, created or destroyed.
+    /// How long a store is tried that is to be opened, created or taken over for its destruction.
     pub open_budget: Duration,
     /// How long a close waits for requests while the store is away. Then they fail.
     pub close_budget: Duration,

@@ -358,6 +358,31 @@ fn a_prefix_that_is_not_empty_is_left_alone() {
 }
 
 #[test]
+fn the_destruction_of_a_large_store_may_take_longer_than_an_open() {
+    use crate::format::names;
+    use crate::map::Object;
+    let memory = MemoryStore::new();
+    let half = Duration::from_millis(100);
+    let slow = Network { latency: half..half, ..Network::GOOD };
+    let store = SimulatedStore::new(Arc::clone(&memory), slow, 1);
+    simulate(async {
+        Session::create(&store, options("one", 1)).await.close().await;
+        for at in 0..3000 {
+            let object = Object { first: at << 11, epoch: 1, ..Object::default() };
+            memory.set(&names::data(&object), vec![1]);
+        }
+        store.take_most_in_flight();
+        let short = Options { open_budget: Duration::from_secs(2), ..options("two", 2) };
+        let deletes_at_once = short.puts + short.gets;
+        let shared: Arc<dyn ObjectStore> = store.clone();
+        let deleted = crate::destroy::destroy(shared, "test", short).await.unwrap();
+        assert!(deleted > 3000, "{deleted}");
+        assert_eq!(memory.objects(), []);
+        assert_eq!(store.take_most_in_flight(), deletes_at_once);
+    });
+}
+
+#[test]
 fn leftovers_without_a_pool_can_be_destroyed_and_probes_are_no_obstacle() {
     use crate::format::names;
     let memory = MemoryStore::new();
