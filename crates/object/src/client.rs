@@ -126,6 +126,11 @@ impl Client {
         Some(Away { since_ms, error: error.clone() })
     }
 
+    /// Which silence of the store about puts lasts, by the time at which it began.
+    pub(crate) fn puts_away_since(&self) -> Option<u64> {
+        self.state.lock().puts_away.as_ref().map(|(since, _)| *since)
+    }
+
     pub(crate) fn count(&self, counter: forebay_base::counters::Counter, n: u64) {
         self.counters.add(counter, 0, n);
     }
@@ -319,9 +324,14 @@ impl Client {
 
     fn note(&self, kind: Kind, error: Option<&StoreError>) {
         use StoreErrorKind::{Condition, Damaged, NotFound, SlowDown};
+        let is_answer = |error: &StoreError| match error.kind() {
+            // A put without a condition cannot be answered by that.
+            Condition | NotFound => kind != Kind::Put,
+            found => found == Damaged,
+        };
         let mut state = self.state.lock();
         match error {
-            Some(error) if !matches!(error.kind(), Condition | Damaged | NotFound) => {
+            Some(error) if !is_answer(error) => {
                 if error.kind() == SlowDown {
                     self.count(ObjectCounters::SLOW_DOWNS, 1);
                 }

@@ -252,10 +252,21 @@ impl Engine {
             // There is nothing to publish.
             self.spawn(|engine| async move { engine.set_closed() });
         }
-        self.spawn(|engine| async move {
-            sleep(engine.options.close_budget).await;
-            engine.client.stop();
-        });
+        self.spawn(|engine| async move { engine.stop_when_away().await });
+    }
+
+    /// Lets the requests of a close fail once the store has been away for the budget. One that
+    /// answers may take its time.
+    async fn stop_when_away(&self) {
+        let mut before = self.client.puts_away_since();
+        loop {
+            sleep(self.options.close_budget).await;
+            let since = self.client.puts_away_since();
+            if self.lock().closed || (since.is_some() && since == before) {
+                return self.client.stop();
+            }
+            before = since;
+        }
     }
 
     /// Notes that the final root was published, or could not be.

@@ -18,7 +18,8 @@ pub struct Options {
     pub read_budget: Duration,
     /// How long a store is tried that is to be opened, created or taken over for its destruction.
     pub open_budget: Duration,
-    /// How long a close waits for requests while the store is away. Then they fail.
+    /// How long a close waits for requests while the store is away, about. Then they fail. It waits
+    /// for a store that answers.
     pub close_budget: Duration,
     /// How long a window waits for more writes before its object is written.
     pub seal_after: Duration,

@@ -159,6 +159,23 @@ fn no_flush_succeeds_after_one_that_failed() {
 }
 
 #[test]
+fn a_close_waits_for_a_slow_store_that_answers() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        for at in 0..64 {
+            session.write(at * 64 * SECTOR, 64, at).await.unwrap();
+        }
+        // The last root takes longer than the budget of a close.
+        store.set_bandwidth(256 << 10);
+        session.close().await;
+        let careful = Options { force: false, ..options("two", 2) };
+        let next = Session::open(&store, careful).await.unwrap();
+        next.expect(63 * 64 * SECTOR, 64, 63).await;
+    });
+}
+
+#[test]
 fn cut_bodies_and_slow_downs_are_retried_and_counted() {
     let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
