@@ -111,8 +111,26 @@ fn failure(error: object_store::Error) -> StoreError {
         _ if SLOW_DOWN.iter().any(|sign| text.contains(sign)) => StoreErrorKind::SlowDown,
         _ => StoreErrorKind::Other,
     };
-    // The body of the answer may be long, and name the key of the credentials at its end.
-    StoreError::new(kind, text.chars().take(DETAIL_CHARS).collect::<String>())
+    StoreError::new(kind, detail(&text))
+}
+
+/// What people need of an error: status, code and message of the store. The rest of its answer may
+/// be long, and name the key of the credentials.
+fn detail(text: &str) -> String {
+    let element = |name: &str| {
+        let (_, rest) = text.split_once(&format!("<{name}>"))?;
+        Some(rest.split_once('<')?.0)
+    };
+    let status = text.split_once("status code: ").and_then(|(_, rest)| rest.split(": ").next());
+    let told = match (status, element("Code")) {
+        (Some(status), Some(code)) => {
+            let parts = [Some(status), Some(code), element("Message")];
+            parts.into_iter().flatten().collect::<Vec<_>>().join(": ")
+        }
+        // No answer, or none of S3.
+        _ => text.to_owned(),
+    };
+    told.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(DETAIL_CHARS).collect()
 }
 
 fn version(e_tag: Option<String>) -> Result<Version, StoreError> {
@@ -243,6 +261,42 @@ mod tests {
         assert_eq!(kind_of_404("404 page not found").await, StoreErrorKind::Other);
         let bucket = "<Error><Code>NoSuchBucket</Code></Error>";
         assert_eq!(kind_of_404(bucket).await, StoreErrorKind::Other);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_tells_the_code_and_no_credentials() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::task::spawn_blocking(move || {
+            use std::io::{Read, Write};
+            let (mut stream, _) = listener.accept().unwrap();
+            // The request must have been read, or the answer may be lost with the connection.
+            let mut request = Vec::new();
+            while !request.ends_with(b"body") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                request.push(byte[0]);
+            }
+            let body = "<?xml version=\"1.0\"?>\n<Error><AWSAccessKeyId>nobody</AWSAccessKeyId>\
+                        <Code>QuotaExceeded</Code>\n<Message>The quota\n is used up.</Message>\
+                        <CanonicalRequest>x-amz-security-token:secret</CanonicalRequest></Error>";
+            let length = body.len();
+            let head = format!("HTTP/1.1 403 Forbidden\r\nContent-Length: {length}\r\n\r\n");
+            stream.write_all((head + body).as_bytes()).unwrap();
+        });
+        let bucket = builder("bucket")
+            .with_endpoint(format!("http://{address}"))
+            .with_access_key_id("nobody")
+            .with_secret_access_key("nothing-secret")
+            .with_allow_http(true)
+            .build()
+            .unwrap();
+        let store = S3 { bucket, prefix: format!("{}/", "long".repeat(80)) };
+        let body = Body::from(b"body".to_vec());
+        let error = store.put("data", body, Condition::Always).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Denied);
+        assert_eq!(error.to_string(), "403 Forbidden: QuotaExceeded: The quota is used up.");
+        server.await.unwrap();
     }
 
     #[test]
