@@ -9,7 +9,7 @@
 //!
 //! # Locking
 //! `object-state` protects [`State`]. It is held for a look or an update in memory, never across a
-//! request, and no callback runs under it.
+//! request, and no callback runs under it. The task lock `reloading` is taken before it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -51,6 +51,8 @@ pub(crate) struct Engine {
     state: Mutex<State>,
     pub(crate) flush_wanted: Notify,
     pub(crate) reads_wanted: Notify,
+    /// Held while a reader loads the map again, across requests.
+    pub(crate) reloading: tokio::sync::Mutex<()>,
     /// A request has ended, or the last task.
     quiet: Condvar,
 }
@@ -129,6 +131,7 @@ impl Engine {
             state: Mutex::named("object-state", state),
             flush_wanted: Notify::new(),
             reads_wanted: Notify::new(),
+            reloading: tokio::sync::Mutex::const_new(()),
             quiet: Condvar::new(),
         })
     }

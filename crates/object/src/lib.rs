@@ -7,8 +7,8 @@
 //! * [`connect`] finds the store of a URL. [`MemoryStore`] is one for tests. Others implement
 //!   [`ObjectStore`].
 //! * [`ObjectDevice::create`] needs an empty prefix. [`ObjectDevice::open`] takes a store over:
-//!   from then on the writes of its former owner fail. [`ObjectDevice::open_read_only`] writes
-//!   nothing.
+//!   from then on the flushes of its former owner fail, and its writes once it knows.
+//!   [`ObjectDevice::open_read_only`] writes nothing.
 //! * [`LiveRanges`] says which addresses are in use, so that the cleaner can merge and delete
 //!   objects.
 //!

@@ -23,6 +23,7 @@ use crate::format::envelope::{self, Identity, Kind};
 use crate::format::root::Super;
 use crate::format::{MUTABLE_BYTES, WINDOW_BYTES, names};
 use crate::load::{Loaded, Loader};
+use crate::map::Map;
 use crate::options::Options;
 use crate::publish::{Publisher, Stop, Want};
 use crate::store::{ObjectStore, StoreError, StoreErrorKind};
@@ -137,6 +138,20 @@ pub(crate) async fn open_read_only(
         waited.map_err(|error| At(name).failed(names::SUPER, error))?;
     };
     Ok(engine_of(loader, &known, loaded, options, true).0)
+}
+
+/// The map of the store as it is now, for a reader that writes nothing. `None` if it has changed
+/// while it was read.
+pub(crate) async fn current_map(engine: &Engine) -> Result<Option<Map>, Error> {
+    let persist = Persist::Budget(engine.options.read_budget);
+    let (client, store) = (Arc::clone(&engine.client), Arc::clone(&engine.name));
+    let loader = Loader { client, store, persist };
+    let known = loader.known_super().await?;
+    match load_all(&loader, &known).await {
+        Ok(loaded) => Ok(Some(loaded.map)),
+        Err(error) if is_not_found(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 async fn load_all(loader: &Loader, known: &KnownSuper) -> Result<Loaded, Error> {

@@ -4,7 +4,8 @@
 //! are gets of their own, all in flight at the same time.
 //!
 //! An object may be gone because the cleaner has merged it: the read then resolves its address
-//! again.
+//! again. If the cleaner is that of another host, because this one has opened the store read-only,
+//! it loads the map again before.
 
 use bytes::Bytes;
 use forebay_base::sync::Arc;
@@ -17,6 +18,7 @@ use crate::engine::Engine;
 use crate::format::directory::{self, bytes_of, checksum_of, directory_bytes};
 use crate::format::{SECTOR_BYTES, WINDOW_BYTES, names};
 use crate::map::Object;
+use crate::open;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Times that an address is resolved, or that a body with a wrong checksum is fetched.
@@ -127,7 +129,11 @@ impl Engine {
             }
             Err(ReadError::Unwritten(sector)) => {
                 let at = sector * SECTOR_BYTES;
-                let text = format!("no object holds the address {at}; nothing was written there");
+                let cause = match self.read_only {
+                    true => "its owner has freed it since; import the pool again",
+                    false => "nothing was written there",
+                };
+                let text = format!("no object holds the address {at}; {cause}");
                 Err(self.error(&request, ErrorKind::Device, &text))
             }
             Err(ReadError::Store(key, error)) => Err(self.read_failed(&request, &key, &error)),
@@ -155,15 +161,39 @@ impl Engine {
                     pieces.push(piece);
                     attempts = 0;
                 }
-                Err(ReadError::Store(_, error))
+                Err(ReadError::Store(key, error))
                     if error.kind() == StoreErrorKind::NotFound && attempts < ATTEMPTS =>
                 {
                     attempts += 1;
+                    if self.read_only {
+                        self.reload(sector, key).await?;
+                    }
                 }
                 Err(error) => return Err(error),
             }
         }
         Ok(pieces)
+    }
+
+    /// Loads the map again if it says that the object `key`, which is gone, may hold `sector`.
+    async fn reload(&self, sector: u64, key: String) -> Result<(), ReadError> {
+        let _one = self.reloading.lock().await;
+        let candidates = self.lock().map.candidates(sector);
+        if candidates.iter().all(|object| names::data(object) != key) {
+            // Another read has done so.
+            return Ok(());
+        }
+        match open::current_map(self).await {
+            Ok(None) => Ok(()),
+            Ok(Some(map)) => {
+                self.lock().map = map;
+                Ok(())
+            }
+            Err(error) => {
+                let text = format!("it is gone, and so is the map: {error}");
+                Err(ReadError::Store(key, StoreError::new(StoreErrorKind::Other, text)))
+            }
+        }
     }
 
     /// Reads from `sector` on as much as one get can, at most to `end`.

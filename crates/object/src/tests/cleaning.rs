@@ -349,6 +349,50 @@ impl AwaitPause for tokio::task::JoinHandle<()> {
 }
 
 #[test]
+fn a_read_only_pool_follows_its_owner_to_merged_objects() {
+    let memory = MemoryStore::new();
+    let seed = testing::seed(1);
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, seed);
+    simulate(async {
+        let mut rng = SmallRng::from_seed(seed);
+        let live = LiveSectors::new();
+        let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
+        let owner = Session::create(&store, options("one", seed)).await;
+        owner.clean(&live);
+        for tag in 1..20 {
+            round(&owner, &mut blocks, &live, tag, &mut rng).await.unwrap();
+        }
+        let reader = Session::open_read_only(&store).await.unwrap();
+        // These stay in use, the others may be freed.
+        let kept = blocks.known.split_off(10);
+        let others = blocks.known.clone();
+        let merged = owner.counter("merged_objects");
+        for tag in 20..50 {
+            round(&owner, &mut blocks, &live, tag, &mut rng).await.unwrap();
+        }
+        // Until the cleaner may look at the last objects, too.
+        for tag in 50..62 {
+            owner.write(LABEL, 1, tag).await.unwrap();
+            owner.flush().await.unwrap();
+            owner.discard(MUTABLE_BYTES, (blocks.next - MUTABLE_BYTES) / SECTOR).await;
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        }
+        assert!(owner.counter("merged_objects") > merged);
+        for (offset, sectors, tag) in kept {
+            reader.expect(offset, sectors, tag).await;
+        }
+        let mut freed = 0;
+        for (offset, sectors, _) in others {
+            if let Err(error) = reader.read(offset, sectors).await {
+                assert!(error.to_string().contains("its owner has freed it"), "{error}");
+                freed += 1;
+            }
+        }
+        assert!(freed > 0);
+    });
+}
+
+#[test]
 fn destroy_removes_our_objects_and_no_other() {
     let memory = MemoryStore::new();
     memory.set("data/holiday.jpg", vec![1]);
