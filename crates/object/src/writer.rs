@@ -5,7 +5,8 @@
 //! put as one object, from the memory of the requests. They complete when the put has ended: so
 //! memory is bounded by the writes that the user has in flight.
 //!
-//! An address is written once. A repeated write completes at once if an object covers it already.
+//! An address is written once. A repeated write completes at once. One of an address that may have
+//! been written before the open, or many labels ago, is refused.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -139,9 +140,8 @@ impl Engine {
             state.written.note(start..end)
         };
         if novelty != Novelty::New {
-            let covered = (start..end).all(|sector| !state.map.candidates(sector).is_empty());
             drop(state);
-            if novelty == Novelty::Repeated || (novelty == Novelty::Forgotten && covered) {
+            if novelty == Novelty::Repeated {
                 self.count(ObjectCounters::REWRITES_IGNORED, 1);
                 return request.finish(Ok(()));
             }

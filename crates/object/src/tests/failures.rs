@@ -279,6 +279,15 @@ fn each_address_is_written_once() {
         session.expect(at, 4, 1).await;
         let error = session.read(at - 3 * SECTOR, 4).await.unwrap_err();
         assert!(error.to_string().contains("nothing was written there"), "{error}");
+        // Another session cannot tell what was written. The gap of an object was not.
+        session.write(8192, 1, 1).await.unwrap();
+        session.flush().await.unwrap();
+        let next = Session::open(&store, options("two", 2)).await.unwrap();
+        for sectors in [at..at + SECTOR, at - 3 * SECTOR..at] {
+            let count = (sectors.end - sectors.start) / SECTOR;
+            let error = next.write(sectors.start, count, 9).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        }
     });
 }
 
