@@ -5,7 +5,9 @@
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::error::{Error, Result};
-use crate::format::{DirentPhys, EXTRAS_MAX, INLINE_MAX, InodePhys, TimePhys, VERSION};
+use crate::format::{
+    DirentPhys, EXTRAS_MAX, INLINE_MAX, InodePhys, RESERVED_BYTES, TimePhys, VERSION,
+};
 use crate::types::{FileKind, Time};
 
 /// Set-user-id bit.
@@ -51,6 +53,8 @@ pub(crate) struct Meta {
     pub(crate) mtime: Time,
     pub(crate) ctime: Time,
     pub(crate) btime: Time,
+    /// For features that this code does not know. Kept as read.
+    pub(crate) reserved: [u8; RESERVED_BYTES],
     pub(crate) extras: Extras,
 }
 
@@ -70,6 +74,7 @@ impl Meta {
             mtime: now,
             ctime: now,
             btime: now,
+            reserved: [0; RESERVED_BYTES],
             extras: Extras::default(),
         }
     }
@@ -96,6 +101,7 @@ impl Meta {
             mtime: time_phys(self.mtime),
             ctime: time_phys(self.ctime),
             btime: time_phys(self.btime),
+            reserved: self.reserved,
         };
         let mut bytes = phys.as_bytes().to_vec();
         if let Extras::Inline(extras) = &self.extras {
@@ -148,6 +154,7 @@ impl Meta {
             mtime: time(&phys.mtime)?,
             ctime: time(&phys.ctime)?,
             btime: time(&phys.btime)?,
+            reserved: phys.reserved,
             extras,
         })
     }
@@ -256,9 +263,9 @@ mod tests {
     proptest! {
         #[test]
         fn damage_is_an_error_or_makes_sense(
-            at in 0usize..99,
+            at in 0usize..115,
             byte in any::<u8>(),
-            len in 0usize..120,
+            len in 0usize..136,
         ) {
             let mut bytes = meta().encode();
             bytes[at] = byte;

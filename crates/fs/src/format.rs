@@ -28,6 +28,9 @@ pub const LINKS_MAX: u32 = 1 << 31;
 /// big-endian number of the piece.
 pub const SPILL_PIECE: usize = 253;
 
+/// Size of [`InodePhys::reserved`].
+pub const RESERVED_BYTES: usize = 16;
+
 /// A timestamp.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -77,9 +80,11 @@ pub struct InodePhys {
     pub ctime: TimePhys,
     /// Creation time.
     pub btime: TimePhys,
+    /// For later features. Zeros in a new inode; a change of the inode keeps them.
+    pub reserved: [u8; RESERVED_BYTES],
 }
 
-const _: () = assert!(size_of::<InodePhys>() == 96);
+const _: () = assert!(size_of::<InodePhys>() == 112);
 
 /// Largest extras in bytes that fit behind the inode.
 pub const INLINE_MAX: usize = forebay_pool::format::ATTRIBUTES_MAX - size_of::<InodePhys>();

@@ -1,12 +1,14 @@
 //! Single-threaded tests of each operation.
 
+use forebay_fs::format::{InodePhys, RESERVED_BYTES};
 use forebay_fs::{
     Caller, ErrorKind, FallocateMode, FileKind, FileSystem, Handle, Ino, NewNode, RenameMode,
     SetAttr, XattrMode,
 };
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::common::{
-    Fixture, ME, MIB, ROOT, counter, file, list, mkdir, read, symlink, unmount, write,
+    Fixture, ME, MIB, NAME, ROOT, counter, file, list, mkdir, read, symlink, unmount, write,
 };
 
 fn kind<T: std::fmt::Debug>(result: Result<T, forebay_fs::Error>) -> ErrorKind {
@@ -56,6 +58,49 @@ fn files_are_there_after_a_remount() {
         list(&fs, dir.ino).iter().map(|(name, _)| &name[..]).collect::<Vec<_>>(),
         [&b"long"[..], b"name", b"short"]
     );
+    unmount(fs);
+}
+
+/// Reserved bytes of an inode.
+fn reserved(fs: &FileSystem, ino: Ino) -> [u8; RESERVED_BYTES] {
+    let attributes = fs.pool().dataset(NAME).unwrap().object_info(ino.0 - 2).unwrap().attributes;
+    InodePhys::read_from_prefix(&attributes).unwrap().0.reserved
+}
+
+#[test]
+fn reserved_bytes_of_an_inode_survive_its_changes() {
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
+    let (ino, handle) = file(&fs, ROOT, b"name");
+    fs.release(handle);
+    assert_eq!(reserved(&fs, ino), [0; RESERVED_BYTES]);
+    unmount(fs);
+
+    let later: [u8; RESERVED_BYTES] = std::array::from_fn(|at| at as u8 + 1);
+    let pool = fixture.pool();
+    let dataset = pool.dataset(NAME).unwrap();
+    let attributes = dataset.object_info(ino.0 - 2).unwrap().attributes;
+    let (mut phys, rest) = InodePhys::read_from_prefix(&attributes).unwrap();
+    phys.reserved = later;
+    let tx = pool.begin().unwrap();
+    dataset.set_attributes(&tx, ino.0 - 2, &[phys.as_bytes(), rest].concat()).unwrap();
+    drop((tx, dataset));
+    pool.export().unwrap();
+
+    let fs = fixture.mount();
+    let ino = fs.lookup(ROOT, b"name").unwrap().attr.ino;
+    let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    fs.setattr(ino, &mode, ME).unwrap();
+    fs.link(ino, ROOT, b"other").unwrap();
+    write(&fs, ino, 0, &[1; 100]);
+    fs.setxattr(ino, b"user.inline", &[2; 50], XattrMode::Create).unwrap();
+    fs.setxattr(ino, b"user.spilled", &[3; 500], XattrMode::Create).unwrap();
+    unmount(fs);
+    let fs = fixture.mount();
+    assert_eq!(fs.getxattr(ino, b"user.inline").unwrap(), [2; 50]);
+    assert_eq!(fs.getxattr(ino, b"user.spilled").unwrap(), [3; 500]);
+    assert_eq!(fs.getattr(ino).unwrap().mode, 0o600);
+    assert_eq!(reserved(&fs, ino), later);
     unmount(fs);
 }
 

@@ -14,7 +14,7 @@ use forebay_pool::{
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const ROOT: Ino = Ino::ROOT;
 pub(crate) const ME: Caller = Caller { uid: 0, gid: 0, pid: 0 };
-const NAME: &str = "files";
+pub(crate) const NAME: &str = "files";
 
 /// A device with a file system, and a cache.
 pub(crate) struct Fixture {

@@ -45,7 +45,7 @@ pub const TREE_OFFSET: u64 = SLOT_BYTES as u64;
 /// Maximum size of the tree.
 pub const TREE_BYTES: usize = MAX_NODES * size_of::<NodePhys>();
 /// The only version that this code writes and reads.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// First bytes of a configuration block: "forebay" and the byte 1.
 pub const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"forebay\x01");
 /// First bytes of a heartbeat: "forebeat".
