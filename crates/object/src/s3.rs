@@ -10,6 +10,7 @@ use bytes::Bytes;
 use forebay_base::sync::Arc;
 use futures_util::TryStreamExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
+use object_store::client::HttpError;
 use object_store::path::Path;
 use object_store::{
     ClientOptions, ObjectStore as _, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig,
@@ -111,7 +112,13 @@ fn failure(error: object_store::Error) -> StoreError {
         _ if SLOW_DOWN.iter().any(|sign| text.contains(sign)) => StoreErrorKind::SlowDown,
         _ => StoreErrorKind::Other,
     };
-    StoreError::new(kind, detail(&text))
+    let mut told = detail(&text);
+    // That of a connection says only at its root what has failed.
+    if let Some(root) = root(&error).filter(|root| !text.contains(root)) {
+        told.push_str(": ");
+        told.extend(root.chars().take(DETAIL_CHARS));
+    }
+    StoreError::new(kind, told)
 }
 
 /// What people need of an error: status, code and message of the store. The rest of its answer may
@@ -131,6 +138,17 @@ fn detail(text: &str) -> String {
         _ => text.to_owned(),
     };
     told.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(DETAIL_CHARS).collect()
+}
+
+/// What a connection failed with, if one did. It knows nothing of the request.
+fn root(error: &object_store::Error) -> Option<String> {
+    let mut cause: &(dyn std::error::Error + 'static) = error;
+    let mut is_below_http = false;
+    while let Some(next) = cause.source() {
+        is_below_http |= cause.is::<HttpError>();
+        cause = next;
+    }
+    is_below_http.then(|| cause.to_string())
 }
 
 fn version(e_tag: Option<String>) -> Result<Version, StoreError> {
@@ -297,6 +315,24 @@ mod tests {
         assert_eq!(error.kind(), StoreErrorKind::Denied);
         assert_eq!(error.to_string(), "403 Forbidden: QuotaExceeded: The quota is used up.");
         server.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_error_of_a_connection_names_its_cause() {
+        let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = unused.local_addr().unwrap();
+        drop(unused);
+        let bucket = builder("bucket")
+            .with_endpoint(format!("http://{address}"))
+            .with_allow_http(true)
+            .with_access_key_id("nobody")
+            .with_secret_access_key("nothing-secret")
+            .build()
+            .unwrap();
+        let store = S3 { bucket, prefix: "prefix/".to_owned() };
+        let error = store.get("super").await.unwrap_err().to_string();
+        assert!(error.contains("Connection refused"), "{error}");
+        assert!(!error.contains("nothing-secret"), "{error}");
     }
 
     #[test]
