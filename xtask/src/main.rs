@@ -35,7 +35,8 @@ usage: cargo xtask <command>
   python          build and test the Python package, in a venv of its own
   conformance [NAME..] [--full]
                   external test suites and tools on a real mount: pjdfstest, fsx, fio, fs_mark,
-                  tar, git, cargo, kill, sqlite, postgresql, power_cut, prometheus
+                  tar, git, cargo, kill, sqlite, postgresql, power_cut, prometheus;
+                  object-store by name or with --full
   soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER] [--l2] [--mirror]
                   pools under load, faults and kills, ten minutes by default
   help            print this text

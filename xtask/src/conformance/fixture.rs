@@ -1,5 +1,6 @@
 //! Scratch folders with pools and mounts, and commands whose output goes to a log.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::PermissionsExt;
@@ -18,6 +19,9 @@ const MEMORY: &str = "256MiB";
 const SERVER_TIME: Duration = Duration::from_secs(60);
 /// The longest time of a command, unless the caller sets another.
 const COMMAND_TIME: Duration = Duration::from_secs(600);
+/// A shell script that names the host after its first argument and becomes the command of the
+/// others.
+const RENAMED: &str = "echo \"$0\" >/proc/sys/kernel/hostname && exec \"$@\"";
 /// Bytes of the end of a log that a failure prints.
 const TAIL: u64 = 3000;
 
@@ -114,6 +118,21 @@ impl Fixture {
         Ok(mounted)
     }
 
+    /// A scratch folder for a pool on an object store, which is not created. With `host` it is that
+    /// of another machine, which has this name.
+    pub(super) fn on_store(
+        &self,
+        name: &str,
+        url: &str,
+        environment: Vec<(&'static str, OsString)>,
+        host: Option<&'static str>,
+    ) -> Result<TestMount, Failure> {
+        let mut mounted = self.scratch(name, &[])?;
+        mounted.pool = url.to_owned();
+        (mounted.environment, mounted.host) = (environment, host);
+        Ok(mounted)
+    }
+
     /// Creates a scratch folder for a pool on these files in it.
     fn scratch(&self, name: &str, devices: &[&str]) -> Result<TestMount, Failure> {
         let scratch =
@@ -128,6 +147,8 @@ impl Fixture {
             at,
             log: logs.join(format!("{name}.log")),
             forebay: self.forebay.clone(),
+            environment: Vec::new(),
+            host: None,
             server: None,
             scratch,
         };
@@ -151,12 +172,12 @@ pub(super) fn cargo() -> Command {
 
 /// A folder that is removed when it is dropped. All users may enter it, because the suites change
 /// users.
-struct Scratch {
-    path: PathBuf,
+pub(super) struct Scratch {
+    pub(super) path: PathBuf,
 }
 
 impl Scratch {
-    fn new() -> io::Result<Self> {
+    pub(super) fn new() -> io::Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         // The name is short: paths of sockets have at most 108 bytes, and the suites create sockets
@@ -177,10 +198,14 @@ impl Drop for Scratch {
 /// A pool in a scratch folder, and the server if it is mounted.
 pub(super) struct TestMount {
     pub(super) at: PathBuf,
-    /// The paths of its devices, joined by `:`.
+    /// The paths of its devices, joined by `:`, or the URL of its store.
     pool: String,
     log: PathBuf,
     forebay: PathBuf,
+    /// Variables of all commands.
+    environment: Vec<(&'static str, OsString)>,
+    /// The name of the host as which all commands run, if it is not this one.
+    host: Option<&'static str>,
     server: Option<Child>,
     // The last field, so that it is removed after the mount.
     scratch: Scratch,
@@ -197,6 +222,11 @@ impl TestMount {
         self.pool.split(':').map(PathBuf::from).collect()
     }
 
+    /// The paths of its devices, or the URL of its store, as a command takes them.
+    pub(super) fn pool(&self) -> &str {
+        &self.pool
+    }
+
     /// Runs a command on the pool. The last arguments are paths.
     pub(super) fn forebay_on_pool(&self, command: &str, paths: &[&Path]) -> Result<(), Failure> {
         let mut forebay = self.forebay(&[command]);
@@ -204,12 +234,21 @@ impl TestMount {
         self.run(forebay)
     }
 
-    fn forebay(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(&self.forebay);
+    /// The command `forebay` with these arguments.
+    pub(super) fn forebay(&self, arguments: &[&str]) -> Command {
+        let mut command = match self.host {
+            None => Command::new(&self.forebay),
+            Some(host) => {
+                let mut command = Command::new("unshare");
+                command.args(["--uts", "sh", "-c", RENAMED, host]).arg(&self.forebay);
+                command
+            }
+        };
         command.args(arguments);
         for (name, folder) in [("FOREBAY_RUN_DIR", "run"), ("FOREBAY_STATE_DIR", "state")] {
             command.env(name, self.scratch.path.join(folder));
         }
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
     }
 

@@ -17,7 +17,7 @@ const SIDE_BYTES: u64 = 256 << 20;
 /// Bytes at both ends of a side that are left alone: its labels, by which it is known.
 const LABEL_BYTES: u64 = 1 << 20;
 /// Time that fio may take beyond its run time, to verify.
-const END: Duration = Duration::from_secs(600);
+pub(super) const END: Duration = Duration::from_secs(600);
 
 /// What happens to a side, again and again.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +71,11 @@ fn set_len(side: &Path, bytes: u64) -> Result<(), Failure> {
 }
 
 /// Starts fio: random writes, each read back and verified, for so many seconds.
-fn start_fio(fixture: &Fixture, mounted: &TestMount, seconds: u64) -> Result<Child, Failure> {
+pub(super) fn start_fio(
+    fixture: &Fixture,
+    mounted: &TestMount,
+    seconds: u64,
+) -> Result<Child, Failure> {
     let (out, err) = mounted.outputs()?;
     let mut command = Command::new("fio");
     command.arg(fixture.root.join("xtask/jobs/mirror.fio"));

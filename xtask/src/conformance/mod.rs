@@ -11,7 +11,9 @@ mod dsync_load;
 mod fixture;
 mod fsync_load;
 mod kill;
+mod minio;
 mod mirror;
+mod object_store;
 mod postgres;
 mod power_cut;
 mod prometheus;
@@ -47,11 +49,15 @@ struct Check {
     run: fn(&Fixture) -> Result<Outcome, Failure>,
 }
 
+/// Checks that run by name or in a long run only: the first run builds a server, which takes
+/// minutes.
+const LONG: [&str; 1] = ["object-store"];
+
 /// Checks that run at once. Each waits for its own mount most of the time.
 const WORKERS: usize = 2;
 
 /// All checks in the order in which they begin. Checks whose failures are most specific come first.
-const CHECKS: [Check; 13] = [
+const CHECKS: [Check; 14] = [
     Check { name: "pjdfstest", run: suites::pjdfstest },
     Check { name: "fsx", run: suites::fsx },
     Check { name: "fio", run: suites::fio },
@@ -65,6 +71,7 @@ const CHECKS: [Check; 13] = [
     Check { name: "postgresql", run: postgres::run },
     Check { name: "power_cut", run: power_cut::run },
     Check { name: "prometheus", run: prometheus::run },
+    Check { name: "object-store", run: object_store::run },
 ];
 
 /// Runs the checks that `arguments` name, or all of them.
@@ -78,8 +85,11 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> io::Result<bool> {
         eprintln!("xtask: unknown check `{wrong}`; the checks are: {}", names.join(", "));
         return Ok(false);
     }
-    let wanted: Vec<&Check> =
-        CHECKS.iter().filter(|check| named.is_empty() || named.contains(&check.name)).collect();
+    let is_wanted = |name: &str| match named.is_empty() {
+        true => full || !LONG.contains(&name),
+        false => named.contains(&name),
+    };
+    let wanted: Vec<&Check> = CHECKS.iter().filter(|check| is_wanted(check.name)).collect();
     let mut counts = Counts::default();
     if let Err((need, why)) = fixture::permitted() {
         wanted.iter().for_each(|check| counts.skip(check.name, need, &why));
@@ -119,12 +129,12 @@ impl Counts {
         match outcome {
             Ok(Outcome::Passed(what)) => {
                 self.passed += 1;
-                println!("{check:<10} ok       {took:>4} s  {what}");
+                println!("{check:<12} ok       {took:>4} s  {what}");
             }
             Ok(Outcome::Skipped(need, why)) => self.skip(check, need, &why),
             Err(why) => {
                 self.failed += 1;
-                println!("{check:<10} FAILED   {took:>4} s  {why}");
+                println!("{check:<12} FAILED   {took:>4} s  {why}");
             }
         }
     }
@@ -136,7 +146,7 @@ impl Counts {
             Ok(()) => self.passed += 1,
             Err(error) => {
                 self.failed += 1;
-                println!("{check:<10} FAILED  {error}");
+                println!("{check:<12} FAILED  {error}");
             }
         }
     }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use super::fixture::Fixture;
+use super::fixture::{Fixture, TestMount};
 use super::suites::packaged;
 use super::{Failure, Outcome};
 
@@ -39,6 +39,11 @@ impl Database {
     pub(super) fn new(at: &Path, journal_mode: &'static str) -> Self {
         let path = at.join(format!("{journal_mode}.db"));
         Self { path, journal_mode, acknowledged: 0, sent: 0 }
+    }
+
+    /// From now on its folder is another one, which has the same content.
+    pub(super) fn moved(&mut self, at: &Path) {
+        self.path = at.join(format!("{}.db", self.journal_mode));
     }
 
     /// Runs SQL to its end, and returns what it prints.
@@ -134,8 +139,66 @@ pub(super) fn missing() -> Option<Outcome> {
     (!packaged("sqlite3", "sqlite3")).then(|| Outcome::Skipped("sqlite3", why.to_owned()))
 }
 
-/// Runs rounds: run the load, kill the server, clear the dead mount, check the pool, mount again
-/// and verify the databases.
+/// Runs the load, kills the server after so many milliseconds, clears the dead mount, checks the
+/// pool, mounts again and verifies the databases.
+pub(super) fn crash(
+    mounted: &mut TestMount,
+    databases: &mut [Database; 2],
+    after: u64,
+    kernel_cache: bool,
+) -> Result<(), Failure> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        let working = databases.each_mut().map(|it| {
+            let (sender, begun) = mpsc::channel();
+            let acknowledged = move || {
+                let _ = sender.send(());
+            };
+            (scope.spawn(move || it.work(stop, acknowledged)), begun)
+        });
+        // A busy machine may take long to begin, so the time counts from here on.
+        let begun = working.each_ref().map(|(_, begun)| begun.recv_timeout(BEGIN_TIME));
+        std::thread::sleep(Duration::from_millis(after));
+        stop.store(true, Ordering::SeqCst);
+        mounted.kill();
+        working.into_iter().try_for_each(|(thread, _)| {
+            thread.join().unwrap_or_else(|_| Err("a thread of the load panicked".to_owned()))
+        })?;
+        match begun.iter().all(Result::is_ok) {
+            true => Ok(()),
+            false => Err("a database acknowledged no transaction".to_owned()),
+        }
+    })?;
+    mounted.clear()?;
+    mounted.check()?;
+    mounted.mount(kernel_cache)?;
+    databases.iter_mut().try_for_each(Database::verify)
+}
+
+/// Runs rounds of [`crash`], each killed after a random time. Alternates both modes of the mount.
+pub(super) fn crashes(
+    mounted: &mut TestMount,
+    databases: &mut [Database; 2],
+    rounds: u64,
+    seed: u64,
+) -> Result<(), Failure> {
+    for round in 0..rounds {
+        let after = super::fsync_load::mix(seed ^ round) % LONGEST_MS;
+        crash(mounted, databases, after, round % 2 == 0).map_err(|why| {
+            format!("round {round} of seed {seed}, killed after {after} ms: {why}")
+        })?;
+    }
+    Ok(())
+}
+
+/// Creates both databases in a folder.
+pub(super) fn databases(at: &Path) -> Result<[Database; 2], Failure> {
+    let databases = ["delete", "wal"].map(|mode| Database::new(at, mode));
+    databases.iter().try_for_each(Database::create)?;
+    Ok(databases)
+}
+
 pub(super) fn run(fixture: &Fixture) -> Result<Outcome, Failure> {
     if let Some(skipped) = missing() {
         return Ok(skipped);
@@ -143,42 +206,8 @@ pub(super) fn run(fixture: &Fixture) -> Result<Outcome, Failure> {
     let rounds = if fixture.full { 100 } else { 4 };
     let seed = fixture.seed;
     let mut mounted = fixture.mounted("sqlite", false)?;
-    let mut databases = ["delete", "wal"].map(|mode| Database::new(&mounted.at, mode));
-    databases.iter().try_for_each(Database::create)?;
-    for round in 0..rounds {
-        let stop = AtomicBool::new(false);
-        let after = super::fsync_load::mix(seed ^ round) % LONGEST_MS;
-        let in_round =
-            |why: String| format!("round {round} of seed {seed}, killed after {after} ms: {why}");
-        std::thread::scope(|scope| {
-            let stop = &stop;
-            let working = databases.each_mut().map(|it| {
-                let (sender, begun) = mpsc::channel();
-                let acknowledged = move || {
-                    let _ = sender.send(());
-                };
-                (scope.spawn(move || it.work(stop, acknowledged)), begun)
-            });
-            // A busy machine may take long to begin, so the time counts from here on.
-            let begun = working.each_ref().map(|(_, begun)| begun.recv_timeout(BEGIN_TIME));
-            std::thread::sleep(Duration::from_millis(after));
-            stop.store(true, Ordering::SeqCst);
-            mounted.kill();
-            working.into_iter().try_for_each(|(thread, _)| {
-                thread.join().unwrap_or_else(|_| Err("a thread of the load panicked".to_owned()))
-            })?;
-            match begun.iter().all(Result::is_ok) {
-                true => Ok(()),
-                false => Err("a database acknowledged no transaction".to_owned()),
-            }
-        })
-        .map_err(in_round)?;
-        mounted.clear().map_err(in_round)?;
-        mounted.check().map_err(in_round)?;
-        // Alternates both modes.
-        mounted.mount(round % 2 == 0).map_err(in_round)?;
-        databases.iter_mut().try_for_each(Database::verify).map_err(in_round)?;
-    }
+    let mut databases = databases(&mounted.at)?;
+    crashes(&mut mounted, &mut databases, rounds, seed)?;
     let counts = databases.each_ref().map(|it| format!("{} {}", it.acknowledged, it.journal_mode));
     mounted.end()?;
     let counts = counts.join(", ");

@@ -146,27 +146,36 @@ fn plain(text: &str) -> String {
 
 /// Runs fsx: random operations on one file, compared with a copy in memory, in both modes.
 pub(super) fn fsx(fixture: &Fixture) -> Result<Outcome, Failure> {
-    let program = installed(fixture, "fsx", FSX)?;
     let operations = if fixture.full { 1_000_000 } else { 30_000 };
     let seed = fixture.seed;
     for kernel_cache in [false, true] {
         let mode = if kernel_cache { "kernel cache" } else { "direct" };
         let mounted = fixture
             .mounted(if kernel_cache { "fsx-cached" } else { "fsx-direct" }, kernel_cache)?;
-        let artifacts = mounted.scratch_path("artifacts");
-        fs::create_dir(&artifacts).map_err(|error| format!("{}: {error}", artifacts.display()))?;
-        let mut command = Command::new(&program);
-        command.arg("-f").arg(fixture.root.join("xtask/jobs/fsx.toml"));
-        command
-            .args(["-N", &operations.to_string(), "-S", &seed.to_string(), "-P"])
-            .arg(&artifacts);
-        command.arg(mounted.at.join("fsx"));
-        mounted
-            .run_for(command, Duration::from_secs(3600))
-            .map_err(|why| format!("{mode}, `-S {seed} -N {operations}`: {why}"))?;
+        fsx_on(fixture, &mounted, operations).map_err(|why| format!("{mode}, {why}"))?;
         mounted.end()?;
     }
     Ok(Outcome::Passed(format!("{operations} operations in each mode, seed {seed}")))
+}
+
+/// Runs so many operations of fsx on a mount.
+pub(super) fn fsx_on(
+    fixture: &Fixture,
+    mounted: &TestMount,
+    operations: u64,
+) -> Result<(), Failure> {
+    let seed = fixture.seed;
+    let artifacts = mounted.scratch_path("artifacts");
+    fs::create_dir(&artifacts).map_err(|error| format!("{}: {error}", artifacts.display()))?;
+    let mut command = Command::new(installed(fixture, "fsx", FSX)?);
+    command.arg("-f").arg(fixture.root.join("xtask/jobs/fsx.toml"));
+    command
+        .args(["-N", &operations.to_string(), "-S", &seed.to_string(), "-P"])
+        .arg(&artifacts)
+        .arg(mounted.at.join("fsx"));
+    mounted
+        .run_for(command, Duration::from_secs(3600))
+        .map_err(|why| format!("`-S {seed} -N {operations}`: {why}"))
 }
 
 /// Runs fio: verifies content that several engines write, then runs concurrent readers and writers.
@@ -177,24 +186,30 @@ pub(super) fn fio(fixture: &Fixture) -> Result<Outcome, Failure> {
             "fio is not installed; install the package fio".to_owned(),
         ));
     }
-    let (loops, seconds) = if fixture.full { ("8", "120") } else { ("1", "8") };
     for kernel_cache in [false, true] {
         let mounted = fixture
             .mounted(if kernel_cache { "fio-cached" } else { "fio-direct" }, kernel_cache)?;
-        for job in ["verify", "mixed"] {
-            let mut command = Command::new("fio");
-            command
-                .arg(fixture.root.join(format!("xtask/jobs/{job}.fio")))
-                .current_dir(mounted.scratch_path(""));
-            command
-                .env("FOREBAY_AT", &mounted.at)
-                .env("FOREBAY_LOOPS", loops)
-                .env("FOREBAY_SECONDS", seconds);
-            mounted.run_for(command, Duration::from_secs(1200))?;
-        }
+        fio_on(fixture, &mounted)?;
         mounted.end()?;
     }
     Ok(Outcome::Passed("verify.fio and mixed.fio in each mode".to_owned()))
+}
+
+/// Runs both jobs of fio on a mount.
+pub(super) fn fio_on(fixture: &Fixture, mounted: &TestMount) -> Result<(), Failure> {
+    let (loops, seconds) = if fixture.full { ("8", "120") } else { ("1", "8") };
+    for job in ["verify", "mixed"] {
+        let mut command = Command::new("fio");
+        command
+            .arg(fixture.root.join(format!("xtask/jobs/{job}.fio")))
+            .current_dir(mounted.scratch_path(""));
+        command
+            .env("FOREBAY_AT", &mounted.at)
+            .env("FOREBAY_LOOPS", loops)
+            .env("FOREBAY_SECONDS", seconds);
+        mounted.run_for(command, Duration::from_secs(1200))?;
+    }
+    Ok(())
 }
 
 /// Runs fs_mark: several threads create files, without and with fsync.
