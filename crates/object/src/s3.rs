@@ -105,7 +105,7 @@ fn failure(error: object_store::Error) -> StoreError {
     };
     let text = error.to_string();
     let kind = match &error {
-        // Any other 404 is of a proxy, or of a bucket that is not there: it says nothing of the key.
+        // Any other 404 is of a proxy, or of a missing bucket. It says nothing of the key.
         NotFound { .. } if text.contains(NO_SUCH_KEY) => StoreErrorKind::NotFound,
         AlreadyExists { .. } | Precondition { .. } => StoreErrorKind::Condition,
         PermissionDenied { .. } | Unauthenticated { .. } => StoreErrorKind::Denied,

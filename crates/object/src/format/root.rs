@@ -213,8 +213,8 @@ pub(crate) fn encode_root(chain: &Chain, delta: &Delta) -> Vec<u8> {
     body
 }
 
-/// The most objects of a chain that are believed, many more than there ever are: it bounds the tasks
-/// of an open, which fetches all at once.
+/// The most objects of a chain that are believed, many more than there ever are. It bounds the
+/// tasks of an open, which fetches all at once.
 const OBJECTS_MAX: u64 = 1 << 16;
 
 /// Decodes the body of a root.
@@ -259,6 +259,7 @@ pub(crate) fn decode_root(mut body: &[u8]) -> Result<(Chain, Delta)> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
     use proptest::prelude::*;
 
     use super::*;
@@ -333,7 +334,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hostile_bytes_are_refused_or_decoded(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn hostile_bytes_are_refused_or_decoded(bytes in vec(any::<u8>(), 0..400)) {
             let _ = Super::decode(1, &bytes);
             if let Ok((chain, _)) = decode_root(&bytes) {
                 prop_assert!(chain.objects() <= OBJECTS_MAX);
