@@ -145,7 +145,8 @@ impl ObjectDevice {
 /// number. Also deletes what is left of a store that has no owner record any more.
 ///
 /// # Errors
-/// If there is no object of Forebay, another host has it open, or requests fail. Then it can be repeated.
+/// If there is no object of Forebay, another host has it open, or requests fail. Then it can be
+/// repeated.
 pub fn destroy(store: Arc<dyn ObjectStore>, name: &str, options: Options) -> Result<u64, Error> {
     let runtime = runtime(name)?;
     runtime.block_on(crate::destroy::destroy(store, name, options))
