@@ -9,17 +9,19 @@
 //! A block that cannot be written is written elsewhere, or with one copy instead of two. If that
 //! does not help, or a device fails a flush or a read, the pool is *suspended*: every change fails,
 //! and reads go on. The sync thread waits in the middle of the commit, and repeats the failed step
-//! when the pool is cleared. Want of memory only waits. Any other failure ends the thread, and the
-//! pool stays suspended. The devices still hold the previous txg, or this one if some of its
-//! uberblocks were written. Decision 0115.
+//! when the pool is cleared. Want of memory only waits. Any other failure, such as an object store
+//! that another host has taken over, ends the thread, and the pool stays suspended. The devices
+//! still hold the previous txg, or this one if some of its uberblocks were written. Decision 0115.
 
 use forebay_base::clock::{SystemWallClock, WallClock};
 use forebay_base::probe;
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, MutexGuard};
+use forebay_io::ErrorKind as IoErrorKind;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::dataset::DatasetInner;
+use crate::devices::config::VdevKind;
 use crate::devices::label::{self, Uberblock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind};
@@ -54,7 +56,7 @@ impl Pause for CommitPause<'_> {
         match error.kind() {
             // Waiting for memory ends by itself, and each attempt to allocate waits.
             ErrorKind::NoMemory if !txgs.is_closed() => Ok(()),
-            ErrorKind::Device => self.park(error),
+            ErrorKind::Device if !self.is_fenced(&error) => self.park(error),
             _ => Err(error),
         }
     }
@@ -66,6 +68,12 @@ impl Pause for CommitPause<'_> {
 }
 
 impl CommitPause<'_> {
+    /// Whether another host has taken the object store over. No write will ever succeed again.
+    fn is_fenced(&self, error: &Error) -> bool {
+        let is_gone = error.device_error().is_some_and(|io| io.kind() == IoErrorKind::Gone);
+        is_gone && self.inner.devices.iter().any(|vdev| vdev.kind() == VdevKind::ObjectStore)
+    }
+
     /// Suspends the pool until it is cleared and has its lease.
     fn park(&self, mut error: Error) -> Result<()> {
         let (inner, pool, txg) = (self.inner, &*self.inner.name, self.txg);

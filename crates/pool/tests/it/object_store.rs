@@ -337,6 +337,25 @@ fn failed_writes_go_elsewhere_or_are_repeated() {
 }
 
 #[test]
+fn a_pool_whose_store_was_taken_over_cannot_be_cleared() {
+    let faults = Arc::new(FaultDevice::new(disk(), 7));
+    let store = Store::over(Arc::clone(&faults) as Arc<dyn Device>);
+    let pool = store.create();
+    let data = dataset(&pool);
+    let object = new_object(&pool, &data);
+    pool.sync().unwrap();
+    // ESTALE: the device is gone, as after a takeover.
+    let gone = Rule::new(Fault::Error(116)).on(Op::Flush);
+    let rule = faults.add(gone);
+    write(&pool, &object, 1, MIB);
+    assert_eq!(pool.sync().unwrap_err().kind(), ErrorKind::Suspended);
+    let suspension = pool.suspension().expect("it is suspended");
+    assert!(!suspension.resumable, "{suspension}");
+    assert!(faults.remove(rule).is_some_and(|times| times > 0));
+    pool.clear().unwrap_err();
+}
+
+#[test]
 fn a_scrub_finds_damage_and_heals_nothing() {
     let store = Store::new();
     let pool = store.create();
