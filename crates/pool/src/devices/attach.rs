@@ -47,6 +47,13 @@ fn invalid<T>(text: String) -> Result<T> {
     Err(Error::new(ErrorKind::Invalid, text))
 }
 
+/// Erases the labels of a device that does not become a side.
+fn erase_refused(leaf: &Leaf, memory: &BlockCache) {
+    if let Err(error) = label::erase(&**leaf.device(), leaf.size_bytes(), memory) {
+        tracing::warn!(device = leaf.name(), %error, "cannot erase labels");
+    }
+}
+
 impl Devices {
     /// Adds a side to the vdev of the device `beside`: it gets what is written from now on, and
     /// misses everything before. Returns it.
@@ -84,24 +91,34 @@ impl Devices {
         extended.generation += 1;
         extended.count_uses();
         may_write(extended.generation)?;
-        label::format_side(vdev.number(), &leaf, &extended, memory)?;
-        if let Some(beats) = beats.filter(|_| vdev.number() == 0) {
-            heartbeat::write(&[&**leaf.device()], config.pool_guid, beats, memory)?;
+        // The next labels are newer than those of the new device, whatever becomes of it.
+        config.generation = extended.generation;
+        let beats = beats.filter(|_| vdev.number() == 0);
+        let formatted =
+            label::format_side(vdev.number(), &leaf, &extended, memory).and_then(|()| {
+                let Some(beats) = beats else { return Ok(()) };
+                heartbeat::write(&[&**leaf.device()], config.pool_guid, beats, memory).map(drop)
+            });
+        if let Err(error) = formatted {
+            erase_refused(&leaf, memory);
+            return Err(error);
         }
-        vdev.set_kind(VdevKind::Mirror, guid);
-        let before = std::mem::replace(config, extended);
-        let Ok(at) = vdev.push(leaf, &added) else {
-            *config = Config { generation: config.generation, ..before };
+        let at = vdev.push(leaf, &added).map_err(|leaf| {
+            erase_refused(&leaf, memory);
             let (number, most) = (vdev.number(), MAX_LEAVES);
-            return invalid(format!(
+            let text = format!(
                 "vdev {number} has had {most} devices since the import; export the pool, and import it again"
-            ));
-        };
+            );
+            Error::new(ErrorKind::Invalid, text)
+        })?;
+        vdev.set_kind(VdevKind::Mirror, guid);
+        *config = extended;
         let side = Side { vdev, at };
         if let Err(error) = side.end_missing(self, config, open_txg, memory, may_write) {
             // The next labels do not list it any more.
             self.forget(side, config);
-            if let Err(error) = self.release(side, memory) {
+            side.end_limit();
+            if let Err(error) = side.release(memory) {
                 tracing::warn!(device = side.leaf().name(), %error, "cannot erase labels");
             }
             return Err(error);
@@ -218,11 +235,29 @@ impl Devices {
         }
     }
 
-    /// Erases the labels of a side that was removed, durably, and lets others have the device. The
-    /// vdev may use what its other devices have. Labels and the newest txg must not count it.
-    pub(crate) fn release(&self, side: Side<'_>, memory: &BlockCache) -> Result<()> {
-        side.vdev.update_size();
-        let leaf = side.leaf();
+    /// Sides that were removed, and not released yet.
+    pub(crate) fn leaving(&self) -> Vec<Side<'_>> {
+        let sides =
+            self.iter().flat_map(|vdev| vdev.status().removed().map(move |at| Side { vdev, at }));
+        sides.filter(|side| !side.leaf().is_left()).collect()
+    }
+}
+
+impl Side<'_> {
+    /// The vdev of a side that was removed may use what its other devices have. Labels and the
+    /// newest txg must not count the side. The caller holds the configuration, so that no device
+    /// joins that is checked against the size of before.
+    pub(crate) fn end_limit(&self) {
+        self.vdev.update_size();
+    }
+
+    /// Erases the labels of a side that was removed, durably, and lets others have the device. Does
+    /// nothing the second time. Labels and the newest txg must not count it.
+    pub(crate) fn release(&self, memory: &BlockCache) -> Result<()> {
+        let leaf = self.leaf();
+        if leaf.begin_leave() {
+            return Ok(());
+        }
         leaf.close_roots();
         leaf.drain();
         let erased = match leaf.is_missing() {

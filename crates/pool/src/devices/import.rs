@@ -244,22 +244,10 @@ fn is_behind(config: &Config, guid: u64) -> bool {
 }
 
 /// Checks that no two sides of a mirror were written without each other: each has what the other
-/// has not. If a side that has all blocks was there when the label of another was written, it knows
-/// all that the other did.
+/// has not.
 fn check_apart(labelled: &[(Opened, Label)], newest: &Config) -> Result<()> {
     for (one, label) in labelled.iter().filter(|(_, label)| is_behind(newest, label.own().guid)) {
-        let siblings = &label.config.vdevs[usize::from(label.number)].leaves;
-        let is_whole =
-            |guid| newest.leaves().any(|leaf| leaf.guid == guid && leaf.missed.is_none());
-        if siblings.iter().any(|one| is_whole(one.guid) && !is_behind(&label.config, one.guid)) {
-            continue;
-        }
-        let apart = siblings
-            .iter()
-            .find(|other| is_behind(&label.config, other.guid) && !is_behind(newest, other.guid));
-        let Some(other) = apart else { continue };
-        let found = labelled.iter().find(|(_, label)| label.own().guid == other.guid);
-        let Some((other, other_label)) = found else { continue };
+        let Some((other, other_label)) = written_apart(label, labelled, newest) else { continue };
         let (pool, a, b) = (&newest.pool_name, one.device.info(), other.device.info());
         let text = format!(
             "pool {pool:?}: {} (at least txg {}) and {} (at least txg {}) are sides of one mirror that were each used without the other; give only the one whose changes you want to keep",
@@ -268,6 +256,35 @@ fn check_apart(labelled: &[(Opened, Label)], newest: &Config) -> Result<()> {
         return Err(Error::new(ErrorKind::NotAPool, text));
     }
     Ok(())
+}
+
+/// The side that was written without the one with this label, which is behind, if that one was also
+/// written without it. If a side that has all blocks was there when the label was written, it knows
+/// all that the other did.
+fn written_apart<'a>(
+    label: &Label,
+    labelled: &'a [(Opened, Label)],
+    newest: &Config,
+) -> Option<&'a (Opened, Label)> {
+    let find = |guid| labelled.iter().find(|(_, label)| label.own().guid == guid);
+    // It had all blocks when a txg was durable that it is said to miss. The others were no sides
+    // any more: its label need not list them.
+    let own = label.own();
+    let missed = newest.leaves().find(|leaf| leaf.guid == own.guid).and_then(|leaf| leaf.missed);
+    if own.missed.is_none() && missed.is_some_and(|missed| label.config.txg >= missed.from) {
+        let is_of = |vdev: &&VdevConfig| vdev.leaves.iter().any(|leaf| leaf.guid == own.guid);
+        let mut rivals = newest.vdevs.iter().find(is_of)?.leaves.iter();
+        return rivals.find_map(|one| find(one.guid).filter(|_| !is_behind(newest, one.guid)));
+    }
+    let siblings = &label.config.vdevs[usize::from(label.number)].leaves;
+    let is_whole = |guid| newest.leaves().any(|leaf| leaf.guid == guid && leaf.missed.is_none());
+    if siblings.iter().any(|one| is_whole(one.guid) && !is_behind(&label.config, one.guid)) {
+        return None;
+    }
+    let apart = |other: &&LeafConfig| {
+        is_behind(&label.config, other.guid) && !is_behind(newest, other.guid)
+    };
+    find(siblings.iter().find(apart)?.guid)
 }
 
 /// Finds sides of mirrors that are older than the labels know: replaced by a copy from before, for

@@ -1,6 +1,6 @@
 //! A leaf of the tree: one device, with its labels at both ends.
 
-use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_io::metrics::{Metrics, MetricsDevice};
 use forebay_io::{
@@ -35,6 +35,8 @@ pub(crate) struct Leaf {
     lock: Mutex<Option<Locks>>,
     /// Whether the device is not there: nothing of it can be read.
     missing: bool,
+    /// Whether the device leaves the pool, or has left it.
+    left: AtomicBool,
 }
 
 impl Leaf {
@@ -66,6 +68,7 @@ impl Leaf {
             failures_before: [AtomicU64::new(0), AtomicU64::new(0)],
             lock: Mutex::named("pool-device-lock", lock),
             missing: false,
+            left: AtomicBool::new(false),
         }
     }
 
@@ -225,6 +228,16 @@ impl Leaf {
         let locks = self.lock.lock().take();
         // Not under the lock: a device may have something to write.
         drop(locks);
+    }
+
+    /// Whether the device leaves the pool, or has left it.
+    pub(super) fn is_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+
+    /// From now on the device leaves the pool. Returns whether it did before.
+    pub(super) fn begin_leave(&self) -> bool {
+        self.left.swap(true, Ordering::AcqRel)
     }
 
     /// The device leaves an imported pool: closes it, if the pool has its lock, so that others can

@@ -28,6 +28,12 @@ impl<'a> Side<'a> {
         self.vdev.leaf(self.at)
     }
 
+    /// Whether this is its path, or its GUID in hexadecimal.
+    pub(crate) fn is_called(&self, name: &str) -> bool {
+        let guid = u64::from_str_radix(name.trim_start_matches("0x"), 16).ok();
+        self.leaf().name() == name || Some(self.leaf().guid()) == guid
+    }
+
     pub(super) fn status(&self) -> &'a VdevStatus {
         self.vdev.status()
     }
@@ -209,12 +215,10 @@ impl Devices {
     /// # Errors
     /// [`ErrorKind::NotFound`].
     pub(super) fn find(&self, name: &str) -> Result<Side<'_>> {
-        let guid = u64::from_str_radix(name.trim_start_matches("0x"), 16).ok();
-        for vdev in self.iter() {
-            let is_it = |leaf: &Leaf| leaf.name() == name || Some(leaf.guid()) == guid;
-            if let Some((at, _)) = vdev.leaves().find(|(_, leaf)| is_it(leaf)) {
-                return Ok(Side { vdev, at });
-            }
+        let mut sides =
+            self.iter().flat_map(|vdev| vdev.leaves().map(move |(at, _)| Side { vdev, at }));
+        if let Some(side) = sides.find(|side| side.is_called(name)) {
+            return Ok(side);
         }
         let text = format!("{name}: the pool has no such device; `forebay status` lists them");
         Err(Error::new(ErrorKind::NotFound, text))

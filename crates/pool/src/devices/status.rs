@@ -187,6 +187,12 @@ impl VdevStatus {
         all.filter(|(_, one)| !one.is_removed()).map(|(at, _)| at as u8)
     }
 
+    /// The devices that were removed.
+    pub(super) fn removed(&self) -> impl Iterator<Item = u8> {
+        let all = self.leaves.iter().enumerate();
+        all.filter(|(_, one)| one.is_removed()).map(|(at, _)| at as u8)
+    }
+
     /// The GUID of the device that leaves once this one is whole.
     pub(super) fn replaces(&self, leaf: u8) -> Option<u64> {
         let guid = self.leaves[usize::from(leaf)].replaces.load(Ordering::Acquire);

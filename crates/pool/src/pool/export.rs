@@ -80,6 +80,9 @@ impl Pool {
             (Ok(()), false) => self.inner.mark_exported(),
             _ => Ok(()),
         };
+        if marked.is_ok() && synced.is_ok() && !self.inner.read_only {
+            self.inner.release_leaving();
+        }
         self.inner.close();
         let ended = synced.and(marked);
         let (events, txg) = (self.inner.events(), self.inner.txgs.synced_txg());

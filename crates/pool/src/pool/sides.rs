@@ -97,12 +97,16 @@ impl Pool {
     /// detached.
     ///
     /// # Errors
-    /// As [`offline_device`](Self::offline_device).
+    /// As [`offline_device`](Self::offline_device). If the commit fails, the device gets nothing
+    /// any more, and a second call goes on.
     /// [`ErrorKind::Device`](crate::ErrorKind::Device) if its labels cannot be erased: the pool
     /// goes on without it all the same.
     pub fn detach_device(&self, device: &str) -> Result<()> {
         self.inner.check_writable()?;
-        let side = self.inner.devices.side(device)?;
+        // One that was removed leaves once a commit stores that.
+        let devices = &self.inner.devices;
+        let leaving = || devices.leaving().into_iter().find(|side| side.is_called(device));
+        let side = devices.side(device).or_else(|error| leaving().ok_or(error))?;
         self.inner.detach(side)
     }
 }
@@ -162,29 +166,42 @@ impl PoolInner {
             self.check_lease()?;
             let labels =
                 Labels { config: &mut config, memory: self.store.cache(), may_write: &may_write };
-            if !self.devices.detach(side, &open_txg, labels)? {
-                return Ok(());
-            }
+            // If it is removed already, an earlier commit may have failed.
+            self.devices.detach(side, &open_txg, labels)?;
         }
         // Stores it, and ends the writes of uberblocks and of heartbeats that go to the side.
         self.txgs.sync_now()?;
         self.heartbeats.with_newest(|_| ());
+        {
+            let _config = self.config.lock();
+            side.end_limit();
+        }
         let device = side.leaf().name();
         tracing::info!(pool = &*self.name, device, "detached");
-        self.devices.release(side, self.store.cache())
+        side.release(self.store.cache())
     }
 
     /// Whether a device waits to leave, because its replacement has all blocks.
     pub(super) fn has_replaced(&self) -> bool {
-        !self.devices.replaced().is_empty()
+        !self.devices.replaced().is_empty() || !self.devices.leaving().is_empty()
     }
 
-    /// Detaches the devices whose replacements have all blocks.
+    /// Detaches the devices whose replacements have all blocks, and ends what was begun.
     pub(super) fn finish_replacements(&self) {
-        for side in self.devices.replaced() {
+        for side in self.devices.replaced().into_iter().chain(self.devices.leaving()) {
             if let Err(error) = self.detach(side) {
                 let (pool, device) = (&*self.name, side.leaf().name());
                 tracing::error!(pool, device, %error, "cannot detach a replaced device");
+            }
+        }
+    }
+
+    /// Releases the devices that were removed, after the last commit.
+    pub(super) fn release_leaving(&self) {
+        for side in self.devices.leaving() {
+            if let Err(error) = side.release(self.store.cache()) {
+                let (pool, device) = (&*self.name, side.leaf().name());
+                tracing::error!(pool, device, %error, "cannot erase the labels of a detached device");
             }
         }
     }

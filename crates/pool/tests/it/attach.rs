@@ -246,6 +246,14 @@ fn devices_that_do_not_suit_are_refused() {
     let error = attach(&pool, "nothing", &memory(SIZE)).expect_err("no such device");
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
 
+    // One that takes one of its labels keeps none.
+    let medium = memory(SIZE);
+    let half = Arc::new(FaultDevice::new(Arc::clone(&medium), 7));
+    // After the flush of the cleared labels.
+    half.add(Rule::new(Fault::Error(EIO)).on(Op::Flush).nth(2));
+    attach(&pool, &name(&pool, 0), &(half as _)).expect_err("its labels are not durable");
+    assert!(!holds_label(&medium), "its labels are erased");
+
     // One that takes no label joins nothing.
     let bad = Arc::new(FaultDevice::new(memory(SIZE), 7));
     bad.add(Rule::new(Fault::Error(EIO)).on(Op::Flush));
@@ -255,6 +263,59 @@ fn devices_that_do_not_suit_are_refused() {
     let devices = sides.devices();
     let pool = import(&[&devices[0], &devices[1]]).expect("both");
     assert_eq!(states(&pool), [LeafState::Online; 2]);
+    pool.export().expect("exported");
+}
+
+#[test]
+fn a_detached_side_that_was_missing_is_never_taken_for_the_newer_one() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    let number = fill(&pool, 10);
+    pool.export().expect("exported");
+    let [a, b] = &sides.media;
+    let pool = import(&[b]).expect("a whole side");
+    overwrite(&pool, number, 10, 1);
+    pool.detach_device(&name(&pool, 0)).expect("it is missing");
+    overwrite(&pool, number, 10, 2);
+    pool.export().expect("exported");
+    // The detached one is used alone, until its labels are the newer ones.
+    for salt in 3..9 {
+        let pool = import(&[a]).expect("it does not know that it was detached");
+        overwrite(&pool, number, 10, salt);
+        pool.export().expect("exported");
+    }
+    let error = import(&[a, b]).map(drop).expect_err("which one is right?");
+    assert!(error.to_string().contains("each used without the other"), "{error}");
+    let pool = import(&[b]).expect("the one to keep");
+    verify(&pool, number, 10, 2);
+    pool.export().expect("exported");
+}
+
+#[test]
+fn a_detach_whose_commit_fails_goes_on_once_the_pool_does() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    let number = fill(&pool, 10);
+    let side = name(&pool, 0);
+    // The labels are written, and no blocks.
+    let rules = sides
+        .faults
+        .each_ref()
+        .map(|fault| fault.add(Rule::new(Fault::Error(EIO)).on(Op::Write).within(MIB..SIZE - MIB)));
+    let data = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
+    let tx = pool.begin().expect("space");
+    data.write(&tx, 0, &[9; RECORD as usize]).expect("space");
+    drop((tx, data));
+    pool.detach_device(&side).expect_err("nothing is durable");
+    assert!(holds_label(&sides.media[0]), "the pool still counts on it");
+    for (fault, rule) in sides.faults.iter().zip(rules) {
+        fault.remove(rule);
+    }
+    pool.clear().expect("it goes on");
+    pool.detach_device(&side).expect("it goes on, too");
+    assert!(!holds_label(&sides.media[0]), "its labels are erased");
+    let error = pool.detach_device(&side).expect_err("it has left");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     pool.export().expect("exported");
 }
 
