@@ -3,7 +3,7 @@
 use forebay_base::sync::atomic::Ordering;
 
 use crate::devices::label;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::events::{Event, EventKind};
 use crate::l2::DeviceCloser;
 
@@ -70,7 +70,7 @@ impl Pool {
         self.inner.end_walks();
         let synced = match self.inner.read_only {
             true => Ok(()),
-            false => self.inner.txgs.sync_now().map(|_| ()),
+            false => self.inner.sync_last(),
         };
         self.inner.txgs.close();
         self.join();
@@ -113,6 +113,22 @@ impl PoolInner {
         self.trim.shut_down();
         self.end_merges();
         self.l2_fills.shut_down();
+    }
+
+    /// Commits what is dirty. Waits for a device that is away and comes back by itself.
+    fn sync_last(&self) -> Result<()> {
+        let txgs = &self.txgs;
+        loop {
+            let error = match txgs.sync_now() {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            let waits = error.kind() == ErrorKind::Suspended && txgs.suspension().is_none();
+            // If it ended meanwhile, nothing is waited for.
+            if !waits || txgs.wait_resumed(&|| false).is_err() {
+                return Err(error);
+            }
+        }
     }
 
     fn mark_exported(&self) -> Result<()> {

@@ -56,7 +56,12 @@ impl Pause for CommitPause<'_> {
         match error.kind() {
             // Waiting for memory ends by itself, and each attempt to allocate waits.
             ErrorKind::NoMemory if !txgs.is_closed() => Ok(()),
-            ErrorKind::Device if !self.is_fenced(&error) => self.park(error),
+            ErrorKind::Device if self.is_fenced(&error) => Err(error),
+            // A device that comes back by itself: nobody has to clear the pool.
+            ErrorKind::Device if txgs.outage().is_some() => {
+                txgs.wait_resumed(&|| false).map(drop).map_err(|_| error)
+            }
+            ErrorKind::Device => self.park(error),
             _ => Err(error),
         }
     }

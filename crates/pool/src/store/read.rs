@@ -448,9 +448,12 @@ impl Store {
 
     #[cold]
     fn is_lost(&self, bp: &BlockPtrPhys, errors: Vec<Error>) -> Error {
-        self.count(StoreCounters::BLOCKS_LOST, 1);
         let error = lost(bp, errors);
-        self.shared.events.note(EventKind::BlockLost, Event::because(&error));
+        // A device that comes back by itself has lost nothing.
+        if self.devices.outage().is_none() {
+            self.count(StoreCounters::BLOCKS_LOST, 1);
+            self.shared.events.note(EventKind::BlockLost, Event::because(&error));
+        }
         error
     }
 

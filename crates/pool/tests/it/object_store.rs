@@ -506,3 +506,33 @@ fn a_pool_whose_store_is_away_goes_on_by_itself() {
     drop((object, data));
     pool.export().unwrap();
 }
+
+#[test]
+fn an_export_while_the_store_is_away_waits_for_it_and_loses_nothing() {
+    let absent = Arc::new(Absent { inner: disk(), held: Mutex::new(None) });
+    let store = Store::over(Arc::clone(&absent) as Arc<dyn Device>);
+    let pool = store.create();
+    let data = dataset(&pool);
+    let object = new_object(&pool, &data);
+    let number = object.number();
+    write(&pool, &object, 1, MIB);
+    pool.sync().unwrap();
+    absent.leave();
+    // One group is being committed, and the next one is dirty.
+    write(&pool, &object, 2, MIB);
+    assert_eq!(pool.sync().unwrap_err().kind(), ErrorKind::Suspended);
+    write(&pool, &object, 3, MIB);
+    drop((object, data));
+    std::thread::scope(|scope| {
+        let export = scope.spawn(|| pool.export());
+        // More than an interval in which a wait for a txg asks for outages.
+        std::thread::sleep(std::time::Duration::from_millis(600));
+        absent.come_back();
+        export.join().unwrap().unwrap();
+    });
+    let pool = store.import();
+    let object = pool.dataset("data").and_then(|data| data.object(number)).unwrap();
+    assert_content(&object, 3, MIB);
+    drop(object);
+    pool.export().unwrap();
+}

@@ -251,6 +251,8 @@ impl Visitor for Driver<'_> {
                 Ok(true) => self.block.healed += 1,
                 Ok(false) => return Err(SliceEnd::Overtaken),
                 Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error.into()),
+                // The device comes back by itself: this is no damage.
+                Err(error) if self.pool.devices.outage().is_some() => return Err(error.into()),
                 Err(error) => {
                     failed.get_or_insert(error.doing(format_args!("copy {copy}")));
                 }
