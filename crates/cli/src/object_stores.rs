@@ -3,12 +3,14 @@
 //! A store has its address as its path, `s3://bucket/prefix`. Endpoint and credentials come from
 //! the environment of the process that opens it, so those of a daemon are what it was started with.
 //!
-//! A second process of this host would take the store over from the first one, because both have
-//! the name of this host. So a process locks a file in the run directory that is named after the
-//! URL: exclusively to write, shared to read. Other hosts are kept apart by the store itself.
+//! A second process with the same owner's name would take the store over from the first one. So a
+//! process locks a file in the run directory that is named after the URL: exclusively to write,
+//! shared to read. Other hosts, and processes with another run directory, have other names, and are
+//! kept apart by the store itself.
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use forebay_io::{Device, FileLock};
 use forebay_object::{ObjectDevice, Options};
@@ -20,7 +22,9 @@ use crate::pool_locks::{self, LOCK_EXTENSION};
 
 /// The URL that a path is; `None` if it is the path of a file.
 pub(crate) fn url(path: &Path) -> Option<&str> {
-    path.to_str().filter(|path| path.contains("://"))
+    let url = path.to_str().filter(|path| path.contains("://"))?;
+    // One store has one lock and one name.
+    Some(url.trim_end_matches('/'))
 }
 
 /// How a store is opened.
@@ -54,7 +58,7 @@ pub(crate) struct OpenStore {
 pub(crate) fn open(url: &str, access: Access) -> Result<OpenStore> {
     let lock = lock(url, access == Access::Read)?;
     let store = forebay_object::connect(url).map_err(|error| failure(&error))?;
-    let options = options(matches!(access, Access::Write { force: true }));
+    let options = options(matches!(access, Access::Write { force: true }), lock.is_some());
     let device = match access {
         Access::Create => ObjectDevice::create(store, url, options),
         Access::Read => ObjectDevice::open_read_only(store, url, options),
@@ -69,8 +73,22 @@ pub(crate) fn open(url: &str, access: Access) -> Result<OpenStore> {
     Ok(OpenStore { opened, device })
 }
 
-fn options(force: bool) -> Options {
-    Options { owner: HostId::of_this_host().to_string(), force, ..Options::default() }
+/// The owner is no wider than the lock: processes that the lock does not keep apart are different
+/// owners.
+fn options(force: bool, has_lock: bool) -> Options {
+    let (host, user) = (HostId::of_this_host(), run_dir::uid());
+    let owner = match has_lock {
+        true => {
+            // Short, because a name that is cut off equals no other.
+            let directory = hash(&run_dir::path().to_string_lossy()) as u32;
+            format!("{host}, user {user}, directory {directory:08x}")
+        }
+        false => {
+            let since = UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+            format!("{host}, user {user}, process {} of {since:x}", std::process::id())
+        }
+    };
+    Options { owner, force, ..Options::default() }
 }
 
 /// Locks a store among the processes of this host; `None` without a run directory.
@@ -111,9 +129,10 @@ impl forebay_object::LiveRanges for Live {
 /// # Errors
 /// As [`open`].
 pub(crate) fn destroy(url: &str, force: bool) -> Result<u64> {
-    let _locked = lock(url, false)?;
+    let locked = lock(url, false)?;
     let store = forebay_object::connect(url).map_err(|error| failure(&error))?;
-    forebay_object::destroy(store, url, options(force)).map_err(|error| failure(&error))
+    forebay_object::destroy(store, url, options(force, locked.is_some()))
+        .map_err(|error| failure(&error))
 }
 
 fn failure(error: &forebay_object::Error) -> Failure {
@@ -138,4 +157,23 @@ fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_has_one_url() {
+        assert_eq!(url(Path::new("s3://bucket/tank/")), Some("s3://bucket/tank"));
+        assert_eq!(url(Path::new("/dev/sda")), None);
+    }
+
+    #[test]
+    fn a_process_without_a_lock_is_an_owner_of_its_own() {
+        let owner = |has_lock| options(false, has_lock).owner;
+        assert_eq!(owner(true), owner(true), "so that it opens the store after a crash");
+        assert_ne!(owner(false), owner(true));
+        assert_ne!(owner(false), owner(false));
+    }
 }

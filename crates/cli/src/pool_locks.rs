@@ -22,7 +22,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use forebay_io::FileLock;
-use forebay_pool::{Opened, read_label};
+use forebay_pool::{LabelInfo, Opened, Pool, read_label};
 
 use crate::control::client;
 use crate::control::messages::PoolInfo;
@@ -36,7 +36,8 @@ const LABEL_BYTES: u64 = 16 << 20;
 pub(crate) const LOCK_EXTENSION: &str = "lock";
 
 /// Locks each pool that the labels of these devices name. The first device of each pool keeps the
-/// lock.
+/// lock. `joined` is the pool whose devices they become: its lock is held already, and its former
+/// devices need none.
 ///
 /// # Errors
 /// If a pool is in use under another path; names the process.
@@ -44,15 +45,23 @@ pub(crate) fn lock_pools(
     opened: Vec<Opened>,
     paths: &[impl AsRef<Path>],
     shared: bool,
+    joined: Option<&Pool>,
 ) -> Result<Vec<Opened>> {
     let Ok(directory) = run_dir::create() else { return Ok(opened) };
     let memory = pools::cache(LABEL_BYTES)?;
+    // A device of the pool under another path stays refused.
+    let is_former = |label: &LabelInfo| {
+        let is_member =
+            |pool: &Pool| pool.devices().iter().any(|one| one.guid == label.device_guid);
+        joined.is_some_and(|pool| pool.guid() == label.pool_guid && !is_member(pool))
+    };
     let mut claimed = Vec::new();
     let mut kept = Vec::new();
     for (device, path) in opened.into_iter().zip(paths) {
         // A bad label is reported later, by the user of the device.
         let label = read_label(&device, &memory).ok().flatten();
-        let Some(label) = label.filter(|label| !claimed.contains(&label.pool_guid)) else {
+        let is_new = |label: &LabelInfo| !claimed.contains(&label.pool_guid) && !is_former(label);
+        let Some(label) = label.filter(is_new) else {
             kept.push(device);
             continue;
         };

@@ -74,7 +74,7 @@ pub(crate) fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
 /// If it does not exist.
 pub(crate) fn canonical(path: &Path) -> Result<PathBuf> {
     match object_stores::url(path) {
-        Some(_) => Ok(path.to_owned()),
+        Some(url) => Ok(url.into()),
         None => path.canonicalize().map_err(|error| missing_or(path, &error)),
     }
 }
@@ -136,26 +136,26 @@ pub(crate) fn open_devices(paths: &[PathBuf], read_only: bool) -> Result<Vec<Ope
     if !read_only {
         paths.iter().try_for_each(|path| refuse_served(path))?;
     }
-    pool_locks::lock_pools(open_without_pool_lock(paths, read_only)?, paths, read_only)
+    pool_locks::lock_pools(open_without_pool_lock(paths, read_only)?, paths, read_only, None)
 }
 
-/// As [`open_devices`], for devices that get new content.
+/// As [`open_devices`], for devices that get new content; those of the pool `joined`, if any.
 ///
 /// # Errors
 /// As [`open_devices`].
-pub(crate) fn open_new_devices(paths: &[PathBuf]) -> Result<Vec<Opened>> {
+pub(crate) fn open_new_devices(paths: &[PathBuf], joined: Option<&Pool>) -> Result<Vec<Opened>> {
     paths.iter().try_for_each(|path| refuse_served(path))?;
     let options = OpenOptions::default();
     let open = |path: &PathBuf| open_device(path, &options, open_new_path);
-    pool_locks::lock_pools(paths.iter().map(open).collect::<Result<_>>()?, paths, false)
+    pool_locks::lock_pools(paths.iter().map(open).collect::<Result<_>>()?, paths, false, joined)
 }
 
 /// As [`open_new_devices`], for one device.
 ///
 /// # Errors
 /// As [`open_new_devices`].
-pub(crate) fn open_new_device(path: &Path) -> Result<Opened> {
-    let opened = open_new_devices(&[path.to_owned()])?.pop();
+pub(crate) fn open_new_device(path: &Path, joined: &Pool) -> Result<Opened> {
+    let opened = open_new_devices(&[path.to_owned()], Some(joined))?.pop();
     opened.ok_or_else(|| Failure::new(format!("{}: cannot be opened", path.display())))
 }
 

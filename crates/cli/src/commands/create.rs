@@ -240,7 +240,7 @@ fn create_in(new: &New<'_>, created_files: &mut CreatedFiles) -> Result<Pool> {
     // Opened together, since several may belong to one pool, which is locked once.
     let is_there = |path: &&PathBuf| path.symlink_metadata().is_ok();
     let found: Vec<PathBuf> = new.devices.iter().filter(is_there).cloned().collect();
-    let mut there = pools::open_new_devices(&found)?.into_iter();
+    let mut there = pools::open_new_devices(&found, None)?.into_iter();
     let mut opened = Vec::new();
     for path in new.devices {
         if !found.contains(path) {

@@ -37,6 +37,7 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
         && let Some(url) = object_stores::url(path)
     {
         let objects = object_stores::destroy(url, args.force)?;
+        known::forget(guid);
         output::line(&format!("destroyed pool {name}, {objects} objects"));
         return Ok(());
     }

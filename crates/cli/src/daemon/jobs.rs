@@ -252,7 +252,7 @@ pub(crate) fn change_side(
             wait
         }
         SideChange::Attach { new, replaces, force, sector, wait } => {
-            let opened = pools::open_new_device(&new)?;
+            let opened = pools::open_new_device(&new, pool)?;
             pools::refuse_content(&opened, &new, force)?;
             let options = AttachOptions { force, sector_bytes: sector };
             match replaces {

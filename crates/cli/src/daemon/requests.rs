@@ -198,7 +198,7 @@ pub(crate) fn expand_pool(
 ) -> Result<ExpandReport> {
     let before_bytes = pool.stats().total_bytes;
     for paths in add {
-        let opened = pools::open_new_devices(paths)?;
+        let opened = pools::open_new_devices(paths, Some(pool))?;
         for (one, path) in opened.iter().zip(paths) {
             pools::refuse_content(one, path, force)?;
         }
@@ -226,7 +226,7 @@ pub(crate) fn expand_pool(
 /// # Errors
 /// If the pool refuses.
 pub(crate) fn add_l2(pool: &Pool, path: &Path, force: bool) -> Result<L2DeviceInfo> {
-    let opened = pools::open_new_device(path)?;
+    let opened = pools::open_new_device(path, pool)?;
     let guid = pool.add_l2_device(opened, force)?;
     let number = format!("{guid:016x}");
     let added = stats::l2_devices(pool).into_iter().find(|device| device.number == number);

@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 use forebay_pool::{HostId, LabelInfo};
 
 use crate::error::{Failure, Result};
-use crate::pools;
+use crate::{object_stores, pools};
+use known::KnownPool;
 
 /// A device of a pool, and where it was found: nowhere if it is missing, once, or at several paths.
 pub(crate) struct FoundDevice {
@@ -148,7 +149,15 @@ pub(crate) fn named(spec: &str, folders: &[PathBuf]) -> Result<Option<Vec<PathBu
     let hinted: Vec<_> = known::all().into_iter().filter(|pool| pool.is_called(spec)).collect();
     // With one hint that is right, nothing else is opened.
     if let [hint] = &hinted[..] {
-        let mut found = on(&candidates::labelled(&hint.paths));
+        let store = hint.paths.iter().find(|path| object_stores::url(path).is_some());
+        let mut found = match store {
+            Some(store) => on(std::slice::from_ref(store)),
+            None => on(&candidates::labelled(&hint.paths)),
+        };
+        // No search finds a store.
+        if let (Some(_), Some(error)) = (store, found.unreadable.pop()) {
+            return Err(Failure::new(error));
+        }
         found.pools.retain(|pool| pool.is_called(spec));
         if let [pool] = &found.pools[..]
             && pool.state() == "online"
@@ -163,6 +172,7 @@ pub(crate) fn named(spec: &str, folders: &[PathBuf]) -> Result<Option<Vec<PathBu
         [] => Ok(None),
         [pool] => {
             pool.check_unique()?;
+            check_unreadable(pool, &hinted)?;
             Ok(Some(pool.paths()))
         }
         several => {
@@ -175,6 +185,30 @@ pub(crate) fn named(spec: &str, folders: &[PathBuf]) -> Result<Option<Vec<PathBu
             )))
         }
     }
+}
+
+/// Checks that no device of a pool is there and cannot be read: without it the pool would be
+/// degraded, and that device would miss what is written.
+///
+/// # Errors
+/// If one is.
+fn check_unreadable(pool: &FoundPool, hinted: &[KnownPool]) -> Result<()> {
+    let found = pool.paths();
+    let guid = format!("{:016x}", pool.label.pool_guid);
+    let known = hinted.iter().filter(|hint| hint.guid == guid).flat_map(|hint| hint.paths.clone());
+    let mut rest = candidates::labelled(&known.collect::<Vec<_>>());
+    rest.retain(|path| !found.contains(path));
+    let unreadable = on(&rest).unreadable;
+    if pool.state() == "online" || unreadable.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "pool {}: a device of it cannot be used: {}; wait until it can be, or give the paths of the other devices, joined by `:`, to \
+         go on without it: {}",
+        pool.label.pool_name,
+        unreadable.join("; "),
+        list(&found)
+    )))
 }
 
 /// Paths, for messages.
