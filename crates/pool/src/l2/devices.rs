@@ -423,10 +423,10 @@ impl L2Devices {
     }
 
     /// Writes blocks that are in memory only to the L2 devices, for at most `allowed_ns`, so that
-    /// the next import starts warm.
-    pub(crate) fn fill(&self, host: &dyn L2Host, allowed_ns: u64) {
+    /// the next import starts warm. Returns whether nothing was left for lack of time or room.
+    pub(crate) fn fill(&self, host: &dyn L2Host, allowed_ns: u64) -> bool {
         if allowed_ns == 0 || !self.in_use().iter().any(|l2| l2.admits()) {
-            return;
+            return true;
         }
         let L2Context { clock, l2, cache, .. } = host.context();
         let begun = clock.now_ns();
@@ -436,6 +436,7 @@ impl L2Devices {
                 && clock.now_ns().saturating_sub(begun) < allowed_ns
                 && l2.write_all(blocks);
         });
+        continues
     }
 
     /// Starts the warm-up of all L2 devices, in the background.

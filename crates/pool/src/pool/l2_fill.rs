@@ -72,8 +72,7 @@ pub(super) fn start(inner: &Arc<PoolInner>) -> Result<()> {
         let mut seen = 0;
         while pool.l2_fills.wait() {
             let now = pool.moved_bytes();
-            if now != seen {
-                pool.l2_devices.fill(&*pool, PASS_NS);
+            if now != seen && pool.l2_devices.fill(&*pool, PASS_NS) {
                 seen = now;
             }
         }
