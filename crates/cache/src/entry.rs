@@ -65,17 +65,27 @@ impl<'a, K: Key, V: Send + Sync + 'static> Entry<'a, K, V> {
     ///
     /// The new value, if it is not cached. The old one is removed, as by
     /// [`insert`](Cache::insert).
-    pub fn and_modify(self, mut modify: impl FnMut(&V) -> V) -> Result<Self, Refused<V>> {
+    pub fn and_modify(self, modify: impl FnMut(&V) -> V) -> Result<Self, Refused<V>> {
+        self.modify_cached(modify)?;
+        Ok(self)
+    }
+
+    /// As [`and_modify`](Self::and_modify), and returns whether a block was replaced.
+    ///
+    /// # Errors
+    ///
+    /// As [`and_modify`](Self::and_modify).
+    pub fn modify_cached(&self, mut modify: impl FnMut(&V) -> V) -> Result<bool, Refused<V>> {
         let inner = self.cache.inner();
         while let Some(block) = self.cache.get(&self.key) {
             let attributes = Attributes { class: block.class(), ..self.attributes };
             match inner.insert(self.key, modify(&block), attributes, Some(block.header())) {
-                Ok(()) => break,
+                Ok(()) => return Ok(true),
                 Err(NotInserted::Changed) => {}
                 Err(NotInserted::Refused(refused)) => return Err(refused),
             }
         }
-        Ok(self)
+        Ok(false)
     }
 
     /// Returns the block. If it is neither cached nor being loaded, inserts `value`.

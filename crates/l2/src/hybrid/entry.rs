@@ -61,24 +61,19 @@ impl<K: Key, V: Send + Sync + 'static> HybridEntry<'_, K, V> {
     /// As [`HybridCache::insert`]. [`InsertError::NotHeld`] if memory cannot hold the value of the
     /// device; then nothing was changed.
     pub fn and_modify(self, mut modify: impl FnMut(&V) -> V) -> Result<Self, InsertError<V>> {
-        for _ in 0..=MAX_ABANDONED_LOADS {
+        let mut not_held = 0;
+        while not_held <= MAX_ABANDONED_LOADS {
             // Held, so that it is not evicted before it is replaced.
             let Some(value) = self.cache.get(&self.key) else { return Ok(self) };
             let Some(_change) = self.cache.closing.begin_change() else {
                 return Err(closed_insert(modify(&value)));
             };
-            let mut was_cached = false;
-            capture_insert_error(|| {
-                let entry = self.cache.cache.entry(self.key).attributes(self.attributes);
-                let modified = entry.and_modify(|value| {
-                    was_cached = true;
-                    modify(value)
-                });
-                modified.map(drop)
-            })?;
-            if was_cached {
+            let entry = self.cache.cache.entry(self.key).attributes(self.attributes);
+            if capture_insert_error(|| entry.modify_cached(&mut modify))? {
                 return Ok(self);
             }
+            // While a newer value is stored, memory has none, and the next lookup waits for it.
+            not_held = if self.cache.is_in_memory(&self.key) { 0 } else { not_held + 1 };
         }
         Err(InsertError::NotHeld)
     }

@@ -16,6 +16,11 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         self.memory().contains(key) || self.l2.has(key)
     }
 
+    /// Whether memory has a value of the key, or one is being stored or loaded there.
+    pub(super) fn is_in_memory(&self, key: &K) -> bool {
+        self.cache.get_or_join(key).is_some()
+    }
+
     /// Removes a value from memory and from the device if `condition` is true for it. Returns
     /// whether it did. The removal is durable when the call returns.
     ///
@@ -28,21 +33,19 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// held in memory, where it is judged; then nothing is removed.
     pub fn remove_if(&self, key: &K, mut condition: impl FnMut(&V) -> bool) -> Result<bool> {
         let _change = self.closing.begin_change().ok_or_else(closed_error)?;
-        for _ in 0..=MAX_ABANDONED_LOADS {
+        let mut not_held = 0;
+        while not_held <= MAX_ABANDONED_LOADS {
             let Some(value) = self.get(key) else { return Ok(false) };
-            let mut judged = false;
-            let judge = |value: &V| {
-                judged = true;
-                condition(value)
-            };
+            let mut verdict = None;
+            let judge = |value: &V| *verdict.insert(condition(value));
             let (removed, error) = capture_forget_error(|| self.cache.remove_if(key, judge));
             let removed = removed.is_some();
             drop(value);
             match error {
                 Some(error) => return Err(error),
-                None if removed || judged => return Ok(removed),
-                // Evicted or removed since, or not cached at all.
-                None => {}
+                None if removed || verdict == Some(false) => return Ok(removed),
+                // While a newer value is stored, memory has none, and the next lookup waits for it.
+                None => not_held = if self.is_in_memory(key) { 0 } else { not_held + 1 },
             }
         }
         let text = format!("cannot judge {NOT_HELD}");
