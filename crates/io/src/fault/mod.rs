@@ -222,6 +222,8 @@ impl Device for FaultDevice {
         }
         state.in_flight += 1;
         let decision = state.rules.decide(&request, self.timer.now_ns());
+        // With the lock: if `clear` removes the rules later, it also forwards this request.
+        let expirations = self.timer.expirations();
         drop(state);
         let guard = InFlightGuard { shared: Arc::clone(shared) };
         if decision.delay.is_zero() {
@@ -229,7 +231,7 @@ impl Device for FaultDevice {
         }
         shared.count(Fault::Delay(decision.delay));
         let late = Delayed { request, planned: decision.planned, guard };
-        match self.timer.schedule(late, decision.delay) {
+        match self.timer.schedule(late, decision.delay, expirations) {
             Scheduled::Accepted => {}
             Scheduled::Stopped(late) => late.guard.start(late.request, late.planned),
             Scheduled::NoThread(late) => {

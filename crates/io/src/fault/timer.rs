@@ -1,7 +1,8 @@
 //! A thread that holds items until they are due.
 //!
-//! Invariant: each scheduled item is delivered once, on the timer's thread. If there is no thread
-//! or the timer has stopped, the caller gets the item back.
+//! Invariants: each scheduled item is delivered once, on the timer's thread. If there is no thread
+//! or the timer has stopped, the caller gets the item back. An item whose delay was chosen before
+//! an expiration is due at once, also if it is scheduled after that.
 //!
 //! Locking: `fault-timer`, for looks at the list. Items are delivered outside it.
 
@@ -9,6 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use forebay_base::clock::{Clock, SystemClock};
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
@@ -28,6 +30,8 @@ struct TimerShared<T> {
     earlier: Condvar,
     capacity: Condvar,
     clock: SystemClock,
+    /// Changed under the lock.
+    expirations: AtomicU64,
     due: Box<dyn Fn(T) + Send + Sync>,
 }
 
@@ -58,6 +62,7 @@ impl<T: Send + 'static> Timer<T> {
             earlier: Condvar::new(),
             capacity: Condvar::new(),
             clock: SystemClock::new(),
+            expirations: AtomicU64::new(0),
             due: Box::new(due),
         };
         Self { shared: Arc::new(shared) }
@@ -68,8 +73,14 @@ impl<T: Send + 'static> Timer<T> {
         self.shared.clock.now_ns()
     }
 
-    /// Schedules `item` after `delay`. Waits for capacity, except in a request's callback.
-    pub(super) fn schedule(&self, item: T, delay: Duration) -> Scheduled<T> {
+    /// How often all items were made due.
+    pub(super) fn expirations(&self) -> u64 {
+        self.shared.expirations.load(Ordering::SeqCst)
+    }
+
+    /// Schedules `item` after `delay`, which was chosen when there had been so many `expirations`.
+    /// Waits for capacity, except in a request's callback.
+    pub(super) fn schedule(&self, item: T, delay: Duration, expirations: u64) -> Scheduled<T> {
         let shared = &self.shared;
         let delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
         let due_ns = shared.clock.now_ns().saturating_add(delay_ns);
@@ -87,6 +98,7 @@ impl<T: Send + 'static> Timer<T> {
                 Err(_) => return Scheduled::NoThread(item),
             }
         }
+        let due_ns = if self.expirations() == expirations { due_ns } else { 0 };
         let number = state.next;
         state.next += 1;
         state.scheduled.insert((due_ns, number), item);
@@ -99,6 +111,7 @@ impl<T: Send + 'static> Timer<T> {
     /// Makes all scheduled items due now.
     pub(super) fn expire_all(&self) {
         let mut state = self.shared.state.lock();
+        self.shared.expirations.fetch_add(1, Ordering::SeqCst);
         let scheduled = std::mem::take(&mut state.scheduled);
         state.scheduled =
             scheduled.into_iter().map(|((_, number), item)| ((0, number), item)).collect();
