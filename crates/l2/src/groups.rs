@@ -2,8 +2,8 @@
 //!
 //! A group is a number that a key names, such as that of a file. Forgetting a group takes one
 //! tombstone, however many blocks it has. The index is not searched: here is the log position of
-//! each group's tombstone, and a block of the group that lies before it is *void*. Whoever finds a
-//! record asks whether it is.
+//! each group's tombstone, and a block of the group that lies before it is *void*. Each lookup that
+//! finds a record asks whether it is.
 //!
 //! # Why no old block returns
 //!

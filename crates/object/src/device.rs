@@ -3,6 +3,7 @@
 //! Locking: `object-runtime`, a leaf lock, held for a look.
 
 use std::fmt;
+use std::time::Duration;
 
 use forebay_base::sync::{Arc, Mutex};
 use forebay_io::{
@@ -60,12 +61,8 @@ impl ObjectDevice {
         name: &str,
         options: Options,
     ) -> Result<Arc<Self>, Error> {
-        let runtime = runtime(name)?;
-        let publisher = runtime.block_on(in_time(
-            name,
-            options.open_budget,
-            open::create(store, name, options),
-        ))?;
+        let budget = options.open_budget;
+        let (runtime, publisher) = begin(name, budget, open::create(store, name, options))?;
         Ok(Self::start(runtime, publisher))
     }
 
@@ -79,12 +76,8 @@ impl ObjectDevice {
         name: &str,
         options: Options,
     ) -> Result<Arc<Self>, Error> {
-        let runtime = runtime(name)?;
-        let publisher = runtime.block_on(in_time(
-            name,
-            options.open_budget,
-            open::open(store, name, options),
-        ))?;
+        let budget = options.open_budget;
+        let (runtime, publisher) = begin(name, budget, open::open(store, name, options))?;
         Ok(Self::start(runtime, publisher))
     }
 
@@ -97,12 +90,8 @@ impl ObjectDevice {
         name: &str,
         options: Options,
     ) -> Result<Arc<Self>, Error> {
-        let runtime = runtime(name)?;
-        let engine = runtime.block_on(in_time(
-            name,
-            options.open_budget,
-            open::open_read_only(store, name, options),
-        ))?;
+        let budget = options.open_budget;
+        let (runtime, engine) = begin(name, budget, open::open_read_only(store, name, options))?;
         Ok(Self::new(runtime, engine))
     }
 
@@ -150,6 +139,17 @@ impl ObjectDevice {
 pub fn destroy(store: Arc<dyn ObjectStore>, name: &str, options: Options) -> Result<u64, Error> {
     let runtime = runtime(name)?;
     runtime.block_on(crate::destroy::destroy(store, name, options))
+}
+
+/// Runs `open` on the runtime of a new device, within `budget`.
+fn begin<T>(
+    name: &str,
+    budget: Duration,
+    open: impl Future<Output = Result<T, Error>>,
+) -> Result<(Runtime, T), Error> {
+    let runtime = runtime(name)?;
+    let opened = runtime.block_on(in_time(name, budget, open))?;
+    Ok((runtime, opened))
 }
 
 fn runtime(name: &str) -> Result<Runtime, Error> {

@@ -224,6 +224,18 @@ impl ObjectStore for S3 {
 mod tests {
     use super::*;
 
+    /// A store at this endpoint, for somebody whom no server knows.
+    fn s3_at(endpoint: &str, prefix: String) -> S3 {
+        let bucket = builder("bucket")
+            .with_endpoint(endpoint)
+            .with_allow_http(endpoint.starts_with("http:"))
+            .with_access_key_id("nobody")
+            .with_secret_access_key("nothing-secret")
+            .build()
+            .unwrap();
+        S3 { bucket, prefix }
+    }
+
     #[tokio::test]
     async fn a_server_without_tls_is_an_error_and_no_panic() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -233,13 +245,7 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
         });
-        let bucket = builder("bucket")
-            .with_endpoint(format!("https://{address}"))
-            .with_access_key_id("nobody")
-            .with_secret_access_key("nothing-secret")
-            .build()
-            .unwrap();
-        let store = S3 { bucket, prefix: "prefix/".to_owned() };
+        let store = s3_at(&format!("https://{address}"), "prefix/".to_owned());
         let error = store.get("super").await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Other);
         assert!(!error.to_string().contains("nothing-secret"), "{error}");
@@ -259,14 +265,7 @@ mod tests {
             write!(stream, "HTTP/1.1 404 Not Found\r\ncontent-length: {len}\r\n\r\n{body}")
                 .unwrap();
         });
-        let bucket = builder("bucket")
-            .with_endpoint(format!("http://{address}"))
-            .with_allow_http(true)
-            .with_access_key_id("nobody")
-            .with_secret_access_key("nothing-secret")
-            .build()
-            .unwrap();
-        let store = S3 { bucket, prefix: "prefix/".to_owned() };
+        let store = s3_at(&format!("http://{address}"), "prefix/".to_owned());
         let error = store.get("super").await.unwrap_err();
         server.await.unwrap();
         error.kind()
@@ -302,14 +301,7 @@ mod tests {
             let head = format!("HTTP/1.1 403 Forbidden\r\nContent-Length: {length}\r\n\r\n");
             stream.write_all((head + body).as_bytes()).unwrap();
         });
-        let bucket = builder("bucket")
-            .with_endpoint(format!("http://{address}"))
-            .with_access_key_id("nobody")
-            .with_secret_access_key("nothing-secret")
-            .with_allow_http(true)
-            .build()
-            .unwrap();
-        let store = S3 { bucket, prefix: format!("{}/", "long".repeat(80)) };
+        let store = s3_at(&format!("http://{address}"), format!("{}/", "long".repeat(80)));
         let body = Body::from(b"body".to_vec());
         let error = store.put("data", body, Condition::Always).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Denied);
@@ -322,14 +314,7 @@ mod tests {
         let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = unused.local_addr().unwrap();
         drop(unused);
-        let bucket = builder("bucket")
-            .with_endpoint(format!("http://{address}"))
-            .with_allow_http(true)
-            .with_access_key_id("nobody")
-            .with_secret_access_key("nothing-secret")
-            .build()
-            .unwrap();
-        let store = S3 { bucket, prefix: "prefix/".to_owned() };
+        let store = s3_at(&format!("http://{address}"), "prefix/".to_owned());
         let error = store.get("super").await.unwrap_err().to_string();
         assert!(error.contains("Connection refused"), "{error}");
         assert!(!error.contains("nothing-secret"), "{error}");

@@ -1,4 +1,4 @@
-//! The cleaner gives up what is dead, and nothing else, whoever pauses or dies meanwhile.
+//! The cleaner gives up what is dead, and nothing else, although hosts pause and die.
 
 use forebay_base::rng::SmallRng;
 use forebay_base::testing;

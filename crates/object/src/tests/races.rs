@@ -105,7 +105,7 @@ fn a_host_is_not_fenced_by_bad_answers() {
         simulate(async {
             let session = Session::create(&store, options("one", round)).await;
             for tag in 1..20 {
-                // An answer is lost. Whoever looks finds damaged bodies, or once nothing at all.
+                // An answer is lost. A read finds damaged bodies, or once nothing at all.
                 let damaged = Network { lost: 400, cut: 600, ..Network::GOOD };
                 let lost = Network { lost: 400, ..Network::GOOD };
                 let by_label = tag % 4 > 1;
