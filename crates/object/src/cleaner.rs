@@ -70,7 +70,7 @@ pub(crate) async fn run(engine: Arc<Engine>, oracle: Arc<dyn LiveRanges>) {
 }
 
 /// The time of the runtime, which tests simulate.
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     sleep(Duration::ZERO).deadline()
 }
 

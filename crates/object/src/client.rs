@@ -153,6 +153,22 @@ impl Client {
         self.repeat(Kind::Get, BODY_MAX, persist, get).await
     }
 
+    /// Reads an object, unless its version is still `known`.
+    pub(crate) async fn get_if_changed(
+        &self,
+        key: &str,
+        known: &Version,
+        persist: Persist,
+    ) -> Result<Option<(Bytes, Version)>, StoreError> {
+        let get = || async {
+            let found = self.store.get_if_changed(key, known).await?;
+            let bytes = found.as_ref().map_or(0, |(body, _)| body.len() as u64);
+            self.counters.add(ObjectCounters::REQUEST_BYTES, Kind::Get as usize, bytes);
+            Ok(found)
+        };
+        self.repeat(Kind::Get, BODY_MAX, persist, get).await
+    }
+
     /// Reads a range of an object, all of it.
     pub(crate) async fn get_range(
         &self,
@@ -207,6 +223,17 @@ impl Client {
             .await?;
         self.counters.add(ObjectCounters::REQUEST_BYTES, Kind::PutIf as usize, body.len());
         Ok(version)
+    }
+
+    /// Tries once to write an object. A failure says nothing of the store: it may refuse the puts
+    /// of a reader.
+    pub(crate) async fn try_put(&self, key: &str, body: &Body) -> Result<(), StoreError> {
+        self.counters.add(ObjectCounters::REQUESTS, Kind::Put as usize, 1);
+        let put = self.store.put(key, body.clone(), Condition::Always);
+        let put = timeout(self.request_timeout, put).await;
+        put.unwrap_or_else(|_| Err(no_answer())).map_err(unconditional)?;
+        self.counters.add(ObjectCounters::REQUEST_BYTES, Kind::Put as usize, body.len());
+        Ok(())
     }
 
     /// Deletes an object, or gives up after some attempts.

@@ -53,6 +53,20 @@ pub(crate) async fn read_super(
     }
 }
 
+/// Reads `super` unless it is still the one that is `known`. A damaged body is fetched again.
+pub(crate) async fn read_super_after(
+    client: &Client,
+    known: &KnownSuper,
+    persist: Persist,
+) -> Result<Option<KnownSuper>, SuperError> {
+    let got = client.get_if_changed(names::SUPER, &known.version, persist).await;
+    let Some((bytes, version)) = got.map_err(SuperError::Store)? else { return Ok(None) };
+    match parse_super(&bytes) {
+        Ok((content, nonce)) => Ok(Some(KnownSuper { content, version, nonce })),
+        Err(_) => read_super(client, persist).await.map(Some),
+    }
+}
+
 /// Reads `super` until the answer is to be relied on: damaged bodies, and a single "not found", may
 /// come from a bad network or a bad proxy.
 pub(crate) async fn read_super_at_last(client: &Client) -> Result<KnownSuper, StoreError> {

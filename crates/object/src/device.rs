@@ -1,6 +1,4 @@
 //! The device: the front of an engine, with the threads that execute its tasks.
-//!
-//! Locking: `object-runtime`, a leaf lock, held for a look.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +8,7 @@ use forebay_io::{
     AppendOnly, Away, Device, DeviceInfo, DeviceStats, Engine as EngineName, Health, Request,
     Waiter, in_callback,
 };
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::cleaner::LiveRanges;
 use crate::engine::{Engine, Fenced};
@@ -28,7 +26,32 @@ const THREADS: usize = 2;
 pub struct ObjectDevice {
     engine: Arc<Engine>,
     info: DeviceInfo,
-    runtime: Mutex<Option<Runtime>>,
+    runtime: Arc<Threads>,
+}
+
+/// The threads of a device, or of a follower and all its views. The last one ends them.
+///
+/// Locking: `object-runtime`, a leaf lock, held for a look.
+pub(crate) struct Threads(Mutex<Option<Runtime>>);
+
+impl Threads {
+    fn new(runtime: Runtime) -> Arc<Self> {
+        Arc::new(Self(Mutex::named("object-runtime", Some(runtime))))
+    }
+
+    /// Ends the threads without waiting for them.
+    fn end(&self) {
+        let runtime = self.0.lock().take();
+        if let Some(runtime) = runtime {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 /// The state of a store, for people.
@@ -92,7 +115,13 @@ impl ObjectDevice {
     ) -> Result<Arc<Self>, Error> {
         let budget = options.open_budget;
         let (runtime, engine) = begin(name, budget, open::open_read_only(store, name, options))?;
-        Ok(Self::new(runtime, engine))
+        Ok(Self::new(Threads::new(runtime), engine))
+    }
+
+    /// Whether a read has failed because the owner of the store has freed its blocks since this
+    /// read-only device was opened.
+    pub fn is_outdated(&self) -> bool {
+        self.engine.lock().lost
     }
 
     /// Starts the cleaner, which asks `oracle` what is live. Without one, nothing that was written
@@ -104,13 +133,13 @@ impl ObjectDevice {
     fn start(runtime: Runtime, publisher: Publisher) -> Arc<Self> {
         let engine = Arc::clone(&publisher.engine);
         drop(runtime.spawn(publish::run(publisher)));
-        Self::new(runtime, engine)
+        Self::new(Threads::new(runtime), engine)
     }
 
-    fn new(runtime: Runtime, engine: Arc<Engine>) -> Arc<Self> {
-        drop(runtime.spawn(reader::run(Arc::clone(&engine))));
+    pub(crate) fn new(runtime: Arc<Threads>, engine: Arc<Engine>) -> Arc<Self> {
+        drop(engine.runtime.spawn(reader::run(Arc::clone(&engine))));
         let info = info(&engine);
-        Arc::new(Self { engine, info, runtime: Mutex::named("object-runtime", Some(runtime)) })
+        Arc::new(Self { engine, info, runtime })
     }
 
     /// Returns the state of the store.
@@ -139,6 +168,17 @@ impl ObjectDevice {
 pub fn destroy(store: Arc<dyn ObjectStore>, name: &str, options: Options) -> Result<u64, Error> {
     let runtime = runtime(name)?;
     runtime.block_on(crate::destroy::destroy(store, name, options))
+}
+
+/// Starts the threads of a follower, and runs `open` on them.
+pub(crate) fn begin_follower<T>(
+    name: &str,
+    budget: Duration,
+    open: impl Future<Output = Result<T, Error>>,
+) -> Result<(Arc<Threads>, Handle, T), Error> {
+    let (runtime, opened) = begin(name, budget, open)?;
+    let handle = runtime.handle().clone();
+    Ok((Threads::new(runtime), handle, opened))
 }
 
 /// Runs `open` on the runtime of a new device, within `budget`.
@@ -214,20 +254,21 @@ impl Device for ObjectDevice {
             return;
         }
         self.engine.wait_closed();
-        let runtime = self.runtime.lock().take();
-        if let Some(runtime) = runtime {
-            runtime.shutdown_background();
+        if !self.engine.follows {
+            self.runtime.end();
         }
     }
 }
 
 impl Drop for ObjectDevice {
     fn drop(&mut self) {
+        if self.engine.follows {
+            // Its reader ends.
+            return self.engine.start_close();
+        }
         // Without a close it ends as after a crash.
         self.engine.client.stop();
-        if let Some(runtime) = self.runtime.get_mut().take() {
-            runtime.shutdown_background();
-        }
+        self.runtime.end();
     }
 }
 

@@ -26,6 +26,7 @@ use crate::format::{DEVICE_BYTES, SECTOR_BYTES, WINDOW_SECTORS};
 use crate::map::{Map, Object};
 use crate::mutable::{Mutable, Region, region};
 use crate::options::Options;
+use crate::pins::Pins;
 use crate::writer::{Window, WrittenSectors};
 
 /// Who has taken the store over.
@@ -44,7 +45,10 @@ pub(crate) struct Engine {
     pub(crate) client: Arc<Client>,
     pub(crate) options: Options,
     pub(crate) epoch: u64,
+    pub(crate) store_guid: u64,
     pub(crate) read_only: bool,
+    /// It is a view of a [`Follower`](crate::Follower), whose client it shares.
+    pub(crate) follows: bool,
     /// Addresses from here on had never been written when the store was opened.
     pub(crate) first_unused: u64,
     pub(crate) runtime: Handle,
@@ -53,6 +57,7 @@ pub(crate) struct Engine {
     pub(crate) reads_wanted: Notify,
     /// Held while a reader loads the map again, across requests.
     pub(crate) reloading: tokio::sync::Mutex<()>,
+    pub(crate) pins: Pins,
     /// A request has ended, or the last task.
     quiet: Condvar,
 }
@@ -60,6 +65,10 @@ pub(crate) struct Engine {
 /// Under the lock `object-state`.
 pub(crate) struct State {
     pub(crate) map: Map,
+    /// Of a reader: a newer map, for addresses whose objects are gone.
+    pub(crate) fallback: Map,
+    /// Of a reader: the owner has freed what was read.
+    pub(crate) lost: bool,
     pub(crate) mutable: Mutable,
     pub(crate) directories: Directories,
     /// Windows that wait for more writes.
@@ -91,7 +100,9 @@ pub(crate) struct Start {
     pub(crate) mutable: Mutable,
     pub(crate) next_unused: u64,
     pub(crate) epoch: u64,
+    pub(crate) store_guid: u64,
     pub(crate) read_only: bool,
+    pub(crate) follows: bool,
 }
 
 impl Engine {
@@ -103,6 +114,8 @@ impl Engine {
     ) -> Arc<Self> {
         let state = State {
             map: start.map,
+            fallback: Map::default(),
+            lost: false,
             mutable: start.mutable,
             directories: Directories::default(),
             windows: BTreeMap::new(),
@@ -125,13 +138,16 @@ impl Engine {
             client,
             options,
             epoch: start.epoch,
+            store_guid: start.store_guid,
             read_only: start.read_only,
+            follows: start.follows,
             first_unused: start.next_unused,
             runtime: Handle::current(),
             state: Mutex::named("object-state", state),
             flush_wanted: Notify::new(),
             reads_wanted: Notify::new(),
             reloading: tokio::sync::Mutex::const_new(()),
+            pins: Pins::default(),
             quiet: Condvar::new(),
         })
     }
@@ -255,7 +271,9 @@ impl Engine {
             // There is nothing to publish.
             self.spawn(|engine| async move { engine.set_closed() });
         }
-        self.spawn(|engine| async move { engine.stop_when_away().await });
+        if !self.follows {
+            self.spawn(|engine| async move { engine.stop_when_away().await });
+        }
     }
 
     /// Lets the requests of a close fail once the store has been away for the budget. One that
@@ -293,6 +311,14 @@ impl Engine {
         F: Future<Output = ()> + Send + 'static,
     {
         drop(self.runtime.spawn(task(Arc::clone(self))));
+    }
+
+    /// The objects that may hold `sector`, those of the fallback last.
+    pub(crate) fn candidates(&self, sector: u64) -> Vec<Object> {
+        let state = self.lock();
+        let mut found = state.map.candidates(sector);
+        found.extend(state.fallback.candidates(sector));
+        found
     }
 
     /// A reference that does not keep the engine alive.

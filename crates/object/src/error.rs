@@ -49,6 +49,12 @@ pub enum Error {
         /// Its epoch.
         epoch: u64,
     },
+    /// A follower has found another store in the place of its own.
+    #[error("{store} is another pool now: the one that was followed was destroyed. Mount it again")]
+    Replaced {
+        /// The store.
+        store: String,
+    },
     /// The store does not honour conditions.
     #[error("{store} cannot hold a pool: {fault}. Update its server, or use another one")]
     Unfit {

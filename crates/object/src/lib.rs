@@ -9,6 +9,7 @@
 //! * [`ObjectDevice::create`] needs an empty prefix. [`ObjectDevice::open`] takes a store over:
 //!   from then on the flushes of its former owner fail, and its writes once it knows.
 //!   [`ObjectDevice::open_read_only`] writes nothing.
+//! * [`Follower`] opens a store read-only, again and again: a device for each state.
 //! * [`LiveRanges`] says which addresses are in use, so that the cleaner can merge and delete
 //!   objects.
 //!
@@ -23,6 +24,7 @@ mod device;
 mod directories;
 mod engine;
 mod error;
+mod follower;
 mod format;
 mod limiter;
 mod load;
@@ -32,6 +34,7 @@ mod mutable;
 mod open;
 mod options;
 mod orphans;
+mod pins;
 mod probe;
 mod publish;
 mod reader;
@@ -47,6 +50,7 @@ pub use cleaner::LiveRanges;
 pub use device::{ObjectDevice, StoreState, destroy};
 pub use engine::Fenced;
 pub use error::{Error, StoreFault};
+pub use follower::{FollowState, Follower};
 pub use format::{DEVICE_BYTES, MUTABLE_BYTES, SECTOR_BYTES, TAIL_BYTES, WINDOW_BYTES};
 pub use memory::MemoryStore;
 pub use options::Options;

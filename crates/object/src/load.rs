@@ -21,12 +21,24 @@ const ATTEMPTS: u32 = 4;
 const LOGS_AHEAD: (u64, u64) = (4, 128);
 
 /// The state of a store.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Loaded {
     pub(crate) chain: Chain,
     pub(crate) map: Map,
     pub(crate) mutable: Mutable,
     pub(crate) next_unused: u64,
+}
+
+impl Default for Loaded {
+    /// That of an empty store.
+    fn default() -> Self {
+        Self {
+            chain: Chain::default(),
+            map: Map::default(),
+            mutable: Mutable::default(),
+            next_unused: MUTABLE_BYTES,
+        }
+    }
 }
 
 /// What a log object is.
@@ -52,17 +64,28 @@ impl Loader {
 
     /// Loads the newest root, without the log after it.
     pub(crate) async fn root(&self, known: &KnownSuper) -> Result<Loaded, Error> {
-        let mut loaded = Loaded {
-            // No owner flushes before its first root: without a root there is no log.
-            chain: Chain { log: (known.content.epoch, 0), ..Chain::default() },
-            map: Map::default(),
-            mutable: Mutable::default(),
-            next_unused: MUTABLE_BYTES,
-        };
-        let root = known.content.root;
-        if root.number == 0 {
-            return Ok(loaded);
+        let mut loaded = Loaded::default();
+        // No owner flushes before its first root: without a root there is no log.
+        loaded.chain.log = (known.content.epoch, 0);
+        if known.content.root.number > 0 {
+            self.apply_root(known.content.root, &mut loaded).await?;
         }
+        Ok(loaded)
+    }
+
+    /// The newest root, from a root of before: without what that one had already.
+    pub(crate) async fn root_after(
+        &self,
+        before: &Loaded,
+        known: &KnownSuper,
+    ) -> Result<Loaded, Error> {
+        let mut loaded = before.clone();
+        self.apply_root(known.content.root, &mut loaded).await?;
+        Ok(loaded)
+    }
+
+    /// Brings `loaded` to the state of `root`.
+    async fn apply_root(&self, root: Identity, loaded: &mut Loaded) -> Result<(), Error> {
         let key = names::root(root);
         let ((chain, own), bytes) = self
             .fetch(&key, move |kind, id, body| {
@@ -70,12 +93,21 @@ impl Loader {
                 decode_root(body)
             })
             .await?;
+        let mut links = &chain.links[..];
         let mut wanted = Vec::new();
-        for part in 0..chain.parts {
-            let id = Identity { number: part.into(), ..chain.checkpoint };
-            wanted.push((names::checkpoint(chain.checkpoint, part), Kind::Checkpoint, id));
+        let known = &loaded.chain;
+        let is_same = (known.checkpoint, known.parts) == (chain.checkpoint, chain.parts);
+        if let (true, Some(rest)) = (is_same, links.strip_prefix(&known.links[..])) {
+            links = rest;
+        } else {
+            // There is a checkpoint of later.
+            *loaded = Loaded::default();
+            for part in 0..chain.parts {
+                let id = Identity { number: part.into(), ..chain.checkpoint };
+                wanted.push((names::checkpoint(chain.checkpoint, part), Kind::Checkpoint, id));
+            }
         }
-        for link in &chain.links {
+        for link in links {
             match *link {
                 Link::Root(id) => wanted.push((names::root(id), Kind::Root, id)),
                 Link::Logs { epoch, start, end } => {
@@ -93,7 +125,7 @@ impl Loader {
         loaded.chain = chain;
         loaded.chain.links.push(Link::Root(root));
         loaded.chain.chain_bytes += bytes;
-        Ok(loaded)
+        Ok(())
     }
 
     /// Fetches deltas at the same time, and returns them in order.

@@ -4,7 +4,11 @@
 //! within one window: when writes of a window came so late that its object was sealed without
 //! them. A merged object may span several windows, and overlaps no other.
 //!
+//! A copy shares all chunks that neither of both changes.
+//!
 //! Locking: none; its owner has a lock.
+
+use forebay_base::sync::Arc;
 
 use crate::format::{SECTOR_BYTES, WINDOW_SECTORS};
 
@@ -62,7 +66,7 @@ const CHUNK: usize = 512;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Map {
     /// Sorted; none is empty.
-    chunks: Vec<Vec<Object>>,
+    chunks: Vec<Arc<Vec<Object>>>,
     len: usize,
     payload_sectors: u64,
     live_sectors: u64,
@@ -88,14 +92,15 @@ impl Map {
 
     /// All objects, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Object> {
-        self.chunks.iter().flatten()
+        self.chunks.iter().flat_map(|objects| objects.iter())
     }
 
     /// The objects whose first sector is at `sector` or after, in order.
     pub(crate) fn iter_from(&self, sector: u64) -> impl Iterator<Item = &Object> {
         let (chunk, at) = self.position(sector);
         let rest = self.chunks.get(chunk).map_or(&[][..], |objects| &objects[at..]);
-        rest.iter().chain(self.chunks.iter().skip(chunk + 1).flatten())
+        let after = self.chunks.iter().skip(chunk + 1);
+        rest.iter().chain(after.flat_map(|objects| objects.iter()))
     }
 
     /// The objects whose first sector is before `sector`, the last first.
@@ -108,7 +113,8 @@ impl Map {
     /// The chunk and the place in it of the first object whose first sector is at `sector` or
     /// after.
     fn position(&self, sector: u64) -> (usize, usize) {
-        let after = |objects: &Vec<Object>| objects.last().is_some_and(|last| last.first < sector);
+        let after =
+            |objects: &Arc<Vec<Object>>| objects.last().is_some_and(|last| last.first < sector);
         let chunk = self.chunks.partition_point(after);
         let at = self
             .chunks
@@ -149,17 +155,17 @@ impl Map {
         if chunk == self.chunks.len() {
             // It is after all others.
             if self.chunks.last().is_none_or(|last| last.len() == CHUNK) {
-                self.chunks.push(Vec::with_capacity(CHUNK));
+                self.chunks.push(Arc::new(Vec::with_capacity(CHUNK)));
             }
             chunk = self.chunks.len() - 1;
             at = self.chunks[chunk].len();
         } else if self.chunks[chunk].len() == CHUNK {
             let mut second = Vec::with_capacity(CHUNK);
-            second.extend(self.chunks[chunk].drain(CHUNK / 2..));
-            self.chunks.insert(chunk + 1, second);
+            second.extend(self.objects(chunk).drain(CHUNK / 2..));
+            self.chunks.insert(chunk + 1, Arc::new(second));
             (chunk, at) = self.position(object.first);
         }
-        self.chunks[chunk].insert(at, object);
+        self.objects(chunk).insert(at, object);
         replaced
     }
 
@@ -167,7 +173,7 @@ impl Map {
     pub(crate) fn remove(&mut self, first: u64) -> Option<Object> {
         let (chunk, at) = self.position(first);
         self.chunks.get(chunk)?.get(at).filter(|object| object.first == first)?;
-        let removed = self.chunks[chunk].remove(at);
+        let removed = self.objects(chunk).remove(at);
         self.len -= 1;
         self.payload_sectors -= u64::from(removed.payload_sectors);
         self.live_sectors -= u64::from(removed.live);
@@ -184,19 +190,31 @@ impl Map {
             && len + next.len() <= CHUNK * 3 / 4
         {
             let next = self.chunks.remove(chunk + 1);
-            self.chunks[chunk].extend(next);
+            self.objects(chunk).extend(next.iter());
         }
     }
 
     /// Sets what is believed of the live sectors of an object.
     pub(crate) fn set_live(&mut self, first: u64, live: u16) {
         let (chunk, at) = self.position(first);
-        let found = self.chunks.get_mut(chunk).and_then(|objects| objects.get_mut(at));
+        let found = self.chunks.get(chunk).and_then(|objects| objects.get(at));
         if let Some(object) = found.filter(|object| object.first == first) {
             let live = live.min(object.payload_sectors);
             self.live_sectors = self.live_sectors - u64::from(object.live) + u64::from(live);
-            object.live = live;
+            self.objects(chunk)[at].live = live;
         }
+    }
+
+    /// The objects of a chunk, to be changed. Other maps that share it keep it as it is.
+    fn objects(&mut self, chunk: usize) -> &mut Vec<Object> {
+        let shared = &mut self.chunks[chunk];
+        if Arc::get_mut(shared).is_none() {
+            // A plain copy would have no room for more.
+            let mut own = Vec::with_capacity(CHUNK);
+            own.extend(shared.iter());
+            *shared = Arc::new(own);
+        }
+        Arc::get_mut(shared).expect("nothing else has it")
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) fn region(offset: u64, len: u64) -> Region {
 }
 
 /// The content, and which blocks no published delta has.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Mutable {
     blocks: BTreeMap<u32, Bytes>,
     dirty: BTreeSet<u32>,
@@ -95,6 +95,16 @@ impl Mutable {
         let front = (label_bytes / SECTOR_BYTES) as u32;
         self.dirty.range(..front).next().is_some()
             || self.dirty.range(FRONT_BLOCKS..).next().is_some()
+    }
+
+    /// Whether a block of the labels is another one in `other`.
+    pub(crate) fn label_differs(&self, other: &Self, label_bytes: u64) -> bool {
+        let front = (label_bytes / SECTOR_BYTES) as u32;
+        let labels = |area: &Self| {
+            let blocks = area.blocks.range(..front).chain(area.blocks.range(FRONT_BLOCKS..));
+            blocks.map(|(index, content)| (*index, content.clone())).collect::<Vec<_>>()
+        };
+        labels(self) != labels(other)
     }
 
     /// Whether a block is dirty.

@@ -16,7 +16,9 @@
 use forebay_base::sync::Arc;
 
 use crate::client::{Client, Persist};
-use crate::conditional::{self, KnownSuper, Lost, SuperError, read_super, seal_super, swap_super};
+use crate::conditional::{
+    self, KnownSuper, Lost, SuperError, read_super, read_super_after, seal_super, swap_super,
+};
 use crate::engine::{Engine, Start};
 use crate::error::{At, Error};
 use crate::format::envelope::{self, Identity, Kind};
@@ -76,11 +78,13 @@ fn first_epoch(client: &Client) -> u64 {
     1 + u64::from(client.nonce() as u32 >> 2)
 }
 
-/// The first key that is not a probe's: a creation that was interrupted may leave one behind.
+/// The first key that is neither a probe's nor a pin's: a creation that was interrupted, or a
+/// follower of a pool that was destroyed, may leave one behind.
 async fn first_stranger(client: &Client, persist: Persist) -> Result<Option<String>, StoreError> {
     let mut page = client.list("", "", persist).await?;
     while let Some(last) = page.last().cloned() {
-        if let Some(key) = page.into_iter().find(|key| !names::is_probe(key)) {
+        let is_left = |key: &String| names::is_probe(key) || names::is_pin(key);
+        if let Some(key) = page.into_iter().find(|key| !is_left(key)) {
             return Ok(Some(key));
         }
         page = client.list("", &last, persist).await?;
@@ -110,7 +114,8 @@ pub(crate) async fn open(
     loaded.next_unused = loaded.next_unused.max(first_unused(&loader, &loaded).await?);
     let chain = loaded.chain.clone();
     let publisher = start(loader, known, loaded, options).await?;
-    publisher.engine.spawn(|engine| orphans::collect(engine, chain));
+    let (engine, root) = (publisher.engine.downgrade(), publisher.known.content.root.number);
+    publisher.engine.spawn(|_| orphans::collect(engine, chain, root));
     Ok(publisher)
 }
 
@@ -154,7 +159,7 @@ pub(crate) async fn current_map(engine: &Engine) -> Result<Option<Map>, Error> {
     }
 }
 
-async fn load_all(loader: &Loader, known: &KnownSuper) -> Result<Loaded, Error> {
+pub(crate) async fn load_all(loader: &Loader, known: &KnownSuper) -> Result<Loaded, Error> {
     let mut loaded = loader.root(known).await?;
     let (first, mut sequence) = loaded.chain.log;
     for epoch in first..=known.content.epoch {
@@ -164,20 +169,31 @@ async fn load_all(loader: &Loader, known: &KnownSuper) -> Result<Loaded, Error> 
     Ok(loaded)
 }
 
-fn is_not_found(error: &Error) -> bool {
+pub(crate) fn is_not_found(error: &Error) -> bool {
     matches!(error, Error::Store { source, .. } if source.kind() == StoreErrorKind::NotFound)
 }
 
 impl Loader {
     pub(crate) async fn known_super(&self) -> Result<KnownSuper, Error> {
-        let store = || self.store.to_string();
-        match read_super(&self.client, self.persist).await {
-            Ok(known) => Ok(known),
-            Err(SuperError::Store(error)) if error.kind() == StoreErrorKind::NotFound => {
-                Err(Error::NotFound { store: store() })
+        read_super(&self.client, self.persist).await.map_err(|error| self.super_error(error))
+    }
+
+    /// Reads `super` unless it is still the one that is `known`.
+    pub(crate) async fn super_after(
+        &self,
+        known: &KnownSuper,
+    ) -> Result<Option<KnownSuper>, Error> {
+        let read = read_super_after(&self.client, known, self.persist).await;
+        read.map_err(|error| self.super_error(error))
+    }
+
+    fn super_error(&self, error: SuperError) -> Error {
+        match error {
+            SuperError::Store(error) if error.kind() == StoreErrorKind::NotFound => {
+                Error::NotFound { store: self.store.to_string() }
             }
-            Err(SuperError::Store(error)) => Err(At(&self.store).failed(names::SUPER, error)),
-            Err(SuperError::Damaged(error)) => Err(At(&self.store).damaged(names::SUPER, error)),
+            SuperError::Store(error) => At(&self.store).failed(names::SUPER, error),
+            SuperError::Damaged(error) => At(&self.store).damaged(names::SUPER, error),
         }
     }
 }
@@ -321,6 +337,7 @@ fn engine_of(
     read_only: bool,
 ) -> (Arc<Engine>, crate::format::root::Chain) {
     let Loaded { chain, map, mutable, next_unused } = loaded;
-    let start = Start { map, mutable, next_unused, epoch: known.content.epoch, read_only };
+    let Super { epoch, store_guid, .. } = known.content;
+    let start = Start { map, mutable, next_unused, epoch, store_guid, read_only, follows: false };
     (Engine::new(&loader.store, loader.client, options, start), chain)
 }

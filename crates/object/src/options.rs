@@ -25,6 +25,12 @@ pub struct Options {
     pub seal_after: Duration,
     /// How long objects are kept after the last root that names them, for readers.
     pub grace: Duration,
+    /// How long a follower's pin lasts that is not renewed.
+    pub lease: Duration,
+    /// Time between two looks at the pins of followers, while objects are to be deleted.
+    pub pin_check: Duration,
+    /// How long pins keep objects after `grace`, at most.
+    pub pin_hold: Duration,
     /// Requests at a time: puts of data.
     pub puts: usize,
     /// Requests at a time: gets.
@@ -48,7 +54,10 @@ impl Default for Options {
             open_budget: Duration::from_secs(120),
             close_budget: Duration::from_secs(10),
             seal_after: Duration::from_millis(5),
-            grace: Duration::from_secs(60),
+            grace: Duration::from_secs(600),
+            lease: Duration::from_secs(60),
+            pin_check: Duration::from_secs(10),
+            pin_hold: Duration::from_secs(24 * 3600),
             puts: 32,
             gets: 128,
             background: 16,

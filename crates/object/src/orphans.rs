@@ -1,5 +1,6 @@
 //! Objects that an earlier owner has left behind: written but never named, or no longer named but
-//! not deleted yet. They are found by one pass over all keys after a takeover, in the background.
+//! not deleted yet. They are found by one pass over all keys after a takeover, in the background,
+//! once no follower needs a root of before.
 //!
 //! Only objects of older epochs are deleted: their owners can name nothing any more. An object is
 //! kept if the map has it, if its deletion waits for the grace period, if the chain as of the open
@@ -8,18 +9,24 @@
 
 use std::collections::HashSet;
 
-use forebay_base::sync::Arc;
+use forebay_base::sync::{Arc, Weak};
 
 use crate::client::Persist;
 use crate::counters::ObjectCounters;
 use crate::engine::Engine;
 use crate::format::names;
 use crate::format::root::Chain;
+use crate::pins::wait_for_release;
 use crate::publish::keys_of;
 use crate::store::StoreError;
 
-/// Deletes orphans. `chain` is what the newest root named when the store was opened.
-pub(crate) async fn collect(engine: Arc<Engine>, chain: Chain) {
+/// Deletes orphans. `chain` is what the newest root named when the store was opened; `root` is the
+/// first one of this owner.
+pub(crate) async fn collect(engine: Weak<Engine>, chain: Chain, root: u64) {
+    if !wait_for_release(&engine, root).await {
+        return;
+    }
+    let Some(engine) = engine.upgrade() else { return };
     let pass = Pass { kept: keys_of(&chain).into_iter().collect(), engine };
     if let Err(error) = pass.run().await {
         tracing::info!(store = %pass.engine.name, %error, "the search for orphans ends early");

@@ -8,12 +8,11 @@
 //! repeated until it has succeeded, another host has taken over, or the device is closed.
 //!
 //! Once the chain of deltas is as large as a checkpoint would be, the root has a new checkpoint
-//! instead. Objects that no root names any more are deleted after the grace period. A crash before
-//! that leaves orphans, which the next open finds.
+//! instead. Objects that no root names any more are deleted after the grace period, and once no
+//! follower needs them. A crash before that leaves orphans, which the next open finds.
 
 use forebay_base::sync::Arc;
 use forebay_io::{Error, ErrorKind, Request};
-use tokio::time::sleep;
 
 use crate::client::Persist;
 use crate::conditional::{self, KnownSuper, Lost, read_super_at_last, swap_super};
@@ -24,6 +23,7 @@ use crate::format::delta::Delta;
 use crate::format::envelope::{self, Identity, Kind};
 use crate::format::names;
 use crate::format::root::{Chain, Link, Super, encode_root};
+use crate::pins::wait_for_release;
 use crate::store::StoreErrorKind;
 
 /// The chain is at least as long before a checkpoint, in bytes.
@@ -152,7 +152,8 @@ impl Publisher {
             self.engine.lock().written.label_published(next_unused);
         }
         let keys = removed.iter().map(names::data).collect();
-        self.engine.delete_later(keys);
+        // What is removed makes it a root.
+        self.engine.delete_later(keys, self.known.content.root.number);
         Ok(())
     }
 
@@ -199,7 +200,7 @@ impl Publisher {
         let before = std::mem::replace(&mut self.chain, chain);
         if long {
             engine.count(ObjectCounters::CHECKPOINTS, 1);
-            engine.delete_later(keys_of(&before));
+            engine.delete_later(keys_of(&before), id.number);
         }
         Ok(())
     }
@@ -277,18 +278,20 @@ pub(crate) fn keys_of(chain: &Chain) -> Vec<String> {
 }
 
 impl Engine {
-    /// Deletes objects after the grace period, unless the device is closed before. No durable root
-    /// names them any more.
-    fn delete_later(self: &Arc<Self>, keys: Vec<String>) {
+    /// Deletes objects that `root` has released: after the grace period, and once no follower needs
+    /// an older root. If the device is closed before, they stay.
+    fn delete_later(self: &Arc<Self>, keys: Vec<String>, root: u64) {
         if keys.is_empty() {
             return;
         }
         // Until they are deleted, they are no orphans.
         self.lock().released.extend(keys.iter().cloned());
         // The task must not keep a closed engine for the grace period.
-        let (engine, grace) = (self.downgrade(), self.options.grace);
+        let engine = self.downgrade();
         drop(self.runtime.spawn(async move {
-            sleep(grace).await;
+            if !wait_for_release(&engine, root).await {
+                return;
+            }
             for key in keys {
                 let Some(engine) = engine.upgrade() else { return };
                 engine.delete_released(key).await;

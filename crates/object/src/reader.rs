@@ -5,7 +5,8 @@
 //!
 //! An object may be gone because the cleaner has merged it: the read then resolves its address
 //! again. If the cleaner is that of another host, because this one has opened the store read-only,
-//! it loads the map again before.
+//! it loads the newest map before, as a fallback: of the objects that it knew, others may be there
+//! still.
 
 use bytes::Bytes;
 use forebay_base::sync::Arc;
@@ -129,7 +130,9 @@ impl Engine {
             }
             Err(ReadError::Unwritten(sector)) => {
                 let at = sector * SECTOR_BYTES;
+                self.lock().lost = self.read_only;
                 let cause = match self.read_only {
+                    true if self.follows => "its owner has freed it since; open the file again",
                     true => "its owner has freed it since; import the pool again",
                     false => "nothing was written there",
                 };
@@ -175,18 +178,29 @@ impl Engine {
         Ok(pieces)
     }
 
-    /// Loads the map again if it says that the object `key`, which is gone, may hold `sector`.
+    /// Forgets the object `key`, which is gone. Loads the newest map if no other object may hold
+    /// `sector`.
     async fn reload(&self, sector: u64, key: String) -> Result<(), ReadError> {
         let _one = self.reloading.lock().await;
-        let candidates = self.lock().map.candidates(sector);
-        if candidates.iter().all(|object| names::data(object) != key) {
-            // Another read has done so.
-            return Ok(());
+        {
+            let mut state = self.lock();
+            let is_gone = |object: &Object| names::data(object) == key;
+            let gone = state.map.candidates(sector).into_iter().find(is_gone);
+            if let Some(gone) = gone {
+                state.map.remove(gone.first);
+            } else if !state.fallback.candidates(sector).iter().any(is_gone) {
+                // Another read has done so.
+                return Ok(());
+            }
+            let others = state.fallback.candidates(sector);
+            if others.iter().any(|object| !is_gone(object)) {
+                return Ok(());
+            }
         }
         match open::current_map(self).await {
             Ok(None) => Ok(()),
             Ok(Some(map)) => {
-                self.lock().map = map;
+                self.lock().fallback = map;
                 Ok(())
             }
             Err(error) => {
@@ -198,7 +212,7 @@ impl Engine {
 
     /// Reads from `sector` on as much as one get can, at most to `end`.
     async fn read_piece(&self, sector: u64, end: u64) -> Result<Bytes, ReadError> {
-        let candidates = self.lock().map.candidates(sector);
+        let candidates = self.candidates(sector);
         let persist = Persist::Budget(self.options.read_budget);
         for object in candidates {
             let key = names::data(&object);

@@ -13,8 +13,8 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
 use object_store::client::HttpError;
 use object_store::path::Path;
 use object_store::{
-    ClientOptions, ObjectStore as _, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig,
-    UpdateVersion,
+    ClientOptions, GetOptions, ObjectStore as _, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    RetryConfig, UpdateVersion,
 };
 
 use crate::error::Error;
@@ -162,6 +162,22 @@ impl ObjectStore for S3 {
             let found = self.bucket.get(&self.path(key)?).await.map_err(failure)?;
             let version = version(found.meta.e_tag.clone())?;
             Ok((found.bytes().await.map_err(failure)?, version))
+        })
+    }
+
+    fn get_if_changed<'a>(
+        &'a self,
+        key: &'a str,
+        known: &'a Version,
+    ) -> StoreFuture<'a, Option<(Bytes, Version)>> {
+        Box::pin(async move {
+            let options = GetOptions::new().with_if_none_match(Some(known.0.clone()));
+            let found = match self.bucket.get_opts(&self.path(key)?, options).await {
+                Err(object_store::Error::NotModified { .. }) => return Ok(None),
+                found => found.map_err(failure)?,
+            };
+            let version = version(found.meta.e_tag.clone())?;
+            Ok(Some((found.bytes().await.map_err(failure)?, version)))
         })
     }
 

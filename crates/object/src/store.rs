@@ -20,6 +20,18 @@ pub trait ObjectStore: Send + Sync + 'static {
     /// Reads an object and its version.
     fn get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (Bytes, Version)>;
 
+    /// Reads an object, unless its version is still `known`: then the result is `None`.
+    fn get_if_changed<'a>(
+        &'a self,
+        key: &'a str,
+        known: &'a Version,
+    ) -> StoreFuture<'a, Option<(Bytes, Version)>> {
+        Box::pin(async move {
+            let found = self.get(key).await?;
+            Ok(Some(found).filter(|(_, version)| version != known))
+        })
+    }
+
     /// Reads a range of an object. The result may be shorter if the connection was cut.
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes>;
 

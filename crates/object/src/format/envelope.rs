@@ -17,11 +17,12 @@ pub(crate) enum Kind {
     Checkpoint = 3,
     Log = 4,
     Fence = 5,
+    Pin = 6,
 }
 
 impl Kind {
     fn of(number: u32) -> Result<Self> {
-        let all = [Self::Super, Self::Root, Self::Checkpoint, Self::Log, Self::Fence];
+        let all = [Self::Super, Self::Root, Self::Checkpoint, Self::Log, Self::Fence, Self::Pin];
         all.into_iter().find(|kind| *kind as u32 == number).ok_or(FormatError::Magic)
     }
 }

@@ -7,6 +7,7 @@
 //! | `map/<n>.<epoch>.<nonce>/<part>` | a part of a checkpoint, as a delta | once |
 //! | `log/<epoch>/<sequence>` | a delta, or the fence that ends an epoch | if absent |
 //! | `data/<shard>/<first>.<epoch>.<generation>` | blocks, then their directory | once |
+//! | `pins/<nonce>` | the root that a follower needs, for a time | again and again |
 //! | `probe/<nonce>` | whether the store honours conditions | at create and open |
 //!
 //! All but data objects are an *envelope* ([`envelope`]) around a body. Types end in `Phys`, are
@@ -17,6 +18,7 @@ pub(crate) mod delta;
 pub(crate) mod directory;
 pub(crate) mod envelope;
 pub(crate) mod names;
+pub(crate) mod pin;
 pub(crate) mod root;
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};

@@ -10,6 +10,7 @@ pub(crate) const LOGS: &str = "log/";
 pub(crate) const ROOTS: &str = "txg/";
 pub(crate) const CHECKPOINTS: &str = "map/";
 pub(crate) const PROBES: &str = "probe/";
+pub(crate) const PINS: &str = "pins/";
 
 /// Number of shards of data objects: stores limit the requests for keys with a common prefix.
 pub(crate) const SHARDS: u64 = 16;
@@ -93,10 +94,21 @@ pub(crate) fn is_probe(key: &str) -> bool {
     key.strip_prefix(PROBES).is_some_and(|nonce| hex128(nonce).is_some())
 }
 
+/// The key of a pin.
+pub(crate) fn pin(nonce: u128) -> String {
+    format!("{PINS}{nonce:032x}")
+}
+
+/// Whether `key` is that of a pin.
+pub(crate) fn is_pin(key: &str) -> bool {
+    key.strip_prefix(PINS).is_some_and(|nonce| hex128(nonce).is_some())
+}
+
 /// Whether `key` is one that this crate writes. Others are never touched.
 pub(crate) fn is_ours(key: &str) -> bool {
     key == SUPER
         || is_probe(key)
+        || is_pin(key)
         || parse_data(key).is_some()
         || parse_log(key).is_some()
         || parse_root(key).is_some()
@@ -140,13 +152,16 @@ mod tests {
         assert_eq!(parse_root(&root(id)), Some(id));
         assert_eq!(parse_checkpoint(&checkpoint(id, 3)), Some((id, 3)));
         assert_eq!(parse_log(&log(4, 5)), Some((4, 5)));
-        for ours in [key.as_str(), SUPER, &root(id), &checkpoint(id, 3), &log(4, 5), &probe(1)] {
+        let others = [root(id), checkpoint(id, 3), log(4, 5), probe(1), pin(1)];
+        for ours in others.iter().map(String::as_str).chain([key.as_str(), SUPER]) {
             assert!(is_ours(ours), "{ours}");
             assert!(!is_ours(&format!("{ours}x")), "{ours}");
         }
         // The same object in another shard, and names of people.
         assert!(!is_ours(&key.replacen("data/", "data/f", 1)));
-        for other in ["", "data/", "data/photo.jpg", "log/a/b", "txg/1.2.3", "superb", "probe/1"] {
+        for other in
+            ["", "data/", "data/photo.jpg", "log/a/b", "txg/1.2.3", "superb", "probe/1", "pins/1"]
+        {
             assert!(!is_ours(other), "{other}");
         }
     }

@@ -8,17 +8,17 @@ use crate::format::{MUTABLE_BYTES, WINDOW_BYTES, names};
 use crate::memory::MemoryStore;
 use crate::simulated::{Network, SimulatedStore};
 
-const LABEL: u64 = 8192;
+pub(super) const LABEL: u64 = 8192;
 
 /// Live blocks, and the round that wrote each.
 #[derive(Clone, Default)]
-struct Blocks {
-    known: Vec<(u64, u64, u64)>,
-    next: u64,
+pub(super) struct Blocks {
+    pub(super) known: Vec<(u64, u64, u64)>,
+    pub(super) next: u64,
 }
 
 /// Writes blocks, discards some, and publishes roots.
-async fn round(
+pub(super) async fn round(
     session: &Session,
     blocks: &mut Blocks,
     live: &LiveSectors,
@@ -60,13 +60,13 @@ async fn round(
     Ok(())
 }
 
-async fn expect_all(session: &Session, blocks: &Blocks) {
+pub(super) async fn expect_all(session: &Session, blocks: &Blocks) {
     for (offset, sectors, tag) in &blocks.known {
         session.expect(*offset, *sectors, *tag).await;
     }
 }
 
-fn data_bytes(memory: &MemoryStore) -> u64 {
+pub(super) fn data_bytes(memory: &MemoryStore) -> u64 {
     let objects = memory.objects();
     objects.iter().filter(|(key, _)| key.starts_with(names::DATA)).map(|(_, bytes)| bytes).sum()
 }

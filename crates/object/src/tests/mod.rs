@@ -5,6 +5,7 @@
 mod cleaning;
 mod crash;
 mod failures;
+mod following;
 mod races;
 mod scale;
 
@@ -78,7 +79,7 @@ impl Session {
         Self::of(engine)
     }
 
-    fn of(engine: Arc<Engine>) -> Self {
+    pub(crate) fn of(engine: Arc<Engine>) -> Self {
         drop(tokio::spawn(reader::run(Arc::clone(&engine))));
         let config = ArenaConfig { limit_bytes: 256 << 20, huge_pages: HugePages::Never };
         Self { engine, arena: Arena::new(config).unwrap() }

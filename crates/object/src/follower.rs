@@ -1,0 +1,361 @@
+//! A follower: it reads a store that another host writes, and takes up each new root.
+//!
+//! [`Follower::poll`] asks for `super` if it has changed, and loads what the new root adds. If the
+//! labels have changed, there is a new *view*: a device of its own, which stays as it is. Otherwise
+//! the owner has only moved blocks or published an fsync, and the newest view gets the new map.
+//! Views share the client, its limits and threads. Log objects after the root are not read: they
+//! hold an intent log that nobody replays here.
+//!
+//! A pin says which root the oldest view needs. It is put before a root is loaded for the first
+//! time, and again a few times in a lease. A store may refuse it: then what the owner has freed
+//! stays for the owner's grace period only.
+//!
+//! # Locking
+//! The task lock `FollowerState` is held across requests. `object-follower` is a leaf lock, held
+//! for a look.
+
+use std::time::Duration;
+
+use forebay_base::sync::{Arc, Mutex, Weak};
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use crate::cleaner::now;
+use crate::client::{Client, Persist};
+use crate::conditional::KnownSuper;
+use crate::device::{ObjectDevice, Threads, begin_follower};
+use crate::engine::{Engine, Start};
+use crate::error::{At, Error, in_time};
+use crate::format::envelope::{self, Identity, Kind};
+use crate::format::names;
+use crate::format::pin::Pin;
+use crate::load::{Loaded, Loader};
+use crate::open::is_not_found;
+use crate::options::Options;
+use crate::store::ObjectStore;
+
+/// Times that a load starts again because the owner has deleted what it reads.
+const LOAD_ATTEMPTS: u32 = 100;
+/// Renewals of a pin in the time of its lease.
+const RENEWALS_PER_LEASE: u32 = 3;
+
+/// Follows a store that another host writes.
+pub struct Follower {
+    engine: Arc<Following>,
+    runtime: Handle,
+    threads: Arc<Threads>,
+}
+
+/// What a follower knows, for people.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct FollowState {
+    /// The name of the owner of the store.
+    pub owner: String,
+    /// The epoch of the owner.
+    pub epoch: u64,
+    /// The number of the newest root that was loaded.
+    pub root: u64,
+    /// Since when there may be a newer root.
+    pub unknown_for: Duration,
+    /// Views that are in use.
+    pub views: usize,
+    /// Whether a pin keeps what the views need.
+    pub pinned: bool,
+    /// Why the last put of the pin failed.
+    pub pin_error: Option<String>,
+}
+
+/// The engine of a follower, without threads.
+pub(crate) struct Following {
+    loader: Loader,
+    options: Options,
+    nonce: u128,
+    state: tokio::sync::Mutex<FollowerState>,
+    told: Mutex<Told>,
+}
+
+/// Protected by the task lock.
+struct FollowerState {
+    known: KnownSuper,
+    loaded: Loaded,
+    /// Counts the states of the labels.
+    labels: u64,
+    views: Vec<View>,
+    beat: u64,
+    /// When a put of the pin was tried last.
+    tried: Option<Instant>,
+}
+
+/// A state of the store that may be in use.
+struct View {
+    /// Counts the states of the labels.
+    labels: u64,
+    /// The root that its map is of.
+    root: u64,
+    engine: Weak<Engine>,
+}
+
+/// What [`FollowState`] tells. A look must not wait for requests.
+struct Told {
+    owner: String,
+    epoch: u64,
+    root: u64,
+    known_at: Instant,
+    views: usize,
+    pinned_at: Option<Instant>,
+    pin_error: Option<String>,
+}
+
+impl Follower {
+    /// Opens a store to follow it. Returns the view of its newest root, too. `options.owner` is not
+    /// needed.
+    ///
+    /// # Errors
+    /// If there is no store, an object is damaged, or requests fail.
+    pub fn open(
+        store: Arc<dyn ObjectStore>,
+        name: &str,
+        options: Options,
+    ) -> Result<(Self, Arc<ObjectDevice>), Error> {
+        let budget = options.open_budget;
+        let opened = Following::open(store, name, options);
+        let (threads, runtime, (engine, view)) = begin_follower(name, budget, opened)?;
+        let view = ObjectDevice::new(Arc::clone(&threads), view);
+        Ok((Self { engine, runtime, threads }, view))
+    }
+
+    /// Looks whether there is a newer root, and loads it. Returns its view if a label has changed.
+    /// The one before stays as it is, as long as the owner keeps what it needs. Renews the pin if
+    /// it is time to do so. The calling thread may block.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] and [`Error::Replaced`] if the store was destroyed; other errors if
+    /// requests fail, which may succeed later.
+    pub fn poll(&self) -> Result<Option<Arc<ObjectDevice>>, Error> {
+        let (name, budget) = (&self.engine.loader.store, self.engine.options.open_budget);
+        let polled = self.runtime.block_on(in_time(name, budget, self.engine.poll()));
+        // The views that were dropped meanwhile need no root any more.
+        self.runtime.block_on(self.engine.renew());
+        Ok(polled?.map(|view| ObjectDevice::new(Arc::clone(&self.threads), view)))
+    }
+
+    /// What is known.
+    pub fn state(&self) -> FollowState {
+        // For its clock.
+        let _entered = self.runtime.enter();
+        self.engine.tell()
+    }
+
+    /// Ends the follower: removes its pin, if the store answers, and lets all requests of its views
+    /// fail.
+    pub fn close(&self) {
+        self.runtime.block_on(self.engine.close());
+    }
+}
+
+impl std::fmt::Debug for Follower {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = &self.engine.loader.store;
+        f.debug_struct("Follower").field("name", name).finish_non_exhaustive()
+    }
+}
+
+impl Following {
+    /// Opens a store to follow it, and returns its first view.
+    pub(crate) async fn open(
+        store: Arc<dyn ObjectStore>,
+        name: &str,
+        options: Options,
+    ) -> Result<(Arc<Self>, Arc<Engine>), Error> {
+        let client = Arc::new(Client::new(store, &options));
+        let nonce = client.nonce();
+        let persist = Persist::Budget(options.read_budget);
+        let loader = Loader { client, store: name.into(), persist };
+        let begun = now();
+        let known = loader.known_super().await?;
+        let told = Told {
+            owner: known.content.owner.clone(),
+            epoch: known.content.epoch,
+            root: 0,
+            known_at: begun,
+            views: 0,
+            pinned_at: None,
+            pin_error: None,
+        };
+        let state = FollowerState {
+            known: known.clone(),
+            loaded: Loaded::default(),
+            labels: 0,
+            views: Vec::new(),
+            beat: 0,
+            tried: None,
+        };
+        let following = Arc::new(Self {
+            loader,
+            options,
+            nonce,
+            state: tokio::sync::Mutex::new(state),
+            told: Mutex::named("object-follower", told),
+        });
+        following.renew().await;
+        let mut state = following.state.lock().await;
+        following.take_up(&mut state, known).await?;
+        let view = following.new_view(&mut state);
+        following.note_known(&state, begun);
+        drop(state);
+        Ok((following, view))
+    }
+
+    /// See [`Follower::poll`].
+    pub(crate) async fn poll(&self) -> Result<Option<Arc<Engine>>, Error> {
+        let begun = now();
+        let mut state = self.state.lock().await;
+        let mut found = None;
+        if let Some(known) = self.loader.super_after(&state.known).await? {
+            found = self.advance(&mut state, known).await?;
+        }
+        self.note_known(&state, begun);
+        Ok(found)
+    }
+
+    async fn advance(
+        &self,
+        state: &mut FollowerState,
+        known: KnownSuper,
+    ) -> Result<Option<Arc<Engine>>, Error> {
+        let (before, after) = (&state.known.content, &known.content);
+        let is_older = after.root.number < before.root.number;
+        if after.store_guid != before.store_guid || is_older {
+            return Err(Error::Replaced { store: self.loader.store.to_string() });
+        }
+        let labels = state.loaded.mutable.clone();
+        self.take_up(state, known).await?;
+        if state.loaded.mutable.label_differs(&labels, self.options.label_bytes) {
+            return Ok(Some(self.new_view(state)));
+        }
+        // The newest view may be gone, but not older ones.
+        if let Some(view) = state.views.last_mut().filter(|view| view.labels == state.labels)
+            && let Some(engine) = view.engine.upgrade()
+        {
+            let mut shared = engine.lock();
+            shared.map = state.loaded.map.clone();
+            shared.fallback = Default::default();
+            view.root = state.known.content.root.number;
+        }
+        Ok(None)
+    }
+
+    /// Loads the root that `known` names, or a newer one.
+    async fn take_up(&self, state: &mut FollowerState, mut known: KnownSuper) -> Result<(), Error> {
+        for attempt in 0.. {
+            let loaded = match known.content.root.number {
+                0 => self.loader.root(&known).await,
+                _ => self.loader.root_after(&state.loaded, &known).await,
+            };
+            match loaded {
+                Ok(loaded) => {
+                    state.loaded = loaded;
+                    state.known = known;
+                    return Ok(());
+                }
+                // The owner may have deleted what this root named: there is a newer one.
+                Err(error) if attempt == LOAD_ATTEMPTS || !is_not_found(&error) => {
+                    return Err(error);
+                }
+                Err(_) => {}
+            }
+            let waited = self.loader.client.back_off(0).await;
+            waited.map_err(|error| At(&self.loader.store).failed(names::SUPER, error))?;
+            known = self.loader.known_super().await?;
+        }
+        unreachable!("the loop ends by a return")
+    }
+
+    fn new_view(&self, state: &mut FollowerState) -> Arc<Engine> {
+        let content = &state.known.content;
+        let start = Start {
+            map: state.loaded.map.clone(),
+            mutable: state.loaded.mutable.clone(),
+            next_unused: state.loaded.next_unused,
+            epoch: content.epoch,
+            store_guid: content.store_guid,
+            read_only: true,
+            follows: true,
+        };
+        let client = Arc::clone(&self.loader.client);
+        let engine = Engine::new(&self.loader.store, client, self.options.clone(), start);
+        state.labels += 1;
+        let (labels, root) = (state.labels, content.root.number);
+        state.views.push(View { labels, root, engine: engine.downgrade() });
+        engine
+    }
+
+    async fn put_pin(&self, state: &mut FollowerState, root: u64) {
+        let begun = now();
+        state.beat += 1;
+        state.tried = Some(begun);
+        let content = &state.known.content;
+        let id = Identity { epoch: content.epoch, number: root, nonce: self.nonce };
+        let pin =
+            Pin { store_guid: content.store_guid, beat: state.beat, lease: self.options.lease };
+        let body = envelope::seal(Kind::Pin, id, &pin.encode()).into();
+        let put = self.loader.client.try_put(&names::pin(self.nonce), &body).await;
+        let mut told = self.told.lock();
+        match put {
+            Ok(()) => {
+                told.pinned_at = Some(begun);
+                told.pin_error = None;
+            }
+            Err(error) => told.pin_error = Some(error.to_string()),
+        }
+    }
+
+    /// Puts the pin, which names the root of the oldest view, if it is time to do so.
+    pub(crate) async fn renew(&self) {
+        let mut state = self.state.lock().await;
+        state.views.retain(|view| view.engine.strong_count() > 0);
+        let newest = state.known.content.root.number;
+        let root = state.views.iter().map(|view| view.root).min().unwrap_or(newest);
+        self.told.lock().views = state.views.len();
+        let interval = self.options.lease / RENEWALS_PER_LEASE;
+        let is_due = state.tried.is_none_or(|tried| now() - tried >= interval);
+        if is_due {
+            self.put_pin(&mut state, root).await;
+        }
+    }
+
+    /// Notes that the newest root at `since` is loaded.
+    fn note_known(&self, state: &FollowerState, since: Instant) {
+        let content = &state.known.content;
+        let mut told = self.told.lock();
+        told.owner.clone_from(&content.owner);
+        (told.epoch, told.root) = (content.epoch, content.root.number);
+        told.known_at = since;
+    }
+
+    fn tell(&self) -> FollowState {
+        let told = self.told.lock();
+        let now = now();
+        FollowState {
+            owner: told.owner.clone(),
+            epoch: told.epoch,
+            root: told.root,
+            unknown_for: now - told.known_at,
+            views: told.views,
+            pinned: told.pinned_at.is_some_and(|pinned| now - pinned < self.options.lease),
+            pin_error: told.pin_error.clone(),
+        }
+    }
+
+    pub(crate) async fn close(&self) {
+        let client = &self.loader.client;
+        if self.told.lock().pinned_at.is_some() {
+            let key = names::pin(self.nonce);
+            let removed = client.delete(&key);
+            // If it stays, it expires.
+            let _ = tokio::time::timeout(self.options.close_budget, removed).await;
+        }
+        client.stop();
+    }
+}

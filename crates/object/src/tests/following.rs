@@ -1,0 +1,308 @@
+//! Followers see each state of the store as a whole, and what they pin stays.
+
+use forebay_base::rng::SmallRng;
+use forebay_base::testing;
+
+use super::cleaning::{Blocks, LABEL, data_bytes, expect_all, round};
+use super::*;
+use crate::follower::Following;
+use crate::format::{MUTABLE_BYTES, WINDOW_BYTES, names};
+use crate::memory::MemoryStore;
+use crate::simulated::{Network, SimulatedStore};
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn following_options(seed: u64) -> Options {
+    Options { lease: LEASE, pin_check: Duration::from_secs(3), ..options("follower", seed) }
+}
+
+/// A follower, with its newest view.
+struct Follower {
+    following: Arc<Following>,
+    view: Session,
+}
+
+impl Follower {
+    async fn open(store: &Arc<impl ObjectStore>, seed: u64) -> Self {
+        let store: Arc<dyn ObjectStore> = store.clone();
+        let opened = Following::open(store, "test", following_options(seed)).await;
+        let (following, view) = opened.unwrap();
+        Self { following, view: Session::of(view) }
+    }
+
+    /// Takes up the newest state, and renews the pin. Returns the view before if there is a new
+    /// one.
+    async fn poll(&mut self) -> Option<Session> {
+        let found = self.following.poll().await.unwrap();
+        let before = found.map(|view| std::mem::replace(&mut self.view, Session::of(view)));
+        self.following.renew().await;
+        before
+    }
+}
+
+/// Lets a follower poll every two seconds, for ever.
+fn keep_polling(following: &Arc<Following>) -> tokio::task::JoinHandle<()> {
+    let following = Arc::clone(following);
+    tokio::spawn(async move {
+        loop {
+            // The view before is dropped.
+            let _ = following.poll().await;
+            following.renew().await;
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+    })
+}
+
+/// The tag that the label of a view has.
+async fn tag_of(view: &Session) -> u64 {
+    let label = view.read(LABEL, 1).await.unwrap();
+    u64::from_le_bytes(label[8..16].try_into().unwrap())
+}
+
+/// Publishes labels in free windows, so that the cleaner looks at all objects of before.
+async fn move_on(session: &Session, blocks: &mut Blocks, labels: u64) {
+    for tag in 0..labels {
+        blocks.next = (blocks.next / WINDOW_BYTES + 1) * WINDOW_BYTES;
+        session.write(blocks.next, 1, 1).await.unwrap();
+        session.write(LABEL, 1, 1000 + tag).await.unwrap();
+        session.flush().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    }
+}
+
+#[test]
+fn views_are_whole_states_whatever_fails_and_whoever_owns_the_store() {
+    for seed in 0..20 {
+        let memory = MemoryStore::new();
+        let host = |at| SimulatedStore::new(Arc::clone(&memory), Network::BAD, seed + 1000 * at);
+        simulate(async {
+            let mut rng = SmallRng::from_seed(testing::seed(seed));
+            let live = LiveSectors::new();
+            let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
+            // Checkpoints are frequent.
+            let options = |name, seed| Options { chain_objects: 12, ..options(name, seed) };
+            let mut session = Session::create(&host(1), options("one", seed)).await;
+            session.clean(&live);
+            session.write(LABEL, 1, 0).await.unwrap();
+            session.flush().await.unwrap();
+            let mut follower = Follower::open(&host(2), seed + 1).await;
+            let mut states = vec![Blocks::default()];
+            let mut seen = 0;
+            for tag in 1..40 {
+                if tag % 13 == 0 {
+                    // The owner crashes, and another one takes over.
+                    session = Session::open(&host(2 + tag), options("next", tag)).await.unwrap();
+                    session.clean(&live);
+                    blocks.next = session.engine.first_unused;
+                }
+                round(&session, &mut blocks, &live, tag, &mut rng).await.unwrap();
+                states.push(blocks.clone());
+                if rng.below(3) == 0 {
+                    follower.poll().await;
+                    let of = tag_of(&follower.view).await;
+                    assert!(of == tag, "state {of} instead of {tag}");
+                    expect_all(&follower.view, &states[of as usize]).await;
+                    seen += 1;
+                }
+            }
+            assert!(seen > 3);
+            let is_pin = |(key, _): &(String, u64)| names::is_pin(key);
+            assert!(memory.objects().iter().any(is_pin), "no pin was put");
+        });
+    }
+}
+
+#[test]
+fn an_incremental_load_is_as_a_whole_one() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 3);
+    simulate(async {
+        let mut rng = SmallRng::from_seed(3);
+        let live = LiveSectors::new();
+        let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
+        let session = Session::create(&store, options("one", 3)).await;
+        session.clean(&live);
+        let mut follower = Follower::open(&store, 4).await;
+        let mut requests = 0;
+        for tag in 1..30 {
+            round(&session, &mut blocks, &live, tag, &mut rng).await.unwrap();
+            // An fsync: a log object, which the next root names.
+            session.write(16 << 20, 1, tag).await.unwrap();
+            session.flush().await.unwrap();
+            let before = follower.view.counter("requests");
+            follower.poll().await;
+            requests = follower.view.counter("requests") - before;
+            let whole = Session::open_read_only(&store).await.unwrap();
+            assert_eq!(tag_of(&follower.view).await, tag_of(&whole).await);
+            let objects = |session: &Session| -> Vec<_> {
+                session.engine.lock().map.iter().map(|object| object.first).collect()
+            };
+            let of_roots: Vec<_> = objects(&follower.view);
+            assert!(of_roots.iter().all(|first| objects(&whole).contains(first)));
+        }
+        // `super`, the root, the log object before it, roots of the cleaner, the pin.
+        assert!(requests <= 8, "{requests} requests for a group");
+        let before = follower.view.counter("requests");
+        follower.poll().await;
+        assert!(
+            follower.view.counter("requests") - before <= 2,
+            "an idle pool is one get, and a pin"
+        );
+    });
+}
+
+#[test]
+fn a_pinned_view_stays_and_what_it_needs_goes_after_it() {
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, following_options(1)).await;
+        let live = LiveSectors::new();
+        session.clean(&live);
+        let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
+        session.write(MUTABLE_BYTES, 2048, 7).await.unwrap();
+        blocks.next += 2048 * SECTOR;
+        session.write(LABEL, 1, 7).await.unwrap();
+        session.flush().await.unwrap();
+        let follower = Follower::open(&store, 2).await;
+        let polling = keep_polling(&follower.following);
+        let old = follower.view;
+        // All is freed, and the cleaner has released it.
+        session.discard(MUTABLE_BYTES, 2048).await;
+        move_on(&session, &mut blocks, 12).await;
+        assert!(session.engine.lock().map.get(MUTABLE_BYTES / SECTOR).is_none());
+        // Many grace periods and leases.
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        old.expect(MUTABLE_BYTES, 2048, 7).await;
+        assert!(!old.engine.lock().lost);
+        old.engine.start_close();
+        drop(old);
+        let before = data_bytes(&memory);
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        assert!(data_bytes(&memory) + 2048 * SECTOR <= before, "it stays after the view is gone");
+        polling.abort();
+    });
+}
+
+#[test]
+fn a_follower_that_was_paused_loses_its_view_and_reads_on_in_a_new_one() {
+    let memory = MemoryStore::new();
+    let host = |seed| SimulatedStore::new(Arc::clone(&memory), Network::GOOD, seed);
+    let (store, readers) = (host(1), host(2));
+    simulate(async {
+        let session = Session::create(&store, following_options(1)).await;
+        let live = LiveSectors::new();
+        session.clean(&live);
+        let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
+        session.write(MUTABLE_BYTES, 2048, 7).await.unwrap();
+        session.write(MUTABLE_BYTES + WINDOW_BYTES, 100, 8).await.unwrap();
+        live.set(MUTABLE_BYTES + WINDOW_BYTES, 40, true);
+        blocks.next += 2 * WINDOW_BYTES;
+        session.write(LABEL, 1, 7).await.unwrap();
+        session.flush().await.unwrap();
+        let mut follower = Follower::open(&readers, 2).await;
+        readers.set_paused(true);
+        session.discard(MUTABLE_BYTES, 2048).await;
+        session.discard(MUTABLE_BYTES + WINDOW_BYTES + 40 * SECTOR, 60).await;
+        move_on(&session, &mut blocks, 12).await;
+        tokio::time::sleep(LEASE + Duration::from_secs(60)).await;
+        readers.set_paused(false);
+        // What is live has moved, and is found. What was freed is gone, and so is the rest of it.
+        follower.view.expect(MUTABLE_BYTES + WINDOW_BYTES, 40, 8).await;
+        let error = follower.view.read(MUTABLE_BYTES, 8).await.unwrap_err().to_string();
+        assert!(error.contains("has freed it since; open the file again"), "{error}");
+        assert!(follower.view.engine.lock().lost);
+        follower.poll().await.expect("there is a newer state");
+        follower.view.expect(MUTABLE_BYTES + WINDOW_BYTES, 40, 8).await;
+        assert!(!follower.view.engine.lock().lost);
+    });
+}
+
+#[test]
+fn a_new_owner_keeps_what_followers_of_the_old_one_need() {
+    let memory = MemoryStore::new();
+    let host = |seed| SimulatedStore::new(Arc::clone(&memory), Network::GOOD, seed);
+    simulate(async {
+        let one = host(1);
+        let session = Session::create(&one, following_options(1)).await;
+        let live = LiveSectors::new();
+        session.clean(&live);
+        let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
+        session.write(MUTABLE_BYTES, 2048, 7).await.unwrap();
+        blocks.next += WINDOW_BYTES;
+        session.write(LABEL, 1, 7).await.unwrap();
+        session.flush().await.unwrap();
+        let follower = Follower::open(&host(2), 2).await;
+        let polling = keep_polling(&follower.following);
+        session.discard(MUTABLE_BYTES, 2048).await;
+        move_on(&session, &mut blocks, 12).await;
+        assert!(session.engine.lock().map.get(MUTABLE_BYTES / SECTOR).is_none());
+        one.die_after(0);
+        // To the new owner all of it is orphans.
+        let next = Session::open(&host(3), following_options(3)).await.unwrap();
+        next.clean(&live);
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        follower.view.expect(MUTABLE_BYTES, 2048, 7).await;
+        assert_eq!(next.counter("deleted_orphans"), 0);
+        // The follower dies, too: its pin stays, but is not renewed.
+        polling.abort();
+        let is_pin = |(key, _): &(String, u64)| names::is_pin(key);
+        assert!(memory.objects().iter().any(is_pin));
+        tokio::time::sleep(LEASE * 3).await;
+        assert!(next.counter("deleted_orphans") > 0);
+        let error = follower.view.read(MUTABLE_BYTES, 8).await.unwrap_err().to_string();
+        assert!(error.contains("has freed it since"), "{error}");
+        // A pin that nobody renews goes at last, when the owner looks for something to delete.
+        tokio::time::sleep(LEASE * 10).await;
+        next.write(LABEL, 1, 9).await.unwrap();
+        next.engine.lock().removed.push(crate::map::Object { first: 1, ..Default::default() });
+        next.flush().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        assert!(!memory.objects().iter().any(is_pin));
+    });
+}
+
+#[test]
+fn a_pin_that_cannot_be_read_holds_everything_and_not_for_ever() {
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, following_options(1)).await;
+        session.clean(&LiveSectors::new());
+        memory.set(&names::pin(5), b"of a later version".to_vec());
+        let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
+        session.write(MUTABLE_BYTES, 2048, 7).await.unwrap();
+        blocks.next += WINDOW_BYTES;
+        session.write(LABEL, 1, 7).await.unwrap();
+        session.flush().await.unwrap();
+        session.discard(MUTABLE_BYTES, 2048).await;
+        move_on(&session, &mut blocks, 12).await;
+        tokio::time::sleep(Duration::from_secs(500)).await;
+        assert_eq!(session.counter("deleted_objects"), 0);
+        tokio::time::sleep(Duration::from_secs(200)).await;
+        assert!(session.counter("deleted_objects") > 0);
+    });
+}
+
+#[test]
+fn a_follower_whose_pool_was_destroyed_says_so() {
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        session.write(LABEL, 1, 7).await.unwrap();
+        session.close().await;
+        let follower = Follower::open(&store, 2).await;
+        let destroyed = crate::destroy::destroy(store.clone(), "test", options("one", 3)).await;
+        assert!(destroyed.unwrap() > 0);
+        assert!(matches!(follower.following.poll().await, Err(Error::NotFound { .. })));
+        // Its pin comes late, and is in nobody's way.
+        tokio::time::sleep(LEASE).await;
+        follower.following.renew().await;
+        assert!(memory.objects().iter().any(|(key, _)| names::is_pin(key)));
+        let session = Session::create(&store, options("two", 4)).await;
+        session.write(LABEL, 1, 7).await.unwrap();
+        session.flush().await.unwrap();
+        let polled = follower.following.poll().await;
+        assert!(matches!(polled, Err(Error::Replaced { .. })), "{:?}", polled.err());
+    });
+}
