@@ -119,11 +119,11 @@ pub use object::ObjectUsage;
 pub use open::{HostId, Opened, has_label, open_new_path, open_path};
 pub use pool::{
     AttachOptions, CheckProgress, CheckReport, CounterGroup, CreateOptions, DamageReport,
-    DamagedTree, Dataset, Directory, Durations, HandleView, HealthState, ImportOptions, LabelInfo,
-    LiveRanges, LoggedDamage, Object, ObjectInfo, Pool, PoolDevice, PoolHealth, PoolHistograms,
-    PoolStats, PoolUsage, PoolVdev, ResilverStatus, ScrubCounters, ScrubProgress, ScrubReport,
-    ScrubStatus, ScrubTunables, TrimCounters, TrimProgress, TrimReport, TrimTunables,
-    TxgHistoryInfo, TxgPhase, TxgRecord, UnreachableBlocks, destroy, read_label,
+    DamagedTree, Dataset, Directory, Durations, FollowedPool, HandleView, HealthState,
+    ImportOptions, LabelInfo, LiveRanges, LoggedDamage, Object, ObjectInfo, Pool, PoolDevice,
+    PoolHealth, PoolHistograms, PoolStats, PoolUsage, PoolVdev, ResilverStatus, ScrubCounters,
+    ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables, TrimCounters, TrimProgress, TrimReport,
+    TrimTunables, TxgHistoryInfo, TxgPhase, TxgRecord, UnreachableBlocks, destroy, read_label,
 };
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;

@@ -193,7 +193,7 @@ impl PoolInner {
             is_degraded: self.devices.iter().any(Vdev::is_missing),
         };
         let complete = Walk::new(self, until, Bookmark::START, &mut checker).run()?;
-        if complete && self.space_maps_lost {
+        if complete && self.space_maps_lost && self.followed.is_none() {
             checker.note(SPACE_MAPS_LOST, DamageKind::NoGoodCopy);
         }
         let Checker { mut walked, mut report, found, .. } = checker;

@@ -37,6 +37,7 @@ use crate::txg::Txgs;
 use crate::wait::Wait;
 use crate::zap::Zap;
 
+use super::followed::FollowedPool;
 use super::heartbeat::Heartbeats;
 use super::l2::L2DeviceList;
 use super::l2_fill::{self, L2Fills};
@@ -106,6 +107,7 @@ pub(super) struct PoolParts {
     pub(super) seed: u64,
     pub(super) tunables: Arc<PoolTunables>,
     pub(super) read_only: bool,
+    pub(super) followed: Option<FollowedPool>,
     pub(super) lease: Arc<Lease>,
 }
 
@@ -132,6 +134,7 @@ impl PoolParts {
             seed: seed.unwrap_or_else(rng::seed_from_system),
             tunables: Arc::new(table),
             read_only: false,
+            followed: None,
         })
     }
 
@@ -148,10 +151,17 @@ impl PoolParts {
 
     /// Opens a store with a new cache owner.
     pub(super) fn store(&self, devices: &Arc<Devices>) -> Result<Store> {
-        let owner = open_owner(&self.cache, OwnerCaching::All)?;
         let in_flight = self.tunables.store().in_flight_bytes();
-        let devices = Arc::clone(devices);
-        let store = Store::new(devices, Arc::clone(&self.cache), owner, self.read_only, in_flight);
+        let open = || {
+            let owner = open_owner(&self.cache, OwnerCaching::All)?;
+            let (devices, cache) = (Arc::clone(devices), Arc::clone(&self.cache));
+            Ok(Store::new(devices, cache, owner, self.read_only, in_flight))
+        };
+        let share = |owner| Store::of_owner(Arc::clone(devices), owner, self.read_only, in_flight);
+        let store = match &self.followed {
+            Some(followed) => followed.own_store(share, open),
+            None => open(),
+        }?;
         Ok(store.with_lease(Arc::clone(&self.lease)))
     }
 }
@@ -353,6 +363,7 @@ impl FoundPool {
             merges: Merges::new(),
             l2_fills: L2Fills::new(),
             space_maps_lost: self.space_maps_lost,
+            followed: parts.followed,
             import_notes: self.notes,
             heartbeats: Heartbeats::new(self.claim, parts.lease, generation),
             txg_history: TxgHistory::new(Arc::clone(&parts.clock)),

@@ -151,7 +151,16 @@ impl PoolInner {
         let (number, dnode) = self.dataset_dnode(name)?;
         let store = match store {
             Some(store) => store,
-            None => self.dataset_store(&dataset::DatasetInner::settings_of(dnode.attributes())?)?,
+            None => {
+                let settings = dataset::DatasetInner::settings_of(dnode.attributes())?;
+                let open = || self.dataset_store(&settings);
+                match &self.followed {
+                    Some(followed) => {
+                        followed.dataset_store((number, &settings), &self.store, open)?
+                    }
+                    None => open()?,
+                }
+            }
         };
         let dataset = dataset::DatasetInner::open(
             (store, &self.mos.io.ahead),

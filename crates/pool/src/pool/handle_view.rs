@@ -90,6 +90,11 @@ impl HandleView<'_, Dataset> {
         self.handle.info_of(number, self.wait)
     }
 
+    /// As [`Dataset::object_version`].
+    pub fn object_version(self, number: u64) -> Result<u64> {
+        self.handle.version_of(number, self.wait)
+    }
+
     /// As [`Dataset::object`].
     pub fn object(self, number: u64) -> Result<Object> {
         self.handle.open_object(number, self.wait)

@@ -4,6 +4,8 @@
 
 use forebay_base::sync::{Arc, MutexGuard};
 use forebay_cache::OwnerId;
+use xxhash_rust::xxh3::xxh3_64;
+use zerocopy::IntoBytes;
 
 use super::PoolInner;
 use crate::dataset::{DatasetInner, DatasetSettings};
@@ -183,6 +185,16 @@ impl Dataset {
         self.info_of(number, Wait::Allowed)
     }
 
+    /// A number that differs for different content or attributes of the object: a hash of its
+    /// dnode, which has the checksums of all below it. Of a read-only pool; changes that are not
+    /// synced do not count.
+    ///
+    /// # Errors
+    /// As [`object_info`](Self::object_info).
+    pub fn object_version(&self, number: u64) -> Result<u64> {
+        self.version_of(number, Wait::Allowed)
+    }
+
     /// Changes the attributes of an object. Those of a directory become durable with any fsync in
     /// the dataset, like names; those of other objects with an fsync of the object.
     ///
@@ -263,6 +275,10 @@ impl Dataset {
             attributes: dnode.attributes().to_vec(),
             usage: self.inner.objset.usage(number, wait)?,
         })
+    }
+
+    pub(super) fn version_of(&self, number: u64, wait: Wait) -> Result<u64> {
+        Ok(xxh3_64(self.inner.objset.dnode(number, wait)?.as_bytes()))
     }
 
     pub(super) fn open_object(&self, number: u64, wait: Wait) -> Result<Object> {

@@ -33,6 +33,7 @@ use crate::store::Store;
 
 use super::Pool;
 use super::create::{FoundPool, PoolParts, own_objects};
+use super::followed::FollowedPool;
 
 /// Options for [`Pool::import`].
 #[derive(Clone)]
@@ -69,6 +70,9 @@ pub struct ImportOptions {
     /// Whether to search for L2 devices at the paths stored in the pool. If not, only L2 devices
     /// passed to [`Pool::import_with`] are used.
     pub find_l2_devices: bool,
+    /// The pool is imported again and again, as another host writes it: with what these imports
+    /// share. Only for a read-only import. The space maps, which say what is free, are not read.
+    pub followed: Option<FollowedPool>,
     /// The log of the pool's events. Default: one of its own.
     pub events: Option<Arc<EventLog>>,
 }
@@ -89,6 +93,7 @@ impl ImportOptions {
             seed: None,
             pause: None,
             find_l2_devices: true,
+            followed: None,
             events: None,
         }
     }
@@ -125,6 +130,7 @@ impl Pool {
             &options.tunables,
         )?;
         parts.read_only = options.read_only;
+        parts.followed = options.followed.clone().filter(|_| options.read_only);
         let wanted = import::ImportOptions {
             host: options.host.clone(),
             force: options.force,
@@ -147,9 +153,10 @@ impl Pool {
             pool.warm_up();
         }
         let how = options.read_only.then(|| "read-only".to_owned());
-        pool.inner
-            .events()
-            .note(EventKind::Imported, Event { txg: Some(txg), detail: how, ..Event::default() });
+        if options.followed.is_none() {
+            let event = Event { txg: Some(txg), detail: how, ..Event::default() };
+            pool.inner.events().note(EventKind::Imported, event);
+        }
         for note in pool.import_notes() {
             tracing::warn!(pool = pool.name(), note, "imported a damaged pool");
         }
@@ -266,6 +273,9 @@ impl Import<'_> {
         store: &Store,
         notes: &mut Vec<String>,
     ) -> Result<Option<Space>> {
+        if self.parts.followed.is_some() {
+            return Ok(None);
+        }
         let loaded = Space::load(&root.space, &self.devices.spans(), Box::new(store.clone()));
         let loaded = loaded.and_then(|mut space| {
             // Otherwise they are loaded when they are used.

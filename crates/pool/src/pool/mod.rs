@@ -9,6 +9,7 @@ mod create;
 mod datasets;
 mod errors;
 mod export;
+mod followed;
 mod grow;
 mod handle_view;
 mod handles;
@@ -63,6 +64,7 @@ pub use check::{CheckProgress, CheckReport, UnreachableBlocks};
 pub use create::CreateOptions;
 pub(crate) use create::open_owner;
 pub use errors::{DamageReport, DamagedTree, LoggedDamage};
+pub use followed::FollowedPool;
 pub use handle_view::HandleView;
 pub use handles::{Dataset, Directory, Object, ObjectInfo};
 pub use health::{HealthState, PoolHealth};
@@ -134,6 +136,8 @@ pub(crate) struct PoolInner {
     txg_history: TxgHistory,
     /// Whether the space maps could not be read; only after a read-only import.
     space_maps_lost: bool,
+    /// See [`ImportOptions::followed`].
+    followed: Option<FollowedPool>,
     /// See [`Pool::import_notes`].
     import_notes: Vec<String>,
     closed: AtomicBool,

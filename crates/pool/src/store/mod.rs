@@ -138,6 +138,11 @@ impl Drop for OwnerHold {
     }
 }
 
+/// An open owner of cache keys that stores share: those of the states of a followed pool. The last
+/// one closes it.
+#[derive(Clone)]
+pub(crate) struct SharedOwner(Arc<OwnerHold>);
+
 /// Takes over an open owner of cache keys.
 fn hold(
     cache: &Arc<BlockCache>,
@@ -187,6 +192,21 @@ impl Store {
         read_only: bool,
         in_flight_bytes: u64,
     ) -> Self {
+        let l2 = PoolL2::new(cache.l2());
+        let hold = hold(&cache, &l2, owner, CacheMode::All);
+        l2.number(owner, 0);
+        Self::of_owner(devices, SharedOwner(hold), read_only, in_flight_bytes)
+    }
+
+    /// As [`new`](Self::new), with an owner that other stores have, too.
+    pub(crate) fn of_owner(
+        devices: Arc<Devices>,
+        owner: SharedOwner,
+        read_only: bool,
+        in_flight_bytes: u64,
+    ) -> Self {
+        let SharedOwner(hold) = owner;
+        let (cache, l2, owner) = (Arc::clone(&hold.cache), Arc::clone(&hold.l2), hold.id);
         let shared = Arc::new(Shared {
             cache: Arc::clone(&cache),
             counters: StoreCounters::new(),
@@ -199,9 +219,6 @@ impl Store {
             errors: ErrorLog::new(),
             events: Arc::clone(devices.events()),
         });
-        let l2 = PoolL2::new(cache.l2());
-        let hold = hold(&cache, &l2, owner, CacheMode::All);
-        l2.number(owner, 0);
         let helpers = forebay_base::memory::cpus().saturating_sub(1).min(PACKERS_MAX);
         let ahead = (cache.bound_bytes() / 32).min(PACKED_AHEAD_BYTES) as usize;
         let packers = Arc::new(WorkerPool::new(helpers, ahead));
@@ -226,6 +243,16 @@ impl Store {
     pub(crate) fn with_owner(&self, owner: OwnerId, l2_mode: CacheMode) -> Self {
         let hold = hold(&self.cache, &self.l2, owner, l2_mode);
         Self { owner, _owner: hold, ..self.clone() }
+    }
+
+    /// Returns a store over the same devices whose keys carry an owner that other stores have, too.
+    pub(crate) fn with_shared_owner(&self, owner: SharedOwner) -> Self {
+        Self { owner: owner.0.id, _owner: owner.0, ..self.clone() }
+    }
+
+    /// The owner, to be shared.
+    pub(crate) fn shared_owner(&self) -> SharedOwner {
+        SharedOwner(Arc::clone(&self._owner))
     }
 
     /// The router of blocks to L2 devices.
