@@ -72,6 +72,12 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// The error of an inode that is no more what a caller knows. For servers that give inodes
+    /// numbers of their own.
+    pub fn stale(text: &'static str) -> Self {
+        Self::new(ErrorKind::Stale, text)
+    }
+
     /// An error of this kind. The text names the object, and what to do if there is something.
     #[cold]
     pub(crate) fn new(kind: ErrorKind, text: impl Into<Cow<'static, str>>) -> Self {

@@ -540,6 +540,20 @@ impl FileSystem {
         }
     }
 
+    /// A number that differs for different content, attributes or names of the inode, as of the
+    /// transaction group that a read-only pool shows.
+    ///
+    /// # Errors
+    /// [`Stale`](ErrorKind::Stale) if it does not exist, or a read error.
+    pub fn version(&self, ino: Ino) -> Result<u64> {
+        self.shared.check_open()?;
+        let number = self.number(ino)?;
+        match self.shared.dataset.with_wait(self.wait).object_version(number) {
+            Err(error) if error.kind() == PoolKind::NotFound => Err(stale()),
+            version => Ok(version?),
+        }
+    }
+
     pub(crate) fn attr(&self, inode: &Inode) -> Attr {
         let (size_info, blocks_estimated) = inode.size_info();
         let (size, allocated, block_bytes) = match inode.kind {

@@ -7,7 +7,8 @@
 //! # Structure
 //!
 //! `transport` receives requests and sends replies; a `Server` handles them. `adapter` is the
-//! server for a file system, `null` the null file system of tests and benches (feature `testing`).
+//! server for a file system, `follow` the one for a pool that another host writes, `null` the null
+//! file system of tests and benches (feature `testing`).
 //! `mount` attaches and detaches mounts.
 //!
 //! # Invariants
@@ -17,7 +18,7 @@
 //!   which sends the reply.
 //! - Each request gets one reply. A reply that is dropped unsent answers with `EIO`.
 //! - Only this server changes the files while they are mounted, so the kernel may cache names and
-//!   attributes.
+//!   attributes. What `follow` serves changes by itself: the kernel caches names for a moment only.
 //!
 //! # Locking
 //!
@@ -34,6 +35,7 @@
 mod adapter;
 mod counters;
 mod error;
+mod follow;
 mod latency;
 mod mount;
 #[cfg(feature = "testing")]
@@ -44,6 +46,7 @@ mod transport;
 pub use adapter::mount;
 pub use counters::{MountCounters, MountStats, OperationLatency};
 pub use error::{MountError, MountUser};
+pub use follow::{Group, Groups, mount_following};
 pub use mount::{Mount, MountInfo, available, mount_containing, mount_info, unmount_dead};
 #[cfg(feature = "testing")]
 pub use null::mount_null;

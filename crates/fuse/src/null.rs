@@ -158,7 +158,7 @@ impl NullFs {
             rdev: node.rdev,
             size: node.size,
             blocks: node.size.div_ceil(512),
-            blocks_estimated: false,
+            valid: crate::transport::VALID,
             block_bytes: 4096,
             atime: epoch,
             mtime: epoch,

@@ -11,7 +11,7 @@ pub(super) fn caller(caller: transport::Caller) -> Caller {
     Caller { uid: caller.uid, gid: caller.gid, pid: caller.pid }
 }
 
-pub(super) fn kind(kind: FileKind) -> Kind {
+pub(crate) fn kind(kind: FileKind) -> Kind {
     match kind {
         FileKind::File => Kind::File,
         FileKind::Directory => Kind::Directory,
@@ -43,7 +43,7 @@ fn to_fs_time(time: transport::Time) -> Time {
     Time { seconds: time.seconds, nanos: time.nanos }
 }
 
-pub(super) fn attributes(attr: &Attr) -> Attributes {
+pub(crate) fn attributes(attr: &Attr) -> Attributes {
     Attributes {
         ino: attr.ino.0,
         kind: kind(attr.kind),
@@ -54,7 +54,10 @@ pub(super) fn attributes(attr: &Attr) -> Attributes {
         rdev: attr.rdev,
         size: attr.size,
         blocks: attr.blocks,
-        blocks_estimated: attr.blocks_estimated,
+        valid: match attr.blocks_estimated {
+            true => transport::VALID_ESTIMATE,
+            false => transport::VALID,
+        },
         block_bytes: attr.block_bytes,
         atime: time(attr.atime),
         mtime: time(attr.mtime),
@@ -79,7 +82,7 @@ pub(super) fn set(set: &SetAttributes) -> SetAttr {
     }
 }
 
-pub(super) fn usage(usage: &FsUsage) -> Usage {
+pub(crate) fn usage(usage: &FsUsage) -> Usage {
     Usage {
         block_bytes: usage.block_bytes,
         blocks: usage.blocks,

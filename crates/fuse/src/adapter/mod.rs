@@ -32,10 +32,10 @@
 
 mod blocking_limit;
 mod client;
-mod convert;
+pub(crate) mod convert;
 mod handles;
 mod rename_order;
-mod serve;
+pub(crate) mod serve;
 mod shrinker;
 mod write_back;
 mod write_buffers;
@@ -135,7 +135,7 @@ impl Adapter {
 }
 
 /// Whether an operation would have blocked.
-fn would_block<T>(result: &Result<T, Error>) -> bool {
+pub(crate) fn would_block<T>(result: &Result<T, Error>) -> bool {
     matches!(result, Err(error) if error.kind() == ErrorKind::WouldBlock)
 }
 
@@ -153,7 +153,7 @@ fn finish<T>(metrics: &MountMetrics, reply: impl Reply<T>, result: Result<T, Err
 }
 
 /// Maps an error to its `errno` number. Counts and keeps errors that the caller cannot have caused.
-fn errno(metrics: &MountMetrics, error: &Error) -> i32 {
+pub(crate) fn errno(metrics: &MountMetrics, error: &Error) -> i32 {
     let kind = error.kind();
     if matches!(
         kind,

@@ -90,7 +90,7 @@ fn list(fs: &FileSystem, what: Listing, reply: &mut DirReply) -> Result<(), Erro
 
 /// Sends the listed entries, even if an error followed them. The kernel continues after the last
 /// one.
-fn finish_listing(metrics: &MountMetrics, reply: DirReply, result: Result<(), Error>) {
+pub(crate) fn finish_listing(metrics: &MountMetrics, reply: DirReply, result: Result<(), Error>) {
     match result {
         Err(error) if reply.is_empty() => reply.error(errno(metrics, &error)),
         _ => reply.done(),
@@ -113,7 +113,7 @@ fn reply_xattr(
 }
 
 /// Joins names, each with a NUL.
-fn encode_names(names: &[Vec<u8>]) -> Vec<u8> {
+pub(crate) fn encode_names(names: &[Vec<u8>]) -> Vec<u8> {
     names.iter().flat_map(|name| name.iter().copied().chain([0])).collect()
 }
 

@@ -35,7 +35,7 @@ pub(crate) use self::session::start;
 pub(crate) const VALID: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long the kernel may cache attributes with an estimated block count. In `readdirplus` replies
 /// this also limits the dentry, because `fuser` has one time for both.
-const VALID_ESTIMATE: Duration = Duration::from_secs(1);
+pub(crate) const VALID_ESTIMATE: Duration = Duration::from_secs(1);
 
 /// The process that sent a request.
 #[derive(Clone, Copy, Debug)]
@@ -79,20 +79,13 @@ pub(crate) struct Attributes {
     pub(crate) size: u64,
     /// In units of 512 bytes.
     pub(crate) blocks: u64,
-    /// `blocks` is an estimate, and changes when the content is written out.
-    pub(crate) blocks_estimated: bool,
+    /// How long the kernel may cache them.
+    pub(crate) valid: Duration,
     pub(crate) block_bytes: u32,
     pub(crate) atime: Time,
     pub(crate) mtime: Time,
     pub(crate) ctime: Time,
     pub(crate) generation: u64,
-}
-
-impl Attributes {
-    /// How long the kernel may cache them.
-    pub(crate) fn valid(&self) -> Duration {
-        if self.blocks_estimated { VALID_ESTIMATE } else { VALID }
-    }
 }
 
 /// The result of a lookup.
@@ -102,6 +95,10 @@ pub(crate) enum Dentry {
     Positive(Attributes),
     /// The name does not exist. The kernel may cache that until it creates the name.
     Negative,
+    /// As `Positive`, for this time: another host may change the name.
+    PositiveFor(Attributes, Duration),
+    /// As `Negative`, for this time.
+    NegativeFor(Duration),
 }
 
 /// An open file or directory.

@@ -62,12 +62,15 @@ macro_rules! replies {
 
 replies! {
     ReplyEmpty, (), |this, _nothing| this.ok();
-    ReplyAttr, Attributes, |this, it| this.attr(&it.valid(), &attributes_of(&it));
+    ReplyAttr, Attributes, |this, it| this.attr(&it.valid, &attributes_of(&it));
     ReplyEntry, Dentry, |this, it| match it {
         // The entry stays valid even if its attributes are estimates.
         Dentry::Positive(it) =>
-            this.entry_with_ttls(&it.valid(), &VALID, &attributes_of(&it), Generation(it.generation)),
+            this.entry_with_ttls(&it.valid, &VALID, &attributes_of(&it), Generation(it.generation)),
+        Dentry::PositiveFor(it, time) =>
+            this.entry_with_ttls(&it.valid, &time, &attributes_of(&it), Generation(it.generation)),
         Dentry::Negative => this.entry(&VALID, &attributes_of(&NEGATIVE), Generation(0)),
+        Dentry::NegativeFor(time) => this.entry(&time, &attributes_of(&NEGATIVE), Generation(0)),
     };
     ReplyWrite, Written, |this, it| this.written(it.0);
     ReplyLseek, Position, |this, it| this.offset(i64::try_from(it.0).unwrap_or(i64::MAX));
@@ -87,7 +90,7 @@ const NEGATIVE: Attributes = Attributes {
     rdev: 0,
     size: 0,
     blocks: 0,
-    blocks_estimated: false,
+    valid: Duration::ZERO,
     block_bytes: 0,
     atime: Time { seconds: 0, nanos: 0 },
     mtime: Time { seconds: 0, nanos: 0 },
@@ -105,7 +108,7 @@ pub(super) struct FileCreated {
 impl Reply<Created> for FileCreated {
     fn ok(self, it: Created) {
         self.reply.created(
-            &it.attributes.valid(),
+            &it.attributes.valid,
             &attributes_of(&it.attributes),
             Generation(it.attributes.generation),
             FileHandle(it.opened.handle),
@@ -225,7 +228,7 @@ impl DirReply {
                 // The kernel takes no reference for "." and "..". Any other entry without
                 // attributes is damaged. It expires at once, so that using it fails with the error.
                 let unknown = Attributes { ino: entry.ino, kind: entry.kind, ..NEGATIVE };
-                let valid = attributes.map_or(Duration::ZERO, Attributes::valid);
+                let valid = attributes.map_or(Duration::ZERO, |attributes| attributes.valid);
                 let attributes = attributes.unwrap_or(&unknown);
                 let generation = Generation(attributes.generation);
                 let attributes = attributes_of(attributes);

@@ -7,6 +7,7 @@
 )]
 
 mod files;
+mod follow;
 mod null;
 mod slow;
 mod suspended;
