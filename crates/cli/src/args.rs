@@ -2,6 +2,7 @@
 
 mod insight;
 mod mirrors;
+mod readers;
 mod sides;
 
 use std::net::SocketAddr;
@@ -14,6 +15,7 @@ pub(crate) use insight::{
     AdviseArgs, EventsArgs, ExplainArgs, StatsArgs, TopArgs, TraceCommand, TraceFormat,
     TraceRecordArgs,
 };
+pub(crate) use readers::ReaderArgs;
 pub(crate) use sides::{AttachArgs, AttachFlags, OnlineArgs, ReplaceArgs, SideArgs};
 
 use mirrors::Mirrors;
@@ -248,6 +250,8 @@ pub(crate) struct ImportOptionArgs {
     /// Import without the L2 devices of the pool
     #[arg(long)]
     pub(crate) no_l2: bool,
+    #[command(flatten)]
+    pub(crate) readers: ReaderArgs,
     /// Set a tunable of the pool at import (see `forebay tunable get`); may be repeated
     #[arg(long = "tunable", value_name = "NAME=VALUE", value_parser = pair)]
     pub(crate) tunables: Vec<(String, String)>,
@@ -390,7 +394,7 @@ pub(crate) struct MountArgs {
     /// Comma-separated options of mount(8): ro, nosuid, nodev, noexec, noatime, nodiratime,
     /// relatime (default), strictatime and their opposites; remount with any of these, for an
     /// existing mount; dataset=NAME, memory=BYTES, kernel_cache, allow_other, threads=N, separate,
-    /// force, rewind, txg=N, discard_log, tunable=NAME:VALUE, metrics=ADDRESS:PORT,
+    /// force, follow, rewind, txg=N, discard_log, tunable=NAME:VALUE, metrics=ADDRESS:PORT,
     /// metrics_allow_remote, metrics_names
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub(crate) options: Vec<String>,

@@ -10,10 +10,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use forebay_io::{Device, FileLock};
-use forebay_object::{ObjectDevice, Options};
+use forebay_object::{Follower, ObjectDevice, Options};
 use forebay_pool::{HostId, LiveRanges, Opened, Pool};
 
 use crate::control::{client, run_dir};
@@ -51,14 +51,16 @@ pub(crate) struct OpenStore {
     device: Arc<ObjectDevice>,
 }
 
-/// Opens the store of a URL, and locks it for this host.
+/// Opens the store of a URL, and locks it for this host. `retention` is the time that it keeps what
+/// was freed, for readers; `None` for the default.
 ///
 /// # Errors
 /// If the URL is none of a store, the store does not answer or suit, or a pool is in use.
-pub(crate) fn open(url: &str, access: Access) -> Result<OpenStore> {
+pub(crate) fn open(url: &str, access: Access, retention: Option<Duration>) -> Result<OpenStore> {
     let lock = lock(url, access == Access::Read)?;
     let store = forebay_object::connect(url).map_err(|error| failure(&error))?;
-    let options = options(matches!(access, Access::Write { force: true }), lock.is_some());
+    let mut options = options(matches!(access, Access::Write { force: true }), lock.is_some());
+    options.grace = retention.unwrap_or(options.grace);
     let device = match access {
         Access::Create => ObjectDevice::create(store, url, options),
         Access::Read => ObjectDevice::open_read_only(store, url, options),
@@ -71,6 +73,20 @@ pub(crate) fn open(url: &str, access: Access) -> Result<OpenStore> {
         None => opened,
     };
     Ok(OpenStore { opened, device })
+}
+
+/// Begins to follow the store of a URL. Returns the view of its newest state, too.
+///
+/// # Errors
+/// If the URL is none of a store, or the store does not answer.
+pub(crate) fn follow(url: &str) -> Result<(Follower, Arc<ObjectDevice>)> {
+    let store = forebay_object::connect(url).map_err(|error| failure(&error))?;
+    Follower::open(store, url, options(false, false)).map_err(|error| failure(&error))
+}
+
+/// The device of a pool on a view of a store that is followed.
+pub(crate) fn view(view: &Arc<ObjectDevice>) -> Opened {
+    Opened::from(Arc::clone(view) as Arc<dyn Device>).close_with_pool()
 }
 
 /// The owner is no wider than the lock: processes that the lock does not keep apart are different

@@ -5,11 +5,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_io::OpenOptions;
 use forebay_pool::{
-    BlockCache, BlockCacheOptions, ErrorKind, EventLog, ImportOptions, LabelInfo, MIN_DEVICE_BYTES,
-    Opened, Pool, open_new_path, open_path, read_label,
+    BlockCache, BlockCacheOptions, ErrorKind, EventLog, FollowedPool, ImportOptions, LabelInfo,
+    MIN_DEVICE_BYTES, Opened, Pool, open_new_path, open_path, read_label,
 };
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,12 @@ pub(crate) struct ImportRequest {
     /// True to use the L2 devices of the pool.
     #[serde(default)]
     pub(crate) l2_devices: bool,
+    /// Follow the transaction groups that another host commits: time between two looks.
+    #[serde(default)]
+    pub(crate) follow_ms: Option<u64>,
+    /// How long an object store keeps what was freed, for readers; `None` for the default.
+    #[serde(default)]
+    pub(crate) retention_ms: Option<u64>,
 }
 
 impl ImportRequest {
@@ -161,11 +168,19 @@ pub(crate) fn open_new_device(path: &Path, joined: &Pool) -> Result<Opened> {
 
 /// Opens the object store that is the only device of a pool; `None` if the devices are others.
 fn open_store(paths: &[PathBuf], access: Access) -> Result<Option<OpenStore>> {
+    open_store_with(paths, access, None)
+}
+
+fn open_store_with(
+    paths: &[PathBuf],
+    access: Access,
+    retention: Option<Duration>,
+) -> Result<Option<OpenStore>> {
     let Some(url) = paths.iter().find_map(|path| object_stores::url(path)) else {
         return Ok(None);
     };
     match paths {
-        [_] => object_stores::open(url, access).map(Some),
+        [_] => object_stores::open(url, access, retention).map(Some),
         _ => Err(Failure::new(format!(
             "{url}: a pool on an object store has no other device; give it alone"
         ))),
@@ -270,7 +285,8 @@ pub(crate) fn import_with(
     events: Option<&Arc<EventLog>>,
 ) -> Result<Pool> {
     let access = Access::of(request.read_only, request.force);
-    let (devices, cleaner) = match open_store(&request.paths, access)? {
+    let retention = request.retention_ms.map(Duration::from_millis);
+    let (devices, cleaner) = match open_store_with(&request.paths, access, retention)? {
         Some(store) => {
             let (device, cleaner) = store.split();
             (vec![device], Some(cleaner).filter(|_| !request.read_only))
@@ -315,6 +331,26 @@ pub(crate) fn import_with(
         cleaner.start(&pool);
     }
     Ok(pool)
+}
+
+/// Imports a transaction group of a pool that is followed.
+///
+/// # Errors
+/// If it cannot be imported.
+pub(crate) fn import_view(
+    request: &ImportRequest,
+    view: Opened,
+    shared: &FollowedPool,
+    cache: &Arc<BlockCache>,
+) -> Result<Pool> {
+    let options = ImportOptions {
+        read_only: true,
+        tunables: request.tunables.clone(),
+        find_l2_devices: false,
+        followed: Some(shared.clone()),
+        ..ImportOptions::new(Arc::clone(cache))
+    };
+    Ok(Pool::import(vec![view], &options)?)
 }
 
 /// The label of each device in the order of the paths; `None` for a device without a label.

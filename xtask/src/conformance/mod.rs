@@ -9,6 +9,7 @@
 
 mod dsync_load;
 mod fixture;
+mod follow;
 mod fsync_load;
 mod kill;
 mod minio;
@@ -51,13 +52,13 @@ struct Check {
 
 /// Checks that run by name or in a long run only: the first run builds a server, which takes
 /// minutes.
-const LONG: [&str; 1] = ["object-store"];
+const LONG: [&str; 2] = ["object-store", "object-store-follow"];
 
 /// Checks that run at once. Each waits for its own mount most of the time.
 const WORKERS: usize = 2;
 
 /// All checks in the order in which they begin. Checks whose failures are most specific come first.
-const CHECKS: [Check; 14] = [
+const CHECKS: [Check; 15] = [
     Check { name: "pjdfstest", run: suites::pjdfstest },
     Check { name: "fsx", run: suites::fsx },
     Check { name: "fio", run: suites::fio },
@@ -72,6 +73,7 @@ const CHECKS: [Check; 14] = [
     Check { name: "power_cut", run: power_cut::run },
     Check { name: "prometheus", run: prometheus::run },
     Check { name: "object-store", run: object_store::run },
+    Check { name: "object-store-follow", run: follow::run },
 ];
 
 /// Runs the checks that `arguments` name, or all of them.

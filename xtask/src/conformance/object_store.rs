@@ -88,7 +88,7 @@ pub(super) fn run(fixture: &Fixture) -> Result<Outcome, Failure> {
 }
 
 /// Creates the pool, with an L2 device of this machine.
-fn create(mounted: &TestMount, url: &str) -> Result<(), Failure> {
+pub(super) fn create(mounted: &TestMount, url: &str) -> Result<(), Failure> {
     let l2_device = mounted.scratch_path("l2.img");
     let made = File::create(&l2_device).and_then(|file| file.set_len(L2_BYTES));
     made.map_err(|error| format!("{}: {error}", l2_device.display()))?;
@@ -175,7 +175,7 @@ fn waiting(mounted: &mut TestMount, store: &mut Minio) -> Result<(), Failure> {
 }
 
 /// What `forebay status` prints.
-fn status(mounted: &TestMount) -> Result<String, Failure> {
+pub(super) fn status(mounted: &TestMount) -> Result<String, Failure> {
     let mut command = mounted.forebay(&["status"]);
     command.arg(mounted.pool());
     let output = command.output().map_err(|error| format!("forebay status: {error}"))?;
@@ -183,7 +183,10 @@ fn status(mounted: &TestMount) -> Result<String, Failure> {
 }
 
 /// Waits until `holds`; fails with `what` after a time.
-fn wait_until(what: &str, mut holds: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
+pub(super) fn wait_until(
+    what: &str,
+    mut holds: impl FnMut() -> Result<bool, Failure>,
+) -> Result<(), Failure> {
     let until = Instant::now() + WAIT_TIME;
     while !holds()? {
         if Instant::now() > until {

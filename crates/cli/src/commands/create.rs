@@ -208,7 +208,7 @@ pub(crate) fn create(new: &New<'_>) -> Result<Pool> {
 fn create_on_store(new: &New<'_>, path: &Path) -> Result<Pool> {
     let url = object_stores::url(path).unwrap_or_default();
     let cache = pools::cache(MemoryPlan::small())?;
-    let (device, _cleaner) = object_stores::open(url, Access::Create)?.split();
+    let (device, _cleaner) = object_stores::open(url, Access::Create, None)?.split();
     let create = || {
         let options = CreateOptions::new(new.name, cache);
         let pool = Pool::create_tree(vec![NewVdev::ObjectStore(device)], &options)?;

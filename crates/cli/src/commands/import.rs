@@ -135,6 +135,8 @@ pub(crate) fn import_request(args: &ImportOptionArgs, paths: Vec<PathBuf>) -> Im
         discard_log: args.discard_log,
         tunables: args.tunables.clone(),
         l2_devices: !args.no_l2,
+        follow_ms: args.readers.follow_ms(),
+        retention_ms: args.readers.retention_ms(),
     }
 }
 

@@ -271,7 +271,7 @@ fn in_foreground(args: &MountArgs, import: &ImportRequest, request: &MountReques
     let info = mount_info(&*daemon.mount(import, request)?);
     let has_l2 = import.l2_devices && !import.read_only;
     for imported in daemon.pools() {
-        let status = stats::pool_status(&imported.pool, None, "mounted");
+        let status = stats::pool_status(&imported.pool(), None, "mounted");
         super::import::warnings(&status, has_l2).iter().for_each(|line| screen.say(line));
     }
     screen.say(&format!(

@@ -5,6 +5,7 @@ use forebay_pool::HostId;
 use crate::args::StatusArgs;
 use crate::control::Request;
 use crate::control::client::{self, Target};
+use crate::control::follow::FollowInfo;
 use crate::control::messages::{DeviceInfo, L2DeviceInfo, PoolStatus};
 use crate::daemon::{health, stats};
 use crate::error::Result;
@@ -60,6 +61,9 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
     put("pool", format!("{} ({:016x})", status.name, status.guid));
     put("state", format!("{}{read_only}", status.state));
     put("health", health_line(status));
+    if let Some(follow) = &status.follow {
+        follow_lines(follow).into_iter().for_each(|line| put("follow", line));
+    }
     if let Some(why) = &status.suspended {
         put("SUSPENDED", format!("the pool accepts no writes: {why}"));
     }
@@ -115,6 +119,26 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
             errors.reads, errors.checksums, errors.writes, errors.healed, errors.lost
         ),
     );
+    lines
+}
+
+/// How a pool is followed.
+fn follow_lines(follow: &FollowInfo) -> Vec<String> {
+    let FollowInfo { owner, epoch, staleness_ms, groups, .. } = follow;
+    let age = match follow.is_behind {
+        true => "an older transaction group is shown".to_owned(),
+        false => format!("at most {:.1} s old", *staleness_ms as f64 / 1000.0),
+    };
+    let pin = match (follow.pinned, &follow.pin_error) {
+        (true, _) => "pinned".to_owned(),
+        (false, None) => "not pinned".to_owned(),
+        (false, Some(error)) => {
+            format!("not pinned, so what was freed stays for a time only: {error}")
+        }
+    };
+    let mut lines =
+        vec![format!("{owner} writes it (epoch {epoch}); {age}, {groups} groups in use, {pin}")];
+    lines.extend(follow.error.iter().map(|error| format!("the newest look failed: {error}")));
     lines
 }
 

@@ -127,6 +127,9 @@ pub(crate) struct PoolStatus {
     /// The newest resilver since the import, if there was one.
     #[serde(default)]
     pub(crate) resilver: Option<ResilverInfo>,
+    /// Of a pool that is followed as another host writes it.
+    #[serde(default)]
+    pub(crate) follow: Option<super::follow::FollowInfo>,
 }
 
 /// Damage of a file, or of another structure.

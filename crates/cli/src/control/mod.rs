@@ -13,6 +13,7 @@
 //! its peer, and serves its own user and root only.
 
 pub(crate) mod client;
+pub(crate) mod follow;
 pub(crate) mod messages;
 pub(crate) mod run_dir;
 pub(crate) mod sample;

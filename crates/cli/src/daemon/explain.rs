@@ -44,7 +44,7 @@ pub(super) fn without_paths(daemon: &Daemon, since: Duration) -> Option<ExplainR
 /// The name of an owner of blocks: a dataset, or a pool for its own.
 pub(super) fn owner_name(daemon: &Daemon, owner: OwnerId) -> String {
     for imported in daemon.pools() {
-        let pool = &imported.pool;
+        let pool = &imported.pool();
         if pool.block_owner() == owner {
             return format!("pool {}", pool.name());
         }
@@ -68,7 +68,7 @@ impl Wanted {
     fn of(daemon: &Daemon, scope: &ExplainScope) -> Result<Self> {
         let Some(guid) = scope.pool else { return Ok(Self::All) };
         let imported = daemon.pool(guid)?;
-        let pool = &imported.pool;
+        let pool = &imported.pool();
         Ok(match (&scope.dataset, scope.inode) {
             (None, _) => Self::Pool(imported, RefCell::default()),
             (Some(name), None) => Self::Owner(pool.dataset(name)?.block_owner()),
@@ -84,7 +84,7 @@ impl Wanted {
         match self {
             Self::All => true,
             Self::Pool(imported, known) => *known.borrow_mut().entry(owner).or_insert_with(|| {
-                let pool = &imported.pool;
+                let pool = &imported.pool();
                 // A dataset that has blocks in the cache is open.
                 pool.block_owner() == owner || pool.dataset_of_blocks(owner).is_some()
             }),
@@ -131,7 +131,7 @@ impl Names {
         }
         let mut datasets = Vec::new();
         for imported in daemon.pools() {
-            let pool = &imported.pool;
+            let pool = &imported.pool();
             self.owners.insert(pool.block_owner(), format!("pool {}", pool.name()));
             for (owner, listed) in &objects {
                 if let Some(dataset) = pool.dataset_of_blocks(*owner) {

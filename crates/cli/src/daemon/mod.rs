@@ -21,6 +21,7 @@
 mod curve;
 pub(crate) mod events;
 mod explain;
+pub(crate) mod follow;
 pub(crate) mod health;
 pub(crate) mod jobs;
 mod memory_watch;
@@ -51,6 +52,7 @@ use crate::error::{Failure, Result};
 use crate::flags::Flags;
 use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportRequest};
+use follow::Following;
 pub(crate) use registry::{ImportedPool, MountedDataset};
 pub(crate) use requests::{add_l2, expand_pool, remove_l2};
 use screen::Screen;
@@ -186,11 +188,18 @@ impl Daemon {
         if let Some(imported) =
             self.pools().into_iter().find(|imported| imported.has_device(&paths))
         {
-            return match imported.pool.is_read_only() && !request.read_only {
+            if request.follow_ms.is_some() != imported.following.is_some() {
+                return Err(Failure::new(format!(
+                    "pool {} is imported here {} --follow; run `forebay export {0}` first, or use --separate",
+                    imported.pool().name(),
+                    if imported.following.is_some() { "with" } else { "without" }
+                )));
+            }
+            return match imported.pool().is_read_only() && !request.read_only {
                 false => Ok(imported),
                 true => Err(Failure::new(format!(
                     "pool {} is imported read-only; run `forebay export {0}` first, or use --read-only",
-                    imported.pool.name()
+                    imported.pool().name()
                 ))),
             };
         }
@@ -201,7 +210,17 @@ impl Daemon {
         // wait for itself.
         paths.iter().try_for_each(|path| pools::refuse_served(path))?;
         let request_here = ImportRequest { paths: paths.clone(), ..request.clone() };
-        let pool = pools::import_with(&request_here, &self.cache, Some(&self.event_log))?;
+        let (pool, following) = match request.follow_ms {
+            Some(interval_ms) => {
+                let interval = Duration::from_millis(interval_ms);
+                let (pool, following) = Following::begin(&request_here, interval, &self.cache)?;
+                (pool, Some(following))
+            }
+            None => {
+                let events = Some(&self.event_log);
+                (pools::import_with(&request_here, &self.cache, events)?, None)
+            }
+        };
         let dirty_set = request.tunables.iter().any(|(name, _)| name == registry::DIRTY_TUNABLE);
         if !request.read_only
             && let Err(error) = pool.resume_scrub()
@@ -214,7 +233,8 @@ impl Daemon {
             tracing::warn!(pool = pool.name(), %error, "cannot resilver");
         }
         known::note(pool.name(), pool.guid(), &paths);
-        let imported = Arc::new(ImportedPool::new(pool, paths, dirty_set));
+        let imported = Arc::new(ImportedPool::new(pool, following, paths, dirty_set));
+        Following::start(&imported)?;
         let mut state = self.state.lock();
         state.pools.push(Arc::clone(&imported));
         state.used = true;
@@ -262,7 +282,7 @@ impl Daemon {
             return Err(Failure::new(format!(
                 "dataset {} of pool {} is mounted at {}; run `forebay umount {2}` first",
                 request.dataset,
-                imported.pool.name(),
+                imported.pool().name(),
                 other.at().display()
             )));
         }
@@ -280,7 +300,7 @@ impl Daemon {
             return Err(Failure::new(format!(
                 "cannot mount dataset {} of pool {}: no thread for it: {error}; end other programs",
                 request.dataset,
-                imported.pool.name()
+                imported.pool().name()
             )));
         }
         self.changed();
@@ -333,10 +353,13 @@ impl Daemon {
         imported: &Arc<ImportedPool>,
     ) -> Result<()> {
         // With the devices that were added meanwhile.
-        known::note(imported.pool.name(), imported.pool.guid(), &imported.devices());
-        let closed = imported.pool.close_with_devices().map_err(|error| {
+        known::note(imported.pool().name(), imported.pool().guid(), &imported.devices());
+        if let Some(following) = &imported.following {
+            following.stop();
+        }
+        let closed = imported.pool().close_with_devices().map_err(|error| {
             let failure = Failure::from(error)
-                .doing(format_args!("cannot export pool {} cleanly", imported.pool.name()));
+                .doing(format_args!("cannot export pool {} cleanly", imported.pool().name()));
             self.note_failure(failure.message.clone());
             failure
         });
@@ -405,7 +428,7 @@ impl Daemon {
         if let Some(mount) = imported.mounts().first() {
             return Err(Failure::new(format!(
                 "pool {}: {} is still in use; the pool is exported when the last file there is closed",
-                imported.pool.name(),
+                imported.pool().name(),
                 mount.at().display()
             )));
         }
@@ -451,7 +474,7 @@ impl Daemon {
     /// # Errors
     /// If no such pool is imported.
     pub(crate) fn pool(&self, guid: u64) -> Result<Arc<ImportedPool>> {
-        let found = self.pools().into_iter().find(|imported| imported.pool.guid() == guid);
+        let found = self.pools().into_iter().find(|imported| imported.pool().guid() == guid);
         found.ok_or_else(|| Failure::new("the pool was exported meanwhile; import it again"))
     }
 
@@ -553,18 +576,18 @@ impl Drop for RequestGuard {
 
 /// Describes an imported pool.
 pub(crate) fn pool_info(imported: &ImportedPool) -> PoolInfo {
-    let stats = imported.pool.stats();
+    let stats = imported.pool().stats();
     PoolInfo {
-        name: imported.pool.name().to_owned(),
-        guid: imported.pool.guid(),
-        read_only: imported.pool.is_read_only(),
+        name: imported.pool().name().to_owned(),
+        guid: imported.pool().guid(),
+        read_only: imported.pool().is_read_only(),
         devices: imported.devices(),
         mounts: imported.mounts().iter().map(|mount| mount_info(mount)).collect(),
         total_bytes: stats.total_bytes,
         free_bytes: stats.free_bytes,
         available_bytes: stats.available_bytes,
-        suspended: stats::why_suspended(&imported.pool),
-        health: imported.pool.health().state,
+        suspended: stats::why_suspended(&imported.pool()),
+        health: imported.pool().health().state,
     }
 }
 

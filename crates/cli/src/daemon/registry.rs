@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_base::sync::Mutex;
 use forebay_fs::{FileSystem, FsOptions, FsStats};
-use forebay_fuse::{Mount, MountError, MountOptions};
+use forebay_fuse::{Groups, Mount, MountError, MountOptions};
 use forebay_pool::Pool;
 
 use super::MountRequest;
+use super::follow::Following;
 use crate::control::messages::PoolInfo;
 use crate::error::{Failure, Result};
 use crate::flags::Flags;
@@ -22,7 +23,8 @@ const WORKERS: usize = 16;
 
 /// An imported pool.
 pub(crate) struct ImportedPool {
-    pub(crate) pool: Arc<Pool>,
+    /// Of a pool that is followed: that of the newest group.
+    pool: Mutex<Arc<Pool>>,
     /// Canonical paths that were given to the import, of devices that it does not use.
     unused: Vec<PathBuf>,
     mounts: Mutex<Vec<Arc<MountedDataset>>>,
@@ -30,6 +32,8 @@ pub(crate) struct ImportedPool {
     stays: AtomicBool,
     /// True if the user has set the limit of dirty data.
     dirty_set: AtomicBool,
+    /// The pool is followed as another host writes it.
+    pub(crate) following: Option<Following>,
 }
 
 /// Paths of the devices of a pool that are there.
@@ -39,16 +43,34 @@ fn paths(pool: &Pool) -> Vec<PathBuf> {
 }
 
 impl ImportedPool {
-    pub(super) fn new(pool: Pool, devices: Vec<PathBuf>, dirty_set: bool) -> Self {
+    pub(super) fn new(
+        pool: Pool,
+        following: Option<Following>,
+        devices: Vec<PathBuf>,
+        dirty_set: bool,
+    ) -> Self {
         let used = paths(&pool);
         let unused = devices.into_iter().filter(|path| !used.contains(path)).collect();
         Self {
-            pool: Arc::new(pool),
+            pool: Mutex::named("registry-pool", Arc::new(pool)),
+            following,
             unused,
             mounts: Mutex::named("registry-mounts", Vec::new()),
             stays: AtomicBool::new(false),
             dirty_set: AtomicBool::new(dirty_set),
         }
+    }
+
+    /// The pool; of one that is followed, as of the newest transaction group.
+    pub(crate) fn pool(&self) -> Arc<Pool> {
+        Arc::clone(&self.pool.lock())
+    }
+
+    /// Replaces a pool that is followed by that of a newer group.
+    pub(super) fn advance(&self, pool: Pool) {
+        let before = std::mem::replace(&mut *self.pool.lock(), Arc::new(pool));
+        // Outside of the lock: the last reference closes it.
+        drop(before);
     }
 
     pub(super) fn has_device(&self, paths: &[PathBuf]) -> bool {
@@ -58,7 +80,7 @@ impl ImportedPool {
     /// Canonical paths of the devices: those of the pool, which may change, and those that were
     /// given and are not used.
     pub(crate) fn devices(&self) -> Vec<PathBuf> {
-        let mut devices = paths(&self.pool);
+        let mut devices = paths(&self.pool());
         devices.extend(self.unused.iter().cloned());
         devices
     }
@@ -91,7 +113,7 @@ impl ImportedPool {
     pub(super) fn bound_dirty(&self, bytes: u64) {
         if !self.dirty_set.load(Ordering::Relaxed) {
             // A value out of range is refused, and the default, which fits the cache, stays.
-            let _ = self.pool.set_tunable(DIRTY_TUNABLE, &bytes.to_string());
+            let _ = self.pool().set_tunable(DIRTY_TUNABLE, &bytes.to_string());
         }
     }
 
@@ -100,7 +122,7 @@ impl ImportedPool {
     /// # Errors
     /// If the name or the value is invalid.
     pub(crate) fn set_tunable(&self, name: &str, value: &str) -> Result<()> {
-        self.pool.set_tunable(name, value)?;
+        self.pool().set_tunable(name, value)?;
         if name == DIRTY_TUNABLE {
             self.dirty_set.store(true, Ordering::Relaxed);
         }
@@ -120,7 +142,7 @@ pub(crate) struct MountedDataset {
     /// True if the file system was opened read-only, which a remount cannot change.
     opened_read_only: bool,
     flags: Mutex<Flags>,
-    files: FileSystem,
+    files: Files,
     mount: Mount,
     /// Result of closing, once the mount is closed.
     outcome: Mutex<Option<Result<(), String>>>,
@@ -137,9 +159,17 @@ impl MountedDataset {
         plan: &MemoryPlan,
     ) -> Result<Self> {
         forebay_fuse::available()?;
-        let pool = imported.pool.name().to_owned();
-        let read_only = request.flags.read_only || imported.pool.is_read_only();
-        let files = open_files(&imported.pool, request, plan)?;
+        let pool = imported.pool().name().to_owned();
+        let its_pool = imported.pool();
+        let read_only = request.flags.read_only || its_pool.is_read_only();
+        let opened = FilesOptions::new(request, plan).open(&its_pool)?;
+        let files = match &imported.following {
+            Some(following) => {
+                let groups = Groups::new(following.group(opened));
+                Files::Following(groups, FilesOptions::new(request, plan))
+            }
+            None => Files::Fixed(opened),
+        };
         let mut options = MountOptions::default();
         options.threads = request.threads.unwrap_or(plan.threads);
         options.kernel_cache = request.kernel_cache;
@@ -150,7 +180,13 @@ impl MountedDataset {
         options.max_write_bytes = MAX_WRITE_BYTES;
         options.max_waiting_bytes = plan.waiting_bytes as usize;
         options.max_suspended_bytes = plan.suspended_bytes as usize;
-        match forebay_fuse::mount(files.clone(), &request.at, &options) {
+        let mounted = match &files {
+            Files::Fixed(fs) => forebay_fuse::mount(fs.clone(), &request.at, &options),
+            Files::Following(groups, _) => {
+                forebay_fuse::mount_following(Arc::clone(groups), &request.at, &options)
+            }
+        };
+        match mounted {
             Ok(mount) => Ok(Self {
                 pool,
                 dataset: request.dataset.clone(),
@@ -200,7 +236,7 @@ impl MountedDataset {
             )));
         }
         self.mount.remount(&changed.for_kernel())?;
-        self.files.set_atime(changed.atime_mode(), !changed.no_dir_atime);
+        self.files.newest().set_atime(changed.atime_mode(), !changed.no_dir_atime);
         *flags = changed;
         Ok(())
     }
@@ -221,7 +257,7 @@ impl MountedDataset {
 
     /// Closes the file system.
     pub(super) fn close(&self) -> Result<()> {
-        Ok(self.files.close()?)
+        self.files.close()
     }
 
     pub(super) fn set_outcome(&self, outcome: Result<(), String>) {
@@ -232,9 +268,32 @@ impl MountedDataset {
         self.outcome.lock().clone()
     }
 
+    /// Shows the newest transaction group of a pool that is followed. Ends groups that no open file
+    /// needs.
+    ///
+    /// # Errors
+    /// If the file system cannot be opened as of that group. The mount goes on with the one before.
+    pub(super) fn follow(&self, pool: &Arc<Pool>, following: &Following) -> Result<()> {
+        let Files::Following(groups, options) = &self.files else { return Ok(()) };
+        if groups.current().txg() == pool.stats().synced_txg {
+            groups.drop_unused();
+            return Ok(());
+        }
+        groups.advance(following.group(options.open(pool)?));
+        Ok(())
+    }
+
+    /// Transaction groups that it uses, if its pool is followed.
+    pub(crate) fn groups(&self) -> usize {
+        match &self.files {
+            Files::Fixed(_) => 0,
+            Files::Following(groups, _) => groups.len(),
+        }
+    }
+
     /// Statistics of the file system.
     pub(crate) fn files_stats(&self) -> FsStats {
-        self.files.stats()
+        self.files.newest().stats()
     }
 
     /// Statistics of the mount.
@@ -248,30 +307,69 @@ impl MountedDataset {
     }
 }
 
-fn open_files(pool: &Arc<Pool>, request: &MountRequest, plan: &MemoryPlan) -> Result<FileSystem> {
-    let options = FsOptions {
-        memory_bytes: plan.inode_bytes,
-        read_only: request.flags.read_only || pool.is_read_only(),
-        atime: request.flags.atime_mode(),
-        dir_atime: !request.flags.no_dir_atime,
-        workers: WORKERS,
-        ..FsOptions::default()
-    };
-    let names = pool.datasets()?;
-    if !names.contains(&request.dataset) {
-        let (name, has) = (pool.name(), names.join(", "));
-        let hint = match names.is_empty() {
-            true => "it has none; create one with `forebay dataset create`".to_owned(),
-            false => format!(
-                "it has {has}; give one of these with --dataset, or create it with `forebay dataset create`"
-            ),
-        };
-        return Err(Failure::new(format!(
-            "pool {name} has no dataset {}: {hint}",
-            request.dataset
-        )));
+/// What a mount serves.
+enum Files {
+    Fixed(FileSystem),
+    /// Of a pool that is followed: one file system for each group.
+    Following(Arc<Groups>, FilesOptions),
+}
+
+impl Files {
+    fn newest(&self) -> FileSystem {
+        match self {
+            Self::Fixed(files) => files.clone(),
+            Self::Following(groups, _) => groups.current().fs().clone(),
+        }
     }
-    Ok(FileSystem::open_in(Arc::clone(pool), &request.dataset, &options)?)
+
+    fn close(&self) -> Result<()> {
+        match self {
+            Self::Fixed(files) => Ok(files.close()?),
+            Self::Following(groups, _) => {
+                groups.close();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// How the file system of a dataset is opened.
+struct FilesOptions {
+    dataset: String,
+    options: FsOptions,
+}
+
+impl FilesOptions {
+    fn new(request: &MountRequest, plan: &MemoryPlan) -> Self {
+        let options = FsOptions {
+            memory_bytes: plan.inode_bytes,
+            read_only: request.flags.read_only,
+            atime: request.flags.atime_mode(),
+            dir_atime: !request.flags.no_dir_atime,
+            workers: WORKERS,
+            ..FsOptions::default()
+        };
+        Self { dataset: request.dataset.clone(), options }
+    }
+
+    /// Opens the file system of a dataset. If the pool is read-only, so is the file system.
+    fn open(&self, pool: &Arc<Pool>) -> Result<FileSystem> {
+        let names = pool.datasets()?;
+        if !names.contains(&self.dataset) {
+            let (name, has) = (pool.name(), names.join(", "));
+            let hint = match names.is_empty() {
+                true => "it has none; create one with `forebay dataset create`".to_owned(),
+                false => format!(
+                    "it has {has}; give one of these with --dataset, or create it with `forebay dataset create`"
+                ),
+            };
+            return Err(Failure::new(format!(
+                "pool {name} has no dataset {}: {hint}",
+                self.dataset
+            )));
+        }
+        Ok(FileSystem::open_in(Arc::clone(pool), &self.dataset, &self.options)?)
+    }
 }
 
 impl From<forebay_fs::Error> for Failure {

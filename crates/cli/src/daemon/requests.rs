@@ -41,7 +41,7 @@ impl Daemon {
             Request::Import { import } => {
                 self.check_accepts_pools()?;
                 let imported = self.import(&import)?;
-                self.screen.say(&format!("imported pool {}", imported.pool.name()));
+                self.screen.say(&format!("imported pool {}", imported.pool().name()));
                 answer(&pool_info(&imported))
             }
             Request::Mount { import, mount } => {
@@ -66,28 +66,28 @@ impl Daemon {
                 answer(&status(&imported))
             }
             Request::ChangeSide { pool, device, change } => {
-                let pool = &self.pool(pool)?.pool;
+                let pool = &self.pool(pool)?.pool();
                 answer(&jobs::change_side(pool, &device, change, on_progress)?)
             }
             Request::Clear { pool } => answer(&self.clear_pool(pool)?),
             Request::Expand { pool, add, force, sector } => {
-                answer(&expand_pool(&self.pool(pool)?.pool, &add, (force, sector))?)
+                answer(&expand_pool(&self.pool(pool)?.pool(), &add, (force, sector))?)
             }
             Request::Check { pool } => answer(&self.check_pool(pool, on_progress)?),
             Request::Scrub { pool, rate_bytes, wait } => {
                 let how = jobs::ScrubStart { rate_bytes, wait };
-                answer(&jobs::start_scrub(&self.pool(pool)?.pool, how, on_progress)?)
+                answer(&jobs::start_scrub(&self.pool(pool)?.pool(), how, on_progress)?)
             }
             Request::ControlScrub { pool, change } => answer(&self.control_scrub(pool, change)?),
-            Request::Trim { pool } => answer(&jobs::trim(&self.pool(pool)?.pool, on_progress)?),
+            Request::Trim { pool } => answer(&jobs::trim(&self.pool(pool)?.pool(), on_progress)?),
             Request::AddL2 { pool, device, force } => {
                 let imported = self.pool(pool)?;
-                answer(&add_l2(&imported.pool, &device, force)?)
+                answer(&add_l2(&imported.pool(), &device, force)?)
             }
             Request::RemoveL2 { pool, device } => answer(&self.remove_l2(pool, &device)?),
             Request::FlushCache => answer(&self.flush_cache()),
             Request::Tunables { pool } => {
-                answer(&stats::tunables(&self.cache, &self.pool(pool)?.pool))
+                answer(&stats::tunables(&self.cache, &self.pool(pool)?.pool()))
             }
             Request::SetTunable { pool, name, value } => {
                 answer(&self.set_tunable(pool, &name, &value)?)
@@ -104,19 +104,19 @@ impl Daemon {
     }
 
     fn control_scrub(&self, pool: u64, change: Option<ScrubChange>) -> Result<ScrubInfo> {
-        let pool = &self.pool(pool)?.pool;
+        let pool = &self.pool(pool)?.pool();
         jobs::control_scrub(pool, change)?;
         schedule::start_due(pool);
         Ok(jobs::scrub_info(&pool.scrub_status()))
     }
 
     fn remove_l2(&self, pool: u64, device: &str) -> Result<()> {
-        remove_l2(&self.pool(pool)?.pool, device)
+        remove_l2(&self.pool(pool)?.pool(), device)
     }
 
     /// Resumes a pool that is suspended, and empties its error log.
     fn clear_pool(&self, pool: u64) -> Result<()> {
-        let pool = &self.pool(pool)?.pool;
+        let pool = &self.pool(pool)?.pool();
         if pool.suspension().is_some() {
             pool.clear()?;
             self.screen.say(&format!("resumed pool {}", pool.name()));
@@ -125,7 +125,7 @@ impl Daemon {
     }
 
     fn check_pool(&self, pool: u64, on_progress: OnProgress<'_>) -> Result<JobReport> {
-        let mut info = jobs::check(&self.pool(pool)?.pool, on_progress)?;
+        let mut info = jobs::check(&self.pool(pool)?.pool(), on_progress)?;
         info.notes.push(NAMES_UNCHECKED.to_owned());
         Ok(info)
     }
@@ -133,7 +133,7 @@ impl Daemon {
     fn export_pool(self: &Arc<Self>, pool: u64, lazy: bool) -> Result<()> {
         let imported = self.pool(pool)?;
         self.export(&imported, lazy).map_err(with_lazy_hint)?;
-        self.screen.say(&format!("exported pool {}", imported.pool.name()));
+        self.screen.say(&format!("exported pool {}", imported.pool().name()));
         Ok(())
     }
 
@@ -173,7 +173,7 @@ impl Daemon {
 
 fn status(imported: &ImportedPool) -> PoolStatus {
     let state = if imported.mounts().is_empty() { "imported" } else { "mounted" };
-    stats::pool_status(&imported.pool, Some(imported), state)
+    stats::pool_status(&imported.pool(), Some(imported), state)
 }
 
 /// Replaces the hint of the library with the option of the command line.

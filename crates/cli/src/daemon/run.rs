@@ -136,7 +136,7 @@ impl Suspensions {
     /// Prints the cause of each suspension, and its end.
     fn tell(&mut self, daemon: &Daemon) {
         for imported in daemon.pools() {
-            let pool = &imported.pool;
+            let pool = &imported.pool();
             match (stats::why_suspended(pool), self.0.get(&pool.guid())) {
                 (Some(why), told) if told != Some(&why) => {
                     daemon.screen.alert(&format!("pool {} is suspended: {why}", pool.name()));

@@ -23,7 +23,7 @@ pub(crate) fn process(daemon: &Daemon) -> ProcessSample {
 }
 
 fn pool(imported: &ImportedPool) -> PoolSample {
-    let pool = &imported.pool;
+    let pool = &imported.pool();
     PoolSample {
         guid: pool.guid(),
         stats: stats::pool_stats(pool),

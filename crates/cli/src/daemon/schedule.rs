@@ -25,7 +25,7 @@ pub(super) fn start(daemon: &Arc<Daemon>) -> Result<()> {
     let daemon = Arc::downgrade(daemon);
     let run = move || {
         while let Some(daemon) = Weak::upgrade(&daemon) {
-            daemon.pools().iter().for_each(|imported| start_due(&imported.pool));
+            daemon.pools().iter().for_each(|imported| start_due(&imported.pool()));
             drop(daemon);
             thread::sleep(PERIOD);
         }

@@ -23,7 +23,7 @@ pub(crate) fn process(daemon: &Daemon) -> ProcessStats {
         resident_bytes: forebay_base::memory::rss_bytes().unwrap_or(0),
         cache: cache_stats(&daemon.cache),
         in_memory: MemoryHits::default(),
-        pools: pools.iter().map(|imported| pool_stats(&imported.pool)).collect(),
+        pools: pools.iter().map(|imported| pool_stats(&imported.pool())).collect(),
         mounts: pools
             .iter()
             .flat_map(|imported| imported.mounts())
@@ -236,6 +236,7 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         },
         scrub: jobs::scrub_info(&pool.scrub_status()),
         resilver: Some(jobs::resilver_info(pool)).filter(|one| one.active || one.blocks > 0),
+        follow: imported.and_then(|imported| Some(imported.following.as_ref()?.info(imported))),
     }
 }
 

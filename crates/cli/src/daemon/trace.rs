@@ -34,7 +34,7 @@ pub(crate) fn record(
     sink: Sink<'_>,
 ) -> Result<TraceReport> {
     let imported = daemon.pool(pool)?;
-    let pool = &imported.pool;
+    let pool = &imported.pool();
     let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let mut session = pool.trace()?;
     if names {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Output;
 
 use crate::fixture::{Fixture, failed, texts, wait_until};
-use crate::s3::S3Server;
+use crate::s3::{READER, S3Server};
 
 const URL: &str = "s3://bucket/tank";
 
@@ -12,16 +12,20 @@ const URL: &str = "s3://bucket/tank";
 struct Host<'a> {
     fixture: Fixture,
     server: &'a S3Server,
+    may_change: bool,
 }
 
 impl<'a> Host<'a> {
     fn new(server: &'a S3Server) -> Self {
-        Self { fixture: Fixture::new(), server }
+        Self { fixture: Fixture::new(), server, may_change: true }
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
         let mut command = self.fixture.command(arguments);
         command.envs(self.server.environment());
+        if !self.may_change {
+            command.env("AWS_ACCESS_KEY_ID", READER);
+        }
         command.output().expect("the program runs")
     }
 
@@ -118,4 +122,109 @@ fn writes_go_on_once_the_store_is_back() {
     host.ok(&["mount", URL, "mnt", "--daemon"]);
     assert_eq!(std::fs::read(folder.join("meanwhile")).expect("read"), vec![2; 64 << 20]);
     host.ok(&["umount", "mnt"]);
+}
+
+const FOLLOW: [&str; 6] = ["mount", URL, "mnt", "--daemon", "--read-only", "--follow"];
+
+/// Changes a file until `holds`: without changes there is no transaction group.
+fn while_writing(folder: &Path, what: &str, mut holds: impl FnMut() -> bool) {
+    let mut round = 0_u64;
+    wait_until(what, || {
+        round += 1;
+        std::fs::write(folder.join("tick"), round.to_string()).expect("written");
+        holds()
+    });
+}
+
+#[test]
+fn other_hosts_follow_a_pool_and_pin_what_they_read() {
+    let server = S3Server::start();
+    let (writer, reader) = (Host::new(&server), Host::new(&server));
+    writer.ok(&["create", "--name", "tank", "--object-store", URL]);
+    let (from, to) = (writer.fixture.folder("mnt"), reader.fixture.folder("mnt"));
+    let quick = ["--retention", "1", "--tunable", "txg_timeout_ms=100"];
+    writer.ok(&[&["mount", URL, "mnt", "--daemon"][..], &quick].concat());
+    std::fs::write(from.join("file"), "one").expect("written");
+    reader.ok(&[&FOLLOW[..], &["--follow-interval", "1"]].concat());
+    let shows = |text: &str| std::fs::read_to_string(to.join("file")).is_ok_and(|it| it == text);
+    while_writing(&from, "the first content", || shows("one"));
+    let open = std::fs::File::open(to.join("file")).expect("there");
+    std::fs::write(from.join("file"), "two").expect("written");
+    while_writing(&from, "the second content", || shows("two"));
+    assert_eq!(std::io::read_to_string(&open).expect("read"), "one", "it was open");
+    let refused = std::fs::write(to.join("file"), "three").expect_err("it is read-only");
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    let status = reader.ok(&["status", URL]);
+    for wanted in ["read-only", "follow ", "writes it (epoch", " s old", "pinned"] {
+        assert!(status.contains(wanted), "{wanted}: {status}");
+    }
+    assert!(!status.contains("not pinned"), "{status}");
+    assert_eq!(server.keys("bucket/tank/pins/").len(), 1);
+
+    // The owner dies. The follower shows what it had, and then what the next owner writes.
+    kill(&writer);
+    writer.ok(&["umount", "mnt"]);
+    assert!(shows("two"));
+    writer.ok(&[&["mount", URL, "mnt", "--daemon"][..], &quick].concat());
+    std::fs::write(from.join("file"), "three").expect("written");
+    while_writing(&from, "the third content", || shows("three"));
+    assert_eq!(std::io::read_to_string(&open).expect("read"), "", "at its end");
+    drop(open);
+    reader.ok(&["umount", "mnt"]);
+    assert!(server.keys("bucket/tank/pins/").is_empty(), "it needs nothing any more");
+    writer.ok(&["umount", "mnt"]);
+    let checked = writer.ok(&["check", URL]);
+    assert!(checked.contains("no problems"), "{checked}");
+}
+
+#[test]
+fn a_host_that_may_only_read_follows_and_loses_what_is_freed() {
+    let server = S3Server::start();
+    let (writer, mut reader) = (Host::new(&server), Host::new(&server));
+    reader.may_change = false;
+    writer.ok(&["create", "--name", "tank", "--object-store", URL]);
+    let (from, to) = (writer.fixture.folder("mnt"), reader.fixture.folder("mnt"));
+    let quick = ["--retention", "1", "--tunable", "txg_timeout_ms=100"];
+    writer.ok(&[&["mount", URL, "mnt", "--daemon"][..], &quick].concat());
+    let before = server.keys("bucket/tank/data/");
+    // No two records are alike, so that none is compressed.
+    let content: Vec<u8> =
+        (0..1_u32 << 20).flat_map(|at| at.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    std::fs::write(from.join("victim"), content).expect("written");
+    std::fs::File::open(from.join("victim")).expect("there").sync_all().expect("an fsync");
+    let of_victim: Vec<String> =
+        server.keys("bucket/tank/data/").into_iter().filter(|key| !before.contains(key)).collect();
+    reader.ok(&[&FOLLOW[..], &["--follow-interval", "1"]].concat());
+    while_writing(&from, "the file", || to.join("victim").exists());
+    let status = reader.ok(&["status", URL]);
+    assert!(
+        status.contains("not pinned, so what was freed stays for a time only: 403"),
+        "{status}"
+    );
+    let open = std::fs::File::open(to.join("victim")).expect("there");
+    std::fs::remove_file(from.join("victim")).expect("removed");
+    while_writing(&from, "the end of its objects", || {
+        let keys = server.keys("bucket/tank/data/");
+        of_victim.iter().all(|key| !keys.contains(key))
+    });
+    let mut part = [0; 4096];
+    let error = std::os::unix::fs::FileExt::read_at(&open, &mut part, 2 << 20);
+    assert_eq!(error.expect_err("it is gone").raw_os_error(), Some(libc::ESTALE));
+    assert!(!to.join("victim").exists());
+    assert!(!std::fs::read_to_string(to.join("tick")).expect("what is live").is_empty());
+    drop(open);
+    reader.ok(&["umount", "mnt"]);
+    writer.ok(&["umount", "mnt"]);
+}
+
+#[test]
+fn only_read_only_mounts_of_object_stores_follow() {
+    let server = S3Server::start();
+    let host = Host::new(&server);
+    host.fixture.folder("mnt");
+    let usage = texts(&host.run(&["mount", URL, "mnt", "--follow"])).1;
+    assert!(usage.contains("--read-only"), "{usage}");
+    host.ok(&["create", "tank.img", "--size", "64M"]);
+    let refused = host.fails(&["mount", "tank.img", "mnt", "--read-only", "--follow"]);
+    assert!(refused.contains("--follow is for pools on object stores"), "{refused}");
 }

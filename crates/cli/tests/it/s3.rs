@@ -1,13 +1,16 @@
 //! A server of the part of S3 that pools use, in memory: for tests of the command line.
 //!
-//! Objects are replaced at once, conditions hold, and signatures are not checked. It can be taken
-//! away and brought back.
+//! Objects are replaced at once, conditions hold, and signatures are not checked. The user
+//! [`READER`] may only read. It can be taken away and brought back.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+
+/// The access key of a user whose changes are refused.
+pub(crate) const READER: &str = "reader";
 
 /// An object: its bytes, and its tag.
 type Objects = BTreeMap<String, (Arc<Vec<u8>>, String)>;
@@ -145,7 +148,10 @@ fn decode(text: &str) -> String {
 type Answer = (&'static str, Vec<(&'static str, String)>, Vec<u8>);
 
 fn answer(asked: &Asked, state: &State) -> Answer {
+    let user = asked.headers.get("authorization").map_or("", String::as_str);
+    let may_change = !user.contains(&format!("Credential={READER}/"));
     match &*asked.method {
+        "PUT" | "DELETE" if !may_change => ("403 Forbidden", Vec::new(), error("AccessDenied")),
         "PUT" => put(asked, state),
         "GET" if !asked.path.contains('/') || asked.path.ends_with('/') => list(asked, state),
         "GET" | "HEAD" => get(asked, state),
@@ -182,6 +188,9 @@ fn get(asked: &Asked, state: &State) -> Answer {
     let Some((bytes, tag)) = found else {
         return ("404 Not Found", Vec::new(), error("NoSuchKey"));
     };
+    if asked.headers.get("if-none-match") == Some(&tag) {
+        return ("304 Not Modified", vec![("ETag", tag)], Vec::new());
+    }
     let date = "Wed, 25 Nov 2026 12:00:00 GMT".to_owned();
     let mut headers = vec![("ETag", tag), ("Last-Modified", date)];
     let range = asked.headers.get("range").and_then(|range| range.strip_prefix("bytes="));

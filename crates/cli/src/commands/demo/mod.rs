@@ -163,7 +163,7 @@ impl Demo {
         let imported = pools
             .first()
             .ok_or_else(|| Failure::new("the pool of the demo was exported by another command"))?;
-        let report = jobs::check(&imported.pool, &mut |state| progress.step(state))?;
+        let report = jobs::check(&imported.pool(), &mut |state| progress.step(state))?;
         if report.problem_count > 0 {
             return Err(Failure::new(format!(
                 "the check of the demo pool found problems: {}; please report this as a bug",

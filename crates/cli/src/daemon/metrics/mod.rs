@@ -23,6 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_base::counters::{CounterRow, CounterValue};
 use forebay_metrics::{Limits, Server, ServerError, ServerOptions, Snapshot, Source};
+use forebay_pool::Pool;
 use serde::{Deserialize, Serialize};
 
 use super::{Daemon, ImportedPool, curve, explain, stats};
@@ -126,7 +127,10 @@ impl Source for DaemonSource {
         cache::add(&daemon.cache, &mut out);
         let imported = daemon.pools();
         for (name, imported) in labels_of(&imported).iter().zip(&imported) {
-            pools::add(&imported.pool, name, self.names, &mut out);
+            pools::add(&imported.pool(), name, self.names, &mut out);
+            if let Some(following) = &imported.following {
+                pools::follow(&following.info(imported), name, &mut out);
+            }
             for mount in imported.mounts() {
                 mounts::add(&mount, name, self.names, &mut out);
             }
@@ -185,15 +189,16 @@ fn remove_paths(stats: &mut ProcessStats) {
 
 /// The label of each pool: its name, with the guid if another pool has the name too.
 fn labels_of(imported: &[Arc<ImportedPool>]) -> Vec<String> {
+    let pools: Vec<Arc<Pool>> = imported.iter().map(|it| it.pool()).collect();
     let mut named: HashMap<&str, usize> = HashMap::new();
-    for it in imported {
-        *named.entry(it.pool.name()).or_default() += 1;
+    for pool in &pools {
+        *named.entry(pool.name()).or_default() += 1;
     }
-    let label = |it: &Arc<ImportedPool>| match named[it.pool.name()] {
-        1 => it.pool.name().to_owned(),
-        _ => format!("{} ({:016x})", it.pool.name(), it.pool.guid()),
+    let label = |pool: &Arc<Pool>| match named[pool.name()] {
+        1 => pool.name().to_owned(),
+        _ => format!("{} ({:016x})", pool.name(), pool.guid()),
     };
-    imported.iter().map(label).collect()
+    pools.iter().map(label).collect()
 }
 
 /// Metrics of the process. Those without our prefix are alike in all programs.

@@ -4,6 +4,8 @@ use forebay_metrics::Snapshot;
 use forebay_object::counters::ObjectCounters;
 use forebay_pool::{HealthState, L2Counters, L2Device, Pool};
 
+use crate::control::follow::FollowInfo;
+
 /// The states of a pool.
 const STATES: [HealthState; 4] =
     [HealthState::Online, HealthState::Degraded, HealthState::Damaged, HealthState::Suspended];
@@ -36,6 +38,35 @@ pub(super) fn add(pool: &Pool, name: &str, paths: bool, out: &mut Snapshot) {
     devices(pool, name, paths, out);
     for device in pool.l2_devices() {
         l2_device(&device, name, paths, out);
+    }
+}
+
+/// Adds how a pool is followed.
+pub(super) fn follow(follow: &FollowInfo, name: &str, out: &mut Snapshot) {
+    let gauges = [
+        (
+            "forebay_follow_staleness_seconds",
+            "What is shown of a followed pool was the newest transaction group so long ago.",
+            follow.staleness_ms as f64 / 1000.0,
+        ),
+        (
+            "forebay_follow_behind",
+            "1 if a newer transaction group is known and could not be imported.",
+            f64::from(u8::from(follow.is_behind)),
+        ),
+        (
+            "forebay_follow_groups",
+            "Transaction groups of a followed pool that mounts use.",
+            follow.groups as f64,
+        ),
+        (
+            "forebay_follow_pinned",
+            "1 if a pin keeps what these groups need.",
+            f64::from(u8::from(follow.pinned)),
+        ),
+    ];
+    for (gauge, help, value) in gauges {
+        out.gauge(gauge, help, &[("pool", name)], value);
     }
 }
 

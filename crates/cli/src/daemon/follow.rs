@@ -1,0 +1,215 @@
+//! Pools that another host writes: a thread takes up each new transaction group.
+//!
+//! Each group is imported anew, read-only, from a view of the store that stays as it is. The
+//! imports share the cache. Then each mount gets a file system of the new group; files that are
+//! open and have changed stay with the group before.
+//!
+//! A failure of a look or of an import is shown in `status`, and the mounts go on with what they
+//! have. The next look tries again.
+//!
+//! # Locking
+//! `follow-state` is a leaf lock, held for a look; `follow-stop` is held while the thread sleeps.
+//! The thread takes the locks of the registry for a look, one at a time.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use forebay_base::sync::thread::{JoinHandle, spawn_named};
+use forebay_base::sync::{Condvar, Mutex};
+use forebay_fs::FileSystem;
+use forebay_fuse::Group;
+use forebay_object::{Follower, ObjectDevice};
+use forebay_pool::{BlockCache, FollowedPool, Pool};
+
+use super::ImportedPool;
+use crate::control::follow::FollowInfo;
+use crate::error::{Failure, Result};
+use crate::object_stores;
+use crate::pools::{self, ImportRequest};
+
+/// A pool that is followed.
+pub(crate) struct Following {
+    follower: Follower,
+    shared: FollowedPool,
+    request: ImportRequest,
+    interval: Duration,
+    cache: Arc<BlockCache>,
+    state: Mutex<FollowState>,
+    stopped: Mutex<bool>,
+    wake: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct FollowState {
+    /// The view of the newest group that is shown.
+    view: Arc<ObjectDevice>,
+    /// A newer one, whose import has failed.
+    pending: Option<Arc<ObjectDevice>>,
+    /// Why the newest look failed.
+    error: Option<String>,
+}
+
+impl Following {
+    /// Imports the newest transaction group of a pool, to follow it from there.
+    ///
+    /// # Errors
+    /// If the pool is on no object store, or cannot be imported.
+    pub(super) fn begin(
+        request: &ImportRequest,
+        interval: Duration,
+        cache: &Arc<BlockCache>,
+    ) -> Result<(Pool, Self)> {
+        let url = match &request.paths[..] {
+            [path] => object_stores::url(path),
+            _ => None,
+        };
+        let url = url.ok_or_else(|| {
+            Failure::new(
+                "--follow is for pools on object stores; give the URL of one, s3://BUCKET/PREFIX",
+            )
+        })?;
+        if !request.read_only {
+            return Err(Failure::new("--follow writes nothing; add --read-only"));
+        }
+        let (follower, view) = object_stores::follow(url)?;
+        let shared = FollowedPool::new();
+        let pool = import(request, &view, &shared, cache).inspect_err(|_| follower.close())?;
+        let state = FollowState { view, pending: None, error: None };
+        let following = Self {
+            follower,
+            shared,
+            request: request.clone(),
+            interval,
+            cache: Arc::clone(cache),
+            state: Mutex::named("follow-state", state),
+            stopped: Mutex::named("follow-stop", false),
+            wake: Condvar::new(),
+            thread: Mutex::named("follow-thread", None),
+        };
+        Ok((pool, following))
+    }
+
+    /// Starts the thread that takes up new groups. It ends when the pool is exported.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub(super) fn start(imported: &Arc<ImportedPool>) -> Result<()> {
+        let Some(following) = &imported.following else { return Ok(()) };
+        let weak = Arc::downgrade(imported);
+        let thread = spawn_named("forebay-follow", move || run(&weak))
+            .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
+        *following.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// Ends the thread, and removes the pin. Reads that wait for the store fail.
+    pub(super) fn stop(&self) {
+        *self.stopped.lock() = true;
+        self.wake.notify_all();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+        self.follower.close();
+    }
+
+    /// Sleeps until the next look. Returns false if there is none.
+    fn sleep(&self) -> bool {
+        let mut stopped = self.stopped.lock();
+        if !*stopped {
+            self.wake.wait_timeout(&mut stopped, self.interval);
+        }
+        !*stopped
+    }
+
+    /// Takes up the newest group, if there is a newer one.
+    fn look(&self, imported: &ImportedPool) {
+        let polled = self.follower.poll();
+        let mut error = polled.as_ref().err().map(ToString::to_string);
+        let pending = self.state.lock().pending.take();
+        if let Some(view) = polled.ok().flatten().or(pending) {
+            match import(&self.request, &view, &self.shared, &self.cache) {
+                Ok(pool) => {
+                    // In this order: a mount that begins meanwhile has the pool of before, and is
+                    // brought to the newest one below or at the next look.
+                    self.state.lock().view = view;
+                    imported.advance(pool);
+                }
+                Err(failure) => {
+                    error = Some(failure.message);
+                    self.state.lock().pending = Some(view);
+                }
+            }
+        }
+        let pool = imported.pool();
+        for mount in imported.mounts() {
+            if let Err(failure) = mount.follow(&pool, self) {
+                error = Some(failure.message);
+            }
+        }
+        self.note(imported, error);
+    }
+
+    /// Notes the outcome of a look, and logs it if it is another one.
+    fn note(&self, imported: &ImportedPool, error: Option<String>) {
+        let before = std::mem::replace(&mut self.state.lock().error, error.clone());
+        let pool = imported.pool();
+        match (before, error) {
+            (None, Some(error)) => {
+                let text = "cannot take up the newest transaction group; the one before is shown";
+                tracing::warn!(pool = pool.name(), error, text);
+            }
+            (Some(_), None) => {
+                tracing::info!(pool = pool.name(), "takes up new transaction groups again");
+            }
+            _ => {}
+        }
+    }
+
+    /// A group of the newest view.
+    pub(super) fn group(&self, fs: FileSystem) -> Group {
+        let (view, txg) = (Arc::clone(&self.state.lock().view), fs.pool().stats().synced_txg);
+        Group::new(fs, txg, move || view.is_outdated())
+    }
+
+    /// What is shown in `status`.
+    pub(crate) fn info(&self, imported: &ImportedPool) -> FollowInfo {
+        let known = self.follower.state();
+        let (error, is_behind) = {
+            let state = self.state.lock();
+            (state.error.clone(), state.pending.is_some())
+        };
+        let groups = imported.mounts().iter().map(|mount| mount.groups()).sum();
+        FollowInfo {
+            owner: known.owner,
+            epoch: known.epoch,
+            staleness_ms: known.unknown_for.as_millis() as u64,
+            is_behind,
+            interval_ms: self.interval.as_millis() as u64,
+            groups,
+            pinned: known.pinned,
+            pin_error: known.pin_error,
+            error,
+        }
+    }
+}
+
+fn run(imported: &Weak<ImportedPool>) {
+    while let Some(imported) = imported.upgrade() {
+        let Some(following) = &imported.following else { return };
+        if !following.sleep() {
+            return;
+        }
+        following.look(&imported);
+    }
+}
+
+/// Imports the transaction group of a view.
+fn import(
+    request: &ImportRequest,
+    view: &Arc<ObjectDevice>,
+    shared: &FollowedPool,
+    cache: &Arc<BlockCache>,
+) -> Result<Pool> {
+    pools::import_view(request, object_stores::view(view), shared, cache)
+}
