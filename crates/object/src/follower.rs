@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use forebay_base::sync::{Arc, Mutex, Weak};
 use tokio::runtime::Handle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::cleaner::now;
 use crate::client::{Client, Persist};
@@ -105,6 +105,8 @@ struct Told {
     views: usize,
     pinned_at: Option<Instant>,
     pin_error: Option<String>,
+    /// No pin is put any more.
+    closing: bool,
 }
 
 impl Follower {
@@ -147,8 +149,8 @@ impl Follower {
         self.engine.tell()
     }
 
-    /// Ends the follower: removes its pin, if the store answers, and lets all requests of its views
-    /// fail.
+    /// Ends the follower: removes its pin, if the store answers in time, and lets all requests fail,
+    /// also those of its views and of a poll.
     pub fn close(&self) {
         self.runtime.block_on(self.engine.close());
     }
@@ -182,6 +184,7 @@ impl Following {
             views: 0,
             pinned_at: None,
             pin_error: None,
+            closing: false,
         };
         let state = FollowerState {
             known: known.clone(),
@@ -317,10 +320,14 @@ impl Following {
         state.views.retain(|view| view.engine.strong_count() > 0);
         let newest = state.known.content.root.number;
         let root = state.views.iter().map(|view| view.root).min().unwrap_or(newest);
-        self.told.lock().views = state.views.len();
+        let closing = {
+            let mut told = self.told.lock();
+            told.views = state.views.len();
+            told.closing
+        };
         let interval = self.options.lease / RENEWALS_PER_LEASE;
         let is_due = state.tried.is_none_or(|tried| now() - tried >= interval);
-        if is_due {
+        if is_due && !closing {
             self.put_pin(&mut state, root).await;
         }
     }
@@ -350,11 +357,19 @@ impl Following {
 
     pub(crate) async fn close(&self) {
         let client = &self.loader.client;
-        if self.told.lock().pinned_at.is_some() {
-            let key = names::pin(self.nonce);
-            let removed = client.delete(&key);
+        let was_pinned = {
+            let mut told = self.told.lock();
+            told.closing = true;
+            told.pinned_at.is_some()
+        };
+        let remove = async {
+            // After a put that is on its way.
+            let _state = self.state.lock().await;
+            client.delete(&names::pin(self.nonce)).await
+        };
+        if was_pinned {
             // If it stays, it expires.
-            let _ = tokio::time::timeout(self.options.close_budget, removed).await;
+            let _ = timeout(self.options.close_budget, remove).await;
         }
         client.stop();
     }

@@ -106,11 +106,12 @@ impl Following {
     pub(super) fn stop(&self) {
         *self.stopped.lock() = true;
         self.wake.notify_all();
+        // First: a look that waits for the store ends with it.
+        self.follower.close();
         let thread = self.thread.lock().take();
         if let Some(thread) = thread {
             let _ = thread.join();
         }
-        self.follower.close();
     }
 
     /// Sleeps until the next look. Returns false if there is none.

@@ -306,3 +306,32 @@ fn a_follower_whose_pool_was_destroyed_says_so() {
         assert!(matches!(polled, Err(Error::Replaced { .. })), "{:?}", polled.err());
     });
 }
+
+#[test]
+fn a_close_removes_the_pin_and_waits_for_no_outage() {
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        session.write(LABEL, 1, 7).await.unwrap();
+        session.flush().await.unwrap();
+        let is_pin = |(key, _): &(String, u64)| names::is_pin(key);
+        for away in [false, true] {
+            let follower = Follower::open(&store, 2).await;
+            assert!(memory.objects().iter().any(is_pin));
+            store.set_away(away);
+            // A look is under way, which would renew the pin after it.
+            let polling = keep_polling(&follower.following);
+            tokio::time::sleep(LEASE).await;
+            let begun = tokio::time::Instant::now();
+            follower.following.close().await;
+            assert!(begun.elapsed() <= options("", 0).close_budget, "{:?}", begun.elapsed());
+            let polled = follower.following.poll().await;
+            assert!(polled.is_err(), "a request after the close");
+            store.set_away(false);
+            tokio::time::sleep(2 * LEASE).await;
+            assert_eq!(memory.objects().iter().any(is_pin), away, "away: {away}");
+            polling.abort();
+        }
+    });
+}
