@@ -10,9 +10,10 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::features::{self, Feature};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::{
-    CLASS_DATA, FEATURE_BYTES, LABEL_BYTES, LabelPhys, MAX_FEATURES, MAX_LEAVES, MAX_NODES,
-    MAX_VDEVS, MIN_DEVICE_BYTES, NAME_BYTES, NO_PARENT, NodeKind, NodePhys, SECTOR_BYTES,
-    SLOT_BYTES, STATE_ACTIVE, STATE_EXPORTED, StoredState, TREE_BYTES, VERSION, tree_checksum,
+    CLASS_DATA, CLASS_LOG, FEATURE_BYTES, LABEL_BYTES, LOG_VDEV, LabelPhys, MAX_FEATURES,
+    MAX_LEAVES, MAX_NODES, MAX_VDEVS, MIN_DEVICE_BYTES, NAME_BYTES, NO_PARENT, NodeKind, NodePhys,
+    SECTOR_BYTES, SLOT_BYTES, STATE_ACTIVE, STATE_EXPORTED, StoredState, TREE_BYTES, VERSION,
+    tree_checksum,
 };
 use crate::open::HostId;
 
@@ -79,6 +80,12 @@ pub(crate) struct VdevConfig {
 }
 
 impl VdevConfig {
+    /// The number of a log vdev: another one for each that a pool ever has, so that no address of
+    /// an older one is taken for its own.
+    pub(crate) fn log_number(&self) -> u16 {
+        LOG_VDEV | self.guid as u16
+    }
+
     /// Bytes that the pool uses of each device: the smallest size.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.leaves.iter().map(|leaf| leaf.size_bytes).min().unwrap_or(0)
@@ -100,7 +107,10 @@ pub(crate) struct Config {
     pub(crate) host: HostId,
     pub(crate) sector_bytes: u32,
     pub(crate) features: Vec<Feature>,
+    /// The vdevs that hold blocks, by number.
     pub(crate) vdevs: Vec<VdevConfig>,
+    /// The log vdev.
+    pub(crate) log: Option<VdevConfig>,
 }
 
 /// A configuration, and the place of the device that stores it.
@@ -116,7 +126,7 @@ pub(crate) struct Label {
 impl Label {
     /// The device that stores the label.
     pub(crate) fn own(&self) -> &LeafConfig {
-        &self.config.vdevs[usize::from(self.number)].leaves[self.leaf]
+        &self.config.vdev(self.number).expect("checked when decoded").leaves[self.leaf]
     }
 }
 
@@ -143,23 +153,39 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 }
 
 impl Config {
-    /// All devices, ordered by vdev.
+    /// The vdev with this number.
+    pub(crate) fn vdev(&self, number: u16) -> Option<&VdevConfig> {
+        match &self.log {
+            Some(log) if log.log_number() == number => Some(log),
+            _ => self.vdevs.get(usize::from(number)),
+        }
+    }
+
+    /// All vdevs with their numbers, that of the log last.
+    pub(crate) fn numbered(&self) -> impl Iterator<Item = (u16, &VdevConfig)> {
+        (0..).zip(&self.vdevs).chain(self.log.iter().map(|log| (log.log_number(), log)))
+    }
+
+    /// All devices, ordered by vdev, those of the log last.
     pub(crate) fn leaves(&self) -> impl Iterator<Item = &LeafConfig> {
-        self.vdevs.iter().flat_map(|vdev| &vdev.leaves)
+        self.numbered().flat_map(|(_, vdev)| &vdev.leaves)
     }
 
     /// Returns the device with this GUID.
     pub(crate) fn leaf_mut(&mut self, guid: u64) -> Option<&mut LeafConfig> {
-        let mut leaves = self.vdevs.iter_mut().flat_map(|vdev| &mut vdev.leaves);
+        let mut leaves =
+            self.vdevs.iter_mut().chain(&mut self.log).flat_map(|vdev| &mut vdev.leaves);
         leaves.find(|leaf| leaf.guid == guid)
     }
 
     /// Counts what uses each feature.
     pub(crate) fn count_uses(&mut self) {
-        let count = |kind| self.vdevs.iter().filter(|vdev| vdev.kind == kind).count() as u64;
+        let count = |kind| self.numbered().filter(|(_, vdev)| vdev.kind == kind).count() as u64;
         let (mirrors, stores) = (count(VdevKind::Mirror), count(VdevKind::ObjectStore));
         features::set_uses(&mut self.features, features::MIRRORS, mirrors);
         features::set_uses(&mut self.features, features::OBJECT_STORE, stores);
+        let logs = u64::from(self.log.is_some());
+        features::set_uses(&mut self.features, features::LOG_DEVICE, logs);
         let replacing = self.leaves().filter(|leaf| leaf.replaces.is_some()).count();
         features::set_uses(&mut self.features, features::REPLACING, replacing as u64);
     }
@@ -179,7 +205,8 @@ impl Config {
         let mut label = LabelPhys::empty();
         label.sector_bytes = U32::new(self.sector_bytes);
         label.pool_guid = U64::new(self.pool_guid);
-        label.device_guid = U64::new(self.vdevs[usize::from(number)].leaves[leaf].guid);
+        let own = self.vdev(number).expect("a vdev of the pool");
+        label.device_guid = U64::new(own.leaves[leaf].guid);
         label.generation = U64::new(self.generation);
         label.txg = U64::new(self.txg);
         label.host_id = U64::new(self.host.id);
@@ -203,13 +230,14 @@ impl Config {
             kind: NodeKind::Root as u8,
             ..NodePhys::default()
         }];
-        for (number, vdev) in self.vdevs.iter().enumerate() {
-            let number = U16::new(number as u16);
+        for (number, vdev) in self.numbered() {
+            let class = if number & LOG_VDEV == 0 { CLASS_DATA } else { CLASS_LOG };
+            let number = U16::new(number);
             let mut parent = 0;
             if vdev.kind == VdevKind::Mirror {
                 parent = nodes.len() as u16;
                 let (guid, kind) = (U64::new(vdev.guid), NodeKind::Mirror as u8);
-                nodes.push(NodePhys { guid, number, kind, ..NodePhys::default() });
+                nodes.push(NodePhys { guid, number, kind, class, ..NodePhys::default() });
             }
             let kind = match vdev.kind {
                 VdevKind::ObjectStore => NodeKind::ObjectStore as u8,
@@ -220,7 +248,7 @@ impl Config {
                 let is_old = |old: &LeafConfig| Some(old.guid) == leaf.replaces;
                 let old = vdev.leaves[..at].iter().position(is_old);
                 let parent = U16::new(old.map_or(parent, |old| (first + old) as u16));
-                nodes.push(NodePhys { parent, number, kind, ..encode_leaf(leaf) });
+                nodes.push(NodePhys { parent, number, kind, class, ..encode_leaf(leaf) });
             }
         }
         assert!(nodes.len() <= MAX_NODES, "more nodes than a label can hold");
@@ -234,7 +262,6 @@ fn encode_leaf(leaf: &LeafConfig) -> NodePhys {
         guid: U64::new(leaf.guid),
         size_bytes: U64::new(leaf.size_bytes),
         kind: NodeKind::Device as u8,
-        class: CLASS_DATA,
         state: leaf.state as u8,
         sector_shift: leaf.sector_bytes.trailing_zeros() as u8,
         missed_from: U64::new(from),
@@ -308,13 +335,8 @@ impl Label {
         if usize::from(label.feature_count.get()) > MAX_FEATURES {
             return corrupt(format!("invalid count of {} features", label.feature_count));
         }
-        let vdevs = decode_nodes(label, nodes)?;
+        let (vdevs, log) = decode_nodes(label, nodes)?;
         let (number, guid) = (label.vdev_number.get(), label.device_guid.get());
-        let own = vdevs.get(usize::from(number));
-        let leaf = own.and_then(|own| own.leaves.iter().position(|leaf| leaf.guid == guid));
-        let Some(leaf) = leaf else {
-            return corrupt(format!("does not list its own device in vdev {number}"));
-        };
         let active = match label.state {
             STATE_EXPORTED => false,
             STATE_ACTIVE => true,
@@ -331,22 +353,33 @@ impl Label {
             sector_bytes,
             features,
             vdevs,
+            log,
+        };
+        let own = config.vdev(number);
+        let leaf = own.and_then(|own| own.leaves.iter().position(|leaf| leaf.guid == guid));
+        let Some(leaf) = leaf else {
+            return corrupt(format!("does not list its own device in vdev {number}"));
         };
         Ok(Self { config, number, leaf })
     }
 }
 
-/// Decodes the top-level vdevs, ordered by number.
-fn decode_nodes(label: &LabelPhys, nodes: &[NodePhys]) -> Result<Vec<VdevConfig>> {
+/// Decodes the top-level vdevs, ordered by number, and the log vdev.
+fn decode_nodes(
+    label: &LabelPhys,
+    nodes: &[NodePhys],
+) -> Result<(Vec<VdevConfig>, Option<VdevConfig>)> {
     let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
     let count = usize::from(label.vdev_count.get());
     if count == 0 || count > MAX_VDEVS {
         return corrupt(format!("invalid count of {count} vdevs"));
     }
     let mut vdevs: Vec<Option<VdevConfig>> = vec![None; count];
+    let mut log: Option<VdevConfig> = None;
     let mut guids = Vec::new();
     for (at, node) in nodes.iter().enumerate() {
-        let kind = NodeKind::from_raw(node.kind).filter(|_| node.class == CLASS_DATA);
+        let is_known = matches!(node.class, CLASS_DATA | CLASS_LOG);
+        let kind = NodeKind::from_raw(node.kind).filter(|_| is_known);
         let Some(kind) = kind else {
             let (kind, class) = (node.kind, node.class);
             let text = format!("node {at} has the unknown kind {kind} or class {class}");
@@ -364,7 +397,12 @@ fn decode_nodes(label: &LabelPhys, nodes: &[NodePhys]) -> Result<Vec<VdevConfig>
             return corrupt(format!("two nodes have the guid {guid:#x}"));
         }
         guids.push(guid);
-        let Some(slot) = vdevs.get_mut(usize::from(node.number.get())) else { return misplaced() };
+        let is_log = node.class == CLASS_LOG;
+        let slot = match is_log {
+            true => Some(&mut log),
+            false => vdevs.get_mut(usize::from(node.number.get())),
+        };
+        let Some(slot) = slot else { return misplaced() };
         let parent = nodes.get(usize::from(node.parent.get()));
         match (kind, slot, usize::from(node.parent.get())) {
             (NodeKind::Mirror, slot @ None, 0) => {
@@ -374,7 +412,7 @@ fn decode_nodes(label: &LabelPhys, nodes: &[NodePhys]) -> Result<Vec<VdevConfig>
                 let leaves = vec![decode_leaf(node)?];
                 *slot = Some(VdevConfig { guid, kind: VdevKind::Device, leaves });
             }
-            (NodeKind::ObjectStore, slot @ None, 0) if count == 1 => {
+            (NodeKind::ObjectStore, slot @ None, 0) if count == 1 && !is_log => {
                 let leaves = vec![decode_leaf(node)?];
                 *slot = Some(VdevConfig { guid, kind: VdevKind::ObjectStore, leaves });
             }
@@ -390,16 +428,26 @@ fn decode_nodes(label: &LabelPhys, nodes: &[NodePhys]) -> Result<Vec<VdevConfig>
             }
             _ => return misplaced(),
         }
+        if is_log && log.as_ref().map(VdevConfig::log_number) != Some(node.number.get()) {
+            return misplaced();
+        }
     }
     let found: Vec<_> = vdevs.into_iter().flatten().collect();
-    let leaves: usize = found.iter().map(|vdev| vdev.leaves.len()).sum();
-    if found.len() != count || found.iter().any(|vdev| vdev.leaves.is_empty()) {
+    check_counts(count, &found, log.as_ref())?;
+    Ok((found, log))
+}
+
+/// Checks that all vdevs are described, and how many devices there are.
+fn check_counts(count: usize, found: &[VdevConfig], log: Option<&VdevConfig>) -> Result<()> {
+    let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
+    let leaves: usize = found.iter().chain(log).map(|vdev| vdev.leaves.len()).sum();
+    if found.len() != count || found.iter().chain(log).any(|vdev| vdev.leaves.is_empty()) {
         return corrupt(format!("has {count} vdevs but describes {}", found.len()));
     }
-    if leaves > MAX_LEAVES {
-        return corrupt(format!("has {leaves} devices"));
+    match leaves > MAX_LEAVES {
+        true => corrupt(format!("has {leaves} devices")),
+        false => Ok(()),
     }
-    Ok(found)
 }
 
 fn decode_leaf(node: &NodePhys) -> Result<LeafConfig> {

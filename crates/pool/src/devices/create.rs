@@ -22,13 +22,17 @@ pub enum NewVdev {
     Mirror(Vec<Opened>),
     /// A device that takes each address once. A pool on it has no other one.
     ObjectStore(Opened),
+    /// One device, or devices that mirror each other, for the intent log only. At most one in a
+    /// pool.
+    Log(Vec<Opened>),
 }
 
 impl NewVdev {
     fn kind(&self) -> VdevKind {
         match self {
             Self::Device(_) => VdevKind::Device,
-            Self::Mirror(_) => VdevKind::Mirror,
+            Self::Log(devices) if devices.len() == 1 => VdevKind::Device,
+            Self::Mirror(_) | Self::Log(_) => VdevKind::Mirror,
             Self::ObjectStore(_) => VdevKind::ObjectStore,
         }
     }
@@ -36,14 +40,18 @@ impl NewVdev {
     fn devices(&self) -> &[Opened] {
         match self {
             Self::Device(device) | Self::ObjectStore(device) => std::slice::from_ref(device),
-            Self::Mirror(devices) => devices,
+            Self::Mirror(devices) | Self::Log(devices) => devices,
         }
+    }
+
+    fn is_log(&self) -> bool {
+        matches!(self, Self::Log(_))
     }
 
     fn into_devices(self) -> Vec<Opened> {
         match self {
             Self::Device(device) | Self::ObjectStore(device) => vec![device],
-            Self::Mirror(devices) => devices,
+            Self::Mirror(devices) | Self::Log(devices) => devices,
         }
     }
 
@@ -64,6 +72,9 @@ impl NewVdev {
                 let text = "a mirror needs at least two devices; give another one";
                 Err(Error::new(ErrorKind::Invalid, text))
             }
+            Self::Log(devices) if devices.is_empty() => {
+                Err(Error::new(ErrorKind::Invalid, "a log needs a device; give one"))
+            }
             _ => Ok(()),
         }
     }
@@ -77,7 +88,7 @@ impl NewVdev {
         memory: &BlockCache,
     ) -> Result<(Vdev, VdevConfig)> {
         self.check()?;
-        let kind = self.kind();
+        let (kind, is_log) = (self.kind(), self.is_log());
         let mut leaves = Vec::new();
         for opened in self.into_devices() {
             check_new(&opened, options.force, memory)?;
@@ -89,6 +100,7 @@ impl NewVdev {
             VdevKind::Mirror => new_guid(rng),
         };
         let config = Vdev::config_of(guid, kind, &leaves);
+        let number = if is_log { config.log_number() } else { number };
         Ok((Vdev::new(number, &config, leaves, 1), config))
     }
 }
@@ -122,7 +134,8 @@ pub(crate) fn create(
     check_name(&options.name)?;
     let given = || wanted.iter().flat_map(NewVdev::devices);
     let count = given().count();
-    let Some(first) = given().next().filter(|_| count <= MAX_LEAVES) else {
+    let mut blocks = wanted.iter().filter(|one| !one.is_log()).flat_map(NewVdev::devices);
+    let Some(first) = blocks.next().filter(|_| count <= MAX_LEAVES) else {
         let text = format!("{count} devices given; a pool has 1 to {MAX_LEAVES}");
         return Err(Error::new(ErrorKind::Invalid, text));
     };
@@ -133,8 +146,15 @@ pub(crate) fn create(
     let infos: Vec<&DeviceInfo> = given().map(|one| one.device.info()).collect();
     let sector_bytes = sector_of_new_pool(&infos, options.sector_bytes)?;
     check_duplicates(&infos)?;
+    let (mut logs, wanted): (Vec<_>, Vec<_>) = wanted.into_iter().partition(NewVdev::is_log);
+    let log = logs.pop();
+    if !logs.is_empty() {
+        let text = "a pool has one log; give all of its devices together, to mirror it";
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
     if wanted.len() > 1 && wanted.iter().any(|one| one.kind() == VdevKind::ObjectStore) {
-        let text = "a pool on an object store has no other device; give the store alone";
+        let text =
+            "a pool on an object store has no other device but for its log; give the store alone";
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     let (mut vdevs, mut configs) = (Vec::new(), Vec::new());
@@ -143,6 +163,8 @@ pub(crate) fn create(
         vdevs.push(vdev);
         configs.push(config);
     }
+    let log = log.map(|log| log.build(0, options, &mut rng, memory)).transpose()?;
+    let (log, log_config) = log.unzip();
     let mut config = Config {
         pool_guid,
         pool_name: options.name.clone(),
@@ -153,16 +175,18 @@ pub(crate) fn create(
         sector_bytes,
         features: features::of_new_pool(),
         vdevs: configs,
+        log: log_config,
     };
     config.count_uses();
-    label::format(&vdevs.iter().collect::<Vec<_>>(), &config, memory)?;
+    label::format(&vdevs.iter().chain(&log).collect::<Vec<_>>(), &config, memory)?;
     if let Some(own) = &own {
         let beaten: Vec<_> = vdevs[0].leaves().map(|(_, leaf)| &**leaf.device()).collect();
         heartbeat::write(&beaten, pool_guid, own, memory)?;
     }
     let devices = Devices::new(vdevs, u64::from(sector_bytes))?;
+    log.map_or(Ok(()), |log| devices.set_log(log))?;
     let (uberblocks, notes) = (Vec::new(), Vec::new());
-    Ok(Imported { config, devices, uberblocks, notes, claim: own })
+    Ok(Imported { config, devices, uberblocks, notes, claim: own, log_lacks: None })
 }
 
 /// Returns the sector size of a new pool on these devices: by default the largest that one of them
@@ -276,7 +300,8 @@ pub(super) fn check_new_guid(config: &Config, guid: u64) -> Result<()> {
 }
 
 /// Adds a vdev to an imported pool. Writes its labels first, then those of the other devices. It is
-/// a member once an uberblock that counts it is durable. Returns its number.
+/// a member once an uberblock that counts it is durable; that of a log, once a label lists it.
+/// Returns its number.
 ///
 /// # Errors
 /// As [`create`]; the configuration is unchanged.
@@ -295,10 +320,16 @@ pub(crate) fn add(
                 .to_owned(),
         );
     }
-    if let Some(store) = devices.iter().find(|vdev| vdev.kind() == VdevKind::ObjectStore) {
+    let is_log = wanted.is_log();
+    if let Some(log) = devices.log().filter(|_| is_log) {
+        let name = log.name();
+        return invalid(format!("the pool has the log device {name}; remove that first"));
+    }
+    let mut stores = devices.iter().filter(|vdev| vdev.kind() == VdevKind::ObjectStore);
+    if let Some(store) = stores.next().filter(|_| !is_log) {
         let name = store.name();
         return invalid(format!(
-            "the pool is on the object store {name}, which grows by itself: it takes no other device except for L2"
+            "the pool is on the object store {name}, which grows by itself: it takes no other device except for L2 and the log"
         ));
     }
     for one in wanted.devices() {
@@ -313,18 +344,25 @@ pub(crate) fn add(
     for info in infos {
         check_sectors(info, config.sector_bytes, options.sector_bytes)?;
     }
-    let count = devices.count();
     let mut rng = SmallRng::from_seed(options.seed);
-    let (vdev, added) = wanted.build(count as u16, options, &mut rng, memory)?;
+    let count = devices.count() as u16;
+    let (vdev, added) = wanted.build(count, options, &mut rng, memory)?;
+    let number = vdev.number();
     vdev.leaves().try_for_each(|(_, leaf)| check_new_guid(config, leaf.guid()))?;
     let mut extended = config.clone();
-    extended.vdevs.push(added);
+    match is_log {
+        true => extended.log = Some(added),
+        false => extended.vdevs.push(added),
+    }
     extended.generation += 1;
     extended.count_uses();
     may_write(extended.generation)?;
     label::format(&[&vdev], &extended, memory)?;
-    devices.add(vdev)?;
+    match is_log {
+        true => devices.set_log(vdev)?,
+        false => devices.add(vdev)?,
+    }
     *config = extended;
     label::update_config(devices, config, memory, may_write)?;
-    Ok(count as u16)
+    Ok(number)
 }

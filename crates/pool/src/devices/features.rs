@@ -20,11 +20,15 @@ pub(crate) const REPLACING: &str = "forebay:replacing";
 /// An object store as the top-level vdev.
 pub(crate) const OBJECT_STORE: &str = "forebay:object-store";
 
+/// A log vdev.
+pub(crate) const LOG_DEVICE: &str = "forebay:log-device";
+
 /// The features that this build knows.
-const KNOWN: [(&str, FeatureClass); 3] = [
+const KNOWN: [(&str, FeatureClass); 4] = [
     (MIRRORS, FeatureClass::Incompatible),
     (REPLACING, FeatureClass::Incompatible),
     (OBJECT_STORE, FeatureClass::Incompatible),
+    (LOG_DEVICE, FeatureClass::Incompatible),
 ];
 
 /// A feature that is enabled.

@@ -15,11 +15,12 @@ use super::config::{Config, Label, LeafConfig, Missed, VdevConfig, VdevKind};
 use super::heartbeat::{self, Heartbeat, Pause};
 use super::label::{self, Ring, Uberblock};
 use super::status::STILL;
+use super::vdev::LeafState;
 use super::{Devices, Leaf, Vdev, features, usable_bytes};
 use crate::block_cache::BlockCache;
 use crate::block_key::BIRTH_END;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::label::StoredState;
+use crate::format::label::{LOG_VDEV, StoredState};
 use crate::open::{HostId, Opened};
 
 /// Limit of the txg of an imported pool. Leaves as many txgs again before birth txgs overflow.
@@ -52,6 +53,8 @@ pub(crate) struct Imported {
     pub(crate) notes: Vec<String>,
     /// The first heartbeat, if another host may open the devices.
     pub(crate) claim: Option<Heartbeat>,
+    /// Why the log vdev may lack what the log wrote last.
+    pub(crate) log_lacks: Option<String>,
 }
 
 /// The first heartbeat of this process; `None` if no other host can open the device.
@@ -92,7 +95,9 @@ pub(crate) fn import(
     check_host(&config, options)?;
     check_apart(&labelled, &config)?;
     let claim = claim(&mut labelled, &mut config, (options, &mut notes), memory)?;
-    let rings: Vec<_> = labelled.iter().map(|(one, label)| ring_of(one, label, &config)).collect();
+    let holds_blocks = |label: &Label| label.number & LOG_VDEV == 0;
+    let of_blocks = labelled.iter().filter(|(_, label)| holds_blocks(label));
+    let rings: Vec<_> = of_blocks.map(|(one, label)| ring_of(one, label, &config)).collect();
     let uberblocks = label::best_uberblocks(&rings, config.pool_guid, memory)?;
     let Some(newest) = uberblocks.first() else {
         let text = format!("pool {:?}: its devices hold no uberblock", config.pool_name);
@@ -104,6 +109,7 @@ pub(crate) fn import(
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     note_rolled_back(&labelled, &mut config, (newest, &mut notes), memory)?;
+    note_stale_log(&labelled, &mut config, (newest, &mut notes), memory)?;
     let count = usize::from(newest.vdev_count);
     if count == 0 || count > config.vdevs.len() {
         let (name, has) = (&config.pool_name, config.vdevs.len());
@@ -112,9 +118,11 @@ pub(crate) fn import(
     }
     config.vdevs.truncate(count);
     let selection = Selection { txg: newest.txg, read_only: options.read_only, notes: &mut notes };
-    let vdevs = selection.select(labelled, &mut config)?;
+    let (vdevs, log) = selection.select(labelled, &mut config)?;
     let devices = Devices::new(vdevs, u64::from(config.sector_bytes))?;
-    Ok(Imported { config, devices, uberblocks, notes, claim })
+    let log_lacks = log.as_ref().and_then(lacking_log);
+    log.map_or(Ok(()), |log| devices.set_log(log))?;
+    Ok(Imported { config, devices, uberblocks, notes, claim, log_lacks })
 }
 
 /// Claims the pool, if it will be written and other hosts may open vdev 0. If that took time, reads
@@ -185,10 +193,12 @@ fn read_labels(
         };
         left_out.push((name, error));
     }
-    let has_mirror = labelled
-        .iter()
-        .any(|(_, label)| label.config.vdevs.iter().any(|vdev| vdev.kind == VdevKind::Mirror));
-    if (options.read_only || has_mirror) && !labelled.is_empty() {
+    // A pool whose log device is lost says itself what that means.
+    let goes_on = |config: &Config| {
+        config.log.is_some() || config.vdevs.iter().any(|vdev| vdev.kind == VdevKind::Mirror)
+    };
+    let may_go_on = labelled.iter().any(|(_, label)| goes_on(&label.config));
+    if (options.read_only || may_go_on) && !labelled.is_empty() {
         let note = |(name, error): (_, Error)| format!("{name} is not used: {error}");
         notes.extend(left_out.into_iter().map(note));
         return Ok(labelled);
@@ -273,10 +283,10 @@ fn written_apart<'a>(
     let missed = newest.leaves().find(|leaf| leaf.guid == own.guid).and_then(|leaf| leaf.missed);
     if own.missed.is_none() && missed.is_some_and(|missed| label.config.txg >= missed.from) {
         let is_of = |vdev: &&VdevConfig| vdev.leaves.iter().any(|leaf| leaf.guid == own.guid);
-        let mut rivals = newest.vdevs.iter().find(is_of)?.leaves.iter();
+        let mut rivals = newest.numbered().map(|(_, vdev)| vdev).find(is_of)?.leaves.iter();
         return rivals.find_map(|one| find(one.guid).filter(|_| !is_behind(newest, one.guid)));
     }
-    let siblings = &label.config.vdevs[usize::from(label.number)].leaves;
+    let siblings = &label.config.vdev(label.number)?.leaves;
     let is_whole = |guid| newest.leaves().any(|leaf| leaf.guid == guid && leaf.missed.is_none());
     if siblings.iter().any(|one| is_whole(one.guid) && !is_behind(&label.config, one.guid)) {
         return None;
@@ -323,6 +333,53 @@ fn note_rolled_back(
     Ok(())
 }
 
+/// Finds devices of the log vdev that are older than the newest txg: their stamps are. Each misses
+/// what the log wrote since.
+fn note_stale_log(
+    labelled: &[(Opened, Label)],
+    config: &mut Config,
+    (newest, notes): (&Uberblock, &mut Vec<String>),
+    memory: &BlockCache,
+) -> Result<()> {
+    let mut stale = Vec::new();
+    for leaf in config.log.iter().flat_map(|log| &log.leaves).filter(|one| one.missed.is_none()) {
+        let opened = labelled.iter().find(|(_, label)| label.own().guid == leaf.guid);
+        let Some((one, label)) = opened else { continue };
+        let ring = ring_of(one, label, config);
+        let has = label::best_uberblocks(&[ring], config.pool_guid, memory)?;
+        let stamp = has.first().map_or(0, |has| has.txg);
+        if stamp < newest.txg {
+            stale.push((leaf.guid, stamp));
+            let (name, to) = (&one.device.info().name, newest.txg);
+            notes.push(format!(
+                "log device {name} has nothing after txg {stamp}, of {to}: it had failed, or is an older copy of itself"
+            ));
+        }
+    }
+    for (guid, stamp) in stale {
+        if let Some(leaf) = config.leaf_mut(guid) {
+            leaf.missed = Some(Missed { from: stamp + 1, to: newest.txg + 1 });
+        }
+    }
+    Ok(())
+}
+
+/// Why the log vdev may lack records; `None` if a device of it has all.
+fn lacking_log(log: &Vdev) -> Option<String> {
+    if log.status().has_whole_leaf() {
+        return None;
+    }
+    let describe = |(at, leaf): (u8, &Leaf)| match (log.status().missed(at), log.leaf_state(at)) {
+        (_, LeafState::Missing) => leaf.name().to_owned(),
+        (_, LeafState::Offline) => format!("{}, which is offline", leaf.name()),
+        (Some(missed), _) => {
+            format!("{}, which lacks what came after txg {}", leaf.name(), missed.from - 1)
+        }
+        (None, state) => format!("{}, which is {state}", leaf.name()),
+    };
+    Some(log.leaves().map(describe).collect::<Vec<_>>().join(", "))
+}
+
 /// The uberblocks of a device. Its size determines the position of its back label.
 fn ring_of<'a>(one: &'a Opened, label: &Label, config: &Config) -> Ring<'a> {
     let has_bytes = usable_bytes(&*one.device);
@@ -341,9 +398,13 @@ struct Selection<'a> {
 }
 
 impl Selection<'_> {
-    /// Returns the vdevs, ordered by number, and updates what the configuration says of devices
-    /// that have come back, or are missing.
-    fn select(mut self, labelled: Vec<(Opened, Label)>, config: &mut Config) -> Result<Vec<Vdev>> {
+    /// Returns the vdevs, ordered by number, and that of the log; and updates what the
+    /// configuration says of devices that have come back, or are missing.
+    fn select(
+        mut self,
+        labelled: Vec<(Opened, Label)>,
+        config: &mut Config,
+    ) -> Result<(Vec<Vdev>, Option<Vdev>)> {
         let (mut slots, skipped) = Self::sort(labelled, config)?;
         let found: Vec<String> = slots
             .iter()
@@ -374,27 +435,46 @@ impl Selection<'_> {
             }
             vdevs.push(built);
         }
+        let log_slots = slots.pop().filter(|_| config.log.is_some());
+        let log = config.log.as_mut().zip(log_slots);
+        let log = log.map(|(log, slots)| self.log(slots, log, &pool)).transpose()?;
         if problems.is_empty() || self.read_only {
-            return Ok(vdevs);
+            return Ok((vdevs, log));
         }
         let (missing, found) = (problems.join(", "), found.join(", "));
         let text = format!("pool {pool:?}: {missing} missing; found: {found}");
         Err(Error::new(ErrorKind::NotAPool, text))
     }
 
-    /// Sorts the opened devices into the places of the configuration. Returns also what is no
-    /// member.
+    /// Builds the log vdev. All of its devices may be missing.
+    fn log(
+        &mut self,
+        slots: Vec<Option<Opened>>,
+        log: &mut VdevConfig,
+        pool: &str,
+    ) -> Result<Vdev> {
+        let number = log.log_number();
+        let of = Wanted { number, is_mirror: true, is_store: false, pool };
+        let leaves = slots.into_iter().zip(&mut log.leaves);
+        let leaves = leaves.map(|(slot, leaf)| self.leaf(slot, leaf, &of));
+        let leaves = leaves.collect::<Result<Vec<_>>>()?;
+        Ok(Vdev::new(number, log, leaves, self.txg + 1))
+    }
+
+    /// Sorts the opened devices into the places of the configuration, those of the log last.
+    /// Returns also what is no member.
     fn sort(
         labelled: Vec<(Opened, Label)>,
         config: &Config,
     ) -> Result<(Vec<Vec<Option<Opened>>>, Vec<String>)> {
         let none = |vdev: &VdevConfig| vdev.leaves.iter().map(|_| None).collect();
-        let mut slots: Vec<Vec<Option<Opened>>> = config.vdevs.iter().map(none).collect();
+        let vdevs = || config.vdevs.iter().chain(&config.log);
+        let mut slots: Vec<Vec<Option<Opened>>> = vdevs().map(none).collect();
         let mut skipped = Vec::new();
         for (one, label) in labelled {
             let guid = label.own().guid;
             let name = one.device.info().name.clone();
-            let place = config.vdevs.iter().enumerate().find_map(|(number, vdev)| {
+            let place = vdevs().enumerate().find_map(|(number, vdev)| {
                 let leaf = vdev.leaves.iter().position(|leaf| leaf.guid == guid)?;
                 Some((number, leaf))
             });
@@ -405,8 +485,12 @@ impl Selection<'_> {
             };
             if let Some(other) = &slots[number][leaf] {
                 let (pool, other) = (&config.pool_name, &other.device.info().name);
+                let number = match number < config.vdevs.len() {
+                    true => format!("device {number}"),
+                    false => "the log device".to_owned(),
+                };
                 let text = format!(
-                    "pool {pool:?}: device {number} is given twice, as {other} and {name}; if one is a copy of the other, give only one"
+                    "pool {pool:?}: {number} is given twice, as {other} and {name}; if one is a copy of the other, give only one"
                 );
                 return Err(Error::new(ErrorKind::Invalid, text));
             }
@@ -451,6 +535,7 @@ impl Selection<'_> {
             self.notes.push(format!("{text}; it is not used"));
         }
         let what = match of.is_mirror {
+            true if of.number & LOG_VDEV != 0 => format!("log device {guid:#x}"),
             true => format!("device {guid:#x} of mirror {}", of.number),
             false => format!("device {}", of.number),
         };

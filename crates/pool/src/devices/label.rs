@@ -32,7 +32,7 @@ use crate::format::label::{
 pub(crate) const CONFIG_BYTES: usize = SLOT_BYTES + TREE_BYTES;
 
 /// An uberblock: the root of the pool as of one txg.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Uberblock {
     pub(crate) txg: u64,
     /// Wall-clock time of the write in nanoseconds since 1970, for information.
@@ -54,7 +54,7 @@ fn is_cancelled(error: &Error) -> bool {
 
 /// Writes the front or the back label of each device that is in use, without flushing; under the
 /// lease of `devices`.
-fn write_configs(
+pub(super) fn write_configs(
     vdevs: &[&Vdev],
     config: &Config,
     at_back: bool,
@@ -107,7 +107,7 @@ fn label_request(
     at_back: bool,
     memory: &BlockCache,
 ) -> Result<Option<Request>> {
-    let leaves = &config.vdevs[usize::from(number)].leaves;
+    let leaves = config.vdev(number).map_or(&[][..], |vdev| &vdev.leaves);
     let Some(index) = leaves.iter().position(|one| one.guid == leaf.guid()) else {
         return Ok(None);
     };
@@ -229,6 +229,7 @@ pub(crate) fn update_config(
             may_write(config.generation)?;
             write()?;
         }
+        devices.label_log(config, at_back, memory);
         devices.flush_all()?;
         if devices.flush_failures() != failures {
             let text = "another flush failed meanwhile, and may have lost a label: try again";
@@ -255,7 +256,8 @@ pub(crate) fn expand(
     may_write: MayWrite<'_>,
 ) -> Result<u64> {
     let none = || Error::new(ErrorKind::Invalid, format!("the pool has no device {number}"));
-    let vdev = devices.get(number).ok_or_else(none)?;
+    // The log gains nothing by more space.
+    let vdev = devices.get(number).filter(|vdev| !vdev.is_log()).ok_or_else(none)?;
     if vdev.kind() == VdevKind::ObjectStore {
         let text = format!("{}: an object store grows by itself", vdev.name());
         return Err(Error::new(ErrorKind::Invalid, text));
@@ -364,22 +366,8 @@ pub(crate) fn write_uberblock(
     memory: &BlockCache,
     may_write: &dyn Fn() -> Result<()>,
 ) -> Result<u64> {
-    let mut phys = UberblockPhys::empty();
-    phys.vdev_count = U32::new(u32::from(uberblock.vdev_count));
-    phys.pool_guid = U64::new(pool_guid);
-    phys.txg = U64::new(uberblock.txg);
-    phys.time_ns = U64::new(uberblock.time_ns);
-    phys.root = uberblock.root;
-    phys.previous_txg = U64::new(uberblock.previous_txg);
-    phys.seal();
-    let slot = RING_OFFSET + uberblock.txg % RING_SLOTS * SLOT_BYTES as u64;
-    let leaves = devices.iter().flat_map(|vdev| vdev.used().map(move |(at, _)| (vdev, at)));
-    let places = leaves.flat_map(|(vdev, at)| {
-        let front = UberblockPlace { vdev, at, offset: slot };
-        let back = back_of(vdev.leaf(at).size_bytes()) + slot;
-        [front, UberblockPlace { offset: back, ..front }]
-    });
-    let places: Vec<UberblockPlace<'_>> = places.collect();
+    let phys = encode_uberblock(pool_guid, uberblock);
+    let places: Vec<_> = devices.iter().flat_map(|vdev| places_in(vdev, uberblock.txg)).collect();
     let believed = |place: &&UberblockPlace<'_>| {
         let missed = place.vdev.status().missed(place.at);
         missed.is_none_or(|missed| !missed.contains(uberblock.txg))
@@ -411,6 +399,52 @@ pub(crate) fn write_uberblock(
     }
     devices.flush_all()?;
     Ok(missing as u64)
+}
+
+/// Writes the uberblock of a txg to the labels of the log vdev, without flushing. A device of a
+/// mirror that takes none in either label is faulted.
+///
+/// # Errors
+/// [`ErrorKind::Device`] if no device takes it; [`ErrorKind::NoMemory`].
+pub(super) fn write_stamp(
+    devices: &Devices,
+    pool_guid: u64,
+    stamp: &Uberblock,
+    memory: &BlockCache,
+) -> Result<()> {
+    let Some(log) = devices.log() else { return Ok(()) };
+    let phys = encode_uberblock(pool_guid, stamp);
+    let failed = write_copies(devices, places_in(log, stamp.txg), phys.as_bytes(), memory)?;
+    for pair in failed.windows(2) {
+        let ((a, error), (b, _)) = (&pair[0], &pair[1]);
+        if a.at == b.at && !log.status().fault(a.at, error) {
+            return Err(super::failed(error.clone()));
+        }
+    }
+    Ok(())
+}
+
+fn encode_uberblock(pool_guid: u64, uberblock: &Uberblock) -> UberblockPhys {
+    let mut phys = UberblockPhys::empty();
+    phys.vdev_count = U32::new(u32::from(uberblock.vdev_count));
+    phys.pool_guid = U64::new(pool_guid);
+    phys.txg = U64::new(uberblock.txg);
+    phys.time_ns = U64::new(uberblock.time_ns);
+    phys.root = uberblock.root;
+    phys.previous_txg = U64::new(uberblock.previous_txg);
+    phys.seal();
+    phys
+}
+
+/// The places of the uberblock of a txg on the devices of a vdev that are in use.
+fn places_in(vdev: &Vdev, txg: u64) -> Vec<UberblockPlace<'_>> {
+    let slot = RING_OFFSET + txg % RING_SLOTS * SLOT_BYTES as u64;
+    let places = vdev.used().flat_map(|(at, leaf)| {
+        let front = UberblockPlace { vdev, at, offset: slot };
+        let back = back_of(leaf.size_bytes()) + slot;
+        [front, UberblockPlace { offset: back, ..front }]
+    });
+    places.collect()
 }
 
 /// Where a copy of an uberblock lies.

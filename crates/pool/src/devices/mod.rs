@@ -3,6 +3,7 @@
 //! * [`Devices`]: the top-level vdevs by number; reads, writes, flushes, address checks.
 //! * [`vdev`]: a vdev, which is a device or a mirror; [`leaf`]: a device of it; [`status`]: what is
 //!   known of the devices: their states, what they miss, how fast they answer.
+//! * [`log_vdev`]: the vdev that holds the intent log, if there is one.
 //! * [`sides`]: takes sides of mirrors out of use, and back; [`attach`]: adds sides, and removes
 //!   them for good.
 //! * [`config`], [`features`]: the configuration that a label stores.
@@ -39,6 +40,7 @@ pub(crate) mod heartbeat;
 pub(crate) mod import;
 pub(crate) mod label;
 mod leaf;
+mod log_vdev;
 pub(crate) mod sides;
 mod slots;
 pub(crate) mod status;
@@ -56,10 +58,11 @@ use forebay_io::{AppendOnly, Device, Fence, Pending, Priority, RaiseHandle, Requ
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind, PoolEvents};
 use crate::format::Dva;
-use crate::format::label::{LABEL_BYTES, MAX_VDEVS};
+use crate::format::label::{LABEL_BYTES, LOG_VDEV, MAX_VDEVS};
 use crate::lease::Lease;
 use config::VdevKind;
 pub(crate) use leaf::Leaf;
+use log_vdev::LogVdevs;
 use slots::Slots;
 use status::LeafSet;
 use vdev::ReadTime;
@@ -119,6 +122,7 @@ impl fmt::Display for Place {
 /// The vdevs of a pool, by number.
 pub(crate) struct Devices {
     vdevs: Slots<Vdev>,
+    logs: LogVdevs,
     adding: Mutex<()>,
     sector_bytes: u64,
     /// Keeps writes from being issued once another host may have the pool.
@@ -141,6 +145,7 @@ impl Devices {
         }
         let devices = Self {
             vdevs: Slots::new(MAX_VDEVS),
+            logs: LogVdevs::new(),
             adding: Mutex::named("pool-devices", ()),
             sector_bytes,
             fence: None,
@@ -162,7 +167,7 @@ impl Devices {
 
     /// Returns the devices with what notes the events of their pool.
     pub(crate) fn with_events(mut self, events: Arc<PoolEvents>) -> Self {
-        self.iter().for_each(|vdev| vdev.status().set_events(&events));
+        self.members().for_each(|vdev| vdev.status().set_events(&events));
         self.events = events;
         self
     }
@@ -231,17 +236,25 @@ impl Devices {
     /// Returns the vdev with this number.
     #[inline]
     pub(crate) fn get(&self, number: u16) -> Option<&Vdev> {
+        if number & LOG_VDEV != 0 {
+            return self.log().filter(|log| log.number() == number);
+        }
         self.vdevs.get(usize::from(number))
     }
 
-    /// Returns all vdevs.
+    /// Returns all vdevs that hold blocks.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Vdev> {
         self.vdevs.iter()
     }
 
-    /// Returns all devices.
+    /// Returns all vdevs, also the one of the log.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &Vdev> {
+        self.iter().chain(self.log())
+    }
+
+    /// Returns all devices, also those of the log.
     pub(crate) fn leaves(&self) -> impl Iterator<Item = &Leaf> {
-        self.iter().flat_map(|vdev| vdev.leaves().map(|(_, leaf)| leaf))
+        self.members().flat_map(|vdev| vdev.leaves().map(|(_, leaf)| leaf))
     }
 
     /// Returns the ranges that can hold blocks.
@@ -251,7 +264,7 @@ impl Devices {
 
     /// From now on writes count for this txg, also those that devices miss.
     pub(crate) fn begin_txg(&self, txg: u64) {
-        self.iter().for_each(|vdev| vdev.status().begin_txg(txg));
+        self.members().for_each(|vdev| vdev.status().begin_txg(txg));
     }
 
     /// Whether a device misses blocks.
@@ -291,7 +304,7 @@ impl Devices {
     }
 
     fn changes(&self) -> u64 {
-        self.iter().map(|vdev| vdev.status().changes()).sum()
+        self.iter().chain(self.logs.all()).map(|vdev| vdev.status().changes()).sum()
     }
 
     /// Whether devices miss writes, and no label says so.
@@ -305,6 +318,9 @@ impl Devices {
         let changes = self.changes();
         for (vdev, config) in self.iter().zip(&mut config.vdevs) {
             vdev.store_in(config);
+        }
+        if let (Some(log), Some(config)) = (self.log(), &mut config.log) {
+            log.store_in(config);
         }
         changes
     }
@@ -347,7 +363,7 @@ impl Devices {
 
     /// The largest number of devices of a vdev.
     pub(crate) fn sides(&self) -> usize {
-        self.iter().map(|vdev| vdev.leaves().count()).max().unwrap_or(1)
+        self.members().map(|vdev| vdev.leaves().count()).max().unwrap_or(1)
     }
 
     /// Number of places of an address: devices of its vdev that are in use, and at least one, which
@@ -403,7 +419,9 @@ impl Devices {
     /// Whether the device of a place misses nothing.
     pub(crate) fn is_whole(&self, place: Place) -> bool {
         let vdev = self.get(place.dva.device);
-        vdev.is_some_and(|vdev| vdev.status().missed(place.leaf).is_none())
+        // No other device of a log vdev without a mirror has more.
+        let is_alone = |vdev: &Vdev| vdev.is_log() && vdev.kind() == VdevKind::Device;
+        vdev.is_some_and(|vdev| vdev.status().missed(place.leaf).is_none() || is_alone(vdev))
     }
 
     /// A scrub has healed a block of this birth there. It counts as an error of the device, unless
@@ -575,7 +593,7 @@ impl Devices {
     pub(crate) fn retry_flushes(&self) {
         // The failure that this forgets may have been somebody's who did not count it.
         self.note_flush_failure();
-        let used = self.iter().flat_map(|vdev| vdev.used());
+        let used = self.members().flat_map(|vdev| vdev.used());
         used.for_each(|(_, leaf)| leaf.device().retry_flushes());
     }
 
@@ -587,7 +605,7 @@ impl Devices {
     /// Forgets failures that devices had, for their health.
     pub(crate) fn forget_errors(&self) {
         self.leaves().for_each(Leaf::forget_errors);
-        self.iter().for_each(|vdev| vdev.status().forget_errors());
+        self.members().for_each(|vdev| vdev.status().forget_errors());
     }
 
     /// Waits until all requests submitted before have ended, including their callbacks.
@@ -607,7 +625,7 @@ impl Devices {
     /// Rejects new requests, waits for accepted ones, and releases the file locks, even if the set
     /// is still referenced. The devices stay open. Idempotent.
     pub(crate) fn close(&self) {
-        let all = || self.iter().flat_map(Vdev::all_leaves);
+        let all = || self.iter().chain(self.logs.all()).flat_map(Vdev::all_leaves);
         all().for_each(Leaf::close_roots);
         all().for_each(Leaf::drain);
         all().for_each(Leaf::unlock);

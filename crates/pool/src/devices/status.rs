@@ -416,6 +416,39 @@ impl VdevStatus {
         whole
     }
 
+    /// A request has failed on all devices: none is used any more. What each misses does not
+    /// change, so that what was written before can still be read after an import. Returns whether
+    /// one was used.
+    pub(super) fn fault_all(&self) -> bool {
+        let _changing = self.changing.lock();
+        let used = self.leaves.iter().filter(|one| one.is_used());
+        let used: Vec<&LeafStatus> = used.collect();
+        for one in &used {
+            one.state.store(StoredState::Faulted as u8, Ordering::Release);
+            self.use_changes.fetch_add(1, Ordering::AcqRel);
+            self.changes.fetch_add(1, Ordering::AcqRel);
+        }
+        !used.is_empty()
+    }
+
+    /// Uses a faulted device again, which misses what was written meanwhile. Returns false if it
+    /// was not faulted.
+    pub(super) fn retry(&self, leaf: u8) -> bool {
+        let _changing = self.changing.lock();
+        let one = &self.leaves[usize::from(leaf)];
+        if one.is_removed() || one.state() != StoredState::Faulted {
+            return false;
+        }
+        if one.missed().is_some_and(|missed| missed.to == STILL) {
+            one.missed_to.store(self.txg.load(Ordering::Acquire), Ordering::Release);
+        }
+        one.in_a_row.store(0, Ordering::Relaxed);
+        one.state.store(StoredState::Online as u8, Ordering::Release);
+        self.use_changes.fetch_add(1, Ordering::AcqRel);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        true
+    }
+
     /// A label of a device could not be written.
     pub(crate) fn fault(&self, leaf: u8, error: &forebay_io::Error) -> bool {
         let mut others = LeafSet::default();

@@ -20,7 +20,7 @@ use super::leaf::Leaf;
 use super::slots::Slots;
 use super::status::{LeafSet, VdevStatus};
 use crate::error::{Error, ErrorKind};
-use crate::format::label::{LABEL_BYTES, MAX_LEAVES, StoredState};
+use crate::format::label::{LABEL_BYTES, LOG_VDEV, MAX_LEAVES, StoredState};
 
 /// A top-level vdev of a pool.
 pub(crate) struct Vdev {
@@ -153,6 +153,11 @@ impl Vdev {
         self.number
     }
 
+    /// Whether it holds the intent log, and no blocks.
+    pub(crate) fn is_log(&self) -> bool {
+        self.number & LOG_VDEV != 0
+    }
+
     /// Its GUID.
     pub(crate) fn guid(&self) -> u64 {
         self.guid.load(Ordering::Acquire)
@@ -239,6 +244,7 @@ impl Vdev {
     pub(crate) fn name(&self) -> String {
         match self.single() {
             Some(leaf) => leaf.name().to_owned(),
+            None if self.is_log() => "mirror of the log".to_owned(),
             None => format!("mirror {}", self.number),
         }
     }
@@ -274,7 +280,7 @@ impl Vdev {
 
     /// Its devices that are in use, with their indices.
     pub(crate) fn used(&self) -> impl Iterator<Item = (u8, &Leaf)> {
-        let is_alone = self.kind() != VdevKind::Mirror;
+        let is_alone = self.kind() != VdevKind::Mirror && !self.is_log();
         self.leaves().filter(move |(at, _)| is_alone || self.status.is_used(*at))
     }
 

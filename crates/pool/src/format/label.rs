@@ -83,8 +83,12 @@ impl NodeKind {
     }
 }
 
-/// [`NodePhys::class`] of vdevs that hold the blocks of the pool; the only one so far.
+/// [`NodePhys::class`] of vdevs that hold the blocks of the pool.
 pub const CLASS_DATA: u8 = 0;
+/// [`NodePhys::class`] of the vdev that holds the intent log.
+pub const CLASS_LOG: u8 = 1;
+/// The number of a log vdev has this bit.
+pub const LOG_VDEV: u16 = 1 << 15;
 
 /// State of a device of the tree, as far as labels record it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,7 +127,7 @@ pub struct NodePhys {
     pub number: U16,
     /// A [`NodeKind`]; 0 for unused nodes.
     pub kind: u8,
-    /// [`CLASS_DATA`].
+    /// [`CLASS_DATA`] or [`CLASS_LOG`].
     pub class: u8,
     /// Of a device, a [`StoredState`].
     pub state: u8,

@@ -72,6 +72,20 @@ pub struct LogRootPhys {
 
 const _: () = assert!(size_of::<LogRootPhys>() == 592);
 
+/// The ring in the space of the pool, while the log is on a log vdev.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LogHomePhys {
+    /// Number of extents in use; 0 if the log root itself has the ring.
+    pub extent_count: U32,
+    /// Zeros.
+    pub reserved: [U32; 3],
+    /// Its extents; unused ones are zero.
+    pub extents: [LogExtentPhys; LOG_EXTENTS_MAX],
+}
+
+const _: () = assert!(size_of::<LogHomePhys>() == 528);
+
 /// Header of a log block. Records follow, then zeros to a multiple of [`LOG_SECTOR_BYTES`].
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

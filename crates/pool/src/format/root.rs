@@ -3,7 +3,7 @@
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{LogRootPhys, ObjsetPhys, ScrubPhys, SpaceRootPhys};
+use super::{LogHomePhys, LogRootPhys, ObjsetPhys, ScrubPhys, SpaceRootPhys};
 
 /// Size of a root block.
 pub const ROOT_BYTES: usize = 4096;
@@ -36,12 +36,15 @@ pub struct RootPhys {
     pub log: LogRootPhys,
     /// The newest scrub.
     pub scrub: ScrubPhys,
+    /// The ring of the log in the space of the pool, if the log is elsewhere.
+    pub log_home: LogHomePhys,
     /// Zeros.
     pub reserved_2: [u8; ROOT_BYTES
         - 256
         - size_of::<SpaceRootPhys>()
         - size_of::<LogRootPhys>()
-        - size_of::<ScrubPhys>()],
+        - size_of::<ScrubPhys>()
+        - size_of::<LogHomePhys>()],
 }
 
 const _: () = assert!(size_of::<RootPhys>() == ROOT_BYTES);

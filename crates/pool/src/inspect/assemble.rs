@@ -17,7 +17,7 @@ use crate::devices::label::{self, Ring, Uberblock};
 use crate::devices::{Devices, Leaf, Vdev, usable_bytes};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::{
-    LABEL_BYTES, RING_OFFSET, RING_SLOTS, SLOT_BYTES, StoredState, UberblockPhys,
+    LABEL_BYTES, LOG_VDEV, RING_OFFSET, RING_SLOTS, SLOT_BYTES, StoredState, UberblockPhys,
 };
 use crate::open::Opened;
 
@@ -74,7 +74,8 @@ impl Inspector {
             config: config.clone(),
         };
         let mut wanted: Vec<WantedVdev> = config.vdevs.iter().map(want).collect();
-        for (opened, label) in labelled {
+        // The ring of the log is described by the root block, and not looked at.
+        for (opened, label) in labelled.iter().filter(|(_, one)| one.number & LOG_VDEV == 0) {
             let guid = label.own().guid;
             let slot = wanted.iter_mut().find_map(|one| {
                 let at = one.config.leaves.iter().position(|leaf| leaf.guid == guid)?;

@@ -17,8 +17,8 @@ use crate::devices::label::CONFIG_BYTES;
 use crate::devices::usable_bytes;
 use crate::error::Result;
 use crate::format::label::{
-    LABEL_BYTES, LABEL_MAGIC, RING_OFFSET, RING_SLOTS, SLOT_BYTES, STATE_ACTIVE, STATE_EXPORTED,
-    UBERBLOCK_MAGIC, UberblockPhys, VERSION,
+    LABEL_BYTES, LABEL_MAGIC, LOG_VDEV, RING_OFFSET, RING_SLOTS, SLOT_BYTES, STATE_ACTIVE,
+    STATE_EXPORTED, UBERBLOCK_MAGIC, UberblockPhys, VERSION,
 };
 
 /// The content of a label.
@@ -351,10 +351,10 @@ impl LabelCopyInfo {
         let decoded = Label::decode(label, name);
         let (devices, objection) = match decoded {
             Ok(Some(label)) => {
-                let vdevs = label.config.vdevs.iter().enumerate();
+                let vdevs = label.config.numbered();
                 let devices = vdevs.flat_map(|(number, vdev)| {
                     vdev.leaves.iter().map(move |leaf| LabelDeviceInfo {
-                        vdev: number as u16,
+                        vdev: number,
                         mirror: vdev.kind == VdevKind::Mirror,
                         missed_from: leaf.missed.map_or(0, |missed| missed.from),
                         guid: leaf.guid,
@@ -401,7 +401,10 @@ impl fmt::Display for LabelCopyInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pool_name, pool_guid, vdev_number, vdev_count, device_guid, .. } = self;
         writeln!(f, "pool:       {pool_name:?} ({pool_guid:016x}), version {}", self.version)?;
-        writeln!(f, "device:     {vdev_number} of {vdev_count} ({device_guid:016x})")?;
+        match *vdev_number & LOG_VDEV {
+            0 => writeln!(f, "device:     {vdev_number} of {vdev_count} ({device_guid:016x})")?,
+            _ => writeln!(f, "device:     of the intent log ({device_guid:016x})")?,
+        }
         writeln!(f, "state:      {}", self.state)?;
         writeln!(f, "host:       {:?} ({:#x})", self.host_name, self.host_id)?;
         writeln!(f, "generation: {}, txg {}", self.generation, self.txg)?;
@@ -415,7 +418,12 @@ impl fmt::Display for LabelCopyInfo {
         }
         for device in &self.devices {
             let LabelDeviceInfo { vdev, mirror, missed_from, guid, size_bytes } = device;
-            let kind = if *mirror { "mirror" } else { "device" };
+            let kind = match (*vdev & LOG_VDEV, *mirror) {
+                (0, true) => "mirror",
+                (0, false) => "device",
+                (_, true) => "log mirror",
+                (_, false) => "log device",
+            };
             let missed = match missed_from {
                 0 => String::new(),
                 from => format!(", misses txgs from {from} on"),

@@ -9,7 +9,7 @@ use forebay_base::waits::{self, WaitKind};
 
 use super::objects::{Attributes, CommitLookup, ObjectChanges, Touch, Touched};
 use super::pending::Records;
-use super::ring::Reserved;
+use super::ring::{Extents, Reserved};
 use super::{IntentLog, LogCounters};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
@@ -376,7 +376,7 @@ impl IntentLog {
         reserved: Reserved,
         needs_txg: u64,
     ) -> Result<()> {
-        let Reserved { mut head, generation } = reserved;
+        let Reserved { mut head, generation, extents } = reserved;
         let mut writes = Vec::with_capacity(blocks.len() + 1);
         let mut following = blocks.len() as u32;
         for FilledBlock { mut buffer, payload_bytes, records, txg_low, txg_high } in blocks {
@@ -398,13 +398,14 @@ impl IntentLog {
                 following: following.into(),
             };
             phys.seal(&mut buffer);
-            self.place(head.offset, buffer, &mut writes)?;
+            self.place((&extents, head.offset), buffer, &mut writes)?;
             head.offset += bytes as u64;
             head.sequence += 1;
         }
         let failures = self.storage.flush_failures();
+        let Some(&(first, _)) = writes.first() else { return Ok(()) };
         self.storage.write(writes)?;
-        self.storage.flush()?;
+        self.storage.flush(first)?;
         match self.storage.flush_failures() == failures {
             true => Ok(()),
             false => {
@@ -417,11 +418,11 @@ impl IntentLog {
     /// Adds the writes of a block, split at the end of an extent.
     fn place(
         &self,
-        offset: u64,
+        (extents, offset): (&Extents, u64),
         buffer: Buffer,
         writes: &mut Vec<(crate::format::Dva, Buffer)>,
     ) -> Result<()> {
-        let places = self.extents.places(offset, buffer.len() as u64);
+        let places = extents.places(offset, buffer.len() as u64);
         if let [(dva, _)] = places[..] {
             writes.push((dva, buffer));
             return Ok(());

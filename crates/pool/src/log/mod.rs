@@ -26,7 +26,8 @@
 //!
 //! # What it does not do
 //!
-//! It allocates no space: the ring never moves. It does not apply records; the pool's replay does.
+//! It allocates no space: the ring is where the pool has put it, there or on a log vdev. It does
+//! not apply records; the pool's replay does.
 
 mod change;
 mod commit;
@@ -44,7 +45,7 @@ pub(crate) mod tunables;
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, IntoBytes};
 
 pub(crate) use change::Change;
 pub(crate) use commit::{Committed, Fetch};
@@ -55,7 +56,8 @@ pub use tunables::LogTunables;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    Dva, DvaPhys, LOG_EXTENTS_MAX, LOG_ROOT_MAGIC, LogExtentPhys, LogRecord, LogRootPhys,
+    Dva, DvaPhys, LOG_EXTENTS_MAX, LOG_ROOT_MAGIC, LogExtentPhys, LogHomePhys, LogRecord,
+    LogRootPhys,
 };
 use commit::Commits;
 use objects::{Objects, Touch};
@@ -75,7 +77,8 @@ pub(crate) struct IntentLog {
     objects: Objects,
     ring: Mutex<Ring>,
     commits: Commits,
-    extents: Extents,
+    /// The ring in the space of the pool.
+    home: Arc<Extents>,
     guid: u64,
     /// The newest durable txg.
     synced: AtomicU64,
@@ -106,14 +109,9 @@ impl IntentLog {
             );
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        let mut root = LogRootPhys::new_zeroed();
-        root.magic = LOG_ROOT_MAGIC.into();
+        let mut root = root_of(extents);
         root.guid = guid.into();
         root.txg = first_txg.saturating_sub(1).into();
-        root.extent_count = (extents.len() as u32).into();
-        for (slot, extent) in root.extents.iter_mut().zip(extents) {
-            *slot = LogExtentPhys { start: extent.place, bytes: extent.bytes.into() };
-        }
         let log = Self::open(&root, first_txg.saturating_sub(1), storage, tunables)?;
         log.discard();
         Ok(log)
@@ -131,14 +129,33 @@ impl IntentLog {
         storage: Arc<dyn LogStorage>,
         tunables: Arc<LogTunables>,
     ) -> Result<Self> {
-        let extents = Extents::of(root)?;
+        Self::open_away(root, &LogHomePhys::new_zeroed(), synced, storage, tunables)
+    }
+
+    /// As [`open`](Self::open), of a log that may be on a log vdev; `home` is its ring in the space
+    /// of the pool.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_away(
+        root: &LogRootPhys,
+        home: &LogHomePhys,
+        synced: u64,
+        storage: Arc<dyn LogStorage>,
+        tunables: Arc<LogTunables>,
+    ) -> Result<Self> {
+        let extents = Arc::new(Extents::of(root)?);
+        let home = match home.extent_count.get() {
+            0 => Arc::clone(&extents),
+            _ => Arc::new(Extents::of_home(home)?),
+        };
         let ring = Ring::open(root, &extents)?;
         Ok(Self {
             pending: Pending::new(),
             objects: Objects::new(),
             ring: Mutex::named("log-ring", ring),
             commits: Commits::new(),
-            extents,
+            home,
             guid: root.guid.get(),
             synced: AtomicU64::new(synced),
             lost: AtomicU64::new(0),
@@ -227,6 +244,36 @@ impl IntentLog {
         self.ring.lock().root_for(txg)
     }
 
+    /// The ring in the space of the pool, if that is not the one of this root.
+    pub(crate) fn home_of(&self, root: &LogRootPhys) -> LogHomePhys {
+        let mut home = LogHomePhys::new_zeroed();
+        let extents = self.home.encode();
+        if extents.as_bytes() != root.extents.as_bytes() {
+            home.extent_count = self.home.count().into();
+            home.extents = extents;
+        }
+        home
+    }
+
+    /// Moves the ring to a log vdev, or home without one, with the next root that needs no block of
+    /// the old place. Until then every commit falls back to the txg.
+    ///
+    /// # Errors
+    /// `Corrupt` if an extent is invalid.
+    pub(crate) fn move_to(&self, away: Option<Extent>) -> Result<()> {
+        let target = match away {
+            Some(extent) => Arc::new(Extents::of(&root_of(&[extent]))?),
+            None => Arc::clone(&self.home),
+        };
+        self.ring.lock().move_to(&target);
+        Ok(())
+    }
+
+    /// Whether the ring waits for a root to move it.
+    pub(crate) fn is_moving(&self) -> bool {
+        self.ring.lock().is_moving()
+    }
+
     /// The root block with the last result of [`root_for`](Self::root_for) is durable. For the sync
     /// thread, before the next txg quiesces.
     pub(crate) fn synced(&self, txg: u64) {
@@ -263,9 +310,9 @@ impl IntentLog {
         ring.discard();
     }
 
-    /// Calls `report` for each extent of the ring.
+    /// Calls `report` for each extent of the ring in the space of the pool.
     pub(crate) fn for_each_extent(&self, report: &mut dyn FnMut(Dva, u64)) {
-        for (dva, bytes) in self.extents.places(0, self.extents.bytes()) {
+        for (dva, bytes) in self.home.places(0, self.home.bytes()) {
             report(dva, bytes);
         }
     }
@@ -274,4 +321,15 @@ impl IntentLog {
     pub(crate) fn counters(&self) -> &Arc<LogCounters> {
         &self.counters
     }
+}
+
+/// A root with these extents, and zeros.
+fn root_of(extents: &[Extent]) -> LogRootPhys {
+    let mut root = LogRootPhys::new_zeroed();
+    root.magic = LOG_ROOT_MAGIC.into();
+    root.extent_count = (extents.len() as u32).into();
+    for (slot, extent) in root.extents.iter_mut().zip(extents) {
+        *slot = LogExtentPhys { start: extent.place, bytes: extent.bytes.into() };
+    }
+    root
 }

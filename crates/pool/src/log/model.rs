@@ -35,7 +35,7 @@ impl LogStorage for Memory {
         Ok(())
     }
 
-    fn flush(&self) -> Result<()> {
+    fn flush(&self, _dva: Dva) -> Result<()> {
         Ok(())
     }
 

@@ -9,8 +9,10 @@
 //! before its first record is returned, so nothing of a torn batch is replayed. A batch of several
 //! blocks is therefore read twice; only a window is kept in memory.
 
+use forebay_base::sync::Arc;
+
 use super::IntentLog;
-use super::ring::BlockPosition;
+use super::ring::{BlockPosition, Extents};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     LOG_BLOCK_HEAD_BYTES, LOG_BLOCK_MAGIC, LOG_BLOCK_MAX_BYTES, LOG_SECTOR_BYTES, LogBlockPhys,
@@ -24,6 +26,7 @@ const WINDOW_BYTES: usize = 2 * LOG_BLOCK_MAX_BYTES;
 /// has reached the end.
 pub(crate) struct Replay<'a> {
     log: &'a IntentLog,
+    extents: Arc<Extents>,
     root: LogRootPhys,
     /// Position of the next expected block.
     next: BlockPosition,
@@ -45,12 +48,14 @@ impl<'a> Replay<'a> {
     pub(super) fn new(log: &'a IntentLog, root: &LogRootPhys) -> Self {
         let next =
             BlockPosition { offset: root.head_offset.get(), sequence: root.head_sequence.get() };
+        let extents = log.ring.lock().extents();
         let behind = next.offset.saturating_sub(root.tail_offset.get());
         Self {
             log,
             root: *root,
             next,
-            left: log.extents.bytes().saturating_sub(behind),
+            left: extents.bytes().saturating_sub(behind),
+            extents,
             window: Vec::new(),
             window_offset: next.offset,
             records: 0..0,
@@ -209,7 +214,7 @@ impl<'a> Replay<'a> {
         self.window_offset = self.next.offset;
         let len = self.left.min(WINDOW_BYTES as u64) / LOG_SECTOR_BYTES * LOG_SECTOR_BYTES;
         let mut is_whole = true;
-        for (dva, bytes) in self.log.extents.places(self.next.offset, len) {
+        for (dva, bytes) in self.extents.places(self.next.offset, len) {
             let storage = &self.log.storage;
             is_whole &= storage.is_whole(dva, side);
             let buffer = storage.alloc(bytes as usize)?;

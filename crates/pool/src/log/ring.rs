@@ -20,6 +20,12 @@
 //! The space before the head of the root before the newest durable one may be overwritten. The
 //! newest root stores that head as its tail.
 //!
+//! # Moves
+//!
+//! The ring may move to other extents: to a log vdev, or back home, into the space of the pool. A
+//! root moves it when it begins a generation. It needs no block of the old place then, and the root
+//! before still finds all of its blocks there.
+//!
 //! # Generations
 //!
 //! After an import, and after a failed write, stale blocks may follow the last valid one. A new
@@ -29,9 +35,12 @@
 
 use std::collections::VecDeque;
 
+use forebay_base::sync::Arc;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    Dva, LOG_EXTENTS_MAX, LOG_ROOT_MAGIC, LOG_SECTOR_BYTES, LogExtentPhys, LogRootPhys,
+    Dva, DvaPhys, LOG_EXTENTS_MAX, LOG_ROOT_MAGIC, LOG_SECTOR_BYTES, LogExtentPhys, LogHomePhys,
+    LogRootPhys,
 };
 
 /// Larger sizes and offsets are corrupt.
@@ -40,7 +49,7 @@ const OFFSET_MAX: u64 = 1 << 62;
 const RING_BYTES_MAX: u64 = 1 << 40;
 
 /// The extents of the ring.
-#[derive(Clone)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Extents {
     extents: Vec<(Dva, u64)>,
     bytes: u64,
@@ -52,9 +61,20 @@ impl Extents {
     /// # Errors
     /// `Corrupt` if they are invalid.
     pub(super) fn of(root: &LogRootPhys) -> Result<Self> {
+        Self::listed(root.extent_count.get() as usize, &root.extents)
+    }
+
+    /// Returns the extents of the ring at home.
+    ///
+    /// # Errors
+    /// `Corrupt` if they are invalid.
+    pub(super) fn of_home(home: &LogHomePhys) -> Result<Self> {
+        Self::listed(home.extent_count.get() as usize, &home.extents)
+    }
+
+    fn listed(count: usize, extents: &[LogExtentPhys; LOG_EXTENTS_MAX]) -> Result<Self> {
         let corrupt = |text: String| Error::new(ErrorKind::Corrupt, format!("log root: {text}"));
-        let count = root.extent_count.get() as usize;
-        let listed = root.extents.get(..count);
+        let listed = extents.get(..count);
         let listed = listed.ok_or_else(|| corrupt(format!("has {count} extents")))?;
         let mut extents = Vec::with_capacity(count);
         let mut bytes = 0u64;
@@ -76,6 +96,20 @@ impl Extents {
             return Err(corrupt(format!("has a ring of {bytes} bytes, which is too large")));
         }
         Ok(Self { extents, bytes })
+    }
+
+    /// Encodes the extents.
+    pub(super) fn encode(&self) -> [LogExtentPhys; LOG_EXTENTS_MAX] {
+        let mut phys = [LogExtentPhys::default(); LOG_EXTENTS_MAX];
+        for (slot, (start, bytes)) in phys.iter_mut().zip(&self.extents) {
+            *slot = LogExtentPhys { start: DvaPhys::new(*start), bytes: (*bytes).into() };
+        }
+        phys
+    }
+
+    /// Number of extents.
+    pub(super) fn count(&self) -> u32 {
+        self.extents.len() as u32
     }
 
     /// Size of the ring in bytes.
@@ -126,6 +160,8 @@ struct IssuedRoot {
     opens: bool,
     /// Whether it contains all replayed changes.
     ends_replay: bool,
+    /// Whether the ring has moved with it.
+    moves: bool,
 }
 
 /// A replay that has not ended, or whose last changes are not durable.
@@ -143,9 +179,9 @@ struct Replaying {
 pub(super) struct Ring {
     guid: u64,
     generation: u64,
-    phys_extents: [LogExtentPhys; LOG_EXTENTS_MAX],
-    extent_count: u32,
-    bytes: u64,
+    extents: Arc<Extents>,
+    /// Where the next generation will be.
+    target: Arc<Extents>,
     /// Position of the next block.
     next: BlockPosition,
     runs: VecDeque<Run>,
@@ -163,6 +199,7 @@ pub(super) struct Ring {
 pub(super) struct Reserved {
     pub(super) head: BlockPosition,
     pub(super) generation: u64,
+    pub(super) extents: Arc<Extents>,
 }
 
 impl Ring {
@@ -170,7 +207,7 @@ impl Ring {
     ///
     /// # Errors
     /// `Corrupt` if the root is invalid.
-    pub(super) fn open(root: &LogRootPhys, extents: &Extents) -> Result<Self> {
+    pub(super) fn open(root: &LogRootPhys, extents: &Arc<Extents>) -> Result<Self> {
         let head =
             BlockPosition { offset: root.head_offset.get(), sequence: root.head_sequence.get() };
         let tail = root.tail_offset.get();
@@ -191,9 +228,8 @@ impl Ring {
         Ok(Self {
             guid: root.guid.get(),
             generation: root.generation.get(),
-            phys_extents: root.extents,
-            extent_count: root.extent_count.get(),
-            bytes: extents.bytes(),
+            extents: Arc::clone(extents),
+            target: Arc::clone(extents),
             next: head,
             runs: VecDeque::new(),
             closed: true,
@@ -219,7 +255,7 @@ impl Ring {
     pub(super) fn reserve(&mut self, bytes: u64, blocks: u64, txg_high: u64) -> Option<Reserved> {
         debug_assert!(self.is_open());
         let end = self.next.offset + bytes;
-        if end - self.tail > self.bytes {
+        if end - self.tail > self.extents.bytes() {
             return None;
         }
         let head = self.next;
@@ -227,7 +263,26 @@ impl Ring {
             self.runs.push_back(Run { txg_high, head });
         }
         self.next = BlockPosition { offset: end, sequence: head.sequence + blocks };
-        Some(Reserved { head, generation: self.generation })
+        let extents = Arc::clone(&self.extents);
+        Some(Reserved { head, generation: self.generation, extents })
+    }
+
+    /// The extents of the ring.
+    pub(super) fn extents(&self) -> Arc<Extents> {
+        Arc::clone(&self.extents)
+    }
+
+    /// Moves the ring as soon as a root can. Until then nothing is written.
+    pub(super) fn move_to(&mut self, target: &Arc<Extents>) {
+        if self.target != *target {
+            self.target = Arc::clone(target);
+            self.fail();
+        }
+    }
+
+    /// Whether the ring waits for a root to move it.
+    pub(super) fn is_moving(&self) -> bool {
+        self.target != self.extents
     }
 
     /// Handles a failed write: no block is written until a new generation is durable.
@@ -245,16 +300,19 @@ impl Ring {
         let unfinished = self.replaying.as_mut().and_then(|replaying| replaying.root_for(txg));
         if let Some(root) = unfinished {
             let head = BlockPosition { offset: self.durable, sequence: root.head_sequence.get() };
-            self.issued = Some(IssuedRoot { txg, head, opens: false, ends_replay: false });
+            let (opens, ends_replay, moves) = (false, false, false);
+            self.issued = Some(IssuedRoot { txg, head, opens, ends_replay, moves });
             return root;
         }
         let first = self.runs.iter().find(|run| run.txg_high > txg);
         let head = first.map_or(self.next, |run| run.head);
         let opens = self.closed && first.is_none();
+        let moves = opens && self.is_moving();
         if opens {
             self.generation += 1;
+            self.extents = Arc::clone(&self.target);
         }
-        self.issued = Some(IssuedRoot { txg, head, opens, ends_replay: true });
+        self.issued = Some(IssuedRoot { txg, head, opens, ends_replay: true, moves });
         LogRootPhys {
             magic: LOG_ROOT_MAGIC.into(),
             guid: self.guid.into(),
@@ -262,18 +320,19 @@ impl Ring {
             txg: txg.into(),
             head_offset: head.offset.into(),
             head_sequence: head.sequence.into(),
-            tail_offset: self.durable.into(),
+            // The new place holds nothing that a root needs.
+            tail_offset: if moves { head.offset } else { self.durable }.into(),
             replayed: 0.into(),
-            extent_count: self.extent_count.into(),
+            extent_count: self.extents.count().into(),
             reserved: Default::default(),
-            extents: self.phys_extents,
+            extents: self.extents.encode(),
         }
     }
 
     /// The root of `txg`, with the result of [`root_for`](Self::root_for), is durable.
     pub(super) fn synced(&mut self, txg: u64) {
         let Some(issued) = self.issued.take_if(|issued| issued.txg == txg) else { return };
-        self.tail = self.durable;
+        self.tail = if issued.moves { issued.head.offset } else { self.durable };
         self.durable = issued.head.offset;
         while self.runs.front().is_some_and(|run| run.txg_high <= txg) {
             self.runs.pop_front();

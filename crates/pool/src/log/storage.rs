@@ -36,11 +36,11 @@ pub(crate) trait LogStorage: Send + Sync {
     /// The first device error.
     fn write(&self, writes: Vec<(Dva, Buffer)>) -> Result<()>;
 
-    /// Makes completed writes durable.
+    /// Makes completed writes durable, of the ring that has this address.
     ///
     /// # Errors
     /// Device errors.
-    fn flush(&self) -> Result<()>;
+    fn flush(&self, dva: Dva) -> Result<()>;
 
     /// Number of failed flushes of all callers. If it has changed since a write, a later
     /// flush proves nothing about that write.

@@ -69,7 +69,7 @@ impl LogStorage for OneDevice {
         Ok(())
     }
 
-    fn flush(&self) -> Result<()> {
+    fn flush(&self, _dva: Dva) -> Result<()> {
         self.fail()?;
         Ok(self.device.run(Request::flush()).result?)
     }

@@ -38,7 +38,8 @@ pub struct LabelInfo {
     pub txg: u64,
     /// How often the configuration was changed when the label was written.
     pub generation: u64,
-    /// All devices of the pool: the number of the top-level vdev, and the GUID of the device.
+    /// All devices of the pool: the number of the top-level vdev, and the GUID of the device. The
+    /// vdev of the log has a number from [`LOG_VDEV`](crate::format::label::LOG_VDEV) on.
     pub leaves: Vec<(u16, u64)>,
 }
 
@@ -52,6 +53,8 @@ pub struct PoolVdev {
     pub guid: u64,
     /// Whether it is a mirror.
     pub mirror: bool,
+    /// Whether it holds the intent log, and no blocks.
+    pub log: bool,
     /// Its devices.
     pub devices: Vec<PoolDevice>,
 }
@@ -63,6 +66,8 @@ pub struct PoolDevice {
     pub number: u16,
     /// Whether that is a mirror.
     pub mirror: bool,
+    /// Whether that holds the intent log, and no blocks.
+    pub log: bool,
     /// Which device of the vdev it is.
     pub side: u8,
     /// The path of the side that leaves once this one has all blocks.
@@ -126,11 +131,10 @@ pub fn read_label(device: &Opened, memory: &BlockCache) -> Result<Option<LabelIn
 }
 
 fn leaves_of(config: &Config) -> Vec<(u16, u64)> {
-    let numbered = (0..).zip(&config.vdevs);
     let of = |(number, vdev): (u16, &VdevConfig)| -> Vec<(u16, u64)> {
         vdev.leaves.iter().map(|leaf| (number, leaf.guid)).collect()
     };
-    numbered.flat_map(of).collect()
+    config.numbered().flat_map(of).collect()
 }
 
 /// Destroys a pool that is not imported: erases the labels of its devices, durably. The blocks stay
@@ -189,20 +193,21 @@ pub fn destroy(devices: &[Opened], force: bool, memory: &BlockCache) -> Result<(
 }
 
 impl Pool {
-    /// Returns the pool's devices, ordered by vdev.
+    /// Returns the pool's devices, ordered by vdev, those of the log last.
     pub fn devices(&self) -> Vec<PoolDevice> {
         self.vdevs().into_iter().flat_map(|vdev| vdev.devices).collect()
     }
 
-    /// Returns the pool's top-level vdevs, ordered by number.
+    /// Returns the pool's top-level vdevs, ordered by number, that of the log last.
     pub fn vdevs(&self) -> Vec<PoolVdev> {
         let describe = |vdev: &Vdev| PoolVdev {
             number: vdev.number(),
             guid: vdev.guid(),
             mirror: vdev.kind() == VdevKind::Mirror,
+            log: vdev.is_log(),
             devices: vdev.leaves().map(|(at, _)| device(vdev, at)).collect(),
         };
-        self.inner.devices.iter().map(describe).collect()
+        self.inner.devices.members().map(describe).collect()
     }
 
     /// Returns the pool's sector size in bytes.
@@ -239,6 +244,7 @@ fn device(vdev: &Vdev, at: u8) -> PoolDevice {
     PoolDevice {
         number: vdev.number(),
         mirror: vdev.kind() == VdevKind::Mirror,
+        log: vdev.is_log(),
         side: at,
         replaces: vdev.replaced_by(at).map(|(_, old)| old.name().to_owned()),
         state: vdev.leaf_state(at),

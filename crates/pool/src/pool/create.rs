@@ -230,6 +230,7 @@ impl Pool {
             parts.log_devices(&devices),
             Arc::clone(parts.tunables.log()),
         )?;
+        log.move_to(devices.log_extent())?;
         let metadata = own_objects().write_settings();
         let mos = Objset::new(
             (store.clone(), &parts.read_ahead()),

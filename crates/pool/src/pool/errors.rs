@@ -100,7 +100,8 @@ impl Pool {
         DamageReport { damage: self.inner.describe_damage(&entries), unlisted }
     }
 
-    /// Empties the error log, durably, and forgets the I/O errors of the devices.
+    /// Empties the error log, durably, forgets the I/O errors of the devices, and uses a log vdev
+    /// again that has failed.
     ///
     /// # Errors
     /// As [`sync`](Self::sync). In memory it is empty nevertheless, unless the pool is read-only.
@@ -108,6 +109,9 @@ impl Pool {
         self.inner.check_writable()?;
         self.inner.store.errors().clear();
         self.inner.devices.forget_errors();
+        if self.inner.devices.retry_log() {
+            self.inner.log.move_to(self.inner.devices.log_extent())?;
+        }
         self.sync()
     }
 }

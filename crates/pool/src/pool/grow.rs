@@ -1,11 +1,11 @@
-//! Grows a pool: new devices, and devices that have become larger.
+//! Grows a pool: new devices, and devices that have become larger. Adds and removes the log vdev.
 //!
 //! The labels are written first. Each txg then extends the space maps to the ranges that the labels
 //! describe. After a crash in between, the first txg after the import does so.
 
 use crate::devices::create::{self, NewVdev};
 use crate::devices::label;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::open::{HostId, Opened};
 use crate::space::{DeviceSpan, Space};
 
@@ -17,7 +17,7 @@ impl Pool {
     /// physical sectors: a power cut can then damage blocks beside the one that is written.
     ///
     /// # Errors
-    /// As [`create`](Self::create). [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) also if the
+    /// As [`create`](Self::create). [`ErrorKind::Invalid`] also if the
     /// device's sectors are larger than the pool's, or its physical sectors without `sector_bytes`;
     /// or if `sector_bytes` is not the pool's sector size.
     pub fn add_device(
@@ -29,7 +29,7 @@ impl Pool {
         self.add_vdev(NewVdev::Device(device), force, sector_bytes)
     }
 
-    /// As [`add_device`](Self::add_device), for a device or a mirror.
+    /// As [`add_device`](Self::add_device), for a device or a mirror, of blocks or of the log.
     ///
     /// # Errors
     /// As [`add_device`](Self::add_device).
@@ -50,10 +50,32 @@ impl Pool {
             let may_write = |generation| inner.may_write_labels(generation);
             create::add(&inner.devices, vdev, &options, &mut config, memory, &may_write)?
         };
-        self.sync()?;
+        match inner.devices.log().is_some_and(|log| log.number() == number) {
+            true => inner.use_log()?,
+            false => self.sync()?,
+        }
         let name = inner.devices.get(number).map(|vdev| vdev.name());
         tracing::info!(pool = self.name(), device = name, number, "added device");
         Ok(number)
+    }
+
+    /// Removes the log vdev, durably: the intent log goes on in the space of the pool.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if there is none, and any error of a
+    /// commit or of writing labels.
+    pub fn remove_log(&self) -> Result<()> {
+        self.inner.check_writable()?;
+        let inner = &self.inner;
+        inner.log.move_to(None)?;
+        inner.sync_moved()?;
+        // The group before, to which an import may fall back, needs it no more either.
+        self.sync()?;
+        let mut config = inner.config.lock();
+        let may_write = |generation| inner.may_write_labels(generation);
+        inner.devices.remove_log(&mut config, inner.store.cache(), &may_write)?;
+        tracing::info!(pool = self.name(), "removed the log device");
+        Ok(())
     }
 
     /// Uses the whole of a device that has grown since it joined the pool, durably; of a mirror, as
@@ -61,7 +83,7 @@ impl Pool {
     /// now uses. Does nothing if the device has not grown.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if there is no such device, and any error
+    /// [`ErrorKind::Invalid`] if there is no such device, and any error
     /// of writing its labels.
     pub fn expand(&self, number: u16) -> Result<u64> {
         self.inner.check_writable()?;
@@ -80,7 +102,28 @@ impl Pool {
     }
 }
 
+/// Commits until a root has moved the log: one that needs no block of the old place.
+const MOVES_MAX: usize = 4;
+
 impl PoolInner {
+    /// Moves the intent log to a log vdev that was added.
+    fn use_log(&self) -> Result<()> {
+        self.stamp_log(self.txgs.synced_txg());
+        self.log.move_to(self.devices.log_extent())?;
+        self.sync_moved()
+    }
+
+    fn sync_moved(&self) -> Result<()> {
+        for _ in 0..MOVES_MAX {
+            self.txgs.sync_now()?;
+            if !self.log.is_moving() {
+                return Ok(());
+            }
+        }
+        let text = "the intent log has not left its place; repeat the command";
+        Err(Error::new(ErrorKind::Device, text))
+    }
+
     /// Extends the space maps to ranges that devices have gained. Must run within a txg.
     pub(super) fn extend_space(&self, space: &mut Space) -> Result<()> {
         let spans: Vec<DeviceSpan> = self.devices.spans();

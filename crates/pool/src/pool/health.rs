@@ -96,6 +96,7 @@ impl PoolInner {
             health.add(HealthState::Degraded, text);
         }
         self.add_devices(&mut health);
+        self.add_log(&mut health);
         self.add_l2_devices(&mut health);
         health
     }
@@ -120,6 +121,29 @@ impl PoolInner {
                     health.add(HealthState::Degraded, trouble);
                 }
             }
+        }
+    }
+
+    /// A log vdev that fails takes nothing with it, but fsyncs are slower without it.
+    fn add_log(&self, health: &mut PoolHealth) {
+        let Some(log) = self.devices.log() else { return };
+        for (at, leaf) in log.leaves() {
+            let name = leaf.name();
+            let text = match log.leaf_state(at) {
+                LeafState::Online | LeafState::Degraded => match leaf.trouble() {
+                    Some(trouble) => trouble,
+                    None => continue,
+                },
+                LeafState::Missing => name.to_owned(),
+                state => {
+                    format!("log device {name} is {state}; `forebay clear` tries it again")
+                }
+            };
+            health.add(HealthState::Degraded, text);
+        }
+        if !self.devices.has_usable_log() {
+            let text = "the intent log is on the other devices of the pool, without its log device";
+            health.add(HealthState::Degraded, text.to_owned());
         }
     }
 

@@ -24,6 +24,7 @@ use crate::devices::import::{self, Imported};
 use crate::devices::label::{self, Uberblock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind, EventLog, PoolEvents};
+use crate::format::label::LOG_VDEV;
 use crate::format::{BlockKind, BlockPtrPhys, ROOT_BYTES, ROOT_MAGIC, RootPhys};
 use crate::log::IntentLog;
 use crate::objset::Objset;
@@ -140,12 +141,13 @@ impl Pool {
             session: rng::seed_from_system(),
             pause: options.pause.as_deref().unwrap_or(&sleep),
         };
-        let Imported { config, devices, uberblocks, notes, claim } =
+        let Imported { config, devices, uberblocks, notes, claim, log_lacks } =
             import::import(devices, &wanted, &parts.cache)?;
         let name = config.pool_name.clone();
         let events = PoolEvents::new(options.events.as_ref(), &name, config.pool_guid);
         let devices = Arc::new(devices.with_lease(&parts.lease).with_events(events));
-        let import = Import { parts, config, devices, uberblocks, notes, claim, options };
+        let log = LogFound { lacks: log_lacks, was_exported: !config.active };
+        let import = Import { parts, config, devices, uberblocks, notes, claim, log, options };
         let (pool, txg) =
             import.open().map_err(|error| error.doing(format_args!("pool {name}")))?;
         pool.attach_l2_devices(l2_devices, options.find_l2_devices, txg);
@@ -184,7 +186,16 @@ struct Import<'a> {
     uberblocks: Vec<Uberblock>,
     notes: Vec<String>,
     claim: Option<Heartbeat>,
+    log: LogFound,
     options: &'a ImportOptions,
+}
+
+/// What an import has found of the log vdev.
+struct LogFound {
+    /// Why it may lack records, if it may.
+    lacks: Option<String>,
+    /// Whether the pool was exported, so that no record is needed.
+    was_exported: bool,
 }
 
 /// Why a transaction group cannot be imported.
@@ -237,6 +248,7 @@ impl Import<'_> {
         let metadata = own_objects().write_settings();
         let read_ahead = self.parts.read_ahead();
         let mos = Objset::new((store.clone(), &read_ahead), &root.mos, metadata, self.parts.seed)?;
+        self.check_log(&root, &mut notes)?;
         let log = self.log(&root, &mut notes)?;
         store.l2().note_durable(from.txg);
         let found = FoundPool {
@@ -293,11 +305,56 @@ impl Import<'_> {
         }
     }
 
+    /// Why records that this root needs may be missing, with the log vdev that it names.
+    fn missing_log(&self, root: &RootPhys) -> Option<&str> {
+        let start = root.log.extents[0].start.get().filter(|_| root.log.extent_count.get() > 0)?;
+        if start.device & LOG_VDEV == 0 {
+            return None;
+        }
+        match self.devices.log() {
+            Some(log) if log.number() == start.device => self.log.lacks.as_deref(),
+            _ => Some("a log device that was removed from the pool"),
+        }
+    }
+
+    /// Checks that the log vdev has what the log wrote, or that it may be given up.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotAPool`] if fsynced changes may be lost, and the options do not allow it.
+    fn check_log(&self, root: &RootPhys, notes: &mut Vec<String>) -> Result<()> {
+        let txg = root.txg.get();
+        let Some(lacks) = self.missing_log(root) else {
+            if let Some(lacks) = &self.log.lacks {
+                notes.push(format!("{lacks}: nothing is lost, the intent log was not there"));
+            }
+            return Ok(());
+        };
+        let may_lose = format!("changes that were fsynced after txg {txg} may be on it alone");
+        if self.options.read_only {
+            notes.push(format!("{lacks}: {may_lose}"));
+        } else if self.log.was_exported && txg == self.newest().txg {
+            notes.push(format!(
+                "{lacks}: nothing is lost, because the pool was exported; the log goes on without it"
+            ));
+        } else if self.options.discard_log {
+            notes.push(format!(
+                "{lacks}: the intent log was given up, and with it what was fsynced after txg {txg}, if anything"
+            ));
+        } else {
+            let text = format!(
+                "the intent log needs {lacks}: {may_lose}; give that device too, or import without the intent log (discard_log) and lose them"
+            );
+            return Err(Error::new(ErrorKind::NotAPool, text));
+        }
+        Ok(())
+    }
+
     fn log(&self, root: &RootPhys, notes: &mut Vec<String>) -> Result<IntentLog> {
         let txg = root.txg.get();
         let devices = self.parts.log_devices(&self.devices);
         let tunables = || Arc::clone(self.parts.tunables.log());
-        match IntentLog::open(&root.log, txg, Arc::clone(&devices) as _, tunables()) {
+        let storage = Arc::clone(&devices) as _;
+        match IntentLog::open_away(&root.log, &root.log_home, txg, storage, tunables()) {
             Err(error) if self.options.read_only && is_damage(&error) => {
                 notes.push(format!("without the intent log: {error}"));
                 IntentLog::create(&[], self.config.pool_guid, txg + 1, devices, tunables())
@@ -305,6 +362,7 @@ impl Import<'_> {
             opened => {
                 let log = opened?;
                 log.give_up_groups(self.newest().txg - txg);
+                log.move_to(self.devices.log_extent())?;
                 Ok(log)
             }
         }
@@ -325,7 +383,8 @@ impl Import<'_> {
             label::update_config(&self.devices, &mut config, &self.parts.cache, &may_write)?;
         }
         pool.start()?;
-        pool.replay(&root.log, self.options.discard_log)?;
+        let discards = self.options.discard_log || self.missing_log(root).is_some();
+        pool.replay(&root.log, discards)?;
         match fell_back {
             true => pool.sync(),
             false => Ok(()),

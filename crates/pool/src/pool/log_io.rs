@@ -7,6 +7,8 @@
 //!
 //! If a device fails:
 //!
+//! - The log vdev: the ring moves into the space of the pool with the next group. The fsync waits
+//!   for that group, and succeeds.
 //! - A log write or its flush fails: the log counts the records as lost and stays closed until the
 //!   next group is durable. The fsync waits for that group.
 //! - After a failed flush the device fails each later one. So the commit of the group fails too.
@@ -24,6 +26,7 @@ use crate::dataset;
 use crate::devices::{Devices, Place};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
+use crate::format::label::LOG_VDEV;
 use crate::lease::Lease;
 use crate::log::{Committed, Fetch, LogStorage};
 use crate::wait::Wait;
@@ -68,11 +71,17 @@ impl LogStorage for LogDevices {
     fn write(&self, writes: Vec<(Dva, Buffer)>) -> Result<()> {
         // The fsync may have waited for others. As after a failed write, it asks for a commit.
         self.lease.check()?;
-        self.devices.write_all(writes, Priority::SyncWrite)
+        match writes.iter().any(|(dva, _)| is_on_log(*dva)) {
+            true => self.devices.write_log(writes),
+            false => self.devices.write_all(writes, Priority::SyncWrite),
+        }
     }
 
-    fn flush(&self) -> Result<()> {
-        self.devices.flush_all()?;
+    fn flush(&self, dva: Dva) -> Result<()> {
+        match is_on_log(dva) {
+            true => self.devices.flush_log()?,
+            false => self.devices.flush_all()?,
+        }
         if self.devices.has_unstored_changes() {
             // Labels say so once a group is durable. Until then that device, alone, would seem to
             // have the log.
@@ -83,8 +92,13 @@ impl LogStorage for LogDevices {
     }
 
     fn flush_failures(&self) -> u64 {
-        self.devices.flush_failures()
+        self.devices.flush_failures() + self.devices.log_flush_failures()
     }
+}
+
+/// Whether an address is on the log vdev.
+fn is_on_log(dva: Dva) -> bool {
+    dva.device & LOG_VDEV != 0
 }
 
 impl Fetch for PoolInner {

@@ -227,6 +227,7 @@ impl PoolInner {
     ) -> Result<()> {
         let space = &mut *space;
         self.devices.begin_txg(txg);
+        self.stamp_log(txg);
         // Before the error log is stored: that has all damage that the bookmark has passed.
         let scrub = self.scrub.phys(&self.devices);
         let mos = self.sync_objects(space, txg, pause)?;
@@ -244,6 +245,7 @@ impl PoolInner {
         let mut writer = UncachedWriter { store: &self.store, pause };
         root.space = space.sync(txg, &mut writer)?;
         root.log = self.log.root_for(txg);
+        root.log_home = self.log.home_of(&root.log);
         root.scrub = scrub;
         root.errors = self.errors_number.into();
         let root = writer.write(BlockKind::Root, places, root.as_bytes(), txg)?;
@@ -276,11 +278,26 @@ impl PoolInner {
         self.store.errors().set_txg(txg + 1);
         self.store.l2().note_durable(txg);
         self.log.synced(txg);
+        self.devices.log_caught_up(txg);
         self.update_free(space);
         if space.has_noted() {
             self.trim.wake();
         }
         Ok(())
+    }
+
+    /// Stamps the log vdev. If that has failed, now or before, the ring moves home: into the space
+    /// of the pool.
+    pub(super) fn stamp_log(&self, txg: u64) {
+        if self.devices.log().is_none() {
+            return;
+        }
+        let stamp = Uberblock { txg, time_ns: unix_ns(), ..Uberblock::default() };
+        self.devices.stamp_log(self.guid, &stamp, self.store.cache());
+        if !self.devices.has_usable_log() {
+            let moved = self.log.move_to(None);
+            debug_assert!(moved.is_ok(), "home is as it was");
+        }
     }
 
     /// Stores in the labels what devices of mirrors have missed since the last time.

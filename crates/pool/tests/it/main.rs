@@ -23,6 +23,7 @@ mod inspect;
 mod interrupt;
 mod l2_devices;
 mod life;
+mod log_device;
 mod mirror_faults;
 mod mirrors;
 mod object_store;

@@ -22,12 +22,12 @@ const MUTABLE: u64 = 4 * MIB;
 const SIZE: u64 = 1 << 30;
 
 /// A pool on a device that fails whatever breaks its rules.
-struct Store {
+pub(crate) struct Store {
     device: Arc<AppendOnlyDevice>,
 }
 
 impl Store {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::over(disk())
     }
 
@@ -36,7 +36,7 @@ impl Store {
         Self { device: Arc::new(device) }
     }
 
-    fn opened(&self) -> Opened {
+    pub(crate) fn opened(&self) -> Opened {
         Opened::from(Arc::clone(&self.device) as Arc<dyn Device>)
     }
 
@@ -52,7 +52,7 @@ impl Store {
     }
 
     /// The device, opened again after a crash now, in which all writes survive.
-    fn crash(&self) -> Self {
+    pub(crate) fn crash(&self) -> Self {
         self.assert_sound();
         let below = disk();
         let mut offsets: Vec<u64> = self.device.sectors().into_keys().collect();

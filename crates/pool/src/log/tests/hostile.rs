@@ -37,7 +37,7 @@ fn hostile(seed: u64, arena: &Arc<Arena>) {
     // Flipped bits in the ring: the log is as it was up to some place.
     let mut buffer = arena.alloc(512).unwrap();
     for _ in 0..10 {
-        let places = open(&storage, &root).extents.places(rng.below(256), 1)[0].0;
+        let places = open(&storage, &root).home.places(rng.below(256), 1)[0].0;
         let offset = places.offset / 512 * 512 + 512 * rng.below(30);
         buffer = storage.read(Dva { device: 0, offset }, 0, buffer).unwrap();
         buffer[rng.below(512) as usize] ^= 1 << rng.below(8);

@@ -1,0 +1,452 @@
+//! Log vdevs: fsyncs go there and nowhere else, and their loss loses nothing that a durable group
+//! has.
+
+use std::sync::Arc;
+
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::{Device, Op};
+use forebay_pool::{
+    Error, ErrorKind, EventKind, HealthState, ImportOptions, LeafState, NewVdev, Object, Pool,
+};
+
+use crate::common::{
+    MIB, cache, check, copy, copy_of, create_options, dataset, import_options, memory,
+};
+
+const RECORD: usize = 8192;
+const EIO: i32 = 5;
+
+/// A pool on one device with a log on others, all of which can fail.
+struct Parts {
+    data: Arc<FaultDevice>,
+    logs: Vec<Arc<FaultDevice>>,
+}
+
+fn failing(device: Arc<dyn Device>) -> Arc<FaultDevice> {
+    Arc::new(FaultDevice::new(device, 7))
+}
+
+impl Parts {
+    fn new(logs: usize) -> Self {
+        let logs = (0..logs).map(|_| failing(memory(16 * MIB))).collect();
+        Self { data: failing(memory(64 * MIB)), logs }
+    }
+
+    /// Creates the pool, and an object in it. No group is committed unasked.
+    fn create(&self) -> (Pool, u64) {
+        let opened = |one: &Arc<FaultDevice>| (Arc::clone(one) as Arc<dyn Device>).into();
+        let log = NewVdev::Log(self.logs.iter().map(opened).collect());
+        let data = NewVdev::Device(opened(&self.data));
+        let options = create_options(&cache(32 * MIB));
+        let pool = Pool::create_tree(vec![data, log], &options).expect("a pool");
+        pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
+        let data = dataset(&pool);
+        let tx = pool.begin().expect("space");
+        let number = data.create_object(&tx, &[]).expect("an object");
+        drop(tx);
+        pool.sync().expect("durable");
+        drop(data);
+        (pool, number)
+    }
+
+    fn data(&self) -> Arc<dyn Device> {
+        Arc::clone(&self.data) as _
+    }
+
+    fn log(&self, at: usize) -> Arc<dyn Device> {
+        Arc::clone(&self.logs[at]) as _
+    }
+}
+
+fn import_with(
+    devices: &[Arc<dyn Device>],
+    change: impl FnOnce(&mut ImportOptions),
+) -> Result<Pool, Error> {
+    let mut options = import_options(&cache(32 * MIB));
+    change(&mut options);
+    Pool::import(devices.iter().map(|one| Arc::clone(one).into()).collect(), &options)
+}
+
+fn import(devices: &[Arc<dyn Device>]) -> Result<Pool, Error> {
+    import_with(devices, |_| {})
+}
+
+fn object(pool: &Pool, number: u64) -> Object {
+    pool.dataset("data").and_then(|data| data.object(number)).expect("the object")
+}
+
+fn write(pool: &Pool, number: u64, value: u8) {
+    let tx = pool.begin().expect("space");
+    object(pool, number).write(&tx, 0, &[value; RECORD]).expect("space");
+}
+
+fn fsync(pool: &Pool, number: u64, value: u8) {
+    write(pool, number, value);
+    object(pool, number).fsync().expect("no error reaches a program");
+}
+
+fn content(pool: &Pool, number: u64) -> u8 {
+    let mut out = vec![0; RECORD];
+    object(pool, number).read(0, &mut out).expect("it reads");
+    assert!(out.iter().all(|byte| *byte == out[0]), "a mixture");
+    out[0]
+}
+
+fn counter(pool: &Pool, name: &str) -> u64 {
+    let counters = pool.stats().counters;
+    counters.iter().filter(|(known, ..)| *known == name).map(|(.., value)| value).sum()
+}
+
+fn events(pool: &Pool, kind: EventKind) -> usize {
+    pool.events().after(0).iter().filter(|event| event.kind == kind).count()
+}
+
+/// The states of the devices of the log.
+fn states(pool: &Pool) -> Vec<LeafState> {
+    pool.devices().iter().filter(|one| one.log).map(|one| one.state).collect()
+}
+
+#[test]
+fn an_fsync_asks_only_the_log_device_and_survives_a_crash() {
+    let parts = Parts::new(1);
+    let (pool, number) = parts.create();
+    assert_eq!(pool.vdevs().iter().map(|vdev| vdev.log).collect::<Vec<_>>(), [false, true]);
+    for op in [Op::Write, Op::Flush] {
+        parts.data.add(Rule::new(Fault::Error(EIO)).on(op));
+    }
+    for value in 1..=100 {
+        fsync(&pool, number, value);
+    }
+    assert!(parts.data.injected().is_empty(), "an fsync asked the data device");
+    assert_eq!(counter(&pool, "batches"), 100);
+    pool.abandon();
+    parts.data.clear();
+    // In another order than they were created.
+    let pool = import(&[parts.log(0), parts.data()]).expect("the pool");
+    assert_eq!(content(&pool, number), 100);
+    assert!(pool.import_notes().is_empty(), "{:?}", pool.import_notes());
+    check(&pool);
+    // The ring is on the log device again, with a new generation.
+    fsync(&pool, number, 101);
+    fsync(&pool, number, 102);
+    pool.abandon();
+    let pool = import(&[parts.data(), parts.log(0)]).expect("the pool");
+    assert_eq!(content(&pool, number), 102);
+    pool.export().expect("exported");
+}
+
+#[test]
+fn a_missing_log_device_is_named_and_given_up_only_on_demand() {
+    let parts = Parts::new(1);
+    let (pool, number) = parts.create();
+    write(&pool, number, 1);
+    pool.sync().expect("durable");
+    let txg = pool.stats().synced_txg;
+    fsync(&pool, number, 2);
+    let name = pool.devices()[1].guid;
+    pool.abandon();
+    let error = import(&[parts.data()]).map(drop).expect_err("fsynced changes would be lost");
+    assert_eq!(error.kind(), ErrorKind::NotAPool, "{error}");
+    let text = error.to_string();
+    assert!(text.contains(&format!("{name:#x}")) && text.contains("discard_log"), "{text}");
+    assert!(text.contains(&format!("fsynced after txg {txg}")), "{text}");
+    // Nothing was written: with the device all is there.
+    let data = copy_of(&parts.data());
+    let pool = import(&[copy_of(&parts.data()), copy_of(&parts.log(0))]).expect("all is there");
+    assert_eq!(content(&pool, number), 2);
+    pool.abandon();
+    let read_only = import_with(&[parts.data()], |options| options.read_only = true);
+    let read_only = read_only.expect("it reads the durable group");
+    assert_eq!(content(&read_only, number), 1);
+    assert!(read_only.import_notes().iter().any(|note| note.contains("may be on it alone")));
+    drop(read_only);
+
+    let pool = import_with(&[Arc::clone(&data)], |options| options.discard_log = true);
+    let pool = pool.expect("without the log");
+    assert_eq!(content(&pool, number), 1);
+    let notes = pool.import_notes().join("\n");
+    assert!(notes.contains(&format!("fsynced after txg {txg}")), "{notes}");
+    assert_eq!(states(&pool), [LeafState::Missing]);
+    assert_eq!(pool.health().state, HealthState::Degraded);
+    fsync(&pool, number, 3);
+    fsync(&pool, number, 4);
+    pool.abandon();
+    // The log is in the space of the pool: the device is not needed any more.
+    let pool = import(&[Arc::clone(&data)]).expect("nothing is on the log device");
+    assert_eq!(content(&pool, number), 4);
+    check(&pool);
+    pool.abandon();
+    // It comes back with what was given up, which is not replayed.
+    let pool = import(&[Arc::clone(&data), parts.log(0)]).expect("it is back");
+    assert_eq!(content(&pool, number), 4);
+    pool.sync().expect("durable");
+    assert_eq!(states(&pool), [LeafState::Online]);
+    Parts::log_takes_fsyncs(&pool, number);
+    pool.abandon();
+    let pool = import(&[data, parts.log(0)]).expect("the pool");
+    assert_eq!(content(&pool, number), 9);
+}
+
+/// Writes to each device of the log since the import.
+fn log_writes(pool: &Pool) -> Vec<u64> {
+    let of = |one: &forebay_pool::PoolDevice| {
+        let rows = one.io.rows().iter().filter(|row| row.op == Op::Write);
+        rows.map(|row| row.bytes).sum()
+    };
+    pool.devices().iter().filter(|one| one.log).map(of).collect()
+}
+
+impl Parts {
+    /// Checks that fsyncs go to the log device, at the latest after a commit; writes 9.
+    fn log_takes_fsyncs(pool: &Pool, number: u64) {
+        write(pool, number, 7);
+        pool.sync().expect("durable");
+        let before = log_writes(pool);
+        let batches = counter(pool, "batches");
+        fsync(pool, number, 9);
+        assert_eq!(counter(pool, "batches"), batches + 1);
+        let after = log_writes(pool);
+        assert!(before.iter().zip(&after).all(|(before, after)| after > before), "elsewhere");
+    }
+}
+
+#[test]
+fn a_log_device_that_is_lost_after_an_export_loses_nothing() {
+    let parts = Parts::new(1);
+    let (pool, number) = parts.create();
+    fsync(&pool, number, 5);
+    pool.export().expect("exported");
+    let pool = import(&[parts.data()]).expect("the log was empty");
+    assert!(pool.import_notes().iter().any(|note| note.contains("nothing is lost")));
+    assert_eq!(content(&pool, number), 5);
+    fsync(&pool, number, 6);
+    pool.abandon();
+    let pool = import(&[parts.data()]).expect("it needs no log device");
+    assert_eq!(content(&pool, number), 6);
+    check(&pool);
+}
+
+#[test]
+fn log_devices_of_other_pools_and_older_copies_are_refused() {
+    let parts = Parts::new(1);
+    let (pool, number) = parts.create();
+    let other = Parts::new(1);
+    let (other_pool, _) = other.create_as(8);
+    other_pool.abandon();
+    fsync(&pool, number, 1);
+    let older = copy_of(&parts.log(0));
+    // Rolled back within a group: its log ends earlier, as if it had never been written.
+    fsync(&pool, number, 2);
+    write(&pool, number, 3);
+    pool.sync().expect("durable");
+    fsync(&pool, number, 4);
+    pool.abandon();
+    let error = import(&[parts.data(), other.log(0)]).map(drop).expect_err("of another pool");
+    assert_eq!(error.kind(), ErrorKind::NotAPool, "{error}");
+    assert!(error.to_string().contains("of another one"), "{error}");
+    let error = import(&[parts.data(), Arc::clone(&older)]).map(drop).expect_err("an older copy");
+    assert_eq!(error.kind(), ErrorKind::NotAPool, "{error}");
+    assert!(error.to_string().contains("lacks what came after txg"), "{error}");
+    let data = copy_of(&parts.data());
+    let pool = import_with(&[data, older], |options| options.discard_log = true);
+    let pool = pool.expect("without the log");
+    assert_eq!(content(&pool, number), 3);
+    assert!(pool.import_notes().iter().any(|note| note.contains("an older copy of itself")));
+    drop(pool);
+    let pool = import(&[parts.data(), parts.log(0)]).expect("the pool");
+    assert_eq!(content(&pool, number), 4);
+}
+
+impl Parts {
+    /// As [`create`](Self::create), with other GUIDs.
+    fn create_as(&self, seed: u64) -> (Pool, ()) {
+        let opened = |one: &Arc<FaultDevice>| (Arc::clone(one) as Arc<dyn Device>).into();
+        let log = NewVdev::Log(self.logs.iter().map(opened).collect());
+        let mut options = create_options(&cache(32 * MIB));
+        options.seed = Some(seed);
+        let tree = vec![NewVdev::Device(opened(&self.data)), log];
+        (Pool::create_tree(tree, &options).expect("a pool"), ())
+    }
+}
+
+#[test]
+fn a_log_device_that_fails_beside_fsyncs_is_no_error_to_anybody() {
+    for op in [Op::Write, Op::Flush] {
+        let parts = Parts::new(1);
+        let (pool, number) = parts.create();
+        fsync(&pool, number, 1);
+        let log = &parts.logs[0];
+        let rule = log.add(Rule::new(Fault::Error(EIO)).on(op));
+        for value in 2..20 {
+            fsync(&pool, number, value);
+        }
+        assert_eq!(states(&pool), [LeafState::Faulted], "{op:?}");
+        assert_eq!(events(&pool, EventKind::DeviceFaulted), 1, "{op:?}");
+        let health = pool.health();
+        assert_eq!(health.state, HealthState::Degraded);
+        assert!(health.reasons.join("\n").contains("without its log device"), "{health:?}");
+        assert!(pool.suspension().is_none());
+        // The log is in the space of the pool, and takes fsyncs again.
+        let batches = counter(&pool, "batches");
+        fsync(&pool, number, 20);
+        assert_eq!(counter(&pool, "batches"), batches + 1, "{op:?}");
+        let (data, stale) = (copy_of(&parts.data()), copy_of(&parts.log(0)));
+        let imported = import(&[data]).expect("nothing is on the failed device");
+        assert_eq!(content(&imported, number), 20);
+        check(&imported);
+        drop(imported);
+        let imported = import(&[copy_of(&parts.data()), stale]).expect("it is not believed");
+        assert_eq!(content(&imported, number), 20);
+        drop(imported);
+        // It works again.
+        log.remove(rule);
+        pool.clear_errors().expect("cleared");
+        assert_eq!(states(&pool), [LeafState::Online]);
+        Parts::log_takes_fsyncs(&pool, number);
+        pool.abandon();
+        let pool = import(&[parts.data(), parts.log(0)]).expect("the pool");
+        assert_eq!(content(&pool, number), 9, "{op:?}");
+        check(&pool);
+    }
+}
+
+#[test]
+fn a_mirror_of_logs_goes_on_with_either_side() {
+    for lost in 0..2 {
+        let parts = Parts::new(2);
+        let (pool, number) = parts.create();
+        fsync(&pool, number, 1);
+        parts.logs[lost].add(Rule::new(Fault::Error(EIO)).on(Op::Flush));
+        for value in 2..20 {
+            fsync(&pool, number, value);
+        }
+        let kept = 1 - lost;
+        assert_eq!(states(&pool)[lost], LeafState::Faulted);
+        assert_eq!(states(&pool)[kept], LeafState::Online);
+        pool.sync().expect("durable");
+        fsync(&pool, number, 20);
+        pool.abandon();
+        parts.logs[lost].clear();
+        // The side that failed does not pass for the log.
+        let error = import(&[parts.data(), parts.log(lost)]).map(drop).expect_err("it lacks 20");
+        assert!(error.to_string().contains("lacks what came after txg"), "{error}");
+        let alone = import(&[copy_of(&parts.data()), copy_of(&parts.log(kept))]);
+        let alone = alone.expect("this side has all");
+        assert_eq!(content(&alone, number), 20);
+        drop(alone);
+        let pool = import(&[parts.data(), parts.log(0), parts.log(1)]).expect("both");
+        assert_eq!(content(&pool, number), 20);
+        // After two commits both have all that counts.
+        pool.sync().expect("durable");
+        write(&pool, number, 21);
+        pool.sync().expect("durable");
+        assert_eq!(states(&pool), [LeafState::Online; 2]);
+        Parts::log_takes_fsyncs(&pool, number);
+        pool.abandon();
+        for one in 0..2 {
+            let devices = [copy_of(&parts.data()), copy_of(&parts.log(one))];
+            let pool = import(&devices).expect("each side has all");
+            assert_eq!(content(&pool, number), 9, "side {one}");
+        }
+    }
+}
+
+#[test]
+fn copies_of_all_devices_are_the_pool() {
+    // All bytes that count are on the devices: copies of them are the pool.
+    let parts = Parts::new(1);
+    let (pool, number) = parts.create();
+    fsync(&pool, number, 1);
+    pool.abandon();
+    let (data, log) = (memory(64 * MIB), memory(16 * MIB));
+    copy(&*parts.data(), &*data);
+    copy(&*parts.log(0), &*log);
+    let pool = import(&[data, log]).expect("the copies");
+    assert_eq!(content(&pool, number), 1);
+}
+
+#[test]
+fn a_log_device_is_added_and_removed_beside_fsyncs() {
+    let data = memory(64 * MIB);
+    let parts = Parts { data: failing(Arc::clone(&data)), logs: vec![failing(memory(16 * MIB))] };
+    let opened = || vec![parts.log(0).into()];
+    let pool = crate::common::create(&parts.data(), &cache(32 * MIB));
+    let number = {
+        let dataset = dataset(&pool);
+        let tx = pool.begin().expect("space");
+        dataset.create_object(&tx, &[]).expect("an object")
+    };
+    pool.sync().expect("durable");
+    let error = pool.remove_log().expect_err("there is none");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    // Each time the device is empty again.
+    for round in 0..3 {
+        std::thread::scope(|scope| {
+            let added = scope.spawn(|| pool.add_vdev(NewVdev::Log(opened()), false, None));
+            for value in 0..50 {
+                fsync(&pool, number, value);
+            }
+            added.join().expect("no panic").expect("added");
+        });
+        let error = pool.add_vdev(NewVdev::Log(opened()), true, None).expect_err("one is enough");
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert_eq!(states(&pool), [LeafState::Online]);
+        Parts::log_takes_fsyncs(&pool, number);
+        // A crash now.
+        let crashed = import(&[copy_of(&parts.data()), copy_of(&parts.log(0))]).expect("a pool");
+        assert_eq!(content(&crashed, number), 9);
+        crashed.abandon();
+        import(&[copy_of(&parts.data())]).map(drop).expect_err("it is needed");
+        std::thread::scope(|scope| {
+            let removed = scope.spawn(|| pool.remove_log());
+            for value in 0..50 {
+                fsync(&pool, number, value);
+            }
+            removed.join().expect("no panic").expect("removed");
+        });
+        assert!(states(&pool).is_empty());
+        fsync(&pool, number, 100 + round);
+        let crashed = import(&[copy_of(&parts.data())]).expect("it is not needed any more");
+        assert_eq!(content(&crashed, number), 100 + round);
+        check(&crashed);
+        crashed.abandon();
+    }
+    pool.export().expect("exported");
+    let pool = import(&[parts.data()]).expect("the pool");
+    assert!(pool.import_notes().is_empty(), "{:?}", pool.import_notes());
+    assert_eq!(content(&pool, number), 102);
+}
+
+#[test]
+fn an_fsync_of_a_pool_on_an_object_store_asks_only_the_log_device() {
+    let store = crate::object_store::Store::new();
+    let log = memory(16 * MIB);
+    let vdevs =
+        vec![NewVdev::ObjectStore(store.opened()), NewVdev::Log(vec![Arc::clone(&log).into()])];
+    let pool = Pool::create_tree(vdevs, &create_options(&cache(32 * MIB))).expect("a pool");
+    pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
+    let number = {
+        let dataset = dataset(&pool);
+        let tx = pool.begin().expect("space");
+        dataset.create_object(&tx, &[]).expect("an object")
+    };
+    pool.sync().expect("durable");
+    let written = |pool: &Pool| -> u64 {
+        pool.devices()[0].io.rows().iter().map(|row| row.latency_ns.count).sum()
+    };
+    let before = written(&pool);
+    for value in 1..=100 {
+        fsync(&pool, number, value);
+    }
+    assert_eq!(written(&pool), before, "an fsync asked the store");
+    pool.abandon();
+    let after = store.crash();
+    let opened = || vec![after.opened(), Arc::clone(&log).into()];
+    let options = import_options(&cache(32 * MIB));
+    let error = Pool::import(vec![after.opened()], &options).map(drop).expect_err("a log is lost");
+    assert!(error.to_string().contains("discard_log"), "{error}");
+    let pool = Pool::import(opened(), &options).expect("the pool");
+    assert_eq!(content(&pool, number), 100);
+    check(&pool);
+    pool.export().expect("exported");
+}
