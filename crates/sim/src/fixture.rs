@@ -84,11 +84,15 @@ pub fn create(
     cache: &Arc<BlockCache>,
     settings: &DatasetSettings,
 ) -> Result<Pool> {
-    let vdev = |device: &Arc<dyn Device>| match device.info().append_only {
+    create_tree(devices.iter().map(vdev).collect(), cache, settings)
+}
+
+/// The vdev of a new pool that this device is.
+pub fn vdev(device: &Arc<dyn Device>) -> NewVdev {
+    match device.info().append_only {
         Some(_) => NewVdev::ObjectStore(Arc::clone(device).into()),
         None => NewVdev::Device(Arc::clone(device).into()),
-    };
-    create_tree(devices.iter().map(vdev).collect(), cache, settings)
+    }
 }
 
 /// As [`create`], of devices and mirrors.

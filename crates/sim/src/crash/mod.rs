@@ -24,7 +24,7 @@ use forebay_base::rng::SmallRng;
 use forebay_io::Device;
 use forebay_io::record::{Event, RecordDevice, RecordOptions, Recording};
 use forebay_pool::format::Compression;
-use forebay_pool::{BlockCache, DatasetSettings};
+use forebay_pool::{BlockCache, DatasetSettings, NewVdev};
 
 pub use cuts::{Cut, CutDevice, Cuts};
 pub use image::{CrashImage, SurvivalMode};
@@ -40,6 +40,8 @@ const RECORDING_BYTES: u64 = 1 << 30;
 const CACHE_BYTES: u64 = 24 << 20;
 /// Size of the cache with an L2 device, in bytes. It is small, so that L2 gets many blocks.
 const SMALL_CACHE_BYTES: u64 = 6 << 20;
+/// Size of a device of the log, in bytes: the ring is overwritten several times.
+const LOG_BYTES: u64 = 16 << 20;
 /// Steps between two fills of the L2 device.
 const FILL_EVERY: usize = 10;
 /// Steps between two moments at which the leaves of aided directories leave the cache.
@@ -52,6 +54,8 @@ pub struct CrashTest {
     pub seed: u64,
     /// Number of devices of the pool.
     pub devices: usize,
+    /// Number of devices of its log vdev, which mirror each other; 0 for none.
+    pub logs: usize,
     /// Size of each device, in bytes.
     pub device_bytes: u64,
     /// Sector size, in bytes.
@@ -80,6 +84,7 @@ impl CrashTest {
         Self {
             seed,
             devices,
+            logs: 0,
             device_bytes: 48 << 20,
             sector_bytes: 512,
             physical_bytes: if seed / 4 % 4 == 3 { 512 } else { 4096 },
@@ -144,8 +149,8 @@ impl CrashTest {
     /// Does the work.
     fn work(&self) -> RecordedRun {
         let hint = ReproHint { seed: self.seed, number: None };
-        // The last device is the L2 device.
-        let count = self.devices + usize::from(self.l2);
+        // Those of the log follow, and the L2 device is the last one.
+        let count = self.members() + usize::from(self.l2);
         let recorded: Vec<_> = (0..count).map(|at| self.record_device(at)).collect();
         let cuts = Cuts::new(&recorded);
         let devices: Vec<Arc<dyn Device>> = recorded
@@ -156,14 +161,19 @@ impl CrashTest {
             .collect();
         let cache = fixture::cache(self.cache_bytes());
         let settings = self.settings();
-        let (devices, l2_devices) = devices.split_at(self.devices);
+        let (devices, l2_devices) = devices.split_at(self.members());
+        let (devices, logs) = devices.split_at(self.devices);
         let stores: Vec<_> = match self.append_only {
             true => devices.iter().cloned().map(append::new).collect(),
             false => Vec::new(),
         };
         let appending: Vec<_> = stores.iter().map(|it| Arc::clone(it) as Arc<dyn Device>).collect();
         let devices = if self.append_only { &appending[..] } else { devices };
-        let pool = fixture::create(devices, &cache, &settings).expect("a pool");
+        let mut vdevs: Vec<NewVdev> = devices.iter().map(fixture::vdev).collect();
+        if self.logs > 0 {
+            vdevs.push(NewVdev::Log(logs.iter().map(|one| Arc::clone(one).into()).collect()));
+        }
+        let pool = fixture::create_tree(vdevs, &cache, &settings).expect("a pool");
         if self.discards {
             let tunables = [
                 ("trim_files", "true"),
@@ -212,13 +222,20 @@ impl CrashTest {
         RecordedRun { cuts, history, recordings }
     }
 
+    /// Number of devices of the pool, also those of the log.
+    fn members(&self) -> usize {
+        self.devices + self.logs
+    }
+
     fn cache_bytes(&self) -> u64 {
         if self.l2 { SMALL_CACHE_BYTES } else { CACHE_BYTES }
     }
 
     fn record_device(&self, at: usize) -> Arc<RecordDevice> {
         let sectors = (self.sector_bytes, self.physical_bytes);
-        let memory = fixture::disk(&format!("memory-{at}"), self.device_bytes, sectors);
+        let is_log = (self.devices..self.members()).contains(&at);
+        let bytes = if is_log { LOG_BYTES } else { self.device_bytes };
+        let memory = fixture::disk(&format!("memory-{at}"), bytes, sectors);
         let options = RecordOptions { max_bytes: RECORDING_BYTES, base: None };
         Arc::new(RecordDevice::new(memory, options))
     }

@@ -28,7 +28,7 @@ pub(super) fn verify(
     let stores = if test.append_only { test.devices } else { 0 };
     let mut image = crash_image.devices(&done.recordings, stores);
     let all = image.all();
-    let devices = all.split_at(test.devices);
+    let devices = all.split_at(test.members());
     let options = fixture::import_options(cache);
     let txg = without_replay(done, crash_image, devices.0, &options);
     let pool = fixture::import_with(devices.0, devices.1, &options)
@@ -115,7 +115,7 @@ fn continue_work(
     pool.export().expect("an export");
     image.reopen();
     let all = image.all();
-    let devices = all.split_at(test.devices);
+    let devices = all.split_at(test.members());
     let pool = fixture::import_with(devices.0, devices.1, options).expect("another import");
     fixture::check(&pool).unwrap_or_else(|problems| panic!("after another import: {problems}"));
     if let Some(difference) = compare::difference(&read(&pool, &history), &model) {

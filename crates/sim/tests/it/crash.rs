@@ -43,6 +43,22 @@ fn crashes_with_an_l2_device_that_is_kept() {
 }
 
 #[test]
+fn crashes_with_a_log_device() {
+    let load = |seed| WorkloadOptions { background_sync: seed % 2 == 1, ..Default::default() };
+    let logs = |seed| if seed % 4 == 2 { 2 } else { 1 };
+    runs(800, |seed| CrashTest {
+        load: load(seed),
+        logs: logs(seed),
+        ..CrashTest::new(seed, 1 + (seed % 2) as usize)
+    });
+}
+
+#[test]
+fn crashes_on_an_object_store_with_a_log_device() {
+    runs(900, |seed| CrashTest { logs: 1, ..CrashTest::on_object_store(seed) });
+}
+
+#[test]
 fn crashes_on_two_devices_while_txgs_are_synced_in_the_background() {
     let load = WorkloadOptions { background_sync: true, ..WorkloadOptions::default() };
     runs(200, |seed| CrashTest {
