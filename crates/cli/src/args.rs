@@ -1,6 +1,8 @@
 //! The command line: commands, options and their help.
 
 mod insight;
+mod l2;
+mod log;
 mod mirrors;
 mod readers;
 mod sides;
@@ -15,10 +17,12 @@ pub(crate) use insight::{
     AdviseArgs, EventsArgs, ExplainArgs, StatsArgs, TopArgs, TraceCommand, TraceFormat,
     TraceRecordArgs,
 };
+pub(crate) use l2::L2Command;
+pub(crate) use log::LogCommand;
 pub(crate) use readers::ReaderArgs;
 pub(crate) use sides::{AttachArgs, AttachFlags, OnlineArgs, ReplaceArgs, SideArgs};
 
-use mirrors::Mirrors;
+use mirrors::{LogDevices, Mirrors};
 
 use crate::flags::Flags;
 use crate::logging::LogArgs;
@@ -100,6 +104,9 @@ pub(crate) enum Command {
     /// Add, remove and list the L2 devices of a pool
     #[command(subcommand)]
     L2(L2Command),
+    /// Add and remove the log device of a pool
+    #[command(subcommand)]
+    Log(LogCommand),
     /// Create, change and list the datasets of a pool
     #[command(subcommand)]
     Dataset(DatasetCommand),
@@ -185,13 +192,15 @@ pub(crate) enum SyncModeName {
     forebay create tank.img --size 100G --compression lz4\n  \
     forebay create --name tank /dev/sdb /dev/sdc   two disks, striped\n  \
     forebay create --name tank --mirror /dev/sdb /dev/sdc\n  \
-    forebay create --name tank --object-store s3://bucket/tank --l2-device /dev/nvme0n1")]
+    forebay create --name tank --object-store s3://bucket/tank --l2-device /dev/sdb --log-device /dev/sdc")]
 pub(crate) struct CreateArgs {
     /// Files or block devices; a file that does not exist is created, sparse
     #[arg(required_unless_present_any = ["mirror", "object_store"], value_name = "DEVICE")]
     pub(crate) devices: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) mirrors: Mirrors,
+    #[command(flatten)]
+    pub(crate) log: LogDevices,
     /// An object store in place of devices: `s3://BUCKET/PREFIX`, with an empty prefix. Endpoint
     /// and credentials are those of the AWS_* variables; see docs/object-store.md
     #[arg(
@@ -556,51 +565,6 @@ pub(crate) enum CacheCommand {
     Flush {
         /// Pool whose daemon is emptied [default: all daemons]
         pool: Option<String>,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-#[command(after_help = "Examples:\n  \
-    forebay l2 add tank /dev/nvme0n1p3\n  \
-    forebay l2 list\n  \
-    forebay l2 remove tank /dev/nvme0n1p3")]
-pub(crate) enum L2Command {
-    /// Add an L2 device: a fast device that keeps blocks evicted from memory, also across restarts
-    #[command(after_help = "Examples:\n  \
-        forebay l2 add tank /dev/nvme0n1p3\n  \
-        forebay l2 add tank.img cache.img --size 20G\n\n\
-        The pool may be imported. An L2 device holds copies only, so no data is lost with it: it can be removed at any\n\
-        time, and a pool is imported without an L2 device that is missing. Its index takes about 24 bytes of memory\n\
-        for each block that it holds.")]
-    Add {
-        #[arg(help = POOL_HELP)]
-        pool: String,
-        /// File or block device of at least 16 MiB
-        device: PathBuf,
-        /// Create a file that does not exist with this size, in bytes or with a suffix K, M, G, T
-        #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
-        size: Option<u64>,
-        /// Use a device that is not empty; its content is lost
-        #[arg(long)]
-        force: bool,
-    },
-    /// Remove an L2 device; the pool may be imported
-    #[command(after_help = "Examples:\n  \
-        forebay l2 remove tank /dev/nvme0n1p3\n  \
-        forebay l2 remove tank 5f3a9c0e12d4b687     by its number in `forebay l2 list`, if the device is gone")]
-    Remove {
-        #[arg(help = POOL_HELP)]
-        pool: String,
-        /// Path or number of the L2 device
-        device: String,
-    },
-    /// List the L2 devices of a pool, or of all imported pools
-    #[command(after_help = "Examples:\n  forebay l2 list\n  forebay l2 list tank --json")]
-    List {
-        /// Pool whose L2 devices are listed [default: all imported pools]
-        pool: Option<String>,
-        #[arg(long, help = JSON_HELP)]
-        json: bool,
     },
 }
 

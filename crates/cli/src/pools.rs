@@ -1,7 +1,7 @@
 //! Finds, opens and imports pools that a user names.
 //!
 //! A user names a pool by the path of its device, by the paths of all its devices joined by `:`, by
-//! the URL of its object store, or by its name.
+//! the URL of its object store (and `:` and the path of its log device), or by its name.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,7 +54,13 @@ impl ImportRequest {
 pub(crate) fn paths_of(spec: &str) -> Option<Vec<PathBuf>> {
     let whole = Path::new(spec);
     if object_stores::url(whole).is_some() {
-        return Some(vec![PathBuf::from(spec.trim_end_matches('/'))]);
+        // Paths of log devices may follow.
+        let (scheme, rest) = spec.split_once("://").unwrap_or_default();
+        let (store, logs) = rest.split_once(":/").unwrap_or((rest, ""));
+        let store = format!("{scheme}://{}", store.trim_end_matches('/'));
+        let logs = logs.split(":/").filter(|path| !path.is_empty());
+        let logs = logs.map(|path| PathBuf::from(format!("/{path}")));
+        return Some(std::iter::once(PathBuf::from(store)).chain(logs).collect());
     }
     if whole.exists() {
         return Some(vec![whole.to_owned()]);
@@ -136,8 +142,8 @@ pub(crate) fn refuse_served(path: &Path) -> Result<()> {
 /// # Errors
 /// If a device cannot be opened or its pool is in use.
 pub(crate) fn open_devices(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
-    if let Some(store) = open_store(paths, Access::of(read_only, false))? {
-        return Ok(vec![store.opened]);
+    if let Some((store, logs)) = open_store(paths, Access::of(read_only, false))? {
+        return Ok(std::iter::once(store.opened).chain(logs).collect());
     }
     // A read-only open cannot wait for a process that waits for it.
     if !read_only {
@@ -166,8 +172,8 @@ pub(crate) fn open_new_device(path: &Path, joined: &Pool) -> Result<Opened> {
     opened.ok_or_else(|| Failure::new(format!("{}: cannot be opened", path.display())))
 }
 
-/// Opens the object store that is the only device of a pool; `None` if the devices are others.
-fn open_store(paths: &[PathBuf], access: Access) -> Result<Option<OpenStore>> {
+/// Opens the object store of a pool, and its log devices; `None` if the pool is on other devices.
+fn open_store(paths: &[PathBuf], access: Access) -> Result<Option<(OpenStore, Vec<Opened>)>> {
     open_store_with(paths, access, None)
 }
 
@@ -175,16 +181,22 @@ fn open_store_with(
     paths: &[PathBuf],
     access: Access,
     retention: Option<Duration>,
-) -> Result<Option<OpenStore>> {
-    let Some(url) = paths.iter().find_map(|path| object_stores::url(path)) else {
+) -> Result<Option<(OpenStore, Vec<Opened>)>> {
+    let (stores, logs): (Vec<_>, Vec<_>) =
+        paths.iter().cloned().partition(|path| object_stores::url(path).is_some());
+    let Some(url) = stores.first().and_then(|path| object_stores::url(path)) else {
         return Ok(None);
     };
-    match paths {
-        [_] => object_stores::open(url, access, retention).map(Some),
-        _ => Err(Failure::new(format!(
-            "{url}: a pool on an object store has no other device; give it alone"
-        ))),
+    if stores.len() > 1 {
+        let text = format!("{url}: a pool is on one object store; give one");
+        return Err(Failure::new(text));
     }
+    let read_only = access == Access::Read;
+    if !read_only {
+        logs.iter().try_for_each(|path| refuse_served(path))?;
+    }
+    let opened = open_without_pool_lock(&logs, read_only)?;
+    Ok(Some((object_stores::open(url, access, retention)?, opened)))
 }
 
 fn open_without_pool_lock(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
@@ -287,9 +299,10 @@ pub(crate) fn import_with(
     let access = Access::of(request.read_only, request.force);
     let retention = request.retention_ms.map(Duration::from_millis);
     let (devices, cleaner) = match open_store_with(&request.paths, access, retention)? {
-        Some(store) => {
+        Some((store, logs)) => {
             let (device, cleaner) = store.split();
-            (vec![device], Some(cleaner).filter(|_| !request.read_only))
+            let devices = std::iter::once(device).chain(logs).collect();
+            (devices, Some(cleaner).filter(|_| !request.read_only))
         }
         None => (open_devices(&request.paths, request.read_only)?, None),
     };
@@ -317,6 +330,9 @@ pub(crate) fn import_with(
             ErrorKind::Corrupt if !request.read_only => {
                 "; use --read-only to read what is left, or --txg to choose a transaction group that \
                  `forebay inspect DEVICE uberblocks` lists"
+            }
+            ErrorKind::NotAPool if text.contains("discard_log") => {
+                "; --discard-log imports it and loses these changes"
             }
             ErrorKind::NotAPool if text.contains("missing") => {
                 "; give all of its devices, joined by `:`, or use --read-only to read what the others have"
@@ -360,7 +376,7 @@ pub(crate) fn import_view(
 pub(crate) fn labels(paths: &[PathBuf]) -> Result<Vec<Option<LabelInfo>>> {
     let memory = cache(16 << 20)?;
     let opened = match open_store(paths, Access::Read)? {
-        Some(store) => vec![store.opened],
+        Some((store, logs)) => std::iter::once(store.opened).chain(logs).collect(),
         None => open_without_pool_lock(paths, true)?,
     };
     opened.iter().map(|one| Ok(read_label(one, &memory)?)).collect()
@@ -387,6 +403,8 @@ mod tests {
         assert_eq!(paths_of("./tank"), Some(vec![PathBuf::from("./tank")]));
         let url = PathBuf::from("s3://bucket/tank");
         assert_eq!(paths_of("s3://bucket/tank/"), Some(vec![url.clone()]));
+        let with_log = vec![url.clone(), PathBuf::from("/dev/sdb"), PathBuf::from("/x/y")];
+        assert_eq!(paths_of("s3://bucket/tank:/dev/sdb:/x/y"), Some(with_log));
         assert_eq!(absolute(std::slice::from_ref(&url)).unwrap(), [url]);
         assert_eq!(paths_of("/a:/b"), Some(vec![PathBuf::from("/a"), PathBuf::from("/b")]));
     }

@@ -1,4 +1,4 @@
-//! `--mirror A B --mirror C D`: groups of devices.
+//! `--mirror A B --mirror C D`: groups of devices; `--log-device E F`: one group.
 //!
 //! A derived option would join the values of its occurrences, so this one is written by hand.
 
@@ -42,4 +42,13 @@ impl Args for Mirrors {
     fn augment_args_for_update(command: Command) -> Command {
         Self::augment_args(command)
     }
+}
+
+/// The devices of the intent log of a new pool: none, one, or a mirror.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+pub(crate) struct LogDevices {
+    /// Keep the intent log on this device, or on a mirror of these: fsync then waits for no other
+    /// device. A file that does not exist is created, of 1 GiB at most
+    #[arg(long = "log-device", value_name = "DEVICE", num_args = 1..)]
+    pub(crate) log_devices: Vec<PathBuf>,
 }

@@ -24,6 +24,8 @@ use crate::{device_content, output, pools, units};
 const SIZE_UNIT: u64 = 1 << 20;
 /// Default size of created files.
 pub(crate) const DEFAULT_BYTES: u64 = 10 << 30;
+/// Maximum size of created files for the intent log.
+const LOG_BYTES: u64 = 1 << 30;
 /// Mode of the root directory of a new file system.
 const ROOT_MODE: u16 = 0o755;
 
@@ -40,6 +42,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
         name: &name,
         devices: &devices,
         mirrors: &mirrors.iter().map(Vec::len).collect::<Vec<_>>(),
+        logs: &args.log.log_devices,
         size_bytes: args.size.unwrap_or(DEFAULT_BYTES),
         dataset: &args.dataset,
         settings: settings(&args.settings, DatasetSettings::default())?,
@@ -48,31 +51,36 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
     };
     let pool = create(&new)?;
     let total = pool.stats().total_bytes;
-    known::note(pool.name(), pool.guid(), &pools::absolute(&devices)?);
+    let all = [&devices[..], new.logs].concat();
+    let absolute = pools::absolute(&all)?;
+    known::note(pool.name(), pool.guid(), &absolute);
     pool.close()?;
-    let first = devices[0].display();
+    // Behind a URL, only an absolute path is one.
+    let spec = devices_spec(if args.object_store.is_some() { &absolute } else { &all });
     if let Some(l2_device) = &args.l2_device {
-        super::l2::add(&devices_spec(&devices), l2_device, None, false)?;
+        super::l2::add(&spec, l2_device, None, false)?;
     }
     if args.object_store.is_some() {
         output::line(&format!(
-            "created pool {name} on {first}, with dataset {}; mount it with `forebay mount {first}`",
+            "created pool {name} on {}, with dataset {}; mount it with `forebay mount {spec}`",
+            devices[0].display(),
             args.dataset
         ));
         return Ok(());
     }
     output::line(&format!(
-        "created pool {name}, {} in {} device{}{}, with dataset {}; mount it with `forebay mount {}`",
+        "created pool {name}, {} in {} device{}{}{}, with dataset {}; mount it with `forebay mount {}`",
         units::bytes(total),
-        devices.len(),
-        if devices.len() == 1 { "" } else { "s" },
+        all.len(),
+        if all.len() == 1 { "" } else { "s" },
         match mirrors.len() {
             0 => String::new(),
             1 => ", of which a mirror".to_owned(),
             more => format!(", of which {more} mirrors"),
         },
+        if new.logs.is_empty() { "" } else { ", with a log device" },
         args.dataset,
-        devices_spec(&devices)
+        spec
     ));
     Ok(())
 }
@@ -172,6 +180,8 @@ pub(crate) struct New<'a> {
     pub(crate) devices: &'a [PathBuf],
     /// The last devices belong to mirrors: the number of devices of each.
     pub(crate) mirrors: &'a [usize],
+    /// Devices of the intent log.
+    pub(crate) logs: &'a [PathBuf],
     /// Size of files to be created.
     pub(crate) size_bytes: u64,
     pub(crate) dataset: &'a str,
@@ -192,7 +202,9 @@ type CreatedFiles = Vec<(PathBuf, Arc<FileLock>)>;
 pub(crate) fn create(new: &New<'_>) -> Result<Pool> {
     let mut created_files = CreatedFiles::new();
     let created = match new.devices {
-        [path] if object_stores::url(path).is_some() => create_on_store(new, path),
+        [path] if object_stores::url(path).is_some() => {
+            create_on_store(new, path, &mut created_files)
+        }
         _ => create_in(new, &mut created_files),
     };
     if created.is_err() {
@@ -205,13 +217,18 @@ pub(crate) fn create(new: &New<'_>) -> Result<Pool> {
 }
 
 /// Creates a pool on an object store. After a failure its objects are removed.
-fn create_on_store(new: &New<'_>, path: &Path) -> Result<Pool> {
+fn create_on_store(new: &New<'_>, path: &Path, created_files: &mut CreatedFiles) -> Result<Pool> {
     let url = object_stores::url(path).unwrap_or_default();
     let cache = pools::cache(MemoryPlan::small())?;
+    let logs = open_all(new, new.logs, created_files)?;
     let (device, _cleaner) = object_stores::open(url, Access::Create, None)?.split();
     let create = || {
         let options = CreateOptions::new(new.name, cache);
-        let pool = Pool::create_tree(vec![NewVdev::ObjectStore(device)], &options)?;
+        let mut vdevs = vec![NewVdev::ObjectStore(device)];
+        if !logs.is_empty() {
+            vdevs.push(NewVdev::Log(logs));
+        }
+        let pool = Pool::create_tree(vdevs, &options)?;
         create_dataset(&pool, new)?;
         Ok(pool)
     };
@@ -236,22 +253,9 @@ fn create_in(new: &New<'_>, created_files: &mut CreatedFiles) -> Result<Pool> {
             new.name
         )));
     }
-    device_content::refuse_repeated(new.devices, &[])?;
-    // Opened together, since several may belong to one pool, which is locked once.
-    let is_there = |path: &&PathBuf| path.symlink_metadata().is_ok();
-    let found: Vec<PathBuf> = new.devices.iter().filter(is_there).cloned().collect();
-    let mut there = pools::open_new_devices(&found, None)?.into_iter();
-    let mut opened = Vec::new();
-    for path in new.devices {
-        if !found.contains(path) {
-            opened.push(create_file(path, new.size_bytes, created_files)?);
-        } else {
-            if let Some(device) = there.next() {
-                pools::refuse_content(&device, path, new.force)?;
-                opened.push(device);
-            }
-        }
-    }
+    let all = [new.devices, new.logs].concat();
+    let mut opened = open_all(new, &all, created_files)?;
+    let logs = opened.split_off(new.devices.len());
     let (force, sector_bytes) = (new.force, new.sector);
     let options = CreateOptions { force, sector_bytes, ..CreateOptions::new(new.name, cache) };
     let mirrored: usize = new.mirrors.iter().sum();
@@ -261,9 +265,36 @@ fn create_in(new: &New<'_>, created_files: &mut CreatedFiles) -> Result<Pool> {
     for devices in new.mirrors {
         vdevs.push(NewVdev::Mirror(rest.by_ref().take(*devices).collect()));
     }
+    if !logs.is_empty() {
+        vdevs.push(NewVdev::Log(logs));
+    }
     let pool = Pool::create_tree(vdevs, &options)?;
     create_dataset(&pool, new)?;
     Ok(pool)
+}
+
+/// Opens these devices of a new pool, and creates files that do not exist.
+fn open_all(
+    new: &New<'_>,
+    paths: &[PathBuf],
+    created_files: &mut CreatedFiles,
+) -> Result<Vec<Opened>> {
+    device_content::refuse_repeated(paths, &[])?;
+    // Opened together, since several may belong to one pool, which is locked once.
+    let is_there = |path: &&PathBuf| path.symlink_metadata().is_ok();
+    let found: Vec<PathBuf> = paths.iter().filter(is_there).cloned().collect();
+    let mut there = pools::open_new_devices(&found, None)?.into_iter();
+    let mut opened = Vec::new();
+    for path in paths {
+        if !found.contains(path) {
+            let most = if new.logs.contains(path) { LOG_BYTES } else { u64::MAX };
+            opened.push(create_file(path, new.size_bytes.min(most), created_files)?);
+        } else if let Some(device) = there.next() {
+            pools::refuse_content(&device, path, new.force)?;
+            opened.push(device);
+        }
+    }
+    Ok(opened)
 }
 
 /// Creates a file and opens it as a device.

@@ -33,9 +33,14 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
     if !args.yes {
         ask(&name, &paths)?;
     }
-    if let [path] = &*paths
-        && let Some(url) = object_stores::url(path)
-    {
+    if let Some(url) = paths.iter().find_map(|path| object_stores::url(path)) {
+        // Their labels alone would look like a pool.
+        let logs = paths.iter().filter(|path| object_stores::url(path).is_none());
+        let logs: Vec<_> = logs.cloned().collect();
+        if !logs.is_empty() {
+            let opened = pools::open_devices(&logs, false)?;
+            forebay_pool::destroy(&opened, true, &*pools::cache(MemoryPlan::small())?)?;
+        }
         let objects = object_stores::destroy(url, args.force)?;
         known::forget(guid);
         output::line(&format!("destroyed pool {name}, {objects} objects"));

@@ -16,6 +16,7 @@ mod export;
 mod import;
 mod l2;
 mod list;
+mod log;
 mod metrics;
 mod mount;
 pub(crate) mod mount_helper;
@@ -28,7 +29,9 @@ mod trim;
 mod tunable;
 mod umount;
 
-use crate::args::{CacheCommand, Cli, Command, DatasetCommand, L2Command, TunableCommand};
+use crate::args::{
+    CacheCommand, Cli, Command, DatasetCommand, L2Command, LogCommand, TunableCommand,
+};
 use crate::daemon::health;
 use crate::error::{Failure, Result};
 use crate::logging::{DefaultLevel, LogArgs};
@@ -64,13 +67,13 @@ fn run_logged(command: Command, log: &LogArgs) -> Result<u8> {
     dispatch(command, log)
 }
 
-fn dispatch(command: Command, log: &LogArgs) -> Result<u8> {
+fn dispatch(command: Command, logging: &LogArgs) -> Result<u8> {
     let ended = match command {
         Command::Create(args) => create::run(&args),
-        Command::Import(args) => import::run(&args, log),
+        Command::Import(args) => import::run(&args, logging),
         Command::Export(args) => export::run(&args),
         Command::Expand(args) => expand::run(&args),
-        Command::Mount(args) => mount::run(args, log),
+        Command::Mount(args) => mount::run(args, logging),
         Command::Umount(args) => umount::run(&args),
         Command::List(args) => return list::run(&args),
         Command::Status(args) => return status::run(&args),
@@ -92,6 +95,10 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<u8> {
         }
         Command::L2(L2Command::Remove { pool, device }) => l2::remove(&pool, &device),
         Command::L2(L2Command::List { pool, json }) => l2::list(pool.as_deref(), json),
+        Command::Log(LogCommand::Add { pool, devices, size, force }) => {
+            log::add(&pool, &devices, size, force)
+        }
+        Command::Log(LogCommand::Remove { pool }) => log::remove(&pool),
         Command::Dataset(DatasetCommand::Create { pool, name, settings }) => {
             dataset::create(&pool, &name, &settings)
         }
@@ -112,7 +119,9 @@ fn dispatch(command: Command, log: &LogArgs) -> Result<u8> {
         Command::Explain(args) => explain::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => completions::run(&args),
-        Command::Serve(args) => daemon::spawn::serve(args.memory, args.threads, args.separate, log),
+        Command::Serve(args) => {
+            daemon::spawn::serve(args.memory, args.threads, args.separate, logging)
+        }
     };
     ended.map(|()| 0)
 }

@@ -120,6 +120,7 @@ fn default_pool(args: &MountArgs) -> Result<Target> {
             name: "forebay",
             devices: std::slice::from_ref(&path),
             mirrors: &[],
+            logs: &[],
             size_bytes: DEFAULT_BYTES,
             dataset: &args.dataset,
             settings: DatasetSettings::default(),

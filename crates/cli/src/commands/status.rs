@@ -70,7 +70,7 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
     if !status.read_only {
         status.import_notes.iter().for_each(|note| put("import", note.clone()));
     }
-    if status.devices.iter().any(|device| device.missing && !device.mirror) {
+    if status.devices.iter().any(|device| device.missing && !device.mirror && !device.log) {
         put("hint", "give all of its devices, joined by `:`".to_owned());
     }
     let is_store = status.devices.iter().any(|device| device.object_store);
@@ -184,7 +184,11 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
             lines.extend(store_requests(device).map(|value| ("requests".to_owned(), value)));
         } else if !device.missing {
             let value = format!("{}, {size}, by {}, {access}", device.path, device.engine);
-            lines.push((format!("device {}", device.number), value));
+            let name = match device.log {
+                true => "log device".to_owned(),
+                false => format!("device {}", device.number),
+            };
+            lines.push((name, value));
         }
         if device.physical_bytes > status.sector_bytes {
             let (physical, own) = (device.physical_bytes, status.sector_bytes);
@@ -251,7 +255,7 @@ fn store_requests(device: &DeviceInfo) -> Option<String> {
 fn tree(status: &PoolStatus) -> Vec<(String, String)> {
     let errors =
         |device: &DeviceInfo| device.read_errors + device.write_errors + device.checksum_errors;
-    if !status.devices.iter().any(|device| device.mirror || errors(device) > 0) {
+    if !status.devices.iter().any(|device| device.mirror || device.log || errors(device) > 0) {
         return Vec::new();
     }
     let row = |name: &str, columns: [&str; 4], note: &str| {
@@ -271,7 +275,11 @@ fn tree(status: &PoolStatus) -> Vec<(String, String)> {
             let mut sides = status.devices.iter().filter(|other| other.number == device.number);
             let is_whole = sides.all(|side| side.state == "online");
             let state = if is_whole { "online" } else { "degraded" };
-            lines.push(row(&format!("  mirror {}", device.number), [state, "", "", ""], ""));
+            let name = match device.log {
+                true => "  log mirror".to_owned(),
+                false => format!("  mirror {}", device.number),
+            };
+            lines.push(row(&name, [state, "", "", ""], ""));
         }
         let indent = if device.mirror { "    " } else { "  " };
         let [read, write, checksum] =
@@ -286,7 +294,8 @@ fn tree(status: &PoolStatus) -> Vec<(String, String)> {
             Some(old) => format!("replaces {old}; {note}"),
             None => note,
         };
-        let name = format!("{indent}{}", device.path);
+        let is_log = device.log && !device.mirror;
+        let name = format!("{indent}{}{}", if is_log { "log " } else { "" }, device.path);
         lines.push(row(&name, [&device.state, &read, &write, &checksum], &note));
     }
     lines.extend(next_steps(status).map(|text| ("action".to_owned(), text)));
@@ -295,7 +304,8 @@ fn tree(status: &PoolStatus) -> Vec<(String, String)> {
 
 /// What to do about devices of mirrors that are not whole.
 fn next_steps(status: &PoolStatus) -> impl Iterator<Item = String> {
-    let has = |state: &str| status.devices.iter().any(|one| one.mirror && one.state == state);
+    let of_mirrors = || status.devices.iter().filter(|one| one.mirror && !one.log);
+    let has = |state: &str| of_mirrors().any(|one| one.state == state);
     let name = status.name.clone();
     let resilvers = status.resilver.as_ref().is_some_and(|resilver| resilver.active);
     let steps = [
@@ -313,7 +323,11 @@ fn next_steps(status: &PoolStatus) -> impl Iterator<Item = String> {
                 .to_owned()
         }),
     ];
-    steps.into_iter().flatten()
+    let lost_log = status.devices.iter().any(|one| one.log && one.state != "online");
+    let log_step = lost_log.then(|| {
+        format!("`forebay clear {}` uses a log device again that has failed", status.name)
+    });
+    steps.into_iter().flatten().chain(log_step)
 }
 
 /// Describes an L2 device in one line.

@@ -181,6 +181,9 @@ pub(crate) struct DeviceInfo {
     /// Whether the device belongs to a mirror, whose devices have the same number.
     #[serde(default)]
     pub(crate) mirror: bool,
+    /// Whether the device holds the intent log, and no blocks.
+    #[serde(default)]
+    pub(crate) log: bool,
     /// `online`, `degraded`, `faulted`, `missing` or `offline`.
     #[serde(default)]
     pub(crate) state: String,

@@ -86,6 +86,10 @@ pub(crate) enum Request {
     AddL2 { pool: u64, device: PathBuf, force: bool },
     /// Remove an L2 device, named by path or number: no content.
     RemoveL2 { pool: u64, device: String },
+    /// Add a log device, or a mirror of them: no content.
+    AddLog { pool: u64, devices: Vec<PathBuf>, force: bool },
+    /// Remove the log device: no content.
+    RemoveLog { pool: u64 },
     /// Empty the cache in memory: [`messages::FlushReport`].
     FlushCache,
     /// List the tunables of the cache and of a pool: [`messages::TunableInfo`].

@@ -278,7 +278,8 @@ pub(crate) fn change_side(
 /// Describes the newest resilver.
 pub(crate) fn resilver_info(pool: &Pool) -> ResilverInfo {
     let status = pool.resilver_status();
-    let is_degraded = |device: &PoolDevice| device.mirror && device.state == LeafState::Degraded;
+    let is_degraded =
+        |device: &PoolDevice| device.mirror && !device.log && device.state == LeafState::Degraded;
     ResilverInfo {
         active: status.is_active,
         degraded: pool.devices().iter().any(is_degraded),

@@ -54,7 +54,7 @@ use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportRequest};
 use follow::Following;
 pub(crate) use registry::{ImportedPool, MountedDataset};
-pub(crate) use requests::{add_l2, expand_pool, remove_l2};
+pub(crate) use requests::{add_l2, add_log, expand_pool, remove_l2, remove_log};
 use screen::Screen;
 
 /// Share of the cache limit that the dirty data of all pools may take, as a fraction.

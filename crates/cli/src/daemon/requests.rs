@@ -15,6 +15,7 @@ use crate::control::messages::{
     ExpandReport, FlushReport, JobReport, L2DeviceInfo, MountInfo, PoolStatus, ScrubInfo,
 };
 use crate::control::{Request, ScrubChange};
+use crate::discover::known;
 use crate::error::{Failure, Result};
 use crate::pools;
 
@@ -85,6 +86,10 @@ impl Daemon {
                 answer(&add_l2(&imported.pool(), &device, force)?)
             }
             Request::RemoveL2 { pool, device } => answer(&self.remove_l2(pool, &device)?),
+            Request::AddLog { pool, devices, force } => {
+                answer(&add_log(&self.pool(pool)?.pool(), &devices, force)?)
+            }
+            Request::RemoveLog { pool } => answer(&remove_log(&self.pool(pool)?.pool())?),
             Request::FlushCache => answer(&self.flush_cache()),
             Request::Tunables { pool } => {
                 answer(&stats::tunables(&self.cache, &self.pool(pool)?.pool()))
@@ -208,10 +213,10 @@ pub(crate) fn expand_pool(
         };
         pool.add_vdev(vdev, force, sector)?;
     }
-    for device in pool.devices() {
+    for device in pool.devices().into_iter().filter(|device| !device.log) {
         pool.expand(device.number)?;
     }
-    let devices = pool.devices().into_iter();
+    let devices = pool.devices().into_iter().filter(|device| !device.log);
     let grown = devices.filter(has_grown).map(|device| device.path.into());
     Ok(ExpandReport {
         before_bytes,
@@ -219,6 +224,36 @@ pub(crate) fn expand_pool(
         added: add.concat(),
         grown: grown.collect(),
     })
+}
+
+/// Adds a log device, or a mirror of them.
+///
+/// # Errors
+/// If the pool refuses.
+pub(crate) fn add_log(pool: &Pool, paths: &[PathBuf], force: bool) -> Result<()> {
+    let opened = pools::open_new_devices(paths, Some(pool))?;
+    for (one, path) in opened.iter().zip(paths) {
+        pools::refuse_content(one, path, force)?;
+    }
+    pool.add_vdev(NewVdev::Log(opened), force, None)?;
+    note_devices(pool);
+    Ok(())
+}
+
+/// Removes the log device.
+///
+/// # Errors
+/// If the pool refuses.
+pub(crate) fn remove_log(pool: &Pool) -> Result<()> {
+    pool.remove_log()?;
+    note_devices(pool);
+    Ok(())
+}
+
+/// Notes where the pool is, for a later import by name.
+fn note_devices(pool: &Pool) {
+    let paths: Vec<PathBuf> = pool.devices().into_iter().map(|one| one.path.into()).collect();
+    known::note(pool.name(), pool.guid(), &paths);
 }
 
 /// Adds an L2 device, and describes it.

@@ -185,6 +185,7 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         physical_bytes: device.physical_bytes,
         missing: device.missing,
         mirror: device.mirror,
+        log: device.log,
         state: device.state.name().to_owned(),
         read_errors: device.read_errors,
         write_errors: device.write_errors,

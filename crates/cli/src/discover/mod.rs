@@ -16,6 +16,7 @@ pub(crate) mod known;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use forebay_pool::format::label::LOG_VDEV;
 use forebay_pool::{HostId, LabelInfo};
 
 use crate::error::{Failure, Result};
@@ -53,7 +54,10 @@ impl FoundPool {
     /// `online` with all devices, `degraded` if each vdev has some, else `incomplete`.
     pub(crate) fn state(&self) -> &'static str {
         let is_there = |device: &FoundDevice| !device.paths.is_empty();
-        let has_some = |vdev| self.devices.iter().any(|one| one.vdev == vdev && is_there(one));
+        // What the loss of a log device means is known after an import has read the newest group.
+        let has_some = |vdev| {
+            vdev >= LOG_VDEV || self.devices.iter().any(|one| one.vdev == vdev && is_there(one))
+        };
         match () {
             () if self.devices.iter().all(is_there) => "online",
             () if self.devices.iter().all(|one| has_some(one.vdev)) => "degraded",
@@ -151,7 +155,10 @@ pub(crate) fn named(spec: &str, folders: &[PathBuf]) -> Result<Option<Vec<PathBu
     if let [hint] = &hinted[..] {
         let store = hint.paths.iter().find(|path| object_stores::url(path).is_some());
         let mut found = match store {
-            Some(store) => on(std::slice::from_ref(store)),
+            // Its log devices too.
+            Some(store) => {
+                on(&[std::slice::from_ref(store), &candidates::labelled(&hint.paths)].concat())
+            }
             None => on(&candidates::labelled(&hint.paths)),
         };
         // No search finds a store.

@@ -21,6 +21,7 @@ mod inspect;
 mod inspect_json;
 mod l2_devices;
 mod lifecycle;
+mod log_devices;
 mod logging;
 mod memory;
 mod metrics;

@@ -228,3 +228,24 @@ fn only_read_only_mounts_of_object_stores_follow() {
     let refused = host.fails(&["mount", "tank.img", "mnt", "--read-only", "--follow"]);
     assert!(refused.contains("--follow is for pools on object stores"), "{refused}");
 }
+
+#[test]
+fn fsyncs_go_to_a_log_device_in_front_of_the_store() {
+    let server = S3Server::start();
+    let host = Host::new(&server);
+    host.ok(&["create", "--name", "tank", "--object-store", URL, "--log-device", "log.img"]);
+    let folder = host.fixture.folder("mnt");
+    host.ok(&["mount", "tank", "mnt", "--daemon"]);
+    std::fs::write(folder.join("file"), [7; 4096]).expect("written");
+    std::fs::File::open(folder.join("file")).expect("there").sync_all().expect("an fsync");
+    kill(&host);
+    host.ok(&["umount", "mnt"]);
+    let refused = host.fails(&["mount", URL, "mnt"]);
+    assert!(refused.contains("--discard-log"), "{refused}");
+    let both = format!("{URL}:{}", host.fixture.path("log.img").display());
+    host.ok(&["mount", &both, "mnt", "--daemon"]);
+    assert_eq!(std::fs::read(folder.join("file")).expect("replayed"), [7; 4096]);
+    host.ok(&["umount", "mnt"]);
+    host.ok(&["destroy", &both, "--yes"]);
+    assert!(server.keys("bucket/tank").is_empty());
+}

@@ -87,6 +87,7 @@ impl Demo {
             name: "demo",
             devices: std::slice::from_ref(&device),
             mirrors: &[],
+            logs: &[],
             size_bytes: (2 * self.tree.bytes + SPARE_BYTES).next_multiple_of(1 << 20),
             dataset: "main",
             settings: DatasetSettings::default(),

@@ -97,9 +97,10 @@ fn space(pool: &Pool, name: &str, out: &mut Snapshot) {
 fn devices(pool: &Pool, name: &str, paths: bool, out: &mut Snapshot) {
     for device in pool.devices() {
         // Sides of a mirror are devices of one number.
-        let number = match device.mirror {
-            true => format!("{}.{}", device.number, device.side),
-            false => device.number.to_string(),
+        let number = match (device.log, device.mirror) {
+            (true, _) => format!("log.{}", device.side),
+            (false, true) => format!("{}.{}", device.number, device.side),
+            (false, false) => device.number.to_string(),
         };
         let labels = [("pool", name), ("device", &*number)];
         let help = "Size of a device.";
