@@ -34,6 +34,8 @@ pub struct L2Options {
     pub arena: Arc<Arena>,
     /// On create: the segment size in bytes, to override the default.
     pub segment_bytes: Option<u64>,
+    /// Called with the reason once the L2 has failed and takes nothing any more.
+    pub on_failure: Option<Arc<dyn Fn(&str) + Send + Sync>>,
 }
 
 impl L2Options {
@@ -51,6 +53,7 @@ impl L2Options {
             seed: seed_from_system(),
             arena,
             segment_bytes: None,
+            on_failure: None,
         }
     }
 }

@@ -88,6 +88,7 @@ pub(crate) struct L2Shared<K: Key, V: Send + Sync + 'static> {
     note_bytes: usize,
     pub(crate) label: LabelInfo,
     pub(crate) immutable_keys: bool,
+    on_failure: Option<Arc<dyn Fn(&str) + Send + Sync>>,
     pub(crate) max_stamp: u64,
     pub(crate) index: Index,
     pub(crate) ring: Ring,
@@ -144,6 +145,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             codec,
             label,
             immutable_keys: options.immutable_keys,
+            on_failure: options.on_failure.clone(),
             max_stamp: options.max_stamp,
             index: Index::new(
                 geometry.segments,
@@ -258,6 +260,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             return;
         }
         tracing::error!(device = &*self.io.device.info().name, error = why, "L2 failed");
+        self.on_failure.iter().for_each(|call| call(why));
         if voids {
             self.try_void();
         }

@@ -149,8 +149,8 @@ impl Follower {
         self.engine.tell()
     }
 
-    /// Ends the follower: removes its pin, if the store answers in time, and lets all requests fail,
-    /// also those of its views and of a poll.
+    /// Ends the follower: removes its pin, if the store answers in time, and lets all requests
+    /// fail, also those of its views and of a poll.
     pub fn close(&self) {
         self.runtime.block_on(self.engine.close());
     }

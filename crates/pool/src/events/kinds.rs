@@ -81,6 +81,20 @@ event_kinds! {
     DeviceOnline "device_online" info detail "device is online";
     /// A device of a mirror misses no blocks any more.
     DeviceWhole "device_whole" info detail "device of a mirror has all blocks again";
+    /// A device joins a mirror, beside another device or in its place.
+    DeviceAttached "device_attached" info detail "attached device";
+    /// A device has left a mirror for good.
+    DeviceDetached "device_detached" info detail "detached device";
+    /// The pool has another device, or mirror.
+    DeviceAdded "device_added" info detail "added device";
+    /// The pool uses more of a device.
+    DeviceExpanded "device_expanded" info detail "expanded device";
+    /// The pool has another L2 device.
+    L2Added "l2_added" info detail "added L2 device";
+    /// An L2 device does not belong to the pool any more.
+    L2Removed "l2_removed" info detail "removed L2 device";
+    /// An L2 device is not used any more, or was not found by the import.
+    L2Lost "l2_lost" warn error "lost L2 device";
     /// A resilver brings missed blocks onto devices.
     ResilverBegan "resilver_began" info detail "resilver runs";
     /// The resilver has ended.

@@ -17,6 +17,7 @@ use super::pool_l2::PoolL2;
 use super::router::L2Cache;
 use crate::block_key::BlockKey;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Event, EventKind, PoolEvents};
 use crate::open::{self, Opened};
 
 /// Prefix of the owner field of a pool's L2 labels.
@@ -30,11 +31,15 @@ pub(crate) struct L2Context<'a> {
     pub(crate) cache: &'a Cache<BlockKey, Buffer>,
     pub(crate) arena: &'a Arc<Arena>,
     pub(crate) clock: &'a Arc<dyn Clock>,
+    pub(crate) events: &'a Arc<PoolEvents>,
 }
 
 impl L2Context<'_> {
-    fn options(&self, seed: u64) -> L2Options {
+    fn options(&self, device: &Arc<dyn Device>, seed: u64) -> L2Options {
+        let (events, name) = (Arc::clone(self.events), device.info().name.to_string());
+        let lost = move |why: &str| events.note(EventKind::L2Lost, lost_device(&name, why));
         L2Options {
+            on_failure: Some(Arc::new(lost)),
             immutable_keys: true,
             clock: Arc::clone(self.clock),
             seed,
@@ -45,6 +50,11 @@ impl L2Context<'_> {
     fn codec(&self) -> Arc<BlockCodec> {
         Arc::new(BlockCodec::new(Arc::clone(self.l2), Arc::clone(self.arena)))
     }
+}
+
+/// The event of an L2 device that is not used any more.
+pub(crate) fn lost_device<'a>(name: &'a str, why: &str) -> Event<'a> {
+    Event { detail: Some(why.to_owned()), ..Event::of_device(name) }
 }
 
 /// Returns the owner field of a pool.
@@ -113,7 +123,7 @@ impl OpenL2Device {
         (context, seed): (&L2Context<'_>, u64),
         force: bool,
     ) -> Result<Arc<Self>> {
-        let options = L2Options { force, ..context.options(seed) };
+        let options = L2Options { force, ..context.options(&device, seed) };
         let codec = context.codec();
         let l2 = L2::create(Arc::clone(&device), codec.clone(), &options).map_err(refused)?;
         Ok(Arc::new(Self { l2, codec, device }))
@@ -136,7 +146,7 @@ impl OpenL2Device {
         let label = forebay_l2::read_label(&device).map_err(refused)?;
         let ours = label.guid == guid && marks.contains(&label.user_mark);
         let max_stamp = if ours { trusted } else { 0 };
-        let options = L2Options { max_stamp, ..context.options(seed) };
+        let options = L2Options { max_stamp, ..context.options(&device, seed) };
         let codec = context.codec();
         let l2 = L2::open(Arc::clone(&device), codec.clone(), &options).map_err(refused)?;
         Ok(Arc::new(Self { l2, codec, device }))

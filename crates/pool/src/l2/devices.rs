@@ -38,6 +38,7 @@ use super::locked_device::{self, DeviceCloser, DeviceLock};
 use super::router::L2Cache;
 use super::warm_up::HostDatasetOpener;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::EventKind;
 use crate::format::{L2_DEVICES_MAX, L2_PATH_BYTES, L2DevicePhys};
 use crate::open::Opened;
 
@@ -349,8 +350,9 @@ impl L2Devices {
             let used = match open_device(&**host, &phys, &guids, &mut given, search) {
                 Ok((l2, lock)) => L2Availability::Open(l2, lock),
                 Err(why) => {
-                    let pool = host.context().pool_name;
-                    tracing::warn!(pool, device = phys.path(), error = why, "lost L2 device");
+                    let path = phys.path();
+                    let lost = device::lost_device(&path, &why);
+                    host.context().events.note(EventKind::L2Lost, lost);
                     L2Availability::Unavailable(why)
                 }
             };

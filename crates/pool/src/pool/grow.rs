@@ -6,6 +6,7 @@
 use crate::devices::create::{self, NewVdev};
 use crate::devices::label;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Event, EventKind};
 use crate::open::{HostId, Opened};
 use crate::space::{DeviceSpan, Space};
 
@@ -55,7 +56,8 @@ impl Pool {
             false => self.sync()?,
         }
         let name = inner.devices.get(number).map(|vdev| vdev.name());
-        tracing::info!(pool = self.name(), device = name, number, "added device");
+        let event = Event { device: name.as_deref(), ..Event::default() };
+        inner.events().note(EventKind::DeviceAdded, event);
         Ok(number)
     }
 
@@ -96,7 +98,10 @@ impl Pool {
         };
         self.sync()?;
         if before != Some(bytes) {
-            tracing::info!(pool = self.name(), number, bytes, "expanded device");
+            let name = self.inner.devices.get(number).map(|vdev| vdev.name());
+            let detail = Some(format!("{bytes} bytes are used"));
+            let event = Event { device: name.as_deref(), detail, ..Event::default() };
+            self.inner.events().note(EventKind::DeviceExpanded, event);
         }
         Ok(bytes)
     }

@@ -14,6 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::devices::label;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Event, EventKind};
 use crate::format::{L2_DEVICES_MAX, L2DevicePhys, ObjectKind};
 use crate::l2::{L2Context, L2Device, L2DeviceState, L2Devices, L2Host};
 use crate::objset::Objset;
@@ -119,9 +120,9 @@ impl Pool {
     /// errors of [`begin`](Self::begin).
     pub fn add_l2_device(&self, device: Opened, force: bool) -> Result<u64> {
         self.inner.check_writable()?;
-        let (pool, name) = (self.name(), device.device.info().name.to_string());
+        let name = device.device.info().name.to_string();
         let guid = self.inner.l2_devices.add(&*self.inner, device, force)?;
-        tracing::info!(pool, device = name, "added L2 device");
+        self.inner.events().note(EventKind::L2Added, Event::of_device(&name));
         Ok(guid)
     }
 
@@ -133,7 +134,7 @@ impl Pool {
     pub fn remove_l2_device(&self, name: &str) -> Result<()> {
         self.inner.check_writable()?;
         self.inner.l2_devices.remove(&*self.inner, name)?;
-        tracing::info!(pool = self.name(), device = name, "removed L2 device");
+        self.inner.events().note(EventKind::L2Removed, Event::of_device(name));
         Ok(())
     }
 
@@ -233,6 +234,7 @@ impl L2Host for PoolInner {
             cache: self.store.cache().cache(),
             arena: self.store.cache().arena(),
             clock: &self.clock,
+            events: self.events(),
         }
     }
 

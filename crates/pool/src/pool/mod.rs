@@ -227,7 +227,7 @@ impl Pool {
 
 impl PoolInner {
     /// Notes the events of the pool.
-    pub(crate) fn events(&self) -> &PoolEvents {
+    pub(crate) fn events(&self) -> &Arc<PoolEvents> {
         self.devices.events()
     }
 

@@ -87,7 +87,10 @@ impl Pool {
         self.inner.check_writable()?;
         let name = new.device.info().name.to_string();
         self.inner.attach(device, NewSide { device: new, replaces, force, sector_bytes })?;
-        tracing::info!(pool = self.name(), device = name, beside = device, replaces, "attached");
+        let of_what = if replaces { "in place of" } else { "beside" };
+        let detail = Some(format!("{of_what} {device}"));
+        let event = Event { detail, ..Event::of_device(&name) };
+        self.inner.events().note(EventKind::DeviceAttached, event);
         self.sync()?;
         self.start_resilver().map(|_| ())
     }
@@ -176,8 +179,7 @@ impl PoolInner {
             let _config = self.config.lock();
             side.end_limit();
         }
-        let device = side.leaf().name();
-        tracing::info!(pool = &*self.name, device, "detached");
+        self.events().note(EventKind::DeviceDetached, Event::of_device(side.leaf().name()));
         side.release(self.store.cache())
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_base::testing::{events, record_events};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, Priority};
-use forebay_pool::{CreateOptions, EventKind, EventLog, Pool};
+use forebay_pool::{AttachOptions, CreateOptions, EventKind, EventLog, Pool};
 
 use crate::common::{MIB, cache, create_options, memory};
 use crate::mirrors::{Sides, fill, overwrite, scribble, scrub};
@@ -53,6 +53,70 @@ fn changes_of_a_pool_s_devices_are_logged() {
         assert_eq!(found.count(), 1, "{message}: {logged:?}");
     }
     assert!(!logged.iter().any(|event| event.contains("expanded device")), "{logged:?}");
+    let kinds: Vec<_> = noted(&pool).into_iter().map(|one| one.0).collect();
+    let expected =
+        [EventKind::Created, EventKind::DeviceAdded, EventKind::L2Added, EventKind::L2Removed];
+    assert_eq!(kinds, expected);
+}
+
+#[test]
+fn an_l2_device_that_fails_is_noted_once() {
+    let pool = Pool::create(vec![memory(64 * MIB).into()], &create_options(&cache(32 * MIB)));
+    let pool = pool.expect("a pool");
+    let l2 = Arc::new(FaultDevice::new(memory(64 * MIB), 1));
+    let name = Some(l2.info().name.to_string());
+    pool.add_l2_device((Arc::clone(&l2) as Arc<dyn Device>).into(), false).expect("an L2 device");
+    l2.add(Rule::new(Fault::Error(5)));
+    // More than fits into memory, until the L2 has been written to.
+    let is_lost = |one: &(EventKind, Option<String>, u64)| one.0 == EventKind::L2Lost;
+    let data = pool.create_dataset("data", &forebay_pool::DatasetSettings::default());
+    let data = data.expect("a dataset");
+    let tx = pool.begin().expect("space");
+    let object = data.create_object(&tx, &[]).and_then(|number| data.object(number)).expect("it");
+    drop(tx);
+    for nth in 0..200u64 {
+        if noted(&pool).iter().any(is_lost) {
+            break;
+        }
+        let tx = pool.begin().expect("space");
+        object.write(&tx, nth % 32 * MIB, &[nth as u8 | 1; MIB as usize]).expect("space");
+        drop(tx);
+        pool.sync().expect("a txg");
+    }
+    let lost: Vec<_> = noted(&pool).into_iter().filter(is_lost).collect();
+    assert_eq!(lost, [(EventKind::L2Lost, name, 1)]);
+    drop(object);
+    pool.export().expect("exported");
+}
+
+#[test]
+fn sides_that_join_and_leave_are_noted() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    fill(&pool, 20);
+    let [a, b] = [0, 1].map(|side: usize| sides.media[side].info().name.to_string());
+    let [c, d] = [memory(32 * MIB), memory(32 * MIB)];
+    let new = [&c, &d].map(|device| Some(device.info().name.to_string()));
+    pool.attach_device(&a, c.into(), AttachOptions::default()).expect("it suits");
+    pool.wait_resilver();
+    pool.detach_device(&a).expect("others are whole");
+    pool.replace_device(&b, d.into(), AttachOptions::default()).expect("it suits");
+    pool.wait_resilver();
+    let joins = [EventKind::DeviceAttached, EventKind::DeviceDetached];
+    let found: Vec<_> = noted(&pool)
+        .into_iter()
+        .filter(|one| joins.contains(&one.0))
+        .map(|one| (one.0, one.1))
+        .collect();
+    let [new_c, new_d] = new;
+    let expected = [
+        (EventKind::DeviceAttached, new_c),
+        (EventKind::DeviceDetached, Some(a)),
+        (EventKind::DeviceAttached, new_d),
+        (EventKind::DeviceDetached, Some(b)),
+    ];
+    assert_eq!(found, expected);
+    pool.export().expect("exported");
 }
 
 #[test]
