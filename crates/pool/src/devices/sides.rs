@@ -7,6 +7,8 @@
 //! its range of missed txgs ends: after the txg that is open at that time, because writes in flight
 //! may have left it out.
 
+use forebay_io::Request;
+
 use super::config::{Config, Label, VdevKind};
 use super::heartbeat::{self, Heartbeat};
 use super::label::{self, MayWrite, Ring};
@@ -161,6 +163,8 @@ impl<'a> Side<'a> {
         }
         self.check_label(config, synced, memory)?;
         leaf.device().retry_flushes();
+        // A device that lost its end is noticed by a flush, and by no request to its beginning.
+        leaf.device().run(Request::flush()).result.map_err(super::failed)?;
         // Before the side counts as one that others look at.
         if let Some(beats) = beats.filter(|_| self.vdev.number() == 0) {
             heartbeat::write(&[&**leaf.device()], config.pool_guid, beats, memory)?;

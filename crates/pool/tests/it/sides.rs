@@ -4,8 +4,8 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use forebay_base::rng::SmallRng;
-use forebay_io::Op;
 use forebay_io::fault::{Crash, Fault, Rule};
+use forebay_io::{Device, FileDevice, Op, OpenOptions};
 use forebay_pool::{CreateOptions, ErrorKind, ImportOptions, LeafState, NewVdev, Opened, Pool};
 
 use crate::common::{MIB, cache, check, copy, copy_of, create_options, import_options, memory};
@@ -106,6 +106,30 @@ fn a_faulted_side_comes_back_without_an_import() {
     assert_eq!(states(&pool), [LeafState::Online; 2], "{status:?}");
     pool.export().expect("exported");
     verify_alone(&sides, number, 100, 1);
+}
+
+/// A flush notices a truncated file, and the label at the beginning of the file does not.
+#[test]
+fn a_truncated_side_does_not_come_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let open = |name: &str| -> Arc<dyn Device> {
+        let options = OpenOptions { create_bytes: Some(SIZE), ..OpenOptions::default() };
+        Arc::new(FileDevice::open(&folder.path().join(name), &options).expect("a file"))
+    };
+    let files = vec![open("a").into(), open("b").into()];
+    let options = create_options(&cache(32 * MIB));
+    let pool = Pool::create_tree(vec![NewVdev::Mirror(files)], &options).expect("a pool");
+    let number = fill(&pool, 100);
+    let side = name(&pool, 1);
+    pool.offline_device(&side).expect("the other one is whole");
+    let file = std::fs::File::options().write(true).open(folder.path().join("b"));
+    file.and_then(|file| file.set_len(SIZE / 2)).expect("truncated");
+    let error = pool.online_device(&side).expect_err("its end is gone");
+    assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Offline], "it was never used");
+    assert_eq!(pool.resilver_status().blocks, 0);
+    verify(&pool, number, 100, 0);
+    pool.export().expect("exported");
 }
 
 #[test]
