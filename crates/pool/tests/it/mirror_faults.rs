@@ -29,7 +29,11 @@ struct Rig {
 
 impl Rig {
     fn new(count: usize) -> Self {
-        let media: Vec<_> = (0..count).map(|_| memory(SIZE)).collect();
+        Self::of(count, SIZE)
+    }
+
+    fn of(count: usize, bytes: u64) -> Self {
+        let media: Vec<_> = (0..count).map(|_| memory(bytes)).collect();
         let fault = |one: &Arc<dyn Device>| Arc::new(FaultDevice::new(Arc::clone(one), 7));
         Self { faults: media.iter().map(fault).collect(), media }
     }
@@ -168,10 +172,10 @@ fn a_side_that_missed_more_than_is_left_is_recorded_readably() {
 }
 
 /// Of two mirrors, another side of each misses the newest records of the log. Blocks of the log
-/// lie on both mirrors.
+/// lie on both mirrors: each extent is larger than what is allocated on one device in a row.
 #[test]
 fn the_log_is_read_across_mirrors_whose_other_sides_are_stale() {
-    let mut rig = Rig::new(4);
+    let mut rig = Rig::of(4, 3 * SIZE);
     let pool = rig.create(2);
     let number = fill(&pool, 1);
     for stale in [1, 2] {
@@ -183,7 +187,7 @@ fn the_log_is_read_across_mirrors_whose_other_sides_are_stale() {
     let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
     let began = pool.stats().synced_txg;
     // Three sectors each, so that one lies across the end of the first extent.
-    for nth in 1..=60u8 {
+    for nth in 1..=200u8 {
         let tx = pool.begin().expect("space");
         object.write(&tx, 0, &[nth; 9000]).expect("space");
         drop(tx);
@@ -197,7 +201,7 @@ fn the_log_is_read_across_mirrors_whose_other_sides_are_stale() {
     let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
     let mut out = vec![0; 9000];
     object.read(0, &mut out).expect("it reads");
-    assert!(out.iter().all(|byte| *byte == 60), "fsync {} is the newest", out[0]);
+    assert!(out.iter().all(|byte| *byte == 200), "fsync {} is the newest", out[0]);
     drop(object);
     pool.export().expect("exported");
 }
