@@ -406,12 +406,18 @@ impl Selection<'_> {
         config: &mut Config,
     ) -> Result<(Vec<Vdev>, Option<Vdev>)> {
         let (mut slots, skipped) = Self::sort(labelled, config)?;
+        self.notes.extend(skipped.iter().map(|name| {
+            format!(
+                "{name} is not used: the pool does not list it; it was detached or replaced while it was away, or was about to join; to \
+                 use it, attach it again (--force)"
+            )
+        }));
         let found: Vec<String> = slots
             .iter()
             .flatten()
             .flatten()
             .map(|one| one.device.info().name.to_string())
-            .chain(skipped)
+            .chain(skipped.iter().map(|name| format!("{name} is not a member")))
             .collect();
         let pool = config.pool_name.clone();
         let mut vdevs = Vec::with_capacity(slots.len());
@@ -479,8 +485,8 @@ impl Selection<'_> {
                 Some((number, leaf))
             });
             let Some((number, leaf)) = place else {
-                // It was being added, but no txg committed with it.
-                skipped.push(format!("{name} is not a member"));
+                // It was being added, but no txg committed with it; or it has left meanwhile.
+                skipped.push(name.to_string());
                 continue;
             };
             if let Some(other) = &slots[number][leaf] {

@@ -47,6 +47,33 @@ fn holds_label(device: &Arc<dyn Device>) -> bool {
     label.expect("it reads").is_some()
 }
 
+#[test]
+fn a_device_that_was_replaced_while_it_was_away_is_named_when_it_is_back() {
+    let [a, b, c] = [memory(SIZE), memory(SIZE), memory(SIZE)];
+    let pool = plain(&a);
+    let number = fill(&pool, 20);
+    attach(&pool, &name(&pool, 0), &b).expect("it suits");
+    pool.wait_resilver();
+    pool.export().expect("exported");
+    let pool = import(&[&a]).expect("a whole side");
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Missing]);
+    replace(&pool, &name(&pool, 1), &c).expect("it suits");
+    pool.wait_resilver();
+    assert_eq!(states(&pool), [LeafState::Online; 2]);
+    pool.export().expect("exported");
+
+    let pool = import(&[&a, &b, &c]).expect("b is no side any more");
+    let note = format!("{} is not used: the pool does not list it", b.info().name);
+    let notes = pool.import_notes();
+    assert!(notes.iter().any(|one| one.starts_with(&note)), "{notes:?}");
+    assert_eq!(states(&pool), [LeafState::Online; 2]);
+    verify(&pool, number, 20, 0);
+    pool.export().expect("exported");
+    let pool = import(&[&a, &c]).expect("both");
+    assert!(pool.import_notes().is_empty(), "{:?}", pool.import_notes());
+    pool.export().expect("exported");
+}
+
 /// A scrub finds nothing to heal, and nothing lost.
 fn scrub_clean(pool: &Pool) {
     let report = scrub(pool);
