@@ -1,7 +1,10 @@
 //! Whether a store honours conditions: without them two owners could commit at once.
 //!
-//! Each condition is tried when it is true and when it is false, on an object of its own. A lost
-//! response makes an attempt say nothing, so the whole probe is repeated with another key.
+//! Each condition is tried when it is true and when it is false, on an object of its own. A put
+//! whose condition is false is repeated until there is an answer: it has no effect. So is one whose
+//! condition is true, if the store asked for fewer requests. Any other failure may have lost the
+//! response, which makes the attempt say nothing. Then the whole probe is repeated with another
+//! key.
 
 use crate::client::{Client, Persist};
 use crate::error::{At, Error, StoreFault};
@@ -47,12 +50,12 @@ async fn conditions(client: &Client, key: &str) -> Result<(), Failure> {
     let (one, two, three) = (body("one"), body("two"), body("three"));
     let stranger = Condition::Matches(Version("\"0\"".to_owned()));
 
-    refused(client.put_once(key, &one, stranger).await, MatchCreates)?;
-    let first = done(client.put_once(key, &one, Condition::Absent).await, RefusesAbsent)?;
-    refused(client.put_once(key, &two, Condition::Absent).await, IgnoresAbsent)?;
+    refused(client, key, &one, stranger, MatchCreates).await?;
+    let first = done(client, key, &one, Condition::Absent, RefusesAbsent).await?;
+    refused(client, key, &two, Condition::Absent, IgnoresAbsent).await?;
     let matches = |version: &Version| Condition::Matches(version.clone());
-    let second = done(client.put_once(key, &two, matches(&first)).await, RefusesMatch)?;
-    refused(client.put_once(key, &three, matches(&first)).await, IgnoresMatch)?;
+    let second = done(client, key, &two, matches(&first), RefusesMatch).await?;
+    refused(client, key, &three, matches(&first), IgnoresMatch).await?;
     // The body of an answer may be cut.
     for _ in 0..ATTEMPTS {
         let found = client.get(key, Persist::Background).await.map_err(Failure::Request)?;
@@ -63,21 +66,52 @@ async fn conditions(client: &Client, key: &str) -> Result<(), Failure> {
     Err(Failure::Fault(Stale))
 }
 
-fn done(result: Result<Version, StoreError>, fault: StoreFault) -> Result<Version, Failure> {
-    result.map_err(|error| match error.is_transient() {
-        true => Failure::Request(error),
-        false => Failure::Fault(fault),
-    })
+/// Puts under a condition that is true.
+async fn done(
+    client: &Client,
+    key: &str,
+    body: &Body,
+    condition: Condition,
+    fault: StoreFault,
+) -> Result<Version, Failure> {
+    for attempt in 0.. {
+        match client.put_once(key, body, condition.clone()).await {
+            Ok(version) => return Ok(version),
+            Err(error) if error.kind() == StoreErrorKind::SlowDown && attempt < ATTEMPTS => {}
+            Err(error) if error.is_transient() => return Err(Failure::Request(error)),
+            Err(_) if attempt == 0 => return Err(Failure::Fault(fault)),
+            Err(_) => {
+                // A put that the store has refused may have been done all the same.
+                let text = "a put that the store had refused made its repetition fail";
+                let error = StoreError::new(StoreErrorKind::Other, text);
+                return Err(Failure::Request(error));
+            }
+        }
+        client.back_off(attempt).await.map_err(Failure::Request)?;
+    }
+    unreachable!("the loop ends by a return")
 }
 
-fn refused(result: Result<Version, StoreError>, fault: StoreFault) -> Result<(), Failure> {
-    match result {
-        Ok(_) => Err(Failure::Fault(fault)),
-        Err(error)
-            if matches!(error.kind(), StoreErrorKind::Condition | StoreErrorKind::NotFound) =>
-        {
-            Ok(())
+/// Puts under a condition that is false.
+async fn refused(
+    client: &Client,
+    key: &str,
+    body: &Body,
+    condition: Condition,
+    fault: StoreFault,
+) -> Result<(), Failure> {
+    for attempt in 0.. {
+        match client.put_once(key, body, condition.clone()).await {
+            Ok(_) => return Err(Failure::Fault(fault)),
+            Err(error) if error.is_transient() && attempt < ATTEMPTS => {}
+            Err(error) if error.is_transient() => return Err(Failure::Request(error)),
+            Err(error) if error.kind() == StoreErrorKind::Closed => {
+                return Err(Failure::Request(error));
+            }
+            // Not found, or false.
+            Err(_) => return Ok(()),
         }
-        Err(error) => Err(Failure::Request(error)),
+        client.back_off(attempt).await.map_err(Failure::Request)?;
     }
+    unreachable!("the loop ends by a return")
 }

@@ -371,6 +371,19 @@ fn a_store_that_lies_is_refused_by_the_name_of_its_fault() {
 }
 
 #[test]
+fn a_store_that_asks_for_fewer_requests_all_the_time_can_be_opened() {
+    let busy = Network { slow_down: 400, ..Network::GOOD };
+    for seed in 0..40 {
+        simulate(async {
+            let store = SimulatedStore::new(MemoryStore::new(), busy.clone(), seed);
+            Session::create(&store, options("one", seed)).await.close().await;
+            let opened = open::open(store.clone(), "test", options("two", seed)).await;
+            assert!(opened.is_ok(), "seed {seed}: {:?}", opened.err());
+        });
+    }
+}
+
+#[test]
 fn a_prefix_that_is_not_empty_is_left_alone() {
     let store = MemoryStore::new();
     store.set("holiday.jpg", vec![1]);
