@@ -13,6 +13,7 @@
 mod conformance;
 mod python;
 mod source;
+mod store_proxy;
 mod test;
 mod tidy;
 mod tree;
@@ -37,6 +38,8 @@ usage: cargo xtask <command>
                   external test suites and tools on a real mount: pjdfstest, fsx, fio, fs_mark,
                   tar, git, cargo, kill, sqlite, postgresql, power_cut, prometheus;
                   object-store by name or with --full
+  store-server    an S3 server with an empty bucket behind a proxy that misbehaves as told; prints
+                  the variables of its clients; `help` on standard input lists what it takes
   soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER] [--l2] [--mirror]
                   pools under load, faults and kills, ten minutes by default
   help            print this text
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         ["tidy"] => tidy::run(&root),
         ["soak", arguments @ ..] => test::soak(&root, arguments),
         ["conformance", arguments @ ..] => conformance::run(&root, arguments),
+        ["store-server"] => conformance::store_server(&root),
         ["python"] => python::run(&root),
         ["docs"] => test::docs(&root),
         other => {

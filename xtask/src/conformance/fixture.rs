@@ -55,6 +55,13 @@ fn seed(full: bool) -> Result<u64, Failure> {
     }
 }
 
+/// Cargo's output folder.
+pub(super) fn target(root: &Path) -> Result<PathBuf, Failure> {
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    std::path::absolute(target).map_err(|error| error.to_string())
+}
+
 /// The settings that all checks share.
 pub(super) struct Fixture {
     pub(super) root: PathBuf,
@@ -70,9 +77,7 @@ pub(super) struct Fixture {
 impl Fixture {
     /// Builds the binary.
     pub(super) fn new(root: &Path, full: bool) -> Result<Self, Failure> {
-        let target =
-            std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-        let target = std::path::absolute(target).map_err(|error| error.to_string())?;
+        let target = target(root)?;
         let seed = seed(full)?;
         println!("FOREBAY_SEED={seed}");
         let root = root.to_path_buf();

@@ -7,11 +7,11 @@
 use std::ffi::OsString;
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::fixture::{Fixture, Scratch};
+use super::fixture::Scratch;
 use super::suites::packaged;
 use super::{Failure, Outcome};
 
@@ -37,10 +37,10 @@ pub(super) fn missing() -> Option<Outcome> {
 }
 
 /// Builds it, unless this version is there.
-fn installed(fixture: &Fixture) -> Result<PathBuf, Failure> {
-    let folder = fixture.target.join("tools/bin");
+fn installed(target: &Path) -> Result<PathBuf, Failure> {
+    let folder = target.join("tools/bin");
     let program = folder.join("minio");
-    let stamp = fixture.target.join("tools").join(format!("minio-{VERSION}"));
+    let stamp = target.join("tools").join(format!("minio-{VERSION}"));
     if program.is_file() && stamp.is_file() {
         return Ok(program);
     }
@@ -69,15 +69,15 @@ pub(super) struct Minio {
 }
 
 impl Minio {
-    /// Starts a server with an empty bucket.
-    pub(super) fn start(fixture: &Fixture) -> Result<Self, Failure> {
-        let program = installed(fixture)?;
+    /// Starts a server with an empty bucket. Program and log are below cargo's output folder.
+    pub(super) fn start(target: &Path) -> Result<Self, Failure> {
+        let program = installed(target)?;
         let failed = |error: std::io::Error| format!("minio: {error}");
         let scratch = Scratch::new().map_err(failed)?;
         // Free now, and hardly taken by another process before the server has it.
         let address =
             TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).map_err(failed)?;
-        let logs = fixture.target.join("conformance");
+        let logs = target.join("conformance");
         fs::create_dir_all(&logs).map_err(failed)?;
         let log = logs.join("minio.log");
         fs::write(&log, "").map_err(failed)?;
@@ -87,10 +87,15 @@ impl Minio {
         Ok(minio)
     }
 
-    /// The environment of a process that uses it.
-    pub(super) fn environment(&self) -> Vec<(&'static str, OsString)> {
+    /// Where it is reached.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The environment of a process that reaches it at this address.
+    pub(super) fn environment(at: SocketAddr) -> Vec<(&'static str, OsString)> {
         vec![
-            ("AWS_ENDPOINT", format!("http://{}", self.address).into()),
+            ("AWS_ENDPOINT", format!("http://{at}").into()),
             ("AWS_REGION", "us-east-1".into()),
             ("AWS_ACCESS_KEY_ID", USER.into()),
             ("AWS_SECRET_ACCESS_KEY", PASSWORD.into()),

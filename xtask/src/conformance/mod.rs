@@ -15,11 +15,13 @@ mod kill;
 mod minio;
 mod mirror;
 mod object_store;
+mod object_store_faults;
 mod postgres;
 mod power_cut;
 mod prometheus;
 mod rename_load;
 mod sqlite;
+mod store_server;
 mod suites;
 mod trees;
 
@@ -31,6 +33,7 @@ use std::thread;
 use std::time::Instant;
 
 use fixture::Fixture;
+pub(crate) use store_server::run as store_server;
 
 use crate::test::skip;
 

@@ -1,9 +1,9 @@
-//! A pool on an S3 store, MinIO, with an L2 device in front of it.
+//! A pool on an S3 store, MinIO, with an L2 device in front of it, and a proxy between them.
 //!
 //! In this order: fsx and fio; SQLite under kills of the mount; fio with verify while the store is
-//! killed and started again; a writer that waits for the store; a takeover by another machine,
-//! which has none of the state of this one, and back; mounts that race. At last `forebay destroy`
-//! must leave the bucket as it was.
+//! killed and started again; all of that while the proxy misbehaves; a writer that waits for the
+//! store; a takeover by another machine, which has none of the state of this one, and back; mounts
+//! that race. At last `forebay destroy` must leave the bucket as it was.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -15,7 +15,8 @@ use super::fixture::{Fixture, TestMount, wait_for};
 use super::minio::{BUCKET, Minio};
 use super::sqlite::{self, Database};
 use super::suites::{self, packaged};
-use super::{Failure, Outcome, fsync_load, minio, mirror};
+use super::{Failure, Outcome, fsync_load, minio, mirror, object_store_faults};
+use crate::store_proxy::Proxy;
 
 /// Below the bucket.
 const PREFIX: &str = "tank";
@@ -41,12 +42,15 @@ pub(super) fn run(fixture: &Fixture) -> Result<Outcome, Failure> {
         return Ok(Outcome::Skipped("fio", why));
     }
     let (operations, kills, races) = if fixture.full { (200_000, 50, 100) } else { (10_000, 4, 4) };
-    let mut store = Minio::start(fixture)?;
+    let mut store = Minio::start(&fixture.target)?;
+    let proxy = Proxy::start(store.address(), fixture.seed);
+    let proxy = proxy.map_err(|error| format!("the proxy: {error}"))?;
+    let environment = || Minio::environment(proxy.address());
     for key in ["theirs", "tanks/theirs"] {
         store.put(key)?;
     }
     let url = format!("s3://{BUCKET}/{PREFIX}");
-    let mut here = fixture.on_store("object-store", &url, store.environment(), None)?;
+    let mut here = fixture.on_store("object-store", &url, environment(), None)?;
     create(&here, &url)?;
     store.put(&format!("{PREFIX}/theirs"))?;
 
@@ -56,13 +60,14 @@ pub(super) fn run(fixture: &Fixture) -> Result<Outcome, Failure> {
     let mut databases = sqlite::databases(&here.at)?;
     sqlite::crashes(&mut here, &mut databases, kills, fixture.seed)?;
     let outages = outages(fixture, &here, &mut store)?;
+    let faults = object_store_faults::run(fixture, &mut here, &proxy, &mut databases)?;
     waiting(&mut here, &mut store)?;
 
-    let mut there = fixture.on_store("object-store-2", &url, store.environment(), Some(OTHER))?;
+    let mut there = fixture.on_store("object-store-2", &url, environment(), Some(OTHER))?;
     takeover(&mut here, &mut there, &mut databases)?;
     takeover(&mut there, &mut here, &mut databases)?;
     here.unmount()?;
-    let mut environment = store.environment();
+    let mut environment = environment();
     for (name, folder) in [("FOREBAY_RUN_DIR", "run"), ("FOREBAY_STATE_DIR", "state")] {
         environment.push((name, here.scratch_path(folder).into()));
     }
@@ -82,7 +87,7 @@ pub(super) fn run(fixture: &Fixture) -> Result<Outcome, Failure> {
     let commits: u64 = databases.iter().map(|database| database.acknowledged).sum();
     Ok(Outcome::Passed(format!(
         "{operations} operations of fsx, fio, {kills} kills with {commits} transactions, {outages} \
-         outages, 2 takeovers, {races} races, seed {}",
+         outages, {faults}, 2 takeovers, {races} races, seed {}",
         fixture.seed
     )))
 }

@@ -166,7 +166,7 @@ pub(super) fn fsx_on(
 ) -> Result<(), Failure> {
     let seed = fixture.seed;
     let artifacts = mounted.scratch_path("artifacts");
-    fs::create_dir(&artifacts).map_err(|error| format!("{}: {error}", artifacts.display()))?;
+    fs::create_dir_all(&artifacts).map_err(|error| format!("{}: {error}", artifacts.display()))?;
     let mut command = Command::new(installed(fixture, "fsx", FSX)?);
     command.arg("-f").arg(fixture.root.join("xtask/jobs/fsx.toml"));
     command
