@@ -99,6 +99,11 @@ impl CreateOptions {
     }
 }
 
+/// Defaults of tunables of a pool on an object store. A request takes tens of milliseconds, and as
+/// long if it is ten times as large. So streams are read far ahead, and soon.
+const STORE_DEFAULTS: [(&str, &str); 2] =
+    [("prefetch_max_bytes", "64MiB"), ("prefetch_ramp_bytes", "8MiB")];
+
 /// Parts of a pool that do not come from its devices.
 #[derive(Clone)]
 pub(super) struct PoolParts {
@@ -117,8 +122,14 @@ impl PoolParts {
         clock: Option<&Arc<dyn Clock>>,
         seed: Option<u64>,
         tunables: &[(String, String)],
+        on_store: bool,
     ) -> Result<Self> {
         let table = PoolTunables::default();
+        if on_store {
+            for (name, value) in STORE_DEFAULTS {
+                table.set(name, value)?;
+            }
+        }
         // Default: three quarters of the cache. The limit counts bytes to write, which exceed the
         // dirty bytes in memory.
         let dirty = (cache.bound_bytes() / 4 * 3).max(DIRTY_MIN_BYTES);
@@ -203,6 +214,7 @@ impl Pool {
             options.clock.as_ref(),
             options.seed,
             &options.tunables,
+            vdevs.iter().any(|vdev| matches!(vdev, NewVdev::ObjectStore(_))),
         )?;
         let wanted = create::CreateOptions {
             name: options.name.clone(),

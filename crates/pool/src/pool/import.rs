@@ -129,6 +129,7 @@ impl Pool {
             options.clock.as_ref(),
             options.seed,
             &options.tunables,
+            devices.iter().any(|one| one.device.info().append_only.is_some()),
         )?;
         parts.read_only = options.read_only;
         parts.followed = options.followed.clone().filter(|_| options.read_only);

@@ -536,3 +536,33 @@ fn an_export_while_the_store_is_away_waits_for_it_and_loses_nothing() {
     drop(object);
     pool.export().unwrap();
 }
+
+#[test]
+fn streams_are_read_further_ahead_unless_told_otherwise() {
+    let value = |pool: &Pool, name: &str| {
+        let found = pool.tunables().into_iter().find(|(row, _)| row.name == name);
+        found.expect("it exists").1
+    };
+    let on_disk =
+        Pool::create(vec![memory(64 * MIB).into()], &create_options(&cache(16 * MIB))).unwrap();
+    let mut store = Store::new();
+    let mut on_store = store.create();
+    for imported in [false, true] {
+        if imported {
+            on_store.export().unwrap();
+            store = store.reopen();
+            on_store = store.import();
+        }
+        for name in ["prefetch_max_bytes", "prefetch_ramp_bytes"] {
+            assert_ne!(value(&on_store, name), value(&on_disk, name), "{name}");
+        }
+    }
+    on_store.export().unwrap();
+    store = store.reopen();
+    let mut options = import_options(&cache(16 * MIB));
+    options.tunables = vec![("prefetch_max_bytes".into(), value(&on_disk, "prefetch_max_bytes"))];
+    let told = store.import_with(&options).unwrap();
+    assert_eq!(value(&told, "prefetch_max_bytes"), value(&on_disk, "prefetch_max_bytes"));
+    told.export().unwrap();
+    on_disk.export().unwrap();
+}
