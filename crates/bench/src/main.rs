@@ -21,6 +21,7 @@ mod measure;
 mod model;
 mod names;
 mod null_mount;
+mod object_requests;
 mod options;
 mod report;
 mod strided;
@@ -77,6 +78,8 @@ enum Command {
     Overflow(overflow::Args),
     /// Mount the null file system, to measure the limit that FUSE sets on this machine.
     NullMount(null_mount::Args),
+    /// Puts or ranged gets of an object store, with nothing above them.
+    ObjectRequests(object_requests::Args),
     /// Cached reads of open objects through the pool's API, compared with memcpy.
     PoolRead(pool_read::Args),
     /// Hit ratio of a metadata loop against a stream that is read once (R5).
@@ -117,6 +120,7 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
             null_mount::run(args)?;
             (Vec::new(), Vec::new())
         }
+        Command::ObjectRequests(args) => (object_requests::run(common, args)?, Vec::new()),
         Command::Overflow(args) => with_panels(overflow::run(common, args)?, overflow::panels),
         Command::Insight(args) => with_panels(insight::run(common, args)?, insight::panels),
         Command::PoolRead(args) => with_panels(pool_read::run(common, args)?, pool_read::panels),
