@@ -599,3 +599,22 @@ pub(crate) fn children(parent: &BlockPtrPhys, content: &[u8]) -> Result<Vec<Bloc
     let found = pointers(parent, content)?;
     (0..found.len()).map(|index| child(parent, found, index)).collect()
 }
+
+/// As [`children`], of which one is wanted; null if there are not so many.
+///
+/// # Errors
+/// As [`children`], for this one.
+pub(crate) fn child_at(
+    parent: &BlockPtrPhys,
+    content: &[u8],
+    index: usize,
+) -> Result<BlockPtrPhys> {
+    if parent.level >= LEVELS_MAX {
+        return Err(misplaced(parent, "a pointer of a lower level"));
+    }
+    let found = pointers(parent, content)?;
+    match index < found.len() {
+        true => child(parent, found, index),
+        false => Ok(BlockPtrPhys::HOLE),
+    }
+}

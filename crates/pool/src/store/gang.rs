@@ -261,7 +261,8 @@ impl Store {
                     if self.may_heal() {
                         // A failure is counted.
                         let bad = places[..at].iter();
-                        bad.for_each(|bad| drop(self.rewrite_bytes(bp, *bad, &sector)));
+                        let write = Priority::SyncWrite;
+                        bad.for_each(|bad| drop(self.rewrite_bytes(bp, *bad, &sector, write)));
                     }
                     return Ok((sector, pieces));
                 }
@@ -302,7 +303,7 @@ impl Store {
             let place = self.gang_place(bp, n)?;
             if self.gang_copy(bp, place, true).is_err() {
                 let (sector, _) = self.gang_sector(bp, None)?;
-                self.rewrite_bytes(bp, place, &sector)?;
+                self.rewrite_bytes(bp, place, &sector, Priority::Scrub)?;
             }
         }
         for piece in pieces.iter().filter(|piece| n / sides < piece.copy_count()) {

@@ -356,7 +356,7 @@ impl Store {
         for other in others.filter(|other| *other != bad) {
             match self.load_place(bp, other, ReadCause::Scrub) {
                 Ok(good) => {
-                    self.rewrite_bytes(bp, bad, good.physical())?;
+                    self.rewrite_bytes(bp, bad, good.physical(), Priority::Scrub)?;
                     self.devices.note_healed(bad, bp.birth_txg.get());
                     return Ok(());
                 }
@@ -419,7 +419,8 @@ impl Store {
                                 bad.retain(|bad| *bad != place);
                                 // A failure is counted. The next reader tries again.
                                 bad.into_iter().for_each(|bad| {
-                                    drop(self.rewrite_bytes(bp, bad, good.physical()));
+                                    let write = Priority::SyncWrite;
+                                    drop(self.rewrite_bytes(bp, bad, good.physical(), write));
                                 });
                             }
                             return Ok(good.content);
@@ -511,14 +512,16 @@ impl Store {
         Ok(VerifiedCopy { content, physical: Some(physical) })
     }
 
-    /// Rewrites the bytes of a copy of a block, whole sectors.
+    /// Rewrites the bytes of a copy of a block, whole sectors. A reader that waits for the block
+    /// gives another priority than a walk.
     pub(super) fn rewrite_bytes(
         &self,
         bp: &BlockPtrPhys,
         place: Place,
         bytes: &[u8],
+        priority: Priority,
     ) -> Result<()> {
-        let healed = self.rewrite_uncounted(place, bytes);
+        let healed = self.rewrite_uncounted(place, bytes, priority);
         self.count(
             match healed {
                 Ok(()) => StoreCounters::HEALED,
@@ -538,11 +541,10 @@ impl Store {
         healed
     }
 
-    fn rewrite_uncounted(&self, place: Place, bytes: &[u8]) -> Result<()> {
+    fn rewrite_uncounted(&self, place: Place, bytes: &[u8], priority: Priority) -> Result<()> {
         let mut buffer = self.cache.alloc(bytes.len())?;
         buffer.copy_from_slice(bytes);
-        // A reader waits for this block.
-        self.devices.write(place, buffer, Priority::SyncWrite)
+        self.devices.write(place, buffer, priority)
     }
 }
 

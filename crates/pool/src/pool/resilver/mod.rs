@@ -3,9 +3,9 @@
 //! A resilver walks the pool as a scrub does, and leaves out subtrees that are older than all that
 //! is missed. Of the other blocks it reads the copies on devices that miss them, and rewrites the
 //! bad ones; on a device that misses everything it writes without reading. Blocks of data wait for
-//! others, and are visited in the order of the device ([`batch`]). At its end these devices miss
-//! nothing older any more. What they miss is in the labels, but where a resilver is is not: after
-//! an import it starts over.
+//! others, and are visited by several threads, in the order of the device ([`batch`]). At its end
+//! these devices miss nothing older any more. What they miss is in the labels, but where a resilver
+//! is is not: after an import it starts over.
 //!
 //! # Locking
 //!
@@ -189,7 +189,7 @@ impl Pool {
 }
 
 impl PoolInner {
-    fn run_resilver(&self) {
+    fn run_resilver(self: &Arc<Self>) {
         let guard = EndGuard(&self.resilver);
         let pool = &*self.name;
         self.events().note(EventKind::ResilverBegan, Event::default());
@@ -225,22 +225,25 @@ impl PoolInner {
 
     /// One walk. Returns whether it has found or rewritten all. If a flush or a device has failed
     /// meanwhile, the devices still miss blocks afterwards.
-    fn resilver_once(&self) -> Result<bool> {
+    fn resilver_once(self: &Arc<Self>) -> Result<bool> {
         let _job = self.scrub.begin_job(self)?;
         // What a device misses ends with the txg after the one that is open when it comes back.
         self.txgs.sync_now()?;
         let until = self.txgs.synced_txg();
         let Some(oldest) = self.devices.missed_from() else { return Ok(true) };
         let began = Conditions::now(&self.devices);
-        let (began_ns, batch) = (self.clock.now_ns(), Batch::default());
-        let mut resilverer = Resilverer { pool: self, oldest, until, lost: 0, began_ns, batch };
+        let clocked = Clocked::Until(self.clock.now_ns());
+        let mut resilverer = Resilverer::new(self, (oldest, until), clocked);
         // It misses all blocks.
         if oldest <= 1 {
             let total_bytes = self.space_stats.lock().allocated_bytes;
             resilverer.count(|status| status.total_bytes = total_bytes);
         }
         let complete = Walk::new(self, until, Bookmark::START, &mut resilverer).run()?
-            && resilverer.visit_batch()?;
+            && match resilverer.visit_batch() {
+                Err(SliceEnd::Failed(error)) => return Err(error),
+                ended => ended.is_ok(),
+            };
         if !complete || resilverer.lost > 0 {
             return Ok(false);
         }
@@ -254,42 +257,37 @@ impl PoolInner {
     }
 }
 
+/// Who adds the time that passes to the status.
+enum Clocked {
+    /// The walk. It has added the time until this one.
+    Until(u64),
+    /// Another thread, beside which this one works.
+    ByAnother,
+}
+
 /// Rewrites what devices miss.
 struct Resilverer<'a> {
-    pool: &'a PoolInner,
+    pool: &'a Arc<PoolInner>,
     oldest: u64,
     until: u64,
     lost: u64,
-    /// Until when the time is in the status.
-    began_ns: u64,
+    clocked: Clocked,
     /// Blocks that wait.
     batch: Batch,
 }
 
-impl Resilverer<'_> {
-    /// Visits the blocks that wait. Returns false if the pool is exported meanwhile.
-    fn visit_batch(&mut self) -> Result<bool> {
-        for waiting in self.batch.take() {
-            let pool = self.pool;
-            let visited = self
-                .proceed(&Bookmark::START)
-                .and_then(|()| pool.visit_later(waiting.block(), self));
-            match visited {
-                Ok(()) => {}
-                Err(SliceEnd::Failed(error)) => return Err(error),
-                Err(SliceEnd::Interrupted) => return Ok(false),
-                // It is no walk, so it cannot be full or overtaken.
-                Err(SliceEnd::Full | SliceEnd::Overtaken) => {}
-            }
-        }
-        Ok(true)
+impl<'a> Resilverer<'a> {
+    fn new(pool: &'a Arc<PoolInner>, (oldest, until): (u64, u64), clocked: Clocked) -> Self {
+        Self { pool, oldest, until, lost: 0, clocked, batch: Batch::default() }
     }
 
     fn count(&mut self, add: impl FnOnce(&mut ResilverStatus)) {
-        let now_ns = self.pool.clock.now_ns();
         let status = &mut self.pool.resilver.run.lock().status;
-        status.active_ns += now_ns.saturating_sub(self.began_ns);
-        self.began_ns = now_ns;
+        if let Clocked::Until(until_ns) = &mut self.clocked {
+            let now_ns = self.pool.clock.now_ns();
+            status.active_ns += now_ns.saturating_sub(*until_ns);
+            *until_ns = now_ns;
+        }
         add(status);
     }
 
@@ -321,8 +319,8 @@ impl Visitor for Resilverer<'_> {
         if !(0..store.place_count(ptr)).any(|copy| self.wants(store, ptr, copy)) {
             return Ok(false);
         }
-        if self.batch.push(block) && !self.visit_batch()? {
-            return Err(SliceEnd::Interrupted);
+        if self.batch.push(block) {
+            self.visit_batch()?;
         }
         Ok(true)
     }

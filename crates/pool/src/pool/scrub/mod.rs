@@ -33,7 +33,7 @@ use crate::devices::Devices;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{ScrubPhys, ScrubState};
 
-use super::walk::Bookmark;
+use super::walk::{Bookmark, Parents};
 use super::{CheckProgress, LoggedDamage, Pool, PoolInner};
 
 pub use crate::tunables::ScrubTunables;
@@ -74,6 +74,8 @@ pub(super) struct Scrubs {
     changed: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
     check: Mutex<()>,
+    /// Blocks that walks look pointers up in.
+    pub(super) parents: Parents,
     /// Whether a scrub or check has locked `space`.
     holds_space: AtomicBool,
     counters: ScrubCounters,
@@ -143,6 +145,7 @@ impl Scrubs {
             changed: Condvar::new(),
             thread: Mutex::named("pool-scrub-thread", None),
             check: Mutex::named("pool-check", ()),
+            parents: Parents::new(),
             holds_space: AtomicBool::new(false),
             counters: ScrubCounters::new(),
         }
@@ -217,8 +220,15 @@ pub(super) struct Job<'a>(&'a Scrubs);
 
 impl Drop for Job<'_> {
     fn drop(&mut self) {
-        self.0.run.lock().jobs -= 1;
+        let jobs = {
+            let mut run = self.0.run.lock();
+            run.jobs -= 1;
+            run.jobs
+        };
         self.0.changed.notify_all();
+        if jobs == 0 {
+            self.0.parents.clear();
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::objset::{dnode_at, dnode_tree};
 use crate::store::Store;
 
 use super::super::PoolInner;
-use super::{BlockLocation, SPACE_MAPS, SliceEnd, Step, dataset_phys, is_damage};
+use super::{BlockLocation, Parents, SPACE_MAPS, SliceEnd, Step, dataset_phys, is_damage};
 
 /// How often a lookup starts over with the newest tree, if a block on the path cannot be read.
 const LOOKUPS_MAX: usize = 3;
@@ -146,12 +146,13 @@ impl PoolInner {
 
     /// The newest pointer at a location; null if there is none.
     fn lookup(&self, location: &BlockLocation, level: u8) -> Result<BlockPtrPhys> {
+        let parents = &self.scrub.parents;
         let trees = match location.dataset {
             0 => self.own_trees(),
             number => match self.open_trees(number) {
                 Some(open) => open,
                 None => {
-                    let dnode = dnode_of(&self.own_trees(), number)?;
+                    let dnode = dnode_of(&self.own_trees(), number, parents)?;
                     if dnode.object_kind() != Some(ObjectKind::Dataset) {
                         return Ok(BlockPtrPhys::HOLE);
                     }
@@ -161,9 +162,9 @@ impl PoolInner {
         };
         let tree = match location.object.checked_sub(1) {
             None => trees.dnodes,
-            Some(number) => DataFields::of(&dnode_of(&trees, number)?)?.tree,
+            Some(number) => DataFields::of(&dnode_of(&trees, number, parents)?)?.tree,
         };
-        descend(&trees.store, &tree, location.block, level)
+        descend(&trees.store, &tree, (location.block, level), parents)
     }
 }
 
@@ -179,26 +180,32 @@ fn dataset_in(content: &[u8], block: u64, from: u64) -> Option<(u64, DnodePhys)>
 }
 
 /// The stored dnode of an object; a free one if there is none.
-fn dnode_of(trees: &Trees, number: u64) -> Result<DnodePhys> {
+fn dnode_of(trees: &Trees, number: u64, parents: &Parents) -> Result<DnodePhys> {
     let (block, index) = (number / DNODES_PER_BLOCK as u64, number % DNODES_PER_BLOCK as u64);
-    let ptr = descend(&trees.store, &trees.dnodes, block, 0)?;
+    let ptr = descend(&trees.store, &trees.dnodes, (block, 0), parents)?;
     if ptr.is_hole() {
         return Ok(DnodePhys::FREE);
     }
-    let dnode = trees.store.with_content(&ptr, |content| Ok(dnode_at(content, index as usize)))?;
+    let found = |content: &[u8]| Ok(dnode_at(content, index as usize));
+    let dnode = parents.with_content(&trees.store, &ptr, found)?;
     Ok(dnode.unwrap_or(DnodePhys::FREE))
 }
 
-/// As [`tree::descend`], but heals and caches nothing.
-fn descend(store: &Store, tree: &Tree, block: u64, down_to: u8) -> Result<BlockPtrPhys> {
+/// As [`tree::descend`], but heals nothing, and keeps the blocks of the path by itself.
+fn descend(
+    store: &Store,
+    tree: &Tree,
+    (block, down_to): (u64, u8),
+    parents: &Parents,
+) -> Result<BlockPtrPhys> {
     if block >= tree::capacity(tree.levels) {
         return Ok(BlockPtrPhys::HOLE);
     }
     let mut ptr = tree.root;
     while !ptr.is_hole() && ptr.level > down_to {
         let index = (block / tree::capacity(ptr.level)) as usize % tree::POINTERS;
-        let children = store.with_content(&ptr, |content| tree::children(&ptr, content))?;
-        ptr = children.get(index).copied().unwrap_or(BlockPtrPhys::HOLE);
+        let child = |content: &[u8]| tree::child_at(&ptr, content, index);
+        ptr = parents.with_content(store, &ptr, child)?;
     }
     // A tree that became lower has no block at this level.
     Ok(if ptr.level == down_to { ptr } else { BlockPtrPhys::HOLE })

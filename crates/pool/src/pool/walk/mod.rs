@@ -25,6 +25,7 @@
 //! `space` and `datasets` for a look; `space` once for each metaslab, never during I/O.
 
 mod find;
+mod parents;
 mod space_maps;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
@@ -45,6 +46,8 @@ use zerocopy::FromBytes;
 
 use super::PoolInner;
 use find::{Currency, Trees};
+
+pub(super) use parents::Parents;
 
 /// Slices in a row that may end for want of memory without progress.
 const STARVED_MAX: u32 = 1000;
