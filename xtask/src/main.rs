@@ -34,10 +34,11 @@ usage: cargo xtask <command>
   model [--full]  the model checks only
   docs            write the generated files: of docs/, and forebay.h
   python          build and test the Python package, in a venv of its own
-  conformance [NAME..] [--full]
+  conformance [NAME..] [--full] [--minutes N]
                   external test suites and tools on a real mount: pjdfstest, fsx, fio, fs_mark,
-                  tar, git, cargo, kill, sqlite, postgresql, power_cut, prometheus;
-                  object-store by name or with --full
+                  mirror, tar, git, cargo, kill, sqlite, postgresql, power_cut, prometheus;
+                  object-store by name or with --full; mirror takes 20 seconds of fio, ten minutes
+                  with --full, or the given minutes
   store-server    an S3 server with an empty bucket behind a proxy that misbehaves as told; prints
                   the variables of its clients; `help` on standard input lists what it takes
   soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER] [--l2] [--mirror]

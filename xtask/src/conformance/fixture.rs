@@ -70,20 +70,22 @@ pub(super) struct Fixture {
     forebay: PathBuf,
     /// Whether this is a long run.
     pub(super) full: bool,
+    /// Minutes of a check that can take any time.
+    pub(super) minutes: Option<u64>,
     /// The seed; without `FOREBAY_SEED` every ordinary run has the same one.
     pub(super) seed: u64,
 }
 
 impl Fixture {
     /// Builds the binary.
-    pub(super) fn new(root: &Path, full: bool) -> Result<Self, Failure> {
+    pub(super) fn new(root: &Path, full: bool, minutes: Option<u64>) -> Result<Self, Failure> {
         let target = target(root)?;
         let seed = seed(full)?;
         println!("FOREBAY_SEED={seed}");
         let root = root.to_path_buf();
         if let Some(binary) = std::env::var_os(BINARY) {
             let forebay = std::path::absolute(binary).map_err(|error| error.to_string())?;
-            return Ok(Self { root, forebay, target, full, seed });
+            return Ok(Self { root, forebay, target, full, minutes, seed });
         }
         let mut build = cargo();
         // The feature adds the power cuts.
@@ -95,7 +97,7 @@ impl Fixture {
                 "the forebay binary does not build; see the errors of cargo above".to_owned()
             );
         }
-        Ok(Self { root, forebay: target.join("debug/forebay"), target, full, seed })
+        Ok(Self { root, forebay: target.join("debug/forebay"), target, full, minutes, seed })
     }
 
     /// Creates a scratch folder with a mounted pool, for the check of this name.
@@ -225,6 +227,14 @@ impl TestMount {
     /// The paths of its devices.
     pub(super) fn devices(&self) -> Vec<PathBuf> {
         self.pool.split(':').map(PathBuf::from).collect()
+    }
+
+    /// Another device has taken the place of one.
+    pub(super) fn replaced(&mut self, old: &Path, new: &Path) {
+        let mut devices = self.devices();
+        devices.iter_mut().filter(|one| *one == old).for_each(|one| new.clone_into(one));
+        let texts: Vec<String> = devices.iter().map(|one| one.display().to_string()).collect();
+        self.pool = texts.join(":");
     }
 
     /// The paths of its devices, or the URL of its store, as a command takes them.

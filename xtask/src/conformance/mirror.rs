@@ -1,4 +1,5 @@
-//! fio with verify on a mirror whose sides are damaged in turn, and taken out of use and back.
+//! fio with verify on a mirror whose sides are in turn damaged, taken out of use and back, and
+//! replaced.
 //!
 //! fio must see neither a wrong byte nor an error. After each damage a resilver and a scrub rewrite
 //! what is bad or missing: the other side, which is damaged later, then has to have everything.
@@ -26,19 +27,29 @@ enum Damage {
     Overwritten,
     /// It is taken out of use for a moment.
     Offline,
+    /// Another file takes its place.
+    Replaced,
 }
 
-const DAMAGES: [Damage; 2] = [Damage::Overwritten, Damage::Offline];
+const DAMAGES: [Damage; 3] = [Damage::Overwritten, Damage::Offline, Damage::Replaced];
 /// Each of them on either side, at least once.
-const ROUNDS_MIN: usize = 4;
+const ROUNDS_MIN: usize = 2 * DAMAGES.len();
 
 impl Damage {
-    fn apply(self, mounted: &TestMount, side: &Path) -> Result<(), Failure> {
+    fn apply(self, mounted: &mut TestMount, side: &Path, round: usize) -> Result<(), Failure> {
         match self {
             Self::Overwritten => mounted.run(dd(side))?,
             Self::Offline => {
                 mounted.forebay_on_pool("offline", &[side])?;
                 std::thread::sleep(Duration::from_secs(1));
+            }
+            Self::Replaced => {
+                let new = mounted.scratch_path(&format!("replaced-{round}.img"));
+                let mut replace = mounted.forebay(&["replace", mounted.pool()]);
+                replace.args([side, &new]).args(["--size", &SIDE_BYTES.to_string()]);
+                mounted.run(replace)?;
+                mounted.replaced(side, &new);
+                std::fs::remove_file(side).map_err(|error| error.to_string())?;
             }
         }
         repair(mounted)
@@ -85,14 +96,15 @@ pub(super) fn start_fio(
 }
 
 /// Damages one side after the other until so much time has passed. Returns how many.
-fn damage(mounted: &TestMount, time: Duration) -> Result<usize, Failure> {
-    let (sides, begun) = (mounted.devices(), Instant::now());
+fn damage(mounted: &mut TestMount, time: Duration) -> Result<usize, Failure> {
+    let begun = Instant::now();
     let mut rounds = 0;
     while rounds < ROUNDS_MIN || begun.elapsed() < time {
-        // Both kinds on one side, then on the other.
-        let (damage, side) = (DAMAGES[rounds % 2], &sides[rounds / 2 % 2]);
+        // All kinds on one side, then on the other.
+        let kinds = DAMAGES.len();
+        let (damage, side) = (DAMAGES[rounds % kinds], &mounted.devices()[rounds / kinds % 2]);
         damage
-            .apply(mounted, side)
+            .apply(mounted, side, rounds)
             .map_err(|why| format!("{damage:?} {}, round {rounds}: {why}", side.display()))?;
         rounds += 1;
     }
@@ -106,12 +118,12 @@ pub(super) fn run(fixture: &Fixture) -> Result<Outcome, Failure> {
         let why = "fio is not installed; install the package fio".to_owned();
         return Ok(Outcome::Skipped("fio", why));
     }
-    let seconds = if fixture.full { 600 } else { 20 };
+    let seconds = fixture.minutes.map_or(if fixture.full { 600 } else { 20 }, |n| n * 60);
     let mut mounted = fixture.mirror("mirror", SIDE_BYTES)?;
     mounted.mount(false)?;
     let mut fio = start_fio(fixture, &mounted, seconds)?;
+    let damaged = damage(&mut mounted, Duration::from_secs(seconds * 3 / 4));
     let cut = mounted.devices().swap_remove(0);
-    let damaged = damage(&mounted, Duration::from_secs(seconds * 3 / 4));
     let damaged = damaged.and_then(|rounds| set_len(&cut, SIDE_BYTES / 2).map(|()| rounds));
     let ended = match &damaged {
         Ok(_) => wait_for(&mut fio, Duration::from_secs(seconds) + END),

@@ -82,8 +82,17 @@ const CHECKS: [Check; 15] = [
 /// Runs the checks that `arguments` name, or all of them.
 pub(crate) fn run(root: &Path, arguments: &[&str]) -> io::Result<bool> {
     let full = arguments.contains(&"--full");
-    let named: Vec<&str> =
+    let mut named: Vec<&str> =
         arguments.iter().copied().filter(|argument| *argument != "--full").collect();
+    let mut minutes = None;
+    if let Some(at) = named.iter().position(|argument| *argument == "--minutes") {
+        minutes = named.get(at + 1).and_then(|text| text.parse().ok());
+        if minutes.is_none() {
+            eprintln!("xtask: --minutes: give a number of minutes, for the check `mirror`");
+            return Ok(false);
+        }
+        named.drain(at..at + 2);
+    }
     if let Some(wrong) = named.iter().find(|name| !CHECKS.iter().any(|check| check.name == **name))
     {
         let names: Vec<&str> = CHECKS.iter().map(|check| check.name).collect();
@@ -100,7 +109,7 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> io::Result<bool> {
         wanted.iter().for_each(|check| counts.skip(check.name, need, &why));
         return Ok(counts.end());
     }
-    let fixture = match Fixture::new(root, full) {
+    let fixture = match Fixture::new(root, full, minutes) {
         Ok(fixture) => fixture,
         Err(why) => {
             println!("FAILED: {why}");
