@@ -24,6 +24,7 @@ mod null_mount;
 mod object_requests;
 mod options;
 mod report;
+mod served_device;
 mod strided;
 mod subjects;
 mod test_file;
@@ -35,8 +36,8 @@ use clap::{Parser, Subcommand};
 
 use benches::{
     cached_read, create, device, evict, freeing as freeing_bench, hybrid, index as index_bench,
-    insight, keyed, memory, overflow, pool_read, r5, rebuild, restart, sim, smoke, strided_read,
-    zap,
+    insight, keyed, memory, mirror, overflow, pool_read, r5, rebuild, restart, sim, smoke,
+    strided_read, zap,
 };
 use options::{Common, Failure};
 use report::Record;
@@ -74,6 +75,8 @@ enum Command {
     Keyed(keyed::Args),
     /// Memory of an entry, and peak memory under a hard bound.
     Memory(memory::Args),
+    /// A mirror of two devices compared with one, and resilvers, idle and beside R1's job.
+    Mirror(mirror::Args),
     /// Throughput and latency of inserts for each overflow limit (R1's reviewer).
     Overflow(overflow::Args),
     /// Mount the null file system, to measure the limit that FUSE sets on this machine.
@@ -116,6 +119,7 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
         Command::Index(args) => with_panels(index_bench::run(common, args)?, index_bench::panels),
         Command::Keyed(args) => with_panels(keyed::run(common, args)?, keyed::panels),
         Command::Memory(args) => with_panels(memory::run(common, args)?, memory::panels),
+        Command::Mirror(args) => with_panels(mirror::run(common, args)?, mirror::panels),
         Command::NullMount(args) => {
             null_mount::run(args)?;
             (Vec::new(), Vec::new())

@@ -12,6 +12,7 @@ pub(crate) mod index;
 pub(crate) mod insight;
 pub(crate) mod keyed;
 pub(crate) mod memory;
+pub(crate) mod mirror;
 pub(crate) mod overflow;
 pub(crate) mod pool_read;
 pub(crate) mod r5;

@@ -6,7 +6,7 @@ use std::path::Path;
 use forebay_sim::cache::capacity::Capacity;
 
 use super::{
-    cached_read, create, device, evict, freeing, index, insight, keyed, memory, overflow,
+    cached_read, create, device, evict, freeing, index, insight, keyed, memory, mirror, overflow,
     pool_read, r5, restart, sim, strided_read, zap,
 };
 use crate::keys::Distribution;
@@ -205,6 +205,7 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
     let records = pool_read::run(two, &args)?;
     let panels = pool_read::panels(&records);
     parts.push(("pool-read", records, panels, "ops_per_s"));
+    parts.push(of_mirrors(two)?);
     let backing = BackingArgs { device: Backing::Memory, device_size: 64 << 20, overwrite: false };
     let args = restart::Args {
         bytes_each: BLOCKS * 8192,
@@ -217,6 +218,20 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
     };
     parts.push(("restart", restart::run(two, &args)?, Vec::new(), "warm_iops"));
     Ok(parts)
+}
+
+/// The bench of mirrors and resilvers.
+fn of_mirrors(two: &Common) -> Result<Part, Failure> {
+    let args = mirror::Args {
+        bytes: 4 << 20,
+        record: vec![128 << 10],
+        lanes: 4,
+        read_us: 200,
+        write_rate: 200_000_000,
+    };
+    let records = mirror::run(two, &args)?;
+    let panels = mirror::panels(&records);
+    Ok(("mirror", records, panels, "bytes_per_s"))
 }
 
 fn check(bench: &str, records: &[Record], figure: &str) -> Result<(), Failure> {
