@@ -53,7 +53,10 @@ use std::fmt;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
-use forebay_io::{AppendOnly, Device, Fence, Pending, Priority, RaiseHandle, Request, StableBytes};
+use forebay_io::{
+    AppendOnly, Device, Engine as EngineName, Fence, Pending, Priority, RaiseHandle, Request,
+    StableBytes,
+};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind, PoolEvents};
@@ -576,6 +579,12 @@ impl Devices {
         let ends: Vec<_> = begun.into_iter().map(vdev::VdevPending::wait).collect();
         let flushed = ends.into_iter().collect::<Result<(), _>>().map_err(Error::from);
         flushed.inspect_err(|_| self.note_flush_failure())
+    }
+
+    /// Whether a flush makes all writes durable that were completed before it, or none: an object
+    /// store names them by one conditional put. A flush that fails is final there.
+    pub(crate) fn publish_at_once(&self) -> bool {
+        self.leaves().all(|leaf| leaf.device().info().engine == EngineName::ObjectStore)
     }
 
     fn note_flush_failure(&self) {

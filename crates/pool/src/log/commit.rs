@@ -4,7 +4,7 @@
 use forebay_base::arena::Buffer;
 use forebay_base::probe;
 use forebay_base::sync::atomic::{AtomicU8, Ordering};
-use forebay_base::sync::{Arc, Condvar, Mutex};
+use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard};
 use forebay_base::waits::{self, WaitKind};
 
 use super::objects::{Attributes, CommitLookup, ObjectChanges, Touch, Touched};
@@ -47,7 +47,7 @@ pub(crate) trait Fetch {
 
 /// Why a commit falls back to the transaction group.
 #[derive(Clone, Copy)]
-enum FallbackCause {
+pub(super) enum FallbackCause {
     Closed = 0,
     Large = 1,
     Lost = 2,
@@ -94,30 +94,46 @@ struct FilledBlock {
 
 /// Commits that are written together.
 #[derive(Default)]
-struct Batch {
+pub(super) struct Batch {
     // 0: in progress. 1: durable. 2: falls back to the txg. Accessed under `log-commit`.
     ended: AtomicU8,
 }
 
-struct CommitQueue {
+pub(super) struct CommitQueue {
     /// Whether there is a leader.
-    has_leader: bool,
+    pub(super) has_leader: bool,
     /// The batch that new commits join.
-    batch: Arc<Batch>,
+    pub(super) batch: Arc<Batch>,
     /// Objects of that batch: dataset and number.
-    objects: Vec<(u64, u64)>,
+    pub(super) objects: Vec<(u64, u64)>,
+    /// Whether a commit waits for the leading thread.
+    pub(super) wanted: bool,
+    /// Whether the leading thread takes no further batch.
+    pub(super) ends: bool,
 }
 
 /// The leader and the waiters.
 pub(super) struct Commits {
-    queue: Mutex<CommitQueue>,
-    ended: Condvar,
+    pub(super) queue: Mutex<CommitQueue>,
+    pub(super) ended: Condvar,
+    /// Wakes the leading thread.
+    pub(super) wanted: Condvar,
 }
 
 impl Commits {
     pub(super) fn new() -> Self {
-        let queue = CommitQueue { has_leader: false, batch: Arc::default(), objects: Vec::new() };
-        Self { queue: Mutex::named("log-commit", queue), ended: Condvar::new() }
+        let queue = CommitQueue {
+            has_leader: false,
+            batch: Arc::default(),
+            objects: Vec::new(),
+            wanted: false,
+            ends: false,
+        };
+        Self {
+            queue: Mutex::named("log-commit", queue),
+            ended: Condvar::new(),
+            wanted: Condvar::new(),
+        }
     }
 }
 
@@ -168,34 +184,40 @@ impl IntentLog {
             }
         }
         if batch.ended.load(Ordering::Relaxed) == 0 {
-            queue.has_leader = true;
-            queue.batch = Arc::default();
-            let objects = std::mem::take(&mut queue.objects);
-            drop(queue);
-            // The guard ends the batch if `fetch` panics, so that no waiter waits forever.
-            let leader = Leader { log: self, batch: &batch };
-            let outcome = self.write_batch(objects, fetch);
-            leader.end(outcome.is_ok());
-            return match outcome {
-                Ok(()) => Committed::Durable,
-                Err(cause) => self.to_txg(cause),
-            };
+            return self.write_as_leader(queue, fetch);
         }
         drop(queue);
         self.counters.add(LogCounters::JOINED, 0, 1);
-        match batch.ended.load(Ordering::Relaxed) {
-            1 => Committed::Durable,
-            _ => Committed::WaitForTxg,
+        batch.outcome().unwrap_or(Committed::WaitForTxg)
+    }
+
+    /// Writes the batch of the queue.
+    pub(super) fn write_as_leader(
+        &self,
+        mut queue: MutexGuard<'_, CommitQueue>,
+        fetch: &dyn Fetch,
+    ) -> Committed {
+        queue.has_leader = true;
+        let batch = std::mem::take(&mut queue.batch);
+        let objects = std::mem::take(&mut queue.objects);
+        drop(queue);
+        // The guard ends the batch if `fetch` panics, so that no waiter waits forever.
+        let leader = Leader { log: self, batch: &batch };
+        let outcome = self.write_batch(objects, fetch);
+        leader.end(outcome.is_ok());
+        match outcome {
+            Ok(()) => Committed::Durable,
+            Err(cause) => self.to_txg(cause),
         }
     }
 
-    fn to_txg(&self, cause: FallbackCause) -> Committed {
+    pub(super) fn to_txg(&self, cause: FallbackCause) -> Committed {
         self.counters.add(LogCounters::TO_TXG, cause as usize, 1);
         Committed::WaitForTxg
     }
 
     /// Whether the log can take the commit.
-    fn check(&self, object: Option<(u64, u64)>) -> Result<(), FallbackCause> {
+    pub(super) fn check(&self, object: Option<(u64, u64)>) -> Result<(), FallbackCause> {
         if !self.ring.lock().is_open() {
             return Err(FallbackCause::Closed);
         }
@@ -455,6 +477,17 @@ impl Drop for UnwrittenGuard<'_> {
 }
 
 /// The leader of a batch.
+impl Batch {
+    /// How it has ended; `None` if it has not. The caller has locked, or had locked, `log-commit`.
+    pub(super) fn outcome(&self) -> Option<Committed> {
+        match self.ended.load(Ordering::Relaxed) {
+            0 => None,
+            1 => Some(Committed::Durable),
+            _ => Some(Committed::WaitForTxg),
+        }
+    }
+}
+
 struct Leader<'a> {
     log: &'a IntentLog,
     batch: &'a Batch,

@@ -32,6 +32,7 @@
 mod change;
 mod commit;
 mod counters;
+mod leader;
 #[cfg(forebay_model)]
 pub(crate) mod model;
 mod objects;

@@ -4,7 +4,7 @@ use forebay_base::clock::{Clock, SystemClock};
 use forebay_base::rng;
 use forebay_base::sync::Arc;
 use forebay_base::sync::Mutex;
-use forebay_base::sync::atomic::AtomicBool;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
 use forebay_cache::OwnerCaching;
 use hashbrown::HashMap;
 
@@ -41,10 +41,11 @@ use super::followed::FollowedPool;
 use super::heartbeat::Heartbeats;
 use super::l2::L2DeviceList;
 use super::l2_fill::{self, L2Fills};
-use super::log_io::LogDevices;
+use super::log_io::{self, LogDevices};
 use super::merge::{self, Merges};
 use super::resilver::Resilvers;
 use super::scrub::Scrubs;
+use super::space_io::SpaceReader;
 use super::trim::{self, Trims};
 use super::txg_history::TxgHistory;
 use super::{Pool, PoolInner, errors, sync_txg};
@@ -296,6 +297,7 @@ impl Pool {
         trim::start(&self.inner)?;
         merge::start(&self.inner)?;
         l2_fill::start(&self.inner)?;
+        log_io::start(&self.inner)?;
         self.start_heartbeat()
     }
 }
@@ -375,10 +377,12 @@ impl FoundPool {
             trim: Trims::new(),
             merges: Merges::new(),
             l2_fills: L2Fills::new(),
+            log_thread: Mutex::named("pool-log-thread", None),
             space_maps_lost: self.space_maps_lost,
             followed: parts.followed,
             import_notes: self.notes,
             heartbeats: Heartbeats::new(self.claim, parts.lease, generation),
+            tried_again_in: AtomicU64::new(0),
             txg_history: TxgHistory::new(Arc::clone(&parts.clock)),
             closed: AtomicBool::new(false),
             read_only: parts.read_only,
@@ -386,9 +390,21 @@ impl FoundPool {
             tunables: parts.tunables,
             rng: Mutex::named("pool-rng", forebay_base::rng::SmallRng::from_seed(parts.seed)),
         });
-        inner.update_free(&inner.space.lock());
+        {
+            let mut space = inner.space.lock();
+            let (store, pool) = (inner.store.clone(), Arc::downgrade(&inner));
+            space.set_reader(Box::new(SpaceReader { store, pool }));
+            space.limit_loaded(loaded_ranges_max(inner.store.cache().bound_bytes()));
+            inner.update_free(&space);
+        }
         Ok(Pool { inner, thread: Mutex::named("pool-thread", None) })
     }
+}
+
+/// The most ranges of loaded metaslabs that can be unloaded. With 8 to 16 bytes each, they take at
+/// most a 64th of the cache's bound.
+fn loaded_ranges_max(bound_bytes: u64) -> usize {
+    (bound_bytes / 1024) as usize
 }
 
 /// Bytes of a root block, a whole number of sectors.

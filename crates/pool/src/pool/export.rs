@@ -38,6 +38,7 @@ impl Pool {
         self.inner.end_walks();
         self.inner.txgs.close();
         self.join();
+        self.inner.end_log_thread();
     }
 
     /// As [`export`](Self::export), for a shared pool. A second call does nothing.
@@ -74,6 +75,7 @@ impl Pool {
         };
         self.inner.txgs.close();
         self.join();
+        self.inner.end_log_thread();
         self.inner.fill_l2_devices();
         self.inner.close_l2_devices("the pool is exported");
         let marked = match (&synced, self.inner.read_only) {

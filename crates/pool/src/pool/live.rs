@@ -43,8 +43,12 @@ impl LiveRanges {
                 live.push((at, end));
                 break;
             };
-            pool.load_metaslab(id)?;
-            let here = pool.space.lock().live_in(id, at, end)?;
+            let here = {
+                let mut space = pool.lock_loaded(id)?;
+                let here = space.live_in(id, at, end)?;
+                space.unload_excess()?;
+                here
+            };
             for (from, to) in here {
                 match live.last_mut().filter(|(_, last)| *last == from) {
                     Some((_, last)) => *last = to,

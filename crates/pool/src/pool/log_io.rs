@@ -5,6 +5,9 @@
 //! for the transaction group instead: the dataset has no log, the data does not fit the ring, or
 //! records were lost.
 //!
+//! If a device may be away for long, a thread of the pool leads the commits of the log, so that an
+//! fsync can stop to wait for it: it then waits for the group, as far as its dataset wants that.
+//!
 //! If a device fails:
 //!
 //! - The log vdev: the ring moves into the space of the pool with the next group. The fsync waits
@@ -19,6 +22,7 @@
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
+use forebay_base::sync::thread;
 use forebay_io::Priority;
 
 use crate::block_cache::BlockCache;
@@ -114,7 +118,30 @@ impl Fetch for PoolInner {
     }
 }
 
+/// Starts the thread that leads commits of the log, if a device may be away and come back.
+pub(super) fn start(inner: &Arc<PoolInner>) -> Result<()> {
+    if !inner.txgs.may_have_outages() {
+        return Ok(());
+    }
+    let pool = Arc::clone(inner);
+    let run = move || pool.log.lead(&*pool);
+    let thread = thread::spawn_named("forebay-log", run).map_err(|error| {
+        Error::new(ErrorKind::NoMemory, "the system gives no thread for the pool").because(error)
+    })?;
+    *inner.log_thread.lock() = Some(thread);
+    Ok(())
+}
+
 impl PoolInner {
+    /// Ends the thread that leads commits of the log, after its batch.
+    pub(super) fn end_log_thread(&self) {
+        self.log.end_leading();
+        if let Some(thread) = self.log_thread.lock().take() {
+            // The panic hook has already reported a panic of the thread.
+            let _ = thread.join();
+        }
+    }
+
     /// Returns the open dataset with this GUID.
     pub(super) fn dataset_of_guid(&self, guid: u64) -> Result<Arc<dataset::DatasetInner>> {
         let datasets = self.datasets.lock();
@@ -137,9 +164,16 @@ impl PoolInner {
             Err(error) => return Err(error),
         };
         let object = Some((dataset.guid, number));
-        if may_log && self.log.commit(object, self) == Committed::Durable {
+        if may_log && self.commit_to_log(object) == Committed::Durable {
             return Ok(());
         }
         self.txgs.sync_now().map(|_| ())
+    }
+
+    fn commit_to_log(&self, object: Option<(u64, u64)>) -> Committed {
+        match self.txgs.may_have_outages() {
+            true => self.log.commit_led(object, &|| self.txgs.outage().is_some()),
+            false => self.log.commit(object, self),
+        }
     }
 }

@@ -35,7 +35,7 @@ mod walk;
 
 use forebay_base::clock::Clock;
 use forebay_base::rng::SmallRng;
-use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::thread::JoinHandle;
 use forebay_base::sync::{Arc, Mutex};
 use hashbrown::HashMap;
@@ -133,6 +133,10 @@ pub(crate) struct PoolInner {
     merges: Merges,
     l2_fills: L2Fills,
     heartbeats: Heartbeats,
+    /// The thread that leads commits of the log, if there is one.
+    log_thread: Mutex<Option<JoinHandle<()>>>,
+    /// The newest txg of which a failed step was repeated at once, see `sync_txg`.
+    tried_again_in: AtomicU64,
     txg_history: TxgHistory,
     /// Whether the space maps could not be read; only after a read-only import.
     space_maps_lost: bool,

@@ -1,12 +1,15 @@
 //! Reads and writes the blocks of space maps through the store.
 
+use forebay_base::sync::Weak;
 use forebay_cache::Attributes;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::{BlockKind, BlockPtrPhys, Compression, DvaPhys};
 use crate::space::{SpaceRead, SpaceWrite};
 use crate::store::barrier::Pause;
 use crate::store::{Store, WriteProps};
+
+use super::PoolInner;
 
 impl SpaceRead for Store {
     fn read(&self, pointer: &BlockPtrPhys) -> Result<Vec<u8>> {
@@ -16,6 +19,30 @@ impl SpaceRead for Store {
     fn read_many(&self, pointers: &[BlockPtrPhys]) -> Result<Vec<Vec<u8>>> {
         let read = self.read_many_uncached(pointers)?;
         Ok(read.iter().map(|content| content.to_vec()).collect())
+    }
+}
+
+/// Reads the space maps of an imported pool. A read of a commit that fails is a step of the commit
+/// that fails: it is repeated once the device is back or the pool was cleared.
+pub(super) struct SpaceReader {
+    pub(super) store: Store,
+    pub(super) pool: Weak<PoolInner>,
+}
+
+impl SpaceRead for SpaceReader {
+    fn read(&self, pointer: &BlockPtrPhys) -> Result<Vec<u8>> {
+        SpaceRead::read(&self.store, pointer)
+    }
+
+    fn read_many(&self, pointers: &[BlockPtrPhys]) -> Result<Vec<Vec<u8>>> {
+        SpaceRead::read_many(&self.store, pointers)
+    }
+
+    fn wait_after(&self, error: Error) -> Result<()> {
+        match self.pool.upgrade() {
+            Some(pool) => pool.pause_commit(error),
+            None => Err(error),
+        }
     }
 }
 

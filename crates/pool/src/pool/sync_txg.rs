@@ -15,6 +15,7 @@
 
 use forebay_base::clock::{SystemWallClock, WallClock};
 use forebay_base::probe;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, MutexGuard};
 use forebay_io::ErrorKind as IoErrorKind;
@@ -61,6 +62,8 @@ impl Pause for CommitPause<'_> {
             ErrorKind::Device if txgs.outage().is_some() => {
                 txgs.wait_resumed(&|| false).map(drop).map_err(|_| error)
             }
+            // It may have come back since.
+            ErrorKind::Device if self.tries_again() => Ok(()),
             ErrorKind::Device => self.park(error),
             _ => Err(error),
         }
@@ -77,6 +80,14 @@ impl CommitPause<'_> {
     fn is_fenced(&self, error: &Error) -> bool {
         let is_gone = error.device_error().is_some_and(|io| io.kind() == IoErrorKind::Gone);
         is_gone && self.inner.devices.iter().any(|vdev| vdev.kind() == VdevKind::ObjectStore)
+    }
+
+    /// Whether a failed step is repeated at once: the first one of a txg, if a device of the pool
+    /// comes back by itself. Its last outage may have ended before anybody could see it.
+    fn tries_again(&self) -> bool {
+        let txgs = &self.inner.txgs;
+        txgs.may_have_outages()
+            && self.inner.tried_again_in.swap(self.txg, Ordering::Relaxed) != self.txg
     }
 
     /// Suspends the pool until it is cleared and has its lease.
@@ -202,6 +213,15 @@ impl PoolInner {
         Ok(())
     }
 
+    /// Waits after a failed step of the commit that is running, until it may be repeated.
+    ///
+    /// # Errors
+    /// `error`, if it must not be repeated.
+    pub(super) fn pause_commit(&self, error: Error) -> Result<()> {
+        let txg = self.txgs.synced_txg() + 1;
+        CommitPause { inner: self, txg }.pause(error)
+    }
+
     /// Bytes of blocks written since the import.
     fn written_bytes(&self) -> u64 {
         self.store.counters().total(StoreCounters::PHYSICAL_BYTES)
@@ -251,7 +271,8 @@ impl PoolInner {
         let root = writer.write(BlockKind::Root, places, root.as_bytes(), txg)?;
         probe!(txg_space_done, self.guid, txg);
         self.txg_history.end(TxgPhase::Space);
-        // The first barrier: the tree is durable before an uberblock points to it.
+        // The first barrier: the tree is durable before an uberblock points to it, or becomes so
+        // at once with it.
         for (dva, bytes) in self.store.commit(pause)? {
             space.avoid(dva, bytes);
         }
@@ -268,6 +289,7 @@ impl PoolInner {
         };
         // The second barrier, inside: the txg is durable when this returns.
         self.write_uberblock(&uberblock, pause)?;
+        self.store.uberblock_flushed();
         // A device that has not taken it must not pass for a whole one after a crash.
         self.store_device_changes(pause)?;
         probe!(txg_durable, self.guid, txg);

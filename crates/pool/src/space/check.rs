@@ -243,8 +243,8 @@ impl Space {
         Ok(runs)
     }
 
-    /// Calls `each` for every block of the space maps, except the bases of metaslabs that are not
-    /// loaded.
+    /// Calls `each` for every block of the space maps, except the bases of metaslabs that were
+    /// never loaded.
     pub(crate) fn known_blocks(&self, each: impl FnMut(&BlockPtrPhys)) {
         let bases = self.metaslabs.iter().flat_map(|metaslab| &metaslab.base.chain);
         let index = self.index.iter().flatten().filter(|pointer| !pointer.is_hole());

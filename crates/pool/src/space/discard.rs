@@ -110,7 +110,8 @@ impl Space {
         self.metaslabs.get(metaslab as usize).map(|metaslab| metaslab.extent.device)
     }
 
-    /// Takes what a loaded metaslab has noted. A piece of `min_bytes` that a range touches is
+    /// Takes what a loaded metaslab has noted. It stays loaded until [`end_list`](Self::end_list),
+    /// as for [`all_discards`](Self::all_discards). A piece of `min_bytes` that a range touches is
     /// discarded as a whole, if all of it is free.
     ///
     /// # Errors
@@ -119,6 +120,7 @@ impl Space {
         if self.metaslabs[id as usize].discards_all {
             return self.all_discards(id, min_bytes);
         }
+        self.begin_list(id);
         let min_units = self.min_units(id, min_bytes);
         let metaslab = &mut self.metaslabs[id as usize];
         let noted = std::mem::take(&mut metaslab.to_discard);
@@ -138,6 +140,7 @@ impl Space {
     pub(crate) fn all_discards(&mut self, id: u32, min_bytes: u64) -> Result<DiscardList> {
         let min_units = self.min_units(id, min_bytes);
         let discardable = self.discardable(id);
+        self.begin_list(id);
         let metaslab = &mut self.metaslabs[id as usize];
         metaslab.to_discard = Vec::new();
         metaslab.discards_all = false;

@@ -69,6 +69,11 @@ impl UnloadedBase {
     }
 }
 
+/// Whether a failed read may succeed later.
+fn may_repeat(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Device | ErrorKind::NoMemory)
+}
+
 /// A record of the log with its decoded entries.
 struct ReplayedRecord {
     record: Record,
@@ -135,11 +140,19 @@ impl Space {
 
     /// Reads the base of a metaslab, unless it is loaded.
     pub(super) fn load_metaslab(&mut self, id: u32) -> Result<()> {
+        self.note_used(id);
         if self.metaslabs[id as usize].is_loaded() {
             return Ok(());
         }
         let Some(base) = self.unloaded_base(id) else { return Ok(()) };
-        let runs = base.read(&*self.reader)?;
+        let runs = loop {
+            match base.read(&*self.reader) {
+                Err(error) if self.open.is_some() && may_repeat(&error) => {
+                    self.reader.wait_after(error)?;
+                }
+                ended => break ended?,
+            }
+        };
         self.put_base(&base, runs)
     }
 
@@ -156,6 +169,20 @@ impl Space {
             units: metaslab.extent.units,
             sector_units: self.geometry.sector_units(),
         })
+    }
+
+    /// The base of the first metaslab from `from` on that a walk has to load: its blocks are not
+    /// known, or a check compares its ranges.
+    pub(crate) fn base_to_walk(&self, from: u32) -> Option<UnloadedBase> {
+        let rest = self.metaslabs.get(from as usize..)?;
+        let is_known = |metaslab: &Metaslab| metaslab.knows_chain && self.audit.is_none();
+        let wanted = rest.iter().find(|metaslab| !metaslab.is_loaded() && !is_known(metaslab))?;
+        self.unloaded_base(wanted.id)
+    }
+
+    /// Whether the blocks of all bases are known.
+    pub(crate) fn knows_all_blocks(&self) -> bool {
+        self.metaslabs.iter().all(|metaslab| metaslab.is_loaded() || metaslab.knows_chain)
     }
 
     /// Whether a metaslab still has this base, and is not loaded.
@@ -175,12 +202,14 @@ impl Space {
         let metaslab = &mut self.metaslabs[base.id as usize];
         metaslab.load(runs.runs)?;
         metaslab.base.chain = runs.chain;
+        metaslab.knows_chain = true;
         let (withheld, device) = (metaslab.withheld_units(), metaslab.extent.device);
         let device = self.geometry.device_at(device).unwrap_or_default();
         self.devices[device].free_units -= withheld;
         self.free_units -= withheld;
         self.withheld_units += withheld;
         self.counters.add(SpaceCounters::BASES_LOADED, 0, u64::from(!base.head.is_hole()));
+        self.note_used(base.id);
         Ok(())
     }
 

@@ -112,6 +112,12 @@ pub(super) struct Metaslab {
     withheld: Vec<Run>,
     /// Whether its base must be written with this txg, because its size changed.
     pub(super) must_flush: bool,
+    /// Changes since the base, once loaded, so that it can be unloaded. Only if `is_append_only`.
+    pub(super) since_base: Vec<MetaslabChange>,
+    /// Whether `base.chain` is known. It stays so if the metaslab is unloaded.
+    pub(super) knows_chain: bool,
+    /// When it was used last, see [`super::unload`].
+    pub(super) used: u64,
 }
 
 impl Metaslab {
@@ -134,6 +140,9 @@ impl Metaslab {
             bad: Vec::new(),
             withheld: Vec::new(),
             must_flush: false,
+            since_base: Vec::new(),
+            knows_chain: false,
+            used: 0,
         }
     }
 
@@ -246,7 +255,12 @@ impl Metaslab {
         if !self.bad.is_empty() {
             free = RangeSet::from_ascending(self.withhold(free.to_vec())).unwrap_or_default();
         }
-        self.map = FreeMap::Loaded { free, run: Run::default() };
+        let loaded = FreeMap::Loaded { free, run: Run::default() };
+        if let FreeMap::Unloaded(changes) = std::mem::replace(&mut self.map, loaded)
+            && self.is_append_only
+        {
+            self.since_base = changes;
+        }
         Ok(())
     }
 
@@ -374,6 +388,9 @@ impl Metaslab {
                         || !free.insert_ascending(&runs)
                     {
                         return Err(self.corrupt("a deferred range is already free"));
+                    }
+                    if self.is_append_only {
+                        self.since_base.extend(runs.into_iter().map(MetaslabChange::Free));
                     }
                 }
             }

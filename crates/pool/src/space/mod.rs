@@ -21,7 +21,7 @@
 //! it during a commit.
 //!
 //! Not done: the content of allocated ranges is neither known nor written. A loaded metaslab stays
-//! in memory.
+//! in memory, unless its device takes each address once ([`unload`]).
 
 mod allocate;
 mod append;
@@ -41,6 +41,7 @@ mod stats;
 mod sync_metaslabs;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
+mod unload;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -57,6 +58,7 @@ use metaslab::{Base, Metaslab};
 use range_set::{Run, note};
 use root_placement::RootSlots;
 use sync_metaslabs::SpaceMapEntry;
+use unload::Loaded;
 
 pub(crate) use crate::devices::DeviceSpan;
 use check::Audit;
@@ -76,6 +78,14 @@ pub(crate) trait SpaceRead {
     /// As [`read`](Self::read), for several blocks at once.
     fn read_many(&self, pointers: &[BlockPtrPhys]) -> Result<Vec<Vec<u8>>> {
         pointers.iter().map(|pointer| self.read(pointer)).collect()
+    }
+
+    /// Waits after a failed read of a commit until a repetition may succeed.
+    ///
+    /// # Errors
+    /// `error`, if the read must not be repeated.
+    fn wait_after(&self, error: Error) -> Result<()> {
+        Err(error)
     }
 }
 
@@ -135,6 +145,7 @@ pub(crate) struct Space {
     fault: Option<Error>,
     /// What a running check needs to know.
     audit: Option<Audit>,
+    loaded: Loaded,
     reader: Box<dyn SpaceRead + Send>,
     counters: Arc<SpaceCounters>,
 }
@@ -185,9 +196,15 @@ impl Space {
             held: None,
             fault: None,
             audit: None,
+            loaded: Loaded::default(),
             reader,
             counters: Arc::new(SpaceCounters::new()),
         })
+    }
+
+    /// Sets what reads bases from now on.
+    pub(crate) fn set_reader(&mut self, reader: Box<dyn SpaceRead + Send>) {
+        self.reader = reader;
     }
 
     /// The counters.
@@ -224,7 +241,7 @@ impl Space {
         assert_eq!(self.synced, txg, "not the txg that was synced last");
         self.durable = true;
         // The two newest records must not mature.
-        let Some(at) = self.records.len().checked_sub(3) else { return Ok(()) };
+        let Some(at) = self.records.len().checked_sub(3) else { return self.unload_excess() };
         self.matured_txg = self.records[at].txg;
         let (mut units, mut withheld_units) = (0, 0);
         for metaslab in &mut self.metaslabs {
@@ -244,7 +261,7 @@ impl Space {
         self.free_units += units - withheld_units;
         self.withheld_units += withheld_units;
         self.counters.add(SpaceCounters::MATURED_BYTES, 0, units * SECTOR_UNIT);
-        Ok(())
+        self.unload_excess()
     }
 
     /// The newest synced txg.

@@ -20,7 +20,7 @@ use crate::format::{
 };
 
 use super::chain::{self, ChainHead, Placement, block_bytes};
-use super::metaslab::{Base, Metaslab};
+use super::metaslab::{Base, Metaslab, MetaslabChange};
 use super::range_set::{Run, normalize};
 use super::{Record, Space, SpaceCounters, SpaceWrite};
 
@@ -186,6 +186,7 @@ impl Space {
         };
         let old = std::mem::replace(&mut metaslab.base, base);
         metaslab.must_flush = false;
+        metaslab.since_base.clear();
         metaslab.needed = metaslab.deferred.front().map(|(txg, _)| *txg);
         for pointer in &old.chain {
             self.free_own(pointer);
@@ -223,6 +224,12 @@ impl Space {
         for metaslab in self.metaslabs.iter_mut().filter(|it| !it.allocated.is_empty()) {
             normalize(&mut metaslab.allocated)
                 .map_err(|run| metaslab.corrupt_at(run, "were allocated twice"))?;
+            let in_base =
+                change == SpaceChange::Allocated && self.open == Some(metaslab.base.flushed_txg);
+            if metaslab.is_append_only && !in_base {
+                let runs = metaslab.allocated.iter().copied();
+                metaslab.since_base.extend(runs.map(MetaslabChange::Allocate));
+            }
             let runs = metaslab.allocated.drain(..);
             self.entries.extend(runs.map(|run| SpaceMapEntry {
                 metaslab: metaslab.id,

@@ -6,3 +6,4 @@ mod discard;
 mod fixture;
 mod hostile;
 mod model;
+mod unload;

@@ -184,7 +184,8 @@ impl Store {
     }
 
     /// Waits until all submitted writes have ended, then flushes the devices. Returns the places
-    /// that could not be written; their blocks have another copy.
+    /// that could not be written; their blocks have another copy. Devices that
+    /// [publish at once](crate::devices::Devices::publish_at_once) are flushed with the uberblock.
     ///
     /// # Errors
     /// What `pause` returns for the failure of a write or a flush. None of the writes since the
@@ -208,6 +209,9 @@ impl Store {
                 continue;
             }
             let early = self.shared.in_flight.take_flush_error();
+            if early.is_none() && self.devices.publish_at_once() {
+                return Ok(bad);
+            }
             let Err(error) = early.map_or_else(|| self.flush(), Err) else { return Ok(bad) };
             if let Err(error) = pause.pause(error) {
                 self.shared.in_flight.abandon();
@@ -225,6 +229,11 @@ impl Store {
             Err(_) => self.count(StoreCounters::FLUSH_FAILURES, 1),
         }
         flushed
+    }
+
+    /// The uberblock of the txg is durable, and so is all that was written before it.
+    pub(crate) fn uberblock_flushed(&self) {
+        self.shared.in_flight.flushed();
     }
 
     /// Somebody's flush may have failed and lost writes of the txg: they are written again before

@@ -26,6 +26,11 @@ impl Txgs {
         Self { outages: Some(ask), ..self }
     }
 
+    /// Whether a device of the pool may be away and come back by itself.
+    pub(crate) fn may_have_outages(&self) -> bool {
+        self.outages.is_some()
+    }
+
     /// Which device does not answer.
     pub(crate) fn outage(&self) -> Option<String> {
         self.outages.as_ref().and_then(|ask| ask())

@@ -1,13 +1,17 @@
 //! Pools on a device that takes each address once, as an object store does.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use forebay_base::rng::SmallRng;
-use forebay_io::append_only::{AppendOnlyDevice, AppendedSectors};
+use forebay_io::append_only::{AppendOnlyDevice, AppendedSector, AppendedSectors, hash_of};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{
-    Away, Device, DeviceInfo, DeviceStats, Health, MemoryDevice, MemoryOptions, Op, Request, Waiter,
+    Away, Device, DeviceInfo, DeviceStats, Engine, Health, MemoryDevice, MemoryOptions, Op,
+    Request, Waiter,
 };
 use forebay_pool::{
     AttachOptions, Dataset, ErrorKind, HealthState, HostId, ImportOptions, NewVdev, Object, Opened,
@@ -412,9 +416,24 @@ fn an_object_store_is_alone_and_given_as_such() {
 struct Absent {
     inner: Arc<dyn Device>,
     held: Mutex<Option<Vec<Request>>>,
+    /// For how long it says that it is away.
+    since_ms: AtomicU64,
+    /// Whether it says that it is away, and yet takes writes.
+    says_away: AtomicBool,
+    closed: AtomicBool,
 }
 
 impl Absent {
+    fn new(inner: Arc<dyn Device>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            held: Mutex::new(None),
+            since_ms: AtomicU64::new(60_000),
+            says_away: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        })
+    }
+
     fn leave(&self) {
         *self.held.lock().unwrap() = Some(Vec::new());
     }
@@ -423,14 +442,34 @@ impl Absent {
         let held = self.held.lock().unwrap().take();
         held.into_iter().flatten().for_each(|request| self.inner.submit(request));
     }
+
+    /// Whether a request waits.
+    fn holds(&self, op: Op) -> bool {
+        let held = self.held.lock().unwrap();
+        held.iter().flatten().any(|request| request.op() == op)
+    }
+
+    fn fail(request: Request) {
+        let range = (request.offset(), request.len());
+        let kind = forebay_io::ErrorKind::Closed;
+        let error = forebay_io::Error::new(kind, request.op(), &"store".into(), range, "closed");
+        request.finish(Err(error));
+    }
 }
 
 impl Device for Absent {
     fn submit(&self, request: Request) {
+        if request.op() == Op::Read {
+            return self.inner.submit(request);
+        }
         let mut held = self.held.lock().unwrap();
+        if self.closed.load(Ordering::SeqCst) {
+            drop(held);
+            return Self::fail(request);
+        }
         match &mut *held {
-            Some(held) if request.op() != Op::Read => held.push(request),
-            _ => {
+            Some(held) => held.push(request),
+            None => {
                 drop(held);
                 self.inner.submit(request);
             }
@@ -446,8 +485,10 @@ impl Device for Absent {
     }
 
     fn stats(&self) -> DeviceStats {
-        let is_away = self.held.lock().unwrap().is_some();
-        let away = Away { since_ms: 60_000, error: "connection refused".to_owned() };
+        let held = self.held.lock().unwrap().is_some();
+        let is_away = held || self.says_away.load(Ordering::SeqCst);
+        let since_ms = self.since_ms.load(Ordering::SeqCst);
+        let away = Away { since_ms, error: "connection refused".to_owned() };
         self.inner.stats().with_away(is_away.then_some(away))
     }
 
@@ -455,14 +496,20 @@ impl Device for Absent {
         self.inner.help(waiter);
     }
 
+    /// What waits fails. The content can still be read, as after a crash.
     fn close(&self) {
-        self.inner.close();
+        let held = {
+            let mut held = self.held.lock().unwrap();
+            self.closed.store(true, Ordering::SeqCst);
+            held.as_mut().map(std::mem::take)
+        };
+        held.into_iter().flatten().for_each(Self::fail);
     }
 }
 
 #[test]
 fn a_pool_whose_store_is_away_goes_on_by_itself() {
-    let absent = Arc::new(Absent { inner: disk(), held: Mutex::new(None) });
+    let absent = Absent::new(disk());
     let store = Store::over(Arc::clone(&absent) as Arc<dyn Device>);
     let pool = store.create();
     pool.set_tunable("dirty_max_bytes", "4M").unwrap();
@@ -507,9 +554,100 @@ fn a_pool_whose_store_is_away_goes_on_by_itself() {
     pool.export().unwrap();
 }
 
+/// Writes small objects and frees some of them, so that the space maps are written.
+fn write_space_maps(pool: &Pool, data: &Dataset) {
+    let mut before = None;
+    for seed in 0..40 {
+        let object = new_object(pool, data);
+        write(pool, &object, seed, 64 << 10);
+        pool.sync().unwrap();
+        let last = before.replace(object.number()).filter(|_| seed % 2 == 0);
+        drop(object);
+        if let Some(number) = last {
+            let tx = pool.begin_freeing().unwrap();
+            data.destroy(&tx, number).unwrap();
+        }
+    }
+}
+
+/// A pool on an object store that was just imported. Its next commits have to read space maps.
+fn imported_again(faults: &Arc<FaultDevice>) -> (Store, Arc<Absent>, Pool) {
+    let absent = Absent::new(Arc::clone(faults) as Arc<dyn Device>);
+    let store = Store::over(Arc::clone(&absent) as Arc<dyn Device>);
+    let pool = store.create();
+    let data = dataset(&pool);
+    write_space_maps(&pool, &data);
+    drop(data);
+    pool.export().unwrap();
+    let store = store.reopen();
+    let pool = store.import();
+    (store, absent, pool)
+}
+
+#[test]
+fn a_commit_that_reads_a_space_map_in_an_outage_waits_for_the_store() {
+    let faults = Arc::new(FaultDevice::new(disk(), 7));
+    let (store, absent, pool) = imported_again(&faults);
+    let data = pool.dataset("data").unwrap();
+    let object = new_object(&pool, &data);
+    // Gets fail once the store has been away for their budget.
+    absent.says_away.store(true, Ordering::SeqCst);
+    let reads = faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
+    let mut seed = 0;
+    loop {
+        write(&pool, &object, seed, 64 << 10);
+        let synced = pool.sync();
+        if !faults.injected().is_empty() {
+            break;
+        }
+        synced.unwrap();
+        seed += 1;
+        assert!(seed < 200, "no commit has read a space map");
+    }
+    // It is in the middle of a commit that does not end.
+    assert_eq!(pool.sync().unwrap_err().kind(), ErrorKind::Suspended);
+    assert!(pool.suspension().is_none(), "{:?}", pool.suspension());
+    assert!(faults.remove(reads).is_some());
+    absent.says_away.store(false, Ordering::SeqCst);
+    pool.sync().unwrap();
+    assert_content(&object, seed, 64 << 10);
+    check(&pool);
+    drop((object, data));
+    pool.export().unwrap();
+    drop(store);
+}
+
+#[test]
+fn a_commit_that_cannot_read_a_space_map_goes_on_once_the_pool_is_cleared() {
+    let faults = Arc::new(FaultDevice::new(disk(), 7));
+    let (store, _, pool) = imported_again(&faults);
+    let data = pool.dataset("data").unwrap();
+    let object = new_object(&pool, &data);
+    let reads = faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
+    let mut seed = 0;
+    loop {
+        write(&pool, &object, seed, 64 << 10);
+        match pool.sync() {
+            Ok(()) => seed += 1,
+            Err(error) => break assert_eq!(error.kind(), ErrorKind::Suspended, "{error}"),
+        }
+        assert!(seed < 200, "no commit has read a space map");
+    }
+    let suspension = pool.suspension().expect("it is suspended");
+    assert!(suspension.resumable, "{suspension}");
+    assert!(faults.remove(reads).is_some_and(|times| times > 0));
+    pool.clear().unwrap();
+    pool.sync().unwrap();
+    assert_content(&object, seed, 64 << 10);
+    check(&pool);
+    drop((object, data));
+    pool.export().unwrap();
+    drop(store);
+}
+
 #[test]
 fn an_export_while_the_store_is_away_waits_for_it_and_loses_nothing() {
-    let absent = Arc::new(Absent { inner: disk(), held: Mutex::new(None) });
+    let absent = Absent::new(disk());
     let store = Store::over(Arc::clone(&absent) as Arc<dyn Device>);
     let pool = store.create();
     let data = dataset(&pool);
@@ -526,7 +664,7 @@ fn an_export_while_the_store_is_away_waits_for_it_and_loses_nothing() {
     std::thread::scope(|scope| {
         let export = scope.spawn(|| pool.export());
         // More than an interval in which a wait for a txg asks for outages.
-        std::thread::sleep(std::time::Duration::from_millis(600));
+        std::thread::sleep(Duration::from_millis(600));
         absent.come_back();
         export.join().unwrap().unwrap();
     });
@@ -565,4 +703,197 @@ fn streams_are_read_further_ahead_unless_told_otherwise() {
     assert_eq!(value(&told, "prefetch_max_bytes"), value(&on_disk, "prefetch_max_bytes"));
     told.export().unwrap();
     on_disk.export().unwrap();
+}
+
+#[test]
+fn an_fsync_that_began_before_the_outage_was_known_stops_to_wait_for_the_log() {
+    let absent = Absent::new(disk());
+    let store = Store::over(Arc::clone(&absent) as Arc<dyn Device>);
+    let pool = store.create();
+    let data = dataset(&pool);
+    let object = new_object(&pool, &data);
+    write(&pool, &object, 1, MIB);
+    pool.sync().unwrap();
+    absent.since_ms.store(0, Ordering::SeqCst);
+    absent.leave();
+    write(&pool, &object, 2, 64 << 10);
+    std::thread::scope(|scope| {
+        let (tell, told) = mpsc::channel();
+        scope.spawn(|| {
+            let (data, object) = (&data, &object);
+            tell.send(data.fsync(object.number())).unwrap();
+            drop(tell);
+        });
+        while !absent.holds(Op::Flush) && !absent.holds(Op::Write) {
+            std::thread::yield_now();
+        }
+        assert!(told.try_recv().is_err(), "it waits for the log");
+        absent.since_ms.store(60_000, Ordering::SeqCst);
+        let ended = told.recv_timeout(Duration::from_secs(60));
+        // Whatever has happened, so that all ends.
+        absent.come_back();
+        let refused = ended.expect("it waits for the store").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Suspended, "{refused}");
+    });
+    data.fsync(object.number()).unwrap();
+    let number = object.number();
+    drop((object, data));
+    let crashed = store.crash();
+    let again = crashed.import();
+    let object = again.dataset("data").unwrap().object(number).unwrap();
+    let mut found = vec![0; 64 << 10];
+    object.read(0, &mut found).unwrap();
+    assert!(found == noise(2, 64 << 10), "the fsync is lost");
+    drop(object);
+    again.export().unwrap();
+    pool.export().unwrap();
+}
+
+#[test]
+fn an_outage_is_no_damage() {
+    let faults = Arc::new(FaultDevice::new(disk(), 7));
+    let (store, absent, pool) = imported_again(&faults);
+    absent.says_away.store(true, Ordering::SeqCst);
+    let reads = faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
+    pool.scrub(&mut |_| ControlFlow::Continue(())).unwrap_err();
+    pool.check(&mut |_| ControlFlow::Continue(())).unwrap_err();
+    assert!(faults.remove(reads).is_some_and(|times| times > 0));
+    absent.says_away.store(false, Ordering::SeqCst);
+    assert!(pool.damage().damage.is_empty(), "{:?}", pool.damage());
+    check(&pool);
+    pool.export().unwrap();
+    drop(store);
+}
+
+/// A device whose flush publishes all completed writes at once, and a crash loses all others.
+struct Publisher {
+    inner: Arc<dyn Device>,
+    info: DeviceInfo,
+    state: Mutex<Published>,
+}
+
+#[derive(Default)]
+struct Published {
+    /// Content of sectors, by offset.
+    written: BTreeMap<u64, Vec<u8>>,
+    /// What each flush has published.
+    images: Vec<BTreeMap<u64, Vec<u8>>>,
+}
+
+impl Publisher {
+    fn new() -> Arc<Self> {
+        let inner = disk();
+        let info = DeviceInfo { engine: Engine::ObjectStore, ..inner.info().clone() };
+        Arc::new(Self { inner, info, state: Mutex::default() })
+    }
+
+    fn flushes(&self) -> usize {
+        self.state.lock().unwrap().images.len()
+    }
+}
+
+impl Device for Publisher {
+    fn submit(&self, request: Request) {
+        let mut state = self.state.lock().unwrap();
+        if let Some(payload) = request.payload() {
+            let sectors = (request.offset()..).step_by(4096).zip(payload.bytes().chunks(4096));
+            state.written.extend(sectors.map(|(at, bytes)| (at, bytes.to_vec())));
+        } else if request.op() == Op::Flush {
+            let image = state.written.clone();
+            state.images.push(image);
+        }
+        drop(state);
+        self.inner.submit(request);
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn health(&self) -> Health {
+        self.inner.health()
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.inner.stats()
+    }
+
+    fn help(&self, waiter: &Waiter) {
+        self.inner.help(waiter);
+    }
+
+    fn close(&self) {
+        self.inner.close();
+    }
+}
+
+/// A store after a crash that has left `image`. `used` are the sectors that were ever written.
+fn store_of(image: &BTreeMap<u64, Vec<u8>>, used: &AppendedSectors) -> Store {
+    let below = disk();
+    for (offset, content) in image {
+        let mut buffer = arena().alloc(4096).expect("memory");
+        buffer.copy_from_slice(content);
+        below.run(Request::write(*offset, buffer)).result.expect("a write");
+    }
+    let after = |offset: &u64| match image.get(offset) {
+        Some(content) => AppendedSector::Written(hash_of(content)),
+        None => AppendedSector::Lost,
+    };
+    let sectors = used.keys().map(|offset| (*offset, after(offset))).collect();
+    Store { device: Arc::new(AppendOnlyDevice::new(below, MUTABLE, sectors)) }
+}
+
+#[test]
+fn a_group_is_one_flush_of_a_store_that_publishes_at_once() {
+    let publisher = Publisher::new();
+    let store = Store::over(Arc::clone(&publisher) as Arc<dyn Device>);
+    let pool = store.create();
+    let data = dataset(&pool);
+    let object = new_object(&pool, &data);
+    let number = object.number();
+    write(&pool, &object, 0, MIB);
+    pool.sync().unwrap();
+    let mut published = vec![(publisher.flushes(), 0)];
+    for seed in 1..6 {
+        write(&pool, &object, seed, MIB);
+        pool.sync().unwrap();
+        let flushes = publisher.flushes();
+        assert_eq!(flushes - published.last().expect("one").0, 1, "a group has one flush");
+        published.push((flushes, seed));
+    }
+    let used = store.device.sectors();
+    for (flushes, seed) in published {
+        let image = publisher.state.lock().unwrap().images[flushes - 1].clone();
+        let crashed = store_of(&image, &used);
+        let again = crashed.import();
+        check(&again);
+        let object = again.dataset("data").unwrap().object(number).unwrap();
+        assert_content(&object, seed, MIB);
+        drop(object);
+        again.export().unwrap();
+    }
+    drop((object, data));
+    pool.export().unwrap();
+}
+
+#[test]
+fn what_is_written_is_on_l2_although_memory_has_it() {
+    let store = Store::new();
+    let pool = store.create();
+    pool.add_l2_device(memory(64 * MIB).into(), false).unwrap();
+    let data = dataset(&pool);
+    let object = new_object(&pool, &data);
+    write(&pool, &object, 1, 2 * MIB);
+    pool.sync().unwrap();
+    let records = || {
+        let stats = pool.l2_devices().remove(0).stats;
+        stats.map_or(0, |stats| stats.records)
+    };
+    let until = std::time::Instant::now() + Duration::from_secs(120);
+    while records() < 2 * MIB / (128 << 10) {
+        assert!(std::time::Instant::now() < until, "{} blocks are on L2", records());
+        std::thread::yield_now();
+    }
+    drop((object, data));
+    pool.export().unwrap();
 }

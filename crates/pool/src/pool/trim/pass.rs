@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use forebay_base::sync::MutexGuard;
 use forebay_io::{ErrorKind as IoErrorKind, Priority, Request};
 
 use crate::devices::Leaf;
@@ -109,10 +110,16 @@ impl PoolInner {
         let mut paid_ns = self.clock.now_ns();
         while !self.trim.thread_yields() {
             let Some(id) = self.space.lock().most_noted() else { return Ok(()) };
-            let loaded = self.load_metaslab(id);
-            let list = self.space.lock().noted_discards(id, min_bytes);
-            loaded?;
-            let mut list = list?;
+            let mut list = match self.lock_loaded(id) {
+                Ok(mut space) => space.noted_discards(id, min_bytes)?,
+                Err(error) => {
+                    if self.txgs.outage().is_none() {
+                        // Otherwise each pass would begin and end with it.
+                        drop(self.space.lock().noted_discards(id, min_bytes));
+                    }
+                    return Err(error);
+                }
+            };
             let is_spent = self.space.lock().is_spent_in(id);
             while let Some(slice) = self.hold(&mut list)? {
                 let bytes = self.discard(&slice, &mut TrimReport::default());
@@ -124,6 +131,7 @@ impl PoolInner {
                     return Ok(());
                 }
             }
+            self.space.lock().end_list()?;
         }
         Ok(())
     }
@@ -145,8 +153,7 @@ impl PoolInner {
             if self.trim.is_unsupported(device) {
                 continue;
             }
-            self.load_metaslab(id)?;
-            let mut list = self.space.lock().all_discards(id, min_bytes)?;
+            let mut list = self.lock_loaded(id)?.all_discards(id, min_bytes)?;
             while let Some(slice) = self.hold(&mut list)? {
                 let bytes = self.discard(&slice, &mut report);
                 report.bytes += bytes;
@@ -156,6 +163,7 @@ impl PoolInner {
                     return Ok(report);
                 }
             }
+            self.space.lock().end_list()?;
         }
         self.txgs.check_running()?;
         report.complete = !self.trim.is_closed();
@@ -165,16 +173,19 @@ impl PoolInner {
         Ok(report)
     }
 
-    /// Reads the base of a metaslab that is not loaded, without a lock.
-    pub(in super::super) fn load_metaslab(&self, id: u32) -> Result<()> {
+    /// Locks the space maps with a metaslab that is loaded. Reads its base without a lock.
+    pub(in super::super) fn lock_loaded(&self, id: u32) -> Result<MutexGuard<'_, Space>> {
         loop {
-            let base = self.space.lock().unloaded_base(id);
-            let Some(base) = base.filter(|base| base.metaslab() == id) else { return Ok(()) };
+            let space = self.space.lock();
+            let base = space.unloaded_base(id).filter(|base| base.metaslab() == id);
+            let Some(base) = base else { return Ok(space) };
+            drop(space);
             let runs = base.read(&self.store);
             let mut space = self.space.lock();
             // A commit may have loaded it, and freed the base that was read.
             if space.is_unloaded(&base) {
-                return space.put_base(&base, runs?);
+                space.put_base(&base, runs?)?;
+                return Ok(space);
             }
         }
     }

@@ -300,7 +300,7 @@ impl<'a> Walk<'a> {
                 Ok(trees) => self.objset(&trees, number)?,
                 Err(error) => {
                     let location = self.location(number, 0, 0);
-                    self.visitor.damaged(&location, error);
+                    self.damaged(&location, error)?;
                 }
             }
             self.at = Bookmark::dataset(number + 1);
@@ -398,7 +398,7 @@ impl<'a> Walk<'a> {
                     self.subtree(of, child, first)?;
                 }
             }
-            Err(error) => self.visitor.damaged(&of.location(first), error),
+            Err(error) => self.damaged(&of.location(first), error)?,
         }
         Ok(())
     }
@@ -422,7 +422,7 @@ impl<'a> Walk<'a> {
                     let of = WalkedTree { store: of.store, location };
                     self.subtree(&of, &data.tree.root, 0)?;
                 }
-                Err(error) => self.visitor.damaged(&location, error),
+                Err(error) => self.damaged(&location, error)?,
             }
         }
         Ok(())
@@ -468,6 +468,13 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Reports an unreadable or invalid structure.
+    fn damaged(&mut self, location: &BlockLocation, error: Error) -> Step {
+        self.pool.check_answers(&error)?;
+        self.visitor.damaged(location, error);
+        Ok(())
+    }
+
     /// Ends the slice if it is full, or if the visitor wants it.
     fn begin_block(&mut self) -> Step {
         if self.blocks_left == 0 {
@@ -491,7 +498,7 @@ impl<'a> Walk<'a> {
             Err(error) => {
                 let location = of.location(first);
                 self.pool.check_not_freed(&location, ptr)?;
-                self.visitor.damaged(&location, error);
+                self.damaged(&location, error)?;
                 Ok(None)
             }
         }
@@ -518,6 +525,19 @@ impl PoolInner {
         }
     }
 
+    /// Ends the walk if `error` comes from a device that does not answer and comes back by itself.
+    /// It has lost nothing.
+    ///
+    /// # Errors
+    /// The outage.
+    fn check_answers(&self, error: &Error) -> Step {
+        let outage = || self.txgs.outage();
+        let Some(outage) = (error.kind() == ErrorKind::Device).then(outage).flatten() else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::Device, "cannot read all of the pool").because(outage).into())
+    }
+
     /// Reads the copies of a block that the visitor wants, and passes it to the visitor.
     fn visit(
         &self,
@@ -534,8 +554,10 @@ impl PoolInner {
             self.check_not_freed(location, ptr)?;
         }
         if let Some(error) = read.lost_extents.take() {
+            self.check_answers(&error)?;
             visitor.damaged(location, error);
         }
+        read.bad.iter().try_for_each(|(_, error)| self.check_answers(error))?;
         let (extents, bad, copies) = (&read.extents[..], read.bad, read.copies);
         visitor.block(VisitedBlock { store, ptr, location, extents, bad, copies })?;
         Ok(Visited::Read(read.content))

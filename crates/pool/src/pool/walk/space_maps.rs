@@ -1,6 +1,6 @@
 //! The end of a walk: the root block, and the blocks of the space maps.
 //!
-//! The list of these blocks is in memory once all metaslabs are loaded. A base is read without a
+//! The list of these blocks is in memory once all metaslabs were loaded. A base is read without a
 //! lock and handed over under `space`, so that no commit waits for the read.
 
 use forebay_base::sync::MutexGuard;
@@ -47,7 +47,9 @@ impl Walk<'_> {
         // reported once.
         let damaged = pool.load_space_maps()?;
         if self.at.block == AT_BASES {
-            damaged.into_iter().for_each(|error| self.visitor.damaged(&of.location, error));
+            for error in damaged {
+                self.damaged(&of.location, error)?;
+            }
             self.at.block = AT_BLOCKS;
         }
         let mut own = Vec::new();
@@ -73,7 +75,8 @@ fn address(ptr: &BlockPtrPhys) -> u64 {
 }
 
 impl PoolInner {
-    /// Loads all metaslabs. Returns the damage that it finds.
+    /// Loads all metaslabs, or those whose blocks are not known yet. Returns the damage that it
+    /// finds.
     ///
     /// # Errors
     /// Errors that are no damage.
@@ -81,10 +84,14 @@ impl PoolInner {
         let mut damage = Vec::new();
         let mut from = 0;
         loop {
-            let Some(base) = self.lock_space_maps().unloaded_base(from) else { return Ok(damage) };
+            let Some(base) = self.lock_space_maps().base_to_walk(from) else { return Ok(damage) };
             from = base.metaslab() + 1;
             let loaded = base.read(&UnprotectedReader(&self.store));
-            let loaded = loaded.and_then(|runs| self.lock_space_maps().put_base(&base, runs));
+            let loaded = loaded.and_then(|runs| {
+                let mut space = self.lock_space_maps();
+                space.put_base(&base, runs)?;
+                space.unload_excess()
+            });
             match loaded {
                 Ok(()) => {}
                 Err(error) if !is_damage(&error) => return Err(error),
@@ -107,7 +114,7 @@ impl PoolInner {
             own.insert(address(ptr));
         });
         // Bases that are not loaded are not known.
-        let knows_all = space.unloaded_base(0).is_none();
+        let knows_all = space.knows_all_blocks();
         errors.retain_of(SPACE_MAPS, |range| match range.block {
             AT_ROOT => range.blocks == TO_THE_END,
             block => block < AT_BLOCKS || !knows_all || own.contains(&block),
