@@ -320,6 +320,10 @@ pub(crate) struct ExportArgs {
     /// Detach busy mounts; the pool is exported when their last file is closed
     #[arg(long)]
     pub(crate) lazy: bool,
+    /// Do not wait for an object store that does not answer: what is not durable is lost. Also ends
+    /// an export that waits already
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]

@@ -119,7 +119,7 @@ pub use object::ObjectUsage;
 pub use open::{HostId, Opened, has_label, open_new_path, open_path};
 pub use pool::{
     AttachOptions, CheckProgress, CheckReport, CounterGroup, CreateOptions, DamageReport,
-    DamagedTree, Dataset, Directory, Durations, FollowedPool, HandleView, HealthState,
+    DamagedTree, Dataset, Directory, Durations, FollowedPool, GivesUp, HandleView, HealthState,
     ImportOptions, LabelInfo, LiveRanges, LoggedDamage, Object, ObjectInfo, Pool, PoolDevice,
     PoolHealth, PoolHistograms, PoolStats, PoolUsage, PoolVdev, ResilverStatus, ScrubCounters,
     ScrubProgress, ScrubReport, ScrubStatus, ScrubTunables, TrimCounters, TrimProgress, TrimReport,

@@ -11,7 +11,11 @@ use crate::pools::{self, ImportRequest};
 pub(crate) fn run(args: &ExportArgs) -> Result<()> {
     match client::find(&args.pool)? {
         Target::InUse { process, pool } => {
-            process.ask::<()>(&Request::Export { pool: pool.guid, lazy: args.lazy })?;
+            process.ask::<()>(&Request::Export {
+                pool: pool.guid,
+                lazy: args.lazy,
+                force: args.force,
+            })?;
             output::line(&format!("exported pool {}", pool.name));
         }
         Target::Paths(paths) => {

@@ -62,7 +62,13 @@ pub(crate) enum Request {
     /// Unmount a dataset, and export its pool with the last mount: no content.
     Unmount { at: PathBuf, lazy: bool },
     /// Unmount all datasets of a pool, and export it: no content.
-    Export { pool: u64, lazy: bool },
+    Export {
+        pool: u64,
+        lazy: bool,
+        /// Do not wait for an object store that is away.
+        #[serde(default)]
+        force: bool,
+    },
     /// Status of a pool: [`messages::PoolStatus`].
     Status { pool: u64 },
     /// Use the added space of grown devices, and add vdevs, each a device or the devices of a
@@ -262,9 +268,12 @@ mod tests {
 
     #[test]
     fn a_request_survives_serialisation() {
-        let request = Request::Export { pool: u64::MAX, lazy: true };
+        let request = Request::Export { pool: u64::MAX, lazy: true, force: false };
         let line = serde_json::to_string(&Envelope { version: VERSION, request }).unwrap();
-        assert!(matches!(parse_request(&line), Ok(Request::Export { pool: u64::MAX, lazy: true })));
+        assert!(matches!(
+            parse_request(&line),
+            Ok(Request::Export { pool: u64::MAX, lazy: true, force: false })
+        ));
     }
 
     #[test]

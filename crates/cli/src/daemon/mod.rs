@@ -357,7 +357,7 @@ impl Daemon {
         if let Some(following) = &imported.following {
             following.stop();
         }
-        let closed = imported.pool().close_with_devices().map_err(|error| {
+        let closed = imported.close().map_err(|error| {
             let failure = Failure::from(error)
                 .doing(format_args!("cannot export pool {} cleanly", imported.pool().name()));
             self.note_failure(failure.message.clone());

@@ -34,6 +34,8 @@ pub(crate) struct ImportedPool {
     dirty_set: AtomicBool,
     /// The pool is followed as another host writes it.
     pub(crate) following: Option<Following>,
+    /// True if an export does not wait for a store that is away.
+    gives_up: Arc<AtomicBool>,
 }
 
 /// Paths of the devices of a pool that are there.
@@ -58,6 +60,7 @@ impl ImportedPool {
             mounts: Mutex::named("registry-mounts", Vec::new()),
             stays: AtomicBool::new(false),
             dirty_set: AtomicBool::new(dirty_set),
+            gives_up: Arc::default(),
         }
     }
 
@@ -71,6 +74,21 @@ impl ImportedPool {
         let before = std::mem::replace(&mut *self.pool.lock(), Arc::new(pool));
         // Outside of the lock: the last reference closes it.
         drop(before);
+    }
+
+    /// From now on an export, also a running one, does not wait for an object store that is away.
+    /// What is not durable is lost then.
+    pub(crate) fn give_up(&self) {
+        self.gives_up.store(true, Ordering::Relaxed);
+    }
+
+    /// Exports the pool, and closes its devices.
+    ///
+    /// # Errors
+    /// As [`Pool::close_with_devices`].
+    pub(super) fn close(&self) -> forebay_pool::Result<()> {
+        let gives_up = Arc::clone(&self.gives_up);
+        self.pool().close_with_devices(Some(Arc::new(move || gives_up.load(Ordering::Relaxed))))
     }
 
     pub(super) fn has_device(&self, paths: &[PathBuf]) -> bool {

@@ -61,7 +61,7 @@ impl Daemon {
             Request::Unmount { at, lazy } => {
                 answer(&self.unmount(&self.mount_at(&at)?, lazy).map_err(with_lazy_hint)?)
             }
-            Request::Export { pool, lazy } => answer(&self.export_pool(pool, lazy)?),
+            Request::Export { pool, lazy, force } => answer(&self.export_pool(pool, lazy, force)?),
             Request::Status { pool } => {
                 let imported = self.pool(pool)?;
                 answer(&status(&imported))
@@ -135,8 +135,12 @@ impl Daemon {
         Ok(info)
     }
 
-    fn export_pool(self: &Arc<Self>, pool: u64, lazy: bool) -> Result<()> {
+    fn export_pool(self: &Arc<Self>, pool: u64, lazy: bool, force: bool) -> Result<()> {
         let imported = self.pool(pool)?;
+        if force {
+            // Another export may wait already.
+            imported.give_up();
+        }
         self.export(&imported, lazy).map_err(with_lazy_hint)?;
         self.screen.say(&format!("exported pool {}", imported.pool().name()));
         Ok(())

@@ -4,6 +4,9 @@
 //! pools exported. Busy mounts are tried again. A second signal unmounts them lazily, and after
 //! [`DETACHED_TIMEOUT`] closes files that are still open. SIGTERM and SIGHUP may come without a
 //! user at a terminal, so after [`BUSY_TIMEOUT`] they act as two signals.
+//!
+//! An export waits for an object store that is away. Once nothing is mounted, another signal gives
+//! it up, and so does [`STORE_TIMEOUT`] without a user: what is not durable is lost.
 
 use std::collections::HashMap;
 use std::os::linux::net::SocketAddrExt;
@@ -14,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use forebay_base::sync::thread::spawn_named;
+use forebay_base::sync::thread::{JoinHandle, spawn_named};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -28,6 +31,8 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const BUSY_PERIOD: Duration = Duration::from_millis(300);
 /// How long a lazily unmounted file system is served before its files are closed.
 const DETACHED_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a shutdown without a user waits for an object store that is away.
+const STORE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Interval of the main loop during the shutdown.
 const SHUTDOWN_PERIOD: Duration = Duration::from_millis(100);
 
@@ -83,11 +88,9 @@ pub(crate) fn run(
         if daemon.is_done() || (idle_over && ending.is_none() && daemon.is_quiet()) {
             break;
         }
-        if ending.as_ref().is_some_and(Shutdown::is_over) {
-            daemon
-                .screen
-                .say("files are still open: closing them now; programs that use them get errors");
-            daemon.force_end();
+        if let Some(ending) = &mut ending
+            && ending.has_been_forced(daemon)?
+        {
             break;
         }
         let wait = match &ending {
@@ -100,7 +103,7 @@ pub(crate) fn run(
             Err(RecvTimeoutError::Disconnected) => break,
         }
         if let Some(ending) = &mut ending {
-            ending.tick();
+            ending.tick(daemon);
         } else if Instant::now() >= show_at && !daemon.in_background {
             let after = stats::process(daemon);
             daemon.screen.show(&line(&before, &after, daemon.screen.is_wide()));
@@ -122,10 +125,20 @@ pub(crate) fn run(
 
 fn on_signal(daemon: &Arc<Daemon>, ending: &mut Option<Shutdown>, signal: i32) -> Result<()> {
     match ending {
+        Some(_) if daemon.mounts().is_empty() => give_up_stores(daemon),
         Some(ending) => ending.unmount_lazily(daemon),
         None => *ending = Some(Shutdown::begin(daemon, signal)?),
     }
     Ok(())
+}
+
+/// Lets exports fail that wait for an object store that is away.
+fn give_up_stores(daemon: &Daemon) {
+    let pools = daemon.pools();
+    if !pools.is_empty() {
+        daemon.screen.say("not waiting any longer for object stores that do not answer");
+    }
+    pools.iter().for_each(|imported| imported.give_up());
 }
 
 /// The suspended pools whose cause was printed.
@@ -166,6 +179,10 @@ struct Shutdown {
     unattended: bool,
     lazily: Arc<AtomicBool>,
     lazy_since: Option<Instant>,
+    /// Whether stores that are away are not waited for any more.
+    gave_up: bool,
+    /// The thread that closes what is still open.
+    forced: Option<JoinHandle<()>>,
 }
 
 impl Shutdown {
@@ -176,7 +193,8 @@ impl Shutdown {
         let (of_thread, wanted) = (Arc::clone(daemon), Arc::clone(&lazily));
         spawn_named("forebay-ending", move || unmount_all(&of_thread, &wanted, unattended))
             .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
-        Ok(Self { since: Instant::now(), unattended, lazily, lazy_since: None })
+        let since = Instant::now();
+        Ok(Self { since, unattended, lazily, lazy_since: None, gave_up: false, forced: None })
     }
 
     /// Unmounts lazily from now on, after another signal.
@@ -190,11 +208,35 @@ impl Shutdown {
         }
     }
 
-    fn tick(&mut self) {
+    fn tick(&mut self, daemon: &Daemon) {
+        if self.unattended && !self.gave_up && self.since.elapsed() > STORE_TIMEOUT {
+            self.gave_up = true;
+            give_up_stores(daemon);
+        }
         if self.unattended && self.lazy_since.is_none() && self.since.elapsed() > BUSY_TIMEOUT {
             self.lazy_since = Some(Instant::now());
             self.lazily.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Closes what is still open after a timeout, in a thread: it may wait for an object store, and
+    /// signals must be heard meanwhile. Returns whether that has ended.
+    fn has_been_forced(&mut self, daemon: &Arc<Daemon>) -> Result<bool> {
+        if let Some(forced) = &self.forced {
+            return Ok(forced.is_finished());
+        }
+        if self.is_over() {
+            if !daemon.mounts().is_empty() {
+                daemon.screen.say(
+                    "files are still open: closing them now; programs that use them get errors",
+                );
+            }
+            let of_thread = Arc::clone(daemon);
+            let thread = spawn_named("forebay-forced", move || of_thread.force_end())
+                .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
+            self.forced = Some(thread);
+        }
+        Ok(false)
     }
 
     fn is_over(&self) -> bool {

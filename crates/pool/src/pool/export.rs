@@ -7,6 +7,7 @@ use crate::error::{ErrorKind, Result};
 use crate::events::{Event, EventKind};
 use crate::l2::DeviceCloser;
 
+use super::outage_watch::{GivesUp, OutageWatch};
 use super::{Pool, PoolInner};
 
 impl Pool {
@@ -21,7 +22,7 @@ impl Pool {
     /// The error that kept the last txg from being committed. The pool is closed nevertheless, and
     /// earlier durable txgs are intact.
     pub fn export(self) -> Result<()> {
-        self.end()
+        self.close()
     }
 
     /// Closes the pool without a commit, as a crash would.
@@ -46,27 +47,40 @@ impl Pool {
     /// # Errors
     /// As [`export`](Self::export).
     pub fn close(&self) -> Result<()> {
-        self.end()
+        self.end(None)
     }
 
     /// As [`close`](Self::close), and closes the files of all devices before it returns, even while
     /// handles of the pool are referenced. An L2 device that hangs is closed with its last request.
     /// Nobody else can use the devices afterwards.
     ///
+    /// A device that is away and comes back by itself is waited for, until `gives_up`, which is
+    /// asked now and then, returns true. Then what is not durable is lost.
+    ///
     /// # Errors
-    /// As [`export`](Self::export).
-    pub fn close_with_devices(&self) -> Result<()> {
+    /// As [`export`](Self::export). If it gives up, the error says what is lost.
+    pub fn close_with_devices(&self, gives_up: Option<GivesUp>) -> Result<()> {
         let l2_devices = self.inner.l2_devices.closers();
-        let ended = self.end();
+        let ended = self.end(gives_up);
         self.inner.devices.leaves().for_each(|leaf| leaf.device().close());
         l2_devices.into_iter().for_each(DeviceCloser::close);
         ended
     }
 
-    fn end(&self) -> Result<()> {
+    fn end(&self, gives_up: Option<GivesUp>) -> Result<()> {
         if self.inner.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        let watch = gives_up.and_then(|gives_up| OutageWatch::start(&self.inner, gives_up));
+        let ended = self.end_waiting();
+        match watch.and_then(OutageWatch::end) {
+            Some(lost) => ended.map_err(|error| lost.because(error)),
+            None => ended,
+        }
+    }
+
+    /// Ends the pool. Waits for devices that are away.
+    fn end_waiting(&self) -> Result<()> {
         self.inner.store.trace().end();
         self.inner.end_walks();
         let synced = match self.inner.read_only {
@@ -164,6 +178,6 @@ impl PoolInner {
 impl Drop for Pool {
     fn drop(&mut self) {
         // Callers that need the result call `export`.
-        let _ = self.end();
+        let _ = self.close();
     }
 }

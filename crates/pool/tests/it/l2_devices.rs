@@ -823,7 +823,7 @@ fn closing_the_files_of_a_pool_does_not_wait_for_a_hanging_read() {
         }
         drop(object);
         assert_eq!(only(&pool).state, L2DeviceState::Active, "it has not failed");
-        pool.close_with_devices().unwrap();
+        pool.close_with_devices(None).unwrap();
         let pending = std::mem::take(&mut *l2.pending.lock().unwrap());
         assert_eq!(!pending.is_empty(), hangs);
         pending.into_iter().for_each(|request| request.finish(Ok(())));

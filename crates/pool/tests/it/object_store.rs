@@ -750,6 +750,31 @@ fn an_fsync_that_began_before_the_outage_was_known_stops_to_wait_for_the_log() {
 }
 
 #[test]
+fn an_export_that_gives_up_a_store_loses_only_what_is_not_durable() {
+    let absent = Absent::new(disk());
+    let store = Store::over(Arc::clone(&absent) as Arc<dyn Device>);
+    let pool = store.create();
+    let data = dataset(&pool);
+    let object = new_object(&pool, &data);
+    let number = object.number();
+    write(&pool, &object, 1, MIB);
+    pool.sync().unwrap();
+    absent.leave();
+    write(&pool, &object, 2, MIB);
+    assert_eq!(pool.sync().unwrap_err().kind(), ErrorKind::Suspended);
+    drop((object, data));
+    let lost = pool.close_with_devices(Some(Arc::new(|| true))).unwrap_err();
+    let text = lost.to_string();
+    assert!(text.contains("has not answered") && text.contains("are lost"), "{text}");
+    let crashed = store.crash();
+    let again = crashed.import();
+    let object = again.dataset("data").and_then(|data| data.object(number)).unwrap();
+    assert_content(&object, 1, MIB);
+    drop(object);
+    again.export().unwrap();
+}
+
+#[test]
 fn an_outage_is_no_damage() {
     let faults = Arc::new(FaultDevice::new(disk(), 7));
     let (store, absent, pool) = imported_again(&faults);
