@@ -5,6 +5,9 @@
 //! then whether blocks were fetched or written since, and writes all blocks that only memory has.
 //! Neither a read nor a commit waits for it.
 //!
+//! A pass looks at all blocks in memory. So it waits until a share of them may be new, or for some
+//! looks: its cost is in proportion to what was fetched or written.
+//!
 //! # Locking
 //!
 //! `pool-l2-fill` protects whether the thread ends; it sleeps on it. `pool-l2-fill-thread` holds
@@ -23,6 +26,10 @@ use super::PoolInner;
 
 /// Time between two looks.
 const INTERVAL: Duration = Duration::from_secs(2);
+/// A pass begins once this share of the cache was fetched or written since the last one.
+const CHANGED_SHARE: u64 = 64;
+/// After so many looks, less is enough.
+const LOOKS_MAX: u32 = 15;
 /// Maximum time of a pass over memory, in nanoseconds. The next one goes on.
 const PASS_NS: u64 = 10_000_000_000;
 
@@ -69,11 +76,14 @@ pub(super) fn start(inner: &Arc<PoolInner>) -> Result<()> {
     }
     let pool = Arc::clone(inner);
     let run = move || {
-        let mut seen = 0;
+        let (mut seen, mut looks) = (0, 0);
         while pool.l2_fills.wait() {
             let now = pool.moved_bytes();
-            if now != seen && pool.l2_devices.fill(&*pool, PASS_NS) {
-                seen = now;
+            looks += 1;
+            if pays(now - seen, pool.store.cache().bound_bytes(), looks)
+                && pool.l2_devices.fill(&*pool, PASS_NS)
+            {
+                (seen, looks) = (now, 0);
             }
         }
     };
@@ -84,10 +94,29 @@ pub(super) fn start(inner: &Arc<PoolInner>) -> Result<()> {
     Ok(())
 }
 
+/// Whether to begin a pass after `moved` bytes and some looks.
+fn pays(moved: u64, cache_bytes: u64, looks: u32) -> bool {
+    moved > 0 && (looks >= LOOKS_MAX || moved >= cache_bytes / CHANGED_SHARE)
+}
+
 impl PoolInner {
     /// Bytes that were fetched or written since the import.
     fn moved_bytes(&self) -> u64 {
         let total = |counter| self.store.counters().total(counter);
         total(StoreCounters::READ_BYTES) + total(StoreCounters::PHYSICAL_BYTES)
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_waits_for_a_share_of_the_cache_or_some_looks() {
+        let cache = 64 << 20;
+        assert!(!pays(0, cache, LOOKS_MAX), "nothing has changed");
+        assert!(!pays(1 << 12, cache, 1));
+        assert!(pays(1 << 12, cache, LOOKS_MAX));
+        assert!(pays(cache / CHANGED_SHARE, cache, 1));
     }
 }
