@@ -26,6 +26,9 @@ mod engine;
 mod error;
 mod follower;
 mod format;
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(not(feature = "fuzzing"), allow(unreachable_pub))]
+pub mod fuzzing;
 mod limiter;
 mod load;
 mod map;

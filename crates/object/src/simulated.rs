@@ -67,6 +67,9 @@ struct State {
     bandwidth: Option<u64>,
     uploads: u64,
     paused: bool,
+    /// Held by each delete, and by each put, that was not executed yet.
+    deletes: Arc<()>,
+    puts: Arc<()>,
     /// Gets that still are answered by "not found".
     hidden: u64,
     requests: u64,
@@ -97,6 +100,8 @@ impl SimulatedStore {
             bandwidth: None,
             uploads: 0,
             paused: false,
+            deletes: Arc::new(()),
+            puts: Arc::new(()),
             hidden: 0,
             requests: 0,
             changes: 0,
@@ -146,6 +151,16 @@ impl SimulatedStore {
             sleep(Duration::from_millis(100)).await;
             bytes = bytes.saturating_sub((bandwidth / 10 / uploads).max(1));
         }
+    }
+
+    /// Deletes that were sent and not executed.
+    pub(crate) fn deletes_under_way(&self) -> usize {
+        Arc::strong_count(&self.state.lock().deletes) - 1
+    }
+
+    /// Puts that were sent and not executed.
+    pub(crate) fn puts_under_way(&self) -> usize {
+        Arc::strong_count(&self.state.lock().puts) - 1
     }
 
     /// Sets whether the client is suspended: its requests stay where they are.
@@ -356,13 +371,20 @@ impl ObjectStore for SimulatedStore {
             }
             self.upload(body.len()).await;
             let then = condition.clone();
-            self.change(then, move |store| store.put_now(&key, &body, &condition)).await
+            let under_way = Arc::clone(&self.state.lock().puts);
+            let put = move |store: &MemoryStore| {
+                drop(under_way);
+                store.put_now(&key, &body, &condition)
+            };
+            self.change(then, put).await
         })
     }
 
     fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
         let key = key.to_owned();
+        let under_way = Arc::clone(&self.state.lock().deletes);
         Box::pin(self.change(Condition::Always, move |store| {
+            drop(under_way);
             store.delete_now(&key);
             Ok(())
         }))

@@ -225,8 +225,9 @@ fn takeover(
     let told = wait_until("the former owner does not say who has taken the pool over", || {
         Ok(old.logged().contains("has taken the store over"))
     });
-    old.kill();
+    // Before the kill, which would end it as well.
     let written = wait_for(&mut late, WAIT_TIME);
+    old.kill();
     told?;
     if written != Some(false) {
         return Err(format!("a sync of the former owner after the takeover ended as {written:?}"));

@@ -79,6 +79,7 @@ pub(crate) fn full(tree: &Tree) -> Vec<Step> {
     // Five minutes of importing images, and one of reading traces.
     steps.push(fuzz("import", "-len_control=0 -max_len=200 -max_total_time=300"));
     steps.push(fuzz("trace", "-max_len=4000 -max_total_time=60"));
+    steps.push(fuzz("object", "-max_len=12000 -max_total_time=60"));
     steps.extend([miri(), thread_sanitizer()]);
     steps
 }

@@ -201,6 +201,7 @@ fn an_oracle_that_does_not_know_keeps_everything() {
 
 #[test]
 fn puts_and_deletes_of_a_paused_old_owner_are_harmless() {
+    let (mut puts, mut deletes) = (0, 0);
     for seed in 0..100 {
         let memory = MemoryStore::new();
         let host =
@@ -229,6 +230,8 @@ fn puts_and_deletes_of_a_paused_old_owner_are_harmless() {
                 })
             };
             busy.await_pause(&one, &mut rng).await;
+            deletes += one.deletes_under_way();
+            puts += one.puts_under_way();
             // Another host takes over, and its blocks are those of the last flush it finds.
             let mut new = Session::open(&two, options("new", seed + 1)).await.unwrap();
             expect_all(&new, &blocks).await;
@@ -255,6 +258,7 @@ fn puts_and_deletes_of_a_paused_old_owner_are_harmless() {
             expect_all(&new, &blocks).await;
         });
     }
+    assert!(puts > 20 && deletes > 20, "{puts} puts and {deletes} deletes were under way");
 }
 
 impl Session {
@@ -330,9 +334,18 @@ trait AwaitPause {
 }
 
 impl AwaitPause for tokio::task::JoinHandle<()> {
-    /// Pauses the host at some time of its round.
+    /// Pauses the host once it has a put, or a delete, under way.
     async fn await_pause(self, store: &SimulatedStore, rng: &mut SmallRng) {
         tokio::time::sleep(Duration::from_millis(rng.below(4000))).await;
+        let wants_delete = rng.below(2) == 0;
+        let under_way = || match wants_delete {
+            true => store.deletes_under_way(),
+            false => store.puts_under_way(),
+        };
+        let until = tokio::time::Instant::now() + Duration::from_secs(600);
+        while under_way() == 0 && tokio::time::Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
         store.set_paused(true);
         drop(self);
     }
