@@ -16,8 +16,7 @@ use serde::Serialize;
 
 use crate::control::client::{self, Target};
 use crate::error::{Failure, Result};
-use crate::output;
-use crate::pools;
+use crate::{object_stores, output, pools};
 
 /// The dataset name that stands for the pool's own objects.
 const OWN: &str = "-";
@@ -34,7 +33,8 @@ const DNODES: &str = "dnodes";
         forebay inspect tank.img object main 1       an object of dataset main\n  \
         forebay inspect tank.img zap main 1          a directory, with histograms of its leaves\n  \
         forebay inspect tank.img block main 7 0      the first block of object 7\n  \
-        forebay inspect tank.img block 0:0x40000:512 bytes of device 0\n\n\
+        forebay inspect tank.img block 0:0x40000:512 bytes of device 0\n  \
+        forebay inspect s3://bucket/tank datasets    a pool on an object store\n\n\
         The command writes nothing and takes no lock. Changes that are only in the memory of a daemon are not visible.\n\
         Exit code: 0 if the structures shown are sound, 1 if one is damaged or missing."
 )]
@@ -105,7 +105,11 @@ enum Structure {
 /// # Errors
 /// If the structure cannot be read. A damaged structure is printed first.
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
-    let inspector = Inspector::open(&paths(&args.devices)?)?;
+    let paths = paths(&args.devices)?;
+    let inspector = match paths.iter().find_map(|path| object_stores::url(path)) {
+        Some(url) => Inspector::new(vec![object_stores::open_to_inspect(url)?])?,
+        None => Inspector::open(&paths)?,
+    };
     let printer = Printer { args };
     match &args.structure {
         Structure::Label => printer.labels(&inspector),

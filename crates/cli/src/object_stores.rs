@@ -140,6 +140,34 @@ impl forebay_object::LiveRanges for Live {
     }
 }
 
+/// Opens the store of a URL as it is now, whoever uses it, and writes nothing.
+///
+/// # Errors
+/// As [`open`], but that the pool may be in use.
+pub(crate) fn open_to_inspect(url: &str) -> Result<Arc<dyn Device>> {
+    let store = forebay_object::connect(url).map_err(|error| failure(&error))?;
+    let device = ObjectDevice::open_read_only(store, url, options(false, false));
+    Ok(device.map_err(|error| failure(&error))?)
+}
+
+/// Whether a store has an owner record. What is left of a pool that was created or destroyed in
+/// part has none.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn has_owner_record(url: &str) -> Result<bool> {
+    let lock = lock(url, true)?;
+    let store = forebay_object::connect(url).map_err(|error| failure(&error))?;
+    match ObjectDevice::open_read_only(store, url, options(false, lock.is_some())) {
+        Ok(device) => {
+            device.close();
+            Ok(true)
+        }
+        Err(forebay_object::Error::NotFound { .. }) => Ok(false),
+        Err(error) => Err(failure(&error)),
+    }
+}
+
 /// Removes all objects of the pool in a store. Returns their number.
 ///
 /// # Errors

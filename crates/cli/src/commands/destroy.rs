@@ -19,6 +19,12 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
             )));
         }
     };
+    if let [path] = &*paths
+        && let Some(url) = object_stores::url(path)
+        && !object_stores::has_owner_record(url)?
+    {
+        return destroy_leftovers(url, args);
+    }
     let labels = pools::labels(&paths)?;
     let mut named = None;
     for (path, label) in paths.iter().zip(&labels) {
@@ -31,7 +37,10 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
     let (name, guid) =
         named.ok_or_else(|| Failure::usage("no devices are given; give the devices of a pool"))?;
     if !args.yes {
-        ask(&name, &paths)?;
+        let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+        let text =
+            format!("All of pool {name} on {} will be lost. Type its name", paths.join(", "));
+        ask(&format!("pool {name}"), &name, &text)?;
     }
     if let Some(url) = paths.iter().find_map(|path| object_stores::url(path)) {
         // Their labels alone would look like a pool.
@@ -70,20 +79,26 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
     Ok(())
 }
 
-/// Asks for the name of the pool as confirmation.
-fn ask(name: &str, paths: &[std::path::PathBuf]) -> Result<()> {
+/// Deletes what is left of a pool that was created or destroyed in part. Nothing tells its name.
+fn destroy_leftovers(url: &str, args: &DestroyArgs) -> Result<()> {
+    let what = format!("what is left of a pool in {url}");
+    if !args.yes {
+        ask(&what, url, &format!("{url} has no pool, but may have objects of one. Type the URL"))?;
+    }
+    let objects = object_stores::destroy(url, args.force)?;
+    output::line(&format!("destroyed {what}, {objects} objects"));
+    Ok(())
+}
+
+/// Asks for `name` as confirmation that `what` shall be destroyed.
+fn ask(what: &str, name: &str, text: &str) -> Result<()> {
     if !std::io::stdin().is_terminal() {
         return Err(Failure::new(format!(
-            "cannot ask before destroying pool {name}: standard input is not a terminal; use --yes"
+            "cannot ask before destroying {what}: standard input is not a terminal; use --yes"
         )));
     }
-    let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
     let mut err = std::io::stderr();
-    let _ = write!(
-        err,
-        "All of pool {name} on {} will be lost. Type its name to destroy it: ",
-        paths.join(", ")
-    );
+    let _ = write!(err, "{text} to destroy it: ");
     let _ = err.flush();
     let mut answer = String::new();
     let read = std::io::stdin().lock().read_line(&mut answer);
@@ -91,7 +106,7 @@ fn ask(name: &str, paths: &[std::path::PathBuf]) -> Result<()> {
     match answer.trim() == name {
         true => Ok(()),
         false => {
-            Err(Failure::new(format!("pool {name} was not destroyed: the answer was not its name")))
+            Err(Failure::new(format!("{what} was not destroyed: the answer was not `{name}`")))
         }
     }
 }

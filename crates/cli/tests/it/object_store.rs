@@ -82,6 +82,10 @@ fn a_pool_on_a_store_is_created_used_killed_and_destroyed() {
     assert_eq!(std::fs::read(folder.join("kept")).expect("read"), vec![7; 3 << 20]);
     std::fs::remove_file(folder.join("kept")).expect("removed");
     host.ok(&["umount", "mnt"]);
+    let inspected = host.ok(&["inspect", URL, "datasets"]);
+    assert!(inspected.contains("main"), "{inspected}");
+    let inspected = host.ok(&["inspect", URL, "txg"]);
+    assert!(inspected.contains("space"), "{inspected}");
     let checked = host.ok(&["check", URL]);
     assert!(checked.contains("no problems"), "{checked}");
     host.ok(&["scrub", URL]);
@@ -248,4 +252,48 @@ fn fsyncs_go_to_a_log_device_in_front_of_the_store() {
     host.ok(&["umount", "mnt"]);
     host.ok(&["destroy", &both, "--yes"]);
     assert!(server.keys("bucket/tank").is_empty());
+}
+
+#[test]
+fn a_forced_export_does_not_wait_for_a_store_that_is_away() {
+    let server = S3Server::start();
+    let host = Host::new(&server);
+    host.ok(&["create", "--object-store", URL]);
+    let folder = host.fixture.folder("mnt");
+    host.ok(&["mount", URL, "mnt", "--daemon"]);
+    std::fs::write(folder.join("kept"), b"kept").expect("written");
+    std::fs::File::open(folder.join("kept")).and_then(|file| file.sync_all()).expect("synced");
+    server.set_away(true);
+    std::fs::write(folder.join("lost"), b"lost").expect("in memory");
+    let mut waiting = host.fixture.command(&["export", URL, "--lazy"]);
+    let mut waiting = waiting.envs(server.environment()).spawn().expect("the program runs");
+    wait_until("the outage in status", || {
+        texts(&host.run(&["status", URL])).0.contains("has not answered")
+    });
+    assert!(waiting.try_wait().expect("a child").is_none(), "it did not wait");
+    let _ = host.run(&["export", URL, "--force", "--lazy"]);
+    wait_until("the end of the export", || waiting.try_wait().expect("a child").is_some());
+    wait_until("the end of the daemon", || host.fixture.processes().is_empty());
+    server.set_away(false);
+    host.ok(&["mount", URL, "mnt", "--daemon"]);
+    assert_eq!(std::fs::read(folder.join("kept")).expect("read"), b"kept");
+    host.ok(&["umount", "mnt"]);
+}
+
+#[test]
+fn what_is_left_without_an_owner_record_is_destroyed() {
+    let server = S3Server::start();
+    let host = Host::new(&server);
+    server.put("bucket/tank/theirs");
+    let nothing = host.fails(&["destroy", URL, "--yes"]);
+    assert!(nothing.contains("holds no pool"), "{nothing}");
+    server.remove("bucket/tank/theirs");
+    host.ok(&["create", "--object-store", URL]);
+    server.put("bucket/tank/theirs");
+    server.remove("bucket/tank/super");
+    let asked = host.fails(&["destroy", URL]);
+    assert!(asked.contains("use --yes"), "{asked}");
+    let destroyed = host.ok(&["destroy", URL, "--yes"]);
+    assert!(destroyed.contains("destroyed what is left of a pool"), "{destroyed}");
+    assert_eq!(server.keys(""), ["bucket/tank/theirs"]);
 }

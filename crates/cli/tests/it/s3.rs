@@ -79,6 +79,11 @@ impl S3Server {
         self.state.objects.lock().unwrap().insert(key.to_owned(), object);
     }
 
+    /// Removes an object.
+    pub(crate) fn remove(&self, key: &str) {
+        self.state.objects.lock().unwrap().remove(key);
+    }
+
     /// From now on each request fails, or works again.
     pub(crate) fn set_away(&self, is_away: bool) {
         self.state.is_away.store(is_away, Ordering::SeqCst);
