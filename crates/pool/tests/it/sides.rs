@@ -114,7 +114,7 @@ fn a_truncated_side_does_not_come_back() {
     let folder = tempfile::tempdir().expect("a folder");
     let open = |name: &str| -> Arc<dyn Device> {
         let options = OpenOptions { create_bytes: Some(SIZE), ..OpenOptions::default() };
-        Arc::new(FileDevice::open(&folder.path().join(name), &options).expect("a file"))
+        Arc::new(FileDevice::open(folder.path().join(name), &options).expect("a file"))
     };
     let files = vec![open("a").into(), open("b").into()];
     let options = create_options(&cache(32 * MIB));
