@@ -100,6 +100,12 @@ fn describe_found(pool: &FoundPool) -> String {
         };
         text.push_str(&format!("  vdev {}  {place}\n", device.vdev));
     }
+    for path in &pool.strangers {
+        let path = path.display();
+        text.push_str(&format!(
+            "  not used  {path}: the pool does not list this device any more\n"
+        ));
+    }
     text
 }
 

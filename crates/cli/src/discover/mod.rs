@@ -35,6 +35,8 @@ pub(crate) struct FoundDevice {
 pub(crate) struct FoundPool {
     pub(crate) label: LabelInfo,
     pub(crate) devices: Vec<FoundDevice>,
+    /// Paths of devices that have a label of the pool, which the newest label does not list.
+    pub(crate) strangers: Vec<PathBuf>,
 }
 
 /// What a search has found.
@@ -134,7 +136,13 @@ fn assemble(labels: Vec<(LabelInfo, PathBuf)>) -> Option<FoundPool> {
         vdev: *vdev,
         paths: paths_of(*guid),
     });
-    Some(FoundPool { label: newest.clone(), devices: devices.collect() })
+    let is_listed = |guid| newest.leaves.iter().any(|(_, listed)| *listed == guid);
+    let strangers = labels.iter().filter(|(label, _)| !is_listed(label.device_guid));
+    Some(FoundPool {
+        devices: devices.collect(),
+        strangers: strangers.map(|(_, path)| path.clone()).collect(),
+        label: newest.clone(),
+    })
 }
 
 /// Finds all pools on block devices, in these folders and in those where pools were last.
