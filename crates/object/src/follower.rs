@@ -6,19 +6,19 @@
 //! Views share the client, its limits and threads. Log objects after the root are not read: they
 //! hold an intent log that nobody replays here.
 //!
-//! A pin says which root the oldest view needs. It is put before a root is loaded for the first
-//! time, and again a few times in a lease. A store may refuse it: then what the owner has freed
-//! stays for the owner's grace period only.
+//! A pin says which root the oldest view needs. It is put before the `super` is read whose root is
+//! loaded first. A task puts it again a few times in a lease, whatever a poll waits for. A store
+//! may refuse it: then what the owner has freed stays for the owner's grace period only.
 //!
 //! # Locking
-//! The task lock `FollowerState` is held across requests. `object-follower` is a leaf lock, held
-//! for a look.
+//! The task locks `FollowerState` and `Pinning` are held across requests, never both.
+//! `object-follower` is a leaf lock, held for a look.
 
 use std::time::Duration;
 
 use forebay_base::sync::{Arc, Mutex, Weak};
 use tokio::runtime::Handle;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::cleaner::now;
 use crate::client::{Client, Persist};
@@ -29,15 +29,20 @@ use crate::error::{At, Error, in_time};
 use crate::format::envelope::{self, Identity, Kind};
 use crate::format::names;
 use crate::format::pin::Pin;
+use crate::format::root::Link;
 use crate::load::{Loaded, Loader};
 use crate::open::is_not_found;
 use crate::options::Options;
-use crate::store::ObjectStore;
+use crate::store::{ObjectStore, StoreErrorKind};
 
 /// Times that a load starts again because the owner has deleted what it reads.
 const LOAD_ATTEMPTS: u32 = 100;
 /// Renewals of a pin in the time of its lease.
 const RENEWALS_PER_LEASE: u32 = 3;
+/// Looks for whether to renew, and tries after a failure, in the time of a lease.
+const TRIES_PER_LEASE: u32 = 12;
+/// A put of a pin may take this part of a lease, so that another try is in time.
+const PUT_SHARE: u32 = 6;
 
 /// Follows a store that another host writes.
 pub struct Follower {
@@ -72,7 +77,16 @@ pub(crate) struct Following {
     options: Options,
     nonce: u128,
     state: tokio::sync::Mutex<FollowerState>,
+    pinning: tokio::sync::Mutex<Pinning>,
     told: Mutex<Told>,
+}
+
+/// Protected by a task lock.
+#[derive(Default)]
+struct Pinning {
+    beat: u64,
+    /// When a put of the pin is tried again.
+    due: Option<Instant>,
 }
 
 /// Protected by the task lock.
@@ -81,13 +95,9 @@ struct FollowerState {
     loaded: Loaded,
     /// Counts the states of the labels.
     labels: u64,
-    views: Vec<View>,
-    beat: u64,
-    /// When a put of the pin was tried last.
-    tried: Option<Instant>,
 }
 
-/// A state of the store that may be in use.
+/// A state of the store that may be in use. It is in order of `labels`.
 struct View {
     /// Counts the states of the labels.
     labels: u64,
@@ -96,13 +106,14 @@ struct View {
     engine: Weak<Engine>,
 }
 
-/// What [`FollowState`] tells. A look must not wait for requests.
+/// What [`FollowState`] tells, and what a pin needs. Neither must wait for requests.
 struct Told {
     owner: String,
     epoch: u64,
+    store_guid: u64,
     root: u64,
     known_at: Instant,
-    views: usize,
+    views: Vec<View>,
     pinned_at: Option<Instant>,
     pin_error: Option<String>,
     /// No pin is put any more.
@@ -124,12 +135,13 @@ impl Follower {
         let opened = Following::open(store, name, options);
         let (threads, runtime, (engine, view)) = begin_follower(name, budget, opened)?;
         let view = ObjectDevice::new(Arc::clone(&threads), view);
+        drop(runtime.spawn(keep_pinned(Arc::downgrade(&engine))));
         Ok((Self { engine, runtime, threads }, view))
     }
 
     /// Looks whether there is a newer root, and loads it. Returns its view if a label has changed.
-    /// The one before stays as it is, as long as the owner keeps what it needs. Renews the pin if
-    /// it is time to do so. The calling thread may block.
+    /// The one before stays as it is, as long as the owner keeps what it needs. The calling thread
+    /// may block.
     ///
     /// # Errors
     /// [`Error::NotFound`] and [`Error::Replaced`] if the store was destroyed; other errors if
@@ -137,8 +149,6 @@ impl Follower {
     pub fn poll(&self) -> Result<Option<Arc<ObjectDevice>>, Error> {
         let (name, budget) = (&self.engine.loader.store, self.engine.options.open_budget);
         let polled = self.runtime.block_on(in_time(name, budget, self.engine.poll()));
-        // The views that were dropped meanwhile need no root any more.
-        self.runtime.block_on(self.engine.renew());
         Ok(polled?.map(|view| ObjectDevice::new(Arc::clone(&self.threads), view)))
     }
 
@@ -163,6 +173,26 @@ impl std::fmt::Debug for Follower {
     }
 }
 
+impl Told {
+    fn forget_views(&mut self) {
+        self.views.retain(|view| view.engine.strong_count() > 0);
+    }
+}
+
+/// Renews the pin of a follower until it is closed.
+pub(crate) async fn keep_pinned(following: Weak<Following>) {
+    loop {
+        let Some(following) = following.upgrade() else { return };
+        if following.told.lock().closing {
+            return;
+        }
+        following.renew().await;
+        let wait = following.options.lease / TRIES_PER_LEASE;
+        drop(following);
+        sleep(wait).await;
+    }
+}
+
 impl Following {
     /// Opens a store to follow it, and returns its first view.
     pub(crate) async fn open(
@@ -179,29 +209,26 @@ impl Following {
         let told = Told {
             owner: known.content.owner.clone(),
             epoch: known.content.epoch,
-            root: 0,
+            store_guid: known.content.store_guid,
+            root: known.content.root.number,
             known_at: begun,
-            views: 0,
+            views: Vec::new(),
             pinned_at: None,
             pin_error: None,
             closing: false,
         };
-        let state = FollowerState {
-            known: known.clone(),
-            loaded: Loaded::default(),
-            labels: 0,
-            views: Vec::new(),
-            beat: 0,
-            tried: None,
-        };
+        let state = FollowerState { known: known.clone(), loaded: Loaded::default(), labels: 0 };
         let following = Arc::new(Self {
             loader,
             options,
             nonce,
             state: tokio::sync::Mutex::new(state),
+            pinning: tokio::sync::Mutex::default(),
             told: Mutex::named("object-follower", told),
         });
         following.renew().await;
+        // The owner may have published others before the pin was there.
+        let known = following.loader.super_after(&known).await?.unwrap_or(known);
         let mut state = following.state.lock().await;
         following.take_up(&mut state, known).await?;
         let view = following.new_view(&mut state);
@@ -237,13 +264,21 @@ impl Following {
         if state.loaded.mutable.label_differs(&labels, self.options.label_bytes) {
             return Ok(Some(self.new_view(state)));
         }
-        // The newest view may be gone, but not older ones.
-        if let Some(view) = state.views.last_mut().filter(|view| view.labels == state.labels)
-            && let Some(engine) = view.engine.upgrade()
+        let newest = {
+            let told = self.told.lock();
+            // It may be gone, but not older ones.
+            let view = told.views.last().filter(|view| view.labels == state.labels);
+            view.and_then(|view| view.engine.upgrade())
+        };
+        let Some(engine) = newest else { return Ok(None) };
         {
             let mut shared = engine.lock();
             shared.map = state.loaded.map.clone();
             shared.fallback = Default::default();
+        }
+        // From now on it does not need the root of before.
+        let mut told = self.told.lock();
+        if let Some(view) = told.views.last_mut().filter(|view| view.labels == state.labels) {
             view.root = state.known.content.root.number;
         }
         Ok(None)
@@ -252,6 +287,12 @@ impl Following {
     /// Loads the root that `known` names, or a newer one.
     async fn take_up(&self, state: &mut FollowerState, mut known: KnownSuper) -> Result<(), Error> {
         for attempt in 0.. {
+            // There is a new owner, which has published nothing yet.
+            let root = known.content.root;
+            if root.number > 0 && state.loaded.chain.links.last() == Some(&Link::Root(root)) {
+                state.known = known;
+                return Ok(());
+            }
             let loaded = match known.content.root.number {
                 0 => self.loader.root(&known).await,
                 _ => self.loader.root_after(&state.loaded, &known).await,
@@ -290,46 +331,50 @@ impl Following {
         let engine = Engine::new(&self.loader.store, client, self.options.clone(), start);
         state.labels += 1;
         let (labels, root) = (state.labels, content.root.number);
-        state.views.push(View { labels, root, engine: engine.downgrade() });
+        self.told.lock().views.push(View { labels, root, engine: engine.downgrade() });
         engine
-    }
-
-    async fn put_pin(&self, state: &mut FollowerState, root: u64) {
-        let begun = now();
-        state.beat += 1;
-        state.tried = Some(begun);
-        let content = &state.known.content;
-        let id = Identity { epoch: content.epoch, number: root, nonce: self.nonce };
-        let pin =
-            Pin { store_guid: content.store_guid, beat: state.beat, lease: self.options.lease };
-        let body = envelope::seal(Kind::Pin, id, &pin.encode()).into();
-        let put = self.loader.client.try_put(&names::pin(self.nonce), &body).await;
-        let mut told = self.told.lock();
-        match put {
-            Ok(()) => {
-                told.pinned_at = Some(begun);
-                told.pin_error = None;
-            }
-            Err(error) => told.pin_error = Some(error.to_string()),
-        }
     }
 
     /// Puts the pin, which names the root of the oldest view, if it is time to do so.
     pub(crate) async fn renew(&self) {
-        let mut state = self.state.lock().await;
-        state.views.retain(|view| view.engine.strong_count() > 0);
-        let newest = state.known.content.root.number;
-        let root = state.views.iter().map(|view| view.root).min().unwrap_or(newest);
-        let closing = {
-            let mut told = self.told.lock();
-            told.views = state.views.len();
-            told.closing
-        };
-        let interval = self.options.lease / RENEWALS_PER_LEASE;
-        let is_due = state.tried.is_none_or(|tried| now() - tried >= interval);
-        if is_due && !closing {
-            self.put_pin(&mut state, root).await;
+        let mut pinning = self.pinning.lock().await;
+        if pinning.due.is_some_and(|due| now() < due) {
+            return;
         }
+        let (id, store_guid) = {
+            let mut told = self.told.lock();
+            if told.closing {
+                return;
+            }
+            told.forget_views();
+            let root = told.views.iter().map(|view| view.root).min().unwrap_or(told.root);
+            (Identity { epoch: told.epoch, number: root, nonce: self.nonce }, told.store_guid)
+        };
+        pinning.beat += 1;
+        let (begun, lease) = (now(), self.options.lease);
+        let pin = Pin { store_guid, beat: pinning.beat, lease };
+        let body = envelope::seal(Kind::Pin, id, &pin.encode()).into();
+        let key = names::pin(self.nonce);
+        let put = timeout(lease / PUT_SHARE, self.loader.client.try_put(&key, &body)).await;
+        let error = match put {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some((error.kind(), error.to_string())),
+            Err(_) => {
+                let text = "the store does not answer in time".to_owned();
+                Some((StoreErrorKind::Timeout, text))
+            }
+        };
+        let wait = match &error {
+            // It will be denied again.
+            None | Some((StoreErrorKind::Denied, _)) => lease / RENEWALS_PER_LEASE,
+            Some(_) => lease / TRIES_PER_LEASE,
+        };
+        pinning.due = Some(begun + wait);
+        let mut told = self.told.lock();
+        if error.is_none() {
+            told.pinned_at = Some(begun);
+        }
+        told.pin_error = error.map(|(_, text)| text);
     }
 
     /// Notes that the newest root at `since` is loaded.
@@ -342,14 +387,15 @@ impl Following {
     }
 
     fn tell(&self) -> FollowState {
-        let told = self.told.lock();
+        let mut told = self.told.lock();
+        told.forget_views();
         let now = now();
         FollowState {
             owner: told.owner.clone(),
             epoch: told.epoch,
             root: told.root,
             unknown_for: now - told.known_at,
-            views: told.views,
+            views: told.views.len(),
             pinned: told.pinned_at.is_some_and(|pinned| now - pinned < self.options.lease),
             pin_error: told.pin_error.clone(),
         }
@@ -364,7 +410,7 @@ impl Following {
         };
         let remove = async {
             // After a put that is on its way.
-            let _state = self.state.lock().await;
+            let _pinning = self.pinning.lock().await;
             client.delete(&names::pin(self.nonce)).await
         };
         if was_pinned {

@@ -1,14 +1,16 @@
 //! Followers see each state of the store as a whole, and what they pin stays.
 
 use forebay_base::rng::SmallRng;
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::testing;
 
 use super::cleaning::{Blocks, LABEL, data_bytes, expect_all, round};
 use super::*;
-use crate::follower::Following;
+use crate::follower::{Following, keep_pinned};
 use crate::format::{MUTABLE_BYTES, WINDOW_BYTES, names};
 use crate::memory::MemoryStore;
 use crate::simulated::{Network, SimulatedStore};
+use crate::store::{Body, Condition, StoreError, StoreErrorKind, StoreFuture, Version};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -40,16 +42,19 @@ impl Follower {
     }
 }
 
-/// Lets a follower poll every two seconds, for ever.
+/// Lets a follower poll every two leases, for ever, and keep its pin.
 fn keep_polling(following: &Arc<Following>) -> tokio::task::JoinHandle<()> {
     let following = Arc::clone(following);
     tokio::spawn(async move {
-        loop {
-            // The view before is dropped.
-            let _ = following.poll().await;
-            following.renew().await;
-            tokio::time::sleep(Duration::from_secs(2)).await;
-        }
+        let pinned = keep_pinned(Arc::downgrade(&following));
+        let polls = async {
+            loop {
+                // The view before is dropped.
+                let _ = following.poll().await;
+                tokio::time::sleep(2 * LEASE).await;
+            }
+        };
+        tokio::join!(pinned, polls);
     })
 }
 
@@ -253,9 +258,7 @@ fn a_new_owner_keeps_what_followers_of_the_old_one_need() {
         assert!(error.contains("has freed it since"), "{error}");
         // A pin that nobody renews goes at last, when the owner looks for something to delete.
         tokio::time::sleep(LEASE * 10).await;
-        next.write(LABEL, 1, 9).await.unwrap();
-        next.engine.lock().removed.push(crate::map::Object { first: 1, ..Default::default() });
-        next.flush().await.unwrap();
+        release(&next, crate::map::Object { first: 1, ..Default::default() }).await;
         tokio::time::sleep(Duration::from_secs(30)).await;
         assert!(!memory.objects().iter().any(is_pin));
     });
@@ -281,6 +284,211 @@ fn a_pin_that_cannot_be_read_holds_everything_and_not_for_ever() {
         tokio::time::sleep(Duration::from_secs(200)).await;
         assert!(session.counter("deleted_objects") > 0);
     });
+}
+
+/// Writes data that a root names, and returns its object.
+async fn published_data(session: &Session) -> crate::map::Object {
+    session.write(MUTABLE_BYTES, 2048, 7).await.unwrap();
+    session.write(LABEL, 1, 7).await.unwrap();
+    session.flush().await.unwrap();
+    session.engine.lock().map.get(MUTABLE_BYTES / SECTOR).copied().unwrap()
+}
+
+/// Publishes a label and a root that releases an object.
+async fn release(session: &Session, object: crate::map::Object) {
+    session.write(LABEL, 1, object.first).await.unwrap();
+    {
+        let mut state = session.engine.lock();
+        state.map.remove(object.first);
+        state.removed.push(object);
+    }
+    session.flush().await.unwrap();
+}
+
+#[test]
+fn a_look_at_the_pins_of_before_a_release_permits_nothing() {
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let grace = Duration::from_secs(1);
+        let pin_check = Duration::from_secs(10);
+        let options = Options { grace, pin_check, ..options("one", 1) };
+        let session = Session::create(&store, options).await;
+        let object = published_data(&session).await;
+        release(&session, crate::map::Object { first: 1, ..Default::default() }).await;
+        // There is a look, which finds no pin.
+        tokio::time::sleep(2 * grace).await;
+        assert_eq!(session.counter("deleted_objects"), 1);
+        let follower = Follower::open(&store, 2).await;
+        let polling = keep_polling(&follower.following);
+        release(&session, object).await;
+        for _ in 0..30 {
+            tokio::time::sleep(2 * grace).await;
+            follower.view.expect(MUTABLE_BYTES, 2048, 7).await;
+        }
+        follower.view.engine.start_close();
+        drop(follower.view);
+        tokio::time::sleep(2 * LEASE).await;
+        assert_eq!(session.counter("deleted_objects"), 2);
+        polling.abort();
+    });
+}
+
+#[test]
+fn a_root_that_is_published_while_a_follower_opens_is_taken_up() {
+    let memory = MemoryStore::new();
+    let host = |seed| SimulatedStore::new(Arc::clone(&memory), Network::GOOD, seed);
+    let (store, reader) = (host(1), Refusing::new(host(2)));
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        published_data(&session).await;
+        // The host of the follower sleeps after it has read `super`, before it puts its pin.
+        reader.asleep.store(true, Ordering::Relaxed);
+        let opening = Follower::open(&reader, 2);
+        let publish = async {
+            while !reader.sleeps.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            session.write(LABEL, 1, 8).await.unwrap();
+            session.flush().await.unwrap();
+            reader.asleep.store(false, Ordering::Relaxed);
+        };
+        let (follower, ()) = tokio::join!(opening, publish);
+        assert_eq!(tag_of(&follower.view).await, 8);
+    });
+}
+
+#[test]
+fn a_takeover_that_has_published_nothing_costs_a_follower_one_get() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        for tag in 0..20 {
+            session.write(LABEL, 1, tag).await.unwrap();
+            session.flush().await.unwrap();
+        }
+        let mut follower = Follower::open(&store, 2).await;
+        let next = options("next", 3);
+        let client = Arc::new(crate::client::Client::new(store.clone(), &next));
+        let persist = crate::client::Persist::Forever;
+        let loader = crate::load::Loader { client, store: "test".into(), persist };
+        let known = loader.known_super().await.unwrap();
+        crate::open::take_over(&loader, known, &next).await.unwrap();
+        let before = follower.view.counter("requests");
+        assert!(follower.poll().await.is_none());
+        assert_eq!(follower.view.counter("requests") - before, 1);
+        // It goes on with what the new owner publishes.
+        let session = Session::open(&store, options("third", 4)).await.unwrap();
+        session.write(LABEL, 1, 20).await.unwrap();
+        session.flush().await.unwrap();
+        follower.poll().await.expect("a new state");
+        assert_eq!(tag_of(&follower.view).await, 20);
+    });
+}
+
+#[test]
+fn a_pin_that_the_store_does_not_give_holds_everything_and_not_for_ever() {
+    let memory = MemoryStore::new();
+    let store = Refusing::new(SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1));
+    simulate(async {
+        let session = Session::create(&store, following_options(1)).await;
+        let object = published_data(&session).await;
+        memory.set(&names::pin(5), b"secret".to_vec());
+        store.gets.store(true, Ordering::Relaxed);
+        release(&session, object).await;
+        tokio::time::sleep(Duration::from_secs(500)).await;
+        assert_eq!(session.counter("deleted_objects"), 0);
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        assert_eq!(session.counter("deleted_objects"), 1);
+    });
+}
+
+#[test]
+fn pins_that_cannot_be_listed_hold_everything_and_are_asked_for_at_times() {
+    let memory = MemoryStore::new();
+    let store = Refusing::new(SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1));
+    simulate(async {
+        let session = Session::create(&store, following_options(1)).await;
+        let object = published_data(&session).await;
+        store.lists.store(true, Ordering::Relaxed);
+        release(&session, object).await;
+        for first in 0..20 {
+            release(&session, crate::map::Object { first, ..Default::default() }).await;
+        }
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let before = session.counter("requests");
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(session.counter("deleted_objects"), 0);
+        // A look is due every 3 seconds, and is some attempts, whatever waits for it.
+        let requests = session.counter("requests") - before;
+        assert!(requests <= 8 * 600 / 3, "{requests} requests");
+        store.lists.store(false, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(session.counter("deleted_objects"), 21);
+    });
+}
+
+/// A store that refuses requests for pins, or sleeps before puts.
+struct Refusing {
+    inner: Arc<SimulatedStore>,
+    lists: AtomicBool,
+    gets: AtomicBool,
+    asleep: AtomicBool,
+    sleeps: AtomicBool,
+}
+
+impl Refusing {
+    fn new(inner: Arc<SimulatedStore>) -> Arc<Self> {
+        let [lists, gets, asleep, sleeps] = std::array::from_fn(|_| AtomicBool::new(false));
+        Arc::new(Self { inner, lists, gets, asleep, sleeps })
+    }
+}
+
+fn refused<'a, T: Send + 'a>() -> StoreFuture<'a, T> {
+    Box::pin(async { Err(StoreError::new(StoreErrorKind::Denied, "no permission")) })
+}
+
+impl ObjectStore for Refusing {
+    fn get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (bytes::Bytes, Version)> {
+        match names::is_pin(key) && self.gets.load(Ordering::Relaxed) {
+            true => refused(),
+            false => self.inner.get(key),
+        }
+    }
+
+    fn get_range<'a>(
+        &'a self,
+        key: &'a str,
+        range: std::ops::Range<u64>,
+    ) -> StoreFuture<'a, bytes::Bytes> {
+        self.inner.get_range(key, range)
+    }
+
+    fn put<'a>(
+        &'a self,
+        key: &'a str,
+        body: Body,
+        condition: Condition,
+    ) -> StoreFuture<'a, Version> {
+        Box::pin(async move {
+            while self.asleep.load(Ordering::Relaxed) {
+                self.sleeps.store(true, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            self.inner.put(key, body, condition).await
+        })
+    }
+
+    fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
+        self.inner.delete(key)
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>> {
+        match prefix == names::PINS && self.lists.load(Ordering::Relaxed) {
+            true => refused(),
+            false => self.inner.list(prefix, after),
+        }
+    }
 }
 
 #[test]
