@@ -1,8 +1,9 @@
 //! Injected clocks, so that tests control time.
 //!
 //! A library takes a [`Clock`] from its user: [`SystemClock`], [`CoarseClock`] where it is read on
-//! a hot path, or, for tests, [`ManualClock`]. Times that users see, such as the times of files,
-//! come from a [`WallClock`]: [`SystemWallClock`] or, for tests, [`ManualWallClock`].
+//! a hot path, [`BootClock`] for leases, or, for tests, [`ManualClock`]. Times that users see, such
+//! as the times of files, come from a [`WallClock`]: [`SystemWallClock`] or, for tests,
+//! [`ManualWallClock`].
 //!
 //! Invariants: a [`Clock`] is monotonic, within a thread and between threads. A [`WallClock`] can
 //! go back, because a user may set it.
@@ -54,6 +55,32 @@ fn instant() -> Instant {
     Instant::now()
 }
 
+/// As [`SystemClock`], but it goes on while the machine is suspended. For times that other machines
+/// rely on.
+#[derive(Clone, Copy, Debug)]
+pub struct BootClock {
+    origin_ns: u64,
+}
+
+impl BootClock {
+    /// Creates a clock that starts now.
+    pub fn new() -> Self {
+        Self { origin_ns: ns_of(rustix::time::ClockId::Boottime) }
+    }
+}
+
+impl Default for BootClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for BootClock {
+    fn now_ns(&self) -> u64 {
+        ns_of(rustix::time::ClockId::Boottime).saturating_sub(self.origin_ns)
+    }
+}
+
 /// The system's monotonic clock as of its last tick, which is at most 10 ms ago. It is read in a
 /// few nanoseconds, without reading the hardware. It starts when this value is created.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +109,11 @@ impl Clock for CoarseClock {
 }
 
 fn coarse_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    ns_of(rustix::time::ClockId::MonotonicCoarse)
+}
+
+fn ns_of(clock: rustix::time::ClockId) -> u64 {
+    let time = rustix::time::clock_gettime(clock);
     // Monotonic clocks begin at zero when the machine starts.
     (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }

@@ -186,7 +186,7 @@ pub(crate) fn create(
     let devices = Devices::new(vdevs, u64::from(sector_bytes))?;
     log.map_or(Ok(()), |log| devices.set_log(log))?;
     let (uberblocks, notes) = (Vec::new(), Vec::new());
-    Ok(Imported { config, devices, uberblocks, notes, claim: own, log_lacks: None })
+    Ok(Imported { config, devices, uberblocks, notes, claim: own, log_stamps: Vec::new() })
 }
 
 /// Returns the sector size of a new pool on these devices: by default the largest that one of them
@@ -354,9 +354,14 @@ pub(crate) fn add(
         true => extended.log = Some(added),
         false => extended.vdevs.push(added),
     }
+    if is_log {
+        devices.check_log_room()?;
+    }
     extended.generation += 1;
     extended.count_uses();
     may_write(extended.generation)?;
+    // The new device may have this generation, even after a failure.
+    config.generation = extended.generation;
     label::format(&[&vdev], &extended, memory)?;
     match is_log {
         true => devices.set_log(vdev)?,

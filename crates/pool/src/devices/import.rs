@@ -15,7 +15,6 @@ use super::config::{Config, Label, LeafConfig, Missed, VdevConfig, VdevKind};
 use super::heartbeat::{self, Heartbeat, Pause};
 use super::label::{self, Ring, Uberblock};
 use super::status::STILL;
-use super::vdev::LeafState;
 use super::{Devices, Leaf, Vdev, features, usable_bytes};
 use crate::block_cache::BlockCache;
 use crate::block_key::BIRTH_END;
@@ -53,8 +52,8 @@ pub(crate) struct Imported {
     pub(crate) notes: Vec<String>,
     /// The first heartbeat, if another host may open the devices.
     pub(crate) claim: Option<Heartbeat>,
-    /// Why the log vdev may lack what the log wrote last.
-    pub(crate) log_lacks: Option<String>,
+    /// The newest stamps of the devices of the log vdev, by guid.
+    pub(crate) log_stamps: Vec<(u64, u64)>,
 }
 
 /// The first heartbeat of this process; `None` if no other host can open the device.
@@ -109,7 +108,7 @@ pub(crate) fn import(
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     note_rolled_back(&labelled, &mut config, (newest, &mut notes), memory)?;
-    note_stale_log(&labelled, &mut config, (newest, &mut notes), memory)?;
+    let log_stamps = log_stamps(&labelled, &config, memory)?;
     let count = usize::from(newest.vdev_count);
     if count == 0 || count > config.vdevs.len() {
         let (name, has) = (&config.pool_name, config.vdevs.len());
@@ -120,9 +119,8 @@ pub(crate) fn import(
     let selection = Selection { txg: newest.txg, read_only: options.read_only, notes: &mut notes };
     let (vdevs, log) = selection.select(labelled, &mut config)?;
     let devices = Devices::new(vdevs, u64::from(config.sector_bytes))?;
-    let log_lacks = log.as_ref().and_then(lacking_log);
     log.map_or(Ok(()), |log| devices.set_log(log))?;
-    Ok(Imported { config, devices, uberblocks, notes, claim, log_lacks })
+    Ok(Imported { config, devices, uberblocks, notes, claim, log_stamps })
 }
 
 /// Claims the pool, if it will be written and other hosts may open vdev 0. If that took time, reads
@@ -256,7 +254,9 @@ fn is_behind(config: &Config, guid: u64) -> bool {
 /// Checks that no two sides of a mirror were written without each other: each has what the other
 /// has not.
 fn check_apart(labelled: &[(Opened, Label)], newest: &Config) -> Result<()> {
-    for (one, label) in labelled.iter().filter(|(_, label)| is_behind(newest, label.own().guid)) {
+    // What the log lacks, its stamps say.
+    let of_blocks = labelled.iter().filter(|(_, label)| label.number & LOG_VDEV == 0);
+    for (one, label) in of_blocks.filter(|(_, label)| is_behind(newest, label.own().guid)) {
         let Some((other, other_label)) = written_apart(label, labelled, newest) else { continue };
         let (pool, a, b) = (&newest.pool_name, one.device.info(), other.device.info());
         let text = format!(
@@ -333,51 +333,21 @@ fn note_rolled_back(
     Ok(())
 }
 
-/// Finds devices of the log vdev that are older than the newest txg: their stamps are. Each misses
-/// what the log wrote since.
-fn note_stale_log(
+/// The newest stamps of the devices of the log vdev, by guid.
+fn log_stamps(
     labelled: &[(Opened, Label)],
-    config: &mut Config,
-    (newest, notes): (&Uberblock, &mut Vec<String>),
+    config: &Config,
     memory: &BlockCache,
-) -> Result<()> {
-    let mut stale = Vec::new();
-    for leaf in config.log.iter().flat_map(|log| &log.leaves).filter(|one| one.missed.is_none()) {
+) -> Result<Vec<(u64, u64)>> {
+    let mut stamps = Vec::new();
+    for leaf in config.log.iter().flat_map(|log| &log.leaves) {
         let opened = labelled.iter().find(|(_, label)| label.own().guid == leaf.guid);
         let Some((one, label)) = opened else { continue };
-        let ring = ring_of(one, label, config);
+        let ring = Ring { missed: None, ..ring_of(one, label, config) };
         let has = label::best_uberblocks(&[ring], config.pool_guid, memory)?;
-        let stamp = has.first().map_or(0, |has| has.txg);
-        if stamp < newest.txg {
-            stale.push((leaf.guid, stamp));
-            let (name, to) = (&one.device.info().name, newest.txg);
-            notes.push(format!(
-                "log device {name} has nothing after txg {stamp}, of {to}: it had failed, or is an older copy of itself"
-            ));
-        }
+        stamps.push((leaf.guid, has.first().map_or(0, |has| has.txg)));
     }
-    for (guid, stamp) in stale {
-        if let Some(leaf) = config.leaf_mut(guid) {
-            leaf.missed = Some(Missed { from: stamp + 1, to: newest.txg + 1 });
-        }
-    }
-    Ok(())
-}
-
-/// Why the log vdev may lack records; `None` if a device of it has all.
-fn lacking_log(log: &Vdev) -> Option<String> {
-    if log.status().has_whole_leaf() {
-        return None;
-    }
-    let describe = |(at, leaf): (u8, &Leaf)| match (log.status().missed(at), log.leaf_state(at)) {
-        (_, LeafState::Missing) => leaf.name().to_owned(),
-        (_, LeafState::Offline) => format!("{}, which is offline", leaf.name()),
-        (Some(missed), _) => {
-            format!("{}, which lacks what came after txg {}", leaf.name(), missed.from - 1)
-        }
-        (None, state) => format!("{}, which is {state}", leaf.name()),
-    };
-    Some(log.leaves().map(describe).collect::<Vec<_>>().join(", "))
+    Ok(stamps)
 }
 
 /// The uberblocks of a device. Its size determines the position of its back label.

@@ -48,7 +48,8 @@ fn back_of(size_bytes: u64) -> u64 {
     size_bytes - LABEL_BYTES
 }
 
-fn is_cancelled(error: &Error) -> bool {
+/// Whether a request was cancelled, because the lease has ended.
+pub(super) fn is_cancelled(error: &Error) -> bool {
     error.device_error().is_some_and(|io| io.kind() == forebay_io::ErrorKind::Cancelled)
 }
 
@@ -414,7 +415,16 @@ pub(super) fn write_stamp(
 ) -> Result<()> {
     let Some(log) = devices.log() else { return Ok(()) };
     let phys = encode_uberblock(pool_guid, stamp);
-    let failed = write_copies(devices, places_in(log, stamp.txg), phys.as_bytes(), memory)?;
+    let places = places_in(log, stamp.txg);
+    let copies = places.len();
+    let mut failed = write_copies(devices, places, phys.as_bytes(), memory)?;
+    let cancelled =
+        failed.iter().position(|(_, error)| error.kind() == forebay_io::ErrorKind::Cancelled);
+    // All devices alike: none of them has less than the others.
+    let of_all = if failed.len() == copies { failed.len().checked_sub(1) } else { None };
+    if let Some(at) = cancelled.or(of_all) {
+        return Err(super::failed(failed.swap_remove(at).1));
+    }
     for pair in failed.windows(2) {
         let ((a, error), (b, _)) = (&pair[0], &pair[1]);
         if a.at == b.at && !log.status().fault(a.at, error) {

@@ -6,8 +6,8 @@
 //! # Stamps
 //!
 //! Before a commit writes the uberblock of a txg, the log vdev gets one of that txg too, as a
-//! *stamp*; nobody reads the pool from it. So a log device whose newest stamp is older than the
-//! newest uberblock is an older copy of itself.
+//! *stamp*; nobody reads the pool from it. A root that names the log vdev has the newest stamp that
+//! is durable there. A log device whose newest stamp is older is an older copy of itself.
 //!
 //! # Invariants
 //!
@@ -17,12 +17,14 @@
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use forebay_io::Priority;
+use forebay_io::{Fence, Priority};
 
-use super::config::Config;
+use super::config::{Config, LeafConfig, Missed};
 use super::label::{self, MayWrite, Uberblock};
 use super::slots::Slots;
-use super::{Devices, Vdev};
+use super::status::STILL;
+use super::vdev::LeafState;
+use super::{Devices, Leaf, Vdev};
 use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind};
@@ -33,6 +35,37 @@ use crate::log::Extent;
 const MAX_LOGS: usize = 64;
 /// Maximum size of the ring on a log vdev: more than two transaction groups ever hold.
 const RING_BYTES_MAX: u64 = 16 << 30;
+
+/// A record that is written while writes count for a txg may be of one that is that much newer: the
+/// txg commits, the next one waits for it, and one is open.
+const TXGS_AHEAD: u64 = 2;
+
+/// Whether the log vdev has a stamp.
+pub(crate) enum Stamped {
+    /// The vdev with this number.
+    Yes(u16),
+    No,
+    /// The lease has ended.
+    Cancelled,
+}
+
+/// What a root needs of a log vdev.
+#[derive(Clone, Copy)]
+pub(crate) struct LogNeeds {
+    pub(crate) number: u16,
+    pub(crate) stamp: u64,
+    /// Records of this txg and older ones are not needed.
+    pub(crate) txg: u64,
+}
+
+/// What [`Devices::judge_log`] judges by.
+pub(crate) struct LogJudged<'a> {
+    pub(crate) needs: Option<LogNeeds>,
+    /// The devices of the log vdev, as labels describe them.
+    pub(crate) leaves: &'a [LeafConfig],
+    /// The newest stamp of each, by guid.
+    pub(crate) stamps: &'a [(u64, u64)],
+}
 
 /// The log vdev of a pool, and those that it had.
 pub(super) struct LogVdevs {
@@ -76,12 +109,18 @@ impl Devices {
     pub(crate) fn set_log(&self, vdev: Vdev) -> Result<()> {
         vdev.leaves().try_for_each(|(_, leaf)| self.check_sectors(leaf))?;
         vdev.status().set_events(self.events());
-        let at = self.logs.vdevs.push(vdev).map_err(|_| {
-            let text = "the pool has had too many log devices since its import; import it again";
-            Error::new(ErrorKind::Invalid, text)
-        })?;
+        let at = self.logs.vdevs.push(vdev).map_err(|_| too_many())?;
         self.logs.current.store(at + 1, Ordering::Release);
         Ok(())
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if the pool has had too many log vdevs.
+    pub(crate) fn check_log_room(&self) -> Result<()> {
+        match self.logs.all().count() < MAX_LOGS {
+            true => Ok(()),
+            false => Err(too_many()),
+        }
     }
 
     /// Removes the log vdev for good: the labels forget it, and its own are erased. The log must
@@ -132,13 +171,15 @@ impl Devices {
         Some(Extent { place, bytes })
     }
 
-    /// Writes to the ring on the log vdev and waits. A vdev that fails is not used any more.
+    /// Writes to the ring on the log vdev and waits, while `fence` allows it. A vdev that fails is
+    /// not used any more.
     ///
     /// # Errors
     /// [`ErrorKind::Device`].
-    pub(crate) fn write_log(&self, writes: Vec<(Dva, Buffer)>) -> Result<()> {
+    pub(crate) fn write_log(&self, writes: Vec<(Dva, Buffer)>, fence: Option<Fence>) -> Result<()> {
         self.check_log()?;
-        self.write_all(writes, Priority::SyncWrite).inspect_err(|error| self.log_failed(error))
+        self.write_fenced(writes, (Priority::SyncWrite, fence))
+            .inspect_err(|error| self.log_failed(error))
     }
 
     /// Makes completed writes to the log vdev durable.
@@ -198,25 +239,78 @@ impl Devices {
     }
 
     /// Stamps the log vdev, durably: it knows that this txg may become the newest.
-    pub(crate) fn stamp_log(&self, pool_guid: u64, uberblock: &Uberblock, memory: &BlockCache) {
-        if !self.has_usable_log() {
-            return;
-        }
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoMemory`].
+    pub(crate) fn stamp_log(
+        &self,
+        pool_guid: u64,
+        uberblock: &Uberblock,
+        memory: &BlockCache,
+    ) -> Result<Stamped> {
+        let Some(log) = self.log().filter(|_| self.has_usable_log()) else {
+            return Ok(Stamped::No);
+        };
         let stamped = label::write_stamp(self, pool_guid, uberblock, memory);
         match stamped.and_then(|()| self.flush_log()) {
-            Ok(()) => {}
-            Err(error) => self.log_failed(&error),
+            Ok(()) => Ok(Stamped::Yes(log.number())),
+            Err(error) if error.kind() == ErrorKind::NoMemory => Err(error),
+            Err(error) if label::is_cancelled(&error) => Ok(Stamped::Cancelled),
+            Err(error) => {
+                self.log_failed(&error);
+                Ok(Stamped::No)
+            }
         }
     }
 
-    /// A txg is durable: what sides of the log vdev had missed before is not needed any more.
+    /// A txg is durable, and needs no record of itself or before: what sides of the log vdev had
+    /// missed before is not needed any more.
     pub(crate) fn log_caught_up(&self, txg: u64) {
         let Some(log) = self.log() else { return };
-        let whole = log.status().caught_up(txg);
+        let whole = log.status().caught_up(txg.saturating_sub(TXGS_AHEAD));
         for (_, leaf) in log.leaves().filter(|(leaf, _)| whole.contains(*leaf)) {
             let event = Event::of_device(leaf.name()).in_txg(txg);
             self.events().note(EventKind::DeviceWhole, event);
         }
+    }
+
+    /// Decides at an import which devices of the log vdev have all records that a root needs, and
+    /// adds to `notes` which are older copies. Returns why the vdev may lack records, if it may.
+    pub(crate) fn judge_log(&self, of: &LogJudged<'_>, notes: &mut Vec<String>) -> Option<String> {
+        let log = self.log()?;
+        let is_alone = log.leaves().count() == 1;
+        let needs = of.needs.filter(|needs| needs.number == log.number());
+        for ((at, leaf), config) in log.leaves().zip(of.leaves) {
+            if !log.status().is_used(at) || leaf.is_missing() {
+                continue;
+            }
+            let Some(needs) = needs else {
+                // It is written from the first commit on, as all of them are.
+                log.status().set_missed(at, None);
+                continue;
+            };
+            let stamp = of.stamps.iter().find(|(guid, _)| *guid == leaf.guid());
+            let stamp = stamp.map_or(0, |(_, txg)| *txg);
+            if stamp < needs.stamp {
+                let (name, to) = (leaf.name(), needs.stamp);
+                notes.push(format!(
+                    "log device {name} has nothing after txg {stamp}, of {to}: it had failed, or is an older copy of itself"
+                ));
+            }
+            // Each record is on some side: with one only, on that.
+            let has_caught_up = |missed: Missed| {
+                missed.to != STILL && missed.to.saturating_add(TXGS_AHEAD) <= needs.txg
+            };
+            let is_whole = is_alone || config.missed.is_none_or(has_caught_up);
+            let missed = (stamp < needs.stamp || !is_whole).then(|| {
+                // From the first commit of this import on, it misses nothing.
+                let to = needs.txg.saturating_sub(TXGS_AHEAD - 1).max(1);
+                let from = config.missed.map_or(stamp + 1, |missed| missed.from.min(stamp + 1));
+                Missed { from: from.min(to), to }
+            });
+            log.status().set_missed(at, missed);
+        }
+        lacking(log)
     }
 
     /// Writes the labels of the log vdev, durably. If that fails, it is not used any more.
@@ -227,4 +321,25 @@ impl Devices {
             Err(error) => self.log_failed(&error),
         }
     }
+}
+
+/// Why the log vdev may lack records; `None` if a device of it has all.
+fn lacking(log: &Vdev) -> Option<String> {
+    if log.status().has_whole_leaf() {
+        return None;
+    }
+    let describe = |(at, leaf): (u8, &Leaf)| match (log.status().missed(at), log.leaf_state(at)) {
+        (_, LeafState::Missing) => leaf.name().to_owned(),
+        (_, LeafState::Offline) => format!("{}, which is offline", leaf.name()),
+        (Some(missed), _) => {
+            format!("{}, which lacks what came after txg {}", leaf.name(), missed.from - 1)
+        }
+        (None, state) => format!("{}, which is {state}", leaf.name()),
+    };
+    Some(log.leaves().map(describe).collect::<Vec<_>>().join(", "))
+}
+
+fn too_many() -> Error {
+    let text = "the pool has had too many log devices since its import; import it again";
+    Error::new(ErrorKind::Invalid, text)
 }

@@ -40,7 +40,7 @@ pub(crate) mod heartbeat;
 pub(crate) mod import;
 pub(crate) mod label;
 mod leaf;
-mod log_vdev;
+pub(crate) mod log_vdev;
 pub(crate) mod sides;
 mod slots;
 pub(crate) mod status;
@@ -186,6 +186,11 @@ impl Devices {
             self.events.note_failure(&error);
         }
         error
+    }
+
+    /// Whether the pool is on an object store.
+    pub(crate) fn is_on_store(&self) -> bool {
+        self.iter().any(|vdev| vdev.kind() == VdevKind::ObjectStore)
     }
 
     pub(crate) fn fence(&self) -> Option<Fence> {
@@ -528,6 +533,15 @@ impl Devices {
     /// # Errors
     /// As [`read`](Self::read): the first failure. Other writes may have succeeded.
     pub(crate) fn write_all(&self, writes: Vec<(Dva, Buffer)>, priority: Priority) -> Result<()> {
+        self.write_fenced(writes, (priority, self.fence()))
+    }
+
+    /// As [`write_all`](Self::write_all), under another lease than that of the devices.
+    fn write_fenced(
+        &self,
+        writes: Vec<(Dva, Buffer)>,
+        (priority, fence): (Priority, Option<Fence>),
+    ) -> Result<()> {
         let checked = writes.into_iter().map(|(dva, buffer)| {
             let vdev = self.place(dva, buffer.len() as u64)?;
             Ok((vdev, dva.offset, buffer))
@@ -535,7 +549,7 @@ impl Devices {
         // Nothing is written if an address is invalid.
         let checked: Vec<_> = checked.collect::<Result<_>>()?;
         let begun = checked.into_iter().map(|(vdev, offset, buffer)| {
-            vdev.begin_write(offset, buffer, (priority, self.fence()))
+            vdev.begin_write(offset, buffer, (priority, fence.clone()))
         });
         let begun: Vec<_> = begun.collect();
         // Waits for all, even if one failed.

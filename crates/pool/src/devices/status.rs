@@ -416,6 +416,18 @@ impl VdevStatus {
         whole
     }
 
+    /// Sets what a device misses. For a log vdev that is not in use yet.
+    pub(super) fn set_missed(&self, leaf: u8, missed: Option<Missed>) {
+        let _changing = self.changing.lock();
+        let one = &self.leaves[usize::from(leaf)];
+        if one.missed() != missed {
+            let Missed { from, to } = missed.unwrap_or(Missed { from: 0, to: 0 });
+            one.missed_to.store(to, Ordering::Release);
+            one.missed_from.store(from, Ordering::Release);
+            self.changes.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
     /// A request has failed on all devices: none is used any more. What each misses does not
     /// change, so that what was written before can still be read after an import. Returns whether
     /// one was used.

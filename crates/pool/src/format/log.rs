@@ -64,8 +64,11 @@ pub struct LogRootPhys {
     pub replayed: U64,
     /// Number of extents in use.
     pub extent_count: U32,
+    /// If the ring is on a log vdev: a device of it whose newest stamp is older lacks records, so
+    /// it is an older copy. 0 otherwise.
+    pub stamp: U64,
     /// Zeros.
-    pub reserved: [U32; 3],
+    pub reserved: U32,
     /// The ring; unused extents are zero.
     pub extents: [LogExtentPhys; LOG_EXTENTS_MAX],
 }

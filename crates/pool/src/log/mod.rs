@@ -257,7 +257,8 @@ impl IntentLog {
     }
 
     /// Moves the ring to a log vdev, or home without one, with the next root that needs no block of
-    /// the old place. Until then every commit falls back to the txg.
+    /// the old place and, for a log vdev, whose txg that was [stamped](Self::stamped) with. Until
+    /// then every commit falls back to the txg.
     ///
     /// # Errors
     /// `Corrupt` if an extent is invalid.
@@ -273,6 +274,23 @@ impl IntentLog {
     /// Whether the ring waits for a root to move it.
     pub(crate) fn is_moving(&self) -> bool {
         self.ring.lock().is_moving()
+    }
+
+    /// The log vdev with this number has the stamp of `txg`, durably.
+    pub(crate) fn stamped(&self, number: u16, txg: u64) {
+        self.ring.lock().stamped(number, txg);
+    }
+
+    /// Whether no root to which an import may go back needs a log vdev, nor the next one does.
+    pub(crate) fn has_left_log_vdev(&self) -> bool {
+        let left = self.ring.lock().left_log_vdev();
+        // The newest two are without.
+        left.is_some_and(|txg| txg == 0 || self.synced.load(Ordering::SeqCst) >= txg + 2)
+    }
+
+    /// Whether the last result of [`root_for`](Self::root_for) contains all replayed changes.
+    pub(crate) fn ends_replay(&self) -> bool {
+        self.ring.lock().ends_replay()
     }
 
     /// The root block with the last result of [`root_for`](Self::root_for) is durable. For the sync

@@ -24,7 +24,8 @@
 //!
 //! The ring may move to other extents: to a log vdev, or back home, into the space of the pool. A
 //! root moves it when it begins a generation. It needs no block of the old place then, and the root
-//! before still finds all of its blocks there.
+//! before still finds all of its blocks there. It moves to a log vdev only with a root whose txg
+//! that vdev was stamped with; each root there stores the newest stamp.
 //!
 //! # Generations
 //!
@@ -38,6 +39,7 @@ use std::collections::VecDeque;
 use forebay_base::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::label::LOG_VDEV;
 use crate::format::{
     Dva, DvaPhys, LOG_EXTENTS_MAX, LOG_ROOT_MAGIC, LOG_SECTOR_BYTES, LogExtentPhys, LogHomePhys,
     LogRootPhys,
@@ -112,6 +114,12 @@ impl Extents {
         self.extents.len() as u32
     }
 
+    /// The number of the log vdev that it is on.
+    pub(super) fn log_vdev(&self) -> Option<u16> {
+        let (start, _) = self.extents.first()?;
+        (start.device & LOG_VDEV != 0).then_some(start.device)
+    }
+
     /// Size of the ring in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
@@ -182,6 +190,10 @@ pub(super) struct Ring {
     extents: Arc<Extents>,
     /// Where the next generation will be.
     target: Arc<Extents>,
+    /// The log vdev that was stamped last, and its newest stamp.
+    stamp: Option<(u16, u64)>,
+    /// The newest txg whose root names a log vdev; 0 if none.
+    away_txg: u64,
     /// Position of the next block.
     next: BlockPosition,
     runs: VecDeque<Run>,
@@ -225,11 +237,14 @@ impl Ring {
         let reported = root.replayed.get();
         let replaying =
             Replaying { root: *root, applied: [(0, reported); 2], reported, done: false };
+        let away = extents.log_vdev();
         Ok(Self {
             guid: root.guid.get(),
             generation: root.generation.get(),
             extents: Arc::clone(extents),
             target: Arc::clone(extents),
+            stamp: away.map(|number| (number, root.stamp.get())),
+            away_txg: if away.is_some() { root.txg.get() } else { 0 },
             next: head,
             runs: VecDeque::new(),
             closed: true,
@@ -285,6 +300,22 @@ impl Ring {
         self.target != self.extents
     }
 
+    /// The log vdev with this number has the stamp of `txg`, durably.
+    pub(super) fn stamped(&mut self, number: u16, txg: u64) {
+        self.stamp = Some((number, txg));
+    }
+
+    /// The newest txg whose root names a log vdev. `None` if the next one may.
+    pub(super) fn left_log_vdev(&self) -> Option<u64> {
+        let is_home = self.extents.log_vdev().is_none() && self.target.log_vdev().is_none();
+        is_home.then_some(self.away_txg)
+    }
+
+    /// Whether the issued root contains all replayed changes.
+    pub(super) fn ends_replay(&self) -> bool {
+        self.issued.as_ref().is_some_and(|issued| issued.ends_replay)
+    }
+
     /// Handles a failed write: no block is written until a new generation is durable.
     pub(super) fn fail(&mut self) {
         self.closed = true;
@@ -302,16 +333,29 @@ impl Ring {
             let head = BlockPosition { offset: self.durable, sequence: root.head_sequence.get() };
             let (opens, ends_replay, moves) = (false, false, false);
             self.issued = Some(IssuedRoot { txg, head, opens, ends_replay, moves });
+            if self.extents.log_vdev().is_some() {
+                self.away_txg = txg;
+            }
             return root;
         }
         let first = self.runs.iter().find(|run| run.txg_high > txg);
         let head = first.map_or(self.next, |run| run.head);
-        let opens = self.closed && first.is_none();
+        // Without the stamp, a log vdev would pass for an older copy of itself.
+        let may_open = match self.target.log_vdev() {
+            Some(number) if self.is_moving() => self.stamp == Some((number, txg)),
+            _ => true,
+        };
+        let opens = self.closed && first.is_none() && may_open;
         let moves = opens && self.is_moving();
         if opens {
             self.generation += 1;
             self.extents = Arc::clone(&self.target);
         }
+        let away = self.extents.log_vdev();
+        if away.is_some() {
+            self.away_txg = txg;
+        }
+        let stamp = self.stamp.filter(|(number, _)| away == Some(*number));
         self.issued = Some(IssuedRoot { txg, head, opens, ends_replay: true, moves });
         LogRootPhys {
             magic: LOG_ROOT_MAGIC.into(),
@@ -324,6 +368,7 @@ impl Ring {
             tail_offset: if moves { head.offset } else { self.durable }.into(),
             replayed: 0.into(),
             extent_count: self.extents.count().into(),
+            stamp: stamp.map_or(0, |(_, txg)| txg).into(),
             reserved: Default::default(),
             extents: self.extents.encode(),
         }

@@ -15,6 +15,7 @@ use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
 use super::*;
 use zerocopy::FromBytes;
 
+use crate::format::label::LOG_VDEV;
 use crate::format::{
     Dva, LOG_RECORD_MAX_BYTES, LOG_SECTOR_BYTES, LogBlockPhys, LogEntry, ObjectKind,
 };
@@ -623,4 +624,33 @@ fn threads_commit_together() {
     assert_eq!(batches + joined + empty, THREADS * COMMITS);
     let found = replay_all(&open(&storage, &root), &root);
     assert_eq!(found.len() as u64, 2 * THREADS * COMMITS);
+}
+
+#[test]
+fn a_root_moves_the_ring_to_a_log_vdev_only_if_that_is_stamped() {
+    let storage = memory();
+    let log = create(&storage, &extents());
+    sync(&log, 1);
+    let number = LOG_VDEV | 5;
+    let place = DvaPhys::new(Dva { device: number, offset: 1 << 20 });
+    log.move_to(Some(Extent { place, bytes: 1 << 20 })).unwrap();
+    let is_away = |root: &LogRootPhys| root.extents[0].start.get().unwrap().device == number;
+    // Moved beside a commit that has passed the stamp, or has stamped another one.
+    log.stamped(LOG_VDEV | 6, 2);
+    let root = sync(&log, 2);
+    assert!(!is_away(&root) && log.is_moving() && !log.has_left_log_vdev());
+    log.stamped(number, 3);
+    let root = sync(&log, 3);
+    assert!(is_away(&root) && !log.is_moving());
+    assert_eq!(root.stamp.get(), 3);
+    // It goes on there without a stamp, and trusts the last one.
+    assert_eq!(sync(&log, 4).stamp.get(), 3);
+    log.stamped(number, 5);
+    assert_eq!(sync(&log, 5).stamp.get(), 5);
+    log.move_to(None).unwrap();
+    let root = sync(&log, 6);
+    assert!(!is_away(&root) && !log.has_left_log_vdev());
+    assert_eq!(root.stamp.get(), 0);
+    sync(&log, 7);
+    assert!(log.has_left_log_vdev());
 }

@@ -1,6 +1,6 @@
 //! Creates a pool.
 
-use forebay_base::clock::{Clock, SystemClock};
+use forebay_base::clock::{BootClock, Clock, SystemClock};
 use forebay_base::rng;
 use forebay_base::sync::Arc;
 use forebay_base::sync::Mutex;
@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 use crate::block_cache::BlockCache;
 use crate::dataset::DatasetSettings;
 use crate::devices::Devices;
-use crate::devices::config::{Config, VdevKind};
+use crate::devices::config::Config;
 use crate::devices::create::{self, NewVdev};
 use crate::devices::heartbeat::Heartbeat;
 use crate::devices::import::Imported;
@@ -115,6 +115,8 @@ pub(super) struct PoolParts {
     pub(super) read_only: bool,
     pub(super) followed: Option<FollowedPool>,
     pub(super) lease: Arc<Lease>,
+    /// Of a pool on an object store.
+    pub(super) ownership: Arc<Lease>,
 }
 
 impl PoolParts {
@@ -138,10 +140,12 @@ impl PoolParts {
         for (name, value) in tunables {
             table.set(name, value)?;
         }
+        let own_clock = clock.cloned().unwrap_or_else(|| Arc::new(BootClock::new()));
         let clock = clock.cloned().unwrap_or_else(|| Arc::new(SystemClock::new()));
         Ok(Self {
             cache: Arc::clone(cache),
             lease: Arc::new(Lease::new(Arc::clone(&clock))),
+            ownership: Arc::new(Lease::new(own_clock)),
             clock,
             seed: seed.unwrap_or_else(rng::seed_from_system),
             tunables: Arc::new(table),
@@ -157,8 +161,11 @@ impl PoolParts {
 
     /// Returns the devices as storage of the intent log.
     pub(super) fn log_devices(&self, devices: &Arc<Devices>) -> Arc<LogDevices> {
+        let ownership = devices.is_on_store().then(|| Arc::clone(&self.ownership));
+        // The first commit confirms it.
+        ownership.iter().for_each(|ownership| ownership.set_end_ns(0));
         let (devices, cache) = (Arc::clone(devices), Arc::clone(&self.cache));
-        Arc::new(LogDevices { devices, cache, lease: Arc::clone(&self.lease) })
+        Arc::new(LogDevices { devices, cache, lease: Arc::clone(&self.lease), ownership })
     }
 
     /// Opens a store with a new cache owner.
@@ -340,7 +347,7 @@ impl FoundPool {
             Zap::open(Leaves(self.mos.open(self.directory, Wait::Allowed)?), Wait::Allowed)?;
         let tunables = Arc::clone(parts.tunables.txg());
         let mut txgs = Txgs::new(self.synced, Arc::clone(&parts.clock), tunables);
-        if devices.iter().any(|vdev| vdev.kind() == VdevKind::ObjectStore) {
+        if devices.is_on_store() {
             let devices = Arc::clone(&devices);
             txgs = txgs.with_outages(Box::new(move || devices.outage()));
         }
@@ -381,6 +388,7 @@ impl FoundPool {
             space_maps_lost: self.space_maps_lost,
             followed: parts.followed,
             import_notes: self.notes,
+            ownership: parts.ownership,
             heartbeats: Heartbeats::new(self.claim, parts.lease, generation),
             tried_again_in: AtomicU64::new(0),
             txg_history: TxgHistory::new(Arc::clone(&parts.clock)),

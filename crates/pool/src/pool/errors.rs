@@ -109,8 +109,12 @@ impl Pool {
         self.inner.check_writable()?;
         self.inner.store.errors().clear();
         self.inner.devices.forget_errors();
-        if self.inner.devices.retry_log() {
-            self.inner.log.move_to(self.inner.devices.log_extent())?;
+        {
+            // Nobody removes the log vdev meanwhile.
+            let _config = self.inner.config.lock();
+            if self.inner.devices.retry_log() {
+                self.inner.log.move_to(self.inner.devices.log_extent())?;
+            }
         }
         self.sync()
     }

@@ -69,15 +69,26 @@ impl Pool {
     pub fn remove_log(&self) -> Result<()> {
         self.inner.check_writable()?;
         let inner = &self.inner;
-        inner.log.move_to(None)?;
-        inner.sync_moved()?;
-        // The group before, to which an import may fall back, needs it no more either.
-        self.sync()?;
-        let mut config = inner.config.lock();
-        let may_write = |generation| inner.may_write_labels(generation);
-        inner.devices.remove_log(&mut config, inner.store.cache(), &may_write)?;
-        tracing::info!(pool = self.name(), "removed the log device");
-        Ok(())
+        for _ in 0..MOVES_MAX {
+            inner.log.move_to(None)?;
+            inner.sync_moved()?;
+            // The group before, to which an import may fall back, needs it no more either.
+            self.sync()?;
+            let mut config = inner.config.lock();
+            // Another command may have moved the log back. From here on none can.
+            if !inner.log.has_left_log_vdev() {
+                continue;
+            }
+            let may_write = |generation| inner.may_write_labels(generation);
+            let removed = inner.devices.remove_log(&mut config, inner.store.cache(), &may_write);
+            if removed.is_err() {
+                inner.log.move_to(inner.devices.log_extent())?;
+            }
+            removed?;
+            tracing::info!(pool = self.name(), "removed the log device");
+            return Ok(());
+        }
+        Err(not_moved())
     }
 
     /// Uses the whole of a device that has grown since it joined the pool, durably; of a mirror, as
@@ -113,8 +124,10 @@ const MOVES_MAX: usize = 4;
 impl PoolInner {
     /// Moves the intent log to a log vdev that was added.
     fn use_log(&self) -> Result<()> {
-        self.stamp_log(self.txgs.synced_txg());
-        self.log.move_to(self.devices.log_extent())?;
+        {
+            let _config = self.config.lock();
+            self.log.move_to(self.devices.log_extent())?;
+        }
         self.sync_moved()
     }
 
@@ -125,8 +138,7 @@ impl PoolInner {
                 return Ok(());
             }
         }
-        let text = "the intent log has not left its place; repeat the command";
-        Err(Error::new(ErrorKind::Device, text))
+        Err(not_moved())
     }
 
     /// Extends the space maps to ranges that devices have gained. Must run within a txg.
@@ -146,4 +158,9 @@ impl PoolInner {
         *known = spans;
         Ok(())
     }
+}
+
+fn not_moved() -> Error {
+    let text = "the intent log has not left its place; repeat the command";
+    Error::new(ErrorKind::Device, text)
 }

@@ -19,13 +19,15 @@ use zerocopy::FromBytes;
 use crate::block_cache::BlockCache;
 use crate::devices::Devices;
 use crate::devices::config::Config;
-use crate::devices::heartbeat::Heartbeat;
+use crate::devices::heartbeat::{Heartbeat, Pause};
 use crate::devices::import::{self, Imported};
 use crate::devices::label::{self, Uberblock};
+use crate::devices::log_vdev::{LogJudged, LogNeeds};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind, EventLog, PoolEvents};
 use crate::format::label::LOG_VDEV;
 use crate::format::{BlockKind, BlockPtrPhys, ROOT_BYTES, ROOT_MAGIC, RootPhys};
+use crate::lease::TAKEOVER;
 use crate::log::IntentLog;
 use crate::objset::Objset;
 use crate::open::{HostId, Opened};
@@ -142,12 +144,15 @@ impl Pool {
             session: rng::seed_from_system(),
             pause: options.pause.as_deref().unwrap_or(&sleep),
         };
-        let Imported { config, devices, uberblocks, notes, claim, log_lacks } =
+        let Imported { config, devices, uberblocks, notes, claim, log_stamps } =
             import::import(devices, &wanted, &parts.cache)?;
+        if options.force && !options.read_only && config.active {
+            await_former_owner(&devices, wanted.pause);
+        }
         let name = config.pool_name.clone();
         let events = PoolEvents::new(options.events.as_ref(), &name, config.pool_guid);
         let devices = Arc::new(devices.with_lease(&parts.lease).with_events(events));
-        let log = LogFound { lacks: log_lacks, was_exported: !config.active };
+        let log = LogFound { stamps: log_stamps, was_exported: !config.active };
         let import = Import { parts, config, devices, uberblocks, notes, claim, log, options };
         let (pool, txg) =
             import.open().map_err(|error| error.doing(format_args!("pool {name}")))?;
@@ -193,10 +198,18 @@ struct Import<'a> {
 
 /// What an import has found of the log vdev.
 struct LogFound {
-    /// Why it may lack records, if it may.
-    lacks: Option<String>,
+    /// The newest stamps of its devices, by guid.
+    stamps: Vec<(u64, u64)>,
     /// Whether the pool was exported, so that no record is needed.
     was_exported: bool,
+}
+
+/// What the log vdev lacks.
+struct LogJudgement {
+    /// Why records that the root needs may be missing, with the log vdev that it names.
+    missing: Option<String>,
+    /// Why the vdev cannot be used fully, if the root needs nothing of it.
+    unused: Option<String>,
 }
 
 /// Why a transaction group cannot be imported.
@@ -249,7 +262,8 @@ impl Import<'_> {
         let metadata = own_objects().write_settings();
         let read_ahead = self.parts.read_ahead();
         let mos = Objset::new((store.clone(), &read_ahead), &root.mos, metadata, self.parts.seed)?;
-        self.check_log(&root, &mut notes)?;
+        let judged = self.judge_log(&root, &mut notes);
+        self.check_log(&root, &judged, &mut notes)?;
         let log = self.log(&root, &mut notes)?;
         store.l2().note_durable(from.txg);
         let found = FoundPool {
@@ -306,15 +320,31 @@ impl Import<'_> {
         }
     }
 
-    /// Why records that this root needs may be missing, with the log vdev that it names.
-    fn missing_log(&self, root: &RootPhys) -> Option<&str> {
-        let start = root.log.extents[0].start.get().filter(|_| root.log.extent_count.get() > 0)?;
-        if start.device & LOG_VDEV == 0 {
-            return None;
-        }
-        match self.devices.log() {
-            Some(log) if log.number() == start.device => self.log.lacks.as_deref(),
-            _ => Some("a log device that was removed from the pool"),
+    /// Judges what the log vdev has of what this root needs.
+    fn judge_log(&self, root: &RootPhys, notes: &mut Vec<String>) -> LogJudgement {
+        let start = root.log.extents[0].start.get().filter(|_| root.log.extent_count.get() > 0);
+        let number = start.map(|start| start.device).filter(|number| number & LOG_VDEV != 0);
+        let needs = number.map(|number| LogNeeds {
+            number,
+            // Roots of older versions have none.
+            stamp: match root.log.stamp.get() {
+                0 => root.log.txg.get(),
+                stamp => stamp,
+            },
+            txg: root.log.txg.get(),
+        });
+        let leaves = self.config.log.as_ref().map_or(&[][..], |log| &log.leaves);
+        let judged = LogJudged { needs, leaves, stamps: &self.log.stamps };
+        let lacks = self.devices.judge_log(&judged, notes);
+        match (number, self.devices.log()) {
+            (None, _) => LogJudgement { missing: None, unused: lacks },
+            (Some(number), Some(log)) if log.number() == number => {
+                LogJudgement { missing: lacks, unused: None }
+            }
+            (Some(_), _) => {
+                let missing = Some("a log device that was removed from the pool".to_owned());
+                LogJudgement { missing, unused: None }
+            }
         }
     }
 
@@ -322,10 +352,15 @@ impl Import<'_> {
     ///
     /// # Errors
     /// [`ErrorKind::NotAPool`] if fsynced changes may be lost, and the options do not allow it.
-    fn check_log(&self, root: &RootPhys, notes: &mut Vec<String>) -> Result<()> {
+    fn check_log(
+        &self,
+        root: &RootPhys,
+        judged: &LogJudgement,
+        notes: &mut Vec<String>,
+    ) -> Result<()> {
         let txg = root.txg.get();
-        let Some(lacks) = self.missing_log(root) else {
-            if let Some(lacks) = &self.log.lacks {
+        let Some(lacks) = &judged.missing else {
+            if let Some(lacks) = &judged.unused {
                 notes.push(format!("{lacks}: nothing is lost, the intent log was not there"));
             }
             return Ok(());
@@ -384,12 +419,22 @@ impl Import<'_> {
             label::update_config(&self.devices, &mut config, &self.parts.cache, &may_write)?;
         }
         pool.start()?;
-        let discards = self.options.discard_log || self.missing_log(root).is_some();
+        let discards =
+            self.options.discard_log || self.judge_log(root, &mut Vec::new()).missing.is_some();
         pool.replay(&root.log, discards)?;
         match fell_back {
             true => pool.sync(),
             false => Ok(()),
         }
+    }
+}
+
+/// Waits until a former owner makes nothing durable on the log vdev any more. Its store has refused
+/// it since this host opened that.
+fn await_former_owner(devices: &Devices, pause: Pause<'_>) {
+    if devices.is_on_store() && devices.log().is_some() {
+        tracing::info!(seconds = TAKEOVER.as_secs(), "waiting until a former owner gives up");
+        pause(TAKEOVER);
     }
 }
 

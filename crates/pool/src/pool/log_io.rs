@@ -12,6 +12,7 @@
 //!
 //! - The log vdev: the ring moves into the space of the pool with the next group. The fsync waits
 //!   for that group, and succeeds.
+//! - In front of an object store that has confirmed no group for a while: the fsync waits for one.
 //! - A log write or its flush fails: the log counts the records as lost and stays closed until the
 //!   next group is durable. The fsync waits for that group.
 //! - After a failed flush the device fails each later one. So the commit of the group fails too.
@@ -23,7 +24,7 @@
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
 use forebay_base::sync::thread;
-use forebay_io::Priority;
+use forebay_io::{Fence, Priority};
 
 use crate::block_cache::BlockCache;
 use crate::dataset;
@@ -42,6 +43,8 @@ pub(super) struct LogDevices {
     pub(super) devices: Arc<Devices>,
     pub(super) cache: Arc<BlockCache>,
     pub(super) lease: Arc<Lease>,
+    /// On an object store: until when the log vdev may be relied on.
+    pub(super) ownership: Option<Arc<Lease>>,
 }
 
 impl LogDevices {
@@ -52,6 +55,28 @@ impl LogDevices {
         let mut places: Vec<_> = (0..count).map(|n| self.devices.nth_place(dva, n)).collect();
         places.sort_by_key(|place| !self.devices.is_whole(*place));
         places[side.min(count - 1)]
+    }
+
+    /// Fails if the object store may have another owner, which does not know of the log vdev.
+    fn check_ownership(&self) -> Result<()> {
+        match &self.ownership {
+            Some(ownership) if !ownership.is_valid() => {
+                let text = "the object store has not confirmed for a while that the pool is ours";
+                Err(Error::new(ErrorKind::Device, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps writes from being issued late.
+    fn log_fence(&self) -> Option<Fence> {
+        match &self.ownership {
+            Some(ownership) => {
+                let ownership = Arc::clone(ownership);
+                Some(Fence::new(move || ownership.is_valid()))
+            }
+            None => self.devices.fence(),
+        }
     }
 }
 
@@ -76,14 +101,21 @@ impl LogStorage for LogDevices {
         // The fsync may have waited for others. As after a failed write, it asks for a commit.
         self.lease.check()?;
         match writes.iter().any(|(dva, _)| is_on_log(*dva)) {
-            true => self.devices.write_log(writes),
+            true => {
+                self.check_ownership()?;
+                self.devices.write_log(writes, self.log_fence())
+            }
             false => self.devices.write_all(writes, Priority::SyncWrite),
         }
     }
 
     fn flush(&self, dva: Dva) -> Result<()> {
         match is_on_log(dva) {
-            true => self.devices.flush_log()?,
+            true => {
+                self.devices.flush_log()?;
+                // Since this, another host may go on without what was written.
+                self.check_ownership()?;
+            }
             false => self.devices.flush_all()?,
         }
         if self.devices.has_unstored_changes() {
@@ -151,6 +183,11 @@ impl PoolInner {
         })
     }
 
+    /// Whether the log vdev, if there is one, may be relied on now. A group makes sure that it may.
+    fn may_use_log_vdev(&self) -> bool {
+        self.ownership.is_valid() || !self.devices.has_usable_log()
+    }
+
     /// Makes durable: all changes of names and of objects' existence, and all changes of one
     /// object. Asks the intent log, then waits for the transaction group.
     pub(crate) fn fsync(&self, dataset: &dataset::DatasetInner, number: u64) -> Result<()> {
@@ -158,7 +195,7 @@ impl PoolInner {
         self.txgs.check_running()?;
         let may_log = match self.check_lease() {
             // The txg is waited for where the wait can end.
-            Ok(()) => dataset.logs() && self.txgs.outage().is_none(),
+            Ok(()) => dataset.logs() && self.txgs.outage().is_none() && self.may_use_log_vdev(),
             // The heartbeat is late. The commit asks again, and suspends the pool if that fails.
             Err(error) if matches!(error.kind(), ErrorKind::Device | ErrorKind::NoMemory) => false,
             Err(error) => return Err(error),

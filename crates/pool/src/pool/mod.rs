@@ -48,6 +48,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::events::{EventLog, PoolEvents};
 use crate::format::{BlockPtrPhys, TXGS_TO_REUSE};
 use crate::l2::L2Devices;
+use crate::lease::Lease;
 use crate::log::IntentLog;
 use crate::object::Leaves;
 use crate::objset::Objset;
@@ -134,6 +135,8 @@ pub(crate) struct PoolInner {
     trim: Trims,
     merges: Merges,
     l2_fills: L2Fills,
+    /// Until when a log vdev may be relied on, if the pool is on an object store.
+    ownership: Arc<Lease>,
     heartbeats: Heartbeats,
     /// The thread that leads commits of the log, if there is one.
     log_thread: Mutex<Option<JoinHandle<()>>>,

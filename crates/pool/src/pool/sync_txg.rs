@@ -22,8 +22,8 @@ use forebay_io::ErrorKind as IoErrorKind;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::dataset::DatasetInner;
-use crate::devices::config::VdevKind;
 use crate::devices::label::{self, Uberblock};
+use crate::devices::log_vdev::Stamped;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind};
 use crate::format::{BlockKind, ObjsetPhys, ROOT_MAGIC, RootPhys};
@@ -79,7 +79,7 @@ impl CommitPause<'_> {
     /// Whether another host has taken the object store over. No write will ever succeed again.
     fn is_fenced(&self, error: &Error) -> bool {
         let is_gone = error.device_error().is_some_and(|io| io.kind() == IoErrorKind::Gone);
-        is_gone && self.inner.devices.iter().any(|vdev| vdev.kind() == VdevKind::ObjectStore)
+        is_gone && self.inner.devices.is_on_store()
     }
 
     /// Whether a failed step is repeated at once: the first one of a txg, if a device of the pool
@@ -247,7 +247,7 @@ impl PoolInner {
     ) -> Result<()> {
         let space = &mut *space;
         self.devices.begin_txg(txg);
-        self.stamp_log(txg);
+        self.stamp_log(txg, pause)?;
         // Before the error log is stored: that has all damage that the bookmark has passed.
         let scrub = self.scrub.phys(&self.devices);
         let mos = self.sync_objects(space, txg, pause)?;
@@ -299,8 +299,12 @@ impl PoolInner {
         self.forget_freed_own(space);
         self.store.errors().set_txg(txg + 1);
         self.store.l2().note_durable(txg);
+        // Before the ring opens: what a device has caught up with is stored before the log relies
+        // on it.
+        if self.log.ends_replay() {
+            self.devices.log_caught_up(txg);
+        }
         self.log.synced(txg);
-        self.devices.log_caught_up(txg);
         self.update_free(space);
         if space.has_noted() {
             self.trim.wake();
@@ -310,16 +314,26 @@ impl PoolInner {
 
     /// Stamps the log vdev. If that has failed, now or before, the ring moves home: into the space
     /// of the pool.
-    pub(super) fn stamp_log(&self, txg: u64) {
-        if self.devices.log().is_none() {
-            return;
-        }
+    fn stamp_log(&self, txg: u64, pause: &dyn Pause) -> Result<()> {
         let stamp = Uberblock { txg, time_ns: unix_ns(), ..Uberblock::default() };
-        self.devices.stamp_log(self.guid, &stamp, self.store.cache());
-        if !self.devices.has_usable_log() {
-            let moved = self.log.move_to(None);
-            debug_assert!(moved.is_ok(), "home is as it was");
-        }
+        self.store.repeat(pause, || {
+            loop {
+                self.check_lease()?;
+                // Nobody adds or removes a log vdev meanwhile.
+                let _config = self.config.lock();
+                match self.devices.stamp_log(self.guid, &stamp, self.store.cache())? {
+                    Stamped::Yes(number) => self.log.stamped(number, txg),
+                    // The lease ended while the stamp was queued.
+                    Stamped::Cancelled => continue,
+                    Stamped::No => {}
+                }
+                if !self.devices.has_usable_log() {
+                    let moved = self.log.move_to(None);
+                    debug_assert!(moved.is_ok(), "home is as it was");
+                }
+                return Ok(());
+            }
+        })
     }
 
     /// Stores in the labels what devices of mirrors have missed since the last time.
@@ -340,7 +354,11 @@ impl PoolInner {
         let written = self.store.repeat(pause, || {
             self.check_lease()?;
             let may_write = || self.check_lease();
-            label::write_uberblock(devices, self.guid, uberblock, memory, &may_write)
+            let began_ns = self.ownership.now_ns();
+            let missing =
+                label::write_uberblock(devices, self.guid, uberblock, memory, &may_write)?;
+            self.ownership.confirmed(began_ns);
+            Ok(missing)
         });
         self.store.note_missing_uberblocks(written?);
         Ok(())

@@ -2,11 +2,14 @@
 //! has.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use forebay_base::clock::ManualClock;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
 use forebay_pool::{
-    Error, ErrorKind, EventKind, HealthState, ImportOptions, LeafState, NewVdev, Object, Pool,
+    Error, ErrorKind, EventKind, HealthState, ImportOptions, LeafState, NewVdev, Object, Opened,
+    Pool,
 };
 
 use crate::common::{
@@ -448,5 +451,122 @@ fn an_fsync_of_a_pool_on_an_object_store_asks_only_the_log_device() {
     let pool = Pool::import(opened(), &options).expect("the pool");
     assert_eq!(content(&pool, number), 100);
     check(&pool);
+    pool.export().expect("exported");
+}
+
+#[test]
+fn a_new_pool_whose_devices_are_shared_has_its_log_from_the_first_group_on() {
+    let (data, log) = (memory(64 * MIB), memory(16 * MIB));
+    let shared = |device: &Arc<dyn Device>| Opened::shared(Arc::clone(device));
+    let vdevs = vec![NewVdev::Device(shared(&data)), NewVdev::Log(vec![shared(&log)])];
+    let pool = Pool::create_tree(vdevs, &create_options(&cache(32 * MIB))).expect("a pool");
+    // A crash behind the first group. It names the log device, which has its stamp.
+    let (data, log) = (copy_of(&data), copy_of(&log));
+    pool.abandon();
+    import(&[Arc::clone(&data)]).map(drop).expect_err("the log device is needed");
+    let pool = import(&[data, log]).expect("all is there");
+    pool.export().expect("exported");
+}
+
+#[test]
+fn a_log_device_that_came_back_is_believed_after_one_group() {
+    for mirrored in [false, true] {
+        let parts = Parts::new(1 + usize::from(mirrored));
+        let (pool, number) = parts.create();
+        fsync(&pool, number, 1);
+        pool.abandon();
+        // Without the log, and once more with it.
+        let alone = import_with(&[parts.data()], |options| options.discard_log = true);
+        let alone = alone.expect("without the log");
+        write(&alone, number, 2);
+        alone.sync().expect("durable");
+        alone.abandon();
+        let devices = || {
+            let logs = (0..parts.logs.len()).map(|at| parts.log(at));
+            [parts.data()].into_iter().chain(logs).collect::<Vec<_>>()
+        };
+        let pool = import(&devices()).expect("it is back");
+        pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
+        pool.sync().expect("durable");
+        let batches = counter(&pool, "batches");
+        fsync(&pool, number, 3);
+        assert_eq!(counter(&pool, "batches"), batches + 1);
+        pool.abandon();
+        let pool = import(&devices()).expect("nothing is missing");
+        assert_eq!(content(&pool, number), 3);
+        assert!(pool.import_notes().is_empty(), "{:?}", pool.import_notes());
+        check(&pool);
+    }
+}
+
+#[test]
+fn sides_of_a_log_mirror_that_fail_together_have_the_same() {
+    let parts = Parts::new(2);
+    let (pool, number) = parts.create();
+    fsync(&pool, number, 1);
+    for log in &parts.logs {
+        log.add(Rule::new(Fault::Error(EIO)).on(Op::Write));
+    }
+    pool.sync().expect("it needs no log device");
+    assert_eq!(states(&pool), [LeafState::Faulted; 2]);
+    parts.logs.iter().for_each(|log| log.clear());
+    pool.clear_errors().expect("cleared");
+    Parts::log_takes_fsyncs(&pool, number);
+    assert_eq!(states(&pool), [LeafState::Online; 2]);
+    pool.abandon();
+    for one in 0..2 {
+        let devices = [copy_of(&parts.data()), copy_of(&parts.log(one))];
+        let pool = import(&devices).expect("each side has all");
+        assert_eq!(content(&pool, number), 9, "side {one}");
+    }
+}
+
+#[test]
+fn an_fsync_in_front_of_a_store_needs_that_the_store_has_confirmed_the_owner() {
+    let store = crate::object_store::Store::new();
+    let log = memory(16 * MIB);
+    let clock = Arc::new(ManualClock::new());
+    let vdevs =
+        vec![NewVdev::ObjectStore(store.opened()), NewVdev::Log(vec![Arc::clone(&log).into()])];
+    let mut options = create_options(&cache(32 * MIB));
+    options.clock = Some(Arc::clone(&clock) as _);
+    let pool = Pool::create_tree(vdevs, &options).expect("a pool");
+    let number = {
+        let dataset = dataset(&pool);
+        let tx = pool.begin().expect("space");
+        dataset.create_object(&tx, &[]).expect("an object")
+    };
+    pool.sync().expect("durable");
+    let batches = || counter(&pool, "batches");
+    let before = batches();
+    fsync(&pool, number, 1);
+    assert_eq!(batches(), before + 1);
+    let synced = || pool.stats().synced_txg;
+    let txg = synced();
+    clock.advance(15_000_000_000);
+    fsync(&pool, number, 2);
+    assert_eq!((batches(), synced()), (before + 1, txg + 1), "the log alone was relied on");
+    // The group has confirmed it again.
+    fsync(&pool, number, 3);
+    assert_eq!((batches(), synced()), (before + 2, txg + 1));
+    pool.abandon();
+    // A takeover waits until that has ended.
+    let after = store.crash();
+    let opened = || vec![after.opened(), Arc::clone(&log).into()];
+    let waited = Arc::new(AtomicU64::new(0));
+    let paused = Arc::clone(&waited);
+    let mut options = import_options(&cache(32 * MIB));
+    options.pause = Some(Arc::new(move |time| {
+        paused.fetch_add(time.as_secs(), Ordering::Relaxed);
+    }));
+    let pool = Pool::import(opened(), &options).expect("the pool");
+    assert_eq!(content(&pool, number), 3);
+    assert_eq!(waited.load(Ordering::Relaxed), 0, "this host is the owner");
+    pool.abandon();
+    options.force = true;
+    options.host.id += 1;
+    let pool = Pool::import(opened(), &options).expect("a takeover");
+    assert!(waited.load(Ordering::Relaxed) > 15, "too soon");
+    assert_eq!(content(&pool, number), 3);
     pool.export().expect("exported");
 }
