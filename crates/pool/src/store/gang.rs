@@ -15,7 +15,7 @@ use forebay_base::arena::Buffer;
 use forebay_io::Priority;
 use zerocopy::little_endian::{U32, U64};
 
-use super::read::{ReadCause, check, lost};
+use super::read::{ReadCause, check, lost, no_source};
 use super::{Allocate, Store, codec};
 use crate::devices::Place;
 use crate::error::{Error, ErrorKind, Result};
@@ -297,12 +297,12 @@ impl Store {
     }
 
     fn heal_gang_at(&self, bp: &BlockPtrPhys, n: usize, depth: usize) -> Result<()> {
-        let pieces = self.pieces(bp, None, depth)?;
+        let pieces = self.pieces(bp, None, depth).map_err(no_source)?;
         let sides = self.devices.sides();
         if n / sides < bp.copy_count() {
             let place = self.gang_place(bp, n)?;
             if self.gang_copy(bp, place, true).is_err() {
-                let (sector, _) = self.gang_sector(bp, None)?;
+                let (sector, _) = self.gang_sector(bp, None).map_err(no_source)?;
                 self.rewrite_bytes(bp, place, &sector, Priority::Scrub)?;
             }
         }

@@ -352,7 +352,7 @@ impl Store {
     /// Rewrites the copy at a place of a block that is no gang from a good copy.
     pub(super) fn heal_place(&self, bp: &BlockPtrPhys, bad: Place) -> Result<()> {
         let others = (0..self.place_count(bp)).filter_map(|other| self.nth_place(bp, other));
-        let mut last = lost(bp, Vec::new());
+        let mut errors = Vec::new();
         for other in others.filter(|other| *other != bad) {
             match self.load_place(bp, other, ReadCause::Scrub) {
                 Ok(good) => {
@@ -361,10 +361,10 @@ impl Store {
                     return Ok(());
                 }
                 Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
-                Err(error) => last = error,
+                Err(error) => errors.push(error),
             }
         }
-        Err(last)
+        Err(no_source(lost(bp, errors)))
     }
 
     /// Loads the content of a block that is not cached.
@@ -567,6 +567,15 @@ pub(super) fn lost(bp: &BlockPtrPhys, errors: Vec<Error>) -> Error {
     match errors.into_iter().next() {
         Some(first) => Error::new(kind, text).because(first),
         None => Error::new(kind, text),
+    }
+}
+
+/// The error of a heal for which no good copy was found. Only a failed write is an error of the
+/// device that is healed.
+pub(super) fn no_source(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Device => Error::new(ErrorKind::Corrupt, error.to_string()).because(error),
+        _ => error,
     }
 }
 

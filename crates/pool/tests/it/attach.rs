@@ -8,7 +8,7 @@ use forebay_io::fault::{Crash, Fault, FaultDevice, Rule};
 use forebay_io::{Decorator, Device, MemoryDevice, MemoryOptions, Op, Request};
 use forebay_pool::{AttachOptions, ErrorKind, ImportOptions, LeafState, Pool, read_label};
 
-use crate::common::{MIB, cache, check, create_options, import_options, memory};
+use crate::common::{MIB, arena, cache, check, create_options, import_options, memory};
 use crate::mirrors::{
     RECORD, SIZE, Sides, fill, import, overwrite, scrub, states, verify, write_and_sync,
 };
@@ -120,6 +120,55 @@ fn a_plain_device_becomes_a_mirror_and_a_plain_device_again() {
     verify(&pool, number, 400, 2);
     scrub_clean(&pool);
     pool.export().expect("exported");
+}
+
+/// Where a device has these bytes.
+fn place_of(device: &Arc<dyn Device>, bytes: &[u8]) -> u64 {
+    let holds = |at: &u64| {
+        let buffer = arena().alloc(bytes.len()).expect("memory");
+        let read = device.run(Request::read(*at, buffer)).into_buffer().expect("it reads");
+        read[..] == *bytes
+    };
+    (MIB..SIZE - MIB).step_by(512).find(holds).expect("it was written")
+}
+
+#[test]
+fn one_unreadable_block_keeps_no_other_from_a_new_side() {
+    let [old, new] = [memory(SIZE), memory(SIZE)];
+    let faults = Arc::new(FaultDevice::new(Arc::clone(&old), 7));
+    let pool = plain(&(Arc::clone(&faults) as _));
+    let number = fill(&pool, 200);
+    let mut rng = SmallRng::from_seed(3);
+    // They do not compress. One of the first is unreadable.
+    let mut write_all = |records: u64| {
+        let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
+        let mut first = Vec::new();
+        for record in 0..records {
+            let words = (0..RECORD / 8).flat_map(|_| rng.next_u64().to_le_bytes());
+            let words: Vec<_> = words.collect();
+            let tx = pool.begin().expect("space");
+            object.write(&tx, record * RECORD, &words).expect("space");
+            drop(tx);
+            pool.sync().expect("a txg");
+            first = if record == 0 { words } else { first };
+        }
+        first
+    };
+    let at = place_of(&old, &write_all(20));
+    let bad = faults.add(Rule::new(Fault::Error(EIO)).on(Op::Read).within(at..at + RECORD));
+    attach(&pool, &name(&pool, 0), &new).expect("it suits");
+    let status = pool.wait_resilver();
+    assert_eq!(status.lost, 1, "{status:?}");
+    assert!(status.written >= 199, "{status:?}");
+    assert_ne!(states(&pool), [LeafState::Online; 2], "it misses a block");
+    faults.remove(bad);
+    overwrite(&pool, number, 200, 1);
+    pool.online_device(&name(&pool, 1)).expect("it is in use");
+    let status = pool.wait_resilver();
+    assert_eq!(status.lost, 0, "{status:?}");
+    assert_eq!(states(&pool), [LeafState::Online; 2]);
+    pool.export().expect("exported");
+    verify_alone(&new, number, 200, 1);
 }
 
 #[test]

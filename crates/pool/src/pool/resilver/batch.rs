@@ -22,6 +22,8 @@ const BATCH_BLOCKS: usize = 16_384;
 const THREADS: usize = 6;
 /// Blocks for which another thread is worth its start.
 const BLOCKS_PER_THREAD: usize = 32;
+/// Visits of one block that may fail for want of memory, each after a wait for some.
+const STARVED_MAX: u32 = 200;
 
 /// A block that waits.
 struct WaitingBlock {
@@ -75,24 +77,39 @@ impl Visits {
         while !self.ended.load(Ordering::Acquire) {
             let next = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(waiting) = self.blocks.get(next) else { break };
-            let visited = visitor
-                .proceed(&Bookmark::START)
-                .and_then(|()| pool.visit_later(waiting.block(), visitor));
-            // It is no walk, so it cannot be full or overtaken.
-            if let Err(end @ (SliceEnd::Failed(_) | SliceEnd::Interrupted)) = visited {
+            if let Err(end) = Self::visit(waiting, pool, visitor) {
                 self.ended.store(true, Ordering::Release);
                 return Err(end);
             }
         }
         Ok(())
     }
+
+    /// Visits a block, again if there was no memory.
+    fn visit(waiting: &WaitingBlock, pool: &PoolInner, visitor: &mut Resilverer<'_>) -> Step {
+        let mut starved = 0;
+        loop {
+            let visited = visitor
+                .proceed(&Bookmark::START)
+                .and_then(|()| pool.visit_later(waiting.block(), visitor));
+            match visited {
+                Err(SliceEnd::Failed(error))
+                    if error.kind() == ErrorKind::NoMemory && starved < STARVED_MAX =>
+                {
+                    starved += 1;
+                }
+                ended => return ended,
+            }
+        }
+    }
 }
 
 impl Resilverer<'_> {
-    /// Visits the blocks that wait.
+    /// Visits the blocks that wait. After an error, none waits any more, and some were not visited.
     ///
     /// # Errors
-    /// [`SliceEnd::Interrupted`] if the pool is exported meanwhile, or the error of a visit.
+    /// [`SliceEnd::Interrupted`] if the pool is exported meanwhile, or [`SliceEnd::Ended`] with the
+    /// error of a visit.
     pub(super) fn visit_batch(&mut self) -> Step {
         let blocks = self.batch.take();
         let helpers = (blocks.len() / BLOCKS_PER_THREAD).min(THREADS - 1);
@@ -116,7 +133,13 @@ impl Resilverer<'_> {
             self.lost += lost;
             ended = ended.and(end);
         }
-        ended
+        ended.map_err(|end| match end {
+            SliceEnd::Failed(error) => SliceEnd::Ended(error),
+            // It is no walk, so it cannot be full or overtaken.
+            SliceEnd::Full | SliceEnd::Overtaken | SliceEnd::Interrupted | SliceEnd::Ended(_) => {
+                end
+            }
+        })
     }
 }
 

@@ -13,6 +13,8 @@
 //! `pool-resilver-thread` holds the handle of the thread.
 
 mod batch;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -241,7 +243,7 @@ impl PoolInner {
         }
         let complete = Walk::new(self, until, Bookmark::START, &mut resilverer).run()?
             && match resilverer.visit_batch() {
-                Err(SliceEnd::Failed(error)) => return Err(error),
+                Err(SliceEnd::Failed(error) | SliceEnd::Ended(error)) => return Err(error),
                 ended => ended.is_ok(),
             };
         if !complete || resilverer.lost > 0 {
@@ -331,6 +333,9 @@ impl Visitor for Resilverer<'_> {
             match self.pool.heal(&block, *copy) {
                 Ok(true) => written += 1,
                 Ok(false) => return Err(SliceEnd::Overtaken),
+                // A device comes back by itself: nothing is lost.
+                Err(error) if self.pool.devices.outage().is_some() => return Err(error.into()),
+                // No other side has it, or none can read it.
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     self.lose(block.location, &error);
                     let errors = self.pool.store.errors();

@@ -171,8 +171,10 @@ pub(super) enum SliceEnd {
     Overtaken,
     /// The visitor interrupted the walk.
     Interrupted,
-    /// An error stopped the walk.
+    /// An error stopped the walk. The slice can be repeated after want of memory.
     Failed(Error),
+    /// As `Failed`, but a repeated slice would leave blocks out that the visitor has taken.
+    Ended(Error),
 }
 
 impl From<Error> for SliceEnd {
@@ -208,7 +210,7 @@ pub(super) trait Visitor {
     /// [later](PoolInner::visit_later). Then it counts as visited.
     ///
     /// # Errors
-    /// As [`block`](Self::block).
+    /// [`SliceEnd::Interrupted`], or [`SliceEnd::Ended`] if blocks that it took were not visited.
     fn postpone(&mut self, _block: PostponedBlock<'_>) -> Step<bool> {
         Ok(false)
     }
@@ -276,7 +278,7 @@ impl<'a> Walk<'a> {
                 {
                     starved += 1;
                 }
-                Err(SliceEnd::Failed(error)) => return Err(error),
+                Err(SliceEnd::Failed(error) | SliceEnd::Ended(error)) => return Err(error),
                 Err(SliceEnd::Full | SliceEnd::Overtaken) => {}
             }
         }
