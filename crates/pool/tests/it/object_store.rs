@@ -11,7 +11,7 @@ use forebay_io::append_only::{AppendOnlyDevice, AppendedSector, AppendedSectors,
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{
     Away, Device, DeviceInfo, DeviceStats, Engine, Health, MemoryDevice, MemoryOptions, Op,
-    Request, Waiter,
+    Priority, Request, Waiter,
 };
 use forebay_pool::{
     AttachOptions, Dataset, ErrorKind, HealthState, HostId, ImportOptions, NewVdev, Object, Opened,
@@ -788,6 +788,33 @@ fn an_outage_is_no_damage() {
     check(&pool);
     pool.export().unwrap();
     drop(store);
+}
+
+/// Reads that fail at the end of an outage, of which nothing is to be seen any more.
+#[test]
+fn a_walk_counts_no_read_that_failed_in_an_outage_that_has_just_ended() {
+    let faults = Arc::new(FaultDevice::new(disk(), 7));
+    let (store, _absent, pool) = imported_again(&faults);
+    let scrub = || pool.scrub(&mut |_| ControlFlow::Continue(())).unwrap();
+    let whole = scrub();
+    // Of blocks with two copies, both fail: those that lead to datasets.
+    for count in [1, 2] {
+        for n in 0.. {
+            let rule = Rule::new(Fault::Error(5)).on(Op::Read).at(Priority::Scrub);
+            let rule = faults.add(rule.after(n).times(count));
+            let report = scrub();
+            assert!(report.complete && report.blocks * 10 >= whole.blocks * 9, "{n}: {report:?}");
+            if count == 1 {
+                assert_eq!((report.healed, report.lost_count), (0, 0), "{n}: {report:?}");
+            }
+            if faults.remove(rule) != Some(count) {
+                assert!(n > whole.blocks / 2, "not all reads were tried");
+                break;
+            }
+        }
+    }
+    drop(store);
+    pool.export().unwrap();
 }
 
 /// A device whose flush publishes all completed writes at once, and a crash loses all others.

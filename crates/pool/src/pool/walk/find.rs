@@ -85,21 +85,15 @@ impl PoolInner {
         if ptr.is_hole() || end <= from / DNODES_PER_BLOCK as u64 {
             return Ok(None);
         }
-        let damaged = |error| {
+        let damaged = || {
             let location = BlockLocation { dataset: 0, name: "".into(), object: 0, block: first };
-            match is_damage(&error) {
-                true => self.check_not_freed(&location, ptr).map(|()| None),
-                false => Err(SliceEnd::Failed(error)),
-            }
+            self.check_not_freed(&location, ptr).map(|()| None)
         };
+        let Ok(content) = self.read_content(store, ptr)? else { return damaged() };
         if ptr.level == 0 {
-            let found = store.with_content(ptr, |content| Ok(dataset_in(content, first, from)));
-            return found.or_else(damaged);
+            return Ok(dataset_in(&content, first, from));
         }
-        let children = match store.with_content(ptr, |content| tree::children(ptr, content)) {
-            Ok(children) => children,
-            Err(error) => return damaged(error),
-        };
+        let Ok(children) = tree::children(ptr, &content) else { return damaged() };
         for (index, child) in children.iter().enumerate() {
             let first = first + index as u64 * tree::capacity(ptr.level);
             let found = self.dataset_beneath(store, child, first, from)?;

@@ -23,6 +23,7 @@
 //! # Locking
 //!
 //! `space` and `datasets` for a look; `space` once for each metaslab, never during I/O.
+//! `pool-walk-parents` ([`Parents`]) for a look.
 
 mod find;
 mod parents;
@@ -494,9 +495,8 @@ impl<'a> Walk<'a> {
         ptr: &BlockPtrPhys,
         first: u64,
     ) -> Step<Option<Vec<u8>>> {
-        match of.store.with_content(ptr, |content| Ok(content.to_vec())) {
+        match self.pool.read_content(of.store, ptr)? {
             Ok(content) => Ok(Some(content)),
-            Err(error) if !is_damage(&error) => Err(error.into()),
             Err(error) => {
                 let location = of.location(first);
                 self.pool.check_not_freed(&location, ptr)?;
@@ -540,6 +540,40 @@ impl PoolInner {
         Err(Error::new(ErrorKind::Device, "cannot read all of the pool").because(outage).into())
     }
 
+    /// Calls `read`, and once more if it `failed` on a pool with a device that may be away: an
+    /// outage may end just after a read failed. So a failure that it returns counts as damage.
+    ///
+    /// # Errors
+    /// The outage, if one lasts.
+    fn read_surely<T>(
+        &self,
+        mut read: impl FnMut() -> Step<T>,
+        failed: impl Fn(&T) -> Option<&Error>,
+    ) -> Step<T> {
+        let is_device = |error: &&Error| error.kind() == ErrorKind::Device;
+        let first = read()?;
+        let Some(error) = failed(&first).filter(is_device) else { return Ok(first) };
+        self.check_answers(error)?;
+        if !self.txgs.may_have_outages() {
+            return Ok(first);
+        }
+        let second = read()?;
+        failed(&second).map_or(Ok(()), |error| self.check_answers(error))?;
+        Ok(second)
+    }
+
+    /// The content of a block, or why it is damaged.
+    ///
+    /// # Errors
+    /// Errors that are no damage.
+    fn read_content(&self, store: &Store, ptr: &BlockPtrPhys) -> Step<Result<Vec<u8>>> {
+        let read = || match store.with_content(ptr, |content| Ok(content.to_vec())) {
+            Err(error) if !is_damage(&error) => Err(error.into()),
+            read => Ok(read),
+        };
+        self.read_surely(read, |read| read.as_ref().err())
+    }
+
     /// Reads the copies of a block that the visitor wants, and passes it to the visitor.
     fn visit(
         &self,
@@ -548,7 +582,8 @@ impl PoolInner {
         visitor: &mut dyn Visitor,
     ) -> Step<Visited> {
         let wants = |copy| visitor.wants(store, ptr, copy);
-        let mut read = read_copies(store, ptr, wants_content, &wants)?;
+        let copies = || Ok(read_copies(store, ptr, wants_content, &wants)?);
+        let mut read = self.read_surely(copies, ReadCopies::device_error)?;
         if read.tried == 0 {
             return Ok(Visited::NotTried);
         }
@@ -556,10 +591,8 @@ impl PoolInner {
             self.check_not_freed(location, ptr)?;
         }
         if let Some(error) = read.lost_extents.take() {
-            self.check_answers(&error)?;
             visitor.damaged(location, error);
         }
-        read.bad.iter().try_for_each(|(_, error)| self.check_answers(error))?;
         let (extents, bad, copies) = (&read.extents[..], read.bad, read.copies);
         visitor.block(VisitedBlock { store, ptr, location, extents, bad, copies })?;
         Ok(Visited::Read(read.content))
@@ -598,6 +631,14 @@ struct ReadCopies {
     copies: usize,
     /// Copies that were read.
     tried: usize,
+}
+
+impl ReadCopies {
+    /// The first failure of a device.
+    fn device_error(&self) -> Option<&Error> {
+        let mut all = self.bad.iter().map(|(_, error)| error).chain(&self.lost_extents);
+        all.find(|error| error.kind() == ErrorKind::Device)
+    }
 }
 
 fn read_copies(

@@ -79,14 +79,18 @@ impl PoolInner {
     /// finds.
     ///
     /// # Errors
-    /// Errors that are no damage.
-    pub(in super::super) fn load_space_maps(&self) -> Result<Vec<Error>> {
+    /// Errors that are no damage, and the outage of a device.
+    fn load_space_maps(&self) -> Step<Vec<Error>> {
         let mut damage = Vec::new();
         let mut from = 0;
         loop {
             let Some(base) = self.lock_space_maps().base_to_walk(from) else { return Ok(damage) };
             from = base.metaslab() + 1;
-            let loaded = base.read(&UnprotectedReader(&self.store));
+            let read = || match base.read(&UnprotectedReader(&self.store)) {
+                Err(error) if !is_damage(&error) => Err(error.into()),
+                read => Ok(read),
+            };
+            let loaded = self.read_surely(read, |read| read.as_ref().err())?;
             let loaded = loaded.and_then(|runs| {
                 let mut space = self.lock_space_maps();
                 space.put_base(&base, runs)?;
@@ -94,7 +98,7 @@ impl PoolInner {
             });
             match loaded {
                 Ok(()) => {}
-                Err(error) if !is_damage(&error) => return Err(error),
+                Err(error) if !is_damage(&error) => return Err(error.into()),
                 // A base that was rewritten meanwhile is loaded.
                 Err(_) if !self.lock_space_maps().is_unloaded(&base) => {}
                 Err(error) => damage.push(error),
