@@ -218,7 +218,7 @@ impl Devices {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].
-    pub(super) fn find(&self, name: &str) -> Result<Side<'_>> {
+    pub(crate) fn find(&self, name: &str) -> Result<Side<'_>> {
         let mut sides =
             self.iter().flat_map(|vdev| vdev.leaves().map(move |(at, _)| Side { vdev, at }));
         if let Some(side) = sides.find(|side| side.is_called(name)) {

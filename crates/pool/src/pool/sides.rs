@@ -31,8 +31,9 @@ impl Pool {
     /// one with all blocks; and those of the commit that stores it.
     pub fn offline_device(&self, device: &str) -> Result<()> {
         self.inner.check_writable()?;
+        let name = self.inner.devices.side(device)?.leaf().name();
         if self.inner.offline(device)? {
-            self.inner.events().note(EventKind::DeviceOffline, Event::of_device(device));
+            self.inner.events().note(EventKind::DeviceOffline, Event::of_device(name));
         }
         self.sync()
     }
@@ -46,8 +47,9 @@ impl Pool {
     /// label.
     pub fn online_device(&self, device: &str) -> Result<()> {
         self.inner.check_writable()?;
+        let name = self.inner.devices.side(device)?.leaf().name();
         if self.inner.online(device)? {
-            self.inner.events().note(EventKind::DeviceOnline, Event::of_device(device));
+            self.inner.events().note(EventKind::DeviceOnline, Event::of_device(name));
             self.sync()?;
         }
         self.start_resilver().map(|_| ())
@@ -86,12 +88,13 @@ impl Pool {
     ) -> Result<()> {
         self.inner.check_writable()?;
         let name = new.device.info().name.to_string();
+        let old = self.inner.devices.find(device)?.leaf().name().to_owned();
         self.inner.attach(device, NewSide { device: new, replaces, force, sector_bytes })?;
+        self.sync()?;
         let of_what = if replaces { "in place of" } else { "beside" };
-        let detail = Some(format!("{of_what} {device}"));
+        let detail = Some(format!("{of_what} {old}"));
         let event = Event { detail, ..Event::of_device(&name) };
         self.inner.events().note(EventKind::DeviceAttached, event);
-        self.sync()?;
         self.start_resilver().map(|_| ())
     }
 

@@ -120,6 +120,33 @@ fn sides_that_join_and_leave_are_noted() {
 }
 
 #[test]
+fn sides_that_are_called_by_guid_are_noted_by_path() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    fill(&pool, 20);
+    let [a, b] = [0, 1].map(|side: usize| sides.media[side].info().name.to_string());
+    let [guid_a, guid_b] = [0, 1].map(|at: usize| format!("{:x}", pool.devices()[at].guid));
+    pool.offline_device(&guid_b).expect("the other one is whole");
+    pool.online_device(&guid_b).expect("it is there");
+    pool.wait_resilver();
+    let new = memory(32 * MIB);
+    pool.attach_device(&guid_a, new.into(), AttachOptions::default()).expect("it suits");
+    let found = pool.events().after(0).into_iter();
+    let found: Vec<_> = found
+        .filter_map(|one| match one.kind {
+            EventKind::DeviceOffline | EventKind::DeviceOnline => {
+                one.device.as_deref().map(str::to_owned)
+            }
+            EventKind::DeviceAttached => Some(one.detail),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(found, [b.clone(), b, format!("beside {a}")]);
+    pool.wait_resilver();
+    pool.export().expect("exported");
+}
+
+#[test]
 fn a_failed_write_of_the_intent_log_is_logged() {
     record_events();
     let (memory, cache) = (memory(64 * MIB), cache(32 * MIB));
