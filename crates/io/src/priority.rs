@@ -13,7 +13,7 @@ pub enum Priority {
     AsyncRead,
     /// A background write.
     AsyncWrite,
-    /// A read that verifies data.
+    /// A read that verifies data, or a write that brings it onto a device that misses it.
     Scrub,
 }
 

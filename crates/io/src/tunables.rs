@@ -33,10 +33,10 @@ forebay_base::tunables! {
     /// Most asynchronous writes in flight.
     async_write_max: u32 = 64, 1..=4096, build, "count";
 
-    /// Scrub reads that may always be in flight.
+    /// Reads and writes of scrubs and resilvers that may always be in flight.
     scrub_min: u32 = 2, 1..=1024, build, "count";
 
-    /// Most scrub reads in flight.
+    /// Most reads and writes of scrubs and resilvers in flight.
     scrub_max: u32 = 32, 1..=4096, build, "count";
 
     /// Most operations in flight, all classes together; never less than the sum of the minimums.
