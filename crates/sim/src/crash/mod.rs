@@ -10,6 +10,9 @@
 //!   owners.
 //! - Work continues from there. An export and another import find its result.
 //!
+//! After some crashes a side of a mirror is absent. It is back at the last of these imports, and is
+//! out of date.
+//!
 //! An fsync that had not returned may survive in part (`history/allowed.rs`).
 
 mod append;
@@ -24,7 +27,7 @@ use forebay_base::rng::SmallRng;
 use forebay_io::Device;
 use forebay_io::record::{Event, RecordDevice, RecordOptions, Recording};
 use forebay_pool::format::Compression;
-use forebay_pool::{BlockCache, DatasetSettings, NewVdev};
+use forebay_pool::{BlockCache, DatasetSettings, NewVdev, Pool};
 
 pub use cuts::{Cut, CutDevice, Cuts};
 pub use image::{CrashImage, SurvivalMode};
@@ -54,6 +57,10 @@ pub struct CrashTest {
     pub seed: u64,
     /// Number of devices of the pool.
     pub devices: usize,
+    /// Number of these devices that mirror each other; 1 for no mirrors. The last side of each
+    /// mirror is out of use for a part of the work, then a resilver brings it what it misses. It is
+    /// absent after some of the crashes. The result then does not depend on the seed alone.
+    pub sides: usize,
     /// Number of devices of its log vdev, which mirror each other; 0 for none.
     pub logs: usize,
     /// Size of each device, in bytes.
@@ -84,6 +91,7 @@ impl CrashTest {
         Self {
             seed,
             devices,
+            sides: 1,
             logs: 0,
             device_bytes: 48 << 20,
             sector_bytes: 512,
@@ -169,10 +177,7 @@ impl CrashTest {
         };
         let appending: Vec<_> = stores.iter().map(|it| Arc::clone(it) as Arc<dyn Device>).collect();
         let devices = if self.append_only { &appending[..] } else { devices };
-        let mut vdevs: Vec<NewVdev> = devices.iter().map(fixture::vdev).collect();
-        if self.logs > 0 {
-            vdevs.push(NewVdev::Log(logs.iter().map(|one| Arc::clone(one).into()).collect()));
-        }
+        let vdevs = self.vdevs(devices, logs);
         let pool = fixture::create_tree(vdevs, &cache, &settings).expect("a pool");
         if self.discards {
             let tunables = [
@@ -195,6 +200,7 @@ impl CrashTest {
             if let Err(error) = work.step() {
                 panic!("the work: {error:?}");
             }
+            self.move_sides(work.pool(), step);
             if self.l2 && step % FILL_EVERY == 0 {
                 work.pool().fill_l2_devices();
             }
@@ -220,6 +226,39 @@ impl CrashTest {
         let recordings = recorded.iter().map(|device| device.recording()).collect();
         drop(hint);
         RecordedRun { cuts, history, recordings }
+    }
+
+    fn vdevs(&self, devices: &[Arc<dyn Device>], logs: &[Arc<dyn Device>]) -> Vec<NewVdev> {
+        let mut vdevs: Vec<NewVdev> = match self.sides {
+            1 => devices.iter().map(fixture::vdev).collect(),
+            sides => devices.chunks(sides).map(mirror_of).collect(),
+        };
+        if self.logs > 0 {
+            vdevs.push(NewVdev::Log(logs.iter().map(|one| Arc::clone(one).into()).collect()));
+        }
+        vdevs
+    }
+
+    /// Takes the last sides of mirrors out of use, or back.
+    fn move_sides(&self, pool: &Pool, step: usize) {
+        let is_side = |at: &usize| self.sides > 1 && at % self.sides == self.sides - 1;
+        for at in (0..self.devices).filter(is_side) {
+            let side = format!("{:x}", pool.devices()[at].guid);
+            if step == self.steps / 3 {
+                pool.offline_device(&side).expect("another side is whole");
+            } else if step == self.steps * 2 / 3 {
+                pool.online_device(&side).expect("it is there");
+            }
+        }
+    }
+
+    /// A side of a mirror that may be absent after a crash: others always have all blocks.
+    fn absent_side(&self, rng: &mut SmallRng) -> Option<usize> {
+        if self.sides == 1 || rng.below(3) > 0 {
+            return None;
+        }
+        let mirror = rng.below((self.devices / self.sides) as u64) as usize;
+        Some((mirror + 1) * self.sides - 1)
     }
 
     /// Number of devices of the pool, also those of the log.
@@ -250,6 +289,10 @@ impl CrashTest {
             ..DatasetSettings::default()
         }
     }
+}
+
+fn mirror_of(sides: &[Arc<dyn Device>]) -> NewVdev {
+    NewVdev::Mirror(sides.iter().map(|one| Arc::clone(one).into()).collect())
 }
 
 /// The result of a run's work.

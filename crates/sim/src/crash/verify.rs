@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_base::rng::SmallRng;
 use forebay_io::Device;
-use forebay_pool::{ImportOptions, L2DeviceStats, Pool};
+use forebay_pool::{ImportOptions, L2DeviceStats, LeafState, Pool};
 
 use super::image::ImageDevices;
 use super::{CrashImage, CrashTest, RecordedRun, SharedCache};
@@ -27,11 +27,13 @@ pub(super) fn verify(
 ) -> u64 {
     let stores = if test.append_only { test.devices } else { 0 };
     let mut image = crash_image.devices(&done.recordings, stores);
-    let all = image.all();
-    let devices = all.split_at(test.members());
+    let mut devices = image.all();
+    let l2_devices = devices.split_off(test.members());
+    let absent = test.absent_side(rng);
+    absent.into_iter().for_each(|at| drop(devices.remove(at)));
     let options = fixture::import_options(cache);
-    let txg = without_replay(done, crash_image, devices.0, &options);
-    let pool = fixture::import_with(devices.0, devices.1, &options)
+    let txg = without_replay(test, done, crash_image, &devices, &options);
+    let pool = fixture::import_with(&devices, &l2_devices, &options)
         .unwrap_or_else(|error| panic!("{crash_image:?}: the import: {error:?}"));
     // Continue at once, after the L2 rebuild, or after the warm-up.
     match rng.below(3) {
@@ -39,7 +41,7 @@ pub(super) fn verify(
         1 => pool.wait_for_l2_warm_up(),
         _ => {}
     }
-    fixture::check(&pool).unwrap_or_else(|problems| panic!("{crash_image:?}: {problems}"));
+    check(test, &pool).unwrap_or_else(|problems| panic!("{crash_image:?}: {problems}"));
     let found = read(&pool, &done.history);
     if let Err(problems) = done.history.check_allowed(txg, &crash_image.cut.snapshot, &found) {
         panic!("{crash_image:?}, txg {txg}: {problems}");
@@ -59,8 +61,14 @@ fn l2_reads(pool: &Pool) -> u64 {
     stats.map(|stats| stats.hits + warmed(&stats)).sum()
 }
 
+/// A side of a mirror may be out of date.
+fn check(test: &CrashTest, pool: &Pool) -> Result<(), String> {
+    if test.sides > 1 { fixture::check_degraded(pool) } else { fixture::check(pool) }
+}
+
 /// Imports without replay: the state must be that of one txg. Returns the txg.
 fn without_replay(
+    test: &CrashTest,
     done: &RecordedRun,
     crash_image: &CrashImage,
     devices: &[Arc<dyn Device>],
@@ -78,7 +86,7 @@ fn without_replay(
         end <= begun,
         "{crash_image:?}: {end} changes in txg {txg}, but only {begun} had begun"
     );
-    fixture::check(&pool)
+    check(test, &pool)
         .unwrap_or_else(|problems| panic!("{crash_image:?}, not replayed: {problems}"));
     let found = read(&pool, &done.history);
     if let Some(difference) = compare::difference(&found, &done.history.state(txg, 0)) {
@@ -111,15 +119,26 @@ fn continue_work(
     let mut work = Workload::new(pool, found, test.load, rng.next_u64()).expect("datasets");
     work.run(STEPS_AFTER).unwrap_or_else(|error| panic!("work after the crash: {error:?}"));
     let (pool, model, history) = work.end().expect("the last commit");
-    fixture::check(&pool).unwrap_or_else(|problems| panic!("after more work: {problems}"));
+    check(test, &pool).unwrap_or_else(|problems| panic!("after more work: {problems}"));
     pool.export().expect("an export");
     image.reopen();
     let all = image.all();
     let devices = all.split_at(test.members());
     let pool = fixture::import_with(devices.0, devices.1, options).expect("another import");
-    fixture::check(&pool).unwrap_or_else(|problems| panic!("after another import: {problems}"));
+    check(test, &pool).unwrap_or_else(|problems| panic!("after another import: {problems}"));
     if let Some(difference) = compare::difference(&read(&pool, &history), &model) {
         panic!("after another import:\n{difference}");
+    }
+    if test.sides > 1 {
+        for device in pool.devices().iter().filter(|one| one.state == LeafState::Offline) {
+            pool.online_device(&format!("{:x}", device.guid)).expect("it is there");
+        }
+        pool.start_resilver().expect("it can be written");
+        let status = pool.wait_resilver();
+        let states: Vec<_> = pool.devices().iter().map(|device| device.state).collect();
+        let whole = states.iter().all(|state| *state == LeafState::Online);
+        assert!(whole && status.lost == 0, "after a resilver: {states:?}, {status:?}");
+        fixture::check(&pool).unwrap_or_else(|problems| panic!("after a resilver: {problems}"));
     }
     pool.export().expect("the last export");
     image.reopen();

@@ -69,6 +69,17 @@ fn crashes_on_two_devices_while_txgs_are_synced_in_the_background() {
 }
 
 #[test]
+fn crashes_on_mirrors_with_a_side_that_is_stale_torn_or_absent() {
+    let load = WorkloadOptions { background_sync: true, ..WorkloadOptions::default() };
+    runs(1000, |seed| CrashTest {
+        load,
+        sides: 2,
+        device_bytes: 32 << 20,
+        ..CrashTest::new(seed, 2 + 2 * (seed % 2) as usize)
+    });
+}
+
+#[test]
 fn crashes_on_an_object_store() {
     let discards = |seed| seed % 2 == 1;
     runs(600, |seed| CrashTest { discards: discards(seed), ..CrashTest::on_object_store(seed) });
