@@ -169,6 +169,22 @@ pub(crate) fn preemptions() -> i64 {
     usage(libc::RUSAGE_THREAD).ru_nivcsw
 }
 
+/// Lets the calling thread run before all others whenever it wants to, if the system allows it. For
+/// a thread that stands for a device, which needs no CPU.
+pub(crate) fn run_first() {
+    // SAFETY: `sched_param` is plain integers, for which all zeroes is a value.
+    let mut param: libc::sched_param = unsafe { std::mem::zeroed() };
+    param.sched_priority = 1;
+    // SAFETY: the pointer is to a live `sched_param`, of which the call keeps nothing. 0 is the
+    // calling thread.
+    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param) } == 0 {
+        return;
+    }
+    const MOST_URGENT: libc::c_int = -20;
+    // SAFETY: the call takes no pointer. On Linux 0 is the calling thread. It may be refused.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, MOST_URGENT) };
+}
+
 /// Peak resident memory of this process, in bytes.
 pub(crate) fn peak_rss_bytes() -> u64 {
     // Linux counts `ru_maxrss` in KiB.

@@ -3,7 +3,8 @@
 //!
 //! A request is given the time of its end when it comes: a read waits for the first of the lanes
 //! that is free, a write for the writes before it. So the device is as fast if its thread is late,
-//! as long as requests wait. A flush ends after all writes before it.
+//! as long as requests wait. The thread runs before all others, if the system allows it. A flush
+//! ends after all writes before it.
 //!
 //! Locking: the list of requests has one lock. Requests are executed and completed outside it.
 
@@ -17,6 +18,7 @@ use forebay_io::{
     Device, DeviceInfo, DeviceStats, Health, MemoryDevice, MemoryOptions, Op, Request, Waiter,
 };
 
+use crate::measure;
 use crate::options::Failure;
 
 /// How long a device takes.
@@ -114,6 +116,7 @@ impl Shared {
 
     /// Executes requests as they are due, until the device is closed and has none.
     fn serve(&self) {
+        measure::run_first();
         let mut queue = self.lock();
         loop {
             let now = Instant::now();
