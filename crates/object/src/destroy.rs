@@ -79,7 +79,7 @@ async fn list(loader: &Loader, after: &str) -> Result<Vec<String>, Error> {
     listed.map_err(|error| At(&loader.store).failed("", error))
 }
 
-/// Deletes all objects but `super`.
+/// Deletes all objects but `super`, and returns how many were no pins.
 async fn delete_all(loader: &Loader) -> Result<u64, Error> {
     let (mut after, mut deleted) = (String::new(), 0);
     loop {
@@ -90,15 +90,16 @@ async fn delete_all(loader: &Loader) -> Result<u64, Error> {
         for key in page {
             if names::is_ours(&key) && key != names::SUPER {
                 let loader = loader.clone();
-                tasks.spawn(async move { delete(&loader, key).await });
+                // Followers put their pins again until `super` is gone.
+                let counts = u64::from(!names::is_pin(&key));
+                tasks.spawn(async move { delete(&loader, key).await.map(|()| counts) });
             }
         }
         while let Some(task) = tasks.join_next().await {
             match task {
-                Ok(result) => result?,
+                Ok(result) => deleted += result?,
                 Err(error) => std::panic::resume_unwind(error.into_panic()),
             }
-            deleted += 1;
         }
     }
 }

@@ -78,6 +78,7 @@ pub(crate) async fn run(mut publisher: Publisher) {
                 let text = "closed without a last root: another host needs force to open it";
                 tracing::warn!(store = %engine.name, text);
             }
+            engine.warn_of_released();
             engine.set_closed();
             engine.client.stop();
             return;
@@ -86,6 +87,18 @@ pub(crate) async fn run(mut publisher: Publisher) {
 }
 
 impl Engine {
+    /// Says that a close leaves objects behind. A session that is shorter than the retention
+    /// deletes nothing.
+    fn warn_of_released(&self) {
+        let count = self.lock().released.len();
+        if count > 0 {
+            let retention_s = self.options.grace.as_secs();
+            let text = "freed objects are left in the store; an import that lasts longer than the \
+                        retention deletes them";
+            tracing::info!(store = %self.name, count, retention_s, text);
+        }
+    }
+
     fn finish_flushes(&self, flushes: Vec<Request>, result: &Result<(), Stop>) {
         self.count(ObjectCounters::SHARED_FLUSHES, (flushes.len() as u64).saturating_sub(1));
         let ended = flushes.into_iter().map(|request| {
