@@ -234,7 +234,11 @@ impl Daemon {
         }
         known::note(pool.name(), pool.guid(), &paths);
         let imported = Arc::new(ImportedPool::new(pool, following, paths, dirty_set));
-        Following::start(&imported)?;
+        if let Err(failure) = Following::start(&imported) {
+            // Its pin goes, too.
+            imported.following.iter().for_each(Following::stop);
+            return Err(failure);
+        }
         let mut state = self.state.lock();
         state.pools.push(Arc::clone(&imported));
         state.used = true;
