@@ -12,8 +12,14 @@ use super::nodes::Node;
 pub(super) struct Files(Mutex<OpenFiles>);
 
 struct OpenFiles {
-    open: HashMap<u64, Arc<OpenFile>>,
+    open: HashMap<u64, Slot>,
     next: u64,
+}
+
+enum Slot {
+    Open(Arc<OpenFile>),
+    /// Its group was given up.
+    Stale,
 }
 
 /// An open file or directory, in one group.
@@ -21,6 +27,8 @@ pub(super) struct OpenFile {
     pub(super) group: Arc<Group>,
     pub(super) ino: Ino,
     pub(super) handle: Handle,
+    /// Tells whether it is the same in another group.
+    version: u64,
     /// Of a file: its node, which moves with it.
     node: Option<Arc<Node>>,
 }
@@ -44,20 +52,26 @@ impl Files {
         ino: Ino,
         node: Option<Arc<Node>>,
     ) -> Result<u64, Error> {
-        let handle = match node {
-            Some(_) => fs.open(ino, None)?,
-            None => fs.opendir(ino)?,
+        let version = match node.as_ref().and_then(|node| node.version) {
+            Some(version) => version,
+            None => fs.version(ino)?,
         };
-        let file = Arc::new(OpenFile { group: Arc::clone(group), ino, handle, node });
+        let handle = open(fs, ino, node.is_some())?;
+        let file = Arc::new(OpenFile { group: Arc::clone(group), ino, handle, version, node });
         let mut files = self.0.lock();
         let number = files.next;
         files.next += 1;
-        files.open.insert(number, file);
+        files.open.insert(number, Slot::Open(file));
         Ok(number)
     }
 
-    pub(super) fn get(&self, number: u64) -> Option<Arc<OpenFile>> {
-        self.0.lock().open.get(&number).cloned()
+    /// What is open, or the error number.
+    pub(super) fn get(&self, number: u64) -> Result<Arc<OpenFile>, i32> {
+        match self.0.lock().open.get(&number) {
+            Some(Slot::Open(file)) => Ok(Arc::clone(file)),
+            Some(Slot::Stale) => Err(libc::ESTALE),
+            None => Err(libc::EBADF),
+        }
     }
 
     pub(super) fn release(&self, number: u64) {
@@ -66,29 +80,55 @@ impl Files {
         drop(file);
     }
 
-    /// Moves files to `group` that are the same there. May block.
+    /// Moves to `group` what is the same there. May block.
     pub(super) fn move_to(&self, group: &Arc<Group>) {
-        let old: Vec<_> = {
-            let files = self.0.lock();
-            let elsewhere = files.open.iter().filter(|(_, file)| !Arc::ptr_eq(&file.group, group));
-            elsewhere.map(|(number, file)| (*number, Arc::clone(file))).collect()
-        };
+        let mut old = Vec::new();
+        for (number, slot) in &self.0.lock().open {
+            match slot {
+                Slot::Open(file) if !Arc::ptr_eq(&file.group, group) => {
+                    old.push((*number, Arc::clone(file)));
+                }
+                _ => {}
+            }
+        }
         for (number, file) in old {
-            let Some(node) = &file.node else { continue };
-            let (ino, fs) = (file.ino, &group.fs);
-            if !fs.version(ino).is_ok_and(|version| Some(version) == node.version) {
+            let (ino, version, fs) = (file.ino, file.version, &group.fs);
+            if !fs.version(ino).is_ok_and(|newest| newest == version) {
                 continue;
             }
-            let Ok(handle) = fs.open(ino, None) else { continue };
-            node.moved_to(group);
-            let node = Some(Arc::clone(node));
-            let moved = Arc::new(OpenFile { group: Arc::clone(group), ino, handle, node });
-            let replaced = {
-                let mut files = self.0.lock();
-                // It may have been closed meanwhile.
-                files.open.get_mut(&number).map(|file| std::mem::replace(file, moved))
+            let node = file.node.clone();
+            let Ok(handle) = open(fs, ino, node.is_some()) else { continue };
+            if let Some(node) = &node {
+                node.moved_to(group);
+            }
+            let moved = OpenFile { group: Arc::clone(group), ino, handle, version, node };
+            let moved = Slot::Open(Arc::new(moved));
+            let replaced = match self.0.lock().open.get_mut(&number) {
+                Some(slot) => std::mem::replace(slot, moved),
+                // It was closed meanwhile.
+                None => moved,
             };
+            // Outside of the lock.
             drop(replaced);
         }
     }
+
+    /// Gives up what is open in `group`, and returns how much that was.
+    pub(super) fn give_up(&self, group: &Arc<Group>) -> usize {
+        let mut given_up = Vec::new();
+        for slot in self.0.lock().open.values_mut() {
+            match slot {
+                Slot::Open(file) if Arc::ptr_eq(&file.group, group) => {
+                    given_up.push(std::mem::replace(slot, Slot::Stale));
+                }
+                _ => {}
+            }
+        }
+        // They are released outside of the lock.
+        given_up.len()
+    }
+}
+
+fn open(fs: &FileSystem, ino: Ino, is_file: bool) -> Result<Handle, Error> {
+    if is_file { fs.open(ino, None) } else { fs.opendir(ino) }
 }

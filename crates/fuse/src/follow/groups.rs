@@ -2,11 +2,18 @@
 
 use std::fmt;
 
+use forebay_base::clock::{Clock, SystemClock};
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::{Arc, Mutex, Weak};
 use forebay_fs::{Error, ErrorKind, FileSystem};
 
+use super::NAMES_VALID;
 use super::files::Files;
+
+/// Groups of a mount at most. Each has its own pool and file system.
+const GROUPS_MAX: usize = 16;
+/// How long the group before the newest is kept at least: some times as long as a name is valid.
+const BEFORE_KEPT_NS: u64 = 5 * NAMES_VALID.as_nanos() as u64;
 
 /// The file system as of one transaction group.
 pub struct Group {
@@ -21,15 +28,16 @@ pub struct Group {
 /// The transaction groups of a followed pool that are in use.
 pub struct Groups {
     state: Mutex<GroupsState>,
+    clock: SystemClock,
     pub(super) files: Files,
 }
 
 struct GroupsState {
     current: Arc<Group>,
-    /// The one before is kept, for requests that came just before: a name that was found is
-    /// opened.
-    before: Option<Arc<Group>>,
-    /// Older ones, which open files use.
+    /// The one before is kept for a time, for requests that came just before: a name that was
+    /// found is opened. Since when it is not the newest.
+    before: Option<(Arc<Group>, u64)>,
+    /// Older ones, which open files use, the oldest first.
     older: Vec<Arc<Group>>,
 }
 
@@ -78,7 +86,8 @@ impl Groups {
     /// Begins with one group.
     pub fn new(group: Group) -> Arc<Self> {
         let state = GroupsState { current: Arc::new(group), before: None, older: Vec::new() };
-        Arc::new(Self { state: Mutex::named("follow-groups", state), files: Files::new() })
+        let state = Mutex::named("follow-groups", state);
+        Arc::new(Self { state, clock: SystemClock::new(), files: Files::new() })
     }
 
     /// Takes up a newer group: operations that begin from now on see it. Open files that have not
@@ -88,23 +97,59 @@ impl Groups {
         {
             let mut state = self.state.lock();
             let before = std::mem::replace(&mut state.current, Arc::clone(&group));
-            let older = state.before.replace(before);
-            state.older.extend(older);
+            let older = state.before.replace((before, self.clock.now_ns()));
+            state.older.extend(older.map(|(group, _)| group));
         }
         self.files.move_to(&group);
-        self.drop_unused();
+        self.end_unused();
+        self.bound();
     }
 
-    /// Ends groups that nothing uses any more. May block.
+    /// Ends groups that nothing uses any more, also the one before if its names are valid no more.
+    /// May block.
     pub fn drop_unused(&self) {
-        let unused: Vec<_> = {
+        {
             let mut state = self.state.lock();
-            state.older.extract_if(.., |group| Arc::strong_count(group) == 1).collect()
-        };
+            let now = self.clock.now_ns();
+            let before = state.before.take_if(|(_, since)| now - *since >= BEFORE_KEPT_NS);
+            state.older.extend(before.map(|(group, _)| group));
+        }
+        self.end_unused();
+    }
+
+    fn end_unused(&self) {
+        let mut unused = Vec::new();
+        {
+            let mut state = self.state.lock();
+            for group in std::mem::take(&mut state.older) {
+                // From here on, no node finds it.
+                match Arc::try_unwrap(group) {
+                    Ok(group) => unused.push(group),
+                    Err(group) => state.older.push(group),
+                }
+            }
+        }
         for group in unused {
             // The error of closing what nobody writes.
             let _ = group.fs.close();
         }
+    }
+
+    /// Gives up what is open in the oldest groups, if there are too many.
+    fn bound(&self) {
+        let oldest: Vec<_> = {
+            let state = self.state.lock();
+            let excess = (state.older.len() + 2).saturating_sub(GROUPS_MAX);
+            state.older[..excess].to_vec()
+        };
+        for group in oldest {
+            let count = self.files.give_up(&group);
+            let txg = group.txg;
+            let text = "too many transaction groups are in use: files and directories that are open in \
+                        the oldest one fail with ESTALE";
+            tracing::info!(txg, count, text);
+        }
+        self.end_unused();
     }
 
     /// The newest group.
@@ -127,7 +172,8 @@ impl Groups {
     pub fn close(&self) {
         let all: Vec<_> = {
             let state = self.state.lock();
-            let kept = [&state.current].into_iter().chain(&state.before);
+            let before = state.before.as_ref().map(|(group, _)| group);
+            let kept = [&state.current].into_iter().chain(before);
             kept.chain(&state.older).cloned().collect()
         };
         for group in all {

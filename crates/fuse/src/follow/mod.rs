@@ -8,8 +8,9 @@
 //! * A node of the kernel stands for one version of a file, see [`nodes`]. So what the kernel
 //!   caches of a file stays right, and an open file stays as it was when it was opened.
 //! * An open directory stays as it was when it was opened.
-//! * An open file whose version is that of the newest group moves there, so that old groups are
-//!   needed for changed and deleted files only.
+//! * What is open and the same in the newest group moves there, so that old groups are needed for
+//!   changed and deleted files and directories only. There are at most 16 groups: what is open in
+//!   an older one fails with `ESTALE`.
 //! * If the writer has freed what an old group needs, reads fail with `ESTALE`. So does a directory
 //!   that was deleted.
 //!

@@ -152,7 +152,7 @@ impl Shared {
     }
 
     fn open_file(&self, handle: u64) -> Result<Arc<OpenFile>, Errno> {
-        self.groups.files.get(handle).ok_or(Errno(libc::EBADF))
+        self.groups.files.get(handle).map_err(Errno)
     }
 }
 
@@ -160,8 +160,8 @@ impl Shared {
 /// the node for that of the inode, so it has to ask again if they differ.
 fn attributes(attr: &Attr, node: u64) -> Attributes {
     let valid = match attr.kind {
-        FileKind::Directory => NAMES_VALID,
         _ if is_alias(node) => Duration::ZERO,
+        FileKind::Directory => NAMES_VALID,
         _ => crate::transport::VALID,
     };
     Attributes { valid, ..convert::attributes(attr) }

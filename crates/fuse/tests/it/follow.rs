@@ -160,11 +160,63 @@ fn open_files_stay_and_names_are_those_of_the_newest_group() {
     drop((changed, deleted));
     wait_until(|| {
         groups.drop_unused();
-        groups.len() == 2
+        groups.len() == 1
     });
     assert_eq!(read_all(&newest), vec![2; 70_000]);
     assert_eq!(read_all(&same), b"same");
     drop((newest, same));
+    mount.unmount().expect("unmount");
+    groups.close();
+}
+
+#[test]
+fn open_directories_move_on_and_the_number_of_groups_is_bounded() {
+    if !permitted() {
+        return;
+    }
+    let mut followed = Followed::new();
+    let node = forebay_fs::NewNode {
+        kind: forebay_fs::FileKind::Directory,
+        mode: 0o755,
+        rdev: 0,
+        target: None,
+    };
+    followed.writer.make(Ino::ROOT, b"directory", &node, ME).expect("mkdir");
+    followed.write("log", b"0");
+    let (groups, mount) = followed.mount();
+    let at = followed.at();
+    let (directory, root) = (fs::read_dir(at.join("directory")), fs::read_dir(&at));
+    let (directory, root) = (directory.expect("a directory"), root.expect("a directory"));
+    followed.write("new", b"new");
+    groups.advance(followed.group());
+    wait_until(|| {
+        groups.drop_unused();
+        // That of the root directory as it was.
+        groups.len() == 2
+    });
+    assert_eq!(root.count(), 2, "an open directory stays as it was");
+    wait_until(|| {
+        groups.drop_unused();
+        groups.len() == 1
+    });
+    assert_eq!(directory.count(), 0);
+
+    let mut logs = Vec::new();
+    for count in 1..20 {
+        let content = vec![b'1'; count];
+        followed.write("log", &content);
+        groups.advance(followed.group());
+        fs::remove_file(followed.directory.path().join(format!("group{}.img", followed.groups)))
+            .expect("the copy");
+        wait_until(|| fs::metadata(at.join("log")).is_ok_and(|log| log.len() == count as u64));
+        logs.push(File::open(at.join("log")).expect("open"));
+    }
+    assert_eq!(groups.len(), 16);
+    let error = logs[0].read_at(&mut [0; 100], 0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StaleNetworkFileHandle, "{error}");
+    assert_eq!(read_all(&logs[10]), vec![b'1'; 11]);
+    assert_eq!(read_all(&logs[18]), vec![b'1'; 19]);
+    drop(logs);
     mount.unmount().expect("unmount");
     groups.close();
 }
