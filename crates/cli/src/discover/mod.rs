@@ -147,10 +147,14 @@ fn assemble(labels: Vec<(LabelInfo, PathBuf)>) -> Option<FoundPool> {
 
 /// Finds all pools on block devices, in these folders and in those where pools were last.
 pub(crate) fn all(folders: &[PathBuf]) -> Found {
+    on(&all_candidates(folders))
+}
+
+fn all_candidates(folders: &[PathBuf]) -> Vec<PathBuf> {
     let mut folders = folders.to_vec();
     let known = known::all().into_iter().flat_map(|pool| pool.paths);
     folders.extend(known.filter_map(|path| path.parent().map(Path::to_owned)));
-    on(&candidates::find(&folders))
+    candidates::find(&folders)
 }
 
 /// The paths of the pool with this name or guid, in these folders too. `None` if there is none.
@@ -159,18 +163,14 @@ pub(crate) fn all(folders: &[PathBuf]) -> Found {
 /// If several pools have the name, or a device was found twice.
 pub(crate) fn named(spec: &str, folders: &[PathBuf]) -> Result<Option<Vec<PathBuf>>> {
     let hinted: Vec<_> = known::all().into_iter().filter(|pool| pool.is_called(spec)).collect();
+    // No search finds a store.
+    let mut stores = Vec::new();
     // With one hint that is right, nothing else is opened.
     if let [hint] = &hinted[..] {
-        let store = hint.paths.iter().find(|path| object_stores::url(path).is_some());
-        let mut found = match store {
-            // Its log devices too.
-            Some(store) => {
-                on(&[std::slice::from_ref(store), &candidates::labelled(&hint.paths)].concat())
-            }
-            None => on(&candidates::labelled(&hint.paths)),
-        };
-        // No search finds a store.
-        if let (Some(_), Some(error)) = (store, found.unreadable.pop()) {
+        stores.extend(hint.paths.iter().find(|path| object_stores::url(path).is_some()).cloned());
+        // With the log devices of a store.
+        let mut found = on(&[&stores[..], &candidates::labelled(&hint.paths)].concat());
+        if let (false, Some(error)) = (stores.is_empty(), found.unreadable.pop()) {
             return Err(Failure::new(error));
         }
         found.pools.retain(|pool| pool.is_called(spec));
@@ -181,7 +181,8 @@ pub(crate) fn named(spec: &str, folders: &[PathBuf]) -> Result<Option<Vec<PathBu
             return Ok(Some(pool.paths()));
         }
     }
-    let mut found = all(folders);
+    // A log device of a store may be at another path, or missing.
+    let mut found = on(&[stores, all_candidates(folders)].concat());
     found.pools.retain(|pool| pool.is_called(spec));
     match &found.pools[..] {
         [] => Ok(None),

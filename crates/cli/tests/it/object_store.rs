@@ -297,3 +297,20 @@ fn what_is_left_without_an_owner_record_is_destroyed() {
     assert!(destroyed.contains("destroyed what is left of a pool"), "{destroyed}");
     assert_eq!(server.keys(""), ["bucket/tank/theirs"]);
 }
+
+#[test]
+fn a_pool_in_a_store_is_found_by_its_name_without_its_log_device() {
+    let server = S3Server::start();
+    let host = Host::new(&server);
+    host.ok(&["create", "--name", "tank", "--object-store", URL, "--log-device", "log.img"]);
+    let folder = host.fixture.folder("mnt");
+    host.ok(&["mount", "tank", "mnt", "--daemon"]);
+    std::fs::write(folder.join("file"), [7; 4096]).expect("written");
+    host.ok(&["umount", "mnt"]);
+    std::fs::remove_file(host.fixture.path("log.img")).expect("removed");
+    host.ok(&["mount", "tank", "mnt", "--daemon"]);
+    assert_eq!(std::fs::read(folder.join("file")).expect("it is there"), [7; 4096]);
+    host.ok(&["umount", "mnt"]);
+    host.ok(&["destroy", "tank", "--yes"]);
+    assert!(server.keys("bucket/tank").is_empty());
+}
