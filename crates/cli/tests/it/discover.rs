@@ -114,7 +114,7 @@ fn a_device_that_has_left_its_pool_is_listed_as_such() {
     fixture.ok(&[&["create", "--name", "tank", "--size", "32M"][..], &sides].concat());
     // As if it were away while it is detached.
     fs::copy(fixture.path("images/b.img"), fixture.path("images/away.img")).expect("copied");
-    fixture.ok(&["import", "images/a.img:images/b.img"]);
+    fixture.ok(&["import", "images/a.img", "images/b.img"]);
     fixture.ok(&["detach", "tank", "images/b.img"]);
     fixture.ok(&["export", "tank"]);
     let listed = fixture.ok(&["import", "--dir", "images"]);
@@ -122,7 +122,7 @@ fn a_device_that_has_left_its_pool_is_listed_as_such() {
     let line = format!("{}: the pool does not list this device any more", away.display());
     assert!(listed.contains(&line), "{listed}");
     assert!(listed.contains("): online, exported"), "{listed}");
-    let said = fixture.run(&["import", "images/a.img:images/away.img"]);
+    let said = fixture.run(&["import", "images/a.img", "images/away.img"]);
     let (_, said) = texts(&said);
     assert!(said.contains("away.img is not used: the pool does not list it"), "{said}");
     fixture.ok(&["export", "tank"]);
