@@ -200,8 +200,8 @@ fn an_oracle_that_does_not_know_keeps_everything() {
 }
 
 #[test]
-fn puts_and_deletes_of_a_paused_old_owner_are_harmless() {
-    let (mut puts, mut deletes) = (0, 0);
+fn puts_of_a_paused_old_owner_are_harmless() {
+    let mut puts = 0;
     for seed in 0..100 {
         let memory = MemoryStore::new();
         let host =
@@ -216,7 +216,7 @@ fn puts_and_deletes_of_a_paused_old_owner_are_harmless() {
             for tag in 1..8 {
                 round(&old, &mut blocks, &live, tag, &mut rng).await.unwrap();
             }
-            // It is paused in the middle of a round, with puts and deletes under way.
+            // It is paused in the middle of a round, with puts under way.
             let busy = {
                 let (old, live, mut blocks) = (old.clone(), LiveSectors::new(), blocks.clone());
                 let mut rng = rng.clone();
@@ -230,7 +230,6 @@ fn puts_and_deletes_of_a_paused_old_owner_are_harmless() {
                 })
             };
             busy.await_pause(&one, &mut rng).await;
-            deletes += one.deletes_under_way();
             puts += one.puts_under_way();
             // Another host takes over, and its blocks are those of the last flush it finds.
             let mut new = Session::open(&two, options("new", seed + 1)).await.unwrap();
@@ -258,7 +257,7 @@ fn puts_and_deletes_of_a_paused_old_owner_are_harmless() {
             expect_all(&new, &blocks).await;
         });
     }
-    assert!(puts > 20 && deletes > 20, "{puts} puts and {deletes} deletes were under way");
+    assert!(puts > 50, "only {puts} puts were under way");
 }
 
 impl Session {
@@ -334,16 +333,11 @@ trait AwaitPause {
 }
 
 impl AwaitPause for tokio::task::JoinHandle<()> {
-    /// Pauses the host once it has a put, or a delete, under way.
+    /// Pauses the host once it has a put under way.
     async fn await_pause(self, store: &SimulatedStore, rng: &mut SmallRng) {
         tokio::time::sleep(Duration::from_millis(rng.below(4000))).await;
-        let wants_delete = rng.below(2) == 0;
-        let under_way = || match wants_delete {
-            true => store.deletes_under_way(),
-            false => store.puts_under_way(),
-        };
-        let until = tokio::time::Instant::now() + Duration::from_secs(600);
-        while under_way() == 0 && tokio::time::Instant::now() < until {
+        let until = tokio::time::Instant::now() + Duration::from_secs(60);
+        while store.puts_under_way() == 0 && tokio::time::Instant::now() < until {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         store.set_paused(true);
