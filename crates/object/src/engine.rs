@@ -38,6 +38,13 @@ pub struct Fenced {
     pub epoch: u64,
 }
 
+impl Fenced {
+    /// There is no `super` any more.
+    pub(crate) fn destroyed(epoch: u64) -> Self {
+        Self { owner: "a host that has destroyed the pool".to_owned(), epoch }
+    }
+}
+
 /// What requests, flushes and the cleaner share.
 pub(crate) struct Engine {
     /// The name of the store, for people.

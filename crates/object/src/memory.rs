@@ -49,6 +49,11 @@ impl MemoryStore {
         self.objects.lock().put(key, body.into());
     }
 
+    /// Removes an object, as a fault of the store does.
+    pub fn remove(&self, key: &str) {
+        self.objects.lock().by_key.remove(key);
+    }
+
     /// Executes a get.
     pub(crate) fn get_now(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
         let objects = self.objects.lock();

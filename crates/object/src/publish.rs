@@ -270,7 +270,7 @@ impl Publisher {
             // It has written to our log without a takeover.
             Ok(_) => ("another program".to_owned(), self.engine.epoch),
             Err(error) if error.kind() == StoreErrorKind::NotFound => {
-                ("a host that has destroyed the pool".to_owned(), self.engine.epoch)
+                return Stop::Fenced(Fenced::destroyed(self.engine.epoch));
             }
             Err(error) => return Stop::Closed(error.to_string()),
         };

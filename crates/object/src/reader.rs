@@ -11,11 +11,13 @@
 use bytes::Bytes;
 use forebay_base::sync::Arc;
 use forebay_io::{Error, ErrorKind, Request};
+use tokio::time::timeout;
 
 use crate::client::Persist;
+use crate::conditional::read_super_at_last;
 use crate::counters::ObjectCounters;
 use crate::directories::Extents;
-use crate::engine::Engine;
+use crate::engine::{Engine, Fenced};
 use crate::format::directory::{self, bytes_of, checksum_of, directory_bytes};
 use crate::format::{SECTOR_BYTES, WINDOW_BYTES, names};
 use crate::map::Object;
@@ -139,9 +141,33 @@ impl Engine {
                 let text = format!("no object holds the address {at}; {cause}");
                 Err(self.error(&request, ErrorKind::Device, &text))
             }
-            Err(ReadError::Store(key, error)) => Err(self.read_failed(&request, &key, &error)),
+            Err(ReadError::Store(key, error)) => {
+                let is_gone = error.kind() == StoreErrorKind::NotFound && !self.read_only;
+                match if is_gone { self.new_owner().await } else { None } {
+                    Some(fenced) => Err(self.fenced_error(&request, &fenced)),
+                    None => Err(self.read_failed(&request, &key, &error)),
+                }
+            }
         };
         self.finish(vec![(request, result)]);
+    }
+
+    /// Who has taken the store over, and may have deleted what was read. Nothing is published from
+    /// then on.
+    async fn new_owner(&self) -> Option<Fenced> {
+        if let Some(fenced) = self.lock().fenced.clone() {
+            return Some(fenced);
+        }
+        let look = timeout(self.options.read_budget, read_super_at_last(&self.client));
+        let fenced = match look.await.ok()? {
+            Ok(known) if known.content.epoch != self.epoch => {
+                Fenced { owner: known.content.owner, epoch: known.content.epoch }
+            }
+            Err(error) if error.kind() == StoreErrorKind::NotFound => Fenced::destroyed(self.epoch),
+            _ => return None,
+        };
+        self.lock().fenced = Some(fenced.clone());
+        Some(fenced)
     }
 
     fn read_failed(&self, request: &Request, key: &str, error: &StoreError) -> Error {

@@ -128,9 +128,12 @@ pub struct StoreError {
 }
 
 impl StoreError {
-    /// Creates an error. `detail` tells people the cause, and no secret.
+    /// Creates an error. `detail` tells people the cause, and no secret. It becomes part of a
+    /// sentence, so its last full stop is left out.
     pub fn new(kind: StoreErrorKind, detail: impl Into<String>) -> Self {
-        Self { kind, detail: detail.into() }
+        let mut detail = detail.into();
+        detail.truncate(detail.trim_end_matches(['.', ' ', '\n']).len());
+        Self { kind, detail }
     }
 
     /// Returns the kind of failure.

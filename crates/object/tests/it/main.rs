@@ -120,6 +120,23 @@ fn a_write_of_a_window_is_one_put() {
 }
 
 #[test]
+fn a_read_of_what_a_new_owner_has_deleted_says_who_it_is() {
+    let (arena, store) = (arena(), MemoryStore::new());
+    let old = ObjectDevice::create(store.clone(), "test", options("old")).unwrap();
+    old.run(Request::write(MUTABLE_BYTES, arena.alloc(4096).unwrap())).result.unwrap();
+    old.run(Request::flush()).result.unwrap();
+    let new = ObjectDevice::open(store.clone(), "test", options("new")).unwrap();
+    let is_data = |(key, _): &(String, u64)| key.starts_with("data/");
+    store.objects().into_iter().filter(is_data).for_each(|(key, _)| store.remove(&key));
+    let read = old.run(Request::read(MUTABLE_BYTES, arena.alloc(4096).unwrap()));
+    let error = read.result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
+    assert!(error.to_string().contains("new has taken the store over"), "{error}");
+    old.close();
+    new.close();
+}
+
+#[test]
 fn a_fenced_device_is_gone() {
     let (arena, store) = (arena(), MemoryStore::new());
     let old = ObjectDevice::create(store.clone(), "test", options("old")).unwrap();
