@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
 use crate::object_stores::{self, Access, OpenStore};
+use crate::output::{self, Progress};
 use crate::{device_content, pool_locks, units};
 
 /// A request to import a pool.
@@ -380,6 +381,16 @@ pub(crate) fn labels(paths: &[PathBuf]) -> Result<Vec<Option<LabelInfo>>> {
         None => open_without_pool_lock(paths, true)?,
     };
     opened.iter().map(|one| Ok(read_label(one, &memory)?)).collect()
+}
+
+/// Exports a pool after a job on it. A user who has stopped the job does not wait for an object
+/// store that is away, either.
+///
+/// # Errors
+/// As [`Pool::close_with_devices`].
+pub(crate) fn close_after(pool: &Pool, progress: &Progress) -> Result<()> {
+    let stop = progress.stop_flag();
+    Ok(pool.close_with_devices(Some(Arc::new(move || output::is_raised(&stop))))?)
 }
 
 /// The default name of a pool: the file name of its first device without the extension.

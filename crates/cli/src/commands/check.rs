@@ -66,8 +66,10 @@ impl Job<'_> {
                 let cache = pools::cache(CACHE_BYTES)?;
                 let pool =
                     Arc::new(pools::import(&ImportRequest::plain(paths, self.read_only), &cache)?);
-                let report = work(&pool, &mut |state| progress.step(state))?;
-                pool.close()?;
+                let report = work(&pool, &mut |state| progress.step(state));
+                let closed = pools::close_after(&pool, &progress);
+                let report = report?;
+                closed?;
                 report
             }
         };

@@ -1,5 +1,9 @@
 //! `forebay export`: unmounts all datasets of a pool, and exports it.
 
+use std::sync::Arc;
+
+use forebay_pool::GivesUp;
+
 use crate::args::ExportArgs;
 use crate::control::Request;
 use crate::control::client::{self, Target};
@@ -28,7 +32,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<()> {
             let cache = pools::cache(MemoryPlan::small())?;
             let pool = pools::import(&ImportRequest::plain(paths, false), &cache)?;
             let name = pool.name().to_owned();
-            pool.export()?;
+            // Without force it waits until the store answers, or the process is killed.
+            let gives_up: Option<GivesUp> = args.force.then(|| Arc::new(|| true) as GivesUp);
+            pool.close_with_devices(gives_up)?;
             output::line(&format!(
                 "exported pool {name} after a crash: its intent log was replayed"
             ));

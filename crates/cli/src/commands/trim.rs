@@ -24,8 +24,10 @@ pub(crate) fn run(args: &TrimArgs) -> Result<()> {
         Target::Paths(paths) => {
             let cache = pools::cache(MemoryPlan::small())?;
             let pool = pools::import(&ImportRequest::plain(paths, false), &cache)?;
-            let report = jobs::trim(&pool, &mut |state| progress.step(state))?;
-            pool.export()?;
+            let report = jobs::trim(&pool, &mut |state| progress.step(state));
+            let closed = pools::close_after(&pool, &progress);
+            let report = report?;
+            closed?;
             report
         }
     };

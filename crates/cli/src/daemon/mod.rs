@@ -13,7 +13,8 @@
 //!
 //! # Locking
 //!
-//! `daemon-changing` is held for the whole of an import, a mount, an unmount or an export.
+//! `daemon-changing` is held for the whole of an import, a mount or an unmount, and until the
+//! export of a pool begins: that may wait for an object store, and other pools do not wait with it.
 //! `daemon-state` is held for a short read or update. `daemon-state` may be taken under
 //! `daemon-changing`. `daemon-metrics` is held while the server of metrics starts; no other lock is
 //! taken under it.
@@ -53,6 +54,7 @@ use crate::flags::Flags;
 use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportRequest};
 use follow::Following;
+use registry::NotClean;
 pub(crate) use registry::{ImportedPool, MountedDataset};
 pub(crate) use requests::{add_l2, add_log, expand_pool, remove_l2, remove_log};
 use screen::Screen;
@@ -173,10 +175,24 @@ impl Daemon {
     /// # Errors
     /// If the pool cannot be imported.
     pub(crate) fn import(&self, request: &ImportRequest) -> Result<Arc<ImportedPool>> {
-        let changing = self.changing.lock();
+        let changing = self.lock_for(request)?;
         let imported = self.import_locked(&changing, request)?;
         imported.stay();
         Ok(imported)
+    }
+
+    /// Locks for an import, once no pool with one of its devices is being exported.
+    fn lock_for(&self, request: &ImportRequest) -> Result<MutexGuard<'_, ()>> {
+        let paths = pools::absolute(&request.paths)?;
+        loop {
+            let changing = self.changing.lock();
+            let mut pools = self.pools().into_iter();
+            let closing = pools.find(|other| other.is_closing() && other.has_device(&paths));
+            let Some(closing) = closing else { return Ok(changing) };
+            drop(changing);
+            // Its result is for those who export it.
+            let _ = self.wait_closed(&closing);
+        }
     }
 
     fn import_locked(
@@ -266,12 +282,12 @@ impl Daemon {
         import: &ImportRequest,
         request: &MountRequest,
     ) -> Result<Arc<MountedDataset>> {
-        let changing = self.changing.lock();
+        let changing = self.lock_for(import)?;
         let imported = self.import_locked(&changing, import)?;
         let mounted = self.mount_locked(&imported, request);
         if mounted.is_err() {
             // `close_pool` records its own error; the mount error is returned.
-            let _ = self.close_if_unused(&changing, &imported);
+            let _ = self.close_if_unused(changing, &imported);
         }
         mounted
     }
@@ -326,36 +342,38 @@ impl Daemon {
             self.screen.warn(&format!("{}: the mount failed: {why}", mount.at().display()));
         }
         imported.remove_mount(mount);
-        if let Err(error) = &outcome {
-            self.note_failure(format!("{}: {error}", mount.at().display()));
+        let is_pending = outcome.as_ref().is_err_and(|error| error.is_pending);
+        if let Err(NotClean { message, is_pending: false }) = &outcome {
+            self.note_failure(format!("{}: {message}", mount.at().display()));
         }
-        let closed = self.close_if_unused(&changing, imported);
-        if outcome.is_ok() {
-            outcome = closed;
+        if let Some(closed) = self.close_if_unused(changing, imported)
+            && (outcome.is_ok() || is_pending)
+        {
+            outcome = closed.map_err(NotClean::from);
         }
-        drop(changing);
         self.screen.say(&format!("unmounted {}", mount.at().display()));
-        mount.set_outcome(outcome.map_err(|error| error.message));
+        mount.set_outcome(outcome);
         self.changed();
     }
 
+    /// Exports a pool that was imported only for mounts and has none. `None` if it stays.
     fn close_if_unused(
         &self,
-        changing: &MutexGuard<'_, ()>,
+        changing: MutexGuard<'_, ()>,
         imported: &Arc<ImportedPool>,
-    ) -> Result<()> {
-        match imported.stays() || !imported.mounts().is_empty() {
-            true => Ok(()),
-            false => self.close_pool(changing, imported),
-        }
+    ) -> Option<Result<()>> {
+        let stays = imported.stays() || !imported.mounts().is_empty();
+        (!stays).then(|| self.close_pool(changing, imported))
     }
 
-    /// Exports a pool without mounts, and removes it from the registry.
-    fn close_pool(
-        &self,
-        _changing: &MutexGuard<'_, ()>,
-        imported: &Arc<ImportedPool>,
-    ) -> Result<()> {
+    /// Exports a pool without mounts, and removes it from the registry, or waits for the thread
+    /// that does. It may take as long as an object store does not answer, so it unlocks first.
+    fn close_pool(&self, changing: MutexGuard<'_, ()>, imported: &Arc<ImportedPool>) -> Result<()> {
+        let begins = imported.begin_closing();
+        drop(changing);
+        if !begins {
+            return self.wait_closed(imported);
+        }
         // With the devices that were added meanwhile.
         known::note(imported.pool().name(), imported.pool().guid(), &imported.devices());
         if let Some(following) = &imported.following {
@@ -368,9 +386,21 @@ impl Daemon {
             failure
         });
         self.state.lock().pools.retain(|other| !Arc::ptr_eq(other, imported));
+        imported.set_closed(closed.as_ref().map(drop).map_err(|error| error.message.clone()));
         self.share_dirty();
         self.changed();
         closed
+    }
+
+    /// Waits for the export of a pool in another thread, and returns its result.
+    fn wait_closed(&self, imported: &ImportedPool) -> Result<()> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(closed) = imported.closed() {
+                return closed.map_err(Failure::new);
+            }
+            self.ended.wait_timeout(&mut state, Duration::from_secs(1));
+        }
     }
 
     /// Unmounts a dataset, and waits until it is closed.
@@ -392,7 +422,7 @@ impl Daemon {
             // Open files keep a detached mount alive without limit.
             self.wait_for(mount, LAZY_TIMEOUT);
             return match mount.outcome() {
-                Some(outcome) => outcome.map_err(Failure::new),
+                Some(outcome) => outcome.map_err(Failure::from),
                 None => {
                     let at = mount.at().display();
                     self.screen
@@ -404,7 +434,7 @@ impl Daemon {
         while mount.outcome().is_none() {
             self.wait_for(mount, Duration::from_secs(1));
         }
-        mount.outcome().unwrap_or(Ok(())).map_err(Failure::new)
+        mount.outcome().unwrap_or(Ok(())).map_err(Failure::from)
     }
 
     /// Waits until a mount is closed, for at most `timeout`.
@@ -426,7 +456,12 @@ impl Daemon {
     /// If a mount is busy, or closing fails.
     pub(crate) fn export(&self, imported: &Arc<ImportedPool>, lazy: bool) -> Result<()> {
         for mount in imported.mounts() {
-            self.unmount(&mount, lazy)?;
+            let unmounted = self.unmount(&mount, lazy);
+            // The export itself says what becomes of changes that are not durable yet.
+            let is_pending = matches!(mount.outcome(), Some(Err(error)) if error.is_pending);
+            if !is_pending {
+                unmounted?;
+            }
         }
         let changing = self.changing.lock();
         if let Some(mount) = imported.mounts().first() {
@@ -436,35 +471,35 @@ impl Daemon {
                 mount.at().display()
             )));
         }
-        match self.pools().iter().any(|other| Arc::ptr_eq(other, imported)) {
-            true => self.close_pool(&changing, imported),
-            false => Ok(()),
-        }
+        self.close_pool(changing, imported)
     }
 
     /// Starts the shutdown: refuses new pools, and exports pools without mounts.
     pub(crate) fn begin_shutdown(&self) {
-        let changing = self.changing.lock();
-        self.state.lock().shutting_down = true;
-        for imported in self.pools() {
-            imported.go_with_last_mount();
+        {
+            let _changing = self.changing.lock();
+            self.state.lock().shutting_down = true;
+        }
+        let pools = self.pools();
+        pools.iter().for_each(|imported| imported.go_with_last_mount());
+        for imported in pools {
             // `close_pool` records its own error.
-            let _ = self.close_if_unused(&changing, &imported);
+            let _ = self.close_if_unused(self.changing.lock(), &imported);
         }
     }
 
     /// Closes the remaining mounts and pools. Open files return errors from then on.
     pub(crate) fn force_end(&self) {
-        let changing = self.changing.lock();
         for imported in self.pools() {
+            let changing = self.changing.lock();
             for mount in imported.mounts() {
-                if let Err(error) = mount.close() {
-                    self.note_failure(error.message);
+                if let Err(NotClean { message, is_pending: false }) = mount.close() {
+                    self.note_failure(message);
                 }
                 imported.remove_mount(&mount);
             }
             // `close_pool` records its own error.
-            let _ = self.close_pool(&changing, &imported);
+            let _ = self.close_pool(changing, &imported);
         }
     }
 

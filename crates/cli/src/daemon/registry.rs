@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use forebay_base::sync::Mutex;
 use forebay_fs::{FileSystem, FsOptions, FsStats};
@@ -34,8 +34,26 @@ pub(crate) struct ImportedPool {
     dirty_set: AtomicBool,
     /// The pool is followed as another host writes it.
     pub(crate) following: Option<Following>,
-    /// True if an export does not wait for a store that is away.
-    gives_up: Arc<AtomicBool>,
+    closing: Mutex<Closing>,
+    /// Those who want that an export does not wait for a store that is away.
+    giving_up: Arc<AtomicUsize>,
+}
+
+/// How far the export of a pool is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Closing {
+    Open,
+    Running,
+    Ended(Result<(), String>),
+}
+
+/// While it lives, an export of its pool does not wait for an object store that is away.
+pub(crate) struct GivingUp(Arc<AtomicUsize>);
+
+impl Drop for GivingUp {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Paths of the devices of a pool that are there.
@@ -60,7 +78,8 @@ impl ImportedPool {
             mounts: Mutex::named("registry-mounts", Vec::new()),
             stays: AtomicBool::new(false),
             dirty_set: AtomicBool::new(dirty_set),
-            gives_up: Arc::default(),
+            closing: Mutex::named("registry-closing", Closing::Open),
+            giving_up: Arc::default(),
         }
     }
 
@@ -76,10 +95,38 @@ impl ImportedPool {
         drop(before);
     }
 
-    /// From now on an export, also a running one, does not wait for an object store that is away.
-    /// What is not durable is lost then.
-    pub(crate) fn give_up(&self) {
-        self.gives_up.store(true, Ordering::Relaxed);
+    /// While the guard lives, an export, also a running one, does not wait for an object store that
+    /// is away. What is not durable is lost then.
+    pub(crate) fn give_up(&self) -> GivingUp {
+        self.giving_up.fetch_add(1, Ordering::Relaxed);
+        GivingUp(Arc::clone(&self.giving_up))
+    }
+
+    /// Claims the export for the calling thread. Returns false if another thread exports the pool,
+    /// or has exported it.
+    pub(super) fn begin_closing(&self) -> bool {
+        let mut closing = self.closing.lock();
+        let begins = *closing == Closing::Open;
+        if begins {
+            *closing = Closing::Running;
+        }
+        begins
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        *self.closing.lock() != Closing::Open
+    }
+
+    pub(super) fn set_closed(&self, result: Result<(), String>) {
+        *self.closing.lock() = Closing::Ended(result);
+    }
+
+    /// The result of the export, once it has ended.
+    pub(super) fn closed(&self) -> Option<Result<(), String>> {
+        match &*self.closing.lock() {
+            Closing::Ended(result) => Some(result.clone()),
+            Closing::Open | Closing::Running => None,
+        }
     }
 
     /// Exports the pool, and closes its devices.
@@ -87,8 +134,9 @@ impl ImportedPool {
     /// # Errors
     /// As [`Pool::close_with_devices`].
     pub(super) fn close(&self) -> forebay_pool::Result<()> {
-        let gives_up = Arc::clone(&self.gives_up);
-        self.pool().close_with_devices(Some(Arc::new(move || gives_up.load(Ordering::Relaxed))))
+        let giving_up = Arc::clone(&self.giving_up);
+        let gives_up = move || giving_up.load(Ordering::Relaxed) > 0;
+        self.pool().close_with_devices(Some(Arc::new(gives_up)))
     }
 
     pub(super) fn has_device(&self, paths: &[PathBuf]) -> bool {
@@ -163,7 +211,28 @@ pub(crate) struct MountedDataset {
     files: Files,
     mount: Mount,
     /// Result of closing, once the mount is closed.
-    outcome: Mutex<Option<Result<(), String>>>,
+    outcome: Mutex<Option<Result<(), NotClean>>>,
+}
+
+/// Why a mount was not closed cleanly.
+#[derive(Clone, Debug)]
+pub(super) struct NotClean {
+    pub(super) message: String,
+    /// True if the pool, which is suspended, still has all changes. Its export says what becomes of
+    /// them.
+    pub(super) is_pending: bool,
+}
+
+impl From<Failure> for NotClean {
+    fn from(failure: Failure) -> Self {
+        Self { message: failure.message, is_pending: false }
+    }
+}
+
+impl From<NotClean> for Failure {
+    fn from(error: NotClean) -> Self {
+        Self::new(error.message)
+    }
 }
 
 impl MountedDataset {
@@ -274,15 +343,18 @@ impl MountedDataset {
     }
 
     /// Closes the file system.
-    pub(super) fn close(&self) -> Result<()> {
-        self.files.close()
+    pub(super) fn close(&self) -> Result<(), NotClean> {
+        self.files.close().map_err(|error| NotClean {
+            is_pending: error.kind() == forebay_fs::ErrorKind::Suspended,
+            ..NotClean::from(Failure::from(error))
+        })
     }
 
-    pub(super) fn set_outcome(&self, outcome: Result<(), String>) {
+    pub(super) fn set_outcome(&self, outcome: Result<(), NotClean>) {
         *self.outcome.lock() = Some(outcome);
     }
 
-    pub(super) fn outcome(&self) -> Option<Result<(), String>> {
+    pub(super) fn outcome(&self) -> Option<Result<(), NotClean>> {
         self.outcome.lock().clone()
     }
 
@@ -340,9 +412,9 @@ impl Files {
         }
     }
 
-    fn close(&self) -> Result<()> {
+    fn close(&self) -> forebay_fs::Result<()> {
         match self {
-            Self::Fixed(files) => Ok(files.close()?),
+            Self::Fixed(files) => files.close(),
             Self::Following(groups, _) => {
                 groups.close();
                 Ok(())

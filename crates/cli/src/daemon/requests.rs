@@ -137,10 +137,8 @@ impl Daemon {
 
     fn export_pool(self: &Arc<Self>, pool: u64, lazy: bool, force: bool) -> Result<()> {
         let imported = self.pool(pool)?;
-        if force {
-            // Another export may wait already.
-            imported.give_up();
-        }
+        // Until it returns: another export may wait already, and a later one waits again.
+        let _giving_up = force.then(|| imported.give_up());
         self.export(&imported, lazy).map_err(with_lazy_hint)?;
         self.screen.say(&format!("exported pool {}", imported.pool().name()));
         Ok(())

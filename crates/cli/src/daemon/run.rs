@@ -21,6 +21,7 @@ use forebay_base::sync::thread::{JoinHandle, spawn_named};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::registry::GivingUp;
 use super::screen::line;
 use super::{Daemon, Event, stats};
 use crate::error::{Failure, Result};
@@ -125,20 +126,11 @@ pub(crate) fn run(
 
 fn on_signal(daemon: &Arc<Daemon>, ending: &mut Option<Shutdown>, signal: i32) -> Result<()> {
     match ending {
-        Some(_) if daemon.mounts().is_empty() => give_up_stores(daemon),
+        Some(ending) if daemon.mounts().is_empty() => ending.give_up_stores(daemon),
         Some(ending) => ending.unmount_lazily(daemon),
         None => *ending = Some(Shutdown::begin(daemon, signal)?),
     }
     Ok(())
-}
-
-/// Lets exports fail that wait for an object store that is away.
-fn give_up_stores(daemon: &Daemon) {
-    let pools = daemon.pools();
-    if !pools.is_empty() {
-        daemon.screen.say("not waiting any longer for object stores that do not answer");
-    }
-    pools.iter().for_each(|imported| imported.give_up());
 }
 
 /// The suspended pools whose cause was printed.
@@ -179,8 +171,8 @@ struct Shutdown {
     unattended: bool,
     lazily: Arc<AtomicBool>,
     lazy_since: Option<Instant>,
-    /// Whether stores that are away are not waited for any more.
-    gave_up: bool,
+    /// Once stores that are away are not waited for any more: for each pool that was left.
+    gave_up: Option<Vec<GivingUp>>,
     /// The thread that closes what is still open.
     forced: Option<JoinHandle<()>>,
 }
@@ -194,7 +186,7 @@ impl Shutdown {
         spawn_named("forebay-ending", move || unmount_all(&of_thread, &wanted, unattended))
             .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
         let since = Instant::now();
-        Ok(Self { since, unattended, lazily, lazy_since: None, gave_up: false, forced: None })
+        Ok(Self { since, unattended, lazily, lazy_since: None, gave_up: None, forced: None })
     }
 
     /// Unmounts lazily from now on, after another signal.
@@ -208,10 +200,18 @@ impl Shutdown {
         }
     }
 
+    /// Lets exports fail that wait for an object store that is away.
+    fn give_up_stores(&mut self, daemon: &Daemon) {
+        let pools = daemon.pools();
+        if !pools.is_empty() {
+            daemon.screen.say("not waiting any longer for object stores that do not answer");
+        }
+        self.gave_up = Some(pools.iter().map(|imported| imported.give_up()).collect());
+    }
+
     fn tick(&mut self, daemon: &Daemon) {
-        if self.unattended && !self.gave_up && self.since.elapsed() > STORE_TIMEOUT {
-            self.gave_up = true;
-            give_up_stores(daemon);
+        if self.unattended && self.gave_up.is_none() && self.since.elapsed() > STORE_TIMEOUT {
+            self.give_up_stores(daemon);
         }
         if self.unattended && self.lazy_since.is_none() && self.since.elapsed() > BUSY_TIMEOUT {
             self.lazy_since = Some(Instant::now());

@@ -1,7 +1,7 @@
 //! Pools on an object store, on the command line.
 
 use std::path::Path;
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use crate::fixture::{Fixture, failed, texts, wait_until};
 use crate::s3::{READER, S3Server};
@@ -266,17 +266,96 @@ fn a_forced_export_does_not_wait_for_a_store_that_is_away() {
     server.set_away(true);
     std::fs::write(folder.join("lost"), b"lost").expect("in memory");
     let mut waiting = host.fixture.command(&["export", URL, "--lazy"]);
-    let mut waiting = waiting.envs(server.environment()).spawn().expect("the program runs");
+    let waiting = waiting.envs(server.environment()).stderr(Stdio::piped());
+    let mut waiting = waiting.spawn().expect("the program runs");
     wait_until("the outage in status", || {
         texts(&host.run(&["status", URL])).0.contains("has not answered")
     });
     assert!(waiting.try_wait().expect("a child").is_none(), "it did not wait");
-    let _ = host.run(&["export", URL, "--force", "--lazy"]);
-    wait_until("the end of the export", || waiting.try_wait().expect("a child").is_some());
+    let forced = host.fails(&["export", URL, "--force", "--lazy"]);
+    assert!(forced.contains("changes since transaction group"), "{forced}");
+    let waited = waiting.wait_with_output().expect("a child");
+    let (_, waited_error) = texts(&waited);
+    assert!(!waited.status.success(), "{waited_error}");
+    assert!(waited_error.contains("changes since transaction group"), "{waited_error}");
     wait_until("the end of the daemon", || host.fixture.processes().is_empty());
     server.set_away(false);
     host.ok(&["mount", URL, "mnt", "--daemon"]);
     assert_eq!(std::fs::read(folder.join("kept")).expect("read"), b"kept");
+    host.ok(&["umount", "mnt"]);
+}
+
+#[test]
+fn an_export_that_outlasts_an_outage_loses_nothing_and_holds_up_no_other_pool() {
+    let server = S3Server::start();
+    let host = Host::new(&server);
+    host.ok(&["create", "--object-store", URL]);
+    host.ok(&["dataset", "create", URL, "second"]);
+    host.ok(&["create", "other.img", "--size", "64M"]);
+    let folders = [host.fixture.folder("mnt"), host.fixture.folder("mnt2")];
+    host.ok(&["import", URL]);
+    host.ok(&["mount", URL, "mnt", "--daemon"]);
+    host.ok(&["mount", URL, "mnt2", "--daemon", "--dataset", "second"]);
+    server.set_away(true);
+    for folder in &folders {
+        std::fs::write(folder.join("file"), b"kept").expect("in memory");
+    }
+    wait_until("the outage in status", || {
+        texts(&host.run(&["status", URL])).0.contains("has not answered")
+    });
+    let mut waiting = host.fixture.command(&["export", URL]);
+    let waiting = waiting.envs(server.environment()).stderr(Stdio::piped());
+    let mut waiting = waiting.spawn().expect("the program runs");
+    wait_until("the end of the mounts", || {
+        let output = host.run(&["list", "--json"]);
+        !texts(&output).0.contains("mnt2") && !folders[0].join("file").exists()
+    });
+    let other = host.fixture.folder("other");
+    host.ok(&["mount", "other.img", "other", "--daemon"]);
+    std::fs::write(other.join("file"), b"there").expect("written");
+    host.ok(&["umount", "other"]);
+    assert!(waiting.try_wait().expect("a child").is_none(), "it did not wait");
+    server.set_away(false);
+    let waited = waiting.wait_with_output().expect("a child");
+    assert!(waited.status.success(), "{}", texts(&waited).1);
+    for (dataset, folder) in [("main", "mnt"), ("second", "mnt2")] {
+        host.ok(&["mount", URL, folder, "--daemon", "--dataset", dataset]);
+        let file = host.fixture.path(folder).join("file");
+        assert_eq!(std::fs::read(file).expect("read"), b"kept");
+    }
+    host.ok(&["umount", "mnt"]);
+    host.ok(&["umount", "mnt2"]);
+}
+
+#[test]
+fn a_forced_export_that_fails_forces_no_later_one() {
+    let server = S3Server::start();
+    let host = Host::new(&server);
+    host.ok(&["create", "--object-store", URL]);
+    let folder = host.fixture.folder("mnt");
+    host.ok(&["mount", URL, "mnt", "--daemon"]);
+    let open = std::fs::File::create(folder.join("open")).expect("created");
+    let busy = host.fails(&["export", URL, "--force"]);
+    assert!(busy.contains("--lazy"), "{busy}");
+    drop(open);
+    server.set_away(true);
+    std::fs::write(folder.join("file"), b"kept").expect("in memory");
+    wait_until("the outage in status", || {
+        texts(&host.run(&["status", URL])).0.contains("has not answered")
+    });
+    let mut waiting = host.fixture.command(&["export", URL]);
+    let waiting = waiting.envs(server.environment()).stderr(Stdio::piped());
+    let mut waiting = waiting.spawn().expect("the program runs");
+    wait_until("the end of the mount", || !folder.join("file").exists());
+    // Longer than a watch takes to give up.
+    let asked = std::time::Instant::now();
+    wait_until("some looks at the store", || asked.elapsed().as_millis() > 500);
+    assert!(waiting.try_wait().expect("a child").is_none(), "it did not wait");
+    server.set_away(false);
+    let waited = waiting.wait_with_output().expect("a child");
+    assert!(waited.status.success(), "{}", texts(&waited).1);
+    host.ok(&["mount", URL, "mnt", "--daemon"]);
+    assert_eq!(std::fs::read(folder.join("file")).expect("read"), b"kept");
     host.ok(&["umount", "mnt"]);
 }
 
