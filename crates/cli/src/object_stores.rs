@@ -150,12 +150,12 @@ pub(crate) fn open_to_inspect(url: &str) -> Result<Arc<dyn Device>> {
     Ok(device.map_err(|error| failure(&error))?)
 }
 
-/// Whether a store has an owner record. What is left of a pool that was created or destroyed in
-/// part has none.
+/// Whether a store can be opened. What is left of a pool that was destroyed in part has no owner
+/// record, or one that names objects which are gone.
 ///
 /// # Errors
-/// As [`open`].
-pub(crate) fn has_owner_record(url: &str) -> Result<bool> {
+/// As [`open`], but for missing objects.
+pub(crate) fn can_be_opened(url: &str) -> Result<bool> {
     let lock = lock(url, true)?;
     let store = forebay_object::connect(url).map_err(|error| failure(&error))?;
     match ObjectDevice::open_read_only(store, url, options(false, lock.is_some())) {
@@ -163,7 +163,7 @@ pub(crate) fn has_owner_record(url: &str) -> Result<bool> {
             device.close();
             Ok(true)
         }
-        Err(forebay_object::Error::NotFound { .. }) => Ok(false),
+        Err(error) if error.is_missing() => Ok(false),
         Err(error) => Err(failure(&error)),
     }
 }

@@ -101,6 +101,17 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether `super`, or an object that it names, is not there.
+    pub fn is_missing(&self) -> bool {
+        match self {
+            Self::NotFound { .. } => true,
+            Self::Store { source, .. } => source.kind() == StoreErrorKind::NotFound,
+            _ => false,
+        }
+    }
+}
+
 /// What a store did against the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

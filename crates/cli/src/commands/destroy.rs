@@ -21,7 +21,8 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
     };
     if let [path] = &*paths
         && let Some(url) = object_stores::url(path)
-        && !object_stores::has_owner_record(url)?
+        // A store gets its owner record first, and a label with the first transaction group.
+        && (!object_stores::can_be_opened(url)? || matches!(*pools::labels(&paths)?, [None]))
     {
         return destroy_leftovers(url, args);
     }

@@ -360,6 +360,32 @@ fn a_forced_export_that_fails_forces_no_later_one() {
 }
 
 #[test]
+fn a_pool_that_was_created_or_destroyed_in_part_is_destroyed() {
+    let server = S3Server::start();
+    let host = Host::new(&server);
+    // As the deletion of the first page of keys leaves it.
+    host.ok(&["create", "--object-store", URL]);
+    for key in server.keys("bucket/tank/").iter().filter(|key| !key.ends_with("/super")) {
+        server.remove(key);
+    }
+    let destroyed = host.ok(&["destroy", URL, "--yes"]);
+    assert!(destroyed.contains("destroyed what is left of a pool"), "{destroyed}");
+    assert!(server.keys("").is_empty());
+    // A store whose pool was not written yet.
+    server.go_away_after("bucket/tank/super");
+    let mut creation = host.fixture.command(&["create", "--object-store", URL]);
+    let mut creation = creation.envs(server.environment()).spawn().expect("the program runs");
+    wait_until("the owner record", || !server.keys("bucket/tank/super").is_empty());
+    creation.kill().expect("killed");
+    creation.wait().expect("a child");
+    server.set_away(false);
+    assert_eq!(server.keys(""), ["bucket/tank/super"]);
+    let destroyed = host.ok(&["destroy", URL, "--yes"]);
+    assert!(destroyed.contains("destroyed what is left of a pool"), "{destroyed}");
+    assert!(server.keys("").is_empty());
+}
+
+#[test]
 fn what_is_left_without_an_owner_record_is_destroyed() {
     let server = S3Server::start();
     let host = Host::new(&server);

@@ -21,6 +21,8 @@ struct State {
     /// Tags so far.
     tags: AtomicU64,
     is_away: AtomicBool,
+    /// The key whose put is the last request before it goes away.
+    last_key: Mutex<Option<String>>,
     ends: AtomicBool,
 }
 
@@ -88,6 +90,11 @@ impl S3Server {
     pub(crate) fn set_away(&self, is_away: bool) {
         self.state.is_away.store(is_away, Ordering::SeqCst);
     }
+
+    /// Once this object was put, each request fails.
+    pub(crate) fn go_away_after(&self, key: &str) {
+        *self.state.last_key.lock().unwrap() = Some(key.to_owned());
+    }
 }
 
 impl Drop for S3Server {
@@ -106,6 +113,11 @@ fn serve(stream: &TcpStream, state: &State) {
             return;
         }
         let (status, headers, body) = answer(&asked, state);
+        if asked.method == "PUT"
+            && state.last_key.lock().unwrap().take_if(|key| **key == asked.path).is_some()
+        {
+            state.is_away.store(true, Ordering::SeqCst);
+        }
         let mut head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n", body.len());
         head.extend(headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")));
         head.push_str("\r\n");
