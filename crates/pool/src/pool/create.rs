@@ -409,8 +409,9 @@ impl FoundPool {
     }
 }
 
-/// The most ranges of loaded metaslabs that can be unloaded. With 8 to 16 bytes each, they take at
-/// most a 64th of the cache's bound.
+/// The most ranges of loaded metaslabs that can be unloaded, at rest: one for each KiB of the
+/// cache's bound. A range that is kept in its two trees takes about 30 bytes, so that is about a
+/// 32nd. A metaslab in use, the frontier's and a check of all space maps come on top.
 fn loaded_ranges_max(bound_bytes: u64) -> usize {
     (bound_bytes / 1024) as usize
 }

@@ -67,6 +67,14 @@ impl Space {
         self.metaslabs[id as usize].is_append_only
     }
 
+    /// Whether the frontier of its device is in a metaslab.
+    pub(super) fn is_at_frontier(&self, id: u32) -> bool {
+        let extent = &self.metaslabs[id as usize].extent;
+        let append = self.geometry.device_at(extent.device).map(|at| &self.devices[at].append);
+        let frontier = append.and_then(|append| append.as_ref()).map(|append| append.frontier);
+        frontier.is_some_and(|frontier| (extent.start..extent.end()).contains(&frontier))
+    }
+
     /// Begins to allocate in ascending order on devices that need it, once their metaslabs are
     /// known.
     pub(super) fn begin_appending(&mut self, spans: &[DeviceSpan]) -> Result<()> {

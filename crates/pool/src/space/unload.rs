@@ -10,7 +10,8 @@
 //!
 //! - Nothing is unloaded from the begin of a txg until it is durable, or while a check compares
 //!   the space maps.
-//! - A metaslab whose ranges are held or listed for discards stays loaded.
+//! - A metaslab whose ranges are held or listed for discards stays loaded, and so does that of the
+//!   frontier: each txg uses it.
 //! - The base and the changes of a metaslab that is unloaded yield its free ranges.
 //!
 //! Locking: none here; see [`super`].
@@ -26,7 +27,7 @@ const RANGES_MAX: usize = 1 << 20;
 /// What is known about loaded metaslabs.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    /// The most ranges that they may have, except the one that was used last.
+    /// The most ranges that they may have, except those of the frontier and the one used last.
     ranges_max: usize,
     /// Grows with each use of a metaslab.
     clock: u64,
@@ -87,10 +88,10 @@ impl Space {
             if ranges <= self.loaded.ranges_max {
                 break;
             }
-            let is_listed = self.loaded.listed == Some(id);
+            let stays = self.loaded.listed == Some(id) || self.is_at_frontier(id);
             let metaslab = &mut self.metaslabs[id as usize];
             let before = metaslab.range_count().unwrap_or_default();
-            if !is_listed && metaslab.unload()? {
+            if !stays && metaslab.unload()? {
                 ranges -= before;
             }
         }

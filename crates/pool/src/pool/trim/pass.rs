@@ -99,7 +99,10 @@ impl PoolInner {
     /// Discards what was freed. Errors end the pass: the space stays free.
     pub(super) fn trim_freed(&self) {
         let _pass = self.trim.pass.lock();
-        if let Err(error) = self.trim_noted() {
+        let trimmed = self.trim_noted();
+        // However it has ended, nothing needs to stay loaded.
+        let ended = self.space.lock().end_list();
+        if let Err(error) = trimmed.and(ended) {
             tracing::warn!(pool = &*self.name, %error, "cannot discard freed space");
         }
     }
@@ -110,7 +113,7 @@ impl PoolInner {
         let mut paid_ns = self.clock.now_ns();
         while !self.trim.thread_yields() {
             let Some(id) = self.space.lock().most_noted() else { return Ok(()) };
-            let mut list = match self.lock_loaded(id) {
+            let mut list = match self.lock_loaded_after_outage(id) {
                 Ok(mut space) => space.noted_discards(id, min_bytes)?,
                 Err(error) => {
                     if self.txgs.outage().is_none() {
@@ -141,6 +144,16 @@ impl PoolInner {
         progress: &mut dyn FnMut(&TrimProgress) -> ControlFlow<()>,
     ) -> Result<TrimReport> {
         let _pass = self.trim.pass.lock();
+        let report = self.trim_metaslabs(progress);
+        // However it has ended, nothing needs to stay loaded.
+        self.space.lock().end_list()?;
+        report
+    }
+
+    fn trim_metaslabs(
+        &self,
+        progress: &mut dyn FnMut(&TrimProgress) -> ControlFlow<()>,
+    ) -> Result<TrimReport> {
         let min_bytes = self.tunables.trim().trim_min_bytes();
         let total_bytes = match self.space.lock().spent_bytes() {
             Some(spent_bytes) => spent_bytes,
@@ -171,6 +184,17 @@ impl PoolInner {
         let names = unsupported.into_iter().filter_map(|device| self.devices.get(device));
         report.unsupported = names.map(|vdev| vdev.name()).collect();
         Ok(report)
+    }
+
+    /// As [`lock_loaded`](Self::lock_loaded). If the read fails because of an outage that has ended
+    /// since, it reads once more.
+    fn lock_loaded_after_outage(&self, id: u32) -> Result<MutexGuard<'_, Space>> {
+        match self.lock_loaded(id) {
+            Err(_) if self.txgs.may_have_outages() && self.txgs.outage().is_none() => {
+                self.lock_loaded(id)
+            }
+            locked => locked,
+        }
     }
 
     /// Locks the space maps with a metaslab that is loaded. Reads its base without a lock.
