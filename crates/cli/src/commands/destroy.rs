@@ -1,6 +1,9 @@
 //! `forebay destroy`: destroys a pool.
 
 use std::io::{BufRead, IsTerminal, Write};
+use std::path::PathBuf;
+
+use forebay_pool::Opened;
 
 use crate::args::DestroyArgs;
 use crate::control::client::{self, Target};
@@ -33,6 +36,16 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
             let text = format!("{}: holds no pool; give the devices of a pool", path.display());
             return Err(Failure::new(text));
         };
+        if let Some((name, guid)) = &named
+            && *guid != label.pool_guid
+        {
+            let (path, other) = (path.display(), &label.pool_name);
+            return Err(Failure::new(format!(
+                "{path}: is a device of pool {other} ({:016x}), and not of {name} ({guid:016x}); \
+                 nothing was destroyed: give the devices of one pool",
+                label.pool_guid
+            )));
+        }
         named = Some((label.pool_name.clone(), label.pool_guid));
     }
     let (name, guid) =
@@ -44,20 +57,43 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
         ask(&format!("pool {name}"), &name, &text)?;
     }
     if let Some(url) = paths.iter().find_map(|path| object_stores::url(path)) {
-        // Their labels alone would look like a pool.
-        let logs = paths.iter().filter(|path| object_stores::url(path).is_none());
-        let logs: Vec<_> = logs.cloned().collect();
-        if !logs.is_empty() {
-            let opened = pools::open_devices(&logs, false)?;
-            forebay_pool::destroy(&opened, true, &*pools::cache(MemoryPlan::small())?)?;
-        }
-        let objects = object_stores::destroy(url, args.force)?;
+        let objects = destroy_store(url, &paths, args)?;
         known::forget(guid);
         output::line(&format!("destroyed pool {name}, {objects} objects"));
         return Ok(());
     }
     let opened = pools::open_devices(&paths, false)?;
-    forebay_pool::destroy(&opened, args.force, &*pools::cache(MemoryPlan::small())?).map_err(
+    destroy_devices(&paths, opened, args.force, args.remove_files)?;
+    known::forget(guid);
+    output::line(&format!("destroyed pool {name}"));
+    Ok(())
+}
+
+/// Destroys the pool in a store, then what its log devices hold: if the store refuses, the pool
+/// lives, and needs them. Returns the number of objects.
+fn destroy_store(url: &str, paths: &[PathBuf], args: &DestroyArgs) -> Result<u64> {
+    let is_log = |path: &&PathBuf| object_stores::url(path).is_none();
+    let logs: Vec<PathBuf> = paths.iter().filter(is_log).cloned().collect();
+    // Before anything is destroyed: they may be in use.
+    let opened = match logs.is_empty() {
+        true => Vec::new(),
+        false => pools::open_devices(&logs, false)?,
+    };
+    let objects = object_stores::destroy(url, args.force)?;
+    if !logs.is_empty() {
+        // By force: they are not all devices of the pool, and its store is gone.
+        destroy_devices(&logs, opened, true, args.remove_files)?;
+    }
+    Ok(objects)
+}
+
+fn destroy_devices(
+    paths: &[PathBuf],
+    opened: Vec<Opened>,
+    force: bool,
+    remove_files: bool,
+) -> Result<()> {
+    forebay_pool::destroy(&opened, force, &*pools::cache(MemoryPlan::small())?).map_err(
         |error| {
             let mut failure = Failure::from(error);
             failure.message = failure.message.replace("or force it", "or use --force");
@@ -65,18 +101,16 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
         },
     )?;
     // So that the devices count as empty.
-    for path in &paths {
+    for path in paths {
         device_content::clear(path)?;
     }
     drop(opened);
-    known::forget(guid);
-    if args.remove_files {
+    if remove_files {
         for path in paths.iter().filter(|path| path.is_file()) {
             std::fs::remove_file(path)
                 .map_err(|error| Failure::about(path, "remove the file", &error))?;
         }
     }
-    output::line(&format!("destroyed pool {name}"));
     Ok(())
 }
 

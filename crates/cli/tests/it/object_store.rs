@@ -250,8 +250,16 @@ fn fsyncs_go_to_a_log_device_in_front_of_the_store() {
     host.ok(&["mount", &both, "mnt", "--daemon"]);
     assert_eq!(std::fs::read(folder.join("file")).expect("replayed"), [7; 4096]);
     host.ok(&["umount", "mnt"]);
+    host.ok(&["create", "other.img", "--size", "64M"]);
+    let wrong = format!("{URL}:{}", host.fixture.path("other.img").display());
+    let refused = host.fails(&["destroy", &wrong, "--yes", "--force"]);
+    assert!(refused.contains("is a device of pool other"), "{refused}");
+    host.ok(&["check", "other.img"]);
+    assert!(!server.keys("bucket/tank").is_empty(), "{refused}");
     host.ok(&["destroy", &both, "--yes"]);
     assert!(server.keys("bucket/tank").is_empty());
+    let gone = host.fails(&["check", "log.img"]);
+    assert!(gone.contains("log.img"), "{gone}");
 }
 
 #[test]
