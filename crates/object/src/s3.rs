@@ -321,7 +321,7 @@ mod tests {
         let body = Body::from(b"body".to_vec());
         let error = store.put("data", body, Condition::Always).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Denied);
-        assert_eq!(error.to_string(), "403 Forbidden: QuotaExceeded: The quota is used up.");
+        assert_eq!(error.to_string(), "403 Forbidden: QuotaExceeded: The quota is used up");
         server.await.unwrap();
     }
 

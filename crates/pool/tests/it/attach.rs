@@ -441,7 +441,11 @@ fn a_new_side_is_written_in_the_order_of_the_device_and_not_read() {
     assert!(status.bytes <= status.total_bytes && status.bytes >= 64 * RECORD, "{status:?}");
     let noted = std::mem::take(&mut *noting.noted.lock().unwrap());
     assert!(noted.iter().all(|(op, _)| *op == Op::Write), "{noted:?}");
-    assert!(noted.len() >= 64 && noted.is_sorted_by_key(|(_, offset)| *offset), "{noted:?}");
+    // Blocks are begun in order, six at a time. So a write comes before at most five that were
+    // begun earlier. In a random order it comes before sixteen, on average.
+    let overtaken = |at: usize| noted[at..].iter().filter(|later| later.1 < noted[at].1).count();
+    let most = (0..noted.len()).map(overtaken).max();
+    assert!(noted.len() >= 64 && most <= Some(5), "{most:?} {noted:?}");
     pool.export().expect("exported");
 }
 
