@@ -11,7 +11,7 @@ use forebay_io::{Device, Op};
 use crate::common::{Fixture, ME, MIB, ROOT, file, memory, mkdir, unmount};
 
 const FILES: u32 = 6000;
-const CREATES: u32 = 12;
+const CREATES: usize = 12;
 /// A test that hangs fails after so long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -27,9 +27,10 @@ fn buffer_names(fs: &FileSystem) {
     }
 }
 
-/// Adds files to a cold directory, whose leaves cannot be read, until a create would be slowed
-/// down. Returns the number of the next file.
-fn fill_buffer(fs: &FileSystem, dir: Ino) -> u32 {
+/// Adds files to a cold directory, whose leaves cannot be read, until creates would be slowed down.
+/// Returns the numbers of files whose creates would be.
+fn fill_buffer(fs: &FileSystem, dir: Ino) -> Vec<u32> {
+    let mut slowed = Vec::new();
     for number in FILES..2 * FILES {
         match fs.non_blocking().create(dir, &name(number), 0o644, ME) {
             Ok((entry, handle)) => {
@@ -38,13 +39,16 @@ fn fill_buffer(fs: &FileSystem, dir: Ino) -> u32 {
             }
             Err(error) if error.to_string().contains("change buffer") => {
                 assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                return number;
+                slowed.push(number);
+                if slowed.len() == CREATES {
+                    return slowed;
+                }
             }
-            // A filter that cannot tell, or a busy lock.
+            // A filter that cannot tell, so that the create has to read a leaf, or a busy lock.
             Err(_) => {}
         }
     }
-    panic!("no create was slowed down");
+    panic!("{} creates would be slowed down", slowed.len());
 }
 
 /// More creates are slowed down than there are worker threads.
@@ -79,10 +83,10 @@ fn slowed_creates_leave_threads_to_others() {
     fs.forget(ino, 1);
     let _ = fs.non_blocking().create(dir, &name(2 * FILES), 0o644, ME);
     faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
-    let next = fill_buffer(&fs, dir);
+    let slowed = fill_buffer(&fs, dir);
 
     let (done, creates) = mpsc::channel();
-    for number in next..next + CREATES {
+    for number in slowed {
         let done = done.clone();
         fs.spawn(Box::new(move |fs| {
             let made = fs.create(dir, &name(number), 0o644, ME);
