@@ -140,7 +140,7 @@ impl forebay_object::LiveRanges for Live {
     }
 }
 
-/// Opens the store of a URL as it is now, whoever uses it, and writes nothing.
+/// Opens the store of a URL read-only as it is now, also while another host uses it.
 ///
 /// # Errors
 /// As [`open`], but that the pool may be in use.

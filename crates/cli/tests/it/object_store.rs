@@ -1,7 +1,7 @@
 //! Pools on an object store, on the command line.
 
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::{Child, Output, Stdio};
 
 use crate::fixture::{Fixture, failed, texts, wait_until};
 use crate::s3::{READER, S3Server};
@@ -262,6 +262,19 @@ fn fsyncs_go_to_a_log_device_in_front_of_the_store() {
     assert!(gone.contains("log.img"), "{gone}");
 }
 
+/// Starts a command, and does not wait for it.
+fn begin(host: &Host, server: &S3Server, arguments: &[&str]) -> Child {
+    let mut command = host.fixture.command(arguments);
+    let command = command.envs(server.environment()).stderr(Stdio::piped());
+    command.spawn().expect("the program runs")
+}
+
+fn wait_for_outage(host: &Host) {
+    wait_until("the outage in status", || {
+        texts(&host.run(&["status", URL])).0.contains("has not answered")
+    });
+}
+
 #[test]
 fn a_forced_export_does_not_wait_for_a_store_that_is_away() {
     let server = S3Server::start();
@@ -273,12 +286,8 @@ fn a_forced_export_does_not_wait_for_a_store_that_is_away() {
     std::fs::File::open(folder.join("kept")).and_then(|file| file.sync_all()).expect("synced");
     server.set_away(true);
     std::fs::write(folder.join("lost"), b"lost").expect("in memory");
-    let mut waiting = host.fixture.command(&["export", URL, "--lazy"]);
-    let waiting = waiting.envs(server.environment()).stderr(Stdio::piped());
-    let mut waiting = waiting.spawn().expect("the program runs");
-    wait_until("the outage in status", || {
-        texts(&host.run(&["status", URL])).0.contains("has not answered")
-    });
+    let mut waiting = begin(&host, &server, &["export", URL, "--lazy"]);
+    wait_for_outage(&host);
     assert!(waiting.try_wait().expect("a child").is_none(), "it did not wait");
     let forced = host.fails(&["export", URL, "--force", "--lazy"]);
     assert!(forced.contains("changes since transaction group"), "{forced}");
@@ -308,12 +317,8 @@ fn an_export_that_outlasts_an_outage_loses_nothing_and_holds_up_no_other_pool() 
     for folder in &folders {
         std::fs::write(folder.join("file"), b"kept").expect("in memory");
     }
-    wait_until("the outage in status", || {
-        texts(&host.run(&["status", URL])).0.contains("has not answered")
-    });
-    let mut waiting = host.fixture.command(&["export", URL]);
-    let waiting = waiting.envs(server.environment()).stderr(Stdio::piped());
-    let mut waiting = waiting.spawn().expect("the program runs");
+    wait_for_outage(&host);
+    let mut waiting = begin(&host, &server, &["export", URL]);
     wait_until("the end of the mounts", || {
         let output = host.run(&["list", "--json"]);
         !texts(&output).0.contains("mnt2") && !folders[0].join("file").exists()
@@ -348,12 +353,8 @@ fn a_forced_export_that_fails_forces_no_later_one() {
     drop(open);
     server.set_away(true);
     std::fs::write(folder.join("file"), b"kept").expect("in memory");
-    wait_until("the outage in status", || {
-        texts(&host.run(&["status", URL])).0.contains("has not answered")
-    });
-    let mut waiting = host.fixture.command(&["export", URL]);
-    let waiting = waiting.envs(server.environment()).stderr(Stdio::piped());
-    let mut waiting = waiting.spawn().expect("the program runs");
+    wait_for_outage(&host);
+    let mut waiting = begin(&host, &server, &["export", URL]);
     wait_until("the end of the mount", || !folder.join("file").exists());
     // Longer than a watch takes to give up.
     let asked = std::time::Instant::now();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_fs::{Caller, FileSystem, FsOptions, Ino, Owner};
+use forebay_fs::{Caller, FileKind, FileSystem, FsOptions, Ino, NewNode, Owner};
 use forebay_fuse::{Group, Groups, Mount, mount_following};
 use forebay_io::OpenOptions as DeviceOptions;
 use forebay_pool::{
@@ -46,6 +46,13 @@ impl Followed {
 
     fn at(&self) -> PathBuf {
         self.directory.path().join("mnt")
+    }
+
+    /// Makes the directory `directory`.
+    fn make_directory(&self) {
+        let kind = FileKind::Directory;
+        let node = NewNode { kind, mode: 0o755, rdev: 0, target: None };
+        self.writer.make(Ino::ROOT, b"directory", &node, ME).expect("mkdir");
     }
 
     /// Makes what was written durable, and imports a copy of it.
@@ -175,13 +182,7 @@ fn open_directories_move_on_and_the_number_of_groups_is_bounded() {
         return;
     }
     let mut followed = Followed::new();
-    let node = forebay_fs::NewNode {
-        kind: forebay_fs::FileKind::Directory,
-        mode: 0o755,
-        rdev: 0,
-        target: None,
-    };
-    followed.writer.make(Ino::ROOT, b"directory", &node, ME).expect("mkdir");
+    followed.make_directory();
     followed.write("log", b"0");
     let (groups, mount) = followed.mount();
     let at = followed.at();
@@ -227,13 +228,7 @@ fn what_is_gone_is_stale() {
         return;
     }
     let mut followed = Followed::new();
-    let node = forebay_fs::NewNode {
-        kind: forebay_fs::FileKind::Directory,
-        mode: 0o755,
-        rdev: 0,
-        target: None,
-    };
-    followed.writer.make(Ino::ROOT, b"directory", &node, ME).expect("mkdir");
+    followed.make_directory();
     followed.write("file", b"one");
     let (groups, mount) = followed.mount();
     let at = followed.at();

@@ -8,8 +8,8 @@ use forebay_base::clock::ManualClock;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
 use forebay_pool::{
-    Error, ErrorKind, EventKind, HealthState, ImportOptions, LeafState, NewVdev, Object, Opened,
-    Pool,
+    CreateOptions, Error, ErrorKind, EventKind, HealthState, ImportOptions, LeafState, NewVdev,
+    Object, Opened, Pool,
 };
 
 use crate::common::{
@@ -37,11 +37,7 @@ impl Parts {
 
     /// Creates the pool, and an object in it. No group is committed unasked.
     fn create(&self) -> (Pool, u64) {
-        let opened = |one: &Arc<FaultDevice>| (Arc::clone(one) as Arc<dyn Device>).into();
-        let log = NewVdev::Log(self.logs.iter().map(opened).collect());
-        let data = NewVdev::Device(opened(&self.data));
-        let options = create_options(&cache(32 * MIB));
-        let pool = Pool::create_tree(vec![data, log], &options).expect("a pool");
+        let pool = self.create_with(&create_options(&cache(32 * MIB)));
         pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
         let data = dataset(&pool);
         let tx = pool.begin().expect("space");
@@ -50,6 +46,34 @@ impl Parts {
         pool.sync().expect("durable");
         drop(data);
         (pool, number)
+    }
+
+    fn create_with(&self, options: &CreateOptions) -> Pool {
+        let opened = |one: &Arc<FaultDevice>| (Arc::clone(one) as Arc<dyn Device>).into();
+        let log = NewVdev::Log(self.logs.iter().map(opened).collect());
+        let tree = vec![NewVdev::Device(opened(&self.data)), log];
+        Pool::create_tree(tree, options).expect("a pool")
+    }
+
+    /// Checks that fsyncs go to the log device, at the latest after a commit; writes 9.
+    fn log_takes_fsyncs(pool: &Pool, number: u64) {
+        write(pool, number, 7);
+        pool.sync().expect("durable");
+        let before = log_writes(pool);
+        let batches = counter(pool, "batches");
+        fsync(pool, number, 9);
+        assert_eq!(counter(pool, "batches"), batches + 1);
+        let after = log_writes(pool);
+        assert!(before.iter().zip(&after).all(|(before, after)| after > before), "elsewhere");
+    }
+
+    /// Checks that copies of the data device and of each side of the log are the whole pool.
+    fn each_side_holds(&self, number: u64, value: u8) {
+        for one in 0..self.logs.len() {
+            let devices = [copy_of(&self.data()), copy_of(&self.log(one))];
+            let pool = import(&devices).expect("each side has all");
+            assert_eq!(content(&pool, number), value, "side {one}");
+        }
     }
 
     fn data(&self) -> Arc<dyn Device> {
@@ -199,20 +223,6 @@ fn log_writes(pool: &Pool) -> Vec<u64> {
     pool.devices().iter().filter(|one| one.log).map(of).collect()
 }
 
-impl Parts {
-    /// Checks that fsyncs go to the log device, at the latest after a commit; writes 9.
-    fn log_takes_fsyncs(pool: &Pool, number: u64) {
-        write(pool, number, 7);
-        pool.sync().expect("durable");
-        let before = log_writes(pool);
-        let batches = counter(pool, "batches");
-        fsync(pool, number, 9);
-        assert_eq!(counter(pool, "batches"), batches + 1);
-        let after = log_writes(pool);
-        assert!(before.iter().zip(&after).all(|(before, after)| after > before), "elsewhere");
-    }
-}
-
 #[test]
 fn a_log_device_that_is_lost_after_an_export_loses_nothing() {
     let parts = Parts::new(1);
@@ -234,7 +244,9 @@ fn log_devices_of_other_pools_and_older_copies_are_refused() {
     let parts = Parts::new(1);
     let (pool, number) = parts.create();
     let other = Parts::new(1);
-    let (other_pool, _) = other.create_as(8);
+    // With other GUIDs.
+    let options = CreateOptions { seed: Some(8), ..create_options(&cache(32 * MIB)) };
+    let other_pool = other.create_with(&options);
     other_pool.abandon();
     fsync(&pool, number, 1);
     let older = copy_of(&parts.log(0));
@@ -258,18 +270,6 @@ fn log_devices_of_other_pools_and_older_copies_are_refused() {
     drop(pool);
     let pool = import(&[parts.data(), parts.log(0)]).expect("the pool");
     assert_eq!(content(&pool, number), 4);
-}
-
-impl Parts {
-    /// As [`create`](Self::create), with other GUIDs.
-    fn create_as(&self, seed: u64) -> (Pool, ()) {
-        let opened = |one: &Arc<FaultDevice>| (Arc::clone(one) as Arc<dyn Device>).into();
-        let log = NewVdev::Log(self.logs.iter().map(opened).collect());
-        let mut options = create_options(&cache(32 * MIB));
-        options.seed = Some(seed);
-        let tree = vec![NewVdev::Device(opened(&self.data)), log];
-        (Pool::create_tree(tree, &options).expect("a pool"), ())
-    }
 }
 
 #[test]
@@ -346,11 +346,7 @@ fn a_mirror_of_logs_goes_on_with_either_side() {
         assert_eq!(states(&pool), [LeafState::Online; 2]);
         Parts::log_takes_fsyncs(&pool, number);
         pool.abandon();
-        for one in 0..2 {
-            let devices = [copy_of(&parts.data()), copy_of(&parts.log(one))];
-            let pool = import(&devices).expect("each side has all");
-            assert_eq!(content(&pool, number), 9, "side {one}");
-        }
+        parts.each_side_holds(number, 9);
     }
 }
 
@@ -514,11 +510,7 @@ fn sides_of_a_log_mirror_that_fail_together_have_the_same() {
     Parts::log_takes_fsyncs(&pool, number);
     assert_eq!(states(&pool), [LeafState::Online; 2]);
     pool.abandon();
-    for one in 0..2 {
-        let devices = [copy_of(&parts.data()), copy_of(&parts.log(one))];
-        let pool = import(&devices).expect("each side has all");
-        assert_eq!(content(&pool, number), 9, "side {one}");
-    }
+    parts.each_side_holds(number, 9);
 }
 
 #[test]
