@@ -79,6 +79,16 @@ impl Node {
         store.prefetch(ptr, attributes, Box::new(|_| {}));
     }
 
+    /// Starts to read the highest indirect block above `block` that is not in memory.
+    pub(super) fn prefetch_pointers(&self, block: u64) {
+        let store = &self.io.store;
+        let tree = self.lock().tree;
+        // A later read finds the damage and reports it.
+        if let Ok(Some(ptr)) = tree::missing_above(store, &tree, block) {
+            store.prefetch(&ptr, INDIRECT_BLOCKS, Box::new(|_| {}));
+        }
+    }
+
     /// The pointer of a stored block. `Some(None)` for a block that is dirty in memory or a hole;
     /// `None` if the pointer is not in memory.
     pub(super) fn locate(&self, block: u64) -> Option<Option<BlockPtrPhys>> {

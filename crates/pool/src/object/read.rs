@@ -132,7 +132,7 @@ impl Node {
             found => found,
         };
         drop(state);
-        for plan in [postponed, plan].into_iter().flatten() {
+        for plan in postponed.into_iter().chain(plan) {
             self.read_ahead(plan, wait);
         }
         let mut done = blocks.start;

@@ -18,17 +18,23 @@ impl Node {
     /// Starts to read the blocks of a plan. May wait for an indirect block.
     pub(super) fn read_ahead(&self, plan: Plan, wait: Wait) {
         let _reading = self.io.store.readers().enter();
+        // The pointers for the next plan come from a device while this one is being read.
+        if let Some(block) = plan.reach()
+            && self.locate(block).is_none()
+        {
+            self.prefetch_pointers(block);
+        }
         // Read at most one missing indirect block per plan. The reader needs it soon in any case.
         let mut may_pin = true;
-        for block in plan.blocks() {
+        for (done, block) in plan.blocks().enumerate() {
             let mut found = self.locate(block);
             if found.is_none() && may_pin {
                 may_pin = false;
                 let pinned = self.pin(block, wait);
                 if is_would_block(&pinned) {
                     // The read of the indirect block has started. The next read of the object
-                    // issues the plan.
-                    self.lock().readahead.postpone(plan);
+                    // issues the rest of the plan.
+                    self.lock().readahead.postpone(plan.after(done));
                     return;
                 }
                 found = pinned.is_ok().then(|| self.locate(block)).flatten();

@@ -14,7 +14,8 @@
 //! distance starts small. It doubles with each refill up to a bound (`prefetch_ramp_bytes`), and up
 //! to a higher bound (`prefetch_max_bytes`) with each read that finds its block still in flight:
 //! only then does more distance help. It halves with each read whose prefetched block is missing:
-//! the cache cannot keep so many.
+//! the cache cannot keep so many. A read that is longer than what was issued misses the rest, and
+//! says nothing of that.
 //!
 //! # Invariants
 //!
@@ -42,7 +43,7 @@ const CONFIRMATIONS: u8 = 2;
 /// Maximum recognized stride, in blocks.
 const STRIDE_MAX: u64 = 1024;
 
-/// Where the caller found the first block of a read.
+/// Where the caller found a block of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadOutcome {
     /// In the cache.
@@ -91,6 +92,20 @@ impl Plan {
             .map(move |access| self.first.wrapping_add_signed(access * self.stride));
         starts.flat_map(move |start| start..(start + u64::from(self.run)).min(self.end_block))
     }
+
+    /// What is left of it when the first `done` blocks have been read.
+    pub(crate) fn after(self, done: usize) -> Self {
+        let accesses = (done / self.run as usize).min(self.count as usize) as u32;
+        let first = self.first.wrapping_add_signed(i64::from(accesses) * self.stride);
+        Self { first, count: self.count - accesses, ..self }
+    }
+
+    /// The last block that a plan as long as this one would reach after it, if it is in the object.
+    pub(crate) fn reach(self) -> Option<u64> {
+        let accesses = 2 * i64::from(self.count) - 1;
+        let last = self.first.checked_add_signed(accesses.checked_mul(self.stride)?);
+        last.filter(|block| *block < self.end_block)
+    }
 }
 
 /// A read that no stream expected, without its first block.
@@ -134,13 +149,17 @@ impl StreamDetector {
     }
 
     /// Reports a read of `blocks` blocks from `first` on, of an object of `end_block` blocks, and
-    /// returns the blocks to read ahead. `found` is where its first block was.
+    /// returns the blocks to read ahead.
+    ///
+    /// `found` is the worst that an earlier read met. The stream that takes this read learns from
+    /// it, and it becomes a hit again. Until then it stays: a read that repeats what a stream has
+    /// passed, such as the second half of a block, says nothing of how far ahead is enough.
     #[inline]
     pub(crate) fn on_read(
         &mut self,
         (first, blocks): (u64, u32),
         end_block: u64,
-        found: ReadOutcome,
+        found: &mut ReadOutcome,
         now_ns: impl Fn() -> u64,
         limits: &Limits,
         counters: &PrefetchCounters,
@@ -152,6 +171,7 @@ impl StreamDetector {
         }
         self.last = (first, end);
         if limits.max_blocks == 0 {
+            take(found);
             return None;
         }
         for stream in &mut self.streams {
@@ -160,11 +180,13 @@ impl StreamDetector {
                 Match::Behind => return None,
                 Match::Takes { accesses, jumps } => {
                     stream.last_ns = now_ns();
+                    let found = take(found);
                     let row = match (stream.unused_blocks() > 0, found) {
                         (false, _) => PrefetchCounters::MISSES,
                         (true, ReadOutcome::Hit) => PrefetchCounters::HITS,
                         (true, ReadOutcome::InFlight) => PrefetchCounters::LATE,
-                        (true, ReadOutcome::Miss) => PrefetchCounters::LOST,
+                        (true, ReadOutcome::Miss) if !stream.outran() => PrefetchCounters::LOST,
+                        (true, ReadOutcome::Miss) => PrefetchCounters::MISSES,
                     };
                     counters.add(row, 0, 1);
                     let plan = stream.take((accesses, jumps), found, end_block, limits);
@@ -172,6 +194,7 @@ impl StreamDetector {
                 }
             }
         }
+        take(found);
         let stream = self.recognize(first, blocks, now_ns)?;
         let plan = self.start(stream, end_block, limits, counters);
         issue(plan, counters)
@@ -253,6 +276,12 @@ impl StreamDetector {
         self.streams.push(stream);
         self.streams.last_mut()?.take((0, false), ReadOutcome::Hit, end_block, limits)
     }
+}
+
+/// The outcome, with a hit in its place. Writes only if it changes.
+#[inline]
+fn take(found: &mut ReadOutcome) -> ReadOutcome {
+    if *found == ReadOutcome::Hit { *found } else { std::mem::replace(found, ReadOutcome::Hit) }
 }
 
 fn issue(plan: Option<Plan>, counters: &PrefetchCounters) -> Option<Plan> {

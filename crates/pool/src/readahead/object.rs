@@ -60,38 +60,46 @@ impl ReadAhead {
 /// Limit of remembered unserved reads. If the oldest is dropped, its retry is reported again.
 const UNSERVED_MAX: usize = 64;
 
+/// Limit of postponed plans.
+const POSTPONED_MAX: usize = 16;
+
 /// Read-ahead state of one object.
 #[repr(C)]
 pub(crate) struct ObjectReadahead {
     detector: Option<Box<StreamDetector>>,
-    /// Where the newest reported read found its first block.
+    /// Where reads found blocks, as far as no stream has learned of it; a hit if all were in the
+    /// cache.
     last_found: ReadOutcome,
     /// Block ranges of reads that were reported and then not served, because that would have
     /// blocked. A retry is not reported again.
     unserved: Vec<Range<u64>>,
-    /// The plan of a non-blocking thread that needs an indirect block first. The next read issues
-    /// it.
-    postponed: Option<Plan>,
+    /// Plans, or the rest of them, of non-blocking threads that need an indirect block first. The
+    /// next read issues them.
+    postponed: Vec<Plan>,
 }
 
 impl ObjectReadahead {
     pub(crate) fn new() -> Self {
-        Self { detector: None, last_found: ReadOutcome::Hit, unserved: Vec::new(), postponed: None }
+        Self {
+            detector: None,
+            last_found: ReadOutcome::Hit,
+            unserved: Vec::new(),
+            postponed: Vec::new(),
+        }
     }
 
     /// Whether a read of this cached block need not be reported.
     #[inline]
     pub(crate) fn may_skip_report(&self, block: u64) -> bool {
         self.unserved.is_empty()
-            && self.postponed.is_none()
+            && self.postponed.is_empty()
             // A stream would count an old miss as its own.
             && self.last_found == ReadOutcome::Hit
             && !self.detector.as_ref().is_some_and(|streams| streams.is_near_a_stream(block))
     }
 
     /// Reports a read of blocks of an object of `end_block` blocks, and returns the blocks to read
-    /// ahead. The detector learns how the previous read was served, because this one is not served
-    /// yet.
+    /// ahead. The detector learns how earlier reads were served: this one is not served yet.
     pub(crate) fn on_read(
         &mut self,
         shared: &ReadAhead,
@@ -100,19 +108,19 @@ impl ObjectReadahead {
         block_bytes: u64,
     ) -> Option<Plan> {
         let limits = Limits::new(&shared.tunables, block_bytes);
-        let found = self.last_found;
-        if found != ReadOutcome::Hit {
-            self.last_found = ReadOutcome::Hit;
-        }
         let count = (blocks.end - blocks.start).min(u64::from(u32::MAX)) as u32;
         let detector = self.detector.get_or_insert_with(|| Box::new(StreamDetector::new()));
         let now_ns = || shared.clock.now_ns();
+        let found = &mut self.last_found;
         detector.on_read((blocks.start, count), end_block, found, now_ns, &limits, &shared.counters)
     }
 
-    /// Records where the newest reported read found its first block, if not in the cache.
+    /// Records where a read found a block, if not in the cache. The first such block of a read
+    /// counts: the stream may not have come to those behind it.
     pub(crate) fn set_found(&mut self, found: ReadOutcome) {
-        self.last_found = found;
+        if self.last_found == ReadOutcome::Hit {
+            self.last_found = found;
+        }
     }
 
     /// Whether this read is a retry of one that was reported before.
@@ -135,15 +143,19 @@ impl ObjectReadahead {
         self.unserved.push(blocks);
     }
 
-    /// The postponed plan, if any. Writes nothing if there is none: most reads leave none, and
-    /// other threads read that cache line.
+    /// The postponed plans. Writes nothing if there are none: most reads leave none, and other
+    /// threads read that cache line.
     #[inline]
-    pub(crate) fn take_postponed(&mut self) -> Option<Plan> {
-        if self.postponed.is_some() { self.postponed.take() } else { None }
+    pub(crate) fn take_postponed(&mut self) -> Vec<Plan> {
+        if self.postponed.is_empty() { Vec::new() } else { std::mem::take(&mut self.postponed) }
     }
 
-    /// Leaves the plan to the next read.
+    /// Leaves the plan to the next read. If there are too many, the oldest is dropped: most of its
+    /// blocks are read by now.
     pub(crate) fn postpone(&mut self, plan: Plan) {
-        self.postponed = Some(plan);
+        if self.postponed.len() == POSTPONED_MAX {
+            self.postponed.remove(0);
+        }
+        self.postponed.push(plan);
     }
 }

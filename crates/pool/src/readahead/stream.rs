@@ -38,6 +38,9 @@ pub(super) struct Stream {
     ahead: u32,
     /// Target of `ahead`.
     distance: u32,
+    /// Whether the newest read was longer than `ahead`, as the one is that made the stream: it
+    /// misses blocks that were never issued.
+    outran: bool,
     /// Reads that jumped minus reads that did not.
     jumps: u8,
     pub(super) last_ns: u64,
@@ -46,12 +49,18 @@ pub(super) struct Stream {
 impl Stream {
     pub(super) fn new(next: u64, stride: i64, run: u32, now_ns: u64) -> Self {
         debug_assert!(stride != 0);
-        Self { next, stride, run, ahead: 0, distance: FIRST_DISTANCE, jumps: 0, last_ns: now_ns }
+        let distance = FIRST_DISTANCE;
+        Self { next, stride, run, ahead: 0, distance, outran: false, jumps: 0, last_ns: now_ns }
     }
 
     /// Blocks issued and not read yet.
     pub(super) fn unused_blocks(&self) -> u64 {
         u64::from(self.ahead) * u64::from(self.run)
+    }
+
+    /// Whether the newest read was longer than what was issued.
+    pub(super) fn outran(&self) -> bool {
+        self.outran
     }
 
     /// Whether a read from this block on may belong to the stream.
@@ -97,6 +106,7 @@ impl Stream {
     ) -> Option<Plan> {
         self.jumps = if jumps { self.jumps + 1 } else { self.jumps.saturating_sub(1) };
         let expected = self.ahead > 0;
+        let outran = std::mem::replace(&mut self.outran, self.ahead < accesses.max(1));
         self.ahead = self.ahead.saturating_sub(accesses);
         self.next = self.next.wrapping_add_signed(i64::from(accesses).saturating_mul(self.stride));
         let most = limits.max_blocks / self.run.max(1);
@@ -107,7 +117,7 @@ impl Stream {
         }
         match found {
             ReadOutcome::InFlight if expected => self.distance = self.distance.saturating_mul(2),
-            ReadOutcome::Miss if expected => {
+            ReadOutcome::Miss if expected && !outran => {
                 // The other issued blocks are probably missing too.
                 self.distance /= 2;
                 self.ahead = 0;

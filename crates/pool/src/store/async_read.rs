@@ -60,10 +60,11 @@ impl InFlightPrefetches {
 }
 
 impl Store {
-    /// Whether a prefetch of the block is in flight.
+    /// Whether a prefetch of a block that was not cached just now is in flight, or has ended since.
     pub(crate) fn is_read_ahead(&self, bp: &BlockPtrPhys) -> bool {
         let key = self.key(bp);
-        self.shared.prefetches.shard(&key).lock().contains_key(&key)
+        let in_flight = self.shared.prefetches.shard(&key).lock().contains_key(&key);
+        in_flight || self.cache.cache().contains(&key)
     }
 
     /// Starts a prefetch of a block, unless it is cached or being read. See the module for when it
@@ -200,9 +201,6 @@ impl AsyncRead {
     /// Publishes the block. Runs in the I/O callback.
     fn end(self, read: Read) {
         let Self { shared, bp, key, place, cause, load_guard, on_done } = self;
-        if cause == ReadCause::Prefetch {
-            drop(shared.prefetches.shard(&key).lock().remove(&key));
-        }
         let published = match unpack(&shared, &bp, cause, read) {
             Ok(content) => {
                 drop(load_guard.publish(content));
@@ -220,6 +218,10 @@ impl AsyncRead {
                 false
             }
         };
+        // Only now: else a reader that looks meanwhile would take it for lost.
+        if cause == ReadCause::Prefetch {
+            drop(shared.prefetches.shard(&key).lock().remove(&key));
+        }
         on_done(published);
     }
 }

@@ -327,3 +327,29 @@ fn stats_do_not_wait_for_a_syncing_txg() {
     });
     assert!(fixture.pool.usage().allocated_bytes >= before.allocated_bytes + 3 * MIB);
 }
+
+/// Pointers come before their blocks are to be read ahead, and a plan that waits for them goes on
+/// where it was.
+#[test]
+fn read_ahead_of_a_reader_that_never_blocks_passes_indirect_blocks() {
+    let fixture = cold();
+    fixture.pool.set_tunable("prefetch_max_bytes", "4MiB").unwrap();
+    fixture.pool.set_tunable("prefetch_ramp_bytes", "2MiB").unwrap();
+    fixture.faults.add(Rule::new(Fault::Delay(Duration::from_millis(2))).on(Op::Read));
+    let object = fixture.object();
+    for block in 0..BLOCKS {
+        let found = loop {
+            match try_read(&object, block) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    fetched(&object, block * RECORD, RECORD).recv().unwrap();
+                }
+                found => break found.unwrap(),
+            }
+        };
+        assert_eq!(found, block + 1);
+    }
+    assert_eq!(fixture.counter("lost"), 0);
+    // Each block is read ahead once, but for the first ones and those that a fetch overtakes.
+    let needless = fixture.counter("prefetches_needless");
+    assert!(needless < BLOCKS / 10, "{needless} of {BLOCKS} blocks were asked for again");
+}

@@ -41,14 +41,19 @@ impl Reader {
         hit
     }
 
-    fn read_found(&mut self, first: u64, blocks: u32, found: ReadOutcome) {
+    fn read_found(&mut self, first: u64, blocks: u32, mut found: ReadOutcome) {
+        self.read_leaving(first, blocks, &mut found);
+    }
+
+    /// Reads, after reads that met `found`, and leaves there what no stream has learned of.
+    fn read_leaving(&mut self, first: u64, blocks: u32, found: &mut ReadOutcome) {
         self.now_ns += 1000;
         self.read += u64::from(blocks);
         self.cached.extend(first..first + u64::from(blocks));
         let (detector, counters) = (&mut self.detector, &self.counters);
         let read = (first, blocks);
-        let plan =
-            detector.on_read(read, self.end_block, found, || self.now_ns, &self.limits, counters);
+        let now_ns = || self.now_ns;
+        let plan = detector.on_read(read, self.end_block, found, now_ns, &self.limits, counters);
         let Some(plan) = plan else { return };
         let mut count = 0;
         for block in plan.blocks() {
@@ -155,6 +160,57 @@ fn distance_grows_by_use_to_one_bound_and_by_late_prefetches_to_another() {
     assert!(ahead(&reader) - 310 <= 64);
     assert!(reader.sum(PrefetchCounters::LOST) > 0);
     assert_eq!(reader.detector.streams.len(), 1);
+}
+
+#[test]
+fn what_a_read_met_is_kept_until_its_stream_reads_on() {
+    let mut reader = Reader::new(100_000);
+    for block in 0..20 {
+        reader.read(block, 1);
+    }
+    let mut found = ReadOutcome::InFlight;
+    // The second half of the newest block, and a read that another thread has overtaken.
+    for block in [19, 17] {
+        reader.read_leaving(block, 1, &mut found);
+        assert_eq!(found, ReadOutcome::InFlight);
+    }
+    assert_eq!(reader.sum(PrefetchCounters::LATE), 0);
+    reader.read_leaving(20, 1, &mut found);
+    assert_eq!((found, reader.sum(PrefetchCounters::LATE)), (ReadOutcome::Hit, 1));
+    // A read elsewhere leaves nothing to a later stream.
+    found = ReadOutcome::Miss;
+    reader.read_leaving(50_000, 1, &mut found);
+    assert_eq!(found, ReadOutcome::Hit);
+}
+
+#[test]
+fn reads_longer_than_the_first_distance_do_not_hold_it_down() {
+    let mut reader = Reader::new(100_000);
+    let mut found = ReadOutcome::Hit;
+    for first in (0..400).step_by(8) {
+        let missing = (first..first + 8).any(|block| !reader.cached.contains(&block));
+        reader.read_leaving(first, 8, &mut found);
+        if missing {
+            found = ReadOutcome::Miss;
+        }
+    }
+    assert_eq!(reader.sum(PrefetchCounters::LOST), 0);
+    let last = reader.cached.last().map_or(0, |last| last + 1);
+    assert!(last > 400, "the reads are ahead: {last}");
+}
+
+#[test]
+fn what_is_left_of_a_plan_and_where_the_next_one_ends() {
+    let plan = Plan { first: 10, stride: 1, run: 1, count: 6, end_block: 40 };
+    let left = plan.after(4);
+    assert_eq!(left.blocks().collect::<Vec<_>>(), [14, 15]);
+    assert_eq!((plan.reach(), left.reach()), (Some(21), Some(17)));
+    assert_eq!(Plan { end_block: 21, ..plan }.reach(), None);
+    let back = Plan { first: 30, stride: -7, run: 2, count: 3, end_block: 40 };
+    // An access that is half done is done again.
+    assert_eq!(back.after(3).blocks().collect::<Vec<_>>(), [23, 24, 16, 17]);
+    assert_eq!(back.reach(), None, "before the beginning");
+    assert_eq!(plan.after(9).blocks().count(), 0);
 }
 
 #[test]
