@@ -42,8 +42,9 @@ mod probe;
 mod publish;
 mod reader;
 mod s3;
-#[cfg(test)]
-mod simulated;
+#[cfg(any(test, feature = "testing"))]
+#[cfg_attr(not(feature = "testing"), allow(unreachable_pub))]
+pub mod simulated;
 mod store;
 #[cfg(test)]
 mod tests;

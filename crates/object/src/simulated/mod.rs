@@ -6,6 +6,10 @@
 //! answered any more.
 //!
 //! Time is that of the async runtime, which tests pause. A seed gives the same run.
+//!
+//! A store may be recorded, which gives the state after a crash at each of its moments.
+
+mod recording;
 
 use std::ops::Range;
 use std::time::Duration;
@@ -19,23 +23,32 @@ use crate::memory::{MemoryStore, cut};
 use crate::store::{
     Body, Condition, ObjectStore, StoreError, StoreErrorKind, StoreFuture, Version,
 };
+use recording::{Recording, UnderWay};
+
+pub use recording::{Change, CrashedStore};
 
 /// How the network behaves. The numbers are chances of a thousand.
 #[derive(Clone, Debug)]
-pub(crate) struct Network {
-    pub(crate) latency: Range<Duration>,
-    pub(crate) refused: u64,
-    pub(crate) lost: u64,
-    pub(crate) late: u64,
-    pub(crate) slow_down: u64,
-    pub(crate) cut: u64,
+pub struct Network {
+    /// The time that a request takes in each direction.
+    pub latency: Range<Duration>,
+    /// The request fails before it takes effect.
+    pub refused: u64,
+    /// It takes effect, and its answer is lost.
+    pub lost: u64,
+    /// It fails, and takes effect much later.
+    pub late: u64,
+    /// The store asks for fewer requests.
+    pub slow_down: u64,
+    /// The body of the answer is cut.
+    pub cut: u64,
     /// Something else answers an unconditional change: there is no such object.
-    pub(crate) strange: u64,
+    pub strange: u64,
 }
 
 impl Network {
     /// Nothing fails.
-    pub(crate) const GOOD: Self = Self {
+    pub const GOOD: Self = Self {
         latency: Duration::from_millis(2)..Duration::from_millis(40),
         refused: 0,
         lost: 0,
@@ -44,14 +57,19 @@ impl Network {
         cut: 0,
         strange: 0,
     };
+    /// Nothing fails, and nothing takes time.
+    pub const INSTANT: Self = Self { latency: Duration::ZERO..Duration::ZERO, ..Self::GOOD };
     /// A tenth of the requests fails in one way or another.
-    pub(crate) const BAD: Self =
+    pub const BAD: Self =
         Self { refused: 30, lost: 40, late: 20, slow_down: 20, cut: 20, strange: 10, ..Self::GOOD };
 }
 
+/// A simulated store.
+///
 /// Locking: `simulated-store`, a leaf lock.
-pub(crate) struct SimulatedStore {
-    pub(crate) inner: Arc<MemoryStore>,
+pub struct SimulatedStore {
+    inner: Arc<MemoryStore>,
+    recording: Option<Arc<Recording>>,
     state: Mutex<State>,
 }
 
@@ -69,6 +87,8 @@ struct State {
     paused: bool,
     /// Held by each put that was not executed yet.
     puts: Arc<()>,
+    /// Changes of an earlier client that are still under way.
+    stragglers: Vec<Change>,
     /// Gets that still are answered by "not found".
     hidden: u64,
     requests: u64,
@@ -88,7 +108,22 @@ enum Fate {
 }
 
 impl SimulatedStore {
-    pub(crate) fn new(inner: Arc<MemoryStore>, network: Network, seed: u64) -> Arc<Self> {
+    /// Creates a front of `inner`. The seed decides what fails, and which requests are fast.
+    pub fn new(inner: Arc<MemoryStore>, network: Network, seed: u64) -> Arc<Self> {
+        Self::create(inner, network, seed, None)
+    }
+
+    /// Creates an empty store that records all changes.
+    pub fn recorded(network: Network, seed: u64) -> Arc<Self> {
+        Self::create(MemoryStore::new(), network, seed, Some(Arc::new(Recording::new())))
+    }
+
+    fn create(
+        inner: Arc<MemoryStore>,
+        network: Network,
+        seed: u64,
+        recording: Option<Arc<Recording>>,
+    ) -> Arc<Self> {
         let state = State {
             network,
             rng: SmallRng::from_seed(seed),
@@ -100,32 +135,85 @@ impl SimulatedStore {
             uploads: 0,
             paused: false,
             puts: Arc::new(()),
+            stragglers: Vec::new(),
             hidden: 0,
             requests: 0,
             changes: 0,
             in_flight: 0,
             most_in_flight: 0,
         };
-        Arc::new(Self { inner, state: Mutex::named("simulated-store", state) })
+        Arc::new(Self { inner, recording, state: Mutex::named("simulated-store", state) })
+    }
+
+    /// Number of events of the recording until now; 0 without one.
+    pub fn position(&self) -> usize {
+        self.recording.as_ref().map_or(0, |recording| recording.position())
+    }
+
+    /// The store after a crash of its client when `position` events had happened.
+    ///
+    /// # Panics
+    /// If it is not recorded, or had fewer events.
+    pub fn crash_at(&self, position: usize) -> CrashedStore {
+        self.recording.as_ref().expect("a recorded store").crash_at(position)
+    }
+
+    /// Opens the front of a store whose last client has crashed. Each request that was under way is
+    /// executed before the first one of the new client, between two of its requests, or never.
+    pub fn after_crash(crashed: CrashedStore, seed: u64) -> Arc<Self> {
+        let CrashedStore { memory, mut under_way } = crashed;
+        let store = Self::new(memory, Network::INSTANT, seed);
+        {
+            let mut state = store.state.lock();
+            for at in (1..under_way.len()).rev() {
+                let other = state.rng.below(at as u64 + 1) as usize;
+                under_way.swap(at, other);
+            }
+            for change in under_way {
+                match state.rng.below(3) {
+                    0 => drop(change.execute(&store.inner)),
+                    1 => state.stragglers.push(change),
+                    _ => {}
+                }
+            }
+        }
+        store
+    }
+
+    /// What the store has.
+    pub fn memory(&self) -> &Arc<MemoryStore> {
+        &self.inner
+    }
+
+    /// Lets a request of an earlier client take effect, or not.
+    fn let_straggler_in(&self) {
+        let straggler = {
+            let mut state = self.state.lock();
+            let comes = !state.stragglers.is_empty() && state.rng.below(4) == 0;
+            if comes { state.stragglers.pop() } else { None }
+        };
+        if let Some(change) = straggler {
+            drop(change.execute(&self.inner));
+        }
     }
 
     /// Lets the client die at the change after `changes` others.
-    pub(crate) fn die_after(&self, changes: u64) {
+    pub fn die_after(&self, changes: u64) {
         self.state.lock().changes_left = Some(changes);
     }
 
     /// Sets whether the store answers nothing but errors.
-    pub(crate) fn set_away(&self, away: bool) {
+    pub fn set_away(&self, away: bool) {
         self.state.lock().away = away;
     }
 
     /// Sets whether the store refuses puts, and answers all else.
-    pub(crate) fn set_full(&self, full: bool) {
+    pub fn set_full(&self, full: bool) {
         self.state.lock().full = full;
     }
 
     /// Sets the bandwidth that all puts share.
-    pub(crate) fn set_bandwidth(&self, bytes_per_second: u64) {
+    pub fn set_bandwidth(&self, bytes_per_second: u64) {
         self.state.lock().bandwidth = Some(bytes_per_second);
     }
 
@@ -152,17 +240,17 @@ impl SimulatedStore {
     }
 
     /// Puts that were sent and not executed.
-    pub(crate) fn puts_under_way(&self) -> usize {
+    pub fn puts_under_way(&self) -> usize {
         Arc::strong_count(&self.state.lock().puts) - 1
     }
 
     /// Sets whether the client is suspended: its requests stay where they are.
-    pub(crate) fn set_paused(&self, paused: bool) {
+    pub fn set_paused(&self, paused: bool) {
         self.state.lock().paused = paused;
     }
 
     /// Lets the next `gets` find nothing.
-    pub(crate) fn hide(&self, gets: u64) {
+    pub fn hide(&self, gets: u64) {
         self.state.lock().hidden = gets;
     }
 
@@ -174,32 +262,36 @@ impl SimulatedStore {
     }
 
     async fn travel(&self, time: Duration) {
-        sleep(time).await;
+        if !time.is_zero() {
+            sleep(time).await;
+        }
         while self.state.lock().paused {
             sleep(Duration::from_millis(10)).await;
         }
     }
 
-    pub(crate) fn set_network(&self, network: Network) {
+    /// Sets how the network behaves.
+    pub fn set_network(&self, network: Network) {
         self.state.lock().network = network;
     }
 
-    pub(crate) fn is_dead(&self) -> bool {
+    /// Whether the client has died.
+    pub fn is_dead(&self) -> bool {
         self.state.lock().dead
     }
 
     /// Puts and deletes that were sent.
-    pub(crate) fn changes(&self) -> u64 {
+    pub fn changes(&self) -> u64 {
         self.state.lock().changes
     }
 
     /// All requests that were sent.
-    pub(crate) fn requests(&self) -> u64 {
+    pub fn requests(&self) -> u64 {
         self.state.lock().requests
     }
 
     /// The most requests that were in flight at a time since the last call.
-    pub(crate) fn take_most_in_flight(&self) -> usize {
+    pub fn take_most_in_flight(&self) -> usize {
         std::mem::take(&mut self.state.lock().most_in_flight)
     }
 
@@ -234,11 +326,7 @@ impl SimulatedStore {
     }
 
     /// Executes a change, after it has travelled.
-    async fn change<T: Send + 'static>(
-        &self,
-        condition: Condition,
-        execute: impl FnOnce(&MemoryStore) -> Result<T, StoreError> + Send + 'static,
-    ) -> Result<T, StoreError> {
+    async fn change(&self, change: Change, count: Option<Arc<()>>) -> Result<Version, StoreError> {
         {
             let mut state = self.state.lock();
             state.changes += 1;
@@ -250,33 +338,35 @@ impl SimulatedStore {
                 }
             }
         }
+        let conditional = change.is_conditional();
+        let under_way = UnderWay::new(change, self.recording.as_ref(), count);
         let (fate, wait) = self.start().await;
         self.travel(wait).await;
         if self.is_dead() {
             // It may have been sent in time.
             if self.state.lock().rng.below(2) == 0 {
-                drop(execute(&self.inner));
+                drop(under_way.execute(&self.inner));
             }
             return std::future::pending().await;
         }
         let result = match fate {
             Fate::Refused => Err(failure("connection refused")),
             Fate::SlowDown => Err(slow_down()),
-            Fate::Strange if condition == Condition::Always => Err(strange()),
+            Fate::Strange if !conditional => Err(strange()),
             Fate::Strange => Err(failure("404 page not found")),
             Fate::Late => {
                 let inner = Arc::clone(&self.inner);
                 tokio::spawn(async move {
                     sleep(wait * 20).await;
-                    drop(execute(&inner));
+                    drop(under_way.execute(&inner));
                 });
                 Err(failure("the connection was reset, the request is on its way"))
             }
             Fate::Lost => {
-                drop(execute(&self.inner));
+                drop(under_way.execute(&self.inner));
                 Err(failure("the connection was reset after the request"))
             }
-            Fate::Done | Fate::Cut => execute(&self.inner),
+            Fate::Done | Fate::Cut => under_way.execute(&self.inner),
         };
         self.end().await;
         result
@@ -304,6 +394,7 @@ impl SimulatedStore {
     }
 
     async fn start(&self) -> (Fate, Duration) {
+        self.let_straggler_in();
         {
             let mut state = self.state.lock();
             state.requests += 1;
@@ -363,22 +454,16 @@ impl ObjectStore for SimulatedStore {
                 return Err(StoreError::new(StoreErrorKind::Denied, "the quota is exceeded"));
             }
             self.upload(body.len()).await;
-            let then = condition.clone();
-            let under_way = Arc::clone(&self.state.lock().puts);
-            let put = move |store: &MemoryStore| {
-                drop(under_way);
-                store.put_now(&key, &body, &condition)
-            };
-            self.change(then, put).await
+            let count = Arc::clone(&self.state.lock().puts);
+            self.change(Change::Put { key, body, condition }, Some(count)).await
         })
     }
 
     fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
         let key = key.to_owned();
-        Box::pin(self.change(Condition::Always, move |store| {
-            store.delete_now(&key);
-            Ok(())
-        }))
+        Box::pin(async move {
+            self.change(Change::Delete { key }, None).await.map(|_| ())
+        })
     }
 
     fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>> {
