@@ -57,7 +57,8 @@ pub(crate) async fn run(engine: Arc<Engine>, oracle: Arc<dyn LiveRanges>) {
     let cleaner = Cleaner { engine: Arc::clone(&engine), oracle };
     loop {
         let before = now();
-        let done = cleaner.step().await;
+        let searched = engine.lock().searched;
+        let done = searched && cleaner.step().await;
         {
             let state = engine.lock();
             if state.closing || state.fenced.is_some() {
@@ -187,12 +188,14 @@ impl Cleaner {
         let object = object_of(&extents, self.engine.epoch as u32, generation);
         body.push(directory::encode(&object, &extents).into());
         let body = Body::new(body);
+        self.engine.lock().merging = true;
         let put = self.engine.client.put(&names::data(&object), &body, Persist::Forever).await;
         put.map_err(|error| error.to_string())?;
         self.engine.count(ObjectCounters::MERGED_OBJECTS, count);
         self.engine.count(ObjectCounters::MERGED_BYTES, object.payload_bytes());
         self.engine.lock().directories.insert(&object, &Arc::new(extents));
         self.replace(objects, Some(object));
+        self.engine.lock().merging = false;
         Ok(())
     }
 
@@ -203,8 +206,6 @@ impl Cleaner {
         for object in objects {
             let removed = state.map.remove(object.first);
             assert_eq!(removed.map(|removed| removed.epoch), Some(object.epoch), "{object:?}");
-            // Until it is deleted, it is no orphan.
-            state.released.insert(names::data(&object));
             state.removed.push(object);
             // A discard has come since the cleaner has looked.
             discarded |= state.to_clean.remove(&object.first);

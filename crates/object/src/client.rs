@@ -194,6 +194,11 @@ impl Client {
         self.repeat(Kind::Get, range.end - range.start, persist, get).await
     }
 
+    /// Returns when an object was written last, by the store's clock, if it tells.
+    pub(crate) async fn modified(&self, key: &str) -> Result<Option<Duration>, StoreError> {
+        self.repeat(Kind::Get, 0, Persist::Background, || self.store.modified(key)).await
+    }
+
     /// Writes an object whose key has no other content, until it succeeds.
     pub(crate) async fn put(
         &self,

@@ -39,6 +39,8 @@ forebay_base::counters! {
     deleted_objects;
     /// Objects deleted that an earlier owner has left behind.
     deleted_orphans;
-    /// Deletes that failed. The objects stay until the store is opened again.
+    /// Lists of freed objects that were written, because there were many, or at a close.
+    freed_lists;
+    /// Deletes that failed. They are tried again.
     deletes_failed;
 }

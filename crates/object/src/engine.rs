@@ -5,13 +5,13 @@
 //! [`Publisher`](crate::publish::Publisher).
 //!
 //! Invariants: an object is in the map only after its put has ended. It is in `unpublished` until a
-//! published delta names it. An object that left the map is in `released` until its deletion.
+//! published delta names it. An object that left the map is in `removed` until a root is published.
 //!
 //! # Locking
 //! `object-state` protects [`State`]. It is held for a look or an update in memory, never across a
 //! request, and no callback runs under it. The task lock `reloading` is taken before it.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use forebay_io::{Error, ErrorKind, Op, Request};
@@ -21,6 +21,7 @@ use tokio::time::sleep;
 
 use crate::client::Client;
 use crate::counters::ObjectCounters;
+use crate::deferred;
 use crate::directories::Directories;
 use crate::format::{DEVICE_BYTES, SECTOR_BYTES, WINDOW_SECTORS};
 use crate::map::{Map, Object};
@@ -86,8 +87,13 @@ pub(crate) struct State {
     pub(crate) unpublished: Vec<Object>,
     /// Objects that left the map since the last published root.
     pub(crate) removed: Vec<Object>,
-    /// Keys of objects that left the map and are not deleted yet.
-    pub(crate) released: HashSet<String>,
+    /// Objects that wait for their deletion.
+    pub(crate) freed: deferred::Queue,
+    /// The search for orphans has ended. Until then the cleaner rests: what it would remove is
+    /// of earlier epochs, and would look like orphans.
+    pub(crate) searched: bool,
+    /// The cleaner has written an object that is not in the map yet.
+    pub(crate) merging: bool,
     /// First sectors of objects for the cleaner to look at: half of them was discarded.
     pub(crate) to_clean: BTreeSet<u64>,
     pub(crate) reads: Vec<Request>,
@@ -130,7 +136,9 @@ impl Engine {
             next_unused: start.next_unused,
             unpublished: Vec::new(),
             removed: Vec::new(),
-            released: HashSet::new(),
+            freed: deferred::Queue::default(),
+            searched: false,
+            merging: false,
             to_clean: BTreeSet::new(),
             reads: Vec::new(),
             flushes: Vec::new(),

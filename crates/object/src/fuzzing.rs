@@ -8,13 +8,14 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::format::delta::Delta;
 use crate::format::directory::{self, bytes_of};
 use crate::format::envelope::{self, Identity, Kind};
+use crate::format::freed;
 use crate::format::names;
 use crate::format::root::{Super, decode_root, encode_root};
 use crate::map::Object;
 
 /// The parsers.
-const PARSERS: [fn(&[u8]) -> bool; 6] =
-    [parse_envelope, parse_super, parse_root, parse_delta, parse_directory, parse_key];
+const PARSERS: [fn(&[u8]) -> bool; 7] =
+    [parse_envelope, parse_super, parse_root, parse_delta, parse_directory, parse_key, parse_freed];
 
 /// Gives bytes to the parser that the first byte selects. Returns whether it has accepted them.
 ///
@@ -53,6 +54,12 @@ fn parse_delta(bytes: &[u8]) -> bool {
     true
 }
 
+fn parse_freed(bytes: &[u8]) -> bool {
+    let Ok(list) = freed::decode(bytes) else { return false };
+    assert_eq!(freed::decode(&freed::encode(&list)), Ok(list));
+    true
+}
+
 /// Of an object that the first bytes describe.
 fn parse_directory(bytes: &[u8]) -> bool {
     let Some((head, body)) = bytes.split_at_checked(8) else { return false };
@@ -80,6 +87,7 @@ fn parse_key(bytes: &[u8]) -> bool {
     let again = [
         names::parse_log(key).map(|(epoch, sequence)| names::log(epoch, sequence)),
         names::parse_root(key).map(names::root),
+        names::parse_freed(key).map(|(id, last)| names::freed(id, last)),
         names::parse_checkpoint(key).map(|(id, part)| names::checkpoint(id, part)),
         names::parse_data(key).map(|(first_byte, epoch, generation)| {
             let first = first_byte / crate::SECTOR_BYTES;
@@ -95,6 +103,7 @@ fn parse_key(bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::freed::Freed;
 
     #[test]
     fn each_parser_is_reached_with_bytes_that_it_accepts() {
@@ -123,6 +132,7 @@ mod tests {
             delta,
             directory,
             names::log(1, 2).into_bytes(),
+            freed::encode(&[Freed::Logs { epoch: 1, start: 2, end: 3 }]),
         ];
         for (selector, body) in (0..).zip(bodies) {
             let bytes = [&[selector], &body[..]].concat();

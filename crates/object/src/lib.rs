@@ -19,6 +19,7 @@ mod cleaner;
 mod client;
 mod conditional;
 pub mod counters;
+mod deferred;
 mod destroy;
 mod device;
 mod directories;

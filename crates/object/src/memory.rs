@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
+use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_base::sync::{Arc, Mutex};
@@ -22,8 +23,17 @@ pub struct MemoryStore {
 
 #[derive(Clone, Debug, Default)]
 struct Objects {
-    by_key: BTreeMap<String, (Bytes, u64)>,
+    by_key: BTreeMap<String, Stored>,
     versions: u64,
+    /// The time of the store.
+    now: Duration,
+}
+
+#[derive(Clone, Debug)]
+struct Stored {
+    body: Bytes,
+    version: u64,
+    modified: Duration,
 }
 
 impl MemoryStore {
@@ -41,7 +51,13 @@ impl MemoryStore {
     /// All keys, in order, with the sizes of the objects in bytes.
     pub fn objects(&self) -> Vec<(String, u64)> {
         let objects = self.objects.lock();
-        objects.by_key.iter().map(|(key, (body, _))| (key.clone(), body.len() as u64)).collect()
+        let len = |stored: &Stored| stored.body.len() as u64;
+        objects.by_key.iter().map(|(key, stored)| (key.clone(), len(stored))).collect()
+    }
+
+    /// Puts the clock of the store forward, which stands still otherwise.
+    pub fn advance(&self, time: Duration) {
+        self.objects.lock().now += time;
     }
 
     /// Replaces or adds an object without a condition.
@@ -57,8 +73,15 @@ impl MemoryStore {
     /// Executes a get.
     pub(crate) fn get_now(&self, key: &str) -> Result<(Bytes, Version), StoreError> {
         let objects = self.objects.lock();
-        let (body, version) = objects.by_key.get(key).ok_or_else(|| not_found(key))?;
-        Ok((body.clone(), Version(version.to_string())))
+        let stored = objects.by_key.get(key).ok_or_else(|| not_found(key))?;
+        Ok((stored.body.clone(), Version(stored.version.to_string())))
+    }
+
+    /// Tells when an object was written.
+    pub(crate) fn modified_now(&self, key: &str) -> Result<Option<Duration>, StoreError> {
+        let objects = self.objects.lock();
+        let stored = objects.by_key.get(key).ok_or_else(|| not_found(key))?;
+        Ok(Some(stored.modified))
     }
 
     /// Executes a put.
@@ -69,7 +92,7 @@ impl MemoryStore {
         condition: &Condition,
     ) -> Result<Version, StoreError> {
         let mut objects = self.objects.lock();
-        let current = objects.by_key.get(key).map(|(_, version)| version.to_string());
+        let current = objects.by_key.get(key).map(|stored| stored.version.to_string());
         let holds = match (condition, current) {
             (Condition::Always, _) | (Condition::Absent, None) => true,
             (Condition::Matches(wanted), Some(current)) => wanted.0 == current,
@@ -99,7 +122,8 @@ impl MemoryStore {
 impl Objects {
     fn put(&mut self, key: &str, body: Bytes) -> Version {
         self.versions += 1;
-        self.by_key.insert(key.to_owned(), (body, self.versions));
+        let stored = Stored { body, version: self.versions, modified: self.now };
+        self.by_key.insert(key.to_owned(), stored);
         Version(self.versions.to_string())
     }
 }
@@ -117,6 +141,10 @@ pub(crate) fn cut(body: &Bytes, range: &Range<u64>) -> Bytes {
 impl ObjectStore for MemoryStore {
     fn get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (Bytes, Version)> {
         Box::pin(async { self.get_now(key) })
+    }
+
+    fn modified<'a>(&'a self, key: &'a str) -> StoreFuture<'a, Option<Duration>> {
+        Box::pin(async { self.modified_now(key) })
     }
 
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {

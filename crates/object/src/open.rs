@@ -29,7 +29,7 @@ use crate::map::Map;
 use crate::options::Options;
 use crate::publish::{Publisher, Stop, Want};
 use crate::store::{ObjectStore, StoreError, StoreErrorKind};
-use crate::{orphans, probe};
+use crate::{deferred, orphans, probe};
 
 /// Times that a takeover starts again because the old owner has published a root meanwhile.
 const TAKEOVER_ATTEMPTS: u32 = 100;
@@ -68,7 +68,13 @@ pub(crate) async fn create(
     };
     let loader = Loader { client, store: name.into(), persist };
     let loaded = loader.root(&known).await?;
-    start(loader, known, loaded, options).await
+    let publisher = start(loader, known, loaded, options).await?;
+    {
+        let mut state = publisher.engine.lock();
+        state.searched = true;
+        state.freed.is_complete = true;
+    }
+    Ok(publisher)
 }
 
 /// The first epoch of a pool. It is part of the keys of data and log objects, and is random: a host
@@ -115,7 +121,7 @@ pub(crate) async fn open(
     let chain = loaded.chain.clone();
     let publisher = start(loader, known, loaded, options).await?;
     let (engine, root) = (publisher.engine.downgrade(), publisher.known.content.root.number);
-    publisher.engine.spawn(|_| orphans::collect(engine, chain, root));
+    publisher.engine.spawn(|_| orphans::resume(engine, chain, root));
     Ok(publisher)
 }
 
@@ -316,7 +322,11 @@ async fn start(
     let (engine, chain) = engine_of(loader, &known, loaded, options, false);
     let mut publisher = Publisher { engine, known, chain, stopped: None };
     match publisher.publish(Want::Root).await {
-        Ok(()) => Ok(publisher),
+        Ok(()) => {
+            let engine = publisher.engine.downgrade();
+            publisher.engine.spawn(|_| deferred::run(engine));
+            Ok(publisher)
+        }
         Err(Stop::Fenced(fenced)) => {
             let store = store.to_string();
             Err(Error::TakenOver { store, owner: fenced.owner, epoch: fenced.epoch })

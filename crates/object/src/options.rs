@@ -31,6 +31,9 @@ pub struct Options {
     pub pin_check: Duration,
     /// How long pins keep objects after `grace`, at most.
     pub pin_hold: Duration,
+    /// Freed objects, or runs of log objects, that wait for their deletion in memory: 48 bytes
+    /// each. More go to lists in the store.
+    pub freed_max: usize,
     /// Requests at a time: puts of data.
     pub puts: usize,
     /// Requests at a time: gets.
@@ -58,6 +61,7 @@ impl Default for Options {
             lease: Duration::from_secs(60),
             pin_check: Duration::from_secs(10),
             pin_hold: Duration::from_secs(24 * 3600),
+            freed_max: 8192,
             puts: 32,
             gets: 128,
             background: 16,

@@ -1,40 +1,48 @@
-//! Objects that an earlier owner has left behind: written but never named, or no longer named but
-//! not deleted yet. They are found by one pass over all keys after a takeover, in the background,
-//! once no follower needs a root of before.
+//! Objects that an earlier owner has left behind: written but never named, or no longer named and in
+//! no list of what waits for its deletion. A crash leaves them. They are found by one pass over all
+//! keys after a takeover, in the background, and then wait as what was freed does.
 //!
-//! Only objects of older epochs are deleted: their owners can name nothing any more. An object is
-//! kept if the map has it, if its deletion waits for the grace period, if the chain as of the open
-//! names it, or if it is the last log object of its epoch, which may be a fence. Any error ends the
-//! pass, and keeps the rest.
+//! Only objects of older epochs are orphans: their owners can name nothing any more. An object is
+//! kept if the map has it, if the chain as of the open names it, or if it is the last log object of
+//! its epoch, which may be a fence. The cleaner rests meanwhile. Any error ends the pass; the next
+//! import searches again.
 
 use std::collections::HashSet;
 
 use forebay_base::sync::{Arc, Weak};
 
 use crate::client::Persist;
-use crate::counters::ObjectCounters;
 use crate::engine::Engine;
+use crate::format::freed::Freed;
 use crate::format::names;
 use crate::format::root::Chain;
-use crate::pins::wait_for_release;
-use crate::publish::keys_of;
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
 
-/// Deletes orphans. `chain` is what the newest root named when the store was opened; `root` is the
-/// first one of this owner.
-pub(crate) async fn collect(engine: Weak<Engine>, chain: Chain, root: u64) {
-    if !wait_for_release(&engine, root).await {
-        return;
-    }
+/// Finds the lists of earlier imports, and orphans if the owner before has not said that there are
+/// none. `chain` is what the newest root named when the store was opened; `root` is the first one
+/// of this owner.
+pub(crate) async fn resume(engine: Weak<Engine>, chain: Chain, root: u64) {
     let Some(engine) = engine.upgrade() else { return };
-    let pass = Pass { kept: keys_of(&chain).into_iter().collect(), engine };
-    if let Err(error) = pass.run().await {
-        tracing::info!(store = %pass.engine.name, %error, "the search for orphans ends early");
+    let found = match engine.find_lists(engine.epoch - 1).await {
+        Ok(true) => Ok(()),
+        Ok(false) => {
+            let kept = Freed::of_chain(&chain).into_iter().flat_map(Freed::each);
+            let kept = kept.map(|freed| freed.key()).collect();
+            Pass { kept, root, engine: Arc::clone(&engine) }.run().await
+        }
+        Err(error) => Err(error),
+    };
+    if let Err(error) = &found {
+        tracing::info!(store = %engine.name, %error, "the search for orphans ends early");
     }
+    let mut state = engine.lock();
+    state.searched = true;
+    state.freed.is_complete = found.is_ok();
 }
 
 struct Pass {
     engine: Arc<Engine>,
+    root: u64,
     /// Keys that the chain names.
     kept: HashSet<String>,
 }
@@ -61,7 +69,7 @@ impl Pass {
         .await
     }
 
-    /// Deletes the keys below `prefix` of which `is_orphan` is true. It is told the key after, too.
+    /// Frees the keys below `prefix` of which `is_orphan` is true. It is told the key after, too.
     async fn walk(
         &self,
         prefix: &str,
@@ -70,14 +78,15 @@ impl Pass {
         let client = &self.engine.client;
         let mut page = client.list(prefix, "", Persist::Background).await?;
         while let Some(last) = page.last() {
+            if !self.engine.may_delete() {
+                return Err(StoreError::new(StoreErrorKind::Closed, "the device was closed"));
+            }
             let next_page = client.list(prefix, last, Persist::Background).await?;
             let after = page.iter().skip(1).chain(next_page.first()).map(String::as_str);
             let pairs = page.iter().zip(after.map(Some).chain([None]));
-            let orphans: Vec<&String> =
-                pairs.filter(|(key, next)| is_orphan(key, *next)).map(|(key, _)| key).collect();
-            for key in orphans {
-                self.delete(key).await?;
-            }
+            let orphans = pairs.filter(|(key, next)| is_orphan(key, *next));
+            let orphans = orphans.filter_map(|(key, _)| Freed::of_key(key)).collect();
+            self.engine.free(self.root, orphans, true).await;
             page = next_page;
         }
         Ok(())
@@ -90,20 +99,6 @@ impl Pass {
         }
         let state = self.engine.lock();
         let named = state.map.get(first_byte / crate::format::SECTOR_BYTES);
-        let is_named =
-            named.is_some_and(|object| (object.epoch, object.generation) == (epoch, generation));
-        !is_named && !state.released.contains(key)
-    }
-
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        {
-            let state = self.engine.lock();
-            if state.closing || state.fenced.is_some() {
-                return Ok(());
-            }
-        }
-        self.engine.client.delete(key).await?;
-        self.engine.count(ObjectCounters::DELETED_ORPHANS, 1);
-        Ok(())
+        named.is_none_or(|object| (object.epoch, object.generation) != (epoch, generation))
     }
 }

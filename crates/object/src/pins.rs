@@ -18,8 +18,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use forebay_base::sync::Weak;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cleaner::now;
@@ -111,7 +110,11 @@ impl Engine {
     ///
     /// # Errors
     /// If the pins cannot be listed. Then nothing may be deleted.
-    async fn pins_permit(&self, root: u64, published: Instant) -> Result<bool, StoreError> {
+    pub(crate) async fn pins_permit(
+        &self,
+        root: u64,
+        published: Instant,
+    ) -> Result<bool, StoreError> {
         let mut table = self.pins.0.lock().await;
         if let Some(look) = &table.look {
             let permitted = look.permits(root, published);
@@ -169,36 +172,9 @@ impl Engine {
         Ok(oldest)
     }
 
-    fn may_delete(&self) -> bool {
+    /// Whether this owner may still delete anything.
+    pub(crate) fn may_delete(&self) -> bool {
         let state = self.lock();
         !state.closing && state.fenced.is_none()
-    }
-}
-
-/// Waits until objects may be deleted that `root`, which is published, has released: for the grace
-/// period, and then while followers need an older root, but not for ever. Returns false if the
-/// device is closed or fenced before. Does not keep it.
-pub(crate) async fn wait_for_release(engine: &Weak<Engine>, root: u64) -> bool {
-    let Some(grace) = engine.upgrade().map(|engine| engine.options.grace) else { return false };
-    let published = now();
-    sleep(grace).await;
-    let mut held = Duration::ZERO;
-    loop {
-        let Some(engine) = engine.upgrade().filter(|engine| engine.may_delete()) else {
-            return false;
-        };
-        match engine.pins_permit(root, published).await {
-            Ok(true) => return true,
-            Ok(false) if held >= engine.options.pin_hold => {
-                let text = "a follower needs what was freed long ago: it is deleted now";
-                tracing::warn!(store = %engine.name, root, text);
-                return true;
-            }
-            Ok(false) | Err(_) => {}
-        }
-        let wait = engine.options.pin_check;
-        drop(engine);
-        sleep(wait).await;
-        held += wait;
     }
 }

@@ -8,8 +8,7 @@
 //! repeated until it has succeeded, another host has taken over, or the device is closed.
 //!
 //! Once the chain of deltas is as large as a checkpoint would be, the root has a new checkpoint
-//! instead. Objects that no root names any more are deleted after the grace period, and once no
-//! follower needs them. A crash before that leaves orphans, which the next open finds.
+//! instead. Objects that no root names any more are deleted later ([`deferred`](crate::deferred)).
 
 use forebay_base::sync::Arc;
 use forebay_io::{Error, ErrorKind, Request};
@@ -21,9 +20,9 @@ use crate::engine::{Engine, Fenced};
 use crate::format::SECTOR_BYTES;
 use crate::format::delta::Delta;
 use crate::format::envelope::{self, Identity, Kind};
+use crate::format::freed::Freed;
 use crate::format::names;
 use crate::format::root::{Chain, Link, Super, encode_root};
-use crate::pins::wait_for_release;
 use crate::store::StoreErrorKind;
 
 /// The chain is at least as long before a checkpoint, in bytes.
@@ -77,8 +76,9 @@ pub(crate) async fn run(mut publisher: Publisher) {
             if publisher.publish_unless_stopped(Want::Close).await.is_err() {
                 let text = "closed without a last root: another host needs force to open it";
                 tracing::warn!(store = %engine.name, text);
+            } else {
+                engine.leave_freed().await;
             }
-            engine.warn_of_released();
             engine.set_closed();
             engine.client.stop();
             return;
@@ -87,14 +87,22 @@ pub(crate) async fn run(mut publisher: Publisher) {
 }
 
 impl Engine {
-    /// Says that a close leaves objects behind. A session that is shorter than the retention
-    /// deletes nothing.
-    fn warn_of_released(&self) {
-        let count = self.lock().released.len();
+    /// Leaves what waits for its deletion to the next import.
+    async fn leave_freed(&self) {
+        let (complete, count) = {
+            let state = self.lock();
+            let unnamed = state.merging || !state.removed.is_empty();
+            let complete = state.freed.is_complete && !unnamed && state.unpublished.is_empty();
+            (complete, state.freed.count())
+        };
+        if let Err(error) = self.store_freed(complete).await {
+            let text = "what waits for its deletion is not listed; the next import searches for it";
+            tracing::info!(store = %self.name, %error, text);
+        }
         if count > 0 {
             let retention_s = self.options.grace.as_secs();
-            let text = "freed objects are left in the store; an import that lasts longer than the \
-                        retention deletes them";
+            let text = "freed objects are left in the store; an import deletes them after the \
+                        retention";
             tracing::info!(store = %self.name, count, retention_s, text);
         }
     }
@@ -164,9 +172,9 @@ impl Publisher {
         if label {
             self.engine.lock().written.label_published(next_unused);
         }
-        let keys = removed.iter().map(names::data).collect();
+        let freed = removed.iter().map(Freed::from).collect();
         // What is removed makes it a root.
-        self.engine.delete_later(keys, self.known.content.root.number);
+        self.engine.free(self.known.content.root.number, freed, false).await;
         Ok(())
     }
 
@@ -213,7 +221,7 @@ impl Publisher {
         let before = std::mem::replace(&mut self.chain, chain);
         if long {
             engine.count(ObjectCounters::CHECKPOINTS, 1);
-            engine.delete_later(keys_of(&before), id.number);
+            engine.free(id.number, Freed::of_chain(&before), false).await;
         }
         Ok(())
     }
@@ -275,57 +283,5 @@ impl Publisher {
             Err(error) => return Stop::Closed(error.to_string()),
         };
         Stop::Fenced(Fenced { owner, epoch })
-    }
-}
-
-/// The keys of the objects that a chain names.
-pub(crate) fn keys_of(chain: &Chain) -> Vec<String> {
-    let parts = (0..chain.parts).map(|part| names::checkpoint(chain.checkpoint, part));
-    let links = chain.links.iter().flat_map(|link| match *link {
-        Link::Root(id) => vec![names::root(id)],
-        Link::Logs { epoch, start, end } => {
-            (start..end).map(|sequence| names::log(epoch, sequence)).collect()
-        }
-    });
-    parts.chain(links).collect()
-}
-
-impl Engine {
-    /// Deletes objects that `root` has released: after the grace period, and once no follower needs
-    /// an older root. If the device is closed before, they stay.
-    fn delete_later(self: &Arc<Self>, keys: Vec<String>, root: u64) {
-        if keys.is_empty() {
-            return;
-        }
-        // Until they are deleted, they are no orphans.
-        self.lock().released.extend(keys.iter().cloned());
-        // The task must not keep a closed engine for the grace period.
-        let engine = self.downgrade();
-        drop(self.runtime.spawn(async move {
-            if !wait_for_release(&engine, root).await {
-                return;
-            }
-            for key in keys {
-                let Some(engine) = engine.upgrade() else { return };
-                engine.delete_released(key).await;
-            }
-        }));
-    }
-
-    async fn delete_released(&self, key: String) {
-        let stopped = {
-            let state = self.lock();
-            state.closing || state.fenced.is_some()
-        };
-        if stopped {
-            return;
-        }
-        let counter = match self.client.delete(&key).await {
-            Ok(()) => ObjectCounters::DELETED_OBJECTS,
-            // Any error keeps the object: an orphan for the next open.
-            Err(_) => ObjectCounters::DELETES_FAILED,
-        };
-        self.count(counter, 1);
-        self.lock().released.remove(&key);
     }
 }

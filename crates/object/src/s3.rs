@@ -5,6 +5,7 @@
 //! error or log of this one: errors carry status, code and message of the server only.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_base::sync::Arc;
@@ -178,6 +179,13 @@ impl ObjectStore for S3 {
             };
             let version = version(found.meta.e_tag.clone())?;
             Ok(Some((found.bytes().await.map_err(failure)?, version)))
+        })
+    }
+
+    fn modified<'a>(&'a self, key: &'a str) -> StoreFuture<'a, Option<Duration>> {
+        Box::pin(async move {
+            let meta = self.bucket.head(&self.path(key)?).await.map_err(failure)?;
+            Ok(u64::try_from(meta.last_modified.timestamp()).ok().map(Duration::from_secs))
         })
     }
 

@@ -8,6 +8,7 @@ use std::fmt;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
+use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_base::sync::Arc;
@@ -30,6 +31,13 @@ pub trait ObjectStore: Send + Sync + 'static {
             let found = self.get(key).await?;
             Ok(Some(found).filter(|(_, version)| version != known))
         })
+    }
+
+    /// Returns when an object was written last, since a fixed time, by the clock of the store.
+    /// `None` if the store does not tell.
+    fn modified<'a>(&'a self, key: &'a str) -> StoreFuture<'a, Option<Duration>> {
+        let _ = key;
+        Box::pin(async { Ok(None) })
     }
 
     /// Reads a range of an object. The result may be shorter if the connection was cut.

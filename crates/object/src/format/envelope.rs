@@ -18,11 +18,13 @@ pub(crate) enum Kind {
     Log = 4,
     Fence = 5,
     Pin = 6,
+    Freed = 7,
 }
 
 impl Kind {
     fn of(number: u32) -> Result<Self> {
-        let all = [Self::Super, Self::Root, Self::Checkpoint, Self::Log, Self::Fence, Self::Pin];
+        use Kind::{Checkpoint, Fence, Freed, Log, Pin, Root, Super};
+        let all = [Super, Root, Checkpoint, Log, Fence, Pin, Freed];
         all.into_iter().find(|kind| *kind as u32 == number).ok_or(FormatError::Magic)
     }
 }

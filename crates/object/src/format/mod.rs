@@ -7,6 +7,7 @@
 //! | `map/<n>.<epoch>.<nonce>/<part>` | a part of a checkpoint, as a delta | once |
 //! | `log/<epoch>/<sequence>` | a delta, or the fence that ends an epoch | if absent |
 //! | `data/<shard>/<first>.<epoch>.<generation>` | blocks, then their directory | once |
+//! | `free/<n>.<epoch>.<nonce>` | objects that wait for their deletion; `….last` ends an import | once |
 //! | `pins/<nonce>` | the root that a follower needs, for a time | again and again |
 //! | `probe/<nonce>` | whether the store honours conditions | at create and open |
 //!
@@ -17,6 +18,7 @@
 pub(crate) mod delta;
 pub(crate) mod directory;
 pub(crate) mod envelope;
+pub(crate) mod freed;
 pub(crate) mod names;
 pub(crate) mod pin;
 pub(crate) mod root;

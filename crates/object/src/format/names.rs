@@ -11,6 +11,10 @@ pub(crate) const ROOTS: &str = "txg/";
 pub(crate) const CHECKPOINTS: &str = "map/";
 pub(crate) const PROBES: &str = "probe/";
 pub(crate) const PINS: &str = "pins/";
+pub(crate) const FREED: &str = "free/";
+
+/// The end of the key of an owner's last list of freed objects.
+const LAST: &str = ".last";
 
 /// Number of shards of data objects: stores limit the requests for keys with a common prefix.
 pub(crate) const SHARDS: u64 = 16;
@@ -104,6 +108,21 @@ pub(crate) fn is_pin(key: &str) -> bool {
     key.strip_prefix(PINS).is_some_and(|nonce| hex128(nonce).is_some())
 }
 
+/// The key of a list of freed objects. `last` says that its owner has closed the store, and that
+/// nothing else was unnamed then.
+pub(crate) fn freed(id: Identity, last: bool) -> String {
+    format!("{FREED}{}{}", identity(id), if last { LAST } else { "" })
+}
+
+/// The identity of the list of freed objects with `key`, and whether it is the last of its owner.
+pub(crate) fn parse_freed(key: &str) -> Option<(Identity, bool)> {
+    let name = key.strip_prefix(FREED)?;
+    match name.strip_suffix(LAST) {
+        Some(name) => Some((parse_identity(name)?, true)),
+        None => Some((parse_identity(name)?, false)),
+    }
+}
+
 /// Whether `key` is one that this crate writes. Others are never touched.
 pub(crate) fn is_ours(key: &str) -> bool {
     key == SUPER
@@ -113,6 +132,7 @@ pub(crate) fn is_ours(key: &str) -> bool {
         || parse_log(key).is_some()
         || parse_root(key).is_some()
         || parse_checkpoint(key).is_some()
+        || parse_freed(key).is_some()
 }
 
 fn identity(id: Identity) -> String {
@@ -152,7 +172,11 @@ mod tests {
         assert_eq!(parse_root(&root(id)), Some(id));
         assert_eq!(parse_checkpoint(&checkpoint(id, 3)), Some((id, 3)));
         assert_eq!(parse_log(&log(4, 5)), Some((4, 5)));
+        assert_eq!(parse_freed(&freed(id, true)), Some((id, true)));
+        assert_eq!(parse_freed(&freed(id, false)), Some((id, false)));
+        let lists = [freed(id, false), freed(id, true)];
         let others = [root(id), checkpoint(id, 3), log(4, 5), probe(1), pin(1)];
+        let others = [&others[..], &lists[..]].concat();
         for ours in others.iter().map(String::as_str).chain([key.as_str(), SUPER]) {
             assert!(is_ours(ours), "{ours}");
             assert!(!is_ours(&format!("{ours}x")), "{ours}");

@@ -20,7 +20,7 @@ const BYTES_MAX: u64 = 1 << 40;
 /// The identity of a root or a checkpoint.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct IdentityPhys {
+pub(super) struct IdentityPhys {
     epoch: U64,
     number: U64,
     nonce: U128,
@@ -29,17 +29,17 @@ struct IdentityPhys {
 const _: () = assert!(size_of::<IdentityPhys>() == 32);
 
 impl IdentityPhys {
-    fn of(id: Identity) -> Self {
+    pub(super) fn of(id: Identity) -> Self {
         Self { epoch: id.epoch.into(), number: id.number.into(), nonce: id.nonce.into() }
     }
 
-    fn get(&self) -> Identity {
+    pub(super) fn get(&self) -> Identity {
         Identity { epoch: self.epoch.get(), number: self.number.get(), nonce: self.nonce.get() }
     }
 }
 
 /// Whether epoch and number have room in a key. Both can then be counted up without an overflow.
-fn is_sound(id: Identity) -> bool {
+pub(super) fn is_sound(id: Identity) -> bool {
     id.epoch <= EPOCH_MAX && id.number < NUMBERS
 }
 

@@ -81,6 +81,7 @@ struct State {
     dead: bool,
     away: bool,
     full: bool,
+    keeping: bool,
     /// Bytes a second that the bodies of puts share.
     bandwidth: Option<u64>,
     uploads: u64,
@@ -131,6 +132,7 @@ impl SimulatedStore {
             dead: false,
             away: false,
             full: false,
+            keeping: false,
             bandwidth: None,
             uploads: 0,
             paused: false,
@@ -210,6 +212,11 @@ impl SimulatedStore {
     /// Sets whether the store refuses puts, and answers all else.
     pub fn set_full(&self, full: bool) {
         self.state.lock().full = full;
+    }
+
+    /// Sets whether the store refuses deletes, and answers all else.
+    pub fn set_keeping(&self, keeping: bool) {
+        self.state.lock().keeping = keeping;
     }
 
     /// Sets the bandwidth that all puts share.
@@ -436,6 +443,10 @@ impl ObjectStore for SimulatedStore {
         Box::pin(self.look(move |store| store.get_now(key), cut_short))
     }
 
+    fn modified<'a>(&'a self, key: &'a str) -> StoreFuture<'a, Option<Duration>> {
+        Box::pin(self.look(move |store| store.modified_now(key), |modified| modified))
+    }
+
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {
         let execute = move |store: &MemoryStore| Ok(cut(&store.get_now(key)?.0, &range));
         Box::pin(self.look(execute, half))
@@ -462,6 +473,10 @@ impl ObjectStore for SimulatedStore {
     fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
         let key = key.to_owned();
         Box::pin(async move {
+            if self.state.lock().keeping {
+                sleep(Duration::from_millis(10)).await;
+                return Err(StoreError::new(StoreErrorKind::Denied, "deletes are not permitted"));
+            }
             self.change(Change::Delete { key }, None).await.map(|_| ())
         })
     }

@@ -287,7 +287,7 @@ fn a_pin_that_cannot_be_read_holds_everything_and_not_for_ever() {
 }
 
 /// Writes data that a root names, and returns its object.
-async fn published_data(session: &Session) -> crate::map::Object {
+pub(super) async fn published_data(session: &Session) -> crate::map::Object {
     session.write(MUTABLE_BYTES, 2048, 7).await.unwrap();
     session.write(LABEL, 1, 7).await.unwrap();
     session.flush().await.unwrap();
@@ -295,7 +295,7 @@ async fn published_data(session: &Session) -> crate::map::Object {
 }
 
 /// Publishes a label and a root that releases an object.
-async fn release(session: &Session, object: crate::map::Object) {
+pub(super) async fn release(session: &Session, object: crate::map::Object) {
     session.write(LABEL, 1, object.first).await.unwrap();
     {
         let mut state = session.engine.lock();

@@ -4,6 +4,7 @@
 
 mod cleaning;
 mod crash;
+mod deferred;
 mod failures;
 mod following;
 mod races;
