@@ -40,6 +40,7 @@ mod options;
 mod orphans;
 mod pins;
 mod probe;
+mod profile;
 mod publish;
 mod reader;
 mod s3;

@@ -1,10 +1,11 @@
 //! The S3 API, by the crate `object_store` with its own retries switched off.
 //!
-//! Endpoint, region and credentials come from `AWS_*` variables, a web identity token, or the roles
-//! of the instance or the task. They are held by the client of that crate, and appear in no name,
+//! Endpoint, region and credentials come from `AWS_*` variables, a [`profile`](crate::profile), a
+//! web identity token, or the roles of the instance or the task. They are held by the client of that crate, and appear in no name,
 //! error or log of this one: errors carry status, code and message of the server only.
 
 use std::ops::Range;
+use std::path::Path as FilePath;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,6 +20,7 @@ use object_store::{
 };
 
 use crate::error::Error;
+use crate::profile::{self, Profile};
 use crate::store::{
     Body, Condition, ObjectStore, StoreError, StoreErrorKind, StoreFuture, Version,
 };
@@ -33,6 +35,10 @@ const SLOW_DOWN: [&str; 3] = ["503 Service Unavailable", "429 Too Many Requests"
 
 /// The code of S3's answer if there is no such object.
 const NO_SUCH_KEY: &str = "<Code>NoSuchKey</Code>";
+
+/// Variables of the endpoint, and of the region.
+const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+const REGIONS: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
 
 /// The most characters of a cause that are shown.
 const DETAIL_CHARS: usize = 300;
@@ -58,10 +64,12 @@ pub fn connect(url: &str) -> Result<Arc<dyn ObjectStore>, Error> {
         let form = "the URL must be s3://BUCKET/PREFIX; a pool needs a prefix of its own";
         return Err(failed(form.to_owned()));
     }
-    let mut builder = builder(bucket);
+    let variable = |name: &str| std::env::var(name).ok();
+    let profile = profile::find(&variable, &read_if_there).map_err(failed)?;
+    let mut builder = with_profile(builder(bucket), &profile, &variable);
     // Plain HTTP is for servers of this host only, unless the environment allows more.
-    let endpoint = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
-    let endpoint = endpoint.iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
+    let endpoint = ENDPOINTS.iter().find_map(|name| variable(name));
+    let endpoint = endpoint.or(profile.endpoint_url).unwrap_or_default();
     let is_local = ["http://127.0.0.1", "http://localhost", "http://[::1]"].iter().any(|local| {
         endpoint
             .strip_prefix(local)
@@ -73,6 +81,36 @@ pub fn connect(url: &str) -> Result<Arc<dyn ObjectStore>, Error> {
     let bucket =
         builder.build().map_err(|error| failed(format!("{error}; set AWS_* variables")))?;
     Ok(Arc::new(S3 { bucket, prefix: format!("{prefix}/") }))
+}
+
+/// The content of a file; `None` if there is none.
+fn read_if_there(path: &FilePath) -> std::io::Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+/// Takes from a profile what no variable says.
+fn with_profile(
+    mut builder: AmazonS3Builder,
+    profile: &Profile,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> AmazonS3Builder {
+    if let (Some(id), Some(secret)) = (&profile.access_key_id, &profile.secret_access_key) {
+        builder = builder.with_access_key_id(id).with_secret_access_key(secret);
+        if let Some(token) = &profile.session_token {
+            builder = builder.with_token(token);
+        }
+    }
+    let is_set = |names: &[&str]| names.iter().any(|name| variable(name).is_some());
+    if let (Some(region), false) = (&profile.region, is_set(&REGIONS)) {
+        builder = builder.with_region(region);
+    }
+    if let (Some(endpoint), false) = (&profile.endpoint_url, is_set(&ENDPOINTS)) {
+        builder = builder.with_endpoint(endpoint);
+    }
+    builder
 }
 
 /// A client without retries of its own.
