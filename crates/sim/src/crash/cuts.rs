@@ -2,7 +2,7 @@
 //!
 //! A crash is a number of events on each device. These numbers must be consistent: a request that
 //! one device got because another had completed one is not there without it. [`CutDevice`] takes
-//! such a *cut* before each write and flush reaches its device.
+//! such a *cut* before each write and flush reaches its device. Stores take cuts of their own.
 
 use std::sync::{Arc, Mutex};
 
@@ -26,19 +26,31 @@ pub struct Cut {
     pub snapshot: ProgressSnapshot,
 }
 
+/// A device or a store whose events are recorded.
+pub trait Recorder: Send + Sync {
+    /// Number of events until now.
+    fn position(&self) -> usize;
+}
+
+impl Recorder for RecordDevice {
+    fn position(&self) -> usize {
+        Self::position(self)
+    }
+}
+
 /// All cuts of a run.
 #[derive(Default)]
 pub struct Cuts {
-    devices: Mutex<Vec<Arc<RecordDevice>>>,
+    recorders: Mutex<Vec<Arc<dyn Recorder>>>,
     progress: Mutex<Option<Arc<Progress>>>,
     cuts: Mutex<Vec<Cut>>,
 }
 
 impl Cuts {
     /// No cuts yet of these devices.
-    pub fn new(devices: &[Arc<RecordDevice>]) -> Arc<Self> {
+    pub fn new(recorders: Vec<Arc<dyn Recorder>>) -> Arc<Self> {
         let cuts = Self::default();
-        *lock(&cuts.devices) = devices.to_vec();
+        *lock(&cuts.recorders) = recorders;
         Arc::new(cuts)
     }
 
@@ -70,8 +82,8 @@ impl Cuts {
 
     /// Positions that all devices had at one moment.
     fn positions(&self) -> Option<Vec<usize>> {
-        let devices = lock(&self.devices);
-        let read = || devices.iter().map(|device| device.position()).collect::<Vec<_>>();
+        let recorders = lock(&self.recorders);
+        let read = || recorders.iter().map(|recorder| recorder.position()).collect::<Vec<_>>();
         let mut positions = read();
         for _ in 0..ATTEMPTS {
             let again = read();

@@ -6,9 +6,11 @@ use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::rng::SmallRng;
 use forebay_io::Device;
 use forebay_io::append_only::AppendOnlyDevice;
-use forebay_io::record::{CrashPoint, Image, Recording, Survives, Unflushed};
+use forebay_io::record::{CrashPoint, Image, Survives, Unflushed};
+use forebay_pool::Pool;
 
-use super::{Cut, RecordedRun, append};
+use super::store::StoreImage;
+use super::{CrashTest, Cut, Medium, RecordedRun, append};
 use crate::fixture;
 
 /// Capacity of the buffers for images, in bytes.
@@ -48,13 +50,32 @@ pub(crate) struct ImageDevices {
     /// Those that take each address once come first, and are not here.
     devices: Vec<Arc<dyn Device>>,
     stores: Vec<Arc<AppendOnlyDevice>>,
+    object_store: Option<StoreImage>,
 }
 
 impl ImageDevices {
     /// All devices, in order.
     pub(crate) fn all(&self) -> Vec<Arc<dyn Device>> {
+        let object_store = self.object_store.iter();
+        let object_store = object_store.map(|it| Arc::clone(it.device()) as Arc<dyn Device>);
         let stores = self.stores.iter().map(|store| Arc::clone(store) as Arc<dyn Device>);
-        stores.chain(self.devices.iter().cloned()).collect()
+        object_store.chain(stores).chain(self.devices.iter().cloned()).collect()
+    }
+
+    /// The same devices, for an import that writes nothing and must leave no trace.
+    pub(crate) fn to_look_at(&self, devices: &[Arc<dyn Device>]) -> Vec<Arc<dyn Device>> {
+        let mut devices = devices.to_vec();
+        if let Some(image) = &self.object_store {
+            devices[0] = image.copy();
+        }
+        devices
+    }
+
+    /// Lets an object store merge and delete its objects.
+    pub(crate) fn start_cleaner(&self, pool: &Pool) {
+        if let Some(image) = &self.object_store {
+            super::store::start_cleaner(image.device(), pool);
+        }
     }
 
     /// Opens those that take each address once again.
@@ -65,6 +86,9 @@ impl ImageDevices {
         for store in &mut self.stores {
             append::assert_sound(store);
             *store = Arc::new(store.reopen());
+        }
+        if let Some(image) = &mut self.object_store {
+            image.reopen();
         }
     }
 }
@@ -97,19 +121,24 @@ impl CrashImage {
         Self { cut: cuts[at].clone(), survival, seed: rng.next_u64() }
     }
 
-    /// Memory devices that hold the image. The first `stores` take each address once.
-    pub(crate) fn devices(&self, recordings: &[Recording], stores: usize) -> ImageDevices {
+    /// Memory devices and stores that hold the image.
+    pub(crate) fn devices(&self, done: &RecordedRun, test: &CrashTest) -> ImageDevices {
         let mut rng = SmallRng::from_seed(self.seed);
         let config = ArenaConfig { limit_bytes: SCRATCH_BYTES, huge_pages: HugePages::Never };
         let arena = Arena::new(config).expect("memory for an image");
-        let mut found = ImageDevices { devices: Vec::new(), stores: Vec::new() };
-        for (at, (recording, position)) in recordings.iter().zip(&self.cut.positions).enumerate() {
-            let image = self.image(&recording.at(*position), &mut rng);
+        let mut positions = self.cut.positions.iter().copied();
+        let object_store = done.store.as_ref().map(|store| {
+            let position = positions.next().expect("the store is the first");
+            StoreImage::new(store.crash_at(position), rng.next_u64())
+        });
+        let mut found = ImageDevices { devices: Vec::new(), stores: Vec::new(), object_store };
+        for (at, (recording, position)) in done.recordings.iter().zip(positions).enumerate() {
+            let image = self.image(&recording.at(position), &mut rng);
             let device =
                 fixture::memory(&format!("image-{at}"), image.size_bytes(), image.sector_bytes());
             image.write_to(&*device, &arena).expect("a device for an image");
-            if at < stores {
-                found.stores.push(append::after_crash(device, &image, recording, *position));
+            if test.medium == Medium::AppendOnly && at < test.devices {
+                found.stores.push(append::after_crash(device, &image, recording, position));
             } else {
                 found.devices.push(device);
             }

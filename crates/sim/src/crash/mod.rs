@@ -18,6 +18,7 @@
 mod append;
 mod cuts;
 mod image;
+mod store;
 mod verify;
 
 use std::ops::ControlFlow;
@@ -26,10 +27,12 @@ use std::sync::Arc;
 use forebay_base::rng::SmallRng;
 use forebay_io::Device;
 use forebay_io::record::{Event, RecordDevice, RecordOptions, Recording};
+use forebay_object::ObjectDevice;
+use forebay_object::simulated::SimulatedStore;
 use forebay_pool::format::Compression;
 use forebay_pool::{BlockCache, DatasetSettings, NewVdev, Pool};
 
-pub use cuts::{Cut, CutDevice, Cuts};
+pub use cuts::{Cut, CutDevice, Cuts, Recorder};
 pub use image::{CrashImage, SurvivalMode};
 
 use crate::fixture;
@@ -49,6 +52,20 @@ const LOG_BYTES: u64 = 16 << 20;
 const FILL_EVERY: usize = 10;
 /// Steps between two moments at which the leaves of aided directories leave the cache.
 const FLUSH_EVERY: usize = 3;
+
+/// What a pool is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// Devices that are written at any place.
+    Disks,
+    /// A device that takes each address once, as that of an object store does.
+    AppendOnly,
+    /// A simulated object store. The result then does not depend on the seed alone.
+    ObjectStore {
+        /// Whether a part of the requests fails, with or without an effect.
+        fails: bool,
+    },
+}
 
 /// A crash test: a run of work and its crashes.
 #[derive(Clone, Copy, Debug)]
@@ -78,8 +95,8 @@ pub struct CrashTest {
     pub load: WorkloadOptions,
     /// Whether the pool has an L2 device, which survives the crash.
     pub l2: bool,
-    /// Whether the pool is on a device that takes each address once, as an object store does.
-    pub append_only: bool,
+    /// What the pool is on.
+    pub medium: Medium,
     /// Whether freed space is discarded in the background, down to single blocks. The result then
     /// does not depend on the seed alone.
     pub discards: bool,
@@ -100,7 +117,7 @@ impl CrashTest {
             images: 25,
             load: WorkloadOptions::default(),
             l2: false,
-            append_only: false,
+            medium: Medium::Disks,
             discards: false,
         }
     }
@@ -108,12 +125,17 @@ impl CrashTest {
     /// A test on a device that takes each address once.
     pub fn on_object_store(seed: u64) -> Self {
         Self {
-            append_only: true,
+            medium: Medium::AppendOnly,
             device_bytes: 4 << 30,
             sector_bytes: 4096,
             physical_bytes: 4096,
             ..Self::new(seed, 1)
         }
+    }
+
+    /// A test on a simulated object store.
+    pub fn on_simulated_store(seed: u64, fails: bool) -> Self {
+        Self { medium: Medium::ObjectStore { fails }, ..Self::on_object_store(seed) }
     }
 
     /// Does the work and verifies all images, or the one that `FOREBAY_IMAGE` names.
@@ -149,7 +171,8 @@ impl CrashTest {
         }
         let is_discard = |event: &Event| matches!(event, Event::Discard { .. });
         let discards = done.recordings.iter().flat_map(Recording::events).filter(|e| is_discard(e));
-        assert!(discards.count() > 0 || !self.discards, "nothing was discarded");
+        let seen = discards.count() > 0 || done.store.is_some();
+        assert!(seen || !self.discards, "nothing was discarded");
         // Without a hit, L2 was not tested.
         assert!(hits > 0 || !self.l2 || only.is_some(), "no L2 device supplied a block");
     }
@@ -157,38 +180,25 @@ impl CrashTest {
     /// Does the work.
     fn work(&self) -> RecordedRun {
         let hint = ReproHint { seed: self.seed, number: None };
-        // Those of the log follow, and the L2 device is the last one.
-        let count = self.members() + usize::from(self.l2);
-        let recorded: Vec<_> = (0..count).map(|at| self.record_device(at)).collect();
-        let cuts = Cuts::new(&recorded);
-        let devices: Vec<Arc<dyn Device>> = recorded
-            .iter()
-            .map(|device| -> Arc<dyn Device> {
-                Arc::new(CutDevice::new(Arc::clone(device), Arc::clone(&cuts)))
-            })
-            .collect();
+        let Recorders { cuts, recorded, store, object_device, devices } = self.recorders();
         let cache = fixture::cache(self.cache_bytes());
         let settings = self.settings();
         let (devices, l2_devices) = devices.split_at(self.members());
         let (devices, logs) = devices.split_at(self.devices);
-        let stores: Vec<_> = match self.append_only {
+        let append_only = self.medium == Medium::AppendOnly;
+        let stores: Vec<_> = match append_only {
             true => devices.iter().cloned().map(append::new).collect(),
             false => Vec::new(),
         };
         let appending: Vec<_> = stores.iter().map(|it| Arc::clone(it) as Arc<dyn Device>).collect();
-        let devices = if self.append_only { &appending[..] } else { devices };
+        let devices = if append_only { &appending[..] } else { devices };
         let vdevs = self.vdevs(devices, logs);
         let pool = fixture::create_tree(vdevs, &cache, &settings).expect("a pool");
+        if let Some(device) = &object_device {
+            store::start_cleaner(device, &pool);
+        }
         if self.discards {
-            let tunables = [
-                ("trim_files", "true"),
-                ("trim_delay_ms", "0"),
-                ("trim_min_bytes", "4K"),
-                ("trim_rate_bytes", "0"),
-            ];
-            for (name, value) in tunables {
-                pool.set_tunable(name, value).expect("a tunable");
-            }
+            discard_soon(&pool);
         }
         for device in l2_devices {
             pool.add_l2_device(Arc::clone(device).into(), false).expect("an L2 device");
@@ -200,17 +210,7 @@ impl CrashTest {
             if let Err(error) = work.step() {
                 panic!("the work: {error:?}");
             }
-            self.move_sides(work.pool(), step);
-            if self.l2 && step % FILL_EVERY == 0 {
-                work.pool().fill_l2_devices();
-            }
-            if self.load.aided_directories && step % FLUSH_EVERY == 0 {
-                cache.cache().clear();
-            }
-            if self.discards && step == self.steps / 2 {
-                // The thread may not get a turn on a busy machine.
-                work.pool().trim(&mut |_| ControlFlow::Continue(())).expect("a pass of discards");
-            }
+            self.after_step(work.pool(), step, &cache);
             cuts.take_cut(false);
         }
         let cuts = cuts.stop();
@@ -223,9 +223,50 @@ impl CrashTest {
         }
         pool.export().expect("the export");
         stores.iter().for_each(|store| append::assert_sound(store));
+        if let Some(device) = object_device {
+            device.close();
+        }
         let recordings = recorded.iter().map(|device| device.recording()).collect();
         drop(hint);
-        RecordedRun { cuts, history, recordings }
+        RecordedRun { cuts, history, store, recordings }
+    }
+
+    /// What other threads and people do meanwhile.
+    fn after_step(&self, pool: &Pool, step: usize, cache: &SharedCache) {
+        self.move_sides(pool, step);
+        if self.l2 && step.is_multiple_of(FILL_EVERY) {
+            pool.fill_l2_devices();
+        }
+        if self.load.aided_directories && step.is_multiple_of(FLUSH_EVERY) {
+            cache.cache().clear();
+        }
+        if self.discards && step == self.steps / 2 {
+            // The thread may not get a turn on a busy machine.
+            pool.trim(&mut |_| ControlFlow::Continue(())).expect("a pass of discards");
+        }
+    }
+
+    /// The recorded devices, and a store in place of the first one.
+    fn recorders(&self) -> Recorders {
+        let store = match self.medium {
+            Medium::ObjectStore { fails } => Some(store::recorded(fails, self.seed)),
+            Medium::Disks | Medium::AppendOnly => None,
+        };
+        // Those of the log follow, and the L2 device is the last one.
+        let count = self.members() + usize::from(self.l2);
+        let recorded: Vec<_> =
+            (usize::from(store.is_some())..count).map(|at| self.record_device(at)).collect();
+        let mut recorders: Vec<Arc<dyn Recorder>> = Vec::new();
+        recorders.extend(store.iter().map(|store| Arc::clone(store) as Arc<dyn Recorder>));
+        recorders.extend(recorded.iter().map(|device| Arc::clone(device) as Arc<dyn Recorder>));
+        let cuts = Cuts::new(recorders);
+        let object_device = store.as_ref().map(|store| store::create(store, &cuts, self.seed));
+        let first = object_device.iter().map(|device| Arc::clone(device) as Arc<dyn Device>);
+        let others = recorded.iter().map(|device| -> Arc<dyn Device> {
+            Arc::new(CutDevice::new(Arc::clone(device), Arc::clone(&cuts)))
+        });
+        let devices = first.chain(others).collect();
+        Recorders { cuts, recorded, store, object_device, devices }
     }
 
     fn vdevs(&self, devices: &[Arc<dyn Device>], logs: &[Arc<dyn Device>]) -> Vec<NewVdev> {
@@ -291,14 +332,41 @@ impl CrashTest {
     }
 }
 
+/// Discards freed space in the background, down to single blocks.
+fn discard_soon(pool: &Pool) {
+    let tunables = [
+        ("trim_files", "true"),
+        ("trim_delay_ms", "0"),
+        ("trim_min_bytes", "4K"),
+        ("trim_rate_bytes", "0"),
+    ];
+    for (name, value) in tunables {
+        pool.set_tunable(name, value).expect("a tunable");
+    }
+}
+
 fn mirror_of(sides: &[Arc<dyn Device>]) -> NewVdev {
     NewVdev::Mirror(sides.iter().map(|one| Arc::clone(one).into()).collect())
+}
+
+/// The devices of a run.
+struct Recorders {
+    cuts: Arc<Cuts>,
+    recorded: Vec<Arc<RecordDevice>>,
+    /// The first device, if it is an object store.
+    store: Option<Arc<SimulatedStore>>,
+    object_device: Option<Arc<ObjectDevice>>,
+    /// All of them, which take cuts.
+    devices: Vec<Arc<dyn Device>>,
 }
 
 /// The result of a run's work.
 pub(crate) struct RecordedRun {
     pub(crate) cuts: Vec<Cut>,
     pub(crate) history: History,
+    /// The first of the pool, if it is an object store.
+    pub(crate) store: Option<Arc<SimulatedStore>>,
+    /// Of the devices after it.
     pub(crate) recordings: Vec<Recording>,
 }
 

@@ -25,16 +25,16 @@ pub(super) fn verify(
     cache: &SharedCache,
     rng: &mut SmallRng,
 ) -> u64 {
-    let stores = if test.append_only { test.devices } else { 0 };
-    let mut image = crash_image.devices(&done.recordings, stores);
+    let mut image = crash_image.devices(done, test);
     let mut devices = image.all();
     let l2_devices = devices.split_off(test.members());
     let absent = test.absent_side(rng);
     absent.into_iter().for_each(|at| drop(devices.remove(at)));
     let options = fixture::import_options(cache);
-    let txg = without_replay(test, done, crash_image, &devices, &options);
+    let txg = without_replay(test, done, crash_image, &image.to_look_at(&devices), &options);
     let pool = fixture::import_with(&devices, &l2_devices, &options)
         .unwrap_or_else(|error| panic!("{crash_image:?}: the import: {error:?}"));
+    image.start_cleaner(&pool);
     // Continue at once, after the L2 rebuild, or after the warm-up.
     match rng.below(3) {
         0 => pool.wait_for_l2_rebuild(),
@@ -125,6 +125,7 @@ fn continue_work(
     let all = image.all();
     let devices = all.split_at(test.members());
     let pool = fixture::import_with(devices.0, devices.1, options).expect("another import");
+    image.start_cleaner(&pool);
     check(test, &pool).unwrap_or_else(|problems| panic!("after another import: {problems}"));
     if let Some(difference) = compare::difference(&read(&pool, &history), &model) {
         panic!("after another import:\n{difference}");

@@ -91,6 +91,46 @@ fn crashes_on_an_object_store_with_an_l2_device() {
     runs(700, |seed| CrashTest { load, l2: true, ..CrashTest::on_object_store(seed) });
 }
 
+/// Fewer than on devices: each image is opened by several hosts.
+fn runs_on_simulated_stores(first: u64, make: impl Fn(u64) -> CrashTest) {
+    if let Some(seed) = forebay_base::testing::requested_seed() {
+        return make(seed).execute();
+    }
+    let times = if fixture::full() { 20 } else { 1 };
+    for seed in first..first + 2 * times {
+        CrashTest { images: IMAGES, ..make(seed) }.execute();
+    }
+}
+
+#[test]
+fn crashes_at_requests_to_a_simulated_object_store() {
+    let discards = |seed| seed % 2 == 1;
+    runs_on_simulated_stores(1100, |seed| CrashTest {
+        discards: discards(seed),
+        ..CrashTest::on_simulated_store(seed, false)
+    });
+}
+
+#[test]
+fn crashes_at_requests_that_fail_or_come_late() {
+    let load = WorkloadOptions { background_sync: true, ..WorkloadOptions::default() };
+    runs_on_simulated_stores(1200, |seed| CrashTest {
+        load,
+        steps: 80,
+        discards: true,
+        ..CrashTest::on_simulated_store(seed, true)
+    });
+}
+
+#[test]
+fn crashes_of_a_simulated_object_store_with_a_log_device() {
+    runs_on_simulated_stores(1300, |seed| CrashTest {
+        logs: 1,
+        discards: seed % 2 == 0,
+        ..CrashTest::on_simulated_store(seed, false)
+    });
+}
+
 #[test]
 fn crashes_while_freed_space_is_discarded() {
     runs(500, |seed| CrashTest {

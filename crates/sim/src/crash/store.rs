@@ -1,0 +1,155 @@
+//! Crash tests on a simulated object store.
+//!
+//! Everything from the pool to the requests is real. The store is simulated: requests end in any
+//! order, and a crash may be between any two events of any of them. The next host takes the store
+//! over, while requests of the one before still come in.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_io::Device;
+use forebay_object::simulated::{CrashedStore, Network, SimulatedStore};
+use forebay_object::{
+    Body, Condition, LiveRanges, ObjectDevice, ObjectStore, Options, StoreFuture, Version,
+};
+use forebay_pool::Pool;
+
+use super::cuts::{Cuts, Recorder};
+
+/// The longest time that a request takes in one direction.
+const LATENCY_MAX: Duration = Duration::from_millis(3);
+
+/// An empty store that is recorded.
+pub(super) fn recorded(fails: bool, seed: u64) -> Arc<SimulatedStore> {
+    let network = if fails { Network::BAD } else { Network::GOOD };
+    SimulatedStore::recorded(Network { latency: Duration::ZERO..LATENCY_MAX, ..network }, seed)
+}
+
+/// Creates the device of a new pool on a recorded store.
+pub(super) fn create(
+    store: &Arc<SimulatedStore>,
+    cuts: &Arc<Cuts>,
+    seed: u64,
+) -> Arc<ObjectDevice> {
+    let store = CutStore { inner: Arc::clone(store), cuts: Arc::clone(cuts) };
+    ObjectDevice::create(Arc::new(store), "store", options(0, seed)).expect("a store")
+}
+
+/// Checkpoints are frequent. What is freed is deleted at once, so that a delete too many is found.
+fn options(host: u64, seed: u64) -> Options {
+    Options {
+        owner: format!("host {host}"),
+        seal_after: Duration::from_millis(1),
+        grace: Duration::ZERO,
+        pin_check: Duration::from_millis(10),
+        chain_objects: 4 + seed % 16,
+        seed: Some(seed ^ host << 32),
+        ..Options::default()
+    }
+}
+
+/// Lets the device merge and delete objects.
+pub(super) fn start_cleaner(device: &ObjectDevice, pool: &Pool) {
+    struct Live(forebay_pool::LiveRanges);
+    impl LiveRanges for Live {
+        fn live(&self, start: u64, end: u64) -> Result<Vec<(u64, u64)>, String> {
+            self.0.within(start, end).map_err(|error| error.to_string())
+        }
+    }
+    device.set_live_ranges(Arc::new(Live(pool.live_ranges())));
+}
+
+/// A store after a crash, with the host that has it now.
+pub(crate) struct StoreImage {
+    front: Arc<SimulatedStore>,
+    device: Arc<ObjectDevice>,
+    host: u64,
+    seed: u64,
+}
+
+impl StoreImage {
+    /// The next host takes the store over.
+    pub(super) fn new(crashed: CrashedStore, seed: u64) -> Self {
+        let front = SimulatedStore::after_crash(crashed, seed);
+        let options = Options { force: true, ..options(1, seed) };
+        let device = ObjectDevice::open(Arc::<SimulatedStore>::clone(&front), "image", options)
+            .unwrap_or_else(|error| panic!("the takeover: {error}"));
+        Self { front, device, host: 1, seed }
+    }
+
+    pub(super) fn device(&self) -> &Arc<ObjectDevice> {
+        &self.device
+    }
+
+    /// A copy of the store as the host has found it, to read only.
+    pub(super) fn copy(&self) -> Arc<dyn Device> {
+        let device = ObjectDevice::open_read_only(
+            self.front.memory().fork(),
+            "copy",
+            options(u64::MAX, self.seed),
+        );
+        device.unwrap_or_else(|error| panic!("a copy of the image: {error}"))
+    }
+
+    /// The host closes the store, so that another one may open it without force.
+    pub(super) fn reopen(&mut self) {
+        self.device.close();
+        self.host += 1;
+        let store = Arc::<SimulatedStore>::clone(&self.front);
+        self.device = ObjectDevice::open(store, "image", options(self.host, self.seed))
+            .unwrap_or_else(|error| panic!("an open after a close: {error}"));
+    }
+}
+
+/// A store that takes cuts before each change, and after each answer to a conditional put.
+struct CutStore {
+    inner: Arc<SimulatedStore>,
+    cuts: Arc<Cuts>,
+}
+
+impl Recorder for SimulatedStore {
+    fn position(&self) -> usize {
+        Self::position(self)
+    }
+}
+
+impl ObjectStore for CutStore {
+    fn get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (bytes::Bytes, Version)> {
+        self.inner.get(key)
+    }
+
+    fn modified<'a>(&'a self, key: &'a str) -> StoreFuture<'a, Option<Duration>> {
+        self.inner.modified(key)
+    }
+
+    fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, bytes::Bytes> {
+        self.inner.get_range(key, range)
+    }
+
+    fn put<'a>(
+        &'a self,
+        key: &'a str,
+        body: Body,
+        condition: Condition,
+    ) -> StoreFuture<'a, Version> {
+        Box::pin(async move {
+            let publishes = condition != Condition::Always;
+            self.cuts.take_cut(publishes);
+            let result = self.inner.put(key, body, condition).await;
+            if publishes {
+                self.cuts.take_cut(false);
+            }
+            result
+        })
+    }
+
+    fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
+        self.cuts.take_cut(false);
+        self.inner.delete(key)
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>> {
+        self.inner.list(prefix, after)
+    }
+}
