@@ -40,5 +40,6 @@ mod sides;
 mod trace;
 mod trim;
 mod two_hosts;
+mod walk_ahead;
 mod warm_up;
 mod write_errors;

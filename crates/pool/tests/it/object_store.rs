@@ -35,7 +35,7 @@ impl Store {
         Self::over(disk())
     }
 
-    fn over(below: Arc<dyn Device>) -> Self {
+    pub(crate) fn over(below: Arc<dyn Device>) -> Self {
         let device = AppendOnlyDevice::new(below, MUTABLE, AppendedSectors::new());
         Self { device: Arc::new(device) }
     }
@@ -44,7 +44,7 @@ impl Store {
         Opened::from(Arc::clone(&self.device) as Arc<dyn Device>)
     }
 
-    fn create(&self) -> Pool {
+    pub(crate) fn create(&self) -> Pool {
         let vdevs = vec![NewVdev::ObjectStore(self.opened())];
         Pool::create_tree(vdevs, &create_options(&cache(16 * MIB))).expect("a pool")
     }
@@ -103,7 +103,7 @@ impl Drop for Store {
     }
 }
 
-fn disk() -> Arc<dyn Device> {
+pub(crate) fn disk() -> Arc<dyn Device> {
     let options = MemoryOptions { sector_bytes: 4096, ..MemoryOptions::default() };
     Arc::new(MemoryDevice::new("store", SIZE, &options).expect("a device"))
 }

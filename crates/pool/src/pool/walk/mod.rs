@@ -25,6 +25,8 @@
 //! `space` and `datasets` for a look; `space` once for each metaslab, never during I/O.
 //! `pool-walk-parents` ([`Parents`]) for a look.
 
+mod ahead;
+mod copies;
 mod find;
 mod parents;
 mod space_maps;
@@ -46,6 +48,8 @@ use crate::store::Store;
 use zerocopy::FromBytes;
 
 use super::PoolInner;
+use ahead::{Ahead, LEVEL_BLOCKS};
+use copies::{ReadCopies, read_copies};
 use find::{Currency, Trees};
 
 pub(super) use parents::Parents;
@@ -227,6 +231,7 @@ pub(super) struct Walk<'a> {
     at: Bookmark,
     names: HashMap<u64, Arc<str>>,
     blocks_left: u32,
+    ahead: Option<Ahead>,
     visitor: &'a mut dyn Visitor,
 }
 
@@ -253,7 +258,9 @@ impl<'a> Walk<'a> {
         // The names serve messages only; without them, those have numbers.
         let names = pool.names_by_number().unwrap_or_default();
         let names = names.into_iter().map(|(number, name)| (number, Arc::from(name))).collect();
-        Self { pool, until, at, names, blocks_left: 0, visitor }
+        // Other devices answer soon, and have one head or a short queue.
+        let ahead = pool.txgs.may_have_outages().then(Ahead::new);
+        Self { pool, until, at, names, blocks_left: 0, ahead, visitor }
     }
 
     /// Walks to the end. Returns whether it was reached; if not, a visitor interrupted the walk.
@@ -266,6 +273,7 @@ impl<'a> Walk<'a> {
             self.blocks_left = self.pool.tunables.scrub().scrub_slice_blocks();
             let began = self.at;
             let ended = self.slice();
+            self.ahead.iter().for_each(Ahead::forget);
             if self.at != began {
                 starved = 0;
             }
@@ -355,7 +363,7 @@ impl<'a> Walk<'a> {
         let here =
             Bookmark { object, block: first, height: ptr.level.saturating_add(1), ..self.at };
         let is_leaf = ptr.level == 0;
-        let leads_on = !is_leaf || (object == 0 && ptr.block_kind() == Some(BlockKind::Dnode));
+        let leads_on = leads_on(ptr, object);
         if is_next {
             self.at = here;
         }
@@ -396,9 +404,14 @@ impl<'a> Walk<'a> {
     ) -> Step {
         match tree::children(ptr, content) {
             Ok(children) => {
+                let starts = |index: usize| first + index as u64 * tree::capacity(ptr.level);
+                let mut ahead = 0;
                 for (index, child) in children.iter().enumerate() {
-                    let first = first + index as u64 * tree::capacity(ptr.level);
-                    self.subtree(of, child, first)?;
+                    while ahead < children.len().min(index + LEVEL_BLOCKS) {
+                        self.read_ahead(of, &children[ahead], starts(ahead));
+                        ahead += 1;
+                    }
+                    self.subtree(of, child, starts(index))?;
                 }
             }
             Err(error) => self.damaged(&of.location(first), error)?,
@@ -406,16 +419,42 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
+    /// Reads a block ahead that the walk will visit soon.
+    fn read_ahead(&self, of: &WalkedTree<'_>, ptr: &BlockPtrPhys, first: u64) {
+        let Some(ahead) = &self.ahead else { return };
+        let object = of.location.object;
+        let end = first.saturating_add(tree::capacity(ptr.level.saturating_add(1)));
+        let birth = ptr.birth_txg.get();
+        let is_visited = birth <= self.until && birth >= self.visitor.oldest();
+        let from = match object {
+            0 => self.position_in(0).0,
+            _ if object == self.at.object => self.at.block,
+            _ => 0,
+        };
+        if is_visited && !ptr.is_hole() && end > from {
+            ahead.read(of.store, ptr, leads_on(ptr, object));
+        }
+    }
+
     /// Walks what is left of the objects in a block of dnodes.
     fn objects(&mut self, of: &WalkedTree<'_>, content: &[u8], block: u64) -> Step {
         let dataset = of.location.dataset;
-        for index in 0..content.len() / DNODE_BYTES {
+        let (at, until) = (self.at.object, self.until);
+        let dnodes = (0..content.len() / DNODE_BYTES).filter_map(|index| {
             let object = block * DNODES_PER_BLOCK as u64 + index as u64 + 1;
             let dnode = dnode_at(content, index).unwrap_or(DnodePhys::FREE);
-            let is_young = dnode.created_txg.get() > self.until;
-            if dnode.kind == 0 || is_young || self.at.object > object {
-                continue;
+            let is_young = dnode.created_txg.get() > until;
+            (dnode.kind != 0 && !is_young && at <= object).then_some((object, dnode))
+        });
+        if self.ahead.is_some() {
+            for (object, dnode) in dnodes.clone().filter(|(object, _)| *object > at) {
+                let location = BlockLocation { object, ..of.location(0) };
+                if let Ok(data) = DataFields::of(&dnode) {
+                    self.read_ahead(&WalkedTree { store: of.store, location }, &data.tree.root, 0);
+                }
             }
+        }
+        for (object, dnode) in dnodes {
             if self.at.object != object {
                 self.at = Bookmark { dataset, object, block: 0, height: TOP };
             }
@@ -445,7 +484,8 @@ impl<'a> Walk<'a> {
         if !wants_content && self.visitor.postpone(block)? {
             return Ok(None);
         }
-        match self.pool.visit(block, wants_content, self.visitor)? {
+        let ahead = self.ahead.as_ref().and_then(|ahead| ahead.take(of.store, ptr));
+        match self.pool.visit(block, wants_content, ahead, self.visitor)? {
             Visited::NotTried if wants_content => self.descend(of, ptr, first),
             Visited::NotTried => Ok(None),
             Visited::Read(None) if wants_content => self.healed_content(of, ptr, &location),
@@ -507,6 +547,11 @@ impl<'a> Walk<'a> {
     }
 }
 
+/// Whether a block of an object, or of the tree of dnodes, leads to others.
+fn leads_on(ptr: &BlockPtrPhys, object: u64) -> bool {
+    ptr.level > 0 || (object == 0 && ptr.block_kind() == Some(BlockKind::Dnode))
+}
+
 /// What a visit of a block has read.
 enum Visited {
     /// The visitor wants no copy of it.
@@ -521,7 +566,7 @@ impl PoolInner {
     /// # Errors
     /// As [`Visitor::block`].
     pub(super) fn visit_later(&self, block: PostponedBlock<'_>, visitor: &mut dyn Visitor) -> Step {
-        match self.visit(block, false, visitor) {
+        match self.visit(block, false, None, visitor) {
             Err(SliceEnd::Overtaken) => Ok(()),
             visited => visited.map(|_| ()),
         }
@@ -579,11 +624,15 @@ impl PoolInner {
         &self,
         PostponedBlock { store, ptr, location }: PostponedBlock<'_>,
         wants_content: bool,
+        ahead: Option<ReadCopies>,
         visitor: &mut dyn Visitor,
     ) -> Step<Visited> {
         let wants = |copy| visitor.wants(store, ptr, copy);
         let copies = || Ok(read_copies(store, ptr, wants_content, &wants)?);
-        let mut read = self.read_surely(copies, ReadCopies::device_error)?;
+        let mut read = match ahead {
+            Some(read) => read,
+            None => self.read_surely(copies, ReadCopies::device_error)?,
+        };
         if read.tried == 0 {
             return Ok(Visited::NotTried);
         }
@@ -619,61 +668,6 @@ impl PoolInner {
             }
         }
     }
-}
-
-/// The copies of a block.
-struct ReadCopies {
-    content: Option<Vec<u8>>,
-    extents: Vec<(Dva, u64)>,
-    /// Why the pieces of a gang are not known.
-    lost_extents: Option<Error>,
-    bad: Vec<(usize, Error)>,
-    copies: usize,
-    /// Copies that were read.
-    tried: usize,
-}
-
-impl ReadCopies {
-    /// The first failure of a device.
-    fn device_error(&self) -> Option<&Error> {
-        let mut all = self.bad.iter().map(|(_, error)| error).chain(&self.lost_extents);
-        all.find(|error| error.kind() == ErrorKind::Device)
-    }
-}
-
-fn read_copies(
-    store: &Store,
-    ptr: &BlockPtrPhys,
-    wants_content: bool,
-    wants: &dyn Fn(usize) -> bool,
-) -> Result<ReadCopies> {
-    let (extents, lost_extents) = match store.extents(ptr) {
-        Ok(extents) => (extents, None),
-        Err(error) if is_damage(&error) => (Vec::new(), Some(error)),
-        Err(error) => return Err(error),
-    };
-    let copies = store.place_count(ptr);
-    let mut read =
-        ReadCopies { content: None, extents, lost_extents, bad: Vec::new(), copies, tried: 0 };
-    for copy in (0..copies).filter(|copy| wants(*copy)) {
-        read.tried += 1;
-        if !wants_content && store.is_empty(ptr, copy) {
-            let text = format!("{ptr:?}: the device of copy {copy} has no blocks yet");
-            read.bad.push((copy, Error::new(ErrorKind::Corrupt, text)));
-            continue;
-        }
-        match store.read_copy(ptr, copy) {
-            Ok(content) if wants_content && read.content.is_none() => {
-                read.content = Some(content.to_vec());
-            }
-            Ok(_) => {}
-            // Its device was taken out of use.
-            Err(_) if !store.has_place(ptr, copy) => {}
-            Err(error) if is_damage(&error) => read.bad.push((copy, error)),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(read)
 }
 
 /// Whether an error concerns one block, and not the whole walk.

@@ -13,6 +13,7 @@ use crate::space::{Space, SpaceRead};
 use crate::store::Store;
 
 use super::super::PoolInner;
+use super::ahead::LEVEL_BLOCKS;
 use super::{SPACE_MAPS, Step, Walk, WalkedTree, is_damage};
 
 /// [`Bookmark::block`](super::Bookmark::block) before the root block.
@@ -56,13 +57,17 @@ impl Walk<'_> {
         pool.lock_space_maps().known_blocks(|ptr| own.push(*ptr));
         own.retain(|ptr| ptr.birth_txg.get() <= self.until);
         own.sort_unstable_by_key(address);
-        for ptr in own {
-            if address(&ptr) < self.at.block {
-                continue;
+        own.retain(|ptr| address(ptr) >= self.at.block);
+        for (index, ptr) in own.iter().enumerate() {
+            if index.is_multiple_of(LEVEL_BLOCKS)
+                && let Some(ahead) = &self.ahead
+            {
+                let next = &own[index..own.len().min(index + LEVEL_BLOCKS)];
+                next.iter().for_each(|ptr| ahead.read(of.store, ptr, false));
             }
-            self.at.block = address(&ptr);
+            self.at.block = address(ptr);
             self.begin_block()?;
-            self.visit(&of, &ptr, self.at.block, false)?;
+            self.visit(&of, ptr, self.at.block, false)?;
             self.at.block = self.at.block.saturating_add(1);
         }
         Ok(())
