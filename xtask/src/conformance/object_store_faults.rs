@@ -65,7 +65,8 @@ pub(super) fn run(
         if behaviour.fault.is_some() && counts.faults == 0 {
             return Err(format!("the fault `{name}` hit no request of {}", counts.requests));
         }
-        summary.push(format!("{} {name}", counts.faults));
+        let hit = behaviour.fault.map_or(counts.requests, |_| counts.faults);
+        summary.push(format!("{hit} {name}"));
         wait_until(&format!("the pool is not healthy after the fault `{name}`"), || {
             Ok(status(mounted)?.contains("health     online"))
         })?;

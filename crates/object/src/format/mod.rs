@@ -40,7 +40,7 @@ pub const WINDOW_BYTES: u64 = 8 << 20;
 pub(crate) const WINDOW_SECTORS: u64 = WINDOW_BYTES / SECTOR_BYTES;
 
 /// The version of the format. Other versions are refused.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// Why bytes are not what they should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
