@@ -90,10 +90,11 @@ impl PendingForgets {
 /// What ends a forget that no thread waits for.
 pub(crate) type ForgetCallback = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// A forget that no thread waits for. Its key is registered.
+/// A forget that no thread waits for. Its key is registered, or all blocks of its group are void.
 pub(crate) struct UnfinishedForget {
-    pub(crate) hash: KeyHash,
-    done: ForgetCallback,
+    /// What has to be durable.
+    pub(crate) tombstone: Tombstone,
+    pub(crate) done: ForgetCallback,
 }
 
 /// Forgets that wait for the label to be void; `None` while no thread works on them.
@@ -128,7 +129,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             ForgetStep::Tombstone if self.write_queue.write_tombstone(Tombstone::Key(hash)) => {
                 Ok(())
             }
-            ForgetStep::Tombstone => self.without_tombstone(hash),
+            ForgetStep::Tombstone => self.without_tombstone(Tombstone::Key(hash)),
             ForgetStep::VoidLabel => self.void_label_or_fail(),
         };
         self.pending_forgets.unregister(hash);
@@ -145,17 +146,20 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             Err(error) => return done(Err(error)),
         };
         self.pending_forgets.register(hash);
-        let forget = UnfinishedForget { hash, done };
+        let forget = UnfinishedForget { tombstone: Tombstone::Key(hash), done };
         let can_write = self.status.is_open() && self.write_queue.is_started();
         match self.begin_forget(hash, can_write) {
             ForgetStep::Done => self.end_forget(forget, Ok(())),
-            ForgetStep::Tombstone => {
-                if let Some(forget) = self.write_queue.queue_tombstone(forget) {
-                    self.remember_unforgotten(hash);
-                    self.void_then(forget);
-                }
-            }
+            ForgetStep::Tombstone => self.write_tombstone_then(forget),
             ForgetStep::VoidLabel => self.void_then(forget),
+        }
+    }
+
+    /// Has the tombstone of a forget written, or else the label voided.
+    pub(crate) fn write_tombstone_then(self: &Arc<Self>, forget: UnfinishedForget) {
+        if let Some(forget) = self.write_queue.queue_tombstone(forget) {
+            self.remember_unforgotten(forget.tombstone);
+            self.void_then(forget);
         }
     }
 
@@ -221,31 +225,43 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     }
 
     /// Ends a forget whose tombstone could not be written.
-    fn without_tombstone(&self, hash: KeyHash) -> Result<()> {
-        self.remember_unforgotten(hash);
+    fn without_tombstone(&self, tombstone: Tombstone) -> Result<()> {
+        self.remember_unforgotten(tombstone);
         self.void_label_or_fail()
     }
 
-    /// A retry must not find the key absent and report success.
-    fn remember_unforgotten(&self, hash: KeyHash) {
-        let _ = self.index.insert(hash, tombstone(self.ring.head()), |_, _| true);
+    /// A retry must not find the key absent and report success. A group stays void.
+    fn remember_unforgotten(&self, what: Tombstone) {
+        if let Tombstone::Key(hash) = what {
+            let _ = self.index.insert(hash, tombstone(self.ring.head()), |_, _| true);
+        }
     }
 
     /// Ends a forget that no thread waits for. A panic of user code in its callback is caught and
     /// counted.
-    pub(crate) fn end_forget(&self, forget: UnfinishedForget, outcome: Result<()>) {
-        self.pending_forgets.unregister(forget.hash);
+    fn end_forget(&self, forget: UnfinishedForget, outcome: Result<()>) {
+        if let Tombstone::Key(hash) = forget.tombstone {
+            self.pending_forgets.unregister(hash);
+        }
         self.catch_panic(|| (forget.done)(outcome));
+    }
+
+    /// Ends a forget whose tombstone is durable.
+    pub(crate) fn end_durable(&self, forget: UnfinishedForget) {
+        if let Tombstone::Group(group) = forget.tombstone {
+            self.groups.end(group);
+        }
+        self.end_forget(forget, Ok(()));
     }
 
     /// Ends a forget whose tombstone was queued and is not durable.
     pub(crate) fn end_unwritten(&self, forget: UnfinishedForget) {
-        let outcome = self.without_tombstone(forget.hash);
+        let outcome = self.without_tombstone(forget.tombstone);
         self.end_forget(forget, outcome);
     }
 
     /// Ends a forget that needs a void label. One thread voids it for all of them.
-    fn void_then(self: &Arc<Self>, forget: UnfinishedForget) {
+    pub(crate) fn void_then(self: &Arc<Self>, forget: UnfinishedForget) {
         if self.voided.load(Ordering::Acquire) {
             return self.end_forget(forget, Ok(()));
         }

@@ -28,11 +28,12 @@
 
 use std::collections::HashMap;
 
-use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
+use forebay_base::sync::{Arc, Mutex};
 use forebay_cache::Key;
 
 use crate::error::Result;
+use crate::forget::{ForgetCallback, UnfinishedForget};
 use crate::record::{BlockAddr, KeyHash, Record, Tombstone};
 use crate::shared::L2Shared;
 
@@ -72,7 +73,7 @@ impl Groups {
     }
 
     /// Ends what [`begin`](Self::begin) began. The tombstone is durable, and its position was set.
-    fn end(&self, group: u64) {
+    pub(crate) fn end(&self, group: u64) {
         self.change(|forgotten| {
             if let Some(entry) = forgotten.get_mut(&group) {
                 entry.forgetting -= 1;
@@ -157,5 +158,23 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
         self.groups.end(group);
         Ok(())
+    }
+
+    /// As [`forget_group`](Self::forget_group), without blocking the thread: `done` gets the
+    /// outcome, on any thread. [`WriteQueue::started`](crate::write_queue::WriteQueue::started)
+    /// must have been awaited.
+    pub(crate) fn forget_group_then(
+        self: &Arc<Self>,
+        group: u64,
+        remove_cached: impl FnOnce(),
+        done: ForgetCallback,
+    ) {
+        self.groups.begin(group);
+        remove_cached();
+        let forget = UnfinishedForget { tombstone: Tombstone::Group(group), done };
+        match self.status.is_open() && self.write_queue.is_started() {
+            true => self.write_tombstone_then(forget),
+            false => self.void_then(forget),
+        }
     }
 }

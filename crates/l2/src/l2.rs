@@ -209,6 +209,12 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         self.shared.rebuild.wait()
     }
 
+    /// Like [`wait_rebuilt`](Self::wait_rebuilt), but does not block the thread. Works under any
+    /// executor.
+    pub async fn wait_rebuilt_async(&self) -> bool {
+        self.shared.rebuild.wait_async().await
+    }
+
     /// Starts the warm-up: inserts blocks into the memory of the cache that uses this L2, before
     /// they are requested. It runs in the background behind the rebuild, inserts the newest blocks
     /// first, and uses free capacity only. It runs once; later calls do nothing.
@@ -379,6 +385,35 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
     ) -> Result<()> {
         let is_of = |key: &K| self.shared.group_of(key) == Some(group);
         self.shared.forget_group(group, || remove_cached(&is_of))
+    }
+
+    /// Like [`forget_group`](Self::forget_group), but does not block the thread for the device.
+    /// Works under any executor. Dropping the future does not end a forget that has begun.
+    ///
+    /// # Errors
+    /// As [`forget_group`](Self::forget_group).
+    pub async fn forget_group_async(
+        &self,
+        group: u64,
+        remove_cached: impl FnOnce(&dyn Fn(&K) -> bool),
+    ) -> Result<()> {
+        self.started().await;
+        let promise = Promise::new();
+        let answer = Arc::clone(&promise);
+        let done: ForgetCallback = Box::new(move |outcome| answer.fulfill(outcome));
+        self.forget_group_then(group, remove_cached, done);
+        promise.take().await
+    }
+
+    /// As [`forget_then`](Self::forget_then), for a group.
+    pub(crate) fn forget_group_then(
+        &self,
+        group: u64,
+        remove_cached: impl FnOnce(&dyn Fn(&K) -> bool),
+        done: ForgetCallback,
+    ) {
+        let is_of = |key: &K| self.shared.group_of(key) == Some(group);
+        self.shared.forget_group_then(group, || remove_cached(&is_of), done);
     }
 
     /// Whether the index has a live block for the key.

@@ -11,10 +11,11 @@
 mod tests;
 
 use forebay_base::sync::Arc;
+use forebay_base::sync::thread::spawn_named;
 use forebay_cache::{Attributes, Cause, Key, Refused};
 
-use super::{HybridCache, InsertError, closed_error, closed_insert};
-use crate::error::Result;
+use super::{HybridCache, InsertError, closed_error, closed_insert, write_all};
+use crate::error::{Error, ErrorKind, Result};
 use crate::promise::{OnDrop, Promise};
 
 /// What an insert returns.
@@ -152,12 +153,89 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         promise.take().await
     }
 
+    /// Like [`remove_group`](Self::remove_group), but does not block the thread for the device.
+    /// Works under any executor. The first poll visits all values in memory, on its thread.
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("cache");
+    /// # use forebay_l2::HybridCache;
+    /// # let cache = HybridCache::<(u64, u32), Vec<u8>>::open(&path, 64 << 20, 4 << 20)?;
+    /// # let run = async {
+    /// cache.insert_async((7, 0), vec![0; 4096]).await?;
+    /// assert_eq!(cache.remove_group_async(7).await?, 1);
+    /// # cache.close_async().await?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # };
+    /// # let mut run = std::pin::pin!(run);
+    /// # let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    /// # let ended = loop {
+    /// #     if let std::task::Poll::Ready(ended) = run.as_mut().poll(&mut context) {
+    /// #         break ended;
+    /// #     }
+    /// #     std::thread::yield_now();
+    /// # };
+    /// # ended?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Dropping the future before it is ready leaves one of two states, as for
+    /// [`remove_async`](Self::remove_async).
+    ///
+    /// # Errors
+    /// As [`remove_group`](Self::remove_group).
+    pub async fn remove_group_async(&self, group: u64) -> Result<u64> {
+        self.l2.started().await;
+        let counted = self.closing.begin_own_change().ok_or_else(closed_error)?;
+        let promise = Promise::<Result<()>>::new();
+        let answer = Arc::clone(&promise);
+        let end = move |forgotten| {
+            drop(counted);
+            answer.fulfill(forgotten);
+        };
+        let mut removed = 0;
+        let remove =
+            |is_of: &dyn Fn(&K) -> bool| removed = self.cache.remove_all_from_memory(is_of);
+        self.l2.forget_group_then(group, remove, Box::new(end));
+        promise.take().await.map(|()| removed)
+    }
+
+    /// Like [`flush_to_device`](Self::flush_to_device), but does not block the thread: another one
+    /// writes the values. Works under any executor. Dropping the future does not end it, and a
+    /// close waits for it.
+    ///
+    /// # Errors
+    /// As [`flush_to_device`](Self::flush_to_device). [`ErrorKind::Thread`] if the system refuses
+    /// the thread.
+    pub async fn flush_to_device_async(&self) -> Result<()> {
+        let counted = self.closing.begin_own_change().ok_or_else(closed_error)?;
+        let promise = Promise::<Result<()>>::new();
+        let (answer, cache, l2) =
+            (Arc::clone(&promise), Arc::clone(&self.cache), Arc::clone(&self.l2));
+        let body = move || {
+            // The first result stays.
+            let panicked = Arc::clone(&answer);
+            let _end = OnDrop::new(move || {
+                let text = "user code panicked in a flush; some values may not have been written";
+                panicked.fulfill(Err(Error::new(ErrorKind::Closed, text)));
+            });
+            let written = write_all(&cache, &l2);
+            drop((cache, l2, counted));
+            answer.fulfill(written);
+        };
+        spawn_named("hybrid-flush", body).map_err(|error| {
+            let text = "cannot create the thread that writes the values; raise the process's thread limit, or use `flush_to_device`";
+            Error::new(ErrorKind::Thread, text).because(error)
+        })?;
+        promise.take().await
+    }
+
     /// Like [`close`](Self::close), but does not block the thread: another one closes the cache.
     /// Works under any executor. Dropping the future does not end the close; a later call returns
     /// its result.
     ///
     /// # Errors
-    /// As [`close`](Self::close). [`ErrorKind::Thread`](crate::ErrorKind::Thread) if the system
+    /// As [`close`](Self::close). [`ErrorKind::Thread`] if the system
     /// refuses the thread; then inserts and removals are refused, and nothing else was done.
     pub async fn close_async(&self) -> Result<()> {
         self.close_on_thread().wait().await

@@ -28,9 +28,10 @@ mod run;
 mod segment;
 
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use forebay_base::sync::{Condvar, Mutex};
+use forebay_base::sync::{Arc, Condvar, Mutex};
 
 use crate::geometry::Geometry;
+use crate::promise::Promise;
 
 pub(crate) use run::{finish_empty, run};
 
@@ -60,6 +61,8 @@ pub struct RebuildStats {
 pub(crate) struct Rebuild {
     state: Mutex<RebuildState>,
     changed: Condvar,
+    /// Kept when the rebuild has ended.
+    ended: Arc<Promise<()>>,
     running: AtomicBool,
     stopped: AtomicBool,
     /// Segments with smaller sequence numbers are not served.
@@ -113,6 +116,7 @@ impl Rebuild {
         Self {
             state: Mutex::named("l2-rebuild", state),
             changed: Condvar::new(),
+            ended: Promise::new(),
             running: AtomicBool::new(true),
             stopped: AtomicBool::new(false),
             frontier: AtomicU64::new(u64::MAX),
@@ -284,6 +288,11 @@ impl Rebuild {
         self.changed.notify_all();
     }
 
+    /// Wakes futures that wait for the end, which may run user code.
+    fn wake_futures(&self) {
+        self.ended.fulfill(());
+    }
+
     /// Waits until the headers have been read. Returns the newest sequence number, 0 if there is
     /// none, or `None` if the rebuild was stopped.
     pub(crate) fn wait_begun(&self) -> Option<u64> {
@@ -316,6 +325,12 @@ impl Rebuild {
             self.changed.wait(&mut state);
         }
         drop(state);
+        !self.was_incomplete()
+    }
+
+    /// As [`wait`](Self::wait), without blocking the thread.
+    pub(crate) async fn wait_async(&self) -> bool {
+        self.ended.wait().await;
         !self.was_incomplete()
     }
 

@@ -57,6 +57,7 @@ pub(crate) fn run<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>
     shared.rebuild.end(shared.clock.now_ns());
     log_end(shared, outcome.is_err());
     shared.index.sweep_tombstones();
+    shared.catch_panic(|| shared.rebuild.wake_futures());
 }
 
 /// Logs how the rebuild ended. The reason of a failure was logged before.
@@ -81,6 +82,7 @@ pub(crate) fn finish_empty<K: Key, V: Send + Sync + 'static>(shared: &L2Shared<K
     let next_seq = shared.ring.geometry.first_seq();
     shared.write_queue.start(LogStart { next_seq, ..LogStart::default() });
     shared.rebuild.end(shared.clock.now_ns());
+    shared.rebuild.wake_futures();
 }
 
 fn rebuild<K: Key, V: Send + Sync + 'static>(

@@ -171,7 +171,7 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         }
         state.tickets += 1;
         let ticket = state.tickets;
-        state.tombstones.push_back(Tombstone::Key(forget.hash));
+        state.tombstones.push_back(forget.tombstone);
         state.unfinished.push_back((ticket, forget));
         self.work.notify_all();
         None

@@ -356,7 +356,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 }
             }
             for forget in self.shared.write_queue.finish_tombstones(self.tombstones.1) {
-                self.shared.end_forget(forget, Ok(()));
+                self.shared.end_durable(forget);
             }
         }
         Ok(())

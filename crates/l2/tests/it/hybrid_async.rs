@@ -89,7 +89,10 @@ fn futures_of_changes_can_move_between_threads() {
     let cache = builder(memory_device()).build().unwrap();
     is_send(&cache.insert_async(1, vec![1]));
     is_send(&cache.remove_async(&1));
+    is_send(&cache.remove_group_async(1));
+    is_send(&cache.flush_to_device_async());
     is_send(&cache.get_many_async(&[1]));
+    is_send(&cache.l2().wait_rebuilt_async());
     is_send(&cache.close_async());
     assert!(cache.get(&1).is_none(), "a future that was not polled has changed nothing");
     cache.close().unwrap();
@@ -216,6 +219,69 @@ fn a_change_goes_on_without_its_future() {
     let versions = [0, 1, 2, 3].map(|key| version_of(&cache, key));
     assert_eq!(versions, [Some(0), Some(1), None, Some(1)]);
     cache.close().unwrap();
+}
+
+#[test]
+fn a_flush_goes_on_without_its_future_and_a_close_waits_for_it() {
+    let faults = Arc::new(FaultDevice::new(memory_device(), 7));
+    let open = || builder(faults.clone()).without_writing_on_close().build().unwrap();
+    let cache = open();
+    assert!(cache.l2().wait_rebuilt());
+    (0..4).for_each(|key| cache.insert(key, value(key, 0)).unwrap());
+    faults.add(Rule::new(HELD));
+    let mut flush = Box::pin(cache.flush_to_device_async());
+    assert!(poll_once(flush.as_mut()).is_pending());
+    drop(cache.flush_to_device_async());
+    while !is_held(&faults) {
+        std::thread::yield_now();
+    }
+    assert!(poll_once(flush.as_mut()).is_pending(), "before the values are durable");
+    std::thread::scope(|scope| {
+        let close = scope.spawn(|| cache.close());
+        while cache.insert(9, value(9, 0)).is_ok() {
+            std::thread::yield_now();
+        }
+        faults.clear();
+        close.join().unwrap().unwrap();
+    });
+    block_on(flush).unwrap();
+    let late = block_on(cache.flush_to_device_async());
+    assert_eq!(late.unwrap_err().kind(), ErrorKind::Closed);
+    drop(cache);
+    let cache = open();
+    assert!(cache.l2().wait_rebuilt());
+    let versions = [0, 1, 2, 3, 9].map(|key| version_of(&cache, key));
+    assert_eq!(versions, [Some(0), Some(0), Some(0), Some(0), None]);
+    cache.close().unwrap();
+}
+
+#[test]
+fn a_future_waits_for_the_rebuild_or_its_end_by_a_close() {
+    let (faults, cache) = with_stored(4);
+    assert!(block_on(cache.l2().wait_rebuilt_async()), "of a new device, which needs none");
+    cache.close().unwrap();
+    drop(cache);
+    for closes in [false, true] {
+        let before = faults.injected().len();
+        faults.add(Rule::new(HELD).on(forebay_io::Op::Read).within(64 << 10..1 << 20));
+        let cache = builder(faults.clone()).build().unwrap();
+        let mut rebuilt = pin!(cache.l2().wait_rebuilt_async());
+        while faults.injected().len() == before {
+            std::thread::yield_now();
+        }
+        assert!(poll_once(rebuilt.as_mut()).is_pending());
+        std::thread::scope(|scope| {
+            let close = closes.then(|| scope.spawn(|| cache.close()));
+            while closes && cache.l2().health() == Health::Healthy {
+                std::thread::yield_now();
+            }
+            faults.clear();
+            close.map(|close| close.join().unwrap());
+        });
+        // The close may have come too late to end it.
+        assert!(block_on(rebuilt) || closes);
+        let _ = cache.close();
+    }
 }
 
 /// A waker that panics.

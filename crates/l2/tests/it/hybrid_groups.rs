@@ -1,11 +1,17 @@
 //! Removals of groups of keys, in memory and on the device, over restarts.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_base::rng::SmallRng;
 use forebay_base::testing::{full, seed};
-use forebay_l2::{ErrorKind, HybridCache, MemoryDevice, MemoryOptions};
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_l2::{Device, ErrorKind, HybridCache, MemoryDevice, MemoryOptions};
+
+use crate::executor::poll_once;
+use crate::support::block_on;
 
 /// The number of a file and of a block in it.
 type Key = (u64, u32);
@@ -18,15 +24,17 @@ fn device() -> Arc<MemoryDevice> {
     Arc::new(MemoryDevice::new("memory", 8 << 20, &MemoryOptions::default()).unwrap())
 }
 
-fn open(device: &Arc<MemoryDevice>, waits: bool) -> Hybrid {
+fn open<D: Device + 'static>(device: &Arc<D>, waits: bool) -> Hybrid {
     let builder = Hybrid::builder(device.clone()).capacity(1 << 20);
     let builder = builder.l2_tunable("admit_all", "true").l2_tunable("warm_up", "false");
+    // A held request must not count as a stall.
+    let builder = builder.l2_tunable("stall_timeout_ms", "600000");
     let cache = builder.l2_tunable("write_max_bytes_per_s", "64G").build().unwrap();
     assert!(!waits || cache.l2().wait_rebuilt());
     cache
 }
 
-fn reopen(cache: Hybrid, device: &Arc<MemoryDevice>, waits: bool) -> Hybrid {
+fn reopen<D: Device + 'static>(cache: Hybrid, device: &Arc<D>, waits: bool) -> Hybrid {
     // Otherwise the close cannot write what only memory has, and says so.
     assert!(cache.l2().wait_rebuilt());
     cache.close().unwrap();
@@ -75,7 +83,11 @@ fn new_values_of_a_removed_group_are_written() {
         cache.memory().evict_all();
         assert_eq!(found(&cache, 1), BLOCKS as usize);
         if round < 2 {
-            cache.remove_group(1).unwrap();
+            let removed = match round {
+                0 => cache.remove_group(1),
+                _ => block_on(cache.remove_group_async(1)),
+            };
+            assert_eq!(removed.unwrap(), u64::from(BLOCKS));
             // Also through a load, which does not forget an older value of the device.
             let loaded = cache.get_or_load((1, 0), || Ok::<_, String>(vec![10 + round]));
             assert_eq!(*loaded.unwrap(), [10 + round]);
@@ -86,6 +98,68 @@ fn new_values_of_a_removed_group_are_written() {
     }
     let cache = reopen(cache, &device, true);
     assert!((0..BLOCKS).all(|block| cache.get(&(1, block)).unwrap()[0] == 2));
+}
+
+/// A cache with four files, all in memory and on a device whose requests can be held.
+fn with_stored() -> (Arc<FaultDevice>, Hybrid) {
+    let faults = Arc::new(FaultDevice::new(device(), 7));
+    let cache = open(&faults, true);
+    for block in 0..BLOCKS {
+        (1..5).for_each(|file| cache.insert((file, block), vec![file as u8; 1000]).unwrap());
+    }
+    cache.flush_to_device().unwrap();
+    (faults, cache)
+}
+
+#[test]
+fn a_future_removes_a_group_although_nobody_polls_it() {
+    let (faults, cache) = with_stored();
+    // Not polled: nothing was changed.
+    drop(cache.remove_group_async(4));
+    faults.add(Rule::new(Fault::Delay(Duration::from_secs(3600))));
+    let mut first = Box::pin(cache.remove_group_async(1));
+    assert!(poll_once(first.as_mut()).is_pending(), "before its tombstone is durable");
+    assert!(poll_once(pin!(cache.remove_group_async(2))).is_pending());
+    // Neither memory nor the device, which would hang, is asked for them.
+    assert_eq!([1, 2].map(|file| found(&cache, file)), [0, 0]);
+    assert_eq!([3, 4].map(|file| found(&cache, file)), [BLOCKS as usize; 2]);
+    std::thread::scope(|scope| {
+        // A close waits for both.
+        let close = scope.spawn(|| cache.close());
+        while cache.insert((9, 0), vec![9]).is_ok() {
+            std::thread::yield_now();
+        }
+        assert!(!close.is_finished());
+        faults.clear();
+        close.join().unwrap().unwrap();
+    });
+    assert_eq!(block_on(first).unwrap(), u64::from(BLOCKS));
+    let late = block_on(cache.remove_group_async(3));
+    assert_eq!(late.unwrap_err().kind(), ErrorKind::Closed);
+    drop(cache);
+    let cache = open(&faults, true);
+    assert_eq!([1, 2].map(|file| found(&cache, file)), [0, 0]);
+    assert_eq!([3, 4].map(|file| found(&cache, file)), [BLOCKS as usize; 2]);
+    // Blocks of the group can be written again.
+    cache.insert((1, 7), vec![17]).unwrap();
+    cache.flush_to_device().unwrap();
+    cache.memory().evict_all();
+    assert_eq!(*cache.get(&(1, 7)).unwrap(), [17]);
+    cache.close().unwrap();
+}
+
+#[test]
+fn a_future_reports_a_group_that_may_return() {
+    let (faults, cache) = with_stored();
+    faults.add(Rule::new(Fault::Error(5)).on(forebay_io::Op::Write));
+    faults.add(Rule::new(Fault::Error(5)).on(forebay_io::Op::Flush));
+    let removed = block_on(cache.remove_group_async(1));
+    assert_eq!(removed.unwrap_err().kind(), ErrorKind::Closed);
+    // The device has failed by now.
+    let removed = block_on(cache.remove_group_async(2));
+    assert_eq!(removed.unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!([1, 2].map(|file| found(&cache, file)), [0, 0]);
+    let _ = cache.close();
 }
 
 /// Against a model: what is found is the newest value. The ring wraps many times, blocks are
@@ -112,7 +186,10 @@ fn no_removed_value_returns() {
                 model.remove(&key);
             }
             310..316 => {
-                cache.remove_group(key.0).unwrap();
+                match version % 2 {
+                    0 => cache.remove_group(key.0).unwrap(),
+                    _ => block_on(cache.remove_group_async(key.0)).unwrap(),
+                };
                 model.retain(|(file, _), _| *file != key.0);
             }
             316..330 => _ = cache.memory().evict_all(),

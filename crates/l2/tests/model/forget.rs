@@ -151,6 +151,14 @@ impl Fixture {
         self.known.lock().gone.extend(before);
     }
 
+    /// As [`remove_group`](Self::remove_group), by a forget that no thread waits for in the L2.
+    pub(crate) fn remove_group_async(&self) {
+        let before = self.known.lock().inserted.iter().flatten().copied().collect::<Vec<_>>();
+        let leave = |is_of: &dyn Fn(&u64) -> bool| _ = self.cache.remove_all_from_memory(is_of);
+        block_on(self.l2.forget_group_async(7, leave)).unwrap();
+        self.known.lock().gone.extend(before);
+    }
+
     /// As [`remove`](Self::remove), by a forget that no thread waits for in the L2.
     fn remove_async(&self, key: u64) {
         let before = self.known.lock().inserted[key as usize].clone();

@@ -3,13 +3,22 @@
 
 use std::sync::Arc;
 
-use crate::forget::{BYTES, KEYS, check_after_crash, end, open, spawn};
+use crate::forget::{BYTES, Fixture, KEYS, check_after_crash, end, open, spawn};
 use crate::harness::{PageMapDevice, Pages};
 use forebay_base::model::check;
 
 #[test]
 fn a_group_is_forgotten_beside_writes_and_lookups() {
-    check(400, || {
+    check_beside_writes_and_lookups(Fixture::remove_group);
+}
+
+#[test]
+fn a_group_is_forgotten_by_a_future_beside_writes_and_lookups() {
+    check_beside_writes_and_lookups(Fixture::remove_group_async);
+}
+
+fn check_beside_writes_and_lookups(remove_group: fn(&Fixture)) {
+    check(400, move || {
         let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
         let fixture = Arc::new(open(device, true, 512 << 10));
         (0..KEYS).for_each(|key| fixture.insert(key));
@@ -25,7 +34,7 @@ fn a_group_is_forgotten_beside_writes_and_lookups() {
         let remover = {
             let fixture = fixture.clone();
             spawn(move || {
-                fixture.remove_group();
+                remove_group(&fixture);
                 (0..KEYS).for_each(|key| fixture.get(key));
                 fixture.insert(1);
                 fixture.offer();
@@ -35,7 +44,7 @@ fn a_group_is_forgotten_beside_writes_and_lookups() {
         let crashed = fixture.crash();
         remover.join().unwrap();
         writer.join().unwrap();
-        fixture.remove_group();
+        remove_group(&fixture);
         let later = fixture.crash();
         (0..KEYS).for_each(|key| fixture.get(key));
         end(Arc::into_inner(fixture).expect("all threads have ended"));
@@ -64,7 +73,7 @@ fn a_group_is_forgotten_during_the_rebuild_and_the_warm_up() {
         let remover = {
             let fixture = fixture.clone();
             spawn(move || {
-                fixture.remove_group();
+                fixture.remove_group_async();
                 fixture.insert(1);
                 fixture.offer();
             })
