@@ -27,6 +27,8 @@ pub enum AdmissionRefusal {
     ClassExcluded,
     /// The codec excludes blocks of this owner.
     OwnerExcluded,
+    /// The codec excludes the value: [`Codec::admit_value`].
+    ValueExcluded,
     /// The object that the block belongs to is not durable yet. The block may be offered again.
     NotDurable,
     /// The rebuild has not finished, so the L2 does not know which blocks it holds.
@@ -41,7 +43,7 @@ pub enum AdmissionRefusal {
 
 impl AdmissionRefusal {
     /// All reasons, in the order of the counter's labels.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Rate,
         Self::QueueFull,
         Self::NoProvenReuse,
@@ -49,6 +51,7 @@ impl AdmissionRefusal {
         Self::TooLarge,
         Self::ClassExcluded,
         Self::OwnerExcluded,
+        Self::ValueExcluded,
         Self::NotDurable,
         Self::Rebuilding,
         Self::Failed,
@@ -135,5 +138,10 @@ pub trait Codec<K: Key, V>: Send + Sync + 'static {
     /// The reason to count.
     fn admit(&self, _key: &K, _class: Class) -> Result<(), AdmissionRefusal> {
         Ok(())
+    }
+
+    /// Decides whether a block may be written, by its value. Asked after [`admit`](Self::admit).
+    fn admit_value(&self, _key: &K, _value: &V) -> bool {
+        true
     }
 }

@@ -6,7 +6,7 @@ forebay_base::counters! {
     labels class = ["metadata", "data"];
     labels skipped = ["cached", "evicted", "no_capacity", "no_memory", "unwanted", "unknown_owner", "undecodable", "corrupt", "outdated", "expired"];
     labels outcome = ["done", "no_capacity", "no_keys", "disabled", "closed", "failed"];
-    labels reason = ["rate", "queue_full", "no_proven_reuse", "little_reuse", "too_large", "class_excluded", "owner_excluded", "not_durable", "rebuilding", "failed", "removed", "codec_panicked"];
+    labels reason = ["rate", "queue_full", "no_proven_reuse", "little_reuse", "too_large", "class_excluded", "owner_excluded", "value_excluded", "not_durable", "rebuilding", "failed", "removed", "codec_panicked"];
 
     /// Blocks that the cache offered.
     offered: class;

@@ -416,6 +416,11 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         self.shared.forget_group_then(group, || remove_cached(&is_of), done);
     }
 
+    /// Whether the device lacks a block that may be written.
+    pub(crate) fn lacks(&self, candidate: &Candidate<K, V>) -> bool {
+        self.shared.lacks(candidate)
+    }
+
     /// Whether the index has a live block for the key.
     pub(crate) fn has(&self, key: &K) -> bool {
         let record = self.shared.key_hash(key).and_then(|hash| self.shared.find_of(key, hash));

@@ -11,7 +11,7 @@ use forebay_io::Device;
 use super::closing::Closing;
 use super::expiry::{Expiries, LifetimeOf, Lifetimes};
 use super::file::Medium;
-use super::values::ValueCodec;
+use super::values::{ValueCodec, WriteIf};
 use super::{HybridCache, L2Hook, L2Key, L2Value};
 use crate::codec::Codec;
 use crate::error::{Error, ErrorKind, Result};
@@ -25,14 +25,37 @@ const IO_MEMORY_BYTES: u64 = 64 << 20;
 /// A listener, and how it is told.
 type Listener<K, V> = (Delivery, Box<dyn Fn(Evicted<K, V>) + Send + Sync>);
 
-/// Makes the codec, which knows when values expire.
-type CodecOf<K, V> = Box<dyn Fn(Option<Arc<Expiries<V>>>) -> Arc<dyn Codec<K, V>> + Send + Sync>;
+/// The codec of the cache.
+enum CodecSource<K, V> {
+    /// Keys and values encode themselves. Makes a codec that knows when values expire, and which
+    /// may be written.
+    Values(fn(Option<Arc<Expiries<V>>>, Option<WriteIf<K, V>>) -> Arc<dyn Codec<K, V>>),
+    Given(Arc<dyn Codec<K, V>>),
+}
+
+impl<K, V> CodecSource<K, V> {
+    fn codec(
+        &self,
+        expiries: Option<Arc<Expiries<V>>>,
+        write_if: Option<WriteIf<K, V>>,
+    ) -> Result<Arc<dyn Codec<K, V>>> {
+        match self {
+            Self::Values(make) => Ok(make(expiries, write_if)),
+            Self::Given(codec) if write_if.is_none() => Ok(Arc::clone(codec)),
+            Self::Given(_) => {
+                let text = "cannot build the hybrid cache: it has a condition to write values and a codec; let `Codec::admit_value` decide instead";
+                Err(Error::new(ErrorKind::Invalid, text))
+            }
+        }
+    }
+}
 
 /// Builds a hybrid cache; see [`HybridCache::builder`].
 #[must_use = "call `build` to get the cache"]
 pub struct HybridBuilder<K: Key, V: Send + Sync + 'static> {
     medium: Medium,
-    codec: CodecOf<K, V>,
+    codec: CodecSource<K, V>,
+    write_if: Option<WriteIf<K, V>>,
     lifetime: Option<LifetimeOf<V>>,
     pub(super) lifetimes: Lifetimes,
     listener: Option<Listener<K, V>>,
@@ -88,7 +111,8 @@ impl<K: L2Key, V: L2Value> HybridCache<K, V> {
     }
 
     fn builder_on(medium: Medium) -> HybridBuilder<K, V> {
-        let codec: CodecOf<K, V> = Box::new(|expiries| Arc::new(ValueCodec::new(expiries)));
+        let codec =
+            CodecSource::Values(|expiries, write_if| Arc::new(ValueCodec::new(expiries, write_if)));
         let lifetime = V::EXPIRES.then_some(V::lifetime as LifetimeOf<V>);
         HybridBuilder::on(medium, codec, lifetime, |_, value| value.memory_bytes())
     }
@@ -101,19 +125,19 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         codec: Arc<dyn Codec<K, V>>,
         weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static,
     ) -> Self {
-        let codec: CodecOf<K, V> = Box::new(move |_| Arc::clone(&codec));
-        Self::on(Medium::Device(device), codec, None, weigh)
+        Self::on(Medium::Device(device), CodecSource::Given(codec), None, weigh)
     }
 
     fn on(
         medium: Medium,
-        codec: CodecOf<K, V>,
+        codec: CodecSource<K, V>,
         lifetime: Option<LifetimeOf<V>>,
         weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static,
     ) -> Self {
         Self {
             medium,
             codec,
+            write_if: None,
             lifetime,
             lifetimes: Lifetimes::default(),
             listener: None,
@@ -161,6 +185,30 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         self
     }
 
+    /// Writes to the device only the values for which `condition` is true, such as those that are
+    /// not too large. Others are in memory alone, until they are evicted. Also for
+    /// [`flush_to_device`](HybridCache::flush_to_device) and the close.
+    ///
+    /// It runs when memory is about to evict a value, under no lock. It must not use the cache. If
+    /// it panics, the value is not written. A cache with a codec of its own has
+    /// [`Codec::admit_value`] instead.
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("cache");
+    /// # use forebay_l2::HybridCache;
+    /// let cache = HybridCache::<u64, Vec<u8>>::builder_at(&path, 64 << 20)
+    ///     .capacity(4 << 20)
+    ///     .write_if(|_key, value| value.len() <= 64 << 10)
+    ///     .build()?;
+    /// # cache.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn write_if(mut self, condition: impl Fn(&K, &V) -> bool + Send + Sync + 'static) -> Self {
+        self.write_if = Some(Arc::new(condition));
+        self
+    }
+
     /// The name of the cache. A device with another name is refused. Change the name when the
     /// meaning of keys or values changes.
     pub fn name(mut self, name: &str) -> Self {
@@ -199,13 +247,16 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         self
     }
 
-    /// Sets a tunable of the memory, see `docs/tunables.md`. [`build`](Self::build) checks it.
+    /// Sets a tunable of the memory: one of
+    /// [`CacheTunables`](forebay_cache::tunables::CacheTunables). `docs/tunables.md` in the
+    /// repository has a table of them. [`build`](Self::build) checks it.
     pub fn memory_tunable(mut self, name: &str, value: &str) -> Self {
         self.memory_tunables.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Sets a tunable of the L2, as above.
+    /// Sets a tunable of the L2: one of [`L2Tunables`], such as `write_max_bytes_per_s` to `64MiB`.
+    /// [`build`](Self::build) checks it.
     pub fn l2_tunable(mut self, name: &str, value: &str) -> Self {
         self.l2_tunables.push((name.to_owned(), value.to_owned()));
         self
@@ -248,7 +299,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             options.clock = Arc::clone(clock);
         }
         let expiries = self.lifetimes.expiries(self.lifetime)?;
-        let (device, codec) = (self.medium.open()?, (self.codec)(expiries.clone()));
+        let codec = self.codec.codec(expiries.clone(), self.write_if.take())?;
+        let device = self.medium.open()?;
         let l2 = match self.recreate {
             true => L2::create(device, codec, &options)?,
             false => L2::open(device, codec, &options)?,

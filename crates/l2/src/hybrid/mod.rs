@@ -568,8 +568,8 @@ fn close_once<K: Key, V: Send + Sync + 'static>(
         true if l2.is_rebuilding() => {
             let mut only_here = false;
             // A value that was just read from the device is known to be there.
-            let unknown = |candidate: &Candidate<K, V>| !l2.has(candidate.key());
-            cache.offer_all(OFFER_BATCH, |candidates| only_here |= candidates.iter().any(unknown));
+            let lacking = |candidate: &Candidate<K, V>| l2.lacks(candidate);
+            cache.offer_all(OFFER_BATCH, |candidates| only_here |= candidates.iter().any(lacking));
             match only_here {
                 false => Ok(()),
                 true => Err(l2.unwritten_error("its rebuild had not finished")),

@@ -1,7 +1,5 @@
 //! Keys and values that encode themselves, so that most users need no codec.
 
-use std::marker::PhantomData;
-
 use forebay_base::sync::Arc;
 use forebay_cache::Key;
 
@@ -182,15 +180,18 @@ impl L2Value for String {
     }
 }
 
+/// Decides which values may be written.
+pub(super) type WriteIf<K, V> = Arc<dyn Fn(&K, &V) -> bool + Send + Sync>;
+
 /// The codec of self-encoding keys and values.
 pub(super) struct ValueCodec<K, V> {
     expiries: Option<Arc<Expiries<V>>>,
-    keys: PhantomData<fn() -> K>,
+    write_if: Option<WriteIf<K, V>>,
 }
 
 impl<K, V> ValueCodec<K, V> {
-    pub(super) fn new(expiries: Option<Arc<Expiries<V>>>) -> Self {
-        Self { expiries, keys: PhantomData }
+    pub(super) fn new(expiries: Option<Arc<Expiries<V>>>, write_if: Option<WriteIf<K, V>>) -> Self {
+        Self { expiries, write_if }
     }
 }
 
@@ -221,6 +222,9 @@ impl<K: L2Key, V: L2Value> Codec<K, V> for ValueCodec<K, V> {
     }
     fn has_expired(&self, value: &V) -> bool {
         self.expiries.as_ref().is_some_and(|expiries| expiries.has_expired(value))
+    }
+    fn admit_value(&self, key: &K, value: &V) -> bool {
+        self.write_if.as_ref().is_none_or(|condition| condition(key, value))
     }
 }
 

@@ -154,6 +154,11 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         Decision::Write(prepared)
     }
 
+    /// Whether the L2 does not hold the block, and would write it if all were written.
+    pub(crate) fn lacks(&self, candidate: &Candidate<K, V>) -> bool {
+        matches!(self.prepare(candidate), Ok(Some(_)))
+    }
+
     /// Prepares a block for writing. Returns `None` if the L2 holds it.
     pub(super) fn prepare(
         &self,
@@ -162,6 +167,11 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         let (key, class) = (candidate.key(), candidate.class);
         let panicked = AdmissionRefusal::CodecPanicked;
         self.with_codec(|codec| codec.admit(key, class)).ok_or(panicked)??;
+        match self.with_codec(|codec| codec.admit_value(key, candidate.value())) {
+            Some(true) => {}
+            Some(false) => return Err(AdmissionRefusal::ValueExcluded),
+            None => return Err(panicked),
+        }
         let value_bytes =
             self.with_codec(|codec| codec.encoded_len(candidate.value())).ok_or(panicked)?;
         let bytes = self.block_bytes(value_bytes);

@@ -84,6 +84,11 @@ impl Codec<u64, Vec<u8>> for PanickingCodec {
         self.panic_if_chosen("admit", *key);
         Ok(())
     }
+    fn admit_value(&self, key: &u64, value: &Vec<u8>) -> bool {
+        assert_eq!(key_of(value), *key);
+        self.panic_if_chosen("admit_value", *key);
+        true
+    }
 }
 
 fn open(
@@ -105,7 +110,9 @@ fn found(cache: &HybridCache<u64, Vec<u8>>) -> u64 {
 
 #[test]
 fn blocks_on_which_the_codec_panics_are_not_written_and_nothing_else_is_lost() {
-    for function in ["encode_key", "encode_note", "stamp", "encoded_len", "encode", "admit"] {
+    let functions =
+        ["encode_key", "encode_note", "stamp", "encoded_len", "encode", "admit", "admit_value"];
+    for function in functions {
         println!("{function}");
         let device = memory(16 << 20);
         let cache = open(&device, function, "true");
@@ -174,6 +181,50 @@ fn blocks_on_which_the_codec_panics_are_misses_and_nothing_else_is_lost() {
         assert_eq!(found(&cache), KEYS, "it is warm");
         cache.close().unwrap();
     }
+}
+
+#[test]
+fn values_that_the_user_excludes_are_not_written() {
+    let device = memory(16 << 20);
+    let open = |longest: usize| {
+        HybridCache::<u64, Vec<u8>>::builder(device.clone())
+            .capacity(8 << 20)
+            .l2_tunable("warm_up", "false")
+            .write_if(move |key, value| value.len() <= longest && *key != BAD)
+            .build()
+            .unwrap()
+    };
+    let cache = open(1000);
+    assert!(cache.l2().wait_rebuilt());
+    let fits = |key: u64| key.is_multiple_of(2) && key != BAD;
+    for key in 0..KEYS {
+        let mut long = value(key);
+        long.resize(if key.is_multiple_of(2) { 1000 } else { 1001 }, 1);
+        cache.insert(key, long).unwrap();
+    }
+    cache.flush_to_device().unwrap();
+    let refused = (0..KEYS).filter(|key| !fits(*key)).count() as u64;
+    let short = cache.stats().l2.short();
+    assert!(short.contains(&("refused", "value_excluded", refused)), "{short:?}");
+    (0..KEYS).for_each(|key| assert!(cache.get(&key).is_some(), "memory has {key}"));
+    cache.memory().evict_all();
+    (0..KEYS).for_each(|key| assert_eq!(cache.get(&key).is_some(), fits(key), "{key}"));
+    // An excluded value replaces one on the device.
+    cache.insert(2, vec![2; 2000]).unwrap();
+    // The close does not write it either, and this is no error.
+    cache.close().unwrap();
+    drop(cache);
+    let cache = open(5000);
+    assert!(cache.l2().wait_rebuilt());
+    (0..KEYS).for_each(|key| assert_eq!(cache.get(&key).is_some(), fits(key) && key != 2, "{key}"));
+    cache.close().unwrap();
+
+    let codec = Arc::new(PanickingCodec::default());
+    let builder =
+        HybridBuilder::new(device.clone(), codec, |_, value: &Vec<u8>| value.len() as u64);
+    let error = builder.capacity(8 << 20).write_if(|_, _| true).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("Codec::admit_value"), "{error}");
 }
 
 /// The function in which the values of the next test panic.
