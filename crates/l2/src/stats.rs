@@ -43,7 +43,9 @@ impl L2Stats {
         some.map(|value| (value.name, value.label.unwrap_or(""), value.value)).collect()
     }
 
-    /// The sum of a counter over its labels. 0 if there is no counter of that name.
+    /// The sum of a counter over its labels, such as `written_bytes`. [`counters`](Self::counters)
+    /// lists all, and `docs/counters.md` in the repository says what each counts. 0 if there is no
+    /// counter of that name.
     pub fn count(&self, name: &str) -> u64 {
         self.counters.iter().filter(|value| value.name == name).map(|v| v.value).sum()
     }

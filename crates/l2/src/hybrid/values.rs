@@ -10,6 +10,38 @@ use crate::codec::Codec;
 ///
 /// The encoding must be the same in every run of the program, because values are found by it after
 /// a restart. Different keys must have different encodings.
+///
+/// Integers, byte arrays and pairs of keys implement it. A struct does it like this:
+///
+/// ```
+/// use forebay_l2::{Key, L2Key};
+///
+/// #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+/// struct BlockKey {
+///     file: u64,
+///     number: u32,
+/// }
+///
+/// impl Key for BlockKey {}
+///
+/// impl L2Key for BlockKey {
+///     const BYTES: usize = 12;
+///     const DECODES: bool = true;
+///
+///     fn encode(&self, out: &mut [u8]) {
+///         (self.file, self.number).encode(out);
+///     }
+///
+///     fn group(&self) -> Option<u64> {
+///         Some(self.file)
+///     }
+///
+///     fn from_encoded(bytes: &[u8]) -> Option<Self> {
+///         let (file, number) = L2Key::from_encoded(bytes)?;
+///         Some(Self { file, number })
+///     }
+/// }
+/// ```
 pub trait L2Key: Key {
     /// Length of every encoded key in bytes, from 1 to [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
     const BYTES: usize;
