@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use forebay::cache::{KeyedOwnedRef, Usage};
-use forebay::{BuildError, KeyedCache, LoadError, Refused};
+use forebay::{BuildError, Cause, KeyedCache, LoadError, Refused};
 
 /// What the cache itself needs for an entry that it holds, and for what it remembers of others.
 const ENTRY_BYTES: u64 = 128;
@@ -76,11 +76,6 @@ pub struct CacheStats {
 
 impl CacheStats {
     pub(crate) fn of(usage: &Usage) -> Self {
-        let left = |cause: &str| {
-            let is_it = |label: Option<&str>| label == Some(cause);
-            let counters = usage.counters.iter().filter(|c| c.name == "left" && is_it(c.label));
-            counters.map(|counter| counter.value).sum()
-        };
         Self {
             entries: usage.resident_blocks(),
             weight: usage.resident_bytes(),
@@ -88,8 +83,8 @@ impl CacheStats {
             hits: usage.hits(),
             misses: usage.misses(),
             inserts: usage.counter("inserts"),
-            evictions: left("capacity"),
-            expirations: left("expired"),
+            evictions: usage.left(Cause::Capacity),
+            expirations: usage.left(Cause::Expired),
         }
     }
 }

@@ -92,16 +92,19 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// All causes, each at the index of its number: `Cause::ALL[cause as usize] == cause`.
+    pub const ALL: [Self; 8] = [
+        Self::Capacity,
+        Self::Removed,
+        Self::Replaced,
+        Self::Cleared,
+        Self::OwnerClosed,
+        Self::Uncached,
+        Self::Closed,
+        Self::Expired,
+    ];
+
     pub(crate) fn from_bits(bits: u64) -> Self {
-        match bits & 7 {
-            0 => Self::Capacity,
-            1 => Self::Removed,
-            2 => Self::Replaced,
-            3 => Self::Cleared,
-            4 => Self::OwnerClosed,
-            5 => Self::Uncached,
-            6 => Self::Closed,
-            _ => Self::Expired,
-        }
+        Self::ALL[(bits & 7) as usize]
     }
 }

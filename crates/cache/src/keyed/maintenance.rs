@@ -75,7 +75,7 @@ where
     /// Returns the statistics. It walks the index, a partition at a time under its lock; see
     /// [`usage`](Self::usage).
     ///
-    /// The counter `left` with the label `expired` counts expired entries.
+    /// [`Usage::left`] counts the entries that have left, by cause.
     pub fn stats(&self) -> Stats {
         self.cache.stats()
     }

@@ -12,7 +12,7 @@ use forebay_base::counters::CounterValue;
 use forebay_base::histogram::HistogramSnapshot;
 use forebay_base::sync::atomic::Ordering;
 
-use crate::attributes::Class;
+use crate::attributes::{Cause, Class};
 use crate::capacity::overhead::{self, Overhead};
 use crate::header::List;
 use crate::index::IndexStats;
@@ -159,6 +159,22 @@ impl Usage {
     pub fn hit_ratio(&self) -> f64 {
         let (hits, misses) = (self.hits() as f64, self.misses() as f64);
         if hits == 0.0 { 0.0 } else { hits / (hits + misses) }
+    }
+
+    /// Blocks that have left the cache for that cause.
+    ///
+    /// ```
+    /// use forebay_cache::{Cause, KeyedCache};
+    ///
+    /// let cache = KeyedCache::<String, u64>::builder().max_entries(100).build()?;
+    /// cache.insert("seven".to_owned(), 7)?;
+    /// cache.remove("seven");
+    /// assert_eq!(cache.usage().left(Cause::Removed), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn left(&self, cause: Cause) -> u64 {
+        let of_causes = self.counters.iter().filter(|c| c.name == "left");
+        of_causes.map(|c| c.value).nth(cause as usize).unwrap_or(0)
     }
 
     /// Weight of the blocks in the cache.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_base::clock::{Clock, ManualClock};
 use forebay_base::model::{below, check, join, spawn};
-use forebay_cache::{KeyedCache, LoadError, Reclaim};
+use forebay_cache::{Cause, KeyedCache, LoadError, Reclaim};
 
 use crate::harness::{Block, Ledger};
 
@@ -203,10 +203,7 @@ fn an_expired_value_is_reloaded_once() {
         assert!(loads <= 1, "{loads} loads");
         // One of the two has removed the first value; the second one stays.
         assert_eq!(world.get(1), (loads == 1).then_some(2));
-        let usage = world.cache.usage();
-        let mut left = usage.counters.iter().filter(|counter| counter.name == "left");
-        let expired = left.find(|counter| counter.label.is_some_and(|label| label == "expired"));
-        assert_eq!(expired.map(|counter| counter.value), Some(1));
+        assert_eq!(world.cache.usage().left(Cause::Expired), 1);
         World::end(world);
     });
 }

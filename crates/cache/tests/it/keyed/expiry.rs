@@ -17,11 +17,7 @@ where
     K: std::hash::Hash + Eq + Send + Sync + 'static,
     V: Send + Sync + 'static,
 {
-    let usage = cache.usage();
-    let of_expired = |c: &&forebay_base::counters::CounterValue| {
-        c.name == "left" && c.label.is_some_and(|label| label == "expired")
-    };
-    usage.counters.iter().find(of_expired).unwrap().value
+    cache.usage().left(Cause::Expired)
 }
 
 #[test]
