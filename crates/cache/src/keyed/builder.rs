@@ -40,11 +40,15 @@ where
     V: Send + Sync + 'static,
 {
     pub(super) fn new() -> Self {
-        let lifetimes = Lifetimes { time_to_live: None, time_to_idle: None, expire_with: None };
         Self {
             inner: Builder::new(),
             weigh: None,
-            lifetimes,
+            lifetimes: Lifetimes {
+                time_to_live: None,
+                time_to_idle: None,
+                expire_with: None,
+                idle_with: None,
+            },
             clock: None,
             hasher: SeededState::default(),
         }
@@ -140,6 +144,36 @@ where
         lifetime: impl Fn(&K, &V) -> Option<Duration> + Send + Sync + 'static,
     ) -> Self {
         self.lifetimes.expire_with = Some(Box::new(lifetime));
+        self
+    }
+
+    /// Sets a function that gives an entry a time to idle of its own; `None` for none. If the cache
+    /// has a [`time_to_idle`](Self::time_to_idle) too, the shorter one counts.
+    ///
+    /// It is called when the entry is inserted or loaded. If it returns a time, it is called again
+    /// with each use, so it should be fast. A use makes the life of an entry longer, never shorter.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use forebay_cache::KeyedCache;
+    ///
+    /// // The session of a browser ends a while after its last request, that of a token at a time.
+    /// struct Session {
+    ///     is_token: bool,
+    /// }
+    ///
+    /// let sessions = KeyedCache::<String, Session>::builder()
+    ///     .max_entries(1000)
+    ///     .idle_with(|_, session| (!session.is_token).then_some(Duration::from_secs(900)))
+    ///     .expire_with(|_, session| session.is_token.then_some(Duration::from_secs(86_400)))
+    ///     .build()?;
+    /// # Ok::<(), forebay_cache::BuildError>(())
+    /// ```
+    pub fn idle_with(
+        mut self,
+        idle: impl Fn(&K, &V) -> Option<Duration> + Send + Sync + 'static,
+    ) -> Self {
+        self.lifetimes.idle_with = Some(Box::new(idle));
         self
     }
 

@@ -18,19 +18,22 @@ use crate::evict::expire::Expiry;
 use crate::keyed::stored::Stored;
 use crate::keyed::times::{Tick, Times, ticks};
 
-/// The user's function of `expire_with`.
-pub(crate) type ExpireWith<K, V> = Box<dyn Fn(&K, &V) -> Option<Duration> + Send + Sync>;
+/// The user's function of `expire_with`, or of `idle_with`.
+pub(crate) type LifetimeOf<K, V> = Box<dyn Fn(&K, &V) -> Option<Duration> + Send + Sync>;
 
 /// What the builder says of expiry.
 pub(crate) struct Lifetimes<K, V> {
     pub(crate) time_to_live: Option<Duration>,
     pub(crate) time_to_idle: Option<Duration>,
-    pub(crate) expire_with: Option<ExpireWith<K, V>>,
+    pub(crate) expire_with: Option<LifetimeOf<K, V>>,
+    pub(crate) idle_with: Option<LifetimeOf<K, V>>,
 }
 
 impl<K, V> Lifetimes<K, V> {
     pub(crate) fn are_all_endless(&self) -> bool {
-        self.time_to_live.is_none() && self.time_to_idle.is_none() && self.expire_with.is_none()
+        let Self { time_to_live, time_to_idle, expire_with, idle_with } = self;
+        let is_given = [time_to_live, time_to_idle].map(Option::is_some);
+        is_given == [false; 2] && expire_with.is_none() && idle_with.is_none()
     }
 }
 
@@ -39,7 +42,8 @@ pub(crate) struct ExpiryRule<K, V> {
     clock: Arc<dyn Clock>,
     time_to_live: Option<u32>,
     time_to_idle: Option<u32>,
-    expire_with: Option<ExpireWith<K, V>>,
+    expire_with: Option<LifetimeOf<K, V>>,
+    idle_with: Option<LifetimeOf<K, V>>,
     /// When the first value expires; zero if none does.
     next: AtomicU32,
 }
@@ -51,6 +55,7 @@ impl<K, V> ExpiryRule<K, V> {
             time_to_live: lifetimes.time_to_live.map(ticks),
             time_to_idle: lifetimes.time_to_idle.map(ticks),
             expire_with: lifetimes.expire_with,
+            idle_with: lifetimes.idle_with,
             next: AtomicU32::new(0),
         }
     }
@@ -59,18 +64,20 @@ impl<K, V> ExpiryRule<K, V> {
         Tick::of(self.clock.now_ns())
     }
 
-    /// The times of a new entry. Runs the user's `expire_with`.
+    /// The times of a new entry. Runs the user's `expire_with` and `idle_with`.
     pub(crate) fn times(&self, key: &K, value: &V) -> Times {
-        let own = self.expire_with.as_ref().and_then(|lifetime| lifetime(key, value)).map(ticks);
-        let lifetime = match (self.time_to_live, own) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
-        if lifetime.is_none() && self.time_to_idle.is_none() {
+        let lifetime = shorter(self.time_to_live, self.expire_with.as_ref(), key, value);
+        let idle = self.idle_time(key, value);
+        if lifetime.is_none() && idle.is_none() {
             return Times::new(None, None);
         }
         let now = self.now();
-        Times::new(lifetime.map(|ticks| now.after(ticks)), self.time_to_idle.map(|_| now))
+        Times::new(lifetime.map(|ticks| now.after(ticks)), idle.map(|ticks| now.after(ticks)))
+    }
+
+    /// How long an entry may be idle, in ticks. Runs the user's `idle_with`.
+    fn idle_time(&self, key: &K, value: &V) -> Option<u32> {
+        shorter(self.time_to_idle, self.idle_with.as_ref(), key, value)
     }
 
     /// Notes when an entry that is cached now expires.
@@ -92,26 +99,32 @@ impl<K, V> ExpiryRule<K, V> {
         }
     }
 
-    /// When an entry expires, unless it is used before. To be noted once it is cached.
-    pub(crate) fn expires_at(&self, times: &Times) -> Option<Tick> {
-        times.expires_at(self.time_to_idle.unwrap_or(0))
-    }
-
     /// Whether the time of an entry is over.
     pub(crate) fn has_expired(&self, times: &Times) -> bool {
-        self.expires_at(times).is_some_and(|at| !self.now().is_before(at))
+        times.expires_at().is_some_and(|at| !self.now().is_before(at))
     }
 
-    /// Notes a use of an entry. False, without noting it, if the time of the entry is over.
-    pub(crate) fn use_now(&self, times: &Times) -> bool {
-        let now = self.now();
-        if self.expires_at(times).is_some_and(|at| !now.is_before(at)) {
+    /// Notes a use of an entry. False, without noting it, if the time of the entry is over. Runs
+    /// the user's `idle_with`.
+    pub(crate) fn use_now(&self, entry: &Stored<K, V>) -> bool {
+        let (now, times) = (self.now(), &entry.times);
+        if times.expires_at().is_some_and(|at| !now.is_before(at)) {
             return false;
         }
-        if self.time_to_idle.is_some() {
-            times.note_use(now);
+        if times.idle_end().is_some()
+            && let Some(idle) = self.idle_time(&entry.key, &entry.value)
+        {
+            times.note_use(now.after(idle));
         }
         true
+    }
+}
+
+/// The shorter of the cache's lifetime and of the entry's own, in ticks.
+fn shorter<K, V>(all: Option<u32>, of: Option<&LifetimeOf<K, V>>, k: &K, v: &V) -> Option<u32> {
+    match (all, of.and_then(|lifetime_of| lifetime_of(k, v)).map(ticks)) {
+        (Some(all), Some(own)) => Some(all.min(own)),
+        (all, own) => all.or(own),
     }
 }
 
@@ -127,7 +140,7 @@ impl<K: Send + Sync, V: Send + Sync> Expiry<Stored<K, V>> for ExpiryRule<K, V> {
     }
 
     fn check_and_note(&self, entry: &Stored<K, V>) -> bool {
-        let Some(at) = self.expires_at(&entry.times) else { return false };
+        let Some(at) = entry.times.expires_at() else { return false };
         let is_over = !self.now().is_before(at);
         if !is_over {
             self.note(Some(at));
@@ -158,13 +171,14 @@ mod tests {
                 time_to_live: None,
                 time_to_idle: None,
                 expire_with: Some(Box::new(lifetime)),
+                idle_with: None,
             },
         );
         let is_due = |rule: &ExpiryRule<u64, u64>| Expiry::<Stored<u64, u64>>::begin_walk(rule);
         for overdue_s in [1, 3600, 30 * 86_400] {
-            rule.note(rule.expires_at(&rule.times(&1, &1)));
+            rule.note(rule.times(&1, &1).expires_at());
             clock.advance((1 + overdue_s) * 1_000_000_000);
-            rule.note(rule.expires_at(&rule.times(&2, &u64::MAX)));
+            rule.note(rule.times(&2, &u64::MAX).expires_at());
             assert!(is_due(&rule), "overdue for {overdue_s} s");
         }
     }

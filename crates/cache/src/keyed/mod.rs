@@ -11,8 +11,8 @@
 //! * A removal removes the entry that it has compared, or none.
 //! * A lookup returns no value whose time is over. It removes such an entry; the reclaimer removes
 //!   those that nobody looks up (`evict::expire`).
-//! * User code (`Hash`, `Eq`, the weigher, `expire_with`, loaders, predicates) may panic. Then the
-//!   call has changed nothing, or has removed the entry, and pins are released.
+//! * User code (`Hash`, `Eq`, the weigher, `expire_with`, `idle_with`, loaders, predicates) may
+//!   panic. Then the call has changed nothing, or has removed the entry, and pins are released.
 //!
 //! Locking: none on a hit. User code runs without locks, except for `Eq` while a value is missed
 //! (`loading_keys`).
@@ -87,11 +87,12 @@ use crate::lookup::SIDE_BY_SIDE;
 ///
 /// # Expiry
 ///
-/// [`time_to_live`](KeyedBuilder::time_to_live), [`time_to_idle`](KeyedBuilder::time_to_idle) and
-/// [`expire_with`](KeyedBuilder::expire_with) limit the life of entries. The clock is coarse: an
-/// entry may expire 20 ms early, or 10 ms late. A thread that finds an expired entry gets a
-/// miss; threads that then load it cause one load. A thread of the cache removes expired entries
-/// that nobody requests, within some seconds. Lifetimes are cut to 62 days.
+/// [`time_to_live`](KeyedBuilder::time_to_live) and [`time_to_idle`](KeyedBuilder::time_to_idle)
+/// limit the life of all entries, [`expire_with`](KeyedBuilder::expire_with) and
+/// [`idle_with`](KeyedBuilder::idle_with) that of each. The clock is coarse: an entry may expire
+/// 20 ms early, or 10 ms late. A thread that finds an expired entry gets a miss; threads that then
+/// load it cause one load. A thread of the cache removes expired entries that nobody requests,
+/// within some seconds. Lifetimes are cut to 62 days.
 ///
 /// # What the types must do
 ///
@@ -272,13 +273,13 @@ where
     {
         // The rule first: the times may be in a cache line that a hit needs for nothing else.
         let lives =
-            || self.expiry.is_none() || stored.times.is_eternal() || self.use_mortal(&stored.times);
+            || self.expiry.is_none() || stored.times.is_eternal() || self.use_mortal(stored);
         key.equivalent(&stored.key) && lives()
     }
 
     #[inline(never)]
-    fn use_mortal(&self, times: &Times) -> bool {
-        self.expiry.as_ref().is_none_or(|rule| rule.use_now(times))
+    fn use_mortal(&self, stored: &Stored<K, V>) -> bool {
+        self.expiry.as_ref().is_none_or(|rule| rule.use_now(stored))
     }
 
     fn has_expired(&self, times: &Times) -> bool {
@@ -332,7 +333,7 @@ where
         let mut times = Times::new(None, None);
         if let Some(rule) = &self.expiry {
             times = rule.times(&key, &value);
-            end = rule.expires_at(&times);
+            end = times.expires_at();
             // Else its listener would be told that it was replaced.
             self.reject(self.cache.peek(&fingerprint));
         }
@@ -457,7 +458,7 @@ where
     /// Notes when an entry expires that is cached now.
     fn note_expiry(&self, times: &Times) {
         if let Some(rule) = &self.expiry {
-            rule.note(rule.expires_at(times));
+            rule.note(times.expires_at());
         }
     }
 }

@@ -7,7 +7,7 @@
 //! Durations are rounded down to ticks, so that by the cache's clock no value is returned after its
 //! time, except that the shortest lifetime is one tick.
 //!
-//! Locking: none. The time of the last use is written by hits, with one relaxed store per tick.
+//! Locking: none. The end of an idle time is written by hits, with one relaxed store per tick.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -48,11 +48,6 @@ impl Tick {
         (self.0.get().wrapping_sub(other.0.get()) as i32) < 0
     }
 
-    /// The ticks from an earlier tick to this one.
-    fn since(self, earlier: Self) -> u32 {
-        self.0.get().wrapping_sub(earlier.0.get())
-    }
-
     /// For an atomic; zero is none.
     pub(crate) fn bits(tick: Option<Self>) -> u32 {
         tick.map_or(0, |tick| tick.0.get())
@@ -72,39 +67,39 @@ pub(crate) fn ticks(lifetime: Duration) -> u32 {
 pub(crate) struct Times {
     /// When it expires, used or not.
     deadline: Option<Tick>,
-    /// When it was last used. Zero if that does not matter.
-    used: AtomicU32,
+    /// When it expires if it is not used before. Zero if it may be idle for ever.
+    idle_end: AtomicU32,
 }
 
 impl Times {
-    pub(crate) fn new(deadline: Option<Tick>, used: Option<Tick>) -> Self {
-        Self { deadline, used: AtomicU32::new(Tick::bits(used)) }
+    pub(crate) fn new(deadline: Option<Tick>, idle_end: Option<Tick>) -> Self {
+        Self { deadline, idle_end: AtomicU32::new(Tick::bits(idle_end)) }
     }
 
     /// Whether the entry never expires.
     #[inline]
     pub(crate) fn is_eternal(&self) -> bool {
-        self.deadline.is_none() && self.used.load(Ordering::Relaxed) == 0
+        self.deadline.is_none() && self.idle_end.load(Ordering::Relaxed) == 0
     }
 
-    fn last_use(&self) -> Option<Tick> {
-        Tick::from_bits(self.used.load(Ordering::Relaxed))
+    /// When the entry expires if it is not used before.
+    pub(crate) fn idle_end(&self) -> Option<Tick> {
+        Tick::from_bits(self.idle_end.load(Ordering::Relaxed))
     }
 
     /// When the entry expires, unless it is used before.
-    pub(crate) fn expires_at(&self, time_to_idle: u32) -> Option<Tick> {
-        let idle = self.last_use().map(|used| used.after(time_to_idle));
-        match (self.deadline, idle) {
+    pub(crate) fn expires_at(&self) -> Option<Tick> {
+        match (self.deadline, self.idle_end()) {
             (Some(deadline), Some(idle)) if idle.is_before(deadline) => Some(idle),
             (deadline, idle) => deadline.or(idle),
         }
     }
 
-    /// Notes a use.
-    pub(crate) fn note_use(&self, now: Tick) {
+    /// Notes a use, after which the entry may be idle until `end`.
+    pub(crate) fn note_use(&self, end: Tick) {
         // Only forward: another thread may have noted a later use.
-        if self.last_use().is_some_and(|used| used != now && now.since(used) < 1 << 31) {
-            self.used.store(Tick::bits(Some(now)), Ordering::Relaxed);
+        if self.idle_end().is_some_and(|before| before.is_before(end)) {
+            self.idle_end.store(Tick::bits(Some(end)), Ordering::Relaxed);
         }
     }
 }
@@ -139,7 +134,7 @@ mod tests {
             // A single tick may be cut to none, where the ticks wrap around.
             for lifetime in [2, 3, 4, 5, 1000, Tick::FARTHEST - 1] {
                 let times = Times::new(Some(now.after(lifetime)), None);
-                let deadline = times.expires_at(0).unwrap();
+                let deadline = times.expires_at().unwrap();
                 assert!(now.is_before(deadline), "{start} {lifetime}");
                 let end = Tick::of(start + u64::from(lifetime) * TICK_NS);
                 assert!(!end.is_before(deadline), "{start} {lifetime}");
@@ -149,12 +144,12 @@ mod tests {
 
     #[test]
     fn uses_move_the_time_forward_only() {
-        let [a, b, c] = [0, 7, 9].map(|n| Tick::of(LATE_NS + n * TICK_NS));
+        let [a, b] = [0, 7].map(|n| Tick::of(LATE_NS + n * TICK_NS));
         let times = Times::new(None, Some(a));
         times.note_use(b);
-        assert_eq!(times.expires_at(2), Some(c));
+        assert_eq!(times.expires_at(), Some(b));
         times.note_use(a);
-        assert_eq!(times.expires_at(2), Some(c));
+        assert_eq!(times.expires_at(), Some(b));
         assert!(!times.is_eternal());
         assert!(Times::new(None, None).is_eternal());
         Times::new(None, None).note_use(a);
@@ -163,8 +158,9 @@ mod tests {
     #[test]
     fn the_earlier_time_counts() {
         let now = Tick::of(0);
-        let times = Times::new(Some(now.after(5)), Some(now));
-        assert_eq!(times.expires_at(3), Some(now.after(3)));
-        assert_eq!(times.expires_at(9), Some(now.after(5)));
+        let times = Times::new(Some(now.after(5)), Some(now.after(3)));
+        assert_eq!(times.expires_at(), Some(now.after(3)));
+        times.note_use(now.after(9));
+        assert_eq!(times.expires_at(), Some(now.after(5)));
     }
 }

@@ -68,6 +68,40 @@ fn time_to_idle_counts_from_the_last_use() {
 }
 
 #[test]
+fn an_entry_has_a_time_to_idle_of_its_own() {
+    let (builder, clock) = inline::<&str, u64>(10);
+    let calls = Arc::new(AtomicU64::new(0));
+    let counted = calls.clone();
+    let cache = builder
+        .time_to_idle(100 * SECOND)
+        .idle_with(move |_, value| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            (*value > 0).then_some(*value as u32 * SECOND)
+        })
+        .expire_with(|_, value| (*value == 4).then_some(10 * SECOND))
+        .build()
+        .unwrap();
+    for (key, value) in [("used", 3), ("idle", 3), ("mortal", 4), ("common", 0), ("cut", 1000)] {
+        cache.insert(key, value).unwrap();
+    }
+    assert_eq!(calls.load(Ordering::Relaxed), 5);
+    for second in [2, 4, 6, 8] {
+        advance(&clock, 2 * SECOND);
+        assert!(cache.get("used").is_some() && cache.get("mortal").is_some());
+        assert_eq!(cache.contains("idle"), second < 3);
+    }
+    assert!(cache.get("idle").is_none());
+    advance(&clock, 2 * SECOND);
+    assert!(cache.get("mortal").is_none(), "uses do not extend the life beyond its end");
+    advance(&clock, 89 * SECOND);
+    assert!(cache.get("used").is_none());
+    assert!(cache.get("common").is_some() && cache.get("cut").is_some());
+    advance(&clock, 100 * SECOND);
+    assert_eq!(cache.remove_expired(), 2);
+    audit(&cache);
+}
+
+#[test]
 fn the_shorter_lifetime_counts() {
     let (builder, clock) = inline::<u64, u64>(10);
     let cache = builder
