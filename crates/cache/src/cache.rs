@@ -14,7 +14,7 @@ use crate::builder::Builder;
 use crate::error::{CloseTimeout, OwnerError, Refused};
 use crate::guard::{OwnedRef, Ref, SlotHint};
 use crate::inner::CacheInner;
-use crate::insert::NotInserted;
+use crate::insert::{NotInserted, Replaces};
 use crate::key::{Key, OwnerId};
 use crate::owner::{MAX_OWNERS, OwnerCaching};
 use crate::secondary::Candidate;
@@ -149,9 +149,9 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// As for [`insert`](Self::insert).
     pub fn insert_with(&self, key: K, value: V, attributes: Attributes) -> Result<(), Refused<V>> {
-        self.inner().insert(key, value, attributes, None).map_err(|error| match error {
+        self.inner().insert(key, value, attributes, Replaces::Any).map_err(|error| match error {
             NotInserted::Refused(refused) => refused,
-            NotInserted::Changed => unreachable!("any entry will do"),
+            NotInserted::Changed(_) => unreachable!("any entry will do"),
         })
     }
 

@@ -12,7 +12,7 @@ use crate::attributes::Attributes;
 use crate::cache::Cache;
 use crate::error::Refused;
 use crate::guard::Ref;
-use crate::insert::NotInserted;
+use crate::insert::{NotInserted, Replaces};
 use crate::key::Key;
 use crate::load::error::LoadError;
 
@@ -61,6 +61,9 @@ impl<'a, K: Key, V: Send + Sync + 'static> Entry<'a, K, V> {
     /// is not modified. The old block is pinned until the new one is stored, so there has to be
     /// capacity for both.
     ///
+    /// Followed by [`or_insert`](Self::or_insert) it is two steps: if two threads find no block,
+    /// one inserts its own and the other gets that, unmodified.
+    ///
     /// # Errors
     ///
     /// The new value, if it is not cached. The old one is removed, as by
@@ -79,9 +82,10 @@ impl<'a, K: Key, V: Send + Sync + 'static> Entry<'a, K, V> {
         let inner = self.cache.inner();
         while let Some(block) = self.cache.get(&self.key) {
             let attributes = Attributes { class: block.class(), ..self.attributes };
-            match inner.insert(self.key, modify(&block), attributes, Some(block.header())) {
+            let replaces = Replaces::Only(block.header());
+            match inner.insert(self.key, modify(&block), attributes, replaces) {
                 Ok(()) => return Ok(true),
-                Err(NotInserted::Changed) => {}
+                Err(NotInserted::Changed(_)) => {}
                 Err(NotInserted::Refused(refused)) => return Err(refused),
             }
         }

@@ -166,6 +166,10 @@ impl<K: Key, V: Send + Sync + 'static> OwnedRef<K, V> {
         block
     }
 
+    pub(crate) fn pinned_header(&self) -> NonNull<Header<K, V>> {
+        self.header
+    }
+
     pub(crate) fn header(&self) -> &Header<K, V> {
         // SAFETY: this reference holds a pin, so the header is in use and its slab lives.
         unsafe { self.header.as_ref() }

@@ -11,7 +11,7 @@ use crate::attributes::{Attributes, Cause, Class, Hint};
 use crate::counters::CacheCounters;
 use crate::error::{Refusal, Refused};
 use crate::frequency::Frequency;
-use crate::guard::OwnedRef;
+use crate::guard::{OwnedRef, Ref};
 use crate::header::{FILLED, Header, HeaderState, LOADING, List, MARK, RETIRED, VALID};
 use crate::index::line::Slot;
 use crate::index::{Full, Known, Locked};
@@ -62,14 +62,43 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.counters.add(row, class as usize, 1);
     }
 
-    /// Inserts a value, replacing any other of that key, or `only` that header's.
+    /// Inserts a value in place of what it may replace.
     pub(crate) fn insert(
         &self,
         key: K,
         value: V,
         attributes: Attributes,
-        only: Option<NonNull<Header<K, V>>>,
+        replaces: Replaces<K, V>,
     ) -> Result<(), NotInserted<V>> {
+        self.insert_and(key, value, attributes, replaces, |_| ())
+    }
+
+    /// Does the same as [`insert`](Self::insert), and returns the block, pinned.
+    pub(crate) fn insert_pinned(
+        &self,
+        key: K,
+        value: V,
+        attributes: Attributes,
+        replaces: Replaces<K, V>,
+    ) -> Result<Ref<'_, K, V>, NotInserted<V>> {
+        self.insert_and(key, value, attributes, replaces, |header| {
+            // SAFETY: pinned and filled while this is called.
+            unsafe {
+                self.pin_again(header);
+                Ref::from_pin(self, header)
+            }
+        })
+    }
+
+    /// Inserts a value, and calls `then` with its header while that is pinned.
+    fn insert_and<T>(
+        &self,
+        key: K,
+        value: V,
+        attributes: Attributes,
+        replaces: Replaces<K, V>,
+        then: impl FnOnce(NonNull<Header<K, V>>) -> T,
+    ) -> Result<T, NotInserted<V>> {
         let attributes = self.policy_attributes(attributes);
         let class = attributes.class;
         let hash = self.hash(&key);
@@ -77,27 +106,29 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let refused = (self.refuse(&key, class, weight))
             .or_else(|| (!self.reserve(weight)).then_some(Refusal::NoCapacity));
         if let Some(reason) = refused {
-            return Err(self.refuse_insert(hash, (&key, only), value, reason, class));
+            return Err(self.refuse_insert(hash, (&key, replaces), value, reason, class));
         }
         if let Some(secondary) = self.active_secondary() {
             let weighed = (weight as u32, attributes);
-            return self.insert_over(secondary, hash, (key, only), value, weighed);
+            let block = self.insert_over(secondary, hash, (key, replaces), value, weighed)?;
+            return Ok(then(block.pinned_header()));
         }
         let Ok(header) = self.slab.take() else {
             self.capacity.release(weight);
             let reason = Refusal::NoMemory;
-            return Err(self.refuse_insert(hash, (&key, only), value, reason, class));
+            return Err(self.refuse_insert(hash, (&key, replaces), value, reason, class));
         };
         // SAFETY: fresh from the slab, so this thread's alone.
         unsafe {
             header.as_ref().occupy(key, weight as u32, Some(value), self.sampled(hash, attributes))
         };
-        match self.link(hash, (&key, only), header, class) {
+        match self.link(hash, (&key, replaces), header, class) {
             Ok(previous) => {
                 let frequent = self.note_previous(&previous, hash, header, attributes, true);
                 self.record_entry(hash, self.owner_of(&key), attributes, weight as u32);
+                let result = then(header);
                 self.enter(header, class, attributes.hint, frequent);
-                Ok(())
+                Ok(result)
             }
             Err(error) => {
                 // SAFETY: never announced, and occupied with a value above.
@@ -106,9 +137,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 self.slab.give(header);
                 self.capacity.release(weight);
                 match error {
-                    PutError::Changed => Err(NotInserted::Changed),
+                    PutError::Changed => Err(NotInserted::Changed(value)),
                     PutError::Refused(reason) => {
-                        Err(self.refuse_insert(hash, (&key, only), value, reason, class))
+                        Err(self.refuse_insert(hash, (&key, replaces), value, reason, class))
                     }
                 }
             }
@@ -118,14 +149,19 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     pub(crate) fn refuse_insert(
         &self,
         hash: u64,
-        (key, only): (&K, Option<NonNull<Header<K, V>>>),
+        (key, replaces): (&K, Replaces<K, V>),
         value: V,
         reason: Refusal,
         class: Class,
     ) -> NotInserted<V> {
         // The cached value of this key is outdated now. That holds whatever the reason is: the
         // secondary cache may keep its blocks over a close and return them later.
-        let removed = self.remove_everywhere(hash, key, Cause::Replaced, only).is_some();
+        let remove = |only| self.remove_everywhere(hash, key, Cause::Replaced, only).is_some();
+        let removed = match replaces {
+            Replaces::Any => remove(None),
+            Replaces::Only(old) => remove(Some(old)),
+            Replaces::Nothing => false,
+        };
         self.count_refusal(reason, class);
         NotInserted::Refused(Refused { reason, value, removed })
     }
@@ -134,7 +170,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     fn link(
         &self,
         hash: u64,
-        (key, only): (&K, Option<NonNull<Header<K, V>>>),
+        (key, replaces): (&K, Replaces<K, V>),
         header: NonNull<Header<K, V>>,
         class: Class,
     ) -> Result<PreviousEntry<K, V>, PutError> {
@@ -144,7 +180,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             return Err(PutError::Refused(reason));
         }
         let known = Self::find_known(&locked, key);
-        if only.is_some_and(|only| !Self::is_still(&known, only)) {
+        if !Self::may_replace(&known, replaces) {
             return Err(PutError::Changed);
         }
         let bits = VALID | FILLED;
@@ -152,12 +188,21 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             .map_err(|_| PutError::Refused(Refusal::NoMemory))
     }
 
-    /// Whether a key's entry is still that header, which the caller has pinned. A sweep may have
-    /// removed the block, and wait for the lock to clear its slot.
-    pub(crate) fn is_still(known: &Known, only: NonNull<Header<K, V>>) -> bool {
-        // SAFETY: the caller's pin.
-        let is_retired = unsafe { only.as_ref() }.state().has(RETIRED);
-        known.is_resident_at(only.addr().get()) && !is_retired
+    /// Whether a new header may take the place of a key's entry. A sweep may have retired a block,
+    /// and wait for the lock to clear its slot.
+    pub(crate) fn may_replace(known: &Known, replaces: Replaces<K, V>) -> bool {
+        let is_retired = |header: NonNull<Header<K, V>>| {
+            // SAFETY: pinned by the caller, or not freed while its slot is there.
+            unsafe { header.as_ref() }.state().has(RETIRED)
+        };
+        match (replaces, known) {
+            (Replaces::Any, _) => true,
+            (Replaces::Only(old), _) => known.is_resident_at(old.addr().get()) && !is_retired(old),
+            (Replaces::Nothing, Known::Resident(_, address)) => {
+                is_retired(Self::header_at(*address))
+            }
+            (Replaces::Nothing, _) => true,
+        }
     }
 
     /// The entry of a key, whose partition is locked.
@@ -460,16 +505,35 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     }
 }
 
+/// What a new value may take the place of.
+#[derive(Debug)]
+pub(crate) enum Replaces<K, V> {
+    /// Whatever the key has.
+    Any,
+    /// Only this header, which the caller has pinned.
+    Only(NonNull<Header<K, V>>),
+    /// No block, and no load in flight.
+    Nothing,
+}
+
+// By hand, because derives would ask for `K: Copy`.
+impl<K, V> Clone for Replaces<K, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<K, V> Copy for Replaces<K, V> {}
+
 /// Why a value was not inserted.
 pub(crate) enum NotInserted<V> {
-    /// The key does not have the only header that the caller wants to replace.
-    Changed,
+    /// The key has an entry that the caller does not want to replace. The value.
+    Changed(V),
     Refused(Refused<V>),
 }
 
 /// Why a header was not put into a slot.
 pub(crate) enum PutError {
-    /// The slot does not have the only header that the caller wants to replace.
+    /// The slot has a header that the caller does not want to replace.
     Changed,
     Refused(Refusal),
 }

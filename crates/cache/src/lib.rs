@@ -118,6 +118,7 @@ pub use inner::Reclaim;
 pub use key::{Key, OwnerId};
 pub use keyed::KeyedCache;
 pub use keyed::builder::KeyedBuilder;
+pub use keyed::compute::{Computed, Op};
 pub use keyed::entry::KeyedEntry;
 pub use keyed::guard::{KeyedOwnedRef, KeyedRef};
 pub use keyed::hasher::SeededState;

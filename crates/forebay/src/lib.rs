@@ -73,9 +73,9 @@ pub use forebay_io as io;
 pub use forebay_l2 as l2;
 
 pub use forebay_cache::{
-    Attributes, Begin, BuildError, Builder, Cache, Cause, Class, CloseTimeout, Delivery, Entry,
-    Equivalent, Evicted, Hint, InFlight, Iter, Key, KeyedBuilder, KeyedCache, KeyedEntry,
-    KeyedIter, KeyedOwnedRef, KeyedRef, LoadError, LoadGuard, OwnedRef, Owner, OwnerCaching,
+    Attributes, Begin, BuildError, Builder, Cache, Cause, Class, CloseTimeout, Computed, Delivery,
+    Entry, Equivalent, Evicted, Hint, InFlight, Iter, Key, KeyedBuilder, KeyedCache, KeyedEntry,
+    KeyedIter, KeyedOwnedRef, KeyedRef, LoadError, LoadGuard, Op, OwnedRef, Owner, OwnerCaching,
     OwnerError, OwnerId, Present, Reclaim, Ref, Refusal, Refused, SeededState, SlotHint, Stats,
     Usage,
 };

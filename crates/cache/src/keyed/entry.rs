@@ -8,9 +8,8 @@ use std::hash::{BuildHasher, Hash};
 
 use crate::attributes::Attributes;
 use crate::error::Refused;
-use crate::insert::NotInserted;
-use crate::keyed::KeyedCache;
 use crate::keyed::guard::KeyedRef;
+use crate::keyed::{KeyedCache, NotStored};
 use crate::load::error::LoadError;
 
 /// The entry of a key of a [`KeyedCache`], which may have a value. Returned by
@@ -49,6 +48,10 @@ where
     /// is not modified. The old value is pinned until the new one is stored, so there has to be
     /// capacity for both.
     ///
+    /// Followed by [`or_insert`](Self::or_insert) it is two steps. If two threads find no value,
+    /// one inserts its own and the other gets that, unmodified. To count or to collect, use
+    /// [`and_upsert_with`](Self::and_upsert_with).
+    ///
     /// # Errors
     ///
     /// The new value, if it is not cached. The old one is removed, as by
@@ -60,12 +63,11 @@ where
         let cache = self.cache;
         let fingerprint = cache.fingerprint(&self.key);
         while let Some(old) = cache.find(fingerprint, &self.key) {
-            let attributes = Attributes { class: old.0.class(), ..self.attributes };
-            let key = self.key.clone();
-            match cache.store(fingerprint, key, modify(&old), attributes, Some(&old)) {
-                Ok(()) => break,
-                Err(NotInserted::Changed) => {}
-                Err(NotInserted::Refused(refused)) => return Err(refused),
+            let key = (fingerprint, self.key.clone());
+            match cache.put(key, modify(&old), self.attributes, Some(&old)) {
+                Ok(_) => break,
+                Err(NotStored::Changed(_)) => {}
+                Err(NotStored::Refused(refused)) => return Err(refused),
             }
         }
         Ok(self)

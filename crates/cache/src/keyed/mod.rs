@@ -19,13 +19,14 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `builder`, `entry`, `guard`, `load` | the rest of the interface |
+//! | `builder`, `entry`, `compute`, `guard`, `load` | the rest of the interface |
 //! | `stored` | what the block cache holds |
 //! | `times`, `expiry` | ticks and lifetimes; when entries expire |
 //! | `loading_keys` | tells loads of equal fingerprints apart |
 //! | `hasher` | the default hasher |
 
 pub(crate) mod builder;
+pub(crate) mod compute;
 pub(crate) mod entry;
 mod expiry;
 pub(crate) mod guard;
@@ -47,7 +48,7 @@ use crate::attributes::{Attributes, Cause};
 use crate::cache::Cache;
 use crate::error::Refused;
 use crate::guard::Ref;
-use crate::insert::NotInserted;
+use crate::insert::{NotInserted, Replaces};
 use crate::keyed::builder::{KeyedBuilder, Weigh};
 use crate::keyed::entry::KeyedEntry;
 use crate::keyed::expiry::ExpiryRule;
@@ -314,21 +315,22 @@ where
     /// As for [`insert`](Self::insert).
     pub fn insert_with(&self, key: K, value: V, attributes: Attributes) -> Result<(), Refused<V>> {
         let fingerprint = self.fingerprint(&key);
-        self.store(fingerprint, key, value, attributes, None).map_err(|error| match error {
-            NotInserted::Refused(refused) => refused,
-            NotInserted::Changed => unreachable!("any entry will do"),
+        let insert =
+            |stored| self.cache.inner().insert(fingerprint, stored, attributes, Replaces::Any);
+        self.store(fingerprint, key, value, insert).map_err(|error| match error {
+            NotStored::Refused(refused) => refused,
+            NotStored::Changed(_) => unreachable!("any entry will do"),
         })
     }
 
-    /// Stores a value in place of what is cached under its fingerprint, or of `only` that block.
-    fn store(
+    /// Stores a value by `insert`, with the times that it has from now.
+    fn store<T>(
         &self,
         fingerprint: Fingerprint,
         key: K,
         value: V,
-        attributes: Attributes,
-        only: Option<&KeyedRef<'_, K, V>>,
-    ) -> Result<(), NotInserted<V>> {
+        insert: impl FnOnce(Stored<K, V>) -> Result<T, NotInserted<Stored<K, V>>>,
+    ) -> Result<T, NotStored<K, V>> {
         let mut end = None;
         let mut times = Times::new(None, None);
         if let Some(rule) = &self.expiry {
@@ -337,19 +339,16 @@ where
             // Else its listener would be told that it was replaced.
             self.reject(self.cache.peek(&fingerprint));
         }
-        let stored = Stored { key, value, times };
-        let only = only.map(|block| block.0.header());
-        let inserted = self.cache.inner().insert(fingerprint, stored, attributes, only);
-        inserted.map_err(|error| match error {
-            NotInserted::Changed => NotInserted::Changed,
+        let stored = insert(Stored { key, value, times }).map_err(|error| match error {
+            NotInserted::Changed(stored) => NotStored::Changed(stored.key),
             NotInserted::Refused(Refused { reason, value, removed }) => {
-                NotInserted::Refused(Refused { reason, value: value.value, removed })
+                NotStored::Refused(Refused { reason, value: value.value, removed })
             }
         })?;
         if let Some(rule) = &self.expiry {
             rule.note(end);
         }
-        Ok(())
+        Ok(stored)
     }
 
     /// Removes the value of the key and returns it, unless it has expired. A value that is being
@@ -429,13 +428,14 @@ where
         }
     }
 
-    /// The entry of a key, to modify it or to insert what is missing.
+    /// The entry of a key: to insert what is missing, to modify what is there, or to do either.
     ///
     /// ```
     /// # use forebay_cache::KeyedCache;
     /// let counts = KeyedCache::<String, u64>::builder().max_entries(100).build()?;
     /// for word in ["a", "b", "a", "a"] {
-    ///     counts.entry(word.to_owned()).and_modify(|count| count + 1)?.or_insert(1)?;
+    ///     let entry = counts.entry(word.to_owned());
+    ///     entry.and_upsert_with(|count| count.map_or(1, |count| count + 1))?;
     /// }
     /// assert_eq!(counts.get("a").as_deref(), Some(&3));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -461,6 +461,13 @@ where
             rule.note(times.expires_at());
         }
     }
+}
+
+/// Why a value was not stored.
+enum NotStored<K, V> {
+    /// Another entry is in the way. The key.
+    Changed(K),
+    Refused(Refused<V>),
 }
 
 impl<K, V, S> fmt::Debug for KeyedCache<K, V, S>

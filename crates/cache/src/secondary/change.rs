@@ -17,7 +17,7 @@ use crate::cache::Cache;
 use crate::capacity::reserve::CapacityFuture;
 use crate::error::Refusal;
 use crate::guard::Ref;
-use crate::insert::PutError;
+use crate::insert::{PutError, Replaces};
 use crate::key::Key;
 use crate::key_calls::undone;
 use crate::load::load_guard::LoadGuard;
@@ -99,7 +99,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let permitted = undone(|| inner.capacity.release(weight), permit);
         let taken = permitted.ok_or(Refusal::Closed).and_then(|permit| {
             let replaced = Cause::Replaced;
-            match inner.take_over(hash, &key, (reserved, attributes), replaced, None) {
+            match inner.take_over(hash, &key, (reserved, attributes), replaced, Replaces::Any) {
                 Ok((guard, previous)) => Ok((guard, previous, permit)),
                 Err(PutError::Refused(reason)) => Err(reason),
                 Err(PutError::Changed) => unreachable!("any entry will do"),

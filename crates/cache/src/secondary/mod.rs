@@ -28,7 +28,7 @@ use crate::error::Refusal;
 use crate::guard::OwnedRef;
 use crate::header::{FILLED, Header, HeaderState, LOADING, RETIRED, VALID, WRITING};
 use crate::inner::CacheInner;
-use crate::insert::{NotInserted, PreviousEntry, PutError};
+use crate::insert::{NotInserted, PreviousEntry, PutError, Replaces};
 use crate::key::Key;
 use crate::load::load_guard::LoadGuard;
 
@@ -286,7 +286,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         only: Option<NonNull<Header<K, V>>>,
     ) -> Result<(LoadGuard<K, V>, Option<OwnedRef<K, V>>), PutError> {
         let attributes = Attributes::DATA;
-        let (guard, previous) = self.take_over(hash, key, (0, attributes), cause, only)?;
+        let replaces = only.map_or(Replaces::Any, Replaces::Only);
+        let (guard, previous) = self.take_over(hash, key, (0, attributes), cause, replaces)?;
         let removed = match previous {
             PreviousEntry::Nothing => None,
             PreviousEntry::Ghost(list, _) => {
@@ -298,19 +299,20 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Ok((guard, removed))
     }
 
-    /// Replaces the block of a key in both caches. The capacity is reserved already.
+    /// Replaces the block of a key in both caches, and returns the new one. The capacity is
+    /// reserved already.
     pub(crate) fn insert_over(
         &self,
         secondary: &dyn SecondaryCache<K, V>,
         hash: u64,
-        (key, only): (K, Option<NonNull<Header<K, V>>>),
+        (key, replaces): (K, Replaces<K, V>),
         value: V,
         (weight, attributes): (u32, Attributes),
-    ) -> Result<(), NotInserted<V>> {
+    ) -> Result<OwnedRef<K, V>, NotInserted<V>> {
         let class = attributes.class;
         let taken = match self.refuse(&key, class, 0) {
             Some(reason) => Err(PutError::Refused(reason)),
-            None => self.take_over(hash, &key, (weight, attributes), Cause::Replaced, only),
+            None => self.take_over(hash, &key, (weight, attributes), Cause::Replaced, replaces),
         };
         match taken {
             Ok((mut guard, previous)) => {
@@ -318,26 +320,26 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                     self.note_previous(&previous, hash, guard.header, attributes, true);
                 secondary.forget(&key);
                 guard.remove_later_load();
-                drop(guard.publish_weighed(value, weight, None));
-                Ok(())
+                Ok(guard.publish_weighed(value, weight, None))
             }
             Err(error) => {
                 self.capacity.release(u64::from(weight));
-                let PutError::Refused(reason) = error else { return Err(NotInserted::Changed) };
-                Err(self.refuse_insert(hash, (&key, only), value, reason, class))
+                let PutError::Refused(reason) = error else {
+                    return Err(NotInserted::Changed(value));
+                };
+                Err(self.refuse_insert(hash, (&key, replaces), value, reason, class))
             }
         }
     }
 
-    /// Puts a loading header into the key's slot, in place of any other entry, or of `only` that
-    /// header.
+    /// Puts a loading header into the key's slot, in place of what it may replace.
     fn take_over(
         &self,
         hash: u64,
         key: &K,
         (weight, attributes): (u32, Attributes),
         cause: Cause,
-        only: Option<NonNull<Header<K, V>>>,
+        replaces: Replaces<K, V>,
     ) -> Result<TakenOver<K, V>, PutError> {
         let header = self.slab.take().map_err(|_| PutError::Refused(Refusal::NoMemory))?;
         // SAFETY: fresh from the slab, so this thread's alone.
@@ -349,7 +351,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             let known = Self::find_known(&locked, key);
             if self.refuse(key, attributes.class, 0) == Some(Refusal::Closed) {
                 Err(PutError::Refused(Refusal::Closed))
-            } else if only.is_some_and(|only| !Self::is_still(&known, only)) {
+            } else if !Self::may_replace(&known, replaces) {
                 Err(PutError::Changed)
             } else {
                 let put = self.put(&mut locked, known, (hash, header), LOADING, cause);

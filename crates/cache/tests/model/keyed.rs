@@ -113,6 +113,36 @@ fn loads_of_colliding_keys_do_not_mix() {
     });
 }
 
+/// Each upsert counts one up from what it has seen, whatever loads and colliding keys are there.
+#[test]
+fn upserts_are_not_lost() {
+    check(9000, || {
+        let world = World::new();
+        let counter = || {
+            let world = world.clone();
+            spawn(move || {
+                let count = |old: Option<&Block>| world.block(1, old.map_or(1, |b| b.version + 1));
+                world.cache.entry(1).and_upsert_with(count).expect("there is capacity").check(1);
+            })
+        };
+        let threads = [counter(), counter()];
+        let loads = below(2) == 0;
+        if loads {
+            world.load(1, || 0);
+        } else {
+            // It may displace the count.
+            world.cache.entry(2).and_upsert_with(|_| world.block(2, 9)).expect("there is capacity");
+        }
+        join(threads);
+        match world.get(1) {
+            Some(count) if loads => assert_eq!(count, 2),
+            Some(count) => assert!(count == 1 || count == 2, "{count}"),
+            None => assert!(!loads && world.get(2) == Some(9)),
+        }
+        World::end(world);
+    });
+}
+
 /// A load within a load of a colliding key, by two threads in opposite order.
 #[test]
 fn loaders_of_colliding_keys_may_nest() {

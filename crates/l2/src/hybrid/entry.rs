@@ -57,6 +57,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridEntry<'_, K, V> {
     /// No modification by another thread is lost: if the value was replaced or removed meanwhile,
     /// `modify` is called again or not at all. It runs under no lock.
     ///
+    /// Followed by [`or_insert`](Self::or_insert) it is two steps: if two threads find no value,
+    /// one inserts its own and the other gets that, unmodified.
+    ///
     /// # Errors
     /// As [`HybridCache::insert`]. [`InsertError::NotHeld`] if memory cannot hold the value of the
     /// device; then nothing was changed.

@@ -2,6 +2,7 @@
 
 mod basics;
 mod collisions;
+mod compute;
 mod entries;
 mod expiry;
 mod loading;

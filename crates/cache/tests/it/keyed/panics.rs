@@ -16,6 +16,7 @@ thread_local! {
     static EQ_PANICS: Cell<bool> = const { Cell::new(false) };
     static WEIGHER_PANICS: Cell<bool> = const { Cell::new(false) };
     static LIFETIME_PANICS: Cell<bool> = const { Cell::new(false) };
+    static IDLE_PANICS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A key that owns memory and panics on demand.
@@ -53,6 +54,10 @@ fn cache() -> KeyedCache<Key, crate::support::Counted, Constant> {
         })
         .expire_with(|_, _| {
             assert!(!LIFETIME_PANICS.get(), "lifetime");
+            Some(Duration::from_secs(1000))
+        })
+        .idle_with(|_, _| {
+            assert!(!IDLE_PANICS.get(), "idle time");
             Some(Duration::from_secs(1000))
         })
         .hasher(Constant)
@@ -113,8 +118,12 @@ fn weighers_and_lifetimes_may_panic() {
     let live = Live::default();
     let cache = cache();
     cache.insert(Key::new(1), live.value(1)).unwrap();
-    for flag in [&WEIGHER_PANICS, &LIFETIME_PANICS] {
+    // It is called at each use, too.
+    panics(&IDLE_PANICS, || cache.get(&Key::new(1)));
+    assert_eq!(cache.get(&Key::new(1)).unwrap().payload(), 1);
+    for flag in [&WEIGHER_PANICS, &LIFETIME_PANICS, &IDLE_PANICS] {
         panics(flag, || cache.insert(Key::new(1), live.value(2)));
+        panics(flag, || cache.entry(Key::new(1)).and_upsert_with(|_| live.value(2)));
         panics(flag, || cache.get_or_load(Key::new(2), || Ok::<_, std::io::Error>(live.value(2))));
         assert!(!cache.contains(&Key::new(2)));
     }
@@ -142,6 +151,10 @@ fn loaders_and_predicates_may_panic() {
     });
     assert_eq!(*cache.entry("a".to_owned()).or_insert(1).unwrap(), 1);
     caught(&|| drop(cache.remove_if("a", |_| panic!("predicate"))));
+    for key in ["a", "b"] {
+        caught(&|| drop(cache.entry(key.to_owned()).and_upsert_with(|_| panic!("upsert"))));
+    }
+    assert!(!cache.contains("b"));
     assert!(cache.contains("a"));
     audit(&cache);
 }

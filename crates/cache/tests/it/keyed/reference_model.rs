@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_base::clock::{Clock, ManualClock};
 use forebay_base::rng::SmallRng;
-use forebay_cache::KeyedBuilder;
+use forebay_cache::{Computed, KeyedBuilder, KeyedCache, Op};
 
 use super::{TICK, advance, audit, inline};
 use crate::support::{full, seed};
@@ -28,6 +28,7 @@ struct Config {
     time_to_live: Option<u64>,
     time_to_idle: Option<u64>,
     expire_with: bool,
+    idle_with: bool,
 }
 
 struct Model {
@@ -44,6 +45,11 @@ fn own_lifetime(value: u64) -> Option<u64> {
     (!value.is_multiple_of(3)).then_some(value % 50)
 }
 
+/// The time that an entry may be idle by its value, in ticks.
+fn own_idle(value: u64) -> Option<u64> {
+    (!value.is_multiple_of(4)).then_some(value % 40)
+}
+
 impl Model {
     fn insert(&mut self, key: &str, value: u64, now_ns: u64) {
         let own = if self.config.expire_with { own_lifetime(value) } else { None };
@@ -54,7 +60,9 @@ impl Model {
 
     fn get(&mut self, key: &str, now_ns: u64, is_use: bool) -> Option<u64> {
         let known = self.known.get_mut(key)?;
-        let idle = self.config.time_to_idle.map(|n| ticks(n).as_nanos() as u64);
+        let own = if self.config.idle_with { own_idle(known.value) } else { None };
+        let idle = [self.config.time_to_idle, own].into_iter().flatten().min();
+        let idle = idle.map(|n| ticks(n).as_nanos() as u64);
         if now_ns >= known.deadline_ns || idle.is_some_and(|n| now_ns >= known.used_ns + n) {
             self.known.remove(key);
             return None;
@@ -88,7 +96,37 @@ fn build(config: Config) -> (KeyedBuilder<String, u64>, Arc<ManualClock>) {
     if config.expire_with {
         builder = builder.expire_with(|_, value| own_lifetime(*value).map(ticks));
     }
+    if config.idle_with {
+        builder = builder.idle_with(|_, value| own_idle(*value).map(ticks));
+    }
     (builder, clock)
+}
+
+/// One atomic step on an entry, by a number.
+fn compute(cache: &KeyedCache<String, u64>, model: &mut Model, key: &str, n: u64, now_ns: u64) {
+    let expected = model.get(key, now_ns, true);
+    let op = match n % 3 {
+        0 => Op::Nop,
+        1 => Op::Put(n),
+        _ => Op::Remove,
+    };
+    match op {
+        Op::Nop => {}
+        Op::Put(value) => model.insert(key, value, now_ns),
+        Op::Remove => drop(model.known.remove(key)),
+    }
+    let computed = cache.entry(key.to_owned()).and_compute_with(|old| {
+        assert_eq!(old.copied(), expected, "{key} {n}");
+        op
+    });
+    let now = match computed.expect("there is capacity") {
+        Computed::StillNone => (None, None),
+        Computed::Unchanged(value) => (Some(*value), Some(*value)),
+        Computed::Inserted(value) => (None, Some(*value)),
+        Computed::ReplacedWith(value) => (expected, Some(*value)),
+        Computed::Removed(value) => (Some(*value), None),
+    };
+    assert_eq!(now, (expected, model.known.get(key).map(|known| known.value)), "{key} {n}");
 }
 
 fn run(seed: u64, config: Config, operations: u64) {
@@ -99,7 +137,7 @@ fn run(seed: u64, config: Config, operations: u64) {
     for n in 0..operations {
         let key = format!("key {}", rng.below(KEYS));
         let now_ns = clock.now_ns();
-        let what = rng.below(12);
+        let what = rng.below(13);
         let context = format!("seed {seed} {config:?} operation {n}: {what} of {key}");
         match what {
             0..=2 => {
@@ -136,7 +174,8 @@ fn run(seed: u64, config: Config, operations: u64) {
                 let removed = cache.remove_if(key.as_str(), even);
                 assert_eq!(removed.as_deref().copied(), expected, "{context}");
             }
-            10 => advance(&clock, TICK * rng.below(20) as u32),
+            10 => compute(&cache, &mut model, &key, n, now_ns),
+            11 => advance(&clock, TICK * rng.below(20) as u32),
             _ if rng.below(20) == 0 => {
                 cache.clear();
                 model.known.clear();
@@ -163,13 +202,14 @@ fn run(seed: u64, config: Config, operations: u64) {
 fn it_behaves_like_a_map_with_times() {
     let seed = seed("keyed reference model");
     let operations = if cfg!(miri) { 100 } else { 3000 };
-    let rounds = if full() { 200 } else { 8 };
+    let rounds = if full() { 100 } else { 4 };
     for round in 0..rounds {
-        for lives in 0..8 {
+        for lives in 0..16 {
             let config = Config {
                 time_to_live: (lives & 1 > 0).then_some(30),
                 time_to_idle: (lives & 2 > 0).then_some(15),
                 expire_with: lives & 4 > 0,
+                idle_with: lives & 8 > 0,
             };
             run(seed.wrapping_add(round), config, operations);
         }
