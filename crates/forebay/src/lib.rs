@@ -37,8 +37,8 @@
 //! - Guides for users of other caches: [moka](guide::from_moka),
 //!   [quick_cache](guide::from_quick_cache), [foyer](guide::from_foyer). Each has the code of both,
 //!   one below the other, and what differs.
-//! - Examples in the repository, below `crates/forebay/examples`: `web_service`, `storage_engine`,
-//!   `hybrid_restart`, `artifact_cache`, `lsm_block_cache`.
+//! - Examples in the repository, below `crates/forebay/examples`: `web_service`, `sessions`,
+//!   `storage_engine`, `hybrid_restart`, `artifact_cache`, `lsm_block_cache`.
 //! - [`cache`], [`l2`], [`io`] and [`base`]: all items of the parts, with their documentation. The
 //!   names at the root are those that most programs need. The errors of the hybrid cache are
 //!   [`l2::Error`], its devices are in [`io`], and clocks in [`base::clock`].
