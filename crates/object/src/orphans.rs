@@ -1,6 +1,6 @@
-//! Objects that an earlier owner has left behind: written but never named, or no longer named and in
-//! no list of what waits for its deletion. A crash leaves them. They are found by one pass over all
-//! keys after a takeover, in the background, and then wait as what was freed does.
+//! Objects that an earlier owner has left behind: written but never named, or no longer named and
+//! in no list of what waits for its deletion. A crash leaves them. They are found by one pass over
+//! all keys after a takeover, in the background, and then wait as what was freed does.
 //!
 //! Only objects of older epochs are orphans: their owners can name nothing any more. An object is
 //! kept if the map has it, if the chain as of the open names it, or if it is the last log object of

@@ -126,13 +126,13 @@ mod tests {
 
     fn found(variables: &[(&str, &str)]) -> Result<Profile, String> {
         let variable = |name: &str| {
-            let all = [("HOME", "/home/me")];
+            let all = [("HOME", "/people/me")];
             let mut all = all.iter().chain(variables);
             all.find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
         };
         let read = |path: &Path| match path.to_str().unwrap() {
-            "/home/me/.aws/credentials" => Ok(Some(CREDENTIALS.to_owned())),
-            "/home/me/.aws/config" | "/etc/config" => Ok(Some(CONFIG.to_owned())),
+            "/people/me/.aws/credentials" => Ok(Some(CREDENTIALS.to_owned())),
+            "/people/me/.aws/config" | "/etc/config" => Ok(Some(CONFIG.to_owned())),
             "/secret" => Err(io::ErrorKind::PermissionDenied.into()),
             _ => Ok(None),
         };

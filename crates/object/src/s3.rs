@@ -1,8 +1,9 @@
 //! The S3 API, by the crate `object_store` with its own retries switched off.
 //!
 //! Endpoint, region and credentials come from `AWS_*` variables, a [`profile`](crate::profile), a
-//! web identity token, or the roles of the instance or the task. They are held by the client of that crate, and appear in no name,
-//! error or log of this one: errors carry status, code and message of the server only.
+//! web identity token, or the roles of the instance or the task. They are held by the client of
+//! that crate, and appear in no name, error or log of this one: errors carry status, code and
+//! message of the server only.
 
 use std::ops::Range;
 use std::path::Path as FilePath;
