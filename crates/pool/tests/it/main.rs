@@ -26,6 +26,7 @@ mod life;
 mod log_device;
 mod mirror_faults;
 mod mirrors;
+mod mistaken_devices;
 mod object_store;
 mod objects;
 mod preallocate;
