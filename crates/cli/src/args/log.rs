@@ -17,7 +17,8 @@ pub(crate) enum LogCommand {
         forebay log add tank /dev/nvme0n1p4 /dev/nvme1n1p4     a mirror\n\n\
         The pool may be imported. An fsync then waits for no other device. If the device fails, the log goes on without\n\
         it, and nothing is lost. If it is lost together with a crash of the system, what was fsynced since the\n\
-        last transaction group is lost: the next import says so, and needs --discard-log.")]
+        last transaction group is lost: the next import says so, and needs --discard-log. `forebay attach`,\n\
+        `detach` and `replace` change its devices.")]
     Add {
         #[arg(help = POOL_HELP)]
         pool: String,

@@ -1,4 +1,4 @@
-//! Arguments of the commands that change the sides of mirrors.
+//! Arguments of the commands that change the sides of mirrors, and devices of the log.
 
 use std::path::PathBuf;
 
@@ -36,7 +36,8 @@ pub(crate) struct OnlineArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  forebay attach tank /dev/sda /dev/sdb\n\n\
     A device that is not mirrored becomes a mirror with the new one; a mirror gets one more device. A\n\
-    resilver then writes all blocks of the mirror to it. The new device must have at least the size of the others.")]
+    resilver then writes all blocks of the mirror to it. The new device must have at least the size of the others.\n\n\
+    A log device becomes a mirror in the same way, and has all that counts when the command ends.")]
 pub(crate) struct AttachArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,
@@ -53,7 +54,7 @@ pub(crate) struct AttachArgs {
     forebay replace tank 9a4f21c7d8e05b36 /dev/sdc\n\n\
     The new device is attached beside the old one, and a resilver writes all blocks to it. Then the old one is\n\
     detached; it may be faulted, offline or missing. After a crash the next import goes on. To give up,\n\
-    detach the new device.")]
+    detach the new device. A log device is replaced without a resilver.")]
 pub(crate) struct ReplaceArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,

@@ -55,6 +55,45 @@ fn a_pool_with_a_log_device_is_killed_and_needs_it() {
 }
 
 #[test]
+fn a_log_device_is_mirrored_and_replaced_beside_a_mount() {
+    let fixture = Fixture::new();
+    let create = ["create", "--name", "tank", "--size", "64M", "a.img", "--log-device", "log.img"];
+    fixture.ok(&create);
+    let folder = fixture.folder("mnt");
+    fixture.ok(&["mount", "tank", "mnt", "--daemon"]);
+    write_and_sync(&folder.join("file"), 1);
+    let attached = fixture.ok(&["attach", "tank", "log.img", "b.img", "--size", "64M"]);
+    assert!(attached.contains("b.img mirrors log.img"), "{attached}");
+    let status = fixture.ok(&["status", "tank"]);
+    assert!(status.contains("log mirror") && status.contains("b.img"), "{status}");
+    let refused = fixture.fails(&["offline", "tank", "b.img"]);
+    assert!(refused.contains("is a device of the log"), "{refused}");
+    let replaced = fixture.ok(&["replace", "tank", "log.img", "c.img", "--size", "64M"]);
+    assert!(replaced.contains("c.img has replaced log.img"), "{replaced}");
+    fixture.ok(&["detach", "tank", "b.img"]);
+    let last = fixture.fails(&["detach", "tank", "c.img"]);
+    assert!(last.contains("forebay log remove"), "{last}");
+    let events = fixture.ok(&["events", "tank"]);
+    for wanted in ["b.img", "c.img", "in place of", "log.img"] {
+        assert!(events.contains(wanted), "{wanted}: {events}");
+    }
+    write_and_sync(&folder.join("file"), 2);
+    kill(&fixture);
+    // The devices that have left are not needed.
+    for left in ["log.img", "b.img"] {
+        std::fs::remove_file(fixture.path(left)).expect("removed");
+    }
+    fixture.ok(&["mount", "a.img:c.img", "mnt", "--daemon"]);
+    assert_eq!(std::fs::read(folder.join("file")).expect("replayed"), [2; 4096]);
+    fixture.ok(&["umount", "mnt"]);
+    // Without an import before.
+    let replaced = fixture.ok(&["replace", "a.img:c.img", "c.img", "d.img", "--size", "64M"]);
+    assert!(replaced.contains("d.img has replaced c.img"), "{replaced}");
+    let checked = fixture.ok(&["check", "a.img:d.img"]);
+    assert!(checked.contains("no problems"), "{checked}");
+}
+
+#[test]
 fn a_log_device_is_added_and_removed_beside_a_mount() {
     let fixture = Fixture::new();
     fixture.pool("a.img");

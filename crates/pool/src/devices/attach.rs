@@ -9,6 +9,8 @@
 //!
 //! A side that *replaces* another one is a child of that one in the tree. Once it has all blocks,
 //! the other one leaves.
+//!
+//! A side of the log vdev needs no resilver: a few groups later no root needs what it has missed.
 
 use forebay_base::rng::SmallRng;
 
@@ -19,7 +21,7 @@ use super::heartbeat::{self, Heartbeat};
 use super::label::{self, MayWrite};
 use super::sides::Side;
 use super::status::STILL;
-use super::{Devices, Leaf, create, usable_bytes};
+use super::{Devices, Leaf, Vdev, create, usable_bytes};
 use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::MAX_LEAVES;
@@ -41,6 +43,15 @@ pub(crate) struct Labels<'a> {
     pub(crate) config: &'a mut Config,
     pub(crate) memory: &'a BlockCache,
     pub(crate) may_write: MayWrite<'a>,
+}
+
+/// A new GUID for a vdev, or for a device of it. One of a log vdev keeps its number.
+fn guid_in(vdev: &Vdev, rng: &mut SmallRng) -> u64 {
+    let guid = new_guid(rng);
+    match vdev.is_log() {
+        true => guid & !u64::from(u16::MAX) | u64::from(vdev.number()),
+        false => guid,
+    }
 }
 
 fn invalid<T>(text: String) -> Result<T> {
@@ -74,7 +85,8 @@ impl Devices {
         let old = self.find(beside)?;
         let vdev = old.vdev;
         self.check_side(&old, &new, config, memory)?;
-        let leaf = Leaf::new(new_guid(rng), usable_bytes(&*new.device.device), new.device)?;
+        let guid = guid_in(vdev, rng);
+        let leaf = Leaf::new(guid, usable_bytes(&*new.device.device), new.device)?;
         create::check_new_guid(config, leaf.guid())?;
         let added = LeafConfig {
             missed: Some(Missed { from: 1, to: STILL }),
@@ -82,9 +94,10 @@ impl Devices {
             ..leaf.config()
         };
         let mut extended = config.clone();
-        let wider = &mut extended.vdevs[usize::from(vdev.number())];
+        let wider = extended.vdev_mut(vdev.number()).expect("a vdev of the pool");
         if wider.kind == VdevKind::Device {
-            *wider = VdevConfig { guid: new_guid(rng), kind: VdevKind::Mirror, ..wider.clone() };
+            let guid = guid_in(vdev, rng);
+            *wider = VdevConfig { guid, kind: VdevKind::Mirror, ..wider.clone() };
         }
         wider.leaves.push(added);
         let guid = wider.guid;
@@ -105,9 +118,9 @@ impl Devices {
         }
         let at = vdev.push(leaf, &added).map_err(|leaf| {
             erase_refused(&leaf, memory);
-            let (number, most) = (vdev.number(), MAX_LEAVES);
+            let (name, most) = (vdev.title(), MAX_LEAVES);
             let text = format!(
-                "vdev {number} has had {most} devices since the import; export the pool, and import it again"
+                "{name} has had {most} devices since the import; export the pool, and import it again"
             );
             Error::new(ErrorKind::Invalid, text)
         })?;
@@ -176,7 +189,7 @@ impl Devices {
     /// Devices whose replacements have all blocks.
     pub(crate) fn replaced(&self) -> Vec<Side<'_>> {
         let mut replaced = Vec::new();
-        for vdev in self.iter() {
+        for vdev in self.members() {
             let whole = vdev.leaves().filter(|(at, _)| vdev.status().is_whole(*at));
             let old = whole.filter_map(|(at, _)| vdev.replaced_by(at));
             replaced.extend(old.map(|(at, _)| Side { vdev, at }));
@@ -202,11 +215,18 @@ impl Devices {
         }
         if !side.vdev.leaves().any(|(at, _)| at != side.at) {
             let (name, number) = (side.leaf().name(), side.vdev.number());
-            return invalid(format!(
-                "{name}: is the only device of vdev {number}, so nothing else has its blocks; attach another one first"
-            ));
+            return invalid(match side.vdev.is_log() {
+                true => format!(
+                    "{name}: is the only device of the log; `forebay log remove` moves the log away from it"
+                ),
+                false => format!(
+                    "{name}: is the only device of vdev {number}, so nothing else has its blocks; attach another one first"
+                ),
+            });
         }
-        if side.is_used() {
+        // If no side of the log is whole, the log has left them, and nothing on this one counts.
+        let counts = !side.vdev.is_log() || side.has_whole();
+        if side.is_used() && counts {
             side.begin_missing()?;
             let updated = label::update_config(self, config, memory, may_write);
             if updated.is_err() {
@@ -219,26 +239,32 @@ impl Devices {
     }
 
     /// A side is none any more, in memory.
-    fn forget(&self, side: Side<'_>, config: &mut Config) {
+    pub(crate) fn forget(&self, side: Side<'_>, config: &mut Config) {
         let vdev = side.vdev;
         vdev.remove(side.at);
         let guid = side.leaf().guid();
-        let changed = &mut config.vdevs[usize::from(vdev.number())];
+        let changed = config.vdev_mut(vdev.number()).expect("a vdev of the pool");
         changed.leaves.retain(|leaf| leaf.guid != guid);
         for leaf in &mut changed.leaves {
             leaf.replaces = leaf.replaces.filter(|replaced| *replaced != guid);
         }
         if let [last] = &*changed.leaves {
             let (kind, guid) = (VdevKind::Device, last.guid);
-            *changed = VdevConfig { guid, kind, leaves: changed.leaves.clone() };
-            vdev.set_kind(kind, guid);
+            let plain = VdevConfig { guid, kind, leaves: changed.leaves.clone() };
+            // The number of a log vdev, which addresses have, is in its GUID. A side with another
+            // one stays a mirror of one.
+            if !vdev.is_log() || plain.log_number() == vdev.number() {
+                *changed = plain;
+                vdev.set_kind(kind, guid);
+            }
         }
     }
 
     /// Sides that were removed, and not released yet.
     pub(crate) fn leaving(&self) -> Vec<Side<'_>> {
-        let sides =
-            self.iter().flat_map(|vdev| vdev.status().removed().map(move |at| Side { vdev, at }));
+        let sides = self
+            .members()
+            .flat_map(|vdev| vdev.status().removed().map(move |at| Side { vdev, at }));
         sides.filter(|side| !side.leaf().is_left()).collect()
     }
 }

@@ -161,6 +161,14 @@ impl Config {
         }
     }
 
+    /// As [`vdev`](Self::vdev), to change it.
+    pub(crate) fn vdev_mut(&mut self, number: u16) -> Option<&mut VdevConfig> {
+        match &mut self.log {
+            Some(log) if log.log_number() == number => Some(log),
+            _ => self.vdevs.get_mut(usize::from(number)),
+        }
+    }
+
     /// All vdevs with their numbers, that of the log last.
     pub(crate) fn numbered(&self) -> impl Iterator<Item = (u16, &VdevConfig)> {
         (0..).zip(&self.vdevs).chain(self.log.iter().map(|log| (log.log_number(), log)))

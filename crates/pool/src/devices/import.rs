@@ -523,8 +523,12 @@ impl Selection<'_> {
         if config.state != StoredState::Offline {
             config.state = StoredState::Missing;
         }
-        let from = config.missed.map_or(self.txg + 1, |missed| missed.from);
-        config.missed = Some(Missed { from, to: STILL });
+        // The records of a log device that is away count until a group no longer needs them: its
+        // stamp is older then. An import that ends before that takes nothing from it.
+        if of.number & LOG_VDEV == 0 {
+            let from = config.missed.map_or(self.txg + 1, |missed| missed.from);
+            config.missed = Some(Missed { from, to: STILL });
+        }
         Ok(Leaf::missing(&what, guid, size_bytes)?.with_failures(config.errors))
     }
 

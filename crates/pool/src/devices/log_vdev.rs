@@ -274,6 +274,28 @@ impl Devices {
         }
     }
 
+    /// Whether a device of the log vdev in use misses records that an older root may need.
+    pub(crate) fn log_catches_up(&self) -> bool {
+        let misses = |log: &Vdev| log.used().any(|(at, _)| log.status().missed(at).is_some());
+        self.log().is_some_and(misses)
+    }
+
+    /// Whether a device of the log vdev takes the place of another one.
+    pub(crate) fn replaces_log(&self) -> bool {
+        let replaces = |log: &Vdev| log.leaves().any(|(at, _)| log.replaced_by(at).is_some());
+        self.log().is_some_and(replaces)
+    }
+
+    /// The log moves to the log vdev, and no root needs records there: the devices that are not in
+    /// use miss what comes.
+    pub(crate) fn log_begins(&self) {
+        let Some(log) = self.log().filter(|_| self.has_usable_log()) else { return };
+        let is_away = |at: u8, leaf: &Leaf| !log.status().is_used(at) && !leaf.is_missing();
+        for (at, _) in log.leaves().filter(|(at, leaf)| is_away(*at, leaf)) {
+            log.status().misses_on(at);
+        }
+    }
+
     /// Decides at an import which devices of the log vdev have all records that a root needs, and
     /// adds to `notes` which are older copies. Returns why the vdev may lack records, if it may.
     pub(crate) fn judge_log(&self, of: &LogJudged<'_>, notes: &mut Vec<String>) -> Option<String> {

@@ -428,7 +428,7 @@ impl Devices {
     pub(crate) fn is_whole(&self, place: Place) -> bool {
         let vdev = self.get(place.dva.device);
         // No other device of a log vdev without a mirror has more.
-        let is_alone = |vdev: &Vdev| vdev.is_log() && vdev.kind() == VdevKind::Device;
+        let is_alone = |vdev: &Vdev| vdev.is_log() && vdev.leaves().count() == 1;
         vdev.is_some_and(|vdev| vdev.status().missed(place.leaf).is_none() || is_alone(vdev))
     }
 

@@ -46,6 +46,26 @@ impl<'a> Side<'a> {
         self.is_used() && missed.is_none_or(|missed| missed.to != STILL)
     }
 
+    /// Whether it is a device of the log vdev.
+    pub(crate) fn is_of_log(&self) -> bool {
+        self.vdev.is_log()
+    }
+
+    /// Whether a device of its vdev in use misses nothing.
+    pub(crate) fn has_whole(&self) -> bool {
+        self.status().has_whole_leaf()
+    }
+
+    /// Whether it is in use, and misses nothing.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.status().is_whole(self.at)
+    }
+
+    /// Whether another device of its vdev is in use.
+    pub(crate) fn has_used_other(&self) -> bool {
+        self.vdev.used().any(|(at, _)| at != self.at)
+    }
+
     /// Whether the side is in use.
     pub(crate) fn is_used(&self) -> bool {
         self.status().is_used(self.at)
@@ -65,10 +85,15 @@ impl<'a> Side<'a> {
         match self.status().begin_missing(self.at) {
             true => Ok(()),
             false => {
-                let mirror = self.vdev.number();
-                let text = format!(
-                    "{name}: no other device of mirror {mirror} has all blocks; bring another one back with `forebay online`, and let it catch up first"
-                );
+                let title = self.vdev.title();
+                let text = match self.vdev.is_log() {
+                    true => format!(
+                        "{name}: no other device of {title} has all records; attach another one first, or remove the log device"
+                    ),
+                    false => format!(
+                        "{name}: no other device of {title} has all blocks; bring another one back with `forebay online`, and let it catch up first"
+                    ),
+                };
                 Err(Error::new(ErrorKind::Invalid, text))
             }
         }
@@ -199,12 +224,19 @@ impl<'a> Side<'a> {
 }
 
 impl Devices {
-    /// The side of a mirror with this path, or GUID in hexadecimal.
+    /// The side of a mirror of blocks with this path, or GUID in hexadecimal.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if the device is not in a mirror.
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if the device is not in a mirror, or is one
+    /// of the log.
     pub(crate) fn side(&self, name: &str) -> Result<Side<'_>> {
         let side = self.find(name)?;
+        if side.vdev.is_log() {
+            let text = format!(
+                "{name}: is a device of the log, which is not taken out of use; detach it, or replace it"
+            );
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
         if side.vdev.kind() == VdevKind::Mirror {
             return Ok(side);
         }
@@ -220,7 +252,7 @@ impl Devices {
     /// [`ErrorKind::NotFound`].
     pub(crate) fn find(&self, name: &str) -> Result<Side<'_>> {
         let mut sides =
-            self.iter().flat_map(|vdev| vdev.leaves().map(move |(at, _)| Side { vdev, at }));
+            self.members().flat_map(|vdev| vdev.leaves().map(move |(at, _)| Side { vdev, at }));
         if let Some(side) = sides.find(|side| side.is_called(name)) {
             return Ok(side);
         }

@@ -443,6 +443,15 @@ impl VdevStatus {
         !used.is_empty()
     }
 
+    /// A device that is not in use misses what is written from now on, if it did not before.
+    pub(super) fn misses_on(&self, leaf: u8) {
+        let _changing = self.changing.lock();
+        let one = &self.leaves[usize::from(leaf)];
+        if one.miss(self.txg.load(Ordering::Acquire), STILL) {
+            self.changes.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
     /// Uses a faulted device again, which misses what was written meanwhile. Returns false if it
     /// was not faulted.
     pub(super) fn retry(&self, leaf: u8) -> bool {

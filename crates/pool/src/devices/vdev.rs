@@ -249,6 +249,14 @@ impl Vdev {
         }
     }
 
+    /// The vdev in messages about its devices.
+    pub(super) fn title(&self) -> String {
+        match self.is_log() {
+            true => "the log".to_owned(),
+            false => format!("mirror {}", self.number),
+        }
+    }
+
     /// The configuration of a new vdev of these devices.
     pub(crate) fn config_of(guid: u64, kind: VdevKind, leaves: &[Leaf]) -> VdevConfig {
         VdevConfig { guid, kind, leaves: leaves.iter().map(Leaf::config).collect() }

@@ -271,6 +271,11 @@ impl IntentLog {
         Ok(())
     }
 
+    /// Whether the ring is in the space of the pool, and stays there.
+    pub(crate) fn is_home(&self) -> bool {
+        self.ring.lock().is_home()
+    }
+
     /// Whether the ring waits for a root to move it.
     pub(crate) fn is_moving(&self) -> bool {
         self.ring.lock().is_moving()

@@ -287,12 +287,21 @@ impl Ring {
         Arc::clone(&self.extents)
     }
 
-    /// Moves the ring as soon as a root can. Until then nothing is written.
+    /// Moves the ring as soon as a root can. Until then nothing is written. On a log vdev that
+    /// has it already, it stays as it is: a longer one would overwrite what the root before needs.
     pub(super) fn move_to(&mut self, target: &Arc<Extents>) {
+        let vdev = target.log_vdev();
+        let stays = vdev.is_some() && vdev == self.extents.log_vdev();
+        let target = if stays { &Arc::clone(&self.extents) } else { target };
         if self.target != *target {
             self.target = Arc::clone(target);
             self.fail();
         }
+    }
+
+    /// Whether the ring is at home, in the space of the pool, and stays there.
+    pub(super) fn is_home(&self) -> bool {
+        self.extents.log_vdev().is_none() && self.target.log_vdev().is_none()
     }
 
     /// Whether the ring waits for a root to move it.
@@ -307,8 +316,7 @@ impl Ring {
 
     /// The newest txg whose root names a log vdev. `None` if the next one may.
     pub(super) fn left_log_vdev(&self) -> Option<u64> {
-        let is_home = self.extents.log_vdev().is_none() && self.target.log_vdev().is_none();
-        is_home.then_some(self.away_txg)
+        self.is_home().then_some(self.away_txg)
     }
 
     /// Whether the issued root contains all replayed changes.

@@ -122,16 +122,20 @@ impl Pool {
 const MOVES_MAX: usize = 4;
 
 impl PoolInner {
-    /// Moves the intent log to a log vdev that was added.
-    fn use_log(&self) -> Result<()> {
+    /// Moves the intent log to the log vdev, unless it is there.
+    pub(super) fn use_log(&self) -> Result<()> {
         {
             let _config = self.config.lock();
+            if self.log.has_left_log_vdev() {
+                self.devices.log_begins();
+            }
             self.log.move_to(self.devices.log_extent())?;
         }
         self.sync_moved()
     }
 
-    fn sync_moved(&self) -> Result<()> {
+    /// Commits until the intent log is where it was moved to.
+    pub(super) fn sync_moved(&self) -> Result<()> {
         for _ in 0..MOVES_MAX {
             self.txgs.sync_now()?;
             if !self.log.is_moving() {

@@ -1,14 +1,20 @@
 //! Sides of mirrors: takes them out of use and back, adds them, removes and replaces them.
+//!
+//! A new side of the log needs no resilver, but a few groups: then no root needs what it lacks. The
+//! call that adds it commits them, and takes the log back to its vdev if it had left that.
 
 use forebay_base::rng::SmallRng;
 
 use crate::devices::attach::{Labels, NewSide};
 use crate::devices::sides::Side;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind};
 use crate::open::Opened;
 
 use super::{Pool, PoolInner};
+
+/// Commits after which a new device of the log has all that counts: more than it takes.
+const LOG_COMMITS_MAX: usize = 8;
 
 /// How a device joins a pool that exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,14 +63,15 @@ impl Pool {
 
     /// Adds a side to a mirror, or makes a mirror of a plain device, durably, and starts to bring
     /// all blocks onto the new device. `device` is a device of the pool: its path, or its GUID in
-    /// hexadecimal.
+    /// hexadecimal. A new device of the log is whole when this returns.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if there is no such device;
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the new one is too small, has sectors
     /// that are too large, or is a device of the pool already;
     /// [`ErrorKind::Exists`](crate::ErrorKind::Exists) if it holds a pool; and those of the labels
-    /// and of the commit that stores it.
+    /// and of the commit that stores it. [`ErrorKind::Device`](crate::ErrorKind::Device) if it is
+    /// one of the log and fails: it is a device of the pool then, and can be detached.
     pub fn attach_device(&self, device: &str, new: Opened, options: AttachOptions) -> Result<()> {
         self.attach(device, new, options, false)
     }
@@ -88,14 +95,18 @@ impl Pool {
     ) -> Result<()> {
         self.inner.check_writable()?;
         let name = new.device.info().name.to_string();
-        let old = self.inner.devices.find(device)?.leaf().name().to_owned();
-        self.inner.attach(device, NewSide { device: new, replaces, force, sector_bytes })?;
+        let old = self.inner.devices.find(device)?;
+        let new = NewSide { device: new, replaces, force, sector_bytes };
+        let side = self.inner.attach(device, new)?;
         self.sync()?;
         let of_what = if replaces { "in place of" } else { "beside" };
-        let detail = Some(format!("{of_what} {old}"));
+        let detail = Some(format!("{of_what} {}", old.leaf().name()));
         let event = Event { detail, ..Event::of_device(&name) };
         self.inner.events().note(EventKind::DeviceAttached, event);
-        self.start_resilver().map(|_| ())
+        match old.is_of_log() {
+            true => self.inner.join_log(side),
+            false => self.start_resilver().map(|_| ()),
+        }
     }
 
     /// Removes a side of a mirror for good, durably, and erases its labels. A mirror with one
@@ -112,8 +123,17 @@ impl Pool {
         // One that was removed leaves once a commit stores that.
         let devices = &self.inner.devices;
         let leaving = || devices.leaving().into_iter().find(|side| side.is_called(device));
-        let side = devices.side(device).or_else(|error| leaving().ok_or(error))?;
-        self.inner.detach(side)
+        let of_log = || devices.find(device).ok().filter(Side::is_of_log);
+        let side = devices.side(device);
+        let side = side.or_else(|error| leaving().or_else(of_log).ok_or(error))?;
+        if !side.is_of_log() || side.has_whole() || self.inner.log.has_left_log_vdev() {
+            return self.inner.detach(side);
+        }
+        // What is there may be on this side alone.
+        self.inner.take_log_home()?;
+        self.inner.detach(side)?;
+        self.inner.catch_up_log()?;
+        self.inner.use_log()
     }
 }
 
@@ -151,7 +171,7 @@ impl PoolInner {
         Ok(true)
     }
 
-    fn attach(&self, device: &str, new: NewSide) -> Result<()> {
+    fn attach(&self, device: &str, new: NewSide) -> Result<Side<'_>> {
         let may_write = |generation| self.may_write_labels(generation);
         let open_txg = || self.txgs.open_txg();
         let mut config = self.config.lock();
@@ -160,7 +180,47 @@ impl PoolInner {
         let beats = self.heartbeats.with_newest(|beats| beats.cloned());
         let labels =
             Labels { config: &mut config, memory: self.store.cache(), may_write: &may_write };
-        self.devices.attach(device, new, (beats.as_ref(), &mut rng), &open_txg, labels)?;
+        let beats = (beats.as_ref(), &mut rng);
+        let side = self.devices.attach(device, new, beats, &open_txg, labels)?;
+        if side.is_of_log() && !side.has_used_other() {
+            // The others have failed. What the newest group needs is on them, so the log leaves the
+            // vdev before it uses this one.
+            self.log.move_to(None)?;
+        }
+        Ok(side)
+    }
+
+    /// The log is in the space of the pool, for all groups to which an import may go back.
+    fn take_log_home(&self) -> Result<()> {
+        self.log.move_to(None)?;
+        self.sync_moved()?;
+        self.txgs.sync_now().map(drop)
+    }
+
+    /// Commits until a side that has joined the log vdev has all records that a root may need, lets
+    /// the one leave that it replaces, and takes the log back to the vdev.
+    fn join_log(&self, side: Side<'_>) -> Result<()> {
+        self.catch_up_log()?;
+        if !side.is_whole() {
+            let name = side.leaf().name();
+            let text = format!(
+                "{name}: fails, and has not all of the log; detach it, and attach another device"
+            );
+            return Err(Error::new(ErrorKind::Device, text));
+        }
+        self.finish_replacements();
+        self.use_log()
+    }
+
+    /// Commits until the devices of the log vdev that are in use miss nothing that a root needs.
+    pub(super) fn catch_up_log(&self) -> Result<()> {
+        for _ in 0..LOG_COMMITS_MAX {
+            self.txgs.sync_now()?;
+            let is_settled = !self.log.is_home() || self.log.has_left_log_vdev();
+            if is_settled && !self.devices.log_catches_up() {
+                break;
+            }
+        }
         Ok(())
     }
 

@@ -20,23 +20,23 @@ const RECORD: usize = 8192;
 const EIO: i32 = 5;
 
 /// A pool on one device with a log on others, all of which can fail.
-struct Parts {
-    data: Arc<FaultDevice>,
-    logs: Vec<Arc<FaultDevice>>,
+pub(crate) struct Parts {
+    pub(crate) data: Arc<FaultDevice>,
+    pub(crate) logs: Vec<Arc<FaultDevice>>,
 }
 
-fn failing(device: Arc<dyn Device>) -> Arc<FaultDevice> {
+pub(crate) fn failing(device: Arc<dyn Device>) -> Arc<FaultDevice> {
     Arc::new(FaultDevice::new(device, 7))
 }
 
 impl Parts {
-    fn new(logs: usize) -> Self {
+    pub(crate) fn new(logs: usize) -> Self {
         let logs = (0..logs).map(|_| failing(memory(16 * MIB))).collect();
         Self { data: failing(memory(64 * MIB)), logs }
     }
 
     /// Creates the pool, and an object in it. No group is committed unasked.
-    fn create(&self) -> (Pool, u64) {
+    pub(crate) fn create(&self) -> (Pool, u64) {
         let pool = self.create_with(&create_options(&cache(32 * MIB)));
         pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
         let data = dataset(&pool);
@@ -56,12 +56,17 @@ impl Parts {
     }
 
     /// Checks that fsyncs go to the log device, at the latest after a commit; writes 9.
-    fn log_takes_fsyncs(pool: &Pool, number: u64) {
+    pub(crate) fn log_takes_fsyncs(pool: &Pool, number: u64) {
+        Self::log_takes_fsync_of(pool, number, 9);
+    }
+
+    /// As [`log_takes_fsyncs`](Self::log_takes_fsyncs), with another value.
+    pub(crate) fn log_takes_fsync_of(pool: &Pool, number: u64, value: u8) {
         write(pool, number, 7);
         pool.sync().expect("durable");
         let before = log_writes(pool);
         let batches = counter(pool, "batches");
-        fsync(pool, number, 9);
+        fsync(pool, number, value);
         assert_eq!(counter(pool, "batches"), batches + 1);
         let after = log_writes(pool);
         assert!(before.iter().zip(&after).all(|(before, after)| after > before), "elsewhere");
@@ -76,16 +81,16 @@ impl Parts {
         }
     }
 
-    fn data(&self) -> Arc<dyn Device> {
+    pub(crate) fn data(&self) -> Arc<dyn Device> {
         Arc::clone(&self.data) as _
     }
 
-    fn log(&self, at: usize) -> Arc<dyn Device> {
+    pub(crate) fn log(&self, at: usize) -> Arc<dyn Device> {
         Arc::clone(&self.logs[at]) as _
     }
 }
 
-fn import_with(
+pub(crate) fn import_with(
     devices: &[Arc<dyn Device>],
     change: impl FnOnce(&mut ImportOptions),
 ) -> Result<Pool, Error> {
@@ -94,7 +99,7 @@ fn import_with(
     Pool::import(devices.iter().map(|one| Arc::clone(one).into()).collect(), &options)
 }
 
-fn import(devices: &[Arc<dyn Device>]) -> Result<Pool, Error> {
+pub(crate) fn import(devices: &[Arc<dyn Device>]) -> Result<Pool, Error> {
     import_with(devices, |_| {})
 }
 
@@ -102,34 +107,43 @@ fn object(pool: &Pool, number: u64) -> Object {
     pool.dataset("data").and_then(|data| data.object(number)).expect("the object")
 }
 
-fn write(pool: &Pool, number: u64, value: u8) {
+pub(crate) fn write(pool: &Pool, number: u64, value: u8) {
     let tx = pool.begin().expect("space");
     object(pool, number).write(&tx, 0, &[value; RECORD]).expect("space");
 }
 
-fn fsync(pool: &Pool, number: u64, value: u8) {
+pub(crate) fn fsync(pool: &Pool, number: u64, value: u8) {
     write(pool, number, value);
     object(pool, number).fsync().expect("no error reaches a program");
 }
 
-fn content(pool: &Pool, number: u64) -> u8 {
+pub(crate) fn content(pool: &Pool, number: u64) -> u8 {
     let mut out = vec![0; RECORD];
     object(pool, number).read(0, &mut out).expect("it reads");
     assert!(out.iter().all(|byte| *byte == out[0]), "a mixture");
     out[0]
 }
 
-fn counter(pool: &Pool, name: &str) -> u64 {
+pub(crate) fn counter(pool: &Pool, name: &str) -> u64 {
     let counters = pool.stats().counters;
     counters.iter().filter(|(known, ..)| *known == name).map(|(.., value)| value).sum()
 }
 
-fn events(pool: &Pool, kind: EventKind) -> usize {
+pub(crate) fn events(pool: &Pool, kind: EventKind) -> usize {
     pool.events().after(0).iter().filter(|event| event.kind == kind).count()
 }
 
+/// Copies of the devices, as after a crash now, are a pool with this content.
+pub(crate) fn crash_holds(devices: &[&Arc<dyn Device>], number: u64, value: u8) {
+    let copies: Vec<_> = devices.iter().map(|one| copy_of(one)).collect();
+    let pool = import(&copies).expect("the pool");
+    assert_eq!(content(&pool, number), value);
+    check(&pool);
+    pool.abandon();
+}
+
 /// The states of the devices of the log.
-fn states(pool: &Pool) -> Vec<LeafState> {
+pub(crate) fn states(pool: &Pool) -> Vec<LeafState> {
     pool.devices().iter().filter(|one| one.log).map(|one| one.state).collect()
 }
 
@@ -561,4 +575,50 @@ fn an_fsync_in_front_of_a_store_needs_that_the_store_has_confirmed_the_owner() {
     assert!(waited.load(Ordering::Relaxed) > 15, "too soon");
     assert_eq!(content(&pool, number), 3);
     pool.export().expect("exported");
+}
+
+/// An import that gives up the log, but fails before a group is durable.
+fn interrupted_discard(parts: &Parts, devices: &[Arc<dyn Device>]) {
+    let rule = Rule::new(Fault::Error(EIO)).on(Op::Write).within(MIB..63 * MIB);
+    let rule = parts.data.add(rule);
+    let failed = import_with(devices, |options| options.discard_log = true).map(drop);
+    failed.expect_err("no group is durable");
+    assert!(!parts.data.injected().is_empty(), "it failed too soon");
+    parts.data.remove(rule);
+}
+
+#[test]
+fn an_interrupted_import_without_the_log_takes_nothing_from_it() {
+    // Both devices were away.
+    let parts = Parts::new(2);
+    let (pool, number) = parts.create();
+    fsync(&pool, number, 1);
+    pool.abandon();
+    interrupted_discard(&parts, &[parts.data()]);
+    for side in 0..2 {
+        crash_holds(&[&parts.data(), &parts.log(side)], number, 1);
+    }
+    crash_holds(&[&parts.data(), &parts.log(0), &parts.log(1)], number, 1);
+    // Once a group has given up the log, it stays given up.
+    let pool = import_with(&[parts.data()], |options| options.discard_log = true);
+    pool.expect("without the log").abandon();
+    crash_holds(&[&parts.data(), &parts.log(0), &parts.log(1)], number, 0);
+}
+
+#[test]
+fn an_interrupted_import_with_the_older_log_device_leaves_the_newer_one_as_it_is() {
+    let parts = Parts::new(2);
+    let (pool, number) = parts.create();
+    write(&pool, number, 1);
+    pool.sync().expect("durable");
+    parts.logs[1].add(Rule::new(Fault::Error(EIO)).on(Op::Flush));
+    for value in 2..6 {
+        fsync(&pool, number, value);
+    }
+    pool.abandon();
+    parts.logs[1].clear();
+    import(&[copy_of(&parts.data()), copy_of(&parts.log(1))]).map(drop).expect_err("it lacks 5");
+    interrupted_discard(&parts, &[parts.data(), parts.log(1)]);
+    crash_holds(&[&parts.data(), &parts.log(0), &parts.log(1)], number, 5);
+    crash_holds(&[&parts.data(), &parts.log(0)], number, 5);
 }

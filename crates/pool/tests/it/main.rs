@@ -24,6 +24,7 @@ mod interrupt;
 mod l2_devices;
 mod life;
 mod log_device;
+mod log_sides;
 mod mirror_faults;
 mod mirrors;
 mod mistaken_devices;

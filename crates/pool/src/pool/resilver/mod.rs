@@ -135,7 +135,8 @@ impl Pool {
     pub fn start_resilver(&self) -> Result<bool> {
         let inner = &self.inner;
         inner.check_writable()?;
-        if inner.devices.missed_from().is_none() && !inner.has_replaced() {
+        let devices = &inner.devices;
+        if devices.missed_from().is_none() && !inner.has_replaced() && !devices.replaces_log() {
             return Ok(false);
         }
         {
@@ -197,7 +198,12 @@ impl PoolInner {
         self.events().note(EventKind::ResilverBegan, Event::default());
         let mut rounds = 0;
         loop {
-            let walked = self.resilver_once();
+            let walked = self.resilver_once().and_then(|found| {
+                if self.devices.replaces_log() {
+                    self.catch_up_log()?;
+                }
+                Ok(found)
+            });
             self.finish_replacements();
             match &walked {
                 Ok(_) => tracing::info!(pool, "resilver ended a walk"),
