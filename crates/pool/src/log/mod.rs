@@ -276,6 +276,11 @@ impl IntentLog {
         self.ring.lock().is_home()
     }
 
+    /// Whether the ring is on a log vdev, and stays there.
+    pub(crate) fn is_away(&self) -> bool {
+        self.ring.lock().is_away()
+    }
+
     /// Whether the ring waits for a root to move it.
     pub(crate) fn is_moving(&self) -> bool {
         self.ring.lock().is_moving()

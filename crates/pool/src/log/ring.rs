@@ -304,6 +304,11 @@ impl Ring {
         self.extents.log_vdev().is_none() && self.target.log_vdev().is_none()
     }
 
+    /// Whether the ring is on a log vdev, and stays there.
+    pub(super) fn is_away(&self) -> bool {
+        self.extents.log_vdev().is_some() && !self.is_moving()
+    }
+
     /// Whether the ring waits for a root to move it.
     pub(super) fn is_moving(&self) -> bool {
         self.target != self.extents

@@ -13,6 +13,7 @@
 //! - The log vdev: the ring moves into the space of the pool with the next group. The fsync waits
 //!   for that group, and succeeds.
 //! - In front of an object store that has confirmed no group for a while: the fsync waits for one.
+//!   Until then it does not ask the store, also if that is away.
 //! - A log write or its flush fails: the log counts the records as lost and stays closed until the
 //!   next group is durable. The fsync waits for that group.
 //! - After a failed flush the device fails each later one. So the commit of the group fails too.
@@ -195,7 +196,7 @@ impl PoolInner {
         self.txgs.check_running()?;
         let may_log = match self.check_lease() {
             // The txg is waited for where the wait can end.
-            Ok(()) => dataset.logs() && self.txgs.outage().is_none() && self.may_use_log_vdev(),
+            Ok(()) => dataset.logs() && self.may_use_log_vdev() && !self.outage_stops_log(),
             // The heartbeat is late. The commit asks again, and suspends the pool if that fails.
             Err(error) if matches!(error.kind(), ErrorKind::Device | ErrorKind::NoMemory) => false,
             Err(error) => return Err(error),
@@ -207,9 +208,16 @@ impl PoolInner {
         self.txgs.sync_now().map(|_| ())
     }
 
+    /// Whether a device is away that the log needs. A log vdev works while the store behind it is
+    /// away, as long as it may be relied on.
+    fn outage_stops_log(&self) -> bool {
+        let needs_store = || !self.log.is_away() || !self.ownership.is_valid();
+        self.txgs.outage().is_some() && needs_store()
+    }
+
     fn commit_to_log(&self, object: Option<(u64, u64)>) -> Committed {
         match self.txgs.may_have_outages() {
-            true => self.log.commit_led(object, &|| self.txgs.outage().is_some()),
+            true => self.log.commit_led(object, &|| self.outage_stops_log()),
             false => self.log.commit(object, self),
         }
     }

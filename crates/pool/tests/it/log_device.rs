@@ -622,3 +622,44 @@ fn an_interrupted_import_with_the_older_log_device_leaves_the_newer_one_as_it_is
     crash_holds(&[&parts.data(), &parts.log(0), &parts.log(1)], number, 5);
     crash_holds(&[&parts.data(), &parts.log(0)], number, 5);
 }
+
+#[test]
+fn an_fsync_goes_to_the_log_device_while_the_store_behind_it_is_away() {
+    let absent = crate::object_store::Absent::new(crate::object_store::disk());
+    let store = crate::object_store::Store::over(Arc::clone(&absent) as Arc<dyn Device>);
+    let log = memory(16 * MIB);
+    let clock = Arc::new(ManualClock::new());
+    let vdevs =
+        vec![NewVdev::ObjectStore(store.opened()), NewVdev::Log(vec![Arc::clone(&log).into()])];
+    let mut options = create_options(&cache(32 * MIB));
+    options.clock = Some(Arc::clone(&clock) as _);
+    let pool = Pool::create_tree(vdevs, &options).expect("a pool");
+    let number = {
+        let dataset = dataset(&pool);
+        let tx = pool.begin().expect("space");
+        dataset.create_object(&tx, &[]).expect("an object")
+    };
+    pool.sync().expect("durable");
+    let batches = counter(&pool, "batches");
+    absent.leave();
+    for value in 1..=20 {
+        fsync(&pool, number, value);
+    }
+    assert_eq!(counter(&pool, "batches"), batches + 20);
+    // A crash, with the store as it was when it went away.
+    let after = store.crash();
+    let opened = vec![after.opened(), copy_of(&log).into()];
+    let crashed = Pool::import(opened, &import_options(&cache(32 * MIB))).expect("the pool");
+    assert_eq!(content(&crashed, number), 20);
+    check(&crashed);
+    crashed.abandon();
+    // Another host may have taken the store over by then.
+    clock.advance(15_000_000_000);
+    write(&pool, number, 21);
+    let refused = object(&pool, number).fsync().expect_err("nobody knows whose the pool is");
+    assert_eq!(refused.kind(), ErrorKind::Suspended, "{refused}");
+    absent.come_back();
+    object(&pool, number).fsync().expect("it is back");
+    assert_eq!(content(&pool, number), 21);
+    pool.export().expect("exported");
+}

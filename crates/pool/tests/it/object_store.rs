@@ -413,7 +413,7 @@ fn an_object_store_is_alone_and_given_as_such() {
 }
 
 /// A device whose writes and flushes wait while it is away.
-struct Absent {
+pub(crate) struct Absent {
     inner: Arc<dyn Device>,
     held: Mutex<Option<Vec<Request>>>,
     /// For how long it says that it is away.
@@ -424,7 +424,7 @@ struct Absent {
 }
 
 impl Absent {
-    fn new(inner: Arc<dyn Device>) -> Arc<Self> {
+    pub(crate) fn new(inner: Arc<dyn Device>) -> Arc<Self> {
         Arc::new(Self {
             inner,
             held: Mutex::new(None),
@@ -434,11 +434,11 @@ impl Absent {
         })
     }
 
-    fn leave(&self) {
+    pub(crate) fn leave(&self) {
         *self.held.lock().unwrap() = Some(Vec::new());
     }
 
-    fn come_back(&self) {
+    pub(crate) fn come_back(&self) {
         let held = self.held.lock().unwrap().take();
         held.into_iter().flatten().for_each(|request| self.inner.submit(request));
     }
