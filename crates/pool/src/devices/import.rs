@@ -99,8 +99,7 @@ pub(crate) fn import(
     let rings: Vec<_> = of_blocks.map(|(one, label)| ring_of(one, label, &config)).collect();
     let uberblocks = label::best_uberblocks(&rings, config.pool_guid, memory)?;
     let Some(newest) = uberblocks.first() else {
-        let text = format!("pool {:?}: its devices hold no uberblock", config.pool_name);
-        return Err(Error::new(ErrorKind::NotAPool, text));
+        return Err(no_uberblock(&labelled, &config));
     };
     if newest.txg >= TXG_END {
         let (name, txg) = (&config.pool_name, newest.txg);
@@ -121,6 +120,26 @@ pub(crate) fn import(
     let devices = Devices::new(vdevs, u64::from(config.sector_bytes))?;
     log.map_or(Ok(()), |log| devices.set_log(log))?;
     Ok(Imported { config, devices, uberblocks, notes, claim, log_stamps })
+}
+
+/// Why there is no uberblock: the devices that have some are not given, or there never was one.
+fn no_uberblock(labelled: &[(Opened, Label)], config: &Config) -> Error {
+    let is_absent =
+        |leaf: &&LeafConfig| labelled.iter().all(|(_, label)| label.own().guid != leaf.guid);
+    let mut absent = Vec::new();
+    for (number, vdev) in (0..).zip(&config.vdevs) {
+        let leaves = vdev.leaves.iter().filter(is_absent);
+        absent.extend(leaves.map(|leaf| describe_absent(vdev.kind, number, leaf.guid)));
+    }
+    let (pool, missing) = (&config.pool_name, absent.join(", "));
+    let found: Vec<&str> = labelled.iter().map(|(one, _)| &*one.device.info().name).collect();
+    let text = match absent.is_empty() {
+        true => format!(
+            "pool {pool:?}: its devices hold no uberblock: it was created in part only, or all of its labels are damaged; create it again (--force)"
+        ),
+        false => format!("pool {pool:?}: {missing} missing; found: {}", found.join(", ")),
+    };
+    Error::new(ErrorKind::NotAPool, text)
 }
 
 /// Claims the pool, if it will be written and other hosts may open vdev 0. If that took time, reads
@@ -559,15 +578,20 @@ fn incomplete(vdev: &Vdev) -> Vec<String> {
     let describe = |(at, leaf): (u8, &Leaf)| {
         let guid = leaf.guid();
         match (vdev.kind(), vdev.status().missed(at)) {
-            (VdevKind::Device | VdevKind::ObjectStore, _) => {
-                format!("device {number} (guid {guid:#x})")
-            }
             (VdevKind::Mirror, Some(missed)) if !leaf.is_missing() => {
                 let (name, from) = (leaf.name(), missed.from);
                 format!("what {name} of mirror {number} has not, from txg {from} on")
             }
-            (VdevKind::Mirror, _) => format!("device of mirror {number} (guid {guid:#x})"),
+            (kind, _) => describe_absent(kind, number, guid),
         }
     };
     vdev.leaves().map(describe).collect()
+}
+
+/// A device of a vdev that is not there.
+fn describe_absent(kind: VdevKind, number: u16, guid: u64) -> String {
+    match kind {
+        VdevKind::Mirror => format!("device of mirror {number} (guid {guid:#x})"),
+        VdevKind::Device | VdevKind::ObjectStore => format!("device {number} (guid {guid:#x})"),
+    }
 }

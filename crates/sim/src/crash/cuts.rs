@@ -4,6 +4,7 @@
 //! one device got because another had completed one is not there without it. [`CutDevice`] takes
 //! such a *cut* before each write and flush reaches its device. Stores take cuts of their own.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_io::record::RecordDevice;
@@ -22,6 +23,8 @@ pub struct Cut {
     pub positions: Vec<usize>,
     /// Whether a flush was about to begin.
     pub before_flush: bool,
+    /// Whether devices were joining the pool, or leaving it.
+    pub in_change: bool,
     /// A lower bound of what was durable, and an upper bound of what had begun.
     pub snapshot: ProgressSnapshot,
 }
@@ -43,6 +46,7 @@ impl Recorder for RecordDevice {
 pub struct Cuts {
     recorders: Mutex<Vec<Arc<dyn Recorder>>>,
     progress: Mutex<Option<Arc<Progress>>>,
+    in_change: AtomicBool,
     cuts: Mutex<Vec<Cut>>,
 }
 
@@ -57,6 +61,11 @@ impl Cuts {
     /// Starts taking cuts, with the progress of this workload.
     pub fn watch(&self, progress: &Arc<Progress>) {
         *lock(&self.progress) = Some(Arc::clone(progress));
+    }
+
+    /// Notes for the cuts from now on whether devices join the pool, or leave it.
+    pub fn set_in_change(&self, in_change: bool) {
+        self.in_change.store(in_change, Ordering::SeqCst);
     }
 
     /// Stops taking cuts and returns them.
@@ -76,7 +85,8 @@ impl Cuts {
             synced_txg: before.synced_txg,
             ..after
         };
-        let cut = Cut { positions, before_flush, snapshot };
+        let in_change = self.in_change.load(Ordering::SeqCst);
+        let cut = Cut { positions, before_flush, in_change, snapshot };
         lock(&self.cuts).push(cut);
     }
 

@@ -106,7 +106,10 @@ pub struct CrashImage {
 impl CrashImage {
     /// A random image of a run.
     pub(crate) fn new(done: &RecordedRun, rng: &mut SmallRng) -> Self {
-        let cuts = &done.cuts;
+        // Most crashes are where devices join or leave, if they do.
+        let changing: Vec<&Cut> = done.cuts.iter().filter(|cut| cut.in_change).collect();
+        let in_change = !changing.is_empty() && rng.below(4) > 0;
+        let cuts = if in_change { changing } else { done.cuts.iter().collect() };
         let flushes: Vec<usize> = (0..cuts.len()).filter(|at| cuts[*at].before_flush).collect();
         let one_of = |rng: &mut SmallRng, count: usize| rng.below(count as u64) as usize;
         // Before a flush, most can be lost. After it, its promise can be checked.
@@ -118,7 +121,7 @@ impl CrashImage {
             _ => one_of(rng, cuts.len()),
         };
         let survival = SURVIVAL_MODES[one_of(rng, SURVIVAL_MODES.len())];
-        Self { cut: cuts[at].clone(), survival, seed: rng.next_u64() }
+        Self { cut: (*cuts[at]).clone(), survival, seed: rng.next_u64() }
     }
 
     /// Memory devices and stores that hold the image.

@@ -11,7 +11,8 @@
 //! - Work continues from there. An export and another import find its result.
 //!
 //! After some crashes a side of a mirror is absent. It is back at the last of these imports, and is
-//! out of date.
+//! out of date. If devices join and leave during the work ([`TreeChange`]), one more import is
+//! without one of them: it finds the same, or says which way out there is, and that one works.
 //!
 //! An fsync that had not returned may survive in part (`history/allowed.rs`).
 
@@ -19,6 +20,7 @@ mod append;
 mod cuts;
 mod image;
 mod store;
+mod tree;
 mod verify;
 
 use std::ops::ControlFlow;
@@ -34,11 +36,13 @@ use forebay_pool::{BlockCache, DatasetSettings, NewVdev, Pool};
 
 pub use cuts::{Cut, CutDevice, Cuts, Recorder};
 pub use image::{CrashImage, SurvivalMode};
+pub use tree::TreeChange;
 
 use crate::fixture;
 use crate::history::History;
 use crate::model::Model;
 use crate::workload::{Workload, WorkloadOptions};
+use tree::TreeChanges;
 
 /// Largest size of a recording, in bytes.
 const RECORDING_BYTES: u64 = 1 << 30;
@@ -80,6 +84,9 @@ pub struct CrashTest {
     pub sides: usize,
     /// Number of devices of its log vdev, which mirror each other; 0 for none.
     pub logs: usize,
+    /// Which devices join and leave during the work. The result then does not depend on the seed
+    /// alone.
+    pub tree: TreeChange,
     /// Size of each device, in bytes.
     pub device_bytes: u64,
     /// Sector size, in bytes.
@@ -110,6 +117,7 @@ impl CrashTest {
             devices,
             sides: 1,
             logs: 0,
+            tree: TreeChange::None,
             device_bytes: 48 << 20,
             sector_bytes: 512,
             physical_bytes: if seed / 4 % 4 == 3 { 512 } else { 4096 },
@@ -185,6 +193,7 @@ impl CrashTest {
         let settings = self.settings();
         let (devices, l2_devices) = devices.split_at(self.members());
         let (devices, logs) = devices.split_at(self.devices);
+        let (logs, spares) = logs.split_at(self.logs);
         let append_only = self.medium == Medium::AppendOnly;
         let stores: Vec<_> = match append_only {
             true => devices.iter().cloned().map(append::new).collect(),
@@ -206,15 +215,21 @@ impl CrashTest {
         let mut work =
             Workload::new(pool, Model::default(), self.load, self.seed).expect("datasets");
         cuts.watch(work.progress());
+        let mut tree = TreeChanges::new(self.tree, (&devices[0], spares), &cuts);
         for step in 0..self.steps {
             if let Err(error) = work.step() {
                 panic!("the work: {error:?}");
             }
             self.after_step(work.pool(), step, &cache);
+            tree.step(&work, step, self.steps);
             cuts.take_cut(false);
         }
+        tree.join();
+        drop(tree);
         let cuts = cuts.stop();
         let (pool, _, history) = work.end().expect("the last commit");
+        // A side that came back late in the work may still lack blocks.
+        pool.wait_resilver();
         fixture::check(&pool).unwrap_or_else(|problems| panic!("after the work: {problems}"));
         if self.load.aided_directories {
             let counters = pool.stats().counters;
@@ -252,7 +267,7 @@ impl CrashTest {
             Medium::ObjectStore { fails } => Some(store::recorded(fails, self.seed)),
             Medium::Disks | Medium::AppendOnly => None,
         };
-        // Those of the log follow, and the L2 device is the last one.
+        // Those of the log follow, then spare ones, and the L2 device is the last one.
         let count = self.members() + usize::from(self.l2);
         let recorded: Vec<_> =
             (usize::from(store.is_some())..count).map(|at| self.record_device(at)).collect();
@@ -284,7 +299,7 @@ impl CrashTest {
     fn move_sides(&self, pool: &Pool, step: usize) {
         let is_side = |at: &usize| self.sides > 1 && at % self.sides == self.sides - 1;
         for at in (0..self.devices).filter(is_side) {
-            let side = format!("{:x}", pool.devices()[at].guid);
+            let side = device_name(at);
             if step == self.steps / 3 {
                 pool.offline_device(&side).expect("another side is whole");
             } else if step == self.steps * 2 / 3 {
@@ -302,9 +317,14 @@ impl CrashTest {
         Some((mirror + 1) * self.sides - 1)
     }
 
-    /// Number of devices of the pool, also those of the log.
+    /// Number of devices of the pool, also those of the log, and those that may join.
     fn members(&self) -> usize {
-        self.devices + self.logs
+        self.devices + self.logs + self.tree.spares()
+    }
+
+    /// Whether a side of a mirror may lack blocks after a crash.
+    fn may_be_degraded(&self) -> bool {
+        self.sides > 1 || self.tree == TreeChange::Replace
     }
 
     fn cache_bytes(&self) -> u64 {
@@ -313,9 +333,13 @@ impl CrashTest {
 
     fn record_device(&self, at: usize) -> Arc<RecordDevice> {
         let sectors = (self.sector_bytes, self.physical_bytes);
-        let is_log = (self.devices..self.members()).contains(&at);
+        let logs = match self.tree.is_of_log() {
+            true => self.devices..self.members(),
+            false => self.devices..self.devices + self.logs,
+        };
+        let is_log = logs.contains(&at);
         let bytes = if is_log { LOG_BYTES } else { self.device_bytes };
-        let memory = fixture::disk(&format!("memory-{at}"), bytes, sectors);
+        let memory = fixture::disk(&device_name(at), bytes, sectors);
         let options = RecordOptions { max_bytes: RECORDING_BYTES, base: None };
         Arc::new(RecordDevice::new(memory, options))
     }
@@ -332,7 +356,7 @@ impl CrashTest {
     }
 }
 
-/// Discards freed space in the background, down to single blocks.
+/// Lets the pool discard freed space at once, down to single blocks.
 fn discard_soon(pool: &Pool) {
     let tunables = [
         ("trim_files", "true"),
@@ -343,6 +367,10 @@ fn discard_soon(pool: &Pool) {
     for (name, value) in tunables {
         pool.set_tunable(name, value).expect("a tunable");
     }
+}
+
+fn device_name(at: usize) -> String {
+    format!("memory-{at}")
 }
 
 fn mirror_of(sides: &[Arc<dyn Device>]) -> NewVdev {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use forebay_base::rng::SmallRng;
 use forebay_io::Device;
-use forebay_pool::{ImportOptions, L2DeviceStats, LeafState, Pool};
+use forebay_pool::{ErrorKind, ImportOptions, L2DeviceStats, LeafState, Pool, read_label};
 
 use super::image::ImageDevices;
-use super::{CrashImage, CrashTest, RecordedRun, SharedCache};
+use super::{CrashImage, CrashTest, RecordedRun, SharedCache, TreeChange};
 use crate::compare;
 use crate::fixture;
 use crate::history::History;
@@ -30,8 +30,13 @@ pub(super) fn verify(
     let l2_devices = devices.split_off(test.members());
     let absent = test.absent_side(rng);
     absent.into_iter().for_each(|at| drop(devices.remove(at)));
+    let devices = labelled(&devices, cache);
     let options = fixture::import_options(cache);
-    let txg = without_replay(test, done, crash_image, &image.to_look_at(&devices), &options);
+    let to_look_at = image.to_look_at(&devices);
+    let txg = without_replay(test, done, crash_image, &to_look_at, &options);
+    if test.tree != TreeChange::None {
+        with_one_less(test, done, crash_image, (txg, &options), rng);
+    }
     let pool = fixture::import_with(&devices, &l2_devices, &options)
         .unwrap_or_else(|error| panic!("{crash_image:?}: the import: {error:?}"));
     image.start_cleaner(&pool);
@@ -63,7 +68,59 @@ fn l2_reads(pool: &Pool) -> u64 {
 
 /// A side of a mirror may be out of date.
 fn check(test: &CrashTest, pool: &Pool) -> Result<(), String> {
-    if test.sides > 1 { fixture::check_degraded(pool) } else { fixture::check(pool) }
+    if test.may_be_degraded() { fixture::check_degraded(pool) } else { fixture::check(pool) }
+}
+
+/// The devices that hold a label: others have left the pool, or are about to join it.
+fn labelled(devices: &[Arc<dyn Device>], cache: &SharedCache) -> Vec<Arc<dyn Device>> {
+    let has_label = |one: &&Arc<dyn Device>| {
+        let label = read_label(&Arc::clone(one).into(), cache);
+        label.expect("a label can be read").is_some()
+    };
+    devices.iter().filter(has_label).cloned().collect()
+}
+
+/// Imports without one of the devices: everything is there, or a device is named as missing, or the
+/// log can be given up.
+fn with_one_less(
+    test: &CrashTest,
+    done: &RecordedRun,
+    crash_image: &CrashImage,
+    (txg, options): (u64, &ImportOptions),
+    rng: &mut SmallRng,
+) {
+    let image = crash_image.devices(done, test).all();
+    let mut devices = labelled(&image[..test.members()], &options.cache);
+    let absent = devices.remove(rng.below(devices.len() as u64) as usize);
+    let what = format!("{crash_image:?}, without {}", absent.info().name);
+    let snapshot = &crash_image.cut.snapshot;
+    // Its uberblock may have been the only one of the newest txg.
+    let mut txgs = snapshot.synced_txg..=txg;
+    let pool = match fixture::import(&devices, options) {
+        Ok(pool) => {
+            let found = read(&pool, &done.history);
+            let is_allowed = |txg| done.history.check_allowed(txg, snapshot, &found).is_ok();
+            assert!(txgs.any(is_allowed), "{what}: something durable is not there");
+            pool
+        }
+        Err(error) if devices.is_empty() => {
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{what}: {error}");
+            return;
+        }
+        Err(error) if error.to_string().contains("missing; found") => return,
+        Err(error) => {
+            assert!(error.to_string().contains("discard_log"), "{what}: no way out: {error}");
+            let options = ImportOptions { discard_log: true, ..options.clone() };
+            let pool = fixture::import(&devices, &options)
+                .unwrap_or_else(|error| panic!("{what}, without the log: {error}"));
+            let found = read(&pool, &done.history);
+            let is_that = |txg| compare::difference(&found, &done.history.state(txg, 0)).is_none();
+            assert!(txgs.any(is_that), "{what}: not the state of a group");
+            pool
+        }
+    };
+    check(test, &pool).unwrap_or_else(|problems| panic!("{what}: {problems}"));
+    pool.abandon();
 }
 
 /// Imports without replay: the state must be that of one txg. Returns the txg.
@@ -124,13 +181,14 @@ fn continue_work(
     image.reopen();
     let all = image.all();
     let devices = all.split_at(test.members());
-    let pool = fixture::import_with(devices.0, devices.1, options).expect("another import");
+    let labelled = labelled(devices.0, &options.cache);
+    let pool = fixture::import_with(&labelled, devices.1, options).expect("another import");
     image.start_cleaner(&pool);
     check(test, &pool).unwrap_or_else(|problems| panic!("after another import: {problems}"));
     if let Some(difference) = compare::difference(&read(&pool, &history), &model) {
         panic!("after another import:\n{difference}");
     }
-    if test.sides > 1 {
+    if test.may_be_degraded() || test.tree != TreeChange::None {
         for device in pool.devices().iter().filter(|one| one.state == LeafState::Offline) {
             pool.online_device(&format!("{:x}", device.guid)).expect("it is there");
         }
@@ -138,6 +196,8 @@ fn continue_work(
         let status = pool.wait_resilver();
         let states: Vec<_> = pool.devices().iter().map(|device| device.state).collect();
         let whole = states.iter().all(|state| *state == LeafState::Online);
+        let replacing = pool.devices().iter().any(|device| device.replaces.is_some());
+        assert!(!replacing, "a replacement goes on until its end");
         assert!(whole && status.lost == 0, "after a resilver: {states:?}, {status:?}");
         fixture::check(&pool).unwrap_or_else(|problems| panic!("after a resilver: {problems}"));
     }

@@ -1,7 +1,7 @@
 //! Crash images. `FOREBAY_FULL=1` verifies ten times as many; `FOREBAY_SEED` and `FOREBAY_IMAGE`
 //! repeat one.
 
-use forebay_sim::crash::CrashTest;
+use forebay_sim::crash::{CrashTest, TreeChange};
 use forebay_sim::fixture;
 use forebay_sim::workload::WorkloadOptions;
 
@@ -76,6 +76,39 @@ fn crashes_on_mirrors_with_a_side_that_is_stale_torn_or_absent() {
         sides: 2,
         device_bytes: 32 << 20,
         ..CrashTest::new(seed, 2 + 2 * (seed % 2) as usize)
+    });
+}
+
+#[test]
+fn crashes_while_a_device_is_replaced() {
+    runs(1100, |seed| CrashTest {
+        tree: TreeChange::Replace,
+        device_bytes: 32 << 20,
+        ..CrashTest::new(seed, 1)
+    });
+}
+
+#[test]
+fn crashes_while_a_side_of_a_mirror_is_replaced() {
+    runs(1200, |seed| CrashTest {
+        tree: TreeChange::Replace,
+        sides: 2,
+        device_bytes: 32 << 20,
+        ..CrashTest::new(seed, 2)
+    });
+}
+
+#[test]
+fn crashes_while_a_log_device_is_added_and_removed() {
+    runs(1300, |seed| CrashTest { tree: TreeChange::Log, ..CrashTest::new(seed, 1) });
+}
+
+#[test]
+fn crashes_while_the_sides_of_a_mirror_of_logs_change() {
+    runs(1400, |seed| CrashTest {
+        tree: TreeChange::LogMirror,
+        steps: 200,
+        ..CrashTest::new(seed, 1)
     });
 }
 
