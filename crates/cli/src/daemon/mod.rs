@@ -127,6 +127,23 @@ struct DaemonState {
     failures: Vec<String>,
 }
 
+/// Removes an exported pool from the registry and tells all that wait for it, also if the thread
+/// that exports it panics.
+struct EndOfExport<'a> {
+    daemon: &'a Daemon,
+    imported: &'a Arc<ImportedPool>,
+    result: std::result::Result<(), String>,
+}
+
+impl Drop for EndOfExport<'_> {
+    fn drop(&mut self) {
+        self.daemon.state.lock().pools.retain(|other| !Arc::ptr_eq(other, self.imported));
+        self.imported.set_closed(self.result.clone());
+        self.daemon.share_dirty();
+        self.daemon.changed();
+    }
+}
+
 impl DaemonState {
     fn has_ended_pools(&self) -> bool {
         self.pools.is_empty() && (self.used || self.shutting_down)
@@ -374,6 +391,8 @@ impl Daemon {
         if !begins {
             return self.wait_closed(imported);
         }
+        let panicked = "its thread panicked, which is a bug; import the pool again".to_owned();
+        let mut ending = EndOfExport { daemon: self, imported, result: Err(panicked) };
         // With the devices that were added meanwhile.
         known::note(imported.pool().name(), imported.pool().guid(), &imported.devices());
         if let Some(following) = &imported.following {
@@ -385,10 +404,8 @@ impl Daemon {
             self.note_failure(failure.message.clone());
             failure
         });
-        self.state.lock().pools.retain(|other| !Arc::ptr_eq(other, imported));
-        imported.set_closed(closed.as_ref().map(drop).map_err(|error| error.message.clone()));
-        self.share_dirty();
-        self.changed();
+        ending.result = closed.as_ref().map(drop).map_err(|error| error.message.clone());
+        drop(ending);
         closed
     }
 
