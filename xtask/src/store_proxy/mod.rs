@@ -6,6 +6,7 @@
 //!
 //! Locking: `State` is held for a look; nobody waits under it, except for its own condition.
 
+mod clock;
 mod connection;
 mod fault;
 mod http;
@@ -16,8 +17,9 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use clock::{Clock, SystemClock};
 pub(crate) use fault::{Behaviour, Counts, Fault};
 
 /// A proxy, until it is dropped.
@@ -30,6 +32,7 @@ pub(crate) struct Proxy {
 /// What the threads share.
 struct Shared {
     upstream: SocketAddr,
+    clock: Box<dyn Clock>,
     state: Mutex<State>,
     /// The behaviour was changed.
     changed: Condvar,
@@ -42,7 +45,7 @@ struct State {
     /// Of the next random number.
     seed: u64,
     /// When the bodies that have passed are through, at the limited rate.
-    free_at: Instant,
+    free_at: Duration,
     ended: bool,
 }
 
@@ -57,6 +60,10 @@ fn mix(seed: u64) -> u64 {
 impl Proxy {
     /// Starts one in front of a server, which need not run yet.
     pub(crate) fn start(upstream: SocketAddr, seed: u64) -> io::Result<Self> {
+        Self::start_with(upstream, seed, Box::new(SystemClock::default()))
+    }
+
+    fn start_with(upstream: SocketAddr, seed: u64, clock: Box<dyn Clock>) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let state = State {
@@ -64,11 +71,11 @@ impl Proxy {
             counts: Counts::default(),
             in_flight: 0,
             seed,
-            free_at: Instant::now(),
+            free_at: clock.now(),
             ended: false,
         };
         let state = Mutex::new(state);
-        let shared = Arc::new(Shared { upstream, state, changed: Condvar::new() });
+        let shared = Arc::new(Shared { upstream, clock, state, changed: Condvar::new() });
         let accepted = Arc::clone(&shared);
         let accepting = thread::spawn(move || accepted.accept(&listener));
         Ok(Self { shared, address, accepting: Some(accepting) })
@@ -135,7 +142,7 @@ impl Shared {
             state.seed = state.seed.wrapping_add(1);
             (state.behaviour.delay, state.behaviour.fault, mix(state.seed))
         };
-        thread::sleep(delay);
+        self.clock.sleep(delay);
         let (fault, per_mille) = fault?;
         let concerns = match fault {
             Fault::Full => method == "PUT",
@@ -163,12 +170,12 @@ impl Shared {
             let mut state = self.lock();
             state.counts.body_bytes += bytes;
             let Some(rate) = state.behaviour.bytes_per_second else { return };
-            let now = Instant::now();
+            let now = self.clock.now();
             state.free_at =
                 state.free_at.max(now) + Duration::from_secs(bytes) / rate.max(1) as u32;
             state.free_at - now
         };
-        thread::sleep(wait);
+        self.clock.sleep(wait);
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::clock::Clock;
 use super::http::{Head, Length, relay};
 use super::{Behaviour, Fault, Proxy};
 
@@ -240,18 +241,32 @@ fn stalled_requests_go_on_when_the_fault_ends() {
     }
 }
 
+/// A clock on which time passes only while somebody sleeps.
+#[derive(Clone, Default)]
+struct SleptTime(Arc<Mutex<Duration>>);
+
+impl Clock for SleptTime {
+    fn now(&self) -> Duration {
+        *self.0.lock().unwrap()
+    }
+
+    fn sleep(&self, time: Duration) {
+        *self.0.lock().unwrap() += time;
+    }
+}
+
 #[test]
 fn requests_are_delayed_and_bodies_take_their_time() {
-    let (_server, proxy) = proxy();
+    let (server, clock) = (Server::start(), SleptTime::default());
+    let proxy = Proxy::start_with(server.address, 1, Box::new(clock.clone())).unwrap();
     let mut client = Client::new(&proxy);
     let delay = Duration::from_millis(20);
     proxy.behave(Behaviour { delay, ..Behaviour::default() });
-    let began = Instant::now();
     client.ask("GET", "/object", b"").unwrap();
-    assert!(began.elapsed() >= delay);
-    // The first piece goes through at once, and the next one waits for it.
+    assert_eq!(clock.now(), delay);
+    // Both bodies, at 250 ns a byte.
     proxy.behave(Behaviour { bytes_per_second: Some(4_000_000), ..Behaviour::default() });
-    let began = Instant::now();
     client.ask("PUT", "/object", &[7; 200_000]).unwrap();
-    assert!(began.elapsed() >= Duration::from_millis(50));
+    let bytes = 200_000 + BODY.len() as u64;
+    assert_eq!(clock.now() - delay, Duration::from_nanos(250 * bytes));
 }
