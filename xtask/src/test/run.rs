@@ -3,6 +3,9 @@
 //! Output is printed line by line and searched for the result lines of Rust's test harness. The
 //! first step that fails ends the run. The end of the run repeats its last lines, so that a reader
 //! of a long log finds the cause.
+//!
+//! Tests that wait for other processes leave the CPUs idle. So some binaries of a step, and some
+//! steps, run on a second thread beside the next ones. Their output is held and printed afterwards.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Write};
@@ -74,6 +77,8 @@ pub(crate) struct StepReport {
     pub(crate) skips: Vec<Skip>,
     /// The last [`LAST_LINES`] lines of its output.
     pub(crate) last: VecDeque<String>,
+    /// Its output so far, if it is to be printed later.
+    held: Option<Vec<u8>>,
 }
 
 impl StepReport {
@@ -86,6 +91,48 @@ impl StepReport {
             tests: Tests::default(),
             skips: Vec::new(),
             last: VecDeque::new(),
+            held: None,
+        }
+    }
+
+    /// A report whose output [`append`](Self::append) prints.
+    fn held(name: &str) -> Self {
+        StepReport { held: Some(Vec::new()), ..Self::new(name) }
+    }
+
+    /// Prints what was held and the result, and notes a step that passed.
+    fn end(mut self, step: &Step, state: Option<&mut ResumeState>) -> io::Result<Self> {
+        if let Some(held) = self.held.take() {
+            self.write(&held)?;
+        }
+        println!("--- {}: {}", self.name, if self.ok { "ok" } else { "FAILED" });
+        if !self.ok {
+            println!("\nrepeat this step with:\n    {}", step.command_line());
+        }
+        // A step with skips runs again, because its needs may be met then.
+        if let Some(state) = state.filter(|_| self.ok && self.skips.is_empty()) {
+            state.pass(&self.name)?;
+        }
+        Ok(self)
+    }
+
+    /// Adds a report of the same step, and prints its output.
+    fn append(&mut self, other: StepReport) -> io::Result<()> {
+        self.write(&other.held.unwrap_or_default())?;
+        self.tests.passed += other.tests.passed;
+        self.tests.failed += other.tests.failed;
+        self.tests.results += other.tests.results;
+        self.skips.extend(other.skips);
+        if self.ok && !other.ok {
+            (self.ok, self.last) = (false, other.last);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match &mut self.held {
+            Some(held) => held.write_all(bytes),
+            None => io::stdout().write_all(bytes),
         }
     }
 
@@ -108,7 +155,7 @@ impl StepReport {
             self.last.pop_front();
         }
         self.last.push_back(line.trim_end().to_owned());
-        io::stdout().write_all(line.as_bytes())
+        self.write(line.as_bytes())
     }
 }
 
@@ -121,34 +168,43 @@ pub(crate) fn scratch(root: &Path) -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Runs the steps until one fails, and prints the table.
+/// Runs the steps until one fails, and prints the table. A step that runs beside others begins in
+/// its turn, and is awaited and printed at the end.
 pub(crate) fn run(root: &Path, steps: &[Step], mut state: Option<ResumeState>) -> io::Result<bool> {
     let mut runner = Runner::new(root)?;
     let mut done: Vec<StepReport> = Vec::new();
-    let start = Instant::now();
-    for (at, step) in steps.iter().enumerate() {
-        println!("\n=== {}/{} {}\n    {}", at + 1, steps.len(), step.name, step.command_line());
-        if state.as_ref().is_some_and(|state| state.has_passed(&step.name)) {
-            println!("passed in the resumed run");
-            continue;
+    let (start, mut not_run) = (Instant::now(), &steps[..0]);
+    thread::scope(|scope| {
+        let mut beside = Vec::new();
+        for (at, step) in steps.iter().enumerate() {
+            println!("\n=== {}/{} {}\n    {}", at + 1, steps.len(), step.name, step.command_line());
+            if state.as_ref().is_some_and(|state| state.has_passed(&step.name)) {
+                println!("passed in the resumed run");
+                continue;
+            }
+            if step.is_beside {
+                println!("it runs beside the next steps, and is printed after them");
+                let (mut other, held) = (runner.second("step"), StepReport::held(&step.name));
+                beside.push((step, scope.spawn(move || other.step(step, held))));
+                continue;
+            }
+            let one = runner.step(step, StepReport::new(&step.name))?;
+            done.push(one.end(step, state.as_mut())?);
+            if !done.last().is_some_and(|one| one.ok) {
+                not_run = &steps[at + 1..];
+                break;
+            }
         }
-        let one = runner.step(step)?;
-        let ok = one.ok;
-        println!("--- {}: {}", one.name, if ok { "ok" } else { "FAILED" });
-        // A step with skips runs again, because its needs may be met then.
-        if let Some(state) = state.as_mut().filter(|_| ok && one.skips.is_empty()) {
-            state.pass(&step.name)?;
+        for (step, running) in beside {
+            println!("\n=== {}", step.name);
+            let one = running.join().expect("no panic")?;
+            done.push(one.end(step, state.as_mut())?);
         }
-        done.push(one);
-        if !ok {
-            println!("\nrepeat this step with:\n    {}", step.command_line());
-            let rest = steps[at + 1..].iter().map(|step| step.name.as_str()).collect::<Vec<_>>();
-            table::print(&done, &rest, start.elapsed());
-            return Ok(false);
-        }
-    }
-    table::print(&done, &[], start.elapsed());
-    Ok(true)
+        io::Result::Ok(())
+    })?;
+    let not_run: Vec<_> = not_run.iter().map(|step| step.name.as_str()).collect();
+    table::print(&done, &not_run, start.elapsed());
+    Ok(done.iter().all(|one| one.ok))
 }
 
 /// Runs steps and reuses their builds.
@@ -165,11 +221,16 @@ impl Runner {
         Ok(Runner { root: root.to_path_buf(), builds: Builds::default(), skips })
     }
 
+    /// A runner that may run beside this one.
+    fn second(&self, name: &str) -> Self {
+        let skips = self.skips.with_extension(name);
+        Runner { root: self.root.clone(), builds: Builds::default(), skips }
+    }
+
     /// Runs one step.
-    fn step(&mut self, step: &Step) -> io::Result<StepReport> {
-        let mut done = StepReport::new(&step.name);
+    fn step(&mut self, step: &Step, mut done: StepReport) -> io::Result<StepReport> {
         if let Some((need, Err(why))) = step.needs.map(|(need, missing)| (need, missing())) {
-            return Ok(missing_tool(done, need, why));
+            return missing_tool(done, need, why);
         }
         let start = Instant::now();
         match &step.work {
@@ -197,7 +258,7 @@ impl Runner {
     }
 
     /// Runs all binaries of a build, also after a failure, so that one failure does not hide
-    /// another.
+    /// another. Those that mostly wait run beside the others; their output follows.
     fn binaries(
         &self,
         step: &Step,
@@ -209,16 +270,45 @@ impl Runner {
             done.ok = false;
             return Ok(());
         };
-        let mut ok = true;
-        for binary in &binaries {
-            println!("\n    {} ({})", binary.name(), binary.path.display());
-            self.binary(binary, arguments, &step.environment, done)?;
-            ok &= std::mem::replace(&mut done.ok, true);
-        }
-        done.ok = ok;
-        if ok && done.tests.passed == 0 {
+        let start = Instant::now();
+        let (beside, first): (Vec<_>, Vec<_>) = binaries.into_iter().partition(mostly_waits);
+        let mut held = StepReport::held(&step.name);
+        thread::scope(|scope| {
+            let (other, held) = (self.second("binaries"), &mut held);
+            let waiting = scope.spawn(move || other.in_order(step, &beside, arguments, held));
+            self.in_order(step, &first, arguments, done)?;
+            waiting.join().expect("no panic")
+        })?;
+        done.append(held)?;
+        done.running = start.elapsed();
+        if done.ok && done.tests.passed == 0 {
             done.print_line("no test ran: this step must run at least one\n")?;
             done.ok = false;
+        }
+        Ok(())
+    }
+
+    /// Runs binaries one after another. The last lines of the report are those of the first one
+    /// that failed.
+    fn in_order(
+        &self,
+        step: &Step,
+        binaries: &[Binary],
+        arguments: &[String],
+        done: &mut StepReport,
+    ) -> io::Result<()> {
+        let mut failed = None;
+        for binary in binaries {
+            done.write(
+                format!("\n    {} ({})\n", binary.name(), binary.path.display()).as_bytes(),
+            )?;
+            self.binary(binary, arguments, &step.environment, done)?;
+            if !std::mem::replace(&mut done.ok, true) {
+                failed.get_or_insert_with(|| done.last.clone());
+            }
+        }
+        if let Some(last) = failed {
+            (done.ok, done.last) = (false, last);
         }
         Ok(())
     }
@@ -235,8 +325,7 @@ impl Runner {
         command.args(arguments).current_dir(&binary.folder);
         command.env("CARGO_MANIFEST_DIR", &binary.folder);
         command.envs(environment.iter().map(|(key, value)| (key, value)));
-        if binary.package == "cli" && binary.target == "it" {
-            // These tests wait for other processes most of the time.
+        if mostly_waits(binary) {
             command.env("RUST_TEST_THREADS", PROCESS_TEST_THREADS);
         }
         let before = done.tests;
@@ -301,13 +390,18 @@ fn read_output(mut child: Child, done: &mut StepReport) -> io::Result<bool> {
     Ok(child.wait()?.success())
 }
 
+/// Whether the tests of a binary wait most of the time: for other processes, leases and outages.
+fn mostly_waits(binary: &Binary) -> bool {
+    binary.package == "cli" && binary.target == "it"
+}
+
 /// Reports a step whose tool is missing as skipped, or as failed if the tool is required.
-fn missing_tool(mut done: StepReport, need: &str, reason: String) -> StepReport {
+fn missing_tool(mut done: StepReport, need: &str, reason: String) -> io::Result<StepReport> {
     done.ok = !skip::is_required(need);
-    println!("SKIPPED: no {need}: {reason}");
+    done.write(format!("SKIPPED: no {need}: {reason}\n").as_bytes())?;
     let test = format!("the step `{}`", done.name);
     done.skips.push(Skip { test, need: need.to_owned(), reason });
-    done
+    Ok(done)
 }
 
 #[cfg(test)]
@@ -323,12 +417,83 @@ mod tests {
         assert_eq!(tests, Tests { passed: 8, failed: 2, results: 2 });
     }
 
+    /// A runner in an empty folder.
+    fn fixture(name: &str) -> Runner {
+        let root = std::env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
+        fs::create_dir_all(&root).unwrap();
+        Runner { skips: root.join("s"), root, builds: Builds::default() }
+    }
+
+    /// Runs a script as the tests of the command line, and as those of these packages.
+    fn run_script(name: &str, packages: &[&str], script: &str) -> StepReport {
+        let runner = fixture(name);
+        let binary = |package: &&str| {
+            let folder = runner.root.join(package);
+            fs::create_dir_all(&folder).unwrap();
+            let (package, target) = (package.to_string(), "it".to_owned());
+            Binary { package, target, path: PathBuf::from("/bin/sh"), folder }
+        };
+        let binaries = Some(["cli"].iter().chain(packages).map(binary).collect());
+        let (step, arguments) = (Step::tests("x", "", |_| true), ["-c", script].map(str::to_owned));
+        // As if it were printed later, so that the test sees it.
+        let mut done = StepReport::held("x");
+        runner.binaries(&step, binaries, &arguments, &mut done).unwrap();
+        fs::remove_dir_all(&runner.root).unwrap();
+        done
+    }
+
+    #[test]
+    fn what_waits_runs_beside_the_others_and_is_printed_after_them() {
+        // Each one waits for the other.
+        let script = r#"
+            me=$(basename "$PWD"); case $me in cli) other=pool;; *) other=cli;; esac
+            touch ../ran-$me; rounds=0
+            until [ -e ../ran-$other ]; do
+                rounds=$((rounds + 1)); [ $rounds -gt 1000 ] && exit 1; sleep 0.01
+            done
+            printf 'a test\t%s\tmissing\n' $me >> "$FOREBAY_SKIPS"
+            echo "test $me"; echo "test result: ok. 2 passed; 0 failed""#;
+        let done = run_script("beside", &["pool"], script);
+        let output = String::from_utf8(done.held.clone().unwrap()).unwrap();
+        let place = |text: &str| output.find(text).expect(text);
+        assert!(done.ok, "{output}");
+        assert_eq!(done.counts(), (2, 0), "four passed, two of which were skipped");
+        let needs: Vec<_> = done.skips.iter().map(|skip| skip.need.as_str()).collect();
+        assert_eq!(needs, ["pool", "cli"]);
+        let places = ["    pool it (", "test pool\n", "    cli it (", "test cli\n"].map(place);
+        assert!(places.is_sorted(), "{output}");
+    }
+
+    #[test]
+    fn a_step_beside_others_can_fail_the_run() {
+        let runner = fixture("steps");
+        let result = |steps: &[Step]| run(&runner.root, steps, None).unwrap();
+        // This program is a harness, which knows no such test and no such option.
+        let well = || Step::xtask("well", "no::such::test");
+        let broken = || Step::xtask("broken", "--no-such-option").beside();
+        assert!(result(&[well().beside(), well()]));
+        assert!(!result(&[broken(), well()]));
+        assert!(!result(&[well().beside(), Step::xtask("broken", "--no-such-option")]));
+        fs::remove_dir_all(&runner.root).unwrap();
+    }
+
+    #[test]
+    fn the_last_lines_are_those_of_the_binary_that_failed() {
+        for fails in ["cli", "pool"] {
+            let script = format!(
+                "case $PWD in */{fails}) echo broken; exit 1;; esac; echo well; \
+                 echo 'test result: ok. 1 passed; 0 failed'"
+            );
+            let done = run_script(fails, &["pool", "sim"], &script);
+            assert_eq!((done.ok, done.counts()), (false, (2, 1)), "{fails}");
+            assert_eq!(done.last.back().unwrap(), "broken", "{fails}");
+        }
+    }
+
     #[test]
     fn an_example_counts_as_one_test() {
-        let root = std::env::temp_dir().join(format!("xtask-example-{}", std::process::id()));
-        fs::create_dir_all(&root).unwrap();
-        let runner =
-            Runner { root: root.clone(), builds: Builds::default(), skips: root.join("s") };
+        let runner = fixture("example");
+        let root = runner.root.clone();
         let run = |script: &str| {
             let path = PathBuf::from("/bin/sh");
             let (package, target) = ("cache".to_owned(), "classes".to_owned());

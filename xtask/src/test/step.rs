@@ -41,11 +41,13 @@ pub(crate) struct Step {
     pub(crate) environment: Vec<(&'static str, String)>,
     /// A need of the step: one word, and a check whose error is the reason that it is not met.
     pub(crate) needs: Option<(&'static str, fn() -> Result<(), String>)>,
+    /// Whether it runs beside the steps after it.
+    pub(crate) is_beside: bool,
 }
 
 impl Step {
     fn new(name: &str, work: Work) -> Self {
-        Step { name: name.to_owned(), work, environment: Vec::new(), needs: None }
+        Step { name: name.to_owned(), work, environment: Vec::new(), needs: None, is_beside: false }
     }
 
     /// A step of a cargo command that builds or checks. `command` is split at spaces.
@@ -81,6 +83,11 @@ impl Step {
     pub(crate) fn with(mut self, key: &'static str, value: impl Into<String>) -> Self {
         self.environment.push((key, value.into()));
         self
+    }
+
+    /// Lets the step run beside the steps after it: it waits most of the time.
+    pub(crate) fn beside(self) -> Self {
+        Step { is_beside: true, ..self }
     }
 
     /// Skips the step if `missing` returns an error.

@@ -43,12 +43,12 @@ pub(crate) fn test(tree: &Tree) -> Vec<Step> {
             .with("RUSTDOCFLAGS", "-D warnings"),
     );
     steps.push(package(tree));
-    steps.extend(counting(tree));
-    steps.extend(model(tree));
     // The build of the tests also built this binary.
     let binary = target().join("debug/forebay");
     let conformance = Step::xtask("conformance on a real mount", "conformance");
-    steps.push(conformance.with("FOREBAY_BINARY", binary.to_string_lossy()));
+    steps.push(conformance.with("FOREBAY_BINARY", binary.to_string_lossy()).beside());
+    steps.extend(counting(tree));
+    steps.extend(model(tree));
     steps
 }
 
