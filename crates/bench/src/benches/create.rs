@@ -301,8 +301,12 @@ fn cycle(
         let options = args.options();
         let create = |pooled: &Pooled, number| options.create(pooled, number);
         let destroy = |pooled: &Pooled, number| options.destroy(pooled, number);
+        let begun = creates::waited_reads(pooled);
         let created = creates::run(pooled, threads, names.clone(), (bucket, NO_LIMIT), create)?;
+        let between = creates::waited_reads(pooled);
         let destroyed = creates::run(pooled, threads, names, (bucket, NO_LIMIT), destroy)?;
+        let ended = creates::waited_reads(pooled);
+        let waits = creates::KINDS.map(|(kind, figure)| (figure, created.waited_ns_per_op(kind)));
         let (created, destroyed) = (created.sample, destroyed.sample);
         let elapsed_s = created.elapsed_s + destroyed.elapsed_s;
         let per_s = (created.ops + destroyed.ops) as f64 / elapsed_s;
@@ -313,8 +317,10 @@ fn cycle(
             .param("iteration", iteration + 1)
             .figure("changes_per_s", per_s)
             .figure("creates_per_s", created.ops_per_s())
-            .figure("destroys_per_s", destroyed.ops_per_s());
-        rows.push(row);
+            .figure("destroys_per_s", destroyed.ops_per_s())
+            .figure("create_reads_waited_for", (between - begun) as f64)
+            .figure("destroy_reads_waited_for", (ended - between) as f64);
+        rows.push(waits.into_iter().fold(row, |row, (figure, ns)| row.figure(figure, ns)));
     }
     let share = |row: Record| {
         let per_s = row.number("changes_per_s").unwrap_or(0.0);

@@ -205,7 +205,7 @@ struct BucketRecorder {
 }
 
 /// Reads of the pool that a thread waited for.
-fn waited_reads(pooled: &Pooled) -> u64 {
+pub(crate) fn waited_reads(pooled: &Pooled) -> u64 {
     let counters = pooled.pool.stats().counters;
     let waited = counters.iter().filter(|c| (c.0, c.1) == ("reads", "miss"));
     waited.map(|c| c.2).sum()
