@@ -317,6 +317,10 @@ impl LeafStore for Leaves {
         directories.memory.take(bytes, max_bytes)
     }
 
+    fn free_bytes(&self) -> u64 {
+        self.0.io.store.cache().cache().warm_up().bytes()
+    }
+
     fn may_merge(&self, tx: &Tx) -> bool {
         // A merge changes as much as a change of any kind; the change itself comes after it.
         tx.has_spare(2 * FIRST_BYTES)

@@ -45,12 +45,23 @@ impl DirectoryReadahead {
     /// directory has `leaves` leaves with numbers below `end`, and has seen about `operations`
     /// operations.
     pub(crate) fn miss(&mut self, operations: u64, leaves: u64, end: u64) -> Range<u64> {
-        self.pass(operations);
-        self.level = (self.level + MISS_WEIGHT).min(LEVEL_MAX);
+        self.raise_level(operations);
         if self.hits >= leaves.saturating_mul(HITS_PER_LEAF) {
             self.next = 0;
         } else if self.level < START_LEVEL {
             return 0..0;
+        }
+        self.more(leaves, end)
+    }
+
+    /// As [`miss`](Self::miss), but a pass starts only with two misses that are close together.
+    pub(crate) fn miss_again(&mut self, operations: u64, leaves: u64, end: u64) -> Range<u64> {
+        self.raise_level(operations);
+        if self.level < START_LEVEL {
+            return 0..0;
+        }
+        if self.hits >= leaves.saturating_mul(HITS_PER_LEAF) {
+            self.next = 0;
         }
         self.more(leaves, end)
     }
@@ -69,6 +80,11 @@ impl DirectoryReadahead {
     /// Reports that some of these leaves were not resident and are being prefetched.
     pub(crate) fn on_prefetched(&mut self) {
         self.hits = 0;
+    }
+
+    fn raise_level(&mut self, operations: u64) {
+        self.pass(operations);
+        self.level = (self.level + MISS_WEIGHT).min(LEVEL_MAX);
     }
 
     fn pass(&mut self, operations: u64) {

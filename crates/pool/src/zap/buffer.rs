@@ -204,7 +204,7 @@ impl Fat {
                 OpStep::NotResident(ticket)
             }
             OpStep::NotResident(page) => OpStep::NotResident(page),
-            OpStep::Done(Some(changed)) => OpStep::Done(changed),
+            OpStep::Done(Some(changed)) => OpStep::Done(Changed { lacks_leaf: true, ..changed }),
             OpStep::Done(None) => OpStep::NotResident(ticket),
         })
     }

@@ -106,6 +106,8 @@ pub(super) struct Changed {
     pub(super) merge_due: bool,
     /// Whether names of the change buffer should move to their leaves.
     pub(super) wants_merge: bool,
+    /// Whether the name was buffered because its leaf is not in memory.
+    pub(super) lacks_leaf: bool,
 }
 
 /// A requested change.
@@ -117,7 +119,7 @@ pub(super) struct ChangeRequest<'a> {
 
 impl Changed {
     pub(super) fn new(change: Change, merge_due: bool) -> Self {
-        Self { change, merge_due, wants_merge: false }
+        Self { change, merge_due, wants_merge: false, lacks_leaf: false }
     }
 }
 
@@ -384,6 +386,11 @@ impl Fat {
     /// Number of leaves.
     pub(super) fn leaves(&self) -> u64 {
         leaves_of(&self.header)
+    }
+
+    /// Whether the cache has free memory for all leaves.
+    pub(super) fn leaves_fit<S: LeafStore>(&self, store: &S) -> bool {
+        self.leaves().saturating_mul(ZAP_LEAF_BYTES as u64) <= store.free_bytes()
     }
 
     /// Calls `f` with the leaf of a hash.

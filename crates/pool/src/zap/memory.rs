@@ -36,6 +36,8 @@ pub(super) struct MemoryStoreState {
     /// Shares of memory, and their maximum.
     pub(super) aid_memory: AidMemory,
     pub(super) aid_bytes_max: Option<u64>,
+    /// Free memory of the cache.
+    pub(super) free_bytes: u64,
     /// With so many leaves a directory is large.
     pub(super) aided_leaves: u64,
     /// How often moves of names were asked for, and creates slowed down.
@@ -277,6 +279,10 @@ impl Leaf {
         self.not_resident = false;
     }
 
+    pub(super) fn is_away(&self) -> bool {
+        self.not_resident
+    }
+
     fn is_available(&self, id: ZapBlock, fetched: &[Fetched]) -> bool {
         !self.not_resident || fetched.iter().any(|fetched| fetched.0 == id)
     }
@@ -426,6 +432,10 @@ impl LeafStore for MemoryStore {
     fn take_share(&self, bytes: u64) -> Option<AidShare> {
         let state = self.state.lock();
         state.aid_memory.take(bytes, state.aid_bytes_max.unwrap_or(u64::MAX))
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.state.lock().free_bytes
     }
 
     fn may_merge(&self, _: &()) -> bool {

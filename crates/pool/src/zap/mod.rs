@@ -26,6 +26,7 @@
 //!
 //! It knows nothing of files, block locations and caching: that is the work of the [`LeafStore`].
 
+mod ahead;
 mod buffer;
 mod cursor;
 mod entry;
@@ -63,7 +64,7 @@ use zerocopy::FromBytes;
 use crate::format::{
     ZAP_DEPTH_MAX, ZAP_FAT, ZAP_MICRO, ZAP_PAGE_DEPTH_MAX, ZapBlock, ZapFatPhys, ZapHeadPhys,
 };
-use crate::readahead::{DirectoryReadahead, LEAF_BATCH};
+use crate::readahead::DirectoryReadahead;
 use crate::wait::Wait;
 use crate::{Error, ErrorKind, Result};
 
@@ -88,8 +89,6 @@ use probe::{Hints, Operations};
 /// How often an operation fetches a block again that was evicted before its use. A block that the
 /// operation has not fetched before is progress, and does not count.
 const RETRIES_MAX: usize = 200;
-/// Approximate limit of leaves that one operation examines to find some that are not resident.
-const READAHEAD_LEAVES_MAX: usize = 1024;
 /// Fetched blocks that an operation keeps; the oldest are dropped. More than any operation uses at
 /// once.
 const FETCHED_MAX: usize = 16;
@@ -270,9 +269,10 @@ impl<S: LeafStore> Zap<S> {
                 }),
             })?;
         self.count_answer(fetched, found.is_none());
-        // New names need no leaves while they are buffered.
-        if found.is_some() || !buffers {
+        if found.is_some() {
             self.read_ahead(fetched, wait);
+        } else {
+            self.read_ahead_for_new(fetched, false, wait);
         }
         Ok(found)
     }
@@ -349,10 +349,14 @@ impl<S: LeafStore> Zap<S> {
             return Ok(());
         }
         let name = HashedName::new(self.seed, name);
-        self.run_alone(None, wait, |state, access| match &mut state.form {
+        let ((), fetched) = self.run_alone(None, wait, |state, access| match &mut state.form {
             DirectoryForm::Micro(_) => Ok(OpStep::Done(())),
             DirectoryForm::Fat(fat) => fat.warm(access, name),
         })?;
+        // The change finds its leaf in memory, and will not know that it was not.
+        if fetched == FetchedKind::Leaf {
+            self.read_ahead_for_new(fetched, false, wait);
+        }
         Ok(())
     }
 
@@ -391,8 +395,9 @@ impl<S: LeafStore> Zap<S> {
             changed
         })?;
         self.count_answer(fetched, request.adds() && changed.change == Change::Done(None));
-        // New names need no leaves while they are buffered.
-        if !request.adds() || !self.buffers.load(Ordering::Relaxed) {
+        if request.adds() {
+            self.read_ahead_for_new(fetched, changed.lacks_leaf, S::wait_of(tx));
+        } else {
             self.read_ahead(fetched, S::wait_of(tx));
         }
         let requested = &self.write_state.merge_requested;
@@ -603,47 +608,6 @@ impl<S: LeafStore> Zap<S> {
         wait.lock(&self.write_state.state, "another operation of the directory")
     }
 
-    /// Runs after an operation that had to fetch a leaf or an indirect block. By now the store
-    /// knows where the leaves are.
-    #[inline]
-    fn read_ahead(&self, fetched: FetchedKind, wait: Wait) {
-        if fetched != FetchedKind::Nothing {
-            self.read_leaves_ahead(fetched == FetchedKind::Leaf, wait);
-        }
-    }
-
-    #[cold]
-    fn read_leaves_ahead(&self, missed: bool, wait: Wait) {
-        let Ok(mut state) = self.lock(wait) else { return };
-        let (mut not_resident, mut visited) = (0, 0);
-        loop {
-            let DirectoryState { form, ahead } = &mut *state;
-            let DirectoryForm::Fat(fat) = form else { return };
-            let (leaves, end) = (fat.leaves(), 1 << fat.header.depth);
-            let ids = match visited {
-                0 if missed => ahead.miss(self.write_state.operations.get(), leaves, end),
-                0 => ahead.check_residency(self.write_state.operations.get(), leaves, end),
-                _ => ahead.more(leaves, end),
-            };
-            let ids: Vec<ZapBlock> = ids.map(ZapBlock::Leaf).collect();
-            drop(state);
-            if ids.is_empty() {
-                return;
-            }
-            visited += ids.len();
-            not_resident += self.store.prefetch(&ids);
-            let is_enough = not_resident as u64 >= LEAF_BATCH || visited >= READAHEAD_LEAVES_MAX;
-            let Ok(relocked) = self.lock(wait) else { return };
-            state = relocked;
-            if not_resident > 0 {
-                state.ahead.on_prefetched();
-            }
-            if is_enough {
-                return;
-            }
-        }
-    }
-
     #[cold]
     fn fetch(
         &self,
@@ -656,7 +620,7 @@ impl<S: LeafStore> Zap<S> {
         let block = S::txg_of(&ticket).map(|_| S::block_of(&ticket));
         let ids = match (&mut state.form, walk_at, block) {
             (DirectoryForm::Fat(fat), _, Some(ZapBlock::Filter(at) | ZapBlock::Page(at))) => {
-                fat.aside_ahead(at)
+                fat.aside_ahead(at, self.write_state.operations.get())
             }
             (DirectoryForm::Fat(fat), Some(hash), _) => cursor::leaves_after(fat, hash),
             _ => Vec::new(),

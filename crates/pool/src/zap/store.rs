@@ -147,6 +147,9 @@ pub(crate) trait LeafStore {
     /// A share of memory for so many bytes of filters and buffer pages, if there is as much.
     fn take_share(&self, bytes: u64) -> Option<AidShare>;
 
+    /// Free memory of the cache: so many bytes can be read ahead without an eviction.
+    fn free_bytes(&self) -> u64;
+
     /// Whether there is enough space to merge leaves in this transaction, beside a change of its
     /// own.
     fn may_merge(&self, tx: &Self::Tx) -> bool;

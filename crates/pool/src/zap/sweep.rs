@@ -5,7 +5,8 @@
 //! are read and written together. The leaves of a page that is nearly full do not wait for their
 //! turn. The sweep itself reads nothing: see [`super::rounds`].
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 
 use super::OpStep;
 use super::buffer::{PAGE_SPAN, PageAttempt};
@@ -30,6 +31,8 @@ const URGENT_MAX: usize = 64;
 const LOOKS_MAX: usize = 256;
 /// Filter blocks, and pages, that are prefetched together when the first of them is not resident.
 const WINDOW: u64 = 64;
+/// Operations for each of them until they are prefetched again.
+const WINDOW_AGAIN: u64 = 4;
 
 /// Where names move next.
 #[derive(Default)]
@@ -40,8 +43,8 @@ pub(super) struct Sweep {
     urgent: VecDeque<u32>,
     /// Bytes of a name with its value in a page, as last seen.
     name_bytes: u32,
-    /// Windows of filter blocks and pages that were prefetched.
-    windows: HashSet<u64>,
+    /// Windows of filter blocks and pages that were prefetched, and the operations before that.
+    windows: HashMap<u64, u64>,
     /// What cannot be read for now.
     pub(super) skips: Skips,
 }
@@ -253,14 +256,21 @@ impl Fat {
         buffered.saturating_mul(1000) / capacity.max(1)
     }
 
-    /// Filter blocks and pages to prefetch with one that is not resident, once for each window: a
-    /// cold directory in use soon needs all of them.
-    pub(super) fn aside_ahead(&mut self, at: u64) -> Vec<ZapBlock> {
-        if !self.sweep.windows.insert(at / WINDOW) {
-            return Vec::new();
+    /// Filter blocks and pages to prefetch with one that is not resident: a directory in use soon
+    /// needs all of them. Those of a window are prefetched again after some `operations` for each.
+    /// So they return together if they were evicted, and those that do not fit the cache cost few
+    /// reads in vain.
+    pub(super) fn aside_ahead(&mut self, at: u64, operations: u64) -> Vec<ZapBlock> {
+        let filters = (1u64 << self.header.depth).div_ceil(ZAP_FILTER_LEAVES as u64);
+        let blocks = filters.min(WINDOW) + u64::from(self.header.pages.get()).min(WINDOW);
+        match self.sweep.windows.entry(at / WINDOW) {
+            Entry::Occupied(before) if operations < before.get() + WINDOW_AGAIN * blocks => {
+                return Vec::new();
+            }
+            Entry::Occupied(mut before) => drop(before.insert(operations)),
+            Entry::Vacant(new) => drop(new.insert(operations)),
         }
         let numbers = at / WINDOW * WINDOW..(at / WINDOW + 1) * WINDOW;
-        let filters = (1u64 << self.header.depth).div_ceil(ZAP_FILTER_LEAVES as u64);
         let pages = 1u64 << self.header.page_depth;
         let filter = |at| (at < filters).then_some(ZapBlock::Filter(at));
         let page = |at| (at < pages && self.header.pages.get() > 0).then_some(ZapBlock::Page(at));

@@ -15,6 +15,13 @@ fn counter(pool: &Pool, name: &str) -> u64 {
     pool.stats().counters.iter().filter(|(n, ..)| *n == name).map(|(.., value)| value).sum()
 }
 
+/// Reads that somebody waited for.
+fn waited_reads(pool: &Pool) -> u64 {
+    let counters = pool.stats().counters;
+    let waited = counters.iter().filter(|(name, label, _)| (*name, *label) == ("reads", "miss"));
+    waited.map(|(.., value)| value).sum()
+}
+
 fn name(number: u32) -> [u8; 24] {
     let mut name = [b'n'; 24];
     name[..10].copy_from_slice(format!("{number:0>10}").as_bytes());
@@ -107,21 +114,22 @@ fn creates_in_a_cold_directory_read_few_leaves() {
     let cold = cold.again();
     // Names do not move to leaves beside the creates.
     cold.pool.set_tunable("directory_merge_reads", "0").expect("a tunable");
-    let reads = counter(&cold.pool, "reads");
+    let reads = waited_reads(&cold.pool);
     for number in NAMES..NAMES + 300 {
         assert!(cold.directory.lookup(&name(number)).expect("it is possible").is_none());
         insert(&cold.pool, &cold.directory, number);
     }
-    // Indirect blocks, filter blocks, and leaves whose filter cannot tell.
-    let reads = counter(&cold.pool, "reads") - reads;
-    assert!(reads < 60, "{reads} reads for 300 lookups and creates");
+    // Indirect blocks, filter blocks, and leaves whose filter cannot tell. Others are read ahead.
+    let reads = waited_reads(&cold.pool) - reads;
+    assert!(reads < 60, "{reads} reads waited for by 300 lookups and creates");
     cold.insert_cold(NAMES + 300..NAMES + 4000);
     let buffered = counter(&cold.pool, "directory_names_buffered");
     let (merged, leaves) = (
         counter(&cold.pool, "directory_names_merged"),
         counter(&cold.pool, "directory_leaves_merged"),
     );
-    assert!(buffered > 3000, "{buffered} of 4000 names were buffered");
+    // The cache has free memory for leaves, so some find their leaf.
+    assert!(buffered > 2000, "{buffered} of 4000 names were buffered");
     assert!(merged > 4 * leaves, "{merged} names were moved to {leaves} leaves");
     cold.pool.sync().expect("a txg");
     cold.directory.audit().expect("it is valid");
@@ -153,11 +161,16 @@ fn insert_until_moved(cold: &Cold) -> u32 {
 #[test]
 fn names_move_in_the_background() {
     let cold = cold().again();
-    let end = insert_until_moved(&cold);
+    let mut end = insert_until_moved(&cold);
+    // Creates read leaves ahead too, so the thread does not have to read any at first.
+    while counter(&cold.pool, "directory_merge_reads") == 0 {
+        assert!(end < 10 * NAMES, "the thread has read no leaf");
+        cold.insert_cold(end..end + 100);
+        end += 100;
+    }
     let leaves = counter(&cold.pool, "directory_leaves_merged");
     let merged = counter(&cold.pool, "directory_names_merged");
     assert!(merged > 3 * leaves, "{merged} names were moved to {leaves} leaves");
-    assert!(counter(&cold.pool, "directory_merge_reads") > 0);
     cold.pool.sync().expect("a txg");
     cold.directory.audit().expect("it is valid");
     let cold = cold.again();

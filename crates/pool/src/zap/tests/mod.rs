@@ -1,5 +1,6 @@
 //! Tests of whole directories, on an in-memory store.
 
+mod ahead;
 mod bench;
 mod buffer;
 mod cursor;

@@ -1,0 +1,100 @@
+//! What directories with a change buffer read ahead.
+
+use super::super::Zap;
+use super::super::memory::MemoryStore;
+use super::buffer::{VALUE, buffered, evicted, name};
+use super::limits::sizes;
+use crate::format::{ZAP_FILTER_LEAVES, ZAP_LEAF_BYTES, ZapBlock};
+use crate::wait::Wait;
+
+const NAMES: u32 = 60_000;
+
+fn is_leaf(id: &ZapBlock) -> bool {
+    matches!(id, ZapBlock::Leaf(_))
+}
+
+/// A directory that was just opened, of which nothing is in memory.
+fn cold() -> (Zap<MemoryStore>, MemoryStore) {
+    let (zap, store) = evicted(NAMES);
+    drop(zap);
+    store.evict_if(|_| true);
+    let zap = Zap::open(store.clone(), Wait::Allowed).expect("it is valid");
+    {
+        let mut state = store.state.lock();
+        (state.fetches, state.read_ahead) = (0, 0);
+        state.fetched_blocks.clear();
+        state.prefetched.clear();
+    }
+    (zap, store)
+}
+
+/// Creates names as the file system does.
+fn create(zap: &Zap<MemoryStore>, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        let name = name(number);
+        assert!(zap.lookup(&name, Wait::Allowed).expect("it is possible").is_none());
+        zap.warm(&name, Wait::Allowed).expect("it is possible");
+        zap.insert(&(), &name, &VALUE).expect("it is new");
+    }
+}
+
+#[test]
+fn leaves_are_read_ahead_into_free_memory() {
+    let (zap, store) = cold();
+    let leaves = sizes(&zap).1;
+    assert!(leaves > 64, "{leaves}");
+    store.state.lock().free_bytes = leaves * ZAP_LEAF_BYTES as u64;
+    create(&zap, NAMES..NAMES + 100);
+    let state = store.state.lock();
+    let away = state.leaves.iter().filter(|(id, leaf)| is_leaf(id) && leaf.is_away()).count();
+    assert_eq!(away, 0, "of {leaves} leaves");
+    assert!(state.fetches <= 4, "{} leaves were waited for", state.fetches);
+}
+
+#[test]
+fn leaves_that_find_no_free_memory_are_not_read_ahead() {
+    let (zap, store) = cold();
+    store.state.lock().free_bytes = sizes(&zap).1 * ZAP_LEAF_BYTES as u64 - 1;
+    create(&zap, NAMES..NAMES + 600);
+    assert!(buffered(&zap) > 300);
+    let state = store.state.lock();
+    assert!(!state.prefetched.iter().any(is_leaf));
+    assert!(state.fetches <= 12, "{} leaves were waited for", state.fetches);
+}
+
+/// Leaves that a change needs are read before its transaction, but many at a time all the same.
+#[test]
+fn leaves_without_filters_are_read_ahead() {
+    let (zap, store) = cold();
+    for (id, block) in &mut store.state.lock().leaves {
+        if let ZapBlock::Filter(_) = id {
+            // The txg of each slot's leaf.
+            (0..ZAP_FILTER_LEAVES).for_each(|slot| block.bytes[16 + slot * 16..][..8].fill(0));
+        }
+    }
+    for number in NAMES..NAMES + 1000 {
+        zap.warm(&name(number), Wait::Allowed).expect("it is possible");
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+    }
+    let (waited, leaves) = (store.state.lock().fetches, sizes(&zap).1);
+    assert!(waited <= 6, "{waited} of {leaves} leaves were waited for");
+}
+
+/// Filters and pages that were evicted return together, not one after another.
+#[test]
+fn evicted_filters_and_pages_are_read_ahead_again() {
+    let (zap, store) = cold();
+    let is_aside = |id: &ZapBlock| !is_leaf(id);
+    for round in 0..4 {
+        let first = NAMES + 1000 * round;
+        create(&zap, first..first + 1000);
+        store.commit();
+        let pages = sizes(&zap).0;
+        let blocks = store.state.lock().leaves.keys().filter(|id| is_aside(id)).count();
+        assert!(round == 0 || pages > 4 && blocks > 12, "{pages} pages, {blocks} blocks");
+        let waited = store.state.lock().fetched_blocks.iter().filter(|id| is_aside(id)).count();
+        assert!(waited <= 2, "round {round}: {waited} of {blocks} blocks were waited for");
+        store.state.lock().fetched_blocks.clear();
+        store.evict_if(|id| is_aside(&id));
+    }
+}
