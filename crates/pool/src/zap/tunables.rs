@@ -9,8 +9,8 @@ forebay_base::tunables! {
     pub table ZapTunables;
 
     /// Whether large directories get filters, and a change buffer for new names, so that their
-    /// leaves need not be read. Off by default: see the limits in decision 120.
-    directory_buffer: bool = false, false..=true, runtime, "flag";
+    /// leaves need not be read. See the limits in decision 120.
+    directory_buffer: bool = true, false..=true, runtime, "flag";
 
     /// With so many leaves a directory is large. With fewer leaves, filters and buffer pages would
     /// cost more than they save.
