@@ -5,8 +5,6 @@ use forebay_base::testing;
 
 use super::*;
 use crate::format::{MUTABLE_BYTES, WINDOW_BYTES, names};
-use crate::memory::MemoryStore;
-use crate::simulated::{Network, SimulatedStore};
 
 pub(super) const LABEL: u64 = 8192;
 

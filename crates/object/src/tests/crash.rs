@@ -6,8 +6,6 @@ use forebay_base::testing;
 
 use super::*;
 use crate::format::{DEVICE_BYTES, MUTABLE_BYTES, TAIL_BYTES, WINDOW_BYTES};
-use crate::memory::MemoryStore;
-use crate::simulated::{Network, SimulatedStore};
 
 /// Blocks of the mutable area that each round writes: both labels, and two of the ring.
 const PLACES: [u64; 4] = [8192, DEVICE_BYTES - TAIL_BYTES + 8192, 1 << 20, MUTABLE_BYTES - 4096];

@@ -5,17 +5,14 @@ use forebay_io::ErrorKind;
 use super::*;
 use crate::error::StoreFault;
 use crate::format::{DEVICE_BYTES, MUTABLE_BYTES, TAIL_BYTES, WINDOW_BYTES};
-use crate::memory::MemoryStore;
-use crate::simulated::{Network, SimulatedStore};
 use crate::store::{Body, Condition, StoreFuture, Version};
 
 #[test]
 fn writes_wait_while_the_store_is_away_and_go_on_afterwards() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
         let mut impatient = options("one", 1);
         impatient.read_budget = Duration::from_secs(20);
-        let session = Session::create(&store, impatient).await;
+        let Host { store, session, .. } = Host::new(impatient).await;
         session.write(MUTABLE_BYTES, 8, 1).await.unwrap();
         store.set_away(true);
         let waiting = {
@@ -44,9 +41,8 @@ fn writes_wait_while_the_store_is_away_and_go_on_afterwards() {
 
 #[test]
 fn a_store_that_refuses_only_puts_is_away() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, options("one", 1)).await;
+        let Host { store, session, .. } = Host::new(options("one", 1)).await;
         session.write(MUTABLE_BYTES, 8, 1).await.unwrap();
         store.set_full(true);
         let waiting = {
@@ -72,9 +68,8 @@ fn a_store_that_refuses_only_puts_is_away() {
 
 #[test]
 fn a_link_too_slow_for_all_puts_at_once_gets_fewer_of_them() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, options("one", 1)).await;
+        let Host { store, session, .. } = Host::new(options("one", 1)).await;
         // Each put may take 66 seconds, all together need 256.
         store.set_bandwidth(512 << 10);
         let writes: Vec<_> = (0..16)
@@ -99,9 +94,8 @@ fn a_link_too_slow_for_all_puts_at_once_gets_fewer_of_them() {
 
 #[test]
 fn a_close_while_the_store_is_away_ends_with_errors() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, options("one", 1)).await;
+        let Host { store, session, .. } = Host::new(options("one", 1)).await;
         store.set_away(true);
         let waiting = {
             let session = session.clone();
@@ -116,10 +110,8 @@ fn a_close_while_the_store_is_away_ends_with_errors() {
 
 #[test]
 fn not_found_is_no_answer_to_an_unconditional_put() {
-    let memory = MemoryStore::new();
-    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, options("one", 1)).await;
+        let Host { store, session, .. } = Host::new(options("one", 1)).await;
         store.set_network(Network { strange: 500, ..Network::GOOD });
         for tag in 1..20 {
             session.write(MUTABLE_BYTES + tag * WINDOW_BYTES, 3, tag).await.unwrap();
@@ -137,9 +129,8 @@ fn not_found_is_no_answer_to_an_unconditional_put() {
 
 #[test]
 fn no_flush_succeeds_after_one_that_failed() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, options("one", 1)).await;
+        let Host { store, session, .. } = Host::new(options("one", 1)).await;
         session.write(1 << 20, 1, 1).await.unwrap();
         store.set_away(true);
         let flush = || {
@@ -160,9 +151,8 @@ fn no_flush_succeeds_after_one_that_failed() {
 
 #[test]
 fn a_close_waits_for_a_slow_store_that_answers() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, options("one", 1)).await;
+        let Host { store, session, .. } = Host::new(options("one", 1)).await;
         for at in 0..64 {
             session.write(at * 64 * SECTOR, 64, at).await.unwrap();
         }
@@ -177,9 +167,8 @@ fn a_close_waits_for_a_slow_store_that_answers() {
 
 #[test]
 fn cut_bodies_and_slow_downs_are_retried_and_counted() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, options("one", 1)).await;
+        let Host { store, session, .. } = Host::new(options("one", 1)).await;
         session.write(MUTABLE_BYTES, 64, 1).await.unwrap();
         store.set_network(Network { cut: 300, slow_down: 100, ..Network::GOOD });
         for sector in 0..64 {
@@ -192,9 +181,8 @@ fn cut_bodies_and_slow_downs_are_retried_and_counted() {
 
 #[test]
 fn sixty_four_reads_are_sixty_four_requests_in_flight() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, options("one", 1)).await;
+        let Host { store, session, .. } = Host::new(options("one", 1)).await;
         session.write(MUTABLE_BYTES, 2048, 1).await.unwrap();
         store.take_most_in_flight();
         let before = session.counter("requests");
@@ -228,10 +216,8 @@ fn sixty_four_reads_are_sixty_four_requests_in_flight() {
 
 #[test]
 fn labels_at_both_ends_cost_one_object() {
-    let memory = MemoryStore::new();
-    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, options("one", 1)).await;
+        let Host { memory, session, .. } = Host::new(options("one", 1)).await;
         let tail = DEVICE_BYTES - TAIL_BYTES;
         session.write(0, 64, 0).await.unwrap();
         let label = session.buffer(64 * SECTOR);
@@ -258,9 +244,8 @@ fn labels_at_both_ends_cost_one_object() {
 
 #[test]
 fn each_address_is_written_once() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, options("one", 1)).await;
+        let Host { store, session, .. } = Host::new(options("one", 1)).await;
         let at = MUTABLE_BYTES + WINDOW_BYTES - 2 * SECTOR;
         // Over the end of a window: two objects.
         session.write(at, 4, 1).await.unwrap();
@@ -498,10 +483,8 @@ impl ObjectStore for Blind {
 
 #[test]
 fn a_read_only_open_writes_nothing() {
-    let memory = MemoryStore::new();
-    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
     simulate(async {
-        let owner = Session::create(&store, options("one", 1)).await;
+        let Host { memory, store, session: owner } = Host::new(options("one", 1)).await;
         owner.write(MUTABLE_BYTES, 8, 1).await.unwrap();
         owner.write(1 << 20, 1, 1).await.unwrap();
         owner.flush().await.unwrap();

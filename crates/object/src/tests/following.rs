@@ -8,8 +8,6 @@ use super::cleaning::{Blocks, LABEL, data_bytes, expect_all, round};
 use super::*;
 use crate::follower::{Following, keep_pinned};
 use crate::format::{MUTABLE_BYTES, WINDOW_BYTES, names};
-use crate::memory::MemoryStore;
-use crate::simulated::{Network, SimulatedStore};
 use crate::store::{Body, Condition, StoreError, StoreErrorKind, StoreFuture, Version};
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -157,17 +155,12 @@ fn an_incremental_load_is_as_a_whole_one() {
 
 #[test]
 fn a_pinned_view_stays_and_what_it_needs_goes_after_it() {
-    let memory = MemoryStore::new();
-    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, following_options(1)).await;
+        let Host { memory, store, session } = Host::new(following_options(1)).await;
         let live = LiveSectors::new();
         session.clean(&live);
-        let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
-        session.write(MUTABLE_BYTES, 2048, 7).await.unwrap();
-        blocks.next += 2048 * SECTOR;
-        session.write(LABEL, 1, 7).await.unwrap();
-        session.flush().await.unwrap();
+        let mut blocks = Blocks { next: MUTABLE_BYTES + WINDOW_BYTES, ..Blocks::default() };
+        published_data(&session).await;
         let follower = Follower::open(&store, 2).await;
         let polling = keep_polling(&follower.following);
         let old = follower.view;
@@ -231,11 +224,8 @@ fn a_new_owner_keeps_what_followers_of_the_old_one_need() {
         let session = Session::create(&one, following_options(1)).await;
         let live = LiveSectors::new();
         session.clean(&live);
-        let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
-        session.write(MUTABLE_BYTES, 2048, 7).await.unwrap();
-        blocks.next += WINDOW_BYTES;
-        session.write(LABEL, 1, 7).await.unwrap();
-        session.flush().await.unwrap();
+        let mut blocks = Blocks { next: MUTABLE_BYTES + WINDOW_BYTES, ..Blocks::default() };
+        published_data(&session).await;
         let follower = Follower::open(&host(2), 2).await;
         let polling = keep_polling(&follower.following);
         session.discard(MUTABLE_BYTES, 2048).await;
@@ -266,17 +256,12 @@ fn a_new_owner_keeps_what_followers_of_the_old_one_need() {
 
 #[test]
 fn a_pin_that_cannot_be_read_holds_everything_and_not_for_ever() {
-    let memory = MemoryStore::new();
-    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, following_options(1)).await;
+        let Host { memory, session, .. } = Host::new(following_options(1)).await;
         session.clean(&LiveSectors::new());
         memory.set(&names::pin(5), b"of a later version".to_vec());
-        let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
-        session.write(MUTABLE_BYTES, 2048, 7).await.unwrap();
-        blocks.next += WINDOW_BYTES;
-        session.write(LABEL, 1, 7).await.unwrap();
-        session.flush().await.unwrap();
+        let mut blocks = Blocks { next: MUTABLE_BYTES + WINDOW_BYTES, ..Blocks::default() };
+        published_data(&session).await;
         session.discard(MUTABLE_BYTES, 2048).await;
         move_on(&session, &mut blocks, 12).await;
         tokio::time::sleep(Duration::from_secs(500)).await;
@@ -307,13 +292,11 @@ pub(super) async fn release(session: &Session, object: crate::map::Object) {
 
 #[test]
 fn a_look_at_the_pins_of_before_a_release_permits_nothing() {
-    let memory = MemoryStore::new();
-    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
     simulate(async {
         let grace = Duration::from_secs(1);
         let pin_check = Duration::from_secs(10);
         let options = Options { grace, pin_check, ..options("one", 1) };
-        let session = Session::create(&store, options).await;
+        let Host { store, session, .. } = Host::new(options).await;
         let object = published_data(&session).await;
         release(&session, crate::map::Object { first: 1, ..Default::default() }).await;
         // There is a look, which finds no pin.
@@ -360,9 +343,8 @@ fn a_root_that_is_published_while_a_follower_opens_is_taken_up() {
 
 #[test]
 fn a_takeover_that_has_published_nothing_costs_a_follower_one_get() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, options("one", 1)).await;
+        let Host { store, session, .. } = Host::new(options("one", 1)).await;
         for tag in 0..20 {
             session.write(LABEL, 1, tag).await.unwrap();
             session.flush().await.unwrap();
@@ -493,10 +475,8 @@ impl ObjectStore for Refusing {
 
 #[test]
 fn a_follower_whose_pool_was_destroyed_says_so() {
-    let memory = MemoryStore::new();
-    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, options("one", 1)).await;
+        let Host { memory, store, session } = Host::new(options("one", 1)).await;
         session.write(LABEL, 1, 7).await.unwrap();
         session.close().await;
         let follower = Follower::open(&store, 2).await;
@@ -517,10 +497,8 @@ fn a_follower_whose_pool_was_destroyed_says_so() {
 
 #[test]
 fn a_close_removes_the_pin_and_waits_for_no_outage() {
-    let memory = MemoryStore::new();
-    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
     simulate(async {
-        let session = Session::create(&store, options("one", 1)).await;
+        let Host { memory, store, session } = Host::new(options("one", 1)).await;
         session.write(LABEL, 1, 7).await.unwrap();
         session.flush().await.unwrap();
         let is_pin = |(key, _): &(String, u64)| names::is_pin(key);

@@ -21,7 +21,9 @@ use tokio::runtime::{Builder, Runtime};
 use crate::cleaner::LiveRanges;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::memory::MemoryStore;
 use crate::options::Options;
+use crate::simulated::{Network, SimulatedStore};
 use crate::store::ObjectStore;
 use crate::{cleaner, open, publish, reader};
 
@@ -154,6 +156,22 @@ impl Session {
     }
 }
 
+/// A host with a new pool, on a network without faults.
+struct Host {
+    memory: Arc<MemoryStore>,
+    store: Arc<SimulatedStore>,
+    session: Session,
+}
+
+impl Host {
+    async fn new(options: Options) -> Self {
+        let memory = MemoryStore::new();
+        let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+        let session = Session::create(&store, options).await;
+        Self { memory, store, session }
+    }
+}
+
 /// The sectors that are in use.
 pub(crate) struct LiveSectors(pub(crate) Mutex<BTreeSet<u64>>);
 
@@ -185,5 +203,5 @@ impl LiveRanges for LiveSectors {
 pub(crate) fn pattern(sector: u64, tag: u64) -> Vec<u8> {
     let word = sector.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ tag;
     let head = [word.to_le_bytes(), tag.to_le_bytes()].concat();
-    head.iter().copied().cycle().take(SECTOR as usize).collect()
+    head.repeat(SECTOR as usize / head.len())
 }

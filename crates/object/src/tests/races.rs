@@ -4,8 +4,6 @@ use forebay_io::ErrorKind;
 
 use super::*;
 use crate::format::MUTABLE_BYTES;
-use crate::memory::MemoryStore;
-use crate::simulated::{Network, SimulatedStore};
 
 const RING: u64 = 1 << 20;
 const LABEL: u64 = 8192;

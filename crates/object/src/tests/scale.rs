@@ -5,8 +5,6 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::format::{MUTABLE_BYTES, WINDOW_SECTORS};
 use crate::map::Object;
-use crate::memory::MemoryStore;
-use crate::simulated::{Network, SimulatedStore};
 
 fn now() -> Instant {
     sleep(Duration::ZERO).deadline()
