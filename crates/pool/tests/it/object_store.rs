@@ -420,6 +420,8 @@ pub(crate) struct Absent {
     since_ms: AtomicU64,
     /// Whether it says that it is away, and yet takes writes.
     says_away: AtomicBool,
+    /// How often it was asked whether it is away.
+    looks: AtomicU64,
     closed: AtomicBool,
 }
 
@@ -430,6 +432,7 @@ impl Absent {
             held: Mutex::new(None),
             since_ms: AtomicU64::new(60_000),
             says_away: AtomicBool::new(false),
+            looks: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         })
     }
@@ -485,6 +488,7 @@ impl Device for Absent {
     }
 
     fn stats(&self) -> DeviceStats {
+        self.looks.fetch_add(1, Ordering::SeqCst);
         let held = self.held.lock().unwrap().is_some();
         let is_away = held || self.says_away.load(Ordering::SeqCst);
         let since_ms = self.since_ms.load(Ordering::SeqCst);
@@ -662,9 +666,13 @@ fn an_export_while_the_store_is_away_waits_for_it_and_loses_nothing() {
     write(&pool, &object, 3, MIB);
     drop((object, data));
     std::thread::scope(|scope| {
+        let before = absent.looks.load(Ordering::SeqCst);
         let export = scope.spawn(|| pool.export());
-        // More than an interval in which a wait for a txg asks for outages.
-        std::thread::sleep(Duration::from_millis(600));
+        // The wait for the txg looks once, and ends. The wait for the store looks again and again.
+        while absent.looks.load(Ordering::SeqCst) < before + 3 && !export.is_finished() {
+            std::thread::yield_now();
+        }
+        assert!(!export.is_finished(), "it does not wait for the store");
         absent.come_back();
         export.join().unwrap().unwrap();
     });
