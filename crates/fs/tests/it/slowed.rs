@@ -8,10 +8,12 @@ use forebay_fs::{ErrorKind, FileSystem, FsOptions, Ino};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
 
-use crate::common::{Fixture, ME, MIB, ROOT, file, memory, mkdir, unmount};
+use crate::common::{Fixture, ME, MIB, ROOT, file, memory, mkdir, read, unmount, write};
 
 const FILES: u32 = 6000;
 const CREATES: usize = 12;
+/// Larger than the cache.
+const FILLER_BYTES: u64 = 80 * MIB;
 /// A test that hangs fails after so long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -54,10 +56,16 @@ fn fill_buffer(fs: &FileSystem, dir: Ino) -> Vec<u32> {
 /// More creates are slowed down than there are worker threads.
 #[test]
 fn slowed_creates_leave_threads_to_others() {
-    let faults = Arc::new(FaultDevice::new(memory(96 * MIB), 5));
+    let faults = Arc::new(FaultDevice::new(memory(256 * MIB), 5));
     let fixture = Fixture::on(Arc::clone(&faults) as Arc<dyn Device>);
     let fs = fixture.mount();
     buffer_names(&fs);
+    let (filler, handle) = file(&fs, ROOT, b"filler");
+    for at in (0..FILLER_BYTES).step_by(MIB as usize) {
+        write(&fs, filler, at, &[1; MIB as usize]);
+    }
+    fs.release(handle);
+    fs.forget(filler, 1);
     let dir = mkdir(&fs, ROOT, b"dir");
     for number in 0..FILES {
         if number % 1500 == 0 {
@@ -77,6 +85,12 @@ fn slowed_creates_leave_threads_to_others() {
     let fs = fixture.mount_at(Arc::clone(&clock) as Arc<dyn Clock>, &options);
     buffer_names(&fs);
     let dir = fs.lookup(ROOT, b"dir").expect("it is there").attr.ino;
+    // No memory is free, so the leaves are not read ahead.
+    let filler = fs.lookup(ROOT, b"filler").expect("it is there").attr.ino;
+    for at in (0..FILLER_BYTES).step_by(MIB as usize) {
+        read(&fs, filler, at, MIB as usize);
+    }
+    fs.forget(filler, 1);
     // Loads all but the leaves.
     let (ino, handle) = file(&fs, dir, b"new");
     fs.release(handle);
