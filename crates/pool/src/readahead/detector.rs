@@ -151,9 +151,10 @@ impl StreamDetector {
     /// Reports a read of `blocks` blocks from `first` on, of an object of `end_block` blocks, and
     /// returns the blocks to read ahead.
     ///
-    /// `found` is the worst that an earlier read met. The stream that takes this read learns from
-    /// it, and it becomes a hit again. Until then it stays: a read that repeats what a stream has
-    /// passed, such as the second half of a block, says nothing of how far ahead is enough.
+    /// `found` is the first that earlier reads met other than a hit. The stream that takes this
+    /// read learns from it, and it becomes a hit again. Until then it stays: a read that repeats
+    /// what a stream has passed, such as the second half of a block, says nothing of how far ahead
+    /// is enough. A read that belongs to no stream leaves a hit.
     #[inline]
     pub(crate) fn on_read(
         &mut self,
@@ -167,6 +168,9 @@ impl StreamDetector {
         let end = first.saturating_add(u64::from(blocks));
         // Consecutive small reads within one block count as one read.
         if (first >= self.last.0 && end <= self.last.1) || blocks == 0 {
+            if !self.is_near_a_stream(first) {
+                take(found);
+            }
             return None;
         }
         self.last = (first, end);

@@ -201,9 +201,16 @@ impl AsyncRead {
     /// Publishes the block. Runs in the I/O callback.
     fn end(self, read: Read) {
         let Self { shared, bp, key, place, cause, load_guard, on_done } = self;
+        let forget = || {
+            if cause == ReadCause::Prefetch {
+                drop(shared.prefetches.shard(&key).lock().remove(&key));
+            }
+        };
         let published = match unpack(&shared, &bp, cause, read) {
             Ok(content) => {
                 drop(load_guard.publish(content));
+                // Only now: else a reader that looks meanwhile would take the block for lost.
+                forget();
                 true
             }
             Err(error) => {
@@ -213,15 +220,13 @@ impl AsyncRead {
                 if cause == ReadCause::Prefetch {
                     shared.counters.add(StoreCounters::PREFETCHES_FAILED, 0, 1);
                 }
-                // Waiters start over and try the other copy.
+                // Already now: waiters start over and try the other copy, and a new prefetch of the
+                // block has a handle of its own.
+                forget();
                 drop(load_guard);
                 false
             }
         };
-        // Only now: else a reader that looks meanwhile would take it for lost.
-        if cause == ReadCause::Prefetch {
-            drop(shared.prefetches.shard(&key).lock().remove(&key));
-        }
         on_done(published);
     }
 }
