@@ -391,7 +391,11 @@ impl Daemon {
         if !begins {
             return self.wait_closed(imported);
         }
-        let panicked = "its thread panicked, which is a bug; import the pool again".to_owned();
+        // The pool keeps its devices locked.
+        let panicked = format!(
+            "its thread panicked, which is a bug; end the daemon (process {}), and mount the pool again",
+            std::process::id()
+        );
         let mut ending = EndOfExport { daemon: self, imported, result: Err(panicked) };
         // With the devices that were added meanwhile.
         known::note(imported.pool().name(), imported.pool().guid(), &imported.devices());

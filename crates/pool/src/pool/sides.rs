@@ -181,10 +181,14 @@ impl PoolInner {
         let labels =
             Labels { config: &mut config, memory: self.store.cache(), may_write: &may_write };
         let beats = (beats.as_ref(), &mut rng);
+        // If the sides of the log have failed, what the newest group needs is on them. So the log
+        // leaves the vdev before it could use the new side.
+        if !self.devices.has_usable_log() {
+            self.log.move_to(None)?;
+        }
         let side = self.devices.attach(device, new, beats, &open_txg, labels)?;
         if side.is_of_log() && !side.has_used_other() {
-            // The others have failed. What the newest group needs is on them, so the log leaves the
-            // vdev before it uses this one.
+            // They have failed meanwhile.
             self.log.move_to(None)?;
         }
         Ok(side)
