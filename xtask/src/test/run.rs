@@ -8,7 +8,7 @@
 //! steps, run on a second thread beside the next ones. Their output is held and printed afterwards.
 
 use std::collections::VecDeque;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -223,7 +223,10 @@ impl Runner {
 
     /// A runner that may run beside this one.
     fn second(&self, name: &str) -> Self {
-        let skips = self.skips.with_extension(name);
+        let mut skips = self.skips.clone().into_os_string();
+        skips.push(".");
+        skips.push(name);
+        let skips = skips.into();
         Runner { root: self.root.clone(), builds: Builds::default(), skips }
     }
 
@@ -299,6 +302,9 @@ impl Runner {
     ) -> io::Result<()> {
         let mut failed = None;
         for binary in binaries {
+            if done.held.is_some() {
+                println!("    {} runs beside the others; its output follows theirs", binary.name());
+            }
             done.write(
                 format!("\n    {} ({})\n", binary.name(), binary.path.display()).as_bytes(),
             )?;
@@ -345,8 +351,20 @@ impl Runner {
         let start = Instant::now();
         io::stdout().flush()?;
         let _ = fs::remove_file(&self.skips);
-        let child = command.env("FOREBAY_SKIPS", &self.skips).stdout(Stdio::piped()).spawn()?;
-        done.ok = read_output(child, done)?;
+        command.env("FOREBAY_SKIPS", &self.skips);
+        let (child, output): (_, Box<dyn Read + Send>) = if done.held.is_some() {
+            // Errors too: amid the output of another step nobody would know whose they are.
+            let (output, into) = io::pipe()?;
+            let child = command.stdout(into.try_clone()?).stderr(into).spawn()?;
+            // It has copies of the pipe, which would not end.
+            drop(command);
+            (child, Box::new(output))
+        } else {
+            let mut child = command.stdout(Stdio::piped()).spawn()?;
+            let output = child.stdout.take().expect("its output is piped");
+            (child, Box::new(output))
+        };
+        done.ok = read_output(child, output, done)?;
         done.skips.extend(skip::read(&fs::read_to_string(&self.skips).unwrap_or_default()));
         let _ = fs::remove_file(&self.skips);
         done.running += start.elapsed();
@@ -356,8 +374,11 @@ impl Runner {
 
 /// Prints the output of a command until it ends. Kills it if it prints nothing for
 /// [`OUTPUT_TIMEOUT`].
-fn read_output(mut child: Child, done: &mut StepReport) -> io::Result<bool> {
-    let output = child.stdout.take().expect("its output is piped");
+fn read_output(
+    mut child: Child,
+    output: Box<dyn Read + Send>,
+    done: &mut StepReport,
+) -> io::Result<bool> {
     let (sender, lines) = channel();
     let reader = thread::spawn(move || {
         let mut output = BufReader::new(output);
@@ -452,7 +473,7 @@ mod tests {
                 rounds=$((rounds + 1)); [ $rounds -gt 1000 ] && exit 1; sleep 0.01
             done
             printf 'a test\t%s\tmissing\n' $me >> "$FOREBAY_SKIPS"
-            echo "test $me"; echo "test result: ok. 2 passed; 0 failed""#;
+            echo "trouble of $me" >&2; echo "test $me"; echo "test result: ok. 2 passed; 0 failed""#;
         let done = run_script("beside", &["pool"], script);
         let output = String::from_utf8(done.held.clone().unwrap()).unwrap();
         let place = |text: &str| output.find(text).expect(text);
@@ -460,7 +481,15 @@ mod tests {
         assert_eq!(done.counts(), (2, 0), "four passed, two of which were skipped");
         let needs: Vec<_> = done.skips.iter().map(|skip| skip.need.as_str()).collect();
         assert_eq!(needs, ["pool", "cli"]);
-        let places = ["    pool it (", "test pool\n", "    cli it (", "test cli\n"].map(place);
+        let places = [
+            "    pool it (",
+            "trouble of pool\n",
+            "test pool\n",
+            "    cli it (",
+            "trouble of cli\n",
+            "test cli\n",
+        ];
+        let places = places.map(place);
         assert!(places.is_sorted(), "{output}");
     }
 
