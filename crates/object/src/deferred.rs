@@ -13,7 +13,8 @@
 //! ([`orphans`](crate::orphans)). An owner that has closed the store, and has a list for all that
 //! nothing names, says so in the key of its last list. After it there is no search.
 //!
-//! One task deletes. It ends once the device is closed or fenced.
+//! One task deletes. It ends once the device is closed or fenced. What cannot be deleted is tried
+//! again later, less and less often. The rest does not wait for it.
 
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ use crate::engine::Engine;
 use crate::format::envelope::{self, Identity, Kind};
 use crate::format::freed::{self, Freed};
 use crate::format::{FormatError, names};
+use crate::load::DAMAGED_ATTEMPTS;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Times of the store may be so much too far apart: they are in seconds, and its servers' clocks
@@ -37,13 +39,18 @@ const CLOCK_MARGIN: Duration = Duration::from_secs(5);
 /// How long the task sleeps at most: something new may be due before what it has seen.
 const IDLE: Duration = Duration::from_secs(1);
 
+/// Times that a batch fails until the wait before the next attempt is the longest one.
+const DOUBLINGS_MAX: u32 = 6;
+
 /// Batches that wait, in no order.
 #[derive(Default)]
 pub(crate) struct Queue {
     batches: Vec<Batch>,
     next_id: u64,
-    /// Everything that nothing names is in the queue, or will be.
+    /// Everything that nothing names is in the queue, or will be, unless `lost`.
     pub(crate) is_complete: bool,
+    /// A list could not be used. What it had may be in no batch.
+    lost: bool,
 }
 
 /// Objects that are deleted together.
@@ -56,6 +63,10 @@ struct Batch {
     published: Instant,
     /// When the grace period ends.
     due: Instant,
+    /// When it is tried next: when it is due, or later after a failure.
+    next_try: Instant,
+    /// Attempts that have left something.
+    failures: u32,
     /// Number of objects, as far as it is known.
     count: u64,
     orphans: bool,
@@ -70,9 +81,27 @@ enum Objects {
 }
 
 impl Queue {
-    fn push(&mut self, batch: Batch) {
+    /// Adds a batch, and returns its id.
+    fn push(&mut self, batch: Batch) -> u64 {
         self.next_id += 1;
         self.batches.push(Batch { id: self.next_id, ..batch });
+        self.next_id
+    }
+
+    /// Notes that a batch is left, or these objects of it.
+    fn postpone(&mut self, id: u64, left: Option<Vec<Freed>>, now: Instant, pause: Duration) {
+        let Some(batch) = self.batches.iter_mut().find(|batch| batch.id == id) else { return };
+        batch.next_try = now + pause * (1 << batch.failures.min(DOUBLINGS_MAX));
+        batch.failures += 1;
+        if let Some(left) = left {
+            batch.count = left.len() as u64;
+            batch.objects = Objects::Here(Arc::new(left));
+        }
+    }
+
+    /// Whether no object is without a name and in no batch, as far as it is known here.
+    pub(crate) fn has_all(&self) -> bool {
+        self.is_complete && !self.lost
     }
 
     fn remove(&mut self, id: u64) {
@@ -95,9 +124,9 @@ impl Queue {
 
     /// The batch to look at next, or how long none is due.
     fn next(&self, now: Instant) -> Result<Batch, Option<Duration>> {
-        let due = self.batches.iter().filter(|batch| batch.due <= now);
+        let due = self.batches.iter().filter(|batch| batch.next_try <= now);
         let next = due.min_by_key(|batch| batch.root).cloned();
-        next.ok_or_else(|| self.batches.iter().map(|batch| batch.due - now).min())
+        next.ok_or_else(|| self.batches.iter().map(|batch| batch.next_try - now).min())
     }
 
     /// All that is in memory as one batch, and the batches that it is of.
@@ -111,6 +140,8 @@ impl Queue {
             all.root = all.root.max(batch.root);
             all.published = all.published.max(batch.published);
             all.due = all.due.max(batch.due);
+            all.next_try = all.next_try.max(batch.next_try);
+            all.failures = all.failures.min(batch.failures);
             all.count += batch.count;
             all.orphans &= batch.orphans;
         }
@@ -125,13 +156,16 @@ impl Engine {
             return;
         }
         let published = now();
+        let due = published + self.options.grace;
         let is_much = {
             let mut state = self.lock();
             state.freed.push(Batch {
                 id: 0,
                 root,
                 published,
-                due: published + self.options.grace,
+                due,
+                next_try: due,
+                failures: 0,
                 count: list.iter().map(Freed::count).sum(),
                 orphans,
                 objects: Objects::Here(Arc::new(list)),
@@ -186,11 +220,14 @@ impl Engine {
                 let age = store_now.zip(written).and_then(|(now, then)| now.checked_sub(then));
                 let age = age.unwrap_or_default().saturating_sub(CLOCK_MARGIN);
                 let published = now();
+                let due = published + self.options.grace.saturating_sub(age);
                 self.lock().freed.push(Batch {
                     id: 0,
                     root: id.number,
                     published,
-                    due: published + self.options.grace.saturating_sub(age),
+                    due,
+                    next_try: due,
+                    failures: 0,
                     count: 0,
                     orphans: false,
                     objects: Objects::Stored(key),
@@ -222,42 +259,56 @@ impl Engine {
             }
             Ok(false) | Err(_) => return pause,
         }
-        match self.delete_batch(&batch).await {
-            true => Duration::ZERO,
-            false => pause,
+        match &batch.objects {
+            Objects::Here(list) => self.delete_here(&batch, list).await,
+            Objects::Stored(key) => self.delete_stored(&batch, key).await,
+        }
+        // Others may be due.
+        Duration::ZERO
+    }
+
+    /// Deletes a batch of memory, or a part of it.
+    async fn delete_here(self: &Arc<Self>, batch: &Batch, list: &[Freed]) {
+        let failed = self.delete_all(list, batch.orphans).await;
+        let mut state = self.lock();
+        match failed {
+            Some(failed) if failed.is_empty() => state.freed.remove(batch.id),
+            failed => state.freed.postpone(batch.id, failed, now(), self.options.pin_check),
         }
     }
 
-    /// Deletes a batch. Returns false if a part of it is left.
-    async fn delete_batch(self: &Arc<Self>, batch: &Batch) -> bool {
-        let list = match &batch.objects {
-            Objects::Here(list) => Arc::clone(list),
-            Objects::Stored(key) => match self.read_list(key).await {
-                Ok(Some(list)) => Arc::new(list),
-                Ok(None) => {
-                    // The next import searches for what it had.
-                    let mut state = self.lock();
-                    state.freed.remove(batch.id);
-                    state.freed.is_complete = false;
-                    return true;
-                }
-                Err(_) => return false,
-            },
+    /// Deletes what a list names, and then the list. What is left of it waits in memory.
+    async fn delete_stored(self: &Arc<Self>, batch: &Batch, key: &str) {
+        let pause = self.options.pin_check;
+        let failed = match self.read_list(key).await {
+            Ok(Some(list)) => self.delete_all(&list, batch.orphans).await,
+            Ok(None) => {
+                // The next import searches for what it had.
+                self.lock().freed.lost = true;
+                Some(Vec::new())
+            }
+            Err(_) => None,
         };
-        let Some(failed) = self.delete_all(&list, batch.orphans).await else { return false };
-        if let Objects::Stored(key) = &batch.objects
-            && self.client.delete(key).await.is_err()
-        {
-            return false;
-        }
+        let Some(failed) = failed else {
+            return self.lock().freed.postpone(batch.id, None, now(), pause);
+        };
+        // It must be in the queue before the list is gone: a close lists what the queue has.
+        let rest = (!failed.is_empty()).then(|| {
+            let mut state = self.lock();
+            let rest = state.freed.push(batch.clone());
+            state.freed.postpone(rest, Some(failed), now(), pause);
+            rest
+        });
+        let deleted = self.client.delete(key).await;
         let mut state = self.lock();
-        state.freed.remove(batch.id);
-        let all_done = failed.is_empty();
-        if !all_done {
-            let (count, objects) = (failed.len() as u64, Objects::Here(Arc::new(failed)));
-            state.freed.push(Batch { count, objects, ..batch.clone() });
+        match deleted {
+            Ok(()) => state.freed.remove(batch.id),
+            Err(_) => {
+                // It still names the rest.
+                rest.into_iter().for_each(|id| state.freed.remove(id));
+                state.freed.postpone(batch.id, None, now(), pause);
+            }
         }
-        all_done
     }
 
     /// Reads a list; `None` if it is gone, or damaged.
@@ -271,16 +322,23 @@ impl Engine {
                 _ => Err(FormatError::Identity),
             }
         };
-        match self.client.get(key, Persist::Background).await {
-            Ok((bytes, _)) => match parse(&bytes) {
-                Ok(list) => Ok(Some(list)),
-                Err(error) => {
-                    tracing::warn!(store = %self.name, key, %error, "a list of freed objects is damaged");
-                    Ok(None)
+        let mut attempt = 0;
+        loop {
+            let bytes = match self.client.get(key, Persist::Background).await {
+                Ok((bytes, _)) => bytes,
+                Err(error) if error.kind() == StoreErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            match parse(&bytes) {
+                Ok(list) => return Ok(Some(list)),
+                Err(error) if attempt == DAMAGED_ATTEMPTS => {
+                    let text = "a list of freed objects is damaged; the next import searches";
+                    tracing::warn!(store = %self.name, key, %error, text);
+                    return Ok(None);
                 }
-            },
-            Err(error) if error.kind() == StoreErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+                Err(_) => attempt += 1,
+            }
+            self.count(ObjectCounters::DAMAGED_BODIES, 1);
         }
     }
 

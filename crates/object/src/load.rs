@@ -16,7 +16,7 @@ use crate::mutable::Mutable;
 use crate::store::StoreErrorKind;
 
 /// Times that a damaged body is fetched again.
-const ATTEMPTS: u32 = 4;
+pub(crate) const DAMAGED_ATTEMPTS: u32 = 4;
 /// The fewest and the most log objects that are asked for at a time.
 const LOGS_AHEAD: (u64, u64) = (4, 128);
 
@@ -171,7 +171,9 @@ impl Loader {
             let parsed = envelope::open(&bytes).and_then(|(kind, id, body)| parse(kind, id, body));
             match parsed {
                 Ok(value) => return Ok((value, bytes.len() as u64)),
-                Err(error) if attempt == ATTEMPTS => return Err(self.at().damaged(key, error)),
+                Err(error) if attempt == DAMAGED_ATTEMPTS => {
+                    return Err(self.at().damaged(key, error));
+                }
                 Err(_) => attempt += 1,
             }
             self.client.count(crate::counters::ObjectCounters::DAMAGED_BODIES, 1);

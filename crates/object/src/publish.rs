@@ -92,7 +92,7 @@ impl Engine {
         let (complete, count) = {
             let state = self.lock();
             let unnamed = state.merging || !state.removed.is_empty();
-            let complete = state.freed.is_complete && !unnamed && state.unpublished.is_empty();
+            let complete = state.freed.has_all() && !unnamed && state.unpublished.is_empty();
             (complete, state.freed.count())
         };
         if let Err(error) = self.store_freed(complete).await {

@@ -81,7 +81,8 @@ struct State {
     dead: bool,
     away: bool,
     full: bool,
-    keeping: bool,
+    /// The start of the keys whose deletes are refused.
+    kept: Option<String>,
     /// Bytes a second that the bodies of puts share.
     bandwidth: Option<u64>,
     uploads: u64,
@@ -132,7 +133,7 @@ impl SimulatedStore {
             dead: false,
             away: false,
             full: false,
-            keeping: false,
+            kept: None,
             bandwidth: None,
             uploads: 0,
             paused: false,
@@ -216,7 +217,12 @@ impl SimulatedStore {
 
     /// Sets whether the store refuses deletes, and answers all else.
     pub fn set_keeping(&self, keeping: bool) {
-        self.state.lock().keeping = keeping;
+        self.state.lock().kept = keeping.then(String::new);
+    }
+
+    /// Lets the store refuse deletes of keys that start so, and answer all else.
+    pub fn keep(&self, prefix: &str) {
+        self.state.lock().kept = Some(prefix.to_owned());
     }
 
     /// Sets the bandwidth that all puts share.
@@ -473,7 +479,8 @@ impl ObjectStore for SimulatedStore {
     fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
         let key = key.to_owned();
         Box::pin(async move {
-            if self.state.lock().keeping {
+            let kept = self.state.lock().kept.clone();
+            if kept.is_some_and(|prefix| key.starts_with(&prefix)) {
                 sleep(Duration::from_millis(10)).await;
                 return Err(StoreError::new(StoreErrorKind::Denied, "deletes are not permitted"));
             }

@@ -3,7 +3,8 @@
 
 use super::following::{published_data, release};
 use super::*;
-use crate::format::names;
+use crate::format::freed::Freed;
+use crate::format::{envelope, freed, names};
 use crate::map::Object;
 use crate::memory::MemoryStore;
 use crate::simulated::{Network, SimulatedStore};
@@ -90,6 +91,28 @@ fn what_a_crash_has_left_is_deleted_by_short_imports() {
 }
 
 #[test]
+fn a_list_that_was_cut_on_its_way_is_read_again() {
+    let mut cut = 0;
+    for seed in 0..20 {
+        let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, seed);
+        let memory = Arc::clone(store.memory());
+        simulate(async {
+            let session = Session::create(&store, retaining("one", 1)).await;
+            let freed = published_data(&session).await;
+            release(&session, freed).await;
+            session.close().await;
+            let session = Session::open(&store, retaining("two", 2)).await.unwrap();
+            store.set_network(Network { cut: 300, ..Network::GOOD });
+            tokio::time::sleep(RETENTION + SHORT).await;
+            assert_eq!(session.counter("deleted_objects"), 1, "seed {seed}");
+            assert!(!has(&memory, &names::data(&freed)));
+            cut += session.counter("damaged_bodies");
+        });
+    }
+    assert!(cut > 0, "no list was cut");
+}
+
+#[test]
 fn a_damaged_list_makes_the_next_import_search() {
     let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     let memory = Arc::clone(store.memory());
@@ -98,13 +121,23 @@ fn a_damaged_list_makes_the_next_import_search() {
         let freed = published_data(&session).await;
         release(&session, freed).await;
         session.close().await;
-        memory.set(&lists(&memory)[0], b"FBobject and nothing else".to_vec());
+        let damaged = lists(&memory).remove(0);
+        memory.set(&damaged, b"FBobject and nothing else".to_vec());
         for seed in 2..5 {
             assert!(has(&memory, &names::data(&freed)));
             memory.advance(RETENTION * 2);
             import_shortly(&store, seed).await.close().await;
         }
         assert!(!has(&memory, &names::data(&freed)));
+        assert!(!has(&memory, &damaged));
+        // It was deleted, so that not every import searches.
+        let unnamed = names::data(&Object { first: 1 << 30, ..freed });
+        memory.set(&unnamed, vec![1]);
+        for seed in 5..7 {
+            memory.advance(RETENTION * 2);
+            import_shortly(&store, seed).await.close().await;
+        }
+        assert!(has(&memory, &unnamed));
     });
 }
 
@@ -141,5 +174,57 @@ fn a_delete_that_fails_is_tried_again() {
         store.set_keeping(false);
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(!has(store.memory(), &names::data(&freed)));
+    });
+}
+
+#[test]
+fn what_cannot_be_deleted_holds_nothing_else_up() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    let memory = Arc::clone(store.memory());
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        let kept = published_data(&session).await;
+        store.keep(&names::data(&kept));
+        release(&session, kept).await;
+        // A later root has released it.
+        let other = Object { first: 1 << 30, ..kept };
+        memory.set(&names::data(&other), vec![1]);
+        release(&session, other).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(session.counter("deletes_failed") > 0);
+        assert!(has(&memory, &names::data(&kept)));
+        assert!(!has(&memory, &names::data(&other)));
+        // It is tried for ever, but seldom.
+        let (hour, before) = (Duration::from_secs(3600), session.counter("deletes_failed"));
+        tokio::time::sleep(24 * hour).await;
+        let attempts = session.counter("deletes_failed") - before;
+        assert!((24..240).contains(&attempts), "{attempts} attempts");
+    });
+}
+
+#[test]
+fn what_is_left_of_a_list_is_in_the_queue_before_the_list_is_deleted() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    let memory = Arc::clone(store.memory());
+    simulate(async {
+        let session = Session::create(&store, retaining("one", 1)).await;
+        let left = published_data(&session).await;
+        release(&session, left).await;
+        session.close().await;
+        store.keep(&names::data(&left));
+        memory.advance(RETENTION * 2);
+        let session = Session::open(&store, retaining("two", 2)).await.unwrap();
+        while session.counter("deletes_failed") == 0 {
+            tokio::time::sleep(Duration::from_micros(100)).await;
+        }
+        // The delete of the list is under way. A close writes what is in memory.
+        session.engine.store_freed(true).await.unwrap();
+        let lists = lists(&memory);
+        let last = lists.iter().find(|key| {
+            names::parse_freed(key).is_some_and(|(id, _)| id.epoch == session.engine.epoch)
+        });
+        let (bytes, _) = memory.get_now(last.unwrap()).unwrap();
+        let (_, _, body) = envelope::open(&bytes).unwrap();
+        assert_eq!(freed::decode(body).unwrap(), [Freed::from(&left)]);
     });
 }
