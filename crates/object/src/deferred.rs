@@ -201,12 +201,12 @@ impl Engine {
     /// Finds the lists of earlier imports. Returns whether the owner of `epoch` has listed
     /// everything that nothing named.
     pub(crate) async fn find_lists(&self, epoch: u64) -> Result<bool, StoreError> {
-        let (mut page, mut complete) = (self.list_freed("").await?, false);
+        let (mut page, mut complete) = (self.list_at_last(names::FREED, "").await?, false);
         if page.is_empty() {
             return Ok(false);
         }
-        // This owner has written `super`.
-        let store_now = self.client.modified(names::SUPER).await?;
+        // This owner has written `super`. A list without a known age waits as if it were new.
+        let store_now = self.client.modified(names::SUPER).await.ok().flatten();
         while let Some(last_key) = page.last().cloned() {
             for key in page {
                 let Some((id, last)) = names::parse_freed(&key) else { continue };
@@ -215,7 +215,7 @@ impl Engine {
                 }
                 let written = match self.client.modified(&key).await {
                     Err(error) if error.kind() == StoreErrorKind::NotFound => continue,
-                    written => written?,
+                    written => written.ok().flatten(),
                 };
                 let age = store_now.zip(written).and_then(|(now, then)| now.checked_sub(then));
                 let age = age.unwrap_or_default().saturating_sub(CLOCK_MARGIN);
@@ -234,13 +234,33 @@ impl Engine {
                 });
                 complete |= last && id.epoch == epoch;
             }
-            page = self.list_freed(&last_key).await?;
+            page = self.list_at_last(names::FREED, &last_key).await?;
         }
         Ok(complete)
     }
 
-    async fn list_freed(&self, after: &str) -> Result<Vec<String>, StoreError> {
-        self.client.list(names::FREED, after, Persist::Background).await
+    /// Lists a page of keys. Repeats it until the store answers, or the device is closed or fenced.
+    pub(crate) async fn list_at_last(
+        &self,
+        prefix: &str,
+        after: &str,
+    ) -> Result<Vec<String>, StoreError> {
+        let mut failed_before = false;
+        loop {
+            if !self.may_delete() {
+                return Err(StoreError::new(StoreErrorKind::Closed, "the device was closed"));
+            }
+            match self.client.list(prefix, after, Persist::Background).await {
+                Err(error) if error.kind() != StoreErrorKind::Closed => {
+                    if !std::mem::replace(&mut failed_before, true) {
+                        let text = "cannot look for objects to delete; it is tried again";
+                        tracing::info!(store = %self.name, prefix, %error, text);
+                    }
+                    sleep(self.options.pin_check).await;
+                }
+                definite => return definite,
+            }
+        }
     }
 
     /// Deletes the batch that has waited the longest. Returns how long to wait then.

@@ -109,7 +109,7 @@ pub(crate) async fn open(
         Loader { client, store: name.into(), persist: Persist::Budget(options.read_budget) };
     let known = loader.known_super().await?;
     probe::probe(&loader.client, name).await?;
-    let known = take_over(&loader, known, &options).await?;
+    let (known, was_closed) = take_over(&loader, known, &options).await?;
     let mut loaded = loader.root(&known).await?;
     let (first, mut sequence) = loaded.chain.log;
     for epoch in first..known.content.epoch {
@@ -121,7 +121,7 @@ pub(crate) async fn open(
     let chain = loaded.chain.clone();
     let publisher = start(loader, known, loaded, options).await?;
     let (engine, root) = (publisher.engine.downgrade(), publisher.known.content.root.number);
-    publisher.engine.spawn(|_| orphans::resume(engine, chain, root));
+    publisher.engine.spawn(|_| orphans::resume(engine, chain, root, was_closed));
     Ok(publisher)
 }
 
@@ -204,12 +204,12 @@ impl Loader {
     }
 }
 
-/// Makes this host the owner.
+/// Makes this host the owner. Returns also whether the owner before had closed the store.
 pub(crate) async fn take_over(
     loader: &Loader,
     mut known: KnownSuper,
     options: &Options,
-) -> Result<KnownSuper, Error> {
+) -> Result<(KnownSuper, bool), Error> {
     let session = loader.client.nonce();
     for _ in 0..TAKEOVER_ATTEMPTS {
         let before = &known.content;
@@ -224,9 +224,9 @@ pub(crate) async fn take_over(
             owner: options.owner.clone(),
             ..before.clone()
         };
-        let session_before = before.session;
+        let (session_before, was_closed) = (before.session, before.closed);
         match swap_super(&loader.client, &known, &content).await {
-            Ok(known) => return Ok(known),
+            Ok(known) => return Ok((known, was_closed)),
             Err(Lost::Failed(error)) => return Err(At(&loader.store).failed(names::SUPER, error)),
             // The old owner has published a root.
             Err(Lost::Super(found)) if found.session == session_before => {

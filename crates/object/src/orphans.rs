@@ -4,24 +4,26 @@
 //!
 //! Only objects of older epochs are orphans: their owners can name nothing any more. An object is
 //! kept if the map has it, if the chain as of the open names it, or if it is the last log object of
-//! its epoch, which may be a fence. The cleaner rests meanwhile. Any error ends the pass; the next
-//! import searches again.
+//! its epoch, which may be a fence. The cleaner rests meanwhile. The pass waits for a store that is
+//! away.
+//!
+//! An owner that was fenced or has crashed may still put objects after that pass: it asks nobody
+//! before, and requests may be on their way. So the next import searches as well.
 
 use std::collections::HashSet;
 
 use forebay_base::sync::{Arc, Weak};
 
-use crate::client::Persist;
 use crate::engine::Engine;
 use crate::format::freed::Freed;
 use crate::format::names;
 use crate::format::root::Chain;
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::StoreError;
 
 /// Finds the lists of earlier imports, and orphans if the owner before has not said that there are
 /// none. `chain` is what the newest root named when the store was opened; `root` is the first one
-/// of this owner.
-pub(crate) async fn resume(engine: Weak<Engine>, chain: Chain, root: u64) {
+/// of this owner. `was_closed` tells whether the owner before had closed the store.
+pub(crate) async fn resume(engine: Weak<Engine>, chain: Chain, root: u64, was_closed: bool) {
     let Some(engine) = engine.upgrade() else { return };
     let found = match engine.find_lists(engine.epoch - 1).await {
         Ok(true) => Ok(()),
@@ -37,7 +39,7 @@ pub(crate) async fn resume(engine: Weak<Engine>, chain: Chain, root: u64) {
     }
     let mut state = engine.lock();
     state.searched = true;
-    state.freed.is_complete = found.is_ok();
+    state.freed.is_complete = found.is_ok() && was_closed;
 }
 
 struct Pass {
@@ -75,13 +77,9 @@ impl Pass {
         prefix: &str,
         is_orphan: impl Fn(&str, Option<&str>) -> bool,
     ) -> Result<(), StoreError> {
-        let client = &self.engine.client;
-        let mut page = client.list(prefix, "", Persist::Background).await?;
+        let mut page = self.engine.list_at_last(prefix, "").await?;
         while let Some(last) = page.last() {
-            if !self.engine.may_delete() {
-                return Err(StoreError::new(StoreErrorKind::Closed, "the device was closed"));
-            }
-            let next_page = client.list(prefix, last, Persist::Background).await?;
+            let next_page = self.engine.list_at_last(prefix, last).await?;
             let after = page.iter().skip(1).chain(next_page.first()).map(String::as_str);
             let pairs = page.iter().zip(after.map(Some).chain([None]));
             let orphans = pairs.filter(|(key, next)| is_orphan(key, *next));

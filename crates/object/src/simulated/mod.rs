@@ -83,6 +83,7 @@ struct State {
     full: bool,
     /// The start of the keys whose deletes are refused.
     kept: Option<String>,
+    timeless: bool,
     /// Bytes a second that the bodies of puts share.
     bandwidth: Option<u64>,
     uploads: u64,
@@ -134,6 +135,7 @@ impl SimulatedStore {
             away: false,
             full: false,
             kept: None,
+            timeless: false,
             bandwidth: None,
             uploads: 0,
             paused: false,
@@ -223,6 +225,11 @@ impl SimulatedStore {
     /// Lets the store refuse deletes of keys that start so, and answer all else.
     pub fn keep(&self, prefix: &str) {
         self.state.lock().kept = Some(prefix.to_owned());
+    }
+
+    /// Sets whether the store fails to tell when an object was written.
+    pub fn set_timeless(&self, timeless: bool) {
+        self.state.lock().timeless = timeless;
     }
 
     /// Sets the bandwidth that all puts share.
@@ -450,7 +457,12 @@ impl ObjectStore for SimulatedStore {
     }
 
     fn modified<'a>(&'a self, key: &'a str) -> StoreFuture<'a, Option<Duration>> {
-        Box::pin(self.look(move |store| store.modified_now(key), |modified| modified))
+        let timeless = self.state.lock().timeless;
+        let execute = move |store: &MemoryStore| match timeless {
+            true => Err(failure("the time is not known")),
+            false => store.modified_now(key),
+        };
+        Box::pin(self.look(execute, |modified| modified))
     }
 
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {

@@ -91,6 +91,77 @@ fn what_a_crash_has_left_is_deleted_by_short_imports() {
 }
 
 #[test]
+fn what_a_dead_owner_puts_after_the_search_is_found_by_the_next_one() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    let memory = Arc::clone(store.memory());
+    simulate(async {
+        let session = Session::create(&store, retaining("one", 1)).await;
+        let data = published_data(&session).await;
+        // It is paused, and is not closed.
+        session.engine.client.stop();
+        let session = import_shortly(&store, 2).await;
+        assert!(session.engine.lock().searched);
+        let late = names::data(&Object { first: 1 << 30, ..data });
+        memory.set(&late, vec![1]);
+        session.close().await;
+        // One import finds it, and the retention begins. The next one deletes it.
+        for seed in 3..5 {
+            assert!(has(&memory, &late));
+            memory.advance(RETENTION * 2);
+            import_shortly(&store, seed).await.close().await;
+        }
+        assert!(!has(&memory, &late));
+        assert!(has(&memory, &names::data(&data)));
+        // All owners since have closed the store: there is no search any more.
+        memory.set(&late, vec![1]);
+        for seed in 5..7 {
+            memory.advance(RETENTION * 2);
+            import_shortly(&store, seed).await.close().await;
+        }
+        assert!(has(&memory, &late));
+    });
+}
+
+#[test]
+fn the_search_waits_for_a_store_that_is_away() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    let memory = Arc::clone(store.memory());
+    simulate(async {
+        let session = Session::create(&store, retaining("one", 1)).await;
+        let freed = published_data(&session).await;
+        release(&session, freed).await;
+        session.engine.client.stop();
+        let session = Session::open(&store, retaining("two", 2)).await.unwrap();
+        store.set_away(true);
+        tokio::time::sleep(SHORT * 4).await;
+        assert!(!session.engine.lock().searched);
+        store.set_away(false);
+        tokio::time::sleep(RETENTION * 2).await;
+        assert!(!has(&memory, &names::data(&freed)));
+    });
+}
+
+#[test]
+fn a_list_of_an_unknown_age_waits_as_a_new_one() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    let memory = Arc::clone(store.memory());
+    simulate(async {
+        let session = Session::create(&store, retaining("one", 1)).await;
+        let freed = published_data(&session).await;
+        release(&session, freed).await;
+        session.close().await;
+        store.set_timeless(true);
+        memory.advance(RETENTION * 2);
+        let session = Session::open(&store, retaining("two", 2)).await.unwrap();
+        tokio::time::sleep(RETENTION - SHORT).await;
+        assert!(has(&memory, &names::data(&freed)));
+        tokio::time::sleep(SHORT * 3).await;
+        assert!(!has(&memory, &names::data(&freed)));
+        assert_eq!(session.counter("deleted_objects"), 1);
+    });
+}
+
+#[test]
 fn a_list_that_was_cut_on_its_way_is_read_again() {
     let mut cut = 0;
     for seed in 0..20 {
