@@ -188,7 +188,14 @@ impl Cleaner {
         let object = object_of(&extents, self.engine.epoch as u32, generation);
         body.push(directory::encode(&object, &extents).into());
         let body = Body::new(body);
-        self.engine.lock().merging = true;
+        {
+            let mut state = self.engine.lock();
+            if state.closing {
+                // The close looks once whether a merge is under way.
+                return Ok(());
+            }
+            state.merging = true;
+        }
         let put = self.engine.client.put(&names::data(&object), &body, Persist::Forever).await;
         put.map_err(|error| error.to_string())?;
         self.engine.count(ObjectCounters::MERGED_OBJECTS, count);

@@ -173,6 +173,41 @@ fn objects_that_are_far_from_each_other_are_not_merged() {
 }
 
 #[test]
+fn no_merge_begins_while_the_device_closes() {
+    /// A close begins while objects are looked at.
+    struct Closing(Arc<Engine>, Arc<LiveSectors>);
+    impl LiveRanges for Closing {
+        fn live(&self, start: u64, end: u64) -> Result<Vec<(u64, u64)>, String> {
+            self.0.lock().closing = true;
+            self.1.live(start, end)
+        }
+    }
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        let live = LiveSectors::new();
+        for tag in 0..12 {
+            let offset = MUTABLE_BYTES + tag * WINDOW_BYTES;
+            session.write(offset, 8, 1).await.unwrap();
+            live.set(offset, 8, true);
+            session.write(LABEL, 1, tag).await.unwrap();
+            session.flush().await.unwrap();
+        }
+        session.discard(MUTABLE_BYTES + 3 * SECTOR, 5).await;
+        live.set(MUTABLE_BYTES + 3 * SECTOR, 5, false);
+        let before = memory.objects();
+        let engine = Arc::clone(&session.engine);
+        let oracle = Arc::new(Closing(Arc::clone(&engine), live));
+        let cleaner = cleaner::Cleaner { engine, oracle };
+        assert!(cleaner.step().await);
+        assert!(session.engine.lock().closing);
+        assert_eq!(memory.objects(), before);
+        assert!(!session.engine.lock().merging);
+    });
+}
+
+#[test]
 fn an_oracle_that_does_not_know_keeps_everything() {
     struct Ignorant;
     impl LiveRanges for Ignorant {
