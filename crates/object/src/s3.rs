@@ -12,16 +12,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_base::sync::Arc;
 use futures_util::TryStreamExt;
-use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredential, S3ConditionalPut};
 use object_store::client::HttpError;
 use object_store::path::Path;
 use object_store::{
     ClientOptions, GetOptions, ObjectStore as _, ObjectStoreExt, PutMode, PutOptions, PutPayload,
-    RetryConfig, UpdateVersion,
+    RetryConfig, StaticCredentialProvider, UpdateVersion,
 };
 
 use crate::error::Error;
-use crate::profile::{self, Profile};
+use crate::profile::{self, Credentials, Profile};
 use crate::store::{
     Body, Condition, ObjectStore, StoreError, StoreErrorKind, StoreFuture, Version,
 };
@@ -86,8 +86,9 @@ pub fn connect(url: &str) -> Result<Arc<dyn ObjectStore>, Error> {
 
 /// The content of a file; `None` if there is none.
 fn read_if_there(path: &FilePath) -> std::io::Result<Option<String>> {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
     match std::fs::read_to_string(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(None),
         read => read.map(Some),
     }
 }
@@ -98,11 +99,16 @@ fn with_profile(
     profile: &Profile,
     variable: &dyn Fn(&str) -> Option<String>,
 ) -> AmazonS3Builder {
-    if let (Some(id), Some(secret)) = (&profile.access_key_id, &profile.secret_access_key) {
-        builder = builder.with_access_key_id(id).with_secret_access_key(secret);
-        if let Some(token) = &profile.session_token {
-            builder = builder.with_token(token);
-        }
+    if let Some(Credentials { access_key_id, secret_access_key, session_token }) =
+        &profile.credentials
+    {
+        // As a whole: a variable may hold the token of another key.
+        let credential = AwsCredential {
+            key_id: access_key_id.clone(),
+            secret_key: secret_access_key.clone(),
+            token: session_token.clone(),
+        };
+        builder = builder.with_credentials(Arc::new(StaticCredentialProvider::new(credential)));
     }
     let is_set = |names: &[&str]| names.iter().any(|name| variable(name).is_some());
     if let (Some(region), false) = (&profile.region, is_set(&REGIONS)) {
@@ -381,6 +387,27 @@ mod tests {
         let error = store.get("super").await.unwrap_err().to_string();
         assert!(error.contains("Connection refused"), "{error}");
         assert!(!error.contains("nothing-secret"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn keys_of_a_profile_are_not_used_with_a_token_of_a_variable() {
+        let credentials = Credentials {
+            access_key_id: "ONE".to_owned(),
+            secret_access_key: "one".to_owned(),
+            session_token: None,
+        };
+        let profile = Profile { credentials: Some(credentials), ..Profile::default() };
+        // As the variables have set it.
+        let builder = builder("bucket").with_token("stale");
+        let bucket = with_profile(builder, &profile, &|_| None).build().unwrap();
+        let used = bucket.credentials().get_credential().await.unwrap();
+        assert_eq!((used.key_id.as_str(), &used.token), ("ONE", &None));
+    }
+
+    #[test]
+    fn a_file_below_a_file_is_not_there() {
+        let file = std::env::current_exe().unwrap();
+        assert!(read_if_there(&file.join(".aws/config")).unwrap().is_none());
     }
 
     #[test]
