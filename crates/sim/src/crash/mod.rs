@@ -239,7 +239,7 @@ impl CrashTest {
         pool.export().expect("the export");
         stores.iter().for_each(|store| append::assert_sound(store));
         if let Some(device) = object_device {
-            device.close();
+            store::close(&device, self.seed);
         }
         let recordings = recorded.iter().map(|device| device.recording()).collect();
         drop(hint);

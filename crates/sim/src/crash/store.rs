@@ -20,6 +20,10 @@ use super::cuts::{Cuts, Recorder};
 /// The longest time that a request takes in one direction.
 const LATENCY_MAX: Duration = Duration::from_millis(3);
 
+/// How far the clock of the store goes forward between two hosts: what the one before has listed
+/// for its deletion is old then.
+const BETWEEN_HOSTS: Duration = Duration::from_secs(60);
+
 /// An empty store that is recorded.
 pub(super) fn recorded(fails: bool, seed: u64) -> Arc<SimulatedStore> {
     let network = if fails { Network::BAD } else { Network::GOOD };
@@ -36,12 +40,23 @@ pub(super) fn create(
     ObjectDevice::create(Arc::new(store), "store", options(0, seed)).expect("a store")
 }
 
-/// Checkpoints are frequent. What is freed is deleted at once, so that a delete too many is found.
+/// Whether what is freed waits in lists of the store: those are in crash images then.
+fn has_lists(seed: u64) -> bool {
+    seed.is_multiple_of(2)
+}
+
+/// Checkpoints are frequent. What is freed is deleted at once, so that a delete too many is found,
+/// or goes to lists, which a later host finds.
 fn options(host: u64, seed: u64) -> Options {
+    let (grace, freed_max) = match has_lists(seed) {
+        true => (Duration::from_millis(20), 4),
+        false => (Duration::ZERO, Options::default().freed_max),
+    };
     Options {
         owner: format!("host {host}"),
         seal_after: Duration::from_millis(1),
-        grace: Duration::ZERO,
+        grace,
+        freed_max,
         pin_check: Duration::from_millis(10),
         chain_objects: 4 + seed % 16,
         seed: Some(seed ^ host << 32),
@@ -60,6 +75,18 @@ pub(super) fn start_cleaner(device: &ObjectDevice, pool: &Pool) {
     device.set_live_ranges(Arc::new(Live(pool.live_ranges())));
 }
 
+/// Closes the device of the work.
+///
+/// # Panics
+/// If it was to write lists of what is freed, and has written none.
+pub(super) fn close(device: &ObjectDevice, seed: u64) {
+    let stats = device.stats();
+    let lists = stats.counters.iter().find(|counter| counter.0 == "freed_lists");
+    let lists = lists.map_or(0, |counter| counter.2);
+    assert!(lists > 0 || !has_lists(seed), "no list of freed objects was written");
+    device.close();
+}
+
 /// A store after a crash, with the host that has it now.
 pub(crate) struct StoreImage {
     front: Arc<SimulatedStore>,
@@ -72,6 +99,7 @@ impl StoreImage {
     /// The next host takes the store over.
     pub(super) fn new(crashed: CrashedStore, seed: u64) -> Self {
         let front = SimulatedStore::after_crash(crashed, seed);
+        front.memory().advance(BETWEEN_HOSTS);
         let options = Options { force: true, ..options(1, seed) };
         let device = ObjectDevice::open(Arc::<SimulatedStore>::clone(&front), "image", options)
             .unwrap_or_else(|error| panic!("the takeover: {error}"));
@@ -96,6 +124,7 @@ impl StoreImage {
     pub(super) fn reopen(&mut self) {
         self.device.close();
         self.host += 1;
+        self.front.memory().advance(BETWEEN_HOSTS);
         let store = Arc::<SimulatedStore>::clone(&self.front);
         self.device = ObjectDevice::open(store, "image", options(self.host, self.seed))
             .unwrap_or_else(|error| panic!("an open after a close: {error}"));
