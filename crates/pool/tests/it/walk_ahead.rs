@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use forebay_base::rng::SmallRng;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Decorator, Device, Op, Request};
+use forebay_pool::Pool;
 
-use crate::common::{MIB, check, dataset};
+use crate::common::{MIB, arena, check, dataset};
 use crate::object_store::{Store, disk};
 
 /// Counts the reads in flight.
@@ -62,5 +64,61 @@ fn a_check_of_an_object_store_reads_ahead() {
     assert!((8..=17).contains(&most), "{most} reads in flight");
     let report = pool.scrub(&mut |_| std::ops::ControlFlow::Continue(())).unwrap();
     assert!(report.complete && report.lost_count == 0, "{report:?}");
+    pool.export().unwrap();
+}
+
+/// A pool of small objects, and the address of a block of one of them.
+fn with_objects(faults: &Arc<FaultDevice>) -> (Store, Pool, u64) {
+    let store = Store::over(Arc::clone(faults) as Arc<dyn Device>);
+    let pool = store.create();
+    let data = dataset(&pool);
+    let mut content = vec![0; 8192];
+    SmallRng::from_seed(1).fill(&mut content);
+    for number in 0..100_u64 {
+        let tx = pool.begin().unwrap();
+        let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();
+        content[..8].copy_from_slice(&number.to_le_bytes());
+        object.write(&tx, 0, &content).unwrap();
+    }
+    pool.sync().unwrap();
+    content[..8].copy_from_slice(&50_u64.to_le_bytes());
+    let arena = arena();
+    let at = (0..64 * MIB).step_by(4096).find(|at| {
+        let read = faults.run(Request::read(*at, arena.alloc(4096).unwrap())).into_buffer();
+        read.unwrap()[..] == content[..4096]
+    });
+    (store, pool, at.expect("content that cannot be compressed is stored as it is"))
+}
+
+/// So late that the walk finds its blocks read ahead.
+fn delay_reads(faults: &FaultDevice) {
+    faults.add(Rule::new(Fault::Delay(Duration::from_millis(5))).on(Op::Read));
+}
+
+#[test]
+fn a_bad_block_that_was_read_ahead_is_found() {
+    let faults = Arc::new(FaultDevice::new(disk(), 7));
+    let (_store, pool, at) = with_objects(&faults);
+    faults.add(Rule::new(Fault::Rot { bits: 9 }).on(Op::Read).within(at..at + 4096));
+    delay_reads(&faults);
+    let report = pool.check(&mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+    assert!(report.complete && report.damaged_count == 1, "{report:?}");
+    let report = pool.scrub(&mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+    assert!(report.complete && report.lost_count == 1, "{report:?}");
+    faults.clear();
+    check(&pool);
+    pool.export().unwrap();
+}
+
+/// The walk reads it again itself.
+#[test]
+fn a_read_ahead_that_fails_is_no_damage() {
+    let faults = Arc::new(FaultDevice::new(disk(), 7));
+    let (_store, pool, at) = with_objects(&faults);
+    let failure = Rule::new(Fault::Error(5)).on(Op::Read).within(at..at + 4096).times(1);
+    let rule = faults.add(failure);
+    delay_reads(&faults);
+    check(&pool);
+    assert_eq!(faults.remove(rule), Some(1), "the block was read, and that failed");
     pool.export().unwrap();
 }

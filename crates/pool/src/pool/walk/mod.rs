@@ -259,7 +259,10 @@ impl<'a> Walk<'a> {
         let names = pool.names_by_number().unwrap_or_default();
         let names = names.into_iter().map(|(number, name)| (number, Arc::from(name))).collect();
         // Other devices answer soon, and have one head or a short queue.
-        let ahead = pool.txgs.may_have_outages().then(Ahead::new);
+        let ahead = pool.txgs.may_have_outages().then(|| {
+            let cache = pool.store.cache();
+            Ahead::new(cache.bound_bytes())
+        });
         Self { pool, until, at, names, blocks_left: 0, ahead, visitor }
     }
 
