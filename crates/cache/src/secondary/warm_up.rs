@@ -74,6 +74,13 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         inner.hold();
         WarmUp { inner: NonNull::from(inner), evicted: inner.evicted() }
     }
+
+    /// Bytes that a warm-up which began now could fill: free capacity, less a reserve for inserts.
+    /// Cheap: two loads.
+    pub fn free_bytes(&self) -> u64 {
+        let inner = self.inner();
+        inner.warm_up_limit().saturating_sub(inner.capacity.reserved())
+    }
 }
 
 impl<K: Key, V: Send + Sync + 'static> WarmUp<K, V> {

@@ -318,7 +318,7 @@ impl LeafStore for Leaves {
     }
 
     fn free_bytes(&self) -> u64 {
-        self.0.io.store.cache().cache().warm_up().bytes()
+        self.0.io.store.cache().cache().free_bytes()
     }
 
     fn may_merge(&self, tx: &Tx) -> bool {

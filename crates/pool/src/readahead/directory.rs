@@ -66,6 +66,14 @@ impl DirectoryReadahead {
         self.more(leaves, end)
     }
 
+    /// So many leaves at most would be prefetched if misses followed.
+    pub(crate) fn left(&mut self, operations: u64, leaves: u64, end: u64) -> u64 {
+        self.pass(operations);
+        let starts_anew = self.hits >= leaves.saturating_mul(HITS_PER_LEAF);
+        let next = if starts_anew { 0 } else { self.next };
+        last(leaves, end).saturating_sub(next).min(leaves)
+    }
+
     /// Reports that an operation had to look up its leaf again, such as the first one of a txg.
     /// Returns the leaves whose residency to check, if the last check was long ago.
     pub(crate) fn check_residency(&mut self, operations: u64, leaves: u64, end: u64) -> Range<u64> {
@@ -97,8 +105,7 @@ impl DirectoryReadahead {
 
     /// The next leaves of the current pass.
     pub(crate) fn more(&mut self, leaves: u64, end: u64) -> Range<u64> {
-        // An unbalanced directory has few leaves and many numbers.
-        let end = end.min(leaves.saturating_mul(4));
+        let end = last(leaves, end);
         if self.next >= end {
             return 0..0;
         }
@@ -107,6 +114,11 @@ impl DirectoryReadahead {
         self.next = (first + LEAF_BATCH).min(end);
         first..self.next
     }
+}
+
+/// Where a pass ends. An unbalanced directory has few leaves and many numbers.
+fn last(leaves: u64, end: u64) -> u64 {
+    end.min(leaves.saturating_mul(4))
 }
 
 #[cfg(test)]
@@ -157,6 +169,18 @@ mod tests {
         assert!(ahead.check_residency(800, 100, 128).is_empty());
         assert!(ahead.miss(1198, 100, 128).is_empty());
         assert_eq!(ahead.check_residency(1199, 100, 128), 0..LEAF_BATCH);
+    }
+
+    #[test]
+    fn what_is_left_of_a_pass_shrinks() {
+        let mut ahead = DirectoryReadahead::default();
+        assert_eq!((ahead.left(0, 100, 128), ahead.left(0, 1, 128)), (100, 1));
+        assert!(ahead.miss_again(0, 100, 128).is_empty(), "questions are no misses");
+        for left in [128 - LEAF_BATCH, 0] {
+            ahead.miss_again(0, 100, 128);
+            assert_eq!(ahead.left(0, 100, 128), left);
+        }
+        assert_eq!((ahead.left(399, 100, 128), ahead.left(400, 100, 128)), (0, 100));
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! Most operations need a leaf, and misses start a pass over all of them, see
 //! [`DirectoryReadahead`](crate::readahead::DirectoryReadahead). New names need none while they are
-//! buffered. Then leaves are read ahead only if the cache has free memory for all of them, such as
-//! after an import, or if filters do not help.
+//! buffered. Then leaves are read ahead only if the cache has free memory for all that are left of
+//! the pass, such as after an import, or if filters do not help.
 //!
 //! # Locking
 //!
@@ -11,7 +11,7 @@
 
 use super::store::LeafStore;
 use super::{DirectoryForm, DirectoryState, FetchedKind, Ordering, Zap};
-use crate::format::ZapBlock;
+use crate::format::{ZAP_LEAF_BYTES, ZapBlock};
 use crate::readahead::LEAF_BATCH;
 use crate::wait::Wait;
 
@@ -25,9 +25,9 @@ enum Missed {
     Leaf,
     /// It had to look up where its leaf is.
     Pointer,
-    /// It had to fetch its leaf, while new names are buffered.
+    /// It had to fetch its leaf, because the filter could not tell, while new names are buffered.
     FilteredLeaf,
-    /// It did without its leaf, and buffered its name.
+    /// It did without its leaf, and buffered its name, or could not because the page is full.
     BufferedLeaf,
 }
 
@@ -42,17 +42,27 @@ impl<S: LeafStore> Zap<S> {
         }
     }
 
-    /// As [`read_ahead`](Self::read_ahead), after an operation on a name that does not exist before
-    /// it. While names are buffered, new names need no leaves. But leaves that find free memory
-    /// spare them the way through the buffer.
+    /// As [`read_ahead`](Self::read_ahead), after a search for a name that does not exist. While
+    /// names are buffered, that needs no leaf, unless the filter cannot tell.
     #[inline]
-    pub(super) fn read_ahead_for_new(&self, fetched: FetchedKind, lacks_leaf: bool, wait: Wait) {
-        if lacks_leaf {
-            self.read_leaves_ahead(Missed::BufferedLeaf, wait);
-        } else if !self.buffers.load(Ordering::Relaxed) {
+    pub(super) fn read_ahead_for_absent(&self, fetched: FetchedKind, wait: Wait) {
+        if !self.buffers.load(Ordering::Relaxed) {
             self.read_ahead(fetched, wait);
         } else if fetched == FetchedKind::Leaf {
             self.read_leaves_ahead(Missed::FilteredLeaf, wait);
+        }
+    }
+
+    /// As [`read_ahead`](Self::read_ahead), after a change that adds a name. While names are
+    /// buffered, new names need no leaves. But leaves that find free memory spare them the way
+    /// through the buffer.
+    #[inline]
+    pub(super) fn read_ahead_for_new(&self, fetched: FetchedKind, lacks_leaf: bool, wait: Wait) {
+        let buffers = || self.buffers.load(Ordering::Relaxed);
+        if lacks_leaf || fetched == FetchedKind::Leaf && buffers() {
+            self.read_leaves_ahead(Missed::BufferedLeaf, wait);
+        } else if !buffers() {
+            self.read_ahead(fetched, wait);
         }
     }
 
@@ -69,10 +79,14 @@ impl<S: LeafStore> Zap<S> {
                 _ if visited > 0 => ahead.more(leaves, end),
                 Missed::Leaf => ahead.miss(operations, leaves, end),
                 Missed::Pointer => ahead.check_residency(operations, leaves, end),
-                Missed::BufferedLeaf if !fat.leaves_fit(&self.store) => return,
-                Missed::BufferedLeaf | Missed::FilteredLeaf => {
+                Missed::BufferedLeaf => {
+                    let left = ahead.left(operations, leaves, end);
+                    if left == 0 || !self.has_memory_for(left) {
+                        return;
+                    }
                     ahead.miss_again(operations, leaves, end)
                 }
+                Missed::FilteredLeaf => ahead.miss_again(operations, leaves, end),
             };
             let ids: Vec<ZapBlock> = ids.map(ZapBlock::Leaf).collect();
             drop(state);
@@ -91,5 +105,11 @@ impl<S: LeafStore> Zap<S> {
                 return;
             }
         }
+    }
+
+    /// Whether the cache has free memory for so many leaves. Those that a pass has read have taken
+    /// some, so it asks for the rest only.
+    fn has_memory_for(&self, leaves: u64) -> bool {
+        leaves.saturating_mul(ZAP_LEAF_BYTES as u64) <= self.store.free_bytes()
     }
 }

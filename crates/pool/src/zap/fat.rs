@@ -388,11 +388,6 @@ impl Fat {
         leaves_of(&self.header)
     }
 
-    /// Whether the cache has free memory for all leaves.
-    pub(super) fn leaves_fit<S: LeafStore>(&self, store: &S) -> bool {
-        self.leaves().saturating_mul(ZAP_LEAF_BYTES as u64) <= store.free_bytes()
-    }
-
     /// Calls `f` with the leaf of a hash.
     #[inline]
     pub(super) fn with_leaf_of<S: LeafStore, R>(

@@ -36,8 +36,8 @@ pub(super) struct MemoryStoreState {
     /// Shares of memory, and their maximum.
     pub(super) aid_memory: AidMemory,
     pub(super) aid_bytes_max: Option<u64>,
-    /// Free memory of the cache.
-    pub(super) free_bytes: u64,
+    /// Memory of the cache for leaves.
+    pub(super) cache_bytes: u64,
     /// With so many leaves a directory is large.
     pub(super) aided_leaves: u64,
     /// How often moves of names were asked for, and creates slowed down.
@@ -435,7 +435,10 @@ impl LeafStore for MemoryStore {
     }
 
     fn free_bytes(&self) -> u64 {
-        self.state.lock().free_bytes
+        let state = self.state.lock();
+        let leaves = state.leaves.iter().filter(|(id, _)| matches!(id, ZapBlock::Leaf(_)));
+        let resident = leaves.filter(|(_, leaf)| !leaf.is_away()).map(|(_, leaf)| leaf.bytes.len());
+        state.cache_bytes.saturating_sub(resident.sum::<usize>() as u64)
     }
 
     fn may_merge(&self, _: &()) -> bool {

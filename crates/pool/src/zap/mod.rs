@@ -272,7 +272,7 @@ impl<S: LeafStore> Zap<S> {
         if found.is_some() {
             self.read_ahead(fetched, wait);
         } else {
-            self.read_ahead_for_new(fetched, false, wait);
+            self.read_ahead_for_absent(fetched, wait);
         }
         Ok(found)
     }
@@ -355,7 +355,7 @@ impl<S: LeafStore> Zap<S> {
         })?;
         // The change finds its leaf in memory, and will not know that it was not.
         if fetched == FetchedKind::Leaf {
-            self.read_ahead_for_new(fetched, false, wait);
+            self.read_ahead_for_absent(fetched, wait);
         }
         Ok(())
     }
