@@ -326,6 +326,12 @@ impl LeafStore for Leaves {
         tx.has_spare(2 * FIRST_BYTES)
     }
 
+    #[inline]
+    fn may_open_filter(&self, tx: &Tx) -> bool {
+        // Only a transaction that frees space in a full pool has reserved less.
+        tx.has_spare(FIRST_BYTES / 2)
+    }
+
     fn request_merge(&self) {
         self.0.io.ahead.merges().push(Arc::downgrade(&self.0));
     }

@@ -415,7 +415,8 @@ impl Fat {
         hash: u32,
         mut f: impl FnMut(&mut LeafMut<'_>) -> Result<R, LeafDefect>,
     ) -> Result<OpStep<R, S::Ticket>> {
-        let (deepest, seed) = (self.header.depth, self.filter_seed());
+        let deepest = self.header.depth;
+        let seed = self.filter_seed().filter(|_| access.store.may_open_filter(tx));
         self.descend(access.store, hash, |id| {
             let filter = access.filter_opening(seed, id);
             access.store.with_leaf_mut(tx, ZapBlock::Leaf(id), filter, access.fetched, |bytes| {

@@ -49,7 +49,7 @@ pub(super) struct MemoryStoreState {
     pub(super) buffers_nothing: bool,
     /// Whether a block or inline content that this txg has not changed cannot be changed.
     pub(super) is_full: bool,
-    /// Whether transactions have no space for merges.
+    /// Whether transactions have no space for merges and filters.
     pub(super) is_short_of_space: bool,
     /// Blocks whose read fails.
     pub(super) unreadable: HashSet<ZapBlock>,
@@ -442,6 +442,10 @@ impl LeafStore for MemoryStore {
     }
 
     fn may_merge(&self, _: &()) -> bool {
+        !self.state.lock().is_short_of_space
+    }
+
+    fn may_open_filter(&self, _: &()) -> bool {
         !self.state.lock().is_short_of_space
     }
 

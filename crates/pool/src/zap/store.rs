@@ -154,6 +154,10 @@ pub(crate) trait LeafStore {
     /// own.
     fn may_merge(&self, tx: &Self::Tx) -> bool;
 
+    /// Whether a change of a leaf may open its filter block too. If not, the filter is void, and
+    /// the transaction needs less space.
+    fn may_open_filter(&self, tx: &Self::Tx) -> bool;
+
     /// Asks for [`start_merge`](super::Zap::start_merge) on another thread, until
     /// [`end_merge_request`](super::Zap::end_merge_request).
     fn request_merge(&self);

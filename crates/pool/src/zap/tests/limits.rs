@@ -271,3 +271,22 @@ fn buffered_names_need_no_share_of_memory() {
     store.commit();
     assert_eq!(zap.audit().expect("it is valid").entries, 20_500);
 }
+
+/// A removal must succeed in a full pool.
+#[test]
+fn a_transaction_that_is_short_of_space_opens_no_filter() {
+    let (zap, store) = evicted(20_000);
+    store.state.lock().is_short_of_space = true;
+    for number in 0..100 {
+        zap.remove(&(), &name(number)).expect("it exists");
+    }
+    assert_eq!(store.dirty_blocks(is_filter), 0);
+    store.commit();
+    evict_leaves(&store);
+    for number in 0..200 {
+        let found = zap.lookup(&name(number), Wait::Allowed).expect("it is possible");
+        assert_eq!(found.is_some(), number >= 100);
+    }
+    let stats = zap.audit().expect("it is valid");
+    assert!(stats.filters < stats.leaves && stats.entries == 19_900, "{stats}");
+}
