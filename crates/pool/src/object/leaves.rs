@@ -336,6 +336,11 @@ impl LeafStore for Leaves {
         self.0.io.ahead.merges().push(Arc::downgrade(&self.0));
     }
 
+    fn request_drain(&self) {
+        let ahead = &self.0.io.ahead;
+        ahead.merges().push_drain(Arc::downgrade(&self.0), ahead.clock().now_ns());
+    }
+
     fn slow_down(&self, pace: &Pace, wait: Wait) -> Result<()> {
         let ahead = &self.0.io.ahead;
         let tunables = &ahead.directories().tunables;

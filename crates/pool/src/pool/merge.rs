@@ -7,6 +7,10 @@
 //! read, reports it, and tries it again after a pause. If no transaction can begin, because the
 //! pool is full or suspended, it gives up until a create queues the directory again.
 //!
+//! A lookup that must ask the buffer queues the directory for a drain. Once no more names are
+//! buffered for a second, the thread moves all of them, a batch at a time, with pauses. Creates
+//! that begin again stop it.
+//!
 //! # Locking
 //!
 //! `pool-merge-thread` holds the handle of the thread. The thread takes `object-lock` of the
@@ -23,7 +27,7 @@ use crate::object::{Leaves, Node};
 use crate::reservation::Intent;
 use crate::tx::Transaction;
 use crate::wait::Wait;
-use crate::zap::{MergeBatch, MergeQueue, Zap};
+use crate::zap::{DRAIN_PAUSE_NS, DrainStep, MergeBatch, MergeQueue, MergeTask, Zap};
 
 use super::{Directory, PoolInner};
 
@@ -31,6 +35,10 @@ use super::{Directory, PoolInner};
 const MERGE_LEAVES: usize = 64;
 /// Pause after a failure.
 const FAILURE_PAUSE: Duration = Duration::from_millis(100);
+/// Pause between two batches of a drain, which nobody waits for.
+const DRAIN_BATCH_PAUSE_NS: u64 = 100_000_000;
+/// Pause of a drain that cannot go on.
+const DRAIN_FAILURE_PAUSE_NS: u64 = 60_000_000_000;
 
 /// The handle of the thread.
 pub(super) struct Merges(Mutex<Option<JoinHandle<()>>>);
@@ -40,6 +48,7 @@ struct Moving {
     node: Arc<Node>,
     zap: Arc<Zap<Leaves>>,
     batch: MergeBatch<Leaves>,
+    drains: bool,
 }
 
 impl Merges {
@@ -66,6 +75,7 @@ impl Directory {
     /// # Errors
     /// As [`insert`](Self::insert), and those of [`Pool::begin`](super::Pool::begin).
     pub fn merge_buffered(&self) -> Result<u64> {
+        self.zap.retry_unreadable();
         let mut batch = self.zap.start_merge(MERGE_LEAVES, true);
         self.zap.load_merge(&mut batch, || false);
         while !batch.is_empty() {
@@ -88,6 +98,7 @@ pub(super) fn start(inner: &Arc<PoolInner>) -> Result<()> {
         Error::new(ErrorKind::NoMemory, "the system gives no thread for the pool").because(error)
     })?;
     *inner.merges.0.lock() = Some(thread);
+    inner.merge_queue().begin_drains();
     Ok(())
 }
 
@@ -107,20 +118,61 @@ impl PoolInner {
     }
 
     fn move_all_names(&self) {
-        let queue = self.merge_queue();
+        let (queue, clock) = (self.merge_queue(), self.mos.io.ahead.clock());
         let mut reading: Option<Moving> = None;
         loop {
-            let next = queue.next(reading.is_none());
+            let next = queue.next(clock, reading.is_none());
             if next.is_none() && reading.is_none() {
                 return;
             }
-            let started = next.and_then(|node| self.start_moving(&node));
+            let started = next.and_then(|task| match task {
+                MergeTask::Move(node) => self.start_moving(&node),
+                MergeTask::Drain(node) => self.start_draining(&node),
+            });
             let Some(mut moving) = std::mem::replace(&mut reading, started) else { continue };
-            if self.finish_moving(&mut moving).is_err() {
+            let moved = self.finish_moving(&mut moving);
+            if moving.drains {
+                let failed = moved.is_err() || moving.batch.error.is_some();
+                self.drain_on(&moving.node, moving.batch.has_moved, failed);
+            }
+            if moved.is_err() {
                 self.give_up(reading.take());
             }
             self.report(&moving.node, &mut moving.batch);
         }
+    }
+
+    /// Starts to read the next leaves of a directory that no more names are added to.
+    fn start_draining(&self, node: &Weak<Node>) -> Option<Moving> {
+        let node = node.upgrade()?;
+        let zap = node.directory.lock().upgrade()?;
+        let leaves = self.tunables.directories().directory_merge_reads() as usize;
+        match zap.drain_step() {
+            DrainStep::Ended => return None,
+            DrainStep::Idle if leaves > 0 => {}
+            DrainStep::Idle | DrainStep::Busy => {
+                self.drain_on(&node, false, leaves == 0);
+                return None;
+            }
+        }
+        let mut batch = zap.start_merge(leaves, true);
+        let failed = self.report(&node, &mut batch);
+        if batch.is_empty() {
+            self.drain_on(&node, false, failed);
+            return None;
+        }
+        Some(Moving { node, zap, batch, drains: true })
+    }
+
+    /// Queues a directory for the next step of its drain.
+    fn drain_on(&self, node: &Arc<Node>, has_moved: bool, failed: bool) {
+        let pause_ns = match (has_moved, failed) {
+            (true, _) => DRAIN_BATCH_PAUSE_NS,
+            (false, true) => DRAIN_FAILURE_PAUSE_NS,
+            (false, false) => DRAIN_PAUSE_NS,
+        };
+        let due_ns = self.mos.io.ahead.clock().now_ns().saturating_add(pause_ns);
+        self.merge_queue().push_drain_at(Arc::downgrade(node), due_ns);
     }
 
     /// Starts to read the next leaves of a directory, and queues it again.
@@ -138,7 +190,7 @@ impl PoolInner {
             return None;
         }
         self.merge_queue().push(Arc::downgrade(&node));
-        (!batch.is_empty()).then(|| Moving { node, zap, batch })
+        (!batch.is_empty()).then(|| Moving { node, zap, batch, drains: false })
     }
 
     /// Reports why names of a batch do not move. Returns whether there is a reason.
@@ -152,7 +204,7 @@ impl PoolInner {
     /// Waits for the leaves of a batch, and moves their names.
     fn finish_moving(&self, moving: &mut Moving) -> Result<()> {
         let queue = self.merge_queue();
-        let Moving { node, zap, batch } = moving;
+        let Moving { node, zap, batch, .. } = moving;
         zap.load_merge(batch, || queue.is_closed());
         while !batch.is_empty() && !queue.is_closed() {
             let tx = self.begin_moving()?;
@@ -175,10 +227,17 @@ impl PoolInner {
     /// After a failure: forgets all directories until a create queues them again.
     fn give_up(&self, reading: Option<Moving>) {
         let queue = self.merge_queue();
-        let nodes = std::iter::from_fn(|| queue.next(false)).filter_map(|node| node.upgrade());
+        let nodes = std::iter::from_fn(|| queue.next_move()).filter_map(|node| node.upgrade());
         let zaps = nodes.filter_map(|node| node.directory.lock().upgrade());
-        for zap in zaps.chain(reading.map(|moving| moving.zap)) {
+        zaps.for_each(|zap| {
             zap.end_merge_request(true);
+        });
+        match reading {
+            Some(moving) if moving.drains => self.drain_on(&moving.node, false, true),
+            Some(moving) => {
+                moving.zap.end_merge_request(true);
+            }
+            None => {}
         }
         queue.pause(FAILURE_PAUSE);
     }

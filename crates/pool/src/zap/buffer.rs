@@ -41,7 +41,8 @@ use crate::{ErrorKind, Result};
 
 /// A full page splits if it covers leaves that are deeper by more than this.
 pub(super) const PAGE_SPAN: u8 = 3;
-/// A leaf in memory that no unsynced txg has changed gets its names when so many wait for it.
+/// A leaf in memory that no unsynced txg has changed gets its names when so many wait for it: a
+/// page is written at less cost. If all leaves seem to be in memory, it gets them at once.
 const MERGE_NAMES: usize = 12;
 /// Names that move to a leaf leave space for the longest entry: another transaction may have
 /// removed a name from the leaf, and undo that.
@@ -137,8 +138,10 @@ impl Fat {
                 return Ok(Some(OpStep::Done(Changed::new(Change::Missing, false))));
             }
             OpStep::Done(InPage::Missing) => {
+                let has_all = self.sweep.note_found_leaf(self.leaves());
                 if !leaf.is_open
                     && !leaf.has_hash
+                    && !has_all
                     && self.may_buffer(access.store)
                     && self.count_buffered(access, hash, leaf.depth)?.unwrap_or(0) < MERGE_NAMES
                 {

@@ -355,6 +355,7 @@ impl Fat {
         let (ZapBlock::Leaf(id), Some(txg)) = (S::block_of(ticket), S::txg_of(ticket)) else {
             return Ok(OpStep::Done(Answer::Maybe));
         };
+        self.sweep.note_missing_leaf();
         if !self.takes_share(access.store) || access.is_lost(filter_of(id)) {
             return Ok(OpStep::Done(Answer::Maybe));
         }

@@ -42,6 +42,7 @@ pub(super) struct MemoryStoreState {
     pub(super) aided_leaves: u64,
     /// How often moves of names were asked for, and creates slowed down.
     pub(super) merge_requests: u64,
+    pub(super) drain_requests: u64,
     pub(super) slowed: u64,
     /// Whether prefetched blocks never arrive.
     pub(super) prefetches_nothing: bool,
@@ -177,6 +178,7 @@ impl MemoryStore {
 impl Zap<MemoryStore> {
     /// Moves the names of some leaves. Returns the number of names that are still buffered.
     pub(super) fn merge_some(&self) -> Result<u64> {
+        self.retry_unreadable();
         let mut batch = self.start_merge(64, true);
         self.load_merge(&mut batch, || false);
         while !batch.is_empty() {
@@ -451,6 +453,10 @@ impl LeafStore for MemoryStore {
 
     fn request_merge(&self) {
         self.state.lock().merge_requests += 1;
+    }
+
+    fn request_drain(&self) {
+        self.state.lock().drain_requests += 1;
     }
 
     fn slow_down(&self, _: &Pace, _: Wait) -> Result<()> {

@@ -72,8 +72,8 @@ pub use entry::{Cookie, Entry, Value};
 pub(crate) use fat::{counts_of, filter_of, put_counts};
 pub(crate) use filter::{SlotChange, open as open_filter, rebuild as rebuild_filter};
 pub(crate) use leaf::pack;
-pub(crate) use queue::{MergeQueue, Pace};
-pub(crate) use rounds::MergeBatch;
+pub(crate) use queue::{DRAIN_PAUSE_NS, MergeQueue, MergeTask, Pace};
+pub(crate) use rounds::{DrainStep, MergeBatch};
 pub(crate) use share::AidShare;
 pub use stats::{LeavesByPointers, ZapStats};
 pub(crate) use store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
@@ -167,6 +167,8 @@ struct WriteState {
     entries: AtomicU64,
     /// Whether the store was asked to move buffered names. Cleared under the lock.
     merge_requested: AtomicBool,
+    /// Whether it was asked to move all of them when no more come. Cleared under the lock.
+    drain_requested: AtomicBool,
     /// How much creates are slowed down. Its pressure is written under the lock.
     pace: Pace,
 }
@@ -222,6 +224,7 @@ impl<S: LeafStore> Zap<S> {
             operations: Operations::new(),
             entries,
             merge_requested: AtomicBool::new(false),
+            drain_requested: AtomicBool::new(false),
             pace: Pace::new(),
         });
         Self { store, seed, hints: Hints::new(), buffers, aided, write_state }
@@ -253,7 +256,7 @@ impl<S: LeafStore> Zap<S> {
         // Read before the leaf: a name never moves from a leaf to the buffer.
         let buffers = self.buffers.load(Ordering::Acquire);
         match self.probe(name.hash(), name.name)? {
-            Some(None) if buffers => {}
+            Some(None) if buffers => self.request_drain(),
             Some(found) => return Ok(found),
             None => {}
         }

@@ -1,5 +1,7 @@
 //! Directories whose buffered names should move to their leaves, and creates that wait for that.
 //!
+//! A directory whose names should all move when creates pause waits here for that, too.
+//!
 //! A directory is queued when its buffer is a quarter full. One thread of the pool takes it, see
 //! `pool/merge.rs`. Creates are slowed down when names come faster than they move: let `x` be how
 //! far the buffer is between the start of that (0) and its end (1). A create waits
@@ -10,7 +12,7 @@
 //!
 //! `directory-merges` protects the queue. The thread sleeps on it, and slowed creates too.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use forebay_base::clock::Clock;
@@ -23,6 +25,8 @@ use crate::wait::Wait;
 
 /// Longest delay of a create.
 const DELAY_MAX_NS: u64 = 100_000_000;
+/// A drain looks after so long whether names have come, and begins if none have.
+pub(crate) const DRAIN_PAUSE_NS: u64 = 1_000_000_000;
 /// Delays add up to this before a create sleeps for them.
 const SLACK_NS: u64 = 200_000;
 
@@ -35,7 +39,20 @@ pub(crate) struct MergeQueue<T> {
 
 struct QueueState<T> {
     directories: VecDeque<T>,
+    /// Those to drain, by the time of that and a serial number.
+    drains: BTreeMap<(u64, u64), T>,
+    serial: u64,
+    /// Whether there is a thread that drains: not in a read-only pool.
+    drains_any: bool,
     closed: bool,
+}
+
+/// What the thread does next.
+pub(crate) enum MergeTask<T> {
+    /// Moves some names.
+    Move(T),
+    /// Moves all of them, if no more come.
+    Drain(T),
 }
 
 /// How full the change buffer of a directory is, for creates that begin.
@@ -87,7 +104,13 @@ impl Pace {
 
 impl<T> MergeQueue<T> {
     pub(crate) fn new() -> Self {
-        let state = QueueState { directories: VecDeque::new(), closed: false };
+        let state = QueueState {
+            directories: VecDeque::new(),
+            drains: BTreeMap::new(),
+            serial: 0,
+            drains_any: false,
+            closed: false,
+        };
         Self {
             state: Mutex::named("directory-merges", state),
             changed: Condvar::new(),
@@ -101,14 +124,56 @@ impl<T> MergeQueue<T> {
         self.changed.notify_all();
     }
 
-    /// Takes a directory. If there is none, waits for one if `waits`. `None` also if the queue is
-    /// closed.
-    pub(crate) fn next(&self, waits: bool) -> Option<T> {
+    /// From now on directories are drained.
+    pub(crate) fn begin_drains(&self) {
+        self.state.lock().drains_any = true;
+    }
+
+    /// Adds a directory to drain a pause after `now_ns`.
+    pub(crate) fn push_drain(&self, directory: T, now_ns: u64) {
+        self.push_drain_at(directory, now_ns.saturating_add(DRAIN_PAUSE_NS));
+    }
+
+    /// Adds a directory to drain at a time.
+    pub(crate) fn push_drain_at(&self, directory: T, due_ns: u64) {
         let mut state = self.state.lock();
-        while waits && !state.closed && state.directories.is_empty() {
-            self.changed.wait(&mut state);
+        if state.drains_any && !state.closed {
+            state.serial += 1;
+            let key = (due_ns, state.serial);
+            state.drains.insert(key, directory);
         }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Takes a directory whose names should move.
+    pub(crate) fn next_move(&self) -> Option<T> {
+        let mut state = self.state.lock();
         if state.closed { None } else { state.directories.pop_front() }
+    }
+
+    /// Takes a directory; drains come last. If there is none, waits for one if `waits`. `None` also
+    /// if the queue is closed.
+    pub(crate) fn next(&self, clock: &dyn Clock, waits: bool) -> Option<MergeTask<T>> {
+        let mut state = self.state.lock();
+        while !state.closed {
+            if let Some(directory) = state.directories.pop_front() {
+                return Some(MergeTask::Move(directory));
+            }
+            let due_ns = state.drains.first_key_value().map(|((due_ns, _), _)| *due_ns);
+            let left_ns = due_ns.map(|due_ns| due_ns.saturating_sub(clock.now_ns()));
+            match left_ns {
+                Some(0) => {
+                    return state.drains.pop_first().map(|(_, drain)| MergeTask::Drain(drain));
+                }
+                _ if !waits => return None,
+                Some(left_ns) => {
+                    self.changed.wait_timeout(&mut state, Duration::from_nanos(left_ns));
+                }
+                None => self.changed.wait(&mut state),
+            }
+        }
+        None
     }
 
     /// Waits until the queue is closed, but not longer than this.
@@ -130,6 +195,7 @@ impl<T> MergeQueue<T> {
         let mut state = self.state.lock();
         state.closed = true;
         state.directories.clear();
+        state.drains.clear();
         self.changed.notify_all();
         self.moved.notify_all();
     }
@@ -215,6 +281,22 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
     }
 
+    #[test]
+    fn drains_come_last_and_when_they_are_due() {
+        let (queue, clock) = (MergeQueue::new(), SystemClock::new());
+        queue.push_drain_at(0, 0);
+        queue.begin_drains();
+        queue.push_drain_at(1, 0);
+        queue.push_drain_at(2, clock.now_ns() + HOUR_NS);
+        queue.push(3);
+        assert!(matches!(queue.next(&clock, true), Some(MergeTask::Move(3))));
+        assert!(matches!(queue.next(&clock, true), Some(MergeTask::Drain(1))));
+        assert!(queue.next(&clock, false).is_none());
+        queue.close();
+        queue.push_drain_at(4, 0);
+        assert!(queue.next(&clock, true).is_none());
+    }
+
     /// An export, or names that have moved, end it.
     #[test]
     fn a_delay_ends_early() {
@@ -229,7 +311,7 @@ mod tests {
             };
             if closes {
                 queue.close();
-                assert!(queue.next(true).is_none());
+                assert!(queue.next(&SystemClock::new(), true).is_none());
             } else {
                 pace.set_pressure(0);
                 queue.note_moved();

@@ -7,7 +7,7 @@ use super::entry::leaf_id;
 use super::fat::{Fat, LeafAccess};
 use super::store::LeafStore;
 use super::sweep::SweepLeaves;
-use super::{DirectoryForm, OpBlocks, OpStep, Zap, ZapCounters};
+use super::{DirectoryForm, OpBlocks, OpStep, Ordering, Zap, ZapCounters};
 use crate::wait::Wait;
 use crate::{Error, ErrorKind, Result};
 
@@ -27,6 +27,17 @@ pub(crate) struct MergeBatch<S: LeafStore> {
     pub(crate) error: Option<Error>,
 }
 
+/// What a drain of the buffer does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DrainStep {
+    /// No name is buffered: the request has ended.
+    Ended,
+    /// Names were buffered since the last step: it waits.
+    Busy,
+    /// Names can move.
+    Idle,
+}
+
 impl<S: LeafStore> MergeBatch<S> {
     /// Whether all leaves are done with.
     pub(crate) fn is_empty(&self) -> bool {
@@ -36,14 +47,11 @@ impl<S: LeafStore> MergeBatch<S> {
 
 impl<S: LeafStore> Zap<S> {
     /// Chooses the next leaves, at most about `max`, and starts to read those that are not in
-    /// memory. Passes what cannot be read, for a while. With `drains`, tries all of that again, and
-    /// leaves no names in the buffer.
+    /// memory. Passes what cannot be read, for a while. With `drains`, leaves no names in the
+    /// buffer.
     pub(crate) fn start_merge(&self, max: usize, drains: bool) -> MergeBatch<S> {
         let (mut found, mut error, mut failures) = (SweepLeaves::default(), None, 0);
-        self.with_fat(|fat| match drains {
-            true => fat.sweep.skips.clear(),
-            false => fat.sweep.skips.expire(self.store.now_ns()),
-        });
+        self.with_fat(|fat| fat.sweep.skips.expire(self.store.now_ns()));
         while failures < FAILURES_MAX {
             let chosen =
                 self.run_alone(None, Wait::Allowed, |state, access| match &mut state.form {
@@ -122,6 +130,34 @@ impl<S: LeafStore> Zap<S> {
         Ok(())
     }
 
+    /// What could not be read is tried again by the next [`start_merge`](Self::start_merge).
+    pub(crate) fn retry_unreadable(&self) {
+        self.with_fat(|fat| fat.sweep.skips.clear());
+    }
+
+    /// Asks for a drain, unless that was done: an operation took the lock only because names are
+    /// buffered.
+    #[cold]
+    pub(super) fn request_drain(&self) {
+        let requested = &self.write_state.drain_requested;
+        if !requested.load(Ordering::Relaxed) && !requested.swap(true, Ordering::Relaxed) {
+            self.store.request_drain();
+        }
+    }
+
+    /// What the thread that drains the buffer does next. Creates since the last call keep it busy.
+    pub(crate) fn drain_step(&self) -> DrainStep {
+        let Ok(mut state) = self.lock(Wait::Allowed) else { return DrainStep::Busy };
+        if state.buffered() > 0
+            && let DirectoryForm::Fat(fat) = &mut state.form
+        {
+            return if fat.sweep.is_idle() { DrainStep::Idle } else { DrainStep::Busy };
+        }
+        // Under the lock: a lookup that meets a name buffered later asks again.
+        self.write_state.drain_requested.store(false, Ordering::Relaxed);
+        DrainStep::Ended
+    }
+
     /// Number of names that are buffered.
     ///
     /// # Errors
@@ -139,7 +175,7 @@ impl<S: LeafStore> Zap<S> {
             return false;
         }
         // Under the lock: a create that buffers a name later sees this.
-        self.write_state.merge_requested.store(false, super::Ordering::Relaxed);
+        self.write_state.merge_requested.store(false, Ordering::Relaxed);
         true
     }
 }

@@ -162,6 +162,10 @@ pub(crate) trait LeafStore {
     /// [`end_merge_request`](super::Zap::end_merge_request).
     fn request_merge(&self);
 
+    /// Asks to move all buffered names on another thread, as soon as no more come. Until
+    /// [`drain_step`](super::Zap::drain_step) returns [`DrainStep::Ended`](super::DrainStep).
+    fn request_drain(&self);
+
     /// Delays a create as long as the directory's change buffer demands.
     ///
     /// # Errors

@@ -33,6 +33,8 @@ const LOOKS_MAX: usize = 256;
 const WINDOW: u64 = 64;
 /// Operations for each of them until they are prefetched again.
 const WINDOW_AGAIN: u64 = 4;
+/// After so many creates in a row for each leaf that found it in memory, names are not buffered.
+const FOUND_PER_LEAF: u64 = 4;
 
 /// Where names move next.
 #[derive(Default)]
@@ -47,6 +49,31 @@ pub(super) struct Sweep {
     windows: HashMap<u64, u64>,
     /// What cannot be read for now.
     pub(super) skips: Skips,
+    /// Names that were added to pages, and those of them that the last step of a drain saw.
+    added: u64,
+    added_seen: u64,
+    /// Creates in a row that found their leaf in memory.
+    found_in_row: u64,
+}
+
+impl Sweep {
+    /// Whether no name was added to a page since the last call.
+    pub(super) fn is_idle(&mut self) -> bool {
+        let seen = std::mem::replace(&mut self.added_seen, self.added);
+        seen == self.added
+    }
+
+    /// An operation missed its leaf.
+    pub(super) fn note_missing_leaf(&mut self) {
+        self.found_in_row = 0;
+    }
+
+    /// A create found its leaf in memory. Returns whether so many did in a row that all `leaves`
+    /// are in memory, by all appearances: then a buffer only makes lookups slower.
+    pub(super) fn note_found_leaf(&mut self, leaves: u64) -> bool {
+        self.found_in_row = self.found_in_row.saturating_add(1);
+        self.found_in_row > leaves.saturating_mul(FOUND_PER_LEAF)
+    }
 }
 
 /// Leaves whose names move together.
@@ -219,6 +246,7 @@ impl Fat {
 
     /// Notes how full the page is that has just got a name.
     pub(super) fn note_buffered(&mut self, hash: u32, page: &PageAttempt) {
+        self.sweep.added += 1;
         self.sweep.name_bytes = (page.used_bytes / page.len.max(1)) as u32;
         let is_nearly_full = !page.splits && page.used_bytes > ZAP_PAGE_BYTES * 7 / 8;
         let first = hash & prefix_mask(page.depth);

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use forebay_io::Device;
 use forebay_pool::{BlockCache, Directory, ErrorKind, ImportOptions, Pool};
@@ -176,6 +177,30 @@ fn names_move_in_the_background() {
     let cold = cold.again();
     cold.expect(0..end);
     cold.directory.audit().expect("it is valid");
+    check(&cold.pool);
+}
+
+/// Lookups of names that do not exist must not pay for the buffer of a directory at rest.
+#[test]
+fn names_move_when_creates_pause() {
+    let cold = cold().again();
+    let mut end = NAMES;
+    while cold.directory.stats().expect("it is valid").buffered == 0 {
+        cold.insert_cold(end..end + 100);
+        end += 100;
+    }
+    // Also after an import, when nothing is created.
+    let cold = cold.again();
+    let since = Instant::now();
+    while cold.directory.stats().expect("it is valid").buffered > 0 {
+        assert!(since.elapsed() < Duration::from_secs(60), "names still wait");
+        for number in end..end + 100 {
+            assert!(cold.directory.lookup(&name(number)).expect("it is possible").is_none());
+        }
+    }
+    cold.pool.sync().expect("a txg");
+    cold.directory.audit().expect("it is valid");
+    cold.expect(0..end);
     check(&cold.pool);
 }
 

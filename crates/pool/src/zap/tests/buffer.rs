@@ -6,7 +6,7 @@ use forebay_base::rng::SmallRng;
 use forebay_base::testing;
 
 use super::super::memory::MemoryStore;
-use super::super::{Cookie, DirectoryForm, Zap, ZapCounters};
+use super::super::{Cookie, DirectoryForm, DrainStep, Ordering, Zap, ZapCounters};
 use super::{is_micro, new};
 use crate::ErrorKind;
 use crate::format::ZapBlock;
@@ -173,6 +173,56 @@ fn creates_ask_for_moves_and_slow_down_until_names_have_moved() {
     zap.pace(Wait::Allowed).expect("it is possible");
     assert_eq!(store.state.lock().slowed, slowed);
     zap.audit().expect("it is valid");
+}
+
+#[test]
+fn a_lookup_that_asks_the_buffer_has_it_drained_when_creates_pause() {
+    let (zap, store) = evicted(20_000);
+    for number in 20_000..20_200 {
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+    }
+    assert!(buffered(&zap) > 100);
+    assert_eq!(store.state.lock().drain_requests, 0, "nobody looks names up");
+    for block in store.state.lock().leaves.values_mut() {
+        block.load();
+    }
+    for number in 30_000..30_100 {
+        // A hint leads to the leaf from the second lookup on.
+        for _ in 0..2 {
+            assert!(zap.lookup(&name(number), Wait::Allowed).expect("it is possible").is_none());
+        }
+    }
+    assert_eq!(store.state.lock().drain_requests, 1, "one until it has ended");
+    assert_eq!(zap.drain_step(), DrainStep::Busy);
+    zap.insert(&(), &name(40_000), &VALUE).expect("it is new");
+    assert_eq!(zap.drain_step(), DrainStep::Busy, "creates go on");
+    assert_eq!(zap.drain_step(), DrainStep::Idle);
+    sweep_ends(&zap);
+    assert!(!zap.buffers.load(Ordering::Relaxed), "lookups do without the lock again");
+    assert_eq!(zap.drain_step(), DrainStep::Ended);
+    store.commit();
+    assert_eq!(zap.audit().expect("it is valid").entries, 20_201);
+}
+
+#[test]
+fn names_are_not_buffered_while_all_leaves_are_in_memory() {
+    let (zap, store) = evicted(20_000);
+    for number in 20_000..20_200 {
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+    }
+    assert!(buffered(&zap) > 100);
+    let mut number = 20_200;
+    while buffered(&zap) > 0 {
+        assert!(number < 30_000, "{} names are still buffered", buffered(&zap));
+        for block in store.state.lock().leaves.values_mut() {
+            block.load();
+        }
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+        number += 1;
+        // Otherwise a leaf that was changed once gets all further names.
+        store.commit();
+    }
+    assert_eq!(zap.audit().expect("it is valid").entries, u64::from(number));
 }
 
 #[test]
