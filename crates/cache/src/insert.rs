@@ -158,9 +158,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         // secondary cache may keep its blocks over a close and return them later.
         let remove = |only| self.remove_everywhere(hash, key, Cause::Replaced, only).is_some();
         let removed = match replaces {
-            Replaces::Any => remove(None),
+            // Where there was nothing, there may be a load, or what it has published since.
+            Replaces::Any | Replaces::Nothing => remove(None),
+            // A load that began since then is not outdated.
             Replaces::Only(old) => remove(Some(old)),
-            Replaces::Nothing => false,
         };
         self.count_refusal(reason, class);
         NotInserted::Refused(Refused { reason, value, removed })
@@ -179,30 +180,55 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         if let Some(reason) = self.refuse(key, class, 0) {
             return Err(PutError::Refused(reason));
         }
-        let known = Self::find_known(&locked, key);
-        if !Self::may_replace(&known, replaces) {
-            return Err(PutError::Changed);
-        }
         let bits = VALID | FILLED;
-        self.put(&mut locked, known, (hash, header), bits, Cause::Replaced)
-            .map_err(|_| PutError::Refused(Refusal::NoMemory))
+        self.put_over(&mut locked, (key, replaces), (hash, header), bits, Cause::Replaced)
     }
 
-    /// Whether a new header may take the place of a key's entry. A sweep may have retired a block,
-    /// and wait for the lock to clear its slot.
-    pub(crate) fn may_replace(known: &Known, replaces: Replaces<K, V>) -> bool {
+    /// Does the same as [`put`](Self::put), if the header may take the place of the key's entry.
+    pub(crate) fn put_over(
+        &self,
+        locked: &mut Locked<'_>,
+        (key, replaces): (&K, Replaces<K, V>),
+        at: (u64, NonNull<Header<K, V>>),
+        bits: u64,
+        cause: Cause,
+    ) -> Result<PreviousEntry<K, V>, PutError> {
+        let known = Self::find_known(locked, key);
+        let load = Self::make_way(&known, replaces, cause)?;
+        match self.put(locked, known, at, bits, cause) {
+            Ok(previous) => Ok(load.unwrap_or(previous)),
+            // Then the key has no entry, so no load either.
+            Err(_) => Err(PutError::Refused(Refusal::NoMemory)),
+        }
+    }
+
+    /// Checks that a new header may take the place of a key's entry. A sweep may have retired a
+    /// block, and wait for the lock to clear its slot. Retires and returns a load in flight where
+    /// only a block would be in the way: in one step, because the load may be published meanwhile.
+    fn make_way(
+        known: &Known,
+        replaces: Replaces<K, V>,
+        cause: Cause,
+    ) -> Result<Option<PreviousEntry<K, V>>, PutError> {
         let is_retired = |header: NonNull<Header<K, V>>| {
             // SAFETY: pinned by the caller, or not freed while its slot is there.
             unsafe { header.as_ref() }.state().has(RETIRED)
         };
-        match (replaces, known) {
+        let retire = |s: HeaderState| (s.has(LOADING) && !s.has(RETIRED)).then(|| s.retired(cause));
+        let may = match (replaces, known) {
             (Replaces::Any, _) => true,
             (Replaces::Only(old), _) => known.is_resident_at(old.addr().get()) && !is_retired(old),
             (Replaces::Nothing, Known::Resident(_, address)) => {
-                is_retired(Self::header_at(*address))
+                let header = Self::header_at(*address);
+                // SAFETY: not freed while its slot is there.
+                if let Some(before) = unsafe { header.as_ref() }.update(retire) {
+                    return Ok(Some(PreviousEntry::Resident(header, before)));
+                }
+                is_retired(header)
             }
             (Replaces::Nothing, _) => true,
-        }
+        };
+        if may { Ok(None) } else { Err(PutError::Changed) }
     }
 
     /// The entry of a key, whose partition is locked.
@@ -512,7 +538,7 @@ pub(crate) enum Replaces<K, V> {
     Any,
     /// Only this header, which the caller has pinned.
     Only(NonNull<Header<K, V>>),
-    /// No block, and no load in flight.
+    /// No block. A load in flight is no block: its waiters get its value, which is not cached.
     Nothing,
 }
 

@@ -4,8 +4,9 @@
 //! is still what the function has seen; otherwise the function is called again. A value replaces
 //! exactly the block that was seen, or is inserted only if there is none.
 //!
-//! A load in flight has no value to see. So the entry counts as empty, and a value that is inserted
-//! makes the load uncached, as a removal does. Thus nothing here waits for a load.
+//! A load in flight has no value to see. So the entry counts as empty. A value that is inserted
+//! takes the place of the load, in one step with the check that no block is there. A removal makes
+//! the load uncached. Thus nothing here waits for a load, or starts again because of one.
 //!
 //! Locking: none while the function runs.
 
@@ -85,8 +86,10 @@ where
     ///
     /// `decide` gets the value, if there is one. If the entry changes before the decision is
     /// carried out, `decide` is called again with what there is then. It runs under no lock, and
-    /// should be quick. A value that is being loaded counts as none: an inserted one takes its
-    /// place, and the load goes to those that wait for it.
+    /// should be quick.
+    ///
+    /// A value that is being loaded counts as none. An inserted one takes its place, and
+    /// [`Op::Remove`] keeps it out of the cache: the load goes to those that wait for it.
     ///
     /// A value that is put counts as used, keeps the class of the old one, and begins a new life:
     /// its lifetime counts from now. The old one is pinned meanwhile, so there has to be capacity
@@ -113,8 +116,8 @@ where
     ///
     /// # Errors
     ///
-    /// The value that `decide` put, if it is not cached. If it was to replace an old one, that is
-    /// removed, as by [`insert`](KeyedCache::insert).
+    /// The value that `decide` put, if it is not cached. An older value is outdated then, so it is
+    /// removed, or not cached if it is being loaded, as by [`insert`](KeyedCache::insert).
     pub fn and_compute_with(
         self,
         mut decide: impl FnMut(Option<&V>) -> Op<V>,
@@ -128,7 +131,15 @@ where
                 (Op::Nop, Some(_)) => {
                     return Ok(old.map_or(Computed::StillNone, Computed::Unchanged));
                 }
-                (Op::Nop | Op::Remove, None) => return Ok(Computed::StillNone),
+                (Op::Nop, None) => return Ok(Computed::StillNone),
+                (Op::Remove, None) => {
+                    // What a load in flight has read may be what is to be removed.
+                    let is_cancelled = cache.cache.inner().cancel_load(&fingerprint);
+                    if is_cancelled || !cache.contains(&key) {
+                        return Ok(Computed::StillNone);
+                    }
+                    continue;
+                }
                 (Op::Remove, Some(value)) => match value.0.remove(Cause::Removed) {
                     Some(removed) => return Ok(Computed::Removed(KeyedOwnedRef(removed))),
                     None => continue,
@@ -150,7 +161,7 @@ where
     V: Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    /// Stores a value in place of `old`, or where the key has none. Returns it pinned.
+    /// Stores a value in place of `old`, or of a load where the key has none. Returns it pinned.
     pub(super) fn put(
         &self,
         (fingerprint, key): (Fingerprint, K),
@@ -175,10 +186,6 @@ where
         let stored = self.store(fingerprint, key, value, |stored| {
             inner.insert_pinned(fingerprint, stored, attributes, replaces)
         });
-        if matches!(stored, Err(NotStored::Changed(_))) && matches!(replaces, Replaces::Nothing) {
-            // It may be a load that is in the way.
-            inner.cancel_load(&fingerprint);
-        }
         stored.map(KeyedRef)
     }
 }

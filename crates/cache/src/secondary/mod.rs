@@ -348,14 +348,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         unsafe { h.occupy(*key, weight, None, self.sampled(hash, attributes)) };
         let previous = {
             let mut locked = self.index.lock(hash);
-            let known = Self::find_known(&locked, key);
             if self.refuse(key, attributes.class, 0) == Some(Refusal::Closed) {
                 Err(PutError::Refused(Refusal::Closed))
-            } else if !Self::may_replace(&known, replaces) {
-                Err(PutError::Changed)
             } else {
-                let put = self.put(&mut locked, known, (hash, header), LOADING, cause);
-                put.map_err(|_| PutError::Refused(Refusal::NoMemory))
+                self.put_over(&mut locked, (key, replaces), (hash, header), LOADING, cause)
             }
         };
         let inner = NonNull::from(self);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_base::clock::{Clock, ManualClock};
 use forebay_base::model::{below, check, join, spawn};
-use forebay_cache::{Cause, KeyedCache, LoadError, Reclaim};
+use forebay_cache::{Cause, KeyedCache, LoadError, Op, Reclaim};
 
 use crate::harness::{Block, Ledger};
 
@@ -159,8 +159,8 @@ fn loaders_of_colliding_keys_may_nest() {
     });
 }
 
-/// After a change of what is loaded and an insert or a removal, nothing older is returned, whatever
-/// loads are in flight, of the same key or of a colliding one.
+/// After a change of what is loaded and an insert, a removal, or a step that does either, nothing
+/// older is returned, whatever loads are in flight, of the same key or of a colliding one.
 #[test]
 fn no_load_brings_back_what_was_replaced_or_removed() {
     check(9000, || {
@@ -179,10 +179,11 @@ fn no_load_brings_back_what_was_replaced_or_removed() {
         // So that loads have begun.
         (0..below(20)).for_each(|_| shuttle::thread::yield_now());
         database.store(2, Ordering::Relaxed);
-        if below(2) == 0 {
-            drop(world.cache.remove(&1));
-        } else {
-            world.cache.insert(1, world.block(1, 2)).expect("there is capacity");
+        match below(4) {
+            0 => drop(world.cache.remove(&1)),
+            1 => world.cache.insert(1, world.block(1, 2)).expect("there is capacity"),
+            2 => drop(world.cache.entry(1).and_upsert_with(|_| world.block(1, 2))),
+            _ => drop(world.cache.entry(1).and_compute_with(|_| Op::Remove)),
         }
         let newest = |version: Option<u64>| version.is_none_or(|version| version == 2);
         assert!(newest(world.get(1)), "an outdated load has come back");

@@ -1,9 +1,11 @@
 //! Atomic steps on entries: what the function sees, what is done, and what other threads do.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 
-use forebay_cache::{Attributes, Cause, Class, Computed, Delivery, KeyedCache, Op, Refusal};
+use forebay_cache::{
+    Attributes, Cause, Class, Computed, Delivery, Evicted, KeyedCache, Op, Refusal,
+};
 
 use super::{Constant, TICK, advance, audit, inline};
 
@@ -104,6 +106,112 @@ fn a_value_that_is_put_takes_the_place_of_a_load() {
     assert_eq!(*loaded.unwrap(), 7, "the load goes to those that wait for it");
     assert_eq!(cache.get("a").as_deref(), Some(&1));
     audit(&cache);
+}
+
+/// A load of key 7 by another thread, which lasts until it is told to end.
+struct SlowLoad {
+    end: mpsc::Sender<()>,
+    loaded: mpsc::Receiver<u64>,
+}
+
+impl SlowLoad {
+    fn begin(cache: &Arc<KeyedCache<u64, u64>>, value: u64) -> Self {
+        let ((end, ended), (loaded, wait), (begin, begun)) =
+            (mpsc::channel(), mpsc::channel(), mpsc::channel());
+        let cache = cache.clone();
+        std::thread::spawn(move || {
+            let load = || {
+                begin.send(()).unwrap();
+                let _ = ended.recv();
+                Ok::<_, std::io::Error>(value)
+            };
+            let value = cache.get_or_load(7, load).map(|value| *value).unwrap();
+            let _ = loaded.send(value);
+        });
+        begun.recv().unwrap();
+        Self { end, loaded: wait }
+    }
+
+    /// Ends the load. Returns what the thread got.
+    fn end(self) -> u64 {
+        drop(self.end);
+        self.loaded.recv().unwrap()
+    }
+}
+
+#[test]
+fn a_slow_load_gives_way_in_one_step() {
+    let (told, seen) = mpsc::channel();
+    let (builder, _) = inline(10);
+    let listener = move |gone: Evicted<u64, u64>| told.send((gone.value, gone.cause)).unwrap();
+    let cache = Arc::new(builder.on_evicted(Delivery::Lossless, listener).build().unwrap());
+    let load = SlowLoad::begin(&cache, 1);
+    let mut calls = 0;
+    let decide = |old: Option<&u64>| {
+        calls += 1;
+        assert_eq!((old, calls), (None, 1), "nothing has changed");
+        Op::Put(2)
+    };
+    let put = cache.entry(7).and_compute_with(decide).unwrap();
+    assert!(matches!(put, Computed::Inserted(value) if *value == 2));
+    assert_eq!(load.end(), 1, "the load goes to those that wait for it");
+    assert_eq!(cache.get(&7).as_deref(), Some(&2));
+    audit(&cache);
+    assert_eq!(seen.try_iter().collect::<Vec<_>>(), [(1, Cause::Replaced)]);
+}
+
+#[test]
+fn a_removal_keeps_a_load_out() {
+    for ends_early in [false, true] {
+        let cache = Arc::new(inline(10).0.build().unwrap());
+        let mut load = Some(SlowLoad::begin(&cache, 1));
+        let mut seen = Vec::new();
+        let decide = |old: Option<&u64>| {
+            seen.push(old.copied());
+            if ends_early && let Some(load) = load.take() {
+                assert_eq!(load.end(), 1);
+            }
+            Op::Remove
+        };
+        match cache.entry(7).and_compute_with(decide).unwrap() {
+            Computed::Removed(value) => assert!(ends_early && *value == 1),
+            other => assert!(!ends_early && matches!(other, Computed::StillNone), "{other:?}"),
+        }
+        assert_eq!(seen, if ends_early { vec![None, Some(1)] } else { vec![None] });
+        assert!(load.is_none_or(|load| load.end() == 1));
+        assert!(!cache.contains(&7), "it was loaded before the removal");
+        audit(&cache);
+    }
+}
+
+#[test]
+fn a_refused_value_keeps_a_load_out() {
+    const HEAVY: u64 = 200;
+    for ends_early in [false, true] {
+        let meanwhile = Arc::new(Mutex::new(None::<SlowLoad>));
+        let taken = meanwhile.clone();
+        let weigh = move |_: &u64, value: &u64| {
+            let load = taken.lock().unwrap().take().filter(|_| *value == HEAVY);
+            assert!(load.is_none_or(|load| load.end() == 1));
+            *value
+        };
+        let builder = KeyedCache::<u64, u64>::builder().capacity(100).weigher(weigh);
+        let cache = Arc::new(builder.build().unwrap());
+        let mut load = Some(SlowLoad::begin(&cache, 1));
+        if ends_early {
+            *meanwhile.lock().unwrap() = load.take();
+        }
+        let make = |old: Option<&u64>| {
+            assert_eq!(old, None);
+            HEAVY
+        };
+        let refused = cache.entry(7).and_upsert_with(make).unwrap_err();
+        assert!(matches!(refused.reason, Refusal::TooHeavy { .. }), "{refused}");
+        assert_eq!(refused.removed, ends_early);
+        assert!(load.is_none_or(|load| load.end() == 1));
+        assert!(!cache.contains(&7), "the refused value is newer");
+        audit(&cache);
+    }
 }
 
 #[test]
