@@ -151,7 +151,8 @@ where
     /// has a [`time_to_idle`](Self::time_to_idle) too, the shorter one counts.
     ///
     /// It is called when the entry is inserted or loaded. If it returns a time, it is called again
-    /// with each use, so it should be fast. A use makes the life of an entry longer, never shorter.
+    /// with each use, so it should be fast; `None` then counts as 62 days. A use makes the life of
+    /// an entry longer, never shorter.
     ///
     /// ```
     /// # use std::time::Duration;

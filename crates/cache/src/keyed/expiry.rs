@@ -111,9 +111,9 @@ impl<K, V> ExpiryRule<K, V> {
         if times.expires_at().is_some_and(|at| !now.is_before(at)) {
             return false;
         }
-        if times.idle_end().is_some()
-            && let Some(idle) = self.idle_time(&entry.key, &entry.value)
-        {
+        if times.idle_end().is_some() {
+            // Zero would say that no use is noted any more, so without a time it is the longest.
+            let idle = self.idle_time(&entry.key, &entry.value).unwrap_or(Tick::FARTHEST);
             times.note_use(now.after(idle));
         }
         true

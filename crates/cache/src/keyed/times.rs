@@ -7,7 +7,7 @@
 //! Durations are rounded down to ticks, so that by the cache's clock no value is returned after its
 //! time, except that the shortest lifetime is one tick.
 //!
-//! Locking: none. The end of an idle time is written by hits, with one relaxed store per tick.
+//! Locking: none. The end of an idle time is written by hits, with one relaxed exchange per tick.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -97,9 +97,14 @@ impl Times {
 
     /// Notes a use, after which the entry may be idle until `end`.
     pub(crate) fn note_use(&self, end: Tick) {
-        // Only forward: another thread may have noted a later use.
-        if self.idle_end().is_some_and(|before| before.is_before(end)) {
-            self.idle_end.store(Tick::bits(Some(end)), Ordering::Relaxed);
+        // Only forward: another thread may have noted a later use, also just now.
+        let mut bits = self.idle_end.load(Ordering::Relaxed);
+        while Tick::from_bits(bits).is_some_and(|before| before.is_before(end)) {
+            let (new, order) = (Tick::bits(Some(end)), Ordering::Relaxed);
+            match self.idle_end.compare_exchange_weak(bits, new, order, order) {
+                Ok(_) => return,
+                Err(now) => bits = now,
+            }
         }
     }
 }

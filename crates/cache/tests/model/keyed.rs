@@ -238,3 +238,26 @@ fn an_expired_value_is_reloaded_once() {
         World::end(world);
     });
 }
+
+/// Of two uses, the one counts after which the entry lives longer.
+#[test]
+fn no_use_makes_a_life_shorter() {
+    check(3000, || {
+        let (clock, uses) = (Arc::new(ManualClock::new()), AtomicUsize::new(0));
+        let idle = move |_: &u64, _: &u64| {
+            let seconds = [1, 5, 2].get(uses.fetch_add(1, Ordering::Relaxed));
+            seconds.map(|seconds| *seconds * LIFETIME)
+        };
+        let builder = KeyedCache::builder().max_entries(10).reclaim(Reclaim::Inline);
+        let builder = builder.seed(crate::harness::SEED).clock(clock.clone()).idle_with(idle);
+        let cache = Arc::new(builder.build().expect("a small cache"));
+        cache.insert(1, 7).expect("there is capacity");
+        let user = || {
+            let cache = cache.clone();
+            spawn(move || assert!(cache.get(&1).is_some()))
+        };
+        join([user(), user()]);
+        clock.advance(3 * LIFETIME.as_nanos() as u64);
+        assert!(cache.contains(&1), "the longer use was lost");
+    });
+}

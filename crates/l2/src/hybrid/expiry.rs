@@ -12,7 +12,7 @@
 //! * The reclaimer's walk begins no later than [`WALK_AGAIN_MS`] after a value has expired. So it
 //!   finds a value that was still on its way into memory during the walk before.
 //!
-//! Locking: none. A hit notes its use with one relaxed store for each tick of the clock.
+//! Locking: none. A hit notes its use with one relaxed write for each tick of the clock.
 
 use std::fmt;
 use std::ops::Deref;
@@ -278,7 +278,8 @@ impl ExpiryRule {
             return false;
         }
         if lifetime.used_ms.load(Ordering::Relaxed) < now_ms {
-            lifetime.used_ms.store(now_ms, Ordering::Relaxed);
+            // Only forward: another thread may have noted a later use just now.
+            lifetime.used_ms.fetch_max(now_ms, Ordering::Relaxed);
         }
         true
     }

@@ -1,6 +1,6 @@
 //! Expiry, by a clock that the tests advance.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
@@ -98,6 +98,23 @@ fn an_entry_has_a_time_to_idle_of_its_own() {
     assert!(cache.get("common").is_some() && cache.get("cut").is_some());
     advance(&clock, 100 * SECOND);
     assert_eq!(cache.remove_expired(), 2);
+    audit(&cache);
+}
+
+#[test]
+fn a_use_without_a_time_to_idle_lasts() {
+    let (builder, clock) = inline::<&str, AtomicBool>(10);
+    let idle = |_: &&str, is_idle: &AtomicBool| is_idle.load(Ordering::Relaxed).then_some(SECOND);
+    let cache = builder.idle_with(idle).build().unwrap();
+    cache.insert("a", AtomicBool::new(true)).unwrap();
+    for is_idle in [false, true] {
+        cache.peek("a").unwrap().store(is_idle, Ordering::Relaxed);
+        assert!(cache.get("a").is_some());
+        advance(&clock, 100 * SECOND);
+        assert!(cache.contains("a"), "no use makes the life shorter");
+    }
+    advance(&clock, 63 * 24 * 3600 * SECOND);
+    assert!(!cache.contains("a"), "lifetimes are cut");
     audit(&cache);
 }
 
