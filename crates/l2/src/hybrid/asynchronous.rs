@@ -200,18 +200,24 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         promise.take().await.map(|()| removed)
     }
 
-    /// Like [`flush_to_device`](Self::flush_to_device), but does not block the thread: another one
-    /// writes the values. Works under any executor. Dropping the future does not end it, and a
-    /// close waits for it.
+    /// Like [`flush_to_device`](Self::flush_to_device), but does not block the thread. Works under
+    /// any executor.
+    ///
+    /// The future waits for the rebuild first. Dropping it meanwhile ends the flush, and so does a
+    /// close, which does not wait for it. Then a thread writes the values, one for each call. From
+    /// there on, dropping the future does not end it, and a close waits for it. It keeps the device
+    /// open, also after the cache was dropped without a close.
     ///
     /// # Errors
     /// As [`flush_to_device`](Self::flush_to_device). [`ErrorKind::Thread`] if the system refuses
     /// the thread.
     pub async fn flush_to_device_async(&self) -> Result<()> {
+        // Not yet as a change: the close would wait for a rebuild that it cancels.
+        self.l2.wait_rebuilt_async().await;
         let counted = self.closing.begin_own_change().ok_or_else(closed_error)?;
         let promise = Promise::<Result<()>>::new();
-        let (answer, cache, l2) =
-            (Arc::clone(&promise), Arc::clone(&self.cache), Arc::clone(&self.l2));
+        let answer = Arc::clone(&promise);
+        let held = (Arc::clone(&self.cache), Arc::clone(&self.l2), counted);
         let body = move || {
             // The first result stays.
             let panicked = Arc::clone(&answer);
@@ -219,8 +225,10 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                 let text = "user code panicked in a flush; some values may not have been written";
                 panicked.fulfill(Err(Error::new(ErrorKind::Closed, text)));
             });
-            let written = write_all(&cache, &l2);
-            drop((cache, l2, counted));
+            // Dropped before the answer, also if user code panics: then the device may be opened.
+            let held = held;
+            let written = write_all(&held.0, &held.1);
+            drop(held);
             answer.fulfill(written);
         };
         spawn_named("hybrid-flush", body).map_err(|error| {

@@ -284,6 +284,34 @@ fn a_future_waits_for_the_rebuild_or_its_end_by_a_close() {
     }
 }
 
+#[test]
+fn a_close_does_not_wait_for_a_flush_that_waits_for_the_rebuild() {
+    let (faults, cache) = with_stored(4);
+    cache.close().unwrap();
+    drop(cache);
+    faults.add(Rule::new(HELD).on(forebay_io::Op::Read).within(64 << 10..1 << 20));
+    let cache = builder(faults.clone()).build().unwrap();
+    while !is_held(&faults) {
+        std::thread::yield_now();
+    }
+    release_if_blocked(&faults, || {
+        let mut flush = Box::pin(cache.flush_to_device_async());
+        let mut dropped = Box::pin(cache.flush_to_device_async());
+        assert!(poll_once(flush.as_mut()).is_pending());
+        assert!(poll_once(dropped.as_mut()).is_pending());
+        drop(dropped);
+        std::thread::scope(|scope| {
+            let close = scope.spawn(|| cache.close());
+            while cache.l2().health() == Health::Healthy {
+                std::thread::yield_now();
+            }
+            faults.clear();
+            close.join().unwrap().unwrap();
+        });
+        assert_eq!(block_on(flush).unwrap_err().kind(), ErrorKind::Closed);
+    });
+}
+
 /// A waker that panics.
 struct Panicking;
 
