@@ -82,12 +82,22 @@ struct Ended {
     session: Session,
 }
 
+/// The requests of a user since a time, for a minute.
+#[derive(Clone, Copy)]
+struct Window {
+    since_ns: u64,
+    requests: u32,
+}
+
 struct Gatekeeper {
     backend: Backend,
+    clock: Arc<dyn Clock>,
     most_per_minute: u32,
     sessions: KeyedCache<String, Session>,
+    /// Sessions that another login took the place of. The listener counts them.
+    replaced: Arc<AtomicU64>,
     roles: KeyedCache<User, Vec<String>>,
-    requests: KeyedCache<UserId, u32>,
+    requests: KeyedCache<UserId, Window>,
     tickets: KeyedCache<String, u32>,
     /// Pages outlive the request that reads them, so they are shared, and not pinned for long.
     pages: KeyedCache<String, Arc<str>>,
@@ -99,6 +109,8 @@ impl Gatekeeper {
         clock: &Arc<dyn Clock>,
         audit: UnboundedSender<Ended>,
     ) -> Result<Arc<Self>, BuildError> {
+        let replaced = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&replaced);
         let sessions = KeyedCache::<String, Session>::builder()
             .capacity(SESSION_BYTES)
             .weigher(|token, s| (token.len() + s.agent.len() + size_of::<Session>()) as u64)
@@ -106,10 +118,12 @@ impl Gatekeeper {
             .expire_with(|_, s| s.is_token.then_some(TOKEN_LIFE))
             .clock(clock.clone())
             .on_evicted(Delivery::Lossless, move |gone| {
-                if gone.cause != Cause::Replaced {
-                    // It never waits, so nor does a request that needs the capacity.
-                    let _ = audit.send(Ended { token: gone.key, session: gone.value });
+                if gone.cause == Cause::Replaced {
+                    count.fetch_add(1, Relaxed);
+                    return;
                 }
+                // It never waits, so nor does a request that needs the capacity.
+                let _ = audit.send(Ended { token: gone.key, session: gone.value });
             });
         let roles = KeyedCache::builder().max_entries(50_000).time_to_live(MINUTE);
         let requests = KeyedCache::builder().max_entries(100_000).time_to_live(MINUTE);
@@ -118,8 +132,10 @@ impl Gatekeeper {
             .weigher(|name, page| (name.len() + page.len()) as u64);
         Ok(Arc::new(Self {
             backend: Backend::default(),
+            clock: clock.clone(),
             most_per_minute,
             sessions: sessions.build()?,
+            replaced,
             roles: roles.clock(clock.clone()).build()?,
             requests: requests.clock(clock.clone()).build()?,
             tickets: KeyedCache::builder().max_entries(1000).build()?,
@@ -127,11 +143,11 @@ impl Gatekeeper {
         }))
     }
 
-    fn login(&self, token: &str, user: User, is_token: bool) {
+    /// Begins a session. If it is refused, the user logs in again.
+    fn login(&self, token: &str, user: User, is_token: bool) -> bool {
         let agent = format!("agent/{}", user.1.0 % 7);
         let session = Session { user, agent, is_token, is_elevated: false };
-        // If it is refused, the user logs in again.
-        let _ = self.sessions.insert(token.to_owned(), session);
+        self.sessions.insert(token.to_owned(), session).is_ok()
     }
 
     fn logout(&self, token: &str) -> Option<KeyedOwnedRef<String, Session>> {
@@ -160,11 +176,16 @@ impl Gatekeeper {
         Ok(Arc::clone(&page))
     }
 
-    /// Counts a request. Says whether the user makes too many.
+    /// Counts a request. Says whether the user makes too many. The value knows when its minute
+    /// began, because each upsert begins a new time to live.
     fn is_over_limit(&self, user: UserId) -> bool {
-        let entry = self.requests.entry(user);
-        let count = entry.and_upsert_with(|count| count.map_or(1, |count| count + 1));
-        count.is_ok_and(|count| *count > self.most_per_minute)
+        let now_ns = self.clock.now_ns();
+        let is_over = |w: &Window| now_ns.saturating_sub(w.since_ns) >= MINUTE.as_nanos() as u64;
+        let window = self.requests.entry(user).and_upsert_with(|window| match window {
+            Some(w) if !is_over(w) => Window { requests: w.requests + 1, ..*w },
+            _ => Window { since_ns: now_ns, requests: 1 },
+        });
+        window.is_ok_and(|window| window.requests > self.most_per_minute)
     }
 
     /// Uses a ticket. Its last use removes it.
@@ -210,8 +231,8 @@ async fn check() -> Result<(), Box<dyn Error + Send + Sync>> {
     let (audit, mut ended) = unbounded_channel();
     let gate = Gatekeeper::new(10, &(clock.clone() as Arc<dyn Clock>), audit)?;
     for user in 0..5 {
-        gate.login(&format!("a{user}"), (TenantId(1), UserId(user)), user == 4);
-        gate.login(&format!("b{user}"), (TenantId(2), UserId(user + 10)), false);
+        assert!(gate.login(&format!("a{user}"), (TenantId(1), UserId(user)), user == 4));
+        assert!(gate.login(&format!("b{user}"), (TenantId(2), UserId(user + 10)), false));
     }
 
     assert_eq!(gate.request("nobody", "/").await, (401, None));
@@ -226,6 +247,11 @@ async fn check() -> Result<(), Box<dyn Error + Send + Sync>> {
     }
     let asked = [&gate.backend.queries, &gate.backend.renders].map(|count| count.load(Relaxed));
     assert_eq!(asked, [3, 2], "errors are not cached, all else is");
+    clock.advance(MINUTE.as_nanos() as u64);
+    for _ in 0..11 {
+        assert_eq!(gate.request("a1", "/index").await.0, 200, "a request in half a minute");
+        clock.advance(MINUTE.as_nanos() as u64 / 2);
+    }
 
     gate.tickets.insert("drink".to_owned(), 2)?;
     assert_eq!([(); 3].map(|()| gate.use_ticket("drink")), [true, true, false]);
@@ -279,9 +305,8 @@ async fn load(tasks: u64, requests: u64) -> Result<(), Box<dyn Error + Send + Sy
                 let user = (uniform.powi(4) * 100_000.0) as u32; // few users make most requests
                 let (token, page) = (format!("token-{user}"), format!("/{}", user % 500));
                 if gate.request(&token, &page).await.0 == 401 {
-                    let user_id = UserId(u128::from(user) + 1);
-                    gate.login(&token, (TenantId(user % 100), user_id), user.is_multiple_of(4));
-                    logins += 1;
+                    let user_id = (TenantId(user % 100), UserId(u128::from(user) + 1));
+                    logins += u64::from(gate.login(&token, user_id, user.is_multiple_of(4)));
                 }
             }
             logins
@@ -296,7 +321,7 @@ async fn load(tasks: u64, requests: u64) -> Result<(), Box<dyn Error + Send + Sy
 
     // Each session that began has ended, and was told of, unless another took its place.
     gate.sessions.close();
-    let replaced = gate.sessions.usage().left(Cause::Replaced);
+    let replaced = gate.replaced.load(Relaxed);
     let audited = std::iter::from_fn(|| ended.try_recv().ok()).count() as u64;
     assert_eq!(audited + replaced, logins);
     Ok(())

@@ -161,7 +161,9 @@ impl Usage {
         if hits == 0.0 { 0.0 } else { hits / (hits + misses) }
     }
 
-    /// Blocks that have left the cache for that cause.
+    /// Blocks that have left the cache for that cause. One that leaves before its insert has ended,
+    /// for example because another thread inserts the same key, is not counted, but a listener is
+    /// told of it. So count in the listener if the numbers must agree.
     ///
     /// ```
     /// use forebay_cache::{Cause, KeyedCache};
