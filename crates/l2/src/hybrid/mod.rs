@@ -460,8 +460,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     }
 
     /// Writes all values that are only in memory to the device, as far as it has space, and waits
-    /// until they are durable. Values that memory evicts meanwhile are not included. With a slow
-    /// device these may be the newest, because values in the write queue are pinned.
+    /// until they are durable. Values inserted with [`once`](Attributes::once) are not included,
+    /// nor those that memory evicts meanwhile. With a slow device these may be the newest, because
+    /// values in the write queue are pinned.
     ///
     /// # Errors
     /// If the device fails; [`ErrorKind::Closed`] once the cache is being closed.
