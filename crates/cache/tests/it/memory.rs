@@ -60,8 +60,9 @@ fn a_block_costs_at_most_80_bytes_and_a_ghost_32() {
     assert!(cache.stats().overhead.total() < 2 << 20, "{}", cache.stats());
 }
 
+/// Resident memory, without pages of the program's code: those come as it runs.
 fn rss() -> u64 {
-    rss_bytes().expect("the system tells")
+    rss_bytes().expect("the system tells") - status("RssFile:")
 }
 
 /// Many loads of arena blocks under a hard bound. Returns the bound and the largest growth of
@@ -255,7 +256,7 @@ fn most_rss() -> u64 {
 /// capacity. Prints by how much resident memory has grown at most.
 fn small_values<const N: usize>(bound: u64) {
     const THREADS: u64 = 4;
-    let before = rss() - status("RssFile:");
+    let before = rss();
     let cache =
         Cache::<u64, [u8; N]>::builder().bound(bound).weigher(|_, _| 0).seed(1).build().unwrap();
     // A block has a header and an index entry beside its value.
