@@ -22,6 +22,8 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use crate::counters::ObjectCounters;
+use crate::format::FormatError;
+use crate::format::envelope::{self, Identity};
 use crate::limiter::Limiter;
 use crate::options::Options;
 use crate::store::{Body, Condition, ObjectStore, StoreError, StoreErrorKind, Version};
@@ -32,6 +34,9 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(3);
 /// The most repetitions of a request that is not important.
 const BACKGROUND_ATTEMPTS: u32 = 6;
+
+/// Times that a damaged body is fetched again.
+pub(crate) const DAMAGED_ATTEMPTS: u32 = 4;
 
 /// A body at this rate is slow, but no failure. On a link that is too slow for all bodies at this
 /// rate, timeouts let the limiter send fewer at a time.
@@ -151,6 +156,27 @@ impl Client {
             Ok(found)
         };
         self.repeat(Kind::Get, BODY_MAX, persist, get).await
+    }
+
+    /// Reads an object and parses it. A damaged body is fetched again, some times: it may have been
+    /// cut on its way. Returns the size of the object, too.
+    pub(crate) async fn get_parsed<T>(
+        &self,
+        key: &str,
+        persist: Persist,
+        parse: impl Fn(envelope::Kind, Identity, &[u8]) -> Result<T, FormatError>,
+    ) -> Result<Result<(T, u64), FormatError>, StoreError> {
+        let mut attempt = 0;
+        loop {
+            let (bytes, _) = self.get(key, persist).await?;
+            let parsed = envelope::open(&bytes).and_then(|(kind, id, body)| parse(kind, id, body));
+            match parsed {
+                Ok(value) => return Ok(Ok((value, bytes.len() as u64))),
+                Err(error) if attempt == DAMAGED_ATTEMPTS => return Ok(Err(error)),
+                Err(_) => attempt += 1,
+            }
+            self.count(ObjectCounters::DAMAGED_BODIES, 1);
+        }
     }
 
     /// Reads an object, unless its version is still `known`.

@@ -12,7 +12,7 @@
 
 use bytes::Bytes;
 
-use crate::client::{Client, Persist};
+use crate::client::{Client, DAMAGED_ATTEMPTS, Persist};
 use crate::format::FormatError;
 use crate::format::envelope::{self, Identity, Kind};
 use crate::format::names;
@@ -91,9 +91,6 @@ pub(crate) async fn read_super_at_last(client: &Client) -> Result<KnownSuper, St
     }
     unreachable!("the loop ends by a return")
 }
-
-/// Times that a damaged `super` is fetched again.
-const DAMAGED_ATTEMPTS: u32 = 4;
 
 fn parse_super(bytes: &Bytes) -> Result<(Super, u128), FormatError> {
     let (kind, id, body) = envelope::open(bytes)?;

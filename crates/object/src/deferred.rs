@@ -29,7 +29,6 @@ use crate::engine::Engine;
 use crate::format::envelope::{self, Identity, Kind};
 use crate::format::freed::{self, Freed};
 use crate::format::{FormatError, names};
-use crate::load::DAMAGED_ATTEMPTS;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Times of the store may be so much too far apart: they are in seconds, and its servers' clocks
@@ -333,32 +332,21 @@ impl Engine {
 
     /// Reads a list; `None` if it is gone, or damaged.
     async fn read_list(&self, key: &str) -> Result<Option<Vec<Freed>>, StoreError> {
-        let parse = |bytes: &[u8]| {
-            let (kind, id, body) = envelope::open(bytes)?;
-            match kind {
-                Kind::Freed if names::parse_freed(key).is_some_and(|(named, _)| named == id) => {
-                    freed::decode(body)
-                }
-                _ => Err(FormatError::Identity),
+        let parse = |kind, id, body: &[u8]| match kind {
+            Kind::Freed if names::parse_freed(key).is_some_and(|(named, _)| named == id) => {
+                freed::decode(body)
             }
+            _ => Err(FormatError::Identity),
         };
-        let mut attempt = 0;
-        loop {
-            let bytes = match self.client.get(key, Persist::Background).await {
-                Ok((bytes, _)) => bytes,
-                Err(error) if error.kind() == StoreErrorKind::NotFound => return Ok(None),
-                Err(error) => return Err(error),
-            };
-            match parse(&bytes) {
-                Ok(list) => return Ok(Some(list)),
-                Err(error) if attempt == DAMAGED_ATTEMPTS => {
-                    let text = "a list of freed objects is damaged; the next import searches";
-                    tracing::warn!(store = %self.name, key, %error, text);
-                    return Ok(None);
-                }
-                Err(_) => attempt += 1,
+        match self.client.get_parsed(key, Persist::Background, parse).await {
+            Ok(Ok((list, _))) => Ok(Some(list)),
+            Ok(Err(error)) => {
+                let text = "a list of freed objects is damaged; the next import searches";
+                tracing::warn!(store = %self.name, key, %error, text);
+                Ok(None)
             }
-            self.count(ObjectCounters::DAMAGED_BODIES, 1);
+            Err(error) if error.kind() == StoreErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

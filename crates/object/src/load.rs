@@ -8,15 +8,13 @@ use crate::client::{Client, Persist};
 use crate::conditional::KnownSuper;
 use crate::error::{At, Error};
 use crate::format::delta::Delta;
-use crate::format::envelope::{self, Identity, Kind};
+use crate::format::envelope::{Identity, Kind};
 use crate::format::root::{Chain, Link, decode_root};
 use crate::format::{FormatError, MUTABLE_BYTES, names};
 use crate::map::Map;
 use crate::mutable::Mutable;
 use crate::store::StoreErrorKind;
 
-/// Times that a damaged body is fetched again.
-pub(crate) const DAMAGED_ATTEMPTS: u32 = 4;
 /// The fewest and the most log objects that are asked for at a time.
 const LOGS_AHEAD: (u64, u64) = (4, 128);
 
@@ -164,20 +162,9 @@ impl Loader {
         key: &str,
         parse: impl Fn(Kind, Identity, &[u8]) -> Result<T, FormatError>,
     ) -> Result<(T, u64), Error> {
-        let mut attempt = 0;
-        loop {
-            let got = self.client.get(key, self.persist).await;
-            let (bytes, _) = got.map_err(|error| self.at().failed(key, error))?;
-            let parsed = envelope::open(&bytes).and_then(|(kind, id, body)| parse(kind, id, body));
-            match parsed {
-                Ok(value) => return Ok((value, bytes.len() as u64)),
-                Err(error) if attempt == DAMAGED_ATTEMPTS => {
-                    return Err(self.at().damaged(key, error));
-                }
-                Err(_) => attempt += 1,
-            }
-            self.client.count(crate::counters::ObjectCounters::DAMAGED_BODIES, 1);
-        }
+        let got = self.client.get_parsed(key, self.persist, parse).await;
+        let parsed = got.map_err(|error| self.at().failed(key, error))?;
+        parsed.map_err(|error| self.at().damaged(key, error))
     }
 
     /// Fetches a log object; `None` if there is none.

@@ -30,6 +30,28 @@ fn lists(memory: &MemoryStore) -> Vec<String> {
     memory.list_now(names::FREED, "")
 }
 
+fn good_store() -> (Arc<SimulatedStore>, Arc<MemoryStore>) {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    let memory = Arc::clone(store.memory());
+    (store, memory)
+}
+
+/// Creates a store, and releases an object in a root.
+async fn create_with_freed(store: &Arc<SimulatedStore>) -> (Session, Object) {
+    let session = Session::create(store, retaining("one", 1)).await;
+    let freed = published_data(&session).await;
+    release(&session, freed).await;
+    (session, freed)
+}
+
+/// Imports for a short time each, with a retention before each of them.
+async fn import_after_retentions(store: &Arc<SimulatedStore>, seeds: std::ops::Range<u64>) {
+    for seed in seeds {
+        store.memory().advance(RETENTION * 2);
+        import_shortly(store, seed).await.close().await;
+    }
+}
+
 /// Opens the store for a short time. Both clocks advance by it.
 async fn import_shortly(store: &Arc<SimulatedStore>, seed: u64) -> Session {
     let session = Session::open(store, retaining("next", seed)).await.unwrap();
@@ -40,12 +62,9 @@ async fn import_shortly(store: &Arc<SimulatedStore>, seed: u64) -> Session {
 
 #[test]
 fn what_a_short_import_has_freed_is_deleted_by_later_short_ones() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
-    let memory = Arc::clone(store.memory());
+    let (store, memory) = good_store();
     simulate(async {
-        let session = Session::create(&store, retaining("one", 1)).await;
-        let freed = published_data(&session).await;
-        release(&session, freed).await;
+        let (session, freed) = create_with_freed(&store).await;
         session.close().await;
         let key = names::data(&freed);
         assert_eq!(lists(&memory).len(), 1);
@@ -70,12 +89,9 @@ fn what_a_short_import_has_freed_is_deleted_by_later_short_ones() {
 
 #[test]
 fn what_a_crash_has_left_is_deleted_by_short_imports() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
-    let memory = Arc::clone(store.memory());
+    let (store, memory) = good_store();
     simulate(async {
-        let session = Session::create(&store, retaining("one", 1)).await;
-        let freed = published_data(&session).await;
-        release(&session, freed).await;
+        let (session, freed) = create_with_freed(&store).await;
         // It ends without a close.
         session.engine.client.stop();
         let key = names::data(&freed);
@@ -92,8 +108,7 @@ fn what_a_crash_has_left_is_deleted_by_short_imports() {
 
 #[test]
 fn what_a_dead_owner_puts_after_the_search_is_found_by_the_next_one() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
-    let memory = Arc::clone(store.memory());
+    let (store, memory) = good_store();
     simulate(async {
         let session = Session::create(&store, retaining("one", 1)).await;
         let data = published_data(&session).await;
@@ -114,22 +129,16 @@ fn what_a_dead_owner_puts_after_the_search_is_found_by_the_next_one() {
         assert!(has(&memory, &names::data(&data)));
         // All owners since have closed the store: there is no search any more.
         memory.set(&late, vec![1]);
-        for seed in 5..7 {
-            memory.advance(RETENTION * 2);
-            import_shortly(&store, seed).await.close().await;
-        }
+        import_after_retentions(&store, 5..7).await;
         assert!(has(&memory, &late));
     });
 }
 
 #[test]
 fn the_search_waits_for_a_store_that_is_away() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
-    let memory = Arc::clone(store.memory());
+    let (store, memory) = good_store();
     simulate(async {
-        let session = Session::create(&store, retaining("one", 1)).await;
-        let freed = published_data(&session).await;
-        release(&session, freed).await;
+        let (session, freed) = create_with_freed(&store).await;
         session.engine.client.stop();
         let session = Session::open(&store, retaining("two", 2)).await.unwrap();
         store.set_away(true);
@@ -143,12 +152,9 @@ fn the_search_waits_for_a_store_that_is_away() {
 
 #[test]
 fn a_list_of_an_unknown_age_waits_as_a_new_one() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
-    let memory = Arc::clone(store.memory());
+    let (store, memory) = good_store();
     simulate(async {
-        let session = Session::create(&store, retaining("one", 1)).await;
-        let freed = published_data(&session).await;
-        release(&session, freed).await;
+        let (session, freed) = create_with_freed(&store).await;
         session.close().await;
         store.set_timeless(true);
         memory.advance(RETENTION * 2);
@@ -168,9 +174,7 @@ fn a_list_that_was_cut_on_its_way_is_read_again() {
         let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, seed);
         let memory = Arc::clone(store.memory());
         simulate(async {
-            let session = Session::create(&store, retaining("one", 1)).await;
-            let freed = published_data(&session).await;
-            release(&session, freed).await;
+            let (session, freed) = create_with_freed(&store).await;
             session.close().await;
             let session = Session::open(&store, retaining("two", 2)).await.unwrap();
             store.set_network(Network { cut: 300, ..Network::GOOD });
@@ -185,12 +189,9 @@ fn a_list_that_was_cut_on_its_way_is_read_again() {
 
 #[test]
 fn a_damaged_list_makes_the_next_import_search() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
-    let memory = Arc::clone(store.memory());
+    let (store, memory) = good_store();
     simulate(async {
-        let session = Session::create(&store, retaining("one", 1)).await;
-        let freed = published_data(&session).await;
-        release(&session, freed).await;
+        let (session, freed) = create_with_freed(&store).await;
         session.close().await;
         let damaged = lists(&memory).remove(0);
         memory.set(&damaged, b"FBobject and nothing else".to_vec());
@@ -204,18 +205,14 @@ fn a_damaged_list_makes_the_next_import_search() {
         // It was deleted, so that not every import searches.
         let unnamed = names::data(&Object { first: 1 << 30, ..freed });
         memory.set(&unnamed, vec![1]);
-        for seed in 5..7 {
-            memory.advance(RETENTION * 2);
-            import_shortly(&store, seed).await.close().await;
-        }
+        import_after_retentions(&store, 5..7).await;
         assert!(has(&memory, &unnamed));
     });
 }
 
 #[test]
 fn the_queue_in_memory_has_a_bound() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
-    let memory = Arc::clone(store.memory());
+    let (store, memory) = good_store();
     simulate(async {
         let session =
             Session::create(&store, Options { freed_max: 10, ..retaining("one", 1) }).await;
@@ -250,8 +247,7 @@ fn a_delete_that_fails_is_tried_again() {
 
 #[test]
 fn what_cannot_be_deleted_holds_nothing_else_up() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
-    let memory = Arc::clone(store.memory());
+    let (store, memory) = good_store();
     simulate(async {
         let session = Session::create(&store, options("one", 1)).await;
         let kept = published_data(&session).await;
@@ -275,8 +271,7 @@ fn what_cannot_be_deleted_holds_nothing_else_up() {
 
 #[test]
 fn what_is_left_of_a_list_is_in_the_queue_before_the_list_is_deleted() {
-    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
-    let memory = Arc::clone(store.memory());
+    let (store, memory) = good_store();
     simulate(async {
         let session = Session::create(&store, retaining("one", 1)).await;
         let left = published_data(&session).await;
