@@ -79,13 +79,11 @@ impl Node {
         store.prefetch(ptr, attributes, Box::new(|_| {}));
     }
 
-    /// Starts to read the highest indirect block above `block` that is not in memory.
+    /// Starts to read the highest indirect block above `block` that is not in memory, as a reader
+    /// may ask for it soon.
     pub(super) fn prefetch_pointers(&self, block: u64) {
-        let store = &self.io.store;
-        let tree = self.lock().tree;
-        // A later read finds the damage and reports it.
-        if let Ok(Some(ptr)) = tree::missing_above(store, &tree, block) {
-            store.prefetch(&ptr, INDIRECT_BLOCKS, Box::new(|_| {}));
+        if let Some(ptr) = self.missing_above(block) {
+            self.io.store.prefetch(&ptr, INDIRECT_BLOCKS, Box::new(|_| {}));
         }
     }
 
@@ -102,12 +100,16 @@ impl Node {
     /// Starts to read the highest indirect block above `block` that is not in memory. The caller
     /// has entered the store's readers.
     fn fetch_pointers(&self, block: u64, on_fetched: &Arc<CallOnDrop>) {
-        let store = &self.io.store;
+        if let Some(ptr) = self.missing_above(block) {
+            let on_fetched = Arc::clone(on_fetched);
+            self.io.store.fetch(&ptr, INDIRECT_BLOCKS, Box::new(move |_| drop(on_fetched)));
+        }
+    }
+
+    /// The highest indirect block above `block` that is not in memory.
+    fn missing_above(&self, block: u64) -> Option<BlockPtrPhys> {
         let tree = self.lock().tree;
         // A later read finds the damage and reports it.
-        if let Ok(Some(ptr)) = tree::missing_above(store, &tree, block) {
-            let on_fetched = Arc::clone(on_fetched);
-            store.fetch(&ptr, INDIRECT_BLOCKS, Box::new(move |_| drop(on_fetched)));
-        }
+        tree::missing_above(&self.io.store, &tree, block).ok().flatten()
     }
 }

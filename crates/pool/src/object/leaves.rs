@@ -9,8 +9,8 @@ use crate::reservation::FIRST_BYTES;
 use crate::tx::Tx;
 use crate::wait::Wait;
 use crate::zap::{
-    self, AidShare, FilterOpening, LeafLookup, LeafStore, Pace, ZapCounters, ZapCounts, counts_of,
-    put_counts,
+    self, AidShare, DRAIN_PAUSE_NS, FilterOpening, LeafLookup, LeafStore, Pace, ZapCounters,
+    ZapCounts, counts_of, put_counts,
 };
 
 use super::node::{BlockState, Fetched, Node, NodeState};
@@ -338,7 +338,8 @@ impl LeafStore for Leaves {
 
     fn request_drain(&self) {
         let ahead = &self.0.io.ahead;
-        ahead.merges().push_drain(Arc::downgrade(&self.0), ahead.clock().now_ns());
+        let due_ns = ahead.clock().now_ns().saturating_add(DRAIN_PAUSE_NS);
+        ahead.merges().push_drain(Arc::downgrade(&self.0), due_ns);
     }
 
     fn slow_down(&self, pace: &Pace, wait: Wait) -> Result<()> {

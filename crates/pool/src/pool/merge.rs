@@ -172,7 +172,7 @@ impl PoolInner {
             (false, false) => DRAIN_PAUSE_NS,
         };
         let due_ns = self.mos.io.ahead.clock().now_ns().saturating_add(pause_ns);
-        self.merge_queue().push_drain_at(Arc::downgrade(node), due_ns);
+        self.merge_queue().push_drain(Arc::downgrade(node), due_ns);
     }
 
     /// Starts to read the next leaves of a directory, and queues it again.

@@ -129,13 +129,8 @@ impl<T> MergeQueue<T> {
         self.state.lock().drains_any = true;
     }
 
-    /// Adds a directory to drain a pause after `now_ns`.
-    pub(crate) fn push_drain(&self, directory: T, now_ns: u64) {
-        self.push_drain_at(directory, now_ns.saturating_add(DRAIN_PAUSE_NS));
-    }
-
     /// Adds a directory to drain at a time.
-    pub(crate) fn push_drain_at(&self, directory: T, due_ns: u64) {
+    pub(crate) fn push_drain(&self, directory: T, due_ns: u64) {
         let mut state = self.state.lock();
         if state.drains_any && !state.closed {
             state.serial += 1;
@@ -284,16 +279,16 @@ mod tests {
     #[test]
     fn drains_come_last_and_when_they_are_due() {
         let (queue, clock) = (MergeQueue::new(), SystemClock::new());
-        queue.push_drain_at(0, 0);
+        queue.push_drain(0, 0);
         queue.begin_drains();
-        queue.push_drain_at(1, 0);
-        queue.push_drain_at(2, clock.now_ns() + HOUR_NS);
+        queue.push_drain(1, 0);
+        queue.push_drain(2, clock.now_ns() + HOUR_NS);
         queue.push(3);
         assert!(matches!(queue.next(&clock, true), Some(MergeTask::Move(3))));
         assert!(matches!(queue.next(&clock, true), Some(MergeTask::Drain(1))));
         assert!(queue.next(&clock, false).is_none());
         queue.close();
-        queue.push_drain_at(4, 0);
+        queue.push_drain(4, 0);
         assert!(queue.next(&clock, true).is_none());
     }
 

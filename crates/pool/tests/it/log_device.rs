@@ -527,9 +527,10 @@ fn sides_of_a_log_mirror_that_fail_together_have_the_same() {
     parts.each_side_holds(number, 9);
 }
 
-#[test]
-fn an_fsync_in_front_of_a_store_needs_that_the_store_has_confirmed_the_owner() {
-    let store = crate::object_store::Store::new();
+/// A pool on a store with a log device, at a clock that stands still, and an object of it.
+fn create_in_front_of(
+    store: &crate::object_store::Store,
+) -> (Pool, u64, Arc<dyn Device>, Arc<ManualClock>) {
     let log = memory(16 * MIB);
     let clock = Arc::new(ManualClock::new());
     let vdevs =
@@ -543,6 +544,13 @@ fn an_fsync_in_front_of_a_store_needs_that_the_store_has_confirmed_the_owner() {
         dataset.create_object(&tx, &[]).expect("an object")
     };
     pool.sync().expect("durable");
+    (pool, number, log, clock)
+}
+
+#[test]
+fn an_fsync_in_front_of_a_store_needs_that_the_store_has_confirmed_the_owner() {
+    let store = crate::object_store::Store::new();
+    let (pool, number, log, clock) = create_in_front_of(&store);
     let batches = || counter(&pool, "batches");
     let before = batches();
     fsync(&pool, number, 1);
@@ -627,19 +635,7 @@ fn an_interrupted_import_with_the_older_log_device_leaves_the_newer_one_as_it_is
 fn an_fsync_goes_to_the_log_device_while_the_store_behind_it_is_away() {
     let absent = crate::object_store::Absent::new(crate::object_store::disk());
     let store = crate::object_store::Store::over(Arc::clone(&absent) as Arc<dyn Device>);
-    let log = memory(16 * MIB);
-    let clock = Arc::new(ManualClock::new());
-    let vdevs =
-        vec![NewVdev::ObjectStore(store.opened()), NewVdev::Log(vec![Arc::clone(&log).into()])];
-    let mut options = create_options(&cache(32 * MIB));
-    options.clock = Some(Arc::clone(&clock) as _);
-    let pool = Pool::create_tree(vdevs, &options).expect("a pool");
-    let number = {
-        let dataset = dataset(&pool);
-        let tx = pool.begin().expect("space");
-        dataset.create_object(&tx, &[]).expect("an object")
-    };
-    pool.sync().expect("durable");
+    let (pool, number, log, clock) = create_in_front_of(&store);
     let batches = counter(&pool, "batches");
     absent.leave();
     for value in 1..=20 {
