@@ -114,8 +114,10 @@ impl Devices {
         Ok(())
     }
 
+    /// Checks that the pool may get another log vdev.
+    ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if the pool has had too many log vdevs.
+    /// [`ErrorKind::Invalid`] if it has had too many since its import.
     pub(crate) fn check_log_room(&self) -> Result<()> {
         match self.logs.all().count() < MAX_LOGS {
             true => Ok(()),

@@ -476,7 +476,6 @@ impl Drop for UnwrittenGuard<'_> {
     }
 }
 
-/// The leader of a batch.
 impl Batch {
     /// How it has ended; `None` if it has not. The caller has locked, or had locked, `log-commit`.
     pub(super) fn outcome(&self) -> Option<Committed> {
@@ -488,6 +487,7 @@ impl Batch {
     }
 }
 
+/// The leader of a batch.
 struct Leader<'a> {
     log: &'a IntentLog,
     batch: &'a Batch,
