@@ -28,14 +28,16 @@
 
 use zerocopy::IntoBytes;
 
+use super::access::LeafAccess;
+use super::change::{ChangeRequest, Changed, NameChange, full};
 use super::entry::{HashedName, Value, first_position, hash_at, leaf_id, prefix_mask};
-use super::fat::{ChangeRequest, Changed, Fat, LeafAccess, check_location, descend, full};
+use super::fat::{Fat, check_location, descend};
 use super::filter::Answer;
 use super::leaf::{Builder, Change, ENTRY_MAX, Leaf, LeafDefect, LeafMut, Record, put_leaf};
 use super::store::{LeafLookup, LeafStore};
 use super::sweep::Sweep;
 use super::table::DepthTable;
-use super::{NameChange, OpStep, ZapCounters, corrupt};
+use super::{OpStep, ZapCounters, corrupt};
 use crate::format::{ZAP_DEPTH_MAX, ZAP_PAGE_BYTES, ZAP_PAGE_DEPTH_MAX, ZapBlock, ZapFatPhys};
 use crate::{ErrorKind, Result};
 
@@ -644,12 +646,5 @@ impl Fat {
                 Ok(OpStep::Done(Changed::new(change, false)))
             }
         }
-    }
-}
-
-impl ChangeRequest<'_> {
-    /// Whether the change adds the name if it does not exist.
-    pub(super) fn adds(&self) -> bool {
-        matches!(self.kind, NameChange::Insert | NameChange::Upsert | NameChange::Restore)
     }
 }

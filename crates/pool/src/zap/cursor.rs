@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
+use super::access::LeafAccess;
 use super::buffer::PageNames;
 use super::entry::{Cookie, Entry, first_position, hash_at, leaf_id, prefix_mask};
-use super::fat::{Fat, LeafAccess};
+use super::fat::Fat;
 use super::leaf::{LeafDefect, Record};
 use super::micro::Micro;
 use super::store::LeafStore;

@@ -17,17 +17,17 @@
 //! - When the directory's lock is free, the depth in the header is that of the deepest leaf, and
 //!   the counts in the header are right.
 
-use forebay_base::probe;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::entry::{HashedName, Value, leaf_id, prefix_mask};
+use super::access::{LeafAccess, filter_of};
+use super::entry::{HashedName, Value, leaf_id};
 use super::filter::{self, Answer};
-use super::leaf::{Change, Leaf, LeafDefect, LeafMut, put_leaf};
+use super::leaf::{Leaf, LeafDefect, LeafMut};
 use super::share::AidShare;
-use super::store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
+use super::store::{LeafLookup, LeafStore, ZapCounts};
 use super::sweep::Sweep;
 use super::table::DepthTable;
-use super::{NameChange, OpStep, ZapCounters, corrupt};
+use super::{OpStep, ZapCounters, corrupt};
 use crate::format::{
     ZAP_DEPTH_MAX, ZAP_FAT, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZAP_PAGE_DEPTH_MAX, ZapBlock,
     ZapFatPhys, ZapFilterSlotPhys, ZapHeadPhys,
@@ -47,105 +47,6 @@ pub(super) struct Fat {
     /// Memory for filters and pages. Without it, the directory uses neither, but for names that are
     /// buffered already.
     pub(super) share: Option<AidShare>,
-}
-
-/// A filter block or buffer page that the current operation could not read.
-pub(super) struct LostBlock {
-    pub(super) block: ZapBlock,
-    /// Whether no copy of it is any good. If not, a later operation may be able to read it.
-    is_damaged: bool,
-    pub(super) error: Error,
-}
-
-impl LostBlock {
-    /// `is_pointer`: its block pointer could not be read, so nothing is known about the block.
-    pub(super) fn new(block: ZapBlock, is_pointer: bool, error: Error) -> Self {
-        let is_defect = matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Device);
-        Self { block, is_damaged: is_defect && !is_pointer, error }
-    }
-}
-
-/// The store, and the blocks fetched for the current operation.
-pub(super) struct LeafAccess<'a, S: LeafStore> {
-    pub(super) store: &'a S,
-    pub(super) fetched: &'a [S::Fetched],
-    /// Blocks that could not be read. A change of a leaf replaces its filter block if that is
-    /// damaged, and otherwise does without it. Names that are not in a lost page can be used.
-    pub(super) lost: &'a [LostBlock],
-}
-
-impl<S: LeafStore> LeafAccess<'_, S> {
-    /// Whether this block could not be read.
-    pub(super) fn is_lost(&self, block: ZapBlock) -> bool {
-        self.lost.iter().any(|lost| lost.block == block)
-    }
-
-    /// How a change of a leaf opens its filter block; `None` if it does not. Without that, the
-    /// filter of the leaf is void until the leaf changes in another txg. `seed` is that of a
-    /// directory with filters.
-    fn filter_opening(&self, seed: Option<u64>, leaf: u64) -> Option<FilterOpening> {
-        let lost = self.lost.iter().find(|lost| lost.block == filter_of(leaf));
-        let replaces = lost.is_some_and(|lost| lost.is_damaged);
-        let is_usable = lost.is_none() || replaces;
-        seed.filter(|_| is_usable).map(|seed| FilterOpening { seed, replaces })
-    }
-}
-
-impl<S: LeafStore> Clone for LeafAccess<'_, S> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<S: LeafStore> Copy for LeafAccess<'_, S> {}
-
-/// Result of a change.
-pub(super) struct Changed {
-    pub(super) change: Change,
-    /// Whether the leaf became so empty that a merge should be tried.
-    pub(super) merge_due: bool,
-    /// Whether names of the change buffer should move to their leaves.
-    pub(super) wants_merge: bool,
-    /// Whether the name was buffered because its leaf is not in memory.
-    pub(super) lacks_leaf: bool,
-}
-
-/// A requested change.
-pub(super) struct ChangeRequest<'a> {
-    pub(super) kind: NameChange,
-    pub(super) name: HashedName<'a>,
-    pub(super) value: &'a [u8],
-}
-
-impl Changed {
-    pub(super) fn new(change: Change, merge_due: bool) -> Self {
-        Self { change, merge_due, wants_merge: false, lacks_leaf: false }
-    }
-}
-
-impl ChangeRequest<'_> {
-    #[inline]
-    fn apply(&self, leaf: &mut LeafMut<'_>) -> Result<Change, LeafDefect> {
-        match self.kind {
-            NameChange::Insert | NameChange::Restore => leaf.insert(self.name, self.value),
-            NameChange::Replace => leaf.replace(self.name.hash(), self.name.name, self.value),
-            NameChange::Remove => leaf.remove(self.name.hash(), self.name.name),
-            NameChange::Upsert => {
-                match leaf.replace(self.name.hash(), self.name.name, self.value)? {
-                    Change::Missing => leaf.insert(self.name, self.value),
-                    change => Ok(change),
-                }
-            }
-        }
-    }
-}
-
-/// Result of one attempt of a change.
-struct Attempt {
-    change: Change,
-    depth: u8,
-    can_split: bool,
-    merge_due: bool,
 }
 
 impl Fat {
@@ -204,7 +105,7 @@ impl Fat {
 
     /// The seed, if filters are used.
     #[inline]
-    fn filter_seed(&self) -> Option<u64> {
+    pub(super) fn filter_seed(&self) -> Option<u64> {
         self.share.is_some().then(|| self.header.head.seed.get())
     }
 
@@ -432,60 +333,6 @@ impl Fat {
         })
     }
 
-    /// Inserts, changes or removes an entry.
-    pub(super) fn change<S: LeafStore>(
-        &mut self,
-        access: LeafAccess<'_, S>,
-        tx: &S::Tx,
-        request: &ChangeRequest<'_>,
-    ) -> Result<OpStep<Changed, S::Ticket>> {
-        self.takes_share(access.store);
-        if request.kind == NameChange::Restore {
-            return self.restore(access, tx, request);
-        }
-        if self.header.buffered.get() > 0
-            && let Some(step) = self.change_buffered(access, tx, request)?
-        {
-            return Ok(step);
-        }
-        match self.change_leaf(access, tx, request)? {
-            OpStep::NotResident(ticket) if self.is_aided() => {
-                self.change_absent(access, tx, request, ticket)
-            }
-            step => Ok(step),
-        }
-    }
-
-    /// Inserts, changes or removes an entry of a leaf.
-    pub(super) fn change_leaf<S: LeafStore>(
-        &mut self,
-        access: LeafAccess<'_, S>,
-        tx: &S::Tx,
-        request: &ChangeRequest<'_>,
-    ) -> Result<OpStep<Changed, S::Ticket>> {
-        // Every round but the last splits the leaf, which becomes deeper.
-        for _ in 0..=ZAP_DEPTH_MAX {
-            let attempt =
-                match self.edit(access, tx, request.name.hash(), |leaf| attempt(leaf, request))? {
-                    OpStep::Done(attempt) => attempt,
-                    OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
-                };
-            if attempt.change != Change::Full {
-                self.count(access.store, tx, request.kind, attempt.change);
-                return Ok(OpStep::Done(Changed::new(attempt.change, attempt.merge_due)));
-            }
-            if !attempt.can_split {
-                break;
-            }
-            if let OpStep::NotResident(ticket) =
-                self.split(access, tx, request.name.hash(), attempt.depth)?
-            {
-                return Ok(OpStep::NotResident(ticket));
-            }
-        }
-        Err(full(access.store))
-    }
-
     /// Writes the header.
     pub(super) fn put_header<S: LeafStore>(&self, store: &S, tx: &S::Tx) -> Result<()> {
         store.set_inline(tx, self.header.as_bytes())
@@ -505,113 +352,6 @@ impl Fat {
         })
     }
 
-    /// Splits the leaf of a hash. The leaf is open in this transaction.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn split<S: LeafStore>(
-        &mut self,
-        access: LeafAccess<'_, S>,
-        tx: &S::Tx,
-        hash: u32,
-        depth: u8,
-    ) -> Result<OpStep<(), S::Ticket>> {
-        let store = access.store;
-        // On the stack: an allocation would fault in fresh pages under the directory's lock.
-        let mut both = [0; 2 * ZAP_LEAF_BYTES];
-        let (low, high) = both.split_at_mut(ZAP_LEAF_BYTES);
-        let halves = self.edit(access, tx, hash, |leaf| leaf.halves(low, high))?;
-        if let OpStep::NotResident(ticket) = halves {
-            return Ok(OpStep::NotResident(ticket));
-        }
-        let low_id = leaf_id(hash, depth);
-        let high_id = low_id | 1 << depth;
-        if let Some(filter) = access.filter_opening(self.filter_seed(), high_id)
-            && let LeafLookup::NotResident(ticket) =
-                store.open_filter(tx, high_id, filter, access.fetched)?
-        {
-            return Ok(OpStep::NotResident(ticket));
-        }
-        self.move_leaves(store, tx, depth, depth + 1)?;
-        let high_leaf = ZapBlock::Leaf(high_id);
-        let created =
-            store.new_leaf(tx, high_leaf, |bytes| put_leaf(bytes, high)).and_then(|put| {
-                let put = put.map_err(|defect| corrupt(store, high_leaf, defect));
-                let both = put.and_then(|()| self.rewrite(access, tx, low_id, low));
-                both.or_else(|error| store.free_leaf(tx, high_leaf).and(Err(error)))
-            });
-        if let Err(error) = created {
-            self.move_leaves(store, tx, depth + 1, depth)?;
-            return Err(error);
-        }
-        probe!(leaf_split, low_id, depth);
-        let prefix = hash & prefix_mask(depth);
-        self.table.set(prefix, depth + 1);
-        self.table.set(prefix | 1 << (31 - u32::from(depth)), depth + 1);
-        Ok(OpStep::Done(()))
-    }
-
-    /// Replaces the content of a leaf that is open in this transaction.
-    pub(super) fn rewrite<S: LeafStore>(
-        &self,
-        access: LeafAccess<'_, S>,
-        tx: &S::Tx,
-        id: u64,
-        leaf: &[u8],
-    ) -> Result<()> {
-        let store = access.store;
-        let id = ZapBlock::Leaf(id);
-        // The leaf is open, and its filter block too.
-        match store.with_leaf_mut(tx, id, None, access.fetched, |bytes| put_leaf(bytes, leaf))? {
-            LeafLookup::Resident(Ok(())) => Ok(()),
-            LeafLookup::Resident(Err(defect)) => Err(corrupt(store, id, defect)),
-            LeafLookup::Hole | LeafLookup::NotResident(_) => {
-                Err(corrupt(store, id, LeafDefect("it disappeared during a change")))
-            }
-        }
-    }
-
-    /// Replaces one leaf of depth `from` by two of depth `to` in the counts, or two by one, and
-    /// updates the depth of the directory.
-    pub(super) fn move_leaves<S: LeafStore>(
-        &mut self,
-        store: &S,
-        tx: &S::Tx,
-        from: u8,
-        to: u8,
-    ) -> Result<()> {
-        let (less, more) = if from < to { (1, 2) } else { (2, 1) };
-        let mut header = self.header;
-        let leaves_at = &mut header.leaves_at;
-        let left = leaves_at[usize::from(from)].get().saturating_sub(less);
-        leaves_at[usize::from(from)] = left.into();
-        leaves_at[usize::from(to)] += more;
-        header.depth = leaves_at.iter().rposition(|leaves| leaves.get() > 0).unwrap_or(0) as u8;
-        if leaves_of(&header) >= store.aided_leaves() {
-            header.aided = 1;
-        }
-        store.set_inline(tx, header.as_bytes())?;
-        if header.depth != self.header.depth {
-            self.table.resize(header.depth);
-        }
-        self.header = header;
-        self.resize_share();
-        Ok(())
-    }
-
-    /// Updates the entry count after a change.
-    #[inline]
-    fn count<S: LeafStore>(&mut self, store: &S, tx: &S::Tx, kind: NameChange, change: Change) {
-        let before = self.header.entries.get();
-        let entries = match (kind, change) {
-            (NameChange::Insert | NameChange::Upsert | NameChange::Restore, Change::Done(None)) => {
-                before.saturating_add(1)
-            }
-            (NameChange::Remove, Change::Done(_)) => before.saturating_sub(1),
-            _ => return,
-        };
-        self.set_counts(store, tx, entries, self.header.buffered.get());
-    }
-
     /// Sets the counts after a change of a leaf or buffer page.
     #[inline]
     pub(super) fn set_counts<S: LeafStore>(
@@ -626,13 +366,8 @@ impl Fat {
     }
 }
 
-/// The filter block of a leaf.
-pub(crate) fn filter_of(leaf: u64) -> ZapBlock {
-    ZapBlock::Filter(filter::block_of(leaf))
-}
-
 /// Number of leaves that a header counts.
-fn leaves_of(header: &ZapFatPhys) -> u64 {
+pub(super) fn leaves_of(header: &ZapFatPhys) -> u64 {
     header.leaves_at.iter().map(|leaves| u64::from(leaves.get())).sum()
 }
 
@@ -684,27 +419,6 @@ pub(crate) fn put_counts(inline: &mut [u8], counts: ZapCounts) {
     {
         (header.entries, header.buffered) = (counts.entries.into(), counts.buffered.into());
     }
-}
-
-#[cold]
-pub(super) fn full<S: LeafStore>(store: &S) -> Error {
-    let what = store.describe();
-    Error::new(
-        ErrorKind::NoSpace,
-        format!("{what}: the leaf is full of names with nearly equal hashes; use another name"),
-    )
-}
-
-/// Tries a change that may need more space than the leaf has.
-#[inline]
-fn attempt(leaf: &mut LeafMut<'_>, request: &ChangeRequest<'_>) -> Result<Attempt, LeafDefect> {
-    let removes = request.kind == NameChange::Remove;
-    let before = if removes { leaf.leaf()?.used_bytes() } else { 0 };
-    let change = request.apply(leaf)?;
-    let can_split = change == Change::Full && leaf.can_split(request.name.hash())?;
-    let leaf = leaf.leaf()?;
-    let merge_due = removes && super::merge::is_due(&leaf, before);
-    Ok(Attempt { change, depth: leaf.depth(), can_split, merge_due })
 }
 
 #[inline]

@@ -6,9 +6,10 @@
 
 use forebay_base::probe;
 
+use super::access::LeafAccess;
 use super::buffer::PAGE_SPAN;
 use super::entry::{leaf_id, prefix_mask};
-use super::fat::{Fat, LeafAccess};
+use super::fat::Fat;
 use super::leaf::{Leaf, LeafMut, merged, put_leaf};
 use super::micro::Micro;
 use super::store::{LeafLookup, LeafStore};

@@ -1,10 +1,11 @@
 //! Directories (ZAP): names of up to 255 bytes, each with a short value.
 //!
 //! A *micro* directory stores its entries inline in the dnode ([`micro`]). A *fat* directory has
-//! leaves ([`fat`], [`leaf`]), which are stored without their free space. A full leaf splits, a
-//! mostly empty one merges with its buddy ([`merge`]), and a small last leaf becomes a micro
-//! directory again. An insert checks for the name and adds it in one descent. A large directory has
-//! filters ([`filter`]) and a change buffer ([`buffer`]), so that a new name needs no leaf.
+//! leaves ([`fat`], [`leaf`]), which are stored without their free space. A full leaf splits
+//! ([`split`]), a mostly empty one merges with its buddy ([`merge`]), and a small last leaf becomes
+//! a micro directory again. An insert checks for the name and adds it in one descent. A large
+//! directory has filters ([`filter`]) and a change buffer ([`buffer`]), so that a new name needs no
+//! leaf.
 //!
 //! # Invariants
 //!
@@ -26,8 +27,10 @@
 //!
 //! It knows nothing of files, block locations and caching: that is the work of the [`LeafStore`].
 
+mod access;
 mod ahead;
 mod buffer;
+mod change;
 mod cursor;
 mod entry;
 mod fat;
@@ -46,6 +49,7 @@ mod queue;
 mod rounds;
 mod share;
 mod skips;
+mod split;
 mod stats;
 mod store;
 mod sweep;
@@ -68,8 +72,9 @@ use crate::readahead::DirectoryReadahead;
 use crate::wait::Wait;
 use crate::{Error, ErrorKind, Result};
 
+pub(crate) use access::filter_of;
 pub use entry::{Cookie, Entry, Value};
-pub(crate) use fat::{counts_of, filter_of, put_counts};
+pub(crate) use fat::{counts_of, put_counts};
 pub(crate) use filter::{SlotChange, open as open_filter, rebuild as rebuild_filter};
 pub(crate) use leaf::pack;
 pub(crate) use queue::{DRAIN_PAUSE_NS, MergeQueue, MergeTask, Pace};
@@ -80,8 +85,10 @@ pub(crate) use store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
 pub(crate) use tunables::ZapShared;
 pub use tunables::{ZapCounters, ZapTunables};
 
+use access::{LeafAccess, LostBlock};
+use change::{ChangeRequest, Changed, NameChange};
 use entry::{HashedName, check_name, check_value};
-use fat::{ChangeRequest, Changed, Fat, LeafAccess, LostBlock};
+use fat::Fat;
 use leaf::{Change, LeafDefect};
 use micro::Micro;
 use probe::{Hints, Operations};
@@ -92,17 +99,6 @@ const RETRIES_MAX: usize = 200;
 /// Fetched blocks that an operation keeps; the oldest are dropped. More than any operation uses at
 /// once.
 const FETCHED_MAX: usize = 16;
-
-/// Kind of a change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NameChange {
-    Insert,
-    Upsert,
-    Replace,
-    Remove,
-    /// An insert that undoes a removal in the same transaction.
-    Restore,
-}
 
 /// Result of one attempt of an operation.
 enum OpStep<R, T> {

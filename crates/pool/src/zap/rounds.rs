@@ -3,8 +3,9 @@
 //! The three steps are separate, so that a thread that moves names reads without a transaction,
 //! and many leaves at a time. Each step takes the directory's lock for one leaf at a time.
 
+use super::access::LeafAccess;
 use super::entry::leaf_id;
-use super::fat::{Fat, LeafAccess};
+use super::fat::Fat;
 use super::store::LeafStore;
 use super::sweep::SweepLeaves;
 use super::{DirectoryForm, OpBlocks, OpStep, Ordering, Zap, ZapCounters};

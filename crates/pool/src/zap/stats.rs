@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use super::access::{LeafAccess, filter_of};
 use super::entry::{Value, hash_at, home_of, leaf_id, prefix_mask};
-use super::fat::{Fat, LeafAccess, filter_of};
+use super::fat::Fat;
 use super::filter::{self, Answer};
 use super::leaf::{Leaf, LeafDefect, Record};
 use super::store::{LeafLookup, LeafStore};

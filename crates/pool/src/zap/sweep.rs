@@ -9,9 +9,10 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 use super::OpStep;
+use super::access::{LeafAccess, filter_of};
 use super::buffer::{PAGE_SPAN, PageAttempt};
 use super::entry::{first_position, hash_at, leaf_id, prefix_mask};
-use super::fat::{Fat, LeafAccess, filter_of};
+use super::fat::Fat;
 use super::skips::{Skips, Unreadable};
 use super::store::LeafStore;
 use crate::Result;

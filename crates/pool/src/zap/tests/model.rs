@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use forebay_base::rng::SmallRng;
 use proptest::prelude::*;
 
+use super::super::change::ChangeRequest;
 use super::super::entry::{HashedName, home_of};
-use super::super::fat::ChangeRequest;
 use super::super::memory::MemoryStore;
 use super::super::{Change, Cookie, DirectoryForm, NameChange, Zap};
 use super::{is_micro, new};
