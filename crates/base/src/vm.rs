@@ -75,7 +75,8 @@ pub struct Region {
 // SAFETY: a region is plain memory. Code that makes references from its addresses is responsible
 // for their use by several threads.
 unsafe impl Send for Region {}
-// SAFETY: as above; the methods only call the kernel.
+// SAFETY: the methods only call the kernel, which locks for itself, and code that dereferences an
+// address is responsible for its use by several threads.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -230,18 +231,23 @@ mod os {
         NonNull::new(start.cast()).ok_or_else(|| std::io::Error::other("mapped at address zero"))
     }
 
+    /// # Safety
+    /// `map` or `remap` returned `start` for `len` bytes, and no code uses them at this address any
+    /// more.
     pub(super) unsafe fn remap(
         start: NonNull<u8>,
         len: usize,
         wanted: usize,
     ) -> std::io::Result<NonNull<u8>> {
-        // SAFETY: by contract the caller owns the mapping, and no code uses it meanwhile.
+        // SAFETY: by contract this is a whole mapping, and no code uses its old address any more.
         let moved = unsafe { mremap(start.as_ptr().cast(), len, wanted, MremapFlags::MAYMOVE) }?;
         NonNull::new(moved.cast()).ok_or_else(|| std::io::Error::other("mapped at address zero"))
     }
 
+    /// # Safety
+    /// `map` or `remap` returned `start` for `len` bytes, and no code uses them any more.
     pub(super) unsafe fn unmap(start: NonNull<u8>, len: usize) {
-        // SAFETY: by contract the caller owns the mapping, and no code uses it any more.
+        // SAFETY: by contract this is a whole mapping, and no code uses it any more.
         let result = unsafe { munmap(start.as_ptr().cast(), len) };
         debug_assert!(result.is_ok(), "munmap of an owned mapping: {result:?}");
     }
@@ -252,11 +258,14 @@ mod os {
         let page = map(len)?;
         // SAFETY: the page was just mapped, and no other code has its address.
         let taken = unsafe { release(page, len) };
-        // SAFETY: as above.
+        // SAFETY: the page was mapped above, and nothing uses it any more.
         unsafe { unmap(page, len) };
         Ok(taken)
     }
 
+    /// # Safety
+    /// The range lies within a mapping that `map` or `remap` returned, and no code relies on its
+    /// content, or needs it to stay as it is.
     pub(super) unsafe fn release(start: NonNull<u8>, len: usize) -> bool {
         // SAFETY: by contract no code relies on the content of the range.
         len == 0 || unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) }.is_ok()
@@ -294,6 +303,9 @@ mod os {
             .ok_or_else(|| std::io::ErrorKind::OutOfMemory.into())
     }
 
+    /// # Safety
+    /// `map` or `remap` returned `start` for `len` bytes, and no code uses them at this address any
+    /// more.
     pub(super) unsafe fn remap(
         start: NonNull<u8>,
         len: usize,
@@ -307,6 +319,8 @@ mod os {
         Ok(moved)
     }
 
+    /// # Safety
+    /// `map` or `remap` returned `start` for `len` bytes, and no code uses them any more.
     pub(super) unsafe fn unmap(start: NonNull<u8>, len: usize) {
         // SAFETY: allocated by `map` with the same layout.
         unsafe { dealloc(start.as_ptr(), layout(len)) };
@@ -316,8 +330,11 @@ mod os {
         Ok(true)
     }
 
+    /// # Safety
+    /// The range lies within a mapping that `map` or `remap` returned, and no code relies on its
+    /// content, or needs it to stay as it is.
     pub(super) unsafe fn release(start: NonNull<u8>, len: usize) -> bool {
-        // SAFETY: the range is owned and writable, and by contract its content is not needed.
+        // SAFETY: by contract the range is mapped, thus writable, and its content is not needed.
         unsafe { start.as_ptr().write_bytes(0, len) };
         true
     }
@@ -359,7 +376,8 @@ pub struct StableChunk<T: ZeroInit> {
 // SAFETY: the chunk returns addresses, and code that dereferences them is responsible. Parts that
 // threads read without ownership are atomic by `ZeroInit`.
 unsafe impl<T: ZeroInit> Send for StableChunk<T> {}
-// SAFETY: as above.
+// SAFETY: shared methods touch elements only as atomics, by `ZeroInit`, or by a contract that their
+// caller owns the elements.
 unsafe impl<T: ZeroInit> Sync for StableChunk<T> {}
 
 #[cfg(not(any(miri, forebay_model)))]

@@ -92,7 +92,7 @@ struct Span {
 
 // SAFETY: the pointer is into the region that `_region` keeps alive, which is never written.
 unsafe impl Send for Span {}
-// SAFETY: as above; sharing a pointer to memory that is only read is sound.
+// SAFETY: several threads may share a pointer to memory that is only read.
 unsafe impl Sync for Span {}
 
 /// A counted handle of a block in a region.

@@ -37,7 +37,8 @@ pub struct Cache<K: Key, V: Send + Sync + 'static> {
 // SAFETY: all access to `CacheInner` is shared and synchronised by its own locks and atomics; keys
 // and values cross threads, which the bounds allow.
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for Cache<K, V> {}
-// SAFETY: as above.
+// SAFETY: the methods take `&self` and share `CacheInner` between threads by its own locks and
+// atomics; keys and values may be used by several threads, by the bounds.
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for Cache<K, V> {}
 
 impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {

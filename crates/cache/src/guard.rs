@@ -43,11 +43,12 @@ pub struct OwnedRef<K: Key, V: Send + Sync + 'static> {
 // SAFETY: a reference gives shared access to `K` and `V`, and its drop may drop a `V` here, so both
 // bounds are needed; `Key` brings `K`'s.
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for Ref<'_, K, V> {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives shared access to `K` and `V`, which both bounds allow.
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for Ref<'_, K, V> {}
-// SAFETY: as above; its target lives while any pin does (`CacheInner::hold`).
+// SAFETY: it gives shared access to `K` and `V`, and its drop may drop a `V` here; both bounds
+// allow that. Its target lives while any pin does (`CacheInner::hold`).
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for OwnedRef<K, V> {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives shared access to `K` and `V`, which both bounds allow.
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for OwnedRef<K, V> {}
 
 impl<'a, K: Key, V: Send + Sync + 'static> Ref<'a, K, V> {

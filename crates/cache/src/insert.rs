@@ -324,7 +324,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                     CacheCounters::GHOST_HITS_MRU
                 };
                 self.counters.add(row, list.class as usize, 1);
-                // SAFETY: as above.
+                // SAFETY: the caller's pin keeps the key.
                 let key = unsafe { h.key() };
                 probe!(ghost_hit, std::ptr::from_ref(key), list.frequent, list.class as u32);
                 ghost_of = Some(list);
@@ -334,7 +334,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 // SAFETY: the pin that `retire` took.
                 frequency = unsafe { old.as_ref() }.frequency();
                 self.count_left(old, before, Cause::Replaced);
-                // SAFETY: as above.
+                // SAFETY: the pin that `retire` took, given up here; `self` is borrowed.
                 unsafe { Self::unpin(NonNull::from(self), old) };
                 frequent = before.list() == Some(List::Mfu) || before.has(MARK);
             }

@@ -257,7 +257,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     ) -> Option<(NonNull<Header<K, V>>, HeaderState)> {
         self.index.find(hash, |address| {
             let header = Self::header_at(address);
-            // SAFETY: as in `pin`.
+            // SAFETY: the index refers to headers of this cache only.
             match unsafe { self.pin_if_key(header, key, mark) } {
                 Ok(before) => Visit::Found((header, before)),
                 Err(state) => Visit::Missed(state.life()),

@@ -91,7 +91,7 @@ impl Slab {
         let header = self.0.take().expect("memory for a small slab");
         // SAFETY: fresh from the slab, so this thread's alone.
         let h = unsafe { header.as_ref() };
-        // SAFETY: as above.
+        // SAFETY: it was free, and this thread alone has it.
         unsafe { h.occupy(key, 1, Some(key), (Class::Data, false)) };
         h.announce(crate::header::VALID | crate::header::FILLED);
         let _ = h.unpin();
@@ -127,7 +127,7 @@ impl Slab {
         let emptied = unsafe { h.empty() }.expect("it was filled");
         assert_eq!(emptied.value, Some(emptied.key));
         assert_eq!(h.unpin(), Unpinned::Last, "no other thread pins a retired header");
-        // SAFETY: as above.
+        // SAFETY: it is empty, and the pin that `empty` left was the last.
         unsafe { h.vacate() };
         self.0.give(handle.0);
     }

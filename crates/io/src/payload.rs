@@ -22,7 +22,8 @@ unsafe impl StableBytes for Buffer {
     }
 }
 
-// SAFETY: as for `Buffer`; a shared buffer hands out no `&mut`.
+// SAFETY: the count keeps the buffer, whose block stays until it is dropped, and a shared buffer
+// hands out no `&mut`.
 unsafe impl StableBytes for forebay_base::sync::Arc<Buffer> {
     fn bytes(&self) -> &[u8] {
         self

@@ -97,7 +97,8 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `deref`, and this buffer is borrowed mutably.
+        // SAFETY: `len` bytes from `start` are within the block and initialised, and this buffer,
+        // their only owner, is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len as usize) }
     }
 }

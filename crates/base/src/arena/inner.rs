@@ -96,7 +96,8 @@ impl ArenaInner {
         // SAFETY: it was just created, and no other thread has it.
         let grown = unsafe { inner.as_ref() }.pool.lock().grow(inner.as_ptr());
         if let Err(error) = grown {
-            // SAFETY: as above; no region points to it.
+            // SAFETY: `open` has just created it as a box, no region points to it, and no other
+            // thread has it.
             drop(unsafe { Box::from_raw(inner.as_ptr()) });
             return Err(error.into());
         }
@@ -178,7 +179,7 @@ impl ArenaInner {
             drop(state);
         } else {
             drop(state);
-            // SAFETY: forwarded from the caller.
+            // SAFETY: the caller's contract; `outstanding` still counts the block.
             unsafe { this.free_slow(block, class, len) };
         }
         let units = units(class, len, this.page);
@@ -188,6 +189,10 @@ impl ArenaInner {
         }
     }
 
+    /// Returns a block to its class, or the chunks of a run to the pool.
+    ///
+    /// # Safety
+    /// As [`free`](Self::free), and this arena exists during the call.
     #[cold]
     unsafe fn free_slow(&self, block: NonNull<u8>, class: usize, len: usize) {
         if class == RUN {

@@ -113,7 +113,8 @@ pub struct Arena {
 
 // SAFETY: `ArenaInner` is used through shared references only, and locks what it changes.
 unsafe impl Send for Arena {}
-// SAFETY: as above.
+// SAFETY: the methods reach `ArenaInner` through shared references only, and it locks what it
+// changes.
 unsafe impl Sync for Arena {}
 
 impl Arena {

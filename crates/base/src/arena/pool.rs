@@ -115,7 +115,8 @@ impl Pool {
     pub(super) unsafe fn put(&mut self, chunk: ChunkPtr) {
         // SAFETY: the caller owns the chunk, which is in a region of this arena.
         let (number, index) = unsafe { region::position_of(chunk) };
-        // SAFETY: as above.
+        // SAFETY: the caller owns the chunk and passes it to the pool, so no other reference to it
+        // exists.
         let backed = unsafe { chunk.get() }.backed.count();
         let list = match backed {
             0 => None,
@@ -150,7 +151,8 @@ impl Pool {
         } else {
             // SAFETY: the pool owns the chunk, and its lock is held.
             self.backed_pages -= unsafe { chunk.get() }.backed.count();
-            // SAFETY: as above.
+            // SAFETY: the chunk was in the pool, so it is in no list but the pool's, whose lock is
+            // held.
             unsafe { self.backed_chunks.move_to(chunk, None) };
         }
         chunk

@@ -142,7 +142,7 @@ pub(super) unsafe fn data_of(chunk: ChunkPtr) -> NonNull<u8> {
 /// # Safety
 /// As [`position_of`], and no other thread uses or takes these pages meanwhile.
 pub(super) unsafe fn release(chunk: ChunkPtr, pages: &PageSet) -> PageSet {
-    // SAFETY: by contract; the region exists as long as the arena.
+    // SAFETY: the caller says that the chunk is one of a live arena, and its region exists as long.
     let (region, (_, index)) = unsafe { (region_of(chunk), position_of(chunk)) };
     let page_bytes = region.page().bytes();
     let mut released = *pages;
@@ -161,7 +161,7 @@ pub(super) unsafe fn release(chunk: ChunkPtr, pages: &PageSet) -> PageSet {
 /// # Safety
 /// As [`position_of`].
 pub(super) unsafe fn advise_huge(chunk: ChunkPtr, wanted: bool) {
-    // SAFETY: by contract.
+    // SAFETY: the caller says that the chunk is one of a live arena, and its region exists as long.
     let (region, (_, index)) = unsafe { (region_of(chunk), position_of(chunk)) };
     region.advise_huge(wanted, index * CHUNK_BYTES, CHUNK_BYTES);
 }

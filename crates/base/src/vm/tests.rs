@@ -35,7 +35,7 @@ fn a_resized_region_keeps_the_content_of_both_lengths() {
     region.resize(64 * page() - 1).unwrap();
     assert_eq!(region.len(), 64 * page());
     let base = region.base().as_ptr();
-    // SAFETY: as above, at the new address.
+    // SAFETY: the offsets are within the resized region, and `base` is its new address.
     unsafe {
         assert_eq!(base.add(2 * page() - 1).read(), 7);
         assert_eq!(base.add(2 * page()).read(), 0);
@@ -44,7 +44,7 @@ fn a_resized_region_keeps_the_content_of_both_lengths() {
     region.resize(2 * page()).unwrap();
     region.resize(64 * page()).unwrap();
     let base = region.base().as_ptr();
-    // SAFETY: as above.
+    // SAFETY: the offsets are within the resized region, and `base` is its new address.
     unsafe {
         assert_eq!(base.add(2 * page() - 1).read(), 7);
         assert_eq!(base.add(64 * page() - 1).read(), 0, "bytes beyond the shorter length are zero");
@@ -164,11 +164,11 @@ fn release_reports_locked_pages_and_keeps_other_elements() {
     let (from, some) = (4 * count / 8 + 1, 3 * count / 8);
     // SAFETY: no other code has the elements.
     assert!(!unsafe { chunk.release(from, some) }, "a locked page is not released");
-    // SAFETY: as above.
+    // SAFETY: no other code has the elements.
     unsafe { chunk.wipe(from, some) };
     let zero: Vec<_> = (0..count).filter(|i| at(*i).load(Relaxed) == 0).collect();
     assert_eq!(zero, (from..from + some).collect::<Vec<_>>());
-    // SAFETY: as above.
+    // SAFETY: the chunk owns the page, and no other code has the elements.
     unsafe {
         assert_eq!(libc::munlock(sixth, page()), 0);
         assert!(chunk.release(from, some));

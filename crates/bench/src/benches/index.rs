@@ -59,8 +59,9 @@ impl Args {
 
 fn physical_memory_bytes() -> u64 {
     // SAFETY: `sysconf` takes no pointer and fails with -1.
-    let (pages, page) =
-        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    // SAFETY: `sysconf` takes no pointer and fails with -1.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u64::try_from(pages).unwrap_or(1 << 20) * u64::try_from(page).unwrap_or(4096)
 }
 

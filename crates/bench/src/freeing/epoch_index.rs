@@ -72,7 +72,8 @@ impl Index for EpochIndex {
     fn touch(&self, key: u64) -> Option<u64> {
         let guard = epoch::pin();
         let (_, node) = self.find(key, &guard)?;
-        // SAFETY: as in `find`; the guard is held until the block was used.
+        // SAFETY: the guard was pinned before the node was found, and is held until the block was
+        // used.
         Some(unsafe { node.deref() }.block.touch())
     }
 
@@ -93,7 +94,7 @@ impl Index for EpochIndex {
         let guard = epoch::pin();
         let _lock = self.lock(self.bucket(key));
         let Some((link, shared)) = self.find(key, &guard) else { return Verdict::Gone };
-        // SAFETY: as in `find`.
+        // SAFETY: the guard was pinned before the node was found, and is held to the end.
         let node = unsafe { shared.deref() };
         let verdict = judge(&node.block);
         if verdict != Verdict::Used {

@@ -25,8 +25,9 @@ pub(super) unsafe fn open<T, C>(
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let (cache, config) =
-            unsafe { (out(cache, "cache", ptr::null_mut())?, shared(config, "config")?) };
+        let cache = unsafe { out(cache, "cache", ptr::null_mut()) }?;
+        // SAFETY: the caller's contract.
+        let config = unsafe { shared(config, "config") }?;
         *cache = Box::into_raw(Box::new(open(config)?));
         Ok(Status::Ok)
     })
@@ -71,9 +72,9 @@ pub(super) unsafe fn report<C, T: Default>(
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let (stats, cache) =
-            unsafe { (out(stats, "stats", T::default())?, shared(cache, "cache")?) };
-        *stats = read(cache);
+        let stats = unsafe { out(stats, "stats", T::default()) }?;
+        // SAFETY: the caller's contract.
+        *stats = read(unsafe { shared(cache, "cache") }?);
         Ok(Status::Ok)
     })
 }

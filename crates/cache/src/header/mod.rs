@@ -279,7 +279,7 @@ impl<K: Copy, V> Header<K, V> {
         if weight == 0 && !state.has(FILLED) {
             return None;
         }
-        // SAFETY: by contract.
+        // SAFETY: the caller owns the header, which is in use as it holds a weight or a value.
         let contents = unsafe { self.contents() };
         self.weight.store(0, Ordering::Relaxed);
         // No thread changes a retired state without a pin, so no update is lost.

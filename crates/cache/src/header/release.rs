@@ -28,10 +28,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// The caller holds the pin, and something else keeps the cache alive during this call.
     #[inline]
     pub(crate) unsafe fn unpin(inner: NonNull<Self>, header: NonNull<Header<K, V>>) {
-        // SAFETY: by contract.
+        // SAFETY: the caller's pin keeps the header in use.
         match unsafe { header.as_ref() }.unpin() {
             Unpinned::Kept => {}
-            // SAFETY: by contract; the pin is released.
+            // SAFETY: the caller keeps the cache alive, and `unpin` returned `unpinned`.
             unpinned => unsafe { Self::after_unpin(inner, header, unpinned) },
         }
     }
@@ -46,9 +46,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     unsafe fn after_unpin(inner: NonNull<Self>, header: NonNull<Header<K, V>>, unpinned: Unpinned) {
         match unpinned {
             Unpinned::Kept => {}
-            // SAFETY: by contract; this thread owns the header now.
+            // SAFETY: the last pin of a retired header was released, so this thread owns it; the
+            // caller keeps the cache alive.
             Unpinned::Last => unsafe { inner.as_ref().free(header) },
-            // SAFETY: by contract.
+            // SAFETY: the caller keeps the cache alive.
             Unpinned::Sparse => unsafe { inner.as_ref() }.refill(header),
         }
     }
@@ -79,7 +80,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     ///
     /// The caller owns the header (rule 3 in `header`) and keeps the cache alive.
     pub(crate) unsafe fn free(&self, header: NonNull<Header<K, V>>) {
-        // SAFETY: by contract.
+        // SAFETY: the caller owns the header and keeps the cache alive.
         let state = unsafe { self.finish(header, |weight| self.capacity.release(weight)) };
         if let Some(state) = state {
             self.slab.give(header);
@@ -99,16 +100,16 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         header: NonNull<Header<K, V>>,
         release: impl FnOnce(u64),
     ) -> Option<HeaderState> {
-        // SAFETY: by contract; a retired header's slot is gone before its retiring pin.
+        // SAFETY: headers live as long as their cache, which the caller keeps alive.
         let h = unsafe { header.as_ref() };
-        // SAFETY: as above.
+        // SAFETY: the caller owns it, and a retired header's slot is gone before its retiring pin.
         if let Some(contents) = unsafe { h.empty() } {
             self.dispose(contents, release);
             if h.unpin() != Unpinned::Last {
                 return None;
             }
         }
-        // SAFETY: as above; it holds nothing any more.
+        // SAFETY: the caller owns it, it has no slot, and it holds nothing any more.
         Some(unsafe { h.vacate() })
     }
 
@@ -126,9 +127,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         // SAFETY: by contract, this thread owns it alone.
         let h = unsafe { header.as_ref() };
         // The header stays retired while its value is dropped, so that a close waits for that.
-        // SAFETY: as above.
+        // SAFETY: this thread owns it, and it has its contents since it was retired for capacity.
         self.dispose(unsafe { h.contents() }, release);
-        // SAFETY: as above.
+        // SAFETY: this thread owns it, it has no slot, and its contents were taken.
         unsafe { h.vacate() }
     }
 

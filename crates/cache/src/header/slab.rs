@@ -55,7 +55,8 @@ pub(crate) struct Slab<K, V> {
 
 // SAFETY: the slab owns its headers' memory; only `K` and `V` cross threads through it.
 unsafe impl<K: Send, V: Send> Send for Slab<K, V> {}
-// SAFETY: as above; shared access goes through the locks and the headers' state words.
+// SAFETY: shared access goes through the locks and the headers' state words, and may reach `K` and
+// `V` from several threads, which the bounds allow.
 unsafe impl<K: Send + Sync, V: Send + Sync> Sync for Slab<K, V> {}
 
 struct Start(AtomicUsize);
@@ -247,7 +248,8 @@ impl<K: Copy, V> Slab<K, V> {
             chunk.resident = 0;
         } else {
             // Its pages are locked, and stay resident.
-            // SAFETY: as above.
+            // SAFETY: all headers of the chunk are free and in its own list, so no thread writes
+            // them.
             unsafe { chunk.memory.wipe(0, chunk.carved) };
         }
         (chunk.free, chunk.free_count, chunk.carved) = (NONE, 0, 0);
@@ -312,7 +314,7 @@ impl<K: Copy, V> Slab<K, V> {
             } else if chunk.carved < Self::PER_CHUNK {
                 // SAFETY: `carved` is within the chunk.
                 let header = unsafe { chunk.memory.as_ptr().add(chunk.carved) };
-                // SAFETY: as above.
+                // SAFETY: the header lies within the chunk, whose zero bytes are a free header.
                 unsafe { header.as_ref() }.set_id(first_id + chunk.carved as u32);
                 chunk.carved += 1;
                 self.carved.fetch_add(1, Ordering::Relaxed);
@@ -506,7 +508,7 @@ mod tests {
         }
         assert_eq!(resident(&slab), all);
         again.into_iter().for_each(|header| slab.give(header));
-        // SAFETY: as above.
+        // SAFETY: the page is the slab's.
         assert_eq!(unsafe { libc::munlock(start, 1) }, 0);
         slab.trim();
         assert_eq!((slab.bytes(), resident(&slab)), (0, 0));

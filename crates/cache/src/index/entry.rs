@@ -73,7 +73,8 @@ impl Directory {
     pub(super) unsafe fn nth<'a>(self, number: usize) -> &'a AtomicU64 {
         let address = (self.0 >> DIRECTORY_ADDRESS_SHIFT) as usize;
         let cells = std::ptr::with_exposed_provenance::<AtomicU64>(address);
-        // SAFETY: by contract.
+        // SAFETY: `number` is below the length, and the cells live as long as the index, which the
+        // caller keeps alive.
         unsafe { &*cells.add(number) }
     }
 }

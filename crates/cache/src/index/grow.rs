@@ -100,7 +100,7 @@ impl Locked<'_> {
         // SAFETY: `home` is within the segment.
         let home = unsafe { entry.segment().add(home) };
         if home != slot_ref.line {
-            // SAFETY: as above.
+            // SAFETY: segments' memory holds lines for ever.
             unsafe { home.as_ref() }.undisplace();
             tally(&self.partition.displaced, -1);
         }
@@ -120,7 +120,7 @@ impl Locked<'_> {
                 continue;
             };
             if distance > 0 {
-                // SAFETY: as above.
+                // SAFETY: `home` is within the segment, whose memory holds lines for ever.
                 unsafe { entry.segment().add(home).as_ref() }.displace(distance);
                 tally(&self.partition.displaced, 1);
             }

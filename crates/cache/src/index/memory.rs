@@ -331,7 +331,7 @@ mod tests {
         assert!(again.iter().all(|run| first_slot(*run).load(Relaxed) == 0));
         assert_eq!(memory.bytes(), (all, all));
         again.iter().for_each(|run| memory.give(*run, 1));
-        // SAFETY: as above.
+        // SAFETY: the page is this memory's.
         assert_eq!(unsafe { libc::munlock(third, page.bytes()) }, 0);
         memory.trim();
         assert_eq!(memory.bytes(), (0, 0));

@@ -76,7 +76,8 @@ pub struct LoadGuard<K: Key, V: Send + Sync + 'static> {
     pub(crate) begun_ns: Option<u64>,
 }
 
-// SAFETY: as for references; the guard writes a `V` that it is given, and reads a `K`.
+// SAFETY: the guard writes a `V` that it is given and may drop one, and reads a `K`; both bounds
+// allow that. Its pin keeps header and cache alive on any thread.
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for LoadGuard<K, V> {}
 // SAFETY: shared access reads only the key.
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for LoadGuard<K, V> {}
@@ -96,9 +97,10 @@ pub(crate) struct LoadingPin<K: Key, V: Send + Sync + 'static> {
     pub(crate) inner: NonNull<CacheInner<K, V>>,
 }
 
-// SAFETY: as for references.
+// SAFETY: a pin keeps header and cache alive on any thread, and its drop may drop a `V` here, which
+// the bounds allow.
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for LoadingPin<K, V> {}
-// SAFETY: as for references.
+// SAFETY: it has no methods for shared access, other than to what the pin keeps alive.
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for LoadingPin<K, V> {}
 
 impl<K: Key, V: Send + Sync + 'static> LoadingPin<K, V> {

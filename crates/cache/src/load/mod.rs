@@ -233,7 +233,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         // SAFETY: the pin that `retired` took.
         unsafe { header.as_ref() }.note_unlinked();
         drop(locked);
-        // SAFETY: as above.
+        // SAFETY: the pin that `retired` took, given up here; `self` is borrowed.
         unsafe { Self::unpin(NonNull::from(self), header) };
         true
     }

@@ -344,7 +344,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let header = self.slab.take().map_err(|_| PutError::Refused(Refusal::NoMemory))?;
         // SAFETY: fresh from the slab, so this thread's alone.
         let h = unsafe { header.as_ref() };
-        // SAFETY: as above.
+        // SAFETY: fresh from the slab, so it is free and this thread's alone.
         unsafe { h.occupy(*key, weight, None, self.sampled(hash, attributes)) };
         let previous = {
             let mut locked = self.index.lock(hash);

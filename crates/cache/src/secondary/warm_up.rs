@@ -61,9 +61,10 @@ pub struct WarmUp<K: Key, V: Send + Sync + 'static> {
     evicted: u64,
 }
 
-// SAFETY: as for `Cache`: all access to `CacheInner` is shared and synchronised.
+// SAFETY: its hold keeps `CacheInner` alive on any thread, and keys and values cross threads, which
+// the bounds allow.
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for WarmUp<K, V> {}
-// SAFETY: as above.
+// SAFETY: all access to `CacheInner` is shared and synchronised by its own locks and atomics.
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for WarmUp<K, V> {}
 
 impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
@@ -199,7 +200,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let h = unsafe { header.as_ref() };
         // Whatever its hint, the block returns under its old key.
         let known = Attributes { hint: Hint::Normal, ..attributes };
-        // SAFETY: as above.
+        // SAFETY: fresh from the slab, so it is free and this thread's alone.
         unsafe { h.occupy(key, weight, None, self.sampled(hash, known)) };
         if let Err(why) = self.claim_empty(hash, &key, header, attributes.class) {
             // SAFETY: not announced, and occupied without a value.

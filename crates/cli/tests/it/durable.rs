@@ -79,10 +79,9 @@ fn copied(at: &Path) -> io::Result<Vec<u8>> {
     let from = at.with_extension("from");
     fs::write(&from, vec![4; BYTES])?;
     let (from, to) = (File::open(from)?, open(at, libc::O_DSYNC)?);
-    let (from, to) = (from.as_raw_fd(), to.as_raw_fd());
+    let (from, to, none) = (from.as_raw_fd(), to.as_raw_fd(), ptr::null_mut());
     // SAFETY: without offsets it takes numbers only.
-    let copied =
-        unsafe { libc::copy_file_range(from, ptr::null_mut(), to, ptr::null_mut(), BYTES, 0) };
+    let copied = unsafe { libc::copy_file_range(from, none, to, none, BYTES, 0) };
     assert_eq!(check(copied)?, BYTES);
     Ok(vec![4; BYTES])
 }

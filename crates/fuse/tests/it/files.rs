@@ -238,10 +238,10 @@ fn ranges_of_a_file_are_seen_truncated_punched_and_sparse() {
     file.seek(SeekFrom::Start(0)).expect("a seek");
     file.read_to_end(&mut found).expect("a read");
     assert!(found == expected);
-    // SAFETY: as above.
+    // SAFETY: the descriptor is open, and the call takes only integers.
     let hole = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_HOLE) };
     assert_eq!(hole, 256 << 10);
-    // SAFETY: as above.
+    // SAFETY: the descriptor is open, and the call takes only integers.
     let data = unsafe { libc::lseek(file.as_raw_fd(), hole, libc::SEEK_DATA) };
     assert_eq!(data, 768 << 10);
     file.set_len(5).expect("shorter");

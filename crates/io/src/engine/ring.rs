@@ -204,7 +204,8 @@ impl Ring {
 
     /// Returns the number of entries that the kernel has not taken.
     pub(super) fn unsubmitted(&self, _lock: &mut InFlight) -> usize {
-        // SAFETY: as in `push_entry`.
+        // SAFETY: `_lock` is borrowed mutably, so the queue's lock is held and this is the only
+        // handle of the submission ring.
         unsafe { self.uring.submission_shared() }.len()
     }
 
@@ -262,21 +263,24 @@ impl Ring {
     }
 
     fn next(&self, _lock: &mut InFlight) -> Option<(u64, i32)> {
-        // SAFETY: as in `push_entry`, for the completion ring.
+        // SAFETY: `_lock` is borrowed mutably, so the queue's lock is held and this is the only
+        // handle of the completion ring.
         let entry: cqueue::Entry = unsafe { self.uring.completion_shared() }.next()?;
         Some((entry.user_data(), entry.result()))
     }
 
     /// Disables the event, while a driver looks after the completions.
     pub(super) fn disable_event(&self, _lock: &mut InFlight) {
-        // SAFETY: as in `push_entry`, for the completion ring.
+        // SAFETY: `_lock` is borrowed mutably, so the queue's lock is held and this is the only
+        // handle of the completion ring.
         unsafe { self.uring.completion_shared() }.disable_eventfd();
     }
 
     /// Enables the event, and returns whether nothing had completed by then. Later completions
     /// raise the event.
     pub(super) fn enable_event(&self, _lock: &mut InFlight) -> bool {
-        // SAFETY: as in `push_entry`, for the completion ring.
+        // SAFETY: `_lock` is borrowed mutably, so the queue's lock is held and this is the only
+        // handle of the completion ring.
         let mut cq = unsafe { self.uring.completion_shared() };
         cq.enable_eventfd();
         // The kernel publishes a completion, then reads the flag; this side does the reverse. With

@@ -68,7 +68,9 @@ impl SlotArray {
             Self::Heap(slots) => slots,
             Self::Pages(region) => {
                 let slots = region.base().as_ptr().cast();
-                // SAFETY: as in `as_slice`, and `self` is borrowed mutably.
+                // SAFETY: the array owns the page-aligned region, which has so many slots, zero or
+                // written through such a slice; every bit pattern is a slot, and `self` is borrowed
+                // mutably.
                 unsafe { std::slice::from_raw_parts_mut(slots, region.len() / size_of::<Slot>()) }
             }
         }

@@ -114,7 +114,7 @@ fn locked_pages_stay_committed_until_they_are_released() {
         let live: Vec<_> = (0..others).map(|_| arena.alloc(64 << 10).unwrap()).collect();
         assert!(arena.committed_bytes() <= 8 * MIB);
         drop(live);
-        // SAFETY: as above.
+        // SAFETY: the page belongs to the arena and stays mapped.
         assert_eq!(unsafe { libc::munlock(locked, 8192) }, 0);
         arena.purge();
         assert_eq!(arena.committed_bytes(), 0);
@@ -155,7 +155,7 @@ fn a_process_that_locks_new_mappings_gets_no_arena() {
             for part in ["an arena", "mlockall", "call munlockall"] {
                 assert!(text.contains(part), "{text}");
             }
-            // SAFETY: as above.
+            // SAFETY: it takes nothing, and unlocks pages of this process, which runs nothing else.
             assert_eq!(unsafe { libc::munlockall() }, 0);
             Arena::new(config).unwrap().alloc(8192).unwrap();
         },
@@ -183,7 +183,7 @@ fn an_error_names_memory_that_was_locked_later() {
     assert!(error.to_string().contains("call munlockall"), "{error}");
     assert_eq!(arena.committed_bytes(), 64 * KIB as u64);
     audit(&arena);
-    // SAFETY: as above.
+    // SAFETY: the pages belong to the arena and stay mapped.
     assert_eq!(unsafe { libc::munlock(start, 64 * KIB) }, 0);
     drop(arena.alloc(512).unwrap());
     drop(live);
