@@ -4,7 +4,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, Dva};
 use crate::store::Store;
 
-use super::is_damage;
+use super::visit::is_damage;
 
 /// The copies of a block.
 pub(super) struct ReadCopies {

@@ -9,7 +9,8 @@ use crate::objset::{dnode_at, dnode_tree};
 use crate::store::Store;
 
 use super::super::PoolInner;
-use super::{BlockLocation, Parents, SPACE_MAPS, SliceEnd, Step, dataset_phys, is_damage};
+use super::visit::is_damage;
+use super::{BlockLocation, Parents, SPACE_MAPS, SliceEnd, Step, dataset_phys};
 
 /// How often a lookup starts over with the newest tree, if a block on the path cannot be read.
 const LOOKUPS_MAX: usize = 3;

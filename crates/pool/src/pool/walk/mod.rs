@@ -28,16 +28,18 @@
 mod ahead;
 mod copies;
 mod find;
+mod location;
 mod parents;
 mod space_maps;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
+mod visit;
 
 use forebay_base::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::error_log::{DamagedRange, TO_THE_END};
+use crate::error_log::DamagedRange;
 use crate::format::{
     BlockKind, BlockPtrPhys, DNODE_BYTES, DNODES_PER_BLOCK, DamageKind, DatasetPhys, DnodePhys, Dva,
 };
@@ -49,84 +51,16 @@ use zerocopy::FromBytes;
 
 use super::PoolInner;
 use ahead::{Ahead, LEVEL_BLOCKS};
-use copies::{ReadCopies, read_copies};
-use find::{Currency, Trees};
+use find::Trees;
+use location::TOP;
+use visit::{Visited, is_damage};
 
+pub(crate) use location::Bookmark;
+pub(super) use location::{BlockLocation, SPACE_MAPS};
 pub(super) use parents::Parents;
 
 /// Slices in a row that may end for want of memory without progress.
 const STARVED_MAX: u32 = 1000;
-
-/// [`Bookmark::dataset`] of the root block and the space maps.
-pub(super) const SPACE_MAPS: u64 = u64::MAX;
-/// [`Bookmark::height`] above every block of a tree.
-const TOP: u8 = u8::MAX;
-
-/// Where a walk goes on. All earlier blocks were visited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bookmark {
-    /// Number of the dataset; 0 for the pool's own objects.
-    pub(crate) dataset: u64,
-    /// 0 in the tree of dnodes, else 1 + the number of an object.
-    pub(crate) object: u64,
-    /// The first data block that the next block to visit leads to. In the space maps, the address
-    /// of the next block; 0 before the root block, 1 before the bases are loaded, 2 before the
-    /// first block.
-    pub(crate) block: u64,
-    /// The highest block to visit among those that lead to `block` first: 1 + its level. 0: the
-    /// block of dnodes was visited, its objects were not.
-    pub(crate) height: u8,
-}
-
-impl Bookmark {
-    /// The beginning.
-    pub(crate) const START: Self = Self { dataset: 0, object: 0, block: 0, height: TOP };
-
-    const fn dataset(dataset: u64) -> Self {
-        Self { dataset, ..Self::START }
-    }
-}
-
-/// Location of a block in the pool.
-#[derive(Clone, Debug)]
-pub(super) struct BlockLocation {
-    /// As in [`Bookmark`].
-    pub(super) dataset: u64,
-    /// Name of the dataset; empty for the pool's own objects.
-    pub(super) name: Arc<str>,
-    /// As in [`Bookmark`].
-    pub(super) object: u64,
-    /// First data block that this block leads to.
-    pub(super) block: u64,
-}
-
-impl BlockLocation {
-    /// The object, as text.
-    pub(super) fn object_name(&self) -> String {
-        match (self.dataset, self.object.checked_sub(1)) {
-            (SPACE_MAPS, _) => "the root block or the space maps".to_owned(),
-            (0, None) => "the pool's own dnodes".to_owned(),
-            (0, Some(object)) => format!("the pool's own object {object}"),
-            (_, None) => format!("dataset {}, dnodes", self.name),
-            (_, Some(object)) => format!("dataset {}, object {object}", self.name),
-        }
-    }
-
-    /// The blocks from here on, for damage that has no known end.
-    pub(super) fn to_the_end(&self) -> DamagedRange {
-        let Self { dataset, object, block, .. } = *self;
-        DamagedRange { dataset, object, block, blocks: TO_THE_END }
-    }
-}
-
-impl std::fmt::Display for BlockLocation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.dataset {
-            SPACE_MAPS => f.write_str(&self.object_name()),
-            _ => write!(f, "{}, block {}", self.object_name(), self.block),
-        }
-    }
-}
 
 /// A visited block: all its copies were read.
 pub(super) struct VisitedBlock<'a> {
@@ -553,129 +487,6 @@ impl<'a> Walk<'a> {
 /// Whether a block of an object, or of the tree of dnodes, leads to others.
 fn leads_on(ptr: &BlockPtrPhys, object: u64) -> bool {
     ptr.level > 0 || (object == 0 && ptr.block_kind() == Some(BlockKind::Dnode))
-}
-
-/// What a visit of a block has read.
-enum Visited {
-    /// The visitor wants no copy of it.
-    NotTried,
-    /// Its content if it was wanted, and is good.
-    Read(Option<Vec<u8>>),
-}
-
-impl PoolInner {
-    /// Visits a block that the visitor has postponed, unless it was freed meanwhile.
-    ///
-    /// # Errors
-    /// As [`Visitor::block`].
-    pub(super) fn visit_later(&self, block: PostponedBlock<'_>, visitor: &mut dyn Visitor) -> Step {
-        match self.visit(block, false, None, visitor) {
-            Err(SliceEnd::Overtaken) => Ok(()),
-            visited => visited.map(|_| ()),
-        }
-    }
-
-    /// Ends the walk if `error` comes from a device that does not answer and comes back by itself.
-    /// It has lost nothing.
-    ///
-    /// # Errors
-    /// The outage.
-    fn check_answers(&self, error: &Error) -> Step {
-        let outage = || self.txgs.outage();
-        let Some(outage) = (error.kind() == ErrorKind::Device).then(outage).flatten() else {
-            return Ok(());
-        };
-        Err(Error::new(ErrorKind::Device, "cannot read all of the pool").because(outage).into())
-    }
-
-    /// Calls `read`, and once more if it `failed` on a pool with a device that may be away: an
-    /// outage may end just after a read failed. So a failure that it returns counts as damage.
-    ///
-    /// # Errors
-    /// The outage, if one lasts.
-    fn read_surely<T>(
-        &self,
-        mut read: impl FnMut() -> Step<T>,
-        failed: impl Fn(&T) -> Option<&Error>,
-    ) -> Step<T> {
-        let is_device = |error: &&Error| error.kind() == ErrorKind::Device;
-        let first = read()?;
-        let Some(error) = failed(&first).filter(is_device) else { return Ok(first) };
-        self.check_answers(error)?;
-        if !self.txgs.may_have_outages() {
-            return Ok(first);
-        }
-        let second = read()?;
-        failed(&second).map_or(Ok(()), |error| self.check_answers(error))?;
-        Ok(second)
-    }
-
-    /// The content of a block, or why it is damaged.
-    ///
-    /// # Errors
-    /// Errors that are no damage.
-    fn read_content(&self, store: &Store, ptr: &BlockPtrPhys) -> Step<Result<Vec<u8>>> {
-        let read = || match store.with_content(ptr, |content| Ok(content.to_vec())) {
-            Err(error) if !is_damage(&error) => Err(error.into()),
-            read => Ok(read),
-        };
-        self.read_surely(read, |read| read.as_ref().err())
-    }
-
-    /// Reads the copies of a block that the visitor wants, and passes it to the visitor.
-    fn visit(
-        &self,
-        PostponedBlock { store, ptr, location }: PostponedBlock<'_>,
-        wants_content: bool,
-        ahead: Option<ReadCopies>,
-        visitor: &mut dyn Visitor,
-    ) -> Step<Visited> {
-        let wants = |copy| visitor.wants(store, ptr, copy);
-        let copies = || Ok(read_copies(store, ptr, wants_content, &wants)?);
-        let mut read = match ahead {
-            Some(read) => read,
-            None => self.read_surely(copies, ReadCopies::device_error)?,
-        };
-        if read.tried == 0 {
-            return Ok(Visited::NotTried);
-        }
-        if !read.bad.is_empty() || read.lost_extents.is_some() {
-            self.check_not_freed(location, ptr)?;
-        }
-        if let Some(error) = read.lost_extents.take() {
-            visitor.damaged(location, error);
-        }
-        let (extents, bad, copies) = (&read.extents[..], read.bad, read.copies);
-        visitor.block(VisitedBlock { store, ptr, location, extents, bad, copies })?;
-        Ok(Visited::Read(read.content))
-    }
-
-    /// Rewrites a bad copy of a visited block from a good one. Returns `false` if the block was
-    /// freed meanwhile. The write is durable after the next flush.
-    ///
-    /// Writes only after a lookup has found the pointer in the newest tree. Without one, the copy
-    /// may belong to a newer block by now.
-    ///
-    /// # Errors
-    /// As [`Store::heal`]; [`ErrorKind::Corrupt`] if the lookup fails because another block is
-    /// damaged; and errors of the lookup that are no damage.
-    pub(super) fn heal(&self, block: &VisitedBlock<'_>, copy: usize) -> Result<bool> {
-        self.check_lease()?;
-        let _heal = self.store.heals().enter(self.txgs.synced_txg());
-        match self.currency(block.location, block.ptr)? {
-            Currency::Current => block.store.heal(block.ptr, copy).map(|()| true),
-            Currency::Freed => Ok(false),
-            Currency::Unknown => {
-                let text = "it is bad and was left as it is, because a block that leads to it cannot be read; repair that one, then scrub again";
-                Err(Error::new(ErrorKind::Corrupt, text))
-            }
-        }
-    }
-}
-
-/// Whether an error concerns one block, and not the whole walk.
-fn is_damage(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Device)
 }
 
 /// The damage of a structure that is not a copy of a visited block.

@@ -14,7 +14,8 @@ use crate::store::Store;
 
 use super::super::PoolInner;
 use super::ahead::LEVEL_BLOCKS;
-use super::{SPACE_MAPS, Step, Walk, WalkedTree, is_damage};
+use super::visit::is_damage;
+use super::{SPACE_MAPS, Step, Walk, WalkedTree};
 
 /// [`Bookmark::block`](super::Bookmark::block) before the root block.
 const AT_ROOT: u64 = 0;
