@@ -209,7 +209,7 @@ impl Drop for Region {
     }
 }
 
-#[cfg(not(any(miri, forebay_model)))]
+#[cfg(not(miri))]
 mod os {
     use std::ptr::{NonNull, null_mut};
 
@@ -287,7 +287,7 @@ mod os {
     }
 }
 
-#[cfg(any(miri, forebay_model))]
+#[cfg(miri)]
 mod os {
     use std::alloc::{Layout, alloc_zeroed, dealloc};
     use std::ptr::NonNull;

@@ -12,11 +12,11 @@ pub struct PageSize {
 impl PageSize {
     /// The page size of the system.
     pub fn system() -> Self {
-        // The model build and Miri allocate from the heap, which has no pages.
-        #[cfg(any(miri, forebay_model))]
+        // Miri allocates from the heap, which has no pages.
+        #[cfg(miri)]
         let bytes: usize = 4096;
         // `sysconf(_SC_PAGESIZE)`, which rustix caches.
-        #[cfg(not(any(miri, forebay_model)))]
+        #[cfg(not(miri))]
         let bytes = rustix::param::page_size();
         Self { shift: bytes.ilog2() }
     }
