@@ -1,6 +1,6 @@
 //! The thread that moves buffered names of large directories to their leaves.
 //!
-//! A create that finds the change buffer of its directory a quarter full queues the directory. The
+//! A create that finds the change buffer of its directory two fifths full queues the directory. The
 //! thread reads the next leaves, many at a time and without a transaction, and moves the names of
 //! a few leaves in each transaction. While it moves the names of one batch, the reads of the next
 //! batch are in flight. It is slowed down by dirty data as others are. It passes what it cannot

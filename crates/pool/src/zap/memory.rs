@@ -9,7 +9,8 @@ use forebay_base::sync::{Arc, Mutex};
 use super::share::{AidMemory, AidShare};
 use super::store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
 use super::{
-    Pace, SlotChange, Zap, ZapCounters, filter_of, open_filter, pack, put_counts, rebuild_filter,
+    MergeBatch, Pace, SlotChange, Zap, ZapCounters, filter_of, open_filter, pack, put_counts,
+    rebuild_filter,
 };
 use crate::format::{TAIL_BYTES, ZAP_FILTER_LEAVES, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZapBlock};
 use crate::wait::Wait;
@@ -179,21 +180,30 @@ impl Zap<MemoryStore> {
     /// Moves the names of some leaves. Returns the number of names that are still buffered.
     pub(super) fn merge_some(&self) -> Result<u64> {
         self.retry_unreadable();
-        let mut batch = self.start_merge(64, true);
-        self.load_merge(&mut batch, || false);
-        while !batch.is_empty() {
-            self.finish_merge(&(), &mut batch)?;
-        }
+        let batch = self.merge_batch(true)?;
         match batch.error {
             Some(error) if !batch.has_moved => Err(error),
             _ => self.buffered(Wait::Allowed),
         }
     }
 
+    fn merge_batch(&self, drains: bool) -> Result<MergeBatch<MemoryStore>> {
+        let mut batch = self.start_merge(64, drains);
+        self.load_merge(&mut batch, || false);
+        while !batch.is_empty() {
+            self.finish_merge(&(), &mut batch)?;
+        }
+        Ok(batch)
+    }
+
     /// Moves names as long as they are asked to move, as the thread of a pool does.
     pub(super) fn merge_requested(&self) {
         while self.store().state.lock().merge_requests > 0 && !self.end_merge_request(false) {
-            self.merge_some().expect("it is possible");
+            let batch = self.merge_batch(false).expect("it is possible");
+            if !batch.has_moved {
+                self.end_merge_request(true);
+                break;
+            }
         }
         self.store().state.lock().merge_requests = 0;
     }

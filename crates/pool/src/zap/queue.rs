@@ -2,7 +2,7 @@
 //!
 //! A directory whose names should all move when creates pause waits here for that, too.
 //!
-//! A directory is queued when its buffer is a quarter full. One thread of the pool takes it, see
+//! A directory is queued when its buffer is two fifths full. One thread of the pool takes it, see
 //! `pool/merge.rs`. Creates are slowed down when names come faster than they move: let `x` be how
 //! far the buffer is between the start of that (0) and its end (1). A create waits
 //! `scale · x² / (1 − x)` before its transaction begins, as for dirty data (see `txg/throttle.rs`).

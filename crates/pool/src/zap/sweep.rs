@@ -1,9 +1,17 @@
 //! The sweep: which leaves get their buffered names next, and how full the buffer is.
 //!
-//! A sweep goes over the leaves in the order of the hash, and takes those that at least half as
-//! many names wait for as for others. So the leaves ahead of it have the most names, and neighbours
-//! are read and written together. The leaves of a page that is nearly full do not wait for their
-//! turn. The sweep itself reads nothing: see [`super::rounds`].
+//! A sweep goes over the leaves in the order of their blocks, and takes those that at least half as
+//! many names wait for as for others. The number of a block is the prefix of its hashes in reverse,
+//! so successive leaves lie far apart in the order of the hash. This has three effects:
+//!
+//! - Neighbours in the order of blocks share filter blocks and indirect blocks, which a group then
+//!   writes once for many leaves, and they are written, and later read, together.
+//! - A page has leaves that have just got their names, leaves that get them soon, and those between.
+//!   So all pages are about equally full, and can be fuller before one of them overflows.
+//! - The leaf that gets its names next has waited longest, and has twice as many as the mean.
+//!
+//! The leaves of a page that is nearly full do not wait for their turn. A drain goes in the order of
+//! the hash instead, page by page. The sweep itself reads nothing: see [`super::rounds`].
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -18,14 +26,12 @@ use super::store::LeafStore;
 use crate::Result;
 use crate::format::{ZAP_FILTER_LEAVES, ZAP_PAGE_BYTES, ZapBlock};
 
-/// Names wait for leaves in the order of the hash. Those right behind the sweep have none, those
-/// ahead of it about twice the mean. So pages ahead are full when the mean is half of their space.
-///
 /// Shares of the pages' space, in thousandths: names begin to move at the first one, and creates
-/// are slowed down from the second on, so much that the third is never reached.
-const MOVE_AT: u64 = 250;
-const SLOW_AT: u64 = 400;
-const SLOW_END: u64 = 600;
+/// are slowed down from the second on, so much that the third is never reached. The fuller pages
+/// are, the more names move with each leaf that is read.
+const MOVE_AT: u64 = 400;
+const SLOW_AT: u64 = 650;
+const SLOW_END: u64 = 850;
 /// Pages whose leaves do not wait for their turn.
 const URGENT_MAX: usize = 64;
 /// A step looks at so many leaves at most to find some that names wait for.
@@ -40,7 +46,9 @@ const FOUND_PER_LEAF: u64 = 4;
 /// Where names move next.
 #[derive(Default)]
 pub(super) struct Sweep {
-    /// The hash where it goes on.
+    /// The block where it goes on.
+    next: u64,
+    /// The hash where a drain goes on.
     at: u32,
     /// Hashes of pages that are nearly full.
     urgent: VecDeque<u32>,
@@ -122,11 +130,11 @@ impl Fat {
             }
             self.sweep.urgent.pop_front();
         }
-        let mut max = max;
         if !drains {
-            // Few at first, so that they take little memory.
+            // Few at first, so that they take little memory, but those of a filter block together.
             let over = self.used_thousandths().saturating_sub(MOVE_AT);
-            max = max.min(max.saturating_mul(over as usize).div_ceil((SLOW_AT - MOVE_AT) as usize));
+            let share = max.saturating_mul(over as usize) / (SLOW_AT - MOVE_AT) as usize;
+            return self.sweep_blocks(access, max.min(share.max(ZAP_FILTER_LEAVES)), found);
         }
         // Once around at most.
         let begun = self.sweep.at;
@@ -143,8 +151,77 @@ impl Fat {
         Ok(OpStep::Done(()))
     }
 
-    /// Takes leaves of a range of hashes that are worth their read. Moves the sweep, unless `max`
-    /// has no limit.
+    /// Takes leaves that are worth their read in the order of blocks, from where the sweep is.
+    fn sweep_blocks<S: LeafStore>(
+        &mut self,
+        access: LeafAccess<'_, S>,
+        max: usize,
+        found: &mut SweepLeaves,
+    ) -> Result<OpStep<(), S::Ticket>> {
+        // The directory may have become smaller.
+        let blocks = 1 << self.header.depth;
+        while found.hashes.len() < max && found.looks < LOOKS_MAX.min(blocks) {
+            found.looks += 1;
+            let block = self.sweep.next % blocks as u64;
+            let hash = (block as u32).reverse_bits();
+            if self.sweep.skips.end_of(hash).is_none()
+                && let OpStep::NotResident(ticket) = self.take_leaf(access, hash, block, found)?
+            {
+                // It comes again when this is in memory.
+                found.looks -= 1;
+                return Ok(OpStep::NotResident(ticket));
+            }
+            self.sweep.next = block + 1;
+        }
+        Ok(OpStep::Done(()))
+    }
+
+    /// Takes the leaf at a block, the first one of this hash, if there is one and it is worth its
+    /// read.
+    fn take_leaf<S: LeafStore>(
+        &mut self,
+        access: LeafAccess<'_, S>,
+        hash: u32,
+        block: u64,
+        found: &mut SweepLeaves,
+    ) -> Result<OpStep<(), S::Ticket>> {
+        found.reading = self.leaf_at(hash);
+        let (id, depth) = match self.locate_leaf(access, hash)? {
+            OpStep::Done(leaf) => leaf,
+            OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+        };
+        // A leaf that covers more hashes has come before.
+        if id != block {
+            return Ok(OpStep::Done(()));
+        }
+        found.reading = self.page_at(hash);
+        let (first, last) = (hash & prefix_mask(depth), hash | !prefix_mask(depth));
+        let waiting =
+            match self.with_page_of(access, hash, |page| Ok(page.count_hashes(first, last)))? {
+                OpStep::Done(waiting) => waiting as u64,
+                OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+            };
+        self.add_worthy(hash, id, waiting, found);
+        Ok(OpStep::Done(()))
+    }
+
+    /// Adds a leaf that so many names wait for if at least half as many wait as for others.
+    fn add_worthy(&self, hash: u32, id: u64, waiting: u64, found: &mut SweepLeaves) {
+        let leaf = ZapBlock::Leaf(id);
+        let is_worth =
+            waiting.saturating_mul(2).saturating_mul(self.leaves()) >= self.header.buffered.get();
+        if is_worth && waiting > 0 && !found.blocks.contains(&leaf) {
+            found.hashes.push(hash);
+            found.blocks.push(leaf);
+            let filter = filter_of(id);
+            if !found.blocks.contains(&filter) {
+                found.blocks.push(filter);
+            }
+        }
+    }
+
+    /// Takes leaves of a range of hashes that are worth their read, in the order of the hash. Moves
+    /// the drain, unless `max` has no limit.
     fn sweep_range<S: LeafStore>(
         &mut self,
         access: LeafAccess<'_, S>,
@@ -181,24 +258,14 @@ impl Fat {
                 };
                 end = hash | !prefix_mask(depth);
                 let waiting = self.count_buffered(access, hash, depth)?.unwrap_or(0) as u64;
-                let leaf = ZapBlock::Leaf(id);
-                let is_worth = waiting.saturating_mul(2).saturating_mul(self.leaves())
-                    >= self.header.buffered.get();
-                if is_worth && !found.blocks.contains(&leaf) {
-                    found.hashes.push(hash);
-                    found.blocks.push(leaf);
-                    let filter = filter_of(id);
-                    if !found.blocks.contains(&filter) {
-                        found.blocks.push(filter);
-                    }
-                }
+                self.add_worthy(hash, id, waiting, found);
             }
             at = self.sweep_on(end, max);
         }
         Ok(OpStep::Done(()))
     }
 
-    /// The hash behind a range. Moves the sweep there, unless `max` has no limit.
+    /// The hash behind a range. Moves the drain there, unless `max` has no limit.
     fn sweep_on(&mut self, last: u32, max: usize) -> Option<u32> {
         let at = last.checked_add(1);
         if max != usize::MAX {

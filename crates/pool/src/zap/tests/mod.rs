@@ -9,6 +9,7 @@ mod fill;
 mod filter;
 mod limits;
 mod model;
+mod sweep;
 mod undo;
 mod unreadable;
 
