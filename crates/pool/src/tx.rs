@@ -29,6 +29,8 @@ pub(crate) struct Tx {
     txg: u64,
     /// Upper bound of the bytes that the sync will write because of the changes.
     dirty_bytes: Cell<u64>,
+    /// Those of them that are for indirect blocks.
+    pointer_bytes: Cell<u64>,
     /// Space reserved for these bytes; `None` means without limit.
     reservation: Option<Reservation>,
     wait: Cell<Wait>,
@@ -65,14 +67,17 @@ impl<'p> Transaction<'p> {
 
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
-        self.hold.dirty(self.tx.dirty_bytes.get());
+        let pointer_bytes = self.tx.pointer_bytes.get();
+        self.hold.dirty(self.tx.dirty_bytes.get() - pointer_bytes);
+        self.hold.dirty_pointers(pointer_bytes);
     }
 }
 
 impl Tx {
     /// For changes by the sync, in the txg that is syncing.
     pub(crate) fn syncing(txg: u64) -> Self {
-        Self { txg, dirty_bytes: Cell::new(0), reservation: None, wait: Cell::new(Wait::Allowed) }
+        let (dirty_bytes, pointer_bytes) = (Cell::new(0), Cell::new(0));
+        Self { txg, dirty_bytes, pointer_bytes, reservation: None, wait: Cell::new(Wait::Allowed) }
     }
 
     pub(crate) fn txg(&self) -> u64 {
@@ -108,6 +113,16 @@ impl Tx {
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
         self.dirty_bytes.set(sum);
+        Ok(())
+    }
+
+    /// As [`dirty`](Self::dirty), for a block of so many bytes and indirect blocks.
+    ///
+    /// # Errors
+    /// As [`dirty`](Self::dirty).
+    pub(crate) fn dirty_with_pointers(&self, bytes: u64, pointer_bytes: u64) -> Result<()> {
+        self.dirty(bytes.saturating_add(pointer_bytes))?;
+        self.pointer_bytes.set(self.pointer_bytes.get().saturating_add(pointer_bytes));
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Upper bounds of the space that changes need on devices, charged before the changes are made. A
 //! txg then never runs out of space when it syncs, and writers are throttled by the bytes that must
-//! be written.
+//! be written. Indirect blocks count less for that: see `txg/throttle.rs`.
 //!
 //! Blocks are counted uncompressed, in all copies, together with the indirect blocks that change
 //! because of them. The blocks that they replace are not subtracted: the same txg frees them, but

@@ -150,7 +150,7 @@ impl Node {
         // The survey has not seen what the syncing txg writes.
         state.pending.iter().for_each(|pending| indirect.extend(pending.paths.changed_in(&whole)));
         let pending = state.pending_mut(tx.txg());
-        let pay = |count| tx.dirty(self.cost_of_indirect(count));
+        let pay = |count| tx.dirty_with_pointers(0, self.cost_of_indirect(count));
         if !whole.is_empty() {
             pending.paths.preallocate(levels, &whole, indirect, pay)?;
         }

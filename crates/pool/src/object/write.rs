@@ -243,7 +243,9 @@ impl Node {
         self.mark_dirty(&mut state, tx)?;
         let levels = state.height();
         let pending = state.pending_mut(tx.txg());
-        pending.paths.free(levels, &range, |count| tx.dirty(self.cost_of_indirect(count)))?;
+        pending.paths.free(levels, &range, |count| {
+            tx.dirty_with_pointers(0, self.cost_of_indirect(count))
+        })?;
         let block_bytes = self.cost_of_block(self.record_bytes() as u64);
         let freed = pending.free(range.clone(), block_bytes);
         if !pending.frees_all() {
@@ -438,7 +440,7 @@ impl Node {
             tx.dirty(self.cost_of_block(bytes).saturating_sub(paid))?;
         } else {
             pending.paths.write(levels, block, |count| {
-                tx.dirty(self.cost_of_block(bytes) + self.cost_of_indirect(count))
+                tx.dirty_with_pointers(self.cost_of_block(bytes), self.cost_of_indirect(count))
             })?;
         }
         pending.blocks.insert(block, DirtySlot::Dirty(Arc::new(new)));

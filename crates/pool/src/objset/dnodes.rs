@@ -302,9 +302,10 @@ impl Objset {
         }
         let parent = tree::Tree::parent_of(block);
         let new_parent = !slot.parents.contains(&parent);
-        let bytes = DNODE_BLOCK_BYTES + if new_parent { INDIRECT_BYTES } else { 0 };
+        let pointers = if new_parent { INDIRECT_BYTES } else { 0 };
         let (_, copies) = self.copies_at_most();
-        tx.dirty(bytes as u64 * u64::from(copies))?;
+        let cost = |bytes: usize| bytes as u64 * u64::from(copies);
+        tx.dirty_with_pointers(cost(DNODE_BLOCK_BYTES), cost(pointers))?;
         slot.charged.insert(block);
         slot.parents.insert(parent);
         Ok(())

@@ -131,6 +131,15 @@ impl<'a> Hold<'a> {
     pub fn dirty(&self, bytes: u64) {
         self.txgs.note(self.cell, self.txg, bytes as i64);
     }
+
+    /// Adds `bytes` reserved for indirect blocks to the dirty bytes of the txg. They are dirty
+    /// bytes like others for whoever needs space, but the throttle counts a part of them.
+    #[inline]
+    pub fn dirty_pointers(&self, bytes: u64) {
+        if bytes > 0 {
+            self.txgs.note_pointers(self.cell, self.txg, bytes);
+        }
+    }
 }
 
 impl Drop for Hold<'_> {

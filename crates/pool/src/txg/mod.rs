@@ -137,7 +137,10 @@ pub struct Txgs {
     durable: Condvar,
     /// Wakes throttled changes.
     dirty_space: Condvar,
+    /// Dirty bytes that the throttle counts.
     dirty: CachePadded<Dirty>,
+    /// Bytes reserved for indirect blocks that it does not count.
+    uncounted: CachePadded<Dirty>,
     /// The newest txg for which the sync thread was woken because of dirty bytes.
     dirty_woken: AtomicU64,
     /// Says which device does not answer; `None` if none comes back by itself.
@@ -180,6 +183,7 @@ impl Txgs {
             durable: Condvar::new(),
             dirty_space: Condvar::new(),
             dirty: CachePadded::new(Dirty::new()),
+            uncounted: CachePadded::new(Dirty::new()),
             dirty_woken: AtomicU64::new(synced),
             outages: None,
             clock,
@@ -288,7 +292,7 @@ impl Txgs {
         if state.wanted >= state.open {
             return Some((Wake::Requested, 2));
         }
-        let dirty = self.dirty_of(state.open);
+        let dirty = self.counted_of(state.open);
         if dirty >= self.sync_at_bytes() {
             return Some((Wake::Dirty, 1));
         }
@@ -408,6 +412,7 @@ impl Txgs {
         assert_eq!(txg, state.synced + 1, "txgs become durable in order");
         assert_eq!(txg + 1, state.open, "txg {txg} was not closed");
         self.dirty.clear(slot_of(txg));
+        self.uncounted.clear(slot_of(txg));
         state.synced = txg;
         state.delay_epoch += 1;
         state.delay_end_ns = 0;

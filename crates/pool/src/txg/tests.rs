@@ -135,6 +135,27 @@ fn a_closed_pool_can_commit_once_more() {
     assert_eq!(txgs.sync_now().unwrap_err().kind(), ErrorKind::Closed);
 }
 
+/// Bytes for indirect blocks need space, but few of them are written.
+#[test]
+fn indirect_blocks_count_less_for_the_throttle_than_for_space() {
+    let txgs = txgs(small());
+    let mib = 1 << 20;
+    txgs.begin().unwrap().dirty_pointers(2 * mib);
+    assert_eq!((txgs.dirty_bytes(), txgs.dirty_estimate()), (2 * mib, 2 * mib));
+    // Half of the limit: a commit is due, but nothing waits.
+    assert_eq!(txgs.next(), Wake::Dirty);
+    txgs.begin_with(Wait::Refused).expect("no delay").dirty_pointers(mib / 4);
+    let txg = txgs.quiesce().unwrap();
+    txgs.begin_with(Wait::Refused).expect("no delay").dirty_pointers(7);
+    txgs.synced(txg);
+    assert_eq!(txgs.dirty_bytes(), 7);
+    txgs.begin().unwrap().dirty_pointers(4 * mib);
+    let error = txgs.begin_with(Wait::Refused).err().expect("the limit is reached");
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    commit(&txgs);
+    assert_eq!(txgs.dirty_bytes(), 0);
+}
+
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "its thread had another one")]

@@ -12,6 +12,13 @@
 //! ends. Otherwise a hundred threads would be slowed down a hundred times less than one.
 //!
 //! A commit cancels all delays assigned before it: they were computed from outdated dirty bytes.
+//!
+//! # What counts
+//!
+//! Space is reserved for each indirect block as if it were full and could not be compressed. Most
+//! are nearly empty, and all compress well. They are no dirty data in memory either. So the
+//! throttle counts a fourth of that ([`POINTER_SHARE`]), and so does the size at which a txg is
+//! committed. Otherwise the indirect blocks of a few directories alone would make a txg large.
 
 use std::time::Duration;
 
@@ -26,6 +33,9 @@ use crate::wait::Wait;
 
 /// A cell adds its dirty bytes to the sum when it has this many.
 pub(super) const BATCH_BYTES: i64 = 64 << 10;
+
+/// One part in so many of the bytes reserved for indirect blocks counts for the throttle.
+const POINTER_SHARE: u64 = 4;
 
 /// Maximum delay of one change. A longer wait only makes sense for a commit, which ends the delay.
 const MAX_DELAY_NS: u64 = 100_000_000;
@@ -160,6 +170,14 @@ impl Txgs {
         }
     }
 
+    /// Adds bytes reserved for indirect blocks to the dirty bytes of `txg`.
+    #[cold]
+    pub(super) fn note_pointers(&self, cell: usize, txg: u64, bytes: u64) {
+        let counted = bytes / POINTER_SHARE;
+        self.uncounted.add(slot_of(txg), (bytes - counted) as i64);
+        self.note(cell, txg, counted as i64);
+    }
+
     /// Adds `bytes` to the dirty bytes of `txg`.
     #[inline]
     pub(super) fn note(&self, cell: usize, txg: u64, bytes: i64) {
@@ -190,16 +208,21 @@ impl Txgs {
 
     /// Dirty bytes of a txg, including those in cells.
     pub(crate) fn dirty_of(&self, txg: u64) -> u64 {
+        self.counted_of(txg) + self.uncounted.of(slot_of(txg))
+    }
+
+    /// Those of them that the throttle counts.
+    pub(super) fn counted_of(&self, txg: u64) -> u64 {
         let slot = slot_of(txg);
         let in_cells: i64 = self.cells.iter().map(|cell| cell.peek_dirty(slot)).sum();
         (self.dirty.of(slot) as i64 + in_cells).max(0) as u64
     }
 
     /// Dirty bytes of all txgs, without those still in cells (less than a batch per cell). Reads
-    /// two words that rarely change, so it is cheap enough to call before every change.
+    /// four words that rarely change, so it is cheap enough to call before every change.
     #[inline]
     pub fn dirty_estimate(&self) -> u64 {
-        self.dirty.total()
+        self.dirty.total() + self.uncounted.total()
     }
 
     /// Dirty bytes of all txgs. Reads all cells: for statistics.

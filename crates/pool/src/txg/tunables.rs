@@ -8,7 +8,8 @@ forebay_base::tunables! {
     txg_timeout_ms: u32 = 5000, 1..=600_000, runtime, "ms";
 
     /// Maximum number of dirty bytes, over all txgs. Changes wait for a commit when it is reached.
-    /// By default the pool derives it from the size of the cache.
+    /// A fourth of the space that is reserved for indirect blocks counts. By default the pool
+    /// derives it from the size of the cache.
     dirty_max_bytes: bytes = 256 << 20, 1 << 20..=1 << 40, runtime, "bytes";
 
     /// A txg is committed when its dirty bytes exceed this share of `dirty_max_bytes`.

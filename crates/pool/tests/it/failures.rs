@@ -198,3 +198,45 @@ fn punching_in_a_full_pool_does_not_suspend_it() {
     assert!(punched > 0);
     pool.sync().expect("charged changes have space");
 }
+
+/// Space is reserved for each indirect block as if it were full. Few of these bytes are written,
+/// so they slow no change down.
+#[test]
+fn indirect_blocks_that_are_nearly_empty_slow_no_change_down() {
+    let (device, cache) = (memory(256 * MIB), cache(64 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    hold_txgs(&pool);
+    for (name, value) in [("dirty_max_bytes", "16777216"), ("dirty_sync_percent", "100")] {
+        pool.set_tunable(name, value).expect("a tunable");
+    }
+    let objects: Vec<_> = (0..64)
+        .map(|_| {
+            let tx = pool.begin().expect("space");
+            let number = data.create_object_with(&tx, RECORD as u32, &[]).expect("an object");
+            drop(tx);
+            data.object(number).expect("it")
+        })
+        .collect();
+    pool.sync().expect("a txg");
+    let delayed = || {
+        let counters = pool.stats().counters;
+        counters
+            .iter()
+            .filter(|(name, ..)| *name == "delayed")
+            .map(|(.., value)| value)
+            .sum::<u64>()
+    };
+    let before = delayed();
+    for object in &objects {
+        let tx = pool.begin().expect("space");
+        object.write(&tx, 1 << 30, b"far").expect("space");
+    }
+    // More than the share of the limit from which changes are slowed down.
+    let dirty = pool.stats().dirty_bytes;
+    assert!(dirty > 11 * MIB, "{dirty} bytes are reserved");
+    assert_eq!(delayed(), before);
+    pool.sync().expect("a txg");
+    assert_eq!(pool.stats().dirty_bytes, 0);
+    check(&pool);
+}
