@@ -113,7 +113,7 @@ impl Node {
         // are.
         let counts = self.lock().pending[(ctx.txg & 1) as usize].counts;
         let buffers = counts.is_some_and(|counts| counts.buffered > 0);
-        let once = WriteProps { cache: Some(self.attributes()), ..props };
+        let once = WriteProps { cache: Some(self.attributes().once()), ..props };
         let again = props;
         let mut written = work.parts;
         written.reserve(work.blocks.len());

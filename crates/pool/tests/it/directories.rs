@@ -367,3 +367,27 @@ fn filters_stay_valid_while_groups_overlap() {
     assert_eq!(stats.filters, stats.leaves, "{stats}");
     cold.expect(0..NAMES + 600);
 }
+
+/// Leaves that have got their names are not used again soon. They take no memory from filters,
+/// pages and other metadata.
+#[test]
+fn leaves_that_have_got_their_names_are_evicted_first() {
+    let cold = cold().again();
+    cold.pool.set_tunable("directory_merge_reads", "0").expect("a tunable");
+    cold.insert_cold(NAMES..NAMES + 1000);
+    let bytes = |wanted: &str| {
+        let states = cold.cache.cache().stats().usage.states;
+        states.iter().filter(|s| s.state == wanted).map(|s| s.bytes).sum::<u64>()
+    };
+    cold.pool.sync().expect("a txg");
+    cold.cache.cache().clear();
+    let leaves = counter(&cold.pool, "directory_leaves_merged");
+    assert!(cold.directory.merge_buffered().expect("it is possible") > 0, "some names are left");
+    let leaves = counter(&cold.pool, "directory_leaves_merged") - leaves;
+    cold.pool.sync().expect("a txg");
+    let (once, frequent) = (bytes("once"), bytes("mfu"));
+    assert!(leaves > 30, "{leaves} leaves got names");
+    // A leaf has 8 to 16 KiB.
+    assert!(once > leaves * (8 << 10), "{once} bytes of {leaves} leaves are evicted first");
+    assert!(frequent > 0, "filters and pages count as used before");
+}
