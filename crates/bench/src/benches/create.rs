@@ -156,7 +156,7 @@ fn one(
     let mut found = creates::run(&pooled, threads, start..start + count, (bucket, most), create)?;
     if args.merge {
         let begun = Instant::now();
-        creates::merge_all(&pooled)?;
+        creates::merge_all(&pooled, threads)?;
         found.sample.elapsed_s += begun.elapsed().as_secs_f64();
     }
     let detail = found.buckets.iter().map(|bucket| row(subject, threads, bucket)).collect();

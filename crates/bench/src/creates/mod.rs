@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_base::waits::{self, WaitKind, Waits};
@@ -114,11 +114,23 @@ impl CreateOptions {
     }
 }
 
-/// Moves all buffered names to their leaves, then makes everything durable.
-pub(crate) fn merge_all(pooled: &Pooled) -> Result<(), Failure> {
-    for directory in &pooled.directories {
-        while directory.merge_buffered()? > 0 {}
-    }
+/// Moves all buffered names to their leaves, then makes everything durable. Threads take
+/// directories in turns.
+pub(crate) fn merge_all(pooled: &Pooled, threads: usize) -> Result<(), Failure> {
+    let next = AtomicUsize::new(0);
+    let merge = || {
+        while let Some(directory) = pooled.directories.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while directory.merge_buffered()? > 0 {}
+        }
+        Ok::<(), ThreadError>(())
+    };
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(merge)).collect();
+        let ended = handles
+            .into_iter()
+            .map(|handle| handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        ended.collect::<Result<Vec<()>, ThreadError>>().map_err(fail)
+    })?;
     Ok(pooled.pool.sync()?)
 }
 
