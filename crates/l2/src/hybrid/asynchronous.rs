@@ -205,8 +205,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     ///
     /// The future waits for the rebuild first. Dropping it meanwhile ends the flush, and so does a
     /// close, which does not wait for it. Then a thread writes the values, one for each call. From
-    /// there on, dropping the future does not end it, and a close waits for it. It keeps the device
-    /// open, also after the cache was dropped without a close.
+    /// there on, dropping the future does not end it. A close waits for it, and so does the drop of
+    /// the cache.
     ///
     /// # Errors
     /// As [`flush_to_device`](Self::flush_to_device). [`ErrorKind::Thread`] if the system refuses

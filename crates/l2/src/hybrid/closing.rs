@@ -7,6 +7,8 @@
 //! Invariants: the mark is never reset. Once every count was zero after the mark was set, no change
 //! is in progress any more.
 //!
+//! The drop of a cache waits for the changes too, and for the values that a close writes.
+//!
 //! Locking: `hybrid-close`, a leaf lock, to read or set the state of the close, and to take or set
 //! the promise of futures. Threads that wait for changes or for another thread's close sleep on the
 //! first.
@@ -41,7 +43,11 @@ pub(super) struct Closing {
 
 enum CloseState {
     Open,
-    InProgress(ThreadId),
+    InProgress {
+        by: ThreadId,
+        /// Whether all values are written that it writes.
+        is_written: bool,
+    },
     Done(Result<()>),
 }
 
@@ -111,6 +117,39 @@ impl Closing {
         Change::begin(Arc::clone(self))
     }
 
+    fn has_changes(&self) -> bool {
+        self.changes.iter().any(|count| count.load(Ordering::SeqCst) > 0)
+    }
+
+    /// Notes that the close in progress has written all values, and writes no more.
+    pub(super) fn note_written(&self) {
+        if let CloseState::InProgress { is_written, .. } = &mut *self.state.lock() {
+            *is_written = true;
+        }
+        self.notify();
+    }
+
+    /// Waits until no change is in progress, and until a close that has begun has written its
+    /// values. For the thread that drops the cache: no other can begin a change or a close then.
+    /// The close may wait for values that this thread holds, so its end is not awaited.
+    pub(super) fn wait_for_writes(&self) {
+        self.is_set.store(true, Ordering::SeqCst);
+        // Its thread may not have run yet.
+        let has_begun = self.closed.lock().is_some();
+        let mut state = self.state.lock();
+        loop {
+            let is_writing = match &*state {
+                CloseState::Open => has_begun,
+                CloseState::InProgress { by, is_written } => !is_written && *by != current_id(),
+                CloseState::Done(_) => false,
+            };
+            if !is_writing && !self.has_changes() {
+                return;
+            }
+            self.progress.wait(&mut state);
+        }
+    }
+
     fn notify(&self) {
         // With the lock, so that a close that is about to sleep is woken.
         let _state = self.state.lock();
@@ -127,16 +166,15 @@ impl Closing {
             match &*state {
                 CloseState::Open => break,
                 CloseState::Done(result) => return result.clone(),
-                CloseState::InProgress(by) if !may_wait || *by == current_id() => {
+                CloseState::InProgress { by, .. } if !may_wait || *by == current_id() => {
                     let text = "the cache is being closed, and this thread cannot wait for it; close it on another thread to get the result";
                     return Err(Error::new(ErrorKind::Closed, text));
                 }
-                CloseState::InProgress(_) => self.progress.wait(&mut state),
+                CloseState::InProgress { .. } => self.progress.wait(&mut state),
             }
         }
-        *state = CloseState::InProgress(current_id());
-        let changes = || self.changes.iter().any(|count| count.load(Ordering::SeqCst) > 0);
-        while may_wait && changes() {
+        *state = CloseState::InProgress { by: current_id(), is_written: false };
+        while may_wait && self.has_changes() {
             self.progress.wait(&mut state);
         }
         drop(state);

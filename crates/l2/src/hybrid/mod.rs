@@ -37,7 +37,7 @@ mod operations;
 mod postcard_value;
 mod values;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::time::Duration;
 
@@ -72,10 +72,20 @@ const OFFER_BATCH: usize = 1024;
 forebay_base::sync::thread_local! {
     /// The error of this thread's last forget, if it failed.
     static LAST_FORGET_ERROR: RefCell<Option<Error>> = const { RefCell::new(None) };
+    /// Whether this thread writes all values of a cache, and so must not wait for such threads.
+    static WRITES_ALL: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A cache of values in memory and on a device, where they survive the program. See the crate's
 /// example.
+///
+/// # Drop
+///
+/// [`close`](Self::close) the cache at the end of a program. A drop alone keeps what the device
+/// has, and loses the values that only memory has. It first waits for what has begun and goes on
+/// without its future: inserts, removals and flushes, and the writing of a close. It does not wait
+/// for values that are held. If a close waits for those, its thread keeps the device open until
+/// they are gone.
 pub struct HybridCache<K: Key, V: Send + Sync + 'static> {
     cache: Arc<Cache<K, V>>,
     l2: Arc<L2<K, V>>,
@@ -505,7 +515,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// If not all values could be written. The cache is closed anyway. A second call, also a
     /// concurrent one, waits for the first and returns its result.
     pub fn close(&self) -> Result<()> {
-        let close = || close_once(&self.cache, &self.l2, self.writes_on_close);
+        let (written, writes) = (|| self.closing.note_written(), self.writes_on_close);
+        let close = || close_once(&self.cache, &self.l2, writes, written);
         self.closing.close(!self.l2.is_own_thread(), close)
     }
 
@@ -543,12 +554,15 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
 
     fn close_on_thread(&self) -> Arc<Promise<Result<()>>> {
         let (cache, l2) = (Arc::clone(&self.cache), Arc::clone(&self.l2));
-        let writes_on_close = self.writes_on_close;
-        self.closing.close_on_thread(move || close_once(&cache, &l2, writes_on_close))
+        let (closing, writes) = (Arc::clone(&self.closing), self.writes_on_close);
+        let close = move || close_once(&cache, &l2, writes, || closing.note_written());
+        self.closing.close_on_thread(close)
     }
 }
 
 fn write_all<K: Key, V: Send + Sync + 'static>(cache: &Cache<K, V>, l2: &L2<K, V>) -> Result<()> {
+    let outer = WRITES_ALL.with(|writes| writes.replace(true));
+    let _outer = OnDrop::new(|| WRITES_ALL.with(|writes| writes.set(outer)));
     let mut outcome = Ok(());
     cache.offer_all(OFFER_BATCH, |candidates| {
         if outcome.is_ok() {
@@ -563,6 +577,7 @@ fn close_once<K: Key, V: Send + Sync + 'static>(
     cache: &Cache<K, V>,
     l2: &L2<K, V>,
     writes_on_close: bool,
+    note_written: impl FnOnce(),
 ) -> Result<()> {
     let written = match writes_on_close {
         true if l2.is_own_thread() => Err(l2.unwritten_error("one of its own threads closed it")),
@@ -579,15 +594,20 @@ fn close_once<K: Key, V: Send + Sync + 'static>(
         true => write_all(cache, l2),
         false => Ok(()),
     };
+    note_written();
     // Waits for loads in progress and for queued blocks, while the L2 still runs.
     cache.close();
     l2.close();
     written
 }
 
-/// Closes the L2 first, because its threads may be inserting blocks into the cache.
 impl<K: Key, V: Send + Sync + 'static> Drop for HybridCache<K, V> {
     fn drop(&mut self) {
+        // A value's drop may be here, on a thread that this would wait for.
+        if !self.l2.is_own_thread() && !WRITES_ALL.with(Cell::get) {
+            self.closing.wait_for_writes();
+        }
+        // The L2 before the cache, because its threads may be inserting blocks into that.
         self.l2.close();
     }
 }

@@ -471,3 +471,61 @@ fn crash_round(seed: u64) {
         cache.close().unwrap();
     }
 }
+
+/// A flush or a close goes on without its future, and is far from its end when the cache is
+/// dropped.
+#[test]
+fn a_drop_waits_until_the_values_are_written() {
+    const KEYS: u64 = 2000;
+    for closes in [false, true] {
+        let faults = Arc::new(FaultDevice::new(memory_device(), 7));
+        let open = || builder(faults.clone()).l2_tunable("queue_bytes", "64KiB").build().unwrap();
+        let cache = open();
+        assert!(cache.l2().wait_rebuilt());
+        (0..KEYS).for_each(|key| cache.insert(key, value(key, 0)).unwrap());
+        faults.add(Rule::new(HELD));
+        match closes {
+            false => assert!(poll_once(pin!(cache.flush_to_device_async())).is_pending()),
+            true => assert!(poll_once(pin!(cache.close_async())).is_pending()),
+        }
+        while !is_held(&faults) {
+            std::thread::yield_now();
+        }
+        let l2 = Arc::clone(cache.l2());
+        std::thread::scope(|scope| {
+            let dropping = scope.spawn(move || drop(cache));
+            // A drop that does not wait closes the L2 soon.
+            for _ in 0..10_000 {
+                if l2.health() != Health::Healthy {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+            faults.clear();
+            dropping.join().unwrap();
+        });
+        assert_eq!(l2.health(), Health::Closed);
+        drop(l2);
+        let cache = open();
+        assert!(cache.l2().wait_rebuilt());
+        let lost = (0..KEYS).filter(|key| version_of(&cache, *key) != Some(0)).count();
+        assert_eq!(lost, 0, "of {KEYS} values, closes: {closes}");
+        cache.close().unwrap();
+    }
+}
+
+/// A close waits for a value that the thread holds which drops the cache.
+#[test]
+fn a_drop_does_not_wait_for_values_that_are_held() {
+    let (faults, cache) = with_stored(1);
+    let held = cache.get(&0).expect("inserted just now");
+    let late = cache.close_timeout(Duration::from_millis(1));
+    assert_eq!(late.unwrap_err().kind(), ErrorKind::TimedOut);
+    drop(cache);
+    assert_eq!(*held, value(0, 0));
+    drop(held);
+    let cache = builder(faults).build().unwrap();
+    assert!(cache.l2().wait_rebuilt());
+    assert_eq!(version_of(&cache, 0), Some(0));
+    cache.close().unwrap();
+}
