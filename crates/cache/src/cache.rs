@@ -150,10 +150,52 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     ///
     /// As for [`insert`](Self::insert).
     pub fn insert_with(&self, key: K, value: V, attributes: Attributes) -> Result<(), Refused<V>> {
-        self.inner().insert(key, value, attributes, Replaces::Any).map_err(|error| match error {
-            NotInserted::Refused(refused) => refused,
-            NotInserted::Changed(_) => unreachable!("any entry will do"),
-        })
+        let inserted = self.inner().insert(key, value, attributes, Replaces::Any);
+        inserted.map_err(NotInserted::into_refused)
+    }
+
+    /// Does the same as [`insert`](Self::insert), and waits for capacity without blocking the
+    /// thread. Works under any executor.
+    ///
+    /// An insert waits for a listener that gets every event ([`Delivery`](crate::Delivery)), or if
+    /// the tunable `overflow_wait_ms` says so. Dropping the future before it is ready changes
+    /// nothing. A secondary cache may block the thread; the front of both has its own insert.
+    ///
+    /// ```
+    /// # use forebay_cache::Cache;
+    /// # let run = async {
+    /// let cache = Cache::<u64, u32>::builder().max_entries(1000).build()?;
+    /// cache.insert_async(7, 70).await?;
+    /// assert_eq!(cache.get(&7).as_deref(), Some(&70));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # };
+    /// # let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    /// # assert!(std::pin::pin!(run).as_mut().poll(&mut context).is_ready());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`insert`](Self::insert).
+    pub async fn insert_async(&self, key: K, value: V) -> Result<(), Refused<V>> {
+        self.insert_with_async(key, value, Attributes::DATA).await
+    }
+
+    /// Does the same as [`insert_async`](Self::insert_async), with a class and a hint.
+    ///
+    /// # Errors
+    ///
+    /// As for [`insert`](Self::insert).
+    pub async fn insert_with_async(
+        &self,
+        key: K,
+        value: V,
+        attributes: Attributes,
+    ) -> Result<(), Refused<V>> {
+        let inner = self.inner();
+        let weight = inner.weigh(&key, &value);
+        let reservation = inner.reserve_async(&key, weight, attributes).await;
+        let inserted = inner.insert_reserved(key, value, attributes, reservation);
+        inserted.map_err(NotInserted::into_refused)
     }
 
     /// Offers all blocks that are not being written to `take`, up to `most` at once.

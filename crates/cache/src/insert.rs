@@ -8,6 +8,7 @@ use forebay_base::probe;
 use forebay_base::sync::atomic::Ordering;
 
 use crate::attributes::{Attributes, Cause, Class, Hint};
+use crate::capacity::reserve::Reservation;
 use crate::counters::CacheCounters;
 use crate::error::{Refusal, Refused};
 use crate::frequency::Frequency;
@@ -70,7 +71,29 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         attributes: Attributes,
         replaces: Replaces<K, V>,
     ) -> Result<(), NotInserted<V>> {
-        self.insert_and(key, value, attributes, replaces, |_| ())
+        let reserve = |weight| self.reserve(weight);
+        self.insert_and(key, value, (attributes, replaces), reserve, |_| ())
+    }
+
+    /// Inserts a value for which capacity is reserved already, or was refused. Whatever else has
+    /// the key gives way.
+    pub(crate) fn insert_reserved(
+        &self,
+        key: K,
+        value: V,
+        attributes: Attributes,
+        reservation: Option<Reservation<'_>>,
+    ) -> Result<(), NotInserted<V>> {
+        let reserve = |weight| match reservation {
+            None => false,
+            Some(reservation) if reservation.weight() == weight => reservation.redeem(),
+            // The weigher has changed its mind.
+            Some(reservation) => {
+                drop(reservation);
+                self.try_reserve(weight)
+            }
+        };
+        self.insert_and(key, value, (attributes, Replaces::Any), reserve, |_| ())
     }
 
     /// Does the same as [`insert`](Self::insert), and returns the block, pinned.
@@ -81,7 +104,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         attributes: Attributes,
         replaces: Replaces<K, V>,
     ) -> Result<Ref<'_, K, V>, NotInserted<V>> {
-        self.insert_and(key, value, attributes, replaces, |header| {
+        let reserve = |weight| self.reserve(weight);
+        self.insert_and(key, value, (attributes, replaces), reserve, |header| {
             // SAFETY: pinned and filled while this is called.
             unsafe {
                 self.pin_again(header);
@@ -90,13 +114,14 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         })
     }
 
-    /// Inserts a value, and calls `then` with its header while that is pinned.
+    /// Inserts a value whose capacity `reserve` reserves, and calls `then` with its header while
+    /// that is pinned.
     fn insert_and<T>(
         &self,
         key: K,
         value: V,
-        attributes: Attributes,
-        replaces: Replaces<K, V>,
+        (attributes, replaces): (Attributes, Replaces<K, V>),
+        reserve: impl FnOnce(u64) -> bool,
         then: impl FnOnce(NonNull<Header<K, V>>) -> T,
     ) -> Result<T, NotInserted<V>> {
         let attributes = self.policy_attributes(attributes);
@@ -104,7 +129,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let hash = self.hash(&key);
         let weight = self.weigh(&key, &value);
         let refused = (self.refuse(&key, class, weight))
-            .or_else(|| (!self.reserve(weight)).then_some(Refusal::NoCapacity));
+            .or_else(|| (!reserve(weight)).then_some(Refusal::NoCapacity));
         if let Some(reason) = refused {
             return Err(self.refuse_insert(hash, (&key, replaces), value, reason, class));
         }
@@ -555,6 +580,16 @@ pub(crate) enum NotInserted<V> {
     /// The key has an entry that the caller does not want to replace. The value.
     Changed(V),
     Refused(Refused<V>),
+}
+
+impl<V> NotInserted<V> {
+    /// For an insert that replaces whatever the key has.
+    pub(crate) fn into_refused(self) -> Refused<V> {
+        match self {
+            Self::Refused(refused) => refused,
+            Self::Changed(_) => unreachable!("any entry will do"),
+        }
+    }
 }
 
 /// Why a header was not put into a slot.

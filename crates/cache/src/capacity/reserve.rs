@@ -17,7 +17,8 @@ use forebay_base::probe;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 
-use super::{Reserved, Ticket};
+use super::{Capacity, Reserved, Ticket};
+use crate::attributes::Attributes;
 use crate::counters::CacheCounters;
 use crate::error::Refusal;
 use crate::inner::{CacheInner, Reclaim};
@@ -256,6 +257,53 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         if reservation == Some(true) {
             self.capacity.release(weight);
         }
+    }
+}
+
+/// Capacity for a value, which is returned if no insert uses it.
+pub(crate) struct Reservation<'a> {
+    capacity: &'a Capacity,
+    weight: u64,
+}
+
+impl Reservation<'_> {
+    pub(crate) fn weight(&self) -> u64 {
+        self.weight
+    }
+
+    /// Hands the capacity to the caller. Always true, for a caller that asks whether it has some.
+    pub(crate) fn redeem(self) -> bool {
+        std::mem::forget(self);
+        true
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.capacity.release(self.weight);
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
+    /// Reserves capacity for a value, and waits for it without blocking the thread. `None` if
+    /// there is none, or if the value may not be cached anyway.
+    pub(crate) async fn reserve_async(
+        &self,
+        key: &K,
+        weight: u64,
+        attributes: Attributes,
+    ) -> Option<Reservation<'_>> {
+        let class = self.policy_attributes(attributes).class;
+        if self.refuse(key, class, weight).is_some() {
+            return None;
+        }
+        let is_reserved = self.try_reserve(weight)
+            || match CapacityFuture::new(self, weight) {
+                Ok(waiting) => waiting.await,
+                Err(outcome) => outcome,
+            };
+        // Not made before: one that is dropped returns what it does not have.
+        is_reserved.then(|| Reservation { capacity: &self.capacity, weight })
     }
 }
 

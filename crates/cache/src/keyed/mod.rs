@@ -317,10 +317,51 @@ where
         let fingerprint = self.fingerprint(&key);
         let insert =
             |stored| self.cache.inner().insert(fingerprint, stored, attributes, Replaces::Any);
-        self.store(fingerprint, key, value, insert).map_err(|error| match error {
-            NotStored::Refused(refused) => refused,
-            NotStored::Changed(_) => unreachable!("any entry will do"),
-        })
+        self.store(fingerprint, key, value, insert).map_err(NotStored::into_refused)
+    }
+
+    /// Does the same as [`insert`](Self::insert), and waits for capacity without blocking the
+    /// thread. Works under any executor.
+    ///
+    /// An insert waits for a listener that gets every event ([`Delivery`](crate::Delivery)), or if
+    /// the tunable `overflow_wait_ms` says so. Dropping the future before it is ready changes
+    /// nothing. The lifetime of the value begins when it is cached.
+    ///
+    /// ```
+    /// # use forebay_cache::KeyedCache;
+    /// # let run = async {
+    /// let cache = KeyedCache::<String, u64>::builder().max_entries(100).build()?;
+    /// cache.insert_async("seven".to_owned(), 7).await?;
+    /// assert_eq!(cache.get("seven").as_deref(), Some(&7));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # };
+    /// # let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    /// # assert!(std::pin::pin!(run).as_mut().poll(&mut context).is_ready());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`insert`](Self::insert).
+    pub async fn insert_async(&self, key: K, value: V) -> Result<(), Refused<V>> {
+        self.insert_with_async(key, value, Attributes::DATA).await
+    }
+
+    /// Does the same as [`insert_async`](Self::insert_async), with a class and a hint.
+    ///
+    /// # Errors
+    ///
+    /// As for [`insert`](Self::insert).
+    pub async fn insert_with_async(
+        &self,
+        key: K,
+        value: V,
+        attributes: Attributes,
+    ) -> Result<(), Refused<V>> {
+        let fingerprint = self.fingerprint(&key);
+        let (inner, weight) = (self.cache.inner(), self.weight(&key, &value));
+        let reservation = inner.reserve_async(&fingerprint, weight, attributes).await;
+        let insert = |stored| inner.insert_reserved(fingerprint, stored, attributes, reservation);
+        self.store(fingerprint, key, value, insert).map_err(NotStored::into_refused)
     }
 
     /// Stores a value by `insert`, with the times that it has from now.
@@ -468,6 +509,16 @@ enum NotStored<K, V> {
     /// Another entry is in the way. The key.
     Changed(K),
     Refused(Refused<V>),
+}
+
+impl<K, V> NotStored<K, V> {
+    /// For an insert that replaces whatever the key has.
+    fn into_refused(self) -> Refused<V> {
+        match self {
+            Self::Refused(refused) => refused,
+            Self::Changed(_) => unreachable!("any entry will do"),
+        }
+    }
 }
 
 impl<K, V, S> fmt::Debug for KeyedCache<K, V, S>

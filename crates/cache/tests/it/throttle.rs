@@ -1,8 +1,10 @@
 //! The overflow limit, the queue of inserters, and a cache in which nothing can be evicted.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -91,6 +93,30 @@ fn everything_pinned_inline_refuses_at_once_and_gives_the_value_back() {
     drop(block);
     drop(pins);
     cache.insert(1000, 77).unwrap();
+    audit(&cache);
+}
+
+/// The thread goes on meanwhile, and a dropped future has changed nothing.
+#[test]
+fn an_asynchronous_insert_waits_for_capacity() {
+    let cache = threaded_blocks(200).tunable("overflow_wait_ms", "60000").build().unwrap();
+    let pins = full_of_pins(&cache);
+    let mut context = Context::from_waker(Waker::noop());
+    let mut kept = Box::pin(cache.insert_async(1 << 40, 7));
+    let mut dropped = Box::pin(cache.insert_async(0, 8));
+    assert!(kept.as_mut().poll(&mut context).is_pending());
+    assert!(dropped.as_mut().poll(&mut context).is_pending());
+    drop(dropped);
+    assert_eq!(cache.peek(&0).as_deref(), Some(&0), "a future that was not ready has replaced it");
+    cache.set_tunable("overflow_wait_ms", "0").unwrap();
+    let refused = block_on(cache.insert_async(1 << 41, 9)).unwrap_err();
+    assert_eq!((refused.reason, refused.value), (Refusal::NoCapacity, 9));
+    drop(pins);
+    block_on(kept).unwrap();
+    assert_eq!(cache.get(&(1 << 40)).as_deref(), Some(&7));
+    audit(&cache);
+    cache.close();
+    assert_eq!(block_on(cache.insert_async(1, 1)).unwrap_err().reason, Refusal::Closed);
     audit(&cache);
 }
 

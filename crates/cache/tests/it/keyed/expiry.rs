@@ -1,14 +1,16 @@
 //! Expiry, by a clock that the tests advance.
 
+use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use forebay_base::clock::{Clock, ManualClock};
 use forebay_cache::{Cause, KeyedCache};
 
 use super::{TICK, advance, audit, inline};
-use crate::support::{Live, wait_until};
+use crate::support::{Live, block_on, wait_until};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -283,4 +285,35 @@ fn hits_of_a_value_without_an_end_read_no_clock() {
         assert!(cache.contains(&1));
     }
     NOT_READ.with(|flag| flag.set(false));
+}
+
+/// All entries are pinned when the insert begins.
+#[test]
+fn a_value_that_waits_for_capacity_begins_its_life_afterwards() {
+    let clock = Arc::new(ManualClock::new());
+    let cache = KeyedCache::<String, u64>::builder()
+        .max_entries(100)
+        .time_to_live(Duration::from_secs(10))
+        .clock(clock.clone())
+        .tunable("overflow_wait_ms", "60000")
+        .build()
+        .unwrap();
+    let mut pins = Vec::new();
+    while cache.stats().reserved < cache.stats().limit {
+        let key = pins.len().to_string();
+        cache.insert(key.clone(), 0).unwrap();
+        pins.push(cache.get_owned(&key).expect("inserted just now, and nothing else can go"));
+    }
+    let mut insert = Box::pin(cache.insert_async("late".to_owned(), 7));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(insert.as_mut().poll(&mut context).is_pending());
+    advance(&clock, Duration::from_secs(9));
+    drop(pins);
+    block_on(insert).unwrap();
+    advance(&clock, Duration::from_secs(9));
+    assert_eq!(cache.get("late").as_deref(), Some(&7));
+    assert!(cache.get("0").is_none());
+    advance(&clock, Duration::from_secs(2));
+    assert!(cache.get("late").is_none());
+    audit(&cache);
 }
