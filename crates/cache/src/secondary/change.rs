@@ -16,7 +16,7 @@ use crate::attributes::{Attributes, Cause};
 use crate::cache::Cache;
 use crate::capacity::reserve::CapacityFuture;
 use crate::error::Refusal;
-use crate::guard::Ref;
+use crate::guard::{OwnedRef, Ref};
 use crate::insert::{PutError, Replaces};
 use crate::key::Key;
 use crate::key_calls::undone;
@@ -122,6 +122,16 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     pub fn begin_remove(&self, key: &K, cause: Cause) -> Option<Change<K, V>> {
         let inner = self.inner();
         let taken = inner.take_over_to_remove(inner.hash(key), key, cause, None);
+        let (guard, removed) = taken.ok()?;
+        Some(Change { guard, weight: 0, was_cached: removed.is_some() })
+    }
+
+    /// Does the same as [`begin_remove`](Self::begin_remove), if the key still has this very block.
+    /// Otherwise `None`.
+    pub fn begin_remove_block(&self, block: &OwnedRef<K, V>, cause: Cause) -> Option<Change<K, V>> {
+        let (inner, key) = (self.inner(), block.key());
+        let only = Some(block.pinned_header());
+        let taken = inner.take_over_to_remove(inner.hash(key), key, cause, only);
         let (guard, removed) = taken.ok()?;
         Some(Change { guard, weight: 0, was_cached: removed.is_some() })
     }

@@ -3,10 +3,16 @@
 //! Not done, but for groups: visiting, retaining or clearing values of the device. The index there
 //! has hashes of keys, so each value would have to be read.
 
-use forebay_cache::Key;
+use forebay_base::sync::Arc;
+use forebay_cache::{Cause, Key};
 
 use super::{HybridCache, MAX_ABANDONED_LOADS, NOT_HELD, capture_forget_error, closed_error};
 use crate::error::{Error, ErrorKind, Result};
+use crate::promise::{OnDrop, Promise};
+
+fn not_judged() -> Error {
+    Error::new(ErrorKind::NoMemory, format!("cannot judge {NOT_HELD}"))
+}
 
 impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// Whether memory has a value of the key, or the device has one according to the index. Reads
@@ -48,8 +54,74 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                 None => not_held = if self.is_in_memory(key) { 0 } else { not_held + 1 },
             }
         }
-        let text = format!("cannot judge {NOT_HELD}");
-        Err(Error::new(ErrorKind::NoMemory, text))
+        Err(not_judged())
+    }
+
+    /// Like [`remove_if`](Self::remove_if), but does not block the thread. Works under any executor.
+    ///
+    /// Dropping the future before `condition` has agreed changes nothing. From then on the removal
+    /// goes on without it, as [`remove_async`](Self::remove_async) does.
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("cache");
+    /// # let cache = forebay_l2::HybridCache::<u64, String>::open(&path, 64 << 20, 4 << 20)?;
+    /// # let run = async {
+    /// cache.insert_async(1, "one".to_owned()).await?;
+    /// assert!(!cache.remove_if_async(&1, |text| text.is_empty()).await?);
+    /// assert!(cache.remove_if_async(&1, |text| text == "one").await?);
+    /// # cache.close_async().await?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # };
+    /// # let mut run = std::pin::pin!(run);
+    /// # let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    /// # let ended = loop {
+    /// #     if let std::task::Poll::Ready(ended) = run.as_mut().poll(&mut context) {
+    /// #         break ended;
+    /// #     }
+    /// #     std::thread::yield_now();
+    /// # };
+    /// # ended?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`remove_if`](Self::remove_if).
+    pub async fn remove_if_async(
+        &self,
+        key: &K,
+        mut condition: impl FnMut(&V) -> bool,
+    ) -> Result<bool> {
+        self.l2.started().await;
+        let mut not_held = 0;
+        while not_held <= MAX_ABANDONED_LOADS {
+            if self.closing.is_set() {
+                return Err(closed_error());
+            }
+            let Some(value) = self.get_async(key).await else { return Ok(false) };
+            if !condition(&value) {
+                return Ok(false);
+            }
+            let counted = self.closing.begin_own_change().ok_or_else(closed_error)?;
+            let change = self.cache.begin_remove_block(&value, Cause::Removed);
+            drop(value);
+            let Some(change) = change else {
+                not_held = if self.is_in_memory(key) { 0 } else { not_held + 1 };
+                continue;
+            };
+            let promise = Promise::<Result<bool>>::new();
+            let answer = Arc::clone(&promise);
+            let end = move |forgotten: Result<()>| {
+                let _end = OnDrop::new(move || {
+                    drop(counted);
+                    answer.fulfill(forgotten.map(|()| true));
+                });
+                change.remove();
+            };
+            self.l2.forget_then(key, Box::new(end));
+            return promise.take().await;
+        }
+        Err(not_judged())
     }
 
     /// Removes all values of a group from memory and from the device, and returns how many were in

@@ -8,7 +8,7 @@ use forebay_io::Op;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_l2::{ErrorKind, HybridCache, InsertError, L2Value, MemoryDevice, MemoryOptions};
 
-use crate::support::memory;
+use crate::support::{block_on, memory};
 
 fn memory_device() -> Arc<MemoryDevice> {
     Arc::new(MemoryDevice::new("memory", 16 << 20, &MemoryOptions::default()).unwrap())
@@ -40,49 +40,89 @@ fn looks_count_no_use_and_read_nothing() {
     cache.close().unwrap();
 }
 
+/// Removes by the blocking function or by the future.
+fn remove_if(
+    cache: &HybridCache<u64, Vec<u8>>,
+    by_future: bool,
+    key: u64,
+    condition: impl FnMut(&Vec<u8>) -> bool,
+) -> forebay_l2::Result<bool> {
+    match by_future {
+        false => cache.remove_if(&key, condition),
+        true => block_on(cache.remove_if_async(&key, condition)),
+    }
+}
+
 #[test]
 fn removals_with_a_condition_hold_for_memory_and_device() {
-    let device = memory_device();
-    let cache = open(&device);
-    for key in 0..4 {
-        cache.insert(key, vec![key as u8]).unwrap();
-    }
-    cache.flush_to_device().unwrap();
-    // In memory and on the device, and on the device alone.
-    for evicts in [false, true] {
-        if evicts {
-            cache.memory().evict_all();
+    for by_future in [false, true] {
+        let device = memory_device();
+        let cache = open(&device);
+        for key in 0..4 {
+            cache.insert(key, vec![key as u8]).unwrap();
         }
-        let first = if evicts { 2 } else { 0 };
-        assert!(!cache.remove_if(&first, |value| value[0] != first as u8).unwrap());
-        assert!(cache.remove_if(&(first + 1), |value| value[0] == first as u8 + 1).unwrap());
-        assert!(!cache.remove_if(&(first + 1), |_| unreachable!("it is gone")).unwrap());
+        cache.flush_to_device().unwrap();
+        // In memory and on the device, and on the device alone.
+        for evicts in [false, true] {
+            if evicts {
+                cache.memory().evict_all();
+            }
+            let (kept, gone) = if evicts { (2, 3) } else { (0, 1) };
+            let remove = |key, wanted: u8| {
+                remove_if(&cache, by_future, key, |value| value[0] == wanted).unwrap()
+            };
+            assert!(!remove(kept, 9));
+            assert!(remove(gone, gone as u8));
+            assert!(!remove_if(&cache, by_future, gone, |_| unreachable!("it is gone")).unwrap());
+        }
+        let left = |cache: &HybridCache<u64, Vec<u8>>| [0, 1, 2, 3].map(|key| cache.contains(&key));
+        assert_eq!(left(&cache), [true, false, true, false]);
+        cache.close().unwrap();
+        let closed = remove_if(&cache, by_future, 0, |_| true).unwrap_err();
+        assert_eq!(closed.kind(), ErrorKind::Closed);
+        let cache = open(&device);
+        assert!(cache.l2().wait_rebuilt());
+        assert_eq!(left(&cache), [true, false, true, false]);
+        cache.close().unwrap();
     }
-    let left = |cache: &HybridCache<u64, Vec<u8>>| [0, 1, 2, 3].map(|key| cache.contains(&key));
-    assert_eq!(left(&cache), [true, false, true, false]);
-    cache.close().unwrap();
-    let closed = cache.remove_if(&0, |_| true).unwrap_err();
-    assert_eq!(closed.kind(), ErrorKind::Closed);
-    let cache = open(&device);
-    assert!(cache.l2().wait_rebuilt());
-    assert_eq!(left(&cache), [true, false, true, false]);
-    cache.close().unwrap();
+}
+
+#[test]
+fn a_condition_is_asked_again_if_the_value_was_replaced() {
+    for by_future in [false, true] {
+        let cache = open(&memory_device());
+        cache.insert(1, vec![1]).unwrap();
+        let mut asked = Vec::new();
+        let removed = remove_if(&cache, by_future, 1, |value| {
+            asked.push(value[0]);
+            if value[0] < 3 {
+                cache.insert(1, vec![value[0] + 1]).unwrap();
+            }
+            true
+        });
+        assert!(removed.unwrap());
+        assert_eq!(asked, [1, 2, 3]);
+        assert!(!cache.contains(&1));
+        cache.close().unwrap();
+    }
 }
 
 #[test]
 fn a_value_that_memory_cannot_hold_is_not_removed_unseen() {
-    let device = memory_device();
-    let cache = open(&device);
-    cache.insert(1, vec![7; 100 << 10]).unwrap();
-    cache.close().unwrap();
-    drop(cache);
-    let small = HybridCache::<u64, Vec<u8>>::builder(device.clone()).capacity(64 << 10);
-    let cache = small.l2_tunable("warm_up", "false").build().unwrap();
-    assert!(cache.l2().wait_rebuilt());
-    let error = cache.remove_if(&1, |_| true).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoMemory, "{error}");
-    assert!(cache.contains(&1));
-    cache.close().unwrap();
+    for by_future in [false, true] {
+        let device = memory_device();
+        let cache = open(&device);
+        cache.insert(1, vec![7; 100 << 10]).unwrap();
+        cache.close().unwrap();
+        drop(cache);
+        let small = HybridCache::<u64, Vec<u8>>::builder(device.clone()).capacity(64 << 10);
+        let cache = small.l2_tunable("warm_up", "false").build().unwrap();
+        assert!(cache.l2().wait_rebuilt());
+        let error = remove_if(&cache, by_future, 1, |_| true).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoMemory, "{error}");
+        assert!(cache.contains(&1));
+        cache.close().unwrap();
+    }
 }
 
 thread_local! {
