@@ -34,6 +34,7 @@
 //!
 //! # Where to go on
 //!
+//! - [What each cache can do](guide::operations), in a table.
 //! - Guides for users of other caches: [moka](guide::from_moka),
 //!   [quick_cache](guide::from_quick_cache), [foyer](guide::from_foyer). Each has the code of both,
 //!   one below the other, and what differs.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use forebay_base::tunables::TunableError;
 use forebay_cache::tunables::CacheTunables;
-use forebay_cache::{Cache, Key, Ref, Stats};
+use forebay_cache::{Cache, Key, Ref, Stats, Usage};
 
 use super::expiry::Expiries;
 
@@ -86,6 +86,44 @@ impl<'a, K: Key, V: Send + Sync + 'static> HybridMemory<'a, K, V> {
     /// Statistics of the cache in memory.
     pub fn stats(&self) -> Stats {
         self.cache.stats()
+    }
+
+    /// Sizes and counters of the cache in memory. Takes no lock.
+    pub fn usage(&self) -> Usage {
+        self.cache.usage()
+    }
+
+    /// The hit ratio that more or less memory would have had over the last minutes, hits on the
+    /// device not counted; see [`Cache::curve`].
+    #[cfg(feature = "insight")]
+    pub fn curve(&self) -> forebay_cache::Curve {
+        self.cache.curve()
+    }
+
+    /// Begins or ends recording for [`explain`](Self::explain); see [`Cache::record`].
+    #[cfg(feature = "insight")]
+    pub fn record(&self, on: bool) {
+        self.cache.record(on);
+    }
+
+    /// Says why requests missed in memory; see [`Cache::explain`].
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("cache");
+    /// # let cache = forebay_l2::HybridCache::<u64, String>::open(&path, 64 << 20, 4 << 20)?;
+    /// use std::time::Duration;
+    ///
+    /// cache.memory().record(true);
+    /// cache.get_or_load(7, || Ok::<_, std::io::Error>("seven".to_owned()))?;
+    /// let explanation = cache.memory().explain(Duration::from_secs(600)).expect("it records");
+    /// println!("{explanation}");
+    /// # cache.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "insight")]
+    pub fn explain(&self, since: std::time::Duration) -> Option<forebay_cache::Explanation> {
+        self.cache.explain(since)
     }
 
     /// The tunables.
