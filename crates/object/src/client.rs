@@ -26,7 +26,7 @@ use crate::format::FormatError;
 use crate::format::envelope::{self, Identity};
 use crate::limiter::Limiter;
 use crate::options::Options;
-use crate::store::{Body, Condition, ObjectStore, StoreError, StoreErrorKind, Version};
+use crate::store::{Body, Condition, ObjectStore, Sink, StoreError, StoreErrorKind, Version};
 
 /// The wait before the first repetition. It doubles each time.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
@@ -218,6 +218,34 @@ impl Client {
             Err(StoreError::new(StoreErrorKind::Damaged, detail))
         };
         self.repeat(Kind::Get, range.end - range.start, persist, get).await
+    }
+
+    /// Reads the range `rest` of an object into `sink`, which makes the rest smaller. A repetition
+    /// reads only what is left.
+    pub(crate) async fn read_range(
+        &self,
+        key: &str,
+        rest: impl Fn() -> Range<u64>,
+        sink: &dyn Sink,
+        persist: Persist,
+    ) -> Result<(), StoreError> {
+        let len = |range: Range<u64>| range.end - range.start;
+        let get = || async {
+            let wanted = rest();
+            let result = self.store.read_range(key, wanted.clone(), sink).await;
+            let left = len(rest());
+            let wanted = len(wanted);
+            let found = wanted - left;
+            self.counters.add(ObjectCounters::REQUEST_BYTES, Kind::Get as usize, found);
+            result?;
+            if left == 0 {
+                return Ok(());
+            }
+            self.count(ObjectCounters::DAMAGED_BODIES, 1);
+            let detail = format!("a get of {wanted} bytes returned {found}");
+            Err(StoreError::new(StoreErrorKind::Damaged, detail))
+        };
+        self.repeat(Kind::Get, len(rest()), persist, get).await
     }
 
     /// Returns when an object was written last, by the store's clock, if it tells.

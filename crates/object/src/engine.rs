@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
-use forebay_io::{Error, ErrorKind, Op, Request};
+use forebay_io::{Error, ErrorKind, Op, Priority, Request};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::sleep;
@@ -195,9 +195,13 @@ impl Engine {
             (_, Region::Mutable(block)) => mutable(state, block, request),
             (Op::Read, Region::Data) => {
                 state.in_flight += 1;
+                // The reader gathers what can wait, and is awake if there is any.
+                let wakes = state.reads.is_empty() || request.priority() == Priority::SyncRead;
                 state.reads.push(request);
                 drop(state);
-                self.reads_wanted.notify_one();
+                if wakes {
+                    self.reads_wanted.notify_one();
+                }
             }
             (Op::Write, Region::Data) => self.write(state, request),
             (Op::Discard, Region::Data) => discard(state, request),

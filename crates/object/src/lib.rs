@@ -43,6 +43,7 @@ mod probe;
 mod profile;
 mod publish;
 mod reader;
+mod run;
 mod s3;
 #[cfg(any(test, feature = "testing"))]
 #[cfg_attr(not(feature = "testing"), allow(unreachable_pub))]
@@ -61,7 +62,9 @@ pub use format::{DEVICE_BYTES, MUTABLE_BYTES, SECTOR_BYTES, TAIL_BYTES, WINDOW_B
 pub use memory::MemoryStore;
 pub use options::Options;
 pub use s3::connect;
-pub use store::{Body, Condition, ObjectStore, StoreError, StoreErrorKind, StoreFuture, Version};
+pub use store::{
+    Body, Condition, ObjectStore, Sink, StoreError, StoreErrorKind, StoreFuture, Version,
+};
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

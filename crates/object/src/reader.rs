@@ -1,16 +1,19 @@
 //! Reads of data: ranged gets of exactly the bytes that are asked for.
 //!
-//! Reads that are queued together and are neighbours in one dense object share a get. All others
-//! are gets of their own, all in flight at the same time.
+//! Reads that are queued together and are neighbours in one dense object share a get, a
+//! [`Run`]. All others are gets of their own, all in flight at the same time. Read-ahead waits a
+//! moment for more of it, so that its gets are large.
 //!
 //! An object may be gone because the cleaner has merged it: the read then resolves its address
 //! again. If the cleaner is that of another host, because this one has opened the store read-only,
 //! it loads the newest map before, as a fallback: of the objects that it knew, others may be there
 //! still.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use forebay_base::sync::Arc;
-use forebay_io::{Error, ErrorKind, Request};
+use forebay_io::{Error, ErrorKind, Priority, Request};
 use tokio::time::timeout;
 
 use crate::client::Persist;
@@ -22,24 +25,21 @@ use crate::format::directory::{self, bytes_of, checksum_of, directory_bytes};
 use crate::format::{SECTOR_BYTES, WINDOW_BYTES, names};
 use crate::map::Object;
 use crate::open;
+use crate::run::Run;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Times that an address is resolved, or that a body with a wrong checksum is fetched.
-const ATTEMPTS: u32 = 4;
+pub(crate) const ATTEMPTS: u32 = 4;
 
-/// Reads of adjacent bytes of one object.
-struct Run {
-    object: Object,
-    /// In the object, in bytes.
-    start: u64,
-    end: u64,
-    requests: Vec<Request>,
-}
+/// How long read-ahead waits for more of it, and how often at most. A request takes much longer.
+const GATHER_MOMENT: Duration = Duration::from_millis(1);
+const GATHER_MOMENTS: u32 = 8;
 
 /// Serves reads until the device is closed.
 pub(crate) async fn run(engine: Arc<Engine>) {
     loop {
         engine.reads_wanted.notified().await;
+        engine.gather_reads().await;
         let (reads, closed) = {
             let mut state = engine.lock();
             (std::mem::take(&mut state.reads), state.closed)
@@ -52,6 +52,30 @@ pub(crate) async fn run(engine: Arc<Engine>) {
 }
 
 impl Engine {
+    /// Lets reads that nobody waits for gather: read-ahead submits them one by one, and those of
+    /// neighbours share a get. Ends once none has come for a moment, or one is needed now.
+    async fn gather_reads(&self) {
+        let mut before = 0;
+        for _ in 0..GATHER_MOMENTS {
+            let gathered = {
+                let state = self.lock();
+                let may_wait = |read: &Request| read.priority() > Priority::SyncRead;
+                if state.closing || !state.reads.iter().all(may_wait) {
+                    return;
+                }
+                state.reads.len()
+            };
+            if gathered == before {
+                return;
+            }
+            before = gathered;
+            // Only a read that is needed now wakes this task before its time.
+            if timeout(GATHER_MOMENT, self.reads_wanted.notified()).await.is_ok() {
+                return;
+            }
+        }
+    }
+
     fn start_reads(self: &Arc<Self>, mut reads: Vec<Request>) {
         reads.sort_unstable_by_key(Request::offset);
         let mut runs: Vec<Run> = Vec::new();
@@ -66,14 +90,13 @@ impl Engine {
                 others.push(request);
                 continue;
             };
-            let (start, end) = (request.offset() - object.first_byte(), end - object.first_byte());
-            match runs.last_mut() {
-                Some(run) if run.object == object && run.end == start => {
-                    self.count(ObjectCounters::COALESCED_READS, 1);
-                    run.end = end;
-                    run.requests.push(request);
-                }
-                _ => runs.push(Run { object, start, end, requests: vec![request] }),
+            let added = match runs.last_mut() {
+                Some(run) => run.add(&object, request),
+                None => Err(request),
+            };
+            match added {
+                Ok(()) => self.count(ObjectCounters::COALESCED_READS, 1),
+                Err(request) => runs.push(Run::new(self, object, request)),
             }
         }
         drop(state);
@@ -86,22 +109,13 @@ impl Engine {
     }
 
     async fn read_run(self: Arc<Self>, run: Run) {
-        let Run { object, start, end, requests } = run;
         let persist = Persist::Budget(self.options.read_budget);
-        let key = names::data(&object);
-        match self.client.get_range(&key, start..end, persist).await {
-            Ok(body) => {
-                let mut ended = Vec::with_capacity(requests.len());
-                for mut request in requests {
-                    let at = (request.offset() - object.first_byte() - start) as usize;
-                    let into = request.bytes_mut().expect("a read owns its memory");
-                    into.copy_from_slice(&body[at..at + into.len()]);
-                    ended.push((request, Ok(())));
-                }
-                self.finish(ended);
-            }
+        let key = names::data(&run.object);
+        let read = self.client.read_range(&key, || run.rest(), &run, persist).await;
+        match read {
+            Ok(()) => {}
             Err(error) if error.kind() == StoreErrorKind::NotFound => {
-                for request in requests {
+                for request in run.into_reads() {
                     self.spawn(|engine| async move { engine.read_resolved(request).await });
                 }
             }
@@ -110,7 +124,7 @@ impl Engine {
                     let failed = self.read_failed(&request, &key, &error);
                     (request, Err(failed))
                 };
-                self.finish(requests.into_iter().map(failed).collect());
+                self.finish(run.into_reads().into_iter().map(failed).collect());
             }
         }
     }
@@ -265,26 +279,33 @@ impl Engine {
             return Ok(extents);
         }
         self.count(ObjectCounters::DIRECTORIES_FETCHED, 1);
+        let persist = Persist::Budget(self.options.read_budget);
+        let fetched = self.fetch_directory(object, persist).await;
+        let extents = fetched.map_err(|error| ReadError::Store(names::data(object), error))?;
+        self.lock().directories.insert(object, &extents);
+        Ok(extents)
+    }
+
+    /// Reads the extents of an object.
+    pub(crate) async fn fetch_directory(
+        &self,
+        object: &Object,
+        persist: Persist,
+    ) -> Result<Extents, StoreError> {
         let key = names::data(object);
         let start = object.payload_bytes();
         let range = start..start + directory_bytes(object.extents.into()) as u64;
         let mut last = None;
         for _ in 0..ATTEMPTS {
-            let persist = Persist::Budget(self.options.read_budget);
-            let bytes = self.client.get_range(&key, range.clone(), persist).await;
-            let bytes = bytes.map_err(|error| ReadError::Store(key.clone(), error))?;
+            let bytes = self.client.get_range(&key, range.clone(), persist).await?;
             match directory::decode(object, &bytes) {
-                Ok(extents) => {
-                    let extents = Arc::new(extents);
-                    self.lock().directories.insert(object, &extents);
-                    return Ok(extents);
-                }
+                Ok(extents) => return Ok(Arc::new(extents)),
                 Err(error) => last = Some(error),
             }
             self.count(ObjectCounters::DAMAGED_BODIES, 1);
         }
         let text = last.map_or(String::new(), |error| format!("its directory: {error}"));
-        Err(ReadError::Store(key, StoreError::new(StoreErrorKind::Damaged, text)))
+        Err(StoreError::new(StoreErrorKind::Damaged, text))
     }
 
     /// Reads a whole object, and verifies all of it. The cleaner deletes what it has read.

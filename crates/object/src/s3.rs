@@ -23,7 +23,7 @@ use object_store::{
 use crate::error::Error;
 use crate::profile::{self, Credentials, Profile};
 use crate::store::{
-    Body, Condition, ObjectStore, StoreError, StoreErrorKind, StoreFuture, Version,
+    Body, Condition, ObjectStore, Sink, StoreError, StoreErrorKind, StoreFuture, Version,
 };
 
 /// Keys of one page of a list.
@@ -238,6 +238,24 @@ impl ObjectStore for S3 {
         Box::pin(
             async move { self.bucket.get_range(&self.path(key)?, range).await.map_err(failure) },
         )
+    }
+
+    fn read_range<'a>(
+        &'a self,
+        key: &'a str,
+        range: Range<u64>,
+        sink: &'a dyn Sink,
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            let options = GetOptions::new().with_range(Some(range));
+            let found = self.bucket.get_opts(&self.path(key)?, options).await.map_err(failure)?;
+            // Each part is in a buffer of the connection, which is used again once it is dropped.
+            let mut parts = found.into_stream();
+            while let Some(part) = parts.try_next().await.map_err(failure)? {
+                sink.write(&part);
+            }
+            Ok(())
+        })
     }
 
     fn put<'a>(

@@ -43,6 +43,20 @@ pub trait ObjectStore: Send + Sync + 'static {
     /// Reads a range of an object. The result may be shorter if the connection was cut.
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes>;
 
+    /// Reads a range of an object into `sink`, in order and as it arrives. The bytes that came
+    /// before an error, or before a connection was cut, are those of the object.
+    fn read_range<'a>(
+        &'a self,
+        key: &'a str,
+        range: Range<u64>,
+        sink: &'a dyn Sink,
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            sink.write(&self.get_range(key, range).await?);
+            Ok(())
+        })
+    }
+
     /// Writes an object as a whole if `condition` is true, and returns its version.
     fn put<'a>(
         &'a self,
@@ -57,6 +71,12 @@ pub trait ObjectStore: Send + Sync + 'static {
     /// Returns the first keys that start with `prefix` and are after `after`, in order. An empty
     /// page is the end.
     fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>>;
+}
+
+/// Takes the bytes of a body.
+pub trait Sink: Send + Sync {
+    /// Takes the next bytes. Those behind the range that was asked for are ignored.
+    fn write(&self, bytes: &[u8]);
 }
 
 /// The version of an object, which conditions refer to: its `ETag`.

@@ -8,6 +8,7 @@ mod deferred;
 mod failures;
 mod following;
 mod races;
+mod reads;
 mod scale;
 
 use std::collections::BTreeSet;
@@ -148,6 +149,12 @@ impl Session {
         while !self.engine.lock().closed {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    pub(crate) fn counter_of(&self, name: &str, label: &str) -> u64 {
+        let all = self.engine.counters().snapshot();
+        let found = all.iter().find(|one| one.name == name && one.label == Some(label));
+        found.expect("a counter").value
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
