@@ -12,7 +12,8 @@
 //! The old objects are released with the delta that names the new one, and deleted after the grace
 //! period that follows the next root.
 //!
-//! The cleaner rests three times as long as it works: a quarter of the bandwidth at most.
+//! The cleaner rests three times as long as it works: a quarter of the time at most. What it reads
+//! meanwhile is read at the same time, see [`survey`].
 
 use std::ops::Range;
 use std::time::Duration;
@@ -28,6 +29,7 @@ use crate::format::directory::{self, Extent, checksum_of};
 use crate::format::{SECTOR_BYTES, WINDOW_SECTORS, names};
 use crate::map::Object;
 use crate::store::Body;
+use crate::survey::{Survey, survey};
 use crate::writer::object_of;
 
 /// Says which addresses are in use.
@@ -80,13 +82,6 @@ pub(crate) struct Cleaner {
     pub(crate) oracle: Arc<dyn LiveRanges>,
 }
 
-/// An object, and its live extents with their bytes: a copy, which does not keep what is dead. The
-/// live bytes of a merge fit in one object.
-struct Survey {
-    object: Object,
-    live: Vec<(Extent, Bytes)>,
-}
-
 impl Cleaner {
     /// Looks at one object that was discarded from. Returns false if there is none.
     pub(crate) async fn step(&self) -> bool {
@@ -106,12 +101,13 @@ impl Cleaner {
         let live = self.live(start..end).await?;
         // The counts of objects with gaps may be too high, never too low.
         let counted = run.iter().map(|object| (*object, overlap(&live, object)));
-        let (dead, kept): (Vec<_>, Vec<_>) = counted.partition(|(_, count)| *count == 0);
+        let (dead, mut kept): (Vec<_>, Vec<_>) = counted.partition(|(_, count)| *count == 0);
         if !dead.is_empty() {
             self.replace(dead.into_iter().map(|(object, _)| object), None);
         }
         let (mut sectors, mut live_sectors) = (0, 0);
-        for (object, count) in &kept {
+        for (object, count) in &mut kept {
+            object.live = *count;
             self.engine.lock().map.set_live(object.first, *count);
             sectors += u64::from(object.payload_sectors);
             live_sectors += u64::from(*count);
@@ -120,11 +116,8 @@ impl Cleaner {
         if kept.is_empty() || live_sectors > WINDOW_SECTORS || !pays {
             return Ok(());
         }
-        let mut surveys = Vec::with_capacity(kept.len());
-        for (object, _) in kept {
-            surveys.push(self.survey(object, &live).await?);
-        }
-        self.merge(surveys).await
+        let objects = kept.into_iter().map(|(object, _)| object).collect();
+        self.merge(survey(&self.engine, objects, live).await?).await
     }
 
     /// Asks which sectors of a range are live.
@@ -137,28 +130,6 @@ impl Cleaner {
         let to_sectors =
             |(start, end): (u64, u64)| start / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES);
         Ok(ranges.into_iter().map(to_sectors).collect())
-    }
-
-    /// Reads an object, and finds its live extents.
-    async fn survey(&self, object: Object, live: &[Range<u64>]) -> Result<Survey, String> {
-        let read = self.engine.read_object(&object).await;
-        let (payload, extents) =
-            read.map_err(|error| format!("{}: {error}", names::data(&object)))?;
-        let mut kept = Vec::new();
-        for extent in extents.iter() {
-            for range in live {
-                let (start, end) = (range.start.max(extent.start), range.end.min(extent.end()));
-                if start < end {
-                    let offset = extent.offset + (start - extent.start) as u16;
-                    let sectors = (end - start) as u16;
-                    let at = directory::bytes_of(offset) as usize;
-                    let bytes = &payload[at..at + directory::bytes_of(sectors) as usize];
-                    let extent = Extent { start, sectors, offset, checksum: 0 };
-                    kept.push((extent, Bytes::copy_from_slice(bytes)));
-                }
-            }
-        }
-        Ok(Survey { object, live: kept })
     }
 
     /// Writes the live extents as one object.

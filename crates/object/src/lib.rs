@@ -49,6 +49,7 @@ mod s3;
 #[cfg_attr(not(feature = "testing"), allow(unreachable_pub))]
 pub mod simulated;
 mod store;
+mod survey;
 #[cfg(test)]
 mod tests;
 mod writer;

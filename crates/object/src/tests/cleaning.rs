@@ -173,6 +173,83 @@ fn objects_that_are_far_from_each_other_are_not_merged() {
 }
 
 #[test]
+fn the_cleaner_reads_what_is_live_and_many_parts_at_the_same_time() {
+    const BLOCK: u64 = 128;
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, Options { background: 4, ..options("one", 1) }).await;
+        let live = LiveSectors::new();
+        for tag in 0..16 {
+            let window = MUTABLE_BYTES + tag * WINDOW_BYTES;
+            // Objects with gaps, whose directories are in memory, and dense ones.
+            let blocks: Vec<u64> = (0..16).filter(|at| tag % 2 == 0 || *at != 5).collect();
+            let writes = blocks.into_iter().map(|at| {
+                let session = session.clone();
+                let at = window + at * BLOCK * SECTOR;
+                tokio::spawn(async move { session.write(at, BLOCK, tag).await })
+            });
+            for write in writes.collect::<Vec<_>>() {
+                write.await.unwrap().unwrap();
+            }
+            session.write(LABEL, 1, tag).await.unwrap();
+            session.flush().await.unwrap();
+        }
+        assert_eq!(session.engine.lock().map.len(), 16);
+        // Of four objects, three blocks each are live, far from each other.
+        let blocks = |window: u64| {
+            [1, 7, 12].map(|at| MUTABLE_BYTES + window * WINDOW_BYTES + at * BLOCK * SECTOR)
+        };
+        let all = (0..4).flat_map(blocks).collect::<Vec<_>>();
+        all.iter().for_each(|at| live.set(*at, BLOCK, true));
+        for window in 0..4 {
+            session.discard(MUTABLE_BYTES + window * WINDOW_BYTES, 2048).await;
+        }
+        let read = session.counter_of("request_bytes", "get");
+        store.take_most_in_flight();
+        let cleaner = cleaner::Cleaner { engine: Arc::clone(&session.engine), oracle: live };
+        assert!(cleaner.step().await);
+        assert_eq!(session.counter("merged_objects"), 4);
+        let in_flight = store.take_most_in_flight();
+        assert_eq!(in_flight, 4, "as many as the background may have");
+        let read = session.counter_of("request_bytes", "get") - read;
+        let live = 12 * BLOCK * SECTOR;
+        assert!((live..live + 4 * SECTOR).contains(&read), "{read} bytes for {live} live ones");
+        for (at, tag) in all.into_iter().zip((0..4).flat_map(|tag| [tag; 3])) {
+            session.expect(at, BLOCK, tag).await;
+        }
+    });
+}
+
+#[test]
+fn the_cleaner_keeps_what_it_cannot_verify() {
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        let live = LiveSectors::new();
+        for tag in 0..12 {
+            let at = MUTABLE_BYTES + tag * WINDOW_BYTES;
+            session.write(at, 2048, tag).await.unwrap();
+            session.write(LABEL, 1, tag).await.unwrap();
+            session.flush().await.unwrap();
+        }
+        live.set(MUTABLE_BYTES, 64, true);
+        session.discard(MUTABLE_BYTES + 64 * SECTOR, 2048 - 64).await;
+        let object = session.engine.lock().map.get(MUTABLE_BYTES / SECTOR).copied().unwrap();
+        let key = names::data(&object);
+        let mut body = memory.get_now(&key).unwrap().0.to_vec();
+        body[63 * SECTOR as usize] ^= 1;
+        memory.set(&key, body);
+        let cleaner = cleaner::Cleaner { engine: Arc::clone(&session.engine), oracle: live };
+        assert!(cleaner.step().await);
+        assert!(session.counter("damaged_bodies") > 0);
+        assert_eq!(session.counter("merged_objects"), 0);
+        assert!(memory.get_now(&key).is_ok());
+        assert!(session.engine.lock().map.get(object.first).is_some());
+    });
+}
+
+#[test]
 fn no_merge_begins_while_the_device_closes() {
     /// A close begins while objects are looked at.
     struct Closing(Arc<Engine>, Arc<LiveSectors>);
