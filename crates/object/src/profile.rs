@@ -29,8 +29,14 @@ pub(crate) struct Credentials {
 }
 
 /// Keys of ways to credentials that are not supported.
-const OTHER_WAYS: [&str; 5] =
-    ["role_arn", "sso_session", "sso_start_url", "credential_process", "web_identity_token_file"];
+const OTHER_WAYS: [&str; 6] = [
+    "role_arn",
+    "sso_session",
+    "sso_start_url",
+    "login_session",
+    "credential_process",
+    "web_identity_token_file",
+];
 
 /// The content of a file; `None` if there is none.
 type Read<'a> = &'a dyn Fn(&Path) -> io::Result<Option<String>>;
@@ -50,13 +56,15 @@ pub(crate) fn find(variable: Variable<'_>, read: Read<'_>) -> Result<Profile, St
     let named = given("AWS_PROFILE");
     let name = named.as_deref().unwrap_or("default");
     let needs_credentials = !has_credentials(variable, named.is_some());
-    let parsed = |file: &str, default: &str, section: &str| {
+    let parsed = |file: &str, default: &str, sections: &[&str]| {
         let home = || given("HOME").map(|home| Path::new(&home).join(default));
         let chosen = given(file).map(PathBuf::from);
         let is_wanted = needs_credentials && (named.is_some() || chosen.is_some());
         let Some(path) = chosen.or_else(home) else { return Ok(None) };
         match read(&path) {
-            Ok(text) => Ok(text.and_then(|text| section_of(&text, section))),
+            // The first of them that the file has.
+            Ok(text) => Ok(text
+                .and_then(|text| sections.iter().find_map(|section| section_of(&text, section)))),
             Err(error) if is_wanted => {
                 let path = path.display();
                 Err(format!("cannot read {path}: {error}; check the file, AWS_PROFILE and {file}"))
@@ -68,12 +76,14 @@ pub(crate) fn find(variable: Variable<'_>, read: Read<'_>) -> Result<Profile, St
             }
         }
     };
-    let section = match name {
-        "default" => name.to_owned(),
-        _ => format!("profile {name}"),
+    let section = format!("profile {name}");
+    let sections = match name {
+        // `[default]` is ignored beside `[profile default]`.
+        "default" => &[&*section, name][..],
+        _ => &[&*section],
     };
-    let config = parsed("AWS_CONFIG_FILE", ".aws/config", &section)?;
-    let shared = parsed("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials", name)?;
+    let config = parsed("AWS_CONFIG_FILE", ".aws/config", sections)?;
+    let shared = parsed("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials", &[name])?;
     if needs_credentials
         && config.is_none()
         && shared.is_none()
@@ -108,8 +118,10 @@ fn credentials_of(name: &str, files: &[Settings; 2]) -> Result<Option<Credential
     // The AWS tools take most of them although there are keys.
     if let Some(way) = OTHER_WAYS.into_iter().find(|key| has(key)) {
         return Err(format!(
-            "profile {name} gets its credentials by {way}, which is not supported; set AWS_* \
-             variables, for example by `aws configure export-credentials --format env`"
+            "profile {name} gets its credentials by {way}; of a profile, only keys are supported, \
+             and no role (role_arn with source_profile or credential_source), single sign-on \
+             (sso_session), login, process or web identity; set AWS_* variables, for example by \
+             `aws configure export-credentials --profile {name} --format env`"
         ));
     }
     let text = || {
@@ -211,6 +223,34 @@ mod tests {
     }
 
     #[test]
+    fn the_default_profile_has_two_names_in_a_config_file() {
+        let of = |config: &str| {
+            let variable = |name: &str| match name {
+                "AWS_CONFIG_FILE" => Some("/config".to_owned()),
+                "AWS_SHARED_CREDENTIALS_FILE" => Some("/credentials".to_owned()),
+                _ => None,
+            };
+            let read = |path: &Path| match path.to_str().unwrap() {
+                "/config" => Ok(Some(config.to_owned())),
+                // Not in this file.
+                _ => Ok(Some("[profile default]\naws_access_key_id=A\n".to_owned())),
+            };
+            find(&variable, &read).unwrap().region
+        };
+        assert_eq!(of("[default]\nregion=one\n").as_deref(), Some("one"));
+        assert_eq!(of("[profile default]\nregion=two\n").as_deref(), Some("two"));
+        // The longer name wins, as a whole.
+        for both in [
+            "[default]\nregion=one\n[profile default]\nregion=two\n",
+            "[ profile   default ]\nregion=two\n[default]\nregion=one\n",
+        ] {
+            assert_eq!(of(both).as_deref(), Some("two"), "{both}");
+        }
+        assert_eq!(of("[default]\nregion=one\n[profile default]\n").as_deref(), None);
+        assert_eq!(of("[profile other]\nregion=three\n").as_deref(), None);
+    }
+
+    #[test]
     fn a_profile_is_chosen_by_name_and_files_by_path() {
         let work = [("AWS_PROFILE", "work")];
         assert_eq!(credentials(&work), key_of("TWO", "two", Some("token")));
@@ -265,7 +305,8 @@ mod tests {
         assert!(refusal(&[("AWS_PROFILE", "none")]).contains("no profile none"));
         for role in ["role", "base"] {
             let error = refusal(&[("AWS_PROFILE", role)]);
-            assert!(error.contains("by role_arn, which is not"), "{error}");
+            assert!(error.contains("by role_arn; of a profile, only keys"), "{error}");
+            assert!(error.contains("source_profile") && error.contains("sso_session"), "{error}");
         }
         let half = refusal(&[("AWS_PROFILE", "half")]);
         assert!(half.contains("needs both") && !half.contains("THREE"), "{half}");
