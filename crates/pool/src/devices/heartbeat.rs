@@ -14,7 +14,8 @@
 //!
 //! A session may write for [`LEASE`] intervals after it has last seen its own session in the block.
 //! So a process that was held up for so long that another one could take over looks before it
-//! writes: it finds the claim, or the new generation of the labels, and stops.
+//! writes: it finds the claim, or the new generation of the labels, and stops. Its heartbeat is not
+//! issued that late either: it would look to the new owner like a claim.
 //!
 //! # Without a watch
 //!
@@ -24,7 +25,7 @@
 
 use std::time::Duration;
 
-use forebay_io::{Device, Priority, Request};
+use forebay_io::{Device, ErrorKind as IoErrorKind, Fence, Priority, Request};
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
@@ -125,6 +126,20 @@ pub(crate) fn write(
     heartbeat: &Heartbeat,
     memory: &BlockCache,
 ) -> Result<Refused> {
+    write_fenced(devices, pool_guid, heartbeat, (None, memory))
+}
+
+/// As [`write`], while `fence` allows it.
+///
+/// # Errors
+/// As [`write`]; [`ErrorKind::Device`] also if the fence has kept a block from being written. Then
+/// that says nothing of its device.
+pub(crate) fn write_fenced(
+    devices: Beaten<'_>,
+    pool_guid: u64,
+    heartbeat: &Heartbeat,
+    (fence, memory): (Option<&Fence>, &BlockCache),
+) -> Result<Refused> {
     let mut phys = HeartbeatPhys::empty();
     phys.pool_guid = U64::new(pool_guid);
     phys.session = U64::new(heartbeat.session);
@@ -140,7 +155,12 @@ pub(crate) fn write(
         let mut buffer = memory.alloc(SLOT_BYTES)?;
         buffer.copy_from_slice(phys.as_bytes());
         let request = Request::write(HEARTBEAT_OFFSET, buffer).with_priority(Priority::SyncWrite);
-        let mut result = device.run(request).result;
+        let mut result = device.run(request.with_fence(fence.cloned())).result;
+        let is_cancelled = |error: &forebay_io::Error| error.kind() == IoErrorKind::Cancelled;
+        if fence.is_some() && result.as_ref().is_err_and(is_cancelled) {
+            let text = "the heartbeat waited for the device for longer than the lease";
+            return Err(Error::new(ErrorKind::Device, text));
+        }
         if result.is_ok() && !device.info().direct {
             // It may be in a cache of this host.
             result = device.run(Request::flush()).result;

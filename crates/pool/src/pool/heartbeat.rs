@@ -12,6 +12,7 @@ use std::time::Duration;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Condvar, Mutex};
+use forebay_io::Fence;
 
 use crate::devices::heartbeat::{self, Heartbeat, LEASE};
 use crate::devices::label;
@@ -187,7 +188,12 @@ impl PoolInner {
             return Err(self.taken_over("another host"));
         }
         let next = Heartbeat { sequence: newest.sequence + 1, ..newest.clone() };
-        for (at, error) in heartbeat::write(&beaten, self.guid, &next, memory).map_err(doing)? {
+        // Once a lease has passed since the look, another host may have the pool.
+        let (clock, until_ns) = (Arc::clone(&self.clock), began + lease_ns(&next));
+        let fence = Fence::new(move || clock.now_ns() < until_ns);
+        let with = (Some(&fence), &**memory);
+        let written = heartbeat::write_fenced(&beaten, self.guid, &next, with).map_err(doing)?;
+        for (at, error) in written {
             // Unless it is the only whole one.
             first.status().fault(used[at].0, &error);
         }

@@ -15,6 +15,7 @@ mod errors;
 mod events;
 mod explain;
 mod failures;
+mod fences;
 mod free_space;
 mod fsync;
 mod images;

@@ -17,15 +17,15 @@ use forebay_pool::{
 use crate::common::{MIB, cache, check, create_options, dataset, import_options, memory};
 use crate::errors::damage;
 
-const SIZE: u64 = 64 * MIB;
+pub(crate) const SIZE: u64 = 64 * MIB;
 /// Looks at the block before and after a claim.
 const WATCHES: u32 = 5;
 const CLAIMS: u32 = 6;
 /// The pool's own thread writes no heartbeat during a test.
-const INTERVAL_MS: u64 = 60_000;
-const NS_PER_MS: u64 = 1_000_000;
+pub(crate) const INTERVAL_MS: u64 = 60_000;
+pub(crate) const NS_PER_MS: u64 = 1_000_000;
 
-fn tunables() -> Vec<(String, String)> {
+pub(crate) fn tunables() -> Vec<(String, String)> {
     vec![("heartbeat_ms".to_owned(), INTERVAL_MS.to_string())]
 }
 
@@ -56,7 +56,7 @@ impl Host {
 
 /// Imports the pool on a device that other hosts may have. `during` runs at each look at the
 /// heartbeat, with its number. Returns the number of looks as well.
-fn import_with(
+pub(crate) fn import_with(
     device: &Arc<dyn Device>,
     options: ImportOptions,
     during: impl Fn(u32) + Send + Sync + 'static,
@@ -72,11 +72,11 @@ fn import_with(
     (imported, looks.load(Ordering::SeqCst))
 }
 
-fn options() -> ImportOptions {
+pub(crate) fn options() -> ImportOptions {
     import_options(&cache(32 * MIB))
 }
 
-fn suspended(pool: &Pool, why: &str) {
+pub(crate) fn suspended(pool: &Pool, why: &str) {
     let stats = pool.stats();
     let text = stats.suspended.expect("it is suspended").to_string();
     assert!(text.contains(why), "{text}");
