@@ -318,9 +318,9 @@ fn next_steps(status: &PoolStatus) -> impl Iterator<Item = String> {
             format!("check the cable of a faulted device and its log, then run `forebay online {name} DEVICE`")
         }),
         has("offline").then(|| format!("`forebay online {name} DEVICE` takes an offline device into use")),
-        has("missing").then(|| {
-            "connect the missing device, export the pool, and import it with all of its devices"
-                .to_owned()
+        of_mirrors().find(|one| one.state == "missing").map(|one| {
+            let guid = one.guid;
+            format!("connect the missing device, export the pool, and import it with all of its devices; or put a new one in its place with `forebay replace {name} {guid:016x} NEW`")
         }),
     ];
     let lost_log = status.devices.iter().any(|one| one.log && one.state != "online");

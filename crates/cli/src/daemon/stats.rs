@@ -176,6 +176,7 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
     let counters = &stats.counters;
     let (health, logged) = (pool.health(), pool.damage());
     let device = |device: forebay_pool::PoolDevice| DeviceInfo {
+        guid: device.guid,
         number: device.number,
         path: device.path,
         size_bytes: device.size_bytes,

@@ -33,10 +33,19 @@ fn a_mirror_is_created_and_its_tree_is_shown() {
     for wanted in ["health     degraded", "missing", "connect the missing device"] {
         assert!(text.contains(wanted), "{wanted}: {text}");
     }
+    let command = text.split("`forebay replace ").nth(1).expect("it says how to replace it");
+    let old = command.split(' ').nth(1).expect("a guid").to_owned();
     // A whole mirror is lost.
     fixture.folder("mnt");
     let lost = fixture.fails(&["mount", "x.img:c.img:d.img", "mnt"]);
     assert!(lost.contains("of mirror 1"), "{lost}");
+
+    // The missing side has no path, and is named as `status` says.
+    let left = "x.img:a.img:c.img:d.img";
+    let refused = fixture.fails(&["replace", left, "b.img", "n.img", "--size", "32M"]);
+    assert!(refused.contains("a missing one by its guid"), "{refused}");
+    fixture.ok(&["replace", left, &old, "n.img", "--size", "32M"]);
+    fixture.ok(&["status", "x.img:a.img:n.img:c.img:d.img"]);
 
     fixture.misused(&["create", "--name", "one", "--mirror", "e.img"]);
     let same = ["create", "--name", "two", "--size", "32M", "--mirror", "f.img", "f.img"];

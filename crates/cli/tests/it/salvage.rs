@@ -61,3 +61,19 @@ fn a_missing_device_is_told_and_the_rest_can_be_read() {
     assert!(err.contains("device 1 (guid ") && err.contains("is missing"), "{err}");
     fixture.ok(&["export", "tank"]);
 }
+
+#[test]
+fn a_truncated_image_is_refused_with_the_way_to_read_it() {
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "tank.img", "--size", "64M"]);
+    let set_bytes = |bytes| {
+        let file = OpenOptions::new().write(true).open(fixture.path("tank.img"));
+        file.and_then(|file| file.set_len(bytes)).expect("its size is set");
+    };
+    set_bytes(40 << 20);
+    let said = fixture.fails(&["check", "tank.img"]);
+    assert!(said.contains("`truncate --size 67108864`"), "{said}");
+    assert!(said.contains("import read-only"), "{said}");
+    set_bytes(64 << 20);
+    fixture.ok(&["check", "tank.img"]);
+}

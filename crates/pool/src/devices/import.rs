@@ -525,6 +525,9 @@ impl Selection<'_> {
                 return Ok(Leaf::to_read(guid, size_bytes, one).with_failures(config.errors));
             }
             if !of.is_mirror {
+                let text = format!(
+                    "{text}; give it that size again (a file by `truncate --size {size_bytes}`) and run `forebay check`, or import read-only"
+                );
                 return Err(Error::new(ErrorKind::NotAPool, text));
             }
             self.notes.push(format!("{text}; it is not used"));

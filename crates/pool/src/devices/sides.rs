@@ -256,7 +256,9 @@ impl Devices {
         if let Some(side) = sides.find(|side| side.is_called(name)) {
             return Ok(side);
         }
-        let text = format!("{name}: the pool has no such device; `forebay status` lists them");
+        let text = format!(
+            "{name}: the pool has no such device; `forebay status` lists them, and a missing one by its guid, which can be given in place of a path"
+        );
         Err(Error::new(ErrorKind::NotFound, text))
     }
 

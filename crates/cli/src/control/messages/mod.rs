@@ -174,6 +174,8 @@ pub(crate) struct DamageInfo {
 pub(crate) struct DeviceInfo {
     pub(crate) number: u16,
     pub(crate) path: String,
+    #[serde(default, with = "guid")]
+    pub(crate) guid: u64,
     pub(crate) size_bytes: u64,
     pub(crate) engine: String,
     pub(crate) direct: bool,
