@@ -500,9 +500,10 @@ pub(crate) struct DestroyArgs {
     after_help = "Examples:\n  forebay scrub tank\n  forebay scrub tank --rate 100M --no-wait\n  forebay scrub tank --pause\n  forebay scrub tank --every 30d\n\n\
     A scrub goes on where it was paused or interrupted. Ctrl-C ends the wait for the scrub of an\n\
     imported pool, and pauses the scrub of another pool.\n\n\
-    Exit code of a scrub that is waited for: 0 if no problems were found, 1 if problems were found or\n\
-    it did not end. The other forms exit with 0 if they succeed, whatever the scrub has found. All\n\
-     exit with 2 if they fail, or if the pool cannot be used or does not answer."
+    Exit code of a scrub that is waited for: 0 if no problems were found, 1 if problems were found, a\n\
+    device of a mirror was not in use, or it did not end. The other forms exit with 0 if they succeed,\n\
+    whatever the scrub has found. All exit with 2 if they fail, or if the pool cannot be used or does\n\
+    not answer."
 )]
 pub(crate) struct ScrubArgs {
     #[command(flatten)]
@@ -540,8 +541,8 @@ pub(crate) struct JobArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  forebay check tank\n  forebay check tank.img --read-only\n\n\
-    Exit code: 0 if no problems were found, 1 if problems were found or the check was interrupted, 2 if\n\
-    the pool cannot be used or does not answer.")]
+    Exit code: 0 if no problems were found, 1 if problems were found, a device of a mirror was not in\n\
+    use, or the check was interrupted, 2 if the pool cannot be used or does not answer.")]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) work: JobArgs,

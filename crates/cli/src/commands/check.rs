@@ -86,8 +86,19 @@ impl Job<'_> {
         }
         let (pool, count) = (&self.args.pool, report.problem_count);
         let s = if count == 1 { "" } else { "s" };
+        let unread = report.not_read.len();
         match (count, report.complete) {
-            (0, true) => Ok(()),
+            (0, true) if unread == 0 => Ok(()),
+            (0, true) => {
+                let what = match unread {
+                    1 => "a device of a mirror was not read; bring it back".to_owned(),
+                    _ => format!("{unread} devices of mirrors were not read; bring them back"),
+                };
+                Err(Failure::trouble(format!(
+                    "{pool}: {what} with `forebay online`, or put another in its place with `forebay replace`, and run `forebay {}` again",
+                    self.name
+                )))
+            }
             (0, false) => Err(Failure::trouble(format!("{pool}: {why}"))),
             (_, true) => {
                 Err(Failure::trouble(format!("{pool}: {count} problem{s}; {}", self.advice)))
@@ -114,6 +125,9 @@ impl Job<'_> {
         }
         for objects in &report.unreachable {
             text.push_str(&format!("unreachable: {objects}\n"));
+        }
+        for device in &report.not_read {
+            text.push_str(&format!("not read: {device}\n"));
         }
         for note in &report.notes {
             text.push_str(&format!("{note}\n"));

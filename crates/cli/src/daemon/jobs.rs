@@ -59,8 +59,24 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
         unlisted: report.damaged_count.saturating_sub(report.damaged.len() as u64),
         damage,
         unreachable: report.unreachable.iter().map(ToString::to_string).collect(),
+        not_read: not_read(pool),
         notes: pool.import_notes().to_vec(),
     })
+}
+
+/// Devices that hold copies, and are not in use.
+fn not_read(pool: &Pool) -> Vec<String> {
+    let is_away = |device: &PoolDevice| {
+        let away = [LeafState::Offline, LeafState::Faulted, LeafState::Missing];
+        device.mirror && !device.log && away.contains(&device.state)
+    };
+    let devices = pool.devices();
+    let away = devices.iter().filter(|device| is_away(device));
+    away.map(|device| match device.missing {
+        true => device.path.clone(),
+        false => format!("{}, which is {}", device.path, device.state),
+    })
+    .collect()
 }
 
 /// Runs [`check`] on a pool without mounts, then compares the names, link counts and objects of
@@ -163,6 +179,7 @@ fn scrub_report(pool: &Pool, report: ScrubReport) -> JobReport {
         problem_count: report.lost_count,
         problems,
         unreachable: Vec::new(),
+        not_read: not_read(pool),
         unlisted: report.lost_count.saturating_sub(report.lost.len() as u64),
         damage,
         notes: Vec::new(),

@@ -55,6 +55,9 @@ pub(crate) struct JobReport {
     /// Objects with blocks that only missing devices have, all of them.
     #[serde(default)]
     pub(crate) unreachable: Vec<String>,
+    /// Devices of mirrors that are not in use, so that their copies were not read.
+    #[serde(default)]
+    pub(crate) not_read: Vec<String>,
     /// Problems that are counted, but not in the list.
     pub(crate) unlisted: u64,
     /// Damaged files and structures among the problems.
