@@ -35,9 +35,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use benches::{
-    cached_read, create, device, evict, freeing as freeing_bench, hybrid, index as index_bench,
-    insight, keyed, memory, mirror, overflow, pool_read, r5, rebuild, restart, sim, smoke,
-    strided_read, zap,
+    cached_read, create, device, evict, freeing as freeing_bench, fsync, hybrid,
+    index as index_bench, insight, keyed, memory, mirror, overflow, pool_read, r5, rebuild,
+    restart, sim, smoke, strided_read, zap,
 };
 use options::{Common, Failure};
 use report::Record;
@@ -65,6 +65,8 @@ enum Command {
     Evict(evict::Args),
     /// Freeing of evicted blocks at once or later, over several indexes (R3).
     Freeing(freeing_bench::Args),
+    /// Latency of fsync beside a scrub, compared with that of an idle pool.
+    Fsync(fsync::Args),
     /// Caches in memory and on a device: hit ratios and bytes written.
     Hybrid(hybrid::Args),
     /// Lookup time, memory and slowest insert of growing indexes (R4).
@@ -115,6 +117,7 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
         Command::Freeing(args) => {
             with_panels(freeing_bench::run(common, args)?, freeing_bench::panels)
         }
+        Command::Fsync(args) => with_panels(fsync::run(common, args)?, fsync::panels),
         Command::Hybrid(args) => with_panels(hybrid::run(common, args)?, hybrid::panels),
         Command::Index(args) => with_panels(index_bench::run(common, args)?, index_bench::panels),
         Command::Keyed(args) => with_panels(keyed::run(common, args)?, keyed::panels),

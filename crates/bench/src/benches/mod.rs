@@ -7,6 +7,7 @@ mod curve;
 pub(crate) mod device;
 pub(crate) mod evict;
 pub(crate) mod freeing;
+pub(crate) mod fsync;
 pub(crate) mod hybrid;
 pub(crate) mod index;
 pub(crate) mod insight;

@@ -6,8 +6,8 @@ use std::path::Path;
 use forebay_sim::cache::capacity::Capacity;
 
 use super::{
-    cached_read, create, device, evict, freeing, index, insight, keyed, memory, mirror, overflow,
-    pool_read, r5, restart, sim, strided_read, zap,
+    cached_read, create, device, evict, freeing, fsync, index, insight, keyed, memory, mirror,
+    overflow, pool_read, r5, restart, sim, strided_read, zap,
 };
 use crate::keys::Distribution;
 use crate::options::{Common, Failure};
@@ -206,6 +206,7 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
     let panels = pool_read::panels(&records);
     parts.push(("pool-read", records, panels, "ops_per_s"));
     parts.push(of_mirrors(two)?);
+    parts.push(of_fsyncs(two)?);
     let backing = BackingArgs { device: Backing::Memory, device_size: 64 << 20, overwrite: false };
     let args = restart::Args {
         bytes_each: BLOCKS * 8192,
@@ -218,6 +219,15 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
     };
     parts.push(("restart", restart::run(two, &args)?, Vec::new(), "warm_iops"));
     Ok(parts)
+}
+
+/// The bench of fsyncs beside a scrub.
+fn of_fsyncs(two: &Common) -> Result<Part, Failure> {
+    let backing = BackingArgs { device: Backing::Memory, device_size: 256 << 20, overwrite: false };
+    let args = fsync::Args { bytes: 4 << 20, write: 4096, cache: 64 << 20, backing };
+    let records = fsync::run(two, &args)?;
+    let panels = fsync::panels(&records);
+    Ok(("fsync", records, panels, "fsync_p99_ns"))
 }
 
 /// The bench of mirrors and resilvers.
