@@ -132,8 +132,8 @@ pub(crate) fn write(
 /// As [`write`], while `fence` allows it.
 ///
 /// # Errors
-/// As [`write`]; [`ErrorKind::Device`] also if the fence has kept a block from being written. Then
-/// that says nothing of its device.
+/// As [`write`]; [`ErrorKind::Device`] with a cancelled request also if the fence has kept a block
+/// from being written. That says nothing of its device.
 pub(crate) fn write_fenced(
     devices: Beaten<'_>,
     pool_guid: u64,
@@ -156,10 +156,11 @@ pub(crate) fn write_fenced(
         buffer.copy_from_slice(phys.as_bytes());
         let request = Request::write(HEARTBEAT_OFFSET, buffer).with_priority(Priority::SyncWrite);
         let mut result = device.run(request.with_fence(fence.cloned())).result;
-        let is_cancelled = |error: &forebay_io::Error| error.kind() == IoErrorKind::Cancelled;
-        if fence.is_some() && result.as_ref().is_err_and(is_cancelled) {
-            let text = "the heartbeat waited for the device for longer than the lease";
-            return Err(Error::new(ErrorKind::Device, text));
+        if let Err(error) = &result
+            && fence.is_some()
+            && error.kind() == IoErrorKind::Cancelled
+        {
+            return Err(error.clone().into());
         }
         if result.is_ok() && !device.info().direct {
             // It may be in a cache of this host.

@@ -49,7 +49,7 @@ fn back_of(size_bytes: u64) -> u64 {
 }
 
 /// Whether a request was cancelled, because the lease has ended.
-pub(super) fn is_cancelled(error: &Error) -> bool {
+pub(crate) fn is_cancelled(error: &Error) -> bool {
     error.device_error().is_some_and(|io| io.kind() == forebay_io::ErrorKind::Cancelled)
 }
 

@@ -23,6 +23,8 @@ use crate::lease::Lease;
 use super::{Pool, PoolInner};
 
 const NS_PER_MS: u64 = 1_000_000;
+/// How often a heartbeat that is too late is tried again at once.
+const LATE_MAX: u32 = 8;
 
 /// The heartbeat of a pool; none if no other host can reach its devices, or if it is turned off.
 pub(super) struct Heartbeats {
@@ -158,8 +160,22 @@ impl PoolInner {
         Ok(())
     }
 
-    /// Looks whether the pool is still this session's, and writes the next heartbeat.
+    /// Looks whether the pool is still this session's, and writes the next heartbeat. Looks again
+    /// if a slow device had no time for it while the look counted.
     fn beat(&self) -> Result<()> {
+        for _ in 0..LATE_MAX {
+            match self.look_and_beat() {
+                Err(error) if label::is_cancelled(&error) => {}
+                done => return done,
+            }
+        }
+        self.look_and_beat()
+    }
+
+    /// # Errors
+    /// As [`check_lease`](Self::check_lease), and a cancelled request if the device took longer for
+    /// the heartbeat than a lease lasts.
+    fn look_and_beat(&self) -> Result<()> {
         let mut newest = self.heartbeats.newest.lock();
         let Some(newest) = &mut *newest else { return Ok(()) };
         let lease = &self.heartbeats.lease;
