@@ -25,10 +25,9 @@ use std::hash::{DefaultHasher, Hasher};
 
 use forebay_base::sync::{Arc, Mutex};
 
-use crate::device::{AppendOnly, Device, DeviceInfo, DeviceStats, Health};
+use crate::device::{AppendOnly, Decorator, Device, DeviceInfo};
 use crate::error::{Error, ErrorKind};
 use crate::request::{Op, Request};
-use crate::waiter::Waiter;
 
 /// Bytes at the end that take rewrites.
 const BACK_BYTES: u64 = 256 << 10;
@@ -166,9 +165,19 @@ impl AppendOnlyDevice {
         }
         Ok(())
     }
+}
+
+impl Decorator for AppendOnlyDevice {
+    fn inner(&self) -> &dyn Device {
+        &*self.below
+    }
+
+    fn own_info(&self) -> &DeviceInfo {
+        &self.info
+    }
 
     /// Passes a request on, or fails it.
-    fn check(&self, request: Request) -> Option<Request> {
+    fn decorate(&self, request: Request) -> Option<Request> {
         let Err(what) = self.note(&request) else { return Some(request) };
         let (op, range) = (request.op(), (request.offset(), request.len()));
         let text = format!("{op} of {} bytes at {:#x}: {what}", range.1, range.0);
@@ -176,43 +185,5 @@ impl AppendOnlyDevice {
         let error = Error::new(ErrorKind::Device, op, &self.info.name, range, &text);
         request.finish(Err(error));
         None
-    }
-}
-
-impl Device for AppendOnlyDevice {
-    fn submit(&self, request: Request) {
-        if let Some(request) = self.check(request) {
-            self.below.submit(request);
-        }
-    }
-
-    fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    fn health(&self) -> Health {
-        self.below.health()
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.below.stats()
-    }
-
-    fn help(&self, waiter: &Waiter) {
-        self.below.help(waiter);
-    }
-
-    fn submit_uncached(&self, request: Request) {
-        if let Some(request) = self.check(request) {
-            self.below.submit_uncached(request);
-        }
-    }
-
-    fn retry_flushes(&self) {
-        self.below.retry_flushes();
-    }
-
-    fn close(&self) {
-        self.below.close();
     }
 }

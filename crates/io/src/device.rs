@@ -67,7 +67,8 @@ pub trait Device: Send + Sync {
     fn close(&self);
 }
 
-/// A device in front of another one that sees each request, and otherwise is that device.
+/// A device in front of another one that sees each request, and otherwise is that device, except in
+/// what it overrides.
 pub trait Decorator: Send + Sync {
     /// The device below.
     fn inner(&self) -> &dyn Device;
@@ -75,6 +76,26 @@ pub trait Decorator: Send + Sync {
     /// Returns the request that goes to the device below instead of this one, or `None` if this one
     /// was taken: then the decorator finishes it.
     fn decorate(&self, request: Request) -> Option<Request>;
+
+    /// [`Device::info`]; of the device below, unless overridden.
+    fn own_info(&self) -> &DeviceInfo {
+        self.inner().info()
+    }
+
+    /// [`Device::stats`]; of the device below, unless overridden.
+    fn own_stats(&self) -> DeviceStats {
+        self.inner().stats()
+    }
+
+    /// [`Device::retry_flushes`]; of the device below, unless overridden.
+    fn own_retry_flushes(&self) {
+        self.inner().retry_flushes();
+    }
+
+    /// [`Device::close`]; closes the device below, unless overridden.
+    fn own_close(&self) {
+        self.inner().close();
+    }
 }
 
 impl<D: Decorator> Device for D {
@@ -92,7 +113,7 @@ impl<D: Decorator> Device for D {
     }
 
     fn info(&self) -> &DeviceInfo {
-        self.inner().info()
+        self.own_info()
     }
 
     fn health(&self) -> Health {
@@ -100,7 +121,7 @@ impl<D: Decorator> Device for D {
     }
 
     fn stats(&self) -> DeviceStats {
-        self.inner().stats()
+        self.own_stats()
     }
 
     fn help(&self, waiter: &Waiter) {
@@ -114,11 +135,11 @@ impl<D: Decorator> Device for D {
     }
 
     fn retry_flushes(&self) {
-        self.inner().retry_flushes();
+        self.own_retry_flushes();
     }
 
     fn close(&self) {
-        self.inner().close();
+        self.own_close();
     }
 }
 

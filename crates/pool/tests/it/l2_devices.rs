@@ -7,10 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::ManualClock;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{
-    Decorator, Device, DeviceInfo, DeviceStats, FileDevice, Health, Op, OpenOptions, Request,
-    Waiter,
-};
+use forebay_io::{Decorator, Device, FileDevice, Op, OpenOptions, Request};
 use forebay_pool::format::CacheMode;
 use forebay_pool::{
     BlockCache, CreateOptions, Dataset, DatasetSettings, ErrorKind, HealthState, ImportOptions,
@@ -760,40 +757,22 @@ impl HangingReads {
         let (hangs, inner) = (AtomicBool::new(false), Arc::clone(inner));
         Self { inner, hangs, pending: Mutex::new(Vec::new()), closes: Mutex::new(Vec::new()) }
     }
+}
 
-    fn take(&self, request: Request) -> Option<Request> {
+impl Decorator for HangingReads {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Option<Request> {
         if request.op() != Op::Read || !self.hangs.swap(false, Ordering::SeqCst) {
             return Some(request);
         }
         self.pending.lock().unwrap().push(request);
         None
     }
-}
 
-impl Device for HangingReads {
-    fn submit(&self, request: Request) {
-        if let Some(request) = self.take(request) {
-            self.inner.submit(request);
-        }
-    }
-
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn health(&self) -> Health {
-        self.inner.health()
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.inner.stats()
-    }
-
-    fn help(&self, waiter: &Waiter) {
-        self.inner.help(waiter);
-    }
-
-    fn close(&self) {
+    fn own_close(&self) {
         self.closes.lock().unwrap().push(self.pending.lock().unwrap().len());
     }
 }

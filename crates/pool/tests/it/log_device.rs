@@ -633,8 +633,7 @@ fn an_interrupted_import_with_the_older_log_device_leaves_the_newer_one_as_it_is
 
 #[test]
 fn an_fsync_goes_to_the_log_device_while_the_store_behind_it_is_away() {
-    let absent = crate::object_store::Absent::new(crate::object_store::disk());
-    let store = crate::object_store::Store::over(Arc::clone(&absent) as Arc<dyn Device>);
+    let (absent, store) = crate::store_outages::absent_store();
     let (pool, number, log, clock) = create_in_front_of(&store);
     let batches = counter(&pool, "batches");
     absent.leave();

@@ -40,6 +40,7 @@ mod sectors;
 mod seek;
 mod settings;
 mod sides;
+mod store_outages;
 mod trace;
 mod trim;
 mod two_hosts;

@@ -2,20 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_base::rng::SmallRng;
 use forebay_io::append_only::{AppendOnlyDevice, AppendedSector, AppendedSectors, hash_of};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{
-    Away, Device, DeviceInfo, DeviceStats, Engine, Health, MemoryDevice, MemoryOptions, Op,
-    Priority, Request, Waiter,
-};
+use forebay_io::{Decorator, Device, DeviceInfo, Engine, MemoryDevice, MemoryOptions, Op, Request};
 use forebay_pool::{
-    AttachOptions, Dataset, ErrorKind, HealthState, HostId, ImportOptions, NewVdev, Object, Opened,
-    Pool,
+    AttachOptions, Dataset, ErrorKind, HostId, ImportOptions, NewVdev, Object, Opened, Pool,
 };
 
 use crate::common::{
@@ -49,8 +44,16 @@ impl Store {
         Pool::create_tree(vdevs, &create_options(&cache(16 * MIB))).expect("a pool")
     }
 
+    /// A pool with an object.
+    pub(crate) fn create_with_object(&self) -> (Pool, Dataset, Object) {
+        let pool = self.create();
+        let data = dataset(&pool);
+        let object = new_object(&pool, &data);
+        (pool, data, object)
+    }
+
     /// The device, opened again.
-    fn reopen(&self) -> Self {
+    pub(crate) fn reopen(&self) -> Self {
         self.assert_sound();
         Self { device: Arc::new(self.device.reopen()) }
     }
@@ -77,7 +80,7 @@ impl Store {
         &**self.device.below()
     }
 
-    fn import(&self) -> Pool {
+    pub(crate) fn import(&self) -> Pool {
         self.import_with(&import_options(&cache(16 * MIB))).expect("the pool")
     }
 
@@ -109,28 +112,35 @@ pub(crate) fn disk() -> Arc<dyn Device> {
 }
 
 /// Content that no compression makes smaller.
-fn noise(seed: u64, bytes: u64) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, bytes: u64) -> Vec<u8> {
     let mut content = vec![0; bytes as usize];
     SmallRng::from_seed(seed).fill(&mut content);
     content
 }
 
-fn write(pool: &Pool, object: &Object, seed: u64, bytes: u64) {
+pub(crate) fn write(pool: &Pool, object: &Object, seed: u64, bytes: u64) {
     for (at, piece) in noise(seed, bytes).chunks(MIB as usize).enumerate() {
         let tx = pool.begin().unwrap();
         object.write(&tx, at as u64 * MIB, piece).unwrap();
     }
 }
 
-fn new_object(pool: &Pool, data: &Dataset) -> Object {
+pub(crate) fn new_object(pool: &Pool, data: &Dataset) -> Object {
     let tx = pool.begin().unwrap();
     data.object(data.create_object(&tx, &[]).unwrap()).unwrap()
 }
 
-fn assert_content(object: &Object, seed: u64, bytes: u64) {
+pub(crate) fn assert_content(object: &Object, seed: u64, bytes: u64) {
     let mut found = vec![0; bytes as usize];
     assert_eq!(object.read(0, &mut found).unwrap(), found.len());
     assert!(found == noise(seed, bytes), "other bytes");
+}
+
+pub(crate) fn destroy(pool: &Pool, data: &Dataset, object: Object) {
+    let number = object.number();
+    drop(object);
+    let tx = pool.begin_freeing().unwrap();
+    data.destroy(&tx, number).unwrap();
 }
 
 fn trim(pool: &Pool) -> u64 {
@@ -154,11 +164,7 @@ fn a_pool_writes_each_address_once() {
         write(&pool, &object, 200 + round, 2 * MIB);
         data.fsync(object.number()).unwrap();
         assert_content(&object, 200 + round, 2 * MIB);
-        let number = object.number();
-        drop(object);
-        let tx = pool.begin_freeing().unwrap();
-        data.destroy(&tx, number).unwrap();
-        drop(tx);
+        destroy(&pool, &data, object);
         pool.sync().unwrap();
     }
     check(&pool);
@@ -195,11 +201,7 @@ fn free_space_is_what_was_never_written() {
     pool.sync().unwrap();
     let full = pool.stats();
     assert!(full.free_bytes < before.free_bytes - 8 * MIB);
-    let number = object.number();
-    drop(object);
-    let tx = pool.begin_freeing().unwrap();
-    data.destroy(&tx, number).unwrap();
-    drop(tx);
+    destroy(&pool, &data, object);
     (0..5).for_each(|_| pool.sync().unwrap());
     let freed = pool.stats();
     assert!(freed.allocated_bytes < full.allocated_bytes - 7 * MIB, "{freed:?}");
@@ -219,17 +221,11 @@ fn free_space_is_what_was_never_written() {
 #[test]
 fn what_was_freed_is_discarded_even_after_a_crash() {
     let store = Store::new();
-    let pool = store.create();
+    let (pool, data, object) = store.create_with_object();
     pool.set_tunable("trim_delay_ms", "86400000").unwrap();
-    let data = dataset(&pool);
-    let object = new_object(&pool, &data);
     write(&pool, &object, 1, 8 * MIB);
     pool.sync().unwrap();
-    let number = object.number();
-    drop(object);
-    let tx = pool.begin_freeing().unwrap();
-    data.destroy(&tx, number).unwrap();
-    drop(tx);
+    destroy(&pool, &data, object);
     (0..5).for_each(|_| pool.sync().unwrap());
     let discarded = |pool: &Pool| {
         let counters = pool.stats().counters;
@@ -252,9 +248,7 @@ fn what_was_freed_is_discarded_even_after_a_crash() {
 #[test]
 fn live_ranges_are_what_the_newest_roots_reach() {
     let store = Store::new();
-    let pool = store.create();
-    let data = dataset(&pool);
-    let object = new_object(&pool, &data);
+    let (pool, data, object) = store.create_with_object();
     write(&pool, &object, 1, 4 * MIB);
     pool.sync().unwrap();
     let live = |pool: &Pool| -> u64 {
@@ -266,11 +260,7 @@ fn live_ranges_are_what_the_newest_roots_reach() {
     let beyond = |pool: &Pool| pool.live_ranges().within(SIZE / 2, SIZE - (256 << 10)).unwrap();
     assert_eq!(beyond(&pool), [(SIZE / 2, SIZE - (256 << 10))]);
     let full = live(&pool);
-    let number = object.number();
-    drop(object);
-    let tx = pool.begin_freeing().unwrap();
-    data.destroy(&tx, number).unwrap();
-    drop(tx);
+    destroy(&pool, &data, object);
     pool.sync().unwrap();
     assert!(live(&pool) + MIB > full, "two older roots still have it");
     (0..4).for_each(|_| pool.sync().unwrap());
@@ -282,9 +272,7 @@ fn live_ranges_are_what_the_newest_roots_reach() {
 #[test]
 fn an_older_group_is_imported_behind_what_newer_ones_wrote() {
     let store = Store::new();
-    let pool = store.create();
-    let data = dataset(&pool);
-    let object = new_object(&pool, &data);
+    let (pool, data, object) = store.create_with_object();
     write(&pool, &object, 1, MIB);
     pool.sync().unwrap();
     let txg = pool.stats().synced_txg;
@@ -309,9 +297,7 @@ fn an_older_group_is_imported_behind_what_newer_ones_wrote() {
 fn failed_writes_go_elsewhere_or_are_repeated() {
     let faults = Arc::new(FaultDevice::new(disk(), 7));
     let store = Store::over(Arc::clone(&faults) as Arc<dyn Device>);
-    let pool = store.create();
-    let data = dataset(&pool);
-    let object = new_object(&pool, &data);
+    let (pool, data, object) = store.create_with_object();
     for round in 0..8 {
         let fault = |op| Rule::new(Fault::Error(5)).on(op);
         let rule = match round % 4 {
@@ -344,9 +330,7 @@ fn failed_writes_go_elsewhere_or_are_repeated() {
 fn a_pool_whose_store_was_taken_over_cannot_be_cleared() {
     let faults = Arc::new(FaultDevice::new(disk(), 7));
     let store = Store::over(Arc::clone(&faults) as Arc<dyn Device>);
-    let pool = store.create();
-    let data = dataset(&pool);
-    let object = new_object(&pool, &data);
+    let (pool, _data, object) = store.create_with_object();
     pool.sync().unwrap();
     // ESTALE: the device is gone, as after a takeover.
     let gone = Rule::new(Fault::Error(116)).on(Op::Flush);
@@ -362,9 +346,7 @@ fn a_pool_whose_store_was_taken_over_cannot_be_cleared() {
 #[test]
 fn a_scrub_finds_damage_and_heals_nothing() {
     let store = Store::new();
-    let pool = store.create();
-    let data = dataset(&pool);
-    let object = new_object(&pool, &data);
+    let (pool, data, object) = store.create_with_object();
     write(&pool, &object, 1, 2 * MIB);
     pool.sync().unwrap();
     // The object store has lost some bytes.
@@ -412,277 +394,6 @@ fn an_object_store_is_alone_and_given_as_such() {
     assert_eq!(host().id, 1);
 }
 
-/// A device whose writes and flushes wait while it is away.
-pub(crate) struct Absent {
-    inner: Arc<dyn Device>,
-    held: Mutex<Option<Vec<Request>>>,
-    /// For how long it says that it is away.
-    since_ms: AtomicU64,
-    /// Whether it says that it is away, and yet takes writes.
-    says_away: AtomicBool,
-    /// How often it was asked whether it is away.
-    looks: AtomicU64,
-    closed: AtomicBool,
-}
-
-impl Absent {
-    pub(crate) fn new(inner: Arc<dyn Device>) -> Arc<Self> {
-        Arc::new(Self {
-            inner,
-            held: Mutex::new(None),
-            since_ms: AtomicU64::new(60_000),
-            says_away: AtomicBool::new(false),
-            looks: AtomicU64::new(0),
-            closed: AtomicBool::new(false),
-        })
-    }
-
-    pub(crate) fn leave(&self) {
-        *self.held.lock().unwrap() = Some(Vec::new());
-    }
-
-    pub(crate) fn come_back(&self) {
-        let held = self.held.lock().unwrap().take();
-        held.into_iter().flatten().for_each(|request| self.inner.submit(request));
-    }
-
-    /// Whether a request waits.
-    fn holds(&self, op: Op) -> bool {
-        let held = self.held.lock().unwrap();
-        held.iter().flatten().any(|request| request.op() == op)
-    }
-
-    fn fail(request: Request) {
-        let range = (request.offset(), request.len());
-        let kind = forebay_io::ErrorKind::Closed;
-        let error = forebay_io::Error::new(kind, request.op(), &"store".into(), range, "closed");
-        request.finish(Err(error));
-    }
-}
-
-impl Device for Absent {
-    fn submit(&self, request: Request) {
-        if request.op() == Op::Read {
-            return self.inner.submit(request);
-        }
-        let mut held = self.held.lock().unwrap();
-        if self.closed.load(Ordering::SeqCst) {
-            drop(held);
-            return Self::fail(request);
-        }
-        match &mut *held {
-            Some(held) => held.push(request),
-            None => {
-                drop(held);
-                self.inner.submit(request);
-            }
-        }
-    }
-
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn health(&self) -> Health {
-        self.inner.health()
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.looks.fetch_add(1, Ordering::SeqCst);
-        let held = self.held.lock().unwrap().is_some();
-        let is_away = held || self.says_away.load(Ordering::SeqCst);
-        let since_ms = self.since_ms.load(Ordering::SeqCst);
-        let away = Away { since_ms, error: "connection refused".to_owned() };
-        self.inner.stats().with_away(is_away.then_some(away))
-    }
-
-    fn help(&self, waiter: &Waiter) {
-        self.inner.help(waiter);
-    }
-
-    /// What waits fails. The content can still be read, as after a crash.
-    fn close(&self) {
-        let held = {
-            let mut held = self.held.lock().unwrap();
-            self.closed.store(true, Ordering::SeqCst);
-            held.as_mut().map(std::mem::take)
-        };
-        held.into_iter().flatten().for_each(Self::fail);
-    }
-}
-
-#[test]
-fn a_pool_whose_store_is_away_goes_on_by_itself() {
-    let absent = Absent::new(disk());
-    let store = Store::over(Arc::clone(&absent) as Arc<dyn Device>);
-    let pool = store.create();
-    pool.set_tunable("dirty_max_bytes", "4M").unwrap();
-    let data = dataset(&pool);
-    let object = new_object(&pool, &data);
-    write(&pool, &object, 1, MIB);
-    pool.sync().unwrap();
-    assert!(pool.health().reasons.is_empty());
-    absent.leave();
-    // Within the bound.
-    write(&pool, &object, 2, MIB);
-    assert_content(&object, 2, MIB);
-    let health = pool.health();
-    assert!(health.reasons[0].contains("connection refused"), "{health:?}");
-    assert_eq!(health.state, HealthState::Degraded);
-    // An fsync and a write past the bound are told, so that their callers can wait.
-    let refused = data.fsync(object.number()).unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Suspended, "{refused}");
-    let piece = noise(3, MIB);
-    let mut offsets = (2..).map(|at| at * MIB);
-    let refused = loop {
-        match pool.begin() {
-            Ok(tx) => object.write(&tx, offsets.next().expect("one more"), &piece).unwrap(),
-            Err(refused) => break refused,
-        }
-    };
-    assert_eq!(refused.kind(), ErrorKind::Suspended, "{refused}");
-    assert!(!pool.wait_resumed(&|| true).unwrap(), "it gives up");
-    assert!(pool.suspension().is_none());
-    std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| pool.wait_resumed(&|| false).unwrap());
-        absent.come_back();
-        assert!(waiter.join().unwrap());
-    });
-    data.fsync(object.number()).unwrap();
-    write(&pool, &object, 4, 2 * MIB);
-    pool.sync().unwrap();
-    assert_content(&object, 4, 2 * MIB);
-    assert!(pool.health().reasons.is_empty());
-    check(&pool);
-    drop((object, data));
-    pool.export().unwrap();
-}
-
-/// Writes small objects and frees some of them, so that the space maps are written.
-fn write_space_maps(pool: &Pool, data: &Dataset) {
-    let mut before = None;
-    for seed in 0..40 {
-        let object = new_object(pool, data);
-        write(pool, &object, seed, 64 << 10);
-        pool.sync().unwrap();
-        let last = before.replace(object.number()).filter(|_| seed % 2 == 0);
-        drop(object);
-        if let Some(number) = last {
-            let tx = pool.begin_freeing().unwrap();
-            data.destroy(&tx, number).unwrap();
-        }
-    }
-}
-
-/// A pool on an object store that was just imported. Its next commits have to read space maps.
-fn imported_again(faults: &Arc<FaultDevice>) -> (Store, Arc<Absent>, Pool) {
-    let absent = Absent::new(Arc::clone(faults) as Arc<dyn Device>);
-    let store = Store::over(Arc::clone(&absent) as Arc<dyn Device>);
-    let pool = store.create();
-    let data = dataset(&pool);
-    write_space_maps(&pool, &data);
-    drop(data);
-    pool.export().unwrap();
-    let store = store.reopen();
-    let pool = store.import();
-    (store, absent, pool)
-}
-
-#[test]
-fn a_commit_that_reads_a_space_map_in_an_outage_waits_for_the_store() {
-    let faults = Arc::new(FaultDevice::new(disk(), 7));
-    let (store, absent, pool) = imported_again(&faults);
-    let data = pool.dataset("data").unwrap();
-    let object = new_object(&pool, &data);
-    // Gets fail once the store has been away for their budget.
-    absent.says_away.store(true, Ordering::SeqCst);
-    let reads = faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
-    let mut seed = 0;
-    loop {
-        write(&pool, &object, seed, 64 << 10);
-        let synced = pool.sync();
-        if !faults.injected().is_empty() {
-            break;
-        }
-        synced.unwrap();
-        seed += 1;
-        assert!(seed < 200, "no commit has read a space map");
-    }
-    // It is in the middle of a commit that does not end.
-    assert_eq!(pool.sync().unwrap_err().kind(), ErrorKind::Suspended);
-    assert!(pool.suspension().is_none(), "{:?}", pool.suspension());
-    assert!(faults.remove(reads).is_some());
-    absent.says_away.store(false, Ordering::SeqCst);
-    pool.sync().unwrap();
-    assert_content(&object, seed, 64 << 10);
-    check(&pool);
-    drop((object, data));
-    pool.export().unwrap();
-    drop(store);
-}
-
-#[test]
-fn a_commit_that_cannot_read_a_space_map_goes_on_once_the_pool_is_cleared() {
-    let faults = Arc::new(FaultDevice::new(disk(), 7));
-    let (store, _, pool) = imported_again(&faults);
-    let data = pool.dataset("data").unwrap();
-    let object = new_object(&pool, &data);
-    let reads = faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
-    let mut seed = 0;
-    loop {
-        write(&pool, &object, seed, 64 << 10);
-        match pool.sync() {
-            Ok(()) => seed += 1,
-            Err(error) => break assert_eq!(error.kind(), ErrorKind::Suspended, "{error}"),
-        }
-        assert!(seed < 200, "no commit has read a space map");
-    }
-    let suspension = pool.suspension().expect("it is suspended");
-    assert!(suspension.resumable, "{suspension}");
-    assert!(faults.remove(reads).is_some_and(|times| times > 0));
-    pool.clear().unwrap();
-    pool.sync().unwrap();
-    assert_content(&object, seed, 64 << 10);
-    check(&pool);
-    drop((object, data));
-    pool.export().unwrap();
-    drop(store);
-}
-
-#[test]
-fn an_export_while_the_store_is_away_waits_for_it_and_loses_nothing() {
-    let absent = Absent::new(disk());
-    let store = Store::over(Arc::clone(&absent) as Arc<dyn Device>);
-    let pool = store.create();
-    let data = dataset(&pool);
-    let object = new_object(&pool, &data);
-    let number = object.number();
-    write(&pool, &object, 1, MIB);
-    pool.sync().unwrap();
-    absent.leave();
-    // One group is being committed, and the next one is dirty.
-    write(&pool, &object, 2, MIB);
-    assert_eq!(pool.sync().unwrap_err().kind(), ErrorKind::Suspended);
-    write(&pool, &object, 3, MIB);
-    drop((object, data));
-    std::thread::scope(|scope| {
-        let before = absent.looks.load(Ordering::SeqCst);
-        let export = scope.spawn(|| pool.export());
-        // The wait for the txg looks once, and ends. The wait for the store looks again and again.
-        while absent.looks.load(Ordering::SeqCst) < before + 3 && !export.is_finished() {
-            std::thread::yield_now();
-        }
-        assert!(!export.is_finished(), "it does not wait for the store");
-        absent.come_back();
-        export.join().unwrap().unwrap();
-    });
-    let pool = store.import();
-    let object = pool.dataset("data").and_then(|data| data.object(number)).unwrap();
-    assert_content(&object, 3, MIB);
-    drop(object);
-    pool.export().unwrap();
-}
-
 #[test]
 fn streams_are_read_further_ahead_unless_told_otherwise() {
     let value = |pool: &Pool, name: &str| {
@@ -713,118 +424,6 @@ fn streams_are_read_further_ahead_unless_told_otherwise() {
     on_disk.export().unwrap();
 }
 
-#[test]
-fn an_fsync_that_began_before_the_outage_was_known_stops_to_wait_for_the_log() {
-    let absent = Absent::new(disk());
-    let store = Store::over(Arc::clone(&absent) as Arc<dyn Device>);
-    let pool = store.create();
-    let data = dataset(&pool);
-    let object = new_object(&pool, &data);
-    write(&pool, &object, 1, MIB);
-    pool.sync().unwrap();
-    absent.since_ms.store(0, Ordering::SeqCst);
-    absent.leave();
-    write(&pool, &object, 2, 64 << 10);
-    std::thread::scope(|scope| {
-        let (tell, told) = mpsc::channel();
-        scope.spawn(|| {
-            let (data, object) = (&data, &object);
-            tell.send(data.fsync(object.number())).unwrap();
-            drop(tell);
-        });
-        while !absent.holds(Op::Flush) && !absent.holds(Op::Write) {
-            std::thread::yield_now();
-        }
-        assert!(told.try_recv().is_err(), "it waits for the log");
-        absent.since_ms.store(60_000, Ordering::SeqCst);
-        let ended = told.recv_timeout(Duration::from_secs(60));
-        // Whatever has happened, so that all ends.
-        absent.come_back();
-        let refused = ended.expect("it waits for the store").unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Suspended, "{refused}");
-    });
-    data.fsync(object.number()).unwrap();
-    let number = object.number();
-    drop((object, data));
-    let crashed = store.crash();
-    let again = crashed.import();
-    let object = again.dataset("data").unwrap().object(number).unwrap();
-    let mut found = vec![0; 64 << 10];
-    object.read(0, &mut found).unwrap();
-    assert!(found == noise(2, 64 << 10), "the fsync is lost");
-    drop(object);
-    again.export().unwrap();
-    pool.export().unwrap();
-}
-
-#[test]
-fn an_export_that_gives_up_a_store_loses_only_what_is_not_durable() {
-    let absent = Absent::new(disk());
-    let store = Store::over(Arc::clone(&absent) as Arc<dyn Device>);
-    let pool = store.create();
-    let data = dataset(&pool);
-    let object = new_object(&pool, &data);
-    let number = object.number();
-    write(&pool, &object, 1, MIB);
-    pool.sync().unwrap();
-    absent.leave();
-    write(&pool, &object, 2, MIB);
-    assert_eq!(pool.sync().unwrap_err().kind(), ErrorKind::Suspended);
-    drop((object, data));
-    let lost = pool.close_with_devices(Some(Arc::new(|| true))).unwrap_err();
-    let text = lost.to_string();
-    assert!(text.contains("has not answered") && text.contains("are lost"), "{text}");
-    let crashed = store.crash();
-    let again = crashed.import();
-    let object = again.dataset("data").and_then(|data| data.object(number)).unwrap();
-    assert_content(&object, 1, MIB);
-    drop(object);
-    again.export().unwrap();
-}
-
-#[test]
-fn an_outage_is_no_damage() {
-    let faults = Arc::new(FaultDevice::new(disk(), 7));
-    let (store, absent, pool) = imported_again(&faults);
-    absent.says_away.store(true, Ordering::SeqCst);
-    let reads = faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
-    pool.scrub(&mut |_| ControlFlow::Continue(())).unwrap_err();
-    pool.check(&mut |_| ControlFlow::Continue(())).unwrap_err();
-    assert!(faults.remove(reads).is_some_and(|times| times > 0));
-    absent.says_away.store(false, Ordering::SeqCst);
-    assert!(pool.damage().damage.is_empty(), "{:?}", pool.damage());
-    check(&pool);
-    pool.export().unwrap();
-    drop(store);
-}
-
-/// Reads that fail at the end of an outage, of which nothing is to be seen any more.
-#[test]
-fn a_walk_counts_no_read_that_failed_in_an_outage_that_has_just_ended() {
-    let faults = Arc::new(FaultDevice::new(disk(), 7));
-    let (store, _absent, pool) = imported_again(&faults);
-    let scrub = || pool.scrub(&mut |_| ControlFlow::Continue(())).unwrap();
-    let whole = scrub();
-    // Of blocks with two copies, both fail: those that lead to datasets.
-    for count in [1, 2] {
-        for n in 0.. {
-            let rule = Rule::new(Fault::Error(5)).on(Op::Read).at(Priority::Scrub);
-            let rule = faults.add(rule.after(n).times(count));
-            let report = scrub();
-            assert!(report.complete && report.blocks * 10 >= whole.blocks * 9, "{n}: {report:?}");
-            if count == 1 {
-                assert_eq!((report.healed, report.lost_count), (0, 0), "{n}: {report:?}");
-            }
-            if faults.remove(rule) != Some(count) {
-                assert!(n > whole.blocks / 2, "not all reads were tried");
-                break;
-            }
-        }
-    }
-    drop(store);
-    pool.export().unwrap();
-}
-
 /// A device whose flush publishes all completed writes at once, and a crash loses all others.
 struct Publisher {
     inner: Arc<dyn Device>,
@@ -852,8 +451,12 @@ impl Publisher {
     }
 }
 
-impl Device for Publisher {
-    fn submit(&self, request: Request) {
+impl Decorator for Publisher {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Option<Request> {
         let mut state = self.state.lock().unwrap();
         if let Some(payload) = request.payload() {
             let sectors = (request.offset()..).step_by(4096).zip(payload.bytes().chunks(4096));
@@ -862,28 +465,11 @@ impl Device for Publisher {
             let image = state.written.clone();
             state.images.push(image);
         }
-        drop(state);
-        self.inner.submit(request);
+        Some(request)
     }
 
-    fn info(&self) -> &DeviceInfo {
+    fn own_info(&self) -> &DeviceInfo {
         &self.info
-    }
-
-    fn health(&self) -> Health {
-        self.inner.health()
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.inner.stats()
-    }
-
-    fn help(&self, waiter: &Waiter) {
-        self.inner.help(waiter);
-    }
-
-    fn close(&self) {
-        self.inner.close();
     }
 }
 
@@ -907,9 +493,7 @@ fn store_of(image: &BTreeMap<u64, Vec<u8>>, used: &AppendedSectors) -> Store {
 fn a_group_is_one_flush_of_a_store_that_publishes_at_once() {
     let publisher = Publisher::new();
     let store = Store::over(Arc::clone(&publisher) as Arc<dyn Device>);
-    let pool = store.create();
-    let data = dataset(&pool);
-    let object = new_object(&pool, &data);
+    let (pool, data, object) = store.create_with_object();
     let number = object.number();
     write(&pool, &object, 0, MIB);
     pool.sync().unwrap();

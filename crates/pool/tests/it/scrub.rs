@@ -12,7 +12,7 @@ use forebay_base::clock::{Clock, ManualClock};
 use forebay_base::rng::SmallRng;
 use forebay_base::testing;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{Device, DeviceInfo, DeviceStats, Health, Op, Priority, Request, Waiter};
+use forebay_io::{Decorator, Device, Op, Priority, Request};
 use forebay_pool::format::{DamageKind, ScrubState};
 use forebay_pool::inspect::{BlockOwner, Inspector, ObjsetName};
 use forebay_pool::{
@@ -74,8 +74,12 @@ impl Watched {
     }
 }
 
-impl Device for Watched {
-    fn submit(&self, request: Request) {
+impl Decorator for Watched {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Option<Request> {
         if request.op() == Op::Read && request.priority() == Priority::Scrub {
             let mut state = self.state.lock().unwrap();
             *state.reads.entry(request.offset()).or_default() += 1;
@@ -83,33 +87,13 @@ impl Device for Watched {
                 Some(0) => {
                     state.held.push(request);
                     self.changed.notify_all();
-                    return;
+                    return None;
                 }
                 Some(left) => *left -= 1,
                 None => {}
             }
         }
-        self.inner.submit(request);
-    }
-
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn health(&self) -> Health {
-        self.inner.health()
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.inner.stats()
-    }
-
-    fn help(&self, waiter: &Waiter) {
-        self.inner.help(waiter);
-    }
-
-    fn close(&self) {
-        self.inner.close();
+        Some(request)
     }
 }
 

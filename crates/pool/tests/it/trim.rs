@@ -9,10 +9,7 @@ use std::time::Duration;
 
 use forebay_base::clock::ManualClock;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{
-    Decorator, Device, DeviceInfo, DeviceStats, FileDevice, Health, Op, OpenOptions, Request,
-    Waiter,
-};
+use forebay_io::{Decorator, Device, DeviceStats, FileDevice, Op, OpenOptions, Request};
 use forebay_pool::{
     CreateOptions, Dataset, ErrorKind, ImportOptions, Object, Opened, Pool, TrimReport, open_path,
 };
@@ -164,34 +161,23 @@ fn failed_discards_are_counted_and_suspend_nothing() {
 /// A device that ignores discards, as one on a file system without holes does.
 struct Ignoring(Arc<dyn Device>, AtomicU64);
 
-impl Device for Ignoring {
-    fn submit(&self, request: Request) {
-        if request.op() == Op::Discard {
-            self.1.fetch_add(1, Ordering::SeqCst);
-            return request.finish(Ok(()));
+impl Decorator for Ignoring {
+    fn inner(&self) -> &dyn Device {
+        &*self.0
+    }
+
+    fn decorate(&self, request: Request) -> Option<Request> {
+        if request.op() != Op::Discard {
+            return Some(request);
         }
-        self.0.submit(request);
+        self.1.fetch_add(1, Ordering::SeqCst);
+        request.finish(Ok(()));
+        None
     }
 
-    fn info(&self) -> &DeviceInfo {
-        self.0.info()
-    }
-
-    fn health(&self) -> Health {
-        self.0.health()
-    }
-
-    fn stats(&self) -> DeviceStats {
+    fn own_stats(&self) -> DeviceStats {
         let ignored = self.1.load(Ordering::SeqCst);
         DeviceStats::new(self.0.info().engine.clone(), vec![("discards_ignored", "", ignored)])
-    }
-
-    fn help(&self, waiter: &Waiter) {
-        self.0.help(waiter);
-    }
-
-    fn close(&self) {
-        self.0.close();
     }
 }
 

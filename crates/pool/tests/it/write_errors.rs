@@ -7,10 +7,7 @@ use std::sync::{Arc, Mutex};
 use forebay_base::rng::SmallRng;
 use forebay_base::testing::{full, seed};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{
-    Decorator, Device, DeviceInfo, DeviceStats, Error, Health, MemoryDevice, MemoryOptions, Op,
-    Priority, Request, Waiter,
-};
+use forebay_io::{Decorator, Device, Error, MemoryDevice, MemoryOptions, Op, Priority, Request};
 use forebay_pool::format::label::LABEL_BYTES;
 use forebay_pool::{Dataset, DatasetSettings, ErrorKind, Pool};
 
@@ -213,36 +210,21 @@ impl StickyFlushes {
     }
 }
 
-impl Device for StickyFlushes {
-    fn submit(&self, request: Request) {
+impl Decorator for StickyFlushes {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Option<Request> {
         if !self.fails(&request) {
-            return self.inner.submit(request);
+            return Some(request);
         }
         let error = Error::system(Op::Flush, &self.inner.info().name, (0, 0), EIO);
         request.finish(Err(error));
+        None
     }
 
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn health(&self) -> Health {
-        self.inner.health()
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.inner.stats()
-    }
-
-    fn help(&self, waiter: &Waiter) {
-        self.inner.help(waiter);
-    }
-
-    fn close(&self) {
-        self.inner.close();
-    }
-
-    fn retry_flushes(&self) {
+    fn own_retry_flushes(&self) {
         self.has_failed.store(false, Ordering::SeqCst);
     }
 }
