@@ -166,12 +166,26 @@ impl Client {
         persist: Persist,
         parse: impl Fn(envelope::Kind, Identity, &[u8]) -> Result<T, FormatError>,
     ) -> Result<Result<(T, u64), FormatError>, StoreError> {
+        let open = |(bytes, _): (Bytes, Version)| {
+            let parsed = envelope::open(&bytes).and_then(|(kind, id, body)| parse(kind, id, body));
+            parsed.map(|value| (value, bytes.len() as u64))
+        };
+        self.fetch_sound(|| self.get(key, persist), open).await
+    }
+
+    /// Fetches a body until `parse` accepts it, some times.
+    pub(crate) async fn fetch_sound<B, T, E, F>(
+        &self,
+        fetch: impl Fn() -> F,
+        parse: impl Fn(B) -> Result<T, E>,
+    ) -> Result<Result<T, E>, StoreError>
+    where
+        F: Future<Output = Result<B, StoreError>>,
+    {
         let mut attempt = 0;
         loop {
-            let (bytes, _) = self.get(key, persist).await?;
-            let parsed = envelope::open(&bytes).and_then(|(kind, id, body)| parse(kind, id, body));
-            match parsed {
-                Ok(value) => return Ok(Ok((value, bytes.len() as u64))),
+            match parse(fetch().await?) {
+                Ok(value) => return Ok(Ok(value)),
                 Err(error) if attempt == DAMAGED_ATTEMPTS => return Ok(Err(error)),
                 Err(_) => attempt += 1,
             }

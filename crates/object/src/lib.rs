@@ -19,6 +19,8 @@ mod cleaner;
 mod client;
 mod conditional;
 pub mod counters;
+#[cfg(any(test, feature = "testing"))]
+mod decorator;
 mod deferred;
 mod destroy;
 mod device;
@@ -55,6 +57,8 @@ mod tests;
 mod writer;
 
 pub use cleaner::LiveRanges;
+#[cfg(any(test, feature = "testing"))]
+pub use decorator::StoreDecorator;
 pub use device::{ObjectDevice, StoreState, destroy};
 pub use engine::Fenced;
 pub use error::{Error, StoreFault};

@@ -22,14 +22,14 @@ use crate::counters::ObjectCounters;
 use crate::directories::Extents;
 use crate::engine::{Engine, Fenced};
 use crate::format::directory::{self, bytes_of, checksum_of, directory_bytes};
-use crate::format::{SECTOR_BYTES, WINDOW_BYTES, names};
+use crate::format::{FormatError, SECTOR_BYTES, WINDOW_BYTES, names};
 use crate::map::Object;
 use crate::open;
 use crate::run::Run;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// Times that an address is resolved, or that a body with a wrong checksum is fetched.
-pub(crate) const ATTEMPTS: u32 = 4;
+/// Times that an address is resolved.
+const ATTEMPTS: u32 = 4;
 
 /// How long read-ahead waits for more of it, and how often at most. A request takes much longer.
 const GATHER_MOMENT: Duration = Duration::from_millis(1);
@@ -295,17 +295,10 @@ impl Engine {
         let key = names::data(object);
         let start = object.payload_bytes();
         let range = start..start + directory_bytes(object.extents.into()) as u64;
-        let mut last = None;
-        for _ in 0..ATTEMPTS {
-            let bytes = self.client.get_range(&key, range.clone(), persist).await?;
-            match directory::decode(object, &bytes) {
-                Ok(extents) => return Ok(Arc::new(extents)),
-                Err(error) => last = Some(error),
-            }
-            self.count(ObjectCounters::DAMAGED_BODIES, 1);
-        }
-        let text = last.map_or(String::new(), |error| format!("its directory: {error}"));
-        Err(StoreError::new(StoreErrorKind::Damaged, text))
+        let get = || self.client.get_range(&key, range.clone(), persist);
+        let parse = |bytes: Bytes| directory::decode(object, &bytes);
+        let extents = self.client.fetch_sound(get, parse).await?;
+        extents.map(Arc::new).map_err(|defect| damaged_directory(&defect))
     }
 
     /// Reads a whole object, and verifies all of it. The cleaner deletes what it has read.
@@ -315,28 +308,32 @@ impl Engine {
     ) -> Result<(Bytes, Extents), StoreError> {
         let key = names::data(object);
         let len = object.payload_bytes() + directory_bytes(object.extents.into()) as u64;
-        let mut last = String::new();
-        for _ in 0..ATTEMPTS {
-            let body = self.client.get_range(&key, 0..len, Persist::Background).await?;
-            let payload = body.slice(..object.payload_bytes() as usize);
-            match directory::decode(object, &body[payload.len()..]) {
-                Ok(extents) => {
-                    let sound = |extent: &directory::Extent| {
-                        let at = bytes_of(extent.offset) as usize;
-                        let bytes = &payload[at..at + bytes_of(extent.sectors) as usize];
-                        checksum_of(bytes) == extent.checksum
-                    };
-                    if extents.iter().all(sound) {
-                        return Ok((payload, Arc::new(extents)));
-                    }
-                    "the checksum of a block is wrong".clone_into(&mut last);
-                }
-                Err(error) => last = format!("its directory: {error}"),
-            }
-            self.count(ObjectCounters::DAMAGED_BODIES, 1);
-        }
-        Err(StoreError::new(StoreErrorKind::Damaged, last))
+        let get = || self.client.get_range(&key, 0..len, Persist::Background);
+        self.client.fetch_sound(get, |body| verified(object, &body)).await?
     }
+}
+
+/// The payload and the extents of a whole object.
+fn verified(object: &Object, body: &Bytes) -> Result<(Bytes, Extents), StoreError> {
+    let payload = body.slice(..object.payload_bytes() as usize);
+    let decoded = directory::decode(object, &body[payload.len()..]);
+    let extents = decoded.map_err(|defect| damaged_directory(&defect))?;
+    let is_sound = |extent: &directory::Extent| {
+        let at = bytes_of(extent.offset) as usize;
+        checksum_of(&payload[at..at + bytes_of(extent.sectors) as usize]) == extent.checksum
+    };
+    if extents.iter().all(is_sound) {
+        return Ok((payload, Arc::new(extents)));
+    }
+    Err(damaged_block())
+}
+
+pub(crate) fn damaged_block() -> StoreError {
+    StoreError::new(StoreErrorKind::Damaged, "the checksum of a block is wrong")
+}
+
+fn damaged_directory(defect: &FormatError) -> StoreError {
+    StoreError::new(StoreErrorKind::Damaged, format!("its directory: {defect}"))
 }
 
 /// Where `sector` and those after it are in the payload: first sector and count, at most to `end`.

@@ -14,12 +14,11 @@ use forebay_base::sync::Arc;
 use tokio::task::{JoinError, JoinSet};
 
 use crate::client::Persist;
-use crate::counters::ObjectCounters;
 use crate::engine::Engine;
 use crate::format::directory::{Extent, bytes_of, checksum_of};
 use crate::format::{WINDOW_SECTORS, names};
 use crate::map::Object;
-use crate::reader::ATTEMPTS;
+use crate::reader::damaged_block;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// So many dead sectors are read along, because a get of its own costs more.
@@ -112,18 +111,16 @@ impl Engine {
     /// Reads a part of an object, and verifies its extents.
     async fn read_part(&self, object: &Object, part: Part) -> Result<(Part, Bytes), StoreError> {
         let key = names::data(object);
-        for _ in 0..ATTEMPTS {
-            let body = self.client.get_range(&key, part.bytes.clone(), Persist::Background).await?;
-            let sound = |extent: &Extent| {
+        let get = || self.client.get_range(&key, part.bytes.clone(), Persist::Background);
+        let read = |body: Bytes| {
+            let is_sound = |extent: &Extent| {
                 let at = (bytes_of(extent.offset) - part.bytes.start) as usize;
                 checksum_of(&body[at..at + bytes_of(extent.sectors) as usize]) == extent.checksum
             };
-            if part.extents.iter().all(sound) {
-                return Ok((part, body));
-            }
-            self.count(ObjectCounters::DAMAGED_BODIES, 1);
-        }
-        Err(StoreError::new(StoreErrorKind::Damaged, "the checksum of a block is wrong"))
+            if part.extents.iter().all(is_sound) { Ok(body) } else { Err(damaged_block()) }
+        };
+        let body = self.client.fetch_sound(get, read).await??;
+        Ok((part, body))
     }
 }
 

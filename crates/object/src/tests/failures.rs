@@ -3,6 +3,7 @@
 use forebay_io::ErrorKind;
 
 use super::*;
+use crate::decorator::StoreDecorator;
 use crate::error::StoreFault;
 use crate::format::{DEVICE_BYTES, MUTABLE_BYTES, TAIL_BYTES, WINDOW_BYTES};
 use crate::store::{Body, Condition, StoreFuture, Version};
@@ -279,23 +280,19 @@ fn each_address_is_written_once() {
 /// A store that does not honour a condition.
 struct Liar(Arc<MemoryStore>, StoreFault);
 
-impl ObjectStore for Liar {
-    fn get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (bytes::Bytes, Version)> {
+impl StoreDecorator for Liar {
+    fn inner(&self) -> &dyn ObjectStore {
+        &*self.0
+    }
+
+    fn own_get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (bytes::Bytes, Version)> {
         if self.1 == StoreFault::Stale {
             return Box::pin(async { Ok(("one".into(), Version("1".into()))) });
         }
         self.0.get(key)
     }
 
-    fn get_range<'a>(
-        &'a self,
-        key: &'a str,
-        range: std::ops::Range<u64>,
-    ) -> StoreFuture<'a, bytes::Bytes> {
-        self.0.get_range(key, range)
-    }
-
-    fn put<'a>(
+    fn own_put<'a>(
         &'a self,
         key: &'a str,
         body: Body,
@@ -322,14 +319,6 @@ impl ObjectStore for Liar {
             }
             _ => self.0.put(key, body, condition),
         }
-    }
-
-    fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
-        self.0.delete(key)
-    }
-
-    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>> {
-        self.0.list(prefix, after)
     }
 }
 
@@ -450,34 +439,13 @@ fn a_store_that_only_denies_super_is_not_destroyed() {
 /// A store whose proxy answers gets with 404.
 struct Blind(Arc<MemoryStore>);
 
-impl ObjectStore for Blind {
-    fn get<'a>(&'a self, _: &'a str) -> StoreFuture<'a, (bytes::Bytes, Version)> {
+impl StoreDecorator for Blind {
+    fn inner(&self) -> &dyn ObjectStore {
+        &*self.0
+    }
+
+    fn own_get<'a>(&'a self, _: &'a str) -> StoreFuture<'a, (bytes::Bytes, Version)> {
         Box::pin(async { Err(StoreError::new(StoreErrorKind::NotFound, "page not found")) })
-    }
-
-    fn get_range<'a>(
-        &'a self,
-        key: &'a str,
-        range: std::ops::Range<u64>,
-    ) -> StoreFuture<'a, bytes::Bytes> {
-        self.0.get_range(key, range)
-    }
-
-    fn put<'a>(
-        &'a self,
-        key: &'a str,
-        body: Body,
-        condition: Condition,
-    ) -> StoreFuture<'a, Version> {
-        self.0.put(key, body, condition)
-    }
-
-    fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
-        self.0.delete(key)
-    }
-
-    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>> {
-        self.0.list(prefix, after)
     }
 }
 

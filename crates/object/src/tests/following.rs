@@ -6,6 +6,7 @@ use forebay_base::testing;
 
 use super::cleaning::{Blocks, LABEL, data_bytes, expect_all, round};
 use super::*;
+use crate::decorator::StoreDecorator;
 use crate::follower::{Following, keep_pinned};
 use crate::format::{MUTABLE_BYTES, WINDOW_BYTES, names};
 use crate::store::{Body, Condition, StoreError, StoreErrorKind, StoreFuture, Version};
@@ -430,23 +431,19 @@ fn refused<'a, T: Send + 'a>() -> StoreFuture<'a, T> {
     Box::pin(async { Err(StoreError::new(StoreErrorKind::Denied, "no permission")) })
 }
 
-impl ObjectStore for Refusing {
-    fn get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (bytes::Bytes, Version)> {
+impl StoreDecorator for Refusing {
+    fn inner(&self) -> &dyn ObjectStore {
+        &*self.inner
+    }
+
+    fn own_get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (bytes::Bytes, Version)> {
         match names::is_pin(key) && self.gets.load(Ordering::Relaxed) {
             true => refused(),
             false => self.inner.get(key),
         }
     }
 
-    fn get_range<'a>(
-        &'a self,
-        key: &'a str,
-        range: std::ops::Range<u64>,
-    ) -> StoreFuture<'a, bytes::Bytes> {
-        self.inner.get_range(key, range)
-    }
-
-    fn put<'a>(
+    fn own_put<'a>(
         &'a self,
         key: &'a str,
         body: Body,
@@ -461,11 +458,7 @@ impl ObjectStore for Refusing {
         })
     }
 
-    fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
-        self.inner.delete(key)
-    }
-
-    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>> {
+    fn own_list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>> {
         match prefix == names::PINS && self.lists.load(Ordering::Relaxed) {
             true => refused(),
             false => self.inner.list(prefix, after),

@@ -4,14 +4,14 @@
 //! order, and a crash may be between any two events of any of them. The next host takes the store
 //! over, while requests of the one before still come in.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_io::Device;
 use forebay_object::simulated::{CrashedStore, Network, SimulatedStore};
 use forebay_object::{
-    Body, Condition, LiveRanges, ObjectDevice, ObjectStore, Options, StoreFuture, Version,
+    Body, Condition, LiveRanges, ObjectDevice, ObjectStore, Options, StoreDecorator, StoreFuture,
+    Version,
 };
 use forebay_pool::Pool;
 
@@ -143,20 +143,12 @@ impl Recorder for SimulatedStore {
     }
 }
 
-impl ObjectStore for CutStore {
-    fn get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (bytes::Bytes, Version)> {
-        self.inner.get(key)
+impl StoreDecorator for CutStore {
+    fn inner(&self) -> &dyn ObjectStore {
+        &*self.inner
     }
 
-    fn modified<'a>(&'a self, key: &'a str) -> StoreFuture<'a, Option<Duration>> {
-        self.inner.modified(key)
-    }
-
-    fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, bytes::Bytes> {
-        self.inner.get_range(key, range)
-    }
-
-    fn put<'a>(
+    fn own_put<'a>(
         &'a self,
         key: &'a str,
         body: Body,
@@ -173,12 +165,8 @@ impl ObjectStore for CutStore {
         })
     }
 
-    fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
+    fn own_delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
         self.cuts.take_cut(false);
         self.inner.delete(key)
-    }
-
-    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>> {
-        self.inner.list(prefix, after)
     }
 }
