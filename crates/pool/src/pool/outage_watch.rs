@@ -69,8 +69,15 @@ impl OutageWatch {
 
 impl Shared {
     fn run(&self, pool: &PoolInner, gives_up: &dyn Fn() -> bool) {
+        let mut was_said = false;
         while !self.wait() {
-            let Some(outage) = gives_up().then(|| pool.txgs.outage()).flatten() else { continue };
+            let Some(outage) = pool.txgs.outage() else { continue };
+            if !gives_up() {
+                if !std::mem::replace(&mut was_said, true) {
+                    tracing::warn!(pool = &*pool.name, %outage, "the export waits for a device");
+                }
+                continue;
+            }
             self.state.lock().lost = Some(what_is_lost(pool, &outage));
             pool.txgs.close();
             pool.devices.leaves().for_each(|leaf| leaf.device().close());
