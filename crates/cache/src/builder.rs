@@ -35,6 +35,7 @@ pub struct Builder<K: Key, V: Send + Sync + 'static> {
     seed: Option<u64>,
     mode: Reclaim,
     plain_lru: bool,
+    has_curve: bool,
     tunables: Vec<(String, String)>,
 }
 
@@ -53,6 +54,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             seed: None,
             mode: Reclaim::Thread,
             plain_lru: false,
+            has_curve: true,
             tunables: Vec::new(),
         }
     }
@@ -162,6 +164,13 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
         self.tunable("ghost_percent", "0").tunable("correlated_window_permille", "0")
     }
 
+    /// Measures no miss-ratio curve, to find out what it costs. [`Cache::curve`] has no points then.
+    #[cfg(all(feature = "testing", feature = "insight"))]
+    pub fn without_curve(mut self) -> Self {
+        self.has_curve = false;
+        self
+    }
+
     /// Sets a tunable, see `docs/tunables.md`. [`build`](Self::build) checks it.
     pub fn tunable(mut self, name: &str, value: &str) -> Self {
         self.tunables.push((name.to_owned(), value.to_owned()));
@@ -230,6 +239,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             bound: self.bound.map(|b| Bound { bytes: AtomicU64::new(b), others: self.overhead }),
             mode: self.mode,
             plain_lru: self.plain_lru,
+            has_curve: self.has_curve,
         })?;
         if let Some(bound) = self.bound {
             inner.refresh_bound();

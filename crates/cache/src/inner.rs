@@ -78,6 +78,8 @@ pub(crate) struct CacheInner<K: Key, V: Send + Sync + 'static> {
     pub(crate) policy: Policy,
     pub(crate) ghost_hits: GhostHits,
     pub(crate) simulations: Simulations,
+    #[cfg(feature = "insight")]
+    pub(crate) has_curve: bool,
     pub(crate) recorder: Recorder,
     pub(crate) capacity: Capacity,
     pub(crate) owners: Owners,
@@ -145,14 +147,17 @@ pub(crate) struct CacheParts<K: Key, V: Send + Sync + 'static> {
     pub(crate) bound: Option<Bound>,
     pub(crate) mode: Reclaim,
     pub(crate) plain_lru: bool,
+    /// Whether the miss-ratio curve is measured.
+    pub(crate) has_curve: bool,
 }
 
 /// Divisor of the hard bound for the memory of the curves.
 const INSIGHT_SHARE: u64 = 16;
 
 /// Memory that the curves may take, in bytes.
-pub(crate) fn insight_budget(bound: Option<&Bound>) -> u64 {
-    bound.map_or(u64::MAX, |bound| bound.bytes.load(Ordering::Relaxed) / INSIGHT_SHARE)
+pub(crate) fn insight_budget(bound: Option<&Bound>, has_curve: bool) -> u64 {
+    let of_bound = |bound: &Bound| bound.bytes.load(Ordering::Relaxed) / INSIGHT_SHARE;
+    if has_curve { bound.map_or(u64::MAX, of_bound) } else { 0 }
 }
 
 /// Bytes of an entry of the index, at least.
@@ -206,8 +211,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             simulations: Simulations::new(
                 parts.shards,
                 parts.plain_lru,
-                insight_budget(parts.bound.as_ref()),
+                insight_budget(parts.bound.as_ref(), parts.has_curve),
             ),
+            #[cfg(feature = "insight")]
+            has_curve: parts.has_curve,
             recorder: Recorder::new(),
             capacity: Capacity::new(parts.target, parts.limit, parts.shards),
             owners: Owners::new(),

@@ -409,7 +409,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             total,
             of_class,
             #[cfg(feature = "insight")]
-            budget: insight_budget(self.bound.as_ref()),
+            budget: insight_budget(self.bound.as_ref(), self.has_curve),
         }
     }
 

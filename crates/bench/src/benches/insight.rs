@@ -1,7 +1,8 @@
-//! `insight`: what the flight recorder and a trace cost, on against off.
+//! `insight`: what the flight recorder, the miss-ratio curve and a trace cost, on against off.
 //!
-//! The recorder is measured where it works: `evict` with blocks. A trace is measured on cached
-//! reads of a pool, all of which it records, with a thread that drains it as a daemon does.
+//! The recorder is measured where it works: `evict` with blocks. So is the curve, and on cached
+//! reads, which note accesses for it. A trace is measured on cached reads of a pool, all of which it
+//! records, with a thread that drains it as a daemon does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,7 @@ use crate::measure::Sample;
 use crate::options::{Common, Failure};
 use crate::report::plot::Panel;
 use crate::report::{Against, Ratio, Record, fold_all};
-use crate::subjects::forebay::recorders;
+use crate::subjects::forebay::{InsightPart, insight_inserters, insight_readers};
 use crate::subjects::{EvictPlan, ReadPlan};
 
 const NAME: &str = "insight";
@@ -32,17 +33,19 @@ pub(crate) struct Args {
     /// Capacity of the cache that evicts, in blocks of 8 KiB.
     #[arg(long, default_value_t = 1 << 14, value_parser = clap::value_parser!(u64).range(64..=1 << 24))]
     pub(crate) capacity: u64,
-    /// Bytes of the objects that are read while a trace is recorded.
+    /// Bytes of the cached blocks, and of the objects, that are read.
     #[arg(long, default_value = "256MiB", value_parser = crate::testbed::bytes)]
     pub(crate) bytes: u64,
 }
 
-/// Measures both.
+/// Measures all.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
     let threads = common.threads_or(&THREADS)?;
     let mut records = Vec::new();
     for threads in threads {
-        records.extend(recorder(common, args, threads)?);
+        records.extend(evict(common, args, threads, InsightPart::Recorder)?);
+        records.extend(evict(common, args, threads, InsightPart::Curve)?);
+        records.extend(cached_read(common, args, threads)?);
         records.extend(trace(common, args, threads)?);
     }
     let ratio = |name, figure| Ratio { name, figure, against: Against::Subject("off") };
@@ -57,8 +60,17 @@ fn record(subject: &'static str, threads: usize, what: &'static str, sample: &Sa
         .figure("cpu_ns_per_op", sample.cpu_ns_per_op())
 }
 
-fn recorder(common: &Common, args: &Args, threads: usize) -> Result<Vec<Vec<Record>>, Failure> {
-    let subjects = recorders();
+fn evict(
+    common: &Common,
+    args: &Args,
+    threads: usize,
+    part: InsightPart,
+) -> Result<Vec<Vec<Record>>, Failure> {
+    let subjects = insight_inserters(part);
+    let what = match part {
+        InsightPart::Recorder => "recorder, evict",
+        InsightPart::Curve => "curve, evict",
+    };
     let plan = EvictPlan {
         threads,
         limit: common.limit(),
@@ -69,7 +81,22 @@ fn recorder(common: &Common, args: &Args, threads: usize) -> Result<Vec<Vec<Reco
     };
     interleave(common.reps, subjects.len(), |i, _| {
         let sample = subjects[i].run(&plan).sample;
-        Ok(record(subjects[i].name, threads, "recorder, evict", &sample))
+        Ok(record(subjects[i].name, threads, what, &sample))
+    })
+}
+
+fn cached_read(common: &Common, args: &Args, threads: usize) -> Result<Vec<Vec<Record>>, Failure> {
+    let blocks = args.bytes / BLOCK_BYTES as u64;
+    let subjects = insight_readers(blocks);
+    let plan = ReadPlan {
+        threads,
+        limit: common.limit(),
+        keys: KeySpace::new(Distribution::Zipf, blocks, common.seed),
+        copy: true,
+        seed: common.seed,
+    };
+    interleave(common.reps, subjects.len(), |i, _| {
+        Ok(record(subjects[i].name, threads, "curve, cached-read", &subjects[i].run(&plan)))
     })
 }
 

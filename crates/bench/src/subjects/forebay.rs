@@ -75,17 +75,25 @@ impl Worker for ManyWorker<'_> {
     }
 }
 
-pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
-    let bytes = (blocks.len() * BLOCK_BYTES) as u64;
-    // Twice the capacity, as for the peers.
+/// A cache that holds `blocks` blocks. It has twice the capacity, as the peers.
+fn filled(
+    blocks: u64,
+    change: impl FnOnce(Builder<u64, Buffer>) -> Builder<u64, Buffer>,
+) -> Arc<Cache<u64, Buffer>> {
+    let bytes = blocks * BLOCK_BYTES as u64;
     let arena = arena(2 * bytes);
-    let cache = built(Cache::builder().capacity(2 * bytes).weigher(|_, b: &Buffer| b.len() as u64));
-    for key in 0..blocks.len() as u64 {
+    let builder = Cache::builder().capacity(2 * bytes).weigher(|_, b: &Buffer| b.len() as u64);
+    let cache = built(change(builder));
+    for key in 0..blocks {
         let mut block = arena.alloc(BLOCK_BYTES).expect("the arena has twice the memory");
         fill(&mut block, key);
         cache.insert(key, block).expect("the cache has twice the capacity");
     }
-    let cache = Arc::new(cache);
+    Arc::new(cache)
+}
+
+pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
+    let cache = filled(blocks.len() as u64, |builder| builder);
     let shared = Arc::clone(&cache);
     let many = move |plan: &ReadPlan| {
         run_readers(plan, |keys, block_use| ManyWorker::new(&shared, keys, block_use))
@@ -153,17 +161,40 @@ pub(super) fn inserters(value: Value) -> Vec<EvictSubject> {
     }]
 }
 
-/// Caches of blocks with a closed and an open flight recorder, for `insight`.
-pub(crate) fn recorders() -> Vec<EvictSubject> {
-    let blocks = |blocks: u64, is_open: bool| {
-        let cache = built(Cache::builder().capacity(blocks).weigher(|_, _: &Buffer| 1));
+/// Changes of a builder that turn something off or on.
+type Change = fn(Builder<u64, Buffer>) -> Builder<u64, Buffer>;
+/// Caches without and with a miss-ratio curve.
+const CURVES: [(&str, Change); 2] = [("off", Builder::without_curve), ("on", |builder| builder)];
+
+/// Caches of blocks that evict, for `insight`, with one part of it off and on: the flight recorder,
+/// or the miss-ratio curve.
+pub(crate) fn insight_inserters(part: InsightPart) -> Vec<EvictSubject> {
+    let blocks = move |blocks: u64, change: Change, is_open: bool| {
+        let cache = built(change(Cache::builder().capacity(blocks).weigher(|_, _: &Buffer| 1)));
         cache.record(is_open);
         Blocks { arena: arena((blocks + blocks / 16 + 1024) * BLOCK_BYTES as u64), cache }
     };
-    vec![
-        EvictSubject::new("off", "", move |capacity| blocks(capacity, false)),
-        EvictSubject::new("on", "", move |capacity| blocks(capacity, true)),
-    ]
+    let subject = |(name, change): (&'static str, Change)| {
+        EvictSubject::new(name, "", move |capacity| match part {
+            InsightPart::Recorder => blocks(capacity, CURVES[1].1, name == "on"),
+            InsightPart::Curve => blocks(capacity, change, false),
+        })
+    };
+    CURVES.map(subject).into()
+}
+
+/// Caches that hold `blocks` blocks, without and with a miss-ratio curve.
+pub(crate) fn insight_readers(blocks: u64) -> Vec<ReadSubject> {
+    let subject =
+        |(name, change): (&'static str, Change)| ReadSubject::new(name, "", filled(blocks, change));
+    CURVES.map(subject).into()
+}
+
+/// A part of insight that is measured on against off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InsightPart {
+    Recorder,
+    Curve,
 }
 
 /// A cache for `r5`: one thread evicts as it inserts, and the seed is fixed.

@@ -1,22 +1,31 @@
 //! From sampled misses to misses. Pure functions.
 
-use super::simulated_size::Sampled;
-
 /// Fewer sampled misses than this do not calibrate the curve.
 const MIN_CALIBRATION: f64 = 32.0;
 /// The calibration changes misses by this factor at most.
 const MAX_CALIBRATION: f64 = 2.0;
 
+/// Misses of the sample, with decay.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sampled {
+    /// Each counts as many as one sampled block stands for.
+    pub(crate) misses: f64,
+    /// Variance of `misses`, as far as it comes from the choice of the blocks.
+    pub(crate) variance: f64,
+    /// One of so many blocks is sampled.
+    pub(crate) one_in: f64,
+}
+
 /// What the cache itself counted.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Measured {
+pub(crate) struct Measured {
     /// Hits and misses.
-    pub(super) accesses: f64,
-    pub(super) misses: f64,
+    pub(crate) accesses: f64,
+    pub(crate) misses: f64,
 }
 
 /// Misses at each size and their standard errors. `today` is the index of the cache's size.
-pub(super) fn misses(measured: Measured, sampled: &[Sampled], today: usize) -> Vec<(f64, f64)> {
+pub(crate) fn misses(measured: Measured, sampled: &[Sampled], today: usize) -> Vec<(f64, f64)> {
     let simulated = sampled[today].misses;
     let calibrates = measured.misses.min(simulated) >= MIN_CALIBRATION;
     let calibration = if calibrates { measured.misses / simulated } else { 1.0 };

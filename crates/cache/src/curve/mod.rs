@@ -26,7 +26,7 @@
 //!
 //! Locking: `simulations`.
 
-mod estimate;
+pub(crate) mod estimate;
 pub(crate) mod report;
 mod simulated_size;
 #[cfg(all(test, not(forebay_model)))]
@@ -54,12 +54,12 @@ const SIZES: [(u64, Chooser); 8] = [
 const TODAY: usize = 3;
 
 /// Time after which an access counts half.
-const HALF_LIFE_S: f64 = 120.0;
+pub(crate) const HALF_LIFE_S: f64 = 120.0;
 
 /// Interval at which the sums are advanced.
 const ADVANCE_NS: u64 = 500_000_000;
 /// An interval with accesses counts as busy for this long at most.
-const BUSY_S: f64 = 1.0;
+pub(crate) const BUSY_S: f64 = 1.0;
 
 /// What the largest samples can take. See [`simulated_size::BOUNDS`].
 const FULL_BYTES: u64 = (4 << 20) - (512 << 10);
@@ -171,6 +171,10 @@ impl Curves {
         let (class, other) = (access.class as usize, access.class.other() as usize);
         let rule = self.fixed_rule.unwrap_or(rule);
         for n in 0..SIZES.len() {
+            // Most accesses are in the samples of the smallest sizes only.
+            if !self.sizes[class][n].samples(access.key) {
+                continue;
+            }
             let left = self.sizes[other][n].left_of(capacities.total);
             let size = &mut self.sizes[class][n];
             let capacity = size.scaled(capacities.of_class[class]).max(left);

@@ -2,6 +2,7 @@
 //!
 //! Locking: `simulations`.
 
+use super::estimate::Sampled;
 use crate::policy::MIN_GHOSTS;
 use crate::policy::admission::{FIRST_RULE, RULES};
 use crate::policy::simulation::Simulation;
@@ -12,17 +13,6 @@ use crate::policy::simulation::miniatures::{Bounds, Miniatures};
 pub(super) const BOUNDS: Bounds = Bounds { blocks: 512, keys: 2000, min_ghosts: MIN_GHOSTS };
 /// Of the miniatures that choose the rule.
 const CHOOSER_BOUNDS: Bounds = Bounds { blocks: 128, keys: 1000, min_ghosts: 128 };
-
-/// Misses of the sample, with decay.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sampled {
-    /// Each counts as many as one sampled block stands for.
-    pub(super) misses: f64,
-    /// Variance of `misses`, as far as it comes from the choice of the blocks.
-    pub(super) variance: f64,
-    /// One of so many blocks is sampled.
-    pub(super) one_in: f64,
-}
 
 pub(super) struct SimulatedSize {
     percent: u64,
@@ -62,9 +52,15 @@ impl SimulatedSize {
         self.miniature.mask().min(chooser)
     }
 
+    /// Whether a block of that key is in one of the samples.
+    pub(super) fn samples(&self, key: u64) -> bool {
+        key & self.mask() == 0
+    }
+
     /// That many bytes, at this size.
     pub(super) fn scaled(&self, bytes: u64) -> u64 {
-        (u128::from(bytes) * u128::from(self.percent) / 100) as u64
+        // Exact, and without a division of 128 bits.
+        (bytes / 100).saturating_mul(self.percent).saturating_add(bytes % 100 * self.percent / 100)
     }
 
     /// What this class leaves of a cache of `total` bytes at this size.
