@@ -106,7 +106,7 @@ pub use cache::{Cache, Owner};
 pub use callbacks::{Delivery, Evicted};
 pub use capacity::overhead::Overhead;
 #[cfg(feature = "insight")]
-pub use curve::report::{Curve, CurvePoint};
+pub use curve::report::{Curve, CurvePoint, OwnerCurve, SecondaryCurve};
 pub use entry::Entry;
 // In the signatures of `KeyedCache`.
 pub use equivalent::Equivalent;

@@ -530,6 +530,11 @@ impl<K: Key, V: Send + Sync + 'static> SecondaryCache<K, V> for L2<K, V> {
         Some(self.shared.holding(key, class))
     }
 
+    fn capacity_bytes(&self) -> Option<u64> {
+        let geometry = &self.shared.ring.geometry;
+        Some(u64::from(geometry.segments) * geometry.batch_space_bytes())
+    }
+
     fn load(&self, guard: LoadGuard<K, V>) -> Result<(), LoadGuard<K, V>> {
         self.shared.load(guard)
     }

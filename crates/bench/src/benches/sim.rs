@@ -51,6 +51,9 @@ pub(crate) struct Args {
     /// simulations of its sizes. Default capacity: 10%.
     #[arg(long, conflicts_with = "policy")]
     pub(crate) curve: bool,
+    /// The same for a second level of each capacity, behind a memory of a quarter of it.
+    #[arg(long, conflicts_with_all = ["policy", "curve"])]
+    pub(crate) secondary_curve: bool,
 }
 
 /// One simulation.
@@ -64,6 +67,9 @@ pub(super) struct Job {
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
     if args.curve {
         return curve::run(common, args);
+    }
+    if args.secondary_curve {
+        return curve::run_secondary(common, args);
     }
     let policies = policies(common, args)?;
     let mut jobs = Vec::new();
@@ -153,10 +159,18 @@ pub(super) fn traces(
     Ok(traces)
 }
 
-/// Runs all jobs, as many at once as there are CPUs.
+/// Runs all simulations.
 pub(super) fn run_all(jobs: &[Job], seed: u64) -> Result<Vec<Outcome>, SimError> {
+    in_parallel(jobs, |job| job.player.run(&job.trace, job.capacity, seed))
+}
+
+/// Runs all jobs, as many at once as there are CPUs.
+pub(super) fn in_parallel<J: Sync, T: Send>(
+    jobs: &[J],
+    run: impl Fn(&J) -> Result<T, SimError> + Sync,
+) -> Result<Vec<T>, SimError> {
     let next = AtomicUsize::new(0);
-    let found: Vec<Mutex<Option<Result<Outcome, SimError>>>> =
+    let found: Vec<Mutex<Option<Result<T, SimError>>>> =
         jobs.iter().map(|_| Mutex::new(None)).collect();
     std::thread::scope(|scope| {
         for _ in 0..cpus().min(jobs.len()) {
@@ -164,7 +178,7 @@ pub(super) fn run_all(jobs: &[Job], seed: u64) -> Result<Vec<Outcome>, SimError>
                 loop {
                     let place = next.fetch_add(1, Ordering::Relaxed);
                     let Some(job) = jobs.get(place) else { break };
-                    let outcome = job.player.run(&job.trace, job.capacity, seed);
+                    let outcome = run(job);
                     *found[place].lock().expect("nothing panics under it") = Some(outcome);
                 }
             });

@@ -1,4 +1,7 @@
-//! The curve as users see it.
+//! The curves as users see them.
+
+use crate::attributes::Class;
+use crate::key::OwnerId;
 
 /// The hit ratio that a cache would have had over the last minutes, at several sizes.
 ///
@@ -39,13 +42,69 @@ pub struct CurvePoint {
     pub full: bool,
 }
 
+/// What a secondary cache of another size would have served over the last minutes, behind memory
+/// of today's size.
+///
+/// From [`Cache::secondary_curve`](crate::Cache::secondary_curve). The accesses of its points are
+/// the misses of memory, and their misses those that the secondary cache would not have served.
+/// Each is a ring that takes all blocks that leave memory, and overwrites the oldest. Today's has
+/// what the cache counted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SecondaryCurve {
+    /// What the secondary cache can hold today, in bytes.
+    pub capacity: u64,
+    /// The seconds that the sums stand for: at most about three minutes.
+    pub seconds: f64,
+    /// The part of them with accesses.
+    pub busy_seconds: f64,
+    /// Lookups that memory answered, by class.
+    pub memory_hits: [f64; 2],
+    /// Both classes together, from a quarter to four times today's size, in ascending order.
+    pub points: Vec<CurvePoint>,
+    /// Metadata and data alone.
+    pub by_class: [Vec<CurvePoint>; 2],
+    /// By owner and class, in no order. Owners beyond the first few dozen count as
+    /// [`OwnerId::NONE`].
+    pub by_owner: Vec<OwnerCurve>,
+}
+
+/// The curve of the blocks of one owner and class.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OwnerCurve {
+    /// The owner.
+    pub owner: OwnerId,
+    /// The class.
+    pub class: Class,
+    /// As those of [`SecondaryCurve::points`].
+    pub points: Vec<CurvePoint>,
+}
+
+impl SecondaryCurve {
+    /// The hit ratio of memory and a secondary cache together. `point` is one of the points.
+    pub fn hit_ratio(&self, point: &CurvePoint) -> f64 {
+        both(self.memory_hits.iter().sum(), point)
+    }
+
+    /// The same for one class. `None` if there were no accesses.
+    pub fn hit_ratio_of(&self, class: Class, n: usize) -> Option<f64> {
+        let (hits, point) =
+            (self.memory_hits[class as usize], self.by_class[class as usize].get(n)?);
+        (hits + point.accesses >= 1.0).then(|| both(hits, point))
+    }
+}
+
+fn both(hits: f64, point: &CurvePoint) -> f64 {
+    let accesses = hits + point.accesses;
+    if accesses > 0.0 { 1.0 - point.misses / accesses } else { 0.0 }
+}
+
 impl CurvePoint {
     /// Hits over accesses; 0 without accesses.
     pub fn hit_ratio(&self) -> f64 {
         if self.accesses > 0.0 { 1.0 - self.misses / self.accesses } else { 0.0 }
     }
 
-    pub(super) fn plus(&self, other: &Self) -> Self {
+    pub(crate) fn plus(&self, other: &Self) -> Self {
         Self {
             percent: self.percent,
             capacity: self.capacity,

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use super::larger_secondary::add_larger_secondary;
 use super::log::Log;
 use super::windows::Totals;
 use super::{Miss, MissCause, RecordedBlock, SecondaryFate};
@@ -114,10 +115,13 @@ pub enum Remedy {
         /// How many misses.
         misses: u64,
     },
-    /// A larger secondary cache would have kept the blocks of these misses.
+    /// A larger secondary cache would have served some of these misses.
     LargerSecondary {
-        /// How many misses.
+        /// How many misses: about as many if the size is known, otherwise at most as many.
         misses: u64,
+        /// Today's bytes and the proposed ones. `None` if the secondary cache does not tell its
+        /// size, or too few misses were simulated.
+        size: Option<[u64; 2]>,
     },
     /// The owner must be allowed to cache such blocks.
     AllowCaching,
@@ -125,9 +129,6 @@ pub enum Remedy {
     Wait,
 }
 
-/// If a secondary cache dropped at least this part of the blocks that it declined, both have the
-/// same reason.
-const DROPPED_SHARE: u64 = 32;
 /// Groups listed of a cause.
 const LISTED: usize = 5;
 /// Groups listed of all causes together.
@@ -152,13 +153,16 @@ pub(super) struct Evidence {
     misses: Vec<(f64, Miss)>,
     labels: Labels,
     one_in: u64,
+    /// Bytes of the secondary cache; 0 if that is not known.
+    secondary: u64,
 }
 
 impl Evidence {
     /// The evidence of the time since `from_ns`.
     pub(super) fn of(log: &Log, from_ns: u64) -> Self {
         let (start, misses) = log.windows.since(from_ns);
-        Self { start, misses, labels: Labels::of(log), one_in: log.told_scale() }
+        let secondary = log.secondary.capacity();
+        Self { start, misses, labels: Labels::of(log), one_in: log.told_scale(), secondary }
     }
 }
 
@@ -168,22 +172,22 @@ impl Explanation {
         now: Totals,
         wanted: impl Fn(OwnerId, u64) -> bool,
     ) -> Self {
-        let Evidence { start, mut misses, labels, one_in } = evidence;
+        let Evidence { start, mut misses, labels, one_in, secondary } = evidence;
         misses.retain(|(_, miss)| wanted(miss.block.owner, miss.block.label));
         let all: f64 = misses.iter().map(|(weight, _)| weight).sum();
         let capacity = now.target;
         let recorded = misses.len() as u64;
         let every = misses.iter().map(|(weight, miss)| (*weight, miss.block));
         let blocks = labels.ranked(every, LISTED_OF_ALL);
-        let mut groups: HashMap<_, Vec<(f64, Miss)>> = HashMap::new();
+        let mut groups = Groups::new();
         for (weight, miss) in misses {
             groups.entry(group_of(&miss)).or_default().push((weight, miss));
         }
         let mut causes: Vec<MissGroup> = groups
-            .into_iter()
-            .map(|(key, misses)| MissGroup::of(key, &misses, all, &labels, capacity))
+            .iter()
+            .map(|(key, misses)| MissGroup::of(*key, misses, all, &labels, capacity))
             .collect();
-        add_larger_secondary(&mut causes);
+        add_larger_secondary(&mut causes, &groups, secondary);
         causes.sort_by_key(|group| {
             (std::cmp::Reverse((group.waited_ns, group.misses)), group.cause, group.secondary)
         });
@@ -207,7 +211,9 @@ impl Explanation {
     }
 }
 
-type GroupKey = (MissCause, SecondaryFate, Class);
+pub(super) type GroupKey = (MissCause, SecondaryFate, Class);
+/// Misses by group, each with the number that it stands for.
+pub(super) type Groups = HashMap<GroupKey, Vec<(f64, Miss)>>;
 
 fn group_of(miss: &Miss) -> GroupKey {
     let was_cached = !matches!(
@@ -274,10 +280,8 @@ impl MissGroup {
             _ => {}
         }
         let misses = self.misses;
-        match self.secondary {
-            SecondaryFate::Excluded => remedies.push(Remedy::AllowSecondary { misses }),
-            SecondaryFate::Dropped => remedies.push(Remedy::LargerSecondary { misses }),
-            _ => {}
+        if self.secondary == SecondaryFate::Excluded {
+            remedies.push(Remedy::AllowSecondary { misses });
         }
         remedies
     }
@@ -315,24 +319,6 @@ impl MissGroup {
             return Some(Remedy::FitTheLoop { bytes: first.bytes, more, share });
         }
         Some(Remedy::MoreMemory { bytes: more, share })
-    }
-}
-
-/// A secondary cache that has lost blocks before they were missed is too small for them. Then it
-/// also declines blocks, to keep those that it has.
-fn add_larger_secondary(causes: &mut [MissGroup]) {
-    let misses_of = |class, fate| -> u64 {
-        let found = causes.iter().filter(|group| (group.class, group.secondary) == (class, fate));
-        found.map(|group| group.misses).sum()
-    };
-    let is_small = [Class::Metadata, Class::Data].map(|class| {
-        let dropped = misses_of(class, SecondaryFate::Dropped);
-        dropped > 0 && dropped >= misses_of(class, SecondaryFate::Declined) / DROPPED_SHARE
-    });
-    for group in causes {
-        if group.secondary == SecondaryFate::Declined && is_small[group.class as usize] {
-            group.remedies.push(Remedy::LargerSecondary { misses: group.misses });
-        }
     }
 }
 

@@ -9,23 +9,30 @@ use std::hash::BuildHasher;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use forebay_base::counters::Counter;
+
 use super::events;
 use super::explanation::Evidence;
 use super::log::{AtMiss, Exit, Log};
+use super::secondary_sizes::{Needed, SecondarySizes, SecondaryTotals};
 use super::windows::{Totals, Windows};
 use super::{Explanation, MissCause, MissEvent, RecordedBlock, SecondaryFate};
 use crate::attributes::{Attributes, Cause, Class};
 use crate::cache::Cache;
 use crate::counters::CacheCounters;
+use crate::curve::report::SecondaryCurve;
 use crate::error::Refusal;
 use crate::header::{Header, HeaderState, List, MARK};
-use crate::inner::CacheInner;
+use crate::inner::{CacheInner, insight_budget};
 use crate::key::{Key, OwnerId};
 use crate::load::load_guard::LoadGuard;
 use crate::secondary::{Holding, SecondaryCache};
 
 /// A cache that holds less than this share of its target is filling up.
 const FILLED: (u64, u64) = (15, 16);
+
+/// Part of the memory for insight that the sizes of the secondary cache may take.
+const SECONDARY_SHARE: u64 = 4;
 
 /// Uses of a block that was read ahead and then once: its load, and a hit.
 const READ_AHEAD_USES: u32 = 2;
@@ -41,7 +48,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         weight: u32,
         asks_secondary: bool,
     ) {
-        if self.recorder.samples(hash) {
+        if self.recorder.samples_any(hash) {
             self.record_sampled_miss(hash, owner, attributes, weight, asks_secondary);
         }
     }
@@ -56,15 +63,22 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         asks_secondary: bool,
     ) {
         let target = self.capacity.target();
-        let at = AtMiss {
+        let mut at = AtMiss {
             now_ns: self.clock.now_ns(),
             filling: self.capacity.reserved() < target / FILLED.1 * FILLED.0,
             target,
             asks_secondary: asks_secondary && self.active_secondary().is_some(),
+            needed: Needed::Unknown,
         };
-        self.recorder.record(hash, |log, key| {
+        let block = block(owner, attributes);
+        self.recorder.record_in_any(hash, |log, key| {
             log.windows.advance(at.now_ns, target, || self.totals());
-            log.miss(key, block(owner, attributes), weight, &at);
+            if at.asks_secondary {
+                at.needed = log.secondary.miss(key, block);
+            }
+            if log.records(key) {
+                log.miss(key, block, weight, &at);
+            }
         });
     }
 
@@ -148,7 +162,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         state: HeaderState,
         header: &Header<K, V>,
     ) {
-        if self.recorder.samples(hash) {
+        if self.recorder.samples_any(hash) {
             self.record_sampled_eviction(hash, key, state, header);
         }
     }
@@ -176,7 +190,17 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         };
         let block = RecordedBlock { owner: self.owner_of(key), label: 0, class };
         let weight = header.weight();
-        self.recorder.record(hash, |log, key| log.leave(key, block, weight, exit));
+        let may_store = matches!(holding, Some(Holding::Stored | Holding::NotStored));
+        // Blocks hinted `Once` are not offered.
+        let may_store = may_store && state.list() != Some(List::Once);
+        self.recorder.record_in_any(hash, |log, key| {
+            if may_store {
+                log.secondary.evicted(key, weight);
+            }
+            if log.records(key) {
+                log.leave(key, block, weight, exit);
+            }
+        });
     }
 
     /// A block leaves for another reason than capacity.
@@ -185,9 +209,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             return;
         }
         let hash = self.rehash(key);
-        if !self.recorder.samples(hash) {
+        if !self.recorder.samples_any(hash) {
             return;
         }
+        let is_outdated = matches!(cause, Cause::Removed | Cause::Replaced | Cause::Expired);
         let cause = match cause {
             Cause::Removed | Cause::Replaced => MissCause::Invalidated,
             Cause::Expired => MissCause::Expired,
@@ -196,15 +221,59 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let now_ns = self.clock.now_ns();
         let exit = Exit::uncached(cause, now_ns);
         let block = RecordedBlock { owner: self.owner_of(key), label: 0, class };
-        self.recorder.record(hash, |log, key| log.leave(key, block, weight, exit));
+        self.recorder.record_in_any(hash, |log, key| {
+            if is_outdated {
+                log.secondary.removed(key);
+            }
+            if log.records(key) {
+                log.leave(key, block, weight, exit);
+            }
+        });
     }
 
-    /// Now and then, begins a new window, so that explanations of short times are exact.
+    /// Now and then, begins a new window, so that explanations of short times are exact, and
+    /// advances the sums of the secondary cache's sizes.
     pub(crate) fn advance_recorder(&self, now_ns: u64) {
-        if self.recorder.is_open()
-            && let Some(log) = self.recorder.log.lock().as_mut()
-        {
+        if !self.recorder.is_open() {
+            return;
+        }
+        let capacity = self.secondary_capacity();
+        let mut log = self.recorder.log.lock();
+        if let Some(log) = log.as_deref_mut() {
             log.windows.advance(now_ns, self.capacity.target(), || self.totals());
+            self.advance_secondary(log, capacity);
+        }
+    }
+
+    fn advance_secondary(&self, log: &mut Log, capacity: u64) {
+        if capacity == 0 && log.secondary.capacity() == 0 {
+            return;
+        }
+        log.secondary.set_capacity(capacity);
+        log.secondary.advance(self.secondary_totals());
+        self.recorder.set_masks(Some(log));
+    }
+
+    /// Bytes that the secondary cache can hold; 0 if there is none or if it does not know.
+    fn secondary_capacity(&self) -> u64 {
+        let Some(secondary) = self.active_secondary() else { return 0 };
+        let asked = catch_unwind(AssertUnwindSafe(|| secondary.capacity_bytes()));
+        asked.unwrap_or_else(|_| self.note_panic()).unwrap_or(0)
+    }
+
+    fn secondary_totals(&self) -> SecondaryTotals {
+        let sum = |row: Counter| Class::ALL.map(|class| self.counters.sum(row.at(class as usize)));
+        let hits = [
+            CacheCounters::HITS_NEW,
+            CacheCounters::HITS_MRU,
+            CacheCounters::HITS_MFU,
+            CacheCounters::HITS_ONCE,
+        ];
+        SecondaryTotals {
+            now_ns: self.clock.now_ns(),
+            hits: hits.map(sum).into_iter().fold([0; 2], |a, b| [a[0] + b[0], a[1] + b[1]]),
+            misses: sum(CacheCounters::MISSES),
+            served: sum(CacheCounters::SECONDARY_HITS),
         }
     }
 
@@ -216,10 +285,12 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         class: Class,
     ) -> Option<Holding> {
         let asked = catch_unwind(AssertUnwindSafe(|| secondary.holding(key, class)));
-        asked.unwrap_or_else(|_| {
-            self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
-            None
-        })
+        asked.unwrap_or_else(|_| self.note_panic())
+    }
+
+    fn note_panic<T>(&self) -> Option<T> {
+        self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
+        None
     }
 
     fn totals(&self) -> Totals {
@@ -250,9 +321,29 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let log = open.then(|| {
             let start = inner.totals();
             let seed = inner.hasher.hash_one(start.now_ns);
-            Box::new(Log::new(Windows::new(start, seed), seed))
+            let budget = insight_budget(inner.bound.as_ref(), true) / SECONDARY_SHARE;
+            let secondary = SecondarySizes::new(budget, seed);
+            let mut log = Box::new(Log::new(Windows::new(start, seed), secondary, seed));
+            log.secondary.set_capacity(inner.secondary_capacity());
+            log.secondary.advance(inner.secondary_totals());
+            log
         });
         inner.recorder.set(log);
+    }
+
+    /// What a smaller or larger secondary cache would have served over the last minutes. `None` if
+    /// there is none, if it does not tell its [capacity](SecondaryCache::capacity_bytes), or if the
+    /// recorder is closed.
+    ///
+    /// It comes from the blocks that left memory and those that were missed, of a sample. With a
+    /// hard bound of less than about 8 MiB there is no memory for that, and the answer is `None`.
+    pub fn secondary_curve(&self) -> Option<SecondaryCurve> {
+        let inner = self.inner();
+        let capacity = inner.secondary_capacity();
+        let mut log = inner.recorder.log.lock();
+        let log = log.as_mut()?;
+        inner.advance_secondary(log, capacity);
+        log.secondary.curve()
     }
 
     /// Explains the misses of the last `since`, or `None` if the recorder is closed. The time is

@@ -29,6 +29,7 @@ use forebay_base::rng::SmallRng;
 
 use super::departed::Departed;
 use super::forgotten::Forgotten;
+use super::secondary_sizes::{Needed, SecondarySizes};
 use super::windows::Windows;
 use super::{Miss, MissCause, RecordedBlock, SecondaryFate};
 use crate::header::List;
@@ -66,6 +67,7 @@ pub(crate) struct Log {
     inserts: Inserts,
     passes: ClockPasses,
     pub(super) windows: Windows,
+    pub(super) secondary: SecondarySizes,
     rng: SmallRng,
 }
 
@@ -156,6 +158,8 @@ pub(super) struct AtMiss {
     pub(super) target: u64,
     /// Whether a secondary cache will be asked.
     pub(super) asks_secondary: bool,
+    /// The size of it that would serve the miss.
+    pub(super) needed: Needed,
 }
 
 /// How much is inserted while the hand of a CLOCK passes over the whole list. It also passes blocks
@@ -176,7 +180,7 @@ struct Inserts {
 }
 
 impl Log {
-    pub(super) fn new(windows: Windows, seed: u64) -> Self {
+    pub(super) fn new(windows: Windows, secondary: SecondarySizes, seed: u64) -> Self {
         let hasher = foldhash::fast::FixedState::with_seed(seed);
         Self {
             shift: 0,
@@ -191,12 +195,18 @@ impl Log {
             inserts: Inserts::new(),
             passes: ClockPasses::default(),
             windows,
+            secondary,
             rng: SmallRng::from_seed(seed),
         }
     }
 
     pub(super) fn mask(&self) -> u64 {
         (1 << self.shift) - 1
+    }
+
+    /// Whether the lives of the block with that key are recorded.
+    pub(super) fn records(&self, key: u64) -> bool {
+        key & self.mask() == 0
     }
 
     /// Blocks of the cache for each one that is recorded.
@@ -281,6 +291,7 @@ impl Log {
             at_ns: at.now_ns,
             scale: self.told_scale(),
             is_noted: false,
+            needed: at.needed,
         };
         let gone = match life {
             None => {
@@ -497,6 +508,7 @@ impl Log {
             + self.inserts.recent.capacity() * size_of::<(u64, RecordedBlock)>()) as u64
             + self.departed.memory_bytes()
             + self.forgotten.memory_bytes()
+            + self.secondary.memory_bytes()
             + self.windows.memory_bytes()
     }
 }

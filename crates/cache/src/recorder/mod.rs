@@ -17,7 +17,9 @@ mod events;
 mod explanation;
 mod forgotten;
 mod hooks;
+mod larger_secondary;
 mod log;
+mod secondary_sizes;
 mod sentences;
 mod windows;
 
@@ -28,6 +30,7 @@ use crate::header::List;
 use crate::key::OwnerId;
 use crate::sample::{Sample, sample_key};
 use log::Log;
+use secondary_sizes::Needed;
 
 pub use events::MissEvent;
 pub use explanation::{BlockGroup, Explanation, MissGroup, Remedy};
@@ -106,22 +109,35 @@ struct Miss {
     scale: u64,
     /// Whether the block was never seen, or would have been noted when it was forgotten.
     is_noted: bool,
+    /// The size of the secondary cache that would have served it.
+    needed: Needed,
 }
 
 pub(crate) struct Recorder {
+    /// The blocks whose lives are recorded.
     sample: Sample,
+    /// The blocks in the simulated sizes of the secondary cache. One of the samples is a part of the
+    /// other.
+    secondary_sample: Sample,
     log: Mutex<Option<Box<Log>>>,
 }
 
 impl Recorder {
     pub(crate) fn new() -> Self {
-        Self { sample: Sample::none(), log: Mutex::named("recorder", None) }
+        let (sample, secondary_sample) = (Sample::none(), Sample::none());
+        Self { sample, secondary_sample, log: Mutex::named("recorder", None) }
     }
 
     /// Whether blocks of that hash are recorded now.
     #[inline]
     fn samples(&self, hash: u64) -> bool {
         self.sample.has(sample_key(hash))
+    }
+
+    /// Whether blocks of that hash are recorded, or in the simulated sizes of the secondary cache.
+    #[inline]
+    fn samples_any(&self, hash: u64) -> bool {
+        self.samples(hash) || self.secondary_sample.has(sample_key(hash))
     }
 
     /// Whether it is open.
@@ -133,8 +149,14 @@ impl Recorder {
     /// Replaces the log; `None` closes the recorder.
     fn set(&self, log: Option<Box<Log>>) {
         let mut current = self.log.lock();
-        self.sample.set_mask(log.as_ref().map_or(Sample::NONE, |log| log.mask()));
+        self.set_masks(log.as_deref());
         *current = log;
+    }
+
+    /// Publishes the samples of the log, under its lock.
+    fn set_masks(&self, log: Option<&Log>) {
+        self.sample.set_mask(log.map_or(Sample::NONE, Log::mask));
+        self.secondary_sample.set_mask(log.map_or(Sample::NONE, |log| log.secondary.mask()));
     }
 
     /// Records an event of the block with that hash, if the recorder is open.
@@ -147,6 +169,14 @@ impl Recorder {
             event(log, key);
             self.sample.set_mask(log.mask());
         }
+    }
+
+    /// Does the same for a block that may be in either sample. `event` has to ask which.
+    fn record_in_any(&self, hash: u64, event: impl FnOnce(&mut Log, u64)) {
+        let mut log = self.log.lock();
+        let Some(log) = log.as_mut() else { return };
+        event(log, sample_key(hash));
+        self.set_masks(Some(log));
     }
 
     /// Bytes of memory held.

@@ -177,9 +177,15 @@ impl MissGroup {
                     "If L2 were allowed to take it, L2 could have served {misses} of these misses."
                 )
             }
-            Remedy::LargerSecondary { misses } => {
+            Remedy::LargerSecondary { misses, size: None } => {
                 format!("A larger L2 would have served up to {misses} of these misses.")
             }
+            Remedy::LargerSecondary { misses, size: Some([today, larger]) } => format!(
+                "L2 is too small for it: {} instead of {} would have served about {misses} of \
+                 these misses.",
+                bytes(larger),
+                bytes(today)
+            ),
             Remedy::AllowCaching => "Allow it to be cached.".to_owned(),
             Remedy::Wait => {
                 "Wait until the cache is full. A persistent L2 shortens this after a restart."

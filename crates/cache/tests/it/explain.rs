@@ -432,14 +432,14 @@ fn what_the_secondary_cache_did_is_named() {
     let dropped = dropped.unwrap_or_else(|| panic!("nothing dropped: {explanation:#?}"));
     assert!(dropped.misses > 300, "{explanation:#?}");
     let misses = dropped.misses;
-    assert_eq!(dropped.remedies.last(), Some(&Remedy::LargerSecondary { misses }));
+    assert_eq!(dropped.remedies.last(), Some(&Remedy::LargerSecondary { misses, size: None }));
     // What it declines now, it declines for the same reason.
     (0..1000).for_each(|key| fixture.read(key, LOOP));
     let explanation = fixture.explain();
     let declined = explanation.causes.iter().find(|g| g.secondary == SecondaryFate::Declined);
     let declined = declined.unwrap_or_else(|| panic!("nothing declined: {explanation:#?}"));
     let misses = declined.misses;
-    assert_eq!(declined.remedies.last(), Some(&Remedy::LargerSecondary { misses }));
+    assert_eq!(declined.remedies.last(), Some(&Remedy::LargerSecondary { misses, size: None }));
 }
 
 #[test]

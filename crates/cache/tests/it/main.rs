@@ -26,6 +26,8 @@ mod policy;
 mod recorder;
 mod reference_model;
 mod secondary;
+#[cfg(feature = "insight")]
+mod secondary_sizes;
 mod stress;
 mod support;
 mod textbook;

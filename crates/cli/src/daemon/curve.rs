@@ -1,4 +1,4 @@
-//! Converts the miss-ratio curve of the cache to a message.
+//! Converts the miss-ratio curves of the cache and of L2 to a message.
 //!
 //! The curve does not know whose the blocks are. What larger sizes would save of each dataset comes
 //! from the flight recorder: it knows how much each missed block lacked.
@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use forebay_cache::{Class, Curve, CurvePoint, OwnerId};
+use forebay_cache::{Class, Curve, CurvePoint, OwnerCurve, OwnerId, SecondaryCurve};
 
 use super::{Daemon, explain};
-use crate::control::messages::{self, CurvePointInfo, CurveReport, DatasetSavings};
+use crate::control::messages::{
+    self, CurvePointInfo, CurveReport, DatasetSavings, L2CurveReport, L2PointInfo,
+};
 
 /// The recorded misses that are looked at, about those of the curve.
 const RECENT: Duration = Duration::from_secs(180);
@@ -42,7 +44,44 @@ pub(crate) fn report(daemon: &Daemon) -> CurveReport {
         load_ns: curve.load_ns,
         points: curve.points.iter().enumerate().map(point).collect(),
         datasets: datasets(daemon, &curve),
+        l2: daemon.cache.cache().secondary_curve().map(|curve| l2(daemon, &curve)),
         advice: Vec::new(),
+    }
+}
+
+/// The curve of L2.
+fn l2(daemon: &Daemon, curve: &SecondaryCurve) -> L2CurveReport {
+    let point = |(n, point): (usize, &CurvePoint)| L2PointInfo {
+        percent: point.percent,
+        capacity_bytes: point.capacity,
+        hit_ratio: curve.hit_ratio(point),
+        of_misses: point.hit_ratio(),
+        metadata_hit_ratio: curve.hit_ratio_of(Class::Metadata, n),
+        data_hit_ratio: curve.hit_ratio_of(Class::Data, n),
+        misses: point.misses,
+        misses_error: point.error,
+        full: point.full,
+    };
+    let seconds = curve.seconds.max(1e-3);
+    let dataset = |of: &OwnerCurve| {
+        let today = of.points.iter().find(|point| point.percent == 100)?;
+        let larger = of.points.iter().filter(|point| point.percent > 100);
+        let saved = |point: &CurvePoint| (today.misses - point.misses).max(0.0) / seconds;
+        Some(DatasetSavings {
+            name: explain::owner_name(daemon, of.owner),
+            class: messages::snake_case(of.class),
+            misses_per_s: today.misses / seconds,
+            saved_per_s: larger.map(|point| (point.percent, saved(point))).collect(),
+        })
+    };
+    let mut datasets: Vec<DatasetSavings> = curve.by_owner.iter().filter_map(dataset).collect();
+    datasets.sort_by(|one, two| two.misses_per_s.total_cmp(&one.misses_per_s));
+    L2CurveReport {
+        capacity_bytes: curve.capacity,
+        seconds: curve.seconds,
+        asked: curve.points.first().map_or(0.0, |point| point.accesses),
+        points: curve.points.iter().enumerate().map(point).collect(),
+        datasets,
     }
 }
 

@@ -242,9 +242,12 @@ fn remedy_of(remedy: &Remedy) -> ExplainedRemedy {
         Remedy::AllowSecondary { misses } => {
             ExplainedRemedy { remedy: "allow_l2".to_owned(), misses: Some(misses), ..none }
         }
-        Remedy::LargerSecondary { misses } => {
-            ExplainedRemedy { remedy: "larger_l2".to_owned(), misses: Some(misses), ..none }
-        }
+        Remedy::LargerSecondary { misses, size } => ExplainedRemedy {
+            remedy: "larger_l2".to_owned(),
+            misses: Some(misses),
+            l2_bytes: size.map(|[_, larger]| larger),
+            ..none
+        },
         Remedy::AllowCaching => ExplainedRemedy { remedy: "allow_caching".to_owned(), ..none },
         Remedy::Wait => ExplainedRemedy { remedy: "wait".to_owned(), ..none },
     }

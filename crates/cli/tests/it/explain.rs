@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use serde_json::Value;
@@ -117,6 +118,58 @@ fn a_dataset_that_l2_may_not_hold_is_named() {
     let text = fixture.ok(&["explain"]);
     assert!(text.contains("and L2 may not take it by configuration"), "{text}");
     println!("{text}");
+    end(running);
+}
+
+/// Reads records of 16 KiB at random.
+fn read_at_random(path: &Path, records: u64, reads: u64) {
+    let (file, mut buffer) = (File::open(path).unwrap(), [0; 16 << 10]);
+    let mut number = 1;
+    for _ in 0..reads {
+        number = number * 48_271 % 0x7fff_ffff_u64;
+        file.read_exact_at(&mut buffer, number % records * (16 << 10)).unwrap();
+    }
+}
+
+#[test]
+fn an_l2_that_is_too_small_is_named_with_what_a_larger_one_would_serve() {
+    if !fuse() {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "tank.img", "--size", "1G", "--record-size", "16K"]);
+    let running = mount(&fixture, "96M");
+    fixture.ok(&["l2", "add", "tank", "fast.img", "--size", "48M"]);
+    let path = fixture.path("at").join("big");
+    write_file(&path, 160);
+    read_at_random(&path, 160 * 64, 60_000);
+    let text = fixture.ok(&["explain", "tank"]);
+    println!("{text}");
+    assert!(text.contains("L2 is too small for it: "), "{text}");
+    let report = report(&fixture, "tank");
+    let causes = report["causes"].as_array().unwrap();
+    let remedies = causes.iter().flat_map(|cause| cause["remedies"].as_array().unwrap());
+    let larger: Vec<&Value> = remedies.filter(|remedy| remedy["remedy"] == "larger_l2").collect();
+    let bytes = larger[0]["l2_bytes"].as_u64().unwrap();
+    assert!((64 * MIB..200 * MIB).contains(&bytes), "{report:#}");
+    let misses: u64 = larger.iter().map(|remedy| remedy["misses"].as_u64().unwrap()).sum();
+    assert!(misses > report["missed"].as_u64().unwrap() / 5, "{report:#}");
+
+    let advice = fixture.ok(&["advise", "tank"]);
+    println!("{advice}");
+    assert!(advice.contains("L2 SIZE") && advice.contains("*1.00x"), "{advice}");
+    let json: Value = serde_json::from_str(&fixture.ok(&["advise", "tank", "--json"])).unwrap();
+    let l2 = &json[0]["l2"];
+    let points = l2["points"].as_array().unwrap();
+    let of = |n: usize| points[n]["of_misses"].as_f64().unwrap();
+    assert!(of(0) <= of(3) && of(3) + 0.2 < of(7), "{json:#}");
+    assert!(of(7) > 0.7, "four times the L2 holds most of the file: {json:#}");
+    let said = json[0]["advice"].as_array().unwrap();
+    let said = said.iter().any(|said| said.as_str().unwrap().starts_with("An L2 of "));
+    assert!(said, "{json:#}");
+    let data = &l2["datasets"][0];
+    assert_eq!((&data["name"], &data["class"]), (&"tank/main".into(), &"data".into()), "{json:#}");
+    assert!(data["saved_per_s"]["400"].as_f64().unwrap() > 0.0, "{json:#}");
     end(running);
 }
 

@@ -164,6 +164,10 @@ impl<K: Key, V: Send + Sync + 'static> SecondaryCache<K, V> for L2Hook<K, V> {
         self.0.holding(key, class)
     }
 
+    fn capacity_bytes(&self) -> Option<u64> {
+        self.0.capacity_bytes()
+    }
+
     fn load(&self, guard: LoadGuard<K, V>) -> Result<(), LoadGuard<K, V>> {
         self.0.load(guard)
     }

@@ -272,6 +272,10 @@ impl SecondaryCache<BlockKey, Buffer> for OpenL2Device {
         self.l2.holding(key, class)
     }
 
+    fn capacity_bytes(&self) -> Option<u64> {
+        self.l2.capacity_bytes()
+    }
+
     fn load(
         &self,
         load_guard: LoadGuard<BlockKey, Buffer>,

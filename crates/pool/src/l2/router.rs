@@ -129,6 +129,12 @@ impl SecondaryCache<BlockKey, Buffer> for L2Router {
         stored.or_else(|| each().next())
     }
 
+    /// Of the L2 devices of all pools together.
+    fn capacity_bytes(&self) -> Option<u64> {
+        let attached = self.all_attached.lock().clone();
+        Some(attached.iter().filter_map(|l2| l2.capacity_bytes()).sum())
+    }
+
     fn load(
         &self,
         mut load_guard: LoadGuard<BlockKey, Buffer>,

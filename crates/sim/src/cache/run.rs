@@ -76,6 +76,8 @@ pub enum SimError {
     Build(BuildError),
     /// It refused an entry.
     Refused(Refusal),
+    /// It did not load an entry, for this reason.
+    NotLoaded(String),
 }
 
 impl fmt::Display for SimError {
@@ -83,6 +85,7 @@ impl fmt::Display for SimError {
         match self {
             Self::Build(error) => write!(f, "cannot build the cache to simulate: {error}"),
             Self::Refused(reason) => write!(f, "the cache refused an entry: {reason}"),
+            Self::NotLoaded(reason) => write!(f, "the cache did not load an entry: {reason}"),
         }
     }
 }
@@ -91,7 +94,7 @@ impl std::error::Error for SimError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Build(error) => Some(error),
-            Self::Refused(_) => None,
+            Self::Refused(_) | Self::NotLoaded(_) => None,
         }
     }
 }

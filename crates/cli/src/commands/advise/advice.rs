@@ -1,15 +1,15 @@
 //! The sentences of `forebay advise`. They follow from the numbers of a report alone.
 
-use super::percent;
+use super::{l2, percent};
 use crate::control::messages::{CurvePointInfo, CurveReport};
 use crate::units;
 
 /// With fewer accesses than this, a curve says nothing.
-const MIN_ACCESSES: f64 = 1000.0;
+pub(super) const MIN_ACCESSES: f64 = 1000.0;
 /// With less time with accesses than this, the curve is of a moment.
 const MIN_BUSY_SECONDS: f64 = 30.0;
 /// A difference of hit ratios that matters.
-const MATTERS: f64 = 0.005;
+pub(super) const MATTERS: f64 = 0.005;
 
 /// What the curve says about a target, a budget, or else about more and less memory.
 pub(crate) fn sentences(
@@ -51,6 +51,9 @@ pub(crate) fn sentences(
             "The larger simulated caches have not filled yet, so their hit ratios may still rise."
                 .to_owned(),
         );
+    }
+    if nothing_asked {
+        said.extend(report.l2.iter().flat_map(l2::sentences));
     }
     said
 }

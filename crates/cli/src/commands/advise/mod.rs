@@ -2,6 +2,7 @@
 //! daemons.
 
 pub(crate) mod advice;
+mod l2;
 mod plot;
 mod svg;
 
@@ -61,7 +62,10 @@ fn text(report: &CurveReport) -> String {
     out.push_str(&units::table(&headings, &rows));
     out.push('\n');
     out.push_str(&plot::lines(report));
-    out.push_str(&datasets(report));
+    out.push_str(&datasets(&report.datasets));
+    if let Some(curve) = &report.l2 {
+        out.push_str(&l2::text(curve));
+    }
     for sentence in &report.advice {
         out.push_str(sentence);
         out.push('\n');
@@ -70,8 +74,8 @@ fn text(report: &CurveReport) -> String {
 }
 
 /// Reads saved a second by dataset. Empty if nothing was missed.
-fn datasets(report: &CurveReport) -> String {
-    let Some(first) = report.datasets.first() else { return String::new() };
+fn datasets(datasets: &[DatasetSavings]) -> String {
+    let Some(first) = datasets.first() else { return String::new() };
     let mut headings = vec!["DATASET".to_owned(), "CLASS".to_owned(), ">MISSES/S".to_owned()];
     let sizes = first.saved_per_s.keys();
     headings.extend(sizes.map(|percent| format!(">SAVED/S {:.2}x", *percent as f64 / 100.0)));
@@ -81,7 +85,7 @@ fn datasets(report: &CurveReport) -> String {
         cells.extend(of.saved_per_s.values().map(|saved| units::count(*saved)));
         cells
     };
-    let rows: Vec<Vec<String>> = report.datasets.iter().map(row).collect();
+    let rows: Vec<Vec<String>> = datasets.iter().map(row).collect();
     units::table(&headings, &rows) + "\n"
 }
 

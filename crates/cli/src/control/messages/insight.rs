@@ -25,6 +25,9 @@ pub(crate) struct CurveReport {
     /// What larger sizes would save of each dataset, from recorded misses.
     #[serde(default)]
     pub(crate) datasets: Vec<DatasetSavings>,
+    /// What L2 devices of other sizes would have served, if there are any.
+    #[serde(default)]
+    pub(crate) l2: Option<L2CurveReport>,
     /// What follows, in sentences. The command adds them.
     #[serde(default)]
     pub(crate) advice: Vec<String>,
@@ -38,6 +41,55 @@ pub(crate) struct DatasetSavings {
     pub(crate) misses_per_s: f64,
     /// By size in percent of today's.
     pub(crate) saved_per_s: BTreeMap<u64, f64>,
+}
+
+/// What L2 devices of other sizes would have served over the last minutes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct L2CurveReport {
+    /// What the L2 devices of all pools of the process can hold today.
+    pub(crate) capacity_bytes: u64,
+    /// The time that the curve stands for.
+    pub(crate) seconds: f64,
+    /// Misses of memory in that time. Earlier ones count less.
+    pub(crate) asked: f64,
+    /// From the smallest to the largest size.
+    pub(crate) points: Vec<L2PointInfo>,
+    /// What larger sizes would serve of each dataset's misses.
+    pub(crate) datasets: Vec<DatasetSavings>,
+}
+
+/// A simulated size of L2, with memory as it is today.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct L2PointInfo {
+    /// Of today's size.
+    pub(crate) percent: u64,
+    pub(crate) capacity_bytes: u64,
+    /// The part of all accesses that memory or L2 answers.
+    pub(crate) hit_ratio: f64,
+    /// The part of the misses of memory that L2 answers.
+    pub(crate) of_misses: f64,
+    /// As `hit_ratio`, of metadata, if any was requested.
+    pub(crate) metadata_hit_ratio: Option<f64>,
+    /// As `hit_ratio`, of data, if any was requested.
+    pub(crate) data_hit_ratio: Option<f64>,
+    /// Reads of the pool's devices in the time that the curve stands for.
+    pub(crate) misses: f64,
+    /// Standard error of `misses`, from sampling.
+    pub(crate) misses_error: f64,
+    /// False if less has left memory than this size holds.
+    pub(crate) full: bool,
+}
+
+impl L2CurveReport {
+    /// The point of today's size.
+    pub(crate) fn today(&self) -> Option<&L2PointInfo> {
+        self.points.iter().find(|point| point.percent == 100)
+    }
+
+    /// Reads of the pool's devices that `point` saves a second, against `today`.
+    pub(crate) fn reads_saved_per_s(&self, today: &L2PointInfo, point: &L2PointInfo) -> f64 {
+        if self.seconds > 0.0 { (today.misses - point.misses) / self.seconds } else { 0.0 }
+    }
 }
 
 /// A simulated size of the cache.
@@ -138,4 +190,7 @@ pub(crate) struct ExplainedRemedy {
     pub(crate) share: Option<f64>,
     /// The misses that it would have avoided.
     pub(crate) misses: Option<u64>,
+    /// What L2 should hold, for `larger_l2`.
+    #[serde(default)]
+    pub(crate) l2_bytes: Option<u64>,
 }

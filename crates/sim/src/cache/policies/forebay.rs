@@ -12,7 +12,18 @@
 
 use forebay_base::clock::ManualClock;
 use forebay_base::sync::Arc;
-use forebay_cache::{Attributes, BuildError, Cache, Reclaim, Refusal};
+use forebay_cache::{Attributes, BuildError, Builder, Cache, Reclaim, Refusal};
+
+/// A cache of `capacity` entries to simulate.
+pub(in super::super) fn builder(capacity: usize, seed: u64) -> Builder<u64, ()> {
+    Cache::builder()
+        .capacity(capacity as u64)
+        .weigher(|_, ()| 1)
+        .reclaim(Reclaim::Inline)
+        .seed(seed)
+        .clock(Arc::new(ManualClock::new()))
+        .tunable("sublists", "1")
+}
 
 /// The cache under simulation.
 pub struct Forebay {
@@ -25,15 +36,7 @@ impl Forebay {
     /// # Errors
     /// If the system has no memory.
     pub fn new(capacity: usize, seed: u64) -> Result<Self, BuildError> {
-        let cache = Cache::builder()
-            .capacity(capacity as u64)
-            .weigher(|_, ()| 1)
-            .reclaim(Reclaim::Inline)
-            .seed(seed)
-            .clock(Arc::new(ManualClock::new()))
-            .tunable("sublists", "1")
-            .build()?;
-        Ok(Self { cache })
+        Ok(Self { cache: builder(capacity, seed).build()? })
     }
 
     /// Accesses a key, and inserts it on a miss. Returns true for a hit.

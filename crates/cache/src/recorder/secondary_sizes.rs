@@ -1,0 +1,532 @@
+//! The secondary cache at several sizes: how many misses of memory each would have served.
+//!
+//! Memory stays as it is. So the blocks that leave it, and the misses that come back, are those of
+//! the real cache, and only the secondary cache is simulated. At each of [`SIZES`] it is a ring of
+//! [`SEGMENTS`] segments that takes every block that leaves memory and that it does not have. When
+//! the ring is full, its oldest segment is overwritten. A real one that chooses what it writes, and
+//! keeps what is used, does better at the same size.
+//!
+//! A sampled block has one entry, with the place of its copy in each ring: the bytes that were
+//! written to that ring before it. The sample is halved when there are too many entries. Misses are
+//! corrected as those of the curve of memory are (`curve::estimate`): today's size has the misses
+//! that the cache counted.
+//!
+//! It does not see removals of blocks that only the secondary cache has, and what that cache held
+//! before the recorder was opened.
+//!
+//! Locking: none; a part of the [`Log`](super::log::Log).
+
+use std::collections::HashMap;
+
+use super::RecordedBlock;
+use crate::attributes::Class;
+use crate::curve::estimate::{self, Measured, Sampled};
+use crate::curve::report::{CurvePoint, OwnerCurve, SecondaryCurve};
+use crate::curve::{BUSY_S, HALF_LIFE_S};
+use crate::key::OwnerId;
+use crate::sample::Sample;
+
+/// The simulated sizes, in percent of today's.
+pub(super) const SIZES: [u64; 8] = [25, 50, 75, 100, 150, 200, 300, 400];
+/// The index of today's size.
+pub(super) const TODAY: usize = 3;
+/// Segments of a ring, unless there are fewer bytes.
+const SEGMENTS: u64 = 64;
+/// Most entries, with enough memory.
+const MOST: usize = if cfg!(forebay_model) { 8 } else { 14_000 };
+/// With memory for fewer entries than this, nothing is simulated.
+const LEAST: usize = if cfg!(forebay_model) { 1 } else { 500 };
+/// A sample with fewer live entries than one in this many of the most is too coarse.
+const SPARSE: usize = 16;
+/// Groups of blocks that are counted apart. Others are counted together.
+const GROUPS: usize = 64;
+/// A place in no ring.
+const NOWHERE: u64 = u64::MAX;
+/// Bytes of an entry of the table, with its part of the free ones and of the sums.
+const ENTRY_BYTES: u64 = 3 * (size_of::<(u64, Tracked)>() as u64 + 1);
+
+/// The smallest simulated size that would have served a miss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Needed {
+    /// The block is not sampled, or no secondary cache was asked.
+    #[default]
+    Unknown,
+    /// The index of the size.
+    Size(u8),
+    /// None of them would have.
+    More,
+}
+
+/// What the cache's counters say, by class.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SecondaryTotals {
+    pub(super) now_ns: u64,
+    /// Hits in memory.
+    pub(super) hits: [u64; 2],
+    /// Misses in memory.
+    pub(super) misses: [u64; 2],
+    /// Those that the secondary cache served.
+    pub(super) served: [u64; 2],
+}
+
+pub(super) struct SecondarySizes {
+    /// Bytes of blocks that the secondary cache can hold; 0 without one.
+    capacity: u64,
+    /// Entries above which the sample is halved.
+    most: usize,
+    /// The sample is one block in two to this power.
+    shift: u32,
+    entries: HashMap<u64, Tracked, foldhash::fast::FixedState>,
+    /// Since dead entries were dropped.
+    evictions: usize,
+    rings: [Ring; SIZES.len()],
+    sums: Sums,
+    last: Option<SecondaryTotals>,
+}
+
+#[derive(Clone, Copy)]
+struct Tracked {
+    /// By size, the bytes written to the ring before the block.
+    places: [u64; SIZES.len()],
+    weight: u32,
+}
+
+/// Sums over the last minutes, with decay.
+#[derive(Default)]
+struct Sums {
+    /// Of the counters, by class.
+    hits: [f64; 2],
+    misses: [f64; 2],
+    served: [f64; 2],
+    seconds: f64,
+    busy_seconds: f64,
+    /// Of sampled misses.
+    groups: HashMap<(OwnerId, Class), GroupSums>,
+}
+
+/// Each sampled miss counts as many as it stands for.
+#[derive(Clone, Copy, Default)]
+struct GroupSums {
+    asked: f64,
+    missed: [f64; SIZES.len()],
+    variance: [f64; SIZES.len()],
+}
+
+/// A ring of segments at one size.
+#[derive(Clone, Copy, Default)]
+struct Ring {
+    segment_bytes: u64,
+    segments: u64,
+    /// Bytes ever written.
+    written: u64,
+}
+
+impl Ring {
+    fn of(capacity: u64) -> Self {
+        let segment_bytes = (capacity / SEGMENTS).max(1);
+        Self { segment_bytes, segments: (capacity / segment_bytes).max(1), written: 0 }
+    }
+
+    fn holds(&self, place: u64) -> bool {
+        let last = self.written.saturating_sub(1) / self.segment_bytes;
+        place != NOWHERE && last.saturating_sub(place / self.segment_bytes) < self.segments
+    }
+
+    fn is_full(&self) -> bool {
+        self.written / self.segment_bytes >= self.segments
+    }
+}
+
+impl SecondarySizes {
+    /// `budget` is the memory that this may take, in bytes.
+    pub(super) fn new(budget: u64, seed: u64) -> Self {
+        Self {
+            capacity: 0,
+            most: MOST.min((budget / ENTRY_BYTES) as usize),
+            shift: 0,
+            entries: HashMap::with_hasher(foldhash::fast::FixedState::with_seed(seed)),
+            evictions: 0,
+            rings: [Ring::default(); SIZES.len()],
+            sums: Sums::default(),
+            last: None,
+        }
+    }
+
+    /// Bits of a sampled key that are zero.
+    pub(super) fn mask(&self) -> u64 {
+        if self.capacity == 0 { Sample::NONE } else { (1 << self.shift) - 1 }
+    }
+
+    fn samples(&self, key: u64) -> bool {
+        self.capacity > 0 && key & self.mask() == 0
+    }
+
+    /// Blocks of the cache for each sampled one.
+    fn scale(&self) -> u64 {
+        1 << self.shift
+    }
+
+    /// Sets the size of the secondary cache in bytes; 0 if there is none. A change by more than an
+    /// eighth starts anew.
+    pub(super) fn set_capacity(&mut self, capacity: u64) {
+        let capacity = if self.most < LEAST { 0 } else { capacity };
+        if self.capacity.abs_diff(capacity) > self.capacity / 8 {
+            self.capacity = capacity;
+            self.start_anew(0);
+        }
+    }
+
+    fn start_anew(&mut self, shift: u32) {
+        self.shift = shift;
+        self.entries.clear();
+        self.evictions = 0;
+        self.rings = SIZES.map(|percent| Ring::of(scaled(self.capacity, percent)));
+        self.sums = Sums::default();
+    }
+
+    /// A miss in memory of a block whose secondary cache is asked.
+    pub(super) fn miss(&mut self, key: u64, block: RecordedBlock) -> Needed {
+        if !self.samples(key) {
+            return Needed::Unknown;
+        }
+        let stands_for = self.scale() as f64;
+        let places = self.entries.get(&key).map(|entry| entry.places);
+        let held = |n: usize| places.is_some_and(|places| self.rings[n].holds(places[n]));
+        let held: [bool; SIZES.len()] = std::array::from_fn(held);
+        let sums = self.sums.of(block.owner, block.class);
+        sums.asked += stands_for;
+        for (n, _) in held.iter().enumerate().filter(|(_, held)| !**held) {
+            sums.missed[n] += stands_for;
+            sums.variance[n] += stands_for * (stands_for - 1.0);
+        }
+        let smallest = held.iter().position(|held| *held);
+        smallest.map_or(Needed::More, |n| Needed::Size(n as u8))
+    }
+
+    /// A block leaves memory, and the secondary cache may take it.
+    pub(super) fn evicted(&mut self, key: u64, weight: u32) {
+        if !self.samples(key) {
+            return;
+        }
+        let bytes = u64::from(weight) * self.scale();
+        let new = Tracked { places: [NOWHERE; SIZES.len()], weight };
+        let entry = self.entries.entry(key).or_insert(new);
+        entry.weight = weight;
+        for (ring, place) in self.rings.iter_mut().zip(&mut entry.places) {
+            if !ring.holds(*place) {
+                *place = ring.written;
+                ring.written += bytes;
+            }
+        }
+        self.evictions += 1;
+        if self.entries.len() > self.most || self.evictions > self.most {
+            self.purge();
+        }
+    }
+
+    /// The content of a block is outdated.
+    pub(super) fn removed(&mut self, key: u64) {
+        self.entries.remove(&key);
+    }
+
+    /// Drops the entries that no ring holds. Halves the sample if too many are left, and doubles it
+    /// if few are: then all starts anew, because nothing is known of the new half.
+    fn purge(&mut self) {
+        let is_over = self.entries.len() > self.most;
+        self.evictions = 0;
+        let rings = &self.rings;
+        self.entries.retain(|_, entry| {
+            rings.iter().zip(entry.places).any(|(ring, place)| ring.holds(place))
+        });
+        if is_over && self.entries.len() > self.most / 8 * 7 {
+            self.halve();
+        } else if self.entries.len() < self.most / SPARSE && self.shift > 0 {
+            self.start_anew(self.shift - 1);
+        }
+    }
+
+    /// Halves the sample. Each block that stays stands for two, so all places change.
+    fn halve(&mut self) {
+        self.shift += 1;
+        let (mask, scale) = (self.mask(), self.scale());
+        self.entries.retain(|key, _| key & mask == 0);
+        for n in 0..SIZES.len() {
+            let ring = &mut self.rings[n];
+            let mut held = Vec::with_capacity(self.entries.len());
+            for entry in self.entries.values_mut() {
+                match ring.holds(entry.places[n]) {
+                    true => held.push((entry.places[n], entry)),
+                    false => entry.places[n] = NOWHERE,
+                }
+            }
+            held.sort_unstable_by_key(|(place, _)| *place);
+            let first = held.first().map_or(ring.written, |(place, _)| *place);
+            // The ring stays as full as it was.
+            let mut written = if ring.is_full() { ring.segments * ring.segment_bytes } else { 0 };
+            written = written.max(first);
+            for (_, entry) in held {
+                entry.places[n] = written;
+                written += u64::from(entry.weight) * scale;
+            }
+            ring.written = written;
+        }
+    }
+
+    /// Adds to the sums what the counters say, and lets them decay.
+    pub(super) fn advance(&mut self, totals: SecondaryTotals) {
+        let Some(last) = self.last.replace(totals) else { return };
+        let seconds = totals.now_ns.saturating_sub(last.now_ns) as f64 / 1e9;
+        let kept = (-seconds / HALF_LIFE_S).exp2();
+        let sums = &mut self.sums;
+        for (sum, now, last) in [
+            (&mut sums.hits, totals.hits, last.hits),
+            (&mut sums.misses, totals.misses, last.misses),
+            (&mut sums.served, totals.served, last.served),
+        ] {
+            for n in 0..2 {
+                sum[n] = (sum[n] + now[n].saturating_sub(last[n]) as f64) * kept;
+            }
+        }
+        let is_busy = totals.misses != last.misses || totals.hits != last.hits;
+        sums.seconds = (sums.seconds + seconds) * kept;
+        let busy = if is_busy { seconds.min(BUSY_S) } else { 0.0 };
+        sums.busy_seconds = (sums.busy_seconds + busy) * kept;
+        for group in sums.groups.values_mut() {
+            group.asked *= kept;
+            group.missed.iter_mut().for_each(|sum| *sum *= kept);
+            group.variance.iter_mut().for_each(|sum| *sum *= kept);
+        }
+        sums.groups.retain(|_, group| group.asked > 0.5);
+    }
+
+    /// The curve over the last minutes. `None` without a secondary cache.
+    /// [`advance`](Self::advance) first.
+    pub(super) fn curve(&self) -> Option<SecondaryCurve> {
+        if self.capacity == 0 {
+            return None;
+        }
+        let sums = &self.sums;
+        let by_class = Class::ALL.map(|class| {
+            let n = class as usize;
+            let (accesses, served) = (sums.misses[n], sums.served[n].min(sums.misses[n]));
+            let measured = Measured { accesses, misses: accesses - served };
+            self.points(&sums.of_class(class), measured)
+        });
+        let points = by_class[0].iter().zip(&by_class[1]).map(|(a, b)| a.plus(b)).collect();
+        let by_owner = sums.groups.iter().map(|((owner, class), group)| {
+            // What each class was calibrated by holds for its owners.
+            let all = sums.of_class(*class);
+            let factor = |n: usize| by_class[*class as usize][n].misses / all.missed[n].max(1.0);
+            let point = |n: usize| CurvePoint {
+                accesses: group.asked,
+                misses: (group.missed[n] * factor(n)).min(group.asked),
+                error: group.variance[n].sqrt() * factor(n),
+                ..by_class[*class as usize][n]
+            };
+            let points = (0..SIZES.len()).map(point).collect();
+            OwnerCurve { owner: *owner, class: *class, points }
+        });
+        Some(SecondaryCurve {
+            capacity: self.capacity,
+            seconds: sums.seconds,
+            busy_seconds: sums.busy_seconds,
+            memory_hits: sums.hits,
+            by_owner: by_owner.collect(),
+            points,
+            by_class,
+        })
+    }
+
+    fn points(&self, sums: &GroupSums, measured: Measured) -> Vec<CurvePoint> {
+        let one_in = self.scale() as f64;
+        let sampled: Vec<Sampled> = (0..SIZES.len())
+            .map(|n| Sampled { misses: sums.missed[n], variance: sums.variance[n], one_in })
+            .collect();
+        let misses = estimate::misses(measured, &sampled, TODAY);
+        let today = misses[TODAY].0;
+        let point = |(n, (misses, error)): (usize, (f64, f64))| CurvePoint {
+            percent: SIZES[n],
+            capacity: scaled(self.capacity, SIZES[n]),
+            accesses: measured.accesses,
+            // A ring may differ from the real cache, but more is not worse.
+            misses: if n < TODAY { misses.max(today) } else { misses.min(today) },
+            error,
+            full: self.rings[n].is_full(),
+        };
+        misses.into_iter().enumerate().map(point).collect()
+    }
+
+    /// Bytes of the secondary cache; 0 without one.
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let entry = size_of::<(u64, Tracked)>() + 1;
+        let group = size_of::<((OwnerId, Class), GroupSums)>() + 1;
+        (self.entries.capacity() * 8 / 7 * entry + self.sums.groups.capacity() * 8 / 7 * group)
+            as u64
+    }
+}
+
+impl Sums {
+    fn of(&mut self, owner: OwnerId, class: Class) -> &mut GroupSums {
+        let is_known = self.groups.contains_key(&(owner, class));
+        let owner = if is_known || self.groups.len() < GROUPS - 2 { owner } else { OwnerId::NONE };
+        self.groups.entry((owner, class)).or_default()
+    }
+
+    fn of_class(&self, class: Class) -> GroupSums {
+        let mut all = GroupSums::default();
+        for (_, group) in self.groups.iter().filter(|((_, of), _)| *of == class) {
+            all.asked += group.asked;
+            for n in 0..SIZES.len() {
+                all.missed[n] += group.missed[n];
+                all.variance[n] += group.variance[n];
+            }
+        }
+        all
+    }
+}
+
+/// The bytes of a simulated size.
+pub(super) fn scaled(capacity: u64, percent: u64) -> u64 {
+    (u128::from(capacity) * u128::from(percent) / 100) as u64
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use forebay_base::rng::SmallRng;
+    use proptest::prelude::*;
+
+    use super::{
+        ENTRY_BYTES, LEAST, NOWHERE, Needed, Ring, SIZES, SecondarySizes, SecondaryTotals, TODAY,
+    };
+    use crate::attributes::Class;
+    use crate::key::OwnerId;
+    use crate::recorder::RecordedBlock;
+    use crate::sample::{Sample, sample_key};
+
+    fn block(owner: u16) -> RecordedBlock {
+        RecordedBlock { owner: OwnerId::from_raw(owner), label: 0, class: Class::Data }
+    }
+
+    fn key(number: u64) -> u64 {
+        sample_key(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    #[test]
+    fn a_ring_holds_its_last_segments() {
+        let mut ring = Ring::of(128);
+        assert_eq!((ring.segment_bytes, ring.segments), (2, 64));
+        ring.written = 128;
+        assert!(ring.is_full() && ring.holds(0) && !ring.holds(NOWHERE));
+        ring.written = 129;
+        assert_eq!([0, 1, 2].map(|place| ring.holds(place)), [false, false, true]);
+    }
+
+    /// Blocks at random, of which a ring of any size holds its share.
+    fn random_misses(sizes: &mut SecondarySizes, seed: u64, keys: u64, steps: u64, weight: u32) {
+        let mut rng = SmallRng::from_seed(seed);
+        for _ in 0..steps {
+            let key = key(rng.below(keys));
+            sizes.miss(key, block(1));
+            sizes.evicted(key, weight);
+        }
+    }
+
+    #[test]
+    fn a_large_cache_is_sampled_and_every_size_holds_its_share() {
+        let (blocks, weight) = (50_000, 8);
+        let mut sizes = SecondarySizes::new(u64::MAX, 1);
+        sizes.set_capacity(blocks * u64::from(weight));
+        // Fills the rings.
+        random_misses(&mut sizes, 3, 4 * blocks, 1_000_000, weight);
+        assert!(sizes.shift >= 3, "{}", sizes.shift);
+        sizes.sums = super::Sums::default();
+        random_misses(&mut sizes, 4, 4 * blocks, 1_000_000, weight);
+        let now = sizes.sums.of_class(Class::Data);
+        assert!((now.asked - 1e6).abs() < 0.05 * 1e6, "{}", now.asked);
+        for (n, percent) in SIZES.into_iter().enumerate() {
+            let held = 1.0 - now.missed[n] / now.asked;
+            let share = percent as f64 / 400.0;
+            assert!((held - share).abs() < 0.04, "{percent} %: {held}, not {share}");
+        }
+        assert!(sizes.memory_bytes() < 3 << 20, "{}", sizes.memory_bytes());
+    }
+
+    #[test]
+    fn the_smallest_size_that_serves_a_miss_is_told() {
+        let mut sizes = SecondarySizes::new(u64::MAX, 1);
+        assert_eq!(sizes.miss(key(7), block(1)), Needed::Unknown, "there is no secondary cache");
+        assert_eq!(sizes.mask(), Sample::NONE);
+        sizes.set_capacity(100);
+        assert_eq!(sizes.miss(key(7), block(1)), Needed::More);
+        sizes.evicted(key(7), 1);
+        assert_eq!(sizes.miss(key(7), block(1)), Needed::Size(0));
+        (100..220).for_each(|n| sizes.evicted(key(n), 1));
+        assert_eq!(sizes.miss(key(7), block(1)), Needed::Size(TODAY as u8 + 1));
+        sizes.removed(key(7));
+        assert_eq!(sizes.miss(key(7), block(1)), Needed::More);
+        // About the same size keeps what is known.
+        sizes.set_capacity(105);
+        assert_eq!(sizes.miss(key(219), block(1)), Needed::Size(0));
+        sizes.set_capacity(300);
+        assert_eq!(sizes.miss(key(219), block(1)), Needed::More);
+    }
+
+    #[test]
+    fn many_owners_are_counted_together_and_old_ones_are_forgotten() {
+        let mut sizes = SecondarySizes::new(u64::MAX, 1);
+        sizes.set_capacity(100);
+        let at = |seconds: u64| SecondaryTotals {
+            now_ns: seconds * 1_000_000_000,
+            ..SecondaryTotals::default()
+        };
+        sizes.advance(at(1));
+        (0..200).for_each(|n| _ = sizes.miss(key(n), block(n as u16)));
+        let owners = sizes.curve().expect("a curve").by_owner.len();
+        assert!((2..=super::GROUPS).contains(&owners), "{owners}");
+        assert_eq!(sizes.sums.of_class(Class::Data).asked, 200.0);
+        sizes.advance(at(2000));
+        assert!(sizes.curve().expect("a curve").by_owner.is_empty());
+    }
+
+    #[test]
+    fn a_sample_that_became_too_coarse_starts_anew() {
+        let mut sizes = SecondarySizes::new(u64::MAX, 1);
+        sizes.set_capacity(50_000);
+        random_misses(&mut sizes, 3, 400_000, 600_000, 1);
+        let shift = sizes.shift;
+        // The blocks are so large now that rings hold few of them.
+        random_misses(&mut sizes, 4, 400_000, 2_000_000, 1000);
+        assert!(sizes.shift < shift, "{} of {shift}", sizes.shift);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 16 }))]
+        #[test]
+        fn memory_is_bounded(
+            seed in any::<u64>(),
+            shift in 0..7u32,
+            blocks in 1..100_000u64,
+            heaviest in 1..10_000u64,
+        ) {
+            let budget = (4 << 20) >> shift;
+            let mut sizes = SecondarySizes::new(budget, seed);
+            let mut rng = SmallRng::from_seed(seed);
+            sizes.set_capacity(blocks * heaviest);
+            prop_assert_eq!(sizes.capacity() > 0, budget / ENTRY_BYTES >= LEAST as u64);
+            let mut most = 0;
+            for step in 0..60_000u64 {
+                let number = if rng.below(3) == 0 { rng.below(blocks) } else { step };
+                sizes.miss(key(number), block(rng.below(100) as u16));
+                sizes.evicted(key(number), 1 + (number % heaviest) as u32);
+                if step % 1000 == 0 {
+                    most = most.max(sizes.memory_bytes());
+                }
+            }
+            prop_assert!(most <= budget, "{most} of {budget}");
+        }
+    }
+}
