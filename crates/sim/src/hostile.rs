@@ -56,9 +56,10 @@ pub fn originals() -> Vec<Corrupter> {
 fn device_of(corrupter: &Corrupter) -> Arc<dyn Device> {
     let device = fixture::memory("a", corrupter.bytes.len() as u64, 512);
     let raw_device = RawDevice::new(&device);
-    for (at, piece) in corrupter.bytes.chunks(64 << 10).enumerate() {
-        if piece.iter().any(|byte| *byte != 0) {
-            raw_device.write(at as u64 * (64 << 10), piece);
+    const ZEROS: &[u8] = &[0; 64 << 10];
+    for (at, piece) in corrupter.bytes.chunks(ZEROS.len()).enumerate() {
+        if piece != &ZEROS[..piece.len()] {
+            raw_device.write((at * ZEROS.len()) as u64, piece);
         }
     }
     device
