@@ -131,25 +131,39 @@ impl<T: Copy + Default> Ring<T> {
         ((position / BLOCK as u64 - first) as usize, (position % BLOCK as u64) as usize)
     }
 
+    #[inline]
     pub(crate) fn push(&mut self, entry: T) -> u64 {
         let position = self.head;
-        let (block, slot) = self.at(position);
-        if block == self.blocks.len() {
-            let fresh = self.spare.take().unwrap_or_else(|| self.free.take());
-            self.blocks.push_back(fresh);
+        let slot = (position % BLOCK as u64) as usize;
+        // The head is in the last block, or at the start of one that is not there yet.
+        if slot == 0 {
+            self.add_block();
         }
-        self.blocks[block][slot] = entry;
+        let last = self.blocks.len() - 1;
+        self.blocks[last][slot] = entry;
         self.head += 1;
         position
     }
 
+    #[cold]
+    fn add_block(&mut self) {
+        let fresh = self.spare.take().unwrap_or_else(|| self.free.take());
+        self.blocks.push_back(fresh);
+    }
+
+    #[inline]
     pub(crate) fn pop(&mut self) -> Option<(u64, T)> {
         if self.is_empty() {
             return None;
         }
         let position = self.tail;
         let entry = self.blocks[0][(position % BLOCK as u64) as usize];
-        self.advance_tail(position + 1);
+        let next = position + 1;
+        if next.is_multiple_of(BLOCK as u64) || next == self.head || self.sweep.is_some() {
+            self.advance_tail(next);
+        } else {
+            self.tail = next;
+        }
         Some((position, entry))
     }
 
@@ -157,9 +171,17 @@ impl<T: Copy + Default> Ring<T> {
     /// [`pop_peeked`](Self::pop_peeked).
     pub(crate) fn peek(&self, most: u64, mut f: impl FnMut(u64, T)) -> Peeked {
         let end = self.head.min(self.tail + most);
-        for position in self.tail..end {
-            let (block, slot) = self.at(position);
-            f(position, self.blocks[block][slot]);
+        let mut position = self.tail;
+        for block in &self.blocks {
+            if position == end {
+                break;
+            }
+            let first = (position % BLOCK as u64) as usize;
+            let count = (end - position).min((BLOCK - first) as u64) as usize;
+            for entry in &block[first..first + count] {
+                f(position, *entry);
+                position += 1;
+            }
         }
         Peeked { end, slides: self.slides }
     }
