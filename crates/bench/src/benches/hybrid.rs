@@ -1,7 +1,8 @@
 //! `hybrid`: hit ratio of caches in memory and on a device, and bytes written to the device.
 //!
 //! *Zipf*: Zipf-distributed keys from a set ten times as large as memory; a miss loads and caches
-//! the value. The rate of operations is bounded, so that the device's speed does not matter.
+//! the value. The rate of operations is bounded, so that the device's speed does not matter. With
+//! `--tasks`, tasks of a tokio runtime request as fast as they can.
 //! *Metadata*: a set as large as memory and seldom requested, and a stream of data ten times as
 //! large as the device, requested once. The result is how much of the set is left.
 
@@ -11,7 +12,9 @@ use std::time::{Duration, Instant};
 use forebay_cache::Class;
 
 use super::{best, chosen, group_by_name, interleave, lines};
-use crate::hybrids::{FoundIn, HybridPlan, Scratch, Subject, TieredCache};
+use crate::hybrids::{
+    FoundCounts, FoundIn, HybridPlan, Scratch, Subject, TaskRequests, TieredCache,
+};
 use crate::keys::{Distribution, KeySpace};
 use crate::options::{Common, Failure};
 use crate::report::plot::{Axis, Panel};
@@ -48,6 +51,10 @@ pub(crate) struct Args {
     /// Largest number of operations per second; 0 for no bound.
     #[arg(long, default_value_t = 20_000)]
     pub(crate) pace: u64,
+    /// Tasks of a tokio runtime that request at the same time, without a pace, in *zipf* alone; 0
+    /// for one thread.
+    #[arg(long, default_value_t = 0, conflicts_with = "pace", value_parser = clap::value_parser!(u64).range(0..=1024))]
+    pub(crate) tasks: u64,
     /// Folder for the files of all subjects.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     pub(crate) folder: PathBuf,
@@ -56,6 +63,11 @@ pub(crate) struct Args {
 impl Args {
     fn keys(&self) -> u64 {
         self.memory * SET_FACTOR / self.value_bytes
+    }
+
+    /// Whether speed is measured, not the pace.
+    fn is_unpaced(&self) -> bool {
+        self.pace == 0 || self.tasks > 0
     }
 }
 
@@ -83,7 +95,8 @@ impl Pacer {
     }
 }
 
-/// Measures both loads with the best configuration of each subject, by hit ratio.
+/// Measures both loads with the best configuration of each subject: by hit ratio, or by speed if
+/// that is measured.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
     let all = Subject::all();
     common.check_subjects(&all.iter().map(|subject| subject.name).collect::<Vec<_>>())?;
@@ -92,13 +105,15 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     let keys = KeySpace::new(Distribution::Zipf, args.keys(), common.seed);
     let score = |subject: &Subject| {
         let record = zipf(common, args, subject, &keys, args.rounds);
-        record.ok().and_then(|record| record.number("hit_ratio")).unwrap_or(0.0)
+        let by = if args.is_unpaced() { "operations_per_s" } else { "hit_ratio" };
+        record.ok().and_then(|record| record.number(by)).unwrap_or(0.0)
     };
     let cells: Vec<(&Subject, usize)> =
         groups.iter().map(|group| (best(group, score), group.len())).collect();
-    let found = interleave(common.reps, 2 * cells.len(), |i, _| {
-        let (subject, candidates) = cells[i / 2];
-        let record = match i % 2 {
+    let loads = if args.tasks > 0 { 1 } else { 2 };
+    let found = interleave(common.reps, loads * cells.len(), |i, _| {
+        let (subject, candidates) = cells[i / loads];
+        let record = match i % loads {
             0 => zipf(common, args, subject, &keys, args.rounds)?,
             _ => metadata(common, args, subject)?,
         };
@@ -144,28 +159,18 @@ fn zipf(
     rounds: u64,
 ) -> Result<Record, Failure> {
     let (cache, _scratch) = opened(common, args, subject)?;
-    let mut stream = keys.stream(0, 1, common.seed);
     let operations = rounds * args.keys();
-    let mut pacer = Pacer::new(args.pace);
-    let mut counts = [0u64; 3];
-    let mut written_before = 0;
-    let mut start = Instant::now();
-    for nth in 0..operations + operations / 2 {
-        if nth == operations / 2 {
-            counts = [0; 3];
-            written_before = cache.written_bytes();
-            start = Instant::now();
-        }
-        let found = cache.get_or_load(stream.next(), Class::Data);
-        counts[found as usize] += 1;
-        pacer.step();
-    }
+    request_zipf(&*cache, (common, args), keys, (0, operations / 2))?;
+    let written_before = cache.written_bytes();
+    let start = Instant::now();
+    let counts = request_zipf(&*cache, (common, args), keys, (operations / 2, operations))?;
+    let operations: u64 = counts.iter().sum();
     let took_s = start.elapsed().as_secs_f64();
     let written = (cache.written_bytes() - written_before) as f64;
     let ratio = |found: FoundIn| counts[found as usize] as f64 / operations as f64;
     let inserted = (counts[FoundIn::Nowhere as usize] * args.value_bytes).max(1) as f64;
-    let mut record = blank(args, subject, "zipf");
-    if args.pace == 0 {
+    let mut record = blank(args, subject, "zipf").param("tasks", args.tasks);
+    if args.is_unpaced() {
         // Otherwise the pace decides.
         record = record.figure("operations_per_s", operations as f64 / took_s);
     }
@@ -175,6 +180,32 @@ fn zipf(
         .figure("device_hit_ratio", ratio(FoundIn::Device))
         .figure("written_bytes", written)
         .figure("written_per_inserted_byte", written / inserted))
+}
+
+/// Requests `count` keys, after `walked` ones.
+fn request_zipf(
+    cache: &dyn TieredCache,
+    (common, args): (&Common, &Args),
+    keys: &KeySpace,
+    (walked, count): (u64, u64),
+) -> Result<FoundCounts, Failure> {
+    let tasks = args.tasks.max(1);
+    let requests = |task| TaskRequests {
+        keys: keys.stream_after(task as usize, tasks as usize, common.seed, walked / tasks),
+        count: count / tasks,
+    };
+    if args.tasks > 0 {
+        return cache.run_tasks((0..tasks).map(requests).collect());
+    }
+    let TaskRequests { keys: mut stream, count } = requests(0);
+    let mut pacer = Pacer::new(args.pace);
+    let mut counts = [0; 3];
+    for _ in 0..count {
+        let found = cache.get_or_load(stream.next(), Class::Data);
+        counts[found as usize] += 1;
+        pacer.step();
+    }
+    Ok(counts)
 }
 
 /// Measures the metadata load.

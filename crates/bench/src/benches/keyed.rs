@@ -3,7 +3,8 @@
 //! The load *mixed* is a web service's: Zipf-distributed keys, nine lookups for one lookup that
 //! loads what it misses, a time to live, and a listener that counts. The load *hits* looks up
 //! resident strings; `block-cache` does that with a `Cache<u64, _>` and the string's hash as key,
-//! which is the least that a hit can cost.
+//! which is the least that a hit can cost. `compared` also keeps the string in the value and compares
+//! it, which is the least that an exact hit can cost.
 
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
@@ -24,6 +25,7 @@ const THREADS: [usize; 3] = [1, 2, 8];
 const FOREBAY: &str = "forebay";
 const MOKA: &str = "moka";
 const BLOCK_CACHE: &str = "block-cache";
+const COMPARED: &str = "compared";
 /// One lookup in so many loads what it misses.
 const LOADS: u64 = 10;
 /// Long enough that a measurement sees few expired entries, short enough that there are some.
@@ -137,6 +139,24 @@ impl Subject<String> for Hashed {
     }
 }
 
+/// As [`Hashed`], with the strings in the values.
+struct Compared {
+    cache: Cache<u64, (String, Page)>,
+    hasher: SeededState,
+}
+
+impl Subject<String> for Compared {
+    fn get(&self, key: &String) -> bool {
+        let found = self.cache.get(&self.hasher.hash_one(key));
+        let found = found.filter(|found| found.0 == *key);
+        found.is_some_and(|found| found.1[0] < u8::MAX || found.1[1] > 0)
+    }
+
+    fn get_or_load(&self, key: &String, number: u64) -> bool {
+        self.cache.insert(self.hasher.hash_one(key), (key.clone(), page(number))).is_err()
+    }
+}
+
 #[cfg(feature = "peers")]
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Subject<K> for moka::sync::Cache<K, Page> {
     fn get(&self, key: &K) -> bool {
@@ -182,6 +202,11 @@ fn hits(subject: &str, plan: &Plan<'_>, keys: &[String]) -> Result<Record, Failu
         let hashed = Hashed { cache, hasher: SeededState::default() };
         return Ok(plan.measure(subject, &hashed, keys));
     }
+    if subject == COMPARED {
+        let cache = Cache::builder().capacity(entries).weigher(|_, _| 1).build()?;
+        let compared = Compared { cache, hasher: SeededState::default() };
+        return Ok(plan.measure(subject, &compared, keys));
+    }
     #[cfg(feature = "peers")]
     if subject == MOKA {
         let cache = moka::sync::Cache::builder().max_capacity(entries).build();
@@ -192,7 +217,7 @@ fn hits(subject: &str, plan: &Plan<'_>, keys: &[String]) -> Result<Record, Failu
 }
 
 fn subjects() -> Vec<&'static str> {
-    let mut subjects = vec![FOREBAY, BLOCK_CACHE];
+    let mut subjects = vec![FOREBAY, BLOCK_CACHE, COMPARED];
     if cfg!(feature = "peers") {
         subjects.push(MOKA);
     }
@@ -229,7 +254,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
         records.extend(folded(&found));
         let resident_names = &names[..args.entries as usize];
         let plan = plan("string", "hits", &resident, false);
-        let readers = wanted(&[FOREBAY, BLOCK_CACHE, MOKA]);
+        let readers = wanted(&[FOREBAY, BLOCK_CACHE, COMPARED, MOKA]);
         let found =
             interleave(common.reps, readers.len(), |i, _| hits(readers[i], &plan, resident_names))?;
         records.extend(folded(&found));
@@ -242,6 +267,7 @@ fn folded(found: &[Vec<Record>]) -> Vec<Record> {
     let ratios = [
         ratio("ratio_to_moka", Against::Subject(MOKA)),
         ratio("ratio_to_block_cache", Against::Subject(BLOCK_CACHE)),
+        ratio("ratio_to_compared", Against::Subject(COMPARED)),
     ];
     fold_all(found, &ratios)
 }

@@ -6,12 +6,40 @@ use forebay_cache::{Attributes, Class};
 use forebay_io::{Direct, FileDevice, OpenOptions};
 use forebay_l2::HybridCache;
 
-use super::{FoundIn, HybridPlan, TieredCache, check, value};
+use super::{
+    FoundCounts, FoundIn, HybridPlan, TaskRequests, TieredCache, check, runtime, sum_of_tasks,
+    value,
+};
 use crate::options::Failure;
 
 pub(super) struct Forebay {
-    cache: HybridCache<u64, Box<[u8]>>,
+    cache: Arc<HybridCache<u64, Box<[u8]>>>,
     value_bytes: usize,
+}
+
+async fn request(
+    cache: &HybridCache<u64, Box<[u8]>>,
+    mut task: TaskRequests,
+    value_bytes: usize,
+) -> FoundCounts {
+    let mut counts = [0; 3];
+    for _ in 0..task.count {
+        let key = task.keys.next();
+        if let Some(found) = cache.memory().get(&key) {
+            check(key, &found);
+            counts[FoundIn::Memory as usize] += 1;
+            continue;
+        }
+        let mut place = FoundIn::Device;
+        let load = || {
+            place = FoundIn::Nowhere;
+            async { Ok::<_, std::io::Error>(value(key, value_bytes).into_boxed_slice()) }
+        };
+        let found = cache.get_or_load_with_async(key, Attributes::DATA, load).await;
+        check(key, &found.unwrap_or_else(|error| panic!("loading {key}: {error}")));
+        counts[place as usize] += 1;
+    }
+    counts
 }
 
 /// Upper bound of a value's size on the device, in bytes.
@@ -38,7 +66,7 @@ impl Forebay {
             .l2_tunable("warm_up", "false")
             .without_writing_on_close()
             .build()?;
-        Ok(Self { cache, value_bytes: plan.value_bytes })
+        Ok(Self { cache: Arc::new(cache), value_bytes: plan.value_bytes })
     }
 }
 
@@ -58,6 +86,14 @@ impl TieredCache for Forebay {
         let found = found.unwrap_or_else(|error| panic!("loading {key}: {error}"));
         check(key, &found);
         if loaded { FoundIn::Nowhere } else { FoundIn::Device }
+    }
+
+    fn run_tasks(&self, tasks: Vec<TaskRequests>) -> Result<FoundCounts, Failure> {
+        let bytes = self.value_bytes;
+        sum_of_tasks(&runtime()?, tasks, |task| {
+            let cache = Arc::clone(&self.cache);
+            async move { request(&cache, task, bytes).await }
+        })
     }
 
     fn get(&self, key: u64) -> bool {

@@ -10,7 +10,10 @@ use ::foyer::{
 use forebay_cache::Class;
 use tokio::runtime::Runtime;
 
-use super::{FoundIn, HybridPlan, TieredCache, check, value};
+use super::{
+    FoundCounts, FoundIn, HybridPlan, TaskRequests, TieredCache, check, runtime, sum_of_tasks,
+    value,
+};
 use crate::options::Failure;
 
 /// Configurations: when a value is written, and how memory evicts.
@@ -53,7 +56,7 @@ fn eviction(nth: usize) -> EvictionConfig {
 
 impl Foyer {
     pub(super) fn open(plan: &HybridPlan, nth: usize) -> Result<Self, Failure> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let runtime = runtime()?;
         let policy = match plan.fill || nth < 3 {
             true => HybridCachePolicy::WriteOnInsertion,
             false => HybridCachePolicy::WriteOnEviction,
@@ -89,18 +92,36 @@ impl Foyer {
     }
 }
 
+async fn get_or_fetch(cache: &HybridCache<u64, Vec<u8>>, key: u64, bytes: usize) -> FoundIn {
+    let fetch = || async move { Ok::<_, Infallible>(value(key, bytes)) };
+    let entry = cache.get_or_fetch(&key, fetch).await;
+    let entry = entry.unwrap_or_else(|error| panic!("loading {key}: {error}"));
+    check(key, entry.value());
+    match entry.source() {
+        Source::Memory => FoundIn::Memory,
+        Source::Disk => FoundIn::Device,
+        Source::Outer => FoundIn::Nowhere,
+    }
+}
+
 impl TieredCache for Foyer {
     fn get_or_load(&self, key: u64, _class: Class) -> FoundIn {
+        self.runtime.block_on(get_or_fetch(self.cache(), key, self.value_bytes))
+    }
+
+    fn run_tasks(&self, tasks: Vec<TaskRequests>) -> Result<FoundCounts, Failure> {
         let bytes = self.value_bytes;
-        let fetch = || async move { Ok::<_, Infallible>(value(key, bytes)) };
-        let entry = self.runtime.block_on(self.cache().get_or_fetch(&key, fetch));
-        let entry = entry.unwrap_or_else(|error| panic!("loading {key}: {error}"));
-        check(key, entry.value());
-        match entry.source() {
-            Source::Memory => FoundIn::Memory,
-            Source::Disk => FoundIn::Device,
-            Source::Outer => FoundIn::Nowhere,
-        }
+        sum_of_tasks(&self.runtime, tasks, |mut task| {
+            let cache = self.cache().clone();
+            async move {
+                let mut counts = [0; 3];
+                for _ in 0..task.count {
+                    let found = get_or_fetch(&cache, task.keys.next(), bytes).await;
+                    counts[found as usize] += 1;
+                }
+                counts
+            }
+        })
     }
 
     fn get(&self, key: u64) -> bool {

@@ -12,7 +12,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_cache::Class;
 
+use crate::keys::KeyStream;
 use crate::options::Failure;
+
+/// The requests of one task.
+pub(crate) struct TaskRequests {
+    pub(crate) keys: KeyStream,
+    /// How many.
+    pub(crate) count: u64,
+}
+
+/// How many requests found their values in each place, by `FoundIn`.
+pub(crate) type FoundCounts = [u64; 3];
 
 /// Configuration of a cache that is made or reopened.
 #[derive(Clone, Debug)]
@@ -42,6 +53,9 @@ pub(crate) enum FoundIn {
 pub(crate) trait TieredCache: Send + Sync {
     /// Looks a key up, and loads its value on a miss.
     fn get_or_load(&self, key: u64, class: Class) -> FoundIn;
+    /// Runs tasks on a tokio runtime with a worker for each CPU. Each of them looks its keys up, one
+    /// after the other, and loads the values that it misses.
+    fn run_tasks(&self, tasks: Vec<TaskRequests>) -> Result<FoundCounts, Failure>;
     /// Looks a key up.
     fn get(&self, key: u64) -> bool;
     /// Inserts the value of a key.
@@ -103,6 +117,27 @@ impl Subject {
         // For logs and partly filled segments.
         (entries * each * 5 / 4 + (64 << 20)).next_multiple_of(1 << 20)
     }
+}
+
+/// A runtime with a worker for each CPU.
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+}
+
+/// Runs `make(task)` for each task, and adds up their counts. The tasks run on the workers, not on
+/// this thread: what they start then begins on the same worker.
+fn sum_of_tasks<F: Future<Output = FoundCounts> + Send + 'static>(
+    runtime: &tokio::runtime::Runtime,
+    tasks: Vec<TaskRequests>,
+    make: impl Fn(TaskRequests) -> F,
+) -> Result<FoundCounts, Failure> {
+    let tasks: Vec<_> = tasks.into_iter().map(|task| runtime.spawn(make(task))).collect();
+    let mut sum = [0; 3];
+    for task in tasks {
+        let found = runtime.block_on(task)?;
+        sum.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
+    }
+    Ok(sum)
 }
 
 /// The value of a key, of `bytes` bytes but at least eight.
