@@ -287,6 +287,19 @@ pub struct DeviceStats {
     pub counters: Vec<(&'static str, &'static str, u64)>,
     /// Since when the device has not answered, if it comes back by itself.
     pub away: Option<Away>,
+    /// What an object store keeps.
+    pub stored: Option<Stored>,
+}
+
+/// Data objects of an object store. What waits for its deletion is not among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// Their number.
+    pub objects: u64,
+    /// Bytes of their payloads.
+    pub bytes: u64,
+    /// Bytes of them that are believed to be live.
+    pub live_bytes: u64,
 }
 
 /// A device that does not answer. Its requests wait until it does.
@@ -301,12 +314,18 @@ pub struct Away {
 impl DeviceStats {
     /// Creates the statistics of a custom device.
     pub fn new(engine: Engine, counters: Vec<(&'static str, &'static str, u64)>) -> Self {
-        Self { engine, counters, away: None }
+        Self { engine, counters, away: None, stored: None }
     }
 
     /// Returns the statistics with what is known of a device that does not answer.
     #[must_use]
     pub fn with_away(self, away: Option<Away>) -> Self {
         Self { away, ..self }
+    }
+
+    /// Returns the statistics with what an object store keeps.
+    #[must_use]
+    pub fn with_stored(self, stored: Stored) -> Self {
+        Self { stored: Some(stored), ..self }
     }
 }

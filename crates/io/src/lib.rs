@@ -59,7 +59,7 @@ mod waiter;
 
 pub use completion::in_callback;
 pub use device::{
-    AppendOnly, Away, Buffered, Decorator, Device, DeviceInfo, DeviceStats, Engine, Health,
+    AppendOnly, Away, Buffered, Decorator, Device, DeviceInfo, DeviceStats, Engine, Health, Stored,
 };
 pub use error::{Error, ErrorKind};
 pub use file::{

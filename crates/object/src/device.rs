@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_io::{
     AppendOnly, Away, Device, DeviceInfo, DeviceStats, Engine as EngineName, Health, Request,
-    Waiter, in_callback,
+    Stored, Waiter, in_callback,
 };
 use tokio::runtime::{Builder, Handle, Runtime};
 
@@ -142,16 +142,22 @@ impl ObjectDevice {
         Arc::new(Self { engine, info, runtime })
     }
 
+    fn stored(&self) -> Stored {
+        let state = self.engine.lock();
+        let (bytes, live_bytes) = state.map.bytes();
+        Stored { objects: state.map.len() as u64, bytes, live_bytes }
+    }
+
     /// Returns the state of the store.
     pub fn state(&self) -> StoreState {
         let away = self.engine.client.away();
+        let stored = self.stored();
         let state = self.engine.lock();
-        let (stored_bytes, live_bytes) = state.map.bytes();
         StoreState {
             epoch: self.engine.epoch,
-            objects: state.map.len() as u64,
-            stored_bytes,
-            live_bytes,
+            objects: stored.objects,
+            stored_bytes: stored.bytes,
+            live_bytes: stored.live_bytes,
             unpublished_bytes: state.unpublished.iter().map(|o| o.payload_bytes()).sum(),
             away,
             fenced: state.fenced.clone(),
@@ -242,6 +248,7 @@ impl Device for ObjectDevice {
         let counters = counters.into_iter().map(|c| (c.name, c.label.unwrap_or(""), c.value));
         DeviceStats::new(EngineName::ObjectStore, counters.collect())
             .with_away(self.engine.client.away())
+            .with_stored(self.stored())
     }
 
     fn help(&self, _waiter: &Waiter) {

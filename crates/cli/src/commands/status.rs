@@ -6,7 +6,7 @@ use crate::args::StatusArgs;
 use crate::control::Request;
 use crate::control::client::{self, Target};
 use crate::control::follow::FollowInfo;
-use crate::control::messages::{DeviceInfo, L2DeviceInfo, PoolStatus};
+use crate::control::messages::{DeviceInfo, L2DeviceInfo, PoolStatus, StoredInfo};
 use crate::daemon::{health, stats};
 use crate::error::Result;
 use crate::memory::MemoryPlan;
@@ -74,7 +74,12 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
         put("hint", "give all of its devices, joined by `:`".to_owned());
     }
     let is_store = status.devices.iter().any(|device| device.object_store);
+    let in_datasets = status.datasets.iter().map(|dataset| dataset.allocated_bytes).sum();
     let space = match is_store {
+        // Its space maps are those of the writer.
+        _ if status.follow.is_some() => {
+            format!("{} allocated by the datasets", units::bytes(in_datasets))
+        }
         // Nobody can ask a store how much it takes.
         true => format!(
             "{} allocated, {} freed and given back three txgs later; {} can be written until all addresses are used",
@@ -181,6 +186,7 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
         let size = units::bytes(device.size_bytes);
         if device.object_store {
             lines.push(("store".to_owned(), device.path.clone()));
+            lines.extend(device.stored.map(|stored| ("objects".to_owned(), store_objects(stored))));
             lines.extend(store_requests(device).map(|value| ("requests".to_owned(), value)));
         } else if !device.missing {
             let value = format!("{}, {size}, by {}, {access}", device.path, device.engine);
@@ -235,6 +241,14 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
         lines.push(("mounted".to_owned(), value));
     }
     lines
+}
+
+/// What an object store keeps, and bills.
+fn store_objects(stored: StoredInfo) -> String {
+    let live = units::bytes(stored.live_bytes.min(stored.bytes));
+    let text =
+        format!("{} with {}, {live} of them live", stored.objects, units::bytes(stored.bytes));
+    format!("{text}; what was freed lately comes on top, until it is deleted")
 }
 
 /// The requests to an object store in one line, if it is open.

@@ -10,7 +10,7 @@ use super::{Daemon, ImportedPool, MountedDataset, health, jobs, mount_info};
 use crate::control::messages::{
     CacheStateStats, CacheStats, DatasetInfo, DeviceInfo, ErrorCounts, IntentLogStats,
     L2DeviceInfo, MemoryHits, MountStats, PoolStats, PoolStatus, ProcessStats, StoreRequests,
-    TunableInfo,
+    StoredInfo, TunableInfo,
 };
 
 /// Statistics of the whole process.
@@ -196,6 +196,7 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         replaces: device.replaces,
         object_store: device.object_store,
         requests: store_requests(&device.store_counters),
+        stored: device.stored.map(stored_info),
     };
     PoolStatus {
         name: pool.name().to_owned(),
@@ -240,6 +241,11 @@ pub(crate) fn pool_status(pool: &Pool, imported: Option<&ImportedPool>, state: &
         resilver: Some(jobs::resilver_info(pool)).filter(|one| one.active || one.blocks > 0),
         follow: imported.and_then(|imported| Some(imported.following.as_ref()?.info(imported))),
     }
+}
+
+fn stored_info(stored: forebay_io::Stored) -> StoredInfo {
+    let forebay_io::Stored { objects, bytes, live_bytes } = stored;
+    StoredInfo { objects, bytes, live_bytes }
 }
 
 /// The requests to an object store, by kind, of its counters.

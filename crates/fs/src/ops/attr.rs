@@ -113,10 +113,15 @@ impl FileSystem {
         let usage = self.pool().usage();
         let inodes = self.dataset().object_count();
         let files_free = usage.available_bytes / INODE_BYTES;
+        let free_bytes = usage.free_bytes + usage.deferred_bytes;
+        // A pool that is followed knows only what its datasets have.
+        let allocated_bytes = usage.allocated_bytes.max(self.dataset().allocated_bytes());
         Ok(FsUsage {
             block_bytes: USAGE_BYTES as u32,
-            blocks: usage.total_bytes / USAGE_BYTES,
-            free: (usage.free_bytes + usage.deferred_bytes) / USAGE_BYTES,
+            // Without addresses that are neither: an object store takes each of them once, and
+            // what `df` shows as used must be what is allocated.
+            blocks: (allocated_bytes + free_bytes) / USAGE_BYTES,
+            free: free_bytes / USAGE_BYTES,
             available: usage.available_bytes / USAGE_BYTES,
             files: inodes + files_free,
             files_free,

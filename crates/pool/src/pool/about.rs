@@ -3,6 +3,7 @@
 
 use forebay_base::sync::Arc;
 use forebay_base::tunables::TunableRow;
+use forebay_io::Stored;
 use forebay_io::metrics::Metrics;
 
 use super::Pool;
@@ -106,6 +107,8 @@ pub struct PoolDevice {
     pub object_store: bool,
     /// The counters of an object store: name, label and value.
     pub store_counters: Vec<(&'static str, &'static str, u64)>,
+    /// What an object store keeps.
+    pub stored: Option<Stored>,
 }
 
 /// Reads the label of a device without importing its pool. Returns `None` if there is no label.
@@ -237,10 +240,9 @@ fn device(vdev: &Vdev, at: u8) -> PoolDevice {
     let info = leaf.device().info();
     let (errors, missed) = (vdev.errors(at), vdev.status().missed(at));
     let object_store = vdev.kind() == VdevKind::ObjectStore;
-    let store_counters = match object_store {
-        true => leaf.device().stats().counters,
-        false => Vec::new(),
-    };
+    let stats = object_store.then(|| leaf.device().stats());
+    let stored = stats.as_ref().and_then(|stats| stats.stored);
+    let store_counters = stats.map(|stats| stats.counters).unwrap_or_default();
     PoolDevice {
         number: vdev.number(),
         mirror: vdev.kind() == VdevKind::Mirror,
@@ -264,5 +266,6 @@ fn device(vdev: &Vdev, at: u8) -> PoolDevice {
         io: leaf.metrics(),
         object_store,
         store_counters,
+        stored,
     }
 }

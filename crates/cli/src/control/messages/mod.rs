@@ -218,6 +218,18 @@ pub(crate) struct DeviceInfo {
     /// The requests to an object store, by kind.
     #[serde(default)]
     pub(crate) requests: Vec<StoreRequests>,
+    /// What an object store keeps.
+    #[serde(default)]
+    pub(crate) stored: Option<StoredInfo>,
+}
+
+/// What an object store keeps of a pool, without what waits for its deletion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StoredInfo {
+    pub(crate) objects: u64,
+    pub(crate) bytes: u64,
+    /// Bytes of them that are believed to be live.
+    pub(crate) live_bytes: u64,
 }
 
 /// Requests of one kind to an object store, since it was opened.

@@ -114,6 +114,19 @@ fn devices(pool: &Pool, name: &str, paths: bool, out: &mut Snapshot) {
         if device.object_store {
             let rows = ObjectCounters::ROWS;
             super::counters(out, "object", rows, &device.store_counters, &labels);
+            let stored = device.stored.unwrap_or_default();
+            let gauges = [
+                ("forebay_object_stored_objects", "Data objects in the store.", stored.objects),
+                ("forebay_object_stored_bytes", "Bytes of their payloads.", stored.bytes),
+                (
+                    "forebay_object_live_bytes",
+                    "Bytes of them that are believed to be live.",
+                    stored.live_bytes,
+                ),
+            ];
+            for (gauge, help, value) in gauges {
+                out.gauge(gauge, help, &labels, value as f64);
+            }
         }
     }
 }
