@@ -359,9 +359,11 @@ pub(crate) fn import_view(
     view: Opened,
     shared: &FollowedPool,
     cache: &Arc<BlockCache>,
+    events: &Arc<EventLog>,
 ) -> Result<Pool> {
     let options = ImportOptions {
         read_only: true,
+        events: Some(Arc::clone(events)),
         tunables: request.tunables.clone(),
         find_l2_devices: false,
         followed: Some(shared.clone()),

@@ -3,6 +3,8 @@
 use forebay_base::clock::{SystemWallClock, WallClock};
 use forebay_base::sync::Arc;
 
+use crate::stats::FsCounters;
+
 /// When a read updates the access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtimeMode {
@@ -30,6 +32,8 @@ pub struct FsOptions {
     pub workers: usize,
     /// Source of the times of files.
     pub clock: Arc<dyn WallClock>,
+    /// Counters that go on from another state of the same files. Default: new ones.
+    pub counters: Option<Arc<FsCounters>>,
 }
 
 impl Default for FsOptions {
@@ -42,6 +46,7 @@ impl Default for FsOptions {
             dir_atime: true,
             workers: 16,
             clock: Arc::new(SystemWallClock),
+            counters: None,
         }
     }
 }

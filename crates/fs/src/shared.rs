@@ -36,7 +36,7 @@ pub(crate) struct FsShared {
     /// When reads update access times, encoded by [`set_atime`](crate::FileSystem::set_atime).
     pub(crate) atime: AtomicU8,
     pub(crate) client: Mutex<Option<Arc<dyn Client>>>,
-    pub(crate) counters: FsCounters,
+    pub(crate) counters: Arc<FsCounters>,
     /// Transaction group of the most recent transaction.
     pub(crate) last_txg: AtomicU64,
     pub(crate) closed: AtomicBool,

@@ -19,7 +19,7 @@ use forebay_base::sync::{Condvar, Mutex};
 use forebay_fs::FileSystem;
 use forebay_fuse::Group;
 use forebay_object::{Follower, ObjectDevice};
-use forebay_pool::{BlockCache, FollowedPool, Pool};
+use forebay_pool::{BlockCache, EventLog, FollowedPool, Pool};
 
 use super::ImportedPool;
 use crate::control::follow::FollowInfo;
@@ -34,6 +34,7 @@ pub(crate) struct Following {
     request: ImportRequest,
     interval: Duration,
     cache: Arc<BlockCache>,
+    events: Arc<EventLog>,
     state: Mutex<FollowState>,
     stopped: Mutex<bool>,
     wake: Condvar,
@@ -58,6 +59,7 @@ impl Following {
         request: &ImportRequest,
         interval: Duration,
         cache: &Arc<BlockCache>,
+        events: &Arc<EventLog>,
     ) -> Result<(Pool, Self)> {
         let url = match &request.paths[..] {
             [path] => object_stores::url(path),
@@ -73,7 +75,8 @@ impl Following {
         }
         let (follower, view) = object_stores::follow(url)?;
         let shared = FollowedPool::new();
-        let pool = import(request, &view, &shared, cache).inspect_err(|_| follower.close())?;
+        let shown = pools::import_view(request, object_stores::view(&view), &shared, cache, events);
+        let pool = shown.inspect_err(|_| follower.close())?;
         let state = FollowState { view, pending: None, error: None };
         let following = Self {
             follower,
@@ -81,6 +84,7 @@ impl Following {
             request: request.clone(),
             interval,
             cache: Arc::clone(cache),
+            events: Arc::clone(events),
             state: Mutex::named("follow-state", state),
             stopped: Mutex::named("follow-stop", false),
             wake: Condvar::new(),
@@ -129,7 +133,7 @@ impl Following {
         let mut error = polled.as_ref().err().map(ToString::to_string);
         let pending = self.state.lock().pending.take();
         if let Some(view) = polled.ok().flatten().or(pending) {
-            match import(&self.request, &view, &self.shared, &self.cache) {
+            match self.import(&view) {
                 Ok(pool) => {
                     // In this order: a mount that begins meanwhile has the pool of before, and is
                     // brought to the newest one below or at the next look.
@@ -149,6 +153,12 @@ impl Following {
             }
         }
         self.note(imported, error);
+    }
+
+    /// Imports the transaction group of a view.
+    fn import(&self, view: &Arc<ObjectDevice>) -> Result<Pool> {
+        let view = object_stores::view(view);
+        pools::import_view(&self.request, view, &self.shared, &self.cache, &self.events)
     }
 
     /// Notes the outcome of a look, and logs it if it is another one.
@@ -203,14 +213,4 @@ fn run(imported: &Weak<ImportedPool>) {
         }
         following.look(&imported);
     }
-}
-
-/// Imports the transaction group of a view.
-fn import(
-    request: &ImportRequest,
-    view: &Arc<ObjectDevice>,
-    shared: &FollowedPool,
-    cache: &Arc<BlockCache>,
-) -> Result<Pool> {
-    pools::import_view(request, object_stores::view(view), shared, cache)
 }

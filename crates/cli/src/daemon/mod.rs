@@ -246,7 +246,8 @@ impl Daemon {
         let (pool, following) = match request.follow_ms {
             Some(interval_ms) => {
                 let interval = Duration::from_millis(interval_ms);
-                let (pool, following) = Following::begin(&request_here, interval, &self.cache)?;
+                let (cache, events) = (&self.cache, &self.event_log);
+                let (pool, following) = Following::begin(&request_here, interval, cache, events)?;
                 (pool, Some(following))
             }
             None => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use forebay_base::sync::Mutex;
-use forebay_fs::{FileSystem, FsOptions, FsStats};
+use forebay_fs::{FileSystem, FsCounters, FsOptions, FsStats};
 use forebay_fuse::{Groups, Mount, MountError, MountOptions};
 use forebay_pool::Pool;
 
@@ -437,6 +437,8 @@ impl FilesOptions {
             atime: request.flags.atime_mode(),
             dir_atime: !request.flags.no_dir_atime,
             workers: WORKERS,
+            // Those of each transaction group of a pool that is followed.
+            counters: Some(Arc::new(FsCounters::new())),
             ..FsOptions::default()
         };
         Self { dataset: request.dataset.clone(), options }

@@ -83,6 +83,7 @@ impl Daemon {
             Request::Trim { pool } => answer(&jobs::trim(&self.pool(pool)?.pool(), on_progress)?),
             Request::AddL2 { pool, device, force } => {
                 let imported = self.pool(pool)?;
+                refuse_if_followed(&imported)?;
                 answer(&add_l2(&imported.pool(), &device, force)?)
             }
             Request::RemoveL2 { pool, device } => answer(&self.remove_l2(pool, &device)?),
@@ -268,6 +269,20 @@ pub(crate) fn add_l2(pool: &Pool, path: &Path, force: bool) -> Result<L2DeviceIn
     let number = format!("{guid:016x}");
     let added = stats::l2_devices(pool).into_iter().find(|device| device.number == number);
     added.ok_or_else(|| Failure::new("the L2 device was removed meanwhile; add it again"))
+}
+
+/// # Errors
+/// If the pool is followed.
+fn refuse_if_followed(imported: &ImportedPool) -> Result<()> {
+    if imported.following.is_none() {
+        return Ok(());
+    }
+    let pool = imported.pool();
+    Err(Failure::new(format!(
+        "pool {} is followed here, with a cache in memory only: its L2 devices are those of the \
+         host that writes it; give `forebay mount` more --memory",
+        pool.name()
+    )))
 }
 
 /// Removes an L2 device.

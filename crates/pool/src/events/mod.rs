@@ -188,14 +188,24 @@ pub(crate) struct PoolEvents {
     log: Arc<EventLog>,
     pool: Arc<str>,
     guid: u64,
-    counters: EventCounters,
+    counters: Arc<EventCounters>,
 }
 
 impl PoolEvents {
     /// Returns what notes the events of this pool; in a log of its own if `log` is `None`.
     pub(crate) fn new(log: Option<&Arc<EventLog>>, pool: &str, guid: u64) -> Arc<Self> {
+        Self::with_counters(log, pool, guid, Arc::new(EventCounters::new()))
+    }
+
+    /// As [`new`](Self::new), counting in these counters.
+    pub(crate) fn with_counters(
+        log: Option<&Arc<EventLog>>,
+        pool: &str,
+        guid: u64,
+        counters: Arc<EventCounters>,
+    ) -> Arc<Self> {
         let log = log.map_or_else(EventLog::new, Arc::clone);
-        Arc::new(Self { log, pool: pool.into(), guid, counters: EventCounters::new() })
+        Arc::new(Self { log, pool: pool.into(), guid, counters })
     }
 
     pub(crate) fn log(&self) -> &Arc<EventLog> {

@@ -37,7 +37,7 @@ use crate::txg::Txgs;
 use crate::wait::Wait;
 use crate::zap::Zap;
 
-use super::followed::FollowedPool;
+use super::followed::{FollowedPool, ReadCounters};
 use super::heartbeat::Heartbeats;
 use super::l2::L2DeviceList;
 use super::l2_fill::{self, L2Fills};
@@ -114,6 +114,7 @@ pub(super) struct PoolParts {
     pub(super) tunables: Arc<PoolTunables>,
     pub(super) read_only: bool,
     pub(super) followed: Option<FollowedPool>,
+    pub(super) counters: ReadCounters,
     pub(super) lease: Arc<Lease>,
     /// Of a pool on an object store.
     pub(super) ownership: Arc<Lease>,
@@ -151,12 +152,16 @@ impl PoolParts {
             tunables: Arc::new(table),
             read_only: false,
             followed: None,
+            counters: ReadCounters::default(),
         })
     }
 
     pub(super) fn read_ahead(&self) -> Arc<ReadAhead> {
         let (prefetch, directories) = (self.tunables.prefetch(), self.tunables.directories());
-        ReadAhead::new(Arc::clone(prefetch), Arc::clone(directories), Arc::clone(&self.clock))
+        let counters =
+            (Arc::clone(&self.counters.prefetch), Arc::clone(&self.counters.directories));
+        let (prefetch, directories) = (Arc::clone(prefetch), Arc::clone(directories));
+        ReadAhead::new(prefetch, directories, Arc::clone(&self.clock), counters)
     }
 
     /// Returns the devices as storage of the intent log.
@@ -181,6 +186,7 @@ impl PoolParts {
             Some(followed) => followed.own_store(share, open),
             None => open(),
         }?;
+        let store = store.with_counters(Arc::clone(&self.counters.store));
         Ok(store.with_lease(Arc::clone(&self.lease)))
     }
 }

@@ -3,6 +3,7 @@
 //! A pool on an object store that another host writes is imported again and again, once for each
 //! transaction group that is taken up. Its addresses are written once. So a cache key stands for
 //! the same content in all groups, and a block that one of them has read is a hit for the next.
+//! Counters of reads go on from group to group, because metrics must not decrease.
 //!
 //! # Locking
 //! `followed-owners` is a leaf lock, held for a look or an insert.
@@ -12,14 +13,43 @@ use hashbrown::HashMap;
 
 use crate::dataset::DatasetSettings;
 use crate::error::Result;
+use crate::events::EventCounters;
+use crate::readahead::PrefetchCounters;
+use crate::store::counters::StoreCounters;
 use crate::store::{SharedOwner, Store};
+use crate::zap::ZapCounters;
 
 /// The number under which the owner of the pool's own objects is kept. No dataset has it.
 const OWN_OBJECTS: u64 = 0;
 
 /// A pool that is followed: see [`ImportOptions::followed`](crate::ImportOptions::followed).
 #[derive(Clone)]
-pub struct FollowedPool(Arc<Mutex<HashMap<u64, SharedOwner>>>);
+pub struct FollowedPool(Arc<Followed>);
+
+struct Followed {
+    owners: Mutex<HashMap<u64, SharedOwner>>,
+    counters: ReadCounters,
+}
+
+/// The counters that also change in a pool that is only read.
+#[derive(Clone)]
+pub(super) struct ReadCounters {
+    pub(super) store: Arc<StoreCounters>,
+    pub(super) events: Arc<EventCounters>,
+    pub(super) prefetch: Arc<PrefetchCounters>,
+    pub(super) directories: Arc<ZapCounters>,
+}
+
+impl Default for ReadCounters {
+    fn default() -> Self {
+        Self {
+            store: Arc::new(StoreCounters::new()),
+            events: Arc::new(EventCounters::new()),
+            prefetch: Arc::new(PrefetchCounters::new()),
+            directories: Arc::new(ZapCounters::new()),
+        }
+    }
+}
 
 impl Default for FollowedPool {
     fn default() -> Self {
@@ -30,12 +60,17 @@ impl Default for FollowedPool {
 impl FollowedPool {
     /// Returns what is to be shared by the imports of one pool.
     pub fn new() -> Self {
-        Self(Arc::new(Mutex::named("followed-owners", HashMap::new())))
+        let owners = Mutex::named("followed-owners", HashMap::new());
+        Self(Arc::new(Followed { owners, counters: ReadCounters::default() }))
+    }
+
+    pub(super) fn counters(&self) -> &ReadCounters {
+        &self.0.counters
     }
 
     /// The owner of a dataset's keys, if an import of before has opened it.
     fn owner(&self, number: u64) -> Option<SharedOwner> {
-        self.0.lock().get(&number).cloned()
+        self.0.owners.lock().get(&number).cloned()
     }
 
     /// The store of the pool's own objects: with the owner of before, or as `open` makes it.
@@ -73,13 +108,13 @@ impl FollowedPool {
             return Ok(share(owner));
         }
         let store = open()?;
-        self.0.lock().entry(number).or_insert_with(|| store.shared_owner());
+        self.0.owners.lock().entry(number).or_insert_with(|| store.shared_owner());
         Ok(store)
     }
 }
 
 impl std::fmt::Debug for FollowedPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "FollowedPool({} owners)", self.0.lock().len())
+        write!(f, "FollowedPool({} owners)", self.0.owners.lock().len())
     }
 }

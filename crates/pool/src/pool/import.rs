@@ -135,6 +135,9 @@ impl Pool {
         )?;
         parts.read_only = options.read_only;
         parts.followed = options.followed.clone().filter(|_| options.read_only);
+        if let Some(followed) = &parts.followed {
+            parts.counters = followed.counters().clone();
+        }
         let wanted = import::ImportOptions {
             host: options.host.clone(),
             force: options.force,
@@ -150,7 +153,9 @@ impl Pool {
             await_former_owner(&devices, wanted.pause);
         }
         let name = config.pool_name.clone();
-        let events = PoolEvents::new(options.events.as_ref(), &name, config.pool_guid);
+        let counters = Arc::clone(&parts.counters.events);
+        let (log, guid) = (options.events.as_ref(), config.pool_guid);
+        let events = PoolEvents::with_counters(log, &name, guid, counters);
         let devices = Arc::new(devices.with_lease(&parts.lease).with_events(events));
         let log = LogFound { stamps: log_stamps, was_exported: !config.active };
         let import = Import { parts, config, devices, uberblocks, notes, claim, log, options };

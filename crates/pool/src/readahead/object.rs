@@ -16,12 +16,12 @@ use super::counters::PrefetchCounters;
 use super::detector::{Limits, Plan, ReadOutcome, StreamDetector};
 use super::tunables::PrefetchTunables;
 use crate::object::Node;
-use crate::zap::{MergeQueue, ZapShared, ZapTunables};
+use crate::zap::{MergeQueue, ZapCounters, ZapShared, ZapTunables};
 
 /// The parts of read-ahead that all objects of a pool share.
 pub(crate) struct ReadAhead {
     tunables: Arc<PrefetchTunables>,
-    counters: PrefetchCounters,
+    counters: Arc<PrefetchCounters>,
     directories: ZapShared,
     /// Directories whose change buffers fill.
     merges: MergeQueue<Weak<Node>>,
@@ -33,10 +33,10 @@ impl ReadAhead {
         tunables: Arc<PrefetchTunables>,
         directories: Arc<ZapTunables>,
         clock: Arc<dyn Clock>,
+        (counters, zap_counters): (Arc<PrefetchCounters>, Arc<ZapCounters>),
     ) -> Arc<Self> {
-        let directories = ZapShared::new(directories);
-        let (counters, merges) = (PrefetchCounters::new(), MergeQueue::new());
-        Arc::new(Self { tunables, counters, directories, merges, clock })
+        let directories = ZapShared::new(directories, zap_counters);
+        Arc::new(Self { tunables, counters, directories, merges: MergeQueue::new(), clock })
     }
 
     /// What directories share.

@@ -112,7 +112,7 @@ pub(crate) struct WriteProps {
 /// callback that drops it last must not close the device that it runs on.
 struct Shared {
     cache: Arc<BlockCache>,
-    counters: StoreCounters,
+    counters: Arc<StoreCounters>,
     prefetches: InFlightPrefetches,
     suspects: Suspects,
     writing: Writing,
@@ -209,7 +209,7 @@ impl Store {
         let (cache, l2, owner) = (Arc::clone(&hold.cache), Arc::clone(&hold.l2), hold.id);
         let shared = Arc::new(Shared {
             cache: Arc::clone(&cache),
-            counters: StoreCounters::new(),
+            counters: Arc::new(StoreCounters::new()),
             prefetches: InFlightPrefetches::new(),
             suspects: Suspects::new(),
             writing: Writing::new(),
@@ -225,6 +225,12 @@ impl Store {
         let (can_heal, lease) = (!read_only, None);
         let trace = Arc::new(BlockTrace::new());
         Self { cache, owner, _owner: hold, devices, shared, l2, packers, trace, can_heal, lease }
+    }
+
+    /// Returns the store with other counters. Call it before the store is cloned or used.
+    pub(crate) fn with_counters(mut self, counters: Arc<StoreCounters>) -> Self {
+        Arc::get_mut(&mut self.shared).expect("the store is new").counters = counters;
+        self
     }
 
     /// Returns the store with the lease of its pool: without a valid one, readers heal nothing.

@@ -57,12 +57,12 @@ forebay_base::counters! {
 /// What all directories of a pool share.
 pub(crate) struct ZapShared {
     pub(crate) tunables: Arc<ZapTunables>,
-    pub(crate) counters: ZapCounters,
+    pub(crate) counters: Arc<ZapCounters>,
     pub(crate) memory: AidMemory,
 }
 
 impl ZapShared {
-    pub(crate) fn new(tunables: Arc<ZapTunables>) -> Self {
-        Self { tunables, counters: ZapCounters::new(), memory: AidMemory::default() }
+    pub(crate) fn new(tunables: Arc<ZapTunables>, counters: Arc<ZapCounters>) -> Self {
+        Self { tunables, counters, memory: AidMemory::default() }
     }
 }

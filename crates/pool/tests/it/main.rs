@@ -16,6 +16,7 @@ mod events;
 mod explain;
 mod failures;
 mod fences;
+mod followed;
 mod free_space;
 mod fsync;
 mod images;

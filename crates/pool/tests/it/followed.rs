@@ -1,0 +1,143 @@
+//! What the imports of a followed pool share.
+
+use std::sync::Arc;
+
+use forebay_io::Device;
+use forebay_pool::format::CacheMode;
+use forebay_pool::{BlockCache, DatasetSettings, FollowedPool, ImportOptions, Pool};
+
+use crate::common::{MIB, cache, copy_of, create, import_options, memory};
+
+/// A pool that is written, and one that follows it in another cache.
+struct Followed {
+    device: Arc<dyn Device>,
+    writer: Pool,
+    cache: Arc<BlockCache>,
+    shared: FollowedPool,
+}
+
+const BYTES: usize = 512 << 10;
+
+impl Followed {
+    fn new() -> Self {
+        let device = memory(64 * MIB);
+        let writer = create(&device, &cache(16 * MIB));
+        let followed = Self { device, writer, cache: cache(16 * MIB), shared: FollowedPool::new() };
+        followed.put("data", 1);
+        followed
+    }
+
+    /// Writes the object of a dataset, and makes that durable.
+    fn put(&self, name: &str, content: u8) {
+        let data = self.writer.dataset(name).unwrap_or_else(|_| dataset_of(&self.writer, name));
+        let tx = self.writer.begin().expect("a transaction");
+        let number = match data.root_object() {
+            0 => {
+                let number = data.create_object(&tx, &[]).expect("an object");
+                data.set_root(&tx, number, 1).expect("a root");
+                number
+            }
+            number => number,
+        };
+        let object = data.object(number).expect("the object");
+        object.write(&tx, 0, &vec![content; BYTES]).expect("a write");
+        drop(tx);
+        self.writer.sync().expect("a commit");
+    }
+
+    /// Imports what is durable now.
+    fn group(&self) -> Pool {
+        let options = ImportOptions {
+            read_only: true,
+            pause: Some(Arc::new(|_| ())),
+            followed: Some(self.shared.clone()),
+            ..import_options(&self.cache)
+        };
+        Pool::import(vec![copy_of(&self.device).into()], &options).expect("the pool")
+    }
+}
+
+fn dataset_of(pool: &Pool, name: &str) -> forebay_pool::Dataset {
+    pool.create_dataset(name, &DatasetSettings::default()).expect("a dataset")
+}
+
+/// The first byte of a dataset's object. All of it is read.
+fn get(pool: &Pool, name: &str) -> u8 {
+    let data = pool.dataset(name).expect("the dataset");
+    let object = data.object(data.root_object()).expect("the object");
+    let mut found = vec![0; BYTES];
+    assert_eq!(object.read(0, &mut found).expect("a read"), BYTES);
+    assert!(found.iter().all(|byte| *byte == found[0]), "a mixture");
+    found[0]
+}
+
+/// The sum of a counter over its labels.
+fn counter(pool: &Pool, name: &str) -> u64 {
+    let all = pool.stats().counters;
+    all.iter().filter(|(is, ..)| *is == name).map(|(.., value)| value).sum()
+}
+
+#[test]
+fn counters_go_on_from_group_to_group() {
+    let followed = Followed::new();
+    let first = followed.group();
+    assert_eq!(get(&first, "data"), 1);
+    let names = ["reads", "read_bytes", "started", "issued"];
+    let before = names.map(|name| counter(&first, name));
+    assert!(before[0] > 0 && before[1] >= BYTES as u64, "{before:?}");
+    followed.put("data", 2);
+    let second = followed.group();
+    let now = names.map(|name| counter(&second, name));
+    assert!(now.iter().zip(&before).all(|(now, before)| now >= before), "{before:?}, then {now:?}");
+    // The one that is still in use counts there, too.
+    let _ = followed.cache.cache().clear();
+    assert_eq!(get(&first, "data"), 1);
+    assert!(counter(&second, "read_bytes") >= now[1] + BYTES as u64);
+}
+
+#[test]
+fn a_block_that_one_group_has_read_is_a_hit_for_the_next() {
+    let followed = Followed::new();
+    followed.put("other", 9);
+    let first = followed.group();
+    assert_eq!((get(&first, "data"), get(&first, "other")), (1, 9));
+    followed.put("data", 2);
+    // Also if no import is alive for a moment.
+    drop(first);
+    let second = followed.group();
+    let before = counter(&second, "read_bytes");
+    assert_eq!(get(&second, "other"), 9);
+    let read = counter(&second, "read_bytes") - before;
+    assert!(read < BYTES as u64 / 4, "{read} bytes were read again");
+    assert_eq!(get(&second, "data"), 2);
+}
+
+#[test]
+fn groups_that_are_in_use_together_keep_their_content() {
+    let followed = Followed::new();
+    let first = followed.group();
+    followed.put("data", 2);
+    let second = followed.group();
+    for _ in 0..2 {
+        assert_eq!((get(&first, "data"), get(&second, "data")), (1, 2));
+        let _ = followed.cache.cache().clear();
+    }
+    first.export().expect("nothing to write");
+    assert_eq!(get(&second, "data"), 2);
+}
+
+#[test]
+fn settings_are_those_of_the_newest_group() {
+    let followed = Followed::new();
+    let first = followed.group();
+    assert_eq!(get(&first, "data"), 1);
+    let data = followed.writer.dataset("data").expect("the dataset");
+    let settings = data.settings().expect("settings");
+    data.set_settings(&DatasetSettings { cache: CacheMode::None, ..settings }).expect("a commit");
+    followed.put("data", 2);
+    let second = followed.group();
+    assert_eq!(get(&second, "data"), 2);
+    let before = counter(&second, "read_bytes");
+    assert_eq!(get(&second, "data"), 2);
+    assert!(counter(&second, "read_bytes") - before >= BYTES as u64, "it was cached");
+}
