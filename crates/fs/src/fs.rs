@@ -166,6 +166,7 @@ impl FileSystem {
             client: Mutex::named("fs-client", None),
             last_txg: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            is_stored: AtomicBool::new(false),
             waits: AtomicBool::new(true),
         });
         let fs = Self::of(shared);

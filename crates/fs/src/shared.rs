@@ -40,6 +40,8 @@ pub(crate) struct FsShared {
     /// Transaction group of the most recent transaction.
     pub(crate) last_txg: AtomicU64,
     pub(crate) closed: AtomicBool,
+    /// Whether a close has made everything durable, so that there is nothing to repeat.
+    pub(crate) is_stored: AtomicBool,
     /// Whether changes may wait while the pool is suspended, see `suspension.rs`.
     pub(crate) waits: AtomicBool,
 }
@@ -47,26 +49,27 @@ pub(crate) struct FsShared {
 impl FsShared {
     /// See [`FileSystem::close`](crate::FileSystem::close).
     pub(crate) fn close(&self) -> Result<()> {
-        let writable = self.check_writable().is_ok();
         // From here on, jobs and callbacks find the file system closed and start nothing.
-        if self.closed.swap(true, Ordering::AcqRel) {
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            self.reclaim.stop();
+            self.workers.close();
+        }
+        if self.options.read_only || self.is_stored.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.reclaim.stop();
-        self.workers.close();
         let mut failed = None;
         self.table.for_each(|inode| {
-            if writable && inode.state().times_pending {
+            if inode.state().times_pending {
                 let begun = self.pool.begin_freeing().map_err(Error::from);
                 let written = begun.and_then(|tx| self.write_times(&tx, inode));
                 failed = failed.take().or(written.err());
             }
             true
         });
-        if writable {
-            self.pool.sync()?;
-        }
-        failed.map_or(Ok(()), Err)
+        self.pool.sync()?;
+        failed.map_or(Ok(()), Err)?;
+        self.is_stored.store(true, Ordering::Release);
+        Ok(())
     }
 
     pub(crate) fn check_open(&self) -> Result<()> {

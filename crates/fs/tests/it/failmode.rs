@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 
+use forebay_base::clock::ManualWallClock;
 use forebay_fs::{Caller, Client, ErrorKind, FileSystem, FsOptions, Handle, Ino, Write};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
@@ -39,6 +40,11 @@ impl Failing {
     /// Suspends the pool.
     fn fail(&self) {
         write(&self.fs, self.ino, 0, b"CONTENT");
+        self.refuse();
+    }
+
+    /// Suspends the pool, which has changes.
+    fn refuse(&self) {
         self.faults.add(Rule::new(Fault::Error(5)).on(Op::Write));
         self.fs.pool().sync().expect_err("a device that takes no writes");
         assert!(self.fs.pool().suspension().is_some_and(|suspension| suspension.resumable));
@@ -288,4 +294,37 @@ fn orphans_are_destroyed_after_a_suspension() {
         assert_eq!(fs.stats().orphans, 0, "{fail_mode:?}");
         unmount(failing.fs);
     }
+}
+
+/// The times of a file that was written twice in a transaction group are not in its object yet.
+#[test]
+fn a_close_that_was_refused_is_complete_when_it_is_repeated() {
+    let clock = Arc::new(ManualWallClock::new(1_000));
+    let options = FsOptions { clock: clock.clone(), ..FsOptions::default() };
+    let failing = Failing::new(FailMode::Continue, &options);
+    let (fs, ino) = (&failing.fs, failing.ino);
+    let (other, _) = file(fs, ROOT, b"other");
+    for _ in 0..2 {
+        clock.advance(10_000_000_000);
+        [ino, other].iter().for_each(|ino| write(fs, *ino, 0, b"Content"));
+    }
+    let times =
+        |fs: &FileSystem| [ino, other].map(|ino| fs.getattr(ino).expect("attributes").mtime);
+    let expected = times(fs);
+    failing.refuse();
+    for _ in 0..2 {
+        assert_eq!(kind(fs.close()), Some(ErrorKind::Suspended));
+    }
+    failing.clear();
+    assert_eq!(kind(fs.close()), None);
+    let Failing { device, fs, .. } = failing;
+    let pool = Arc::clone(fs.pool());
+    drop(fs);
+    Arc::into_inner(pool).expect("the last reference").export().expect("an export");
+    let fs = Fixture::of(device).mount();
+    for name in [&b"name"[..], b"other"] {
+        fs.lookup(ROOT, name).expect("a name");
+    }
+    assert_eq!(times(&fs), expected);
+    unmount(fs);
 }
