@@ -17,7 +17,7 @@ Subjects:
 
 Jobs:
     write     bytes/s: one file written in order and synced; for rclone, until it has uploaded it
-    read      bytes/s: the same file read in order, nothing cached
+    read      bytes/s: the same file read in order, nothing cached. CPU seconds of Forebay's process
     create    files/s of fs_mark, 4 threads, empty files, no fsync; on s3fs and rclone a fiftieth of
               the files
     random    reads/s of 64 threads, 8 KiB at random, nothing cached, with records of 8 KiB on
@@ -141,6 +141,13 @@ class Forebay(Mount):
         self.command("mount", self.medium, self.at, "--daemon", *memory)
         return self.command("mount", self.pool, self.small, "--dataset", "small", "--daemon")
 
+    def cpu_seconds(self):
+        """Of the process of the mounts, until now."""
+        process = json.loads(self.command("stats", "--json"))[0]["pid"]
+        with open(f"/proc/{process}/stat", encoding="ascii") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def export(self):
         self.command("export", self.pool)
 
@@ -249,8 +256,11 @@ def job_read(subject, given, counted):
         return subject.send("get")
     subject.common.lay_out(subject.at, "sequential", 1, given.bytes)
     subject.cool()
+    cpu_seconds = getattr(subject, "cpu_seconds", lambda: 0)
     subject.context.server.counts()
+    before = cpu_seconds()
     found = subject.common.fio("sequential-read", subject.at, SIZE=given.bytes)
+    counted["cpu_s"] = cpu_seconds() - before
     counted.update(subject.context.server.counts())
     return found["read"]["bw_bytes"]
 
