@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 
+use serde_json::Value;
+
 use crate::fixture::{Fixture, failed, texts, wait_until};
 use crate::s3::{READER, S3Server};
 
@@ -74,7 +76,14 @@ fn a_pool_on_a_store_is_created_used_killed_and_destroyed() {
     let file = std::fs::File::open(folder.join("kept")).expect("there");
     file.sync_all().expect("an fsync");
     let status = host.ok(&["status", URL]);
-    for wanted in ["store      s3://bucket/tank", "requests", " put (", "until all addresses"] {
+    for wanted in [
+        "store      s3://bucket/tank",
+        "requests",
+        " put (",
+        "until all addresses",
+        "objects    ",
+        " of them live",
+    ] {
         assert!(status.contains(wanted), "{wanted}: {status}");
     }
     let refused = host.fails(&["expand", "tank"]);
@@ -136,6 +145,17 @@ fn writes_go_on_once_the_store_is_back() {
 
 /// Transaction groups are frequent, and what was freed is deleted soon.
 const OFTEN: [&str; 4] = ["--retention", "1", "--tunable", "txg_timeout_ms=100"];
+/// What `df` shows.
+fn usage(at: &Path) -> libc::statvfs {
+    let path = std::ffi::CString::new(at.as_os_str().as_encoded_bytes()).expect("a path");
+    // SAFETY: plain numbers, for which zeros are valid.
+    let mut usage: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path ends with a zero, and the result has room.
+    let result = unsafe { libc::statvfs(path.as_ptr(), &mut usage) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    usage
+}
+
 const FOLLOW: [&str; 6] = ["mount", URL, "mnt", "--daemon", "--read-only", "--follow"];
 
 /// Changes a file until `holds`: without changes there is no transaction group.
@@ -168,7 +188,31 @@ fn other_hosts_follow_a_pool_and_pin_what_they_read() {
         assert!(status.contains(wanted), "{wanted}: {status}");
     }
     assert!(!status.contains("not pinned"), "{status}");
+    assert!(status.contains(" allocated by the datasets"), "{status}");
     assert_eq!(server.keys("bucket/tank/pins/").len(), 1);
+    let usage = usage(&to);
+    assert!(usage.f_blocks > 0 && usage.f_bfree == 0, "{} blocks", usage.f_blocks);
+    let refused = reader.fails(&["l2", "add", "tank", "l2.img", "--size", "64M"]);
+    assert!(refused.contains("with a cache in memory only"), "{refused}");
+
+    // What it has read so far is counted also in the group after that.
+    let lookups = || {
+        let stats: Value = serde_json::from_str(&reader.ok(&["stats", "--json"])).expect("JSON");
+        let of = |what: &str, name: &str| {
+            let counters = &stats[0][what][0]["counters"];
+            counters[name].as_u64().unwrap_or_else(|| panic!("{name} of {stats}"))
+        };
+        [("pools", "read_bytes.miss"), ("mounts", "files.operations.lookup")]
+            .map(|(what, name)| of(what, name))
+    };
+    let before = lookups();
+    assert!(before.iter().all(|count| *count > 0), "{before:?}");
+    std::fs::write(from.join("next"), "").expect("written");
+    while_writing(&from, "the next group", || {
+        let now = lookups();
+        assert!(now.iter().zip(&before).all(|(now, before)| now >= before), "{now:?}, {before:?}");
+        to.join("next").exists()
+    });
 
     // The owner dies. The follower shows what it had, and then what the next owner writes.
     kill(&writer);
