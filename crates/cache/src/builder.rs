@@ -164,7 +164,8 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
         self.tunable("ghost_percent", "0").tunable("correlated_window_permille", "0")
     }
 
-    /// Measures no miss-ratio curve, to find out what it costs. [`Cache::curve`] has no points then.
+    /// Measures no miss-ratio curve, to find out what it costs. [`Cache::curve`] has no points
+    /// then.
     #[cfg(all(feature = "testing", feature = "insight"))]
     pub fn without_curve(mut self) -> Self {
         self.has_curve = false;

@@ -1,8 +1,8 @@
 //! `insight`: what the flight recorder, the miss-ratio curve and a trace cost, on against off.
 //!
 //! The recorder is measured where it works: `evict` with blocks. So is the curve, and on cached
-//! reads, which note accesses for it. A trace is measured on cached reads of a pool, all of which it
-//! records, with a thread that drains it as a daemon does.
+//! reads, which note accesses for it. A trace is measured on cached reads of a pool, all of which
+//! it records, with a thread that drains it as a daemon does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

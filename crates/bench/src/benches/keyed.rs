@@ -3,8 +3,8 @@
 //! The load *mixed* is a web service's: Zipf-distributed keys, nine lookups for one lookup that
 //! loads what it misses, a time to live, and a listener that counts. The load *hits* looks up
 //! resident strings; `block-cache` does that with a `Cache<u64, _>` and the string's hash as key,
-//! which is the least that a hit can cost. `compared` also keeps the string in the value and compares
-//! it, which is the least that an exact hit can cost.
+//! which is the least that a hit can cost. `compared` also keeps the string in the value and
+//! compares it, which is the least that an exact hit can cost.
 
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;

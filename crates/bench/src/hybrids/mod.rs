@@ -53,8 +53,8 @@ pub(crate) enum FoundIn {
 pub(crate) trait TieredCache: Send + Sync {
     /// Looks a key up, and loads its value on a miss.
     fn get_or_load(&self, key: u64, class: Class) -> FoundIn;
-    /// Runs tasks on a tokio runtime with a worker for each CPU. Each of them looks its keys up, one
-    /// after the other, and loads the values that it misses.
+    /// Runs tasks on a tokio runtime with a worker for each CPU. Each of them looks its keys up,
+    /// one after the other, and loads the values that it misses.
     fn run_tasks(&self, tasks: Vec<TaskRequests>) -> Result<FoundCounts, Failure>;
     /// Looks a key up.
     fn get(&self, key: u64) -> bool;

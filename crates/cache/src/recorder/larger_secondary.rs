@@ -97,10 +97,10 @@ impl LargerSecondary {
     }
 }
 
-/// Proposes a larger secondary cache for blocks that it lost, or did not take, if a larger one would
-/// have served them: by simulation, if there are enough simulated misses. Otherwise one that has
-/// lost blocks before they were missed is too small for them. Then it also declines blocks, to keep
-/// those that it has.
+/// Proposes a larger secondary cache for blocks that it lost, or did not take, if a larger one
+/// would have served them: by simulation, if there are enough simulated misses. Otherwise one that
+/// has lost blocks before they were missed is too small for them. Then it also declines blocks, to
+/// keep those that it has.
 pub(super) fn add_larger_secondary(causes: &mut [MissGroup], misses: &Groups, secondary: u64) {
     let misses_of = |class, fate| -> u64 {
         let found = causes.iter().filter(|group| (group.class, group.secondary) == (class, fate));
@@ -120,10 +120,10 @@ pub(super) fn add_larger_secondary(causes: &mut [MissGroup], misses: &Groups, se
         }
         let n = group.class as usize;
         if secondary > 0 && simulated[n].known >= SIMULATED_MIN {
-            let of_group = &misses[&(group.cause, group.secondary, group.class)];
+            let samples = &misses[&(group.cause, group.secondary, group.class)];
             let larger = LargerSecondary::of(&simulated[n], secondary);
             let remedy = larger.and_then(|larger| {
-                larger.remedy(&Simulated::of(of_group.iter()), group.misses, secondary)
+                larger.remedy(&Simulated::of(samples.iter()), group.misses, secondary)
             });
             group.remedies.extend(remedy);
             continue;

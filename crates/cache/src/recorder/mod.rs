@@ -116,8 +116,8 @@ struct Miss {
 pub(crate) struct Recorder {
     /// The blocks whose lives are recorded.
     sample: Sample,
-    /// The blocks in the simulated sizes of the secondary cache. One of the samples is a part of the
-    /// other.
+    /// The blocks in the simulated sizes of the secondary cache. One of the samples is a part of
+    /// the other.
     secondary_sample: Sample,
     log: Mutex<Option<Box<Log>>>,
 }

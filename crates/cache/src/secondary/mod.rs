@@ -72,8 +72,8 @@ pub trait SecondaryCache<K: Key, V: Send + Sync + 'static>: Send + Sync + 'stati
         None
     }
 
-    /// The weight of the blocks that it can hold, about, in bytes; `None` if that is not known. Asked
-    /// once a second, for its miss-ratio curve. Must not block.
+    /// The weight of the blocks that it can hold, about, in bytes; `None` if that is not known.
+    /// Asked once a second, for its miss-ratio curve. Must not block.
     fn capacity_bytes(&self) -> Option<u64> {
         None
     }

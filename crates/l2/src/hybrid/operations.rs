@@ -57,7 +57,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         Err(not_judged())
     }
 
-    /// Like [`remove_if`](Self::remove_if), but does not block the thread. Works under any executor.
+    /// Like [`remove_if`](Self::remove_if), but does not block the thread. Works under any
+    /// executor.
     ///
     /// Dropping the future before `condition` has agreed changes nothing. From then on the removal
     /// goes on without it, as [`remove_async`](Self::remove_async) does.

@@ -6,12 +6,12 @@
 //!
 //! - Neighbours in the order of blocks share filter blocks and indirect blocks, which a group then
 //!   writes once for many leaves, and they are written, and later read, together.
-//! - A page has leaves that have just got their names, leaves that get them soon, and those between.
-//!   So all pages are about equally full, and can be fuller before one of them overflows.
+//! - A page has leaves that have just got their names, leaves that get them soon, and those
+//!   between. So all pages are about equally full, and can be fuller before one of them overflows.
 //! - The leaf that gets its names next has waited longest, and has twice as many as the mean.
 //!
-//! The leaves of a page that is nearly full do not wait for their turn. A drain goes in the order of
-//! the hash instead, page by page. The sweep itself reads nothing: see [`super::rounds`].
+//! The leaves of a page that is nearly full do not wait for their turn. A drain goes in the order
+//! of the hash instead, page by page. The sweep itself reads nothing: see [`super::rounds`].
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};

@@ -1,5 +1,5 @@
-//! Requests that stay in the queue of a device for longer than a lease lasts are not issued: another
-//! host may have taken the pool over, and used the space.
+//! Requests that stay in the queue of a device for longer than a lease lasts are not issued:
+//! another host may have taken the pool over, and used the space.
 
 use std::sync::{Arc, Mutex};
 

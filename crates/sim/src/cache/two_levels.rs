@@ -51,18 +51,18 @@ impl Ring {
 }
 
 /// The ring as the cache sees it.
-struct SecondLevel {
+struct FifoSegments {
     entries: usize,
     ring: Mutex<Ring>,
 }
 
-impl SecondLevel {
+impl FifoSegments {
     fn holds(&self, key: u64) -> bool {
         self.ring.lock().held[key as usize]
     }
 }
 
-impl SecondaryCache<u64, ()> for SecondLevel {
+impl SecondaryCache<u64, ()> for FifoSegments {
     /// Takes nothing: what leaves memory is taken when it leaves.
     fn offer(&self, _: Vec<Candidate<u64, ()>>) {}
 
@@ -103,18 +103,18 @@ pub struct TwoLevelOutcome {
     /// Those that memory answered.
     pub memory_hits: u64,
     /// Those that the second level answered.
-    pub second_hits: u64,
+    pub secondary_hits: u64,
 }
 
 impl TwoLevelOutcome {
     /// Hits of both levels over all accesses.
     pub fn hit_ratio(self) -> f64 {
-        (self.memory_hits + self.second_hits) as f64 / (self.accesses as f64).max(1.0)
+        (self.memory_hits + self.secondary_hits) as f64 / (self.accesses as f64).max(1.0)
     }
 
     /// Hits of the second level over the misses of memory.
     pub fn second_hit_ratio(self) -> f64 {
-        self.second_hits as f64 / ((self.accesses - self.memory_hits) as f64).max(1.0)
+        self.secondary_hits as f64 / ((self.accesses - self.memory_hits) as f64).max(1.0)
     }
 }
 
@@ -129,7 +129,7 @@ impl TwoLevels {
         seed: u64,
     ) -> Result<(Self, TwoLevelOutcome), SimError> {
         let ring = Mutex::named("sim-ring", Ring::new(second, trace.unique()));
-        let level = Arc::new(SecondLevel { entries: second, ring });
+        let level = Arc::new(FifoSegments { entries: second, ring });
         let cache =
             builder(memory, seed).secondary_cache(level).build().map_err(SimError::Build)?;
         cache.record(true);
@@ -150,7 +150,7 @@ impl TwoLevels {
             };
             let found = cache.get_or_load_weighed(key, 1, attributes, load);
             drop(found.map_err(|error| SimError::NotLoaded(error.to_string()))?);
-            outcome.second_hits += u64::from(!loaded);
+            outcome.secondary_hits += u64::from(!loaded);
         }
         Ok((Self { cache }, outcome))
     }
@@ -244,9 +244,9 @@ mod tests {
         let trace = builder.build("loop");
         let hits = |second| TwoLevels::replay(&trace, (50, second), 1).unwrap().1;
         let fits = hits(300);
-        assert_eq!(fits.memory_hits + fits.second_hits, 4 * 300);
+        assert_eq!(fits.memory_hits + fits.secondary_hits, 4 * 300);
         assert_eq!(fits.hit_ratio(), 0.8);
         let small = hits(100);
-        assert_eq!((small.memory_hits, small.second_hits), (fits.memory_hits, 0));
+        assert_eq!((small.memory_hits, small.secondary_hits), (fits.memory_hits, 0));
     }
 }
