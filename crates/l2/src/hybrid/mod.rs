@@ -197,21 +197,6 @@ enum Lookup<K: Key, V: Send + Sync + 'static> {
     Declined,
 }
 
-/// What began of a load that the L2 was to take over.
-fn lookup_of<K: Key, V: Send + Sync + 'static>(
-    begin: Result<Begin<'_, K, V>, LoadError>,
-) -> Lookup<K, V> {
-    match begin {
-        Ok(Begin::Hit(value)) => Lookup::Value(value.into_owned()),
-        Ok(Begin::InFlight(in_flight)) => Lookup::InFlight(in_flight),
-        Ok(Begin::Vacant(guard)) => {
-            guard.withdraw();
-            Lookup::Declined
-        }
-        Err(_) => Lookup::Declined,
-    }
-}
-
 /// Runs a change that makes the L2 forget a key. Also returns the error of the forget, if it
 /// failed.
 fn capture_forget_error<T>(change: impl FnOnce() -> T) -> (T, Option<Error>) {
@@ -326,7 +311,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             Found::InFlight(in_flight) => Some(Lookup::InFlight(in_flight)),
             Found::OnDevice(attributes) => {
                 let weight = self.cache.expected_weight();
-                Some(lookup_of(self.cache.begin_one_of(*key, weight, attributes, may_wait)))
+                Some(self.begun(self.cache.begin_one_of(*key, weight, attributes, may_wait)))
             }
         }
     }
@@ -339,8 +324,21 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             Found::OnDevice(attributes) => {
                 let weight = self.cache.expected_weight();
                 let begin = self.cache.begin_one_of_async(*key, weight, attributes, may_wait);
-                Some(lookup_of(begin.await))
+                Some(self.begun(begin.await))
             }
+        }
+    }
+
+    /// What a load that was to begin found. A value is there if the L2 has loaded it meanwhile.
+    fn begun(&self, begin: Result<Begin<'_, K, V>, LoadError>) -> Lookup<K, V> {
+        match begin {
+            Ok(Begin::Hit(value)) => self.alive(value).map_or(Lookup::Declined, Lookup::Value),
+            Ok(Begin::InFlight(in_flight)) => Lookup::InFlight(in_flight),
+            Ok(Begin::Vacant(guard)) => {
+                guard.withdraw();
+                Lookup::Declined
+            }
+            Err(_) => Lookup::Declined,
         }
     }
 
