@@ -132,7 +132,7 @@ mod tests {
         assert!(said[0].starts_with("A larger L2 buys nothing: today's serves 40.0%"), "{said:?}");
         assert!(said[1].starts_with("A smaller L2 would do: one of 50.0 MiB"), "{said:?}");
         let table = text(&curve([0.2, 0.4, 0.7, 0.7]));
-        assert!(table.contains("*1.00x  100 MiB"), "{table}");
+        assert!(table.contains("*1.00x   100 MiB"), "{table}");
         assert!(table.contains("-20") && table.contains("85.0%"), "{table}");
     }
 
