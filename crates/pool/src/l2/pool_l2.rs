@@ -137,6 +137,12 @@ impl PoolL2 {
         writes
     }
 
+    /// Whether the pool has an L2 that takes blocks of this owner and class.
+    pub(crate) fn takes(&self, owner: OwnerId, class: Class) -> bool {
+        let has_any = !self.attached.lock().is_empty();
+        has_any && self.admission(owner, class) == ClassAdmission::Admitted
+    }
+
     /// Whether L2 devices admit blocks of this owner and class.
     pub(crate) fn admission(&self, owner: OwnerId, class: Class) -> ClassAdmission {
         match (self.mode(owner), class) {

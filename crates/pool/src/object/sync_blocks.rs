@@ -110,9 +110,11 @@ impl Node {
             }
         };
         // Leaves that get names from a change buffer are not used again soon. Filters and pages
-        // are.
+        // are. But an L2 is never offered blocks that are used once, and the next sweep would read
+        // the leaves from the device.
         let counts = self.lock().pending[(ctx.txg & 1) as usize].counts;
-        let buffers = counts.is_some_and(|counts| counts.buffered > 0);
+        let buffers = counts.is_some_and(|counts| counts.buffered > 0)
+            && !ctx.store.l2().takes(ctx.store.owner(), self.attributes().class);
         let once = WriteProps { cache: Some(self.attributes().once()), ..props };
         let again = props;
         let mut written = work.parts;

@@ -104,8 +104,10 @@ fn fixture_with_mock() -> (Fixture, Arc<MockL2>) {
 }
 
 fn end(fixture: Fixture, mock: &Arc<MockL2>) {
+    assert!(fixture.store.l2().takes(fixture.store.owner(), Class::Metadata));
     assert!(fixture.store.l2().detach(&(Arc::clone(mock) as Arc<dyn L2Cache>)));
     assert!(!fixture.store.l2().detach(&(Arc::clone(mock) as Arc<dyn L2Cache>)));
+    assert!(!fixture.store.l2().takes(fixture.store.owner(), Class::Metadata));
     fixture.audit();
 }
 
@@ -230,6 +232,7 @@ fn owners_say_what_goes_to_l2s() {
     let l2 = Arc::clone(fixture.store.l2());
     let owner = fixture.store.cache().cache().open_owner(OwnerCaching::All).unwrap().into_id();
     let other = fixture.store.with_owner(owner, CacheMode::Metadata);
+    assert!(l2.takes(owner, Class::Metadata) && !l2.takes(owner, Class::Data));
     assert_eq!(l2.admission(fixture.store.owner(), Class::Data), ClassAdmission::Admitted);
     assert_eq!(l2.admission(owner, Class::Metadata), ClassAdmission::Admitted);
     assert_eq!(l2.admission(owner, Class::Data), ClassAdmission::ClassExcluded);
