@@ -187,7 +187,7 @@ impl Zap<MemoryStore> {
         }
     }
 
-    fn merge_batch(&self, drains: bool) -> Result<MergeBatch<MemoryStore>> {
+    pub(super) fn merge_batch(&self, drains: bool) -> Result<MergeBatch<MemoryStore>> {
         let mut batch = self.start_merge(64, drains);
         self.load_merge(&mut batch, || false);
         while !batch.is_empty() {

@@ -133,6 +133,9 @@ impl Fat {
         if !drains {
             // Few at first, so that they take little memory, but those of a filter block together.
             let over = self.used_thousandths().saturating_sub(MOVE_AT);
+            if over == 0 {
+                return Ok(OpStep::Done(()));
+            }
             let share = max.saturating_mul(over as usize) / (SLOW_AT - MOVE_AT) as usize;
             return self.sweep_blocks(access, max.min(share.max(ZAP_FILTER_LEAVES)), found);
         }

@@ -2,7 +2,7 @@
 
 use super::super::ZapCounters;
 use super::super::memory::MemoryStore;
-use super::buffer::{VALUE, evict_leaves, evicted, name};
+use super::buffer::{VALUE, buffered, evict_leaves, evicted, name};
 use crate::format::ZapBlock;
 
 /// Leaves and filter blocks that were read to move names.
@@ -46,4 +46,21 @@ fn a_leaf_gets_many_names_at_a_time() {
     assert!(waited < 500, "{waited} of 25,000 creates waited for a leaf");
     store.commit();
     assert_eq!(zap.audit().expect("it is valid").entries, 160_000);
+}
+
+/// A batch for a page that is full does not read leaves that get a handful of names each.
+#[test]
+fn a_nearly_empty_buffer_is_left_alone() {
+    let (zap, store) = evicted(120_000);
+    for number in 120_000..120_200 {
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+    }
+    store.commit();
+    evict_leaves(&store);
+    store.state.lock().prefetched.clear();
+    let before = buffered(&zap);
+    assert!(before > 0 && store.state.lock().merge_requests == 0, "{before} names");
+    let batch = zap.merge_batch(false).expect("it is possible");
+    assert!(!batch.has_moved);
+    assert_eq!((buffered(&zap), read(&store)), (before, [0, 0]));
 }
