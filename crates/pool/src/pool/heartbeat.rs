@@ -64,6 +64,10 @@ impl Heartbeats {
         f(self.newest.lock().as_ref())
     }
 
+    fn is_stopped(&self) -> bool {
+        self.running.lock().stopped
+    }
+
     /// Ends the thread.
     pub(super) fn stop(&self) {
         let thread = {
@@ -161,11 +165,11 @@ impl PoolInner {
     }
 
     /// Looks whether the pool is still this session's, and writes the next heartbeat. Looks again
-    /// if a slow device had no time for it while the look counted.
+    /// if a slow device had no time for it while the look counted, unless the pool is exported.
     fn beat(&self) -> Result<()> {
         for _ in 0..LATE_MAX {
             match self.look_and_beat() {
-                Err(error) if label::is_cancelled(&error) => {}
+                Err(error) if label::is_cancelled(&error) && !self.heartbeats.is_stopped() => {}
                 done => return done,
             }
         }
