@@ -110,7 +110,9 @@ impl Devices {
         let formatted =
             label::format_side(vdev.number(), &leaf, &extended, memory).and_then(|()| {
                 let Some(beats) = beats else { return Ok(()) };
-                heartbeat::write(&[&**leaf.device()], config.pool_guid, beats, memory).map(drop)
+                let fence = self.fence();
+                let (beaten, with) = ([&**leaf.device()], (fence.as_ref(), memory));
+                heartbeat::write_fenced(&beaten, config.pool_guid, beats, with).map(drop)
             });
         if let Err(error) = formatted {
             erase_refused(&leaf, memory);

@@ -192,7 +192,10 @@ impl<'a> Side<'a> {
         leaf.device().run(Request::flush()).result.map_err(super::failed)?;
         // Before the side counts as one that others look at.
         if let Some(beats) = beats.filter(|_| self.vdev.number() == 0) {
-            heartbeat::write(&[&**leaf.device()], config.pool_guid, beats, memory)?;
+            // Once the lease has ended, another host may have the pool, and the side.
+            let fence = devices.fence();
+            let with = (fence.as_ref(), memory);
+            heartbeat::write_fenced(&[&**leaf.device()], config.pool_guid, beats, with)?;
         }
         self.status().set_state(self.at, StoredState::Online);
         debug_assert!(devices.has_unstored_changes());

@@ -146,6 +146,39 @@ fn a_late_heartbeat_says_nothing_against_its_device() {
     check(&pool);
 }
 
+/// It would end the use of a new owner that has taken the side into use.
+#[test]
+fn a_late_heartbeat_is_not_written_to_a_side_that_comes_into_use() {
+    for attaches in [false, true] {
+        let first = memory(SIZE);
+        let device = HeldUp::over(&memory(SIZE), is_heartbeat);
+        let vdev = match attaches {
+            true => NewVdev::Device(Opened::shared(Arc::clone(&first))),
+            false => NewVdev::Mirror(vec![Opened::shared(Arc::clone(&first)), device.opened()]),
+        };
+        let options_of_late = device.create_options(&cache(32 * MIB));
+        let late = Pool::create_tree(vec![vdev], &options_of_late).unwrap();
+        let name = device.info().name.to_string();
+        if !attaches {
+            late.offline_device(&name).unwrap();
+        }
+        let other = Arc::new(Mutex::new(None));
+        let (shared, of_other) = (Arc::clone(&other), Arc::clone(&first));
+        device.hold_up(move || {
+            let pool = import_with(&of_other, options(), |_| {}).0.unwrap();
+            *shared.lock().unwrap() = Some(pool);
+        });
+        let used = match attaches {
+            true => late.attach_device(&first.info().name, device.opened(), Default::default()),
+            false => late.online_device(&name),
+        };
+        device.assert_not_issued();
+        used.unwrap_err();
+        late.export().unwrap_err();
+        check(&other.lock().unwrap().take().unwrap());
+    }
+}
+
 #[test]
 fn a_late_label_is_not_issued() {
     for taken_over in [true, false] {
