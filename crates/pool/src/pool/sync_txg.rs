@@ -44,6 +44,9 @@ const MARGIN_BYTES: u64 = 1 << 20;
 const MOVED_MAX_BYTES: u64 = 64 << 20;
 /// How often blocks get other places, before the pool is suspended.
 const MOVES_MAX: usize = 2;
+/// A commit that gets the space maps from a scrub sooner has not waited for it: looks at them in
+/// memory are short, but two may meet.
+const WAIT_MIN_NS: u64 = 1_000_000;
 
 /// Suspends the pool if a step of a commit fails that can be repeated.
 struct CommitPause<'a> {
@@ -231,10 +234,13 @@ impl PoolInner {
         if let Some(space) = self.space.try_lock() {
             return space;
         }
-        if self.scrub.holds_space() {
+        let is_of_scrub = self.scrub.holds_space();
+        let began = self.clock.now_ns();
+        let space = self.space.lock();
+        if is_of_scrub && self.clock.now_ns() - began >= WAIT_MIN_NS {
             self.scrub.count_wait();
         }
-        self.space.lock()
+        space
     }
 
     /// Writes everything that the txg changed, after `space` has begun it. Two barriers: each waits

@@ -4,7 +4,7 @@ forebay_base::counters! {
     /// Counters of scrubs and checks of a pool, since import.
     pub table ScrubCounters;
 
-    /// Commits that waited for a scrub or an online check.
+    /// Commits that waited for a scrub or an online check, for its space maps at least 1 ms.
     commits_waited_for_scrub;
     /// Slices that scrubs and checks have walked.
     scrub_slices;
