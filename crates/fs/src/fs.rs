@@ -218,7 +218,8 @@ impl FileSystem {
     /// Unlinked files that are still open are destroyed when the file system is opened again.
     ///
     /// # Errors
-    /// The reason why something is not durable. The file system is closed anyway.
+    /// The reason why something is not durable. The file system is closed anyway. A repeated call
+    /// tries again to make everything durable.
     pub fn close(&self) -> Result<()> {
         self.shared.close()
     }

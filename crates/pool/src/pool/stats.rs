@@ -55,7 +55,9 @@ pub struct PoolUsage {
 pub struct PoolStats {
     /// The newest durable transaction group.
     pub synced_txg: u64,
-    /// Dirty bytes in memory, of all open and syncing txgs.
+    /// Bytes that open and syncing txgs have reserved for their changes, with the indirect blocks
+    /// that these may need. The throttle counts a fourth of those indirect blocks, so this may
+    /// exceed `dirty_max_bytes`.
     pub dirty_bytes: u64,
     /// Bytes on all devices that blocks can occupy.
     pub total_bytes: u64,
