@@ -7,7 +7,7 @@
 //!
 //! An orphan that cannot be destroyed, because the pool is full or suspended or a device fails, is
 //! retried later by itself. It does not block the others. So are times that a suspended pool does
-//! not take.
+//! not take. A close of the file system writes the times that are left.
 //!
 //! One thread does all of this, so only that thread and the rollback of failed operations remove
 //! names from the orphan directory. It also removes names whose inode is no orphan.
@@ -244,7 +244,7 @@ impl FileSystem {
         }
     }
 
-    fn run_tasks(&self, reclaim: &Reclaim, batch: &[ReclaimTask]) {
+    pub(crate) fn run_tasks(&self, reclaim: &Reclaim, batch: &[ReclaimTask]) {
         let mut orphans = Vec::new();
         for task in batch {
             match task {
@@ -260,7 +260,8 @@ impl FileSystem {
         let Some(inode) = self.cached(number) else { return };
         match self.flush_times(&inode) {
             Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::Suspended => {
+            // A close that runs beside this writes them.
+            Err(error) if matches!(error.kind(), ErrorKind::Suspended | ErrorKind::Closed) => {
                 inode.leave();
                 reclaim.push_failed(ReclaimTask::FlushTimes(number));
             }

@@ -5,6 +5,8 @@ use std::cell::RefCell;
 use std::sync::mpsc::channel;
 use std::thread::scope;
 
+use forebay_base::clock::ManualWallClock;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::{Arc, thread_local};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Op as IoOp};
@@ -17,7 +19,7 @@ use crate::attrs::Dirent;
 use crate::extras::Extras;
 use crate::fs::FileSystem;
 use crate::options::FsOptions;
-use crate::reclaim::orphan_name;
+use crate::reclaim::{ReclaimTask, orphan_name};
 use crate::types::{
     Caller, FallocateMode, FileKind, Handle, Ino, NewNode, Owner, SetAttr, XattrMode,
 };
@@ -93,6 +95,34 @@ fn file(fs: &FileSystem, name: &[u8]) -> Ino {
     fs.forget(ino, 1);
     fs.wait_for_reclaim();
     ino
+}
+
+/// The background thread has taken tasks from its queue, and runs them when the file system is
+/// already closed.
+#[test]
+fn times_that_the_background_thread_was_about_to_write_are_written_by_a_close() {
+    let mut fixture = Fixture::new();
+    fixture.fs.close().unwrap();
+    let clock = Arc::new(ManualWallClock::new(1_000));
+    let options = FsOptions { clock: clock.clone(), ..FsOptions::default() };
+    let fs = FileSystem::open_in(Arc::clone(fixture.fs.pool()), "files", &options).unwrap();
+    fixture.fs = fs.clone();
+    let ino = file(&fs, b"f");
+    fs.lookup(Ino::ROOT, b"f").unwrap();
+    let handle = fs.open(ino, None).unwrap();
+    // The second write of a transaction group leaves the times pending.
+    for _ in 0..2 {
+        clock.advance(10_000_000_000);
+        fs.write(ino, handle, 0, b"Content", Default::default()).unwrap();
+    }
+    let expected = fs.getattr(ino).unwrap().mtime;
+    fs.reclaim().stop();
+    fs.release(handle);
+    fs.forget(ino, 1);
+    fs.shared.closed.store(true, Ordering::Release);
+    fs.run_tasks(fs.reclaim(), &[ReclaimTask::FlushTimes(fs.number(ino).unwrap())]);
+    fixture.reopen();
+    assert_eq!(fixture.fs.lookup(Ino::ROOT, b"f").unwrap().attr.mtime, expected);
 }
 
 fn change(fs: &FileSystem, change: impl FnOnce(&Transaction<'_>, &Directory)) {
