@@ -251,10 +251,11 @@ impl Client {
             let wanted = len(wanted);
             let found = wanted - left;
             self.counters.add(ObjectCounters::REQUEST_BYTES, Kind::Get as usize, found);
-            result?;
+            // Nothing is left to repeat, even if the body's end was not seen.
             if left == 0 {
                 return Ok(());
             }
+            result?;
             self.count(ObjectCounters::DAMAGED_BODIES, 1);
             let detail = format!("a get of {wanted} bytes returned {found}");
             Err(StoreError::new(StoreErrorKind::Damaged, detail))

@@ -53,7 +53,8 @@ pub(crate) async fn run(engine: Arc<Engine>) {
 
 impl Engine {
     /// Lets reads that nobody waits for gather: read-ahead submits them one by one, and those of
-    /// neighbours share a get. Ends once none has come for a moment, or one is needed now.
+    /// neighbours share a get. Ends once none has come for a moment, or one is submitted that is
+    /// needed now. One that comes to be needed while it waits, waits for the end of the moment.
     async fn gather_reads(&self) {
         let mut before = 0;
         for _ in 0..GATHER_MOMENTS {

@@ -4,25 +4,29 @@
 //! then the extents with live sectors; those that are near each other share a get. Everything is
 //! verified, since the cleaner deletes what it has read.
 //!
-//! All gets are under way at the same time, as many as the limit of the background allows. Their
-//! bodies are at most about twice the live bytes, which fit in one object.
+//! Gets are under way at the same time, as many as the limit of the background allows, and as long
+//! as their bodies fit in memory for two objects.
 
 use std::ops::Range;
 
 use bytes::Bytes;
 use forebay_base::sync::Arc;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::{JoinError, JoinSet};
 
 use crate::client::Persist;
 use crate::engine::Engine;
 use crate::format::directory::{Extent, bytes_of, checksum_of};
-use crate::format::{WINDOW_SECTORS, names};
+use crate::format::{SECTOR_BYTES, WINDOW_SECTORS, names};
 use crate::map::Object;
 use crate::reader::damaged_block;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// So many dead sectors are read along, because a get of its own costs more.
 const GAP_SECTORS: u64 = WINDOW_SECTORS / 64;
+
+/// Bodies of so many sectors are in memory at a time.
+const ROOM_SECTORS: u64 = 2 * WINDOW_SECTORS;
 
 /// An object, and its live extents with their bytes: a copy, which does not keep what is dead.
 pub(crate) struct Survey {
@@ -43,10 +47,11 @@ pub(crate) async fn survey(
     live: Vec<Range<u64>>,
 ) -> Result<Vec<Survey>, String> {
     let live = Arc::new(live);
+    let room = Arc::new(Semaphore::new(ROOM_SECTORS as usize));
     let read = |object: Object| {
-        let (engine, live) = (Arc::clone(engine), Arc::clone(&live));
+        let (engine, live, room) = (Arc::clone(engine), Arc::clone(&live), Arc::clone(&room));
         async move {
-            let read = engine.survey_one(object, &live).await;
+            let read = engine.survey_one(object, &live, &room).await;
             read.map_err(|error| {
                 StoreError::new(error.kind(), format!("{}: {error}", names::data(&object)))
             })
@@ -75,8 +80,13 @@ impl Engine {
         self: &Arc<Self>,
         object: Object,
         live: &[Range<u64>],
+        room: &Semaphore,
     ) -> Result<Survey, StoreError> {
+        // Held until the live bytes are copied. Once for all gets of the object, so that objects do
+        // not wait for each other.
+        let _room;
         let bodies = if is_read_as_a_whole(&object) {
+            _room = take(room, u64::from(object.payload_sectors)).await;
             let (payload, extents) = self.read_object(&object).await?;
             let bytes = 0..payload.len() as u64;
             vec![(Part { extents: extents.to_vec(), bytes }, payload)]
@@ -90,7 +100,10 @@ impl Engine {
                 let engine = Arc::clone(self);
                 async move { engine.read_part(&object, part).await }
             };
-            all(parts(&extents, live).into_iter().map(read)).await?
+            let parts = parts(&extents, live);
+            let bytes: u64 = parts.iter().map(|part| part.bytes.end - part.bytes.start).sum();
+            _room = take(room, bytes / SECTOR_BYTES).await;
+            all(parts.into_iter().map(read)).await?
         };
         let mut kept = Vec::new();
         for (part, body) in &bodies {
@@ -122,6 +135,12 @@ impl Engine {
         let body = self.client.fetch_sound(get, read).await??;
         Ok((part, body))
     }
+}
+
+/// Room for the bodies of an object.
+async fn take(room: &Semaphore, sectors: u64) -> SemaphorePermit<'_> {
+    let sectors = sectors.min(ROOM_SECTORS) as u32;
+    room.acquire_many(sectors).await.expect("it is never closed")
 }
 
 /// Whether one get of everything is better than one of the directory and others.

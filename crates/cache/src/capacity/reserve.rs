@@ -312,19 +312,21 @@ pub(crate) struct CapacityFuture<'a, K: Key, V: Send + Sync + 'static> {
     inner: &'a CacheInner<K, V>,
     weight: u64,
     ticket: Option<Arc<Ticket>>,
+    /// How often it has waited for the listener.
+    rounds: u32,
 }
 
 impl<'a, K: Key, V: Send + Sync + 'static> CapacityFuture<'a, K, V> {
     /// The outcome if it is known at once, as the error; else a ticket in the queue.
     pub(crate) fn new(inner: &'a CacheInner<K, V>, weight: u64) -> Result<Self, bool> {
-        Self::queue(inner, weight, false)
+        Self::queue(inner, weight, 0)
     }
 
-    fn queue(inner: &'a CacheInner<K, V>, weight: u64, has_queued: bool) -> Result<Self, bool> {
-        let for_listener = match inner.attempts(weight, has_queued) {
+    fn queue(inner: &'a CacheInner<K, V>, weight: u64, rounds: u32) -> Result<Self, bool> {
+        let for_listener = match inner.attempts(weight, rounds > 0) {
             Verdict::Reserved => return Err(true),
-            Verdict::AwaitListener => true,
-            Verdict::NoCapacity => {
+            Verdict::AwaitListener if rounds < MAX_ROUNDS => true,
+            Verdict::AwaitListener | Verdict::NoCapacity => {
                 if inner.mode == Reclaim::Inline || inner.tunables.overflow_wait_ms() == 0 {
                     return Err(false);
                 }
@@ -332,7 +334,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> CapacityFuture<'a, K, V> {
             }
         };
         let ticket = inner.queue_for_capacity(weight, for_listener);
-        Ok(Self { inner, weight, ticket: Some(ticket) })
+        Ok(Self { inner, weight, ticket: Some(ticket), rounds })
     }
 }
 
@@ -350,8 +352,12 @@ impl<K: Key, V: Send + Sync + 'static> Future for CapacityFuture<'_, K, V> {
                 // The listener is idle, and has released too little. So there are blocks to evict,
                 // or all are pinned.
                 Some(false) if ticket.is_for_listener() && !self.inner.is_closed() => {
-                    match Self::queue(self.inner, self.weight, true) {
-                        Ok(mut next) => self.ticket = next.ticket.take(),
+                    let rounds = self.rounds + 1;
+                    match Self::queue(self.inner, self.weight, rounds) {
+                        Ok(mut next) => {
+                            self.ticket = next.ticket.take();
+                            self.rounds = rounds;
+                        }
                         Err(outcome) => return Poll::Ready(outcome),
                     }
                 }

@@ -128,12 +128,23 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
 
     /// Does the same as [`begin_remove`](Self::begin_remove), if the key still has this very block.
     /// Otherwise `None`.
-    pub fn begin_remove_block(&self, block: &OwnedRef<K, V>, cause: Cause) -> Option<Change<K, V>> {
+    ///
+    /// # Errors
+    /// If the cache is closed or the system has no memory.
+    pub fn begin_remove_block(
+        &self,
+        block: &OwnedRef<K, V>,
+        cause: Cause,
+    ) -> Result<Option<Change<K, V>>, Refusal> {
         let (inner, key) = (self.inner(), block.key());
         let only = Some(block.pinned_header());
-        let taken = inner.take_over_to_remove(inner.hash(key), key, cause, only);
-        let (guard, removed) = taken.ok()?;
-        Some(Change { guard, weight: 0, was_cached: removed.is_some() })
+        match inner.take_over_to_remove(inner.hash(key), key, cause, only) {
+            Ok((guard, removed)) => {
+                Ok(Some(Change { guard, weight: 0, was_cached: removed.is_some() }))
+            }
+            Err(PutError::Changed) => Ok(None),
+            Err(PutError::Refused(reason)) => Err(reason),
+        }
     }
 
     /// Removes a block from memory, because its time is over, unless it has left already. The

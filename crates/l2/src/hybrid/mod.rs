@@ -72,8 +72,9 @@ const OFFER_BATCH: usize = 1024;
 forebay_base::sync::thread_local! {
     /// The error of this thread's last forget, if it failed.
     static LAST_FORGET_ERROR: RefCell<Option<Error>> = const { RefCell::new(None) };
-    /// Whether this thread writes all values of a cache, and so must not wait for such threads.
-    static WRITES_ALL: Cell<bool> = const { Cell::new(false) };
+    /// The address of the L2 to which this thread writes all values of a cache, or zero. The drop of
+    /// that cache must not wait for the thread.
+    static WRITES_ALL: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A cache of values in memory and on a device, where they survive the program. See the crate's
@@ -563,7 +564,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
 }
 
 fn write_all<K: Key, V: Send + Sync + 'static>(cache: &Cache<K, V>, l2: &L2<K, V>) -> Result<()> {
-    let outer = WRITES_ALL.with(|writes| writes.replace(true));
+    let outer = WRITES_ALL.with(|writes| writes.replace(std::ptr::from_ref(l2).addr()));
     let _outer = OnDrop::new(|| WRITES_ALL.with(|writes| writes.set(outer)));
     let mut outcome = Ok(());
     cache.offer_all(OFFER_BATCH, |candidates| {
@@ -606,7 +607,8 @@ fn close_once<K: Key, V: Send + Sync + 'static>(
 impl<K: Key, V: Send + Sync + 'static> Drop for HybridCache<K, V> {
     fn drop(&mut self) {
         // A value's drop may be here, on a thread that this would wait for.
-        if !self.l2.is_own_thread() && !WRITES_ALL.with(Cell::get) {
+        let address = Arc::as_ptr(&self.l2).addr();
+        if !self.l2.is_own_thread() && WRITES_ALL.with(Cell::get) != address {
             self.closing.wait_for_writes();
         }
         // The L2 before the cache, because its threads may be inserting blocks into that.

@@ -106,6 +106,11 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             let counted = self.closing.begin_own_change().ok_or_else(closed_error)?;
             let change = self.cache.begin_remove_block(&value, Cause::Removed);
             drop(value);
+            let change = match change {
+                Ok(change) => change,
+                Err(_) if self.closing.is_set() => return Err(closed_error()),
+                Err(_) => return Err(not_judged()),
+            };
             let Some(change) = change else {
                 not_held = if self.is_in_memory(key) { 0 } else { not_held + 1 };
                 continue;
