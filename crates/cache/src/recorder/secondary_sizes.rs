@@ -344,12 +344,20 @@ impl SecondarySizes {
             .collect();
         let misses = estimate::misses(measured, &sampled, TODAY);
         let today = misses[TODAY].0;
+        // The real cache may serve less than a ring of its size. A larger one gains only what a
+        // larger ring serves and that one does not.
+        let ring_of_today = sampled[TODAY].misses;
+        let scale = (today / ring_of_today.max(1.0)).clamp(0.5, 2.0);
+        let of_larger = |n: usize| {
+            let gain = (ring_of_today - sampled[n].misses).max(0.0) * scale;
+            (today - gain).max(0.0)
+        };
         let point = |(n, (misses, error)): (usize, (f64, f64))| CurvePoint {
             percent: SIZES[n],
             capacity: scaled(self.capacity, SIZES[n]),
             accesses: measured.accesses,
-            // A ring may differ from the real cache, but more is not worse.
-            misses: if n < TODAY { misses.max(today) } else { misses.min(today) },
+            // A smaller one is not better.
+            misses: if n < TODAY { misses.max(today) } else { of_larger(n) },
             error,
             full: self.rings[n].is_full(),
         };

@@ -152,6 +152,11 @@ fn a_larger_one_is_not_proposed_where_it_would_serve_nothing() {
         assert_eq!(larger(&explanation).0, 0, "{what}: {explanation:#?}");
         assert!(!explanation.to_string().contains("L2 is too small"), "{what}: {explanation}");
         assert!(explanation.recorded > 100, "{what}");
+        // What a ring of today's size would serve is no gain of a larger one.
+        let curve = fixture.cache.secondary_curve().expect("a curve");
+        let today = curve.points.iter().find(|point| point.percent == 100).expect("today's");
+        let last = curve.points.last().expect("the largest");
+        assert!(last.hit_ratio() < today.hit_ratio() + 0.05, "{what}: {curve:#?}");
     }
 }
 
