@@ -33,6 +33,7 @@ fn job_progress(progress: &CheckProgress) -> JobProgress {
 /// # Errors
 /// If the job cannot run.
 pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobReport> {
+    let away_at_first = away(pool);
     let report = pool.check(&mut |progress| on_progress(&job_progress(progress)))?;
     let damage = health::describe(pool, &report.damaged);
     let mut problems: Vec<String> =
@@ -59,24 +60,38 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
         unlisted: report.damaged_count.saturating_sub(report.damaged.len() as u64),
         damage,
         unreachable: report.unreachable.iter().map(ToString::to_string).collect(),
-        not_read: not_read(pool),
+        not_read: not_read(pool).into_iter().chain(came_back(pool, &away_at_first)).collect(),
         notes: pool.import_notes().to_vec(),
     })
 }
 
 /// Devices that hold copies, and are not in use.
-fn not_read(pool: &Pool) -> Vec<String> {
-    let is_away = |device: &PoolDevice| {
+fn away(pool: &Pool) -> Vec<PoolDevice> {
+    let mut devices = pool.devices();
+    devices.retain(|device| {
         let away = [LeafState::Offline, LeafState::Faulted, LeafState::Missing];
         device.mirror && !device.log && away.contains(&device.state)
-    };
-    let devices = pool.devices();
-    let away = devices.iter().filter(|device| is_away(device));
+    });
+    devices
+}
+
+/// Describes them.
+fn not_read(pool: &Pool) -> Vec<String> {
+    let away = away(pool).into_iter();
     away.map(|device| match device.missing {
-        true => device.path.clone(),
+        true => device.path,
         false => format!("{}, which is {}", device.path, device.state),
     })
     .collect()
+}
+
+/// Describes devices that were away when a check began, and came into use before it ended: it has
+/// not read all of their copies.
+fn came_back(pool: &Pool, away_at_first: &[PoolDevice]) -> Vec<String> {
+    let (now, away_now) = (pool.devices(), away(pool));
+    let has = |all: &[PoolDevice], one: &PoolDevice| all.iter().any(|other| other.path == one.path);
+    let back = away_at_first.iter().filter(|one| has(&now, one) && !has(&away_now, one));
+    back.map(|one| format!("{}, which was {} when the check began", one.path, one.state)).collect()
 }
 
 /// Runs [`check`] on a pool without mounts, then compares the names, link counts and objects of
