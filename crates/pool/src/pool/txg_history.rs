@@ -75,7 +75,7 @@ pub struct TxgRecord {
     pub txg: u64,
     /// How long it was open for changes, in nanoseconds.
     pub open_ns: u64,
-    /// Dirty bytes when it was closed.
+    /// Dirty bytes when it was closed, as in [`PoolStats::dirty_bytes`](super::PoolStats).
     pub dirty_bytes: u64,
     /// Bytes of blocks written, all copies.
     pub written_bytes: u64,
