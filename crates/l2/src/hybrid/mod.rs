@@ -72,8 +72,8 @@ const OFFER_BATCH: usize = 1024;
 forebay_base::sync::thread_local! {
     /// The error of this thread's last forget, if it failed.
     static LAST_FORGET_ERROR: RefCell<Option<Error>> = const { RefCell::new(None) };
-    /// The address of the L2 to which this thread writes all values of a cache, or zero. The drop of
-    /// that cache must not wait for the thread.
+    /// The address of the L2 to which this thread writes all values of a cache, or zero. The drop
+    /// of that cache must not wait for the thread.
     static WRITES_ALL: Cell<usize> = const { Cell::new(0) };
 }
 
