@@ -212,12 +212,13 @@ fn in_background(
         if !started {
             options.warn_ignored(&process);
         }
-        let metrics = metrics::serve(&args.metrics, &process)?;
-        match process.ask::<MountInfo>(&request) {
+        let metrics = metrics::serve(&args.metrics, &process);
+        match metrics.and_then(|metrics| Ok((process.ask(&request)?, metrics))) {
             // The daemon was shutting down.
             Err(error) if error.message.contains("try again") => {}
             other => {
-                print_mounted(&other?, &process, has_l2);
+                let (info, metrics) = other?;
+                print_mounted(&info, &process, has_l2);
                 metrics::print(metrics.as_ref());
                 return Ok(());
             }

@@ -241,6 +241,9 @@ impl FileIdentity {
     }
 }
 
+/// How often the kernel is asked who has a file locked.
+const LISTINGS: usize = 8;
+
 /// The process that has a file locked.
 #[derive(Debug, PartialEq, Eq)]
 enum Holder {
@@ -252,7 +255,9 @@ impl Holder {
     /// `None` if the kernel does not list it: it is on another host or in a container.
     fn of(fd: &OwnedFd) -> Option<Self> {
         let file = FileIdentity::of(fd).ok()?;
-        let pid = pid_in(&std::fs::read_to_string("/proc/locks").ok()?, file)?;
+        // The kernel writes the list in parts, and leaves out locks if others end in between.
+        let mut lists = (0..LISTINGS).map_while(|_| std::fs::read_to_string("/proc/locks").ok());
+        let pid = lists.find_map(|list| pid_in(&list, file))?;
         if pid == std::process::id() {
             return Some(Self::Ourselves);
         }
