@@ -164,10 +164,11 @@ impl InTerminal {
         Self { child, user, program }
     }
 
-    /// Makes the terminal larger, so that all of it is drawn again, until it has this text.
+    /// Makes the terminal larger, so that all of it is drawn again, until it has this text. Not in
+    /// each round: the program does not see a key that comes together with a signal.
     fn draws(&mut self, text: &str) -> String {
         let mut seen = Vec::new();
-        let mut columns = 80;
+        let (mut columns, mut round) = (80, 0);
         wait_until(text, || {
             let mut part = [0; 65536];
             while let Ok(read @ 1..) = self.user.read(&mut part) {
@@ -175,6 +176,11 @@ impl InTerminal {
             }
             if String::from_utf8_lossy(&seen).contains(text) {
                 return true;
+            }
+            round += 1;
+            if round % 20 != 1 {
+                pause();
+                return false;
             }
             columns = if columns < 120 { columns + 1 } else { 80 };
             let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
