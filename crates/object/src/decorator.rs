@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::store::{Body, Condition, ObjectStore, StoreFuture, Version};
+use crate::store::{Body, Condition, ObjectStore, Sink, StoreFuture, Version};
 
 /// A store in front of another one, which is that store except in what it overrides.
 pub trait StoreDecorator: Send + Sync + 'static {
@@ -15,6 +15,16 @@ pub trait StoreDecorator: Send + Sync + 'static {
     /// [`ObjectStore::get`]; of the store behind it, unless overridden.
     fn own_get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (Bytes, Version)> {
         self.inner().get(key)
+    }
+
+    /// [`ObjectStore::read_range`]; of the store behind it, unless overridden.
+    fn own_read_range<'a>(
+        &'a self,
+        key: &'a str,
+        range: Range<u64>,
+        sink: &'a dyn Sink,
+    ) -> StoreFuture<'a, ()> {
+        self.inner().read_range(key, range, sink)
     }
 
     /// [`ObjectStore::put`]; of the store behind it, unless overridden.
@@ -49,6 +59,15 @@ impl<D: StoreDecorator> ObjectStore for D {
 
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {
         self.inner().get_range(key, range)
+    }
+
+    fn read_range<'a>(
+        &'a self,
+        key: &'a str,
+        range: Range<u64>,
+        sink: &'a dyn Sink,
+    ) -> StoreFuture<'a, ()> {
+        self.own_read_range(key, range, sink)
     }
 
     fn put<'a>(

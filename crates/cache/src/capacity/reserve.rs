@@ -354,10 +354,7 @@ impl<K: Key, V: Send + Sync + 'static> Future for CapacityFuture<'_, K, V> {
                 Some(false) if ticket.is_for_listener() && !self.inner.is_closed() => {
                     let rounds = self.rounds + 1;
                     match Self::queue(self.inner, self.weight, rounds) {
-                        Ok(mut next) => {
-                            self.ticket = next.ticket.take();
-                            self.rounds = rounds;
-                        }
+                        Ok(next) => *self = next,
                         Err(outcome) => return Poll::Ready(outcome),
                     }
                 }

@@ -9,12 +9,11 @@ use forebay_io::{Pending, Priority, Request};
 use futures_util::FutureExt;
 
 use super::{Host, SECTOR, Session, options, simulate};
+use crate::decorator::StoreDecorator;
 use crate::format::MUTABLE_BYTES;
 use crate::memory::MemoryStore;
 use crate::simulated::Network;
-use crate::store::{
-    Body, Condition, ObjectStore, Sink, StoreError, StoreErrorKind, StoreFuture, Version,
-};
+use crate::store::{ObjectStore, Sink, StoreError, StoreErrorKind, StoreFuture};
 
 impl Session {
     /// Starts a read of a sector.
@@ -99,16 +98,12 @@ impl Hesitant {
 /// Bytes until it stops.
 const STOP: usize = 2 * SECTOR as usize + 100;
 
-impl ObjectStore for Hesitant {
-    fn get<'a>(&'a self, key: &'a str) -> StoreFuture<'a, (bytes::Bytes, Version)> {
-        self.inner.get(key)
+impl StoreDecorator for Hesitant {
+    fn inner(&self) -> &dyn ObjectStore {
+        &*self.inner
     }
 
-    fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, bytes::Bytes> {
-        self.inner.get_range(key, range)
-    }
-
-    fn read_range<'a>(
+    fn own_read_range<'a>(
         &'a self,
         key: &'a str,
         range: Range<u64>,
@@ -131,23 +126,6 @@ impl ObjectStore for Hesitant {
             sink.write(&[0; 100]);
             Ok(())
         })
-    }
-
-    fn put<'a>(
-        &'a self,
-        key: &'a str,
-        body: Body,
-        condition: Condition,
-    ) -> StoreFuture<'a, Version> {
-        self.inner.put(key, body, condition)
-    }
-
-    fn delete<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ()> {
-        self.inner.delete(key)
-    }
-
-    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StoreFuture<'a, Vec<String>> {
-        self.inner.list(prefix, after)
     }
 }
 

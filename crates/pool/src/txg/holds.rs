@@ -132,8 +132,8 @@ impl<'a> Hold<'a> {
         self.txgs.note(self.cell, self.txg, bytes as i64);
     }
 
-    /// Adds `bytes` reserved for indirect blocks to the dirty bytes of the txg. They are dirty
-    /// bytes like others for whoever needs space, but the throttle counts a part of them.
+    /// Adds `bytes` reserved for indirect blocks to the dirty bytes of the txg. Space is
+    /// reserved for all of them; the throttle counts a part.
     #[inline]
     pub fn dirty_pointers(&self, bytes: u64) {
         if bytes > 0 {

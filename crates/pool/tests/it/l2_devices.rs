@@ -89,11 +89,17 @@ fn fixture() -> (Fixture, Pool, Dataset, Object) {
 
 /// Reads until the L2 device holds half of the records, more than the RAM cache.
 fn fill(pool: &Pool, object: &Object, version: u64) {
-    let begun = Instant::now();
-    while stats(pool).records < RECORDS / 2 {
+    until(|| {
         read(object, version);
-        let records = stats(pool).records;
-        assert!(begun.elapsed() < Duration::from_secs(120), "{records} blocks: {:?}", stats(pool));
+        stats(pool).records >= RECORDS / 2
+    });
+}
+
+/// Tries again until it holds. Two minutes only end a test that hangs.
+fn until(mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "in vain");
     }
 }
 
@@ -136,10 +142,7 @@ fn evicted_blocks_are_found_on_l2_after_an_import() {
     assert!(found.records >= RECORDS / 2 && found.rebuild.done, "{found:?}");
     assert!(found.memory_bytes > 0);
     // The index may change size between the two looks.
-    let begun = Instant::now();
-    while fixture.cache.l2_memory_bytes() != stats(&pool).memory_bytes {
-        assert!(begun.elapsed() < Duration::from_secs(120), "the cache counts other memory");
-    }
+    until(|| fixture.cache.l2_memory_bytes() == stats(&pool).memory_bytes);
     let data = pool.dataset("data").unwrap();
     let object = data.object(number).unwrap();
     read(&object, 1);
