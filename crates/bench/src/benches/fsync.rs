@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// Size of the cache.
     #[arg(long, default_value = "256MiB", value_parser = testbed::bytes)]
     pub(crate) cache: u64,
+    /// Most bytes that the scrub reads per second; 0: no limit.
+    #[arg(long, default_value = "0", value_parser = testbed::bytes)]
+    pub(crate) scrub_rate: u64,
     #[command(flatten)]
     pub(crate) backing: BackingArgs,
 }
@@ -49,6 +52,7 @@ pub(crate) struct Args {
 struct Filled {
     objects: Vec<Object>,
     data: Dataset,
+    scrub_rate: u64,
     // Dropped after the objects.
     pool: Pool,
     bed: TestBed,
@@ -78,7 +82,7 @@ impl Filled {
         let objects = objects?;
         drop(scrubbed);
         pool.sync()?;
-        Ok(Self { objects, data, pool, bed })
+        Ok(Self { objects, data, scrub_rate: args.scrub_rate, pool, bed })
     }
 
     /// The sum of the counters of the pool with this name.
@@ -95,10 +99,17 @@ impl Filled {
         counters.iter().find(of_scrubs).map_or(0, |(.., value)| *value)
     }
 
+    /// Starts a scrub unless one is active. Its rate lasts until it ends.
+    fn start_scrub(&self) -> Result<(), forebay_pool::Error> {
+        self.pool.start_scrub()?;
+        self.pool.set_scrub_rate(self.scrub_rate);
+        Ok(())
+    }
+
     /// Starts a scrub, or goes on with one that was paused, and waits until it reads.
     fn scrub(&self) -> Result<(), Failure> {
         let before = self.scrubbed_bytes();
-        self.pool.start_scrub()?;
+        self.start_scrub()?;
         while self.scrubbed_bytes() == before && self.pool.scrub_status().is_active {
             std::thread::yield_now();
         }
@@ -204,8 +215,7 @@ fn period(
     let mut restarted = Ok(());
     let sample = measure::run(threads, common.limit(), make, || {
         if is_scrubbed && restarted.is_ok() {
-            // Does nothing while it is active.
-            restarted = filled.pool.start_scrub();
+            restarted = filled.start_scrub();
         }
     });
     let after = figures();

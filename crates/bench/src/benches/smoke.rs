@@ -224,7 +224,7 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
 /// The bench of fsyncs beside a scrub.
 fn of_fsyncs(two: &Common) -> Result<Part, Failure> {
     let backing = BackingArgs { device: Backing::Memory, device_size: 256 << 20, overwrite: false };
-    let args = fsync::Args { bytes: 4 << 20, write: 4096, cache: 64 << 20, backing };
+    let args = fsync::Args { bytes: 4 << 20, write: 4096, cache: 64 << 20, scrub_rate: 0, backing };
     let records = fsync::run(two, &args)?;
     let panels = fsync::panels(&records);
     Ok(("fsync", records, panels, "fsync_p99_ns"))
