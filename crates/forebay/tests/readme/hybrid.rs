@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(value[0], 2);
     drop(value); // `close` waits until nobody holds a value
 
-    cache.remove(&2)?; // durable: it never comes back, not even after a crash
+    cache.remove(&2)?; // durable: after a crash it is still gone
     assert!(cache.get(&2).is_none());
     cache.close()?; // writes values that only memory has
     Ok(())
