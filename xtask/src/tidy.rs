@@ -6,6 +6,7 @@
 //! A rule that can be wrong for a good reason accepts an exception in place: a comment "tidy: name
 //! of the rule, because reason". The head of such a rule says so.
 
+mod code_paths;
 mod columns;
 mod format_types;
 mod layers;
@@ -61,6 +62,7 @@ fn check(tree: &Tree, out: &mut Findings) {
     links::check(tree, out);
     named_tests::check(tree, out);
     locks::check(tree, out);
+    code_paths::check(tree, out);
     columns::check(tree, out);
     retired::check(tree, out);
     publish::check(tree, out);

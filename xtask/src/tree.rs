@@ -110,7 +110,8 @@ impl Tree {
     pub(crate) fn fixture(files: &[(&str, &str)]) -> Tree {
         let texts: BTreeMap<_, _> =
             files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect();
-        let paths = texts.keys().cloned().collect();
+        let with_folders = texts.keys().flat_map(|path| Path::new(path).ancestors());
+        let paths = with_folders.map(|path| path.to_string_lossy().into_owned()).collect();
         Tree::parse(texts, paths)
     }
 
