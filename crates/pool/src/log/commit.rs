@@ -186,9 +186,10 @@ impl IntentLog {
         if batch.ended.load(Ordering::Relaxed) == 0 {
             return self.write_as_leader(queue, fetch);
         }
+        let outcome = batch.outcome().unwrap_or(Committed::WaitForTxg);
         drop(queue);
         self.counters.add(LogCounters::JOINED, 0, 1);
-        batch.outcome().unwrap_or(Committed::WaitForTxg)
+        outcome
     }
 
     /// Writes the batch of the queue.
@@ -202,9 +203,10 @@ impl IntentLog {
         let objects = std::mem::take(&mut queue.objects);
         drop(queue);
         // The guard ends the batch if `fetch` panics, so that no waiter waits forever.
-        let leader = Leader { log: self, batch: &batch };
+        let mut leader = Leader { log: self, batch: &batch, is_durable: false };
         let outcome = self.write_batch(objects, fetch);
-        leader.end(outcome.is_ok());
+        leader.is_durable = outcome.is_ok();
+        drop(leader);
         match outcome {
             Ok(()) => Committed::Durable,
             Err(cause) => self.to_txg(cause),
@@ -477,7 +479,7 @@ impl Drop for UnwrittenGuard<'_> {
 }
 
 impl Batch {
-    /// How it has ended; `None` if it has not. The caller has locked, or had locked, `log-commit`.
+    /// How it has ended; `None` if it has not. The caller has locked `log-commit`.
     pub(super) fn outcome(&self) -> Option<Committed> {
         match self.ended.load(Ordering::Relaxed) {
             0 => None,
@@ -487,26 +489,19 @@ impl Batch {
     }
 }
 
-/// The leader of a batch.
+/// The leader of a batch. The batch ends when it is dropped.
 struct Leader<'a> {
     log: &'a IntentLog,
     batch: &'a Batch,
-}
-
-impl Leader<'_> {
-    fn end(self, durable: bool) {
-        if durable {
-            self.batch.ended.store(1, Ordering::Relaxed);
-        }
-    }
+    /// Whether the batch is durable.
+    is_durable: bool,
 }
 
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
         let mut queue = self.log.commits.queue.lock();
-        if self.batch.ended.load(Ordering::Relaxed) == 0 {
-            self.batch.ended.store(2, Ordering::Relaxed);
-        }
+        let ended = if self.is_durable { 1 } else { 2 };
+        self.batch.ended.store(ended, Ordering::Relaxed);
         queue.has_leader = false;
         self.log.commits.ended.notify_all();
     }
