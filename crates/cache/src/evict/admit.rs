@@ -4,15 +4,16 @@
 //! `policy::admission` compares the two. Here is the rest of the decision: a candidate with one use
 //! goes, a lead by one use does not count if the secondary cache would have to write the victim,
 //! and blocks beyond MRU's share move to MFU uncompared. The block that stays is requeued at the
-//! warm end of MFU when the batch ends; the other is retired. Candidates are popped in batches.
-//! Victims are read from the cold end of one MFU sublist as they are needed, and popped together at
-//! the end (`requeue`).
+//! warm end of MFU when the batch ends; the other is retired. Without a usable victim, the
+//! candidate is retired, whatever its uses. Candidates are popped in one batch. Victims are read
+//! from the cold end of one MFU sublist, some at a time; once examined, they are popped together
+//! before more are read, and at the end (`requeue`).
 //!
 //! No list is locked during a comparison. If one of the two blocks is used or removed meanwhile,
 //! the update of its state fails, and the candidate is examined again.
 //!
-//! Locking: under `evict-scratch`, `sublist`, one at a time: before the comparisons to take the
-//! candidates, after them to requeue.
+//! Locking: under `evict-scratch`, `sublist`, one at a time: to take the candidates, between
+//! comparisons to read more victims, at the end to requeue.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -186,9 +187,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Whether the secondary cache would write the victim if it were evicted. If the candidate is
-    /// stored there already, keeping it would put one block into both caches and cost a write. A
-    /// lead that may be chance is not worth that.
+    /// Whether the secondary cache would write the victim if it were evicted. A lead of the
+    /// candidate that may be chance is not worth a write.
     fn would_be_written(&self, victim: &Inspected<K, V>, class: Class) -> bool {
         let Some(secondary) = self.active_secondary() else { return false };
         // SAFETY: headers are type-stable.

@@ -14,7 +14,8 @@
 //!
 //! `reclaim` decides when and how much to evict. `sweep` removes blocks by a predicate.
 //!
-//! Locking: `evict-scratch`, then one other lock at a time.
+//! Locking: `evict-scratch`, then one other lock at a time. A list or the index takes the lock of
+//! its memory under its own (`ring-blocks`, `index-memory`).
 
 mod admit;
 pub(crate) mod demote;
