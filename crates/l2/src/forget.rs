@@ -1,11 +1,14 @@
 //! Forgetting a key: no block that the L2 holds for the key is ever returned again, not even after
-//! a crash.
+//! a crash. The one limit is a device that returns a lost batch later: see "What a reader of an L2
+//! must check" in `docs/format.md`.
 //!
 //! # Why no old block returns
 //!
-//! 1. A block's record enters the index before the writer checks whether the block is outdated, and
-//!    before the block is written. So if a key is not in the index when it is forgotten, the device
-//!    holds no block of it and will not receive one: the writer finds its block outdated.
+//! 1. A new block's record enters the index before the writer checks whether the block is outdated,
+//!    and before the block is written. A reinserted block has a record already: the writer checks
+//!    that it is still there, and changes it after the write. So if a key is not in the index when
+//!    it is forgotten, the device holds no block of it that a restart would find, and will not
+//!    receive one: the writer finds its block outdated.
 //! 2. If the key is in the index, its record leaves the index. Then a tombstone is queued, and the
 //!    forgetting thread waits until it is durable. A batch takes its tombstones after its blocks,
 //!    and its tombstones also cover its own blocks. So every block that was in the index precedes
@@ -24,9 +27,9 @@
 //!
 //! With immutable keys an old block is never wrong, so the record just leaves the index.
 //!
-//! An L2 that fails voids its label, so that no old block can return. A closed L2 keeps its label,
-//! because it will be opened again: `forget` returns an error, and the cache in front must be
-//! closed first.
+//! An L2 that fails voids its label, so that no old block can return. If its log is intact, it does
+//! so when the first key is forgotten. A closed L2 keeps its label, because it will be opened
+//! again: `forget` returns an error, and the cache in front must be closed first.
 //!
 //! A forget either blocks its thread (`forget`), or ends in a callback (`forget_then`): at once, or
 //! on the thread that makes its tombstone durable or finds that it cannot. Both take the same
@@ -118,8 +121,9 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     /// Forgets a key; see the module head.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] if the device has failed or the L2 was closed, so that an old value
-    /// may return. [`ErrorKind::Codec`] if the codec panicked on the key.
+    /// [`ErrorKind::Closed`] if the L2 was closed, or if neither the tombstone nor a void label
+    /// could be written: an old value may then return after a restart. [`ErrorKind::Codec`] if the
+    /// codec panicked on the key.
     pub(crate) fn forget(&self, key: &K) -> Result<()> {
         let Some(hash) = self.hash_to_forget(key)? else { return Ok(()) };
         self.pending_forgets.register(hash);

@@ -12,7 +12,7 @@
 //! let cache = HybridCache::<u64, String>::open(&path, 64 << 20, 4 << 20)?;
 //!
 //! cache.insert(1, "old".to_owned())?;
-//! // After this call returns, the old value never comes back, not even after a crash.
+//! // After this call returns, the old value is gone, also after a crash.
 //! cache.insert(1, "new".to_owned())?;
 //! let loaded = cache.get_or_load(2, || Ok::<_, std::io::Error>("loaded".to_owned()))?;
 //! assert_eq!(*loaded, "loaded");
@@ -45,7 +45,8 @@
 //! - A written block becomes live in one step: the writer checks the *retired* mark in the header
 //!   of the cache's block and changes the index record under one lock. A block that the cache
 //!   removed or overwrote is never found.
-//! - A removal returns after the flush of the batch that holds its tombstone.
+//! - A removal of a key that the device may hold returns after the flush of the batch that holds
+//!   its tombstone.
 
 mod codec;
 mod counters;

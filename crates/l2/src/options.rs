@@ -16,8 +16,9 @@ pub struct L2Options {
     pub force: bool,
     /// On open: create an L2 if the device holds none.
     pub create: bool,
-    /// The content of a key never changes. A forgotten block may then return after a restart, which
-    /// is never wrong. Forgetting a key costs no write.
+    /// Keys are *immutable*: the content of a key never changes. A forgotten block may then return
+    /// after a restart, which is never wrong, and forgetting a key costs no write. Otherwise keys
+    /// are *mutable*.
     pub immutable_keys: bool,
     /// On open: the newest stamp that the user knows. If the L2 holds a newer one, its user was
     /// rolled back, and the L2 is emptied: the same key may name other content later.

@@ -13,8 +13,8 @@
 //!   of them may hold a tombstone. The *frontier* is the oldest segment for which that holds.
 //! - With immutable keys, records are served once the newest segment was read. Its stamp tells
 //!   whether the user was rolled back (`run`).
-//! - Only batches that were written without an error count, and only what precedes no *damage*
-//!   (`segment`).
+//! - Only batches that were written without an error count, and only those after the newest
+//!   *damage*, the position before which nothing in the log is valid (`segment`).
 //! - The contents and the end of the newest segment are durable before anything relies on them.
 //! - A segment is not reused while it is read, and not read once it is reused.
 //!

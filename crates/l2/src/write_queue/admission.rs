@@ -8,8 +8,8 @@
 //! A sample of the offered and dropped blocks is tracked from the moment when memory does not hold
 //! them: either a block is loaded within a *horizon*, or not. The *reuse rate* of a kind is the
 //! share that was loaded. A block that memory keeps for a whole horizon has no outcome, because it
-//! is never loaded here. A kind is admitted if its reuse rate is not below that of dropped blocks.
-//! Refused blocks are tracked too, so no trial writes are needed.
+//! is never loaded here. A kind is admitted if its reuse rate is below neither that of dropped
+//! blocks nor [`MIN_REUSE_RATE`]. Refused blocks are tracked too, so no trial writes are needed.
 //!
 //! So a scan is not written. When the workload changes, dropped blocks lose their rate, and new
 //! blocks are admitted at first sight.

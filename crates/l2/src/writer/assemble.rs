@@ -1,13 +1,14 @@
 //! Assembles a batch, writes it, and publishes its blocks.
 //!
-//! The proof in [`forget`](crate::forget) depends on this order: the head of the log moves; a
+//! The proof in [`forget`](crate::forget) depends on this order: the head of the log moves; a new
 //! block's record enters the index as pending; then the writer checks whether the block is
-//! outdated; tombstones are taken last.
+//! outdated; tombstones are taken last. A reinserted block keeps its old record until the batch is
+//! written, so it is enough to check that the record is there.
 //!
 //! A record becomes live in one step: [`publish`](Writer::publish) checks the retired mark in the
 //! header of the cache's block and changes the record under the lock of its index partition. So a
-//! block that was removed or overwritten while it was written is never found. A removal returns
-//! after the flush of the batch that holds its tombstone.
+//! block that was removed or overwritten while it was written is never found. A removal that needs
+//! a tombstone returns after the flush of the batch that holds it.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
