@@ -1,8 +1,8 @@
 //! Locking several inodes at once.
 //!
-//! An operation that changes more than one inode locks them in the order of their numbers, whatever
-//! their relation, so there is no deadlock. The thread already holds its transaction. A thread that
-//! holds an inode lock never begins a transaction.
+//! An operation that changes more than one inode locks them in the order of their object numbers,
+//! whatever their relation, so there is no deadlock. The thread already holds its transaction. A
+//! thread that holds an inode lock never begins a transaction.
 
 use forebay_base::sync::MutexGuard;
 use forebay_pool::Transaction;

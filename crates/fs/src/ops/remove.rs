@@ -4,7 +4,8 @@
 //! it when nobody uses it any more, which is usually at once.
 //!
 //! Locking: begins a transaction, then takes `fs-inode` of the directory and of the inode, the
-//! smaller number first.
+//! smaller object number first, and holds both until the name is gone. Before, `fs-table` and locks
+//! of the pool are taken for single steps.
 
 use forebay_pool::Transaction;
 

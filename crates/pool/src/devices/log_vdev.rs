@@ -36,8 +36,8 @@ const MAX_LOGS: usize = 64;
 /// Maximum size of the ring on a log vdev: more than two transaction groups ever hold.
 const RING_BYTES_MAX: u64 = 16 << 30;
 
-/// A record that is written while writes count for a txg may be of one that is that much newer: the
-/// txg commits, the next one waits for it, and one is open.
+/// Writes count for the txg whose commit began last, also once that is durable. By then the next
+/// one may have quiesced, and a record be of the one after it, which is open.
 const TXGS_AHEAD: u64 = 2;
 
 /// Whether the log vdev has a stamp.

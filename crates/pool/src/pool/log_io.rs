@@ -8,16 +8,17 @@
 //! If a device may be away for long, a thread of the pool leads the commits of the log, so that an
 //! fsync can stop to wait for it: it then waits for the group, as far as its dataset wants that.
 //!
-//! If a device fails:
+//! What an fsync does if a device fails depends on the device:
 //!
 //! - The log vdev: the ring moves into the space of the pool with the next group. The fsync waits
 //!   for that group, and succeeds.
+//! - A side of a mirror: the fsync waits for the group, with which labels say what the side misses.
 //! - In front of an object store that has confirmed no group for a while: the fsync waits for one.
 //!   Until then it does not ask the store, also if that is away.
-//! - A log write or its flush fails: the log counts the records as lost and stays closed until the
-//!   next group is durable. The fsync waits for that group.
-//! - After a failed flush the device fails each later one. So the commit of the group fails too.
-//!   Once the pool is cleared, it first writes again all that no flush has covered.
+//! - Another device, in a log write or its flush: the log counts the records as lost and stays
+//!   closed until a new generation is durable. The fsync waits for its group.
+//! - Such a device fails each flush after a failed one. So the commit of the group fails too. Once
+//!   the pool is cleared, it first writes again all that no flush has covered.
 //! - The commit of the group fails: the pool is suspended, and the fsync returns `Suspended`, also
 //!   to callers that wait for the group already. `forebay-fs` waits for `forebay clear` and asks
 //!   again, or returns the error (`failmode`). None succeeds before the group is durable.

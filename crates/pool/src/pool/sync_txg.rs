@@ -1,17 +1,20 @@
 //! Commits transaction groups on the sync thread.
 //!
-//! The order is: the datasets, the pool's own objects (which name the datasets), the space maps
-//! (which record every allocation of this txg), and the root block. After all of these are flushed,
-//! the uberblocks point to the root block. The txg is durable once the uberblocks are flushed.
+//! The order is: the stamp of a log vdev, flushed; the datasets; the pool's own objects (which name
+//! the datasets); the space maps (which record every allocation of this txg); the root block. After
+//! all of these are flushed, labels say what sides of mirrors have missed. Then the uberblocks
+//! point to the root block. The txg is durable once they are flushed.
 //!
-//! Locking: `space` during the whole commit; nobody who holds it waits for a commit.
+//! Locking: `space` during the whole commit, `pool-config` under it for stamps and labels; nobody
+//! who holds `space` waits for a commit.
 //!
 //! A block that cannot be written is written elsewhere, or with one copy instead of two. If that
-//! does not help, or a device fails a flush or a read, the pool is *suspended*: every change fails,
-//! and reads go on. The sync thread waits in the middle of the commit, and repeats the failed step
-//! when the pool is cleared. Want of memory only waits. Any other failure, such as an object store
-//! that another host has taken over, ends the thread, and the pool stays suspended. The devices
-//! still hold the previous txg, or this one if some of its uberblocks were written. Decision 0115.
+//! does not help, or a vdev fails a flush or a read, the pool is *suspended*: calls that change it
+//! fail, reads go on. The sync thread waits in the middle of the commit, and repeats the failed
+//! step when the pool is cleared, or when a device that comes back by itself is back. Want of
+//! memory only waits. Any other failure, such as an object store that another host has taken over,
+//! ends the thread, and the pool stays suspended. The devices still hold the previous txg, or this
+//! one if some of its uberblocks were written. Decision 0115.
 
 use forebay_base::clock::{SystemWallClock, WallClock};
 use forebay_base::probe;
@@ -244,7 +247,8 @@ impl PoolInner {
     }
 
     /// Writes everything that the txg changed, after `space` has begun it. Two barriers: each waits
-    /// for its writes and flushes all devices.
+    /// for its writes and flushes all devices. An object store needs only the second: it publishes
+    /// all writes at once.
     pub(super) fn write_txg(
         &self,
         txg: u64,

@@ -59,7 +59,7 @@ struct IndexNode {
 
 impl Space {
     /// Ends the txg: writes the changes and returns the space maps' part of the root block. All
-    /// writes go through `writer`, and must be durable before the root is written.
+    /// writes go through `writer`, and must be durable before an uberblock points to that root.
     ///
     /// # Errors
     /// Errors of reading or writing; [`Corrupt`](crate::ErrorKind::Corrupt) if a range was freed

@@ -6,8 +6,9 @@
 //!
 //! # Invariants
 //!
-//! - At most two txgs are alive, with consecutive numbers: one open, the other quiescing or
-//!   syncing. So per-txg state has two slots, see [`slot_of`].
+//! - At most two txgs are alive, with consecutive numbers: the open one, and the one before it,
+//!   which is syncing. So per-txg state has two slots, see [`slot_of`]. The open one quiesces only
+//!   after the one before it is durable.
 //! - No txg has holds while an earlier one has: changes wait while a txg is being closed. So
 //!   changes of one object are in txg order, and no txg has to include a change that a later one
 //!   has built upon. The price: once per commit, all changes wait for the longest-running
