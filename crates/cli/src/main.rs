@@ -21,9 +21,7 @@
 //! | `pool_locks` | locks that keep a pool from being opened twice |
 //! | `device_content` | protection of devices with foreign content |
 //!
-//! # Not here
-//!
-//! On-disk formats belong to `forebay-pool`, the FUSE protocol to `forebay-fuse`.
+//! Not here: on-disk formats (`forebay-pool`) and the FUSE protocol (`forebay-fuse`).
 
 // A program: it starts threads, reads the clock and calls the system directly. No model check runs
 // this crate.

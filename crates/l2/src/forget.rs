@@ -1,29 +1,6 @@
 //! Forgetting a key: no block that the L2 holds for the key is ever returned again, not even after
 //! a crash. The one limit is a device that returns a lost batch later: see "What a reader of an L2
-//! must check" in `docs/format.md`.
-//!
-//! # Why no old block returns
-//!
-//! 1. A new block's record enters the index before the writer checks whether the block is outdated,
-//!    and before the block is written. A reinserted block has a record already: the writer checks
-//!    that it is still there, and changes it after the write. So if a key is not in the index when
-//!    it is forgotten, the device holds no block of it that a restart would find, and will not
-//!    receive one: the writer finds its block outdated.
-//! 2. If the key is in the index, its record leaves the index. Then a tombstone is queued, and the
-//!    forgetting thread waits until it is durable. A batch takes its tombstones after its blocks,
-//!    and its tombstones also cover its own blocks. So every block that was in the index precedes
-//!    the tombstone in the log.
-//! 3. Segments are reused strictly in order, and the records of a segment leave the index only
-//!    after its new header is durable. So a tombstone is never lost before the blocks that it
-//!    covers.
-//! 4. A thread that forgets a key while another thread forgets the same key waits too. The table of
-//!    pending forgets says that a tombstone may be queued although the record has already left the
-//!    index. A thread registers there before it looks into the index.
-//! 5. While the rebuild runs, the contents of the device are unknown. Every forgotten key gets a
-//!    tombstone, and a record in the index that keeps the rebuild from inserting older blocks.
-//! 6. A batch whose write failed may still be on the device. The index keeps its records until the
-//!    next segment's header is durable, and that header excludes the batch. So if a key is not in
-//!    the index, a restart finds no valid block of it.
+//! must check" in `docs/format.md`. The proof stands at the implementation below.
 //!
 //! With immutable keys an old block is never wrong, so the record just leaves the index.
 //!
@@ -117,8 +94,30 @@ enum ForgetStep {
     VoidLabel,
 }
 
+/// # Why no old block returns
+///
+/// 1. A new block's record enters the index before the writer checks whether the block is outdated,
+///    and before the block is written. A reinserted block has a record already: the writer checks
+///    that it is still there, and changes it after the write. So if a key is not in the index when
+///    it is forgotten, the device holds no block of it that a restart would find, and will not
+///    receive one: the writer finds its block outdated.
+/// 2. If the key is in the index, its record leaves the index. Then a tombstone is queued, and the
+///    forgetting thread waits until it is durable. A batch takes its tombstones after its blocks,
+///    and its tombstones also cover its own blocks. So every block that was in the index precedes
+///    the tombstone in the log.
+/// 3. Segments are reused strictly in order, and the records of a segment leave the index only
+///    after its new header is durable. So a tombstone is never lost before the blocks that it
+///    covers.
+/// 4. A thread that forgets a key while another thread forgets the same key waits too. The table of
+///    pending forgets says that a tombstone may be queued although the record has already left the
+///    index. A thread registers there before it looks into the index.
+/// 5. While the rebuild runs, the contents of the device are unknown. Every forgotten key gets a
+///    tombstone, and a record in the index that keeps the rebuild from inserting older blocks.
+/// 6. A batch whose write failed may still be on the device. The index keeps its records until the
+///    next segment's header is durable, and that header excludes the batch. So if a key is not in
+///    the index, a restart finds no valid block of it.
 impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
-    /// Forgets a key; see the module head.
+    /// Forgets a key; see above why it works.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] if the L2 was closed, or if neither the tombstone nor a void label

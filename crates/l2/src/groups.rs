@@ -5,20 +5,6 @@
 //! each group's tombstone, and a block of the group that lies before it is *void*. Each lookup that
 //! finds a record asks whether it is.
 //!
-//! # Why no old block returns
-//!
-//! 1. While a group is being forgotten, all its blocks are void, wherever they are. Only then its
-//!    blocks leave memory. So a load that began before finds its block outdated, and a later one
-//!    misses.
-//! 2. A block that left memory is outdated, so the writer leaves it out of batches that it
-//!    assembles from then on. A batch takes its tombstones last, and they cover its own blocks. So
-//!    all older blocks of the group precede the tombstone in the log.
-//! 3. Segments are reused strictly in order. So the tombstone outlives the blocks that it covers,
-//!    and its entry here is dropped with its segment. A void block is not reinserted: that would
-//!    move it behind the tombstone.
-//! 4. The rebuild reads newer segments first, and serves none before those that follow it. So it
-//!    knows the tombstone before it serves a block that precedes it.
-//!
 //! If the tombstone cannot be written, the group stays void in this process, and the label is
 //! voided, as for a key ([`forget`](crate::forget)). With immutable keys the blocks may return
 //! after a restart, as forgotten keys may.
@@ -41,6 +27,20 @@ use crate::shared::L2Shared;
 pub(crate) type LogPosition = (u64, u32);
 
 /// The forgotten groups.
+///
+/// # Why no old block returns
+///
+/// 1. While a group is being forgotten, all its blocks are void, wherever they are. Only then its
+///    blocks leave memory. So a load that began before finds its block outdated, and a later one
+///    misses.
+/// 2. A block that left memory is outdated, so the writer leaves it out of batches that it
+///    assembles from then on. A batch takes its tombstones last, and they cover its own blocks. So
+///    all older blocks of the group precede the tombstone in the log.
+/// 3. Segments are reused strictly in order. So the tombstone outlives the blocks that it covers,
+///    and its entry here is dropped with its segment. A void block is not reinserted: that would
+///    move it behind the tombstone.
+/// 4. The rebuild reads newer segments first, and serves none before those that follow it. So it
+///    knows the tombstone before it serves a block that precedes it.
 pub(crate) struct Groups {
     forgotten: Mutex<HashMap<u64, ForgottenGroup>>,
     /// How many there are.

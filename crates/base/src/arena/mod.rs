@@ -1,7 +1,6 @@
 //! Aligned buffers from size classes, under a hard limit on resident memory.
 //!
-//! Buffers have 1 byte to [`MAX_LEN`] bytes. Freed memory can serve any other size at once. Buffers
-//! have no inline header, so 8 KiB take 8 KiB.
+//! Buffers have 1 byte to [`MAX_LEN`] bytes, without an inline header: 8 KiB take 8 KiB.
 //!
 //! Structure. Address space is reserved in *regions* (`region`), which are divided into *chunks* of
 //! the size of a huge page. A chunk serves one size class (`class`) or is in the *pool* (`pool`).
@@ -12,28 +11,18 @@
 //!
 //! Invariants
 //! * Resident bytes ≤ `committed_bytes` ≤ the limit. After [`Arena::set_limit`] lowers the limit,
-//!   this holds again as soon as enough buffers are freed. Chunk headers are outside the limit;
-//!   they take well below a thousandth of the memory.
+//!   this holds again as soon as enough buffers are freed. Chunk headers are outside the limit.
 //! * The kernel makes no more memory resident than is committed. Chunks are advised against huge
-//!   pages unless they are committed whole. Before a part of a huge chunk is released, the chunk is
-//!   advised against huge pages. (The kernel counts the part as released at once, but may split the
-//!   physical page only under memory pressure.)
+//!   pages unless they are committed whole, and before a part of them is released.
 //! * A page has the size of the system's pages. It is committed whole when a byte of it is
-//!   allocated, and released when no live block is on it. A page that the process has locked stays
-//!   committed.
+//!   allocated, and released when no live block is on it, unless the process has locked it.
 //! * The memory exists until the last handle and the last buffer are dropped (`inner`).
 //!
-//! Locks, in the order in which they may be taken; a thread holds at most one of each kind:
+//! Locking: `arena-reclaim`, `arena-shard`, `arena-class` and `arena-pool`, in this order, at most
+//! one of each kind. `docs/locking.md` says what each protects.
 //!
-//! | lock | held during | protects |
-//! |---|---|---|
-//! | `arena-reclaim` | a purge, with its system calls | one purger at a time |
-//! | `arena-shard` | an allocation or free | magazines and counts of a share of the threads |
-//! | `arena-class` | a batch of blocks | chunks of a size class: lists and headers |
-//! | `arena-pool` | a chunk or run; rarely the reservation of a region | chunks in the pool, regions |
-//!
-//! It does not resize or split buffers, align beyond 4 KiB, zero new buffers, place memory by NUMA
-//! node, or return address space before it is destroyed.
+//! Not done: resizing or splitting buffers, alignment beyond 4 KiB, zeroing, placement by NUMA
+//! node.
 
 mod budget;
 mod buffer;

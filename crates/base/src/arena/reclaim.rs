@@ -181,7 +181,9 @@ impl ArenaInner {
         // SAFETY: a chunk of this arena, and no other thread uses or takes these pages.
         let released = unsafe {
             if was_huge {
-                // First, or the system could back the released range with a new huge page.
+                // First, or the system could back the released range with a new huge page. It
+                // counts the range as released at once, but may split the page only when memory is
+                // scarce.
                 region::advise_huge(chunk, false);
             }
             region::release(chunk, pages)

@@ -6,15 +6,6 @@
 //! follows the rule that the policy would choose at that size. It sees the accesses that the
 //! policy's own simulations see, from the same access buffer.
 //!
-//! Three corrections turn sampled misses into a curve ([`estimate`]):
-//!
-//! 1. The miss ratio is the sampled misses, scaled up, over the true number of accesses, which the
-//!    cache's counters know. A sample with too many or too few of the hot blocks does not distort
-//!    it (SHARDS-adj: Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST 2015).
-//! 2. Accesses that the full access buffer dropped are counted, and the others of their batch stand
-//!    for them.
-//! 3. Misses of all sizes are scaled so that today's size has the misses that the cache had.
-//!
 //! All sums decay with a half-life of [`HALF_LIFE_S`], so the curve follows the last minutes.
 //!
 //! The memory is bounded by 4 MiB. In a cache with a hard bound it is also a small part of that, by
@@ -94,6 +85,15 @@ impl Totals {
 }
 
 /// The simulated sizes of both classes, and the decaying sums over the last minutes.
+///
+/// Three corrections turn sampled misses into a curve ([`estimate`]):
+///
+/// 1. The miss ratio is the sampled misses, scaled up, over the true number of accesses, which the
+///    cache's counters know. A sample with too many or too few of the hot blocks does not distort
+///    it (SHARDS-adj: Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST 2015).
+/// 2. Accesses that the full access buffer dropped are counted, and the others of their batch stand
+///    for them.
+/// 3. Misses of all sizes are scaled so that today's size has the misses that the cache had.
 pub(crate) struct Curves {
     /// The rule at all sizes, if the cache never chooses.
     fixed_rule: Option<usize>,

@@ -19,11 +19,10 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `builder`, `entry`, `compute`, `guard`, `load` | the rest of the interface |
+//! | `builder`, `entry`, `compute`, `guard`, `load`, `hasher` | the rest of the interface |
 //! | `stored` | what the block cache holds |
 //! | `times`, `expiry` | ticks and lifetimes; when entries expire |
 //! | `loading_keys` | tells loads of equal fingerprints apart |
-//! | `hasher` | the default hasher |
 
 pub(crate) mod builder;
 pub(crate) mod compute;

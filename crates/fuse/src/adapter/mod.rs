@@ -15,13 +15,6 @@
 //!    thread while at most half of those threads block, because a hand-over is expensive. Otherwise
 //!    they run on a worker thread.
 //!
-//! # While the pool is suspended
-//!
-//! Changes and fsyncs of a dataset with `failmode=wait` wait on worker threads until the pool is
-//! cleared. A receiving thread that blocks goes on when the pool is suspended, so that reads go on:
-//! it hands its write over. The data of such writes has a larger bound, and only beyond that does a
-//! receiving thread wait. A request of a killed process is answered with `EINTR`.
-//!
 //! # Locking
 //!
 //! `mount-failure`, `mount-shrinker`, `mount-write-back` and `mount-writers` are leaf locks.
@@ -90,6 +83,13 @@ pub fn mount(fs: FileSystem, at: &Path, options: &MountOptions) -> Result<Mount,
 }
 
 /// The server for a file system.
+///
+/// # While the pool is suspended
+///
+/// Changes and fsyncs of a dataset with `failmode=wait` wait on worker threads until the pool is
+/// cleared. A receiving thread that blocks goes on when the pool is suspended, so that reads go on:
+/// it hands its write over. The data of such writes has a larger bound, and only beyond that does a
+/// receiving thread wait. A request of a killed process is answered with `EINTR`.
 struct Adapter {
     fs: FileSystem,
     /// The same file system in non-blocking mode, for the first attempt of an operation.

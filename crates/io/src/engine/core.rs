@@ -23,8 +23,6 @@
 //!
 //! Locking: `io-submission-queue`, one per queue. No thread holds two, and no callback runs under
 //! one. `request-handle` and the locks of [`Permits`] may be taken under it.
-//!
-//! It has no queue that is shared by all, and moves no requests between queues.
 
 use std::cell::Cell;
 use std::io;

@@ -22,10 +22,7 @@
 //! `fault-state` for a decision or a look at the cache; `fault-timer` for the list of delays.
 //! Neither is held while the device below is called, and no thread holds both.
 //!
-//! # What it does not do
-//!
-//! Faults do not follow realistic statistics: a rule is a tool for tests. Malformed requests meet
-//! no rules. It is not built for speed.
+//! Not done: realistic statistics of faults, and speed. Malformed requests meet no rules.
 
 mod counters;
 mod crash;

@@ -15,12 +15,6 @@
 //! - A flush that was not executed (cancelled in the queue) has no effect on others.
 //! - Flushes wait only while one is in flight. Its completion handles them.
 //!
-//! # Synchronous writes
-//!
-//! Writes of an open file with `O_DSYNC` check too, each for the whole file: of two at a time, the
-//! wrong one may be told. So each flush then also asks the *witness*, the file opened a second
-//! time, which is told of all lost writes.
-//!
 //! # Locking
 //!
 //! `io-flush`, for a look at the list. Requests are submitted and finished outside it.
@@ -48,6 +42,12 @@ const WRITES_LOST: &str = "writes since the last successful flush may be lost, a
                            succeed until they are written again or the device is opened again";
 
 /// The flushes of a file.
+///
+/// # Synchronous writes
+///
+/// Writes of an open file with `O_DSYNC` check too, each for the whole file: of two at a time, the
+/// wrong one may be told. So each flush then also asks the *witness*, the file opened a second
+/// time, which is told of all lost writes.
 pub(super) struct FlushQueue {
     /// The device that executes them.
     below: Weak<dyn Device>,

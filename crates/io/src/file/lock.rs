@@ -12,14 +12,6 @@
 //! refused, on a read-only medium for example, the file could not be opened for writing either. On
 //! NFS the lock also holds among hosts, unless the mount option `local_lock` says otherwise.
 //!
-//! # New files
-//!
-//! The lock of a file that an open creates is on the very descriptor that created it, and comes
-//! before the file gets its size. So another open finds the file locked, or empty and too small. An
-//! open that fails removes only a file that it created itself, and while it holds the lock. If
-//! another program locks the new file first and keeps it for all [`RETRIES`], the file stays and is
-//! empty.
-//!
 //! # Short locks of others
 //!
 //! udev takes a shared lock on a block device while it probes it, for some milliseconds after any
@@ -50,6 +42,14 @@ const RETRIES: u32 = 100;
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// A lock on a file or block device, held until it is dropped.
+///
+/// # New files
+///
+/// The lock of a file that an open creates is on the very descriptor that created it, and comes
+/// before the file gets its size. So another open finds the file locked, or empty and too small. An
+/// open that fails removes only a file that it created itself, and while it holds the lock. If
+/// another program locks the new file first and keeps it for all `RETRIES`, the file stays and is
+/// empty.
 #[derive(Debug)]
 pub struct FileLock {
     fd: OwnedFd,

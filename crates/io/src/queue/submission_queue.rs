@@ -1,21 +1,6 @@
 //! A submission queue: the queued requests of all classes in front of one ring, and the operations
 //! in flight.
 //!
-//! # Use
-//!
-//! A submission queue is protected by its engine's lock. To *run* the queue means:
-//!
-//! 1. take the lock, [`push`](SubmissionQueue::push) new requests, and call
-//!    [`done`](SubmissionQueue::done) for each operation that ended;
-//! 2. call [`next`](SubmissionQueue::next) **until it returns `None`**;
-//! 3. take [the queues to run](SubmissionQueue::take_queues_to_run) and [the cancelled
-//!    requests](SubmissionQueue::take_cancelled), and release the lock;
-//! 4. run each of those queues, and finish the cancelled and completed requests.
-//!
-//! A run that stops before `None` may leave another queue waiting for permits that this one does
-//! not use. It must end with [`release_unused`](SubmissionQueue::release_unused), and another run
-//! must follow once this queue can issue again.
-//!
 //! # Invariants
 //!
 //! - After `next` has returned `None`, each class with queued requests either has operations in
@@ -44,6 +29,21 @@ const ID_BITS: u32 = 56;
 const BLOCKED: u64 = (1 << ID_BITS) - 1;
 
 /// The class queues in front of one ring, and what the queue has in flight.
+///
+/// # Use
+///
+/// A submission queue is protected by its engine's lock. To *run* the queue means:
+///
+/// 1. take the lock, [`push`](SubmissionQueue::push) new requests, and call
+///    [`done`](SubmissionQueue::done) for each operation that ended;
+/// 2. call [`next`](SubmissionQueue::next) **until it returns `None`**;
+/// 3. take [the queues to run](SubmissionQueue::take_queues_to_run) and [the cancelled
+///    requests](SubmissionQueue::take_cancelled), and release the lock;
+/// 4. run each of those queues, and finish the cancelled and completed requests.
+///
+/// A run that stops before `None` may leave another queue waiting for permits that this one does
+/// not use. It must end with [`release_unused`](SubmissionQueue::release_unused), and another run
+/// must follow once this queue can issue again.
 pub struct SubmissionQueue {
     credits: QueueCredits,
     classes: [ClassQueue; Priority::COUNT],

@@ -15,23 +15,14 @@
 //!   [`ErrorKind::Closed`].
 //! - A panic in a callback is caught and counted, and the request has completed.
 //!
-//! # Generations
-//!
-//! There are two generations at a time, as in sleepable RCU. But a root's word holds both counts
-//! and the current generation (see [`root_word`]), so there is no window between reading the
-//! generation and being counted in it. A drain switches each root to the other generation, then
-//! waits until all counts of the old one are zero. Drains run one after another.
-//!
 //! # Locking
 //!
 //! `io-roots-drain` is held throughout a drain. `io-roots-signal` and `io-root-failures` are taken
 //! under it (see [`root`]). Successful submissions and completions take no lock, except the last
 //! completion that a drain waits for.
 //!
-//! # What it does not do
-//!
-//! It limits nothing (queues do), orders nothing, and does not drive the device during a drain:
-//! devices make progress by themselves. Dropping a set waits for nothing.
+//! Not done: it limits nothing (queues do), orders nothing, and drives no device during a drain.
+//! Dropping a set waits for nothing.
 
 mod failures;
 mod root;

@@ -12,6 +12,13 @@
 //! either is counted in the generation that a drain waits for, or comes after the begin of that
 //! drain. Nothing must be checked again.
 //!
+//! # Generations
+//!
+//! There are two generations at a time, as in sleepable RCU. A drain switches each root to the
+//! other generation, then waits until all counts of the old one are zero. One word holds both
+//! counts and the current generation, so there is no window between reading it and being counted in
+//! it.
+//!
 //! Invariant: a count rises only in the current generation, or while a request of its generation is
 //! in flight (by submissions of callbacks). So the count of a past generation falls to zero once,
 //! and stays zero until a later drain makes its parity current again.

@@ -22,9 +22,7 @@
 //! taken under it. `l2-warm-up-scan` is held while a thread finds the next batches, over reads and
 //! waits for the rebuild (`l2-rebuild`). Only warm-up threads take it.
 //!
-//! Not done: the number of threads does not adapt. It exceeds the number of processors, because
-//! each thread competes with all readers for them. The logs, about a hundredth of the data, are
-//! read again after the rebuild.
+//! Not done: the number of threads does not adapt. The logs are read again after the rebuild.
 
 mod insert;
 mod scan;

@@ -11,8 +11,7 @@
 //! is never loaded here. A kind is admitted if its reuse rate is below neither that of dropped
 //! blocks nor [`MIN_REUSE_RATE`]. Refused blocks are tracked too, so no trial writes are needed.
 //!
-//! So a scan is not written. When the workload changes, dropped blocks lose their rate, and new
-//! blocks are admitted at first sight.
+//! So a scan is not written. After a change of the workload, new blocks are admitted at once.
 //!
 //! # Invariants
 //!

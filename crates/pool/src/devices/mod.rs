@@ -1,18 +1,10 @@
 //! The devices of a pool: block I/O by address, labels, and membership.
 //!
-//! * [`Devices`]: the top-level vdevs by number, address checks; [`requests`]: reads, writes and
-//!   flushes of blocks.
-//! * [`vdev`]: a vdev, which is a device or a mirror; [`leaf`]: a device of it; [`status`]: what is
-//!   known of the devices: their states, what they miss, how fast they answer.
-//! * [`log_vdev`]: the vdev that holds the intent log, if there is one.
-//! * [`sides`]: takes sides of mirrors out of use, and back; [`attach`]: adds sides, and removes
-//!   them for good.
-//! * [`config`], [`features`]: the configuration that a label stores.
-//! * [`label`]: reads and writes labels and uberblocks.
-//! * [`heartbeat`]: keeps two hosts from using a pool at once.
-//! * [`import`]: turns opened devices into the devices of a pool, and checks that the pool is
-//!   complete and that this host may import it; [`create`]: those of a new one.
-//! * [`open`](crate::open): opens files and block devices by path and locks them.
+//! * I/O: [`requests`] to a [`vdev`], which is a device ([`leaf`]) or a mirror of several, or the
+//!   [`log_vdev`]. [`status`] is what is known of the devices of a vdev.
+//! * Membership: [`sides`] of mirrors leave and come back, [`attach`] adds and removes them.
+//! * On the devices: [`label`], with [`config`] and [`features`]; [`heartbeat`].
+//! * [`create`] and [`import`] make the devices of a pool; [`open`](crate::open) opens files.
 //!
 //! # Invariants
 //!
@@ -28,10 +20,8 @@
 //! the pool is closed. `pool-mirror-write` counts the requests of a mirror's write. No request is
 //! made under either. `pool-vdev`: see [`status`].
 //!
-//! # What it does not do
-//!
-//! It does not choose vdevs (the space maps do), does not verify what it reads (the block store
-//! does), and does not retry failed requests, except writes of an uberblock ([`label`]).
+//! Not done: the space maps choose vdevs, the block store verifies what is read. No failed request
+//! is retried, except writes of an uberblock ([`label`]).
 
 pub(crate) mod attach;
 pub(crate) mod config;

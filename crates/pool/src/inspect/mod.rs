@@ -4,13 +4,6 @@
 //! imported, and a damaged pool that cannot be imported. It returns plain values, each with one
 //! printer ([`Display`](std::fmt::Display)).
 //!
-//! * `labels`: labels and uberblock rings of each device, valid or not.
-//! * `assemble`: turns opened devices into a pool, with devices missing.
-//! * `view`: a pool as of one txg, and its objects.
-//! * `txg`, `object`, `directory`, `block`: the values to show.
-//! * `pointer`: prints block pointers and bytes.
-//! * `serialize`: with the feature `serde`, the parts of `Serialize` that no derive writes.
-//!
 //! # Invariants
 //!
 //! - It writes to no device and takes no device lock.
@@ -20,9 +13,7 @@
 //!   each view is as of one txg. If it meets damage and there is a newer txg by then, it is
 //!   repeated. Results name their txg.
 //!
-//! # Locking
-//!
-//! None of its own. An inspector serves one thread at a time.
+//! Locking: none of its own. An inspector serves one thread at a time.
 //!
 //! # What it does not do
 //!

@@ -4,20 +4,6 @@
 //! devices that it finds. A missing, damaged or foreign device is reported and otherwise ignored. A
 //! read-only import uses none.
 //!
-//! # Trust
-//!
-//! A key identifies content only while the pool has a single history. If the pool's devices are
-//! reset to an older txg, or to an older copy of themselves, txgs and addresses are used a second
-//! time. An L2 with blocks of the first use must not serve them. So an L2 is opened with the newest
-//! txg that the pool knows, and is emptied if it holds younger blocks. The pool records that txg
-//! (`trusted_txg`) in its first commit after the import. It stays recorded until the L2 has rebuilt
-//! its index; only then is anything written to the device. If it cannot be recorded, root blocks
-//! omit the list until it can be written.
-//!
-//! Two copies of a pool that share an L2 device also have two histories. So each import writes a
-//! fresh mark into its list, and then to the device before anything else is written there. A device
-//! whose mark is not one of the list's two newest is emptied.
-//!
 //! # Locking
 //!
 //! `pool-l2-watcher`: the thread that waits for rebuilds; joined after the L2s are closed.
@@ -127,6 +113,20 @@ impl L2DeviceState {
 }
 
 /// The L2 devices of a pool.
+///
+/// # Trust
+///
+/// A key identifies content only while the pool has a single history. If the pool's devices are
+/// reset to an older txg, or to an older copy of themselves, txgs and addresses are used a second
+/// time. An L2 with blocks of the first use must not serve them. So an L2 is opened with the newest
+/// txg that the pool knows, and is emptied if it holds younger blocks. The pool records that txg
+/// (`trusted_txg`) in its first commit after the import. It stays recorded until the L2 has rebuilt
+/// its index; only then is anything written to the device. If it cannot be recorded, root blocks
+/// omit the list until it can be written.
+///
+/// Two copies of a pool that share an L2 device also have two histories. So each import writes a
+/// fresh mark into its list, and then to the device before anything else is written there. A device
+/// whose mark is not one of the list's two newest is emptied.
 pub(crate) struct L2Devices {
     /// Held while the list changes.
     changing: Mutex<()>,

@@ -17,14 +17,9 @@
 //! - A pool never depends on its L2 devices. A missing, damaged or foreign device is reported, and
 //!   never fails an import.
 //!
-//! # Locking
+//! Locking: the module heads list the locks. No L2 is called under a leaf lock.
 //!
-//! The module heads list the locks. No L2 is called under a leaf lock.
-//!
-//! # What it does not do
-//!
-//! It does not store the list: the pool does, as [`L2Host`]. It does not count refusals: each L2
-//! does.
+//! Not done: the pool stores the list, as [`L2Host`]; each L2 counts refusals.
 
 mod codec;
 pub(crate) mod device;

@@ -5,11 +5,6 @@
 //! are not durable yet to a ring on the devices. After a crash, [`IntentLog::replay`] reads them
 //! back.
 //!
-//! A commit writes all changes of existence and names so far, of all objects ([`pending`]), and the
-//! content of its own object ([`objects`]), read at the time of the commit. It also writes the
-//! content of *bound* objects, on which a change of names depends ([`Change::Bind`]). So the log is
-//! always a prefix of the pool's history, except for content that was never fsynced.
-//!
 //! # Invariants
 //!
 //! - No gaps: a change that a batch should contain but cannot (too much data, no memory, a failed
@@ -73,6 +68,11 @@ pub(crate) struct Extent {
 }
 
 /// The intent log of a pool.
+///
+/// A commit writes all changes of existence and names so far, of all objects ([`pending`]), and the
+/// content of its own object ([`objects`]), read at the time of the commit. It also writes the
+/// content of *bound* objects, on which a change of names depends ([`Change::Bind`]). So the log is
+/// always a prefix of the pool's history, except for content that was never fsynced.
 pub(crate) struct IntentLog {
     pending: Pending,
     objects: Objects,

@@ -19,20 +19,6 @@
 //!
 //! The space before the head of the root before the newest durable one may be overwritten. The
 //! newest root stores that head as its tail.
-//!
-//! # Moves
-//!
-//! The ring may move to other extents: to a log vdev, or back home, into the space of the pool. A
-//! root moves it when it begins a generation. It needs no block of the old place then, and the root
-//! before still finds all of its blocks there. It moves to a log vdev only with a root whose txg
-//! that vdev was stamped with; each root there stores the newest stamp.
-//!
-//! # Generations
-//!
-//! After an import, and after a failed write, stale blocks may follow the last valid one. A new
-//! block in the gap would make them its successors. So nothing is written until a root with a new
-//! generation is durable; blocks of older generations are then invalid. A root may change the
-//! generation only if it needs no block of the old one.
 
 use std::collections::VecDeque;
 
@@ -184,6 +170,20 @@ struct Replaying {
 }
 
 /// State protected by `log-ring`.
+///
+/// # Moves
+///
+/// The ring may move to other extents: to a log vdev, or back home, into the space of the pool. A
+/// root moves it when it begins a generation. It needs no block of the old place then, and the root
+/// before still finds all of its blocks there. It moves to a log vdev only with a root whose txg
+/// that vdev was stamped with; each root there stores the newest stamp.
+///
+/// # Generations
+///
+/// After an import, and after a failed write, stale blocks may follow the last valid one. A new
+/// block in the gap would make them its successors. So nothing is written until a root with a new
+/// generation is durable; blocks of older generations are then invalid. A root may change the
+/// generation only if it needs no block of the old one.
 pub(super) struct Ring {
     guid: u64,
     generation: u64,

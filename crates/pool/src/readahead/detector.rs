@@ -4,19 +4,6 @@
 //! expect, and returns the plan. Streams are sequential, or strided with a constant step in either
 //! direction.
 //!
-//! # Algorithm
-//!
-//! A read that no stream expects is compared with the newest other such reads, the *candidates*. A
-//! read right after a candidate makes a sequential stream. A read at some distance from a candidate
-//! suggests a stride. A stride that is confirmed [`CONFIRMATIONS`] times makes a strided stream.
-//!
-//! Each stream is read ahead by its *distance*, which is refilled when half of it is used. The
-//! distance starts small. It doubles with each refill up to a bound (`prefetch_ramp_bytes`), and up
-//! to a higher bound (`prefetch_max_bytes`) with each read that finds its block still in flight:
-//! only then does more distance help. It halves with each read whose prefetched block is missing:
-//! the cache cannot keep so many. A read that is longer than what was issued misses the rest, and
-//! says nothing of that.
-//!
 //! # Invariants
 //!
 //! - No plan goes past the object's end, before its beginning, or beyond the distance.
@@ -121,6 +108,19 @@ struct Candidate {
 
 /// Read-ahead state of one object. Each reported read changes it, from any processor, so the fields
 /// that random reads use lie in few cache lines.
+///
+/// # Algorithm
+///
+/// A read that no stream expects is compared with the newest other such reads, the *candidates*. A
+/// read right after a candidate makes a sequential stream. A read at some distance from a candidate
+/// suggests a stride. A stride that is confirmed [`CONFIRMATIONS`] times makes a strided stream.
+///
+/// Each stream is read ahead by its *distance*, which is refilled when half of it is used. The
+/// distance starts small. It doubles with each refill up to a bound (`prefetch_ramp_bytes`), and up
+/// to a higher bound (`prefetch_max_bytes`) with each read that finds its block still in flight:
+/// only then does more distance help. It halves with each read whose prefetched block is missing:
+/// the cache cannot keep so many. A read that is longer than what was issued misses the rest, and
+/// says nothing of that.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct StreamDetector {

@@ -1,19 +1,10 @@
 //! The block store: reads and writes blocks by pointer, over devices and the cache.
 //!
-//! * [`codec`]: compression and checksums.
-//! * [`read`]: reads from the cache or a device, verification, self-healing.
-//! * [`async_read`]: reads that never block their caller, for read-ahead and fetches.
-//! * [`write`](mod@write): sealing, placing and submitting blocks.
-//! * [`worker_pool`]: an ordered worker pool, which packs blocks on several threads.
-//! * [`writing`]: the content of blocks that are being written.
-//! * [`in_flight`]: the writes of a txg: a limit on the bytes in flight, failures, and the payloads
-//!   that no flush has covered.
-//! * [`barrier`]: waits for writes, repeats failed ones, and flushes.
-//! * [`gang`]: gang blocks, which are stored in several pieces.
-//! * [`readers`]: readers that may still follow old pointers.
-//! * [`heals`]: heals of a scrub, which is not a reader.
-//! * [`suspects`]: places of bad copies that asynchronous reads have met.
-//! * [`traced`]: reports accesses to an open trace.
+//! * Reads: [`read`], and [`async_read`] for callers that must not block. [`readers`] may still
+//!   follow old pointers.
+//! * Writes: [`write`](mod@write) places blocks that [`worker_pool`] has packed ([`codec`],
+//!   [`gang`]). [`in_flight`] and [`writing`] keep them until [`barrier`] has flushed them.
+//! * Repairs: [`heals`] of a scrub; [`suspects`], which asynchronous reads have met.
 //!
 //! # Invariants
 //!
@@ -30,9 +21,7 @@
 //! `worker-pool-batch` is held while the blocks of a txg are written, and comes right after
 //! `space`.
 //!
-//! # What it does not do
-//!
-//! It does not interpret blocks, allocate space, or decide when data is durable.
+//! Not done: it does not interpret blocks, allocate space, or decide when data is durable.
 
 mod async_read;
 pub(crate) mod barrier;

@@ -13,8 +13,6 @@
 //!   changes of one object are in txg order, and no txg has to include a change that a later one
 //!   has built upon. The price: once per commit, all changes wait for the longest-running
 //!   transaction.
-//! - In [`TxgState`], `synced < open`, all txgs below `open` are quiesced, and the numbers only
-//!   grow.
 //! - After [`suspend`](Txgs::suspend) or [`close`](Txgs::close) returned, nothing begins. A
 //!   suspension of a parked sync thread (`suspension.rs`) ends when its txg is durable.
 //!
@@ -24,9 +22,7 @@
 //! never the other way round. Beginning and ending a change lock only the thread's cell, unless the
 //! change is throttled or ends the last hold of a closed txg. `throttle.rs` describes throttling.
 //!
-//! # What it does not do
-//!
-//! It knows no blocks and starts no thread.
+//! Not done: it knows no blocks and starts no thread.
 
 mod counters;
 mod holds;
@@ -85,7 +81,8 @@ enum TxgStop {
     Suspended(Suspension),
 }
 
-/// State protected by `txg-state`.
+/// State protected by `txg-state`. `synced < open`, all txgs below `open` are quiesced, and the
+/// numbers only grow.
 struct TxgState {
     /// The open txg.
     open: u64,

@@ -7,10 +7,9 @@
 //! buffered names like any others. Only new names are buffered: a change of a name that a leaf has
 //! needs its old value, and thus the leaf.
 //!
-//! Names move to their leaf together, in the transaction of a change that finds the leaf in memory:
-//! because it changes that leaf, or because a sweep over the leaves ([`super::sweep`]) has read it
-//! in the background. If a page is full nevertheless, a change waits for its own leaf, as without
-//! a buffer.
+//! Names move to their leaf together, in the transaction of a change that finds the leaf in memory,
+//! also because a sweep ([`super::sweep`]) has read it in the background. If a page is full, a
+//! change waits for its own leaf, as without a buffer.
 //!
 //! # Invariants
 //!
@@ -19,9 +18,8 @@
 //!   the page of its hash has for the leaf, and a page gets a name only at its home, and if that is
 //!   free in both.
 //! - Pages cover every hash exactly once, or there are none. A full page splits, pages that became
-//!   deeper than their leaves need merge ([`super::merge`]), and all of them are freed when the
-//!   directory is small again. Nothing relies on the number of pages that a leaf has: every step
-//!   uses one page at a time.
+//!   deeper than their leaves need merge ([`super::merge`]), and all are freed when the directory
+//!   is small again. Every step uses one page at a time.
 //! - Page and leaf are both open in a transaction before a name moves, so no failure loses it.
 //! - The removal of a name can be undone in its transaction without a read and without space, also
 //!   if names move meanwhile.

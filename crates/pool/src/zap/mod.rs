@@ -19,13 +19,10 @@
 //! # Locking
 //!
 //! One lock per directory, `zap`, protects the in-memory state and changes of leaves. Most lookups
-//! in a fat directory do without it ([`probe`]). No block is read from a device under the lock: an
-//! operation whose leaf is not resident releases the lock, fetches the leaf, and starts over with
-//! the fetched leaf, so a cold leaf delays no other name.
+//! in a fat directory do without it ([`probe`]). No block is read from a device under it: an
+//! operation whose leaf is not resident releases the lock, fetches the leaf, and starts over.
 //!
-//! # What it does not do
-//!
-//! It knows nothing of files, block locations and caching: that is the work of the [`LeafStore`].
+//! Not done: files; block locations and caching, which are the work of the [`LeafStore`].
 
 mod access;
 mod ahead;

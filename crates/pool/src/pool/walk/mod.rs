@@ -20,9 +20,7 @@
 //!   takes the newest tree.
 //! - Only [`PoolInner::heal`] writes, protected by [`Heals`](crate::store::heals::Heals).
 //!
-//! # Locking
-//!
-//! `space` and `datasets` for a look; `space` once for each metaslab, never during I/O.
+//! Locking: `space` and `datasets` for a look; `space` once for each metaslab, never during I/O.
 //! `pool-walk-parents` ([`Parents`]) for a look.
 
 mod ahead;
