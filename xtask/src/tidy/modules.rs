@@ -1,6 +1,7 @@
-//! Files have a bounded length and start with their purpose.
+//! Files have a bounded length and start with their purpose, in a head of bounded length.
 //!
-//! The length does not include test code. Files of tests are exempt.
+//! The length does not include test code. Files of tests are exempt, and so are the heads of
+//! crates, which show examples.
 
 use crate::tree::{Findings, Tree};
 
@@ -9,6 +10,8 @@ const RULE: &str = "modules";
 const REFUSED: usize = 1000;
 /// A longer file is a warning.
 const WARNED: usize = 700;
+/// A longer head is an error: what explains an item stands there, what explains more in `docs/`.
+const HEAD_MAX: usize = 25;
 
 pub(super) fn check(tree: &Tree, out: &mut Findings) {
     for source in tree.sources.iter().filter(|source| !source.all_tests) {
@@ -25,7 +28,20 @@ pub(super) fn check(tree: &Tree, out: &mut Findings) {
                 "the file must start with a `//!` comment that states its purpose".to_owned();
             out.error(RULE, &source.path, 1, message);
         }
+        let head = head_lines(&source.lines);
+        if head > HEAD_MAX && !source.path.ends_with("/lib.rs") {
+            let message = format!(
+                "the `//!` head has {head} lines, more than {HEAD_MAX}: move parts to their items"
+            );
+            out.error(RULE, &source.path, 1, message);
+        }
     }
+}
+
+/// Number of lines of the first `//!` comment.
+fn head_lines(lines: &[String]) -> usize {
+    let is_head = |line: &&String| line.starts_with("//!");
+    lines.iter().skip_while(|line| !is_head(line)).take_while(is_head).count()
 }
 
 #[cfg(test)]
@@ -47,6 +63,16 @@ mod tests {
         assert_eq!(levels(&file(WARNED + 1)), [Level::Warning]);
         assert_eq!(levels(&file(REFUSED)), [Level::Warning]);
         assert_eq!(levels(&file(REFUSED + 1)), [Level::Error]);
+    }
+
+    #[test]
+    fn long_heads_are_refused() {
+        let head =
+            |lines: usize| format!("#![allow(x)]\n{}fn f() {{}}\n", "//! Line.\n".repeat(lines));
+        let of = |path, text: &str| locations(check, &[(path, text)]);
+        assert_eq!(of("crates/cache/src/a.rs", &head(HEAD_MAX)), [""; 0]);
+        assert_eq!(of("crates/cache/src/a.rs", &head(HEAD_MAX + 1)), ["crates/cache/src/a.rs:1"]);
+        assert_eq!(of("crates/cache/src/lib.rs", &head(HEAD_MAX + 1)), [""; 0]);
     }
 
     #[test]
