@@ -60,6 +60,7 @@ mod fs;
 mod inode;
 mod inode_lock;
 mod inode_table;
+mod inodes;
 mod ops;
 mod options;
 mod paths;

@@ -8,8 +8,9 @@ use forebay_pool::Cookie;
 
 use crate::attrs::Dirent;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fs::{FileSystem, InodeRef};
+use crate::fs::FileSystem;
 use crate::inode::Inode;
+use crate::inodes::InodeRef;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Attr, FileKind, Handle, Ino};
 

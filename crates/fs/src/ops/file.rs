@@ -4,8 +4,9 @@ use forebay_base::sync::Arc;
 use forebay_pool::{Object, Wait};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::fs::{FileSystem, InodeRef, stale};
+use crate::fs::FileSystem;
 use crate::inode::Inode;
+use crate::inodes::{InodeRef, stale};
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, FileKind, Handle, Ino, Write};
 use crate::workers::Dispatch;
@@ -68,7 +69,7 @@ impl FileSystem {
     }
 
     /// Adds an open handle.
-    pub(crate) fn add_open(&self, inode: &crate::fs::InodeRef<'_>) -> Handle {
+    pub(crate) fn add_open(&self, inode: &InodeRef<'_>) -> Handle {
         inode.state().opens += 1;
         inode.add_ref();
         Handle(self.ino(inode.number).0)

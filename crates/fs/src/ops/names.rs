@@ -6,9 +6,10 @@ use crate::attrs::{Dirent, Meta, SGID, new_mode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::extras::{self, Item};
 use crate::format::{LINKS_MAX, TARGET_MAX};
-use crate::fs::{FileSystem, InodeRef};
+use crate::fs::FileSystem;
 use crate::inode::{Inode, SizeInfo};
 use crate::inode_lock::InodeLocks;
+use crate::inodes::InodeRef;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, Entry, FileKind, Handle, Ino, NewNode};
 

@@ -8,9 +8,10 @@ use forebay_pool::Transaction;
 
 use crate::attrs::{Dirent, Meta};
 use crate::error::{Error, ErrorKind, Result};
-use crate::fs::{FileSystem, InodeRef};
+use crate::fs::FileSystem;
 use crate::inode::Inode;
 use crate::inode_lock::InodeLocks;
+use crate::inodes::InodeRef;
 use crate::stats::{FsCounters, Op};
 use crate::types::{FileKind, Ino, RenameMode, Time};
 
