@@ -36,7 +36,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(3);
 const BACKGROUND_ATTEMPTS: u32 = 6;
 
 /// Times that a damaged body is fetched again.
-pub(crate) const DAMAGED_ATTEMPTS: u32 = 4;
+const DAMAGED_ATTEMPTS: u32 = 4;
 
 /// A body at this rate is slow, but no failure. On a link that is too slow for all bodies at this
 /// rate, timeouts let the limiter send fewer at a time.
@@ -173,7 +173,7 @@ impl Client {
         self.fetch_sound(|| self.get(key, persist), open).await
     }
 
-    /// Fetches a body until `parse` accepts it, some times.
+    /// Fetches a body until `parse` accepts it, some times: at once again, and then with pauses.
     pub(crate) async fn fetch_sound<B, T, E, F>(
         &self,
         fetch: impl Fn() -> F,
@@ -187,9 +187,13 @@ impl Client {
             match parse(fetch().await?) {
                 Ok(value) => return Ok(Ok(value)),
                 Err(error) if attempt == DAMAGED_ATTEMPTS => return Ok(Err(error)),
-                Err(_) => attempt += 1,
+                Err(_) => {}
             }
             self.count(ObjectCounters::DAMAGED_BODIES, 1);
+            if attempt > 0 {
+                self.back_off(attempt).await?;
+            }
+            attempt += 1;
         }
     }
 

@@ -12,7 +12,7 @@
 
 use bytes::Bytes;
 
-use crate::client::{Client, DAMAGED_ATTEMPTS, Persist};
+use crate::client::{Client, Persist};
 use crate::format::FormatError;
 use crate::format::envelope::{self, Identity, Kind};
 use crate::format::names;
@@ -40,17 +40,11 @@ pub(crate) async fn read_super(
     client: &Client,
     persist: Persist,
 ) -> Result<KnownSuper, SuperError> {
-    let mut attempt = 0;
-    loop {
-        let (bytes, version) =
-            client.get(names::SUPER, persist).await.map_err(SuperError::Store)?;
-        match parse_super(&bytes) {
-            Ok((content, nonce)) => return Ok(KnownSuper { content, version, nonce }),
-            Err(error) if attempt == DAMAGED_ATTEMPTS => return Err(SuperError::Damaged(error)),
-            Err(_) => attempt += 1,
-        }
-        client.back_off(attempt).await.map_err(SuperError::Store)?;
-    }
+    let parse = |(bytes, version): (Bytes, Version)| {
+        parse_super(&bytes).map(|(content, nonce)| KnownSuper { content, version, nonce })
+    };
+    let read = client.fetch_sound(|| client.get(names::SUPER, persist), parse).await;
+    read.map_err(SuperError::Store)?.map_err(SuperError::Damaged)
 }
 
 /// Reads `super` unless it is still the one that is `known`. A damaged body is fetched again.
