@@ -26,6 +26,7 @@ mod interrupt;
 mod l2_devices;
 mod life;
 mod log_device;
+mod log_ring;
 mod log_sides;
 mod mirror_faults;
 mod mirrors;
