@@ -6,6 +6,7 @@ use crate::readahead::Plan;
 use crate::wait::{Wait, is_would_block};
 
 use super::node::{Node, NodeState};
+use super::tree::POINTERS;
 
 impl Node {
     /// Reports a read of blocks, and returns the blocks to read ahead.
@@ -18,19 +19,19 @@ impl Node {
     /// Starts to read the blocks of a plan. May wait for an indirect block.
     pub(super) fn read_ahead(&self, plan: Plan, wait: Wait) {
         let _reading = self.io.store.readers().enter();
-        // The pointers for the next plan come from a device while this one is being read.
-        if let Some(block) = plan.reach()
-            && self.locate(block).is_none()
-        {
-            self.prefetch_pointers(block);
+        // The pointers for the next plans come from a device while this one is being read.
+        for block in plan.pointers_ahead(POINTERS as u64) {
+            if self.locate(block).is_none() {
+                self.prefetch_pointers(block);
+            }
         }
-        // Read at most one missing indirect block per plan. The reader needs it soon in any case.
-        let mut may_pin = true;
+        // Wait for at most one missing indirect block per plan. The reader needs it soon in any
+        // case. Others are used if they are in the cache.
+        let mut wait = wait;
         for (done, block) in plan.blocks().enumerate() {
             let mut found = self.locate(block);
-            if found.is_none() && may_pin {
-                may_pin = false;
-                let pinned = self.pin(block, wait);
+            if found.is_none() {
+                let pinned = self.pin(block, std::mem::replace(&mut wait, Wait::Refused));
                 if is_would_block(&pinned) {
                     // The read of the indirect block has started. The next read of the object
                     // issues the rest of the plan.

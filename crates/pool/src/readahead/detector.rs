@@ -27,6 +27,8 @@ const STREAMS_MAX: usize = 8;
 const CANDIDATES: usize = 16;
 /// Confirmations that make a stride a stream. Random reads rarely confirm one even once.
 const CONFIRMATIONS: u8 = 2;
+/// So many times as long as a plan the next two can be, together with it.
+const LONGER: u64 = 4;
 /// Maximum recognized stride, in blocks.
 const STRIDE_MAX: u64 = 1024;
 
@@ -87,11 +89,22 @@ impl Plan {
         Self { first, count: self.count - accesses, ..self }
     }
 
-    /// The last block that a plan as long as this one would reach after it, if it is in the object.
-    pub(crate) fn reach(self) -> Option<u64> {
-        let accesses = 2 * i64::from(self.count) - 1;
-        let last = self.first.checked_add_signed(accesses.checked_mul(self.stride)?);
-        last.filter(|block| *block < self.end_block)
+    /// Blocks that plans after this one may reach, one for each indirect block of so many pointers.
+    /// The next plan can be several times as long. Of a stream with a stride, only the last block.
+    pub(crate) fn pointers_ahead(self, pointers: u64) -> impl Iterator<Item = u64> {
+        let access = |number: u64| {
+            let offset = self.stride.checked_mul(i64::try_from(number).ok()?)?;
+            self.first.checked_add_signed(offset).filter(|block| *block < self.end_block)
+        };
+        let count = u64::from(self.count);
+        let last = match self.stride {
+            1 => access(LONGER * count - 1).or(self.end_block.checked_sub(1)),
+            _ => access(2 * count - 1),
+        };
+        let next = if self.stride == 1 { access(count) } else { last };
+        let until = last.unwrap_or(0);
+        let steps = next.into_iter().flat_map(move |next| (next..until).step_by(pointers as usize));
+        steps.chain(last)
     }
 }
 

@@ -71,3 +71,33 @@ fn a_random_reader_prefetches_few_blocks() {
     let (_, issued) = read_cold(std::iter::once((0..300).map(|_| rng.below(BLOCKS))));
     assert!(issued < 60, "{issued} blocks prefetched for random reads");
 }
+
+/// With a long distance a plan needs the pointers of several indirect blocks. What it leaves out
+/// would count as read ahead, and be lost.
+#[test]
+fn a_plan_across_indirect_blocks_is_read_as_a_whole() {
+    let (device, cache) = (memory(128 * MIB), cache(64 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let number = data.create_object(&tx, &[]).unwrap();
+    let object = data.object(number).unwrap();
+    let blocks = 6 * 512;
+    for block in 0..blocks {
+        object.write(&tx, block * RECORD, &block.to_le_bytes()).unwrap();
+    }
+    drop((tx, object, data));
+    pool.export().unwrap();
+    let pool = import(&device, &cache);
+    for name in ["prefetch_max_bytes", "prefetch_ramp_bytes"] {
+        pool.set_tunable(name, "64MiB").unwrap();
+    }
+    cache.cache().clear();
+    let object = pool.dataset("data").unwrap().object(number).unwrap();
+    let mut out = [0; RECORD as usize];
+    for block in 0..blocks {
+        object.read(block * RECORD, &mut out).unwrap();
+        assert_eq!(out[..8], block.to_le_bytes());
+    }
+    assert_eq!(counter(&pool, "lost"), 0, "planned, and not read ahead");
+}

@@ -202,16 +202,22 @@ fn reads_longer_than_the_first_distance_do_not_hold_it_down() {
 }
 
 #[test]
-fn what_is_left_of_a_plan_and_where_the_next_one_ends() {
+fn what_is_left_of_a_plan_and_which_pointers_the_next_ones_need() {
     let plan = Plan { first: 10, stride: 1, run: 1, count: 6, end_block: 40 };
     let left = plan.after(4);
     assert_eq!(left.blocks().collect::<Vec<_>>(), [14, 15]);
-    assert_eq!((plan.reach(), left.reach()), (Some(21), Some(17)));
-    assert_eq!(Plan { end_block: 21, ..plan }.reach(), None);
+    let ahead = |plan: Plan, pointers| plan.pointers_ahead(pointers).collect::<Vec<_>>();
+    assert_eq!((ahead(plan, 512), ahead(left, 512)), (vec![16, 33], vec![16, 21]));
+    assert_eq!(ahead(plan, 8), [16, 24, 32, 33]);
+    assert_eq!(ahead(Plan { end_block: 21, ..plan }, 512), [16, 20], "to the end");
+    assert_eq!(ahead(Plan { end_block: 16, ..plan }, 512), [15], "nothing is left");
+    let far = Plan { stride: 5, ..plan };
+    assert_eq!(ahead(Plan { end_block: 100, ..far }, 8), [65], "one block");
+    assert_eq!(ahead(far, 8), [0; 0], "past the end");
     let back = Plan { first: 30, stride: -7, run: 2, count: 3, end_block: 40 };
     // An access that is half done is done again.
     assert_eq!(back.after(3).blocks().collect::<Vec<_>>(), [23, 24, 16, 17]);
-    assert_eq!(back.reach(), None, "before the beginning");
+    assert_eq!(ahead(back, 512), [0; 0], "before the beginning");
     assert_eq!(plan.after(9).blocks().count(), 0);
 }
 
