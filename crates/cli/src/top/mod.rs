@@ -51,6 +51,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<()> {
             "top: the standard input and output are no terminal; use --once for text, or --json",
         ));
     }
+    terminal::block_resize_signal();
     let shows_misses = Arc::new(AtomicBool::new(false));
     let rounds = poll::start(args.interval, Arc::clone(&shows_misses))?;
     terminal::run(State::new(selected, args.interval.as_secs_f64()), &rounds, &shows_misses)

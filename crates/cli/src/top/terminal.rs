@@ -3,7 +3,11 @@
 //! # Invariants
 //!
 //! - The terminal is restored however the loop ends: by a key, a signal, an error or a panic.
-//! - The loop waits for keys only as long as [`TICK`], so it sees signals and new samples soon.
+//! - The loop waits for keys only as long as [`TICK`], so it sees signals, new samples and a new
+//!   size soon.
+//! - No thread takes `SIGWINCH`. Crossterm waits for keys and for that signal with an epoll that is
+//!   edge-triggered, and returns at the first of two events: it would leave a key unread that came
+//!   together with the signal, until the next key. So the loop compares sizes.
 
 use std::io::Stdout;
 use std::panic;
@@ -74,6 +78,17 @@ fn restore() {
     let _ = terminal::disable_raw_mode();
 }
 
+/// Blocks the signal of a new size in this thread and in those that it starts.
+pub(super) fn block_resize_signal() {
+    // SAFETY: all zeros are a valid set, and the calls only read and change this one.
+    unsafe {
+        let mut signals: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut signals);
+        libc::sigaddset(&raw mut signals, libc::SIGWINCH);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut());
+    }
+}
+
 fn stop_flag() -> Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -84,6 +99,7 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
 }
 
 /// Shows the state until the user quits or a signal comes. Keeps `shows_misses` up to date.
+/// [`block_resize_signal`] has to be called before, and before any thread is started.
 ///
 /// # Errors
 /// If the terminal cannot be used.
@@ -97,6 +113,7 @@ pub(super) fn run(
     let mut screen = Screen::open()?;
     let began = Instant::now();
     let mut drawn: Option<Instant> = None;
+    let mut drawn_size = None;
     while !output::is_raised(&stop) {
         let mut news = drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW);
         loop {
@@ -112,14 +129,15 @@ pub(super) fn run(
                 }
             }
         }
-        if news {
+        let size = screen.terminal.size().ok();
+        if news || (size.is_some() && size != drawn_size) {
             state.tick(began.elapsed().as_secs_f64());
             let draw = |frame: &mut ratatui::Frame<'_>| {
                 let area = frame.area();
                 screen::draw(&mut state, (frame.buffer_mut(), area), theme);
             };
             screen.terminal.draw(draw).map_err(failed)?;
-            drawn = Some(Instant::now());
+            (drawn, drawn_size) = (Some(Instant::now()), size);
         }
         if !wait_for_input() {
             return Ok(());
@@ -127,16 +145,14 @@ pub(super) fn run(
         if !event::poll(Duration::ZERO).map_err(failed)? {
             continue;
         }
-        match event::read().map_err(failed)? {
-            Event::Key(key) if key.kind == KeyEventKind::Press => {
-                if handle(&mut state, key) == Action::Quit {
-                    return Ok(());
-                }
-                shows_misses.store(state.page == Page::Misses, Ordering::Relaxed);
-                drawn = None;
+        if let Event::Key(key) = event::read().map_err(failed)?
+            && key.kind == KeyEventKind::Press
+        {
+            if handle(&mut state, key) == Action::Quit {
+                return Ok(());
             }
-            Event::Resize(..) => drawn = None,
-            _ => {}
+            shows_misses.store(state.page == Page::Misses, Ordering::Relaxed);
+            drawn = None;
         }
     }
     Ok(())

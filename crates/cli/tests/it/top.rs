@@ -119,6 +119,7 @@ struct InTerminal {
     user: File,
     /// Keeps the side of the program open, to look at its settings.
     program: OwnedFd,
+    columns: u16,
 }
 
 fn settings(fd: &OwnedFd) -> [libc::tcflag_t; 4] {
@@ -161,14 +162,13 @@ impl InTerminal {
         let mut command = fixture.command(arguments);
         command.env("NO_COLOR", "1").env("TERM", "xterm");
         let child = command.stdin(side()).stdout(side()).stderr(side()).spawn().unwrap();
-        Self { child, user, program }
+        Self { child, user, program, columns: 80 }
     }
 
-    /// Makes the terminal larger, so that all of it is drawn again, until it has this text. Not in
-    /// each round: the program does not see a key that comes together with a signal.
+    /// Makes the terminal larger again and again, so that all of it is drawn, until it has this
+    /// text.
     fn draws(&mut self, text: &str) -> String {
         let mut seen = Vec::new();
-        let (mut columns, mut round) = (80, 0);
         wait_until(text, || {
             let mut part = [0; 65536];
             while let Ok(read @ 1..) = self.user.read(&mut part) {
@@ -177,21 +177,20 @@ impl InTerminal {
             if String::from_utf8_lossy(&seen).contains(text) {
                 return true;
             }
-            round += 1;
-            if round % 20 != 1 {
-                pause();
-                return false;
-            }
-            columns = if columns < 120 { columns + 1 } else { 80 };
-            let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-            // SAFETY: the descriptor is open, and the call reads `size`.
-            unsafe { libc::ioctl(self.user.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
-            // It is not the controlling terminal of the program, so the kernel sends no signal.
-            signal(self.child.id() as i32, libc::SIGWINCH);
+            self.resize();
             pause();
             false
         });
         String::from_utf8_lossy(&seen).into_owned()
+    }
+
+    fn resize(&mut self) {
+        self.columns = if self.columns < 120 { self.columns + 1 } else { 80 };
+        let size = libc::winsize { ws_row: 24, ws_col: self.columns, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: the descriptor is open, and the call reads `size`.
+        unsafe { libc::ioctl(self.user.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
+        // It is not the controlling terminal of the program, so the kernel sends no signal.
+        signal(self.child.id() as i32, libc::SIGWINCH);
     }
 
     fn press(&mut self, keys: &[u8]) {
@@ -258,6 +257,25 @@ fn the_screen_survives_its_daemon_and_restores_the_terminal() {
     assert!(status.success(), "{status}: {last}");
     assert!(last.contains("\x1b[?1049l") && last.contains("\x1b[?25h"), "{last:?}");
     assert_eq!(settings(&killed.program), before);
+    fixture.ok(&["export", "tank"]);
+}
+
+#[test]
+fn a_key_is_seen_that_comes_together_with_a_new_size() {
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.ok(&["import", "tank.img"]);
+    let mut terminal = InTerminal::start(&fixture, &["top", "tank"]);
+    terminal.draws("forebay top  tank");
+    for _ in 0..50 {
+        for (key, page) in [(b"2", "ghost"), (b"4", "tank.img")] {
+            terminal.resize();
+            terminal.press(key);
+            terminal.draws(page);
+        }
+    }
+    terminal.press(b"q");
+    assert!(terminal.ended().0.success());
     fixture.ok(&["export", "tank"]);
 }
 
