@@ -5,7 +5,8 @@
 //! of a long log finds the cause.
 //!
 //! Tests that wait for other processes leave the CPUs idle. So some binaries of a step, and some
-//! steps, run on a second thread beside the next ones. Their output is held and printed afterwards.
+//! steps, run on threads of their own beside the next ones. Their output is held and printed
+//! afterwards.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -184,7 +185,8 @@ pub(crate) fn run(root: &Path, steps: &[Step], mut state: Option<ResumeState>) -
             }
             if step.is_beside {
                 println!("it runs beside the next steps, and is printed after them");
-                let (mut other, held) = (runner.second("step"), StepReport::held(&step.name));
+                let mut other = runner.second(&format!("step-{at}"));
+                let held = StepReport::held(&step.name);
                 beside.push((step, scope.spawn(move || other.step(step, held))));
                 continue;
             }
@@ -239,8 +241,11 @@ impl Runner {
         match &step.work {
             Work::Cargo(arguments) => {
                 let mut command = self.command(cargo(), arguments, step);
-                done.ok = command.status()?.success();
-                done.building = start.elapsed();
+                match done.held {
+                    Some(_) => self.run_and_count(command, &mut done)?,
+                    None => done.ok = command.status()?.success(),
+                }
+                (done.building, done.running) = (start.elapsed(), Duration::ZERO);
             }
             Work::Run(arguments) => {
                 let command = self.command(cargo(), arguments, step);
@@ -503,6 +508,10 @@ mod tests {
         assert!(result(&[well().beside(), well()]));
         assert!(!result(&[broken(), well()]));
         assert!(!result(&[well().beside(), Step::xtask("broken", "--no-such-option")]));
+        // What only builds as well.
+        let build = |command| Step::cargo("build", command).beside();
+        assert!(result(&[build("--version"), well()]));
+        assert!(!result(&[build("no-such-command"), well()]));
         fs::remove_dir_all(&runner.root).unwrap();
     }
 

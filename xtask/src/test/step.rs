@@ -85,9 +85,19 @@ impl Step {
         self
     }
 
-    /// Lets the step run beside the steps after it: it waits most of the time.
+    /// Lets the step run beside the steps after it: it waits most of the time, or takes what CPU
+    /// time they leave.
     pub(crate) fn beside(self) -> Self {
         Step { is_beside: true, ..self }
+    }
+
+    /// A step that only builds what this one runs, with these options of cargo, so that this one
+    /// finds it built. `None` if it runs no test binaries.
+    pub(crate) fn build_only(&self, options: &str) -> Option<Self> {
+        let Work::Tests { build, .. } = &self.work else { return None };
+        let build = [&build[..], &words(options)].concat();
+        let step = Self::new(&format!("build of {}", self.name), Work::Cargo(build));
+        Some(Step { environment: self.environment.clone(), ..step })
     }
 
     /// Skips the step if `missing` returns an error.
@@ -111,7 +121,9 @@ impl Step {
             Work::Tests { build, arguments, .. } => ("cargo", build, &arguments[..]),
         };
         line.push(start.to_owned());
-        line.extend(rest.iter().filter(|word| *word != "--no-run").map(|word| quoted(word)));
+        let runs = matches!(self.work, Work::Tests { .. });
+        let rest = rest.iter().filter(|word| !runs || *word != "--no-run");
+        line.extend(rest.map(|word| quoted(word)));
         if !after.is_empty() {
             line.push("--".to_owned());
             line.extend(after.iter().map(|word| quoted(word)));
@@ -140,5 +152,9 @@ mod tests {
         let line = "RUSTFLAGS='--cfg a_model' cargo test -p a --test model -- model::";
         assert_eq!(step.command_line(), line);
         assert_eq!(Step::xtask("tidy", "tidy").command_line(), "cargo xtask tidy");
+        assert!(Step::xtask("tidy", "tidy").build_only("").is_none());
+        let build = step.build_only("--jobs 1").expect("it has a build");
+        let line = "RUSTFLAGS='--cfg a_model' cargo test -p a --test model --no-run --jobs 1";
+        assert_eq!((build.name.as_str(), build.command_line().as_str()), ("build of x", line));
     }
 }

@@ -18,7 +18,10 @@ use crate::tree::{Package, Tree};
 pub(crate) const WORKSPACE: &str = "--workspace --lib --bins --tests --examples";
 
 /// Features that clippy checks in one build.
-const FEATURES: [&str; 4] = ["counting", "bench_internals", "peers", "fuzzing"];
+const FEATURES: [&str; 3] = ["counting", "bench_internals", "fuzzing"];
+/// The feature of the benches with other caches and stores. Only [`full`] checks it, because it
+/// adds forty crates, one of them in C, that no test builds.
+const PEERS: &str = "peers";
 /// With the value `1`, the tests of `forebay-io` run as if the kernel refused io_uring.
 const REFUSE_IO_URING: &str = "FOREBAY_TEST_REFUSE_IO_URING";
 /// The declaration, on two lines, of model checks that need private items of a crate.
@@ -27,15 +30,24 @@ const MODEL_MODULE: [&str; 2] = ["#[cfg(all(test, forebay_model))]", "mod model;
 /// The steps to run before each commit: formatting, house rules, clippy, and the tests that neither
 /// mount nor simulate devices.
 pub(crate) fn check() -> Vec<Step> {
-    let mut steps = static_checks();
+    let mut steps = static_checks(&FEATURES);
     steps.push(Step::tests("unit and property tests", WORKSPACE, is_quick));
     steps
 }
 
 /// Everything that a change must pass.
 pub(crate) fn test(tree: &Tree) -> Vec<Step> {
-    let mut steps = static_checks();
-    steps.push(Step::tests("tests", WORKSPACE, |_| true));
+    let mut steps = static_checks(&FEATURES);
+    let (tests, models) = (Step::tests("tests", WORKSPACE, |_| true), model(tree));
+    steps.extend(tests.build_only(""));
+    // The tests leave a CPU idle for a quarter of their time. One job, so that they get the other.
+    let builds = models.iter().filter_map(|step| step.build_only("--jobs 1"));
+    steps.extend(builds.map(Step::beside));
+    steps.push(tests);
+    // The build of the tests also built this binary.
+    let binary = target().join("debug/forebay");
+    let conformance = Step::xtask("conformance on a real mount", "conformance");
+    steps.push(conformance.with("FOREBAY_BINARY", binary.to_string_lossy()).beside());
     steps.push(without_io_uring());
     steps.push(Step::run("tests of documentation", "test --workspace --doc"));
     steps.push(
@@ -43,12 +55,8 @@ pub(crate) fn test(tree: &Tree) -> Vec<Step> {
             .with("RUSTDOCFLAGS", "-D warnings"),
     );
     steps.push(package(tree));
-    // The build of the tests also built this binary.
-    let binary = target().join("debug/forebay");
-    let conformance = Step::xtask("conformance on a real mount", "conformance");
-    steps.push(conformance.with("FOREBAY_BINARY", binary.to_string_lossy()).beside());
     steps.extend(counting(tree));
-    steps.extend(model(tree));
+    steps.extend(models);
     steps
 }
 
@@ -59,7 +67,7 @@ fn target() -> PathBuf {
 
 /// The steps of [`test()`] in their long form, and steps that take minutes.
 pub(crate) fn full(tree: &Tree) -> Vec<Step> {
-    let mut steps = static_checks();
+    let mut steps = static_checks(&[&FEATURES[..], &[PEERS]].concat());
     steps.extend([deny(), advisories(), package(tree)]);
     steps.push(
         Step::cargo("documentation", "doc --workspace --no-deps")
@@ -84,10 +92,10 @@ pub(crate) fn full(tree: &Tree) -> Vec<Step> {
     steps
 }
 
-/// Steps that check the sources and run no test.
-fn static_checks() -> Vec<Step> {
-    let features = "--workspace --all-targets --features";
-    let clippy = format!("clippy {features} {} -- -D warnings", FEATURES.join(","));
+/// Steps that check the sources, with these features, and run no test.
+fn static_checks(features: &[&str]) -> Vec<Step> {
+    let targets = "--workspace --all-targets --features";
+    let clippy = format!("clippy {targets} {} -- -D warnings", features.join(","));
     vec![
         Step::cargo("format", "fmt --all --check"),
         Step::xtask("tidy", "tidy"),
@@ -285,9 +293,23 @@ mod tests {
         let some = lines(&test(&Tree::fixture(&[BASE, CACHE, counting, model])));
         let counting = "--workspace --test counting --features forebay-cache/counting";
         assert!(some.iter().any(|line| line.ends_with(counting)), "{some:?}");
-        let models: Vec<_> = some.iter().filter(|line| line.contains("forebay_model")).collect();
+        let runs = |line: &&String| line.contains("forebay_model") && !line.contains("--no-run");
+        let models: Vec<_> = some.iter().filter(runs).collect();
         assert_eq!(models.len(), 1, "{models:?}");
         assert!(models[0].ends_with("--profile model -p forebay-cache --test model"));
+    }
+
+    #[test]
+    fn model_checks_are_built_while_the_tests_run() {
+        let model = ("crates/cache/tests/model/main.rs", "//! Models.");
+        let steps = test(&Tree::fixture(&[BASE, CACHE, model]));
+        let at = |name: &str| steps.iter().position(|step| step.name == name).expect(name);
+        let (build, run) = (at("build of model checks of crates"), at("model checks of crates"));
+        // After the build of the tests, so that it runs beside the tests and not beside that.
+        assert!(at("build of tests") < build && build < at("tests") && at("tests") < run);
+        assert!(steps[build].is_beside && !steps[run].is_beside);
+        let line = steps[run].command_line();
+        assert_eq!(steps[build].command_line(), format!("{line} --no-run --jobs 1"));
     }
 
     #[test]
@@ -318,6 +340,20 @@ mod tests {
         let full = lines(&full(&tree));
         let tests = full.iter().filter(|line| line.contains("cargo test --workspace"));
         assert!(tests.clone().count() > 1 && tests.clone().all(|l| l.contains("FOREBAY_FULL=1")));
+    }
+
+    #[test]
+    fn only_long_runs_check_the_benches_with_peers() {
+        let tree = Tree::fixture(&[BASE]);
+        let clippy = |steps: &[Step]| {
+            let lines = lines(steps).into_iter();
+            lines.filter(|line| line.contains("cargo clippy")).collect::<Vec<_>>()
+        };
+        let (quick, short, full) = (clippy(&check()), clippy(&test(&tree)), clippy(&full(&tree)));
+        // One build of clippy for the quick tiers.
+        assert!(quick == short && quick.len() == 1 && !quick[0].contains("peers"), "{quick:?}");
+        assert!(full.len() == 1 && full[0].contains("bench_internals"), "{full:?}");
+        assert!(full[0].contains("peers"), "{full:?}");
     }
 
     #[test]
