@@ -217,6 +217,10 @@ impl LeafStore for Leaves {
         let mut state = self.0.lock();
         self.0.check_alive(&state)?;
         let wanted = if let ZapBlock::Page(_) = id { PAGE } else { WHOLE_LEAF };
+        let moved = &mut state.pending[(tx.txg() & 1) as usize].moved;
+        if !moved.is_empty() {
+            moved.remove(&block);
+        }
         if let Some(leaf) = dirty_of(&mut state, tx, block, wanted.bytes) {
             return Ok(LeafLookup::Resident(f(leaf)));
         }
@@ -232,6 +236,11 @@ impl LeafStore for Leaves {
             LeafLookup::Hole => LeafLookup::Hole,
             LeafLookup::NotResident(ticket) => LeafLookup::NotResident(ticket),
         })
+    }
+
+    fn note_moved(&self, tx: &Tx, id: u64) {
+        let mut state = self.0.lock();
+        state.pending[(tx.txg() & 1) as usize].moved.insert(ZapBlock::Leaf(id).block());
     }
 
     fn new_leaf<R>(&self, tx: &Tx, id: ZapBlock, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use crate::format::BlockPtrPhys;
 use crate::zap::ZapCounts;
@@ -37,6 +37,8 @@ pub(crate) struct Pending {
     pub(crate) preallocated: Preallocated,
     /// Records written.
     pub(crate) blocks: HashMap<u64, DirtySlot>,
+    /// Leaves of a directory that were changed only to add names that were buffered.
+    pub(crate) moved: HashSet<u64>,
     /// Indirect blocks that these changes rewrite.
     pub(crate) paths: Paths,
     /// Bytes of memory that `blocks` hold.
@@ -103,6 +105,7 @@ impl Pending {
             }
             !freed
         });
+        self.moved.retain(|block| !range.contains(block));
         self.dirty_bytes -= bytes;
         self.new_bytes = self.new_bytes.saturating_sub(bytes);
         let preallocated = self.preallocated.remove(&range, block_bytes);

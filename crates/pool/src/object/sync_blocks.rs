@@ -109,19 +109,17 @@ impl Node {
                 WriteProps { kind: BlockKind::Data, level: 0, fill: 1, cache, ..*data }
             }
         };
-        // Leaves that get names from a change buffer are not used again soon. Filters and pages
-        // are. But an L2 is never offered blocks that are used once, and the next sweep would read
-        // the leaves from the device.
-        let counts = self.lock().pending[(ctx.txg & 1) as usize].counts;
-        let buffers = counts.is_some_and(|counts| counts.buffered > 0)
-            && !ctx.store.l2().takes(ctx.store.owner(), self.attributes().class);
+        // Leaves that only got names from a change buffer are not used again soon. But an L2 is
+        // never offered blocks that are used once, and the next sweep would read the leaves from
+        // the device.
+        let moved = std::mem::take(&mut self.lock().pending[(ctx.txg & 1) as usize].moved);
+        let has_l2 = ctx.store.l2().takes(ctx.store.owner(), self.attributes().class);
         let once = WriteProps { cache: Some(self.attributes().once()), ..props };
         let again = props;
         let mut written = work.parts;
         written.reserve(work.blocks.len());
         for block in work.blocks {
-            let is_leaf = matches!(ZapBlock::of(block), ZapBlock::Leaf(_));
-            let props = if buffers && is_leaf { once } else { again };
+            let props = if !has_l2 && moved.contains(&block) { once } else { again };
             let packed = match packing.next().expect("there is one pack job per block") {
                 // Concurrent pack jobs used up the memory. Pack this block again, alone.
                 Err(error) if error.kind() == ErrorKind::NoMemory => {

@@ -222,8 +222,9 @@ impl Fat {
         hash: u32,
     ) -> Result<OpStep<bool, S::Ticket>> {
         self.takes_share(access.store);
-        let depth = match self.with_leaf_of(access, hash, |leaf| Ok(leaf.depth()))? {
-            OpStep::Done(depth) => depth,
+        let leaf = self.with_leaf_of(access, hash, |leaf| Ok((leaf.depth(), leaf.is_open())))?;
+        let (depth, was_open) = match leaf {
+            OpStep::Done(leaf) => leaf,
             OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
         };
         if self.header.buffered.get() == 0 {
@@ -258,8 +259,23 @@ impl Fat {
         match step? {
             OpStep::NotResident(ticket) => Ok(OpStep::NotResident(ticket)),
             OpStep::Done(()) => {
+                if !was_open {
+                    self.note_moved(access.store, tx, &names);
+                }
                 access.store.count(ZapCounters::DIRECTORY_LEAVES_MERGED, 1);
                 Ok(OpStep::Done(true))
+            }
+        }
+    }
+
+    /// Notes that the leaves of some names, which are in order, were changed only for these.
+    fn note_moved<S: LeafStore>(&self, store: &S, tx: &S::Tx, names: &[BufferedName]) {
+        let mut noted = None;
+        for hash in names.iter().map(|name| hash_at(name.position)) {
+            let id = self.table.get(hash).map(|depth| leaf_id(hash, depth));
+            if let Some(id) = id.filter(|_| id != noted) {
+                store.note_moved(tx, id);
+                noted = Some(id);
             }
         }
     }

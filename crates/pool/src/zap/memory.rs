@@ -59,6 +59,8 @@ pub(super) struct MemoryStoreState {
     pub(super) unreadable_for: Option<ErrorKind>,
     /// Whether it is their block pointers that cannot be read.
     pub(super) lacks_pointers: bool,
+    /// Leaves that the open txg has changed only to add buffered names.
+    pub(super) moved: HashSet<u64>,
     pub(super) prefetched: Vec<ZapBlock>,
     pub(super) counters: Option<Arc<ZapCounters>>,
     pub(super) fetches: u64,
@@ -117,6 +119,7 @@ impl MemoryStore {
     pub(super) fn commit(&self) {
         let mut state = self.state.lock();
         state.inline_dirty = false;
+        state.moved.clear();
         state.txg += 1;
         let txg = state.txg;
         state.rebuild_filters();
@@ -380,6 +383,9 @@ impl LeafStore for MemoryStore {
         }
         let is_dirty = state.is_dirty(id);
         state.change(is_dirty)?;
+        if let ZapBlock::Leaf(leaf) = id {
+            state.moved.remove(&leaf);
+        }
         Ok(match state.leaves.get_mut(&id) {
             None => LeafLookup::Hole,
             Some(leaf) if leaf.is_available(id, fetched) => {
@@ -389,6 +395,10 @@ impl LeafStore for MemoryStore {
             }
             Some(_) => LeafLookup::NotResident(state.ticket(id)),
         })
+    }
+
+    fn note_moved(&self, _: &(), id: u64) {
+        self.state.lock().moved.insert(id);
     }
 
     fn new_leaf<R>(&self, _: &(), id: ZapBlock, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {

@@ -102,6 +102,10 @@ pub(crate) trait LeafStore {
         f: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<LeafLookup<R, Self::Ticket>>;
 
+    /// Notes that this transaction has changed a leaf only to add names that were buffered. So
+    /// nobody is likely to use it soon. Any other change of the leaf in the same txg undoes this.
+    fn note_moved(&self, tx: &Self::Tx, id: u64);
+
     /// Creates a leaf: `f` gets a buffer of as many zeros as [`with_leaf_mut`](Self::with_leaf_mut)
     /// would. Readers see neither the leaf
     /// before `f` returns nor a leaf half changed by [`with_leaf_mut`](Self::with_leaf_mut).

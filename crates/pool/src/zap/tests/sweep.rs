@@ -64,3 +64,29 @@ fn a_nearly_empty_buffer_is_left_alone() {
     assert!(!batch.has_moved);
     assert_eq!((buffered(&zap), read(&store)), (before, [0, 0]));
 }
+
+/// A leaf that only got names that waited is noted as such, until something else changes it.
+#[test]
+fn leaves_that_only_got_waiting_names_are_noted() {
+    let (zap, store) = evicted(40_000);
+    let mut names = 40_000;
+    while store.state.lock().merge_requests == 0 {
+        zap.insert(&(), &name(names), &VALUE).expect("it is new");
+        names += 1;
+    }
+    store.commit();
+    evict_leaves(&store);
+    let is_leaf = |id| matches!(id, ZapBlock::Leaf(_));
+    // Reads its leaf. Some names may wait for it.
+    zap.remove(&(), &name(7)).expect("it exists");
+    assert_eq!((store.dirty_blocks(is_leaf), store.state.lock().moved.len()), (1, 0));
+    zap.merge_some().expect("it is possible");
+    let (changed, moved) = (store.dirty_blocks(is_leaf), store.state.lock().moved.len());
+    assert!(moved > 8 && moved < changed, "{moved} of {changed}");
+    // These are in leaves of the batch, and some of them are the only change of theirs.
+    for number in (0..40_000).step_by(10).skip(1) {
+        zap.remove(&(), &name(number)).expect("it exists");
+    }
+    let left = store.state.lock().moved.len();
+    assert_eq!(left, 0, "of {moved} leaves");
+}
