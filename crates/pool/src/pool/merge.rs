@@ -185,7 +185,7 @@ impl PoolInner {
         }
         let mut batch = zap.start_merge(leaves, false);
         let has_passed = self.report(&node, &mut batch);
-        if batch.is_empty() && !has_passed {
+        if batch.is_empty() && !has_passed && !batch.has_more {
             zap.end_merge_request(true);
             return None;
         }

@@ -24,6 +24,8 @@ pub(crate) struct MergeBatch<S: LeafStore> {
     blocks: OpBlocks<S>,
     /// Whether names have moved.
     pub(crate) has_moved: bool,
+    /// Whether later batches may have leaves even if this one has none.
+    pub(crate) has_more: bool,
     /// Why a leaf did not get its names.
     pub(crate) error: Option<Error>,
 }
@@ -43,6 +45,12 @@ impl<S: LeafStore> MergeBatch<S> {
     /// Whether all leaves are done with.
     pub(crate) fn is_empty(&self) -> bool {
         self.hashes.is_empty()
+    }
+
+    /// Number of leaves that are not done with.
+    #[cfg(test)]
+    pub(super) fn leaves(&self) -> usize {
+        self.hashes.len()
     }
 }
 
@@ -67,7 +75,8 @@ impl<S: LeafStore> Zap<S> {
         let away = self.store.prefetch(&found.blocks) as u64;
         self.store.count(ZapCounters::DIRECTORY_MERGE_READS, away);
         let blocks = OpBlocks { fetched_max: usize::MAX, ..OpBlocks::default() };
-        MergeBatch { hashes: found.hashes, blocks, has_moved: false, error }
+        let SweepLeaves { hashes, has_more, .. } = found;
+        MergeBatch { hashes, blocks, has_moved: false, has_more, error }
     }
 
     /// Waits until the leaves of a batch are in memory, unless `stop`. Drops those that cannot be

@@ -36,6 +36,9 @@ const SLOW_END: u64 = 850;
 const URGENT_MAX: usize = 64;
 /// A step looks at so many leaves at most to find some that names wait for.
 const LOOKS_MAX: usize = 256;
+/// A step passes so many blocks at most that are no leaves: their leaf covers more hashes, and has
+/// another block.
+const PASSED_MAX: usize = 64 * LOOKS_MAX;
 /// Filter blocks, and pages, that are prefetched together when the first of them is not resident.
 const WINDOW: u64 = 64;
 /// Operations for each of them until they are prefetched again.
@@ -47,7 +50,9 @@ const FOUND_PER_LEAF: u64 = 4;
 #[derive(Default)]
 pub(super) struct Sweep {
     /// The block where it goes on.
-    next: u64,
+    pub(super) next: u64,
+    /// Blocks since the last leaf that names move to.
+    barren: u64,
     /// The hash where a drain goes on.
     at: u32,
     /// Hashes of pages that are nearly full.
@@ -94,8 +99,24 @@ pub(super) struct SweepLeaves {
     pub(super) blocks: Vec<ZapBlock>,
     /// Number of leaves that were looked at.
     looks: usize,
+    /// Number of blocks that were passed as they are no leaves.
+    passed: usize,
+    /// Whether the sweep has not been around since it found a leaf, so that a step that found none
+    /// is repeated.
+    pub(super) has_more: bool,
     /// What is read, if a step fails.
     pub(super) reading: Unreadable,
+}
+
+/// What the sweep found at a block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    /// No leaf.
+    NoLeaf,
+    /// A leaf that few or no names wait for.
+    Unworthy,
+    /// A leaf that names will move to.
+    Worthy,
 }
 
 impl Fat {
@@ -163,18 +184,35 @@ impl Fat {
     ) -> Result<OpStep<(), S::Ticket>> {
         // The directory may have become smaller.
         let blocks = 1 << self.header.depth;
-        while found.hashes.len() < max && found.looks < LOOKS_MAX.min(blocks) {
-            found.looks += 1;
-            let block = self.sweep.next % blocks as u64;
+        while found.hashes.len() < max
+            && found.looks < LOOKS_MAX
+            && found.passed < PASSED_MAX
+            && self.sweep.barren < blocks
+        {
+            let block = self.sweep.next % blocks;
             let hash = (block as u32).reverse_bits();
-            if self.sweep.skips.end_of(hash).is_none()
-                && let OpStep::NotResident(ticket) = self.take_leaf(access, hash, block, found)?
-            {
-                // It comes again when this is in memory.
-                found.looks -= 1;
-                return Ok(OpStep::NotResident(ticket));
+            if self.sweep.skips.end_of(hash).is_some() {
+                found.passed += 1;
+            } else {
+                let taken = match self.take_leaf(access, hash, block, found)? {
+                    OpStep::Done(taken) => taken,
+                    // The block comes again when this is in memory.
+                    OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+                };
+                match taken {
+                    Taken::NoLeaf => found.passed += 1,
+                    Taken::Unworthy | Taken::Worthy => found.looks += 1,
+                }
+                if taken == Taken::Worthy {
+                    self.sweep.barren = 0;
+                }
             }
+            self.sweep.barren += 1;
             self.sweep.next = block + 1;
+        }
+        found.has_more = self.sweep.barren < blocks;
+        if !found.has_more {
+            self.sweep.barren = 0;
         }
         Ok(OpStep::Done(()))
     }
@@ -187,7 +225,7 @@ impl Fat {
         hash: u32,
         block: u64,
         found: &mut SweepLeaves,
-    ) -> Result<OpStep<(), S::Ticket>> {
+    ) -> Result<OpStep<Taken, S::Ticket>> {
         found.reading = self.leaf_at(hash);
         let (id, depth) = match self.locate_leaf(access, hash)? {
             OpStep::Done(leaf) => leaf,
@@ -195,7 +233,7 @@ impl Fat {
         };
         // A leaf that covers more hashes has come before.
         if id != block {
-            return Ok(OpStep::Done(()));
+            return Ok(OpStep::Done(Taken::NoLeaf));
         }
         found.reading = self.page_at(hash);
         let (first, last) = (hash & prefix_mask(depth), hash | !prefix_mask(depth));
@@ -204,16 +242,18 @@ impl Fat {
                 OpStep::Done(waiting) => waiting as u64,
                 OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
             };
-        self.add_worthy(hash, id, waiting, found);
-        Ok(OpStep::Done(()))
+        let is_worthy = self.add_worthy(hash, id, waiting, found);
+        Ok(OpStep::Done(if is_worthy { Taken::Worthy } else { Taken::Unworthy }))
     }
 
-    /// Adds a leaf that so many names wait for if at least half as many wait as for others.
-    fn add_worthy(&self, hash: u32, id: u64, waiting: u64, found: &mut SweepLeaves) {
+    /// Adds a leaf that so many names wait for if at least half as many wait as for others. Returns
+    /// whether it did.
+    fn add_worthy(&self, hash: u32, id: u64, waiting: u64, found: &mut SweepLeaves) -> bool {
         let leaf = ZapBlock::Leaf(id);
         let is_worth =
             waiting.saturating_mul(2).saturating_mul(self.leaves()) >= self.header.buffered.get();
-        if is_worth && waiting > 0 && !found.blocks.contains(&leaf) {
+        let is_new = is_worth && waiting > 0 && !found.blocks.contains(&leaf);
+        if is_new {
             found.hashes.push(hash);
             found.blocks.push(leaf);
             let filter = filter_of(id);
@@ -221,6 +261,7 @@ impl Fat {
                 found.blocks.push(filter);
             }
         }
+        is_new
     }
 
     /// Takes leaves of a range of hashes that are worth their read, in the order of the hash. Moves

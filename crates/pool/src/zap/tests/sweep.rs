@@ -1,8 +1,10 @@
 //! Which leaves get their names next.
 
+use super::super::DirectoryForm;
 use super::super::ZapCounters;
 use super::super::memory::MemoryStore;
 use super::buffer::{VALUE, buffered, evict_leaves, evicted, name};
+use super::new;
 use crate::format::ZapBlock;
 
 /// Leaves and filter blocks that were read to move names.
@@ -63,6 +65,36 @@ fn a_nearly_empty_buffer_is_left_alone() {
     let batch = zap.merge_batch(false).expect("it is possible");
     assert!(!batch.has_moved);
     assert_eq!((buffered(&zap), read(&store)), (before, [0, 0]));
+}
+
+/// When a directory has just become deeper, most blocks in the upper half of its blocks are no
+/// leaves. The sweep passes them in one step.
+#[test]
+fn blocks_without_a_leaf_are_passed_at_once() {
+    const DEPTH: u8 = 10;
+    let zap = new(3);
+    let depth = || match &zap.write_state.state.lock().form {
+        DirectoryForm::Fat(fat) => fat.header.depth,
+        DirectoryForm::Micro(_) => 0,
+    };
+    let mut names = 0;
+    while depth() < DEPTH {
+        zap.insert(&(), &name(names), &VALUE).expect("it is new");
+        names += 1;
+    }
+    let store = zap.store().clone();
+    store.commit();
+    evict_leaves(&store);
+    while store.state.lock().merge_requests == 0 {
+        zap.insert(&(), &name(names), &VALUE).expect("it is new");
+        names += 1;
+    }
+    match &mut zap.write_state.state.lock().form {
+        DirectoryForm::Fat(fat) => fat.sweep.next = 1 << (DEPTH - 1),
+        DirectoryForm::Micro(_) => unreachable!("it is large"),
+    }
+    let batch = zap.start_merge(64, false);
+    assert!(batch.leaves() >= 8, "{} leaves", batch.leaves());
 }
 
 /// A leaf that only got names that waited is noted as such, until something else changes it.
