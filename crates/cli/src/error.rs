@@ -28,13 +28,15 @@ pub(crate) struct Failure {
     pub(crate) code: u8,
     /// True if the command did its work, and found problems or was interrupted.
     pub(crate) found_trouble: bool,
+    /// The process that was asked is ending: another one can do it.
+    pub(crate) is_ending: bool,
 }
 
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), code: FAILED, found_trouble: false }
+        Self { message: message.into(), code: FAILED, found_trouble: false, is_ending: false }
     }
 
     pub(crate) fn usage(message: impl Into<String>) -> Self {
@@ -44,6 +46,11 @@ impl Failure {
     /// What a check or scrub has found, or that it was interrupted.
     pub(crate) fn trouble(message: impl Into<String>) -> Self {
         Self { found_trouble: true, ..Self::new(message) }
+    }
+
+    /// The process that was asked is ending, or has ended.
+    pub(crate) fn ending(message: impl Into<String>) -> Self {
+        Self { is_ending: true, ..Self::new(message) }
     }
 
     /// An error of the system on a path, with a hint that depends on its kind.

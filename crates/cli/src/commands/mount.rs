@@ -214,8 +214,7 @@ fn in_background(
         }
         let metrics = metrics::serve(&args.metrics, &process);
         match metrics.and_then(|metrics| Ok((process.ask(&request)?, metrics))) {
-            // The daemon was shutting down.
-            Err(error) if error.message.contains("try again") => {}
+            Err(error) if error.is_ending => {}
             other => {
                 let (info, metrics) = other?;
                 print_mounted(&info, &process, has_l2);

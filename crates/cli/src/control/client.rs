@@ -386,13 +386,13 @@ fn is_alive(pid: u32) -> bool {
 }
 
 fn hung_up(pid: u32) -> Failure {
-    Failure::new(format!(
+    Failure::ending(format!(
         "daemon {pid}: does not answer: it serves too many commands, or is ending; try again"
     ))
 }
 
 fn gone(pid: u32) -> Failure {
-    Failure::new(format!("process {pid} has ended meanwhile; try again"))
+    Failure::ending(format!("process {pid} has ended meanwhile; try again"))
 }
 
 fn ask_at<T: DeserializeOwned>(
@@ -480,9 +480,33 @@ fn converse<T: DeserializeOwned>(
                 return Err(Failure::new(format!("the control socket: {bytes} bytes at once")));
             }
             Answer::Failed(message) => return Err(Failure::new(message)),
+            Answer::Ending(message) => return Err(Failure::ending(message)),
             Answer::Done(value) => {
                 return Ok(Outcome::Answer(serde_json::from_value(value).map_err(malformed)?));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the texts are.
+    #[test]
+    fn an_answer_says_whether_the_process_is_ending() {
+        let text = "the pool is busy; try again";
+        for failure in [Failure::new(text), Failure::ending(text)] {
+            let is_ending = failure.is_ending;
+            let (mine, mut theirs) = UnixStream::pair().unwrap();
+            let mut line = serde_json::to_string(&Answer::from(failure)).unwrap();
+            line.push('\n');
+            theirs.write_all(line.as_bytes()).unwrap();
+            let answer =
+                converse::<()>(mine, Path::new("socket"), &Request::Hello, &mut |_| Ok(()));
+            let failure = answer.err().expect("it failed");
+            assert_eq!((failure.is_ending, &*failure.message), (is_ending, text));
+        }
+        assert!(hung_up(1).is_ending && gone(1).is_ending);
     }
 }

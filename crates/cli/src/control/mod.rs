@@ -32,7 +32,7 @@ use crate::error::{Failure, Result};
 use crate::pools::ImportRequest;
 
 /// Version of the protocol. Daemons refuse requests of other versions.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 /// Length limit of a request, in bytes.
 pub(crate) const REQUEST_BYTES_MAX: u64 = 64 << 10;
 /// Length limit of a line of an answer, in bytes.
@@ -191,6 +191,17 @@ pub(crate) enum Answer {
     Done(serde_json::Value),
     /// The request failed, with the message.
     Failed(String),
+    /// As `Failed`, because this process is ending.
+    Ending(String),
+}
+
+impl From<Failure> for Answer {
+    fn from(failure: Failure) -> Self {
+        match failure.is_ending {
+            true => Self::Ending(failure.message),
+            false => Self::Failed(failure.message),
+        }
+    }
 }
 
 /// The process at the other end of a connection, with its id in this process's namespace (0 if it

@@ -144,7 +144,7 @@ fn serve_connection(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
     });
     let answer = match served {
         Ok(value) => Answer::Done(value),
-        Err(failure) => Answer::Failed(failure.message),
+        Err(failure) => failure.into(),
     };
     // Before the request guard is dropped, since the process may end after that.
     send(stream, &answer)

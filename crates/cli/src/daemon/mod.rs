@@ -237,7 +237,7 @@ impl Daemon {
             };
         }
         if self.state.lock().shutting_down {
-            return Err(Failure::new("the daemon is shutting down; try again"));
+            return Err(Failure::ending("the daemon is shutting down; try again"));
         }
         // Also for a read-only import: a device on a mount of this process would make the process
         // wait for itself.
