@@ -26,6 +26,7 @@
 
 mod access;
 mod ahead;
+mod attempts;
 mod buffer;
 mod change;
 mod cursor;
@@ -55,11 +56,9 @@ mod table;
 mod tests;
 mod tunables;
 
-use std::collections::HashSet;
-
 use crossbeam_utils::CachePadded;
+use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use forebay_base::sync::{Mutex, MutexGuard};
 use zerocopy::FromBytes;
 
 use crate::format::{
@@ -82,50 +81,14 @@ pub(crate) use store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
 pub(crate) use tunables::ZapShared;
 pub use tunables::{ZapCounters, ZapTunables};
 
-use access::{LeafAccess, LostBlock};
+use access::LeafAccess;
+use attempts::{FetchedKind, OpBlocks, OpStep};
 use change::{ChangeRequest, Changed, NameChange};
 use entry::{HashedName, check_name, check_value};
 use fat::Fat;
 use leaf::{Change, LeafDefect};
 use micro::Micro;
 use probe::{Hints, Operations};
-
-/// How often an operation fetches a block again that was evicted before its use. A block that the
-/// operation has not fetched before is progress, and does not count.
-const RETRIES_MAX: usize = 200;
-/// Fetched blocks that an operation keeps; the oldest are dropped. More than any operation uses at
-/// once.
-const FETCHED_MAX: usize = 16;
-
-/// Result of one attempt of an operation.
-enum OpStep<R, T> {
-    Done(R),
-    /// This must be fetched first.
-    NotResident(T),
-}
-
-/// Blocks that an operation has read, and those that it could not read.
-struct OpBlocks<S: LeafStore> {
-    fetched: Vec<S::Fetched>,
-    /// So many are kept; the oldest are dropped.
-    fetched_max: usize,
-    lost: Vec<LostBlock>,
-}
-
-impl<S: LeafStore> Default for OpBlocks<S> {
-    fn default() -> Self {
-        Self { fetched: Vec::new(), fetched_max: FETCHED_MAX, lost: Vec::new() }
-    }
-}
-
-/// What an operation had to fetch.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum FetchedKind {
-    Nothing,
-    /// No leaf, but another block.
-    Other,
-    Leaf,
-}
 
 /// Representation of a directory.
 enum DirectoryForm {
@@ -521,116 +484,6 @@ impl<S: LeafStore> Zap<S> {
             return Err(error);
         }
         Ok(fat)
-    }
-
-    /// Repeats `step` until it needs only leaves that are in memory or fetched. `walk_at` is the
-    /// position of an ordered walk. Other operations may start a read-ahead.
-    #[inline]
-    fn run<R>(
-        &self,
-        walk_at: Option<u32>,
-        wait: Wait,
-        step: impl FnMut(&mut DirectoryState, LeafAccess<'_, S>) -> Result<OpStep<R, S::Ticket>>,
-    ) -> Result<R> {
-        let (result, fetched) = self.run_alone(walk_at, wait, step)?;
-        if walk_at.is_none() {
-            self.read_ahead(fetched, wait);
-        }
-        Ok(result)
-    }
-
-    /// As [`run`](Self::run), without read-ahead. Returns what had to be fetched, too.
-    #[inline]
-    fn run_alone<R>(
-        &self,
-        walk_at: Option<u32>,
-        wait: Wait,
-        step: impl FnMut(&mut DirectoryState, LeafAccess<'_, S>) -> Result<OpStep<R, S::Ticket>>,
-    ) -> Result<(R, FetchedKind)> {
-        self.run_on(&mut OpBlocks::default(), walk_at, wait, step)
-    }
-
-    /// As [`run_alone`](Self::run_alone), with blocks of earlier steps. Keeps those that it
-    /// fetches.
-    #[inline]
-    fn run_on<R>(
-        &self,
-        blocks: &mut OpBlocks<S>,
-        walk_at: Option<u32>,
-        wait: Wait,
-        mut step: impl FnMut(&mut DirectoryState, LeafAccess<'_, S>) -> Result<OpStep<R, S::Ticket>>,
-    ) -> Result<(R, FetchedKind)> {
-        let mut kind = FetchedKind::Nothing;
-        let (mut known, mut again) = (HashSet::new(), 0);
-        while again < RETRIES_MAX {
-            let mut state = self.lock(wait)?;
-            let access =
-                LeafAccess { store: &self.store, fetched: &blocks.fetched, lost: &blocks.lost };
-            match step(&mut state, access)? {
-                OpStep::Done(result) => return Ok((result, kind)),
-                OpStep::NotResident(ticket) => {
-                    let block = S::block_of(&ticket);
-                    let is_pointer = S::txg_of(&ticket).is_none();
-                    let is_leaf = matches!(block, ZapBlock::Leaf(_)) && !is_pointer;
-                    if let Some(at) = blocks.lost.iter().position(|lost| lost.block == block) {
-                        return Err(blocks.lost.swap_remove(at).error);
-                    }
-                    again += usize::from(!known.insert((block, S::txg_of(&ticket))));
-                    kind = if is_leaf { FetchedKind::Leaf } else { kind.max(FetchedKind::Other) };
-                    match self.fetch(state, walk_at, ticket, wait, blocks) {
-                        Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(error),
-                        // Without its filter, a leaf must be read. Without its page, too: the leaf
-                        // may have the name.
-                        Err(error) if !matches!(block, ZapBlock::Leaf(_)) => {
-                            blocks.lost.push(LostBlock::new(block, is_pointer, error));
-                        }
-                        fetched => fetched?,
-                    }
-                }
-            }
-        }
-        Err(Error::new(
-            ErrorKind::NoMemory,
-            format!(
-                "{}: leaves are evicted faster than they can be used; give the cache more memory",
-                self.store.describe()
-            ),
-        ))
-    }
-
-    /// Takes the lock. Dnodes and indirect blocks may be read under it.
-    #[inline]
-    fn lock(&self, wait: Wait) -> Result<MutexGuard<'_, DirectoryState>> {
-        wait.lock(&self.write_state.state, "another operation of the directory")
-    }
-
-    #[cold]
-    fn fetch(
-        &self,
-        mut state: MutexGuard<'_, DirectoryState>,
-        walk_at: Option<u32>,
-        ticket: S::Ticket,
-        wait: Wait,
-        OpBlocks { fetched, fetched_max, .. }: &mut OpBlocks<S>,
-    ) -> Result<()> {
-        let block = S::txg_of(&ticket).map(|_| S::block_of(&ticket));
-        let ids = match (&mut state.form, walk_at, block) {
-            (DirectoryForm::Fat(fat), _, Some(ZapBlock::Filter(at) | ZapBlock::Page(at))) => {
-                fat.aside_ahead(at, self.write_state.operations.get())
-            }
-            (DirectoryForm::Fat(fat), Some(hash), _) => cursor::leaves_after(fat, hash),
-            _ => Vec::new(),
-        };
-        drop(state);
-        if !ids.is_empty() {
-            self.store.prefetch(&ids);
-        }
-        let block = self.store.fetch(ticket, wait)?;
-        if fetched.len() == *fetched_max {
-            fetched.remove(0);
-        }
-        fetched.push(block);
-        Ok(())
     }
 
     #[cold]
