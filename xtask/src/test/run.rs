@@ -242,7 +242,8 @@ impl Runner {
             Work::Cargo(arguments) => {
                 let mut command = self.command(cargo(), arguments, step);
                 match done.held {
-                    Some(_) => self.run_and_count(command, &mut done)?,
+                    // Silent while it waits for another build, or for a large crate.
+                    Some(_) => self.run_and_read(command, Duration::MAX, &mut done)?,
                     None => done.ok = command.status()?.success(),
                 }
                 (done.building, done.running) = (start.elapsed(), Duration::ZERO);
@@ -351,8 +352,18 @@ impl Runner {
         command
     }
 
-    /// Runs a command, prints its output and counts its tests.
-    fn run_and_count(&self, mut command: Command, done: &mut StepReport) -> io::Result<()> {
+    /// Runs a command, prints its output and counts its tests. Kills it if it prints nothing for
+    /// [`OUTPUT_TIMEOUT`].
+    fn run_and_count(&self, command: Command, done: &mut StepReport) -> io::Result<()> {
+        self.run_and_read(command, OUTPUT_TIMEOUT, done)
+    }
+
+    fn run_and_read(
+        &self,
+        mut command: Command,
+        timeout: Duration,
+        done: &mut StepReport,
+    ) -> io::Result<()> {
         let start = Instant::now();
         io::stdout().flush()?;
         let _ = fs::remove_file(&self.skips);
@@ -369,7 +380,7 @@ impl Runner {
             let output = child.stdout.take().expect("its output is piped");
             (child, Box::new(output))
         };
-        done.ok = read_output(child, output, done)?;
+        done.ok = read_output(child, output, timeout, done)?;
         done.skips.extend(skip::read(&fs::read_to_string(&self.skips).unwrap_or_default()));
         let _ = fs::remove_file(&self.skips);
         done.running += start.elapsed();
@@ -377,11 +388,11 @@ impl Runner {
     }
 }
 
-/// Prints the output of a command until it ends. Kills it if it prints nothing for
-/// [`OUTPUT_TIMEOUT`].
+/// Prints the output of a command until it ends. Kills it if it prints nothing for `timeout`.
 fn read_output(
     mut child: Child,
     output: Box<dyn Read + Send>,
+    timeout: Duration,
     done: &mut StepReport,
 ) -> io::Result<bool> {
     let (sender, lines) = channel();
@@ -397,13 +408,13 @@ fn read_output(
         }
     });
     loop {
-        match lines.recv_timeout(OUTPUT_TIMEOUT) {
+        match lines.recv_timeout(timeout) {
             Ok(line) => done.print_line(&line)?,
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
                 done.print_line(&format!(
                     "nothing was printed for {} s: killed\n",
-                    OUTPUT_TIMEOUT.as_secs()
+                    timeout.as_secs()
                 ))?;
                 child.kill()?;
                 child.wait()?;
