@@ -7,7 +7,7 @@
 //!
 //! - A dataset is mounted at most once, because the inodes of two mounts would not see each other's
 //!   changes.
-//! - A mount that ends for any reason is closed and removed by its own thread ([`Daemon::retire`]).
+//! - A mount that ends for any reason is closed and removed by its own thread (`mounts`).
 //!   A pool imported only for mounts is exported with its last mount. The process ends with its
 //!   last pool.
 //!
@@ -27,6 +27,7 @@ pub(crate) mod health;
 pub(crate) mod jobs;
 mod memory_watch;
 pub(crate) mod metrics;
+mod mounts;
 mod registry;
 mod requests;
 pub(crate) mod run;
@@ -37,23 +38,21 @@ pub(crate) mod spawn;
 pub(crate) mod stats;
 pub(crate) mod trace;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use forebay_base::sync::{Condvar, Mutex, MutexGuard};
-use forebay_fuse::MountError;
 use forebay_pool::{BlockCache, BlockCacheOptions, EventLog};
-use serde::{Deserialize, Serialize};
 
 use crate::control::messages::{MountInfo, PoolInfo, ProcessInfo};
 use crate::discover::known;
 use crate::error::{Failure, Result};
-use crate::flags::Flags;
 use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportRequest};
 use follow::Following;
+pub(crate) use mounts::MountRequest;
 use registry::NotClean;
 pub(crate) use registry::{ImportedPool, MountedDataset};
 pub(crate) use requests::{add_l2, add_log, expand_pool, remove_l2, remove_log};
@@ -61,21 +60,6 @@ use screen::Screen;
 
 /// Share of the cache limit that the dirty data of all pools may take, as a fraction.
 const DIRTY_SHARE: (u64, u64) = (3, 4);
-
-/// A request to mount a dataset.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct MountRequest {
-    pub(crate) dataset: String,
-    /// Mount point; an absolute path in a request to another process.
-    pub(crate) at: PathBuf,
-    pub(crate) flags: Flags,
-    pub(crate) kernel_cache: bool,
-    /// Allow access by other users; the default is true for root, else false.
-    pub(crate) allow_other: bool,
-    /// Threads that serve requests; `None` for the default of the process.
-    pub(crate) threads: Option<usize>,
-}
 
 /// An event that wakes the main thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,89 +275,6 @@ impl Daemon {
         }
     }
 
-    /// Mounts a dataset, and imports its pool if needed.
-    ///
-    /// # Errors
-    /// If the import or the mount fails. A pool imported for this mount is exported again.
-    pub(crate) fn mount(
-        self: &Arc<Self>,
-        import: &ImportRequest,
-        request: &MountRequest,
-    ) -> Result<Arc<MountedDataset>> {
-        let changing = self.lock_for(import)?;
-        let imported = self.import_locked(&changing, import)?;
-        let mounted = self.mount_locked(&imported, request);
-        if mounted.is_err() {
-            // `close_pool` records its own error; the mount error is returned.
-            let _ = self.close_if_unused(changing, &imported);
-        }
-        mounted
-    }
-
-    fn mount_locked(
-        self: &Arc<Self>,
-        imported: &Arc<ImportedPool>,
-        request: &MountRequest,
-    ) -> Result<Arc<MountedDataset>> {
-        if let Some(other) = imported.mounts().iter().find(|mount| mount.dataset == request.dataset)
-        {
-            return Err(Failure::new(format!(
-                "dataset {} of pool {} is mounted at {}; run `forebay umount {2}` first",
-                request.dataset,
-                imported.pool().name(),
-                other.at().display()
-            )));
-        }
-        let mount = Arc::new(MountedDataset::begin(imported, request, &self.plan)?);
-        imported.add_mount(&mount);
-        let (daemon, of_thread, its_pool) =
-            (Arc::clone(self), Arc::clone(&mount), Arc::clone(imported));
-        let watch = move || {
-            let failure = of_thread.wait();
-            daemon.retire(&its_pool, &of_thread, failure);
-        };
-        let watcher = forebay_base::sync::thread::spawn_named("forebay-mount", watch);
-        if let Err(error) = watcher {
-            imported.remove_mount(&mount);
-            return Err(Failure::new(format!(
-                "cannot mount dataset {} of pool {}: no thread for it: {error}; end other programs",
-                request.dataset,
-                imported.pool().name()
-            )));
-        }
-        self.changed();
-        Ok(mount)
-    }
-
-    /// Closes a mount that has ended, and its pool if it was imported only for mounts.
-    fn retire(
-        self: &Arc<Self>,
-        imported: &Arc<ImportedPool>,
-        mount: &Arc<MountedDataset>,
-        failure: Option<String>,
-    ) {
-        // Keeps the process from ending before the messages are printed.
-        let _request_guard = self.request();
-        let changing = self.changing.lock();
-        let mut outcome = mount.close();
-        if let Some(why) = failure {
-            self.screen.warn(&format!("{}: the mount failed: {why}", mount.at().display()));
-        }
-        imported.remove_mount(mount);
-        let is_pending = outcome.as_ref().is_err_and(|error| error.is_pending);
-        if let Err(NotClean { message, is_pending: false }) = &outcome {
-            self.note_failure(format!("{}: {message}", mount.at().display()));
-        }
-        if let Some(closed) = self.close_if_unused(changing, imported)
-            && (outcome.is_ok() || is_pending)
-        {
-            outcome = closed.map_err(NotClean::from);
-        }
-        self.screen.say(&format!("unmounted {}", mount.at().display()));
-        mount.set_outcome(outcome);
-        self.changed();
-    }
-
     /// Exports a pool that was imported only for mounts and has none. `None` if it stays.
     fn close_if_unused(
         &self,
@@ -422,53 +323,6 @@ impl Daemon {
                 return closed.map_err(Failure::new);
             }
             self.ended.wait_timeout(&mut state, Duration::from_secs(1));
-        }
-    }
-
-    /// Unmounts a dataset, and waits until it is closed.
-    ///
-    /// # Errors
-    /// If the mount is busy, or closing fails.
-    pub(crate) fn unmount(&self, mount: &Arc<MountedDataset>, lazy: bool) -> Result<()> {
-        for round in 1.. {
-            match mount.unmount(lazy) {
-                Ok(()) => break,
-                // The kernel may still be releasing the last closed file.
-                Err(MountError::Busy { .. }) if round < BUSY_ROUNDS => {
-                    std::thread::sleep(BUSY_PAUSE)
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        if lazy {
-            // Open files keep a detached mount alive without limit.
-            self.wait_for(mount, LAZY_TIMEOUT);
-            return match mount.outcome() {
-                Some(outcome) => outcome.map_err(Failure::from),
-                None => {
-                    let at = mount.at().display();
-                    self.screen
-                        .say(&format!("{at}: detached; it ends when its last file is closed"));
-                    Ok(())
-                }
-            };
-        }
-        while mount.outcome().is_none() {
-            self.wait_for(mount, Duration::from_secs(1));
-        }
-        mount.outcome().unwrap_or(Ok(())).map_err(Failure::from)
-    }
-
-    /// Waits until a mount is closed, for at most `timeout`.
-    fn wait_for(&self, mount: &MountedDataset, timeout: Duration) {
-        let until = Instant::now() + timeout;
-        let mut state = self.state.lock();
-        while mount.outcome().is_none() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            self.ended.wait_timeout(&mut state, left);
         }
     }
 
@@ -598,8 +452,7 @@ impl Daemon {
         RequestGuard(Arc::clone(self))
     }
 
-    /// That somebody has request something of this process: from now on it ends when it has no
-    /// pool.
+    /// Notes that a pool was requested: from now on the process ends when it has no pool.
     pub(crate) fn note_used(&self) {
         self.state.lock().used = true;
     }
@@ -617,13 +470,6 @@ impl Daemon {
         }
     }
 }
-
-/// How long a lazy unmount waits for the end of the mount.
-const LAZY_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Attempts to unmount a busy mount, and the pause between them.
-const BUSY_ROUNDS: u32 = 5;
-const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Keeps the process alive while a request is served.
 pub(crate) struct RequestGuard(Arc<Daemon>);
