@@ -1,7 +1,7 @@
 //! The steps of each tier.
 //!
-//! The quick tiers need two builds: clippy, with all compatible features, and the tests of the
-//! workspace. The counting build and the model checks need builds of their own, and build only the
+//! The quick tiers need two builds: clippy, with all compatible features but `peers`, and the tests of
+//! the workspace. The counting build and the model checks need builds of their own, and build only the
 //! tests that they run.
 
 use std::path::{Path, PathBuf};

@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Size of the cache.
     #[arg(long, default_value = "256MiB", value_parser = testbed::bytes)]
     pub(crate) cache: u64,
-    /// Most bytes that the scrub reads per second; 0: no limit.
+    /// Most bytes that the scrub reads per second: the tunable `scrub_rate_bytes`. 0: no limit.
     #[arg(long, default_value = "0", value_parser = testbed::bytes)]
     pub(crate) scrub_rate: u64,
     #[command(flatten)]
@@ -52,7 +52,6 @@ pub(crate) struct Args {
 struct Filled {
     objects: Vec<Object>,
     data: Dataset,
-    scrub_rate: u64,
     // Dropped after the objects.
     pool: Pool,
     bed: TestBed,
@@ -62,6 +61,7 @@ impl Filled {
     fn new(common: &Common, args: &Args, threads: usize) -> Result<Self, Failure> {
         let bed = TestBed::new(&args.backing, common.seed)?;
         let pool = bed.create(&testbed::cache(args.cache, false, common.seed)?, &[])?;
+        pool.set_tunable("scrub_rate_bytes", &args.scrub_rate.to_string())?;
         let data = pool.create_dataset("data", &DatasetSettings::default())?;
         let create = || -> Result<Object, Failure> {
             let tx = pool.begin()?;
@@ -82,7 +82,7 @@ impl Filled {
         let objects = objects?;
         drop(scrubbed);
         pool.sync()?;
-        Ok(Self { objects, data, scrub_rate: args.scrub_rate, pool, bed })
+        Ok(Self { objects, data, pool, bed })
     }
 
     /// The sum of the counters of the pool with this name.
@@ -99,17 +99,10 @@ impl Filled {
         counters.iter().find(of_scrubs).map_or(0, |(.., value)| *value)
     }
 
-    /// Starts a scrub unless one is active. Its rate lasts until it ends.
-    fn start_scrub(&self) -> Result<(), forebay_pool::Error> {
-        self.pool.start_scrub()?;
-        self.pool.set_scrub_rate(self.scrub_rate);
-        Ok(())
-    }
-
     /// Starts a scrub, or goes on with one that was paused, and waits until it reads.
     fn scrub(&self) -> Result<(), Failure> {
         let before = self.scrubbed_bytes();
-        self.start_scrub()?;
+        self.pool.start_scrub()?;
         while self.scrubbed_bytes() == before && self.pool.scrub_status().is_active {
             std::thread::yield_now();
         }
@@ -215,7 +208,8 @@ fn period(
     let mut restarted = Ok(());
     let sample = measure::run(threads, common.limit(), make, || {
         if is_scrubbed && restarted.is_ok() {
-            restarted = filled.start_scrub();
+            // Does nothing while it is active.
+            restarted = filled.pool.start_scrub();
         }
     });
     let after = figures();
@@ -230,6 +224,7 @@ fn period(
     Ok(Record::new(NAME, subject, threads)
         .param("config", filled.bed.config().as_str())
         .param("write_bytes", args.write)
+        .param("scrub_rate", args.scrub_rate)
         .figure("ops_per_s", sample.ops_per_s())
         .figure("fsync_p50_ns", latency.value_at_quantile(0.5) as f64)
         .figure("fsync_p99_ns", latency.value_at_quantile(0.99) as f64)

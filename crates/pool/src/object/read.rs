@@ -132,7 +132,11 @@ impl Node {
             found => found,
         };
         drop(state);
-        for plan in postponed.into_iter().chain(plan) {
+        for plan in postponed {
+            // It may be far ahead, so it is not worth a wait.
+            self.read_ahead(plan, Wait::Refused);
+        }
+        if let Some(plan) = plan {
             self.read_ahead(plan, wait);
         }
         let mut done = blocks.start;

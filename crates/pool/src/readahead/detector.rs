@@ -27,8 +27,9 @@ const STREAMS_MAX: usize = 8;
 const CANDIDATES: usize = 16;
 /// Confirmations that make a stride a stream. Random reads rarely confirm one even once.
 const CONFIRMATIONS: u8 = 2;
-/// So many times as long as a plan the next two can be, together with it.
-const LONGER: u64 = 4;
+/// So many times as long as a plan the next two can be, together with it: a plan of `n` blocks is
+/// followed by one of up to `2n - 1`, and that by one of up to `4n - 3`.
+const LONGER: u64 = 7;
 /// Maximum recognized stride, in blocks.
 const STRIDE_MAX: u64 = 1024;
 

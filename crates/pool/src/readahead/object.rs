@@ -73,8 +73,8 @@ pub(crate) struct ObjectReadahead {
     /// Block ranges of reads that were reported and then not served, because that would have
     /// blocked. A retry is not reported again.
     unserved: Vec<Range<u64>>,
-    /// Plans, or the rest of them, of non-blocking threads that need an indirect block first. The
-    /// next read issues them.
+    /// Plans, or the rest of them, that need an indirect block first, which is being read. The next
+    /// read issues them.
     postponed: Vec<Plan>,
 }
 

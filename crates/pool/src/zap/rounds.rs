@@ -179,10 +179,12 @@ impl<S: LeafStore> Zap<S> {
     /// Ends the request for a merge, if enough names have moved. Returns whether it has ended. Each
     /// later create may request another one.
     pub(crate) fn end_merge_request(&self, gives_up: bool) -> bool {
-        let Ok(state) = self.lock(Wait::Allowed) else { return true };
-        let goes_on = matches!(&state.form, DirectoryForm::Fat(fat) if fat.wants_merge());
-        if goes_on && !gives_up {
-            return false;
+        let Ok(mut state) = self.lock(Wait::Allowed) else { return true };
+        if let DirectoryForm::Fat(fat) = &mut state.form {
+            if fat.wants_merge() && !gives_up {
+                return false;
+            }
+            fat.end_sweep();
         }
         // Under the lock: a create that buffers a name later sees this.
         self.write_state.merge_requested.store(false, Ordering::Relaxed);

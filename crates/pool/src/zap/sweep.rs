@@ -38,7 +38,7 @@ const URGENT_MAX: usize = 64;
 const LOOKS_MAX: usize = 256;
 /// A step passes so many blocks at most that are no leaves: their leaf covers more hashes, and has
 /// another block.
-const PASSED_MAX: usize = 64 * LOOKS_MAX;
+const PASSED_MAX: usize = 8 * LOOKS_MAX;
 /// Filter blocks, and pages, that are prefetched together when the first of them is not resident.
 const WINDOW: u64 = 64;
 /// Operations for each of them until they are prefetched again.
@@ -366,6 +366,11 @@ impl Fat {
         if is_nearly_full && urgent.len() < URGENT_MAX && !urgent.contains(&first) {
             urgent.push_back(first);
         }
+    }
+
+    /// Ends a request. The next one goes around all blocks again before it ends by itself.
+    pub(super) fn end_sweep(&mut self) {
+        self.sweep.barren = 0;
     }
 
     /// Whether names should move to their leaves.

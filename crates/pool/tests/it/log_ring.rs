@@ -82,12 +82,15 @@ fn at_home_whatever_log_vdevs_there_were() {
         dataset.create_object(&tx, &[]).expect("an object")
     };
     fsync(&pool, number, 1);
+    let hold = |pool: &Pool| pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
     let home = ring(&[&data]);
     assert!(bytes_of(&home) > 0);
     let mut pool = pool;
     for (round, size) in [(0, 16 * MIB), (10, 32 * MIB)] {
         let log: Arc<dyn Device> = failing(memory(size));
         pool.add_vdev(NewVdev::Log(vec![Arc::clone(&log).into()]), false, None).expect("added");
+        // No group is to come between the two copies.
+        hold(&pool);
         Parts::log_takes_fsync_of(&pool, number, round + 2);
         let away = ring(&[&data, &log]);
         assert!(away.iter().all(|extent| !home.contains(extent)), "{away:?} is home");
