@@ -143,7 +143,7 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     forebay create tank.img                        a sparse file of 10 GiB\n  \
-    forebay create tank.img --size 100G --compression lz4\n  \
+    forebay create tank.img --size 100G --compression zstd\n  \
     forebay create --name tank /dev/sdb /dev/sdc   two disks, striped\n  \
     forebay create --name tank --mirror /dev/sdb /dev/sdc\n  \
     forebay create --name tank --object-store s3://bucket/tank --l2-device /dev/sdb --log-device /dev/sdc")]

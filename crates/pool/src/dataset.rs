@@ -32,7 +32,8 @@ pub struct DatasetSettings {
     /// Record size of new objects in bytes: a power of two from [`RECORD_BYTES_MIN`] to
     /// [`RECORD_BYTES_MAX`].
     pub record_bytes: u32,
-    /// Compression of newly written data.
+    /// Compression of newly written data. Blocks that do not become an eighth smaller by LZ4 are
+    /// stored as they are; most are recognized by a sample.
     pub data_compression: Compression,
     /// Copies of newly written data: 1 or 2.
     pub data_copies: u8,
@@ -54,13 +55,12 @@ pub struct DatasetSettings {
 }
 
 impl Default for DatasetSettings {
-    /// Records of 128 KiB in one copy without compression, metadata in two copies with LZ4,
-    /// everything cached in RAM and on L2 devices, fsync through the intent log. Changes wait while
-    /// the pool is suspended.
+    /// Records of 128 KiB in one copy, metadata in two, both with LZ4, everything cached in RAM and
+    /// on L2 devices, fsync through the intent log. Changes wait while the pool is suspended.
     fn default() -> Self {
         Self {
             record_bytes: 128 << 10,
-            data_compression: Compression::Off,
+            data_compression: Compression::Lz4,
             data_copies: 1,
             metadata_compression: Compression::Lz4,
             metadata_copies: 2,

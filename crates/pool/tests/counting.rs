@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use forebay_base::sync::count;
 use forebay_io::{MemoryDevice, MemoryOptions};
+use forebay_pool::format::Compression;
 use forebay_pool::{BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, Pool};
 
 const BYTES: u64 = 64 << 20;
@@ -21,7 +22,11 @@ fn pool() -> (Pool, Dataset) {
     let options = CreateOptions { seed: Some(7), ..CreateOptions::new("tank", cache) };
     let device: Arc<dyn forebay_io::Device> = Arc::new(device);
     let pool = Pool::create(vec![device.into()], &options).unwrap();
-    let settings = DatasetSettings { record_bytes: RECORD as u32, ..DatasetSettings::default() };
+    let settings = DatasetSettings {
+        data_compression: Compression::Off,
+        record_bytes: RECORD as u32,
+        ..DatasetSettings::default()
+    };
     let data = pool.create_dataset("data", &settings).unwrap();
     (pool, data)
 }

@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use forebay_io::Device;
+use forebay_pool::format::Compression;
 use forebay_pool::inspect::{BlockOwner, Inspector, ObjsetName};
 use forebay_pool::{BlockCache, Cookie, Dataset, DatasetSettings, ErrorKind, Pool, Result};
 
@@ -26,7 +27,11 @@ const NUMBERS: u64 = 80;
 /// If the pool cannot be made.
 pub fn original(seed: u64, exported: bool) -> Corrupter {
     let device = fixture::memory("a", DEVICE_BYTES, 512);
-    let settings = DatasetSettings { record_bytes: 4096, ..DatasetSettings::default() };
+    let settings = DatasetSettings {
+        data_compression: Compression::Off,
+        record_bytes: 4096,
+        ..DatasetSettings::default()
+    };
     let pool = fixture::create(&[Arc::clone(&device)], &fixture::cache(24 * MIB), &settings)
         .expect("a pool");
     let load = WorkloadOptions {

@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use forebay_pool::format::Compression;
 use forebay_pool::{Dataset, DatasetSettings, Object, Pool};
 use hdrhistogram::Histogram;
 
@@ -62,7 +63,10 @@ impl Filled {
         let bed = TestBed::new(&args.backing, common.seed)?;
         let pool = bed.create(&testbed::cache(args.cache, false, common.seed)?, &[])?;
         pool.set_tunable("scrub_rate_bytes", &args.scrub_rate.to_string())?;
-        let data = pool.create_dataset("data", &DatasetSettings::default())?;
+        // What a scrub reads is to be as large as what was written.
+        let settings =
+            DatasetSettings { data_compression: Compression::Off, ..DatasetSettings::default() };
+        let data = pool.create_dataset("data", &settings)?;
         let create = || -> Result<Object, Failure> {
             let tx = pool.begin()?;
             let number = data.create_object(&tx, &[])?;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_io::{Device, Request};
+use forebay_pool::format::Compression;
 use forebay_pool::{
     AttachOptions, CreateOptions, DatasetSettings, HostId, LeafState, NewVdev, Object, Opened, Pool,
 };
@@ -124,8 +125,11 @@ impl Filled {
             ..CreateOptions::new("bench", testbed::cache(cache_bytes, false, common.seed)?)
         };
         let pool = Pool::create_tree(vec![vdev], &options)?;
-        let settings =
-            DatasetSettings { record_bytes: u32::try_from(record)?, ..DatasetSettings::default() };
+        let settings = DatasetSettings {
+            data_compression: Compression::Off,
+            record_bytes: u32::try_from(record)?,
+            ..DatasetSettings::default()
+        };
         let data = pool.create_dataset("data", &settings)?;
         let bytes_each = (args.bytes / threads as u64).next_multiple_of(WRITE_BYTES as u64);
         let mut objects = Vec::new();

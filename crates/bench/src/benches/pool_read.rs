@@ -6,6 +6,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
+use forebay_pool::format::Compression;
 use forebay_pool::{DatasetSettings, Object, Pool};
 
 use super::{best, chosen, group_by_name, interleave, panels_over_threads};
@@ -66,7 +67,11 @@ impl Filled {
         let testbed = TestBed::new(&backing, common.seed)?;
         let pool = testbed.create(&testbed::cache(all + slack, false, common.seed)?, &[])?;
         let record_bytes = u32::try_from(args.record)?;
-        let settings = DatasetSettings { record_bytes, ..DatasetSettings::default() };
+        let settings = DatasetSettings {
+            data_compression: Compression::Off,
+            record_bytes,
+            ..DatasetSettings::default()
+        };
         let data = pool.create_dataset("read", &settings)?;
         let mut objects = Vec::new();
         for number in 0..OBJECTS {

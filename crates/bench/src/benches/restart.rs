@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_io::{Device, FileDevice, OpenOptions};
+use forebay_pool::format::Compression;
 use forebay_pool::{DatasetSettings, L2DeviceStats, Object, Pool};
 
 use super::interleave;
@@ -113,6 +114,7 @@ struct Job<'a> {
 impl Job<'_> {
     fn fill(&self, pool: &Pool) -> Result<Vec<u64>, Failure> {
         let settings = DatasetSettings {
+            data_compression: Compression::Off,
             record_bytes: u32::try_from(BLOCK_BYTES)?,
             ..DatasetSettings::default()
         };

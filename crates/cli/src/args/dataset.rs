@@ -11,7 +11,8 @@ pub(crate) struct DatasetArgs {
     /// Record size of new files: a power of two from 4K to 1M [default of a new dataset: 128K]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) record_size: Option<u64>,
-    /// Compression of data; metadata is always compressed [default of a new dataset: off]
+    /// Compression of data; metadata is always compressed; lz4 leaves data alone that it does not
+    /// make much smaller [default of a new dataset: lz4]
     #[arg(long, value_enum)]
     pub(crate) compression: Option<CompressionName>,
     /// Copies of data: 1 or 2; metadata has 2 [default of a new dataset: 1]
@@ -72,7 +73,7 @@ pub(crate) enum DatasetCommand {
     },
     /// Change the settings of a dataset for future writes, in a pool that is not imported
     #[command(after_help = "Examples:\n  forebay dataset set tank.img backups --l2 metadata\n  \
-        forebay dataset set tank.img main --compression lz4 --sync txg")]
+        forebay dataset set tank.img main --compression zstd --sync txg")]
     Set {
         #[arg(help = POOL_HELP)]
         pool: String,

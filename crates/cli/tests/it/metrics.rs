@@ -156,7 +156,9 @@ fn a_suspended_pool_is_served() {
     }
     let fixture = Fixture::new();
     let small = SmallFs::new(fixture.folder("small"), "20m");
-    fixture.ok(&["create", "small/tank.img", "--size", "64M", "--failmode", "continue"]);
+    let create = ["create", "small/tank.img", "--size", "64M", "--failmode", "continue"];
+    // Simple content is to fill it.
+    fixture.ok(&[&create[..], &["--compression", "off"]].concat());
     let at = fixture.folder("at");
     let mount = ["mount", "small/tank.img", "at", "--metrics", "127.0.0.1:0"];
     let mut running = mounted(&fixture, &mount, &at);

@@ -280,6 +280,8 @@ fn a_lost_write_fails_each_fsync_until_it_is_made_good() {
     }
     let fixture = Fixture::new();
     fixture.pool("tank.img");
+    // Simple content is to fill it.
+    fixture.ok(&["dataset", "set", "tank.img", "main", "--compression", "off"]);
     let at = fixture.folder("at");
     fixture.ok(&["mount", "tank.img", "at", "--daemon", "--memory", "192M", "--kernel-cache"]);
     let mut file = fs::File::create(at.join("lost")).unwrap();
@@ -388,6 +390,8 @@ fn a_full_pool_says_so_and_can_be_emptied() {
     }
     let fixture = Fixture::new();
     fixture.pool("tank.img");
+    // Simple content is to fill it.
+    fixture.ok(&["dataset", "set", "tank.img", "main", "--compression", "off"]);
     let at = fixture.folder("at");
     fixture.ok(&["mount", "tank.img", "at", "--daemon"]);
     let piece = vec![7; 1 << 20];

@@ -39,7 +39,8 @@ fn writers_wait_until_a_full_file_system_has_space_again() {
     }
     let fixture = Fixture::new();
     let small = SmallFs::new(fixture.folder("small"), "20m");
-    fixture.ok(&["create", "small/tank.img", "--size", "64M"]);
+    // Simple content is to fill it.
+    fixture.ok(&["create", "small/tank.img", "--size", "64M", "--compression", "off"]);
     let shown = fixture.ok(&["dataset", "list", "small/tank.img"]);
     assert!(shown.contains("FAILMODE") && shown.contains("wait"), "{shown}");
     let at = fixture.folder("at");

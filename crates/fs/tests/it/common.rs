@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::clock::Clock;
 use forebay_fs::{Caller, FileKind, FileSystem, FsOptions, Handle, Ino, NewNode, Owner};
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
-use forebay_pool::format::FailMode;
+use forebay_pool::format::{Compression, FailMode};
 use forebay_pool::{
     BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, HostId, ImportOptions, Pool,
 };
@@ -38,6 +38,7 @@ impl Fixture {
         let pool =
             Pool::create(vec![Arc::clone(&fixture.device).into()], &options).expect("a pool");
         let settings = DatasetSettings {
+            data_compression: Compression::Off,
             record_bytes: 8192,
             fail_mode: FailMode::Continue,
             ..DatasetSettings::default()

@@ -4,6 +4,9 @@
 //! on the device without the padding of the last sector, so corruption is found before
 //! decompression.
 //!
+//! Data is often compressed already. So LZ4 is tried only if a sample of a data block has
+//! repetitions, and its result is used only if it saves an eighth.
+//!
 //! Callers verify the checksum before they decompress. Still, nothing is trusted: both
 //! decompressors write only into the given slice, and the resulting length must match the pointer.
 //!
@@ -17,9 +20,10 @@ use forebay_base::sync::thread_local;
 use xxhash_rust::xxh3::xxh3_128;
 use zstd::bulk::{Compressor, Decompressor};
 
+use super::repetition::has_repetitions;
 use crate::block_key::BIRTH_END;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BlockPtrPhys, Checksum, Compression};
+use crate::format::{BlockKind, BlockPtrPhys, Checksum, Compression};
 
 /// Maximum logical size of a block.
 pub(crate) const MAX_LOGICAL_BYTES: usize = 16 << 20;
@@ -27,6 +31,8 @@ pub(crate) const MAX_LOGICAL_BYTES: usize = 16 << 20;
 const ZSTD_LEVEL: i32 = 3;
 /// Maximum size of a thread's scratch buffer to keep. Larger blocks are rare.
 const SCRATCH_KEPT_BYTES: usize = 2 << 20;
+/// Data is kept compressed if that saves one part of so many, so that it is worth decompressing.
+const DATA_SAVING: usize = 8;
 
 /// A block in on-device form.
 #[derive(Debug)]
@@ -53,13 +59,14 @@ pub(crate) fn checksum(bytes: &[u8]) -> [u8; 16] {
     xxh3_128(bytes).to_le_bytes()
 }
 
-/// Compresses `content` and computes its checksum. `alloc` allocates the result.
+/// Compresses `content`, of a block of this kind, and computes its checksum. `alloc` allocates the
+/// result.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] if the content is empty or too long; errors of `alloc`.
 pub(crate) fn seal(
     content: &[u8],
-    compression: Compression,
+    (compression, kind): (Compression, BlockKind),
     sector_bytes: usize,
     alloc: impl Fn(usize) -> Result<Buffer>,
 ) -> Result<Sealed> {
@@ -75,8 +82,13 @@ pub(crate) fn seal(
         checksum: checksum(bytes),
     };
     // A longer result would not save a sector.
-    let most = content.len().next_multiple_of(sector_bytes) - sector_bytes;
-    if compression != Compression::Off && most > 0 {
+    let mut most = content.len().next_multiple_of(sector_bytes) - sector_bytes;
+    let mut is_worth_it = compression != Compression::Off && most > 0;
+    if compression == Compression::Lz4 && kind == BlockKind::Data {
+        most = most.min(content.len() - content.len() / DATA_SAVING);
+        is_worth_it = is_worth_it && has_repetitions(content);
+    }
+    if is_worth_it {
         let packed = with_compressed(content, compression, most, |bytes| {
             let packed = padded(bytes, sector_bytes, &alloc)?;
             Ok::<_, Error>(Sealed { packed: Some(packed), ..sealed(bytes, compression) })

@@ -34,6 +34,7 @@ mod in_flight;
 mod model;
 mod read;
 pub(crate) mod readers;
+mod repetition;
 mod suspects;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;

@@ -20,7 +20,7 @@ use super::writing::HeldContent;
 use super::{Allocate, Store, WriteProps};
 use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BlockPtrPhys, Checksum, Compression, DvaPhys};
+use crate::format::{BlockKind, BlockPtrPhys, Checksum, Compression, DvaPhys};
 
 /// The bytes of a block being written, and its content, which readers find until the write has
 /// ended.
@@ -94,6 +94,7 @@ pub(crate) type Packing<'a> = OrderedResults<'a, MaybePacked>;
 pub(crate) struct Packer {
     cache: Arc<BlockCache>,
     compression: Compression,
+    kind: BlockKind,
     sector_bytes: usize,
 }
 
@@ -113,7 +114,7 @@ impl Packer {
             Content::Shared(content) => content,
         };
         let alloc = |len| self.cache.alloc(len);
-        let sealed = codec::seal(bytes, self.compression, self.sector_bytes, alloc)?;
+        let sealed = codec::seal(bytes, (self.compression, self.kind), self.sector_bytes, alloc)?;
         Ok(Packed { content, sealed })
     }
 }
@@ -132,7 +133,8 @@ impl Store {
     /// [`ErrorKind::Invalid`] if the content is empty or too long; [`ErrorKind::NoMemory`].
     pub(crate) fn seal(&self, content: &[u8], props: &WriteProps) -> Result<Sealed> {
         let alloc = |len| self.cache.alloc(len);
-        codec::seal(content, props.compression, self.sector_bytes() as usize, alloc)
+        let form = (props.compression, props.kind);
+        codec::seal(content, form, self.sector_bytes() as usize, alloc)
     }
 
     /// Returns a packer for `props`.
@@ -140,6 +142,7 @@ impl Store {
         Packer {
             cache: Arc::clone(&self.cache),
             compression: props.compression,
+            kind: props.kind,
             sector_bytes: self.sector_bytes() as usize,
         }
     }

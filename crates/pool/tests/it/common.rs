@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
+use forebay_pool::format::Compression;
 use forebay_pool::{
     BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, HostId, ImportOptions,
     Pool,
@@ -72,9 +73,13 @@ pub(crate) fn import(device: &Arc<dyn Device>, cache: &Arc<BlockCache>) -> Pool 
     Pool::import(vec![Arc::clone(device).into()], &import_options(cache)).expect("the pool")
 }
 
-/// Creates a dataset with records of 8 KiB.
+/// Creates a dataset with records of 8 KiB, stored as they are.
 pub(crate) fn dataset(pool: &Pool) -> Dataset {
-    let settings = DatasetSettings { record_bytes: 8192, ..DatasetSettings::default() };
+    let settings = DatasetSettings {
+        record_bytes: 8192,
+        data_compression: Compression::Off,
+        ..DatasetSettings::default()
+    };
     pool.create_dataset("data", &settings).expect("a dataset")
 }
 

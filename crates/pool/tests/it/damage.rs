@@ -58,6 +58,7 @@ impl Damaged {
     fn make(device: &Arc<dyn Device>, records: u64) -> (u64, u64) {
         let pool = create(device, &cache(32 * MIB));
         let settings = DatasetSettings {
+            data_compression: Compression::Off,
             record_bytes: RECORD as u32,
             metadata_copies: 1,
             metadata_compression: Compression::Off,

@@ -7,7 +7,7 @@ use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::testing::{events, record_events};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, Request};
-use forebay_pool::format::DamageKind;
+use forebay_pool::format::{Compression, DamageKind};
 use forebay_pool::inspect::{BlockOwner, Inspector, ObjsetName};
 use forebay_pool::{
     CreateOptions, DamagedTree, Dataset, DatasetSettings, ErrorKind, HealthState, ImportOptions,
@@ -21,6 +21,7 @@ const DATA: ObjsetName<'_> = ObjsetName::Dataset("data");
 
 fn settings(data_copies: u8) -> DatasetSettings {
     DatasetSettings {
+        data_compression: Compression::Off,
         record_bytes: RECORD as u32,
         data_copies,
         metadata_copies: 1,

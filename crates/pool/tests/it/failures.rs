@@ -163,6 +163,7 @@ fn punching_in_a_full_pool_does_not_suspend_it() {
     let (device, cache) = (memory(64 * MIB), cache(512 * MIB));
     let pool = create(&device, &cache);
     let settings = DatasetSettings {
+        data_compression: Compression::Off,
         record_bytes: RECORD as u32,
         metadata_compression: Compression::Off,
         ..DatasetSettings::default()

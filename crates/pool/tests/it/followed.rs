@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_io::Device;
-use forebay_pool::format::CacheMode;
+use forebay_pool::format::{CacheMode, Compression};
 use forebay_pool::{BlockCache, DatasetSettings, FollowedPool, ImportOptions, Pool};
 
 use crate::common::{MIB, cache, copy_of, create, import_options, memory};
@@ -58,7 +58,10 @@ impl Followed {
 }
 
 fn dataset_of(pool: &Pool, name: &str) -> forebay_pool::Dataset {
-    pool.create_dataset(name, &DatasetSettings::default()).expect("a dataset")
+    // What is read is as large as what was written.
+    let settings =
+        DatasetSettings { data_compression: Compression::Off, ..DatasetSettings::default() };
+    pool.create_dataset(name, &settings).expect("a dataset")
 }
 
 /// The first byte of a dataset's object. All of it is read.

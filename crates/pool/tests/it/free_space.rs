@@ -144,7 +144,11 @@ fn pools_of_any_number_of_devices_have_a_log() {
 /// Appends to an object in pieces smaller than a record, each in a transaction, until there is no
 /// space or it has `most` bytes. Returns the bytes.
 fn append_in_pieces(pool: &Pool, most: u64) -> u64 {
-    let settings = DatasetSettings { record_bytes: 128 << 10, ..DatasetSettings::default() };
+    let settings = DatasetSettings {
+        data_compression: Compression::Off,
+        record_bytes: 128 << 10,
+        ..DatasetSettings::default()
+    };
     let data = pool.create_dataset("pieces", &settings).unwrap();
     let tx = pool.begin().unwrap();
     let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();

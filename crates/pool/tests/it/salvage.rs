@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, Request};
-use forebay_pool::format::Dva;
+use forebay_pool::format::{Compression, Dva};
 use forebay_pool::inspect::{BlockOwner, Inspector, ObjsetName};
 use forebay_pool::{DamagedTree, DatasetSettings, ErrorKind, ImportOptions, Pool};
 
@@ -200,7 +200,11 @@ fn a_rewind_past_three_damaged_groups_names_an_older_one() {
 fn damage_that_only_the_replay_meets_leads_to_an_older_group() {
     let device = memory(SIZE);
     let pool = create(&device, &cache(32 * MIB));
-    let settings = DatasetSettings { record_bytes: RECORD as u32, ..DatasetSettings::default() };
+    let settings = DatasetSettings {
+        data_compression: Compression::Off,
+        record_bytes: RECORD as u32,
+        ..DatasetSettings::default()
+    };
     let data = pool.create_dataset("data", &settings).unwrap();
     let tx = pool.begin().unwrap();
     let number = data.create_object(&tx, &[]).unwrap();
@@ -270,6 +274,7 @@ fn striped() -> (Vec<Arc<dyn Device>>, u64, u64) {
     let pool = Pool::create(opened, &create_options(&cache(32 * MIB))).unwrap();
     let fill = |name: &str, copies| {
         let settings = DatasetSettings {
+            data_compression: Compression::Off,
             record_bytes: RECORD as u32,
             data_copies: copies,
             ..DatasetSettings::default()

@@ -13,6 +13,7 @@ use forebay_base::rng::SmallRng;
 use forebay_base::testing;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Decorator, Device, Op, Priority, Request};
+use forebay_pool::format::Compression;
 use forebay_pool::format::{DamageKind, ScrubState};
 use forebay_pool::inspect::{BlockOwner, Inspector, ObjsetName};
 use forebay_pool::{
@@ -98,8 +99,12 @@ impl Decorator for Watched {
 }
 
 fn dataset(pool: &Pool) -> Dataset {
-    let settings =
-        DatasetSettings { record_bytes: RECORD as u32, data_copies: 2, ..Default::default() };
+    let settings = DatasetSettings {
+        data_compression: Compression::Off,
+        record_bytes: RECORD as u32,
+        data_copies: 2,
+        ..Default::default()
+    };
     pool.create_dataset("data", &settings).expect("a dataset")
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_io::Device;
-use forebay_pool::format::CacheMode;
+use forebay_pool::format::{CacheMode, Compression};
 use forebay_pool::{BlockCache, DatasetSettings, ErrorKind, ImportOptions, L2DeviceStats, Pool};
 
 use crate::common::{MIB, cache, check, create, import_options, memory};
@@ -82,8 +82,11 @@ fn warmed_pool(crash: bool, modes: bool) -> (Arc<dyn Device>, Arc<dyn Device>, [
     let pool = create(&device, &ram);
     pool.add_l2_device(Arc::clone(&caching).into(), false).unwrap();
     let objects = [0, 1, 2].map(|number| {
-        let settings =
-            DatasetSettings { record_bytes: RECORD as u32, ..DatasetSettings::default() };
+        let settings = DatasetSettings {
+            data_compression: Compression::Off,
+            record_bytes: RECORD as u32,
+            ..DatasetSettings::default()
+        };
         drop(pool.create_dataset(MODES[number].0, &settings).unwrap());
         let object = write(&pool, number, None, 1);
         read(&pool, number, object, 1);

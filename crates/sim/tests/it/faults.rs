@@ -6,6 +6,7 @@ use std::sync::Arc;
 use forebay_base::rng::SmallRng;
 use forebay_io::fault::{Crash, Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
+use forebay_pool::format::Compression;
 use forebay_pool::format::label::LABEL_BYTES;
 use forebay_pool::{BlockCache, DatasetSettings, ErrorKind, Pool};
 use forebay_sim::compare;
@@ -26,7 +27,11 @@ fn faulty(name: &str) -> (Arc<dyn Device>, Arc<FaultDevice>) {
 }
 
 fn settings() -> DatasetSettings {
-    DatasetSettings { record_bytes: RECORD as u32, ..DatasetSettings::default() }
+    DatasetSettings {
+        data_compression: Compression::Off,
+        record_bytes: RECORD as u32,
+        ..DatasetSettings::default()
+    }
 }
 
 fn import(devices: &[Arc<dyn Device>], cache: &Arc<BlockCache>) -> Pool {

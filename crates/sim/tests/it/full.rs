@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use forebay_base::rng::SmallRng;
 use forebay_io::Device;
+use forebay_pool::format::Compression;
 use forebay_pool::{Dataset, DatasetSettings, ErrorKind, Pool, Result};
 use forebay_sim::fixture::{self, MIB};
 
@@ -21,7 +22,11 @@ fn small(devices: u64) -> (Vec<Arc<dyn Device>>, Pool) {
     let names = ["a", "b"];
     let devices: Vec<_> =
         (0..devices as usize).map(|at| fixture::memory(names[at], each, 512)).collect();
-    let settings = DatasetSettings { record_bytes: 16 << 10, ..DatasetSettings::default() };
+    let settings = DatasetSettings {
+        data_compression: Compression::Off,
+        record_bytes: 16 << 10,
+        ..DatasetSettings::default()
+    };
     let pool = fixture::create(&devices, &fixture::cache(24 * MIB), &settings).expect("a pool");
     (devices, pool)
 }

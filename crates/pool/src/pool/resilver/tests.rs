@@ -5,6 +5,7 @@ use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_io::{Decorator, Device, MemoryDevice, MemoryOptions, Op, Request};
 
+use crate::format::Compression;
 use crate::{
     AttachOptions, BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, ImportOptions,
     Pool,
@@ -73,7 +74,11 @@ fn no_block_is_left_out_once_memory_runs_out() {
     let mut options = CreateOptions::new("tank", Arc::clone(&memory_of_pool));
     options.tunables = vec![("txg_timeout_ms".to_owned(), "100000".to_owned())];
     let pool = Pool::create(vec![Arc::clone(&old).into()], &options).expect("a pool");
-    let settings = DatasetSettings { record_bytes: RECORD as u32, ..DatasetSettings::default() };
+    let settings = DatasetSettings {
+        data_compression: Compression::Off,
+        record_bytes: RECORD as u32,
+        ..DatasetSettings::default()
+    };
     let data = pool.create_dataset("data", &settings).expect("a dataset");
     let tx = pool.begin().expect("space");
     let number = data.create_object(&tx, &[]).expect("an object");

@@ -33,6 +33,7 @@ fn cache() -> Arc<BlockCache> {
 fn dataset(pool: &Pool) -> Dataset {
     let settings = DatasetSettings {
         record_bytes: RECORD as u32,
+        data_compression: Compression::Off,
         metadata_compression: Compression::Off,
         ..DatasetSettings::default()
     };
