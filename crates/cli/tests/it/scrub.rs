@@ -3,6 +3,7 @@
 use std::os::unix::fs::FileExt;
 
 use forebay_io::OpenOptions;
+use forebay_pool::format::Compression;
 use forebay_pool::inspect::{BlockOwner, Inspector, ObjsetName};
 use forebay_pool::{
     BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, Pool, open_path,
@@ -97,7 +98,11 @@ fn damaged_pool(fixture: &Fixture) {
     let file = OpenOptions { create_bytes: Some(64 << 20), ..OpenOptions::default() };
     let device = open_path(&path, &file).expect("a file");
     let pool = Pool::create(vec![device], &options).expect("a pool");
-    let settings = DatasetSettings { record_bytes: 8192, ..DatasetSettings::default() };
+    let settings = DatasetSettings {
+        record_bytes: 8192,
+        data_compression: Compression::Off,
+        ..DatasetSettings::default()
+    };
     let data = pool.create_dataset("data", &settings).expect("a dataset");
     let tx = pool.begin().expect("space");
     let number = data.create_object(&tx, &[]).expect("an object");

@@ -37,7 +37,7 @@ fn umount_with_the_helper_is_a_barrier() {
         return;
     }
     let fixture = Fixture::new();
-    fixture.ok(&["create", "tank.img", "--size", "256M"]);
+    fixture.ok(&["create", "tank.img", "--size", "256M", "--compression", "off"]);
     fixture.folder("at");
     let helpers = fixture.folder("helpers");
     symlink(env!("CARGO_BIN_EXE_forebay"), helpers.join("umount.fuse.forebay")).unwrap();

@@ -18,8 +18,8 @@ use crate::devices::import::Imported;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind, EventLog, PoolEvents};
 use crate::format::{
-    BlockPtrPhys, DvaPhys, LOG_EXTENTS_MAX, LOG_SECTOR_BYTES, ObjectKind, ObjsetPhys, ROOT_BYTES,
-    ScrubPhys, ZAP_LEAF_BYTES,
+    BlockPtrPhys, Compression, DvaPhys, LOG_EXTENTS_MAX, LOG_SECTOR_BYTES, ObjectKind, ObjsetPhys,
+    ROOT_BYTES, ScrubPhys, ZAP_LEAF_BYTES,
 };
 use crate::l2::L2Devices;
 use crate::lease::Lease;
@@ -191,9 +191,13 @@ impl PoolParts {
     }
 }
 
-/// Settings of the pool's own objects: all of them are metadata, with two copies.
+/// Settings of the pool's own objects: two copies of their data too, which is not compressed.
 pub(super) fn own_objects() -> DatasetSettings {
-    DatasetSettings { data_copies: 2, ..DatasetSettings::default() }
+    DatasetSettings {
+        data_compression: Compression::Off,
+        data_copies: 2,
+        ..DatasetSettings::default()
+    }
 }
 
 /// Opens a new owner of keys in the cache. The store that receives it closes it.
