@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_pool::DatasetSettings;
 
 use super::{interleave, lines};
-use crate::creates::{self, Bucket, CreateOptions, CreateResult, NO_LIMIT};
+use crate::creates::{self, Bucket, CreateOptions, CreateResult, NO_LIMIT, Removals};
 use crate::names::{FIRST_NAME, PoolConfig, Pooled};
 use crate::options::{Common, Failure};
 use crate::report::plot::{Axis, Panel};
@@ -71,6 +71,9 @@ pub(crate) struct Args {
     /// Creates, and destroys, per iteration.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) iteration: u64,
+    /// Names that the destroys of an iteration remove.
+    #[arg(long, value_enum, default_value_t = Removals::Newest)]
+    pub(crate) removals: Removals,
     /// Length of a time bucket, in milliseconds.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub(crate) bucket: u64,
@@ -99,6 +102,15 @@ fn tunable(text: &str) -> Result<(String, String), String> {
 /// Measures all subjects.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
     common.check_subjects(&SUBJECTS)?;
+    let removed = args.cycle.saturating_mul(args.iteration);
+    if args.removals == Removals::Random && removed > args.preload {
+        let text = format!(
+            "--removals random removes {removed} preloaded names, but --preload is {}; \
+             preload as many, or reduce --cycle or --iteration",
+            args.preload
+        );
+        return Err(text.into());
+    }
     let mut cells = Vec::new();
     for threads in common.threads_or(&THREADS)? {
         let wanted = SUBJECTS.into_iter().filter(|subject| common.wants(subject));
@@ -300,7 +312,13 @@ fn cycle(
         let names = start + iteration * args.iteration..start + (iteration + 1) * args.iteration;
         let options = args.options();
         let create = |pooled: &Pooled, number| options.create(pooled, number);
-        let destroy = |pooled: &Pooled, number| options.destroy(pooled, number);
+        let destroy = |pooled: &Pooled, number| match args.removals {
+            Removals::Newest => options.destroy(pooled, number),
+            Removals::Random => {
+                let number = creates::nth_at_random(number - start, args.preload);
+                options.destroy(pooled, FIRST_NAME + number)
+            }
+        };
         let begun = creates::waited_reads(pooled);
         let created = creates::run(pooled, threads, names.clone(), (bucket, NO_LIMIT), create)?;
         let between = creates::waited_reads(pooled);
@@ -314,6 +332,7 @@ fn cycle(
         let row = Record::new(CYCLE, subject, threads)
             .param("preload", args.preload)
             .param("delay_ms", args.delay)
+            .param("removals", args.removals.name())
             .param("iteration", iteration + 1)
             .figure("changes_per_s", per_s)
             .figure("creates_per_s", created.ops_per_s())

@@ -9,6 +9,7 @@ use super::{
     cached_read, create, device, evict, freeing, fsync, index, insight, keyed, memory, mirror,
     overflow, pool_read, r5, restart, sim, strided_read, zap,
 };
+use crate::creates::Removals;
 use crate::keys::Distribution;
 use crate::options::{Common, Failure};
 use crate::report::plot::{self, Panel};
@@ -172,6 +173,7 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
         limit: 60,
         cycle: 0,
         iteration: 500,
+        removals: Removals::Newest,
         bucket: 10,
         warmup: 0,
         copies: 2,
@@ -180,7 +182,7 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
     let records = create::run(two, &args)?;
     let panels = create::panels(&records);
     parts.push(("create", records, panels, "creates_per_s"));
-    let records = create::run(two, &create::Args { cycle: 2, ..args })?;
+    let records = create::run(two, &create::Args { cycle: 2, removals: Removals::Random, ..args })?;
     let panels = create::panels(&records);
     parts.push(("create --cycle", records, panels, "changes_per_s"));
     let args = zap::Args {

@@ -85,6 +85,39 @@ pub(crate) struct CreateOptions {
     pub(crate) lookup: bool,
 }
 
+/// Which names destroys remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Removals {
+    /// Those that were created just before, in the same order.
+    Newest,
+    /// Some that existed before the import, each once.
+    Random,
+}
+
+impl Removals {
+    /// Its name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Newest => "newest",
+            Self::Random => "random",
+        }
+    }
+}
+
+/// The number at a position in a random order of `0..count`, which is not 0. The order is the same
+/// in each run.
+pub(crate) fn nth_at_random(at: u64, count: u64) -> u64 {
+    // A step without a common divisor with `count` visits each number once.
+    let golden = (count as f64 * 0.618_034) as u64;
+    let is_step = |step: &u64| greatest_common_divisor(*step, count) == 1;
+    let step = (golden.max(1)..).find(is_step).unwrap_or(1);
+    (u128::from(at) * u128::from(step) % u128::from(count)) as u64
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
 impl CreateOptions {
     fn name(self, number: u64) -> Name {
         if self.scrambled { Name::scrambled(number) } else { Name::new(number) }
@@ -104,11 +137,16 @@ impl CreateOptions {
         Ok(directory.insert(&tx, name.bytes(), &object.to_le_bytes())?)
     }
 
-    /// Destroys the object of a name.
+    /// Destroys the object of a name. As the file system does, loads what that needs before the
+    /// transaction, if names are looked up first.
     pub(crate) fn destroy(self, pooled: &Pooled, number: u64) -> Result<(), ThreadError> {
+        let (name, directory) = (self.name(number), &pooled.directories[directory_of(number)]);
+        if self.lookup {
+            directory.lookup(name.bytes())?.ok_or("a name that does not exist")?;
+            directory.warm(name.bytes())?;
+        }
         let tx = pooled.pool.begin_freeing()?;
-        let directory = &pooled.directories[directory_of(number)];
-        let value = directory.remove(&tx, self.name(number).bytes())?;
+        let value = directory.remove(&tx, name.bytes())?;
         let object = value.first_chunk::<8>().ok_or("a value that is no number of an object")?;
         Ok(pooled.data.destroy(&tx, u64::from_le_bytes(*object))?)
     }
@@ -240,5 +278,21 @@ impl BucketRecorder {
             waited_reads_per_s: (reads - self.reads) as f64 / elapsed.as_secs_f64(),
         });
         (self.seen, self.since, self.reads) = (all, now, reads);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nth_at_random;
+
+    #[test]
+    fn a_random_order_has_each_number_once() {
+        for count in [1, 2, 10, 97, 1000, 1024] {
+            let mut seen: Vec<u64> = (0..count).map(|at| nth_at_random(at, count)).collect();
+            let neighbours = seen.windows(2).filter(|two| two[0].abs_diff(two[1]) < 2).count();
+            seen.sort_unstable();
+            assert!(seen.iter().copied().eq(0..count), "{count}");
+            assert!(count < 10 || neighbours == 0, "{count}: {neighbours}");
+        }
     }
 }
