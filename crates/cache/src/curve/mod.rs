@@ -2,9 +2,8 @@
 //!
 //! For each class and each of [`SIZES`] there is a [`simulated_size`]: a miniature on sampled
 //! blocks (Waldspurger et al., "Cache Modeling and Optimization using Miniature Simulations", ATC
-//! 2017). It has its own sample, of about as many blocks for a small size as for a large one, and
-//! follows the rule that the policy would choose at that size. It sees the accesses that the
-//! policy's own simulations see, from the same access buffer.
+//! 2017). It has its own sample and follows the rule that the policy would choose at that size. It
+//! sees the accesses that the policy's own simulations see, from the same access buffer.
 //!
 //! All sums decay with a half-life of [`HALF_LIFE_S`], so the curve follows the last minutes.
 //!
@@ -23,9 +22,12 @@ mod simulated_size;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 
+use forebay_base::sync::Arc;
+
 use crate::attributes::Class;
 use crate::policy::simulation::Capacities;
 use crate::policy::simulation::access_buffer::{Access, Batch};
+use crate::policy::simulation::marked_keys::MarkedKeys;
 use report::{Curve, CurvePoint};
 use simulated_size::SimulatedSize;
 
@@ -102,6 +104,12 @@ pub(crate) struct Curves {
     shift: u32,
     /// By class.
     sizes: [[SimulatedSize; SIZES.len()]; 2],
+    /// By class, the mask of its largest sample.
+    masks: [u64; 2],
+    /// By class, the sizes with misses in the running batch, as bits.
+    missed: [u32; 2],
+    /// By class.
+    marked: [Arc<MarkedKeys>; 2],
     last: Totals,
     hits: [f64; 2],
     misses: [f64; 2],
@@ -115,17 +123,24 @@ pub(crate) struct Curves {
 impl Curves {
     /// `fixed_rule` is the rule at all sizes, if the cache never chooses. `budget` is the memory
     /// that this may take, in bytes.
-    pub(crate) fn new(fixed_rule: Option<usize>, budget: u64) -> Self {
+    pub(crate) fn new(
+        fixed_rule: Option<usize>,
+        budget: u64,
+        marked: [Arc<MarkedKeys>; 2],
+    ) -> Self {
         let shift = (0..=MAX_SHIFT).find(|shift| FULL_BYTES >> shift <= budget);
         let shift = shift.unwrap_or(MAX_SHIFT + 1);
-        let size = |(percent, chooser)| {
+        let size = |(percent, chooser), marked: &Arc<MarkedKeys>| {
             let chooses = chooser == Chooser::Own && fixed_rule.is_none();
-            SimulatedSize::new(percent, chooses, shift)
+            SimulatedSize::new(percent, chooses, shift, marked)
         };
         Self {
             fixed_rule,
             shift,
-            sizes: Class::ALL.map(|_| SIZES.map(size)),
+            sizes: std::array::from_fn(|class| SIZES.map(|of| size(of, &marked[class]))),
+            masks: [if shift > MAX_SHIFT { u64::MAX } else { 0 }; 2],
+            missed: [0; 2],
+            marked,
             last: Totals::default(),
             hits: [0.0; 2],
             misses: [0.0; 2],
@@ -141,7 +156,9 @@ impl Curves {
     }
 
     fn start_anew(&mut self, budget: u64) {
-        *self = Self { last: self.last, ..Self::new(self.fixed_rule, budget) };
+        let new = Self::new(self.fixed_rule, budget, self.marked.clone());
+        *self = Self { last: self.last, ..new };
+        self.marked.iter().for_each(|marked| marked.clear());
     }
 
     /// Starts anew with smaller samples if the memory may be less than before, and with larger ones
@@ -156,18 +173,16 @@ impl Curves {
 
     /// The mask of the largest sample of a class.
     pub(crate) fn mask(&self, class: Class) -> u64 {
-        if self.shift > MAX_SHIFT {
-            return u64::MAX;
-        }
-        let masks = self.sizes[class as usize].iter().map(SimulatedSize::mask);
-        masks.min().unwrap_or(0)
+        self.masks[class as usize]
     }
 
-    /// Replays an access. `rule` is the number of its class's rule in force.
-    pub(crate) fn access(&mut self, access: Access, rule: usize, capacities: Capacities) {
+    /// Replays an access. `rule` is the number of its class's rule in force. True if it hits in all
+    /// miniatures that sample its block.
+    pub(crate) fn access(&mut self, access: Access, rule: usize, capacities: Capacities) -> bool {
         if self.shift > MAX_SHIFT {
-            return;
+            return true;
         }
+        let mut hits_all = true;
         let (class, other) = (access.class as usize, access.class.other() as usize);
         let rule = self.fixed_rule.unwrap_or(rule);
         for n in 0..SIZES.len() {
@@ -178,14 +193,29 @@ impl Curves {
             let left = self.sizes[other][n].left_of(capacities.total);
             let size = &mut self.sizes[class][n];
             let capacity = size.scaled(capacities.of_class[class]).max(left);
-            size.access(access, rule, capacity);
+            let mask = size.mask();
+            let outcome = size.access(access, rule, capacity);
+            hits_all &= outcome.hits_all;
+            self.missed[class] |= u32::from(outcome.misses) << n;
+            if size.mask() != mask {
+                let masks = self.sizes[class].iter().map(SimulatedSize::mask);
+                self.masks[class] = masks.min().unwrap_or(0);
+            }
         }
+        hits_all
     }
 
     /// Ends a batch. Its accesses stand for those that the access buffer dropped meanwhile.
     pub(crate) fn end_batch(&mut self, batch: Batch) {
         let stands_for = 1.0 + batch.lost as f64 / batch.taken.max(1) as f64;
-        self.sizes.iter_mut().flatten().for_each(|size| size.end_batch(stands_for));
+        for (missed, sizes) in self.missed.iter_mut().zip(&mut self.sizes) {
+            for (n, size) in sizes.iter_mut().enumerate() {
+                if *missed >> n & 1 != 0 {
+                    size.end_batch(stands_for);
+                }
+            }
+            *missed = 0;
+        }
     }
 
     /// Whether the sums should be advanced.

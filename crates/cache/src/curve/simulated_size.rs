@@ -2,17 +2,33 @@
 //!
 //! Locking: `simulations`.
 
+use forebay_base::sync::Arc;
+
 use super::estimate::Sampled;
 use crate::policy::MIN_GHOSTS;
 use crate::policy::admission::{FIRST_RULE, RULES};
 use crate::policy::simulation::Simulation;
 use crate::policy::simulation::access_buffer::Access;
+use crate::policy::simulation::marked_keys::MarkedKeys;
 use crate::policy::simulation::miniatures::{Bounds, Miniatures};
 
 /// Of the miniature. With the bounds of choosers, this bounds the memory.
-pub(super) const BOUNDS: Bounds = Bounds { blocks: 512, keys: 2000, min_ghosts: MIN_GHOSTS };
+pub(super) const BOUNDS: Bounds =
+    Bounds { blocks: 512, sparse_blocks: 256, dense: 4, keys: 2000, min_ghosts: MIN_GHOSTS };
+/// Of the miniatures of sizes below today's. Most accesses of a sparse sample are theirs.
+const SMALL_SPARSE_BLOCKS: u64 = 128;
 /// Of the miniatures that choose the rule.
-const CHOOSER_BOUNDS: Bounds = Bounds { blocks: 128, keys: 1000, min_ghosts: 128 };
+const CHOOSER_BOUNDS: Bounds =
+    Bounds { blocks: 128, sparse_blocks: 64, dense: 16, keys: 1000, min_ghosts: 128 };
+
+/// What an access does at a simulated size.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SizeOutcome {
+    /// Whether it hits in all miniatures that sample its block.
+    pub(super) hits_all: bool,
+    /// Whether it is a miss of the size.
+    pub(super) misses: bool,
+}
 
 pub(super) struct SimulatedSize {
     percent: u64,
@@ -27,16 +43,24 @@ pub(super) struct SimulatedSize {
 
 impl SimulatedSize {
     /// `shift` says how many times the samples are halved.
-    pub(super) fn new(percent: u64, chooses: bool, shift: u32) -> Self {
+    pub(super) fn new(percent: u64, chooses: bool, shift: u32, marked: &Arc<MarkedKeys>) -> Self {
         let smaller = |bounds: Bounds| Bounds {
             blocks: bounds.blocks >> shift,
+            sparse_blocks: bounds.sparse_blocks >> shift,
             keys: bounds.keys >> shift,
             min_ghosts: bounds.min_ghosts >> shift,
+            ..bounds
         };
+        let sparse_blocks = if percent < 100 { SMALL_SPARSE_BLOCKS } else { BOUNDS.sparse_blocks };
+        let bounds = Bounds { sparse_blocks, ..BOUNDS };
         Self {
             percent,
-            miniature: Miniatures::new(&RULES[FIRST_RULE..=FIRST_RULE], smaller(BOUNDS)),
-            chooser: chooses.then(|| Simulation::new(smaller(CHOOSER_BOUNDS))),
+            miniature: Miniatures::new(
+                &RULES[FIRST_RULE..=FIRST_RULE],
+                smaller(bounds),
+                marked.clone(),
+            ),
+            chooser: chooses.then(|| Simulation::new(smaller(CHOOSER_BOUNDS), marked.clone())),
             sampled: Sampled::default(),
             batch: Sampled::default(),
             full: false,
@@ -69,26 +93,29 @@ impl SimulatedSize {
         self.scaled(total).saturating_sub(resident)
     }
 
-    pub(super) fn access(&mut self, access: Access, rule: usize, capacity: u64) {
-        let mut rule = rule;
+    /// Replays an access to a block of one of the samples.
+    pub(super) fn access(&mut self, access: Access, rule: usize, capacity: u64) -> SizeOutcome {
+        let (mut rule, mut hits_all) = (rule, true);
         if let Some(chooser) = &mut self.chooser {
             if chooser.samples(access.key) {
-                chooser.access(access, capacity);
+                hits_all = chooser.access(access, capacity).hits_all;
             }
             rule = chooser.chosen();
         }
         if !self.miniature.samples(access.key) {
-            return;
+            return SizeOutcome { hits_all, misses: false };
         }
         self.miniature.set_only_rule(RULES[rule]);
         let stands_for = (self.miniature.mask() + 1) as f64;
-        let (hits, _) = self.miniature.access(access, capacity);
-        if hits == 0 && !access.is_new {
+        let hits = self.miniature.access(access, capacity);
+        let misses = hits == 0 && !access.is_new;
+        if misses {
             self.batch.misses += stands_for;
             self.batch.variance += stands_for * (stands_for - 1.0);
         }
         let resident = self.miniature.resident_bytes() * (self.miniature.mask() + 1);
         self.full = resident >= capacity / 8 * 7;
+        SizeOutcome { hits_all: hits_all && hits > 0, misses }
     }
 
     /// Counts the misses of a batch. Each stands for that many.

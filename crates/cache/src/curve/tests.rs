@@ -113,7 +113,7 @@ proptest! {
         shift in 0..MAX_SHIFT + 2,
     ) {
         let budget = FULL_BYTES >> shift;
-        let (mut curves, mut rng) = (Curves::new(None, budget), SmallRng::from_seed(seed));
+        let (mut curves, mut rng) = (Curves::new(None, budget, Default::default()), SmallRng::from_seed(seed));
         let (total, mut most) = (blocks * heaviest, 0);
         for step in 0..60_000u64 {
             let class = if rng.below(2) == 0 { Class::Data } else { Class::Metadata };
@@ -130,6 +130,24 @@ proptest! {
         }
         println!("{most} bytes of {budget}");
         prop_assert!(most <= budget, "{most} of {budget}");
+    }
+}
+
+#[test]
+fn few_blocks_are_sampled_densely_and_many_sparsely() {
+    for (capacity, sampled) in [(260, 1..=1), (16_384, 32..=64), (1 << 20, 2048..=4096)] {
+        let mut curves = Curves::new(None, u64::MAX, Default::default());
+        let mut rng = SmallRng::from_seed(capacity);
+        for _ in 0..8 * capacity {
+            let key = sample_key(rng.below(2 * capacity).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let access = Access { key, class: Class::Data, weight: 1, is_new: false };
+            let capacities =
+                Capacities { total: capacity, of_class: [capacity; 2], budget: u64::MAX };
+            curves.access(access, 0, capacities);
+        }
+        let one_in = curves.mask(Class::Data) + 1;
+        println!("{capacity} blocks: one of {one_in}");
+        assert!(sampled.contains(&one_in), "{capacity} blocks: one of {one_in}");
     }
 }
 
@@ -197,7 +215,7 @@ fn a_class_takes_what_the_other_leaves() {
 
 #[test]
 fn totals_that_fall_behind_count_nothing() {
-    let mut curves = Curves::new(None, u64::MAX);
+    let mut curves = Curves::new(None, u64::MAX, Default::default());
     curves.advance(Totals { now_ns: 9, hits: [5, 5], misses: [1, 1], loads: [2, 30] });
     curves.advance(Totals { now_ns: 3, hits: [4, 5], misses: [1, 0], loads: [1, 9] });
     let point = curves.curve(100).points[TODAY];
@@ -206,7 +224,7 @@ fn totals_that_fall_behind_count_nothing() {
 
 #[test]
 fn less_memory_makes_smaller_samples_and_much_less_none() {
-    let mut curves = Curves::new(None, FULL_BYTES);
+    let mut curves = Curves::new(None, FULL_BYTES, Default::default());
     for (budget, shift) in [
         (FULL_BYTES, 0),
         (FULL_BYTES / 2, 1),

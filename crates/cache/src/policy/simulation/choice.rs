@@ -42,13 +42,14 @@ impl Choice {
         self.chosen
     }
 
-    /// Notes an access. Bit `n` of `hits` says whether it hit under rule `n`. `blocks` is the
-    /// number of blocks in a simulation. True if the chosen rule changes.
-    pub(super) fn note(&mut self, hits: u32, blocks: u64) -> bool {
+    /// Notes an access. Bit `n` of `hits` says whether it hit under rule `n`. `blocks` returns
+    /// the number of blocks in a simulation. True if the chosen rule changes.
+    pub(super) fn note(&mut self, hits: u32, blocks: impl FnOnce() -> u64) -> bool {
         if hits == 0 || hits == (1 << RULES.len()) - 1 {
             // An access that hits under all rules or under none is not informative.
             return false;
         }
+        let blocks = blocks();
         let keep = 1.0 - 1.0 / (HORIZON * blocks.max(MIN_BLOCKS) as f64);
         let hit = |rule: usize| f64::from(hits >> rule & 1);
         let of_chosen = hit(self.chosen);
@@ -89,18 +90,18 @@ mod tests {
         let mut rng = SmallRng::from_seed(3);
         // All rules hit half of the time, independently. One may lead by chance, but rarely by
         // enough to be chosen.
-        let changes = (0..20_000).filter(|_| choice.note(rng.below(32) as u32, 100)).count();
+        let changes = (0..20_000).filter(|_| choice.note(rng.below(32) as u32, || 100)).count();
         println!("{changes} changes between equals in 20000 accesses");
         assert!(changes < 100, "{changes}");
         // Rule 4 hits more often by a tenth.
         for _ in 0..5000 {
             let chance = rng.below(10) == 0;
-            choice.note(rng.below(32) as u32 | if chance { 16 } else { 0 }, 100);
+            choice.note(rng.below(32) as u32 | if chance { 16 } else { 0 }, || 100);
         }
         assert_eq!(choice.chosen(), 4);
         // Now it never hits.
         (0..2000).for_each(|_| {
-            choice.note(rng.below(16) as u32, 100);
+            choice.note(rng.below(16) as u32, || 100);
         });
         assert_ne!(choice.chosen(), 4);
     }

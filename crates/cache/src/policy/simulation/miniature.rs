@@ -92,6 +92,7 @@ impl Miniature {
         self.chain(ListId::Mru).bytes + self.chain(ListId::Mfu).bytes
     }
 
+    #[inline]
     pub(super) fn tracks(&self, slot: u32) -> bool {
         self.nodes.get(slot as usize).is_some_and(|node| node.list != ListId::Unknown)
     }
@@ -99,6 +100,11 @@ impl Miniature {
     pub(super) fn memory_bytes(&self) -> u64 {
         (self.nodes.capacity() * size_of::<Node>() + self.forgotten.capacity() * size_of::<u32>())
             as u64
+    }
+
+    #[inline]
+    pub(super) fn has_forgotten(&self) -> bool {
+        !self.forgotten.is_empty()
     }
 
     /// The slots forgotten since the last call, each once.
@@ -206,6 +212,7 @@ impl Miniature {
     fn unmark(&mut self, slot: u32, capacity: u64, slots: &Slots) -> bool {
         let marked = std::mem::take(&mut self.nodes[slot as usize].marked);
         if marked {
+            slots.note_unmarked(slot);
             self.count_use(slot, capacity, slots);
         }
         marked

@@ -5,7 +5,10 @@
 //!
 //! Locking: `simulations`.
 
+use forebay_base::sync::Arc;
+
 use super::access_buffer::Access;
+use super::marked_keys::MarkedKeys;
 use super::miniature::Miniature;
 use super::slots::Slots;
 use crate::policy::admission::Rule;
@@ -16,6 +19,10 @@ pub(crate) struct Bounds {
     /// Blocks in a miniature above which the sample is halved. It is doubled when a full one has
     /// fewer than an eighth.
     pub(crate) blocks: u64,
+    /// The same for a sample of less than one of `dense` blocks. So caches of few blocks, where
+    /// chance matters most, have dense samples, and those of many blocks have cheap ones.
+    pub(crate) sparse_blocks: u64,
+    pub(crate) dense: u64,
     /// Keys of all miniatures above which the sample is halved.
     pub(crate) keys: usize,
     /// Ghosts that each miniature may always keep.
@@ -30,10 +37,10 @@ pub(crate) struct Miniatures {
 }
 
 impl Miniatures {
-    pub(crate) fn new(rules: &[Rule], bounds: Bounds) -> Self {
+    pub(crate) fn new(rules: &[Rule], bounds: Bounds, marked: Arc<MarkedKeys>) -> Self {
         let miniature = |rule: &Rule| Miniature::new(*rule, bounds.min_ghosts);
         let miniatures = rules.iter().map(miniature).collect();
-        Self { bounds, mask: 0, slots: Slots::default(), miniatures }
+        Self { bounds, mask: 0, slots: Slots::new(marked), miniatures }
     }
 
     pub(crate) fn samples(&self, key: u64) -> bool {
@@ -46,9 +53,9 @@ impl Miniatures {
     }
 
     /// Replays an access to a sampled block, in a cache of `capacity` bytes. Returns under which
-    /// rules it hits, as bits, and the blocks in the largest miniature.
-    pub(crate) fn access(&mut self, access: Access, capacity: u64) -> (u32, u64) {
-        let capacity = capacity / (self.mask + 1);
+    /// rules it hits, as bits.
+    pub(crate) fn access(&mut self, access: Access, capacity: u64) -> u32 {
+        let capacity = capacity >> self.mask.count_ones();
         let slot = self.slots.find_or_add(access.key, access.weight);
         let mut hits = 0;
         for (rule, miniature) in self.miniatures.iter_mut().enumerate() {
@@ -57,17 +64,31 @@ impl Miniatures {
             let tracks = miniature.tracks(slot);
             self.slots.trackers[slot as usize] += u8::from(tracks && !tracked_before);
         }
-        let blocks = self.miniatures.iter().map(Miniature::blocks).max().unwrap_or(0);
+        if hits.count_ones() as usize == self.miniatures.len() {
+            // Nothing has moved.
+            return hits;
+        }
         // No miniature has it if it is too heavy for all.
         self.slots.release_if_untracked(slot);
         self.release_forgotten();
-        self.adjust_sample(blocks, capacity);
-        (hits, blocks)
+        self.adjust_sample(capacity);
+        hits
+    }
+
+    /// Blocks in the largest miniature.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.miniatures.iter().map(Miniature::blocks).max().unwrap_or(0)
     }
 
     /// Halves or doubles the sample if a miniature is too large or too small.
-    fn adjust_sample(&mut self, blocks: u64, capacity: u64) {
-        if blocks > self.bounds.blocks || self.slots.len() > self.bounds.keys {
+    fn adjust_sample(&mut self, capacity: u64) {
+        let blocks = self.blocks();
+        let most = if self.mask < self.bounds.dense {
+            self.bounds.blocks
+        } else {
+            self.bounds.sparse_blocks
+        };
+        if blocks > most || self.slots.len() > self.bounds.keys {
             self.mask = (self.mask << 1) | 1;
             for slot in self.slots.all() {
                 if self.slots.keys[slot as usize] & self.mask != 0 {
@@ -79,16 +100,20 @@ impl Miniatures {
             self.release_forgotten();
             return;
         }
-        let full =
-            self.miniatures.iter().any(|miniature| miniature.resident_bytes() > capacity / 8 * 7);
-        if blocks < self.bounds.blocks / 8 && full && self.mask > 0 {
+        let is_full =
+            || self.miniatures.iter().any(|each| each.resident_bytes() > capacity / 8 * 7);
+        if self.mask > 0 && blocks < most / 8 && is_full() {
             self.mask >>= 1;
+            self.slots.forget_marked();
         }
     }
 
     /// Releases the slots that no miniature tracks.
     fn release_forgotten(&mut self) {
         for miniature in &mut self.miniatures {
+            if !miniature.has_forgotten() {
+                continue;
+            }
             for slot in miniature.forgotten() {
                 self.slots.trackers[slot as usize] -= 1;
                 self.slots.release_if_untracked(slot);

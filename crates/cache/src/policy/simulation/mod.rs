@@ -8,7 +8,8 @@
 //! negligible.
 //!
 //! The simulations see inserted blocks and hits on sampled blocks. The header of a sampled block
-//! has a flag in its state word, so other hits pay nothing. Accesses pass through the
+//! has a flag in its state word, so other hits pay nothing. Nor are hits noted that would change
+//! nothing ([`marked_keys`]). Accesses pass through the
 //! [`access_buffer`]. A thread that inserts a sampled block, or finds half a batch in its ring,
 //! replays a batch, unless another thread does. The reclaimer replays the rest now and then.
 //!
@@ -24,13 +25,14 @@
 
 pub(crate) mod access_buffer;
 mod choice;
+pub(crate) mod marked_keys;
 mod miniature;
 pub(crate) mod miniatures;
 mod slots;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 
-use forebay_base::sync::Mutex;
+use forebay_base::sync::{Arc, Mutex};
 
 use crate::attributes::Class;
 #[cfg(feature = "insight")]
@@ -40,18 +42,26 @@ use crate::policy::admission::{FIRST_RULE, RULES};
 use crate::sample::{Sample, sample_key};
 use access_buffer::{Access, AccessBuffer, Batch};
 use choice::Choice;
+use marked_keys::MarkedKeys;
 use miniatures::{Bounds, Miniatures};
 
 /// Blocks in a miniature above which the sample is halved.
 const MAX_BLOCKS: u64 = if cfg!(forebay_model) { 4 } else { 512 };
 /// The sizes of the simulations that choose the rule.
-const BOUNDS: Bounds =
-    Bounds { blocks: MAX_BLOCKS, keys: 8 * MAX_BLOCKS as usize, min_ghosts: MIN_GHOSTS };
+const BOUNDS: Bounds = Bounds {
+    blocks: MAX_BLOCKS,
+    sparse_blocks: MAX_BLOCKS,
+    dense: 1,
+    keys: 8 * MAX_BLOCKS as usize,
+    min_ghosts: MIN_GHOSTS,
+};
 
 pub(crate) struct Simulations {
     /// By class.
     samples: [Sample; 2],
     access_buffer: AccessBuffer,
+    /// By class.
+    marked: [Arc<MarkedKeys>; 2],
     replayed: Mutex<Replayed>,
 }
 
@@ -96,14 +106,16 @@ impl Simulations {
         let fixed_rule = plain_lru.then_some(RULES.len() - 1);
         #[cfg(not(feature = "insight"))]
         let _ = plain_lru;
+        let marked: [Arc<MarkedKeys>; 2] = Default::default();
         let replayed = Replayed {
-            of_class: [Simulation::new(BOUNDS), Simulation::new(BOUNDS)],
+            of_class: marked.clone().map(|marked| Simulation::new(BOUNDS, marked)),
             #[cfg(feature = "insight")]
-            curves: Curves::new(fixed_rule, budget),
+            curves: Curves::new(fixed_rule, budget, marked.clone()),
         };
         Self {
             samples: [Sample::default(), Sample::default()],
             access_buffer: AccessBuffer::new(shards, budget),
+            marked,
             replayed: Mutex::named("simulations", replayed),
         }
     }
@@ -116,9 +128,10 @@ impl Simulations {
 
     /// Notes a hit on a sampled block. Takes no lock.
     pub(crate) fn note_hit(&self, hash: u64, class: Class, weight: u32) {
+        let key = sample_key(hash);
         // The header was sampled when the sample was larger, perhaps.
-        if self.samples(hash, class) {
-            self.access_buffer.note(Access { key: sample_key(hash), class, weight, is_new: false });
+        if self.samples[class as usize].has(key) && !self.marked[class as usize].has(key) {
+            self.access_buffer.note(Access { key, class, weight, is_new: false });
         }
     }
 
@@ -152,7 +165,7 @@ impl Simulations {
     ) -> ReplayOutcome {
         let mut outcome = ReplayOutcome::default();
         let batch = self.access_buffer.take(|access| {
-            replayed.access(access, capacities, &mut outcome);
+            self.replay_access(replayed, access, capacities, &mut outcome);
         });
         replayed.end_batch(batch);
         outcome.left = batch.left;
@@ -160,7 +173,7 @@ impl Simulations {
             // In order.
             Some(last) if batch.left => self.access_buffer.note(last),
             Some(last) => {
-                replayed.access(last, capacities, &mut outcome);
+                self.replay_access(replayed, last, capacities, &mut outcome);
                 replayed.end_batch(Batch { taken: 1, ..Batch::default() });
             }
             None => {}
@@ -170,6 +183,18 @@ impl Simulations {
         }
         outcome.chosen = [replayed.of_class[0].chosen(), replayed.of_class[1].chosen()];
         outcome
+    }
+
+    fn replay_access(
+        &self,
+        replayed: &mut Replayed,
+        access: Access,
+        capacities: Capacities,
+        outcome: &mut ReplayOutcome,
+    ) {
+        if replayed.access(access, capacities, outcome) {
+            self.marked[access.class as usize].add(access.key);
+        }
     }
 
     /// Replays as many accesses as the access buffer can have.
@@ -218,11 +243,13 @@ impl Simulations {
                 break;
             }
         }
-        for (sample, simulation) in self.samples.iter().zip(&mut replayed.of_class) {
+        for class in Class::ALL.map(|class| class as usize) {
+            let simulation = &mut replayed.of_class[class];
             let chosen = simulation.choice.chosen();
-            *simulation = Simulation::new(BOUNDS);
+            *simulation = Simulation::new(BOUNDS, self.marked[class].clone());
             simulation.choice = Choice::new(chosen);
-            sample.set_mask(0);
+            self.samples[class].set_mask(0);
+            self.marked[class].clear();
         }
         #[cfg(feature = "insight")]
         replayed.curves.clear();
@@ -234,21 +261,30 @@ impl Simulations {
         let bytes = replayed.of_class.iter().map(Simulation::memory_bytes).sum::<u64>();
         #[cfg(feature = "insight")]
         let bytes = bytes + replayed.curves.memory_bytes() + self.access_buffer.memory_bytes();
-        bytes
+        bytes + size_of::<[MarkedKeys; 2]>() as u64
     }
 }
 
 impl Replayed {
-    fn access(&mut self, access: Access, capacities: Capacities, outcome: &mut ReplayOutcome) {
+    /// True if the access hit in all miniatures that sample its block. So it is marked in all.
+    fn access(
+        &mut self,
+        access: Access,
+        capacities: Capacities,
+        outcome: &mut ReplayOutcome,
+    ) -> bool {
         let class = access.class as usize;
         let simulation = &mut self.of_class[class];
+        let mut hits_all = true;
         if simulation.samples(access.key) {
+            let outcome_of_class = simulation.access(access, capacities.of_class[class]);
+            hits_all = outcome_of_class.hits_all;
             outcome.accesses[class] += 1;
-            outcome.changes[class] +=
-                u64::from(simulation.access(access, capacities.of_class[class]));
+            outcome.changes[class] += u64::from(outcome_of_class.changes_rule);
         }
         #[cfg(feature = "insight")]
-        self.curves.access(access, simulation.chosen(), capacities);
+        let hits_all = self.curves.access(access, simulation.chosen(), capacities) && hits_all;
+        hits_all
     }
 
     /// The accesses since the last batch stand for those that were lost.
@@ -268,6 +304,15 @@ impl Replayed {
     }
 }
 
+/// What an access does to the miniatures of all rules.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AccessOutcome {
+    /// Whether the chosen rule changes.
+    pub(crate) changes_rule: bool,
+    /// Whether it hits under all rules.
+    pub(crate) hits_all: bool,
+}
+
 /// The miniatures of all rules, and the choice among them.
 pub(crate) struct Simulation {
     miniatures: Miniatures,
@@ -275,8 +320,9 @@ pub(crate) struct Simulation {
 }
 
 impl Simulation {
-    pub(crate) fn new(bounds: Bounds) -> Self {
-        Self { miniatures: Miniatures::new(&RULES, bounds), choice: Choice::new(FIRST_RULE) }
+    pub(crate) fn new(bounds: Bounds, marked: Arc<MarkedKeys>) -> Self {
+        let miniatures = Miniatures::new(&RULES, bounds, marked);
+        Self { miniatures, choice: Choice::new(FIRST_RULE) }
     }
 
     /// The number of the chosen rule.
@@ -292,11 +338,11 @@ impl Simulation {
         self.miniatures.mask()
     }
 
-    /// Replays an access in a class that could fill `capacity` bytes. True if the chosen rule
-    /// changes.
-    pub(crate) fn access(&mut self, access: Access, capacity: u64) -> bool {
-        let (hits, blocks) = self.miniatures.access(access, capacity);
-        self.choice.note(hits, blocks)
+    /// Replays an access in a class that could fill `capacity` bytes.
+    pub(crate) fn access(&mut self, access: Access, capacity: u64) -> AccessOutcome {
+        let hits = self.miniatures.access(access, capacity);
+        let changes_rule = self.choice.note(hits, || self.miniatures.blocks());
+        AccessOutcome { changes_rule, hits_all: hits.count_ones() as usize == RULES.len() }
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {

@@ -5,6 +5,10 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use forebay_base::sync::Arc;
+
+use super::marked_keys::MarkedKeys;
+
 /// Numbers for the keys that some miniatures track.
 #[derive(Default)]
 pub(super) struct Slots {
@@ -15,9 +19,25 @@ pub(super) struct Slots {
     /// How many miniatures track it.
     pub(super) trackers: Vec<u8>,
     pub(super) free: Vec<u32>,
+    /// Of all miniatures of the class.
+    marked: Arc<MarkedKeys>,
 }
 
 impl Slots {
+    pub(super) fn new(marked: Arc<MarkedKeys>) -> Self {
+        Self { marked, ..Self::default() }
+    }
+
+    /// A miniature has cleared a block's mark.
+    pub(super) fn note_unmarked(&self, slot: u32) {
+        self.marked.remove(self.keys[slot as usize]);
+    }
+
+    /// The sample has grown.
+    pub(super) fn forget_marked(&self) {
+        self.marked.clear();
+    }
+
     pub(super) fn len(&self) -> usize {
         self.by_key.len()
     }

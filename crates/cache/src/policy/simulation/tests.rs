@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use forebay_base::rng::SmallRng;
+use forebay_base::sync::Arc;
 use proptest::prelude::*;
 
 use super::miniature::{Miniature, remembered};
@@ -178,6 +179,81 @@ proptest! {
     }
 }
 
+/// Some keys often, some in a loop.
+#[cfg(feature = "insight")]
+fn skewed(rng: &mut SmallRng, step: u64, keys: u64) -> u64 {
+    let key = match rng.below(3) {
+        0 => step % keys,
+        1 => rng.below(keys / 4 + 1),
+        _ => rng.below(keys / 50 + 1),
+    };
+    key.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+#[cfg(feature = "insight")]
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 24 }))]
+    /// The simulations are the same, whether hits on marked keys are replayed or left out.
+    #[test]
+    fn hits_on_marked_keys_change_nothing(seed in any::<u64>(), keys in 400..6000u64) {
+        let [all, others] = [(); 2].map(|()| Simulations::new(1, false, u64::MAX));
+        let mut rng = SmallRng::from_seed(seed);
+        let (mut total, mut left_out) = (keys, 0);
+        for step in 0..20_000u64 {
+            if step % 4000 == 0 {
+                // A smaller capacity lets the samples grow.
+                total = 10 + rng.below(if step % 8000 == 0 { keys } else { keys / 20 });
+            }
+            let capacities = Capacities { total, of_class: [total; 2], budget: u64::MAX };
+            let access = data(skewed(&mut rng, step, keys));
+            let outcome = &mut super::ReplayOutcome::default();
+            let hits_all = all.replayed.lock().access(access, capacities, outcome);
+            if others.marked[Class::Data as usize].has(access.key) {
+                prop_assert!(hits_all, "at {}", step);
+                left_out += 1;
+            } else {
+                others.replay_access(&mut others.replayed.lock(), access, capacities, outcome);
+            }
+            if step % 100 == 99 {
+                let batch = super::Batch { taken: 100, ..Default::default() };
+                [&all, &others].iter().for_each(|each| each.replayed.lock().end_batch(batch));
+            }
+        }
+        prop_assert!(left_out > 100, "{}", left_out);
+        let found = [&all, &others].map(|each| {
+            let mut replayed = each.replayed.lock();
+            replayed.curves.advance(crate::curve::Totals { misses: [0, 20_000], ..Default::default() });
+            let points = replayed.curves.curve(total).points;
+            let misses: Vec<f64> = points.iter().map(|point| point.misses).collect();
+            (replayed.of_class[1].chosen(), replayed.mask(Class::Data), misses)
+        });
+        prop_assert_eq!(&found[0], &found[1]);
+    }
+}
+
+#[test]
+fn hits_on_blocks_that_are_marked_everywhere_are_not_noted() {
+    let simulations = Simulations::new(1, false, u64::MAX);
+    let capacities = || Capacities {
+        #[cfg(feature = "insight")]
+        total: 100,
+        of_class: [100; 2],
+        #[cfg(feature = "insight")]
+        budget: u64::MAX,
+    };
+    let hash = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let replay = |access| simulations.note_insert(access, capacities).expect("one thread");
+    // They fit into a quarter of the capacity.
+    (0..20).for_each(|key| _ = replay(Some(data(hash(key)))));
+    let mut accesses = 0;
+    for _ in 0..10 {
+        (0..20).for_each(|key| simulations.note_hit(hash(key), Class::Data, 1));
+        accesses += replay(None).accesses[Class::Data as usize];
+    }
+    // The first hits, and some more if two keys share an entry.
+    assert!((20..100).contains(&accesses), "{accesses} of 200");
+}
+
 fn data(hash: u64) -> Access {
     Access { key: sample_key(hash), class: Class::Data, weight: 1, is_new: false }
 }
@@ -186,7 +262,8 @@ fn data(hash: u64) -> Access {
 /// no slot is lost.
 #[test]
 fn the_sample_stays_in_proportion() {
-    let (mut simulation, mut rng) = (Simulation::new(BOUNDS), SmallRng::from_seed(5));
+    let (mut simulation, mut rng) =
+        (Simulation::new(BOUNDS, Arc::default()), SmallRng::from_seed(5));
     let audit = |simulation: &Simulation| {
         let known: usize = simulation
             .miniatures
@@ -266,11 +343,13 @@ fn a_loop_and_a_drift_lead_to_opposite_rules() {
     let mut rng = SmallRng::from_seed(1);
     for i in 0..20_000u64 {
         let key = (1 << 30) + i / 5 - rng.below(80).min(rng.below(80));
+        let is_marked = simulations.marked[Class::Data as usize].has(sample_key(hash(key)));
         simulations.note_hit(hash(key), Class::Data, 1);
         let replayed = simulations
             .note_insert(Some(data(hash(key))), capacities)
             .expect("no other thread replays");
-        assert_eq!(replayed.accesses, [0, 2], "the hit is played before the miss");
+        let accesses = if is_marked { 1 } else { 2 };
+        assert_eq!(replayed.accesses, [0, accesses], "the hit is played before the miss");
         chosen = replayed.chosen[Class::Data as usize];
     }
     assert_eq!(chosen, RULES.len() - 1, "nothing but recency counts");
