@@ -1,8 +1,8 @@
 //! The steps of each tier.
 //!
-//! The quick tiers need two builds: clippy, with all compatible features but `peers`, and the tests of
-//! the workspace. The counting build and the model checks need builds of their own, and build only the
-//! tests that they run.
+//! The quick tiers need two builds: clippy, with all compatible features but `peers`, and the tests
+//! of the workspace. The counting build and the model checks need builds of their own, and build
+//! only the tests that they run.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

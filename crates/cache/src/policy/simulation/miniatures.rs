@@ -17,7 +17,7 @@ use crate::policy::admission::Rule;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     /// Blocks in a miniature above which the sample is halved. It is doubled when a full one has
-    /// fewer than an eighth.
+    /// fewer than an eighth, and than a third of `sparse_blocks` if that counts.
     pub(crate) blocks: u64,
     /// The same for a sample of less than one of `dense` blocks. So caches of few blocks, where
     /// chance matters most, have dense samples, and those of many blocks have cheap ones.
@@ -102,7 +102,9 @@ impl Miniatures {
         }
         let is_full =
             || self.miniatures.iter().any(|each| each.resident_bytes() > capacity / 8 * 7);
-        if self.mask > 0 && blocks < most / 8 && is_full() {
+        // Twice as many must not be too many again.
+        let few = (self.bounds.blocks / 8).min(most / 3);
+        if self.mask > 0 && blocks < few && is_full() {
             self.mask >>= 1;
             self.slots.forget_marked();
         }
