@@ -37,9 +37,10 @@ pub(crate) struct ControlSocket {
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
+        // It holds each lock for a moment. Who waits until the socket is gone does not meet that.
+        pool_locks::remove_stale();
         // Other commands remove the socket of a dead process as well.
         let _ = std::fs::remove_file(&self.socket);
-        pool_locks::remove_stale();
     }
 }
 
