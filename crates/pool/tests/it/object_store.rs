@@ -62,17 +62,20 @@ impl Store {
     pub(crate) fn crash(&self) -> Self {
         self.assert_sound();
         let below = disk();
-        let mut offsets: Vec<u64> = self.device.sectors().into_keys().collect();
-        offsets.extend((0..MUTABLE).step_by(4096));
-        offsets.extend((SIZE - (256 << 10)..SIZE).step_by(4096));
         let arena = arena();
-        for offset in offsets {
+        let copy = |offset| {
             let buffer = arena.alloc(4096).expect("memory");
             // Past the checks: a crash reads nothing.
             let read = self.below().run(Request::read(offset, buffer)).into_buffer();
             below.run(Request::write(offset, read.expect("it reads"))).result.expect("a write");
-        }
-        let device = AppendOnlyDevice::new(below, MUTABLE, self.device.sectors());
+        };
+        // The labels first: a group that is being written meanwhile is not in them, and what they
+        // name is not overwritten.
+        (0..MUTABLE).step_by(4096).for_each(copy);
+        (SIZE - (256 << 10)..SIZE).step_by(4096).for_each(copy);
+        let sectors = self.device.sectors();
+        sectors.keys().copied().for_each(copy);
+        let device = AppendOnlyDevice::new(below, MUTABLE, sectors);
         Self { device: Arc::new(device) }
     }
 
