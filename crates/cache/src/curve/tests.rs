@@ -113,7 +113,8 @@ proptest! {
         shift in 0..MAX_SHIFT + 2,
     ) {
         let budget = FULL_BYTES >> shift;
-        let (mut curves, mut rng) = (Curves::new(None, budget, Default::default()), SmallRng::from_seed(seed));
+        let mut curves = Curves::new(None, budget, Default::default());
+        let mut rng = SmallRng::from_seed(seed);
         let (total, mut most) = (blocks * heaviest, 0);
         for step in 0..60_000u64 {
             let class = if rng.below(2) == 0 { Class::Data } else { Class::Metadata };

@@ -17,10 +17,10 @@ use crate::policy::admission::Rule;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     /// Blocks in a miniature above which the sample is halved. It is doubled when a full one has
-    /// fewer than an eighth, and than a third of `sparse_blocks` if that counts.
+    /// fewer than an eighth.
     pub(crate) blocks: u64,
-    /// The same for a sample of less than one of `dense` blocks. So caches of few blocks, where
-    /// chance matters most, have dense samples, and those of many blocks have cheap ones.
+    /// Halves a sample of less than one of `dense` blocks, instead of `blocks`. So caches of few
+    /// blocks, where chance matters most, have dense samples, and those of many have cheap ones.
     pub(crate) sparse_blocks: u64,
     pub(crate) dense: u64,
     /// Keys of all miniatures above which the sample is halved.

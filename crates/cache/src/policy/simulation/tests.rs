@@ -187,7 +187,7 @@ fn skewed(rng: &mut SmallRng, step: u64, keys: u64) -> u64 {
         1 => rng.below(keys / 4 + 1),
         _ => rng.below(keys / 50 + 1),
     };
-    key.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    hash(key)
 }
 
 #[cfg(feature = "insight")]
@@ -224,7 +224,8 @@ proptest! {
         prop_assert!(left_out > 100, "{}", left_out);
         let found = [&all, &others].map(|each| {
             let mut replayed = each.replayed.lock();
-            replayed.curves.advance(crate::curve::Totals { misses: [0, 20_000], ..Default::default() });
+            let totals = crate::curve::Totals { misses: [0, 20_000], ..Default::default() };
+            replayed.curves.advance(totals);
             let points = replayed.curves.curve(total).points;
             let misses: Vec<f64> = points.iter().map(|point| point.misses).collect();
             (replayed.of_class[1].chosen(), replayed.mask(Class::Data), misses)
@@ -236,14 +237,6 @@ proptest! {
 #[test]
 fn hits_on_blocks_that_are_marked_everywhere_are_not_noted() {
     let simulations = Simulations::new(1, false, u64::MAX);
-    let capacities = || Capacities {
-        #[cfg(feature = "insight")]
-        total: 100,
-        of_class: [100; 2],
-        #[cfg(feature = "insight")]
-        budget: u64::MAX,
-    };
-    let hash = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let replay = |access| simulations.note_insert(access, capacities).expect("one thread");
     // They fit into a quarter of the capacity.
     (0..20).for_each(|key| _ = replay(Some(data(hash(key)))));
@@ -254,6 +247,21 @@ fn hits_on_blocks_that_are_marked_everywhere_are_not_noted() {
     }
     // The first hits, and some more if two keys share an entry.
     assert!((20..100).contains(&accesses), "{accesses} of 200");
+}
+
+/// Of a cache of 100 blocks.
+fn capacities() -> Capacities {
+    Capacities {
+        #[cfg(feature = "insight")]
+        total: 100,
+        of_class: [100; 2],
+        #[cfg(feature = "insight")]
+        budget: u64::MAX,
+    }
+}
+
+fn hash(key: u64) -> u64 {
+    key.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 fn data(hash: u64) -> Access {
@@ -289,7 +297,7 @@ fn the_sample_stays_in_proportion() {
     };
     let mut replay = |simulation: &mut Simulation, keys: u64, accesses: u64, capacity: u64| {
         for _ in 0..accesses {
-            let access = data(rng.below(keys).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let access = data(hash(rng.below(keys)));
             if access.key & simulation.mask() == 0 {
                 simulation.access(access, capacity);
             }
@@ -326,14 +334,6 @@ const MIN_DENSE_BLOCKS: u64 = BOUNDS.blocks / 16;
 #[test]
 fn a_loop_and_a_drift_lead_to_opposite_rules() {
     let simulations = Simulations::new(1, false, u64::MAX);
-    let capacities = || Capacities {
-        #[cfg(feature = "insight")]
-        total: 100,
-        of_class: [100; 2],
-        #[cfg(feature = "insight")]
-        budget: u64::MAX,
-    };
-    let hash = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut chosen = usize::MAX;
     for i in 0..20_000u64 {
         let replayed = simulations
