@@ -167,9 +167,11 @@ impl Cluster {
         let _ = server.kill();
         let begun = Instant::now();
         loop {
-            let _ = server.try_wait();
+            // An ending process has no working directory, and until it is waited for, the next
+            // server finds its number in the lock of the socket and does not start.
+            let has_ended = matches!(server.try_wait(), Ok(Some(_)));
             let left = processes_in(&self.data);
-            if left.is_empty() {
+            if left.is_empty() && has_ended {
                 return Ok(());
             }
             if begun.elapsed() > STEP_TIME {
