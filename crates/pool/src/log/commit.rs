@@ -64,8 +64,9 @@ struct TakenObject {
     invalidations: u64,
 }
 
-/// Maximum number of attempts to read content that is truncated meanwhile.
-const FETCHES_MAX: usize = 4;
+/// Maximum number of attempts to read content that is truncated meanwhile. Few for the model
+/// checker, so that it finds how the last one fails.
+const FETCHES_MAX: usize = if cfg!(forebay_model) { 2 } else { 4 };
 
 /// All changes taken for a batch.
 #[derive(Default)]
@@ -250,15 +251,14 @@ impl IntentLog {
             self.check(Some(*object))?;
         }
         let requested = objects.len() as u64;
-        let mut batch_changes = BatchChanges::default();
-        let mut unwritten = UnwrittenGuard { log: self, txg_high: 0, written: false };
+        let mut taken =
+            TakenGuard { log: self, changes: BatchChanges::default(), are_written: false };
         fetch
-            .run_between_transactions(&mut || self.take(&mut objects, &mut batch_changes))
+            .run_between_transactions(&mut || self.take(&mut objects, &mut taken.changes))
             .or(Err(FallbackCause::Failed))?;
         for _ in 0..FETCHES_MAX {
-            unwritten.txg_high = batch_changes.txg_high();
-            self.check_taken(&batch_changes, requested)?;
-            let items = items(&batch_changes.records, &batch_changes.touched)?;
+            self.check_taken(&taken.changes, requested)?;
+            let items = items(&taken.changes.records, &taken.changes.touched)?;
             // Read after the changes were taken: changes dropped before or meanwhile are of this
             // txg or older.
             let needs_txg = self.synced.load(Ordering::SeqCst);
@@ -266,15 +266,15 @@ impl IntentLog {
                 return Err(FallbackCause::Lost);
             }
             if items.is_empty() {
-                unwritten.written = true;
+                taken.are_written = true;
                 self.counters.add(LogCounters::EMPTY, 0, 1);
                 return Ok(());
             }
             let fetches = items.iter().any(|item| matches!(item, BatchItem::Write { .. }));
             let blocks = self.fill_blocks(&items, fetch).or(Err(FallbackCause::Failed))?;
-            if !fetches || self.is_whole_or_take(&mut objects, &mut batch_changes, fetch)? {
+            if !fetches || self.is_whole_or_take(&mut objects, &mut taken.changes, fetch)? {
                 self.write_blocks(blocks, needs_txg)?;
-                unwritten.written = true;
+                taken.are_written = true;
                 return Ok(());
             }
             self.counters.add(LogCounters::REFETCHED, 0, 1);
@@ -462,18 +462,19 @@ impl IntentLog {
     }
 }
 
-/// Marks changes that were taken from memory as lost, unless they were written.
-struct UnwrittenGuard<'a> {
+/// Changes taken from memory. Unless they were written, they are lost when this is dropped: all of
+/// them, however late they were taken.
+struct TakenGuard<'a> {
     log: &'a IntentLog,
-    txg_high: u64,
+    changes: BatchChanges,
     /// Whether the changes are written, or there were none.
-    written: bool,
+    are_written: bool,
 }
 
-impl Drop for UnwrittenGuard<'_> {
+impl Drop for TakenGuard<'_> {
     fn drop(&mut self) {
-        if !self.written {
-            self.log.lose(self.txg_high);
+        if !self.are_written {
+            self.log.lose(self.changes.txg_high());
         }
     }
 }

@@ -92,6 +92,11 @@ impl ModelLog {
         self.log.append(txg, 0, object, Change::Write { offset: object, len: 1 });
     }
 
+    /// Records a truncate of an object.
+    pub fn truncate(&self, txg: u64, object: u64) {
+        self.log.append(txg, 0, object, Change::Truncate { size: object });
+    }
+
     /// Binds an object.
     pub fn bind(&self, txg: u64, object: u64) {
         self.log.append(txg, 0, object, Change::Bind);
@@ -132,6 +137,7 @@ impl ModelLog {
                         numbers.push(u64::from_le_bytes(number));
                     }
                     LogRecord::Write { .. } => objects.push(entry.object),
+                    LogRecord::Truncate { .. } => {}
                     other => panic!("nobody made {other:?}"),
                 }
             }

@@ -1,4 +1,5 @@
 mod crash;
+mod cuts;
 mod hostile;
 mod objects;
 
@@ -206,55 +207,6 @@ fn names_take_the_content_that_they_are_bound_to_along() {
     let all = texts(&root);
     assert!(all.contains(&"write 0+10 70".to_owned()), "{all:?}");
     assert!(all.contains(&"write 0+10 80".to_owned()), "{all:?}");
-}
-
-/// Cuts what it is asked for, as if by another thread, this often.
-struct Cutting<'a> {
-    log: &'a IntentLog,
-    left: Cell<u32>,
-}
-
-impl Fetch for Cutting<'_> {
-    fn run_between_transactions(&self, f: &mut dyn FnMut()) -> Result<()> {
-        f();
-        Ok(())
-    }
-
-    fn content(&self, dataset: u64, object: u64, _: u64, out: &mut [u8]) -> Result<()> {
-        if let Some(left) = self.left.get().checked_sub(1) {
-            self.left.set(left);
-            self.log.append(2, dataset, object, Change::Truncate { size: 3 });
-        }
-        out.fill(7);
-        Ok(())
-    }
-}
-
-#[test]
-fn what_is_cut_while_it_is_fetched_is_fetched_again() {
-    let storage = memory();
-    let log = create(&storage, &extents());
-    let root = sync(&log, 1);
-    let write = || log.append(2, DATASET, 5, Change::Write { offset: 0, len: 10 });
-    write();
-    let commit = |left| {
-        let cutting = Cutting { log: &log, left: Cell::new(left) };
-        log.commit(Some((DATASET, 5)), &cutting)
-    };
-    assert_eq!(commit(1), Committed::Durable);
-    assert_eq!(log.counters().total(LogCounters::REFETCHED), 1);
-    let texts = || -> Vec<String> {
-        replay_all(&open(&storage, &root), &root).into_iter().map(|seen| seen.text).collect()
-    };
-    assert_eq!(texts(), ["write 0+10 7", "Truncate { size: 3 }"]);
-    // Not for ever; what was taken is the txg's then.
-    write();
-    assert_eq!(commit(1000), Committed::WaitForTxg);
-    assert_eq!(commit(0), Committed::WaitForTxg);
-    assert_eq!(texts().len(), 2);
-    sync(&log, 2);
-    log.append(3, DATASET, 5, Change::Write { offset: 0, len: 10 });
-    assert_eq!(commit(0), Committed::Durable);
 }
 
 #[test]

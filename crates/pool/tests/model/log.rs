@@ -138,3 +138,27 @@ fn commits_race_the_end_of_a_txg() {
         assert!(numbers.is_empty() || numbers.contains(&1), "1 came before {numbers:?}");
     });
 }
+
+/// Truncates make a commit read content again, until it gives up. Meanwhile the txg of all that it
+/// has read so far becomes durable. What the last attempt took is of the next one.
+#[test]
+fn a_commit_that_gives_up_promises_nothing_of_a_newer_txg() {
+    check(2000, || {
+        let log = Arc::new(ModelLog::new());
+        log.write(2, 1);
+        let committer = {
+            let log = log.clone();
+            spawn(move || u64::from(log.commit(1)))
+        };
+        for _ in 0..3 {
+            log.truncate(2, 1);
+        }
+        log.append(3, 5);
+        let root = log.root_for(2);
+        log.synced(2);
+        let promised = log.commit(5);
+        join([committer]);
+        let (numbers, _) = log.replay(&root);
+        assert!(!promised || numbers.contains(&5), "5 was promised");
+    });
+}
