@@ -196,6 +196,9 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
+    /// Nobody, who is never found to be gone.
+    pub(crate) const NONE: Self = Self { boot: 0, lock: 0 };
+
     /// Whether this owner is gone, because `now` has the same lock of the same kernel.
     pub(crate) fn is_gone(&self, now: &Self) -> bool {
         self == now && self.boot != 0 && self.lock != 0

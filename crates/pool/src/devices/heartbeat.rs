@@ -3,8 +3,7 @@
 //! A lock keeps two processes of one host from importing a pool. Against another host, which shares
 //! the device, the importing process writes a *heartbeat* at intervals: a block in the front label
 //! of vdev 0 that nothing else writes; of a mirror, in that of each device. It names a *session*, a
-//! random number per import. Host ids are for messages only, because two hosts may have the same
-//! one, or none.
+//! random number per import. Host ids are for messages only: two hosts may have the same one.
 //!
 //! # Taking over
 //!
@@ -19,9 +18,9 @@
 //!
 //! # Without a watch
 //!
-//! If the heartbeat names this boot of this kernel and a file that this process has locked, the
-//! kernel has released the lock of the former owner: it is gone. And nobody else can open a device
-//! that was not opened by a path.
+//! Imports of an exported pool exclude each other as `docs/decisions/0181` says. If the heartbeat
+//! names this boot of this kernel and a file that this process has locked, its owner is gone. And
+//! nobody else can open a device that was not opened by a path.
 
 use std::time::Duration;
 
@@ -57,6 +56,14 @@ pub(crate) struct Heartbeat {
     pub(crate) interval_ms: u32,
     pub(crate) host: HostId,
     pub(crate) owner: Owner,
+}
+
+impl Heartbeat {
+    /// The heartbeat of an import that may yet give the pool up. It names no owner: that of another
+    /// process, which the block named before, may still be there.
+    pub(crate) fn without_owner(&self) -> Self {
+        Self { owner: Owner::NONE, ..self.clone() }
+    }
 }
 
 /// What a look at the block found.
@@ -185,7 +192,8 @@ pub(crate) struct Claimed {
     pub(crate) refused: Refused,
 }
 
-/// Makes sure that no other session has the pool, and writes the first heartbeat of `own`.
+/// Makes sure that no other session has the pool, and writes the first heartbeat of `own`, without
+/// an owner.
 ///
 /// # Errors
 /// [`ErrorKind::InUse`] if another session is active; the errors of [`read`] and [`write`].
@@ -202,8 +210,9 @@ pub(crate) fn claim(
     let was_off = all(&|seen| seen.interval_ms == 0);
     let is_gone = all(&|seen| seen.owner.is_gone(&own.owner));
     let watches = config.active && !is_gone && !was_off && !seen.is_zero;
+    let claim = own.without_owner();
     if !watches {
-        let refused = write(devices, config.pool_guid, own, memory)?;
+        let refused = write(devices, config.pool_guid, &claim, memory)?;
         return Ok(Claimed { watched: false, refused });
     }
     let interval_ms = found.iter().map(|seen| seen.interval_ms).max().unwrap_or(DEFAULT_MS);
@@ -212,11 +221,11 @@ pub(crate) fn claim(
     tracing::info!(pool = &*config.pool_name, %host, interval_ms, "watching for another host");
     let watch = Watch { devices, config, interval_ms, pause, memory };
     watch.run(&seen, WATCH)?;
-    let refused = write(devices, config.pool_guid, own, memory)?;
+    let refused = write(devices, config.pool_guid, &claim, memory)?;
     let took = |at: &usize| refused.iter().all(|(other, _)| other != at);
     let devices: Vec<_> = (0..devices.len()).filter(took).map(|at| devices[at]).collect();
     let claimed = read(&devices, config.pool_guid, memory)?;
-    if claimed.heartbeats.is_empty() || claimed.heartbeats.iter().any(|seen| seen != own) {
+    if claimed.heartbeats.is_empty() || claimed.heartbeats.iter().any(|seen| *seen != claim) {
         return Err(in_use(config, &claimed));
     }
     Watch { devices: &devices, ..watch }.run(&claimed, CLAIM)?;

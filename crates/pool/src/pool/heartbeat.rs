@@ -19,6 +19,7 @@ use crate::devices::label;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind};
 use crate::lease::Lease;
+use crate::open::Owner;
 
 use super::{Pool, PoolInner};
 
@@ -162,6 +163,43 @@ impl PoolInner {
         self.check_lease()?;
         self.heartbeats.generation.fetch_max(generation, Ordering::AcqRel);
         Ok(())
+    }
+
+    /// As [`may_write_labels`](Self::may_write_labels), before the first label of an import. Makes
+    /// sure that no other import has written one since the labels were read here.
+    pub(super) fn confirm_claim(&self, generation: u64) -> Result<()> {
+        let beats = self.heartbeats.newest.lock().is_some();
+        // After the heartbeat: another import writes its label, and looks for that.
+        let confirmed = self.beat().and_then(|()| match !beats || self.is_label_ours()? {
+            true => Ok(()),
+            false => Err(self.taken_over("another host")),
+        });
+        confirmed.map_err(|error| self.given_up(error))?;
+        self.heartbeats.generation.fetch_max(generation, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// The first labels of an import are durable. Makes sure that no other import has claimed the
+    /// pool before it could see them. From now on heartbeats name the owner.
+    pub(super) fn complete_claim(&self, owner: Option<Owner>) -> Result<()> {
+        if let (Some(newest), Some(owner)) = (&mut *self.heartbeats.newest.lock(), owner) {
+            newest.owner = owner;
+        }
+        self.beat().map_err(|error| self.given_up(error))
+    }
+
+    /// The error of an import that gives the pool up, because another one has it or wants it.
+    fn given_up(&self, error: Error) -> Error {
+        if error.kind() != ErrorKind::InUse {
+            return error;
+        }
+        self.heartbeats.lease.set_end_ns(0);
+        let text = format!(
+            "pool {}: another host imports it at the same time; import it again here if it does not stay \
+             imported there",
+            self.name
+        );
+        Error::new(ErrorKind::InUse, text).because(error)
     }
 
     /// Looks whether the pool is still this session's, and writes the next heartbeat. Looks again

@@ -9,6 +9,7 @@
 
 mod fallback;
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use forebay_base::clock::{Clock, SystemClock};
@@ -158,7 +159,9 @@ impl Pool {
         let events = PoolEvents::with_counters(log, &name, guid, counters);
         let devices = Arc::new(devices.with_lease(&parts.lease).with_events(events));
         let log = LogFound { stamps: log_stamps, was_exported: !config.active };
-        let import = Import { parts, config, devices, uberblocks, notes, claim, log, options };
+        let generation = Cell::new(config.generation);
+        let import =
+            Import { parts, config, devices, uberblocks, notes, claim, log, generation, options };
         let (pool, txg) =
             import.open().map_err(|error| error.doing(format_args!("pool {name}")))?;
         pool.attach_l2_devices(l2_devices, options.find_l2_devices, txg);
@@ -198,6 +201,8 @@ struct Import<'a> {
     notes: Vec<String>,
     claim: Option<Heartbeat>,
     log: LogFound,
+    /// The newest generation of labels that the import has read or may have written.
+    generation: Cell<u64>,
     options: &'a ImportOptions,
 }
 
@@ -272,7 +277,7 @@ impl Import<'_> {
         let log = self.log(&root, &mut notes)?;
         store.l2().note_durable(from.txg);
         let found = FoundPool {
-            config: self.config.clone(),
+            config: Config { generation: self.generation.get(), ..self.config.clone() },
             space,
             log,
             mos,
@@ -285,7 +290,7 @@ impl Import<'_> {
             synced: self.newest().txg,
             space_maps_lost,
             notes,
-            claim: self.claim.clone(),
+            claim: self.claim.as_ref().map(Heartbeat::without_owner),
         };
         let pool = found.into_pool(self.parts.clone(), Arc::clone(&self.devices), store)?;
         pool.inner.load_errors();
@@ -415,14 +420,8 @@ impl Import<'_> {
         if self.options.read_only {
             return Ok(());
         }
-        {
-            let mut config = pool.inner.config.lock();
-            config.active = true;
-            config.host = self.options.host.clone();
-            config.txg = root.txg.get();
-            let may_write = |generation| pool.inner.may_write_labels(generation);
-            label::update_config(&self.devices, &mut config, &self.parts.cache, &may_write)?;
-        }
+        self.mark(pool, root)?;
+        pool.inner.complete_claim(self.claim.as_ref().map(|claim| claim.owner))?;
         pool.start()?;
         let discards =
             self.options.discard_log || self.judge_log(root, &mut Vec::new()).missing.is_some();
@@ -431,6 +430,24 @@ impl Import<'_> {
             true => pool.sync(),
             false => Ok(()),
         }
+    }
+
+    /// Marks the pool as imported by this host, in its labels.
+    fn mark(&self, pool: &Pool, root: &RootPhys) -> Result<()> {
+        let mut config = pool.inner.config.lock();
+        config.active = true;
+        config.host = self.options.host.clone();
+        config.txg = root.txg.get();
+        let is_confirmed = Cell::new(false);
+        let may_write = |generation| match is_confirmed.replace(true) {
+            true => pool.inner.may_write_labels(generation),
+            false => pool.inner.confirm_claim(generation),
+        };
+        let marked =
+            label::update_config(&self.devices, &mut config, &self.parts.cache, &may_write);
+        // Some labels may have this generation, even after a failure.
+        self.generation.set(config.generation);
+        marked
     }
 }
 

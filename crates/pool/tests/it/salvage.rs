@@ -8,7 +8,7 @@ use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, Request};
 use forebay_pool::format::{Compression, Dva};
 use forebay_pool::inspect::{BlockOwner, Inspector, ObjsetName};
-use forebay_pool::{DamagedTree, DatasetSettings, ErrorKind, ImportOptions, Pool};
+use forebay_pool::{DamagedTree, DatasetSettings, ErrorKind, ImportOptions, Opened, Pool};
 
 use crate::common::{
     MIB, cache, check, create, create_options, dataset, import, import_options, memory,
@@ -196,8 +196,16 @@ fn a_rewind_past_three_damaged_groups_names_an_older_one() {
     check(&pool);
 }
 
+/// The group that is given up was marked as imported, by this import: that is no takeover.
 #[test]
 fn damage_that_only_the_replay_meets_leads_to_an_older_group() {
+    for shared in [false, true] {
+        goes_back_after_the_replay(shared);
+    }
+}
+
+/// `shared`: another host may have the device, so an import claims it.
+fn goes_back_after_the_replay(shared: bool) {
     let device = memory(SIZE);
     let pool = create(&device, &cache(32 * MIB));
     let settings = DatasetSettings {
@@ -226,10 +234,16 @@ fn damage_that_only_the_replay_meets_leads_to_an_older_group() {
     let block = found.block(ObjsetName::Dataset("data"), BlockOwner::Object(number), (0, 0), None);
     destroy(&device, &block.unwrap().found.pointer.copies);
 
-    let error = with(&device, import_options(&cache(32 * MIB))).unwrap_err();
+    let import = |rewind| {
+        let opened = Arc::clone(&device);
+        let opened = if shared { Opened::shared(opened) } else { opened.into() };
+        let mut options = ImportOptions { rewind, ..import_options(&cache(32 * MIB)) };
+        options.pause = Some(Arc::new(|_| {}));
+        Pool::import(vec![opened], &options)
+    };
+    let error = import(false).unwrap_err();
     assert!(error.to_string().contains("replay its intent log"), "{error}");
-    let options = ImportOptions { rewind: true, ..import_options(&cache(32 * MIB)) };
-    let pool = with(&device, options).unwrap();
+    let pool = import(true).unwrap();
     assert_eq!(content(&pool, number), 1, "{:?}", pool.import_notes());
     assert!(pool.import_notes()[0].contains("because of damage"), "{:?}", pool.import_notes());
     check(&pool);

@@ -202,6 +202,80 @@ fn of_two_imports_at_once_one_gets_the_pool() {
     }
 }
 
+/// A device on which a write to this offset is queued for long: so many others come first.
+struct QueuedWrite {
+    inner: Arc<dyn Device>,
+    offset: u64,
+    others: AtomicU32,
+    meanwhile: Mutex<Option<During>>,
+}
+
+impl Decorator for QueuedWrite {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn decorate(&self, request: Request) -> Option<Request> {
+        if request.op() == Op::Write && request.offset() == self.offset {
+            let is_next = |left: u32| left.checked_sub(1);
+            let others = self.others.fetch_update(Ordering::SeqCst, Ordering::SeqCst, is_next);
+            let meanwhile = others.err().and_then(|_| self.meanwhile.lock().unwrap().take());
+            meanwhile.into_iter().for_each(|meanwhile| meanwhile());
+        }
+        Some(request)
+    }
+}
+
+/// The lease of the one that is held up goes on.
+#[test]
+fn of_two_imports_that_do_not_watch_at_most_one_gets_the_pool() {
+    // Its claim, the heartbeat that confirms that, and its first label.
+    for (offset, others) in [(HEARTBEAT_OFFSET, 0), (HEARTBEAT_OFFSET, 1), (0, 0)] {
+        let memory = memory(SIZE);
+        Host::create(&memory).pool.export().unwrap();
+        let faster = Arc::new(Mutex::new(None));
+        let (imported, shared) = (Arc::clone(&faster), Arc::clone(&memory));
+        let meanwhile = move || {
+            let (pool, looks) = import_with(&shared, options(), |_| {});
+            assert_eq!(looks, 0, "it was exported");
+            *imported.lock().unwrap() = Some(pool.expect("nobody has it"));
+        };
+        let device = QueuedWrite {
+            inner: Arc::clone(&memory),
+            offset,
+            others: AtomicU32::new(others),
+            meanwhile: Mutex::new(Some(Box::new(meanwhile))),
+        };
+        let device = Arc::new(device) as Arc<dyn Device>;
+        let (late, looks) = import_with(&device, options(), |_| {});
+        let error = late.unwrap_err();
+        assert_eq!((error.kind(), looks), (ErrorKind::InUse, 0), "{error}");
+        assert!(error.to_string().contains("imports it at the same time"), "{error}");
+        let pool = faster.lock().unwrap().take().expect("it was imported");
+        let owner = read_block(&memory)[48..64].to_vec();
+        if offset == 0 {
+            assert_ne!(owner, [0; 16]);
+            pool.heartbeat();
+            pool.sync().unwrap();
+            assert_eq!(pool.stats().suspended, None);
+            check(&pool);
+            pool.abandon();
+        } else {
+            // It takes the late claim for a takeover.
+            pool.heartbeat();
+            suspended(&pool, "has taken it over");
+            // The lock of the late host proves nothing of this one.
+            assert_eq!(owner, [0; 16]);
+            pool.export().unwrap_err();
+        }
+        let (imported, looks) = import_with(&memory, options(), |_| {});
+        assert_eq!(looks, WATCHES + CLAIMS);
+        let pool = imported.unwrap();
+        check(&pool);
+        pool.export().unwrap();
+    }
+}
+
 #[test]
 fn a_pool_whose_heartbeat_cannot_be_written_commits_nothing_after_the_lease() {
     let device = memory(SIZE);
