@@ -103,6 +103,22 @@ pub enum MountError {
         /// Some of these processes. Empty if none is visible to this user.
         users: Vec<MountUser>,
     },
+    /// Another mount is over this one, or over a directory above it. A system call would act on
+    /// that one.
+    #[error(
+        "{}: cannot be reached: {fs_type} ({source_name}) is mounted over it at {}; unmount that first (`umount {}`)",
+        path.display(), by.display(), by.display()
+    )]
+    Covered {
+        /// The mount point.
+        path: PathBuf,
+        /// Mount point of the other mount.
+        by: PathBuf,
+        /// File system type of the other mount.
+        fs_type: String,
+        /// Source of the other mount.
+        source_name: String,
+    },
     /// Nothing is mounted there.
     #[error("nothing is mounted at {}", path.display())]
     NotMounted {

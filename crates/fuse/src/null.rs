@@ -36,7 +36,7 @@ use crate::transport::{
 ///
 /// As [`available`](crate::available), or if `at` is not a usable mount point.
 pub fn mount_null(at: &Path, options: &MountOptions) -> Result<Mount, MountError> {
-    mount::serve(|_tally| NullFs::new(options.kernel_cache), at, options)
+    mount::serve(|_metrics, _device| NullFs::new(options.kernel_cache), at, options)
 }
 
 const SHARDS: usize = 64;

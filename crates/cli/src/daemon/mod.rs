@@ -344,7 +344,7 @@ impl Daemon {
             return Err(Failure::new(format!(
                 "pool {}: {} is still in use; the pool is exported when the last file there is closed",
                 imported.pool().name(),
-                mount.at().display()
+                mount.current_at().display()
             )));
         }
         self.close_pool(changing, imported)
@@ -403,7 +403,7 @@ impl Daemon {
     /// # Errors
     /// If this process has no mount there.
     pub(crate) fn mount_at(&self, at: &Path) -> Result<Arc<MountedDataset>> {
-        let found = self.mounts().into_iter().find(|mount| mount.at() == at);
+        let found = self.mounts().into_iter().find(|mount| mount.current_at() == at);
         found.ok_or_else(|| {
             Failure::new(format!(
                 "{}: is not mounted any more; `forebay list` shows mounts",
@@ -503,7 +503,7 @@ pub(crate) fn mount_info(mount: &MountedDataset) -> MountInfo {
     MountInfo {
         pool: mount.pool.clone(),
         dataset: mount.dataset.clone(),
-        at: mount.at().to_owned(),
+        at: mount.current_at(),
         read_only: mount.flags().read_only,
         kernel_cache: mount.kernel_cache,
         pid: std::process::id(),

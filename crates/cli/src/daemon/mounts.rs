@@ -70,7 +70,7 @@ impl Daemon {
                 "dataset {} of pool {} is mounted at {}; run `forebay umount {2}` first",
                 request.dataset,
                 imported.pool().name(),
-                other.at().display()
+                other.current_at().display()
             )));
         }
         let mount = Arc::new(MountedDataset::begin(imported, request, &self.plan)?);

@@ -328,8 +328,14 @@ impl MountedDataset {
         Ok(())
     }
 
+    /// Where it was mounted.
     pub(crate) fn at(&self) -> &Path {
         self.mount.path()
+    }
+
+    /// Where it is now, as after a rename of a directory above it.
+    pub(crate) fn current_at(&self) -> PathBuf {
+        self.mount.current_path().unwrap_or_else(|| self.at().to_owned())
     }
 
     /// Waits until the mount ends. Returns the reason if it was not unmounted.

@@ -154,7 +154,7 @@ pub(super) fn mount_stats(mount: &MountedDataset) -> MountStats {
     MountStats {
         pool: mount.pool.clone(),
         dataset: mount.dataset.clone(),
-        at: mount.at().to_owned(),
+        at: mount.current_at(),
         // FORGET requests are not operations of users.
         operations: served
             .counters

@@ -158,6 +158,41 @@ fn the_helper_notices_a_daemon_with_too_many_connections() {
     wait_until("the daemon has connections to spare", answers);
 }
 
+/// A mount over a mount, or over a directory above it, is not the pool's.
+#[test]
+fn other_mounts_over_a_mount_are_named_and_left_alone() {
+    let script = r#"
+        mkdir -p above/at
+        "$FOREBAY" mount tank.img above/at --daemon
+        for over in above/at above; do
+            mount -t tmpfs precious $over
+            echo content > $over/file
+            for way in umount "umount --lazy" export; do
+                if "$FOREBAY" $way tank; then exit 9; fi
+            done
+            grep content $over/file
+            umount -i $over
+        done
+        echo content > above/at/file
+        mv above moved
+        "$FOREBAY" list
+        "$FOREBAY" umount moved/at
+    "#;
+    if !fuse() || !root() || !has("unshare --mount mount --bind /tmp /tmp") {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let output = in_namespace(&fixture, script);
+    let (out, err) = texts(&output);
+    assert!(output.status.success(), "{out}{err}");
+    let covered: Vec<&str> = err.lines().filter(|line| line.contains("tmpfs (precious)")).collect();
+    assert_eq!(covered.len(), 6, "{out}{err}");
+    assert!(out.contains("moved/at"), "{out}");
+    let shown = fixture.ok(&["import", "--show", "tank.img"]);
+    assert!(shown.contains("; exported"), "{shown}");
+}
+
 /// The script in `packaging` does the same as the link.
 #[test]
 fn the_script_of_the_helper_unmounts() {

@@ -46,7 +46,7 @@ use self::write_back::WriteBack;
 use self::write_buffers::WriteBuffers;
 use crate::counters::{MountCounters, MountMetrics, Op};
 use crate::error::MountError;
-use crate::mount::{self, Mount};
+use crate::mount::{self, DeviceNumber, Mount};
 use crate::options::MountOptions;
 use crate::transport::{Caller, Reply};
 
@@ -65,12 +65,13 @@ pub fn mount(fs: FileSystem, at: &Path, options: &MountOptions) -> Result<Mount,
     let write_buffers = WriteBuffers::new(clamped.max_waiting_bytes, clamped.max_suspended_bytes);
     let shrinker = Shrinker::default();
     let (writers, write_back) = (Writers::default(), WriteBack::default());
-    let server = |metrics: Arc<MountMetrics>| {
+    let server = |metrics: Arc<MountMetrics>, device| {
         metrics.log_slow(&fs.pool().operation_tunables(), &options.fs_name);
         Adapter {
             non_blocking: fs.non_blocking(),
             fs,
             kernel_cache,
+            device,
             metrics,
             shrinker,
             blocking_limit,
@@ -95,6 +96,8 @@ struct Adapter {
     /// The same file system in non-blocking mode, for the first attempt of an operation.
     non_blocking: FileSystem,
     kernel_cache: bool,
+    /// Of the mount.
+    device: DeviceNumber,
     metrics: Arc<MountMetrics>,
     shrinker: Shrinker,
     blocking_limit: BlockingLimit,

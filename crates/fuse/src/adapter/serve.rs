@@ -6,6 +6,7 @@ use forebay_fs::{Error, FileSystem, Handle, Ino, NewNode, RenameMode, Seek, Writ
 
 use super::client::Client;
 use super::rename_order::RenamedFiles;
+use super::shrinker::ShrinkerMount;
 use super::{Adapter, convert, errno, finish, handles, is_suspended, would_block};
 use crate::counters::{MountMetrics, Op};
 use crate::transport::{
@@ -545,7 +546,12 @@ impl Server for Adapter {
         let flusher = notifier.clone();
         self.write_back.start(move |ino| flusher.flush_pages(ino));
         self.fs.set_client(Some(Arc::new(Client(notifier.clone()))));
-        self.shrinker.start(self.fs.clone(), self.metrics.clone(), notifier.clone());
+        self.shrinker.start(ShrinkerMount {
+            fs: self.fs.clone(),
+            device: self.device,
+            metrics: self.metrics.clone(),
+            notifier: notifier.clone(),
+        });
     }
 
     fn detached(&self) {

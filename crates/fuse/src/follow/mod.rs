@@ -60,5 +60,5 @@ pub fn mount_following(
     options.kernel_cache = false;
     let plus = InitFlags::FUSE_DO_READDIRPLUS | InitFlags::FUSE_READDIRPLUS_AUTO;
     options.ignored_features |= plus.bits();
-    mount::serve(|metrics| Follow::new(groups, metrics), at, &options)
+    mount::serve(|metrics, _device| Follow::new(groups, metrics), at, &options)
 }

@@ -4,8 +4,8 @@
 //!
 //! - A [`Mount`] ends when the kernel ends the session: after an unmount, or if the connection
 //!   breaks. It then leaves no entry in the mount table: a mount with a broken session is detached.
-//! - A mount is identified by its device number and path. A mount that others have placed over it
-//!   is left alone.
+//! - A mount is identified by its entry in the mount table (`own`). A mount that others have placed
+//!   over it is left alone. The server is told about an unmount only after the entry has gone.
 //!
 //! # Locking
 //!
@@ -19,6 +19,8 @@
 mod attach;
 mod detach;
 mod mountinfo;
+mod names_in_use;
+mod own;
 
 use std::fmt;
 use std::fs;
@@ -31,11 +33,15 @@ use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 pub use self::attach::available;
 pub use self::detach::{MountInfo, mount_containing, mount_info, unmount_dead};
 
-use self::mountinfo::MountEntry;
+pub(crate) use self::names_in_use::names_in_use;
+use self::own::OwnMount;
 use crate::counters::{MountMetrics, MountStats, OperationLatency};
 use crate::error::MountError;
 use crate::options::{MountFlags, MountOptions};
 use crate::transport::{self, Server};
+
+/// Major and minor number of the device that a mounted file system shows.
+pub(crate) type DeviceNumber = (u32, u32);
 
 /// How long an unmount waits for the end of the session. It follows at once unless something holds
 /// the mount.
@@ -45,33 +51,37 @@ const DETACH_LOOK: Duration = Duration::from_millis(50);
 /// `libc` does not define it for every target. Since Linux 5.6.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
-/// Mounts at `at` and serves requests with the server that `server` creates.
+/// Mounts at `at` and serves requests with the server that `server` creates, which also gets the
+/// device number of the mount.
 pub(crate) fn serve<S: Server>(
-    server: impl FnOnce(Arc<MountMetrics>) -> S,
+    server: impl FnOnce(Arc<MountMetrics>, DeviceNumber) -> S,
     at: &Path,
     options: &MountOptions,
 ) -> Result<Mount, MountError> {
     let options = options.clamped();
     let (path, mode) = attach::check_mount_point(at)?;
     let device = attach::attach(&path, mode, &options)?;
-    let metrics = Arc::new(MountMetrics::new());
-    let server = Arc::new(server(metrics.clone()));
-    let failed = |what: &'static str, source: io::Error| {
+    let own = OwnMount::attached_at(&path).map_err(|source| {
         let _ = detach::detach(&path, true);
+        MountError::System { what: "find in the mount table", path: path.clone(), source }
+    })?;
+    let metrics = Arc::new(MountMetrics::new());
+    let server = Arc::new(server(metrics.clone(), own.device()));
+    let own = Arc::new(own);
+    let failed = |what: &'static str, source: io::Error| {
+        let _ = own.detach(true);
         MountError::System { what, path: path.clone(), source }
     };
     let told = Arc::downgrade(&server);
     let session = transport::start(device, server, metrics.clone(), &options)
         .map_err(|source| failed("start a FUSE session at", source))?;
-    let entry = mountinfo::at(&path).ok().flatten();
     let detached = Box::new(move || {
         if let Some(server) = told.upgrade() {
             server.detached();
         }
     });
     let shared = Arc::new(MountShared {
-        path: path.clone(),
-        device: entry.map(|entry| entry.device),
+        own: own.clone(),
         ended: Mutex::named("mount-state", None),
         end: Condvar::new(),
         detached,
@@ -88,9 +98,7 @@ pub(crate) fn serve<S: Server>(
         thread_shared.set_ended(end);
     })
     .map_err(|source| failed("start a thread for", source))?;
-    if let Some(device) = shared.device {
-        tune_bdi(device, &options);
-    }
+    tune_bdi(own.device(), &options);
     tracing::info!(at = %path.display(), fs = options.fs_name, "mounted");
     Ok(Mount {
         shared,
@@ -110,7 +118,7 @@ fn set_io_flusher() {
 
 /// Raises the kernel's read-ahead above its default, and the share of dirty pages above the 1 %
 /// that FUSE gets. Works for root only.
-fn tune_bdi(device: (u32, u32), options: &MountOptions) {
+fn tune_bdi(device: DeviceNumber, options: &MountOptions) {
     if !options.kernel_cache {
         return;
     }
@@ -121,9 +129,7 @@ fn tune_bdi(device: (u32, u32), options: &MountOptions) {
 }
 
 struct MountShared {
-    path: PathBuf,
-    /// Device number of the mount, if the mount table could be read.
-    device: Option<(u32, u32)>,
+    own: Arc<OwnMount>,
     /// Result of the session, once it has ended.
     ended: Mutex<Option<Result<(), String>>>,
     end: Condvar,
@@ -132,21 +138,14 @@ struct MountShared {
 }
 
 impl MountShared {
-    /// Whether this mount is still in the mount table, which may be unreadable.
-    fn is_attached(&self) -> io::Result<bool> {
-        let is_this =
-            |entry: &MountEntry| Some(entry.device) == self.device && entry.path == self.path;
-        Ok(mountinfo::entries()?.iter().any(is_this))
-    }
-
     fn set_ended(&self, end: io::Result<()>) {
-        // Every access to a mount with a broken session fails.
-        if self.is_attached().unwrap_or(false) {
-            let _ = detach::detach(&self.path, true);
+        let at = self.own.path().display();
+        if let Err(error) = self.own.detach_ended(end.is_err()) {
+            tracing::warn!(%at, %error, "cannot detach a mount without a session");
         }
         match &end {
-            Ok(()) => tracing::info!(at = %self.path.display(), "unmounted"),
-            Err(error) => tracing::error!(at = %self.path.display(), %error, "lost mount"),
+            Ok(()) => tracing::info!(%at, "unmounted"),
+            Err(error) => tracing::error!(%at, %error, "lost mount"),
         }
         *self.ended.lock() = Some(end.map_err(|error| error.to_string()));
         self.end.notify_all();
@@ -164,20 +163,26 @@ pub struct Mount {
 
 impl fmt::Debug for Mount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mount").field("path", &self.shared.path).finish_non_exhaustive()
+        f.debug_struct("Mount").field("path", &self.path()).finish_non_exhaustive()
     }
 }
 
 impl Mount {
-    /// Full path of the mount point.
+    /// Full path of the mount point, as it was when mounted.
     pub fn path(&self) -> &Path {
-        &self.shared.path
+        self.shared.own.path()
+    }
+
+    /// Its path in the mount table, which changes with renames of directories above it. `None` if
+    /// the table does not show the mount.
+    pub fn current_path(&self) -> Option<PathBuf> {
+        Some(self.shared.own.entry().ok()??.path)
     }
 
     /// Current flags, which other processes may have changed. `None` if the mount table does not
     /// show the mount.
     pub fn flags(&self) -> Option<MountFlags> {
-        let entry = mountinfo::at(&self.shared.path).ok()??;
+        let entry = self.shared.own.entry().ok()??;
         Some(MountFlags::shown_as(&entry.flags))
     }
 
@@ -186,9 +191,11 @@ impl Mount {
     /// # Errors
     ///
     /// The process may not mount, or files are open for writing and the mount would become
-    /// read-only.
+    /// read-only. [`MountError::Covered`] if another mount is over it.
     pub fn remount(&self, flags: &MountFlags) -> Result<(), MountError> {
-        attach::remount(&self.shared.path, flags, self.trusted)?;
+        let not_mounted = || MountError::NotMounted { path: self.path().to_path_buf() };
+        let path = self.shared.own.reachable()?.ok_or_else(not_mounted)?;
+        attach::remount(&path, flags, self.trusted)?;
         tracing::info!(at = %self.path().display(), ?flags, "remounted");
         Ok(())
     }
@@ -225,21 +232,22 @@ impl Mount {
     ///
     /// # Errors
     ///
-    /// [`MountError::Busy`] names visible users; the mount stays. [`MountError::InUseElsewhere`] if
-    /// the mount is detached but still in use.
+    /// [`MountError::Busy`] names visible users, and [`MountError::Covered`] the mount over this
+    /// one; the mount stays. [`MountError::InUseElsewhere`] if the mount is detached but still in
+    /// use.
     pub fn unmount(&self) -> Result<(), MountError> {
         self.detach(false)?;
         if self.wait_timeout(END_TIMEOUT) {
             return Ok(());
         }
-        Err(MountError::InUseElsewhere { path: self.shared.path.clone() })
+        Err(MountError::InUseElsewhere { path: self.path().to_path_buf() })
     }
 
     /// Detaches the mount at once. It is served until its last user is gone.
     ///
     /// # Errors
     ///
-    /// A system call fails.
+    /// [`MountError::Covered`], or a system call fails.
     pub fn unmount_lazily(&self) -> Result<(), MountError> {
         self.detach(true)
     }
@@ -247,16 +255,9 @@ impl Mount {
     /// Takes the mount out of the mount table, unless somebody else has done so, and tells the
     /// server.
     fn detach(&self, lazy: bool) -> Result<(), MountError> {
-        let attached = self.shared.is_attached().map_err(|source| {
-            let path = self.shared.path.clone();
-            MountError::System { what: "look in the mount table for", path, source }
-        })?;
-        if attached {
-            match self.detach_attached(lazy) {
-                // Somebody else was faster.
-                Err(MountError::NotMounted { .. }) | Ok(()) => {}
-                Err(error) => return Err(error),
-            }
+        // After its end, another mount may have its numbers.
+        if !self.has_ended() {
+            self.detach_watched(lazy)?;
         }
         (self.shared.detached)();
         Ok(())
@@ -264,8 +265,9 @@ impl Mount {
 
     /// Takes the mount out of the mount table. The call also ends the file system, unless somebody
     /// still uses it. Then the kernel first writes its pages to the server, which must not let them
-    /// wait: so the server is told. A busy mount stays, and the server hears nothing.
-    fn detach_attached(&self, lazy: bool) -> Result<(), MountError> {
+    /// wait: so the server is told. A mount that is busy or covered stays, and the server hears
+    /// nothing.
+    fn detach_watched(&self, lazy: bool) -> Result<(), MountError> {
         let call = Arc::new((Mutex::named("mount-detach", false), Condvar::new()));
         let (shared, watched) = (self.shared.clone(), call.clone());
         let watch = thread::spawn_named("mount-detach", move || {
@@ -273,16 +275,16 @@ impl Mount {
             let mut returned = returned.lock();
             while !*returned {
                 let looks = end.wait_timeout(&mut returned, DETACH_LOOK);
-                if looks && !shared.is_attached().unwrap_or(true) {
+                if looks && !shared.own.is_attached().unwrap_or(true) {
                     return (shared.detached)();
                 }
             }
         });
         let watch = watch.map_err(|source| {
-            let path = self.shared.path.clone();
+            let path = self.path().to_path_buf();
             MountError::System { what: "start a thread to unmount", path, source }
         })?;
-        let detached = detach::detach(&self.shared.path, lazy);
+        let detached = self.shared.own.detach(lazy);
         *call.0.lock() = true;
         call.1.notify_all();
         let _ = watch.join();
@@ -291,7 +293,7 @@ impl Mount {
 
     /// Statistics of the mount.
     pub fn stats(&self) -> MountStats {
-        self.metrics.stats(self.shared.path.clone(), self.threads)
+        self.metrics.stats(self.path().to_path_buf(), self.threads)
     }
 
     /// How long requests took since the mount, by the types that have occurred.

@@ -1,19 +1,31 @@
 //! The mount table of this process's namespace, from `/proc/self/mountinfo`.
 //!
-//! Paths and names are unescaped (the kernel writes a space as `\040`).
+//! Paths and names are unescaped (the kernel writes a space as `\040`). The kernel gives the lowest
+//! free number to the next mount, as its id and as the device number of its file system.
 
 use std::ffi::OsString;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use super::DeviceNumber;
 
 const MOUNTINFO: &str = "/proc/self/mountinfo";
 
 /// An entry of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MountEntry {
+    /// Unique among mounts, also of one file system.
+    pub(super) id: u64,
+    /// Id of the mount that has its mount point.
+    pub(super) parent: u64,
     /// Major and minor device number. Unique among mounted file systems.
-    pub(super) device: (u32, u32),
+    pub(super) device: DeviceNumber,
+    /// What is mounted: a path in its file system.
+    pub(super) root: PathBuf,
     pub(super) path: PathBuf,
     /// Mount options, separated by commas.
     pub(super) flags: String,
@@ -32,6 +44,31 @@ pub(super) fn at(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(entries()?.into_iter().rev().find(|entry| entry.path == path))
 }
 
+/// Id of the mount that a system call on `path` reaches: the topmost one there. If another mount
+/// hides the path, the one that hides it. `path` is absolute and without links.
+pub(super) fn id_at(path: &Path) -> io::Result<u64> {
+    for place in path.ancestors() {
+        let mut options = OpenOptions::new();
+        // With `O_PATH`, the file system of the mount is not asked.
+        options.read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC);
+        match options.open(place) {
+            Ok(opened) => return id_of(&opened),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(ErrorKind::NotFound.into())
+}
+
+/// Id of the mount that an open file is on.
+fn id_of(opened: &File) -> io::Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", opened.as_raw_fd()))?;
+    let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    let id = id.and_then(|id| id.trim().parse().ok());
+    id.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "/proc names no mount of the path"))
+}
+
 /// Index of the mount that contains `path`: the deepest, and of several at one path the topmost.
 /// `path` is absolute and without links.
 pub(super) fn containing(entries: &[MountEntry], path: &Path) -> Option<usize> {
@@ -41,21 +78,24 @@ pub(super) fn containing(entries: &[MountEntry], path: &Path) -> Option<usize> {
 }
 
 /// Skips malformed lines.
-fn parse(text: &[u8]) -> Vec<MountEntry> {
+pub(super) fn parse(text: &[u8]) -> Vec<MountEntry> {
     text.split(|&byte| byte == b'\n').filter_map(entry).collect()
 }
 
 fn entry(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&byte| byte == b' ');
-    let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let number = |word: &[u8]| std::str::from_utf8(word).ok()?.parse().ok();
+    let (id, parent) = (number(fields.next()?)?, number(fields.next()?)?);
+    let device = std::str::from_utf8(fields.next()?).ok()?;
     let (major, minor) = device.split_once(':')?;
-    let path = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
+    let path = |word| PathBuf::from(OsString::from_vec(unescape(word)));
+    let (root, path) = (path(fields.next()?), path(fields.next()?));
     let flags = String::from_utf8_lossy(fields.next()?).into_owned();
     let mut rest = fields.skip_while(|word| *word != b"-").skip(1);
     let fs_type = String::from_utf8_lossy(rest.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(rest.next()?)).into_owned();
     let device = (major.parse().ok()?, minor.parse().ok()?);
-    Some(MountEntry { device, path, flags, fs_type, source })
+    Some(MountEntry { id, parent, device, root, path, flags, fs_type, source })
 }
 
 /// Decodes octal escapes.
@@ -87,12 +127,10 @@ mod tests {
 
     #[test]
     fn the_deepest_and_topmost_mount_contains_a_path() {
-        let entry = |path: &str, fs_type: &str| {
-            let (device, flags, source) = ((0, 1), String::new(), String::new());
-            MountEntry { device, path: path.into(), flags, fs_type: fs_type.to_owned(), source }
-        };
-        let entries =
-            [entry("/", "ext4"), entry("/a", "xfs"), entry("/a/b", "ext4"), entry("/a", "fuse.x")];
+        let entries = parse(
+            b"1 0 0:1 / / rw - ext4 x\n2 1 0:1 / /a rw - xfs x\n\
+              3 2 0:1 / /a/b rw - ext4 x\n4 2 0:1 / /a rw - fuse.x x\n",
+        );
         let fs_type =
             |path: &str| entries[containing(&entries, Path::new(path)).unwrap()].fs_type.as_str();
         assert_eq!(
@@ -103,15 +141,25 @@ mod tests {
 
     #[test]
     fn entries_are_parsed() {
-        let text = b"22 28 0:21 / /proc rw,nosuid shared:12 - proc proc rw\n\
+        let text = b"22 28 0:21 /pro\\040c /proc rw,nosuid shared:12 - proc proc rw\n\
             90 28 0:55 / /mnt/a\\040b\\134c rw shared:4 master:7 - fuse.forebay pool/main rw,user_id=0\n\
             nonsense\n91 28 0:56 / /x rw - ext4\n";
         let entries = parse(text);
         assert_eq!(entries.len(), 2);
         let entry = &entries[1];
         assert_eq!((entry.device, entry.path.to_str()), ((0, 55), Some("/mnt/a b\\c")));
+        assert_eq!((entry.id, entry.parent, entries[0].root.to_str()), (90, 28, Some("/pro c")));
         assert_eq!((entry.fs_type.as_str(), entry.source.as_str()), ("fuse.forebay", "pool/main"));
         assert_eq!((entries[0].flags.as_str(), entry.flags.as_str()), ("rw,nosuid", "rw"));
+    }
+
+    #[test]
+    fn a_path_leads_to_the_mount_in_the_table() {
+        for path in ["/proc", "/proc/self/no such file", "/"] {
+            let entries = entries().expect("the table of mounts");
+            let found = containing(&entries, Path::new(path)).expect("a mount");
+            assert_eq!(id_at(Path::new(path)).expect("its id"), entries[found].id, "{path}");
+        }
     }
 
     #[test]

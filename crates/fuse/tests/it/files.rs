@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use forebay_pool::{
 };
 use tempfile::TempDir;
 
-use crate::{names, options, permitted};
+use crate::{Cover, HANG, names, options, permitted};
 
 /// A pool in a directory, and a mount point.
 struct Fixture {
@@ -405,6 +406,80 @@ fn the_shrinker_limits_memory_of_inodes() {
     mounted.end();
 }
 
+/// A mount namespace with a file mounted over another one, until this is dropped.
+struct Elsewhere(Child);
+
+impl Elsewhere {
+    /// `None` without `unshare` or the right to use it.
+    fn bind(file: &Path, at: &Path) -> Option<Self> {
+        let script = "mount --bind \"$0\" \"$1\" && echo ready && read line && cat \"$1\"";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script]).args([file, at]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok()?;
+        let mut ready = [0; 6];
+        match child.stdout.as_mut().expect("a pipe").read_exact(&mut ready) {
+            Ok(()) => Some(Self(child)),
+            Err(_) => {
+                forebay_base::testing::skip("unshare", "it cannot mount");
+                child.wait().expect("it ended");
+                None
+            }
+        }
+    }
+
+    /// What it sees there.
+    fn content(mut self) -> String {
+        let mut content = String::new();
+        self.0.stdin.take().expect("a pipe").write_all(b"\n").expect("it reads");
+        let output = self.0.stdout.as_mut().expect("a pipe");
+        output.read_to_string(&mut content).expect("its output");
+        content
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The kernel detaches what is mounted on a file whose name it forgets.
+#[test]
+fn the_shrinker_leaves_mounts_on_files_alone() {
+    if !permitted() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let (outside, directory) = (fixture.directory.path().join("outside"), fixture.at().join("d"));
+    fs::write(&outside, "outside").expect("a file");
+    // All that can be forgotten is.
+    let mounted = fixture.mount_with(false, &FsOptions { memory_bytes: 1, ..Default::default() });
+    fs::create_dir(&directory).expect("a directory");
+    for name in ["d/here", "d/there", "here", "there"] {
+        fs::write(fixture.at().join(name), "inside").expect("a file");
+    }
+    let here = Cover::bind(&outside, &directory.join("here"));
+    let there = here.as_ref().and_then(|_| Elsewhere::bind(&outside, &directory.join("there")));
+    let (Some(here), Some(there)) = (here, there) else { return mounted.end() };
+    // In the second round, the names of the first one have been forgotten for certain.
+    for round in 0..3 {
+        fs::write(fixture.at().join(format!("{round}")), "").expect("a file");
+        let end = Instant::now() + HANG;
+        // The two directories and the two mount points stay.
+        while mounted.fs.stats().inodes > 4 {
+            assert!(Instant::now() < end, "it does not forget: {:?}", mounted.fs.stats());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    let read = |name: &str| fs::read_to_string(directory.join(name)).expect("it is there");
+    assert_eq!((&*read("here"), &*there.content()), ("outside", "outside"));
+    assert_eq!(read("there"), "inside", "here nothing is mounted on it");
+    drop(here);
+    assert_eq!(read("here"), "inside");
+    mounted.end();
+}
+
 #[test]
 fn an_aborted_connection_leaves_no_mount() {
     if !permitted() {
@@ -414,11 +489,10 @@ fn an_aborted_connection_leaves_no_mount() {
     let mounted = fixture.mount(false);
     fs::write(fixture.at().join("file"), "content").expect("a file");
     let device = fs::metadata(fixture.at()).expect("its attributes").dev();
-    let cut = format!("/sys/fs/fuse/connections/{}/abort", device & 0xff | device >> 12 & 0xfff00);
-    if let Err(error) = fs::write(&cut, "1") {
-        forebay_base::testing::skip("fusectl", format!("{cut}: {error}"));
-        return mounted.end();
-    }
+    let control = tempfile::tempdir().expect("a directory");
+    let Some(_control) = Cover::control(control.path()) else { return mounted.end() };
+    let cut = control.path().join(format!("{}/abort", device & 0xff | device >> 12 & 0xfff00));
+    fs::write(&cut, "1").expect("it is cut off");
     mounted.mount.wait();
     assert_eq!(mount_info(&fixture.at()).expect("the table"), None);
     mounted.close();

@@ -15,7 +15,7 @@ use forebay_pool::format::FailMode;
 use forebay_pool::{BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, Pool};
 use tempfile::TempDir;
 
-use crate::{HANG, options, permitted};
+use crate::{Cover, HANG, options, permitted};
 
 /// A mounted pool whose device can fail.
 struct Mounted {
@@ -105,6 +105,27 @@ fn a_process_that_waits_for_a_suspended_pool_can_be_killed() {
     mounted.faults.clear();
     mounted.fs.pool().clear().expect("the device works");
     assert!(patient.wait().expect("it ended").success());
+    assert_eq!(mounted.read(), "\0ontent");
+    mounted.end();
+}
+
+/// Its unmount is refused. So nothing that waits for the pool may end.
+#[test]
+fn changes_wait_while_another_mount_is_over_theirs() {
+    if !permitted() {
+        return;
+    }
+    let mounted = Mounted::new(FailMode::Wait);
+    let mut writer = mounted.writer();
+    mounted.wait_for_waiters(1);
+    if let Some(_cover) = Cover::new(mounted.at.path()) {
+        for refused in [mounted.mount.unmount(), mounted.mount.unmount_lazily()] {
+            assert!(matches!(refused, Err(MountError::Covered { .. })), "{refused:?}");
+        }
+    }
+    mounted.faults.clear();
+    mounted.fs.pool().clear().expect("the device works");
+    assert!(writer.wait().expect("it ended").success());
     assert_eq!(mounted.read(), "\0ontent");
     mounted.end();
 }

@@ -1,0 +1,128 @@
+//! A mount of this process, as an entry of the mount table.
+//!
+//! # Invariants
+//!
+//! - It is known by its id, its device and its type, not by its path: others may rename a directory
+//!   above the mount point, or mount something over it.
+//! - A system call takes a path, and acts on the topmost mount there. It is called only if that is
+//!   this mount.
+//!
+//! # Limits
+//!
+//! Another process may mount something between the look and the call.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::attach::FS_TYPE;
+use super::mountinfo::{self, MountEntry};
+use super::{DeviceNumber, detach};
+use crate::error::MountError;
+
+/// How often the table is read again because it changed between two looks.
+const ATTEMPTS: u32 = 5;
+
+/// A mount of this process. It may have left the mount table.
+pub(super) struct OwnMount {
+    id: u64,
+    device: DeviceNumber,
+    /// Where it was attached.
+    path: PathBuf,
+}
+
+impl OwnMount {
+    /// The mount that was just attached at `path`.
+    ///
+    /// # Errors
+    /// The mount table cannot be read, or lacks it.
+    pub(super) fn attached_at(path: &Path) -> io::Result<Self> {
+        let mut entries = mountinfo::entries()?.into_iter().rev();
+        let newest = entries.find(|entry| entry.path == path && entry.fs_type == FS_TYPE);
+        let entry = newest.ok_or(io::ErrorKind::NotFound)?;
+        Ok(Self { id: entry.id, device: entry.device, path: path.to_path_buf() })
+    }
+
+    /// Where it was attached.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its device number.
+    pub(super) fn device(&self) -> DeviceNumber {
+        self.device
+    }
+
+    /// Its entry, with its current path; `None` once it has left the table.
+    pub(super) fn entry(&self) -> io::Result<Option<MountEntry>> {
+        Ok(mountinfo::entries()?.into_iter().find(|entry| self.is_this(entry)))
+    }
+
+    /// Whether it is in the table.
+    pub(super) fn is_attached(&self) -> io::Result<bool> {
+        Ok(self.entry()?.is_some())
+    }
+
+    fn is_this(&self, entry: &MountEntry) -> bool {
+        entry.id == self.id && entry.device == self.device && entry.fs_type == FS_TYPE
+    }
+
+    /// Its current path, on which a system call acts on this mount. `None` once it has left the
+    /// table.
+    ///
+    /// # Errors
+    /// [`MountError::Covered`], or the mount table cannot be read.
+    pub(super) fn reachable(&self) -> Result<Option<PathBuf>, MountError> {
+        let failed = |source| MountError::System {
+            what: "look in the mount table for",
+            path: self.path.clone(),
+            source,
+        };
+        for _ in 0..ATTEMPTS {
+            let Some(own) = self.entry().map_err(failed)? else { return Ok(None) };
+            let reached = mountinfo::id_at(&own.path).map_err(failed)?;
+            if reached == self.id {
+                return Ok(Some(own.path));
+            }
+            let mut entries = mountinfo::entries().map_err(failed)?.into_iter();
+            if let Some(other) = entries.find(|entry| entry.id == reached) {
+                return Err(MountError::Covered {
+                    path: own.path,
+                    by: other.path,
+                    fs_type: other.fs_type,
+                    source_name: other.source,
+                });
+            }
+        }
+        Err(failed(io::ErrorKind::ResourceBusy.into()))
+    }
+
+    /// Takes it out of the mount table, unless somebody else has done so.
+    ///
+    /// # Errors
+    /// As [`reachable`](Self::reachable), if it is busy, or if a system call fails.
+    pub(super) fn detach(&self, lazy: bool) -> Result<(), MountError> {
+        let mut path = self.path.clone();
+        for _ in 0..ATTEMPTS {
+            let Some(current) = self.reachable()? else { return Ok(()) };
+            match detach::detach(&current, lazy) {
+                // Somebody has renamed a directory above it, or was faster.
+                Err(MountError::NotMounted { .. }) => path = current,
+                detached => return detached,
+            }
+        }
+        Err(MountError::Busy { path, users: Vec::new() })
+    }
+
+    /// Detaches it after the end of its session, in which `broke` says that the session was not
+    /// ended by an unmount: every access to a mount without a session fails.
+    ///
+    /// # Errors
+    /// As [`detach`](Self::detach).
+    pub(super) fn detach_ended(&self, broke: bool) -> Result<(), MountError> {
+        match self.reachable()? {
+            // After an unmount, another mount may have its numbers. That one is alive.
+            Some(path) if broke || detach::is_dead(&path) => self.detach(true),
+            _ => Ok(()),
+        }
+    }
+}
