@@ -105,7 +105,7 @@ struct DaemonState {
     requests: usize,
     /// True once a pool was requested.
     used: bool,
-    /// True once the process is shutting down.
+    /// True once the process is shutting down, or has decided to end: it accepts no pools.
     shutting_down: bool,
     /// Errors from closing pools and mounts.
     failures: Vec<String>,
@@ -412,10 +412,15 @@ impl Daemon {
         })
     }
 
-    /// True if the process may end: it has no pools and serves no request.
-    pub(crate) fn is_done(&self) -> bool {
-        let state = self.state.lock();
-        state.has_ended_pools() && state.requests == 0
+    /// Decides whether the process ends: it has no pools and serves no request. `idle_over` says
+    /// that it has waited long enough for its first pool. If it ends, later requests for pools are
+    /// refused, and their clients ask another daemon.
+    pub(crate) fn end_if_done(&self, idle_over: bool) -> bool {
+        let mut state = self.state.lock();
+        let has_no_pools = state.has_ended_pools() || (idle_over && state.pools.is_empty());
+        let ends = has_no_pools && state.requests == 0;
+        state.shutting_down |= ends;
+        ends
     }
 
     /// True if its pools were exported, so that it ends soon.
@@ -459,10 +464,12 @@ impl Daemon {
 
     /// Describes the daemon, its pools and mounts.
     pub(crate) fn info(&self) -> ProcessInfo {
+        let ending = self.state.lock().shutting_down;
         ProcessInfo {
             pid: std::process::id(),
             daemon: self.in_background,
             separate: self.separate,
+            ending,
             log: self.screen.log().to_owned(),
             memory_bytes: self.plan.total_bytes,
             metrics: self.metrics_info(),
@@ -507,5 +514,48 @@ pub(crate) fn mount_info(mount: &MountedDataset) -> MountInfo {
         read_only: mount.flags().read_only,
         kernel_cache: mount.kernel_cache,
         pid: std::process::id(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::control::Request;
+
+    fn daemon() -> Arc<Daemon> {
+        let plan = MemoryPlan::new(Some(128 << 20), Some(1)).unwrap();
+        // Nobody has to hear of its events.
+        let (events, _) = channel();
+        Daemon::new(plan, DaemonMode::Shared, Arc::new(Screen::silent()), events).unwrap()
+    }
+
+    /// Between its decision and its end, it still reads requests.
+    #[test]
+    fn a_daemon_that_has_decided_to_end_accepts_no_pool() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tank.img");
+        std::fs::write(&path, b"").unwrap();
+        for was_used in [true, false] {
+            let daemon = daemon();
+            assert!(!daemon.end_if_done(false), "it waits for its first pool");
+            if was_used {
+                daemon.note_used();
+            }
+            let request = daemon.request();
+            assert!(!daemon.end_if_done(true), "it serves a request");
+            assert!(!daemon.info().ending);
+            drop(request);
+            assert!(daemon.end_if_done(!was_used));
+            assert!(daemon.info().ending);
+            let _request = daemon.request();
+            let import = ImportRequest::plain(vec![path.clone()], false);
+            let refused =
+                daemon.serve(Request::Import { import }, &mut |_| ControlFlow::Continue(()));
+            let refused = refused.unwrap_err();
+            assert!(refused.is_ending, "{refused}");
+        }
     }
 }

@@ -84,9 +84,8 @@ pub(crate) fn run(
     let mut suspensions = Suspensions::default();
     loop {
         suspensions.tell(daemon);
-        let idle_over =
-            idle.is_some_and(|idle| started.elapsed() > idle && daemon.pools().is_empty());
-        if daemon.is_done() || (idle_over && ending.is_none() && daemon.is_quiet()) {
+        let idle_over = ending.is_none() && idle.is_some_and(|idle| started.elapsed() > idle);
+        if daemon.end_if_done(idle_over) {
             break;
         }
         if let Some(ending) = &mut ending
@@ -154,13 +153,6 @@ impl Suspensions {
                 _ => {}
             }
         }
-    }
-}
-
-impl Daemon {
-    /// True if no request is being served.
-    fn is_quiet(&self) -> bool {
-        self.state.lock().requests == 0
     }
 }
 

@@ -41,6 +41,9 @@ pub(crate) struct ProcessInfo {
     /// True if it was started with --separate, so other mounts do not use it.
     #[serde(default)]
     pub(crate) separate: bool,
+    /// True once it is shutting down: it accepts no pools any more.
+    #[serde(default)]
+    pub(crate) ending: bool,
     /// Path of the log; empty for a foreground mount.
     #[serde(default)]
     pub(crate) log: PathBuf,
