@@ -32,12 +32,12 @@ pub(crate) fn run(args: &ImportArgs, log: &LogArgs) -> Result<()> {
     }
     let import = import_request(&args.options, paths);
     let options = DaemonOptions { memory: args.memory, threads: None, log };
-    let (process, started) = spawn::find_or_start(&options)?;
-    if !started {
-        options.warn_ignored(&process);
-    }
-    let metrics = super::metrics::serve(&args.metrics, &process)?;
-    let pool: PoolInfo = process.ask(&Request::Import { import })?;
+    let request = Request::Import { import };
+    let (process, (pool, metrics)) = spawn::ask_shared(&options, |process| {
+        let metrics = super::metrics::serve(&args.metrics, process)?;
+        let pool: PoolInfo = process.ask(&request)?;
+        Ok((pool, metrics))
+    })?;
     let status = process.ask(&Request::Status { pool: pool.guid })?;
     warn(&status, import_has_l2(&args.options));
     output::line(&format!(

@@ -17,8 +17,8 @@ pub(crate) fn run(args: &ListArgs) -> Result<u8> {
     if processes.is_empty() {
         daemons.check_all_answer()?;
     } else {
-        for failure in &daemons.silent {
-            eprintln!("forebay: {failure}");
+        for silent in &daemons.silent {
+            eprintln!("forebay: {}", silent.failure);
             code = health::UNUSABLE;
         }
     }

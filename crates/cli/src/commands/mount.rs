@@ -11,7 +11,7 @@ use super::import::import_request;
 use super::metrics;
 use crate::args::MountArgs;
 use crate::control::client::{self, Process, Target};
-use crate::control::messages::{MountInfo, PoolInfo, PoolStatus, ProcessInfo};
+use crate::control::messages::{MetricsInfo, MountInfo, PoolInfo, PoolStatus, ProcessInfo};
 use crate::control::run_dir;
 use crate::control::{Request, server};
 use crate::daemon::screen::Screen;
@@ -207,26 +207,18 @@ fn in_background(
     let request = Request::Mount { import, mount };
     let options =
         DaemonOptions { memory: args.memory, threads: args.threads.map(usize::from), log };
-    if !args.separate {
-        let (process, started) = spawn::find_or_start(&options)?;
-        if !started {
-            options.warn_ignored(&process);
+    let ask = |process: &Process| -> Result<(MountInfo, Option<MetricsInfo>)> {
+        let metrics = metrics::serve(&args.metrics, process)?;
+        Ok((process.ask(&request)?, metrics))
+    };
+    let (process, (info, metrics)) = match args.separate {
+        false => spawn::ask_shared(&options, ask)?,
+        true => {
+            let process = spawn::start(&options, DaemonMode::Separate)?;
+            let answers = ask(&process)?;
+            (process, answers)
         }
-        let metrics = metrics::serve(&args.metrics, &process);
-        match metrics.and_then(|metrics| Ok((process.ask(&request)?, metrics))) {
-            Err(error) if error.is_ending => {}
-            other => {
-                let (info, metrics) = other?;
-                print_mounted(&info, &process, has_l2);
-                metrics::print(metrics.as_ref());
-                return Ok(());
-            }
-        }
-    }
-    let mode = if args.separate { DaemonMode::Separate } else { DaemonMode::Shared };
-    let process = spawn::start(&options, mode)?;
-    let metrics = metrics::serve(&args.metrics, &process)?;
-    let info = process.ask(&request)?;
+    };
     print_mounted(&info, &process, has_l2);
     metrics::print(metrics.as_ref());
     Ok(())

@@ -35,12 +35,19 @@ pub(crate) struct Process {
     pub(crate) info: ProcessInfo,
 }
 
+/// A daemon that does not answer. Its pools are not known.
+pub(crate) struct SilentDaemon {
+    /// `None` if the run directory cannot be read: there may be daemons.
+    pub(crate) pid: Option<u32>,
+    /// Why it does not answer.
+    pub(crate) failure: Failure,
+}
+
 /// The daemons of this user.
 #[derive(Default)]
 pub(crate) struct Daemons {
     pub(crate) answering: Vec<Process>,
-    /// Why others do not answer. Their pools are not known.
-    pub(crate) silent: Vec<Failure>,
+    pub(crate) silent: Vec<SilentDaemon>,
 }
 
 impl Daemons {
@@ -49,7 +56,7 @@ impl Daemons {
     pub(crate) fn check_all_answer(mut self) -> Result<()> {
         match self.silent.is_empty() {
             true => Ok(()),
-            false => Err(self.silent.swap_remove(0)),
+            false => Err(self.silent.swap_remove(0).failure),
         }
     }
 }
@@ -59,9 +66,14 @@ pub(crate) fn daemons() -> Daemons {
     let mut found = Daemons::default();
     let sockets = match run_dir::sockets() {
         Ok(sockets) => sockets,
-        Err(error) => return Daemons { silent: vec![error], ..found },
+        Err(failure) => {
+            return Daemons { silent: vec![SilentDaemon { pid: None, failure }], ..found };
+        }
     };
     for (pid, socket) in sockets {
+        let mut is_silent = |failure| {
+            found.silent.push(SilentDaemon { pid: Some(pid), failure });
+        };
         match greet(pid, &socket) {
             Ok(Outcome::Answer(info)) => found.answering.push(Process { socket, info }),
             // A new process with the same id may be about to listen: remove the socket only if no
@@ -69,16 +81,18 @@ pub(crate) fn daemons() -> Daemons {
             Ok(Outcome::NoListener) if !is_alive(pid) => {
                 let _ = std::fs::remove_file(&socket);
             }
-            Ok(Outcome::Closed) if is_alive(pid) => found.silent.push(hung_up(pid)),
+            Ok(Outcome::Closed) if is_alive(pid) => is_silent(hung_up(pid)),
+            Ok(Outcome::Busy(why)) => is_silent(busy(pid, &why)),
             Ok(Outcome::NoListener | Outcome::Closed) => {}
-            Err(error) => found.silent.push(error.doing(format_args!("daemon {pid}"))),
+            Err(error) => is_silent(error.doing(format_args!("daemon {pid}"))),
         }
     }
     found
 }
 
 /// Asks a daemon who it is. One that is about to end may close the connection without an answer
-/// before it closes its socket, so that answer counts only if it is repeated.
+/// before it closes its socket, so that answer counts only if it is repeated. So does that of one
+/// that serves too many commands.
 fn greet(pid: u32, socket: &Path) -> Result<Outcome<ProcessInfo>> {
     let mut answer = Ok(Outcome::Closed);
     for attempt in 0..HELLO_ATTEMPTS {
@@ -86,7 +100,7 @@ fn greet(pid: u32, socket: &Path) -> Result<Outcome<ProcessInfo>> {
             std::thread::sleep(HELLO_PAUSE);
         }
         answer = ask_at(socket, &Request::Hello, Some(HELLO_TIMEOUT), &mut |_| {});
-        if !matches!(answer, Ok(Outcome::Closed)) || !is_alive(pid) {
+        if !matches!(answer, Ok(Outcome::Closed | Outcome::Busy(_))) || !is_alive(pid) {
             break;
         }
     }
@@ -267,6 +281,8 @@ enum Outcome<T> {
     NoListener,
     /// The daemon has closed the connection without an answer.
     Closed,
+    /// The daemon serves too many commands, in its words.
+    Busy(String),
 }
 
 impl Process {
@@ -314,9 +330,24 @@ impl Process {
     fn answer<T>(&self, outcome: Outcome<T>) -> Result<T> {
         match outcome {
             Outcome::Answer(answer) => Ok(answer),
-            Outcome::Closed if is_alive(self.info.pid) => Err(hung_up(self.info.pid)),
+            Outcome::Busy(why) => Err(busy(self.info.pid, &why)),
+            Outcome::Closed if !self.ends() => Err(hung_up(self.info.pid)),
             Outcome::Closed | Outcome::NoListener => Err(gone(self.info.pid)),
         }
+    }
+
+    /// Whether the daemon, which has closed a connection without an answer, ends within some time.
+    fn ends(&self) -> bool {
+        for attempt in 0..HELLO_ATTEMPTS {
+            if attempt > 0 {
+                std::thread::sleep(HELLO_PAUSE);
+            }
+            // It removes its socket at its end.
+            if !self.is_alive() || !self.socket.exists() {
+                return true;
+            }
+        }
+        false
     }
 }
 
@@ -385,10 +416,15 @@ fn is_alive(pid: u32) -> bool {
     !matches!(state, Some('Z' | 'X'))
 }
 
+/// Of a daemon that still runs.
 fn hung_up(pid: u32) -> Failure {
-    Failure::ending(format!(
-        "daemon {pid}: does not answer: it serves too many commands, or is ending; try again"
+    Failure::new(format!(
+        "daemon {pid}: does not answer: it has closed the connection; try again, or see its log in the run directory"
     ))
+}
+
+fn busy(pid: u32, why: &str) -> Failure {
+    Failure::new(format!("daemon {pid}: {why}"))
 }
 
 fn gone(pid: u32) -> Failure {
@@ -448,11 +484,14 @@ fn converse<T: DeserializeOwned>(
     let mut line =
         serde_json::to_string(&envelope).map_err(|error| Failure::new(error.to_string()))?;
     line.push('\n');
-    if let Err(error) = stream.write_all(line.as_bytes()) {
-        return match error.kind() {
-            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(Outcome::Closed),
-            _ => Err(failed(socket, &error)),
-        };
+    match stream.write_all(line.as_bytes()) {
+        // It may have answered without reading the request.
+        Err(error)
+            if !matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
+        {
+            return Err(failed(socket, &error));
+        }
+        _ => {}
     }
     let mut answers = BufReader::new(stream);
     let malformed = |error: serde_json::Error| {
@@ -481,6 +520,7 @@ fn converse<T: DeserializeOwned>(
             }
             Answer::Failed(message) => return Err(Failure::new(message)),
             Answer::Ending(message) => return Err(Failure::ending(message)),
+            Answer::Busy(message) => return Ok(Outcome::Busy(message)),
             Answer::Done(value) => {
                 return Ok(Outcome::Answer(serde_json::from_value(value).map_err(malformed)?));
             }
@@ -507,6 +547,19 @@ mod tests {
             let failure = answer.err().expect("it failed");
             assert_eq!((failure.is_ending, &*failure.message), (is_ending, text));
         }
-        assert!(hung_up(1).is_ending && gone(1).is_ending);
+        assert!(gone(1).is_ending);
+        assert!(!hung_up(1).is_ending, "it runs: no other one shall be started beside it");
+    }
+
+    #[test]
+    fn an_answer_is_read_though_the_request_was_not() {
+        let (mine, theirs) = UnixStream::pair().unwrap();
+        let mut line = serde_json::to_string(&Answer::Busy("is busy".to_owned())).unwrap();
+        line.push('\n');
+        (&theirs).write_all(line.as_bytes()).unwrap();
+        drop(theirs);
+        let outcome = converse::<()>(mine, Path::new("socket"), &Request::Hello, &mut |_| Ok(()));
+        let Ok(Outcome::Busy(why)) = outcome else { panic!("it is busy") };
+        assert_eq!(why, "is busy");
     }
 }

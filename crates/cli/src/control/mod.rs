@@ -32,7 +32,7 @@ use crate::error::{Failure, Result};
 use crate::pools::ImportRequest;
 
 /// Version of the protocol. Daemons refuse requests of other versions.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 /// Length limit of a request, in bytes.
 pub(crate) const REQUEST_BYTES_MAX: u64 = 64 << 10;
 /// Length limit of a line of an answer, in bytes.
@@ -193,6 +193,9 @@ pub(crate) enum Answer {
     Failed(String),
     /// As `Failed`, because this process is ending.
     Ending(String),
+    /// This process serves too many connections. It has not read the request, or has done nothing
+    /// about it.
+    Busy(String),
 }
 
 impl From<Failure> for Answer {

@@ -1,7 +1,8 @@
 //! The daemon's side of the control socket: one thread that accepts, and one per connection.
 //!
 //! The number of connections, the size of a request and the time to send it are limited. A client
-//! that disconnects, or ends its side of the connection, interrupts its running job.
+//! beyond the limit is told so: a daemon that closes the connection without an answer is ending. A
+//! client that disconnects, or ends its side of the connection, interrupts its running job.
 
 use std::io::{BufReader, Write};
 use std::ops::ControlFlow;
@@ -23,8 +24,13 @@ use crate::daemon::{Daemon, events, trace};
 use crate::error::{Failure, Result};
 use crate::pool_locks;
 
-/// Limit of concurrent connections; more are closed at once.
+/// Limit of concurrent connections.
 const CONNECTIONS_MAX: usize = 32;
+/// Connections beyond the limit that may ask who this is: commands find pools that way.
+const HELLO_EXTRA: usize = 8;
+/// The answer beyond the limits.
+const BUSY: &str =
+    "does not answer: it serves as many commands as it can; try again when one of them has ended";
 /// Time limit for a client to send its request, or to read a part of the answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum time between progress lines.
@@ -63,26 +69,57 @@ pub(crate) fn listen(daemon: &Arc<Daemon>) -> Result<ControlSocket> {
 }
 
 fn accept(daemon: &Arc<Daemon>, listener: &UnixListener) {
-    let active = Arc::new(AtomicUsize::new(0));
+    let active = Arc::default();
     for connection in listener.incoming() {
         let Ok(stream) = connection else {
             // Out of file descriptors: a transient error.
             std::thread::sleep(PROGRESS_PERIOD);
             continue;
         };
-        if !is_allowed(&stream) || active.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
+        if !is_allowed(&stream) {
             continue;
         }
-        active.fetch_add(1, Ordering::Relaxed);
-        let (daemon, active_of_thread) = (Arc::clone(daemon), Arc::clone(&active));
+        let slot = Slot::take(&active);
+        if slot.number > CONNECTIONS_MAX + HELLO_EXTRA {
+            refuse(&stream);
+            continue;
+        }
+        let daemon = Arc::clone(daemon);
         let serve = move || {
             // The client is gone, so the error has no receiver.
-            let _ = serve_connection(&daemon, &stream);
-            active_of_thread.fetch_sub(1, Ordering::Relaxed);
+            let _ = serve_connection(&daemon, &stream, slot.number > CONNECTIONS_MAX);
+            drop(slot);
         };
-        if spawn_named("forebay-request", serve).is_err() {
-            active.fetch_sub(1, Ordering::Relaxed);
-        }
+        // Without a thread, the connection is closed, and its slot is free.
+        let _ = spawn_named("forebay-request", serve);
+    }
+}
+
+/// A connection, counted until this is dropped, also if its thread panics.
+struct Slot {
+    active: Arc<AtomicUsize>,
+    /// How many there are with it.
+    number: usize,
+}
+
+impl Slot {
+    fn take(active: &Arc<AtomicUsize>) -> Self {
+        let before = active.fetch_add(1, Ordering::Relaxed);
+        Self { active: Arc::clone(active), number: before + 1 }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.active.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Tells a client that it is one too many. Its request has not been read.
+fn refuse(stream: &UnixStream) {
+    // The buffer of a new connection has space for the line.
+    if stream.set_nonblocking(true).is_ok() {
+        let _ = send(stream, &Answer::Busy(BUSY.to_owned()));
     }
 }
 
@@ -107,13 +144,18 @@ fn wants_more(stream: &UnixStream) -> ControlFlow<()> {
     }
 }
 
-fn serve_connection(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
+/// Serves a connection. One that `is_extra` may only ask who this is.
+fn serve_connection(daemon: &Arc<Daemon>, stream: &UnixStream, is_extra: bool) -> Result<()> {
     let broken = |error: std::io::Error| Failure::new(error.to_string());
     stream.set_read_timeout(Some(CLIENT_TIMEOUT)).map_err(broken)?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT)).map_err(broken)?;
     let Some(line) = read_line(&mut BufReader::new(stream), REQUEST_BYTES_MAX)? else {
         return Ok(());
     };
+    let request = parse_request(&line);
+    if is_extra && !matches!(request, Err(_) | Ok(Request::Hello)) {
+        return send(stream, &Answer::Busy(BUSY.to_owned()));
+    }
     let _request_guard = daemon.request();
     let mut last_sent = Instant::now();
     let mut on_progress = |info: &JobProgress| {
@@ -126,7 +168,7 @@ fn serve_connection(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
             _ => ControlFlow::Break(()),
         }
     };
-    let served = parse_request(&line).and_then(|request| match request {
+    let served = request.and_then(|request| match request {
         Request::Trace { pool, seconds, names } => {
             let report = trace::record(daemon, pool, (seconds, names), &mut |bytes| {
                 send_raw(stream, bytes)?;

@@ -4,6 +4,12 @@
 //! one line from it: [`READY`], or an error. The command then sends its request over the control
 //! socket, as to a daemon that ran before. A daemon ends with its last pool, or after
 //! [`IDLE_TIMEOUT`] without one.
+//!
+//! # Invariant
+//!
+//! A user has one shared daemon, beside those that are ending: it has the memory limit for all
+//! pools. So the search for it and the start of one are under one lock, and none is started while
+//! one does not answer.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
@@ -16,7 +22,8 @@ use std::time::Duration;
 
 use super::screen::Screen;
 use super::{Daemon, DaemonMode, run};
-use crate::control::client::{self, Process};
+use crate::control::client::{self, Daemons, Process};
+use crate::control::messages::ProcessInfo;
 use crate::control::{run_dir, server};
 use crate::error::{Failure, Result, one_line};
 use crate::logging::{DefaultLevel, LogArgs};
@@ -26,8 +33,12 @@ use crate::units;
 
 /// Name of the hidden command.
 pub(crate) const COMMAND: &str = "serve-in-background";
+/// Its option for a daemon that only the command that started it uses.
+const SEPARATE: &str = "--separate";
 /// The line that a listening daemon prints.
 const READY: &str = "ready";
+/// How many daemons that end meanwhile are asked one after the other.
+const ATTEMPTS: u32 = 5;
 /// A daemon without a pool ends after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -59,22 +70,58 @@ impl DaemonOptions<'_> {
     }
 }
 
-/// Finds the shared daemon of this user, or starts it. Returns true with it if it was started.
-/// Concurrent callers get the same daemon.
+/// Has the shared daemon of this user, which is started if there is none, do what `ask` asks. If it
+/// ends before it does so, another daemon is asked.
 ///
 /// # Errors
-/// As [`start`].
-pub(crate) fn find_or_start(options: &DaemonOptions<'_>) -> Result<(Process, bool)> {
+/// Those of `ask`, as [`start`], or if a daemon that may be the shared one does not answer.
+pub(crate) fn ask_shared<T>(
+    options: &DaemonOptions<'_>,
+    ask: impl Fn(&Process) -> Result<T>,
+) -> Result<(Process, T)> {
+    let mut attempt = 1;
+    loop {
+        let (process, started) = find_or_start(options)?;
+        match ask(&process) {
+            Ok(answer) => {
+                if !started {
+                    options.warn_ignored(&process);
+                }
+                return Ok((process, answer));
+            }
+            Err(failure) if failure.is_ending && attempt < ATTEMPTS => attempt += 1,
+            Err(failure) => return Err(failure),
+        }
+    }
+}
+
+/// Finds the shared daemon of this user, or starts it. Returns true with it if it was started.
+/// Concurrent callers get the same daemon.
+fn find_or_start(options: &DaemonOptions<'_>) -> Result<(Process, bool)> {
     let file = run_dir::create()?.join(format!("start.{}", pool_locks::LOCK_EXTENSION));
     // Held until the daemon listens.
     let _start_lock = pool_locks::lock(&file, false, true)?;
-    match client::processes()
-        .into_iter()
-        .find(|process| process.info.daemon && !process.info.separate)
-    {
-        Some(process) => Ok((process, false)),
-        None => Ok((start(options, DaemonMode::Shared)?, true)),
+    let Daemons { answering, silent } = client::daemons();
+    let is_shared = |info: &ProcessInfo| info.daemon && !info.separate && !info.ending;
+    if let Some(process) = answering.into_iter().find(|process| is_shared(&process.info)) {
+        return Ok((process, false));
     }
+    if let Some(silent) = silent.into_iter().find(|silent| may_be_shared(silent.pid)) {
+        return Err(Failure::new(format!(
+            "{}; it may be the shared daemon, so none is started beside it: let it go on or end it, or give \
+             `forebay mount` --separate",
+            silent.failure
+        )));
+    }
+    Ok((start(options, DaemonMode::Shared)?, true))
+}
+
+/// Whether a process may be a shared daemon, by its command line.
+fn may_be_shared(pid: Option<u32>) -> bool {
+    let Some(pid) = pid else { return true };
+    let Ok(line) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return true };
+    let mut words = line.split(|byte| *byte == 0);
+    words.any(|word| word == COMMAND.as_bytes()) && !words.any(|word| word == SEPARATE.as_bytes())
 }
 
 /// Starts a daemon, and waits until it listens.
@@ -96,7 +143,7 @@ pub(crate) fn start(options: &DaemonOptions<'_>, mode: DaemonMode) -> Result<Pro
         command.arg(format!("--threads={threads}"));
     }
     if mode == DaemonMode::Separate {
-        command.arg("--separate");
+        command.arg(SEPARATE);
     }
     options.log.pass_on(&mut command)?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());

@@ -38,7 +38,7 @@ pub(super) struct Round {
 /// also what was missed, which looks up names in directories.
 pub(super) fn round(misses: bool) -> Round {
     let daemons = client::daemons();
-    let mut trouble = daemons.silent.first().map(|failure| failure.message.clone());
+    let mut trouble = daemons.silent.first().map(|silent| silent.failure.message.clone());
     let mut samples = Vec::new();
     for process in &daemons.answering {
         match process.ask::<ProcessSample>(&Request::Sample) {

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 
-use crate::fixture::{Fixture, signal, texts, wait_until};
+use crate::fixture::{Fixture, fuse, signal, texts, wait_until};
 
 /// A place with a pool in the background, and the socket of its process.
 fn with_process() -> (Fixture, PathBuf) {
@@ -61,8 +61,7 @@ fn nonsense_is_answered_and_does_no_harm() {
     // Many at once, who say nothing: nobody else is kept from it for long.
     let idle: Vec<_> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     drop(idle);
-    wait_until("it answers again", || !fixture.processes().is_empty());
-    fixture.ok(&["status", "tank"]);
+    wait_until("it serves again", || fixture.run(&["status", "tank"]).status.success());
     fixture.ok(&["export", "tank"]);
 }
 
@@ -146,6 +145,116 @@ fn a_daemon_that_does_not_answer_is_named() {
             });
         }
     });
+}
+
+/// It has the memory for all pools, and goes on when it is continued.
+#[test]
+fn no_daemon_is_started_beside_one_that_does_not_answer() {
+    let (fixture, socket) = with_process();
+    fixture.pool("two.img");
+    fixture.folder("at");
+    let pid = fixture.processes()[0]["pid"].as_i64().unwrap() as i32;
+    let stopped = Stopped::new(pid);
+    let mut commands = vec![&["import", "two.img"][..]];
+    if fuse() {
+        commands.push(&["mount", "two.img", "at", "--daemon"]);
+    }
+    for arguments in commands {
+        let said = fixture.fails(arguments);
+        let expected = format!("daemon {pid}: does not answer");
+        assert!(said.contains(&expected) && said.contains("--separate"), "{said}");
+        assert_eq!(sockets(&fixture), std::slice::from_ref(&socket));
+    }
+    drop(stopped);
+    fixture.ok(&["import", "two.img"]);
+    assert_eq!(sockets(&fixture), [socket]);
+    fixture.ok(&["export", "tank"]);
+    fixture.ok(&["export", "two"]);
+}
+
+fn sockets(fixture: &Fixture) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(fixture.run_dir()).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.extension().is_some_and(|ending| ending == "sock")).collect()
+}
+
+/// The version of its protocol.
+fn version(socket: &PathBuf) -> String {
+    let refused = said_to(socket, b"{\"version\":0,\"request\":\"hello\"}\n");
+    let (_, version) = refused.split_once("uses version ").expect(&refused);
+    version.split(';').next().unwrap().to_owned()
+}
+
+/// A command that follows events, and that the process serves.
+fn follower(socket: &PathBuf, version: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let request =
+        format!("{{\"version\":{version},\"request\":{{\"events\":{{\"follow\":true}}}}}}\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    // The import is an event.
+    let mut start = [0; 9];
+    stream.read_exact(&mut start).unwrap();
+    assert_eq!(&start, b"{\"event\":");
+    stream
+}
+
+#[test]
+fn a_daemon_with_many_commands_is_known_and_gets_no_other_one_beside_it() {
+    let (fixture, socket) = with_process();
+    fixture.pool("two.img");
+    let version = version(&socket);
+    // As many as it serves.
+    let followers: Vec<UnixStream> = (0..32).map(|_| follower(&socket, &version)).collect();
+    let listed = fixture.ok(&["list"]);
+    assert!(listed.contains("tank"), "{listed}");
+    for arguments in [&["status", "tank"][..], &["import", "two.img"]] {
+        let said = fixture.fails(arguments);
+        assert!(said.contains("as many commands as it can"), "{said}");
+    }
+    assert_eq!(sockets(&fixture), std::slice::from_ref(&socket));
+    drop(followers);
+    let imports = || fixture.run(&["import", "two.img"]).status.success();
+    wait_until("it notices the end of commands", imports);
+    assert_eq!(sockets(&fixture), [socket]);
+    fixture.ok(&["export", "tank"]);
+    fixture.ok(&["export", "two"]);
+}
+
+/// One that shuts down, which takes its time, accepts no pools.
+#[test]
+fn commands_that_meet_an_ending_daemon_share_the_next_one() {
+    if !fuse() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let at = fixture.folder("at");
+    for image in ["tank.img", "one.img", "two.img", "three.img"] {
+        fixture.pool(image);
+    }
+    fixture.ok(&["mount", "tank.img", "at", "--daemon"]);
+    let ending = fixture.processes()[0]["pid"].as_i64().unwrap();
+    // The mount is busy for some seconds: until the shutdown closes the file.
+    let _busy = std::fs::File::create(at.join("file")).unwrap();
+    signal(ending as i32, libc::SIGTERM);
+    wait_until("it ends", || {
+        fixture.processes().iter().all(|process| process["ending"].as_bool() == Some(true))
+    });
+    std::thread::scope(|scope| {
+        for image in ["one.img", "two.img", "three.img"] {
+            let fixture = &fixture;
+            scope.spawn(move || fixture.ok(&["import", image]));
+        }
+    });
+    let others: Vec<_> = fixture
+        .processes()
+        .into_iter()
+        .filter(|process| process["pid"].as_i64() != Some(ending))
+        .collect();
+    assert_eq!(others.len(), 1, "{others:?}");
+    assert_eq!(others[0]["pools"].as_array().unwrap().len(), 3);
+    for pool in ["one", "two", "three"] {
+        fixture.ok(&["export", pool]);
+    }
 }
 
 #[test]
