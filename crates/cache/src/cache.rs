@@ -303,8 +303,9 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// The hit ratio that more or less capacity would have had over the last minutes.
     ///
     /// It comes from miniature simulations of the policy on sampled blocks. They see blocks without
-    /// a hint. They take at most 4 MiB, and at most a sixteenth of a hard bound. A bound of less
-    /// than 7 MiB is too small for them; then the curve has no points.
+    /// a hint. With what [`secondary_curve`](Self::secondary_curve) comes from, they take at most
+    /// 4 MiB, and at most a sixteenth of a hard bound. A bound of less than 7 MiB is too small for
+    /// them; then the curve has no points.
     ///
     /// ```
     /// # use forebay_cache::Cache;

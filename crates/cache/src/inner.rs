@@ -35,6 +35,7 @@ use crate::header::spill::SpilledPins;
 use crate::header::{Header, List};
 use crate::index::Index;
 use crate::index::line::Slot;
+use crate::insight_budget::InsightBudget;
 use crate::key::Key;
 use crate::lists::MultiList;
 use crate::lists::ghosts::{Ghost, GhostList, Ghosts};
@@ -151,15 +152,6 @@ pub(crate) struct CacheParts<K: Key, V: Send + Sync + 'static> {
     pub(crate) has_curve: bool,
 }
 
-/// Divisor of the hard bound for the memory of the curves.
-const INSIGHT_SHARE: u64 = 16;
-
-/// Memory that the curves may take, in bytes.
-pub(crate) fn insight_budget(bound: Option<&Bound>, has_curve: bool) -> u64 {
-    let of_bound = |bound: &Bound| bound.bytes.load(Ordering::Relaxed) / INSIGHT_SHARE;
-    if has_curve { bound.map_or(u64::MAX, of_bound) } else { 0 }
-}
-
 /// Bytes of an entry of the index, at least.
 const INDEX_ENTRY_BYTES: u64 = 8;
 
@@ -211,7 +203,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             simulations: Simulations::new(
                 parts.shards,
                 parts.plain_lru,
-                insight_budget(parts.bound.as_ref(), parts.has_curve),
+                InsightBudget::of(parts.bound.as_ref(), parts.has_curve),
             ),
             #[cfg(feature = "insight")]
             has_curve: parts.has_curve,

@@ -16,9 +16,9 @@ use crate::guard::{OwnedRef, Ref};
 use crate::header::{FILLED, Header, HeaderState, LOADING, List, MARK, RETIRED, VALID};
 use crate::index::line::Slot;
 use crate::index::{Full, Known, Locked};
-#[cfg(feature = "insight")]
-use crate::inner::insight_budget;
 use crate::inner::{CacheInner, Reclaim};
+#[cfg(feature = "insight")]
+use crate::insight_budget::InsightBudget;
 use crate::key::Key;
 use crate::key_calls::is_key;
 use crate::lists::ghosts::GhostList;
@@ -409,7 +409,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             total,
             of_class,
             #[cfg(feature = "insight")]
-            budget: insight_budget(self.bound.as_ref(), self.has_curve),
+            budget: InsightBudget::of(self.bound.as_ref(), self.has_curve),
         }
     }
 

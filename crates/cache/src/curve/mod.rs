@@ -7,8 +7,8 @@
 //!
 //! All sums decay with a half-life of [`HALF_LIFE_S`], so the curve follows the last minutes.
 //!
-//! The memory is bounded by 4 MiB. In a cache with a hard bound it is also a small part of that, by
-//! smaller samples. A very small cache has no curve.
+//! The memory is bounded ([`insight_budget`](crate::insight_budget)), by smaller samples if need
+//! be. A very small cache has no curve.
 //!
 //! It does not see what the simulations do not see: blocks hinted `once` or `again`, removals,
 //! refused blocks and pins. The classes share a size as they share the capacity today, but one
@@ -54,10 +54,19 @@ const ADVANCE_NS: u64 = 500_000_000;
 /// An interval with accesses counts as busy for this long at most.
 pub(crate) const BUSY_S: f64 = 1.0;
 
-/// What the largest samples can take. See [`simulated_size::BOUNDS`].
-const FULL_BYTES: u64 = (4 << 20) - (512 << 10);
 /// Samples are halved up to this many times. With less memory there is no curve.
 const MAX_SHIFT: u32 = 3;
+
+/// Bytes of the simulated sizes of both classes, at most, if samples are halved so many times.
+const fn most_bytes(shift: u32) -> u64 {
+    let mut bytes = 0;
+    let mut n = 0;
+    while n < SIZES.len() {
+        bytes += 2 * SimulatedSize::most_bytes(matches!(SIZES[n].1, Chooser::Own), shift);
+        n += 1;
+    }
+    bytes
+}
 
 /// Where a simulated size takes its rule from.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -128,8 +137,11 @@ impl Curves {
         budget: u64,
         marked: [Arc<MarkedKeys>; 2],
     ) -> Self {
-        let shift = (0..=MAX_SHIFT).find(|shift| FULL_BYTES >> shift <= budget);
-        let shift = shift.unwrap_or(MAX_SHIFT + 1);
+        let shift = (0..=MAX_SHIFT).find(|shift| most_bytes(*shift) <= budget);
+        Self::with_shift(fixed_rule, shift.unwrap_or(MAX_SHIFT + 1), marked)
+    }
+
+    fn with_shift(fixed_rule: Option<usize>, shift: u32, marked: [Arc<MarkedKeys>; 2]) -> Self {
         let size = |(percent, chooser), marked: &Arc<MarkedKeys>| {
             let chooses = chooser == Chooser::Own && fixed_rule.is_none();
             SimulatedSize::new(percent, chooses, shift, marked)
@@ -152,11 +164,11 @@ impl Curves {
 
     /// Forgets all blocks and sums.
     pub(crate) fn clear(&mut self) {
-        self.start_anew(FULL_BYTES >> self.shift);
+        let new = Self::with_shift(self.fixed_rule, self.shift, self.marked.clone());
+        self.start_anew(new);
     }
 
-    fn start_anew(&mut self, budget: u64) {
-        let new = Self::new(self.fixed_rule, budget, self.marked.clone());
+    fn start_anew(&mut self, new: Self) {
         *self = Self { last: self.last, ..new };
         self.marked.iter().for_each(|marked| marked.clear());
     }
@@ -164,10 +176,10 @@ impl Curves {
     /// Starts anew with smaller samples if the memory may be less than before, and with larger ones
     /// if it may be much more.
     pub(crate) fn keep_to(&mut self, budget: u64) {
-        let takes = FULL_BYTES >> self.shift;
+        let takes = most_bytes(self.shift);
         let simulates = self.shift <= MAX_SHIFT;
         if (simulates && takes > budget) || (self.shift > 0 && budget >= 4 * takes) {
-            self.start_anew(budget);
+            self.start_anew(Self::new(self.fixed_rule, budget, self.marked.clone()));
         }
     }
 

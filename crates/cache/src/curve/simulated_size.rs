@@ -13,7 +13,7 @@ use crate::policy::simulation::marked_keys::MarkedKeys;
 use crate::policy::simulation::miniatures::{Bounds, Miniatures};
 
 /// Of the miniature. With the bounds of choosers, this bounds the memory.
-pub(super) const BOUNDS: Bounds =
+const BOUNDS: Bounds =
     Bounds { blocks: 512, sparse_blocks: 256, dense: 4, keys: 2000, min_ghosts: MIN_GHOSTS };
 /// Of the miniatures of sizes below today's. Most accesses of a sparse sample are theirs.
 const SMALL_SPARSE_BLOCKS: u64 = 128;
@@ -44,27 +44,30 @@ pub(super) struct SimulatedSize {
 impl SimulatedSize {
     /// `shift` says how many times the samples are halved.
     pub(super) fn new(percent: u64, chooses: bool, shift: u32, marked: &Arc<MarkedKeys>) -> Self {
-        let smaller = |bounds: Bounds| Bounds {
-            blocks: bounds.blocks >> shift,
-            sparse_blocks: bounds.sparse_blocks >> shift,
-            keys: bounds.keys >> shift,
-            min_ghosts: bounds.min_ghosts >> shift,
-            ..bounds
-        };
         let sparse_blocks = if percent < 100 { SMALL_SPARSE_BLOCKS } else { BOUNDS.sparse_blocks };
         let bounds = Bounds { sparse_blocks, ..BOUNDS };
         Self {
             percent,
             miniature: Miniatures::new(
                 &RULES[FIRST_RULE..=FIRST_RULE],
-                smaller(bounds),
+                smaller(&bounds, shift),
                 marked.clone(),
             ),
-            chooser: chooses.then(|| Simulation::new(smaller(CHOOSER_BOUNDS), marked.clone())),
+            chooser: chooses
+                .then(|| Simulation::new(smaller(&CHOOSER_BOUNDS, shift), marked.clone())),
             sampled: Sampled::default(),
             batch: Sampled::default(),
             full: false,
         }
+    }
+
+    /// Bytes of a size whose samples are halved so many times, at most.
+    pub(super) const fn most_bytes(chooses: bool, shift: u32) -> u64 {
+        let miniature = Miniatures::most_bytes(&smaller(&BOUNDS, shift), 1);
+        if !chooses {
+            return miniature;
+        }
+        miniature + Simulation::most_bytes(&smaller(&CHOOSER_BOUNDS, shift))
     }
 
     pub(super) fn percent(&self) -> u64 {
@@ -142,5 +145,16 @@ impl SimulatedSize {
     pub(super) fn memory_bytes(&self) -> u64 {
         let chooser = self.chooser.as_ref().map_or(0, Simulation::memory_bytes);
         self.miniature.memory_bytes() + chooser
+    }
+}
+
+/// The bounds of a sample that is halved so many times.
+const fn smaller(bounds: &Bounds, shift: u32) -> Bounds {
+    Bounds {
+        blocks: bounds.blocks >> shift,
+        sparse_blocks: bounds.sparse_blocks >> shift,
+        dense: bounds.dense,
+        keys: bounds.keys >> shift,
+        min_ghosts: bounds.min_ghosts >> shift,
     }
 }

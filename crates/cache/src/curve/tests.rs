@@ -6,8 +6,9 @@ use forebay_base::sync::Arc;
 use forebay_base::testing;
 use proptest::prelude::*;
 
-use super::{Capacities, Curves, FULL_BYTES, HALF_LIFE_S, MAX_SHIFT, SIZES, TODAY, Totals};
+use super::{Capacities, Curves, HALF_LIFE_S, MAX_SHIFT, SIZES, TODAY, Totals, most_bytes};
 use crate::attributes::{Attributes, Class};
+use crate::insight_budget::InsightBudget;
 use crate::policy::admission::RULES;
 use crate::policy::simulation::access_buffer::Access;
 use crate::sample::sample_key;
@@ -105,24 +106,29 @@ proptest! {
         }
     }
 
+    /// Some blocks are used often and others once, and the two may weigh differently.
     #[test]
     fn memory_is_bounded(
         seed in any::<u64>(),
-        heaviest in 1..100_000u64,
+        weights in [1..100_000u64, 1..100_000u64],
+        lean in any::<[bool; 2]>(),
         blocks in 1..100_000u64,
         shift in 0..MAX_SHIFT + 2,
     ) {
-        let budget = FULL_BYTES >> shift;
+        let budget = most_bytes(shift);
         let mut curves = Curves::new(None, budget, Default::default());
         let mut rng = SmallRng::from_seed(seed);
-        let (total, mut most) = (blocks * heaviest, 0);
+        let (total, mut most) = (blocks * weights[0], 0);
         for step in 0..60_000u64 {
             let class = if rng.below(2) == 0 { Class::Data } else { Class::Metadata };
-            let key = if rng.below(3) == 0 { rng.below(blocks) } else { step };
+            let once = rng.below(3) > 0;
+            let key = if once { step << 20 } else { rng.below(blocks) };
             let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let weight = 1 + (hash >> 40) as u32 % heaviest as u32;
+            let heaviest = weights[usize::from(once)];
+            let least = if lean[usize::from(once)] { heaviest } else { 1 };
+            let weight = (least + (hash >> 40) % (heaviest - least + 1)) as u32;
             let rule = rng.below(RULES.len() as u64) as usize;
-            let capacities = Capacities { total, of_class: [total / 2; 2], budget };
+            let capacities = capacities(total, total / 2);
             let access = Access { key: sample_key(hash), class, weight, is_new: false };
             curves.access(access, rule, capacities);
             if step % 1000 == 0 {
@@ -134,6 +140,10 @@ proptest! {
     }
 }
 
+fn capacities(total: u64, of_class: u64) -> Capacities {
+    Capacities { total, of_class: [of_class; 2], budget: InsightBudget::FULL }
+}
+
 #[test]
 fn few_blocks_are_sampled_densely_and_many_sparsely() {
     for (capacity, sampled) in [(260, 1..=1), (16_384, 32..=64), (1 << 20, 2048..=4096)] {
@@ -142,9 +152,7 @@ fn few_blocks_are_sampled_densely_and_many_sparsely() {
         for _ in 0..8 * capacity {
             let key = sample_key(rng.below(2 * capacity).wrapping_mul(0x9e37_79b9_7f4a_7c15));
             let access = Access { key, class: Class::Data, weight: 1, is_new: false };
-            let capacities =
-                Capacities { total: capacity, of_class: [capacity; 2], budget: u64::MAX };
-            curves.access(access, 0, capacities);
+            curves.access(access, 0, capacities(capacity, capacity));
         }
         let one_in = curves.mask(Class::Data) + 1;
         println!("{capacity} blocks: one of {one_in}");
@@ -225,17 +233,18 @@ fn totals_that_fall_behind_count_nothing() {
 
 #[test]
 fn less_memory_makes_smaller_samples_and_much_less_none() {
-    let mut curves = Curves::new(None, FULL_BYTES, Default::default());
+    let full = most_bytes(0);
+    let mut curves = Curves::new(None, full, Default::default());
     for (budget, shift) in [
-        (FULL_BYTES, 0),
-        (FULL_BYTES / 2, 1),
+        (full, 0),
+        (full - 1, 1),
         // It would fit, but only just.
-        (FULL_BYTES, 1),
-        (FULL_BYTES * 2, 0),
-        (FULL_BYTES / 8, 3),
-        (FULL_BYTES / 8 - 1, MAX_SHIFT + 1),
-        (FULL_BYTES / 8, MAX_SHIFT + 1),
-        (FULL_BYTES, 0),
+        (full, 1),
+        (4 * most_bytes(1), 0),
+        (most_bytes(3), 3),
+        (most_bytes(3) - 1, MAX_SHIFT + 1),
+        (most_bytes(3), MAX_SHIFT + 1),
+        (full, 0),
     ] {
         curves.keep_to(budget);
         assert_eq!(curves.shift, shift, "{budget}");

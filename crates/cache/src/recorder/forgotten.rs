@@ -49,6 +49,6 @@ impl Forgotten {
 
     pub(super) fn memory_bytes(&self) -> u64 {
         let note = size_of::<(u64, u64)>();
-        (self.notes.capacity() * (note + 1) + self.order.capacity() * note) as u64
+        (self.notes.capacity() * 8 / 7 * (note + 1) + self.order.capacity() * note) as u64
     }
 }

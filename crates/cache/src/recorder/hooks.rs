@@ -23,16 +23,14 @@ use crate::counters::CacheCounters;
 use crate::curve::report::SecondaryCurve;
 use crate::error::Refusal;
 use crate::header::{Header, HeaderState, List, MARK};
-use crate::inner::{CacheInner, insight_budget};
+use crate::inner::CacheInner;
+use crate::insight_budget::InsightBudget;
 use crate::key::{Key, OwnerId};
 use crate::load::load_guard::LoadGuard;
 use crate::secondary::{Holding, SecondaryCache};
 
 /// A cache that holds less than this share of its target is filling up.
 const FILLED: (u64, u64) = (15, 16);
-
-/// Part of the memory for insight that the sizes of the secondary cache may take.
-const SECONDARY_SHARE: u64 = 4;
 
 /// Uses of a block that was read ahead and then once: its load, and a hit.
 const READ_AHEAD_USES: u32 = 2;
@@ -249,9 +247,15 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         if capacity == 0 && log.secondary.capacity() == 0 {
             return;
         }
+        log.secondary.keep_to(self.secondary_budget());
         log.secondary.set_capacity(capacity);
         log.secondary.advance(self.secondary_totals());
         self.recorder.set_masks(Some(log));
+    }
+
+    /// Memory that the simulated sizes of the secondary cache may take.
+    fn secondary_budget(&self) -> u64 {
+        InsightBudget::of(self.bound.as_ref(), true).secondary()
     }
 
     /// Bytes that the secondary cache can hold; 0 if there is none or if it does not know.
@@ -312,8 +316,9 @@ fn block(owner: OwnerId, attributes: Attributes) -> RecordedBlock {
 }
 
 impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
-    /// Opens the flight recorder, or closes it and forgets what it has. It takes at most 4 MiB,
-    /// which count as overhead.
+    /// Opens the flight recorder, or closes it and forgets what it has. The blocks and misses that
+    /// it remembers take at most 4 MiB, which count as overhead. What
+    /// [`secondary_curve`](Self::secondary_curve) comes from is part of the memory for curves.
     ///
     /// An open recorder makes [`explain`](Self::explain) answer.
     pub fn record(&self, open: bool) {
@@ -321,8 +326,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let log = open.then(|| {
             let start = inner.totals();
             let seed = inner.hasher.hash_one(start.now_ns);
-            let budget = insight_budget(inner.bound.as_ref(), true) / SECONDARY_SHARE;
-            let secondary = SecondarySizes::new(budget, seed);
+            let secondary = SecondarySizes::new(inner.secondary_budget());
             let mut log = Box::new(Log::new(Windows::new(start, seed), secondary, seed));
             log.secondary.set_capacity(inner.secondary_capacity());
             log.secondary.advance(inner.secondary_totals());
@@ -336,7 +340,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// recorder is closed.
     ///
     /// It comes from the blocks that left memory and those that were missed, of a sample. With a
-    /// hard bound of less than about 8 MiB there is no memory for that, and the answer is `None`.
+    /// hard bound of less than 4 MiB there is no memory for that, and the answer is `None`.
     pub fn secondary_curve(&self) -> Option<SecondaryCurve> {
         let inner = self.inner();
         let capacity = inner.secondary_capacity();

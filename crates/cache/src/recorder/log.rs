@@ -504,7 +504,7 @@ impl Log {
     pub(super) fn memory_bytes(&self) -> u64 {
         // An entry of a table and its control byte.
         let entry = size_of::<(u64, Life)>() + 1;
-        (self.lives.capacity() * entry
+        (self.lives.capacity() * 8 / 7 * entry
             + self.inserts.recent.capacity() * size_of::<(u64, RecordedBlock)>()) as u64
             + self.departed.memory_bytes()
             + self.forgotten.memory_bytes()

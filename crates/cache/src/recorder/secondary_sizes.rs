@@ -6,10 +6,10 @@
 //! the ring is full, its oldest segment is overwritten. A real one that chooses what it writes, and
 //! keeps what is used, does better at the same size.
 //!
-//! A sampled block has one entry, with the place of its copy in each ring: the bytes that were
-//! written to that ring before it. The sample is halved when there are too many entries. Misses are
-//! corrected as those of the curve of memory are (`curve::estimate`): today's size has the misses
-//! that the cache counted.
+//! A sampled block has one entry, with the place of its copy in each ring: the number of its
+//! segment, counted from the first one ever written. The sample is halved when there are too many
+//! entries. Misses are corrected as those of the curve of memory are (`curve::estimate`): today's
+//! size has the misses that the cache counted.
 //!
 //! It does not see removals of blocks that only the secondary cache has, and what that cache held
 //! before the recorder was opened.
@@ -24,6 +24,7 @@ use crate::curve::estimate::{self, Measured, Sampled};
 use crate::curve::report::{CurvePoint, OwnerCurve, SecondaryCurve};
 use crate::curve::{BUSY_S, HALF_LIFE_S};
 use crate::key::OwnerId;
+use crate::key_numbers::KeyNumbers;
 use crate::sample::Sample;
 
 /// The simulated sizes, in percent of today's.
@@ -41,9 +42,13 @@ const SPARSE: usize = 16;
 /// Groups of blocks that are counted apart. Others are counted together.
 const GROUPS: usize = 64;
 /// A place in no ring.
-const NOWHERE: u64 = u64::MAX;
-/// Bytes of an entry of the table, with its part of the free ones and of the sums.
-const ENTRY_BYTES: u64 = 3 * (size_of::<(u64, Tracked)>() as u64 + 1);
+const NOWHERE: u32 = u32::MAX;
+/// Bytes of an entry, and those that halving the sample takes for it meanwhile.
+const ENTRY_BYTES: u64 = (size_of::<Tracked>() + size_of::<(u32, u16)>()) as u64;
+/// Bytes of a group in its table, whose size is a power of two.
+const GROUP_BYTES: u64 = size_of::<((OwnerId, Class), GroupSums)>() as u64 + 1;
+/// Bytes of all groups, also where others were before.
+const ALL_GROUPS_BYTES: u64 = 4 * GROUPS as u64 * GROUP_BYTES;
 
 /// The smallest simulated size that would have served a miss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,7 +81,9 @@ pub(super) struct SecondarySizes {
     most: usize,
     /// The sample is one block in two to this power.
     shift: u32,
-    entries: HashMap<u64, Tracked, foldhash::fast::FixedState>,
+    entries: Vec<Tracked>,
+    /// The entries by key.
+    numbers: KeyNumbers,
     /// Since dead entries were dropped.
     evictions: usize,
     rings: [Ring; SIZES.len()],
@@ -86,8 +93,9 @@ pub(super) struct SecondarySizes {
 
 #[derive(Clone, Copy)]
 struct Tracked {
-    /// By size, the bytes written to the ring before the block.
-    places: [u64; SIZES.len()],
+    key: u64,
+    /// By size, the segment of the ring that has the block.
+    places: [u32; SIZES.len()],
     weight: u32,
 }
 
@@ -127,9 +135,15 @@ impl Ring {
         Self { segment_bytes, segments: (capacity / segment_bytes).max(1), written: 0 }
     }
 
-    fn holds(&self, place: u64) -> bool {
+    /// The segment of a block that is written next.
+    fn place(&self) -> u32 {
+        // The entries begin anew long before there are so many.
+        (self.written / self.segment_bytes).min(u64::from(NOWHERE - 1)) as u32
+    }
+
+    fn holds(&self, place: u32) -> bool {
         let last = self.written.saturating_sub(1) / self.segment_bytes;
-        place != NOWHERE && last.saturating_sub(place / self.segment_bytes) < self.segments
+        place != NOWHERE && last.saturating_sub(u64::from(place)) < self.segments
     }
 
     fn is_full(&self) -> bool {
@@ -139,12 +153,13 @@ impl Ring {
 
 impl SecondarySizes {
     /// `budget` is the memory that this may take, in bytes.
-    pub(super) fn new(budget: u64, seed: u64) -> Self {
+    pub(super) fn new(budget: u64) -> Self {
         Self {
             capacity: 0,
-            most: MOST.min((budget / ENTRY_BYTES) as usize),
+            most: most_entries(budget),
             shift: 0,
-            entries: HashMap::with_hasher(foldhash::fast::FixedState::with_seed(seed)),
+            entries: Vec::new(),
+            numbers: KeyNumbers::default(),
             evictions: 0,
             rings: [Ring::default(); SIZES.len()],
             sums: Sums::default(),
@@ -176,9 +191,24 @@ impl SecondarySizes {
         }
     }
 
+    /// Keeps to that many bytes of memory from now on. With less than before, the sample is halved
+    /// if it has to be; with far too little, the next [`set_capacity`](Self::set_capacity) drops
+    /// everything.
+    pub(super) fn keep_to(&mut self, budget: u64) {
+        let most = most_entries(budget);
+        if most < self.most && most >= LEAST {
+            while self.entries.len() > most {
+                self.halve();
+            }
+            self.entries.shrink_to(most + 1);
+            self.rebuild_numbers();
+        }
+        self.most = most;
+    }
+
     fn start_anew(&mut self, shift: u32) {
         self.shift = shift;
-        self.entries.clear();
+        (self.entries, self.numbers) = (Vec::new(), KeyNumbers::default());
         self.evictions = 0;
         self.rings = SIZES.map(|percent| Ring::of(scaled(self.capacity, percent)));
         self.sums = Sums::default();
@@ -190,7 +220,7 @@ impl SecondarySizes {
             return Needed::Unknown;
         }
         let stands_for = self.scale() as f64;
-        let places = self.entries.get(&key).map(|entry| entry.places);
+        let places = self.number(key).map(|n| self.entries[n as usize].places);
         let held = |n: usize| places.is_some_and(|places| self.rings[n].holds(places[n]));
         let held: [bool; SIZES.len()] = std::array::from_fn(held);
         let sums = self.sums.of(block.owner, block.class);
@@ -209,12 +239,12 @@ impl SecondarySizes {
             return;
         }
         let bytes = u64::from(weight) * self.scale();
-        let new = Tracked { places: [NOWHERE; SIZES.len()], weight };
-        let entry = self.entries.entry(key).or_insert(new);
+        let n = self.number(key).unwrap_or_else(|| self.add(key));
+        let entry = &mut self.entries[n as usize];
         entry.weight = weight;
         for (ring, place) in self.rings.iter_mut().zip(&mut entry.places) {
             if !ring.holds(*place) {
-                *place = ring.written;
+                *place = ring.place();
                 ring.written += bytes;
             }
         }
@@ -226,7 +256,35 @@ impl SecondarySizes {
 
     /// The content of a block is outdated.
     pub(super) fn removed(&mut self, key: u64) {
-        self.entries.remove(&key);
+        let key_of = |n: u16| self.entries[n as usize].key;
+        let Some(n) = self.numbers.remove(key, key_of) else { return };
+        // The last entry takes its place.
+        let last = self.entries.len() - 1;
+        if n as usize != last {
+            self.numbers.renumber(key_of(last as u16), n, key_of);
+        }
+        self.entries.swap_remove(n as usize);
+    }
+
+    fn number(&self, key: u64) -> Option<u16> {
+        self.numbers.get(key, |n| self.entries[n as usize].key)
+    }
+
+    /// Adds an entry that no ring has, and returns its number.
+    fn add(&mut self, key: u64) -> u16 {
+        let n = self.entries.len();
+        if n == self.entries.capacity() {
+            // Doubled, but never beyond the most.
+            let room = (self.most + 1).saturating_sub(n).max(1);
+            self.entries.reserve_exact(n.max(LEAST).min(room));
+        }
+        self.entries.push(Tracked { key, places: [NOWHERE; SIZES.len()], weight: 0 });
+        self.numbers.insert(key, n as u16, |n| self.entries[n as usize].key);
+        n as u16
+    }
+
+    fn rebuild_numbers(&mut self) {
+        self.numbers.rebuild(self.entries.len(), |n| self.entries[n as usize].key);
     }
 
     /// Drops the entries that no ring holds. Halves the sample if too many are left, and doubles it
@@ -235,9 +293,12 @@ impl SecondarySizes {
         let is_over = self.entries.len() > self.most;
         self.evictions = 0;
         let rings = &self.rings;
-        self.entries.retain(|_, entry| {
-            rings.iter().zip(entry.places).any(|(ring, place)| ring.holds(place))
-        });
+        if rings.iter().any(|ring| ring.place() > NOWHERE / 2) {
+            return self.start_anew(self.shift);
+        }
+        self.entries
+            .retain(|entry| rings.iter().zip(entry.places).any(|(ring, place)| ring.holds(place)));
+        self.rebuild_numbers();
         if is_over && self.entries.len() > self.most / 8 * 7 {
             self.halve();
         } else if self.entries.len() < self.most / SPARSE && self.shift > 0 {
@@ -249,26 +310,30 @@ impl SecondarySizes {
     fn halve(&mut self) {
         self.shift += 1;
         let (mask, scale) = (self.mask(), self.scale());
-        self.entries.retain(|key, _| key & mask == 0);
+        self.entries.retain(|entry| entry.key & mask == 0);
+        self.rebuild_numbers();
+        let mut held: Vec<(u32, u16)> = Vec::with_capacity(self.entries.len());
         for n in 0..SIZES.len() {
             let ring = &mut self.rings[n];
-            let mut held = Vec::with_capacity(self.entries.len());
-            for entry in self.entries.values_mut() {
+            held.clear();
+            for (number, entry) in self.entries.iter_mut().enumerate() {
                 match ring.holds(entry.places[n]) {
-                    true => held.push((entry.places[n], entry)),
+                    true => held.push((entry.places[n], number as u16)),
                     false => entry.places[n] = NOWHERE,
                 }
             }
-            held.sort_unstable_by_key(|(place, _)| *place);
-            let first = held.first().map_or(ring.written, |(place, _)| *place);
+            held.sort_unstable();
+            let first = held
+                .first()
+                .map_or(ring.written, |(place, _)| u64::from(*place) * ring.segment_bytes);
             // The ring stays as full as it was.
-            let mut written = if ring.is_full() { ring.segments * ring.segment_bytes } else { 0 };
-            written = written.max(first);
-            for (_, entry) in held {
-                entry.places[n] = written;
-                written += u64::from(entry.weight) * scale;
+            let full = if ring.is_full() { ring.segments * ring.segment_bytes } else { 0 };
+            ring.written = full.max(first);
+            for (_, number) in &held {
+                let entry = &mut self.entries[*number as usize];
+                entry.places[n] = ring.place();
+                ring.written += u64::from(entry.weight) * scale;
             }
-            ring.written = written;
         }
     }
 
@@ -370,11 +435,21 @@ impl SecondarySizes {
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {
-        let entry = size_of::<(u64, Tracked)>() + 1;
-        let group = size_of::<((OwnerId, Class), GroupSums)>() + 1;
-        (self.entries.capacity() * 8 / 7 * entry + self.sums.groups.capacity() * 8 / 7 * group)
-            as u64
+        let entries = (self.entries.capacity() * size_of::<Tracked>()) as u64;
+        let groups = (self.sums.groups.capacity() * 8 / 7) as u64 * GROUP_BYTES;
+        entries + self.numbers.memory_bytes() + groups
     }
+}
+
+/// Entries that `budget` bytes of memory are enough for.
+fn most_entries(budget: u64) -> usize {
+    let budget = budget.saturating_sub(ALL_GROUPS_BYTES);
+    let most = MOST + 1;
+    if most as u64 * ENTRY_BYTES + KeyNumbers::most_bytes(most) <= budget {
+        return MOST;
+    }
+    // At most four numbers of the table for each.
+    MOST.min((budget / (ENTRY_BYTES + 4 * size_of::<u16>() as u64)) as usize)
 }
 
 impl Sums {
@@ -408,9 +483,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{
-        ENTRY_BYTES, LEAST, NOWHERE, Needed, Ring, SIZES, SecondarySizes, SecondaryTotals, TODAY,
+        LEAST, NOWHERE, Needed, Ring, SIZES, SecondarySizes, SecondaryTotals, TODAY, most_entries,
     };
     use crate::attributes::Class;
+    use crate::insight_budget::InsightBudget;
     use crate::key::OwnerId;
     use crate::recorder::RecordedBlock;
     use crate::sample::{Sample, sample_key};
@@ -430,7 +506,7 @@ mod tests {
         ring.written = 128;
         assert!(ring.is_full() && ring.holds(0) && !ring.holds(NOWHERE));
         ring.written = 129;
-        assert_eq!([0, 1, 2].map(|place| ring.holds(place)), [false, false, true]);
+        assert_eq!([0, 1].map(|place| ring.holds(place)), [false, true]);
     }
 
     /// Blocks at random, of which a ring of any size holds its share.
@@ -446,7 +522,7 @@ mod tests {
     #[test]
     fn a_large_cache_is_sampled_and_every_size_holds_its_share() {
         let (blocks, weight) = (50_000, 8);
-        let mut sizes = SecondarySizes::new(u64::MAX, 1);
+        let mut sizes = SecondarySizes::new(u64::MAX);
         sizes.set_capacity(blocks * u64::from(weight));
         // Fills the rings.
         random_misses(&mut sizes, 3, 4 * blocks, 1_000_000, weight);
@@ -460,12 +536,12 @@ mod tests {
             let share = percent as f64 / 400.0;
             assert!((held - share).abs() < 0.04, "{percent} %: {held}, not {share}");
         }
-        assert!(sizes.memory_bytes() < 3 << 20, "{}", sizes.memory_bytes());
+        assert!(sizes.memory_bytes() < 1 << 20, "{}", sizes.memory_bytes());
     }
 
     #[test]
     fn the_smallest_size_that_serves_a_miss_is_told() {
-        let mut sizes = SecondarySizes::new(u64::MAX, 1);
+        let mut sizes = SecondarySizes::new(u64::MAX);
         assert_eq!(sizes.miss(key(7), block(1)), Needed::Unknown, "there is no secondary cache");
         assert_eq!(sizes.mask(), Sample::NONE);
         sizes.set_capacity(100);
@@ -485,7 +561,7 @@ mod tests {
 
     #[test]
     fn many_owners_are_counted_together_and_old_ones_are_forgotten() {
-        let mut sizes = SecondarySizes::new(u64::MAX, 1);
+        let mut sizes = SecondarySizes::new(u64::MAX);
         sizes.set_capacity(100);
         let at = |seconds: u64| SecondaryTotals {
             now_ns: seconds * 1_000_000_000,
@@ -502,13 +578,68 @@ mod tests {
 
     #[test]
     fn a_sample_that_became_too_coarse_starts_anew() {
-        let mut sizes = SecondarySizes::new(u64::MAX, 1);
+        let mut sizes = SecondarySizes::new(u64::MAX);
         sizes.set_capacity(50_000);
         random_misses(&mut sizes, 3, 400_000, 600_000, 1);
         let shift = sizes.shift;
         // The blocks are so large now that rings hold few of them.
         random_misses(&mut sizes, 4, 400_000, 2_000_000, 1000);
         assert!(sizes.shift < shift, "{} of {shift}", sizes.shift);
+    }
+
+    #[test]
+    fn its_memory_follows_the_budget() {
+        let full = InsightBudget::FULL.secondary();
+        let mut sizes = SecondarySizes::new(full);
+        sizes.set_capacity(50_000);
+        random_misses(&mut sizes, 3, 400_000, 200_000, 1);
+        let (before, shift) = (sizes.memory_bytes(), sizes.shift);
+        assert!(before > full / 2, "{before} of {full}");
+        // A quarter keeps a sample of what is known.
+        sizes.keep_to(full / 4);
+        sizes.set_capacity(50_000);
+        assert!(sizes.memory_bytes() <= full / 4, "{} of {full}", sizes.memory_bytes());
+        assert!(sizes.shift > shift && !sizes.entries.is_empty());
+        random_misses(&mut sizes, 4, 400_000, 200_000, 1);
+        assert!(sizes.memory_bytes() <= full / 4, "{} of {full}", sizes.memory_bytes());
+        // Far too little.
+        sizes.keep_to(full / 100);
+        sizes.set_capacity(50_000);
+        assert_eq!((sizes.capacity(), sizes.memory_bytes()), (0, 0));
+        sizes.keep_to(full);
+        sizes.set_capacity(50_000);
+        random_misses(&mut sizes, 5, 400_000, 200_000, 1);
+        assert!(sizes.memory_bytes() > full / 2, "{} of {full}", sizes.memory_bytes());
+    }
+
+    #[test]
+    fn halving_the_sample_keeps_what_the_rings_hold() {
+        let mut sizes = SecondarySizes::new(InsightBudget::FULL.secondary());
+        sizes.set_capacity(4000);
+        (0..10_000).for_each(|n| sizes.evicted(key(n), 1));
+        let held = |sizes: &SecondarySizes| {
+            let is_held = |n: usize| {
+                let ring = &sizes.rings[n];
+                let in_ring = |entry: &&super::Tracked| ring.holds(entry.places[n]);
+                sizes.entries.iter().filter(in_ring).count() as f64
+            };
+            [0, TODAY, SIZES.len() - 1].map(is_held)
+        };
+        let before = held(&sizes);
+        sizes.halve();
+        for (before, after) in before.into_iter().zip(held(&sizes)) {
+            assert!((after - before / 2.0).abs() < 0.1 * before, "{before} became {after}");
+        }
+        for n in 0..10_000 {
+            let found = sizes.number(key(n)).map(|number| sizes.entries[number as usize].key);
+            assert_eq!(found.is_some(), key(n) & sizes.mask() == 0);
+            assert!(found.is_none_or(|found| found == key(n)));
+        }
+        // The newest are in all rings, the oldest only in the largest.
+        let newest = (0..10_000).rev().find(|n| sizes.samples(key(*n))).expect("half of them");
+        assert_eq!(sizes.miss(key(newest), block(1)), Needed::Size(0));
+        let oldest = (0..10_000).find(|n| sizes.samples(key(*n))).expect("half of them");
+        assert_eq!(sizes.miss(key(oldest), block(1)), Needed::Size(SIZES.len() as u8 - 2));
     }
 
     proptest! {
@@ -520,11 +651,11 @@ mod tests {
             blocks in 1..100_000u64,
             heaviest in 1..10_000u64,
         ) {
-            let budget = (4 << 20) >> shift;
-            let mut sizes = SecondarySizes::new(budget, seed);
+            let budget = InsightBudget::FULL.secondary() >> shift;
+            let mut sizes = SecondarySizes::new(budget);
             let mut rng = SmallRng::from_seed(seed);
             sizes.set_capacity(blocks * heaviest);
-            prop_assert_eq!(sizes.capacity() > 0, budget / ENTRY_BYTES >= LEAST as u64);
+            prop_assert_eq!(sizes.capacity() > 0, most_entries(budget) >= LEAST);
             let mut most = 0;
             for step in 0..60_000u64 {
                 let number = if rng.below(3) == 0 { rng.below(blocks) } else { step };

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use forebay_base::rng::SmallRng;
 use forebay_cache::{
-    Attributes, Candidate, Class, Explanation, Holding, LoadGuard, Remedy, SecondaryCache,
+    Attributes, Cache, Candidate, Class, Explanation, Holding, LoadGuard, Remedy, SecondaryCache,
     SecondaryFate,
 };
 
@@ -183,4 +183,38 @@ fn the_curve_is_by_owner_and_needs_a_recorder() {
     assert!(both > 0.9, "{curve:#?}");
     fixture.cache.record(false);
     assert!(fixture.cache.secondary_curve().is_none());
+}
+
+#[test]
+fn the_curve_follows_the_memory_that_a_hard_bound_leaves_for_it() {
+    let behind = Behind { capacity: 1 << 20, takes: Takes::All, held: Mutex::default() };
+    let cache = Cache::<u64, u64>::builder()
+        .bound(2 << 20)
+        .weigher(|_, _| 500)
+        .secondary_cache(Arc::new(behind))
+        .build()
+        .unwrap();
+    cache.record(true);
+    assert!(cache.secondary_curve().is_none(), "so little memory is not enough");
+    let read = |keys: std::ops::Range<u64>| {
+        for key in keys {
+            cache.get_or_load(key, || Ok::<_, std::io::Error>(key)).unwrap();
+        }
+    };
+    let points = |cache: &Cache<u64, u64>| {
+        let curve = cache.secondary_curve();
+        curve.map_or(0, |curve| curve.points.len())
+    };
+    cache.resize(64 << 20);
+    assert_eq!(points(&cache), 8, "there is enough now");
+    let fixed = || cache.stats().overhead.fixed;
+    let before = fixed();
+    read(0..400_000);
+    assert_eq!(points(&cache), 8);
+    let grown = fixed() - before;
+    cache.resize(2 << 20);
+    read(0..1000);
+    assert_eq!(points(&cache), 0);
+    // The recorder itself stays.
+    assert!(fixed() < before + grown / 4 * 3, "{} of {grown} stay", fixed() - before);
 }

@@ -7,7 +7,8 @@
 //!
 //! Accesses may be lost: threads that share a shard may overwrite each other's, and a full ring
 //! drops new ones and counts them. A lost access is only a smaller sample, but a loop whose hits
-//! are lost looks shorter. So the rings are longer than a batch, which is what one call takes.
+//! are lost looks shorter. So the rings are longer than a batch, which is what one call takes, if
+//! there is memory for that.
 //!
 //! Locking: none to add; `simulations` to take.
 
@@ -17,15 +18,15 @@ use forebay_base::sync::thread_slot;
 
 use crate::attributes::Class;
 
-/// Words that one call takes from a ring, and the shortest ring. A power of two.
+/// Words that one call takes from a ring. A power of two.
 const BATCH: usize = if cfg!(forebay_model) { 2 } else { 256 };
 /// The longest ring.
 const MAX_WORDS: usize =
     if cfg!(all(feature = "insight", not(forebay_model))) { 16 * BATCH } else { BATCH };
 /// Batches in the longest ring.
 pub(super) const MAX_BATCHES: usize = MAX_WORDS / BATCH;
-/// Words of all rings, unless each has the shortest length.
-const ALL_WORDS: usize = 256 * BATCH;
+/// The shortest ring. A power of two.
+const MIN_WORDS: usize = if cfg!(forebay_model) { 2 } else { 32 };
 
 /// An access to a sampled block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,11 +96,10 @@ struct Shard {
 }
 
 impl AccessBuffer {
-    /// The rings take a quarter of `budget` bytes, unless each has the shortest length.
-    pub(crate) fn new(shards: usize, budget: u64) -> Self {
-        let all_words = (budget / 4 / size_of::<u64>() as u64).min(ALL_WORDS as u64).max(1);
-        let words = (1 << all_words.ilog2()) / shards.next_power_of_two();
-        let words = words.clamp(BATCH, MAX_WORDS);
+    /// The rings take `bytes` at most, unless each has the shortest length.
+    pub(crate) fn new(shards: usize, bytes: u64) -> Self {
+        let words = (bytes / (shards * size_of::<u64>()) as u64).clamp(1, MAX_WORDS as u64);
+        let words = (1 << words.ilog2()).clamp(MIN_WORDS, MAX_WORDS);
         let shard = || Shard {
             words: (0..words).map(|_| AtomicU64::new(0)).collect(),
             stored: AtomicU32::new(0),
@@ -109,12 +109,13 @@ impl AccessBuffer {
         Self { shards: (0..shards).map(|_| CachePadded::new(shard())).collect() }
     }
 
-    /// Whether the calling thread's ring has half a batch.
+    /// Whether the calling thread's ring has half a batch, or half of what a shorter one takes.
     #[inline]
     pub(crate) fn has_half_a_batch(&self) -> bool {
         let shard = &self.shards[thread_slot().index(self.shards.len())];
         let stored = shard.stored.load(Ordering::Relaxed);
-        stored.wrapping_sub(shard.taken.load(Ordering::Relaxed)) >= BATCH as u32 / 2
+        let waiting = stored.wrapping_sub(shard.taken.load(Ordering::Relaxed));
+        waiting >= BATCH.min(shard.words.len()) as u32 / 2
     }
 
     /// Adds an access unless the ring is full. Drops repetitions of the last one, so that a single
@@ -169,9 +170,9 @@ impl AccessBuffer {
         batch
     }
 
-    #[cfg(feature = "insight")]
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.shards.iter().map(|shard| size_of_val(&*shard.words) as u64).sum()
+        let rings: usize = self.shards.iter().map(|shard| size_of_val(&*shard.words)).sum();
+        (size_of_val(&*self.shards) + rings) as u64
     }
 }
 
@@ -185,7 +186,7 @@ impl Shard {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Access, AccessBuffer, BATCH, Batch, MAX_WORDS};
+    use super::{Access, AccessBuffer, BATCH, Batch, MAX_WORDS, MIN_WORDS};
     use crate::attributes::Class;
 
     proptest! {
@@ -239,5 +240,20 @@ mod tests {
         assert_eq!(taken, [1, 2, 1]);
         (0..BATCH as u64 / 2).for_each(|key| access_buffer.note(access(key)));
         assert!(access_buffer.has_half_a_batch());
+    }
+    #[test]
+    fn its_memory_is_what_it_may_take_or_the_shortest_rings() {
+        for (shards, bytes) in [(4, 1 << 19), (128, 1 << 19), (128, 1 << 16), (128, 0), (1, 0)] {
+            let access_buffer = AccessBuffer::new(shards, bytes);
+            let shard = size_of_val(&access_buffer.shards[0]);
+            let rings = access_buffer.memory_bytes() - (shards * shard) as u64;
+            let shortest = (shards * MIN_WORDS * size_of::<u64>()) as u64;
+            assert!(rings <= bytes.max(shortest), "{shards} shards, {bytes} bytes: {rings}");
+            // Each ring works, however short it is.
+            let access = |key| Access { key, class: Class::Data, weight: 7, is_new: false };
+            (0..MAX_WORDS as u64).for_each(|key| access_buffer.note(access(key)));
+            assert!(access_buffer.has_half_a_batch());
+            assert!(access_buffer.take(|_| {}).taken >= MIN_WORDS as u64);
+        }
     }
 }

@@ -5,13 +5,15 @@
 //!
 //! Locking: `simulations`.
 
-use super::slots::Slots;
+use super::slots::{SlotNumber, Slots};
 use crate::frequency::{Frequency, TICKS};
 use crate::index::line::Slot;
 use crate::policy::admission::{MOVES_PER_CANDIDATE, Rule, rebalances, surplus};
 use crate::policy::ticks;
 
-const NONE: u32 = u32::MAX;
+const NONE: SlotNumber = SlotNumber::MAX;
+/// Forgotten slots for which a miniature keeps memory.
+const FORGOTTEN_KEPT: usize = 64;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ListId {
@@ -24,8 +26,8 @@ enum ListId {
 
 #[derive(Clone, Copy, Default)]
 struct Node {
-    colder: u32,
-    warmer: u32,
+    colder: SlotNumber,
+    warmer: SlotNumber,
     frequency: Frequency,
     list: ListId,
     marked: bool,
@@ -33,8 +35,8 @@ struct Node {
 
 #[derive(Clone, Copy)]
 struct Chain {
-    coldest: u32,
-    warmest: u32,
+    coldest: SlotNumber,
+    warmest: SlotNumber,
     bytes: u64,
     blocks: u64,
 }
@@ -62,7 +64,7 @@ pub(super) struct Miniature {
     /// Whether blocks move from MRU to MFU without admission.
     rebalancing: bool,
     /// Slots forgotten since the last call of `forgotten`.
-    forgotten: Vec<u32>,
+    forgotten: Vec<SlotNumber>,
 }
 
 impl Miniature {
@@ -93,13 +95,20 @@ impl Miniature {
     }
 
     #[inline]
-    pub(super) fn tracks(&self, slot: u32) -> bool {
+    pub(super) fn tracks(&self, slot: SlotNumber) -> bool {
         self.nodes.get(slot as usize).is_some_and(|node| node.list != ListId::Unknown)
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {
-        (self.nodes.capacity() * size_of::<Node>() + self.forgotten.capacity() * size_of::<u32>())
-            as u64
+        (self.nodes.capacity() * size_of::<Node>()
+            + self.forgotten.capacity() * size_of::<SlotNumber>()) as u64
+    }
+
+    /// Bytes of a miniature with so many slots, at most.
+    #[cfg(feature = "insight")]
+    pub(super) const fn most_bytes(slots: usize) -> u64 {
+        let nodes = slots.next_power_of_two() * size_of::<Node>();
+        (nodes + FORGOTTEN_KEPT * size_of::<SlotNumber>()) as u64
     }
 
     #[inline]
@@ -108,15 +117,25 @@ impl Miniature {
     }
 
     /// The slots forgotten since the last call, each once.
-    pub(super) fn forgotten(&mut self) -> std::vec::Drain<'_, u32> {
+    pub(super) fn forgotten(&mut self) -> std::vec::Drain<'_, SlotNumber> {
         self.forgotten.drain(..)
     }
 
+    /// Returns the memory of many forgotten slots.
+    pub(super) fn shrink_forgotten(&mut self) {
+        if self.forgotten.capacity() > FORGOTTEN_KEPT {
+            self.forgotten.shrink_to(FORGOTTEN_KEPT);
+        }
+    }
+
     /// An access to a block, in a cache of `capacity` bytes. True if it hits.
-    pub(super) fn access(&mut self, slot: u32, capacity: u64, slots: &Slots) -> bool {
+    pub(super) fn access(&mut self, slot: SlotNumber, capacity: u64, slots: &Slots) -> bool {
         let n = slot as usize;
         if n >= self.nodes.len() {
-            self.nodes.resize(n + 1, Node::default());
+            // Not as a vector grows, which depends on where it began.
+            let slots = (n + 1).next_power_of_two();
+            self.nodes.reserve_exact(slots - self.nodes.len());
+            self.nodes.resize(slots, Node::default());
         }
         if matches!(self.nodes[n].list, ListId::Mru | ListId::Mfu) {
             self.nodes[n].marked = true;
@@ -142,7 +161,7 @@ impl Miniature {
     }
 
     /// Removes a block from its list.
-    pub(super) fn forget(&mut self, slot: u32, slots: &Slots) {
+    pub(super) fn forget(&mut self, slot: SlotNumber, slots: &Slots) {
         if self.tracks(slot) {
             self.unlink(slot, slots);
             self.forgotten.push(slot);
@@ -177,7 +196,7 @@ impl Miniature {
     }
 
     /// Compares the candidate with a victim of MFU and demotes one of them.
-    fn admit(&mut self, candidate: u32, capacity: u64, slots: &Slots) {
+    fn admit(&mut self, candidate: SlotNumber, capacity: u64, slots: &Slots) {
         let uses = self.uses(candidate);
         if uses.count(self.now) <= 1 || self.chain(ListId::Mfu).blocks == 0 {
             return self.demote(candidate, slots);
@@ -209,7 +228,7 @@ impl Miniature {
     }
 
     /// Clears the mark and counts it. True if there was one.
-    fn unmark(&mut self, slot: u32, capacity: u64, slots: &Slots) -> bool {
+    fn unmark(&mut self, slot: SlotNumber, capacity: u64, slots: &Slots) -> bool {
         let marked = std::mem::take(&mut self.nodes[slot as usize].marked);
         if marked {
             slots.note_unmarked(slot);
@@ -218,11 +237,11 @@ impl Miniature {
         marked
     }
 
-    fn uses(&self, slot: u32) -> Frequency {
+    fn uses(&self, slot: SlotNumber) -> Frequency {
         self.nodes[slot as usize].frequency
     }
 
-    fn count_use(&mut self, slot: u32, capacity: u64, slots: &Slots) {
+    fn count_use(&mut self, slot: SlotNumber, capacity: u64, slots: &Slots) {
         let (passed, leftover) =
             ticks(self.used + u64::from(slots.weight(slot)) * u64::from(TICKS), capacity);
         (self.used, self.now) = (leftover, self.now.wrapping_add(passed));
@@ -244,18 +263,18 @@ impl Miniature {
         self.chains[list as usize - 1]
     }
 
-    fn demote(&mut self, slot: u32, slots: &Slots) {
+    fn demote(&mut self, slot: SlotNumber, slots: &Slots) {
         self.relink(slot, ListId::Ghost, slots);
         let node = &mut self.nodes[slot as usize];
         node.frequency = remembered(node.frequency, self.now);
     }
 
-    fn relink(&mut self, slot: u32, list: ListId, slots: &Slots) {
+    fn relink(&mut self, slot: SlotNumber, list: ListId, slots: &Slots) {
         self.unlink(slot, slots);
         self.push(slot, list, slots);
     }
 
-    fn push(&mut self, slot: u32, list: ListId, slots: &Slots) {
+    fn push(&mut self, slot: SlotNumber, list: ListId, slots: &Slots) {
         let chain = &mut self.chains[list as usize - 1];
         let before = std::mem::replace(&mut chain.warmest, slot);
         chain.bytes += u64::from(slots.weight(slot));
@@ -269,7 +288,7 @@ impl Miniature {
         (node.list, node.colder, node.warmer) = (list, before, NONE);
     }
 
-    fn unlink(&mut self, slot: u32, slots: &Slots) {
+    fn unlink(&mut self, slot: SlotNumber, slots: &Slots) {
         let Node { list, colder, warmer, .. } = self.nodes[slot as usize];
         let chain = &mut self.chains[list as usize - 1];
         chain.bytes -= u64::from(slots.weight(slot));

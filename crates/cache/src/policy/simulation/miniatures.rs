@@ -120,6 +120,7 @@ impl Miniatures {
                 self.slots.trackers[slot as usize] -= 1;
                 self.slots.release_if_untracked(slot);
             }
+            miniature.shrink_forgotten();
         }
     }
 
@@ -138,6 +139,17 @@ impl Miniatures {
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.slots.memory_bytes() + self.miniatures.iter().map(Miniature::memory_bytes).sum::<u64>()
+        let own = self.miniatures.capacity() * size_of::<Miniature>();
+        let nodes: u64 = self.miniatures.iter().map(Miniature::memory_bytes).sum();
+        own as u64 + self.slots.memory_bytes() + nodes
+    }
+
+    /// Bytes that miniatures of so many rules take, at most.
+    #[cfg(feature = "insight")]
+    pub(crate) const fn most_bytes(bounds: &Bounds, rules: usize) -> u64 {
+        // The sample is halved when there is a key more.
+        let keys = bounds.keys + 1;
+        let each = size_of::<Miniature>() as u64 + Miniature::most_bytes(keys);
+        Slots::most_bytes(keys) + rules as u64 * each
     }
 }

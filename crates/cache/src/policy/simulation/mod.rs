@@ -37,6 +37,7 @@ use forebay_base::sync::{Arc, Mutex};
 use crate::attributes::Class;
 #[cfg(feature = "insight")]
 use crate::curve::{Curves, Totals, report::Curve};
+use crate::insight_budget::InsightBudget;
 use crate::policy::MIN_GHOSTS;
 use crate::policy::admission::{FIRST_RULE, RULES};
 use crate::sample::{Sample, sample_key};
@@ -82,7 +83,7 @@ pub(crate) struct Capacities {
     pub(crate) of_class: [u64; 2],
     /// Memory that the curves may take.
     #[cfg(feature = "insight")]
-    pub(crate) budget: u64,
+    pub(crate) budget: InsightBudget,
 }
 
 /// The outcome of a replay.
@@ -101,20 +102,24 @@ pub(crate) struct ReplayOutcome {
 impl Simulations {
     /// `plain_lru` says that the cache never follows the chosen rules. `budget` is the memory that
     /// the curves may take.
-    pub(crate) fn new(shards: usize, plain_lru: bool, budget: u64) -> Self {
+    pub(crate) fn new(shards: usize, plain_lru: bool, budget: InsightBudget) -> Self {
         #[cfg(feature = "insight")]
         let fixed_rule = plain_lru.then_some(RULES.len() - 1);
         #[cfg(not(feature = "insight"))]
         let _ = plain_lru;
         let marked: [Arc<MarkedKeys>; 2] = Default::default();
+        let access_buffer = AccessBuffer::new(shards, budget.access_buffer());
         let replayed = Replayed {
             of_class: marked.clone().map(|marked| Simulation::new(BOUNDS, marked)),
             #[cfg(feature = "insight")]
-            curves: Curves::new(fixed_rule, budget, marked.clone()),
+            curves: {
+                let budget = budget.curve(access_buffer.memory_bytes());
+                Curves::new(fixed_rule, budget, marked.clone())
+            },
         };
         Self {
             samples: [Sample::default(), Sample::default()],
-            access_buffer: AccessBuffer::new(shards, budget),
+            access_buffer,
             marked,
             replayed: Mutex::named("simulations", replayed),
         }
@@ -217,7 +222,7 @@ impl Simulations {
     ) {
         let Some(mut replayed) = self.replayed.try_lock() else { return };
         let capacities = capacities();
-        replayed.curves.keep_to(capacities.budget);
+        self.keep_to(&mut replayed, capacities);
         if !replayed.curves.is_due(now_ns) {
             return;
         }
@@ -225,10 +230,16 @@ impl Simulations {
         replayed.curves.advance(totals());
     }
 
+    #[cfg(feature = "insight")]
+    fn keep_to(&self, replayed: &mut Replayed, capacities: Capacities) {
+        replayed.curves.keep_to(capacities.budget.curve(self.access_buffer.memory_bytes()));
+    }
+
     /// The miss-ratio curve, up to now.
     #[cfg(feature = "insight")]
     pub(crate) fn curve(&self, totals: impl FnOnce() -> Totals, capacities: Capacities) -> Curve {
         let mut replayed = self.replayed.lock();
+        self.keep_to(&mut replayed, capacities);
         self.replay_all(&mut replayed, capacities);
         replayed.curves.advance(totals());
         replayed.curves.curve(capacities.total)
@@ -260,8 +271,8 @@ impl Simulations {
         let replayed = self.replayed.lock();
         let bytes = replayed.of_class.iter().map(Simulation::memory_bytes).sum::<u64>();
         #[cfg(feature = "insight")]
-        let bytes = bytes + replayed.curves.memory_bytes() + self.access_buffer.memory_bytes();
-        bytes + size_of::<[MarkedKeys; 2]>() as u64
+        let bytes = bytes + replayed.curves.memory_bytes();
+        bytes + self.access_buffer.memory_bytes() + size_of::<[MarkedKeys; 2]>() as u64
     }
 }
 
@@ -347,5 +358,11 @@ impl Simulation {
 
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.miniatures.memory_bytes()
+    }
+
+    /// Bytes that simulations within these bounds take, at most.
+    #[cfg(feature = "insight")]
+    pub(crate) const fn most_bytes(bounds: &Bounds) -> u64 {
+        Miniatures::most_bytes(bounds, RULES.len())
     }
 }

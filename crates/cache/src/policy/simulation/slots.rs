@@ -2,23 +2,24 @@
 //!
 //! Locking: `simulations`.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-
 use forebay_base::sync::Arc;
 
 use super::marked_keys::MarkedKeys;
+use crate::key_numbers::KeyNumbers;
+
+/// The number of a key. All numbers are below its largest value.
+pub(super) type SlotNumber = u16;
 
 /// Numbers for the keys that some miniatures track.
 #[derive(Default)]
 pub(super) struct Slots {
-    by_key: HashMap<u64, u32, BuildHasherDefault<Hashed>>,
+    numbers: KeyNumbers,
     pub(super) keys: Vec<u64>,
     /// A block's weight when it was first seen, while it is tracked.
     weights: Vec<u32>,
     /// How many miniatures track it.
     pub(super) trackers: Vec<u8>,
-    pub(super) free: Vec<u32>,
+    pub(super) free: Vec<SlotNumber>,
     /// Of all miniatures of the class.
     marked: Arc<MarkedKeys>,
 }
@@ -29,7 +30,7 @@ impl Slots {
     }
 
     /// A miniature has cleared a block's mark.
-    pub(super) fn note_unmarked(&self, slot: u32) {
+    pub(super) fn note_unmarked(&self, slot: SlotNumber) {
         self.marked.remove(self.keys[slot as usize]);
     }
 
@@ -39,63 +40,55 @@ impl Slots {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.by_key.len()
+        self.numbers.len()
     }
 
-    pub(super) fn weight(&self, slot: u32) -> u32 {
+    pub(super) fn weight(&self, slot: SlotNumber) -> u32 {
         self.weights[slot as usize]
     }
 
-    pub(super) fn all(&self) -> Vec<u32> {
-        self.by_key.values().copied().collect()
+    pub(super) fn all(&self) -> Vec<SlotNumber> {
+        self.numbers.iter().collect()
     }
 
-    pub(super) fn find_or_add(&mut self, key: u64, weight: u32) -> u32 {
-        if let Some(slot) = self.by_key.get(&key) {
-            return *slot;
+    pub(super) fn find_or_add(&mut self, key: u64, weight: u32) -> SlotNumber {
+        if let Some(slot) = self.numbers.get(key, |slot| self.keys[slot as usize]) {
+            return slot;
         }
         let slot = self.free.pop().unwrap_or_else(|| {
             self.keys.push(0);
             self.weights.push(0);
             self.trackers.push(0);
-            self.keys.len() as u32 - 1
+            self.keys.len() as SlotNumber - 1
         });
         let n = slot as usize;
         (self.keys[n], self.weights[n], self.trackers[n]) = (key, weight, 0);
-        self.by_key.insert(key, slot);
+        self.numbers.insert(key, slot, |slot| self.keys[slot as usize]);
         slot
     }
 
-    pub(super) fn release_if_untracked(&mut self, slot: u32) {
+    pub(super) fn release_if_untracked(&mut self, slot: SlotNumber) {
         let n = slot as usize;
-        if self.trackers[n] == 0 && self.by_key.remove(&self.keys[n]).is_some() {
+        if self.trackers[n] > 0 {
+            return;
+        }
+        if self.numbers.remove(self.keys[n], |slot| self.keys[slot as usize]).is_some() {
             self.free.push(slot);
         }
     }
 
+    /// Bytes that so many keys at once take, at most.
+    #[cfg(feature = "insight")]
+    pub(super) const fn most_bytes(keys: usize) -> u64 {
+        let each = size_of::<u64>() + size_of::<u32>() + size_of::<u8>() + size_of::<SlotNumber>();
+        (keys.next_power_of_two() * each) as u64 + KeyNumbers::most_bytes(keys)
+    }
+
     pub(super) fn memory_bytes(&self) -> u64 {
-        let each = size_of::<u64>() + 2 * size_of::<u32>() + 1;
-        // An entry of the table and its control byte.
-        (self.keys.capacity() * each + self.by_key.capacity() * 17) as u64
-    }
-}
-
-/// Hashes values that are hashes already.
-#[derive(Default)]
-struct Hashed(u64);
-
-impl Hasher for Hashed {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 << 8) ^ u64::from(*byte);
-        }
-    }
-    fn write_u64(&mut self, key: u64) {
-        // The table uses the low bits for the bucket and the top bits to tell entries apart. The
-        // low bits of a sampled key are zero.
-        self.0 = key.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+        let arrays = self.keys.capacity() * size_of::<u64>()
+            + self.weights.capacity() * size_of::<u32>()
+            + self.trackers.capacity()
+            + self.free.capacity() * size_of::<SlotNumber>();
+        arrays as u64 + self.numbers.memory_bytes()
     }
 }

@@ -11,6 +11,7 @@ use super::slots::Slots;
 use super::{BOUNDS, Capacities, Simulation, Simulations, sample_key};
 use crate::attributes::Class;
 use crate::frequency::{Frequency, TICKS};
+use crate::insight_budget::InsightBudget;
 use crate::policy::admission::{MOVES_PER_CANDIDATE, RULES, Rule, rebalances, surplus};
 use crate::policy::simulation::access_buffer::Access;
 use crate::policy::{EPOCH_CAPACITIES, MIN_GHOSTS};
@@ -196,7 +197,7 @@ proptest! {
     /// The simulations are the same, whether hits on marked keys are replayed or left out.
     #[test]
     fn hits_on_marked_keys_change_nothing(seed in any::<u64>(), keys in 400..6000u64) {
-        let [all, others] = [(); 2].map(|()| Simulations::new(1, false, u64::MAX));
+        let [all, others] = [(); 2].map(|()| Simulations::new(1, false, InsightBudget::FULL));
         let mut rng = SmallRng::from_seed(seed);
         let (mut total, mut left_out) = (keys, 0);
         for step in 0..20_000u64 {
@@ -204,7 +205,7 @@ proptest! {
                 // A smaller capacity lets the samples grow.
                 total = 10 + rng.below(if step % 8000 == 0 { keys } else { keys / 20 });
             }
-            let capacities = Capacities { total, of_class: [total; 2], budget: u64::MAX };
+            let capacities = Capacities { total, of_class: [total; 2], budget: InsightBudget::FULL };
             let access = data(skewed(&mut rng, step, keys));
             let outcome = &mut super::ReplayOutcome::default();
             let hits_all = all.replayed.lock().access(access, capacities, outcome);
@@ -236,7 +237,7 @@ proptest! {
 
 #[test]
 fn hits_on_blocks_that_are_marked_everywhere_are_not_noted() {
-    let simulations = Simulations::new(1, false, u64::MAX);
+    let simulations = Simulations::new(1, false, InsightBudget::FULL);
     let replay = |access| simulations.note_insert(access, capacities).expect("one thread");
     // They fit into a quarter of the capacity.
     (0..20).for_each(|key| _ = replay(Some(data(hash(key)))));
@@ -256,7 +257,7 @@ fn capacities() -> Capacities {
         total: 100,
         of_class: [100; 2],
         #[cfg(feature = "insight")]
-        budget: u64::MAX,
+        budget: InsightBudget::FULL,
     }
 }
 
@@ -333,7 +334,7 @@ const MIN_DENSE_BLOCKS: u64 = BOUNDS.blocks / 16;
 
 #[test]
 fn a_loop_and_a_drift_lead_to_opposite_rules() {
-    let simulations = Simulations::new(1, false, u64::MAX);
+    let simulations = Simulations::new(1, false, InsightBudget::FULL);
     let mut chosen = usize::MAX;
     for i in 0..20_000u64 {
         let replayed = simulations
@@ -360,4 +361,43 @@ fn a_loop_and_a_drift_lead_to_opposite_rules() {
         .note_insert(Some(Access { class: Class::Metadata, ..data(1) }), capacities)
         .expect("no other thread replays");
     assert_eq!((replayed.chosen[Class::Data as usize], replayed.accesses), (chosen, [1, 0]));
+}
+
+/// Ghosts that weigh little, behind blocks that weigh much, fill the samples up to their limit of
+/// keys. Blocks of a hundredth of the capacity and less are hot, of one simulated size after the
+/// other.
+#[test]
+#[cfg(feature = "insight")]
+fn the_curve_and_its_access_buffer_keep_to_their_budget_with_any_weights() {
+    let budget = InsightBudget::FULL;
+    // As many threads as a large machine has.
+    let simulations = Simulations::new(128, false, budget);
+    let share = budget.curve(0);
+    let total = 1 << 30;
+    let capacities = Capacities { total, of_class: [total; 2], budget };
+    let mut rng = SmallRng::from_seed(9);
+    let mut most = 0;
+    for step in 0..600_000u64 {
+        let percent = [25, 50, 75, 100, 150, 200, 300, 400][(step / 5000 % 8) as usize];
+        let blocks = 1 << (6 + step / 40_000 % 3);
+        let heavy = total / 100 * percent / blocks;
+        let class = Class::ALL[rng.below(2) as usize];
+        let (number, weight) = match rng.below(2) {
+            0 => (percent << 32 | rng.below(blocks), heavy),
+            _ => (1 << 40 | step, heavy / 64),
+        };
+        let key = sample_key(hash(number));
+        let access = Access { key, class, weight: weight as u32, is_new: false };
+        let mut replayed = simulations.replayed.lock();
+        let outcome = &mut super::ReplayOutcome::default();
+        simulations.replay_access(&mut replayed, access, capacities, outcome);
+        if step % 1000 == 0 {
+            most = most.max(replayed.curves.memory_bytes());
+        }
+    }
+    let buffer = simulations.access_buffer.memory_bytes();
+    println!("{most} bytes and {buffer} of {share}");
+    assert!(most + buffer <= share, "{most} and {buffer} of {share}");
+    // It is a hostile load indeed.
+    assert!(most > share / 2, "{most} of {share}");
 }
