@@ -305,7 +305,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// It comes from miniature simulations of the policy on sampled blocks. They see blocks without
     /// a hint. With what [`secondary_curve`](Self::secondary_curve) comes from, they take at most
     /// 4 MiB, and at most a sixteenth of a hard bound. A bound of less than 7 MiB is too small for
-    /// them; then the curve has no points.
+    /// them; then the curve has no points. After [`resize`](Self::resize) by more than an eighth
+    /// it begins anew, since what was simulated before were other sizes.
     ///
     /// ```
     /// # use forebay_cache::Cache;

@@ -5,7 +5,8 @@
 //! 2017). It has its own sample and follows the rule that the policy would choose at that size. It
 //! sees the accesses that the policy's own simulations see, from the same access buffer.
 //!
-//! All sums decay with a half-life of [`HALF_LIFE_S`], so the curve follows the last minutes.
+//! All sums decay with a half-life of [`HALF_LIFE_S`], so the curve follows the last minutes. They
+//! begin anew when the capacity changes by more than an eighth. The miniatures grow or shrink then.
 //!
 //! The memory is bounded ([`insight_budget`](crate::insight_budget)), by smaller samples if need
 //! be. A very small cache has no curve.
@@ -120,6 +121,8 @@ pub(crate) struct Curves {
     /// By class.
     marked: [Arc<MarkedKeys>; 2],
     last: Totals,
+    /// The capacity that the sums are of; 0 before the first access.
+    capacity: u64,
     hits: [f64; 2],
     misses: [f64; 2],
     /// Number and nanoseconds of timed loads.
@@ -154,6 +157,7 @@ impl Curves {
             missed: [0; 2],
             marked,
             last: Totals::default(),
+            capacity: 0,
             hits: [0.0; 2],
             misses: [0.0; 2],
             loads: [0.0; 2],
@@ -193,6 +197,9 @@ impl Curves {
     pub(crate) fn access(&mut self, access: Access, rule: usize, capacities: Capacities) -> bool {
         if self.shift > MAX_SHIFT {
             return true;
+        }
+        if self.capacity == 0 {
+            self.capacity = capacities.total;
         }
         let mut hits_all = true;
         let (class, other) = (access.class as usize, access.class.other() as usize);
@@ -235,8 +242,16 @@ impl Curves {
         now_ns.saturating_sub(self.last.now_ns) >= ADVANCE_NS
     }
 
-    /// Adds to the sums what the counters say, and lets them decay.
-    pub(crate) fn advance(&mut self, totals: Totals) {
+    /// Adds to the sums what the counters say, and lets them decay. If the capacity has changed by
+    /// more than an eighth, the sums are of other sizes than the points will say, and begin anew.
+    pub(crate) fn advance(&mut self, totals: Totals, capacity: u64) {
+        if self.capacity > 0 && self.capacity.abs_diff(capacity) > self.capacity / 8 {
+            (self.capacity, self.last) = (capacity, totals);
+            (self.hits, self.misses) = ([0.0; 2], [0.0; 2]);
+            (self.seconds, self.busy_seconds) = (0.0, 0.0);
+            self.sizes.iter_mut().flatten().for_each(SimulatedSize::reset_sums);
+            return;
+        }
         let seconds = totals.now_ns.saturating_sub(self.last.now_ns) as f64 / 1e9;
         let kept = (-seconds / HALF_LIFE_S).exp2();
         let last = self.last;
@@ -259,7 +274,8 @@ impl Curves {
 
     /// The curve over the last minutes. [`advance`](Self::advance) first.
     pub(crate) fn curve(&self, capacity: u64) -> Curve {
-        let by_class = Class::ALL.map(|class| self.points(class, capacity));
+        let full: Vec<bool> = (0..SIZES.len()).map(|n| self.is_full(n, capacity)).collect();
+        let by_class = Class::ALL.map(|class| self.points(class, capacity, &full));
         let points = by_class[0].iter().zip(&by_class[1]).map(|(a, b)| a.plus(b)).collect();
         let [loads, ns] = self.loads;
         let load_ns = if loads > 0.0 { ns / loads } else { 0.0 };
@@ -267,7 +283,14 @@ impl Curves {
         Curve { capacity, seconds, busy_seconds, load_ns, points, by_class }
     }
 
-    fn points(&self, class: Class, capacity: u64) -> Vec<CurvePoint> {
+    /// Whether both classes together fill a cache of `capacity` bytes at a size, nearly. Before,
+    /// more capacity would change nothing.
+    fn is_full(&self, n: usize, capacity: u64) -> bool {
+        let resident: u64 = self.sizes.iter().map(|sizes| sizes[n].resident_bytes()).sum();
+        resident >= self.sizes[0][n].scaled(capacity) / 8 * 7
+    }
+
+    fn points(&self, class: Class, capacity: u64, full: &[bool]) -> Vec<CurvePoint> {
         if self.shift > MAX_SHIFT {
             return Vec::new();
         }
@@ -276,15 +299,16 @@ impl Curves {
             estimate::Measured { accesses: self.hits[n] + self.misses[n], misses: self.misses[n] };
         let sampled: Vec<_> = self.sizes[n].iter().map(SimulatedSize::sampled).collect();
         let misses = estimate::misses(measured, &sampled, TODAY);
-        let point = |(size, (misses, error)): (&SimulatedSize, (f64, f64))| CurvePoint {
-            percent: size.percent(),
-            capacity: size.scaled(capacity),
-            accesses: measured.accesses,
-            misses,
-            error,
-            full: size.is_full(),
-        };
-        self.sizes[n].iter().zip(misses).map(point).collect()
+        let point =
+            |((size, (misses, error)), full): ((&SimulatedSize, (f64, f64)), &bool)| CurvePoint {
+                percent: size.percent(),
+                capacity: size.scaled(capacity),
+                accesses: measured.accesses,
+                misses,
+                error,
+                full: *full,
+            };
+        self.sizes[n].iter().zip(misses).zip(full).map(point).collect()
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {

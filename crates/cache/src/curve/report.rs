@@ -6,7 +6,8 @@ use crate::key::OwnerId;
 /// The hit ratio that a cache would have had over the last minutes, at several sizes.
 ///
 /// From [`Cache::curve`](crate::Cache::curve). Accesses are those to blocks without a hint, and
-/// weigh less the longer ago they were.
+/// weigh less the longer ago they were. They begin anew when the capacity changes by more than an
+/// eighth.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     /// The capacity today, in bytes.
@@ -37,8 +38,8 @@ pub struct CurvePoint {
     pub misses: f64,
     /// The standard error of `misses`, as far as it comes from sampling.
     pub error: f64,
-    /// Whether the simulated cache of this size has filled. If not, more capacity would have
-    /// brought no more hits, yet.
+    /// Whether the simulated cache of this size, with both classes, has filled. If not, more
+    /// capacity would have brought no more hits, yet.
     pub full: bool,
 }
 
@@ -111,7 +112,8 @@ impl CurvePoint {
             accesses: self.accesses + other.accesses,
             misses: self.misses + other.misses,
             error: self.error.hypot(other.error),
-            full: self.full || other.full,
+            // Of the whole cache, so the same for all classes.
+            full: self.full && other.full,
         }
     }
 }

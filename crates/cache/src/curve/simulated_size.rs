@@ -38,7 +38,6 @@ pub(super) struct SimulatedSize {
     sampled: Sampled,
     /// Of the accesses since the last batch.
     batch: Sampled,
-    full: bool,
 }
 
 impl SimulatedSize {
@@ -57,7 +56,6 @@ impl SimulatedSize {
                 .then(|| Simulation::new(smaller(&CHOOSER_BOUNDS, shift), marked.clone())),
             sampled: Sampled::default(),
             batch: Sampled::default(),
-            full: false,
         }
     }
 
@@ -92,8 +90,12 @@ impl SimulatedSize {
 
     /// What this class leaves of a cache of `total` bytes at this size.
     pub(super) fn left_of(&self, total: u64) -> u64 {
-        let resident = self.miniature.resident_bytes().saturating_mul(self.miniature.mask() + 1);
-        self.scaled(total).saturating_sub(resident)
+        self.scaled(total).saturating_sub(self.resident_bytes())
+    }
+
+    /// Bytes of the blocks that the sampled ones stand for.
+    pub(super) fn resident_bytes(&self) -> u64 {
+        self.miniature.resident_bytes().saturating_mul(self.miniature.mask() + 1)
     }
 
     /// Replays an access to a block of one of the samples.
@@ -116,8 +118,6 @@ impl SimulatedSize {
             self.batch.misses += stands_for;
             self.batch.variance += stands_for * (stands_for - 1.0);
         }
-        let resident = self.miniature.resident_bytes() * (self.miniature.mask() + 1);
-        self.full = resident >= capacity / 8 * 7;
         SizeOutcome { hits_all: hits_all && hits > 0, misses }
     }
 
@@ -137,9 +137,9 @@ impl SimulatedSize {
         Sampled { one_in: (self.miniature.mask() + 1) as f64, ..self.sampled }
     }
 
-    /// Whether the miniature has filled, nearly. Before, more capacity would change nothing.
-    pub(super) fn is_full(&self) -> bool {
-        self.full
+    /// Forgets the misses; the blocks stay.
+    pub(super) fn reset_sums(&mut self) {
+        (self.sampled, self.batch) = (Sampled::default(), Sampled::default());
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {

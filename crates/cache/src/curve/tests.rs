@@ -225,8 +225,8 @@ fn a_class_takes_what_the_other_leaves() {
 #[test]
 fn totals_that_fall_behind_count_nothing() {
     let mut curves = Curves::new(None, u64::MAX, Default::default());
-    curves.advance(Totals { now_ns: 9, hits: [5, 5], misses: [1, 1], loads: [2, 30] });
-    curves.advance(Totals { now_ns: 3, hits: [4, 5], misses: [1, 0], loads: [1, 9] });
+    curves.advance(Totals { now_ns: 9, hits: [5, 5], misses: [1, 1], loads: [2, 30] }, 100);
+    curves.advance(Totals { now_ns: 3, hits: [4, 5], misses: [1, 0], loads: [1, 9] }, 100);
     let point = curves.curve(100).points[TODAY];
     assert!((point.accesses - 12.0).abs() < 1e-3, "{point:?}");
 }
@@ -256,5 +256,53 @@ fn less_memory_makes_smaller_samples_and_much_less_none() {
     (0..5000).for_each(|key| cache.insert(key, key).unwrap());
     while cache.curve().points.is_empty() {
         cache.insert(1, 1).unwrap();
+    }
+}
+
+/// Capacities, and whether the point is that of a full cache.
+fn full(cache: &Cache<u64, ()>) -> Vec<(u64, bool)> {
+    cache.curve().points.iter().map(|point| (point.capacity, point.full)).collect()
+}
+
+#[test]
+fn another_capacity_begins_the_sums_anew_and_has_to_fill() {
+    let clock = Arc::new(ManualClock::new());
+    let cache = cache(100, false, &clock);
+    let mut rng = SmallRng::from_seed(4);
+    let mut read = |accesses: u64| {
+        (0..accesses).for_each(|_| _ = access(&cache, rng.below(500), Attributes::DATA));
+    };
+    read(20_000);
+    assert_eq!(full(&cache).last(), Some(&(400, true)));
+    // What was simulated were other sizes than those of the points.
+    cache.resize(400);
+    let points = cache.curve().points;
+    assert!(points.iter().all(|point| point.accesses == 0.0 && point.misses == 0.0), "{points:#?}");
+    assert!(cache.curve().capacity_for(0.5).is_none());
+    assert!(full(&cache).iter().all(|(_, full)| !full), "{:?}", full(&cache));
+    read(20_000);
+    let points = cache.curve().points;
+    assert_eq!(points[TODAY].accesses, 20_000.0);
+    // Of 500 blocks, a hundred fit, or all.
+    assert!((points[0].hit_ratio() - 0.2).abs() < 0.05, "{points:#?}");
+    assert!(points[TODAY + 1].hit_ratio() > 0.95, "{points:#?}");
+    // A small change changes no more than the points.
+    cache.resize(420);
+    assert_eq!(cache.curve().points[TODAY].accesses, 20_000.0);
+}
+
+#[test]
+fn an_idle_class_does_not_make_a_size_full() {
+    let cache = cache(10, false, &Arc::default());
+    (0..1000).for_each(|key| _ = access(&cache, key, Attributes::METADATA));
+    assert!(full(&cache).iter().all(|(_, full)| *full), "{:?}", full(&cache));
+    cache.resize(1000);
+    // They fill a quarter, and nothing above.
+    (0..10_000).for_each(|at| _ = access(&cache, 5000 + at % 300, Attributes::DATA));
+    let found = full(&cache);
+    assert!(found.iter().all(|(capacity, full)| *full == (*capacity == 250)), "{found:?}");
+    let curve = cache.curve();
+    for of_class in &curve.by_class {
+        assert!(of_class.iter().zip(&curve.points).all(|(one, both)| one.full == both.full));
     }
 }

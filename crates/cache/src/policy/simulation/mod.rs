@@ -227,7 +227,7 @@ impl Simulations {
             return;
         }
         self.replay_all(&mut replayed, capacities);
-        replayed.curves.advance(totals());
+        replayed.curves.advance(totals(), capacities.total);
     }
 
     #[cfg(feature = "insight")]
@@ -241,7 +241,7 @@ impl Simulations {
         let mut replayed = self.replayed.lock();
         self.keep_to(&mut replayed, capacities);
         self.replay_all(&mut replayed, capacities);
-        replayed.curves.advance(totals());
+        replayed.curves.advance(totals(), capacities.total);
         replayed.curves.curve(capacities.total)
     }
 

@@ -226,7 +226,7 @@ proptest! {
         let found = [&all, &others].map(|each| {
             let mut replayed = each.replayed.lock();
             let totals = crate::curve::Totals { misses: [0, 20_000], ..Default::default() };
-            replayed.curves.advance(totals);
+            replayed.curves.advance(totals, total);
             let points = replayed.curves.curve(total).points;
             let misses: Vec<f64> = points.iter().map(|point| point.misses).collect();
             (replayed.of_class[1].chosen(), replayed.mask(Class::Data), misses)
