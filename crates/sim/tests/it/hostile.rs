@@ -83,7 +83,7 @@ fn cases(
 
 #[test]
 fn damaged_images_are_imported_or_refused() {
-    cases("damaged", 300, &originals(), |corrupter, rng| match rng.below(4) {
+    cases("damaged", 150, &originals(), |corrupter, rng| match rng.below(4) {
         0 => corrupter.flip(rng),
         1 => corrupter.swap(rng),
         2 => corrupter.wipe(rng),
@@ -93,24 +93,24 @@ fn damaged_images_are_imported_or_refused() {
 
 #[test]
 fn corrupted_labels_are_imported_or_refused() {
-    cases("labels", 250, &originals(), Corrupter::corrupt_slot);
+    cases("labels", 125, &originals(), Corrupter::corrupt_slot);
 }
 
 #[test]
 fn corrupted_blocks_are_survived() {
-    cases("blocks", 500, &originals(), Corrupter::corrupt_block);
+    cases("blocks", 250, &originals(), Corrupter::corrupt_block);
 }
 
 #[test]
 fn corrupted_logs_are_survived() {
     let originals = [original(1, false), original(3, false), original(5, false)];
-    cases("logs", 200, &originals, Corrupter::corrupt_log);
+    cases("logs", 100, &originals, Corrupter::corrupt_log);
 }
 
 /// Runs random scripts as `fuzz/` does.
 #[test]
 fn scripts_are_survived() {
-    cases("scripts", 150, &originals(), |corrupter, rng| {
+    cases("scripts", 75, &originals(), |corrupter, rng| {
         let mut script = [0; 80];
         rng.fill(&mut script);
         corrupter.any(&mut Script::new(&script));
