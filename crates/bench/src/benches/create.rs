@@ -176,7 +176,7 @@ fn one(
 }
 
 /// Counters of the pool since its import, and their figures.
-const COUNTERS: [(&str, &str, &str); 13] = [
+const COUNTERS: [(&str, &str, &str); 14] = [
     ("reads", "miss", "reads_waited_for"),
     ("reads", "prefetch", "reads_ahead"),
     ("blocks_written", "", "blocks_written"),
@@ -188,6 +188,7 @@ const COUNTERS: [(&str, &str, &str); 13] = [
     ("directory_filter_absent", "", "filter_absent"),
     ("directory_filter_maybe", "", "filter_maybe"),
     ("directory_filter_false", "", "filter_false"),
+    ("directory_filters_voided", "", "filters_voided"),
     ("directory_merge_reads", "", "merge_reads"),
     ("directory_creates_slowed", "", "creates_slowed"),
 ];

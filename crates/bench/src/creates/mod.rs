@@ -137,13 +137,12 @@ impl CreateOptions {
         Ok(directory.insert(&tx, name.bytes(), &object.to_le_bytes())?)
     }
 
-    /// Destroys the object of a name. As the file system does, loads what that needs before the
-    /// transaction, if names are looked up first.
+    /// Destroys the object of a name. If names are looked up first, that loads what the removal
+    /// needs before the transaction.
     pub(crate) fn destroy(self, pooled: &Pooled, number: u64) -> Result<(), ThreadError> {
         let (name, directory) = (self.name(number), &pooled.directories[directory_of(number)]);
         if self.lookup {
             directory.lookup(name.bytes())?.ok_or("a name that does not exist")?;
-            directory.warm(name.bytes())?;
         }
         let tx = pooled.pool.begin_freeing()?;
         let value = directory.remove(&tx, name.bytes())?;

@@ -53,7 +53,6 @@ impl FileSystem {
             let child = self.resolve(parent, name)?.ok_or_else(not_found)?;
             self.check_removable(&child, directory)?;
             self.warm(parent)?;
-            self.warm_name(parent, name)?;
             self.warm_removal(&child)?;
             let tx = self.begin_freeing()?;
             let _locks = InodeLocks::of(&tx, [parent, &child])?;

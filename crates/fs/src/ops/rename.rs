@@ -67,7 +67,9 @@ impl FileSystem {
                 // Loads the ancestors. The result may still change.
                 self.check_loops(&rename)?;
             }
-            self.warm_name(&from, name)?;
+            if rename.exchanged().is_some() {
+                self.warm_name(&from, name)?;
+            }
             self.warm_name(&to, new_name)?;
             if target.is_none() {
                 let names = to.directory(self.dataset(), self.wait)?;

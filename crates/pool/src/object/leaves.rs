@@ -1,7 +1,7 @@
 //! An object as the leaf store of a directory.
 
 use forebay_base::counters::Counter;
-use forebay_base::sync::{Arc, hint};
+use forebay_base::sync::{Arc, MutexGuard, hint};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, ZAP_ASIDE, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZapBlock};
@@ -77,7 +77,7 @@ impl Leaves {
         &self,
         state: &mut NodeState,
         tx: &Tx,
-        (leaf, FilterOpening { seed, replaces }): (u64, FilterOpening),
+        (leaf, FilterOpening { seed, replaces, .. }): (u64, FilterOpening),
         fetched: &[Option<Fetched>],
     ) -> Result<LeafLookup<(), FetchTicket>> {
         let id = zap::filter_of(leaf);
@@ -95,6 +95,31 @@ impl Leaves {
             zap::open_filter(block, seed);
         }
         Ok(opened)
+    }
+
+    /// Opens the filter block of a leaf if it is in memory; otherwise the filter becomes void.
+    /// Releases the lock meanwhile if the block's pointer must be looked up.
+    fn open_filter_at_hand<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, NodeState>,
+        tx: &Tx,
+        leaf: (u64, FilterOpening),
+        fetched: &[Option<Fetched>],
+    ) -> Result<MutexGuard<'a, NodeState>> {
+        let mut opened = self.open_filter_in(&mut state, tx, leaf, fetched)?;
+        if let LeafLookup::NotResident(FetchTicket::Pointer(id)) = opened {
+            drop(state);
+            let is_known = self.0.pin(id.block(), Wait::Refused).is_ok();
+            state = self.0.lock();
+            self.0.check_alive(&state)?;
+            if is_known {
+                opened = self.open_filter_in(&mut state, tx, leaf, fetched)?;
+            }
+        }
+        if let LeafLookup::NotResident(_) = opened {
+            self.count(ZapCounters::DIRECTORY_FILTERS_VOIDED, 1);
+        }
+        Ok(state)
     }
 }
 
@@ -226,10 +251,14 @@ impl LeafStore for Leaves {
         }
         if let (Some(filter), ZapBlock::Leaf(leaf)) = (filter, id)
             && self.is_at_hand(&state, block, fetched)
-            && let LeafLookup::NotResident(ticket) =
-                self.open_filter_in(&mut state, tx, (leaf, filter), fetched)?
         {
-            return Ok(LeafLookup::NotResident(ticket));
+            if !filter.is_needed {
+                state = self.open_filter_at_hand(state, tx, (leaf, filter), fetched)?;
+            } else if let LeafLookup::NotResident(ticket) =
+                self.open_filter_in(&mut state, tx, (leaf, filter), fetched)?
+            {
+                return Ok(LeafLookup::NotResident(ticket));
+            }
         }
         Ok(match self.open(&mut state, tx, (id, wanted), fetched)? {
             LeafLookup::Resident(()) => LeafLookup::Resident(f(dirty_mut(&mut state, tx, block))),

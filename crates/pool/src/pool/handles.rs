@@ -530,7 +530,8 @@ impl Directory {
     }
 
     /// Loads what a change of a name needs beside what [`lookup`](Self::lookup) loads. Called
-    /// before the transaction begins, so that the change reads nothing while it is open.
+    /// before the transaction begins, so that the change reads nothing while it is open. A removal
+    /// needs nothing else.
     ///
     /// # Errors
     /// As [`lookup`](Self::lookup).

@@ -28,6 +28,9 @@ pub(super) struct LeafAccess<'a, S: LeafStore> {
     /// Blocks that could not be read. A change of a leaf replaces its filter block if that is
     /// damaged, and otherwise does without it. Names that are not in a lost page can be used.
     pub(super) lost: &'a [LostBlock],
+    /// Whether a change of a leaf reads its filter block. Otherwise the filter is void if that is
+    /// not in memory.
+    pub(super) reads_filters: bool,
 }
 
 impl<S: LeafStore> LeafAccess<'_, S> {
@@ -43,7 +46,8 @@ impl<S: LeafStore> LeafAccess<'_, S> {
         let lost = self.lost.iter().find(|lost| lost.block == filter_of(leaf));
         let replaces = lost.is_some_and(|lost| lost.is_damaged);
         let is_usable = lost.is_none() || replaces;
-        seed.filter(|_| is_usable).map(|seed| FilterOpening { seed, replaces })
+        let is_needed = self.reads_filters;
+        seed.filter(|_| is_usable).map(|seed| FilterOpening { seed, replaces, is_needed })
     }
 }
 

@@ -95,8 +95,12 @@ impl<S: LeafStore> Zap<S> {
         let (mut known, mut again) = (HashSet::new(), 0);
         while again < RETRIES_MAX {
             let mut state = self.lock(wait)?;
-            let access =
-                LeafAccess { store: &self.store, fetched: &blocks.fetched, lost: &blocks.lost };
+            let access = LeafAccess {
+                store: &self.store,
+                fetched: &blocks.fetched,
+                lost: &blocks.lost,
+                reads_filters: true,
+            };
             match step(&mut state, access)? {
                 OpStep::Done(result) => return Ok((result, kind)),
                 OpStep::NotResident(ticket) => {

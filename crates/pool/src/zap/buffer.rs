@@ -177,6 +177,10 @@ impl Fat {
     ) -> Result<OpStep<Changed, S::Ticket>> {
         if self.header.buffered.get() > 0 {
             match self.change_in_page(access, tx, request) {
+                // A name that is removed exists, and is more likely to be in its leaf.
+                Ok(OpStep::NotResident(_)) if request.kind == NameChange::Remove => {
+                    return Ok(OpStep::NotResident(ticket));
+                }
                 // The leaf may have the name.
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     return Ok(OpStep::NotResident(ticket));
@@ -190,6 +194,9 @@ impl Fat {
                 Ok(OpStep::Done(InPage::Full)) => return Ok(OpStep::NotResident(ticket)),
                 Ok(OpStep::Done(InPage::Missing)) => {}
             }
+        }
+        if request.kind == NameChange::Remove {
+            return Ok(OpStep::NotResident(ticket));
         }
         let depth = match self.find_filter(access, &ticket, request.name)? {
             OpStep::NotResident(block) => return Ok(OpStep::NotResident(block)),

@@ -106,6 +106,10 @@ impl Fat {
         tx: &S::Tx,
         request: &ChangeRequest<'_>,
     ) -> Result<OpStep<Changed, S::Ticket>> {
+        // A removal has no use for the filter. The next name for the leaf reads the leaf instead,
+        // and makes a filter again.
+        let reads_filters = request.kind != NameChange::Remove;
+        let access = LeafAccess { reads_filters, ..access };
         // Every round but the last splits the leaf, which becomes deeper.
         for _ in 0..=ZAP_DEPTH_MAX {
             let attempt =

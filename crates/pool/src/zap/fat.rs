@@ -23,6 +23,7 @@ use super::access::{LeafAccess, filter_of};
 use super::entry::{HashedName, Value, leaf_id};
 use super::filter::{self, Answer};
 use super::leaf::{Leaf, LeafDefect, LeafMut};
+use super::presence::Presence;
 use super::share::AidShare;
 use super::store::{LeafLookup, LeafStore, ZapCounts};
 use super::sweep::Sweep;
@@ -47,6 +48,8 @@ pub(super) struct Fat {
     /// Memory for filters and pages. Without it, the directory uses neither, but for names that are
     /// buffered already.
     pub(super) share: Option<AidShare>,
+    /// Whether names that are looked up exist.
+    pub(super) presence: Presence,
 }
 
 impl Fat {
@@ -69,7 +72,8 @@ impl Fat {
 
     fn with(header: ZapFatPhys) -> Self {
         let (table, pages) = (DepthTable::new(header.depth), DepthTable::new(header.page_depth));
-        Self { header, table, pages, sweep: Box::default(), share: None }
+        let presence = Presence::default();
+        Self { header, table, pages, sweep: Box::default(), share: None, presence }
     }
 
     /// From a header that comes from a device.
@@ -151,33 +155,45 @@ impl Fat {
             let record = leaf.find(name.hash(), name.name)?;
             Ok((record.map(|record| record.value()).transpose()?, leaf.depth()))
         })?;
-        let (ticket, depth) = match found {
-            OpStep::Done((Some(value), depth)) => {
-                return Ok(OpStep::Done((Some(value), Some(depth))));
-            }
-            OpStep::Done((None, depth)) => (None, Some(depth)),
-            OpStep::NotResident(ticket) => (Some(ticket), None),
-        };
-        match (self.find_buffered(access, name), ticket) {
-            // A damaged or lost page hides only its own names: the leaf may have this one.
-            (Err(error), Some(ticket)) if error.kind() == ErrorKind::Corrupt => {
-                Ok(OpStep::NotResident(ticket))
-            }
-            (Ok(OpStep::NotResident(page)), Some(ticket)) if access.is_lost(S::block_of(&page)) => {
-                Ok(OpStep::NotResident(ticket))
-            }
-            (Err(error), _) => Err(error),
-            (Ok(OpStep::NotResident(page)), _) => Ok(OpStep::NotResident(page)),
-            (Ok(OpStep::Done(Some(value))), _) => Ok(OpStep::Done((Some(value), depth))),
-            (Ok(OpStep::Done(None)), None) => Ok(OpStep::Done((None, depth))),
-            (Ok(OpStep::Done(None)), Some(ticket)) => {
-                Ok(match self.find_filter(access, &ticket, name)? {
-                    OpStep::NotResident(block) => OpStep::NotResident(block),
-                    OpStep::Done(Answer::Absent(_)) => OpStep::Done((None, None)),
-                    OpStep::Done(Answer::Maybe) => OpStep::NotResident(ticket),
-                })
-            }
+        match found {
+            OpStep::NotResident(leaf) => self.lookup_absent(access, name, leaf),
+            OpStep::Done((Some(value), depth)) => Ok(OpStep::Done((Some(value), Some(depth)))),
+            OpStep::Done((None, depth)) => Ok(match self.find_buffered(access, name)? {
+                OpStep::NotResident(page) => OpStep::NotResident(page),
+                OpStep::Done(found) => OpStep::Done((found, Some(depth))),
+            }),
         }
+    }
+
+    /// Looks up a name whose leaf is not resident: `leaf` leads to it. Reads the leaf first if the
+    /// filter cannot tell, or is not in memory and the name is likely to exist. The page is read
+    /// only if the leaf does not have the name.
+    fn lookup_absent<S: LeafStore>(
+        &mut self,
+        access: LeafAccess<'_, S>,
+        name: HashedName<'_>,
+        leaf: S::Ticket,
+    ) -> Result<OpStep<(Option<Value>, Option<u8>), S::Ticket>> {
+        let page = match self.find_buffered(access, name) {
+            Ok(OpStep::Done(Some(value))) => return Ok(OpStep::Done((Some(value), None))),
+            Ok(OpStep::Done(None)) => None,
+            // A damaged or lost page hides only its own names: the leaf may have this one.
+            Ok(OpStep::NotResident(page)) if access.is_lost(S::block_of(&page)) => {
+                return Ok(OpStep::NotResident(leaf));
+            }
+            Ok(OpStep::NotResident(page)) => Some(page),
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                return Ok(OpStep::NotResident(leaf));
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(match (self.find_filter(access, &leaf, name)?, page) {
+            (OpStep::NotResident(_), _) if self.presence.is_likely() => OpStep::NotResident(leaf),
+            (OpStep::NotResident(filter), _) => OpStep::NotResident(filter),
+            (OpStep::Done(Answer::Maybe), _) => OpStep::NotResident(leaf),
+            (OpStep::Done(Answer::Absent(_)), Some(page)) => OpStep::NotResident(page),
+            (OpStep::Done(Answer::Absent(_)), None) => OpStep::Done((None, None)),
+        })
     }
 
     /// Whether everything is in memory that a change of a name needs.

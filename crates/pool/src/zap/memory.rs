@@ -253,7 +253,7 @@ impl MemoryStoreState {
     fn open_filter(
         &mut self,
         leaf: u64,
-        FilterOpening { seed, replaces }: FilterOpening,
+        FilterOpening { seed, replaces, .. }: FilterOpening,
         fetched: &[Fetched],
     ) -> Result<LeafLookup<(), Ticket>> {
         let id = filter_of(leaf);
@@ -379,7 +379,11 @@ impl LeafStore for MemoryStore {
                 .is_some_and(|leaf| !leaf.dirty && leaf.is_available(id, fetched))
             && let LeafLookup::NotResident(ticket) = state.open_filter(leaf, filter, fetched)?
         {
-            return Ok(LeafLookup::NotResident(ticket));
+            if filter.is_needed {
+                return Ok(LeafLookup::NotResident(ticket));
+            }
+            let counters = state.counters.get_or_insert_with(|| Arc::new(ZapCounters::new()));
+            counters.add(ZapCounters::DIRECTORY_FILTERS_VOIDED, 0, 1);
         }
         let is_dirty = state.is_dirty(id);
         state.change(is_dirty)?;

@@ -42,6 +42,7 @@ mod merge;
 mod micro;
 #[cfg(all(test, forebay_model))]
 mod model;
+mod presence;
 mod probe;
 mod queue;
 mod rounds;
@@ -222,6 +223,9 @@ impl<S: LeafStore> Zap<S> {
                 DirectoryForm::Fat(fat) => Ok(match fat.lookup(access, name)? {
                     OpStep::NotResident(ticket) => OpStep::NotResident(ticket),
                     OpStep::Done((found, depth)) => {
+                        if !access.fetched.is_empty() {
+                            fat.presence.note(found.is_some());
+                        }
                         depth.into_iter().for_each(|depth| self.hints.set(name.hash(), depth));
                         OpStep::Done(found)
                     }

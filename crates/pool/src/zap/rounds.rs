@@ -120,8 +120,12 @@ impl<S: LeafStore> Zap<S> {
             let mut state = self.lock(S::wait_of(tx))?;
             let DirectoryForm::Fat(fat) = &mut state.form else { return Ok(()) };
             let blocks = &batch.blocks;
-            let access =
-                LeafAccess { store: &self.store, fetched: &blocks.fetched, lost: &blocks.lost };
+            let access = LeafAccess {
+                store: &self.store,
+                fetched: &blocks.fetched,
+                lost: &blocks.lost,
+                reads_filters: true,
+            };
             let merged = fat.merge_names(access, tx, hash);
             self.publish(&state);
             drop(state);

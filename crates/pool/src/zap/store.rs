@@ -34,6 +34,9 @@ pub(crate) struct FilterOpening {
     pub(crate) seed: u64,
     /// Whether the block is damaged: an empty one replaces it.
     pub(crate) replaces: bool,
+    /// Whether it is read if it is not in memory. Otherwise the leaf changes without it, which
+    /// makes the filter of the leaf void.
+    pub(crate) is_needed: bool,
 }
 
 /// The object of a directory: inline content, leaves, filter blocks and buffer pages.

@@ -50,8 +50,12 @@ forebay_base::counters! {
     directory_filter_absent;
     /// Searches for a name that a filter could not answer, so that a leaf was read.
     directory_filter_maybe;
-    /// Those of them that did not find the name in the leaf: the filter was wrong, old or missing.
+    /// Searches that did not find the name in the leaf that they read: the filter was wrong, old or
+    /// missing, or was not asked because it was not in memory.
     directory_filter_false;
+    /// Filters that became void, as a name was removed from their leaf while their block was not in
+    /// memory.
+    directory_filters_voided;
 }
 
 /// What all directories of a pool share.

@@ -9,6 +9,7 @@ mod fill;
 mod filter;
 mod limits;
 mod model;
+mod presence;
 mod sweep;
 mod undo;
 mod unreadable;

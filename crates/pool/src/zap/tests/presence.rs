@@ -1,0 +1,81 @@
+//! What lookups and removals read of a directory whose blocks are not in memory.
+
+use super::super::memory::MemoryStore;
+use super::super::{Zap, ZapCounters};
+use super::buffer::{VALUE, name};
+use super::limits::with_buffered;
+use crate::format::ZapBlock;
+use crate::wait::Wait;
+
+/// The blocks that an operation reads if nothing is in memory before.
+fn reads(store: &MemoryStore, operation: impl FnOnce()) -> Vec<ZapBlock> {
+    store.commit();
+    store.evict_if(|_| true);
+    store.state.lock().fetched_blocks.clear();
+    operation();
+    std::mem::take(&mut store.state.lock().fetched_blocks)
+}
+
+fn is_leaf(block: &ZapBlock) -> bool {
+    matches!(block, ZapBlock::Leaf(_))
+}
+
+fn exists(zap: &Zap<MemoryStore>, number: u32) -> bool {
+    zap.lookup(&name(number), Wait::Allowed).expect("it is possible").is_some()
+}
+
+fn remove(zap: &Zap<MemoryStore>, number: u32) {
+    assert!(exists(zap, number));
+    zap.remove(&(), &name(number)).expect("it exists");
+}
+
+#[test]
+fn a_removal_reads_its_leaf_only() {
+    let (zap, store, waiting) = with_buffered(20_000, 500);
+    for number in 0..200 {
+        let read = reads(&store, || remove(&zap, number));
+        match number {
+            // The directory does not know yet how it is used: filter and leaf.
+            0..4 => assert!(read.len() == 2 && is_leaf(&read[1]), "{number}: {read:?}"),
+            _ => assert!(read.len() == 1 && is_leaf(&read[0]), "{number}: {read:?}"),
+        }
+    }
+    // A buffered name is in its page. The leaf is read before, as it is more likely there.
+    for number in waiting.into_iter().take(50) {
+        let read = reads(&store, || remove(&zap, number));
+        assert!(read.len() <= 2, "{number}: {read:?}");
+    }
+    let voided = store.counted(ZapCounters::DIRECTORY_FILTERS_VOIDED);
+    assert!(voided >= 196, "{voided}");
+    store.commit();
+    let stats = zap.audit().expect("it is valid");
+    assert!(stats.filters < stats.leaves / 2, "{stats}");
+    // New names of such leaves make filters again.
+    for number in 30_000..31_000 {
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+        store.commit();
+    }
+    let stats = zap.audit().expect("it is valid");
+    assert_eq!(
+        (stats.filters, stats.entries),
+        (stats.leaves, 20_000 + 500 - 250 + 1000),
+        "{stats}"
+    );
+}
+
+#[test]
+fn names_that_do_not_exist_read_no_leaf_after_one_that_was_read_in_vain() {
+    let (zap, store, _) = with_buffered(20_000, 500);
+    for number in 0..10 {
+        reads(&store, || assert!(exists(&zap, number)));
+    }
+    let mut leaves = 0;
+    for number in 40_000..40_200 {
+        let read = reads(&store, || assert!(!exists(&zap, number)));
+        assert!(number > 40_000 || is_leaf(&read[0]), "it was likely to exist: {read:?}");
+        leaves += read.iter().filter(|block| is_leaf(block)).count();
+    }
+    // A filter is wrong once in 256 times.
+    assert!((1..6).contains(&leaves), "{leaves}");
+    zap.audit().expect("it is valid");
+}
