@@ -97,9 +97,10 @@ impl Flags {
         flags
     }
 
-    /// The access time mode for the file system.
+    /// The access time mode for the file system. A read-only mount updates none.
     pub(crate) fn atime_mode(self) -> AtimeMode {
         match self.atime {
+            _ if self.read_only => AtimeMode::Off,
             Access::Relative => AtimeMode::Relative,
             Access::Strict => AtimeMode::Strict,
             Access::Off => AtimeMode::Off,

@@ -148,6 +148,35 @@ fn times_of_access_follow_the_options() {
     }
 }
 
+/// A mount that became read-only writes nothing, times of access included.
+#[test]
+fn a_read_only_mount_keeps_times_of_access() {
+    if !fuse() || !root() {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
+    let running = mounted(&fixture, &["mount", "tank.img", "at", "-o", "strictatime"], &at);
+    let (file, old) = (at.join("file"), 1_000_000);
+    fs::write(&file, "content").unwrap();
+    age(&file, old, 2_000_000);
+    fixture.ok(&["mount", "-o", "remount,ro", "at"]);
+    assert!(!touches(&file));
+    // Times that are only in memory would be written now.
+    drop(running);
+    let running = mounted(&fixture, &["mount", "tank.img", "at", "-o", "ro"], &at);
+    assert_eq!(fs::metadata(&file).unwrap().atime(), old);
+    drop(running);
+
+    let running = mounted(&fixture, &["mount", "tank.img", "at"], &at);
+    fixture.ok(&["mount", "-o", "remount,ro", "at"]);
+    assert!(!touches(&file), "relatime");
+    fixture.ok(&["mount", "-o", "remount,rw", "at"]);
+    assert!(touches(&file), "as before it became read-only");
+    drop(running);
+}
+
 #[test]
 fn a_mount_changes_its_flags() {
     if !fuse() || !root() {
