@@ -470,7 +470,7 @@ impl Server for NullFs {
         reply.error(libc::ENOSYS);
     }
 
-    fn listxattr(&self, _ino: u64, _size: u32, reply: XattrReply) {
+    fn listxattr(&self, _caller: Caller, _ino: u64, _size: u32, reply: XattrReply) {
         reply.error(libc::ENOSYS);
     }
 

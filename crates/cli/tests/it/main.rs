@@ -42,3 +42,4 @@ mod top;
 mod trace;
 mod trim;
 mod umount;
+mod xattrs;

@@ -18,10 +18,10 @@ const NET_RAW: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 
 /// What is done to a file by a name; 0 says that it worked. Runs between `fork` and `exec`, so it
 /// calls the system and nothing else.
-type Change = fn(&std::ffi::CStr, &std::ffi::CStr, &mut Aligned) -> i32;
+pub(crate) type Change = fn(&std::ffi::CStr, &std::ffi::CStr, &mut Aligned) -> i32;
 
 #[repr(align(4096))]
-struct Aligned([u8; BYTES]);
+pub(crate) struct Aligned(pub(crate) [u8; BYTES]);
 
 fn open(path: &std::ffi::CStr, flags: i32) -> i32 {
     // SAFETY: the path is a string with its zero.
@@ -64,9 +64,9 @@ const CHANGES: [(&str, Change); 10] = [
 ];
 
 /// Who a child becomes; false if that fails. As [`Change`].
-type Become = fn() -> bool;
+pub(crate) type Become = fn() -> bool;
 
-fn nobody() -> bool {
+pub(crate) fn nobody() -> bool {
     // SAFETY: they take numbers, and no groups.
     unsafe {
         libc::setgroups(0, std::ptr::null()) == 0
@@ -113,7 +113,7 @@ fn weak_root() -> bool {
 }
 
 /// Has a child do it as somebody else.
-fn by(become_them: Become, path: &Path, other: &Path, change: Change) {
+pub(crate) fn by(become_them: Become, path: &Path, other: &Path, change: Change) {
     let c = |path: &Path| CString::new(path.as_os_str().as_bytes()).unwrap();
     let (path, other, mut buffer) = (c(path), c(other), Box::new(Aligned([1; BYTES])));
     // SAFETY: until it exits, the child calls the system only, and touches memory that is its own.

@@ -10,8 +10,10 @@ use crate::inode::Inode;
 use crate::stats::Op;
 use crate::types::{Ino, XattrMode};
 
+/// Prefix of names that only privileged processes see.
+const TRUSTED: &[u8] = b"trusted.";
 /// Prefixes of valid names.
-const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+const NAMESPACES: [&[u8]; 3] = [b"user.", TRUSTED, b"security."];
 
 impl FileSystem {
     /// Returns the value of an extended attribute.
@@ -78,15 +80,23 @@ impl FileSystem {
         })
     }
 
-    /// Returns the names of all extended attributes.
+    /// Returns the names of the extended attributes that a caller may see. `sees_trusted` says
+    /// whether the caller has `CAP_SYS_ADMIN`, without which `trusted.*` is hidden. It is asked at
+    /// most once, and only if there is such a name.
     ///
     /// # Errors
     /// A read error.
-    pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+    pub fn listxattr(&self, ino: Ino, sees_trusted: impl FnOnce() -> bool) -> Result<Vec<Vec<u8>>> {
         self.enter(Op::Listxattr)?;
         let inode = self.inode_of(ino)?;
         let items = self.extras(&inode, self.wait)?;
-        Ok(items.into_iter().filter(Item::is_xattr).map(|item| item.name).collect())
+        let mut names: Vec<_> =
+            items.into_iter().filter(Item::is_xattr).map(|item| item.name).collect();
+        let is_trusted = |name: &Vec<u8>| name.starts_with(TRUSTED);
+        if names.iter().any(is_trusted) && !sees_trusted() {
+            names.retain(|name| !is_trusted(name));
+        }
+        Ok(names)
     }
 
     /// Reads all extras of an inode.

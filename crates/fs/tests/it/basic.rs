@@ -51,13 +51,28 @@ fn files_are_there_after_a_remount() {
     assert_eq!(fs.readlink(short).unwrap(), b"some/where");
     assert_eq!(fs.getxattr(ino, b"user.one").unwrap(), b"1");
     assert_eq!(fs.getxattr(ino, b"user.large").unwrap(), [7; 60_000]);
-    assert_eq!(fs.listxattr(ino).unwrap(), [&b"user.one"[..], b"user.large"]);
+    assert_eq!(fs.listxattr(ino, || true).unwrap(), [&b"user.one"[..], b"user.large"]);
     fs.removexattr(ino, b"user.large").unwrap();
     assert_eq!(kind(fs.getxattr(ino, b"user.large")), ErrorKind::NoAttribute);
     assert_eq!(
         list(&fs, dir.ino).iter().map(|(name, _)| &name[..]).collect::<Vec<_>>(),
         [&b"long"[..], b"name", b"short"]
     );
+    unmount(fs);
+}
+
+#[test]
+fn trusted_names_are_listed_for_administrators_only() {
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
+    let (ino, _) = file(&fs, ROOT, b"name");
+    fs.setxattr(ino, b"user.one", b"1", XattrMode::Create).unwrap();
+    // Who has none is not asked.
+    assert_eq!(fs.listxattr(ino, || unreachable!("nothing is hidden")).unwrap(), [b"user.one"]);
+    fs.setxattr(ino, b"trusted.two", b"2", XattrMode::Create).unwrap();
+    fs.setxattr(ino, b"security.three", b"3", XattrMode::Create).unwrap();
+    assert_eq!(fs.listxattr(ino, || false).unwrap(), [&b"user.one"[..], b"security.three"]);
+    assert_eq!(fs.listxattr(ino, || true).unwrap().len(), 3);
     unmount(fs);
 }
 

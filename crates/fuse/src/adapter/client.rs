@@ -33,6 +33,22 @@ impl forebay_fs::Client for Client {
 
 /// Bit of `CAP_FSETID` in the masks of `/proc/PID/status`.
 const FSETID: u32 = 4;
+/// Bit of `CAP_SYS_ADMIN` there.
+const SYS_ADMIN: u32 = 21;
+/// What `/proc/PID/ns/user` leads to for processes of the initial user namespace. The kernel gives
+/// it always this inode number (`PROC_USER_INIT_INO`).
+const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
+
+/// Whether a process has `CAP_SYS_ADMIN` as the kernel's `capable` counts it: in the initial user
+/// namespace. Every user can have all capabilities in a namespace of their own. A process that is
+/// gone, or that this one may not look at, has none.
+pub(crate) fn is_admin(pid: u32) -> bool {
+    let is_initial = || {
+        let namespace = std::fs::read_link(format!("/proc/{pid}/ns/user"));
+        namespace.is_ok_and(|namespace| namespace.as_os_str() == INITIAL_USER_NAMESPACE)
+    };
+    status(pid).is_some_and(|status| has_capability(&status, SYS_ADMIN)) && is_initial()
+}
 
 /// The status of a process or thread.
 fn status(pid: u32) -> Option<String> {
@@ -86,6 +102,8 @@ mod tests {
     fn capabilities_of_a_process_are_read() {
         let all = "CapPrm:\t0\nCapEff:\t000001ffffffffff\n";
         assert!(has_capability(all, FSETID) && !has_capability("", FSETID));
+        assert!(has_capability(all, SYS_ADMIN));
+        assert!(!has_capability("CapEff:\t000001ffffdfffff\n", SYS_ADMIN));
         assert!(!has_capability("CapPrm:\t1ff\nCapEff:\t00000000000000ef\n", FSETID));
     }
 }

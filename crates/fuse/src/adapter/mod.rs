@@ -24,7 +24,7 @@
 //! It checks no permissions: the kernel does, with the attributes it gets.
 
 mod blocking_limit;
-mod client;
+pub(crate) mod client;
 pub(crate) mod convert;
 mod handles;
 mod rename_order;

@@ -4,7 +4,7 @@ use forebay_base::sync::Arc;
 use forebay_base::waits;
 use forebay_fs::{Error, FileSystem, Handle, Ino, NewNode, RenameMode, Seek, Write};
 
-use super::client::Client;
+use super::client::{self, Client};
 use super::rename_order::RenamedFiles;
 use super::shrinker::ShrinkerMount;
 use super::{Adapter, convert, errno, finish, handles, is_suspended, would_block};
@@ -468,10 +468,17 @@ impl Server for Adapter {
         );
     }
 
-    fn listxattr(&self, ino: u64, size: u32, reply: XattrReply) {
-        attempt!(self, 0, Op::Xattr, [], |fs| fs.listxattr(Ino(ino)), |metrics, result| {
-            reply_xattr(metrics, reply, size, result.map(|names| encode_names(&names)))
-        });
+    fn listxattr(&self, caller: Caller, ino: u64, size: u32, reply: XattrReply) {
+        attempt!(
+            self,
+            0,
+            Op::Xattr,
+            [],
+            |fs| fs.listxattr(Ino(ino), || client::is_admin(caller.pid)),
+            |metrics, result| {
+                reply_xattr(metrics, reply, size, result.map(|names| encode_names(&names)))
+            }
+        );
     }
 
     fn removexattr(&self, caller: Caller, ino: u64, name: &[u8], reply: impl Reply<()>) {

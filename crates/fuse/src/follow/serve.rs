@@ -11,7 +11,7 @@ use super::files::OpenFile;
 use super::groups::{Group, Groups};
 use super::nodes::{self, Nodes, fs_of, is_alias};
 use crate::adapter::serve::{encode_names, finish_listing};
-use crate::adapter::{convert, errno, would_block};
+use crate::adapter::{client, convert, errno, would_block};
 use crate::counters::{MountCounters, MountMetrics, Op};
 use crate::transport::{
     Attributes, Caller, CopyRange, Created, DataReply, Dentry, DirEntry, DirReply, NewNode,
@@ -317,10 +317,11 @@ impl Server for Follow {
         self.run(Op::Xattr, job, move |_, done| reply_value(reply, size, done));
     }
 
-    fn listxattr(&self, ino: u64, size: u32, reply: XattrReply) {
+    fn listxattr(&self, caller: Caller, ino: u64, size: u32, reply: XattrReply) {
         let job = move |shared: &Shared, blocking: bool| {
             shared.try_on(ino, blocking, |group, ino| {
-                fs_of(group, blocking).listxattr(ino).map(|names| encode_names(&names))
+                let names = fs_of(group, blocking).listxattr(ino, || client::is_admin(caller.pid));
+                names.map(|names| encode_names(&names))
             })
         };
         self.run(Op::Xattr, job, move |_, done| reply_value(reply, size, done));

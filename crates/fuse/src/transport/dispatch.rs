@@ -466,9 +466,9 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         self.server.getxattr(ino.0, name.as_bytes(), size, XattrReply { reply, timer });
     }
 
-    fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: fuser::ReplyXattr) {
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: fuser::ReplyXattr) {
         let timer = self.metrics.begin(Op::Xattr);
-        self.server.listxattr(ino.0, size, XattrReply { reply, timer });
+        self.server.listxattr(caller(request), ino.0, size, XattrReply { reply, timer });
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: fuser::ReplyEmpty) {

@@ -291,7 +291,7 @@ pub(crate) trait Server: Send + Sync + 'static {
     /// A `size` of 0 asks for the length of the value.
     fn getxattr(&self, ino: u64, name: &[u8], size: u32, reply: XattrReply);
     /// Replies with NUL-terminated names. A `size` of 0 asks for their length.
-    fn listxattr(&self, ino: u64, size: u32, reply: XattrReply);
+    fn listxattr(&self, caller: Caller, ino: u64, size: u32, reply: XattrReply);
     fn removexattr(&self, caller: Caller, ino: u64, name: &[u8], reply: impl Reply<()>);
     /// `mode` is that of `fallocate(2)`.
     fn fallocate(
