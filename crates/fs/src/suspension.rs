@@ -78,6 +78,20 @@ impl FileSystem {
         !self.shared.waits.load(Ordering::Acquire) || self.shared.check_open().is_err()
     }
 
+    /// Fails if the process that asked for the operation was killed. For operations of many steps,
+    /// which are not worth their end then.
+    ///
+    /// # Errors
+    /// [`Interrupted`](ErrorKind::Interrupted).
+    pub(crate) fn check_killed(&self) -> Result<()> {
+        match self.process {
+            Some(process) if self.is_killed(process) => {
+                Err(Error::new(ErrorKind::Interrupted, "the process was killed"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn is_killed(&self, process: u32) -> bool {
         let client = self.client().filter(|_| process != 0);
         client.is_some_and(|client| client.is_killed(process))

@@ -12,9 +12,6 @@ use super::file::{check_end, warm};
 
 /// Bytes copied at once.
 const COPY_BYTES: usize = 1 << 20;
-/// Records preallocated in one transaction. Each 512 of them may change one indirect block.
-const PREALLOCATED_RECORDS: u64 = 1 << 17;
-
 /// A range of a file, and the caller of the operation.
 struct Range<'a> {
     inode: &'a Inode,
@@ -26,12 +23,13 @@ struct Range<'a> {
 
 impl FileSystem {
     /// Allocates, punches or zeroes a range; see [`FallocateMode`]. A large range is changed in
-    /// steps. Unless the caller has `CAP_FSETID`, clears set-user-id, and set-group-id of a
-    /// group-executable file.
+    /// steps, and in part if the process is killed between two of them. Unless the caller has
+    /// `CAP_FSETID`, clears set-user-id, and set-group-id of a group-executable file.
     ///
     /// # Errors
     /// [`Invalid`](ErrorKind::Invalid) for an empty range, [`NoSpace`](ErrorKind::NoSpace),
-    /// [`FileTooLarge`](ErrorKind::FileTooLarge), and others.
+    /// [`FileTooLarge`](ErrorKind::FileTooLarge), [`Interrupted`](ErrorKind::Interrupted), and
+    /// others.
     pub fn fallocate(
         &self,
         ino: Ino,
@@ -60,24 +58,27 @@ impl FileSystem {
             FallocateMode::Zero { keep_size } => {
                 // Zeroing takes two transactions. The first cannot be rolled back.
                 self.wait.check("zeroing a range")?;
+                self.check_space(&object, offset, len)?;
                 self.punch(&range)?;
                 self.extend(&range, keep_size)
             }
         }
     }
 
-    /// Checks that there is currently enough space for the range.
+    /// Checks that there is currently enough space for the range: for its holes. Data needs no
+    /// more, because an overwrite gives back what it replaces.
     fn check_space(&self, object: &Object, offset: u64, len: u64) -> Result<()> {
-        // Existing data needs its space twice while it is overwritten, and gives one back.
-        let wanted = len.min((offset + len).saturating_sub(object.size().min(offset)));
-        let has_space = || wanted <= self.pool().usage().available_bytes;
-        if has_space() {
+        let fits = |wanted| wanted <= self.pool().usage().available_bytes;
+        let has_space = || {
+            Ok::<_, Error>(fits(len) || fits(object.with_wait(self.wait).hole_bytes(offset, len)?))
+        };
+        if has_space()? {
             return Ok(());
         }
         // Unwritten changes reserve more space than they will use.
         self.wait.check("space freed by a transaction group")?;
         self.unless_suspended(self.wait, || Ok(self.pool().sync()?))?;
-        if has_space() {
+        if has_space()? {
             return Ok(());
         }
         let text = format!("not enough space for {len} bytes: delete files or add a device");
@@ -86,32 +87,38 @@ impl FileSystem {
 
     fn extend(&self, range: &Range<'_>, keep_size: bool) -> Result<()> {
         let Range { inode, object, offset, end, caller } = *range;
-        let step_bytes = PREALLOCATED_RECORDS * u64::from(object.record_bytes());
         let mut at = offset;
-        while end - at > step_bytes {
-            // A completed step cannot be rolled back.
-            self.wait.check("preallocating a file in steps")?;
-            let next = (at / step_bytes + 1) * step_bytes;
-            object.preallocate(&self.begin()?, at, next - at)?;
-            at = next;
+        loop {
+            self.warm(inode)?;
+            let tx = self.begin()?;
+            let lock = inode.lock(&tx)?;
+            // Only the first change may report that it would block.
+            at += object.preallocate_some(&tx, at, end - at)?;
+            if at < end {
+                drop(lock);
+                drop(tx);
+                self.check_killed()?;
+                continue;
+            }
+            tx.allow_wait();
+            if !keep_size && end > object.size() {
+                object.truncate(&tx, end)?;
+            }
+            return self.content_changed(&tx, inode, self.kill_priv_by(inode, caller));
         }
-        self.warm(inode)?;
-        let tx = self.begin()?;
-        let _lock = inode.lock(&tx)?;
-        object.preallocate(&tx, at, end - at)?;
-        // Only the first change may report that it would block.
-        tx.allow_wait();
-        if !keep_size && end > object.size() {
-            object.truncate(&tx, end)?;
-        }
-        self.content_changed(&tx, inode, self.kill_priv_by(inode, caller))
     }
 
     fn punch(&self, range: &Range<'_>) -> Result<()> {
         let Range { inode, object, offset, end, caller } = *range;
         warm(object, offset, end - offset, self.wait)?;
         // All but one transaction's worth.
-        self.free_in_steps(object, offset, end, &mut || true)?;
+        let mut killed = Ok(());
+        let mut go_on = || {
+            killed = self.check_killed();
+            killed.is_ok()
+        };
+        self.free_in_steps(object, offset, end, &mut go_on)?;
+        killed?;
         self.warm(inode)?;
         let tx = self.begin_freeing()?;
         let _lock = inode.lock(&tx)?;

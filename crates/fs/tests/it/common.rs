@@ -1,10 +1,10 @@
 //! Fixture: file systems on memory devices.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay_base::clock::Clock;
-use forebay_fs::{Caller, FileKind, FileSystem, FsOptions, Handle, Ino, NewNode, Owner};
+use forebay_fs::{Caller, Client, FileKind, FileSystem, FsOptions, Handle, Ino, NewNode, Owner};
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
 use forebay_pool::format::{Compression, FailMode};
 use forebay_pool::{
@@ -108,6 +108,28 @@ pub(crate) fn emulating_disk(bytes: u64) -> Arc<dyn Device> {
 
 fn host() -> HostId {
     HostId { id: 1, name: "test".to_owned() }
+}
+
+/// A client whose processes up to a number are killed.
+#[derive(Default)]
+pub(crate) struct Killer {
+    pub(crate) killed: AtomicU32,
+}
+
+impl Client for Killer {
+    fn mode_changed(&self, _: Ino) {}
+
+    fn is_member(&self, _: Caller, _: u32) -> bool {
+        false
+    }
+
+    fn has_fsetid(&self, _: Caller) -> bool {
+        true
+    }
+
+    fn is_killed(&self, process: u32) -> bool {
+        process <= self.killed.load(Ordering::Relaxed)
+    }
 }
 
 /// Closes the file system, checks the pool, and exports it.

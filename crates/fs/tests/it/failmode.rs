@@ -1,17 +1,17 @@
 //! The setting `failmode`: what changes and fsyncs do while the pool is suspended.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
 use forebay_base::clock::ManualWallClock;
-use forebay_fs::{Caller, Client, ErrorKind, FileSystem, FsOptions, Handle, Ino, Write};
+use forebay_fs::{Client, ErrorKind, FileSystem, FsOptions, Handle, Ino, Write};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
 use forebay_pool::DatasetSettings;
 use forebay_pool::format::FailMode;
 
 use crate::common::{
-    Fixture, ME, MIB, ROOT, counter, file, memory, mkdir, read, symlink, unmount, write,
+    Fixture, Killer, ME, MIB, ROOT, counter, file, memory, mkdir, read, symlink, unmount, write,
 };
 
 /// A file system with one file, whose device can fail.
@@ -162,28 +162,6 @@ fn waiting_changes_leave_threads_to_others() {
         assert_eq!(changes.recv().expect("a change"), None);
     }
     unmount(failing.fs);
-}
-
-/// A client whose processes up to a number are killed.
-#[derive(Default)]
-struct Killer {
-    killed: AtomicU32,
-}
-
-impl Client for Killer {
-    fn mode_changed(&self, _: Ino) {}
-
-    fn is_member(&self, _: Caller, _: u32) -> bool {
-        false
-    }
-
-    fn has_fsetid(&self, _: Caller) -> bool {
-        true
-    }
-
-    fn is_killed(&self, process: u32) -> bool {
-        process <= self.killed.load(Ordering::Relaxed)
-    }
 }
 
 #[test]

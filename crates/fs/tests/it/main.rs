@@ -12,6 +12,7 @@ mod model;
 mod non_blocking;
 mod paths;
 mod random;
+mod ranges;
 mod slowed;
 mod threads;
 mod writeback_errors;

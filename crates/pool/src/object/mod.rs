@@ -35,6 +35,7 @@ pub(crate) use leaves::Leaves;
 pub use node::ObjectUsage;
 pub(crate) use node::{DataFields, Node};
 pub(crate) use owner::{NodeOwner, ObjectIo};
+pub(crate) use preallocate::PREALLOCATE_READS;
 pub(crate) use tree::SeekTarget;
 
 /// How often an operation starts over because the block it fetched was replaced meanwhile.

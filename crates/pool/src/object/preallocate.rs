@@ -24,6 +24,9 @@ use super::tree::{self, POINTERS, POINTERS_SHIFT, Tree, capacity};
 
 /// The last block of a range counts a multiple of this many bytes.
 const UNIT_BYTES: u64 = 4096;
+/// Indirect blocks that one step of a preallocation reads, and thereby about the most that it
+/// changes.
+pub(crate) const PREALLOCATE_READS: usize = 256;
 
 /// What preallocating a range of blocks changes in a tree. Reads every indirect block that the sync
 /// will read.
@@ -39,6 +42,10 @@ struct Survey<'a> {
     added_bytes: u64,
     /// Level, and index within the level, of the indirect blocks that change.
     indirect: Vec<(u8, u64)>,
+    /// Indirect blocks that may still be read.
+    reads_left: usize,
+    /// The first block that was not surveyed, if too many indirect blocks would have been read.
+    stopped_at: Option<u64>,
     wait: Wait,
 }
 
@@ -46,7 +53,7 @@ impl Survey<'_> {
     fn visit(&mut self, ptr: &BlockPtrPhys, (level, first): (u8, u64)) -> Result<()> {
         let end = first.saturating_add(capacity(level + 1));
         let inside = self.range.start.max(first)..self.range.end.min(end);
-        if inside.is_empty() {
+        if inside.is_empty() || self.stopped_at.is_some() {
             return Ok(());
         }
         if self.freed.iter().any(|freed| freed.start <= first && end <= freed.end) {
@@ -64,6 +71,11 @@ impl Survey<'_> {
         if level == 0 || (ptr.fill.get() == capacity(level + 1) && !is_freed) {
             return Ok(());
         }
+        if self.reads_left == 0 {
+            self.stopped_at = Some(inside.start);
+            return Ok(());
+        }
+        self.reads_left -= 1;
         let content = self.store.read_with(ptr, INDIRECT_BLOCKS, self.wait)?;
         let (children, span) = (tree::pointers(ptr, &content)?, capacity(level));
         let before = self.added_bytes;
@@ -122,15 +134,29 @@ impl NodeState {
 }
 
 impl Node {
-    /// Makes the holes in a range count as allocated. The length stays. A failure leaves the object
-    /// unchanged.
-    pub(crate) fn preallocate(self: &Arc<Self>, tx: &Tx, offset: u64, len: u64) -> Result<()> {
-        let end = self.check_range(offset, len)?;
-        let within = end & (self.record_bytes() as u64 - 1);
-        let last = end >> self.record_shift;
-        let whole = offset >> self.record_shift..last;
+    /// Makes the holes in a range count as allocated, from its start on until so many indirect
+    /// blocks were read. Returns the length of that part in bytes. The length of the object stays.
+    /// A failure leaves the object unchanged.
+    pub(crate) fn preallocate(
+        self: &Arc<Self>,
+        tx: &Tx,
+        offset: u64,
+        len: u64,
+        reads_max: usize,
+    ) -> Result<u64> {
+        let mut end = self.check_range(offset, len)?;
+        let mut whole = offset >> self.record_shift..end >> self.record_shift;
         let block_bytes = self.cost_of_block(self.record_bytes() as u64);
-        let survey = self.survey(&whole, block_bytes, tx.wait())?;
+        let survey = self.survey(&whole, block_bytes, reads_max, tx.wait())?;
+        let Survey { added_bytes, mut indirect, stopped_at, .. } = survey;
+        if let Some(stop) = stopped_at {
+            tx.wait().check("preallocating in steps")?;
+            // Not before the first indirect blocks of level 1, as their path was read.
+            assert!(whole.start < stop && stop < whole.end, "{stop} is within {whole:?}");
+            (whole.end, end) = (stop, stop << self.record_shift);
+        }
+        let last = whole.end;
+        let within = end & (self.record_bytes() as u64 - 1);
         // A record is stored from its start, so what precedes the range counts too.
         let last_bytes = self.cost_of_block(within.next_multiple_of(UNIT_BYTES)).min(block_bytes);
         let has_last = within > 0 && self.is_hole(last, tx.wait())?;
@@ -146,7 +172,6 @@ impl Node {
         let known = state.pending.iter().map(|pending| pending.preallocated.overlap(&whole));
         let written = state.pending.iter().map(|pending| pending.written_in(&whole));
         let counted = known.chain(written).sum::<u64>().saturating_mul(block_bytes);
-        let mut indirect = survey.indirect;
         // The survey has not seen what the syncing txg writes.
         state.pending.iter().for_each(|pending| indirect.extend(pending.paths.changed_in(&whole)));
         let pending = state.pending_mut(tx.txg());
@@ -154,7 +179,7 @@ impl Node {
         if !whole.is_empty() {
             pending.paths.preallocate(levels, &whole, indirect, pay)?;
         }
-        let added_bytes = survey.added_bytes.saturating_sub(counted);
+        let added_bytes = added_bytes.saturating_sub(counted);
         if has_last {
             pending.paths.write(levels, last, pay)?;
             pending.preallocated.add_part(last, last_bytes);
@@ -162,13 +187,14 @@ impl Node {
         }
         pending.preallocated.add(whole);
         pending.preallocated_bytes += added_bytes;
-        Ok(())
+        Ok(end - offset)
     }
 
     fn survey<'a>(
         &'a self,
         range: &'a Range<u64>,
         block_bytes: u64,
+        reads_max: usize,
         wait: Wait,
     ) -> Result<Survey<'a>> {
         let store = &self.io.store;
@@ -179,14 +205,23 @@ impl Node {
             let freed = state.pending.iter().flat_map(|pending| pending.freed.iter().cloned());
             (state.tree, state.height(), freed.collect())
         };
-        let mut survey =
-            Survey { store, range, freed, block_bytes, added_bytes: 0, indirect: Vec::new(), wait };
+        let mut survey = Survey {
+            store,
+            range,
+            freed,
+            block_bytes,
+            added_bytes: 0,
+            indirect: Vec::new(),
+            reads_left: reads_max,
+            stopped_at: None,
+            wait,
+        };
         if tree.levels > 0 {
             let visited = survey.visit(&tree.root, (tree.levels - 1, 0));
             visited.map_err(|error| self.block_error(range.start, error))?;
         }
         let beyond = range.start.max(capacity(tree.levels))..range.end;
-        if !beyond.is_empty() {
+        if !beyond.is_empty() && survey.stopped_at.is_none() {
             let height = height.max(tree::levels_for(range.end - 1));
             survey.hole(&BlockPtrPhys::HOLE, height - 1, &beyond);
         }

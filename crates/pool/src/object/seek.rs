@@ -1,4 +1,4 @@
-//! Search for data and holes in an object, record by record.
+//! Search for data and holes in an object, record by record, and the sum of the holes in a range.
 //!
 //! A search works on one snapshot: it copies the changes of the txgs and the root of the tree under
 //! the state lock, then walks the tree without the lock. A hole that covers a whole indirect block
@@ -113,6 +113,33 @@ impl Node {
             }
         }
         if wanted == SeekTarget::Hole { found(snapshot.size) } else { Ok(None) }
+    }
+
+    /// Bytes of holes in a range, in whole records but at most `len`. What is behind the end is a
+    /// hole.
+    pub(crate) fn hole_bytes(&self, offset: u64, len: u64, wait: Wait) -> Result<u64> {
+        let store = &self.io.store;
+        let _reading = store.readers().enter();
+        let record = self.record_bytes() as u64;
+        let mut block = offset >> self.record_shift;
+        let end = offset.saturating_add(len).div_ceil(record);
+        let snapshot = ObjectSnapshot::of(&self.lock(), block);
+        let mut holes = 0;
+        while block < end {
+            let (data, next) = snapshot.changed(block);
+            let range = block..next.min(end);
+            holes += match data {
+                Some(true) => 0,
+                Some(false) => range.end - range.start,
+                None => {
+                    let filled = tree::filled(store, &snapshot.tree, &range, wait);
+                    let filled = filled.map_err(|error| self.block_error(block, error))?;
+                    (range.end - range.start).saturating_sub(filled)
+                }
+            };
+            block = range.end;
+        }
+        Ok(holes.saturating_mul(record).min(len))
     }
 }
 

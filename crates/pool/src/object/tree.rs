@@ -238,6 +238,45 @@ fn seek_beneath(
     Ok(None)
 }
 
+/// Number of blocks with data in a range. Reads the indirect blocks at its ends, as far as the fill
+/// counts of their pointers do not tell.
+pub(crate) fn filled(store: &Store, tree: &Tree, range: &Range<u64>, wait: Wait) -> Result<u64> {
+    match tree.levels {
+        0 => Ok(0),
+        levels => filled_beneath(store, &tree.root, (levels - 1, 0), range, wait),
+    }
+}
+
+fn filled_beneath(
+    store: &Store,
+    ptr: &BlockPtrPhys,
+    (level, first): (u8, u64),
+    range: &Range<u64>,
+    wait: Wait,
+) -> Result<u64> {
+    let end = first.saturating_add(capacity(level + 1));
+    let blocks = range.end.min(end).saturating_sub(range.start.max(first));
+    if blocks == 0 || ptr.is_hole() {
+        return Ok(0);
+    }
+    if blocks == end - first || ptr.fill.get() == capacity(level + 1) {
+        return Ok(ptr.fill.get().min(blocks));
+    }
+    let content = store.read_with(ptr, INDIRECT_BLOCKS, wait)?;
+    let found = pointers(ptr, &content)?;
+    let from = (range.start.saturating_sub(first) / span(level)) as usize;
+    let mut filled = 0;
+    for index in from..found.len() {
+        let first = first + index as u64 * span(level);
+        if first >= range.end {
+            break;
+        }
+        let below = child(ptr, found, index)?;
+        filled += filled_beneath(store, &below, (level - 1, first), range, wait)?;
+    }
+    Ok(filled)
+}
+
 /// The new pointer of a block. Null frees the block, but leaves a preallocated hole. A preallocated
 /// pointer changes holes only.
 #[derive(Clone, Copy, Debug)]

@@ -121,6 +121,11 @@ impl HandleView<'_, Object> {
     pub fn next_hole(self, from: u64) -> Result<Option<u64>> {
         self.handle.node.seek(from, SeekTarget::Hole, self.wait)
     }
+
+    /// As [`Object::hole_bytes`].
+    pub fn hole_bytes(self, offset: u64, len: u64) -> Result<u64> {
+        self.handle.node.hole_bytes(offset, len, self.wait)
+    }
 }
 
 impl<'a> HandleView<'a, Directory> {

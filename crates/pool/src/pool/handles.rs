@@ -12,7 +12,7 @@ use crate::dataset::{DatasetInner, DatasetSettings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{FailMode, ObjectKind, ZAP_LEAF_BYTES};
 use crate::log::Change;
-use crate::object::{Leaves, Node, ObjectUsage, SeekTarget};
+use crate::object::{Leaves, Node, ObjectUsage, PREALLOCATE_READS, SeekTarget};
 use crate::tx::Transaction;
 use crate::wait::Wait;
 use crate::zap::{Cookie, Entry, Value, Zap, ZapStats};
@@ -380,6 +380,15 @@ impl Object {
         self.node.seek(from, SeekTarget::Hole, Wait::Allowed)
     }
 
+    /// Bytes of holes in a range, preallocated or not. What is behind the end is a hole. Counts in
+    /// whole records.
+    ///
+    /// # Errors
+    /// The failure to read an indirect block.
+    pub fn hole_bytes(&self, offset: u64, len: u64) -> Result<u64> {
+        self.node.hole_bytes(offset, len, Wait::Allowed)
+    }
+
     /// Length and allocated space.
     pub fn usage(&self) -> ObjectUsage {
         self.node.usage()
@@ -443,10 +452,31 @@ impl Object {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn preallocate(&self, tx: &Transaction<'_>, offset: u64, len: u64) -> Result<()> {
+        self.preallocate_within(tx, offset, len, usize::MAX).map(|_| ())
+    }
+
+    /// As [`preallocate`](Self::preallocate), for as much of the range as one transaction should
+    /// change, at least a part. Returns its length in bytes. A range without data and preallocated
+    /// holes is one step, however long it is.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write). In non-blocking mode also
+    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock), if there is more than one step.
+    pub fn preallocate_some(&self, tx: &Transaction<'_>, offset: u64, len: u64) -> Result<u64> {
+        self.preallocate_within(tx, offset, len, PREALLOCATE_READS)
+    }
+
+    fn preallocate_within(
+        &self,
+        tx: &Transaction<'_>,
+        offset: u64,
+        len: u64,
+        reads_max: usize,
+    ) -> Result<u64> {
         let _lock = self.node.lock_object(tx.wait())?;
-        self.node.preallocate(tx.tx(), offset, len)?;
+        let len = self.node.preallocate(tx.tx(), offset, len, reads_max)?;
         self.dataset.log(tx, self.node.number, || Change::Preallocate { offset, len });
-        Ok(())
+        Ok(len)
     }
 
     /// As [`Dataset::fsync`], for this object.

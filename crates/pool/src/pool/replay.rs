@@ -140,7 +140,8 @@ fn apply_strictly(
         LogRecord::Truncate { size } => objset.open(number, tx.wait())?.truncate(tx, size),
         LogRecord::Punch { offset, len } => objset.open(number, tx.wait())?.punch(tx, offset, len),
         LogRecord::Preallocate { offset, len } => {
-            objset.open(number, tx.wait())?.preallocate(tx, offset, len)
+            let object = objset.open(number, tx.wait())?;
+            object.preallocate(tx, offset, len, usize::MAX).map(|_| ())
         }
         LogRecord::ZapInsert { name, value } => {
             dataset.directory(number, tx.wait())?.insert(tx, name, value)

@@ -134,6 +134,50 @@ fn preallocation_survives_a_crash_after_an_fsync() {
     pool.export().unwrap();
 }
 
+/// Each step changes a bounded number of indirect blocks; without any, one step is enough.
+#[test]
+fn a_range_with_many_indirect_blocks_is_preallocated_in_steps() {
+    const PART: u64 = 512 * RECORD;
+    const PARTS: u64 = 600;
+    let (device, cache) = (memory(64 * MIB), cache(16 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();
+    assert_eq!(object.preallocate_some(&tx, 5, 1 << 60).unwrap(), 1 << 60, "a hole");
+    object.truncate(&tx, 0).unwrap();
+    for part in 0..PARTS {
+        object.write(&tx, part * PART, &[1]).unwrap();
+    }
+    drop(tx);
+    pool.sync().unwrap();
+    let (before, end) = (allocated(&object), PARTS * PART + 5000);
+    // Who must not wait changes all of it or nothing.
+    {
+        let tx = pool.non_blocking().begin().unwrap();
+        let refused = object.preallocate_some(&tx, 0, end).unwrap_err();
+        assert_eq!(refused.kind(), forebay_pool::ErrorKind::WouldBlock);
+    }
+    assert_eq!(allocated(&object), before);
+    let (mut at, mut steps) = (0, 0);
+    while at < end {
+        let tx = pool.begin().unwrap();
+        at += object.preallocate_some(&tx, at, end - at).unwrap();
+        drop(tx);
+        steps += 1;
+        // The records with data count less than a whole record.
+        let (wanted, found) = (at, allocated(&object));
+        assert!(found.abs_diff(wanted) < PARTS * RECORD + MIB, "{found}, not {wanted}");
+    }
+    assert_eq!((at, steps), (end, 3));
+    pool.sync().unwrap();
+    assert!(allocated(&object) >= PARTS * (PART - RECORD), "{}", allocated(&object));
+    assert_eq!(object.next_data(1 + RECORD).unwrap(), Some(PART));
+    drop((object, data));
+    check(&pool);
+    pool.export().unwrap();
+}
+
 /// All changes of an object against a list of its records.
 #[test]
 fn preallocation_agrees_with_a_model() {

@@ -29,6 +29,16 @@ impl Model {
         }
     }
 
+    /// Compares the holes of a range, in whole records.
+    fn compare_holes(&self, from: u64, len: u64) {
+        let (first, end) = (from / RECORD, (from + len).div_ceil(RECORD));
+        let data = &self.data[first as usize..self.data.len().min(end as usize)];
+        let filled = data.iter().filter(|data| **data).count() as u64;
+        let holes = (end - first - filled) * RECORD;
+        let found = self.object.hole_bytes(from, len).unwrap();
+        assert_eq!(found, holes.min(len), "holes of {len} bytes from {from}");
+    }
+
     fn compare(&self, from: u64) {
         assert_eq!(self.object.next_data(from).unwrap(), self.seek(from, true), "data from {from}");
         assert_eq!(
@@ -82,7 +92,9 @@ fn data_and_holes_match_the_model() {
         drop(tx);
         for _ in 0..8 {
             model.compare(rng.below(BLOCKS * RECORD));
+            model.compare_holes(rng.below(BLOCKS * RECORD), rng.below(2 * BLOCKS * RECORD));
         }
+        model.compare_holes(0, u64::MAX >> 20);
         model.compare(0);
         model.compare(model.size);
         model.compare(model.size.saturating_sub(1));
@@ -113,6 +125,7 @@ fn large_holes_and_large_data_are_skipped() {
     object.write(&tx, 0, &vec![1; 512 * RECORD as usize]).unwrap();
     drop(tx);
     for _ in 0..2 {
+        assert_eq!(object.hole_bytes(0, 1 << 60).unwrap(), (1 << 60) - 513 * RECORD);
         assert_eq!(object.next_hole(5).unwrap(), Some(512 * RECORD));
         assert_eq!(object.next_data(512 * RECORD + 7).unwrap(), Some(far));
         assert_eq!(object.next_hole(far).unwrap(), Some(far + 1));
