@@ -114,13 +114,11 @@ impl FileSystem {
         let inodes = self.dataset().object_count();
         let files_free = usage.available_bytes / INODE_BYTES;
         let free_bytes = usage.free_bytes + usage.deferred_bytes;
-        // A pool that is followed knows only what its datasets have.
-        let allocated_bytes = usage.allocated_bytes.max(self.dataset().allocated_bytes());
         Ok(FsUsage {
             block_bytes: USAGE_BYTES as u32,
             // Without addresses that are neither: an object store takes each of them once, and
             // what `df` shows as used must be what is allocated.
-            blocks: (allocated_bytes + free_bytes) / USAGE_BYTES,
+            blocks: (usage.allocated_bytes + free_bytes) / USAGE_BYTES,
             free: free_bytes / USAGE_BYTES,
             available: usage.available_bytes / USAGE_BYTES,
             files: inodes + files_free,

@@ -22,6 +22,24 @@ fn change(
     changed.err().map(|error| error.kind())
 }
 
+/// The list of file systems shows what can be written, and nothing is reserved for these ranges.
+#[test]
+fn allocated_ranges_are_no_part_of_the_usage() {
+    let fixture = Fixture::new(128 * MIB);
+    let fs = fixture.mount();
+    let (ino, _) = file(&fs, ROOT, b"name");
+    fs.pool().sync().unwrap();
+    let before = fs.statfs().unwrap();
+    assert_eq!(change(&fs, ino, 0, 100 * MIB, ALLOCATE), None);
+    fs.pool().sync().unwrap();
+    let after = fs.statfs().unwrap();
+    assert_eq!(after.blocks, before.blocks, "the pool is as large as before");
+    let used = |usage: forebay_fs::FsUsage| (usage.blocks - usage.free) * 4096;
+    assert!(used(after) < used(before) + MIB, "{after:?}, before {before:?}");
+    assert!(fs.getattr(ino).unwrap().blocks >= 100 * MIB / 512, "but it counts for the file");
+    unmount(fs);
+}
+
 #[test]
 fn data_that_exists_needs_no_space_to_be_allocated() {
     let fixture = Fixture::new(96 * MIB);

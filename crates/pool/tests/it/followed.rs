@@ -144,3 +144,17 @@ fn settings_are_those_of_the_newest_group() {
     assert_eq!(get(&second, "data"), 2);
     assert!(counter(&second, "read_bytes") - before >= BYTES as u64, "it was cached");
 }
+
+/// Without space maps, which are those of the writer: the root block has the sum.
+#[test]
+fn a_followed_pool_knows_how_much_is_allocated() {
+    let followed = Followed::new();
+    let allocated = |pool: &Pool| pool.usage().allocated_bytes;
+    for content in 1..4 {
+        followed.put(&format!("data{content}"), content);
+        let group = followed.group();
+        assert_eq!(allocated(&group), allocated(&followed.writer));
+        assert!(allocated(&group) >= u64::from(content) * BYTES as u64);
+        group.export().expect("an export");
+    }
+}
