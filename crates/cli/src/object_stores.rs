@@ -8,7 +8,9 @@
 //! shared to read. Other hosts, and processes with another run directory, have other names, and are
 //! kept apart by the store itself.
 
-use std::path::Path;
+mod sessions;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -19,6 +21,7 @@ use forebay_pool::{HostId, LiveRanges, Opened, Pool};
 use crate::control::{client, run_dir};
 use crate::error::{Failure, Result};
 use crate::pool_locks::{self, LOCK_EXTENSION};
+use sessions::SessionNote;
 
 /// The URL that a path is; `None` if it is the path of a file.
 pub(crate) fn url(path: &Path) -> Option<&str> {
@@ -49,6 +52,8 @@ impl Access {
 pub(crate) struct OpenStore {
     pub(crate) opened: Opened,
     device: Arc<ObjectDevice>,
+    /// To be written after the import.
+    note: Option<SessionNote>,
 }
 
 /// Opens the store of a URL, and locks it for this host. `retention` is the time that it keeps what
@@ -67,12 +72,21 @@ pub(crate) fn open(url: &str, access: Access, retention: Option<Duration>) -> Re
         Access::Write { .. } => ObjectDevice::open(store, url, options),
     };
     let device = device.map_err(|error| failure(&error))?;
-    let opened = Opened::from(Arc::clone(&device) as Arc<dyn Device>).close_with_pool();
-    let opened = match lock {
-        Some(lock) => opened.keep(lock),
-        None => opened,
-    };
-    Ok(OpenStore { opened, device })
+    let mut opened = Opened::from(Arc::clone(&device) as Arc<dyn Device>).close_with_pool();
+    let mut note = None;
+    if let Some(lock) = lock {
+        opened = opened.keep(lock);
+        let sessions = device.sessions().zip(lock_path(url).ok());
+        let noted = sessions.and_then(|(sessions, path)| SessionNote::of_this_boot(path, sessions));
+        if let Some((own, owner_has_ended)) = noted {
+            if owner_has_ended {
+                own.write();
+                opened = opened.after_ended_owner();
+            }
+            note = Some(own);
+        }
+    }
+    Ok(OpenStore { opened, device, note })
 }
 
 /// Begins to follow the store of a URL. Returns the view of its newest state, too.
@@ -109,26 +123,34 @@ fn options(force: bool, has_lock: bool) -> Options {
 
 /// Locks a store among the processes of this host; `None` without a run directory.
 fn lock(url: &str, shared: bool) -> Result<Option<FileLock>> {
-    let Ok(directory) = run_dir::create() else { return Ok(None) };
-    let file = directory.join(format!("store-{:016x}.{LOCK_EXTENSION}", hash(url)));
+    let Ok(file) = lock_path(url) else { return Ok(None) };
     let lock = pool_locks::lock(&file, shared, false)?;
     lock.map(Some).ok_or_else(|| in_use(url))
+}
+
+/// The file that is locked for a store.
+fn lock_path(url: &str) -> Result<PathBuf> {
+    Ok(run_dir::create()?.join(format!("store-{:016x}.{LOCK_EXTENSION}", hash(url))))
 }
 
 impl OpenStore {
     /// Splits it: the pool takes the device.
     pub(crate) fn split(self) -> (Opened, Cleaner) {
-        (self.opened, Cleaner(self.device))
+        (self.opened, Cleaner { device: self.device, note: self.note })
     }
 }
 
 /// Merges objects of a store that are mostly dead, once a pool says what is live.
-pub(crate) struct Cleaner(Arc<ObjectDevice>);
+pub(crate) struct Cleaner {
+    device: Arc<ObjectDevice>,
+    note: Option<SessionNote>,
+}
 
 impl Cleaner {
-    /// Starts to work, until the pool is exported.
+    /// Starts to work, until the pool is exported. Its import has waited for the owners before.
     pub(crate) fn start(self, pool: &Pool) {
-        self.0.set_live_ranges(Arc::new(Live(pool.live_ranges())));
+        self.note.iter().for_each(SessionNote::write);
+        self.device.set_live_ranges(Arc::new(Live(pool.live_ranges())));
     }
 }
 

@@ -8,7 +8,7 @@
 //!
 //! # Invariants
 //!
-//! The empty lock file stays until a daemon ends and calls [`remove_stale`]. Only the holder of a
+//! An empty lock file stays until a daemon ends and calls [`remove_stale`]. Only the holder of a
 //! lock removes its file. A process that locks a removed file tries again.
 //!
 //! # Not here
@@ -112,17 +112,23 @@ pub(crate) fn lock(path: &Path, shared: bool, wait: bool) -> Result<Option<FileL
     }
 }
 
-/// Removes lock files that no process holds.
+/// Removes empty lock files that no process holds. One with a note is about a process that has
+/// ended.
 pub(crate) fn remove_stale() {
     let Ok(entries) = std::fs::read_dir(run_dir::path()) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         if path.extension().is_some_and(|ending| ending == LOCK_EXTENSION)
+            && is_empty(&path)
             && let Ok(Some(_lock)) = lock(&path, false, false)
         {
             // A file that stays does no harm.
             let _ = std::fs::remove_file(&path);
         }
     }
+}
+
+fn is_empty(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| found.len() == 0)
 }
 
 fn in_use(path: &Path, name: &str, guid: u64) -> Failure {

@@ -27,6 +27,17 @@ pub struct ObjectDevice {
     engine: Arc<Engine>,
     info: DeviceInfo,
     runtime: Arc<Threads>,
+    sessions: Option<Sessions>,
+}
+
+/// The sessions of the owners of a store. Each takeover draws one. Unlike the name of an owner, it
+/// is that of one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sessions {
+    /// That of this owner.
+    pub own: u128,
+    /// That of the owner before; `None` if this one has created the store.
+    pub before: Option<u128>,
 }
 
 /// The threads of a device, or of a follower and all its views. The last one ends them.
@@ -132,14 +143,29 @@ impl ObjectDevice {
 
     fn start(runtime: Runtime, publisher: Publisher) -> Arc<Self> {
         let engine = Arc::clone(&publisher.engine);
+        let sessions =
+            Sessions { own: publisher.known.content.session, before: publisher.session_before };
         drop(runtime.spawn(publish::run(publisher)));
-        Self::new(Threads::new(runtime), engine)
+        Self::with_sessions(Threads::new(runtime), engine, Some(sessions))
     }
 
     pub(crate) fn new(runtime: Arc<Threads>, engine: Arc<Engine>) -> Arc<Self> {
+        Self::with_sessions(runtime, engine, None)
+    }
+
+    fn with_sessions(
+        runtime: Arc<Threads>,
+        engine: Arc<Engine>,
+        sessions: Option<Sessions>,
+    ) -> Arc<Self> {
         drop(engine.runtime.spawn(reader::run(Arc::clone(&engine))));
         let info = info(&engine);
-        Arc::new(Self { engine, info, runtime })
+        Arc::new(Self { engine, info, runtime, sessions })
+    }
+
+    /// The sessions of this owner and of the one before; `None` if this device only reads.
+    pub fn sessions(&self) -> Option<Sessions> {
+        self.sessions
     }
 
     fn stored(&self) -> Stored {

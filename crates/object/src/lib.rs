@@ -59,7 +59,7 @@ mod writer;
 pub use cleaner::LiveRanges;
 #[cfg(any(test, feature = "testing"))]
 pub use decorator::StoreDecorator;
-pub use device::{ObjectDevice, StoreState, destroy};
+pub use device::{ObjectDevice, Sessions, StoreState, destroy};
 pub use engine::Fenced;
 pub use error::{Error, StoreFault};
 pub use follower::{FollowState, Follower};

@@ -109,7 +109,7 @@ pub(crate) async fn open(
         Loader { client, store: name.into(), persist: Persist::Budget(options.read_budget) };
     let known = loader.known_super().await?;
     probe::probe(&loader.client, name).await?;
-    let (known, was_closed) = take_over(&loader, known, &options).await?;
+    let (known, before) = take_over(&loader, known, &options).await?;
     let mut loaded = loader.root(&known).await?;
     let (first, mut sequence) = loaded.chain.log;
     for epoch in first..known.content.epoch {
@@ -119,9 +119,10 @@ pub(crate) async fn open(
     loaded.chain.log = (known.content.epoch, 0);
     loaded.next_unused = loaded.next_unused.max(first_unused(&loader, &loaded).await?);
     let chain = loaded.chain.clone();
-    let publisher = start(loader, known, loaded, options).await?;
+    let mut publisher = start(loader, known, loaded, options).await?;
+    publisher.session_before = Some(before.session);
     let (engine, root) = (publisher.engine.downgrade(), publisher.known.content.root.number);
-    publisher.engine.spawn(|_| orphans::resume(engine, chain, root, was_closed));
+    publisher.engine.spawn(|_| orphans::resume(engine, chain, root, before.closed));
     Ok(publisher)
 }
 
@@ -204,12 +205,12 @@ impl Loader {
     }
 }
 
-/// Makes this host the owner. Returns also whether the owner before had closed the store.
+/// Makes this host the owner. Returns also what `super` was before.
 pub(crate) async fn take_over(
     loader: &Loader,
     mut known: KnownSuper,
     options: &Options,
-) -> Result<(KnownSuper, bool), Error> {
+) -> Result<(KnownSuper, Super), Error> {
     let session = loader.client.nonce();
     for _ in 0..TAKEOVER_ATTEMPTS {
         let before = &known.content;
@@ -224,9 +225,9 @@ pub(crate) async fn take_over(
             owner: options.owner.clone(),
             ..before.clone()
         };
-        let (session_before, was_closed) = (before.session, before.closed);
+        let session_before = before.session;
         match swap_super(&loader.client, &known, &content).await {
-            Ok(known) => return Ok((known, was_closed)),
+            Ok(swapped) => return Ok((swapped, known.content)),
             Err(Lost::Failed(error)) => return Err(At(&loader.store).failed(names::SUPER, error)),
             // The old owner has published a root.
             Err(Lost::Super(found)) if found.session == session_before => {
@@ -320,7 +321,7 @@ async fn start(
 ) -> Result<Publisher, Error> {
     let (client, store) = (Arc::clone(&loader.client), Arc::clone(&loader.store));
     let (engine, chain) = engine_of(loader, &known, loaded, options, false);
-    let mut publisher = Publisher { engine, known, chain, stopped: None };
+    let mut publisher = Publisher { engine, known, chain, session_before: None, stopped: None };
     match publisher.publish(Want::Root).await {
         Ok(()) => {
             let engine = publisher.engine.downgrade();

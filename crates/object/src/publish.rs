@@ -53,6 +53,8 @@ pub(crate) struct Publisher {
     pub(crate) engine: Arc<Engine>,
     pub(crate) known: KnownSuper,
     pub(crate) chain: Chain,
+    /// The session of the owner before.
+    pub(crate) session_before: Option<u128>,
     /// Why the last publication failed. What it took is in no delta, so none may follow.
     pub(crate) stopped: Option<Stop>,
 }

@@ -53,9 +53,15 @@ pub struct Opened {
     pub(crate) lock: Option<Locks>,
     /// Whether another host may have opened it too.
     pub(crate) shared: bool,
+    /// Whether the owner before has ended, whatever the device says of it.
+    pub(crate) owner_has_ended: bool,
 }
 
 impl Opened {
+    fn new(device: Arc<dyn Device>, lock: Option<Locks>, shared: bool) -> Self {
+        Self { device, lock, shared, owner_has_ended: false }
+    }
+
     /// Returns the lock of the file if [`open_path`] created the file. The file stays locked while
     /// this is held. To remove it after a failure, call [`FileLock::remove_file`]: no other process
     /// can have begun to use it.
@@ -65,7 +71,15 @@ impl Opened {
 
     /// A device that another host may have opened too: a pool on it has a heartbeat.
     pub fn shared(device: Arc<dyn Device>) -> Self {
-        Self { device, lock: None, shared: true }
+        Self::new(device, None, true)
+    }
+
+    /// An object store whose owner before is a process that has ended, for sure: an import does not
+    /// wait until that gives up its log device.
+    #[must_use]
+    pub fn after_ended_owner(mut self) -> Self {
+        self.owner_has_ended = true;
+        self
     }
 
     /// Closes the device once the pool is closed: it has something to write then.
@@ -102,7 +116,7 @@ impl fmt::Debug for Opened {
 impl From<Arc<dyn Device>> for Opened {
     /// A device that no other process can open.
     fn from(device: Arc<dyn Device>) -> Self {
-        Self { device, lock: None, shared: false }
+        Self::new(device, None, false)
     }
 }
 
@@ -136,7 +150,7 @@ fn open(path: &Path, options: &OpenOptions, sector_probe: Option<SectorProbe>) -
     let device: Arc<dyn Device> = Arc::new(device);
     #[cfg(feature = "testing")]
     let device = if options.read_only { device } else { crate::power_cut::before(device)? };
-    Ok(Opened { device, lock, shared: true })
+    Ok(Opened::new(device, lock, true))
 }
 
 /// Whether a file or block device has the first bytes of a label at either end, of any version.

@@ -137,6 +137,25 @@ fn a_read_of_what_a_new_owner_has_deleted_says_who_it_is() {
 }
 
 #[test]
+fn each_owner_has_a_session_of_its_own_and_knows_that_of_the_one_before() {
+    let store = MemoryStore::new();
+    let first = ObjectDevice::create(store.clone(), "test", options("one")).unwrap();
+    let created = first.sessions().expect("it writes");
+    assert_eq!(created.before, None);
+    // As after a crash.
+    let second = ObjectDevice::open(store.clone(), "test", options("one")).unwrap();
+    let opened = second.sessions().expect("it writes");
+    assert_eq!(opened.before, Some(created.own));
+    assert_ne!(opened.own, created.own);
+    let reader = ObjectDevice::open_read_only(store.clone(), "test", options("one")).unwrap();
+    assert_eq!(reader.sessions(), None);
+    [reader, second, first].iter().for_each(|device| device.close());
+    let third = ObjectDevice::open(store, "test", options("one")).unwrap();
+    assert_eq!(third.sessions().expect("it writes").before, Some(opened.own));
+    third.close();
+}
+
+#[test]
 fn a_fenced_device_is_gone() {
     let (arena, store) = (arena(), MemoryStore::new());
     let old = ObjectDevice::create(store.clone(), "test", options("old")).unwrap();

@@ -148,9 +148,13 @@ impl Pool {
             session: rng::seed_from_system(),
             pause: options.pause.as_deref().unwrap_or(&sleep),
         };
+        // The owner's name in the store proves nothing: that of a cloned machine is the same.
+        let has_ended = devices.iter().any(|one| one.owner_has_ended);
+        let is_shared = devices.iter().any(|one| one.shared);
         let Imported { config, devices, uberblocks, notes, claim, log_stamps } =
             import::import(devices, &wanted, &parts.cache)?;
-        if options.force && !options.read_only && config.active {
+        let may_reach_log = is_shared || options.force || options.discard_log;
+        if config.active && !options.read_only && may_reach_log && !has_ended {
             await_former_owner(&devices, wanted.pause);
         }
         let name = config.pool_name.clone();

@@ -528,7 +528,7 @@ fn sides_of_a_log_mirror_that_fail_together_have_the_same() {
 }
 
 /// A pool on a store with a log device, at a clock that stands still, and an object of it.
-fn create_in_front_of(
+pub(crate) fn create_in_front_of(
     store: &crate::object_store::Store,
 ) -> (Pool, u64, Arc<dyn Device>, Arc<ManualClock>) {
     let log = memory(16 * MIB);

@@ -28,6 +28,7 @@ mod life;
 mod log_device;
 mod log_ring;
 mod log_sides;
+mod log_takeover;
 mod mirror_faults;
 mod mirrors;
 mod mistaken_devices;
