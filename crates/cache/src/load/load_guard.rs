@@ -74,6 +74,8 @@ pub struct LoadGuard<K: Key, V: Send + Sync + 'static> {
     pub(crate) refusal: Option<Refusal>,
     /// When the load began, if it is timed.
     pub(crate) begun_ns: Option<u64>,
+    /// Whether the secondary cache may have an older block of the key.
+    pub(crate) supersedes: bool,
 }
 
 // SAFETY: the guard writes a `V` that it is given and may drop one, and reads a `K`; both bounds
@@ -219,6 +221,14 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
         self.refusal
     }
 
+    /// Notes that the secondary cache has, or may have, a block of the key that it does not supply.
+    /// If the load provides a value, [`SecondaryCache::superseded`] tells it.
+    ///
+    /// [`SecondaryCache::superseded`]: crate::SecondaryCache::superseded
+    pub fn supersede(&mut self) {
+        self.supersedes = true;
+    }
+
     /// Marks the load as run by this thread.
     pub(crate) fn own_scope(&self) -> own::Scope {
         own::scope(self.header.addr().get())
@@ -257,6 +267,10 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
         // SAFETY: the guard's pin keeps the cache alive.
         let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
         let this = std::mem::ManuallyDrop::new(self);
+        if this.supersedes {
+            // Before anyone can find the value.
+            inner.notify_superseded(this.key());
+        }
         inner.load_ends(this.begun_ns);
         // SAFETY: this is the header's guard, and it has not been filled.
         unsafe { header.fill(value, kept) };

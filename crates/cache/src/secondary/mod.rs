@@ -90,6 +90,16 @@ pub trait SecondaryCache<K: Key, V: Send + Sync + 'static>: Send + Sync + 'stati
     /// The guard, if the block is not stored. The cache panics if it is another load's guard.
     fn load(&self, guard: LoadGuard<K, V>) -> Result<(), LoadGuard<K, V>>;
 
+    /// Reports that a load provides a value of the key, after the secondary cache has declined or
+    /// withdrawn it and said that it may have a block: by [`LoadGuard::supersede`], or by many
+    /// withdrawals.
+    ///
+    /// The value is newer, unless keys name immutable content. So do not return the block any more,
+    /// as long as this process runs. The load has not ended. Must not block.
+    fn superseded(&self, key: &K) {
+        let _ = key;
+    }
+
     /// Ensures that older content of the key is never returned again, not even after a crash. May
     /// block until that is durable.
     fn forget(&self, key: &K);
@@ -363,9 +373,16 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let inner = NonNull::from(self);
         match previous {
             Ok(previous) => {
-                let (frequent, refusal, begun_ns) = (false, None, None);
-                let guard =
-                    LoadGuard { header, inner, hash, attributes, frequent, refusal, begun_ns };
+                let guard = LoadGuard {
+                    header,
+                    inner,
+                    hash,
+                    attributes,
+                    frequent: false,
+                    refusal: None,
+                    begun_ns: None,
+                    supersedes: false,
+                };
                 Ok((guard, previous))
             }
             Err(error) => {

@@ -1,4 +1,5 @@
-//! Offers blocks to the secondary cache before they are evicted, and reports which were evicted.
+//! Offers blocks to the secondary cache before they are evicted, and reports which were evicted and
+//! which blocks of its own are outdated.
 //!
 //! A hand in each ring marks how far blocks were offered (`Hand::Offer`). The evictor stops at a
 //! block that was not offered yet, and the next offer comes first.
@@ -42,6 +43,16 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     pub(crate) fn notify_evicted(&self, gone: &[K]) {
         let Some(secondary) = self.active_secondary().filter(|_| !gone.is_empty()) else { return };
         if catch_unwind(AssertUnwindSafe(|| secondary.evicted(gone))).is_err() {
+            self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
+        }
+    }
+
+    /// Reports to the secondary cache that a load is about to provide a value of a key of which it
+    /// may have an older one.
+    #[cold]
+    pub(crate) fn notify_superseded(&self, key: &K) {
+        let Some(secondary) = self.active_secondary() else { return };
+        if catch_unwind(AssertUnwindSafe(|| secondary.superseded(key))).is_err() {
             self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
         }
     }

@@ -211,8 +211,16 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         // The block begins with one use.
         h.set_frequency(Frequency::default().used(self.policy.now()));
         let inner = NonNull::from(self);
-        let (frequent, refusal, begun_ns) = (false, None, None);
-        Ok(LoadGuard { header, inner, hash, attributes, frequent, refusal, begun_ns })
+        Ok(LoadGuard {
+            header,
+            inner,
+            hash,
+            attributes,
+            frequent: false,
+            refusal: None,
+            begun_ns: None,
+            supersedes: false,
+        })
     }
 
     fn claim_empty(

@@ -29,6 +29,7 @@ mod secondary;
 #[cfg(feature = "insight")]
 mod secondary_sizes;
 mod stress;
+mod superseded;
 mod support;
 mod textbook;
 mod throttle;
