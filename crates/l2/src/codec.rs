@@ -123,7 +123,8 @@ pub trait Codec<K: Key, V>: Send + Sync + 'static {
     fn encode(&self, value: &V, out: &mut [u8]);
 
     /// Decodes a value from `bytes`, which the checksum has verified. Returns `None` if the bytes
-    /// are not a value or if memory is exhausted. The load is then a miss.
+    /// are not a value or if memory is exhausted. The load is then a miss. After three in a row,
+    /// the block is not read again.
     fn decode(&self, key: &K, bytes: &[u8]) -> Option<V>;
 
     /// Whether the time of a value that was just decoded is over. Then the load is a miss, and the

@@ -338,5 +338,5 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
 /// The record of a tombstone.
 pub(crate) fn tombstone(addr: BlockAddr) -> Record {
     let state = RecordState::Tombstone;
-    Record { addr, class: Class::Data, hits: 0, in_memory: false, state }
+    Record { addr, class: Class::Data, hits: 0, in_memory: false, undecodable: false, state }
 }

@@ -539,6 +539,10 @@ impl<K: Key, V: Send + Sync + 'static> SecondaryCache<K, V> for L2<K, V> {
         self.shared.load(guard)
     }
 
+    fn superseded(&self, key: &K) {
+        self.shared.superseded(key);
+    }
+
     /// Forgets a key. If the removal is not durable, also because the L2 was closed, the counter
     /// `forget_failures` and [`health`](L2::health) show it. [`forget_checked`](L2::forget_checked)
     /// returns the error.

@@ -1,7 +1,9 @@
 //! Loads: read blocks for the cache.
 //!
 //! A load never fails. A block that cannot be read in time or does not verify is a miss, and a
-//! counter says why. The caller begins again, and the L2 declines that load.
+//! counter says why. The caller begins again, and the L2 declines that load. If memory then gets
+//! another value of a mutable key, the block is bad. A block that does not decode is tried a few
+//! times, because there may have been no memory for it.
 //!
 //! A loaded block is published only if three checks pass. The checksum must match. It is seeded
 //! with the L2's guid and the segment's sequence number, so a block of an earlier use of the
@@ -19,6 +21,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use forebay_base::arena::Buffer;
+use forebay_base::counters::Counter;
 use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_cache::{Class, Key, LoadGuard};
@@ -26,7 +29,7 @@ use forebay_io::{Completion, Priority, Request};
 
 use crate::counters::L2Counters;
 use crate::format::{Block, BlockSeed, verify_block};
-use crate::record::{BlockAddr, KeyHash, Record, RecordState, UNIT_BYTES};
+use crate::record::{BlockAddr, KeyHash, MAX_HITS, Record, RecordState, UNIT_BYTES};
 use crate::shared::L2Shared;
 
 /// Maximum number of key hashes whose next load is declined.
@@ -67,6 +70,8 @@ struct ExpectedBlock {
     /// Offset of the block in the read buffer.
     buffer_offset: usize,
     class: usize,
+    /// Whether the read before did not decode.
+    undecodable: bool,
 }
 
 /// The outcome of a read.
@@ -161,10 +166,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         self.admission.on_load(hash, self.index.len());
         let (record, seq) = match self.locate(guard.key(), hash) {
             Ok(found) => found,
-            Err(counter) => {
-                self.counters.add(counter, 0, 1);
-                return Err(guard);
-            }
+            Err(counter) => return Err(self.decline(hash, counter, guard)),
         };
         let addr = record.addr;
         let sector = u64::from(self.io.device.info().sector_bytes);
@@ -173,15 +175,15 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         let start = from / sector * sector;
         let bytes = (to.next_multiple_of(sector) - start) as usize;
         let Ok(buffer) = self.io.arena.alloc(bytes) else {
-            self.counters.add(L2Counters::MISSES_NO_MEMORY, 0, 1);
-            return Err(guard);
+            return Err(self.decline(hash, L2Counters::MISSES_NO_MEMORY, guard));
         };
         // Before the read: the index must know before memory can hold the block. A value that is
         // returned uncached never enters memory.
         self.index.touch(hash, addr, guard.refusal().is_none());
         let seed = BlockSeed::new(self.ring.guid(), seq);
         let (buffer_offset, class) = ((from - start) as usize, guard.attributes().class as usize);
-        let expected = ExpectedBlock { hash, addr, seed, seq, buffer_offset, class };
+        let undecodable = record.undecodable;
+        let expected = ExpectedBlock { hash, addr, seed, seq, buffer_offset, class, undecodable };
         let allowed = u64::from(self.tunables.load_timeout_ms()) * 1_000_000;
         let load = self.loads.begin(hash, self.clock.now_ns().saturating_add(allowed), guard);
         let shared = Arc::clone(self);
@@ -190,6 +192,32 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             shared.on_read_done(&load, &expected, completion);
         }));
         Ok(())
+    }
+
+    /// Counts and returns a load that the L2 declines. The value that it provides is newer than
+    /// that of the block, if there is one.
+    fn decline(
+        &self,
+        hash: KeyHash,
+        counter: Counter,
+        mut guard: LoadGuard<K, V>,
+    ) -> LoadGuard<K, V> {
+        self.counters.add(counter, 0, 1);
+        let may_exist = || self.rebuild.is_running() || self.index.find(hash).is_some();
+        if !self.immutable_keys && may_exist() {
+            guard.supersede();
+        }
+        guard
+    }
+
+    /// Handles a load that provides a newer value than that of the block. A block that the rebuild
+    /// finds later is not known to be in memory, and so an eviction marks it.
+    pub(crate) fn superseded(&self, key: &K) {
+        if !self.immutable_keys
+            && let Some(hash) = self.key_hash(key)
+        {
+            self.index.supersede(hash);
+        }
     }
 
     /// The class of the key's block, if a load would read it from the device. If not, counts the
@@ -210,11 +238,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     }
 
     /// Finds the block and the sequence number of its segment, or returns the counter of the miss.
-    fn locate(
-        &self,
-        key: &K,
-        hash: KeyHash,
-    ) -> Result<(Record, u64), forebay_base::counters::Counter> {
+    fn locate(&self, key: &K, hash: KeyHash) -> Result<(Record, u64), Counter> {
         if !self.status.is_open() {
             return Err(L2Counters::MISSES_CLOSED);
         }
@@ -286,6 +310,9 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         let counter = match outcome {
             LoadOutcome::Value(value) => {
                 self.counters.add(L2Counters::HITS, expected.class, 1);
+                if expected.undecodable {
+                    self.note_decoded(expected);
+                }
                 // `publish` calls the user's weigher. If that panics, the waiting callers receive
                 // the error.
                 let cached = self.catch_panic(|| guard.publish(value).is_cached());
@@ -311,7 +338,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
                 L2Counters::LOAD_EXPIRED
             }
             LoadOutcome::Undecodable => {
-                self.loads.decline_next(expected.hash);
+                self.note_undecodable(expected);
                 L2Counters::LOAD_UNDECODABLE
             }
         };
@@ -343,12 +370,35 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
     }
 
+    /// Notes that a read of the block did not decode. After [`MAX_HITS`] of them in a row, the
+    /// block is bad; until then, the next load is declined. The load has counted the read.
+    fn note_undecodable(&self, expected: &ExpectedBlock) {
+        let mut is_bad = false;
+        self.index.change(expected.hash, expected.addr, |record| {
+            let hits = if record.undecodable { record.hits } else { 1 };
+            is_bad = hits >= MAX_HITS;
+            let record = Record { hits, undecodable: true, ..record };
+            if is_bad { self.as_bad(record) } else { Some(record) }
+        });
+        if !is_bad {
+            self.loads.decline_next(expected.hash);
+        }
+    }
+
+    fn note_decoded(&self, expected: &ExpectedBlock) {
+        self.index.change(expected.hash, expected.addr, |record| {
+            Some(Record { undecodable: false, ..record })
+        });
+    }
+
     /// Marks a block that must not be returned. With mutable keys its record stays, because
     /// forgetting the key still requires a tombstone.
     pub(crate) fn mark_bad(&self, hash: KeyHash, addr: BlockAddr) {
-        self.index.change(hash, addr, |record| {
-            (!self.immutable_keys).then_some(Record { state: RecordState::Bad, ..record })
-        });
+        self.index.change(hash, addr, |record| self.as_bad(record));
+    }
+
+    fn as_bad(&self, record: Record) -> Option<Record> {
+        (!self.immutable_keys).then_some(Record { state: RecordState::Bad, ..record })
     }
 
     /// The body of the watchdog thread. Returns after [`Loads::stop_watchdog`].

@@ -6,20 +6,20 @@
 //! Guarantee: after [`insert`](HybridCache::insert) or [`remove`](HybridCache::remove) returns
 //! without an error, no older value of the key is ever returned, neither by this process nor by one
 //! that opens the device after a crash. A crash may lose the new value: this is a cache. If the
-//! device fails, reads miss and are counted.
+//! device fails, reads miss and are counted. A loaded value replaces one that the device did not
+//! serve, but not durably (decision 183).
 //!
 //! Close: changes are refused first, and those in progress end (`closing`). Then values that are
 //! only in memory are written. Then the cache is closed, and last the L2. So a change that succeeds
 //! is written and never finds the L2 closed. A late one is refused, and the device keeps its
 //! values.
 //!
-//! Changes as futures end on the L2's writer, see `asynchronous`.
+//! Changes as futures end on the L2's writer, see `asynchronous`. Values that can expire carry
+//! their times, see `expiry`.
 //!
 //! Locking: `hybrid-close`, see `closing`. A thread-local variable passes the error of a failed
 //! forget from the L2 to the caller, because the cache calls the L2 on the thread that inserts or
 //! removes.
-//!
-//! Values that can expire carry their times, see `expiry`.
 //!
 //! Not done: operations on all values of the device (`operations` says why), and owners of
 //! keys. The device would not learn of an owner's end.
@@ -171,6 +171,10 @@ impl<K: Key, V: Send + Sync + 'static> SecondaryCache<K, V> for L2Hook<K, V> {
 
     fn load(&self, guard: LoadGuard<K, V>) -> Result<(), LoadGuard<K, V>> {
         self.0.load(guard)
+    }
+
+    fn superseded(&self, key: &K) {
+        SecondaryCache::superseded(&*self.0, key);
     }
 
     fn forget(&self, key: &K) {

@@ -10,7 +10,7 @@ const SCHEDULES: usize = 2000;
 
 fn record(segment: u32, state: RecordState) -> Record {
     let addr = BlockAddr { segment, unit: 0, units: 1 };
-    Record { addr, class: Class::Data, hits: 0, in_memory: false, state }
+    Record { addr, class: Class::Data, hits: 0, in_memory: false, undecodable: false, state }
 }
 
 fn newer(old: BlockAddr, new: BlockAddr) -> bool {

@@ -1,10 +1,10 @@
 //! The packing of a [`Record`] into sixteen bytes.
 //!
 //! A [`Slot`] has two words. The first holds, from the top, the lower 56 bits of the key hash,
-//! whether memory holds the block, hits, class and [`RecordState`]. The partition determines the
-//! upper eight bits of the hash, so there are at least two to the power of [`MIN_PARTITION_BITS`]
-//! partitions. The index thus compares all 64 bits of a hash. The second word is the [`BlockAddr`].
-//! An empty slot is zero.
+//! whether the last read did not decode, whether memory holds the block, hits, class and
+//! [`RecordState`]. The partition determines the upper eight bits of the hash, so there are at
+//! least two to the power of [`MIN_PARTITION_BITS`] partitions. The index thus compares all 64 bits
+//! of a hash. The second word is the [`BlockAddr`]. An empty slot is zero.
 
 use forebay_cache::Class;
 
@@ -24,6 +24,7 @@ const STATE_SHIFT: u32 = 1;
 const CLASS_SHIFT: u32 = 3;
 const HITS_SHIFT: u32 = 4;
 const IN_MEMORY: u64 = 1 << 6;
+const UNDECODABLE: u64 = 1 << 7;
 const ATTRIBUTE_BITS: u64 = 0xff;
 
 /// A packed record.
@@ -53,17 +54,12 @@ impl Slot {
         assert!(unit <= MAX_SEGMENT_UNITS, "unit {unit} is not in any segment");
         assert!(units <= MAX_BLOCK_UNITS, "a block of {units} units is too long");
         let hits = record.hits.min(MAX_HITS);
-        let state: u64 = match record.state {
-            RecordState::Live => 0,
-            RecordState::Pending => 1,
-            RecordState::Bad => 2,
-            RecordState::Tombstone => 3,
-        };
         let attributes = USED
-            | state << STATE_SHIFT
+            | state_bits(record.state) << STATE_SHIFT
             | (record.class as u64) << CLASS_SHIFT
             | u64::from(hits) << HITS_SHIFT
-            | if record.in_memory { IN_MEMORY } else { 0 };
+            | if record.in_memory { IN_MEMORY } else { 0 }
+            | if record.undecodable { UNDECODABLE } else { 0 };
         let addr = u64::from(segment) << (UNIT_BITS + UNITS_BITS)
             | u64::from(unit) << UNITS_BITS
             | u64::from(units);
@@ -114,8 +110,22 @@ impl Slot {
     #[inline]
     pub(super) fn record(self) -> Record {
         let class = if self.word >> CLASS_SHIFT & 1 == 0 { Class::Metadata } else { Class::Data };
-        let in_memory = self.word & IN_MEMORY != 0;
-        Record { addr: self.addr(), class, hits: self.hits(), in_memory, state: self.state() }
+        Record {
+            addr: self.addr(),
+            class,
+            hits: self.hits(),
+            in_memory: self.word & IN_MEMORY != 0,
+            undecodable: self.word & UNDECODABLE != 0,
+            state: self.state(),
+        }
+    }
+
+    /// The value of a live block is outdated.
+    pub(super) fn supersede(&mut self) {
+        if self.state() == RecordState::Live {
+            let state = |state| state_bits(state) << STATE_SHIFT;
+            self.word ^= state(RecordState::Live) ^ state(RecordState::Bad);
+        }
     }
 
     /// Counts a hit, up to the maximum.
@@ -133,6 +143,15 @@ impl Slot {
     /// Memory has evicted the block.
     pub(super) fn clear_in_memory(&mut self) {
         self.word &= !IN_MEMORY;
+    }
+}
+
+fn state_bits(state: RecordState) -> u64 {
+    match state {
+        RecordState::Live => 0,
+        RecordState::Pending => 1,
+        RecordState::Bad => 2,
+        RecordState::Tombstone => 3,
     }
 }
 

@@ -125,11 +125,15 @@ impl Table {
         self.search(order_of(hash)).ok().map(|at| self.slots.as_slice()[at].record())
     }
 
+    /// The slot of the key hash.
+    pub(super) fn of(&mut self, hash: KeyHash) -> Option<&mut Slot> {
+        let at = self.search(order_of(hash)).ok()?;
+        Some(&mut self.slots.as_mut_slice()[at])
+    }
+
     /// The slot of the key hash, if it is still at `addr`.
     pub(super) fn at(&mut self, hash: KeyHash, addr: BlockAddr) -> Option<&mut Slot> {
-        let at = self.search(order_of(hash)).ok()?;
-        let slot = &mut self.slots.as_mut_slice()[at];
-        (slot.addr() == addr).then_some(slot)
+        self.of(hash).filter(|slot| slot.addr() == addr)
     }
 
     /// Inserts a slot. An existing slot of the key hash is replaced if `newer` says so of their

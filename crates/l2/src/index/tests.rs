@@ -21,7 +21,8 @@ const STATES: [RecordState; 4] =
 
 fn record(segment: u32, unit: u32) -> Record {
     let addr = BlockAddr { segment, unit, units: 3 };
-    Record { addr, class: Class::Data, hits: 0, in_memory: false, state: RecordState::Live }
+    let (in_memory, undecodable, state) = (false, false, RecordState::Live);
+    Record { addr, class: Class::Data, hits: 0, in_memory, undecodable, state }
 }
 
 /// Later addresses are newer.
@@ -39,7 +40,8 @@ fn every_field_survives_packing() {
         for addr in [edge, zero] {
             for class in Class::ALL {
                 let (hits, in_memory, state) = (nth as u8, nth % 2 == 1, STATES[nth]);
-                let wanted = Record { addr, class, hits, in_memory, state };
+                let undecodable = nth >= 2;
+                let wanted = Record { addr, class, hits, in_memory, undecodable, state };
                 index.insert(KeyHash(hash), wanted, |_, _| true).unwrap();
                 assert_eq!(index.find(KeyHash(hash)), Some(wanted));
             }
@@ -67,6 +69,26 @@ fn hits_are_counted_up_to_the_most() {
 }
 
 #[test]
+fn a_block_whose_value_memory_did_not_have_is_bad_after_the_eviction() {
+    let index = Index::new(4, 0, 4);
+    let hash = KeyHash(5);
+    index.note_evicted(hash);
+    assert_eq!(index.find(hash), None);
+    for state in STATES {
+        let outside = Record { state, ..record(1, 2) };
+        index.insert(hash, Record { in_memory: true, ..outside }, |_, _| true).unwrap();
+        index.note_evicted(hash);
+        assert_eq!(index.find(hash), Some(outside), "it was the value of the block");
+        index.note_evicted(hash);
+        let after = if state == RecordState::Live { RecordState::Bad } else { state };
+        assert_eq!(index.find(hash), Some(Record { state: after, ..outside }));
+        index.insert(hash, Record { in_memory: true, ..outside }, |_, _| true).unwrap();
+        index.supersede(hash);
+        assert_eq!(index.find(hash), Some(Record { state: after, ..outside }));
+    }
+}
+
+#[test]
 #[should_panic(expected = "not on any device")]
 fn addresses_out_of_range_panic() {
     let _ = Index::new(4, 0, 4).insert(KeyHash(1), record(MAX_SEGMENTS, 0), newer);
@@ -78,6 +100,8 @@ enum Op {
     Batch(Vec<(u64, Record)>, u64),
     Find(u64),
     ClearInMemory(u64),
+    Evicted(u64),
+    Supersede(u64),
     Touch(u64, BlockAddr),
     Change(u64, BlockAddr, Option<Record>),
     Take(u64),
@@ -97,12 +121,14 @@ fn key_hash() -> impl Strategy<Value = u64> {
 }
 
 fn any_record() -> impl Strategy<Value = Record> {
-    (0..6u32, 0..8u32, 0..4usize, 0..2usize, 0..=MAX_HITS, any::<bool>()).prop_map(
-        |(segment, unit, s, c, hits, in_memory)| Record {
+    let bits = (any::<bool>(), any::<bool>());
+    (0..6u32, 0..8u32, 0..4usize, 0..2usize, 0..=MAX_HITS, bits).prop_map(
+        |(segment, unit, s, c, hits, (in_memory, undecodable))| Record {
             state: STATES[s],
             class: Class::ALL[c],
             hits,
             in_memory,
+            undecodable,
             ..record(segment, unit)
         },
     )
@@ -118,6 +144,8 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(records, expected)| Op::Batch(records, expected)),
         4 => key_hash().prop_map(Op::Find),
         4 => key_hash().prop_map(Op::ClearInMemory),
+        4 => key_hash().prop_map(Op::Evicted),
+        4 => key_hash().prop_map(Op::Supersede),
         4 => (key_hash(), addr()).prop_map(|(hash, p)| Op::Touch(hash, p)),
         4 => (key_hash(), addr(), change).prop_map(|(hash, p, r)| Op::Change(hash, p, r)),
         8 => key_hash().prop_map(Op::Take),
@@ -156,6 +184,13 @@ impl ReferenceModel {
     }
 }
 
+fn supersede(record: &mut Record) {
+    record.in_memory = false;
+    if record.state == RecordState::Live {
+        record.state = RecordState::Bad;
+    }
+}
+
 fn apply(index: &Index, model: &mut ReferenceModel, op: &Op) {
     match op {
         Op::Insert(hash, record) => {
@@ -179,6 +214,17 @@ fn apply(index: &Index, model: &mut ReferenceModel, op: &Op) {
         Op::ClearInMemory(hash) => {
             index.clear_in_memory(KeyHash(*hash));
             model.0.entry(*hash).and_modify(|record| record.in_memory = false);
+        }
+        Op::Evicted(hash) => {
+            index.note_evicted(KeyHash(*hash));
+            model.0.entry(*hash).and_modify(|record| match record.in_memory {
+                false => supersede(record),
+                true => record.in_memory = false,
+            });
+        }
+        Op::Supersede(hash) => {
+            index.supersede(KeyHash(*hash));
+            model.0.entry(*hash).and_modify(supersede);
         }
         Op::Touch(hash, addr) => {
             let to_memory = addr.unit % 3 > 0;

@@ -92,7 +92,9 @@ impl<K: Key, V: Send + Sync + 'static> RecordSink<'_, K, V> {
                     }
                     blocks += 1;
                     let addr = BlockAddr { segment, unit, units };
-                    (hash, Record { addr, class, hits, in_memory: false, state: RecordState::Live })
+                    let state = RecordState::Live;
+                    let (in_memory, undecodable) = (false, false);
+                    (hash, Record { addr, class, hits, in_memory, undecodable, state })
                 }
                 LogRecord::Tombstone(Tombstone::Group(group)) => {
                     tombstones += 1;

@@ -187,10 +187,15 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
                 live = record.state == RecordState::Live;
                 Some(Record { in_memory: record.in_memory || live, ..record })
             });
-            live && !used_again()
+            let current = live
+                && !used_again()
                 && (shared.immutable_keys || !shared.rebuild.is_hidden(one.seq))
                 && !shared.is_void(&key, one.addr)
-                && shared.status.is_open()
+                && shared.status.is_open();
+            if live && !current {
+                shared.index.clear_in_memory(one.hash);
+            }
+            current
         };
         target.put(key, value, attributes, is_current).map_err(|why| match why {
             WarmUpRefusal::AlreadyCached => SkipReason::Cached,

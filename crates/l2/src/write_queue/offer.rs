@@ -72,7 +72,10 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     /// Handles the eviction of blocks from the cache.
     pub(crate) fn evicted(&self, keys: &[K]) {
         for hash in keys.iter().filter_map(|key| self.key_hash(key)) {
-            self.index.clear_in_memory(hash);
+            match self.immutable_keys {
+                true => self.index.clear_in_memory(hash),
+                false => self.index.note_evicted(hash),
+            }
             self.admission.on_evicted(hash);
         }
     }
@@ -81,7 +84,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     pub(crate) fn would_write(&self, key: &K, class: Class) -> bool {
         self.refusal().is_none()
             && self.with_codec(|codec| codec.admit(key, class)) == Some(Ok(()))
-            && self.key_hash(key).is_some_and(|hash| self.find_of(key, hash).is_none())
+            && self.key_hash(key).is_some_and(|hash| !self.has_value_of_memory(key, hash))
     }
 
     /// Whether the block is stored, or may not be.
@@ -179,11 +182,19 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             return Err(AdmissionRefusal::TooLarge);
         }
         let hash = self.key_hash(key).ok_or(panicked)?;
-        let known = |state| matches!(state, RecordState::Live | RecordState::Pending);
-        if self.find_of(key, hash).is_some_and(|record| known(record.state)) {
+        if self.has_value_of_memory(key, hash) {
             return Ok(None);
         }
         Ok(Some(PreparedBlock { hash, value_bytes, bytes, proven: true }))
+    }
+
+    /// Whether the block of the index, live or pending, has the value that memory has. A mutable
+    /// key may have a newer one there, if the rebuild has found the block after the load of that.
+    fn has_value_of_memory(&self, key: &K, hash: KeyHash) -> bool {
+        self.find_of(key, hash).is_some_and(|record| {
+            matches!(record.state, RecordState::Live | RecordState::Pending)
+                && (self.immutable_keys || record.in_memory)
+        })
     }
 
     /// Queues the accepted blocks, as far as the queue and the rate allow.

@@ -201,7 +201,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         let QueuedBlock { hash, class, value_bytes, bytes, block, .. } = queued;
         let addr = self.addr_at(assembly.at, bytes);
         // The cache keeps the block until it has been written.
-        let record = Record { addr, class, hits: 0, in_memory: true, state: RecordState::Pending };
+        let (in_memory, undecodable, state) = (true, false, RecordState::Pending);
+        let record = Record { addr, class, hits: 0, in_memory, undecodable, state };
         let index = &self.shared.index;
         let Ok(inserted) = index.insert(hash, record, |_, _| true) else {
             self.shared.counters.add(L2Counters::ADMITTED_DROPPED, class as usize, 1);
@@ -220,11 +221,13 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             },
         };
         if let Some(counter) = left_out {
-            // The replaced record may still require a tombstone.
             let before = match inserted {
                 InsertOutcome::Replaced(old) => Some(old),
                 InsertOutcome::Inserted | InsertOutcome::Stale => None,
             };
+            // It may still require a tombstone, and memory had a newer value.
+            let bad = |old: Record| Record { state: RecordState::Bad, ..old };
+            let before = before.map(|old| if self.shared.immutable_keys { old } else { bad(old) });
             index.change(hash, addr, |_| before);
             self.shared.counters.add(counter, class as usize, 1);
             return;

@@ -62,10 +62,11 @@ impl ReinsertedBlock {
 const RANKS: usize = MAX_HITS as usize + 2;
 
 /// The rank of a block; 0 is never reinserted. Data that memory holds has rank 0, because most of
-/// it is offered again when memory evicts it.
+/// it is offered again when memory evicts it. So has a block that did not decode.
 pub(super) fn rank(record: &Record) -> usize {
     let hits = usize::from(record.hits.min(MAX_HITS));
     match record.class {
+        _ if record.undecodable => 0,
         Class::Metadata => hits + 1,
         Class::Data if record.in_memory => 0,
         Class::Data => hits,

@@ -26,6 +26,7 @@ mod in_flight;
 mod lifecycle;
 mod own_threads;
 mod rollback;
+mod superseded;
 mod support;
 mod unreadable;
 mod warm_up;

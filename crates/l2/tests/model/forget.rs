@@ -13,6 +13,7 @@ use std::task::{Context, Poll, Waker};
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::ManualClock;
 use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_cache::{Attributes, Begin, Cache, Cause, LoadError, Reclaim, SecondaryCache};
 use forebay_io::Device;
 use forebay_l2::{Codec, L2, L2Options};
@@ -23,7 +24,11 @@ use forebay_base::model::check;
 pub(crate) const BYTES: u64 = 4 << 20;
 pub(crate) const KEYS: u64 = 2;
 
-pub(crate) struct VersionCodec;
+#[derive(Default)]
+pub(crate) struct VersionCodec {
+    /// Set while no value decodes.
+    pub(crate) fails: AtomicBool,
+}
 
 impl Codec<u64, u64> for VersionCodec {
     fn key_bytes(&self) -> usize {
@@ -59,6 +64,9 @@ impl Codec<u64, u64> for VersionCodec {
     }
 
     fn decode(&self, _key: &u64, bytes: &[u8]) -> Option<u64> {
+        if self.fails.load(Ordering::SeqCst) {
+            return None;
+        }
         Some(u64::from_le_bytes(bytes.try_into().ok()?))
     }
 }
@@ -86,7 +94,8 @@ type Versioned = L2<u64, u64>;
 pub(crate) struct Fixture {
     device: shuttle::sync::Arc<PageMapDevice>,
     pub(crate) l2: shuttle::sync::Arc<Versioned>,
-    cache: Cache<u64, u64>,
+    pub(crate) codec: shuttle::sync::Arc<VersionCodec>,
+    pub(crate) cache: Cache<u64, u64>,
     pub(crate) known: Mutex<KnownVersions>,
 }
 
@@ -105,10 +114,10 @@ pub(crate) fn open(
     segment_bytes: u64,
 ) -> Fixture {
     let seen: shuttle::sync::Arc<dyn Device> = device.clone();
-    let codec = shuttle::sync::Arc::new(VersionCodec);
+    let codec = shuttle::sync::Arc::new(VersionCodec::default());
     let l2 = match fresh {
-        true => L2::create(seen, codec, &options(segment_bytes)).unwrap(),
-        false => L2::open(seen, codec, &options(segment_bytes)).unwrap(),
+        true => L2::create(seen, codec.clone(), &options(segment_bytes)).unwrap(),
+        false => L2::open(seen, codec.clone(), &options(segment_bytes)).unwrap(),
     };
     let cache = Cache::builder()
         .capacity(1 << 20)
@@ -121,7 +130,14 @@ pub(crate) fn open(
     if !fresh {
         l2.warm_up(cache.warm_up());
     }
-    Fixture { device, l2, cache, known: Mutex::named("known", KnownVersions::default()) }
+    Fixture { device, l2, codec, cache, known: Mutex::named("known", KnownVersions::default()) }
+}
+
+impl KnownVersions {
+    /// All versions before this one are gone.
+    pub(crate) fn forget_before(&mut self, version: u64) {
+        self.gone.extend(1..version);
+    }
 }
 
 impl Fixture {

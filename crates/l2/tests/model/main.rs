@@ -16,3 +16,4 @@ mod forget;
 mod groups;
 mod harness;
 mod rollback;
+mod superseded;

@@ -44,7 +44,7 @@ fn no_lookup_returns_a_block_of_an_abandoned_history() {
     check(100, || {
         let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
         let seen: shuttle::sync::Arc<dyn Device> = device;
-        let codec = shuttle::sync::Arc::new(VersionCodec);
+        let codec = shuttle::sync::Arc::new(VersionCodec::default());
         let immutable = || L2Options { immutable_keys: true, ..options(SEGMENT) };
         let (l2, cache) = over(L2::create(seen.clone(), codec.clone(), &immutable()).unwrap());
         cache.insert(KEY, 7).unwrap();

@@ -1,0 +1,98 @@
+//! Values that memory gets elsewhere, because the L2 cannot serve its own, beside offers, evictions
+//! and lookups: once memory has had such a value, no lookup in this process returns an older one.
+//! Nor does a restart, if the newer one was flushed.
+
+use std::sync::Arc;
+
+use forebay_base::model::check;
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::Ordering;
+use forebay_cache::{Attributes, Begin, LoadError};
+
+use crate::forget::{BYTES, Fixture, check_after_crash, end, open, spawn};
+use crate::harness::{PageMapDevice, Pages};
+
+const KEY: u64 = 0;
+
+/// The newest version that memory has had.
+type Newest = Mutex<u64>;
+
+fn check_seen(newest: u64, seen: u64) {
+    assert!(seen >= newest, "version {seen} was found after version {newest}");
+}
+
+/// Looks the key up. With a version, publishes that if nobody has the value, and returns whether
+/// memory has it.
+fn look_up(fixture: &Fixture, newest: &Newest, version: Option<u64>) -> bool {
+    for _ in 0..3 {
+        let before = *newest.lock();
+        match fixture.cache.begin(KEY, 1, Attributes::DATA).unwrap() {
+            Begin::Hit(seen) => check_seen(before, *seen),
+            Begin::InFlight(flight) => match flight.wait() {
+                Ok(seen) => check_seen(before, *seen),
+                Err(LoadError::Abandoned) => continue,
+                Err(error) => panic!("{error}"),
+            },
+            Begin::Vacant(guard) => {
+                let Some(version) = version else {
+                    guard.withdraw();
+                    continue;
+                };
+                let published = guard.publish(version);
+                if published.is_cached() {
+                    *newest.lock() = version;
+                    return true;
+                }
+            }
+        }
+        return false;
+    }
+    false
+}
+
+#[test]
+fn no_older_value_is_found_after_one_that_memory_got_elsewhere() {
+    check(400, || {
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
+        let fixture = Arc::new(open(device, true, 512 << 10));
+        let newest = Arc::new(Newest::named("known", 1));
+        fixture.insert(KEY);
+        fixture.offer();
+        fixture.l2.flush().unwrap();
+        fixture.cache.clear();
+        let loader = {
+            let (fixture, newest) = (fixture.clone(), newest.clone());
+            spawn(move || {
+                fixture.codec.fails.store(true, Ordering::SeqCst);
+                let is_newer = look_up(&fixture, &newest, Some(2));
+                fixture.codec.fails.store(false, Ordering::SeqCst);
+                if is_newer {
+                    look_up(&fixture, &newest, None);
+                }
+            })
+        };
+        let evictor = {
+            let fixture = fixture.clone();
+            spawn(move || {
+                fixture.cache.clear();
+                fixture.offer();
+                fixture.cache.clear();
+            })
+        };
+        look_up(&fixture, &newest, None);
+        loader.join().unwrap();
+        evictor.join().unwrap();
+        look_up(&fixture, &newest, None);
+        fixture.cache.offer_all(4, |candidates| fixture.l2.write_all(candidates).unwrap());
+        fixture.l2.flush().unwrap();
+        if fixture.cache.contains(&KEY) && *newest.lock() == 2 {
+            // A restart must not find the first version.
+            fixture.known.lock().forget_before(2);
+        }
+        let flushed = fixture.crash();
+        fixture.cache.clear();
+        look_up(&fixture, &newest, None);
+        end(Arc::into_inner(fixture).expect("all threads have ended"));
+        check_after_crash(flushed, 512 << 10);
+    });
+}
