@@ -268,7 +268,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         self
     }
 
-    /// A clock other than the system's.
+    /// A monotonic clock other than the system's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = Some(clock);
         self
@@ -298,7 +298,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         if let Some(clock) = &self.clock {
             options.clock = Arc::clone(clock);
         }
-        let expiries = self.lifetimes.expiries(self.lifetime)?;
+        let expiries = self.lifetimes.expiries(self.lifetime, self.clock.as_ref())?;
         let codec = self.codec.codec(expiries.clone(), self.write_if.take())?;
         let device = self.medium.open()?;
         let l2 = match self.recreate {

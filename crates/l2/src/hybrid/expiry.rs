@@ -2,7 +2,8 @@
 //!
 //! A value carries its times, in a [`Lifetime`]. They begin when the value is weighed, which is
 //! before it enters memory, and are written with it. The device outlives the process, so they are
-//! times of day. Within a process the clock never goes back.
+//! times of day. Within a process the clock neither goes back nor stops: while the time of day is
+//! behind, a monotonic clock goes on from where it was.
 //!
 //! Invariants
 //!
@@ -12,13 +13,14 @@
 //! * The reclaimer's walk begins no later than [`WALK_AGAIN_MS`] after a value has expired. So it
 //!   finds a value that was still on its way into memory during the walk before.
 //!
-//! Locking: none. A hit notes its use with one relaxed write for each tick of the clock.
+//! Locking: none. A hit notes its use with one relaxed write for each tick of the clock. One hit in
+//! a tick reads the time of day.
 
 use std::fmt;
 use std::ops::Deref;
 use std::time::Duration;
 
-use forebay_base::clock::{CoarseWallClock, WallClock};
+use forebay_base::clock::{Clock, CoarseClock, CoarseWallClock, WallClock};
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_cache::{Cache, Expiry, Key, OwnedRef, Ref};
@@ -184,8 +186,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         self
     }
 
-    /// The clock of expiry. The default is the system's time of day, as of its last tick. If that
-    /// is set back between two runs, values live longer by as much.
+    /// The time of day for expiry. The default is the system's, as of its last tick. If it is set
+    /// forward, values expire early. If it is set back, a monotonic [`clock`](Self::clock) goes on
+    /// in its place; but between two runs, values then live longer by as much.
     pub fn wall_clock(mut self, clock: Arc<dyn WallClock>) -> Self {
         self.lifetimes.clock = clock;
         self
@@ -212,6 +215,7 @@ impl Lifetimes {
     pub(super) fn expiries<V>(
         &self,
         lifetime: Option<LifetimeOf<V>>,
+        monotonic: Option<&Arc<dyn Clock>>,
     ) -> Result<Option<Arc<Expiries<V>>>> {
         if lifetime.is_none() && self.time_to_live_ms.min(self.time_to_idle_ms) < NEVER {
             let text = "cannot build the hybrid cache: it has a time to live or to idle, and its values have no lifetime; use `Expiring<V>` as the type of values";
@@ -219,7 +223,9 @@ impl Lifetimes {
         }
         let rule = || ExpiryRule {
             lifetimes: self.clone(),
-            newest_ms: AtomicU64::new(1),
+            monotonic: monotonic.map_or_else(|| Arc::new(CoarseClock::new()) as _, Arc::clone),
+            read_at_ms: AtomicU64::new(NEVER),
+            offset_ms: AtomicU64::new(1),
             next_walk_ms: AtomicU64::new(NEVER),
         };
         Ok(lifetime.map(|lifetime| Arc::new(Expiries { rule: rule(), lifetime })))
@@ -232,22 +238,42 @@ pub(super) type LifetimeOf<V> = fn(&V) -> Option<&Lifetime>;
 /// The rule by which the values of one cache expire.
 struct ExpiryRule {
     lifetimes: Lifetimes,
-    /// The latest time that was read.
-    newest_ms: AtomicU64,
+    monotonic: Arc<dyn Clock>,
+    /// When the time of day was read last, by the monotonic clock.
+    read_at_ms: AtomicU64,
+    /// The time of day less the monotonic clock: the most that was read.
+    offset_ms: AtomicU64,
     /// When the reclaimer's next walk begins.
     next_walk_ms: AtomicU64,
 }
 
 impl ExpiryRule {
-    /// The time in milliseconds since 1970, never zero, and never less than before.
+    /// The time in milliseconds since 1970, never zero. It goes on as the monotonic clock does, and
+    /// follows the time of day if that is ahead, as after the machine was suspended.
     fn now_ms(&self) -> u64 {
-        let now = self.lifetimes.clock.unix_time();
-        let ms = u64::try_from(now.seconds).unwrap_or(0) * 1000 + u64::from(now.nanos / 1_000_000);
-        let newest = self.newest_ms.load(Ordering::Relaxed);
-        if ms > newest {
-            return self.newest_ms.fetch_max(ms, Ordering::Relaxed).max(ms);
+        let monotonic_ms = self.monotonic_ms();
+        if self.read_at_ms.load(Ordering::Relaxed) != monotonic_ms {
+            self.read_at_ms.store(monotonic_ms, Ordering::Relaxed);
+            self.follow_time_of_day();
         }
-        newest
+        monotonic_ms.saturating_add(self.offset_ms.load(Ordering::Relaxed))
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        self.monotonic.now_ns() / 1_000_000
+    }
+
+    #[cold]
+    fn follow_time_of_day(&self) {
+        let now = self.lifetimes.clock.unix_time();
+        let ms = u64::try_from(now.seconds)
+            .unwrap_or(0)
+            .saturating_mul(1000)
+            .saturating_add(u64::from(now.nanos / 1_000_000));
+        // After the time of day: if the thread is held up in between, the offset is too small, and
+        // the next tick makes up for it.
+        let offset_ms = ms.saturating_sub(self.monotonic_ms());
+        self.offset_ms.fetch_max(offset_ms, Ordering::Relaxed);
     }
 
     /// Begins a lifetime, unless it has begun, and notes when it ends.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use forebay_base::clock::ManualWallClock;
+use forebay_base::clock::{ManualClock, UnixTime, WallClock};
 use forebay_l2::{
     Cause, Delivery, ErrorKind, Expiring, HybridBuilder, HybridCache, L2Value, MemoryDevice,
     MemoryOptions,
@@ -17,27 +17,48 @@ type Hybrid = HybridCache<u64, Value>;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A device, and the time of day.
+/// The time of day in milliseconds, which somebody may set.
+struct TimeOfDay(AtomicU64);
+
+impl WallClock for TimeOfDay {
+    fn unix_time(&self) -> UnixTime {
+        let ms = self.0.load(Ordering::SeqCst);
+        UnixTime { seconds: (ms / 1000) as i64, nanos: (ms % 1000) as u32 * 1_000_000 }
+    }
+}
+
+/// A device, the time since the machine's start, and the time of day.
 struct Machine {
     device: Arc<MemoryDevice>,
-    clock: Arc<ManualWallClock>,
+    clock: Arc<ManualClock>,
+    time_of_day: Arc<TimeOfDay>,
 }
 
 impl Machine {
     fn new() -> Self {
         let device = MemoryDevice::new("memory", 16 << 20, &MemoryOptions::default()).unwrap();
-        let clock = Arc::new(ManualWallClock::new(0));
-        clock.advance(1_000_000_000_000);
-        Self { device: Arc::new(device), clock }
+        let time_of_day = Arc::new(TimeOfDay(AtomicU64::new(1_000_000_000)));
+        Self { device: Arc::new(device), clock: Arc::new(ManualClock::new()), time_of_day }
     }
 
     fn pass(&self, time: Duration) {
         self.clock.advance(time.as_nanos() as u64);
+        self.time_of_day.0.fetch_add(time.as_millis() as u64, Ordering::SeqCst);
+    }
+
+    fn set_time_of_day(&self, change: impl Fn(u64) -> u64) {
+        let before = self.time_of_day.0.load(Ordering::SeqCst);
+        self.time_of_day.0.store(change(before), Ordering::SeqCst);
+    }
+
+    /// By the system's monotonic clock.
+    fn unclocked_builder(&self) -> HybridBuilder<u64, Value> {
+        let builder = Hybrid::builder(self.device.clone()).wall_clock(self.time_of_day.clone());
+        builder.capacity(1 << 20).l2_tunable("admit_all", "true")
     }
 
     fn builder(&self) -> HybridBuilder<u64, Value> {
-        let builder = Hybrid::builder(self.device.clone()).wall_clock(self.clock.clone());
-        builder.capacity(1 << 20).l2_tunable("admit_all", "true")
+        self.unclocked_builder().clock(self.clock.clone())
     }
 
     /// Opens the cache whose values live for ten seconds.
@@ -213,12 +234,40 @@ fn a_value_may_live_shorter_than_others() {
 }
 
 #[test]
+fn lives_go_on_while_the_time_of_day_is_behind() {
+    const HOUR_MS: u64 = 3_600_000;
+    let machine = Machine::new();
+    let cache = machine.open();
+    cache.insert(1, value(1)).unwrap();
+    machine.pass(4 * SECOND);
+    machine.set_time_of_day(|ms| ms - HOUR_MS);
+    cache.insert(2, value(2)).unwrap();
+    machine.pass(6 * SECOND - Duration::from_millis(1));
+    assert_eq!([1, 2].map(|key| byte(&cache, key)), [Some(1), Some(2)]);
+    machine.pass(Duration::from_millis(1));
+    assert_eq!([1, 2].map(|key| byte(&cache, key)), [None, Some(2)]);
+    machine.pass(4 * SECOND);
+    assert_eq!(byte(&cache, 2), None);
+    // Set right again, which is no step forward for the cache.
+    cache.insert(3, value(3)).unwrap();
+    machine.set_time_of_day(|ms| ms + HOUR_MS);
+    machine.pass(9 * SECOND);
+    assert_eq!(byte(&cache, 3), Some(3));
+    // Suspended, or set forward.
+    machine.set_time_of_day(|ms| ms + HOUR_MS);
+    machine.pass(Duration::from_millis(1));
+    assert_eq!(byte(&cache, 3), None);
+    cache.close().unwrap();
+}
+
+#[test]
 fn a_thread_removes_what_nobody_looks_up() {
     let machine = Machine::new();
     let causes = Arc::new(Mutex::new(Vec::new()));
     let told = causes.clone();
+    // The walk waits for its turn by the same clock.
     let cache = machine
-        .builder()
+        .unclocked_builder()
         .time_to_live(10 * SECOND)
         .on_evicted(Delivery::Lossless, move |event| told.lock().unwrap().push(event.cause))
         .build()
@@ -226,6 +275,10 @@ fn a_thread_removes_what_nobody_looks_up() {
     cache.insert(1, value(1)).unwrap();
     cache.insert(2, value(2)).unwrap();
     machine.pass(10 * SECOND);
+    // Until the next tick of the monotonic clock.
+    while cache.contains(&2) {
+        std::thread::yield_now();
+    }
     // Told as expired, not as replaced.
     cache.insert(2, value(3)).unwrap();
     while cache.memory().len() > 1 {
