@@ -45,6 +45,8 @@ pub(crate) struct Groups {
     forgotten: Mutex<HashMap<u64, ForgottenGroup>>,
     /// How many there are.
     count: AtomicUsize,
+    /// How many the table has memory for.
+    capacity: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -58,13 +60,22 @@ struct ForgottenGroup {
 impl Groups {
     pub(crate) fn new() -> Self {
         let forgotten = Mutex::named("l2-groups", HashMap::new());
-        Self { forgotten, count: AtomicUsize::new(0) }
+        let (count, capacity) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { forgotten, count, capacity }
     }
 
     fn change(&self, change: impl FnOnce(&mut HashMap<u64, ForgottenGroup>)) {
         let mut forgotten = self.forgotten.lock();
         change(&mut forgotten);
         self.count.store(forgotten.len(), Ordering::SeqCst);
+        self.capacity.store(forgotten.capacity(), Ordering::Relaxed);
+    }
+
+    /// Bytes of memory of the table, outside of this structure.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        // The map is full at seven eighths, and has a byte beside each entry.
+        let places = self.capacity.load(Ordering::Relaxed).div_ceil(7) * 8;
+        (places * (size_of::<(u64, ForgottenGroup)>() + 1)) as u64
     }
 
     /// Makes all blocks of the group void until [`end`](Self::end).
@@ -95,6 +106,7 @@ impl Groups {
         if self.count.load(Ordering::SeqCst) > 0 {
             self.change(|forgotten| {
                 forgotten.retain(|_, entry| entry.forgetting > 0 || entry.position.0 >= oldest_seq);
+                shrink(forgotten);
             });
         }
     }
@@ -103,6 +115,7 @@ impl Groups {
     pub(crate) fn clear(&self) {
         self.change(|forgotten| {
             forgotten.retain(|_, entry| entry.forgetting > 0);
+            shrink(forgotten);
             forgotten.values_mut().for_each(|entry| entry.position = (0, 0));
         });
     }
@@ -115,6 +128,13 @@ impl Groups {
         let forgotten = self.forgotten.lock();
         let entry = forgotten.get(&group);
         entry.is_some_and(|entry| entry.forgetting > 0 || position < entry.position)
+    }
+}
+
+/// Releases memory if the table has four times what it needs. It may need as much again soon.
+fn shrink(forgotten: &mut HashMap<u64, ForgottenGroup>) {
+    if forgotten.capacity() / 4 > forgotten.len() {
+        forgotten.shrink_to(2 * forgotten.len());
     }
 }
 
@@ -176,5 +196,29 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             true => self.write_tombstone_then(forget),
             false => self.void_then(forget),
         }
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_forgotten_groups_is_counted_and_released() {
+        const GROUPS: u64 = 10_000;
+        let groups = Groups::new();
+        assert_eq!(groups.memory_bytes(), 0);
+        for group in 0..GROUPS {
+            groups.begin(group);
+            groups.set_position(group, (1 + group / 100, 0));
+            groups.end(group);
+        }
+        let full = groups.memory_bytes();
+        assert!(full >= GROUPS * 33, "{full}");
+        groups.prune(1 + GROUPS / 100 - 1);
+        let few = groups.memory_bytes();
+        assert!((100 * 33..full / 8).contains(&few), "{few} of {full}");
+        groups.prune(u64::MAX);
+        assert_eq!(groups.memory_bytes(), 0);
     }
 }

@@ -331,5 +331,6 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             + self.frequency_sketch.memory_bytes()
             + self.admission.memory_bytes()
             + self.rebuild.memory_bytes()
+            + self.groups.memory_bytes()
     }
 }

@@ -207,3 +207,14 @@ fn no_removed_value_returns() {
     let stats = cache.stats().l2;
     assert!(hits > 1000, "{hits} hits: {:?}", stats.short());
 }
+
+#[test]
+fn the_memory_of_removed_groups_is_counted() {
+    const GROUPS: u64 = 1000;
+    let cache = open(&device(), true);
+    let before = cache.l2().memory_bytes();
+    (0..GROUPS).for_each(|group| _ = cache.remove_group(group).unwrap());
+    let after = cache.l2().memory_bytes();
+    assert!(after - before >= GROUPS * 33, "{before} bytes, then {after}");
+    cache.close().unwrap();
+}
