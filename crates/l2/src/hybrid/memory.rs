@@ -100,6 +100,25 @@ impl<'a, K: Key, V: Send + Sync + 'static> HybridMemory<'a, K, V> {
         self.cache.curve()
     }
 
+    /// The misses that a smaller or larger L2 would have served over the last minutes, while it
+    /// [records](Self::record); see [`Cache::secondary_curve`].
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("cache");
+    /// # let cache = forebay_l2::HybridCache::<u64, String>::open(&path, 64 << 20, 4 << 20)?;
+    /// cache.memory().record(true);
+    /// cache.get_or_load(7, || Ok::<_, std::io::Error>("seven".to_owned()))?;
+    /// let curve = cache.memory().secondary_curve().expect("it records");
+    /// assert!(curve.capacity > 32 << 20);
+    /// # cache.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "insight")]
+    pub fn secondary_curve(&self) -> Option<forebay_cache::SecondaryCurve> {
+        self.cache.secondary_curve()
+    }
+
     /// Begins or ends recording for [`explain`](Self::explain); see [`Cache::record`].
     #[cfg(feature = "insight")]
     pub fn record(&self, on: bool) {
