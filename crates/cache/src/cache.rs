@@ -102,7 +102,9 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
 
     /// Looks up a block where it was before, which saves a hit the index lookup.
     ///
-    /// Any hint is allowed; a wrong one costs one comparison.
+    /// Any hint is allowed; a wrong one costs one comparison. During an insert that replaces
+    /// the block, this and other lookups may disagree: one may find the older block after another
+    /// has found the newer one.
     ///
     /// ```
     /// # use forebay_cache::Cache;
