@@ -166,7 +166,7 @@ enum forebay_status forebay_cache_get(const struct forebay_cache *cache,
                                       struct forebay_value *value);
 
 // Inserts a copy of a value, which replaces any other of the key. It expires after time_to_live_ms
-// if that is not 0, and no later than other entries of the cache.
+// if that is not 0, after at most 62 days, and no later than other entries of the cache.
 enum forebay_status forebay_cache_insert(const struct forebay_cache *cache,
                                          const uint8_t *key,
                                          size_t key_len,
@@ -305,7 +305,7 @@ enum forebay_status forebay_cache_get(const struct forebay_cache *cache,
                                       struct forebay_value *value);
 
 // Inserts a copy of a value, which replaces any other of the key. It expires after time_to_live_ms
-// if that is not 0, and no later than other entries of the cache.
+// if that is not 0, after at most 62 days, and no later than other entries of the cache.
 enum forebay_status forebay_cache_insert(const struct forebay_cache *cache,
                                          const uint8_t *key,
                                          size_t key_len,

@@ -30,18 +30,18 @@ pub struct CacheOptions {
 struct Bytes {
     bytes: Box<[u8]>,
     /// In milliseconds; zero if it has none.
-    lifetime_ms: u32,
+    lifetime_ms: u64,
 }
 
 impl Bytes {
     fn new(bytes: Box<[u8]>, lifetime: Option<Duration>) -> Self {
-        let ms = |lifetime: Duration| u32::try_from(lifetime.as_millis()).unwrap_or(u32::MAX);
+        let ms = |lifetime: Duration| u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
         // A lifetime that is shorter than its unit is not endless.
         Self { bytes, lifetime_ms: lifetime.map_or(0, |lifetime| ms(lifetime).max(1)) }
     }
 
     fn lifetime(&self) -> Option<Duration> {
-        (self.lifetime_ms > 0).then(|| Duration::from_millis(self.lifetime_ms.into()))
+        (self.lifetime_ms > 0).then(|| Duration::from_millis(self.lifetime_ms))
     }
 }
 
@@ -204,5 +204,18 @@ impl Deref for CacheValue {
 impl fmt::Debug for CacheValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CacheValue").field("len", &self.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lifetime_of_an_entry_is_kept_in_full() {
+        let kept = |lifetime| Bytes::new([].into(), lifetime).lifetime();
+        let days = |days: u64| Some(Duration::from_secs(days * 86_400));
+        assert_eq!((kept(None), kept(days(50)), kept(days(62))), (None, days(50), days(62)));
+        assert_eq!(kept(Some(Duration::from_nanos(1))), Some(Duration::from_millis(1)));
     }
 }

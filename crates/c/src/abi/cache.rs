@@ -84,7 +84,7 @@ pub unsafe extern "C" fn forebay_cache_get(
 }
 
 /// Inserts a copy of a value, which replaces any other of the key. It expires after time_to_live_ms
-/// if that is not 0, and no later than other entries of the cache.
+/// if that is not 0, after at most 62 days, and no later than other entries of the cache.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_cache_insert(
     cache: *const ByteCache,
