@@ -6,10 +6,10 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use forebay_base::sync::Arc;
-use forebay_io::{Device, FileDevice, FileLock, OpenError, OpenOptions, SectorProbe};
+use forebay_io::{Device, FileDevice, FileLock, Locking, OpenError, OpenOptions, SectorProbe};
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::FromBytes;
 
@@ -29,6 +29,17 @@ impl Locks {
     /// Releases the lock of the file, and keeps the others.
     pub(crate) fn release_file(&mut self) {
         drop(self.file.take());
+    }
+
+    /// Whether `path` leads to the locked file. `None` if nothing is locked, or nothing is there.
+    pub(crate) fn is_at(&self, path: &Path) -> Option<bool> {
+        self.file.as_ref()?.is_at(path).ok()
+    }
+
+    /// Takes over what was kept with the lock of the same device, opened before.
+    pub(crate) fn inherit(&mut self, before: Self) {
+        self.closers.extend(before.closers);
+        self.kept.extend(before.kept);
     }
 }
 
@@ -55,11 +66,49 @@ pub struct Opened {
     pub(crate) shared: bool,
     /// Whether the owner before has ended, whatever the device says of it.
     pub(crate) owner_has_ended: bool,
+    /// How to open it again; `None` if it was not opened by a path.
+    pub(crate) path: Option<OpenedPath>,
+}
+
+/// How a device was opened by a path, to open it again.
+#[derive(Clone)]
+pub(crate) struct OpenedPath {
+    path: PathBuf,
+    options: OpenOptions,
+}
+
+impl OpenedPath {
+    /// The path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The same for another path.
+    pub(crate) fn at(&self, path: &Path) -> Self {
+        Self { path: path.to_owned(), options: self.options.clone() }
+    }
+
+    /// Opens and locks what is at the path now.
+    ///
+    /// # Errors
+    /// As [`open_path`].
+    pub(crate) fn open(&self) -> Result<Opened> {
+        open_path(&self.path, &self.options)
+    }
+
+    /// Opens what is at the path now, to look at it while somebody may use it.
+    ///
+    /// # Errors
+    /// As [`open_path`].
+    pub(crate) fn open_to_look(&self) -> Result<Opened> {
+        let (read_only, locking) = (true, Locking::None);
+        open_path(&self.path, &OpenOptions { read_only, locking, ..self.options.clone() })
+    }
 }
 
 impl Opened {
     fn new(device: Arc<dyn Device>, lock: Option<Locks>, shared: bool) -> Self {
-        Self { device, lock, shared, owner_has_ended: false }
+        Self { device, lock, shared, owner_has_ended: false, path: None }
     }
 
     /// Returns the lock of the file if [`open_path`] created the file. The file stays locked while
@@ -143,6 +192,9 @@ pub fn open_new_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
 fn open(path: &Path, options: &OpenOptions, sector_probe: Option<SectorProbe>) -> Result<Opened> {
     let options = OpenOptions { min_bytes: MIN_DEVICE_BYTES, sector_probe, ..options.clone() };
     let device = FileDevice::open(path, &options).map_err(refused)?;
+    // Opened again, it exists.
+    let again = OpenOptions { create_bytes: None, ..options.clone() };
+    let opened_path = Some(OpenedPath { path: path.to_owned(), options: again });
     // The pool releases the lock when it is exported, even if the device object is still
     // referenced.
     let file = device.take_lock().map(Arc::new);
@@ -150,7 +202,7 @@ fn open(path: &Path, options: &OpenOptions, sector_probe: Option<SectorProbe>) -
     let device: Arc<dyn Device> = Arc::new(device);
     #[cfg(feature = "testing")]
     let device = if options.read_only { device } else { crate::power_cut::before(device)? };
-    Ok(Opened::new(device, lock, true))
+    Ok(Opened { path: opened_path, ..Opened::new(device, lock, true) })
 }
 
 /// Whether a file or block device has the first bytes of a label at either end, of any version.

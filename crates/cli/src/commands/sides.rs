@@ -112,10 +112,17 @@ fn change(target: &Target, device: &str, change: SideChange) -> Result<ResilverI
     }
 }
 
-/// The name by which a pool knows a device: its absolute path, or what is no path.
+/// The name by which a pool knows a device: its absolute path, also if nothing is there any more;
+/// or its guid.
 fn name(device: &str) -> String {
-    let path = pools::canonical(Path::new(device));
-    path.map_or_else(|_| device.to_owned(), |path| path.to_string_lossy().into_owned())
+    let path = Path::new(device);
+    let is_guid = || u64::from_str_radix(device.trim_start_matches("0x"), 16).is_ok();
+    let known = pools::canonical(path).ok().or_else(|| {
+        let name = path.file_name().filter(|_| !is_guid())?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        Some(pools::canonical(folder.unwrap_or(Path::new("."))).ok()?.join(name))
+    });
+    known.map_or_else(|| device.to_owned(), |path| path.to_string_lossy().into_owned())
 }
 
 /// Describes a resilver in one line.

@@ -334,7 +334,7 @@ fn next_steps(status: &PoolStatus) -> impl Iterator<Item = String> {
         has("offline").then(|| format!("`forebay online {name} DEVICE` takes an offline device into use")),
         of_mirrors().find(|one| one.state == "missing").map(|one| {
             let guid = one.guid;
-            format!("connect the missing device, export the pool, and import it with all of its devices; or put a new one in its place with `forebay replace {name} {guid:016x} NEW`")
+            format!("connect the missing device, and run `forebay online {name} PATH`; or put a new one in its place with `forebay replace {name} {guid:016x} NEW`")
         }),
     ];
     let lost_log = status.devices.iter().any(|one| one.log && one.state != "online");

@@ -1,7 +1,7 @@
 //! Jobs on a pool: checks, scrubs and trims, with progress. A job can be interrupted.
 
 use std::ops::ControlFlow;
-
+use std::path::Path;
 use std::sync::Arc;
 
 use forebay_fs::{ErrorKind, FileSystem, FsOptions};
@@ -280,6 +280,10 @@ pub(crate) fn change_side(
             false
         }
         SideChange::Online { wait } => {
+            let path = Path::new(device);
+            if path.is_absolute() {
+                pools::refuse_served(path)?;
+            }
             pool.online_device(device)?;
             wait
         }

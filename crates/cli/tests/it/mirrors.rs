@@ -88,6 +88,39 @@ fn a_side_goes_offline_and_comes_back_beside_a_mount() {
     assert!(wrong.contains("no such device"), "{wrong}");
 }
 
+#[test]
+fn a_side_that_was_copied_or_moved_while_it_was_offline_comes_back() {
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "--name", "tank", "--size", "32M", "--mirror", "a.img", "b.img"]);
+    let folder = fixture.folder("mnt");
+    fixture.ok(&["mount", "a.img:b.img", "mnt", "--daemon"]);
+    let (side, copy) = (fixture.path("b.img"), fixture.path("copy.img"));
+    fixture.ok(&["offline", "tank", "b.img"]);
+    std::fs::write(folder.join("first"), vec![1; 1 << 20]).expect("written");
+    std::fs::rename(&side, &copy).expect("moved");
+    // Its relative path names it also while nothing is there.
+    let refused = fixture.fails(&["online", "tank", "b.img"]);
+    assert!(refused.contains("cannot bring the side back"), "{refused}");
+    let unknown = fixture.fails(&["online", "tank", "c.img"]);
+    for wanted in ["c.img: the pool has no such device", "a.img (guid", "b.img (guid"] {
+        assert!(unknown.contains(wanted), "{wanted}: {unknown}");
+    }
+    std::fs::copy(&copy, &side).expect("copied");
+    std::fs::remove_file(&copy).expect("removed");
+    fixture.ok(&["online", "tank", "b.img"]);
+    fixture.ok(&["detach", "tank", "a.img"]);
+    std::fs::write(folder.join("second"), vec![2; 1 << 20]).expect("written");
+    fixture.ok(&["umount", "mnt"]);
+    std::fs::remove_file(fixture.path("a.img")).expect("removed");
+    fixture.ok(&["mount", "b.img", "mnt", "--daemon"]);
+    for (name, byte) in [("first", 1), ("second", 2)] {
+        let found = std::fs::read(folder.join(name)).expect("it reads");
+        assert!(found == vec![byte; 1 << 20], "{name}");
+    }
+    fixture.ok(&["umount", "mnt"]);
+    fixture.ok(&["check", "b.img"]);
+}
+
 /// A program that reads and writes files beside everything else, and fails at the first error.
 fn work(folder: &Path, stop: &AtomicBool) {
     let mut round = 0_u8;

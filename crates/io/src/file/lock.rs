@@ -141,6 +141,15 @@ impl FileLock {
         }
     }
 
+    /// Returns whether `path` leads to the locked file, through symbolic links.
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub fn is_at(&self, path: &Path) -> io::Result<bool> {
+        let found = fs::statx(fs::CWD, path, AtFlags::empty(), StatxFlags::INO)?;
+        Ok(FileIdentity::of(&self.fd)? == FileIdentity::from(&found))
+    }
+
     /// Removes the file if the open that took this lock created it, because that open fails.
     pub(super) fn discard_new(&self, path: &Path) {
         if self.created {

@@ -1,5 +1,7 @@
 //! A leaf of the tree: one device, with its labels at both ends.
 
+use std::path::Path;
+
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_io::metrics::{Metrics, MetricsDevice};
@@ -11,7 +13,7 @@ use super::config::{LeafConfig, LeafErrors};
 use super::too_small;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::MIN_DEVICE_BYTES;
-use crate::open::{Locks, Opened};
+use crate::open::{Locks, Opened, OpenedPath};
 
 /// A device that has not answered for so many milliseconds is away.
 const OUTAGE_MS: u64 = 3000;
@@ -33,6 +35,8 @@ pub(crate) struct Leaf {
     failures_before: [AtomicU64; 2],
     /// Held until the pool is closed.
     lock: Mutex<Option<Locks>>,
+    /// How to open the device again.
+    path: Option<OpenedPath>,
     /// Whether the device is not there: nothing of it can be read.
     missing: bool,
     /// Whether the device leaves the pool, or has left it.
@@ -52,7 +56,8 @@ impl Leaf {
 
     /// Creates a leaf that is only read. The device may be shorter than `size_bytes`; the missing
     /// part cannot be read.
-    pub(crate) fn to_read(guid: u64, size_bytes: u64, Opened { device, lock, .. }: Opened) -> Self {
+    pub(crate) fn to_read(guid: u64, size_bytes: u64, opened: Opened) -> Self {
+        let Opened { device, lock, path, .. } = opened;
         let metrics = Arc::new(MetricsDevice::new(device));
         let device: Arc<dyn Device> = Arc::clone(&metrics) as _;
         let roots = Roots::new(Arc::clone(&device), 0);
@@ -67,6 +72,7 @@ impl Leaf {
             forgotten_errors: AtomicU64::new(0),
             failures_before: [AtomicU64::new(0), AtomicU64::new(0)],
             lock: Mutex::named("pool-device-lock", lock),
+            path,
             missing: false,
             left: AtomicBool::new(false),
         }
@@ -228,6 +234,52 @@ impl Leaf {
         let locks = self.lock.lock().take();
         // Not under the lock: a device may have something to write.
         drop(locks);
+    }
+
+    /// How to open the device again; `None` if it was not opened by a path.
+    pub(super) fn opened_path(&self) -> Option<&OpenedPath> {
+        self.path.as_ref()
+    }
+
+    /// Whether the device is gone, and may be opened again.
+    pub(super) fn is_gone(&self) -> bool {
+        self.path.is_some() && self.device.health() == Health::Gone
+    }
+
+    /// Releases the file, so that it can be opened again. The device stays open.
+    pub(super) fn unlock_file(&self) {
+        if let Some(locks) = &mut *self.lock.lock() {
+            locks.release_file();
+        }
+    }
+
+    /// Whether its path leads to another file than the one that is open. Asks the system.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        let Some(path) = &self.path else { return false };
+        self.is_at(path.path()) == Some(false)
+    }
+
+    /// Whether `path` leads to the open file. `None` if that is not known.
+    pub(super) fn is_at(&self, path: &Path) -> Option<bool> {
+        self.lock.lock().as_ref()?.is_at(path)
+    }
+
+    /// Closes a device that is opened again, and releases its file; [`inherit`](Self::inherit)
+    /// takes what was kept with that. Waits for its requests.
+    pub(super) fn close_to_reopen(&self) {
+        self.drain();
+        self.close_roots();
+        self.drain();
+        self.unlock_file();
+        self.device.close();
+    }
+
+    /// Takes over what is kept until the pool is closed from the same device, opened before.
+    pub(super) fn inherit(&self, before: &Self) {
+        let kept = before.lock.lock().take();
+        if let Some(kept) = kept {
+            self.lock.lock().get_or_insert_default().inherit(kept);
+        }
     }
 
     /// Whether the device leaves the pool, or has left it.

@@ -7,7 +7,7 @@
 //! its range of missed txgs ends: after the txg that is open at that time, because writes in flight
 //! may have left it out.
 
-use forebay_io::Request;
+use forebay_io::{Device, Request};
 
 use super::config::{Config, Label, VdevKind};
 use super::heartbeat::{self, Heartbeat};
@@ -126,18 +126,47 @@ impl<'a> Side<'a> {
         Ok(true)
     }
 
-    /// Checks that the device still is the side, and was not written apart from the others: that
-    /// another host has not imported it alone. `synced` is the newest durable txg.
-    fn check_label(&self, config: &Config, synced: u64, memory: &BlockCache) -> Result<()> {
-        let (device, name) = (&**self.leaf().device(), self.leaf().name());
+    /// The label of a device that is to be this one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotAPool`] says what the device is.
+    pub(super) fn own_label(
+        &self,
+        device: &dyn Device,
+        config: &Config,
+        memory: &BlockCache,
+    ) -> Result<Label> {
+        let guid = self.leaf().guid();
+        let is_own =
+            |label: &Label| label.config.pool_guid == config.pool_guid && label.own().guid == guid;
         let found = label::read(device, memory)?;
-        let is_own = |label: &Label| {
-            label.config.pool_guid == config.pool_guid && label.own().guid == self.leaf().guid()
+        let holds = match found {
+            Some(found) if is_own(&found) => return Ok(found),
+            Some(found) => {
+                format!("device {:#x} of pool {:?}", found.own().guid, found.config.pool_name)
+            }
+            None => "no pool".to_owned(),
         };
-        let Some(found) = found.filter(is_own) else {
-            let text = format!("{name}: does not hold the label of this side any more");
-            return Err(Error::new(ErrorKind::NotAPool, text));
-        };
+        let (name, pool) = (&device.info().name, &config.pool_name);
+        let text = format!(
+            "{name}: holds {holds}, not the device {guid:#x} of pool {pool:?}; bring the right device back, or replace a side of a mirror: `forebay replace {pool} {guid:x} NEW-DEVICE`"
+        );
+        Err(Error::new(ErrorKind::NotAPool, text))
+    }
+
+    /// Checks that a device is the side, and was not written apart from the others: that another
+    /// host has not imported it alone. `synced` is the newest durable txg.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotAPool`] says what the device is.
+    pub(super) fn check_label(
+        &self,
+        device: &dyn Device,
+        (config, synced): (&Config, u64),
+        memory: &BlockCache,
+    ) -> Result<()> {
+        let name = &device.info().name;
+        let found = self.own_label(device, config, memory)?;
         let size_bytes = found.own().size_bytes;
         let ring = Ring { device, size_bytes, missed: None };
         let uberblocks = label::best_uberblocks(&[ring], config.pool_guid, memory)?;
@@ -166,27 +195,18 @@ impl<'a> Side<'a> {
         whole.all(|(_, leaf)| is_behind(leaf.guid()))
     }
 
-    /// Takes the side into use again, with the newest labels. It still misses what is written.
+    /// Takes the side into use again, after its label was checked. It still misses what is written.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if the device is missing, [`ErrorKind::NotAPool`] if it has another
-    /// label or was written apart from the others, [`ErrorKind::Device`] if it fails; then it is as
-    /// before, or faulted.
+    /// [`ErrorKind::Device`] if the device fails; then it is as before, or faulted.
     pub(crate) fn take_online(
         &self,
         devices: &Devices,
-        config: &mut Config,
-        (beats, synced): (Option<&Heartbeat>, u64),
+        pool_guid: u64,
+        beats: Option<&Heartbeat>,
         memory: &BlockCache,
     ) -> Result<()> {
-        let (leaf, name) = (self.leaf(), self.leaf().name());
-        if leaf.is_missing() {
-            let text = format!(
-                "{name}; connect it, export the pool, and import it with all of its devices"
-            );
-            return Err(Error::new(ErrorKind::Invalid, text));
-        }
-        self.check_label(config, synced, memory)?;
+        let leaf = self.leaf();
         leaf.device().retry_flushes();
         // A device that lost its end is noticed by a flush, and by no request to its beginning.
         leaf.device().run(Request::flush()).result.map_err(super::failed)?;
@@ -195,7 +215,7 @@ impl<'a> Side<'a> {
             // Once the lease has ended, another host may have the pool, and the side.
             let fence = devices.fence();
             let with = (fence.as_ref(), memory);
-            heartbeat::write_fenced(&[&**leaf.device()], config.pool_guid, beats, with)?;
+            heartbeat::write_fenced(&[&**leaf.device()], pool_guid, beats, with)?;
         }
         self.status().set_state(self.at, StoredState::Online);
         debug_assert!(devices.has_unstored_changes());
@@ -259,8 +279,11 @@ impl Devices {
         if let Some(side) = sides.find(|side| side.is_called(name)) {
             return Ok(side);
         }
+        let has: Vec<String> =
+            self.leaves().map(|leaf| format!("{} (guid {:x})", leaf.name(), leaf.guid())).collect();
         let text = format!(
-            "{name}: the pool has no such device; `forebay status` lists them, and a missing one by its guid, which can be given in place of a path"
+            "{name}: the pool has no such device; name one of these by its path, a missing one by its guid: {}",
+            has.join(", ")
         );
         Err(Error::new(ErrorKind::NotFound, text))
     }

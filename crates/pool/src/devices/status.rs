@@ -168,6 +168,16 @@ impl VdevStatus {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Adds a device with this state, in the place of one that leaves the vdev.
+    pub(super) fn exchange(&self, old: u8, config: &LeafConfig) {
+        let _changing = self.changing.lock();
+        let pushed = self.leaves.push(LeafStatus::new(config));
+        debug_assert!(pushed.is_ok(), "the vdev has room for the device");
+        self.leaves[usize::from(old)].removed.store(true, Ordering::Release);
+        self.use_changes.fetch_add(1, Ordering::AcqRel);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// A device leaves the vdev.
     pub(super) fn remove(&self, leaf: u8) {
         let _changing = self.changing.lock();
@@ -344,10 +354,12 @@ impl VdevStatus {
     ) -> Result<(), forebay_io::Error> {
         let mut ok = self.members().filter(|leaf| done.contains(*leaf));
         if !failed.is_empty() {
-            // A device that was removed meanwhile is closed, and does not count.
+            // A device that was removed meanwhile is closed, and does not count; nor does one that
+            // went out of use, and is opened again.
             let mut removed = None;
             failed.retain(|(leaf, error)| {
-                let is_member = !self.is_removed(*leaf);
+                let is_closed = error.kind() == forebay_io::ErrorKind::Closed;
+                let is_member = !self.is_removed(*leaf) && (!is_closed || self.is_used(*leaf));
                 if !is_member {
                     removed = Some(error.clone());
                 }

@@ -217,6 +217,27 @@ impl Vdev {
         Ok(at as u8)
     }
 
+    /// A device that was opened again takes the place of an index with its state. Returns its own
+    /// index; or the device, if so many were added that it gets none.
+    pub(super) fn exchange(&self, old: u8, leaf: Leaf) -> Result<u8, Box<Leaf>> {
+        let config = LeafConfig {
+            state: self.status.state(old),
+            missed: self.status.missed(old),
+            replaces: self.status.replaces(old),
+            errors: self.errors(old),
+            ..leaf.config()
+        };
+        // A request that finds the status finds the device.
+        let at = self.leaves.push(leaf.with_failures(config.errors))? as u8;
+        // It is not erased.
+        self.leaf(old).begin_leave();
+        self.status.exchange(old, &config);
+        if let Some(first) = self.status.members().next() {
+            self.first.store(first, Ordering::Release);
+        }
+        Ok(at)
+    }
+
     /// A device gets no requests any more.
     pub(super) fn remove(&self, leaf: u8) {
         self.status.remove(leaf);

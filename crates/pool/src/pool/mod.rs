@@ -194,12 +194,14 @@ impl Pool {
 
     /// Ends a suspension: repeats the step of the commit that failed, and goes on. Returns once the
     /// transaction group is durable, with all changes that it had when the pool was suspended. Does
-    /// nothing if the pool is not suspended.
+    /// nothing if the pool is not suspended. A device that is gone is opened again first, if it was
+    /// opened by a path and no other one stands in for it.
     ///
     /// # Errors
     /// [`ErrorKind::Suspended`] with the new cause if a device still fails, or if the pool was
     /// suspended for another reason than a device. Then the pool stays suspended.
     pub fn clear(&self) -> Result<()> {
+        self.inner.reopen_gone()?;
         self.inner.txgs.clear()
     }
 

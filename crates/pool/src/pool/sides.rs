@@ -6,6 +6,7 @@
 use forebay_base::rng::SmallRng;
 
 use crate::devices::attach::{Labels, NewSide};
+use crate::devices::reopen::Resumed;
 use crate::devices::sides::Side;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind};
@@ -44,18 +45,20 @@ impl Pool {
         self.sync()
     }
 
-    /// Takes a side of a mirror into use again that is offline or faulted, durably, and starts to
-    /// bring the blocks onto it that it has missed. Does nothing but the latter if it is in use.
+    /// Takes a side of a mirror into use again that is offline, faulted or missing, durably, and
+    /// starts to bring the blocks onto it that it has missed. Does nothing but the latter if it is
+    /// in use. A device that was opened by a path is opened again, so it may be another file than
+    /// before. `device` may also be a new path of the side.
     ///
     /// # Errors
     /// As [`offline_device`](Self::offline_device); [`ErrorKind::Device`](crate::ErrorKind::Device)
     /// if it fails again, [`ErrorKind::NotAPool`](crate::ErrorKind::NotAPool) if it has another
-    /// label.
+    /// label, and those of [`open_path`](crate::open_path). Then it is out of use as before.
     pub fn online_device(&self, device: &str) -> Result<()> {
         self.inner.check_writable()?;
-        let name = self.inner.devices.side(device)?.leaf().name();
-        if self.inner.online(device)? {
-            self.inner.events().note(EventKind::DeviceOnline, Event::of_device(name));
+        if let Some(side) = self.inner.online(device)? {
+            let event = Event::of_device(side.leaf().name());
+            self.inner.events().note(EventKind::DeviceOnline, event);
             self.sync()?;
         }
         self.start_resilver().map(|_| ())
@@ -148,27 +151,47 @@ impl PoolInner {
         side.take_offline(&self.devices, &mut config, &open_txg, memory, &may_write)
     }
 
-    /// Takes a side into use. Returns false if it is already.
-    fn online(&self, device: &str) -> Result<bool> {
-        let side = self.devices.side(device)?;
+    /// Takes a side into use, and returns it. `None` if it is already.
+    fn online(&self, device: &str) -> Result<Option<Side<'_>>> {
         let memory = self.store.cache();
         let may_write = |generation| self.may_write_labels(generation);
         // Nobody else writes labels meanwhile.
         let mut config = self.config.lock();
+        let (mut side, path) = self.devices.side_or_path(device, self.guid, memory)?;
         if side.is_back() {
-            return Ok(false);
+            return Ok(None);
         }
         self.check_lease()?;
         // If it is in use, the labels could not be written the last time.
         if !side.is_used() {
+            // A heartbeat that is on its way to it ends first.
+            self.heartbeats.with_newest(|_| ());
             let synced = self.txgs.synced_txg();
+            side = self.devices.reopen(side, path, (&config, synced), memory)?;
             // A copy: a side that hangs must not keep the others' heartbeats from being written.
             let beats = self.heartbeats.with_newest(|beats| beats.cloned());
-            side.take_online(&self.devices, &mut config, (beats.as_ref(), synced), memory)?;
+            side.take_online(&self.devices, self.guid, beats.as_ref(), memory)?;
         }
         let open_txg = || self.txgs.open_txg();
         side.end_missing(&self.devices, &mut config, &open_txg, memory, &may_write)?;
-        Ok(true)
+        Ok(Some(side))
+    }
+
+    /// Opens devices again that are gone, if the pool is suspended until it is cleared.
+    pub(super) fn reopen_gone(&self) -> Result<()> {
+        // Nobody else changes devices meanwhile.
+        let config = self.config.lock();
+        if !self.txgs.suspension().is_some_and(|now| now.resumable) {
+            return Ok(());
+        }
+        let beats = self.heartbeats.with_newest(|beats| beats.cloned());
+        let resumed = Resumed {
+            config: &config,
+            synced: self.txgs.synced_txg(),
+            beats: beats.as_ref(),
+            relies_on_devices: self.store.relies_on_devices(),
+        };
+        self.devices.reopen_gone(&resumed, self.store.cache())
     }
 
     fn attach(&self, device: &str, new: NewSide) -> Result<Side<'_>> {

@@ -234,6 +234,13 @@ impl Store {
     /// The uberblock of the txg is durable, and so is all that was written before it.
     pub(crate) fn uberblock_flushed(&self) {
         self.shared.in_flight.flushed();
+        self.shared.in_flight.named();
+    }
+
+    /// Whether the devices have blocks of the syncing txg, durably, that are not in memory any
+    /// more: an older copy of a device cannot take its place.
+    pub(crate) fn relies_on_devices(&self) -> bool {
+        self.shared.in_flight.is_covered()
     }
 
     /// Somebody's flush may have failed and lost writes of the txg: they are written again before

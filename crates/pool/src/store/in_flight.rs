@@ -134,6 +134,8 @@ struct InFlightState {
     flush_error: Option<Error>,
     /// Whether `done` must be written again before the next flush.
     distrusted: bool,
+    /// Whether a flush has covered writes since the last uberblock: their payloads are not kept.
+    covered: bool,
     /// Payloads of blocks that were written elsewhere, for readers that know the old pointer.
     replaced: Vec<Write>,
 }
@@ -238,8 +240,19 @@ impl InFlightWrites {
         let mut state = self.state.lock();
         let done = std::mem::take(&mut state.done);
         state.done_bytes = 0;
+        state.covered |= !done.is_empty();
         drop(state);
         drop(done);
+    }
+
+    /// An uberblock is durable that names all that was written.
+    pub(super) fn named(&self) {
+        self.state.lock().covered = false;
+    }
+
+    /// Whether writes are durable that no durable uberblock names.
+    pub(super) fn is_covered(&self) -> bool {
+        self.state.lock().covered
     }
 
     /// A flush has failed that was not the last step of a barrier.

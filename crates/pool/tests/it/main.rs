@@ -36,6 +36,7 @@ mod object_store;
 mod objects;
 mod preallocate;
 mod readahead;
+mod reopen;
 
 mod salvage;
 mod scrub;

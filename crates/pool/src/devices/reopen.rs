@@ -1,0 +1,259 @@
+//! Opens devices again that were opened by a path: a side of a mirror that comes back may be
+//! another file than before, at the same path or at another one.
+//!
+//! The device gets an index of its own in its vdev, and the former one is removed, as by a detach:
+//! so nothing that an index names changes under a request. It has the guid of before, so labels and
+//! missed txgs stay as they are. A device that was not opened by a path is used as it is.
+//!
+//! A pool that is suspended because a device is gone goes on with what is at its path then, if that
+//! has the newest durable txg.
+//!
+//! What a path leads to is believed if its label names the pool and the side, and if it was not
+//! written without the other sides.
+
+use std::path::Path;
+
+use forebay_io::Device;
+
+use super::config::Config;
+use super::heartbeat::{self, Heartbeat};
+use super::label::{self, Ring};
+use super::sides::Side;
+use super::{Devices, Leaf};
+use crate::block_cache::BlockCache;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::label::MAX_LEAVES;
+use crate::open::{Opened, OpenedPath};
+
+fn invalid<T>(text: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Invalid, text))
+}
+
+impl Devices {
+    /// The side of a mirror that is called so; or the one whose label is at that path, with the
+    /// path. Asks the system whether the file of a side in use is still at its path.
+    ///
+    /// # Errors
+    /// As [`side`](Self::side). [`ErrorKind::Invalid`] if the side is in use, with another file.
+    pub(crate) fn side_or_path<'a, 'b>(
+        &'a self,
+        name: &'b str,
+        pool_guid: u64,
+        memory: &BlockCache,
+    ) -> Result<(Side<'a>, Option<&'b Path>)> {
+        let path = Path::new(name);
+        let side = match self.side(name) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let guid = self.labelled_guid(path, pool_guid, memory).ok_or(error)?;
+                self.side(&format!("{guid:x}"))?
+            }
+            side => {
+                let side = side?;
+                let leaf = side.leaf();
+                if side.is_used() && leaf.is_elsewhere() {
+                    return invalid(format!(
+                        "{0}: is in use, but its file was moved or removed, and another one is at its path now; to use that one, take the side out of use first: `forebay offline`",
+                        leaf.name()
+                    ));
+                }
+                return Ok((side, None));
+            }
+        };
+        if side.is_used() && side.leaf().is_at(path) != Some(true) {
+            return invalid(format!(
+                "{name}: has the label of {}, which is in use; to use it instead, take that out of use first: `forebay offline`",
+                side.leaf().name()
+            ));
+        }
+        Ok((side, Some(path)))
+    }
+
+    /// How devices of the pool are opened, for another path.
+    fn path_at(&self, path: &Path) -> Option<OpenedPath> {
+        self.leaves().find_map(Leaf::opened_path).map(|known| known.at(path))
+    }
+
+    /// The guid in the label at a path, if it is one of this pool.
+    fn labelled_guid(&self, path: &Path, pool_guid: u64, memory: &BlockCache) -> Option<u64> {
+        let opened = self.path_at(path)?.open_to_look().ok()?;
+        let label = label::read(&*opened.device, memory).ok()??;
+        (label.config.pool_guid == pool_guid).then(|| label.own().guid)
+    }
+
+    /// Opens the device of a side that is not in use again, at another path if one is given, and
+    /// checks that it is the side. Returns the side of then.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if the device is missing and no path is given, or is too small, or
+    /// has sectors that are too large; [`ErrorKind::NotAPool`] if it is not the side, or was
+    /// written apart from the others; those of opening it and of reading its labels. Then the side
+    /// is out of use as before, and its device is closed.
+    pub(crate) fn reopen<'a>(
+        &'a self,
+        side: Side<'a>,
+        path: Option<&Path>,
+        (config, synced): (&Config, u64),
+        memory: &BlockCache,
+    ) -> Result<Side<'a>> {
+        let old = side.leaf();
+        let known = match path {
+            Some(path) => self.path_at(path),
+            None => old.opened_path().cloned(),
+        };
+        let Some(known) = known else {
+            if old.is_missing() {
+                let (pool, name) = (&config.pool_name, old.name());
+                return invalid(format!(
+                    "{name}; give the path where it is now: `forebay online {pool} PATH`"
+                ));
+            }
+            side.check_label(&**old.device(), (config, synced), memory)?;
+            return Ok(side);
+        };
+        // It may be the same file: it cannot be locked, or opened exclusively, twice.
+        old.close_to_reopen();
+        let at = known.path().display();
+        let opened = known.open().map_err(|error| {
+            let what = format!("{at}: cannot bring the side back (guid {:#x})", old.guid());
+            error.doing(what)
+        })?;
+        let (has, needs) = (opened.device.info().size_bytes, old.size_bytes());
+        if has < needs {
+            return invalid(format!(
+                "{at}: has {has} bytes, but the side had {needs}: it was truncated; bring back what it held, or replace it: `forebay replace {} {:x} NEW-DEVICE`",
+                config.pool_name,
+                old.guid()
+            ));
+        }
+        side.check_label(&*opened.device, (config, synced), memory)?;
+        self.exchange(side, opened)
+    }
+
+    /// A device that was opened again takes the place of a side.
+    fn exchange<'a>(&'a self, side: Side<'a>, opened: Opened) -> Result<Side<'a>> {
+        let old = side.leaf();
+        let leaf = Leaf::new(old.guid(), old.size_bytes(), opened)?;
+        self.check_sectors(&leaf)?;
+        match side.vdev.exchange(side.at, leaf) {
+            Ok(at) => {
+                let side = Side { vdev: side.vdev, at };
+                side.leaf().inherit(old);
+                Ok(side)
+            }
+            Err(_) => invalid(format!(
+                "{} has had {MAX_LEAVES} devices since the import; export the pool, and import it again",
+                side.vdev.title()
+            )),
+        }
+    }
+
+    /// Opens devices again that are gone, and for which no other device stands in. The txg that
+    /// could not be written goes on there: they must have the newest durable one. For a pool that
+    /// is suspended, so that nothing is written meanwhile.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Suspended`], with the device and the cause. It is gone as before.
+    pub(crate) fn reopen_gone(&self, resumed: &Resumed<'_>, memory: &BlockCache) -> Result<()> {
+        for vdev in self.iter() {
+            let whole = || vdev.used().filter(|(at, _)| vdev.status().missed(*at).is_none());
+            let stands_in = |(_, leaf): (u8, &Leaf)| !leaf.is_gone();
+            if whole().any(stands_in) {
+                continue;
+            }
+            let gone: Vec<u8> = whole().map(|(at, _)| at).collect();
+            for side in gone.into_iter().map(|at| Side { vdev, at }) {
+                let name = side.leaf().name();
+                self.reopen_to_resume(side, resumed, memory).map_err(|error| {
+                    let text =
+                        format!("the pool stays suspended, because {name} is not back: {error}");
+                    Error::new(ErrorKind::Suspended, text).because(error)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reopen_to_resume(
+        &self,
+        side: Side<'_>,
+        resumed: &Resumed<'_>,
+        memory: &BlockCache,
+    ) -> Result<()> {
+        let old = side.leaf();
+        let Some(known) = old.opened_path() else { return Ok(()) };
+        old.drain();
+        old.unlock_file();
+        let opened = match known.open() {
+            // A block device cannot be opened exclusively twice.
+            Err(error) if error.kind() == ErrorKind::InUse => {
+                old.close_to_reopen();
+                known.open()?
+            }
+            opened => opened?,
+        };
+        let (has, needs) = (opened.device.info().size_bytes, old.size_bytes());
+        if has < needs {
+            let at = known.path().display();
+            return invalid(format!(
+                "{at}: has {has} bytes, but the device had {needs}: bring back what it held"
+            ));
+        }
+        resumed.check(side, &*opened.device, memory)?;
+        let new = self.exchange(side, opened)?;
+        old.close_to_reopen();
+        tracing::info!(device = new.leaf().name(), "opened a device again that was gone");
+        Ok(())
+    }
+}
+
+/// What a device must have on which a txg goes on that could not be written.
+pub(crate) struct Resumed<'a> {
+    pub(crate) config: &'a Config,
+    /// The newest durable txg.
+    pub(crate) synced: u64,
+    /// The newest heartbeat of this process.
+    pub(crate) beats: Option<&'a Heartbeat>,
+    /// Whether the devices had blocks of the txg, durably, that are not in memory any more.
+    pub(crate) relies_on_devices: bool,
+}
+
+impl Resumed<'_> {
+    fn check(&self, side: Side<'_>, device: &dyn Device, memory: &BlockCache) -> Result<()> {
+        let (name, synced) = (&device.info().name, self.synced);
+        let refused = |why: String| {
+            let text = format!(
+                "{name}: {why}; export the pool with `forebay export --force {0}`, and import it, to go on with what the device has",
+                self.config.pool_name
+            );
+            Err(Error::new(ErrorKind::NotAPool, text))
+        };
+        let label = side.own_label(device, self.config, memory)?;
+        let size_bytes = label.own().size_bytes;
+        let ring = Ring { device, size_bytes, missed: None };
+        let uberblocks = label::best_uberblocks(&[ring], self.config.pool_guid, memory)?;
+        let newest = uberblocks.first().map_or(0, |newest| newest.txg);
+        let is_foreign = match self.beats.filter(|_| side.vdev.number() == 0) {
+            Some(own) => {
+                let seen = heartbeat::read(&[device], self.config.pool_guid, memory)?;
+                seen.heartbeats.iter().any(|seen| seen.session != own.session)
+            }
+            None => false,
+        };
+        // A failed commit may have written its uberblock.
+        if is_foreign || label.config.generation > self.config.generation || newest > synced + 1 {
+            return refused("was used by another import meanwhile".to_owned());
+        }
+        if newest < synced {
+            return refused(format!(
+                "has nothing after transaction group {newest}, but {synced} was durable: it is an older copy"
+            ));
+        }
+        if self.relies_on_devices {
+            return refused(format!(
+                "may be an older copy, without the blocks of transaction group {} that were written already",
+                synced + 1
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,254 @@
+//! Sides of mirrors that come back as another file than before: `online` opens their path again.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use forebay_io::OpenOptions;
+use forebay_pool::{ErrorKind, LeafState, NewVdev, Opened, Pool, open_path};
+
+use crate::common::{MIB, cache, check, create_options, import_options};
+use crate::mirrors::{SIZE, fill, overwrite, scrub, states, verify};
+
+const RECORDS: u64 = 200;
+
+/// A mirror of two files.
+struct Files {
+    folder: tempfile::TempDir,
+}
+
+impl Files {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().expect("a folder") }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().expect("text").to_owned()
+    }
+
+    fn open(&self, name: &str) -> Opened {
+        open_path(&self.path(name), &OpenOptions::default()).expect("a file")
+    }
+
+    fn create(&self) -> Pool {
+        self.create_named("tank", ["a", "b"])
+    }
+
+    fn create_named(&self, pool: &str, sides: [&str; 2]) -> Pool {
+        let options = OpenOptions { create_bytes: Some(SIZE), ..OpenOptions::default() };
+        let open = |name| open_path(&self.path(name), &options).expect("a new file");
+        let mirror = NewVdev::Mirror(sides.into_iter().map(open).collect());
+        let mut options = create_options(&cache(32 * MIB));
+        options.name = pool.to_owned();
+        Pool::create_tree(vec![mirror], &options).expect("a pool")
+    }
+
+    fn import(&self, names: &[&str]) -> Pool {
+        let opened = names.iter().map(|name| self.open(name)).collect();
+        Pool::import(opened, &import_options(&cache(32 * MIB))).expect("the pool")
+    }
+
+    /// Puts a copy of a file in its place: another file with the same content.
+    fn copy_anew(&self, name: &str) {
+        let copy = self.path("copy");
+        fs::copy(self.path(name), &copy).expect("a copy");
+        fs::remove_file(self.path(name)).expect("removed");
+        fs::rename(&copy, self.path(name)).expect("renamed");
+    }
+}
+
+fn truncate(path: &Path, bytes: u64) {
+    let file = fs::File::options().write(true).open(path);
+    file.and_then(|file| file.set_len(bytes)).expect("another length");
+}
+
+fn comes_back(pool: &Pool, side: &str) {
+    pool.online_device(side).unwrap_or_else(|error| panic!("{side}: {error}"));
+    let status = pool.wait_resilver();
+    assert_eq!(status.lost, 0, "{status:?}");
+    assert!(states(pool).iter().all(|state| *state == LeafState::Online), "{status:?}");
+}
+
+#[test]
+fn a_copy_that_takes_the_place_of_an_offline_side_gets_the_data() {
+    let files = Files::new();
+    let pool = files.create();
+    let number = fill(&pool, RECORDS);
+    let side = files.text("b");
+    pool.offline_device(&side).expect("the other one is whole");
+    overwrite(&pool, number, 20, 1);
+    files.copy_anew("b");
+    comes_back(&pool, &side);
+    pool.detach_device(&files.text("a")).expect("the other one is whole");
+    overwrite(&pool, number, RECORDS, 2);
+    check(&pool);
+    pool.export().expect("exported");
+    fs::remove_file(files.path("a")).expect("removed");
+    let pool = files.import(&["b"]);
+    verify(&pool, number, RECORDS, 2);
+    check(&pool);
+    pool.export().expect("exported");
+}
+
+#[test]
+fn a_side_that_was_emptied_comes_back_with_its_content() {
+    let files = Files::new();
+    let pool = files.create();
+    let number = fill(&pool, RECORDS);
+    let side = files.text("b");
+    fs::copy(files.path("b"), files.path("intact")).expect("a copy");
+    truncate(&files.path("b"), 0);
+    overwrite(&pool, number, RECORDS, 1);
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Faulted]);
+    for bytes in [0, SIZE / 2] {
+        truncate(&files.path("b"), bytes);
+        let error = pool.online_device(&side).expect_err("it has lost its content");
+        assert!(error.to_string().contains(&side), "{error}");
+        assert_eq!(states(&pool), [LeafState::Online, LeafState::Faulted], "{error}");
+    }
+    // Into the same file, which has the pool's lock no more.
+    fs::copy(files.path("intact"), files.path("b")).expect("a copy");
+    comes_back(&pool, &side);
+    assert_eq!(scrub(&pool).healed, 0, "the resilver has left nothing");
+    overwrite(&pool, number, RECORDS, 2);
+    pool.export().expect("exported");
+    let pool = files.import(&["b"]);
+    verify(&pool, number, RECORDS, 2);
+    pool.export().expect("exported");
+}
+
+#[test]
+fn only_the_side_itself_comes_back() {
+    let files = Files::new();
+    let other = files.create_named("other", ["x", "y"]);
+    other.export().expect("exported");
+    let pool = files.create();
+    let number = fill(&pool, RECORDS);
+    let side = files.text("b");
+    pool.offline_device(&side).expect("the other one is whole");
+    fs::rename(files.path("b"), files.path("kept")).expect("renamed");
+    let refused = |kind, wanted: &str| {
+        let error = pool.online_device(&side).expect_err("not the side");
+        assert_eq!(error.kind(), kind, "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&side) && text.contains(wanted), "{text}");
+        assert_eq!(states(&pool), [LeafState::Online, LeafState::Offline]);
+    };
+    refused(ErrorKind::NotFound, "cannot bring the side back");
+    fs::copy(files.path("x"), files.path("b")).expect("a copy");
+    refused(ErrorKind::NotAPool, "of pool \"other\"");
+    fs::copy(files.path("a"), files.path("b")).expect("a copy");
+    refused(ErrorKind::NotAPool, "of pool \"tank\"");
+    fs::write(files.path("b"), vec![0; SIZE as usize]).expect("zeros");
+    refused(ErrorKind::NotAPool, "holds no pool, not the device");
+    fs::remove_file(files.path("b")).expect("removed");
+    fs::rename(files.path("kept"), files.path("b")).expect("renamed");
+    comes_back(&pool, &side);
+    verify(&pool, number, RECORDS, 0);
+    pool.export().expect("exported");
+}
+
+#[test]
+fn a_side_comes_back_at_another_path_also_if_it_was_missing() {
+    let files = Files::new();
+    let pool = files.create();
+    let number = fill(&pool, RECORDS);
+    pool.offline_device(&files.text("b")).expect("the other one is whole");
+    fs::rename(files.path("b"), files.path("moved")).expect("renamed");
+    overwrite(&pool, number, 20, 1);
+    comes_back(&pool, &files.text("moved"));
+    assert!(pool.devices().iter().any(|device| device.path == files.text("moved")));
+    pool.export().expect("exported");
+
+    let pool = files.import(&["a"]);
+    overwrite(&pool, number, RECORDS, 2);
+    let missing = pool.devices().into_iter().find(|device| device.missing).expect("one is missing");
+    let error = pool.online_device(&format!("{:x}", missing.guid)).expect_err("where is it?");
+    assert!(error.to_string().contains("forebay online"), "{error}");
+    let error = pool.online_device(&files.text("nothing")).expect_err("no such device");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains(&files.text("a")) && text.contains(&format!("{:x}", missing.guid)),
+        "{text}"
+    );
+    comes_back(&pool, &files.text("moved"));
+    pool.export().expect("exported");
+    let pool = files.import(&["moved"]);
+    verify(&pool, number, RECORDS, 2);
+    pool.export().expect("exported");
+}
+
+#[test]
+fn a_file_that_was_replaced_in_use_is_noticed() {
+    let files = Files::new();
+    let pool = files.create();
+    let number = fill(&pool, RECORDS);
+    let side = files.text("b");
+    files.copy_anew("b");
+    let error = pool.online_device(&side).expect_err("the open file is another one");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("forebay offline"), "{error}");
+    fs::copy(files.path("a"), files.path("copy")).expect("a copy");
+    let error = pool.online_device(&files.text("copy")).expect_err("the side is in use");
+    assert!(error.to_string().contains("has the label of"), "{error}");
+    pool.offline_device(&side).expect("the other one is whole");
+    comes_back(&pool, &side);
+    overwrite(&pool, number, RECORDS, 1);
+    pool.export().expect("exported");
+    let pool = files.import(&["b"]);
+    verify(&pool, number, RECORDS, 1);
+    pool.export().expect("exported");
+}
+
+/// A pool that is suspended because its only device is gone.
+fn suspended(files: &Files) -> (Pool, u64) {
+    let options = OpenOptions { create_bytes: Some(SIZE), ..OpenOptions::default() };
+    let opened = open_path(&files.path("a"), &options).expect("a new file");
+    let pool = Pool::create(vec![opened], &create_options(&cache(32 * MIB))).expect("a pool");
+    let number = fill(&pool, RECORDS);
+    fs::copy(files.path("a"), files.path("older")).expect("a copy");
+    overwrite(&pool, number, 20, 1);
+    fs::copy(files.path("a"), files.path("newest")).expect("a copy");
+    truncate(&files.path("a"), 0);
+    let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
+    let tx = pool.begin().expect("space");
+    object.write(&tx, 0, &[9; 8192]).expect("space");
+    drop((tx, object));
+    pool.sync().expect_err("the device is gone");
+    assert!(pool.suspension().is_some_and(|now| now.resumable), "{:?}", pool.suspension());
+    (pool, number)
+}
+
+#[test]
+fn a_suspended_pool_goes_on_with_its_device_that_is_back() {
+    let files = Files::new();
+    let (pool, number) = suspended(&files);
+    let refused = |wanted: &str| {
+        let error = pool.clear().expect_err("it is not back");
+        assert_eq!(error.kind(), ErrorKind::Suspended, "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&files.text("a")) && text.contains(wanted), "{text}");
+        assert!(pool.suspension().is_some_and(|now| now.resumable), "{text}");
+    };
+    refused("not back");
+    fs::remove_file(files.path("a")).expect("removed");
+    refused("not back");
+    fs::copy(files.path("older"), files.path("a")).expect("a copy");
+    refused("it is an older copy");
+    // Into the same file, and as another one.
+    fs::remove_file(files.path("a")).expect("removed");
+    fs::copy(files.path("newest"), files.path("a")).expect("a copy");
+    pool.clear().expect("it is back");
+    assert!(pool.suspension().is_none());
+    overwrite(&pool, number, RECORDS, 3);
+    check(&pool);
+    pool.export().expect("exported");
+    let pool = files.import(&["a"]);
+    verify(&pool, number, RECORDS, 3);
+    check(&pool);
+    pool.export().expect("exported");
+}
