@@ -102,12 +102,16 @@ impl PoolInner {
     }
 
     fn add_devices(&self, health: &mut PoolHealth) {
+        let resilvers = self.resilver.is_active();
         for vdev in self.devices.iter() {
             for (at, leaf) in vdev.leaves() {
                 let state = vdev.leaf_state(at);
                 if vdev.kind() == VdevKind::Mirror && state != LeafState::Online {
                     let (mirror, name) = (vdev.number(), leaf.name());
                     let text = match state {
+                        LeafState::Degraded if resilvers => format!(
+                            "device {name} of mirror {mirror} misses blocks; a resilver brings them back"
+                        ),
                         LeafState::Degraded => format!(
                             "device {name} of mirror {mirror} misses blocks; `forebay online` brings them back"
                         ),

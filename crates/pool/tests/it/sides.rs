@@ -142,12 +142,17 @@ fn a_resilver_that_an_export_interrupts_starts_over() {
     overwrite(&pool, number, 800, 1);
     let slow = Fault::Delay(Duration::from_millis(50));
     sides.faults[1].add(Rule::new(slow).on(Op::Write).within(MIB..SIZE - MIB));
+    let advice = |pool: &Pool| pool.health().reasons.join("\n");
     pool.online_device(&side).expect("it works");
+    let said = advice(&pool);
+    assert!(said.contains("a resilver brings them back"), "{said}");
+    assert!(!said.contains("forebay online"), "{said}");
     pool.export().expect("exported");
     sides.faults[1].clear();
     let devices = sides.devices();
     let pool = import(&[&devices[0], &devices[1]]).expect("both");
     assert_eq!(states(&pool), [LeafState::Online, LeafState::Degraded]);
+    assert!(advice(&pool).contains("`forebay online` brings them back"), "{}", advice(&pool));
     assert!(pool.start_resilver().expect("it starts"));
     let status = pool.wait_resilver();
     assert_eq!(states(&pool), [LeafState::Online; 2], "{status:?}");

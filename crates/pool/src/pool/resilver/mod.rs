@@ -107,6 +107,11 @@ impl Resilvers {
         }
     }
 
+    /// Whether one runs.
+    pub(super) fn is_active(&self) -> bool {
+        self.run.lock().status.is_active
+    }
+
     /// Waits for the end of the thread. `closed` of the pool is set.
     pub(super) fn shut_down(&self) {
         if let Some(thread) = self.thread.lock().take() {
