@@ -9,6 +9,8 @@ mod mirrors;
 mod mount;
 mod readers;
 mod sides;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 
@@ -90,12 +92,14 @@ pub(crate) enum Command {
     /// Resume a suspended pool whose devices work again, and empty the error log of a pool
     Clear(ClearArgs),
     /// Take a device of a mirror out of use, until `online`
+    #[command(after_help = sides::OFFLINE_HELP)]
     Offline(SideArgs),
     /// Take a device of a mirror into use again, and bring what it has missed onto it
     Online(OnlineArgs),
     /// Add a device to a mirror, or make a mirror of a device
     Attach(AttachArgs),
     /// Remove a device from a mirror for good
+    #[command(after_help = sides::DETACH_HELP)]
     Detach(SideArgs),
     /// Replace a device: a new one gets its blocks, then the old one leaves
     Replace(ReplaceArgs),

@@ -33,7 +33,7 @@ const DNODES: &str = "dnodes";
         forebay inspect tank.img object main 1       an object of dataset main\n  \
         forebay inspect tank.img zap main 1          a directory, with histograms of its leaves\n  \
         forebay inspect tank.img block main 7 0      the first block of object 7\n  \
-        forebay inspect tank.img block 0:0x40000:512 bytes of device 0\n  \
+        forebay inspect tank.img block 0:0x40000:512  bytes of device 0\n  \
         forebay inspect s3://bucket/tank datasets    a pool on an object store\n\n\
         The command writes nothing and takes no lock. Changes that are only in the memory of a daemon are not visible.\n\
         Exit code: 0 if the structures shown are sound, 1 if one is damaged or missing."

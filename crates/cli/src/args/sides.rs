@@ -7,10 +7,18 @@ use clap::Args;
 use super::POOL_HELP;
 use crate::units::{parse_bytes, parse_sector};
 
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  forebay offline tank /dev/sdb\n\n\
+/// Help of `forebay offline`.
+pub(super) const OFFLINE_HELP: &str = "Examples:\n  forebay offline tank /dev/sdb\n\n\
     The other devices of the mirror go on. It stays offline across imports. The last device with all\n\
-    blocks cannot be taken out of use.")]
+    blocks cannot be taken out of use.";
+/// Help of `forebay detach`.
+pub(super) const DETACH_HELP: &str = "Examples:\n  forebay detach tank /dev/sdb\n  \
+    forebay detach tank 9a4f21c7d8e05b36     by its guid, if the device is missing\n\n\
+    The other devices of the mirror go on; of two, one device without a mirror is left. The labels of the\n\
+    removed device are erased. The last device with all blocks cannot be removed. `forebay attach` adds\n\
+    a device again.";
+
+#[derive(Debug, Args)]
 pub(crate) struct SideArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,
