@@ -52,9 +52,13 @@ pub(crate) fn run(args: &ExpandArgs) -> Result<()> {
     }
     let grown = grown?;
     if let Some(device) = grown.grown.first() {
+        let name = match &target {
+            Target::InUse { pool, .. } => &pool.name,
+            Target::Paths(_) => &args.pool,
+        };
         let text = format!(
-            "{0}: {1} has grown while the pool is in use; to use the added space, run `forebay export {0}`, then `forebay \
-             expand {1}`, and mount the pool again",
+            "{}: {} has grown while the pool is in use; to use the added space, run `forebay export {name}`, then \
+             `forebay expand {name}`, and mount the pool again",
             args.pool,
             device.display()
         );

@@ -190,17 +190,23 @@ fn creates_of_one_file_at_once_leave_the_pool_of_the_first() {
 #[test]
 fn growth_under_a_pool_in_use_is_told() {
     let fixture = Fixture::new();
-    fixture.pool("tank.img");
-    fixture.ok(&["import", "tank.img"]);
-    let file = std::fs::File::options().write(true).open(fixture.path("tank.img")).unwrap();
+    fixture.ok(&["create", "--name", "tank", "a.img", "b.img", "--size", "64M"]);
+    fixture.ok(&["import", "a.img", "b.img"]);
+    let file = std::fs::File::options().write(true).open(fixture.path("b.img")).unwrap();
     file.set_len(128 << 20).unwrap();
-    let line = fixture.fails(&["expand", "tank"]);
-    assert!(line.contains("has grown while the pool is in use"), "{line}");
-    assert!(line.contains("`forebay export tank`"), "{line}");
-    fixture.ok(&["export", "tank"]);
-    let out = fixture.ok(&["expand", "tank.img"]);
+    let line = fixture.fails(&["expand", "a.img:b.img"]);
+    assert!(line.contains("b.img has grown while the pool is in use"), "{line}");
+    // The commands that it names work as they are.
+    let commands: Vec<&str> = line.split('`').filter(|part| part.starts_with("forebay ")).collect();
+    assert_eq!(commands.len(), 2, "{line}");
+    let words = |command: &str| command.split(' ').skip(1).map(str::to_owned).collect::<Vec<_>>();
+    let mut out = String::new();
+    for command in commands {
+        let words = words(command);
+        out = fixture.ok(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    }
     assert!(out.contains("now"), "{out}");
-    fixture.ok(&["check", "tank.img"]);
+    fixture.ok(&["check", "a.img:b.img"]);
 }
 
 #[test]
