@@ -205,6 +205,9 @@ pub(crate) fn expand_pool(
     (force, sector): (bool, Option<u32>),
 ) -> Result<ExpandReport> {
     let before_bytes = pool.stats().total_bytes;
+    if !force {
+        add.iter().try_for_each(|paths| refuse_unmirrored(pool, paths))?;
+    }
     for paths in add {
         let opened = pools::open_new_devices(paths, Some(pool))?;
         for (one, path) in opened.iter().zip(paths) {
@@ -227,6 +230,23 @@ pub(crate) fn expand_pool(
         added: add.concat(),
         grown: grown.collect(),
     })
+}
+
+/// Refuses to add a device without a mirror to a pool of mirrors: blocks on it would have one copy,
+/// and it cannot be removed again.
+fn refuse_unmirrored(pool: &Pool, added: &[PathBuf]) -> Result<()> {
+    let [device] = added else { return Ok(()) };
+    let devices = pool.devices();
+    let mut of_blocks = devices.iter().filter(|device| !device.log).peekable();
+    if of_blocks.peek().is_none() || !of_blocks.all(|device| device.mirror) {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "{device}: pool {0} consists of mirrors, and blocks on a device without a mirror are lost with it; add a mirror \
+         with `forebay expand {0} --mirror {device} OTHER`, or add the device for good with --force",
+        pool.name(),
+        device = device.display()
+    )))
 }
 
 /// Adds a log device, or a mirror of them.

@@ -257,3 +257,23 @@ fn devices_join_and_leave_a_pool_that_is_not_imported() {
     let gone = fixture.fails(&["check", "b.img"]);
     assert!(gone.contains("holds no pool"), "{gone}");
 }
+
+/// A device without a mirror could not be removed from the pool again.
+#[test]
+fn a_pool_of_mirrors_takes_a_single_device_only_by_force() {
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "--name", "tank", "--size", "32M", "--mirror", "a.img", "b.img"]);
+    let alone = ["expand", "a.img:b.img", "--add", "c.img", "--size", "32M"];
+    let refused = fixture.fails(&alone);
+    assert!(refused.contains("pool tank consists of mirrors"), "{refused}");
+    assert!(refused.contains("expand tank --mirror") && refused.contains("--force"), "{refused}");
+    assert!(!fixture.path("c.img").exists(), "what was created for nothing is removed");
+    fixture.ok(&["import", "a.img", "b.img"]);
+    fixture.fails(&["expand", "tank", "--add", "c.img", "--size", "32M"]);
+    fixture.ok(&["expand", "tank", "--mirror", "c.img", "d.img", "--size", "32M"]);
+    fixture.ok(&["expand", "tank", "--add", "e.img", "--size", "32M", "--force"]);
+    // From here on it is no pool of mirrors.
+    fixture.ok(&["expand", "tank", "--add", "f.img", "--size", "32M"]);
+    fixture.ok(&["export", "tank"]);
+    fixture.ok(&["check", "a.img:b.img:c.img:d.img:e.img:f.img"]);
+}
