@@ -11,7 +11,8 @@ forebay_base::counters! {
     read_bytes: cause;
     /// Copies that a device could not read.
     read_errors: cause;
-    /// Copies with a wrong checksum.
+    /// Copies with a wrong checksum, without those that a device is known to miss. A walk (scrub,
+    /// check) counts a copy once.
     verify_failures: cause;
     /// Blocks without a good copy.
     blocks_lost;

@@ -127,7 +127,7 @@ pub(crate) fn scrub(pool: &Pool) -> forebay_pool::ScrubReport {
     pool.scrub(&mut |_| ControlFlow::Continue(())).expect("it runs")
 }
 
-fn counter(pool: &Pool, name: &str) -> u64 {
+pub(crate) fn counter(pool: &Pool, name: &str) -> u64 {
     let counters = pool.stats().counters;
     counters.iter().filter(|(known, ..)| *known == name).map(|(.., value)| value).sum()
 }
@@ -220,8 +220,16 @@ fn bad_copies_are_read_from_the_other_side_and_rewritten() {
     assert!(counter(&pool, "healed") > 0);
     assert!(pool.devices()[0].checksum_errors > 0);
     assert_eq!(counter(&pool, "blocks_lost"), 0);
+    assert_eq!(
+        counter(&pool, "verify_failures"),
+        pool.devices()[0].checksum_errors,
+        "each bad copy that a reader found counts once"
+    );
+    let before = counter(&pool, "verify_failures");
     let report = scrub(&pool);
     assert!(report.complete && report.lost_count == 0 && report.healed > 0, "{report:?}");
+    let failures = counter(&pool, "verify_failures") - before;
+    assert_eq!(failures, report.healed, "each bad copy that the scrub found counts once");
     assert_eq!(scrub(&pool).healed, 0);
     check(&pool);
     pool.export().expect("exported");

@@ -11,7 +11,7 @@ use forebay_pool::{CreateOptions, ErrorKind, ImportOptions, LeafState, NewVdev, 
 use crate::common::{MIB, cache, check, copy, copy_of, create_options, import_options, memory};
 use crate::l2_devices::HangingDevice;
 use crate::mirrors::{
-    RECORD, SIZE, Sides, fill, import, overwrite, scrub, states, verify, write_and_sync,
+    RECORD, SIZE, Sides, counter, fill, import, overwrite, scrub, states, verify, write_and_sync,
 };
 
 const EIO: i32 = 5;
@@ -53,6 +53,7 @@ fn a_side_that_was_offline_gets_only_what_it_missed() {
     let status = pool.wait_resilver();
     assert_eq!(states(&pool), [LeafState::Online; 2], "{status:?}");
     assert!(status.written > 0 && status.lost == 0 && !status.is_active, "{status:?}");
+    assert_eq!(counter(&pool, "verify_failures"), 0, "what it misses is no error");
     let all = scrub(&pool);
     assert_eq!((all.healed, all.lost_count), (0, 0), "the resilver has left nothing");
     assert!(status.blocks < all.blocks / 2, "{status:?} of {} blocks", all.blocks);

@@ -99,6 +99,7 @@ impl PoolInner {
         }
         if !read.bad.is_empty() || read.lost_extents.is_some() {
             self.check_not_freed(location, ptr)?;
+            read.bad.iter().for_each(|(copy, error)| store.note_bad_copy(ptr, *copy, error));
         }
         if let Some(error) = read.lost_extents.take() {
             visitor.damaged(location, error);
