@@ -96,6 +96,7 @@ mod reservation;
 mod space;
 mod store;
 mod sync_context;
+mod time;
 pub mod trace;
 mod tunables;
 mod tx;
@@ -128,6 +129,7 @@ pub use pool::{
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;
 pub use store::counters::StoreCounters;
+pub use time::utc;
 pub use trace::TraceSession;
 pub use tunables::{
     HeartbeatTunables, L2DeviceTunables, OperationTunables, PoolTunables, StoreTunables,

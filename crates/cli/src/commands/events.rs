@@ -8,13 +8,14 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Sender, channel};
 
 use forebay_base::sync::thread::spawn_named;
+use forebay_pool::utc;
 
 use crate::args::EventsArgs;
 use crate::control::Request;
 use crate::control::client::{self, Part, Process, Target};
 use crate::control::messages::EventInfo;
 use crate::error::{Failure, Result};
-use crate::{output, pools, units};
+use crate::{output, pools};
 
 pub(crate) fn run(args: &EventsArgs) -> Result<()> {
     let stop = output::interruptible()?;
@@ -118,6 +119,6 @@ fn show(args: &EventsArgs, event: &EventInfo) -> Result<()> {
         output::line(&text.map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?);
         return Ok(());
     }
-    output::line(&format!("{}  {}  {}", units::utc(event.unix_ms), event.pool, event.text));
+    output::line(&format!("{}  {}  {}", utc(event.unix_ms), event.pool, event.text));
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! `forebay scrub`: scrubs a pool, and controls its scrub.
 
 use forebay_base::clock::{SystemWallClock, WallClock};
+use forebay_pool::utc;
 
 use super::check::Job;
 use crate::args::ScrubArgs;
@@ -100,7 +101,7 @@ pub(super) fn line(scrub: &ScrubInfo) -> String {
     let next = match scrub.due {
         None => "after this one".to_owned(),
         Some(due) if due <= now => "now, or when the pool is imported".to_owned(),
-        Some(due) => format!("in {}, {}", units::seconds(due - now), units::utc(due * 1000)),
+        Some(due) => format!("in {}, {}", units::seconds(due - now), utc(due * 1000)),
     };
     format!("{}; every {every}, the next {next}", newest(scrub))
 }

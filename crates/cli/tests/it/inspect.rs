@@ -26,6 +26,8 @@ fn a_pool_that_nobody_has_is_shown() {
             (&"sound".into(), &"tank".into())
         );
     }
+    let text = fixture.ok(&["inspect", "tank.img", "uberblocks"]);
+    assert!(text.contains(", written 20") && text.contains(" UTC, 1 devices"), "{text}");
     let uberblocks = json(&fixture, &["tank.img", "uberblocks"]);
     let newest = uberblocks["found"][0]["txg"].as_u64().expect("a group");
     let group = json(&fixture, &["tank.img", "txg"]);

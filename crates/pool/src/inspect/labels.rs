@@ -20,6 +20,7 @@ use crate::format::label::{
     LABEL_BYTES, LABEL_MAGIC, LOG_VDEV, RING_OFFSET, RING_SLOTS, SLOT_BYTES, STATE_ACTIVE,
     STATE_EXPORTED, UBERBLOCK_MAGIC, UberblockPhys, VERSION,
 };
+use crate::time::utc;
 
 /// The content of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -469,14 +470,14 @@ impl fmt::Display for DeviceLabelsInfo {
 impl fmt::Display for UberblocksInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for one in &self.found {
-            let seconds = one.time_ns as f64 / 1e9;
+            let written = utc(one.time_ns / 1_000_000);
             let root = match &one.root_problem {
                 None => "its root block is readable".to_owned(),
                 Some(problem) => format!("its root block cannot be read: {problem}"),
             };
             writeln!(
                 f,
-                "txg {} after {}: in {} of {} rings, written {seconds:.3} s after 1970, {} devices",
+                "txg {} after {}: in {} of {} rings, written {written} UTC, {} devices",
                 one.txg, one.previous_txg, one.rings, self.rings, one.vdev_count
             )?;
             writeln!(f, "    {}", one.root)?;

@@ -10,6 +10,7 @@ use crate::format::{
     CacheMode, Compression, DatasetPhys, Dva, FailMode, LOG_EXTENTS_MAX, ObjsetPhys, SyncMode,
 };
 use crate::pool::ScrubStatus;
+use crate::time::utc;
 
 /// An object set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -332,7 +333,7 @@ impl fmt::Display for DatasetInfo {
 
 impl fmt::Display for TxgInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "txg {}, written {:.3} s after 1970", self.txg, self.time_ns as f64 / 1e9)?;
+        writeln!(f, "txg {}, written {} UTC", self.txg, utc(self.time_ns / 1_000_000))?;
         writeln!(f, "    root block: {}", self.root)?;
         writeln!(f, "space:")?;
         let space = &self.space;
