@@ -111,7 +111,7 @@ pub use dataset::{DatasetSettings, RECORD_BYTES_MAX, RECORD_BYTES_MIN};
 pub use devices::create::NewVdev;
 pub use devices::vdev::LeafState;
 pub use error::{Error, ErrorKind, Result};
-pub use events::{EventCounters, EventKind, EventLog, PoolEvent};
+pub use events::{EventCounters, EventKind, EventLog, Followed, PoolEvent};
 pub use forebay_l2::L2Counters;
 pub use format::label::MIN_DEVICE_BYTES;
 pub use l2::{L2Device, L2DeviceState, L2DeviceStats, L2Rebuild};

@@ -97,8 +97,9 @@ pub(crate) struct StatsArgs {
 #[command(
     after_help = "Examples:\n  forebay events\n  forebay events tank --follow\n  forebay events --follow --json\n\n\
     A daemon keeps the newest 1,024 events of its pools in memory, until it ends; its log has older ones.\n\
-    Events that repeat within a minute are counted. Times are in UTC. With --follow, new events are\n\
-    printed until Ctrl-C, or until the daemons end."
+    Events that repeat within a minute are one event with a count. Times are in UTC. With --follow, new\n\
+    events are printed until Ctrl-C, or until the daemons end; an event that has repeated is printed again\n\
+    with its count after a pause of two seconds."
 )]
 pub(crate) struct EventsArgs {
     /// Pool whose events are shown [default: all pools]

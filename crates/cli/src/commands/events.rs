@@ -119,6 +119,10 @@ fn show(args: &EventsArgs, event: &EventInfo) -> Result<()> {
         output::line(&text.map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?);
         return Ok(());
     }
-    output::line(&format!("{}  {}  {}", utc(event.unix_ms), event.pool, event.text));
+    let last = match event.count {
+        1 => String::new(),
+        _ => format!(", last at {}", utc(event.last_unix_ms)),
+    };
+    output::line(&format!("{}  {}  {}{last}", utc(event.unix_ms), event.pool, event.text));
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_pool::PoolEvent;
+use forebay_pool::{Followed, PoolEvent};
 
 use super::Daemon;
 use crate::control::messages::EventInfo;
@@ -22,16 +22,13 @@ pub(crate) type Sink<'a> = &'a mut dyn FnMut(Option<EventInfo>) -> Result<Contro
 /// # Errors
 /// If the client is gone.
 pub(crate) fn send(daemon: &Arc<Daemon>, follow: bool, sink: Sink<'_>) -> Result<()> {
-    let mut last = 0;
+    let (log, mut followed) = (&daemon.event_log, Followed::new());
     loop {
         // Before the look at the events: the export of the last pool is one of them.
         let is_over = !follow || daemon.has_ended_pools();
-        let new = match is_over {
-            true => daemon.event_log.after(last),
-            false => daemon.event_log.wait_after(last, LOOK_PERIOD),
-        };
-        for event in new {
-            last = event.number;
+        let mut due = if is_over { followed.rest(log) } else { Vec::new() };
+        due.extend(followed.next(log, if is_over { Duration::ZERO } else { LOOK_PERIOD }));
+        for event in due {
             if sink(Some(info(&event)))?.is_break() {
                 return Ok(());
             }
@@ -46,6 +43,7 @@ fn info(event: &PoolEvent) -> EventInfo {
     EventInfo {
         number: event.number,
         unix_ms: event.unix_ms,
+        last_unix_ms: event.last_unix_ms,
         pool: event.pool.to_string(),
         guid: event.pool_guid,
         kind: event.kind.name().to_owned(),

@@ -6,13 +6,15 @@
 //!   Nothing else does.
 //!
 //! An event that repeats is one entry with a count for [`REPEAT_MS`], so that a device that fails
-//! each request does not push everything else out. `tracing` and counters get each of them.
+//! each request does not push everything else out. `tracing` and counters get each of them. A
+//! follower gets the entry at once, and again with its count when it has paused ([`Followed`]).
 //!
 //! # Locking
 //!
 //! `pool-events` protects the entries. Threads that wait for the next event sleep on it. Nothing is
 //! called under it.
 
+mod followed;
 mod kinds;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
@@ -24,6 +26,7 @@ use std::time::Duration;
 use forebay_base::clock::{SystemWallClock, WallClock};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
+pub use followed::Followed;
 pub use kinds::{EventCounters, EventKind};
 
 /// Entries that a log keeps.
@@ -39,6 +42,8 @@ pub struct PoolEvent {
     pub number: u64,
     /// When it happened first, in milliseconds since 1970.
     pub unix_ms: u64,
+    /// When it happened last.
+    pub last_unix_ms: u64,
     /// Name of the pool.
     pub pool: Arc<str>,
     /// GUID of the pool.
@@ -139,6 +144,13 @@ impl EventLog {
         entries.after(number)
     }
 
+    /// The event with this number, if it is remembered.
+    fn get(&self, number: u64) -> Option<PoolEvent> {
+        let entries = self.entries.lock();
+        let at = entries.events.binary_search_by_key(&number, |event| event.number).ok()?;
+        entries.events.get(at).cloned()
+    }
+
     fn add(&self, event: PoolEvent) {
         self.entries.lock().add(event);
         self.added.notify_all();
@@ -172,6 +184,7 @@ impl Entries {
             && event.unix_ms.saturating_sub(known.unix_ms) < REPEAT_MS
         {
             known.count += 1;
+            known.last_unix_ms = event.unix_ms.max(known.unix_ms);
             return;
         }
         self.newest += 1;
@@ -221,9 +234,11 @@ impl PoolEvents {
         let Event { device, txg, detail } = event;
         kind.trace(&self.pool, device, txg, detail.as_deref());
         self.counters.add(EventCounters::EVENTS, kind as usize, 1);
+        let now_ms = self.log.now_ms();
         self.log.add(PoolEvent {
             number: 0,
-            unix_ms: self.log.now_ms(),
+            unix_ms: now_ms,
+            last_unix_ms: now_ms,
             pool: Arc::clone(&self.pool),
             pool_guid: self.guid,
             kind,

@@ -54,6 +54,39 @@ fn repeated_events_are_one_entry_until_their_time_is_over() {
 }
 
 #[test]
+fn a_follower_gets_a_repeated_event_again_after_a_pause() {
+    let (clock, log) = log();
+    let tank = PoolEvents::new(Some(&log), "tank", 7);
+    let mut followed = Followed::new();
+    let mut next = || -> Vec<(u64, u64)> {
+        let events = followed.next(&log, Duration::ZERO);
+        events.iter().map(|one| (one.number, one.count)).collect()
+    };
+    failed(&tank, "a");
+    assert_eq!(next(), [(1, 1)]);
+    clock.advance(SECOND_NS);
+    failed(&tank, "a");
+    failed(&tank, "a");
+    assert_eq!(next(), [], "it may go on");
+    tank.note(EventKind::Suspended, Event::default());
+    clock.advance(2 * SECOND_NS);
+    assert_eq!(next(), [(1, 3), (2, 1)], "with its count, before newer ones");
+    assert_eq!(next(), []);
+    let all = log.after(0);
+    assert_eq!((all[0].unix_ms, all[0].last_unix_ms), (0, 1000));
+    // One that does not pause is given when its entry takes no more.
+    for _ in 0..60 {
+        clock.advance(SECOND_NS);
+        failed(&tank, "a");
+    }
+    assert_eq!(next(), [(1, 59), (3, 4)]);
+    failed(&tank, "a");
+    assert_eq!(next(), []);
+    let rest = followed.rest(&log);
+    assert_eq!((rest.len(), rest[0].count), (1, 5), "the last look waits for no pause");
+}
+
+#[test]
 fn the_log_forgets_the_oldest_events() {
     let (_, log) = log();
     let tank = PoolEvents::new(Some(&log), "tank", 7);

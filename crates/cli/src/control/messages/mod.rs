@@ -332,8 +332,10 @@ pub(crate) struct TunableInfo {
 pub(crate) struct EventInfo {
     /// Its number in its daemon.
     pub(crate) number: u64,
-    /// When it happened, in milliseconds since 1970.
+    /// When it happened first, in milliseconds since 1970.
     pub(crate) unix_ms: u64,
+    /// When it happened last.
+    pub(crate) last_unix_ms: u64,
     pub(crate) pool: String,
     #[serde(with = "guid")]
     pub(crate) guid: u64,
