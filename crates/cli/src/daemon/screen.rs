@@ -212,9 +212,10 @@ mod tests {
             read_bytes: 4 << 20,
             ..MountStats::default()
         });
-        after.cache.hits = 7;
-        let counters = [("reads.prefetch".to_owned(), 4), ("reads.miss".to_owned(), 1)].into();
-        after.pools.push(PoolStats { counters, ..PoolStats::default() });
+        after.cache.hits = 8;
+        after.cache.counters = [("misses.metadata", 4), ("misses.data", 1)]
+            .map(|(name, count)| (name.to_owned(), count))
+            .into();
         let text = line(&before, &after, true);
         assert!(
             text.starts_with("100 op/s | read 2.00 MiB/s write 0 B/s | from memory 37.5% |"),
@@ -228,7 +229,7 @@ mod tests {
         let text = line(&before, &after, true);
         let expected = "SUSPENDED: tank (see `forebay status`) | DAMAGED: a, b (see ";
         assert!(text.starts_with(expected), "{text}");
-        after.pools.clear();
+        (after.cache.counters, after.pools) = Default::default();
         assert_eq!(
             line(&before, &after, false),
             "100 op/s r 2.00M w 0 | hits 100.0% | data 0 meta 0 dirty 0 | free 0"

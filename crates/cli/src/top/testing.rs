@@ -39,7 +39,7 @@ pub(crate) fn sample(pid: u32, pools: &[(&str, u64)], second: u64) -> ProcessSam
     };
     let cache = CacheStats {
         bound_bytes: 256 << 20,
-        hits: 900 * second,
+        hits: 1000 * second,
         metadata_bytes: 20 << 20,
         data_bytes: 44 << 20,
         states: vec![
@@ -50,7 +50,7 @@ pub(crate) fn sample(pid: u32, pools: &[(&str, u64)], second: u64) -> ProcessSam
             state("mru_ghost", "data", 7),
         ],
         counters: counters(&[
-            ("hits_mfu.data", 700 * second),
+            ("hits_mfu.data", 800 * second),
             ("misses.data", 100 * second),
             ("hits_mru.metadata", 200 * second),
             ("evicted_mru.data", 50 * second),

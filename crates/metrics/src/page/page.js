@@ -37,13 +37,14 @@ const ratio = (of, whole) => (before, now) => {
   return all > 0 ? growth(of, before, now) / all : null;
 };
 
-// Where requested blocks came from. Blocks that were read ahead came from a device. Only the
-// numbers of the whole process fit together, because pools share the cache.
-const every = (name) => (sample) => sum(sample.pools, (it) => counter(it, name));
-const fromDevice = (sample) => every('reads.miss')(sample) + every('reads.prefetch')(sample);
+// Where requested blocks came from. The first use of a block that was loaded, on request or ahead of
+// it, is a hit of the cache too. Only the numbers of the whole process fit together, because pools
+// share the cache.
+const loads = both('misses');
 const fromL2 = (sample) => sum(sample.pools.flatMap((it) => it.l2_devices), (it) => it.hits);
-const fromMemory = (sample) => sample.cache.hits - every('reads.prefetch')(sample);
-const wanted = (sample) => fromMemory(sample) + fromL2(sample) + fromDevice(sample);
+const fromDevice = (sample) => loads(sample) - fromL2(sample);
+const fromMemory = (sample) => sample.cache.hits - loads(sample);
+const wanted = (sample) => fromMemory(sample) + loads(sample);
 
 const l2Hits = (sample) => sum(l2(sample), (it) => it.hits);
 const l2Lookups = (sample) => sum(l2(sample), (it) => it.lookups);

@@ -32,29 +32,29 @@ pub(crate) struct MemoryHits {
 }
 
 impl MemoryHits {
-    /// Computes hits from memory. Of `hits` in the cache, `prefetched` blocks were read from a
-    /// device ahead of the request, and `missed` blocks on request. Neither counts as a hit, so a
-    /// file that is read once has no hits.
-    pub(crate) fn of(hits: u64, prefetched: u64, missed: u64) -> Self {
-        let found = hits.saturating_sub(prefetched);
-        Self { found, wanted: found + prefetched + missed }
+    /// Computes hits from memory. Of `hits` in the cache, `loads` are the first uses of blocks that
+    /// were loaded from a device or an L2 device, on request or ahead of it: an operation that
+    /// waits for a block is repeated, and then finds it. They do not count as hits, so a file that
+    /// is read once has none.
+    pub(crate) fn of(hits: u64, loads: u64) -> Self {
+        let found = hits.saturating_sub(loads);
+        Self { found, wanted: found + loads }
     }
 }
 
 impl ProcessStats {
     /// Hits from memory since `before`, or since the start.
     pub(crate) fn memory_hits(&self, before: Option<&ProcessStats>) -> MemoryHits {
-        let reads = |info: &ProcessStats, cause: &str| -> u64 {
-            let key = format!("reads.{cause}");
-            info.pools.iter().filter_map(|pool| pool.counters.get(&key)).sum()
-        };
         let grown =
             |of: &dyn Fn(&ProcessStats) -> u64| of(self).saturating_sub(before.map_or(0, of));
-        MemoryHits::of(
-            grown(&|info| info.cache.hits),
-            grown(&|info| reads(info, "prefetch")),
-            grown(&|info| reads(info, "miss")),
-        )
+        MemoryHits::of(grown(&|info| info.cache.hits), grown(&|info| info.cache.loads()))
+    }
+}
+
+impl CacheStats {
+    /// Loads begun of blocks that were not cached.
+    fn loads(&self) -> u64 {
+        ["misses.metadata", "misses.data"].iter().filter_map(|name| self.counters.get(*name)).sum()
     }
 }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Amount, Samples, counter, grown};
 use crate::control::messages::{CacheStats, MemoryHits};
-use crate::control::sample::{PoolSample, ProcessSample};
+use crate::control::sample::PoolSample;
 
 /// Figures of the cache in memory of a daemon, and of the L2 devices of one of its pools.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -20,15 +20,15 @@ pub(crate) struct CacheSummary {
     pub(crate) dirty_bytes: u64,
     /// Bytes that the L2 devices of the pool hold.
     pub(crate) l2_bytes: u64,
-    /// Requests for blocks that found them in memory. A block that was read from a device, on
-    /// request or ahead of it, does not count as found at its first use.
+    /// Requests for blocks that found them in memory. A block that was read from a device or an L2
+    /// device, on request or ahead of it, does not count as found at its first use.
     pub(crate) memory: Hits,
     /// Of what was not in memory: lookups in the pool's L2 devices.
     pub(crate) l2: Hits,
     /// Blocks that the pool read from its devices, on request and ahead of it.
     pub(crate) device_reads: Amount,
     pub(crate) device_prefetches: Amount,
-    /// Lookups in memory by class. A block that was read ahead counts as found.
+    /// The same as `memory`, by class.
     pub(crate) metadata: Hits,
     pub(crate) data: Hits,
     pub(crate) states: Vec<StateSummary>,
@@ -98,15 +98,12 @@ pub(super) fn summary(
         metadata_target_bytes: now.metadata_target_bytes,
         dirty_bytes: now.dirty_bytes,
         l2_bytes: pool.stats.l2_devices.iter().map(|device| device.used_bytes).sum(),
-        memory: {
-            let (now, then) = (memory_hits(samples.now), memory_hits(samples.before));
-            Hits::of((now.wanted, Some(then.wanted)), (now.found, Some(then.found)), seconds)
-        },
+        memory: memory_hits(now, then, &["metadata", "data"], seconds),
         l2: l2_hits(pool, before, seconds),
         device_reads: reads("miss"),
         device_prefetches: reads("prefetch"),
-        metadata: class_hits(now, then, "metadata", seconds),
-        data: class_hits(now, then, "data", seconds),
+        metadata: memory_hits(now, then, &["metadata"], seconds),
+        data: memory_hits(now, then, &["data"], seconds),
         states: states(now),
         ghost_hits: named("ghost_hits_"),
         evicted: named("evicted_"),
@@ -125,14 +122,6 @@ fn states(cache: &CacheStats) -> Vec<StateSummary> {
     cache.states.iter().map(summary).collect()
 }
 
-fn memory_hits(sample: &ProcessSample) -> MemoryHits {
-    let reads = |cause: &str| -> u64 {
-        let of = |pool: &PoolSample| counter(Some(pool), &format!("reads.{cause}")).unwrap_or(0);
-        sample.pools.iter().map(of).sum()
-    };
-    MemoryHits::of(sample.cache.hits, reads("prefetch"), reads("miss"))
-}
-
 fn l2_hits(pool: &PoolSample, before: Option<&PoolSample>, seconds: f64) -> Hits {
     let sums = |pool: &PoolSample| {
         let devices = &pool.stats.l2_devices;
@@ -144,15 +133,32 @@ fn l2_hits(pool: &PoolSample, before: Option<&PoolSample>, seconds: f64) -> Hits
     Hits::of((lookups, then.map(|then| then.0)), (hits, then.map(|then| then.1)), seconds)
 }
 
-fn class_hits(now: &CacheStats, before: &CacheStats, class: &str, seconds: f64) -> Hits {
+/// Hits in memory of a class, or of both.
+fn memory_hits(now: &CacheStats, before: &CacheStats, classes: &[&str], seconds: f64) -> Hits {
     let sum = |cache: &CacheStats, names: &[&str]| -> u64 {
-        let of = |name: &&str| cache.counters.get(&format!("{name}.{class}")).copied().unwrap_or(0);
+        let of = |name: &&str| -> u64 {
+            let value = |class: &&str| cache.counters.get(&format!("{name}.{class}"));
+            classes.iter().filter_map(value).sum()
+        };
         names.iter().map(of).sum()
     };
-    let found = |cache: &CacheStats| sum(cache, &["hits_new", "hits_mru", "hits_mfu", "hits_once"]);
-    let missed = |cache: &CacheStats| sum(cache, &["misses", "in_flight_joins"]);
-    let requests = |cache: &CacheStats| found(cache) + missed(cache);
-    Hits::of((requests(now), Some(requests(before))), (found(now), Some(found(before))), seconds)
+    let counts = |names: &[&str]| (sum(now, names), sum(before, names));
+    let hits = counts(&["hits_new", "hits_mru", "hits_mfu", "hits_once"]);
+    let loads = counts(&["misses"]);
+    let total = MemoryHits::of(hits.0, loads.0);
+    // Not the growth of what was found: that shrinks while loads have begun and not ended.
+    let between = MemoryHits::of(grown(hits.0, Some(hits.1)), grown(loads.0, Some(loads.1)));
+    let amount = |total, between| Amount {
+        total,
+        per_second: if seconds > 0.0 { between as f64 / seconds } else { 0.0 },
+    };
+    let ratio = |of: MemoryHits| (of.wanted > 0).then(|| of.found as f64 / of.wanted as f64);
+    Hits {
+        requests: amount(total.wanted, between.wanted),
+        hits: amount(total.found, between.found),
+        ratio: ratio(between),
+        total_ratio: ratio(total),
+    }
 }
 
 /// Counters whose name begins with `prefix`, by the rest of the name, both classes together.
@@ -181,4 +187,35 @@ fn by_label(
         (name, Amount::of(value, was, seconds))
     };
     sums(now).into_iter().map(amount).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counters of requests that `found` their block in memory, and of others, whose loads have
+    /// `ended` or not.
+    fn cache(found: u64, loads: u64, ended: u64) -> CacheStats {
+        let counters = [("hits_mru.data", found + ended), ("misses.data", loads)];
+        let counters = counters.map(|(name, value)| (name.to_owned(), value)).into();
+        CacheStats { counters, ..CacheStats::default() }
+    }
+
+    /// Whatever serves a load, a device or an L2 device: its block was not in memory.
+    #[test]
+    fn a_loaded_block_is_missed_once_and_found_by_later_requests() {
+        let both = &["metadata", "data"][..];
+        for classes in [both, &["data"]] {
+            let hits = memory_hits(&cache(40, 160, 160), &cache(10, 90, 90), classes, 2.0);
+            assert_eq!((hits.ratio, hits.total_ratio), (Some(0.3), Some(0.2)));
+            assert_eq!((hits.requests.per_second, hits.hits.per_second), (50.0, 15.0));
+            assert_eq!((hits.requests.total, hits.hits.total), (200, 40));
+        }
+        let hits = memory_hits(&cache(40, 160, 160), &cache(10, 90, 90), &["metadata"], 2.0);
+        assert_eq!((hits.ratio, hits.total_ratio), (None, None));
+        // Loads that have begun and not ended: nothing was found, and no count starts again.
+        let hits = memory_hits(&cache(40, 260, 160), &cache(40, 160, 160), both, 1.0);
+        assert_eq!((hits.ratio, hits.hits.per_second), (Some(0.0), 0.0));
+        assert_eq!(hits.requests.per_second, 100.0);
+    }
 }
