@@ -133,7 +133,10 @@ impl Job<'_> {
             text.push_str(&format!("{note}\n"));
         }
         let bytes = units::bytes(report.bytes);
-        text.push_str(&format!("{} blocks, {bytes} in all copies", report.blocks));
+        text.push_str(&format!(
+            "{} blocks, {bytes} allocated (of mirrors one side counts)",
+            report.blocks
+        ));
         if self.name == "scrub" {
             text.push_str(&format!(", {} copies healed", report.healed));
         }

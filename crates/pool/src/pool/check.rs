@@ -121,7 +121,11 @@ impl CheckReport {
 
 impl std::fmt::Display for CheckReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "{} blocks, {} bytes in all copies", self.blocks, self.bytes)?;
+        writeln!(
+            f,
+            "{} blocks, {} bytes allocated (of mirrors one side counts)",
+            self.blocks, self.bytes
+        )?;
         for problem in &self.damaged {
             writeln!(f, "damaged: {problem}")?;
         }
