@@ -257,8 +257,9 @@ fn in_foreground(args: &MountArgs, import: &ImportRequest, request: &MountReques
     daemon_run::watch_signals(events)?;
     let listening = server::listen(&daemon);
     if let Err(error) = &listening {
-        screen
-            .say(&format!("no control socket, so other commands cannot find this mount: {error}"));
+        screen.say(&format!(
+            "no control socket, so other commands, such as `forebay list`, do not see this mount: {error}"
+        ));
     }
     let metrics = metrics::request(&args.metrics).map(|it| daemon.serve_metrics(it)).transpose()?;
     let info = mount_info(&*daemon.mount(import, request)?);
@@ -267,13 +268,16 @@ fn in_foreground(args: &MountArgs, import: &ImportRequest, request: &MountReques
         let status = stats::pool_status(&imported.pool(), None, "mounted");
         super::import::warnings(&status, has_l2).iter().for_each(|line| screen.say(line));
     }
+    let at = info.at.display();
+    let unmount = match &listening {
+        Ok(_) => format!("press Ctrl-C or run `forebay umount {at}` to unmount"),
+        Err(_) => "press Ctrl-C to unmount".to_owned(),
+    };
     screen.say(&format!(
-        "mounted {}/{} at {}, memory limit {}; press Ctrl-C or run `forebay umount {}` to unmount",
+        "mounted {}/{} at {at}, memory limit {}; {unmount}",
         info.pool,
         info.dataset,
-        info.at.display(),
-        units::bytes(plan.total_bytes),
-        info.at.display()
+        units::bytes(plan.total_bytes)
     ));
     if let Some(info) = &metrics {
         screen.say(&metrics::text(info));

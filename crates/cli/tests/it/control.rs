@@ -286,3 +286,23 @@ fn a_run_directory_of_somebody_else_is_refused() {
     let said = crate::fixture::failed(&output.unwrap(), 1, &["import"]);
     assert!(said.contains("FOREBAY_RUN_DIR"), "{said}");
 }
+
+/// A mount that no other command can find does not tell the user to run one.
+#[test]
+fn a_mount_without_a_control_socket_says_how_it_ends() {
+    if !fuse() {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.folder("at");
+    std::fs::create_dir_all(fixture.run_dir()).unwrap();
+    std::fs::set_permissions(fixture.run_dir(), PermissionsExt::from_mode(0o755)).unwrap();
+    let mut running = fixture.start(&["mount", "tank.img", "at"]);
+    let said = running.read_until("to unmount");
+    assert!(said.contains("other commands, such as `forebay list`, do not see"), "{said}");
+    assert!(said.contains("press Ctrl-C to unmount") && !said.contains("umount"), "{said}");
+    running.signal(libc::SIGINT);
+    let output = running.wait();
+    assert!(output.status.success(), "{output:?}");
+}
