@@ -45,24 +45,25 @@ mod pools;
 mod top;
 mod units;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 
 use error::USAGE;
 
 fn main() -> ExitCode {
     forebay_base::memory::return_large_allocations();
-    let arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
+    let arguments: Vec<OsString> = std::env::args_os().collect();
     let arguments = match commands::mount_helper::arguments(&arguments) {
         Some(Ok(translated)) => translated,
         Some(Err(failure)) => return fail(&failure),
         None => arguments,
     };
-    let cli = match args::Cli::try_parse_from(arguments) {
+    let cli = match args::Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) => return usage(&error),
+        Err(error) => return usage(&error, &arguments),
     };
     match commands::run(cli) {
         Ok(code) => ExitCode::from(code),
@@ -75,8 +76,21 @@ fn fail(failure: &error::Failure) -> ExitCode {
     ExitCode::from(failure.code)
 }
 
+/// The command of a command line, whose help says more.
+fn command_of(arguments: &[OsString]) -> String {
+    let root = args::Cli::command();
+    let (mut command, mut name) = (&root, root.get_name().to_owned());
+    let words = arguments.iter().skip(1).map(|word| word.to_string_lossy());
+    for word in words.filter(|word| !word.starts_with('-')) {
+        let Some(below) = command.find_subcommand(&*word) else { break };
+        command = below;
+        name.push_str(&format!(" {}", below.get_name()));
+    }
+    name
+}
+
 /// Prints help unchanged, and an error of clap as one line.
-fn usage(error: &clap::Error) -> ExitCode {
+fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             output::print(&error.render().to_string());
@@ -93,7 +107,8 @@ fn usage(error: &clap::Error) -> ExitCode {
                 !line.starts_with("Usage:") && !line.starts_with("For more information")
             });
             let line = kept.collect::<Vec<_>>().join("; ").replacen("error: ", "", 1);
-            eprintln!("forebay: {}; see `forebay --help`", line.replace(":; ", ": "));
+            let command = command_of(arguments);
+            eprintln!("forebay: {}; see `{command} --help`", line.replace(":; ", ": "));
             ExitCode::from(USAGE)
         }
     }

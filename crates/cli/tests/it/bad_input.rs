@@ -34,6 +34,12 @@ fn wrong_command_lines() {
         }
         let line = fixture.misused(arguments);
         assert!(line.contains(said), "{arguments:?}: {line}");
+        let command = match arguments[0] {
+            "frobnicate" => "forebay".to_owned(),
+            "tunable" => "forebay tunable set".to_owned(),
+            known => format!("forebay {known}"),
+        };
+        assert!(line.ends_with(&format!("; see `{command} --help`")), "{arguments:?}: {line}");
     }
     assert_eq!(fixture.run(&[]).status.code(), Some(2));
     if fuse() {
