@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_pool::L2Device;
+use forebay_pool::{L2Device, Pool};
 
 use super::expand::{make_file, remove_unused};
 use crate::control::Request;
@@ -113,10 +113,7 @@ pub(crate) fn list(pool: Option<&str>, json: bool) -> Result<()> {
             if let Some(damage) = pool.l2_devices_damage() {
                 return Err(Failure::new(damage));
             }
-            for device in pool.l2_devices() {
-                let state = pool.probe_l2_device(&device);
-                devices.push(stats::l2_device(pool.name(), L2Device { state, ..device }));
-            }
+            devices = probe(&pool);
             pool.export()?;
         }
     }
@@ -125,6 +122,15 @@ pub(crate) fn list(pool: Option<&str>, json: bool) -> Result<()> {
         false => output::print(&table(&devices)),
     }
     Ok(())
+}
+
+/// The L2 devices of a pool that is not in use: the state says whether they are there.
+pub(super) fn probe(pool: &Pool) -> Vec<L2DeviceInfo> {
+    let probe = |device: L2Device| {
+        let state = pool.probe_l2_device(&device);
+        stats::l2_device(pool.name(), L2Device { state, ..device })
+    };
+    pool.l2_devices().into_iter().map(probe).collect()
 }
 
 /// Formats L2 devices as a table.

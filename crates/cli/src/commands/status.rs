@@ -43,7 +43,8 @@ fn exported_status(paths: Vec<std::path::PathBuf>) -> Result<PoolStatus> {
     };
     let cache = pools::cache(MemoryPlan::small())?;
     let pool = pools::import(&ImportRequest::plain(paths, true), &cache)?;
-    let status = stats::pool_status(&pool, None, &state);
+    let mut status = stats::pool_status(&pool, None, &state);
+    status.l2_devices = super::l2::probe(&pool);
     pool.export()?;
     Ok(status)
 }

@@ -70,6 +70,8 @@ fn a_pool_in_use_gets_one_and_loses_it() {
 
     fixture.ok(&["export", "tank"]);
     wait_until("the process ends", || fixture.processes().is_empty());
+    let status = fixture.ok(&["status", "tank.img"]);
+    assert!(status.contains("unavailable: the pool is not in use"), "{status}");
     fixture.ok(&["import", "tank.img"]);
     wait_until("the L2 device is known", || state() == "active");
     let number = listed(&fixture, "tank")[0]["number"].as_str().unwrap().to_owned();
