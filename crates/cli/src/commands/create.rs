@@ -75,14 +75,23 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
         if all.len() == 1 { "" } else { "s" },
         match mirrors.len() {
             0 => String::new(),
-            1 => ", of which a mirror".to_owned(),
-            more => format!(", of which {more} mirrors"),
+            1 => format!(": a mirror{}", and_others(&new)),
+            more => format!(": {more} mirrors{}", and_others(&new)),
         },
         if new.logs.is_empty() { "" } else { ", with a log device" },
         args.dataset,
         spec
     ));
     Ok(())
+}
+
+/// Names the devices beside mirrors, if there are any.
+fn and_others(new: &New<'_>) -> String {
+    match new.devices.len() - new.mirrors.iter().sum::<usize>() {
+        0 => String::new(),
+        1 => " and a device without one".to_owned(),
+        more => format!(" and {more} devices without one"),
+    }
 }
 
 /// How a pool on these devices is named.

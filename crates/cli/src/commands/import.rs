@@ -8,7 +8,7 @@ use forebay_pool::{HostId, LabelInfo};
 use crate::args::{ImportArgs, ImportOptionArgs};
 use crate::control::Request;
 use crate::control::client::{self, Target};
-use crate::control::messages::{PoolInfo, PoolStatus};
+use crate::control::messages::{DeviceInfo, PoolInfo, PoolStatus};
 use crate::daemon::spawn::{self, DaemonOptions};
 use crate::discover::{self, Found, FoundPool};
 use crate::error::{Failure, Result};
@@ -124,6 +124,15 @@ pub(super) fn warnings(status: &PoolStatus, has_l2: bool) -> Vec<String> {
     let notes = status.import_notes.iter();
     let mut lines: Vec<String> =
         notes.map(|note| format!("pool {}: {note}", status.name)).collect();
+    let is_short = |device: &&DeviceInfo| device.mirror && device.state != "online";
+    lines.extend(status.devices.iter().filter(is_short).map(|device| {
+        format!(
+            "pool {0}: {1} of a mirror is {2}; the mirror goes on without it, and `forebay status {0}` says what to do",
+            status.name,
+            device.name(),
+            device.state
+        )
+    }));
     if has_l2 {
         lines.extend(super::l2::warnings(status));
     }

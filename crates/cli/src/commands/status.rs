@@ -310,7 +310,7 @@ fn tree(status: &PoolStatus) -> Vec<(String, String)> {
             None => note,
         };
         let is_log = device.log && !device.mirror;
-        let name = format!("{indent}{}{}", if is_log { "log " } else { "" }, device.path);
+        let name = format!("{indent}{}{}", if is_log { "log " } else { "" }, device.name());
         lines.push(row(&name, [&device.state, &read, &write, &checksum], &note));
     }
     lines.extend(next_steps(status).map(|text| ("action".to_owned(), text)));

@@ -11,7 +11,7 @@ fn a_mirror_is_created_and_its_tree_is_shown() {
     let sides = ["--mirror", "a.img", "b.img", "--mirror", "c.img", "d.img"];
     let create = [&["create", "--name", "tank", "--size", "32M", "x.img"][..], &sides].concat();
     let created = fixture.ok(&create);
-    assert!(created.contains("in 5 devices, of which 2 mirrors"), "{created}");
+    assert!(created.contains("in 5 devices: 2 mirrors and a device without one"), "{created}");
     let all = "x.img:a.img:b.img:c.img:d.img";
     let status = fixture.ok(&["status", all]);
     for wanted in ["mirror 1", "mirror 2", "STATE", "online"] {
@@ -34,6 +34,9 @@ fn a_mirror_is_created_and_its_tree_is_shown() {
     }
     let command = text.split("`forebay replace ").nth(1).expect("it says how to replace it");
     let old = command.split(' ').nth(1).expect("a guid").to_owned();
+    let row = text.lines().find(|line| line.contains(&format!("    device {old} ")));
+    let row = row.expect("the tree has the missing side").split_whitespace().collect::<Vec<_>>();
+    assert_eq!(row[1..4], ["device", &*old, "missing"], "{text}");
     // A whole mirror is lost.
     fixture.folder("mnt");
     let lost = fixture.fails(&["mount", "x.img:c.img:d.img", "mnt"]);
@@ -180,7 +183,11 @@ fn a_side_is_overwritten_and_replaced_and_the_other_one_pulled_beside_a_program(
 
     // The other side is pulled, and comes back.
     std::fs::rename(fixture.path("a.img"), fixture.path("pulled.img")).expect("moved");
-    fixture.ok(&["mount", "c.img", "mnt", "--daemon"]);
+    let output = fixture.run(&["mount", "c.img", "mnt", "--daemon"]);
+    let (out, err) = texts(&output);
+    assert!(output.status.success() && out.contains("mounted tank/main"), "{out}{err}");
+    assert!(err.contains(" of a mirror is missing; the mirror goes on without it"), "{err}");
+    assert!(err.contains("`forebay status tank`") && err.lines().count() == 1, "{err}");
     std::fs::write(folder.join("alone"), vec![9; 1 << 20]).expect("written");
     fixture.ok(&["umount", "mnt"]);
     std::fs::rename(fixture.path("pulled.img"), fixture.path("a.img")).expect("moved");

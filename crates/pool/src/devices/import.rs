@@ -583,7 +583,9 @@ fn incomplete(vdev: &Vdev) -> Vec<String> {
         match (vdev.kind(), vdev.status().missed(at)) {
             (VdevKind::Mirror, Some(missed)) if !leaf.is_missing() => {
                 let (name, from) = (leaf.name(), missed.from);
-                format!("what {name} of mirror {number} has not, from txg {from} on")
+                format!(
+                    "a device of mirror {number} with the blocks from txg {from} on, which {name} misses"
+                )
             }
             (kind, _) => describe_absent(kind, number, guid),
         }

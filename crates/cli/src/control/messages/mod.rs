@@ -226,6 +226,16 @@ pub(crate) struct DeviceInfo {
     pub(crate) stored: Option<StoredInfo>,
 }
 
+impl DeviceInfo {
+    /// Its path; of a missing one its guid, by which commands know it.
+    pub(crate) fn name(&self) -> String {
+        match self.missing {
+            true => format!("device {:016x}", self.guid),
+            false => self.path.clone(),
+        }
+    }
+}
+
 /// What an object store keeps of a pool, without what waits for its deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoredInfo {
