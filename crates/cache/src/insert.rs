@@ -407,6 +407,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Capacities {
             #[cfg(feature = "insight")]
             total,
+            #[cfg(feature = "insight")]
+            configured: self.bound.as_ref().map_or(total, |b| b.bytes.load(Ordering::Relaxed)),
             of_class,
             #[cfg(feature = "insight")]
             budget: InsightBudget::of(self.bound.as_ref(), self.has_curve),

@@ -6,7 +6,8 @@
 //! sees the accesses that the policy's own simulations see, from the same access buffer.
 //!
 //! All sums decay with a half-life of [`HALF_LIFE_S`], so the curve follows the last minutes. They
-//! begin anew when the capacity changes by more than an eighth. The miniatures grow or shrink then.
+//! begin anew when the configured capacity changes by more than an eighth. The miniatures grow or
+//! shrink then.
 //!
 //! The memory is bounded ([`insight_budget`](crate::insight_budget)), by smaller samples if need
 //! be. A very small cache has no curve.
@@ -121,8 +122,8 @@ pub(crate) struct Curves {
     /// By class.
     marked: [Arc<MarkedKeys>; 2],
     last: Totals,
-    /// The capacity that the sums are of; 0 before the first access.
-    capacity: u64,
+    /// The configured capacity that the sums are of; 0 before the first access.
+    configured: u64,
     hits: [f64; 2],
     misses: [f64; 2],
     /// Number and nanoseconds of timed loads.
@@ -157,7 +158,7 @@ impl Curves {
             missed: [0; 2],
             marked,
             last: Totals::default(),
-            capacity: 0,
+            configured: 0,
             hits: [0.0; 2],
             misses: [0.0; 2],
             loads: [0.0; 2],
@@ -198,8 +199,8 @@ impl Curves {
         if self.shift > MAX_SHIFT {
             return true;
         }
-        if self.capacity == 0 {
-            self.capacity = capacities.total;
+        if self.configured == 0 {
+            self.configured = capacities.configured;
         }
         let mut hits_all = true;
         let (class, other) = (access.class as usize, access.class.other() as usize);
@@ -242,11 +243,12 @@ impl Curves {
         now_ns.saturating_sub(self.last.now_ns) >= ADVANCE_NS
     }
 
-    /// Adds to the sums what the counters say, and lets them decay. If the capacity has changed by
-    /// more than an eighth, the sums are of other sizes than the points will say, and begin anew.
-    pub(crate) fn advance(&mut self, totals: Totals, capacity: u64) {
-        if self.capacity > 0 && self.capacity.abs_diff(capacity) > self.capacity / 8 {
-            (self.capacity, self.last) = (capacity, totals);
+    /// Adds to the sums what the counters say, and lets them decay. If the configured capacity has
+    /// changed by more than an eighth, the sums are of other sizes than the points will say, and
+    /// begin anew. What is left of a hard bound moves all the time, so it does not count here.
+    pub(crate) fn advance(&mut self, totals: Totals, configured: u64) {
+        if self.configured > 0 && self.configured.abs_diff(configured) > self.configured / 8 {
+            (self.configured, self.last) = (configured, totals);
             (self.hits, self.misses) = ([0.0; 2], [0.0; 2]);
             (self.seconds, self.busy_seconds) = (0.0, 0.0);
             self.sizes.iter_mut().flatten().for_each(SimulatedSize::reset_sums);

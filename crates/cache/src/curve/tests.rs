@@ -3,6 +3,7 @@
 use forebay_base::clock::ManualClock;
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::testing;
 use proptest::prelude::*;
 
@@ -141,7 +142,8 @@ proptest! {
 }
 
 fn capacities(total: u64, of_class: u64) -> Capacities {
-    Capacities { total, of_class: [of_class; 2], budget: InsightBudget::FULL }
+    let budget = InsightBudget::FULL;
+    Capacities { total, configured: total, of_class: [of_class; 2], budget }
 }
 
 #[test]
@@ -289,6 +291,40 @@ fn another_capacity_begins_the_sums_anew_and_has_to_fill() {
     // A small change changes no more than the points.
     cache.resize(420);
     assert_eq!(cache.curve().points[TODAY].accesses, 20_000.0);
+}
+
+/// A pool's dirty bytes count against the hard bound of its cache, and come and go with each
+/// transaction group.
+#[test]
+fn overhead_that_comes_and_goes_keeps_the_sums() {
+    const BOUND: u64 = 64 << 20;
+    let (clock, dirty) = (Arc::new(ManualClock::new()), Arc::new(AtomicU64::new(0)));
+    let others = dirty.clone();
+    let cache: Cache<u64, ()> = Cache::builder()
+        .bound(BOUND)
+        .overhead(move || others.load(Ordering::Relaxed))
+        .weigher(|_, ()| 1 << 16)
+        .reclaim(Reclaim::Inline)
+        .seed(1)
+        .clock(clock.clone())
+        .tunable("sublists", "1")
+        .build()
+        .unwrap();
+    let mut capacities = Vec::new();
+    for second in 0..40 {
+        dirty.store(if second % 2 == 0 { BOUND / 10 * 3 } else { 0 }, Ordering::Relaxed);
+        // Refreshes the target.
+        cache.resize(BOUND);
+        (0..300).for_each(|at| _ = access(&cache, (second * 300 + at) % 2000, Attributes::DATA));
+        clock.advance(1_000_000_000);
+        capacities.push(cache.curve().capacity);
+    }
+    let (less, more) = (capacities[38], capacities[39]);
+    assert!(more - less > more / 4, "{capacities:?}");
+    let curve = cache.curve();
+    // Of 40 seconds and 12,000 accesses, before some decay.
+    assert!(curve.busy_seconds > 30.0, "{curve:?}");
+    assert!(curve.points[TODAY].accesses > 9000.0, "{curve:?}");
 }
 
 #[test]

@@ -79,6 +79,9 @@ pub(crate) struct Capacities {
     /// Of the cache.
     #[cfg(feature = "insight")]
     pub(crate) total: u64,
+    /// The hard bound, of which `total` is what the overhead leaves; or the same as `total`.
+    #[cfg(feature = "insight")]
+    pub(crate) configured: u64,
     /// What each class could fill.
     pub(crate) of_class: [u64; 2],
     /// Memory that the curves may take.
@@ -227,7 +230,7 @@ impl Simulations {
             return;
         }
         self.replay_all(&mut replayed, capacities);
-        replayed.curves.advance(totals(), capacities.total);
+        replayed.curves.advance(totals(), capacities.configured);
     }
 
     #[cfg(feature = "insight")]
@@ -241,7 +244,7 @@ impl Simulations {
         let mut replayed = self.replayed.lock();
         self.keep_to(&mut replayed, capacities);
         self.replay_all(&mut replayed, capacities);
-        replayed.curves.advance(totals(), capacities.total);
+        replayed.curves.advance(totals(), capacities.configured);
         replayed.curves.curve(capacities.total)
     }
 

@@ -205,7 +205,7 @@ proptest! {
                 // A smaller capacity lets the samples grow.
                 total = 10 + rng.below(if step % 8000 == 0 { keys } else { keys / 20 });
             }
-            let capacities = Capacities { total, of_class: [total; 2], budget: InsightBudget::FULL };
+            let capacities = of_total(total);
             let access = data(skewed(&mut rng, step, keys));
             let outcome = &mut super::ReplayOutcome::default();
             let hits_all = all.replayed.lock().access(access, capacities, outcome);
@@ -252,10 +252,16 @@ fn hits_on_blocks_that_are_marked_everywhere_are_not_noted() {
 
 /// Of a cache of 100 blocks.
 fn capacities() -> Capacities {
+    of_total(100)
+}
+
+fn of_total(total: u64) -> Capacities {
     Capacities {
         #[cfg(feature = "insight")]
-        total: 100,
-        of_class: [100; 2],
+        total,
+        #[cfg(feature = "insight")]
+        configured: total,
+        of_class: [total; 2],
         #[cfg(feature = "insight")]
         budget: InsightBudget::FULL,
     }
@@ -374,7 +380,7 @@ fn the_curve_and_its_access_buffer_keep_to_their_budget_with_any_weights() {
     let simulations = Simulations::new(128, false, budget);
     let share = budget.curve(0);
     let total = 1 << 30;
-    let capacities = Capacities { total, of_class: [total; 2], budget };
+    let capacities = of_total(total);
     let mut rng = SmallRng::from_seed(9);
     let mut most = 0;
     for step in 0..600_000u64 {
