@@ -59,6 +59,9 @@ pub(crate) const BUSY_S: f64 = 1.0;
 /// Samples are halved up to this many times. With less memory there is no curve.
 const MAX_SHIFT: u32 = 3;
 
+/// Bytes that a curve needs.
+pub(crate) const LEAST_BYTES: u64 = most_bytes(MAX_SHIFT);
+
 /// Bytes of the simulated sizes of both classes, at most, if samples are halved so many times.
 const fn most_bytes(shift: u32) -> u64 {
     let mut bytes = 0;
@@ -179,11 +182,11 @@ impl Curves {
     }
 
     /// Starts anew with smaller samples if the memory may be less than before, and with larger ones
-    /// if it may be much more.
+    /// if they fit with an eighth to spare.
     pub(crate) fn keep_to(&mut self, budget: u64) {
-        let takes = most_bytes(self.shift);
-        let simulates = self.shift <= MAX_SHIFT;
-        if (simulates && takes > budget) || (self.shift > 0 && budget >= 4 * takes) {
+        let shrinks = self.shift <= MAX_SHIFT && most_bytes(self.shift) > budget;
+        let fits_well = |shift: u32| most_bytes(shift) <= budget / 9 * 8;
+        if shrinks || self.shift.checked_sub(1).is_some_and(fits_well) {
             self.start_anew(Self::new(self.fixed_rule, budget, self.marked.clone()));
         }
     }

@@ -9,9 +9,10 @@ use proptest::prelude::*;
 
 use super::{Capacities, Curves, HALF_LIFE_S, MAX_SHIFT, SIZES, TODAY, Totals, most_bytes};
 use crate::attributes::{Attributes, Class};
+use crate::inner::Bound;
 use crate::insight_budget::InsightBudget;
 use crate::policy::admission::RULES;
-use crate::policy::simulation::access_buffer::Access;
+use crate::policy::simulation::access_buffer::{Access, AccessBuffer};
 use crate::sample::sample_key;
 use crate::{Builder, Cache, Reclaim};
 
@@ -242,7 +243,7 @@ fn less_memory_makes_smaller_samples_and_much_less_none() {
         (full - 1, 1),
         // It would fit, but only just.
         (full, 1),
-        (4 * most_bytes(1), 0),
+        (full / 8 * 9 + 16, 0),
         (most_bytes(3), 3),
         (most_bytes(3) - 1, MAX_SHIFT + 1),
         (most_bytes(3), MAX_SHIFT + 1),
@@ -259,6 +260,39 @@ fn less_memory_makes_smaller_samples_and_much_less_none() {
     while cache.curve().points.is_empty() {
         cache.insert(1, 1).unwrap();
     }
+}
+
+#[test]
+fn a_cache_that_grows_gets_the_samples_of_a_large_one() {
+    let bounds = |mib: u64| Bound { bytes: AtomicU64::new(mib << 20), others: None };
+    for (shards, mib) in [1, 4, 16, 128].into_iter().flat_map(|s| [7, 20, 27, 40].map(|m| (s, m))) {
+        let small = InsightBudget::of(Some(&bounds(mib)), true);
+        let buffer = AccessBuffer::new(shards, small.access_buffer(), small.batches());
+        let large = InsightBudget::of(Some(&bounds(10 << 10)), true).curve(buffer.memory_bytes());
+        let mut curves = Curves::new(None, small.curve(buffer.memory_bytes()), Default::default());
+        assert!(curves.shift > 0, "{mib} MiB, {shards} shards");
+        curves.keep_to(large);
+        assert_eq!(curves.shift, 0, "{mib} MiB, {shards} shards");
+    }
+}
+
+#[test]
+fn a_cache_that_was_resized_knows_its_curve_as_well_as_one_that_was_not() {
+    let error = |first: u64| {
+        let cache: Cache<u64, ()> = Cache::builder()
+            .bound(first)
+            .weigher(|_, ()| 1 << 20)
+            .reclaim(Reclaim::Inline)
+            .seed(1)
+            .tunable("sublists", "1")
+            .build()
+            .unwrap();
+        cache.resize(1 << 30);
+        keys(5, 6000, 40_000).iter().for_each(|key| _ = access(&cache, *key, Attributes::DATA));
+        cache.curve().points.iter().map(|point| point.error).sum::<f64>()
+    };
+    let [resized, new] = [40 << 20, 1 << 30].map(error);
+    assert!(new > 0.0 && (resized / new - 1.0).abs() < 0.1, "{resized}, new {new}");
 }
 
 /// Capacities, and whether the point is that of a full cache.

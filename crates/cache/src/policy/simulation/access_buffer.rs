@@ -8,7 +8,7 @@
 //! Accesses may be lost: threads that share a shard may overwrite each other's, and a full ring
 //! drops new ones and counts them. A lost access is only a smaller sample, but a loop whose hits
 //! are lost looks shorter. So the rings are longer than a batch, which is what one call takes, if
-//! there is memory for that.
+//! there is memory for that; and shorter only if there is none.
 //!
 //! Locking: none to add; `simulations` to take.
 
@@ -19,7 +19,7 @@ use forebay_base::sync::thread_slot;
 use crate::attributes::Class;
 
 /// Words that one call takes from a ring. A power of two.
-const BATCH: usize = if cfg!(forebay_model) { 2 } else { 256 };
+pub(crate) const BATCH: usize = if cfg!(forebay_model) { 2 } else { 256 };
 /// The longest ring.
 const MAX_WORDS: usize =
     if cfg!(all(feature = "insight", not(forebay_model))) { 16 * BATCH } else { BATCH };
@@ -96,10 +96,16 @@ struct Shard {
 }
 
 impl AccessBuffer {
-    /// The rings take `bytes` at most, unless each has the shortest length.
-    pub(crate) fn new(shards: usize, bytes: u64) -> Self {
-        let words = (bytes / (shards * size_of::<u64>()) as u64).clamp(1, MAX_WORDS as u64);
-        let words = (1 << words.ilog2()).clamp(MIN_WORDS, MAX_WORDS);
+    /// The rings take `bytes` at most. But they may have a batch each while the buffer takes
+    /// `batches` bytes at most, and they always have the shortest length.
+    pub(crate) fn new(shards: usize, bytes: u64, batches: u64) -> Self {
+        let longest = |bytes: u64| {
+            let words = (bytes / (shards * size_of::<u64>()) as u64).clamp(1, MAX_WORDS as u64);
+            1usize << words.ilog2()
+        };
+        let headers = (shards * size_of::<CachePadded<Shard>>()) as u64;
+        let batch = longest(batches.saturating_sub(headers)).min(BATCH);
+        let words = longest(bytes).max(batch).max(MIN_WORDS);
         let shard = || Shard {
             words: (0..words).map(|_| AtomicU64::new(0)).collect(),
             stored: AtomicU32::new(0),
@@ -170,6 +176,11 @@ impl AccessBuffer {
         batch
     }
 
+    #[cfg(all(test, feature = "insight", not(forebay_model)))]
+    pub(crate) fn ring_words(&self) -> usize {
+        self.shards[0].words.len()
+    }
+
     pub(crate) fn memory_bytes(&self) -> u64 {
         let rings: usize = self.shards.iter().map(|shard| size_of_val(&*shard.words)).sum();
         (size_of_val(&*self.shards) + rings) as u64
@@ -208,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_full_ring_loses_what_comes_and_takes_more_when_it_was_emptied() {
-        let access_buffer = AccessBuffer::new(1, u64::MAX);
+        let access_buffer = AccessBuffer::new(1, u64::MAX, 0);
         let access = |key| Access { key, class: Class::Data, weight: 7, is_new: false };
         let (words, batches) = (MAX_WORDS as u64, MAX_WORDS / BATCH);
         for round in 0..5u64 {
@@ -229,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_block_that_is_asked_for_again_and_again_does_not_fill_it() {
-        let access_buffer = AccessBuffer::new(1, u64::MAX);
+        let access_buffer = AccessBuffer::new(1, u64::MAX, 0);
         let access = |key| Access { key, class: Class::Data, weight: 7, is_new: false };
         (0..BATCH).for_each(|_| access_buffer.note(access(1)));
         assert!(!access_buffer.has_half_a_batch());
@@ -244,7 +255,7 @@ mod tests {
     #[test]
     fn its_memory_is_what_it_may_take_or_the_shortest_rings() {
         for (shards, bytes) in [(4, 1 << 19), (128, 1 << 19), (128, 1 << 16), (128, 0), (1, 0)] {
-            let access_buffer = AccessBuffer::new(shards, bytes);
+            let access_buffer = AccessBuffer::new(shards, bytes, 0);
             let shard = size_of_val(&access_buffer.shards[0]);
             let rings = access_buffer.memory_bytes() - (shards * shard) as u64;
             let shortest = (shards * MIN_WORDS * size_of::<u64>()) as u64;

@@ -111,7 +111,7 @@ impl Simulations {
         #[cfg(not(feature = "insight"))]
         let _ = plain_lru;
         let marked: [Arc<MarkedKeys>; 2] = Default::default();
-        let access_buffer = AccessBuffer::new(shards, budget.access_buffer());
+        let access_buffer = AccessBuffer::new(shards, budget.access_buffer(), budget.batches());
         let replayed = Replayed {
             of_class: marked.clone().map(|marked| Simulation::new(BOUNDS, marked)),
             #[cfg(feature = "insight")]
