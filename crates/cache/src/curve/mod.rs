@@ -292,7 +292,7 @@ impl Curves {
     /// more capacity would change nothing.
     fn is_full(&self, n: usize, capacity: u64) -> bool {
         let resident: u64 = self.sizes.iter().map(|sizes| sizes[n].resident_bytes()).sum();
-        resident >= self.sizes[0][n].scaled(capacity) / 8 * 7
+        resident.saturating_mul(8) >= self.sizes[0][n].scaled(capacity).saturating_mul(7)
     }
 
     fn points(&self, class: Class, capacity: u64, full: &[bool]) -> Vec<CurvePoint> {
