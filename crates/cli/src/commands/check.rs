@@ -139,6 +139,9 @@ impl Job<'_> {
         ));
         if self.name == "scrub" {
             text.push_str(&format!(", {} copies healed", report.healed));
+            if report.labels_healed > 0 {
+                text.push_str(&format!(", {} labels rewritten", report.labels_healed));
+            }
         }
         text.push_str(match (report.problem_count, report.complete) {
             (0, true) => "; no problems found\n",

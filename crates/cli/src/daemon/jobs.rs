@@ -43,7 +43,8 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
         ("claimed twice", &report.double),
         ("not mapped", &report.unmapped),
     ];
-    let mut problem_count = report.damaged_count;
+    let mut problem_count = report.damaged_count + report.labels.len() as u64;
+    problems.extend(report.labels.iter().map(|label| format!("damaged: {label}")));
     for (what, ranges) in spaces {
         problem_count += ranges.len() as u64;
         problems
@@ -55,6 +56,7 @@ pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<JobRepor
         complete: report.complete,
         state: if report.complete { "finished" } else { "interrupted" }.to_owned(),
         healed: 0,
+        labels_healed: 0,
         problem_count,
         problems,
         unlisted: report.damaged_count.saturating_sub(report.damaged.len() as u64),
@@ -191,6 +193,7 @@ fn scrub_report(pool: &Pool, report: ScrubReport) -> JobReport {
         complete: report.complete,
         state: scrub_state(report.state, pool.scrub_status().is_active).to_owned(),
         healed: report.healed,
+        labels_healed: report.labels_healed,
         problem_count: report.lost_count,
         problems,
         unreachable: Vec::new(),

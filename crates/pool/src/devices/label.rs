@@ -44,7 +44,7 @@ pub(crate) struct Uberblock {
     pub(crate) previous_txg: u64,
 }
 
-fn back_of(size_bytes: u64) -> u64 {
+pub(super) fn back_of(size_bytes: u64) -> u64 {
     size_bytes - LABEL_BYTES
 }
 
@@ -331,7 +331,11 @@ pub(crate) fn read(device: &dyn Device, memory: &BlockCache) -> Result<Option<La
     found.into_iter().find(Result::is_err).unwrap_or(Ok(None))
 }
 
-fn read_one(device: &dyn Device, offset: u64, memory: &BlockCache) -> Result<Option<Label>> {
+pub(super) fn read_one(
+    device: &dyn Device,
+    offset: u64,
+    memory: &BlockCache,
+) -> Result<Option<Label>> {
     let bytes = read_at(device, offset, CONFIG_BYTES, memory)?;
     match LabelBytes::of(&bytes) {
         Some(label) => Label::decode(&label, &device.info().name),
@@ -541,6 +545,25 @@ pub(crate) fn best_uberblocks(
     }
     found.sort_by_key(|uberblock| std::cmp::Reverse(uberblock.txg));
     Ok(found)
+}
+
+/// The txg of the uberblock in the slot of `txg` in the label at `offset`; `None` if it is no
+/// uberblock of the pool.
+///
+/// # Errors
+/// [`ErrorKind::Device`], [`ErrorKind::NoMemory`]; [`ErrorKind::Unsupported`] if a newer version
+/// wrote it.
+pub(super) fn read_slot(
+    device: &dyn Device,
+    offset: u64,
+    (pool_guid, txg): (u64, u64),
+    memory: &BlockCache,
+) -> Result<Option<u64>> {
+    let slot = RING_OFFSET + txg % RING_SLOTS * SLOT_BYTES as u64;
+    let bytes = read_at(device, offset + slot, SLOT_BYTES, memory)?;
+    let phys = UberblockPhys::ref_from_bytes(&bytes).ok();
+    let own = phys.filter(|phys| phys.is_sound() && phys.pool_guid.get() == pool_guid);
+    Ok(own.map(|phys| phys.txg.get()))
 }
 
 fn read_ring(ring: &[u8], pool_guid: u64, name: &str, found: &mut Vec<Uberblock>) -> Result<()> {

@@ -4,7 +4,7 @@
 //!   [`log_vdev`]. [`status`] is what is known of the devices of a vdev.
 //! * Membership: [`sides`] of mirrors leave and come back, [`attach`] adds and removes them,
 //!   [`reopen`] opens their devices again.
-//! * On the devices: [`label`], with [`config`] and [`features`]; [`heartbeat`].
+//! * On the devices: [`label`], with [`config`] and [`features`]; [`verify_labels`], [`heartbeat`].
 //! * [`create`] and [`import`] make the devices of a pool; [`open`](crate::open) opens files.
 //!
 //! # Invariants
@@ -41,6 +41,7 @@ pub(crate) mod status;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 pub(crate) mod vdev;
+mod verify_labels;
 
 use std::fmt;
 

@@ -5,7 +5,7 @@ use std::ops::{ControlFlow, Range};
 
 use forebay_base::sync::atomic::Ordering;
 
-use crate::devices::Vdev;
+use crate::devices::{Vdev, label};
 use crate::error::{Error, Result};
 use crate::error_log::{DamagedRange, TO_THE_END};
 use crate::format::{BlockKind, BlockPtrPhys, DamageKind, Dva};
@@ -62,6 +62,8 @@ pub struct CheckReport {
     pub leaked: Vec<(Dva, u64)>,
     /// Bytes in all such ranges.
     pub leaked_bytes: u64,
+    /// Labels of devices in use that are damaged, a sentence each.
+    pub labels: Vec<String>,
     /// Ranges that two blocks reference.
     pub double: Vec<(Dva, u64)>,
     /// Ranges that a block references although they are free or outside the pool.
@@ -100,6 +102,7 @@ impl CheckReport {
     /// Whether the check found problems.
     pub fn has_problems(&self) -> bool {
         self.damaged_count > 0
+            || !self.labels.is_empty()
             || !self.leaked.is_empty()
             || !self.double.is_empty()
             || !self.unmapped.is_empty()
@@ -135,6 +138,9 @@ impl std::fmt::Display for CheckReport {
         let unlisted = self.damaged_count - self.listed_count();
         if unlisted > 0 {
             writeln!(f, "damaged: {unlisted} more")?;
+        }
+        for label in &self.labels {
+            writeln!(f, "damaged: {label}")?;
         }
         for (what, ranges) in [
             ("leaked", &self.leaked),
@@ -215,7 +221,36 @@ impl PoolInner {
             }
         }
         report.take_space(found);
+        if complete {
+            report.labels = self.bad_labels()?;
+        }
         Ok(report)
+    }
+
+    /// What is wrong with the labels of devices in use.
+    fn bad_labels(&self) -> Result<Vec<String>> {
+        // Nobody writes labels meanwhile.
+        let config = self.config.lock();
+        let synced = (!self.read_only).then(|| self.txgs.synced_txg());
+        self.devices.bad_labels(&config, synced, self.store.cache())
+    }
+
+    /// Rewrites all labels if one of a device in use is damaged. The commits that the caller makes
+    /// then write uberblocks there. Returns how many were damaged.
+    pub(super) fn heal_labels(&self) -> Result<u64> {
+        let mut config = self.config.lock();
+        let synced = Some(self.txgs.synced_txg());
+        let bad = self.devices.bad_labels(&config, synced, self.store.cache())?;
+        if bad.is_empty() {
+            return Ok(0);
+        }
+        for what in &bad {
+            tracing::warn!(pool = &*self.name, "rewriting a label: {what}");
+        }
+        self.check_lease()?;
+        let may_write = |generation| self.may_write_labels(generation);
+        label::update_config(&self.devices, &mut config, self.store.cache(), &may_write)?;
+        Ok(bad.len() as u64)
     }
 }
 

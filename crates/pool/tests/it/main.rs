@@ -10,6 +10,7 @@ mod attach;
 mod blocking;
 mod common;
 mod damage;
+mod damaged_labels;
 mod directories;
 mod errors;
 mod events;

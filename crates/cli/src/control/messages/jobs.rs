@@ -49,6 +49,9 @@ pub(crate) struct JobReport {
     /// is `finished` or `interrupted`.
     pub(crate) state: String,
     pub(crate) healed: u64,
+    /// Damaged labels of devices that were rewritten.
+    #[serde(default)]
+    pub(crate) labels_healed: u64,
     pub(crate) problem_count: u64,
     /// The problems. Neighbouring damaged blocks are one line.
     pub(crate) problems: Vec<String>,

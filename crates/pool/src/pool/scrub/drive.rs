@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use forebay_base::sync::MutexGuard;
+use forebay_base::sync::atomic::Ordering;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_log::DamagedRange;
@@ -23,6 +24,9 @@ const COMMIT_NS: u64 = 30_000_000_000;
 /// A scrub runs ahead of its rate by at most this time and one block, so that it does not sleep
 /// after each block.
 const AHEAD_NS: u64 = 10_000_000;
+
+/// Commits after labels were rewritten: an import may go back to their uberblocks.
+const UBERBLOCKS: usize = 3;
 
 impl PoolInner {
     /// Drives the scrub to its end, or until something ends it before.
@@ -81,16 +85,11 @@ impl PoolInner {
             }
             run.record.status.state
         };
-        // Makes the state durable, and what was healed.
-        let synced = match state {
-            ScrubState::Running => Ok(0),
-            _ => self.txgs.sync_now(),
-        };
+        let synced = self.store_scrub(state);
         self.finish_replacements();
         let status = self.scrub.run.lock().record.status;
         let report = self.scrub_report(&status);
-        let ScrubReport { healed, lost_count, .. } = report;
-        let text = format!("{}, {healed} copies healed, {lost_count} problems", state.name());
+        let text = summary(&report);
         self.events().note(EventKind::ScrubEnded, Event::because(text).in_txg(status.txg));
         let result = walked.and(synced);
         guard.failure = failure_of(&result);
@@ -100,6 +99,23 @@ impl PoolInner {
 }
 
 impl PoolInner {
+    /// Makes the state of a scrub durable, and what was healed; if it has finished, also labels.
+    fn store_scrub(&self, state: ScrubState) -> Result<()> {
+        let healed = match state {
+            ScrubState::Finished => self.heal_labels(),
+            _ => Ok(0),
+        };
+        let labels = *healed.as_ref().unwrap_or(&0);
+        self.scrub.labels_healed.store(labels, Ordering::Relaxed);
+        let commits = match state {
+            ScrubState::Running => 0,
+            _ if labels > 0 => UBERBLOCKS,
+            _ => 1,
+        };
+        let synced = (0..commits).try_for_each(|_| self.txgs.sync_now().map(drop));
+        healed.and(synced)
+    }
+
     /// A walk has ended. Returns the conditions under which it has read and healed all copies;
     /// `None` if they have changed meanwhile, and the walk has to begin again.
     fn end_of_heals(&self) -> Option<Conditions> {
@@ -114,6 +130,16 @@ impl PoolInner {
         run.record.at = Bookmark::START;
         None
     }
+}
+
+/// What a scrub has found, for its event.
+fn summary(report: &ScrubReport) -> String {
+    let ScrubReport { state, healed, labels_healed, lost_count, .. } = report;
+    let labels = match labels_healed {
+        0 => String::new(),
+        count => format!(", {count} labels rewritten"),
+    };
+    format!("{}, {healed} copies healed{labels}, {lost_count} problems", state.name())
 }
 
 /// Ends the driver, also after a panic.

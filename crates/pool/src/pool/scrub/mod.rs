@@ -25,7 +25,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use forebay_base::clock::{SystemWallClock, WallClock};
-use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard};
 
@@ -60,6 +60,8 @@ pub struct ScrubReport {
     pub bytes: u64,
     /// Bad copies that were rewritten.
     pub healed: u64,
+    /// Damaged labels that were rewritten when the walk reached the end.
+    pub labels_healed: u64,
     /// Blocks without a good copy, and objects that are invalid, as far as the error log has space
     /// for them.
     pub lost: Vec<LoggedDamage>,
@@ -79,6 +81,8 @@ pub(super) struct Scrubs {
     /// Whether a scrub or check has locked `space`.
     holds_space: AtomicBool,
     counters: ScrubCounters,
+    /// Labels that the newest scrub has rewritten.
+    labels_healed: AtomicU64,
 }
 
 /// Protected by `pool-scrub`.
@@ -148,6 +152,7 @@ impl Scrubs {
             parents: Parents::new(),
             holds_space: AtomicBool::new(false),
             counters: ScrubCounters::new(),
+            labels_healed: AtomicU64::new(0),
         }
     }
 
@@ -499,6 +504,7 @@ impl PoolInner {
             blocks: status.blocks,
             bytes: status.bytes,
             healed: status.healed,
+            labels_healed: self.scrub.labels_healed.load(Ordering::Relaxed),
             lost: self.damage_of_scrub(status.txg),
             lost_count: status.lost,
         }
