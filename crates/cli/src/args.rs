@@ -216,8 +216,8 @@ pub(crate) struct ExpandArgs {
     /// then damage data beside the one that is written
     #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
     pub(crate) sector: Option<u32>,
-    /// Add devices that are not empty, their content is lost; and to a pool of mirrors a device
-    /// without one
+    /// Add a device without a mirror to a pool of mirrors, and devices that are not empty; their
+    /// content is lost
     #[arg(long)]
     pub(crate) force: bool,
 }

@@ -127,7 +127,7 @@ pub(super) fn warnings(status: &PoolStatus, has_l2: bool) -> Vec<String> {
     let is_short = |device: &&DeviceInfo| device.mirror && device.state != "online";
     lines.extend(status.devices.iter().filter(is_short).map(|device| {
         format!(
-            "pool {0}: {1} of a mirror is {2}; the mirror goes on without it, and `forebay status {0}` says what to do",
+            "pool {0}: {1} of a mirror is {2}; the mirror goes on, and `forebay status {0}` says what to do",
             status.name,
             device.name(),
             device.state

@@ -205,14 +205,19 @@ pub(crate) fn expand_pool(
     (force, sector): (bool, Option<u32>),
 ) -> Result<ExpandReport> {
     let before_bytes = pool.stats().total_bytes;
-    if !force {
-        add.iter().try_for_each(|paths| refuse_unmirrored(pool, paths))?;
-    }
+    let mut added = Vec::new();
     for paths in add {
         let opened = pools::open_new_devices(paths, Some(pool))?;
+        // The content first: who adds a device without a mirror by force has then been told of it.
         for (one, path) in opened.iter().zip(paths) {
             pools::refuse_content(one, path, force)?;
         }
+        if !force {
+            refuse_unmirrored(pool, paths)?;
+        }
+        added.push(opened);
+    }
+    for opened in added {
         let vdev = match <[Opened; 1]>::try_from(opened) {
             Ok([device]) => NewVdev::Device(device),
             Err(sides) => NewVdev::Mirror(sides),
