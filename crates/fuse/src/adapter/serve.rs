@@ -554,7 +554,7 @@ impl Server for Adapter {
         self.write_back.start(move |ino| flusher.flush_pages(ino));
         self.fs.set_client(Some(Arc::new(Client(notifier.clone()))));
         self.shrinker.start(ShrinkerMount {
-            fs: self.fs.clone(),
+            fs: self.non_blocking.clone(),
             device: self.device,
             metrics: self.metrics.clone(),
             notifier: notifier.clone(),

@@ -11,12 +11,12 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex, thread};
-use forebay_fs::{FileSystem, Ino};
+use forebay_fs::{Error, ErrorKind, FileSystem, Ino};
 
 use crate::counters::{MountCounters, MountMetrics};
 use crate::mount::{DeviceNumber, names_in_use};
@@ -27,10 +27,10 @@ type Name = (Ino, Vec<u8>);
 
 /// Interval between checks.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// Names per batch.
-const BATCH: usize = 512;
+/// Names per batch. For each batch, the mount tables of all processes are read.
+const BATCH: usize = 2048;
 /// Largest number of batches per check. The file system may repeat names that the kernel keeps.
-const BATCHES_MAX: usize = 32;
+const BATCHES_MAX: usize = 8;
 
 /// The shrinker thread.
 pub(super) struct Shrinker {
@@ -109,6 +109,7 @@ impl ShrinkerShared {
 
 /// The mount whose names the kernel shall forget.
 pub(super) struct ShrinkerMount {
+    /// In non-blocking mode: the end of the session joins the thread.
     pub(super) fs: FileSystem,
     pub(super) device: DeviceNumber,
     pub(super) metrics: Arc<MountMetrics>,
@@ -123,32 +124,37 @@ impl ShrinkerMount {
             return names;
         }
         // After the file system named them, since a mount may come at any time.
-        let Ok(mut in_use) = names_in_use(self.device) else { return Vec::new() };
-        let candidates: BTreeSet<&[u8]> = names.iter().map(|(_, name)| &name[..]).collect();
-        in_use.retain(|path| {
-            path.file_name().is_some_and(|name| candidates.contains(name.as_bytes()))
-        });
-        let kept: BTreeSet<Name> = in_use.iter().filter_map(|path| self.find(path)).collect();
-        names.retain(|name| !kept.contains(name));
+        let Ok(in_use) = names_in_use(self.device) else { return Vec::new() };
+        remove_used(&mut names, &in_use, |directory| self.find(directory));
         names
     }
 
-    /// The directory of a path, and its last name; `None` if the directory does not exist.
-    fn find(&self, path: &Path) -> Option<Name> {
-        let mut names = path.components().filter_map(|part| match part {
+    /// Finds a directory in memory; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// It has to be read first, or cannot be read.
+    fn find(&self, directory: &Path) -> Result<Option<Ino>, Error> {
+        let names = directory.components().filter_map(|part| match part {
             Component::Normal(name) => Some(name.as_bytes()),
             _ => None,
         });
-        let last = names.next_back()?;
         let mut directory = Ino::ROOT;
         for name in names {
             let found = self.fs.lookup(directory, name);
             // The lookup of its child has found it.
             self.release(directory);
-            directory = found.ok()?.attr.ino;
+            directory = match found {
+                Ok(entry) => entry.attr.ino,
+                Err(error) => {
+                    return match error.kind() {
+                        ErrorKind::NotFound | ErrorKind::NotADirectory => Ok(None),
+                        _ => Err(error),
+                    };
+                }
+            };
         }
         self.release(directory);
-        Some((directory, last.to_vec()))
+        Ok(Some(directory))
     }
 
     /// Gives back a lookup.
@@ -156,5 +162,55 @@ impl ShrinkerMount {
         if directory != Ino::ROOT {
             self.fs.forget(directory, 1);
         }
+    }
+}
+
+/// Removes the names of the paths in use. `find` finds the directory of a path. If it cannot say,
+/// any file with the last name of the path may be the one in use.
+fn remove_used<E>(
+    names: &mut Vec<Name>,
+    in_use: &[PathBuf],
+    find: impl Fn(&Path) -> Result<Option<Ino>, E>,
+) {
+    let candidates: BTreeSet<&[u8]> = names.iter().map(|(_, name)| &name[..]).collect();
+    let (mut used, mut unclear) = (BTreeSet::new(), BTreeSet::new());
+    for path in in_use {
+        let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { continue };
+        let name = name.as_bytes();
+        if !candidates.contains(name) {
+            continue;
+        }
+        match find(directory) {
+            Ok(Some(directory)) => drop(used.insert((directory, name))),
+            Ok(None) => {}
+            Err(_) => drop(unclear.insert(name)),
+        }
+    }
+    names.retain(|(directory, name)| {
+        !unclear.contains(&name[..]) && !used.contains(&(*directory, &name[..]))
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is mounted on it would be detached.
+    #[test]
+    fn a_name_whose_directory_cannot_be_read_may_be_in_use() {
+        let name = |directory, name: &str| (Ino(directory), name.as_bytes().to_vec());
+        let all = [name(7, "hosts"), name(8, "hosts"), name(8, "file"), name(1, "root")];
+        let in_use = ["/away/hosts", "/d/file", "/gone/root", "/other"].map(PathBuf::from);
+        let find = |directory: &Path| match directory.to_str() {
+            Some("/away") => Err("the store is away"),
+            Some("/d") => Ok(Some(Ino(7))),
+            Some("/gone") => Ok(None),
+            other => panic!("{other:?} has no name to forget"),
+        };
+        let mut names = all.to_vec();
+        remove_used(&mut names, &in_use, find);
+        assert_eq!(names, all[2..], "the file in use is in another directory");
+        remove_used(&mut names, &["/d/file".into()], |_| Ok::<_, ()>(Some(Ino(8))));
+        assert_eq!(names, all[3..]);
     }
 }
