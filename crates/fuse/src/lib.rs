@@ -47,7 +47,9 @@ pub use adapter::mount;
 pub use counters::{MountCounters, MountStats, OperationLatency};
 pub use error::{MountError, MountUser};
 pub use follow::{Group, Groups, mount_following};
-pub use mount::{Mount, MountInfo, available, mount_containing, mount_info, unmount_dead};
+pub use mount::{
+    Mount, MountInfo, available, mount_containing, mount_info, mounts_at, unmount_dead,
+};
 #[cfg(feature = "testing")]
 pub use null::mount_null;
 pub use options::{Atime, MountFlags, MountOptions};

@@ -2,8 +2,8 @@
 //!
 //! It returns when everything is committed. With the last mount of a pool that was imported for
 //! mounts, the pool is exported and its devices are closed. As the helper of umount(8) it does the
-//! same for that command, if the mount is the daemon's own: one in another mount namespace is
-//! a copy, and its unmount must not end the daemon's.
+//! same for that command, if the mount is the daemon's own: one in another mount namespace, or one
+//! bound over the daemon's, is a copy, and its unmount must not end the daemon's.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -61,11 +61,16 @@ fn served(args: &UmountArgs) -> Result<Option<(Process, PathBuf)>> {
         return Ok(None);
     }
     match client::served(Path::new(&args.target)) {
-        Ok(Some((process, _))) if args.helper && !process.shares_mounts() => Ok(None),
+        Ok(Some((process, at))) if args.helper && is_copy(&process, &at) => Ok(None),
         // A lazy unmount waits for nothing, so it works without the daemon.
         Err(_) if args.helper && args.lazy => Ok(None),
         served => served,
     }
+}
+
+/// Whether umount(8) is to unmount a copy of a mount of the daemon.
+fn is_copy(process: &Process, at: &Path) -> bool {
+    !process.shares_mounts() || forebay_fuse::mounts_at(at).is_ok_and(|mounts| mounts > 1)
 }
 
 /// Replaces this process by umount(8), which then calls no helper. Returns the error if it cannot.

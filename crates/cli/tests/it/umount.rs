@@ -90,6 +90,37 @@ fn umount_in_another_namespace_leaves_the_mount_alone() {
     assert!(out.contains("; exported"), "{out}");
 }
 
+/// A mount bound over itself, also more than once: each umount(8) takes one away.
+#[test]
+fn a_mount_bound_over_itself_is_unmounted_as_the_error_says() {
+    if !fuse() || !root() || !has("unshare --mount mount --bind /tmp /tmp") {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.folder("at");
+    let helpers = fixture.folder("helpers");
+    symlink(env!("CARGO_BIN_EXE_forebay"), helpers.join("umount.fuse.forebay")).unwrap();
+    let script = r#"
+        mount --bind helpers /sbin
+        "$FOREBAY" mount tank.img at --daemon
+        mkdir at/below
+        mount --bind at at
+        mount --bind at/below at
+        if "$FOREBAY" umount at; then exit 9; fi
+        umount at
+        test -d at/below
+        umount -l at
+        echo content > at/file
+        umount at
+        "$FOREBAY" import --show tank.img
+    "#;
+    let output = in_namespace(&fixture, script);
+    let (out, err) = texts(&output);
+    assert!(output.status.success() && out.contains("; exported"), "{out}{err}");
+    assert!(err.lines().count() == 1 && err.contains("unmount that first (`umount "), "{err}");
+}
+
 /// A daemon that does not answer: umount(8) says so, since it cannot wait for the commit. A lazy
 /// unmount does not need the daemon.
 #[test]

@@ -55,6 +55,17 @@ pub fn mount_containing(path: &Path) -> io::Result<Option<PathBuf>> {
     Ok(found.filter(|entry| entry.fs_type == attach::FS_TYPE).map(|entry| entry.path))
 }
 
+/// Returns how many mounts of this crate lie on one another at `path`: several after
+/// `mount --bind path path`. `path` is absolute and without links. Does not access them.
+///
+/// # Errors
+///
+/// The mount table cannot be read.
+pub fn mounts_at(path: &Path) -> io::Result<usize> {
+    let entries = mountinfo::entries()?.into_iter();
+    Ok(entries.filter(|entry| entry.path == path && entry.fs_type == attach::FS_TYPE).count())
+}
+
 /// Unmounts a mount whose server was killed.
 ///
 /// # Errors

@@ -31,7 +31,7 @@ use std::time::Duration;
 use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 
 pub use self::attach::available;
-pub use self::detach::{MountInfo, mount_containing, mount_info, unmount_dead};
+pub use self::detach::{MountInfo, mount_containing, mount_info, mounts_at, unmount_dead};
 
 pub(crate) use self::names_in_use::names_in_use;
 use self::own::OwnMount;
