@@ -70,8 +70,9 @@ impl DaemonOptions<'_> {
     }
 }
 
-/// Has the shared daemon of this user, which is started if there is none, do what `ask` asks. If it
-/// ends before it does so, another daemon is asked.
+/// Has the shared daemon of this user, which is started if there is none, do what `ask` asks. If
+/// one that ran before ends before it does so, another daemon is asked. If one that was started
+/// ends, the request may be the cause.
 ///
 /// # Errors
 /// Those of `ask`, as [`start`], or if a daemon that may be the shared one does not answer.
@@ -79,17 +80,24 @@ pub(crate) fn ask_shared<T>(
     options: &DaemonOptions<'_>,
     ask: impl Fn(&Process) -> Result<T>,
 ) -> Result<(Process, T)> {
+    let ((process, started), answer) = ask_one(|| find_or_start(options), ask)?;
+    if !started {
+        options.warn_ignored(&process);
+    }
+    Ok((process, answer))
+}
+
+/// Asks a daemon that `find` finds, or starts.
+fn ask_one<P, T>(
+    find: impl Fn() -> Result<(P, bool)>,
+    ask: impl Fn(&P) -> Result<T>,
+) -> Result<((P, bool), T)> {
     let mut attempt = 1;
     loop {
-        let (process, started) = find_or_start(options)?;
+        let (process, started) = find()?;
         match ask(&process) {
-            Ok(answer) => {
-                if !started {
-                    options.warn_ignored(&process);
-                }
-                return Ok((process, answer));
-            }
-            Err(failure) if failure.is_ending && attempt < ATTEMPTS => attempt += 1,
+            Ok(answer) => return Ok(((process, started), answer)),
+            Err(failure) if failure.is_ending && !started && attempt < ATTEMPTS => attempt += 1,
             Err(failure) => return Err(failure),
         }
     }
@@ -246,4 +254,35 @@ fn redirect_stdout() -> Result<()> {
         return Err(Failure::new(format!("standard output: {}", std::io::Error::last_os_error())));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_request_that_ends_a_daemon_ends_no_more_than_one_that_was_started_for_it() {
+        // How many run before, and how many have ended.
+        for (before, wanted) in [(0, 1), (1, 2), (3, 4), (9, ATTEMPTS)] {
+            let ended = Cell::new(0);
+            let refused = ask_one(
+                || Ok(((), ended.get() >= before)),
+                |()| {
+                    ended.set(ended.get() + 1);
+                    Err::<(), _>(Failure::ending("the daemon has ended"))
+                },
+            );
+            assert!(refused.is_err_and(|failure| failure.is_ending));
+            assert_eq!(ended.get(), wanted, "{before} before");
+        }
+        let ended = Cell::new(0);
+        let ask = |_: &u32| match ended.replace(1) {
+            0 => Err(Failure::ending("the daemon is ending")),
+            _ => Ok("answer"),
+        };
+        let answered = ask_one(|| Ok((ended.get(), ended.get() == 1)), ask);
+        assert_eq!(answered.ok(), Some(((1, true), "answer")), "it is started after that");
+    }
 }
