@@ -398,12 +398,15 @@ impl Daemon {
         self.pools().iter().flat_map(|imported| imported.mounts()).collect()
     }
 
-    /// The mount at a path.
+    /// The mount at a path; one that has left the mount table only if no other one is there.
     ///
     /// # Errors
     /// If this process has no mount there.
     pub(crate) fn mount_at(&self, at: &Path) -> Result<Arc<MountedDataset>> {
-        let found = self.mounts().into_iter().find(|mount| mount.current_at() == at);
+        let mut mounts = self.mounts();
+        let attached = mounts.iter().position(|mount| mount.is_attached_at(at));
+        let found = attached.or_else(|| mounts.iter().position(|mount| mount.current_at() == at));
+        let found = found.map(|index| mounts.swap_remove(index));
         found.ok_or_else(|| {
             Failure::new(format!(
                 "{}: is not mounted any more; `forebay list` shows mounts",

@@ -338,6 +338,11 @@ impl MountedDataset {
         self.mount.current_path().unwrap_or_else(|| self.at().to_owned())
     }
 
+    /// Whether the mount table shows it at this path.
+    pub(crate) fn is_attached_at(&self, at: &Path) -> bool {
+        self.mount.current_path().is_some_and(|path| path == at)
+    }
+
     /// Waits until the mount ends. Returns the reason if it was not unmounted.
     pub(super) fn wait(&self) -> Option<String> {
         self.mount.wait()

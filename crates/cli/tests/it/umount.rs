@@ -121,6 +121,31 @@ fn a_mount_bound_over_itself_is_unmounted_as_the_error_says() {
     assert!(err.lines().count() == 1 && err.contains("unmount that first (`umount "), "{err}");
 }
 
+/// A mount that is detached, but still in use, does not stand for another one at its path.
+#[test]
+fn a_mount_at_the_place_of_a_detached_one_is_unmounted() {
+    if !fuse() || !root() || !has("unshare --mount mount --bind /tmp /tmp") {
+        return;
+    }
+    let script = r#"
+        "$FOREBAY" mount one.img at --daemon
+        exec 3> at/file
+        umount -i -l at
+        "$FOREBAY" mount two.img at --daemon
+        "$FOREBAY" umount at
+        if grep "$PWD/at " /proc/self/mounts; then exit 9; fi
+        "$FOREBAY" import --show two.img
+        exec 3>&-
+    "#;
+    let fixture = Fixture::new();
+    fixture.pool("one.img");
+    fixture.pool("two.img");
+    fixture.folder("at");
+    let output = in_namespace(&fixture, script);
+    let (out, err) = texts(&output);
+    assert!(output.status.success() && out.contains("; exported"), "{out}{err}");
+}
+
 /// A daemon that does not answer: umount(8) says so, since it cannot wait for the commit. A lazy
 /// unmount does not need the daemon.
 #[test]
