@@ -62,7 +62,7 @@ pub(crate) fn serve<S: Server>(
     let (path, mode) = attach::check_mount_point(at)?;
     let device = attach::attach(&path, mode, &options)?;
     let own = OwnMount::attached_at(&path).map_err(|source| {
-        let _ = detach::detach(&path, true);
+        // It is not detached, since another mount may be there. Without the device it is dead.
         MountError::System { what: "find in the mount table", path: path.clone(), source }
     })?;
     let metrics = Arc::new(MountMetrics::new());
