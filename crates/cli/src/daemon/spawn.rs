@@ -115,8 +115,9 @@ fn find_or_start(options: &DaemonOptions<'_>) -> Result<(Process, bool)> {
         return Ok((process, false));
     }
     if let Some(silent) = silent.into_iter().find(|silent| may_be_shared(silent.pid)) {
+        let end = silent.pid.map_or_else(String::new, |pid| format!(" (`kill {pid}`)"));
         return Err(Failure::new(format!(
-            "{}; it may be the shared daemon, so none is started beside it: let it go on or end it, or give \
+            "{}; it may be the shared daemon, so none is started beside it: let it go on or end it{end}, or give \
              `forebay mount` --separate",
             silent.failure
         )));

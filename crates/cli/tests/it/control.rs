@@ -163,6 +163,7 @@ fn no_daemon_is_started_beside_one_that_does_not_answer() {
         let said = fixture.fails(arguments);
         let expected = format!("daemon {pid}: does not answer");
         assert!(said.contains(&expected) && said.contains("--separate"), "{said}");
+        assert!(said.contains(&format!("end it (`kill {pid}`)")), "{said}");
         assert_eq!(sockets(&fixture), std::slice::from_ref(&socket));
     }
     drop(stopped);
