@@ -1,8 +1,10 @@
 //! The daemon's side of the control socket: one thread that accepts, and one per connection.
 //!
 //! The number of connections, the size of a request and the time to send it are limited. A client
-//! beyond the limit is told so: a daemon that closes the connection without an answer is ending. A
-//! client that disconnects, or ends its side of the connection, interrupts its running job.
+//! beyond the limit is told so: a connection that closes without an answer may be that of a daemon
+//! that ends. It closes so too if the client is of another user or too slow, if the system has no
+//! thread for it, or if its thread panics. A client that disconnects, or ends its side of the
+//! connection, interrupts its running job.
 
 use std::io::{BufReader, Write};
 use std::ops::ControlFlow;
