@@ -179,6 +179,14 @@ impl PoolInner {
         Ok(())
     }
 
+    /// As [`may_write_labels`](Self::may_write_labels), before the back labels of an import. Its
+    /// front labels may have been queued, and have overwritten newer ones of another import: those
+    /// remain in the back labels.
+    pub(super) fn keep_claim(&self, generation: u64) -> Result<()> {
+        self.beat().map_err(|error| self.given_up(error))?;
+        self.may_write_labels(generation)
+    }
+
     /// The first labels of an import are durable. Makes sure that no other import has claimed the
     /// pool before it could see them. From now on heartbeats name the owner.
     pub(super) fn complete_claim(&self, owner: Option<Owner>) -> Result<()> {

@@ -444,7 +444,7 @@ impl Import<'_> {
         config.txg = root.txg.get();
         let is_confirmed = Cell::new(false);
         let may_write = |generation| match is_confirmed.replace(true) {
-            true => pool.inner.may_write_labels(generation),
+            true => pool.inner.keep_claim(generation),
             false => pool.inner.confirm_claim(generation),
         };
         let marked =

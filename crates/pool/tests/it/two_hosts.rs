@@ -10,8 +10,8 @@ use forebay_io::{Decorator, Device, Op, OpenOptions, Priority, Request};
 use forebay_pool::format::label::{HEARTBEAT_OFFSET, SLOT_BYTES};
 use forebay_pool::inspect::ObjsetName;
 use forebay_pool::{
-    CreateOptions, DatasetSettings, ErrorKind, HostId, ImportOptions, Opened, Pool, Result,
-    open_path,
+    CreateOptions, DatasetSettings, ErrorKind, HostId, ImportOptions, LabelInfo, Opened, Pool,
+    Result, open_path, read_label,
 };
 
 use crate::common::{MIB, cache, check, create_options, dataset, import_options, memory};
@@ -210,6 +210,19 @@ struct QueuedWrite {
     meanwhile: Mutex<Option<During>>,
 }
 
+impl QueuedWrite {
+    fn on(
+        inner: &Arc<dyn Device>,
+        offset: u64,
+        others: u32,
+        meanwhile: impl FnOnce() + Send + 'static,
+    ) -> Arc<dyn Device> {
+        let inner = Arc::clone(inner);
+        let meanwhile = Mutex::new(Some(Box::new(meanwhile) as During));
+        Arc::new(Self { inner, offset, others: AtomicU32::new(others), meanwhile })
+    }
+}
+
 impl Decorator for QueuedWrite {
     fn inner(&self) -> &dyn Device {
         &*self.inner
@@ -240,13 +253,7 @@ fn of_two_imports_that_do_not_watch_at_most_one_gets_the_pool() {
             assert_eq!(looks, 0, "it was exported");
             *imported.lock().unwrap() = Some(pool.expect("nobody has it"));
         };
-        let device = QueuedWrite {
-            inner: Arc::clone(&memory),
-            offset,
-            others: AtomicU32::new(others),
-            meanwhile: Mutex::new(Some(Box::new(meanwhile))),
-        };
-        let device = Arc::new(device) as Arc<dyn Device>;
+        let device = QueuedWrite::on(&memory, offset, others, meanwhile);
         let (late, looks) = import_with(&device, options(), |_| {});
         let error = late.unwrap_err();
         assert_eq!((error.kind(), looks), (ErrorKind::InUse, 0), "{error}");
@@ -274,6 +281,36 @@ fn of_two_imports_that_do_not_watch_at_most_one_gets_the_pool() {
         check(&pool);
         pool.export().unwrap();
     }
+}
+
+#[test]
+fn an_import_that_fails_leaves_newer_labels_of_another_one() {
+    let memory = memory(SIZE);
+    Host::create(&memory).pool.export().unwrap();
+    let newest = Arc::new(Mutex::new(None));
+    let (written, shared) = (Arc::clone(&newest), Arc::clone(&memory));
+    let meanwhile = move || {
+        let (pool, looks) = import_with(&shared, options(), |_| {});
+        assert_eq!(looks, 0, "it was exported");
+        pool.expect("nobody has it").export().unwrap();
+        *written.lock().unwrap() = Some(label(&shared));
+    };
+    let (late, _) = import_with(&QueuedWrite::on(&memory, 0, 0, meanwhile), options(), |_| {});
+    let error = late.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+    let newest = newest.lock().unwrap().take().expect("it was imported");
+    let left = label(&memory);
+    assert_eq!((left.generation, left.active), (newest.generation, false));
+    let (imported, looks) = import_with(&memory, options(), |_| {});
+    assert_eq!(looks, 0, "it was exported");
+    let pool = imported.unwrap();
+    check(&pool);
+    pool.export().unwrap();
+}
+
+fn label(device: &Arc<dyn Device>) -> LabelInfo {
+    let opened = Opened::from(Arc::clone(device));
+    read_label(&opened, &cache(32 * MIB)).unwrap().expect("a label")
 }
 
 #[test]
