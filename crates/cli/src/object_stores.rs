@@ -75,9 +75,9 @@ pub(crate) fn open(url: &str, access: Access, retention: Option<Duration>) -> Re
     let mut opened = Opened::from(Arc::clone(&device) as Arc<dyn Device>).close_with_pool();
     let mut note = None;
     if let Some(lock) = lock {
+        let sessions = device.sessions();
+        let noted = sessions.and_then(|sessions| SessionNote::of_this_boot(&lock, sessions));
         opened = opened.keep(lock);
-        let sessions = device.sessions().zip(lock_path(url).ok());
-        let noted = sessions.and_then(|(sessions, path)| SessionNote::of_this_boot(path, sessions));
         if let Some((own, owner_has_ended)) = noted {
             if owner_has_ended {
                 own.write();
@@ -135,20 +135,21 @@ fn lock_path(url: &str) -> Result<PathBuf> {
 
 impl OpenStore {
     /// Splits it: the pool takes the device.
-    pub(crate) fn split(self) -> (Opened, Cleaner) {
-        (self.opened, Cleaner { device: self.device, note: self.note })
+    pub(crate) fn split(self) -> (Opened, Importing) {
+        (self.opened, Importing { device: self.device, note: self.note })
     }
 }
 
-/// Merges objects of a store that are mostly dead, once a pool says what is live.
-pub(crate) struct Cleaner {
+/// A store whose pool is being imported.
+pub(crate) struct Importing {
     device: Arc<ObjectDevice>,
     note: Option<SessionNote>,
 }
 
-impl Cleaner {
-    /// Starts to work, until the pool is exported. Its import has waited for the owners before.
-    pub(crate) fn start(self, pool: &Pool) {
+impl Importing {
+    /// Notes the session, because the import has waited for the owners before. And merges objects
+    /// that are mostly dead, until the pool is exported: it says what is live.
+    pub(crate) fn imported(self, pool: &Pool) {
         self.note.iter().for_each(SessionNote::write);
         self.device.set_live_ranges(Arc::new(Live(pool.live_ranges())));
     }

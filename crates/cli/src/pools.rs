@@ -299,11 +299,11 @@ pub(crate) fn import_with(
 ) -> Result<Pool> {
     let access = Access::of(request.read_only, request.force);
     let retention = request.retention_ms.map(Duration::from_millis);
-    let (devices, cleaner) = match open_store_with(&request.paths, access, retention)? {
+    let (devices, importing) = match open_store_with(&request.paths, access, retention)? {
         Some((store, logs)) => {
-            let (device, cleaner) = store.split();
+            let (device, importing) = store.split();
             let devices = std::iter::once(device).chain(logs).collect();
-            (devices, Some(cleaner).filter(|_| !request.read_only))
+            (devices, Some(importing).filter(|_| !request.read_only))
         }
         None => (open_devices(&request.paths, request.read_only)?, None),
     };
@@ -344,8 +344,8 @@ pub(crate) fn import_with(
         failure.message.push_str(hint);
         failure
     })?;
-    if let Some(cleaner) = cleaner {
-        cleaner.start(&pool);
+    if let Some(importing) = importing {
+        importing.imported(&pool);
     }
     Ok(pool)
 }

@@ -230,7 +230,7 @@ fn create_on_store(new: &New<'_>, path: &Path, created_files: &mut CreatedFiles)
     let url = object_stores::url(path).unwrap_or_default();
     let cache = pools::cache(MemoryPlan::small())?;
     let logs = open_all(new, new.logs, created_files)?;
-    let (device, _cleaner) = object_stores::open(url, Access::Create, None)?.split();
+    let (device, _) = object_stores::open(url, Access::Create, None)?.split();
     let create = || {
         let options = CreateOptions::new(new.name, cache);
         let mut vdevs = vec![NewVdev::ObjectStore(device)];

@@ -297,8 +297,12 @@ fn fsyncs_go_to_a_log_device_in_front_of_the_store() {
     let refused = host.fails(&["mount", URL, "mnt"]);
     assert!(refused.contains("--discard-log"), "{refused}");
     let both = format!("{URL}:{}", host.fixture.path("log.img").display());
-    host.ok(&["mount", &both, "mnt", "--daemon"]);
+    let logged = ["--log", "info", "--log-file", "tank.log"];
+    host.ok(&[&["mount", &both, "mnt", "--daemon"], &logged[..]].concat());
     assert_eq!(std::fs::read(folder.join("file")).expect("replayed"), [7; 4096]);
+    // The process was killed, and the import without the log device has failed: both have ended.
+    let log = std::fs::read_to_string(host.fixture.path("tank.log")).expect("a log");
+    assert!(!log.contains("waiting until a former owner"), "{log}");
     host.ok(&["umount", "mnt"]);
     host.ok(&["create", "other.img", "--size", "64M"]);
     let wrong = format!("{URL}:{}", host.fixture.path("other.img").display());
