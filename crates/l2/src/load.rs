@@ -210,12 +210,14 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         guard
     }
 
-    /// Handles a load that provides a newer value than that of the block. A block that the rebuild
-    /// finds later is not known to be in memory, and so an eviction marks it.
+    /// Handles a load that provides a newer value than that of the block. The rebuild may find the
+    /// block later.
     pub(crate) fn superseded(&self, key: &K) {
         if !self.immutable_keys
             && let Some(hash) = self.key_hash(key)
         {
+            // In this order: the rebuild inserts its blocks first, and then asks for the keys.
+            self.rebuild.note_superseded(hash);
             self.index.supersede(hash);
         }
     }

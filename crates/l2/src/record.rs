@@ -62,8 +62,8 @@ pub(crate) struct Record {
     /// Loads since the block was written, at most [`MAX_HITS`]. Of an undecodable block: reads
     /// since the first that did not decode.
     pub(crate) hits: u8,
-    /// The cache has held this very block since it was written or loaded, and has not reported its
-    /// eviction. If memory has a value of the key without this, that is newer.
+    /// The cache has held the block since it was written or loaded, and has not reported its
+    /// eviction. A hint: reports may come late.
     pub(crate) in_memory: bool,
     /// The last read of the block did not decode.
     pub(crate) undecodable: bool,

@@ -115,23 +115,12 @@ impl Index {
         }
     }
 
-    /// Memory has evicted the block, or did not receive it after all.
+    /// Memory has evicted the block, or did not receive it after all. The report may come late,
+    /// when memory holds the block again.
     pub(crate) fn clear_in_memory(&self, hash: KeyHash) {
         let mut table = self.partitions[self.partition_of(hash)].table.lock();
         if let Some(slot) = table.of(hash) {
             slot.clear_in_memory();
-        }
-    }
-
-    /// Memory has evicted a value of the key. If it was not that of the block, it was newer, and a
-    /// live block becomes bad.
-    pub(crate) fn note_evicted(&self, hash: KeyHash) {
-        let mut table = self.partitions[self.partition_of(hash)].table.lock();
-        if let Some(slot) = table.of(hash) {
-            match slot.record().in_memory {
-                true => slot.clear_in_memory(),
-                false => slot.supersede(),
-            }
         }
     }
 

@@ -69,22 +69,17 @@ fn hits_are_counted_up_to_the_most() {
 }
 
 #[test]
-fn a_block_whose_value_memory_did_not_have_is_bad_after_the_eviction() {
+fn a_live_block_with_an_older_value_becomes_bad() {
     let index = Index::new(4, 0, 4);
     let hash = KeyHash(5);
-    index.note_evicted(hash);
+    index.supersede(hash);
     assert_eq!(index.find(hash), None);
     for state in STATES {
-        let outside = Record { state, ..record(1, 2) };
-        index.insert(hash, Record { in_memory: true, ..outside }, |_, _| true).unwrap();
-        index.note_evicted(hash);
-        assert_eq!(index.find(hash), Some(outside), "it was the value of the block");
-        index.note_evicted(hash);
-        let after = if state == RecordState::Live { RecordState::Bad } else { state };
-        assert_eq!(index.find(hash), Some(Record { state: after, ..outside }));
-        index.insert(hash, Record { in_memory: true, ..outside }, |_, _| true).unwrap();
+        let before = Record { state, ..record(1, 2) };
+        index.insert(hash, Record { in_memory: true, ..before }, |_, _| true).unwrap();
         index.supersede(hash);
-        assert_eq!(index.find(hash), Some(Record { state: after, ..outside }));
+        let after = if state == RecordState::Live { RecordState::Bad } else { state };
+        assert_eq!(index.find(hash), Some(Record { state: after, ..before }));
     }
 }
 
@@ -100,7 +95,6 @@ enum Op {
     Batch(Vec<(u64, Record)>, u64),
     Find(u64),
     ClearInMemory(u64),
-    Evicted(u64),
     Supersede(u64),
     Touch(u64, BlockAddr),
     Change(u64, BlockAddr, Option<Record>),
@@ -144,7 +138,6 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(records, expected)| Op::Batch(records, expected)),
         4 => key_hash().prop_map(Op::Find),
         4 => key_hash().prop_map(Op::ClearInMemory),
-        4 => key_hash().prop_map(Op::Evicted),
         4 => key_hash().prop_map(Op::Supersede),
         4 => (key_hash(), addr()).prop_map(|(hash, p)| Op::Touch(hash, p)),
         4 => (key_hash(), addr(), change).prop_map(|(hash, p, r)| Op::Change(hash, p, r)),
@@ -214,13 +207,6 @@ fn apply(index: &Index, model: &mut ReferenceModel, op: &Op) {
         Op::ClearInMemory(hash) => {
             index.clear_in_memory(KeyHash(*hash));
             model.0.entry(*hash).and_modify(|record| record.in_memory = false);
-        }
-        Op::Evicted(hash) => {
-            index.note_evicted(KeyHash(*hash));
-            model.0.entry(*hash).and_modify(|record| match record.in_memory {
-                false => supersede(record),
-                true => record.in_memory = false,
-            });
         }
         Op::Supersede(hash) => {
             index.supersede(KeyHash(*hash));

@@ -17,6 +17,7 @@
 //!   *damage*, the position before which nothing in the log is valid (`segment`).
 //! - The contents and the end of the newest segment are durable before anything relies on them.
 //! - A segment is not reused while it is read, and not read once it is reused.
+//! - A block whose key got a value from elsewhere is bad before it is served (`superseded`).
 //!
 //! Locking: `l2-rebuild`, held to read or change the state, or to wait until a segment has been
 //! read.
@@ -26,14 +27,20 @@
 mod reads;
 mod run;
 mod segment;
+mod superseded;
 
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
 use crate::geometry::Geometry;
 use crate::promise::Promise;
+use crate::record::{BlockAddr, KeyHash, Record};
+use superseded::SupersededKeys;
 
 pub(crate) use run::{finish_empty, run};
+
+/// Records that are compared with the superseded keys under one hold of the lock.
+const SUPERSEDED_PART: usize = 4096;
 
 /// The progress of a rebuild.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,6 +105,7 @@ struct RebuildState {
     damage: (u64, u32),
     /// The floor in the newest header.
     floor: (u64, u32),
+    superseded: SupersededKeys,
 }
 
 impl Rebuild {
@@ -112,6 +120,7 @@ impl Rebuild {
             damaged: 0,
             damage: (0, 0),
             floor: (0, 0),
+            superseded: SupersededKeys::default(),
         };
         Self {
             state: Mutex::named("l2-rebuild", state),
@@ -276,15 +285,39 @@ impl Rebuild {
         self.advance_frontier(&state);
     }
 
+    /// Notes that memory receives a value of the key from elsewhere. Blocks of the key that the
+    /// rebuild finds later are bad. Call it before the index is asked for those found already.
+    pub(crate) fn note_superseded(&self, hash: KeyHash) {
+        if !self.is_running() {
+            return;
+        }
+        let mut state = self.state.lock();
+        if self.is_running() {
+            state.superseded.add(hash);
+        }
+    }
+
+    /// Those of the blocks that the rebuild has just found whose keys have newer values in memory.
+    /// Call it when they are in the index and before they are served.
+    fn find_superseded(&self, found: &[(KeyHash, Record)]) -> Vec<(KeyHash, BlockAddr)> {
+        let mut superseded = Vec::new();
+        for part in found.chunks(SUPERSEDED_PART) {
+            superseded.extend(self.state.lock().superseded.among(part));
+        }
+        superseded
+    }
+
     /// Ends the rebuild.
     fn end(&self, now_ns: u64) {
         self.elapsed_ns.store(now_ns.saturating_sub(self.begun_ns).max(1), Ordering::Release);
         if !self.was_incomplete() {
             self.frontier.store(0, Ordering::Release);
         }
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         self.running.store(false, Ordering::Release);
+        let superseded = std::mem::take(&mut state.superseded);
         drop(state);
+        drop(superseded);
         self.changed.notify_all();
     }
 
@@ -359,6 +392,7 @@ impl Rebuild {
 
     /// Bytes of memory in use outside of the structure itself.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        u64::from(self.geometry.segments) * size_of::<ReadState>() as u64
+        let superseded = self.state.lock().superseded.memory_bytes();
+        u64::from(self.geometry.segments) * size_of::<ReadState>() as u64 + superseded
     }
 }

@@ -122,6 +122,9 @@ impl<K: Key, V: Send + Sync + 'static> RecordSink<'_, K, V> {
         let newer = |old, new| ring.is_newer(old, new);
         let expected = self.shared.rebuild.expected_records();
         let put = self.shared.index.insert_batch(&self.records, newer, expected);
+        for (hash, addr) in self.shared.rebuild.find_superseded(&self.records) {
+            self.shared.mark_bad(hash, addr);
+        }
         self.records.clear();
         // The rejected records may include a tombstone.
         put.map(drop)

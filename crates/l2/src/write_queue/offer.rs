@@ -72,10 +72,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     /// Handles the eviction of blocks from the cache.
     pub(crate) fn evicted(&self, keys: &[K]) {
         for hash in keys.iter().filter_map(|key| self.key_hash(key)) {
-            match self.immutable_keys {
-                true => self.index.clear_in_memory(hash),
-                false => self.index.note_evicted(hash),
-            }
+            self.index.clear_in_memory(hash);
             self.admission.on_evicted(hash);
         }
     }
@@ -188,13 +185,11 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         Ok(Some(PreparedBlock { hash, value_bytes, bytes, proven: true }))
     }
 
-    /// Whether the block of the index, live or pending, has the value that memory has. A mutable
-    /// key may have a newer one there, if the rebuild has found the block after the load of that.
+    /// Whether the index has a block with the value that memory has. That is each block, live or
+    /// pending: it is bad before memory has a newer value.
     fn has_value_of_memory(&self, key: &K, hash: KeyHash) -> bool {
-        self.find_of(key, hash).is_some_and(|record| {
-            matches!(record.state, RecordState::Live | RecordState::Pending)
-                && (self.immutable_keys || record.in_memory)
-        })
+        self.find_of(key, hash)
+            .is_some_and(|record| matches!(record.state, RecordState::Live | RecordState::Pending))
     }
 
     /// Queues the accepted blocks, as far as the queue and the rate allow.

@@ -1,6 +1,6 @@
 //! Values that memory gets elsewhere, because the L2 cannot serve its own, beside offers, evictions
 //! and lookups: once memory has had such a value, no lookup in this process returns an older one.
-//! Nor does a restart, if the newer one was flushed.
+//! Nor does a restart, if the newer one was flushed. A block with the only value is never given up.
 
 use std::sync::Arc;
 
@@ -94,5 +94,75 @@ fn no_older_value_is_found_after_one_that_memory_got_elsewhere() {
         look_up(&fixture, &newest, None);
         end(Arc::into_inner(fixture).expect("all threads have ended"));
         check_after_crash(flushed, 512 << 10);
+    });
+}
+
+/// Memory evicts the block in several threads, whose reports come late, while another loads it.
+#[test]
+fn a_block_with_the_right_value_is_never_bad() {
+    check(400, || {
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
+        let fixture = Arc::new(open(device, true, 512 << 10));
+        let newest = Newest::named("known", 1);
+        fixture.insert(KEY);
+        fixture.offer();
+        fixture.l2.flush().unwrap();
+        let evictors = [0, 1].map(|_| {
+            let fixture = fixture.clone();
+            spawn(move || {
+                fixture.cache.clear();
+                fixture.offer();
+                fixture.cache.clear();
+            })
+        });
+        (0..3).for_each(|_| _ = look_up(&fixture, &newest, None));
+        evictors.into_iter().for_each(|evictor| evictor.join().unwrap());
+        fixture.cache.clear();
+        look_up(&fixture, &newest, None);
+        assert!(fixture.cache.contains(&KEY), "the block is on the device");
+        let stats = fixture.l2.stats();
+        assert_eq!((stats.count("misses_bad"), stats.count("stored")), (0, 1));
+        end(Arc::into_inner(fixture).expect("all threads have ended"));
+    });
+}
+
+/// Memory gets a value while the rebuild has not found the older one.
+#[test]
+fn no_older_value_is_found_by_the_rebuild() {
+    check(400, || {
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
+        let first = open(device, true, 64 << 10);
+        first.insert(KEY);
+        first.offer();
+        first.l2.flush().unwrap();
+        let (pages, _) = first.crash();
+        end(first);
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, pages));
+        let fixture = Arc::new(open(device, false, 64 << 10));
+        let newest = Arc::new(Newest::named("known", 1));
+        let loader = {
+            let (fixture, newest) = (fixture.clone(), newest.clone());
+            spawn(move || {
+                if look_up(&fixture, &newest, Some(2)) {
+                    fixture.cache.clear();
+                    look_up(&fixture, &newest, None);
+                }
+            })
+        };
+        let evictor = {
+            let fixture = fixture.clone();
+            spawn(move || {
+                fixture.cache.clear();
+                fixture.offer();
+                fixture.cache.clear();
+            })
+        };
+        look_up(&fixture, &newest, None);
+        loader.join().unwrap();
+        evictor.join().unwrap();
+        assert!(fixture.l2.wait_rebuilt());
+        fixture.cache.clear();
+        look_up(&fixture, &newest, None);
+        end(Arc::into_inner(fixture).expect("all threads have ended"));
     });
 }
