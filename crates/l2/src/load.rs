@@ -2,8 +2,8 @@
 //!
 //! A load never fails. A block that cannot be read in time or does not verify is a miss, and a
 //! counter says why. The caller begins again, and the L2 declines that load. If memory then gets
-//! another value of a mutable key, the block is bad. A block that does not decode is tried a few
-//! times, because there may have been no memory for it.
+//! another value of a mutable key, the block is bad. With mutable keys, a block that does not
+//! decode is tried a few times, because there may have been no memory for it.
 //!
 //! A loaded block is published only if three checks pass. The checksum must match. It is seeded
 //! with the L2's guid and the segment's sequence number, so a block of an earlier use of the
@@ -59,6 +59,20 @@ pub(crate) struct Loads<K: Key, V: Send + Sync + 'static> {
     /// Whether the watchdog is to end.
     watchdog_stopped: Mutex<bool>,
     watchdog_wakeup: Condvar,
+}
+
+/// A load that the L2 declines.
+struct Miss {
+    counter: Counter,
+    /// Whether the device may have a block of the key.
+    may_exist: bool,
+}
+
+impl Miss {
+    /// Of a block that may exist.
+    fn of_block(counter: Counter) -> Self {
+        Self { counter, may_exist: true }
+    }
 }
 
 /// The block that a read is expected to return.
@@ -166,7 +180,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         self.admission.on_load(hash, self.index.len());
         let (record, seq) = match self.locate(guard.key(), hash) {
             Ok(found) => found,
-            Err(counter) => return Err(self.decline(hash, counter, guard)),
+            Err(miss) => return Err(self.decline(miss, guard)),
         };
         let addr = record.addr;
         let sector = u64::from(self.io.device.info().sector_bytes);
@@ -175,7 +189,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         let start = from / sector * sector;
         let bytes = (to.next_multiple_of(sector) - start) as usize;
         let Ok(buffer) = self.io.arena.alloc(bytes) else {
-            return Err(self.decline(hash, L2Counters::MISSES_NO_MEMORY, guard));
+            return Err(self.decline(Miss::of_block(L2Counters::MISSES_NO_MEMORY), guard));
         };
         // Before the read: the index must know before memory can hold the block. A value that is
         // returned uncached never enters memory.
@@ -196,15 +210,9 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
 
     /// Counts and returns a load that the L2 declines. The value that it provides is newer than
     /// that of the block, if there is one.
-    fn decline(
-        &self,
-        hash: KeyHash,
-        counter: Counter,
-        mut guard: LoadGuard<K, V>,
-    ) -> LoadGuard<K, V> {
-        self.counters.add(counter, 0, 1);
-        let may_exist = || self.rebuild.is_running() || self.index.find(hash).is_some();
-        if !self.immutable_keys && may_exist() {
+    fn decline(&self, miss: Miss, mut guard: LoadGuard<K, V>) -> LoadGuard<K, V> {
+        self.counters.add(miss.counter, 0, 1);
+        if !self.immutable_keys && miss.may_exist {
             guard.supersede();
         }
         guard
@@ -231,25 +239,39 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         };
         match self.locate(key, hash) {
             Ok((record, _)) => Some(record.class),
-            Err(counter) => {
+            Err(miss) => {
                 self.admission.on_load(hash, self.index.len());
-                self.counters.add(counter, 0, 1);
+                self.counters.add(miss.counter, 0, 1);
                 None
             }
         }
     }
 
-    /// Finds the block and the sequence number of its segment, or returns the counter of the miss.
-    fn locate(&self, key: &K, hash: KeyHash) -> Result<(Record, u64), Counter> {
+    /// Finds the block and the sequence number of its segment.
+    fn locate(&self, key: &K, hash: KeyHash) -> Result<(Record, u64), Miss> {
         if !self.status.is_open() {
-            return Err(L2Counters::MISSES_CLOSED);
+            return Err(Miss::of_block(L2Counters::MISSES_CLOSED));
         }
+        // Before the search: if the rebuild ends in between, it may have found the block.
+        let may_exist = self.rebuild.is_running();
         let Some(record) = self.index.find(hash) else {
-            return Err(match self.rebuild.is_running() {
+            let counter = match may_exist {
                 true => L2Counters::MISSES_REBUILDING,
                 false => L2Counters::MISSES,
-            });
+            };
+            return Err(Miss { counter, may_exist });
         };
+        self.check_servable(key, hash, record).map_err(Miss::of_block)
+    }
+
+    /// Checks that the block of a record can be returned, and returns it with the sequence number
+    /// of its segment, or the counter of the miss.
+    fn check_servable(
+        &self,
+        key: &K,
+        hash: KeyHash,
+        record: Record,
+    ) -> Result<(Record, u64), Counter> {
         let seq = self.ring.seq(record.addr.segment);
         if record.state != RecordState::Live {
             return Err(L2Counters::MISSES_BAD);
@@ -372,16 +394,19 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
     }
 
-    /// Notes that a read of the block did not decode. After [`MAX_HITS`] of them in a row, the
-    /// block is bad; until then, the next load is declined. The load has counted the read.
+    /// Notes that a read of the block did not decode. The next load is declined. With mutable keys,
+    /// the block is bad after [`MAX_HITS`] such reads in a row. The load has counted the read.
+    /// With immutable keys the block stays right, and only memory can be lacking.
     fn note_undecodable(&self, expected: &ExpectedBlock) {
         let mut is_bad = false;
-        self.index.change(expected.hash, expected.addr, |record| {
-            let hits = if record.undecodable { record.hits } else { 1 };
-            is_bad = hits >= MAX_HITS;
-            let record = Record { hits, undecodable: true, ..record };
-            if is_bad { self.as_bad(record) } else { Some(record) }
-        });
+        if !self.immutable_keys {
+            self.index.change(expected.hash, expected.addr, |record| {
+                let hits = if record.undecodable { record.hits } else { 1 };
+                is_bad = hits >= MAX_HITS;
+                let record = Record { hits, undecodable: true, ..record };
+                if is_bad { self.as_bad(record) } else { Some(record) }
+            });
+        }
         if !is_bad {
             self.loads.decline_next(expected.hash);
         }

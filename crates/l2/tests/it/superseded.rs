@@ -185,6 +185,20 @@ fn a_value_that_does_not_decode_is_read_a_few_times() {
     cache.close().unwrap();
 }
 
+#[test]
+fn a_value_of_an_immutable_key_that_often_does_not_decode_stays() {
+    let (device, codec) = (memory(DEVICE_BYTES), SwitchedCodec::new());
+    let cache = builder(&device, &codec).immutable_keys().build().unwrap();
+    assert!(cache.l2().wait_rebuilt());
+    first_on_device(&cache);
+    codec.decodes.store(false, Ordering::SeqCst);
+    (0..4).for_each(|_| assert!(cache.get(&1).is_none()));
+    assert_eq!(cache.stats().l2.count("load_undecodable"), 4);
+    codec.decodes.store(true, Ordering::SeqCst);
+    assert_all(&cache, Some(1));
+    cache.close().unwrap();
+}
+
 /// All memory of an arena.
 fn exhaust(arena: &Arc<Arena>) -> Vec<Buffer> {
     let mut held = Vec::new();
