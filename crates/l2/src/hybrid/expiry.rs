@@ -13,8 +13,8 @@
 //! * The reclaimer's walk begins no later than [`WALK_AGAIN_MS`] after a value has expired. So it
 //!   finds a value that was still on its way into memory during the walk before.
 //!
-//! Locking: none. A hit notes its use with one relaxed write for each tick of the clock. One hit in
-//! a tick reads the time of day.
+//! Locking: none. A hit notes its use with one relaxed write for each tick of the clock. The first
+//! hits in a tick read the time of day, until one of them has it.
 
 use std::fmt;
 use std::ops::Deref;
@@ -221,12 +221,17 @@ impl Lifetimes {
             let text = "cannot build the hybrid cache: it has a time to live or to idle, and its values have no lifetime; use `Expiring<V>` as the type of values";
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        let rule = || ExpiryRule {
-            lifetimes: self.clone(),
-            monotonic: monotonic.map_or_else(|| Arc::new(CoarseClock::new()) as _, Arc::clone),
-            read_at_ms: AtomicU64::new(NEVER),
-            offset_ms: AtomicU64::new(1),
-            next_walk_ms: AtomicU64::new(NEVER),
+        let rule = || {
+            let rule = ExpiryRule {
+                lifetimes: self.clone(),
+                monotonic: monotonic.map_or_else(|| Arc::new(CoarseClock::new()) as _, Arc::clone),
+                read_at_ms: AtomicU64::new(NEVER),
+                offset_ms: AtomicU64::new(1),
+                next_walk_ms: AtomicU64::new(NEVER),
+            };
+            // Before any value begins.
+            rule.follow_time_of_day();
+            rule
         };
         Ok(lifetime.map(|lifetime| Arc::new(Expiries { rule: rule(), lifetime })))
     }
@@ -252,9 +257,10 @@ impl ExpiryRule {
     /// follows the time of day if that is ahead, as after the machine was suspended.
     fn now_ms(&self) -> u64 {
         let monotonic_ms = self.monotonic_ms();
-        if self.read_at_ms.load(Ordering::Relaxed) != monotonic_ms {
-            self.read_at_ms.store(monotonic_ms, Ordering::Relaxed);
+        if self.read_at_ms.load(Ordering::Acquire) != monotonic_ms {
             self.follow_time_of_day();
+            // With what it guards: who sees that the time was read uses no offset from before.
+            self.read_at_ms.store(monotonic_ms, Ordering::Release);
         }
         monotonic_ms.saturating_add(self.offset_ms.load(Ordering::Relaxed))
     }

@@ -1,7 +1,7 @@
 //! Expiry of values in memory and on the device, over restarts, by a clock that the tests advance.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use forebay_base::clock::{ManualClock, UnixTime, WallClock};
@@ -305,4 +305,67 @@ fn encoded_times_are_checked() {
     assert_eq!(Value::decode(&bytes).unwrap().into_inner(), vec![7; 100]);
     assert!(Value::decode(&bytes[..15]).is_none());
     assert!(Value::decode(&bytes[..16]).unwrap().is_empty());
+}
+
+/// A time of day whose reads by one thread, named [`HELD`], wait until they are let go.
+struct HeldClock {
+    time_of_day: Arc<TimeOfDay>,
+    entered: Barrier,
+    let_go: Barrier,
+}
+
+const HELD: &str = "held";
+
+impl WallClock for HeldClock {
+    fn unix_time(&self) -> UnixTime {
+        let time = self.time_of_day.unix_time();
+        if std::thread::current().name() == Some(HELD) {
+            self.entered.wait();
+            self.let_go.wait();
+        }
+        time
+    }
+}
+
+/// Calls `f` while another thread reads the time of day for a `lookup`.
+fn while_the_time_is_read<T: Send>(
+    clock: &HeldClock,
+    lookup: impl FnOnce() + Send,
+    f: impl FnOnce() -> T,
+) -> T {
+    std::thread::scope(|scope| {
+        let held = std::thread::Builder::new().name(HELD.to_owned());
+        let held = held.spawn_scoped(scope, lookup).unwrap();
+        clock.entered.wait();
+        let seen = f();
+        clock.let_go.wait();
+        held.join().unwrap();
+        seen
+    })
+}
+
+#[test]
+fn a_thread_that_is_slow_to_read_the_time_gives_others_no_wrong_one() {
+    let machine = Machine::new();
+    let clock = Arc::new(HeldClock {
+        time_of_day: machine.time_of_day.clone(),
+        entered: Barrier::new(2),
+        let_go: Barrier::new(2),
+    });
+    let cache = machine.builder().time_to_live(10 * SECOND).wall_clock(clock.clone());
+    let cache = cache.build().unwrap();
+    let lookup = || _ = byte(&cache, 1);
+    // The first read of all: a new value does not begin in 1970.
+    cache.l2().wait_rebuilt();
+    let insert = || cache.insert(1, value(1)).unwrap();
+    while_the_time_is_read(&clock, insert, || cache.insert(2, value(2)).unwrap());
+    assert_eq!(byte(&cache, 2), Some(2));
+    machine.pass(9 * SECOND);
+    assert_eq!(byte(&cache, 2), Some(2));
+    // The machine was suspended: a value does not outlive that.
+    machine.set_time_of_day(|ms| ms + 10_000);
+    machine.pass(Duration::from_millis(1));
+    let seen = while_the_time_is_read(&clock, lookup, || byte(&cache, 2));
+    assert_eq!(seen, None);
+    cache.close().unwrap();
 }
