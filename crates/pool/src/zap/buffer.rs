@@ -42,7 +42,8 @@ use crate::{ErrorKind, Result};
 /// A full page splits if it covers leaves that are deeper by more than this.
 pub(super) const PAGE_SPAN: u8 = 3;
 /// A leaf in memory that no unsynced txg has changed gets its names when so many wait for it: a
-/// page is written at less cost. If all leaves seem to be in memory, it gets them at once.
+/// page is written at less cost. It gets them at once if all leaves seem to be in memory, or if its
+/// filter is void: otherwise each name would read the leaf again.
 const MERGE_NAMES: usize = 12;
 /// Names that move to a leaf leave space for the longest entry: another transaction may have
 /// removed a name from the leaf, and undo that.
@@ -143,6 +144,7 @@ impl Fat {
                     && !leaf.has_hash
                     && !has_all
                     && self.may_buffer(access.store)
+                    && !self.would_get_filter(access, tx, leaf_id(hash, leaf.depth))?
                     && self.count_buffered(access, hash, leaf.depth)?.unwrap_or(0) < MERGE_NAMES
                 {
                     match self.buffer(access, tx, request, leaf.depth)? {

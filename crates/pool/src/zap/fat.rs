@@ -301,6 +301,27 @@ impl Fat {
         }
     }
 
+    /// Whether the filter of a leaf, which is in memory, is void, and the leaf gets another if this
+    /// transaction opens it. False if the filter block is not in memory.
+    pub(super) fn would_get_filter<S: LeafStore>(
+        &self,
+        access: LeafAccess<'_, S>,
+        tx: &S::Tx,
+        id: u64,
+    ) -> Result<bool> {
+        let block = filter_of(id);
+        if self.share.is_none() || access.is_lost(block) || !access.store.may_open_filter(tx) {
+            return Ok(false);
+        }
+        let Some(txg) = access.store.stored_txg(id) else { return Ok(false) };
+        let is_valid = |block: &[u8]| filter::is_valid(block, id, txg);
+        Ok(match access.store.with_leaf(block, access.fetched, is_valid)? {
+            LeafLookup::Resident(is_valid) => !is_valid,
+            LeafLookup::Hole => true,
+            LeafLookup::NotResident(_) => false,
+        })
+    }
+
     /// Number of leaves.
     pub(super) fn leaves(&self) -> u64 {
         leaves_of(&self.header)
