@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_fs::{Client, ErrorKind, FallocateMode, FileSystem, Ino};
+use forebay_fs::{Caller, Client, ErrorKind, FallocateMode, FileSystem, Ino, SetAttr};
 
-use crate::common::{Fixture, Killer, ME, MIB, ROOT, file, read, unmount, write};
+use crate::common::{Fixture, Killer, ME, MIB, ROOT, counter, file, read, unmount, write};
 
 const ALLOCATE: FallocateMode = FallocateMode::Allocate { keep_size: false };
 const KEEP_SIZE: FallocateMode = FallocateMode::Allocate { keep_size: true };
@@ -128,4 +128,31 @@ fn a_killed_process_does_not_get_its_range_to_the_end() {
     fs.set_client(None);
     drop((killed, alive));
     unmount(fs);
+}
+
+#[test]
+fn a_killed_process_frees_its_range_and_the_inode_says_so() {
+    for mode in [FallocateMode::Punch, ZERO] {
+        let fixture = Fixture::new(4096 * MIB);
+        let fs = fixture.mount();
+        let (ino, end) = scattered(&fs, 300);
+        assert_eq!(change(&fs, ino, 0, end, ALLOCATE), None);
+        let set = SetAttr { mode: Some(0o4755), ..SetAttr::default() };
+        let before = fs.setattr(ino, &set, ME).unwrap();
+        let killer = Arc::new(Killer::default());
+        killer.killed.store(7, Ordering::Relaxed);
+        fs.set_client(Some(killer as Arc<dyn Client>));
+        let killed = fs.for_process(7);
+        let them = Caller { uid: 5, gid: 6, pid: 7 };
+        let freed = killed.fallocate(ino, forebay_fs::Handle(ino.0), 0, end, mode, them);
+        freed.expect("it goes on to the end");
+        let steps = counter(&fs, "steps_freed");
+        assert!(steps > 2, "{steps}");
+        let after = fs.getattr(ino).unwrap();
+        assert!(after.mtime > before.mtime && after.mode == 0o755, "{after:?}, before {before:?}");
+        assert_eq!(read(&fs, ino, 0, 4), [0; 4]);
+        fs.set_client(None);
+        drop(killed);
+        unmount(fs);
+    }
 }
