@@ -65,23 +65,27 @@ impl FileSystem {
         }
     }
 
-    /// Checks that there is currently enough space for the range: for its holes. Data needs no
-    /// more, because an overwrite gives back what it replaces.
+    /// Checks that there is currently enough space for the holes of the range. Data is not counted,
+    /// as an overwrite gives back what it replaces. That is less than it may need if the data is
+    /// compressed or ends in zeros that are not stored.
     fn check_space(&self, object: &Object, offset: u64, len: u64) -> Result<()> {
         let fits = |wanted| wanted <= self.pool().usage().available_bytes;
-        let has_space = || {
-            Ok::<_, Error>(fits(len) || fits(object.with_wait(self.wait).hole_bytes(offset, len)?))
-        };
-        if has_space()? {
+        let holes = || object.with_wait(self.wait).hole_bytes(offset, len);
+        if fits(len) || fits(holes()?) {
             return Ok(());
         }
         // Unwritten changes reserve more space than they will use.
         self.wait.check("space freed by a transaction group")?;
         self.unless_suspended(self.wait, || Ok(self.pool().sync()?))?;
-        if has_space()? {
+        let wanted = holes()?;
+        let available = self.pool().usage().available_bytes;
+        if wanted <= available {
             return Ok(());
         }
-        let text = format!("not enough space for {len} bytes: delete files or add a device");
+        let text = format!(
+            "the holes of the range need {wanted} bytes, and {available} are available: delete \
+             files or add a device"
+        );
         Err(Error::new(ErrorKind::NoSpace, text))
     }
 
