@@ -38,6 +38,15 @@ use crate::{Error, ErrorKind, Result};
 /// A leaf with so many used bytes may split soon.
 const SPLIT_SOON_BYTES: usize = ZAP_LEAF_BYTES - 1024;
 
+/// Result of a search.
+pub(super) struct Found {
+    pub(super) value: Option<Value>,
+    /// Depth of the leaf, if it was looked at.
+    pub(super) depth: Option<u8>,
+    /// Whether the leaf has the name.
+    pub(super) is_in_leaf: bool,
+}
+
 /// In-memory state of a fat directory.
 pub(super) struct Fat {
     pub(super) header: ZapFatPhys,
@@ -48,7 +57,7 @@ pub(super) struct Fat {
     /// Memory for filters and pages. Without it, the directory uses neither, but for names that are
     /// buffered already.
     pub(super) share: Option<AidShare>,
-    /// Whether names that are looked up exist.
+    /// Whether names that are looked up are in their leaves.
     pub(super) presence: Presence,
 }
 
@@ -150,17 +159,21 @@ impl Fat {
         &mut self,
         access: LeafAccess<'_, S>,
         name: HashedName<'_>,
-    ) -> Result<OpStep<(Option<Value>, Option<u8>), S::Ticket>> {
+    ) -> Result<OpStep<Found, S::Ticket>> {
         let found = self.with_leaf_of(access, name.hash(), |leaf| {
             let record = leaf.find(name.hash(), name.name)?;
             Ok((record.map(|record| record.value()).transpose()?, leaf.depth()))
         })?;
         match found {
             OpStep::NotResident(leaf) => self.lookup_absent(access, name, leaf),
-            OpStep::Done((Some(value), depth)) => Ok(OpStep::Done((Some(value), Some(depth)))),
+            OpStep::Done((value @ Some(_), depth)) => {
+                Ok(OpStep::Done(Found { value, depth: Some(depth), is_in_leaf: true }))
+            }
             OpStep::Done((None, depth)) => Ok(match self.find_buffered(access, name)? {
                 OpStep::NotResident(page) => OpStep::NotResident(page),
-                OpStep::Done(found) => OpStep::Done((found, Some(depth))),
+                OpStep::Done(value) => {
+                    OpStep::Done(Found { value, depth: Some(depth), is_in_leaf: false })
+                }
             }),
         }
     }
@@ -173,9 +186,10 @@ impl Fat {
         access: LeafAccess<'_, S>,
         name: HashedName<'_>,
         leaf: S::Ticket,
-    ) -> Result<OpStep<(Option<Value>, Option<u8>), S::Ticket>> {
+    ) -> Result<OpStep<Found, S::Ticket>> {
+        let without_leaf = |value| OpStep::Done(Found { value, depth: None, is_in_leaf: false });
         let page = match self.find_buffered(access, name) {
-            Ok(OpStep::Done(Some(value))) => return Ok(OpStep::Done((Some(value), None))),
+            Ok(OpStep::Done(value @ Some(_))) => return Ok(without_leaf(value)),
             Ok(OpStep::Done(None)) => None,
             // A damaged or lost page hides only its own names: the leaf may have this one.
             Ok(OpStep::NotResident(page)) if access.is_lost(S::block_of(&page)) => {
@@ -192,7 +206,7 @@ impl Fat {
             (OpStep::NotResident(filter), _) => OpStep::NotResident(filter),
             (OpStep::Done(Answer::Maybe), _) => OpStep::NotResident(leaf),
             (OpStep::Done(Answer::Absent(_)), Some(page)) => OpStep::NotResident(page),
-            (OpStep::Done(Answer::Absent(_)), None) => OpStep::Done((None, None)),
+            (OpStep::Done(Answer::Absent(_)), None) => without_leaf(None),
         })
     }
 

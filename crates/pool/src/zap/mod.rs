@@ -86,7 +86,7 @@ use access::LeafAccess;
 use attempts::{FetchedKind, OpBlocks, OpStep};
 use change::{ChangeRequest, Changed, NameChange};
 use entry::{HashedName, check_name, check_value};
-use fat::Fat;
+use fat::{Fat, Found};
 use leaf::{Change, LeafDefect};
 use micro::Micro;
 use probe::{Hints, Operations};
@@ -222,12 +222,12 @@ impl<S: LeafStore> Zap<S> {
                 DirectoryForm::Micro(micro) => Ok(OpStep::Done(micro.find(name.name))),
                 DirectoryForm::Fat(fat) => Ok(match fat.lookup(access, name)? {
                     OpStep::NotResident(ticket) => OpStep::NotResident(ticket),
-                    OpStep::Done((found, depth)) => {
+                    OpStep::Done(Found { value, depth, is_in_leaf }) => {
                         if !access.fetched.is_empty() {
-                            fat.presence.note(found.is_some());
+                            fat.presence.note(is_in_leaf);
                         }
                         depth.into_iter().for_each(|depth| self.hints.set(name.hash(), depth));
-                        OpStep::Done(found)
+                        OpStep::Done(value)
                     }
                 }),
             })?;
