@@ -205,7 +205,9 @@ impl Fat {
             OpStep::Done(Answer::Maybe) => return Ok(OpStep::NotResident(ticket)),
             OpStep::Done(Answer::Absent(depth)) => depth,
         };
+        let count = || access.store.count(ZapCounters::DIRECTORY_FILTER_ABSENT, 1);
         if !request.adds() {
+            count();
             return Ok(OpStep::Done(Changed::new(Change::Missing, false)));
         }
         if !self.may_buffer(access.store) {
@@ -216,7 +218,10 @@ impl Fat {
                 OpStep::NotResident(ticket)
             }
             OpStep::NotResident(page) => OpStep::NotResident(page),
-            OpStep::Done(Some(changed)) => OpStep::Done(Changed { lacks_leaf: true, ..changed }),
+            OpStep::Done(Some(changed)) => {
+                count();
+                OpStep::Done(Changed { lacks_leaf: true, ..changed })
+            }
             OpStep::Done(None) => OpStep::NotResident(ticket),
         })
     }

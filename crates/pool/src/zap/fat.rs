@@ -206,7 +206,10 @@ impl Fat {
             (OpStep::NotResident(filter), _) => OpStep::NotResident(filter),
             (OpStep::Done(Answer::Maybe), _) => OpStep::NotResident(leaf),
             (OpStep::Done(Answer::Absent(_)), Some(page)) => OpStep::NotResident(page),
-            (OpStep::Done(Answer::Absent(_)), None) => without_leaf(None),
+            (OpStep::Done(Answer::Absent(_)), None) => {
+                access.store.count(ZapCounters::DIRECTORY_FILTER_ABSENT, 1);
+                without_leaf(None)
+            }
         })
     }
 
@@ -276,7 +279,8 @@ impl Fat {
         Ok(OpStep::Done(()))
     }
 
-    /// Asks the filter of the leaf of a name, which is not resident: `ticket` leads to it.
+    /// Asks the filter of the leaf of a name, which is not resident: `ticket` leads to it. Does not
+    /// count "absent", as the search may start over to read a page.
     pub(super) fn find_filter<S: LeafStore>(
         &mut self,
         access: LeafAccess<'_, S>,
@@ -304,7 +308,6 @@ impl Fat {
                     && leaf_id(name.hash(), depth) == id
                     && self.header.leaves_at[usize::from(depth)].get() > 0 =>
             {
-                access.store.count(ZapCounters::DIRECTORY_FILTER_ABSENT, 1);
                 self.table.set(name.hash(), depth);
                 Ok(OpStep::Done(answer))
             }

@@ -115,3 +115,24 @@ fn names_that_wait_in_pages_read_no_leaf_after_one_that_was_read_in_vain() {
     // A filter is wrong once in 256 times.
     assert!((1..4).contains(&leaves), "{leaves}");
 }
+
+#[test]
+fn a_search_that_a_filter_answers_counts_once() {
+    let (zap, store, _) = with_buffered(20_000, 500);
+    for number in 40_000..40_100 {
+        let counted = || store.counted(ZapCounters::DIRECTORY_FILTER_ABSENT);
+        let before = counted();
+        let read = reads(&store, || assert!(!exists(&zap, number)));
+        let has_leaf = read.iter().any(is_leaf);
+        assert!(has_leaf || read.len() == 2, "a filter and a page: {read:?}");
+        assert_eq!(counted() - before, u64::from(!has_leaf));
+    }
+    // A new name goes to its page.
+    for number in 50_000..50_100 {
+        let before = store.counted(ZapCounters::DIRECTORY_FILTER_ABSENT);
+        let create = || zap.insert(&(), &name(number), &VALUE).expect("it is new");
+        let has_leaf = reads(&store, create).iter().any(is_leaf);
+        let counted = store.counted(ZapCounters::DIRECTORY_FILTER_ABSENT) - before;
+        assert_eq!(counted, u64::from(!has_leaf));
+    }
+}
