@@ -46,6 +46,8 @@ pub(super) fn try_merge<S: LeafStore>(
     removed: (u32, usize),
 ) -> Result<OpStep<bool, S::Ticket>> {
     let (hash, removed) = removed;
+    // As the removal, it has no use for filters.
+    let access = LeafAccess { reads_filters: false, ..access };
     let DirectoryForm::Fat(fat) = form else {
         return Ok(OpStep::Done(false));
     };

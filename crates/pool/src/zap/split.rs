@@ -68,7 +68,7 @@ impl Fat {
     ) -> Result<()> {
         let store = access.store;
         let id = ZapBlock::Leaf(id);
-        // The leaf is open, and its filter block too.
+        // The leaf is open, and its filter block too, or its filter is void.
         match store.with_leaf_mut(tx, id, None, access.fetched, |bytes| put_leaf(bytes, leaf))? {
             LeafLookup::Resident(Ok(())) => Ok(()),
             LeafLookup::Resident(Err(defect)) => Err(corrupt(store, id, defect)),

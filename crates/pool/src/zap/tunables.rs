@@ -53,8 +53,8 @@ forebay_base::counters! {
     /// Searches that did not find the name in the leaf that they read: the filter was wrong, old or
     /// missing, or was not asked because it was not in memory.
     directory_filter_false;
-    /// Filters that became void, as a name was removed from their leaf while their block was not in
-    /// memory.
+    /// Filters that became void, as a name was removed from their leaf, or leaves merged after
+    /// that, while their block was not in memory.
     directory_filters_voided;
 }
 

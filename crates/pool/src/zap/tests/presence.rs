@@ -136,3 +136,14 @@ fn a_search_that_a_filter_answers_counts_once() {
         assert_eq!(counted, u64::from(!has_leaf));
     }
 }
+
+#[test]
+fn merges_of_leaves_read_no_filter() {
+    let (zap, store, _) = with_buffered(20_000, 0);
+    for number in 0..20_000 {
+        let read = reads(&store, || remove(&zap, number));
+        // The first lookups do not know yet how the directory is used.
+        let is_filter = |block: &ZapBlock| matches!(block, ZapBlock::Filter(_));
+        assert!(number < 4 || !read.iter().any(is_filter), "{number}: {read:?}");
+    }
+}
