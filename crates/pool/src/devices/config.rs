@@ -128,6 +128,12 @@ impl Label {
     pub(crate) fn own(&self) -> &LeafConfig {
         &self.config.vdev(self.number).expect("checked when decoded").leaves[self.leaf]
     }
+
+    /// The first txg that the device may miss, if its newest uberblock is that of `newest`.
+    pub(crate) fn missing_from(&self, newest: u64) -> u64 {
+        let missed = self.own().missed.map_or(u64::MAX, |missed| missed.from);
+        missed.min(newest + 1)
+    }
 }
 
 /// Returns a new GUID.

@@ -296,6 +296,16 @@ fn written_apart<'a>(
     newest: &Config,
 ) -> Option<&'a (Opened, Label)> {
     let find = |guid| labelled.iter().find(|(_, label)| label.own().guid == guid);
+    find(rival_of(label, newest, &|guid| find(guid).is_some())?)
+}
+
+/// The guid of the side that was written without the one with this label, which is behind, if that
+/// one was also written without it. Only sides that are there count.
+pub(super) fn rival_of(
+    label: &Label,
+    newest: &Config,
+    is_there: &dyn Fn(u64) -> bool,
+) -> Option<u64> {
     // It had all blocks when a txg was durable that it is said to miss. The others were no sides
     // any more: its label need not list them.
     let own = label.own();
@@ -303,7 +313,8 @@ fn written_apart<'a>(
     if own.missed.is_none() && missed.is_some_and(|missed| label.config.txg >= missed.from) {
         let is_of = |vdev: &&VdevConfig| vdev.leaves.iter().any(|leaf| leaf.guid == own.guid);
         let mut rivals = newest.numbered().map(|(_, vdev)| vdev).find(is_of)?.leaves.iter();
-        return rivals.find_map(|one| find(one.guid).filter(|_| !is_behind(newest, one.guid)));
+        let is_rival = |one: &&LeafConfig| is_there(one.guid) && !is_behind(newest, one.guid);
+        return rivals.find(is_rival).map(|one| one.guid);
     }
     let siblings = &label.config.vdev(label.number)?.leaves;
     let is_whole = |guid| newest.leaves().any(|leaf| leaf.guid == guid && leaf.missed.is_none());
@@ -313,12 +324,12 @@ fn written_apart<'a>(
     let apart = |other: &&LeafConfig| {
         is_behind(&label.config, other.guid) && !is_behind(newest, other.guid)
     };
-    find(siblings.iter().find(apart)?.guid)
+    siblings.iter().find(apart).map(|one| one.guid).filter(|guid| is_there(*guid))
 }
 
 /// Finds sides of mirrors that are older than the labels know: replaced by a copy from before, for
 /// example. A crash leaves a side one txg behind; one that is further behind, while another is not,
-/// misses what came since.
+/// misses what came since. One that is known to miss txgs may be older than that, too.
 fn note_rolled_back(
     labelled: &[(Opened, Label)],
     config: &mut Config,
@@ -328,22 +339,35 @@ fn note_rolled_back(
     let mut newest_of = Vec::new();
     for leaf in config.vdevs.iter().filter(|vdev| vdev.leaves.len() > 1).flat_map(|v| &v.leaves) {
         let opened = labelled.iter().find(|(_, label)| label.own().guid == leaf.guid);
-        let Some((one, label)) = opened.filter(|_| leaf.missed.is_none()) else { continue };
-        let ring = ring_of(one, label, config);
+        let Some((one, label)) = opened else { continue };
+        let ring = Ring { missed: None, ..ring_of(one, label, config) };
         let has = label::best_uberblocks(&[ring], config.pool_guid, memory)?;
-        newest_of.push((leaf.guid, &one.device, has.first().map_or(0, |has| has.txg)));
+        newest_of.push((leaf.guid, one, label, has.first().map_or(0, |has| has.txg)));
     }
     for vdev in &mut config.vdevs {
         let is_of = |guid: u64| vdev.leaves.iter().any(|leaf| leaf.guid == guid);
         let of: Vec<_> = newest_of.iter().filter(|(guid, ..)| is_of(*guid)).collect();
-        if of.iter().all(|(.., txg)| *txg < newest.previous_txg) {
-            continue;
-        }
-        for (guid, device, txg) in of.into_iter().filter(|one| one.2 < newest.previous_txg) {
-            let missed = Missed { from: txg + 1, to: newest.txg + 1 };
-            let leaves = vdev.leaves.iter_mut().filter(|leaf| leaf.guid == *guid);
-            leaves.for_each(|leaf| leaf.missed = Some(missed));
-            let (name, to) = (&device.info().name, newest.txg);
+        let is_whole = |guid| vdev.leaves.iter().any(|l| l.guid == guid && l.missed.is_none());
+        let mut whole = of.iter().filter(|(guid, ..)| is_whole(*guid));
+        let is_current = whole.any(|(.., txg)| *txg >= newest.previous_txg);
+        for (guid, one, label, txg) in of {
+            let Some(leaf) = vdev.leaves.iter_mut().find(|leaf| leaf.guid == *guid) else {
+                continue;
+            };
+            let lags = is_current && *txg < newest.previous_txg;
+            let from = label.missing_from(*txg);
+            if let Some(missed) = &mut leaf.missed {
+                missed.from = missed.from.min(from);
+                if lags {
+                    missed.to = missed.to.max(newest.txg + 1);
+                }
+                continue;
+            }
+            if !lags {
+                continue;
+            }
+            leaf.missed = Some(Missed { from, to: newest.txg + 1 });
+            let (name, to) = (&one.device.info().name, newest.txg);
             notes.push(format!(
                 "{name} has nothing after txg {txg}, of {to}: it was rolled back; a scrub brings it up to date"
             ));

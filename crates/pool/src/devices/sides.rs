@@ -11,6 +11,7 @@ use forebay_io::{Device, Request};
 
 use super::config::{Config, Label, VdevKind};
 use super::heartbeat::{self, Heartbeat};
+use super::import;
 use super::label::{self, MayWrite, Ring};
 use super::status::{STILL, VdevStatus};
 use super::{Devices, Leaf, Place, Vdev};
@@ -155,7 +156,8 @@ impl<'a> Side<'a> {
     }
 
     /// Checks that a device is the side, and was not written apart from the others: that another
-    /// host has not imported it alone. `synced` is the newest durable txg.
+    /// host has not imported it alone. `synced` is the newest durable txg. The device may be an
+    /// older copy of the side: the side then misses what that lacks.
     ///
     /// # Errors
     /// [`ErrorKind::NotAPool`] says what the device is.
@@ -170,29 +172,29 @@ impl<'a> Side<'a> {
         let size_bytes = found.own().size_bytes;
         let ring = Ring { device, size_bytes, missed: None };
         let uberblocks = label::best_uberblocks(&[ring], config.pool_guid, memory)?;
-        let is_newer = uberblocks.first().is_some_and(|newest| newest.txg > synced);
-        if is_newer || self.calls_whole_sides_behind(&found) {
+        let newest = uberblocks.first().map_or(0, |newest| newest.txg);
+        if newest > synced || self.was_written_apart(&found, config) {
             let text = format!(
                 "{name}: was written without the other sides, so it stays out of use; to keep what it has instead, export the pool and import this device alone"
             );
             return Err(Error::new(ErrorKind::NotAPool, text));
         }
+        self.status().misses_since(self.at, found.missing_from(newest));
         Ok(())
     }
 
-    /// Whether a label of the side says of all sides that have all blocks that they miss what is
-    /// written. One that it does not say that of has all that the side has.
-    fn calls_whole_sides_behind(&self, label: &Label) -> bool {
-        let Some(vdev) = label.config.vdevs.get(usize::from(self.vdev.number())) else {
-            return false;
+    /// Whether the side and those with all blocks were written without each other, as an import
+    /// decides it.
+    fn was_written_apart(&self, label: &Label, config: &Config) -> bool {
+        let mut now = config.clone();
+        if let Some(vdev) = now.vdevs.get_mut(usize::from(self.vdev.number())) {
+            self.vdev.store_in(vdev);
+        }
+        let is_whole = |guid| {
+            let mut leaves = self.vdev.leaves();
+            leaves.any(|(at, leaf)| leaf.guid() == guid && self.status().is_whole(at))
         };
-        let is_behind = |guid| {
-            let missed =
-                vdev.leaves.iter().filter(|one| one.guid == guid).find_map(|one| one.missed);
-            missed.is_some_and(|missed| missed.to == STILL)
-        };
-        let mut whole = self.vdev.leaves().filter(|(at, _)| self.status().is_whole(*at));
-        whole.all(|(_, leaf)| is_behind(leaf.guid()))
+        import::rival_of(label, &now, &is_whole).is_some()
     }
 
     /// Takes the side into use again, after its label was checked. It still misses what is written.

@@ -464,6 +464,14 @@ impl VdevStatus {
         }
     }
 
+    /// A device that is not in use misses what is written since this txg, if it did not before.
+    pub(super) fn misses_since(&self, leaf: u8, from: u64) {
+        let _changing = self.changing();
+        if self.leaves[usize::from(leaf)].miss(from, STILL) {
+            self.changes.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
     /// Uses a faulted device again, which misses what was written meanwhile. Returns false if it
     /// was not faulted.
     pub(super) fn retry(&self, leaf: u8) -> bool {

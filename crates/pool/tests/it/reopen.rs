@@ -94,6 +94,30 @@ fn a_copy_that_takes_the_place_of_an_offline_side_gets_the_data() {
 }
 
 #[test]
+fn a_copy_from_before_the_side_was_offline_gets_all_that_it_lacks() {
+    let files = Files::new();
+    let pool = files.create();
+    let number = fill(&pool, RECORDS);
+    let side = files.text("b");
+    fs::copy(files.path("b"), files.path("old")).expect("a copy");
+    overwrite(&pool, number, RECORDS, 1);
+    // So that the former is not the group that a side counts among those that it misses.
+    overwrite(&pool, number, 1, 1);
+    pool.offline_device(&side).expect("the other one is whole");
+    overwrite(&pool, number, 1, 1);
+    fs::rename(files.path("old"), files.path("b")).expect("renamed");
+    comes_back(&pool, &side);
+    let scrubbed = scrub(&pool);
+    assert_eq!((scrubbed.healed, scrubbed.lost_count), (0, 0), "the resilver has left nothing");
+    pool.detach_device(&files.text("a")).expect("the other one is whole");
+    pool.export().expect("exported");
+    let pool = files.import(&["b"]);
+    verify(&pool, number, RECORDS, 1);
+    check(&pool);
+    pool.export().expect("exported");
+}
+
+#[test]
 fn a_side_that_was_emptied_comes_back_with_its_content() {
     let files = Files::new();
     let pool = files.create();

@@ -162,6 +162,34 @@ fn a_resilver_that_an_export_interrupts_starts_over() {
     verify_alone(&sides, number, 800, 1);
 }
 
+#[test]
+fn an_older_copy_of_a_side_that_misses_blocks_gets_all_that_it_lacks() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    let number = fill(&pool, 800);
+    let old = copy_of(&sides.media[1]);
+    let side = name(&pool, 1);
+    overwrite(&pool, number, 800, 1);
+    overwrite(&pool, number, 1, 1);
+    pool.offline_device(&side).expect("the other one is whole");
+    overwrite(&pool, number, 1, 1);
+    let slow = Fault::Delay(Duration::from_millis(50));
+    sides.faults[1].add(Rule::new(slow).on(Op::Write).within(MIB..SIZE - MIB));
+    pool.online_device(&side).expect("it works");
+    pool.export().expect("exported");
+    sides.faults[1].clear();
+    copy(&*old, &*sides.media[1]);
+    let devices = sides.devices();
+    let pool = import(&[&devices[0], &devices[1]]).expect("both");
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Degraded]);
+    assert!(pool.start_resilver().expect("it starts"));
+    let status = pool.wait_resilver();
+    assert_eq!(states(&pool), [LeafState::Online; 2], "{status:?}");
+    assert_eq!(scrub(&pool).healed, 0, "the resilver has left nothing");
+    pool.export().expect("exported");
+    verify_alone(&sides, number, 800, 1);
+}
+
 /// Power cuts at any time of a side's way out of use and back.
 #[test]
 fn crashes_beside_offline_online_and_resilvers_lose_nothing_that_was_synced() {
@@ -237,6 +265,33 @@ fn a_side_that_another_host_has_written_stays_offline() {
     assert_eq!(states(&pool), [LeafState::Online, LeafState::Offline]);
     overwrite(&pool, number, 10, 0xff);
     verify(&pool, number, 10, 0xff);
+    pool.export().expect("exported");
+}
+
+/// Its label does not say that the others miss something: it does not know them.
+#[test]
+fn a_side_that_has_left_the_mirror_on_another_host_stays_offline() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    let number = fill(&pool, 10);
+    pool.export().expect("exported");
+    let other = copy_of(&sides.media[1]);
+    let devices = sides.devices();
+    let pool = import(&[&devices[0], &devices[1]]).expect("both");
+    let (side, first) = (name(&pool, 1), name(&pool, 0));
+    pool.offline_device(&side).expect("the other one is whole");
+    let apart = import(&[&other]).expect("a whole side");
+    apart.detach_device(&first).expect("it is missing");
+    overwrite(&apart, number, 10, 1);
+    apart.export().expect("exported");
+    for salt in 1..20 {
+        overwrite(&pool, number, 10, salt);
+    }
+    copy(&*other, &*sides.media[1]);
+    let error = pool.online_device(&side).expect_err("it has another history");
+    assert_eq!(error.kind(), ErrorKind::NotAPool, "{error}");
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Offline]);
+    verify(&pool, number, 10, 19);
     pool.export().expect("exported");
 }
 
