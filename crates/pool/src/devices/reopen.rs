@@ -215,6 +215,8 @@ pub(crate) struct Resumed<'a> {
     pub(crate) beats: Option<&'a Heartbeat>,
     /// Whether the devices had blocks of the txg, durably, that are not in memory any more.
     pub(crate) relies_on_devices: bool,
+    /// Whether records of the intent log on a vdev may be needed that are newer than `synced`.
+    pub(crate) log_relies_on: &'a dyn Fn(u16) -> bool,
 }
 
 impl Resumed<'_> {
@@ -252,6 +254,11 @@ impl Resumed<'_> {
             return refused(format!(
                 "may be an older copy, without the blocks of transaction group {} that were written already",
                 synced + 1
+            ));
+        }
+        if (self.log_relies_on)(side.vdev.number()) {
+            return refused(format!(
+                "may be an older copy, without what was fsynced after transaction group {synced}"
             ));
         }
         Ok(())

@@ -291,6 +291,12 @@ impl IntentLog {
         self.ring.lock().stamped(number, txg);
     }
 
+    /// Whether fsyncs may have been acknowledged since the newest durable root whose records are on
+    /// this vdev: an older copy of it lacks them.
+    pub(crate) fn relies_on(&self, vdev: u16) -> bool {
+        self.ring.lock().relies_on(vdev)
+    }
+
     /// Whether no root to which an import may go back needs a log vdev, nor the next one does.
     pub(crate) fn has_left_log_vdev(&self) -> bool {
         let left = self.ring.lock().left_log_vdev();

@@ -205,6 +205,10 @@ pub(super) struct Ring {
     /// Head of the root before it. Space from here on must not be overwritten.
     tail: u64,
     replaying: Option<Replaying>,
+    /// Whether a batch is being written.
+    writing: bool,
+    /// The end of the newest durable block, and where it is.
+    written: (u64, Arc<Extents>),
 }
 
 /// Space reserved for blocks.
@@ -252,6 +256,8 @@ impl Ring {
             durable: head.offset,
             tail,
             replaying: Some(replaying),
+            writing: false,
+            written: (0, Arc::clone(extents)),
         })
     }
 
@@ -279,7 +285,25 @@ impl Ring {
         }
         self.next = BlockPosition { offset: end, sequence: head.sequence + blocks };
         let extents = Arc::clone(&self.extents);
+        self.writing = true;
         Some(Reserved { head, generation: self.generation, extents })
+    }
+
+    /// The batch of the space that was reserved last ends with this result.
+    pub(super) fn end_batch(&mut self, end: u64, extents: &Arc<Extents>, is_durable: bool) {
+        self.writing = false;
+        match is_durable {
+            true => self.written = (end, Arc::clone(extents)),
+            false => self.fail(),
+        }
+    }
+
+    /// Whether a replay from the newest durable root would read blocks on a vdev, or may.
+    pub(super) fn relies_on(&self, vdev: u16) -> bool {
+        let (end, extents) = &self.written;
+        let needed = end.saturating_sub(self.durable);
+        let places = extents.places(self.durable, needed.min(extents.bytes()));
+        self.writing || places.iter().any(|(dva, _)| dva.device == vdev)
     }
 
     /// The extents of the ring.
@@ -416,6 +440,7 @@ impl Ring {
         if let Some(replaying) = &mut self.replaying {
             replaying.done = true;
             self.next = next;
+            self.written.0 = next.offset;
         }
     }
 

@@ -228,20 +228,31 @@ fn a_file_that_was_replaced_in_use_is_noticed() {
     pool.export().expect("exported");
 }
 
-/// A pool that is suspended because its only device is gone.
-fn suspended(files: &Files) -> (Pool, u64) {
+/// A pool that is suspended because its only device is gone; after an fsync, if one is asked for,
+/// that the newest copy has not.
+fn suspended(files: &Files, fsyncs: bool) -> (Pool, u64) {
     let options = OpenOptions { create_bytes: Some(SIZE), ..OpenOptions::default() };
     let opened = open_path(&files.path("a"), &options).expect("a new file");
     let pool = Pool::create(vec![opened], &create_options(&cache(32 * MIB))).expect("a pool");
     let number = fill(&pool, RECORDS);
     fs::copy(files.path("a"), files.path("older")).expect("a copy");
+    let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
+    let write = |content: u8| {
+        let tx = pool.begin().expect("space");
+        object.write(&tx, 0, &[content; 8192]).expect("space");
+    };
+    let fsync = || object.fsync().expect("the device is there");
+    write(7);
+    fsync();
     overwrite(&pool, number, 20, 1);
     fs::copy(files.path("a"), files.path("newest")).expect("a copy");
+    if fsyncs {
+        write(8);
+        fsync();
+    }
     truncate(&files.path("a"), 0);
-    let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
-    let tx = pool.begin().expect("space");
-    object.write(&tx, 0, &[9; 8192]).expect("space");
-    drop((tx, object));
+    write(9);
+    drop(object);
     pool.sync().expect_err("the device is gone");
     assert!(pool.suspension().is_some_and(|now| now.resumable), "{:?}", pool.suspension());
     (pool, number)
@@ -250,7 +261,7 @@ fn suspended(files: &Files) -> (Pool, u64) {
 #[test]
 fn a_suspended_pool_goes_on_with_its_device_that_is_back() {
     let files = Files::new();
-    let (pool, number) = suspended(&files);
+    let (pool, number) = suspended(&files, false);
     let refused = |wanted: &str| {
         let error = pool.clear().expect_err("it is not back");
         assert_eq!(error.kind(), ErrorKind::Suspended, "{error}");
@@ -275,4 +286,17 @@ fn a_suspended_pool_goes_on_with_its_device_that_is_back() {
     verify(&pool, number, RECORDS, 3);
     check(&pool);
     pool.export().expect("exported");
+}
+
+#[test]
+fn a_suspended_pool_refuses_a_copy_that_may_lack_what_was_fsynced() {
+    let files = Files::new();
+    let (pool, _) = suspended(&files, true);
+    fs::remove_file(files.path("a")).expect("removed");
+    fs::copy(files.path("newest"), files.path("a")).expect("a copy");
+    let error = pool.clear().expect_err("a record is on the former device alone");
+    assert_eq!(error.kind(), ErrorKind::Suspended, "{error}");
+    assert!(error.to_string().contains("without what was fsynced after"), "{error}");
+    assert!(pool.suspension().is_some_and(|now| now.resumable));
+    pool.abandon();
 }
