@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::devices::config::VdevKind;
+use crate::devices::status::STILL;
 use crate::devices::vdev::LeafState;
 use crate::l2::L2DeviceState;
 
@@ -104,12 +105,13 @@ impl PoolInner {
     fn add_devices(&self, health: &mut PoolHealth) {
         let resilvers = self.resilver.is_active();
         for vdev in self.devices.iter() {
+            let gets_all = |at| vdev.status().missed(at).is_some_and(|one| one.to != STILL);
             for (at, leaf) in vdev.leaves() {
                 let state = vdev.leaf_state(at);
                 if vdev.kind() == VdevKind::Mirror && state != LeafState::Online {
                     let (mirror, name) = (vdev.number(), leaf.name());
                     let text = match state {
-                        LeafState::Degraded if resilvers => format!(
+                        LeafState::Degraded if resilvers && gets_all(at) => format!(
                             "device {name} of mirror {mirror} misses blocks; a resilver brings them back"
                         ),
                         LeafState::Degraded => format!(

@@ -269,12 +269,12 @@ fn a_suspended_pool_goes_on_with_its_device_that_is_back() {
         assert!(text.contains(&files.text("a")) && text.contains(wanted), "{text}");
         assert!(pool.suspension().is_some_and(|now| now.resumable), "{text}");
     };
-    refused("not back");
+    refused("bring back what it held");
     fs::remove_file(files.path("a")).expect("removed");
-    refused("not back");
+    refused("no such file");
     fs::copy(files.path("older"), files.path("a")).expect("a copy");
     refused("it is an older copy");
-    // Into the same file, and as another one.
+    // As another file than the one that the pool has open.
     fs::remove_file(files.path("a")).expect("removed");
     fs::copy(files.path("newest"), files.path("a")).expect("a copy");
     pool.clear().expect("it is back");
