@@ -116,13 +116,20 @@ fn change(target: &Target, device: &str, change: SideChange) -> Result<ResilverI
 /// or its guid.
 fn name(device: &str) -> String {
     let path = Path::new(device);
-    let is_guid = || u64::from_str_radix(device.trim_start_matches("0x"), 16).is_ok();
+    let is_guid = || is_guid(device);
     let known = pools::canonical(path).ok().or_else(|| {
         let name = path.file_name().filter(|_| !is_guid())?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         Some(pools::canonical(folder.unwrap_or(Path::new("."))).ok()?.join(name))
     });
     known.map_or_else(|| device.to_owned(), |path| path.to_string_lossy().into_owned())
+}
+
+/// Whether this is written as a guid. Without `0x` it needs most of the 16 digits that a random
+/// one has, of which leading zeros are not shown: `b` and `d1` are files.
+fn is_guid(device: &str) -> bool {
+    let digits = device.strip_prefix("0x").or(Some(device).filter(|all| all.len() >= 12));
+    digits.is_some_and(|digits| u64::from_str_radix(digits, 16).is_ok())
 }
 
 /// Describes a resilver in one line.
@@ -146,4 +153,20 @@ pub(super) fn line(resilver: &ResilverInfo) -> String {
     format!(
         "{state}, {blocks} missed blocks ({read}{of}) read at {rate}/s{left}, {written} copies written, {lost} lost"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::name;
+
+    #[test]
+    fn a_short_name_of_a_file_that_is_gone_is_no_guid() {
+        for file in ["b", "d1", "0xy", "1123456789abcdef0"] {
+            let named = name(file);
+            assert!(named.starts_with('/') && named.ends_with(&format!("/{file}")), "{named}");
+        }
+        for guid in ["0xb", "fedcba9876543210", "edcba9876543210"] {
+            assert_eq!(name(guid), guid);
+        }
+    }
 }
