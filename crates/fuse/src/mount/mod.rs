@@ -33,6 +33,7 @@ use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 pub use self::attach::available;
 pub use self::detach::{MountInfo, mount_containing, mount_info, mounts_at, unmount_dead};
 
+use self::mountinfo::MountEntry;
 pub(crate) use self::names_in_use::names_in_use;
 use self::own::OwnMount;
 use crate::counters::{MountMetrics, MountStats, OperationLatency};
@@ -176,14 +177,18 @@ impl Mount {
     /// Its path in the mount table, which changes with renames of directories above it. `None` if
     /// the table does not show the mount.
     pub fn current_path(&self) -> Option<PathBuf> {
-        Some(self.shared.own.entry().ok()??.path)
+        Some(self.entry()?.path)
+    }
+
+    /// Its entry in the mount table. After its end, another mount may have its numbers.
+    fn entry(&self) -> Option<MountEntry> {
+        if self.has_ended() { None } else { self.shared.own.entry().ok()? }
     }
 
     /// Current flags, which other processes may have changed. `None` if the mount table does not
     /// show the mount.
     pub fn flags(&self) -> Option<MountFlags> {
-        let entry = self.shared.own.entry().ok()??;
-        Some(MountFlags::shown_as(&entry.flags))
+        Some(MountFlags::shown_as(&self.entry()?.flags))
     }
 
     /// Replaces the flags. The file system must be told about access times separately.
@@ -194,6 +199,9 @@ impl Mount {
     /// read-only. [`MountError::Covered`] if another mount is over it.
     pub fn remount(&self, flags: &MountFlags) -> Result<(), MountError> {
         let not_mounted = || MountError::NotMounted { path: self.path().to_path_buf() };
+        if self.has_ended() {
+            return Err(not_mounted());
+        }
         let path = self.shared.own.reachable()?.ok_or_else(not_mounted)?;
         attach::remount(&path, flags, self.trusted)?;
         tracing::info!(at = %self.path().display(), ?flags, "remounted");

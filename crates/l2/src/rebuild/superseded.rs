@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use crate::record::{BlockAddr, KeyHash, Record, RecordState};
 
 /// Most keys that are kept. With more, every block that is found later is bad.
-const MAX_KEYS: usize = if cfg!(test) { 8 } else { 16 << 20 };
-/// Bytes per key, about: nodes of a `BTreeSet` are two thirds full.
-const KEY_BYTES: u64 = 3 * size_of::<KeyHash>() as u64 / 2;
+const MAX_KEYS: usize = if cfg!(test) { 8 } else { 2 << 20 };
+/// Bytes per key, about: leaves of a `BTreeSet` are two thirds full, and have nodes above them.
+const KEY_BYTES: u64 = 9 * size_of::<KeyHash>() as u64 / 4;
 
 /// The keys; see the module head.
 #[derive(Default)]
