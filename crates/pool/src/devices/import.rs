@@ -324,7 +324,7 @@ pub(super) fn rival_of(
     let apart = |other: &&LeafConfig| {
         is_behind(&label.config, other.guid) && !is_behind(newest, other.guid)
     };
-    siblings.iter().find(apart).map(|one| one.guid).filter(|guid| is_there(*guid))
+    siblings.iter().filter(apart).map(|one| one.guid).find(|guid| is_there(*guid))
 }
 
 /// Finds sides of mirrors that are older than the labels know: replaced by a copy from before, for

@@ -94,7 +94,7 @@ impl Devices {
         path: Option<&Path>,
         (config, synced): (&Config, u64),
         memory: &BlockCache,
-    ) -> Result<Side<'a>> {
+    ) -> Result<(Side<'a>, u64)> {
         let old = side.leaf();
         let known = match path {
             Some(path) => self.path_at(path),
@@ -107,8 +107,8 @@ impl Devices {
                     "{name}; give the path where it is now: `forebay online {pool} PATH`"
                 ));
             }
-            side.check_label(&**old.device(), (config, synced), memory)?;
-            return Ok(side);
+            let lacks_from = side.check_label(&**old.device(), (config, synced), memory)?;
+            return Ok((side, lacks_from));
         };
         // It may be the same file: it cannot be locked, or opened exclusively, twice.
         old.close_to_reopen();
@@ -125,8 +125,8 @@ impl Devices {
                 old.guid()
             ));
         }
-        side.check_label(&*opened.device, (config, synced), memory)?;
-        self.exchange(side, opened)
+        let lacks_from = side.check_label(&*opened.device, (config, synced), memory)?;
+        Ok((self.exchange(side, opened)?, lacks_from))
     }
 
     /// A device that was opened again takes the place of a side.

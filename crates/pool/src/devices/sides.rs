@@ -157,7 +157,8 @@ impl<'a> Side<'a> {
 
     /// Checks that a device is the side, and was not written apart from the others: that another
     /// host has not imported it alone. `synced` is the newest durable txg. The device may be an
-    /// older copy of the side: the side then misses what that lacks.
+    /// older copy of the side: returns the txg from which on it lacks blocks, for
+    /// [`misses_since`](Self::misses_since).
     ///
     /// # Errors
     /// [`ErrorKind::NotAPool`] says what the device is.
@@ -166,7 +167,7 @@ impl<'a> Side<'a> {
         device: &dyn Device,
         (config, synced): (&Config, u64),
         memory: &BlockCache,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let name = &device.info().name;
         let found = self.own_label(device, config, memory)?;
         let size_bytes = found.own().size_bytes;
@@ -179,8 +180,13 @@ impl<'a> Side<'a> {
             );
             return Err(Error::new(ErrorKind::NotAPool, text));
         }
-        self.status().misses_since(self.at, found.missing_from(newest));
-        Ok(())
+        Ok(found.missing_from(newest))
+    }
+
+    /// Notes since when the side that was taken online lacks blocks. Not before: if it then failed,
+    /// it would seem to have had all of them later, so to have been written apart.
+    pub(crate) fn misses_since(&self, from: u64) {
+        self.status().misses_since(self.at, from);
     }
 
     /// Whether the side and those with all blocks were written without each other, as an import

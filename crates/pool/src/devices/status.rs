@@ -464,7 +464,7 @@ impl VdevStatus {
         }
     }
 
-    /// A device that is not in use misses what is written since this txg, if it did not before.
+    /// A device that still misses what is written also misses what was written since this txg.
     pub(super) fn misses_since(&self, leaf: u8, from: u64) {
         let _changing = self.changing();
         if self.leaves[usize::from(leaf)].miss(from, STILL) {

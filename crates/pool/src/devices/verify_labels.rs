@@ -1,8 +1,8 @@
 //! Verifies the labels of devices in use: a pool in use writes them, and reads them at import only.
 //!
-//! Of each label: that its configuration is sound and of this device, and, unless the pool is
-//! read-only, that its ring has the uberblock of the newest durable txg. Older uberblocks are not
-//! compared: a commit may have done without single copies.
+//! Of each label: that its configuration is sound and of this device, and that its ring has the
+//! uberblock of the newest durable txg. Older uberblocks are not compared: a commit may have done
+//! without single copies.
 
 use super::config::{Config, VdevKind};
 use super::label::{back_of, read_one, read_slot};
@@ -11,27 +11,24 @@ use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 
 impl Devices {
-    /// What is wrong with labels, a sentence each. `synced` is a txg that is durable, or `None` if
-    /// uberblocks do not matter. The caller keeps others from writing labels: `config` is what
-    /// they hold.
+    /// What is wrong with labels, a sentence each. `synced` is a txg that is durable. Unless the
+    /// caller keeps others from writing labels, one that is being written may seem bad.
     ///
     /// # Errors
     /// [`ErrorKind::NoMemory`].
     pub(crate) fn bad_labels(
         &self,
         config: &Config,
-        synced: Option<u64>,
+        synced: u64,
         memory: &BlockCache,
     ) -> Result<Vec<String>> {
         let mut bad = Vec::new();
         for vdev in self.members().filter(|vdev| vdev.kind() != VdevKind::ObjectStore) {
             for (at, leaf) in vdev.used().filter(|(_, leaf)| !leaf.is_missing()) {
-                let misses = |txg: &u64| {
-                    let missed = vdev.status().missed(at);
-                    missed.is_some_and(|missed| missed.contains(*txg))
-                };
+                let missed = vdev.status().missed(at);
+                let misses = missed.is_some_and(|missed| missed.contains(synced));
                 // What the log has instead of uberblocks may be older.
-                let synced = synced.filter(|txg| !vdev.is_log() && !misses(txg));
+                let synced = (!vdev.is_log() && !misses).then_some(synced);
                 for (end, offset) in [("front", 0), ("back", back_of(leaf.size_bytes()))] {
                     if let Some(why) = why_bad(leaf, offset, (config, synced), memory)? {
                         bad.push(format!("{}: the {end} label {why}", leaf.name()));

@@ -5,6 +5,7 @@ use std::ops::{ControlFlow, Range};
 
 use forebay_base::sync::atomic::Ordering;
 
+use crate::devices::config::Config;
 use crate::devices::{Vdev, label};
 use crate::error::{Error, Result};
 use crate::error_log::{DamagedRange, TO_THE_END};
@@ -229,21 +230,27 @@ impl PoolInner {
 
     /// What is wrong with the labels of devices in use.
     fn bad_labels(&self) -> Result<Vec<String>> {
-        // Nobody writes labels meanwhile.
-        let config = self.config.lock();
-        let synced = (!self.read_only).then(|| self.txgs.synced_txg());
-        self.devices.bad_labels(&config, synced, self.store.cache())
+        // A crash may leave one of two labels torn, and the next import that writes rewrites both.
+        // Who has the pool in use may be writing one.
+        if self.read_only {
+            return Ok(Vec::new());
+        }
+        let verify = |config: &Config| {
+            self.devices.bad_labels(config, self.txgs.synced_txg(), self.store.cache())
+        };
+        // Reads may be slow, and each commit takes the lock. With the lock, nobody writes labels.
+        let config = self.config.lock().clone();
+        if verify(&config)?.is_empty() { Ok(Vec::new()) } else { verify(&self.config.lock()) }
     }
 
     /// Rewrites all labels if one of a device in use is damaged. The commits that the caller makes
     /// then write uberblocks there. Returns how many were damaged.
     pub(super) fn heal_labels(&self) -> Result<u64> {
-        let mut config = self.config.lock();
-        let synced = Some(self.txgs.synced_txg());
-        let bad = self.devices.bad_labels(&config, synced, self.store.cache())?;
+        let bad = self.bad_labels()?;
         if bad.is_empty() {
             return Ok(0);
         }
+        let mut config = self.config.lock();
         for what in &bad {
             tracing::warn!(pool = &*self.name, "rewriting a label: {what}");
         }

@@ -167,10 +167,12 @@ impl PoolInner {
             // A heartbeat that is on its way to it ends first.
             self.heartbeats.with_newest(|_| ());
             let synced = self.txgs.synced_txg();
-            side = self.devices.reopen(side, path, (&config, synced), memory)?;
+            let lacks_from;
+            (side, lacks_from) = self.devices.reopen(side, path, (&config, synced), memory)?;
             // A copy: a side that hangs must not keep the others' heartbeats from being written.
             let beats = self.heartbeats.with_newest(|beats| beats.cloned());
             side.take_online(&self.devices, self.guid, beats.as_ref(), memory)?;
+            side.misses_since(lacks_from);
         }
         let open_txg = || self.txgs.open_txg();
         side.end_missing(&self.devices, &mut config, &open_txg, memory, &may_write)?;

@@ -6,7 +6,9 @@ use std::time::Duration;
 use forebay_base::rng::SmallRng;
 use forebay_io::fault::{Crash, Fault, Rule};
 use forebay_io::{Device, FileDevice, Op, OpenOptions};
-use forebay_pool::{CreateOptions, ErrorKind, ImportOptions, LeafState, NewVdev, Opened, Pool};
+use forebay_pool::{
+    AttachOptions, CreateOptions, ErrorKind, ImportOptions, LeafState, NewVdev, Opened, Pool,
+};
 
 use crate::common::{MIB, cache, check, copy, copy_of, create_options, import_options, memory};
 use crate::l2_devices::HangingDevice;
@@ -291,6 +293,36 @@ fn a_side_that_has_left_the_mirror_on_another_host_stays_offline() {
     let error = pool.online_device(&side).expect_err("it has another history");
     assert_eq!(error.kind(), ErrorKind::NotAPool, "{error}");
     assert_eq!(states(&pool), [LeafState::Online, LeafState::Offline]);
+    verify(&pool, number, 10, 19);
+    pool.export().expect("exported");
+}
+
+#[test]
+fn a_side_that_another_host_wrote_stays_offline_though_a_third_one_has_left() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    let number = fill(&pool, 10);
+    let (first, side) = (name(&pool, 0), name(&pool, 1));
+    let third = memory(SIZE);
+    pool.attach_device(&first, Arc::clone(&third).into(), AttachOptions::default())
+        .expect("attached");
+    pool.wait_resilver();
+    pool.export().expect("exported");
+    let other = copy_of(&sides.media[1]);
+    let devices = sides.devices();
+    let pool = import(&[&devices[0], &devices[1], &third]).expect("all");
+    let apart = import(&[&other]).expect("a whole side");
+    overwrite(&apart, number, 10, 99);
+    apart.export().expect("exported");
+    // More groups than the other host has committed.
+    for salt in 1..20 {
+        overwrite(&pool, number, 10, salt);
+    }
+    pool.offline_device(&side).expect("the others are whole");
+    pool.detach_device(&first).expect("the third one is whole");
+    copy(&*other, &*sides.media[1]);
+    let error = pool.online_device(&side).expect_err("it has another history");
+    assert_eq!(error.kind(), ErrorKind::NotAPool, "{error}");
     verify(&pool, number, 10, 19);
     pool.export().expect("exported");
 }
