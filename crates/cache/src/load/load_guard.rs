@@ -205,6 +205,17 @@ impl<K: Key, V: Send + Sync + 'static> IntoFuture for InFlight<K, V> {
 }
 
 impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
+    /// The guard of a load that is not timed, of a block that was not cached before.
+    pub(crate) fn new(
+        inner: NonNull<CacheInner<K, V>>,
+        header: NonNull<Header<K, V>>,
+        hash: u64,
+        attributes: Attributes,
+    ) -> Self {
+        let (frequent, refusal, begun_ns, supersedes) = (false, None, None, false);
+        Self { header, inner, hash, attributes, frequent, refusal, begun_ns, supersedes }
+    }
+
     /// The key of the block to load.
     pub fn key(&self) -> &K {
         // SAFETY: the guard holds a pin.

@@ -372,19 +372,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         };
         let inner = NonNull::from(self);
         match previous {
-            Ok(previous) => {
-                let guard = LoadGuard {
-                    header,
-                    inner,
-                    hash,
-                    attributes,
-                    frequent: false,
-                    refusal: None,
-                    begun_ns: None,
-                    supersedes: false,
-                };
-                Ok((guard, previous))
-            }
+            Ok(previous) => Ok((LoadGuard::new(inner, header, hash, attributes), previous)),
             Err(error) => {
                 // SAFETY: not announced, and occupied without a value.
                 unsafe { h.retract(false) };

@@ -210,17 +210,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
         // The block begins with one use.
         h.set_frequency(Frequency::default().used(self.policy.now()));
-        let inner = NonNull::from(self);
-        Ok(LoadGuard {
-            header,
-            inner,
-            hash,
-            attributes,
-            frequent: false,
-            refusal: None,
-            begun_ns: None,
-            supersedes: false,
-        })
+        Ok(LoadGuard::new(NonNull::from(self), header, hash, attributes))
     }
 
     fn claim_empty(

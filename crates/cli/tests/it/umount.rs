@@ -20,6 +20,12 @@ fn in_namespace(fixture: &Fixture, script: &str) -> Output {
     command.output().expect("unshare runs")
 }
 
+/// The folder `helpers`, with the helper of umount(8), to be bound over `/sbin`.
+fn helpers(fixture: &Fixture) {
+    let helper = fixture.folder("helpers").join("umount.fuse.forebay");
+    symlink(env!("CARGO_BIN_EXE_forebay"), helper).unwrap();
+}
+
 /// Whether umount(8) and the tools of a script work here. Says that the test is skipped if not.
 fn has(tools: &str) -> bool {
     let found = Command::new("sh").args(["-c", tools]).output();
@@ -39,8 +45,7 @@ fn umount_with_the_helper_is_a_barrier() {
     let fixture = Fixture::new();
     fixture.ok(&["create", "tank.img", "--size", "256M", "--compression", "off"]);
     fixture.folder("at");
-    let helpers = fixture.folder("helpers");
-    symlink(env!("CARGO_BIN_EXE_forebay"), helpers.join("umount.fuse.forebay")).unwrap();
+    helpers(&fixture);
     fs::write(fixture.path("content"), vec![7; 60 * MIB]).unwrap();
     let script = r#"
         mount --bind helpers /sbin
@@ -73,8 +78,7 @@ fn umount_in_another_namespace_leaves_the_mount_alone() {
     let fixture = Fixture::new();
     fixture.ok(&["create", "tank.img", "--size", "64M"]);
     fixture.folder("at");
-    let helpers = fixture.folder("helpers");
-    symlink(env!("CARGO_BIN_EXE_forebay"), helpers.join("umount.fuse.forebay")).unwrap();
+    helpers(&fixture);
     let script = r#"
         mount --bind helpers /sbin
         "$FOREBAY" mount tank.img at --daemon
@@ -99,8 +103,7 @@ fn a_mount_bound_over_itself_is_unmounted_as_the_error_says() {
     let fixture = Fixture::new();
     fixture.pool("tank.img");
     fixture.folder("at");
-    let helpers = fixture.folder("helpers");
-    symlink(env!("CARGO_BIN_EXE_forebay"), helpers.join("umount.fuse.forebay")).unwrap();
+    helpers(&fixture);
     let script = r#"
         mount --bind helpers /sbin
         "$FOREBAY" mount tank.img at --daemon

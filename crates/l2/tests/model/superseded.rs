@@ -50,6 +50,16 @@ fn look_up(fixture: &Fixture, newest: &Newest, version: Option<u64>) -> bool {
     false
 }
 
+/// Offers what memory has, between two evictions of all.
+fn spawn_evictor(fixture: &Arc<Fixture>) -> shuttle::thread::JoinHandle<()> {
+    let fixture = fixture.clone();
+    spawn(move || {
+        fixture.cache.clear();
+        fixture.offer();
+        fixture.cache.clear();
+    })
+}
+
 #[test]
 fn no_older_value_is_found_after_one_that_memory_got_elsewhere() {
     check(400, || {
@@ -71,14 +81,7 @@ fn no_older_value_is_found_after_one_that_memory_got_elsewhere() {
                 }
             })
         };
-        let evictor = {
-            let fixture = fixture.clone();
-            spawn(move || {
-                fixture.cache.clear();
-                fixture.offer();
-                fixture.cache.clear();
-            })
-        };
+        let evictor = spawn_evictor(&fixture);
         look_up(&fixture, &newest, None);
         loader.join().unwrap();
         evictor.join().unwrap();
@@ -149,14 +152,7 @@ fn no_older_value_is_found_by_the_rebuild() {
                 }
             })
         };
-        let evictor = {
-            let fixture = fixture.clone();
-            spawn(move || {
-                fixture.cache.clear();
-                fixture.offer();
-                fixture.cache.clear();
-            })
-        };
+        let evictor = spawn_evictor(&fixture);
         look_up(&fixture, &newest, None);
         loader.join().unwrap();
         evictor.join().unwrap();

@@ -242,16 +242,21 @@ fn crashes_beside_offline_online_and_resilvers_lose_nothing_that_was_synced() {
     }
 }
 
-#[test]
-fn a_side_that_another_host_has_written_stays_offline() {
+/// Two sides with a pool in use, its object, and a copy of the second side from before.
+fn copied() -> (Sides, Pool, u64, Arc<dyn Device>) {
     let sides = Sides::new();
     let pool = sides.create();
     let number = fill(&pool, 10);
     pool.export().expect("exported");
     let other = copy_of(&sides.media[1]);
-
     let devices = sides.devices();
     let pool = import(&[&devices[0], &devices[1]]).expect("both");
+    (sides, pool, number, other)
+}
+
+#[test]
+fn a_side_that_another_host_has_written_stays_offline() {
+    let (sides, pool, number, other) = copied();
     let side = name(&pool, 1);
     pool.offline_device(&side).expect("the other one is whole");
     let apart = import(&[&other]).expect("a whole side");
@@ -273,13 +278,7 @@ fn a_side_that_another_host_has_written_stays_offline() {
 /// Its label does not say that the others miss something: it does not know them.
 #[test]
 fn a_side_that_has_left_the_mirror_on_another_host_stays_offline() {
-    let sides = Sides::new();
-    let pool = sides.create();
-    let number = fill(&pool, 10);
-    pool.export().expect("exported");
-    let other = copy_of(&sides.media[1]);
-    let devices = sides.devices();
-    let pool = import(&[&devices[0], &devices[1]]).expect("both");
+    let (sides, pool, number, other) = copied();
     let (side, first) = (name(&pool, 1), name(&pool, 0));
     pool.offline_device(&side).expect("the other one is whole");
     let apart = import(&[&other]).expect("a whole side");
