@@ -12,6 +12,7 @@ use super::file::{check_end, warm};
 
 /// Bytes copied at once.
 const COPY_BYTES: usize = 1 << 20;
+
 /// A range of a file, and the caller of the operation.
 struct Range<'a> {
     inode: &'a Inode,

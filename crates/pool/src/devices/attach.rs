@@ -54,7 +54,7 @@ fn guid_in(vdev: &Vdev, rng: &mut SmallRng) -> u64 {
     }
 }
 
-fn invalid<T>(text: String) -> Result<T> {
+pub(super) fn invalid<T>(text: String) -> Result<T> {
     Err(Error::new(ErrorKind::Invalid, text))
 }
 

@@ -246,11 +246,11 @@ impl Leaf {
         self.path.is_some() && self.device.health() == Health::Gone
     }
 
-    /// Releases the file, so that it can be opened again. The device stays open.
-    pub(super) fn unlock_file(&self) {
-        if let Some(locks) = &mut *self.lock.lock() {
-            locks.release_file();
-        }
+    /// Releases the file, so that it can be opened again. The device stays open. Returns whether
+    /// the pool had its lock.
+    pub(super) fn unlock_file(&self) -> bool {
+        let mut lock = self.lock.lock();
+        lock.as_mut().map(Locks::release_file).is_some()
     }
 
     /// Whether its path leads to another file than the one that is open. Asks the system.
@@ -295,14 +295,7 @@ impl Leaf {
     /// The device leaves an imported pool: closes it, if the pool has its lock, so that others can
     /// use it. What was [kept](Opened::keep) with the lock is about the pool, and stays.
     pub(super) fn leave(&self) {
-        let is_ours = match &mut *self.lock.lock() {
-            Some(locks) => {
-                locks.release_file();
-                true
-            }
-            None => false,
-        };
-        if is_ours {
+        if self.unlock_file() {
             self.device.close();
         }
     }

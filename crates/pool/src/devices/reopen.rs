@@ -15,6 +15,7 @@ use std::path::Path;
 
 use forebay_io::Device;
 
+use super::attach::invalid;
 use super::config::Config;
 use super::heartbeat::{self, Heartbeat};
 use super::label::{self, Ring};
@@ -24,10 +25,6 @@ use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::MAX_LEAVES;
 use crate::open::{Opened, OpenedPath};
-
-fn invalid<T>(text: String) -> Result<T> {
-    Err(Error::new(ErrorKind::Invalid, text))
-}
 
 impl Devices {
     /// The side of a mirror that is called so; or the one whose label is at that path, with the

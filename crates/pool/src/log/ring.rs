@@ -290,10 +290,10 @@ impl Ring {
     }
 
     /// The batch of the space that was reserved last ends with this result.
-    pub(super) fn end_batch(&mut self, end: u64, extents: &Arc<Extents>, is_durable: bool) {
+    pub(super) fn end_batch(&mut self, end: u64, extents: Arc<Extents>, is_durable: bool) {
         self.writing = false;
         match is_durable {
-            true => self.written = (end, Arc::clone(extents)),
+            true => self.written = (end, extents),
             false => self.fail(),
         }
     }

@@ -225,7 +225,7 @@ impl Store {
     fn flush(&self) -> Result<()> {
         let flushed = self.devices.flush_all();
         match &flushed {
-            Ok(()) => self.shared.in_flight.flushed(),
+            Ok(()) => self.shared.in_flight.flushed(false),
             Err(_) => self.count(StoreCounters::FLUSH_FAILURES, 1),
         }
         flushed
@@ -233,8 +233,7 @@ impl Store {
 
     /// The uberblock of the txg is durable, and so is all that was written before it.
     pub(crate) fn uberblock_flushed(&self) {
-        self.shared.in_flight.flushed();
-        self.shared.in_flight.named();
+        self.shared.in_flight.flushed(true);
     }
 
     /// Whether the devices have blocks of the syncing txg, durably, that are not in memory any

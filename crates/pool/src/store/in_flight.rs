@@ -235,19 +235,15 @@ impl InFlightWrites {
         }
     }
 
-    /// A flush that began while no write was in flight has succeeded.
-    pub(super) fn flushed(&self) {
+    /// A flush that began while no write was in flight has succeeded. `is_named` if a durable
+    /// uberblock names all that was written.
+    pub(super) fn flushed(&self, is_named: bool) {
         let mut state = self.state.lock();
         let done = std::mem::take(&mut state.done);
         state.done_bytes = 0;
-        state.covered |= !done.is_empty();
+        state.covered = !is_named && (state.covered || !done.is_empty());
         drop(state);
         drop(done);
-    }
-
-    /// An uberblock is durable that names all that was written.
-    pub(super) fn named(&self) {
-        self.state.lock().covered = false;
     }
 
     /// Whether writes are durable that no durable uberblock names.

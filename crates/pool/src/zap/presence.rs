@@ -2,9 +2,8 @@
 //!
 //! The filter of a name that its leaf has is read in vain. Any other name, which does not exist or
 //! waits in a page, needs its filter, which sixteen leaves share, and no leaf. A lookup does not
-//! know which it is.
-//! But a directory is mostly used in one way for a while: names are added to it, or they are used
-//! and removed.
+//! know which it is. But a directory is mostly used in one way for a while: names are added to it,
+//! or they are used and removed.
 
 /// So many names in a row that their leaves had make it likely for the next one too.
 const IN_ROW: u8 = 4;

@@ -53,8 +53,8 @@ forebay_base::counters! {
     /// Searches that did not find the name in the leaf that they read: the filter was wrong, old or
     /// missing, or was not asked because it was not in memory.
     directory_filter_false;
-    /// Filters that became void, as a name was removed from their leaf, or leaves merged after
-    /// that, while their block was not in memory.
+    /// Changes of leaves, by removals or merges after them, that left out the leaf's filter because
+    /// its block was not in memory. The filter is void from then on.
     directory_filters_voided;
 }
 

@@ -39,6 +39,7 @@ impl PoolInner {
             let record = &self.scrub.run.lock().record;
             (record.status, record.at)
         };
+        self.scrub.labels_healed.store(0, Ordering::Relaxed);
         self.events().note(EventKind::ScrubBegan, Event::default().in_txg(status.txg));
         let now_ns = self.clock.now_ns();
         let mut driver = Driver {
