@@ -201,6 +201,10 @@ impl Daemon {
         _changing: &MutexGuard<'_, ()>,
         request: &ImportRequest,
     ) -> Result<Arc<ImportedPool>> {
+        // Also for a pool that is imported: it is about to be exported.
+        if self.state.lock().shutting_down {
+            return Err(Failure::ending("the daemon is shutting down; try again"));
+        }
         let paths = pools::absolute(&request.paths)?;
         if let Some(imported) =
             self.pools().into_iter().find(|imported| imported.has_device(&paths))
@@ -219,9 +223,6 @@ impl Daemon {
                     imported.pool().name()
                 ))),
             };
-        }
-        if self.state.lock().shutting_down {
-            return Err(Failure::ending("the daemon is shutting down; try again"));
         }
         // Also for a read-only import: a device on a mount of this process would make the process
         // wait for itself.

@@ -232,6 +232,8 @@ fn commands_that_meet_an_ending_daemon_share_the_next_one() {
     for image in ["tank.img", "one.img", "two.img", "three.img"] {
         fixture.pool(image);
     }
+    fixture.ok(&["dataset", "create", "tank.img", "other"]);
+    fixture.folder("beside");
     fixture.ok(&["mount", "tank.img", "at", "--daemon"]);
     let ending = fixture.processes()[0]["pid"].as_i64().unwrap();
     // The mount is busy for some seconds: until the shutdown closes the file.
@@ -240,6 +242,10 @@ fn commands_that_meet_an_ending_daemon_share_the_next_one() {
     wait_until("it ends", || {
         fixture.processes().iter().all(|process| process["ending"].as_bool() == Some(true))
     });
+    // Its pool is still imported. A mount would end with it.
+    let beside = ["mount", "tank.img", "beside", "--dataset", "other", "--daemon"];
+    let (mounted, said) = texts(&fixture.run(&beside));
+    assert!(!mounted.contains(&format!("served by process {ending},")), "{mounted}{said}");
     std::thread::scope(|scope| {
         for image in ["one.img", "two.img", "three.img"] {
             let fixture = &fixture;
